@@ -1,0 +1,30 @@
+// Package deps keeps the module's requirements together while the tree is being laid out.
+package deps
+
+import (
+	_ "github.com/VictoriaMetrics/metrics"
+	_ "github.com/distribution/distribution/v3/configuration"
+	_ "github.com/distribution/distribution/v3/registry/handlers"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/s3-aws"
+	_ "github.com/google/go-cmp/cmp"
+	_ "github.com/opencontainers/image-spec/specs-go/v1"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/spf13/cobra"
+	_ "golang.org/x/crypto/bcrypt"
+	_ "golang.org/x/crypto/x509roots/fallback"
+	_ "golang.org/x/sync/errgroup"
+	_ "golang.org/x/sys/unix"
+	_ "golang.org/x/term"
+	_ "helm.sh/helm/v3/pkg/action"
+	_ "helm.sh/helm/v3/pkg/chart/loader"
+	_ "helm.sh/helm/v3/pkg/engine"
+	_ "k8s.io/client-go/kubernetes"
+	_ "k8s.io/client-go/tools/clientcmd"
+	_ "k8s.io/client-go/tools/portforward"
+	_ "oras.land/oras-go/v2"
+	_ "oras.land/oras-go/v2/content/oci"
+	_ "oras.land/oras-go/v2/registry/remote"
+	_ "sigs.k8s.io/yaml"
+)

@@ -1,0 +1,8 @@
+// Package version names the release that a program was built from. It knows
+// nothing about compatibility between releases.
+package version
+
+// Version is the release, set by the linker from the chart's appVersion
+// (-X github.com/zarf-dev/zarf-registry/internal/version.Version=…). A program
+// built without it calls itself "dev".
+var Version = "dev"
