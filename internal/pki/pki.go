@@ -1,0 +1,360 @@
+// Package pki makes and judges the certificates between the proxies, the
+// registry and whoever pushes: one certificate authority and the leaves that it
+// signs, ECDSA P-256 throughout.
+//
+// It decides and computes only. It reads no clock (every function that depends
+// on time takes now), does no I/O, knows no Kubernetes, and imports the
+// standard library alone; where the certificates are kept is its callers'
+// business.
+package pki
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"slices"
+	"time"
+)
+
+// The roles of a leaf, carried in its subject's organization. The registry
+// authorises by them: a node reads, a pusher may write as well if it also has
+// the push credential.
+const (
+	OrganizationServer = "zarf-registry:server"
+	OrganizationNode   = "zarf-registry:node"
+	OrganizationPush   = "zarf-registry:push"
+)
+
+const (
+	// DefaultAuthorityLifetime is how long a new authority is valid.
+	DefaultAuthorityLifetime = 5 * 365 * 24 * time.Hour
+	// DefaultLeafLifetime is how long a new leaf is valid. Renewal happens when
+	// less than half is left, so a cluster may go without an upgrade for half
+	// of this before a pull fails.
+	DefaultLeafLifetime = 365 * 24 * time.Hour
+	// Backdate is how far before now a certificate begins to be valid, so that
+	// nodes whose clocks are behind accept it at once.
+	Backdate = time.Hour
+	// maxPEM bounds what is parsed: a chain of P-256 certificates is under 8 KiB.
+	maxPEM = 64 << 10
+)
+
+// PrivateKey is a PEM-encoded PKCS #8 private key. It does not print itself.
+type PrivateKey []byte
+
+// String hides the key from fmt.
+func (PrivateKey) String() string { return "<private key>" }
+
+// GoString hides the key from %#v.
+func (PrivateKey) GoString() string { return "<private key>" }
+
+// LogValue hides the key from log/slog.
+func (PrivateKey) LogValue() slog.Value { return slog.StringValue("<private key>") }
+
+// KeyPair is a certificate and its private key, both PEM-encoded, as they stand
+// in the tls.crt and tls.key of a Kubernetes TLS Secret. The zero value is an
+// absent pair.
+type KeyPair struct {
+	Certificate []byte
+	Key         PrivateKey
+}
+
+// Authority is a parsed certificate authority that can sign. It is immutable
+// and safe for concurrent use.
+type Authority struct {
+	pair KeyPair
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// Leaf describes a certificate to be issued.
+type Leaf struct {
+	// CommonName names the holder for people; nothing is decided by it.
+	CommonName string
+	// Organization is the holder's role, one of the Organization constants.
+	Organization string
+	// DNSNames and IPAddresses are the subject alternative names. A client-only
+	// leaf needs none.
+	DNSNames    []string
+	IPAddresses []net.IP
+	// Usages are the extended key usages; at least one is required.
+	Usages []x509.ExtKeyUsage
+	// Lifetime counts from now; zero means DefaultLeafLifetime. A leaf never
+	// outlives its authority: its end is cut to the authority's.
+	Lifetime time.Duration
+}
+
+// NewAuthority makes a self-signed certificate authority that may sign leaves
+// and no further authorities. A lifetime of zero means DefaultAuthorityLifetime.
+func NewAuthority(commonName string, now time.Time, lifetime time.Duration) (*Authority, error) {
+	if lifetime == 0 {
+		lifetime = DefaultAuthorityLifetime
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("generating the authority's key: %w", err)
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: commonName},
+		NotBefore:             now.Add(-Backdate),
+		NotAfter:              now.Add(lifetime),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		MaxPathLenZero:        true,
+	}
+	pair, err := sign(template, template, key, key)
+	if err != nil {
+		return nil, fmt.Errorf("signing the authority: %w", err)
+	}
+	return ParseAuthority(pair)
+}
+
+// ParseAuthority reads an authority back from its PEM form. It refuses a
+// certificate that may not sign others and a key that is not the certificate's.
+func ParseAuthority(pair KeyPair) (*Authority, error) {
+	cert, err := ParseCertificate(pair.Certificate)
+	if err != nil {
+		return nil, err
+	}
+	if !cert.IsCA || !cert.BasicConstraintsValid {
+		return nil, fmt.Errorf("certificate %q is not a certificate authority", cert.Subject)
+	}
+	if cert.KeyUsage&x509.KeyUsageCertSign == 0 {
+		return nil, fmt.Errorf("certificate %q may not sign certificates", cert.Subject)
+	}
+	key, err := parseKey(pair.Key)
+	if err != nil {
+		return nil, err
+	}
+	if !key.PublicKey.Equal(cert.PublicKey) {
+		return nil, fmt.Errorf("the private key does not belong to certificate %q", cert.Subject)
+	}
+	return &Authority{pair: pair, cert: cert, key: key}, nil
+}
+
+// KeyPair returns the authority's PEM form. The caller must not modify it.
+func (a *Authority) KeyPair() KeyPair { return a.pair }
+
+// Certificate returns the authority's parsed certificate. The caller must not
+// modify it.
+func (a *Authority) Certificate() *x509.Certificate { return a.cert }
+
+// Issue signs a new leaf with a new key.
+func (a *Authority) Issue(leaf Leaf, now time.Time) (KeyPair, error) {
+	if len(leaf.Usages) == 0 {
+		return KeyPair{}, fmt.Errorf("leaf %q has no extended key usage", leaf.CommonName)
+	}
+	if !now.Before(a.cert.NotAfter) {
+		return KeyPair{}, fmt.Errorf("certificate authority %q expired at %s", a.cert.Subject, a.cert.NotAfter.Format(time.RFC3339))
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return KeyPair{}, fmt.Errorf("generating the key of leaf %q: %w", leaf.CommonName, err)
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return KeyPair{}, err
+	}
+	template := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: leaf.CommonName, Organization: []string{leaf.Organization}},
+		NotBefore:             latest(now.Add(-Backdate), a.cert.NotBefore),
+		NotAfter:              earliest(now.Add(leaf.lifetime()), a.cert.NotAfter),
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           leaf.Usages,
+		DNSNames:              leaf.DNSNames,
+		IPAddresses:           leaf.IPAddresses,
+		BasicConstraintsValid: true,
+	}
+	pair, err := sign(template, a.cert, key, a.key)
+	if err != nil {
+		return KeyPair{}, fmt.Errorf("signing leaf %q: %w", leaf.CommonName, err)
+	}
+	return pair, nil
+}
+
+// AuthorityRenewal says why the stored authority cannot go on being used, or ""
+// where it can. An authority is renewed when less than half of its life is left.
+func AuthorityRenewal(pair KeyPair, now time.Time) string {
+	if len(pair.Certificate) == 0 && len(pair.Key) == 0 {
+		return "there is none yet"
+	}
+	a, err := ParseAuthority(pair)
+	if err != nil {
+		return err.Error()
+	}
+	return lifetimeReason(a.cert, now)
+}
+
+// LeafRenewal says why the stored leaf must be issued again, or "" where it can
+// stay: it is missing or broken, was signed by another authority, has other
+// names, usages or another role than wanted, or less than half of its life is left.
+func LeafRenewal(pair KeyPair, want Leaf, a *Authority, now time.Time) string {
+	if len(pair.Certificate) == 0 && len(pair.Key) == 0 {
+		return "there is none yet"
+	}
+	cert, err := ParseCertificate(pair.Certificate)
+	if err != nil {
+		return err.Error()
+	}
+	key, err := parseKey(pair.Key)
+	if err != nil {
+		return err.Error()
+	}
+	switch {
+	case !key.PublicKey.Equal(cert.PublicKey):
+		return "the private key does not belong to the certificate"
+	case cert.CheckSignatureFrom(a.cert) != nil:
+		return fmt.Sprintf("it was not signed by the present authority %s", Fingerprint(a.cert))
+	case cert.NotAfter.After(a.cert.NotAfter):
+		return "it outlives its authority"
+	case cert.Subject.CommonName != want.CommonName || !slices.Equal(cert.Subject.Organization, []string{want.Organization}):
+		return fmt.Sprintf("its subject is %q", cert.Subject)
+	case !sameSet(cert.DNSNames, want.DNSNames):
+		return fmt.Sprintf("its DNS names are %q, wanted %q", cert.DNSNames, want.DNSNames)
+	case !sameSet(ipStrings(cert.IPAddresses), ipStrings(want.IPAddresses)):
+		return fmt.Sprintf("its IP addresses are %q, wanted %q", ipStrings(cert.IPAddresses), ipStrings(want.IPAddresses))
+	case !slices.Equal(cert.ExtKeyUsage, want.Usages):
+		return "its extended key usages are not the wanted ones"
+	}
+	return lifetimeReason(cert, now)
+}
+
+// ParseCertificate reads the one certificate of a PEM file. It refuses anything
+// else in the file, and files over 64 KiB.
+func ParseCertificate(data []byte) (*x509.Certificate, error) {
+	der, err := onlyBlock(data, "CERTIFICATE")
+	if err != nil {
+		return nil, fmt.Errorf("parsing certificate: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("parsing certificate: %w", err)
+	}
+	return cert, nil
+}
+
+// Fingerprint is the certificate's SHA-256 in hexadecimal, as people compare it.
+func Fingerprint(cert *x509.Certificate) string {
+	return fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
+}
+
+func (l Leaf) lifetime() time.Duration {
+	if l.Lifetime == 0 {
+		return DefaultLeafLifetime
+	}
+	return l.Lifetime
+}
+
+func lifetimeReason(cert *x509.Certificate, now time.Time) string {
+	switch left, life := cert.NotAfter.Sub(now), cert.NotAfter.Sub(cert.NotBefore); {
+	case now.Before(cert.NotBefore):
+		return fmt.Sprintf("it is not valid before %s", cert.NotBefore.Format(time.RFC3339))
+	case left <= 0:
+		return fmt.Sprintf("it expired at %s", cert.NotAfter.Format(time.RFC3339))
+	case left < life/2:
+		return fmt.Sprintf("%s of its %s are left, less than half", left.Round(time.Second), life.Round(time.Second))
+	}
+	return ""
+}
+
+func sign(template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) (KeyPair, error) {
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+	if err != nil {
+		return KeyPair{}, err
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return KeyPair{}, err
+	}
+	return KeyPair{
+		Certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		Key:         pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}),
+	}, nil
+}
+
+func parseKey(data PrivateKey) (*ecdsa.PrivateKey, error) {
+	der, err := onlyBlock(data, "PRIVATE KEY")
+	if err != nil {
+		return nil, fmt.Errorf("parsing private key: %w", err)
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(der)
+	if err != nil {
+		return nil, fmt.Errorf("parsing private key: %w", err)
+	}
+	key, ok := parsed.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("parsing private key: it is a %T, not ECDSA", parsed)
+	}
+	return key, nil
+}
+
+// onlyBlock returns the content of a PEM file that must hold exactly one block
+// of the given type. Errors never quote the file, which may be a key.
+func onlyBlock(data []byte, blockType string) ([]byte, error) {
+	if len(data) > maxPEM {
+		return nil, fmt.Errorf("%d bytes are too many, the limit is %d", len(data), maxPEM)
+	}
+	block, rest := pem.Decode(data)
+	switch {
+	case block == nil:
+		return nil, errors.New("no PEM block found")
+	case block.Type != blockType:
+		return nil, fmt.Errorf("found a PEM block %q where %q was expected", block.Type, blockType)
+	case len(bytes.TrimSpace(rest)) != 0:
+		return nil, fmt.Errorf("there is more after the first PEM block %q", blockType)
+	}
+	return block.Bytes, nil
+}
+
+// newSerial draws 128 random bits; RFC 5280 section 4.1.2.2 wants a positive
+// number of at most 20 octets.
+func newSerial() (*big.Int, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 128))
+	if err != nil {
+		return nil, fmt.Errorf("drawing a serial number: %w", err)
+	}
+	return serial.Add(serial, big.NewInt(1)), nil
+}
+
+func sameSet(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
+}
+
+func ipStrings(ips []net.IP) []string {
+	out := make([]string, len(ips))
+	for i, ip := range ips {
+		out[i] = ip.String()
+	}
+	return out
+}
+
+func earliest(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,252 @@
+package pki_test
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+var now = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+
+func serverLeaf() pki.Leaf {
+	return pki.Leaf{
+		CommonName:   "registry",
+		Organization: pki.OrganizationServer,
+		DNSNames:     []string{"registry.zarf.svc", "registry"},
+		IPAddresses:  []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP("::1")},
+		Usages:       []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+}
+
+func nodeLeaf() pki.Leaf {
+	return pki.Leaf{
+		CommonName:   "node",
+		Organization: pki.OrganizationNode,
+		Usages:       []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+}
+
+func authority(t *testing.T, at time.Time, lifetime time.Duration) *pki.Authority {
+	t.Helper()
+	a, err := pki.NewAuthority("test authority", at, lifetime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func issue(t *testing.T, a *pki.Authority, leaf pki.Leaf, at time.Time) pki.KeyPair {
+	t.Helper()
+	pair, err := a.Issue(leaf, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair
+}
+
+func parse(t *testing.T, pair pki.KeyPair) *x509.Certificate {
+	t.Helper()
+	cert, err := pki.ParseCertificate(pair.Certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+// Assertions are on the re-parsed PEM: what was signed, not what was asked for.
+func TestIssuedCertificatesSayWhatWasAskedFor(t *testing.T) {
+	a := authority(t, now, 0)
+	ca := a.Certificate()
+	if !ca.IsCA || !ca.MaxPathLenZero || ca.KeyUsage != x509.KeyUsageCertSign|x509.KeyUsageCRLSign || len(ca.ExtKeyUsage) != 0 {
+		t.Errorf("authority has the wrong constraints: %+v", ca)
+	}
+	if got := ca.Subject.CommonName; got != "test authority" {
+		t.Errorf("authority is called %q", got)
+	}
+	cert := parse(t, issue(t, a, serverLeaf(), now))
+	if cert.IsCA || cert.KeyUsage != x509.KeyUsageDigitalSignature {
+		t.Errorf("leaf has the wrong constraints: CA %v, usage %v", cert.IsCA, cert.KeyUsage)
+	}
+	if got, want := fmt.Sprint(cert.DNSNames), "[registry.zarf.svc registry]"; got != want {
+		t.Errorf("DNS names are %s, want %s", got, want)
+	}
+	if got, want := fmt.Sprint(cert.IPAddresses), "[127.0.0.1 ::1]"; got != want {
+		t.Errorf("IP addresses are %s, want %s", got, want)
+	}
+	if got, want := cert.Subject.Organization[0], pki.OrganizationServer; got != want {
+		t.Errorf("organization is %s, want %s", got, want)
+	}
+	if got, want := cert.NotAfter, now.Add(pki.DefaultLeafLifetime); !got.Equal(want) {
+		t.Errorf("leaf ends %s, want %s", got, want)
+	}
+}
+
+func TestALeafNeverOutlivesItsAuthority(t *testing.T) {
+	a := authority(t, now, 10*time.Hour)
+	cert := parse(t, issue(t, a, serverLeaf(), now.Add(4*time.Hour)))
+	if !cert.NotAfter.Equal(a.Certificate().NotAfter) {
+		t.Errorf("leaf ends %s, its authority %s", cert.NotAfter, a.Certificate().NotAfter)
+	}
+	if cert.NotBefore.Before(a.Certificate().NotBefore) {
+		t.Errorf("leaf begins %s, before its authority %s", cert.NotBefore, a.Certificate().NotBefore)
+	}
+	if _, err := a.Issue(serverLeaf(), now.Add(11*time.Hour)); err == nil || !strings.Contains(err.Error(), "expired at") {
+		t.Errorf("an expired authority signed: %v", err)
+	}
+}
+
+func TestALeafWithoutUsageIsRefused(t *testing.T) {
+	leaf := serverLeaf()
+	leaf.Usages = nil
+	if _, err := authority(t, now, 0).Issue(leaf, now); err == nil {
+		t.Error("a leaf without extended key usage was issued")
+	}
+}
+
+func TestMutualHandshake(t *testing.T) {
+	a, foreign := authority(t, now, 0), authority(t, now, 0)
+	roots := x509.NewCertPool()
+	roots.AddCert(a.Certificate())
+	cases := map[string]struct {
+		server, client pki.KeyPair
+		name           string
+		accepted       bool
+	}{
+		"a node reaches the registry":                 {issue(t, a, serverLeaf(), now), issue(t, a, nodeLeaf(), now), "registry.zarf.svc", true},
+		"by its loopback address as well":             {issue(t, a, serverLeaf(), now), issue(t, a, nodeLeaf(), now), "127.0.0.1", true},
+		"not under another name":                      {issue(t, a, serverLeaf(), now), issue(t, a, nodeLeaf(), now), "other.zarf.svc", false},
+		"not with a server certificate":               {issue(t, a, serverLeaf(), now), issue(t, a, serverLeaf(), now), "registry.zarf.svc", false},
+		"not with a foreign authority's certificate":  {issue(t, a, serverLeaf(), now), issue(t, foreign, nodeLeaf(), now), "registry.zarf.svc", false},
+		"a foreign registry is not believed":          {issue(t, foreign, serverLeaf(), now), issue(t, a, nodeLeaf(), now), "registry.zarf.svc", false},
+		"a node cannot pass itself off as a registry": {issue(t, a, nodeLeaf(), now), issue(t, a, nodeLeaf(), now), "registry.zarf.svc", false},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			err := handshake(t, roots, c.server, c.client, c.name)
+			if (err == nil) != c.accepted {
+				t.Errorf("accepted = %v, want %v (%v)", err == nil, c.accepted, err)
+			}
+		})
+	}
+}
+
+func handshake(t *testing.T, roots *x509.CertPool, server, client pki.KeyPair, name string) error {
+	t.Helper()
+	load := func(p pki.KeyPair) []tls.Certificate {
+		c, err := tls.X509KeyPair(p.Certificate, p.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []tls.Certificate{c}
+	}
+	clock := func() time.Time { return now }
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: load(server), ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert, Time: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	served := make(chan error, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err == nil {
+			_, err = conn.Write([]byte("x"))
+			conn.Close()
+		}
+		served <- err
+	}()
+	conn, err := tls.Dial("tcp", listener.Addr().String(), &tls.Config{Certificates: load(client), RootCAs: roots, ServerName: name, Time: clock})
+	if err == nil {
+		_, err = conn.Read(make([]byte, 1)) // in TLS 1.3 the server's refusal arrives only here
+		conn.Close()
+	}
+	if serverErr := <-served; err == nil {
+		err = serverErr
+	}
+	return err
+}
+
+func TestLeafRenewal(t *testing.T) {
+	a, other := authority(t, now, 0), authority(t, now, 0)
+	good := issue(t, a, serverLeaf(), now)
+	with := func(change func(*pki.Leaf)) pki.Leaf {
+		l := serverLeaf()
+		change(&l)
+		return l
+	}
+	cases := map[string]struct {
+		pair   pki.KeyPair
+		want   pki.Leaf
+		by     *pki.Authority
+		at     time.Time
+		reason string
+	}{
+		"a fresh one stays":                    {good, serverLeaf(), a, now, ""},
+		"the order of names does not matter":   {good, with(func(l *pki.Leaf) { l.DNSNames = []string{"registry", "registry.zarf.svc"} }), a, now, ""},
+		"half its life is enough":              {good, serverLeaf(), a, now.Add(pki.DefaultLeafLifetime/2 - pki.Backdate), ""},
+		"less than half is not":                {good, serverLeaf(), a, now.Add(pki.DefaultLeafLifetime / 2), "less than half"},
+		"expired":                              {good, serverLeaf(), a, now.Add(2 * pki.DefaultLeafLifetime), "expired at"},
+		"the clock went back before its birth": {good, serverLeaf(), a, now.Add(-2 * pki.Backdate), "not valid before"},
+		"missing":                              {pki.KeyPair{}, serverLeaf(), a, now, "none yet"},
+		"key missing":                          {pki.KeyPair{Certificate: good.Certificate}, serverLeaf(), a, now, "no PEM block"},
+		"rubbish":                              {pki.KeyPair{Certificate: []byte("rubbish"), Key: good.Key}, serverLeaf(), a, now, "no PEM block"},
+		"rubbish behind":                       {pki.KeyPair{Certificate: append(bytes.Clone(good.Certificate), "rubbish"...), Key: good.Key}, serverLeaf(), a, now, "more after"},
+		"ten megabytes":                        {pki.KeyPair{Certificate: make([]byte, 10<<20), Key: good.Key}, serverLeaf(), a, now, "too many"},
+		"another's key":                        {pki.KeyPair{Certificate: good.Certificate, Key: issue(t, a, serverLeaf(), now).Key}, serverLeaf(), a, now, "does not belong"},
+		"another authority":                    {good, serverLeaf(), other, now, "not signed by the present authority"},
+		"another DNS name":                     {good, with(func(l *pki.Leaf) { l.DNSNames = []string{"elsewhere"} }), a, now, "DNS names"},
+		"another IP address":                   {good, with(func(l *pki.Leaf) { l.IPAddresses = nil }), a, now, "IP addresses"},
+		"another role":                         {good, with(func(l *pki.Leaf) { l.Organization = pki.OrganizationPush }), a, now, "subject"},
+		"another usage":                        {good, with(func(l *pki.Leaf) { l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }), a, now, "usages"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			got := pki.LeafRenewal(c.pair, c.want, c.by, c.at)
+			if (c.reason == "") != (got == "") || !strings.Contains(got, c.reason) {
+				t.Errorf("reason is %q, want one with %q", got, c.reason)
+			}
+		})
+	}
+}
+
+func TestAuthorityRenewal(t *testing.T) {
+	good := authority(t, now, 0).KeyPair()
+	leaf := issue(t, authority(t, now, 0), serverLeaf(), now)
+	cases := map[string]struct {
+		pair   pki.KeyPair
+		at     time.Time
+		reason string
+	}{
+		"a fresh one stays":       {good, now, ""},
+		"missing":                 {pki.KeyPair{}, now, "none yet"},
+		"past half of its life":   {good, now.Add(pki.DefaultAuthorityLifetime/2 + time.Hour), "less than half"},
+		"not an authority":        {leaf, now, "not a certificate authority"},
+		"another authority's key": {pki.KeyPair{Certificate: good.Certificate, Key: authority(t, now, 0).KeyPair().Key}, now, "does not belong"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			got := pki.AuthorityRenewal(c.pair, c.at)
+			if (c.reason == "") != (got == "") || !strings.Contains(got, c.reason) {
+				t.Errorf("reason is %q, want one with %q", got, c.reason)
+			}
+		})
+	}
+}
+
+func TestPrivateKeysDoNotPrintThemselves(t *testing.T) {
+	pair := authority(t, now, 0).KeyPair()
+	var logged bytes.Buffer
+	slog.New(slog.NewJSONHandler(&logged, nil)).Info("pair", "key", pair.Key)
+	for _, printed := range []string{fmt.Sprint(pair.Key), fmt.Sprintf("%v %+v %#v %s", pair, pair, pair.Key, pair.Key), logged.String()} {
+		if strings.Contains(printed, "PRIVATE") || strings.Contains(printed, fmt.Sprint([]byte(pair.Key[:20]))) {
+			t.Errorf("a private key was printed: %s", printed)
+		}
+	}
+}
