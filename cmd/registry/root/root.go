@@ -1,0 +1,120 @@
+// Package root is the command tree of the registry program. It parses flags,
+// sets up logs and turns errors into exit codes; what the commands do is in
+// internal/registry.
+package root
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry"
+)
+
+// Exit codes.
+const (
+	exitFailed  = 1 // the command ran and failed
+	exitRefused = 2 // flags, configuration or a file that they name cannot be used; nothing was done
+)
+
+// usageError is an error of flags or arguments.
+type usageError struct{ error }
+
+// setupError is an error of what the flags name.
+type setupError struct{ error }
+
+func (e setupError) Unwrap() error { return e.error }
+
+// Run runs the command of args and returns its exit code. Results go to stdout,
+// logs and errors to stderr. When ctx ends, a running server drains.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	command := New()
+	command.SetArgs(args)
+	command.SetOut(stdout)
+	command.SetErr(stderr)
+	command.SetContext(ctx)
+	found, err := command.ExecuteC()
+	if err == nil {
+		return 0
+	}
+	var config *registry.ConfigError
+	switch {
+	case errors.As(err, &config):
+		fmt.Fprintf(stderr, "registry: the configuration %s cannot be used:\n", config.Path)
+		for _, problem := range config.Problems {
+			fmt.Fprintf(stderr, "  * %s\n", problem)
+		}
+		return exitRefused
+	case errors.As(err, new(usageError)):
+		fmt.Fprintf(stderr, "registry: %v\nSee %q.\n", err, found.CommandPath()+" --help")
+		return exitRefused
+	}
+	fmt.Fprintf(stderr, "registry: %v\n", err)
+	if errors.As(err, new(setupError)) {
+		return exitRefused
+	}
+	return exitFailed
+}
+
+// New makes the command tree.
+func New() *cobra.Command {
+	command := &cobra.Command{
+		Use:   "registry",
+		Short: "The OCI registry of a Kubernetes cluster",
+		Long: `The OCI registry of a Kubernetes cluster: mutual TLS, storage on a volume or in S3.
+
+Exit codes: 0 done, 1 failed, 2 flags, configuration or a file that they name cannot be used and nothing was done.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return usageError{errors.New("give a command: serve, garbage-collect or version")}
+		},
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	command.AddCommand(serveCommand(), garbageCollectCommand(), versionCommand())
+	return command
+}
+
+func noArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("unexpected argument %q", args[0])}
+	}
+	return nil
+}
+
+// logOptions are the flags about logs.
+type logOptions struct {
+	level  slog.Level
+	format string
+}
+
+func (o *logOptions) register(command *cobra.Command) {
+	command.Flags().TextVar(&o.level, "log-level", slog.LevelInfo, "least `LEVEL` that is logged: debug, info, warn or error; debug includes every read")
+	command.Flags().StringVar(&o.format, "log-format", "auto", "json, text, or auto: text on a terminal, else json")
+}
+
+// logger makes the logger that the flags ask for, and routes distribution's
+// logs to it.
+func (o *logOptions) logger(w io.Writer) (*slog.Logger, error) {
+	options := &slog.HandlerOptions{Level: o.level}
+	var handler slog.Handler
+	switch file, ok := w.(*os.File); {
+	case o.format == "text", o.format == "auto" && ok && term.IsTerminal(int(file.Fd())):
+		handler = slog.NewTextHandler(w, options)
+	case o.format == "json", o.format == "auto":
+		handler = slog.NewJSONHandler(w, options)
+	default:
+		return nil, usageError{fmt.Errorf("--log-format is %q, not json, text or auto", o.format)}
+	}
+	log := slog.New(handler)
+	registry.RouteLogs(log)
+	return log, nil
+}

@@ -1,0 +1,341 @@
+package registry
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/crypto/bcrypt"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+)
+
+const (
+	serverName   = "zarf-registry.zarf.svc"
+	pushUser     = "push"
+	pushPassword = "correct horse battery staple"
+	pullUser     = "pull"
+	pullPassword = "may only look"
+)
+
+func TestMain(m *testing.M) {
+	RouteLogs(slog.New(slog.DiscardHandler))
+	os.Exit(m.Run())
+}
+
+// authority is a CA whose certificates need no attention.
+type authority struct{ *pki.Authority }
+
+func newAuthority(t testing.TB) authority {
+	t.Helper()
+	a, err := pki.NewAuthority("test", time.Now(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return authority{a}
+}
+
+func (a authority) issue(t testing.TB, leaf pki.Leaf, now time.Time) pki.KeyPair {
+	t.Helper()
+	pair, err := a.Issue(leaf, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair
+}
+
+func (a authority) pool() *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AddCert(a.Certificate())
+	return pool
+}
+
+// serverFiles is a certificate directory for the server, trusting a and others.
+func (a authority) serverFiles(t testing.TB, others ...authority) tlsfilestest.Files {
+	t.Helper()
+	pair := a.issue(t, pki.Leaf{
+		CommonName: "registry", Organization: pki.OrganizationServer, DNSNames: []string{serverName},
+		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}, time.Now())
+	bundle := append([]byte(nil), a.KeyPair().Certificate...)
+	for _, other := range others {
+		bundle = append(bundle, other.KeyPair().Certificate...)
+	}
+	return tlsfilestest.Files{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": bundle}
+}
+
+// client returns a certificate for a client of the given organization.
+func (a authority) client(t testing.TB, organization string) *tls.Certificate {
+	t.Helper()
+	return certificate(t, a.issue(t, pki.Leaf{
+		CommonName: "client", Organization: organization, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, time.Now()))
+}
+
+func certificate(t testing.TB, pair pki.KeyPair) *tls.Certificate {
+	t.Helper()
+	c, err := tls.X509KeyPair(pair.Certificate, pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &c
+}
+
+func htpasswd(t testing.TB, user, password string) []byte {
+	t.Helper()
+	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []byte(user + ":" + string(hash) + "\n")
+}
+
+func writeFile(t testing.TB, path string, data []byte) string {
+	t.Helper()
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func loadConfig(t testing.TB, text string) (options Options) {
+	t.Helper()
+	config, err := LoadConfig(writeFile(t, filepath.Join(t.TempDir(), "config.yml"), []byte(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Options{Config: config}
+}
+
+// instance is a running registry.
+type instance struct {
+	t         testing.TB
+	server    *Server
+	ca        authority
+	root      string // of the filesystem driver
+	tlsDir    string
+	htpasswd  string
+	addresses map[string]string // by listener
+	stop      func() error
+	logs      *lockedBuffer
+}
+
+// start runs a registry with all listeners, storage in root, and the
+// certificates of ca. It is stopped when the test ends.
+func start(t testing.TB, ca authority, root string, changes ...func(*Options)) *instance {
+	t.Helper()
+	dir := t.TempDir()
+	i := &instance{t: t, ca: ca, root: root, tlsDir: filepath.Join(dir, "tls"), logs: &lockedBuffer{}}
+	if err := os.Mkdir(i.tlsDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	tlsfilestest.WriteSecret(t, i.tlsDir, ca.serverFiles(t))
+	i.htpasswd = writeFile(t, filepath.Join(dir, "htpasswd"), htpasswd(t, pushUser, pushPassword))
+
+	options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n")
+	options.Listen, options.PlainListen, options.HealthListen, options.MetricsListen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	options.TLSDir = i.tlsDir
+	options.Htpasswd = i.htpasswd
+	options.PullHtpasswd = writeFile(t, filepath.Join(dir, "pull"), htpasswd(t, pullUser, pullPassword))
+	options.DrainTimeout = 10 * time.Second
+	options.Log = slog.New(slog.NewJSONHandler(i.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	for _, change := range changes {
+		change(&options)
+	}
+	var err error
+	if i.server, err = Open(options); err != nil {
+		t.Fatal(err)
+	}
+	i.run()
+	return i
+}
+
+func (i *instance) run() {
+	registry, about := i.server.endpoints()
+	all := append(append([]*endpoint{}, registry...), about...)
+	if err := listen(context.Background(), all); err != nil {
+		i.t.Fatal(err)
+	}
+	i.addresses = map[string]string{}
+	for _, e := range all {
+		i.addresses[e.name] = e.listener.Addr().String()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- i.server.serve(ctx, registry, about) }()
+	i.stop = sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+	i.t.Cleanup(func() {
+		if err := i.stop(); err != nil {
+			i.t.Errorf("server: %v", err)
+		}
+	})
+}
+
+// client is an HTTP client with a certificate (or none) and a credential (or none).
+type client struct {
+	*http.Client
+	t              testing.TB
+	base           string
+	user, password string
+}
+
+func (i *instance) client(certificate *tls.Certificate) client {
+	config := &tls.Config{RootCAs: i.ca.pool(), ServerName: serverName}
+	if certificate != nil {
+		config.Certificates = []tls.Certificate{*certificate}
+	}
+	transport := &http.Transport{TLSClientConfig: config}
+	i.t.Cleanup(transport.CloseIdleConnections)
+	return client{Client: &http.Client{Transport: transport}, t: i.t, base: "https://" + i.addresses["tls"]}
+}
+
+func (i *instance) plain() client {
+	transport := &http.Transport{}
+	i.t.Cleanup(transport.CloseIdleConnections)
+	return client{Client: &http.Client{Transport: transport}, t: i.t, base: "http://" + i.addresses["plain"]}
+}
+
+// pusher may do everything.
+func (i *instance) pusher() client {
+	return i.client(i.ca.client(i.t, pki.OrganizationPush)).as(pushUser, pushPassword)
+}
+
+func (i *instance) node() client {
+	return i.client(i.ca.client(i.t, pki.OrganizationNode))
+}
+
+func (c client) as(user, password string) client {
+	c.user, c.password = user, password
+	return c
+}
+
+// answer is a response that has been read to its end.
+type answer struct {
+	*http.Response
+	body string
+}
+
+// code returns the OCI error code of the body, or "".
+func (a answer) code() string {
+	var body struct{ Errors []struct{ Code string } }
+	if json.Unmarshal([]byte(a.body), &body) != nil || len(body.Errors) == 0 {
+		return ""
+	}
+	return body.Errors[0].Code
+}
+
+func (c client) send(method, path string, body io.Reader, headers ...string) (answer, error) {
+	c.t.Helper()
+	if !strings.Contains(path, "://") {
+		path = c.base + path
+	}
+	request, err := http.NewRequestWithContext(context.Background(), method, path, body)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for n := 0; n < len(headers); n += 2 {
+		request.Header.Set(headers[n], headers[n+1])
+	}
+	if c.user != "" {
+		request.SetBasicAuth(c.user, c.password)
+	}
+	response, err := c.Do(request)
+	if err != nil {
+		return answer{}, err
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	return answer{response, string(data)}, err
+}
+
+// must sends a request and requires a status.
+func (c client) must(status int, method, path string, body io.Reader, headers ...string) answer {
+	c.t.Helper()
+	a, err := c.send(method, path, body, headers...)
+	if err != nil {
+		c.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	if a.StatusCode != status {
+		c.t.Fatalf("%s %s: status %d, want %d: %s", method, path, a.StatusCode, status, a.body)
+	}
+	return a
+}
+
+// pushBlob uploads content in one piece and returns its digest.
+func (c client) pushBlob(repository, content string) digest.Digest {
+	c.t.Helper()
+	d := digest.FromString(content)
+	begun := c.must(http.StatusAccepted, "POST", "/v2/"+repository+"/blobs/uploads/", nil)
+	c.must(http.StatusCreated, "PUT", c.base+begun.Header.Get("Location")+"&digest="+d.String(), strings.NewReader(content),
+		"Content-Type", "application/octet-stream")
+	return d
+}
+
+// pushImage uploads an image of one layer under a tag and returns the manifest's
+// digest and text.
+func (c client) pushImage(repository, tag, layer string) (digest.Digest, string) {
+	c.t.Helper()
+	const mediaType = "application/vnd.oci.image.manifest.v1+json"
+	config := c.pushBlob(repository, "{}")
+	blob := c.pushBlob(repository, layer)
+	manifest, err := json.Marshal(map[string]any{
+		"schemaVersion": 2,
+		"mediaType":     mediaType,
+		"config":        map[string]any{"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 2},
+		"layers":        []any{map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": blob, "size": len(layer)}},
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.must(http.StatusCreated, "PUT", "/v2/"+repository+"/manifests/"+tag, strings.NewReader(string(manifest)), "Content-Type", mediaType)
+	return digest.FromBytes(manifest), string(manifest)
+}
+
+func random(n int) string {
+	data := make([]byte, n)
+	_, _ = rand.Read(data)
+	return string(data)
+}
+
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// eventually waits for what happens in other goroutines.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it never happened that %s", what)
+		}
+	}
+}

@@ -1,0 +1,375 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/distribution/distribution/v3/configuration"
+	"github.com/distribution/distribution/v3/registry/handlers"
+
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+)
+
+const (
+	// headerTimeout bounds a TLS handshake and, separately, a request's header.
+	headerTimeout = 10 * time.Second
+	// idleTimeout is longer than clients keep unused connections (90 s in Go's
+	// own transport): where the client is the one to close, no request meets a
+	// connection that is just going away.
+	idleTimeout = 3 * time.Minute
+	// maxHeader bounds a request's header, in bytes. The longest are the URLs of
+	// uploads, of a few hundred bytes.
+	maxHeader = 64 << 10
+	// minSecret is the shortest secret for upload states, in bytes: 128 bits.
+	minSecret = 16
+)
+
+// Options are what a Server is made of. Addresses are HOST:PORT or :PORT; an
+// empty one switches its listener off.
+type Options struct {
+	// Config comes from LoadConfig. The Server takes it over.
+	Config *configuration.Configuration
+
+	// Listen is where clients with certificates are served; it needs TLSDir.
+	Listen string
+	// TLSDir holds tls.crt, tls.key and ca.crt, which are followed.
+	TLSDir string
+	// PlainListen is where clients without TLS are served. At least one of
+	// Listen and PlainListen is required.
+	PlainListen string
+	// AnonymousPull lets anyone read at PlainListen.
+	AnonymousPull bool
+	// HealthListen serves /healthz and /readyz.
+	HealthListen string
+	// MetricsListen serves /metrics.
+	MetricsListen string
+
+	// Htpasswd is the file of the users who may pull and push; required. It is
+	// followed.
+	Htpasswd string
+	// PullHtpasswd is the file of the users who may only pull, or empty.
+	PullHtpasswd string
+	// HTTPSecretFile holds the secret that signs the state of uploads, or is
+	// empty. Replicas need the same one, or an upload that begins at one cannot
+	// go on at another. It goes before http.secret; without either a random one
+	// is drawn, which ends unfinished uploads at a restart.
+	HTTPSecretFile string
+
+	// ShutdownDelay is how long the server goes on after it was told to end, not
+	// ready any more, so that nobody is sent to it when it stops.
+	ShutdownDelay time.Duration
+	// DrainTimeout is how long requests may then take to end. Zero cuts them off.
+	DrainTimeout time.Duration
+
+	// Log is required.
+	Log *slog.Logger
+}
+
+func (o *Options) validate() error {
+	switch {
+	case o.Listen == "" && o.PlainListen == "":
+		return errors.New("there is nothing to serve: give --listen or --plain-listen")
+	case o.Listen != "" && o.TLSDir == "":
+		return errors.New("--listen needs --tls-dir, the directory of tls.crt, tls.key and ca.crt")
+	case o.Htpasswd == "":
+		return errors.New("--htpasswd is required: nobody could push")
+	case o.AnonymousPull && o.PlainListen == "":
+		return errors.New("--anonymous-pull is about --plain-listen, which is not given; with TLS a client certificate is always required")
+	case o.ShutdownDelay < 0 || o.DrainTimeout < 0:
+		return errors.New("--shutdown-delay and --drain-timeout must not be negative")
+	}
+	return nil
+}
+
+// Server is a registry with its listeners. Serve it once.
+type Server struct {
+	options      Options
+	app          *handlers.App
+	certificates *tlsfiles.Source // nil without Options.Listen
+	credentials  *credentials
+	health       *storageHealth
+	metrics      *metrics
+	log          *slog.Logger
+	draining     atomic.Bool
+	stall        time.Duration
+}
+
+// Open checks the options and everything that they name: files, certificates,
+// credentials, and that a filesystem can be written to. It listens nowhere yet,
+// and does not connect to S3.
+func Open(options Options) (*Server, error) {
+	if err := options.validate(); err != nil {
+		return nil, err
+	}
+	s := &Server{options: options, metrics: newMetrics(), log: options.Log, stall: stallTimeout}
+
+	var err error
+	if options.Listen != "" {
+		if s.certificates, err = tlsfiles.Open(options.TLSDir, tlsfiles.WithLogger(s.log)); err != nil {
+			return nil, err
+		}
+		s.metrics.watchCertificates(s.certificates)
+	}
+	files := []htpasswdFile{{options.Htpasswd, rolePush}}
+	if options.PullHtpasswd != "" {
+		files = append(files, htpasswdFile{options.PullHtpasswd, rolePull})
+	}
+	if s.credentials, err = openCredentials(s.log, files...); err != nil {
+		return nil, err
+	}
+	s.metrics.watchCredentials(s.credentials)
+
+	config := options.Config
+	if config.HTTP.Secret, err = uploadSecret(options.HTTPSecretFile, config.HTTP.Secret); err != nil {
+		return nil, err
+	}
+	if root, ok := filesystemRoot(config.Storage); ok {
+		if err := prepareRoot(s.log, root, readOnly(config.Storage)); err != nil {
+			return nil, err
+		}
+	}
+	driver, err := openDriver(context.Background(), config.Storage)
+	if err != nil {
+		return nil, err
+	}
+	s.health = newStorageHealth(config, driver, s.log)
+	s.metrics.watchStorage(s.health)
+	if s.app, err = newApp(config); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// newApp makes distribution's handler, which reports a bad configuration by a
+// panic.
+func newApp(config *configuration.Configuration) (app *handlers.App, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("configuration: %v", p)
+		}
+	}()
+	return handlers.NewApp(context.Background(), config), nil
+}
+
+func uploadSecret(file, configured string) (string, error) {
+	if file == "" {
+		if configured == "" {
+			return rand.Text(), nil
+		}
+		return configured, nil
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("reading the upload secret: %w", err)
+	}
+	if data = bytes.TrimSpace(data); len(data) < minSecret {
+		return "", fmt.Errorf("upload secret %s: %d bytes are too few, give at least %d random ones", file, len(data), minSecret)
+	}
+	return string(data), nil
+}
+
+// endpoint is a listener and what answers at it.
+type endpoint struct {
+	name     string
+	address  string
+	listener net.Listener
+	server   *http.Server
+}
+
+// endpoints lists those that serve the registry and those that serve about it.
+func (s *Server) endpoints() (registry, about []*endpoint) {
+	if s.options.Listen != "" {
+		front := s.front("tls", policy{mutualTLS: true})
+		front.certificates = s.certificates
+		e := s.endpoint(front.name, s.options.Listen, front)
+		e.server.TLSConfig = tlsfiles.ServerConfig(s.certificates, tls.RequireAndVerifyClientCert, "http/1.1")
+		e.server.ConnContext = front.connContext
+		registry = append(registry, e)
+	}
+	if s.options.PlainListen != "" {
+		front := s.front("plain", policy{anonymousPull: s.options.AnonymousPull})
+		registry = append(registry, s.endpoint(front.name, s.options.PlainListen, front))
+	}
+	if s.options.HealthListen != "" {
+		about = append(about, s.endpoint("health", s.options.HealthListen, s.healthHandler()))
+	}
+	if s.options.MetricsListen != "" {
+		about = append(about, s.endpoint("metrics", s.options.MetricsListen, exactly(map[string]http.Handler{"/metrics": s.metrics.handler()})))
+	}
+	return registry, about
+}
+
+func (s *Server) front(name string, policy policy) *front {
+	return &front{
+		name:        name,
+		policy:      policy,
+		credentials: s.credentials,
+		next:        s.app,
+		metrics:     s.metrics,
+		log:         s.log,
+		draining:    &s.draining,
+		stall:       s.stall,
+	}
+}
+
+func (s *Server) endpoint(name, address string, handler http.Handler) *endpoint {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	return &endpoint{
+		name:    name,
+		address: address,
+		server: &http.Server{
+			Handler:           handler,
+			ReadHeaderTimeout: headerTimeout,
+			IdleTimeout:       idleTimeout,
+			MaxHeaderBytes:    maxHeader,
+			Protocols:         protocols,
+			ErrorLog:          log.New(serverLog{s.log, name}, "", 0),
+		},
+	}
+}
+
+// Serve listens and serves until ctx ends, then drains: not ready at once, no
+// new connections after Options.ShutdownDelay, and all cut off after
+// Options.DrainTimeout. It returns nil after that, or the error of a listener.
+func (s *Server) Serve(ctx context.Context) error {
+	registry, about := s.endpoints()
+	all := append(append([]*endpoint{}, about...), registry...)
+	if err := listen(ctx, all); err != nil {
+		return err
+	}
+	return s.serve(ctx, registry, about)
+}
+
+// listen opens all listeners or none.
+func listen(ctx context.Context, endpoints []*endpoint) error {
+	for i, e := range endpoints {
+		var config net.ListenConfig
+		listener, err := config.Listen(ctx, "tcp", e.address)
+		if err != nil {
+			for _, open := range endpoints[:i] {
+				_ = open.listener.Close()
+			}
+			return fmt.Errorf("listening for %s: %w", e.name, err)
+		}
+		e.listener = listener
+	}
+	return nil
+}
+
+func (s *Server) serve(ctx context.Context, registry, about []*endpoint) error {
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	running.Go(func() { s.credentials.run(background) })
+	running.Go(func() { s.health.run(background) })
+	if s.certificates != nil {
+		running.Go(func() { s.certificates.Run(background) })
+	}
+	defer running.Wait()
+	defer stop()
+
+	failed := make(chan error, len(registry)+len(about))
+	for _, e := range append(append([]*endpoint{}, about...), registry...) {
+		s.log.Info("listening", "for", e.name, "address", e.listener.Addr().String())
+		running.Go(func() { failed <- e.serve() })
+	}
+
+	var err error
+	var delay time.Duration
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+		delay = s.options.ShutdownDelay
+	}
+	s.draining.Store(true)
+	s.log.Info("shutting down", "delay", delay, "drain", s.options.DrainTimeout)
+	time.Sleep(delay)
+	s.drain(registry)
+	for _, e := range about {
+		_ = e.server.Close()
+	}
+	return errors.Join(err, s.app.Shutdown())
+}
+
+func (e *endpoint) serve() error {
+	var err error
+	if e.server.TLSConfig != nil {
+		err = e.server.ServeTLS(e.listener, "", "")
+	} else {
+		err = e.server.Serve(e.listener)
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serving %s at %s: %w", e.name, e.listener.Addr(), err)
+}
+
+func (s *Server) drain(endpoints []*endpoint) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.options.DrainTimeout)
+	defer cancel()
+	var draining sync.WaitGroup
+	for _, e := range endpoints {
+		draining.Go(func() {
+			if err := e.server.Shutdown(ctx); err != nil {
+				s.log.Warn("requests were cut off: raise --drain-timeout", "listener", e.name, "error", err)
+				_ = e.server.Close()
+			}
+		})
+	}
+	draining.Wait()
+}
+
+// healthHandler answers /healthz while the process runs, for liveness: no
+// restart mends a storage. /readyz tells whether requests should be sent here.
+func (s *Server) healthHandler() http.Handler {
+	return exactly(map[string]http.Handler{
+		"/healthz": status(func() error { return nil }),
+		"/readyz": status(func() error {
+			if s.draining.Load() {
+				return errors.New("shutting down")
+			}
+			return s.health.err(time.Now())
+		}),
+	})
+}
+
+// status answers 200, or 503 with what is wrong.
+func status(check func() error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		if err := check(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, "ok\n") // the prober may have gone
+	})
+}
+
+// exactly serves reading of these paths, and nothing else.
+func exactly(paths map[string]http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler, ok := paths[r.URL.Path]
+		switch {
+		case !ok:
+			http.NotFound(w, r)
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+		default:
+			handler.ServeHTTP(w, r)
+		}
+	})
+}
