@@ -1,0 +1,59 @@
+package hook
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Cleanup removes everything that Prepare and Finish made. The registry's volume
+// is the chart's, and stays unless its values say otherwise.
+func (h *Hook) Cleanup(ctx context.Context) error {
+	return h.runSteps(ctx, "cleanup", []step{
+		{"delete proving pods", "a killed run may have left some", func(context.Context) (string, error) {
+			h.deleteProofs()
+			return "none remain", nil
+		}},
+		{"delete the payload", "nothing starts from it any more", h.deletePayload},
+		{"delete the Secrets", "state, certificates and credentials end with the release", h.deleteSecrets},
+	})
+}
+
+func (h *Hook) deletePayload(ctx context.Context) (string, error) {
+	have, err := h.payloadObjects(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, name := range slices.Sorted(maps.Keys(have)) {
+		if err := h.Cluster.ConfigMaps.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("deleting %s: %w", h.object("ConfigMap", name), err)
+		}
+	}
+	return fmt.Sprintf("deleted %d ConfigMaps", len(have)), nil
+}
+
+func (h *Hook) deleteSecrets(ctx context.Context) (string, error) {
+	deleted := 0
+	for _, suffix := range []string{SuffixState, SuffixCredentials, SuffixPushTLS, SuffixNodeTLS, SuffixServerTLS, SuffixAuthority} {
+		name := h.Options.Name + suffix
+		secret, err := h.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return "", fmt.Errorf("reading %s: %w", h.object("Secret", name), err)
+		case secret.Labels[labelManagedBy] != manager:
+			h.Log.Warn("a Secret was not made by init-hook and stays", "secret", name)
+			continue
+		}
+		if err := h.Cluster.Secrets.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("deleting %s: %w", h.object("Secret", name), err)
+		}
+		deleted++
+	}
+	return fmt.Sprintf("deleted %d Secrets", deleted), nil
+}

@@ -1,0 +1,281 @@
+// Package hook is what the chart's hook Jobs do, as ordered steps: Prepare
+// before the chart is applied, Finish after it, Cleanup before it is deleted.
+// Each step says what it did, why and how long it took; every one of them can be
+// killed at any point and run again.
+//
+// It owns the order and the decisions. It does not connect to anything: what it
+// needs of the cluster and of the registry comes in through the small interfaces
+// of Cluster and Programs, and it touches no field of an object that the chart
+// renders.
+package hook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// Options are what the chart decided and passes on. Prepare and Finish refuse
+// what does not fit together before they change anything.
+type Options struct {
+	// Namespace, Release and Name are the release's namespace, its name, and
+	// the chart's full name, from which the names of all objects are made.
+	Namespace, Release, Name string
+	// RegistryProxy chooses proxy mode; RegistryProxySource says who chose.
+	RegistryProxy       bool
+	RegistryProxySource state.Source
+	// Port is the port on each node's loopback address.
+	Port int
+	// IPFamily is the cluster's; IPFamilySource says how it is known.
+	IPFamily       state.IPFamily
+	IPFamilySource state.Source
+	// HostNetwork says whether proxies use their node's network namespace.
+	HostNetwork bool
+	// Injector says whether programs reach the nodes as payload (true) or as
+	// ordinary images (false).
+	Injector bool
+	// PayloadID is the part of the payload's names that changes with its content.
+	PayloadID string
+	// Architectures are those that the chart renders proxies for.
+	Architectures []string
+	// PauseImage is the image that injected pods use by default;
+	// PauseImageSource says how it was found.
+	PauseImage       string
+	PauseImageSource state.Source
+	// ClusterDomain is the cluster's DNS domain, "cluster.local" by default.
+	ClusterDomain string
+	// Timeout bounds the whole run.
+	Timeout time.Duration
+	// PushImages and Prove switch those steps of Finish.
+	PushImages, Prove bool
+}
+
+// Hook runs the steps. Its fields must be set; it holds no state of its own
+// between runs.
+type Hook struct {
+	Options  Options
+	Cluster  Cluster
+	Programs Programs
+	Registry Registry
+	Log      *slog.Logger
+	Now      func() time.Time
+}
+
+// Cluster is what the steps need of Kubernetes. The namespaced parts are those
+// of Options.Namespace. client-go's typed clients satisfy each part.
+type Cluster struct {
+	Nodes       Nodes
+	Secrets     Secrets
+	ConfigMaps  ConfigMaps
+	Pods        Pods
+	Events      Events
+	Deployments Deployments
+	DaemonSets  DaemonSets
+}
+
+// Nodes reads nodes.
+type Nodes interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*corev1.NodeList, error)
+}
+
+// Secrets reads and writes Secrets by name.
+type Secrets interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Secret, error)
+	Create(ctx context.Context, secret *corev1.Secret, opts metav1.CreateOptions) (*corev1.Secret, error)
+	Update(ctx context.Context, secret *corev1.Secret, opts metav1.UpdateOptions) (*corev1.Secret, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// ConfigMaps lists and replaces ConfigMaps.
+type ConfigMaps interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*corev1.ConfigMapList, error)
+	Create(ctx context.Context, configMap *corev1.ConfigMap, opts metav1.CreateOptions) (*corev1.ConfigMap, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// Pods lists, creates and deletes pods.
+type Pods interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*corev1.PodList, error)
+	Create(ctx context.Context, pod *corev1.Pod, opts metav1.CreateOptions) (*corev1.Pod, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// Events lists events.
+type Events interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*corev1.EventList, error)
+}
+
+// Deployments reads Deployments.
+type Deployments interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*appsv1.Deployment, error)
+}
+
+// DaemonSets lists DaemonSets.
+type DaemonSets interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*appsv1.DaemonSetList, error)
+}
+
+// step is one line of a table of contents.
+type step struct {
+	name string
+	// why is logged with the step, so that a log explains itself.
+	why string
+	// run does the work and returns in words what it did.
+	run func(context.Context) (did string, err error)
+}
+
+func (h *Hook) runSteps(ctx context.Context, phase string, steps []step) error {
+	if h.Options.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, h.Options.Timeout, fmt.Errorf("not done within %s", h.Options.Timeout))
+		defer cancel()
+	}
+	begin := h.Now()
+	for i, s := range steps {
+		log := h.Log.With("phase", phase, "step", fmt.Sprintf("%d/%d %s", i+1, len(steps), s.name))
+		stepBegin := h.Now()
+		did, err := s.run(ctx)
+		if err != nil {
+			if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.DeadlineExceeded) {
+				err = fmt.Errorf("%w (%w)", err, cause)
+			}
+			log.Error("step failed", "why", s.why, "took", h.since(stepBegin), "error", err.Error())
+			return fmt.Errorf("%s: %s: %w", phase, s.name, err)
+		}
+		log.Info("step done", "did", did, "why", s.why, "took", h.since(stepBegin))
+	}
+	h.Log.Info("phase done", "phase", phase, "took", h.since(begin))
+	return nil
+}
+
+func (h *Hook) since(begin time.Time) string {
+	return h.Now().Sub(begin).Round(time.Millisecond).String()
+}
+
+// Suffixes of the names of the Secrets that the hook makes, after Options.Name.
+const (
+	SuffixState       = "-state"
+	SuffixAuthority   = "-ca"
+	SuffixServerTLS   = "-server-tls"
+	SuffixNodeTLS     = "-node-tls"
+	SuffixPushTLS     = "-push-tls"
+	SuffixCredentials = "-credentials"
+)
+
+// Components label what the hook makes, and select what it looks for.
+const (
+	labelName      = "app.kubernetes.io/name"
+	labelInstance  = "app.kubernetes.io/instance"
+	labelManagedBy = "app.kubernetes.io/managed-by"
+	labelComponent = "app.kubernetes.io/component"
+
+	chartName = "zarf-registry"
+	manager   = "init-hook"
+
+	componentState        = "state"
+	componentCertificates = "certificates"
+	componentCredentials  = "credentials"
+	componentPayload      = "payload"
+	componentProbe        = "probe"
+	componentProxy        = "proxy"
+	componentRegistry     = "registry"
+)
+
+func (h *Hook) labels(component string) map[string]string {
+	return map[string]string{
+		labelName:      chartName,
+		labelInstance:  h.Options.Release,
+		labelManagedBy: manager,
+		labelComponent: component,
+	}
+}
+
+// selector selects this release's objects of a component, whoever manages them.
+func (h *Hook) selector(component string) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s,%s=%s,%s=%s",
+		labelName, chartName, labelInstance, h.Options.Release, labelComponent, component)}
+}
+
+// object names a namespaced object in messages.
+func (h *Hook) object(kind, name string) string {
+	return fmt.Sprintf("%s %s/%s", kind, h.Options.Namespace, name)
+}
+
+// ServerName is the DNS name that every client of the registry verifies.
+func (h *Hook) ServerName() string {
+	return h.Options.Name + "." + h.Options.Namespace + ".svc"
+}
+
+// Address is what image references begin with.
+func (o Options) Address() string {
+	host := "127.0.0.1"
+	if o.IPFamily == state.IPv6 {
+		host = "[::1]"
+	}
+	return fmt.Sprintf("%s:%d", host, o.Port)
+}
+
+func (o Options) mode() state.Mode {
+	if o.RegistryProxy {
+		return state.ModeProxy
+	}
+	return state.ModeNodePort
+}
+
+// secret returns a Secret, or nil where there is none. One of that name that
+// the hook did not make is an error: it is somebody's, and is never overwritten.
+func (h *Hook) secret(ctx context.Context, name string) (*corev1.Secret, error) {
+	s, err := h.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading %s: %w", h.object("Secret", name), err)
+	case s.Labels[labelManagedBy] != manager:
+		return nil, fmt.Errorf("%s exists and was not made by init-hook: rename or delete it, or install under another name (--set fullnameOverride=…)", h.object("Secret", name))
+	}
+	return s, nil
+}
+
+// writeSecret creates the Secret, or updates the one that was read. A write by
+// somebody else in between is an error, never overwritten: the Job runs again.
+func (h *Hook) writeSecret(ctx context.Context, old *corev1.Secret, name, component string, kind corev1.SecretType, data map[string][]byte) error {
+	if old == nil {
+		_, err := h.Cluster.Secrets.Create(ctx, &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Options.Namespace, Labels: h.labels(component)},
+			Type:       kind,
+			Data:       data,
+		}, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("creating %s: %w", h.object("Secret", name), err)
+		}
+		return nil
+	}
+	changed := old.DeepCopy()
+	changed.Data = data
+	if _, err := h.Cluster.Secrets.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("updating %s: %w", h.object("Secret", name), err)
+	}
+	return nil
+}
+
+// sleep waits, or returns the context's error if that ends first.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

@@ -1,0 +1,295 @@
+package hook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+)
+
+// Programs are the programs that this binary carries for the nodes.
+type Programs interface {
+	// Payload returns a program's payload for an architecture, as in
+	// GOARCH. An error names what is missing and how to get it.
+	Payload(program, architecture string) (*injector.Payload, error)
+}
+
+// injected are the programs that reach the nodes as payload.
+var injected = []string{"registry", "registry-node"}
+
+const (
+	// payloadWriters is how many ConfigMaps are written at once: etcd commits a
+	// megabyte in some milliseconds, so more would only queue there, and
+	// managed control planes throttle bursts (zarf-dev/zarf#5093).
+	payloadWriters = 4
+	// payloadTries bounds how often one write is tried when the API server is
+	// overloaded; with the waits below that is about a minute.
+	payloadTries = 8
+	// payloadWait is the first wait after an overload, doubled each time up to
+	// payloadMaxWait, unless the answer names one.
+	payloadWait    = 250 * time.Millisecond
+	payloadMaxWait = 15 * time.Second
+)
+
+// The loader's own exit codes; any other is the program's.
+const (
+	loaderExitFirst = 101
+	loaderExitLast  = 109
+)
+
+// seed writes the payload of every architecture that the cluster has.
+func (p *preparation) seed(ctx context.Context) (string, error) {
+	if !p.Options.Injector {
+		return "nothing: injector.enabled=false, the nodes pull ordinary images", nil
+	}
+	have, err := p.payloadObjects(ctx)
+	if err != nil {
+		return "", err
+	}
+	var written, bytes, kept, replaced int
+	for _, arch := range p.nodeArchitectures() {
+		for _, program := range injected {
+			payload, err := p.Programs.Payload(program, arch)
+			if err != nil {
+				return "", err
+			}
+			s := seeding{Hook: p.Hook, payload: payload, have: have}
+			if err := s.run(ctx); err != nil {
+				return "", err
+			}
+			written += s.written
+			bytes += s.bytes
+			kept += s.kept
+			replaced += s.replaced
+		}
+	}
+	restarted := 0
+	if written > 0 {
+		if restarted, err = p.restartLoaders(ctx); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("wrote %d ConfigMaps (%d bytes; %d of them replaced wrong ones), %d were right already, restarted %d waiting pods", written, bytes, replaced, kept, restarted), nil
+}
+
+// nodeArchitectures are those that nodes have and the chart renders proxies for.
+func (p *preparation) nodeArchitectures() []string {
+	found := map[string]bool{}
+	for _, n := range p.nodes {
+		if arch := n.Status.NodeInfo.Architecture; slices.Contains(p.Options.Architectures, arch) {
+			found[arch] = true
+		} else {
+			p.Log.Warn("a node has an architecture that no proxy is rendered for; it gets none", "node", n.Name, "architecture", arch, "override", "injector.architectures")
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+func (h *Hook) payloadObjects(ctx context.Context) (map[string]*corev1.ConfigMap, error) {
+	list, err := h.Cluster.ConfigMaps.List(ctx, h.selector(componentPayload))
+	if err != nil {
+		return nil, fmt.Errorf("listing the payload ConfigMaps in namespace %s: %w", h.Options.Namespace, err)
+	}
+	have := make(map[string]*corev1.ConfigMap, len(list.Items))
+	for i := range list.Items {
+		have[list.Items[i].Name] = &list.Items[i]
+	}
+	return have, nil
+}
+
+// seeding writes one payload: what is right already is kept, what differs is
+// replaced (it is immutable), chunk 00 comes last because pods wait for it.
+type seeding struct {
+	*Hook
+	payload *injector.Payload
+	have    map[string]*corev1.ConfigMap
+
+	written, bytes, kept, replaced int
+}
+
+func (s *seeding) run(ctx context.Context) error {
+	objects := s.payload.Objects()
+	var todo []injector.Object
+	for _, o := range objects {
+		existing := s.have[s.name(o)]
+		if existing != nil && right(existing, o) {
+			s.kept++
+			continue
+		}
+		if existing != nil {
+			s.replaced++
+			s.Log.Warn("a payload ConfigMap differs from what it must hold and is replaced", "configMap", existing.Name)
+		}
+		todo = append(todo, o)
+		s.written++
+		for _, v := range o.Data {
+			s.bytes += len(v)
+		}
+	}
+	first := func(o injector.Object) bool { return o.Index == 0 }
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(payloadWriters)
+	for _, o := range slices.DeleteFunc(slices.Clone(todo), first) {
+		group.Go(func() error { return s.write(groupCtx, o) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	if i := slices.IndexFunc(todo, first); i >= 0 {
+		return s.write(ctx, todo[i])
+	}
+	return nil
+}
+
+func (s *seeding) name(o injector.Object) string {
+	return injector.ConfigMapName(s.Options.Name, s.Options.PayloadID, s.payload.Program, o.Index)
+}
+
+func (s *seeding) write(ctx context.Context, o injector.Object) error {
+	name := s.name(o)
+	if old := s.have[name]; old != nil {
+		err := retryOverload(ctx, func() error {
+			return s.Cluster.ConfigMaps.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &old.UID}})
+		})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("deleting %s: %w", s.object("ConfigMap", name), err)
+		}
+	}
+	immutable := true
+	err := retryOverload(ctx, func() error {
+		_, err := s.Cluster.ConfigMaps.Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.Options.Namespace, Labels: s.labels(componentPayload)},
+			Immutable:  &immutable,
+			BinaryData: o.Data,
+		}, metav1.CreateOptions{})
+		return err
+	})
+	if apierrors.IsAlreadyExists(err) {
+		// A write whose answer was lost, or another run's: right either way if
+		// the content is.
+		list, listErr := s.Cluster.ConfigMaps.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		if listErr == nil && len(list.Items) == 1 && right(&list.Items[0], o) {
+			return nil
+		}
+		return fmt.Errorf("creating %s: somebody else made it meanwhile, with other content; run this again when no other run is under way: %w", s.object("ConfigMap", name), errors.Join(err, listErr))
+	}
+	if err != nil {
+		return fmt.Errorf("creating %s: %w", s.object("ConfigMap", name), err)
+	}
+	return nil
+}
+
+func right(c *corev1.ConfigMap, o injector.Object) bool {
+	return c.Immutable != nil && *c.Immutable && len(c.Data) == 0 &&
+		maps.EqualFunc(c.BinaryData, o.Data, slices.Equal)
+}
+
+// retryOverload repeats a write that the API server was too busy for. Any other
+// answer ends it.
+func retryOverload(ctx context.Context, write func() error) error {
+	wait := payloadWait
+	for try := 1; ; try++ {
+		err := write()
+		if err == nil || !overloaded(err) || try == payloadTries {
+			return err
+		}
+		pause := wait + rand.N(wait/2)
+		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
+			pause = time.Duration(seconds)*time.Second + rand.N(wait/2)
+		}
+		if sleepErr := sleep(ctx, pause); sleepErr != nil {
+			return errors.Join(err, sleepErr)
+		}
+		wait = min(2*wait, payloadMaxWait)
+	}
+}
+
+// overloaded tells the answers of a busy API server from refusals. etcd's own
+// "too many requests" arrives as an internal error that quotes it.
+func overloaded(err error) bool {
+	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsServiceUnavailable(err) ||
+		apierrors.IsInternalError(err) && (strings.Contains(err.Error(), "too many requests") || strings.Contains(err.Error(), "ResourceExhausted"))
+}
+
+// restartLoaders deletes the pods whose loader gave up on a payload that was
+// wrong. A kubelet keeps an immutable ConfigMap for as long as a pod of the node
+// uses it, so only a new pod sees the right one.
+func (h *Hook) restartLoaders(ctx context.Context) (int, error) {
+	restarted := 0
+	for _, component := range []string{componentRegistry, componentProxy} {
+		pods, err := h.Cluster.Pods.List(ctx, h.selector(component))
+		if err != nil {
+			return restarted, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Options.Namespace, err)
+		}
+		for _, pod := range pods.Items {
+			if !loaderFailed(pod) {
+				continue
+			}
+			if err := h.Cluster.Pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				return restarted, fmt.Errorf("deleting %s, whose loader gave up: %w", h.object("pod", pod.Name), err)
+			}
+			restarted++
+		}
+	}
+	return restarted, nil
+}
+
+func loaderFailed(pod corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+		for _, t := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
+			if t != nil && !c.Ready && t.ExitCode >= loaderExitFirst && t.ExitCode <= loaderExitLast {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// collect deletes the payload that no pod needs any more.
+func (f *finishing) collect(ctx context.Context) (string, error) {
+	have, err := f.payloadObjects(ctx)
+	if err != nil {
+		return "", err
+	}
+	pods, err := f.Cluster.Pods.List(ctx, metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s", labelInstance, f.Options.Release)})
+	if err != nil {
+		return "", fmt.Errorf("listing the pods in namespace %s: %w", f.Options.Namespace, err)
+	}
+	needed := map[string]bool{}
+	for _, pod := range pods.Items {
+		for _, v := range pod.Spec.Volumes {
+			if v.Projected == nil {
+				continue
+			}
+			for _, s := range v.Projected.Sources {
+				if s.ConfigMap != nil {
+					needed[s.ConfigMap.Name] = true
+				}
+			}
+		}
+	}
+	present := f.Options.Name + "-payload-" + f.Options.PayloadID + "-"
+	deleted := 0
+	for _, name := range slices.Sorted(maps.Keys(have)) {
+		if needed[name] || strings.HasPrefix(name, present) && f.Options.Injector {
+			continue
+		}
+		if err := f.Cluster.ConfigMaps.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("deleting %s: %w", f.object("ConfigMap", name), err)
+		}
+		deleted++
+	}
+	return fmt.Sprintf("deleted %d ConfigMaps of former payloads, %d remain", deleted, len(have)-deleted), nil
+}

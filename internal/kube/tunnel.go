@@ -1,0 +1,204 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/transport/spdy"
+)
+
+// Tunnel dials a port of a pod through the API server, as kubectl port-forward
+// does, but without a local port that others could use. It is safe for
+// concurrent use; connections share one stream to the API server, which is
+// opened again when it breaks.
+type Tunnel struct {
+	dialer httpstream.Dialer
+	port   string
+	target string
+
+	mu         sync.Mutex
+	connection httpstream.Connection
+	requests   int
+}
+
+// NewTunnel prepares a tunnel to a port of a pod. It does not dial yet.
+func NewTunnel(config *rest.Config, client kubernetes.Interface, pod *corev1.Pod, port int) (*Tunnel, error) {
+	request := client.CoreV1().RESTClient().Post().
+		Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("portforward")
+	dialer, err := newDialer(config, request.URL())
+	if err != nil {
+		return nil, fmt.Errorf("preparing a tunnel to pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return &Tunnel{
+		dialer: dialer,
+		port:   strconv.Itoa(port),
+		target: fmt.Sprintf("port %d of pod %s/%s", port, pod.Namespace, pod.Name),
+	}, nil
+}
+
+// newDialer prefers WebSocket and falls back to SPDY where the API server or a
+// proxy before it does not know it (Kubernetes 1.30 and older).
+func newDialer(config *rest.Config, target *url.URL) (httpstream.Dialer, error) {
+	websocket, err := portforward.NewSPDYOverWebsocketDialer(target, config)
+	if err != nil {
+		return nil, err
+	}
+	transport, upgrader, err := spdy.RoundTripperFor(config)
+	if err != nil {
+		return nil, err
+	}
+	fallback := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, target)
+	return portforward.NewFallbackDialer(websocket, fallback, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	}), nil
+}
+
+// DialContext opens a connection to the pod's port. Network and address are
+// ignored, so that it can serve as an http.Transport's DialContext. An error of
+// the pod's side (nobody listens there) arrives at the first Read.
+func (t *Tunnel) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	conn, err := t.open()
+	if err != nil && t.connection != nil {
+		// The shared stream has died since it was last used: once more with a new one.
+		t.connection.Close()
+		t.connection = nil
+		conn, err = t.open()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("opening a tunnel to %s: %w", t.target, err)
+	}
+	return conn, nil
+}
+
+// Close ends the tunnel and all its connections.
+func (t *Tunnel) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.connection == nil {
+		return nil
+	}
+	err := t.connection.Close()
+	t.connection = nil
+	return err
+}
+
+func (t *Tunnel) open() (net.Conn, error) {
+	if t.connection == nil {
+		connection, protocol, err := t.dialer.Dial(portforward.PortForwardProtocolV1Name)
+		if err != nil {
+			return nil, err
+		}
+		if protocol != portforward.PortForwardProtocolV1Name {
+			connection.Close()
+			return nil, fmt.Errorf("the API server speaks %q, not %q", protocol, portforward.PortForwardProtocolV1Name)
+		}
+		t.connection = connection
+	}
+	connection := t.connection
+	// A forwarded connection is a pair of streams of one request id: errors
+	// first, then data (Kubernetes' port-forward protocol v1).
+	headers := http.Header{}
+	headers.Set(corev1.PortHeader, t.port)
+	headers.Set(corev1.PortForwardRequestIDHeader, strconv.Itoa(t.requests))
+	t.requests++
+	headers.Set(corev1.StreamType, corev1.StreamTypeError)
+	failures, err := connection.CreateStream(headers)
+	if err != nil {
+		return nil, err
+	}
+	failures.Close() // this side never writes to it
+	headers.Set(corev1.StreamType, corev1.StreamTypeData)
+	data, err := connection.CreateStream(headers)
+	if err != nil {
+		connection.RemoveStreams(failures)
+		return nil, err
+	}
+	c := &tunnelConn{Stream: data, target: t.target, failed: make(chan struct{})}
+	c.release = func() { connection.RemoveStreams(data, failures) }
+	go func() {
+		message, err := io.ReadAll(io.LimitReader(failures, 4<<10))
+		if err == nil && len(message) > 0 {
+			c.failure = fmt.Errorf("%s: %s", c.target, message)
+			close(c.failed)
+			data.Reset()
+		}
+	}()
+	return c, nil
+}
+
+// tunnelConn is a data stream as a net.Conn.
+type tunnelConn struct {
+	httpstream.Stream
+	target  string
+	release func()
+	once    sync.Once
+
+	failed  chan struct{} // closed after failure is set
+	failure error
+}
+
+func (c *tunnelConn) Read(p []byte) (int, error) {
+	n, err := c.Stream.Read(p)
+	if err != nil {
+		err = c.explain(err)
+	}
+	return n, err
+}
+
+func (c *tunnelConn) Write(p []byte) (int, error) {
+	n, err := c.Stream.Write(p)
+	if err != nil {
+		err = c.explain(err)
+	}
+	return n, err
+}
+
+// explain prefers the pod's side's own words. They arrive on another stream, so
+// they may come a moment after the end of the data.
+func (c *tunnelConn) explain(err error) error {
+	select {
+	case <-c.failed:
+		return errors.Join(c.failure, err)
+	case <-time.After(100 * time.Millisecond):
+		return err
+	}
+}
+
+func (c *tunnelConn) Close() error {
+	var err error
+	c.once.Do(func() {
+		err = c.Stream.Close()
+		c.release()
+	})
+	return err
+}
+
+func (c *tunnelConn) LocalAddr() net.Addr              { return tunnelAddr(c.target) }
+func (c *tunnelConn) RemoteAddr() net.Addr             { return tunnelAddr(c.target) }
+func (c *tunnelConn) SetDeadline(time.Time) error      { return nil }
+func (c *tunnelConn) SetReadDeadline(time.Time) error  { return nil }
+func (c *tunnelConn) SetWriteDeadline(time.Time) error { return nil }
+
+// tunnelAddr says in words where a tunnel ends.
+type tunnelAddr string
+
+func (tunnelAddr) Network() string  { return "tunnel" }
+func (a tunnelAddr) String() string { return string(a) }
