@@ -1,0 +1,317 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// files are the files of a source, wherever they are. They are named with
+// slashes, relative to the source's root.
+type files interface {
+	// file finds a regular file, through links where they stay inside the
+	// source. The error of one that does not exist is [fs.ErrNotExist].
+	file(name string) (blob, error)
+	// names are some of the names at the root, for error messages.
+	names() []string
+	// whole is false where the source may have lost its end.
+	whole() bool
+	io.Closer
+}
+
+// directory is files in the file system.
+type directory struct{ root *os.Root }
+
+func (d directory) file(name string) (blob, error) {
+	info, err := d.root.Stat(name)
+	if err != nil {
+		return blob{}, err
+	}
+	if !info.Mode().IsRegular() {
+		return blob{}, fmt.Errorf("%s: is not a regular file", name)
+	}
+	return blob{size: info.Size(), open: func() (io.ReadCloser, error) { return d.root.Open(name) }}, nil
+}
+
+func (d directory) names() []string {
+	f, err := d.root.Open(".")
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	found, _ := f.Readdirnames(maxNames)
+	slices.Sort(found)
+	return found
+}
+
+func (d directory) whole() bool { return true }
+
+func (d directory) Close() error { return d.root.Close() }
+
+// maxNames is how many names an error message quotes: enough to recognise what
+// a file is.
+const maxNames = 4
+
+// archive is files in an uncompressed tar, read where they lie.
+type archive struct {
+	*os.File
+	entries map[string]entry
+	order   []string // the first names
+	ended   bool     // the marker of the archive's end was found
+	cleanup func()
+}
+
+// entry is a file in an archive or, if target is set, a link to one.
+type entry struct {
+	offset, size int64
+	target       string
+}
+
+func (a *archive) file(name string) (blob, error) {
+	e, ok := a.entries[name]
+	if ok && e.target != "" {
+		// docker save writes a layer that several images share once, and links to
+		// it from the others: one step is all there is to follow.
+		target := e.target
+		if e, ok = a.entries[target]; !ok || e.target != "" {
+			return blob{}, fmt.Errorf("%s: is a link to %s, which is not a file in the archive", name, target)
+		}
+	}
+	if !ok {
+		return blob{}, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
+	}
+	return blob{size: e.size, open: func() (io.ReadCloser, error) {
+		return io.NopCloser(io.NewSectionReader(a.File, e.offset, e.size)), nil
+	}}, nil
+}
+
+func (a *archive) names() []string { return a.order }
+
+func (a *archive) whole() bool { return a.ended }
+
+func (a *archive) Close() error {
+	err := a.File.Close()
+	a.cleanup()
+	return err
+}
+
+// openArchive indexes the tar in the file at path. A gzip-compressed one is
+// unpacked to a temporary file first: there is no other way to read it out of
+// order.
+func openArchive(ctx context.Context, name string) (_ *archive, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	a := &archive{File: f, entries: map[string]entry{}, cleanup: func() {}}
+	defer func() {
+		if err != nil {
+			a.Close()
+		}
+	}()
+	head := make([]byte, tarBlock)
+	n, err := io.ReadFull(f, head)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	what := describe(head[:n])
+	if bytes.HasPrefix(head, gzipMagic) {
+		if err := a.unpack(ctx); err != nil {
+			return nil, err
+		}
+		what = "gzip-compressed data without a tar in it"
+	}
+	return a, a.index(ctx, what)
+}
+
+// unpack replaces the archive's file by a temporary one with what was
+// compressed in it.
+func (a *archive) unpack(ctx context.Context) error {
+	z, err := gzip.NewReader(a.File)
+	if err != nil {
+		return fmt.Errorf("gzip: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "zarf-registry-images-")
+	if err != nil {
+		return fmt.Errorf("unpacking: %w", err)
+	}
+	a.cleanup = func() { os.RemoveAll(dir) }
+	unpacked, err := os.Create(path.Join(dir, "archive.tar"))
+	if err != nil {
+		return fmt.Errorf("unpacking: %w", err)
+	}
+	compressed := a.File
+	a.File = unpacked
+	defer compressed.Close()
+	// Where it is possible to remove an open file, nothing can leave it behind.
+	_ = os.RemoveAll(dir)
+	_, err = io.Copy(unpacked, contextReader{ctx, z})
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return errors.New("is truncated: its compressed data ends early")
+	}
+	if err != nil {
+		return fmt.Errorf("unpacking to %s: %w", os.TempDir(), err)
+	}
+	_, err = unpacked.Seek(0, io.SeekStart)
+	return err
+}
+
+// contextReader reads until the context ends.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c contextReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(p)
+}
+
+// index finds where each file lies. what is said to be in the file if it is no
+// tar.
+func (a *archive) index(ctx context.Context, what string) error {
+	info, err := a.Stat()
+	if err != nil {
+		return err
+	}
+	tr := tar.NewReader(a.File)
+	var last string
+	var end int64 // of the last entry, padding included
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		header, err := tr.Next()
+		at, seekErr := a.Seek(0, io.SeekCurrent)
+		if seekErr != nil {
+			return seekErr
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			if last == "" && info.Size() > 0 {
+				what = "a tar without entries"
+			}
+			if last == "" {
+				return fmt.Errorf("%w: it is %s", errNotAnArchive, what)
+			}
+			a.ended = at >= end+tarBlock
+			return nil
+		case errors.Is(err, io.ErrUnexpectedEOF) && last != "":
+			return fmt.Errorf("is truncated: it ends after entry %s", last)
+		case err != nil && last == "":
+			return fmt.Errorf("%w: it is %s", errNotAnArchive, what)
+		case err != nil:
+			return fmt.Errorf("is damaged after entry %s: %w", last, err)
+		}
+		last = header.Name
+		if err := a.add(header, at); err != nil {
+			return fmt.Errorf("entry %q %w", header.Name, err)
+		}
+		end = at
+		if header.Typeflag == tar.TypeReg {
+			end += (header.Size + tarBlock - 1) / tarBlock * tarBlock
+		}
+		if end > info.Size() {
+			return fmt.Errorf("is truncated: it ends within entry %s", last)
+		}
+	}
+}
+
+// add notes an entry. Nothing is ever unpacked by name, so an odd one could do
+// no harm here; but an archive that has one is not what an image tool wrote,
+// and it would do harm elsewhere.
+func (a *archive) add(header *tar.Header, at int64) error {
+	name, err := insideArchive(header.Name)
+	if err != nil {
+		return err
+	}
+	if len(a.order) < maxNames && name != "." {
+		a.order = append(a.order, name)
+	}
+	e := entry{offset: at, size: header.Size}
+	switch header.Typeflag {
+	case tar.TypeReg:
+		for key := range header.PAXRecords {
+			if strings.HasPrefix(key, "GNU.sparse.") {
+				return errors.New("is stored as a sparse file: pack the archive without that")
+			}
+		}
+	case tar.TypeSymlink, tar.TypeLink:
+		target := header.Linkname
+		if header.Typeflag == tar.TypeSymlink && !path.IsAbs(target) {
+			target = path.Join(path.Dir(name), target)
+		}
+		if e.target, err = insideArchive(target); err != nil {
+			return fmt.Errorf("is a link to %q, which %w", header.Linkname, err)
+		}
+	case tar.TypeGNUSparse:
+		return errors.New("is stored as a sparse file: pack the archive without that")
+	default:
+		return nil
+	}
+	if _, twice := a.entries[name]; twice {
+		return errors.New("stands in it twice")
+	}
+	a.entries[name] = e
+	return nil
+}
+
+// insideArchive cleans a name and refuses one that leads out of the archive.
+func insideArchive(name string) (string, error) {
+	if path.IsAbs(name) {
+		return "", errors.New("is an absolute path")
+	}
+	if slices.Contains(strings.Split(name, "/"), "..") {
+		return "", errors.New("leads out of the archive")
+	}
+	return path.Clean(name), nil
+}
+
+var (
+	errNotAnArchive = errors.New("is not an image archive")
+
+	gzipMagic = []byte{0x1f, 0x8b}
+	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
+)
+
+// describe says what a file is that begins with head, for whoever took it for
+// an archive.
+func describe(head []byte) string {
+	for _, known := range []struct {
+		magic []byte
+		what  string
+	}{
+		{zstdMagic, "zstd-compressed: decompress it first"},
+		{[]byte("\xfd7zXZ"), "xz-compressed: decompress it first"},
+		{[]byte("BZh"), "bzip2-compressed: decompress it first"},
+		{[]byte("PK\x03\x04"), "a zip archive"},
+		{[]byte("\x7fELF"), "a program"},
+		{[]byte("{"), "JSON text"},
+	} {
+		if bytes.HasPrefix(head, known.magic) {
+			return known.what
+		}
+	}
+	switch {
+	case len(head) == 0:
+		return "empty"
+	case !bytes.ContainsRune(head, 0) && utf8.Valid(head[:max(0, len(head)-utf8.UTFMax)]):
+		return "text"
+	}
+	return "data of an unknown kind"
+}

@@ -1,0 +1,161 @@
+package images
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/content"
+)
+
+// dockerImage is an element of a docker archive's manifest.json.
+// https://github.com/moby/docker-image-spec/blob/v1.3.1/README.md
+type dockerImage struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
+// loadDocker reads the images of a docker archive, as OCI images. The
+// configuration stays as it is, and so do the layers; the manifest is made, and
+// is the same for the same archive.
+func (s *Source) loadDocker(ctx context.Context) error {
+	var list []dockerImage
+	if err := s.readJSON("manifest.json", &list); err != nil {
+		return err
+	}
+	compressed := map[string]ocispec.Descriptor{} // layers by file: images share them
+	for i, saved := range list {
+		name := fmt.Sprintf("number %d", i+1)
+		if len(saved.RepoTags) > 0 {
+			name = saved.RepoTags[0]
+		}
+		manifest, err := s.dockerManifest(ctx, saved, compressed)
+		if err != nil {
+			return fmt.Errorf("image %s: %w", name, err)
+		}
+		image := Image{Descriptor: manifest}
+		if err := s.complete(ctx, &image); err != nil {
+			return fmt.Errorf("image %s: %w", name, err)
+		}
+		if len(saved.RepoTags) == 0 {
+			s.addImage(image)
+		}
+		for _, tag := range saved.RepoTags {
+			image.Reference = tag
+			s.addImage(image)
+		}
+	}
+	return nil
+}
+
+// dockerManifest makes an image's manifest and registers its blobs under their
+// digests.
+func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compressed map[string]ocispec.Descriptor) (ocispec.Descriptor, error) {
+	none := ocispec.Descriptor{}
+	configFile, err := s.dockerFile("configuration", saved.Config)
+	if err != nil {
+		return none, err
+	}
+	if configFile.size > maxMetadata {
+		return none, fmt.Errorf("configuration %s: has %d bytes, more than the %d that are read", saved.Config, configFile.size, maxMetadata)
+	}
+	raw, err := readAll(configFile)
+	if err != nil {
+		return none, fmt.Errorf("configuration %s: %w", saved.Config, err)
+	}
+	var config ocispec.Image
+	if err := json.Unmarshal(raw, &config); err != nil {
+		return none, fmt.Errorf("configuration %s: is not the JSON that it should be: %w", saved.Config, err)
+	}
+	if len(config.RootFS.DiffIDs) != len(saved.Layers) {
+		return none, fmt.Errorf("configuration %s: names %d layers, and manifest.json %d", saved.Config, len(config.RootFS.DiffIDs), len(saved.Layers))
+	}
+	manifest := ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: ocispec.MediaTypeImageManifest,
+		Config:    content.NewDescriptorFromBytes(ocispec.MediaTypeImageConfig, raw),
+		Layers:    []ocispec.Descriptor{},
+	}
+	s.made.add(manifest.Config.Digest, bytesBlob(raw))
+	for i, name := range saved.Layers {
+		file, err := s.dockerFile("layer", name)
+		if err != nil {
+			return none, err
+		}
+		layer, known := compressed[name]
+		if !known {
+			if layer, err = describeLayer(ctx, file, config.RootFS.DiffIDs[i]); err != nil {
+				return none, fmt.Errorf("layer %s: %w", name, err)
+			}
+			if layer.MediaType != ocispec.MediaTypeImageLayer {
+				compressed[name] = layer
+			}
+		}
+		s.made.add(layer.Digest, file)
+		manifest.Layers = append(manifest.Layers, layer)
+	}
+	return s.made.addJSON(ocispec.MediaTypeImageManifest, manifest)
+}
+
+func (s *Source) dockerFile(what, name string) (blob, error) {
+	b, err := s.files.file(path.Clean(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return blob{}, fmt.Errorf("%s %s: is missing in the source%s", what, name, s.doubt())
+	}
+	if err != nil {
+		return blob{}, fmt.Errorf("%s: %w", what, err)
+	}
+	return b, nil
+}
+
+// describeLayer computes a layer's descriptor. docker saves layers uncompressed:
+// then their digest must be the one that the configuration has for the content,
+// and they are not read here; it is verified when they are. Other tools compress
+// them, and the digest of that stands nowhere.
+func describeLayer(ctx context.Context, file blob, diffID digest.Digest) (ocispec.Descriptor, error) {
+	rc, err := file.open()
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	defer rc.Close()
+	buffered := bufio.NewReader(rc)
+	head, err := buffered.Peek(len(zstdMagic))
+	if err != nil && !errors.Is(err, io.EOF) {
+		return ocispec.Descriptor{}, err
+	}
+	desc := ocispec.Descriptor{Size: file.size}
+	switch {
+	case bytes.HasPrefix(head, gzipMagic):
+		desc.MediaType = ocispec.MediaTypeImageLayerGzip
+	case bytes.HasPrefix(head, zstdMagic):
+		desc.MediaType = ocispec.MediaTypeImageLayerZstd
+	default:
+		if err := diffID.Validate(); err != nil {
+			return ocispec.Descriptor{}, fmt.Errorf("the configuration has %q as its digest: %w", diffID, err)
+		}
+		desc.MediaType = ocispec.MediaTypeImageLayer
+		desc.Digest = diffID
+		return desc, nil
+	}
+	desc.Digest, err = digest.SHA256.FromReader(contextReader{ctx, buffered})
+	return desc, err
+}
+
+func readAll(b blob) ([]byte, error) {
+	rc, err := b.open()
+	if err != nil {
+		return nil, err
+	}
+	defer rc.Close()
+	return io.ReadAll(rc)
+}

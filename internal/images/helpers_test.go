@@ -1,0 +1,391 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/distribution/distribution/v3/configuration"
+	"github.com/distribution/distribution/v3/registry/handlers"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/content"
+)
+
+const (
+	testUser     = "push"
+	testPassword = "a long secret"
+)
+
+// testRegistry is distribution's registry behind TLS. Reading is free; writing
+// needs the credential. front, if any, stands before it.
+type testRegistry struct {
+	*httptest.Server
+	mu       sync.Mutex
+	requests []string // method and path
+	front    func(w http.ResponseWriter, r *http.Request) (handled bool)
+}
+
+func newTestRegistry(t *testing.T, storage configuration.Storage) *testRegistry {
+	t.Helper()
+	if storage == nil {
+		storage = configuration.Storage{"inmemory": nil}
+	}
+	config := &configuration.Configuration{Storage: storage}
+	config.HTTP.RelativeURLs = true
+	config.Log.Level = "panic"
+	config.Log.AccessLog.Disabled = true
+	app := handlers.NewApp(t.Context(), config)
+	t.Cleanup(func() {
+		if err := app.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	reg := &testRegistry{}
+	reg.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, password, _ := r.BasicAuth()
+		if r.Method != http.MethodGet && r.Method != http.MethodHead && (user != testUser || password != testPassword) {
+			w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnauthorized)
+			io.WriteString(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`)
+			return
+		}
+		reg.mu.Lock()
+		reg.requests = append(reg.requests, r.Method+" "+r.URL.Path)
+		front := reg.front
+		reg.mu.Unlock()
+		if front != nil && front(w, r) {
+			return
+		}
+		app.ServeHTTP(w, r)
+	}))
+	t.Cleanup(reg.Server.Close)
+	return reg
+}
+
+func (r *testRegistry) host() string { return strings.TrimPrefix(r.URL, "https://") }
+
+func (r *testRegistry) setFront(front func(http.ResponseWriter, *http.Request) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.front = front
+}
+
+// count tells how many requests began with the prefix, and forgets all.
+func (r *testRegistry) count(prefix string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for _, request := range r.requests {
+		if strings.HasPrefix(request, prefix) {
+			n++
+		}
+	}
+	r.requests = nil
+	return n
+}
+
+// client is the way to the registry, with changes if wanted.
+func (r *testRegistry) client(t *testing.T, change func(*RegistryOptions)) *Registry {
+	t.Helper()
+	opts := RegistryOptions{
+		Host:     r.host(),
+		TLS:      r.Server.Client().Transport.(*http.Transport).TLSClientConfig.Clone(),
+		Username: testUser,
+		Password: testPassword,
+	}
+	if change != nil {
+		change(&opts)
+	}
+	reg, err := NewRegistry(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(reg.Close)
+	return reg
+}
+
+// get reads a manifest or blob back, as a container runtime would.
+func (r *testRegistry) get(t *testing.T, path string) []byte {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.URL+"/v2/"+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mediaType := range []string{ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageIndex, mediaTypeDockerManifest, mediaTypeDockerIndex} {
+		req.Header.Add("Accept", mediaType)
+	}
+	resp, err := r.Server.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("GET %s: %s: %s", path, resp.Status, body)
+	}
+	return body
+}
+
+// checkWhole verifies that the registry has all of an image under its tag.
+func (r *testRegistry) checkWhole(t *testing.T, src content.ReadOnlyStorage, image Image) {
+	t.Helper()
+	repository, tag, err := Repository(image.Reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := digest.FromBytes(r.get(t, repository+"/manifests/"+tag)); got != image.Descriptor.Digest {
+		t.Errorf("%s has digest %s in the registry, want %s", image.Reference, got, image.Descriptor.Digest)
+	}
+	nodes, err := graph(t.Context(), src, image.Descriptor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes {
+		kind := "/blobs/"
+		if isManifest(node.MediaType) || isIndex(node.MediaType) {
+			kind = "/manifests/"
+		}
+		if got := digest.FromBytes(r.get(t, repository+kind+node.Digest.String())); got != node.Digest {
+			t.Errorf("%s %s has digest %s in the registry", kindOf(node.MediaType), node.Digest, got)
+		}
+	}
+}
+
+// noise is bytes that do not compress, the same for the same seed.
+func noise(seed uint64, size int) []byte {
+	b := make([]byte, size)
+	source := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1})
+	source.Read(b)
+	return b
+}
+
+// testImage puts an index of images for platforms into a store; each has its own
+// layer of the given size, and they share one.
+func testImage(t *testing.T, store *Store, reference string, size int, architectures ...string) Image {
+	t.Helper()
+	add := func(mediaType string, b []byte) ocispec.Descriptor {
+		desc := content.NewDescriptorFromBytes(mediaType, b)
+		store.add(desc.Digest, bytesBlob(b))
+		return desc
+	}
+	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+	shared := add(ocispec.MediaTypeImageLayer, noise(0, size/4))
+	for i, arch := range architectures {
+		layer := add(ocispec.MediaTypeImageLayer, noise(uint64(i+1+size), size))
+		platform := ocispec.Platform{OS: "linux", Architecture: arch}
+		config, err := store.addJSON(ocispec.MediaTypeImageConfig, ocispec.Image{
+			Platform: platform,
+			RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{shared.Digest, layer.Digest}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		manifest, err := store.addJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+			Versioned: specs.Versioned{SchemaVersion: 2},
+			MediaType: ocispec.MediaTypeImageManifest,
+			Config:    config,
+			Layers:    []ocispec.Descriptor{shared, layer},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		manifest.Platform = &platform
+		index.Manifests = append(index.Manifests, manifest)
+	}
+	root, err := store.addJSON(ocispec.MediaTypeImageIndex, index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Image{Reference: reference, Descriptor: root}
+}
+
+// file is an entry of an archive that a test makes.
+type file struct {
+	name string
+	data []byte
+	link string
+	kind byte // of tar; 0 is a regular file, or a symbolic link where link is set
+}
+
+func makeTar(t *testing.T, files ...file) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	for _, f := range files {
+		header := &tar.Header{Name: f.name, Size: int64(len(f.data)), Mode: 0o644, Linkname: f.link, Typeflag: f.kind}
+		if f.kind == 0 {
+			header.Typeflag = tar.TypeReg
+			if f.link != "" {
+				header.Typeflag = tar.TypeSymlink
+			}
+		}
+		if err := tw.WriteHeader(header); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tw.Write(f.data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+func gzipped(t *testing.T, b []byte) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	z := gzip.NewWriter(&buf)
+	if _, err := z.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+func asJSON(t *testing.T, v any) []byte {
+	t.Helper()
+	raw, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+func writeTemp(t *testing.T, name string, b []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// layoutFiles are an OCI layout of the images, each listed with its annotations.
+func layoutFiles(t *testing.T, store *Store, listed ...ocispec.Descriptor) []file {
+	t.Helper()
+	files := []file{
+		{name: ocispec.ImageLayoutFile, data: []byte(`{"imageLayoutVersion":"1.0.0"}`)},
+		{name: ocispec.ImageIndexFile, data: asJSON(t, ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, Manifests: listed})},
+	}
+	seen := map[digest.Digest]bool{}
+	for _, desc := range listed {
+		nodes, err := graph(t.Context(), store, desc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, node := range nodes {
+			if !seen[node.Digest] {
+				seen[node.Digest] = true
+				files = append(files, file{name: blobPath(node.Digest), data: fetchAll(t, store, node)})
+			}
+		}
+	}
+	return files
+}
+
+func annotated(image Image, annotations map[string]string) ocispec.Descriptor {
+	desc := image.Descriptor
+	desc.Annotations = annotations
+	return desc
+}
+
+// writeLayout writes files as a directory.
+func writeLayout(t *testing.T, files []file) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, f := range files {
+		path := filepath.Join(dir, filepath.FromSlash(f.name))
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, f.data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func fetchAll(t *testing.T, src content.Fetcher, desc ocispec.Descriptor) []byte {
+	t.Helper()
+	b, err := content.FetchAll(t.Context(), src, desc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// dockerArchive is what docker save writes before version 25: for each layer a
+// directory with its tar and legacy metadata, the configuration named after its
+// digest, manifest.json and repositories.
+func dockerArchive(t *testing.T, tags []string, layers ...[]byte) []file {
+	t.Helper()
+	config := ocispec.Image{
+		Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"},
+		RootFS:   ocispec.RootFS{Type: "layers"},
+	}
+	var files []file
+	saved := dockerImage{RepoTags: tags}
+	for i, layer := range layers {
+		dir := fmt.Sprintf("%064x", i+1)
+		files = append(files,
+			file{name: dir + "/", kind: tar.TypeDir},
+			file{name: dir + "/VERSION", data: []byte("1.0")},
+			file{name: dir + "/json", data: []byte("{}")},
+			file{name: dir + "/layer.tar", data: layer},
+		)
+		saved.Layers = append(saved.Layers, dir+"/layer.tar")
+		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, digest.FromBytes(layer))
+	}
+	rawConfig := asJSON(t, config)
+	saved.Config = digest.FromBytes(rawConfig).Encoded() + ".json"
+	return append(files,
+		file{name: saved.Config, data: rawConfig},
+		file{name: "manifest.json", data: asJSON(t, []dockerImage{saved})},
+		file{name: "repositories", data: []byte("{}")},
+	)
+}
+
+func mustOpen(t *testing.T, path string) *Source {
+	t.Helper()
+	src, err := Open(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := src.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return src
+}
+
+// cancelled is a context that has ended.
+func cancelled(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}

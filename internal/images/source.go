@@ -1,0 +1,390 @@
+package images
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/errdef"
+)
+
+// Source is a layout or archive that was opened for reading. It is safe for
+// concurrent use until it is closed.
+type Source struct {
+	path   string
+	kind   string // in words
+	files  files
+	made   Store // manifests, and docker archives' blobs, that stand under no digest in the files
+	images []Image
+}
+
+var _ content.ReadOnlyStorage = (*Source)(nil)
+
+// Open opens what is at path: an OCI layout directory, an OCI archive (a tar of
+// one) or a docker archive, as docker save has written it before version 25 and
+// other tools still do. Archives may be compressed with gzip. What it is, its
+// content tells, not its name; where an archive is both, the OCI layout counts.
+//
+// A source that was opened is complete: every image's manifests were read and
+// verified, and every blob is there in its size. The blobs' digests are
+// verified when they are read. Nothing is unpacked, but a compressed archive,
+// to a temporary file that [Source.Close] removes.
+//
+// An error names path, what was found there, and what is wrong with it.
+func Open(ctx context.Context, path string) (*Source, error) {
+	s, err := open(ctx, path)
+	if err != nil {
+		return nil, fmt.Errorf("image source %s: %w", path, err)
+	}
+	return s, nil
+}
+
+func open(ctx context.Context, path string) (*Source, error) {
+	info, err := os.Stat(path)
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		return nil, pathErr.Err
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{path: path}
+	where := "archive"
+	switch {
+	case info.IsDir():
+		where = "layout"
+		root, err := os.OpenRoot(path)
+		if err != nil {
+			return nil, err
+		}
+		s.files = directory{root}
+	case info.Mode().IsRegular():
+		a, err := openArchive(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		s.files = a
+	default:
+		return nil, errors.New("is neither a file nor a directory")
+	}
+	if err := s.load(ctx, where); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// load recognises what the files are and reads the images in them.
+func (s *Source) load(ctx context.Context, where string) error {
+	has := func(name string) bool {
+		_, err := s.files.file(name)
+		return err == nil
+	}
+	const indexFile, layoutFile, dockerFile = ocispec.ImageIndexFile, ocispec.ImageLayoutFile, "manifest.json"
+	var err error
+	switch {
+	case has(indexFile) && has(layoutFile):
+		s.kind = "OCI " + where
+		err = s.loadLayout(ctx)
+	case has(dockerFile):
+		s.kind = "docker " + where
+		err = s.loadDocker(ctx)
+	case has(layoutFile):
+		return fmt.Errorf("is an OCI %s without its %s%s", where, indexFile, s.doubt())
+	case has(indexFile):
+		return fmt.Errorf("has an %s, but no %s, which every OCI layout has", indexFile, layoutFile)
+	case has("repositories"):
+		return errors.New("is a docker archive from before docker 1.10: save the image again with a newer docker")
+	case len(s.files.names()) == 0:
+		return errors.New("is empty")
+	default:
+		return fmt.Errorf("has no image in it: neither %s and %s (OCI layout) nor %s (docker archive), but %s",
+			layoutFile, indexFile, dockerFile, strings.Join(s.files.names(), ", "))
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.kind, err)
+	}
+	if len(s.images) == 0 {
+		return fmt.Errorf("%s: has no image in it", s.kind)
+	}
+	return nil
+}
+
+// doubt is added to errors about what is missing.
+func (s *Source) doubt() string {
+	if s.files.whole() {
+		return ""
+	}
+	return " (the archive has no end marker, so it seems to be truncated)"
+}
+
+// Close releases the source's files.
+func (s *Source) Close() error { return s.files.Close() }
+
+// Kind says in words what the source is: "OCI layout", "OCI archive" or "docker
+// archive".
+func (s *Source) Kind() string { return s.kind }
+
+// Fetch returns the content that desc describes, verified while it is read.
+func (s *Source) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	b, err := s.blob(desc.Digest)
+	if err != nil {
+		return nil, err
+	}
+	return b.fetch(desc)
+}
+
+// Exists tells whether the source has the content.
+func (s *Source) Exists(_ context.Context, desc ocispec.Descriptor) (bool, error) {
+	_, err := s.blob(desc.Digest)
+	if errors.Is(err, errdef.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (s *Source) blob(d digest.Digest) (blob, error) {
+	if b, ok := s.made.blobs[d]; ok {
+		return b, nil
+	}
+	if err := d.Validate(); err != nil {
+		return blob{}, err
+	}
+	b, err := s.files.file(blobPath(d))
+	if errors.Is(err, fs.ErrNotExist) {
+		return blob{}, missingError(s.doubt())
+	}
+	return b, err
+}
+
+// missingError tells that a source lacks content; its value is a doubt.
+type missingError string
+
+func (e missingError) Error() string { return "is missing in the source" + string(e) }
+
+func (e missingError) Is(target error) bool { return target == errdef.ErrNotFound }
+
+// Images returns the images in the order in which the source lists them. One
+// with several names is several images.
+func (s *Source) Images() []Image { return slices.Clone(s.images) }
+
+// Select returns the images to work on, each with a name. Without a reference
+// these are all, and each must have a name of its own. With one, the source
+// must hold a single image, and that is its name.
+func (s *Source) Select(reference string) ([]Image, error) {
+	list, err := s.choose(reference)
+	if err != nil {
+		return nil, fmt.Errorf("image source %s: %w", s.path, err)
+	}
+	return list, nil
+}
+
+func (s *Source) choose(reference string) ([]Image, error) {
+	list := s.Images()
+	if reference != "" {
+		one := list[0]
+		for _, image := range list {
+			if image.Descriptor.Digest != one.Descriptor.Digest {
+				return nil, fmt.Errorf("--reference names one image, but there are several: %s", names(list))
+			}
+		}
+		one.Reference = reference
+		list = []Image{one}
+	}
+	targets := map[string]Image{}
+	for _, image := range list {
+		if image.Reference == "" {
+			return nil, fmt.Errorf("image %s has no name: give it one with --reference NAME:TAG", image.Descriptor.Digest)
+		}
+		repository, tag, err := Repository(image.Reference)
+		if err != nil {
+			return nil, err
+		}
+		target := repository + ":" + tag
+		if other, taken := targets[target]; taken && other.Descriptor.Digest != image.Descriptor.Digest {
+			return nil, fmt.Errorf("%s and %s differ, but both would become %s", other.Reference, image.Reference, target)
+		}
+		targets[target] = image
+	}
+	return list, nil
+}
+
+// names lists images in an error message.
+func names(list []Image) string {
+	var quoted []string
+	for _, image := range list {
+		if len(quoted) == maxNames {
+			quoted = append(quoted, "…")
+			break
+		}
+		quoted = append(quoted, image.name())
+	}
+	return strings.Join(quoted, ", ")
+}
+
+// readJSON reads a file of the source that describes others.
+func (s *Source) readJSON(name string, into any) error {
+	b, err := s.files.file(name)
+	if err != nil {
+		return err
+	}
+	if b.size > maxMetadata {
+		return fmt.Errorf("%s: has %d bytes, more than the %d that are read", name, b.size, maxMetadata)
+	}
+	rc, err := b.open()
+	if err != nil {
+		return err
+	}
+	defer rc.Close()
+	raw, err := io.ReadAll(rc)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if err := json.Unmarshal(raw, into); err != nil {
+		return fmt.Errorf("%s: is not the JSON that it should be: %w", name, err)
+	}
+	return nil
+}
+
+// loadLayout reads the images of an OCI layout.
+// https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md
+func (s *Source) loadLayout(ctx context.Context) error {
+	var layout ocispec.ImageLayout
+	if err := s.readJSON(ocispec.ImageLayoutFile, &layout); err != nil {
+		return err
+	}
+	if layout.Version != ocispec.ImageLayoutVersion {
+		return fmt.Errorf("%s: version is %q, and only %s is known", ocispec.ImageLayoutFile, layout.Version, ocispec.ImageLayoutVersion)
+	}
+	var index ocispec.Index
+	if err := s.readJSON(ocispec.ImageIndexFile, &index); err != nil {
+		return err
+	}
+	for _, desc := range index.Manifests {
+		image, err := s.layoutImage(ctx, desc)
+		if err != nil {
+			return fmt.Errorf("image %s: %w", Image{Reference: layoutName(desc.Annotations), Descriptor: desc}.name(), err)
+		}
+		s.addImage(image)
+	}
+	return nil
+}
+
+func (s *Source) addImage(image Image) {
+	if !slices.ContainsFunc(s.images, func(other Image) bool {
+		return other.Reference == image.Reference && other.Descriptor.Digest == image.Descriptor.Digest
+	}) {
+		s.images = append(s.images, image)
+	}
+}
+
+// tagOnly matches what is a tag and no name.
+// https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#pulling-manifests
+var tagOnly = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
+
+// layoutName finds an image's name in the annotations of its descriptor in
+// index.json. containerd and docker write the whole name and, as ref.name, the
+// tag; skopeo writes the tag alone, which is no name; ORAS writes a whole name as
+// ref.name; layouts from before that, made with crane's library, have nothing
+// but base.name. That last one otherwise tells what an image was built on, so
+// it counts only where ref.name is absent.
+func layoutName(annotations map[string]string) string {
+	if name := annotations[annotationContainerdName]; name != "" {
+		return name
+	}
+	name, ok := annotations[ocispec.AnnotationRefName]
+	if !ok {
+		return annotations[ocispec.AnnotationBaseImageName]
+	}
+	if tagOnly.MatchString(name) {
+		return ""
+	}
+	return name
+}
+
+// layoutImage reads and checks an image that index.json lists.
+func (s *Source) layoutImage(ctx context.Context, desc ocispec.Descriptor) (Image, error) {
+	if !isIndex(desc.MediaType) && !isManifest(desc.MediaType) {
+		return Image{}, fmt.Errorf("media type %q is neither a manifest nor an index", desc.MediaType)
+	}
+	image := Image{Reference: layoutName(desc.Annotations), Descriptor: plain(desc)}
+	if err := checkMetadataSize(desc); err != nil {
+		return Image{}, err
+	}
+	if isIndex(desc.MediaType) && s.files.whole() {
+		if err := s.leaveOutMissing(ctx, &image); err != nil {
+			return Image{}, err
+		}
+	}
+	return image, s.complete(ctx, &image)
+}
+
+// complete checks that all of an image is there, and notes its size and
+// platforms.
+func (s *Source) complete(ctx context.Context, image *Image) error {
+	nodes, err := graph(ctx, s, image.Descriptor)
+	if err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		b, err := s.blob(node.Digest)
+		if err != nil {
+			return blame(node, err)
+		}
+		if b.size != node.Size {
+			return blame(node, b.sizeError(node))
+		}
+	}
+	image.Size = totalSize(nodes)
+	image.Platforms, err = platforms(ctx, s, image.Descriptor)
+	return err
+}
+
+// leaveOutMissing makes an index that the source holds in part into an image of
+// that part: the one manifest that is there, as it is, or an index of those
+// that are. A registry would refuse the index as it stands.
+func (s *Source) leaveOutMissing(ctx context.Context, image *Image) error {
+	var index ocispec.Index
+	if err := fetchJSON(ctx, s, image.Descriptor, &index); err != nil {
+		return err
+	}
+	var present, missing []ocispec.Descriptor
+	for _, m := range index.Manifests {
+		ok, err := s.Exists(ctx, m)
+		if err != nil {
+			return blame(m, err)
+		}
+		if ok {
+			present = append(present, m)
+		} else {
+			missing = append(missing, m)
+		}
+	}
+	if len(missing) == 0 || len(present) == 0 {
+		return nil
+	}
+	image.Omitted = platformsOf(missing)
+	if len(present) == 1 {
+		image.Descriptor = plain(present[0])
+		return nil
+	}
+	var err error
+	image.Descriptor, err = s.made.addJSON(image.Descriptor.MediaType, ocispec.Index{
+		Versioned:   specs.Versioned{SchemaVersion: 2},
+		MediaType:   image.Descriptor.MediaType,
+		Manifests:   present,
+		Annotations: index.Annotations,
+	})
+	return err
+}

@@ -1,0 +1,471 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/content"
+)
+
+func containerdName(name string) map[string]string {
+	return map[string]string{annotationContainerdName: name}
+}
+
+func TestOpenReadsEachKindOfSource(t *testing.T) {
+	store := &Store{}
+	image := testImage(t, store, "", 5000, "amd64", "arm64")
+	layout := layoutFiles(t, store, annotated(image, containerdName("docker.io/library/hello:1")))
+	docker := dockerArchive(t, []string{"hello:1"}, makeTar(t, file{name: "a", data: noise(1, 3000)}), makeTar(t, file{name: "b"}))
+	both := append(slices.Clone(layout), file{name: "manifest.json", data: []byte(`[{"Config":"not/looked/at"}]`)})
+	dotted := slices.Clone(layout)
+	for i := range dotted {
+		dotted[i].name = "./" + dotted[i].name
+	}
+
+	for name, c := range map[string]struct {
+		path      string
+		kind      string
+		reference string
+		platforms int
+	}{
+		"an OCI layout directory":                       {writeLayout(t, layout), "OCI layout", "docker.io/library/hello:1", 2},
+		"an OCI archive":                                {writeTemp(t, "image", makeTar(t, layout...)), "OCI archive", "docker.io/library/hello:1", 2},
+		"an OCI archive whatever its name":              {writeTemp(t, "image.zip", makeTar(t, layout...)), "OCI archive", "docker.io/library/hello:1", 2},
+		"an OCI archive compressed with gzip":           {writeTemp(t, "image.tar", gzipped(t, makeTar(t, layout...))), "OCI archive", "docker.io/library/hello:1", 2},
+		"an OCI archive as tar -C dir . makes it":       {writeTemp(t, "image.tar", makeTar(t, append([]file{{name: "./", kind: tar.TypeDir}}, dotted...)...)), "OCI archive", "docker.io/library/hello:1", 2},
+		"the OCI layout where docker save writes both":  {writeTemp(t, "image.tar", makeTar(t, both...)), "OCI archive", "docker.io/library/hello:1", 2},
+		"a docker archive":                              {writeTemp(t, "image.tar", makeTar(t, docker...)), "docker archive", "hello:1", 1},
+		"a docker archive compressed with gzip":         {writeTemp(t, "image.tar.gz", gzipped(t, makeTar(t, docker...))), "docker archive", "hello:1", 1},
+		"an OCI archive without the tar's end marker":   {writeTemp(t, "image.tar", bytes.TrimSuffix(makeTar(t, layout...), make([]byte, 2*tarBlock))), "OCI archive", "docker.io/library/hello:1", 2},
+		"a docker archive that somebody has unpacked":   {writeLayout(t, slices.DeleteFunc(slices.Clone(docker), func(f file) bool { return f.kind == tar.TypeDir })), "docker layout", "hello:1", 1},
+		"an OCI archive with another archive behind it": {writeTemp(t, "image.tar", append(makeTar(t, layout...), "more"...)), "OCI archive", "docker.io/library/hello:1", 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			src := mustOpen(t, c.path)
+			if src.Kind() != c.kind {
+				t.Errorf("it is taken for an %s, want %s", src.Kind(), c.kind)
+			}
+			list := src.Images()
+			if len(list) != 1 || list[0].Reference != c.reference || len(list[0].Platforms) != c.platforms {
+				t.Fatalf("images: %+v", list)
+			}
+			nodes, err := graph(t.Context(), src, list[0].Descriptor)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(nodes) < 3 || totalSize(nodes) != list[0].Size {
+				t.Errorf("%d blobs of %d bytes, but the image has %d", len(nodes), totalSize(nodes), list[0].Size)
+			}
+			for _, node := range nodes {
+				fetchAll(t, src, node)
+				fetchAll(t, src, node) // in any order, any number of times
+			}
+		})
+	}
+}
+
+func TestOpenLeavesNothingBehind(t *testing.T) {
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	store := &Store{}
+	image := testImage(t, store, "", 100, "amd64")
+	good := writeTemp(t, "image.tgz", gzipped(t, makeTar(t, layoutFiles(t, store, image.Descriptor)...)))
+	bad := writeTemp(t, "bad.tgz", gzipped(t, []byte("nothing")))
+	src, err := Open(t.Context(), good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := src.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), bad); err == nil {
+		t.Error("opened something that is not an archive")
+	}
+	if _, err := Open(cancelled(t), good); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a cancelled context: %v", err)
+	}
+	left, err := os.ReadDir(temp)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestImageNames(t *testing.T) {
+	const full, base = "ghcr.io/a/b:1", "docker.io/library/alpine:3"
+	for name, c := range map[string]struct {
+		annotations map[string]string
+		want        string
+	}{
+		"containerd's and docker's name":                {map[string]string{annotationContainerdName: full, ocispec.AnnotationRefName: "1"}, full},
+		"ORAS's whole name":                             {map[string]string{ocispec.AnnotationRefName: full}, full},
+		"ORAS's and crane's":                            {map[string]string{ocispec.AnnotationRefName: full, ocispec.AnnotationBaseImageName: full}, full},
+		"a short but whole name":                        {map[string]string{ocispec.AnnotationRefName: "nginx:1"}, "nginx:1"},
+		"crane's name alone":                            {map[string]string{ocispec.AnnotationBaseImageName: full}, full},
+		"skopeo's tag is no name":                       {map[string]string{ocispec.AnnotationRefName: "latest"}, ""},
+		"what an image was built on is not its name":    {map[string]string{ocispec.AnnotationRefName: "1", ocispec.AnnotationBaseImageName: base}, ""},
+		"containerd's name although built on something": {map[string]string{annotationContainerdName: full, ocispec.AnnotationBaseImageName: base}, full},
+		"nothing": {nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := &Store{}
+			image := testImage(t, store, "", 100, "amd64")
+			src := mustOpen(t, writeTemp(t, "image.tar", makeTar(t, layoutFiles(t, store, annotated(image, c.annotations))...)))
+			if got := src.Images()[0].Reference; got != c.want {
+				t.Errorf("name is %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestSelect(t *testing.T) {
+	store := &Store{}
+	one, two := testImage(t, store, "", 100, "amd64"), testImage(t, store, "", 200, "amd64")
+	open := func(listed ...ocispec.Descriptor) *Source {
+		return mustOpen(t, writeTemp(t, "images.tar", makeTar(t, layoutFiles(t, store, listed...)...)))
+	}
+	references := func(list []Image) (found []string) {
+		for _, image := range list {
+			found = append(found, image.Reference)
+		}
+		return found
+	}
+	for name, c := range map[string]struct {
+		src       *Source
+		reference string
+		want      []string
+		err       string
+	}{
+		"all images go by their names": {
+			src:  open(annotated(one, containerdName("docker.io/a/one:1")), annotated(two, containerdName("docker.io/a/two:1"))),
+			want: []string{"docker.io/a/one:1", "docker.io/a/two:1"},
+		},
+		"one image with two names goes by both": {
+			src:  open(annotated(one, containerdName("docker.io/a/one:1")), annotated(one, containerdName("docker.io/a/one:latest"))),
+			want: []string{"docker.io/a/one:1", "docker.io/a/one:latest"},
+		},
+		"one image listed twice is one": {
+			src:  open(annotated(one, containerdName("docker.io/a/one:1")), annotated(one, containerdName("docker.io/a/one:1"))),
+			want: []string{"docker.io/a/one:1"},
+		},
+		"a reference names the one image":        {src: open(one.Descriptor), reference: "mine:1", want: []string{"mine:1"}},
+		"a reference renames one with two names": {src: open(annotated(one, containerdName("docker.io/a/one:1")), annotated(one, containerdName("a:2"))), reference: "mine:1", want: []string{"mine:1"}},
+		"a reference for several is refused": {
+			src: open(annotated(one, containerdName("docker.io/a/one:1")), two.Descriptor), reference: "mine:1",
+			err: "--reference names one image, but there are several: docker.io/a/one:1, " + two.Descriptor.Digest.String(),
+		},
+		"no name is refused":    {src: open(one.Descriptor), err: "image " + one.Descriptor.Digest.String() + " has no name: give it one with --reference NAME:TAG"},
+		"a bad name is refused": {src: open(one.Descriptor), reference: "a b", err: `image reference "a b": invalid reference format`},
+		"two images for one place are refused": {
+			src: open(annotated(one, containerdName("docker.io/a/one:1")), annotated(two, containerdName("quay.io/a/one:1"))),
+			err: "docker.io/a/one:1 and quay.io/a/one:1 differ, but both would become a/one:1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			list, err := c.src.Select(c.reference)
+			if c.err != "" {
+				want := "image source " + c.src.path + ": " + c.err
+				if err == nil || err.Error() != want {
+					t.Errorf("error %v\nwant  %s", err, want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, references(list)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestDockerArchive(t *testing.T) {
+	big, small := makeTar(t, file{name: "a", data: noise(1, 3000)}), makeTar(t, file{name: "b"})
+
+	t.Run("becomes an OCI image with its layers and configuration as they are", func(t *testing.T) {
+		files := dockerArchive(t, []string{"hello:1", "example.com/hello:2"}, big, small)
+		src := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, files...)))
+		list := src.Images()
+		if len(list) != 2 || list[0].Reference != "hello:1" || list[1].Reference != "example.com/hello:2" || list[0].Descriptor.Digest != list[1].Descriptor.Digest {
+			t.Fatalf("images: %+v", list)
+		}
+		var manifest ocispec.Manifest
+		if err := fetchJSON(t.Context(), src, list[0].Descriptor, &manifest); err != nil {
+			t.Fatal(err)
+		}
+		config := files[len(files)-3].data
+		want := ocispec.Manifest{
+			Versioned: specs.Versioned{SchemaVersion: 2},
+			MediaType: ocispec.MediaTypeImageManifest,
+			Config:    content.NewDescriptorFromBytes(ocispec.MediaTypeImageConfig, config),
+			Layers: []ocispec.Descriptor{
+				content.NewDescriptorFromBytes(ocispec.MediaTypeImageLayer, big),
+				content.NewDescriptorFromBytes(ocispec.MediaTypeImageLayer, small),
+			},
+		}
+		if diff := cmp.Diff(want, manifest); diff != "" {
+			t.Error(diff)
+		}
+		again := mustOpen(t, writeTemp(t, "b.tar", makeTar(t, files...)))
+		if a, b := list[0].Descriptor, again.Images()[0].Descriptor; a.Digest != b.Digest {
+			t.Errorf("opened twice, it is %s and %s", a.Digest, b.Digest)
+		}
+	})
+
+	t.Run("may have a link where a layer is shared", func(t *testing.T) {
+		files := dockerArchive(t, []string{"hello:1"}, big, big)
+		i := slices.IndexFunc(files, func(f file) bool { return strings.HasPrefix(f.name, "0") && strings.HasSuffix(f.name, "2/layer.tar") })
+		files[i] = file{name: files[i].name, link: "../" + strings.Repeat("0", 63) + "1/layer.tar"}
+		src := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, files...)))
+		var manifest ocispec.Manifest
+		if err := fetchJSON(t.Context(), src, src.Images()[0].Descriptor, &manifest); err != nil {
+			t.Fatal(err)
+		}
+		if len(manifest.Layers) != 2 || !bytes.Equal(fetchAll(t, src, manifest.Layers[1]), big) {
+			t.Errorf("layers: %+v", manifest.Layers)
+		}
+	})
+
+	t.Run("may have compressed layers, as crane writes them", func(t *testing.T) {
+		files := dockerArchive(t, []string{"hello:1"}, big)
+		packed := gzipped(t, big)
+		i := slices.IndexFunc(files, func(f file) bool { return strings.HasSuffix(f.name, "/layer.tar") })
+		files[i].data = packed
+		src := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, files...)))
+		var manifest ocispec.Manifest
+		if err := fetchJSON(t.Context(), src, src.Images()[0].Descriptor, &manifest); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]ocispec.Descriptor{content.NewDescriptorFromBytes(ocispec.MediaTypeImageLayerGzip, packed)}, manifest.Layers); diff != "" {
+			t.Error(diff)
+		}
+	})
+
+	t.Run("saved by its id has no name", func(t *testing.T) {
+		src := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, dockerArchive(t, nil, big)...)))
+		if _, err := src.Select(""); err == nil || !strings.Contains(err.Error(), "--reference") {
+			t.Errorf("error: %v", err)
+		}
+	})
+}
+
+// docker's containerd image store saves the index of an image whole, although it
+// has pulled one platform of it.
+func TestIndexOfWhichAPartIsThere(t *testing.T) {
+	store := &Store{}
+	image := testImage(t, store, "", 1000, "amd64", "arm64", "riscv64")
+	var index ocispec.Index
+	if err := fetchJSON(t.Context(), store, image.Descriptor, &index); err != nil {
+		t.Fatal(err)
+	}
+	without := func(gone ...int) []file {
+		return slices.DeleteFunc(layoutFiles(t, store, annotated(image, containerdName("a:1"))), func(f file) bool {
+			return slices.ContainsFunc(gone, func(i int) bool { return f.name == blobPath(index.Manifests[i].Digest) })
+		})
+	}
+	linux := func(arch string) ocispec.Platform { return ocispec.Platform{OS: "linux", Architecture: arch} }
+
+	t.Run("one manifest is the image", func(t *testing.T) {
+		got := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, without(1, 2)...))).Images()[0]
+		if got.Descriptor.Digest != index.Manifests[0].Digest {
+			t.Errorf("image is %s, want the manifest for amd64", got.Descriptor.Digest)
+		}
+		if diff := cmp.Diff([][]ocispec.Platform{{linux("amd64")}, {linux("arm64"), linux("riscv64")}}, [][]ocispec.Platform{got.Platforms, got.Omitted}); diff != "" {
+			t.Error(diff)
+		}
+	})
+	t.Run("several are an index of their own", func(t *testing.T) {
+		src := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, without(1)...)))
+		got := src.Images()[0]
+		var part ocispec.Index
+		if err := fetchJSON(t.Context(), src, got.Descriptor, &part); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]ocispec.Descriptor{index.Manifests[0], index.Manifests[2]}, part.Manifests); diff != "" {
+			t.Error(diff)
+		}
+		if diff := cmp.Diff([][]ocispec.Platform{{linux("amd64"), linux("riscv64")}, {linux("arm64")}}, [][]ocispec.Platform{got.Platforms, got.Omitted}); diff != "" {
+			t.Error(diff)
+		}
+	})
+	t.Run("none is an error", func(t *testing.T) {
+		checkOpenError(t, writeTemp(t, "a.tar", makeTar(t, without(0, 1, 2)...)),
+			"OCI archive: image a:1: manifest "+index.Manifests[0].Digest.String()+": is missing in the source")
+	})
+	t.Run("a part of an archive that was cut is an error", func(t *testing.T) {
+		cut := bytes.TrimSuffix(makeTar(t, without(1, 2)...), make([]byte, 2*tarBlock))
+		checkOpenError(t, writeTemp(t, "a.tar", cut),
+			"OCI archive: image a:1: manifest "+index.Manifests[1].Digest.String()+": is missing in the source (the archive has no end marker, so it seems to be truncated)")
+	})
+}
+
+func checkOpenError(t *testing.T, path, want string) {
+	t.Helper()
+	src, err := Open(t.Context(), path)
+	if err == nil {
+		src.Close()
+		t.Fatalf("opened it without an error; want %q", want)
+	}
+	if want = "image source " + path + ": " + want; err.Error() != want {
+		t.Errorf("error %q\nwant  %q", err, want)
+	}
+}
+
+func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
+	store := &Store{}
+	image := testImage(t, store, "", 2000, "amd64")
+	layout := layoutFiles(t, store, annotated(image, containerdName("a:1")))
+	whole := makeTar(t, layout...)
+	nodes, err := graph(t.Context(), store, image.Descriptor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer, manifest := nodes[1], nodes[3]
+	if isManifest(layer.MediaType) || !isManifest(manifest.MediaType) {
+		t.Fatalf("the test expects another order of blobs: %+v", nodes)
+	}
+	// with is the layout with one file changed.
+	with := func(name string, change func(file) []file) []file {
+		var changed []file
+		found := false
+		for _, f := range layout {
+			if f.name != name {
+				changed = append(changed, f)
+				continue
+			}
+			found = true
+			changed = append(changed, change(f)...)
+		}
+		if !found {
+			t.Fatalf("no file %s", name)
+		}
+		return changed
+	}
+	without := func(name string) []file { return with(name, func(file) []file { return nil }) }
+	replaced := func(name string, data []byte) []file {
+		return with(name, func(f file) []file { f.data = data; return []file{f} })
+	}
+	plus := func(more ...file) []byte { return makeTar(t, append(slices.Clone(layout), more...)...) }
+	docker := dockerArchive(t, []string{"hello:1"}, makeTar(t, file{name: "a"}))
+	dockerWithout := func(suffix string) []byte {
+		return makeTar(t, slices.DeleteFunc(slices.Clone(docker), func(f file) bool { return strings.HasSuffix(f.name, suffix) })...)
+	}
+	dockerLayer := strings.Repeat("0", 63) + "1/layer.tar"
+	dockerConfig := docker[len(docker)-3]
+	damaged := slices.Clone(manifestBytes(t, store, manifest))
+	damaged[len(damaged)/2] ^= 1
+
+	for name, c := range map[string]struct {
+		data []byte
+		want string
+	}{
+		"nothing":                           {nil, "is not an image archive: it is empty"},
+		"text":                              {[]byte("apiVersion: v1\nkind: Pod\n"), "is not an image archive: it is text"},
+		"long text":                         {[]byte(strings.Repeat("apiVersion: v1\n", 1000)), "is not an image archive: it is text"},
+		"JSON":                              {[]byte(`{"schemaVersion":2}`), "is not an image archive: it is JSON text"},
+		"a program":                         {append([]byte("\x7fELF"), make([]byte, 5000)...), "is not an image archive: it is a program"},
+		"a zip archive":                     {append([]byte("PK\x03\x04"), noise(1, 5000)...), "is not an image archive: it is a zip archive"},
+		"a zstd-compressed archive":         {append(slices.Clone(zstdMagic), noise(1, 5000)...), "is not an image archive: it is zstd-compressed: decompress it first"},
+		"noise":                             {noise(7, 5000), "is not an image archive: it is data of an unknown kind"},
+		"a tar without entries":             {make([]byte, 2*tarBlock), "is not an image archive: it is a tar without entries"},
+		"compressed text":                   {gzipped(t, []byte(strings.Repeat("text ", 500))), "is not an image archive: it is gzip-compressed data without a tar in it"},
+		"a tar of something else":           {makeTar(t, file{name: "etc/passwd"}, file{name: "bin/sh"}), "has no image in it: neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but etc/passwd, bin/sh"},
+		"a layout packed with its folder":   {makeTar(t, file{name: "my/oci-layout"}, file{name: "my/index.json"}), "has no image in it: neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but my/oci-layout, my/index.json"},
+		"an archive cut within a blob":      {whole[:len(whole)-2*tarBlock-100], "is truncated: it ends within entry " + layout[len(layout)-1].name},
+		"an archive cut within a header":    {whole[:2*tarBlock+100], "is truncated: it ends after entry oci-layout"},
+		"an archive cut between two blobs":  {bytes.TrimSuffix(makeTar(t, layout[:3]...), make([]byte, 2*tarBlock)), "OCI archive: image a:1: index " + image.Descriptor.Digest.String() + ": is missing in the source (the archive has no end marker, so it seems to be truncated)"},
+		"a compressed archive that was cut": {gzipped(t, whole)[:2000], "is truncated: its compressed data ends early"},
+		"an archive with a damaged header":  {corrupt(whole, 2*tarBlock+20), "is damaged after entry oci-layout: archive/tar: invalid tar header"},
+
+		"a layout without index":              {makeTar(t, without("index.json")...), "is an OCI archive without its index.json"},
+		"a layout without oci-layout":         {makeTar(t, without("oci-layout")...), "has an index.json, but no oci-layout, which every OCI layout has"},
+		"a layout of another version":         {makeTar(t, replaced("oci-layout", []byte(`{"imageLayoutVersion":"2.0.0"}`))...), `OCI archive: oci-layout: version is "2.0.0", and only 1.0.0 is known`},
+		"an index that is no JSON":            {makeTar(t, replaced("index.json", []byte("manifests: []"))...), "OCI archive: index.json: is not the JSON that it should be: invalid character 'm' looking for beginning of value"},
+		"an index without images":             {makeTar(t, replaced("index.json", []byte("{}"))...), "OCI archive: has no image in it"},
+		"an index that is too large":          {makeTar(t, replaced("index.json", make([]byte, maxMetadata+1))...), "OCI archive: index.json: has 4194305 bytes, more than the 4194304 that are read"},
+		"an index of something else":          {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"text/plain","digest":"sha256:abc","size":1}]}`))...), `OCI archive: image sha256:abc: media type "text/plain" is neither a manifest nor an index`},
+		"an index with a digest that is none": {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"`+ocispec.MediaTypeImageManifest+`","digest":"sha256:../../x","size":1}]}`))...), "OCI archive: image sha256:../../x: manifest sha256:../../x: invalid checksum digest length"},
+		"a missing layer":                     {makeTar(t, without(blobPath(layer.Digest))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": is missing in the source"},
+		"a missing manifest":                  {makeTar(t, without(blobPath(manifest.Digest))...), "OCI archive: image a:1: manifest " + manifest.Digest.String() + ": is missing in the source"},
+		"a manifest that was altered":         {makeTar(t, replaced(blobPath(manifest.Digest), damaged)...), "OCI archive: image a:1: manifest " + manifest.Digest.String() + ": does not match its digest: it was altered or damaged"},
+		"a layer of another size":             {makeTar(t, replaced(blobPath(layer.Digest), []byte("short"))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": has 5 bytes where its descriptor says 500"},
+
+		"a path upwards":                {plus(file{name: "../../etc/cron.d/x"}), `entry "../../etc/cron.d/x" leads out of the archive`},
+		"a path upwards in between":     {plus(file{name: "blobs/../../x"}), `entry "blobs/../../x" leads out of the archive`},
+		"an absolute path":              {plus(file{name: "/etc/passwd"}), `entry "/etc/passwd" is an absolute path`},
+		"a symbolic link out of it":     {plus(file{name: "x", link: "../../etc/passwd"}), `entry "x" is a link to "../../etc/passwd", which leads out of the archive`},
+		"an absolute symbolic link":     {plus(file{name: "x", link: "/etc/passwd"}), `entry "x" is a link to "/etc/passwd", which is an absolute path`},
+		"a hard link out of it":         {plus(file{name: "x", link: "../x", kind: tar.TypeLink}), `entry "x" is a link to "../x", which leads out of the archive`},
+		"a layer that is a broken link": {makeTar(t, with(blobPath(layer.Digest), func(f file) []file { return []file{{name: f.name, link: "nowhere"}} })...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " + blobPath(layer.Digest) + ": is a link to blobs/sha256/nowhere, which is not a file in the archive"},
+		"a layer that links to itself":  {makeTar(t, with(blobPath(layer.Digest), func(f file) []file { return []file{{name: f.name, link: layer.Digest.Encoded()}} })...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " + blobPath(layer.Digest) + ": is a link to " + blobPath(layer.Digest) + ", which is not a file in the archive"},
+		"a name that stands twice":      {plus(file{name: "./index.json", data: []byte("{}")}), `entry "./index.json" stands in it twice`},
+
+		"a docker archive without a layer":         {dockerWithout("/layer.tar"), "docker archive: image hello:1: layer " + dockerLayer + ": is missing in the source"},
+		"a docker archive without a configuration": {dockerWithout(dockerConfig.name), "docker archive: image hello:1: configuration " + dockerConfig.name + ": is missing in the source"},
+		"a docker archive without images":          {makeTar(t, file{name: "manifest.json", data: []byte("[]")}), "docker archive: has no image in it"},
+		"a docker archive before docker 1.10":      {makeTar(t, file{name: "repositories"}), "is a docker archive from before docker 1.10: save the image again with a newer docker"},
+		"a docker archive that counts wrongly": {
+			makeTar(t, append(slices.Clone(docker[:len(docker)-2]), file{name: "manifest.json", data: asJSON(t, []dockerImage{{Config: dockerConfig.name, RepoTags: []string{"hello:1"}}})})...),
+			"docker archive: image hello:1: configuration " + dockerConfig.name + ": names 1 layers, and manifest.json 0",
+		},
+		"a docker archive that looks outside": {
+			makeTar(t, file{name: "manifest.json", data: asJSON(t, []dockerImage{{Config: "../../etc/passwd"}})}),
+			"docker archive: image number 1: configuration ../../etc/passwd: is missing in the source",
+		},
+	} {
+		t.Run(name, func(t *testing.T) { checkOpenError(t, writeTemp(t, "image.tar", c.data), c.want) })
+	}
+
+	t.Run("a path that does not exist", func(t *testing.T) {
+		checkOpenError(t, filepath.Join(t.TempDir(), "image.tar"), "no such file or directory")
+	})
+	t.Run("an empty directory", func(t *testing.T) { checkOpenError(t, t.TempDir(), "is empty") })
+	t.Run("a directory of something else", func(t *testing.T) {
+		checkOpenError(t, writeLayout(t, []file{{name: "Chart.yaml"}, {name: "values.yaml"}}),
+			"has no image in it: neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but Chart.yaml, values.yaml")
+	})
+	t.Run("a device", func(t *testing.T) { checkOpenError(t, os.DevNull, "is neither a file nor a directory") })
+	t.Run("a directory with a layer that links out of it", func(t *testing.T) {
+		outside := writeTemp(t, "layer", fetchAll(t, store, layer))
+		dir := writeLayout(t, without(blobPath(layer.Digest)))
+		if err := os.Symlink(outside, filepath.Join(dir, filepath.FromSlash(blobPath(layer.Digest)))); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Open(t.Context(), dir)
+		if err == nil || !strings.Contains(err.Error(), "path escapes from parent") || !strings.Contains(err.Error(), layer.Digest.String()) {
+			t.Errorf("error: %v", err)
+		}
+	})
+	t.Run("a manifest that no registry takes", func(t *testing.T) {
+		huge := &Store{}
+		raw := append(manifestBytes(t, store, manifest), bytes.Repeat([]byte(" "), maxMetadata)...)
+		d := digest.FromBytes(raw)
+		huge.add(d, bytesBlob(raw))
+		_, err := graph(t.Context(), huge, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: d, Size: int64(len(raw))})
+		if err == nil || !strings.Contains(err.Error(), "no registry takes more than 4194304") {
+			t.Errorf("error: %v", err)
+		}
+	})
+}
+
+func manifestBytes(t *testing.T, src content.Fetcher, desc ocispec.Descriptor) []byte {
+	t.Helper()
+	return slices.Clone(fetchAll(t, src, desc))
+}
+
+func corrupt(b []byte, at int) []byte {
+	b = slices.Clone(b)
+	b[at] ^= 0xff
+	return b
+}
