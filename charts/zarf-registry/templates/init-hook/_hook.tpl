@@ -1,0 +1,160 @@
+{{- /* What the Jobs and the objects that they need have in common. */ -}}
+
+{{- define "zarf-registry.hook.name" -}}
+{{- printf "%s-hook" (include "zarf-registry.fullname" .) -}}
+{{- end -}}
+
+{{- /* The name of what belongs to no namespace: with the namespace, so that two releases of one name do not take each
+other's rights away. */ -}}
+{{- define "zarf-registry.hook.clusterName" -}}
+{{- printf "%s-%s" .Release.Namespace (include "zarf-registry.hook.name" .) -}}
+{{- end -}}
+
+{{- /* Hooks of one weight run in the order of their names, so each has a weight: identity, rights, Job. A Job that
+failed stays, so that its log can be read until the next run. Takes events, weight. */ -}}
+{{- define "zarf-registry.hook.annotations" -}}
+helm.sh/hook: {{ .events }}
+helm.sh/hook-weight: {{ .weight | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
+{{- define "zarf-registry.hook.events" -}}
+pre-install,pre-upgrade,pre-rollback,post-install,post-upgrade,post-rollback,pre-delete
+{{- end -}}
+
+{{- /* The annotations of the ServiceAccount (weight -20) and of the RBAC objects (-10), as an object. */ -}}
+{{- define "zarf-registry.hook.identity" -}}
+{{- include "zarf-registry.hook.annotations" (dict "events" (include "zarf-registry.hook.events" .) "weight" "-20") -}}
+{{- end -}}
+
+{{- define "zarf-registry.hook.rights" -}}
+{{- include "zarf-registry.hook.annotations" (dict "events" (include "zarf-registry.hook.events" .) "weight" "-10") -}}
+{{- end -}}
+
+{{- /* The arguments that prepare and finish share: what was decided, and by whom. */ -}}
+{{- define "zarf-registry.hookArgs" -}}
+{{- $family := include "zarf-registry.ipFamily" . | fromJson }}
+{{- $mode := include "zarf-registry.registryProxy" . | fromJson -}}
+- --namespace={{ .Release.Namespace }}
+- --release={{ .Release.Name }}
+- --name={{ include "zarf-registry.fullname" . }}
+- --registry-proxy={{ $mode.value }}
+- --registry-proxy-source={{ $mode.source }}
+- --port={{ .Values.port }}
+- --ip-family={{ $family.value }}
+- --ip-family-source={{ $family.source }}
+- --host-network={{ include "zarf-registry.hostNetwork" . }}
+- --injector={{ .Values.injector.enabled }}
+- --payload-id={{ include "zarf-registry.payloadID" . }}
+- --architectures={{ join "," .Values.injector.architectures }}
+{{- if .Values.injector.enabled }}
+{{- $pause := include "zarf-registry.registry.pause" . | fromJson }}
+- --pause-image={{ $pause.value }}
+- --pause-image-source={{ $pause.source }}
+{{- end }}
+- --cluster-domain={{ .Values.clusterDomain }}
+- --timeout={{ .Values.initHook.timeout }}
+- --log-format=json
+{{- end -}}
+
+{{- /* One Job. Takes root, step (the command, and the suffix of the name), events, args (YAML of a list), and stale: the
+Job may run long after it was rendered. */ -}}
+{{- define "zarf-registry.hook.job" -}}
+{{- $hook := .root.Values.initHook -}}
+{{- $annotations := include "zarf-registry.hook.annotations" (dict "events" .events "weight" "0") | fromYaml -}}
+{{- $_ := set $annotations "helm.sh/hook-output-log-policy" "hook-failed" -}}
+apiVersion: batch/v1
+kind: Job
+metadata:
+  {{- include "zarf-registry.metadata" (dict "root" .root "name" (printf "%s-%s" (include "zarf-registry.fullname" .root) .step) "component" "init-hook" "annotations" $annotations) | nindent 2 }}
+spec:
+  {{- /* The program ends by its own timeout, and says why; this is for the pod that never gets that far. Half a minute
+  later, since the Job's end by a deadline takes its pod and log with it. */}}
+  activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $hook.timeout) 30 }}
+  {{- /* A week for reading the log of one that failed; Helm deletes the others. */}}
+  ttlSecondsAfterFinished: 604800
+  {{- /* A run continues what the last one left, so trying again can help. It cannot where the program refuses (2), and a
+  pod that was evicted, or whose node went away, does not count. */}}
+  backoffLimit: 2
+  podFailurePolicy:
+    rules:
+      - action: Ignore
+        onPodConditions:
+          - type: DisruptionTarget
+            status: "True"
+      - action: FailJob
+        onExitCodes:
+          containerName: init-hook
+          operator: In
+          values:
+            - 2
+  template:
+    metadata:
+      labels:
+        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "init-hook") | nindent 8 }}
+    spec:
+      {{- /* Never: with OnFailure the pod, and with it the log, is deleted when the Job has failed. */}}
+      restartPolicy: Never
+      serviceAccountName: {{ include "zarf-registry.hook.name" .root }}
+      automountServiceAccountToken: true
+      {{- /* The registry's address comes from the environment: pushing must not wait for the cluster's DNS. */}}
+      enableServiceLinks: true
+      {{- with .root.Values.imagePullSecrets }}
+      imagePullSecrets:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      securityContext:
+        {{- include "zarf-registry.pod.securityContext" .root | nindent 8 }}
+      nodeSelector:
+        kubernetes.io/os: linux
+        {{- with $hook.nodeSelector }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- with $hook.tolerations }}
+      tolerations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with include "zarf-registry.hook.affinity" . }}
+      affinity:
+        {{- . | nindent 8 }}
+      {{- end }}
+      containers:
+        - name: init-hook
+          image: {{ include "zarf-registry.image" (dict "root" .root "image" $hook.image) | quote }}
+          imagePullPolicy: {{ $hook.image.pullPolicy }}
+          command:
+            - /init-hook
+          args:
+            - {{ .step }}
+            {{- .args | nindent 12 }}
+          resources:
+            {{- toYaml $hook.resources | nindent 12 }}
+          securityContext:
+            {{- include "zarf-registry.container.securityContext" .root | nindent 12 }}
+          terminationMessagePolicy: FallbackToLogsOnError
+{{- end -}}
+
+{{- /* The nodes that have the image already. A Job that may run long after it was rendered only prefers them: they may
+be gone by then. Takes root, stale. */ -}}
+{{- define "zarf-registry.hook.affinity" -}}
+{{- $hook := .root.Values.initHook -}}
+{{- if $hook.affinity -}}
+{{- toYaml $hook.affinity -}}
+{{- else if not $hook.nodeSelector -}}
+{{- $nodes := include "zarf-registry.cluster.hookNodes" .root | fromJsonArray -}}
+{{- if and $nodes .stale -}}
+nodeAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    {{- range include "zarf-registry.pod.nodeTerms" $nodes | fromYamlArray }}
+    - weight: 100
+      preference:
+        {{- toYaml . | nindent 8 }}
+    {{- end }}
+{{- else if $nodes -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      {{- include "zarf-registry.pod.nodeTerms" $nodes | nindent 6 }}
+{{- end -}}
+{{- end -}}
+{{- end -}}

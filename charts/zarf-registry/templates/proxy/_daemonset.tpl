@@ -1,0 +1,176 @@
+{{- /* The proxies of one architecture, on all its nodes but those excluded, or only on those named. Takes root,
+architecture, pause, and suffix (of the name), excluded, only, where they apply. */ -}}
+{{- define "zarf-registry.proxy.daemonset" -}}
+{{- $fullname := include "zarf-registry.fullname" .root }}
+{{- $name := printf "%s-proxy-%s%s" $fullname .architecture (default "" .suffix) }}
+{{- $values := .root.Values }}
+{{- $proxy := $values.proxy }}
+{{- $hostPort := include "zarf-registry.hostPort" .root }}
+{{- $family := (include "zarf-registry.ipFamily" .root | fromJson).value }}
+{{- /* Two DaemonSets would adopt each other's pods if their selectors were the same. */}}
+{{- $selector := include "zarf-registry.selectorLabels" (dict "root" .root "component" "proxy") | fromYaml }}
+{{- $_ := set $selector "zarf-registry/proxies" (printf "%s%s" .architecture (default "" .suffix)) -}}
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  {{- include "zarf-registry.metadata" (dict "root" .root "name" $name "component" "proxy") | nindent 2 }}
+spec:
+  revisionHistoryLimit: 3
+  {{- if $hostPort }}
+  updateStrategy:
+    type: RollingUpdate
+    rollingUpdate:
+      {{- /* No maxSurge: two pods can never have one hostPort, and the rollout would wait for ever. */}}
+      maxUnavailable: {{ $proxy.updateStrategy.maxUnavailable }}
+  {{- else }}
+  {{- /* Old and new share the port for a moment. The probes go to that port too, so the old pod may answer for the new
+  one: the exec probe holds until the program is there, and these seconds until it listens. */}}
+  minReadySeconds: 3
+  updateStrategy:
+    type: RollingUpdate
+    rollingUpdate:
+      maxSurge: 1
+      maxUnavailable: 0
+  {{- end }}
+  selector:
+    matchLabels:
+      {{- toYaml $selector | nindent 6 }}
+  template:
+    metadata:
+      labels:
+        {{- merge $selector (default dict $proxy.podLabels) (default dict $values.commonLabels) | toYaml | nindent 8 }}
+      {{- with $proxy.podAnnotations }}
+      annotations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+    spec:
+      serviceAccountName: {{ $fullname }}-proxy
+      automountServiceAccountToken: false
+      {{- /* The registry's address comes from the environment: no pull may wait for the cluster's DNS. */}}
+      enableServiceLinks: true
+      {{- if not $hostPort }}
+      hostNetwork: true
+      dnsPolicy: ClusterFirstWithHostNet
+      {{- end }}
+      {{- /* --drain-timeout, and time to end. */}}
+      terminationGracePeriodSeconds: 30
+      {{- with $proxy.priorityClassName }}
+      priorityClassName: {{ . | quote }}
+      {{- end }}
+      {{- with $values.imagePullSecrets }}
+      imagePullSecrets:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      securityContext:
+        {{- include "zarf-registry.pod.securityContext" .root | nindent 8 }}
+      nodeSelector:
+        kubernetes.io/arch: {{ .architecture }}
+        kubernetes.io/os: linux
+        {{- with $proxy.nodeSelector }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- with $proxy.tolerations }}
+      tolerations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- if .only }}
+      affinity:
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+              {{- include "zarf-registry.pod.nodeTerms" .only | nindent 14 }}
+      {{- else }}
+      {{- with include "zarf-registry.pod.affinity" (dict "excluded" .excluded) }}
+      affinity:
+        {{- . | nindent 8 }}
+      {{- end }}
+      {{- end }}
+      containers:
+        - name: proxy
+          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $proxy.image "pause" .pause) | nindent 10 }}
+          args:
+            - proxy
+            {{- if $hostPort }}
+            - --listen=:5000
+            - --metrics-listen=:{{ $proxy.metricsPort }}
+            {{- else }}
+            {{- /* Loopback only: this is the node's network. */}}
+            {{- if ne $family "IPv6" }}
+            - --listen=127.0.0.1:{{ $values.port }}
+            {{- end }}
+            {{- if ne $family "IPv4" }}
+            - --listen=[::1]:{{ $values.port }}
+            {{- end }}
+            - --metrics-listen={{ eq $family "IPv6" | ternary "[::1]" "127.0.0.1" }}:{{ $proxy.metricsPort }}
+            - --reuse-port
+            {{- end }}
+            - --registry={{ $fullname }}.{{ .root.Release.Namespace }}.svc:5000
+            - --tls-dir=/etc/zarf-registry/tls
+            - --tls={{ (include "zarf-registry.tls" .root | fromJson).value }}
+            - --retry-timeout={{ $proxy.retryTimeout }}
+            - --drain-timeout=20s
+          {{- if $hostPort }}
+          ports:
+            - name: registry
+              containerPort: 5000
+              hostIP: 127.0.0.1
+              hostPort: {{ $values.port }}
+              protocol: TCP
+            - name: metrics
+              containerPort: {{ $proxy.metricsPort }}
+              protocol: TCP
+          {{- else }}
+          {{- /* No ports: the scheduler would keep a second pod off the node. */}}
+          {{- end }}
+          startupProbe:
+            {{- if $hostPort }}
+            {{- include "zarf-registry.proxy.probe" (dict "root" .root "path" "/healthz") | nindent 12 }}
+            {{- else }}
+            exec:
+              command:
+                - {{ $values.injector.enabled | ternary "/program" "" }}/registry-node
+                - version
+            timeoutSeconds: 5
+            {{- end }}
+            {{- /* Two minutes to start: the loader may wait 20 s for chunks, more than once. */}}
+            periodSeconds: 1
+            failureThreshold: 120
+          livenessProbe:
+            {{- include "zarf-registry.proxy.probe" (dict "root" .root "path" "/healthz") | nindent 12 }}
+            periodSeconds: 10
+            timeoutSeconds: 5
+            failureThreshold: 3
+          readinessProbe:
+            {{- include "zarf-registry.proxy.probe" (dict "root" .root "path" "/readyz") | nindent 12 }}
+            periodSeconds: 5
+            timeoutSeconds: 5
+            failureThreshold: 2
+          resources:
+            {{- toYaml $proxy.resources | nindent 12 }}
+          securityContext:
+            {{- include "zarf-registry.container.securityContext" .root | nindent 12 }}
+          terminationMessagePolicy: FallbackToLogsOnError
+          volumeMounts:
+            {{- with include "zarf-registry.program.volumeMounts" (dict "root" .root) }}
+            {{- . | nindent 12 }}
+            {{- end }}
+            {{- include "zarf-registry.tls.volumeMount" . | nindent 12 }}
+      volumes:
+        {{- with include "zarf-registry.program.volumes" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
+        {{- . | nindent 8 }}
+        {{- end }}
+        {{- include "zarf-registry.tls.volume" (printf "%s-node-tls" $fullname) | nindent 8 }}
+{{- end -}}
+
+{{- /* Takes root, path. */ -}}
+{{- define "zarf-registry.proxy.probe" -}}
+httpGet:
+  path: {{ .path }}
+  {{- if include "zarf-registry.hostPort" .root }}
+  port: metrics
+  {{- else }}
+  {{- /* Probes come from the node, whose loopback interface is the pod's. */}}
+  host: {{ eq (include "zarf-registry.ipFamily" .root | fromJson).value "IPv6" | ternary "::1" "127.0.0.1" | quote }}
+  port: {{ .root.Values.proxy.metricsPort }}
+  {{- end }}
+{{- end -}}

@@ -1,0 +1,98 @@
+package templates
+
+import (
+	"fmt"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// cluster is what lookup sees: objects in a fake API. It counts the questions.
+type cluster struct {
+	client *fake.FakeDynamicClient
+	asked  []string
+}
+
+func newCluster(objects ...runtime.Object) *cluster {
+	return &cluster{client: fake.NewSimpleDynamicClient(scheme.Scheme, objects...)}
+}
+
+// GetClientFor is Helm's engine.ClientProvider.
+func (c *cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	c.asked = append(c.asked, apiVersion+" "+kind)
+	for _, known := range []struct {
+		object     runtime.Object
+		namespaced bool
+	}{{&corev1.Node{}, false}, {&corev1.Service{}, true}, {&appsv1.Deployment{}, true}} {
+		kinds, _, err := scheme.Scheme.ObjectKinds(known.object)
+		if err != nil {
+			return nil, false, err
+		}
+		if gvk := kinds[0]; gvk.Kind == kind && gvk.GroupVersion().String() == apiVersion {
+			resource, _ := meta.UnsafeGuessKindToResource(gvk)
+			return c.client.Resource(resource), known.namespaced, nil
+		}
+	}
+	return nil, false, fmt.Errorf("the chart asks for %s %s, which the design does not allow it", apiVersion, kind)
+}
+
+// node is a ready Linux node with containerd that reports images.
+func node(name, architecture string, images ...string) *corev1.Node {
+	n := &corev1.Node{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Status: corev1.NodeStatus{
+			NodeInfo:   corev1.NodeSystemInfo{Architecture: architecture, OperatingSystem: "linux", ContainerRuntimeVersion: "containerd://2.1.4"},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+		},
+	}
+	for _, image := range images {
+		n.Status.Images = append(n.Status.Images, corev1.ContainerImage{Names: []string{image}})
+	}
+	return n
+}
+
+// service is a Service as far as its IP families.
+func service(namespace, name string, families ...corev1.IPFamily) *corev1.Service {
+	return &corev1.Service{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec:       corev1.ServiceSpec{IPFamilies: families},
+	}
+}
+
+// kubernetes is the one Service that every cluster has.
+func kubernetes(families ...corev1.IPFamily) *corev1.Service {
+	return service(metav1.NamespaceDefault, "kubernetes", families...)
+}
+
+const hookImage = "ghcr.io/zarf-dev/zarf-registry/init-hook:0.1.0"
+
+// clusters are the ones that every combination is rendered for; nil is none.
+func clusters(t testing.TB) map[string]func() *cluster {
+	t.Helper()
+	crio := node("c", "amd64", "registry.k8s.io/pause:3.10")
+	crio.Status.NodeInfo.ContainerRuntimeVersion = "cri-o://1.35.0"
+	dual := node("a", "amd64", "registry.k8s.io/pause:3.10")
+	dual.Spec.PodCIDRs = []string{"10.244.0.0/24", "fd00:244::/64"}
+	return map[string]func() *cluster{
+		"no cluster": func() *cluster { return nil },
+		"a new cluster": func() *cluster {
+			return newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10", hookImage), node("b", "amd64", "registry.k8s.io/pause:3.10"))
+		},
+		"an IPv6 cluster":      func() *cluster { return newCluster(kubernetes(corev1.IPv6Protocol), node("a", "arm64")) },
+		"a dual-stack cluster": func() *cluster { return newCluster(kubernetes(corev1.IPv4Protocol), dual) },
+		"a cluster of all sorts": func() *cluster {
+			return newCluster(kubernetes(corev1.IPv4Protocol), crio,
+				node("a", "amd64", "registry.k8s.io/pause:3.9", hookImage), node("b", "amd64", "docker.io/rancher/mirrored-pause:3.6"),
+				node("d", "arm64", "registry.k8s.io/pause:3.10"), node("e", "arm64", "registry.k8s.io/pause:3.8"), node("f", "amd64"))
+		},
+	}
+}

@@ -1,0 +1,511 @@
+package templates
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// workload is an object that makes pods.
+type workload struct {
+	object   object
+	selector *metav1.LabelSelector // nil for a Job, whose controller makes it
+	pod      corev1.PodTemplateSpec
+}
+
+func workloads(out *output) []workload {
+	var found []workload
+	for _, o := range out.objects {
+		switch typed := o.typed.(type) {
+		case *appsv1.Deployment:
+			found = append(found, workload{o, typed.Spec.Selector, typed.Spec.Template})
+		case *appsv1.DaemonSet:
+			found = append(found, workload{o, typed.Spec.Selector, typed.Spec.Template})
+		case *batchv1.Job:
+			found = append(found, workload{o, nil, typed.Spec.Template})
+		}
+	}
+	return found
+}
+
+func (w workload) component() string { return w.pod.Labels["app.kubernetes.io/component"] }
+
+// hookMade are the objects that the Jobs make, by what follows the full name:
+// the chart refers to them and must never render them.
+var hookMade = []string{"-state", "-ca", "-server-tls", "-node-tls", "-push-tls", "-credentials"}
+
+// invariants hold for whatever the chart renders. Each reports what is wrong.
+var invariants = map[string]func(out *output) []string{
+	"pods run restricted, and only the proxy uses the node's network": func(out *output) (wrong []string) {
+		for _, w := range workloads(out) {
+			spec := w.pod.Spec
+			if c := spec.SecurityContext; c == nil || !is(c.RunAsNonRoot, true) || !is(c.RunAsUser, 65532) || !is(c.FSGroup, 65532) ||
+				!is(c.FSGroupChangePolicy, corev1.FSGroupChangeOnRootMismatch) || c.SeccompProfile == nil || c.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+				wrong = append(wrong, fmt.Sprintf("%s: the pod's security context is not restricted", w.object))
+			}
+			for _, c := range containers(spec) {
+				s := c.SecurityContext
+				if s == nil || !is(s.AllowPrivilegeEscalation, false) || !is(s.Privileged, false) || !is(s.ReadOnlyRootFilesystem, true) || !is(s.RunAsNonRoot, true) ||
+					s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(s.Capabilities.Add) > 0 ||
+					s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+					wrong = append(wrong, fmt.Sprintf("%s: the security context of %s is not restricted", w.object, c.Name))
+				}
+				for _, port := range c.Ports {
+					if port.HostPort != 0 && w.component() != "proxy" {
+						wrong = append(wrong, fmt.Sprintf("%s: a hostPort", w.object))
+					}
+				}
+			}
+			if spec.HostPID || spec.HostIPC || spec.HostNetwork && w.component() != "proxy" {
+				wrong = append(wrong, fmt.Sprintf("%s: shares a namespace of the node", w.object))
+			}
+			for _, v := range spec.Volumes {
+				if v.HostPath != nil {
+					wrong = append(wrong, fmt.Sprintf("%s: volume %s is a path of the node", w.object, v.Name))
+				}
+			}
+		}
+		return wrong
+	},
+	"the proxy listens on loopback only": func(out *output) (wrong []string) {
+		for _, d := range all[*appsv1.DaemonSet](out) {
+			spec := d.Spec.Template.Spec
+			for _, c := range spec.Containers {
+				for _, port := range c.Ports {
+					if port.HostPort != 0 && port.HostIP != "127.0.0.1" {
+						wrong = append(wrong, fmt.Sprintf("%s: hostPort %d with hostIP %q", d.Name, port.HostPort, port.HostIP))
+					}
+				}
+				hosts := regexp.MustCompile(`--(?:metrics-)?listen=(.*):\d+`).FindAllStringSubmatch(strings.Join(c.Args, "\n"), -1)
+				if len(hosts) < 2 {
+					wrong = append(wrong, fmt.Sprintf("%s: %d listeners", d.Name, len(hosts)))
+				}
+				for _, host := range hosts {
+					if spec.HostNetwork && !slices.Contains([]string{"127.0.0.1", "[::1]"}, host[1]) {
+						wrong = append(wrong, fmt.Sprintf("%s: listens on %s of the node", d.Name, host[0]))
+					}
+				}
+			}
+		}
+		return wrong
+	},
+	"hostNetwork is surged, declares no port and probes loopback; hostPort never surges": func(out *output) (wrong []string) {
+		for _, d := range all[*appsv1.DaemonSet](out) {
+			spec, rolling := d.Spec.Template.Spec, d.Spec.UpdateStrategy.RollingUpdate
+			c := spec.Containers[0]
+			if rolling == nil {
+				wrong = append(wrong, d.Name+": no rolling update")
+				continue
+			}
+			if !spec.HostNetwork {
+				if rolling.MaxSurge != nil {
+					wrong = append(wrong, d.Name+": a hostPort with maxSurge waits for ever")
+				}
+				if len(c.Ports) == 0 {
+					wrong = append(wrong, d.Name+": neither hostNetwork nor a port")
+				}
+				continue
+			}
+			if len(c.Ports) != 0 || rolling.MaxSurge.IntValue() != 1 || rolling.MaxUnavailable.IntValue() != 0 || !slices.Contains(c.Args, "--reuse-port") ||
+				spec.DNSPolicy != corev1.DNSClusterFirstWithHostNet {
+				wrong = append(wrong, d.Name+": two pods cannot stand side by side on a node")
+			}
+			for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe} {
+				if p.HTTPGet == nil || !slices.Contains([]string{"127.0.0.1", "::1"}, p.HTTPGet.Host) {
+					wrong = append(wrong, d.Name+": a probe that does not go to loopback")
+				}
+			}
+		}
+		return wrong
+	},
+	"servers have all three probes, on ports that exist": func(out *output) (wrong []string) {
+		for _, w := range workloads(out) {
+			if w.selector == nil {
+				continue
+			}
+			for _, c := range w.pod.Spec.Containers {
+				for name, p := range map[string]*corev1.Probe{"startup": c.StartupProbe, "liveness": c.LivenessProbe, "readiness": c.ReadinessProbe} {
+					switch {
+					case p == nil:
+						wrong = append(wrong, fmt.Sprintf("%s: no %s probe", w.object, name))
+					case p.HTTPGet != nil && p.HTTPGet.Port.StrVal != "" &&
+						!slices.ContainsFunc(c.Ports, func(port corev1.ContainerPort) bool { return port.Name == p.HTTPGet.Port.StrVal }):
+						wrong = append(wrong, fmt.Sprintf("%s: the %s probe wants port %s", w.object, name, p.HTTPGet.Port.StrVal))
+					}
+				}
+			}
+		}
+		return wrong
+	},
+	"containers ask for CPU and memory and leave their last words": func(out *output) (wrong []string) {
+		for _, w := range workloads(out) {
+			for _, c := range containers(w.pod.Spec) {
+				if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
+					wrong = append(wrong, fmt.Sprintf("%s: %s requests nothing", w.object, c.Name))
+				}
+				if c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
+					wrong = append(wrong, fmt.Sprintf("%s: terminationMessagePolicy %q", w.object, c.TerminationMessagePolicy))
+				}
+			}
+		}
+		return wrong
+	},
+	"only the Jobs get a token": func(out *output) (wrong []string) {
+		for _, a := range all[*corev1.ServiceAccount](out) {
+			if !is(a.AutomountServiceAccountToken, false) {
+				wrong = append(wrong, "ServiceAccount "+a.Name+" mounts its token")
+			}
+		}
+		for _, w := range workloads(out) {
+			_, job := w.object.typed.(*batchv1.Job)
+			if !is(w.pod.Spec.AutomountServiceAccountToken, job) {
+				wrong = append(wrong, fmt.Sprintf("%s: automountServiceAccountToken is not %t", w.object, job))
+			}
+		}
+		return wrong
+	},
+	"hooks have the weight of their kind and are deleted when they succeed": func(out *output) (wrong []string) {
+		weights := map[string]string{"ServiceAccount": "-20", "Role": "-10", "RoleBinding": "-10", "ClusterRole": "-10", "ClusterRoleBinding": "-10", "Job": "0"}
+		for _, o := range out.objects {
+			if o.hook() == "" {
+				continue
+			}
+			want, ok := weights[o.GetKind()]
+			if !ok {
+				wrong = append(wrong, fmt.Sprintf("%s is a hook: Helm would delete it", o))
+			} else if got := o.GetAnnotations()["helm.sh/hook-weight"]; got != want {
+				wrong = append(wrong, fmt.Sprintf("%s: hook weight %q, not %s", o, got, want))
+			}
+			if got := o.GetAnnotations()["helm.sh/hook-delete-policy"]; got != "before-hook-creation,hook-succeeded" {
+				wrong = append(wrong, fmt.Sprintf("%s: hook-delete-policy %q", o, got))
+			}
+		}
+		return wrong
+	},
+	"what a Job needs is there at each of its events": func(out *output) (wrong []string) {
+		for _, j := range all[*batchv1.Job](out) {
+			for event := range strings.SplitSeq(j.Annotations["helm.sh/hook"], ",") {
+				needed := 0
+				for _, o := range out.objects {
+					if o.hook() != "" && o.GetKind() != "Job" && slices.Contains(strings.Split(o.hook(), ","), event) {
+						needed++
+					}
+				}
+				if needed != 5 {
+					wrong = append(wrong, fmt.Sprintf("%s: %d of its ServiceAccount and RBAC objects at %s", j.Name, needed, event))
+				}
+			}
+		}
+		return wrong
+	},
+	"what the Jobs make is not rendered": func(out *output) (wrong []string) {
+		for _, o := range out.objects {
+			if o.GetKind() == "Secret" || o.GetKind() == "ConfigMap" && strings.Contains(o.GetName(), "-payload-") {
+				wrong = append(wrong, fmt.Sprintf("%s", o))
+			}
+		}
+		return wrong
+	},
+	"there is no node port": func(out *output) (wrong []string) {
+		for _, s := range all[*corev1.Service](out) {
+			if s.Spec.Type != corev1.ServiceTypeClusterIP || s.Spec.Ports[0].NodePort != 0 {
+				wrong = append(wrong, s.Name)
+			}
+		}
+		return wrong
+	},
+	"volumes and mounts belong together, whole": func(out *output) (wrong []string) {
+		for _, w := range workloads(out) {
+			mounted := map[string]bool{}
+			for _, c := range containers(w.pod.Spec) {
+				for _, m := range c.VolumeMounts {
+					mounted[m.Name] = true
+					if m.SubPath != "" || m.SubPathExpr != "" {
+						wrong = append(wrong, fmt.Sprintf("%s: %s is a subPath, which is never updated", w.object, m.MountPath))
+					}
+					if !slices.ContainsFunc(w.pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) {
+						wrong = append(wrong, fmt.Sprintf("%s: no volume %s", w.object, m.Name))
+					}
+				}
+			}
+			for _, v := range w.pod.Spec.Volumes {
+				if !mounted[v.Name] {
+					wrong = append(wrong, fmt.Sprintf("%s: volume %s is mounted nowhere", w.object, v.Name))
+				}
+			}
+		}
+		return wrong
+	},
+	"what pods refer to is rendered or made by the Jobs": func(out *output) (wrong []string) {
+		has := func(kind, name string) bool {
+			return slices.ContainsFunc(out.objects, func(o object) bool { return o.GetKind() == kind && o.GetName() == name })
+		}
+		fullname := all[*appsv1.Deployment](out)[0].Name
+		for _, w := range workloads(out) {
+			if name := w.pod.Spec.ServiceAccountName; !has("ServiceAccount", name) {
+				wrong = append(wrong, fmt.Sprintf("%s: no ServiceAccount %s", w.object, name))
+			}
+			for _, v := range w.pod.Spec.Volumes {
+				if v.ConfigMap != nil && !has("ConfigMap", v.ConfigMap.Name) {
+					wrong = append(wrong, fmt.Sprintf("%s: no ConfigMap %s", w.object, v.ConfigMap.Name))
+				}
+				if v.Secret != nil && !slices.Contains(hookMade, strings.TrimPrefix(v.Secret.SecretName, fullname)) {
+					wrong = append(wrong, fmt.Sprintf("%s: nobody makes Secret %s", w.object, v.Secret.SecretName))
+				}
+			}
+		}
+		for _, b := range all[*rbacv1.RoleBinding](out) {
+			if !has(b.RoleRef.Kind, b.RoleRef.Name) || !has("ServiceAccount", b.Subjects[0].Name) {
+				wrong = append(wrong, b.Name)
+			}
+		}
+		for _, b := range all[*rbacv1.ClusterRoleBinding](out) {
+			if !has(b.RoleRef.Kind, b.RoleRef.Name) || !has("ServiceAccount", b.Subjects[0].Name) {
+				wrong = append(wrong, b.Name)
+			}
+		}
+		return wrong
+	},
+	"the first chunk of a payload is required and the others optional": func(out *output) (wrong []string) {
+		want := map[string]int{"registry": 24, "registry-node": 8}
+		for _, w := range workloads(out) {
+			for _, v := range w.pod.Spec.Volumes {
+				if v.Projected == nil {
+					continue
+				}
+				program := strings.TrimPrefix(w.pod.Spec.Containers[0].Command[2], "/program/")
+				if *v.Projected.DefaultMode != 0o555 || len(v.Projected.Sources) != want[program] {
+					wrong = append(wrong, fmt.Sprintf("%s: mode %o, %d chunks", w.object, *v.Projected.DefaultMode, len(v.Projected.Sources)))
+				}
+				for i, source := range v.Projected.Sources {
+					if optional := is(source.ConfigMap.Optional, true); optional != (i > 0) || !strings.HasSuffix(source.ConfigMap.Name, fmt.Sprintf("-%s-%s-%02d", program, w.pod.Spec.NodeSelector["kubernetes.io/arch"], i)) {
+						wrong = append(wrong, fmt.Sprintf("%s: source %d is %s, optional %t", w.object, i, source.ConfigMap.Name, optional))
+					}
+				}
+			}
+		}
+		return wrong
+	},
+	"an injected program never pulls": func(out *output) (wrong []string) {
+		for _, w := range workloads(out) {
+			for _, c := range w.pod.Spec.Containers {
+				if c.Command[0] == "/payload/loader" && c.ImagePullPolicy != corev1.PullIfNotPresent {
+					wrong = append(wrong, fmt.Sprintf("%s: imagePullPolicy %s", w.object, c.ImagePullPolicy))
+				}
+			}
+		}
+		return wrong
+	},
+	"selectors find their own pods and no others": func(out *output) (wrong []string) {
+		pods := workloads(out)
+		for _, w := range pods {
+			if w.selector == nil {
+				continue
+			}
+			wrong = append(wrong, selects(w.object, w.selector, pods, func(other workload) bool { return other.object.String() == w.object.String() })...)
+		}
+		for _, s := range all[*corev1.Service](out) {
+			wrong = append(wrong, selects(s.Name, metav1.SetAsLabelSelector(s.Spec.Selector), pods, func(w workload) bool { return w.component() == "registry" })...)
+		}
+		for _, p := range all[*networkingv1.NetworkPolicy](out) {
+			component := p.Labels["app.kubernetes.io/component"]
+			wrong = append(wrong, selects("policy "+p.Name, &p.Spec.PodSelector, pods, func(w workload) bool { return w.component() == component })...)
+			for _, rule := range p.Spec.Ingress {
+				for _, peer := range rule.From {
+					if peer.NamespaceSelector != nil || peer.IPBlock != nil {
+						continue
+					}
+					component := peer.PodSelector.MatchLabels["app.kubernetes.io/component"]
+					wrong = append(wrong, selects("policy "+p.Name, peer.PodSelector, pods, func(w workload) bool { return w.component() == component })...)
+				}
+			}
+		}
+		return wrong
+	},
+	"no node gets two proxies": func(out *output) (wrong []string) {
+		named := map[string]string{} // node → DaemonSet
+		for _, d := range all[*appsv1.DaemonSet](out) {
+			in, notIn := nodeFields(d.Spec.Template.Spec.Affinity)
+			for _, node := range in {
+				if other := named[node]; other != "" {
+					wrong = append(wrong, fmt.Sprintf("%s is for %s and for %s", node, other, d.Name))
+				}
+				named[node] = d.Name
+			}
+			if len(in) > 0 && len(notIn) > 0 {
+				wrong = append(wrong, d.Name+": some nodes named and others left out")
+			}
+		}
+		for _, d := range all[*appsv1.DaemonSet](out) {
+			in, notIn := nodeFields(d.Spec.Template.Spec.Affinity)
+			for node, other := range named {
+				sameArchitecture := strings.HasPrefix(other, d.Name+"-")
+				if len(in) == 0 && sameArchitecture != slices.Contains(notIn, node) {
+					wrong = append(wrong, fmt.Sprintf("%s: %s, which is for %s, is left out: %t", d.Name, node, other, !sameArchitecture))
+				}
+			}
+		}
+		return wrong
+	},
+	"names are valid, and objects of one name are one": func(out *output) (wrong []string) {
+		seen := map[string]bool{}
+		for _, o := range out.objects {
+			for _, problem := range validation.IsDNS1123Subdomain(o.GetName()) {
+				wrong = append(wrong, fmt.Sprintf("%s: %s", o, problem))
+			}
+			cluster := strings.HasPrefix(o.GetKind(), "Cluster")
+			if len(o.GetName()) > validation.LabelValueMaxLength && !cluster {
+				wrong = append(wrong, fmt.Sprintf("%s: %d characters", o, len(o.GetName())))
+			}
+			if (o.GetNamespace() == "") != cluster {
+				wrong = append(wrong, fmt.Sprintf("%s: namespace %q", o, o.GetNamespace()))
+			}
+			if seen[o.String()] {
+				wrong = append(wrong, fmt.Sprintf("%s: twice", o))
+			}
+			seen[o.String()] = true
+			for key, value := range o.GetLabels() {
+				for _, problem := range slices.Concat(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)) {
+					wrong = append(wrong, fmt.Sprintf("%s: label %s: %s", o, key, problem))
+				}
+			}
+			for _, key := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart"} {
+				if o.GetLabels()[key] == "" {
+					wrong = append(wrong, fmt.Sprintf("%s: no label %s", o, key))
+				}
+			}
+		}
+		for _, s := range all[*corev1.Service](out) {
+			for _, problem := range validation.IsDNS1035Label(s.Name) {
+				wrong = append(wrong, fmt.Sprintf("Service %s: %s", s.Name, problem))
+			}
+		}
+		for _, w := range workloads(out) {
+			for _, v := range w.pod.Spec.Volumes {
+				if v.Projected == nil {
+					continue
+				}
+				for _, source := range v.Projected.Sources {
+					for _, problem := range validation.IsDNS1123Subdomain(source.ConfigMap.Name) {
+						wrong = append(wrong, fmt.Sprintf("ConfigMap %s: %s", source.ConfigMap.Name, problem))
+					}
+				}
+			}
+		}
+		return wrong
+	},
+	"rights are no more than the Jobs need": func(out *output) (wrong []string) {
+		for _, r := range all[*rbacv1.ClusterRole](out) {
+			for _, rule := range r.Rules {
+				if !slices.Equal(rule.Resources, []string{"nodes"}) || !subset(rule.Verbs, "get", "list") {
+					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
+				}
+			}
+		}
+		for _, r := range all[*rbacv1.Role](out) {
+			for _, rule := range r.Rules {
+				if slices.Contains(slices.Concat(rule.Verbs, rule.Resources, rule.APIGroups), "*") {
+					wrong = append(wrong, fmt.Sprintf("%s: everything", r.Name))
+				}
+				if slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) != len(hookMade) {
+					wrong = append(wrong, fmt.Sprintf("%s: %s Secrets of any name", r.Name, rule.Verbs))
+				}
+				if !subset(rule.Resources, "pods", "configmaps", "secrets", "jobs") && !subset(rule.Verbs, "get", "list", "watch") {
+					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
+				}
+			}
+		}
+		return wrong
+	},
+	"every Job ends, and its log outlives its failure": func(out *output) (wrong []string) {
+		for _, j := range all[*batchv1.Job](out) {
+			if j.Spec.ActiveDeadlineSeconds == nil || *j.Spec.ActiveDeadlineSeconds <= 30 || j.Spec.BackoffLimit == nil || *j.Spec.BackoffLimit > 3 ||
+				j.Spec.Template.Spec.RestartPolicy != corev1.RestartPolicyNever {
+				wrong = append(wrong, j.Name)
+			}
+		}
+		return wrong
+	},
+}
+
+// Every values file, in every cluster, with a short and a very long name.
+func TestWhateverIsRenderedKeepsTheInvariants(t *testing.T) {
+	releases := []string{"zarf-registry", "r", strings.Repeat("long-", 10) + "abc"}
+	combinations := 0
+	for file, values := range ciValues(t) {
+		for where, cluster := range clusters(t) {
+			for _, release := range releases {
+				combinations++
+				out := rendering{release: release, values: values, cluster: cluster()}.render(t)
+				if n := len(workloads(out)); n < 5 {
+					t.Fatalf("%s in %s: %d workloads", file, where, n)
+				}
+				for name, check := range invariants {
+					for _, wrong := range check(out) {
+						t.Errorf("%s in %s as %s: %s: %s", file, where, release, name, wrong)
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d invariants over %d renderings", len(invariants), combinations)
+}
+
+func containers(spec corev1.PodSpec) []corev1.Container {
+	return slices.Concat(spec.InitContainers, spec.Containers)
+}
+
+func is[T comparable](p *T, want T) bool { return p != nil && *p == want }
+
+func subset(values []string, of ...string) bool {
+	return !slices.ContainsFunc(values, func(v string) bool { return !slices.Contains(of, v) })
+}
+
+// selects says which pods a selector takes wrongly, and if it takes none.
+func selects(who any, selector *metav1.LabelSelector, pods []workload, own func(workload) bool) (wrong []string) {
+	s, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return []string{fmt.Sprintf("%s: %v", who, err)}
+	}
+	found := 0
+	for _, w := range pods {
+		switch matches := s.Matches(labels.Set(w.pod.Labels)); {
+		case matches && own(w):
+			found++
+		case matches:
+			wrong = append(wrong, fmt.Sprintf("%s: selects the pods of %s", who, w.object))
+		}
+	}
+	if found == 0 {
+		wrong = append(wrong, fmt.Sprintf("%s: selects nothing", who))
+	}
+	return wrong
+}
+
+// nodeFields returns the nodes that an affinity requires and refuses by name.
+func nodeFields(affinity *corev1.Affinity) (in, notIn []string) {
+	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return nil, nil
+	}
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if field.Operator == corev1.NodeSelectorOpIn {
+				in = append(in, field.Values...)
+			} else {
+				notIn = append(notIn, field.Values...)
+			}
+		}
+	}
+	return in, notIn
+}

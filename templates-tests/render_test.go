@@ -1,0 +1,270 @@
+// Package templates tests the chart by rendering it in this process with Helm's
+// own engine: what is rendered, not what the templates look like. It knows
+// nothing of a real cluster; what only a cluster can show is left to test/e2e.
+package templates
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+)
+
+const chartDir = "../charts/zarf-registry"
+
+// kubeVersion is what the chart is rendered for. The chart asks for nothing that
+// differs from one version to the next.
+var kubeVersion = chartutil.KubeVersion{Version: "v1.31.0", Major: "1", Minor: "31"}
+
+// rendering is one way to render the chart. Its zero value, given values, is
+// `helm template` with a release called as the chart.
+type rendering struct {
+	release string         // "" means zarf-registry
+	values  map[string]any // as a values file has them
+	cluster *cluster       // nil means that lookup finds nothing, as in helm template
+	upgrade bool
+	chart   *chart.Chart // nil means the chart in the tree
+}
+
+// output is a rendered chart.
+type output struct {
+	files   map[string]string // template path below templates/ → text
+	objects []object          // in the order of their files
+}
+
+// object is one rendered object.
+type object struct {
+	unstructured.Unstructured
+	file  string
+	typed runtime.Object
+}
+
+func (o object) String() string { return o.GetKind() + " " + o.GetName() }
+
+func (o object) hook() string { return o.GetAnnotations()["helm.sh/hook"] }
+
+func loadChart(t testing.TB) *chart.Chart {
+	t.Helper()
+	c, err := loader.LoadDir(chartDir)
+	if err != nil {
+		t.Fatalf("loading the chart: %v", err)
+	}
+	return c
+}
+
+// try renders the chart and decodes it as the API server would, unknown fields
+// refused. The error is Helm's own.
+func (r rendering) try(t testing.TB) (*output, error) {
+	t.Helper()
+	c := r.chart
+	if c == nil {
+		c = loadChart(t)
+	}
+	release := r.release
+	if release == "" {
+		release = "zarf-registry"
+	}
+	options := chartutil.ReleaseOptions{Name: release, Namespace: "zarf", IsInstall: !r.upgrade, IsUpgrade: r.upgrade, Revision: 1}
+	if r.upgrade {
+		options.Revision = 2
+	}
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	capabilities.KubeVersion = kubeVersion
+	// Helm reads values as JSON does; a number must not be Go's int here only.
+	values, err := chartutil.ReadValues([]byte(mustYAML(t, r.values)))
+	if err != nil {
+		t.Fatalf("reading the values: %v", err)
+	}
+	top, err := chartutil.ToRenderValues(c, values, options, capabilities)
+	if err != nil {
+		return nil, err
+	}
+	var texts map[string]string
+	if r.cluster == nil {
+		texts, err = engine.Render(c, top)
+	} else {
+		texts, err = engine.RenderWithClientProvider(c, top, r.cluster)
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := &output{files: map[string]string{}}
+	for name, text := range texts {
+		if strings.TrimSpace(text) != "" {
+			out.files[strings.TrimPrefix(name, path.Join(c.Name(), "templates")+"/")] = text
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(out.files)) {
+		if !strings.HasSuffix(name, ".yaml") {
+			continue
+		}
+		for i, document := range documents(out.files[name]) {
+			o, err := decode(document)
+			if err != nil {
+				t.Fatalf("%s, object %d: %v\n%s", name, i, err, document)
+			}
+			o.file = name
+			out.objects = append(out.objects, o)
+		}
+	}
+	return out, nil
+}
+
+// render is try for a rendering that must succeed.
+func (r rendering) render(t testing.TB) *output {
+	t.Helper()
+	out, err := r.try(t)
+	if err != nil {
+		t.Fatalf("rendering: %v", err)
+	}
+	if len(out.objects) == 0 {
+		t.Fatal("rendering: no object")
+	}
+	return out
+}
+
+var separator = regexp.MustCompile(`(?m)^---\s*$`)
+
+func documents(text string) []string {
+	var found []string
+	for _, document := range separator.Split(text, -1) {
+		if strings.TrimSpace(document) != "" {
+			found = append(found, document)
+		}
+	}
+	return found
+}
+
+var strict = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+
+func decode(document string) (object, error) {
+	typed, _, err := strict.Decode([]byte(document), nil, nil)
+	if err != nil {
+		return object{}, err
+	}
+	o := object{typed: typed}
+	if err := yaml.Unmarshal([]byte(document), &o.Object); err != nil {
+		return object{}, err
+	}
+	return o, nil
+}
+
+// find returns the object of a kind and name, as its type in k8s.io/api.
+func find[T runtime.Object](t testing.TB, out *output, name string) T {
+	t.Helper()
+	for _, o := range out.objects {
+		if typed, ok := o.typed.(T); ok && o.GetName() == name {
+			return typed
+		}
+	}
+	var zero T
+	t.Fatalf("there is no %T called %s", zero, name)
+	return zero
+}
+
+// all returns every object of a kind.
+func all[T runtime.Object](out *output) []T {
+	var found []T
+	for _, o := range out.objects {
+		if typed, ok := o.typed.(T); ok {
+			found = append(found, typed)
+		}
+	}
+	return found
+}
+
+// text is everything that was rendered, for comparing.
+func (o *output) text() string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(o.files)) {
+		fmt.Fprintf(&b, "# %s\n%s\n", name, strings.TrimSpace(o.files[name]))
+	}
+	return b.String()
+}
+
+func mustYAML(t testing.TB, value any) string {
+	t.Helper()
+	b, err := yaml.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// ciValues returns the values files of ci/, the ones that chart-testing installs.
+func ciValues(t testing.TB) map[string]map[string]any {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(chartDir, "ci", "*-values.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("ci/*-values.yaml: %d files, error %v", len(files), err)
+	}
+	found := map[string]map[string]any{}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var values map[string]any
+		if err := yaml.UnmarshalStrict(b, &values); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		found[strings.TrimSuffix(filepath.Base(file), "-values.yaml")] = values
+	}
+	return found
+}
+
+// with returns values with more of them set, each by its path and in YAML, as
+// --set would.
+func with(t testing.TB, values map[string]any, sets ...string) map[string]any {
+	t.Helper()
+	var copied map[string]any
+	if err := yaml.Unmarshal([]byte(mustYAML(t, values)), &copied); err != nil {
+		t.Fatal(err)
+	}
+	if copied == nil {
+		copied = map[string]any{}
+	}
+	for _, set := range sets {
+		name, text, ok := strings.Cut(set, "=")
+		if !ok {
+			t.Fatalf("%q is not path=value", set)
+		}
+		var value any
+		if err := yaml.Unmarshal([]byte(text), &value); err != nil {
+			t.Fatalf("%q: %v", set, err)
+		}
+		keys := strings.Split(name, ".")
+		at := copied
+		for _, key := range keys[:len(keys)-1] {
+			next, ok := at[key].(map[string]any)
+			if !ok {
+				next = map[string]any{}
+				at[key] = next
+			}
+			at = next
+		}
+		at[keys[len(keys)-1]] = value
+	}
+	return copied
+}
+
+// proxyMode is the least that the chart renders with.
+func proxyMode(t testing.TB, sets ...string) map[string]any {
+	t.Helper()
+	return with(t, map[string]any{"registryProxy": true}, sets...)
+}
