@@ -1,0 +1,129 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultCacheDir is used when the environment variable CacheVariable is not set.
+const (
+	DefaultCacheDir = "/var/cache/zarf-registry"
+	CacheVariable   = "ZARF_REGISTRY_CACHE"
+)
+
+// A Cache is the directory that holds what was built. Any number of processes
+// may use it at once: two that want the same thing wait for one another.
+type Cache struct {
+	dir string
+	log func(format string, args ...any)
+}
+
+// OpenCache returns the cache that the environment names. It writes nothing yet.
+// Progress is reported to log, a line at a time.
+func OpenCache(log func(format string, args ...any)) (*Cache, error) {
+	dir := os.Getenv(CacheVariable)
+	if dir == "" {
+		dir = DefaultCacheDir
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("finding the cache %s: %w", dir, err)
+	}
+	return &Cache{dir: dir, log: log}, nil
+}
+
+// Program returns the path of a program that a recipe has built.
+func (c *Cache) Program(r Recipe, name string) string {
+	return filepath.Join(c.dir, r.Key(), "bin", name)
+}
+
+// Ensure builds a recipe unless the cache has it. The result appears in one
+// step: an interrupted build leaves nothing that looks finished, and the next one
+// goes on from what the Go tool had compiled.
+func (c *Cache) Ensure(ctx context.Context, r Recipe) error {
+	final := filepath.Join(c.dir, r.Key())
+	if complete(final) {
+		return nil
+	}
+	unlock, err := c.lock(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if complete(final) { // by the process that held the lock
+		return nil
+	}
+	if err := ensureDebianPackages(ctx, c.log, needsOf(r)); err != nil {
+		return err
+	}
+	work := filepath.Join(c.dir, "work", r.Key())
+	if err := os.RemoveAll(work); err != nil {
+		return fmt.Errorf("clearing an unfinished build: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Join(work, "bin"), 0o755); err != nil {
+		return fmt.Errorf("preparing to build %s: %w", r.Name, err)
+	}
+	start := time.Now()
+	c.log("%s %s: building", r.Name, r.Version)
+	if err := c.compile(ctx, r, work); err != nil {
+		return fmt.Errorf("building %s %s: %w", r.Name, r.Version, err)
+	}
+	if err := os.Rename(work, final); err != nil {
+		return fmt.Errorf("keeping the build of %s: %w", r.Name, err)
+	}
+	c.log("%s %s: built in %s", r.Name, r.Version, time.Since(start).Round(time.Second))
+	return nil
+}
+
+// EnsureAll builds each recipe in turn: the Go tool itself uses all processors.
+func (c *Cache) EnsureAll(ctx context.Context, recipes []Recipe) error {
+	for _, r := range recipes {
+		if err := c.Ensure(ctx, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func complete(dir string) bool {
+	_, err := os.Stat(dir) // it is made by a rename, so all of it is there or nothing
+	return err == nil
+}
+
+// lock waits until this process alone builds the recipe. The lock goes away with
+// the process, however it ends.
+func (c *Cache) lock(ctx context.Context, r Recipe) (unlock func(), err error) {
+	dir := filepath.Join(c.dir, "work")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("making the cache: %w; set %s to a directory that can be written", err, CacheVariable)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, r.Key()+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("locking the build of %s: %w", r.Name, err)
+	}
+	for told := false; ; told = true {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			f.Close()
+			return nil, fmt.Errorf("locking the build of %s: %w", r.Name, err)
+		}
+		if !told {
+			c.log("%s %s: another process is building it, waiting", r.Name, r.Version)
+		}
+		select {
+		case <-ctx.Done():
+			f.Close()
+			return nil, context.Cause(ctx)
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,236 @@
+package build
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// reportEvery is how often a long build says that it is still at work.
+const reportEvery = 20 * time.Second
+
+// compile makes a recipe's programs in work/bin.
+func (c *Cache) compile(ctx context.Context, r Recipe, work string) error {
+	if r.C != "" {
+		return c.compileC(ctx, r, work)
+	}
+	module := filepath.Join(work, "module")
+	if err := c.writeModule(ctx, r, module); err != nil {
+		return err
+	}
+	// One call for all programs whose package has their name, so that what they
+	// share is compiled once and linking overlaps.
+	args := []string{"build", "-v", "-trimpath", "-ldflags", linkerFlags(r)}
+	if len(r.Tags) > 0 {
+		args = append(args, "-tags", strings.Join(r.Tags, ","))
+	}
+	if len(r.Programs) == 1 {
+		for name, pkg := range r.Programs {
+			args = append(args, "-o", filepath.Join(work, "bin", name), pkg)
+		}
+	} else {
+		args = append(args, "-o", filepath.Join(work, "bin")+"/")
+		for _, name := range r.ProgramNames() {
+			args = append(args, r.Programs[name])
+		}
+	}
+	if err := c.run(ctx, r, module, goEnvironment(r), "go", args...); err != nil {
+		return err
+	}
+	for _, name := range r.ProgramNames() {
+		if _, err := os.Stat(filepath.Join(work, "bin", name)); err != nil {
+			return fmt.Errorf("the build ended without making %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (c *Cache) compileC(ctx context.Context, r Recipe, work string) error {
+	for _, name := range r.ProgramNames() {
+		source := filepath.Join(work, name+".c")
+		if err := os.WriteFile(source, []byte(r.C), 0o644); err != nil {
+			return err
+		}
+		if err := c.run(ctx, r, work, os.Environ(), "gcc", "-Os", "-static", "-s", "-o", filepath.Join(work, "bin", name), source); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func linkerFlags(r Recipe) string {
+	flags := []string{"-s", "-w"}
+	for _, v := range r.Variables {
+		flags = append(flags, "-X", v)
+	}
+	return strings.Join(flags, " ")
+}
+
+// goEnvironment keeps the user's proxy and caches, but nothing that would change
+// what is built.
+func goEnvironment(r Recipe) []string {
+	cgo := "0"
+	if r.CGO {
+		cgo = "1"
+	}
+	return append(os.Environ(),
+		"CGO_ENABLED="+cgo, "GOFLAGS=-mod=mod -buildvcs=false", "GOWORK=off", "GO111MODULE=on",
+		"GOOS=linux", "GOEXPERIMENT=", "GOBIN=")
+}
+
+// writeModule writes the small module that requires the recipe's module. It is
+// how commands are built whose module has replace directives, which `go install
+// path@version` refuses.
+func (c *Cache) writeModule(ctx context.Context, r Recipe, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	var gomod bytes.Buffer
+	fmt.Fprintf(&gomod, "module build.invalid/%s\n\ngo %s\n\nrequire %s %s\n", r.Name, goLanguageVersion, r.Module, r.Version)
+	files := map[string]string{"go.sum": strings.Join(append(r.Sums, ""), "\n")}
+	for name, source := range r.Sources {
+		files[name] = source
+	}
+	if r.StagingVersion != "" {
+		// go mod download needs a module to stand in: this one, before its replacements are known.
+		files["go.mod"] = gomod.String()
+		if err := writeFiles(dir, files); err != nil {
+			return err
+		}
+		staging, err := stagingModules(ctx, r, dir)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&gomod, "\nreplace (\n")
+		for _, module := range staging {
+			fmt.Fprintf(&gomod, "\t%s => %s %s\n", module, module, r.StagingVersion)
+		}
+		fmt.Fprintf(&gomod, ")\n")
+	}
+	files["go.mod"] = gomod.String()
+	return writeFiles(dir, files)
+}
+
+// goLanguageVersion is the one of the module in which this program stands.
+const goLanguageVersion = "1.26.0"
+
+func writeFiles(dir string, files map[string]string) error {
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stagingModules returns the modules that the recipe's module replaces by
+// directories of its own repository.
+func stagingModules(ctx context.Context, r Recipe, dir string) ([]string, error) {
+	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", r.Module+"@"+r.Version)
+	download.Dir, download.Env = dir, goEnvironment(r)
+	out, runErr := download.Output() // a failure is explained in the output, as JSON
+	var module struct{ Error, GoMod string }
+	if err := json.Unmarshal(out, &module); err != nil {
+		return nil, fmt.Errorf("downloading %s %s: %w", r.Module, r.Version, errors.Join(runErr, err))
+	}
+	if module.Error != "" {
+		return nil, fmt.Errorf("downloading %s %s: %s", r.Module, r.Version, module.Error)
+	}
+	content, err := os.ReadFile(module.GoMod)
+	if err != nil {
+		return nil, fmt.Errorf("reading the go.mod of %s: %w", r.Module, err)
+	}
+	staging := localReplacements(string(content))
+	if len(staging) == 0 {
+		return nil, fmt.Errorf("the go.mod of %s %s replaces no module by a directory", r.Module, r.Version)
+	}
+	return staging, nil
+}
+
+// localReplacements returns the modules that a go.mod replaces by a directory.
+func localReplacements(gomod string) []string {
+	var modules []string
+	for line := range strings.Lines(gomod) {
+		fields := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "replace "))
+		if len(fields) >= 3 && fields[1] == "=>" && strings.HasPrefix(fields[2], "./") {
+			modules = append(modules, fields[0])
+		}
+	}
+	return modules
+}
+
+// run runs a build tool with its output in a log file of the cache. While it
+// runs, it says now and then how far it is; when it fails, it shows the end of the log.
+func (c *Cache) run(ctx context.Context, r Recipe, dir string, env []string, name string, args ...string) error {
+	logPath := filepath.Join(c.dir, "work", r.Key()+".log")
+	logFile, err := os.Create(logPath)
+	if err != nil {
+		return err
+	}
+	defer logFile.Close()
+	counter := &lineCounter{w: logFile}
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, env, counter, counter
+	// An interrupted Go tool removes its temporary files.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	start := time.Now()
+	ended := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(reportEvery):
+				c.log("%s %s: %s, %d packages", r.Name, r.Version, time.Since(start).Round(time.Second), counter.lines.Load())
+			}
+		}
+	}()
+	err = cmd.Run()
+	close(ended)
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%s: %w\n%s\n(all of it: %s)", name, err, lastLines(logPath, 20), logPath)
+}
+
+// lineCounter passes on what is written and counts the lines that are not about downloads.
+type lineCounter struct {
+	w     io.Writer
+	lines atomic.Int64
+}
+
+func (l *lineCounter) Write(p []byte) (int, error) {
+	l.lines.Add(int64(bytes.Count(p, []byte("\n")) - bytes.Count(p, []byte("go: downloading"))))
+	return l.w.Write(p)
+}
+
+func lastLines(path string, n int) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	var lines []string
+	scanner := bufio.NewScanner(f)
+	for scanner.Scan() {
+		lines = append(lines, "  "+scanner.Text())
+		if len(lines) > n {
+			lines = lines[1:]
+		}
+	}
+	return strings.Join(lines, "\n")
+}

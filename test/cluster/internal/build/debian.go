@@ -1,0 +1,86 @@
+package build
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// A need is a file or program of the machine and the Debian package that has it.
+type need struct {
+	program, file, debian string
+}
+
+func (n need) met() bool {
+	if n.program != "" {
+		_, err := exec.LookPath(n.program)
+		return err == nil
+	}
+	_, err := os.Stat(n.file)
+	return err == nil
+}
+
+var (
+	needsGCC = []need{{program: "gcc", debian: "gcc"}, {file: "/usr/include/stdlib.h", debian: "libc6-dev"}}
+	needsCGO = append([]need{
+		{program: "pkg-config", debian: "pkg-config"},
+		{file: "/usr/include/seccomp.h", debian: "libseccomp-dev"},
+	}, needsGCC...)
+	// What a running cluster calls: kube-proxy, kubelet, kube-router, the CNI plugins and this program.
+	needsCluster = []need{
+		{program: "ip", debian: "iproute2"},
+		{program: "iptables", debian: "iptables"},
+		{program: "nft", debian: "nftables"},
+		{program: "conntrack", debian: "conntrack"},
+		{program: "ipset", debian: "ipset"},
+		{program: "mount", debian: "mount"},
+	}
+)
+
+func needsOf(r Recipe) []need {
+	switch {
+	case r.C != "":
+		return needsGCC
+	case r.CGO:
+		return needsCGO
+	default:
+		return nil
+	}
+}
+
+// EnsureRuntime installs the Debian packages that a running cluster needs. Where
+// it may not install, it names the ones that are missing.
+func EnsureRuntime(ctx context.Context, log func(format string, args ...any)) error {
+	return ensureDebianPackages(ctx, log, needsCluster)
+}
+
+func ensureDebianPackages(ctx context.Context, log func(format string, args ...any), needs []need) error {
+	var missing []string
+	for _, n := range needs {
+		if !n.met() && !slices.Contains(missing, n.debian) {
+			missing = append(missing, n.debian)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	list := strings.Join(missing, " ")
+	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
+		return fmt.Errorf("this machine lacks %s (names of Debian packages): install them, or run this as root on Debian or Ubuntu", list)
+	}
+	log("installing Debian packages: %s", list)
+	for _, args := range [][]string{
+		{"update", "-q"},
+		append([]string{"install", "-q", "-y", "--no-install-recommends"}, missing...),
+	} {
+		cmd := exec.CommandContext(ctx, "apt-get", args...)
+		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("apt-get %s: %w\n%s", args[0], err, out)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+// Package build makes the programs that a cluster is made of, and the pinned
+// tools of this repository, from the Go module proxy and Debian packages.
+//
+// Each recipe names one Go module at one version and the commands to build from
+// it. Its result stands in a directory of the cache whose name has the version
+// and a hash of the recipe, so changing a recipe builds that one anew and
+// nothing else. The package does not choose versions by itself, does not
+// download binaries, and never writes outside the cache (but for Debian
+// packages, which apt-get installs).
+package build
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"path"
+	"runtime"
+	"sort"
+	"strings"
+)
+
+// Versions of what makes a cluster, and of the tools. One place to change them.
+const (
+	KubernetesVersion = "v1.36.3"
+	etcdVersion       = "v3.6.5"
+	containerdVersion = "v2.4.2"
+	runcVersion       = "v1.5.2"
+	cniVersion        = "v1.9.1"
+	coreDNSVersion    = "v1.15.0"
+	kubeRouterVersion = "v2.1.0"
+	criToolsVersion   = "v1.36.0"
+)
+
+// A Recipe says how to build the programs of one Go module.
+type Recipe struct {
+	// Name of the recipe, and of its directory in the cache.
+	Name string
+	// Module and Version as the Go module proxy knows them.
+	Module, Version string
+	// Programs maps the name of a program to the package it is built from. A
+	// package that begins with "." is one of Sources.
+	Programs map[string]string
+	// Sources are files that are written into the module that builds the
+	// programs, for modules whose own main package cannot be built from outside.
+	Sources map[string]string `json:",omitempty"`
+	// StagingVersion, when set, replaces every module that Module's go.mod
+	// replaces by a local directory with that module's release of this version.
+	StagingVersion string `json:",omitempty"`
+	// Sums are lines for go.sum, for modules that the checksum database does not know.
+	Sums []string `json:",omitempty"`
+	// Tags and Variables (package.name=value) are passed to the Go tool.
+	Tags      []string `json:",omitempty"`
+	Variables []string `json:",omitempty"`
+	// CGO links against C libraries. Everything else is built without.
+	CGO bool `json:",omitempty"`
+	// C is the source of a static C program, instead of a Go module.
+	C string `json:",omitempty"`
+}
+
+// Key returns the name of the directory in the cache: it changes whenever
+// something that can change the result does.
+func (r Recipe) Key() string {
+	encoded, err := json.Marshal(r)
+	if err != nil { // a struct of strings, maps of strings and booleans always encodes
+		panic(err)
+	}
+	hash := sha256.Sum256(append(encoded, runtime.Version()+runtime.GOARCH...))
+	return fmt.Sprintf("%s-%s-%s", r.Name, strings.TrimPrefix(r.Version, "v"), hex.EncodeToString(hash[:4]))
+}
+
+// ProgramNames returns the names of the recipe's programs in order.
+func (r Recipe) ProgramNames() []string {
+	names := make([]string, 0, len(r.Programs))
+	for name := range r.Programs {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	return names
+}
+
+// programs maps each package to the name of the program that it makes: the last
+// element of its path.
+func programs(prefix string, packages ...string) map[string]string {
+	m := make(map[string]string, len(packages))
+	for _, p := range packages {
+		full := path.Join(prefix, p)
+		m[path.Base(full)] = full
+	}
+	return m
+}
+
+// pauseSource does what the pause program of Kubernetes does for a pod without
+// a shared process namespace: nothing, until it is told to stop.
+const pauseSource = `#include <signal.h>
+#include <unistd.h>
+
+static void stop(int signal) { (void)signal; _exit(0); }
+
+int main(void) {
+	signal(SIGINT, stop);
+	signal(SIGTERM, stop);
+	for (;;) pause();
+}
+`
+
+// ClusterRecipes returns what a cluster is made of. The order is that of the
+// build: the smaller ones come first, so that a mistake shows early.
+func ClusterRecipes() []Recipe {
+	return []Recipe{
+		{Name: "pause", Version: "v1", C: pauseSource, Programs: map[string]string{"pause": ""}},
+		{
+			Name: "runc", Module: "github.com/opencontainers/runc", Version: runcVersion, CGO: true, Tags: []string{"seccomp"},
+			Programs:  programs("github.com/opencontainers/runc", ""),
+			Variables: []string{"main.version=" + strings.TrimPrefix(runcVersion, "v")},
+		},
+		{
+			Name: "cni-plugins", Module: "github.com/containernetworking/plugins", Version: cniVersion,
+			Programs: programs("github.com/containernetworking/plugins/plugins", "main/bridge", "main/loopback", "meta/portmap", "ipam/host-local"),
+		},
+		{
+			Name: "containerd", Module: "github.com/containerd/containerd/v2", Version: containerdVersion,
+			Programs:  programs("github.com/containerd/containerd/v2/cmd", "containerd", "containerd-shim-runc-v2", "ctr"),
+			Variables: []string{"github.com/containerd/containerd/v2/version.Version=" + containerdVersion},
+		},
+		{
+			Name: "kubernetes", Module: "k8s.io/kubernetes", Version: KubernetesVersion,
+			StagingVersion: "v0" + strings.TrimPrefix(KubernetesVersion, "v1"),
+			Programs:       programs("k8s.io/kubernetes/cmd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"),
+			Variables:      kubernetesVersion(KubernetesVersion),
+		},
+		{
+			Name: "etcd", Module: "go.etcd.io/etcd/server/v3", Version: etcdVersion,
+			Programs: map[string]string{"etcd": "."},
+			Sources:  map[string]string{"main.go": "package main\n\nimport (\n\t\"os\"\n\n\t\"go.etcd.io/etcd/server/v3/etcdmain\"\n)\n\nfunc main() { etcdmain.Main(os.Args) }\n"},
+		},
+		{
+			Name: "coredns", Module: "github.com/coredns/coredns", Version: coreDNSVersion,
+			Programs: programs("github.com/coredns/coredns", ""),
+		},
+		{
+			Name: "kube-router", Module: "github.com/cloudnativelabs/kube-router/v2", Version: kubeRouterVersion,
+			Programs: programs("github.com/cloudnativelabs/kube-router/v2/cmd", "kube-router"),
+			Sums: []string{
+				"github.com/cloudnativelabs/kube-router/v2 v2.1.0 h1:xWsptKtmZ44L+NjwFKoFAFlVdxCz8fka9A/eYJe95Ok=",
+				"github.com/cloudnativelabs/kube-router/v2 v2.1.0/go.mod h1:JU/k2Qqcph0myF1cRDLidz1SZdoSrPczuYcGxYRSP0A=",
+			},
+		},
+		{
+			Name: "cri-tools", Module: "sigs.k8s.io/cri-tools", Version: criToolsVersion,
+			Programs:  programs("sigs.k8s.io/cri-tools/cmd", "crictl"),
+			Variables: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + criToolsVersion},
+		},
+		tools["helm"],
+	}
+}
+
+// kubernetesVersion returns the linker's variables that make Kubernetes' programs
+// report a version ("v1.36.3"), major and minor number apart.
+func kubernetesVersion(version string) []string {
+	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	const pkg = "k8s.io/component-base/version."
+	return []string{pkg + "gitVersion=" + version, pkg + "gitMajor=" + parts[0], pkg + "gitMinor=" + parts[1]}
+}

@@ -1,0 +1,59 @@
+package build
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+)
+
+// tools are the pinned programs that this repository's own commands use. They are
+// built when they are asked for; only helm is part of every cluster's build.
+var tools = map[string]Recipe{
+	"age":           tool("age", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age"),
+	"age-keygen":    tool("age-keygen", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age-keygen"),
+	"crane":         tool("crane", "github.com/google/go-containerregistry", "v0.22.1", "github.com/google/go-containerregistry/cmd/crane"),
+	"ct":            tool("ct", "github.com/helm/chart-testing/v3", "v3.14.0", "github.com/helm/chart-testing/v3/ct"),
+	"golangci-lint": tool("golangci-lint", "github.com/golangci/golangci-lint/v2", "v2.15.0", "github.com/golangci/golangci-lint/v2/cmd/golangci-lint", "main.version=2.15.0"),
+	"helm":          tool("helm", "helm.sh/helm/v3", "v3.22.0", "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3/internal/version.version=v3.22.0"),
+	"helm-docs":     tool("helm-docs", "github.com/norwoodj/helm-docs", "v1.14.2", "github.com/norwoodj/helm-docs/cmd/helm-docs", "main.version=1.14.2"),
+	"helm4":         tool("helm4", "helm.sh/helm/v4", "v4.3.1", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4/internal/version.version=v4.3.1"),
+	"kubeconform":   tool("kubeconform", "github.com/yannh/kubeconform", "v0.8.0", "github.com/yannh/kubeconform/cmd/kubeconform", "main.version=v0.8.0"),
+	"promtool":      tool("promtool", "github.com/prometheus/prometheus", "v0.313.5", "github.com/prometheus/prometheus/cmd/promtool"),
+	"sops":          tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
+}
+
+func tool(name, module, version, pkg string, variables ...string) Recipe {
+	return Recipe{Name: name, Module: module, Version: version, Programs: map[string]string{name: pkg}, Variables: variables}
+}
+
+// Tool returns the recipe of a pinned tool, or of a cluster's program, by its name.
+func Tool(name string) (Recipe, error) {
+	if r, ok := tools[name]; ok {
+		return r, nil
+	}
+	for _, r := range ClusterRecipes() {
+		if _, ok := r.Programs[name]; ok {
+			return r, nil
+		}
+	}
+	return Recipe{}, fmt.Errorf("there is no tool %q: choose one of %s", name, strings.Join(ToolNames(), ", "))
+}
+
+// ToolNames returns what Tool knows, in order: the tools, then the programs of a cluster.
+func ToolNames() []string {
+	seen := make(map[string]bool)
+	for name := range tools {
+		seen[name] = true
+	}
+	for _, r := range ClusterRecipes() {
+		for name := range r.Programs {
+			seen[name] = true
+		}
+	}
+	names := make([]string, 0, len(seen))
+	for name := range seen {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	return names
+}

@@ -1,0 +1,32 @@
+package cli
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/test/cluster/internal/build"
+)
+
+func newBuild(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "build",
+		Short: "Build everything a cluster consists of into the cache",
+		Long: `Build everything a cluster consists of: Kubernetes, etcd, containerd, runc, the CNI
+plugins, CoreDNS, kube-router, and helm and crictl for the tests. It takes about
+ten minutes on two cores, once. "up" does it too, if it is needed.
+
+The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.CacheVariable + ` names.`,
+		Example: "  testcluster build",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cache, err := build.OpenCache(a.log)
+			if err != nil {
+				return err
+			}
+			if err := cache.EnsureAll(cmd.Context(), build.ClusterRecipes()); err != nil {
+				return err
+			}
+			a.log("everything is built")
+			return nil
+		},
+	}
+}

@@ -1,0 +1,104 @@
+// Package cli is the command line of testcluster: one file for each command. It
+// reads flags, calls package cluster, and turns errors into words and an exit code.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/test/cluster/internal/cluster"
+)
+
+// defaultName is the cluster that commands mean when they are not told.
+const defaultName = "zarf-registry"
+
+// Main runs testcluster and returns its exit code.
+func Main(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := newRoot()
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(os.Stderr, "testcluster: %v\n", err)
+	var guilty *cluster.ComponentError
+	if errors.As(err, &guilty) {
+		fmt.Fprintf(os.Stderr, "\nthe last lines of %s:\n%s\n", guilty.LogPath, indent(guilty.LogTail(20)))
+	}
+	return 1
+}
+
+// app is what commands share: the cluster's name, and where progress goes.
+type app struct {
+	name  string
+	start time.Time
+}
+
+func newRoot() *cobra.Command {
+	a := &app{start: time.Now()}
+	root := &cobra.Command{
+		Use:   "testcluster",
+		Short: "A real Kubernetes cluster of several nodes on one Linux machine, without Docker",
+		Long: `testcluster boots a real Kubernetes cluster on one Linux machine: each node has its
+own network and mount namespace, its own containerd, kubelet and kube-proxy. Nothing
+of it can reach outside, and nothing needs to be pulled: programs are built from
+source once, into a cache.`,
+		Example: `  testcluster up --nodes 2
+  export KUBECONFIG=$(testcluster kubeconfig)
+  testcluster load dist/images/probe.tar --nodes n1
+  testcluster exec n1 -- ctr images ls
+  testcluster down`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.PersistentFlags().StringVar(&a.name, "name", defaultName, "name of the cluster")
+	root.AddCommand(
+		newBuild(a), newUp(a), newDown(a), newStatus(a), newExec(a), newLoad(a),
+		newAddNode(a), newRemoveNode(a), newKubeconfig(a), newLogs(a),
+		newKill(a), newPause(a), newResume(a), newRestart(a), newTool(a), newInternal(),
+	)
+	return root
+}
+
+// log writes a line of progress with the time since the program began.
+func (a *app) log(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%6.1fs  %s\n", time.Since(a.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// open finds the cluster that the command is about.
+func (a *app) open() (*cluster.Cluster, error) { return cluster.Open(a.name, a.log) }
+
+// needRoot refuses before anything is changed.
+func needRoot(*cobra.Command, []string) error {
+	if os.Geteuid() != 0 {
+		return errors.New("namespaces and mounts need root: run it with sudo")
+	}
+	return nil
+}
+
+func indent(text string) string {
+	return "  " + strings.ReplaceAll(text, "\n", "\n  ")
+}
+
+// copyFile writes a file's content to w.
+func copyFile(w io.Writer, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(w, f)
+	return err
+}

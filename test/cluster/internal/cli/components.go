@@ -1,0 +1,101 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/test/cluster/internal/cluster"
+)
+
+func newKubeconfig(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "kubeconfig",
+		Short:   "Print the path of the kubeconfig, which works on this machine",
+		Example: "  export KUBECONFIG=$(testcluster kubeconfig)",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.open()
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), c.Kubeconfig())
+			return nil
+		},
+	}
+}
+
+func newLogs(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "logs [COMPONENT]",
+		Short: "List the logs of a cluster, or print one",
+		Example: `  testcluster logs
+  testcluster logs kubelet.n1`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.open()
+			if err != nil {
+				return err
+			}
+			if len(args) == 1 {
+				if strings.Contains(args[0], "/") {
+					return fmt.Errorf("component %q: give a name as testcluster logs lists them", args[0])
+				}
+				if err := copyFile(cmd.OutOrStdout(), filepath.Join(c.LogDir(), args[0]+".log")); err != nil {
+					return fmt.Errorf("the log of %s: %w; testcluster logs lists them", args[0], err)
+				}
+				return nil
+			}
+			entries, err := os.ReadDir(c.LogDir())
+			if err != nil {
+				return fmt.Errorf("listing logs: %w", err)
+			}
+			for _, e := range entries {
+				fmt.Fprintln(cmd.OutOrStdout(), strings.TrimSuffix(e.Name(), ".log"))
+			}
+			return nil
+		},
+	}
+}
+
+func newKill(a *app) *cobra.Command {
+	return a.onComponent("kill", "Kill a component as a crash would; restart brings it back",
+		func(_ context.Context, c *cluster.Cluster, id string) error { return c.Kill(id) })
+}
+
+func newPause(a *app) *cobra.Command {
+	return a.onComponent("pause", "Freeze a component: its connections stay open and nothing answers",
+		func(_ context.Context, c *cluster.Cluster, id string) error { return c.Pause(id) })
+}
+
+func newResume(a *app) *cobra.Command {
+	return a.onComponent("resume", "Let a paused component go on",
+		func(_ context.Context, c *cluster.Cluster, id string) error { return c.Resume(id) })
+}
+
+func newRestart(a *app) *cobra.Command {
+	return a.onComponent("restart", "Kill a component if it runs, and start it again",
+		func(ctx context.Context, c *cluster.Cluster, id string) error { return c.Restart(ctx, id) })
+}
+
+func (a *app) onComponent(verb, short string, do func(context.Context, *cluster.Cluster, string) error) *cobra.Command {
+	return &cobra.Command{
+		Use:   verb + " COMPONENT",
+		Short: short,
+		Example: fmt.Sprintf(`  testcluster %[1]s kube-apiserver
+  testcluster %[1]s containerd.n1`, verb),
+		Args:    cobra.ExactArgs(1),
+		PreRunE: needRoot,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.open()
+			if err != nil {
+				return err
+			}
+			return do(cmd.Context(), c, args[0])
+		},
+	}
+}

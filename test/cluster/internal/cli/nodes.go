@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/test/cluster/internal/cluster"
+)
+
+func newExec(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "exec NODE -- COMMAND [ARG...]",
+		Short: "Run a command on a node, or beside the control plane (cp)",
+		Long: `Run a command in the namespaces of a node. ctr and crictl find the node's containerd,
+kubectl the API server. "cp" stands for the control plane's network namespace.`,
+		Example: `  testcluster exec n1 -- ctr images ls
+  testcluster exec n1 -- curl -s http://127.0.0.1:31999/v2/
+  testcluster exec cp -- ip route`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) < 2 || cmd.ArgsLenAtDash() > 1 {
+				return errors.New("write: testcluster exec NODE -- COMMAND [ARG...]")
+			}
+			return nil
+		},
+		PreRunE: needRoot,
+		RunE: func(_ *cobra.Command, args []string) error {
+			c, err := a.open()
+			if err != nil {
+				return err
+			}
+			return c.Exec(args[0], args[1:])
+		},
+	}
+}
+
+func newLoad(a *app) *cobra.Command {
+	var nodes []string
+	cmd := &cobra.Command{
+		Use:   "load ARCHIVE...",
+		Short: "Load image archives into the container runtime of nodes",
+		Example: `  testcluster load dist/images/init-hook.tar --nodes n1
+  testcluster load one.tar two.tar`,
+		Args:    cobra.MinimumNArgs(1),
+		PreRunE: needRoot,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.open()
+			if err != nil {
+				return err
+			}
+			if len(nodes) == 0 {
+				for _, n := range c.Nodes {
+					nodes = append(nodes, n.Name)
+				}
+			}
+			var errs []error
+			for _, archive := range args {
+				info, err := os.Stat(archive)
+				if err == nil && info.IsDir() {
+					err = fmt.Errorf("%s is a directory: give an archive (a tar of an OCI layout or of docker save)", archive)
+				}
+				errs = append(errs, err)
+			}
+			for _, node := range nodes {
+				if !slices.ContainsFunc(c.Nodes, func(n cluster.Node) bool { return n.Name == node }) {
+					errs = append(errs, fmt.Errorf("cluster %s has no node %q", a.name, node))
+				}
+			}
+			if err := errors.Join(errs...); err != nil {
+				return err
+			}
+			for _, archive := range args {
+				if err := c.Load(cmd.Context(), archive, nodes); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringSliceVar(&nodes, "nodes", nil, "nodes to load into (default all)")
+	return cmd
+}
+
+func newAddNode(a *app) *cobra.Command {
+	var node cluster.Node
+	cmd := &cobra.Command{
+		Use:   "add-node [NAME]",
+		Short: "Add a node and wait until it is ready",
+		Example: `  testcluster add-node
+  testcluster add-node edge --pause-image example.com/pause:1 --node-labels zone=edge --register-with-taints dedicated=edge:NoSchedule`,
+		Args:    cobra.MaximumNArgs(1),
+		PreRunE: needRoot,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.open()
+			if err != nil {
+				return err
+			}
+			if len(args) > 0 {
+				node.Name = args[0]
+			}
+			name, err := c.AddNode(cmd.Context(), node)
+			if err != nil {
+				return err
+			}
+			a.log("node %s is ready", name)
+			return nil
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&node.PauseImage, "pause-image", "", "pause image of the node (default the cluster's)")
+	flags.StringSliceVar(&node.Taints, "register-with-taints", nil, "taints, as key=value:Effect")
+	flags.StringSliceVar(&node.Labels, "node-labels", nil, "labels, as key=value")
+	return cmd
+}
+
+func newRemoveNode(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "remove-node NAME",
+		Short:   "Switch a node off and remove it",
+		Example: "  testcluster remove-node n3",
+		Args:    cobra.ExactArgs(1),
+		PreRunE: needRoot,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.open()
+			if err != nil {
+				return err
+			}
+			if err := c.RemoveNode(cmd.Context(), args[0]); err != nil {
+				return err
+			}
+			a.log("node %s is gone", args[0])
+			return nil
+		},
+	}
+}

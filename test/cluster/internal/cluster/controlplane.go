@@ -1,0 +1,178 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+const (
+	etcd          = "etcd"
+	scheduler     = "kube-scheduler"
+	manager       = "kube-controller-manager"
+	clusterDomain = "cluster.local"
+)
+
+// startControlPlane starts etcd, the API server and the way to it from the host,
+// and waits until the API server is ready.
+func (c *Cluster) startControlPlane(ctx context.Context) error {
+	for _, p := range []Process{c.etcd(), c.apiServer(), c.forwarder()} {
+		if _, err := c.start(p); err != nil {
+			return err
+		}
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	return c.waitFor(ctx, apiServer, "/readyz", time.Minute, func(ctx context.Context) error {
+		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+}
+
+// startControllers starts what needs an API server that answers.
+func (c *Cluster) startControllers() error {
+	for _, p := range []Process{c.controllerManager(), c.scheduler()} {
+		if _, err := c.start(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) etcd() Process {
+	return Process{ID: etcd, Args: []string{
+		"etcd",
+		"--data-dir=" + c.path(etcd),
+		"--listen-client-urls=http://127.0.0.1:2379",
+		"--advertise-client-urls=http://127.0.0.1:2379",
+		"--listen-peer-urls=http://127.0.0.1:2380",
+		"--unsafe-no-fsync", // nobody restores a test cluster after a power failure
+	}}
+}
+
+func (c *Cluster) apiServer() Process {
+	config := func(file string) string { return c.path(configDir, file) }
+	family := c.Options.Family
+	return Process{ID: apiServer, Args: []string{
+		apiServer,
+		"--etcd-servers=http://127.0.0.1:2379",
+		"--advertise-address=" + family.ControlPlane()[0].String(),
+		"--bind-address=" + family.unspecified(),
+		"--secure-port=" + strconv.Itoa(apiPort),
+		"--service-cluster-ip-range=" + join(family.Services()),
+		"--tls-cert-file=" + config(apiServerCertFile),
+		"--tls-private-key-file=" + config(apiServerKeyFile),
+		"--client-ca-file=" + config(caCertFile),
+		"--service-account-key-file=" + config(serviceAccountPub),
+		"--service-account-signing-key-file=" + config(serviceAccountKey),
+		"--service-account-issuer=https://kubernetes.default.svc." + clusterDomain,
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--kubelet-client-certificate=" + config(kubeletClientCert),
+		"--kubelet-client-key=" + config(kubeletClientKey),
+		// Names of nodes are not in any DNS.
+		"--kubelet-preferred-address-types=InternalIP",
+		"--allow-privileged=true",
+		"--v=1",
+	}}
+}
+
+func (c *Cluster) controllerManager() Process {
+	config := func(file string) string { return c.path(configDir, file) }
+	return Process{ID: manager, Args: []string{
+		manager,
+		"--kubeconfig=" + config(kubeconfigOf(manager)),
+		"--service-account-private-key-file=" + config(serviceAccountKey),
+		"--root-ca-file=" + config(caCertFile),
+		"--cluster-signing-cert-file=" + config(caCertFile),
+		"--cluster-signing-key-file=" + config(caKeyFile),
+		"--use-service-account-credentials=true",
+		"--leader-elect=false",
+		"--allocate-node-cidrs=false", // the address plan did that
+		// A kubelet reports every 4 s: a node that missed four reports is gone, not slow.
+		"--node-monitor-period=2s",
+		"--node-monitor-grace-period=16s",
+	}}
+}
+
+func (c *Cluster) scheduler() Process {
+	return Process{ID: scheduler, Args: []string{
+		scheduler,
+		"--kubeconfig=" + c.path(configDir, kubeconfigOf(scheduler)),
+		"--leader-elect=false",
+	}}
+}
+
+// waitForControllers waits for what pods need from the controllers: the API server
+// answers long before they are done.
+func (c *Cluster) waitForControllers(ctx context.Context, client kubernetes.Interface) error {
+	return c.waitFor(ctx, manager, "the default service account", time.Minute, func(ctx context.Context) error {
+		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// waitForNode waits until a node is ready to run pods.
+func (c *Cluster) waitForNode(ctx context.Context, client kubernetes.Interface, name string) error {
+	return c.waitFor(ctx, processID(kubelet, name), "node "+name+" to be ready", time.Minute, func(ctx context.Context) error {
+		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		return nodeReady(node)
+	})
+}
+
+func nodeReady(node *corev1.Node) error {
+	for _, taint := range node.Spec.Taints {
+		if taint.Key == corev1.TaintNodeNotReady {
+			return fmt.Errorf("tainted %s", taint.Key)
+		}
+	}
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			if condition.Status == corev1.ConditionTrue {
+				return nil
+			}
+			return errors.New(condition.Message)
+		}
+	}
+	return errors.New("it has not reported yet")
+}
+
+// freePort returns a TCP port that is free on the host's 127.0.0.1.
+func freePort() (int, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("looking for a free port: %w", err)
+	}
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port, nil
+}
+
+// installPrograms puts the cluster's programs, and a copy of this one, in the
+// cluster's own directory.
+func (c *Cluster) installPrograms(programs map[string]string) error {
+	for name, path := range programs {
+		if err := linkOrCopy(path, c.path(binDir, name)); err != nil {
+			return fmt.Errorf("installing %s: %w", name, err)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this program: %w", err)
+	}
+	if err := linkOrCopy(self, c.self()); err != nil {
+		return fmt.Errorf("installing this program: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// patience is how long Down waits for processes that were killed: as long as the
+// kernel may need to write out what they had open.
+const patience = 20 * time.Second
+
+// Down ends a cluster and removes everything of it: processes, namespaces, mounts,
+// cgroups, files. It does not need the cluster's state, only its name, so it works
+// after a crash and on half-made clusters; where there is nothing, it does nothing.
+//
+// Everything is killed at once and without notice. That is quick, and nothing of a
+// test cluster is worth an orderly end.
+func Down(ctx context.Context, name string, log func(format string, args ...any)) error {
+	if err := ValidateName("cluster", name); err != nil {
+		return err
+	}
+	c := newCluster(Options{Name: name}, log)
+	groups, err := findCgroups()
+	if err != nil {
+		return err
+	}
+	namespaces, err := netnsOf(name)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(c.dir); errors.Is(err, os.ErrNotExist) && len(namespaces) == 0 && len(groups.processes(cgroupOf(name))) == 0 {
+		return errors.Join(groups.remove(cgroupOf(name)), removeIfEmpty())
+	}
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if namespaces, err = netnsOf(name); err != nil { // another process may have had the lock
+		return err
+	}
+	if err := c.killAll(ctx, groups, cgroupOf(name), namespaces, ""); err != nil {
+		return err
+	}
+	errs := []error{unmountBelow(c.dir)}
+	for _, namespace := range namespaces {
+		errs = append(errs, removeNetns(namespace))
+	}
+	errs = append(errs, groups.remove(cgroupOf(name)))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(c.dir); err != nil {
+		return fmt.Errorf("removing the cluster's directory: %w", err)
+	}
+	return removeIfEmpty()
+}
+
+// removeIfEmpty removes what all clusters share, if this was the last.
+func removeIfEmpty() error {
+	groups, err := findCgroups()
+	if err != nil {
+		return err
+	}
+	for _, mount := range groups.all() {
+		_ = os.Remove(filepath.Join(mount, cgroupParent)) // it fails while other clusters use it
+	}
+	_ = os.Remove(StateRoot) // likewise
+	return nil
+}
+
+// killMember ends all processes of a node and removes its cgroups.
+func (c *Cluster) killMember(ctx context.Context, node string) error {
+	groups, err := findCgroups()
+	if err != nil {
+		return err
+	}
+	path := cgroupOf(c.Options.Name, node)
+	if err := c.killAll(ctx, groups, path, []string{netnsPath(c.Options.Name, node)}, node); err != nil {
+		return err
+	}
+	return groups.remove(path)
+}
+
+// killAll kills until nothing is left: what is in the cgroup, what is in one of
+// the network namespaces, and what was recorded (of one node, or all).
+func (c *Cluster) killAll(ctx context.Context, groups cgroups, cgroup string, namespaces []string, node string) error {
+	recorded, err := c.Processes()
+	if err != nil {
+		c.log("ignoring the cluster's records: %v", err)
+	}
+	for deadline := time.Now().Add(patience); ; {
+		var left []int
+		for _, p := range recorded {
+			if (node == "" || p.Node == node) && p.State() != Dead {
+				_ = p.signal(unix.SIGKILL) // it fails only when the process has just ended
+				left = append(left, p.PID)
+			}
+		}
+		groups.kill(cgroup)
+		left = append(left, alive(groups.processes(cgroup))...)
+		left = append(left, killInNetns(namespaces)...)
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes %v of cluster %s do not end", left, c.Options.Name)
+		}
+		if err := sleep(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// alive leaves out what has ended and was not reaped by its parent.
+func alive(pids []int) []int {
+	var running []int
+	for _, pid := range pids {
+		if s, err := readStat(pid); err == nil && s.state != 'Z' && s.state != 'X' {
+			running = append(running, pid)
+		}
+	}
+	return running
+}
+
+// killInNetns kills whatever is in one of the network namespaces, such as a shell
+// that somebody opened there, and returns what it found.
+func killInNetns(paths []string) []int {
+	inside := make(map[string]bool)
+	for _, path := range paths {
+		var s unix.Stat_t
+		// A name without a namespace is on the host's file system, and no process has its number.
+		if unix.Stat(path, &s) == nil {
+			inside[fmt.Sprintf("net:[%d]", s.Ino)] = true
+		}
+	}
+	links, _ := filepath.Glob("/proc/[0-9]*/ns/net")
+	var found []int
+	for _, link := range links {
+		ours := func() bool {
+			target, err := os.Readlink(link)
+			return err == nil && inside[target]
+		}
+		var pid int
+		if _, err := fmt.Sscanf(link, "/proc/%d/", &pid); err == nil && pid != os.Getpid() && ours() {
+			killIf(pid, ours)
+			found = append(found, pid)
+		}
+	}
+	return found
+}

@@ -1,0 +1,178 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// An Entry is the cgroup and namespaces that a process is to run in.
+type Entry struct {
+	Cgroup string
+	// Netns and Mount are paths of namespaces. Mount is the directory of a process
+	// in /proc whose mount and host name namespaces are meant.
+	Netns, Mount string
+}
+
+func (e Entry) args() []string {
+	return []string{"internal", "enter", "--cgroup=" + e.Cgroup, "--netns=" + e.Netns, "--mount=" + e.Mount}
+}
+
+// entry returns where a process of the cluster belongs.
+func (c *Cluster) entry(p Process) (Entry, error) {
+	member := p.Node
+	if member == "" {
+		member = controlPlaneName
+	}
+	e := Entry{Cgroup: cgroupOf(c.Options.Name, member, systemCgroup)}
+	if !p.OnHost {
+		e.Netns = netnsPath(c.Options.Name, member)
+	}
+	if p.Node != "" && !p.Holds {
+		holder, err := c.Process(processID(holderName, p.Node))
+		if err != nil {
+			return e, err
+		}
+		if holder.State() == Dead {
+			return e, fmt.Errorf("node %s has no namespaces any more: its holder ended", p.Node)
+		}
+		e.Mount = fmt.Sprintf("/proc/%d", holder.PID)
+	}
+	return e, nil
+}
+
+// Enter moves this process where the entry says and turns it into another
+// program. It returns only when that fails.
+func Enter(e Entry, args, env []string) error {
+	// Namespaces belong to a thread, and exec keeps those of the one that calls it.
+	runtime.LockOSThread()
+	if e.Cgroup != "" {
+		groups, err := findCgroups()
+		if err != nil {
+			return err
+		}
+		if err := groups.join(e.Cgroup); err != nil {
+			return err
+		}
+	}
+	if e.Netns != "" {
+		if err := setns(e.Netns, unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+	}
+	if e.Mount != "" {
+		if err := setns(filepath.Join(e.Mount, "ns", "uts"), unix.CLONE_NEWUTS); err != nil {
+			return err
+		}
+		// A thread that shares its working directory with others may not change its mounts.
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return fmt.Errorf("leaving the other threads: %w", err)
+		}
+		if err := setns(filepath.Join(e.Mount, "ns", "mnt"), unix.CLONE_NEWNS); err != nil {
+			return err
+		}
+		if err := unix.Chdir("/"); err != nil {
+			return fmt.Errorf("entering the node's file system: %w", err)
+		}
+	}
+	program, err := lookPath(args[0], env)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("running %s: %w", program, syscall.Exec(program, args, env))
+}
+
+func setns(path string, kind int) error {
+	namespace, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("entering namespace: %w", err)
+	}
+	defer namespace.Close()
+	if err := unix.Setns(int(namespace.Fd()), kind); err != nil {
+		return fmt.Errorf("entering namespace %s: %w", path, err)
+	}
+	return nil
+}
+
+// lookPath finds a program in the PATH of env instead of this process's.
+func lookPath(name string, env []string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil
+	}
+	var path string
+	for _, variable := range env {
+		if value, ok := strings.CutPrefix(variable, "PATH="); ok {
+			path = value
+		}
+	}
+	for dir := range strings.SplitSeq(path, ":") {
+		candidate := filepath.Join(dir, name)
+		if info, err := os.Stat(candidate); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 {
+			return candidate, nil
+		}
+	}
+	return "", fmt.Errorf("there is no program %q in %s", name, path)
+}
+
+// Exec turns this process into a command on a node, or, for "cp", beside the
+// control plane. It returns only when that fails.
+func (c *Cluster) Exec(node string, args []string) error {
+	e, err := c.entry(Process{Node: c.memberNode(node)})
+	if err != nil {
+		return err
+	}
+	return Enter(e, args, mergeEnvironment(os.Environ(), c.environment()))
+}
+
+// mergeEnvironment returns base with the variables of override instead of its own.
+func mergeEnvironment(base, override []string) []string {
+	set := make(map[string]bool)
+	for _, variable := range override {
+		name, _, _ := strings.Cut(variable, "=")
+		set[name] = true
+	}
+	merged := slices.DeleteFunc(slices.Clone(base), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return set[name]
+	})
+	return append(merged, override...)
+}
+
+// memberNode returns the node's name, or nothing for the control plane.
+func (c *Cluster) memberNode(name string) string {
+	if name == controlPlaneName {
+		return ""
+	}
+	return name
+}
+
+// run runs a command on a node and returns what it wrote. Its standard error is
+// part of the error.
+func (c *Cluster) run(ctx context.Context, node string, stdin io.Reader, args ...string) (string, error) {
+	e, err := c.entry(Process{Node: node})
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, c.self(), append(append(e.args(), "--"), args...)...)
+	var stderr bytes.Buffer
+	cmd.Stdin, cmd.Stderr, cmd.Env = stdin, &stderr, c.environment()
+	out, err := cmd.Output()
+	if err != nil {
+		if ctx.Err() != nil {
+			err = errors.Join(err, context.Cause(ctx))
+		}
+		return "", fmt.Errorf("%s on %s: %w: %s", args[0], node, err, strings.TrimSpace(stderr.String()))
+	}
+	return string(out), nil
+}

@@ -1,0 +1,78 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+)
+
+const forwarder = "forwarder"
+
+// forwarder is the process through which the host reaches the API server.
+func (c *Cluster) forwarder() Process {
+	return Process{ID: forwarder, OnHost: true, Args: []string{
+		c.self(), "internal", "forward",
+		"--listen=127.0.0.1:" + strconv.Itoa(c.Port),
+		"--netns=" + netnsPath(c.Options.Name, controlPlaneName),
+		"--to=" + net.JoinHostPort(c.Options.Family.ControlPlane()[0].String(), strconv.Itoa(apiPort)),
+	}}
+}
+
+// Forward accepts connections at a TCP address and joins each with one to an
+// address inside a network namespace, until the context ends. The latter must not
+// need a name to be looked up: that would happen outside of the namespace.
+func Forward(ctx context.Context, listen, netns, to string) error {
+	listener, err := net.Listen("tcp", listen)
+	if err != nil {
+		return fmt.Errorf("forwarding: %w", err)
+	}
+	context.AfterFunc(ctx, func() { listener.Close() })
+	for {
+		connection, err := listener.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("forwarding: %w", err)
+		}
+		go forward(connection.(*net.TCPConn), netns, to)
+	}
+}
+
+func forward(client *net.TCPConn, netns, to string) {
+	defer client.Close()
+	var server *net.TCPConn
+	err := InNetns(netns, func() error {
+		connection, err := net.DialTimeout("tcp", to, 10*time.Second)
+		if err == nil {
+			server = connection.(*net.TCPConn)
+		}
+		return err
+	})
+	if err != nil {
+		// The client sees a connection that ends, as with a server that is down.
+		return
+	}
+	defer server.Close()
+	var wait sync.WaitGroup
+	wait.Go(func() { pipe(client, server) })
+	wait.Go(func() { pipe(server, client) })
+	wait.Wait()
+}
+
+// pipe copies until the source ends, and passes the end on. When the copying
+// fails, both connections are of no more use.
+func pipe(to, from *net.TCPConn) {
+	_, err := io.Copy(to, from)
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		from.Close()
+		to.Close()
+		return
+	}
+	_ = to.CloseWrite() // it fails only when the other side is gone already
+}

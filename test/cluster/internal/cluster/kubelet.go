@@ -1,0 +1,171 @@
+package cluster
+
+import (
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	kubelet   = "kubelet"
+	kubeProxy = "kube-proxy"
+)
+
+// Paths on a node, below its own /etc.
+const (
+	kubeletConfigPath   = "/etc/kubernetes/kubelet.yaml"
+	kubeletKubeconfig   = "/etc/kubernetes/kubelet.kubeconfig"
+	kubeProxyConfigPath = "/etc/kubernetes/kube-proxy.yaml"
+	kubeProxyKubeconfig = "/etc/kubernetes/kube-proxy.kubeconfig"
+)
+
+// addKubelet adds what a node's kubelet reads to the files of the node.
+func (c *Cluster) addKubelet(files map[string][]byte, ca *authority, now time.Time, n Node) error {
+	kubeconfig, err := c.kubeconfig(ca, now, c.innerServer(), pkix.Name{CommonName: "system:node:" + n.Name, Organization: []string{"system:nodes"}})
+	if err != nil {
+		return err
+	}
+	config, err := c.kubeletConfig(n)
+	if err != nil {
+		return err
+	}
+	files[kubeletKubeconfig], files[kubeletConfigPath] = kubeconfig, config
+	return nil
+}
+
+// kubeletConfig returns the kubelet.config.k8s.io/v1beta1 configuration of a node.
+func (c *Cluster) kubeletConfig(n Node) ([]byte, error) {
+	type object = map[string]any
+	config := object{
+		"apiVersion": "kubelet.config.k8s.io/v1beta1",
+		"kind":       "KubeletConfiguration",
+		"authentication": object{
+			"anonymous": object{"enabled": false},
+			"webhook":   object{"enabled": true},
+			"x509":      object{"clientCAFile": c.path(configDir, caCertFile)},
+		},
+		"authorization":            object{"mode": "Webhook"},
+		"address":                  c.Options.Family.unspecified(),
+		"healthzBindAddress":       "127.0.0.1",
+		"clusterDNS":               texts(c.Options.Family.DNSService()),
+		"clusterDomain":            clusterDomain,
+		"resolvConf":               "/dev/null", // pods resolve the cluster's names only
+		"containerRuntimeEndpoint": "unix://" + containerdSocket,
+		"cgroupDriver":             "cgroupfs",
+		"cgroupRoot":               cgroupOf(c.Options.Name, n.Name),
+		"enforceNodeAllocatable":   []string{},
+		"failCgroupV1":             false,
+		"failSwapOn":               false,
+		"volumePluginDir":          "/var/lib/kubelet/volumeplugins",
+		"staticPodPath":            "",
+		"maxPods":                  60,    // of the 254 addresses that a node has for them
+		"serializeImagePulls":      false, // or a pull that hangs blocks all others
+		// All nodes report the host's disk: neither its fullness nor its age is theirs.
+		"evictionHard":                object{"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+		"imageGCHighThresholdPercent": 100,
+		// A test sees a change of a node's images, or its death, within seconds.
+		"nodeStatusUpdateFrequency": "4s",
+		"nodeLeaseDurationSeconds":  16,
+	}
+	if len(n.Taints) > 0 {
+		var taints []corev1.Taint
+		for _, text := range n.Taints {
+			taint, err := parseTaint(text)
+			if err != nil {
+				return nil, err
+			}
+			taints = append(taints, taint)
+		}
+		config["registerWithTaints"] = taints
+	}
+	content, err := yaml.Marshal(config)
+	if err != nil {
+		return nil, fmt.Errorf("writing the kubelet's configuration: %w", err)
+	}
+	return content, nil
+}
+
+func (c *Cluster) kubelet(n Node) Process {
+	args := []string{
+		kubelet,
+		"--config=" + kubeletConfigPath,
+		"--kubeconfig=" + kubeletKubeconfig,
+		"--root-dir=/var/lib/kubelet",
+		"--cert-dir=/var/lib/kubelet/pki",
+		"--hostname-override=" + n.Name,
+		"--node-ip=" + join(c.Options.Family.Node(n.Index)),
+		"--v=2",
+	}
+	if len(n.Labels) > 0 {
+		args = append(args, "--node-labels="+strings.Join(n.Labels, ","))
+	}
+	return Process{ID: processID(kubelet, n.Name), Node: n.Name, Args: args}
+}
+
+// addKubeProxy adds what a node's kube-proxy reads to the files of the node.
+func (c *Cluster) addKubeProxy(files map[string][]byte, ca *authority, now time.Time, n Node) error {
+	kubeconfig, err := c.kubeconfig(ca, now, c.innerServer(), pkix.Name{CommonName: "system:kube-proxy"})
+	if err != nil {
+		return err
+	}
+	type object = map[string]any
+	config, err := yaml.Marshal(object{
+		"apiVersion":       "kubeproxy.config.k8s.io/v1alpha1",
+		"kind":             "KubeProxyConfiguration",
+		"mode":             c.Options.KubeProxy,
+		"clientConnection": object{"kubeconfig": kubeProxyKubeconfig},
+		"clusterCIDR":      join(c.Options.Family.Pods()),
+		"hostnameOverride": n.Name,
+		// These would change parameters of the whole machine.
+		"conntrack":          object{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+		"healthzBindAddress": "",
+		"metricsBindAddress": "",
+	})
+	if err != nil {
+		return fmt.Errorf("writing kube-proxy's configuration: %w", err)
+	}
+	files[kubeProxyKubeconfig], files[kubeProxyConfigPath] = kubeconfig, config
+	return nil
+}
+
+func (c *Cluster) kubeProxy(n Node) Process {
+	return Process{ID: processID(kubeProxy, n.Name), Node: n.Name, Args: []string{kubeProxy, "--config=" + kubeProxyConfigPath}}
+}
+
+var taintPattern = regexp.MustCompile(`^([^=:]+)(?:=([^=:]*))?:(NoSchedule|PreferNoSchedule|NoExecute)$`)
+
+// parseTaint reads key[=value]:Effect, the form of kubectl taint.
+func parseTaint(text string) (corev1.Taint, error) {
+	parts := taintPattern.FindStringSubmatch(text)
+	if parts == nil || len(validation.IsQualifiedName(parts[1])) > 0 || len(validation.IsValidLabelValue(parts[2])) > 0 {
+		return corev1.Taint{}, fmt.Errorf("taint %q: write key=value:Effect, the effect being NoSchedule, PreferNoSchedule or NoExecute", text)
+	}
+	return corev1.Taint{Key: parts[1], Value: parts[2], Effect: corev1.TaintEffect(parts[3])}, nil
+}
+
+func validateTaints(taints []string) error {
+	var errs []error
+	for _, text := range taints {
+		_, err := parseTaint(text)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func validateLabels(labels []string) error {
+	var errs []error
+	for _, text := range labels {
+		key, value, found := strings.Cut(text, "=")
+		if !found || len(validation.IsQualifiedName(key)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
+			errs = append(errs, fmt.Errorf("label %q: write key=value", text))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,135 @@
+package cluster
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Directories of a node below nodeDir. On the node they stand elsewhere: see MountNode.
+const (
+	etcDir        = "etc"
+	etcWorkDir    = "etc.work"
+	kubeletDir    = "kubelet"
+	containerdDir = "containerd"
+	cniDir        = "cni"
+	logsDir       = "log"
+	optDir        = "opt"
+	varLibDir     = "varlib" // only a place to build /var/lib
+)
+
+var nodeDirs = []string{etcDir, etcWorkDir, kubeletDir, containerdDir, cniDir, logsDir, optDir, varLibDir}
+
+// MountNode gives the mount namespace of this process, which is a fresh copy of the
+// host's, the file system of a node: /usr and the like are the host's; what
+// Kubernetes and a container runtime write to is the node's own. All of it goes
+// away with the last process of the namespace.
+func MountNode(clusterDir, node string) error {
+	own := func(dir string) string { return filepath.Join(clusterDir, nodeDir, node, dir) }
+	steps := []struct {
+		what string
+		do   func() error
+	}{
+		{"cutting off the host's mounts", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }},
+		// Copies of other clusters' mounts would keep those alive after their end.
+		{"forgetting the host's network namespaces", func() error { return unmountBelow(netnsDir) }},
+		{"forgetting other clusters", func() error { return unmountBelow(StateRoot) }},
+		{"overlaying /etc", func() error {
+			return unix.Mount("overlay", "/etc", "overlay", 0, "lowerdir=/etc,upperdir="+own(etcDir)+",workdir="+own(etcWorkDir))
+		}},
+		{"covering /var/log", func() error { return bind(own(logsDir), "/var/log") }},
+		{"covering /opt", func() error { return bind(own(optDir), "/opt") }},
+		{"covering /run", func() error { return mountRun() }},
+		{"covering /var/lib", func() error {
+			return mountVarLib(own(varLibDir), map[string]string{
+				"kubelet":    own(kubeletDir),
+				"containerd": own(containerdDir),
+				"cni":        own(cniDir),
+				// Programs, configuration and volumes, at the path they have on the host.
+				strings.TrimPrefix(clusterDir, "/var/lib/"): clusterDir,
+			})
+		}},
+		// The kubelet and runc pass mounts on to containers and back within the node.
+		{"sharing mounts within the node", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "") }},
+		{"setting the host name", func() error { return unix.Sethostname([]byte(node)) }},
+	}
+	for _, step := range steps {
+		if err := step.do(); err != nil {
+			return fmt.Errorf("%s: %w", step.what, err)
+		}
+	}
+	return nil
+}
+
+func bind(from, to string) error {
+	return unix.Mount(from, to, "", unix.MS_BIND, "")
+}
+
+// mountRun makes an empty /run: sockets of the host's services are none of a node's business.
+func mountRun() error {
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
+		return err
+	}
+	for _, dir := range []string{"/run/lock", netnsDir} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mountVarLib makes a /var/lib that has nothing but the given directories. It is
+// built aside and moved there, because what it is built from stands in /var/lib.
+func mountVarLib(aside string, dirs map[string]string) error {
+	if err := unix.Mount("tmpfs", aside, "tmpfs", 0, "mode=755"); err != nil {
+		return err
+	}
+	for name, from := range dirs {
+		target := filepath.Join(aside, name)
+		if err := os.MkdirAll(target, 0o755); err != nil {
+			return err
+		}
+		if err := bind(from, target); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return unix.Mount(aside, "/var/lib", "", unix.MS_MOVE, "")
+}
+
+// unmountBelow removes every mount at or below a directory.
+func unmountBelow(dir string) error {
+	points, err := mountsBelow(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, point := range points {
+		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", point, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// mountsBelow returns the mount points at or below a directory, the latest first.
+func mountsBelow(dir string) ([]string, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("reading mounts: %w", err)
+	}
+	defer f.Close()
+	var points []string
+	scanner := bufio.NewScanner(f)
+	for scanner.Scan() {
+		fields := strings.Fields(scanner.Text())
+		if len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
+			points = append([]string{fields[4]}, points...)
+		}
+	}
+	return points, scanner.Err()
+}

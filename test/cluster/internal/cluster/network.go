@@ -1,0 +1,117 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// bridge is the switch of the fabric, in the control plane's namespace.
+const bridge = "fabric0"
+
+// createFabric makes the control plane's namespace with the bridge that nodes are
+// plugged into. It is also the router between nodes' pods. It has no default route:
+// what is not of the cluster is unreachable, at once.
+func (c *Cluster) createFabric(ctx context.Context) error {
+	member := controlPlaneName
+	if err := createNetns(netnsPath(c.Options.Name, member)); err != nil {
+		return err
+	}
+	if err := c.tuneKernel(member); err != nil {
+		return err
+	}
+	var script strings.Builder
+	fmt.Fprintf(&script, "link set lo up\nlink add %s type bridge\nlink set %s up\n", bridge, bridge)
+	for _, address := range c.Options.Family.ControlPlane() {
+		fmt.Fprintf(&script, "address add %s dev %s%s\n", c.Options.Family.onFabric(address), bridge, withoutDAD(address.Is6()))
+	}
+	return c.ip(ctx, member, script.String())
+}
+
+// connectNode makes a node's network namespace and plugs it into the fabric.
+func (c *Cluster) connectNode(ctx context.Context, n Node) error {
+	if err := createNetns(netnsPath(c.Options.Name, n.Name)); err != nil {
+		return err
+	}
+	if err := c.tuneKernel(n.Name); err != nil {
+		return err
+	}
+	family := c.Options.Family
+	port := portOf(n)
+	var fabric, node strings.Builder
+	fmt.Fprintf(&fabric, "link add %s type veth peer name eth0 netns %s\n", port, netnsName(c.Options.Name, n.Name))
+	fmt.Fprintf(&fabric, "link set %s master %s up\n", port, bridge)
+	fmt.Fprintf(&node, "link set lo up\nlink set eth0 up\n")
+	for i, address := range family.Node(n.Index) {
+		fmt.Fprintf(&fabric, "route add %s via %s\n", family.NodePods(n.Index)[i], address)
+		fmt.Fprintf(&node, "address add %s dev eth0%s\n", family.onFabric(address), withoutDAD(address.Is6()))
+		fmt.Fprintf(&node, "route add default via %s\n", family.ControlPlane()[i])
+	}
+	if err := c.ip(ctx, controlPlaneName, fabric.String()); err != nil {
+		return err
+	}
+	return c.ip(ctx, n.Name, node.String())
+}
+
+// disconnectNode removes what connectNode made. The node's processes have ended.
+func (c *Cluster) disconnectNode(ctx context.Context, n Node) error {
+	var script strings.Builder
+	for _, pods := range c.Options.Family.NodePods(n.Index) {
+		fmt.Fprintf(&script, "route del %s\n", pods)
+	}
+	fmt.Fprintf(&script, "link del %s\n", portOf(n))
+	return errors.Join(c.ip(ctx, controlPlaneName, script.String()), removeNetns(netnsPath(c.Options.Name, n.Name)))
+}
+
+// portOf names the fabric's end of a node's cable. Names of nodes can be longer
+// than those of interfaces.
+func portOf(n Node) string { return fmt.Sprintf("node%d", n.Index) }
+
+// withoutDAD spares an IPv6 address the second or two in which the kernel looks
+// whether somebody else has it.
+func withoutDAD(is6 bool) string {
+	if is6 {
+		return " nodad"
+	}
+	return ""
+}
+
+// ip runs a script of ip(8) in a member's network namespace.
+func (c *Cluster) ip(ctx context.Context, member, script string) error {
+	cmd := exec.CommandContext(ctx, "ip", "-force", "-netns", netnsName(c.Options.Name, member), "-batch", "-")
+	cmd.Stdin = strings.NewReader(script)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("setting up the network of %s: %w: %s", member, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// tuneKernel sets a namespace's own parameters. Those of a family that the kernel
+// lacks are skipped.
+func (c *Cluster) tuneKernel(member string) error {
+	parameters := map[string]string{
+		"ipv4/ip_forward": "1",
+		// The router sends packets back out of the interface they came from, as it should.
+		"ipv4/conf/all/send_redirects":     "0",
+		"ipv4/conf/default/send_redirects": "0",
+		"ipv6/conf/all/forwarding":         "1",
+		"ipv6/conf/all/accept_dad":         "0",
+		"ipv6/conf/default/accept_dad":     "0",
+		// Packets that a bridge hands from pod to pod must see kube-proxy's rules.
+		"bridge/bridge-nf-call-iptables":  "1",
+		"bridge/bridge-nf-call-ip6tables": "1",
+	}
+	return InNetns(netnsPath(c.Options.Name, member), func() error {
+		for name, value := range parameters {
+			err := os.WriteFile(filepath.Join("/proc/sys/net", name), []byte(value), 0o644)
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("setting the kernel parameter net/%s of %s: %w", name, member, err)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,213 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// createNode makes a node's namespaces and starts its container runtime with the
+// pause image. It does not need an API server yet.
+func (c *Cluster) createNode(ctx context.Context, ca *authority, n Node) error {
+	if err := c.connectNode(ctx, n); err != nil {
+		return err
+	}
+	groups, err := findCgroups()
+	if err != nil {
+		return err
+	}
+	if err := groups.create(cgroupOf(c.Options.Name, n.Name, systemCgroup)); err != nil {
+		return err
+	}
+	if err := c.writeNodeFiles(ca, n); err != nil {
+		return err
+	}
+	if _, err := c.start(c.holder(n)); err != nil {
+		return err
+	}
+	if _, err := c.run(ctx, n.Name, nil, c.self(), "internal", "mounts", "--cluster="+c.dir, "--node="+n.Name); err != nil {
+		return err
+	}
+	return c.startContainerd(ctx, n)
+}
+
+// joinNode starts what makes the node a member: kubelet, kube-proxy and, once the
+// node is known, the controller of network policies.
+func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n Node) error {
+	for _, p := range []Process{c.kubelet(n), c.kubeProxy(n)} {
+		if _, err := c.start(p); err != nil {
+			return err
+		}
+	}
+	if err := c.waitForNode(ctx, client, n.Name); err != nil {
+		return err
+	}
+	if c.Options.NetworkPolicy {
+		return c.startNetworkPolicy(ctx, n)
+	}
+	return nil
+}
+
+// holder is the process that keeps a node's mount and host name namespaces.
+func (c *Cluster) holder(n Node) Process {
+	return Process{
+		ID: processID(holderName, n.Name), Node: n.Name, OnHost: true, Holds: true,
+		Args: []string{c.self(), "internal", "hold"},
+	}
+}
+
+// writeNodeFiles writes what a node has of its own in /etc. It comes before the
+// overlay that shows these files, which does not allow changes from below.
+func (c *Cluster) writeNodeFiles(ca *authority, n Node) error {
+	for _, dir := range nodeDirs {
+		if err := os.MkdirAll(c.nodePath(n.Name, dir), 0o755); err != nil {
+			return fmt.Errorf("making the directories of node %s: %w", n.Name, err)
+		}
+	}
+	var hosts strings.Builder
+	fmt.Fprintf(&hosts, "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n")
+	for _, address := range c.Options.Family.Node(n.Index) {
+		fmt.Fprintf(&hosts, "%s %s\n", address, n.Name)
+	}
+	files := map[string][]byte{
+		"/etc/hostname": []byte(n.Name + "\n"),
+		"/etc/hosts":    []byte(hosts.String()),
+		// Nodes have no DNS: a name fails at once instead of after a timeout.
+		"/etc/resolv.conf":                       []byte("# none: this node reaches nothing but its cluster\n"),
+		containerdConfigPath:                     []byte(c.containerdConfig(n)),
+		"/etc/cni/net.d/10-testcluster.conflist": []byte(c.cniConfig(n)),
+	}
+	now := time.Now()
+	if err := errors.Join(c.addKubelet(files, ca, now, n), c.addKubeProxy(files, ca, now, n)); err != nil {
+		return err
+	}
+	for path, content := range files {
+		path = c.nodePath(n.Name, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return fmt.Errorf("making the directories of node %s: %w", n.Name, err)
+		}
+		if err := os.WriteFile(path, content, 0o644); err != nil {
+			return fmt.Errorf("writing the files of node %s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+// AddNode makes one more node, waits until it is ready, and returns its name. An
+// empty name, index or pause image is chosen.
+func (c *Cluster) AddNode(ctx context.Context, n Node) (string, error) {
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if err := c.reload(); err != nil {
+		return "", err
+	}
+	if n.Name == "" {
+		n.Name = nodeName(c.NextIndex)
+	}
+	if n.PauseImage == "" {
+		n.PauseImage = c.Options.PauseImage
+	}
+	if err := errors.Join(ValidateName("node", n.Name), validateImage(n.PauseImage), validateTaints(n.Taints), validateLabels(n.Labels)); err != nil {
+		return "", err
+	}
+	if _, err := c.node(n.Name); err == nil {
+		return "", fmt.Errorf("cluster %s has a node %s already", c.Options.Name, n.Name)
+	}
+	if c.NextIndex > maxNodes {
+		return "", fmt.Errorf("cluster %s has had %d nodes, which is all that its addresses allow", c.Options.Name, maxNodes)
+	}
+	n.Index = c.NextIndex
+	c.NextIndex++
+	c.Nodes = append(c.Nodes, n)
+	if err := c.save(); err != nil {
+		return "", err
+	}
+	ctx, done := c.watch(ctx)
+	defer done()
+	client, err := c.client()
+	if err != nil {
+		return "", err
+	}
+	ca, err := c.loadAuthority()
+	if err != nil {
+		return "", err
+	}
+	if err := c.createNode(ctx, ca, n); err != nil {
+		return "", err
+	}
+	return n.Name, c.joinNode(ctx, client, n)
+}
+
+// RemoveNode ends a node as if it had been switched off, and removes its object.
+func (c *Cluster) RemoveNode(ctx context.Context, name string) error {
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := c.reload(); err != nil {
+		return err
+	}
+	n, err := c.node(name)
+	if err != nil {
+		return err
+	}
+	processes, err := c.Processes()
+	if err != nil {
+		return err
+	}
+	if err := c.killMember(ctx, name); err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range processes {
+		if p.Node == name {
+			errs = append(errs, os.Remove(c.path(processDir, p.ID+".json")))
+		}
+	}
+	errs = append(errs, c.disconnectNode(ctx, n), os.RemoveAll(c.nodePath(name)))
+	c.Nodes = without(c.Nodes, name)
+	errs = append(errs, c.save())
+	client, err := c.client()
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	// Its pods go with it: the controllers see that their node does not exist.
+	if err := client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		errs = append(errs, fmt.Errorf("deleting node %s from the API server: %w", name, err))
+	}
+	return errors.Join(errs...)
+}
+
+func without(nodes []Node, name string) []Node {
+	var rest []Node
+	for _, n := range nodes {
+		if n.Name != name {
+			rest = append(rest, n)
+		}
+	}
+	return rest
+}
+
+// Load imports an image archive into the container runtime of nodes, all at once.
+func (c *Cluster) Load(ctx context.Context, archive string, nodes []string) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, name := range nodes {
+		if _, err := c.node(name); err != nil {
+			return err
+		}
+		group.Go(func() error { return c.loadImage(ctx, name, archive) })
+	}
+	return group.Wait()
+}

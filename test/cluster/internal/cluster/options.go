@@ -1,0 +1,130 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// DefaultPauseImage is what nodes hold unless told otherwise: what kubeadm of the
+// cluster's Kubernetes version names.
+const DefaultPauseImage = "registry.k8s.io/pause:3.10.1"
+
+// Modes of kube-proxy and of the CNI plugin that serves host ports.
+const (
+	IPTables = "iptables"
+	NFTables = "nftables"
+)
+
+// maxNodes is how many nodes the address plan has room for.
+const maxNodes = 200
+
+// Options is how a cluster is made. Add-node keeps to them.
+type Options struct {
+	Name string `json:"name"`
+	// Nodes is the number of nodes that Up makes. They are called n1, n2 and so on.
+	Nodes     int    `json:"-"`
+	Family    Family `json:"ipFamily"`
+	KubeProxy string `json:"kubeProxy"`
+	PortMap   string `json:"portmap"`
+	// PauseImage is for nodes that PauseImages does not name.
+	PauseImage  string            `json:"pauseImage"`
+	PauseImages map[string]string `json:"-"`
+	// NetworkPolicy runs a controller on each node that enforces NetworkPolicy objects.
+	NetworkPolicy bool `json:"networkPolicy"`
+}
+
+var (
+	namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$`)
+	// A tag is required: the kubelet and the chart under test find the image by it.
+	imagePattern = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+:[A-Za-z0-9_][A-Za-z0-9._-]*$`)
+)
+
+// ValidateName says whether a name can be that of a cluster or of a node: it becomes
+// part of paths, of cgroups and of network namespaces.
+func ValidateName(what, name string) error {
+	if !namePattern.MatchString(name) {
+		return fmt.Errorf("%s name %q: use at most 40 of a-z, 0-9 and -, and neither begin nor end with -", what, name)
+	}
+	if what == "node" && name == controlPlaneName {
+		return fmt.Errorf("node name %q: that is the control plane's", name)
+	}
+	return nil
+}
+
+// Validate looks for every mistake that can be found before anything is made.
+func (o Options) Validate() error {
+	var errs []error
+	if err := ValidateName("cluster", o.Name); err != nil {
+		errs = append(errs, err)
+	}
+	if o.Nodes < 1 || o.Nodes > maxNodes {
+		errs = append(errs, fmt.Errorf("--nodes %d: choose 1 to %d", o.Nodes, maxNodes))
+	}
+	switch o.Family {
+	case IPv4, IPv6, DualStack:
+	default:
+		errs = append(errs, fmt.Errorf("--ip-family %q: choose %s, %s or %s", o.Family, IPv4, IPv6, DualStack))
+	}
+	for _, mode := range []struct{ flag, value string }{{"kube-proxy", o.KubeProxy}, {"portmap", o.PortMap}} {
+		if mode.value != IPTables && mode.value != NFTables {
+			errs = append(errs, fmt.Errorf("--%s %q: choose %s or %s", mode.flag, mode.value, IPTables, NFTables))
+		}
+	}
+	if err := validateImage(o.PauseImage); err != nil {
+		errs = append(errs, err)
+	}
+	for node, image := range o.PauseImages {
+		if !o.hasNode(node) {
+			errs = append(errs, fmt.Errorf("--pause-image %s=%s: there will be no such node; the nodes are n1 to n%d", node, image, o.Nodes))
+		}
+		if err := validateImage(image); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (o Options) hasNode(name string) bool {
+	for i := 1; i <= o.Nodes; i++ {
+		if nodeName(i) == name {
+			return true
+		}
+	}
+	return false
+}
+
+// pauseImageOf returns the pause image of a node.
+func (o Options) pauseImageOf(node string) string {
+	if image, ok := o.PauseImages[node]; ok {
+		return image
+	}
+	return o.PauseImage
+}
+
+func validateImage(image string) error {
+	if !imagePattern.MatchString(image) {
+		return fmt.Errorf("pause image %q: write it in full, with registry and tag, as in %s", image, DefaultPauseImage)
+	}
+	return nil
+}
+
+// ParsePauseImages reads the values of --pause-image: REF for all nodes, NODE=REF for one.
+func ParsePauseImages(values []string) (all string, byNode map[string]string, err error) {
+	all, byNode = DefaultPauseImage, make(map[string]string)
+	for _, value := range values {
+		node, image, found := strings.Cut(value, "=")
+		switch {
+		case !found:
+			all = value
+		case node == "" || image == "":
+			return "", nil, fmt.Errorf("--pause-image %q: write REF or NODE=REF", value)
+		default:
+			byNode[node] = image
+		}
+	}
+	return all, byNode, nil
+}
+
+func nodeName(index int) string { return fmt.Sprintf("n%d", index) }

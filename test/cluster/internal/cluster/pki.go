@@ -1,0 +1,188 @@
+package cluster
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"time"
+)
+
+// lifetime of certificates: a test cluster is not meant to see a second month.
+const lifetime = 30 * 24 * time.Hour
+
+// Files of the control plane's certificates and keys, in configDir.
+const (
+	caCertFile        = "ca.crt"
+	caKeyFile         = "ca.key"
+	apiServerCertFile = "kube-apiserver.crt"
+	apiServerKeyFile  = "kube-apiserver.key"
+	kubeletClientCert = "kube-apiserver-kubelet-client.crt"
+	kubeletClientKey  = "kube-apiserver-kubelet-client.key"
+	serviceAccountKey = "service-account.key"
+	serviceAccountPub = "service-account.pub"
+)
+
+// authority is the one CA of a cluster. It signs the API server's certificate and
+// all clients.
+type authority struct {
+	cert    *x509.Certificate
+	key     *ecdsa.PrivateKey
+	certPEM []byte
+}
+
+func newAuthority(now time.Time) (*authority, error) {
+	key, err := newKey()
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: "testcluster-ca"},
+		NotBefore:             now.Add(-time.Hour),
+		NotAfter:              now.Add(lifetime),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("making the cluster's CA: %w", err)
+	}
+	return parseAuthority(encodeCertificate(der), key)
+}
+
+func parseAuthority(certPEM []byte, key *ecdsa.PrivateKey) (*authority, error) {
+	block, _ := pem.Decode(certPEM)
+	if block == nil {
+		return nil, fmt.Errorf("the cluster's CA certificate is not PEM")
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("reading the cluster's CA certificate: %w", err)
+	}
+	return &authority{cert: cert, key: key, certPEM: certPEM}, nil
+}
+
+// loadAuthority reads the CA back, for nodes that are added later.
+func (c *Cluster) loadAuthority() (*authority, error) {
+	certPEM, err := os.ReadFile(c.path(configDir, caCertFile))
+	if err != nil {
+		return nil, fmt.Errorf("reading the cluster's CA: %w", err)
+	}
+	keyPEM, err := os.ReadFile(c.path(configDir, caKeyFile))
+	if err != nil {
+		return nil, fmt.Errorf("reading the cluster's CA: %w", err)
+	}
+	block, _ := pem.Decode(keyPEM)
+	if block == nil {
+		return nil, fmt.Errorf("the cluster's CA key is not PEM")
+	}
+	key, err := x509.ParseECPrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("reading the cluster's CA key: %w", err)
+	}
+	return parseAuthority(certPEM, key)
+}
+
+// issue makes a certificate: a server's if it has names, else a client's.
+func (a *authority) issue(now time.Time, subject pkix.Name, addresses []net.IP, names ...string) (certPEM, keyPEM []byte, err error) {
+	key, err := newKey()
+	if err != nil {
+		return nil, nil, err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return nil, nil, err
+	}
+	usage := x509.ExtKeyUsageClientAuth
+	if len(names) > 0 {
+		usage = x509.ExtKeyUsageServerAuth
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      subject,
+		NotBefore:    now.Add(-time.Hour),
+		NotAfter:     a.cert.NotAfter,
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{usage},
+		IPAddresses:  addresses,
+		DNSNames:     names,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("issuing the certificate of %s: %w", subject, err)
+	}
+	keyPEM, err = encodeKey(key)
+	return encodeCertificate(der), keyPEM, err
+}
+
+// writePKI makes the CA and what the control plane's processes need.
+func (c *Cluster) writePKI(now time.Time) (*authority, error) {
+	ca, err := newAuthority(now)
+	if err != nil {
+		return nil, err
+	}
+	caKey, err := encodeKey(ca.key)
+	if err != nil {
+		return nil, err
+	}
+	addresses := []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
+	for _, a := range append(c.Options.Family.ControlPlane(), c.Options.Family.APIService()...) {
+		addresses = append(addresses, a.AsSlice())
+	}
+	serverCert, serverKey, err := ca.issue(now, pkix.Name{CommonName: apiServer}, addresses,
+		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc."+clusterDomain)
+	if err != nil {
+		return nil, err
+	}
+	clientCert, clientKey, err := ca.issue(now, pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{adminGroup}}, nil)
+	if err != nil {
+		return nil, err
+	}
+	accountKey, err := newKey()
+	if err != nil {
+		return nil, err
+	}
+	accountPEM, err := encodeKey(accountKey)
+	if err != nil {
+		return nil, err
+	}
+	accountPublic, err := x509.MarshalPKIXPublicKey(accountKey.Public())
+	if err != nil {
+		return nil, fmt.Errorf("encoding the service accounts' key: %w", err)
+	}
+	return ca, c.writeFiles(configDir, map[string][]byte{
+		caCertFile: ca.certPEM, caKeyFile: caKey,
+		apiServerCertFile: serverCert, apiServerKeyFile: serverKey,
+		kubeletClientCert: clientCert, kubeletClientKey: clientKey,
+		serviceAccountKey: accountPEM,
+		serviceAccountPub: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: accountPublic}),
+	})
+}
+
+func newKey() (*ecdsa.PrivateKey, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("making a key: %w", err)
+	}
+	return key, nil
+}
+
+func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
+}
+
+func encodeCertificate(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}

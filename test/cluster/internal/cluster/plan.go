@@ -1,0 +1,159 @@
+package cluster
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"strings"
+)
+
+// Family is the IP families of a cluster, in the words of a Service's ipFamilyPolicy.
+type Family string
+
+// The families. DualStack prefers IPv4, as most clusters of that kind do.
+const (
+	IPv4      Family = "IPv4"
+	IPv6      Family = "IPv6"
+	DualStack Family = "DualStack"
+)
+
+// family holds the addresses of one IP family. No packet with one of them leaves
+// the cluster's namespaces, so that all clusters use the same.
+type family struct {
+	fabric   netip.Prefix // joins control plane and nodes
+	pods     netip.Prefix // of all nodes
+	podBits  int          // length of one node's part of pods
+	services netip.Prefix
+}
+
+var (
+	familyIPv4 = family{
+		fabric:   netip.MustParsePrefix("172.30.0.0/24"),
+		pods:     netip.MustParsePrefix("10.77.0.0/16"),
+		podBits:  24,
+		services: netip.MustParsePrefix("10.96.0.0/16"),
+	}
+	familyIPv6 = family{
+		fabric:   netip.MustParsePrefix("fd30::/64"),
+		pods:     netip.MustParsePrefix("fd77::/48"),
+		podBits:  64,
+		services: netip.MustParsePrefix("fd96::/112"),
+	}
+)
+
+// Positions in a range of addresses: a Service range's first is the API server's,
+// its tenth by custom the DNS's; nodes come after the control plane.
+const (
+	firstAddress    = 1
+	dnsAddress      = 10
+	nodeAddressBase = 10
+)
+
+func (f Family) families() []family {
+	switch f {
+	case IPv6:
+		return []family{familyIPv6}
+	case DualStack:
+		return []family{familyIPv4, familyIPv6}
+	default:
+		return []family{familyIPv4}
+	}
+}
+
+// ControlPlane returns the control plane's addresses, one for each family.
+func (f Family) ControlPlane() []netip.Addr {
+	return f.each(func(a family) netip.Addr { return nth(a.fabric.Addr(), firstAddress) })
+}
+
+// APIService returns the ClusterIPs of the Service kubernetes.
+func (f Family) APIService() []netip.Addr {
+	return f.each(func(a family) netip.Addr { return nth(a.services.Addr(), firstAddress) })
+}
+
+// DNSService returns the ClusterIPs of the Service kube-dns.
+func (f Family) DNSService() []netip.Addr {
+	return f.each(func(a family) netip.Addr { return nth(a.services.Addr(), dnsAddress) })
+}
+
+// Node returns the addresses of the node with an index from 1 on.
+func (f Family) Node(index int) []netip.Addr {
+	return f.each(func(a family) netip.Addr { return nth(a.fabric.Addr(), nodeAddressBase+uint64(index)) })
+}
+
+func (f Family) each(address func(family) netip.Addr) []netip.Addr {
+	var addresses []netip.Addr
+	for _, a := range f.families() {
+		addresses = append(addresses, address(a))
+	}
+	return addresses
+}
+
+// NodePods returns the ranges of the pods of one node.
+func (f Family) NodePods(index int) []netip.Prefix {
+	var ranges []netip.Prefix
+	for _, a := range f.families() {
+		bytes := a.pods.Addr().AsSlice()
+		// The number of a node stands in the last 16 bits (IPv6) or 8 bits (IPv4) of the prefix.
+		bytes[a.podBits/8-1] = byte(index)
+		address, _ := netip.AddrFromSlice(bytes)
+		ranges = append(ranges, netip.PrefixFrom(address, a.podBits))
+	}
+	return ranges
+}
+
+// Pods returns the ranges of all pods.
+func (f Family) Pods() []netip.Prefix {
+	var ranges []netip.Prefix
+	for _, a := range f.families() {
+		ranges = append(ranges, a.pods)
+	}
+	return ranges
+}
+
+// Services returns the ranges of Services.
+func (f Family) Services() []netip.Prefix {
+	var ranges []netip.Prefix
+	for _, a := range f.families() {
+		ranges = append(ranges, a.services)
+	}
+	return ranges
+}
+
+// onFabric returns an address with the length of the fabric's prefix.
+func (f Family) onFabric(address netip.Addr) netip.Prefix {
+	for _, a := range f.families() {
+		if a.fabric.Contains(address) {
+			return netip.PrefixFrom(address, a.fabric.Bits())
+		}
+	}
+	panic("not an address of the fabric: " + address.String()) // callers pass ControlPlane and Node
+}
+
+// unspecified is the address on which a server of this family listens everywhere.
+func (f Family) unspecified() string {
+	if f == IPv4 {
+		return "0.0.0.0"
+	}
+	return "::"
+}
+
+// nth returns the address n after a.
+func nth(a netip.Addr, n uint64) netip.Addr {
+	bytes := a.AsSlice()
+	low := bytes[len(bytes)-4:] // the ranges of the plan never carry further
+	binary.BigEndian.PutUint32(low, binary.BigEndian.Uint32(low)+uint32(n))
+	next, _ := netip.AddrFromSlice(bytes)
+	return next
+}
+
+// join writes addresses or ranges with commas, as Kubernetes' flags take them.
+func join[T interface{ String() string }](items []T) string {
+	return strings.Join(texts(items), ",")
+}
+
+func texts[T interface{ String() string }](items []T) []string {
+	out := make([]string, len(items))
+	for i, item := range items {
+		out[i] = item.String()
+	}
+	return out
+}

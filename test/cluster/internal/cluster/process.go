@@ -1,0 +1,309 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Process is one that this package started, as it is kept on disk: enough to
+// recognise it later, and to start it again.
+type Process struct {
+	// ID names the process and its log: "etcd", or "kubelet.n1" for one of a node.
+	ID string `json:"id"`
+	// Node is empty for a process of the control plane.
+	Node string   `json:"node,omitempty"`
+	Args []string `json:"args"`
+	// OnHost keeps the process in the host's network namespace.
+	OnHost bool `json:"onHost,omitempty"`
+	// Holds gives it a mount and a host name namespace of its own.
+	Holds bool `json:"holds,omitempty"`
+
+	PID int `json:"pid"`
+	// Start is when it was started, in clock ticks since boot. Together with PID it
+	// names one process for as long as the machine runs.
+	Start uint64 `json:"start"`
+}
+
+// States of a process.
+const (
+	Running = "running"
+	Paused  = "paused"
+	Dead    = "dead"
+)
+
+// State says whether it runs, by the process table.
+func (p Process) State() string {
+	stat, err := readStat(p.PID)
+	switch {
+	case err != nil || stat.start != p.Start || stat.state == 'Z' || stat.state == 'X':
+		return Dead
+	case stat.state == 'T':
+		return Paused
+	default:
+		return Running
+	}
+}
+
+// signal sends a signal to the process if it is still the one that was started.
+func (p Process) signal(s unix.Signal) error {
+	if p.PID <= 0 {
+		return os.ErrProcessDone
+	}
+	handle, err := unix.PidfdOpen(p.PID, 0)
+	if err != nil {
+		return os.ErrProcessDone
+	}
+	defer unix.Close(handle)
+	if p.State() == Dead { // asked while the handle keeps the id from meaning another one
+		return os.ErrProcessDone
+	}
+	if err := unix.PidfdSendSignal(handle, s, nil, 0); err != nil {
+		return fmt.Errorf("sending %s to %s: %w", unix.SignalName(s), p.ID, err)
+	}
+	return nil
+}
+
+// killIf kills a process for which ours holds, without a moment in which the id
+// could come to mean another one.
+func killIf(pid int, ours func() bool) {
+	handle, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(handle)
+	if ours() {
+		_ = unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0) // it fails only when the process has ended
+	}
+}
+
+type stat struct {
+	state byte
+	start uint64
+}
+
+func readStat(pid int) (stat, error) {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return stat{}, err
+	}
+	return parseStat(string(content))
+}
+
+// parseStat reads proc_pid_stat(5). The program's name, in parentheses, may
+// itself have spaces and parentheses.
+func parseStat(content string) (stat, error) {
+	end := strings.LastIndexByte(content, ')')
+	fields := strings.Fields(content[end+1:])
+	const stateField, startField = 0, 19 // the third and the twenty-second of all
+	if end < 0 || len(fields) <= startField {
+		return stat{}, fmt.Errorf("not a process's stat: %q", content)
+	}
+	start, err := strconv.ParseUint(fields[startField], 10, 64)
+	if err != nil {
+		return stat{}, fmt.Errorf("start time in a process's stat: %w", err)
+	}
+	return stat{state: fields[stateField][0], start: start}, nil
+}
+
+// A ComponentError is a failure that one process of the cluster is to blame for.
+type ComponentError struct {
+	ID, LogPath string
+	Err         error
+}
+
+func (e *ComponentError) Error() string { return fmt.Sprintf("%s: %v", e.ID, e.Err) }
+func (e *ComponentError) Unwrap() error { return e.Err }
+
+// LogTail returns the last lines of the log of the process.
+func (e *ComponentError) LogTail(lines int) string { return tail(e.LogPath, lines) }
+
+func tail(path string, lines int) string {
+	const enough = 32 << 10 // bytes; long lines are common in these logs
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > enough {
+		_, _ = f.Seek(-enough, 2)
+	}
+	buffer := make([]byte, enough)
+	n, _ := f.Read(buffer)
+	all := strings.Split(strings.TrimRight(string(buffer[:n]), "\n"), "\n")
+	if len(all) > lines {
+		all = all[len(all)-lines:]
+	}
+	return strings.Join(all, "\n")
+}
+
+// start starts a process of the cluster and records it. While this program runs
+// on, the end of the process cancels the context with a ComponentError, so that
+// whoever waits for anything learns of it at once.
+func (c *Cluster) start(p Process) (Process, error) {
+	logFile, err := os.OpenFile(c.logPath(p.ID), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return p, fmt.Errorf("opening the log of %s: %w", p.ID, err)
+	}
+	defer logFile.Close()
+	entry, err := c.entry(p)
+	if err != nil {
+		return p, err
+	}
+	cmd := exec.Command(c.self(), append(append(entry.args(), "--"), p.Args...)...)
+	cmd.Env = c.environment()
+	cmd.Stdout, cmd.Stderr = logFile, logFile
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if p.Holds {
+		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNS | unix.CLONE_NEWUTS
+	}
+	if err := cmd.Start(); err != nil {
+		return p, fmt.Errorf("starting %s: %w", p.ID, err)
+	}
+	p.PID = cmd.Process.Pid
+	if s, err := readStat(p.PID); err == nil {
+		p.Start = s.start
+	}
+	go func() {
+		err := cmd.Wait()
+		if err == nil {
+			err = errors.New("ended without an error")
+		}
+		c.fail(&ComponentError{ID: p.ID, LogPath: c.logPath(p.ID), Err: err})
+	}()
+	return p, c.record(p)
+}
+
+// record keeps a process on disk.
+func (c *Cluster) record(p Process) error {
+	content, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return fmt.Errorf("recording %s: %w", p.ID, err)
+	}
+	if err := writeFile(filepath.Join(c.dir, processDir, p.ID+".json"), content); err != nil {
+		return fmt.Errorf("recording %s: %w", p.ID, err)
+	}
+	return nil
+}
+
+// Processes returns every process of the cluster that was recorded, in order of ID.
+func (c *Cluster) Processes() ([]Process, error) {
+	files, err := filepath.Glob(filepath.Join(c.dir, processDir, "*.json"))
+	if err != nil {
+		return nil, err
+	}
+	var processes []Process
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading the record of a process: %w", err)
+		}
+		var p Process
+		if err := json.Unmarshal(content, &p); err != nil {
+			return nil, fmt.Errorf("reading the record of a process, %s: %w", file, err)
+		}
+		processes = append(processes, p)
+	}
+	sort.Slice(processes, func(i, j int) bool { return processes[i].ID < processes[j].ID })
+	return processes, nil
+}
+
+// Process returns the record of one process.
+func (c *Cluster) Process(id string) (Process, error) {
+	processes, err := c.Processes()
+	if err != nil {
+		return Process{}, err
+	}
+	var ids []string
+	for _, p := range processes {
+		if p.ID == id {
+			return p, nil
+		}
+		ids = append(ids, p.ID)
+	}
+	return Process{}, fmt.Errorf("cluster %s has no component %q: it has %s", c.Options.Name, id, strings.Join(ids, ", "))
+}
+
+// Kill ends one component the hard way, as a crash would. Nothing starts it again
+// but Restart.
+func (c *Cluster) Kill(id string) error { return c.signal(id, unix.SIGKILL) }
+
+// Pause stops one component as a hanging one would be: it keeps its connections
+// and answers nothing.
+func (c *Cluster) Pause(id string) error { return c.signal(id, unix.SIGSTOP) }
+
+// Resume undoes Pause.
+func (c *Cluster) Resume(id string) error { return c.signal(id, unix.SIGCONT) }
+
+func (c *Cluster) signal(id string, s unix.Signal) error {
+	p, err := c.Process(id)
+	if err != nil {
+		return err
+	}
+	err = p.signal(s)
+	if errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("%s does not run: testcluster restart %s", id, id)
+	}
+	return err
+}
+
+// Restart ends a component, unless it has ended, and starts it the way it was
+// started before.
+func (c *Cluster) Restart(ctx context.Context, id string) error {
+	p, err := c.Process(id)
+	if err != nil {
+		return err
+	}
+	if p.Holds {
+		return fmt.Errorf("%s holds the namespaces of %s: remove and add the node instead", id, p.Node)
+	}
+	if err := p.signal(unix.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	if err := c.waitFor(ctx, id, "its end", 10*time.Second, func(context.Context) error {
+		if p.State() != Dead {
+			return errors.New("still there")
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	_, err = c.start(p)
+	return err
+}
+
+// waitFor asks until check is content, the cluster fails or the time is over. The
+// component is to blame for the latter.
+func (c *Cluster) waitFor(ctx context.Context, id, what string, limit time.Duration, check func(context.Context) error) error {
+	ctx, stop := context.WithTimeout(ctx, limit)
+	defer stop()
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(cause, context.DeadlineExceeded) {
+				return cause
+			}
+			return &ComponentError{ID: id, LogPath: c.logPath(id), Err: fmt.Errorf("waited %s for %s: %w", limit, what, err)}
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,153 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Up makes a cluster and waits until it runs pods. programs maps the names of the
+// programs that a cluster consists of to their paths. When it fails, what was made
+// stays for inspection until Down.
+func Up(ctx context.Context, options Options, programs map[string]string, log func(format string, args ...any)) error {
+	if err := options.Validate(); err != nil {
+		return err
+	}
+	c := newCluster(options, log)
+	// A machine that cannot is told so before anything is made.
+	groups, err := findCgroups()
+	if err != nil {
+		return err
+	}
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := c.refuseRemains(groups); err != nil {
+		return err
+	}
+	for i := 1; i <= options.Nodes; i++ {
+		c.Nodes = append(c.Nodes, Node{Name: nodeName(i), Index: i, PauseImage: options.pauseImageOf(nodeName(i))})
+	}
+	c.NextIndex = options.Nodes + 1
+	if c.Port, err = freePort(); err != nil {
+		return err
+	}
+	for _, dir := range []string{binDir, configDir, logDir, processDir, nodeDir, volumeDir} {
+		if err := os.MkdirAll(c.path(dir), 0o755); err != nil {
+			return fmt.Errorf("making the cluster's directory: %w", err)
+		}
+	}
+	if err := c.save(); err != nil {
+		return err
+	}
+	ctx, done := c.watch(ctx)
+	defer done()
+	return c.build(ctx, groups, programs)
+}
+
+// build makes the cluster in the order in which its parts need one another.
+func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string]string) error {
+	var ca *authority
+	var client kubernetes.Interface
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"programs, certificates and the fabric between nodes", func() (err error) {
+			if err := c.installPrograms(programs); err != nil {
+				return err
+			}
+			if ca, err = c.writePKI(time.Now()); err != nil {
+				return err
+			}
+			if err := c.writeKubeconfigs(ca, time.Now()); err != nil {
+				return err
+			}
+			if err := groups.create(cgroupOf(c.Options.Name, controlPlaneName, systemCgroup)); err != nil {
+				return err
+			}
+			client, err = c.client()
+			return errors.Join(err, c.createFabric(ctx))
+		}},
+		{"etcd, API server, and the nodes' container runtimes", func() error {
+			group, ctx := errgroup.WithContext(ctx)
+			group.Go(func() error { return c.startControlPlane(ctx) })
+			for _, n := range c.Nodes {
+				group.Go(func() error { return c.createNode(ctx, ca, n) })
+			}
+			return group.Wait()
+		}},
+		{"controllers, storage, DNS, and the nodes' kubelets", func() error {
+			if err := c.startControllers(); err != nil {
+				return err
+			}
+			group, ctx := errgroup.WithContext(ctx)
+			for _, n := range c.Nodes {
+				group.Go(func() error { return c.joinNode(ctx, client, n) })
+			}
+			group.Go(func() error {
+				return errors.Join(c.startDNS(ctx, client), c.startStorage(ctx, client))
+			})
+			group.Go(func() error { return c.waitForControllers(ctx, client) })
+			if err := group.Wait(); err != nil {
+				return err
+			}
+			return c.waitForDNS(ctx)
+		}},
+	} {
+		start := time.Now()
+		if err := step.do(); err != nil {
+			// A process that ended is the cause, whatever else failed because of it.
+			var guilty *ComponentError
+			if cause := context.Cause(ctx); errors.As(cause, &guilty) {
+				return cause
+			}
+			return err
+		}
+		c.log("%s: %s", step.name, time.Since(start).Round(100*time.Millisecond))
+	}
+	return nil
+}
+
+// refuseRemains refuses to build on what a former cluster of the same name left.
+func (c *Cluster) refuseRemains(groups cgroups) error {
+	const advice = "testcluster down --name %[1]s removes it, up --replace does both"
+	entries, err := os.ReadDir(c.dir)
+	if err != nil {
+		return fmt.Errorf("looking for a cluster of this name: %w", err)
+	}
+	namespaces, err := netnsOf(c.Options.Name)
+	if err != nil {
+		return err
+	}
+	if len(entries) > 0 || len(namespaces) > 0 || len(groups.processes(cgroupOf(c.Options.Name))) > 0 {
+		return fmt.Errorf("there is a cluster %[1]q, or what is left of one: "+advice, c.Options.Name)
+	}
+	return nil
+}
+
+// reload reads the state again, after the lock was taken.
+func (c *Cluster) reload() error {
+	fresh, err := Open(c.Options.Name, c.log)
+	if err != nil {
+		return err
+	}
+	c.Options, c.Nodes, c.NextIndex, c.Port = fresh.Options, fresh.Nodes, fresh.NextIndex, fresh.Port
+	return nil
+}
+
+func sleep(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(100 * time.Millisecond):
+		return nil
+	}
+}
