@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -24,6 +25,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/sirupsen/logrus"
 	"oras.land/oras-go/v2/content"
 )
 
@@ -36,6 +38,7 @@ const (
 // needs the credential. front, if any, stands before it.
 type testRegistry struct {
 	*httptest.Server
+	app      http.Handler
 	mu       sync.Mutex
 	requests []string // method and path
 	front    func(w http.ResponseWriter, r *http.Request) (handled bool)
@@ -48,16 +51,15 @@ func newTestRegistry(t *testing.T, storage configuration.Storage) *testRegistry 
 	}
 	config := &configuration.Configuration{Storage: storage}
 	config.HTTP.RelativeURLs = true
-	config.Log.Level = "panic"
-	config.Log.AccessLog.Disabled = true
+	logrus.SetOutput(io.Discard) // distribution logs each request
 	app := handlers.NewApp(t.Context(), config)
 	t.Cleanup(func() {
 		if err := app.Shutdown(); err != nil {
 			t.Error(err)
 		}
 	})
-	reg := &testRegistry{}
-	reg.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	reg := &testRegistry{app: app}
+	reg.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		user, password, _ := r.BasicAuth()
 		if r.Method != http.MethodGet && r.Method != http.MethodHead && (user != testUser || password != testPassword) {
 			w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
@@ -75,6 +77,8 @@ func newTestRegistry(t *testing.T, storage configuration.Storage) *testRegistry 
 		}
 		app.ServeHTTP(w, r)
 	}))
+	reg.Server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	reg.Server.StartTLS()
 	t.Cleanup(reg.Server.Close)
 	return reg
 }
@@ -388,4 +392,17 @@ func cancelled(t *testing.T) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	return ctx
+}
+
+func gunzip(t *testing.T, b []byte) []byte {
+	t.Helper()
+	z, err := gzip.NewReader(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
 }

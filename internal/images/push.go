@@ -135,6 +135,15 @@ type rooted struct {
 	root ocispec.Descriptor
 }
 
+// Fetch says in its error what it was that could not be read.
+func (r rooted) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	rc, err := r.ReadOnlyStorage.Fetch(ctx, desc)
+	if err != nil {
+		return nil, blame(desc, err)
+	}
+	return rc, nil
+}
+
 // Resolve returns the image for whichever reference.
 func (r rooted) Resolve(context.Context, string) (ocispec.Descriptor, error) { return r.root, nil }
 
@@ -200,11 +209,11 @@ func (d *destination) upload(ctx context.Context, desc ocispec.Descriptor, r io.
 		if err == nil || errors.Is(err, errdef.ErrAlreadyExists) {
 			return nil
 		}
-		if ctx.Err() != nil || !failedUpload(err) {
+		if !failedUpload(err) {
 			return err
 		}
-		pause, _ := d.policy.Retry(attempt, nil, err)
-		if pause < 0 {
+		pause := d.policy.pause(ctx, attempt, nil, err)
+		if pause == never {
 			return err
 		}
 		select {

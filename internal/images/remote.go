@@ -100,7 +100,7 @@ func NewRegistry(opts RegistryOptions) (*Registry, error) {
 		policy.retries = DefaultRetries
 	}
 	client := &auth.Client{
-		Client: &http.Client{Transport: &retry.Transport{Base: transport, Policy: func() retry.Policy { return policy }}},
+		Client: &http.Client{Transport: &repeater{transport, policy}},
 		Cache:  auth.NewCache(),
 	}
 	if opts.Username != "" {
@@ -127,18 +127,50 @@ func (r *Registry) Ping(ctx context.Context) error {
 // Close ends the connections that are not in use.
 func (r *Registry) Close() { r.close() }
 
+// repeater repeats requests that can be sent again as they are, which an upload's
+// cannot: its body is gone.
+type repeater struct {
+	base   http.RoundTripper
+	policy *patience
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (r *repeater) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Body != nil && req.Body != http.NoBody && req.GetBody == nil {
+		return r.base.RoundTrip(req)
+	}
+	repeating := retry.Transport{Base: r.base, Policy: func() retry.Policy { return policyFor{req.Context(), r.policy} }}
+	return repeating.RoundTrip(req)
+}
+
+// policyFor is the policy for one request.
+type policyFor struct {
+	ctx    context.Context
+	policy *patience
+}
+
+// Retry implements [retry.Policy].
+func (p policyFor) Retry(attempt int, resp *http.Response, err error) (time.Duration, error) {
+	return p.policy.pause(p.ctx, attempt, resp, err), nil
+}
+
 // patience decides what is tried again and when. It is the one policy for
-// requests that can be repeated as they are (in the transport) and for uploads,
-// which start over ([destination.upload]).
+// requests that are repeated ([repeater]) and for uploads that begin again
+// ([destination.upload]).
 type patience struct {
 	retries int
 	log     *slog.Logger
 }
 
-// Retry implements [retry.Policy]: a negative pause means no.
-func (p *patience) Retry(attempt int, resp *http.Response, err error) (time.Duration, error) {
-	if attempt >= p.retries || !transient(resp, err) {
-		return -1, nil
+// never is the pause before what is not tried again.
+const never = time.Duration(-1)
+
+// pause is how long to wait before what failed with resp or err, and was tried
+// again attempt times, is tried again.
+func (p *patience) pause(ctx context.Context, attempt int, resp *http.Response, err error) time.Duration {
+	// A request of which the context has ended fails with whatever ended it.
+	if attempt >= p.retries || ctx.Err() != nil || !transient(resp, err) {
+		return never
 	}
 	pause := min(firstPause<<min(attempt, 10), maxPause)
 	// Half of it by chance, so that uploads that failed together do not come back
@@ -152,7 +184,7 @@ func (p *patience) Retry(attempt int, resp *http.Response, err error) (time.Dura
 		}
 		p.log.Warn("registry did not take a request, trying again", reason, slog.Int("attempt", attempt+1), slog.Duration("pause", pause))
 	}
-	return pause, nil
+	return pause
 }
 
 // retryAfter is how many seconds the registry asks to wait; the header's other

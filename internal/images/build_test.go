@@ -1,0 +1,317 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"io/fs"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+)
+
+// payload is what tools/payload writes, with stand-ins for the programs.
+func payload(t *testing.T) fstest.MapFS {
+	t.Helper()
+	files := fstest.MapFS{}
+	for i, name := range ProgramNames {
+		for j, arch := range Architectures {
+			layer, err := injector.BuildLayer(name, noise(uint64(10*i+j+1), 20_000))
+			if err != nil {
+				t.Fatal(err)
+			}
+			files[name+"-"+arch+".tar.gz"] = &fstest.MapFile{Data: layer}
+		}
+	}
+	return files
+}
+
+func TestProgramImages(t *testing.T) {
+	files := payload(t)
+	store, list, err := ProgramImages(files, "ghcr.io/zarf-dev/zarf-registry", "1.2.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list) != len(ProgramNames) {
+		t.Fatalf("%d images", len(list))
+	}
+	for i, image := range list {
+		name := ProgramNames[i]
+		if want := "ghcr.io/zarf-dev/zarf-registry/" + name + ":1.2.3"; image.Reference != want {
+			t.Errorf("reference %s, want %s", image.Reference, want)
+		}
+		var index ocispec.Index
+		if err := fetchJSON(t.Context(), store, image.Descriptor, &index); err != nil {
+			t.Fatal(err)
+		}
+		if len(index.Manifests) != len(Architectures) {
+			t.Fatalf("%s: %d manifests", name, len(index.Manifests))
+		}
+		for j, arch := range Architectures {
+			if p := index.Manifests[j].Platform; p == nil || p.OS != "linux" || p.Architecture != arch {
+				t.Errorf("%s: platform %+v, want linux/%s", name, p, arch)
+			}
+			var manifest ocispec.Manifest
+			if err := fetchJSON(t.Context(), store, index.Manifests[j], &manifest); err != nil {
+				t.Fatal(err)
+			}
+			layer := files[name+"-"+arch+".tar.gz"].Data
+			if len(manifest.Layers) != 1 || manifest.Layers[0].Digest != digest.FromBytes(layer) || manifest.Layers[0].MediaType != ocispec.MediaTypeImageLayerGzip {
+				t.Errorf("%s %s: layers %+v are not the payload's layer", name, arch, manifest.Layers)
+			}
+			var config ocispec.Image
+			if err := fetchJSON(t.Context(), store, manifest.Config, &config); err != nil {
+				t.Fatal(err)
+			}
+			labels := map[string]string{
+				"org.opencontainers.image.title":    name,
+				"org.opencontainers.image.version":  "1.2.3",
+				"org.opencontainers.image.source":   "https://github.com/zarf-dev/zarf-registry",
+				"org.opencontainers.image.licenses": "Apache-2.0",
+			}
+			want := ocispec.ImageConfig{User: "65532:65532", Entrypoint: []string{"/" + name}, WorkingDir: "/", Labels: labels}
+			if diff := cmp.Diff(want, config.Config); diff != "" {
+				t.Errorf("%s %s: %s", name, arch, diff)
+			}
+			if config.Architecture != arch || config.OS != "linux" || config.Created == nil || config.Created.Unix() != 0 {
+				t.Errorf("%s %s: configuration %+v", name, arch, config)
+			}
+			if diff := cmp.Diff([]digest.Digest{digest.FromBytes(gunzip(t, layer))}, config.RootFS.DiffIDs); diff != "" {
+				t.Errorf("%s %s: %s", name, arch, diff)
+			}
+			if diff := cmp.Diff([]map[string]string{labels, labels}, []map[string]string{manifest.Annotations, index.Annotations}); diff != "" {
+				t.Errorf("%s %s: %s", name, arch, diff)
+			}
+		}
+		nodes, err := graph(t.Context(), store, image.Descriptor)
+		if err != nil || totalSize(nodes) != image.Size {
+			t.Errorf("%s: size %d, want %d, %v", name, image.Size, totalSize(nodes), err)
+		}
+	}
+
+	_, elsewhere, err := ProgramImages(payload(t), "zarf-registry", "1.2.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range list {
+		if list[i].Descriptor.Digest != elsewhere[i].Descriptor.Digest {
+			t.Errorf("%s and %s differ", list[i].Reference, elsewhere[i].Reference)
+		}
+	}
+	_, later, err := ProgramImages(files, "zarf-registry", "1.2.4")
+	if err != nil || later[0].Descriptor.Digest == list[0].Descriptor.Digest {
+		t.Errorf("two versions have one digest, %v", err)
+	}
+}
+
+func TestProgramImagesErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(fstest.MapFS)
+		is     error
+		want   string
+	}{
+		"a layer that was not built": {
+			func(f fstest.MapFS) { delete(f, "probe-arm64.tar.gz") }, fs.ErrNotExist,
+			"image of probe for arm64: its layer was not built into this program: layer: open probe-arm64.tar.gz: file does not exist",
+		},
+		"a layer that is not compressed": {
+			func(f fstest.MapFS) { f["registry-amd64.tar.gz"].Data = make([]byte, 1024) }, nil,
+			"image of registry for amd64: layer registry-amd64.tar.gz: gzip: invalid header",
+		},
+		"a layer that was cut": {
+			func(f fstest.MapFS) { f["registry-amd64.tar.gz"].Data = f["registry-amd64.tar.gz"].Data[:5000] }, io.ErrUnexpectedEOF,
+			"image of registry for amd64: layer registry-amd64.tar.gz: unexpected EOF",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := payload(t)
+			c.change(files)
+			_, _, err := ProgramImages(files, "zarf-registry", "1")
+			if err == nil || err.Error() != c.want || c.is != nil && !errors.Is(err, c.is) {
+				t.Errorf("error %v\nwant  %s", err, c.want)
+			}
+		})
+	}
+	if _, err := (&Store{}).Build(NewSpec("a", "b", "1")); err == nil {
+		t.Error("built an image without a layer")
+	}
+}
+
+func TestProgramImagesArePushedAsTheyAre(t *testing.T) {
+	server := newTestRegistry(t, nil)
+	store, list, err := ProgramImages(payload(t), "zarf-registry", "1.2.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, image := range list {
+		if _, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		server.checkWhole(t, store, image)
+	}
+	if got := digest.FromBytes(server.get(t, "zarf-registry/registry-node/manifests/1.2.3")); got != list[1].Descriptor.Digest {
+		t.Errorf("zarf-registry/registry-node:1.2.3 is %s, want %s", got, list[1].Descriptor.Digest)
+	}
+}
+
+func TestSelfImage(t *testing.T) {
+	for name, size := range map[string]int{"of some length": 70_001, "of whole blocks": 2 * tarBlock, "that is empty": 0} {
+		t.Run("a program "+name, func(t *testing.T) {
+			program := noise(1, size)
+			store, image, err := SelfImage(writeTemp(t, "exe", program), runtime.GOARCH, "zarf-registry", "init-hook", "1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			nodes, err := graph(t.Context(), store, image.Descriptor)
+			if err != nil {
+				t.Fatal(err)
+			}
+			i := slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return kindOf(d.MediaType) == "blob" })
+			layer := nodes[i]
+			tr := tar.NewReader(bytes.NewReader(fetchAll(t, store, layer)))
+			header, err := tr.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			content, err := io.ReadAll(tr)
+			if err != nil || !bytes.Equal(content, program) {
+				t.Errorf("the layer has another program, %v", err)
+			}
+			if header.Name != "init-hook" || header.Mode != 0o555 || header.Uid != 0 || header.ModTime.Unix() != 0 {
+				t.Errorf("header %+v", header)
+			}
+			if _, err := tr.Next(); !errors.Is(err, io.EOF) {
+				t.Errorf("after the program: %v", err)
+			}
+		})
+	}
+	if _, _, err := SelfImage(t.TempDir()+"/exe", "amd64", "zarf-registry", "init-hook", "1"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("error: %v", err)
+	}
+}
+
+func TestWriteArchive(t *testing.T) {
+	write := func(src *Store, list ...Image) []byte {
+		t.Helper()
+		var buf bytes.Buffer
+		if err := WriteArchive(t.Context(), &buf, src, list...); err != nil {
+			t.Fatal(err)
+		}
+		return buf.Bytes()
+	}
+	store, list, err := ProgramImages(payload(t), "ghcr.io/zarf-dev/zarf-registry", "1.2.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	t.Run("gives the same bytes for the same images", func(t *testing.T) {
+		again, listAgain, err := ProgramImages(payload(t), "ghcr.io/zarf-dev/zarf-registry", "1.2.3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(write(store, list...), write(again, listAgain...)) {
+			t.Error("two archives of the same programs differ")
+		}
+	})
+
+	// What a release looked like must not change without anybody noticing: a
+	// registry that has the old digests would get everything once more.
+	t.Run("gives the bytes that it always gave", func(t *testing.T) {
+		fixed := &Store{}
+		layer, err := FileLayer("registry", writeTemp(t, "registry", []byte("program")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		image, err := fixed.Build(NewSpec("ghcr.io/zarf-dev/zarf-registry", "registry", "1.2.3"), Variant{"amd64", layer}, Variant{"arm64", layer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := sha256.Sum256(write(fixed, image))
+		got := [2]string{image.Descriptor.Digest.String(), hex.EncodeToString(sum[:])}
+		want := [2]string{
+			"sha256:45cacbd4f5bf1abcecaf4ab73b1caaffd284f5310d093e441df06d15343b5dc9",
+			"2681b0ba9d2fb10acbfe6cdbd31c197ed4d997167c50e46d889e68f912cc2d56",
+		}
+		if got != want {
+			t.Errorf("image and archive are\n%s\nwant\n%s", strings.Join(got[:], "\n"), strings.Join(want[:], "\n"))
+		}
+	})
+
+	t.Run("gives what Open reads", func(t *testing.T) {
+		src := mustOpen(t, writeTemp(t, "images.tar", write(store, list...)))
+		if diff := cmp.Diff(list, src.Images()); diff != "" {
+			t.Error(diff)
+		}
+		for _, image := range src.Images() {
+			nodes, err := graph(t.Context(), src, image.Descriptor)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, node := range nodes {
+				fetchAll(t, src, node)
+			}
+		}
+	})
+
+	t.Run("names images for containerd and for ORAS", func(t *testing.T) {
+		src := mustOpen(t, writeTemp(t, "images.tar", write(store, list[0])))
+		var index ocispec.Index
+		if err := src.readJSON(ocispec.ImageIndexFile, &index); err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{
+			"io.containerd.image.name":          "ghcr.io/zarf-dev/zarf-registry/registry:1.2.3",
+			"org.opencontainers.image.ref.name": "1.2.3",
+		}
+		if diff := cmp.Diff(want, index.Manifests[0].Annotations); diff != "" {
+			t.Error(diff)
+		}
+	})
+
+	t.Run("writes what it read from another archive", func(t *testing.T) {
+		one := write(store, list...)
+		src := mustOpen(t, writeTemp(t, "images.tar", one))
+		var two bytes.Buffer
+		if err := WriteArchive(t.Context(), &two, src, src.Images()...); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(one, two.Bytes()) {
+			t.Error("the archives differ")
+		}
+	})
+
+	t.Run("fails where a blob is not what it should be", func(t *testing.T) {
+		bad := &Store{}
+		for d, b := range store.blobs {
+			bad.add(d, b)
+		}
+		nodes, err := graph(t.Context(), store, list[0].Descriptor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bad.add(nodes[0].Digest, bytesBlob(make([]byte, nodes[0].Size)))
+		err = WriteArchive(t.Context(), io.Discard, bad, list[0])
+		if err == nil || !strings.Contains(err.Error(), nodes[0].Digest.Encoded()) || !strings.Contains(err.Error(), "does not match its digest") {
+			t.Errorf("error: %v", err)
+		}
+		full := errors.New("no space left on device")
+		if err := WriteArchive(t.Context(), failingWriter{full}, store, list[0]); !errors.Is(err, full) {
+			t.Errorf("error: %v", err)
+		}
+	})
+}
+
+type failingWriter struct{ err error }
+
+func (w failingWriter) Write([]byte) (int, error) { return 0, w.err }

@@ -1,0 +1,553 @@
+package images
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/distribution/distribution/v3/configuration"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/content"
+)
+
+func TestPush(t *testing.T) {
+	for name, storage := range map[string]func(t *testing.T) configuration.Storage{
+		"into memory": func(*testing.T) configuration.Storage { return configuration.Storage{"inmemory": nil} },
+		"onto a file system": func(t *testing.T) configuration.Storage {
+			return configuration.Storage{"filesystem": {"rootdirectory": t.TempDir()}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := newTestRegistry(t, storage(t))
+			store := &Store{}
+			image := testImage(t, store, "docker.io/library/hello:1", 100_000, "amd64", "arm64")
+			nodes, err := graph(t.Context(), store, image.Descriptor)
+			if err != nil {
+				t.Fatal(err)
+			}
+			total := totalSize(nodes)
+
+			first, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			server.checkWhole(t, store, image)
+			if first.BlobsSent != len(nodes) || first.BlobsSkipped != 0 || first.BytesSent != total || first.BytesSkipped != 0 {
+				t.Errorf("first push: %+v, want all of %d blobs and %d bytes sent", first, len(nodes), total)
+			}
+			if want := server.host() + "/library/hello:1"; first.Reference != want || first.Digest != image.Descriptor.Digest || first.Image != image.Reference {
+				t.Errorf("first push: %+v, want reference %s", first, want)
+			}
+
+			server.count("")
+			again, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again.BlobsSent != 0 || again.BlobsSkipped != len(nodes) || again.BytesSent != 0 || again.BytesSkipped != total {
+				t.Errorf("second push: %+v, want all skipped", again)
+			}
+			if n := server.count("P"); n != 0 {
+				t.Errorf("second push: %d requests that write", n)
+			}
+
+			image.Reference = "docker.io/library/hello:2"
+			renamed, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			server.checkWhole(t, store, image)
+			if renamed.BlobsSent != 1 || renamed.BytesSent != image.Descriptor.Size {
+				t.Errorf("push under another tag: %+v, want the index alone sent", renamed)
+			}
+
+			other := testImage(t, store, "hello:3", 100_000, "amd64", "arm64", "riscv64")
+			more, err := Push(t.Context(), store, other, server.client(t, nil), PushOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			server.checkWhole(t, store, other)
+			nodes, err = graph(t.Context(), store, other.Descriptor)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Layer, configuration and manifest for riscv64, and the index.
+			if more.BlobsSent != 4 || more.BlobsSkipped != len(nodes)-4 || more.BytesSent+more.BytesSkipped != totalSize(nodes) || more.BytesSent > 110_000 {
+				t.Errorf("push of an image that shares most: %+v, want 4 blobs sent", more)
+			}
+		})
+	}
+}
+
+func TestPushFromEachKindOfSource(t *testing.T) {
+	server := newTestRegistry(t, nil)
+	reg := server.client(t, nil)
+	store := &Store{}
+	image := testImage(t, store, "", 50_000, "amd64", "arm64")
+	layout := layoutFiles(t, store, annotated(image, containerdName("docker.io/kinds/a:1")))
+	layer := makeTar(t, file{name: "a", data: noise(1, 50_000)})
+	for name, path := range map[string]string{
+		"layout":         writeLayout(t, layout),
+		"archive":        writeTemp(t, "a.tar", makeTar(t, layout...)),
+		"gzip":           writeTemp(t, "a.tar.gz", gzipped(t, makeTar(t, layout...))),
+		"docker-archive": writeTemp(t, "a.tar", makeTar(t, dockerArchive(t, []string{"docker.io/kinds/d:1"}, layer, layer, gzipped(t, layer))...)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			src := mustOpen(t, path)
+			list, err := src.Select("127.0.0.1:31999/" + name + ":1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Push(t.Context(), src, list[0], reg, PushOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			server.checkWhole(t, src, list[0])
+		})
+	}
+}
+
+func TestPushByDigest(t *testing.T) {
+	server := newTestRegistry(t, nil)
+	store := &Store{}
+	image := testImage(t, store, "", 100, "amd64")
+	image.Reference = "quay.io/a/b:1@" + image.Descriptor.Digest.String()
+	result, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.checkWhole(t, store, image)
+	if want := server.host() + "/a/b@" + image.Descriptor.Digest.String(); result.Reference != want {
+		t.Errorf("reference %s, want %s", result.Reference, want)
+	}
+
+	other := testImage(t, store, image.Reference, 200, "amd64")
+	_, err = Push(t.Context(), store, other, server.client(t, nil), PushOptions{})
+	if err == nil || !strings.Contains(err.Error(), "its name asks for "+image.Descriptor.Digest.String()+", but it is "+other.Descriptor.Digest.String()) {
+		t.Errorf("error: %v", err)
+	}
+}
+
+func TestPushLeavesOutWhatMayNotBeRedistributed(t *testing.T) {
+	server := newTestRegistry(t, nil)
+	store := &Store{}
+	config, err := store.addJSON(ocispec.MediaTypeImageConfig, ocispec.Image{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := content.NewDescriptorFromBytes(mediaTypeDockerForeignLayer, []byte("not here"))
+	manifest, err := store.addJSON(mediaTypeDockerManifest, map[string]any{
+		"schemaVersion": 2, "mediaType": mediaTypeDockerManifest, "config": config, "layers": []ocispec.Descriptor{base},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := Image{Reference: "windows:1", Descriptor: manifest}
+	// distribution wants the layer's URL to be allowed, or the layer to be there;
+	// what matters here is that nobody tries to send it.
+	server.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/manifests/") {
+			io.Copy(io.Discard, r.Body)
+			w.WriteHeader(http.StatusCreated)
+			return true
+		}
+		return false
+	})
+	result, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+	if err != nil || result.BlobsSent != 2 {
+		t.Errorf("%+v, %v; want the configuration and the manifest sent", result, err)
+	}
+}
+
+// progress collects what a push reports, and checks the rules for it.
+type progress struct {
+	t     *testing.T
+	last  Progress
+	calls int
+	busy  atomic.Bool
+}
+
+func (p *progress) report(next Progress) {
+	if p.busy.Swap(true) {
+		p.t.Error("progress was reported concurrently")
+	}
+	defer p.busy.Store(false)
+	p.calls++
+	if next.Sent < p.last.Sent || next.Skipped < p.last.Skipped || p.calls > 1 && next.Total != p.last.Total || next.Sent+next.Skipped > next.Total {
+		p.t.Errorf("progress went from %+v to %+v", p.last, next)
+	}
+	p.last = next
+}
+
+func (p *progress) checkDone() {
+	p.t.Helper()
+	if p.calls == 0 || p.last.Sent+p.last.Skipped != p.last.Total {
+		p.t.Errorf("progress ended with %+v after %d reports", p.last, p.calls)
+	}
+}
+
+func TestPushThatWasInterruptedSendsTheRestTheNextTime(t *testing.T) {
+	server := newTestRegistry(t, nil)
+	store := &Store{}
+	image := testImage(t, store, "big:1", 1<<20, "amd64", "arm64", "riscv64")
+	nodes, err := graph(t.Context(), store, image.Descriptor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := totalSize(nodes)
+
+	// The link breaks for good in the middle of the third of the large blobs.
+	var down atomic.Bool
+	var uploads atomic.Int32
+	server.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+		if down.Load() {
+			drop(t, w)
+			return true
+		}
+		if r.Method == http.MethodPut && r.ContentLength == 1<<20 && uploads.Add(1) == 3 {
+			io.CopyN(io.Discard, r.Body, 300_000)
+			down.Store(true)
+			drop(t, w)
+			return true
+		}
+		return false
+	})
+	p := &progress{t: t}
+	first, err := Push(t.Context(), store, image, server.client(t, func(o *RegistryOptions) { o.Retries = 1 }), PushOptions{Concurrency: 1, Progress: p.report})
+	if err == nil {
+		t.Fatal("the first push did not fail")
+	}
+	if !strings.HasPrefix(err.Error(), "pushing image big:1 to "+server.host()+": blob sha256:") {
+		t.Errorf("the error names neither image nor blob: %v", err)
+	}
+	server.mu.Lock()
+	for _, request := range server.requests {
+		if strings.HasPrefix(request, "PUT") && strings.Contains(request, "/manifests/1") {
+			t.Error("the tag was written though the image is not whole")
+		}
+	}
+	server.mu.Unlock()
+
+	server.setFront(nil)
+	p = &progress{t: t}
+	second, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{Progress: p.report})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.checkDone()
+	server.checkWhole(t, store, image)
+	if second.BytesSkipped < 2<<20 {
+		t.Errorf("second push: %+v: the two large blobs that had arrived were sent again", second)
+	}
+	if second.BytesSent+second.BytesSkipped != total || p.last.Sent != second.BytesSent {
+		t.Errorf("second push: %+v with progress %+v, want %d bytes in all", second, p.last, total)
+	}
+	if first.BytesSent <= second.BytesSkipped {
+		t.Errorf("first push: %d bytes sent, but %d had arrived and more was on its way", first.BytesSent, second.BytesSkipped)
+	}
+}
+
+// drop closes the connection without an answer.
+func drop(t *testing.T, w http.ResponseWriter) {
+	conn, _, err := w.(http.Hijacker).Hijack()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	conn.Close()
+}
+
+func TestPushRepeatsWhatMayPass(t *testing.T) {
+	refuse := func(status int, header ...string) func(*testing.T, http.ResponseWriter, *http.Request) {
+		return func(_ *testing.T, w http.ResponseWriter, _ *http.Request) {
+			if len(header) == 2 {
+				w.Header().Set(header[0], header[1])
+			}
+			w.WriteHeader(status)
+		}
+	}
+	code := func(status int, code string) func(*testing.T, http.ResponseWriter, *http.Request) {
+		return func(_ *testing.T, w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			w.WriteHeader(status)
+			io.WriteString(w, `{"errors":[{"code":"`+code+`","message":"test"}]}`)
+		}
+	}
+	cut := func(t *testing.T, w http.ResponseWriter, r *http.Request) {
+		io.CopyN(io.Discard, r.Body, r.ContentLength/2)
+		drop(t, w)
+	}
+	for name, c := range map[string]struct {
+		method, path string
+		fault        func(*testing.T, http.ResponseWriter, *http.Request)
+	}{
+		"a connection that breaks within a blob":          {http.MethodPut, "/blobs/", cut},
+		"a connection that breaks within a manifest":      {http.MethodPut, "/manifests/", cut},
+		"a connection that breaks at a question":          {http.MethodHead, "/blobs/", cut},
+		"503 for a blob":                                  {http.MethodPut, "/blobs/", refuse(http.StatusServiceUnavailable)},
+		"503 for a new upload":                            {http.MethodPost, "/blobs/", refuse(http.StatusServiceUnavailable)},
+		"429 that asks for a second":                      {http.MethodPost, "/blobs/", refuse(http.StatusTooManyRequests, "Retry-After", "1")},
+		"500 for a manifest":                              {http.MethodPut, "/manifests/", refuse(http.StatusInternalServerError)},
+		"an upload that the registry has lost":            {http.MethodPut, "/blobs/", code(http.StatusNotFound, "BLOB_UPLOAD_UNKNOWN")},
+		"an upload whose state two replicas do not share": {http.MethodPut, "/blobs/", code(http.StatusBadRequest, "BLOB_UPLOAD_INVALID")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := newTestRegistry(t, nil)
+			store := &Store{}
+			image := testImage(t, store, "hello:1", 200_000, "amd64", "arm64")
+			var faults atomic.Int32
+			server.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method == c.method && strings.Contains(r.URL.Path, c.path) && faults.Add(1) <= 2 {
+					c.fault(t, w, r)
+					return true
+				}
+				return false
+			})
+			var log bytes.Buffer
+			p := &progress{t: t}
+			reg := server.client(t, func(o *RegistryOptions) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+			result, err := Push(t.Context(), store, image, reg, PushOptions{Progress: p.report})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if faults.Load() < 2 {
+				t.Fatal("the fault did not happen")
+			}
+			p.checkDone()
+			server.checkWhole(t, store, image)
+			if p.last.Skipped != 0 || result.BytesSent < p.last.Sent {
+				t.Errorf("%+v, %+v", result, p.last)
+			}
+			// net/http itself repeats a question on a connection that was in use
+			// before.
+			if n := strings.Count(log.String(), "trying again"); n != 2 && c.method != http.MethodHead {
+				t.Errorf("%d lines about trying again, want 2:\n%s", n, log.String())
+			}
+		})
+	}
+}
+
+// The registry took the blob, and its answer was lost.
+func TestPushDoesNotRepeatWhatHasArrived(t *testing.T) {
+	server := newTestRegistry(t, nil)
+	store := &Store{}
+	image := testImage(t, store, "hello:1", 200_000, "amd64")
+	var faults atomic.Int32
+	server.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPut || r.ContentLength != 200_000 || faults.Add(1) > 1 {
+			return false
+		}
+		server.app.ServeHTTP(httptest.NewRecorder(), r)
+		drop(t, w)
+		return true
+	})
+	result, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := graph(t.Context(), store, image.Descriptor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if faults.Load() != 1 || result.BytesSent != totalSize(nodes) {
+		t.Errorf("%d uploads of the large blob, %+v; want 1, and %d bytes", faults.Load(), result, totalSize(nodes))
+	}
+	server.checkWhole(t, store, image)
+}
+
+func TestPushErrors(t *testing.T) {
+	server := newTestRegistry(t, nil)
+	store := &Store{}
+	image := testImage(t, store, "hello:1", 300_000, "amd64")
+	nodes, err := graph(t.Context(), store, image.Descriptor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	altered := &Store{}
+	for d, b := range store.blobs {
+		altered.add(d, b)
+	}
+	large := nodes[2]
+	if large.Size != 300_000 {
+		t.Fatalf("the test expects another order of blobs: %+v", nodes)
+	}
+	altered.add(large.Digest, bytesBlob(noise(99, 300_000)))
+	withoutManifest := &Store{}
+	withoutBlob := &Store{}
+	for d, b := range store.blobs {
+		if d != image.Descriptor.Digest {
+			withoutManifest.add(d, b)
+		}
+		if d != large.Digest {
+			withoutBlob.add(d, b)
+		}
+	}
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+
+	for name, c := range map[string]struct {
+		src       content.ReadOnlyStorage
+		reference string
+		client    func(*RegistryOptions)
+		ctx       context.Context
+		want      []string
+		quick     bool // nothing is repeated that cannot get better
+	}{
+		"a blob that was altered is not sent whole": {src: altered, want: []string{"blob " + large.Digest.String() + ": does not match its digest: it was altered or damaged"}, quick: true},
+		"a blob that is missing":                    {src: withoutBlob, want: []string{"blob " + large.Digest.String() + ": not found"}, quick: true},
+		"an index that is missing":                  {src: withoutManifest, want: []string{"index " + image.Descriptor.Digest.String() + ": not found"}, quick: true},
+		"a name that is none":                       {reference: "No:1", want: []string{`image reference "No:1"`, "must be lowercase"}, quick: true},
+		"no name":                                   {reference: "-", want: []string{"pushing image " + image.Descriptor.Digest.String(), "invalid reference format"}, quick: true},
+		"no credential":                             {client: func(o *RegistryOptions) { o.Username = "" }, want: []string{"basic credential not found"}, quick: true},
+		"a wrong credential":                        {client: func(o *RegistryOptions) { o.Password = "wrong" }, want: []string{" sha256:", "401", "authentication required"}, quick: true},
+		"a certificate that is not trusted":         {client: func(o *RegistryOptions) { o.TLS = nil }, want: []string{"certificate signed by unknown authority"}, quick: true},
+		"a certificate of another name":             {client: func(o *RegistryOptions) { o.TLS.ServerName = "registry.test" }, want: []string{"registry.test"}, quick: true},
+		"plain HTTP where there is TLS":             {client: func(o *RegistryOptions) { o.PlainHTTP = true }, want: []string{"400"}, quick: true},
+		"nobody there":                              {client: func(o *RegistryOptions) { o.Host = closed.Addr().String(); o.Retries = 1 }, want: []string{"connection refused"}},
+		"no retries":                                {client: func(o *RegistryOptions) { o.Host = closed.Addr().String(); o.Retries = -1 }, want: []string{"connection refused"}, quick: true},
+		"a context that has ended":                  {ctx: cancelled(t), want: []string{"context canceled"}, quick: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log bytes.Buffer
+			reg := server.client(t, func(o *RegistryOptions) {
+				o.Log = slog.New(slog.NewTextHandler(&log, nil))
+				if c.client != nil {
+					c.client(o)
+				}
+			})
+			src, ctx := c.src, c.ctx
+			if src == nil {
+				src = store
+			}
+			if ctx == nil {
+				ctx = t.Context()
+			}
+			image := image
+			switch c.reference {
+			case "":
+			case "-":
+				image.Reference = ""
+			default:
+				image.Reference = c.reference
+			}
+			_, err := Push(ctx, src, image, reg, PushOptions{})
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range append(c.want, "pushing image "+image.name()+" to "+reg.Host()+": ") {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q\nlacks %q", err, want)
+				}
+			}
+			if c.quick && log.Len() > 0 {
+				t.Errorf("tried again:\n%s", log.String())
+			}
+			if !c.quick && log.Len() == 0 {
+				t.Error("not tried again")
+			}
+			server.mu.Lock()
+			defer server.mu.Unlock()
+			for _, request := range server.requests {
+				if strings.HasPrefix(request, "PUT") && strings.Contains(request, "/manifests/") {
+					t.Errorf("a manifest was written: %s", request)
+				}
+			}
+			server.requests = nil
+		})
+	}
+}
+
+func TestCancelledPushStopsAtOnce(t *testing.T) {
+	server := newTestRegistry(t, nil)
+	store := &Store{}
+	image := testImage(t, store, "hello:1", 4<<20, "amd64", "arm64")
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := Push(ctx, store, image, server.client(t, nil), PushOptions{Progress: func(p Progress) {
+		if p.Sent > 2<<20 {
+			cancel()
+		}
+	}})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("error: %v", err)
+	}
+	p := &progress{t: t}
+	if _, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{Progress: p.report}); err != nil {
+		t.Fatal(err)
+	}
+	p.checkDone()
+	server.checkWhole(t, store, image)
+}
+
+func TestPing(t *testing.T) {
+	server := newTestRegistry(t, nil)
+	if err := server.client(t, nil).Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+	var dialled atomic.Value
+	reg := server.client(t, func(o *RegistryOptions) {
+		o.Host = "zarf-registry.zarf.svc:5000"
+		o.TLS.ServerName = "example.com" // as httptest's certificate has it
+		o.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			dialled.Store(address)
+			return (&net.Dialer{}).DialContext(ctx, network, server.host())
+		}
+	})
+	if err := reg.Ping(t.Context()); err != nil || dialled.Load() != "zarf-registry.zarf.svc:5000" {
+		t.Errorf("through a dialer that got %v: %v", dialled.Load(), err)
+	}
+	store := &Store{}
+	image := testImage(t, store, "hello:1", 100, "amd64")
+	if _, err := Push(t.Context(), store, image, reg, PushOptions{}); err != nil {
+		t.Errorf("push through a dialer: %v", err)
+	}
+	if _, err := NewRegistry(RegistryOptions{Host: "not a host"}); err == nil {
+		t.Error("took a host that is none")
+	}
+}
+
+func TestPatience(t *testing.T) {
+	answer := func(status int, retryAfter string) *http.Response {
+		return &http.Response{StatusCode: status, Status: http.StatusText(status), Header: http.Header{"Retry-After": {retryAfter}}}
+	}
+	p := &patience{retries: DefaultRetries}
+	for name, c := range map[string]struct {
+		attempt  int
+		resp     *http.Response
+		err      error
+		min, max time.Duration
+	}{
+		"the first pause is short":                {0, answer(503, ""), nil, firstPause / 2, firstPause},
+		"pauses double":                           {3, answer(503, ""), nil, 4 * firstPause, 8 * firstPause},
+		"and have an end":                         {7, answer(503, ""), nil, maxPause / 2, maxPause},
+		"the registry's wish counts":              {0, answer(429, "20"), nil, 20 * time.Second, 20 * time.Second},
+		"unless it is shorter":                    {7, answer(429, "1"), nil, maxPause / 2, maxPause},
+		"or very long":                            {0, answer(503, "86400"), nil, maxRetryAfter, maxRetryAfter},
+		"or no number":                            {0, answer(429, "Fri, 31 Dec 1999 23:59:59 GMT"), nil, firstPause / 2, firstPause},
+		"there is an end to patience":             {DefaultRetries, answer(503, ""), nil, never, never},
+		"a broken connection may come back":       {0, nil, io.EOF, firstPause / 2, firstPause},
+		"a tunnel's error is a broken connection": {0, nil, errors.New("lost connection to pod"), firstPause / 2, firstPause},
+		"a name that may resolve later":           {0, nil, &net.DNSError{IsTemporary: true}, firstPause / 2, firstPause},
+		"a name that does not exist":              {0, nil, &net.DNSError{IsNotFound: true}, never, never},
+		"not found stays not found":               {0, answer(404, ""), nil, never, never},
+		"what is not implemented will not be":     {0, answer(501, ""), nil, never, never},
+		"success is no reason":                    {0, answer(201, ""), nil, never, never},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if pause := p.pause(t.Context(), c.attempt, c.resp, c.err); pause < c.min || pause > c.max {
+				t.Errorf("pause %v, want %v to %v", pause, c.min, c.max)
+			}
+		})
+	}
+}
