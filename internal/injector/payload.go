@@ -1,0 +1,133 @@
+package injector
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+)
+
+// Payload is a program in the form in which it travels. Its chunks are parts of the layer it was made of, not copies.
+type Payload struct {
+	Program
+	Manifest []byte
+	Loader   []byte
+	Chunks   [][]byte
+}
+
+// Object is the data of one ConfigMap of a payload.
+type Object struct {
+	Index int // see [ConfigMapName]
+	Data  map[string][]byte
+}
+
+// Encode makes the payload of a program from the layer that [BuildLayer] made of it and the loader for its architecture. It refuses
+// what would not fit: into the ConfigMaps, into the number of them that the chart reads, into what a loader accepts.
+// The payload refers to layer and loader: neither may change as long as it is used.
+func Encode(p Program, layer, loader []byte) (*Payload, error) {
+	if err := p.validate(); err != nil {
+		return nil, err
+	}
+	if len(loader) < 1 || len(loader) > MaxLoaderSize {
+		return nil, fmt.Errorf("loader for %s has %d bytes: must have 1 to %d", p.Architecture, len(loader), MaxLoaderSize)
+	}
+	program, err := readLayer(p.Name, layer)
+	if err != nil {
+		return nil, fmt.Errorf("layer of %s: %w", p, err)
+	}
+	chunks := slices.Collect(slices.Chunk(layer, ChunkSize))
+	if len(chunks) > p.MaxChunks() {
+		return nil, fmt.Errorf("layer of %s has %d bytes: must have at most %d (%d ConfigMaps)", p, len(layer), p.MaxChunks()*ChunkSize, p.MaxChunks())
+	}
+	manifest := Manifest{
+		Program:       p,
+		LayerSize:     len(layer),
+		LayerSHA256:   sha256.Sum256(layer),
+		ProgramOffset: tarBlock,
+		ProgramSize:   len(program),
+		ProgramSHA256: sha256.Sum256(program),
+	}
+	for _, chunk := range chunks {
+		manifest.Chunks = append(manifest.Chunks, Chunk{Size: len(chunk), SHA256: sha256.Sum256(chunk)})
+	}
+	return &Payload{Program: p, Manifest: manifest.Bytes(), Loader: loader, Chunks: chunks}, nil
+}
+
+// Objects returns the data of the payload's ConfigMaps in the order in which they must be written: object 00, which carries the
+// manifest, is the last.
+func (p *Payload) Objects() []Object {
+	objects := make([]Object, 0, len(p.Chunks))
+	for i := 1; i < len(p.Chunks); i++ {
+		objects = append(objects, Object{Index: i, Data: map[string][]byte{ChunkKey(i): p.Chunks[i]}})
+	}
+	return append(objects, Object{Index: 0, Data: map[string][]byte{
+		ChunkKey(0): p.Chunks[0],
+		LoaderKey:   p.Loader,
+		ManifestKey: p.Manifest,
+	}})
+}
+
+// Decode joins the chunks, which must be all that the manifest names and in order, and returns the program. Everything that the manifest
+// says is checked; the error names the first chunk that is not as it should be.
+func (m *Manifest) Decode(chunks [][]byte) ([]byte, error) {
+	if len(chunks) != len(m.Chunks) {
+		return nil, fmt.Errorf("%d chunks: manifest says %d", len(chunks), len(m.Chunks))
+	}
+	for i, chunk := range chunks {
+		want := m.Chunks[i]
+		if len(chunk) != want.Size {
+			return nil, fmt.Errorf("chunk %02d: has %d bytes, manifest says %d", i, len(chunk), want.Size)
+		}
+		if sum := sha256.Sum256(chunk); sum != want.SHA256 {
+			return nil, fmt.Errorf("chunk %02d: sha256 is %x, manifest says %x", i, sum, want.SHA256)
+		}
+	}
+	layer := bytes.Join(chunks, nil)
+	if sum := sha256.Sum256(layer); sum != m.LayerSHA256 {
+		return nil, fmt.Errorf("layer: sha256 is %x, manifest says %x", sum, m.LayerSHA256)
+	}
+	end := m.ProgramOffset + m.ProgramSize
+	inflated, err := inflate(layer, int64(end+maxTrailer))
+	if err != nil {
+		return nil, fmt.Errorf("layer: %w", err)
+	}
+	if len(inflated) < end {
+		return nil, fmt.Errorf("program %s: the layer ends %d bytes too early", m.Program.Name, end-len(inflated))
+	}
+	program := inflated[m.ProgramOffset:end]
+	if sum := sha256.Sum256(program); sum != m.ProgramSHA256 {
+		return nil, fmt.Errorf("program %s: sha256 is %x, manifest says %x", m.Program.Name, sum, m.ProgramSHA256)
+	}
+	return program, nil
+}
+
+// Verify checks the objects of one payload, in any order, as they were read back from ConfigMaps: manifest, loader and every chunk are
+// there, and the program comes out of them as the manifest says. It cannot tell whether loader and manifest are the right ones:
+// compare them with what [Encode] makes. It returns the manifest.
+func Verify(objects []Object) (*Manifest, error) {
+	data := make(map[int]map[string][]byte, len(objects))
+	for _, object := range objects {
+		data[object.Index] = object.Data
+	}
+	for _, key := range []string{ManifestKey, LoaderKey} {
+		if len(data[0][key]) == 0 {
+			return nil, fmt.Errorf("%s: missing", key)
+		}
+	}
+	manifest, err := ParseManifest(data[0][ManifestKey])
+	if err != nil {
+		return nil, err
+	}
+	chunks := make([][]byte, len(manifest.Chunks))
+	for i := range chunks {
+		chunk, found := data[i][ChunkKey(i)]
+		if !found {
+			return nil, fmt.Errorf("chunk %02d: missing", i)
+		}
+		chunks[i] = chunk
+	}
+	if _, err := manifest.Decode(chunks); err != nil {
+		return nil, err
+	}
+	return manifest, nil
+}

@@ -1,0 +1,538 @@
+//go:build ignore
+
+/*
+ * The loader: puts a program onto a node that holds nothing but the pause image.
+ *
+ *	loader [-w SECONDS] DIR TARGET [ARG...]
+ *
+ * It runs in a pod whose image is the pause image, as /payload/loader from a volume of ConfigMaps. It reads DIR/manifest, joins
+ * DIR/chunk-00, chunk-01, ..., inflates them (they are a gzip-compressed image layer), takes the program out of the layer, writes it
+ * to TARGET and executes it with the ARGs and its own environment. Nothing is inflated before its chunk's SHA-256 was found right, and
+ * nothing gets the name TARGET before the program's SHA-256 was.
+ *
+ * A manifest or chunk that is missing or wrong is waited for, up to SECONDS in all (20 unless told), looking twice a second:
+ * kubelets see new ConfigMaps one by one. Every look opens the files by their paths again, because a kubelet replaces all files of a volume
+ * at once behind a symbolic link. When the manifest turns out to have changed meanwhile, the work starts again with the new one.
+ *
+ * It prints nothing when all goes well without waiting. Every failure is one line on stderr and an exit code of its own. It is no
+ * shell, no init and no supervisor: after execve nothing of it is left. It uses no C library: the image has none.
+ */
+#include "sys.h"
+
+#include "inflate.h"
+#include "manifest.h"
+#include "sha256.h"
+
+enum exit_code {
+	EXIT_USAGE = 101,
+	EXIT_MISSING = 102,
+	EXIT_MANIFEST = 103,
+	EXIT_CHUNK = 104,
+	EXIT_PROGRAM = 105,
+	EXIT_ARCHITECTURE = 106,
+	EXIT_NO_SPACE = 107,
+	EXIT_TARGET = 108,
+	EXIT_EXEC = 109,
+};
+
+enum {
+	DEFAULT_WAIT = 20,
+	MAX_WAIT = 3600,
+	LOOKS_PER_SECOND = 2,
+
+	MAX_PATH = 4096, /* PATH_MAX, with the NUL */
+
+	/* What a layer may hold after its program: up to 511 bytes of padding and the two empty blocks that end a tar; some
+	   writers fill up to 20 blocks. */
+	MAX_TRAILER = 20 * 512,
+};
+
+static const char repair[] = "re-run helm upgrade or init-hook prepare to repair the payload";
+
+static const char *directory;
+static const char *target;
+static char temporary[MAX_PATH];
+static int temporary_exists;
+static unsigned looks_left;
+static int announced;
+
+static uint8_t manifest_data[MANIFEST_MAX_SIZE + 1];
+static size_t manifest_size;
+static struct manifest manifest;
+
+/* A byte more than allowed, so that too much can be told from just enough. */
+static uint8_t buffer[MANIFEST_MAX_CHUNK_SIZE + 1];
+
+/* The line to be printed. What does not fit is cut off. */
+static char line[1024];
+static size_t line_size;
+
+static void put(const char *text)
+{
+	for (; *text && line_size < sizeof line - 1; text++)
+		line[line_size++] = (uint8_t)*text < ' ' ? '?' : *text; /* a path could hold a line break */
+}
+
+static void put_number(uint64_t number)
+{
+	char digits[21];
+	size_t at = sizeof digits - 1;
+	digits[at] = 0;
+	do {
+		digits[--at] = (char)('0' + number % 10);
+		number /= 10;
+	} while (number);
+	put(digits + at);
+}
+
+static void put_sha256(const uint8_t sum[32])
+{
+	char hex[65];
+	for (int i = 0; i < 64; i++)
+		hex[i] = "0123456789abcdef"[sum[i / 2] >> (i % 2 ? 0 : 4) & 15];
+	hex[64] = 0;
+	put(hex);
+}
+
+static void put_errno(int error)
+{
+	switch (error) {
+	case EPERM:
+		put("operation not permitted");
+		break;
+	case ENOENT:
+		put("no such file or directory");
+		break;
+	case EIO:
+		put("input/output error");
+		break;
+	case E2BIG:
+		put("argument list too long");
+		break;
+	case ENOEXEC:
+		put("exec format error");
+		break;
+	case ENOMEM:
+		put("out of memory");
+		break;
+	case EACCES:
+		put("permission denied");
+		break;
+	case EEXIST:
+		put("file exists");
+		break;
+	case ENOTDIR:
+		put("not a directory");
+		break;
+	case EISDIR:
+		put("is a directory");
+		break;
+	case ETXTBSY:
+		put("file is busy");
+		break;
+	case ENOSPC:
+		put("no space left on device");
+		break;
+	case EROFS:
+		put("read-only file system");
+		break;
+	case ELOOP:
+		put("too many symbolic links");
+		break;
+	case EDQUOT:
+		put("disk quota exceeded");
+		break;
+	default:
+		put("errno ");
+		put_number((uint64_t)error);
+	}
+}
+
+static void start_line(void)
+{
+	line_size = 0;
+	put("zarf-registry loader: ");
+}
+
+static void print_line(void)
+{
+	line[line_size++] = '\n';
+	sys_write(2, line, line_size);
+}
+
+/* Ends with what is in the line and what to do about it. */
+__attribute__((noreturn)) static void fail(enum exit_code code, const char *next_step)
+{
+	if (temporary_exists)
+		sys_unlink(temporary);
+	put(": ");
+	put(next_step);
+	print_line();
+	sys_exit(code);
+}
+
+/* What is in the line may come right by itself: returns after half a second, or ends when there were enough looks. */
+static void wait_or_fail(enum exit_code code)
+{
+	if (looks_left == 0)
+		fail(code, repair);
+	if (!announced) {
+		announced = 1;
+		put(": waiting up to ");
+		put_number(looks_left / LOOKS_PER_SECOND);
+		put(" s for it to come right");
+		print_line();
+	}
+	looks_left--;
+	sys_sleep(1000 / LOOKS_PER_SECOND);
+}
+
+static size_t length(const char *text)
+{
+	size_t size = 0;
+	while (text[size])
+		size++;
+	return size;
+}
+
+/* Whether a and b, with what follows them, fit into a path; path gets them if so. */
+static int join(char path[MAX_PATH], const char *a, const char *b)
+{
+	size_t a_size = length(a), b_size = length(b);
+	if (a_size + b_size >= MAX_PATH)
+		return 0;
+	memcpy(path, a, a_size);
+	memcpy(path + a_size, b, b_size + 1);
+	return 1;
+}
+
+/* Reads a file of DIR, at most limit bytes of it. Returns how many, or -errno. */
+static long read_file(const char *name, uint8_t *data, size_t limit)
+{
+	char path[MAX_PATH];
+	join(path, directory, name); /* checked when the program started */
+	int fd = sys_open(path, O_RDONLY | O_NONBLOCK, 0);
+	if (fd < 0)
+		return fd;
+	size_t size = 0;
+	while (size < limit) {
+		long n = sys_read(fd, data + size, limit - size);
+		if (n < 0) {
+			sys_close(fd);
+			return n;
+		}
+		if (n == 0)
+			break;
+		size += (size_t)n;
+	}
+	sys_close(fd);
+	return (long)size;
+}
+
+static int equal(const void *a, const void *b, size_t size)
+{
+	const uint8_t *x = a, *y = b;
+	for (size_t i = 0; i < size; i++)
+		if (x[i] != y[i])
+			return 0;
+	return 1;
+}
+
+static void put_unreadable(long error)
+{
+	if (error == -ENOENT) {
+		put("missing");
+	} else {
+		put("cannot be read: ");
+		put_errno((int)-error);
+	}
+}
+
+/* Returns with a manifest that is right in itself and for this architecture. */
+static void read_manifest(void)
+{
+	for (;;) {
+		long size = read_file("/manifest", manifest_data, sizeof manifest_data);
+		start_line();
+		put("manifest");
+		if (size < 0) {
+			put(": ");
+			put_unreadable(size);
+			wait_or_fail(EXIT_MISSING);
+			continue;
+		}
+		manifest_size = (size_t)size;
+		unsigned at;
+		const char *expected = manifest_parse(&manifest, manifest_data, manifest_size, &at);
+		if (!expected)
+			break;
+		put(" line ");
+		put_number(at);
+		put(": expected ");
+		put(expected);
+		wait_or_fail(EXIT_MANIFEST);
+	}
+	if (!equal(manifest.architecture, ARCHITECTURE, sizeof ARCHITECTURE)) {
+		put(": the payload is for ");
+		put(manifest.architecture);
+		put(", this node is " ARCHITECTURE);
+		fail(EXIT_ARCHITECTURE, "give the pod a nodeSelector kubernetes.io/arch that fits its payload");
+	}
+}
+
+static int manifest_changed(void)
+{
+	static uint8_t now[sizeof manifest_data];
+	long size = read_file("/manifest", now, sizeof now);
+	return size != (long)manifest_size || !equal(now, manifest_data, manifest_size);
+}
+
+/* Reads a chunk into the buffer. 1 = it is right. 0 = the manifest is another one now. */
+static int read_chunk(uint32_t index)
+{
+	const struct manifest_chunk *want = &manifest.chunk[index];
+	char name[] = "/chunk-00";
+	name[7] = (char)('0' + index / 10);
+	name[8] = (char)('0' + index % 10);
+	for (;;) {
+		enum exit_code code = EXIT_CHUNK;
+		long size = read_file(name, buffer, want->size + 1);
+		start_line();
+		put("chunk ");
+		put(name + 7);
+		put(": ");
+		if (size < 0) {
+			code = EXIT_MISSING;
+			put_unreadable(size);
+		} else if (size > (long)want->size) {
+			put("has more bytes than the ");
+			put_number(want->size);
+			put(" of the manifest");
+		} else if (size < (long)want->size) {
+			put("has ");
+			put_number((uint64_t)size);
+			put(" bytes, manifest says ");
+			put_number(want->size);
+		} else {
+			struct sha256 hash;
+			uint8_t sum[32];
+			sha256_init(&hash);
+			sha256_update(&hash, buffer, want->size);
+			sha256_final(&hash, sum);
+			if (equal(sum, want->sha256, 32))
+				return 1;
+			put("sha256 is ");
+			put_sha256(sum);
+			put(", manifest says ");
+			put_sha256(want->sha256);
+		}
+		wait_or_fail(code);
+		if (manifest_changed())
+			return 0;
+	}
+}
+
+/* Whether TARGET is already there, whole and executable, as a former start of this pod left it. */
+static int target_is_right(void)
+{
+	struct sha256 hash;
+	uint8_t sum[32];
+	int fd = sys_open(target, O_RDONLY | O_NONBLOCK, 0);
+	if (fd < 0)
+		return 0;
+	sha256_init(&hash);
+	for (;;) {
+		long n = sys_read(fd, buffer, 65536);
+		if (n > 0)
+			sha256_update(&hash, buffer, (size_t)n);
+		if (n <= 0 || hash.size > manifest.program_size)
+			break;
+	}
+	sys_close(fd);
+	sha256_final(&hash, sum);
+	return hash.size == manifest.program_size && equal(sum, manifest.program_sha256, 32) && sys_access(target, X_OK) == 0;
+}
+
+/* The program on its way from the chunks to the file. */
+struct transfer {
+	uint32_t next_chunk;
+	int manifest_changed;
+	int fd;
+	uint64_t inflated; /* bytes of the layer so far */
+	struct sha256 hash;
+};
+
+static size_t transfer_input(void *context, const uint8_t **data)
+{
+	struct transfer *t = context;
+	if (t->manifest_changed || t->next_chunk == manifest.chunks)
+		return 0;
+	if (!read_chunk(t->next_chunk)) {
+		t->manifest_changed = 1;
+		return 0;
+	}
+	*data = buffer;
+	return manifest.chunk[t->next_chunk++].size;
+}
+
+__attribute__((noreturn)) static void fail_writing(const char *verb, const char *path, int error)
+{
+	start_line();
+	put("cannot ");
+	put(verb);
+	put(" ");
+	put(path);
+	put(": ");
+	put_errno(error);
+	if (error == ENOSPC || error == EDQUOT) {
+		put(", ");
+		put_number(manifest.program_size);
+		put(" bytes are needed");
+		fail(EXIT_NO_SPACE, "raise the volume's sizeLimit or free space on the node");
+	}
+	fail(EXIT_TARGET, "mount a writable emptyDir there");
+}
+
+static int transfer_output(void *context, const uint8_t *data, size_t size)
+{
+	struct transfer *t = context;
+	/* The program's part of this piece of the layer. */
+	uint64_t start = manifest.program_offset, stop = start + manifest.program_size;
+	uint64_t from = t->inflated, to = from + size;
+	t->inflated = to;
+	if (to > stop + MAX_TRAILER)
+		return -1;
+	from = from > start ? from : start;
+	to = to < stop ? to : stop;
+	if (from >= to)
+		return 0;
+	data += size - (t->inflated - from);
+	size = to - from;
+	sha256_update(&t->hash, data, size);
+	while (size) {
+		long n = sys_write(t->fd, data, size);
+		if (n < 0)
+			fail_writing("write", temporary, (int)-n);
+		data += n;
+		size -= (size_t)n;
+	}
+	return 0;
+}
+
+/* Writes TARGET. 1 = done. 0 = the manifest changed meanwhile, and there is no TARGET of it. */
+static int write_target(void)
+{
+	static uint8_t window[GUNZIP_WINDOW];
+	static struct gunzip z;
+	struct transfer t = {0};
+
+	/* With O_EXCL nothing that somebody else left there is written to or followed. */
+	sys_unlink(temporary);
+	t.fd = sys_open(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600);
+	if (t.fd < 0)
+		fail_writing("create", temporary, -t.fd);
+	temporary_exists = 1;
+	sha256_init(&t.hash);
+	z.input = transfer_input;
+	z.output = transfer_output;
+	z.context = &t;
+	z.window = window;
+	const char *error = gunzip(&z);
+	if (t.manifest_changed) {
+		sys_close(t.fd);
+		return 0;
+	}
+
+	/* Every chunk was as the manifest says, so what is wrong now is wrong with the payload as it was made, and waiting is no use. */
+	static const char rebuild[] = "re-run helm upgrade or init-hook prepare; if it stays, this payload was built wrong: use another version";
+	uint8_t sum[32];
+	sha256_final(&t.hash, sum);
+	start_line();
+	put("program ");
+	put(manifest.program);
+	put(": ");
+	if (error) {
+		put(error);
+		fail(EXIT_PROGRAM, rebuild);
+	}
+	if (t.hash.size != manifest.program_size) {
+		put("has ");
+		put_number(t.hash.size);
+		put(" bytes, manifest says ");
+		put_number(manifest.program_size);
+		fail(EXIT_PROGRAM, rebuild);
+	}
+	if (!equal(sum, manifest.program_sha256, 32)) {
+		put("sha256 is ");
+		put_sha256(sum);
+		put(", manifest says ");
+		put_sha256(manifest.program_sha256);
+		fail(EXIT_PROGRAM, rebuild);
+	}
+
+	int result = sys_fchmod(t.fd, 0555);
+	if (result < 0)
+		fail_writing("set the mode of", temporary, -result);
+	/* Some file systems tell only now that there was no space. An open file could not be executed either. */
+	result = sys_close(t.fd);
+	if (result < 0)
+		fail_writing("write", temporary, -result);
+	result = sys_rename(temporary, target);
+	if (result < 0)
+		fail_writing("replace", target, -result);
+	temporary_exists = 0;
+	return 1;
+}
+
+__attribute__((noreturn)) static void usage(const char *what)
+{
+	start_line();
+	put(what);
+	fail(EXIT_USAGE, "usage: loader [-w SECONDS] DIR TARGET [ARG...]");
+}
+
+static unsigned parse_wait(const char *text)
+{
+	unsigned seconds = 0;
+	size_t size = 0;
+	for (; text && text[size] >= '0' && text[size] <= '9' && seconds <= MAX_WAIT; size++)
+		seconds = seconds * 10 + (unsigned)(text[size] - '0');
+	if (size == 0 || text[size] || seconds > MAX_WAIT)
+		usage("-w takes a number of seconds from 0 to 3600");
+	return seconds;
+}
+
+/* Called by _start with the address of what the kernel put on the stack: argc, argv, NULL, environment, NULL. */
+__attribute__((noreturn, used)) void start(long *stack)
+{
+	long argc = stack[0];
+	char **argv = (char **)(stack + 1);
+	char **environment = argv + argc + 1;
+	char **next = argc > 0 ? argv + 1 : argv;
+
+	looks_left = DEFAULT_WAIT * LOOKS_PER_SECOND;
+	if (*next && equal(*next, "-w", 3)) {
+		looks_left = parse_wait(next[1]) * LOOKS_PER_SECOND;
+		next += 2;
+	}
+	if (!next[0] || !next[1])
+		usage("DIR and TARGET are needed");
+	if (next[0][0] == '-')
+		usage("unknown option");
+	directory = next[0];
+	target = next[1];
+	if (!join(temporary, directory, "/chunk-00") || !join(temporary, target, ".tmp"))
+		usage("DIR or TARGET is too long");
+
+	do
+		read_manifest();
+	while (!target_is_right() && !write_target());
+
+	int result = sys_execve(target, next + 1, environment);
+	start_line();
+	put("cannot execute ");
+	put(target);
+	put(": ");
+	put_errno(-result);
+	fail(EXIT_EXEC, "the volume must not be mounted noexec, and the program must be one for " ARCHITECTURE);
+}

@@ -1,0 +1,194 @@
+package loader_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// roleVariable makes the test binary do something else than test: it is also a program to be loaded ("print"), and one that locks
+// the door behind itself and then executes another ("strict").
+const roleVariable = "LOADER_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleVariable) {
+	case "print":
+		environment := os.Environ()
+		slices.Sort(environment)
+		fmt.Printf("%q\n%q\n", os.Args, environment)
+		return
+	case "strict":
+		fmt.Fprintln(os.Stderr, "LOADER_TEST_ROLE=strict:", execStrictly(os.Args[1:]))
+		os.Exit(1)
+	}
+	code := m.Run()
+	if dir, err := buildFolder(); err == nil {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// execStrictly executes a program that may make none but the system calls of sys.h; any other kills it.
+func execStrictly(argv []string) error {
+	allowed := []uint32{
+		unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_OPENAT, unix.SYS_UNLINKAT, unix.SYS_RENAMEAT, unix.SYS_FACCESSAT,
+		unix.SYS_FCHMOD, unix.SYS_CLOCK_NANOSLEEP, unix.SYS_EXECVE, unix.SYS_EXIT_GROUP,
+	}
+	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}} // the number of the call
+	for i, number := range allowed {
+		filter = append(filter, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: number, Jt: uint8(len(allowed) - i)})
+	}
+	filter = append(filter,
+		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_KILL_PROCESS},
+		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW})
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+
+	path, err := unix.BytePtrFromString(argv[0])
+	if err != nil {
+		return err
+	}
+	pointers, err := syscall.SlicePtrFromStrings(argv)
+	if err != nil {
+		return err
+	}
+	environment := []*byte{nil}
+	runtime.LockOSThread()
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	// From here to execve the thread must make no other call, so nothing of the Go runtime may come between.
+	if _, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program))); errno != 0 {
+		return errno
+	}
+	_, _, errno := unix.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(&pointers[0])), uintptr(unsafe.Pointer(&environment[0])))
+	return errno
+}
+
+var (
+	buildLock   sync.Mutex
+	buildFolder = sync.OnceValues(func() (string, error) {
+		dir, err := os.MkdirTemp("", "zarf-registry-loader-")
+		// Some tests run the programs as another user.
+		return dir, errors.Join(err, os.Chmod(dir, 0o755))
+	})
+)
+
+func need(tb testing.TB, tool string) {
+	tb.Helper()
+	if _, err := exec.LookPath(tool); err != nil {
+		tb.Skipf("SKIPPED, NOTHING WAS TESTED: %s is not installed", tool)
+	}
+}
+
+// runMake builds targets of the Makefile into a folder and returns what make and the compilers said.
+func runMake(tb testing.TB, out string, targets ...string) string {
+	tb.Helper()
+	need(tb, "make")
+	said, err := exec.Command("make", append([]string{"OUT=" + out}, targets...)...).CombinedOutput()
+	if err != nil {
+		tb.Fatalf("make %v: %v\n%s", targets, err, said)
+	}
+	return string(said)
+}
+
+// built returns the path of a program of the Makefile, which it builds if that was not yet done.
+func built(tb testing.TB, target, program string) string {
+	tb.Helper()
+	buildLock.Lock()
+	defer buildLock.Unlock()
+	dir, err := buildFolder()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	path := filepath.Join(dir, program)
+	if _, err := os.Stat(path); err != nil {
+		runMake(tb, dir, target)
+	}
+	return path
+}
+
+func buildFuzz(tb testing.TB) string {
+	tb.Helper()
+	need(tb, "gcc")
+	return built(tb, "fuzz", "loader-fuzz")
+}
+
+// A machine is a loader and how it is run here.
+type machine struct {
+	architecture string
+	loader       string
+	probe        string
+	emulator     []string // comes before the command line of a foreign architecture
+}
+
+func (m machine) native() bool { return m.emulator == nil }
+
+func (m machine) command(args ...string) *exec.Cmd {
+	line := slices.Concat(m.emulator, []string{m.loader}, args)
+	return exec.Command(line[0], line[1:]...)
+}
+
+var toolchains = map[string]struct{ compiler, emulator string }{
+	"amd64": {"x86_64-linux-gnu-gcc", "qemu-x86_64-static"},
+	"arm64": {"aarch64-linux-gnu-gcc", "qemu-aarch64-static"},
+}
+
+// onEachMachine runs a test with the loader of each architecture, under an emulator where it must be. An emulated loader executes
+// programs of the test's own architecture: the emulator leaves execve to the kernel.
+func onEachMachine(t *testing.T, test func(t *testing.T, m machine)) {
+	for architecture, tools := range toolchains {
+		t.Run(architecture, func(t *testing.T) {
+			need(t, tools.compiler)
+			m := machine{
+				architecture: architecture,
+				loader:       built(t, architecture, "loader-"+architecture),
+				probe:        built(t, architecture, "probe-"+architecture),
+			}
+			if architecture != runtime.GOARCH {
+				need(t, tools.emulator)
+				m.emulator = []string{tools.emulator}
+			}
+			test(t, m)
+		})
+	}
+}
+
+type result struct {
+	code           int // -1 = killed by a signal
+	stdout, stderr string
+}
+
+func run(t *testing.T, cmd *exec.Cmd) result {
+	t.Helper()
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return result{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+}
+
+// inMountNamespace runs a shell script in a mount namespace of its own, with the command line as its arguments.
+func inMountNamespace(t *testing.T, script string, command *exec.Cmd) result {
+	t.Helper()
+	options := []string{"-m"}
+	if os.Geteuid() != 0 {
+		options = append(options, "-r")
+	}
+	if err := exec.Command("unshare", append(options, "true")...).Run(); err != nil {
+		t.Skipf("SKIPPED, NOTHING WAS TESTED: a mount namespace cannot be made: %v", err)
+	}
+	return run(t, exec.Command("unshare", slices.Concat(options, []string{"sh", "-ec", script, "sh"}, command.Args)...))
+}

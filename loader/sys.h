@@ -1,0 +1,182 @@
+//go:build ignore
+
+/*
+ * What the loader needs from the kernel and from a compiler without a C library: system calls, the entry point and the memory
+ * functions that GCC may call on its own. Linux on amd64 and arm64 only.
+ *
+ * A call returns a value >= 0, or -errno. Only calls that every container runtime's default seccomp profile allows are used, and
+ * the *at forms throughout: arm64 has no others.
+ */
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#define ARCHITECTURE "amd64"
+enum {
+	SYS_READ = 0,
+	SYS_WRITE = 1,
+	SYS_CLOSE = 3,
+	SYS_EXECVE = 59,
+	SYS_FCHMOD = 91,
+	SYS_CLOCK_NANOSLEEP = 230,
+	SYS_EXIT_GROUP = 231,
+	SYS_OPENAT = 257,
+	SYS_UNLINKAT = 263,
+	SYS_RENAMEAT = 264,
+	SYS_FACCESSAT = 269,
+};
+
+static long sys4(long number, long a, long b, long c, long d)
+{
+	long result;
+	register long r10 __asm__("r10") = d;
+	__asm__ volatile("syscall"
+			 : "=a"(result)
+			 : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10)
+			 : "rcx", "r11", "memory");
+	return result;
+}
+
+/* The kernel enters with argc at the stack pointer; a C function wants the stack aligned to 16 bytes. */
+__asm__(".globl _start\n"
+	"_start:\n"
+	"	xor %ebp, %ebp\n"
+	"	mov %rsp, %rdi\n"
+	"	and $-16, %rsp\n"
+	"	call start\n");
+
+#elif defined(__aarch64__)
+#define ARCHITECTURE "arm64"
+enum {
+	SYS_UNLINKAT = 35,
+	SYS_RENAMEAT = 38,
+	SYS_FACCESSAT = 48,
+	SYS_FCHMOD = 52,
+	SYS_OPENAT = 56,
+	SYS_CLOSE = 57,
+	SYS_READ = 63,
+	SYS_WRITE = 64,
+	SYS_EXIT_GROUP = 94,
+	SYS_CLOCK_NANOSLEEP = 115,
+	SYS_EXECVE = 221,
+};
+
+static long sys4(long number, long a, long b, long c, long d)
+{
+	register long x8 __asm__("x8") = number;
+	register long x0 __asm__("x0") = a;
+	register long x1 __asm__("x1") = b;
+	register long x2 __asm__("x2") = c;
+	register long x3 __asm__("x3") = d;
+	__asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
+	return x0;
+}
+
+__asm__(".globl _start\n"
+	"_start:\n"
+	"	mov x29, xzr\n"
+	"	mov x30, xzr\n"
+	"	mov x0, sp\n"
+	"	bl start\n");
+
+#else
+#error "the loader is written for amd64 and arm64"
+#endif
+
+enum {
+	EPERM = 1,
+	ENOENT = 2,
+	EIO = 5,
+	E2BIG = 7,
+	ENOEXEC = 8,
+	ENOMEM = 12,
+	EACCES = 13,
+	EEXIST = 17,
+	ENOTDIR = 20,
+	EISDIR = 21,
+	ETXTBSY = 26,
+	ENOSPC = 28,
+	EROFS = 30,
+	ELOOP = 40,
+	EDQUOT = 122,
+};
+
+/* The same on both architectures (O_NOFOLLOW, for one, is not). */
+enum { O_RDONLY = 0, O_WRONLY = 1, O_CREAT = 0100, O_EXCL = 0200, O_NONBLOCK = 04000, O_CLOEXEC = 02000000 };
+
+enum { AT_FDCWD = -100, X_OK = 1, CLOCK_MONOTONIC = 1 };
+
+static inline int sys_open(const char *path, int flags, int mode)
+{
+	return (int)sys4(SYS_OPENAT, AT_FDCWD, (long)path, flags | O_CLOEXEC, mode);
+}
+
+static inline long sys_read(int fd, void *data, size_t size)
+{
+	return sys4(SYS_READ, fd, (long)data, (long)size, 0);
+}
+
+static inline long sys_write(int fd, const void *data, size_t size)
+{
+	return sys4(SYS_WRITE, fd, (long)data, (long)size, 0);
+}
+
+static inline int sys_close(int fd)
+{
+	return (int)sys4(SYS_CLOSE, fd, 0, 0, 0);
+}
+
+static inline int sys_fchmod(int fd, int mode)
+{
+	return (int)sys4(SYS_FCHMOD, fd, mode, 0, 0);
+}
+
+static inline int sys_access(const char *path, int mode)
+{
+	return (int)sys4(SYS_FACCESSAT, AT_FDCWD, (long)path, mode, 0);
+}
+
+static inline int sys_unlink(const char *path)
+{
+	return (int)sys4(SYS_UNLINKAT, AT_FDCWD, (long)path, 0, 0);
+}
+
+static inline int sys_rename(const char *from, const char *to)
+{
+	return (int)sys4(SYS_RENAMEAT, AT_FDCWD, (long)from, AT_FDCWD, (long)to);
+}
+
+static inline int sys_execve(const char *path, char **argv, char **envp)
+{
+	return (int)sys4(SYS_EXECVE, (long)path, (long)argv, (long)envp, 0);
+}
+
+static inline void sys_sleep(long milliseconds)
+{
+	long duration[2] = {milliseconds / 1000, milliseconds % 1000 * 1000000};
+	sys4(SYS_CLOCK_NANOSLEEP, CLOCK_MONOTONIC, 0, (long)duration, 0);
+}
+
+__attribute__((noreturn)) static void sys_exit(int code)
+{
+	for (;;)
+		sys4(SYS_EXIT_GROUP, code, 0, 0, 0);
+}
+
+/* GCC turns some assignments and loops into calls of these even where nobody wrote one. */
+void *memcpy(void *restrict to, const void *restrict from, size_t size)
+{
+	uint8_t *t = to;
+	const uint8_t *f = from;
+	while (size--)
+		*t++ = *f++;
+	return to;
+}
+
+void *memset(void *to, int value, size_t size)
+{
+	uint8_t *t = to;
+	while (size--)
+		*t++ = (uint8_t)value;
+	return to;
+}
