@@ -105,6 +105,7 @@ type secretLeaf struct {
 }
 
 func (h *Hook) leaves() []secretLeaf {
+	serverName := serverName(h.Options.Name, h.Options.Namespace)
 	return []secretLeaf{
 		{SuffixServerTLS, pki.Leaf{
 			CommonName:   h.Options.Name,
@@ -112,8 +113,8 @@ func (h *Hook) leaves() []secretLeaf {
 			DNSNames: []string{
 				h.Options.Name,
 				h.Options.Name + "." + h.Options.Namespace,
-				h.ServerName(),
-				h.ServerName() + "." + h.Options.ClusterDomain,
+				serverName,
+				serverName + "." + h.Options.ClusterDomain,
 			},
 			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		}},

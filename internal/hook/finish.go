@@ -27,17 +27,25 @@ type Registry interface {
 
 // Access is what it takes to write to the registry from inside the cluster.
 type Access struct {
-	// Service is host and port of the registry's Service.
-	Service string
-	// ServerName is verified against the registry's certificate.
+	// ServerName is the DNS name of the registry's Service, verified against the registry's certificate.
 	ServerName string
 	// Authority, Certificate and Key are PEM-encoded.
 	Authority, Certificate, Key []byte
 	Username, Password          string
 }
 
-// registryPort is the port of the registry's Service in every mode.
-const registryPort = 5000
+// NewAccess puts together what stands in the Secrets of push certificate and
+// push credential.
+func NewAccess(name, namespace string, certificate, credentials *corev1.Secret) Access {
+	return Access{
+		ServerName:  serverName(name, namespace),
+		Authority:   certificate.Data[keyAuthority],
+		Certificate: certificate.Data[keyCertificate],
+		Key:         certificate.Data[keyPrivateKey],
+		Username:    string(credentials.Data[keyUsername]),
+		Password:    string(credentials.Data[keyPassword]),
+	}
+}
 
 // pollInterval is how often the cluster is looked at while waiting: often enough
 // not to be noticed by people, seldom enough not to be noticed by the API server.
@@ -306,20 +314,12 @@ func (f *finishing) access(ctx context.Context) (Access, error) {
 		}
 		return s, err
 	}
-	tls, tlsErr := read(SuffixPushTLS, "prepare")
+	certificate, certificateErr := read(SuffixPushTLS, "prepare")
 	credentials, credentialsErr := read(SuffixCredentials, "prepare")
-	if err := errors.Join(tlsErr, credentialsErr); err != nil {
+	if err := errors.Join(certificateErr, credentialsErr); err != nil {
 		return Access{}, err
 	}
-	return Access{
-		Service:     fmt.Sprintf("%s:%d", f.ServerName(), registryPort),
-		ServerName:  f.ServerName(),
-		Authority:   tls.Data[keyAuthority],
-		Certificate: tls.Data[keyCertificate],
-		Key:         tls.Data[keyPrivateKey],
-		Username:    string(credentials.Data[keyUsername]),
-		Password:    string(credentials.Data[keyPassword]),
-	}, nil
+	return NewAccess(f.Options.Name, f.Options.Namespace, certificate, credentials), nil
 }
 
 func (f *finishing) record(ctx context.Context) (string, error) {

@@ -201,18 +201,25 @@ func (h *Hook) labels(component string) map[string]string {
 
 // selector selects this release's objects of a component, whoever manages them.
 func (h *Hook) selector(component string) metav1.ListOptions {
-	return metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s,%s=%s,%s=%s",
-		labelName, chartName, labelInstance, h.Options.Release, labelComponent, component)}
+	return selector(h.Options.Release, component)
 }
+
+func selector(release, component string) metav1.ListOptions {
+	// Not by name: the chart's nameOverride changes that label.
+	return metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s,%s=%s", labelInstance, release, labelComponent, component)}
+}
+
+// RegistryPods selects the pods of a release's registry.
+func RegistryPods(release string) metav1.ListOptions { return selector(release, componentRegistry) }
 
 // object names a namespaced object in messages.
 func (h *Hook) object(kind, name string) string {
 	return fmt.Sprintf("%s %s/%s", kind, h.Options.Namespace, name)
 }
 
-// ServerName is the DNS name that every client of the registry verifies.
-func (h *Hook) ServerName() string {
-	return h.Options.Name + "." + h.Options.Namespace + ".svc"
+// serverName is the DNS name that every client of the registry verifies.
+func serverName(name, namespace string) string {
+	return name + "." + namespace + ".svc"
 }
 
 // Address is what image references begin with.

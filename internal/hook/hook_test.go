@@ -529,7 +529,7 @@ func TestFinishProvesEveryReadyNodeAndSaysSo(t *testing.T) {
 	if pods, _ := b.client.CoreV1().Pods("zarf").List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=probe"}); len(pods.Items) != 0 {
 		t.Errorf("%d proving pods remain", len(pods.Items))
 	}
-	if a := b.registry.pushed; len(a) != 1 || a[0].Service != "zarf-registry.zarf.svc:5000" || a[0].Username == "" || len(a[0].Key) == 0 {
+	if a := b.registry.pushed; len(a) != 1 || a[0].ServerName != "zarf-registry.zarf.svc" || a[0].Username == "" || len(a[0].Key) == 0 {
 		t.Errorf("pushed with %d accesses", len(a))
 	}
 	if _, err := b.client.CoreV1().ConfigMaps("zarf").Get(t.Context(), old.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {

@@ -1,0 +1,110 @@
+# Commands of the project; `make` alone lists them. A fresh Debian or Ubuntu
+# machine with Go and root needs nothing else typed.
+
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CHART    := charts/zarf-registry
+VERSION  ?= $(shell sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}/\1/p' $(CHART)/Chart.yaml)
+REGISTRY ?= ghcr.io/zarf-dev/zarf-registry
+LDFLAGS  := -s -w -X github.com/zarf-dev/zarf-registry/internal/version.Version=$(VERSION)
+GOBUILD  := CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)"
+
+# The test cluster; see test/cluster/README.md.
+NAME       ?= zarf-registry
+NODES      ?= 2
+IP_FAMILY  ?= IPv4
+KUBE_PROXY ?= iptables
+TESTCLUSTER := bin/testcluster
+
+# Where tests and demo find what was built.
+export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
+export E2E_INIT_HOOK   := $(CURDIR)/bin/init-hook
+export E2E_IMAGES      := $(CURDIR)/dist/images
+export E2E_CHART       := $(CURDIR)/$(CHART)
+
+##@ Everyday
+.PHONY: help
+help: ## List the commands
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install, push, run a pod from the registry
+	test/demo.sh
+
+.PHONY: test
+test: verify lint unit e2e ## All checks that this machine can run; says loudly what it skipped
+
+##@ Build
+.PHONY: deps
+deps: ## Install the Debian packages that building and testing need (root; does nothing when they are there)
+	@hack/deps.sh
+
+.PHONY: payload
+payload: deps ## Build the programs that init-hook carries to the nodes
+	go run ./tools/payload --version $(VERSION)
+
+.PHONY: build
+build: payload ## Build init-hook, registry and registry-node for this machine into bin/
+	$(GOBUILD) -o bin/ ./cmd/...
+
+.PHONY: images
+images: payload ## Build dist/images/*.tar: OCI archives, amd64 and arm64, reproducible
+	go run ./tools/images --version $(VERSION) --registry $(REGISTRY) --output dist/images
+
+.PHONY: chart
+chart: $(TESTCLUSTER) ## Package the chart into dist/
+	mkdir -p dist
+	"$$($(TESTCLUSTER) tool helm)" package $(CHART) --destination dist
+
+##@ Check
+.PHONY: unit
+unit: payload ## Unit and template tests with the race detector
+	go test -race ./cmd/... ./internal/... ./loader/... ./templates-tests/... ./tools/...
+	cd test/cluster && go test -race ./...
+
+.PHONY: lint
+lint: payload $(TESTCLUSTER) ## gofmt, go vet, golangci-lint, helm lint
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; }
+	go vet ./...
+	cd test/cluster && go vet ./...
+	"$$($(TESTCLUSTER) tool golangci-lint)" run ./...
+	"$$($(TESTCLUSTER) tool helm)" lint --strict $(CHART) --set registryProxy=true
+
+.PHONY: generate
+generate: ## Write what is generated: go.mod, golden manifests
+	go mod tidy
+	cd test/cluster && go mod tidy
+	go test ./templates-tests/... -update
+
+.PHONY: verify
+verify: ## Fail where generated files are not what generate would write
+	go mod tidy -diff
+	cd test/cluster && go mod tidy -diff
+
+.PHONY: e2e
+e2e: build images $(TESTCLUSTER) ## Scenarios on the test cluster, or on the one in KUBECONFIG
+	go test ./test/e2e -count=1 -timeout 60m -v
+
+.PHONY: bench
+bench: ## Benchmarks
+	go test -run '^$$' -bench . -benchmem ./internal/...
+
+##@ Test cluster
+.PHONY: cluster-up
+cluster-up: $(TESTCLUSTER) ## Boot a real Kubernetes on this machine (NAME= NODES= IP_FAMILY= KUBE_PROXY=)
+	$(TESTCLUSTER) up --name $(NAME) --nodes $(NODES) --ip-family $(IP_FAMILY) --kube-proxy $(KUBE_PROXY)
+
+.PHONY: cluster-down
+cluster-down: $(TESTCLUSTER) ## Remove it (NAME=)
+	$(TESTCLUSTER) down --name $(NAME)
+
+.PHONY: $(TESTCLUSTER)
+$(TESTCLUSTER): deps
+	cd test/cluster && CGO_ENABLED=0 go build -trimpath -o $(CURDIR)/$@ ./cmd/testcluster
+
+.PHONY: clean
+clean: ## Remove what was built (the cache of the test cluster stays)
+	rm -rf bin dist
+	find internal/programs/dist -type f ! -name .gitignore -delete

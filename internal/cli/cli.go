@@ -1,0 +1,90 @@
+// Package cli is init-hook's command tree: the chart's hook Jobs and the
+// workstation's commands in one program. It parses, connects the packages that do
+// the work, and turns errors into one line that says what to do next. It decides
+// nothing.
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/version"
+)
+
+// Run executes the command line and returns the process's exit code: 0 when it
+// did what was asked, 1 when not.
+func Run(args []string, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := New(stdout, stderr)
+	root.SetArgs(args)
+	if err := root.ExecuteContext(ctx); err != nil {
+		fmt.Fprintf(stderr, "Error: %v\n", err)
+		if advice := kube.Advice(err); advice != "" {
+			fmt.Fprintf(stderr, "%s\n", advice)
+		}
+		return 1
+	}
+	return 0
+}
+
+// New returns the command tree. Results go to stdout, logs and progress to stderr.
+func New(stdout, stderr io.Writer) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "init-hook",
+		Short: "Set up, prove and fill the registry of a Kubernetes cluster that has none",
+		Long: `init-hook is the companion of the zarf-registry chart. Its hook Jobs run prepare,
+finish and cleanup; people run the other commands from a workstation.`,
+		Version:       version.Version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.AddCommand(
+		newPrepare(),
+		newFinish(),
+		newCleanup(),
+		newImages(),
+		newVersion(),
+	)
+	return root
+}
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version.Version)
+			return err
+		},
+	}
+}
+
+// newLogger writes to stderr: text where people read, JSON where machines do.
+func newLogger(format string, stderr io.Writer) (*slog.Logger, error) {
+	if format == "auto" {
+		format = "json"
+		if f, ok := stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+			format = "text"
+		}
+	}
+	switch format {
+	case "json":
+		return slog.New(slog.NewJSONHandler(stderr, nil)), nil
+	case "text":
+		return slog.New(slog.NewTextHandler(stderr, nil)), nil
+	}
+	return nil, fmt.Errorf("--log-format is %q: choose auto, json or text", format)
+}

@@ -1,0 +1,203 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// hookFlags are the flags of prepare, finish and cleanup. The chart renders
+// them; people who run a step by hand may leave out what has a default.
+type hookFlags struct {
+	options   hook.Options
+	access    kube.Access
+	logFormat string
+
+	proxySource, ipFamily, ipFamilySource, pauseImageSource string
+}
+
+func newPrepare() *cobra.Command {
+	f := &hookFlags{}
+	cmd := &cobra.Command{
+		Use:   "prepare",
+		Short: "Make what the chart's objects need: certificates, credentials, payload, desired mode",
+		Long: `prepare runs before the chart is applied. It reads the saved state, decides the
+mode, makes certificates and the push credential, writes the programs' payload into
+ConfigMaps and records what is desired. What is already right is left alone, so it can
+be run again at any time.`,
+		Example: `  init-hook prepare --namespace zarf --payload-id 0.1.0 --pause-image registry.k8s.io/pause:3.10.1`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd, (*hook.Hook).Prepare)
+		},
+	}
+	f.common(cmd.Flags())
+	f.decisions(cmd.Flags())
+	return cmd
+}
+
+func newFinish() *cobra.Command {
+	f := &hookFlags{}
+	cmd := &cobra.Command{
+		Use:   "finish",
+		Short: "Wait for the rollout, push the project's images, prove a pull on every node, record the mode",
+		Long: `finish runs after the chart was applied. It waits for registry and proxies, pushes
+the project's own images into the registry, runs a pod on every node whose image is pulled
+through the loopback address, and only then records the mode as current.`,
+		Example: `  init-hook finish --namespace zarf --payload-id 0.1.0`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd, (*hook.Hook).Finish)
+		},
+	}
+	f.common(cmd.Flags())
+	f.decisions(cmd.Flags())
+	cmd.Flags().BoolVar(&f.options.PushImages, "push-images", true, "push the project's own images into the registry")
+	cmd.Flags().BoolVar(&f.options.Prove, "prove", true, "prove by a pull on every node")
+	return cmd
+}
+
+func newCleanup() *cobra.Command {
+	f := &hookFlags{}
+	cmd := &cobra.Command{
+		Use:     "cleanup",
+		Short:   "Remove everything that prepare and finish made, except the registry's data",
+		Example: `  init-hook cleanup --namespace zarf`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd, (*hook.Hook).Cleanup)
+		},
+	}
+	f.common(cmd.Flags())
+	return cmd
+}
+
+func (f *hookFlags) common(flags *pflag.FlagSet) {
+	releaseFlags(flags, &f.options.Namespace, &f.options.Release, &f.options.Name)
+	accessFlags(flags, &f.access)
+	flags.DurationVar(&f.options.Timeout, "timeout", 5*time.Minute, "how long it may take in all")
+	flags.StringVar(&f.logFormat, "log-format", "auto", "auto, json or text; auto is text on a terminal")
+}
+
+func (f *hookFlags) decisions(flags *pflag.FlagSet) {
+	o := &f.options
+	flags.BoolVar(&o.RegistryProxy, "registry-proxy", true, "proxy mode (true) or nodeport mode (false)")
+	flags.StringVar(&f.proxySource, "registry-proxy-source", string(state.SourceValue), "what decided the mode: value, state or default")
+	flags.IntVar(&o.Port, "port", 31999, "port on each node's loopback address")
+	flags.StringVar(&f.ipFamily, "ip-family", string(state.IPv4), "the cluster's: IPv4, IPv6 or DualStack")
+	flags.StringVar(&f.ipFamilySource, "ip-family-source", string(state.SourceDefault), "how the IP family is known: value, cluster or default")
+	flags.BoolVar(&o.HostNetwork, "host-network", false, "proxies use their node's network namespace")
+	flags.BoolVar(&o.Injector, "injector", true, "programs reach the nodes as payload, not as images")
+	flags.StringVar(&o.PayloadID, "payload-id", "", "part of the payload's names that changes with its content")
+	flags.StringSliceVar(&o.Architectures, "architectures", []string{"amd64", "arm64"}, "architectures that the chart renders proxies for")
+	flags.StringVar(&o.PauseImage, "pause-image", "", "image that injected pods use by default")
+	flags.StringVar(&f.pauseImageSource, "pause-image-source", string(state.SourceDefault), "how the pause image is known: value, cluster or default")
+	flags.StringVar(&o.ClusterDomain, "cluster-domain", "cluster.local", "the cluster's DNS domain")
+}
+
+// releaseFlags name the release whose objects are meant.
+func releaseFlags(flags *pflag.FlagSet, namespace, release, name *string) {
+	flags.StringVarP(namespace, "namespace", "n", "zarf", "the release's namespace")
+	flags.StringVar(release, "release", "zarf-registry", "the release's name")
+	flags.StringVar(name, "name", "zarf-registry", "the chart's full name, from which the names of its objects are made")
+}
+
+// accessFlags choose the cluster.
+func accessFlags(flags *pflag.FlagSet, access *kube.Access) {
+	flags.StringVar(&access.Kubeconfig, "kubeconfig", "", "kubeconfig file (default: KUBECONFIG, ~/.kube/config, then the pod's service account)")
+	flags.StringVar(&access.Context, "context", "", "the kubeconfig's context to use (default: its current one)")
+}
+
+// RFC 1123's label, as Kubernetes wants it of namespaces and Services, and
+// subdomain, as Helm wants it of release names.
+var (
+	dnsLabel     = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	dnsSubdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,51}[a-z0-9])?$`)
+)
+
+// validate refuses what no cluster needs to be asked about, and fills the
+// options' typed fields.
+func (f *hookFlags) validate(flags *pflag.FlagSet) error {
+	o := &f.options
+	var errs []error
+	refuse := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+
+	if !dnsLabel.MatchString(o.Namespace) {
+		refuse("--namespace is %q, which is no namespace's name", o.Namespace)
+	}
+	if !dnsSubdomain.MatchString(o.Release) {
+		refuse("--release is %q, which is no release's name", o.Release)
+	}
+	if !dnsLabel.MatchString(o.Name) {
+		refuse("--name is %q, which is no DNS label", o.Name)
+	}
+	if o.Timeout <= 0 {
+		refuse("--timeout is %s, which leaves no time", o.Timeout)
+	}
+	if flags.Lookup("registry-proxy") == nil {
+		return errors.Join(errs...)
+	}
+
+	if o.Port < 1 || o.Port > 65535 {
+		refuse("--port is %d, which is no port", o.Port)
+	}
+	o.IPFamily = state.IPFamily(f.ipFamily)
+	if !slices.Contains([]state.IPFamily{state.IPv4, state.IPv6, state.DualStack}, o.IPFamily) {
+		refuse("--ip-family is %q: choose IPv4, IPv6 or DualStack", o.IPFamily)
+	}
+	source := func(flag, text string) state.Source {
+		s := state.Source(text)
+		if !slices.Contains([]state.Source{state.SourceValue, state.SourceState, state.SourceCluster, state.SourceDefault}, s) {
+			refuse("--%s is %q: choose value, state, cluster or default", flag, text)
+		}
+		return s
+	}
+	o.RegistryProxySource = source("registry-proxy-source", f.proxySource)
+	o.IPFamilySource = source("ip-family-source", f.ipFamilySource)
+	o.PauseImageSource = source("pause-image-source", f.pauseImageSource)
+	if o.Injector && o.PayloadID == "" {
+		refuse("--payload-id is empty: the payload's names need it")
+	}
+	return errors.Join(errs...)
+}
+
+func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Context) error) error {
+	if err := f.validate(cmd.Flags()); err != nil {
+		return err
+	}
+	log, err := newLogger(f.logFormat, cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	_, client, err := kube.Connect(f.access)
+	if err != nil {
+		return err
+	}
+	namespace := f.options.Namespace
+	return phase(&hook.Hook{
+		Options: f.options,
+		Cluster: hook.Cluster{
+			Nodes:       client.CoreV1().Nodes(),
+			Secrets:     client.CoreV1().Secrets(namespace),
+			ConfigMaps:  client.CoreV1().ConfigMaps(namespace),
+			Pods:        client.CoreV1().Pods(namespace),
+			Events:      client.CoreV1().Events(namespace),
+			Deployments: client.AppsV1().Deployments(namespace),
+			DaemonSets:  client.AppsV1().DaemonSets(namespace),
+		},
+		Programs: carriedPrograms{},
+		Registry: inClusterRegistry{log: log},
+		Log:      log,
+		Now:      time.Now,
+	}, cmd.Context())
+}

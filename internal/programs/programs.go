@@ -1,0 +1,54 @@
+// Package programs holds the programs that init-hook carries to the nodes, for
+// every architecture, inside the init-hook binary itself. It builds and changes
+// nothing: make payload fills its folder dist before init-hook is compiled.
+//
+// The files of dist, for each architecture of [Architectures]:
+//
+//	registry-ARCH.tar.gz, registry-node-ARCH.tar.gz, probe-ARCH.tar.gz
+//	    the program as the layer of its image, see injector.BuildLayer
+//	loader-ARCH
+//	    the loader, an ELF file
+package programs
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+)
+
+//go:embed all:dist
+var dist embed.FS
+
+// Architectures are those that programs are built for, named as in GOARCH.
+var Architectures = []string{"amd64", "arm64"}
+
+// Layers is the folder of the layers, NAME-ARCH.tar.gz. It is read-only and safe
+// for concurrent use.
+func Layers() fs.FS {
+	sub, err := fs.Sub(dist, "dist")
+	if err != nil {
+		panic(err) // the name is valid
+	}
+	return sub
+}
+
+// Load returns the layer of a program. The caller must not modify it. An
+// error names what was not built in.
+func Load(name, architecture string) ([]byte, error) {
+	return read(name + "-" + architecture + ".tar.gz")
+}
+
+// Loader returns the loader for an architecture. The caller must not modify it.
+func Loader(architecture string) ([]byte, error) {
+	return read("loader-" + architecture)
+}
+
+func read(file string) ([]byte, error) {
+	data, err := dist.ReadFile(path.Join("dist", file))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("this init-hook was built without %s: build it with make build, or name only the architectures %v", file, Architectures)
+	}
+	return data, err
+}

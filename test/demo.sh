@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# The whole story on a real cluster, each step in words as it happens: nodes that
+# hold only the pause image, helm install, a push, a pod on the other node.
+# Run it with `make demo`. With KUBECONFIG set it uses that cluster instead of
+# booting one; then one node must have the init-hook image (make images).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+testcluster=bin/testcluster
+name=zarf-registry-demo
+namespace=zarf
+address=127.0.0.1:31999
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+step() { printf '\n\033[1m==> %s\033[0m\n' "$*"; }
+show() { printf '    $ %s\n' "$*"; "$@" | sed 's/^/    /'; }
+on_node() { local node=$1; shift; "$testcluster" exec --name "$name" "$node" -- "$@"; }
+
+kubectl=$("$testcluster" tool kubectl)
+helm=$("$testcluster" tool helm)
+PATH=$(dirname "$kubectl"):$(dirname "$helm"):$PWD/bin:$PATH
+
+if [ -z "${KUBECONFIG:-}" ]; then
+  own=yes
+  step "Boot a Kubernetes cluster of two nodes on this machine (real API server, kubelets, containerd)"
+  "$testcluster" up --name "$name" --nodes 2 --replace 2>&1 | sed 's/^/    /'
+  export KUBECONFIG
+  KUBECONFIG=$("$testcluster" kubeconfig --name "$name")
+  step "One node gets the init-hook image; this is the only image that anybody brings"
+  show "$testcluster" load --name "$name" --nodes n1 dist/images/init-hook.tar
+  step "What the nodes hold before"
+  for node in n1 n2; do echo "    $node:"; on_node "$node" ctr images list -q | grep -v ^sha256 | sed 's/^/      /'; done
+  for _ in $(seq 60); do # the kubelet reports its images every few seconds
+    kubectl get node n1 -o jsonpath='{.status.images[*].names}' | grep -q init-hook && break
+    sleep 1
+  done
+else
+  own=
+  step "Using the cluster of KUBECONFIG=$KUBECONFIG"
+  kubectl get nodes >/dev/null || { echo "the cluster does not answer; unset KUBECONFIG to boot one" >&2; exit 1; }
+fi
+mapfile -t nodes < <(kubectl get nodes -o name | cut -d/ -f2)
+other=${nodes[-1]}
+show kubectl get nodes -o wide
+
+step "Install the chart: the command from the README"
+begin=$(date +%s.%N)
+show helm install zarf-registry charts/zarf-registry -n "$namespace" --create-namespace --set registryProxy=true
+printf '    (%.1f s, a proven pull on every node included)\n' "$(echo "$(date +%s.%N) $begin" | awk '{print $1-$2}')"
+
+step "What runs now: the registry on one node, a proxy on each"
+show kubectl -n "$namespace" get pods -o wide
+
+step "Make an image that exists nowhere else, and push it"
+CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$work/tool" ./test/e2e/tool
+go run ./tools/archive --reference example.com/demo/hello:1 --output "$work/hello.tar" "$work/tool"
+show init-hook images push "$work/hello.tar"
+
+step "Run it on node $other, whose image comes through that node's own loopback address"
+kubectl delete pod hello --ignore-not-found >/dev/null
+show kubectl run hello --image="$address/demo/hello:1" --image-pull-policy=Always --overrides='{"spec":{"nodeName":"'"$other"'"}}'
+kubectl wait --for=condition=Ready pod/hello --timeout=60s >/dev/null
+show kubectl get pod hello -o wide
+show kubectl logs hello
+echo "    where the image came from:"
+kubectl get events --field-selector involvedObject.name=hello,reason=Pulled -o custom-columns=NODE:.source.host,MESSAGE:.message | sed 's/^/    /'
+
+if [ -n "$own" ]; then
+  step "What the nodes hold after"
+  for node in n1 n2; do echo "    $node:"; on_node "$node" ctr images list -q | grep -v ^sha256 | sed 's/^/      /'; done
+fi
+
+step "It works. To look around, and to clean up:"
+if [ -n "$own" ]; then
+  cat <<EOF
+    export KUBECONFIG=$KUBECONFIG PATH=$(dirname "$kubectl"):\$PATH
+    kubectl -n $namespace get all
+    $testcluster down --name $name
+EOF
+else
+  cat <<EOF
+    kubectl -n $namespace get all
+    kubectl delete pod hello; helm uninstall zarf-registry -n $namespace; kubectl delete namespace $namespace
+EOF
+fi

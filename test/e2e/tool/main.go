@@ -1,0 +1,171 @@
+// Command tool is what the end-to-end tests run inside pods and inside nodes'
+// network namespaces: it waits, dials, and pulls as a container runtime does. It
+// is static, so that it is an image on its own.
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	switch {
+	case len(args) == 0 || args[0] == "hello":
+		fmt.Println("hello from an image of the registry")
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+		defer stop()
+		<-ctx.Done()
+		return nil
+	case args[0] == "dial" && len(args) == 2:
+		conn, err := net.DialTimeout("tcp", args[1], 3*time.Second)
+		if err != nil {
+			return err
+		}
+		fmt.Println("connected to", conn.RemoteAddr())
+		return conn.Close()
+	case args[0] == "pull" && len(args) == 5:
+		pause, err := time.ParseDuration(args[4])
+		if err != nil {
+			return err
+		}
+		return pullUntil(args[1], args[2], args[3], pause)
+	}
+	return errors.New("usage: tool [hello | dial HOST:PORT | pull BASE-URL REPOSITORY:TAG STOP-FILE PAUSE]")
+}
+
+// report is what a pull loop prints when its stop file appears.
+type report struct {
+	Pulls    int           `json:"pulls"`
+	Failures int           `json:"failures"`
+	First    string        `json:"first,omitempty"` // the first failure
+	Longest  time.Duration `json:"longest"`         // the slowest pull
+	Gap      time.Duration `json:"gap"`             // the longest time between two successes
+	Bytes    int64         `json:"bytes"`
+}
+
+// pullUntil pulls manifest and blobs again and again, checking every digest,
+// until the stop file exists. It never runs longer than ten minutes.
+func pullUntil(base, image, stopFile string, pause time.Duration) error {
+	repository, tag := image, "latest"
+	for i := len(image) - 1; i >= 0 && image[i] != '/'; i-- {
+		if image[i] == ':' {
+			repository, tag = image[:i], image[i+1:]
+			break
+		}
+	}
+	// A new connection for each pull, as container runtimes make.
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	var r report
+	last := time.Now()
+	for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(pause) {
+		if _, err := os.Stat(stopFile); err == nil {
+			break
+		}
+		begin := time.Now()
+		n, err := pull(client, base, repository, tag)
+		r.Pulls++
+		r.Bytes += n
+		if err != nil {
+			r.Failures++
+			if r.First == "" {
+				r.First = time.Now().Format(time.RFC3339Nano) + ": " + err.Error()
+			}
+			continue
+		}
+		r.Longest = max(r.Longest, time.Since(begin))
+		r.Gap = max(r.Gap, time.Since(last))
+		last = time.Now()
+	}
+	return json.NewEncoder(os.Stdout).Encode(r)
+}
+
+func pull(client *http.Client, base, repository, tag string) (int64, error) {
+	body, digest, err := get(client, base+"/v2/"+repository+"/manifests/"+tag)
+	if err != nil {
+		return 0, fmt.Errorf("manifest: %w", err)
+	}
+	if got := sum(body); digest != got {
+		return 0, fmt.Errorf("manifest: digest is %s, the registry says %s", got, digest)
+	}
+	total := int64(len(body))
+	var manifest struct {
+		Manifests []struct{ Digest string }
+		Config    struct{ Digest string }
+		Layers    []struct{ Digest string }
+	}
+	if err := json.Unmarshal(body, &manifest); err != nil {
+		return total, fmt.Errorf("manifest: %w", err)
+	}
+	for _, m := range manifest.Manifests {
+		n, err := pull(client, base, repository, m.Digest)
+		total += n
+		if err != nil {
+			return total, err
+		}
+	}
+	var blobs []string
+	if manifest.Config.Digest != "" {
+		blobs = append(blobs, manifest.Config.Digest)
+	}
+	for _, l := range manifest.Layers {
+		blobs = append(blobs, l.Digest)
+	}
+	for _, want := range blobs {
+		body, _, err := get(client, base+"/v2/"+repository+"/blobs/"+want)
+		total += int64(len(body))
+		if err != nil {
+			return total, fmt.Errorf("blob %s: %w", want, err)
+		}
+		if got := sum(body); got != want {
+			return total, fmt.Errorf("blob %s: digest is %s", want, got)
+		}
+	}
+	return total, nil
+}
+
+func get(client *http.Client, url string) ([]byte, string, error) {
+	request, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, t := range []string{"application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"} {
+		request.Header.Add("Accept", t)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return nil, "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, "", err
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, "", errors.New("status " + strconv.Itoa(response.StatusCode) + ": " + string(body))
+	}
+	return body, response.Header.Get("Docker-Content-Digest"), nil
+}
+
+func sum(b []byte) string {
+	s := sha256.Sum256(b)
+	return "sha256:" + hex.EncodeToString(s[:])
+}

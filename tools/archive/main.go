@@ -1,0 +1,48 @@
+// Command archive makes an OCI archive of an image FROM scratch with one static
+// program in it, for demonstrations where there is no container engine.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "archive:", err)
+		os.Exit(1)
+	}
+}
+
+func run() (err error) {
+	reference := flag.String("reference", "", "the image's name")
+	output := flag.String("output", "", "the archive's path")
+	flag.Parse()
+	if *reference == "" || *output == "" || flag.NArg() != 1 {
+		return errors.New("usage: archive --reference NAME:TAG --output FILE PROGRAM")
+	}
+	program := flag.Arg(0)
+	name := filepath.Base(program)
+	layer, err := images.FileLayer(name, program)
+	if err != nil {
+		return err
+	}
+	store := &images.Store{}
+	image, err := store.Build(images.Spec{Reference: *reference, Entrypoint: []string{"/" + name}}, images.Variant{Architecture: runtime.GOARCH, Layer: layer})
+	if err != nil {
+		return err
+	}
+	file, err := os.Create(*output)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	return images.WriteArchive(context.Background(), file, store, image)
+}
