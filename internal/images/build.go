@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"time"
 
@@ -107,7 +108,7 @@ type Spec struct {
 	// Entrypoint is the command that the image runs.
 	Entrypoint []string
 	// Title, Version, Source and Licenses become the labels and annotations
-	// org.opencontainers.image.*.
+	// org.opencontainers.image.*, where they are set.
 	Title, Version, Source, Licenses string
 }
 
@@ -139,6 +140,7 @@ func (s *Store) Build(spec Spec, variants ...Variant) (Image, error) {
 		ocispec.AnnotationSource:   spec.Source,
 		ocispec.AnnotationLicenses: spec.Licenses,
 	}
+	maps.DeleteFunc(labels, func(_, value string) bool { return value == "" })
 	index := ocispec.Index{
 		Versioned:   specs.Versioned{SchemaVersion: 2},
 		MediaType:   ocispec.MediaTypeImageIndex,

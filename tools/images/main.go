@@ -1,0 +1,112 @@
+// Command images writes the project's images as OCI archives, for amd64 and
+// arm64: init-hook, which it builds with the payload in it, and registry,
+// registry-node and probe, whose layers are the payload's. The same sources give
+// the same archives.
+//
+// It is run by make images, in the repository's root, after make payload.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/tools/program"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "images:", err)
+		os.Exit(1)
+	}
+}
+
+const initHook = "init-hook"
+
+func run(ctx context.Context) error {
+	version := flag.String("version", "dev", "release, and the images' tag")
+	registry := flag.String("registry", "ghcr.io/zarf-dev/zarf-registry", "what stands before the images' names")
+	output := flag.String("output", "dist/images", "folder that gets the archives")
+	payload := flag.String("payload", "internal/programs/dist", "folder with the payload")
+	work := flag.String("work", "bin/images", "folder for the programs themselves")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	}
+	if _, _, err := images.Repository(images.NewSpec(*registry, initHook, *version).Reference); err != nil {
+		return err
+	}
+	for _, dir := range []string{*output, *work} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, arch := range images.Architectures {
+		file := filepath.Join(*work, initHook+"-"+arch)
+		if err := program.Build(ctx, "./cmd/"+initHook, arch, *version, file); err != nil {
+			return err
+		}
+		if err := program.Layer(initHook, file, file+".tar.gz"); err != nil {
+			return err
+		}
+	}
+	return write(ctx, os.Stdout, os.DirFS(*work), os.DirFS(*payload), *registry, *version, *output)
+}
+
+// write writes an archive for each image and prints what it is.
+func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, version, output string) error {
+	var variants []images.Variant
+	for _, arch := range images.Architectures {
+		layer, err := images.GzipLayer(work, initHook+"-"+arch+".tar.gz")
+		if err != nil {
+			return fmt.Errorf("image of %s for %s: %w", initHook, arch, err)
+		}
+		variants = append(variants, images.Variant{Architecture: arch, Layer: layer})
+	}
+	store := &images.Store{}
+	hook, err := store.Build(images.NewSpec(registry, initHook, version), variants...)
+	if err != nil {
+		return err
+	}
+	programs, list, err := images.ProgramImages(payload, registry, version)
+	if err != nil {
+		return fmt.Errorf("%w (make payload builds the programs)", err)
+	}
+	if err := writeArchive(ctx, out, store, hook, filepath.Join(output, initHook+".tar")); err != nil {
+		return err
+	}
+	for i, image := range list {
+		if err := writeArchive(ctx, out, programs, image, filepath.Join(output, images.ProgramNames[i]+".tar")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeArchive(ctx context.Context, out io.Writer, store *images.Store, image images.Image, name string) (err error) {
+	// Whole or not at all: something else may load it.
+	f, err := os.CreateTemp(filepath.Dir(name), ".new-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	err = images.WriteArchive(ctx, f, store, image)
+	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if err := os.Rename(f.Name(), name); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s\n  %s\n  %s, %s\n", image.Reference, image.Descriptor.Digest, name, images.FormatBytes(image.Size))
+	return nil
+}

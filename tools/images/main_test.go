@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+)
+
+// layers are stand-ins for the programs' layers.
+func layers(t *testing.T, names ...string) fstest.MapFS {
+	t.Helper()
+	files := fstest.MapFS{}
+	for _, name := range names {
+		for _, arch := range images.Architectures {
+			layer, err := injector.BuildLayer(name, []byte(name+" for "+arch))
+			if err != nil {
+				t.Fatal(err)
+			}
+			files[name+"-"+arch+".tar.gz"] = &fstest.MapFile{Data: layer}
+		}
+	}
+	return files
+}
+
+func TestArchives(t *testing.T) {
+	const registry, version = "ghcr.io/zarf-dev/zarf-registry", "1.2.3"
+	payload := layers(t, images.ProgramNames...)
+	one, two := t.TempDir(), t.TempDir()
+	var out bytes.Buffer
+	for _, dir := range []string{one, two} {
+		if err := write(t.Context(), &out, layers(t, initHook), payload, registry, version, dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range append([]string{initHook}, images.ProgramNames...) {
+		file := filepath.Join(one, name+".tar")
+		first, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := os.ReadFile(filepath.Join(two, name+".tar"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(first, second) {
+			t.Errorf("%s: two archives of the same programs differ", name)
+		}
+		src, err := images.Open(t.Context(), file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := src.Select("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(list) != 1 || list[0].Reference != registry+"/"+name+":"+version || len(list[0].Platforms) != 2 {
+			t.Errorf("%s: images %+v", name, list)
+		}
+		if digest := list[0].Descriptor.Digest.String(); strings.Count(out.String(), digest) != 2 {
+			t.Errorf("%s: digest %s was not printed:\n%s", name, digest, out.String())
+		}
+		if err := src.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	entries, err := os.ReadDir(one)
+	if err != nil || len(entries) != 4 {
+		t.Errorf("files: %v, %v", entries, err)
+	}
+
+	delete(payload, "probe-arm64.tar.gz")
+	err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, one)
+	if err == nil || !strings.Contains(err.Error(), "image of probe for arm64") || !strings.Contains(err.Error(), "make payload") {
+		t.Errorf("error without a part of the payload: %v", err)
+	}
+}

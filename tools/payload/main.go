@@ -1,0 +1,130 @@
+// Command payload builds what init-hook carries into a cluster: registry and
+// registry-node, the loader that starts them on nodes without their images, and
+// the probe that proves a pull. Each program becomes the layer of its image,
+// NAME-ARCHITECTURE.tar.gz, which internal/programs embeds; the loader stays as
+// it is, loader-ARCHITECTURE.
+//
+// It is run by make payload, in the repository's root.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/tools/program"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "payload:", err)
+		os.Exit(1)
+	}
+}
+
+// maxChunks is how many ConfigMaps the chart's templates mount for each program
+// that is started from a payload.
+var maxChunks = map[string]int{"registry": 24, "registry-node": 8}
+
+func run(ctx context.Context) error {
+	version := flag.String("version", "dev", "release that the programs say they are")
+	output := flag.String("output", "internal/programs/dist", "folder that gets the payload")
+	work := flag.String("work", "bin/payload", "folder for the programs themselves")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	}
+	for _, dir := range []string{*output, *work} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := buildLoader(ctx, *work); err != nil {
+		return err
+	}
+	for _, arch := range images.Architectures {
+		for name := range maxChunks {
+			if err := program.Build(ctx, "./cmd/"+name, arch, *version, filepath.Join(*work, name+"-"+arch)); err != nil {
+				return err
+			}
+		}
+	}
+
+	var layers errgroup.Group
+	layers.SetLimit(runtime.NumCPU())
+	for _, arch := range images.Architectures {
+		for _, name := range images.ProgramNames {
+			layers.Go(func() error {
+				file := filepath.Join(*work, name+"-"+arch)
+				return program.Layer(name, file, filepath.Join(*output, name+"-"+arch+".tar.gz"))
+			})
+		}
+	}
+	if err := layers.Wait(); err != nil {
+		return err
+	}
+	return check(*work, *output)
+}
+
+// buildLoader builds the programs in C. How is the loader's Makefile's business.
+func buildLoader(ctx context.Context, work string) error {
+	out, err := filepath.Abs(work)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", "loader", "OUT="+out)
+	// This program may itself be run by a make, whose flags are not for this one.
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=")
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("building loader and probe: %w (make deps installs the compilers)", err)
+	}
+	return nil
+}
+
+// check copies the loaders, encodes each payload as init-hook will do, so that a
+// program that has become too large is noticed here, and prints what there is.
+func check(work, output string) error {
+	for _, arch := range images.Architectures {
+		loader, err := os.ReadFile(filepath.Join(work, "loader-"+arch))
+		if err != nil {
+			return err
+		}
+		if err := program.WriteFile(filepath.Join(output, "loader-"+arch), loader, 0o644); err != nil {
+			return err
+		}
+		fmt.Printf("%-22s %s\n", "loader-"+arch, images.FormatBytes(int64(len(loader))))
+		for _, name := range images.ProgramNames {
+			layer, err := os.ReadFile(filepath.Join(output, name+"-"+arch+".tar.gz"))
+			if err != nil {
+				return err
+			}
+			line := []string{fmt.Sprintf("%-22s %s", name+"-"+arch, images.FormatBytes(int64(len(layer))))}
+			if limit, ok := maxChunks[name]; ok {
+				payload, err := injector.Encode(injector.Program{Name: name, Architecture: arch}, layer, loader)
+				if err != nil {
+					return err
+				}
+				if n := len(payload.Chunks); n > limit {
+					return fmt.Errorf("payload of %s for %s has %d chunks, and the chart's templates mount %d", name, arch, n, limit)
+				}
+				line = append(line, fmt.Sprintf("in %d ConfigMaps", len(payload.Chunks)))
+			}
+			fmt.Println(strings.Join(line, " "))
+		}
+	}
+	return nil
+}

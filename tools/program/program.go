@@ -1,0 +1,103 @@
+// Package program builds the project's programs and their image layers for
+// every architecture, so that the same sources and the same toolchain give the
+// same bytes on every machine.
+//
+// It runs the go command and writes files; it knows nothing of images and
+// payloads.
+package program
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+)
+
+// versionVariable is where the linker puts the version.
+const versionVariable = "github.com/zarf-dev/zarf-registry/internal/version.Version"
+
+// Build builds the Go program of package pkg into the file output, static and
+// for Linux. Nothing of the machine gets into it: no paths, no state of the
+// repository, no settings of the environment that choose instructions.
+func Build(ctx context.Context, pkg, architecture, version, output string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
+		"-ldflags", "-s -w -X "+versionVariable+"="+version, "-o", output, pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+architecture,
+		"GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=")
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("building %s for %s: %w", pkg, architecture, err)
+	}
+	return nil
+}
+
+// Layer makes the image layer of the program in the file program and writes it to
+// the file layer. It does nothing where that is done already, which the file
+// program.stamp remembers: to compress a large program takes seconds.
+func Layer(name, program, layer string) error {
+	stampFile := program + ".stamp"
+	before, err := stamp(program, layer)
+	if err != nil {
+		return fmt.Errorf("layer of %s: %w", name, err)
+	}
+	if last, err := os.ReadFile(stampFile); err == nil && string(last) == before {
+		return nil
+	}
+	content, err := os.ReadFile(program)
+	if err != nil {
+		return fmt.Errorf("layer of %s: %w", name, err)
+	}
+	compressed, err := injector.BuildLayer(name, content)
+	if err != nil {
+		return err
+	}
+	if err := WriteFile(layer, compressed, 0o644); err != nil {
+		return fmt.Errorf("layer of %s: %w", name, err)
+	}
+	after, err := stamp(program, layer)
+	if err != nil {
+		return fmt.Errorf("layer of %s: %w", name, err)
+	}
+	if err := WriteFile(stampFile, []byte(after), 0o644); err != nil {
+		return fmt.Errorf("layer of %s: %w", name, err)
+	}
+	return nil
+}
+
+// stamp identifies what a layer was made of and with what, and the layer: a new
+// compressor, and a layer that somebody touched, count as well.
+func stamp(program, layer string) (string, error) {
+	tool, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	var all string
+	for _, file := range []string{tool, program, layer} {
+		content, err := os.ReadFile(file)
+		if err != nil && (file != layer || !errors.Is(err, fs.ErrNotExist)) {
+			return "", err
+		}
+		all += fmt.Sprintf("%x\n", sha256.Sum256(content))
+	}
+	return all, nil
+}
+
+// WriteFile writes a file whole or not at all.
+func WriteFile(name string, content []byte, mode fs.FileMode) error {
+	temp, err := os.CreateTemp(filepath.Dir(name), ".new-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temp.Name())
+	_, err = temp.Write(content)
+	if err := errors.Join(err, temp.Chmod(mode), temp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(temp.Name(), name)
+}

@@ -1,0 +1,123 @@
+package program
+
+import (
+	"bytes"
+	"debug/elf"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+)
+
+const hello = "github.com/zarf-dev/zarf-registry/tools/program/testdata/hello"
+
+func read(t *testing.T, name string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+func TestBuild(t *testing.T) {
+	dir := t.TempDir()
+	for architecture, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
+		t.Run(architecture, func(t *testing.T) {
+			one, two, three := filepath.Join(dir, architecture), filepath.Join(dir, "again", architecture), filepath.Join(dir, architecture+"-3")
+			if err := Build(t.Context(), hello, architecture, "1.2.3", one); err != nil {
+				t.Fatal(err)
+			}
+			// The machine's own settings must not matter.
+			t.Setenv("GOAMD64", "v3")
+			t.Setenv("GOFLAGS", "-buildvcs=true")
+			if err := Build(t.Context(), hello, architecture, "1.2.3", two); err != nil {
+				t.Fatal(err)
+			}
+			if err := Build(t.Context(), hello, architecture, "1.2.4", three); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(read(t, one), read(t, two)) {
+				t.Error("two builds of one version differ")
+			}
+			if !bytes.Contains(read(t, one), []byte("1.2.3")) || bytes.Contains(read(t, three), []byte("1.2.3")) {
+				t.Error("the version is not in the program")
+			}
+			f, err := elf.Open(one)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if f.Machine != machine {
+				t.Errorf("built for %v", f.Machine)
+			}
+			if libraries, err := f.ImportedLibraries(); err == nil && len(libraries) > 0 {
+				t.Errorf("it is not static: %v", libraries)
+			}
+		})
+	}
+	if err := Build(t.Context(), hello+"/nothing", "amd64", "1", filepath.Join(dir, "x")); err == nil {
+		t.Error("built a package that does not exist")
+	}
+}
+
+func TestLayer(t *testing.T) {
+	dir := t.TempDir()
+	program, layer := filepath.Join(dir, "hello"), filepath.Join(dir, "hello.tar.gz")
+	long := time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)
+	// make makes the layer and tells whether it was written.
+	make := func() bool {
+		t.Helper()
+		if err := os.Chtimes(layer, long, long); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		if err := Layer("hello", program, layer); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(layer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return !info.ModTime().Equal(long)
+	}
+	write := func(name, content string) {
+		t.Helper()
+		if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	if err := Layer("hello", program, layer); err == nil {
+		t.Error("made a layer of nothing")
+	}
+	write(program, "program 1")
+	if !make() {
+		t.Error("the first layer was not written")
+	}
+	if make() {
+		t.Error("nothing changed, but the layer was written")
+	}
+	write(program, "program 2")
+	if !make() {
+		t.Error("the program changed, but the layer was not written")
+	}
+	write(layer, "damaged")
+	if !make() {
+		t.Error("the layer changed, but was not written")
+	}
+	if err := os.Remove(layer); err != nil {
+		t.Fatal(err)
+	}
+	if !make() {
+		t.Error("the layer was removed, but not written")
+	}
+	want, err := injector.BuildLayer("hello", []byte("program 2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(read(t, layer), want) {
+		t.Error("the layer is not the payload's")
+	}
+}
