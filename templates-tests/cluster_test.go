@@ -1,6 +1,7 @@
 package templates
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -95,4 +96,22 @@ func clusters(t testing.TB) map[string]func() *cluster {
 				node("d", "arm64", "registry.k8s.io/pause:3.10"), node("e", "arm64", "registry.k8s.io/pause:3.8"), node("f", "amd64"))
 		},
 	}
+}
+
+// listed returns what a cluster has of a kind of the core group.
+func listed(t testing.TB, c *cluster, kind string) []runtime.Object {
+	t.Helper()
+	resource, _, err := c.GetClientFor("v1", kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := resource.List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []runtime.Object
+	for i := range list.Items {
+		found = append(found, &list.Items[i])
+	}
+	return found
 }

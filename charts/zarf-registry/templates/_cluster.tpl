@@ -20,19 +20,24 @@ Objects are read once in a rendering and kept in the root context, so that all t
 {{- /* The IP family: DualStack only where pods are seen to have both, since everything else may have a second address
 that leads nowhere. */ -}}
 {{- define "zarf-registry.cluster.ipFamily" -}}
-{{- $families := dig "spec" "ipFamilies" list (lookup "v1" "Service" "default" "kubernetes") -}}
-{{- with $families -}}
-{{- $dns := dig "spec" "ipFamilies" list (lookup "v1" "Service" "kube-system" "kube-dns") -}}
-{{- $dual := gt (len $dns) 1 -}}
+{{- if not (hasKey . "ClusterIPFamily") -}}
+{{- $family := "" -}}
+{{- with dig "spec" "ipFamilies" list (lookup "v1" "Service" "default" "kubernetes") -}}
+{{- $family = first . -}}
+{{- if gt (dig "spec" "ipFamilies" list (lookup "v1" "Service" "kube-system" "kube-dns") | len) 1 -}}
+{{- $family = "DualStack" -}}
+{{- end -}}
 {{- include "zarf-registry.cluster.loadNodes" $ -}}
 {{- range $node := $.ClusterNodes -}}
 {{- $cidrs := dig "spec" "podCIDRs" list $node | join " " -}}
 {{- if and (contains "." $cidrs) (contains ":" $cidrs) -}}
-{{- $dual = true -}}
+{{- $family = "DualStack" -}}
 {{- end -}}
 {{- end -}}
-{{- $dual | ternary "DualStack" (first .) -}}
 {{- end -}}
+{{- $_ := set . "ClusterIPFamily" $family -}}
+{{- end -}}
+{{- .ClusterIPFamily -}}
 {{- end -}}
 
 {{- /* "always" where a node runs a CRI-O that refuses plain HTTP from loopback: 1.35 and later. */ -}}

@@ -1,0 +1,381 @@
+package templates
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// proxies describes the DaemonSets of an architecture: image, and the nodes that
+// it is for (=) or not for (≠).
+func proxies(out *output, architecture string) []string {
+	var found []string
+	for _, d := range all[*appsv1.DaemonSet](out) {
+		spec := d.Spec.Template.Spec
+		if spec.NodeSelector["kubernetes.io/arch"] != architecture {
+			continue
+		}
+		line := spec.Containers[0].Image
+		in, notIn := nodeFields(spec.Affinity)
+		if len(in) > 0 {
+			line += " = " + strings.Join(in, " ")
+		}
+		if len(notIn) > 0 {
+			line += " ≠ " + strings.Join(notIn, " ")
+		}
+		found = append(found, line)
+	}
+	slices.Sort(found)
+	return found
+}
+
+func TestEachNodeRunsItsProxyInAPauseImageThatItHas(t *testing.T) {
+	const k8s = "registry.k8s.io/pause:"
+	windows := node("w", "amd64", k8s+"9.9")
+	windows.Status.NodeInfo.OperatingSystem = "windows"
+	twoNames := node("a", "amd64")
+	twoNames.Status.Images = []corev1.ContainerImage{{Names: []string{"registry.k8s.io/pause@sha256:" + strings.Repeat("e", 64), k8s + "3.10"}}}
+	for name, test := range map[string]struct {
+		nodes        []runtime.Object
+		amd64, arm64 []string // arm64: nil means the default image
+	}{
+		"without nodes the image that kubeadm brings today": {
+			amd64: []string{k8s + "3.10.1"},
+		},
+		"the image that all have": {
+			nodes: []runtime.Object{node("a", "amd64", "docker.io/library/app:1", k8s+"3.9"), node("b", "amd64", k8s+"3.9")},
+			amd64: []string{k8s + "3.9"},
+		},
+		"the newest is for all but the nodes that lack it": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64", k8s+"3.10"), node("c", "amd64", k8s+"3.9"), node("d", "amd64", k8s+"3.8")},
+			amd64: []string{k8s + "3.10 ≠ d a c", k8s + "3.8 = d", k8s + "3.9 = a c"},
+		},
+		"versions are compared as numbers": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.10", k8s+"3.9"), node("b", "amd64", k8s+"3.10.1", k8s+"3.10")},
+			amd64: []string{k8s + "3.10 = a", k8s + "3.10.1 ≠ a"},
+		},
+		"a node that has the newest among others is no exception": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.8", k8s+"3.10"), node("b", "amd64", k8s+"3.10")},
+			amd64: []string{k8s + "3.10"},
+		},
+		"a node whose list is truncated goes with the most": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "amd64", "docker.io/library/large:1")},
+			amd64: []string{k8s + "3.10"},
+		},
+		"of one version the image of more nodes": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64", "k8s.gcr.io/pause:3.9"), node("c", "amd64", "k8s.gcr.io/pause:3.9")},
+			amd64: []string{"k8s.gcr.io/pause:3.9 ≠ a", k8s + "3.9 = a"},
+		},
+		"architectures are apart": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "arm64", k8s+"3.10"), node("c", "arm64", "k8s.gcr.io/pause-arm64:3.1")},
+			amd64: []string{k8s + "3.9"},
+			arm64: []string{"k8s.gcr.io/pause-arm64:3.1 = c", k8s + "3.10 ≠ c"},
+		},
+		"the tag is taken where a tag and a digest are reported": {
+			nodes: []runtime.Object{twoNames},
+			amd64: []string{k8s + "3.10"},
+		},
+		"a digest is as good where there is no tag": {
+			nodes: []runtime.Object{node("a", "amd64", "registry.k8s.io/pause@sha256:"+strings.Repeat("e", 64))},
+			amd64: []string{"registry.k8s.io/pause@sha256:" + strings.Repeat("e", 64)},
+		},
+		"Windows nodes do not count": {
+			nodes: []runtime.Object{windows, node("a", "amd64", k8s+"3.9")},
+			amd64: []string{k8s + "3.9"},
+		},
+		"RKE2":        {nodes: []runtime.Object{node("a", "amd64", "docker.io/rancher/mirrored-pause:3.6")}, amd64: []string{"docker.io/rancher/mirrored-pause:3.6"}},
+		"EKS":         {nodes: []runtime.Object{node("a", "amd64", "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/pause:3.10")}, amd64: []string{"602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/pause:3.10"}},
+		"AKS":         {nodes: []runtime.Object{node("a", "amd64", "mcr.microsoft.com/oss/v2/kubernetes/pause:3.6")}, amd64: []string{"mcr.microsoft.com/oss/v2/kubernetes/pause:3.6"}},
+		"GKE":         {nodes: []runtime.Object{node("a", "amd64", "gke.gcr.io/pause:3.8")}, amd64: []string{"gke.gcr.io/pause:3.8"}},
+		"a mirror":    {nodes: []runtime.Object{node("a", "amd64", "mirror.internal:5000/k8s/pause:v3.9")}, amd64: []string{"mirror.internal:5000/k8s/pause:v3.9"}},
+		"a lookalike": {nodes: []runtime.Object{node("a", "amd64", "example.com/menopause:1", "example.com/pause/tool:1", "example.com/pauses:1", k8s+"3.9")}, amd64: []string{k8s + "3.9"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := rendering{values: proxyMode(t), cluster: newCluster(append(test.nodes, kubernetes(corev1.IPv4Protocol))...)}.render(t)
+			if diff := cmp.Diff(test.amd64, proxies(out, "amd64")); diff != "" {
+				t.Error("amd64:", diff)
+			}
+			if test.arm64 == nil {
+				test.arm64 = []string{k8s + "3.10.1"}
+			}
+			if diff := cmp.Diff(test.arm64, proxies(out, "arm64")); diff != "" {
+				t.Error("arm64:", diff)
+			}
+			wantSource := "--pause-image-source=cluster"
+			if test.nodes == nil {
+				wantSource = "--pause-image-source=default"
+			}
+			if args := hookArgs(t, out, "prepare"); !slices.Contains(args, wantSource) {
+				t.Errorf("prepare is not told %s: %s", wantSource, args)
+			}
+		})
+	}
+}
+
+// running is the registry's Deployment as a former rendering left it.
+func running(architecture, image string) *appsv1.Deployment {
+	return &appsv1.Deployment{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry"},
+		Spec: appsv1.DeploymentSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+			NodeSelector: map[string]string{"kubernetes.io/arch": architecture},
+			Containers:   []corev1.Container{{Name: "registry", Image: image}},
+		}}},
+	}
+}
+
+func TestTheRegistryRunsWhereItCanAndStaysWhereItIs(t *testing.T) {
+	const k8s = "registry.k8s.io/pause:"
+	for name, test := range map[string]struct {
+		objects      []runtime.Object
+		values       []string
+		architecture string
+		image        string
+		excluded     []string
+	}{
+		"amd64 where nothing is known": {
+			architecture: "amd64", image: k8s + "3.10.1",
+		},
+		"amd64 where there is any": {
+			objects:      []runtime.Object{node("a", "arm64", k8s+"3.10"), node("b", "amd64", k8s+"3.9")},
+			architecture: "amd64", image: k8s + "3.9",
+		},
+		"arm64 where there is nothing else": {
+			objects:      []runtime.Object{node("a", "arm64", k8s+"3.10")},
+			architecture: "arm64", image: k8s + "3.10",
+		},
+		"an architecture that has a payload": {
+			objects: []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "arm64", k8s+"3.10")}, values: []string{"injector.architectures=[arm64]"},
+			architecture: "arm64", image: k8s + "3.10",
+		},
+		"the architecture that is named": {
+			objects: []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "arm64", k8s+"3.8")}, values: []string{"registry.architecture=arm64"},
+			architecture: "arm64", image: k8s + "3.8",
+		},
+		"not on nodes that lack its pause image": {
+			objects:      []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "amd64", k8s+"3.9"), node("c", "amd64")},
+			architecture: "amd64", image: k8s + "3.10", excluded: []string{"b"},
+		},
+		"still on arm64 when an amd64 node has joined": {
+			objects:      []runtime.Object{node("a", "arm64", k8s+"3.10"), node("b", "amd64", k8s+"3.10"), running("arm64", k8s+"3.10")},
+			architecture: "arm64", image: k8s + "3.10",
+		},
+		"still in its pause image when a node with a newer one has joined": {
+			objects:      []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64", k8s+"3.10"), running("amd64", k8s+"3.9")},
+			architecture: "amd64", image: k8s + "3.9", excluded: []string{"b"},
+		},
+		"in another pause image when no node has its own any more": {
+			objects:      []runtime.Object{node("b", "amd64", k8s+"3.10"), running("amd64", k8s+"3.9")},
+			architecture: "amd64", image: k8s + "3.10",
+		},
+		"on another architecture when no node has its own any more": {
+			objects:      []runtime.Object{node("b", "amd64", k8s+"3.10"), running("arm64", k8s+"3.10")},
+			architecture: "amd64", image: k8s + "3.10",
+		},
+		"in the image that is named": {
+			objects: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64", k8s+"3.10")}, values: []string{"injector.image=example.com/pause:1"},
+			architecture: "amd64", image: "example.com/pause:1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, test.values...), cluster: newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...)}.render(t)
+			spec := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec
+			_, excluded := nodeFields(spec.Affinity)
+			got := fmt.Sprint(spec.NodeSelector["kubernetes.io/arch"], spec.Containers[0].Image, excluded)
+			if want := fmt.Sprint(test.architecture, test.image, test.excluded); got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+		})
+	}
+}
+
+// A node selector's terms are alternatives: a node that is left out must be left
+// out of each.
+func TestNodesAreLeftOutOfEveryTermOfTheUsersAffinity(t *testing.T) {
+	values := ciValues(t)["everything"]
+	cluster := newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.9"), node("b", "amd64", "registry.k8s.io/pause:3.10"))
+	spec := find[*appsv1.Deployment](t, rendering{values: values, cluster: cluster}.render(t), "cluster-images").Spec.Template.Spec
+	terms := spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	if len(terms) != 2 || len(terms[0].MatchExpressions) != 1 || len(terms[1].MatchFields) != 2 {
+		t.Fatalf("the user's terms were changed: %v", terms)
+	}
+	for i, term := range terms {
+		last := term.MatchFields[len(term.MatchFields)-1]
+		if last.Operator != corev1.NodeSelectorOpNotIn || !slices.Equal(last.Values, []string{"a"}) {
+			t.Errorf("term %d does not leave node a out: %v", i, term)
+		}
+	}
+}
+
+func TestTheIPFamilyComesFromWhatPodsHave(t *testing.T) {
+	dual := node("a", "amd64")
+	dual.Spec.PodCIDRs = []string{"fd00:244::/64", "10.244.0.0/24"}
+	single := node("a", "amd64")
+	single.Spec.PodCIDRs = []string{"10.244.0.0/24"}
+	for name, test := range map[string]struct {
+		objects                     []runtime.Object
+		values                      []string
+		family, source, hostNetwork string
+		address                     string
+	}{
+		"IPv4 where nothing is known":           {nil, nil, "IPv4", "default", "false", "127.0.0.1:31999"},
+		"IPv4":                                  {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, nil, "IPv4", "cluster", "false", "127.0.0.1:31999"},
+		"IPv6":                                  {[]runtime.Object{kubernetes(corev1.IPv6Protocol), node("a", "amd64")}, nil, "IPv6", "cluster", "true", "[::1]:31999"},
+		"DualStack by the nodes' pod addresses": {[]runtime.Object{kubernetes(corev1.IPv6Protocol), dual}, nil, "DualStack", "cluster", "false", "127.0.0.1:31999"},
+		"DualStack by the DNS Service":          {[]runtime.Object{kubernetes(corev1.IPv4Protocol), service("kube-system", "kube-dns", corev1.IPv4Protocol, corev1.IPv6Protocol)}, nil, "DualStack", "cluster", "false", "127.0.0.1:31999"},
+		"the value against the cluster":         {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, []string{"ipFamily=IPv6"}, "IPv6", "value", "true", "[::1]:31999"},
+		"hostNetwork where it is asked for":     {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, []string{"proxy.hostNetwork=true"}, "IPv4", "cluster", "true", "127.0.0.1:31999"},
+		"the port in the address and in the Jobs' argument": {nil, []string{"port=32123"}, "IPv4", "default", "false", "127.0.0.1:32123"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := rendering{values: proxyMode(t, test.values...)}
+			if test.objects != nil {
+				r.cluster = newCluster(test.objects...)
+			}
+			out := r.render(t)
+			args := hookArgs(t, out, "prepare")
+			_, port, _ := strings.Cut(test.address, "1:")
+			if port == "" {
+				_, port, _ = strings.Cut(test.address, "]:")
+			}
+			for _, want := range []string{"--ip-family=" + test.family, "--ip-family-source=" + test.source, "--host-network=" + test.hostNetwork, "--port=" + port} {
+				if !slices.Contains(args, want) {
+					t.Errorf("prepare is not told %s: %s", want, args)
+				}
+			}
+			if notes := out.files["NOTES.txt"]; !strings.Contains(notes, test.address) {
+				t.Errorf("the notes do not name %s:\n%s", test.address, notes)
+			}
+			spec := all[*appsv1.DaemonSet](out)[0].Spec.Template.Spec
+			if got := fmt.Sprint(spec.HostNetwork); got != test.hostNetwork {
+				t.Errorf("the proxies' hostNetwork is %s", got)
+			}
+			if !spec.HostNetwork {
+				return
+			}
+			for family, listener := range map[string]string{"IPv4": "--listen=127.0.0.1:31999", "IPv6": "--listen=[::1]:31999"} {
+				want := test.family == family || test.family == "DualStack"
+				if slices.Contains(spec.Containers[0].Args, listener) != want {
+					t.Errorf("%s is there: %t", listener, !want)
+				}
+			}
+		})
+	}
+}
+
+func TestTheProxyAnswersTLSWhereARuntimeNeedsIt(t *testing.T) {
+	for runtimeVersion, want := range map[string]string{
+		"containerd://2.1.4":       "never",
+		"cri-o://1.34.9":           "never",
+		"cri-o://1.35.0":           "always",
+		"cri-o://1.35.2-rhaos4.22": "always",
+		"cri-o://v1.36.0-dev":      "always",
+		"cri-o://2.0.0":            "always",
+		"cri-o://unknown":          "never",
+		"":                         "never",
+	} {
+		n := node("b", "amd64")
+		n.Status.NodeInfo.ContainerRuntimeVersion = runtimeVersion
+		out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64"), n)}.render(t)
+		for _, d := range all[*appsv1.DaemonSet](out) {
+			if args := d.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--tls="+want) {
+				t.Errorf("with %q: %s, want --tls=%s", runtimeVersion, args, want)
+			}
+		}
+	}
+}
+
+func TestTheJobsGoWhereTheirImageIs(t *testing.T) {
+	notReady := node("c", "amd64", hookImage)
+	notReady.Status.Conditions[0].Status = corev1.ConditionFalse
+	nodes := []runtime.Object{kubernetes(corev1.IPv4Protocol), node("a", "amd64"), node("b", "amd64", hookImage), notReady, node("d", "arm64", "docker.io/library/large:1", hookImage)}
+	for name, test := range map[string]struct {
+		objects []runtime.Object
+		values  []string
+		want    []string
+	}{
+		"the nodes that are ready and report it": {nodes, nil, []string{"b", "d"}},
+		"anywhere if no node reports it":         {nodes[:2], nil, nil},
+		"the image that is named":                {nodes, []string{"initHook.image.tag=other"}, nil},
+		"by a digest": {
+			append([]runtime.Object{node("e", "amd64", "ghcr.io/zarf-dev/zarf-registry/init-hook@sha256:"+strings.Repeat("a", 64))}, nodes...),
+			[]string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, []string{"e"},
+		},
+		"where the node selector says": {nodes, []string{"initHook.nodeSelector={disk: fast}"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, test.values...), cluster: newCluster(test.objects...)}.render(t)
+			for _, job := range all[*batchv1.Job](out) {
+				affinity := job.Spec.Template.Spec.Affinity
+				got, _ := nodeFields(affinity)
+				// The Job that runs at the end of a release's life must run even when these nodes are gone.
+				if job.Name == "zarf-registry-cleanup" {
+					if got != nil {
+						t.Errorf("cleanup requires nodes %s", got)
+					}
+					if affinity != nil {
+						for _, term := range affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
+							got = append(got, term.Preference.MatchFields[0].Values...)
+						}
+					}
+				}
+				if !slices.Equal(got, test.want) {
+					t.Errorf("%s: nodes %s, want %s", job.Name, got, test.want)
+				}
+			}
+		})
+	}
+}
+
+// Explicit values win, and with all of them nobody asks: so what `helm template`
+// renders for GitOps is what `helm install` would.
+func TestWithEverythingExplicitTheClusterIsNotAsked(t *testing.T) {
+	values := ciValues(t)["explicit"]
+	alone := rendering{values: values}.render(t).text()
+	for where, make := range clusters(t) {
+		cluster := make()
+		if cluster == nil {
+			continue
+		}
+		if diff := cmp.Diff(alone, rendering{values: values, cluster: cluster}.render(t).text()); diff != "" {
+			t.Errorf("%s changes the rendering:\n%s", where, diff)
+		}
+		if len(cluster.asked) > 0 {
+			t.Errorf("%s was asked for %s", where, cluster.asked)
+		}
+	}
+}
+
+// A large cluster is asked once for each kind, not once for each template.
+func TestTheClusterIsAskedOnceForEachThing(t *testing.T) {
+	cluster := newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"))
+	rendering{values: proxyMode(t), cluster: cluster}.render(t)
+	times := map[string]int{}
+	for _, kind := range cluster.asked {
+		times[kind]++
+	}
+	// The two Services are default/kubernetes and the cluster's DNS.
+	if want := map[string]int{"v1 Node": 1, "v1 Service": 2, "apps/v1 Deployment": 1}; !maps.Equal(times, want) {
+		t.Errorf("asked %v, want %v", times, want)
+	}
+}
+
+func hookArgs(t testing.TB, out *output, step string) []string {
+	t.Helper()
+	for _, job := range all[*batchv1.Job](out) {
+		if c := job.Spec.Template.Spec.Containers[0]; c.Args[0] == step {
+			return c.Args
+		}
+	}
+	t.Fatalf("there is no Job %s", step)
+	return nil
+}

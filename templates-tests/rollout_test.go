@@ -1,0 +1,135 @@
+package templates
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// podTemplates is what decides whether pods are replaced, by workload.
+func podTemplates(t testing.TB, out *output) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for _, w := range workloads(out) {
+		if w.selector != nil {
+			found[w.object.String()] = mustYAML(t, w.pod)
+		}
+	}
+	if len(found) < 3 {
+		t.Fatalf("%d workloads", len(found))
+	}
+	return found
+}
+
+func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
+	for name, values := range ciValues(t) {
+		for where, make := range clusters(t) {
+			if make() == nil {
+				continue
+			}
+			installed := rendering{values: values, cluster: make()}.render(t)
+			// What the cluster has after the install.
+			objects := []runtime.Object{}
+			for _, list := range []string{"Node", "Service"} {
+				objects = append(objects, listed(t, make(), list)...)
+			}
+			for _, d := range all[*appsv1.Deployment](installed) {
+				objects = append(objects, d)
+			}
+			for _, s := range all[*corev1.Service](installed) {
+				objects = append(objects, s)
+			}
+			upgraded := rendering{values: values, cluster: newCluster(objects...), upgrade: true}.render(t)
+			if diff := cmp.Diff(installed.text(), upgraded.text()); diff != "" {
+				t.Errorf("%s in %s:\n%s", name, where, diff)
+			}
+		}
+	}
+}
+
+func TestAChartOfANewVersionAloneRestartsNothing(t *testing.T) {
+	c := loadChart(t)
+	c.Metadata.Version = "0.1.1"
+	if diff := cmp.Diff(podTemplates(t, rendering{values: proxyMode(t)}.render(t)), podTemplates(t, rendering{values: proxyMode(t), chart: c}.render(t))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestWhatChangesReplacesJustThePodsThatItConcerns(t *testing.T) {
+	before := podTemplates(t, rendering{values: proxyMode(t)}.render(t))
+	for set, want := range map[string]string{
+		"registry.storage.type=inmemory":                   "Deployment",
+		"registry.logLevel=debug":                          "Deployment",
+		"registry.podAnnotations={a: b}":                   "Deployment",
+		"proxy.tls=always":                                 "DaemonSet",
+		"proxy.retryTimeout=5s":                            "DaemonSet",
+		"port=32000":                                       "DaemonSet",
+		"initHook.image.tag=0.2.0":                         "Deployment DaemonSet", // another payload
+		"injector.image=example.com/pause:1":               "Deployment DaemonSet",
+		"injector.enabled=false":                           "Deployment DaemonSet",
+		"initHook.timeout=3m":                              "",
+		"networkPolicy.enabled=false":                      "",
+		"registry.persistence.size=40Gi":                   "",
+		"commonAnnotations={a: b}":                         "",
+		"registry.serviceAccount.annotations={a: b}":       "",
+		"proxy.updateStrategy.maxUnavailable=2":            "",
+		"registry.persistence.accessModes=[ReadWriteMany]": "",
+	} {
+		after := podTemplates(t, rendering{values: proxyMode(t, set)}.render(t))
+		for object := range before {
+			kind, _, _ := strings.Cut(object, " ")
+			if changed := before[object] != after[object]; changed != strings.Contains(want, kind) {
+				t.Errorf("%s: %s changed: %t", set, object, changed)
+			}
+		}
+	}
+}
+
+func TestTheRegistryIsReplacedWithoutAPauseWhereTwoMayRun(t *testing.T) {
+	for name, want := range map[string]appsv1.DeploymentStrategyType{
+		"default":        appsv1.RecreateDeploymentStrategyType,
+		"ephemeral":      appsv1.RecreateDeploymentStrategyType,
+		"inmemory":       appsv1.RecreateDeploymentStrategyType,
+		"everything":     appsv1.RecreateDeploymentStrategyType, // ReadWriteOncePod
+		"shared-storage": appsv1.RollingUpdateDeploymentStrategyType,
+		"s3":             appsv1.RollingUpdateDeploymentStrategyType,
+	} {
+		for _, d := range all[*appsv1.Deployment](rendering{values: ciValues(t)[name]}.render(t)) {
+			if d.Spec.Strategy.Type != want {
+				t.Errorf("%s: %s, want %s", name, d.Spec.Strategy.Type, want)
+			}
+		}
+	}
+}
+
+func TestTheVolumeOutlivesTheRelease(t *testing.T) {
+	claims := func(sets ...string) []*corev1.PersistentVolumeClaim {
+		return all[*corev1.PersistentVolumeClaim](rendering{values: proxyMode(t, sets...)}.render(t))
+	}
+	const policy = "helm.sh/resource-policy"
+	if c := claims(); len(c) != 1 || c[0].Annotations[policy] != "keep" || c[0].Spec.StorageClassName != nil || c[0].Spec.Resources.Requests.Storage().String() != "20Gi" {
+		t.Errorf("by default: %v", c)
+	}
+	if c := claims("registry.persistence.retain=false"); len(c) != 1 || c[0].Annotations[policy] != "" {
+		t.Errorf("with retain=false: %v", c)
+	}
+	for class, want := range map[string]string{"fast": "fast", "''": ""} {
+		if c := claims("registry.persistence.storageClass=" + class); len(c) != 1 || c[0].Spec.StorageClassName == nil || *c[0].Spec.StorageClassName != want {
+			t.Errorf("with storageClass=%s: %v", class, c)
+		}
+	}
+	for _, set := range []string{"registry.persistence.enabled=false", "registry.persistence.existingClaim=mine", "registry.storage.type=inmemory"} {
+		if c := claims(set); len(c) != 0 {
+			t.Errorf("with %s: %v", set, c)
+		}
+	}
+	spec := find[*appsv1.Deployment](t, rendering{values: proxyMode(t, "registry.persistence.existingClaim=mine")}.render(t), "zarf-registry").Spec.Template.Spec
+	if text := fmt.Sprint(spec.Volumes); !strings.Contains(text, "ClaimName:mine") {
+		t.Errorf("the existing claim is not mounted: %s", text)
+	}
+}

@@ -1,0 +1,247 @@
+package templates
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	yaml3 "go.yaml.in/yaml/v3"
+)
+
+func TestTheSchemaRefusesWhatIsUnknownOrOfAnotherType(t *testing.T) {
+	for _, test := range []struct{ set, where string }{
+		{"unknown=1", "''"},
+		{"proxy.unknown=1", "/proxy"},
+		{"registry.storage.s3.unknown=1", "/registry/storage/s3"},
+		{"registry.persistence.unknown=1", "/registry/persistence"},
+		{"registry.resources.unknown={}", "/registry/resources"},
+		{"initHook.image.unknown=1", "/initHook/image"},
+		{"registryProxy=yes please", "/registryProxy"},
+		{"port='31999'", "/port"},
+		{"port=80", "/port"},
+		{"port=70000", "/port"},
+		{"ipFamily=ipv4", "/ipFamily"},
+		{"clusterDomain=Cluster Local", "/clusterDomain"},
+		{"injector.architectures=[]", "/injector/architectures"},
+		{"injector.architectures=[riscv64]", "/injector/architectures"},
+		{"injector.architectures=[amd64, amd64]", "/injector/architectures"},
+		{"initHook.timeout=5 minutes", "/initHook/timeout"},
+		{"initHook.image.digest=sha256:abc", "/initHook/image/digest"},
+		{"initHook.image.tag=a:b", "/initHook/image/tag"},
+		{"initHook.image.pullPolicy=Sometimes", "/initHook/image/pullPolicy"},
+		{"registry.architecture=riscv64", "/registry/architecture"},
+		{"registry.replicas=0", "/registry/replicas"},
+		{"registry.logLevel=loud", "/registry/logLevel"},
+		{"registry.storage.type=floppy", "/registry/storage/type"},
+		{"registry.storage.s3.regionEndpoint=s3.example.internal", "/registry/storage/s3/regionEndpoint"},
+		{"registry.persistence.accessModes=[]", "/registry/persistence/accessModes"},
+		{"registry.persistence.accessModes=[ReadOnlyMany]", "/registry/persistence/accessModes"},
+		{"registry.persistence.size=plenty", "/registry/persistence/size"},
+		{"registry.extraEnv=[{value: nameless}]", "/registry/extraEnv"},
+		{"registry.tolerations=[{effect: Never}]", "/registry/tolerations"},
+		{"registry.affinity={nodeAffinities: {}}", "/registry/affinity"},
+		{"registry.podLabels={a: 1}", "/registry/podLabels"},
+		{"registry.terminationGracePeriodSeconds=5", "/registry/terminationGracePeriodSeconds"},
+		{"proxy.hostNetwork=sometimes", "/proxy/hostNetwork"},
+		{"proxy.tls=true", "/proxy/tls"},
+		{"proxy.retryTimeout=-1s", "/proxy/retryTimeout"},
+		{"proxy.updateStrategy.maxUnavailable=half", "/proxy/updateStrategy/maxUnavailable"},
+		{"networkPolicy.metricsFrom=[{}]", "/networkPolicy/metricsFrom"},
+		{"networkPolicy.metricsFrom=[{pods: {}}]", "/networkPolicy/metricsFrom"},
+		{"imagePullSecrets=[secret]", "/imagePullSecrets"},
+	} {
+		_, err := rendering{values: proxyMode(t, test.set)}.try(t)
+		if err == nil {
+			t.Errorf("%s is accepted", test.set)
+		} else if !strings.Contains(err.Error(), test.where) {
+			t.Errorf("%s: the message does not name %s: %v", test.set, test.where, err)
+		}
+	}
+}
+
+func TestTheSchemaAcceptsWhatACommandLineGives(t *testing.T) {
+	for _, set := range []string{
+		"global={imageRegistry: example.com}", // Helm gives a chart its parent's globals
+		"registry.persistence.storageClass=", "registry.persistence.storageClass=''", "registry.persistence.size=1.5Ti",
+		"proxy.resources.requests.cpu=1", "proxy.resources.requests.cpu=0.5", "proxy.updateStrategy.maxUnavailable=25%",
+		"initHook.timeout=1h30m", "initHook.image.tag=v1.2.3-rc.1_x", "initHook.tolerations=[]", "fullnameOverride=images",
+		"registry.extraEnv=[{name: A, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]",
+		"networkPolicy.metricsFrom=[{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {podSelector: {}}]",
+	} {
+		rendering{values: proxyMode(t, set)}.render(t)
+	}
+}
+
+// failures: what cannot work, and the message that says what to do.
+var failures = []struct {
+	sets []string
+	want string
+}{
+	{[]string{"registryProxy=null"}, "zarf-registry: registryProxy: this version has the proxy mode only, the node port mode is not in it; set it to true: --set registryProxy=true"},
+	{[]string{"registryProxy=false"}, "zarf-registry: registryProxy: this version has the proxy mode only, the node port mode is not in it; set it to true: --set registryProxy=true"},
+	{[]string{"fullnameOverride=1st"}, `zarf-registry: fullnameOverride: "1st" cannot be a Service's name; set it to lower-case letters, digits and dashes that begin with a letter`},
+	{[]string{"nameOverride=a.b"}, `zarf-registry: fullnameOverride: "zarf-registry-a.b" cannot be a Service's name; set it to lower-case letters, digits and dashes that begin with a letter`},
+	{[]string{"commonLabels={app.kubernetes.io/name: mine}"}, "zarf-registry: commonLabels: selectors need app.kubernetes.io/name as the chart sets it; remove it"},
+	{[]string{"registry.podLabels={app.kubernetes.io/component: mine}"}, "zarf-registry: registry.podLabels: selectors need app.kubernetes.io/component as the chart sets it; remove it"},
+	{[]string{"proxy.podLabels={zarf-registry/proxies: mine}"}, "zarf-registry: proxy.podLabels: selectors need zarf-registry/proxies as the chart sets it; remove it"},
+	{[]string{"registry.nodeSelector={kubernetes.io/os: windows}"}, "zarf-registry: registry.nodeSelector: the chart sets kubernetes.io/os to linux; remove it"},
+	{[]string{"initHook.nodeSelector={kubernetes.io/os: linux}"}, "zarf-registry: initHook.nodeSelector: the chart sets kubernetes.io/os to linux; remove it"},
+	{[]string{"proxy.nodeSelector={kubernetes.io/arch: amd64}"}, "zarf-registry: proxy.nodeSelector: the chart sets kubernetes.io/arch; remove it and set registry.architecture or injector.architectures"},
+	{[]string{"ipFamily=IPv6", "proxy.hostNetwork=false"}, "zarf-registry: proxy.hostNetwork: a hostPort cannot answer on [::1]; set it to auto or true"},
+	{[]string{"proxy.hostNetwork=true", "proxy.metricsPort=31999"}, "zarf-registry: proxy.metricsPort: 31999 is the port of the images too; set another"},
+	{[]string{"proxy.metricsPort=5000"}, "zarf-registry: proxy.metricsPort: the proxy listens on 5000 itself; set another"},
+	{[]string{"proxy.updateStrategy.maxUnavailable=0"}, "zarf-registry: proxy.updateStrategy.maxUnavailable: two proxies cannot share a hostPort, so one must go before the next comes; set it to at least 1"},
+	{[]string{"proxy.updateStrategy.maxUnavailable=0%"}, "zarf-registry: proxy.updateStrategy.maxUnavailable: two proxies cannot share a hostPort, so one must go before the next comes; set it to at least 1"},
+	{[]string{"injector.enabled=false", "injector.image=example.com/pause:1"}, "zarf-registry: injector.image: nothing is injected with injector.enabled=false; remove it, or set registry.image and proxy.image"},
+	{[]string{"registry.architecture=arm64", "injector.architectures=[amd64]"}, "zarf-registry: registry.architecture: arm64 is not among injector.architectures; add it there"},
+	{[]string{"initHook.image.tag=1..2"}, `zarf-registry: initHook.image.tag: "1..2" cannot stand in the name of a ConfigMap; set another tag, with letters or digits on both sides of each dot`},
+	{[]string{"initHook.timeout=10s"}, "zarf-registry: initHook.timeout: 10s is too short for a rollout; set it to at least 30s"},
+	{[]string{"registry.replicas=2"}, "zarf-registry: registry.replicas: this version runs one registry; remove it"},
+	{[]string{"registry.storage.type=s3", "registry.storage.s3.region=r"}, "zarf-registry: registry.storage.s3.bucket: storage.type=s3 needs it; set it"},
+	{[]string{"registry.storage.type=s3", "registry.storage.s3.bucket=b"}, "zarf-registry: registry.storage.s3.region: storage.type=s3 needs it; set it"},
+	{[]string{"registry.persistence.existingClaim=mine", "registry.storage.type=inmemory"}, "zarf-registry: registry.persistence.existingClaim: a claim is used with storage.type=filesystem and persistence.enabled=true only; set those, or remove it"},
+	{[]string{"registry.persistence.existingClaim=mine", "registry.persistence.enabled=false"}, "zarf-registry: registry.persistence.existingClaim: a claim is used with storage.type=filesystem and persistence.enabled=true only; set those, or remove it"},
+}
+
+func TestWhatCannotWorkIsRefusedWithWhatToDo(t *testing.T) {
+	for _, test := range failures {
+		_, err := rendering{values: proxyMode(t, test.sets...)}.try(t)
+		if err == nil {
+			t.Errorf("%s is accepted", test.sets)
+		} else if !strings.HasSuffix(err.Error(), ": "+test.want) {
+			t.Errorf("%s:\n got %v\nwant … %s", test.sets, err, test.want)
+		}
+	}
+}
+
+func TestEveryRefusalHasItsFormAndItsTest(t *testing.T) {
+	calls := regexp.MustCompile(`\bfail (?:\(printf )?"((?:[^"\\]|\\.)*)"`)
+	found := 0
+	for file, text := range templates(t) {
+		all := calls.FindAllStringSubmatch(text, -1)
+		if n := len(regexp.MustCompile(`\b(fail|required) `).FindAllString(comments.ReplaceAllString(text, ""), -1)); n != len(all) {
+			t.Errorf("%s: %d refusals, of which %d have a message of their own", file, n, len(all))
+		}
+		if len(all) > 0 && file != "validate.yaml" {
+			t.Errorf("%s: refusals belong into validate.yaml", file)
+		}
+		for _, call := range all {
+			found++
+			if !regexp.MustCompile(`^zarf-registry: (%s|[a-zA-Z0-9.]+(\.%s)?): .+; `).MatchString(call[1]) {
+				t.Errorf("%s: %q is not of the form zarf-registry: <value path>: <why>; <what to do>", file, call[1])
+			}
+			form := regexp.MustCompile("^" + regexp.MustCompile(`%[qsd]`).ReplaceAllString(regexp.QuoteMeta(call[1]), ".*") + "$")
+			if !slices.ContainsFunc(failures, func(f struct {
+				sets []string
+				want string
+			}) bool {
+				return form.MatchString(f.want)
+			}) {
+				t.Errorf("%s: no test for %q", file, call[1])
+			}
+		}
+	}
+	if found == 0 {
+		t.Fatal("no refusal found")
+	}
+}
+
+// leaf is a value that has no values below it, with the comment above it.
+type leaf struct{ path, comment string }
+
+func leaves(t testing.TB, node *yaml3.Node, path string) (found []leaf) {
+	t.Helper()
+	for i := 0; i < len(node.Content); i += 2 {
+		key, value := node.Content[i], node.Content[i+1]
+		at := strings.TrimPrefix(path+"."+key.Value, ".")
+		// An object is a leaf where its keys are the user's: where it is empty, or resources.
+		if value.Kind == yaml3.MappingNode && len(value.Content) > 0 && key.Value != "resources" {
+			found = append(found, leaves(t, value, at)...)
+		} else {
+			found = append(found, leaf{at, key.HeadComment})
+		}
+	}
+	return found
+}
+
+func chartLeaves(t testing.TB) []leaf {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(chartDir, "values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var document yaml3.Node
+	if err := yaml3.Unmarshal(b, &document); err != nil {
+		t.Fatal(err)
+	}
+	found := leaves(t, document.Content[0], "")
+	if len(found) < 50 {
+		t.Fatalf("values.yaml: %d values", len(found))
+	}
+	return found
+}
+
+func TestEveryValueIsDocumented(t *testing.T) {
+	for _, leaf := range chartLeaves(t) {
+		if !strings.HasPrefix(leaf.comment, "# -- ") {
+			t.Errorf("values.yaml: %s has no comment that begins with `# --`", leaf.path)
+		}
+	}
+}
+
+func TestSchemaAndValuesNameTheSameValues(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join(chartDir, "values.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	type schema struct {
+		Ref         string             `json:"$ref"`
+		Type        any                `json:"type"`
+		Additional  any                `json:"additionalProperties"`
+		Properties  map[string]*schema `json:"properties"`
+		Definitions map[string]*schema `json:"definitions"`
+	}
+	var root schema
+	if err := json.Unmarshal(b, &root); err != nil {
+		t.Fatal(err)
+	}
+	var inSchema []string
+	var walk func(s *schema, path string)
+	walk = func(s *schema, path string) {
+		if s.Ref != "" {
+			s = root.Definitions[strings.TrimPrefix(s.Ref, "#/definitions/")]
+		}
+		// What Kubernetes defines is one value of the chart.
+		name := path[strings.LastIndex(path, ".")+1:]
+		if len(s.Properties) == 0 || slices.Contains([]string{"resources", "affinity"}, name) {
+			inSchema = append(inSchema, path)
+			return
+		}
+		if s.Additional != false {
+			t.Errorf("values.schema.json: %q is open", path)
+		}
+		for _, key := range slices.Sorted(maps.Keys(s.Properties)) {
+			walk(s.Properties[key], strings.TrimPrefix(path+"."+key, "."))
+		}
+	}
+	walk(&root, "")
+	var inValues []string
+	for _, leaf := range chartLeaves(t) {
+		inValues = append(inValues, leaf.path)
+	}
+	for _, path := range inSchema {
+		if !slices.Contains(inValues, path) && path != "global" {
+			t.Errorf("%s is in values.schema.json and not in values.yaml", path)
+		}
+	}
+	for _, path := range inValues {
+		if !slices.Contains(inSchema, path) {
+			t.Errorf("%s is in values.yaml and not in values.schema.json", path)
+		}
+	}
+}
