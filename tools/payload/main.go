@@ -16,7 +16,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"strings"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sync/errgroup"
@@ -76,7 +76,7 @@ func run(ctx context.Context) error {
 	if err := layers.Wait(); err != nil {
 		return err
 	}
-	return check(*work, *output)
+	return finish(*work, *output)
 }
 
 // buildLoader builds the programs in C. How is the loader's Makefile's business.
@@ -95,24 +95,30 @@ func buildLoader(ctx context.Context, work string) error {
 	return nil
 }
 
-// check copies the loaders, encodes each payload as init-hook will do, so that a
+// finish copies the loaders, encodes each payload as init-hook will do, so that a
 // program that has become too large is noticed here, and prints what there is.
-func check(work, output string) error {
+// Whatever else lies in output it removes: all of the folder is embedded.
+func finish(work, output string) error {
+	made := []string{".gitignore"}
 	for _, arch := range images.Architectures {
-		loader, err := os.ReadFile(filepath.Join(work, "loader-"+arch))
+		loaderName := "loader-" + arch
+		loader, err := os.ReadFile(filepath.Join(work, loaderName))
 		if err != nil {
 			return err
 		}
-		if err := program.WriteFile(filepath.Join(output, "loader-"+arch), loader, 0o644); err != nil {
+		if err := program.WriteFile(filepath.Join(output, loaderName), loader, 0o644); err != nil {
 			return err
 		}
-		fmt.Printf("%-22s %s\n", "loader-"+arch, images.FormatBytes(int64(len(loader))))
+		made = append(made, loaderName)
+		fmt.Printf("%-28s %s\n", loaderName, images.FormatBytes(int64(len(loader))))
 		for _, name := range images.ProgramNames {
-			layer, err := os.ReadFile(filepath.Join(output, name+"-"+arch+".tar.gz"))
+			layerName := name + "-" + arch + ".tar.gz"
+			layer, err := os.ReadFile(filepath.Join(output, layerName))
 			if err != nil {
 				return err
 			}
-			line := []string{fmt.Sprintf("%-22s %s", name+"-"+arch, images.FormatBytes(int64(len(layer))))}
+			made = append(made, layerName)
+			line := fmt.Sprintf("%-28s %s", layerName, images.FormatBytes(int64(len(layer))))
 			if limit, ok := maxChunks[name]; ok {
 				payload, err := injector.Encode(injector.Program{Name: name, Architecture: arch}, layer, loader)
 				if err != nil {
@@ -121,9 +127,20 @@ func check(work, output string) error {
 				if n := len(payload.Chunks); n > limit {
 					return fmt.Errorf("payload of %s for %s has %d chunks, and the chart's templates mount %d", name, arch, n, limit)
 				}
-				line = append(line, fmt.Sprintf("in %d ConfigMaps", len(payload.Chunks)))
+				line += fmt.Sprintf(" in %d ConfigMaps", len(payload.Chunks))
 			}
-			fmt.Println(strings.Join(line, " "))
+			fmt.Println(line)
+		}
+	}
+	entries, err := os.ReadDir(output)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if !slices.Contains(made, entry.Name()) {
+			if err := os.RemoveAll(filepath.Join(output, entry.Name())); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

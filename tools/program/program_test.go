@@ -67,8 +67,8 @@ func TestLayer(t *testing.T) {
 	dir := t.TempDir()
 	program, layer := filepath.Join(dir, "hello"), filepath.Join(dir, "hello.tar.gz")
 	long := time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)
-	// make makes the layer and tells whether it was written.
-	make := func() bool {
+	// written makes the layer and tells whether it was written.
+	written := func() bool {
 		t.Helper()
 		if err := os.Chtimes(layer, long, long); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
@@ -93,24 +93,24 @@ func TestLayer(t *testing.T) {
 		t.Error("made a layer of nothing")
 	}
 	write(program, "program 1")
-	if !make() {
+	if !written() {
 		t.Error("the first layer was not written")
 	}
-	if make() {
+	if written() {
 		t.Error("nothing changed, but the layer was written")
 	}
 	write(program, "program 2")
-	if !make() {
+	if !written() {
 		t.Error("the program changed, but the layer was not written")
 	}
 	write(layer, "damaged")
-	if !make() {
+	if !written() {
 		t.Error("the layer changed, but was not written")
 	}
 	if err := os.Remove(layer); err != nil {
 		t.Fatal(err)
 	}
-	if !make() {
+	if !written() {
 		t.Error("the layer was removed, but not written")
 	}
 	want, err := injector.BuildLayer("hello", []byte("program 2"))
