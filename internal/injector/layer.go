@@ -4,9 +4,11 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 )
 
@@ -14,95 +16,105 @@ const tarBlock = 512
 
 // BuildLayer makes the image layer that holds one program, as the package comment describes it: the same program gives the same bytes.
 func BuildLayer(name string, program []byte) ([]byte, error) {
-	archive, err := buildArchive(name, program)
-	if err != nil {
-		return nil, err
-	}
-	var layer bytes.Buffer
-	compressor, err := gzip.NewWriterLevel(&layer, gzip.BestCompression)
-	if err != nil {
-		return nil, err
-	}
-	_, err = compressor.Write(archive)
-	if err := errors.Join(err, compressor.Close()); err != nil {
-		return nil, fmt.Errorf("compressing the layer of %s: %w", name, err)
-	}
-	return layer.Bytes(), nil
-}
-
-func buildArchive(name string, program []byte) ([]byte, error) {
 	if !nameForm.MatchString(name) {
 		return nil, fmt.Errorf("program name %q: must be 1 to 32 of a-z, 0-9 and '-'", name)
 	}
 	if len(program) < 1 || len(program) > MaxProgramSize {
 		return nil, fmt.Errorf("program %s has %d bytes: must have 1 to %d", name, len(program), MaxProgramSize)
 	}
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
-	err := w.WriteHeader(&tar.Header{
-		Typeflag: tar.TypeReg,
-		Name:     name,
-		Mode:     0o555,
-		Size:     int64(len(program)),
-		ModTime:  time.Unix(0, 0),
-		Format:   tar.FormatUSTAR,
-	})
+	var layer bytes.Buffer
+	compressor, err := gzip.NewWriterLevel(&layer, gzip.BestCompression)
+	if err != nil {
+		return nil, err
+	}
+	archive := tar.NewWriter(compressor)
+	err = archive.WriteHeader(header(name, int64(len(program))))
 	if err == nil {
-		_, err = w.Write(program)
+		_, err = archive.Write(program)
 	}
-	if err := errors.Join(err, w.Close()); err != nil {
-		return nil, fmt.Errorf("building the archive of %s: %w", name, err)
+	if err := errors.Join(err, archive.Close(), compressor.Close()); err != nil {
+		return nil, fmt.Errorf("building the layer of %s: %w", name, err)
 	}
-	return archive.Bytes(), nil
+	return layer.Bytes(), nil
 }
 
-// readLayer returns the program of a layer, which must inflate to the very archive that BuildLayer makes of that program.
-func readLayer(name string, layer []byte) ([]byte, error) {
-	archive, err := inflate(layer, tarBlock+MaxProgramSize+maxTrailer)
-	if err != nil {
-		return nil, err
-	}
-	header, err := tar.NewReader(bytes.NewReader(archive)).Next()
-	if err != nil {
-		return nil, fmt.Errorf("reading the archive: %w", err)
-	}
-	if header.Size > int64(len(archive)-tarBlock) {
-		return nil, fmt.Errorf("the archive ends inside its entry %s", header.Name)
-	}
-	program := archive[tarBlock : tarBlock+header.Size]
-	want, err := buildArchive(name, program)
-	if err != nil {
-		return nil, err
-	}
-	if !bytes.Equal(archive, want) {
-		return nil, fmt.Errorf("the archive is not the one that BuildLayer makes of %s", name)
-	}
-	return program, nil
+func header(name string, size int64) *tar.Header {
+	return &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o555, Size: size, ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR}
 }
 
-// inflate returns what a gzip stream inflates to. It refuses what the loader refuses: reserved header flags, anything after the
-// first member, and more than limit bytes.
-func inflate(stream []byte, limit int64) ([]byte, error) {
+// readLayer returns size and sum of the program in a layer, whose archive must be, byte for byte, the one that BuildLayer makes of that
+// program. It holds no more of the layer in memory than a block.
+func readLayer(name string, layer []byte) (size int64, sum [sha256.Size]byte, err error) {
+	z, err := openGzip(layer)
+	if err != nil {
+		return 0, sum, err
+	}
+	var block [tarBlock]byte
+	if _, err := io.ReadFull(z, block[:]); err != nil {
+		return 0, sum, fmt.Errorf("reading the archive's header: %w", err)
+	}
+	got, err := tar.NewReader(bytes.NewReader(block[:])).Next()
+	if err != nil {
+		return 0, sum, fmt.Errorf("reading the archive's header: %w", err)
+	}
+	size = got.Size
+	var want bytes.Buffer
+	if err := tar.NewWriter(&want).WriteHeader(header(name, size)); err != nil {
+		return 0, sum, fmt.Errorf("making the header to compare with: %w", err)
+	}
+	if !bytes.Equal(block[:], want.Bytes()) || size < 1 || size > MaxProgramSize {
+		return 0, sum, fmt.Errorf("the archive begins with %q of %d bytes: must begin with %s as BuildLayer writes it", got.Name, size, name)
+	}
+
+	hash := sha256.New()
+	if _, err := io.CopyN(hash, z, size); err != nil {
+		return 0, sum, fmt.Errorf("reading the program: %w", err)
+	}
+	end := make([]byte, (tarBlock-size%tarBlock)%tarBlock+2*tarBlock)
+	if _, err := io.ReadFull(z, end); err != nil {
+		return 0, sum, fmt.Errorf("reading the archive's end: %w", err)
+	}
+	if slices.ContainsFunc(end, func(b byte) bool { return b != 0 }) {
+		return 0, sum, errors.New("the archive holds more than the program")
+	}
+	if err := z.finish(0); err != nil {
+		return 0, sum, err
+	}
+	return size, [sha256.Size]byte(hash.Sum(nil)), nil
+}
+
+// gzipReader reads one gzip member, as strictly as the loader.
+type gzipReader struct {
+	*gzip.Reader
+	rest *bytes.Reader // what follows what was read
+}
+
+func openGzip(stream []byte) (*gzipReader, error) {
 	const flags, reserved = 3, 0xe0 // RFC 1952, 2.3.1
-	if len(stream) > flags && stream[flags]&reserved != 0 {
-		return nil, gzip.ErrHeader
-	}
 	// A bytes.Reader is a ByteReader, so that not a byte beyond the member is taken from it.
-	rest := bytes.NewReader(stream)
-	decompressor, err := gzip.NewReader(rest)
+	z := &gzipReader{rest: bytes.NewReader(stream)}
+	var err error
+	z.Reader, err = gzip.NewReader(z.rest)
+	if err == nil && stream[flags]&reserved != 0 {
+		err = gzip.ErrHeader
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the gzip header: %w", err)
 	}
-	decompressor.Multistream(false)
-	data, err := io.ReadAll(io.LimitReader(decompressor, limit+1))
-	if err != nil {
-		return nil, fmt.Errorf("inflating: %w", err)
+	z.Multistream(false)
+	return z, nil
+}
+
+// finish checks that at most limit bytes more come out, that the checksum is right and that nothing follows.
+func (z *gzipReader) finish(limit int64) error {
+	n, err := io.Copy(io.Discard, io.LimitReader(z, limit+1))
+	switch {
+	case err != nil:
+		return fmt.Errorf("inflating: %w", err)
+	case n > limit:
+		return errors.New("inflates to more than it may")
+	case z.rest.Len() > 0:
+		return fmt.Errorf("%d bytes follow the gzip stream", z.rest.Len())
 	}
-	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("inflates to more than %d bytes", limit)
-	}
-	if rest.Len() > 0 {
-		return nil, fmt.Errorf("%d bytes follow the gzip stream", rest.Len())
-	}
-	return data, nil
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"slices"
 )
 
@@ -31,7 +32,7 @@ func Encode(p Program, layer, loader []byte) (*Payload, error) {
 	if len(loader) < 1 || len(loader) > MaxLoaderSize {
 		return nil, fmt.Errorf("loader for %s has %d bytes: must have 1 to %d", p.Architecture, len(loader), MaxLoaderSize)
 	}
-	program, err := readLayer(p.Name, layer)
+	programSize, programSum, err := readLayer(p.Name, layer)
 	if err != nil {
 		return nil, fmt.Errorf("layer of %s: %w", p, err)
 	}
@@ -44,8 +45,8 @@ func Encode(p Program, layer, loader []byte) (*Payload, error) {
 		LayerSize:     len(layer),
 		LayerSHA256:   sha256.Sum256(layer),
 		ProgramOffset: tarBlock,
-		ProgramSize:   len(program),
-		ProgramSHA256: sha256.Sum256(program),
+		ProgramSize:   int(programSize),
+		ProgramSHA256: programSum,
 	}
 	for _, chunk := range chunks {
 		manifest.Chunks = append(manifest.Chunks, Chunk{Size: len(chunk), SHA256: sha256.Sum256(chunk)})
@@ -86,15 +87,21 @@ func (m *Manifest) Decode(chunks [][]byte) ([]byte, error) {
 	if sum := sha256.Sum256(layer); sum != m.LayerSHA256 {
 		return nil, fmt.Errorf("layer: sha256 is %x, manifest says %x", sum, m.LayerSHA256)
 	}
-	end := m.ProgramOffset + m.ProgramSize
-	inflated, err := inflate(layer, int64(end+maxTrailer))
+	z, err := openGzip(layer)
 	if err != nil {
 		return nil, fmt.Errorf("layer: %w", err)
 	}
-	if len(inflated) < end {
-		return nil, fmt.Errorf("program %s: the layer ends %d bytes too early", m.Program.Name, end-len(inflated))
+	program := make([]byte, m.ProgramSize)
+	_, err = io.CopyN(io.Discard, z, int64(m.ProgramOffset))
+	if err == nil {
+		_, err = io.ReadFull(z, program)
 	}
-	program := inflated[m.ProgramOffset:end]
+	if err != nil {
+		return nil, fmt.Errorf("layer: inflating program %s: %w", m.Program.Name, err)
+	}
+	if err := z.finish(maxTrailer); err != nil {
+		return nil, fmt.Errorf("layer: %w", err)
+	}
 	if sum := sha256.Sum256(program); sum != m.ProgramSHA256 {
 		return nil, fmt.Errorf("program %s: sha256 is %x, manifest says %x", m.Program.Name, sum, m.ProgramSHA256)
 	}

@@ -1,0 +1,72 @@
+package programs_test
+
+import (
+	"bytes"
+	"debug/elf"
+	"io/fs"
+	"strings"
+	"testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/programs"
+)
+
+func TestWhatWasNotBuiltInIsNamed(t *testing.T) {
+	for want, load := range map[string]func() ([]byte, error){
+		"this init-hook was built without registry-riscv64.tar.gz: ": func() ([]byte, error) { return programs.Load("registry", "riscv64") },
+		"this init-hook was built without nothing-amd64.tar.gz: ":    func() ([]byte, error) { return programs.Load("nothing", "amd64") },
+		"this init-hook was built without loader-riscv64: ":          func() ([]byte, error) { return programs.Loader("riscv64") },
+	} {
+		data, err := load()
+		if err == nil || !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), "make build") || data != nil {
+			t.Errorf("got %d bytes, %v\nwant %s...", len(data), err, want)
+		}
+	}
+}
+
+// TestEveryProgramIsForItsArchitecture looks into what make payload put there: a program under the wrong name would otherwise be noticed only
+// on a node of that architecture.
+func TestEveryProgramIsForItsArchitecture(t *testing.T) {
+	if files, err := fs.Glob(programs.Layers(), "*.tar.gz"); err != nil || len(files) == 0 {
+		t.Skipf("SKIPPED, NOTHING WAS TESTED: the folder dist is empty (%v): run make payload first", err)
+	}
+	machines := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+	for _, architecture := range programs.Architectures {
+		check := func(t *testing.T, program []byte) {
+			t.Helper()
+			f, err := elf.NewFile(bytes.NewReader(program))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Machine != machines[architecture] {
+				t.Errorf("it is for %v", f.Machine)
+			}
+		}
+		loader, err := programs.Loader(architecture)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run("loader "+architecture, func(t *testing.T) { check(t, loader) })
+		for _, name := range []string{"registry", "registry-node", "probe"} {
+			t.Run(name+" "+architecture, func(t *testing.T) {
+				layer, err := programs.Load(name, architecture)
+				if err != nil {
+					t.Fatal(err)
+				}
+				payload, err := injector.Encode(injector.Program{Name: name, Architecture: architecture}, layer, loader)
+				if err != nil {
+					t.Fatal(err)
+				}
+				manifest, err := injector.ParseManifest(payload.Manifest)
+				if err != nil {
+					t.Fatal(err)
+				}
+				program, err := manifest.Decode(payload.Chunks)
+				if err != nil {
+					t.Fatal(err)
+				}
+				check(t, program)
+			})
+		}
+	}
+}
