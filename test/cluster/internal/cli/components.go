@@ -64,7 +64,7 @@ func newLogs(a *app) *cobra.Command {
 
 func newKill(a *app) *cobra.Command {
 	return a.onComponent("kill", "Kill a component as a crash would; restart brings it back",
-		func(_ context.Context, c *cluster.Cluster, id string) error { return c.Kill(id) })
+		func(ctx context.Context, c *cluster.Cluster, id string) error { return c.Kill(ctx, id) })
 }
 
 func newPause(a *app) *cobra.Command {

@@ -2,9 +2,6 @@ package cli
 
 import (
 	"errors"
-	"fmt"
-	"os"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -39,6 +36,7 @@ kubectl the API server. "cp" stands for the control plane's network namespace.`,
 
 func newLoad(a *app) *cobra.Command {
 	var nodes []string
+	var wait bool
 	cmd := &cobra.Command{
 		Use:   "load ARCHIVE...",
 		Short: "Load image archives into the container runtime of nodes",
@@ -56,30 +54,10 @@ func newLoad(a *app) *cobra.Command {
 					nodes = append(nodes, n.Name)
 				}
 			}
-			var errs []error
-			for _, archive := range args {
-				info, err := os.Stat(archive)
-				if err == nil && info.IsDir() {
-					err = fmt.Errorf("%s is a directory: give an archive (a tar of an OCI layout or of docker save)", archive)
-				}
-				errs = append(errs, err)
-			}
-			for _, node := range nodes {
-				if !slices.ContainsFunc(c.Nodes, func(n cluster.Node) bool { return n.Name == node }) {
-					errs = append(errs, fmt.Errorf("cluster %s has no node %q", a.name, node))
-				}
-			}
-			if err := errors.Join(errs...); err != nil {
-				return err
-			}
-			for _, archive := range args {
-				if err := c.Load(cmd.Context(), archive, nodes); err != nil {
-					return err
-				}
-			}
-			return nil
+			return c.Load(cmd.Context(), args, nodes, wait)
 		},
 	}
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until the nodes' objects name the images, which takes up to 35 s")
 	cmd.Flags().StringSliceVar(&nodes, "nodes", nil, "nodes to load into (default all)")
 	return cmd
 }

@@ -12,14 +12,15 @@ import (
 func newUp(a *app) *cobra.Command {
 	options := cluster.Options{}
 	var family string
-	var pauseImages []string
+	var pauseImages, archives []string
 	var replace bool
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Make a cluster and wait until it runs pods",
 		Example: `  testcluster up
   testcluster up --name six --nodes 3 --ip-family IPv6 --kube-proxy nftables --portmap nftables
-  testcluster up --pause-image n2=docker.io/rancher/mirrored-pause:3.6`,
+  testcluster up --pause-image n2=docker.io/rancher/mirrored-pause:3.6
+  testcluster up --load n1=dist/images/init-hook.tar`,
 		Args:    cobra.NoArgs,
 		PreRunE: needRoot,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -28,6 +29,7 @@ func newUp(a *app) *cobra.Command {
 			if options.PauseImage, options.PauseImages, err = cluster.ParsePauseImages(pauseImages); err != nil {
 				return err
 			}
+			options.Archives = cluster.ParseArchives(archives)
 			if err := options.Validate(); err != nil {
 				return err
 			}
@@ -71,6 +73,7 @@ func newUp(a *app) *cobra.Command {
 	flags.StringVar(&options.KubeProxy, "kube-proxy", cluster.IPTables, "mode of kube-proxy: iptables or nftables")
 	flags.StringVar(&options.PortMap, "portmap", cluster.IPTables, "how the CNI serves host ports: iptables or nftables")
 	flags.StringArrayVar(&pauseImages, "pause-image", nil, "pause image, as REF for all nodes or NODE=REF for one; repeatable (default "+cluster.DefaultPauseImage+")")
+	flags.StringArrayVar(&archives, "load", nil, "image archive that nodes have from the beginning, as ARCHIVE for all nodes or NODE=ARCHIVE for one; repeatable")
 	flags.BoolVar(&options.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy objects")
 	flags.BoolVar(&replace, "replace", false, "remove a cluster of the same name first")
 	return cmd

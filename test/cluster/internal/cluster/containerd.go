@@ -87,11 +87,7 @@ func (c *Cluster) startContainerd(ctx context.Context, n Node) error {
 	if _, err := c.start(Process{ID: id, Node: n.Name, Args: []string{containerd, "--config=" + containerdConfigPath}}); err != nil {
 		return err
 	}
-	err := c.waitFor(ctx, id, "its answer", 30*time.Second, func(ctx context.Context) error {
-		_, err := c.run(ctx, n.Name, nil, "ctr", "version")
-		return err
-	})
-	if err != nil {
+	if err := c.waitForContainerd(ctx, n.Name); err != nil {
 		return err
 	}
 	program, err := os.ReadFile(c.path(binDir, pauseProgram))
@@ -114,19 +110,9 @@ func (c *Cluster) startContainerd(ctx context.Context, n Node) error {
 	return nil
 }
 
-// loadImage imports an archive into one node's container runtime.
-func (c *Cluster) loadImage(ctx context.Context, node, archive string) error {
-	f, err := os.Open(archive)
-	if err != nil {
-		return fmt.Errorf("loading an image: %w", err)
-	}
-	defer f.Close()
-	out, err := c.run(ctx, node, f, "ctr", "images", "import", "-")
-	if err != nil {
-		return fmt.Errorf("loading %s: %w", archive, err)
-	}
-	for line := range strings.Lines(out) {
-		c.log("%s: %s", node, strings.TrimSpace(line))
-	}
-	return nil
+func (c *Cluster) waitForContainerd(ctx context.Context, node string) error {
+	return c.waitFor(ctx, processID(containerd, node), "its answer", 30*time.Second, func(ctx context.Context) error {
+		_, err := c.run(ctx, node, nil, "ctr", "version")
+		return err
+	})
 }

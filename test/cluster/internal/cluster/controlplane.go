@@ -33,6 +33,10 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return c.waitForAPI(ctx, client)
+}
+
+func (c *Cluster) waitForAPI(ctx context.Context, client kubernetes.Interface) error {
 	return c.waitFor(ctx, apiServer, "/readyz", time.Minute, func(ctx context.Context) error {
 		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 	})

@@ -128,7 +128,12 @@ func lookPath(name string, env []string) (string, error) {
 // Exec turns this process into a command on a node, or, for "cp", beside the
 // control plane. It returns only when that fails.
 func (c *Cluster) Exec(node string, args []string) error {
-	e, err := c.entry(Process{Node: c.memberNode(node)})
+	if node == controlPlaneName {
+		node = ""
+	} else if _, err := c.node(node); err != nil {
+		return fmt.Errorf("%w; %s stands for the control plane", err, controlPlaneName)
+	}
+	e, err := c.entry(Process{Node: node})
 	if err != nil {
 		return err
 	}
@@ -147,14 +152,6 @@ func mergeEnvironment(base, override []string) []string {
 		return set[name]
 	})
 	return append(merged, override...)
-}
-
-// memberNode returns the node's name, or nothing for the control plane.
-func (c *Cluster) memberNode(name string) string {
-	if name == controlPlaneName {
-		return ""
-	}
-	return name
 }
 
 // run runs a command on a node and returns what it wrote. Its standard error is

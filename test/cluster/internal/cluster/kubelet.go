@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
@@ -17,6 +18,9 @@ const (
 	kubelet   = "kubelet"
 	kubeProxy = "kube-proxy"
 )
+
+// kubeletHealth is the kubelet's own default.
+const kubeletHealth = "127.0.0.1:10248"
 
 // Paths on a node, below its own /etc.
 const (
@@ -107,6 +111,15 @@ func (c *Cluster) kubelet(n Node) Process {
 		args = append(args, "--node-labels="+strings.Join(n.Labels, ","))
 	}
 	return Process{ID: processID(kubelet, n.Name), Node: n.Name, Args: args}
+}
+
+// waitForKubelet waits until a kubelet says that it is well.
+func (c *Cluster) waitForKubelet(ctx context.Context, node string) error {
+	return c.waitFor(ctx, processID(kubelet, node), "/healthz", 30*time.Second, func(context.Context) error {
+		return InNetns(netnsPath(c.Options.Name, node), func() error {
+			return httpOK(kubeletHealth, "/healthz")
+		})
+	})
 }
 
 // addKubeProxy adds what a node's kube-proxy reads to the files of the node.

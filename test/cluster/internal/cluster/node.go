@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
@@ -36,7 +35,15 @@ func (c *Cluster) createNode(ctx context.Context, ca *authority, n Node) error {
 	if _, err := c.run(ctx, n.Name, nil, c.self(), "internal", "mounts", "--cluster="+c.dir, "--node="+n.Name); err != nil {
 		return err
 	}
-	return c.startContainerd(ctx, n)
+	if err := c.startContainerd(ctx, n); err != nil {
+		return err
+	}
+	for _, archive := range c.Options.archivesOf(n.Name) {
+		if _, err := c.loadImage(ctx, n.Name, archive); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // joinNode starts what makes the node a member: kubelet, kube-proxy and, once the
@@ -82,6 +89,7 @@ func (c *Cluster) writeNodeFiles(ca *authority, n Node) error {
 		"/etc/hosts":    []byte(hosts.String()),
 		// Nodes have no DNS: a name fails at once instead of after a timeout.
 		"/etc/resolv.conf":                       []byte("# none: this node reaches nothing but its cluster\n"),
+		"/etc/crictl.yaml":                       []byte("runtime-endpoint: unix://" + containerdSocket + "\n"),
 		containerdConfigPath:                     []byte(c.containerdConfig(n)),
 		"/etc/cni/net.d/10-testcluster.conflist": []byte(c.cniConfig(n)),
 	}
@@ -198,16 +206,4 @@ func without(nodes []Node, name string) []Node {
 		}
 	}
 	return rest
-}
-
-// Load imports an image archive into the container runtime of nodes, all at once.
-func (c *Cluster) Load(ctx context.Context, archive string, nodes []string) error {
-	group, ctx := errgroup.WithContext(ctx)
-	for _, name := range nodes {
-		if _, err := c.node(name); err != nil {
-			return err
-		}
-		group.Go(func() error { return c.loadImage(ctx, name, archive) })
-	}
-	return group.Wait()
 }

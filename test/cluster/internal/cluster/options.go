@@ -31,6 +31,9 @@ type Options struct {
 	// PauseImage is for nodes that PauseImages does not name.
 	PauseImage  string            `json:"pauseImage"`
 	PauseImages map[string]string `json:"-"`
+	// Archives are image archives that nodes have before their kubelets start, so
+	// that the nodes' objects name the images from the beginning.
+	Archives []Archive `json:"-"`
 	// NetworkPolicy runs a controller on each node that enforces NetworkPolicy objects.
 	NetworkPolicy bool `json:"networkPolicy"`
 }
@@ -83,6 +86,12 @@ func (o Options) Validate() error {
 			errs = append(errs, err)
 		}
 	}
+	for _, archive := range o.Archives {
+		if archive.Node != "" && !o.hasNode(archive.Node) {
+			errs = append(errs, fmt.Errorf("--load %s=%s: there will be no such node; the nodes are n1 to n%d", archive.Node, archive.Path, o.Nodes))
+		}
+		errs = append(errs, ValidateArchive(archive.Path))
+	}
 	return errors.Join(errs...)
 }
 
@@ -101,6 +110,31 @@ func (o Options) pauseImageOf(node string) string {
 		return image
 	}
 	return o.PauseImage
+}
+
+// archivesOf returns the paths of the image archives for a node.
+func (o Options) archivesOf(node string) []string {
+	var paths []string
+	for _, archive := range o.Archives {
+		if archive.Node == "" || archive.Node == node {
+			paths = append(paths, archive.Path)
+		}
+	}
+	return paths
+}
+
+// ParseArchives reads the values of --load: ARCHIVE for all nodes, NODE=ARCHIVE for one.
+func ParseArchives(values []string) []Archive {
+	var archives []Archive
+	for _, value := range values {
+		archive := Archive{Path: value}
+		// A path may have an equals sign, but what stands before it is no node's name then.
+		if node, path, found := strings.Cut(value, "="); found && namePattern.MatchString(node) {
+			archive = Archive{Node: node, Path: path}
+		}
+		archives = append(archives, archive)
+	}
+	return archives
 }
 
 func validateImage(image string) error {

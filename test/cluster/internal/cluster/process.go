@@ -239,9 +239,14 @@ func (c *Cluster) Process(id string) (Process, error) {
 	return Process{}, fmt.Errorf("cluster %s has no component %q: it has %s", c.Options.Name, id, strings.Join(ids, ", "))
 }
 
-// Kill ends one component the hard way, as a crash would. Nothing starts it again
-// but Restart.
-func (c *Cluster) Kill(id string) error { return c.signal(id, unix.SIGKILL) }
+// Kill ends one component the hard way, as a crash would, and returns when it has
+// ended. Nothing starts it again but Restart.
+func (c *Cluster) Kill(ctx context.Context, id string) error {
+	if err := c.signal(id, unix.SIGKILL); err != nil {
+		return err
+	}
+	return c.waitForEnd(ctx, id)
+}
 
 // Pause stops one component as a hanging one would be: it keeps its connections
 // and answers nothing.
@@ -257,13 +262,24 @@ func (c *Cluster) signal(id string, s unix.Signal) error {
 	}
 	err = p.signal(s)
 	if errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("%s does not run: testcluster restart %s", id, id)
+		return fmt.Errorf("%s does not run: testcluster restart %s --name %s", id, id, c.Options.Name)
 	}
 	return err
 }
 
-// Restart ends a component, unless it has ended, and starts it the way it was
-// started before.
+func (c *Cluster) waitForEnd(ctx context.Context, id string) error {
+	const limit = 10 * time.Second // a killed process may have much memory to give back
+	return c.waitFor(ctx, id, "its end", limit, func(context.Context) error {
+		p, err := c.Process(id)
+		if err == nil && p.State() != Dead {
+			err = errors.New("still there")
+		}
+		return err
+	})
+}
+
+// Restart ends a component, unless it has ended, starts it the way it was started
+// before, and waits until it is of use.
 func (c *Cluster) Restart(ctx context.Context, id string) error {
 	p, err := c.Process(id)
 	if err != nil {
@@ -275,16 +291,36 @@ func (c *Cluster) Restart(ctx context.Context, id string) error {
 	if err := p.signal(unix.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	if err := c.waitFor(ctx, id, "its end", 10*time.Second, func(context.Context) error {
-		if p.State() != Dead {
-			return errors.New("still there")
-		}
-		return nil
-	}); err != nil {
+	if err := c.waitForEnd(ctx, id); err != nil {
 		return err
 	}
-	_, err = c.start(p)
-	return err
+	ctx, done := c.watch(ctx)
+	defer done()
+	if _, err := c.start(p); err != nil {
+		return err
+	}
+	return c.waitForUse(ctx, p)
+}
+
+// waitForUse waits until a component that was started does its work, as far as it
+// can be asked.
+func (c *Cluster) waitForUse(ctx context.Context, p Process) error {
+	switch strings.TrimSuffix(p.ID, "."+p.Node) {
+	case etcd, apiServer, forwarder:
+		client, err := c.client()
+		if err != nil {
+			return err
+		}
+		return c.waitForAPI(ctx, client)
+	case coreDNS:
+		return c.waitForDNS(ctx)
+	case containerd:
+		return c.waitForContainerd(ctx, p.Node)
+	case kubelet:
+		return c.waitForKubelet(ctx, p.Node)
+	default:
+		return nil
+	}
 }
 
 // waitFor asks until check is content, the cluster fails or the time is over. The

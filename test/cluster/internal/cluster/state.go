@@ -215,8 +215,6 @@ func (c *Cluster) environment() []string {
 		"CONTAINERD_ADDRESS=" + containerdSocket,
 		"CONTAINERD_NAMESPACE=k8s.io",
 		"CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1", // of cgroup version 1, at every call of ctr
-		"CONTAINER_RUNTIME_ENDPOINT=unix://" + containerdSocket,
-		"IMAGE_SERVICE_ENDPOINT=unix://" + containerdSocket,
 	}
 }
 

@@ -1,0 +1,136 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// reportLimit is longer than a kubelet may take to report a new image: it lists
+// images every 30 s and reports every 4 s.
+const reportLimit = 45 * time.Second
+
+// An Archive is an image archive, and the node that it is for.
+type Archive struct {
+	Path string
+	// Node is empty for all nodes.
+	Node string
+}
+
+// ValidateArchive says what is wrong with the path of an image archive.
+func ValidateArchive(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("image archive: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("image archive %s: that is not a file; give a tar of an OCI layout or of docker save", path)
+	}
+	return nil
+}
+
+// Load imports image archives into the container runtime of nodes. With wait, it
+// returns only when the nodes' objects name the images, which the kubelets see to
+// by themselves half a minute later.
+func (c *Cluster) Load(ctx context.Context, archives, nodes []string, wait bool) error {
+	var errs []error
+	for _, archive := range archives {
+		errs = append(errs, ValidateArchive(archive))
+	}
+	for _, name := range nodes {
+		_, err := c.node(name)
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	loaded := make(map[string][]string)
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, node := range nodes {
+		group.Go(func() error {
+			for _, archive := range archives {
+				images, err := c.loadImage(groupCtx, node, archive)
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				loaded[node] = append(loaded[node], images...)
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil || !wait {
+		return err
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	for node, images := range loaded {
+		if err := c.waitForReport(ctx, client, node, images); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// loadImage imports an archive into one node's container runtime and returns the
+// names of the images that were in it.
+func (c *Cluster) loadImage(ctx context.Context, node, archive string) ([]string, error) {
+	f, err := os.Open(archive)
+	if err != nil {
+		return nil, fmt.Errorf("loading an image: %w", err)
+	}
+	defer f.Close()
+	out, err := c.run(ctx, node, f, "ctr", "images", "import", "-")
+	if err != nil {
+		return nil, fmt.Errorf("loading %s: %w (an image archive is a tar of an OCI layout or of docker save)", archive, err)
+	}
+	images := savedImages(out)
+	if len(images) == 0 {
+		return nil, fmt.Errorf("loading %s: no image in it has a name", archive)
+	}
+	c.log("%s: loaded %s", node, strings.Join(images, ", "))
+	return images, nil
+}
+
+// savedImages reads which names ctr says it has saved.
+func savedImages(out string) []string {
+	var images []string
+	for line := range strings.Lines(out) {
+		if fields := strings.Fields(line); len(fields) == 2 && fields[1] == "saved" {
+			images = append(images, fields[0])
+		}
+	}
+	return images
+}
+
+func (c *Cluster) waitForReport(ctx context.Context, client kubernetes.Interface, name string, images []string) error {
+	return c.waitFor(ctx, processID(kubelet, name), "its report of new images", reportLimit, func(ctx context.Context) error {
+		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var reported []string
+		for _, image := range node.Status.Images {
+			reported = append(reported, image.Names...)
+		}
+		for _, image := range images {
+			if !slices.Contains(reported, image) {
+				return fmt.Errorf("node %s does not name %s", name, image)
+			}
+		}
+		return nil
+	})
+}
