@@ -77,8 +77,7 @@ func kubernetes(families ...corev1.IPFamily) *corev1.Service {
 const hookImage = "ghcr.io/zarf-dev/zarf-registry/init-hook:0.1.0"
 
 // clusters are the ones that every combination is rendered for; nil is none.
-func clusters(t testing.TB) map[string]func() *cluster {
-	t.Helper()
+func clusters() map[string]func() *cluster {
 	crio := node("c", "amd64", "registry.k8s.io/pause:3.10")
 	crio.Status.NodeInfo.ContainerRuntimeVersion = "cri-o://1.35.0"
 	dual := node("a", "amd64", "registry.k8s.io/pause:3.10")

@@ -272,6 +272,13 @@ func TestTheIPFamilyComesFromWhatPodsHave(t *testing.T) {
 	}
 }
 
+func TestAHostPortIsRefusedOnAnIPv6Cluster(t *testing.T) {
+	_, err := rendering{values: proxyMode(t, "proxy.hostNetwork=false"), cluster: newCluster(kubernetes(corev1.IPv6Protocol))}.try(t)
+	if err == nil || !strings.Contains(err.Error(), "zarf-registry: proxy.hostNetwork: ") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestTheProxyAnswersTLSWhereARuntimeNeedsIt(t *testing.T) {
 	for runtimeVersion, want := range map[string]string{
 		"containerd://2.1.4":       "never",
@@ -341,7 +348,7 @@ func TestTheJobsGoWhereTheirImageIs(t *testing.T) {
 func TestWithEverythingExplicitTheClusterIsNotAsked(t *testing.T) {
 	values := ciValues(t)["explicit"]
 	alone := rendering{values: values}.render(t).text()
-	for where, make := range clusters(t) {
+	for where, make := range clusters() {
 		cluster := make()
 		if cluster == nil {
 			continue

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"helm.sh/helm/v3/pkg/chart"
@@ -158,10 +159,8 @@ func decode(document string) (object, error) {
 		return object{}, err
 	}
 	o := object{typed: typed}
-	if err := yaml.Unmarshal([]byte(document), &o.Object); err != nil {
-		return object{}, err
-	}
-	return o, nil
+	o.Object, err = runtime.DefaultUnstructuredConverter.ToUnstructured(typed)
+	return o, err
 }
 
 // find returns the object of a kind and name, as its type in k8s.io/api.
@@ -226,6 +225,35 @@ func ciValues(t testing.TB) map[string]map[string]any {
 		found[strings.TrimSuffix(filepath.Base(file), "-values.yaml")] = values
 	}
 	return found
+}
+
+// combination is one of the renderings that many tests look at.
+type combination struct {
+	name, file, cluster string
+	*output
+}
+
+// matrix renders every values file in every cluster, once for all tests: nobody
+// may change what it returns.
+func matrix(t testing.TB) []combination {
+	t.Helper()
+	rendered.once.Do(func() {
+		for file, values := range ciValues(t) {
+			for where, cluster := range clusters() {
+				out := rendering{values: values, cluster: cluster()}.render(t)
+				rendered.all = append(rendered.all, combination{file + " in " + where, file, where, out})
+			}
+		}
+	})
+	if len(rendered.all) == 0 {
+		t.Fatal("the matrix could not be rendered")
+	}
+	return rendered.all
+}
+
+var rendered struct {
+	once sync.Once
+	all  []combination
 }
 
 // with returns values with more of them set, each by its path and in YAML, as

@@ -2,13 +2,13 @@ package templates
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // podTemplates is what decides whether pods are replaced, by workload.
@@ -27,28 +27,28 @@ func podTemplates(t testing.TB, out *output) map[string]string {
 }
 
 func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
-	for name, values := range ciValues(t) {
-		for where, make := range clusters(t) {
-			if make() == nil {
-				continue
-			}
-			installed := rendering{values: values, cluster: make()}.render(t)
-			// What the cluster has after the install.
-			objects := []runtime.Object{}
-			for _, list := range []string{"Node", "Service"} {
-				objects = append(objects, listed(t, make(), list)...)
-			}
-			for _, d := range all[*appsv1.Deployment](installed) {
-				objects = append(objects, d)
-			}
-			for _, s := range all[*corev1.Service](installed) {
-				objects = append(objects, s)
-			}
-			upgraded := rendering{values: values, cluster: newCluster(objects...), upgrade: true}.render(t)
-			if diff := cmp.Diff(installed.text(), upgraded.text()); diff != "" {
-				t.Errorf("%s in %s:\n%s", name, where, diff)
-			}
+	upgrades := 0
+	for _, installed := range matrix(t) {
+		cluster := clusters()[installed.cluster]()
+		if cluster == nil {
+			continue
 		}
+		upgrades++
+		// What the cluster has after the install.
+		objects := slices.Concat(listed(t, cluster, "Node"), listed(t, cluster, "Service"))
+		for _, d := range all[*appsv1.Deployment](installed.output) {
+			objects = append(objects, d)
+		}
+		for _, s := range all[*corev1.Service](installed.output) {
+			objects = append(objects, s)
+		}
+		upgraded := rendering{values: ciValues(t)[installed.file], cluster: newCluster(objects...), upgrade: true}.render(t)
+		if diff := cmp.Diff(installed.text(), upgraded.text()); diff != "" {
+			t.Errorf("%s:\n%s", installed.name, diff)
+		}
+	}
+	if upgrades == 0 {
+		t.Fatal("nothing was upgraded")
 	}
 }
 
