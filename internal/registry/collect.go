@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"regexp"
 
 	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/storage"
@@ -65,15 +64,6 @@ func GarbageCollect(ctx context.Context, config *configuration.Configuration, op
 	}
 	return sweeper.collected, nil
 }
-
-// Where distribution keeps what it stores; its layout has a version and is
-// documented in its registry/storage/paths.go.
-const repositoriesPath = "/docker/registry/v2/repositories"
-
-var (
-	blobDirectory     = regexp.MustCompile(`^/docker/registry/v2/blobs/([^/]+)/[^/]+/([^/]+)$`)
-	revisionDirectory = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/revisions/([^/]+)/([^/]+)$`)
-)
 
 // sweeper is a storage driver that reports and counts what is removed.
 type sweeper struct {

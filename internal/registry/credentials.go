@@ -46,12 +46,13 @@ const (
 // so that a flood of wrong passwords takes at most half of the processors, few
 // checks run at a time and few wait.
 type credentials struct {
-	files   []htpasswdFile
-	log     *slog.Logger
-	key     [sha256.Size]byte
-	running chan struct{}
-	waiting atomic.Int32
-	current atomic.Pointer[userTable]
+	files    []htpasswdFile
+	interval time.Duration
+	log      *slog.Logger
+	key      [sha256.Size]byte
+	running  chan struct{}
+	waiting  atomic.Int32
+	current  atomic.Pointer[userTable]
 
 	reloadErrors atomic.Uint64
 	failure      string // the failure that was logged last; for the one goroutine that reloads
@@ -97,9 +98,10 @@ type user struct {
 // openCredentials reads the files for the first time, which must succeed.
 func openCredentials(log *slog.Logger, files ...htpasswdFile) (*credentials, error) {
 	c := &credentials{
-		files:   files,
-		log:     log,
-		running: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
+		files:    files,
+		interval: credentialInterval,
+		log:      log,
+		running:  make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
 	}
 	_, _ = rand.Read(c.key[:]) // never fails
 	if _, err := c.reload(); err != nil {
@@ -111,7 +113,7 @@ func openCredentials(log *slog.Logger, files ...htpasswdFile) (*credentials, err
 // run follows the files until ctx ends. While they cannot be used the last good
 // ones stay in force.
 func (c *credentials) run(ctx context.Context) {
-	ticker := time.NewTicker(credentialInterval)
+	ticker := time.NewTicker(c.interval)
 	defer ticker.Stop()
 	for {
 		select {

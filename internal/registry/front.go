@@ -45,6 +45,7 @@ type front struct {
 	metrics      *metrics
 	log          *slog.Logger
 	draining     *atomic.Bool
+	now          func() time.Time // for certificates
 	stall        time.Duration
 }
 
@@ -119,7 +120,7 @@ func (f *front) connContext(ctx context.Context, _ net.Conn) context.Context {
 // began, where time or a new generation of CAs may have changed the verdict. A
 // connection of an old generation serves no further request.
 func (f *front) verifyAgain(w http.ResponseWriter, r *http.Request) error {
-	now, current := time.Now(), f.certificates.Current()
+	now, current := f.now(), f.certificates.Current()
 	chain := r.TLS.PeerCertificates
 	stale := r.Context().Value(generationKey{}) != current
 	if stale {

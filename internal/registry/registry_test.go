@@ -133,9 +133,17 @@ type instance struct {
 	logs      *lockedBuffer
 }
 
-// start runs a registry with all listeners, storage in root, and the
-// certificates of ca. It is stopped when the test ends.
+// start runs what open makes, until the test ends.
 func start(t testing.TB, ca authority, root string, changes ...func(*Options)) *instance {
+	t.Helper()
+	i := open(t, ca, root, changes...)
+	i.run()
+	return i
+}
+
+// open makes a registry with all listeners, storage in root, and the
+// certificates of ca.
+func open(t testing.TB, ca authority, root string, changes ...func(*Options)) *instance {
 	t.Helper()
 	dir := t.TempDir()
 	i := &instance{t: t, ca: ca, root: root, tlsDir: filepath.Join(dir, "tls"), logs: &lockedBuffer{}}
@@ -159,7 +167,6 @@ func start(t testing.TB, ca authority, root string, changes ...func(*Options)) *
 	if i.server, err = Open(options); err != nil {
 		t.Fatal(err)
 	}
-	i.run()
 	return i
 }
 

@@ -104,6 +104,7 @@ type Server struct {
 	metrics      *metrics
 	log          *slog.Logger
 	draining     atomic.Bool
+	now          func() time.Time
 	stall        time.Duration
 }
 
@@ -114,7 +115,7 @@ func Open(options Options) (*Server, error) {
 	if err := options.validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{options: options, metrics: newMetrics(), log: options.Log, stall: stallTimeout}
+	s := &Server{options: options, metrics: newMetrics(), log: options.Log, now: time.Now, stall: stallTimeout}
 
 	var err error
 	if options.Listen != "" {
@@ -161,6 +162,7 @@ func newApp(config *configuration.Configuration) (app *handlers.App, err error) 
 			err = fmt.Errorf("configuration: %v", p)
 		}
 	}()
+	useUnbufferedBlobs(config)
 	return handlers.NewApp(context.Background(), config), nil
 }
 
@@ -221,6 +223,7 @@ func (s *Server) front(name string, policy policy) *front {
 		metrics:     s.metrics,
 		log:         s.log,
 		draining:    &s.draining,
+		now:         s.now,
 		stall:       s.stall,
 	}
 }

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// The program travels to nodes in ConfigMaps: what it links is paid for in etcd.
+func TestImports(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages := strings.Fields(string(out))
+	const distribution = "github.com/distribution/distribution/v3/registry"
+	forbidden := map[string]string{ // by prefix
+		distribution + "/storage/driver/gcs":         "no Google Cloud Storage",
+		distribution + "/storage/driver/azure":       "no Azure",
+		distribution + "/storage/driver/middleware/": "no storage middleware",
+		distribution + "/auth/":                      "the front authorises",
+		"cloud.google.com/":                          "no Google Cloud Storage",
+		"github.com/Azure/":                          "no Azure",
+		"k8s.io/":                                    "the registry does not talk to Kubernetes",
+		"sigs.k8s.io/":                               "the registry does not talk to Kubernetes",
+		"helm.sh/":                                   "Helm is init-hook's",
+		"oras.land/":                                 "clients are init-hook's",
+		"testing":                                    "tests stay in tests",
+	}
+	needed := map[string]bool{
+		distribution + "/handlers":                  false,
+		distribution + "/storage/driver/filesystem": false,
+		distribution + "/storage/driver/inmemory":   false,
+		distribution + "/storage/driver/s3-aws":     false,
+		"golang.org/x/crypto/x509roots/fallback":    false,
+	}
+	for _, name := range packages {
+		if name == distribution {
+			t.Errorf("%s is linked: distribution's own main", name)
+		}
+		for prefix, why := range forbidden {
+			if strings.HasPrefix(name, prefix) {
+				t.Errorf("%s is linked: %s", name, why)
+			}
+		}
+		if _, ok := needed[name]; ok {
+			needed[name] = true
+		}
+	}
+	for name, linked := range needed {
+		if !linked {
+			t.Errorf("%s is not linked", name)
+		}
+	}
+}

@@ -1,0 +1,165 @@
+package root
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/bcrypt"
+)
+
+func write(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func run(args ...string) (code int, stdout, stderr string) {
+	var out, errors bytes.Buffer
+	code = Run(context.Background(), args, &out, &errors)
+	return code, out.String(), errors.String()
+}
+
+func TestExitCodesAndMessages(t *testing.T) {
+	config := write(t, "config.yml", "version: 0.1\nstorage: {filesystem: {rootdirectory: "+t.TempDir()+"}}\n")
+	wrong := write(t, "wrong.yml", "version: 0.1\nstorage: inmemory\nhttp: {addr: ':1', prefix: /x}\n")
+	inMemory := write(t, "memory.yml", "version: 0.1\nstorage: inmemory\n")
+	unreadable := write(t, "unreadable.yml", "version: 0.1\nstorage: {filesystem: {rootdirectory: "+config+"}}\n")
+	for sentence, tt := range map[string]struct {
+		args []string
+		code int
+		want []string // on stderr
+	}{
+		"no command":                       {nil, 2, []string{"give a command", `See "registry --help"`}},
+		"an unknown command":               {[]string{"nonsense"}, 2, []string{`"nonsense"`}},
+		"an unknown flag":                  {[]string{"serve", "--nonsense"}, 2, []string{"--nonsense", `See "registry serve --help"`}},
+		"an argument too many":             {[]string{"serve", "config.yml"}, 2, []string{`unexpected argument "config.yml"`}},
+		"an unknown log format":            {[]string{"serve", "--log-format=xml"}, 2, []string{"--log-format", "xml"}},
+		"an unknown log level":             {[]string{"serve", "--log-level=loud"}, 2, []string{"--log-level", "loud"}},
+		"a missing configuration":          {[]string{"serve", "--config=/nowhere/config.yml"}, 2, []string{"/nowhere/config.yml", "no such file"}},
+		"a wrong configuration":            {[]string{"serve", "--config", wrong}, 2, []string{wrong, "* http.addr", "* http.prefix"}},
+		"missing certificates":             {[]string{"serve", "--config", config, "--tls-dir=/nowhere"}, 2, []string{"/nowhere"}},
+		"garbage in memory":                {[]string{"garbage-collect", "--config", inMemory}, 1, []string{"nothing to collect"}},
+		"garbage that cannot be read":      {[]string{"garbage-collect", "--config", unreadable}, 1, []string{"reading the storage"}},
+		"garbage of a wrong configuration": {[]string{"garbage-collect", "--config", wrong}, 2, []string{"* http.addr"}},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			code, stdout, stderr := run(tt.args...)
+			if code != tt.code || stdout != "" {
+				t.Errorf("exit code %d, want %d; stdout %q", code, tt.code, stdout)
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(stderr, want) {
+					t.Errorf("%q is not in %q", want, stderr)
+				}
+			}
+		})
+	}
+}
+
+func TestResultsGoToStdout(t *testing.T) {
+	config := write(t, "config.yml", "version: 0.1\nstorage: {filesystem: {rootdirectory: "+t.TempDir()+"}}\n")
+	for sentence, tt := range map[string]struct {
+		args []string
+		want string // a regular expression
+	}{
+		"the version":               {[]string{"version"}, `^registry dev go\S+ \w+/\w+\n$`},
+		"what was collected":        {[]string{"garbage-collect", "--config", config}, `^freed 0 bytes: 0 blobs, 0 manifests\n$`},
+		"what would be collected":   {[]string{"garbage-collect", "--config", config, "--dry-run", "--delete-untagged"}, `^would free 0 bytes: 0 blobs, 0 manifests\n$`},
+		"help, with when it's safe": {[]string{"garbage-collect", "--help"}, `safe while nobody pushes`},
+		"help, with examples":       {[]string{"serve", "--help"}, `Examples:`},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			code, stdout, stderr := run(tt.args...)
+			if code != 0 || stderr != "" || !regexp.MustCompile(tt.want).MatchString(stdout) {
+				t.Errorf("exit code %d, stdout %q, stderr %q", code, stdout, stderr)
+			}
+		})
+	}
+}
+
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// The whole program, from flags to the end of its context.
+func TestServe(t *testing.T) {
+	hash, err := bcrypt.GenerateFromPassword([]byte("secret"), bcrypt.MinCost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("REGISTRY_STORAGE", "inmemory")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var stdout, stderr lockedBuffer
+	ended := make(chan int)
+	go func() {
+		ended <- Run(ctx, []string{
+			"serve", "--config", write(t, "config.yml", "version: 0.1\nstorage: {filesystem: {}}\n"),
+			"--listen=", "--plain-listen=127.0.0.1:0", "--health-listen=", "--metrics-listen=",
+			"--htpasswd", write(t, "htpasswd", "me:"+string(hash)+"\n"),
+		}, &stdout, &stderr)
+	}()
+	listening := regexp.MustCompile(`"for":"plain","address":"([^"]+)"`)
+	var address string
+	for address == "" {
+		select {
+		case code := <-ended:
+			t.Fatalf("exit code %d: %s", code, stderr.String())
+		default:
+		}
+		if found := listening.FindStringSubmatch(stderr.String()); found != nil {
+			address = found[1]
+		}
+		time.Sleep(time.Millisecond)
+	}
+	request, err := http.NewRequest("GET", "http://"+address+"/v2/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.SetBasicAuth("me", "secret")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body, err := io.ReadAll(response.Body); err != nil || response.StatusCode != http.StatusOK || string(body) != "{}" {
+		t.Errorf("status %d, body %q, %v", response.StatusCode, body, err)
+	}
+	response.Body.Close()
+	cancel()
+	if code := <-ended; code != 0 {
+		t.Errorf("exit code %d: %s", code, stderr.String())
+	}
+	if stdout.String() != "" {
+		t.Errorf("stdout %q", stdout.String())
+	}
+	for _, line := range strings.Split(strings.TrimSpace(stderr.String()), "\n") {
+		if !strings.HasPrefix(line, `{"time":`) {
+			t.Errorf("a log line is not JSON: %s", line)
+		}
+	}
+}

@@ -1,0 +1,169 @@
+package registry
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/distribution/distribution/v3/configuration"
+)
+
+const minimal = "version: 0.1\nstorage: {filesystem: {rootdirectory: /data}}\n"
+
+func TestLoadConfigForces(t *testing.T) {
+	purging := func(changes ...any) map[any]any {
+		all := map[any]any{"enabled": true, "age": "24h", "interval": "12h", "dryrun": false}
+		for n := 0; n < len(changes); n += 2 {
+			all[changes[n]] = changes[n+1]
+		}
+		return all
+	}
+	for sentence, tt := range map[string]struct {
+		config, variable, value string
+		want                    configuration.Storage
+	}{
+		"what the registry must have is there": {
+			config: minimal,
+			want: configuration.Storage{
+				"filesystem":  {"rootdirectory": "/data"},
+				"delete":      {"enabled": true},
+				"redirect":    {"disable": true},
+				"maintenance": {"uploadpurging": purging()},
+			},
+		},
+		"it is there whatever the file says": {
+			config: "version: 0.1\nstorage: {inmemory: {}, delete: {enabled: false}, redirect: {disable: false}}\n",
+			want: configuration.Storage{
+				"inmemory":    {},
+				"delete":      {"enabled": true},
+				"redirect":    {"disable": true},
+				"maintenance": {"uploadpurging": purging()},
+			},
+		},
+		"purging is completed, not replaced": {
+			config: minimal[:len(minimal)-2] + ", maintenance: {uploadpurging: {age: 1h}, readonly: {enabled: true}}}\n",
+			want: configuration.Storage{
+				"filesystem":  {"rootdirectory": "/data"},
+				"delete":      {"enabled": true},
+				"redirect":    {"disable": true},
+				"maintenance": {"uploadpurging": purging("age", "1h"), "readonly": map[any]any{"enabled": true}},
+			},
+		},
+		"the environment sets a credential": {
+			config:   "version: 0.1\nstorage: {s3: {bucket: b}}\n",
+			variable: "REGISTRY_STORAGE_S3_ACCESSKEY", value: "key",
+			want: configuration.Storage{
+				"s3":          {"bucket": "b", "accesskey": "key"},
+				"delete":      {"enabled": true},
+				"redirect":    {"disable": true},
+				"maintenance": {"uploadpurging": purging()},
+			},
+		},
+		"the environment sets what the file leaves out": {
+			config:   minimal,
+			variable: "REGISTRY_STORAGE_MAINTENANCE_UPLOADPURGING_AGE", value: "2h",
+			want: configuration.Storage{
+				"filesystem":  {"rootdirectory": "/data"},
+				"delete":      {"enabled": true},
+				"redirect":    {"disable": true},
+				"maintenance": {"uploadpurging": purging("age", "2h")},
+			},
+		},
+		"a cache is used when it is asked for": {
+			config: minimal[:len(minimal)-2] + ", cache: {blobdescriptor: inmemory}}\n",
+			want: configuration.Storage{
+				"filesystem":  {"rootdirectory": "/data"},
+				"delete":      {"enabled": true},
+				"redirect":    {"disable": true},
+				"cache":       {"blobdescriptor": "inmemory"},
+				"maintenance": {"uploadpurging": purging()},
+			},
+		},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			if tt.variable != "" {
+				t.Setenv(tt.variable, tt.value)
+			}
+			config := loadConfig(t, tt.config).Config
+			if diff := cmp.Diff(tt.want, config.Storage); diff != "" {
+				t.Error(diff)
+			}
+			if !config.HTTP.RelativeURLs {
+				t.Error("URLs are not relative")
+			}
+		})
+	}
+}
+
+func TestLoadConfigRefuses(t *testing.T) {
+	for sentence, tt := range map[string]struct {
+		config, variable, value string
+		want                    []string
+	}{
+		"an empty file":     {config: "", want: []string{"unsupported version"}},
+		"no storage":        {config: "version: 0.1\n", want: []string{"no storage configuration"}},
+		"YAML that is none": {config: "version: [", want: []string{"yaml"}},
+		"a misspelt key":    {config: minimal + "htpp: {secret: x}\n", want: []string{"htpp"}},
+		"an unknown driver": {config: "version: 0.1\nstorage: {gcs: {bucket: b}}\n", want: []string{"storage.gcs", "filesystem, s3 and inmemory"}},
+		"two drivers":       {config: "version: 0.1\nstorage: {filesystem: {}, s3: {}}\n", want: []string{"exactly one storage type"}},
+		"two drivers, one of them from the environment": {
+			config: minimal, variable: "REGISTRY_STORAGE_S3_BUCKET", value: "b", want: []string{"multiple storage drivers"},
+		},
+		"authentication of distribution's": {
+			config: minimal + "auth: {htpasswd: {realm: x, path: /x}}\n", want: []string{"auth is not supported", "--htpasswd", "--tls-dir"},
+		},
+		"authentication from the environment": {
+			config: minimal, variable: "REGISTRY_AUTH", value: "htpasswd", want: []string{"auth is not supported"},
+		},
+		"authentication that is none": {config: minimal + "auth: {none: {}}\n", want: []string{"auth is not supported"}},
+		"an address":                  {config: minimal + "http: {addr: ':5000'}\n", want: []string{"http.addr", "--listen"}},
+		"certificates":                {config: minimal + "http: {tls: {certificate: /x, key: /y}}\n", want: []string{"http.tls", "--tls-dir"}},
+		"a debug server":              {config: minimal + "http: {debug: {addr: ':5001'}}\n", want: []string{"http.debug", "--metrics-listen"}},
+		"a host":                      {config: minimal + "http: {host: https://x}\n", want: []string{"http.host", "relative"}},
+		"a prefix":                    {config: minimal + "http: {prefix: /x}\n", want: []string{"http.prefix", "/v2/"}},
+		"a log level":                 {config: minimal + "log: {level: debug}\n", want: []string{"log is not supported", "--log-level"}},
+		"log fields":                  {config: minimal + "log: {fields: {service: registry}}\n", want: []string{"log is not supported"}},
+		"a health check of a URL":     {config: minimal + "health: {http: [{uri: http://x, headers: {}}]}\n", want: []string{"health.http", "probes"}},
+		"middleware":                  {config: minimal + "middleware: {storage: [{name: cloudfront, options: {}}]}\n", want: []string{"middleware"}},
+		"a pull-through cache":        {config: minimal + "proxy: {remoteurl: https://x}\n", want: []string{"proxy", "pull-through"}},
+		"all problems at once": {
+			config: minimal + "http: {addr: ':5000', prefix: /x}\nauth: {none: {}}\n", want: []string{"http.addr", "http.prefix", "auth"},
+		},
+		"purging that never ends": {
+			config: "version: 0.1\nstorage: {inmemory: {}, maintenance: {uploadpurging: {interval: 0s, age: 12, enabled: yes please, often: true}}}\n",
+			want:   []string{"uploadpurging.interval is 0s", "uploadpurging.age is 12", "uploadpurging.enabled is yes please", "uploadpurging.often"},
+		},
+		"purging that is no section": {
+			config: "version: 0.1\nstorage: {inmemory: {}, maintenance: {uploadpurging: false}}\n", want: []string{"uploadpurging is false"},
+		},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			if tt.variable != "" {
+				t.Setenv(tt.variable, tt.value)
+			}
+			path := writeFile(t, filepath.Join(t.TempDir(), "config.yml"), []byte(tt.config))
+			config, err := LoadConfig(path)
+			var refusal *ConfigError
+			if !errors.As(err, &refusal) || refusal.Path != path {
+				t.Fatalf("LoadConfig() = %v, %v", config, err)
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%v does not say %q", err, want)
+				}
+			}
+		})
+	}
+	t.Run("a missing file", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "none.yml")
+		if _, err := LoadConfig(path); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("LoadConfig() = %v", err)
+		}
+	})
+	t.Run("the level that distribution would log at is no reason", func(t *testing.T) {
+		loadConfig(t, minimal+"log: {level: info}\n")
+	})
+}

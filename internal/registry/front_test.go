@@ -1,0 +1,181 @@
+package registry
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// frontServer serves handler behind a front that lets anyone read, and anyone
+// write with a credential that is known already.
+func frontServer(t *testing.T, stall time.Duration, handler http.HandlerFunc) (address string, logs *lockedBuffer) {
+	t.Helper()
+	logs = &lockedBuffer{}
+	f := &front{
+		name:     "plain",
+		policy:   policy{anonymousPull: true},
+		next:     handler,
+		metrics:  newMetrics(),
+		log:      slog.New(slog.NewTextHandler(logs, nil)),
+		draining: new(atomic.Bool),
+		now:      time.Now,
+		stall:    stall,
+	}
+	server := httptest.NewServer(f)
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String(), logs
+}
+
+func dialPlain(t *testing.T, address string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// GET requests may have bodies, which spares these tests the credentials.
+func TestStalledRequestsEnd(t *testing.T) {
+	const stall = 250 * time.Millisecond
+	type result struct {
+		n   int64
+		err error
+	}
+	readAll := func(results chan result) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			n, err := io.Copy(io.Discard, r.Body)
+			results <- result{n, err}
+		}
+	}
+	t.Run("a body that stands still is given up", func(t *testing.T) {
+		results := make(chan result, 1)
+		address, _ := frontServer(t, stall, readAll(results))
+		fmt.Fprint(dialPlain(t, address), "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
+		if got := <-results; got.n != 5 || got.err == nil {
+			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("a body that trickles is read to its end", func(t *testing.T) {
+		results := make(chan result, 1)
+		address, _ := frontServer(t, stall, readAll(results))
+		conn := dialPlain(t, address)
+		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+		for range 10 {
+			time.Sleep(stall / 5)
+			fmt.Fprint(conn, "x")
+		}
+		if got := <-results; got.n != 10 || got.err != nil {
+			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("a handler may think for longer than a client may stall", func(t *testing.T) {
+		contexts := make(chan error, 1)
+		address, _ := frontServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			time.Sleep(3 * stall)
+			contexts <- r.Context().Err()
+		})
+		conn := dialPlain(t, address)
+		reader := bufio.NewReader(conn)
+		for n := range 2 { // the second finds the deadlines that the first has left
+			fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
+			if err := <-contexts; err != nil {
+				t.Errorf("request %d was cancelled: %v", n, err)
+			}
+			if response, err := http.ReadResponse(reader, nil); err != nil || response.StatusCode != http.StatusOK {
+				t.Fatalf("request %d: %v", n, err)
+			}
+			time.Sleep(2 * stall)
+		}
+	})
+	t.Run("a response that nobody takes is given up", func(t *testing.T) {
+		results := make(chan result, 1)
+		address, _ := frontServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
+			n, err := io.Copy(w, &zeros{1 << 30})
+			results <- result{n, err}
+		})
+		fmt.Fprint(dialPlain(t, address), "GET /v2/ HTTP/1.1\r\nHost: x\r\n\r\n")
+		if got := <-results; got.err == nil || got.n == 0 {
+			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("a response that is taken slowly is sent to its end", func(t *testing.T) {
+		results := make(chan result, 1)
+		address, _ := frontServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
+			n, err := io.Copy(w, &zeros{16 << 20})
+			results <- result{n, err}
+		})
+		conn := dialPlain(t, address)
+		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+		buffer := make([]byte, 2<<20)
+		for {
+			if _, err := io.ReadFull(conn, buffer); err != nil {
+				break
+			}
+			time.Sleep(stall / 5)
+		}
+		if got := <-results; got.err != nil || got.n != 16<<20 {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+func TestFrontHidesWhatIsNotForDistribution(t *testing.T) {
+	headers := make(chan http.Header, 1)
+	address, _ := frontServer(t, stallTimeout, func(w http.ResponseWriter, r *http.Request) { headers <- r.Header })
+	request, err := http.NewRequest("GET", "http://"+address+"/v2/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append([]string{"Authorization", "Cookie"}, forwarded...) {
+		request.Header.Set(name, "x")
+	}
+	request.Header.Set("Range", "bytes=0-1")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	got := <-headers
+	for _, name := range append([]string{"Authorization", "Cookie"}, forwarded...) {
+		if got.Get(name) != "" {
+			t.Errorf("%s goes through", name)
+		}
+	}
+	if got.Get("Range") == "" {
+		t.Error("Range does not go through")
+	}
+}
+
+func TestHandlersThatPanicAreCounted(t *testing.T) {
+	f := &front{
+		name: "plain", policy: policy{anonymousPull: true}, metrics: newMetrics(), draining: new(atomic.Bool),
+		log: slog.New(slog.DiscardHandler), now: time.Now, stall: stallTimeout,
+		next: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }),
+	}
+	server := httptest.NewServer(f)
+	defer server.Close()
+	if _, err := http.Get(server.URL); err == nil {
+		t.Error("the request was answered")
+	}
+	recorder := httptest.NewRecorder()
+	f.metrics.handler().ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
+	for _, want := range []string{
+		`zarf_registry_http_requests_total{code="500",listener="plain",method="GET"} 1`,
+		`zarf_registry_http_requests_in_flight{listener="plain"} 0`,
+	} {
+		if !strings.Contains(recorder.Body.String(), want) {
+			t.Errorf("there is no %s", want)
+		}
+	}
+}

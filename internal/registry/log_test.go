@@ -1,0 +1,81 @@
+package registry
+
+import (
+	"bytes"
+	"encoding/json"
+	"log"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+)
+
+func TestLogsOfDistribution(t *testing.T) {
+	answered := func(status int) logrus.Fields { return logrus.Fields{"http.response.status": status} }
+	for sentence, tt := range map[string]struct {
+		level   logrus.Level
+		fields  logrus.Fields
+		message string
+		want    slog.Level
+		silent  bool
+	}{
+		"its information is debug output":             {logrus.InfoLevel, nil, "redis not configured", slog.LevelDebug, false},
+		"its warnings are warnings":                   {logrus.WarnLevel, nil, "odd", slog.LevelWarn, false},
+		"its errors are errors":                       {logrus.ErrorLevel, nil, "disk gone", slog.LevelError, false},
+		"an answer of ours that failed is an error":   {logrus.ErrorLevel, answered(500), "response completed with error", slog.LevelError, false},
+		"an answer to a client's mistake is not":      {logrus.ErrorLevel, answered(404), "response completed with error", slog.LevelDebug, false},
+		"the credentials of webhooks are not written": {logrus.InfoLevel, nil, "configuring endpoint x, headers=secret", 0, true},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			var out bytes.Buffer
+			hook := logHook{slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+			entry := &logrus.Entry{Level: tt.level, Message: tt.message, Data: tt.fields}
+			if err := hook.Fire(entry); err != nil {
+				t.Fatal(err)
+			}
+			if tt.silent {
+				if out.Len() != 0 {
+					t.Errorf("written: %s", out.String())
+				}
+				return
+			}
+			var line struct {
+				Level  slog.Level
+				Detail string
+			}
+			if err := json.Unmarshal(out.Bytes(), &line); err != nil {
+				t.Fatal(err)
+			}
+			if line.Level != tt.want || line.Detail != tt.message {
+				t.Errorf("written: %s", out.String())
+			}
+		})
+	}
+}
+
+func TestRouteLogs(t *testing.T) {
+	var out bytes.Buffer
+	RouteLogs(slog.New(slog.NewJSONHandler(&out, nil)))
+	t.Cleanup(func() { RouteLogs(slog.New(slog.DiscardHandler)) })
+	logrus.WithField("http.request.uri", "/v2/a/blobs/uploads/1?_state=secret").WithField("go.version", "x").Error("broken")
+	logrus.Info("chatter")
+	text := out.String()
+	if strings.Count(text, "\n") != 1 || !strings.Contains(text, `"http.request.uri":"/v2/a/blobs/uploads/1"`) || strings.Contains(text, "go.version") {
+		t.Errorf("written: %s", text)
+	}
+}
+
+func TestConnectionsThatFailAreLogged(t *testing.T) {
+	for line, want := range map[string]string{
+		"http: TLS handshake error from 1.2.3.4:5: EOF":                                      "DEBUG",
+		"http: TLS handshake error from 1.2.3.4:5: tls: client didn't provide a certificate": "WARN",
+	} {
+		var out bytes.Buffer
+		logger := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		log.New(serverLog{logger, "tls"}, "", 0).Print(line)
+		if text := out.String(); !strings.Contains(text, "level="+want) || !strings.Contains(text, "listener=tls") || !strings.Contains(text, "1.2.3.4:5") {
+			t.Errorf("%s: written as %s", line, text)
+		}
+	}
+}

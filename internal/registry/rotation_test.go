@@ -1,0 +1,211 @@
+package registry
+
+import (
+	"crypto/tls"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+)
+
+// replaceCertificates brings the server to other files, without waiting for it
+// to look by itself.
+func (i *instance) replaceCertificates(files tlsfilestest.Files) {
+	i.t.Helper()
+	tlsfilestest.WriteSecret(i.t, i.tlsDir, files)
+	if changed, err := i.server.certificates.Reload(); !changed || err != nil {
+		i.t.Fatalf("reload: %t, %v", changed, err)
+	}
+}
+
+// A CA is rotated the way that init-hook does it, while clients pull in a loop.
+func TestRotationFailsNoRequest(t *testing.T) {
+	before, after := newAuthority(t), newAuthority(t)
+	i := start(t, before, t.TempDir())
+	path := "/v2/a/blobs/" + i.pusher().pushBlob("a", random(100<<10)).String()
+
+	// Clients change to another certificate and trust bundle at once, as the proxy does.
+	roots := before.pool()
+	roots.AddCert(after.Certificate())
+	withRoots := func(ca authority) *client {
+		config := &tls.Config{RootCAs: roots, ServerName: serverName, Certificates: []tls.Certificate{*ca.client(t, pki.OrganizationNode)}}
+		transport := &http.Transport{TLSClientConfig: config, MaxIdleConnsPerHost: 4}
+		t.Cleanup(transport.CloseIdleConnections)
+		return &client{Client: &http.Client{Transport: transport}, t: t, base: "https://" + i.addresses["tls"]}
+	}
+	var current atomic.Pointer[client]
+	current.Store(withRoots(before))
+	var served atomic.Int64
+	stop := make(chan struct{})
+	var loops sync.WaitGroup
+	for range 4 {
+		loops.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				a, err := current.Load().send("GET", path, nil)
+				if err != nil || a.StatusCode != http.StatusOK {
+					t.Errorf("a pull failed: %d %v %s", a.StatusCode, err, a.code())
+					return
+				}
+				served.Add(1)
+			}
+		})
+	}
+	some := func() {
+		t.Helper()
+		from := served.Load()
+		eventually(t, "pulls go on", func() bool { return served.Load() > from+20 })
+	}
+
+	some()
+	i.replaceCertificates(before.serverFiles(t)) // renewed
+	some()
+	i.replaceCertificates(before.serverFiles(t, after)) // both are trusted
+	some()
+	current.Store(withRoots(after)) // clients are issued anew
+	some()
+	i.replaceCertificates(after.serverFiles(t, before)) // and the server
+	some()
+	i.replaceCertificates(after.serverFiles(t)) // the old CA is dropped
+	some()
+	close(stop)
+	loops.Wait()
+
+	if _, err := withRoots(before).send("GET", path, nil); err == nil {
+		t.Error("a client of the dropped CA still gets in")
+	}
+	if got := i.server.certificates.Current().Generation; got != 5 {
+		t.Errorf("generation %d, want 5: the test shows nothing", got)
+	}
+}
+
+// reused sends a request and tells whether an open connection carried it.
+func reused(t *testing.T, c client, path string) (a answer, wasOpen bool, err error) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) { wasOpen = info.Reused },
+	}), "GET", c.base+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := c.Do(request)
+	if err != nil {
+		return answer{}, wasOpen, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return answer{response, string(body)}, wasOpen, err
+}
+
+func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
+	before, after := newAuthority(t), newAuthority(t)
+
+	t.Run("one of a trusted client is replaced after one more request", func(t *testing.T) {
+		i := start(t, before, t.TempDir())
+		c := i.node()
+		for n, want := range []bool{false, true} {
+			if a, wasOpen, err := reused(t, c, "/v2/"); err != nil || a.StatusCode != http.StatusOK || wasOpen != want {
+				t.Fatalf("request %d: %d, %v, on an open connection %t", n, a.StatusCode, err, wasOpen)
+			}
+		}
+		i.replaceCertificates(before.serverFiles(t, after))
+		for n, want := range []bool{true, false, true} {
+			if a, wasOpen, err := reused(t, c, "/v2/"); err != nil || a.StatusCode != http.StatusOK || wasOpen != want {
+				t.Fatalf("request %d after the reload: %d, %v, on an open connection %t", n, a.StatusCode, err, wasOpen)
+			}
+		}
+	})
+	t.Run("one whose CA was dropped serves nothing any more", func(t *testing.T) {
+		i := start(t, before, t.TempDir())
+		c := i.node()
+		c.must(http.StatusOK, "GET", "/v2/", nil)
+		i.replaceCertificates(after.serverFiles(t))
+		a, wasOpen, err := reused(t, c, "/v2/")
+		if err != nil || !wasOpen || a.StatusCode != http.StatusForbidden || a.code() != "DENIED" || !strings.Contains(a.body, "no longer accepted") {
+			t.Errorf("%d, %v, on an open connection %t: %s", a.StatusCode, err, wasOpen, a.body)
+		}
+		if a, _, err := reused(t, c, "/v2/"); err == nil {
+			t.Errorf("a new connection was let in: %d", a.StatusCode)
+		}
+	})
+	t.Run("one whose certificate has expired serves nothing any more", func(t *testing.T) {
+		i := open(t, before, t.TempDir())
+		var later atomic.Int64
+		i.server.now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
+		i.run()
+		c := i.node()
+		c.must(http.StatusOK, "GET", "/v2/", nil)
+		later.Store(int64(pki.DefaultLeafLifetime + time.Hour))
+		a, wasOpen, err := reused(t, c, "/v2/")
+		if err != nil || !wasOpen || a.StatusCode != http.StatusForbidden || !strings.Contains(a.body, "expired") {
+			t.Errorf("%d, %v, on an open connection %t: %s", a.StatusCode, err, wasOpen, a.body)
+		}
+	})
+}
+
+func TestBrokenCertificatesKeepTheOld(t *testing.T) {
+	i := start(t, newAuthority(t), t.TempDir())
+	files := i.ca.serverFiles(t)
+	files["tls.key"] = []byte("rubbish")
+	tlsfilestest.WriteSecret(t, i.tlsDir, files)
+	if _, err := i.server.certificates.Reload(); err == nil {
+		t.Fatal("rubbish was loaded")
+	}
+	i.node().must(http.StatusOK, "GET", "/v2/", nil)
+	if text := i.metrics(); !strings.Contains(text, "zarf_registry_tls_reload_errors_total 1\n") {
+		t.Error("the failure is not counted")
+	}
+}
+
+func TestUsersFollowTheFile(t *testing.T) {
+	i := open(t, newAuthority(t), t.TempDir())
+	i.server.credentials.interval = time.Millisecond
+	i.run()
+	c := i.client(i.ca.client(t, pki.OrganizationPush))
+	try := func(user, password string) int {
+		t.Helper()
+		a, err := c.as(user, password).send("POST", "/v2/a/blobs/uploads/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a.StatusCode
+	}
+	if got := try(pushUser, pushPassword); got != http.StatusAccepted {
+		t.Fatalf("status %d at first", got)
+	}
+
+	// As the kubelet does it: one rename.
+	replace := func(data []byte) {
+		t.Helper()
+		writeFile(t, i.htpasswd+".new", data)
+		if err := os.Rename(i.htpasswd+".new", i.htpasswd); err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace([]byte("rubbish"))
+	eventually(t, "the failure is counted", func() bool { return i.server.credentials.reloadErrors.Load() > 2 })
+	if got := try(pushUser, pushPassword); got != http.StatusAccepted {
+		t.Errorf("status %d while the file is broken", got)
+	}
+	if got := strings.Count(i.logs.String(), "cannot reload credentials"); got != 1 {
+		t.Errorf("the failure was logged %d times", got)
+	}
+	replace(htpasswd(t, pushUser, "new password"))
+	eventually(t, "the new password works", func() bool { return try(pushUser, "new password") == http.StatusAccepted })
+	if got := try(pushUser, pushPassword); got != http.StatusUnauthorized {
+		t.Errorf("status %d with the old password, which was remembered", got)
+	}
+	eventually(t, "the reload is logged", func() bool { return strings.Contains(i.logs.String(), "credentials reloaded") })
+}

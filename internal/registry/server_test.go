@@ -1,0 +1,425 @@
+package registry
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	runtimemetrics "runtime/metrics"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	dto "github.com/prometheus/client_model/go"
+)
+
+func (i *instance) about(name string) client {
+	c := i.plain()
+	c.base = "http://" + i.addresses[name]
+	return c
+}
+
+func (i *instance) metrics() string {
+	i.t.Helper()
+	return i.about("metrics").must(http.StatusOK, "GET", "/metrics", nil).body
+}
+
+// inFlight is how many requests the TLS listener serves. It can be asked after
+// the server has ended.
+func (i *instance) inFlight() float64 {
+	var m dto.Metric
+	if err := i.server.metrics.inFlight.WithLabelValues("tls").Write(&m); err != nil {
+		i.t.Fatal(err)
+	}
+	return m.GetGauge().GetValue()
+}
+
+func (i *instance) waitReady() {
+	i.t.Helper()
+	eventually(i.t, "the registry is ready", func() bool {
+		a, err := i.about("health").send("GET", "/readyz", nil)
+		return err == nil && a.StatusCode == http.StatusOK
+	})
+}
+
+func TestHealthAndMetricsServeNothingElse(t *testing.T) {
+	i := start(t, newAuthority(t), t.TempDir())
+	i.waitReady()
+	for name, served := range map[string][]string{"health": {"/healthz", "/readyz"}, "metrics": {"/metrics"}} {
+		c := i.about(name)
+		for _, path := range served {
+			c.must(http.StatusOK, "GET", path, nil)
+			c.must(http.StatusOK, "HEAD", path, nil)
+			c.must(http.StatusMethodNotAllowed, "POST", path, nil)
+			c.must(http.StatusNotFound, "GET", path+"/", nil)
+			c.must(http.StatusNotFound, "GET", "/"+path, nil)
+		}
+		for _, path := range []string{"/", "/v2/", "/v2/_catalog", "/debug/pprof/", "/debug/vars", "/debug/health", "/metrics/x", "/healthz/x"} {
+			c.must(http.StatusNotFound, "GET", path, nil)
+		}
+	}
+	i.about("health").must(http.StatusNotFound, "GET", "/metrics", nil)
+	i.about("metrics").must(http.StatusNotFound, "GET", "/healthz", nil)
+}
+
+func TestMetrics(t *testing.T) {
+	root := t.TempDir()
+	i := start(t, newAuthority(t), root)
+	i.waitReady()
+	i.pusher().pushBlob("a", strings.Repeat("x", 1000))
+	i.node().must(http.StatusForbidden, "PUT", "/v2/a/manifests/v1", nil)
+	i.node().must(http.StatusForbidden, "BREW", "/v2/", nil)
+	text := i.metrics()
+	for _, want := range []string{
+		`zarf_registry_http_requests_total{code="202",listener="tls",method="POST"} 1`,
+		`zarf_registry_http_requests_total{code="201",listener="tls",method="PUT"} 1`,
+		`zarf_registry_http_requests_total{code="403",listener="tls",method="PUT"} 1`,
+		`zarf_registry_http_requests_total{code="403",listener="tls",method="other"} 1`,
+		`zarf_registry_http_requests_in_flight{listener="tls"} 0`,
+		`zarf_registry_http_received_bytes_total{listener="tls"} 1000`,
+		`zarf_registry_credential_checks_total{result="matched"} 1`,
+		`zarf_registry_credential_checks_total{result="remembered"} 1`,
+		`zarf_registry_tls_generation 1`,
+		`zarf_registry_tls_certificate_expiry_timestamp_seconds 1.`,
+		`zarf_registry_storage_healthy 1`,
+		`zarf_registry_build_info{version="dev"} 1`,
+		`registry_storage_action_seconds_count{action="PutContent",driver="filesystem"}`,
+		`go_goroutines`,
+		`process_resident_memory_bytes`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("there is no %s", want)
+		}
+	}
+	var stat syscall.Statfs_t
+	if err := syscall.Statfs(root, &stat); err != nil {
+		t.Fatal(err)
+	}
+	if v := i.server.health.volume.Load(); v.size != stat.Blocks*uint64(stat.Bsize) || v.free == 0 || v.free > v.size {
+		t.Errorf("volume %+v", v)
+	}
+}
+
+func TestReadiness(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "storage")
+	i := open(t, newAuthority(t), root, func(o *Options) {
+		o.Config.Health.StorageDriver.Interval = time.Millisecond
+		o.Config.Health.StorageDriver.Threshold = 5
+	})
+	i.run()
+	health := i.about("health")
+	i.waitReady()
+	if err := os.Rename(root, root+".gone"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a missing volume makes it unready", func() bool {
+		a, err := health.send("GET", "/readyz", nil)
+		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "storage: ")
+	})
+	health.must(http.StatusOK, "GET", "/healthz", nil)
+	if !strings.Contains(i.metrics(), "zarf_registry_storage_healthy 0\n") {
+		t.Error("the metrics do not show it")
+	}
+	if err := os.Rename(root+".gone", root); err != nil {
+		t.Fatal(err)
+	}
+	i.waitReady()
+}
+
+func TestStorageHealth(t *testing.T) {
+	now := time.Now()
+	failure := io.ErrUnexpectedEOF
+	h := &storageHealth{patience: 30 * time.Second}
+	for _, step := range []struct {
+		sentence string
+		good     time.Time
+		failed   bool
+		want     string
+	}{
+		{"before the first check it is not ready", time.Time{}, false, "not checked yet"},
+		{"a first check that fails says why", time.Time{}, true, failure.Error()},
+		{"a success makes it ready", now, false, ""},
+		{"a failure shortly after is forgiven", now.Add(-29 * time.Second), true, ""},
+		{"failures for too long are not", now.Add(-30 * time.Second), true, failure.Error()},
+		{"neither is a check that never ends", now.Add(-30 * time.Second), false, "no answer for 30s"},
+	} {
+		h.good.Store(nil)
+		if !step.good.IsZero() {
+			h.good.Store(&step.good)
+		}
+		h.failure.Store(nil)
+		if step.failed {
+			h.failure.Store(&failure)
+		}
+		err := h.err(now)
+		if (err == nil) != (step.want == "") || err != nil && !strings.Contains(err.Error(), step.want) {
+			t.Errorf("%s: %v", step.sentence, err)
+		}
+	}
+}
+
+func TestRestartKeepsContent(t *testing.T) {
+	ca, root := newAuthority(t), t.TempDir()
+	first := start(t, ca, root)
+	d, manifest := first.pusher().pushImage("keep/me", "v1", "layer")
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	second := start(t, ca, root)
+	accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"}
+	if got := second.node().must(http.StatusOK, "GET", "/v2/keep/me/manifests/v1", nil, accept...); got.body != manifest {
+		t.Errorf("manifest %s after the restart", got.body)
+	}
+	second.node().must(http.StatusOK, "GET", "/v2/keep/me/manifests/"+d.String(), nil, accept...)
+	if got := second.node().must(http.StatusOK, "GET", "/v2/keep/me/blobs/"+digest.FromString("layer").String(), nil); got.body != "layer" {
+		t.Errorf("layer %q after the restart", got.body)
+	}
+}
+
+// An upload that began at one replica goes on at another where both have one secret.
+func TestUploadsMoveBetweenReplicas(t *testing.T) {
+	ca, root := newAuthority(t), t.TempDir()
+	secret := writeFile(t, filepath.Join(t.TempDir(), "secret"), []byte(" 0123456789abcdef\n"))
+	shared := func(o *Options) { o.HTTPSecretFile = secret }
+	for sentence, tt := range map[string]struct {
+		change func(*Options)
+		status int
+	}{
+		"with a shared secret": {shared, http.StatusCreated},
+		"with a random secret": {func(*Options) {}, http.StatusNotFound},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			one, two := start(t, ca, root, tt.change), start(t, ca, root, tt.change)
+			upload := one.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+			two.pusher().must(tt.status, "PUT", upload+"&digest="+digest.FromString(sentence).String(), strings.NewReader(sentence))
+		})
+	}
+}
+
+func TestShutdownLetsRequestsEnd(t *testing.T) {
+	i := start(t, newAuthority(t), t.TempDir(), func(o *Options) { o.ShutdownDelay = 300 * time.Millisecond })
+	i.waitReady()
+	c := i.pusher()
+	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	body, rest := io.Pipe()
+	uploaded := make(chan answer, 1)
+	go func() {
+		a, err := c.send("PUT", upload+"&digest="+digest.FromString("slow and steady").String(), body)
+		if err != nil {
+			t.Error(err)
+		}
+		uploaded <- a
+	}()
+	if _, err := rest.Write([]byte("slow ")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the upload is under way", func() bool { return i.inFlight() == 1 })
+	stopped := make(chan error, 1)
+	go func() { stopped <- i.stop() }()
+	eventually(t, "it says that it is shutting down", func() bool {
+		a, err := i.about("health").send("GET", "/readyz", nil)
+		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "shutting down")
+	})
+	// It still serves, but no connection is kept.
+	if a := i.node().must(http.StatusOK, "GET", "/v2/", nil); !a.Close {
+		t.Error("a connection is kept open during the shutdown delay")
+	}
+	eventually(t, "new connections are refused", func() bool {
+		conn, err := net.Dial("tcp", i.addresses["tls"])
+		if err == nil {
+			conn.Close()
+		}
+		return err != nil
+	})
+	if _, err := rest.Write([]byte("and steady")); err != nil {
+		t.Fatal(err)
+	}
+	rest.Close()
+	if a := <-uploaded; a.Response == nil || a.StatusCode != http.StatusCreated {
+		t.Errorf("the upload ended with %+v", a)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestShutdownCutsOffWhatDoesNotEnd(t *testing.T) {
+	i := start(t, newAuthority(t), t.TempDir(), func(o *Options) { o.DrainTimeout = 50 * time.Millisecond })
+	c := i.pusher()
+	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	body, rest := io.Pipe()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := c.send("PUT", upload+"&digest="+digest.FromString("x").String(), body)
+		failed <- err
+	}()
+	if _, err := rest.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the upload is under way", func() bool { return i.inFlight() == 1 })
+	if err := i.stop(); err != nil {
+		t.Error(err)
+	}
+	rest.Close() // the client waits for its own body
+	if err := <-failed; err == nil {
+		t.Error("the upload ended well")
+	}
+	if !strings.Contains(i.logs.String(), "requests were cut off") {
+		t.Error("nothing is logged")
+	}
+	eventually(t, "the handler is done with its files", func() bool { return i.inFlight() == 0 })
+}
+
+func TestServeSaysWhichListenerFails(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	i := open(t, newAuthority(t), t.TempDir(), func(o *Options) { o.MetricsListen = taken.Addr().String() })
+	err = i.server.Serve(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "listening for metrics") || !strings.Contains(err.Error(), taken.Addr().String()) {
+		t.Errorf("Serve() = %v", err)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	dir := t.TempDir()
+	short := writeFile(t, filepath.Join(dir, "short"), []byte("too short"))
+	file := writeFile(t, filepath.Join(dir, "file"), nil)
+	good := func(t *testing.T) Options {
+		options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+t.TempDir()+"}}\n")
+		options.PlainListen = "127.0.0.1:0"
+		options.Htpasswd = writeFile(t, filepath.Join(t.TempDir(), "htpasswd"), htpasswd(t, "a", "b"))
+		options.Log = slog.New(slog.DiscardHandler)
+		return options
+	}
+	if _, err := Open(good(t)); err != nil {
+		t.Fatalf("the options that all cases start from: %v", err)
+	}
+	for sentence, tt := range map[string]struct {
+		change func(*Options)
+		want   string
+	}{
+		"no listener":                     {func(o *Options) { o.PlainListen = "" }, "give --listen or --plain-listen"},
+		"TLS without certificates":        {func(o *Options) { o.Listen = ":0" }, "--tls-dir"},
+		"a certificate directory missing": {func(o *Options) { o.Listen, o.TLSDir = ":0", filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
+		"no users":                        {func(o *Options) { o.Htpasswd = "" }, "--htpasswd is required"},
+		"a missing file of users":         {func(o *Options) { o.Htpasswd = filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
+		"an empty file of users":          {func(o *Options) { o.PullHtpasswd = file }, "there is no user in it"},
+		"a negative time":                 {func(o *Options) { o.DrainTimeout = -1 }, "must not be negative"},
+		"anonymous pull without a listener for it": {func(o *Options) {
+			o.AnonymousPull, o.PlainListen, o.Listen, o.TLSDir = true, "", ":0", dir
+		}, "--anonymous-pull"},
+		"a short secret":   {func(o *Options) { o.HTTPSecretFile = short }, "at least 16"},
+		"a missing secret": {func(o *Options) { o.HTTPSecretFile = filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
+		"a root directory that is a file": {func(o *Options) {
+			o.Config = loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+file+"}}\n").Config
+		}, "storage.filesystem.rootdirectory " + file},
+		"a read-only registry without its directory": {func(o *Options) {
+			o.Config = loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+filepath.Join(dir, "none")+"}, maintenance: {readonly: {enabled: true}}}\n").Config
+		}, "cannot read it"},
+		"S3 without a bucket": {func(o *Options) {
+			o.Config = loadConfig(t, "version: 0.1\nstorage: {s3: {region: us-east-1}}\n").Config
+		}, "storage.s3: no bucket parameter provided"},
+		"what distribution panics about": {func(o *Options) {
+			o.Config = loadConfig(t, "version: 0.1\nstorage: {inmemory: {}, tag: {concurrencylimit: many}}\n").Config
+		}, "concurrency limit"},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			options := good(t)
+			tt.change(&options)
+			_, err := Open(options)
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("Open() = %v, want something about %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestS3ThatIsNotThereDelaysReadinessOnly(t *testing.T) {
+	i := open(t, newAuthority(t), t.TempDir(), func(o *Options) {
+		o.Config = loadConfig(t, `
+version: 0.1
+storage: {s3: {region: us-east-1, bucket: b, accesskey: a, secretkey: b, forcepathstyle: true, regionendpoint: "http://127.0.0.1:1"}}
+health: {storagedriver: {interval: 20ms}}
+`).Config
+	})
+	i.run()
+	eventually(t, "it says what is wrong", func() bool {
+		a, err := i.about("health").send("GET", "/readyz", nil)
+		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "storage: ") && !strings.Contains(a.body, "not checked")
+	})
+	i.node().must(http.StatusOK, "GET", "/v2/", nil)
+}
+
+// zeros is a body of so many zero bytes.
+type zeros struct{ left int64 }
+
+func (z *zeros) Read(p []byte) (int, error) {
+	if z.left == 0 {
+		return 0, io.EOF
+	}
+	n := int(min(int64(len(p)), z.left))
+	clear(p[:n])
+	z.left -= int64(n)
+	return n, nil
+}
+
+// A blob goes through in both directions without being held.
+func TestLargeBlobsNeedNoMemory(t *testing.T) {
+	const size, allowed = 256 << 20, 32 << 20
+	i := start(t, newAuthority(t), t.TempDir())
+	hash := digest.Canonical.Digester()
+	if _, err := io.Copy(hash.Hash(), &zeros{size}); err != nil {
+		t.Fatal(err)
+	}
+	c, node := i.pusher(), i.node()
+
+	runtime.GC()
+	heap := func() uint64 {
+		sample := []runtimemetrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+		runtimemetrics.Read(sample)
+		return sample[0].Value.Uint64()
+	}
+	before := heap()
+	var peak atomic.Uint64
+	done := make(chan struct{})
+	sampled := make(chan struct{})
+	go func() {
+		defer close(sampled)
+		for {
+			peak.Store(max(peak.Load(), heap()))
+			select {
+			case <-done:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+
+	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	streamed := c.must(http.StatusAccepted, "PATCH", upload, &zeros{size}).Header.Get("Location")
+	created := c.must(http.StatusCreated, "PUT", streamed+"&digest="+hash.Digest().String(), nil).Header.Get("Location")
+	response, err := node.Get(node.base + created)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := io.Copy(io.Discard, response.Body)
+	response.Body.Close()
+	if err != nil || n != size {
+		t.Errorf("%d bytes came back, %v", n, err)
+	}
+	close(done)
+	<-sampled
+	if grown := int64(peak.Load()) - int64(before); grown > allowed {
+		t.Errorf("the heap grew by %d MiB while a blob of %d MiB went through", grown>>20, size>>20)
+	}
+}

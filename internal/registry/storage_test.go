@@ -1,0 +1,93 @@
+package registry
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// asNobody runs f without root's right to write everywhere.
+func asNobody(t *testing.T, f func() error) error {
+	t.Helper()
+	if os.Getuid() != 0 {
+		return f()
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if err := errors.Join(syscall.Setfsgid(65534), syscall.Setfsuid(65534)); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+func TestPrepareRoot(t *testing.T) {
+	discard := slog.New(slog.DiscardHandler)
+	mentions := func(t *testing.T, err error, words ...string) {
+		t.Helper()
+		if err == nil {
+			t.Fatal("accepted")
+		}
+		for _, word := range words {
+			if !strings.Contains(err.Error(), word) {
+				t.Errorf("%v does not say %q", err, word)
+			}
+		}
+	}
+	t.Run("a directory is made and left empty", func(t *testing.T) {
+		root := filepath.Join(t.TempDir(), "a", "b")
+		if err := prepareRoot(discard, root, false); err != nil {
+			t.Fatal(err)
+		}
+		if entries, err := os.ReadDir(root); err != nil || len(entries) != 0 {
+			t.Errorf("it holds %v, %v", entries, err)
+		}
+	})
+	t.Run("one that belongs to another is refused", func(t *testing.T) {
+		root := t.TempDir()
+		// Anyone may look into it and, to get there, into the directory above.
+		if err := errors.Join(os.Chmod(root, 0o555), os.Chmod(filepath.Dir(root), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+		err := asNobody(t, func() error { return prepareRoot(discard, root, false) })
+		mentions(t, err, root, "uid ", "gid ", "cannot write to it", "permission denied", "fsGroup")
+		if err := asNobody(t, func() error { return prepareRoot(discard, root, true) }); err != nil {
+			t.Errorf("a read-only registry refuses it too: %v", err)
+		}
+	})
+	t.Run("full and read-only volumes", func(t *testing.T) {
+		root := t.TempDir()
+		// Two inodes: the directory's and one more.
+		if err := unix.Mount("tmpfs", root, "tmpfs", 0, "nr_inodes=2"); err != nil {
+			t.Skipf("SKIPPED, full and read-only volumes are not tested: mounting one: %v", err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(root, 0); err != nil {
+				t.Error(err)
+			}
+		})
+		writeFile(t, filepath.Join(root, "last"), nil)
+		var out bytes.Buffer
+		if err := prepareRoot(slog.New(slog.NewTextHandler(&out, nil)), root, false); err != nil {
+			t.Errorf("a full volume stops the registry: %v", err)
+		}
+		if !strings.Contains(out.String(), "the volume is full") || !strings.Contains(out.String(), root) {
+			t.Errorf("logged: %s", out.String())
+		}
+		if err := unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+			t.Fatal(err)
+		}
+		mentions(t, prepareRoot(discard, root, false), root, "read-only file system", "storage.maintenance.readonly")
+	})
+}
