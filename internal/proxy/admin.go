@@ -1,0 +1,58 @@
+package proxy
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/VictoriaMetrics/metrics"
+)
+
+// admin serves the proxy's own state:
+//
+//	/healthz   200 as long as the process serves
+//	/readyz    200 while it listens and does not drain, 503 otherwise; with ?verbose also how the registry did last
+//	/metrics   Prometheus metrics
+//
+// A registry that is away does not make a proxy unready: nothing better could be reached instead, and requests wait.
+func (p *Proxy) admin() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET /readyz", p.readyz)
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		p.metrics.set.WritePrometheus(w)
+		metrics.WriteProcessMetrics(w)
+	})
+	return mux
+}
+
+func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
+	state, code := "ok", http.StatusOK
+	switch {
+	case p.draining.Load():
+		state, code = "draining", http.StatusServiceUnavailable
+	case !p.listening.Load():
+		state, code = "not listening yet", http.StatusServiceUnavailable
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	fmt.Fprintln(w, state)
+	if !r.URL.Query().Has("verbose") {
+		return
+	}
+	m := p.config.Source.Current()
+	fmt.Fprintf(w, "certificate: generation %d, expires %s, %d failed reloads\n",
+		m.Generation, m.Leaf.NotAfter.UTC().Format(time.RFC3339), p.config.Source.ReloadErrors())
+	fmt.Fprintf(w, "requests: %d in flight, %d waiting for the registry\n", p.metrics.inFlight.Load(), p.waiting.Load())
+	fmt.Fprintf(w, "registry: %s\n", p.upstream.address)
+	success, failure := "never", "none"
+	if nanoseconds := p.upstream.lastSuccess.Load(); nanoseconds != 0 {
+		success = time.Unix(0, nanoseconds).UTC().Format(time.RFC3339)
+	}
+	if f := p.upstream.lastFailure.Load(); f != nil {
+		failure = f.time.UTC().Format(time.RFC3339) + " " + f.err.Error()
+	}
+	fmt.Fprintf(w, "last answer: %s\nlast error: %s\n", success, failure)
+}

@@ -1,0 +1,297 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+)
+
+const (
+	registryName = "zarf-registry.zarf.svc"
+	organization = "test"
+)
+
+// longest bounds waiting for what must happen; no test passes because of it.
+const longest = 30 * time.Second
+
+// registry is an HTTP server behind mutual TLS on 127.0.0.1, which can be killed and started again on its port.
+type registry struct {
+	t       testing.TB
+	source  *tlsfiles.Source
+	dir     string
+	address string
+	handler atomic.Pointer[http.Handler]
+
+	mu     sync.Mutex
+	server *http.Server
+	ended  chan struct{}
+}
+
+func newRegistry(t testing.TB, ca *tlsfilestest.CA, handler http.Handler) *registry {
+	t.Helper()
+	r := &registry{t: t, dir: t.TempDir(), address: "127.0.0.1:0"}
+	tlsfilestest.WriteSecret(t, r.dir, ca.Files(t, organization, []string{registryName}))
+	r.source = openSource(t, r.dir)
+	r.handle(handler)
+	r.start()
+	t.Cleanup(r.kill)
+	return r
+}
+
+func (r *registry) handle(handler http.Handler) { r.handler.Store(&handler) }
+
+func (r *registry) port() string {
+	_, port, _ := net.SplitHostPort(r.address)
+	return port
+}
+
+func (r *registry) start() {
+	r.t.Helper()
+	listener, err := net.Listen("tcp", r.address)
+	if err != nil {
+		r.t.Error(err)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.address = listener.Addr().String()
+	r.server = &http.Server{
+		Handler:  http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { (*r.handler.Load()).ServeHTTP(w, req) }),
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
+	}
+	r.ended = make(chan struct{})
+	go func(server *http.Server, ended chan struct{}) {
+		defer close(ended)
+		_ = server.Serve(tls.NewListener(listener, tlsfiles.ServerConfig(r.source, tls.RequireAndVerifyClientCert)))
+	}(r.server, r.ended)
+}
+
+// kill ends the registry like a killed pod: all connections break.
+func (r *registry) kill() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_ = r.server.Close()
+	<-r.ended
+}
+
+func openSource(t testing.TB, dir string) *tlsfiles.Source {
+	t.Helper()
+	source, err := tlsfiles.Open(dir, tlsfiles.WithLogger(quiet))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return source
+}
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// fixture is a registry and a proxy before it.
+type fixture struct {
+	*registry
+	ca     *tlsfilestest.CA
+	dir    string // the proxy's certificates
+	source *tlsfiles.Source
+	proxy  *Proxy
+	log    *bytes.Buffer // to be read after stop
+	stop   func() error
+}
+
+// start starts both. change may alter the proxy before it listens.
+func start(t testing.TB, handler http.Handler, change ...func(*Proxy)) *fixture {
+	t.Helper()
+	f := &fixture{ca: tlsfilestest.NewCA(t, "ca"), dir: t.TempDir(), log: new(bytes.Buffer)}
+	f.registry = newRegistry(t, f.ca, handler)
+	tlsfilestest.WriteSecret(t, f.dir, f.ca.Files(t, organization, []string{"127.0.0.1", "::1", "localhost"}))
+	f.source = openSource(t, f.dir)
+	proxy, err := New(Config{
+		Listen:        []string{"127.0.0.1:0"},
+		MetricsListen: "127.0.0.1:0",
+		Registry:      registryName + ":" + f.port(),
+		Source:        f.source,
+		ServeTLS:      true,
+		RetryTimeout:  longest,
+		DrainTimeout:  longest,
+		Logger:        slog.New(slog.NewTextHandler(f.log, nil)),
+		Getenv:        environment{"ZARF_REGISTRY_SERVICE_HOST": "127.0.0.1"}.get,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range change {
+		change(proxy)
+	}
+	f.proxy = proxy
+	f.stop = run(t, proxy)
+	return f
+}
+
+type environment map[string]string
+
+func (e environment) get(name string) string { return e[name] }
+
+// run starts a proxy and returns how to end it.
+func run(t testing.TB, proxy *Proxy) (stop func() error) {
+	t.Helper()
+	if err := proxy.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	result := make(chan error, 1)
+	go func() { result <- proxy.Run(ctx) }()
+	stop = sync.OnceValue(func() error {
+		cancel()
+		select {
+		case err := <-result:
+			return err
+		case <-time.After(longest):
+			return errors.New("the proxy does not end")
+		}
+	})
+	t.Cleanup(func() {
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return stop
+}
+
+func retryFor(d time.Duration) func(*Proxy) { return func(p *Proxy) { p.config.RetryTimeout = d } }
+
+func (f *fixture) address() string { return f.proxy.Addrs()[0].String() }
+
+func (f *fixture) url(path string) string { return "http://" + f.address() + path }
+
+// get is one pull on a connection of its own, as a runtime makes it. The body must be complete.
+func (f *fixture) get(path string) (*http.Response, []byte, error) {
+	request, err := http.NewRequest(http.MethodGet, f.url(path), nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	return do(request)
+}
+
+func do(request *http.Request) (*http.Response, []byte, error) {
+	transport := &http.Transport{DisableKeepAlives: true, DisableCompression: true}
+	defer transport.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(request.Context(), 2*longest)
+	defer cancel()
+	response, err := transport.RoundTrip(request.WithContext(ctx))
+	if err != nil {
+		return nil, nil, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return response, body, err
+}
+
+// direct is a client of the registry itself.
+func (f *fixture) direct() *http.Transport {
+	config := tlsfiles.ClientConfig(f.source.Current(), registryName)
+	return &http.Transport{TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true}
+}
+
+// metric returns the value of one metric of the proxy.
+func (f *fixture) metric(name string) float64 {
+	f.t.Helper()
+	var text bytes.Buffer
+	f.proxy.metrics.set.WritePrometheus(&text)
+	for line := range strings.SplitSeq(text.String(), "\n") {
+		if value, ok := strings.CutPrefix(line, prefix+name+" "); ok {
+			number, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				f.t.Fatal(err)
+			}
+			return number
+		}
+	}
+	f.t.Fatalf("no metric %s%s in\n%s", prefix, name, text.String())
+	return 0
+}
+
+// eventually waits until condition holds.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(longest); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: did not happen", what)
+		}
+	}
+}
+
+// blob is content with its digest.
+type blob struct {
+	data   []byte
+	digest string
+}
+
+func newBlob(size int) blob {
+	data := make([]byte, size)
+	random := rand.NewChaCha8([32]byte{byte(size), byte(size >> 8), byte(size >> 16)})
+	_, _ = random.Read(data)
+	return blob{data, digestOf(data)}
+}
+
+func digestOf(data []byte) string {
+	sum := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+func (b blob) path() string { return "/v2/repository/blobs/" + b.digest }
+
+// setHeader sets what distribution sets for a blob.
+func (b blob) setHeader(w http.ResponseWriter) {
+	h := w.Header()
+	h.Set(headerAPIVersion, "registry/2.0")
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("Cache-Control", "max-age=31536000")
+	h.Set("Etag", `"`+b.digest+`"`)
+	h.Set(headerDigest, b.digest)
+}
+
+// store serves blobs as distribution does, ranges and conditions included.
+type store []blob
+
+func (s store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	for _, b := range s {
+		if r.URL.Path == b.path() {
+			b.setHeader(w)
+			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(b.data))
+			return
+		}
+	}
+	w.Header().Set(headerAPIVersion, "registry/2.0")
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusNotFound)
+	fmt.Fprintf(w, `{"errors":[{"code":"BLOB_UNKNOWN","message":"blob unknown to registry","detail":%q}]}`+"\n", r.URL.Path)
+}
+
+// check says whether an answer is the whole blob.
+func (b blob) check(r *http.Response, body []byte, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case r.StatusCode != http.StatusOK:
+		return fmt.Errorf("%s: %s", r.Status, body)
+	case digestOf(body) != b.digest:
+		return fmt.Errorf("got %d bytes with digest %s, want %d with %s", len(body), digestOf(body), len(b.data), b.digest)
+	}
+	return nil
+}

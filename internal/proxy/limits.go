@@ -1,0 +1,56 @@
+package proxy
+
+import "time"
+
+// limits bound what a client, the registry or a broken network can take.
+type limits struct {
+	readHeader time.Duration // for a client to send a request's header, its TLS handshake included
+	read       time.Duration // for a request with a body, which is refused, but read to its end
+	idle       time.Duration // between two requests of a client's connection
+	write      time.Duration // for one write to a client, of bufferSize bytes at most
+	waiting    int64         // requests that wait for the registry
+
+	dial      time.Duration // for a connection to the registry
+	handshake time.Duration // for TLS on it
+	head      time.Duration // for the registry to begin an answer
+	stall     time.Duration // without progress, before a body counts as broken off
+}
+
+var defaultLimits = limits{
+	readHeader: 10 * time.Second, // clients are on this node
+	read:       30 * time.Second,
+	idle:       90 * time.Second, // as long as Go's own clients keep a connection, so that it is they who close it
+	write:      60 * time.Second, // about 1 KiB/s at least
+	waiting:    1000,             // about 20 KiB each; a node that pulls has tens of requests under way
+
+	dial:      3 * time.Second,  // inside a cluster it takes milliseconds
+	handshake: 10 * time.Second, // a busy registry may need some of it
+	head:      30 * time.Second, // object storage is slow, and a dead peer answers never
+	stall:     30 * time.Second,
+}
+
+const (
+	// maxHeaderBytes bounds the header of a request. A runtime sends less than 1 KiB.
+	maxHeaderBytes = 32 << 10
+	// maxHeadBytes bounds the header of an answer. The registry sends less than 1 KiB.
+	maxHeadBytes = 64 << 10
+	// bufferSize is what is read of a body before it is written on: 4 TLS records. One system call for 64 KiB instead of
+	// 16 KiB saves about a fifth of the CPU time for each byte.
+	bufferSize = 64 << 10
+	// fillTimeout is how long a body's first bytes wait for more to fill the buffer.
+	fillTimeout = 20 * time.Millisecond
+	// lingerTimeout is how long the rest of a refused ClientHello is read. Closing with unread data would reset the
+	// connection, and the client might never see the answer.
+	lingerTimeout = 500 * time.Millisecond
+
+	// userTimeout is how long sent data may stay unacknowledged (TCP_USER_TIMEOUT): it finds a node that has died long
+	// before limits.head does.
+	userTimeout = 10 * time.Second
+	// idleLifetime is how long an unused connection to the registry is kept, less than what servers commonly allow.
+	idleLifetime = 60 * time.Second
+	// maxIdle is how many are kept: a few parallel pulls with three layers each. One costs about 30 KiB.
+	maxIdle = 32
+	// lookupTimeout and lookupInterval keep a cluster DNS that is down from costing more than this, this often.
+	lookupTimeout  = 2 * time.Second
+	lookupInterval = 2 * time.Second
+)

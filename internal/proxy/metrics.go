@@ -1,0 +1,137 @@
+package proxy
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/VictoriaMetrics/metrics"
+
+	"github.com/zarf-dev/zarf-registry/internal/version"
+)
+
+const prefix = "zarf_registry_proxy_"
+
+// proxyMetrics are the metrics of one Proxy.
+type proxyMetrics struct {
+	set      *metrics.Set
+	inFlight atomic.Int64
+
+	bytes        *metrics.Counter
+	aborted      *metrics.Counter
+	tlsRefused   *metrics.Counter
+	dials        *metrics.Counter
+	dialErrors   *metrics.Counter
+	retries      *metrics.Counter
+	resumes      *metrics.Counter
+	resumeErrors *metrics.Counter
+	latency      *histogram
+
+	mu       sync.RWMutex
+	requests map[requestKey]*metrics.Counter
+}
+
+type requestKey struct {
+	method string
+	code   int
+}
+
+func newProxyMetrics(p *Proxy) *proxyMetrics {
+	set := metrics.NewSet()
+	m := &proxyMetrics{
+		set:          set,
+		bytes:        set.NewCounter(prefix + "response_bytes_total"),
+		aborted:      set.NewCounter(prefix + "responses_aborted_total"),
+		tlsRefused:   set.NewCounter(prefix + "tls_refused_total"),
+		dials:        set.NewCounter(prefix + `upstream_dials_total{result="ok"}`),
+		dialErrors:   set.NewCounter(prefix + `upstream_dials_total{result="error"}`),
+		retries:      set.NewCounter(prefix + "upstream_retries_total"),
+		resumes:      set.NewCounter(prefix + `upstream_resumes_total{result="ok"}`),
+		resumeErrors: set.NewCounter(prefix + `upstream_resumes_total{result="error"}`),
+		latency:      newHistogram(prefix + "upstream_response_seconds"),
+		requests:     make(map[requestKey]*metrics.Counter),
+	}
+	source := p.config.Source
+	gauges := map[string]func() float64{
+		"requests_in_flight":                   func() float64 { return float64(m.inFlight.Load()) },
+		"requests_waiting":                     func() float64 { return float64(p.waiting.Load()) },
+		"certificate_expiry_timestamp_seconds": func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) },
+		"certificate_generation":               func() float64 { return float64(source.Current().Generation) },
+		"upstream_last_success_timestamp_seconds": func() float64 {
+			return float64(p.upstream.lastSuccess.Load()) / float64(time.Second)
+		},
+	}
+	for name, value := range gauges {
+		set.NewGauge(prefix+name, value)
+	}
+	set.NewGauge(fmt.Sprintf("%sbuild_info{version=%q,goversion=%q}", prefix, version.Version, runtime.Version()),
+		func() float64 { return 1 })
+	set.RegisterMetricsWriter(func(w io.Writer) {
+		metrics.WriteCounterUint64(w, prefix+"certificate_reload_errors_total", source.ReloadErrors())
+		m.latency.write(w)
+	})
+	return m
+}
+
+// request counts an answer. The method is GET, HEAD, or other for what is refused: names that clients make up would fill
+// the memory.
+func (m *proxyMetrics) request(method string, code int) {
+	if method != http.MethodGet && method != http.MethodHead {
+		method = "other"
+	}
+	key := requestKey{method, code}
+	m.mu.RLock()
+	counter := m.requests[key]
+	m.mu.RUnlock()
+	if counter == nil {
+		counter = m.set.GetOrCreateCounter(fmt.Sprintf("%srequests_total{method=%q,code=\"%d\"}", prefix, method, code))
+		m.mu.Lock()
+		m.requests[key] = counter
+		m.mu.Unlock()
+	}
+	counter.Inc()
+}
+
+// buckets are the upper bounds of the histogram: from an answer out of the page cache of a registry on the same node to
+// the time after which none is waited for.
+var buckets = [...]time.Duration{
+	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
+	50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
+	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second,
+}
+
+// histogram is a Prometheus histogram. The metrics library's own uses buckets that only VictoriaMetrics understands.
+type histogram struct {
+	name   string
+	counts [len(buckets) + 1]atomic.Uint64
+	sum    atomic.Int64 // in nanoseconds
+}
+
+func newHistogram(name string) *histogram { return &histogram{name: name} }
+
+func (h *histogram) observe(d time.Duration) {
+	i := 0
+	for i < len(buckets) && d > buckets[i] {
+		i++
+	}
+	h.counts[i].Add(1)
+	h.sum.Add(int64(d))
+}
+
+func (h *histogram) write(w io.Writer) {
+	var total uint64
+	for i := range h.counts {
+		total += h.counts[i].Load()
+		bound := "+Inf"
+		if i < len(buckets) {
+			bound = strconv.FormatFloat(buckets[i].Seconds(), 'g', -1, 64)
+		}
+		fmt.Fprintf(w, "%s_bucket{le=%q} %d\n", h.name, bound, total)
+	}
+	fmt.Fprintf(w, "%s_sum %g\n%s_count %d\n", h.name, time.Duration(h.sum.Load()).Seconds(), h.name, total)
+}

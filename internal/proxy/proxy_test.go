@@ -1,0 +1,265 @@
+package proxy
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+)
+
+func TestNewRefuses(t *testing.T) {
+	f := start(t, store{})
+	for sentence, tt := range map[string]struct {
+		want   string
+		change func(*Config)
+	}{
+		"no certificates":          {"no certificates", func(c *Config) { c.Source = nil }},
+		"a negative retry timeout": {"retry timeout -1s is negative", func(c *Config) { c.RetryTimeout = -time.Second }},
+		"a negative drain timeout": {"drain timeout -1s is negative", func(c *Config) { c.DrainTimeout = -time.Second }},
+		"no registry":              {`registry ""`, func(c *Config) { c.Registry = "" }},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			config := f.proxy.config
+			tt.change(&config)
+			if _, err := New(config); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("New() error = %v, want one that says %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// ask gets a path of the metrics port.
+func (f *fixture) ask(t *testing.T, path string) (int, string) {
+	t.Helper()
+	request, _ := http.NewRequest(http.MethodGet, "http://"+f.proxy.MetricsAddr().String()+path, nil)
+	response, body, err := do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(body)
+}
+
+func TestDrain(t *testing.T) {
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			w.Header().Set("Content-Length", "8")
+			_, _ = io.WriteString(w, "half")
+			_ = http.NewResponseController(w).Flush()
+			begun <- struct{}{}
+			<-goOn
+		}
+		_, _ = io.WriteString(w, "half")
+	}))
+	if code, body := f.ask(t, "/readyz"); code != http.StatusOK {
+		t.Fatalf("readyz = %d %s", code, body)
+	}
+
+	idle, err := net.Dial("tcp", f.address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer idle.Close()
+	fmt.Fprint(idle, "GET /quick HTTP/1.1\r\nHost: a\r\n\r\n")
+	reader := bufio.NewReader(idle)
+	if response, err := http.ReadResponse(reader, nil); err != nil {
+		t.Fatal(err)
+	} else if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		t.Fatal(err)
+	}
+
+	result := make(chan error, 1)
+	go func() {
+		_, body, err := f.get("/slow")
+		if string(body) != "halfhalf" && err == nil {
+			err = fmt.Errorf("body = %q", body)
+		}
+		result <- err
+	}()
+	<-begun
+	stopped := make(chan error, 1)
+	go func() { stopped <- f.stop() }()
+
+	eventually(t, "new connections are refused", func() bool {
+		c, err := net.Dial("tcp", f.address())
+		if err == nil {
+			_ = c.Close()
+		}
+		return err != nil
+	})
+	if code, body := f.ask(t, "/readyz"); code != http.StatusServiceUnavailable || !strings.HasPrefix(body, "draining\n") {
+		t.Errorf("readyz = %d %s", code, body)
+	}
+	if code, _ := f.ask(t, "/healthz"); code != http.StatusOK {
+		t.Errorf("healthz = %d: a restart would not help", code)
+	}
+	_ = idle.SetDeadline(time.Now().Add(longest))
+	if _, err := reader.ReadByte(); err != io.EOF {
+		t.Errorf("an idle connection was left open: %v", err)
+	}
+	select {
+	case err := <-stopped:
+		t.Fatalf("Run() = %v with a request under way", err)
+	default:
+	}
+	close(goOn)
+	if err := <-result; err != nil {
+		t.Errorf("the request under way: %v", err)
+	}
+	if err := <-stopped; err != nil {
+		t.Errorf("Run() = %v", err)
+	}
+	if c, err := net.Dial("tcp", f.proxy.MetricsAddr().String()); err == nil {
+		_ = c.Close()
+		t.Error("the metrics port is still open")
+	}
+}
+
+func TestDrainEnds(t *testing.T) {
+	for sentence, handler := range map[string]http.Handler{
+		"with a body that does not end": endless,
+		"with an answer that does not come": http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+		}),
+		"with a registry that is away": http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			panic(http.ErrAbortHandler)
+		}),
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			f := start(t, handler, func(p *Proxy) { p.config.DrainTimeout = time.Second / 5 })
+			result := make(chan error, 1)
+			go func() {
+				_, _, err := f.get("/")
+				result <- err
+			}()
+			eventually(t, "the request is under way", func() bool { return f.metric("requests_in_flight") == 1 })
+			if err := f.stop(); err != nil {
+				t.Errorf("Run() = %v", err)
+			}
+			if err := <-result; err == nil {
+				t.Error("the request was not cut off")
+			}
+		})
+	}
+}
+
+func TestListenerFails(t *testing.T) {
+	f := start(t, store{})
+	config := f.proxy.config
+	config.MetricsListen = ""
+	p, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.listeners[0].Close()
+	if err := p.Run(t.Context()); err == nil || !strings.Contains(err.Error(), p.Addrs()[0].String()) {
+		t.Errorf("Run() = %v, want an error that names the address", err)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	content := newBlob(1000)
+	f := start(t, store{content}, retryFor(0))
+	if code, body := f.ask(t, "/readyz?verbose"); code != http.StatusOK || !strings.Contains(body, "last answer: never\nlast error: none\n") {
+		t.Errorf("readyz = %d %s", code, body)
+	}
+	for _, path := range []string{content.path(), content.path(), "/v2/unknown"} {
+		if _, _, err := f.get(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	request, _ := http.NewRequest(http.MethodHead, f.url(content.path()), nil)
+	if _, _, err := do(request); err != nil {
+		t.Fatal(err)
+	}
+	broken := f.ca.Files(t, organization, nil)
+	broken["tls.key"] = []byte("rubbish")
+	tlsfilestest.WriteSecret(t, f.dir, broken)
+	if _, err := f.source.Reload(); err == nil {
+		t.Fatal("a broken key was accepted")
+	}
+	f.kill()
+	if _, _, err := f.get("/v2/"); err != nil {
+		t.Fatal(err)
+	}
+
+	code, text := f.ask(t, "/metrics")
+	if code != http.StatusOK {
+		t.Fatal(code)
+	}
+	for _, want := range []string{
+		`zarf_registry_proxy_requests_total{method="GET",code="200"} 2`,
+		`zarf_registry_proxy_requests_total{method="GET",code="404"} 1`,
+		`zarf_registry_proxy_requests_total{method="HEAD",code="200"} 1`,
+		`zarf_registry_proxy_requests_total{method="GET",code="503"} 1`,
+		`zarf_registry_proxy_requests_in_flight 0`,
+		`zarf_registry_proxy_requests_waiting 0`,
+		`zarf_registry_proxy_upstream_dials_total{result="ok"} 1`,
+		`zarf_registry_proxy_upstream_dials_total{result="error"} 1`,
+		`zarf_registry_proxy_upstream_retries_total 0`,
+		`zarf_registry_proxy_upstream_resumes_total{result="ok"} 0`,
+		`zarf_registry_proxy_upstream_response_seconds_bucket{le="30"} 4`,
+		`zarf_registry_proxy_upstream_response_seconds_bucket{le="+Inf"} 4`,
+		`zarf_registry_proxy_upstream_response_seconds_count 4`,
+		`zarf_registry_proxy_certificate_generation 1`,
+		`zarf_registry_proxy_certificate_reload_errors_total 1`,
+		fmt.Sprintf("zarf_registry_proxy_certificate_expiry_timestamp_seconds %d", f.source.Current().Leaf.NotAfter.Unix()),
+		`zarf_registry_proxy_build_info{version="dev",goversion="go`,
+		"process_resident_memory_bytes ",
+		"go_goroutines ",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %s in the metrics", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(text)
+	}
+	if got := f.metric("response_bytes_total"); got < 2000 || got > 3000 {
+		t.Errorf("%v bytes were counted", got)
+	}
+
+	code, body := f.ask(t, "/readyz?verbose")
+	if code != http.StatusOK {
+		t.Errorf("readyz = %d: a registry that is away does not make the proxy unready", code)
+	}
+	for _, want := range []string{"ok\n", "generation 1", "1 failed reloads", registryName, "connection refused"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("readyz does not say %q:\n%s", want, body)
+		}
+	}
+	for _, path := range []string{"/", "/debug/pprof/", "/v2/", "/metrics/x"} {
+		if code, _ := f.ask(t, path); code != http.StatusNotFound {
+			t.Errorf("%s on the metrics port = %d", path, code)
+		}
+	}
+}
+
+// What fails a thousand times is not logged a thousand times.
+func TestLogIsLimited(t *testing.T) {
+	f := start(t, store{}, retryFor(0))
+	f.kill()
+	for range 50 {
+		if _, _, err := f.get("/v2/secret-path"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Count(f.log.String(), "giving up"); got != 1 {
+		t.Errorf("one failure was logged %d times:\n%s", got, f.log)
+	}
+	if strings.Contains(f.log.String(), "secret-path") {
+		t.Error("requests are logged above the debug level")
+	}
+}

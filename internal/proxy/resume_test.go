@@ -1,0 +1,312 @@
+package proxy
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// cutter breaks the connection after some bytes of a body.
+type cutter struct {
+	http.ResponseWriter
+	left int
+}
+
+func (c *cutter) Write(p []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(p[:min(len(p), c.left)])
+	if c.left -= n; c.left <= 0 {
+		_ = http.NewResponseController(c.ResponseWriter).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	return n, err
+}
+
+// cutAnswers lets each answer but every tenth break off at a random place.
+func cutAnswers(handler http.Handler, most int) http.Handler {
+	var asked atomic.Int64
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1)%10 != 0 {
+			w = &cutter{w, 1 + rand.N(most)}
+		}
+		handler.ServeHTTP(w, r)
+	})
+}
+
+// However often and wherever a body breaks off, the client gets all of it.
+func TestCutBodiesAreContinued(t *testing.T) {
+	for sentence, tt := range map[string]struct {
+		handler func(blob) http.Handler
+		header  http.Header
+		size    int
+		want    func([]byte) []byte
+	}{
+		"a blob": {
+			handler: func(b blob) http.Handler { return store{b} },
+		},
+		"the rest of a blob": {
+			handler: func(b blob) http.Handler { return store{b} },
+			header:  http.Header{"Range": {"bytes=1000-"}},
+			want:    func(data []byte) []byte { return data[1000:] },
+		},
+		"a range within a blob": {
+			handler: func(b blob) http.Handler { return store{b} },
+			header:  http.Header{"Range": {"bytes=1000-700000"}},
+			want:    func(data []byte) []byte { return data[1000:700001] },
+		},
+		"a blob that the client asked for under conditions": {
+			handler: func(b blob) http.Handler { return store{b} },
+			header:  http.Header{"If-None-Match": {`"other"`}, "Range": {"bytes=5-"}, "If-Range": {`"other"`}},
+		},
+		"a blob that has a digest but no ETag": {
+			handler: func(b blob) http.Handler { return without("Etag", store{b}) },
+		},
+		"a blob that has an ETag but no digest": {
+			handler: func(b blob) http.Handler { return without(headerDigest, store{b}) },
+		},
+		"a manifest, of which the registry has no ranges": {
+			handler: func(b blob) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					b.setHeader(w)
+					w.Header().Set("Content-Length", strconv.Itoa(len(b.data)))
+					_, _ = w.Write(b.data)
+				})
+			},
+		},
+		"a registry that is broken in between": {
+			handler: func(b blob) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if r.Header.Get("If-Range") != "" && rand.N(3) == 0 {
+						w.Header().Set(headerAPIVersion, "registry/2.0")
+						w.WriteHeader(http.StatusInternalServerError)
+						return
+					}
+					store{b}.ServeHTTP(w, r)
+				})
+			},
+		},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			content := newBlob(1 << 20)
+			f := start(t, cutAnswers(tt.handler(content), len(content.data)))
+			for range 5 {
+				request, _ := http.NewRequest(http.MethodGet, f.url(content.path()), nil)
+				if tt.header != nil {
+					request.Header = tt.header.Clone()
+				}
+				response, body, err := do(request)
+				want := content.data
+				if tt.want != nil {
+					want = tt.want(content.data)
+				}
+				if err != nil || response.StatusCode >= 300 || !bytes.Equal(body, want) {
+					t.Fatalf("%v, %v, %d bytes, want %d", response, err, len(body), len(want))
+				}
+			}
+			if f.metric(`upstream_resumes_total{result="ok"}`) == 0 {
+				t.Error("no body was continued: the test shows nothing")
+			}
+		})
+	}
+}
+
+// without takes a header away from all answers.
+func without(name string, handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler.ServeHTTP(&headerFilter{w, name}, r)
+	})
+}
+
+type headerFilter struct {
+	http.ResponseWriter
+	name string
+}
+
+func (f *headerFilter) WriteHeader(code int) {
+	f.Header().Del(f.name)
+	f.ResponseWriter.WriteHeader(code)
+}
+
+// Where a body cannot be continued the client must see that it is not whole, over TLS too and with HTTP/1.0.
+func TestCutBodiesThatCannotBeContinued(t *testing.T) {
+	content, other := newBlob(200_000), newBlob(200_001)
+	// second answers all but the first request, which breaks off.
+	serve := func(first, second http.HandlerFunc) http.Handler {
+		var asked atomic.Int64
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if asked.Add(1) == 1 {
+				first(&cutter{w, 100_000}, r)
+				return
+			}
+			second(w, r)
+		})
+	}
+	whole := store{content}.ServeHTTP
+	length := func(w http.ResponseWriter) { w.Header().Set("Content-Length", strconv.Itoa(len(content.data))) }
+	partial := func(contentRange string, n int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			content.setHeader(w)
+			w.Header().Set("Content-Range", contentRange)
+			w.Header().Set("Content-Length", strconv.Itoa(n))
+			w.WriteHeader(http.StatusPartialContent)
+			_, _ = w.Write(make([]byte, n))
+		}
+	}
+	for sentence, handler := range map[string]func() http.Handler{
+		"nothing identifies the bytes": func() http.Handler {
+			return serve(func(w http.ResponseWriter, _ *http.Request) { length(w); _, _ = w.Write(content.data) }, whole)
+		},
+		"only a weak ETag does": func() http.Handler {
+			return serve(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Etag", `W/"x"`)
+				length(w)
+				_, _ = w.Write(content.data)
+			}, whole)
+		},
+		"the length is unknown": func() http.Handler {
+			return serve(func(w http.ResponseWriter, _ *http.Request) { content.setHeader(w); _, _ = w.Write(content.data) }, whole)
+		},
+		"the registry has other bytes now": func() http.Handler {
+			return serve(whole, func(w http.ResponseWriter, r *http.Request) {
+				other.setHeader(w)
+				http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(other.data))
+			})
+		},
+		"the registry has it no more": func() http.Handler {
+			return serve(whole, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
+		},
+		"the registry wants a login now": func() http.Handler {
+			return serve(whole, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
+		},
+		"the registry says that nothing changed": func() http.Handler {
+			return serve(whole, func(w http.ResponseWriter, _ *http.Request) {
+				content.setHeader(w)
+				w.WriteHeader(http.StatusNotModified)
+			})
+		},
+		"the part begins too early":        func() http.Handler { return serve(whole, partial("bytes 99999-199999/200000", 100_001)) },
+		"the part begins too late":         func() http.Handler { return serve(whole, partial("bytes 100001-199999/200000", 99_999)) },
+		"the part ends too early":          func() http.Handler { return serve(whole, partial("bytes 100000-199998/200000", 99_999)) },
+		"the part is of a longer blob":     func() http.Handler { return serve(whole, partial("bytes 100000-199999/200001", 100_000)) },
+		"the part lies about its length":   func() http.Handler { return serve(whole, partial("bytes 100000-199999/200000", 99_999)) },
+		"the part does not say what it is": func() http.Handler { return serve(whole, partial("bytes */200000", 100_000)) },
+		"the whole is of another length": func() http.Handler {
+			return serve(whole, func(w http.ResponseWriter, _ *http.Request) {
+				content.setHeader(w)
+				w.Header().Set("Content-Length", "200001")
+				_, _ = w.Write(other.data)
+			})
+		},
+		"the registry always stops at the same byte": func() http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				r.Header.Del("Range")
+				store{content}.ServeHTTP(&cutter{w, 100_000}, r)
+			})
+		},
+		"the registry stays away": func() http.Handler {
+			return serve(whole, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+		},
+	} {
+		for _, client := range []string{"http", "https", "HTTP/1.0", "HTTP/1.0 with TLS"} {
+			t.Run(sentence+", "+client, func(t *testing.T) {
+				f := start(t, handler(), retryFor(time.Second/5))
+				var got []byte
+				var err error
+				switch client {
+				case "http":
+					_, got, err = f.get(content.path())
+				case "https":
+					var response *http.Response
+					request, _ := http.NewRequest(http.MethodGet, "https://"+f.address()+content.path(), nil)
+					if response, err = trusting(f).RoundTrip(request); err == nil {
+						var body bytes.Buffer
+						_, err = body.ReadFrom(response.Body)
+						got = body.Bytes()
+						_ = response.Body.Close()
+					}
+				default:
+					got, err = getHTTP10(t, f, content.path(), strings.HasSuffix(client, "TLS"))
+				}
+				if err == nil {
+					t.Fatalf("the client was given %d bytes as if they were all", len(got))
+				}
+				if !bytes.HasPrefix(content.data, got) {
+					t.Error("the client was given bytes that are not the blob's")
+				}
+				if got := f.metric("responses_aborted_total"); got != 1 {
+					t.Errorf("%v answers were counted as aborted, want 1", got)
+				}
+			})
+		}
+	}
+}
+
+// A registry that stops in the middle of a body without closing the connection.
+func TestStalledBodiesAreContinued(t *testing.T) {
+	content := newBlob(300_000)
+	var asked atomic.Int64
+	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) > 1 {
+			store{content}.ServeHTTP(w, r)
+			return
+		}
+		content.setHeader(w)
+		w.Header().Set("Content-Length", strconv.Itoa(len(content.data)))
+		_, _ = w.Write(content.data[:123_456])
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}), func(p *Proxy) { p.limits.stall = time.Second / 4 })
+	response, body, err := f.get(content.path())
+	if err := content.check(response, body, err); err != nil {
+		t.Error(err)
+	}
+}
+
+// A registry that sends a few bytes at a time is slow, not broken.
+func TestSlowBodies(t *testing.T) {
+	content := newBlob(200_000)
+	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		content.setHeader(w)
+		w.Header().Set("Content-Length", strconv.Itoa(len(content.data)))
+		for rest := content.data; len(rest) > 0; {
+			n := min(len(rest), 1+rand.N(20_000))
+			_, _ = w.Write(rest[:n])
+			_ = http.NewResponseController(w).Flush()
+			rest = rest[n:]
+			time.Sleep(rand.N(2 * fillTimeout))
+		}
+	}))
+	response, body, err := f.get(content.path())
+	if err := content.check(response, body, err); err != nil {
+		t.Error(err)
+	}
+	if got := f.metric(`upstream_resumes_total{result="ok"}`); got != 0 {
+		t.Errorf("%v bodies were continued that had not broken off", got)
+	}
+}
+
+func TestParseContentRange(t *testing.T) {
+	for value, want := range map[string]part{
+		"bytes 0-0/1":     {0, 1, "1"},
+		"bytes 5-9/*":     {5, 10, "*"},
+		"bytes 10-19/100": {10, 20, "100"},
+		fmt.Sprintf("bytes 0-%d/x", int64(1)<<61): {0, 1<<61 + 1, "x"},
+	} {
+		if got, err := parseContentRange(value); err != nil || got != want {
+			t.Errorf("parseContentRange(%q) = %v, %v, want %v", value, got, err, want)
+		}
+	}
+	for _, value := range []string{
+		"", "bytes", "bytes ", "bytes */5", "bytes 0-1", "bytes 0-1/", "bytes 1-0/5", "bytes -1/5", "bytes 1-/5", "bytes 0x1-2/5",
+		"bytes 0-9223372036854775807/5", "bytes 0-18446744073709551615/5", "items 0-1/5", "bytes 0 - 1/5", "bytes +0-1/5",
+	} {
+		if got, err := parseContentRange(value); err == nil {
+			t.Errorf("parseContentRange(%q) = %v, want an error", value, got)
+		}
+	}
+}

@@ -1,0 +1,497 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+)
+
+func TestParseAddress(t *testing.T) {
+	both := environment{"ZARF_REGISTRY_SERVICE_HOST": "10.96.0.7", "ZARF_REGISTRY_SERVICE_PORT": "5000"}
+	for sentence, tt := range map[string]struct {
+		registry    string
+		environment environment
+		want        string // name, then the ClusterIP; or a part of the error
+		ok          bool
+	}{
+		"the Service is in the environment":          {"zarf-registry.zarf.svc:5000", both, "zarf-registry.zarf.svc:5000 10.96.0.7:5000", true},
+		"the port is in the environment":             {"zarf-registry.zarf.svc", both, "zarf-registry.zarf.svc:5000 10.96.0.7:5000", true},
+		"a port that is written wins":                {"zarf-registry.zarf.svc:5443", both, "zarf-registry.zarf.svc:5443 10.96.0.7:5443", true},
+		"the ClusterIP is an IPv6 address":           {"zarf-registry.zarf.svc:5000", environment{"ZARF_REGISTRY_SERVICE_HOST": "fd00::7"}, "zarf-registry.zarf.svc:5000 [fd00::7]:5000", true},
+		"a name without dots":                        {"zarf-registry:5000", both, "zarf-registry:5000 10.96.0.7:5000", true},
+		"another Service is in the environment":      {"my-registry.zarf.svc:5000", both, "my-registry.zarf.svc:5000 invalid AddrPort", true},
+		"an IPv4 address":                            {"127.0.0.1:5000", both, "127.0.0.1:5000 invalid AddrPort", true},
+		"an IPv6 address":                            {"[::1]:5000", both, "[::1]:5000 invalid AddrPort", true},
+		"nothing":                                    {"", both, `registry ""`, false},
+		"no port anywhere":                           {"my-registry.zarf.svc", both, "a port from 1 to 65535", false},
+		"a port that is none":                        {"zarf-registry.zarf.svc:http", both, "a port from 1 to 65535", false},
+		"port 0":                                     {"zarf-registry.zarf.svc:0", both, "a port from 1 to 65535", false},
+		"port 65536":                                 {"zarf-registry.zarf.svc:65536", both, "a port from 1 to 65535", false},
+		"a URL":                                      {"https://zarf-registry.zarf.svc:5000", both, "want host:port", false},
+		"an IPv6 address without a port":             {"::1", both, "want host:port", false},
+		"an address in the environment that is none": {"zarf-registry.zarf.svc:5000", environment{"ZARF_REGISTRY_SERVICE_HOST": "None"}, `ZARF_REGISTRY_SERVICE_HOST is "None"`, false},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			a, err := parseAddress(tt.registry, tt.environment.get)
+			got := a.String() + " " + a.clusterIP.String()
+			if err != nil {
+				got = err.Error()
+			}
+			if (err == nil) != tt.ok || tt.ok && got != tt.want || !strings.Contains(got, tt.want) {
+				t.Errorf("parseAddress(%q) = %s, want %s", tt.registry, got, tt.want)
+			}
+		})
+	}
+}
+
+// The registry's name resolves, but nothing answers at the address in the environment.
+func TestNameIsTheFallback(t *testing.T) {
+	content := newBlob(100)
+	var lookups atomic.Int32
+	f := start(t, store{content}, func(p *Proxy) {
+		p.upstream.address.clusterIP = netip.MustParseAddrPort("127.0.0.2:" + strconv.Itoa(int(p.upstream.address.port)))
+		p.upstream.lookupHost = func(_ context.Context, network, host string) ([]netip.Addr, error) {
+			lookups.Add(1)
+			if network != "ip" || host != registryName {
+				return nil, fmt.Errorf("lookup of %s %s", network, host)
+			}
+			return []netip.Addr{netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("::ffff:127.0.0.1")}, nil
+		}
+	})
+	for range 3 {
+		response, body, err := f.get(content.path())
+		if err := content.check(response, body, err); err != nil {
+			t.Fatal(err)
+		}
+		f.proxy.upstream.forgetIdle()
+	}
+	if got := lookups.Load(); got != 1 {
+		t.Errorf("the name was looked up %d times, want once: what worked is tried first", got)
+	}
+}
+
+// While the registry is away, cluster DNS is not asked for each request.
+func TestLookupsAreFew(t *testing.T) {
+	var lookups atomic.Int32
+	f := start(t, store{}, retryFor(time.Second/2), func(p *Proxy) {
+		p.upstream.lookupHost = func(context.Context, string, string) ([]netip.Addr, error) {
+			lookups.Add(1)
+			return nil, errors.New("no DNS")
+		}
+	})
+	f.kill()
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() { _, _, _ = f.get("/v2/") })
+	}
+	wg.Wait()
+	if got := lookups.Load(); got < 1 || got > 2 {
+		t.Errorf("the name was looked up %d times in half a second, want once or twice", got)
+	}
+}
+
+func TestConnectionsArePooled(t *testing.T) {
+	content := newBlob(100)
+	f := start(t, store{content})
+	for _, path := range []string{content.path(), "/v2/unknown", content.path()} {
+		if _, _, err := f.get(path); err != nil {
+			t.Fatal(err)
+		}
+		request, _ := http.NewRequest(http.MethodHead, f.url(path), nil)
+		if _, _, err := do(request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := f.metric(`upstream_dials_total{result="ok"}`); got != 1 {
+		t.Errorf("%v connections for 6 requests, want 1", got)
+	}
+	t.Run("closed by the registry in the meantime", func(t *testing.T) {
+		f.kill()
+		f.start()
+		response, body, err := f.get(content.path())
+		if err := content.check(response, body, err); err != nil {
+			t.Error(err)
+		}
+		if got := f.metric("upstream_retries_total"); got != 0 {
+			t.Errorf("%v retries, want none: another connection is enough", got)
+		}
+	})
+	t.Run("idle for too long", func(t *testing.T) {
+		u := f.proxy.upstream
+		u.mu.Lock()
+		if len(u.idle) != 1 {
+			t.Fatalf("%d idle connections, want 1", len(u.idle))
+		}
+		u.idle[0].idleSince = u.idle[0].idleSince.Add(-idleLifetime)
+		u.mu.Unlock()
+		u.expire()
+		if len(u.idle) != 0 {
+			t.Error("it is still kept")
+		}
+	})
+	t.Run("not more than a few are kept", func(t *testing.T) {
+		var wg sync.WaitGroup
+		for range 3 * maxIdle {
+			wg.Go(func() {
+				response, body, err := f.get(content.path())
+				if err := content.check(response, body, err); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		eventually(t, "the requests end", func() bool { return f.metric("requests_in_flight") == 0 })
+		if got := len(f.proxy.upstream.idle); got > maxIdle {
+			t.Errorf("%d idle connections are kept, want %d at most", got, maxIdle)
+		}
+	})
+}
+
+func TestRegistryIsVerified(t *testing.T) {
+	content := newBlob(100)
+	f := start(t, store{content}, retryFor(0))
+	unavailable := func(t *testing.T, want string) {
+		t.Helper()
+		f.proxy.upstream.forgetIdle()
+		response, body, err := f.get(content.path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if response.StatusCode != http.StatusServiceUnavailable {
+			t.Fatalf("%s: %s", response.Status, body)
+		}
+		checkOCIError(t, response, body, "UNAVAILABLE", registryName, want)
+	}
+	replace := func(files tlsfilestest.Files) {
+		t.Helper()
+		tlsfilestest.WriteSecret(t, f.registry.dir, files)
+		if _, err := f.registry.source.Reload(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("a certificate for another name", func(t *testing.T) {
+		replace(f.ca.Files(t, organization, []string{"zarf-registry.other.svc", "127.0.0.1"}))
+		unavailable(t, "not "+registryName)
+	})
+	t.Run("a certificate of another CA", func(t *testing.T) {
+		replace(tlsfilestest.NewCA(t, "ca").Files(t, organization, []string{registryName}, f.ca))
+		unavailable(t, "certificate signed by unknown authority")
+	})
+	t.Run("a registry that does not trust the proxy", func(t *testing.T) {
+		files := f.ca.Files(t, organization, []string{registryName})
+		files["ca.crt"] = tlsfilestest.NewCA(t, "other").PEM
+		replace(files)
+		unavailable(t, "remote error: tls: ")
+	})
+	t.Run("and the right one again", func(t *testing.T) {
+		replace(f.ca.Files(t, organization, []string{registryName}))
+		response, body, err := f.get(content.path())
+		if err := content.check(response, body, err); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// CA and certificates are replaced one after the other, as a rotation does, while pulls run on all the time.
+func TestRotationUnderLoad(t *testing.T) {
+	content := newBlob(200_000)
+	f := start(t, store{content})
+	load := pullInALoop(t, f, content)
+	old := f.ca
+	step := func(dir string, source *tlsfiles.Source, files tlsfilestest.Files) {
+		t.Helper()
+		before := load.count()
+		tlsfilestest.WriteSecret(t, dir, files)
+		if changed, err := source.Reload(); !changed || err != nil {
+			t.Fatal(changed, err)
+		}
+		eventually(t, "pulls go on", func() bool { return load.count() >= before+20 })
+	}
+	server := func(ca *tlsfilestest.CA, others ...*tlsfilestest.CA) {
+		t.Helper()
+		step(f.registry.dir, f.registry.source, ca.Files(t, organization, []string{registryName}, others...))
+	}
+	node := func(ca *tlsfilestest.CA, others ...*tlsfilestest.CA) {
+		t.Helper()
+		step(f.dir, f.source, ca.Files(t, organization, []string{"127.0.0.1"}, others...))
+	}
+	for i := range 3 {
+		ca := tlsfilestest.NewCA(t, fmt.Sprintf("ca %d", i))
+		server(old, ca)
+		node(old, ca)
+		node(ca, old)
+		server(ca, old)
+		server(ca)
+		node(ca)
+		old = ca
+	}
+	load.end()
+	if got := f.metric("certificate_generation"); got != 10 {
+		t.Errorf("generation = %v, want 10", got)
+	}
+	if got := f.metric("upstream_retries_total"); got != 0 {
+		t.Errorf("%v retries: with overlapping trust there is nothing to retry", got)
+	}
+	u := f.proxy.upstream
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, c := range u.idle {
+		if c.generation != f.source.Current() {
+			t.Error("an idle connection of a former generation is kept")
+		}
+	}
+}
+
+// A rotation without overlap: the registry has the new certificate first. Pulls wait until the proxy has it too.
+func TestRotationAtOnce(t *testing.T) {
+	content := newBlob(1000)
+	f := start(t, store{content})
+	load := pullInALoop(t, f, content)
+	ca := tlsfilestest.NewCA(t, "new")
+	tlsfilestest.WriteSecret(t, f.registry.dir, ca.Files(t, organization, []string{registryName}))
+	if _, err := f.registry.source.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	f.kill() // the new certificate comes with a new process
+	f.start()
+	eventually(t, "requests wait", func() bool { return f.metric("requests_waiting") > 0 })
+	before := load.count()
+	tlsfilestest.WriteSecret(t, f.dir, ca.Files(t, organization, nil))
+	if _, err := f.source.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "pulls go on", func() bool { return load.count() > before+10 })
+	load.end()
+}
+
+// load pulls without a pause from several goroutines.
+type load struct {
+	pulls atomic.Int64
+	stop  context.CancelFunc
+	wg    sync.WaitGroup
+}
+
+func pullInALoop(t *testing.T, f *fixture, contents ...blob) *load {
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &load{stop: cancel}
+	t.Cleanup(l.end)
+	for i := range 4 {
+		l.wg.Go(func() {
+			for n := i; ctx.Err() == nil; n++ {
+				content := contents[n%len(contents)]
+				response, body, err := f.get(content.path())
+				if err := content.check(response, body, err); err != nil {
+					t.Errorf("pull %d: %v", n, err)
+					return
+				}
+				l.pulls.Add(1)
+			}
+		})
+	}
+	return l
+}
+
+func (l *load) count() int64 { return l.pulls.Load() }
+
+func (l *load) end() {
+	l.stop()
+	l.wg.Wait()
+}
+
+// The registry is killed and started again and again while pulls run: none may fail.
+func TestRegistryRestarts(t *testing.T) {
+	large, small := newBlob(2<<20), newBlob(1000)
+	f := start(t, store{large, small})
+	load := pullInALoop(t, f, large, small)
+	for range 15 {
+		before := load.count()
+		eventually(t, "pulls go on", func() bool { return load.count() > before+2 })
+		time.Sleep(rand.N(20 * time.Millisecond)) // anywhere in a pull
+		f.kill()
+		time.Sleep(rand.N(50 * time.Millisecond))
+		f.start()
+	}
+	load.end()
+	t.Logf("%d pulls, %v retries, %v resumed bodies", load.count(), f.metric("upstream_retries_total"), f.metric(`upstream_resumes_total{result="ok"}`))
+	if f.metric(`upstream_resumes_total{result="ok"}`) == 0 {
+		t.Error("no body was cut: the test shows less than it says")
+	}
+}
+
+func TestRegistryStaysAway(t *testing.T) {
+	f := start(t, store{}, retryFor(time.Second/2))
+	f.kill()
+	response, body, err := f.get("/v2/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
+		t.Errorf("%s, Retry-After %q", response.Status, response.Header.Get("Retry-After"))
+	}
+	checkOCIError(t, response, body, "UNAVAILABLE", registryName+":"+f.port(), "connection refused")
+	if f.metric("upstream_retries_total") == 0 || f.metric("requests_waiting") != 0 {
+		t.Errorf("%v retries, %v waiting", f.metric("upstream_retries_total"), f.metric("requests_waiting"))
+	}
+}
+
+func TestAnswersFromNobody(t *testing.T) {
+	for sentence, tt := range map[string]struct {
+		broken func(w http.ResponseWriter)
+		want   int // status at the client
+	}{
+		"a 502 of something between is not the last word": {func(w http.ResponseWriter) { http.Error(w, "bad gateway", 502) }, 200},
+		"nor is a 503":          {func(w http.ResponseWriter) { http.Error(w, "no healthy upstream", 503) }, 200},
+		"nor a 504":             {func(w http.ResponseWriter) { http.Error(w, "timeout", 504) }, 200},
+		"a broken connection":   {func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, 200},
+		"the registry's 503 is": {func(w http.ResponseWriter) { w.Header().Set(headerAPIVersion, "registry/2.0"); w.WriteHeader(503) }, 503},
+		"and its OCI error": {func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "application/json; charset=utf-8")
+			w.WriteHeader(503)
+			_, _ = io.WriteString(w, `{"errors":[{"code":"UNAVAILABLE"}]}`)
+		}, 503},
+		"a 500 of anyone": {func(w http.ResponseWriter) { http.Error(w, "", 500) }, 500},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			var asked atomic.Int32
+			f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if asked.Add(1) <= 2 {
+					tt.broken(w)
+				}
+			}))
+			response, _, err := f.get("/v2/")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if response.StatusCode != tt.want {
+				t.Errorf("status = %s, want %d", response.Status, tt.want)
+			}
+		})
+	}
+}
+
+func TestWaitingIsBounded(t *testing.T) {
+	f := start(t, store{}, func(p *Proxy) { p.limits.waiting = 5 })
+	f.kill()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Go(func() {
+			request, _ := http.NewRequestWithContext(ctx, http.MethodGet, f.url("/v2/"), nil)
+			_, _, _ = do(request)
+		})
+	}
+	eventually(t, "five wait", func() bool { return f.metric("requests_waiting") == 5 })
+	for range 3 {
+		response, body, err := f.get("/v2/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
+			t.Errorf("%s, Retry-After %q", response.Status, response.Header.Get("Retry-After"))
+		}
+		checkOCIError(t, response, body, "UNAVAILABLE", "too many requests wait")
+	}
+	cancel()
+	wg.Wait()
+	eventually(t, "none wait once their clients have gone", func() bool { return f.metric("requests_waiting") == 0 })
+}
+
+// A registry that accepts and says nothing is given up after a while, and its other connections are not trusted either.
+func TestRegistryHangs(t *testing.T) {
+	var asked atomic.Int32
+	f := start(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) == 1 {
+			<-r.Context().Done()
+		}
+	}), func(p *Proxy) { p.limits.head = time.Second / 2 })
+	response, body, err := f.get("/v2/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if response.StatusCode != http.StatusOK {
+		t.Errorf("%s: %s", response.Status, body)
+	}
+}
+
+func TestBackoff(t *testing.T) {
+	var total time.Duration
+	for attempt := range 100 {
+		d := backoff(attempt)
+		longest := min(firstDelay<<min(attempt, 20), lastDelay)
+		if d <= longest/2-1 || d > longest {
+			t.Errorf("backoff(%d) = %s, want between %s and %s", attempt, d, longest/2, longest)
+		}
+		if attempt < 7 {
+			total += longest
+		}
+	}
+	if total > 6*time.Second {
+		t.Errorf("the first attempts take %s: a restart is noticed too late", total)
+	}
+}
+
+// raw answers requests with bytes as they are, so that the registry can break every rule.
+func raw(t *testing.T, answer string) *fixture {
+	t.Helper()
+	return start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = io.WriteString(c, answer)
+		_ = c.Close()
+	}), retryFor(0))
+}
+
+func TestAnswersThatAreNone(t *testing.T) {
+	for sentence, tt := range map[string]struct{ answer, want string }{
+		"rubbish":                           {"rubbish\r\n\r\n", "malformed HTTP response"},
+		"nothing":                           {"", "unexpected EOF"},
+		"half a header":                     {"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n", "unexpected EOF"},
+		"a header without end":              {"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2*maxHeadBytes), "larger than 65536 bytes"},
+		"interim answers without end":       {strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", maxHeadBytes/20), "larger than 65536 bytes"},
+		"another protocol":                  {"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", "another protocol"},
+		"a body that ends with the line":    {"HTTP/1.1 200 OK\r\n\r\nbody", "unknown length"},
+		"two lengths":                       {"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", "Content-Length"},
+		"an encoding that nobody asked for": {"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", "transfer encoding"},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			response, body, err := raw(t, tt.answer).get("/v2/")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if response.StatusCode != http.StatusServiceUnavailable {
+				t.Errorf("status = %s", response.Status)
+			}
+			checkOCIError(t, response, body, "UNAVAILABLE", tt.want)
+		})
+	}
+	t.Run("two answers to one request", func(t *testing.T) {
+		one := "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na"
+		f := raw(t, one+"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nb")
+		for range 3 {
+			_, body, err := f.get("/v2/")
+			if err != nil || !bytes.Equal(body, []byte("a")) {
+				t.Errorf("body = %q, %v, want the first answer's", body, err)
+			}
+		}
+		if got := f.metric(`upstream_dials_total{result="ok"}`); got != 3 {
+			t.Errorf("%v connections for 3 requests: one with an answer too many was used again", got)
+		}
+	})
+}
