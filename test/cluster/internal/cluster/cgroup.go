@@ -181,7 +181,7 @@ func evacuate(dir string) error {
 			return err
 		}
 		for _, pid := range pids {
-			err := os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o644)
+			err := writePID(leaf, pid)
 			if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EINVAL) {
 				return err
 			}
@@ -193,11 +193,16 @@ func evacuate(dir string) error {
 // join moves this process into a cgroup.
 func (c cgroups) join(path string) error {
 	for _, mount := range c.tracking() {
-		if err := os.WriteFile(filepath.Join(mount, path, "cgroup.procs"), []byte("0"), 0o644); err != nil {
+		if err := writePID(filepath.Join(mount, path), 0); err != nil {
 			return fmt.Errorf("joining cgroup %s: %w", path, err)
 		}
 	}
 	return nil
+}
+
+// writePID moves a process into a cgroup; 0 is the one that writes.
+func writePID(dir string, pid int) error {
+	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o644)
 }
 
 // processes returns the ids of all processes in a cgroup and below it.

@@ -1,0 +1,149 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func TestEveryChangeOfARecipeHasAKeyOfItsOwn(t *testing.T) {
+	base := Recipe{Name: "x", Module: "example.com/x", Version: "v1.0.0", Programs: map[string]string{"x": "example.com/x"}}
+	keys := map[string]string{base.Key(): "unchanged"}
+	if base.Key() != base.Key() {
+		t.Fatal("the same recipe has two keys")
+	}
+	for what, change := range map[string]func(*Recipe){
+		"version":   func(r *Recipe) { r.Version = "v1.0.1" },
+		"programs":  func(r *Recipe) { r.Programs = map[string]string{"x": "example.com/x/cmd/x"} },
+		"variables": func(r *Recipe) { r.Variables = []string{"a.b=c"} },
+		"tags":      func(r *Recipe) { r.Tags = []string{"seccomp"} },
+		"cgo":       func(r *Recipe) { r.CGO = true },
+		"source":    func(r *Recipe) { r.Sources = map[string]string{"main.go": "package main"} },
+		"sums":      func(r *Recipe) { r.Sums = []string{"a v1 h1:x"} },
+	} {
+		changed := base
+		change(&changed)
+		if before, ok := keys[changed.Key()]; ok {
+			t.Errorf("%s: same key as %s", what, before)
+		}
+		keys[changed.Key()] = what
+	}
+}
+
+func TestAClusterHasAllItsPrograms(t *testing.T) {
+	var got []string
+	for _, r := range ClusterRecipes() {
+		got = append(got, r.ProgramNames()...)
+	}
+	for _, want := range []string{
+		"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
+		"containerd", "containerd-shim-runc-v2", "ctr", "crictl", "runc", "bridge", "loopback", "portmap", "host-local",
+		"coredns", "kube-router", "helm", "pause",
+	} {
+		if !slices.Contains(got, want) {
+			t.Errorf("%s is built by no recipe", want)
+		}
+	}
+	slices.Sort(got)
+	if unique := slices.Compact(slices.Clone(got)); len(unique) != len(got) {
+		t.Errorf("a program is built twice: %v", got)
+	}
+}
+
+func TestToolsArePinned(t *testing.T) {
+	for name, recipe := range tools {
+		if !strings.HasPrefix(recipe.Version, "v") || strings.Count(recipe.Version, ".") != 2 {
+			t.Errorf("%s: version %q", name, recipe.Version)
+		}
+		if _, ok := recipe.Programs[name]; !ok {
+			t.Errorf("%s: its recipe makes %v", name, recipe.ProgramNames())
+		}
+	}
+	for _, name := range []string{"helm", "kubectl"} {
+		if _, err := Tool(name); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := Tool("socat"); err == nil || !strings.Contains(err.Error(), "golangci-lint") {
+		t.Errorf("an unknown tool must be answered with the known ones: %v", err)
+	}
+}
+
+func TestStagingModulesAreThoseReplacedByDirectories(t *testing.T) {
+	const gomod = `module k8s.io/kubernetes
+
+replace example.com/one => ./staging/one
+
+replace (
+	k8s.io/api => ./staging/src/k8s.io/api
+	k8s.io/client-go => ./staging/src/k8s.io/client-go
+	example.com/fork => example.com/other v1.2.3
+)
+`
+	if got := strings.Join(localReplacements(gomod), " "); got != "example.com/one k8s.io/api k8s.io/client-go" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// testCache returns a cache of its own for a recipe of a C program, which builds
+// in no time.
+func testCache(t *testing.T) (*Cache, Recipe) {
+	t.Helper()
+	if !needsGCC[0].met() || !needsGCC[1].met() {
+		t.Skip("SKIPPED: there is no C compiler to build with")
+	}
+	t.Setenv(CacheVariable, t.TempDir())
+	cache, err := OpenCache(t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cache, Recipe{Name: "true", Version: "v1.0.0", C: "int main(void) { return 0; }", Programs: map[string]string{"true": ""}}
+}
+
+func TestWhatIsBuiltIsNotBuiltAgain(t *testing.T) {
+	cache, recipe := testCache(t)
+	for range 2 {
+		if err := cache.Ensure(context.Background(), recipe); err != nil {
+			t.Fatal(err)
+		}
+		// The second time there is no way to build it.
+		t.Setenv("PATH", "/nowhere")
+	}
+	if info, err := os.Stat(cache.Program(recipe, "true")); err != nil || info.Mode()&0o111 == 0 {
+		t.Errorf("%v, %v", info, err)
+	}
+}
+
+func TestAFailedBuildLeavesNothingThatLooksFinished(t *testing.T) {
+	cache, recipe := testCache(t)
+	broken := recipe
+	broken.C = "this is not C"
+	err := cache.Ensure(context.Background(), broken)
+	if err == nil || !strings.Contains(err.Error(), "not C") {
+		t.Fatalf("the error must show the compiler's words: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(cache.dir, broken.Key())); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it looks finished: %v", err)
+	}
+	if err := cache.Ensure(context.Background(), recipe); err != nil {
+		t.Errorf("after it was put right: %v", err)
+	}
+}
+
+func TestTwoBuildersDoNotCollide(t *testing.T) {
+	cache, recipe := testCache(t)
+	var wait sync.WaitGroup
+	for range 4 {
+		wait.Go(func() {
+			if err := cache.Ensure(context.Background(), recipe); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+}

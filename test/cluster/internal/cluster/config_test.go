@@ -1,0 +1,152 @@
+package cluster
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+var families = []Family{IPv4, IPv6, DualStack}
+
+func TestTheKubeletIsConfiguredForItsNode(t *testing.T) {
+	for _, family := range families {
+		t.Run(string(family), func(t *testing.T) {
+			c := testCluster(t, family)
+			n := Node{Name: "n2", Index: 2, Taints: []string{"dedicated=edge:NoSchedule"}, Labels: []string{"zone=edge", "a=b"}}
+			content, err := c.kubeletConfig(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var config struct {
+				CgroupRoot, Address                     string
+				ClusterDNS                              []string
+				SerializeImagePulls                     *bool
+				RegisterWithTaints                      []struct{ Key, Value, Effect string }
+				FailCgroupV1, FailSwapOn                *bool
+				NodeStatusUpdateFrequency, CgroupDriver string
+			}
+			if err := yaml.Unmarshal(content, &config); err != nil {
+				t.Fatal(err)
+			}
+			if config.CgroupRoot != "/zarf-registry-test/test/n2" || config.CgroupDriver != "cgroupfs" {
+				t.Errorf("cgroups: %+v", config)
+			}
+			if strings.Join(config.ClusterDNS, ",") != join(family.DNSService()) {
+				t.Errorf("DNS: %v", config.ClusterDNS)
+			}
+			if config.SerializeImagePulls == nil || *config.SerializeImagePulls {
+				t.Error("a pull that hangs would block all others")
+			}
+			if len(config.RegisterWithTaints) != 1 || config.RegisterWithTaints[0].Effect != "NoSchedule" {
+				t.Errorf("taints: %+v", config.RegisterWithTaints)
+			}
+			args := strings.Join(c.kubelet(n).Args, " ")
+			for _, want := range []string{"--node-ip=" + join(family.Node(2)), "--hostname-override=n2", "--node-labels=zone=edge,a=b"} {
+				if !strings.Contains(args+" ", want+" ") {
+					t.Errorf("%s is not in %s", want, args)
+				}
+			}
+		})
+	}
+}
+
+func TestPodsGetAddressesOfTheirNodesRange(t *testing.T) {
+	for _, family := range families {
+		t.Run(string(family), func(t *testing.T) {
+			c := testCluster(t, family)
+			var config struct {
+				Plugins []struct {
+					Type, Backend string
+					IPAM          struct {
+						Ranges [][]struct{ Subnet string }
+						Routes []struct{ Dst string }
+					}
+				}
+			}
+			if err := json.Unmarshal([]byte(c.cniConfig(Node{Name: "n3", Index: 3})), &config); err != nil {
+				t.Fatal(err)
+			}
+			if len(config.Plugins) != 2 || config.Plugins[1].Type != "portmap" || config.Plugins[1].Backend != NFTables {
+				t.Fatalf("plugins: %+v", config.Plugins)
+			}
+			ipam := config.Plugins[0].IPAM
+			want := family.NodePods(3)
+			if len(ipam.Ranges) != len(want) || len(ipam.Routes) != len(want) {
+				t.Fatalf("ranges %+v, routes %+v, want %v", ipam.Ranges, ipam.Routes, want)
+			}
+			for i, pods := range want {
+				if len(ipam.Ranges[i]) != 1 || ipam.Ranges[i][0].Subnet != pods.String() {
+					t.Errorf("range %d is %+v, not %s", i, ipam.Ranges[i], pods)
+				}
+				if pods.Addr().Is6() != (ipam.Routes[i].Dst == "::/0") {
+					t.Errorf("route %d is %s", i, ipam.Routes[i].Dst)
+				}
+			}
+		})
+	}
+}
+
+func TestContainerdUsesTheNodesPauseImage(t *testing.T) {
+	c := testCluster(t, IPv4)
+	config := c.containerdConfig(Node{Name: "n1", Index: 1, PauseImage: "example.com/pause:1"})
+	for _, want := range []string{`sandbox = "example.com/pause:1"`, `bin_dirs = ["` + c.path(binDir) + `"]`, `config_path = "/etc/containerd/certs.d"`, "restrict_oom_score_adj = true"} {
+		if !strings.Contains(config, want) {
+			t.Errorf("%s is not in\n%s", want, config)
+		}
+	}
+}
+
+func TestTheAPIServerServesWhatThePlanSays(t *testing.T) {
+	for family, want := range map[Family]string{IPv4: "10.96.0.0/16", IPv6: "fd96::/112", DualStack: "10.96.0.0/16,fd96::/112"} {
+		args := strings.Join(testCluster(t, family).apiServer().Args, " ")
+		if !strings.Contains(args, "--service-cluster-ip-range="+want+" ") {
+			t.Errorf("%s: %s", family, args)
+		}
+	}
+}
+
+func TestTheDNSHasAnEndpointForEachFamily(t *testing.T) {
+	for family, want := range map[Family]int{IPv4: 1, IPv6: 1, DualStack: 2} {
+		service, slices := testCluster(t, family).dnsObjects()
+		if len(slices) != want || len(service.Spec.ClusterIPs) != want || service.Spec.ClusterIP != service.Spec.ClusterIPs[0] {
+			t.Errorf("%s: %d slices, addresses %v", family, len(slices), service.Spec.ClusterIPs)
+		}
+		if len(service.Spec.Selector) != 0 {
+			t.Errorf("%s: a selector would let a controller replace the endpoints", family)
+		}
+		names := make(map[string]bool)
+		for _, port := range service.Spec.Ports {
+			names[port.Name] = true
+		}
+		for _, slice := range slices {
+			for _, port := range slice.Ports {
+				if !names[*port.Name] {
+					t.Errorf("%s: endpoint port %s is none of the Service's", family, *port.Name)
+				}
+			}
+		}
+	}
+}
+
+func TestVariablesOfTheClusterWinOverTheUsers(t *testing.T) {
+	got := mergeEnvironment([]string{"PATH=/bin", "TERM=x", "KUBECONFIG=/mine"}, []string{"PATH=/cluster", "KUBECONFIG=/its"})
+	if want := "TERM=x PATH=/cluster KUBECONFIG=/its"; strings.Join(got, " ") != want {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestNamesOfNamespacesAreNotTheBeginningOfAnothers(t *testing.T) {
+	// Cluster "a" has a node "n1"; a cluster "a-n1" must not be taken for a part of it.
+	if strings.HasPrefix(netnsName("a-n1", controlPlaneName), netnsName("a", "")) {
+		t.Error("they would be removed together")
+	}
+}
+
+func TestTheNamesThatCtrSavedAreRead(t *testing.T) {
+	const out = "example.com/a:1                     \tsaved\t\napplication/vnd.oci.image.index.v1+json sha256:ac10\nImporting\telapsed: 0.3 s\ttotal:   0.0 B\t(0.0 B/s)\n127.0.0.1:31999/b:2\tsaved\n"
+	if got := strings.Join(savedImages(out), " "); got != "example.com/a:1 127.0.0.1:31999/b:2" {
+		t.Errorf("got %q", got)
+	}
+}

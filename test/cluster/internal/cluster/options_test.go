@@ -1,0 +1,117 @@
+package cluster
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func validOptions() Options {
+	return Options{Name: "test", Nodes: 2, Family: IPv4, KubeProxy: IPTables, PortMap: NFTables, PauseImage: DefaultPauseImage}
+}
+
+func TestOptionsAreRefusedBeforeAnythingIsMade(t *testing.T) {
+	archive := filepath.Join(t.TempDir(), "image.tar")
+	if err := os.WriteFile(archive, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for sentence, c := range map[string]struct {
+		change func(*Options)
+		want   string // part of the error; empty for none
+	}{
+		"what up uses by itself is valid":           {func(*Options) {}, ""},
+		"a name must fit in paths":                  {func(o *Options) { o.Name = "../etc" }, "cluster name"},
+		"a name must not be empty":                  {func(o *Options) { o.Name = "" }, "cluster name"},
+		"a name with a dot would end another's":     {func(o *Options) { o.Name = "a.n1" }, "cluster name"},
+		"there is at least one node":                {func(o *Options) { o.Nodes = 0 }, "--nodes"},
+		"there are no more nodes than addresses":    {func(o *Options) { o.Nodes = maxNodes + 1 }, "--nodes"},
+		"the IP family is one of three":             {func(o *Options) { o.Family = "ipv4" }, "--ip-family"},
+		"kube-proxy has two modes here":             {func(o *Options) { o.KubeProxy = "ipvs" }, "--kube-proxy"},
+		"host ports have two modes":                 {func(o *Options) { o.PortMap = "" }, "--portmap"},
+		"a pause image needs a tag":                 {func(o *Options) { o.PauseImage = "registry.k8s.io/pause" }, "pause image"},
+		"a pause image needs a registry":            {func(o *Options) { o.PauseImage = "pause:3" }, "pause image"},
+		"a pause image may be of a local registry":  {func(o *Options) { o.PauseImage = "localhost:5000/k8s/pause:3" }, ""},
+		"a pause image for a node that is not made": {func(o *Options) { o.PauseImages = map[string]string{"n3": DefaultPauseImage} }, "no such node"},
+		"an archive that is not there":              {func(o *Options) { o.Archives = []Archive{{Path: "/nowhere.tar"}} }, "no such file"},
+		"an archive that is a directory":            {func(o *Options) { o.Archives = []Archive{{Path: "/"}} }, "not a file"},
+		"an archive for a node that is not made":    {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n3"}} }, "no such node"},
+		"an archive for a node":                     {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n2"}} }, ""},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			o := validOptions()
+			c.change(&o)
+			err := o.Validate()
+			if c.want == "" && err != nil {
+				t.Fatalf("refused: %v", err)
+			}
+			if c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Fatalf("got %v, want an error with %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestEveryMistakeIsNamedAtOnce(t *testing.T) {
+	err := Options{}.Validate()
+	for _, part := range []string{"cluster name", "--nodes", "--ip-family", "--kube-proxy", "--portmap", "pause image"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%q is not in the error: %v", part, err)
+		}
+	}
+}
+
+func TestTheControlPlanesNameIsNotANodes(t *testing.T) {
+	if err := ValidateName("node", controlPlaneName); err == nil {
+		t.Error("accepted")
+	}
+}
+
+func TestPauseImagesCanDifferByNode(t *testing.T) {
+	all, byNode, err := ParsePauseImages([]string{"a/b:1", "n2=c/d:2"})
+	if err != nil || all != "a/b:1" || !reflect.DeepEqual(byNode, map[string]string{"n2": "c/d:2"}) {
+		t.Fatalf("got %q, %v, %v", all, byNode, err)
+	}
+	o := Options{PauseImage: all, PauseImages: byNode}
+	if o.pauseImageOf("n1") != "a/b:1" || o.pauseImageOf("n2") != "c/d:2" {
+		t.Errorf("got %s and %s", o.pauseImageOf("n1"), o.pauseImageOf("n2"))
+	}
+	if all, _, err := ParsePauseImages(nil); err != nil || all != DefaultPauseImage {
+		t.Errorf("without a flag: %q, %v", all, err)
+	}
+	for _, bad := range []string{"=a/b:1", "n1="} {
+		if _, _, err := ParsePauseImages([]string{bad}); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
+}
+
+func TestArchivesCanDifferByNode(t *testing.T) {
+	o := Options{Archives: ParseArchives([]string{"all.tar", "n2=two.tar", "/odd/n1=x.tar"})}
+	for node, want := range map[string]string{"n1": "all.tar /odd/n1=x.tar", "n2": "all.tar two.tar /odd/n1=x.tar"} {
+		if got := strings.Join(o.archivesOf(node), " "); got != want {
+			t.Errorf("%s: got %q, want %q", node, got, want)
+		}
+	}
+}
+
+func TestTaintsAndLabelsOfNodes(t *testing.T) {
+	for text, valid := range map[string]bool{
+		"dedicated=edge:NoSchedule": true, "dedicated:NoExecute": true, "example.com/a=b:PreferNoSchedule": true,
+		"dedicated=edge": false, "dedicated=edge:Never": false, ":NoSchedule": false, "a b=c:NoSchedule": false,
+	} {
+		if err := validateTaints([]string{text}); (err == nil) != valid {
+			t.Errorf("taint %q: %v", text, err)
+		}
+	}
+	for text, valid := range map[string]bool{"zone=edge": true, "example.com/zone=": true, "zone": false, "=x": false, "a=b c": false} {
+		if err := validateLabels([]string{text}); (err == nil) != valid {
+			t.Errorf("label %q: %v", text, err)
+		}
+	}
+	taint, err := parseTaint("dedicated=edge:NoSchedule")
+	if err != nil || taint.Key != "dedicated" || taint.Value != "edge" || taint.Effect != "NoSchedule" {
+		t.Errorf("got %+v, %v", taint, err)
+	}
+}

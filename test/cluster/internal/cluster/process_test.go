@@ -1,0 +1,142 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestTheStartTimeIsReadWhateverTheProgramIsCalled(t *testing.T) {
+	const rest = " S 1 2 3 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 1000 10 18446744073709551615 1"
+	for _, name := range []string{"(sleep)", "(a b)", "(tricky) S 1 (x)", "())"} {
+		s, err := parseStat("42 " + name + rest)
+		if err != nil || s.start != 4711 || s.state != 'S' {
+			t.Errorf("%s: got %+v, %v", name, s, err)
+		}
+	}
+	for _, bad := range []string{"", "42 (sleep) S 1", "42 sleep S" + strings.Repeat(" x", 30), "42 (sleep) S" + strings.Repeat(" x", 30)} {
+		if _, err := parseStat(bad); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
+}
+
+func TestOnlyTheProcessThatWasStartedIsSignalled(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
+	defer func() { _ = cmd.Process.Kill(); <-ended }()
+	s, err := readStat(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// The same number, but of a process that started at another time.
+	other := Process{ID: "sleep", PID: cmd.Process.Pid, Start: s.start + 1}
+	if got := other.State(); got != Dead {
+		t.Errorf("a process of another time is %s", got)
+	}
+	if err := other.signal(unix.SIGKILL); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("signalling a process of another time: %v", err)
+	}
+
+	p := Process{ID: "sleep", PID: cmd.Process.Pid, Start: s.start}
+	for _, step := range []struct {
+		signal unix.Signal
+		want   string
+	}{{unix.SIGSTOP, Paused}, {unix.SIGCONT, Running}, {unix.SIGKILL, Dead}} {
+		if err := p.signal(step.signal); err != nil {
+			t.Fatalf("%s: %v", unix.SignalName(step.signal), err)
+		}
+		for deadline := time.Now().Add(5 * time.Second); p.State() != step.want; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("after %s it is %s, not %s", unix.SignalName(step.signal), p.State(), step.want)
+			}
+		}
+	}
+}
+
+func TestAProcessWithoutAnIdIsNotSignalled(t *testing.T) {
+	// kill(2) takes 0 and -1 for whole groups of processes.
+	for _, pid := range []int{0, -1} {
+		if err := (Process{PID: pid}).signal(unix.SIGCONT); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("%d: %v", pid, err)
+		}
+	}
+}
+
+func testCluster(t *testing.T, family Family) *Cluster {
+	t.Helper()
+	options := validOptions()
+	options.Family = family
+	c := newCluster(options, t.Logf)
+	c.dir = t.TempDir()
+	c.Port = 6443
+	for _, dir := range []string{processDir, logDir, configDir} {
+		if err := os.Mkdir(filepath.Join(c.dir, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}
+
+func TestRecordsOfProcessesAreReadBack(t *testing.T) {
+	c := testCluster(t, IPv4)
+	want := Process{ID: "kubelet.n1", Node: "n1", Args: []string{"kubelet", "--v=2"}, PID: 42, Start: 4711}
+	for _, p := range []Process{want, {ID: "etcd"}} {
+		if err := c.record(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := c.Process("kubelet.n1")
+	if err != nil || got.PID != want.PID || got.Start != want.Start || got.Node != want.Node || strings.Join(got.Args, " ") != "kubelet --v=2" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if _, err := c.Process("kubelet"); err == nil || !strings.Contains(err.Error(), "etcd, kubelet.n1") {
+		t.Errorf("an unknown component: %v", err)
+	}
+}
+
+func TestWaitingEndsWhenAComponentDoes(t *testing.T) {
+	c := testCluster(t, IPv4)
+	ctx, done := c.watch(context.Background())
+	defer done()
+	c.fail(&ComponentError{ID: "etcd", Err: errors.New("exit status 1")})
+	err := c.waitFor(ctx, "kube-apiserver", "/readyz", time.Hour, func(context.Context) error { return errors.New("not yet") })
+	var guilty *ComponentError
+	if !errors.As(err, &guilty) || guilty.ID != "etcd" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWaitingTooLongBlamesTheComponent(t *testing.T) {
+	c := testCluster(t, IPv4)
+	if err := os.WriteFile(c.logPath("coredns"), []byte("one\ntwo\nthree\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := c.waitFor(context.Background(), "coredns", "its readiness", time.Millisecond, func(context.Context) error { return errors.New("refused") })
+	var guilty *ComponentError
+	if !errors.As(err, &guilty) || guilty.ID != "coredns" || !strings.Contains(err.Error(), "refused") {
+		t.Fatalf("got %v", err)
+	}
+	if got := guilty.LogTail(2); got != "two\nthree" {
+		t.Errorf("the end of the log: %q", got)
+	}
+}
+
+func TestAWatchThatIsOverIsNotDisturbed(t *testing.T) {
+	c := testCluster(t, IPv4)
+	_, done := c.watch(context.Background())
+	done()
+	c.fail(errors.New("the process that up left running"))
+}

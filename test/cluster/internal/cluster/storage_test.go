@@ -1,0 +1,135 @@
+package cluster
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+func testClaim() *corev1.PersistentVolumeClaim {
+	class := storageClass
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "data", UID: "1234", Annotations: map[string]string{annotationDriver: provisionerDriver}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &class,
+			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
+			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}
+}
+
+var testClass = &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: storageClass}, Provisioner: provisionerDriver}
+
+// reconcileOnce runs one pass over what the API server has, and returns how many
+// objects it wrote.
+func reconcileOnce(t *testing.T, client *fake.Clientset, dir string) (writes int, err error) {
+	t.Helper()
+	factory := informers.NewSharedInformerFactory(client, 0)
+	p := &volumeProvisioner{
+		client: client, dir: dir, log: slog.New(slog.DiscardHandler),
+		claims:  factory.Core().V1().PersistentVolumeClaims().Lister(),
+		volumes: factory.Core().V1().PersistentVolumes().Lister(),
+		classes: factory.Storage().V1().StorageClasses().Lister(),
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	factory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
+	client.ClearActions()
+	err = p.reconcile(ctx)
+	for _, action := range client.Actions() {
+		if action.GetVerb() == "create" || action.GetVerb() == "delete" {
+			writes++
+		}
+	}
+	return writes, err
+}
+
+func TestAClaimGetsADirectoryOnce(t *testing.T) {
+	dir := t.TempDir()
+	client := fake.NewClientset(testClass, testClaim())
+	for pass, want := range []int{1, 0} {
+		if writes, err := reconcileOnce(t, client, dir); err != nil || writes != want {
+			t.Fatalf("pass %d: %d writes, want %d, %v", pass, writes, want, err)
+		}
+	}
+	volume, err := client.CoreV1().PersistentVolumes().Get(context.Background(), "pvc-1234", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if volume.Spec.NodeAffinity != nil {
+		t.Error("the volume could not follow its pod to another node")
+	}
+	if volume.Spec.AccessModes[0] != corev1.ReadWriteMany || volume.Spec.ClaimRef.UID != "1234" || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
+		t.Errorf("got %+v", volume.Spec)
+	}
+	if info, err := os.Stat(volume.Spec.HostPath.Path); err != nil || info.Mode().Perm() != 0o777 {
+		t.Errorf("a user that is not root must be able to write: %v, %v", info, err)
+	}
+}
+
+func TestClaimsOfOthersAreLeftAlone(t *testing.T) {
+	now := metav1.Now()
+	for sentence, change := range map[string]func(*corev1.PersistentVolumeClaim){
+		"of another provisioner": func(c *corev1.PersistentVolumeClaim) { c.Annotations[annotationDriver] = "other" },
+		"that is bound":          func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "mine" },
+		"that is being deleted": func(c *corev1.PersistentVolumeClaim) {
+			c.DeletionTimestamp, c.Finalizers = &now, []string{"kubernetes.io/pvc-protection"}
+		},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			claim := testClaim()
+			change(claim)
+			if writes, err := reconcileOnce(t, fake.NewClientset(testClass, claim), t.TempDir()); err != nil || writes != 0 {
+				t.Errorf("%d writes, %v", writes, err)
+			}
+		})
+	}
+}
+
+func TestAReleasedVolumeIsRemovedByItsPolicy(t *testing.T) {
+	for policy, kept := range map[corev1.PersistentVolumeReclaimPolicy]bool{corev1.PersistentVolumeReclaimDelete: false, corev1.PersistentVolumeReclaimRetain: true} {
+		t.Run(string(policy), func(t *testing.T) {
+			dir := t.TempDir()
+			class := testClass.DeepCopy()
+			class.ReclaimPolicy = &policy
+			volume := volumeFor(testClaim(), class, dir)
+			volume.Status.Phase = corev1.VolumeReleased
+			if err := os.Mkdir(volume.Spec.HostPath.Path, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := reconcileOnce(t, fake.NewClientset(class, volume), dir); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(volume.Spec.HostPath.Path); (err == nil) != kept {
+				t.Errorf("kept: %t, want %t", err == nil, kept)
+			}
+		})
+	}
+}
+
+func TestNothingOutsideOfTheVolumesIsRemoved(t *testing.T) {
+	victim := filepath.Join(t.TempDir(), "victim")
+	if err := os.Mkdir(victim, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	volume := volumeFor(testClaim(), testClass, t.TempDir())
+	volume.Spec.HostPath.Path = victim
+	volume.Status.Phase = corev1.VolumeReleased
+	if _, err := reconcileOnce(t, fake.NewClientset([]runtime.Object{testClass, volume}...), t.TempDir()); err == nil {
+		t.Error("no error")
+	}
+	if _, err := os.Stat(victim); err != nil {
+		t.Errorf("the directory is gone: %v", err)
+	}
+}
