@@ -315,7 +315,9 @@ func (l *load) end() {
 // The registry is killed and started again and again while pulls run: none may fail.
 func TestRegistryRestarts(t *testing.T) {
 	large, small := newBlob(2<<20), newBlob(1000)
-	f := start(t, store{large, small})
+	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		store{large, small}.ServeHTTP(slowWriter{w}, r)
+	}))
 	load := pullInALoop(t, f, large, small)
 	for range 15 {
 		before := load.count()
@@ -330,6 +332,14 @@ func TestRegistryRestarts(t *testing.T) {
 	if f.metric(`upstream_resumes_total{result="ok"}`) == 0 {
 		t.Error("no body was cut: the test shows less than it says")
 	}
+}
+
+// slowWriter makes a body of some MiB last long enough to be killed in the middle of it.
+type slowWriter struct{ http.ResponseWriter }
+
+func (w slowWriter) Write(p []byte) (int, error) {
+	time.Sleep(time.Millisecond / 2)
+	return w.ResponseWriter.Write(p)
 }
 
 func TestRegistryStaysAway(t *testing.T) {
