@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"archive/tar"
+	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -144,9 +146,28 @@ func TestNamesOfNamespacesAreNotTheBeginningOfAnothers(t *testing.T) {
 	}
 }
 
-func TestTheNamesThatCtrSavedAreRead(t *testing.T) {
-	const out = "example.com/a:1                     \tsaved\t\napplication/vnd.oci.image.index.v1+json sha256:ac10\nImporting\telapsed: 0.3 s\ttotal:   0.0 B\t(0.0 B/s)\n127.0.0.1:31999/b:2\tsaved\n"
-	if got := strings.Join(savedImages(out), " "); got != "example.com/a:1 127.0.0.1:31999/b:2" {
-		t.Errorf("got %q", got)
+func TestArchiveImagesAreReadFromEitherKindOfIndex(t *testing.T) {
+	for file, content := range map[string]string{
+		"index.json":    `{"manifests":[{"annotations":{"io.containerd.image.name":"example.com/a-b:1"}},{"annotations":{}}]}`,
+		"manifest.json": `[{"RepoTags":["example.com/a-b:1"]}]`,
+	} {
+		var archive bytes.Buffer
+		tw := tar.NewWriter(&archive)
+		if err := tw.WriteHeader(&tar.Header{Name: file, Mode: 0o644, Size: int64(len(content))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tw.Write([]byte(content)); err != nil {
+			t.Fatal(err)
+		}
+		if err := tw.Close(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := archiveImages(&archive)
+		if err != nil || strings.Join(got, " ") != "example.com/a-b:1" {
+			t.Errorf("%s names %q (%v)", file, got, err)
+		}
+	}
+	if _, err := archiveImages(strings.NewReader("rubbish")); err == nil {
+		t.Error("rubbish was read as an archive")
 	}
 }

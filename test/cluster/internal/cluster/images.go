@@ -1,9 +1,12 @@
 package cluster
 
 import (
+	"archive/tar"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -93,27 +96,63 @@ func (c *Cluster) loadImage(ctx context.Context, node, archive string) ([]string
 		return nil, fmt.Errorf("loading an image: %w", err)
 	}
 	defer f.Close()
-	out, err := c.run(ctx, node, f, "ctr", "images", "import", "-")
+	images, err := archiveImages(f)
 	if err != nil {
 		return nil, fmt.Errorf("loading %s: %w (an image archive is a tar of an OCI layout or of docker save)", archive, err)
 	}
-	images := savedImages(out)
 	if len(images) == 0 {
 		return nil, fmt.Errorf("loading %s: no image in it has a name", archive)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return nil, fmt.Errorf("loading %s: %w", archive, err)
+	}
+	if _, err := c.run(ctx, node, f, "ctr", "images", "import", "-"); err != nil {
+		return nil, fmt.Errorf("loading %s: %w", archive, err)
 	}
 	c.log("%s: loaded %s", node, strings.Join(images, ", "))
 	return images, nil
 }
 
-// savedImages reads which names ctr says it has saved.
-func savedImages(out string) []string {
+// archiveImages reads the images' names from an archive's own index: ctr prints
+// them in a form for people, with spaces for hyphens.
+func archiveImages(archive io.Reader) ([]string, error) {
 	var images []string
-	for line := range strings.Lines(out) {
-		if fields := strings.Fields(line); len(fields) == 2 && fields[1] == "saved" {
-			images = append(images, fields[0])
+	tr := tar.NewReader(archive)
+	for {
+		header, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return images, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		switch header.Name {
+		case "index.json":
+			var index struct {
+				Manifests []struct{ Annotations map[string]string }
+			}
+			if err := json.NewDecoder(tr).Decode(&index); err != nil {
+				return nil, fmt.Errorf("index.json: %w", err)
+			}
+			for _, m := range index.Manifests {
+				if name := m.Annotations["io.containerd.image.name"]; name != "" && !slices.Contains(images, name) {
+					images = append(images, name)
+				}
+			}
+		case "manifest.json":
+			var manifests []struct{ RepoTags []string }
+			if err := json.NewDecoder(tr).Decode(&manifests); err != nil {
+				return nil, fmt.Errorf("manifest.json: %w", err)
+			}
+			for _, m := range manifests {
+				for _, name := range m.RepoTags {
+					if !slices.Contains(images, name) {
+						images = append(images, name)
+					}
+				}
+			}
 		}
 	}
-	return images
 }
 
 func (c *Cluster) waitForReport(ctx context.Context, client kubernetes.Interface, name string, images []string) error {
