@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -9,7 +10,7 @@ import (
 )
 
 func newExec(a *app) *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "exec NODE -- COMMAND [ARG...]",
 		Short: "Run a command on a node, or beside the control plane (cp)",
 		Long: `Run a command in the namespaces of a node. ctr and crictl find the node's containerd,
@@ -17,21 +18,32 @@ kubectl the API server. "cp" stands for the control plane's network namespace.`,
 		Example: `  testcluster exec n1 -- ctr images ls
   testcluster exec n1 -- curl -s http://127.0.0.1:31999/v2/
   testcluster exec cp -- ip route`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) < 2 || cmd.ArgsLenAtDash() > 1 {
-				return errors.New("write: testcluster exec NODE -- COMMAND [ARG...]")
-			}
-			return nil
-		},
 		PreRunE: needRoot,
 		RunE: func(_ *cobra.Command, args []string) error {
+			node, command, err := splitExec(args)
+			if err != nil {
+				return err
+			}
 			c, err := a.open()
 			if err != nil {
 				return err
 			}
-			return c.Exec(args[0], args[1:])
+			return c.Exec(node, command)
 		},
 	}
+	cmd.Flags().SetInterspersed(false) // what follows the node is the command's
+	return cmd
+}
+
+// splitExec takes the arguments of exec apart. The dashes may be left out.
+func splitExec(args []string) (node string, command []string, err error) {
+	if len(args) > 1 && args[1] == "--" {
+		args = slices.Delete(slices.Clone(args), 1, 2)
+	}
+	if len(args) < 2 {
+		return "", nil, errors.New("write: testcluster exec NODE -- COMMAND [ARG...]")
+	}
+	return args[0], args[1:], nil
 }
 
 func newLoad(a *app) *cobra.Command {

@@ -175,7 +175,7 @@ func (c *Cluster) installPrograms(programs map[string]string) error {
 	if err != nil {
 		return fmt.Errorf("finding this program: %w", err)
 	}
-	if err := linkOrCopy(self, c.self()); err != nil {
+	if err := copyFile(self, c.self()); err != nil {
 		return fmt.Errorf("installing this program: %w", err)
 	}
 	return nil

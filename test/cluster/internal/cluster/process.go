@@ -281,6 +281,11 @@ func (c *Cluster) waitForEnd(ctx context.Context, id string) error {
 // Restart ends a component, unless it has ended, starts it the way it was started
 // before, and waits until it is of use.
 func (c *Cluster) Restart(ctx context.Context, id string) error {
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	p, err := c.Process(id)
 	if err != nil {
 		return err

@@ -242,6 +242,10 @@ func linkOrCopy(from, to string) error {
 	if err := os.Link(from, to); err == nil {
 		return nil
 	}
+	return copyFile(from, to)
+}
+
+func copyFile(from, to string) error {
 	source, err := os.Open(from)
 	if err != nil {
 		return err

@@ -1,0 +1,102 @@
+package cli
+
+import (
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+func TestEveryCommandExplainsItself(t *testing.T) {
+	commands := newRoot().Commands()
+	if len(commands) == 0 {
+		t.Fatal("no commands")
+	}
+	for _, cmd := range commands {
+		if cmd.Hidden {
+			continue
+		}
+		if cmd.Short == "" || !strings.Contains(cmd.Example, "testcluster "+cmd.Name()) {
+			t.Errorf("%s: its help has no description, or no example of itself", cmd.Name())
+		}
+	}
+}
+
+func TestExamplesAreRealCommands(t *testing.T) {
+	checked := 0
+	var check func(*cobra.Command)
+	check = func(cmd *cobra.Command) {
+		for line := range strings.Lines(cmd.Example) {
+			_, after, found := strings.Cut(strings.NewReplacer("$(", "", ")", "").Replace(line), "testcluster ")
+			if !found {
+				continue
+			}
+			args := strings.Fields(after)
+			target, rest, err := newRoot().Find(args)
+			if err != nil {
+				t.Errorf("%s: %v", line, err)
+				continue
+			}
+			if target.Name() != "tool" { // what follows it there is another command's
+				if err := target.ParseFlags(rest); err != nil {
+					t.Errorf("%s: %v", line, err)
+				}
+			}
+			checked++
+		}
+		for _, child := range cmd.Commands() {
+			check(child)
+		}
+	}
+	check(newRoot())
+	if checked < 10 {
+		t.Errorf("only %d examples were found", checked)
+	}
+}
+
+func TestArgumentsOfExec(t *testing.T) {
+	for args, want := range map[string]string{
+		"n1 -- ctr images ls": "n1|ctr images ls",
+		"n1 ctr images ls -q": "n1|ctr images ls -q",
+		"n1 -- sh -c -- x":    "n1|sh -c -- x",
+		"n1":                  "",
+		"n1 --":               "",
+		"":                    "",
+	} {
+		node, command, err := splitExec(strings.Fields(args))
+		if want == "" {
+			if err == nil {
+				t.Errorf("%q was accepted", args)
+			}
+			continue
+		}
+		if got := node + "|" + strings.Join(command, " "); err != nil || got != want {
+			t.Errorf("%q: got %q, %v", args, got, err)
+		}
+	}
+}
+
+func TestWrongUseIsRefused(t *testing.T) {
+	for _, args := range [][]string{
+		{"nonsense"},
+		{"up", "extra"},
+		{"up", "--pause-image", "n1="},
+		{"up", "--nodes", "0"},
+		{"status", "--output", "yaml"},
+		{"load"},
+		{"remove-node"},
+		{"kill"},
+		{"tool", "socat"},
+		{"down", "--name", "../etc"},
+		{"kubeconfig", "--name", "testcluster-unit-test-nowhere"},
+	} {
+		root := newRoot()
+		root.SetArgs(args)
+		root.SetOut(io.Discard)
+		root.SetErr(io.Discard)
+		if err := root.Execute(); err == nil {
+			t.Errorf("testcluster %s was accepted", strings.Join(args, " "))
+		}
+	}
+}
