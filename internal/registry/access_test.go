@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -247,4 +248,33 @@ func TestAuthorize(t *testing.T) {
 			t.Errorf("authorize() = %v", err)
 		}
 	})
+}
+
+func TestRequestsAreLoggedAsLoudAsTheyMatter(t *testing.T) {
+	i := start(t, newAuthority(t), t.TempDir())
+	pusher := i.client(i.ca.client(t, pki.OrganizationPush))
+	i.node().must(http.StatusOK, "GET", "/v2/", nil)
+	i.node().must(http.StatusForbidden, "DELETE", "/v2/a/manifests/x", nil)
+	pusher.must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
+	pusher.as(pushUser, "wrong").must(http.StatusUnauthorized, "POST", "/v2/b/blobs/uploads/", nil)
+	pusher.as(pushUser, pushPassword).must(http.StatusAccepted, "POST", "/v2/c/blobs/uploads/", nil)
+	for sentence, want := range map[string][]string{
+		"a read is debug output":                  {`"DEBUG"`, `"path":"/v2/",`, `"code":200`, pki.OrganizationNode},
+		"a refusal is a warning":                  {`"WARN"`, `"path":"/v2/a/manifests/x"`, `"code":403`, pki.OrganizationNode},
+		"a first try without a credential is not": {`"DEBUG"`, `"path":"/v2/a/blobs/uploads/"`, `"code":401`},
+		"a wrong password is":                     {`"WARN"`, `"path":"/v2/b/blobs/uploads/"`, `"code":401`, `"user":"push"`},
+		"a write is information":                  {`"INFO"`, `"path":"/v2/c/blobs/uploads/"`, `"code":202`, `"user":"push"`},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			// The line is written after the response.
+			eventually(t, "it is logged", func() bool {
+				for _, line := range strings.Split(i.logs.String(), "\n") {
+					if !slices.ContainsFunc(want, func(part string) bool { return !strings.Contains(line, part) }) {
+						return true
+					}
+				}
+				return false
+			})
+		})
+	}
 }

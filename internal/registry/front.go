@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -165,7 +164,9 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, caller caller
 	switch {
 	case code >= http.StatusInternalServerError:
 		level = slog.LevelError
-	case slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests}, code):
+	case code == http.StatusUnauthorized && r.Header.Get("Authorization") == "":
+		// A client that asks whether it must log in, as all do.
+	case code == http.StatusUnauthorized, code == http.StatusForbidden, code == http.StatusTooManyRequests:
 		level = slog.LevelWarn
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		level = slog.LevelInfo
@@ -173,10 +174,18 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, caller caller
 	if !f.log.Enabled(r.Context(), level) {
 		return
 	}
-	f.log.Log(r.Context(), level, "request",
-		"listener", f.name, "method", r.Method, "path", r.URL.Path, "code", code,
-		"received", e.received, "sent", e.sent, "took", took, "remote", r.RemoteAddr,
-		"organizations", caller.organizations, "user", caller.user, "agent", r.UserAgent())
+	attrs := []slog.Attr{
+		slog.String("listener", f.name), slog.String("method", r.Method), slog.String("path", r.URL.Path), slog.Int("code", code),
+		slog.Int64("received", e.received), slog.Int64("sent", e.sent), slog.String("took", took.String()),
+		slog.String("remote", r.RemoteAddr), slog.String("agent", r.UserAgent()),
+	}
+	if len(caller.organizations) > 0 {
+		attrs = append(attrs, slog.Any("organizations", caller.organizations))
+	}
+	if caller.user != "" {
+		attrs = append(attrs, slog.String("user", caller.user))
+	}
+	f.log.LogAttrs(r.Context(), level, "request", attrs...)
 }
 
 // exchange is one request and its response. It counts their bytes, and moves the

@@ -14,24 +14,22 @@ import (
 	"time"
 )
 
-// frontServer serves handler behind a front that lets anyone read, and anyone
-// write with a credential that is known already.
-func frontServer(t *testing.T, stall time.Duration, handler http.HandlerFunc) (address string, logs *lockedBuffer) {
+// frontServer serves handler behind a front that lets anyone read.
+func frontServer(t *testing.T, stall time.Duration, handler http.HandlerFunc) (address string, f *front) {
 	t.Helper()
-	logs = &lockedBuffer{}
-	f := &front{
+	f = &front{
 		name:     "plain",
 		policy:   policy{anonymousPull: true},
 		next:     handler,
 		metrics:  newMetrics(),
-		log:      slog.New(slog.NewTextHandler(logs, nil)),
+		log:      slog.New(slog.DiscardHandler),
 		draining: new(atomic.Bool),
 		now:      time.Now,
 		stall:    stall,
 	}
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
-	return server.Listener.Addr().String(), logs
+	return server.Listener.Addr().String(), f
 }
 
 func dialPlain(t *testing.T, address string) net.Conn {
@@ -46,7 +44,8 @@ func dialPlain(t *testing.T, address string) net.Conn {
 
 // GET requests may have bodies, which spares these tests the credentials.
 func TestStalledRequestsEnd(t *testing.T) {
-	const stall = 250 * time.Millisecond
+	// Where a client is slow but not stalled, it must not become so on a busy machine.
+	const stall, long = 250 * time.Millisecond, 3 * time.Second
 	type result struct {
 		n   int64
 		err error
@@ -66,12 +65,13 @@ func TestStalledRequestsEnd(t *testing.T) {
 		}
 	})
 	t.Run("a body that trickles is read to its end", func(t *testing.T) {
+		t.Parallel()
 		results := make(chan result, 1)
-		address, _ := frontServer(t, stall, readAll(results))
+		address, _ := frontServer(t, long, readAll(results))
 		conn := dialPlain(t, address)
 		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
 		for range 10 {
-			time.Sleep(stall / 5)
+			time.Sleep(long / 5)
 			fmt.Fprint(conn, "x")
 		}
 		if got := <-results; got.n != 10 || got.err != nil {
@@ -110,8 +110,9 @@ func TestStalledRequestsEnd(t *testing.T) {
 		}
 	})
 	t.Run("a response that is taken slowly is sent to its end", func(t *testing.T) {
+		t.Parallel()
 		results := make(chan result, 1)
-		address, _ := frontServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
+		address, _ := frontServer(t, long, func(w http.ResponseWriter, r *http.Request) {
 			n, err := io.Copy(w, &zeros{16 << 20})
 			results <- result{n, err}
 		})
@@ -122,7 +123,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 			if _, err := io.ReadFull(conn, buffer); err != nil {
 				break
 			}
-			time.Sleep(stall / 5)
+			time.Sleep(long / 5)
 		}
 		if got := <-results; got.err != nil || got.n != 16<<20 {
 			t.Errorf("%+v", got)
@@ -158,14 +159,8 @@ func TestFrontHidesWhatIsNotForDistribution(t *testing.T) {
 }
 
 func TestHandlersThatPanicAreCounted(t *testing.T) {
-	f := &front{
-		name: "plain", policy: policy{anonymousPull: true}, metrics: newMetrics(), draining: new(atomic.Bool),
-		log: slog.New(slog.DiscardHandler), now: time.Now, stall: stallTimeout,
-		next: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }),
-	}
-	server := httptest.NewServer(f)
-	defer server.Close()
-	if _, err := http.Get(server.URL); err == nil {
+	address, f := frontServer(t, stallTimeout, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	if _, err := http.Get("http://" + address); err == nil {
 		t.Error("the request was answered")
 	}
 	recorder := httptest.NewRecorder()

@@ -30,6 +30,9 @@ const (
 	// own transport): where the client is the one to close, no request meets a
 	// connection that is just going away.
 	idleTimeout = 3 * time.Minute
+	// aboutTimeout bounds a whole request for health or metrics, whose answers are
+	// of a few KiB.
+	aboutTimeout = 30 * time.Second
 	// maxHeader bounds a request's header, in bytes. The longest are the URLs of
 	// uploads, of a few hundred bytes.
 	maxHeader = 64 << 10
@@ -105,6 +108,7 @@ type Server struct {
 	log          *slog.Logger
 	draining     atomic.Bool
 	now          func() time.Time
+	after        func(time.Duration) <-chan time.Time
 	stall        time.Duration
 }
 
@@ -115,7 +119,7 @@ func Open(options Options) (*Server, error) {
 	if err := options.validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{options: options, metrics: newMetrics(), log: options.Log, now: time.Now, stall: stallTimeout}
+	s := &Server{options: options, metrics: newMetrics(), log: options.Log, now: time.Now, after: time.After, stall: stallTimeout}
 
 	var err error
 	if options.Listen != "" {
@@ -211,6 +215,9 @@ func (s *Server) endpoints() (registry, about []*endpoint) {
 	if s.options.MetricsListen != "" {
 		about = append(about, s.endpoint("metrics", s.options.MetricsListen, exactly(map[string]http.Handler{"/metrics": s.metrics.handler()})))
 	}
+	for _, e := range about {
+		e.server.ReadTimeout, e.server.WriteTimeout = aboutTimeout, aboutTimeout
+	}
 	return registry, about
 }
 
@@ -298,8 +305,8 @@ func (s *Server) serve(ctx context.Context, registry, about []*endpoint) error {
 		delay = s.options.ShutdownDelay
 	}
 	s.draining.Store(true)
-	s.log.Info("shutting down", "delay", delay, "drain", s.options.DrainTimeout)
-	time.Sleep(delay)
+	s.log.Info("shutting down", "delay", delay.String(), "drain", s.options.DrainTimeout.String())
+	<-s.after(delay)
 	s.drain(registry)
 	for _, e := range about {
 		_ = e.server.Close()
