@@ -154,7 +154,7 @@ nodeAffinity:
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
-      {{- include "zarf-registry.pod.nodeTerms" $nodes | nindent 6 }}
+      {{- include "zarf-registry.pod.nodeTerms" $nodes | trim | nindent 6 }}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -78,7 +78,7 @@ spec:
         nodeAffinity:
           requiredDuringSchedulingIgnoredDuringExecution:
             nodeSelectorTerms:
-              {{- include "zarf-registry.pod.nodeTerms" .only | nindent 14 }}
+              {{- include "zarf-registry.pod.nodeTerms" .only | trim | nindent 14 }}
       {{- else }}
       {{- with include "zarf-registry.pod.affinity" (dict "excluded" .excluded) }}
       affinity:
