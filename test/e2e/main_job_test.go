@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -546,8 +547,10 @@ func (w *world) restarts(t *testing.T) string {
 	return strings.Join(lines, "\n")
 }
 
+// testBrokenPayload breaks the payload and adds nodes: a kubelet that has used an
+// immutable ConfigMap keeps it, so only a new node sees what is broken.
 func testBrokenPayload(t *testing.T, w *world) {
-	node := w.nodes[1]
+	w.testClusterOnly(t)
 	cms := w.client.CoreV1().ConfigMaps(namespace)
 	list, err := cms.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
 	if err != nil {
@@ -558,83 +561,62 @@ func testBrokenPayload(t *testing.T, w *world) {
 		t.Fatal("there is no chunk 01 of registry-node")
 	}
 	good := list.Items[i]
-	restartProxy := func() string {
-		for _, p := range w.pods(t, "proxy") {
-			if p.Spec.NodeName == node {
-				if err := w.client.CoreV1().Pods(namespace).Delete(t.Context(), p.Name, metav1.DeleteOptions{}); err != nil {
-					t.Fatal(err)
-				}
-				return p.Name
-			}
+	remove := func() {
+		if err := cms.Delete(t.Context(), good.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
 		}
-		t.Fatalf("no proxy on %s", node)
-		return ""
 	}
-	complaint := func(former, want string) {
-		t.Helper()
-		eventually(t, 2*time.Minute, "the proxy's pod to say "+want, func() error {
-			for _, p := range w.pods(t, "proxy") {
-				if p.Spec.NodeName != node || p.Name == former {
-					continue
-				}
-				if ready(p) {
-					t.Fatal("it started from a broken payload")
-				}
-				for _, c := range p.Status.ContainerStatuses {
-					for _, s := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
-						if s != nil && strings.Contains(s.Message, want) {
-							t.Logf("it says, exit code %d: %s", s.ExitCode, strings.TrimSpace(s.Message))
+	create := func(change func(chunk []byte)) {
+		cm := good.DeepCopy()
+		cm.ResourceVersion, cm.UID = "", ""
+		change(cm.BinaryData["chunk-01"])
+		if _, err := cms.Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for node, c := range map[string]struct {
+		broken, mended func()
+	}{
+		"missing": {remove, func() { create(func([]byte) {}) }},
+		"altered": {
+			func() { remove(); create(func(chunk []byte) { chunk[100] ^= 1 }) },
+			func() { output(t, w.command(t, w.helm, installArgs(t, "upgrade")...)) },
+		},
+	} {
+		t.Run(node, func(t *testing.T) {
+			c.broken()
+			run(t, built(t, "E2E_TESTCLUSTER"), "add-node", "--name", w.name, node)
+			defer run(t, built(t, "E2E_TESTCLUSTER"), "remove-node", "--name", w.name, node)
+			eventually(t, 2*time.Minute, "the proxy on node "+node+" to say what is wrong", func() error {
+				for _, p := range w.pods(t, "proxy") {
+					if p.Spec.NodeName != node {
+						continue
+					}
+					if ready(p) {
+						t.Fatal("it started from a broken payload")
+					}
+					for _, s := range p.Status.ContainerStatuses {
+						if end := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated); end != nil && strings.Contains(end.Message, "chunk 01") {
+							t.Logf("it says, with exit code %d: %s", end.ExitCode, strings.TrimSpace(end.Message))
 							return nil
 						}
 					}
 				}
-			}
-			return errors.New("it does not say so yet")
-		})
-	}
-	recovered := func() {
-		t.Helper()
-		begin := time.Now()
-		eventually(t, 3*time.Minute, "the proxy to be ready again", func() error {
-			for _, p := range w.pods(t, "proxy") {
-				if p.Spec.NodeName == node && p.DeletionTimestamp == nil && ready(p) {
-					return nil
+				return errors.New("it does not say so yet")
+			})
+			c.mended()
+			begin := time.Now()
+			eventually(t, 3*time.Minute, "the proxy to be ready", func() error {
+				for _, p := range w.pods(t, "proxy") {
+					if p.Spec.NodeName == node && p.DeletionTimestamp == nil && ready(p) {
+						return nil
+					}
 				}
-			}
-			return errors.New("not ready yet")
+				return errors.New("not ready yet")
+			})
+			t.Logf("figure: proxy ready %.1f s after its payload was put right", time.Since(begin).Seconds())
 		})
-		t.Logf("recovered %.1f s after it was put right", time.Since(begin).Seconds())
 	}
-	fresh := func(change func(*corev1.ConfigMap)) *corev1.ConfigMap {
-		cm := good.DeepCopy()
-		cm.ResourceVersion, cm.UID = "", ""
-		if change != nil {
-			change(cm)
-		}
-		return cm
-	}
-	if err := cms.Delete(t.Context(), good.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	former := restartProxy()
-	complaint(former, "chunk 01")
-	if _, err := cms.Create(t.Context(), fresh(nil), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	recovered()
-
-	// Altered rather than missing; put right by helm upgrade.
-	if err := cms.Delete(t.Context(), good.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	altered := fresh(func(cm *corev1.ConfigMap) { cm.BinaryData["chunk-01"][100] ^= 1 })
-	if _, err := cms.Create(t.Context(), altered, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	former = restartProxy()
-	complaint(former, "chunk 01")
-	output(t, w.command(t, w.helm, installArgs(t, "upgrade")...))
-	recovered()
 }
 
 func testPermissions(t *testing.T, w *world) {
