@@ -68,7 +68,7 @@ type archive struct {
 	entries map[string]entry
 	order   []string // the first names
 	ended   bool     // the marker of the archive's end was found
-	cleanup func()
+	cleanup func() error
 }
 
 // entry is a file in an archive or, if target is set, a link to one.
@@ -100,9 +100,7 @@ func (a *archive) names() []string { return a.order }
 func (a *archive) whole() bool { return a.ended }
 
 func (a *archive) Close() error {
-	err := a.File.Close()
-	a.cleanup()
-	return err
+	return errors.Join(a.File.Close(), a.cleanup())
 }
 
 // openArchive indexes the tar in the file at path. A gzip-compressed one is
@@ -113,10 +111,10 @@ func openArchive(ctx context.Context, name string) (_ *archive, err error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &archive{File: f, entries: map[string]entry{}, cleanup: func() {}}
+	a := &archive{File: f, entries: map[string]entry{}, cleanup: func() error { return nil }}
 	defer func() {
 		if err != nil {
-			a.Close()
+			_ = a.Close()
 		}
 	}()
 	head := make([]byte, tarBlock)
@@ -148,7 +146,7 @@ func (a *archive) unpack(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("unpacking: %w", err)
 	}
-	a.cleanup = func() { os.RemoveAll(dir) }
+	a.cleanup = func() error { return os.RemoveAll(dir) }
 	unpacked, err := os.Create(path.Join(dir, "archive.tar"))
 	if err != nil {
 		return fmt.Errorf("unpacking: %w", err)

@@ -32,7 +32,7 @@ func GzipLayer(fsys fs.FS, name string) (Layer, error) {
 	if err != nil {
 		return Layer{}, fmt.Errorf("layer: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	var size counter
 	outer, inner := digest.SHA256.Digester(), digest.SHA256.Digester()
 	compressed := io.TeeReader(f, io.MultiWriter(outer.Hash(), &size))

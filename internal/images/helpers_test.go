@@ -77,9 +77,9 @@ func newTestRegistry(t *testing.T, storage configuration.Storage) *testRegistry 
 		}
 		app.ServeHTTP(w, r)
 	}))
-	reg.Server.Config.ErrorLog = log.New(io.Discard, "", 0)
-	reg.Server.StartTLS()
-	t.Cleanup(reg.Server.Close)
+	reg.Config.ErrorLog = log.New(io.Discard, "", 0)
+	reg.StartTLS()
+	t.Cleanup(reg.Close)
 	return reg
 }
 
@@ -185,7 +185,7 @@ func noise(seed uint64, size int) []byte {
 
 // testImage puts an index of images for platforms into a store; each has its own
 // layer of the given size, and they share one.
-func testImage(t *testing.T, store *Store, reference string, size int, architectures ...string) Image {
+func testImage(t testing.TB, store *Store, reference string, size int, architectures ...string) Image {
 	t.Helper()
 	add := func(mediaType string, b []byte) ocispec.Descriptor {
 		desc := content.NewDescriptorFromBytes(mediaType, b)
@@ -231,7 +231,7 @@ type file struct {
 	kind byte // of tar; 0 is a regular file, or a symbolic link where link is set
 }
 
-func makeTar(t *testing.T, files ...file) []byte {
+func makeTar(t testing.TB, files ...file) []byte {
 	t.Helper()
 	var buf bytes.Buffer
 	tw := tar.NewWriter(&buf)
@@ -256,7 +256,7 @@ func makeTar(t *testing.T, files ...file) []byte {
 	return buf.Bytes()
 }
 
-func gzipped(t *testing.T, b []byte) []byte {
+func gzipped(t testing.TB, b []byte) []byte {
 	t.Helper()
 	var buf bytes.Buffer
 	z := gzip.NewWriter(&buf)
@@ -269,7 +269,7 @@ func gzipped(t *testing.T, b []byte) []byte {
 	return buf.Bytes()
 }
 
-func asJSON(t *testing.T, v any) []byte {
+func asJSON(t testing.TB, v any) []byte {
 	t.Helper()
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -288,7 +288,7 @@ func writeTemp(t *testing.T, name string, b []byte) string {
 }
 
 // layoutFiles are an OCI layout of the images, each listed with its annotations.
-func layoutFiles(t *testing.T, store *Store, listed ...ocispec.Descriptor) []file {
+func layoutFiles(t testing.TB, store *Store, listed ...ocispec.Descriptor) []file {
 	t.Helper()
 	files := []file{
 		{name: ocispec.ImageLayoutFile, data: []byte(`{"imageLayoutVersion":"1.0.0"}`)},
@@ -332,7 +332,7 @@ func writeLayout(t *testing.T, files []file) string {
 	return dir
 }
 
-func fetchAll(t *testing.T, src content.Fetcher, desc ocispec.Descriptor) []byte {
+func fetchAll(t testing.TB, src content.Fetcher, desc ocispec.Descriptor) []byte {
 	t.Helper()
 	b, err := content.FetchAll(t.Context(), src, desc)
 	if err != nil {
@@ -344,7 +344,7 @@ func fetchAll(t *testing.T, src content.Fetcher, desc ocispec.Descriptor) []byte
 // dockerArchive is what docker save writes before version 25: for each layer a
 // directory with its tar and legacy metadata, the configuration named after its
 // digest, manifest.json and repositories.
-func dockerArchive(t *testing.T, tags []string, layers ...[]byte) []file {
+func dockerArchive(t testing.TB, tags []string, layers ...[]byte) []file {
 	t.Helper()
 	config := ocispec.Image{
 		Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"},

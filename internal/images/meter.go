@@ -84,7 +84,7 @@ func (m *Meter) Update(p Progress) {
 	}
 	m.erase()
 	m.drawn = true
-	io.WriteString(m.w, fit(m.bar(p), m.width()-1))
+	fmt.Fprint(m.w, fit(m.bar(p), m.width()-1))
 }
 
 // Done shows that an image was pushed.
@@ -98,6 +98,9 @@ func (m *Meter) Done(r Result) {
 		line += fmt.Sprintf(", %s already there", FormatBytes(r.BytesSkipped))
 	}
 	fmt.Fprintf(m.w, "%s, %.1f s, %s\n", line, r.Duration.Seconds(), r.Digest)
+	for _, p := range r.Omitted {
+		fmt.Fprintf(m.w, "  without %s/%s, which the source does not hold\n", p.OS, p.Architecture)
+	}
 }
 
 // Interrupt clears the bar, for a message to be written where it was.
@@ -110,7 +113,7 @@ func (m *Meter) Interrupt() {
 func (m *Meter) erase() {
 	if m.drawn {
 		// To the line's beginning, and clear what is right of it.
-		io.WriteString(m.w, "\r\x1b[K")
+		fmt.Fprint(m.w, "\r\x1b[K")
 		m.drawn = false
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // clocked is a meter whose time the test sets.
@@ -34,7 +35,7 @@ func TestMeterInALog(t *testing.T) {
 	m.Update(Progress{Image: "a:1", Total: 100e6, Sent: 30e6, Skipped: 20e6})
 	m.Done(Result{Reference: "reg:5000/library/a:1", BytesSent: 80e6, BytesSkipped: 20e6, Duration: 42 * time.Second, Digest: "sha256:abc"})
 	m.Update(Progress{Image: "b:1", Total: 5})
-	m.Done(Result{Reference: "reg:5000/library/b:1", BytesSent: 5, Duration: 120 * time.Millisecond, Digest: "sha256:def"})
+	m.Done(Result{Reference: "reg:5000/library/b:1", BytesSent: 5, Duration: 120 * time.Millisecond, Digest: "sha256:def", Omitted: []ocispec.Platform{{OS: "linux", Architecture: "arm64"}}})
 	want := []string{
 		"a:1: 100.0 MB",
 		"a:1: 20.0 MB of 100.0 MB (20.0 MB already there)",
@@ -43,6 +44,7 @@ func TestMeterInALog(t *testing.T) {
 		"reg:5000/library/a:1: 80.0 MB sent, 20.0 MB already there, 42.0 s, sha256:abc",
 		"b:1: 5 B",
 		"reg:5000/library/b:1: 5 B sent, 0.1 s, sha256:def",
+		"  without linux/arm64, which the source does not hold",
 		"",
 	}
 	if diff := cmp.Diff(want, strings.Split(out.String(), "\n")); diff != "" {

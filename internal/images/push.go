@@ -2,6 +2,7 @@ package images
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -46,22 +47,36 @@ type Progress struct {
 	Skipped int64
 }
 
-// Result tells what a push did.
+// Result tells what a push did. Its JSON has the fields' names in camel case, and
+// seconds for the duration.
 type Result struct {
 	// Image is the image's name in its source.
-	Image string
+	Image string `json:"image"`
 	// Reference is where it is now: registry, repository, and tag or digest.
-	Reference string
+	Reference string `json:"reference"`
 	// Digest is that of the manifest or index.
-	Digest digest.Digest
+	Digest digest.Digest `json:"digest"`
+	// Omitted is [Image.Omitted]: platforms that were not there to be pushed.
+	Omitted []ocispec.Platform `json:"omitted,omitempty"`
 	// BlobsSent and BlobsSkipped count manifests, configurations and layers that
 	// were sent, and that the registry had.
-	BlobsSent, BlobsSkipped int
+	BlobsSent    int `json:"blobsSent"`
+	BlobsSkipped int `json:"blobsSkipped"`
 	// BytesSent counts all content that left, including what was sent again after
 	// an error; BytesSkipped is the size of what the registry had.
-	BytesSent, BytesSkipped int64
+	BytesSent    int64 `json:"bytesSent"`
+	BytesSkipped int64 `json:"bytesSkipped"`
 	// Duration is how long it took.
-	Duration time.Duration
+	Duration time.Duration `json:"-"`
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (r Result) MarshalJSON() ([]byte, error) {
+	type fields Result
+	return json.Marshal(struct {
+		fields
+		Seconds float64 `json:"seconds"`
+	}{fields(r), r.Duration.Seconds()})
 }
 
 // Push sends an image, whole, to the repository and tag that its reference maps
@@ -120,6 +135,7 @@ func push(ctx context.Context, src content.ReadOnlyStorage, image Image, reg *Re
 		result.Reference = reg.Host() + "/" + repository + "@" + tag
 	}
 	result.Digest = image.Descriptor.Digest
+	result.Omitted = image.Omitted
 	result.Duration = time.Since(start)
 	var copyErr *oras.CopyError
 	if errors.As(err, &copyErr) {
@@ -184,7 +200,7 @@ func (d *destination) Push(ctx context.Context, desc ocispec.Descriptor, r io.Re
 // PushReference sends the root and tags it, unless both are as they should be.
 func (d *destination) PushReference(ctx context.Context, desc ocispec.Descriptor, r io.Reader, tag string) error {
 	if d.rootExisted {
-		if tagged, err := d.Repository.Resolve(ctx, tag); err == nil && tagged.Digest == desc.Digest {
+		if tagged, err := d.Resolve(ctx, tag); err == nil && tagged.Digest == desc.Digest {
 			d.tally.skip(desc)
 			return nil
 		}

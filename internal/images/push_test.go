@@ -136,6 +136,14 @@ func TestPushByDigest(t *testing.T) {
 	}
 }
 
+func TestResultAsJSON(t *testing.T) {
+	got := string(asJSON(t, Result{Image: "a:1", Reference: "r/a:1", Digest: "sha256:abc", BlobsSent: 1, BytesSent: 2, BytesSkipped: 3, Duration: 1500 * time.Millisecond}))
+	want := `{"image":"a:1","reference":"r/a:1","digest":"sha256:abc","blobsSent":1,"blobsSkipped":0,"bytesSent":2,"bytesSkipped":3,"seconds":1.5}`
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
 func TestPushLeavesOutWhatMayNotBeRedistributed(t *testing.T) {
 	server := newTestRegistry(t, nil)
 	store := &Store{}

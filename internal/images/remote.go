@@ -46,8 +46,9 @@ type RegistryOptions struct {
 	Log *slog.Logger
 }
 
-// DefaultRetries, with the pauses between them (0.25 s, doubling up to 8 s, about
-// 32 s in all), outlast the restart of a registry's pod.
+// DefaultRetries is how often something is tried again. With the pauses between
+// (0.25 s, doubling up to 8 s; 16 to 32 s in all) that outlasts the restart of a
+// registry's pod.
 const DefaultRetries = 8
 
 const (

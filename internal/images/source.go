@@ -79,7 +79,7 @@ func open(ctx context.Context, path string) (*Source, error) {
 		return nil, errors.New("is neither a file nor a directory")
 	}
 	if err := s.load(ctx, where); err != nil {
-		s.Close()
+		_ = s.Close()
 		return nil, err
 	}
 	return s, nil
@@ -137,7 +137,7 @@ func (s *Source) Close() error { return s.files.Close() }
 func (s *Source) Kind() string { return s.kind }
 
 // Fetch returns the content that desc describes, verified while it is read.
-func (s *Source) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+func (s *Source) Fetch(_ context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
 	b, err := s.blob(desc.Digest)
 	if err != nil {
 		return nil, err

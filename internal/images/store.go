@@ -40,7 +40,8 @@ func (b blob) fetch(desc ocispec.Descriptor) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &verifier{ReadCloser: rc, hash: desc.Digest.Verifier(), left: desc.Size}, nil
+	hash := desc.Digest.Verifier()
+	return &verifier{Reader: io.TeeReader(rc, hash), Closer: rc, hash: hash, left: desc.Size}, nil
 }
 
 func (b blob) sizeError(desc ocispec.Descriptor) error {
@@ -50,7 +51,8 @@ func (b blob) sizeError(desc ocispec.Descriptor) error {
 // verifier passes on as many bytes as its blob should have and compares their
 // digest before it gives the last of them.
 type verifier struct {
-	io.ReadCloser
+	io.Reader // of the blob, through the hash
+	io.Closer
 	hash digest.Verifier
 	left int64
 	done bool
@@ -67,8 +69,7 @@ func (v *verifier) Read(p []byte) (int, error) {
 			p = p[:v.left]
 		}
 		var err error
-		n, err = v.ReadCloser.Read(p)
-		v.hash.Write(p[:n])
+		n, err = v.Reader.Read(p)
 		v.left -= int64(n)
 		if v.left > 0 {
 			if errors.Is(err, io.EOF) {

@@ -99,7 +99,7 @@ func writeArchive(ctx context.Context, out io.Writer, store *images.Store, image
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer func() { _ = os.Remove(f.Name()) }() // gone already where all went well
 	err = images.WriteArchive(ctx, f, store, image)
 	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
 		return fmt.Errorf("%s: %w", name, err)

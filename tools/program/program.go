@@ -94,7 +94,7 @@ func WriteFile(name string, content []byte, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(temp.Name())
+	defer func() { _ = os.Remove(temp.Name()) }() // gone already where all went well
 	_, err = temp.Write(content)
 	if err := errors.Join(err, temp.Chmod(mode), temp.Close()); err != nil {
 		return err
