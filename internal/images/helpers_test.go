@@ -110,7 +110,7 @@ func (r *testRegistry) client(t *testing.T, change func(*RegistryOptions)) *Regi
 	t.Helper()
 	opts := RegistryOptions{
 		Host:     r.host(),
-		TLS:      r.Server.Client().Transport.(*http.Transport).TLSClientConfig.Clone(),
+		TLS:      r.Client().Transport.(*http.Transport).TLSClientConfig.Clone(),
 		Username: testUser,
 		Password: testPassword,
 	}
@@ -135,7 +135,7 @@ func (r *testRegistry) get(t *testing.T, path string) []byte {
 	for _, mediaType := range []string{ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageIndex, mediaTypeDockerManifest, mediaTypeDockerIndex} {
 		req.Header.Add("Accept", mediaType)
 	}
-	resp, err := r.Server.Client().Do(req)
+	resp, err := r.Client().Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
