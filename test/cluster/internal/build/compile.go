@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -98,9 +99,7 @@ func (c *Cache) writeModule(ctx context.Context, r Recipe, dir string) error {
 	var gomod bytes.Buffer
 	fmt.Fprintf(&gomod, "module build.invalid/%s\n\ngo %s\n\nrequire %s %s\n", r.Name, goLanguageVersion, r.Module, r.Version)
 	files := map[string]string{"go.sum": strings.Join(append(r.Sums, ""), "\n")}
-	for name, source := range r.Sources {
-		files[name] = source
-	}
+	maps.Copy(files, r.Sources)
 	if r.StagingVersion != "" {
 		// go mod download needs a module to stand in: this one, before its replacements are known.
 		files["go.mod"] = gomod.String()

@@ -32,8 +32,7 @@ func Main(args []string) int {
 		return 0
 	}
 	fmt.Fprintf(os.Stderr, "testcluster: %v\n", err)
-	var guilty *cluster.ComponentError
-	if errors.As(err, &guilty) {
+	if guilty, ok := errors.AsType[*cluster.ComponentError](err); ok {
 		fmt.Fprintf(os.Stderr, "\nthe last lines of %s:\n%s\n", guilty.LogPath, indent(guilty.LogTail(20)))
 	}
 	return 1

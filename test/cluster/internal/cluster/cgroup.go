@@ -144,7 +144,7 @@ func enableControllers(dir string) error {
 	if err != nil {
 		return fmt.Errorf("reading the controllers of cgroup %s: %w", dir, err)
 	}
-	for _, controller := range strings.Fields(string(available)) {
+	for controller := range strings.FieldsSeq(string(available)) {
 		if slices.Contains(strings.Fields(string(enabled)), controller) {
 			continue
 		}

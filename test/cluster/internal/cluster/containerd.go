@@ -84,7 +84,7 @@ func (c *Cluster) cniConfig(n Node) string {
 // startContainerd starts a node's container runtime and gives it the pause image.
 func (c *Cluster) startContainerd(ctx context.Context, n Node) error {
 	id := processID(containerd, n.Name)
-	if _, err := c.start(Process{ID: id, Node: n.Name, Args: []string{containerd, "--config=" + containerdConfigPath}}); err != nil {
+	if err := c.start(Process{ID: id, Node: n.Name, Args: []string{containerd, "--config=" + containerdConfigPath}}); err != nil {
 		return err
 	}
 	if err := c.waitForContainerd(ctx, n.Name); err != nil {

@@ -25,7 +25,7 @@ const (
 // and waits until the API server is ready.
 func (c *Cluster) startControlPlane(ctx context.Context) error {
 	for _, p := range []Process{c.etcd(), c.apiServer(), c.forwarder()} {
-		if _, err := c.start(p); err != nil {
+		if err := c.start(p); err != nil {
 			return err
 		}
 	}
@@ -45,7 +45,7 @@ func (c *Cluster) waitForAPI(ctx context.Context, client kubernetes.Interface) e
 // startControllers starts what needs an API server that answers.
 func (c *Cluster) startControllers() error {
 	for _, p := range []Process{c.controllerManager(), c.scheduler()} {
-		if _, err := c.start(p); err != nil {
+		if err := c.start(p); err != nil {
 			return err
 		}
 	}

@@ -28,7 +28,7 @@ func (c *Cluster) startDNS(ctx context.Context, client kubernetes.Interface) err
 	if err := c.writeFiles(configDir, map[string][]byte{"Corefile": []byte(c.corefile())}); err != nil {
 		return err
 	}
-	if _, err := c.start(Process{ID: coreDNS, Args: []string{coreDNS, "-conf=" + corefile}}); err != nil {
+	if err := c.start(Process{ID: coreDNS, Args: []string{coreDNS, "-conf=" + corefile}}); err != nil {
 		return err
 	}
 	service, slices := c.dnsObjects()

@@ -40,18 +40,15 @@ func Forward(ctx context.Context, listen, netns, to string) error {
 			}
 			return fmt.Errorf("forwarding: %w", err)
 		}
-		go forward(connection.(*net.TCPConn), netns, to)
+		go forward(connection, netns, to)
 	}
 }
 
-func forward(client *net.TCPConn, netns, to string) {
+func forward(client net.Conn, netns, to string) {
 	defer client.Close()
-	var server *net.TCPConn
-	err := InNetns(netns, func() error {
-		connection, err := net.DialTimeout("tcp", to, 10*time.Second)
-		if err == nil {
-			server = connection.(*net.TCPConn)
-		}
+	var server net.Conn
+	err := InNetns(netns, func() (err error) {
+		server, err = net.DialTimeout("tcp", to, 10*time.Second)
 		return err
 	})
 	if err != nil {
@@ -67,12 +64,14 @@ func forward(client *net.TCPConn, netns, to string) {
 
 // pipe copies until the source ends, and passes the end on. When the copying
 // fails, both connections are of no more use.
-func pipe(to, from *net.TCPConn) {
+func pipe(to, from net.Conn) {
 	_, err := io.Copy(to, from)
 	if err != nil && !errors.Is(err, net.ErrClosed) {
 		from.Close()
 		to.Close()
 		return
 	}
-	_ = to.CloseWrite() // it fails only when the other side is gone already
+	if half, ok := to.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite() // it fails only when the other side is gone already
+	}
 }

@@ -44,7 +44,7 @@ func MountNode(clusterDir, node string) error {
 		}},
 		{"covering /var/log", func() error { return bind(own(logsDir), "/var/log") }},
 		{"covering /opt", func() error { return bind(own(optDir), "/opt") }},
-		{"covering /run", func() error { return mountRun() }},
+		{"covering /run", mountRun},
 		{"covering /var/lib", func() error {
 			return mountVarLib(own(varLibDir), map[string]string{
 				"kubelet":    own(kubeletDir),

@@ -14,7 +14,7 @@ const kubeRouter = "kube-router"
 func (c *Cluster) startNetworkPolicy(ctx context.Context, n Node) error {
 	family := c.Options.Family
 	id := processID(kubeRouter, n.Name)
-	if _, err := c.start(Process{ID: id, Node: n.Name, Args: []string{
+	if err := c.start(Process{ID: id, Node: n.Name, Args: []string{
 		kubeRouter,
 		"--run-firewall=true",
 		"--run-router=false",

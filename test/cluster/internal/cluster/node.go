@@ -29,7 +29,7 @@ func (c *Cluster) createNode(ctx context.Context, ca *authority, n Node) error {
 	if err := c.writeNodeFiles(ca, n); err != nil {
 		return err
 	}
-	if _, err := c.start(c.holder(n)); err != nil {
+	if err := c.start(c.holder(n)); err != nil {
 		return err
 	}
 	if _, err := c.run(ctx, n.Name, nil, c.self(), "internal", "mounts", "--cluster="+c.dir, "--node="+n.Name); err != nil {
@@ -50,7 +50,7 @@ func (c *Cluster) createNode(ctx context.Context, ca *authority, n Node) error {
 // node is known, the controller of network policies.
 func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n Node) error {
 	for _, p := range []Process{c.kubelet(n), c.kubeProxy(n)} {
-		if _, err := c.start(p); err != nil {
+		if err := c.start(p); err != nil {
 			return err
 		}
 	}

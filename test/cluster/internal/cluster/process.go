@@ -66,7 +66,7 @@ func (p Process) signal(s unix.Signal) error {
 	if err != nil {
 		return os.ErrProcessDone
 	}
-	defer unix.Close(handle)
+	defer closeHandle(handle)
 	if p.State() == Dead { // asked while the handle keeps the id from meaning another one
 		return os.ErrProcessDone
 	}
@@ -83,11 +83,13 @@ func killIf(pid int, ours func() bool) {
 	if err != nil {
 		return
 	}
-	defer unix.Close(handle)
+	defer closeHandle(handle)
 	if ours() {
 		_ = unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0) // it fails only when the process has ended
 	}
 }
+
+func closeHandle(handle int) { _ = unix.Close(handle) } // nothing was written that could be lost
 
 type stat struct {
 	state byte
@@ -152,15 +154,15 @@ func tail(path string, lines int) string {
 // start starts a process of the cluster and records it. While this program runs
 // on, the end of the process cancels the context with a ComponentError, so that
 // whoever waits for anything learns of it at once.
-func (c *Cluster) start(p Process) (Process, error) {
+func (c *Cluster) start(p Process) error {
 	logFile, err := os.OpenFile(c.logPath(p.ID), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
-		return p, fmt.Errorf("opening the log of %s: %w", p.ID, err)
+		return fmt.Errorf("opening the log of %s: %w", p.ID, err)
 	}
 	defer logFile.Close()
 	entry, err := c.entry(p)
 	if err != nil {
-		return p, err
+		return err
 	}
 	cmd := exec.Command(c.self(), append(append(entry.args(), "--"), p.Args...)...)
 	cmd.Env = c.environment()
@@ -170,7 +172,7 @@ func (c *Cluster) start(p Process) (Process, error) {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNS | unix.CLONE_NEWUTS
 	}
 	if err := cmd.Start(); err != nil {
-		return p, fmt.Errorf("starting %s: %w", p.ID, err)
+		return fmt.Errorf("starting %s: %w", p.ID, err)
 	}
 	p.PID = cmd.Process.Pid
 	if s, err := readStat(p.PID); err == nil {
@@ -183,7 +185,7 @@ func (c *Cluster) start(p Process) (Process, error) {
 		}
 		c.fail(&ComponentError{ID: p.ID, LogPath: c.logPath(p.ID), Err: err})
 	}()
-	return p, c.record(p)
+	return c.record(p)
 }
 
 // record keeps a process on disk.
@@ -301,7 +303,7 @@ func (c *Cluster) Restart(ctx context.Context, id string) error {
 	}
 	ctx, done := c.watch(ctx)
 	defer done()
-	if _, err := c.start(p); err != nil {
+	if err := c.start(p); err != nil {
 		return err
 	}
 	return c.waitForUse(ctx, p)

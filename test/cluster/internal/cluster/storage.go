@@ -40,12 +40,11 @@ func (c *Cluster) startStorage(ctx context.Context, client kubernetes.Interface)
 	if _, err := client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("creating the StorageClass: %w", err)
 	}
-	_, err := c.start(Process{ID: provisioner, Args: []string{
+	return c.start(Process{ID: provisioner, Args: []string{
 		c.self(), "internal", "provision",
 		"--kubeconfig=" + c.path(configDir, adminConfig),
 		"--volumes=" + c.path(volumeDir),
 	}})
-	return err
 }
 
 // Provision makes a directory and a PersistentVolume for each claim of the

@@ -105,9 +105,8 @@ func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string
 		start := time.Now()
 		if err := step.do(); err != nil {
 			// A process that ended is the cause, whatever else failed because of it.
-			var guilty *ComponentError
-			if cause := context.Cause(ctx); errors.As(cause, &guilty) {
-				return cause
+			if guilty, ok := errors.AsType[*ComponentError](context.Cause(ctx)); ok {
+				return guilty
 			}
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"io"
 	"testing"
 )
@@ -77,7 +78,7 @@ func untar(t *testing.T, content []byte) map[string][]byte {
 	reader := tar.NewReader(bytes.NewReader(content))
 	for {
 		header, err := reader.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return files
 		}
 		if err != nil {
