@@ -21,6 +21,11 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
+// The fuzz targets compare the loader's C with Go's. Go's fuzzer counts no coverage of the C code and spends its time on minimizing unless told
+// otherwise:
+//
+//	go test ./loader -run '^$' -fuzz '^FuzzInflate$' -fuzzminimizetime 10x
+
 // outputLimit is OUTPUT_LIMIT of fuzz.c.
 const outputLimit = 8 << 20
 
@@ -183,8 +188,7 @@ func TestInflatesWhatGoDeflates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, level := range levels {
 				stream := gzipOf(deflate(t, level, data), data)
-				for _, pieceSize := range []int{1, 7, 8, 9, 1000, 65536, len(stream)} {
-					compareInflate(t, p, stream, pieceSize)
+				for _, pieceSize := range []int{1, 8, 1000, len(stream)} {
 					accepted, got := p.ask(t, 'i', pieceSize, stream)
 					if !accepted || !bytes.Equal(got, data) {
 						t.Fatalf("level %d in pieces of %d: accepted = %v, %d bytes, want %d", level, pieceSize, accepted, len(got), len(data))
@@ -249,6 +253,24 @@ func TestGzipHeaders(t *testing.T) {
 				t.Errorf("accepted = %v: %s", accepted, answer)
 			}
 		})
+	}
+}
+
+func TestGzipTrailers(t *testing.T) {
+	p := startPeer(t)
+	data := sampleData()["text"]
+	stream := gzipOf(deflate(t, 6, data), data)
+	for at := len(stream) - 8; at < len(stream); at++ {
+		changed := slices.Clone(stream)
+		changed[at] ^= 1
+		if accepted, _ := p.ask(t, 'i', 100, changed); accepted {
+			t.Errorf("byte %d of the trailer may be anything", at-len(stream)+8)
+		}
+	}
+	for _, more := range []byte{0, 1, 0x1f} {
+		if accepted, _ := p.ask(t, 'i', 100, append(slices.Clone(stream), more)); accepted {
+			t.Errorf("something may follow the stream")
+		}
 	}
 }
 

@@ -265,7 +265,7 @@ static const char *inflate_symbols(struct gunzip *z)
 
 		uint32_t entry = code_find(&z->literals, bits);
 		bits >>= entry & 15;
-		bit_count -= entry & 15;
+		bit_count -= (int)(entry & 15);
 		if (entry & ENTRY_LITERAL) {
 			if (bit_count < 0)
 				return gunzip_ends_early;
@@ -349,7 +349,7 @@ static const char *inflate_dynamic_codes(struct gunzip *z)
 		if (entry == 0)
 			return bad;
 		z->bits >>= entry & 15;
-		z->bit_count -= entry & 15;
+		z->bit_count -= (int)(entry & 15);
 		unsigned symbol = entry >> 16, extra = symbol < 16 ? 0 : symbol == 16 ? 2 : symbol == 17 ? 3 : 7;
 		unsigned repeat = symbol < 16 ? 1 : symbol == 18 ? 11 : 3;
 		repeat += (unsigned)(z->bits & ((1u << extra) - 1));

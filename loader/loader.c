@@ -411,8 +411,8 @@ static int transfer_output(void *context, const uint8_t *data, size_t size)
 	sha256_update(&t->hash, data, size);
 	while (size) {
 		long n = sys_write(t->fd, data, size);
-		if (n < 0)
-			fail_writing("write", temporary, (int)-n);
+		if (n <= 0)
+			fail_writing("write", temporary, n ? (int)-n : EIO);
 		data += n;
 		size -= (size_t)n;
 	}
@@ -440,6 +440,8 @@ static int write_target(void)
 	const char *error = gunzip(&z);
 	if (t.manifest_changed) {
 		sys_close(t.fd);
+		sys_unlink(temporary);
+		temporary_exists = 0;
 		return 0;
 	}
 

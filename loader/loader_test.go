@@ -508,7 +508,7 @@ func TestWaitsUntilThePayloadIsPutRight(t *testing.T) {
 				t.Parallel()
 				p := newPod(t, nil)
 				test.spoil(t, p)
-				cmd := m.command("-w", "600", p.payload, p.target)
+				cmd := m.command("-w", "120", p.payload, p.target)
 				var stdout strings.Builder
 				cmd.Stdout = &stdout
 				pipe, err := cmd.StderrPipe()
@@ -521,7 +521,7 @@ func TestWaitsUntilThePayloadIsPutRight(t *testing.T) {
 				t.Cleanup(func() { cmd.Process.Kill() })
 				stderr := bufio.NewReader(pipe)
 				line, err := stderr.ReadString('\n')
-				if err != nil || !strings.HasPrefix(line, "zarf-registry loader: "+test.waits) || !strings.HasSuffix(line, ": waiting up to 600 s for it to come right\n") {
+				if err != nil || !strings.HasPrefix(line, "zarf-registry loader: "+test.waits) || !strings.HasSuffix(line, ": waiting up to 120 s for it to come right\n") {
 					t.Fatalf("%q, %v", line, err)
 				}
 				if names := p.written(t); slices.Contains(names, "registry") {

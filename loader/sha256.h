@@ -107,7 +107,7 @@ static void sha256_final(struct sha256 *s, uint8_t sum[32])
 	uint64_t bits = s->size * 8;
 	uint8_t end[72] = {0x80};
 	size_t padding = 64 - (s->size + 8) % 64; /* 1 to 64 bytes, the first of them 0x80 */
-	for (int i = 0; i < 8; i++)
+	for (size_t i = 0; i < 8; i++)
 		end[padding + i] = (uint8_t)(bits >> (56 - 8 * i));
 	sha256_update(s, end, padding + 8);
 	s->size = bits / 8;

@@ -252,6 +252,8 @@ func TestEncodeRefuses(t *testing.T) {
 			"layer of registry-node for amd64: reading the gzip header: gzip: invalid header"},
 		"a layer cut short": {node, layerOf(t, node.Name, someText)[:100], loader,
 			"layer of registry-node for amd64: reading the archive's end: unexpected EOF"},
+		"a layer with a wrong checksum": {node, append(slices.Clone(large[:len(large)-5]), 1, 2, 3, 4, 5), loader,
+			"layer of registry-node for amd64: inflating: gzip: invalid checksum"},
 		"something behind the layer": {node, append(layerOf(t, node.Name, someText), 1, 2, 3), loader,
 			"layer of registry-node for amd64: 3 bytes follow the gzip stream"},
 		"a layer with reserved header flags": {node, []byte("\x1f\x8b\x08\x20\x00\x00\x00\x00\x00\x00"), loader,
