@@ -130,10 +130,7 @@ func (p *manifestParser) chunk(index int) Chunk {
 	return Chunk{Size: p.parseNumber(key, words[0], 1, maxChunkSize), SHA256: p.parseSum(key, words[1])}
 }
 
-var (
-	numberForm = regexp.MustCompile(`^(0|[1-9][0-9]{0,9})$`)
-	sumForm    = regexp.MustCompile(`^[0-9a-f]{64}$`)
-)
+var numberForm = regexp.MustCompile(`^(0|[1-9][0-9]{0,9})$`)
 
 func (p *manifestParser) parseNumber(key, word string, low, high int) int {
 	number, err := strconv.Atoi(word)
@@ -145,10 +142,10 @@ func (p *manifestParser) parseNumber(key, word string, low, high int) int {
 }
 
 func (p *manifestParser) parseSum(key, word string) (sum [sha256.Size]byte) {
-	if !sumForm.MatchString(word) {
+	decoded, err := hex.DecodeString(word)
+	if err != nil || len(decoded) != len(sum) || word != strings.ToLower(word) {
 		p.fail("%s %.80q: must be 64 lower-case hexadecimal digits", key, word)
 		return sum
 	}
-	hex.Decode(sum[:], []byte(word)) // cannot fail: the form was checked
-	return sum
+	return [sha256.Size]byte(decoded)
 }
