@@ -52,7 +52,6 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	started := time.Now()
 	e := &exchange{ResponseWriter: w, control: http.NewResponseController(w), body: r.Body, bodyRead: r.Body == http.NoBody, stall: f.stall}
 	r.Body = requestBody{e}
-	e.extendWrite() // the deadline of the request before may have passed by now
 	inFlight := f.metrics.inFlight.WithLabelValues(f.name)
 	inFlight.Inc()
 	caller := caller{}
@@ -234,24 +233,27 @@ func (e *exchange) code() int {
 
 func (e *exchange) extendWrite() { _ = e.control.SetWriteDeadline(time.Now().Add(e.stall)) }
 
-// finish gives net/http time to send what is buffered and to skip the rest of
-// the body.
+// finish gives net/http time to skip the rest of the body, which it does before
+// it answers, and to send what is buffered.
 func (e *exchange) finish() {
-	e.extendWrite()
+	now, discard := time.Now(), time.Duration(0)
 	if !e.bodyRead { // else net/http waits for the next request already
-		_ = e.control.SetReadDeadline(time.Now().Add(discardTimeout))
+		discard = min(e.stall, discardTimeout)
+		_ = e.control.SetReadDeadline(now.Add(discard))
 	}
+	_ = e.control.SetWriteDeadline(now.Add(discard + e.stall))
 }
 
 // requestBody is the body of an exchange.
 type requestBody struct{ e *exchange }
 
 func (b requestBody) Read(p []byte) (int, error) {
-	_ = b.e.control.SetReadDeadline(time.Now().Add(b.e.stall))
+	// After the end net/http waits for the client to go away, and would take a
+	// deadline for that.
+	if !b.e.bodyRead {
+		_ = b.e.control.SetReadDeadline(time.Now().Add(b.e.stall))
+	}
 	n, err := b.e.body.Read(p)
-	// While the handler works on what it has read, net/http waits for the client
-	// to go away; a deadline then would look like that and cancel the request.
-	_ = b.e.control.SetReadDeadline(time.Time{})
 	b.e.received += int64(n)
 	b.e.bodyRead = b.e.bodyRead || err != nil
 	return n, err

@@ -82,13 +82,18 @@ func TestStalledRequestsEnd(t *testing.T) {
 		contexts := make(chan error, 1)
 		address, _ := frontServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
+			_, _ = r.Body.Read(make([]byte, 1)) // as if it did not know that this was the end
 			time.Sleep(3 * stall)
 			contexts <- r.Context().Err()
 		})
 		conn := dialPlain(t, address)
 		reader := bufio.NewReader(conn)
 		for n := range 2 { // the second finds the deadlines that the first has left
-			fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
+			fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n")
+			if response, err := http.ReadResponse(reader, nil); err != nil || response.StatusCode != http.StatusContinue {
+				t.Fatalf("request %d is not asked for its body: %v", n, err)
+			}
+			fmt.Fprint(conn, "x")
 			if err := <-contexts; err != nil {
 				t.Errorf("request %d was cancelled: %v", n, err)
 			}
@@ -96,6 +101,15 @@ func TestStalledRequestsEnd(t *testing.T) {
 				t.Fatalf("request %d: %v", n, err)
 			}
 			time.Sleep(2 * stall)
+		}
+	})
+	t.Run("a body that nobody wants is not waited for", func(t *testing.T) {
+		address, _ := frontServer(t, stall, func(http.ResponseWriter, *http.Request) {})
+		conn := dialPlain(t, address)
+		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
+		_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+		if answer, err := io.ReadAll(conn); err != nil || !strings.Contains(string(answer), "200 OK") {
+			t.Errorf("the connection is still open after %q: %v", answer, err)
 		}
 	})
 	t.Run("a response that nobody takes is given up", func(t *testing.T) {
