@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -260,6 +261,15 @@ func (c *credentials) proof(name, password string) [sha256.Size]byte {
 	_ = binary.Write(mac, binary.BigEndian, int64(len(name)))
 	mac.Write([]byte(name + password))
 	return [sha256.Size]byte(mac.Sum(nil))
+}
+
+// secret derives a secret for the given purpose from the files as they are now.
+// What it is derived from are hashes with random salts, which cannot be guessed.
+func (c *credentials) secret(purpose string) string {
+	sum := c.current.Load().sum
+	mac := hmac.New(sha256.New, sum[:])
+	mac.Write([]byte(purpose))
+	return hex.EncodeToString(mac.Sum(nil))
 }
 
 // known tells whether name is a user: only such names may be logged, because

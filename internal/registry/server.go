@@ -1,9 +1,7 @@
 package registry
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -12,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,14 +33,17 @@ const (
 	// maxHeader bounds a request's header, in bytes. The longest are the URLs of
 	// uploads, of a few hundred bytes.
 	maxHeader = 64 << 10
-	// minSecret is the shortest secret for upload states, in bytes: 128 bits.
-	minSecret = 16
 )
 
 // Options are what a Server is made of. Addresses are HOST:PORT or :PORT; an
 // empty one switches its listener off.
 type Options struct {
 	// Config comes from LoadConfig. The Server takes it over.
+	//
+	// Its http.secret signs the state of uploads, which clients carry from one
+	// request to the next. Where it is empty one is derived from the files of
+	// users: so replicas continue each other's uploads, and a registry its own
+	// after a restart, as long as they have the same users.
 	Config *configuration.Configuration
 
 	// Listen is where clients with certificates are served; it needs TLSDir.
@@ -65,11 +65,6 @@ type Options struct {
 	Htpasswd string
 	// PullHtpasswd is the file of the users who may only pull, or empty.
 	PullHtpasswd string
-	// HTTPSecretFile holds the secret that signs the state of uploads, or is
-	// empty. Replicas need the same one, or an upload that begins at one cannot
-	// go on at another. It goes before http.secret; without either a random one
-	// is drawn, which ends unfinished uploads at a restart.
-	HTTPSecretFile string
 
 	// ShutdownDelay is how long the server goes on after it was told to end, not
 	// ready any more, so that nobody is sent to it when it stops.
@@ -138,8 +133,8 @@ func Open(options Options) (*Server, error) {
 	s.metrics.watchCredentials(s.credentials)
 
 	config := options.Config
-	if config.HTTP.Secret, err = uploadSecret(options.HTTPSecretFile, config.HTTP.Secret); err != nil {
-		return nil, err
+	if config.HTTP.Secret == "" {
+		config.HTTP.Secret = s.credentials.secret("state of uploads")
 	}
 	if root, ok := filesystemRoot(config.Storage); ok {
 		if err := prepareRoot(s.log, root, readOnly(config.Storage)); err != nil {
@@ -168,23 +163,6 @@ func newApp(config *configuration.Configuration) (app *handlers.App, err error) 
 	}()
 	useUnbufferedBlobs(config)
 	return handlers.NewApp(context.Background(), config), nil
-}
-
-func uploadSecret(file, configured string) (string, error) {
-	if file == "" {
-		if configured == "" {
-			return rand.Text(), nil
-		}
-		return configured, nil
-	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return "", fmt.Errorf("reading the upload secret: %w", err)
-	}
-	if data = bytes.TrimSpace(data); len(data) < minSecret {
-		return "", fmt.Errorf("upload secret %s: %d bytes are too few, give at least %d random ones", file, len(data), minSecret)
-	}
-	return string(data), nil
 }
 
 // endpoint is a listener and what answers at it.

@@ -183,20 +183,23 @@ func TestRestartKeepsContent(t *testing.T) {
 	}
 }
 
-// An upload that began at one replica goes on at another where both have one secret.
 func TestUploadsMoveBetweenReplicas(t *testing.T) {
 	ca, root := newAuthority(t), t.TempDir()
-	secret := writeFile(t, filepath.Join(t.TempDir(), "secret"), []byte(" 0123456789abcdef\n"))
-	shared := func(o *Options) { o.HTTPSecretFile = secret }
 	for sentence, tt := range map[string]struct {
-		change func(*Options)
+		second func(first *Options) func(*Options)
 		status int
 	}{
-		"with a shared secret": {shared, http.StatusCreated},
-		"with a random secret": {func(*Options) {}, http.StatusNotFound},
+		"replicas with the same users share a secret": {func(first *Options) func(*Options) {
+			return func(o *Options) { o.Htpasswd, o.PullHtpasswd = first.Htpasswd, first.PullHtpasswd }
+		}, http.StatusCreated},
+		"so do those with the same http.secret": {func(first *Options) func(*Options) {
+			return func(o *Options) { o.Config.HTTP.Secret = first.Config.HTTP.Secret }
+		}, http.StatusCreated},
+		"others do not": {func(*Options) func(*Options) { return func(*Options) {} }, http.StatusNotFound},
 	} {
 		t.Run(sentence, func(t *testing.T) {
-			one, two := start(t, ca, root, tt.change), start(t, ca, root, tt.change)
+			one := start(t, ca, root)
+			two := start(t, ca, root, tt.second(&one.server.options))
 			upload := one.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 			two.pusher().must(tt.status, "PUT", upload+"&digest="+digest.FromString(sentence).String(), strings.NewReader(sentence))
 		})
@@ -303,7 +306,6 @@ func TestServeSaysWhichListenerFails(t *testing.T) {
 
 func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
-	short := writeFile(t, filepath.Join(dir, "short"), []byte("too short"))
 	file := writeFile(t, filepath.Join(dir, "file"), nil)
 	good := func(t *testing.T) Options {
 		options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+t.TempDir()+"}}\n")
@@ -329,8 +331,6 @@ func TestOpenRefuses(t *testing.T) {
 		"anonymous pull without a listener for it": {func(o *Options) {
 			o.AnonymousPull, o.PlainListen, o.Listen, o.TLSDir = true, "", ":0", dir
 		}, "--anonymous-pull"},
-		"a short secret":   {func(o *Options) { o.HTTPSecretFile = short }, "at least 16"},
-		"a missing secret": {func(o *Options) { o.HTTPSecretFile = filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
 		"a root directory that is a file": {func(o *Options) {
 			o.Config = loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+file+"}}\n").Config
 		}, "storage.filesystem.rootdirectory " + file},

@@ -66,7 +66,6 @@ and the password alone decide. Certificates, CAs and users are followed when the
 	flags.BoolVar(&options.AnonymousPull, "anonymous-pull", false, "let anyone read at --plain-listen")
 	flags.StringVar(&options.Htpasswd, "htpasswd", "/etc/zarf-registry/credentials/htpasswd", "`FILE` of the users who may pull and push, bcrypt only")
 	flags.StringVar(&options.PullHtpasswd, "pull-htpasswd", "", "`FILE` of the users who may only pull; empty for none")
-	flags.StringVar(&options.HTTPSecretFile, "http-secret-file", "", "`FILE` of the secret that replicas share to continue each other's uploads; empty for http.secret, or else a random one")
 	flags.StringVar(&options.HealthListen, "health-listen", ":5080", "`ADDRESS` of /healthz and /readyz; empty for none")
 	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090", "`ADDRESS` of /metrics; empty for none")
 	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0, "how long to go on, not ready, when told to end")
