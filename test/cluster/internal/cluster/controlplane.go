@@ -101,6 +101,10 @@ func (c *Cluster) controllerManager() Process {
 		"--cluster-signing-key-file=" + config(caKeyFile),
 		"--use-service-account-credentials=true",
 		"--leader-elect=false",
+		// The usual 20 requests a second make a start slow, and leave a claim half bound for
+		// so long that a kubelet may see it: it then looks again only after 15 s.
+		"--kube-api-qps=500",
+		"--kube-api-burst=1000",
 		"--allocate-node-cidrs=false", // the address plan did that
 		// A kubelet reports every 4 s: a node that missed four reports is gone, not slow.
 		"--node-monitor-period=2s",
