@@ -164,33 +164,28 @@ func wantResult(t *testing.T, got, want result) {
 }
 
 func TestExecutesTheProgram(t *testing.T) {
+	payloads := map[string]struct {
+		layer  []byte
+		chunks int
+	}{
+		"of a few bytes":                     {layerOf(t, script("few", 0)), 1},
+		"of a full block of the archive":     {layerOf(t, script("block", 512)), 1},
+		"of a block and a byte":              {layerOf(t, script("block", 513)), 1},
+		"of one byte less than the window":   {layerOf(t, script("window", 131071-512)), 1},
+		"of just the window":                 {layerOf(t, script("window", 131072-512)), 1},
+		"of just a chunk":                    {repack(t, layerOf(t, script("chunk", 990_000)), 9, 1_000_000), 1},
+		"of a chunk and a byte":              {repack(t, layerOf(t, script("chunk", 990_000)), 9, 1_000_001), 2},
+		"of just three chunks":               {repack(t, layerOf(t, script("three", 2_990_000)), 9, 3_000_000), 3},
+		"of more than ten chunks":            {layerOf(t, script("many", 10_500_000)), 11},
+		"compressed fast":                    {repack(t, layerOf(t, script("fast", 300_000)), flate.BestSpeed, 0), 1},
+		"not compressed at all":              {repack(t, layerOf(t, script("stored", 2_500_000)), flate.NoCompression, 0), 3},
+		"compressed with Huffman codes only": {repack(t, layerOf(t, script("huffman", 300_000)), flate.HuffmanOnly, 0), 1},
+		"that shrinks to a thousandth":       {layerOf(t, append(script("zeros", 0), make([]byte, 40_000_000)...)), 1},
+	}
 	onEachMachine(t, func(t *testing.T, m machine) {
-		for name, test := range map[string]struct {
-			layer  func(t *testing.T) []byte
-			chunks int
-		}{
-			"of a few bytes":                   {func(t *testing.T) []byte { return layerOf(t, script("few", 0)) }, 1},
-			"of a full block of the archive":   {func(t *testing.T) []byte { return layerOf(t, script("block", 512)) }, 1},
-			"of a block and a byte":            {func(t *testing.T) []byte { return layerOf(t, script("block", 513)) }, 1},
-			"of one byte less than the window": {func(t *testing.T) []byte { return layerOf(t, script("window", 131071-512)) }, 1},
-			"of just the window":               {func(t *testing.T) []byte { return layerOf(t, script("window", 131072-512)) }, 1},
-			"of just a chunk":                  {func(t *testing.T) []byte { return repack(t, layerOf(t, script("chunk", 990_000)), 9, 1_000_000) }, 1},
-			"of a chunk and a byte":            {func(t *testing.T) []byte { return repack(t, layerOf(t, script("chunk", 990_000)), 9, 1_000_001) }, 2},
-			"of just three chunks":             {func(t *testing.T) []byte { return repack(t, layerOf(t, script("three", 2_990_000)), 9, 3_000_000) }, 3},
-			"of more than ten chunks":          {func(t *testing.T) []byte { return layerOf(t, script("many", 10_500_000)) }, 11},
-			"not compressed at all": {func(t *testing.T) []byte {
-				return repack(t, layerOf(t, script("stored", 2_500_000)), flate.NoCompression, 0)
-			}, 3},
-			"compressed fast": {func(t *testing.T) []byte { return repack(t, layerOf(t, script("fast", 300_000)), flate.BestSpeed, 0) }, 1},
-			"compressed with Huffman codes only": {func(t *testing.T) []byte {
-				return repack(t, layerOf(t, script("huffman", 300_000)), flate.HuffmanOnly, 0)
-			}, 1},
-			"that shrinks to a thousandth": {func(t *testing.T) []byte {
-				return layerOf(t, append(script("zeros", 0), make([]byte, 40_000_000)...))
-			}, 1},
-		} {
+		for name, test := range payloads {
 			t.Run(name, func(t *testing.T) {
-				payload := encode(t, m, test.layer(t))
+				payload := encode(t, m, test.layer)
 				if len(payload.Chunks) != test.chunks {
 					t.Fatalf("%d chunks, wanted %d", len(payload.Chunks), test.chunks)
 				}
@@ -226,8 +221,9 @@ func TestPassesArgumentsAndEnvironmentOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	layer := layerOf(t, readFile(t, self))
 	onEachMachine(t, func(t *testing.T, m machine) {
-		p := newPod(t, encode(t, m, layerOf(t, readFile(t, self))))
+		p := newPod(t, encode(t, m, layer))
 		cmd := m.command("-w", "1", p.payload, p.target, "--one=1", "", "three words here", "-w")
 		cmd.Env = []string{"EMPTY=", roleVariable + "=print", "ODD=a=b c"} // in order: emulators shuffle it
 		wantResult(t, run(t, cmd), result{stdout: fmt.Sprintf("%q\n%q\n", []string{p.target, "--one=1", "", "three words here", "-w"}, cmd.Env)})
