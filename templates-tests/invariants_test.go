@@ -212,7 +212,7 @@ var invariants = map[string]func(out *output) []string{
 	"what the Jobs make is not rendered": func(out *output) (wrong []string) {
 		for _, o := range out.objects {
 			if o.GetKind() == "Secret" || o.GetKind() == "ConfigMap" && strings.Contains(o.GetName(), "-payload-") {
-				wrong = append(wrong, fmt.Sprintf("%s", o))
+				wrong = append(wrong, o.String())
 			}
 		}
 		return wrong

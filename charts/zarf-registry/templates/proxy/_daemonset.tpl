@@ -109,6 +109,8 @@ spec:
             - --tls={{ (include "zarf-registry.tls" .root | fromJson).value }}
             - --retry-timeout={{ $proxy.retryTimeout }}
             - --drain-timeout=20s
+            - --log-level={{ $proxy.logLevel }}
+            - --log-format=json
           {{- if $hostPort }}
           ports:
             - name: registry
