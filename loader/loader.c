@@ -24,15 +24,15 @@
 #include "sha256.h"
 
 enum exit_code {
-	EXIT_USAGE = 101,
-	EXIT_MISSING = 102,
-	EXIT_MANIFEST = 103,
-	EXIT_CHUNK = 104,
-	EXIT_PROGRAM = 105,
-	EXIT_ARCHITECTURE = 106,
-	EXIT_NO_SPACE = 107,
-	EXIT_TARGET = 108,
-	EXIT_EXEC = 109,
+	EXIT_USAGE = 101,        /* the command line is wrong */
+	EXIT_MISSING = 102,      /* manifest or a chunk is not there or cannot be read */
+	EXIT_MANIFEST = 103,     /* the manifest is not one */
+	EXIT_CHUNK = 104,        /* a chunk is not the one that the manifest names */
+	EXIT_PROGRAM = 105,      /* right chunks do not make the program that the manifest names */
+	EXIT_ARCHITECTURE = 106, /* the payload is for another architecture */
+	EXIT_NO_SPACE = 107,     /* no space for TARGET */
+	EXIT_TARGET = 108,       /* TARGET cannot be written for another reason */
+	EXIT_EXEC = 109,         /* TARGET is right and cannot be executed */
 };
 
 enum {
