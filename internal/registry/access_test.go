@@ -168,6 +168,17 @@ func TestWhoMayDoWhatWithoutTLS(t *testing.T) {
 	}
 }
 
+func TestPushAndPullWithoutTLS(t *testing.T) {
+	i := start(t, newAuthority(t), t.TempDir())
+	d, manifest := i.plain().as(pushUser, pushPassword).pushImage("a", "v1", "layer")
+	accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"}
+	if got := i.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/a/manifests/v1", nil, accept...); got.body != manifest {
+		t.Errorf("manifest %s", got.body)
+	}
+	// Both listeners serve one registry.
+	i.node().must(http.StatusOK, "GET", "/v2/a/manifests/"+d.String(), nil, accept...)
+}
+
 func TestRefusalsNameWhoAndWhat(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	for sentence, tt := range map[string]struct {
@@ -237,14 +248,14 @@ func TestAuthorize(t *testing.T) {
 			if errors.As(err, &coded) {
 				err = coded.Code
 			}
-			if err != tt.want {
+			if !errors.Is(err, tt.want) {
 				t.Errorf("authorize() = %v, want %v", err, tt.want)
 			}
 		})
 	}
 	t.Run("an error of the check is passed on", func(t *testing.T) {
 		failure := errors.New("busy")
-		if err := plain.authorize("GET", nil, func() (role, error) { return rolePush, failure }); err != failure {
+		if err := plain.authorize("GET", nil, func() (role, error) { return rolePush, failure }); !errors.Is(err, failure) {
 			t.Errorf("authorize() = %v", err)
 		}
 	})

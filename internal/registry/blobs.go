@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -23,12 +24,12 @@ import (
 const unbufferedBlobs = "zarf-registry-unbuffered-blobs"
 
 func init() {
-	err := middleware.Register(unbufferedBlobs, func(_ context.Context, namespace distribution.Namespace, driver storagedriver.StorageDriver, _ map[string]any) (distribution.Namespace, error) {
+	err := middleware.Register(unbufferedBlobs, func(_ context.Context, namespace distribution.Namespace, driver storagedriver.StorageDriver, options map[string]any) (distribution.Namespace, error) {
 		remover, ok := namespace.(distribution.RepositoryRemover)
 		if !ok {
 			return nil, errors.New("distribution's registry cannot remove repositories any more")
 		}
-		return blobNamespace{namespace, remover, driver}, nil
+		return blobNamespace{namespace, remover, blobSource{driver, options["log"].(*slog.Logger)}}, nil
 	})
 	if err != nil {
 		panic(err) // two packages of one program use the name
@@ -36,14 +37,22 @@ func init() {
 }
 
 // useUnbufferedBlobs makes distribution apply the middleware.
-func useUnbufferedBlobs(config *configuration.Configuration) {
-	config.Middleware = map[string][]configuration.Middleware{"registry": {{Name: unbufferedBlobs}}}
+func useUnbufferedBlobs(config *configuration.Configuration, log *slog.Logger) {
+	config.Middleware = map[string][]configuration.Middleware{
+		"registry": {{Name: unbufferedBlobs, Options: configuration.Parameters{"log": log}}},
+	}
+}
+
+// blobSource is where blobs are read.
+type blobSource struct {
+	driver storagedriver.StorageDriver
+	log    *slog.Logger
 }
 
 type blobNamespace struct {
 	distribution.Namespace
 	distribution.RepositoryRemover
-	driver storagedriver.StorageDriver
+	source blobSource
 }
 
 func (n blobNamespace) Repository(ctx context.Context, name reference.Named) (distribution.Repository, error) {
@@ -51,21 +60,21 @@ func (n blobNamespace) Repository(ctx context.Context, name reference.Named) (di
 	if err != nil {
 		return nil, err
 	}
-	return blobRepository{repository, n.driver}, nil
+	return blobRepository{repository, n.source}, nil
 }
 
 type blobRepository struct {
 	distribution.Repository
-	driver storagedriver.StorageDriver
+	source blobSource
 }
 
 func (r blobRepository) Blobs(ctx context.Context) distribution.BlobStore {
-	return blobStore{r.Repository.Blobs(ctx), r.driver}
+	return blobStore{r.Repository.Blobs(ctx), r.source}
 }
 
 type blobStore struct {
 	distribution.BlobStore
-	driver storagedriver.StorageDriver
+	source blobSource
 }
 
 // ServeBlob answers r with the blob, or with the part of it that r asks for.
@@ -74,7 +83,7 @@ func (s blobStore) ServeBlob(ctx context.Context, w http.ResponseWriter, r *http
 	if err != nil {
 		return err
 	}
-	content := &blobContent{ctx: ctx, driver: s.driver, path: blobPath(blob.Digest), size: blob.Size}
+	content := &blobContent{ctx: ctx, driver: s.source.driver, path: blobPath(blob.Digest), size: blob.Size}
 	defer content.close()
 	header := w.Header()
 	header.Set("Content-Type", blob.MediaType)
@@ -82,17 +91,23 @@ func (s blobStore) ServeBlob(ctx context.Context, w http.ResponseWriter, r *http
 	header.Set("ETag", fmt.Sprintf("%q", blob.Digest))
 	header.Set("Cache-Control", "max-age=31536000") // a year: a digest never names anything else
 	http.ServeContent(w, r, "", time.Time{}, content)
+	if content.failure != nil && ctx.Err() == nil {
+		// To return it would write it into the blob.
+		s.source.log.Error("cannot read a blob", "digest", blob.Digest.String(), "error", content.failure)
+		panic(http.ErrAbortHandler)
+	}
 	return nil
 }
 
 // blobContent reads a blob from the place that was sought last.
 type blobContent struct {
-	ctx    context.Context
-	driver storagedriver.StorageDriver
-	path   string
-	size   int64
-	offset int64
-	reader io.ReadCloser // at offset, or nil
+	ctx     context.Context
+	driver  storagedriver.StorageDriver
+	path    string
+	size    int64
+	offset  int64
+	reader  io.ReadCloser // at offset, or nil
+	failure error
 }
 
 func (c *blobContent) Seek(offset int64, whence int) (int64, error) {
@@ -109,15 +124,20 @@ func (c *blobContent) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-func (c *blobContent) Read(p []byte) (int, error) {
+func (c *blobContent) Read(p []byte) (n int, err error) {
 	if c.reader == nil {
-		var err error
-		if c.reader, err = c.driver.Reader(c.ctx, c.path, c.offset); err != nil {
-			return 0, err
-		}
+		c.reader, err = c.driver.Reader(c.ctx, c.path, c.offset)
 	}
-	n, err := c.reader.Read(p)
-	c.offset += int64(n)
+	if err == nil {
+		n, err = c.reader.Read(p)
+		c.offset += int64(n)
+	}
+	if err == io.EOF && c.offset < c.size {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil && err != io.EOF {
+		c.failure = err
+	}
 	return n, err
 }
 

@@ -77,7 +77,7 @@ func (s *sweeper) Delete(ctx context.Context, name string) error {
 	blob, revision := blobDirectory.FindStringSubmatch(name), revisionDirectory.FindStringSubmatch(name)
 	if blob != nil {
 		// Without its data the directory is of no use either, and goes as well.
-		if info, err := s.StorageDriver.Stat(ctx, path.Join(name, "data")); err == nil {
+		if info, err := s.Stat(ctx, path.Join(name, "data")); err == nil {
 			size = info.Size()
 		}
 	}

@@ -80,6 +80,13 @@ func TestConformancePull(t *testing.T) {
 			t.Errorf("headers %v", got.Header)
 		}
 	})
+	t.Run("HTTP/1.1 is spoken, whatever the client would like", func(t *testing.T) {
+		c := i.node()
+		c.Transport.(*http.Transport).ForceAttemptHTTP2 = true
+		if got := c.must(http.StatusOK, "GET", "/v2/", nil); got.Proto != "HTTP/1.1" {
+			t.Errorf("spoken: %s", got.Proto)
+		}
+	})
 	t.Run("nothing but the registry is served", func(t *testing.T) {
 		for _, path := range []string{"/", "/metrics", "/healthz", "/debug/health", "/debug/pprof/", "/debug/vars"} {
 			node.must(http.StatusNotFound, "GET", path, nil)
@@ -159,7 +166,7 @@ func TestConformancePush(t *testing.T) {
 		}
 	})
 	t.Run("with the state of another upload", func(t *testing.T) {
-		one, other, _ := strings.Cut(begin(), "?")
+		one, _, _ := strings.Cut(begin(), "?")
 		other, state, _ := strings.Cut(begin(), "?")
 		if one == other {
 			t.Fatal("two uploads have one URL")

@@ -148,7 +148,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 func TestFrontHidesWhatIsNotForDistribution(t *testing.T) {
 	headers := make(chan http.Header, 1)
 	address, _ := frontServer(t, stallTimeout, func(w http.ResponseWriter, r *http.Request) { headers <- r.Header })
-	request, err := http.NewRequest("GET", "http://"+address+"/v2/", nil)
+	request, err := http.NewRequest(http.MethodGet, "http://"+address+"/v2/", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func TestHandlersThatPanicAreCounted(t *testing.T) {
 		t.Error("the request was answered")
 	}
 	recorder := httptest.NewRecorder()
-	f.metrics.handler().ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
+	f.metrics.handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	for _, want := range []string{
 		`zarf_registry_http_requests_total{code="500",listener="plain",method="GET"} 1`,
 		`zarf_registry_http_requests_in_flight{listener="plain"} 0`,

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -172,7 +173,7 @@ func open(t testing.TB, ca authority, root string, changes ...func(*Options)) *i
 
 func (i *instance) run() {
 	registry, about := i.server.endpoints()
-	all := append(append([]*endpoint{}, registry...), about...)
+	all := slices.Concat(registry, about)
 	if err := listen(context.Background(), all); err != nil {
 		i.t.Fatal(err)
 	}

@@ -96,7 +96,7 @@ func reused(t *testing.T, c client, path string) (a answer, wasOpen bool, err er
 	t.Helper()
 	request, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
 		GotConn: func(info httptrace.GotConnInfo) { wasOpen = info.Reused },
-	}), "GET", c.base+path, nil)
+	}), http.MethodGet, c.base+path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

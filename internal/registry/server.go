@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -147,7 +148,7 @@ func Open(options Options) (*Server, error) {
 	}
 	s.health = newStorageHealth(config, driver, s.log)
 	s.metrics.watchStorage(s.health)
-	if s.app, err = newApp(config); err != nil {
+	if s.app, err = newApp(config, s.log); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -155,13 +156,13 @@ func Open(options Options) (*Server, error) {
 
 // newApp makes distribution's handler, which reports a bad configuration by a
 // panic.
-func newApp(config *configuration.Configuration) (app *handlers.App, err error) {
+func newApp(config *configuration.Configuration, log *slog.Logger) (app *handlers.App, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("configuration: %v", p)
 		}
 	}()
-	useUnbufferedBlobs(config)
+	useUnbufferedBlobs(config, log)
 	return handlers.NewApp(context.Background(), config), nil
 }
 
@@ -235,8 +236,7 @@ func (s *Server) endpoint(name, address string, handler http.Handler) *endpoint 
 // Options.DrainTimeout. It returns nil after that, or the error of a listener.
 func (s *Server) Serve(ctx context.Context) error {
 	registry, about := s.endpoints()
-	all := append(append([]*endpoint{}, about...), registry...)
-	if err := listen(ctx, all); err != nil {
+	if err := listen(ctx, slices.Concat(about, registry)); err != nil {
 		return err
 	}
 	return s.serve(ctx, registry, about)
@@ -262,7 +262,7 @@ func (s *Server) serve(ctx context.Context, registry, about []*endpoint) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	running.Go(func() { s.credentials.run(background) })
-	running.Go(func() { s.health.run(background) })
+	go s.health.run(background) // not waited for: a storage may hang
 	if s.certificates != nil {
 		running.Go(func() { s.certificates.Run(background) })
 	}
@@ -270,7 +270,7 @@ func (s *Server) serve(ctx context.Context, registry, about []*endpoint) error {
 	defer stop()
 
 	failed := make(chan error, len(registry)+len(about))
-	for _, e := range append(append([]*endpoint{}, about...), registry...) {
+	for _, e := range slices.Concat(about, registry) {
 		s.log.Info("listening", "for", e.name, "address", e.listener.Addr().String())
 		running.Go(func() { failed <- e.serve() })
 	}

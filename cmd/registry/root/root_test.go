@@ -137,7 +137,7 @@ func TestServe(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	request, err := http.NewRequest("GET", "http://"+address+"/v2/", nil)
+	request, err := http.NewRequest(http.MethodGet, "http://"+address+"/v2/", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,72 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/distribution/distribution/v3"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// tenBytes is a store in which every blob has ten bytes.
+type tenBytes struct{ distribution.BlobStore }
+
+func (tenBytes) Stat(_ context.Context, d digest.Digest) (v1.Descriptor, error) {
+	return v1.Descriptor{MediaType: "application/octet-stream", Digest: d, Size: 10}, nil
+}
+
+// oneFile is a driver in which every path leads to the same bytes, or to none.
+type oneFile struct {
+	storagedriver.StorageDriver
+	content io.Reader
+	err     error
+}
+
+func (f oneFile) Reader(context.Context, string, int64) (io.ReadCloser, error) {
+	return io.NopCloser(f.content), f.err
+}
+
+func TestBlobsThatCannotBeReadAreCutOff(t *testing.T) {
+	failure := errors.New("disk gone")
+	for sentence, tt := range map[string]struct {
+		file oneFile
+		want string // in the logs; empty where the blob arrives
+	}{
+		"a whole blob arrives":          {oneFile{content: strings.NewReader("0123456789")}, ""},
+		"one that cannot be opened":     {oneFile{err: failure}, "disk gone"},
+		"one that breaks off":           {oneFile{content: io.MultiReader(strings.NewReader("01234"), iotest.ErrReader(failure))}, "disk gone"},
+		"one that is shorter than said": {oneFile{content: strings.NewReader("01234")}, io.ErrUnexpectedEOF.Error()},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			logs := &lockedBuffer{}
+			store := blobStore{tenBytes{}, blobSource{tt.file, slog.New(slog.NewTextHandler(logs, nil))}}
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if err := store.ServeBlob(r.Context(), w, r, digest.FromString("x")); err != nil {
+					t.Errorf("ServeBlob() = %v, which would be written into the blob", err)
+				}
+			}))
+			defer server.Close()
+			var body []byte
+			response, err := http.Get(server.URL)
+			if err == nil {
+				body, err = io.ReadAll(response.Body)
+				response.Body.Close()
+			}
+			if (err == nil) != (tt.want == "") || tt.want == "" && string(body) != "0123456789" {
+				t.Errorf("the client got %q, %v", body, err)
+			}
+			if text := logs.String(); !strings.Contains(text, tt.want) || (tt.want != "") != strings.Contains(text, digest.FromString("x").String()) {
+				t.Errorf("logged: %q", text)
+			}
+		})
+	}
+}
