@@ -39,6 +39,7 @@ var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 // ServeHTTP answers one request of a client. It panics with http.ErrAbortHandler to break the client's connection where
 // the answer cannot be completed.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.metrics.begun.Add(1)
 	p.metrics.inFlight.Add(1)
 	defer p.metrics.inFlight.Add(-1)
 	began := time.Now()
@@ -120,7 +121,7 @@ func (p *Proxy) request(r *http.Request) *http.Request {
 	out := &http.Request{
 		Method: r.Method,
 		URL: &url.URL{
-			Scheme: "https", Host: p.upstream.address.String(),
+			Scheme: "https", Host: p.upstream.address.host,
 			Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery,
 		},
 		Host:       r.Host,

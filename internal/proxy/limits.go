@@ -9,6 +9,7 @@ type limits struct {
 	idle       time.Duration // between two requests of a client's connection
 	write      time.Duration // for one write to a client, of bufferSize bytes at most
 	waiting    int64         // requests that wait for the registry
+	quiet      time.Duration // without a request, before the proxy counts as idle
 
 	dial      time.Duration // for a connection to the registry
 	handshake time.Duration // for TLS on it
@@ -22,6 +23,7 @@ var defaultLimits = limits{
 	idle:       90 * time.Second, // as long as Go's own clients keep a connection, so that it is they who close it
 	write:      60 * time.Second, // about 1 KiB/s at least
 	waiting:    1000,             // about 20 KiB each; a node that pulls has tens of requests under way
+	quiet:      10 * time.Second, // longer than the pauses within a pull
 
 	dial:      3 * time.Second,  // inside a cluster it takes milliseconds
 	handshake: 10 * time.Second, // a busy registry may need some of it
@@ -46,8 +48,9 @@ const (
 	// userTimeout is how long sent data may stay unacknowledged (TCP_USER_TIMEOUT): it finds a node that has died long
 	// before limits.head does.
 	userTimeout = 10 * time.Second
-	// idleLifetime is how long an unused connection to the registry is kept, less than what servers commonly allow.
-	idleLifetime = 60 * time.Second
+	// idleLifetime is how long an unused connection to the registry is kept: over the pauses within a pull. Longer would
+	// save a handshake of a few milliseconds now and then, and cost the registry memory for each node of the cluster.
+	idleLifetime = 10 * time.Second
 	// maxIdle is how many are kept: a few parallel pulls with three layers each. One costs about 30 KiB.
 	maxIdle = 32
 	// lookupTimeout and lookupInterval keep a cluster DNS that is down from costing more than this, this often.

@@ -39,7 +39,8 @@ func listen(ctx context.Context, address string, reusePort bool) (net.Listener, 
 	if err != nil {
 		return nil, err
 	}
-	var config net.ListenConfig
+	// Clients are on this node: a dead one's connections end at once, and four system calls for each new one are saved.
+	config := net.ListenConfig{KeepAlive: -1}
 	if reusePort {
 		config.Control = func(_, _ string, c syscall.RawConn) error {
 			var err error

@@ -20,7 +20,8 @@ const prefix = "zarf_registry_proxy_"
 // proxyMetrics are the metrics of one Proxy.
 type proxyMetrics struct {
 	set      *metrics.Set
-	inFlight atomic.Int64
+	begun    atomic.Uint64 // requests
+	inFlight atomic.Int64  // requests
 
 	bytes        *metrics.Counter
 	aborted      *metrics.Counter

@@ -57,6 +57,8 @@ type Config struct {
 	RetryTimeout time.Duration
 	// DrainTimeout is how long requests under way may take after Run was told to end. Zero: they are cut off.
 	DrainTimeout time.Duration
+	// Idle is called when there were requests and then none for some seconds; nil: nothing is.
+	Idle func()
 	// Logger is slog.Default() if nil.
 	Logger *slog.Logger
 	// Getenv is os.Getenv if nil.
@@ -225,6 +227,11 @@ func (p *Proxy) Run(ctx context.Context) error {
 		serve(admin, p.metricsListener)
 	}
 	p.listening.Store(true)
+	if p.config.Idle != nil {
+		watch, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go p.watchIdle(watch)
+	}
 
 	var err error
 	select {
@@ -244,6 +251,26 @@ func (p *Proxy) Run(ctx context.Context) error {
 	serving.Wait()
 	p.upstream.close()
 	return err
+}
+
+// watchIdle calls Config.Idle once after each time with requests.
+func (p *Proxy) watchIdle(ctx context.Context) {
+	ticker := time.NewTicker(p.limits.quiet)
+	defer ticker.Stop()
+	var seen, told uint64
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		n := p.metrics.begun.Load()
+		if n == seen && n != told && p.metrics.inFlight.Load() == 0 {
+			p.config.Idle()
+			told = n
+		}
+		seen = n
+	}
 }
 
 // http1 keeps HTTP/2 out: one stream's flow control windows cost more CPU than a connection for each stream does.

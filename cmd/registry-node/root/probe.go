@@ -1,0 +1,99 @@
+package root
+
+import (
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/internal/probe"
+)
+
+func probeCommand() *cobra.Command {
+	var (
+		config probe.Config
+		caFile string
+		output string
+	)
+	command := &cobra.Command{
+		Use:   "probe --address HOST:PORT [--image REPOSITORY:TAG]",
+		Short: "Say whether the registry can be pulled from at an address, and if not, why",
+		Long: `Ask a registry what a container runtime asks before a pull: the API's root, and with --image the manifest.
+What is wrong is said in words, with what to do about it. Exit code 0: it works, 1: it does not.`,
+		Example: `  registry-node probe --address=127.0.0.1:31999
+  registry-node probe --address=127.0.0.1:31999 --image=zarf-registry/probe:1.0.0 --output=json
+  registry-node probe --address=[::1]:31999 --tls --ca-file=/etc/zarf-registry/tls/ca.crt`,
+		Args: noArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return refusal{fmt.Errorf("--output is %q, want text or json", output)}
+			}
+			if caFile != "" {
+				if !config.TLS {
+					return refusal{fmt.Errorf("--ca-file needs --tls")}
+				}
+				var err error
+				if config.RootCAs, err = readCAs(caFile); err != nil {
+					return refusal{err}
+				}
+			}
+			result, err := probe.Run(command.Context(), config)
+			if err != nil {
+				return refusal{err}
+			}
+			if err := printResult(command.OutOrStdout(), output, result); err != nil {
+				return err
+			}
+			if !result.OK {
+				return fmt.Errorf("%s\n%s", result.Problem, result.Advice)
+			}
+			return nil
+		},
+	}
+	flags := command.Flags()
+	flags.StringVar(&config.Address, "address", "", "`HOST:PORT` as image references have it")
+	flags.StringVar(&config.Image, "image", "", "`REPOSITORY:TAG` whose manifest is asked for; none if empty")
+	flags.BoolVar(&config.TLS, "tls", false, "ask with HTTPS")
+	flags.StringVar(&caFile, "ca-file", "", "`FILE` with the CAs that the certificate is verified against; the system's if empty")
+	flags.DurationVar(&config.Timeout, "timeout", 10*time.Second, "how long everything may take; a proxy whose registry is away answers only after its --retry-timeout")
+	flags.StringVar(&output, "output", "text", "`FORMAT` of the result: text or json")
+	if err := command.MarkFlagRequired("address"); err != nil {
+		panic(err)
+	}
+	return command
+}
+
+func readCAs(file string) (*x509.CertPool, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("reading the CAs: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(data) {
+		return nil, fmt.Errorf("%s holds no certificate in PEM form", file)
+	}
+	return pool, nil
+}
+
+func printResult(w io.Writer, output string, result probe.Result) error {
+	if output == "json" {
+		return json.NewEncoder(w).Encode(result)
+	}
+	for _, step := range result.Steps {
+		answer := "no answer"
+		if step.Status != 0 {
+			answer = fmt.Sprint(step.Status)
+		}
+		if step.Digest != "" {
+			answer += " " + step.Digest
+		}
+		if _, err := fmt.Fprintf(w, "%s %s: %s (%d ms)\n", step.Method, step.URL, answer, step.Milliseconds); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,118 @@
+// Package root is the command tree of the registry-node program. It parses flags, sets up logs and turns errors into exit
+// codes; what the commands do is in internal/proxy and internal/probe.
+//
+// The program goes to every node through ConfigMaps, so it links nothing large: no client-go, Helm, ORAS, distribution or
+// Prometheus client. A test holds that.
+package root
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/zarf-dev/zarf-registry/internal/version"
+)
+
+// Exit codes, the same as those of the registry program.
+const (
+	exitFailed  = 1 // the command ran and failed
+	exitRefused = 2 // flags or a file that they name cannot be used; nothing was done
+)
+
+// refusal is an error of flags, arguments or what they name.
+type refusal struct{ error }
+
+func (r refusal) Unwrap() error { return r.error }
+
+// Run runs the command of args and returns its exit code. Results go to stdout, logs and errors to stderr. When ctx ends,
+// a running proxy drains.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	command := New()
+	command.SetArgs(args)
+	command.SetOut(stdout)
+	command.SetErr(stderr)
+	found, err := command.ExecuteContextC(ctx)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(stderr, "registry-node: %v\n", err)
+	if errors.As(err, new(refusal)) {
+		fmt.Fprintf(stderr, "See %q.\n", found.CommandPath()+" --help")
+		return exitRefused
+	}
+	return exitFailed
+}
+
+// New makes the command tree.
+func New() *cobra.Command {
+	command := &cobra.Command{
+		Use:   "registry-node",
+		Short: "The cluster's registry on a node's loopback",
+		Long: `What runs next to a container runtime, so that it can pull from the cluster's registry on loopback.
+
+Exit codes: 0 done, 1 failed, 2 flags or a file that they name cannot be used and nothing was done.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return refusal{errors.New("give a command: proxy, probe or version")}
+		},
+		PersistentPreRunE: func(command *cobra.Command, _ []string) error {
+			if err := command.ValidateRequiredFlags(); err != nil {
+				return refusal{err}
+			}
+			return nil
+		},
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return refusal{err} })
+	command.AddCommand(proxyCommand(), probeCommand(), versionCommand())
+	return command
+}
+
+func noArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return refusal{fmt.Errorf("unexpected argument %q", args[0])}
+	}
+	return nil
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  noArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(command.OutOrStdout(), version.Version)
+			return err
+		},
+	}
+}
+
+// logOptions are the flags about logs.
+type logOptions struct {
+	level  slog.Level
+	format string
+}
+
+func (o *logOptions) register(command *cobra.Command) {
+	command.Flags().TextVar(&o.level, "log-level", slog.LevelInfo, "least `LEVEL` that is logged: debug, info, warn or error; debug includes every request")
+	command.Flags().StringVar(&o.format, "log-format", "auto", "`FORMAT` of the log: json, text, or auto: text on a terminal, else json")
+}
+
+func (o *logOptions) logger(w io.Writer) (*slog.Logger, error) {
+	options := &slog.HandlerOptions{Level: o.level}
+	switch file, ok := w.(*os.File); {
+	case o.format == "text", o.format == "auto" && ok && term.IsTerminal(int(file.Fd())):
+		return slog.New(slog.NewTextHandler(w, options)), nil
+	case o.format == "json", o.format == "auto":
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	}
+	return nil, refusal{fmt.Errorf("--log-format is %q, want json, text or auto", o.format)}
+}

@@ -1,0 +1,151 @@
+package root
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+)
+
+// runArgs runs a command that ends by itself.
+func runArgs(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = Run(t.Context(), args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestRefusals(t *testing.T) {
+	dir := t.TempDir()
+	tlsfilestest.WriteSecret(t, dir, tlsfilestest.NewCA(t, "ca").Files(t, "node", nil))
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	proxy := func(args ...string) []string {
+		return append([]string{"proxy", "--listen=127.0.0.1:0", "--registry=r.zarf.svc:5000", "--tls-dir=" + dir}, args...)
+	}
+	notPEM := filepath.Join(dir, "empty")
+	if err := os.WriteFile(notPEM, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for sentence, tt := range map[string]struct {
+		args []string
+		code int
+		want string // in stderr
+	}{
+		"no command":                         {nil, exitRefused, "proxy, probe or version"},
+		"an unknown command":                 {[]string{"serve"}, exitRefused, `"serve"`},
+		"an unknown flag":                    {[]string{"proxy", "--port=1"}, exitRefused, "--port"},
+		"an argument":                        {proxy("now"), exitRefused, `"now"`},
+		"a proxy without flags":              {[]string{"proxy"}, exitRefused, `"listen", "registry", "tls-dir"`},
+		"an address that is none":            {proxy("--listen=x"), exitRefused, `listen address "x"`},
+		"a registry that is none":            {proxy("--registry=:5000"), exitRefused, `registry ":5000"`},
+		"a way to serve TLS that is none":    {proxy("--tls=auto"), exitRefused, "always or never"},
+		"a duration that is none":            {proxy("--retry-timeout=60"), exitRefused, "retry-timeout"},
+		"a negative duration":                {proxy("--drain-timeout=-1s"), exitRefused, "negative"},
+		"a log format that is none":          {proxy("--log-format=xml"), exitRefused, "json, text or auto"},
+		"a log level that is none":           {proxy("--log-level=loud"), exitRefused, "log-level"},
+		"a directory without certificates":   {proxy("--tls-dir=" + t.TempDir()), exitRefused, "tls.crt"},
+		"a port that is taken":               {proxy("--listen=" + taken.Addr().String()), exitFailed, taken.Addr().String() + ": bind: address already in use"},
+		"a probe without an address":         {[]string{"probe"}, exitRefused, `"address"`},
+		"a probe of an address that is none": {[]string{"probe", "--address=x"}, exitRefused, "127.0.0.1:31999"},
+		"an output that is none":             {[]string{"probe", "--address=127.0.0.1:1", "--output=yaml"}, exitRefused, "text or json"},
+		"a CA without TLS":                   {[]string{"probe", "--address=127.0.0.1:1", "--ca-file=x"}, exitRefused, "--tls"},
+		"a CA file that is not there":        {[]string{"probe", "--address=127.0.0.1:1", "--tls", "--ca-file=/nowhere"}, exitRefused, "/nowhere"},
+		"a CA file without a CA":             {[]string{"probe", "--address=127.0.0.1:1", "--tls", "--ca-file=" + notPEM}, exitRefused, "no certificate"},
+		"a version with an argument":         {[]string{"version", "x"}, exitRefused, `"x"`},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			code, stdout, stderr := runArgs(t, tt.args...)
+			if code != tt.code || !strings.Contains(stderr, tt.want) || stdout != "" {
+				t.Errorf("exit code %d, want %d, and stderr with %q:\n%s%s", code, tt.code, tt.want, stdout, stderr)
+			}
+			if tt.code == exitRefused && !strings.Contains(stderr, "--help") {
+				t.Errorf("stderr does not name the help:\n%s", stderr)
+			}
+		})
+	}
+}
+
+func TestProbe(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
+		if strings.Contains(r.URL.Path, "/other/") {
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = w.Write([]byte(`{"errors":[{"code":"NAME_UNKNOWN","message":"repository name not known to registry"}]}`))
+		}
+	}))
+	defer server.Close()
+	address := server.Listener.Addr().String()
+
+	code, stdout, stderr := runArgs(t, "probe", "--address="+address, "--image=a:1")
+	if code != 0 || !strings.Contains(stdout, "HEAD http://"+address+"/v2/a/manifests/1: 200 (") || stderr != "" {
+		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+	}
+	code, stdout, stderr = runArgs(t, "probe", "--address="+address, "--image=other/b:1", "--output=json")
+	if code != exitFailed || !strings.Contains(stdout, `"reason":"unknown-image"`) ||
+		!strings.HasPrefix(stderr, "registry-node: the registry has no other/b:1: NAME_UNKNOWN: repository name not known to registry\n") {
+		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+func TestProxyEndsWithItsContext(t *testing.T) {
+	dir := t.TempDir()
+	tlsfilestest.WriteSecret(t, dir, tlsfilestest.NewCA(t, "ca").Files(t, "node", nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var stdout, stderr bytes.Buffer
+	code := Run(ctx, []string{"proxy", "--listen=127.0.0.1:0", "--registry=r.zarf.svc:5000", "--tls-dir=" + dir}, &stdout, &stderr)
+	if code != 0 || stdout.Len() != 0 || !strings.HasPrefix(stderr.String(), `{"time":`) {
+		t.Errorf("exit code %d, stdout %q, stderr\n%s", code, &stdout, &stderr)
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, args := range [][]string{{"--help"}, {"proxy", "--help"}, {"probe", "--help"}, {"version", "--help"}} {
+		if code, stdout, stderr := runArgs(t, args...); code != 0 || !strings.Contains(stdout, "Usage:") || stderr != "" {
+			t.Errorf("%v: exit code %d\n%s%s", args, code, stdout, stderr)
+		}
+	}
+}
+
+// The program goes to every node of a cluster through ConfigMaps and is to be small; and what is not in it cannot be
+// exploited there.
+func TestImports(t *testing.T) {
+	output, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "github.com/zarf-dev/zarf-registry/cmd/registry-node").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	allowed := []string{
+		"github.com/zarf-dev/zarf-registry/cmd/registry-node", "github.com/zarf-dev/zarf-registry/internal/",
+		"github.com/spf13/", "github.com/VictoriaMetrics/metrics", "github.com/valyala/", "golang.org/x/sys/", "golang.org/x/term",
+	}
+	var checked int
+	for pkg := range strings.Lines(string(output)) {
+		pkg = strings.TrimSpace(pkg)
+		if host, _, _ := strings.Cut(pkg, "/"); !strings.Contains(host, ".") {
+			continue // the standard library
+		}
+		checked++
+		ok := false
+		for _, prefix := range allowed {
+			ok = ok || strings.HasPrefix(pkg, prefix)
+		}
+		if !ok {
+			t.Errorf("registry-node links %s", pkg)
+		}
+	}
+	if checked < 5 {
+		t.Errorf("only %d packages were checked: the test shows nothing", checked)
+	}
+}

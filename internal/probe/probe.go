@@ -1,0 +1,320 @@
+// Package probe asks a registry on a node's loopback address the questions that a container runtime asks before a pull,
+// and says in words what is wrong and what to do about it.
+//
+// It shows that the path from the node to the registry works. It does not pull layers, and it cannot show what a runtime
+// itself is configured to do: a pod that starts does.
+package probe
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/version"
+)
+
+// Config is what to probe. Only Address is required.
+type Config struct {
+	// Address is the registry's host:port as image references have it.
+	Address string
+	// Image is a repository with a tag or digest whose manifest is asked for; empty: none. A leading Address is ignored.
+	Image string
+	// TLS asks with HTTPS instead of HTTP.
+	TLS bool
+	// RootCAs verify the server's certificate; nil: the system's.
+	RootCAs *x509.CertPool
+	// Timeout bounds everything. It must be positive.
+	Timeout time.Duration
+}
+
+// Result is what was found, in a form for machines (JSON) and people.
+type Result struct {
+	OK    bool   `json:"ok"`
+	Steps []Step `json:"steps"`
+	// Reason is one of the Reason constants; empty if OK.
+	Reason Reason `json:"reason,omitempty"`
+	// Problem says what is wrong and Advice what to do about it; empty if OK.
+	Problem string `json:"problem,omitempty"`
+	Advice  string `json:"advice,omitempty"`
+}
+
+// Step is one question and its answer.
+type Step struct {
+	Method string `json:"method"`
+	URL    string `json:"url"`
+	// Status is the HTTP status; 0 if there was no answer.
+	Status       int    `json:"status,omitempty"`
+	Digest       string `json:"digest,omitempty"`
+	Milliseconds int64  `json:"milliseconds"`
+}
+
+// Reason names a problem for machines.
+type Reason string
+
+// The reasons, in the order of how far a question got.
+const (
+	ReasonRefused        Reason = "refused"           // nothing listens
+	ReasonTimeout        Reason = "timeout"           // no answer in time
+	ReasonUnreachable    Reason = "unreachable"       // no such address
+	ReasonWantsTLS       Reason = "wants-tls"         // HTTP was spoken to a TLS port
+	ReasonNoTLS          Reason = "no-tls"            // TLS was spoken to an HTTP port
+	ReasonCertificate    Reason = "certificate"       // the certificate cannot be verified
+	ReasonBroken         Reason = "broken"            // the connection broke or what came was not HTTP
+	ReasonNotARegistry   Reason = "not-a-registry"    // something else listens
+	ReasonUnauthorized   Reason = "unauthorized"      // a login is wanted
+	ReasonDenied         Reason = "denied"            // the login has no right
+	ReasonUnavailable    Reason = "unavailable"       // the proxy answers, the registry does not
+	ReasonUnknownImage   Reason = "unknown-image"     // the registry has no such repository, tag or digest
+	ReasonUnexpectedHTTP Reason = "unexpected-status" // any other answer
+)
+
+// manifestTypes are what runtimes accept.
+const manifestTypes = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, " +
+	"application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json"
+
+// maxErrorBody is how much of an error's body is read, in bytes.
+const maxErrorBody = 64 << 10
+
+// Run probes. The error is about config; what is found is in the Result.
+func Run(ctx context.Context, config Config) (Result, error) {
+	if _, port, err := net.SplitHostPort(config.Address); err != nil || port == "" || strings.ContainsAny(config.Address, "/@ ") {
+		return Result{}, fmt.Errorf("address %q: want host:port, as in 127.0.0.1:31999 or [::1]:31999", config.Address)
+	}
+	if config.Timeout <= 0 {
+		return Result{}, fmt.Errorf("timeout %s is not positive", config.Timeout)
+	}
+	repository, reference, err := splitImage(strings.TrimPrefix(config.Image, config.Address+"/"))
+	if err != nil {
+		return Result{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, config.Timeout)
+	defer cancel()
+	p := &prober{config: config}
+	if p.api(ctx) && repository != "" {
+		p.manifest(ctx, repository, reference)
+	}
+	p.result.OK = p.result.Reason == ""
+	return p.result, nil
+}
+
+// splitImage splits repository:tag or repository@digest. It refuses what could not be part of a URL's path as it is;
+// whether a name is good the registry knows.
+func splitImage(image string) (repository, reference string, err error) {
+	if image == "" {
+		return "", "", nil
+	}
+	repository, reference, ok := strings.Cut(image, "@")
+	if !ok {
+		repository, reference = image, "latest"
+		if i := strings.LastIndexByte(image, ':'); i > strings.LastIndexByte(image, '/') {
+			repository, reference = image[:i], image[i+1:]
+		}
+	}
+	for _, r := range repository + reference {
+		if r >= 0x80 || !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/:", r) {
+			return "", "", fmt.Errorf("image %q: %q cannot be part of a reference", image, r)
+		}
+	}
+	if repository == "" || reference == "" || strings.ContainsAny(repository, ":") || strings.Contains(reference, "/") {
+		return "", "", fmt.Errorf("image %q: want repository:tag or repository@digest", image)
+	}
+	return repository, reference, nil
+}
+
+type prober struct {
+	config Config
+	result Result
+}
+
+func (p *prober) fail(reason Reason, advice, format string, args ...any) bool {
+	p.result.Reason, p.result.Advice, p.result.Problem = reason, advice, fmt.Sprintf(format, args...)
+	return false
+}
+
+// ask records one question. ok is false if there was no answer at all.
+func (p *prober) ask(ctx context.Context, method, path string) (*http.Response, []byte, bool) {
+	scheme := "http"
+	if p.config.TLS {
+		scheme = "https"
+	}
+	target := url.URL{Scheme: scheme, Host: p.config.Address, Path: path}
+	step := Step{Method: method, URL: target.String()}
+	began := time.Now()
+	defer func() {
+		step.Milliseconds = time.Since(began).Milliseconds()
+		p.result.Steps = append(p.result.Steps, step)
+	}()
+	response, body, err := p.exchange(ctx, method, &target)
+	if err != nil {
+		return nil, nil, p.unanswered(err)
+	}
+	step.Status = response.StatusCode
+	step.Digest = response.Header.Get("Docker-Content-Digest")
+	return response, body, true
+}
+
+// exchange is one request on a connection of its own. It is less than http.Client in every way that matters here: nothing
+// is retried or redirected, and a twentieth of the program is saved.
+func (p *prober) exchange(ctx context.Context, method string, target *url.URL) (*http.Response, []byte, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", p.config.Address)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer conn.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return nil, nil, err
+		}
+	}
+	if p.config.TLS {
+		host, _, _ := net.SplitHostPort(p.config.Address)
+		conn = tls.Client(conn, &tls.Config{ServerName: host, RootCAs: p.config.RootCAs, MinVersion: tls.VersionTLS12})
+	}
+	request := &http.Request{Method: method, URL: target, Header: http.Header{
+		"Accept":     {manifestTypes + ", */*"},
+		"Connection": {"close"},
+		"User-Agent": {"registry-node/" + version.Version},
+	}}
+	if err := request.Write(conn); err != nil {
+		return nil, nil, err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), request)
+	if err != nil {
+		return nil, nil, err
+	}
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxErrorBody))
+	return response, body, err
+}
+
+// unanswered explains why there was no answer.
+func (p *prober) unanswered(err error) bool {
+	var (
+		timeout     net.Error
+		authority   x509.UnknownAuthorityError
+		hostname    x509.HostnameError
+		certificate *tls.CertificateVerificationError
+		record      tls.RecordHeaderError
+		operation   *net.OpError
+	)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return p.fail(ReasonRefused, "with registryProxy=true, see whether this node's proxy pod is Ready and whether the CNI serves hostPort (portmap); "+
+			"with registryProxy=false, kube-proxy does not serve node ports on loopback here (nftables, IPVS, IPv6): use registryProxy=true",
+			"connection refused: nothing listens on %s on this node", p.config.Address)
+	case errors.As(err, &record) && string(record.RecordHeader[:]) == "HTTP/":
+		return p.fail(ReasonNoTLS, "probe without --tls, or set proxy.tls=always",
+			"%s speaks plain HTTP, not TLS", p.config.Address)
+	case errors.As(err, &authority):
+		return p.fail(ReasonCertificate, "give the CA with --ca-file (ca.crt of the node's certificate Secret)",
+			"the certificate of %s is of a CA that is not trusted: %v", p.config.Address, authority)
+	case errors.As(err, &hostname):
+		return p.fail(ReasonCertificate, "use the address that the certificate names",
+			"the certificate of %s is for another address: %v", p.config.Address, hostname)
+	case errors.As(err, &certificate):
+		return p.fail(ReasonCertificate, "see whether this node's clock is right, and renew the certificates with helm upgrade",
+			"the certificate of %s cannot be verified: %v", p.config.Address, certificate.Err)
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return p.fail(ReasonTimeout, "see /readyz?verbose on the proxy's metrics port, whether the registry is ready, and whether a firewall or the CNI drops packets to the port",
+			"no answer from %s within %s", p.config.Address, p.config.Timeout)
+	case errors.As(err, &operation) && operation.Op == "dial":
+		return p.fail(ReasonUnreachable, "use the node's loopback address: 127.0.0.1, or [::1] on an IPv6-only cluster",
+			"%s cannot be reached: %v", p.config.Address, err)
+	case strings.Contains(err.Error(), `malformed HTTP response "\x15`): // a TLS alert
+		return p.wantsTLS()
+	default:
+		return p.fail(ReasonBroken, "see what listens there (ss -ltnp) and its log",
+			"%s did not answer in HTTP: %v", p.config.Address, err)
+	}
+}
+
+func (p *prober) wantsTLS() bool {
+	return p.fail(ReasonWantsTLS, "probe with --tls", "%s speaks TLS, not plain HTTP", p.config.Address)
+}
+
+// api asks for the API's root, as runtimes do to see what they deal with.
+func (p *prober) api(ctx context.Context) bool {
+	response, body, ok := p.ask(ctx, http.MethodGet, "/v2/")
+	if !ok {
+		return false
+	}
+	switch {
+	case response.StatusCode == http.StatusBadRequest && strings.Contains(string(body), "HTTP request to an HTTPS server"):
+		return p.wantsTLS()
+	case response.StatusCode != http.StatusOK:
+		return p.answered(response, body, "")
+	case response.Header.Get("Docker-Distribution-Api-Version") == "" && !strings.HasPrefix(response.Header.Get("Content-Type"), "application/json"):
+		return p.fail(ReasonNotARegistry, "see what listens there (ss -ltnp): the port may be taken by something else",
+			"%s answers, but is not a registry", p.config.Address)
+	}
+	return true
+}
+
+// manifest asks for an image's manifest. An error's words come with GET only.
+func (p *prober) manifest(ctx context.Context, repository, reference string) bool {
+	path := "/v2/" + repository + "/manifests/" + reference
+	response, body, ok := p.ask(ctx, http.MethodHead, path)
+	if ok && response.StatusCode != http.StatusOK {
+		response, body, ok = p.ask(ctx, http.MethodGet, path)
+	}
+	if !ok || response.StatusCode == http.StatusOK {
+		return ok
+	}
+	return p.answered(response, body, repository+":"+reference)
+}
+
+// answered explains an answer that is an error.
+func (p *prober) answered(response *http.Response, body []byte, image string) bool {
+	code, message := ociError(body)
+	if message == "" {
+		message = response.Status
+	}
+	switch response.StatusCode {
+	case http.StatusUnauthorized:
+		return p.fail(ReasonUnauthorized, "with registryProxy=false pulls need imagePullSecrets; with registryProxy=true this is not the proxy but something else on its port",
+			"the registry wants a login (%s): %s", response.Header.Get("Www-Authenticate"), message)
+	case http.StatusForbidden:
+		return p.fail(ReasonDenied, "see whether the proxy's certificate is one of this release (helm upgrade renews it)",
+			"the registry denies this node: %s", message)
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return p.fail(ReasonUnavailable, "the node's side works: see the registry's pod and its Service",
+			"%s answers, the registry behind it does not: %s", p.config.Address, message)
+	case http.StatusNotFound:
+		if image != "" && code != "" {
+			return p.fail(ReasonUnknownImage, "push it with init-hook images push",
+				"the registry has no %s: %s", image, message)
+		}
+		return p.fail(ReasonNotARegistry, "see what listens there (ss -ltnp): the port may be taken by something else",
+			"%s answers, but is not a registry: %s", p.config.Address, response.Status)
+	}
+	return p.fail(ReasonUnexpectedHTTP, "see the registry's log", "%s answered %s: %s", p.config.Address, response.Status, message)
+}
+
+// ociError reads the first error of an OCI error body; empty if it is none. Cutting two strings out does for words that
+// are only shown, and a JSON decoder would be a hundredth of the program, which is cut into ConfigMaps.
+func ociError(body []byte) (code, message string) {
+	if code = stringField(string(body), "code"); code == "" {
+		return "", ""
+	}
+	return code, strings.TrimSuffix(code+": "+stringField(string(body), "message"), ": ")
+}
+
+func stringField(object, name string) string {
+	_, rest, _ := strings.Cut(object, `"`+name+`":`)
+	quoted, err := strconv.QuotedPrefix(strings.TrimLeft(rest, " "))
+	if err != nil {
+		return ""
+	}
+	value, _ := strconv.Unquote(quoted)
+	return value
+}
