@@ -132,10 +132,11 @@ func (c *blobContent) Read(p []byte) (n int, err error) {
 		n, err = c.reader.Read(p)
 		c.offset += int64(n)
 	}
-	if err == io.EOF && c.offset < c.size {
-		err = io.ErrUnexpectedEOF
+	ended := errors.Is(err, io.EOF)
+	if ended && c.offset < c.size {
+		err, ended = io.ErrUnexpectedEOF, false
 	}
-	if err != nil && err != io.EOF {
+	if err != nil && !ended {
 		c.failure = err
 	}
 	return n, err
