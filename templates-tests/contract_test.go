@@ -1,0 +1,279 @@
+package templates
+
+import (
+	"crypto/x509"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	noderoot "github.com/zarf-dev/zarf-registry/cmd/registry-node/root"
+	registryroot "github.com/zarf-dev/zarf-registry/cmd/registry/root"
+	"github.com/zarf-dev/zarf-registry/internal/cli"
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/proxy"
+	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+)
+
+// trees makes the command tree of each program that the chart runs.
+var trees = map[string]func() *cobra.Command{
+	"registry":      registryroot.New,
+	"registry-node": noderoot.New,
+	"init-hook":     func() *cobra.Command { return cli.New(io.Discard, io.Discard) },
+}
+
+// program is the base name of what a container runs, whatever brings it there.
+func program(c corev1.Container) string { return filepath.Base(c.Command[len(c.Command)-1]) }
+
+func TestEveryProgramUnderstandsItsArguments(t *testing.T) {
+	parsed := map[string]int{}
+	for _, combination := range matrix(t) {
+		for _, w := range workloads(combination.output) {
+			c := w.pod.Spec.Containers[0]
+			tree, ok := trees[program(c)]
+			if !ok {
+				t.Fatalf("%s: no command tree of %s", w.object, program(c))
+			}
+			command, rest, err := tree().Find(c.Args)
+			if err == nil && command.Name() != c.Args[0] {
+				t.Errorf("%s: %s: %s has no command %s", combination.name, w.object, program(c), c.Args[0])
+				continue
+			}
+			if err == nil {
+				err = command.ParseFlags(rest)
+			}
+			if err == nil {
+				err = command.ValidateRequiredFlags()
+			}
+			if err == nil {
+				err = command.ValidateArgs(command.Flags().Args())
+			}
+			if err != nil {
+				t.Errorf("%s: %s: %v\n%s", combination.name, w.object, err, c.Args)
+			}
+			parsed[program(c)+" "+command.Name()]++
+		}
+	}
+	for _, want := range []string{"registry serve", "registry-node proxy", "init-hook prepare", "init-hook finish", "init-hook cleanup"} {
+		if parsed[want] == 0 {
+			t.Errorf("%s was never parsed: %v", want, parsed)
+		}
+	}
+}
+
+// The Jobs' arguments fit together: the program gets as far as looking for its
+// cluster.
+func TestTheJobsAcceptWhatTheChartDecided(t *testing.T) {
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	for _, combination := range matrix(t) {
+		for _, job := range all[*batchv1.Job](combination.output) {
+			command := cli.New(io.Discard, io.Discard)
+			command.SetArgs(job.Spec.Template.Spec.Containers[0].Args)
+			if err := command.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "no cluster to talk to") {
+				t.Errorf("%s: %s: %v", combination.name, job.Name, err)
+			}
+		}
+	}
+}
+
+// The proxy's arguments fit together: it would listen next.
+func TestTheProxyAcceptsItsArguments(t *testing.T) {
+	dir, now := t.TempDir(), time.Now()
+	authority, err := pki.NewAuthority("test", now, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := authority.Issue(pki.Leaf{Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": authority.KeyPair().Certificate} {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	source, err := tlsfiles.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, combination := range matrix(t) {
+		for _, d := range all[*appsv1.DaemonSet](combination.output) {
+			command, rest, err := noderoot.New().Find(d.Spec.Template.Spec.Containers[0].Args)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := command.ParseFlags(rest); err != nil {
+				t.Fatal(err)
+			}
+			value := func(flag string) string { return command.Flags().Lookup(flag).Value.String() }
+			listen, err := command.Flags().GetStringArray("listen")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := proxy.New(proxy.Config{Listen: listen, MetricsListen: value("metrics-listen"), Registry: value("registry"), Source: source}); err != nil {
+				t.Errorf("%s: %s: %v", combination.name, d.Name, err)
+			}
+			// The certificate is for the name that the proxy verifies.
+			name := find[*corev1.Service](t, combination.output, strings.Split(value("registry"), ".")[0])
+			if want := name.Name + "." + name.Namespace + ".svc:5000"; value("registry") != want {
+				t.Errorf("%s: %s: the registry is %s, want %s", combination.name, d.Name, value("registry"), want)
+			}
+			if grace, drain := *d.Spec.Template.Spec.TerminationGracePeriodSeconds, value("drain-timeout"); drain != "20s" || grace <= 20 {
+				t.Errorf("%s: %s: drains for %s of %d s", combination.name, d.Name, drain, grace)
+			}
+		}
+	}
+}
+
+func TestTheRegistryAcceptsItsConfiguration(t *testing.T) {
+	for name, values := range ciValues(t) {
+		for _, m := range all[*corev1.ConfigMap](rendering{values: values}.render(t)) {
+			file := filepath.Join(t.TempDir(), "config.yml")
+			if err := os.WriteFile(file, []byte(m.Data["config.yml"]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			config, err := registry.LoadConfig(file)
+			if err != nil {
+				t.Errorf("%s: %v\n%s", name, err, m.Data["config.yml"])
+				continue
+			}
+			want := map[string]string{"s3": "s3", "inmemory": "inmemory"}[name]
+			if want == "" {
+				want = "filesystem"
+			}
+			if got := config.Storage.Type(); got != want {
+				t.Errorf("%s: storage %s, want %s", name, got, want)
+			}
+		}
+	}
+}
+
+// Every file and folder that an argument names is mounted.
+func TestArgumentsNameWhatIsMounted(t *testing.T) {
+	named := 0
+	for name, values := range ciValues(t) {
+		for _, w := range workloads(rendering{values: values}.render(t)) {
+			c := w.pod.Spec.Containers[0]
+			for _, arg := range slices.Concat(c.Command, c.Args) {
+				path := arg[strings.LastIndex(arg, "=")+1:]
+				if !strings.HasPrefix(path, "/etc/") && !strings.HasPrefix(path, "/payload") && !strings.HasPrefix(path, "/program") {
+					continue
+				}
+				named++
+				if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+					return path == m.MountPath || strings.HasPrefix(path, m.MountPath+"/")
+				}) {
+					t.Errorf("%s: %s: nothing is mounted at %s", name, w.object, path)
+				}
+			}
+		}
+	}
+	if named == 0 {
+		t.Fatal("no path found")
+	}
+}
+
+func TestThePayloadIsCalledWhatTheJobsCallIt(t *testing.T) {
+	for _, tag := range []string{"0.1.0", "v1.2.3", "1.0.0-rc.1_build", "Latest", "_private", "a-very-long-tag-that-is-cut-in-the-middle", "nineteen-letters-xx-cut", "1..2", "1.-2", "1-.2", "___", "0.1.0-"} {
+		want, wantErr := injector.PayloadID(tag)
+		out, err := rendering{values: proxyMode(t, "initHook.image.tag="+mustYAML(t, tag))}.try(t)
+		if (err == nil) != (wantErr == nil) {
+			t.Errorf("tag %s: the chart says %v, the injector %v", tag, err, wantErr)
+			continue
+		}
+		if err == nil {
+			payloadIs(t, out, want)
+		}
+	}
+	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
+	want, err := injector.PayloadID(digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	payloadIs(t, rendering{values: proxyMode(t, "initHook.image.tag=ignored", "initHook.image.digest="+digest)}.render(t), want)
+}
+
+func payloadIs(t *testing.T, out *output, id string) {
+	t.Helper()
+	if args := hookArgs(t, out, "prepare"); !slices.Contains(args, "--payload-id="+id) {
+		t.Errorf("prepare is not told --payload-id=%s: %s", id, args)
+	}
+	sources := 0
+	for _, w := range workloads(out) {
+		p := injector.Program{Name: program(w.pod.Spec.Containers[0]), Architecture: w.pod.Spec.NodeSelector["kubernetes.io/arch"]}
+		for _, v := range w.pod.Spec.Volumes {
+			if v.Projected == nil {
+				continue
+			}
+			if len(v.Projected.Sources) != p.MaxChunks() {
+				t.Errorf("%s: %d chunks, the injector makes up to %d", w.object, len(v.Projected.Sources), p.MaxChunks())
+			}
+			for i, source := range v.Projected.Sources {
+				sources++
+				if want := injector.ConfigMapName("zarf-registry", id, p, i); source.ConfigMap.Name != want {
+					t.Errorf("%s: %s, the injector writes %s", w.object, source.ConfigMap.Name, want)
+				}
+			}
+		}
+	}
+	if sources == 0 {
+		t.Error("no payload is mounted")
+	}
+}
+
+// The Jobs may do what the hook package does with the cluster, and nothing else.
+func TestTheRightsAreThoseThatTheJobsUse(t *testing.T) {
+	out := rendering{values: proxyMode(t)}.render(t)
+	granted := map[string][]string{}
+	grant := func(rules []rbacv1.PolicyRule) {
+		for _, rule := range rules {
+			for _, resource := range rule.Resources {
+				granted[resource] = append(granted[resource], rule.Verbs...)
+			}
+		}
+	}
+	grant(find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules)
+	grant(find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-hook").Rules)
+	used := map[string][]string{}
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[hook.Cluster]()) {
+		for i := range field.Type.NumMethod() {
+			resource := strings.ToLower(field.Name)
+			used[resource] = append(used[resource], strings.ToLower(field.Type.Method(i).Name))
+		}
+	}
+	for _, verbs := range []map[string][]string{granted, used} {
+		for resource := range verbs {
+			slices.Sort(verbs[resource])
+		}
+	}
+	if diff := cmp.Diff(used, granted); diff != "" {
+		t.Errorf("used (-), granted (+):\n%s", diff)
+	}
+	var names []string
+	for _, suffix := range []string{hook.SuffixState, hook.SuffixAuthority, hook.SuffixServerTLS, hook.SuffixNodeTLS, hook.SuffixPushTLS, hook.SuffixCredentials} {
+		names = append(names, "zarf-registry"+suffix)
+	}
+	for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
+		if slices.Contains(rule.Resources, "secrets") && !slices.Contains(rule.Verbs, "create") {
+			if diff := cmp.Diff(names, rule.ResourceNames); diff != "" {
+				t.Errorf("Secrets of the Jobs (-), granted (+):\n%s", diff)
+			}
+		}
+	}
+}
