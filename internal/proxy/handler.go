@@ -121,7 +121,7 @@ func (p *Proxy) request(r *http.Request) *http.Request {
 	out := &http.Request{
 		Method: r.Method,
 		URL: &url.URL{
-			Scheme: "https", Host: p.upstream.address.host,
+			Scheme: "https", Host: p.upstream.authority,
 			Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery,
 		},
 		Host:       r.Host,

@@ -142,7 +142,7 @@ func (p *Proxy) Listen(ctx context.Context) (err error) {
 		p.listeners = append(p.listeners, l)
 	}
 	if len(p.listeners) == 0 {
-		return errors.Join(absent...)
+		return join(absent)
 	}
 	if p.config.MetricsListen != "" {
 		if p.metricsListener, err = listen(ctx, p.config.MetricsListen, p.config.ReusePort); err != nil {
@@ -197,7 +197,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	if p.config.ServeTLS {
 		front.tls = tlsfiles.ServerConfig(p.config.Source, clientCertificates)
 	}
-	// The metrics stay up while requests drain: that is when /readyz must tell that it does.
+	// It stays up while requests drain: that is when /readyz must tell so.
 	admin := &http.Server{
 		Handler:           p.admin(),
 		ReadHeaderTimeout: p.limits.readHeader,
@@ -243,6 +243,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	p.config.Logger.Info("draining", "requests", p.metrics.inFlight.Load(), "timeout", p.config.DrainTimeout)
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.config.DrainTimeout)
 	defer cancel()
+	if p.config.ReusePort {
+		_ = admin.Close() // else the kubelet's probes of a successor on the same port would come here
+	}
 	if server.Shutdown(drain) != nil {
 		p.config.Logger.Warn("requests were cut off, draining took too long", "requests", p.metrics.inFlight.Load())
 		_ = server.Close()

@@ -50,7 +50,7 @@ func (w *patience) wait(ctx context.Context, cause error) error {
 	if !w.waiting {
 		if w.proxy.waiting.Add(1) > w.proxy.limits.waiting {
 			w.proxy.waiting.Add(-1)
-			return errors.Join(errTooManyWaiting, cause)
+			return fmt.Errorf("%w: %w", errTooManyWaiting, cause)
 		}
 		w.waiting = true
 	}
