@@ -6,6 +6,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,12 +17,14 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 // Run executes the command line and returns the process's exit code: 0 when it
-// did what was asked, 1 when not.
+// did what was asked, 1 when it failed, 2 when another try would fail in the same
+// way (the hook Jobs are not tried again then).
 func Run(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -31,6 +34,9 @@ func Run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "Error: %v\n", err)
 		if advice := kube.Advice(err); advice != "" {
 			fmt.Fprintf(stderr, "%s\n", advice)
+		}
+		if _, refused := errors.AsType[*hook.Refused](err); refused {
+			return 2
 		}
 		return 1
 	}

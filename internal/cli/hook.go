@@ -173,7 +173,7 @@ func (f *hookFlags) validate(flags *pflag.FlagSet) error {
 
 func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Context) error) error {
 	if err := f.validate(cmd.Flags()); err != nil {
-		return err
+		return &hook.Refused{Err: err}
 	}
 	log, err := newLogger(f.logFormat, cmd.ErrOrStderr())
 	if err != nil {
@@ -194,6 +194,7 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 			Events:      client.CoreV1().Events(namespace),
 			Deployments: client.AppsV1().Deployments(namespace),
 			DaemonSets:  client.AppsV1().DaemonSets(namespace),
+			Jobs:        client.BatchV1().Jobs(namespace),
 		},
 		Programs: carriedPrograms{},
 		Registry: inClusterRegistry{log: log},

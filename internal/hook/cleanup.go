@@ -18,9 +18,26 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 			h.deleteProofs()
 			return "none remain", nil
 		}},
+		{"delete the Jobs", "those that failed stayed, so that their logs could be read", h.deleteJobs},
 		{"delete the payload", "nothing starts from it any more", h.deletePayload},
 		{"delete the Secrets", "state, certificates and credentials end with the release", h.deleteSecrets},
 	})
+}
+
+func (h *Hook) deleteJobs(ctx context.Context) (string, error) {
+	background := metav1.DeletePropagationBackground // with their pods
+	deleted := 0
+	for _, name := range []string{h.Options.Name + "-prepare", h.Options.Name + "-finish"} {
+		err := h.Cluster.Jobs.Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return "", fmt.Errorf("deleting %s: %w", h.object("Job", name), err)
+		default:
+			deleted++
+		}
+	}
+	return fmt.Sprintf("deleted %d Jobs", deleted), nil
 }
 
 func (h *Hook) deletePayload(ctx context.Context) (string, error) {

@@ -80,6 +80,7 @@ type Cluster struct {
 	Events      Events
 	Deployments Deployments
 	DaemonSets  DaemonSets
+	Jobs        Jobs
 }
 
 // Nodes reads nodes.
@@ -124,6 +125,22 @@ type DaemonSets interface {
 	List(ctx context.Context, opts metav1.ListOptions) (*appsv1.DaemonSetList, error)
 }
 
+// Jobs deletes Jobs by name.
+type Jobs interface {
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// Refused is an error that another try would meet again: something that cannot
+// work was asked for, or the time that was given is over.
+type Refused struct{ Err error }
+
+func (e *Refused) Error() string { return e.Err.Error() }
+func (e *Refused) Unwrap() error { return e.Err }
+
+func refuse(format string, args ...any) error {
+	return &Refused{fmt.Errorf(format, args...)}
+}
+
 // step is one line of a table of contents.
 type step struct {
 	name string
@@ -146,7 +163,7 @@ func (h *Hook) runSteps(ctx context.Context, phase string, steps []step) error {
 		did, err := s.run(ctx)
 		if err != nil {
 			if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.DeadlineExceeded) {
-				err = fmt.Errorf("%w (%w)", err, cause)
+				err = refuse("%w (%w)", err, cause)
 			}
 			log.Error("step failed", "why", s.why, "took", h.since(stepBegin), "error", err.Error())
 			return fmt.Errorf("%s: %s: %w", phase, s.name, err)
@@ -248,7 +265,7 @@ func (h *Hook) secret(ctx context.Context, name string) (*corev1.Secret, error) 
 	case err != nil:
 		return nil, fmt.Errorf("reading %s: %w", h.object("Secret", name), err)
 	case s.Labels[labelManagedBy] != manager:
-		return nil, fmt.Errorf("%s exists and was not made by init-hook: rename or delete it, or install under another name (--set fullnameOverride=…)", h.object("Secret", name))
+		return nil, refuse("%s exists and was not made by init-hook: rename or delete it, or install under another name (--set fullnameOverride=…)", h.object("Secret", name))
 	}
 	return s, nil
 }

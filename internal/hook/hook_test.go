@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/crypto/bcrypt"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -110,7 +111,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 		},
 		Cluster: hook.Cluster{
 			Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), Pods: core.Pods("zarf"),
-			Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"),
+			Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"), Jobs: b.client.BatchV1().Jobs("zarf"),
 		},
 		Programs: cachedPrograms{},
 		Registry: b.registry,
@@ -432,6 +433,9 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error is %v, want one with %q", err, c.want)
 			}
+			if _, refused := errors.AsType[*hook.Refused](err); !refused {
+				t.Error("it would be tried again")
+			}
 			if got := b.writes(); len(got) != 0 {
 				t.Errorf("it wrote %q", got)
 			}
@@ -595,7 +599,8 @@ func TestCleanupLeavesNothingOfOursAndAllOfOthers(t *testing.T) {
 	b.mustPrepare()
 	foreign := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "somebody-elses", Namespace: "zarf"}}
 	other := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "other-payload", Namespace: "zarf", Labels: map[string]string{"app.kubernetes.io/name": "zarf-registry", "app.kubernetes.io/instance": "another-release", "app.kubernetes.io/component": "payload"}}}
-	for _, o := range []runtime.Object{foreign, other} {
+	failed := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-finish", Namespace: "zarf"}}
+	for _, o := range []runtime.Object{foreign, other, failed} {
 		if err := b.client.Tracker().Add(o); err != nil {
 			t.Fatal(err)
 		}
@@ -607,6 +612,9 @@ func TestCleanupLeavesNothingOfOursAndAllOfOthers(t *testing.T) {
 	}
 	secrets, _ := b.client.CoreV1().Secrets("zarf").List(t.Context(), metav1.ListOptions{})
 	cms, _ := b.client.CoreV1().ConfigMaps("zarf").List(t.Context(), metav1.ListOptions{})
+	if jobs, _ := b.client.BatchV1().Jobs("zarf").List(t.Context(), metav1.ListOptions{}); len(jobs.Items) != 0 {
+		t.Errorf("%d Jobs remain", len(jobs.Items))
+	}
 	if len(secrets.Items) != 1 || secrets.Items[0].Name != foreign.Name {
 		t.Errorf("%d Secrets remain", len(secrets.Items))
 	}

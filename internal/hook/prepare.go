@@ -46,7 +46,7 @@ func (p *preparation) look(ctx context.Context) (string, error) {
 	}
 	p.nodes = list.Items
 	if len(p.nodes) == 0 {
-		return "", fmt.Errorf("the cluster has no nodes: add one, then run this again")
+		return "", refuse("the cluster has no nodes: add one, then run this again")
 	}
 	byArchitecture := map[string]int{}
 	for _, n := range p.nodes {
@@ -83,10 +83,10 @@ func (p *preparation) readState(ctx context.Context) (string, error) {
 func (p *preparation) decide(context.Context) (string, error) {
 	o := p.Options
 	if !o.RegistryProxy {
-		return "", fmt.Errorf("registryProxy=false (nodeport mode) is not supported by this release: set --set registryProxy=true")
+		return "", refuse("registryProxy=false (nodeport mode) is not supported by this release: set --set registryProxy=true")
 	}
 	if p.saved != nil && o.RegistryProxySource == state.SourceDefault && p.saved.Desired.Mode != o.mode() {
-		return "", fmt.Errorf("the cluster uses %s mode, but the chart was rendered without seeing it and fell back to %s mode; name the mode: --set registryProxy=%t",
+		return "", refuse("the cluster uses %s mode, but the chart was rendered without seeing it and fell back to %s mode; name the mode: --set registryProxy=%t",
 			p.saved.Desired.Mode, o.mode(), p.saved.Desired.Mode == state.ModeProxy)
 	}
 	p.desired = state.Settings{
@@ -117,7 +117,7 @@ func (h *Hook) loadState(ctx context.Context) (*corev1.Secret, *state.State, err
 	}
 	s, err := state.Decode(secret.Data[state.Key])
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s, key %s: %w", h.object("Secret", name), state.Key, err)
+		return nil, nil, refuse("%s, key %s: %w", h.object("Secret", name), state.Key, err)
 	}
 	return secret, &s, nil
 }

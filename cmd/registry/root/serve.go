@@ -10,7 +10,7 @@ import (
 )
 
 // defaultConfig is where the chart mounts the configuration.
-const defaultConfig = "/etc/zarf-registry/config.yml"
+const defaultConfig = "/etc/zarf-registry/config/config.yml"
 
 // defaultDrain fits into the 30 s that Kubernetes gives a pod to end.
 const defaultDrain = 20 * time.Second
