@@ -79,7 +79,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 	}
 	request := p.request(r)
 	a, err := p.fetch(request, p.newPatience(), judgeFirst)
-	if r.Context().Err() != nil {
+	if err != nil && r.Context().Err() != nil {
 		return statusClientGone, 0, r.Context().Err()
 	}
 	if err != nil {

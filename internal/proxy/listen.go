@@ -43,13 +43,7 @@ func listen(ctx context.Context, address string, reusePort bool) (net.Listener, 
 	config := net.ListenConfig{KeepAlive: -1}
 	if reusePort {
 		config.Control = func(_, _ string, c syscall.RawConn) error {
-			var err error
-			if e := c.Control(func(fd uintptr) {
-				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
-			}); e != nil {
-				return e
-			}
-			return err
+			return setOption(c, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 		}
 	}
 	l, err := config.Listen(ctx, network, address)
@@ -62,4 +56,12 @@ func listen(ctx context.Context, address string, reusePort bool) (net.Listener, 
 // familyAbsent says whether listening failed because the node has no such address, or not even the address family.
 func familyAbsent(err error) bool {
 	return errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)
+}
+
+func setOption(c syscall.RawConn, level, option, value int) error {
+	var err error
+	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, value) }); e != nil {
+		return e
+	}
+	return err
 }

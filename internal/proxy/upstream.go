@@ -14,10 +14,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
@@ -59,18 +56,7 @@ func newUpstream(a address, source *tlsfiles.Source, limits *limits, metrics *pr
 	u := &upstream{
 		address: a, authority: a.String(), source: source, limits: limits, metrics: metrics, log: log,
 		lookupHost: net.DefaultResolver.LookupNetIP,
-		dialer: net.Dialer{
-			Timeout: limits.dial,
-			Control: func(_, _ string, c syscall.RawConn) error {
-				var err error
-				if e := c.Control(func(fd uintptr) {
-					err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout/time.Millisecond))
-				}); e != nil {
-					return e
-				}
-				return err
-			},
-		},
+		dialer:     net.Dialer{Timeout: limits.dial, Control: setUserTimeout},
 	}
 	u.expiry = time.AfterFunc(idleLifetime, u.expire)
 	return u
@@ -88,10 +74,9 @@ type conn struct {
 
 // get returns an idle connection or a new one. stale says that it was idle, so the registry may have closed it since.
 func (u *upstream) get(ctx context.Context) (c *conn, stale bool, err error) {
-	m := u.source.Current()
 	u.mu.Lock()
-	dropped := u.useLocked(m)
-	config := u.config
+	dropped := u.refreshLocked()
+	m, config := u.generation, u.config
 	if n := len(u.idle); n > 0 {
 		c = u.idle[n-1]
 		u.idle[n-1] = nil
@@ -124,10 +109,10 @@ func (u *upstream) put(c *conn) {
 	}
 }
 
-// useLocked makes m the generation of new connections and returns the idle ones of another. A new generation gets a
-// session cache of its own: what was agreed under other CAs must not be resumed.
-func (u *upstream) useLocked(m *tlsfiles.Material) (dropped []*conn) {
-	if u.generation != m {
+// refreshLocked takes up a new generation of certificates if there is one, and returns the idle connections of the former.
+// A new generation gets a session cache of its own: what was agreed under other CAs must not be resumed.
+func (u *upstream) refreshLocked() (dropped []*conn) {
+	if m := u.source.Current(); u.generation != m {
 		dropped, u.idle = u.idle, nil
 		u.generation, u.config = m, tlsfiles.ClientConfig(m, u.address.host)
 	}
@@ -137,7 +122,7 @@ func (u *upstream) useLocked(m *tlsfiles.Material) (dropped []*conn) {
 // dropIdle closes the idle connections of former generations.
 func (u *upstream) dropIdle() {
 	u.mu.Lock()
-	dropped := u.useLocked(u.source.Current())
+	dropped := u.refreshLocked()
 	u.mu.Unlock()
 	closeAll(dropped)
 }

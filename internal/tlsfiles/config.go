@@ -40,9 +40,9 @@ type server struct {
 }
 
 func (s *server) config() *tls.Config {
-	m, now := s.source.Current(), s.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	m, now := s.source.Current(), s.now() // under the lock, so that no handshake goes back to a former generation
 	if s.material == m && now.Sub(s.made) < ticketKeyLifetime {
 		return s.cached
 	}
