@@ -72,7 +72,7 @@ address, the registry's certificate must be for the name in --registry.`,
 	flags.StringVar(&config.MetricsListen, "metrics-listen", "", "`ADDRESS` of /healthz, /readyz and /metrics; none if empty")
 	flags.StringVar(&config.Registry, "registry", "", "`HOST:PORT` of the registry's Service")
 	flags.StringVar(&tlsDir, "tls-dir", "", "`DIR` with tls.crt, tls.key and ca.crt")
-	flags.StringVar(&tls, "tls", "never", "whether to answer TLS too, beside plain HTTP on the same port: always or `never`; with never a client that tries TLS is told so at once")
+	flags.StringVar(&tls, "tls", "never", "`WHEN` to answer TLS too, beside plain HTTP on the same port: always or never; with never a client that tries TLS is told so at once")
 	flags.DurationVar(&config.RetryTimeout, "retry-timeout", proxy.DefaultRetryTimeout, "how long a request waits for a registry that is away")
 	flags.DurationVar(&config.DrainTimeout, "drain-timeout", proxy.DefaultDrainTimeout, "how long requests under way may take after SIGTERM")
 	flags.BoolVar(&config.ReusePort, "reuse-port", false, "share the port with a successor (SO_REUSEPORT), for updates without a gap")
