@@ -37,6 +37,7 @@ var (
 		{program: "conntrack", debian: "conntrack"},
 		{program: "ipset", debian: "ipset"},
 		{program: "mount", debian: "mount"},
+		{program: "modprobe", debian: "kmod"},
 	}
 )
 

@@ -144,40 +144,38 @@ func enableControllers(dir string) error {
 	if err != nil {
 		return fmt.Errorf("reading the controllers of cgroup %s: %w", dir, err)
 	}
+	// Only the machine's topmost cgroup, which has no type, may have both processes and
+	// children with controllers. Inside a container the topmost is another one, so its
+	// processes move into a leaf, as an init system would have done. It must come first:
+	// some controllers can be enabled without, and spoil the cgroup for the rest.
+	if _, err := os.Stat(filepath.Join(dir, "cgroup.type")); err == nil {
+		if err := evacuate(dir); err != nil {
+			return fmt.Errorf("moving processes out of the way, from cgroup %s: %w", dir, err)
+		}
+	}
 	for controller := range strings.FieldsSeq(string(available)) {
 		if slices.Contains(strings.Fields(string(enabled)), controller) {
 			continue
 		}
-		enable := func() error {
-			return os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0o644)
-		}
-		err := enable()
-		if errors.Is(err, unix.EBUSY) {
-			// Inside a container the topmost cgroup holds processes, and such a
-			// one may not have controllers below it. They move into a leaf, as an
-			// init system would have done.
-			if err = evacuate(dir); err == nil {
-				err = enable()
-			}
-		}
-		// A controller that cannot be passed on (cpu with real-time processes, threaded
-		// ones) is left out; the kubelet refuses to start if it needs that one, and says so.
-		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOENT) {
+		err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0o644)
+		// A controller that cannot be passed on (cpu while real-time processes exist) is
+		// left out; the kubelet refuses to start if it needs that one, and says so.
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("enabling controller %s below cgroup %s: %w", controller, dir, err)
 		}
 	}
 	return nil
 }
 
-// evacuate moves the processes of a cgroup into a leaf of it.
+// evacuate moves the processes of a cgroup, if it has any, into a leaf of it.
 func evacuate(dir string) error {
 	leaf := filepath.Join(dir, "init")
-	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
 	for range 10 { // processes fork meanwhile; it is over when none is left
 		pids, err := cgroupProcesses(dir)
 		if err != nil || len(pids) == 0 {
+			return err
+		}
+		if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 		for _, pid := range pids {

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,19 @@ func (c *Cluster) createFabric(ctx context.Context) error {
 		fmt.Fprintf(&script, "address add %s dev %s%s\n", c.Options.Family.onFabric(address), bridge, withoutDAD(address.Is6()))
 	}
 	return c.ip(ctx, member, script.String())
+}
+
+// loadKernelModules loads what no program loads by itself. It is no error when that
+// cannot be done: a kernel may have it built in.
+func (c *Cluster) loadKernelModules(ctx context.Context) {
+	const bridgeFilter = "/proc/sys/net/bridge"
+	if _, err := os.Stat(bridgeFilter); err == nil {
+		return
+	}
+	out, err := exec.CommandContext(ctx, "modprobe", "br_netfilter").CombinedOutput()
+	if _, statErr := os.Stat(bridgeFilter); statErr != nil {
+		c.log("this kernel has no br_netfilter (%v %s): pods will not reach Services by way of a pod on their own node", err, bytes.TrimSpace(out))
+	}
 }
 
 // connectNode makes a node's network namespace and plugs it into the fabric.

@@ -73,6 +73,7 @@ func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string
 			if err := groups.create(cgroupOf(c.Options.Name, controlPlaneName, systemCgroup)); err != nil {
 				return err
 			}
+			c.loadKernelModules(ctx)
 			client, err = c.client()
 			return errors.Join(err, c.createFabric(ctx))
 		}},
