@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
 // workload is an object that makes pods.
@@ -278,7 +280,7 @@ var invariants = map[string]func(out *output) []string{
 		return wrong
 	},
 	"the first chunk of a payload is required and the others optional": func(out *output) (wrong []string) {
-		want := map[string]int{"registry": 24, "registry-node": 8}
+		want := map[string]int{"registry": injector.MaxChunksRegistry, "registry-node": injector.MaxChunksRegistryNode}
 		for _, w := range workloads(out) {
 			for _, v := range w.pod.Spec.Volumes {
 				if v.Projected == nil {

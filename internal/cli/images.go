@@ -11,7 +11,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -106,7 +105,6 @@ func (f *pushFlags) run(cmd *cobra.Command, paths []string) error {
 		return err
 	}
 	tunnel := &registryTunnel{config: config, client: client, namespace: f.namespace, release: f.release}
-	defer tunnel.close()
 	registry, err := openRegistry(access, tunnel.DialContext)
 	if err != nil {
 		return err
@@ -206,23 +204,10 @@ type registryTunnel struct {
 	config             *rest.Config
 	client             kubernetes.Interface
 	namespace, release string
-
-	mu     sync.Mutex
-	tunnel *kube.Tunnel
 }
 
 // DialContext serves as an http.Transport's; the address is ignored.
 func (t *registryTunnel) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.tunnel != nil {
-		if conn, err := t.tunnel.DialContext(ctx, network, address); err == nil {
-			return conn, nil
-		}
-		// The pod may be another by now.
-		t.tunnel.Close()
-		t.tunnel = nil
-	}
 	pod, err := t.readyPod(ctx)
 	if err != nil {
 		return nil, err
@@ -231,7 +216,6 @@ func (t *registryTunnel) DialContext(ctx context.Context, network, address strin
 	if err != nil {
 		return nil, err
 	}
-	t.tunnel = tunnel
 	return tunnel.DialContext(ctx, network, address)
 }
 
@@ -249,12 +233,4 @@ func (t *registryTunnel) readyPod(ctx context.Context) (*corev1.Pod, error) {
 		return nil, fmt.Errorf("release %s has no ready registry pod in namespace %s: look at kubectl -n %s get pods", t.release, t.namespace, t.namespace)
 	}
 	return &pods.Items[i], nil
-}
-
-func (t *registryTunnel) close() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.tunnel != nil {
-		t.tunnel.Close()
-	}
 }

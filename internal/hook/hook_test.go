@@ -248,8 +248,8 @@ func (b *bench) checkPrepared() {
 				b.Errorf("%v", err)
 				continue
 			}
-			if cm.Immutable == nil || !*cm.Immutable {
-				b.Errorf("%s is not immutable", name)
+			if cm.Immutable != nil && *cm.Immutable {
+				b.Errorf("%s is immutable: kubelets would never see it repaired", name)
 			}
 			for key, want := range o.Data {
 				if !bytes.Equal(cm.BinaryData[key], want) {

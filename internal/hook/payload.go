@@ -109,7 +109,12 @@ func (h *Hook) payloadObjects(ctx context.Context) (map[string]*corev1.ConfigMap
 }
 
 // seeding writes one payload: what is right already is kept, what differs is
-// replaced (it is immutable), chunk 00 comes last because pods wait for it.
+// replaced, chunk 00 comes last because pods wait for it.
+//
+// The ConfigMaps are not immutable. A kubelet would not watch immutable ones, but
+// neither would it ever look at one again that it has seen: on Kubernetes 1.36 a
+// damaged chunk that was put right stayed damaged for new pods of that node. The
+// loader's checksums are what guards the content.
 type seeding struct {
 	*Hook
 	payload *injector.Payload
@@ -166,11 +171,9 @@ func (s *seeding) write(ctx context.Context, o injector.Object) error {
 			return fmt.Errorf("deleting %s: %w", s.object("ConfigMap", name), err)
 		}
 	}
-	immutable := true
 	err := retryOverload(ctx, func() error {
 		_, err := s.Cluster.ConfigMaps.Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.Options.Namespace, Labels: s.labels(componentPayload)},
-			Immutable:  &immutable,
 			BinaryData: o.Data,
 		}, metav1.CreateOptions{})
 		return err
@@ -191,7 +194,7 @@ func (s *seeding) write(ctx context.Context, o injector.Object) error {
 }
 
 func right(c *corev1.ConfigMap, o injector.Object) bool {
-	return c.Immutable != nil && *c.Immutable && len(c.Data) == 0 &&
+	return (c.Immutable == nil || !*c.Immutable) && len(c.Data) == 0 &&
 		maps.EqualFunc(c.BinaryData, o.Data, slices.Equal)
 }
 
@@ -224,8 +227,7 @@ func overloaded(err error) bool {
 }
 
 // restartLoaders deletes the pods whose loader gave up on a payload that was
-// wrong. A kubelet keeps an immutable ConfigMap for as long as a pod of the node
-// uses it, so only a new pod sees the right one.
+// wrong: new ones start at once, these only when their back-off is over.
 func (h *Hook) restartLoaders(ctx context.Context) (int, error) {
 	restarted := 0
 	for _, component := range []string{componentRegistry, componentProxy} {

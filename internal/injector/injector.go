@@ -73,9 +73,10 @@ const (
 	MaxChunks = 64
 
 	// MaxChunksRegistry and MaxChunksRegistryNode are how many ConfigMaps the chart's pod templates name as sources of the
-	// payload volume of these two programs.
-	MaxChunksRegistry     = 24
-	MaxChunksRegistryNode = 8
+	// payload volume of these two programs. A kubelet watches every one of them for every pod, whether it exists or not, so the
+	// proxies, which are on all nodes, name one more than they need today.
+	MaxChunksRegistry     = 16
+	MaxChunksRegistryNode = 5
 )
 
 const (

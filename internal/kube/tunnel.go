@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,16 +21,15 @@ import (
 
 // Tunnel dials a port of a pod through the API server, as kubectl port-forward
 // does, but without a local port that others could use. It is safe for
-// concurrent use; connections share one stream to the API server, which is
-// opened again when it breaks.
+// concurrent use.
+//
+// Every connection has a stream to the API server of its own. Connections that
+// share one wait for each other: what arrives for one that nobody reads any more
+// held up the others for 30 seconds.
 type Tunnel struct {
 	dialer httpstream.Dialer
 	port   string
 	target string
-
-	mu         sync.Mutex
-	connection httpstream.Connection
-	requests   int
 }
 
 // NewTunnel prepares a tunnel to a port of a pod. It does not dial yet.
@@ -73,52 +71,31 @@ func (t *Tunnel) DialContext(ctx context.Context, _, _ string) (net.Conn, error)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	conn, err := t.open()
-	if err != nil && t.connection != nil {
-		// The shared stream has died since it was last used: once more with a new one.
-		t.connection.Close()
-		t.connection = nil
-		conn, err = t.open()
-	}
+	conn, err := t.dial()
 	if err != nil {
 		return nil, fmt.Errorf("opening a tunnel to %s: %w", t.target, err)
 	}
 	return conn, nil
 }
 
-// Close ends the tunnel and all its connections.
-func (t *Tunnel) Close() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.connection == nil {
-		return nil
+func (t *Tunnel) dial() (_ net.Conn, err error) {
+	connection, protocol, err := t.dialer.Dial(portforward.PortForwardProtocolV1Name)
+	if err != nil {
+		return nil, err
 	}
-	err := t.connection.Close()
-	t.connection = nil
-	return err
-}
-
-func (t *Tunnel) open() (net.Conn, error) {
-	if t.connection == nil {
-		connection, protocol, err := t.dialer.Dial(portforward.PortForwardProtocolV1Name)
+	defer func() {
 		if err != nil {
-			return nil, err
-		}
-		if protocol != portforward.PortForwardProtocolV1Name {
 			connection.Close()
-			return nil, fmt.Errorf("the API server speaks %q, not %q", protocol, portforward.PortForwardProtocolV1Name)
 		}
-		t.connection = connection
+	}()
+	if protocol != portforward.PortForwardProtocolV1Name {
+		return nil, fmt.Errorf("the API server speaks %q, not %q", protocol, portforward.PortForwardProtocolV1Name)
 	}
-	connection := t.connection
 	// A forwarded connection is a pair of streams of one request id: errors
 	// first, then data (Kubernetes' port-forward protocol v1).
 	headers := http.Header{}
 	headers.Set(corev1.PortHeader, t.port)
-	headers.Set(corev1.PortForwardRequestIDHeader, strconv.Itoa(t.requests))
-	t.requests++
+	headers.Set(corev1.PortForwardRequestIDHeader, "0")
 	headers.Set(corev1.StreamType, corev1.StreamTypeError)
 	failures, err := connection.CreateStream(headers)
 	if err != nil {
@@ -128,11 +105,9 @@ func (t *Tunnel) open() (net.Conn, error) {
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
 	data, err := connection.CreateStream(headers)
 	if err != nil {
-		connection.RemoveStreams(failures)
 		return nil, err
 	}
-	c := &tunnelConn{Stream: data, target: t.target, failed: make(chan struct{})}
-	c.release = func() { connection.RemoveStreams(data, failures) }
+	c := &tunnelConn{Stream: data, connection: connection, target: t.target, failed: make(chan struct{})}
 	go func() {
 		message, err := io.ReadAll(io.LimitReader(failures, 4<<10))
 		if err == nil && len(message) > 0 {
@@ -147,9 +122,8 @@ func (t *Tunnel) open() (net.Conn, error) {
 // tunnelConn is a data stream as a net.Conn.
 type tunnelConn struct {
 	httpstream.Stream
-	target  string
-	release func()
-	once    sync.Once
+	connection httpstream.Connection
+	target     string
 
 	failed  chan struct{} // closed after failure is set
 	failure error
@@ -182,14 +156,7 @@ func (c *tunnelConn) explain(err error) error {
 	}
 }
 
-func (c *tunnelConn) Close() error {
-	var err error
-	c.once.Do(func() {
-		err = c.Stream.Close()
-		c.release()
-	})
-	return err
-}
+func (c *tunnelConn) Close() error { return c.connection.Close() }
 
 func (c *tunnelConn) LocalAddr() net.Addr              { return tunnelAddr(c.target) }
 func (c *tunnelConn) RemoteAddr() net.Addr             { return tunnelAddr(c.target) }

@@ -336,7 +336,6 @@ func testDoor(t *testing.T, w *world) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tunnel.Close()
 	secret := func(name string) map[string][]byte {
 		s, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+name, metav1.GetOptions{})
 		if err != nil {
@@ -547,8 +546,9 @@ func (w *world) restarts(t *testing.T) string {
 	return strings.Join(lines, "\n")
 }
 
-// testBrokenPayload breaks the payload and adds nodes: a kubelet that has used an
-// immutable ConfigMap keeps it, so only a new node sees what is broken.
+// testBrokenPayload breaks the payload, starts a proxy anew and puts it right: a
+// missing chunk under a new node, an altered one under a node that has run from
+// the right one.
 func testBrokenPayload(t *testing.T, w *world) {
 	w.testClusterOnly(t)
 	cms := w.client.CoreV1().ConfigMaps(namespace)
@@ -561,12 +561,12 @@ func testBrokenPayload(t *testing.T, w *world) {
 		t.Fatal("there is no chunk 01 of registry-node")
 	}
 	good := list.Items[i]
-	remove := func() {
+	remove := func(t *testing.T) {
 		if err := cms.Delete(t.Context(), good.Name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	create := func(change func(chunk []byte)) {
+	create := func(t *testing.T, change func(chunk []byte)) {
 		cm := good.DeepCopy()
 		cm.ResourceVersion, cm.UID = "", ""
 		change(cm.BinaryData["chunk-01"])
@@ -574,49 +574,66 @@ func testBrokenPayload(t *testing.T, w *world) {
 			t.Fatal(err)
 		}
 	}
-	for node, c := range map[string]struct {
-		broken, mended func()
-	}{
-		"missing": {remove, func() { create(func([]byte) {}) }},
-		"altered": {
-			func() { remove(); create(func(chunk []byte) { chunk[100] ^= 1 }) },
-			func() { output(t, w.command(t, w.helm, installArgs(t, "upgrade")...)) },
-		},
-	} {
-		t.Run(node, func(t *testing.T) {
-			c.broken()
-			run(t, built(t, "E2E_TESTCLUSTER"), "add-node", "--name", w.name, node)
-			defer run(t, built(t, "E2E_TESTCLUSTER"), "remove-node", "--name", w.name, node)
-			eventually(t, 2*time.Minute, "the proxy on node "+node+" to say what is wrong", func() error {
-				for _, p := range w.pods(t, "proxy") {
-					if p.Spec.NodeName != node {
-						continue
-					}
-					if ready(p) {
-						t.Fatal("it started from a broken payload")
-					}
-					for _, s := range p.Status.ContainerStatuses {
-						if end := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated); end != nil && strings.Contains(end.Message, "chunk 01") {
-							t.Logf("it says, with exit code %d: %s", end.ExitCode, strings.TrimSpace(end.Message))
-							return nil
-						}
-					}
+	complains := func(t *testing.T, node, former string) {
+		t.Helper()
+		eventually(t, 2*time.Minute, "the proxy on node "+node+" to say what is wrong", func() error {
+			for _, p := range w.pods(t, "proxy") {
+				if p.Spec.NodeName != node || p.Name == former {
+					continue
 				}
-				return errors.New("it does not say so yet")
-			})
-			c.mended()
-			begin := time.Now()
-			eventually(t, 3*time.Minute, "the proxy to be ready", func() error {
-				for _, p := range w.pods(t, "proxy") {
-					if p.Spec.NodeName == node && p.DeletionTimestamp == nil && ready(p) {
+				if ready(p) {
+					t.Fatal("it started from a broken payload")
+				}
+				for _, s := range p.Status.ContainerStatuses {
+					if end := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated); end != nil && strings.Contains(end.Message, "chunk 01") {
+						t.Logf("it says, with exit code %d: %s", end.ExitCode, strings.TrimSpace(end.Message))
 						return nil
 					}
 				}
-				return errors.New("not ready yet")
-			})
-			t.Logf("figure: proxy ready %.1f s after its payload was put right", time.Since(begin).Seconds())
+			}
+			return errors.New("it does not say so yet")
 		})
 	}
+	recovers := func(t *testing.T, node string) {
+		t.Helper()
+		begin := time.Now()
+		eventually(t, 3*time.Minute, "the proxy to be ready", func() error {
+			for _, p := range w.pods(t, "proxy") {
+				if p.Spec.NodeName == node && p.DeletionTimestamp == nil && ready(p) {
+					return nil
+				}
+			}
+			return errors.New("not ready yet")
+		})
+		t.Logf("figure: proxy ready %.1f s after its payload was put right", time.Since(begin).Seconds())
+	}
+
+	t.Run("missing, under a new node, put right by hand", func(t *testing.T) {
+		const node = "unlucky"
+		remove(t)
+		run(t, built(t, "E2E_TESTCLUSTER"), "add-node", "--name", w.name, node)
+		defer run(t, built(t, "E2E_TESTCLUSTER"), "remove-node", "--name", w.name, node)
+		complains(t, node, "")
+		create(t, func([]byte) {})
+		recovers(t, node)
+	})
+	t.Run("altered, under a node that knew it right, put right by helm upgrade", func(t *testing.T) {
+		node := w.nodes[1]
+		remove(t)
+		create(t, func(chunk []byte) { chunk[100] ^= 1 })
+		former := ""
+		for _, p := range w.pods(t, "proxy") {
+			if p.Spec.NodeName == node {
+				former = p.Name
+			}
+		}
+		if err := w.client.CoreV1().Pods(namespace).Delete(t.Context(), former, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		complains(t, node, former)
+		output(t, w.command(t, w.helm, installArgs(t, "upgrade")...))
+		recovers(t, node)
+	})
 }
 
 func testPermissions(t *testing.T, w *world) {

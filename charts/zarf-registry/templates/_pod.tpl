@@ -91,7 +91,7 @@ Takes root, program, architecture. */ -}}
 {{- define "zarf-registry.program.volumes" -}}
 {{- if .root.Values.injector.enabled -}}
 {{- /* Twice what the programs need today: a chunk is 1 MB, and the loader writes the program beside the one it replaces. */ -}}
-{{- $chunks := dict "registry" 24 "registry-node" 8 -}}
+{{- $chunks := dict "registry" 16 "registry-node" 5 -}}
 {{- $size := dict "registry" "128Mi" "registry-node" "64Mi" -}}
 {{- $payload := printf "%s-payload-%s-%s-%s" (include "zarf-registry.fullname" .root) (include "zarf-registry.payloadID" .root) .program .architecture -}}
 - name: payload
