@@ -88,7 +88,7 @@ func (f *pushFlags) run(cmd *cobra.Command, paths []string) error {
 		if err != nil {
 			return err
 		}
-		defer source.Close()
+		defer func() { _ = source.Close() }()
 		list, err := source.Select(f.reference)
 		if err != nil {
 			return err

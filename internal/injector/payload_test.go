@@ -275,7 +275,7 @@ func TestEncodeRefuses(t *testing.T) {
 		"two files": {node, compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555}, &tar.Header{Name: "other"})), loader,
 			"layer of registry-node for amd64: the archive holds more than the program"},
 		"more chunks than the chart reads": {node, large, loader,
-			fmt.Sprintf("layer of registry-node for amd64 has %d bytes: must have at most 8000000 (8 ConfigMaps)", len(large))},
+			fmt.Sprintf("layer of registry-node for amd64 has %d bytes: must have at most 5000000 (5 ConfigMaps)", len(large))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := injector.Encode(test.program, test.layer, test.loader)
@@ -285,7 +285,7 @@ func TestEncodeRefuses(t *testing.T) {
 }
 
 func TestTheChartReadsMoreChunksOfTheRegistry(t *testing.T) {
-	for name, want := range map[string]int{"registry-node": 8, "registry": 24, "probe": 64} {
+	for name, want := range map[string]int{"registry-node": 5, "registry": 16, "probe": 64} {
 		if got := (injector.Program{Name: name}).MaxChunks(); got != want {
 			t.Errorf("%s: %d, want %d", name, got, want)
 		}

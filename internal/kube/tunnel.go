@@ -12,11 +12,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
+	//nolint:staticcheck // client-go 0.37 still takes and returns the types of this deprecated package
+	"k8s.io/apimachinery/pkg/util/httpstream"
 )
 
 // Tunnel dials a port of a pod through the API server, as kubectl port-forward
@@ -85,7 +86,7 @@ func (t *Tunnel) dial() (_ net.Conn, err error) {
 	}
 	defer func() {
 		if err != nil {
-			connection.Close()
+			_ = connection.Close()
 		}
 	}()
 	if protocol != portforward.PortForwardProtocolV1Name {
@@ -113,7 +114,7 @@ func (t *Tunnel) dial() (_ net.Conn, err error) {
 		if err == nil && len(message) > 0 {
 			c.failure = fmt.Errorf("%s: %s", c.target, message)
 			close(c.failed)
-			data.Reset()
+			_ = data.Reset()
 		}
 	}()
 	return c, nil

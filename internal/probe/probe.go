@@ -244,7 +244,7 @@ func (p *prober) wantsTLS() bool {
 
 // api asks for the API's root, as runtimes do to see what they deal with.
 func (p *prober) api(ctx context.Context) bool {
-	response, body, ok := p.ask(ctx, http.MethodGet, "/v2/")
+	response, body, ok := p.ask(ctx, http.MethodGet, "/v2/") //nolint:bodyclose // exchange has read and closed it
 	if !ok {
 		return false
 	}
@@ -263,9 +263,9 @@ func (p *prober) api(ctx context.Context) bool {
 // manifest asks for an image's manifest. An error's words come with GET only.
 func (p *prober) manifest(ctx context.Context, repository, reference string) bool {
 	path := "/v2/" + repository + "/manifests/" + reference
-	response, body, ok := p.ask(ctx, http.MethodHead, path)
+	response, body, ok := p.ask(ctx, http.MethodHead, path) //nolint:bodyclose // exchange has read and closed it
 	if ok && response.StatusCode != http.StatusOK {
-		response, body, ok = p.ask(ctx, http.MethodGet, path)
+		response, body, ok = p.ask(ctx, http.MethodGet, path) //nolint:bodyclose // exchange has read and closed it
 	}
 	if !ok || response.StatusCode == http.StatusOK {
 		return ok

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -223,7 +224,7 @@ func (p *Proxy) stream(w http.ResponseWriter, request *http.Request, a *answer) 
 			}
 		}
 		switch {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			a.finish()
 			return sent, nil
 		case err == nil:

@@ -340,7 +340,7 @@ func (u *upstream) exchange(c *conn, request *http.Request, began time.Time) (a 
 	if _, err := c.Write(buffer.Bytes()); err != nil {
 		return nil, err
 	}
-	response, err := c.readHead(request)
+	response, err := c.readHead(request) //nolint:bodyclose // it is the caller's, which closes it
 	if err != nil {
 		return nil, err
 	}
@@ -358,7 +358,7 @@ func (c *conn) readHead(request *http.Request) (*http.Response, error) {
 			if c.limited.N <= 0 {
 				err = fmt.Errorf("the answer's header is larger than %d bytes", maxHeadBytes)
 			}
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
 			return nil, err
