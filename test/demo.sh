@@ -14,7 +14,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 step() { printf '\n\033[1m==> %s\033[0m\n' "$*"; }
-show() { printf '    $ %s\n' "$*"; "$@" | sed 's/^/    /'; }
+show() { printf '    $ %s\n' "$*"; "$@" 2>&1 | sed 's/^/    /'; }
 on_node() { local node=$1; shift; "$testcluster" exec --name "$name" "$node" -- "$@"; }
 
 kubectl=$("$testcluster" tool kubectl)
@@ -28,13 +28,9 @@ if [ -z "${KUBECONFIG:-}" ]; then
   export KUBECONFIG
   KUBECONFIG=$("$testcluster" kubeconfig --name "$name")
   step "One node gets the init-hook image; this is the only image that anybody brings"
-  show "$testcluster" load --name "$name" --nodes n1 dist/images/init-hook.tar
+  show "$testcluster" load --name "$name" --nodes n1 --wait dist/images/init-hook.tar
   step "What the nodes hold before"
   for node in n1 n2; do echo "    $node:"; on_node "$node" ctr images list -q | grep -v ^sha256 | sed 's/^/      /'; done
-  for _ in $(seq 60); do # the kubelet reports its images every few seconds
-    kubectl get node n1 -o jsonpath='{.status.images[*].names}' | grep -q init-hook && break
-    sleep 1
-  done
 else
   own=
   step "Using the cluster of KUBECONFIG=$KUBECONFIG"
