@@ -78,6 +78,21 @@ func TestMainJob(t *testing.T) {
 			}
 		}
 	})
+	t.Run("the proxies are small", func(t *testing.T) {
+		w.testClusterOnly(t)
+		for _, p := range w.pods(t, "proxy") {
+			metrics, err := w.onNode(t, p.Spec.NodeName, w.tool, "get", "http://"+p.Status.PodIP+":9102/metrics")
+			if err != nil {
+				t.Fatalf("metrics of %s: %s", p.Name, metrics)
+			}
+			_, after, found := strings.Cut(metrics, "\nprocess_resident_memory_bytes ")
+			resident, _, _ := strings.Cut(after, "\n")
+			if !found {
+				t.Fatalf("metrics of %s do not tell its memory", p.Name)
+			}
+			t.Logf("figure: proxy on %s, after its first pulls: %s bytes resident", p.Spec.NodeName, resident)
+		}
+	})
 	t.Run("an interrupted push goes on where it was", func(t *testing.T) { testInterruptedPush(t, w) })
 	t.Run("an archive that is none is refused before anything is sent", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "rubbish.tar")

@@ -42,6 +42,13 @@ func run(args []string) error {
 		}
 		fmt.Println("connected to", conn.RemoteAddr())
 		return conn.Close()
+	case args[0] == "get" && len(args) == 2:
+		body, _, err := get(http.DefaultClient, args[1])
+		if err != nil {
+			return err
+		}
+		_, err = os.Stdout.Write(body)
+		return err
 	case args[0] == "pull" && len(args) == 5:
 		pause, err := time.ParseDuration(args[4])
 		if err != nil {
@@ -49,7 +56,7 @@ func run(args []string) error {
 		}
 		return pullUntil(args[1], args[2], args[3], pause)
 	}
-	return errors.New("usage: tool [hello | dial HOST:PORT | pull BASE-URL REPOSITORY:TAG STOP-FILE PAUSE]")
+	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | pull BASE-URL REPOSITORY:TAG STOP-FILE PAUSE]")
 }
 
 // report is what a pull loop prints when its stop file appears.
