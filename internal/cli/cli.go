@@ -9,13 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
@@ -76,21 +74,4 @@ func newVersion() *cobra.Command {
 			return err
 		},
 	}
-}
-
-// newLogger writes to stderr: text where people read, JSON where machines do.
-func newLogger(format string, stderr io.Writer) (*slog.Logger, error) {
-	if format == "auto" {
-		format = "json"
-		if f, ok := stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-			format = "text"
-		}
-	}
-	switch format {
-	case "json":
-		return slog.New(slog.NewJSONHandler(stderr, nil)), nil
-	case "text":
-		return slog.New(slog.NewTextHandler(stderr, nil)), nil
-	}
-	return nil, fmt.Errorf("--log-format is %q: choose auto, json or text", format)
 }

@@ -56,7 +56,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"unknown source":        {[]string{"prepare", "--payload-id", "1", "--pause-image-source", "dream"}, 2, `--pause-image-source is "dream"`},
 		"no payload's name":     {[]string{"prepare"}, 2, "--payload-id is empty"},
 		"no time":               {[]string{"cleanup", "--timeout", "0s"}, 2, "leaves no time"},
-		"unknown log format":    {[]string{"cleanup", "--log-format", "xml"}, 1, `--log-format is "xml"`},
+		"unknown log format":    {[]string{"cleanup", "--log-format", "xml"}, 2, `--log-format is "xml"`},
 		"no cluster":            {[]string{"cleanup"}, 1, "--kubeconfig or KUBECONFIG"},
 		"no such kubeconfig":    {[]string{"cleanup", "--kubeconfig", "/nonexistent"}, 1, "/nonexistent"},
 		"nothing to push":       {[]string{"images", "push"}, 1, "requires at least 1 arg"},

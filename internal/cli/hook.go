@@ -13,15 +13,16 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // hookFlags are the flags of prepare, finish and cleanup. The chart renders
 // them; people who run a step by hand may leave out what has a default.
 type hookFlags struct {
-	options   hook.Options
-	access    kube.Access
-	logFormat string
+	options hook.Options
+	access  kube.Access
+	log     logging.Options
 
 	proxySource, ipFamily, ipFamilySource, pauseImageSource string
 }
@@ -86,7 +87,7 @@ func (f *hookFlags) common(flags *pflag.FlagSet) {
 	releaseFlags(flags, &f.options.Namespace, &f.options.Release, &f.options.Name)
 	accessFlags(flags, &f.access)
 	flags.DurationVar(&f.options.Timeout, "timeout", 5*time.Minute, "how long it may take in all")
-	flags.StringVar(&f.logFormat, "log-format", "auto", "auto, json or text; auto is text on a terminal")
+	f.log.Register(flags)
 }
 
 func (f *hookFlags) decisions(flags *pflag.FlagSet) {
@@ -175,9 +176,9 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 	if err := f.validate(cmd.Flags()); err != nil {
 		return &hook.Refused{Err: err}
 	}
-	log, err := newLogger(f.logFormat, cmd.ErrOrStderr())
+	log, err := f.log.New(cmd.ErrOrStderr())
 	if err != nil {
-		return err
+		return &hook.Refused{Err: err}
 	}
 	_, client, err := kube.Connect(f.access)
 	if err != nil {

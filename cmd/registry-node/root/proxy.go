@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/proxy"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/version"
@@ -15,7 +16,7 @@ import (
 
 func proxyCommand() *cobra.Command {
 	var (
-		log    logOptions
+		log    logging.Options
 		config proxy.Config
 		tlsDir string
 		tls    string
@@ -38,9 +39,9 @@ address, the registry's certificate must be for the name in --registry.`,
     --registry=zarf-registry.zarf.svc:5000 --tls-dir=/etc/zarf-registry/tls`,
 		Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			logger, err := log.logger(command.ErrOrStderr())
+			logger, err := log.New(command.ErrOrStderr())
 			if err != nil {
-				return err
+				return refusal{err}
 			}
 			config.Logger = logger
 			config.Idle = releaseMemory
@@ -76,7 +77,7 @@ address, the registry's certificate must be for the name in --registry.`,
 	flags.DurationVar(&config.RetryTimeout, "retry-timeout", proxy.DefaultRetryTimeout, "how long a request waits for a registry that is away")
 	flags.DurationVar(&config.DrainTimeout, "drain-timeout", proxy.DefaultDrainTimeout, "how long requests under way may take after SIGTERM")
 	flags.BoolVar(&config.ReusePort, "reuse-port", false, "share the port with a successor (SO_REUSEPORT), for updates without a gap")
-	log.register(command)
+	log.Register(command.Flags())
 	for _, name := range []string{"listen", "registry", "tls-dir"} {
 		if err := command.MarkFlagRequired(name); err != nil {
 			panic(err)

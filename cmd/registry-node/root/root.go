@@ -10,11 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"os"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -93,26 +90,4 @@ func versionCommand() *cobra.Command {
 			return err
 		},
 	}
-}
-
-// logOptions are the flags about logs.
-type logOptions struct {
-	level  slog.Level
-	format string
-}
-
-func (o *logOptions) register(command *cobra.Command) {
-	command.Flags().TextVar(&o.level, "log-level", slog.LevelInfo, "least `LEVEL` that is logged: debug, info, warn or error; debug includes every request")
-	command.Flags().StringVar(&o.format, "log-format", "auto", "`FORMAT` of the log: json, text, or auto: text on a terminal, else json")
-}
-
-func (o *logOptions) logger(w io.Writer) (*slog.Logger, error) {
-	options := &slog.HandlerOptions{Level: o.level}
-	switch file, ok := w.(*os.File); {
-	case o.format == "text", o.format == "auto" && ok && term.IsTerminal(int(file.Fd())):
-		return slog.New(slog.NewTextHandler(w, options)), nil
-	case o.format == "json", o.format == "auto":
-		return slog.New(slog.NewJSONHandler(w, options)), nil
-	}
-	return nil, refusal{fmt.Errorf("--log-format is %q, want json, text or auto", o.format)}
 }

@@ -5,12 +5,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 )
 
 func garbageCollectCommand() *cobra.Command {
 	var config string
-	var logs logOptions
+	var logs logging.Options
 	var options registry.CollectOptions
 	command := &cobra.Command{
 		Use:   "garbage-collect",
@@ -27,7 +28,7 @@ storage.maintenance.readonly.enabled and restart it, or know that nothing pushes
   registry garbage-collect --delete-untagged`,
 		Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			if _, err := logs.logger(command.ErrOrStderr()); err != nil {
+			if _, err := newLogger(logs, command.ErrOrStderr()); err != nil {
 				return err
 			}
 			parsed, err := registry.LoadConfig(config)
@@ -51,6 +52,6 @@ storage.maintenance.readonly.enabled and restart it, or know that nothing pushes
 	flags.StringVar(&config, "config", defaultConfig, "`FILE` of the configuration")
 	flags.BoolVar(&options.DryRun, "dry-run", false, "remove nothing, report what would be removed")
 	flags.BoolVar(&options.DeleteUntagged, "delete-untagged", false, "also remove manifests that neither a tag nor an image index leads to")
-	logs.register(command)
+	logs.Register(command.Flags())
 	return command
 }

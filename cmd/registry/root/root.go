@@ -9,11 +9,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 )
 
@@ -90,31 +89,13 @@ func noArgs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// logOptions are the flags about logs.
-type logOptions struct {
-	level  slog.Level
-	format string
-}
-
-func (o *logOptions) register(command *cobra.Command) {
-	command.Flags().TextVar(&o.level, "log-level", slog.LevelInfo, "least `LEVEL` that is logged: debug, info, warn or error; debug includes every read")
-	command.Flags().StringVar(&o.format, "log-format", "auto", "json, text, or auto: text on a terminal, else json")
-}
-
-// logger makes the logger that the flags ask for, and routes distribution's
+// newLogger makes the logger that the flags ask for, and routes distribution's
 // logs to it.
-func (o *logOptions) logger(w io.Writer) (*slog.Logger, error) {
-	options := &slog.HandlerOptions{Level: o.level}
-	var handler slog.Handler
-	switch file, ok := w.(*os.File); {
-	case o.format == "text", o.format == "auto" && ok && term.IsTerminal(int(file.Fd())):
-		handler = slog.NewTextHandler(w, options)
-	case o.format == "json", o.format == "auto":
-		handler = slog.NewJSONHandler(w, options)
-	default:
-		return nil, usageError{fmt.Errorf("--log-format is %q, not json, text or auto", o.format)}
+func newLogger(o logging.Options, w io.Writer) (*slog.Logger, error) {
+	log, err := o.New(w)
+	if err != nil {
+		return nil, usageError{err}
 	}
-	log := slog.New(handler)
 	registry.RouteLogs(log)
 	return log, nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -17,7 +18,7 @@ const defaultDrain = 20 * time.Second
 
 func serveCommand() *cobra.Command {
 	var config string
-	var logs logOptions
+	var logs logging.Options
 	var options registry.Options
 	command := &cobra.Command{
 		Use:   "serve",
@@ -42,7 +43,7 @@ and the password alone decide. Certificates, CAs and users are followed when the
   registry serve --config=config.yml --listen= --plain-listen=127.0.0.1:5000 --htpasswd=users`,
 		Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			log, err := logs.logger(command.ErrOrStderr())
+			log, err := newLogger(logs, command.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -70,6 +71,6 @@ and the password alone decide. Certificates, CAs and users are followed when the
 	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090", "`ADDRESS` of /metrics; empty for none")
 	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0, "how long to go on, not ready, when told to end")
 	flags.DurationVar(&options.DrainTimeout, "drain-timeout", defaultDrain, "how long requests may then take to end")
-	logs.register(command)
+	logs.Register(command.Flags())
 	return command
 }

@@ -1,0 +1,49 @@
+package logging_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+)
+
+func TestFlagsChooseFormatAndLevel(t *testing.T) {
+	for name, c := range map[string]struct {
+		args              []string
+		begins, dismissed string
+		fail              string
+	}{
+		"JSON where nobody reads": {nil, `{"time":`, "quiet", ""},
+		"text when asked for":     {[]string{"--log-format=text"}, "time=", "quiet", ""},
+		"only what is bad enough": {[]string{"--log-level=error"}, "", "loud", ""},
+		"an unknown format":       {[]string{"--log-format=xml"}, "", "", `--log-format is "xml"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var o logging.Options
+			flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+			o.Register(flags)
+			if err := flags.Parse(c.args); err != nil {
+				t.Fatal(err)
+			}
+			var out bytes.Buffer
+			log, err := o.New(&out)
+			if c.fail != "" {
+				if err == nil || !strings.Contains(err.Error(), c.fail) {
+					t.Errorf("error is %v, want one with %q", err, c.fail)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			log.Debug("quiet")
+			log.Info("loud")
+			if got := out.String(); !strings.HasPrefix(got, c.begins) || strings.Contains(got, c.dismissed) {
+				t.Errorf("logged %q", got)
+			}
+		})
+	}
+}
