@@ -88,8 +88,9 @@ e2e: build images $(TESTCLUSTER) ## Scenarios on the test cluster, or on the one
 	go test ./test/e2e -count=1 -timeout 60m -v
 
 .PHONY: bench
-bench: ## Benchmarks
-	go test -run '^$$' -bench . -benchmem ./internal/...
+bench: ## The proxy beside a plain reverse proxy, in one process and in processes of their own
+	go test -run '^$$' -bench . -benchmem ./internal/proxy
+	go test -run '^$$' -bench Process -benchtime 1x -v ./cmd/registry-node
 
 ##@ Test cluster
 .PHONY: cluster-up
