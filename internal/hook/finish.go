@@ -121,7 +121,7 @@ func (f *finishing) waitProxies(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", f.Options.Namespace, err)
 		}
-		down, err := f.nodesDown(ctx)
+		nodes, err := f.nodes(ctx)
 		if err != nil {
 			return "", err
 		}
@@ -130,7 +130,7 @@ func (f *finishing) waitProxies(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("listing the proxy pods in namespace %s: %w", f.Options.Namespace, err)
 		}
 		var missing string
-		missing, covered = proxiesMissing(sets.Items, pods.Items, down)
+		missing, covered = proxiesMissing(sets.Items, pods.Items, nodes)
 		return missing, nil
 	}, componentProxy)
 	if err != nil {
@@ -139,31 +139,31 @@ func (f *finishing) waitProxies(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d nodes have a ready proxy", covered), nil
 }
 
-// nodesDown are the nodes that cannot be waited for.
-func (f *finishing) nodesDown(ctx context.Context) (map[string]bool, error) {
+// nodes says of every node whether it is ready.
+func (f *finishing) nodes(ctx context.Context) (map[string]bool, error) {
 	nodes, err := f.Cluster.Nodes.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
-	down := map[string]bool{}
+	isReady := map[string]bool{}
 	for _, n := range nodes.Items {
-		if !ready(n) {
-			down[n.Name] = true
-		}
+		isReady[n.Name] = ready(n)
 	}
-	return down, nil
+	return isReady, nil
 }
 
 // proxiesMissing says what the proxies are still waiting for, "" when nothing.
 // Pods on nodes that are down do not count, and neither does a rollout that only
-// those hold up.
-func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, down map[string]bool) (missing string, covered int) {
+// those hold up. Pods of nodes that are gone stay for a while and mean nothing.
+func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string]bool) (missing string, covered int) {
 	podsDown, desired := 0, 0
 	var waiting []string
 	for _, p := range pods {
+		nodeReady, nodeExists := nodes[p.Spec.NodeName]
 		switch {
 		case p.DeletionTimestamp != nil:
-		case down[p.Spec.NodeName]:
+		case p.Spec.NodeName != "" && !nodeExists:
+		case nodeExists && !nodeReady:
 			podsDown++
 		case podReady(p):
 			covered++

@@ -507,6 +507,10 @@ func TestFinishProvesEveryReadyNodeAndSaysSo(t *testing.T) {
 	b := newBench(t, node("n1"), node("n2"), node("gone", notReady))
 	b.mustPrepare()
 	b.rollOut("n1", "n2", "gone")
+	removed := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "proxy-removed", Namespace: "zarf", Labels: labels("proxy")}, Spec: corev1.PodSpec{NodeName: "removed"}}
+	if err := b.client.Tracker().Add(removed); err != nil {
+		t.Fatal(err)
+	}
 	b.kubelets(nil)
 	old := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-payload-0.0.9-registry-amd64-00", Namespace: "zarf", Labels: labels("payload")}}
 	if err := b.client.Tracker().Add(old); err != nil {

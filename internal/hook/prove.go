@@ -47,11 +47,14 @@ func (f *finishing) prove(ctx context.Context) (string, error) {
 }
 
 func (f *finishing) nodesToProve(ctx context.Context) ([]string, error) {
-	down, err := f.nodesDown(ctx)
+	isReady, err := f.nodes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range slices.Sorted(maps.Keys(down)) {
+	for _, name := range slices.Sorted(maps.Keys(isReady)) {
+		if isReady[name] {
+			continue
+		}
 		f.Log.Warn("a node is not ready and cannot be proven; its proxy starts when it comes back", "node", name)
 	}
 	pods, err := f.Cluster.Pods.List(ctx, f.selector(componentProxy))
@@ -60,7 +63,7 @@ func (f *finishing) nodesToProve(ctx context.Context) ([]string, error) {
 	}
 	nodes := map[string]bool{}
 	for _, p := range pods.Items {
-		if p.Spec.NodeName != "" && !down[p.Spec.NodeName] {
+		if isReady[p.Spec.NodeName] {
 			nodes[p.Spec.NodeName] = true
 		}
 	}
