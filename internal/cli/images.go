@@ -225,9 +225,7 @@ func (t *registryTunnel) readyPod(ctx context.Context) (*corev1.Pod, error) {
 		return nil, fmt.Errorf("looking for the registry's pod in namespace %s: %w", t.namespace, err)
 	}
 	i := slices.IndexFunc(pods.Items, func(p corev1.Pod) bool {
-		return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-		})
+		return p.DeletionTimestamp == nil && hook.PodReady(p)
 	})
 	if i < 0 {
 		return nil, fmt.Errorf("release %s has no ready registry pod in namespace %s: look at kubectl -n %s get pods", t.release, t.namespace, t.namespace)

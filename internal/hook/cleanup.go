@@ -45,10 +45,8 @@ func (h *Hook) deletePayload(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, name := range slices.Sorted(maps.Keys(have)) {
-		if err := h.Cluster.ConfigMaps.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return "", fmt.Errorf("deleting %s: %w", h.object("ConfigMap", name), err)
-		}
+	if err := h.deleteConfigMaps(ctx, slices.Sorted(maps.Keys(have))); err != nil {
+		return "", err
 	}
 	return fmt.Sprintf("deleted %d ConfigMaps", len(have)), nil
 }

@@ -165,7 +165,7 @@ func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string
 		case p.Spec.NodeName != "" && !nodeExists:
 		case nodeExists && !nodeReady:
 			podsDown++
-		case podReady(p):
+		case PodReady(p):
 			covered++
 		default:
 			waiting = append(waiting, p.Spec.NodeName)
@@ -190,7 +190,8 @@ func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string
 	return "", covered
 }
 
-func podReady(p corev1.Pod) bool {
+// PodReady says whether a pod's status has it ready.
+func PodReady(p corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
@@ -230,7 +231,7 @@ func (h *Hook) complaints(component string) string {
 	byPod := h.warnings(ctx)
 	var lines []string
 	for _, p := range pods.Items {
-		if podReady(p) {
+		if PodReady(p) {
 			continue
 		}
 		complaint := podComplaint(p)

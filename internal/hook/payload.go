@@ -283,15 +283,21 @@ func (f *finishing) collect(ctx context.Context) (string, error) {
 		}
 	}
 	present := f.Options.Name + "-payload-" + f.Options.PayloadID + "-"
-	deleted := 0
-	for _, name := range slices.Sorted(maps.Keys(have)) {
-		if needed[name] || strings.HasPrefix(name, present) && f.Options.Injector {
-			continue
-		}
-		if err := f.Cluster.ConfigMaps.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return "", fmt.Errorf("deleting %s: %w", f.object("ConfigMap", name), err)
-		}
-		deleted++
+	former := slices.DeleteFunc(slices.Sorted(maps.Keys(have)), func(name string) bool {
+		return needed[name] || strings.HasPrefix(name, present) && f.Options.Injector
+	})
+	if err := f.deleteConfigMaps(ctx, former); err != nil {
+		return "", err
 	}
-	return fmt.Sprintf("deleted %d ConfigMaps of former payloads, %d remain", deleted, len(have)-deleted), nil
+	return fmt.Sprintf("deleted %d ConfigMaps of former payloads, %d remain", len(former), len(have)-len(former)), nil
+}
+
+// deleteConfigMaps deletes ConfigMaps that may be gone already.
+func (h *Hook) deleteConfigMaps(ctx context.Context, names []string) error {
+	for _, name := range names {
+		if err := h.Cluster.ConfigMaps.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("deleting %s: %w", h.object("ConfigMap", name), err)
+		}
+	}
+	return nil
 }
