@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
@@ -24,7 +25,7 @@ type hookFlags struct {
 	access  kube.Access
 	log     logging.Options
 
-	proxySource, ipFamily, ipFamilySource, pauseImageSource string
+	mode, modeSource, ipFamily, ipFamilySource, pauseImageSource string
 }
 
 func newPrepare() *cobra.Command {
@@ -36,7 +37,7 @@ func newPrepare() *cobra.Command {
 mode, makes certificates and the push credential, writes the programs' payload into
 ConfigMaps and records what is desired. What is already right is left alone, so it can
 be run again at any time.`,
-		Example: `  init-hook prepare --namespace zarf --payload-id 0.1.0 --pause-image registry.k8s.io/pause:3.10.1`,
+		Example: `  init-hook prepare --namespace zarf --mode proxy --payload-id 0.1.0 --pause-images registry.k8s.io/pause:3.10.1`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, (*hook.Hook).Prepare)
@@ -63,6 +64,7 @@ through the loopback address, and only then records the mode as current.`,
 	}
 	f.common(cmd.Flags())
 	f.decisions(cmd.Flags())
+	cmd.Flags().StringSliceVar(&f.options.Proxies, "proxies", nil, "the proxy DaemonSets that the chart renders; others of the release are deleted")
 	cmd.Flags().BoolVar(&f.options.PushImages, "push-images", true, "push the project's own images into the registry")
 	cmd.Flags().BoolVar(&f.options.Prove, "prove", true, "prove by a pull on every node")
 	return cmd
@@ -92,17 +94,22 @@ func (f *hookFlags) common(flags *pflag.FlagSet) {
 
 func (f *hookFlags) decisions(flags *pflag.FlagSet) {
 	o := &f.options
-	flags.BoolVar(&o.RegistryProxy, "registry-proxy", true, "proxy mode (true) or nodeport mode (false)")
-	flags.StringVar(&f.proxySource, "registry-proxy-source", string(state.SourceValue), "what decided the mode: value, state or default")
+	flags.StringVar(&f.mode, "mode", string(state.ModeProxy), "how nodes reach the registry: proxy, nodeport or external")
+	flags.StringVar(&f.modeSource, "mode-source", string(state.SourceValue), "what decided the mode: value, state, cluster or default")
+	flags.StringVar(&o.RegistryURL, "registry-url", "", "the external registry, HOST[:PORT][/PATH]")
 	flags.IntVar(&o.Port, "port", 31999, "port on each node's loopback address")
 	flags.StringVar(&f.ipFamily, "ip-family", string(state.IPv4), "the cluster's: IPv4, IPv6 or DualStack")
 	flags.StringVar(&f.ipFamilySource, "ip-family-source", string(state.SourceDefault), "how the IP family is known: value, cluster or default")
 	flags.BoolVar(&o.HostNetwork, "host-network", false, "proxies use their node's network namespace")
+	flags.StringVar(&o.ProxyTLS, "proxy-tls", "never", "whether proxies answer TLS on the loopback address: always or never")
+	flags.BoolVar(&o.AnonymousPull, "anonymous-pull", false, "pulling through a node port needs no credential")
+	flags.BoolVar(&o.PodSecurityLabel, "pod-security-label", false, "label the namespace so that Pod Security admits the proxies")
+	flags.StringSliceVar(&o.IgnorePreflight, "ignore-preflight", nil, "checks whose blockers count as warnings, or all")
 	flags.BoolVar(&o.Injector, "injector", true, "programs reach the nodes as payload, not as images")
 	flags.StringVar(&o.PayloadID, "payload-id", "", "part of the payload's names that changes with its content")
 	flags.StringSliceVar(&o.Architectures, "architectures", []string{"amd64", "arm64"}, "architectures that the chart renders proxies for")
-	flags.StringVar(&o.PauseImage, "pause-image", "", "image that injected pods use by default")
-	flags.StringVar(&f.pauseImageSource, "pause-image-source", string(state.SourceDefault), "how the pause image is known: value, cluster or default")
+	flags.StringSliceVar(&o.PauseImages, "pause-images", nil, "images that injected pods use, the registry's first")
+	flags.StringVar(&f.pauseImageSource, "pause-image-source", string(state.SourceDefault), "how the pause images are known: value, cluster or default")
 	flags.StringVar(&o.ClusterDomain, "cluster-domain", "cluster.local", "the cluster's DNS domain")
 }
 
@@ -145,7 +152,7 @@ func (f *hookFlags) validate(flags *pflag.FlagSet) error {
 	if o.Timeout <= 0 {
 		refuse("--timeout is %s, which leaves no time", o.Timeout)
 	}
-	if flags.Lookup("registry-proxy") == nil {
+	if flags.Lookup("mode") == nil {
 		return errors.Join(errs...)
 	}
 
@@ -163,7 +170,11 @@ func (f *hookFlags) validate(flags *pflag.FlagSet) error {
 		}
 		return s
 	}
-	o.RegistryProxySource = source("registry-proxy-source", f.proxySource)
+	o.Mode = state.Mode(f.mode)
+	if !slices.Contains([]state.Mode{state.ModeProxy, state.ModeNodePort, state.ModeExternal}, o.Mode) {
+		refuse("--mode is %q: choose proxy, nodeport or external", o.Mode)
+	}
+	o.ModeSource = source("mode-source", f.modeSource)
 	o.IPFamilySource = source("ip-family-source", f.ipFamilySource)
 	o.PauseImageSource = source("pause-image-source", f.pauseImageSource)
 	if o.Injector && o.PayloadID == "" {
@@ -188,14 +199,17 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 	return phase(&hook.Hook{
 		Options: f.options,
 		Cluster: hook.Cluster{
-			Nodes:       client.CoreV1().Nodes(),
-			Secrets:     client.CoreV1().Secrets(namespace),
-			ConfigMaps:  client.CoreV1().ConfigMaps(namespace),
-			Pods:        client.CoreV1().Pods(namespace),
-			Events:      client.CoreV1().Events(namespace),
-			Deployments: client.AppsV1().Deployments(namespace),
-			DaemonSets:  client.AppsV1().DaemonSets(namespace),
-			Jobs:        client.BatchV1().Jobs(namespace),
+			Nodes:           client.CoreV1().Nodes(),
+			Namespaces:      client.CoreV1().Namespaces(),
+			Secrets:         client.CoreV1().Secrets(namespace),
+			ConfigMaps:      client.CoreV1().ConfigMaps(namespace),
+			Pods:            client.CoreV1().Pods(namespace),
+			Events:          client.CoreV1().Events(namespace),
+			Deployments:     client.AppsV1().Deployments(namespace),
+			DaemonSets:      client.AppsV1().DaemonSets(namespace),
+			Jobs:            client.BatchV1().Jobs(namespace),
+			Services:        client.CoreV1().Services(namespace),
+			ClusterServices: client.CoreV1().Services(metav1.NamespaceAll),
 		},
 		Programs: carriedPrograms{},
 		Registry: inClusterRegistry{log: log},

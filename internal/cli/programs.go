@@ -11,12 +11,14 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"oras.land/oras-go/v2/content"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/programs"
+	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
@@ -41,9 +43,16 @@ func (carriedPrograms) Payload(program, architecture string) (*injector.Payload,
 // inClusterRegistry is the registry as a hook Job's pod reaches it.
 type inClusterRegistry struct{ log *slog.Logger }
 
-func (inClusterRegistry) ProbeImage() string {
-	return imagesBelow + "/probe:" + version.Version
+// ProbeImage names the image that proves a mode.
+func (inClusterRegistry) ProbeImage(mode state.Mode) string {
+	return fmt.Sprintf("%s/probe-%s:%s", imagesBelow, mode, version.Version)
 }
+
+// HookImage is this program's own.
+func (inClusterRegistry) HookImage() *state.HookImage { return nil }
+
+// PlainOpen dials the pod.
+func (inClusterRegistry) PlainOpen(context.Context, *corev1.Pod) (bool, error) { return false, nil }
 
 // PushProgramImages pushes the images of the carried programs and of init-hook
 // itself, so that Jobs of later upgrades can be pulled from the registry.

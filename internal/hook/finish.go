@@ -21,9 +21,21 @@ type Registry interface {
 	// PushProgramImages pushes the project's own images below zarf-registry/ and
 	// returns them as "<repository>:<tag>". What the registry has is not sent.
 	PushProgramImages(ctx context.Context, access Access) ([]string, error)
-	// ProbeImage is the "<repository>:<tag>" of the tiny image that proves a pull.
-	ProbeImage() string
+	// HookImage is init-hook's own image as PushProgramImages pushes it; nil where
+	// it does not, because this process does not run on Linux.
+	HookImage() *state.HookImage
+	// ProbeImage is the "<repository>:<tag>" of the tiny image that proves a pull
+	// in a mode: the registry serves zarf-registry/probe-proxy to proxies only, and
+	// zarf-registry/probe-nodeport at the plain listener only, so that a pull cannot
+	// succeed by the other way.
+	ProbeImage(mode state.Mode) string
+	// PlainOpen says whether the plain listener of a registry pod accepts
+	// connections. An error means that nothing could be found out.
+	PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error)
 }
+
+// PlainPort is the registry's port without TLS, which the node port leads to.
+const PlainPort = 5001
 
 // Access is what it takes to write to the registry from inside the cluster.
 type Access struct {

@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -30,9 +31,11 @@ type Options struct {
 	// Namespace, Release and Name are the release's namespace, its name, and
 	// the chart's full name, from which the names of all objects are made.
 	Namespace, Release, Name string
-	// RegistryProxy chooses proxy mode; RegistryProxySource says who chose.
-	RegistryProxy       bool
-	RegistryProxySource state.Source
+	// Mode is how nodes reach the registry; ModeSource says who chose.
+	Mode       state.Mode
+	ModeSource state.Source
+	// RegistryURL is the external registry, HOST[:PORT][/PATH]; for external mode only.
+	RegistryURL string
 	// Port is the port on each node's loopback address.
 	Port int
 	// IPFamily is the cluster's; IPFamilySource says how it is known.
@@ -40,6 +43,11 @@ type Options struct {
 	IPFamilySource state.Source
 	// HostNetwork says whether proxies use their node's network namespace.
 	HostNetwork bool
+	// ProxyTLS says whether proxies answer TLS on the loopback address ("always")
+	// or plain HTTP only ("never").
+	ProxyTLS string
+	// AnonymousPull says whether pulling through a node port needs no credential.
+	AnonymousPull bool
 	// Injector says whether programs reach the nodes as payload (true) or as
 	// ordinary images (false).
 	Injector bool
@@ -47,14 +55,23 @@ type Options struct {
 	PayloadID string
 	// Architectures are those that the chart renders proxies for.
 	Architectures []string
-	// PauseImage is the image that injected pods use by default;
-	// PauseImageSource says how it was found.
-	PauseImage       string
+	// PauseImages are the images that injected pods use, the registry's first;
+	// PauseImageSource says how they were found.
+	PauseImages      []string
 	PauseImageSource state.Source
 	// ClusterDomain is the cluster's DNS domain, "cluster.local" by default.
 	ClusterDomain string
 	// Timeout bounds the whole run.
 	Timeout time.Duration
+	// PodSecurityLabel lets Prepare label the namespace so that its Pod Security
+	// level admits the proxies; Cleanup puts the former label back.
+	PodSecurityLabel bool
+	// IgnorePreflight are the names of checks whose blockers count as warnings;
+	// "all" is all of them.
+	IgnorePreflight []string
+	// Proxies are the names of the proxy DaemonSets that the chart renders; Finish
+	// deletes the others of the release once the nodes pull without them.
+	Proxies []string
 	// PushImages and Prove switch those steps of Finish.
 	PushImages, Prove bool
 }
@@ -74,6 +91,7 @@ type Hook struct {
 // of Options.Namespace. client-go's typed clients satisfy each part.
 type Cluster struct {
 	Nodes       Nodes
+	Namespaces  Namespaces
 	Secrets     Secrets
 	ConfigMaps  ConfigMaps
 	Pods        Pods
@@ -81,11 +99,34 @@ type Cluster struct {
 	Deployments Deployments
 	DaemonSets  DaemonSets
 	Jobs        Jobs
+	Services    Services
+	// ClusterServices are the Services of all namespaces.
+	ClusterServices ClusterServices
 }
 
 // Nodes reads nodes.
 type Nodes interface {
 	List(ctx context.Context, opts metav1.ListOptions) (*corev1.NodeList, error)
+}
+
+// Namespaces reads and labels the release's namespace; used with
+// Options.PodSecurityLabel only.
+type Namespaces interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Namespace, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*corev1.Namespace, error)
+}
+
+// Services reads, deletes and puts back the NodePort Service. Create is used for
+// dry runs besides.
+type Services interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Service, error)
+	Create(ctx context.Context, service *corev1.Service, opts metav1.CreateOptions) (*corev1.Service, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// ClusterServices lists the Services of all namespaces.
+type ClusterServices interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*corev1.ServiceList, error)
 }
 
 // Secrets reads and writes Secrets by name.
@@ -103,8 +144,10 @@ type ConfigMaps interface {
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-// Pods lists, creates and deletes pods.
+// Pods lists, creates and deletes pods, and annotates those whose mounted
+// Secrets shall be brought up to date at once. Create is used for dry runs besides.
 type Pods interface {
+	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*corev1.Pod, error)
 	List(ctx context.Context, opts metav1.ListOptions) (*corev1.PodList, error)
 	Create(ctx context.Context, pod *corev1.Pod, opts metav1.CreateOptions) (*corev1.Pod, error)
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
@@ -120,9 +163,10 @@ type Deployments interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*appsv1.Deployment, error)
 }
 
-// DaemonSets lists DaemonSets.
+// DaemonSets lists and deletes DaemonSets.
 type DaemonSets interface {
 	List(ctx context.Context, opts metav1.ListOptions) (*appsv1.DaemonSetList, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
 // Jobs deletes Jobs by name.
@@ -186,6 +230,9 @@ const (
 	SuffixNodeTLS     = "-node-tls"
 	SuffixPushTLS     = "-push-tls"
 	SuffixCredentials = "-credentials"
+	// SuffixPull is of the Secret for pulling through a node port. The registry's
+	// plain listener is open while that Secret has the key htpasswd.
+	SuffixPull = "-pull"
 )
 
 // Components label what the hook makes, and select what it looks for.
@@ -241,18 +288,14 @@ func serverName(name, namespace string) string {
 
 // Address is what image references begin with.
 func (o Options) Address() string {
+	if o.Mode == state.ModeExternal {
+		return o.RegistryURL
+	}
 	host := "127.0.0.1"
 	if o.IPFamily == state.IPv6 {
 		host = "[::1]"
 	}
 	return fmt.Sprintf("%s:%d", host, o.Port)
-}
-
-func (o Options) mode() state.Mode {
-	if o.RegistryProxy {
-		return state.ModeProxy
-	}
-	return state.ModeNodePort
 }
 
 // secret returns a Secret, or nil where there is none. One of that name that

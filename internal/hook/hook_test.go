@@ -79,7 +79,11 @@ func (r *registry) PushProgramImages(_ context.Context, a hook.Access) ([]string
 	r.pushed = append(r.pushed, a)
 	return []string{"zarf-registry/registry:dev"}, r.err
 }
-func (*registry) ProbeImage() string { return "zarf-registry/probe:dev" }
+func (*registry) HookImage() *state.HookImage { return nil }
+func (*registry) ProbeImage(mode state.Mode) string {
+	return "zarf-registry/probe-" + string(mode) + ":dev"
+}
+func (*registry) PlainOpen(context.Context, *corev1.Pod) (bool, error) { return false, nil }
 
 // bench is a hook with a fake cluster. The fake keeps objects as the API server
 // would; what kubelets and controllers do is done by reactions.
@@ -103,15 +107,16 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	b.hook = &hook.Hook{
 		Options: hook.Options{
 			Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry",
-			RegistryProxy: true, RegistryProxySource: state.SourceValue,
+			Mode: state.ModeProxy, ModeSource: state.SourceValue,
 			Port: 31999, IPFamily: state.IPv4, IPFamilySource: state.SourceCluster,
 			Injector: true, PayloadID: "0.1.0", Architectures: []string{"amd64", "arm64"},
-			PauseImage: pauseImage, PauseImageSource: state.SourceCluster,
+			PauseImages: []string{pauseImage}, PauseImageSource: state.SourceCluster,
 			ClusterDomain: "cluster.local", Timeout: time.Minute, PushImages: true, Prove: true,
 		},
 		Cluster: hook.Cluster{
 			Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), Pods: core.Pods("zarf"),
 			Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"), Jobs: b.client.BatchV1().Jobs("zarf"),
+			Namespaces: core.Namespaces(), Services: core.Services("zarf"), ClusterServices: core.Services(""),
 		},
 		Programs: cachedPrograms{},
 		Registry: b.registry,
@@ -418,11 +423,10 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 		want    string
 	}{
 		"no nodes":            {[]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}}, nil, "has no nodes"},
-		"nodeport mode":       {nil, func(o *hook.Options) { o.RegistryProxy = false }, "registryProxy=true"},
 		"a newer state":       {[]runtime.Object{node("n1"), saved(`{"version":2}`)}, nil, "Secret zarf/zarf-registry-state, key state.json: decoding state: it has version 2"},
 		"an unreadable state": {[]runtime.Object{node("n1"), saved(`rubbish`)}, nil, "decoding state"},
 		"a state of others":   {[]runtime.Object{node("n1"), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil, "was not made by init-hook"},
-		"a silent undoing":    {[]runtime.Object{node("n1"), saved(nodeport)}, func(o *hook.Options) { o.RegistryProxySource = state.SourceDefault }, "rendered without seeing it"},
+		"a silent undoing":    {[]runtime.Object{node("n1"), saved(nodeport)}, func(o *hook.Options) { o.ModeSource = state.SourceDefault }, "rendered without seeing it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)

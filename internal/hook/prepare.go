@@ -51,11 +51,11 @@ func (p *preparation) look(ctx context.Context) (string, error) {
 	byArchitecture := map[string]int{}
 	for _, n := range p.nodes {
 		byArchitecture[n.Status.NodeInfo.Architecture]++
-		if p.Options.Injector && ready(n) && !reports(n, p.Options.PauseImage) {
+		if p.Options.Injector && ready(n) && !slices.ContainsFunc(p.Options.PauseImages, func(i string) bool { return reports(n, i) }) {
 			// Not an error: a kubelet reports only its 50 largest images, and
 			// the pause image is among the smallest.
 			p.Log.Warn("a node does not report the pause image; injected pods start there only if it holds the image all the same",
-				"node", n.Name, "image", p.Options.PauseImage, "chosenBy", p.Options.PauseImageSource, "override", "injector.image")
+				"node", n.Name, "images", p.Options.PauseImages, "chosenBy", p.Options.PauseImageSource, "override", "injector.image")
 		}
 	}
 	var parts []string
@@ -82,17 +82,14 @@ func (p *preparation) readState(ctx context.Context) (string, error) {
 
 func (p *preparation) decide(context.Context) (string, error) {
 	o := p.Options
-	if !o.RegistryProxy {
-		return "", refuse("registryProxy=false (nodeport mode) is not supported by this release: set --set registryProxy=true")
-	}
-	if p.saved != nil && o.RegistryProxySource == state.SourceDefault && p.saved.Desired.Mode != o.mode() {
+	if p.saved != nil && o.ModeSource == state.SourceDefault && p.saved.Desired.Mode != o.Mode {
 		return "", refuse("the cluster uses %s mode, but the chart was rendered without seeing it and fell back to %s mode; name the mode: --set registryProxy=%t",
-			p.saved.Desired.Mode, o.mode(), p.saved.Desired.Mode == state.ModeProxy)
+			p.saved.Desired.Mode, o.Mode, p.saved.Desired.Mode == state.ModeProxy)
 	}
 	p.desired = state.Settings{
-		Mode: o.mode(), Address: o.Address(), Port: o.Port,
+		Mode: o.Mode, Address: o.Address(), Port: o.Port,
 		IPFamily: o.IPFamily, HostNetwork: o.HostNetwork,
-		MTLS: "internal", DecidedBy: o.RegistryProxySource,
+		MTLS: "internal", DecidedBy: o.ModeSource,
 	}
 	return fmt.Sprintf("%s at %s on %s, decided by %s", p.desired.Mode, p.desired.Address, p.desired.IPFamily, p.desired.DecidedBy), nil
 }

@@ -35,7 +35,7 @@ func (f *finishing) prove(ctx context.Context) (string, error) {
 	defer f.deleteProofs()
 	f.deleteProofs() // those of a run that was killed
 
-	image := f.Options.Address() + "/" + f.Registry.ProbeImage()
+	image := f.Options.Address() + "/" + f.Registry.ProbeImage(f.Options.Mode)
 	begin := f.Now()
 	for batch := range slices.Chunk(nodes, provers) {
 		if err := f.proveOn(ctx, batch, image); err != nil {

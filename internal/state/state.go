@@ -27,8 +27,12 @@ type Mode string
 
 // The modes.
 const (
-	ModeProxy    Mode = "proxy"
+	// ModeProxy: a proxy on every node's loopback address, mutual TLS to the registry.
+	ModeProxy Mode = "proxy"
+	// ModeNodePort: a NodePort Service, which kube-proxy serves on loopback.
 	ModeNodePort Mode = "nodeport"
+	// ModeExternal: a registry that is not ours; nothing is deployed.
+	ModeExternal Mode = "external"
 )
 
 // IPFamily is the cluster's address families.
@@ -69,9 +73,11 @@ const (
 type Settings struct {
 	Mode Mode `json:"mode"`
 	// Address is what image references begin with, host and port:
-	// "127.0.0.1:31999" or "[::1]:31999".
+	// "127.0.0.1:31999" or "[::1]:31999"; in external mode host, port and path of
+	// the registry as the user gave them.
 	Address string `json:"address"`
-	// Port is the port on each node's loopback address, the same in every mode.
+	// Port is the port on each node's loopback address, the same in proxy and
+	// nodeport mode; 0 in external mode.
 	Port     int      `json:"port"`
 	IPFamily IPFamily `json:"ipFamily"`
 	// HostNetwork says whether proxies use their node's network namespace.
@@ -92,9 +98,20 @@ type State struct {
 	Current *Settings `json:"current,omitempty"`
 	// Nodes are the names of the nodes that pulled in the last proof.
 	Nodes []string `json:"nodes,omitempty"`
+	// HookImage is init-hook's own image as finish pushes it into the registry,
+	// from where later Jobs can pull it; nil where it is not pushed.
+	HookImage *HookImage `json:"hookImage,omitempty"`
 	// UpdatedBy is the release of init-hook that wrote the state, UpdatedAt when.
 	UpdatedBy string    `json:"updatedBy"`
 	UpdatedAt time.Time `json:"updatedAt"`
+}
+
+// HookImage is an image inside the registry.
+type HookImage struct {
+	// Reference is "<repository>:<tag>", without the registry's address.
+	Reference string `json:"reference"`
+	// Architecture is the only one that it runs on, as in GOARCH.
+	Architecture string `json:"architecture"`
 }
 
 // Encode validates s and returns its JSON, with the version set.
@@ -160,11 +177,11 @@ func (s State) validate() error {
 
 func (s Settings) validate() error {
 	switch {
-	case !slices.Contains([]Mode{ModeProxy, ModeNodePort}, s.Mode):
+	case !slices.Contains([]Mode{ModeProxy, ModeNodePort, ModeExternal}, s.Mode):
 		return fmt.Errorf("unknown mode %q", s.Mode)
 	case !slices.Contains([]IPFamily{IPv4, IPv6, DualStack}, s.IPFamily):
 		return fmt.Errorf("unknown IP family %q", s.IPFamily)
-	case s.Port < 1 || s.Port > 65535:
+	case s.Mode != ModeExternal && (s.Port < 1 || s.Port > 65535):
 		return fmt.Errorf("port %d is impossible", s.Port)
 	case s.Address == "":
 		return errors.New("address is empty")
