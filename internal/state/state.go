@@ -20,6 +20,9 @@ const (
 	Version = 1
 	// Key is the Secret's key under which the JSON stands.
 	Key = "state.json"
+	// KeyRemovedService is the Secret's key under which the NodePort Service stands
+	// (as JSON) while a switch to proxy mode has removed it and nothing is proven yet.
+	KeyRemovedService = "removed-service.json"
 )
 
 // Mode is how a node's container runtime reaches the registry.
@@ -65,7 +68,7 @@ const (
 	// is proven.
 	PhasePrepared Phase = "prepared"
 	// PhaseReady: current equals desired and every node that was ready pulled
-	// through its loopback address.
+	// through its loopback address. In external mode nothing is to be proven.
 	PhaseReady Phase = "ready"
 )
 
@@ -82,10 +85,18 @@ type Settings struct {
 	IPFamily IPFamily `json:"ipFamily"`
 	// HostNetwork says whether proxies use their node's network namespace.
 	HostNetwork bool `json:"hostNetwork"`
-	// MTLS is the strategy by which the certificates are made: "internal".
+	// MTLS is the strategy by which the certificates are made: "internal"; empty in
+	// external mode, which has none.
 	MTLS string `json:"mtls"`
 	// DecidedBy is what decided the mode.
 	DecidedBy Source `json:"decidedBy"`
+}
+
+// Same says whether two settings have the nodes reach the registry in the same
+// way, whoever decided them.
+func (s Settings) Same(other Settings) bool {
+	s.DecidedBy = other.DecidedBy
+	return s == other
 }
 
 // State is the content of the Secret. Desired is what the last install or
@@ -171,6 +182,9 @@ func (s State) validate() error {
 	}
 	if s.Phase == PhaseReady && s.Current == nil {
 		return errors.New("phase is ready but nothing is current")
+	}
+	if i := s.HookImage; i != nil && (i.Reference == "" || i.Architecture == "") {
+		return fmt.Errorf("hookImage %q for architecture %q is incomplete", i.Reference, i.Architecture)
 	}
 	return nil
 }

@@ -23,6 +23,12 @@ func TestWhatWasEncodedIsDecoded(t *testing.T) {
 		"prepared": {Phase: state.PhasePrepared, Desired: settings()},
 		"ready": {Phase: state.PhaseReady, Desired: settings(), Current: &current, Nodes: []string{"n1", "n2"},
 			UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)},
+		"with an image for later Jobs": {Phase: state.PhasePrepared, Desired: settings(),
+			HookImage: &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}},
+		"nodeport": {Phase: state.PhasePrepared, Current: &current,
+			Desired: state.Settings{Mode: state.ModeNodePort, Address: "[::1]:31999", Port: 31999, IPFamily: state.IPv6, MTLS: "internal", DecidedBy: state.SourceCluster}},
+		"external, which has no port and no certificates": {Phase: state.PhasePrepared,
+			Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4, DecidedBy: state.SourceState}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			data, err := state.Encode(s)
@@ -66,6 +72,9 @@ func TestAStateThatCannotBeUnderstoodIsRefused(t *testing.T) {
 		"unknown family":  {replace(`"IPv4"`, `"IPX"`), "IPX"},
 		"impossible port": {replace(`"port":31999`, `"port":70000`), "70000"},
 		"ready, unproven": {replace(`"prepared"`, `"ready"`), "nothing is current"},
+		"no port":         {replace(`"port":31999`, `"port":0`), "port 0"},
+		"half an image":   {replace(`"updatedBy"`, `"hookImage":{"reference":"zarf-registry/init-hook:1","architecture":""},"updatedBy"`), "incomplete"},
+		"half a current":  {replace(`"updatedBy"`, `"current":{"mode":"proxy"},"updatedBy"`), "current: "},
 		"no address":      {replace(`"127.0.0.1:31999"`, `""`), "address is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -74,6 +83,18 @@ func TestAStateThatCannotBeUnderstoodIsRefused(t *testing.T) {
 				t.Errorf("error is %v, want one with %q", err, c.want)
 			}
 		})
+	}
+}
+
+func TestSettingsAreTheSameWhoeverDecidedThem(t *testing.T) {
+	a, b := settings(), settings()
+	b.DecidedBy = state.SourceState
+	if !a.Same(b) {
+		t.Error("another decision for the same settings makes them differ")
+	}
+	b.HostNetwork = true
+	if a.Same(b) {
+		t.Error("host network makes no difference")
 	}
 }
 
