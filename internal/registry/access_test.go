@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
@@ -210,35 +211,52 @@ func TestAuthorize(t *testing.T) {
 	for sentence, tt := range map[string]struct {
 		policy        policy
 		method        string
+		repository    string
 		organizations []string
 		credential    role
 		want          error
 	}{
-		"a node reads":                                     {mutual, "GET", node, unasked, nil},
-		"a node asks whether something is there":           {mutual, "HEAD", node, unasked, nil},
-		"a node does not write":                            {mutual, "PUT", node, unasked, errcode.ErrorCodeDenied},
-		"a node does not delete":                           {mutual, "DELETE", node, unasked, errcode.ErrorCodeDenied},
-		"a stranger does not read":                         {mutual, "GET", []string{"acme"}, unasked, errcode.ErrorCodeDenied},
-		"a stranger does not write":                        {mutual, "PUT", nil, unasked, errcode.ErrorCodeDenied},
-		"a pusher reads":                                   {mutual, "GET", push, unasked, nil},
-		"a pusher does not write without a credential":     {mutual, "PUT", push, roleNone, errcode.ErrorCodeUnauthorized},
-		"a pusher does not write with a pull credential":   {mutual, "PUT", push, rolePull, errcode.ErrorCodeDenied},
-		"a pusher writes with the push credential":         {mutual, "PUT", push, rolePush, nil},
-		"one of two organizations is enough":               {mutual, "PUT", []string{"acme", pki.OrganizationPush}, rolePush, nil},
-		"an unknown method is a write":                     {mutual, "BREW", node, unasked, errcode.ErrorCodeDenied},
-		"a method in lower case is a write":                {mutual, "get", node, unasked, errcode.ErrorCodeDenied},
-		"anonymous pull does not open a listener with TLS": {policy{mutualTLS: true, anonymousPull: true}, "GET", nil, unasked, errcode.ErrorCodeDenied},
-		"without TLS nobody reads without a credential":    {plain, "GET", nil, roleNone, errcode.ErrorCodeUnauthorized},
-		"without TLS an organization means nothing":        {plain, "GET", push, roleNone, errcode.ErrorCodeUnauthorized},
-		"without TLS a pull credential reads":              {plain, "GET", nil, rolePull, nil},
-		"without TLS a pull credential does not write":     {plain, "PUT", nil, rolePull, errcode.ErrorCodeDenied},
-		"without TLS the push credential reads":            {plain, "GET", nil, rolePush, nil},
-		"without TLS the push credential writes":           {plain, "PUT", nil, rolePush, nil},
-		"an anonymous read needs no credential":            {open, "GET", nil, unasked, nil},
-		"an anonymous write needs one":                     {open, "PUT", nil, roleNone, errcode.ErrorCodeUnauthorized},
+		"a node reads":                                     {mutual, "GET", "a", node, unasked, nil},
+		"a node asks whether something is there":           {mutual, "HEAD", "a", node, unasked, nil},
+		"a node does not write":                            {mutual, "PUT", "a", node, unasked, errcode.ErrorCodeDenied},
+		"a node does not delete":                           {mutual, "DELETE", "a", node, unasked, errcode.ErrorCodeDenied},
+		"a stranger does not read":                         {mutual, "GET", "a", []string{"acme"}, unasked, errcode.ErrorCodeDenied},
+		"a stranger does not write":                        {mutual, "PUT", "a", nil, unasked, errcode.ErrorCodeDenied},
+		"a pusher reads":                                   {mutual, "GET", "a", push, unasked, nil},
+		"a pusher does not write without a credential":     {mutual, "PUT", "a", push, roleNone, errcode.ErrorCodeUnauthorized},
+		"a pusher does not write with a pull credential":   {mutual, "PUT", "a", push, rolePull, errcode.ErrorCodeDenied},
+		"a pusher writes with the push credential":         {mutual, "PUT", "a", push, rolePush, nil},
+		"one of two organizations is enough":               {mutual, "PUT", "a", []string{"acme", pki.OrganizationPush}, rolePush, nil},
+		"an unknown method is a write":                     {mutual, "BREW", "a", node, unasked, errcode.ErrorCodeDenied},
+		"a method in lower case is a write":                {mutual, "get", "a", node, unasked, errcode.ErrorCodeDenied},
+		"anonymous pull does not open a listener with TLS": {policy{mutualTLS: true, anonymousPull: true}, "GET", "a", nil, unasked, errcode.ErrorCodeDenied},
+		"without TLS nobody reads without a credential":    {plain, "GET", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
+		"without TLS an organization means nothing":        {plain, "GET", "a", push, roleNone, errcode.ErrorCodeUnauthorized},
+		"without TLS a pull credential reads":              {plain, "GET", "a", nil, rolePull, nil},
+		"without TLS a pull credential does not write":     {plain, "PUT", "a", nil, rolePull, errcode.ErrorCodeDenied},
+		"without TLS the push credential reads":            {plain, "GET", "a", nil, rolePush, nil},
+		"without TLS the push credential writes":           {plain, "PUT", "a", nil, rolePush, nil},
+		"an anonymous read needs no credential":            {open, "GET", "a", nil, unasked, nil},
+		"a node reads the probe of the proxies":            {mutual, "GET", probeProxy, node, unasked, nil},
+		"a node does not read that of the node port":       {mutual, "GET", probeNodePort, node, unasked, errcode.ErrorCodeDenied},
+		"a stranger reads no probe":                        {mutual, "GET", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
+		"a node does not write a probe":                    {mutual, "PUT", probeProxy, node, unasked, errcode.ErrorCodeDenied},
+		"a pusher reads the probe of the node port":        {mutual, "HEAD", probeNodePort, push, unasked, nil},
+		"a pusher writes the probe of the node port":       {mutual, "PUT", probeNodePort, push, rolePush, nil},
+		"a pusher writes the probe of the proxies":         {mutual, "PUT", probeProxy, push, rolePush, nil},
+		"a pusher's certificate alone writes no probe":     {mutual, "PUT", probeNodePort, push, roleNone, errcode.ErrorCodeUnauthorized},
+		"a node and pusher reads every probe":              {mutual, "GET", probeNodePort, []string{pki.OrganizationNode, pki.OrganizationPush}, unasked, nil},
+		"without TLS the probe of the node port is read":   {plain, "GET", probeNodePort, nil, rolePull, nil},
+		"without TLS it needs a credential too":            {plain, "GET", probeNodePort, nil, roleNone, errcode.ErrorCodeUnauthorized},
+		"without TLS that of the proxies is not read":      {plain, "GET", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
+		"without TLS that of the proxies is not written":   {plain, "PUT", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
+		"anonymous pull opens the probe of the node port":  {open, "HEAD", probeNodePort, nil, unasked, nil},
+		"anonymous pull does not open that of the proxies": {open, "HEAD", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
+		"what is in no repository is read":                 {mutual, "GET", "", node, unasked, nil},
+		"an anonymous write needs one":                     {open, "PUT", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
 	} {
 		t.Run(sentence, func(t *testing.T) {
-			err := tt.policy.authorize(tt.method, tt.organizations, func() (role, error) {
+			err := tt.policy.authorize(tt.method, tt.repository, tt.organizations, func() (role, error) {
 				if tt.credential == unasked {
 					t.Error("the credential was looked at")
 				}
@@ -255,10 +273,70 @@ func TestAuthorize(t *testing.T) {
 	}
 	t.Run("an error of the check is passed on", func(t *testing.T) {
 		failure := errors.New("busy")
-		if err := plain.authorize("GET", nil, func() (role, error) { return rolePush, failure }); !errors.Is(err, failure) {
+		if err := plain.authorize("GET", "a", nil, func() (role, error) { return rolePush, failure }); !errors.Is(err, failure) {
 			t.Errorf("authorize() = %v", err)
 		}
 	})
+}
+
+func TestProbesAreBoundToTheirWay(t *testing.T) {
+	for _, anonymous := range []bool{false, true} {
+		i := start(t, newAuthority(t), t.TempDir(), func(o *Options) { o.AnonymousPull = anonymous })
+		pusher := i.pusher()
+		plain := i.plain().as(pullUser, pullPassword)
+		if anonymous {
+			plain = i.plain()
+		}
+		accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"}
+		for sentence, tt := range map[string]struct {
+			repository string
+			node       int
+			plain      int
+		}{
+			"the proxies' probe is read with TLS only":       {"zarf-registry/probe-proxy", http.StatusOK, http.StatusForbidden},
+			"the node port's probe is read without TLS only": {"zarf-registry/probe-nodeport", http.StatusForbidden, http.StatusOK},
+			"a name that begins alike is any other":          {"zarf-registry/probe-proxy2", http.StatusOK, http.StatusOK},
+			"so is one that goes on":                         {"zarf-registry/probe-nodeport/manifests", http.StatusOK, http.StatusOK},
+			"and one that goes on with a route":              {"zarf-registry/probe-proxy/blobs/uploads", http.StatusOK, http.StatusOK},
+			"and one that ends alike":                        {"x/zarf-registry/probe-proxy", http.StatusOK, http.StatusOK},
+		} {
+			t.Run(fmt.Sprintf("%s, anonymous pull %t", sentence, anonymous), func(t *testing.T) {
+				d, _ := pusher.pushImage(tt.repository, "dev", "layer")
+				escaped := strings.ReplaceAll(tt.repository, "/", "%2F")
+				for path, redirected := range map[string]bool{
+					"/v2/" + tt.repository + "/manifests/dev":                                false,
+					"/v2/" + tt.repository + "/manifests/dev?x=/v2/a/":                       false,
+					"/v2/" + tt.repository + "/manifests/" + d.String():                      false,
+					"/v2/" + tt.repository + "/blobs/" + digest.FromString("layer").String(): false,
+					"/v2/" + escaped + "/manifests/dev":                                      false,
+					"/v2//" + tt.repository + "/manifests/dev":                               true,
+					"/v2/%7aarf-registry/../" + escaped + "/manifests/dev":                   true,
+				} {
+					for _, method := range []string{http.MethodGet, http.MethodHead} {
+						for who, try := range map[string]struct {
+							client client
+							status int
+						}{"a pusher": {pusher, http.StatusOK}, "a node": {i.node(), tt.node}, "without TLS": {plain, tt.plain}} {
+							a, err := try.client.send(method, path, nil, accept...)
+							if err != nil || a.StatusCode != try.status {
+								t.Errorf("%s: %s %s: status %d, %v, want %d", who, method, path, a.StatusCode, err, try.status)
+								continue
+							}
+							if (a.Request.Response != nil) != redirected {
+								t.Errorf("%s: redirected %t: the test shows something else", path, !redirected)
+							}
+							if try.status == http.StatusForbidden && method == http.MethodGet &&
+								(a.code() != "DENIED" || !strings.Contains(a.body, "the one that proves this way is")) {
+								t.Errorf("%s: GET %s: %s", who, path, a.body)
+							}
+						}
+					}
+				}
+			})
+		}
+		i.plain().as(pushUser, pushPassword).must(http.StatusForbidden, "POST", "/v2/zarf-registry/probe-proxy/blobs/uploads/", nil)
+		i.plain().as(pushUser, pushPassword).must(http.StatusAccepted, "POST", "/v2/zarf-registry/probe-nodeport/blobs/uploads/", nil)
+	}
 }
 
 func TestRequestsAreLoggedAsLoudAsTheyMatter(t *testing.T) {

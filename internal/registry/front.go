@@ -94,7 +94,7 @@ func (f *front) admit(w http.ResponseWriter, r *http.Request, caller *caller) er
 		}
 		caller.organizations = r.TLS.PeerCertificates[0].Subject.Organization
 	}
-	return f.policy.authorize(r.Method, caller.organizations, func() (role, error) {
+	return f.policy.authorize(r.Method, repositoryOf(r), caller.organizations, func() (role, error) {
 		name, password, ok := r.BasicAuth()
 		if !ok {
 			return roleNone, nil
