@@ -9,9 +9,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -21,10 +24,9 @@ import (
 )
 
 const (
-	// credentialInterval is how often the htpasswd files are read again. The
-	// kubelet brings a changed Secret up to about 90 s late; a few seconds more
-	// are lost in it.
-	credentialInterval = 5 * time.Second
+	// credentialInterval is how often the htpasswd files are looked at. It is short because
+	// a switch of modes waits for it.
+	credentialInterval = time.Second
 	// maxCost is the highest bcrypt cost that is accepted. Each step doubles the
 	// time; this one takes about a second, and a typing error such as 31 days.
 	maxCost = 14
@@ -38,8 +40,12 @@ const (
 	maxWaiting = 32
 )
 
-// credentials verifies user names and passwords against htpasswd files, which
+// credentials verifies user names and passwords against two htpasswd files, which
 // it reads again when they change. All methods are safe for concurrent use.
+//
+// The file of those who may push must be there. That of those who may only pull
+// may come and go: while it is not there it has no users. A file that cannot be
+// used leaves the users in force that it had before.
 //
 // bcrypt is slow so that a stolen file is worth little. So that this slows no
 // push of a thousand requests, an entry remembers the password that it was last
@@ -47,13 +53,13 @@ const (
 // so that a flood of wrong passwords takes at most half of the processors, few
 // checks run at a time and few wait.
 type credentials struct {
-	files    []htpasswdFile
-	interval time.Duration
-	log      *slog.Logger
-	key      [sha256.Size]byte
-	running  chan struct{}
-	waiting  atomic.Int32
-	current  atomic.Pointer[userTable]
+	push, pull string // paths; pull may be empty
+	interval   time.Duration
+	log        *slog.Logger
+	key        [sha256.Size]byte
+	running    chan struct{}
+	waiting    atomic.Int32
+	current    atomic.Pointer[userTable]
 
 	reloadErrors atomic.Uint64
 	failure      string // the failure that was logged last; for the one goroutine that reloads
@@ -74,20 +80,22 @@ func (r checkResult) String() string {
 	return [...]string{"remembered", "matched", "refused", "busy"}[r]
 }
 
-// htpasswdFile is a file and what its users may do.
-type htpasswdFile struct {
-	path string
-	role role
-}
-
-// userTable is one generation of all files. It is immutable but for what its
-// users remember, which so ends with it.
+// userTable is one generation of both files.
 type userTable struct {
-	users map[string]*user
+	push *userFile
+	pull *userFile // nil while it is not there
 	// stranger stands for every user that does not exist, so that looking for
 	// one takes as long as a wrong password.
 	stranger *user
-	sum      [sha256.Size]byte
+	cost     int // of the stranger's hash, the highest of all
+}
+
+// userFile is one generation of one file. It is immutable but for what its users
+// remember, which so ends with it.
+type userFile struct {
+	users map[string]*user
+	cost  int // the highest of its hashes
+	sum   [sha256.Size]byte
 }
 
 type user struct {
@@ -96,87 +104,130 @@ type user struct {
 	proven atomic.Pointer[[sha256.Size]byte]
 }
 
-// openCredentials reads the files for the first time, which must succeed.
-func openCredentials(log *slog.Logger, files ...htpasswdFile) (*credentials, error) {
+// openCredentials reads the files for the first time. That of the pushers must be
+// good; one of the pullers that is not is only logged. An empty pull means that
+// there is no such file.
+func openCredentials(log *slog.Logger, push, pull string) (*credentials, error) {
 	c := &credentials{
-		files:    files,
+		push:     push,
+		pull:     pull,
 		interval: credentialInterval,
 		log:      log,
 		running:  make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
 	}
 	_, _ = rand.Read(c.key[:]) // never fails
-	if _, err := c.reload(); err != nil {
+	_, err := c.reload()
+	if c.current.Load() == nil {
 		return nil, err
 	}
+	c.report(false, err)
 	return c, nil
 }
 
-// run follows the files until ctx ends. While they cannot be used the last good
-// ones stay in force.
-func (c *credentials) run(ctx context.Context) {
+// run follows the files until ctx ends. It calls then at once, and after each
+// look at them.
+func (c *credentials) run(ctx context.Context, then func()) {
 	ticker := time.NewTicker(c.interval)
 	defer ticker.Stop()
 	for {
+		then()
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		changed, err := c.reload()
-		switch {
-		case err != nil:
-			if err.Error() != c.failure { // once, not every few seconds
-				c.failure = err.Error()
-				c.log.Error("cannot reload credentials, the old ones stay in force", "error", err)
-			}
-		case changed || c.failure != "":
-			c.failure = ""
-			c.log.Info("credentials reloaded", "users", len(c.current.Load().users))
-		}
+		c.report(c.reload())
 	}
 }
 
-func (c *credentials) reload() (changed bool, err error) {
-	defer func() {
-		if err != nil {
-			c.reloadErrors.Add(1)
-		}
-	}()
-	contents := make([][]byte, len(c.files))
-	sum := sha256.New()
-	for i, file := range c.files {
-		contents[i], err = os.ReadFile(file.path)
-		if err != nil {
-			return false, fmt.Errorf("reading credentials: %w", err)
-		}
-		_ = binary.Write(sum, binary.BigEndian, int64(len(contents[i])))
-		sum.Write(contents[i])
-	}
-	table := &userTable{users: map[string]*user{}, sum: [sha256.Size]byte(sum.Sum(nil))}
-	if old := c.current.Load(); old != nil && old.sum == table.sum {
-		return false, nil
-	}
-	cost := 0
-	for i, file := range c.files {
-		highest, err := table.add(contents[i], file.role)
-		if err != nil {
-			return false, fmt.Errorf("credentials %s: %w", file.path, err)
-		}
-		cost = max(cost, highest)
-	}
-	hash, err := bcrypt.GenerateFromPassword([]byte(rand.Text()), cost)
+// report logs how a reload went: a failure once, not every second.
+func (c *credentials) report(changed bool, err error) {
+	before := c.failure
+	c.failure = ""
 	if err != nil {
-		return false, fmt.Errorf("hashing a password that nobody has: %w", err)
+		c.failure = err.Error()
+		if c.failure != before {
+			c.log.Error("cannot load credentials, the users before stay in force", "error", err)
+		}
 	}
-	table.stranger = &user{hash: hash}
-	c.current.Store(table)
-	return true, nil
+	if changed || before != "" && err == nil {
+		c.log.Info("credentials reloaded", "users", c.current.Load().size())
+	}
 }
 
-// add parses an htpasswd file, in which each line is USER:HASH, empty or a
-// comment, and returns the highest cost of its hashes. Errors name the line and
-// never quote it.
-func (t *userTable) add(data []byte, has role) (highest int, err error) {
+// reload reads both files and puts into force those that are good. changed and
+// an error may come together, one from each file.
+func (c *credentials) reload() (changed bool, err error) {
+	old := c.current.Load()
+	if old == nil {
+		old = &userTable{}
+	}
+	next := &userTable{}
+	var pushErr, pullErr error
+	if next.push, pushErr = loadUsers(c.push, rolePush, old.push); pushErr != nil {
+		next.push = old.push
+	}
+	if c.pull != "" {
+		next.pull, pullErr = loadUsers(c.pull, rolePull, old.pull)
+		if pullErr == nil {
+			pullErr = next.collision(c.pull)
+		}
+		if errors.Is(pullErr, fs.ErrNotExist) {
+			pullErr = nil
+		} else if pullErr != nil {
+			next.pull = old.pull
+		}
+	}
+	if err = errors.Join(pushErr, pullErr); err != nil {
+		c.reloadErrors.Add(1)
+	}
+	if next.push == nil || next.push == old.push && next.pull == old.pull {
+		return false, err
+	}
+
+	next.cost = next.push.cost
+	if next.pull != nil {
+		next.cost = max(next.cost, next.pull.cost)
+	}
+	next.stranger = old.stranger
+	if next.cost != old.cost {
+		hash, err := bcrypt.GenerateFromPassword([]byte(rand.Text()), next.cost)
+		if err != nil {
+			return false, fmt.Errorf("hashing a password that nobody has: %w", err)
+		}
+		next.stranger = &user{hash: hash}
+	}
+	c.current.Store(next)
+	return true, err
+}
+
+// loadUsers reads a file. Where it has not changed, the users are the old ones
+// with what they remember.
+func loadUsers(path string, has role, old *userFile) (*userFile, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		// The kubelet may have put another directory in place between two steps of this look-up.
+		data, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading credentials: %w", err)
+	}
+	sum := sha256.Sum256(data)
+	if old != nil && old.sum == sum {
+		return old, nil
+	}
+	file, err := parseUsers(data, has)
+	if err != nil {
+		return nil, fmt.Errorf("credentials %s: %w", path, err)
+	}
+	file.sum = sum
+	return file, nil
+}
+
+// parseUsers parses an htpasswd file, in which each line is USER:HASH, empty or a
+// comment. Errors name the line and never quote it.
+func parseUsers(data []byte, has role) (*userFile, error) {
+	file := &userFile{users: map[string]*user{}}
 	for i, line := range strings.Split(string(data), "\n") {
 		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "#") {
@@ -184,33 +235,66 @@ func (t *userTable) add(data []byte, has role) (highest int, err error) {
 		}
 		name, hash, ok := strings.Cut(line, ":")
 		if !ok || name == "" {
-			return 0, fmt.Errorf("line %d is not USER:HASH", i+1)
+			return nil, fmt.Errorf("line %d is not USER:HASH", i+1)
 		}
 		cost, err := bcrypt.Cost([]byte(hash))
 		if err != nil || len(hash) != hashLength {
-			return 0, fmt.Errorf("line %d: the hash is not bcrypt, the only kind that is accepted: make it with htpasswd -B", i+1)
+			return nil, fmt.Errorf("line %d: the hash is not bcrypt, the only kind that is accepted: make it with htpasswd -B", i+1)
 		}
 		if cost > maxCost {
-			return 0, fmt.Errorf("line %d: bcrypt cost %d would take too long at each check, the highest is %d", i+1, cost, maxCost)
+			return nil, fmt.Errorf("line %d: bcrypt cost %d would take too long at each check, the highest is %d", i+1, cost, maxCost)
 		}
-		if t.users[name] != nil {
-			return 0, fmt.Errorf("line %d: user %q is there already", i+1, name)
+		if file.users[name] != nil {
+			return nil, fmt.Errorf("line %d: user %q is there already", i+1, name)
 		}
-		t.users[name] = &user{role: has, hash: []byte(hash)}
-		highest = max(highest, cost)
+		file.users[name] = &user{role: has, hash: []byte(hash)}
+		file.cost = max(file.cost, cost)
 	}
-	if highest == 0 {
-		return 0, errors.New("there is no user in it")
+	if len(file.users) == 0 {
+		return nil, errors.New("there is no user in it")
 	}
-	return highest, nil
+	return file, nil
 }
+
+// collision returns an error where a user of the file of pullers may push too:
+// one name cannot have two passwords.
+func (t *userTable) collision(pull string) error {
+	if t.push == nil {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.pull.users)) { // in order, so that the same error stays the same
+		if t.push.users[name] != nil {
+			return fmt.Errorf("credentials %s: user %q may push already: give it another name", pull, name)
+		}
+	}
+	return nil
+}
+
+// find returns a user, or nil. Where a name is in both files, which only a change
+// of the first can bring about, the first decides.
+func (t *userTable) find(name string) *user {
+	if u := t.push.users[name]; u != nil || t.pull == nil {
+		return u
+	}
+	return t.pull.users[name]
+}
+
+func (t *userTable) size() int {
+	if t.pull == nil {
+		return len(t.push.users)
+	}
+	return len(t.push.users) + len(t.pull.users)
+}
+
+// pullable tells whether users of the file of those who may only pull are in force.
+func (c *credentials) pullable() bool { return c.current.Load().pull != nil }
 
 // verify returns what the user may do, roleNone where the user does not exist or
 // the password is wrong. The only errors are TOOMANYREQUESTS, when too many
 // checks are waiting, and that of ctx.
 func (c *credentials) verify(ctx context.Context, name, password string) (role, error) {
 	table := c.current.Load()
-	u := table.users[name]
+	u := table.find(name)
 	if u == nil {
 		u = table.stranger
 	}
@@ -263,11 +347,11 @@ func (c *credentials) proof(name, password string) [sha256.Size]byte {
 	return [sha256.Size]byte(mac.Sum(nil))
 }
 
-// secret derives a secret for the given purpose from the files as they are now.
-// What it is derived from are hashes with random salts, which cannot be guessed.
+// secret derives a secret for the given purpose from the file of pushers as it is
+// now; that of pullers comes and goes. What it is derived from are hashes with
+// random salts, which cannot be guessed.
 func (c *credentials) secret(purpose string) string {
-	sum := c.current.Load().sum
-	mac := hmac.New(sha256.New, sum[:])
+	mac := hmac.New(sha256.New, c.current.Load().push.sum[:])
 	mac.Write([]byte(purpose))
 	return hex.EncodeToString(mac.Sum(nil))
 }
@@ -275,5 +359,5 @@ func (c *credentials) secret(purpose string) string {
 // known tells whether name is a user: only such names may be logged, because
 // people type passwords into the wrong field.
 func (c *credentials) known(name string) bool {
-	return c.current.Load().users[name] != nil
+	return c.current.Load().find(name) != nil
 }

@@ -3,7 +3,9 @@ package registry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -13,13 +15,14 @@ import (
 	"golang.org/x/crypto/bcrypt"
 )
 
-func openUsers(t *testing.T, data ...[]byte) *credentials {
+func openUsers(t *testing.T, push []byte, pull ...byte) *credentials {
 	t.Helper()
-	var files []htpasswdFile
-	for n, d := range data {
-		files = append(files, htpasswdFile{writeFile(t, filepath.Join(t.TempDir(), "htpasswd"), d), []role{rolePush, rolePull}[n]})
+	dir := t.TempDir()
+	pushFile, pullFile := writeFile(t, filepath.Join(dir, "push"), push), ""
+	if pull != nil {
+		pullFile = writeFile(t, filepath.Join(dir, "pull"), pull)
 	}
-	c, err := openCredentials(slog.New(slog.DiscardHandler), files...)
+	c, err := openCredentials(slog.New(slog.DiscardHandler), pushFile, pullFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +33,7 @@ func TestVerify(t *testing.T) {
 	long := strings.Repeat("x", maxPassword)
 	c := openUsers(t,
 		append([]byte("# users\n\n"), append(htpasswd(t, "push", "secret"), append(htpasswd(t, "long", long), htpasswd(t, "empty", "")...)...)...),
-		htpasswd(t, "pull", "secret!"))
+		htpasswd(t, "pull", "secret!")...)
 	for sentence, tt := range map[string]struct {
 		name, password string
 		want           role
@@ -133,32 +136,146 @@ func TestUnknownUsersCostAsMuchAsWrongPasswords(t *testing.T) {
 
 func TestHtpasswdRefusals(t *testing.T) {
 	good := string(htpasswd(t, "a", "secret"))
-	for sentence, tt := range map[string]struct{ push, pull, want string }{
-		"no user":                         {"# nobody\n", "", "there is no user"},
-		"a line without a colon":          {good + "secret", "", "line 2 is not USER:HASH"},
-		"a line without a user":           {":" + good, "", "line 1 is not USER:HASH"},
-		"a plain password":                {"a:secret", "", "line 1: the hash is not bcrypt"},
-		"an MD5 hash":                     {"a:$apr1$lZL6V/ci$eIMz/iKDkbtys/uU7LEK00", "", "htpasswd -B"},
-		"a SHA-1 hash":                    {"a:{SHA}fEqNCco3Yq9h5ZUglD3CZJT4lBs=", "", "htpasswd -B"},
-		"a hash that is cut":              {strings.TrimSpace(good)[:50], "", "not bcrypt"},
-		"something after the hash":        {strings.TrimSpace(good) + ":x", "", "not bcrypt"},
-		"a cost that takes forever":       {strings.Replace(good, "$04$", "$31$", 1), "", "cost 31"},
-		"a user twice":                    {good + good, "", `line 2: user "a" is there already`},
-		"a user who may push and may not": {good, good, `line 1: user "a" is there already`},
+	for sentence, tt := range map[string]struct{ data, want string }{
+		"no user":                   {"# nobody\n", "there is no user"},
+		"a line without a colon":    {good + "secret", "line 2 is not USER:HASH"},
+		"a line without a user":     {":" + good, "line 1 is not USER:HASH"},
+		"a plain password":          {"a:secret", "line 1: the hash is not bcrypt"},
+		"an MD5 hash":               {"a:$apr1$lZL6V/ci$eIMz/iKDkbtys/uU7LEK00", "htpasswd -B"},
+		"a SHA-1 hash":              {"a:{SHA}fEqNCco3Yq9h5ZUglD3CZJT4lBs=", "htpasswd -B"},
+		"a hash that is cut":        {strings.TrimSpace(good)[:50], "not bcrypt"},
+		"something after the hash":  {strings.TrimSpace(good) + ":x", "not bcrypt"},
+		"a cost that takes forever": {strings.Replace(good, "$04$", "$31$", 1), "cost 31"},
+		"a user twice":              {good + good, `line 2: user "a" is there already`},
 	} {
 		t.Run(sentence, func(t *testing.T) {
-			dir := t.TempDir()
-			files := []htpasswdFile{{writeFile(t, filepath.Join(dir, "push"), []byte(tt.push)), rolePush}}
-			if tt.pull != "" {
-				files = append(files, htpasswdFile{writeFile(t, filepath.Join(dir, "pull"), []byte(tt.pull)), rolePull})
-			}
-			_, err := openCredentials(slog.New(slog.DiscardHandler), files...)
-			if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), files[len(files)-1].path) {
+			path := writeFile(t, filepath.Join(t.TempDir(), "push"), []byte(tt.data))
+			_, err := openCredentials(slog.New(slog.DiscardHandler), path, "")
+			if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), path) {
 				t.Fatalf("openCredentials() = %v, want something about %q", err, tt.want)
 			}
 			if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "$") {
 				t.Errorf("the error holds what is secret: %v", err)
 			}
 		})
+	}
+}
+
+// Each step begins where the one before has ended.
+func TestTheFilesAreFollowedEachByItself(t *testing.T) {
+	dir := t.TempDir()
+	push, pull := writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "1")), filepath.Join(dir, "pull", "htpasswd")
+	c, err := openCredentials(slog.New(slog.DiscardHandler), push, pull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := c.secret("x")
+	put := func(path string, data []byte) func() {
+		return func() {
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			writeFile(t, path, data)
+		}
+	}
+	remove := func(path string) func() {
+		return func() {
+			if err := os.RemoveAll(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, step := range []struct {
+		sentence string
+		change   func()
+		users    string // NAME:PASSWORD:ROLE of those that are let in
+		pullable bool
+		changed  bool
+		failure  string
+	}{
+		{"a directory that is not there has no users", func() {}, "push:1:2", false, false, ""},
+		{"the file comes", put(pull, htpasswd(t, "pull", "1")), "push:1:2 pull:1:1", true, true, ""},
+		{"nothing happens", func() {}, "push:1:2 pull:1:1", true, false, ""},
+		{"it changes", put(pull, htpasswd(t, "pull", "2")), "push:1:2 pull:2:1", true, true, ""},
+		{"it breaks", put(pull, []byte("rubbish")), "push:1:2 pull:2:1", true, false, "USER:HASH"},
+		{"the other changes while it is broken", put(push, htpasswd(t, "push", "2")), "push:2:2 pull:2:1", true, true, "USER:HASH"},
+		{"it is empty", put(pull, nil), "push:2:2 pull:2:1", true, false, "no user"},
+		{"it goes", remove(pull), "push:2:2", false, true, ""},
+		{"it comes broken", put(pull, []byte("rubbish")), "push:2:2", false, false, "USER:HASH"},
+		{"it comes with a user who may push", put(pull, htpasswd(t, "push", "1")), "push:2:2", false, false, `user "push" may push already`},
+		{"it is good", put(pull, htpasswd(t, "pull", "1")), "push:2:2 pull:1:1", true, true, ""},
+		{"a user of it may push from now on", put(push, htpasswd(t, "pull", "2")), "pull:2:2", true, true, `user "pull" may push already`},
+		{"not any more", put(push, htpasswd(t, "push", "1")), "push:1:2 pull:1:1", true, true, ""},
+		{"the other goes", remove(push), "push:1:2 pull:1:1", true, false, "no such file"},
+		{"it goes too, directory and all", remove(filepath.Dir(pull)), "push:1:2", false, true, "no such file"},
+		{"the other is back", put(push, htpasswd(t, "push", "2")), "push:2:2", false, true, ""},
+	} {
+		step.change()
+		changed, err := c.reload()
+		if changed != step.changed || (err == nil) != (step.failure == "") || err != nil && !strings.Contains(err.Error(), step.failure) {
+			t.Errorf("%s: reload() = %t, %v", step.sentence, changed, err)
+		}
+		var users []string
+		for _, name := range []string{"push", "pull"} {
+			for _, password := range []string{"1", "2"} {
+				if has, err := c.verify(context.Background(), name, password); err != nil || has != roleNone {
+					users = append(users, fmt.Sprintf("%s:%s:%d", name, password, has))
+				}
+			}
+		}
+		if got := strings.Join(users, " "); got != step.users {
+			t.Errorf("%s: users %q, want %q", step.sentence, got, step.users)
+		}
+		if c.pullable() != step.pullable {
+			t.Errorf("%s: pullable() = %t", step.sentence, c.pullable())
+		}
+	}
+	put(push, htpasswd(t, "push", "1"))()
+	if c.secret("x") == secret {
+		t.Error("the secret does not depend on the users who may push")
+	}
+}
+
+func TestTheSecretIsThatOfThePushers(t *testing.T) {
+	push, pull := htpasswd(t, "push", "secret"), htpasswd(t, "pull", "secret")
+	secret := openUsers(t, push).secret("x")
+	for sentence, tt := range map[string]struct {
+		of   *credentials
+		same bool
+	}{
+		"with the same pushers it is the same":     {openUsers(t, push), true},
+		"with users who pull it is the same":       {openUsers(t, push, pull...), true},
+		"with other pushers it is another":         {openUsers(t, htpasswd(t, "push", "secret")), false},
+		"users who pull and push are not mistaken": {openUsers(t, pull, push...), false},
+	} {
+		if got := tt.of.secret("x") == secret; got != tt.same {
+			t.Errorf("%s: same secret %t", sentence, got)
+		}
+	}
+	if openUsers(t, push).secret("y") == secret {
+		t.Error("another purpose has the same secret")
+	}
+}
+
+func TestUsersAreRememberedWhileOthersCome(t *testing.T) {
+	dir := t.TempDir()
+	pull := filepath.Join(dir, "pull")
+	c, err := openCredentials(slog.New(slog.DiscardHandler), writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "secret")), pull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pullers := range []string{"", "pull"} {
+		if pullers != "" {
+			writeFile(t, pull, htpasswd(t, pullers, "secret"))
+			if changed, err := c.reload(); !changed || err != nil {
+				t.Fatalf("reload() = %t, %v", changed, err)
+			}
+		}
+		if got, err := c.verify(context.Background(), "push", "secret"); got != rolePush || err != nil {
+			t.Errorf("verify() = %d, %v", got, err)
+		}
+	}
+	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkRemembered].Load(); matched != 1 || remembered != 1 {
+		t.Errorf("%d passwords matched by bcrypt and %d from memory, want 1 and 1", matched, remembered)
 	}
 }

@@ -82,6 +82,15 @@ func (m *metrics) watchCredentials(c *credentials) {
 		func() float64 { return float64(c.reloadErrors.Load()) })
 }
 
+func (m *metrics) watchPlain(p *plainListener) {
+	m.gauge("zarf_registry_plain_listener_open", "1 while the plain listener, which follows the file of --pull-htpasswd, is open, else 0.", nil, func() float64 {
+		if p.address() == nil {
+			return 0
+		}
+		return 1
+	})
+}
+
 func (m *metrics) watchStorage(h *storageHealth) {
 	m.gauge("zarf_registry_storage_healthy", "1 while the storage answers, else 0.", nil, func() float64 {
 		if h.err(time.Now()) != nil {

@@ -2,9 +2,10 @@
 // github.com/distribution/distribution/v3 behind an HTTP front of its own.
 //
 // The front owns what distribution leaves out or does once and for all at its
-// start: mutual TLS whose certificates and CAs follow the mounted files, who may
-// read and who may write, health and metrics on ports of their own, deadlines
-// that end stalled connections but no slow ones, and draining. Distribution
+// start: mutual TLS whose certificates and CAs follow the mounted files, a plain
+// listener that opens and closes with the file of its users, who may read and who
+// may write, health and metrics on ports of their own, deadlines that end stalled
+// connections but no slow ones, and draining. Distribution
 // stores and serves: nothing here knows manifests, and of blobs only where their
 // bytes are.
 //

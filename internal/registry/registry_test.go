@@ -129,6 +129,7 @@ type instance struct {
 	root      string // of the filesystem driver
 	tlsDir    string
 	htpasswd  string
+	pull      string            // the file that opens the plain listener
 	addresses map[string]string // by listener
 	stop      func() error
 	logs      *lockedBuffer
@@ -164,6 +165,7 @@ func open(t testing.TB, ca authority, root string, changes ...func(*Options)) *i
 	for _, change := range changes {
 		change(&options)
 	}
+	i.pull = options.PullHtpasswd
 	var err error
 	if i.server, err = Open(options); err != nil {
 		t.Fatal(err)
@@ -182,6 +184,9 @@ func (i *instance) run() {
 		i.addresses[e.name] = e.listener.Addr().String()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
+	if i.server.plain != nil {
+		i.addresses["plain"] = i.server.options.PlainListen
+	}
 	ended := make(chan error, 1)
 	go func() { ended <- i.server.serve(ctx, registry, about) }()
 	i.stop = sync.OnceValue(func() error {
@@ -192,6 +197,24 @@ func (i *instance) run() {
 		if err := i.stop(); err != nil {
 			i.t.Errorf("server: %v", err)
 		}
+	})
+	if i.server.plain != nil {
+		if _, err := os.Stat(i.pull); err == nil {
+			i.waitOpen()
+		}
+	}
+}
+
+// waitOpen waits until the plain listener is open, and takes note of its address.
+func (i *instance) waitOpen() {
+	i.t.Helper()
+	eventually(i.t, "the plain listener opens", func() bool {
+		address := i.server.plain.address()
+		if address == nil {
+			return false
+		}
+		i.addresses["plain"] = address.String()
+		return true
 	})
 }
 

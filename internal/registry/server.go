@@ -42,9 +42,9 @@ type Options struct {
 	// Config comes from LoadConfig. The Server takes it over.
 	//
 	// Its http.secret signs the state of uploads, which clients carry from one
-	// request to the next. Where it is empty one is derived from the files of
-	// users: so replicas continue each other's uploads, and a registry its own
-	// after a restart, as long as they have the same users.
+	// request to the next. Where it is empty one is derived from the file of
+	// Htpasswd: so replicas continue each other's uploads, and a registry its own
+	// after a restart, as long as they have the same users who may push.
 	Config *configuration.Configuration
 
 	// Listen is where clients with certificates are served; it needs TLSDir.
@@ -52,7 +52,8 @@ type Options struct {
 	// TLSDir holds tls.crt, tls.key and ca.crt, which are followed.
 	TLSDir string
 	// PlainListen is where clients without TLS are served. At least one of
-	// Listen and PlainListen is required.
+	// Listen and PlainListen is required. With PullHtpasswd the listener is open
+	// exactly while that file is there.
 	PlainListen string
 	// AnonymousPull lets anyone read at PlainListen.
 	AnonymousPull bool
@@ -62,9 +63,14 @@ type Options struct {
 	MetricsListen string
 
 	// Htpasswd is the file of the users who may pull and push; required. It is
-	// followed.
+	// followed: looked at every second. What cannot be used leaves the users before
+	// in force and is logged.
 	Htpasswd string
-	// PullHtpasswd is the file of the users who may only pull, or empty.
+	// PullHtpasswd is the file of the users who may only pull, or empty; it needs
+	// PlainListen, which it opens. It is followed, and may come and go: when it
+	// comes its users are accepted and the listener opens; when it goes the
+	// listener closes, requests under way have 10 minutes to end, and its users are
+	// not accepted any more. While it was never usable the listener stays closed.
 	PullHtpasswd string
 
 	// ShutdownDelay is how long the server goes on after it was told to end, not
@@ -87,6 +93,8 @@ func (o *Options) validate() error {
 		return errors.New("--htpasswd is required: nobody could push")
 	case o.AnonymousPull && o.PlainListen == "":
 		return errors.New("--anonymous-pull is about --plain-listen, which is not given; with TLS a client certificate is always required")
+	case o.PullHtpasswd != "" && o.PlainListen == "":
+		return errors.New("--pull-htpasswd is about --plain-listen, which is not given; with TLS the client certificate decides who may read")
 	case o.ShutdownDelay < 0 || o.DrainTimeout < 0:
 		return errors.New("--shutdown-delay and --drain-timeout must not be negative")
 	}
@@ -99,6 +107,7 @@ type Server struct {
 	app          *handlers.App
 	certificates *tlsfiles.Source // nil without Options.Listen
 	credentials  *credentials
+	plain        *plainListener // nil unless it follows Options.PullHtpasswd
 	health       *storageHealth
 	metrics      *metrics
 	log          *slog.Logger
@@ -124,14 +133,14 @@ func Open(options Options) (*Server, error) {
 		}
 		s.metrics.watchCertificates(s.certificates)
 	}
-	files := []htpasswdFile{{options.Htpasswd, rolePush}}
-	if options.PullHtpasswd != "" {
-		files = append(files, htpasswdFile{options.PullHtpasswd, rolePull})
-	}
-	if s.credentials, err = openCredentials(s.log, files...); err != nil {
+	if s.credentials, err = openCredentials(s.log, options.Htpasswd, options.PullHtpasswd); err != nil {
 		return nil, err
 	}
 	s.metrics.watchCredentials(s.credentials)
+	if options.PullHtpasswd != "" {
+		s.plain = newPlainListener(s.plainEndpoint, s.log)
+		s.metrics.watchPlain(s.plain)
+	}
 
 	config := options.Config
 	if config.HTTP.Secret == "" {
@@ -174,7 +183,8 @@ type endpoint struct {
 	server   *http.Server
 }
 
-// endpoints lists those that serve the registry and those that serve about it.
+// endpoints lists those that serve the registry and those that serve about it, all
+// but a plain listener that opens and closes.
 func (s *Server) endpoints() (registry, about []*endpoint) {
 	if s.options.Listen != "" {
 		front := s.front("tls", policy{mutualTLS: true})
@@ -184,9 +194,8 @@ func (s *Server) endpoints() (registry, about []*endpoint) {
 		e.server.ConnContext = front.connContext
 		registry = append(registry, e)
 	}
-	if s.options.PlainListen != "" {
-		front := s.front("plain", policy{anonymousPull: s.options.AnonymousPull})
-		registry = append(registry, s.endpoint(front.name, s.options.PlainListen, front))
+	if s.options.PlainListen != "" && s.plain == nil {
+		registry = append(registry, s.plainEndpoint())
 	}
 	if s.options.HealthListen != "" {
 		about = append(about, s.endpoint("health", s.options.HealthListen, s.healthHandler()))
@@ -198,6 +207,11 @@ func (s *Server) endpoints() (registry, about []*endpoint) {
 		e.server.ReadTimeout, e.server.WriteTimeout = aboutTimeout, aboutTimeout
 	}
 	return registry, about
+}
+
+func (s *Server) plainEndpoint() *endpoint {
+	front := s.front("plain", policy{anonymousPull: s.options.AnonymousPull})
+	return s.endpoint(front.name, s.options.PlainListen, front)
 }
 
 func (s *Server) front(name string, policy policy) *front {
@@ -233,7 +247,8 @@ func (s *Server) endpoint(name, address string, handler http.Handler) *endpoint 
 
 // Serve listens and serves until ctx ends, then drains: not ready at once, no
 // new connections after Options.ShutdownDelay, and all cut off after
-// Options.DrainTimeout. It returns nil after that, or the error of a listener.
+// Options.DrainTimeout. It returns nil after that, or the error of a listener. A
+// plain listener that follows Options.PullHtpasswd returns none: it tries again.
 func (s *Server) Serve(ctx context.Context) error {
 	registry, about := s.endpoints()
 	if err := listen(ctx, slices.Concat(about, registry)); err != nil {
@@ -245,15 +260,20 @@ func (s *Server) Serve(ctx context.Context) error {
 // listen opens all listeners or none.
 func listen(ctx context.Context, endpoints []*endpoint) error {
 	for i, e := range endpoints {
-		var config net.ListenConfig
-		listener, err := config.Listen(ctx, "tcp", e.address)
-		if err != nil {
+		if err := e.listen(ctx); err != nil {
 			for _, open := range endpoints[:i] {
 				_ = open.listener.Close()
 			}
-			return fmt.Errorf("listening for %s: %w", e.name, err)
+			return err
 		}
-		e.listener = listener
+	}
+	return nil
+}
+
+func (e *endpoint) listen(ctx context.Context) (err error) {
+	var config net.ListenConfig
+	if e.listener, err = config.Listen(ctx, "tcp", e.address); err != nil {
+		return fmt.Errorf("listening for %s: %w", e.name, err)
 	}
 	return nil
 }
@@ -261,7 +281,7 @@ func listen(ctx context.Context, endpoints []*endpoint) error {
 func (s *Server) serve(ctx context.Context, registry, about []*endpoint) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
-	running.Go(func() { s.credentials.run(background) })
+	running.Go(func() { s.credentials.run(background, func() { s.followPullers(background) }) })
 	go s.health.run(background) // not waited for: a storage may hang
 	if s.certificates != nil {
 		running.Go(func() { s.certificates.Run(background) })
@@ -285,6 +305,9 @@ func (s *Server) serve(ctx context.Context, registry, about []*endpoint) error {
 	s.draining.Store(true)
 	s.log.Info("shutting down", "delay", delay.String(), "drain", s.options.DrainTimeout.String())
 	<-s.after(delay)
+	if s.plain != nil {
+		registry = append(registry, s.plain.retire()...)
+	}
 	s.drain(registry)
 	for _, e := range about {
 		_ = e.server.Close()
@@ -311,13 +334,34 @@ func (s *Server) drain(endpoints []*endpoint) {
 	var draining sync.WaitGroup
 	for _, e := range endpoints {
 		draining.Go(func() {
-			if err := e.server.Shutdown(ctx); err != nil {
+			if err := e.drain(ctx); err != nil {
 				s.log.Warn("requests were cut off: raise --drain-timeout", "listener", e.name, "error", err)
-				_ = e.server.Close()
 			}
 		})
 	}
 	draining.Wait()
+}
+
+// drain closes the listener and idle connections at once, and the others as their
+// requests end. When ctx ends before, it cuts them off and returns why.
+func (e *endpoint) drain(ctx context.Context) error {
+	err := e.server.Shutdown(ctx)
+	if err != nil {
+		_ = e.server.Close()
+	}
+	return err
+}
+
+// followPullers opens the plain listener while users who may only pull are in
+// force, and closes it while not.
+func (s *Server) followPullers(ctx context.Context) {
+	switch {
+	case s.plain == nil:
+	case s.credentials.pullable():
+		s.plain.open(ctx, "there are users in "+s.options.PullHtpasswd)
+	default:
+		s.plain.close("there are no users in " + s.options.PullHtpasswd)
+	}
 }
 
 // healthHandler answers /healthz while the process runs, for liveness: no

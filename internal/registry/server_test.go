@@ -31,11 +31,12 @@ func (i *instance) metrics() string {
 	return i.about("metrics").must(http.StatusOK, "GET", "/metrics", nil).body
 }
 
-// inFlight is how many requests the TLS listener serves. It can be asked after
-// the server has ended.
-func (i *instance) inFlight() float64 {
+// inFlight is how many requests a listener serves. It can be asked after the
+// server has ended.
+func (i *instance) inFlight(listener string) float64 {
+	i.t.Helper()
 	var m dto.Metric
-	if err := i.server.metrics.inFlight.WithLabelValues("tls").Write(&m); err != nil {
+	if err := i.server.metrics.inFlight.WithLabelValues(listener).Write(&m); err != nil {
 		i.t.Fatal(err)
 	}
 	return m.GetGauge().GetValue()
@@ -189,8 +190,11 @@ func TestUploadsMoveBetweenReplicas(t *testing.T) {
 		second func(first *Options) func(*Options)
 		status int
 	}{
-		"replicas with the same users share a secret": {func(first *Options) func(*Options) {
-			return func(o *Options) { o.Htpasswd, o.PullHtpasswd = first.Htpasswd, first.PullHtpasswd }
+		"replicas whose users push alike share a secret": {func(first *Options) func(*Options) {
+			return func(o *Options) { o.Htpasswd = first.Htpasswd }
+		}, http.StatusCreated},
+		"so do those where one has no users who pull": {func(first *Options) func(*Options) {
+			return func(o *Options) { o.Htpasswd, o.PullHtpasswd = first.Htpasswd, "" }
 		}, http.StatusCreated},
 		"so do those with the same http.secret": {func(first *Options) func(*Options) {
 			return func(o *Options) { o.Config.HTTP.Secret = first.Config.HTTP.Secret }
@@ -233,7 +237,7 @@ func TestShutdownLetsRequestsEnd(t *testing.T) {
 	if _, err := rest.Write([]byte("slow ")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the upload is under way", func() bool { return i.inFlight() == 1 })
+	eventually(t, "the upload is under way", func() bool { return i.inFlight("tls") == 1 })
 	stopped := make(chan error, 1)
 	go func() { stopped <- i.stop() }()
 	eventually(t, "it says that it is shutting down", func() bool {
@@ -277,7 +281,7 @@ func TestShutdownCutsOffWhatDoesNotEnd(t *testing.T) {
 	if _, err := rest.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the upload is under way", func() bool { return i.inFlight() == 1 })
+	eventually(t, "the upload is under way", func() bool { return i.inFlight("tls") == 1 })
 	if err := i.stop(); err != nil {
 		t.Error(err)
 	}
@@ -288,7 +292,7 @@ func TestShutdownCutsOffWhatDoesNotEnd(t *testing.T) {
 	if !strings.Contains(i.logs.String(), "requests were cut off") {
 		t.Error("nothing is logged")
 	}
-	eventually(t, "the handler is done with its files", func() bool { return i.inFlight() == 0 })
+	eventually(t, "the handler is done with its files", func() bool { return i.inFlight("tls") == 0 })
 }
 
 func TestServeSaysWhichListenerFails(t *testing.T) {
@@ -326,8 +330,11 @@ func TestOpenRefuses(t *testing.T) {
 		"a certificate directory missing": {func(o *Options) { o.Listen, o.TLSDir = ":0", filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
 		"no users":                        {func(o *Options) { o.Htpasswd = "" }, "--htpasswd is required"},
 		"a missing file of users":         {func(o *Options) { o.Htpasswd = filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
-		"an empty file of users":          {func(o *Options) { o.PullHtpasswd = file }, "there is no user in it"},
-		"a negative time":                 {func(o *Options) { o.DrainTimeout = -1 }, "must not be negative"},
+		"an empty file of users":          {func(o *Options) { o.Htpasswd = file }, "there is no user in it"},
+		"pull users without a listener for them": {func(o *Options) {
+			o.PullHtpasswd, o.PlainListen, o.Listen, o.TLSDir = file, "", ":0", dir
+		}, "--pull-htpasswd"},
+		"a negative time": {func(o *Options) { o.DrainTimeout = -1 }, "must not be negative"},
 		"anonymous pull without a listener for it": {func(o *Options) {
 			o.AnonymousPull, o.PlainListen, o.Listen, o.TLSDir = true, "", ":0", dir
 		}, "--anonymous-pull"},

@@ -50,6 +50,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 		"a missing configuration":          {[]string{"serve", "--config=/nowhere/config.yml"}, 2, []string{"/nowhere/config.yml", "no such file"}},
 		"a wrong configuration":            {[]string{"serve", "--config", wrong}, 2, []string{wrong, "* http.addr", "* http.prefix"}},
 		"missing certificates":             {[]string{"serve", "--config", config, "--tls-dir=/nowhere"}, 2, []string{"/nowhere"}},
+		"pull users without a listener":    {[]string{"serve", "--config", config, "--pull-htpasswd=users"}, 2, []string{"--pull-htpasswd is about --plain-listen"}},
 		"garbage in memory":                {[]string{"garbage-collect", "--config", inMemory}, 1, []string{"nothing to collect"}},
 		"garbage that cannot be read":      {[]string{"garbage-collect", "--config", unreadable}, 1, []string{"reading the storage"}},
 		"garbage of a wrong configuration": {[]string{"garbage-collect", "--config", wrong}, 2, []string{"* http.addr"}},
@@ -79,6 +80,7 @@ func TestResultsGoToStdout(t *testing.T) {
 		"what would be collected":   {[]string{"garbage-collect", "--config", config, "--dry-run", "--delete-untagged"}, `^would free 0 bytes: 0 blobs, 0 manifests\n$`},
 		"help, with when it's safe": {[]string{"garbage-collect", "--help"}, `safe while nobody pushes`},
 		"help, with examples":       {[]string{"serve", "--help"}, `Examples:`},
+		"help, with what opens it":  {[]string{"serve", "--help"}, `--plain-listen is open exactly while that file is there`},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			code, stdout, stderr := run(tt.args...)

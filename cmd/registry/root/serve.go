@@ -31,7 +31,15 @@ are filesystem, s3 and inmemory. Settings that this registry would ignore are re
 
 At --listen a client certificate is required. One of the organization zarf-registry:node may read; one of
 zarf-registry:push may read, and write with a user name and a password of --htpasswd. At --plain-listen the user name
-and the password alone decide. Certificates, CAs and users are followed when their files change.`,
+and the password alone decide. Certificates, CAs and users are followed when their files change.
+
+With --pull-htpasswd, --plain-listen is open exactly while that file is there: within a second of its coming its users
+are accepted and the address is open, within a second of its going new connections are refused, requests under way
+have 10 minutes to end, and its users are not accepted any more. A file that cannot be used opens nothing, and leaves
+the users before in force. An address that is taken is tried again. Without --pull-htpasswd it is always open.
+
+The repository zarf-registry/probe-proxy is served at --listen only, zarf-registry/probe-nodeport at --plain-listen
+only, but a certificate of zarf-registry:push leads to both: so a pull from one of them proves its way.`,
 		Example: `  # as the chart does
   registry serve
 
@@ -63,10 +71,10 @@ and the password alone decide. Certificates, CAs and users are followed when the
 	flags.StringVar(&config, "config", defaultConfig, "`FILE` of the configuration")
 	flags.StringVar(&options.Listen, "listen", ":5000", "`ADDRESS` for clients with a certificate; empty for none")
 	flags.StringVar(&options.TLSDir, "tls-dir", "/etc/zarf-registry/tls", "`DIRECTORY` of tls.crt, tls.key and ca.crt")
-	flags.StringVar(&options.PlainListen, "plain-listen", "", "`ADDRESS` for clients without TLS; empty for none")
-	flags.BoolVar(&options.AnonymousPull, "anonymous-pull", false, "let anyone read at --plain-listen")
+	flags.StringVar(&options.PlainListen, "plain-listen", "", "`ADDRESS` for clients without TLS, open while the file of --pull-htpasswd is there; empty for none")
+	flags.BoolVar(&options.AnonymousPull, "anonymous-pull", false, "let anyone read at --plain-listen, while that is open")
 	flags.StringVar(&options.Htpasswd, "htpasswd", "/etc/zarf-registry/credentials/htpasswd", "`FILE` of the users who may pull and push, bcrypt only")
-	flags.StringVar(&options.PullHtpasswd, "pull-htpasswd", "", "`FILE` of the users who may only pull; empty for none")
+	flags.StringVar(&options.PullHtpasswd, "pull-htpasswd", "", "`FILE` of the users who may only pull, which opens --plain-listen while it is there; empty for none")
 	flags.StringVar(&options.HealthListen, "health-listen", ":5080", "`ADDRESS` of /healthz and /readyz; empty for none")
 	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090", "`ADDRESS` of /metrics; empty for none")
 	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0, "how long to go on, not ready, when told to end")

@@ -1,0 +1,498 @@
+package registry
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+)
+
+// freeAddress is one that nobody listens at.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+// followed is a registry whose plain listener follows a mounted Secret, which is
+// empty at first.
+type followed struct {
+	*instance
+	volume string
+}
+
+func openFollowed(t *testing.T, changes ...func(*Options)) followed {
+	t.Helper()
+	volume := filepath.Join(t.TempDir(), "pull")
+	if err := os.Mkdir(volume, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	i := open(t, newAuthority(t), t.TempDir(), append([]func(*Options){func(o *Options) {
+		o.PlainListen, o.PullHtpasswd = freeAddress(t), filepath.Join(volume, "htpasswd")
+	}}, changes...)...)
+	i.server.credentials.interval = time.Millisecond
+	return followed{i, volume}
+}
+
+// come and go are what the kubelet does with the volume.
+func (f followed) come(user, password string) {
+	f.t.Helper()
+	tlsfilestest.WriteSecret(f.t, f.volume, tlsfilestest.Files{"htpasswd": htpasswd(f.t, user, password)})
+}
+
+func (f followed) goAway() {
+	f.t.Helper()
+	tlsfilestest.WriteSecret(f.t, f.volume, nil)
+}
+
+func (f followed) refused() bool {
+	conn, err := net.Dial("tcp", f.addresses["plain"])
+	if err == nil {
+		conn.Close()
+	}
+	return err != nil
+}
+
+func (f followed) waitClosed() {
+	f.t.Helper()
+	eventually(f.t, "the plain listener closes", func() bool { return f.server.plain.address() == nil })
+	if !f.refused() {
+		f.t.Error("it says that it is closed and is not")
+	}
+}
+
+func TestThePlainListenerFollowsTheFile(t *testing.T) {
+	f := openFollowed(t)
+	f.run()
+	f.waitClosed()
+	path := "/v2/a/blobs/" + f.pusher().pushBlob("a", "content").String()
+	address := f.server.options.PlainListen
+	pusher := f.client(f.ca.client(t, pki.OrganizationPush))
+	for n := range 3 {
+		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 0\n") {
+			t.Error("the metrics do not show that it is closed")
+		}
+		f.come(pullUser, pullPassword)
+		f.waitOpen()
+		if f.addresses["plain"] != address {
+			t.Fatalf("it opened at %s, want %s", f.addresses["plain"], address)
+		}
+		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 1\n") {
+			t.Error("the metrics do not show that it is open")
+		}
+		f.plain().must(http.StatusUnauthorized, "GET", path, nil)
+		kept := f.plain().as(pullUser, pullPassword)
+		if got := kept.must(http.StatusOK, "GET", path, nil); got.body != "content" {
+			t.Errorf("body %q", got.body)
+		}
+		f.plain().as(pushUser, pushPassword).must(http.StatusOK, "GET", path, nil)
+		pusher.as(pullUser, pullPassword).must(http.StatusForbidden, "POST", "/v2/a/blobs/uploads/", nil)
+
+		// Other users are no reason to close it.
+		f.come("other", "password")
+		eventually(t, "the other user is let in", func() bool {
+			return f.plain().as("other", "password").mustAny("GET", path).StatusCode == http.StatusOK
+		})
+		if a, wasOpen, err := reused(t, kept.as("other", "password"), path); err != nil || !wasOpen {
+			t.Errorf("status %d, %v, on an open connection %t", a.StatusCode, err, wasOpen)
+		}
+		kept.must(http.StatusUnauthorized, "GET", path, nil)
+
+		f.goAway()
+		f.waitClosed()
+		if a, err := kept.send("GET", path, nil); err == nil {
+			t.Errorf("an idle connection was kept: %d", a.StatusCode)
+		}
+		for _, user := range []string{pullUser, "other"} {
+			pusher.as(user, pullPassword).must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
+		}
+		f.node().must(http.StatusOK, "GET", path, nil)
+		if opened, closed := strings.Count(f.logs.String(), `"msg":"plain listener opened"`), strings.Count(f.logs.String(), `"msg":"plain listener closed"`); opened != n+1 || closed != n+2 {
+			t.Errorf("opened %d times and closed %d times in the logs, want %d and %d", opened, closed, n+1, n+2)
+		}
+	}
+	if !strings.Contains(f.logs.String(), `"why":"there are users in `+f.pull) || !strings.Contains(f.logs.String(), `"why":"there are no users in `+f.pull) {
+		t.Error("the logs do not say why")
+	}
+}
+
+// mustAny sends a request that must be answered somehow.
+func (c client) mustAny(method, path string) answer {
+	c.t.Helper()
+	a, err := c.send(method, path, nil)
+	if err != nil {
+		c.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	return a
+}
+
+func TestAnonymousPullFollowsTheFileToo(t *testing.T) {
+	f := openFollowed(t, func(o *Options) { o.AnonymousPull = true })
+	f.run()
+	f.waitClosed()
+	f.come(pullUser, pullPassword)
+	f.waitOpen()
+	f.plain().must(http.StatusOK, "GET", "/v2/", nil)
+	f.plain().must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
+	f.goAway()
+	f.waitClosed()
+}
+
+func TestAFileThatIsThereOpensAtOnce(t *testing.T) {
+	f := openFollowed(t)
+	f.come(pullUser, pullPassword)
+	f.server.credentials.interval = time.Hour
+	if _, err := f.server.credentials.reload(); err != nil { // as Open would have
+		t.Fatal(err)
+	}
+	f.run()
+	f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
+}
+
+func TestABrokenFileOpensNothing(t *testing.T) {
+	f := openFollowed(t, func(o *Options) {
+		tlsfilestest.WriteSecret(t, filepath.Dir(o.PullHtpasswd), tlsfilestest.Files{"htpasswd": []byte("rubbish")})
+	})
+	listening := f.server.plain
+	ctx, stop := context.WithCancel(context.Background())
+	var following sync.WaitGroup
+	following.Go(func() { f.server.credentials.run(ctx, func() { f.server.followPullers(ctx) }) })
+	t.Cleanup(func() {
+		stop()
+		following.Wait()
+		for _, e := range listening.retire() {
+			_ = e.drain(context.Background())
+		}
+	})
+	looks := func() {
+		t.Helper()
+		from := f.server.credentials.reloadErrors.Load()
+		eventually(t, "it looks at it again", func() bool { return f.server.credentials.reloadErrors.Load() > from+2 })
+	}
+	looks()
+	if listening.address() != nil {
+		t.Error("a broken file opened it")
+	}
+	f.come(pullUser, pullPassword)
+	eventually(t, "it opens", func() bool { return listening.address() != nil })
+	tlsfilestest.WriteSecret(t, f.volume, tlsfilestest.Files{"htpasswd": []byte("more rubbish")})
+	looks()
+	if listening.address() == nil {
+		t.Error("a broken file closed it")
+	}
+	if has, err := f.server.credentials.verify(ctx, pullUser, pullPassword); has != rolePull || err != nil {
+		t.Errorf("verify() = %d, %v", has, err)
+	}
+	if got := strings.Count(f.logs.String(), "cannot load credentials"); got != 2 {
+		t.Errorf("two failures were logged %d times", got)
+	}
+}
+
+// slowUpload is an upload over the plain listener that ends when the test wants.
+type slowUpload struct {
+	body   *io.PipeWriter
+	result chan error
+}
+
+func (f followed) slowUpload(content string) slowUpload {
+	f.t.Helper()
+	c := f.plain().as(pushUser, pushPassword)
+	location := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	before := f.inFlight("plain")
+	body, writer := io.Pipe()
+	u := slowUpload{writer, make(chan error, 1)}
+	go func() {
+		a, err := c.send("PUT", location+"&digest="+digest.FromString(content).String(), body)
+		if err == nil && a.StatusCode != http.StatusCreated {
+			err = fmt.Errorf("status %d: %s", a.StatusCode, a.body)
+		}
+		u.result <- err
+	}()
+	if _, err := writer.Write([]byte(content[:len(content)/2])); err != nil {
+		f.t.Fatal(err)
+	}
+	eventually(f.t, "the upload is under way", func() bool { return f.inFlight("plain") == before+1 })
+	return u
+}
+
+// end sends the second half.
+func (u slowUpload) end(content string) error {
+	_, _ = u.body.Write([]byte(content[len(content)/2:])) // fails with the upload
+	_ = u.body.Close()
+	return <-u.result
+}
+
+func TestRequestsOfAClosedListenerEnd(t *testing.T) {
+	f := openFollowed(t)
+	f.come(pullUser, pullPassword)
+	f.run()
+	f.waitOpen()
+	uploads := map[string]slowUpload{}
+	for _, content := range []string{"the first time", "the second time", "the third time"} {
+		uploads[content] = f.slowUpload(content)
+		f.goAway()
+		f.waitClosed()
+		f.come(pullUser, pullPassword) // while the former drains
+		f.waitOpen()
+		f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
+	}
+	for content, upload := range uploads {
+		if err := upload.end(content); err != nil {
+			t.Errorf("%s: %v", content, err)
+		}
+		f.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString(content).String(), nil)
+	}
+	eventually(t, "nothing drains any more", func() bool {
+		f.server.plain.mu.Lock()
+		defer f.server.plain.mu.Unlock()
+		return len(f.server.plain.draining) == 0
+	})
+	if strings.Contains(f.logs.String(), "cut off") {
+		t.Error("something was cut off")
+	}
+}
+
+func TestRequestsOfAClosedListenerAreCutOffInTheEnd(t *testing.T) {
+	f := openFollowed(t)
+	f.server.plain.timeout = 50 * time.Millisecond
+	f.come(pullUser, pullPassword)
+	f.run()
+	f.waitOpen()
+	upload := f.slowUpload("never ends")
+	f.goAway()
+	f.waitClosed()
+	eventually(t, "it is logged", func() bool { return strings.Contains(f.logs.String(), "requests were cut off") })
+	if err := upload.end("never ends"); err == nil {
+		t.Error("the upload ended well")
+	}
+}
+
+func TestShutdownDrainsWhatWasClosedBefore(t *testing.T) {
+	for sentence, tt := range map[string]struct {
+		drain time.Duration
+		ends  bool
+	}{
+		"requests end":   {time.Minute, true},
+		"or are cut off": {50 * time.Millisecond, false},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			f := openFollowed(t, func(o *Options) { o.DrainTimeout = tt.drain })
+			f.come(pullUser, pullPassword)
+			f.run()
+			f.waitOpen()
+			closed := f.slowUpload("closed before")
+			f.goAway()
+			f.waitClosed()
+			f.come(pullUser, pullPassword)
+			f.waitOpen()
+			open := f.slowUpload("open still")
+			stopped := make(chan error, 1)
+			go func() { stopped <- f.stop() }()
+			eventually(t, "new connections are refused", f.refused)
+			if !tt.ends {
+				if err := <-stopped; err != nil {
+					t.Error(err)
+				}
+			}
+			for content, upload := range map[string]slowUpload{"closed before": closed, "open still": open} {
+				if err := upload.end(content); (err == nil) != tt.ends {
+					t.Errorf("%s: %v", content, err)
+				}
+			}
+			if tt.ends {
+				if err := <-stopped; err != nil {
+					t.Error(err)
+				}
+			}
+			if got := strings.Contains(f.logs.String(), "requests were cut off: raise --drain-timeout"); got == tt.ends {
+				t.Errorf("logged that requests were cut off: %t", got)
+			}
+			f.server.plain.open(t.Context(), "a test")
+			if f.server.plain.address() != nil {
+				t.Error("it opens again after the shutdown")
+			}
+		})
+	}
+}
+
+func TestAnAddressThatIsTakenIsTriedAgain(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	f := openFollowed(t, func(o *Options) { o.PlainListen = taken.Addr().String() })
+	f.run()
+	f.come(pullUser, pullPassword)
+	const message = "cannot open the plain listener"
+	eventually(t, "it is logged", func() bool { return strings.Contains(f.logs.String(), message) })
+	f.node().must(http.StatusOK, "GET", "/v2/", nil)
+	time.Sleep(20 * time.Millisecond) // some more tries
+	taken.Close()
+	f.waitOpen()
+	f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
+	if got := strings.Count(f.logs.String(), message); got != 1 {
+		t.Errorf("the failure was logged %d times", got)
+	}
+	if !strings.Contains(f.logs.String(), taken.Addr().String()) {
+		t.Error("the logs do not name the address")
+	}
+}
+
+func TestAListenerThatFailsIsOpenedAgain(t *testing.T) {
+	f := openFollowed(t)
+	f.come(pullUser, pullPassword)
+	f.run()
+	f.waitOpen()
+	upload := f.slowUpload("under way")
+	f.server.plain.mu.Lock()
+	f.server.plain.serving.listener.Close()
+	f.server.plain.mu.Unlock()
+	eventually(t, "it is opened again", func() bool { return strings.Count(f.logs.String(), `"msg":"plain listener opened"`) == 2 })
+	f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
+	if !strings.Contains(f.logs.String(), "the plain listener failed") {
+		t.Error("the failure is not logged")
+	}
+	if err := upload.end("under way"); err != nil {
+		t.Errorf("the upload: %v", err)
+	}
+}
+
+func TestAPlainListenerWithoutAFileIsAlwaysOpen(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	always := func(address string) func(*Options) {
+		return func(o *Options) { o.PlainListen, o.PullHtpasswd = address, "" }
+	}
+	i := start(t, newAuthority(t), t.TempDir(), always("127.0.0.1:0"))
+	i.plain().as(pushUser, pushPassword).must(http.StatusOK, "GET", "/v2/", nil)
+	err = open(t, i.ca, t.TempDir(), always(taken.Addr().String())).server.Serve(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "listening for plain") {
+		t.Errorf("Serve() = %v", err)
+	}
+}
+
+// An upload is signed with a secret that must not change with the users who pull.
+func TestAnUploadGoesOnWhenPullersComeAndGo(t *testing.T) {
+	ca, root := newAuthority(t), t.TempDir()
+	first := start(t, ca, root)
+	location := first.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(first.pull); err != nil {
+		t.Fatal(err)
+	}
+	second := start(t, ca, root, func(o *Options) { o.Htpasswd, o.PullHtpasswd = first.htpasswd, first.pull })
+	second.pusher().must(http.StatusCreated, "PUT", location+"&digest="+digest.FromString("x").String(), strings.NewReader("x"))
+}
+
+// Pulls that come while it opens and closes are served whole or find nobody there.
+func TestOpeningAndClosingUnderLoad(t *testing.T) {
+	f := openFollowed(t)
+	f.come(pullUser, pullPassword)
+	f.run()
+	f.waitOpen()
+	content := random(1 << 20)
+	path := "/v2/a/blobs/" + f.pusher().pushBlob("a", content).String()
+	var served, refused atomic.Int64
+	stop := make(chan struct{})
+	var loops sync.WaitGroup
+	for range 4 {
+		loops.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				switch body, status, err := pullOnce(f.server.options.PlainListen, path); {
+				case err != nil:
+					refused.Add(1) // before its first byte
+				case status == http.StatusUnauthorized: // its users went before it did
+				case status != http.StatusOK || body != content:
+					t.Errorf("status %d and %d bytes", status, len(body))
+					return
+				default:
+					served.Add(1)
+				}
+			}
+		})
+	}
+	for range 10 {
+		from := served.Load()
+		eventually(t, "pulls are served", func() bool { return served.Load() > from+5 })
+		f.goAway()
+		f.waitClosed()
+		from = refused.Load()
+		eventually(t, "pulls are refused", func() bool { return refused.Load() > from+5 })
+		f.come(pullUser, pullPassword)
+		f.waitOpen()
+	}
+	close(stop)
+	loops.Wait()
+}
+
+// pullOnce is a request on a connection of its own. Its error means that there was
+// no answer; one that is cut short is an answer.
+func pullOnce(address, path string) (body string, status int, err error) {
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		return "", 0, err
+	}
+	defer conn.Close()
+	request, err := http.NewRequest(http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return "", 0, err
+	}
+	request.SetBasicAuth(pullUser, pullPassword)
+	if err := request.Write(conn); err != nil {
+		return "", 0, err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), request)
+	if err != nil {
+		return "", 0, err
+	}
+	defer response.Body.Close()
+	data, _ := io.ReadAll(response.Body) // the caller compares it
+	return string(data), response.StatusCode, nil
+}
+
+// The kubelet swaps directories while the file is looked at.
+func TestSwapsOfTheVolumeCloseNothing(t *testing.T) {
+	f := openFollowed(t)
+	f.server.credentials.interval = 20 * time.Microsecond
+	f.come(pullUser, pullPassword)
+	f.run()
+	f.waitOpen()
+	data := tlsfilestest.Files{"htpasswd": htpasswd(t, pullUser, pullPassword)}
+	closed := func() int { return strings.Count(f.logs.String(), `"msg":"plain listener closed"`) }
+	before := closed()
+	for range 500 {
+		tlsfilestest.WriteSecret(t, f.volume, data)
+	}
+	if got := closed() - before; got != 0 {
+		t.Errorf("swaps closed it %d times", got)
+	}
+}
