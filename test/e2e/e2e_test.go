@@ -9,6 +9,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -18,10 +19,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -31,18 +32,32 @@ import (
 const (
 	namespace = "zarf"
 	release   = "zarf-registry"
-	address   = "127.0.0.1:31999"
 )
 
 // world is a cluster and the programs to drive it.
 type world struct {
 	name       string // of the test cluster; empty for one of KUBECONFIG
+	address    string // what image references begin with
 	kubeconfig string
 	config     *rest.Config
 	client     kubernetes.Interface
 	nodes      []string
-	helm       string
-	tool       string // the static test program
+	// The programs: of the cluster, and the static test program.
+	testcluster, helm, kubectl, hook, tool string
+}
+
+// slots bounds how many clusters run at once, on machines with many cores too: a
+// cluster takes 1.5 GB of memory. On others -parallel is the bound.
+var slots = make(chan struct{}, 4)
+
+// layout is how a test cluster is made. The zero value is IPv4 with iptables, two
+// nodes, and the init-hook image on n1.
+type layout struct {
+	family    string // IPv4, IPv6 or DualStack
+	kubeProxy string // iptables or nftables
+	// bare leaves the init-hook image out: nodes hold nothing but pause.
+	bare bool
+	args []string // more arguments for testcluster up
 }
 
 // built is what make e2e built, by the environment variable that names it.
@@ -58,12 +73,29 @@ func built(t *testing.T, variable string) string {
 	return path
 }
 
-// newWorld boots a cluster of that name, or takes the one of KUBECONFIG. args are
-// for testcluster up.
-func newWorld(t *testing.T, name string, args ...string) *world {
+// ownCluster boots a cluster of that name beside those of other tests. It skips
+// the test where KUBECONFIG names a cluster, which is for TestMainJob.
+func ownCluster(t *testing.T, name string, l layout) *world {
 	t.Helper()
-	w := &world{}
-	testcluster := built(t, "E2E_TESTCLUSTER")
+	if os.Getenv("KUBECONFIG") != "" {
+		t.Skip("SKIPPED, NOTHING CHECKED: this scenario needs a test cluster of its own; unset KUBECONFIG")
+	}
+	t.Parallel()
+	return newWorld(t, name, l)
+}
+
+// newWorld boots a cluster of that name, or takes the one of KUBECONFIG.
+func newWorld(t *testing.T, name string, l layout) *world {
+	t.Helper()
+	w := &world{
+		testcluster: built(t, "E2E_TESTCLUSTER"),
+		hook:        built(t, "E2E_INIT_HOOK"),
+		tool:        buildTool(t),
+		address:     "127.0.0.1:31999",
+	}
+	if l.family == "IPv6" {
+		w.address = "[::1]:31999"
+	}
 	if kubeconfig := os.Getenv("KUBECONFIG"); kubeconfig != "" {
 		t.Logf("using the cluster of KUBECONFIG=%s; scenarios that need the test cluster are skipped", kubeconfig)
 		w.kubeconfig = kubeconfig
@@ -71,21 +103,10 @@ func newWorld(t *testing.T, name string, args ...string) *world {
 		if runtime.GOOS != "linux" || os.Getuid() != 0 {
 			t.Skip("SKIPPED, NOTHING CHECKED: booting a cluster needs Linux and root; set KUBECONFIG to use another")
 		}
+		slots <- struct{}{}
+		t.Cleanup(func() { <-slots })
 		w.name = name
-		begin := time.Now()
-		run(t, testcluster, append([]string{"up", "--name", name, "--replace"}, args...)...)
-		t.Cleanup(func() {
-			if t.Failed() {
-				t.Logf("the cluster's logs: %s", w.saveLogs(t))
-			}
-			if t.Failed() && os.Getenv("E2E_KEEP") != "" {
-				t.Logf("kept: %s down --name %s", testcluster, name)
-				return
-			}
-			run(t, testcluster, "down", "--name", name)
-		})
-		w.kubeconfig = strings.TrimSpace(run(t, testcluster, "kubeconfig", "--name", name))
-		t.Logf("figure: cluster %s up in %.1f s", name, time.Since(begin).Seconds())
+		w.up(t, l)
 	}
 	var err error
 	if w.config, err = clientcmd.BuildConfigFromFlags("", w.kubeconfig); err != nil {
@@ -95,8 +116,8 @@ func newWorld(t *testing.T, name string, args ...string) *world {
 	if w.client, err = kubernetes.NewForConfig(w.config); err != nil {
 		t.Fatal(err)
 	}
-	w.helm = strings.TrimSpace(run(t, testcluster, "tool", "helm"))
-	w.tool = buildTool(t)
+	w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", "helm"))
+	w.kubectl = strings.TrimSpace(run(t, w.testcluster, "tool", "kubectl"))
 	list, err := w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -105,7 +126,41 @@ func newWorld(t *testing.T, name string, args ...string) *world {
 		w.nodes = append(w.nodes, n.Name)
 	}
 	slices.Sort(w.nodes)
+	if w.name != "" && !l.bare {
+		w.waitForImage(t, w.nodes[0], "init-hook")
+	}
 	return w
+}
+
+// up boots the test cluster, to be taken down at the end of the test.
+func (w *world) up(t *testing.T, l layout) {
+	t.Helper()
+	begin := time.Now()
+	args := []string{"up", "--name", w.name, "--replace", "--ip-family", cmp.Or(l.family, "IPv4"), "--kube-proxy", cmp.Or(l.kubeProxy, "iptables")}
+	if !l.bare {
+		args = append(args, "--load", "n1="+filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
+	}
+	run(t, w.testcluster, append(args, l.args...)...)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the cluster's logs: %s", w.saveLogs(t))
+		}
+		if t.Failed() && os.Getenv("E2E_KEEP") != "" {
+			t.Logf("kept: %s down --name %s", w.testcluster, w.name)
+			return
+		}
+		run(t, w.testcluster, "down", "--name", w.name)
+	})
+	w.kubeconfig = strings.TrimSpace(run(t, w.testcluster, "kubeconfig", "--name", w.name))
+	t.Logf("figure: cluster %s up in %.1f s", w.name, time.Since(begin).Seconds())
+}
+
+// must runs a step that what follows builds on.
+func must(t *testing.T, name string, f func(t *testing.T)) {
+	t.Helper()
+	if !t.Run(name, f) {
+		t.Fatalf("%q failed: what follows builds on it", name)
+	}
 }
 
 // saveLogs copies what tells why, before the cluster goes.
@@ -119,13 +174,13 @@ func (w *world) saveLogs(t *testing.T) string {
 		"events":                 {"get", "events", "-A", "--sort-by=.lastTimestamp"},
 		"secrets-and-configmaps": {"get", "secrets,configmaps", "-A"},
 	} {
-		out, _ := w.command(t, "kubectl", args...).CombinedOutput()
+		out, _ := w.command(t, w.kubectl, args...).CombinedOutput()
 		os.WriteFile(filepath.Join(dir, file), out, 0o600)
 	}
 	pods, err := w.client.CoreV1().Pods(namespace).List(context.Background(), metav1.ListOptions{})
 	if err == nil {
 		for _, p := range pods.Items {
-			out, _ := w.command(t, "kubectl", "-n", namespace, "logs", "--all-containers", "--prefix", p.Name).CombinedOutput()
+			out, _ := w.command(t, w.kubectl, "-n", namespace, "logs", "--all-containers", "--prefix", p.Name).CombinedOutput()
 			os.WriteFile(filepath.Join(dir, p.Name+".log"), out, 0o600)
 		}
 	}
@@ -141,13 +196,13 @@ func (w *world) testClusterOnly(t *testing.T) {
 	}
 }
 
-// command prepares a program to run against the cluster.
+// command prepares a program to run against the cluster. A program that hangs is
+// killed before the whole test is; pull loops end by themselves after ten minutes.
 func (w *world) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
-	if name == "kubectl" {
-		name = strings.TrimSpace(run(t, built(t, "E2E_TESTCLUSTER"), "tool", "kubectl"))
-	}
-	cmd := exec.Command(name, args...)
+	ctx, cancel := context.WithTimeout(context.Background(), 11*time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+w.kubeconfig)
 	return cmd
 }
@@ -175,93 +230,56 @@ func try(cmd *exec.Cmd) (stdout, stderr string, err error) {
 	return out.String(), errOut.String(), err
 }
 
-// onNode runs the test program in a node's namespaces.
+// onNode runs a program in a node's namespaces; "cp" is the control plane's, which
+// is outside of all nodes.
 func (w *world) onNode(t *testing.T, node string, args ...string) (string, error) {
 	t.Helper()
-	out, errOut, err := try(exec.Command(built(t, "E2E_TESTCLUSTER"), append([]string{"exec", "--name", w.name, node, "--"}, args...)...))
+	out, errOut, err := try(w.command(t, w.testcluster, append([]string{"exec", "--name", w.name, node, "--"}, args...)...))
 	return out + errOut, err
 }
 
+// dial says whether an address answers from a node.
+func (w *world) dial(t *testing.T, node, address string) error {
+	t.Helper()
+	if out, err := w.onNode(t, node, w.tool, "dial", address); err != nil {
+		return fmt.Errorf("dialling %s from %s: %s", address, node, strings.TrimSpace(out))
+	}
+	return nil
+}
+
+// programs is where the test program is built, for all tests together.
+var programs string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "zarf-registry-e2e-programs-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	programs = dir
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// tool builds the test program and returns its path.
+var tool = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(programs, "tool")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./tool")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building the test program: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
 func buildTool(t *testing.T) string {
 	t.Helper()
-	tool := filepath.Join(t.TempDir(), "tool")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", tool, "./tool")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	output(t, cmd)
-	return tool
-}
-
-// installArgs are those of the README's command, and where the chart is.
-func installArgs(t *testing.T, verb string, args ...string) []string {
-	return append([]string{verb, release, built(t, "E2E_CHART"), "-n", namespace, "--create-namespace", "--set", "registryProxy=true", "--timeout", "5m"}, args...)
-}
-
-// push pushes an archive with init-hook and returns what it says it pushed.
-func (w *world) push(t *testing.T, archive string) string {
-	t.Helper()
-	return strings.TrimSpace(output(t, w.command(t, built(t, "E2E_INIT_HOOK"), "images", "push", archive)))
-}
-
-// runPod runs a pod and waits until it runs or ended; it returns how long that
-// took and where the kubelet says the image came from.
-func (w *world) runPod(t *testing.T, pod *corev1.Pod) (time.Duration, string) {
-	t.Helper()
-	begin := time.Now()
-	pods := w.client.CoreV1().Pods(pod.Namespace)
-	made, err := pods.Create(t.Context(), pod, metav1.CreateOptions{})
+	path, err := tool()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		now := int64(0)
-		pods.Delete(context.Background(), made.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
-	})
-	eventually(t, 2*time.Minute, "pod "+made.Name+" to run", func() error {
-		p, err := pods.Get(t.Context(), made.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		switch p.Status.Phase {
-		case corev1.PodRunning, corev1.PodSucceeded:
-			return nil
-		}
-		return fmt.Errorf("phase %s: %s", p.Status.Phase, mustJSON(p.Status.ContainerStatuses))
-	})
-	took := time.Since(begin)
-	var pulled string
-	eventually(t, 20*time.Second, "the event of the pull", func() error {
-		events, err := w.client.CoreV1().Events(pod.Namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + made.Name + ",reason=Pulled"})
-		if err != nil {
-			return err
-		}
-		if len(events.Items) == 0 {
-			return fmt.Errorf("no event yet")
-		}
-		pulled = events.Items[0].Message
-		return nil
-	})
-	return took, pulled
-}
-
-// pod is a pod of the restricted kind on a node.
-func pod(name, ns, node, image string, args ...string) *corev1.Pod {
-	no, yes, id := false, true, int64(65532)
-	grace := int64(1)
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ns},
-		Spec: corev1.PodSpec{
-			NodeName:                      node,
-			RestartPolicy:                 corev1.RestartPolicyNever,
-			AutomountServiceAccountToken:  &no,
-			TerminationGracePeriodSeconds: &grace,
-			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-			SecurityContext:               &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &id, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
-			Containers: []corev1.Container{{
-				Name: "main", Image: image, Args: args, ImagePullPolicy: corev1.PullAlways,
-				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
-			}},
-		},
-	}
+	return path
 }
 
 // eventually polls until check is content, and fails with its last error.
@@ -286,20 +304,4 @@ func mustJSON(v any) string {
 		return err.Error()
 	}
 	return string(data)
-}
-
-// registryPods are the pods of a component of the release.
-func (w *world) pods(t *testing.T, component string) []corev1.Pod {
-	t.Helper()
-	list, err := w.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release + ",app.kubernetes.io/component=" + component})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return list.Items
-}
-
-func ready(p corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
 }

@@ -7,76 +7,57 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // TestMainJob is the life of an installation in proxy mode on an IPv4 cluster
 // whose nodes hold nothing but the pause image, and one node init-hook's. The
-// subtests build on each other, in this order.
+// subtests build on each other, in this order. It runs alone: its figures count.
 func TestMainJob(t *testing.T) {
-	w := newWorld(t, "e2e")
+	w := newWorld(t, "e2e", layout{})
 	if len(w.nodes) < 2 {
 		t.Fatalf("the cluster has the nodes %v; two are needed", w.nodes)
 	}
-	hookNode, otherNode := w.nodes[0], w.nodes[1]
-	if w.name != "" {
-		run(t, built(t, "E2E_TESTCLUSTER"), "load", "--name", w.name, "--nodes", hookNode, filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
-		w.waitForImage(t, hookNode, "init-hook")
-	}
+	hookNode := w.nodes[0]
 
-	must := func(name string, f func(t *testing.T)) {
-		if !t.Run(name, f) {
-			t.Fatalf("%q failed: what follows builds on it", name)
-		}
-	}
-	must("nodes hold only pause, and one of them init-hook", func(t *testing.T) {
+	must(t, "nodes hold only pause, and one of them init-hook", func(t *testing.T) {
 		w.testClusterOnly(t)
 		for _, node := range w.nodes {
-			got := w.nodeImages(t, node)
-			t.Logf("before, %s holds %v", node, got)
-			for _, image := range got {
-				if !strings.Contains(image, "/pause") && (node != hookNode || !strings.Contains(image, "/init-hook")) {
-					t.Errorf("%s holds %s", node, image)
-				}
+			if node == hookNode {
+				w.onlyPause(t, node, "/init-hook")
+			} else {
+				w.onlyPause(t, node)
 			}
 		}
 	})
-	must("helm install comes up the first time", func(t *testing.T) {
-		begin := time.Now()
-		output(t, w.command(t, w.helm, installArgs(t, "install")...))
-		t.Logf("figure: helm install returned after %.1f s, proof on every node included", time.Since(begin).Seconds())
+	must(t, "helm install comes up the first time", func(t *testing.T) {
+		w.helmChart(t, "install", proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.reportInstall(t)
 	})
 	archive := w.makeArchive(t, "example.com/e2e/hello:1", 3<<20)
-	must("images push fills the registry", func(t *testing.T) {
-		if got, want := w.push(t, archive), address+"/e2e/hello:1"; got != want {
+	must(t, "images push fills the registry", func(t *testing.T) {
+		if got, want := w.push(t, archive), w.address+"/e2e/hello:1"; got != want {
 			t.Errorf("push says %q, want %q", got, want)
 		}
 	})
-	must("every node pulls through its loopback address", func(t *testing.T) {
-		for _, node := range w.nodes {
-			took, event := w.runPod(t, pod("hello-"+node, "default", node, address+"/e2e/hello:1"))
-			t.Logf("on %s after %.1f s: %s", node, took.Seconds(), event)
-			if !strings.Contains(event, address+"/e2e/hello:1") {
-				t.Errorf("the event names no pull from %s: %s", address, event)
-			}
-		}
+	must(t, "every node pulls through its loopback address", func(t *testing.T) {
+		w.pullEverywhere(t, w.address+"/e2e/hello:1")
 	})
 	t.Run("the proxies are small", func(t *testing.T) {
 		w.testClusterOnly(t)
@@ -99,7 +80,7 @@ func TestMainJob(t *testing.T) {
 		if err := os.WriteFile(file, []byte("rubbish"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, errOut, err := try(w.command(t, built(t, "E2E_INIT_HOOK"), "images", "push", file))
+		_, errOut, err := try(w.command(t, w.hook, "images", "push", file))
 		if err == nil || !strings.Contains(errOut, file) {
 			t.Errorf("error is %v: %s", err, errOut)
 		}
@@ -110,97 +91,14 @@ func TestMainJob(t *testing.T) {
 	t.Run("the registry moves to a node that never ran it", func(t *testing.T) { testRegistryMoves(t, w) })
 	t.Run("a node added later pulls with nothing run again", func(t *testing.T) { testNodeAdded(t, w) })
 	t.Run("helm upgrade without changes restarts nothing", func(t *testing.T) {
-		before := w.restarts(t)
-		output(t, w.command(t, w.helm, installArgs(t, "upgrade")...))
-		time.Sleep(3 * time.Second) // a rollout would have begun by now
-		if after := w.restarts(t); before != after {
-			t.Errorf("pods before:\n%s\nafter:\n%s", before, after)
-		}
+		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", proxyMode) })
 	})
 	t.Run("a second install is refused and changes nothing", func(t *testing.T) {
-		before := w.restarts(t)
-		_, errOut, err := try(w.command(t, w.helm, installArgs(t, "install")...))
-		if err == nil || !strings.Contains(errOut, "cannot reuse a name that is still in use") && !strings.Contains(errOut, "cannot re-use a name that is still in use") {
-			t.Errorf("error is %v: %s", err, errOut)
-		}
-		if after := w.restarts(t); before != after {
-			t.Errorf("pods before:\n%s\nafter:\n%s", before, after)
-		}
+		w.restartsNothing(t, func() { w.helmChartFails(t, []string{"name that is still in use"}, "install", proxyMode) })
 	})
 	t.Run("a broken payload says what is wrong and recovers", func(t *testing.T) { testBrokenPayload(t, w) })
 	t.Run("who may not is told which permission is missing", func(t *testing.T) { testPermissions(t, w) })
-	must("helm uninstall leaves nothing but the volume", func(t *testing.T) { testUninstall(t, w, otherNode) })
-}
-
-// nodeImages are the names of the images that a node's container runtime holds.
-func (w *world) nodeImages(t *testing.T, node string) []string {
-	t.Helper()
-	out, err := w.onNode(t, node, "ctr", "images", "list", "-q")
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	names := slices.DeleteFunc(strings.Fields(out), func(name string) bool { return strings.HasPrefix(name, "sha256:") })
-	if len(names) == 0 {
-		t.Fatalf("node %s lists no images: %s", node, out)
-	}
-	return names
-}
-
-// waitForImage waits until the kubelet reports an image: Helm sends the Jobs to
-// the node that does.
-func (w *world) waitForImage(t *testing.T, node, image string) {
-	t.Helper()
-	eventually(t, time.Minute, "node "+node+" to report "+image, func() error {
-		n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, i := range n.Status.Images {
-			if strings.Contains(strings.Join(i.Names, " "), image) {
-				return nil
-			}
-		}
-		return errors.New("not reported yet")
-	})
-}
-
-// makeArchive makes an OCI archive of an image with the test program and, to be
-// unlike any other, some bytes of noise.
-func (w *world) makeArchive(t *testing.T, reference string, noise int) string {
-	t.Helper()
-	program, err := os.ReadFile(w.tool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	x := uint64(time.Now().UnixNano())
-	for range noise / 8 {
-		x ^= x << 13
-		x ^= x >> 7
-		x ^= x << 17
-		program = append(program, byte(x), byte(x>>8), byte(x>>16), byte(x>>24), byte(x>>32), byte(x>>40), byte(x>>48), byte(x>>56))
-	}
-	file := filepath.Join(t.TempDir(), "tool")
-	if err := os.WriteFile(file, program, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	layer, err := images.FileLayer("tool", file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	store := &images.Store{}
-	image, err := store.Build(images.Spec{Reference: reference, Entrypoint: []string{"/tool"}}, images.Variant{Architecture: "amd64", Layer: layer})
-	if err != nil {
-		t.Fatal(err)
-	}
-	archive, err := os.Create(filepath.Join(t.TempDir(), "image.tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer archive.Close()
-	if err := images.WriteArchive(t.Context(), archive, store, image); err != nil {
-		t.Fatal(err)
-	}
-	return archive.Name()
+	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
 }
 
 // reportInstall prints the figures of the installation.
@@ -244,7 +142,7 @@ func (w *world) reportInstall(t *testing.T) {
 
 func testInterruptedPush(t *testing.T, w *world) {
 	archive := w.makeArchive(t, "example.com/e2e/big:1", 150<<20)
-	push := w.command(t, built(t, "E2E_INIT_HOOK"), "images", "push", archive)
+	push := w.command(t, w.hook, "images", "push", archive)
 	if err := push.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -255,13 +153,13 @@ func testInterruptedPush(t *testing.T, w *world) {
 	if err := push.Wait(); err == nil {
 		t.Skip("SKIPPED, NOTHING CHECKED: the push was done before it could be interrupted")
 	}
-	if got, want := w.push(t, archive), address+"/e2e/big:1"; got != want {
+	if got, want := w.push(t, archive), w.address+"/e2e/big:1"; got != want {
 		t.Errorf("push says %q, want %q", got, want)
 	}
 	var again []struct {
 		BytesSent, BytesSkipped int64
 	}
-	if err := json.Unmarshal([]byte(output(t, w.command(t, built(t, "E2E_INIT_HOOK"), "images", "push", "-o", "json", archive))), &again); err != nil {
+	if err := json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "push", "-o", "json", archive))), &again); err != nil {
 		t.Fatal(err)
 	}
 	if len(again) != 1 || again[0].BytesSent != 0 || again[0].BytesSkipped < 150<<20 {
@@ -275,18 +173,17 @@ func testReach(t *testing.T, w *world) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, port, _ := strings.Cut(address, ":")
 	if w.name != "" {
-		if out, err := w.onNode(t, node, w.tool, "dial", address); err != nil {
-			t.Errorf("%s on its own node: %s", address, out)
+		if err := w.dial(t, node, w.address); err != nil {
+			t.Error(err)
 		}
 		for _, a := range n.Status.Addresses {
 			if a.Type != corev1.NodeInternalIP {
 				continue
 			}
-			for _, from := range w.nodes {
-				if out, err := w.onNode(t, from, w.tool, "dial", a.Address+":"+port); err == nil {
-					t.Errorf("the proxy's port is open on %s from node %s: %s", a.Address, from, out)
+			for _, from := range append([]string{"cp"}, w.nodes...) {
+				if w.dial(t, from, net.JoinHostPort(a.Address, "31999")) == nil {
+					t.Errorf("the proxy's port is open on %s from %s", a.Address, from)
 				}
 			}
 		}
@@ -306,39 +203,18 @@ func testReach(t *testing.T, w *world) {
 		t.Fatalf("targets are only %v", targets)
 	}
 	for what, target := range targets {
-		name := "reach-" + strings.ReplaceAll(what, " ", "-")
-		w.runPod(t, pod(name, "default", node, address+"/e2e/hello:1", "dial", target))
-		eventually(t, 30*time.Second, name+" to end", func() error {
-			p, err := w.client.CoreV1().Pods("default").Get(t.Context(), name, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			switch p.Status.Phase {
-			case corev1.PodSucceeded:
-				t.Errorf("a pod of another namespace reached the %s at %s", what, target)
-				return nil
-			case corev1.PodFailed:
-				return nil
-			}
-			return errors.New("still running")
-		})
+		if w.podReaches(t, "reach-"+strings.ReplaceAll(what, " ", "-"), node, w.address+"/e2e/hello:1", target) {
+			t.Errorf("a pod of another namespace reached the %s at %s", what, target)
+		}
 	}
 	// And the check can fail: what is allowed to everybody is reached.
-	out, err := w.client.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	api, err := w.client.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.runPod(t, pod("reach-allowed", "default", node, address+"/e2e/hello:1", "dial", out.Spec.ClusterIP+":443"))
-	eventually(t, 30*time.Second, "reach-allowed to succeed", func() error {
-		p, err := w.client.CoreV1().Pods("default").Get(t.Context(), "reach-allowed", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if p.Status.Phase != corev1.PodSucceeded {
-			return fmt.Errorf("phase %s", p.Status.Phase)
-		}
-		return nil
-	})
+	if !w.podReaches(t, "reach-allowed", node, w.address+"/e2e/hello:1", net.JoinHostPort(api.Spec.ClusterIP, "443")) {
+		t.Error("a pod does not reach the API server")
+	}
 }
 
 // testDoor talks to the registry itself, through a tunnel to its pod.
@@ -425,80 +301,18 @@ func testDoor(t *testing.T, w *world) {
 	}
 }
 
-// report is what the test program's pull loop says at its end.
-type report struct {
-	Pulls, Failures int
-	First           string
-	Longest, Gap    time.Duration
-	Bytes           int64
-}
-
-// pullLoop pulls on every node, several times a second, until the returned
-// function is called, which fails the test if any pull failed.
-func (w *world) pullLoop(t *testing.T, image string) (stop func()) {
-	t.Helper()
-	w.testClusterOnly(t)
-	stopFile := filepath.Join(t.TempDir(), "stop")
-	outs := make([]string, len(w.nodes))
-	errs := make([]error, len(w.nodes))
-	var wait sync.WaitGroup
-	for i, node := range w.nodes {
-		cmd := exec.Command(built(t, "E2E_TESTCLUSTER"), "exec", "--name", w.name, node, "--", w.tool, "pull", "http://"+address, image, stopFile, "100ms")
-		wait.Go(func() { outs[i], _, errs[i] = try(cmd) })
-	}
-	return func() {
-		t.Helper()
-		if err := os.WriteFile(stopFile, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		wait.Wait()
-		for i, node := range w.nodes {
-			var r report
-			if err := errors.Join(errs[i], json.Unmarshal([]byte(outs[i]), &r)); err != nil {
-				t.Errorf("pull loop on %s: %v: %s", node, err, outs[i])
-				continue
-			}
-			t.Logf("figure: pull loop on %s: %d pulls, %d failed, slowest %.2f s, longest gap %.2f s", node, r.Pulls, r.Failures, r.Longest.Seconds(), r.Gap.Seconds())
-			if r.Failures > 0 {
-				t.Errorf("pull loop on %s: %d of %d failed, first: %s", node, r.Failures, r.Pulls, r.First)
-			}
-			if r.Pulls < 5 {
-				t.Errorf("pull loop on %s made only %d pulls", node, r.Pulls)
-			}
-		}
-	}
-}
-
 func testRegistryRestart(t *testing.T, w *world) {
 	stop := w.pullLoop(t, "e2e/hello:1")
 	time.Sleep(2 * time.Second)
 	for _, grace := range []int64{30, 0} { // politely, and killed
 		old := w.pods(t, "registry")[0]
 		begin := time.Now()
-		if err := w.client.CoreV1().Pods(namespace).Delete(t.Context(), old.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace}); err != nil {
-			t.Fatal(err)
-		}
+		w.deletePod(t, old.Name, grace)
 		w.waitForRegistry(t, old.Name)
 		t.Logf("figure: registry deleted with grace %d s, ready again after %.1f s", grace, time.Since(begin).Seconds())
 		time.Sleep(2 * time.Second)
 	}
 	stop()
-}
-
-// waitForRegistry waits for a ready registry pod that is not the former one.
-func (w *world) waitForRegistry(t *testing.T, former string) corev1.Pod {
-	t.Helper()
-	var found corev1.Pod
-	eventually(t, 2*time.Minute, "another registry pod to be ready", func() error {
-		for _, p := range w.pods(t, "registry") {
-			if p.Name != former && p.DeletionTimestamp == nil && ready(p) {
-				found = p
-				return nil
-			}
-		}
-		return errors.New("none yet")
-	})
-	return found
 }
 
 func testRegistryMoves(t *testing.T, w *world) {
@@ -512,20 +326,18 @@ func testRegistryMoves(t *testing.T, w *world) {
 	cordon(true)
 	defer cordon(false)
 	begin := time.Now()
-	if err := w.client.CoreV1().Pods(namespace).Delete(t.Context(), old.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	w.deletePod(t, old.Name, 30)
 	moved := w.waitForRegistry(t, old.Name)
 	if moved.Spec.NodeName == old.Spec.NodeName {
 		t.Fatalf("it is on %s again", moved.Spec.NodeName)
 	}
 	t.Logf("figure: registry moved from %s to %s in %.1f s", old.Spec.NodeName, moved.Spec.NodeName, time.Since(begin).Seconds())
-	w.runPod(t, pod("after-move", "default", old.Spec.NodeName, address+"/e2e/hello:1"))
+	w.runPod(t, pod("after-move", old.Spec.NodeName, w.address+"/e2e/hello:1"))
 }
 
 func testNodeAdded(t *testing.T, w *world) {
 	w.testClusterOnly(t)
-	run(t, built(t, "E2E_TESTCLUSTER"), "add-node", "--name", w.name, "late")
+	w.addNode(t, "late")
 	begin := time.Now()
 	eventually(t, time.Minute, "node late to be ready", func() error {
 		n, err := w.client.CoreV1().Nodes().Get(t.Context(), "late", metav1.GetOptions{})
@@ -541,32 +353,10 @@ func testNodeAdded(t *testing.T, w *world) {
 		return errors.New("not ready yet")
 	})
 	// Straight through the proxy: a kubelet whose first try came too early waits 10 s for the next.
-	eventually(t, time.Minute, "the loopback address of node late to answer", func() error {
-		out, err := w.onNode(t, "late", w.tool, "dial", address)
-		if err != nil {
-			return errors.New(out)
-		}
-		return nil
-	})
-	_, event := w.runPod(t, pod("first-on-late", "default", "late", address+"/e2e/hello:1"))
+	eventually(t, time.Minute, "the loopback address of node late to answer", func() error { return w.dial(t, "late", w.address) })
+	_, event := w.runPod(t, pod("first-on-late", "late", w.address+"/e2e/hello:1"))
 	t.Logf("figure: node added, Ready -> first pod with a pulled image running in %.1f s (Ready has whole seconds): %s", time.Since(begin).Seconds(), event)
-	w.nodes = append(w.nodes, "late")
 	t.Logf("after, late holds %v", w.nodeImages(t, "late"))
-}
-
-// restarts describes the pods of the release so that any restart shows.
-func (w *world) restarts(t *testing.T) string {
-	t.Helper()
-	var lines []string
-	for _, component := range []string{"registry", "proxy"} {
-		for _, p := range w.pods(t, component) {
-			for _, c := range p.Status.ContainerStatuses {
-				lines = append(lines, fmt.Sprintf("%s %s %d", p.Name, p.UID, c.RestartCount))
-			}
-		}
-	}
-	slices.Sort(lines)
-	return strings.Join(lines, "\n")
 }
 
 // testBrokenPayload breaks the payload, starts a proxy anew and puts it right: a
@@ -634,8 +424,8 @@ func testBrokenPayload(t *testing.T, w *world) {
 	t.Run("missing, under a new node, put right by hand", func(t *testing.T) {
 		const node = "unlucky"
 		remove(t)
-		run(t, built(t, "E2E_TESTCLUSTER"), "add-node", "--name", w.name, node)
-		defer run(t, built(t, "E2E_TESTCLUSTER"), "remove-node", "--name", w.name, node)
+		w.addNode(t, node)
+		defer w.removeNode(t, node)
 		complains(t, node, "")
 		create(t, func([]byte) {})
 		recovers(t, node)
@@ -650,21 +440,16 @@ func testBrokenPayload(t *testing.T, w *world) {
 				former = p.Name
 			}
 		}
-		if err := w.client.CoreV1().Pods(namespace).Delete(t.Context(), former, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		w.deletePod(t, former, 30)
 		complains(t, node, former)
-		begin := time.Now()
-		output(t, w.command(t, w.helm, installArgs(t, "upgrade")...))
-		t.Logf("figure: helm upgrade put it right in %.1f s, proof on every node included", time.Since(begin).Seconds())
+		w.helmChart(t, "upgrade", proxyMode)
 		recovers(t, node)
 	})
 }
 
 func testPermissions(t *testing.T, w *world) {
-	hook := built(t, "E2E_INIT_HOOK")
 	archive := w.makeArchive(t, "example.com/e2e/none:1", 8)
-	without := w.command(t, hook, "images", "push", archive)
+	without := w.command(t, w.hook, "images", "push", archive)
 	without.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool {
 		return strings.HasPrefix(e, "KUBECONFIG=") || strings.HasPrefix(e, "HOME=") || strings.HasPrefix(e, "KUBERNETES_")
 	}), "HOME="+t.TempDir())
@@ -673,9 +458,9 @@ func testPermissions(t *testing.T, w *world) {
 		want []string
 	}{
 		"no kubeconfig":   {without, []string{"--kubeconfig"}},
-		"no such file":    {w.command(t, hook, "images", "push", "--kubeconfig", "/nonexistent", archive), []string{"/nonexistent", "--kubeconfig"}},
-		"wrong namespace": {w.command(t, hook, "images", "push", "-n", "elsewhere", archive), []string{"elsewhere/zarf-registry-state", "--namespace"}},
-		"no permission":   {w.command(t, hook, "images", "push", "--kubeconfig", w.kubeconfigOfNobody(t), archive), []string{"cannot get resource", "secrets", "zarf", "ask for that permission"}},
+		"no such file":    {w.command(t, w.hook, "images", "push", "--kubeconfig", "/nonexistent", archive), []string{"/nonexistent", "--kubeconfig"}},
+		"wrong namespace": {w.command(t, w.hook, "images", "push", "-n", "elsewhere", archive), []string{"elsewhere/zarf-registry-state", "--namespace"}},
+		"no permission":   {w.command(t, w.hook, "images", "push", "--kubeconfig", w.kubeconfigOfNobody(t), archive), []string{"cannot get resource", "secrets", "zarf", "ask for that permission"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, errOut, err := try(c.cmd)
@@ -695,7 +480,7 @@ func testPermissions(t *testing.T, w *world) {
 // kubeconfigOfNobody is the default service account's, which may do nothing.
 func (w *world) kubeconfigOfNobody(t *testing.T) string {
 	t.Helper()
-	token := strings.TrimSpace(output(t, w.command(t, "kubectl", "create", "token", "default", "-n", "default")))
+	token := strings.TrimSpace(output(t, w.command(t, w.kubectl, "create", "token", "default", "-n", "default")))
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	ca := filepath.Join(t.TempDir(), "ca.crt")
 	authority := w.config.CAData
@@ -713,58 +498,4 @@ func (w *world) kubeconfigOfNobody(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return file
-}
-
-func testUninstall(t *testing.T, w *world, node string) {
-	output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout", "3m", "--wait"))
-	kinds := strings.Fields(output(t, w.command(t, "kubectl", "api-resources", "--verbs=list,delete", "-o", "name")))
-	if len(kinds) < 20 {
-		t.Fatalf("the cluster lists only %d kinds", len(kinds))
-	}
-	// What Kubernetes itself puts into every namespace, and the record of what was.
-	ignored := func(object string) bool {
-		for _, prefix := range []string{"event", "serviceaccount/default", "configmap/kube-root-ca.crt", "lease", "podmetrics"} {
-			if strings.HasPrefix(object, prefix) {
-				return true
-			}
-		}
-		return false
-	}
-	var left []string
-	eventually(t, time.Minute, "everything to be gone", func() error {
-		left = left[:0]
-		for line := range strings.SplitSeq(output(t, w.command(t, "kubectl", "get", strings.Join(kinds, ","), "-n", namespace, "-o", "name", "--ignore-not-found")), "\n") {
-			line = strings.TrimSpace(line)
-			namespaced := line != "" && !ignored(line)
-			if namespaced && (strings.Contains(line, release) || !clusterScoped(line)) {
-				left = append(left, line)
-			}
-		}
-		if want := []string{"persistentvolumeclaim/" + release}; !slices.Equal(left, want) {
-			return fmt.Errorf("left are %v, want %v", left, want)
-		}
-		return nil
-	})
-	t.Logf("left: %v", left)
-	if w.name != "" {
-		if out, err := w.onNode(t, node, w.tool, "dial", address); err == nil {
-			t.Errorf("something still answers on %s: %s", address, out)
-		}
-	}
-	if _, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+"-state", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the state is still there: %v", err)
-	}
-}
-
-// clusterScoped says whether a name that kubectl printed is of an object outside
-// namespaces, which belong to the cluster unless they carry the release's name.
-func clusterScoped(object string) bool {
-	for _, kind := range []string{"namespace/", "node/", "persistentvolume/", "storageclass", "clusterrole", "priorityclass", "flowschema", "prioritylevelconfiguration",
-		"apiservice", "csinode", "csidriver", "mutatingwebhook", "validatingwebhook", "validatingadmission", "mutatingadmission", "customresourcedefinition", "certificatesigningrequest",
-		"runtimeclass", "ingressclass", "volumeattach", "servicecidr", "ipaddress", "deviceclass", "resourceslice", "volumeattributesclass", "clustertrustbundle", "storageversion", "component"} {
-		if strings.HasPrefix(object, kind) {
-			return true
-		}
-	}
-	return false
 }

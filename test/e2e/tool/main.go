@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"os/signal"
 	"strconv"
 	"syscall"
@@ -55,8 +56,18 @@ func run(args []string) error {
 			return err
 		}
 		return pullUntil(args[1], args[2], args[3], pause)
+	case args[0] == "crictl" && len(args) == 5:
+		n, err := strconv.Atoi(args[2])
+		if err != nil || n < 1 {
+			return fmt.Errorf("the number of tags is %q", args[2])
+		}
+		pause, err := time.ParseDuration(args[4])
+		if err != nil {
+			return err
+		}
+		return crictlUntil(args[1], n, args[3], pause)
 	}
-	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | pull BASE-URL REPOSITORY:TAG STOP-FILE PAUSE]")
+	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | pull BASE-URL REPOSITORY:TAG STOP-FILE PAUSE | crictl IMAGE NUMBER STOP-FILE PAUSE]")
 }
 
 // report is what a pull loop prints when its stop file appears.
@@ -66,11 +77,37 @@ type report struct {
 	First    string        `json:"first,omitempty"` // the first failure
 	Longest  time.Duration `json:"longest"`         // the slowest pull
 	Gap      time.Duration `json:"gap"`             // the longest time between two successes
-	Bytes    int64         `json:"bytes"`
+	Bytes    int64         `json:"bytes"`           // 0 where the container runtime pulls
 }
 
-// pullUntil pulls manifest and blobs again and again, checking every digest,
-// until the stop file exists. It never runs longer than ten minutes.
+// loop calls pull with 0, 1, 2 and so on, with a pause after each, until the stop
+// file exists, and prints a report. It never runs longer than ten minutes.
+func loop(stopFile string, pause time.Duration, pull func(i int) (bytes int64, err error)) error {
+	var r report
+	last := time.Now()
+	for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(pause) {
+		if _, err := os.Stat(stopFile); err == nil {
+			break
+		}
+		begin := time.Now()
+		n, err := pull(r.Pulls)
+		r.Pulls++
+		r.Bytes += n
+		if err != nil {
+			r.Failures++
+			if r.First == "" {
+				r.First = begin.Format(time.RFC3339Nano) + ": " + err.Error()
+			}
+			continue
+		}
+		r.Longest = max(r.Longest, time.Since(begin))
+		r.Gap = max(r.Gap, time.Since(last))
+		last = time.Now()
+	}
+	return json.NewEncoder(os.Stdout).Encode(r)
+}
+
+// pullUntil pulls manifest and blobs again and again, checking every digest.
 func pullUntil(base, image, stopFile string, pause time.Duration) error {
 	repository, tag := image, "latest"
 	for i := len(image) - 1; i >= 0 && image[i] != '/'; i-- {
@@ -81,28 +118,38 @@ func pullUntil(base, image, stopFile string, pause time.Duration) error {
 	}
 	// A new connection for each pull, as container runtimes make.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	var r report
-	last := time.Now()
-	for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(pause) {
-		if _, err := os.Stat(stopFile); err == nil {
-			break
-		}
-		begin := time.Now()
-		n, err := pull(client, base, repository, tag)
-		r.Pulls++
-		r.Bytes += n
+	return loop(stopFile, pause, func(int) (int64, error) { return pull(client, base, repository, tag) })
+}
+
+// crictlUntil lets the node's container runtime pull image-0 to image-(n-1), again
+// and again. It removes an image that the node has before, so that each pull is one
+// of an image that is new. CRICTL_CREDS may hold user:password.
+func crictlUntil(image string, n int, stopFile string, pause time.Duration) error {
+	crictl := func(args ...string) error {
+		// A pull that hangs is one that failed.
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, "crictl", args...).CombinedOutput()
 		if err != nil {
-			r.Failures++
-			if r.First == "" {
-				r.First = time.Now().Format(time.RFC3339Nano) + ": " + err.Error()
-			}
-			continue
+			return fmt.Errorf("crictl %v: %w: %s", args, err, out)
 		}
-		r.Longest = max(r.Longest, time.Since(begin))
-		r.Gap = max(r.Gap, time.Since(last))
-		last = time.Now()
+		return nil
 	}
-	return json.NewEncoder(os.Stdout).Encode(r)
+	// What an earlier loop left; that some or all are missing is an error to crictl.
+	all := []string{"rmi"}
+	for i := range n {
+		all = append(all, fmt.Sprintf("%s-%d", image, i))
+	}
+	_ = crictl(all...)
+	return loop(stopFile, pause, func(i int) (int64, error) {
+		tag := fmt.Sprintf("%s-%d", image, i%n)
+		if i >= n {
+			if err := crictl("rmi", tag); err != nil {
+				return 0, err
+			}
+		}
+		return 0, crictl("pull", tag)
+	})
 }
 
 func pull(client *http.Client, base, repository, tag string) (int64, error) {

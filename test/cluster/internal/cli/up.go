@@ -75,6 +75,7 @@ func newUp(a *app) *cobra.Command {
 	flags.StringArrayVar(&pauseImages, "pause-image", nil, "pause image, as REF for all nodes or NODE=REF for one; repeatable (default "+cluster.DefaultPauseImage+")")
 	flags.StringArrayVar(&archives, "load", nil, "image archive that nodes have from the beginning, as ARCHIVE for all nodes or NODE=ARCHIVE for one; repeatable")
 	flags.BoolVar(&options.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy objects")
+	flags.DurationVar(&options.NodeGrace, "node-grace", cluster.DefaultNodeGrace, "how long a node may be silent before it is NotReady; production has 50s")
 	flags.BoolVar(&replace, "replace", false, "remove a cluster of the same name first")
 	return cmd
 }

@@ -106,9 +106,8 @@ func (c *Cluster) controllerManager() Process {
 		"--kube-api-qps=500",
 		"--kube-api-burst=1000",
 		"--allocate-node-cidrs=false", // the address plan did that
-		// A kubelet reports every 4 s: a node that missed four reports is gone, not slow.
 		"--node-monitor-period=2s",
-		"--node-monitor-grace-period=16s",
+		"--node-monitor-grace-period=" + c.Options.NodeGrace.String(),
 	}}
 }
 

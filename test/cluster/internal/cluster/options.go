@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 )
 
 // DefaultPauseImage is what nodes hold unless told otherwise: what kubeadm of the
@@ -19,6 +20,10 @@ const (
 
 // maxNodes is how many nodes the address plan has room for.
 const maxNodes = 200
+
+// DefaultNodeGrace lets a test see a node's death within seconds: a kubelet reports
+// every 4 s, so one that missed four reports is gone, not slow.
+const DefaultNodeGrace = 16 * time.Second
 
 // Options is how a cluster is made. Add-node keeps to them.
 type Options struct {
@@ -36,6 +41,9 @@ type Options struct {
 	Archives []Archive `json:"-"`
 	// NetworkPolicy runs a controller on each node that enforces NetworkPolicy objects.
 	NetworkPolicy bool `json:"networkPolicy"`
+	// NodeGrace is how long a node may be silent before it is NotReady, and its pods
+	// with it.
+	NodeGrace time.Duration `json:"nodeGrace"`
 }
 
 var (
@@ -74,6 +82,9 @@ func (o Options) Validate() error {
 		if mode.value != IPTables && mode.value != NFTables {
 			errs = append(errs, fmt.Errorf("--%s %q: choose %s or %s", mode.flag, mode.value, IPTables, NFTables))
 		}
+	}
+	if o.NodeGrace < DefaultNodeGrace {
+		errs = append(errs, fmt.Errorf("--node-grace %s: choose %s or more, four reports of a kubelet", o.NodeGrace, DefaultNodeGrace))
 	}
 	if err := validateImage(o.PauseImage); err != nil {
 		errs = append(errs, err)

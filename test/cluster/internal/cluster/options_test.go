@@ -9,7 +9,7 @@ import (
 )
 
 func validOptions() Options {
-	return Options{Name: "test", Nodes: 2, Family: IPv4, KubeProxy: IPTables, PortMap: NFTables, PauseImage: DefaultPauseImage}
+	return Options{Name: "test", Nodes: 2, Family: IPv4, KubeProxy: IPTables, PortMap: NFTables, PauseImage: DefaultPauseImage, NodeGrace: DefaultNodeGrace}
 }
 
 func TestOptionsAreRefusedBeforeAnythingIsMade(t *testing.T) {
@@ -30,6 +30,7 @@ func TestOptionsAreRefusedBeforeAnythingIsMade(t *testing.T) {
 		"the IP family is one of three":             {func(o *Options) { o.Family = "ipv4" }, "--ip-family"},
 		"kube-proxy has two modes here":             {func(o *Options) { o.KubeProxy = "ipvs" }, "--kube-proxy"},
 		"host ports have two modes":                 {func(o *Options) { o.PortMap = "" }, "--portmap"},
+		"a node may be slow":                        {func(o *Options) { o.NodeGrace = DefaultNodeGrace - 1 }, "--node-grace"},
 		"a pause image needs a tag":                 {func(o *Options) { o.PauseImage = "registry.k8s.io/pause" }, "pause image"},
 		"a pause image needs a registry":            {func(o *Options) { o.PauseImage = "pause:3" }, "pause image"},
 		"a pause image may be of a local registry":  {func(o *Options) { o.PauseImage = "localhost:5000/k8s/pause:3" }, ""},
@@ -55,7 +56,7 @@ func TestOptionsAreRefusedBeforeAnythingIsMade(t *testing.T) {
 
 func TestEveryMistakeIsNamedAtOnce(t *testing.T) {
 	err := Options{}.Validate()
-	for _, part := range []string{"cluster name", "--nodes", "--ip-family", "--kube-proxy", "--portmap", "pause image"} {
+	for _, part := range []string{"cluster name", "--nodes", "--ip-family", "--kube-proxy", "--portmap", "--node-grace", "pause image"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is not in the error: %v", part, err)
 		}

@@ -1,0 +1,90 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// What only the test cluster can do.
+
+// addNode adds a node and waits until it is ready; args are for testcluster add-node.
+func (w *world) addNode(t *testing.T, name string, args ...string) {
+	t.Helper()
+	w.testClusterOnly(t)
+	run(t, w.testcluster, append([]string{"add-node", "--name", w.name, name}, args...)...)
+	w.nodes = append(w.nodes, name)
+	slices.Sort(w.nodes)
+}
+
+func (w *world) removeNode(t *testing.T, name string) {
+	t.Helper()
+	run(t, w.testcluster, "remove-node", "--name", w.name, name)
+	w.nodes = slices.DeleteFunc(w.nodes, func(n string) bool { return n == name })
+}
+
+// freezeAPI stops the API server for a while: connections to it stay open, and
+// nothing answers.
+func (w *world) freezeAPI(d time.Duration) error {
+	_, paused, err := try(exec.Command(w.testcluster, "pause", "--name", w.name, "kube-apiserver"))
+	if err != nil {
+		return fmt.Errorf("pausing the API server: %w: %s", err, paused)
+	}
+	time.Sleep(d)
+	_, resumed, err := try(exec.Command(w.testcluster, "resume", "--name", w.name, "kube-apiserver"))
+	if err != nil {
+		return fmt.Errorf("resuming the API server: %w: %s", err, resumed)
+	}
+	return nil
+}
+
+// nodeImages are the names of the images that a node's container runtime holds.
+func (w *world) nodeImages(t *testing.T, node string) []string {
+	t.Helper()
+	out, err := w.onNode(t, node, "ctr", "images", "list", "-q")
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	names := slices.DeleteFunc(strings.Fields(out), func(name string) bool { return strings.HasPrefix(name, "sha256:") })
+	if len(names) == 0 {
+		t.Fatalf("node %s lists no images: %s", node, out)
+	}
+	return names
+}
+
+// onlyPause fails if a node holds an image other than a pause image or one of
+// those named.
+func (w *world) onlyPause(t *testing.T, node string, but ...string) {
+	t.Helper()
+	got := w.nodeImages(t, node)
+	t.Logf("%s holds %v", node, got)
+	for _, image := range got {
+		if !slices.ContainsFunc(append(but, "/pause"), func(part string) bool { return strings.Contains(image, part) }) {
+			t.Errorf("%s holds %s", node, image)
+		}
+	}
+}
+
+// waitForImage waits until the kubelet reports an image: Helm sends the Jobs to
+// the node that does.
+func (w *world) waitForImage(t *testing.T, node, image string) {
+	t.Helper()
+	eventually(t, time.Minute, "node "+node+" to report "+image, func() error {
+		n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, i := range n.Status.Images {
+			if strings.Contains(strings.Join(i.Names, " "), image) {
+				return nil
+			}
+		}
+		return errors.New("not reported yet")
+	})
+}

@@ -1,0 +1,218 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// A target is a mode to switch to.
+type target struct {
+	mode state.Mode
+	flag string // of init-hook
+	set  string // of helm
+}
+
+var (
+	toProxy    = target{state.ModeProxy, "--registry-proxy=true", proxyMode}
+	toNodePort = target{state.ModeNodePort, "--registry-proxy=false", nodePortMode}
+)
+
+// other is the mode to switch to from where the cluster is.
+func (w *world) other(t *testing.T) target {
+	t.Helper()
+	if s := w.saved(t); s.Current != nil && s.Current.Mode == state.ModeProxy {
+		return toNodePort
+	}
+	return toProxy
+}
+
+// TestCrash kills, at every stage of a switch, what works on it. Each time the next
+// run brings the switch to its end, and no pull fails in between.
+func TestCrash(t *testing.T) {
+	t.Parallel()
+	for _, phase := range []string{"prepare", "finish"} {
+		t.Run(phase, func(t *testing.T) {
+			// No node is to be NotReady, and no Service without endpoints, because the API
+			// server was away for 20 s: in production it is not either.
+			w := ownCluster(t, "e2e-crash-"+phase, layout{args: []string{"--node-grace", "50s"}})
+			var runs map[state.Mode]installRun
+			must(t, "install, and switch twice undisturbed", func(t *testing.T) {
+				w.mustInstall(t, toNodePort.flag)
+				w.pushFresh(t)
+				stop := w.freshLoop(t)
+				defer stop()
+				runs = map[state.Mode]installRun{}
+				for _, to := range []target{toProxy, toNodePort} {
+					runs[to.mode] = w.mustInstall(t, to.flag)
+					w.isIn(t, to.mode, state.SourceValue)
+				}
+			})
+			must(t, phase+" killed at ten points", func(t *testing.T) { testKilled(t, w, phase, runs) })
+			must(t, "the API server away for 20 s in the middle of "+phase, func(t *testing.T) { testAPIAway(t, w, phase, runs) })
+			must(t, "the pod of the Job "+phase+" killed under helm upgrade", func(t *testing.T) { testJobKilled(t, w, phase) })
+			if phase == "finish" {
+				must(t, "the registry killed in the middle of a switch to proxy mode", func(t *testing.T) { testRegistryKilled(t, w) })
+			}
+			must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+		})
+	}
+}
+
+// A moment is one of a run: so long after a step was done.
+type moment struct {
+	after done
+	delay time.Duration
+}
+
+// moments chooses n moments of a phase as it was in an undisturbed run: mostly when a
+// step has just been done, and every third at random, weighted by how long steps take.
+func moments(t *testing.T, run installRun, phase string, n int) []moment {
+	t.Helper()
+	// The steps after each of which something of the phase is still to come: from the
+	// one before the phase to the last but one of it.
+	var befores []done
+	var ends []time.Duration
+	for i := 1; i < len(run.steps); i++ {
+		if run.steps[i].phase == phase {
+			befores, ends = append(befores, run.steps[i-1]), append(ends, run.steps[i].at)
+		}
+	}
+	if len(befores) < 5 {
+		t.Fatalf("the phase %s has only %d steps: %v", phase, len(befores), run.steps)
+	}
+	var chosen []moment
+	for i := range n {
+		if i%3 != 2 {
+			chosen = append(chosen, moment{after: befores[i*len(befores)/n]})
+			continue
+		}
+		at := befores[0].at + rand.N(ends[len(ends)-1]-befores[0].at)
+		m := moment{after: befores[0]}
+		for _, b := range befores {
+			if b.at <= at {
+				m = moment{b, at - b.at}
+			}
+		}
+		chosen = append(chosen, m)
+	}
+	return chosen
+}
+
+func (m moment) String() string {
+	return fmt.Sprintf("%s %s + %.2f s", m.after.phase, m.after.name, m.delay.Seconds())
+}
+
+// at calls f at that moment of a run.
+func (m moment) at(f func(*exec.Cmd)) func(*exec.Cmd, done) {
+	return func(cmd *exec.Cmd, d done) {
+		if d.phase == m.after.phase && d.name == m.after.name {
+			// Not while waiting: what the run says meanwhile must be read.
+			time.AfterFunc(m.delay, func() { f(cmd) })
+		}
+	}
+}
+
+// testKilled kills init-hook install with SIGKILL.
+func testKilled(t *testing.T, w *world, phase string, runs map[state.Mode]installRun) {
+	stop := w.freshLoop(t)
+	defer stop()
+	const points = 10
+	for i := range points {
+		to := w.other(t)
+		m := moments(t, runs[to.mode], phase, points)[i]
+		t.Run(fmt.Sprintf("%d, to %s mode, %s", i+1, to.mode, m), func(t *testing.T) {
+			r := w.install(t, m.at(func(cmd *exec.Cmd) { cmd.Process.Kill() }), to.flag)
+			if r.err == nil {
+				t.Logf("it was done before it could be killed")
+			}
+			t.Logf("killed after %.1f s; state: %s", r.took.Seconds(), mustJSON(w.saved(t)))
+			w.converges(t, to)
+		})
+	}
+}
+
+// converges runs init-hook install again, which must bring the switch to its end.
+func (w *world) converges(t *testing.T, to target) {
+	t.Helper()
+	w.mustInstall(t, to.flag)
+	w.isIn(t, to.mode, state.SourceValue)
+	w.isHealthy(t)
+}
+
+// testAPIAway pauses the API server. The run that meets this may succeed or fail.
+func testAPIAway(t *testing.T, w *world, phase string, runs map[state.Mode]installRun) {
+	stop := w.freshLoop(t)
+	defer stop()
+	to := w.other(t)
+	m := moments(t, runs[to.mode], phase, 3)[1]
+	frozen := make(chan error, 1)
+	r := w.install(t, m.at(func(*exec.Cmd) { frozen <- w.freezeAPI(20 * time.Second) }), to.flag)
+	t.Logf("paused at %s; the run ended after %.1f s with %v", m, r.took.Seconds(), r.err)
+	if err := <-frozen; err != nil {
+		t.Fatal(err)
+	}
+	w.converges(t, to)
+}
+
+// testJobKilled kills the pod of a hook Job: the Job's next one goes on, and helm
+// does not notice.
+func testJobKilled(t *testing.T, w *world, step string) {
+	stop := w.freshLoop(t)
+	defer stop()
+	to := w.other(t)
+	upgrade := w.chart(t, "upgrade", to.set)
+	ended := make(chan error, 1)
+	var out, errOut string
+	go func() {
+		var err error
+		out, errOut, err = try(upgrade)
+		ended <- err
+	}()
+	pod := w.waitForJobPod(t, step)
+	time.Sleep(500 * time.Millisecond)
+	w.deletePod(t, pod.Name, 0)
+	if err := <-ended; err != nil {
+		t.Errorf("helm upgrade did not survive that: %v: %s%s", err, out, errOut)
+		w.helmChart(t, "upgrade", to.set)
+	}
+	w.isIn(t, to.mode, state.SourceValue)
+	w.isHealthy(t)
+}
+
+// testRegistryKilled kills the registry's pod when the node port is gone and the
+// proxies alone serve: they hold pulls until there is another.
+func testRegistryKilled(t *testing.T, w *world) {
+	if w.other(t) == toNodePort {
+		w.mustInstall(t, toNodePort.flag)
+	}
+	stop := w.freshLoop(t)
+	defer stop()
+	killed := make(chan error, 1)
+	go func() {
+		for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			_, err := w.client.CoreV1().Services(namespace).Get(t.Context(), release+"-nodeport", metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				time.Sleep(time.Second) // kube-proxy's, to see that
+				now := int64(0)
+				killed <- w.client.CoreV1().Pods(namespace).DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: &now},
+					metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release + ",app.kubernetes.io/component=registry"})
+				return
+			}
+		}
+		killed <- fmt.Errorf("the Service with the node port did not go")
+	}()
+	r := w.install(t, nil, toProxy.flag)
+	if err := <-killed; err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the run under which the registry was killed ended after %.1f s with %v", r.took.Seconds(), r.err)
+	w.converges(t, toProxy)
+}

@@ -1,0 +1,119 @@
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/status"
+)
+
+// done is what init-hook says when a step is done.
+type done struct {
+	phase string // install, prepare or finish
+	step  int    // counted from 1; 0 in the phase install, which does not count
+	name  string
+	at    time.Duration // since the run began
+}
+
+// installRun is one run of init-hook install.
+type installRun struct {
+	err   error
+	text  string // all that it wrote
+	steps []done
+	took  time.Duration
+}
+
+// install runs init-hook install. It calls onStep, unless that is nil, whenever a
+// step is done; the command is there to be killed.
+func (w *world) install(t *testing.T, onStep func(*exec.Cmd, done), args ...string) installRun {
+	t.Helper()
+	cmd := w.command(t, w.hook, append([]string{"install", "--log-format=json", "--timeout=4m"}, args...)...)
+	var stdout strings.Builder
+	cmd.Stdout = &stdout
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var r installRun
+	for scanner := bufio.NewScanner(stderr); scanner.Scan(); {
+		r.text += scanner.Text() + "\n"
+		var line struct{ Msg, Phase, Step string }
+		if json.Unmarshal(scanner.Bytes(), &line) != nil || line.Msg != "step done" {
+			continue
+		}
+		d := done{phase: line.Phase, name: line.Step, at: time.Since(begin)}
+		if number, _, counted := strings.Cut(line.Step, "/"); counted {
+			if d.step, err = strconv.Atoi(number); err != nil {
+				t.Fatalf("step %q: %v", line.Step, err)
+			}
+		}
+		r.steps = append(r.steps, d)
+		if onStep != nil {
+			onStep(cmd, d)
+		}
+	}
+	r.err, r.took = cmd.Wait(), time.Since(begin)
+	r.text += stdout.String()
+	return r
+}
+
+// mustInstall runs init-hook install, which must succeed.
+func (w *world) mustInstall(t *testing.T, args ...string) installRun {
+	t.Helper()
+	r := w.install(t, nil, args...)
+	if r.err != nil {
+		t.Fatalf("init-hook install %v: %v\n%s", args, r.err, r.text)
+	}
+	t.Logf("figure: init-hook install %s returned after %.1f s, proof on every node included", strings.Join(args, " "), r.took.Seconds())
+	return r
+}
+
+// status is what init-hook status says, as JSON and as text. Its exit code must
+// agree with it.
+func (w *world) status(t *testing.T) (status.Report, string) {
+	t.Helper()
+	var report status.Report
+	out, errOut, err := try(w.command(t, w.hook, "status", "--output", "json"))
+	if e := json.Unmarshal([]byte(out), &report); e != nil {
+		t.Fatalf("init-hook status: %v, %v: %s%s", err, e, out, errOut)
+	}
+	text, errOut, textErr := try(w.command(t, w.hook, "status"))
+	for _, err := range []error{err, textErr} {
+		if exit, _ := err.(*exec.ExitError); (exit != nil && exit.ExitCode() == 1) == report.Healthy {
+			t.Errorf("healthy is %t, and the exit code: %v %s", report.Healthy, err, errOut)
+		}
+	}
+	return report, text
+}
+
+// isHealthy fails unless init-hook status says that all is well.
+func (w *world) isHealthy(t *testing.T) {
+	t.Helper()
+	report, text := w.status(t)
+	t.Logf("it says:\n%s", text)
+	if !report.Healthy || !strings.Contains(text, "healthy") {
+		t.Errorf("it is not healthy: %q", report.Next)
+	}
+	for _, node := range report.Nodes {
+		if !node.Open || !node.Proven {
+			t.Errorf("node %s: %s", node.Name, mustJSON(node))
+		}
+	}
+	if len(report.Nodes) != len(w.nodes) {
+		t.Errorf("it names %d nodes of %d", len(report.Nodes), len(w.nodes))
+	}
+}
+
+func (d done) String() string {
+	return fmt.Sprintf("%s %s after %.1f s", d.phase, d.name, d.at.Seconds())
+}

@@ -1,0 +1,100 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+// report is what the test program's pull loops say at their end.
+type report struct {
+	Pulls, Failures int
+	First           string
+	Longest, Gap    time.Duration
+	Bytes           int64
+}
+
+// pullLoop pulls an image on every node as a container runtime does, several times
+// a second, until the returned function is called, which fails the test if any
+// pull failed.
+func (w *world) pullLoop(t *testing.T, image string) (stop func()) {
+	t.Helper()
+	return w.loop(t, nil, func(stopFile string) []string {
+		return []string{"pull", "http://" + w.address, image, stopFile, "100ms"}
+	})
+}
+
+// freshImages are what freshLoop pulls, and fresh how many there are: enough for a
+// minute without one being pulled again.
+const (
+	freshImages = "e2e/fresh:tag"
+	fresh       = 200
+)
+
+// freshLoop lets the container runtime of every node pull, several times a second,
+// an image that the node does not have: those that pushFresh pushed.
+func (w *world) freshLoop(t *testing.T) (stop func()) {
+	t.Helper()
+	var env []string
+	if secret := w.pullSecret(t); secret != nil {
+		env = []string{"CRICTL_CREDS=" + string(secret.Data["username"]) + ":" + string(secret.Data["password"])}
+	}
+	return w.loop(t, env, func(stopFile string) []string {
+		return []string{"crictl", w.address + "/" + freshImages, strconv.Itoa(fresh), stopFile, "150ms"}
+	})
+}
+
+// pushFresh pushes the images for freshLoop.
+func (w *world) pushFresh(t *testing.T) {
+	t.Helper()
+	begin := time.Now()
+	w.push(t, makeTinyArchive(t, "example.com/"+freshImages, fresh))
+	t.Logf("figure: %d tiny images pushed in %.1f s", fresh, time.Since(begin).Seconds())
+}
+
+// loop runs the test program on every node until the returned function is called.
+func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []string) (stop func()) {
+	t.Helper()
+	w.testClusterOnly(t)
+	stopFile := filepath.Join(t.TempDir(), "stop")
+	outs := make([]string, len(w.nodes))
+	errs := make([]error, len(w.nodes))
+	var wait sync.WaitGroup
+	for i, node := range w.nodes {
+		cmd := w.command(t, w.testcluster, append([]string{"exec", "--name", w.name, node, "--", w.tool}, args(stopFile)...)...)
+		cmd.Env = append(cmd.Env, env...)
+		wait.Go(func() { outs[i], _, errs[i] = try(cmd) })
+	}
+	end := sync.OnceValue(func() error {
+		err := os.WriteFile(stopFile, nil, 0o600)
+		wait.Wait()
+		return err
+	})
+	// A test that fails in between must not leave the loops to run on.
+	t.Cleanup(func() { end() })
+	return func() {
+		t.Helper()
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+		for i, node := range w.nodes {
+			var r report
+			if err := errors.Join(errs[i], json.Unmarshal([]byte(outs[i]), &r)); err != nil {
+				t.Errorf("pull loop on %s: %v: %s", node, err, outs[i])
+				continue
+			}
+			t.Logf("figure: pull loop on %s: %d pulls, %d failed, slowest %.2f s, longest gap %.2f s", node, r.Pulls, r.Failures, r.Longest.Seconds(), r.Gap.Seconds())
+			if r.Failures > 0 {
+				t.Errorf("pull loop on %s: %d of %d failed, first: %s", node, r.Failures, r.Pulls, r.First)
+			}
+			if r.Pulls < 5 {
+				t.Errorf("pull loop on %s made only %d pulls", node, r.Pulls)
+			}
+		}
+	}
+}

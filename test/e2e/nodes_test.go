@@ -1,0 +1,69 @@
+package e2e
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// TestNodes is proxy mode on nodes that are not alike: two pause images, a taint, and
+// a node that joins later with a third pause image.
+func TestNodes(t *testing.T) {
+	const common, rare, strange = "registry.k8s.io/pause:3.10.1", "docker.io/rancher/mirrored-pause:3.6", "example.com/k8s/pause:3.9"
+	w := ownCluster(t, "e2e-nodes", layout{args: []string{"--pause-image", common, "--pause-image", "n2=" + rare}})
+	w.addNode(t, "tainted", "--register-with-taints", "dedicated=edge:NoExecute")
+	must(t, "the nodes have two pause images", func(t *testing.T) {
+		for node, image := range map[string]string{"n1": common, "n2": rare, "tainted": common} {
+			w.waitForImage(t, node, image)
+		}
+	})
+	must(t, "all three pull", func(t *testing.T) {
+		w.helmChart(t, "install", proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.pullEverywhere(t, w.pushHello(t))
+		w.isHealthy(t)
+	})
+	must(t, "a node that joins with a third pause image is named, with what to do", func(t *testing.T) {
+		w.addNode(t, "late", "--pause-image", strange)
+		w.waitForImage(t, "late", strange)
+		eventually(t, time.Minute, "init-hook status to name it", func() error {
+			report, text := w.status(t)
+			named := slices.ContainsFunc(report.Next, func(next string) bool {
+				return strings.Contains(next, "late") && strings.Contains(next, strange) && strings.Contains(next, "helm upgrade")
+			})
+			if report.Healthy || !named || !strings.Contains(text, "late") {
+				return errors.New(text)
+			}
+			t.Logf("it says:\n%s", text)
+			return nil
+		})
+	})
+	must(t, "the next helm upgrade mends it and restarts no other proxy", func(t *testing.T) {
+		before := w.proxiesBut(t, "late")
+		w.helmChart(t, "upgrade")
+		w.isIn(t, state.ModeProxy, state.SourceState)
+		w.pullEverywhere(t, w.address+"/e2e/hello:1")
+		w.isHealthy(t)
+		if after := w.proxiesBut(t, "late"); !slices.Equal(before, after) {
+			t.Errorf("proxies before: %v, after: %v", before, after)
+		}
+	})
+	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+}
+
+// proxiesBut are the names of the proxies' pods on all nodes but one.
+func (w *world) proxiesBut(t *testing.T, node string) []string {
+	t.Helper()
+	var names []string
+	for _, p := range w.pods(t, "proxy") {
+		if p.Spec.NodeName != node {
+			names = append(names, p.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,173 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+const enforce = "pod-security.kubernetes.io/enforce"
+
+// TestPreflight installs where something stands in the way: it is named with what
+// mends it, and nothing was changed.
+func TestPreflight(t *testing.T) {
+	w := ownCluster(t, "e2e-preflight", layout{})
+	blocked := func(t *testing.T, words ...string) {
+		t.Helper()
+		before := w.everything(t)
+		_, text := w.preflight(t, 1, "--registry-proxy")
+		for _, word := range words {
+			if !strings.Contains(text, word) {
+				t.Errorf("init-hook preflight does not say %q", word)
+			}
+		}
+		if after := w.everything(t); !slices.Equal(before, after) {
+			t.Errorf("init-hook preflight changed something; before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
+		}
+		w.helmChartFails(t, words, "install", proxyMode)
+		w.nothingMade(t)
+		w.uninstall(t)
+	}
+
+	must(t, "nothing stands in the way on a new cluster", func(t *testing.T) { w.preflight(t, 0, "--registry-proxy") })
+	must(t, "Pod Security refuses host ports", func(t *testing.T) {
+		output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
+		w.label(t, "baseline")
+		blocked(t, "kubectl label", "namespace "+namespace, enforce+"=privileged", "podSecurity.label=true")
+		if got := w.labelled(t); got != "baseline" {
+			t.Errorf("the namespace has the level %q now", got)
+		}
+	})
+	must(t, "with podSecurity.label=true it works", func(t *testing.T) {
+		w.helmChart(t, "install", proxyMode, "--set=podSecurity.label=true")
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.pullEverywhere(t, w.pushHello(t))
+		if got := w.labelled(t); got != "privileged" {
+			t.Errorf("the namespace has the level %q", got)
+		}
+	})
+	must(t, "helm uninstall puts the former label back", func(t *testing.T) {
+		w.uninstall(t)
+		if got := w.labelled(t); got != "baseline" {
+			t.Errorf("the namespace has the level %q", got)
+		}
+		output(t, w.command(t, w.kubectl, "delete", "namespace", namespace))
+	})
+	must(t, "another Service has the node port", func(t *testing.T) {
+		web := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: "web"},
+			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Selector: map[string]string{"app": "web"},
+				Ports: []corev1.ServicePort{{Port: 80, NodePort: 31999}}},
+		}
+		services := w.client.CoreV1().Services(workloads)
+		if _, err := services.Create(t.Context(), web, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		blocked(t, "Service "+workloads+"/web", "31999")
+		if err := services.Delete(t.Context(), web.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.preflight(t, 0, "--registry-proxy")
+	})
+}
+
+// preflight runs init-hook preflight, which must end with that exit code, and
+// returns the findings' number and all that it says, as text.
+func (w *world) preflight(t *testing.T, code int, args ...string) (blockers int, text string) {
+	t.Helper()
+	for _, format := range []string{"json", "text"} {
+		out, errOut, err := try(w.command(t, w.hook, append([]string{"preflight", "--output", format}, args...)...))
+		got := 0
+		if exit, failed := errors.AsType[*exec.ExitError](err); failed {
+			got = exit.ExitCode()
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if got != code {
+			t.Fatalf("the exit code is %d, want %d: %s%s", got, code, out, errOut)
+		}
+		if format == "text" {
+			text = out + errOut
+			continue
+		}
+		var printed struct {
+			Findings []struct{ Check, Severity, Object, Cause, Remedy string }
+		}
+		if err := json.Unmarshal([]byte(out), &printed); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		for _, f := range printed.Findings {
+			if f.Check == "" || f.Cause == "" || f.Remedy == "" {
+				t.Errorf("a finding says too little: %+v", f)
+			}
+			if f.Severity == "blocker" {
+				blockers++
+			}
+		}
+	}
+	if (blockers > 0) != (code > 0) {
+		t.Errorf("%d blockers, and the exit code %d", blockers, code)
+	}
+	t.Logf("it says:\n%s", text)
+	return blockers, text
+}
+
+func (w *world) label(t *testing.T, level string) {
+	t.Helper()
+	output(t, w.command(t, w.kubectl, "label", "--overwrite", "namespace", namespace, enforce+"="+level))
+}
+
+func (w *world) labelled(t *testing.T) string {
+	t.Helper()
+	ns, err := w.client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ns.Labels[enforce]
+}
+
+// nothingMade fails if the release's namespace has anything of the registry: of a
+// helm install that failed only Helm's record of it and the failed Job are left.
+func (w *world) nothingMade(t *testing.T) {
+	t.Helper()
+	left := strings.Fields(output(t, w.command(t, w.kubectl, "get", "secrets,configmaps,deployments,daemonsets,services,persistentvolumeclaims,networkpolicies", "-n", namespace, "-o", "name")))
+	left = slices.DeleteFunc(left, func(object string) bool {
+		return ofTheNamespace(object) || strings.HasPrefix(object, "secret/sh.helm.release.v1.")
+	})
+	if len(left) > 0 {
+		t.Errorf("left are %v", left)
+	}
+}
+
+// everything is what the cluster holds, in which version, but for what changes by
+// itself.
+func (w *world) everything(t *testing.T) []string {
+	t.Helper()
+	var objects []string
+	for _, scope := range []struct{ namespaced, but string }{
+		{"true", " events events.events.k8s.io leases.coordination.k8s.io endpoints "},
+		{"false", " nodes componentstatuses csinodes.storage.k8s.io ipaddresses.networking.k8s.io prioritylevelconfigurations.flowcontrol.apiserver.k8s.io flowschemas.flowcontrol.apiserver.k8s.io "},
+	} {
+		kinds := strings.Fields(output(t, w.command(t, w.kubectl, "api-resources", "--verbs=list,delete", "--namespaced="+scope.namespaced, "-o", "name")))
+		kinds = slices.DeleteFunc(kinds, func(kind string) bool { return strings.Contains(scope.but, " "+kind+" ") })
+		list := output(t, w.command(t, w.kubectl, "get", strings.Join(kinds, ","), "-A", "--ignore-not-found", "--no-headers",
+			"-o", "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name,VERSION:.metadata.resourceVersion"))
+		for line := range strings.Lines(list) {
+			objects = append(objects, strings.TrimSpace(line))
+		}
+	}
+	if len(objects) < 50 {
+		t.Fatal(fmt.Errorf("the cluster holds only %q", objects))
+	}
+	slices.Sort(objects)
+	return objects
+}

@@ -1,0 +1,225 @@
+package e2e
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// What a user writes to choose a mode. Without either, the mode stays.
+const (
+	proxyMode    = "--set=registryProxy=true"
+	nodePortMode = "--set=registryProxy=false"
+)
+
+// chart prepares helm install or upgrade of the chart, as the README has it.
+func (w *world) chart(t *testing.T, verb string, args ...string) *exec.Cmd {
+	t.Helper()
+	return w.command(t, w.helm, append([]string{verb, release, built(t, "E2E_CHART"), "-n", namespace, "--create-namespace", "--timeout", "5m"}, args...)...)
+}
+
+// helmChart runs helm install or upgrade, which must succeed.
+func (w *world) helmChart(t *testing.T, verb string, args ...string) {
+	t.Helper()
+	begin := time.Now()
+	output(t, w.chart(t, verb, args...))
+	t.Logf("figure: helm %s %s returned after %.1f s, proof on every node included", verb, strings.Join(args, " "), time.Since(begin).Seconds())
+}
+
+// helmChartFails runs helm install or upgrade, which must fail with a message that
+// has all of those words, and returns it.
+func (w *world) helmChartFails(t *testing.T, words []string, verb string, args ...string) string {
+	t.Helper()
+	begin := time.Now()
+	out, errOut, err := try(w.chart(t, verb, args...))
+	text := out + errOut
+	if err == nil {
+		t.Fatalf("it succeeded: %s", text)
+	}
+	t.Logf("after %.1f s it says: %s", time.Since(begin).Seconds(), strings.TrimSpace(text))
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			t.Errorf("the message does not have %q", word)
+		}
+	}
+	return text
+}
+
+// saved is the state that the hook saved.
+func (w *world) saved(t *testing.T) state.State {
+	t.Helper()
+	secret, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+"-state", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := state.Decode(secret.Data[state.Key])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// isIn fails unless the mode is what the cluster was asked for, was proven on
+// every node, and was decided by that source.
+func (w *world) isIn(t *testing.T, mode state.Mode, decidedBy state.Source) {
+	t.Helper()
+	s := w.saved(t)
+	t.Logf("state: %s", mustJSON(s))
+	if s.Desired.Mode != mode || s.Desired.DecidedBy != decidedBy || s.Desired.Address != w.address {
+		t.Errorf("desired is %s at %s, decided by %s; want %s at %s, decided by %s", s.Desired.Mode, s.Desired.Address, s.Desired.DecidedBy, mode, w.address, decidedBy)
+	}
+	if s.Phase != state.PhaseReady || s.Current == nil || s.Current.Mode != mode {
+		t.Errorf("phase is %s and current is %s, want %s", s.Phase, mustJSON(s.Current), mode)
+	}
+	if !slices.Equal(s.Nodes, w.nodes) {
+		t.Errorf("proven on the nodes %v, want %v", s.Nodes, w.nodes)
+	}
+}
+
+// push pushes an archive with init-hook and returns what it says it pushed.
+func (w *world) push(t *testing.T, archive string) string {
+	t.Helper()
+	return strings.TrimSpace(output(t, w.command(t, w.hook, "images", "push", archive)))
+}
+
+// pushHello pushes an image of the test program and returns its reference.
+func (w *world) pushHello(t *testing.T) string {
+	t.Helper()
+	want := w.address + "/e2e/hello:1"
+	if got := w.push(t, w.makeArchive(t, "example.com/e2e/hello:1", 8)); got != want {
+		t.Errorf("push says %q, want %q", got, want)
+	}
+	return want
+}
+
+// makeArchive makes an OCI archive of an image with the test program and, to be
+// unlike any other, some bytes of noise.
+func (w *world) makeArchive(t *testing.T, reference string, noise int) string {
+	t.Helper()
+	program, err := os.ReadFile(w.tool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := uint64(time.Now().UnixNano())
+	for range noise / 8 {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+		program = append(program, byte(x), byte(x>>8), byte(x>>16), byte(x>>24), byte(x>>32), byte(x>>40), byte(x>>48), byte(x>>56))
+	}
+	return writeArchive(t, map[string][]byte{reference: program})
+}
+
+// makeTinyArchive makes an OCI archive of n images of a few bytes, each unlike any
+// other: IMAGE-0 and so on.
+func makeTinyArchive(t *testing.T, image string, n int) string {
+	t.Helper()
+	files := map[string][]byte{}
+	for i := range n {
+		files[fmt.Sprintf("%s-%d", image, i)] = fmt.Appendf(nil, "%s %d %d", image, i, time.Now().UnixNano())
+	}
+	return writeArchive(t, files)
+}
+
+// writeArchive makes an OCI archive with an image for each file, by reference.
+func writeArchive(t *testing.T, files map[string][]byte) string {
+	t.Helper()
+	dir := t.TempDir()
+	store := &images.Store{}
+	var list []images.Image
+	for reference, content := range files {
+		file := filepath.Join(dir, fmt.Sprint(len(list)))
+		if err := os.WriteFile(file, content, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		layer, err := images.FileLayer("tool", file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		image, err := store.Build(images.Spec{Reference: reference, Entrypoint: []string{"/tool"}}, images.Variant{Architecture: "amd64", Layer: layer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, image)
+	}
+	archive, err := os.Create(filepath.Join(dir, "image.tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	buffered := bufio.NewWriter(archive)
+	if err := errors.Join(images.WriteArchive(t.Context(), buffered, store, list...), buffered.Flush(), archive.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return archive.Name()
+}
+
+// uninstall uninstalls the release and fails unless nothing is left but the volume,
+// which a release that got so far has.
+func (w *world) uninstall(t *testing.T) {
+	t.Helper()
+	begin := time.Now()
+	volumes := strings.Fields(output(t, w.command(t, w.kubectl, "get", "pvc", "-n", namespace, "-o", "name")))
+	output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout", "3m", "--wait"))
+	t.Logf("figure: helm uninstall returned after %.1f s", time.Since(begin).Seconds())
+	w.nothingLeft(t, volumes...)
+	if w.name == "" {
+		return
+	}
+	for _, node := range w.nodes {
+		if w.dial(t, node, w.address) == nil {
+			t.Errorf("something still answers at %s of node %s", w.address, node)
+		}
+	}
+}
+
+// nothingLeft waits until the release's namespace holds nothing but what is named,
+// and the cluster nothing else that has the release's name.
+func (w *world) nothingLeft(t *testing.T, but ...string) {
+	t.Helper()
+	kinds := strings.Fields(output(t, w.command(t, w.kubectl, "api-resources", "--verbs=list,delete", "-o", "name")))
+	if len(kinds) < 20 {
+		t.Fatalf("the cluster lists only %d kinds", len(kinds))
+	}
+	eventually(t, time.Minute, "everything to be gone", func() error {
+		var left []string
+		for line := range strings.SplitSeq(output(t, w.command(t, w.kubectl, "get", strings.Join(kinds, ","), "-n", namespace, "-o", "name", "--ignore-not-found")), "\n") {
+			line = strings.TrimSpace(line)
+			if line != "" && !ofTheNamespace(line) && (strings.Contains(line, release) || !clusterScoped(line)) {
+				left = append(left, line)
+			}
+		}
+		if !slices.Equal(left, but) {
+			return fmt.Errorf("left are %v, want %v", left, but)
+		}
+		return nil
+	})
+	t.Logf("left: %v", but)
+}
+
+// ofTheNamespace says whether a name that kubectl printed is of what Kubernetes
+// itself puts into every namespace, or of the record of what was.
+func ofTheNamespace(object string) bool {
+	return slices.ContainsFunc([]string{"event", "serviceaccount/default", "configmap/kube-root-ca.crt", "lease", "podmetrics"},
+		func(prefix string) bool { return strings.HasPrefix(object, prefix) })
+}
+
+// clusterScoped says whether a name that kubectl printed is of an object outside
+// namespaces, which belong to the cluster unless they carry the release's name.
+func clusterScoped(object string) bool {
+	return slices.ContainsFunc([]string{"namespace/", "node/", "persistentvolume/", "storageclass", "clusterrole", "priorityclass", "flowschema", "prioritylevelconfiguration",
+		"apiservice", "csinode", "csidriver", "mutatingwebhook", "validatingwebhook", "validatingadmission", "mutatingadmission", "customresourcedefinition", "certificatesigningrequest",
+		"runtimeclass", "ingressclass", "volumeattach", "servicecidr", "ipaddress", "deviceclass", "resourceslice", "volumeattributesclass", "clustertrustbundle", "storageversion", "component"},
+		func(kind string) bool { return strings.HasPrefix(object, kind) })
+}
