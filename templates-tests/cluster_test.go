@@ -3,7 +3,9 @@ package templates
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +15,9 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // cluster is what lookup sees: objects in a fake API. It counts the questions.
@@ -31,7 +36,7 @@ func (c *cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableRe
 	for _, known := range []struct {
 		object     runtime.Object
 		namespaced bool
-	}{{&corev1.Node{}, false}, {&corev1.Service{}, true}, {&appsv1.Deployment{}, true}} {
+	}{{&corev1.Node{}, false}, {&corev1.Service{}, true}, {&corev1.Secret{}, true}, {&appsv1.Deployment{}, true}} {
 		kinds, _, err := scheme.Scheme.ObjectKinds(known.object)
 		if err != nil {
 			return nil, false, err
@@ -74,6 +79,72 @@ func kubernetes(families ...corev1.IPFamily) *corev1.Service {
 	return service(metav1.NamespaceDefault, "kubernetes", families...)
 }
 
+// settings are those of a mode with the usual address of its IP family.
+func settings(mode state.Mode, family state.IPFamily) state.Settings {
+	s := state.Settings{Mode: mode, IPFamily: family, MTLS: "internal", DecidedBy: state.SourceValue}
+	switch {
+	case mode == state.ModeExternal:
+		s.Address = "registry.example.com/team"
+	case family == state.IPv6:
+		s.Address, s.Port = "[::1]:31999", 31999
+	default:
+		s.Address, s.Port = "127.0.0.1:31999", 31999
+	}
+	return s
+}
+
+// proven is the state that finish leaves. Edits change it.
+func proven(s state.Settings, edits ...func(*state.State)) state.State {
+	current := s
+	saved := state.State{Phase: state.PhaseReady, Desired: s, Current: &current, UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}
+	for _, edit := range edits {
+		edit(&saved)
+	}
+	return saved
+}
+
+// remembers is the Secret with the state, as the hook writes it.
+func remembers(s state.State) *corev1.Secret {
+	data, err := state.Encode(s)
+	if err != nil {
+		panic(err) // a test's own mistake
+	}
+	return stateSecret(string(data))
+}
+
+func stateSecret(json string) *corev1.Secret {
+	return &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry" + hook.SuffixState},
+		Data:       map[string][]byte{state.Key: []byte(json)},
+	}
+}
+
+// pushedHookImage is init-hook's image as the state names it, hookImage from where its name leads.
+var pushedHookImage = &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}
+
+// image is an image as a node reports it, of a size in bytes.
+func image(size int64, names ...string) corev1.ContainerImage {
+	return corev1.ContainerImage{Names: names, SizeBytes: size}
+}
+
+// holding is a node that reports images with their sizes.
+func holding(name, architecture string, images ...corev1.ContainerImage) *corev1.Node {
+	n := node(name, architecture)
+	n.Status.Images = images
+	return n
+}
+
+// crowded is a node with a list of images that was cut off: the kubelet reports
+// the 50 largest. The smallest ones of its list are those given.
+func crowded(name, architecture string, images ...corev1.ContainerImage) *corev1.Node {
+	for i := len(images); i < 50; i++ {
+		digest := strings.Repeat(fmt.Sprintf("%02x", i), 32)
+		images = append(images, image(int64(i+1)*100e6, fmt.Sprintf("example.com/%s/app-%d@sha256:%s", name, i, digest), fmt.Sprintf("example.com/%s/app-%d:1", name, i)))
+	}
+	return holding(name, architecture, images...)
+}
+
 const hookImage = "ghcr.io/zarf-dev/zarf-registry/init-hook:0.1.0"
 
 // clusters are the ones that every combination is rendered for; nil is none.
@@ -87,12 +158,23 @@ func clusters() map[string]func() *cluster {
 		"a new cluster": func() *cluster {
 			return newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10", hookImage), node("b", "amd64", "registry.k8s.io/pause:3.10"))
 		},
-		"an IPv6 cluster":      func() *cluster { return newCluster(kubernetes(corev1.IPv6Protocol), node("a", "arm64")) },
+		"an IPv6 cluster": func() *cluster { return newCluster(kubernetes(corev1.IPv6Protocol), node("a", "arm64")) },
+		"a cluster that remembers proxy mode": func() *cluster {
+			return newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"), node("b", "amd64", "registry.k8s.io/pause:3.9"),
+				remembers(proven(settings(state.ModeProxy, state.IPv4), func(s *state.State) { s.HookImage = pushedHookImage })))
+		},
+		"a cluster that remembers nodeport mode": func() *cluster {
+			return newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10", hookImage),
+				remembers(proven(settings(state.ModeNodePort, state.IPv4), func(s *state.State) { s.HookImage = pushedHookImage })))
+		},
+		"a cluster that remembers an external registry": func() *cluster {
+			return newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64"), remembers(proven(settings(state.ModeExternal, state.IPv4))))
+		},
 		"a dual-stack cluster": func() *cluster { return newCluster(kubernetes(corev1.IPv4Protocol), dual) },
 		"a cluster of all sorts": func() *cluster {
 			return newCluster(kubernetes(corev1.IPv4Protocol), crio,
 				node("a", "amd64", "registry.k8s.io/pause:3.9", hookImage), node("b", "amd64", "docker.io/rancher/mirrored-pause:3.6"),
-				node("d", "arm64", "registry.k8s.io/pause:3.10"), node("e", "arm64", "registry.k8s.io/pause:3.8"), node("f", "amd64"))
+				node("d", "arm64", "registry.k8s.io/pause:3.10"), node("e", "arm64", "registry.k8s.io/pause:3.8"), node("f", "amd64"), crowded("g", "amd64"))
 		},
 	}
 }

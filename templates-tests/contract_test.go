@@ -239,7 +239,7 @@ func payloadIs(t *testing.T, out *output, id string) {
 
 // The Jobs may do what the hook package does with the cluster, and nothing else.
 func TestTheRightsAreThoseThatTheJobsUse(t *testing.T) {
-	out := rendering{values: proxyMode(t)}.render(t)
+	out := rendering{values: proxyMode(t, "podSecurity.label=true")}.render(t)
 	granted := map[string][]string{}
 	grant := func(rules []rbacv1.PolicyRule) {
 		for _, rule := range rules {
@@ -253,20 +253,21 @@ func TestTheRightsAreThoseThatTheJobsUse(t *testing.T) {
 	used := map[string][]string{}
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[hook.Cluster]()) {
 		for i := range field.Type.NumMethod() {
-			resource := strings.ToLower(field.Name)
+			resource := strings.TrimPrefix(strings.ToLower(field.Name), "cluster")
 			used[resource] = append(used[resource], strings.ToLower(field.Type.Method(i).Name))
 		}
 	}
 	for _, verbs := range []map[string][]string{granted, used} {
 		for resource := range verbs {
 			slices.Sort(verbs[resource])
+			verbs[resource] = slices.Compact(verbs[resource])
 		}
 	}
 	if diff := cmp.Diff(used, granted); diff != "" {
 		t.Errorf("used (-), granted (+):\n%s", diff)
 	}
 	var names []string
-	for _, suffix := range []string{hook.SuffixState, hook.SuffixAuthority, hook.SuffixServerTLS, hook.SuffixNodeTLS, hook.SuffixPushTLS, hook.SuffixCredentials} {
+	for _, suffix := range []string{hook.SuffixState, hook.SuffixAuthority, hook.SuffixServerTLS, hook.SuffixNodeTLS, hook.SuffixPushTLS, hook.SuffixCredentials, hook.SuffixPull} {
 		names = append(names, "zarf-registry"+suffix)
 	}
 	for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
@@ -274,6 +275,11 @@ func TestTheRightsAreThoseThatTheJobsUse(t *testing.T) {
 			if diff := cmp.Diff(names, rule.ResourceNames); diff != "" {
 				t.Errorf("Secrets of the Jobs (-), granted (+):\n%s", diff)
 			}
+		}
+	}
+	for _, rule := range find[*rbacv1.Role](t, rendering{values: proxyMode(t)}.render(t), "zarf-registry-hook").Rules {
+		if slices.Contains(rule.Resources, "namespaces") {
+			t.Error("the namespace may be changed without podSecurity.label=true")
 		}
 	}
 }

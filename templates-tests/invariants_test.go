@@ -45,7 +45,7 @@ func (w workload) component() string { return w.pod.Labels["app.kubernetes.io/co
 
 // hookMade are the objects that the Jobs make, by what follows the full name:
 // the chart refers to them and must never render them.
-var hookMade = []string{"-state", "-ca", "-server-tls", "-node-tls", "-push-tls", "-credentials"}
+var hookMade = []string{"-state", "-ca", "-server-tls", "-node-tls", "-push-tls", "-credentials", "-pull"}
 
 // invariants hold for whatever the chart renders. Each reports what is wrong.
 var invariants = map[string]func(out *output) []string{
@@ -219,11 +219,81 @@ var invariants = map[string]func(out *output) []string{
 		}
 		return wrong
 	},
-	"there is no node port": func(out *output) (wrong []string) {
+	"in nodeport mode, and only there, a node port leads to the plain listener": func(out *output) (wrong []string) {
+		found := 0
 		for _, s := range all[*corev1.Service](out) {
-			if s.Spec.Type != corev1.ServiceTypeClusterIP || s.Spec.Ports[0].NodePort != 0 {
-				wrong = append(wrong, s.Name)
+			port := s.Spec.Ports[0]
+			if s.Spec.Type == corev1.ServiceTypeClusterIP && port.NodePort == 0 && port.TargetPort.String() == "registry" {
+				continue
 			}
+			found++
+			if s.Spec.Type != corev1.ServiceTypeNodePort || len(s.Spec.Ports) != 1 || !slices.Contains(hookArguments(out, "finish"), fmt.Sprintf("--port=%d", port.NodePort)) ||
+				port.Port != 5001 || port.TargetPort.String() != "plain" || !is(s.Spec.IPFamilyPolicy, corev1.IPFamilyPolicyPreferDualStack) ||
+				s.Annotations["helm.sh/resource-policy"] != "keep" || !strings.HasSuffix(s.Name, "-nodeport") {
+				wrong = append(wrong, fmt.Sprintf("%s: %v", s.Name, s.Spec))
+			}
+			for _, d := range all[*appsv1.Deployment](out) {
+				c := d.Spec.Template.Spec.Containers[0]
+				if !slices.Contains(c.Args, "--plain-listen=:5001") || !slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == "plain" && p.ContainerPort == 5001 }) {
+					wrong = append(wrong, fmt.Sprintf("%s: nothing listens for %s", d.Name, s.Name))
+				}
+			}
+		}
+		if (found == 1) != (decidedMode(out) == "nodeport") {
+			wrong = append(wrong, fmt.Sprintf("%d node ports in mode %s", found, decidedMode(out)))
+		}
+		return wrong
+	},
+	"in proxy mode, and only there, are proxies, which Helm keeps and finish knows": func(out *output) (wrong []string) {
+		var names []string
+		for _, d := range all[*appsv1.DaemonSet](out) {
+			names = append(names, d.Name)
+			if d.Annotations["helm.sh/resource-policy"] != "keep" {
+				wrong = append(wrong, d.Name+" is not kept: a switch would take it away before the node port is proven")
+			}
+		}
+		known := []string{}
+		for _, arg := range hookArguments(out, "finish") {
+			if list, ok := strings.CutPrefix(arg, "--proxies="); ok {
+				known = strings.Split(list, ",")
+			}
+		}
+		slices.Sort(names)
+		slices.Sort(known)
+		if !slices.Equal(names, known) || (len(names) > 0) != (decidedMode(out) == "proxy") {
+			wrong = append(wrong, fmt.Sprintf("mode %s: %s, and finish knows %s", decidedMode(out), names, known))
+		}
+		return wrong
+	},
+	"with an external registry there is nothing but hooks": func(out *output) (wrong []string) {
+		for _, o := range out.objects {
+			if decidedMode(out) == "external" && o.hook() == "" {
+				wrong = append(wrong, o.String())
+			}
+		}
+		return wrong
+	},
+	"the injected programs' images are those that the Jobs know": func(out *output) (wrong []string) {
+		var want, known []string
+		for _, w := range workloads(out) {
+			if c := w.pod.Spec.Containers[0]; c.Command[0] == "/payload/loader" && !slices.Contains(want, c.Image) {
+				want = append(want, c.Image)
+			}
+		}
+		for _, arg := range hookArguments(out, "prepare") {
+			if list, ok := strings.CutPrefix(arg, "--pause-images="); ok {
+				known = strings.Split(list, ",")
+			}
+		}
+		for _, d := range all[*appsv1.Deployment](out) {
+			if c := d.Spec.Template.Spec.Containers[0]; len(known) > 0 && known[0] != c.Image {
+				wrong = append(wrong, fmt.Sprintf("the registry's %s is not the first of %s", c.Image, known))
+			}
+		}
+		slices.Sort(want)
+		slices.Sort(known)
+		if !slices.Equal(want, known) {
+			wrong = append(wrong, fmt.Sprintf("%s, and the Jobs know %s", want, known))
 		}
 		return wrong
 	},
@@ -253,7 +323,7 @@ var invariants = map[string]func(out *output) []string{
 		has := func(kind, name string) bool {
 			return slices.ContainsFunc(out.objects, func(o object) bool { return o.GetKind() == kind && o.GetName() == name })
 		}
-		fullname := all[*appsv1.Deployment](out)[0].Name
+		fullname := strings.TrimSuffix(all[*rbacv1.Role](out)[0].Name, "-hook")
 		for _, w := range workloads(out) {
 			if name := w.pod.Spec.ServiceAccountName; !has("ServiceAccount", name) {
 				wrong = append(wrong, fmt.Sprintf("%s: no ServiceAccount %s", w.object, name))
@@ -262,8 +332,15 @@ var invariants = map[string]func(out *output) []string{
 				if v.ConfigMap != nil && !has("ConfigMap", v.ConfigMap.Name) {
 					wrong = append(wrong, fmt.Sprintf("%s: no ConfigMap %s", w.object, v.ConfigMap.Name))
 				}
-				if v.Secret != nil && !slices.Contains(hookMade, strings.TrimPrefix(v.Secret.SecretName, fullname)) {
+				if v.Secret == nil {
+					continue
+				}
+				if !slices.Contains(hookMade, strings.TrimPrefix(v.Secret.SecretName, fullname)) {
 					wrong = append(wrong, fmt.Sprintf("%s: nobody makes Secret %s", w.object, v.Secret.SecretName))
+				}
+				// The only one that is not there in every mode.
+				if is(v.Secret.Optional, true) != (v.Secret.SecretName == fullname+"-pull") {
+					wrong = append(wrong, fmt.Sprintf("%s: Secret %s is optional: %t", w.object, v.Secret.SecretName, is(v.Secret.Optional, true)))
 				}
 			}
 		}
@@ -322,13 +399,18 @@ var invariants = map[string]func(out *output) []string{
 		}
 		for _, p := range all[*networkingv1.NetworkPolicy](out) {
 			component := p.Labels["app.kubernetes.io/component"]
-			wrong = append(wrong, selects("policy "+p.Name, &p.Spec.PodSelector, pods, func(w workload) bool { return w.component() == component })...)
+			if component != "proxy" || decidedMode(out) == "proxy" {
+				wrong = append(wrong, selects("policy "+p.Name, &p.Spec.PodSelector, pods, func(w workload) bool { return w.component() == component })...)
+			}
 			for _, rule := range p.Spec.Ingress {
 				for _, peer := range rule.From {
 					if peer.NamespaceSelector != nil || peer.IPBlock != nil {
 						continue
 					}
 					component := peer.PodSelector.MatchLabels["app.kubernetes.io/component"]
+					if component == "proxy" && decidedMode(out) != "proxy" {
+						continue // they may still serve, and are not rendered
+					}
 					wrong = append(wrong, selects("policy "+p.Name, peer.PodSelector, pods, func(w workload) bool { return w.component() == component })...)
 				}
 			}
@@ -410,7 +492,7 @@ var invariants = map[string]func(out *output) []string{
 	"rights are no more than the Jobs need": func(out *output) (wrong []string) {
 		for _, r := range all[*rbacv1.ClusterRole](out) {
 			for _, rule := range r.Rules {
-				if !slices.Equal(rule.Resources, []string{"nodes"}) || !subset(rule.Verbs, "get", "list") {
+				if !subset(rule.Resources, "nodes", "services") || !slices.Equal(rule.Verbs, []string{"list"}) {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
 				}
 			}
@@ -423,7 +505,8 @@ var invariants = map[string]func(out *output) []string{
 				if slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) != len(hookMade) {
 					wrong = append(wrong, fmt.Sprintf("%s: %s Secrets of any name", r.Name, rule.Verbs))
 				}
-				if !subset(rule.Resources, "pods", "configmaps", "secrets", "jobs") && !subset(rule.Verbs, "get", "list", "watch") {
+				named := subset(rule.Resources, "jobs", "services", "namespaces") && (len(rule.ResourceNames) > 0 || slices.Equal(rule.Verbs, []string{"create"}))
+				if !named && !subset(rule.Resources, "pods", "configmaps", "secrets", "daemonsets") && !subset(rule.Verbs, "get", "list", "watch") {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
 				}
 			}
@@ -451,8 +534,8 @@ func TestWhateverIsRenderedKeepsTheInvariants(t *testing.T) {
 		}
 	}
 	for _, c := range combinations {
-		if n := len(workloads(c.output)); n < 5 {
-			t.Fatalf("%s: %d workloads", c.name, n)
+		if n, least := len(workloads(c.output)), map[string]int{"proxy": 5, "nodeport": 4, "external": 3}[decidedMode(c.output)]; n < least || least == 0 {
+			t.Fatalf("%s: %d workloads in mode %q", c.name, n, decidedMode(c.output))
 		}
 		for name, check := range invariants {
 			for _, wrong := range check(c.output) {
@@ -461,6 +544,16 @@ func TestWhateverIsRenderedKeepsTheInvariants(t *testing.T) {
 		}
 	}
 	t.Logf("%d invariants over %d renderings", len(invariants), len(combinations))
+}
+
+// hookArguments are the arguments of the Job of a step.
+func hookArguments(out *output, step string) []string {
+	for _, job := range all[*batchv1.Job](out) {
+		if args := job.Spec.Template.Spec.Containers[0].Args; args[0] == step {
+			return args
+		}
+	}
+	return nil
 }
 
 func containers(spec corev1.PodSpec) []corev1.Container {

@@ -13,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // proxies describes the DaemonSets of an architecture: image, and the nodes that
@@ -42,11 +44,12 @@ func TestEachNodeRunsItsProxyInAPauseImageThatItHas(t *testing.T) {
 	const k8s = "registry.k8s.io/pause:"
 	windows := node("w", "amd64", k8s+"9.9")
 	windows.Status.NodeInfo.OperatingSystem = "windows"
-	twoNames := node("a", "amd64")
-	twoNames.Status.Images = []corev1.ContainerImage{{Names: []string{"registry.k8s.io/pause@sha256:" + strings.Repeat("e", 64), k8s + "3.10"}}}
+	digest := "sha256:" + strings.Repeat("e", 64)
+	twoNames := holding("a", "amd64", image(3e5, "registry.k8s.io/pause@"+digest, k8s+"3.10"))
 	for name, test := range map[string]struct {
 		nodes        []runtime.Object
 		amd64, arm64 []string // arm64: nil means the default image
+		unseen       bool     // no image for the registry is seen
 	}{
 		"without nodes the image that kubeadm brings today": {
 			amd64: []string{k8s + "3.10.1"},
@@ -67,9 +70,65 @@ func TestEachNodeRunsItsProxyInAPauseImageThatItHas(t *testing.T) {
 			nodes: []runtime.Object{node("a", "amd64", k8s+"3.8", k8s+"3.10"), node("b", "amd64", k8s+"3.10")},
 			amd64: []string{k8s + "3.10"},
 		},
-		"a node whose list is truncated goes with the most": {
-			nodes: []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "amd64", "docker.io/library/large:1")},
+		"a node whose list was cut off takes the smallest image that it reports": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.10"), crowded("b", "amd64", image(9e6, "docker.io/library/tool@"+digest, "docker.io/library/tool:1"))},
+			amd64: []string{"docker.io/library/tool:1 = b", k8s + "3.10 ≠ b"},
+		},
+		"nodes whose lists were cut off take the smallest image that they share": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.10"),
+				crowded("b", "amd64", image(8e6, "docker.io/library/only-b:1"), image(9e6, "docker.io/library/small:1"), image(10e6, "docker.io/library/tool:1")),
+				crowded("c", "amd64", image(9e6, "docker.io/library/small:1"), image(10e6, "docker.io/library/tool:1")),
+				crowded("d", "amd64", image(10e6, "docker.io/library/tool:1"), image(9e6, "docker.io/library/small:1")),
+			},
+			amd64: []string{"docker.io/library/small:1 = b c d", k8s + "3.10 ≠ b c d"},
+		},
+		"nodes whose lists were cut off and share nothing go with the most": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.10"), crowded("b", "amd64"), crowded("c", "amd64")},
 			amd64: []string{k8s + "3.10"},
+		},
+		"nodes whose lists were cut off and other exceptions are apart": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "amd64", k8s+"3.9"), crowded("c", "amd64", image(9e6, "docker.io/library/small:1"))},
+			amd64: []string{"docker.io/library/small:1 = c", k8s + "3.10 ≠ c b", k8s + "3.9 = b"},
+		},
+		"where no node reports a pause image the smallest that all share is for new nodes too": {
+			nodes: []runtime.Object{crowded("a", "amd64", image(9e6, "docker.io/library/small:1")), crowded("b", "amd64", image(9e6, "docker.io/library/small:1"))},
+			amd64: []string{"docker.io/library/small:1"},
+		},
+		"where no node reports a pause image and they share nothing it is the default": {
+			nodes: []runtime.Object{crowded("a", "amd64"), crowded("b", "amd64")}, unseen: true,
+			amd64: []string{k8s + "3.10.1"},
+		},
+		"a pause image at the end of a full list counts": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), crowded("b", "amd64", image(3e5, k8s+"3.9"))},
+			amd64: []string{k8s + "3.9"},
+		},
+		"CRI-O without pause images": {
+			nodes: []runtime.Object{holding("a", "amd64", image(4e8, "quay.io/cni:1"), image(9e6, "quay.io/small@"+digest)), holding("b", "amd64", image(9e6, "quay.io/small@"+digest))},
+			amd64: []string{"quay.io/small@" + digest},
+		},
+		"a digest that all share is better than a tag that one has": {
+			nodes: []runtime.Object{node("z", "amd64", k8s+"3.9"),
+				holding("a", "amd64", image(9e6, "quay.io/small@"+digest)), holding("b", "amd64", image(8e6, "quay.io/smaller:1"), image(9e6, "quay.io/small@"+digest))},
+			amd64: []string{"quay.io/small@" + digest + " = a b", k8s + "3.9 ≠ a b"},
+		},
+		"of one size a tag before a digest": {
+			nodes: []runtime.Object{holding("a", "amd64", image(9e6, "quay.io/a@"+digest), image(9e6, "quay.io/b:1"))},
+			amd64: []string{"quay.io/b:1"},
+		},
+		"images of this registry and without a name are none": {
+			nodes: []runtime.Object{node("z", "amd64", k8s+"3.9"), holding("a", "amd64",
+				image(1, "127.0.0.1:31999/team/tiny:1"), image(2, "[::1]:31999/team/tiny:1"), image(3, "<none>@<none>", "<none>:<none>"), image(4, "127.0.0.1:31999/pause:9.9"), image(9e6, "quay.io/small:1"))},
+			amd64: []string{"quay.io/small:1 = a", k8s + "3.9 ≠ a"},
+		},
+		"a node that has reported nothing yet goes with the most": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64")},
+			amd64: []string{k8s + "3.9"},
+		},
+		"cut off on one architecture only": {
+			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), crowded("b", "amd64", image(9e6, "quay.io/small:1")), crowded("c", "arm64", image(8e6, "quay.io/arm:1"))},
+			amd64: []string{"quay.io/small:1 = b", k8s + "3.9 ≠ b"},
+			arm64: []string{"quay.io/arm:1"},
 		},
 		"of one version the image of more nodes": {
 			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64", "k8s.gcr.io/pause:3.9"), node("c", "amd64", "k8s.gcr.io/pause:3.9")},
@@ -111,7 +170,7 @@ func TestEachNodeRunsItsProxyInAPauseImageThatItHas(t *testing.T) {
 				t.Error("arm64:", diff)
 			}
 			wantSource := "--pause-image-source=cluster"
-			if test.nodes == nil {
+			if test.nodes == nil || test.unseen {
 				wantSource = "--pause-image-source=default"
 			}
 			if args := hookArgs(t, out, "prepare"); !slices.Contains(args, wantSource) {
@@ -181,6 +240,26 @@ func TestTheRegistryRunsWhereItCanAndStaysWhereItIs(t *testing.T) {
 			objects:      []runtime.Object{node("b", "amd64", k8s+"3.10"), running("arm64", k8s+"3.10")},
 			architecture: "amd64", image: k8s + "3.10",
 		},
+		"still in its pause image when its node's list is cut off by now": {
+			objects:      []runtime.Object{node("a", "amd64", k8s+"3.10"), crowded("b", "amd64", image(9e6, "quay.io/small:1")), running("amd64", k8s+"3.9")},
+			architecture: "amd64", image: k8s + "3.9", excluded: []string{"a"},
+		},
+		"not moved from a node whose list is cut off by now": {
+			objects:      []runtime.Object{node("a", "amd64", k8s+"3.10"), crowded("b", "amd64", image(9e6, "quay.io/small:1")), running("amd64", k8s+"3.10")},
+			architecture: "amd64", image: k8s + "3.10",
+		},
+		"not on nodes that have no pause image": {
+			objects:      []runtime.Object{node("a", "amd64", k8s+"3.10"), holding("b", "amd64", image(9e6, "quay.io/small:1"))},
+			architecture: "amd64", image: k8s + "3.10", excluded: []string{"b"},
+		},
+		"in another image where no node has a pause image": {
+			objects:      []runtime.Object{holding("a", "amd64", image(9e6, "quay.io/small:1")), holding("b", "amd64", image(9e6, "quay.io/small:1"))},
+			architecture: "amd64", image: "quay.io/small:1",
+		},
+		"still in that image when a node with a pause image has joined": {
+			objects:      []runtime.Object{holding("a", "amd64", image(9e6, "quay.io/small:1")), node("b", "amd64", k8s+"3.10"), running("amd64", "quay.io/small:1")},
+			architecture: "amd64", image: "quay.io/small:1", excluded: []string{"b"},
+		},
 		"in the image that is named": {
 			objects: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64", k8s+"3.10")}, values: []string{"injector.image=example.com/pause:1"},
 			architecture: "amd64", image: "example.com/pause:1",
@@ -227,13 +306,16 @@ func TestTheIPFamilyComesFromWhatPodsHave(t *testing.T) {
 		family, source, hostNetwork string
 		address                     string
 	}{
-		"IPv4 where nothing is known":           {nil, nil, "IPv4", "default", "false", "127.0.0.1:31999"},
-		"IPv4":                                  {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, nil, "IPv4", "cluster", "false", "127.0.0.1:31999"},
-		"IPv6":                                  {[]runtime.Object{kubernetes(corev1.IPv6Protocol), node("a", "amd64")}, nil, "IPv6", "cluster", "true", "[::1]:31999"},
-		"DualStack by the nodes' pod addresses": {[]runtime.Object{kubernetes(corev1.IPv6Protocol), dual}, nil, "DualStack", "cluster", "false", "127.0.0.1:31999"},
-		"DualStack by the DNS Service":          {[]runtime.Object{kubernetes(corev1.IPv4Protocol), service("kube-system", "kube-dns", corev1.IPv4Protocol, corev1.IPv6Protocol)}, nil, "DualStack", "cluster", "false", "127.0.0.1:31999"},
-		"the value against the cluster":         {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, []string{"ipFamily=IPv6"}, "IPv6", "value", "true", "[::1]:31999"},
-		"hostNetwork where it is asked for":     {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, []string{"proxy.hostNetwork=true"}, "IPv4", "cluster", "true", "127.0.0.1:31999"},
+		"IPv4 where nothing is known":                       {nil, nil, "IPv4", "default", "false", "127.0.0.1:31999"},
+		"IPv4":                                              {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, nil, "IPv4", "cluster", "false", "127.0.0.1:31999"},
+		"IPv6":                                              {[]runtime.Object{kubernetes(corev1.IPv6Protocol), node("a", "amd64")}, nil, "IPv6", "cluster", "true", "[::1]:31999"},
+		"DualStack by the nodes' pod addresses":             {[]runtime.Object{kubernetes(corev1.IPv6Protocol), dual}, nil, "DualStack", "cluster", "false", "127.0.0.1:31999"},
+		"DualStack by the DNS Service":                      {[]runtime.Object{kubernetes(corev1.IPv4Protocol), service("kube-system", "kube-dns", corev1.IPv4Protocol, corev1.IPv6Protocol)}, nil, "DualStack", "cluster", "false", "127.0.0.1:31999"},
+		"what is remembered against the cluster":            {[]runtime.Object{kubernetes(corev1.IPv6Protocol), dual, remembers(proven(settings(state.ModeProxy, state.IPv4)))}, nil, "IPv4", "state", "false", "127.0.0.1:31999"},
+		"IPv6 is remembered":                                {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single, remembers(proven(settings(state.ModeNodePort, state.IPv6)))}, nil, "IPv6", "state", "true", "[::1]:31999"},
+		"the value against what is remembered":              {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single, remembers(proven(settings(state.ModeProxy, state.IPv6)))}, []string{"ipFamily=IPv4"}, "IPv4", "value", "false", "127.0.0.1:31999"},
+		"the value against the cluster":                     {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, []string{"ipFamily=IPv6"}, "IPv6", "value", "true", "[::1]:31999"},
+		"hostNetwork where it is asked for":                 {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, []string{"proxy.hostNetwork=true"}, "IPv4", "cluster", "true", "127.0.0.1:31999"},
 		"the port in the address and in the Jobs' argument": {nil, []string{"port=32123"}, "IPv4", "default", "false", "127.0.0.1:32123"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -371,18 +453,16 @@ func TestTheClusterIsAskedOnceForEachThing(t *testing.T) {
 		times[kind]++
 	}
 	// The two Services are default/kubernetes and the cluster's DNS.
-	if want := map[string]int{"v1 Node": 1, "v1 Service": 2, "apps/v1 Deployment": 1}; !maps.Equal(times, want) {
+	if want := map[string]int{"v1 Node": 1, "v1 Service": 2, "v1 Secret": 1, "apps/v1 Deployment": 1}; !maps.Equal(times, want) {
 		t.Errorf("asked %v, want %v", times, want)
 	}
 }
 
 func hookArgs(t testing.TB, out *output, step string) []string {
 	t.Helper()
-	for _, job := range all[*batchv1.Job](out) {
-		if c := job.Spec.Template.Spec.Containers[0]; c.Args[0] == step {
-			return c.Args
-		}
+	args := hookArguments(out, step)
+	if args == nil {
+		t.Fatalf("there is no Job %s", step)
 	}
-	t.Fatalf("there is no Job %s", step)
-	return nil
+	return args
 }

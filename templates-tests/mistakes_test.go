@@ -19,13 +19,16 @@ var mistakes = map[string]struct{ file, old, new string }{
 	"hooks have the weight of their kind and are deleted when they succeed":              {"init-hook/_hook.tpl", `"weight" "-20"`, `"weight" "0"`},
 	"what a Job needs is there at each of its events":                                    {"init-hook/_hook.tpl", ",pre-delete\n", "\n"},
 	"what the Jobs make is not rendered":                                                 {"registry/configmap.yaml", `"%s-config"`, `"%s-payload-1"`},
-	"there is no node port":                                                              {"registry/service.yaml", "type: ClusterIP", "type: NodePort"},
+	"in nodeport mode, and only there, a node port leads to the plain listener":          {"registry/service.yaml", "type: ClusterIP", "type: NodePort"},
+	"in proxy mode, and only there, are proxies, which Helm keeps and finish knows":      {"proxy/_daemonset.tpl", `"helm.sh/resource-policy" "keep"`, `"helm.sh/resource-policy" "delete"`},
+	"with an external registry there is nothing but hooks":                               {"registry/configmap.yaml", `include "zarf-registry.internal" .`, `include "zarf-registry.fullname" .`},
+	"the injected programs' images are those that the Jobs know":                         {"_decisions.tpl", `append $images .pause`, `append $images "example.com/pause:1"`},
 	"volumes and mounts belong together, whole":                                          {"registry/deployment.yaml", "mountPath: /etc/zarf-registry/config\n", "mountPath: /etc/zarf-registry/config.yml\n              subPath: config.yml\n"},
 	"what pods refer to is rendered or made by the Jobs":                                 {"registry/deployment.yaml", "{{ $fullname }}-credentials", "{{ $fullname }}-password"},
 	"the first chunk of a payload is required and the others optional":                   {"_pod.tpl", "{{- if . }}\n          optional", "{{- if true }}\n          optional"},
 	"an injected program never pulls":                                                    {"_pod.tpl", "imagePullPolicy: IfNotPresent", "imagePullPolicy: Always"},
 	"selectors find their own pods and no others":                                        {"registry/service.yaml", `include "zarf-registry.selectorLabels" (dict "root" . "component" "registry")`, `include "zarf-registry.selectorLabels" (dict "root" . "component" "proxy")`},
-	"no node gets two proxies":                                                           {"proxy/daemonset.yaml", `"excluded" $names`, `"excluded" list`},
+	"no node gets two proxies":                                                           {"_decisions.tpl", `"excluded" $excluded)`, `"excluded" list)`},
 	"names are valid, and objects of one name are one":                                   {"_helpers.tpl", "trunc 42", "trunc 63"},
 	"rights are no more than the Jobs need":                                              {"init-hook/role.yaml", "verbs: [get, update, delete]\n    resourceNames:", "verbs: [get, update, delete, list]\n    resourceNames: []\n  - verbs: [get]\n    resources: [secrets]\n    apiGroups: ['']\n    resourceNames:"},
 	"every Job ends, and its log outlives its failure":                                   {"init-hook/_hook.tpl", "restartPolicy: Never", "restartPolicy: OnFailure"},
@@ -51,8 +54,12 @@ func TestEveryInvariantNoticesAMistake(t *testing.T) {
 			t.Errorf("%q: %s has no %q to replace", name, mistake.file, mistake.old)
 			continue
 		}
+		values := proxyMode(t)
+		if strings.Contains(name, "external") {
+			values = ciValues(t)["external"]
+		}
 		out := rendering{
-			chart: c, values: proxyMode(t), release: strings.Repeat("long-", 10) + "abc",
+			chart: c, values: values, release: strings.Repeat("long-", 10) + "abc",
 			cluster: newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.9"), node("b", "amd64", "registry.k8s.io/pause:3.10")),
 		}.render(t)
 		if len(check(out)) == 0 {

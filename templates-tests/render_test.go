@@ -19,6 +19,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	batchv1 "k8s.io/api/batch/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
@@ -291,7 +292,19 @@ func with(t testing.TB, values map[string]any, sets ...string) map[string]any {
 	return copied
 }
 
-// proxyMode is the least that the chart renders with.
+// decidedMode is what the Jobs are told.
+func decidedMode(out *output) string {
+	for _, job := range all[*batchv1.Job](out) {
+		for _, arg := range job.Spec.Template.Spec.Containers[0].Args {
+			if mode, ok := strings.CutPrefix(arg, "--mode="); ok {
+				return mode
+			}
+		}
+	}
+	return ""
+}
+
+// proxyMode is the least for a chart with all its parts.
 func proxyMode(t testing.TB, sets ...string) map[string]any {
 	t.Helper()
 	return with(t, map[string]any{"registryProxy": true}, sets...)

@@ -22,6 +22,13 @@ func TestTheSchemaRefusesWhatIsUnknownOrOfAnotherType(t *testing.T) {
 		{"registry.resources.unknown={}", "/registry/resources"},
 		{"initHook.image.unknown=1", "/initHook/image"},
 		{"registryProxy=yes please", "/registryProxy"},
+		{"registryURL=[registry.example.com]", "/registryURL"},
+		{"auth.anonymousPull=yes please", "/auth/anonymousPull"},
+		{"auth.unknown=1", "/auth"},
+		{"podSecurity.label=privileged", "/podSecurity/label"},
+		{"podSecurity.unknown=1", "/podSecurity"},
+		{"initHook.ignorePreflight=[everything]", "/initHook/ignorePreflight"},
+		{"initHook.ignorePreflight=port", "/initHook/ignorePreflight"},
 		{"port='31999'", "/port"},
 		{"port=80", "/port"},
 		{"port=70000", "/port"},
@@ -77,13 +84,17 @@ func TestTheSchemaAcceptsWhatACommandLineGives(t *testing.T) {
 	}
 }
 
-// failures: what cannot work, and the message that says what to do.
-var failures = []struct {
+// failure is what cannot work, in proxy mode if no other is set, and the message
+// that says what to do.
+type failure struct {
 	sets []string
 	want string
-}{
-	{[]string{"registryProxy=null"}, "zarf-registry: registryProxy: this version has the proxy mode only, the node port mode is not in it; set it to true: --set registryProxy=true"},
-	{[]string{"registryProxy=false"}, "zarf-registry: registryProxy: this version has the proxy mode only, the node port mode is not in it; set it to true: --set registryProxy=true"},
+}
+
+var failures = []failure{
+	{[]string{"registryURL=registry.example.com"}, "zarf-registry: registryURL: with an external registry nothing of ours is deployed that a proxy could lead to, and the nodes' references name that registry, not a proxy; remove registryURL, or registryProxy=true"},
+	{[]string{"registryProxy=null", "registryURL=http://registry.example.com"}, `zarf-registry: registryURL: "http://registry.example.com" asks for plain HTTP, which container runtimes refuse of any registry but one on loopback; serve it with TLS, and set HOST[:PORT][/PATH]`},
+	{[]string{"registryProxy=null", "registryURL=registry/team"}, `zarf-registry: registryURL: "registry/team" is not what image references begin with; set HOST[:PORT][/PATH], where HOST has a dot or a port, as registry.example.com/team`},
 	{[]string{"fullnameOverride=1st"}, `zarf-registry: fullnameOverride: "1st" cannot be a Service's name; set it to lower-case letters, digits and dashes that begin with a letter`},
 	{[]string{"nameOverride=a.b"}, `zarf-registry: fullnameOverride: "zarf-registry-a.b" cannot be a Service's name; set it to lower-case letters, digits and dashes that begin with a letter`},
 	{[]string{"commonLabels={app.kubernetes.io/name: mine}"}, "zarf-registry: commonLabels: selectors need app.kubernetes.io/name as the chart sets it; remove it"},
@@ -121,6 +132,10 @@ func TestWhatCannotWorkIsRefusedWithWhatToDo(t *testing.T) {
 
 func TestEveryRefusalHasItsFormAndItsTest(t *testing.T) {
 	calls := regexp.MustCompile(`\bfail (?:\(printf )?"((?:[^"\\]|\\.)*)"`)
+	messages := slices.Clone(failures)
+	for _, want := range unreadable(t) {
+		messages = append(messages, failure{want: "zarf-registry: Secret zarf/zarf-registry-state: " + want})
+	}
 	found := 0
 	for file, text := range templates(t) {
 		all := calls.FindAllStringSubmatch(text, -1)
@@ -132,16 +147,11 @@ func TestEveryRefusalHasItsFormAndItsTest(t *testing.T) {
 		}
 		for _, call := range all {
 			found++
-			if !regexp.MustCompile(`^zarf-registry: (%s|[a-zA-Z0-9.]+(\.%s)?): .+; `).MatchString(call[1]) {
+			if !regexp.MustCompile(`^zarf-registry: (%s|[a-zA-Z0-9.]+(\.%s)?|Secret %s/%s-state): .+; `).MatchString(call[1]) {
 				t.Errorf("%s: %q is not of the form zarf-registry: <value path>: <why>; <what to do>", file, call[1])
 			}
 			form := regexp.MustCompile("^" + regexp.MustCompile(`%[qsd]`).ReplaceAllString(regexp.QuoteMeta(call[1]), ".*") + "$")
-			if !slices.ContainsFunc(failures, func(f struct {
-				sets []string
-				want string
-			}) bool {
-				return form.MatchString(f.want)
-			}) {
+			if !slices.ContainsFunc(messages, func(f failure) bool { return form.MatchString(f.want) }) {
 				t.Errorf("%s: no test for %q", file, call[1])
 			}
 		}

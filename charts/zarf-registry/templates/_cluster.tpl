@@ -17,12 +17,72 @@ Objects are read once in a rendering and kept in the root context, so that all t
 {{- end -}}
 {{- end -}}
 
+{{- /* Puts the Service that every cluster has, default/kubernetes, into .ClusterService. */ -}}
+{{- define "zarf-registry.cluster.loadService" -}}
+{{- if not (hasKey . "ClusterService") -}}
+{{- $_ := set . "ClusterService" (lookup "v1" "Service" "default" "kubernetes") -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* "true" where there is a cluster to be seen: only there does no answer mean that there is nothing. */ -}}
+{{- define "zarf-registry.cluster.seen" -}}
+{{- include "zarf-registry.cluster.loadService" . -}}
+{{- if .ClusterService -}}true{{- end -}}
+{{- end -}}
+
+{{- /* What the hook remembers: JSON that is empty where nothing is remembered, else
+  mode, address, ipFamily  the desired settings
+  current                  the proven address, empty where none is proven
+  hookImage                reference and architecture of init-hook's image in the registry, where it was pushed
+or, for a Secret that cannot be read, problem and remedy only: validate.yaml refuses those. The Jobs read it once more, and
+more strictly (internal/state). */ -}}
+{{- define "zarf-registry.cluster.state" -}}
+{{- if not (hasKey . "ClusterState") -}}
+{{- $state := dict -}}
+{{- with lookup "v1" "Secret" .Release.Namespace (printf "%s-state" (include "zarf-registry.fullname" .)) -}}
+{{- $saved := dig "data" "state.json" "" . | b64dec | fromJson -}}
+{{- $desired := kindIs "map" $saved.desired | ternary $saved.desired dict -}}
+{{- $problem := "" -}}
+{{- $remedy := "put it right; or delete it and say the mode, with registryProxy or registryURL" -}}
+{{- if hasKey $saved "Error" -}}
+{{- $problem = printf "its key state.json cannot be read as JSON (%s)" $saved.Error -}}
+{{- else if and (kindIs "float64" $saved.version) (gt (toString $saved.version | float64) 1.0) -}}
+{{- $problem = printf "it has version %v, and this chart reads up to version 1" $saved.version -}}
+{{- $remedy = "use the chart that wrote it, or a newer one" -}}
+{{- else if ne (toString $saved.version) "1" -}}
+{{- $problem = printf "its version is %v" $saved.version -}}
+{{- else if not (has $desired.mode (list "proxy" "nodeport" "external")) -}}
+{{- $problem = printf "its mode is %v, which there is not" $desired.mode -}}
+{{- else if not (has $desired.ipFamily (list "IPv4" "IPv6" "DualStack")) -}}
+{{- $problem = printf "its IP family is %v, which there is not" $desired.ipFamily -}}
+{{- else if not (and (kindIs "string" $desired.address) $desired.address) -}}
+{{- $problem = "it has no address" -}}
+{{- end -}}
+{{- if $problem -}}
+{{- $state = dict "problem" $problem "remedy" $remedy -}}
+{{- else -}}
+{{- $state = pick $desired "mode" "address" "ipFamily" -}}
+{{- $_ := set $state "current" (kindIs "map" $saved.current | ternary $saved.current dict).address -}}
+{{- $_ := set $state "hookImage" (kindIs "map" $saved.hookImage | ternary $saved.hookImage dict) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set . "ClusterState" $state -}}
+{{- end -}}
+{{- .ClusterState | toJson -}}
+{{- end -}}
+
+{{- /* The IP family that is remembered. */ -}}
+{{- define "zarf-registry.cluster.savedIPFamily" -}}
+{{- default "" (include "zarf-registry.cluster.state" . | fromJson).ipFamily -}}
+{{- end -}}
+
 {{- /* The IP family: DualStack only where pods are seen to have both, since everything else may have a second address
 that leads nowhere. */ -}}
 {{- define "zarf-registry.cluster.ipFamily" -}}
 {{- if not (hasKey . "ClusterIPFamily") -}}
 {{- $family := "" -}}
-{{- with dig "spec" "ipFamilies" list (lookup "v1" "Service" "default" "kubernetes") -}}
+{{- include "zarf-registry.cluster.loadService" . -}}
+{{- with dig "spec" "ipFamilies" list .ClusterService -}}
 {{- $family = first . -}}
 {{- if gt (dig "spec" "ipFamilies" list (lookup "v1" "Service" "kube-system" "kube-dns") | len) 1 -}}
 {{- $family = "DualStack" -}}
@@ -87,26 +147,14 @@ that leads nowhere. */ -}}
 {{- $answer -}}
 {{- end -}}
 
-{{- /* The pause images of one architecture: JSON of
-  image       the newest that any node reports: new nodes are likely to have it
-  nodes       node → all the pause images that it reports; nodes that report none are left out (the kubelet reports the
-              50 largest images only, and pause is the smallest)
-  exceptions  image → the nodes that report other pause images but not the newest, by the newest of their own
-Takes root, architecture. */ -}}
-{{- define "zarf-registry.cluster.pause" -}}
-{{- $key := printf "ClusterPause-%s" .architecture -}}
-{{- if not (hasKey .root $key) -}}
-{{- include "zarf-registry.cluster.loadNodes" .root -}}
-{{- $nodes := dict -}}
-{{- $count := dict -}}
-{{- range $name, $node := .root.ClusterNodes -}}
-{{- if eq (dig "status" "nodeInfo" "architecture" "" $node) $.architecture -}}
-{{- $images := list -}}
-{{- range dig "status" "images" list $node -}}
+{{- /* The names of an image as a node reports it that a pod may use: tagged names, or digests where there is no tag.
+Those that lead to this registry are left out, since what brings the registry up must not come from it. Takes the names,
+returns a JSON array. */ -}}
+{{- define "zarf-registry.cluster.imageNames" -}}
 {{- $tagged := list -}}
 {{- $digests := list -}}
-{{- range .names -}}
-{{- if regexMatch "(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]" . -}}
+{{- range . -}}
+{{- if not (or (contains "<none>" .) (hasPrefix "127.0.0.1:" .) (hasPrefix "[::1]:" .)) -}}
 {{- if contains "@" . -}}
 {{- $digests = append $digests . -}}
 {{- else -}}
@@ -114,13 +162,44 @@ Takes root, architecture. */ -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $images = concat $images (default $digests $tagged) -}}
+{{- default $digests $tagged | toJson -}}
 {{- end -}}
-{{- with $images | uniq | sortAlpha -}}
-{{- $_ := set $nodes $name . -}}
-{{- range . -}}
+
+{{- /* The images that injected programs run in, for one architecture: JSON of
+  image       the newest pause image that any node reports: new nodes are likely to have it
+  nodes       those that report a pause image
+  exceptions  image → the nodes that report other pause images but not that one, by the newest of their own; and the nodes
+              that report images but no pause image, by the smallest image that they have in common
+The kubelet reports the 50 largest images only, and pause is the smallest; CRI-O may have none. Any image will do, since
+its programs are not used. Where no node reports a pause image, that smallest image is for all. Takes root, architecture. */ -}}
+{{- define "zarf-registry.cluster.pause" -}}
+{{- $key := printf "ClusterPause-%s" .architecture -}}
+{{- if not (hasKey .root $key) -}}
+{{- include "zarf-registry.cluster.loadNodes" .root -}}
+{{- $nodes := dict -}}
+{{- $count := dict -}}
+{{- $without := dict -}}
+{{- range $name, $node := .root.ClusterNodes -}}
+{{- if eq (dig "status" "nodeInfo" "architecture" "" $node) $.architecture -}}
+{{- $images := list -}}
+{{- range dig "status" "images" list $node -}}
+{{- $pause := list -}}
+{{- range .names -}}
+{{- if regexMatch "(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]" . -}}
+{{- $pause = append $pause . -}}
+{{- end -}}
+{{- end -}}
+{{- if $pause -}}
+{{- $images = concat $images (include "zarf-registry.cluster.imageNames" $pause | fromJsonArray) -}}
+{{- end -}}
+{{- end -}}
+{{- if $images -}}
+{{- $_ := set $nodes $name ($images | uniq) -}}
+{{- range $images | uniq -}}
 {{- $_ := set $count . (add 1 (default 0 (get $count .))) -}}
 {{- end -}}
+{{- else if dig "status" "images" list $node -}}
+{{- $_ := set $without $name $node -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -149,17 +228,75 @@ Takes root, architecture. */ -}}
 {{- $_ := set $exceptions $own (append (default list (get $exceptions $own)) $name) -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set .root $key (dict "image" $newest "nodes" $nodes "exceptions" $exceptions) -}}
+{{- with include "zarf-registry.cluster.smallest" $without -}}
+{{- if $newest -}}
+{{- $_ := set $exceptions . (keys $without | sortAlpha) -}}
+{{- else -}}
+{{- $newest = . -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set .root $key (dict "image" $newest "nodes" (keys $nodes | sortAlpha) "exceptions" $exceptions) -}}
 {{- end -}}
 {{- get .root $key | toJson -}}
 {{- end -}}
 
-{{- /* The nodes that are ready and report the image that the Jobs run: JSON array of names. */ -}}
-{{- define "zarf-registry.cluster.hookNodes" -}}
-{{- include "zarf-registry.cluster.loadNodes" . -}}
-{{- $image := include "zarf-registry.image" (dict "root" . "image" .Values.initHook.image) -}}
+{{- /* The smallest image that all these nodes report, or nothing. Takes nodes, name → node. */ -}}
+{{- define "zarf-registry.cluster.smallest" -}}
+{{- $count := dict -}}
+{{- $bytes := dict -}}
+{{- range $node := . -}}
+{{- $own := dict -}}
+{{- range dig "status" "images" list $node -}}
+{{- $size := default 0 .sizeBytes -}}
+{{- range include "zarf-registry.cluster.imageNames" .names | fromJsonArray -}}
+{{- $_ := set $own . $size -}}
+{{- end -}}
+{{- end -}}
+{{- range $image, $size := $own -}}
+{{- $_ := set $count $image (add 1 (default 0 (get $count $image))) -}}
+{{- $_ := set $bytes $image (max $size (default 0 (get $bytes $image))) -}}
+{{- end -}}
+{{- end -}}
+{{- /* Sorts as text in the order that is wanted: smallest, then a tag before a digest, then by name. */ -}}
+{{- $rank := dict -}}
+{{- range $image, $n := $count -}}
+{{- if eq (int $n) (len $) -}}
+{{- $_ := set $rank (printf "%016d %t %s" (get $bytes $image) (contains "@" $image) $image) $image -}}
+{{- end -}}
+{{- end -}}
+{{- with keys $rank | sortAlpha -}}
+{{- get $rank (first .) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What the nodes of an architecture say of an image: JSON of the nodes that are known to be with it, and without it,
+and unknown. A list of 50 images may have been cut short, so it says nothing of what is not in it, unless it reaches down
+to a pause image. Takes root, architecture, image. */ -}}
+{{- define "zarf-registry.cluster.holders" -}}
+{{- include "zarf-registry.cluster.loadNodes" .root -}}
+{{- $pauses := (include "zarf-registry.cluster.pause" . | fromJson).nodes -}}
+{{- $answer := dict "with" list "without" list "unknown" list -}}
+{{- range $name, $node := .root.ClusterNodes -}}
+{{- with dig "status" "images" list $node -}}
+{{- if eq (dig "status" "nodeInfo" "architecture" "" $node) $.architecture -}}
+{{- $key := (or (has $name $pauses) (lt (len .) 50)) | ternary "without" "unknown" -}}
+{{- range . -}}
+{{- if has $.image .names -}}
+{{- $key = "with" -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $answer $key (append (get $answer $key) $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $answer | toJson -}}
+{{- end -}}
+
+{{- /* The nodes that are ready and report an image: JSON array of names. Takes root, image. */ -}}
+{{- define "zarf-registry.cluster.ready" -}}
+{{- include "zarf-registry.cluster.loadNodes" .root -}}
 {{- $names := list -}}
-{{- range $name, $node := .ClusterNodes -}}
+{{- range $name, $node := .root.ClusterNodes -}}
 {{- $ready := false -}}
 {{- range dig "status" "conditions" list $node -}}
 {{- if and (eq .type "Ready") (eq .status "True") -}}
@@ -167,7 +304,7 @@ Takes root, architecture. */ -}}
 {{- end -}}
 {{- end -}}
 {{- range $ready | ternary (dig "status" "images" list $node) list -}}
-{{- if has $image .names -}}
+{{- if has $.image .names -}}
 {{- $names = append $names $name -}}
 {{- end -}}
 {{- end -}}

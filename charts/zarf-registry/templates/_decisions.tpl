@@ -1,11 +1,17 @@
-{{- /* What the chart decides, each by the same order: explicit value, then what the cluster says, then a default. A
-decision is JSON: value, and source (value, cluster or default), which the Jobs are told, so that a rendering that could
-not see the cluster never undoes what is saved there. */ -}}
+{{- /* What the chart decides, each by the same order: explicit value, then what is remembered (mode and IP family only),
+then what the cluster says, then a default. A decision is JSON: value, and source (value, state, cluster or default), which
+the Jobs are told, so that a rendering that could not see the cluster never undoes what is saved there. */ -}}
 
-{{- /* Takes root; explicit, where "" and "auto" are no answer; fact, the helper that asks the cluster; default. */ -}}
+{{- /* Takes root; explicit, where "" and "auto" are no answer; saved and fact, the helpers that ask the state, where it is
+asked, and the cluster; default. */ -}}
 {{- define "zarf-registry.decide" -}}
-{{- if not (has .explicit (list nil "" "auto")) -}}
-{{- dict "value" .explicit "source" "value" | toJson -}}
+{{- $saved := "" -}}
+{{- if has .explicit (list nil "" "auto") -}}
+{{- if .saved -}}
+{{- $saved = include .saved .root -}}
+{{- end -}}
+{{- if $saved -}}
+{{- dict "value" $saved "source" "state" | toJson -}}
 {{- else -}}
 {{- with include .fact .root -}}
 {{- dict "value" . "source" "cluster" | toJson -}}
@@ -13,15 +19,31 @@ not see the cluster never undoes what is saved there. */ -}}
 {{- dict "value" .default "source" "default" | toJson -}}
 {{- end -}}
 {{- end -}}
+{{- else -}}
+{{- dict "value" .explicit "source" "value" | toJson -}}
+{{- end -}}
 {{- end -}}
 
-{{- /* The mode: validate.yaml lets nothing but an explicit true pass. */ -}}
-{{- define "zarf-registry.registryProxy" -}}
-{{- dict "value" .Values.registryProxy "source" "value" | toJson -}}
+{{- /* How nodes reach the registry: proxy, nodeport or external, and for external its url. */ -}}
+{{- define "zarf-registry.mode" -}}
+{{- if .Values.registryURL -}}
+{{- dict "value" "external" "source" "value" "url" (.Values.registryURL | trimPrefix "https://" | trimSuffix "/") | toJson -}}
+{{- else if kindIs "bool" .Values.registryProxy -}}
+{{- dict "value" (.Values.registryProxy | ternary "proxy" "nodeport") "source" "value" | toJson -}}
+{{- else -}}
+{{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
+{{- if eq (default "" $state.mode) "external" -}}
+{{- dict "value" "external" "source" "state" "url" $state.address | toJson -}}
+{{- else if $state.mode -}}
+{{- dict "value" $state.mode "source" "state" | toJson -}}
+{{- else -}}
+{{- dict "value" "nodeport" "source" (include "zarf-registry.cluster.seen" . | empty | ternary "default" "cluster") | toJson -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.ipFamily" -}}
-{{- include "zarf-registry.decide" (dict "root" . "explicit" .Values.ipFamily "fact" "zarf-registry.cluster.ipFamily" "default" "IPv4") -}}
+{{- include "zarf-registry.decide" (dict "root" . "explicit" .Values.ipFamily "saved" "zarf-registry.cluster.savedIPFamily" "fact" "zarf-registry.cluster.ipFamily" "default" "IPv4") -}}
 {{- end -}}
 
 {{- define "zarf-registry.tls" -}}
@@ -42,10 +64,15 @@ answers on ::1. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The address in image references. */ -}}
+{{- /* What image references begin with. */ -}}
 {{- define "zarf-registry.address" -}}
+{{- $mode := include "zarf-registry.mode" . | fromJson -}}
+{{- if eq $mode.value "external" -}}
+{{- $mode.url -}}
+{{- else -}}
 {{- $host := eq (include "zarf-registry.ipFamily" . | fromJson).value "IPv6" | ternary "[::1]" "127.0.0.1" -}}
 {{- printf "%s:%d" $host (int .Values.port) -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* The pause image of one architecture's nodes: value, source, and exceptions, which is image → names of nodes.
@@ -64,38 +91,118 @@ Takes root, architecture. */ -}}
 {{- end -}}
 
 {{- /* The pause image of the registry: value, source, and excluded, the nodes that are known not to have it. A registry
-that runs keeps its image while any node reports it: a newer one on a new node must not send the registry away from its
-volume. */ -}}
+that runs keeps its image until no node can have it: a newer one on a new node must not send the registry away from its
+volume. Without the injector there is none. */ -}}
 {{- define "zarf-registry.registry.pause" -}}
+{{- if not .Values.injector.enabled -}}
+{{- dict "value" "" "source" "default" "excluded" list | toJson -}}
+{{- else -}}
 {{- $architecture := (include "zarf-registry.architecture" . | fromJson).value -}}
 {{- $pause := include "zarf-registry.pause" (dict "root" . "architecture" $architecture) | fromJson -}}
 {{- $image := $pause.value -}}
 {{- $excluded := list -}}
 {{- if eq $pause.source "cluster" -}}
-{{- $seen := include "zarf-registry.cluster.pause" (dict "root" . "architecture" $architecture) | fromJson -}}
-{{- $running := (include "zarf-registry.cluster.registry" . | fromJson).image -}}
-{{- range $images := $seen.nodes -}}
-{{- if has $running $images -}}
-{{- $image = $running -}}
+{{- with (include "zarf-registry.cluster.registry" . | fromJson).image -}}
+{{- $holders := include "zarf-registry.cluster.holders" (dict "root" $ "architecture" $architecture "image" .) | fromJson -}}
+{{- if or $holders.with $holders.unknown -}}
+{{- $image = . -}}
 {{- end -}}
 {{- end -}}
-{{- range $name, $images := $seen.nodes -}}
-{{- if not (has $image $images) -}}
-{{- $excluded = append $excluded $name -}}
-{{- end -}}
-{{- end -}}
+{{- $excluded = (include "zarf-registry.cluster.holders" (dict "root" . "architecture" $architecture "image" $image) | fromJson).without -}}
 {{- end -}}
 {{- dict "value" $image "source" $pause.source "excluded" $excluded | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The DaemonSets of proxies in proxy mode, a JSON array: for each architecture one for each exception, and one for all
+other nodes. Of each: name, group (the value of the label that tells them apart), architecture, pause, and only or excluded,
+names of nodes. */ -}}
+{{- define "zarf-registry.proxies" -}}
+{{- $groups := list -}}
+{{- range $architecture := .Values.injector.architectures -}}
+{{- $pause := dict "value" "" "exceptions" dict -}}
+{{- if $.Values.injector.enabled -}}
+{{- $pause = include "zarf-registry.pause" (dict "root" $ "architecture" $architecture) | fromJson -}}
+{{- end -}}
+{{- $excluded := list -}}
+{{- range $image, $nodes := $pause.exceptions -}}
+{{- $excluded = concat $excluded $nodes -}}
+{{- $groups = append $groups (dict "group" (printf "%s-%s" $architecture (sha256sum $image | trunc 8)) "architecture" $architecture "pause" $image "only" $nodes) -}}
+{{- end -}}
+{{- $groups = append $groups (dict "group" $architecture "architecture" $architecture "pause" $pause.value "excluded" $excluded) -}}
+{{- end -}}
+{{- range $groups -}}
+{{- $_ := set . "name" (printf "%s-proxy-%s" (include "zarf-registry.fullname" $) .group) -}}
+{{- end -}}
+{{- $groups | toJson -}}
+{{- end -}}
+
+{{- /* The images that injected programs run in: the registry's, and where there are proxies theirs. JSON array. */ -}}
+{{- define "zarf-registry.pauseImages" -}}
+{{- $images := list (include "zarf-registry.registry.pause" . | fromJson).value -}}
+{{- if include "zarf-registry.proxyMode" . -}}
+{{- range include "zarf-registry.proxies" . | fromJsonArray -}}
+{{- $images = append $images .pause -}}
+{{- end -}}
+{{- end -}}
+{{- $images | uniq | toJson -}}
+{{- end -}}
+
+{{- /* The image that the Jobs run: value; nodes, those that report it; and pushed, the architecture of the one that
+`finish` pushed into this registry. That one is for clusters where no node has the image of the values any more. It must be
+of the configured version, since it carries the payload; this registry must have served before; and its address must stay
+for the length of the upgrade, which the Jobs are in the middle of. A nodeSelector or affinity for the Jobs rules it out. */ -}}
+{{- define "zarf-registry.hookImage" -}}
+{{- $configured := .Values.initHook.image -}}
+{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "image" $configured)) "nodes" list "pushed" "" -}}
+{{- if not (or .Values.initHook.nodeSelector .Values.initHook.affinity) -}}
+{{- $_ := set $answer "nodes" (include "zarf-registry.cluster.ready" (dict "root" . "image" $answer.value) | fromJsonArray) -}}
+{{- if not (or $answer.nodes $configured.digest (eq $configured.pullPolicy "Never")) -}}
+{{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
+{{- $address := include "zarf-registry.address" . -}}
+{{- $tag := printf ":%s" (default .Chart.AppVersion $configured.tag) -}}
+{{- with $state.hookImage -}}
+{{- if and .architecture .reference (hasSuffix $tag .reference) (ne $state.mode "external") (eq $state.address $address) -}}
+{{- $image := printf "%s/%s" $address .reference -}}
+{{- $nodes := include "zarf-registry.cluster.ready" (dict "root" $ "image" $image) | fromJsonArray -}}
+{{- if or $nodes (eq $state.current $address) -}}
+{{- $answer = dict "value" $image "nodes" $nodes "pushed" .architecture -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $answer | toJson -}}
 {{- end -}}
 
 {{- /* Conditions: "true" or empty, the first line of the templates. */ -}}
 
-{{- define "zarf-registry.proxyMode" -}}
-{{- if (include "zarf-registry.registryProxy" . | fromJson).value -}}true{{- end -}}
+{{- /* A registry of ours is deployed: proxy and nodeport mode. */ -}}
+{{- define "zarf-registry.internal" -}}
+{{- if ne (include "zarf-registry.mode" . | fromJson).value "external" -}}true{{- end -}}
 {{- end -}}
 
+{{- define "zarf-registry.proxyMode" -}}
+{{- if eq (include "zarf-registry.mode" . | fromJson).value "proxy" -}}true{{- end -}}
+{{- end -}}
+
+{{- define "zarf-registry.nodePortMode" -}}
+{{- if eq (include "zarf-registry.mode" . | fromJson).value "nodeport" -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Proxies, where there are any, have a hostPort. In nodeport mode too: they may still serve during a switch. */ -}}
 {{- define "zarf-registry.hostPort" -}}
-{{- if and (include "zarf-registry.proxyMode" .) (eq (include "zarf-registry.hostNetwork" .) "false") -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) (eq (include "zarf-registry.hostNetwork" .) "false") -}}true{{- end -}}
+{{- end -}}
+
+{{- /* What came with the modes is missing in the values that `helm upgrade --reuse-values` takes over from a release of
+before. */ -}}
+{{- define "zarf-registry.anonymousPull" -}}
+{{- if (default dict .Values.auth).anonymousPull -}}true{{- end -}}
+{{- end -}}
+
+{{- define "zarf-registry.podSecurityLabel" -}}
+{{- if (default dict .Values.podSecurity).label -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.makesClaim" -}}

@@ -31,35 +31,66 @@ pre-install,pre-upgrade,pre-rollback,post-install,post-upgrade,post-rollback,pre
 {{- include "zarf-registry.hook.annotations" (dict "events" (include "zarf-registry.hook.events" .) "weight" "-10") -}}
 {{- end -}}
 
-{{- /* The arguments that prepare and finish share: what was decided, and by whom. */ -}}
-{{- define "zarf-registry.hookArgs" -}}
-{{- $family := include "zarf-registry.ipFamily" . | fromJson }}
-{{- $mode := include "zarf-registry.registryProxy" . | fromJson -}}
+{{- /* The arguments that all Jobs share. */ -}}
+{{- define "zarf-registry.hook.args" -}}
 - --namespace={{ .Release.Namespace }}
 - --release={{ .Release.Name }}
 - --name={{ include "zarf-registry.fullname" . }}
-- --registry-proxy={{ $mode.value }}
-- --registry-proxy-source={{ $mode.source }}
-- --port={{ .Values.port }}
-- --ip-family={{ $family.value }}
-- --ip-family-source={{ $family.source }}
-- --host-network={{ include "zarf-registry.hostNetwork" . }}
-- --injector={{ .Values.injector.enabled }}
-- --payload-id={{ include "zarf-registry.payloadID" . }}
-- --architectures={{ join "," .Values.injector.architectures }}
-{{- if .Values.injector.enabled }}
-{{- $pause := include "zarf-registry.registry.pause" . | fromJson }}
-- --pause-image={{ $pause.value }}
-- --pause-image-source={{ $pause.source }}
-{{- end }}
-- --cluster-domain={{ .Values.clusterDomain }}
+- --pod-security-label={{ include "zarf-registry.podSecurityLabel" . | empty | not }}
 - --timeout={{ .Values.initHook.timeout }}
 - --log-format=json
 {{- end -}}
 
-{{- /* One Job. Takes root, step (the command, and the suffix of the name), events, args (YAML of a list), and stale: the
-Job may run long after it was rendered. */ -}}
+{{- /* The arguments that prepare and finish have besides: what was decided, and by whom. With an external registry there
+is nothing to be injected, and no address of ours. */ -}}
+{{- define "zarf-registry.hook.decisions" -}}
+{{- $mode := include "zarf-registry.mode" . | fromJson -}}
+{{- $family := include "zarf-registry.ipFamily" . | fromJson -}}
+- --mode={{ $mode.value }}
+- --mode-source={{ $mode.source }}
+- --ip-family={{ $family.value }}
+- --ip-family-source={{ $family.source }}
+{{- with .Values.initHook.ignorePreflight }}
+- --ignore-preflight={{ join "," . }}
+{{- end }}
+{{- if include "zarf-registry.internal" . }}
+- --port={{ .Values.port }}
+- --host-network={{ include "zarf-registry.hostNetwork" . }}
+- --proxy-tls={{ (include "zarf-registry.tls" . | fromJson).value }}
+- --anonymous-pull={{ include "zarf-registry.anonymousPull" . | empty | not }}
+- --injector={{ .Values.injector.enabled }}
+- --payload-id={{ include "zarf-registry.payloadID" . }}
+- --architectures={{ join "," .Values.injector.architectures }}
+{{- if .Values.injector.enabled }}
+- --pause-images={{ include "zarf-registry.pauseImages" . | fromJsonArray | join "," }}
+- --pause-image-source={{ (include "zarf-registry.registry.pause" . | fromJson).source }}
+{{- end }}
+- --cluster-domain={{ .Values.clusterDomain }}
+{{- else }}
+- --registry-url={{ $mode.url }}
+- --injector=false
+{{- end }}
+{{- end -}}
+
+{{- /* The arguments that finish has besides. */ -}}
+{{- define "zarf-registry.hook.results" -}}
+{{- if include "zarf-registry.proxyMode" . -}}
+{{- $names := list -}}
+{{- range include "zarf-registry.proxies" . | fromJsonArray -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+- --proxies={{ join "," $names }}
+{{ end -}}
+{{- if include "zarf-registry.internal" . -}}
+- --prove={{ .Values.initHook.prove }}
+- --push-images={{ .Values.initHook.pushImages }}
+{{- end -}}
+{{- end -}}
+
+{{- /* One Job. Takes root, step (the command, and the suffix of the name), events, args (the names of the helpers that give
+its arguments), and stale: the Job may run long after it was rendered. */ -}}
 {{- define "zarf-registry.hook.job" -}}
+{{- $image := include "zarf-registry.hookImage" .root | fromJson -}}
 {{- $hook := .root.Values.initHook -}}
 {{- $annotations := include "zarf-registry.hook.annotations" (dict "events" .events "weight" "0") | fromYaml -}}
 {{- $_ := set $annotations "helm.sh/hook-output-log-policy" "hook-failed" -}}
@@ -99,7 +130,11 @@ spec:
       automountServiceAccountToken: true
       {{- /* The registry's address comes from the environment: pushing must not wait for the cluster's DNS. */}}
       enableServiceLinks: true
-      {{- with .root.Values.imagePullSecrets }}
+      {{- $secrets := default list .root.Values.imagePullSecrets }}
+      {{- if $image.pushed }}
+      {{- $secrets = append $secrets (dict "name" (printf "%s-pull" (include "zarf-registry.fullname" .root))) }}
+      {{- end }}
+      {{- with $secrets }}
       imagePullSecrets:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -107,6 +142,9 @@ spec:
         {{- include "zarf-registry.pod.securityContext" .root | nindent 8 }}
       nodeSelector:
         kubernetes.io/os: linux
+        {{- with $image.pushed }}
+        kubernetes.io/arch: {{ . }}
+        {{- end }}
         {{- with $hook.nodeSelector }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -120,13 +158,17 @@ spec:
       {{- end }}
       containers:
         - name: init-hook
-          image: {{ include "zarf-registry.image" (dict "root" .root "image" $hook.image) | quote }}
+          image: {{ $image.value | quote }}
           imagePullPolicy: {{ $hook.image.pullPolicy }}
           command:
             - /init-hook
           args:
             - {{ .step }}
-            {{- .args | nindent 12 }}
+            {{- range .args }}
+            {{- with include . $.root }}
+            {{- . | trim | nindent 12 }}
+            {{- end }}
+            {{- end }}
           resources:
             {{- toYaml $hook.resources | nindent 12 }}
           securityContext:
@@ -134,27 +176,24 @@ spec:
           terminationMessagePolicy: FallbackToLogsOnError
 {{- end -}}
 
-{{- /* The nodes that have the image already. A Job that may run long after it was rendered only prefers them: they may
-be gone by then. Takes root, stale. */ -}}
+{{- /* The nodes that have the image already. They are only preferred by a Job that may run long after it was rendered, when
+they may be gone, and where the image can be pulled from the registry. Takes root, stale. */ -}}
 {{- define "zarf-registry.hook.affinity" -}}
-{{- $hook := .root.Values.initHook -}}
-{{- if $hook.affinity -}}
-{{- toYaml $hook.affinity -}}
-{{- else if not $hook.nodeSelector -}}
-{{- $nodes := include "zarf-registry.cluster.hookNodes" .root | fromJsonArray -}}
-{{- if and $nodes .stale -}}
+{{- $image := include "zarf-registry.hookImage" .root | fromJson -}}
+{{- if .root.Values.initHook.affinity -}}
+{{- toYaml .root.Values.initHook.affinity -}}
+{{- else if and $image.nodes (or .stale $image.pushed) -}}
 nodeAffinity:
   preferredDuringSchedulingIgnoredDuringExecution:
-    {{- range include "zarf-registry.pod.nodeTerms" $nodes | fromYamlArray }}
+    {{- range include "zarf-registry.pod.nodeTerms" $image.nodes | fromYamlArray }}
     - weight: 100
       preference:
         {{- toYaml . | nindent 8 }}
     {{- end }}
-{{- else if $nodes -}}
+{{- else if $image.nodes -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
-      {{- include "zarf-registry.pod.nodeTerms" $nodes | trim | nindent 6 }}
-{{- end -}}
+      {{- include "zarf-registry.pod.nodeTerms" $image.nodes | trim | nindent 6 }}
 {{- end -}}
 {{- end -}}

@@ -1,19 +1,20 @@
-{{- /* The proxies of one architecture, on all its nodes but those excluded, or only on those named. Takes root,
-architecture, pause, and suffix (of the name), excluded, only, where they apply. */ -}}
+{{- /* One DaemonSet of proxies. Takes root, and what "zarf-registry.proxies" says of it. */ -}}
 {{- define "zarf-registry.proxy.daemonset" -}}
 {{- $fullname := include "zarf-registry.fullname" .root }}
-{{- $name := printf "%s-proxy-%s%s" $fullname .architecture (default "" .suffix) }}
 {{- $values := .root.Values }}
 {{- $proxy := $values.proxy }}
 {{- $hostPort := include "zarf-registry.hostPort" .root }}
 {{- $family := (include "zarf-registry.ipFamily" .root | fromJson).value }}
 {{- /* Two DaemonSets would adopt each other's pods if their selectors were the same. */}}
 {{- $selector := include "zarf-registry.selectorLabels" (dict "root" .root "component" "proxy") | fromYaml }}
-{{- $_ := set $selector "zarf-registry/proxies" (printf "%s%s" .architecture (default "" .suffix)) -}}
+{{- $_ := set $selector "zarf-registry/proxies" .group }}
+{{- /* Kept when a switch to nodeport mode no longer renders them: nodes pull through them until `finish` has seen a pull
+through the node port on each, and deletes them. */}}
+{{- $annotations := dict "helm.sh/resource-policy" "keep" -}}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
-  {{- include "zarf-registry.metadata" (dict "root" .root "name" $name "component" "proxy") | nindent 2 }}
+  {{- include "zarf-registry.metadata" (dict "root" .root "name" .name "component" "proxy" "annotations" $annotations) | nindent 2 }}
 spec:
   revisionHistoryLimit: 3
   {{- if $hostPort }}

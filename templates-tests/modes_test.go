@@ -1,0 +1,398 @@
+package templates
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+func TestTheModeIsTheValueThenWhatIsRememberedThenNodePort(t *testing.T) {
+	inMode := func(mode state.Mode) *cluster {
+		return newCluster(kubernetes(corev1.IPv4Protocol), remembers(proven(settings(mode, state.IPv4))))
+	}
+	prepared := state.State{Phase: state.PhasePrepared, Desired: settings(state.ModeProxy, state.IPv4)}
+	others := remembers(proven(settings(state.ModeProxy, state.IPv4)))
+	others.Namespace = "other"
+	for name, test := range map[string]struct {
+		cluster *cluster
+		values  []string
+		want    string // mode, source, and the external registry
+	}{
+		"nothing is seen":                                 {nil, nil, "nodeport default"},
+		"a new cluster":                                   {newCluster(kubernetes(corev1.IPv4Protocol)), nil, "nodeport cluster"},
+		"what another namespace remembers":                {newCluster(kubernetes(corev1.IPv4Protocol), others), nil, "nodeport cluster"},
+		"proxy is remembered":                             {inMode(state.ModeProxy), nil, "proxy state"},
+		"nodeport is remembered":                          {inMode(state.ModeNodePort), nil, "nodeport state"},
+		"an external registry is remembered":              {inMode(state.ModeExternal), nil, "external state registry.example.com/team"},
+		"what was desired and never proven":               {newCluster(kubernetes(corev1.IPv4Protocol), remembers(prepared)), nil, "proxy state"},
+		"true":                                            {nil, []string{"registryProxy=true"}, "proxy value"},
+		"false":                                           {nil, []string{"registryProxy=false"}, "nodeport value"},
+		"true against what is remembered":                 {inMode(state.ModeNodePort), []string{"registryProxy=true"}, "proxy value"},
+		"false against what is remembered":                {inMode(state.ModeProxy), []string{"registryProxy=false"}, "nodeport value"},
+		"false against an external registry":              {inMode(state.ModeExternal), []string{"registryProxy=false"}, "nodeport value"},
+		"an external registry":                            {nil, []string{"registryURL=registry.example.com"}, "external value registry.example.com"},
+		"an external registry against what is remembered": {inMode(state.ModeProxy), []string{"registryURL=registry.example.com"}, "external value registry.example.com"},
+		"an external registry and false":                  {nil, []string{"registryURL=registry.example.com", "registryProxy=false"}, "external value registry.example.com"},
+		"another external registry":                       {inMode(state.ModeExternal), []string{"registryURL=https://registry.example.org/"}, "external value registry.example.org"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := rendering{values: with(t, nil, test.values...), cluster: test.cluster}.render(t)
+			for _, step := range []string{"prepare", "finish"} {
+				var got []string
+				for _, arg := range hookArgs(t, out, step) {
+					for _, flag := range []string{"--mode=", "--mode-source=", "--registry-url="} {
+						if value, ok := strings.CutPrefix(arg, flag); ok {
+							got = append(got, value)
+						}
+					}
+				}
+				if strings.Join(got, " ") != test.want {
+					t.Errorf("%s is told %s, want %s", step, got, test.want)
+				}
+			}
+			if mode, _, _ := strings.Cut(test.want, " "); !strings.Contains(out.files["NOTES.txt"], "mode: "+mode) {
+				t.Errorf("the notes do not say %s:\n%s", mode, out.files["NOTES.txt"])
+			}
+		})
+	}
+}
+
+func TestAnExternalRegistryIsNamedAsImageReferencesNameIt(t *testing.T) {
+	for url, want := range map[string]string{
+		"registry.example.com":            "registry.example.com",
+		"https://registry.example.com/":   "registry.example.com",
+		"https://registry.example.com":    "registry.example.com",
+		"registry.example.com:5000":       "registry.example.com:5000",
+		"registry.example.com/a/b_c/d--e": "registry.example.com/a/b_c/d--e",
+		"10.0.0.1:5000/team":              "10.0.0.1:5000/team",
+		"[fd00::1]:5000/team":             "[fd00::1]:5000/team",
+		"localhost/team":                  "localhost/team",
+		"registry:5000":                   "registry:5000",
+		"http://registry.example.com":     "",
+		"HTTP://registry.example.com":     "",
+		"oci://registry.example.com":      "",
+		"https://":                        "",
+		"/team":                           "",
+		"registry":                        "",
+		"registry/team":                   "",
+		"registry:5000:5000":              "",
+		"registry.example.com:port":       "",
+		"registry.example.com/Team":       "",
+		"registry.example.com//team":      "",
+		"registry.example.com/team:1":     "",
+		"registry.example.com/team?a=b":   "",
+		"user@registry.example.com":       "",
+		"registry.example.com team":       "",
+		"-registry.example.com":           "",
+	} {
+		out, err := rendering{values: with(t, nil, "registryURL="+mustYAML(t, url))}.try(t)
+		switch {
+		case want == "":
+			if err == nil || !strings.Contains(err.Error(), "zarf-registry: registryURL: ") {
+				t.Errorf("%s is accepted, or for another reason refused: %v", url, err)
+			}
+		case err != nil:
+			t.Errorf("%s: %v", url, err)
+		case !slices.Contains(hookArgs(t, out, "finish"), "--registry-url="+want):
+			t.Errorf("%s: %s", url, hookArgs(t, out, "finish"))
+		}
+	}
+}
+
+// unreadable are states that must not be guessed at, by what is said of them.
+func unreadable(t testing.TB) map[string]string {
+	t.Helper()
+	data, err := state.Encode(proven(settings(state.ModeProxy, state.IPv4)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace := func(old, new string) string {
+		changed := strings.Replace(string(data), old, new, 1)
+		if changed == string(data) {
+			t.Fatalf("%q is not in the state", old)
+		}
+		return changed
+	}
+	const remedy = "; nothing was changed: put it right; or delete it and say the mode, with registryProxy or registryURL"
+	return map[string]string{
+		"":                          "its key state.json cannot be read as JSON (unexpected end of JSON input)" + remedy,
+		"rubbish":                   "its key state.json cannot be read as JSON (invalid character 'r' looking for beginning of value)" + remedy,
+		string(data[:40]):           "its key state.json cannot be read as JSON (unexpected end of JSON input)" + remedy,
+		string(data) + "{}":         "its key state.json cannot be read as JSON (invalid character '{' after top-level value)" + remedy,
+		"[]":                        "its key state.json cannot be read as JSON (json: cannot unmarshal array into Go value of type map[string]interface {})" + remedy,
+		"null":                      "its version is <nil>" + remedy,
+		"{}":                        "its version is <nil>" + remedy,
+		replace(": 1,", ": 2,"):     "it has version 2, and this chart reads up to version 1; nothing was changed: use the chart that wrote it, or a newer one",
+		replace(": 1,", ": 0,"):     "its version is 0" + remedy,
+		replace(": 1,", `: "1.5",`): "its version is 1.5" + remedy,
+		replace(`"mode": "proxy"`, `"mode": "carrier pigeon"`):      "its mode is carrier pigeon, which there is not" + remedy,
+		replace(`"mode": "proxy",`, ``):                             "its mode is <nil>, which there is not" + remedy,
+		replace(`"desired"`, `"desire"`):                            "its mode is <nil>, which there is not" + remedy,
+		replace(`"ipFamily": "IPv4"`, `"ipFamily": "IPX"`):          "its IP family is IPX, which there is not" + remedy,
+		replace(`"address": "127.0.0.1:31999"`, `"address": ""`):    "it has no address" + remedy,
+		replace(`"address": "127.0.0.1:31999"`, `"address": 31999`): "it has no address" + remedy,
+	}
+}
+
+func TestAStateThatCannotBeReadStopsTheRendering(t *testing.T) {
+	for json, want := range unreadable(t) {
+		want = "zarf-registry: Secret zarf/zarf-registry-state: " + want
+		for _, sets := range [][]string{nil, {"registryProxy=true"}, {"registryURL=registry.example.com"}} {
+			_, err := rendering{values: with(t, nil, sets...), cluster: newCluster(kubernetes(corev1.IPv4Protocol), stateSecret(json))}.try(t)
+			if err == nil {
+				t.Errorf("%s is accepted with %s", json, sets)
+			} else if !strings.HasSuffix(err.Error(), ": "+want) {
+				t.Errorf("%s with %s:\n got %v\nwant … %s", json, sets, err, want)
+			}
+		}
+		// What the hook refuses is what matters; the chart must not be stricter.
+		if _, err := state.Decode([]byte(json)); err == nil {
+			t.Errorf("the hook accepts %s", json)
+		}
+	}
+	without := stateSecret("")
+	without.Data = nil
+	if _, err := (rendering{cluster: newCluster(kubernetes(corev1.IPv4Protocol), without)}).try(t); err == nil || !strings.Contains(err.Error(), "Secret zarf/zarf-registry-state: its key state.json") {
+		t.Errorf("a Secret without data: %v", err)
+	}
+}
+
+// Whatever else is set and wherever: the pods of the registry, what selects and
+// what guards them are the same in both modes, so that a switch disturbs none.
+func TestASwitchChangesNothingOfTheRegistry(t *testing.T) {
+	compared := 0
+	for file, values := range ciValues(t) {
+		if _, external := values["registryURL"]; external {
+			continue
+		}
+		for where, cluster := range clusters() {
+			rest := func(proxy string) string {
+				out := rendering{values: with(t, values, "registryProxy="+proxy), cluster: cluster()}.render(t)
+				var kept []string
+				for _, name := range []string{"registry/deployment", "registry/service", "registry/serviceaccount", "registry/configmap", "registry/networkpolicy", "registry/persistentvolumeclaim", "proxy/serviceaccount", "proxy/networkpolicy"} {
+					kept = append(kept, out.files[name+".yaml"])
+				}
+				return strings.Join(kept, "---\n")
+			}
+			compared++
+			if diff := cmp.Diff(rest("true"), rest("false")); diff != "" {
+				t.Errorf("%s in %s:\n%s", file, where, diff)
+			}
+		}
+	}
+	if compared == 0 {
+		t.Fatal("nothing was compared")
+	}
+}
+
+func TestTheRegistryOpensItsPlainPortForThePullSecretOnly(t *testing.T) {
+	for _, test := range []struct {
+		sets      []string
+		anonymous bool
+	}{{nil, false}, {[]string{"auth.anonymousPull=true"}, true}} {
+		d := find[*appsv1.Deployment](t, rendering{values: with(t, nil, test.sets...)}.render(t), "zarf-registry")
+		args := d.Spec.Template.Spec.Containers[0].Args
+		for _, want := range []string{"--plain-listen=:5001", "--pull-htpasswd=/etc/zarf-registry/pull/htpasswd"} {
+			if !slices.Contains(args, want) {
+				t.Errorf("%s: no %s: %s", test.sets, want, args)
+			}
+		}
+		if slices.Contains(args, "--anonymous-pull") != test.anonymous {
+			t.Errorf("%s: --anonymous-pull is there: %t", test.sets, !test.anonymous)
+		}
+		i := slices.IndexFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "pull" })
+		s := d.Spec.Template.Spec.Volumes[i].Secret
+		if s.SecretName != "zarf-registry-pull" || !is(s.Optional, true) || !is(s.DefaultMode, 0o440) || len(s.Items) != 1 || s.Items[0].Key != "htpasswd" {
+			t.Errorf("the volume is %v", s)
+		}
+	}
+}
+
+// peers says who is let in, by port: components, "all", or the number of other peers.
+func peers(p *networkingv1.NetworkPolicy) map[int]string {
+	found := map[int]string{}
+	for _, rule := range p.Spec.Ingress {
+		who := "all"
+		if len(rule.From) > 0 {
+			var names []string
+			for _, from := range rule.From {
+				names = append(names, from.PodSelector.MatchLabels["app.kubernetes.io/component"])
+			}
+			who = strings.Join(names, " ")
+		}
+		for _, port := range rule.Ports {
+			found[port.Port.IntValue()] = who
+		}
+	}
+	return found
+}
+
+func TestWhoMayReachTheRegistryDependsOnTheProxiesNetworkOnly(t *testing.T) {
+	for hostNetwork, want := range map[string]map[int]string{
+		"false": {5000: "proxy init-hook", 5001: "all"},
+		"true":  {5000: "all", 5001: "all"},
+	} {
+		for _, proxy := range []string{"true", "false"} {
+			out := rendering{values: with(t, nil, "registryProxy="+proxy, "proxy.hostNetwork="+hostNetwork)}.render(t)
+			if diff := cmp.Diff(want, peers(find[*networkingv1.NetworkPolicy](t, out, "zarf-registry"))); diff != "" {
+				t.Errorf("registryProxy=%s, hostNetwork=%s: %s", proxy, hostNetwork, diff)
+			}
+		}
+	}
+}
+
+// What concerns proxies alone is no reason to refuse another mode.
+func TestWhatCannotWorkForProxiesCanWithoutThem(t *testing.T) {
+	for _, sets := range [][]string{
+		{"ipFamily=IPv6", "proxy.hostNetwork=false"},
+		{"proxy.hostNetwork=true", "proxy.metricsPort=31999"},
+		{"proxy.metricsPort=5000"},
+		{"proxy.updateStrategy.maxUnavailable=0"},
+	} {
+		for _, mode := range []string{"registryProxy=false", "registryURL=registry.example.com"} {
+			rendering{values: with(t, nil, append(sets, mode)...)}.render(t)
+		}
+		if _, err := (rendering{values: proxyMode(t, sets...)}).try(t); err == nil {
+			t.Errorf("%s is accepted in proxy mode", sets)
+		}
+	}
+	for _, sets := range [][]string{{"registry.replicas=2"}, {"registry.storage.type=s3"}, {"initHook.image.tag=1..2"}} {
+		rendering{values: with(t, nil, append(sets, "registryURL=registry.example.com")...)}.render(t)
+		if _, err := (rendering{values: with(t, nil, sets...)}).try(t); err == nil {
+			t.Errorf("%s is accepted in nodeport mode", sets)
+		}
+	}
+}
+
+// helm upgrade --reuse-values takes the former chart's values, defaults and all,
+// in place of this chart's: what has come since is missing.
+func TestTheValuesOfAFormerReleaseCanBeReused(t *testing.T) {
+	for _, sets := range [][]string{{"registryProxy=true"}, {"registryProxy=false"}, nil} {
+		former := loadChart(t)
+		for _, key := range []string{"registryURL", "auth", "podSecurity"} {
+			if _, ok := former.Values[key]; !ok {
+				t.Fatalf("values.yaml has no %s", key)
+			}
+			delete(former.Values, key)
+		}
+		delete(former.Values["initHook"].(map[string]any), "ignorePreflight")
+		values := with(t, nil, sets...)
+		if diff := cmp.Diff(rendering{values: values}.render(t).text(), rendering{values: values, chart: former, upgrade: true}.render(t).text()); diff != "" {
+			t.Errorf("%s:\n%s", sets, diff)
+		}
+	}
+}
+
+func TestTheJobsAreToldWhatWasAskedFor(t *testing.T) {
+	out := rendering{values: with(t, nil, "registryProxy=false", "auth.anonymousPull=true", "podSecurity.label=true", "initHook.ignorePreflight=[port, cri-o]", "proxy.tls=always", "proxy.hostNetwork=true")}.render(t)
+	for _, step := range []string{"prepare", "finish"} {
+		args := hookArgs(t, out, step)
+		for _, want := range []string{"--anonymous-pull=true", "--pod-security-label=true", "--ignore-preflight=port,cri-o", "--proxy-tls=always", "--host-network=true"} {
+			if !slices.Contains(args, want) {
+				t.Errorf("%s is not told %s: %s", step, want, args)
+			}
+		}
+	}
+	if args := hookArgs(t, out, "cleanup"); !slices.Contains(args, "--pod-security-label=true") {
+		t.Errorf("cleanup is told %s", args)
+	}
+	if args := hookArgs(t, rendering{values: proxyMode(t)}.render(t), "prepare"); slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--ignore-preflight") }) {
+		t.Errorf("prepare is told to ignore nothing: %s", args)
+	}
+}
+
+func TestTheJobsComeFromTheRegistryWhereNoNodeHasTheirImage(t *testing.T) {
+	const pushed = "127.0.0.1:31999/zarf-registry/init-hook:0.1.0"
+	knows := func(mode state.Mode, edits ...func(*state.State)) runtime.Object {
+		with := func(s *state.State) { s.HookImage = pushedHookImage }
+		return remembers(proven(settings(mode, state.IPv4), append([]func(*state.State){with}, edits...)...))
+	}
+	unproven := func(s *state.State) { s.Phase, s.Current = state.PhasePrepared, nil }
+	a, b := node("a", "amd64"), node("b", "amd64", "docker.io/library/app:1")
+	for name, test := range map[string]struct {
+		objects []runtime.Object
+		values  []string
+		want    string // "" means the configured image
+		prefers []string
+	}{
+		"proxy mode":                   {[]runtime.Object{a, b, knows(state.ModeProxy)}, nil, pushed, nil},
+		"nodeport mode":                {[]runtime.Object{a, b, knows(state.ModeNodePort)}, nil, pushed, nil},
+		"from one mode into the other": {[]runtime.Object{a, b, knows(state.ModeNodePort)}, []string{"registryProxy=true"}, pushed, nil},
+		"halfway": {[]runtime.Object{a, b, knows(state.ModeNodePort, func(s *state.State) {
+			s.Phase, s.Desired = state.PhasePrepared, settings(state.ModeProxy, state.IPv4)
+		})}, nil, pushed, nil},
+		"nodes that have it from there are preferred":   {[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy)}, nil, pushed, []string{"c"}},
+		"never proven, but a node has it from there":    {[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy, unproven)}, nil, pushed, []string{"c"}},
+		"never proven, so perhaps it is not there":      {[]runtime.Object{a, knows(state.ModeProxy, unproven)}, nil, "", nil},
+		"a node has the configured one":                 {[]runtime.Object{a, node("c", "amd64", hookImage), node("d", "amd64", pushed), knows(state.ModeProxy)}, nil, "", nil},
+		"nothing was pushed":                            {[]runtime.Object{a, remembers(proven(settings(state.ModeProxy, state.IPv4)))}, nil, "", nil},
+		"another version carries another payload":       {[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"initHook.image.tag=0.2.0"}, "", nil},
+		"a digest says nothing of the version":          {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, "", nil},
+		"where nothing may be pulled":                   {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.pullPolicy=Never"}, "", nil},
+		"the address changes in the middle":             {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"port=32000"}, "", nil},
+		"the registry goes in the middle":               {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"registryURL=registry.example.com"}, "", nil},
+		"a node selector says where the Jobs' image is": {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.nodeSelector={disk: fast}"}, "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := rendering{values: with(t, nil, append([]string{"imagePullSecrets=[{name: mine}]"}, test.values...)...), cluster: newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...)}.render(t)
+			for _, job := range all[*batchv1.Job](out) {
+				spec := job.Spec.Template.Spec
+				image := spec.Containers[0].Image
+				secrets := fmt.Sprint(spec.ImagePullSecrets)
+				if test.want == "" {
+					if strings.HasPrefix(image, "127.") || secrets != "[{mine}]" || spec.NodeSelector["kubernetes.io/arch"] != "" {
+						t.Errorf("%s: %s with %s on %s", job.Name, image, secrets, spec.NodeSelector)
+					}
+					continue
+				}
+				if image != test.want || secrets != "[{mine} {zarf-registry-pull}]" || spec.NodeSelector["kubernetes.io/arch"] != "amd64" {
+					t.Errorf("%s: %s with %s on %s", job.Name, image, secrets, spec.NodeSelector)
+				}
+				var prefers []string
+				if in, _ := nodeFields(spec.Affinity); len(in) > 0 {
+					t.Errorf("%s requires %s, and could be pulled anywhere", job.Name, in)
+				}
+				if spec.Affinity != nil {
+					for _, term := range spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
+						prefers = append(prefers, term.Preference.MatchFields[0].Values...)
+					}
+				}
+				if !slices.Equal(prefers, test.prefers) {
+					t.Errorf("%s prefers %s, want %s", job.Name, prefers, test.prefers)
+				}
+			}
+		})
+	}
+}
+
+// Whatever taint a node has: its proxy must come, and stay.
+func TestAProxyToleratesEverything(t *testing.T) {
+	tainted := node("t", "amd64", "registry.k8s.io/pause:3.9")
+	tainted.Spec.Taints = []corev1.Taint{{Key: "dedicated", Value: "gpu", Effect: corev1.TaintEffectNoSchedule}, {Key: "leaving", Effect: corev1.TaintEffectNoExecute}}
+	out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"), tainted)}.render(t)
+	covered := false
+	for _, d := range all[*appsv1.DaemonSet](out) {
+		for i := range tainted.Spec.Taints {
+			if !slices.ContainsFunc(d.Spec.Template.Spec.Tolerations, func(tol corev1.Toleration) bool {
+				return tol.Key == "" && tol.Operator == corev1.TolerationOpExists && tol.Effect == "" && tol.TolerationSeconds == nil
+			}) {
+				t.Errorf("%s does not tolerate %v", d.Name, tainted.Spec.Taints[i])
+			}
+		}
+		in, _ := nodeFields(d.Spec.Template.Spec.Affinity)
+		covered = covered || slices.Contains(in, "t")
+	}
+	if !covered {
+		t.Error("the tainted node has no proxy in its own pause image")
+	}
+}
