@@ -23,7 +23,7 @@ const (
 	keyAuthority   = "ca.crt"
 )
 
-// Keys of the credentials Secret.
+// Keys of the credentials Secret and of the pull Secret.
 const (
 	keyUsername = "username"
 	keyPassword = "password"
@@ -148,30 +148,42 @@ func (p *preparation) credentials(ctx context.Context) (string, error) {
 	switch {
 	case len(data[keyUsername]) == 0 || len(data[keyPassword]) == 0:
 		reason = "there is none yet"
-		password := make([]byte, 32) // 256 bits: beyond guessing
-		if _, err := rand.Read(password); err != nil {
-			return "", fmt.Errorf("drawing a password: %w", err)
+		password, err := newPassword()
+		if err != nil {
+			return "", err
 		}
-		data = map[string][]byte{
-			keyUsername: []byte(pushUser),
-			keyPassword: []byte(base64.RawURLEncoding.EncodeToString(password)),
-		}
+		data = map[string][]byte{keyUsername: []byte(pushUser), keyPassword: password}
 	case !htpasswdMatches(data[keyHtpasswd], data[keyUsername], data[keyPassword]):
 		reason = "its htpasswd does not match its password"
 	default:
 		return "it is valid, nothing made", nil
 	}
-	// A slow hash protects passwords that can be guessed; this one has 256 random
-	// bits. And a registry that is short of CPU would take seconds for one.
-	hash, err := bcrypt.GenerateFromPassword(data[keyPassword], bcrypt.MinCost)
-	if err != nil {
+	if data[keyHtpasswd], err = newHtpasswd(data[keyUsername], data[keyPassword]); err != nil {
 		return "", fmt.Errorf("hashing the password of %s: %w", p.object("Secret", name), err)
 	}
-	data[keyHtpasswd] = fmt.Appendf(nil, "%s:%s\n", data[keyUsername], hash)
 	if err := p.writeSecret(ctx, secret, name, componentCredentials, corev1.SecretTypeOpaque, data); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("wrote %s: %s", name, reason), nil
+}
+
+func newPassword() ([]byte, error) {
+	random := make([]byte, 32) // 256 bits: beyond guessing
+	if _, err := rand.Read(random); err != nil {
+		return nil, fmt.Errorf("drawing a password: %w", err)
+	}
+	return []byte(base64.RawURLEncoding.EncodeToString(random)), nil
+}
+
+// newHtpasswd hashes a password that newPassword drew. A slow hash protects
+// passwords that can be guessed; those have 256 random bits. And a registry that is
+// short of CPU would take seconds for one.
+func newHtpasswd(username, password []byte) ([]byte, error) {
+	hash, err := bcrypt.GenerateFromPassword(password, bcrypt.MinCost)
+	if err != nil {
+		return nil, err
+	}
+	return fmt.Appendf(nil, "%s:%s\n", username, hash), nil
 }
 
 func htpasswdMatches(htpasswd, username, password []byte) bool {

@@ -10,17 +10,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Cleanup removes everything that Prepare and Finish made. The registry's volume
-// is the chart's, and stays unless its values say otherwise.
+// Cleanup removes everything that Prepare and Finish made, and what Helm is told to
+// keep for their sake: NodePort Service and proxies. It does so in every mode and
+// half-way through a switch. The registry's volume is the chart's, and stays unless
+// its values say otherwise.
 func (h *Hook) Cleanup(ctx context.Context) error {
 	return h.runSteps(ctx, "cleanup", []step{
 		{"delete proving pods", "a killed run may have left some", func(context.Context) (string, error) {
 			h.deleteProofs()
 			return "none remain", nil
 		}},
+		{"delete the NodePort Service", "Helm leaves it, because a switch may need it until the end", h.deleteService},
+		{"delete the proxies", "Helm leaves them, because a switch may need them until the end", h.deleteProxies},
 		{"delete the Jobs", "those that failed stayed, so that their logs could be read", h.deleteJobs},
 		{"delete the payload", "nothing starts from it any more", h.deletePayload},
 		{"delete the Secrets", "state, certificates and credentials end with the release", h.deleteSecrets},
+		{"put the namespace's label back", "only prepare's label goes, podSecurity.label=true", onlyIf(h.Options.PodSecurityLabel, h.restoreLabel)},
 	})
 }
 
@@ -40,6 +45,14 @@ func (h *Hook) deleteJobs(ctx context.Context) (string, error) {
 	return fmt.Sprintf("deleted %d Jobs", deleted), nil
 }
 
+func (h *Hook) deleteProxies(ctx context.Context) (string, error) {
+	sets, err := h.Cluster.DaemonSets.List(ctx, h.selector(componentProxy))
+	if err != nil {
+		return "", fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", h.Options.Namespace, err)
+	}
+	return h.deleteDaemonSets(ctx, sets.Items)
+}
+
 func (h *Hook) deletePayload(ctx context.Context) (string, error) {
 	have, err := h.payloadObjects(ctx)
 	if err != nil {
@@ -53,7 +66,7 @@ func (h *Hook) deletePayload(ctx context.Context) (string, error) {
 
 func (h *Hook) deleteSecrets(ctx context.Context) (string, error) {
 	deleted := 0
-	for _, suffix := range []string{SuffixState, SuffixCredentials, SuffixPushTLS, SuffixNodeTLS, SuffixServerTLS, SuffixAuthority} {
+	for _, suffix := range []string{SuffixState, SuffixPull, SuffixCredentials, SuffixPushTLS, SuffixNodeTLS, SuffixServerTLS, SuffixAuthority} {
 		name := h.Options.Name + suffix
 		secret, err := h.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
 		switch {

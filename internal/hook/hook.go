@@ -14,6 +14,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -185,13 +187,39 @@ func refuse(format string, args ...any) error {
 	return &Refused{fmt.Errorf(format, args...)}
 }
 
+// refuseForbidden marks a missing right as what another try would meet again. The
+// API server's words name the right and who lacks it.
+func refuseForbidden(err error) error {
+	if missingRight(err) {
+		return refuse("%w; ask for that right, or run this as somebody who has it", err)
+	}
+	return err
+}
+
+// missingRight tells a missing right from other things that are forbidden: quotas,
+// Pod Security, policies.
+func missingRight(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), " cannot ") && strings.Contains(err.Error(), " resource ")
+}
+
 // step is one line of a table of contents.
 type step struct {
 	name string
 	// why is logged with the step, so that a log explains itself.
 	why string
-	// run does the work and returns in words what it did.
-	run func(context.Context) (did string, err error)
+	// run does the work and returns in words what it did; nil: there is nothing to
+	// do in this mode, and the step is left out.
+	run work
+}
+
+type work = func(context.Context) (did string, err error)
+
+// onlyIf leaves a step out.
+func onlyIf(on bool, run work) work {
+	if !on {
+		return nil
+	}
+	return run
 }
 
 func (h *Hook) runSteps(ctx context.Context, phase string, steps []step) error {
@@ -201,6 +229,7 @@ func (h *Hook) runSteps(ctx context.Context, phase string, steps []step) error {
 		defer cancel()
 	}
 	begin := h.Now()
+	steps = slices.DeleteFunc(steps, func(s step) bool { return s.run == nil })
 	for i, s := range steps {
 		log := h.Log.With("phase", phase, "step", fmt.Sprintf("%d/%d %s", i+1, len(steps), s.name))
 		stepBegin := h.Now()

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // Programs are the programs that this binary carries for the nodes.
@@ -25,8 +26,16 @@ type Programs interface {
 	Payload(program, architecture string) (*injector.Payload, error)
 }
 
-// injected are the programs that reach the nodes as payload.
-var injected = []string{"registry", "registry-node"}
+// injected are the programs that reach the nodes as payload in a mode.
+func injected(mode state.Mode) []string {
+	switch mode {
+	case state.ModeProxy:
+		return []string{"registry", "registry-node"}
+	case state.ModeNodePort:
+		return []string{"registry"}
+	}
+	return nil
+}
 
 const (
 	// payloadWriters is how many ConfigMaps are written at once: etcd commits a
@@ -59,8 +68,8 @@ func (p *preparation) seed(ctx context.Context) (string, error) {
 	}
 	var written, bytes, kept, replaced int
 	for _, arch := range p.nodeArchitectures() {
-		for _, program := range injected {
-			payload, err := p.Programs.Payload(program, arch)
+		for _, program := range injected(p.Options.Mode) {
+			payload, err := p.payload(program, arch)
 			if err != nil {
 				return "", err
 			}
@@ -83,17 +92,33 @@ func (p *preparation) seed(ctx context.Context) (string, error) {
 	return fmt.Sprintf("wrote %d ConfigMaps (%d bytes; %d of them replaced wrong ones), %d were right already, restarted %d waiting pods", written, bytes, replaced, kept, restarted), nil
 }
 
-// nodeArchitectures are those that nodes have and the chart renders proxies for.
-func (p *preparation) nodeArchitectures() []string {
+// nodeArchitectures are those that nodes have and the chart renders for.
+func (i *inspection) nodeArchitectures() []string {
 	found := map[string]bool{}
-	for _, n := range p.nodes {
-		if arch := n.Status.NodeInfo.Architecture; slices.Contains(p.Options.Architectures, arch) {
+	for _, n := range i.nodes {
+		if arch := n.Status.NodeInfo.Architecture; slices.Contains(i.Options.Architectures, arch) {
 			found[arch] = true
-		} else {
-			p.Log.Warn("a node has an architecture that no proxy is rendered for; it gets none", "node", n.Name, "architecture", arch, "override", "injector.architectures")
 		}
 	}
 	return slices.Sorted(maps.Keys(found))
+}
+
+// payload encodes a program once: preflight looks whether it is there, and seed
+// writes it.
+func (i *inspection) payload(program, architecture string) (*injector.Payload, error) {
+	key := injector.Program{Name: program, Architecture: architecture}
+	if p := i.payloads[key]; p != nil {
+		return p, nil
+	}
+	p, err := i.Programs.Payload(program, architecture)
+	if err != nil {
+		return nil, err
+	}
+	if i.payloads == nil {
+		i.payloads = map[injector.Program]*injector.Payload{}
+	}
+	i.payloads[key] = p
+	return p, nil
 }
 
 func (h *Hook) payloadObjects(ctx context.Context) (map[string]*corev1.ConfigMap, error) {
@@ -271,6 +296,9 @@ func (f *finishing) collect(ctx context.Context) (string, error) {
 	}
 	needed := map[string]bool{}
 	for _, pod := range pods.Items {
+		if pod.Labels[labelComponent] == componentProxy && !f.usesProxy(pod) {
+			continue // it is about to end with its DaemonSet
+		}
 		for _, v := range pod.Spec.Volumes {
 			if v.Projected == nil {
 				continue
@@ -282,9 +310,17 @@ func (f *finishing) collect(ctx context.Context) (string, error) {
 			}
 		}
 	}
-	present := f.Options.Name + "-payload-" + f.Options.PayloadID + "-"
+	var present []string // what pods that start from now on need
+	if f.Options.Injector {
+		for _, program := range injected(f.Options.Mode) {
+			for _, arch := range f.Options.Architectures {
+				name := injector.ConfigMapName(f.Options.Name, f.Options.PayloadID, injector.Program{Name: program, Architecture: arch}, 0)
+				present = append(present, strings.TrimSuffix(name, "00"))
+			}
+		}
+	}
 	former := slices.DeleteFunc(slices.Sorted(maps.Keys(have)), func(name string) bool {
-		return needed[name] || strings.HasPrefix(name, present) && f.Options.Injector
+		return needed[name] || slices.ContainsFunc(present, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 	})
 	if err := f.deleteConfigMaps(ctx, former); err != nil {
 		return "", err

@@ -1,6 +1,14 @@
 package hook
 
-import "context"
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
 
 // Severity is how much a finding matters.
 type Severity string
@@ -26,9 +34,107 @@ type Finding struct {
 	Remedy string `json:"remedy"`
 }
 
+// String is the finding in one line.
+func (f Finding) String() string {
+	parts := []string{f.Check, f.Object, f.Cause}
+	line := strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
+	if f.Remedy != "" {
+		line += "; " + f.Remedy
+	}
+	return strings.ReplaceAll(line, "\n", " ")
+}
+
+// The names of the checks.
+const (
+	checkPodSecurity = "pod-security"
+	checkAdmission   = "admission"
+	checkAlwaysPull  = "always-pull-images"
+	checkPort        = "port"
+	checkPortRange   = "port-range"
+	checkIPFamily    = "ip-family"
+	checkCRIO        = "cri-o"
+	checkArch        = "architecture"
+	checkPauseImage  = "pause-image"
+	checkAddress     = "address"
+)
+
+// ignoreAll stands for all checks in Options.IgnorePreflight.
+const ignoreAll = "all"
+
+// Checks are the names of all checks, which Options.IgnorePreflight chooses from.
+func Checks() []string {
+	return []string{
+		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
+		checkIPFamily, checkCRIO, checkArch, checkPauseImage, checkAddress,
+	}
+}
+
 // Preflight looks for everything that would stand in the way of Prepare and
 // Finish, and changes nothing. It returns all findings, blockers first; the error
-// is of looking, not of what was found.
+// is of looking, not of what was found, or says why the decision itself is refused.
 func (h *Hook) Preflight(ctx context.Context) ([]Finding, error) {
-	return nil, nil
+	if h.Options.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, h.Options.Timeout)
+		defer cancel()
+	}
+	i := &inspection{Hook: h}
+	for _, look := range []work{i.look, i.readState, i.decide} {
+		if _, err := look(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return i.inspect(ctx)
+}
+
+func (p *preparation) preflight(ctx context.Context) (string, error) {
+	findings, err := p.inspect(ctx)
+	if err != nil {
+		return "", err
+	}
+	var blockers []string
+	for _, f := range findings {
+		if f.Severity == Blocker {
+			blockers = append(blockers, "\n  "+f.String())
+			continue
+		}
+		p.Log.Warn("preflight", "check", f.Check, "object", f.Object, "cause", f.Cause, "remedy", f.Remedy)
+	}
+	if len(blockers) > 0 {
+		return "", refuse("nothing was changed, because of:%s", strings.Join(blockers, ""))
+	}
+	return fmt.Sprintf("nothing stands in the way, %d warnings", len(findings)), nil
+}
+
+// inspect runs the checks that matter in the mode.
+func (i *inspection) inspect(ctx context.Context) ([]Finding, error) {
+	for _, name := range i.Options.IgnorePreflight {
+		if name != ignoreAll && !slices.Contains(Checks(), name) {
+			return nil, refuse("--ignore-preflight names %q, which is no check: choose among %s, or %s", name, strings.Join(Checks(), ", "), ignoreAll)
+		}
+	}
+	findings := i.address()
+	if i.Options.Mode != state.ModeExternal {
+		for _, look := range []func(context.Context) ([]Finding, error){i.tryPods, i.lookAtServices} {
+			found, err := look(ctx)
+			if err != nil {
+				return nil, err
+			}
+			findings = append(findings, found...)
+		}
+		findings = slices.Concat(findings, i.criO(), i.architecture(), i.pauseImage())
+	}
+	for n, f := range findings {
+		if slices.Contains(i.Options.IgnorePreflight, f.Check) || slices.Contains(i.Options.IgnorePreflight, ignoreAll) {
+			findings[n].Severity = Warning
+		}
+	}
+	slices.SortStableFunc(findings, func(a, b Finding) int {
+		rank := func(f Finding) int { return cmp.Compare(f.Severity, Blocker) } // "blocker" is the smaller word
+		if c := cmp.Compare(rank(a), rank(b)); c != 0 {
+			return c
+		}
+		return cmp.Compare(slices.Index(Checks(), a.Check), slices.Index(Checks(), b.Check))
+	})
+	return findings, nil
 }

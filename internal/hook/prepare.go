@@ -10,88 +10,126 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/state"
-	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 // Prepare makes everything that the chart's objects need before they can run:
 // it decides the mode, makes certificates and credentials, writes the payload and
-// records what is desired. Nothing is changed until the decision stands.
+// records what is desired. Nothing is changed until the decision stands and
+// nothing is seen to be in its way.
 func (h *Hook) Prepare(ctx context.Context) error {
-	p := preparation{Hook: h}
+	p := &preparation{inspection{Hook: h}}
+	ours := h.Options.Mode != state.ModeExternal
+	label := h.Options.Mode == state.ModeProxy && h.Options.PodSecurityLabel
 	return h.runSteps(ctx, "prepare", []step{
 		{"look at the nodes", "injected pods need the nodes' own pause image and a payload for each architecture", p.look},
 		{"read the saved state", "an upgrade keeps the mode that the cluster uses, and never overwrites what it cannot read", p.readState},
 		{"decide the mode", "what cannot work or would silently undo the saved mode is refused before anything changes", p.decide},
-		{"make the certificates", "proxies and registry speak mutual TLS", p.certificates},
-		{"make the push credential", "only who has it may change what the registry serves", p.credentials},
-		{"seed the payload", "nodes that hold only the pause image get the programs from the API server", p.seed},
+		{"preflight", "what stands in the way is said all at once, before anything changes", p.preflight},
+		{"label the namespace", "podSecurity.label=true: Pod Security must admit the proxies' host port", onlyIf(label, p.labelNamespace)},
+		{"make the certificates", "proxies and registry speak mutual TLS", onlyIf(ours, p.certificates)},
+		{"make the push credential", "only who has it may change what the registry serves", onlyIf(ours, p.credentials)},
+		{"open the node port's listener", "a node port leads to it, so it must be there first", onlyIf(h.Options.Mode == state.ModeNodePort, h.openPlain)},
+		{"seed the payload", "nodes that hold only the pause image get the programs from the API server", onlyIf(ours, p.seed)},
 		{"record the desired mode", "a run that is interrupted from here on can be continued", p.record},
 	})
 }
 
-// preparation is what the steps of one Prepare hand on to each other.
-type preparation struct {
+// inspection is what Prepare and Preflight find out before anything is changed.
+type inspection struct {
 	*Hook
 	nodes       []corev1.Node
 	stateSecret *corev1.Secret
 	saved       *state.State
 	desired     state.Settings
+	payloads    map[injector.Program]*injector.Payload
 }
 
-func (p *preparation) look(ctx context.Context) (string, error) {
-	list, err := p.Cluster.Nodes.List(ctx, metav1.ListOptions{})
+// preparation is what the steps of one Prepare hand on to each other.
+type preparation struct{ inspection }
+
+func (i *inspection) look(ctx context.Context) (string, error) {
+	list, err := i.Cluster.Nodes.List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", fmt.Errorf("listing nodes: %w", err)
+		return "", fmt.Errorf("listing nodes: %w", refuseForbidden(err))
 	}
-	p.nodes = list.Items
-	if len(p.nodes) == 0 {
-		return "", refuse("the cluster has no nodes: add one, then run this again")
+	// Windows nodes run no pod of this project and pull no image of Linux.
+	i.nodes = slices.DeleteFunc(list.Items, func(n corev1.Node) bool { return !linux(n) })
+	if len(i.nodes) == 0 {
+		return "", refuse("the cluster has no nodes that run Linux: add one, then run this again")
 	}
 	byArchitecture := map[string]int{}
-	for _, n := range p.nodes {
+	for _, n := range i.nodes {
 		byArchitecture[n.Status.NodeInfo.Architecture]++
-		if p.Options.Injector && ready(n) && !slices.ContainsFunc(p.Options.PauseImages, func(i string) bool { return reports(n, i) }) {
-			// Not an error: a kubelet reports only its 50 largest images, and
-			// the pause image is among the smallest.
-			p.Log.Warn("a node does not report the pause image; injected pods start there only if it holds the image all the same",
-				"node", n.Name, "images", p.Options.PauseImages, "chosenBy", p.Options.PauseImageSource, "override", "injector.image")
-		}
 	}
 	var parts []string
 	for _, arch := range slices.Sorted(maps.Keys(byArchitecture)) {
 		parts = append(parts, fmt.Sprintf("%d %s", byArchitecture[arch], arch))
 	}
-	return fmt.Sprintf("found %d nodes (%s)", len(p.nodes), strings.Join(parts, ", ")), nil
+	return fmt.Sprintf("found %d nodes (%s)", len(i.nodes), strings.Join(parts, ", ")), nil
 }
 
-func (p *preparation) readState(ctx context.Context) (string, error) {
+func (i *inspection) readState(ctx context.Context) (string, error) {
 	var err error
-	p.stateSecret, p.saved, err = p.loadState(ctx)
+	i.stateSecret, i.saved, err = i.loadState(ctx)
 	if err != nil {
-		return "", err
+		return "", refuseForbidden(err)
 	}
-	if p.saved == nil {
+	if i.saved == nil {
 		return "found none: this is a new installation", nil
 	}
-	if p.saved.Current == nil {
-		return fmt.Sprintf("found %s desired, never proven", p.saved.Desired.Mode), nil
+	if i.saved.Current == nil {
+		return fmt.Sprintf("found %s desired, never proven", i.saved.Desired.Mode), nil
 	}
-	return fmt.Sprintf("found %s at %s, proven", p.saved.Current.Mode, p.saved.Current.Address), nil
+	return fmt.Sprintf("found %s desired, and %s at %s proven", i.saved.Desired.Mode, i.saved.Current.Mode, i.saved.Current.Address), nil
 }
 
-func (p *preparation) decide(context.Context) (string, error) {
-	o := p.Options
-	if p.saved != nil && o.ModeSource == state.SourceDefault && p.saved.Desired.Mode != o.Mode {
-		return "", refuse("the cluster uses %s mode, but the chart was rendered without seeing it and fell back to %s mode; name the mode: --set registryProxy=%t",
-			p.saved.Desired.Mode, o.Mode, p.saved.Desired.Mode == state.ModeProxy)
+func (i *inspection) decide(context.Context) (string, error) {
+	o := i.Options
+	external := o.Mode == state.ModeExternal
+	switch {
+	case !external && o.RegistryURL != "":
+		return "", refuse("registryURL is %s and registryProxy is %t: an external registry is not deployed by this release, so there is nothing that a proxy or a node port could lead to; "+
+			"and images would be named by %s, not by the registry's address: leave out one of the two (--set registryURL= or --set registryProxy=null)",
+			o.RegistryURL, o.Mode == state.ModeProxy, o.Address())
+	case external && o.RegistryURL == "":
+		return "", refuse("external mode without a registry: name it, --set registryURL=HOST[:PORT][/PATH]")
+	case external && strings.Contains(o.RegistryURL, "://"):
+		return "", refuse("registryURL is %s: image references have no scheme, name it as HOST[:PORT][/PATH]", o.RegistryURL)
 	}
-	p.desired = state.Settings{
-		Mode: o.Mode, Address: o.Address(), Port: o.Port,
-		IPFamily: o.IPFamily, HostNetwork: o.HostNetwork,
-		MTLS: "internal", DecidedBy: o.ModeSource,
+	if i.saved != nil {
+		if err := i.undoing(i.saved.Desired); err != nil {
+			return "", err
+		}
 	}
-	return fmt.Sprintf("%s at %s on %s, decided by %s", p.desired.Mode, p.desired.Address, p.desired.IPFamily, p.desired.DecidedBy), nil
+	i.desired = state.Settings{Mode: o.Mode, Address: o.Address(), IPFamily: o.IPFamily, DecidedBy: o.ModeSource}
+	if !external {
+		i.desired.Port, i.desired.HostNetwork, i.desired.MTLS = o.Port, o.HostNetwork, "internal"
+	}
+	return fmt.Sprintf("%s at %s on %s, decided by %s", i.desired.Mode, i.desired.Address, i.desired.IPFamily, i.desired.DecidedBy), nil
+}
+
+// undoing refuses a decision that nobody made and that differs from the saved one.
+func (i *inspection) undoing(saved state.Settings) error {
+	const blind = "but the chart was rendered without seeing the cluster and fell back to %s"
+	o := i.Options
+	if o.ModeSource == state.SourceDefault && saved.Mode != o.Mode {
+		return refuse("the cluster uses %s mode, "+blind+" mode: name the mode, %s to keep it, or %s to switch",
+			saved.Mode, o.Mode, setMode(saved.Mode, saved.Address), setMode(o.Mode, o.RegistryURL))
+	}
+	if o.IPFamilySource == state.SourceDefault && saved.IPFamily != o.IPFamily && o.Mode != state.ModeExternal {
+		return refuse("the cluster's registry is set up for %s, "+blind+": name it, --set ipFamily=%s", saved.IPFamily, o.IPFamily, saved.IPFamily)
+	}
+	return nil
+}
+
+// setMode is the option of Helm that names a mode.
+func setMode(mode state.Mode, registryURL string) string {
+	if mode == state.ModeExternal {
+		return "--set registryURL=" + registryURL
+	}
+	return fmt.Sprintf("--set registryProxy=%t", mode == state.ModeProxy)
 }
 
 func (p *preparation) record(ctx context.Context) (string, error) {
@@ -99,33 +137,16 @@ func (p *preparation) record(ctx context.Context) (string, error) {
 	if p.saved != nil {
 		s.Current, s.Nodes = p.saved.Current, p.saved.Nodes
 	}
-	if err := p.saveState(ctx, p.stateSecret, s); err != nil {
+	if p.desired.Mode != state.ModeExternal {
+		s.HookImage = p.Registry.HookImage()
+		if s.HookImage == nil && p.saved != nil {
+			s.HookImage = p.saved.HookImage
+		}
+	}
+	if err := p.saveState(ctx, p.stateSecret, s, removedService(p.stateSecret)); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("desired is %s", p.desired.Mode), nil
-}
-
-// loadState returns the state's Secret and its content, nil where there is none.
-func (h *Hook) loadState(ctx context.Context) (*corev1.Secret, *state.State, error) {
-	name := h.Options.Name + SuffixState
-	secret, err := h.secret(ctx, name)
-	if err != nil || secret == nil {
-		return nil, nil, err
-	}
-	s, err := state.Decode(secret.Data[state.Key])
-	if err != nil {
-		return nil, nil, refuse("%s, key %s: %w", h.object("Secret", name), state.Key, err)
-	}
-	return secret, &s, nil
-}
-
-func (h *Hook) saveState(ctx context.Context, old *corev1.Secret, s state.State) error {
-	s.UpdatedBy, s.UpdatedAt = version.Version, h.Now().UTC().Truncate(0)
-	data, err := state.Encode(s)
-	if err != nil {
-		return err
-	}
-	return h.writeSecret(ctx, old, h.Options.Name+SuffixState, componentState, corev1.SecretTypeOpaque, map[string][]byte{state.Key: data})
 }
 
 func ready(n corev1.Node) bool {
@@ -137,8 +158,7 @@ func ready(n corev1.Node) bool {
 	return false
 }
 
-func reports(n corev1.Node, image string) bool {
-	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool {
-		return slices.Contains(i.Names, image)
-	})
+func linux(n corev1.Node) bool {
+	os := n.Status.NodeInfo.OperatingSystem
+	return os == "" || os == "linux"
 }

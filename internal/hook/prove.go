@@ -12,33 +12,45 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 const (
 	// provers is how many nodes are proven at once; each costs a pod.
 	provers = 50
-	// proofTime is how long a node may take. A kubelet that fails to pull waits
-	// 10 s, 20 s, 40 s before it tries again, so this gives four tries.
+	// proofTime is how long so many nodes may take. A kubelet that fails to pull
+	// waits 10 s, 20 s, 40 s before it tries again, so this gives four tries.
 	proofTime = 90 * time.Second
+	// switchProofTime is the same while the NodePort Service is away: three tries,
+	// because nodes whose proxy does not answer cannot pull meanwhile.
+	switchProofTime = 45 * time.Second
+	// hopelessTime is when a proof ends early that no node can pass: each has tried
+	// twice by then.
+	hopelessTime = 20 * time.Second
+	// hopelessEvery is how often that is looked at; it costs a list of events.
+	hopelessEvery = 2 * time.Second
 )
 
-// prove runs a pod from a tiny image of the registry on every node that has a
-// proxy and is ready, always pulled anew through the loopback address.
+// prove runs a pod from a tiny image of the registry on every node that is ready
+// and, in proxy mode, has a proxy, always pulled anew through the loopback address.
 func (f *finishing) prove(ctx context.Context) (string, error) {
 	nodes, err := f.nodesToProve(ctx)
 	if err != nil {
 		return "", err
 	}
 	if len(nodes) == 0 {
-		return "", errors.New("no ready node has a proxy: nothing can be proven; see the proxy DaemonSets")
+		return "", errors.New("no node is there that is ready and could pull: nothing can be proven; see the nodes, and in proxy mode the proxy DaemonSets")
 	}
-	defer f.deleteProofs()
 	f.deleteProofs() // those of a run that was killed
 
 	image := f.Options.Address() + "/" + f.Registry.ProbeImage(f.Options.Mode)
 	begin := f.Now()
 	for batch := range slices.Chunk(nodes, provers) {
 		if err := f.proveOn(ctx, batch, image); err != nil {
+			if f.Options.Mode == state.ModeNodePort {
+				err = f.stillServed(err)
+			}
 			return "", err
 		}
 	}
@@ -47,31 +59,45 @@ func (f *finishing) prove(ctx context.Context) (string, error) {
 }
 
 func (f *finishing) nodesToProve(ctx context.Context) ([]string, error) {
-	isReady, err := f.nodes(ctx)
+	list, err := f.Cluster.Nodes.List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
-	for _, name := range slices.Sorted(maps.Keys(isReady)) {
-		if isReady[name] {
-			continue
+	proxied := map[string]bool{}
+	if f.Options.Mode == state.ModeProxy {
+		pods, err := f.proxyPods(ctx)
+		if err != nil {
+			return nil, err
 		}
-		f.Log.Warn("a node is not ready and cannot be proven; its proxy starts when it comes back", "node", name)
-	}
-	pods, err := f.Cluster.Pods.List(ctx, f.selector(componentProxy))
-	if err != nil {
-		return nil, fmt.Errorf("listing the proxy pods in namespace %s: %w", f.Options.Namespace, err)
-	}
-	nodes := map[string]bool{}
-	for _, p := range pods.Items {
-		if isReady[p.Spec.NodeName] {
-			nodes[p.Spec.NodeName] = true
+		for _, p := range pods {
+			proxied[p.Spec.NodeName] = true
 		}
 	}
-	return slices.Sorted(maps.Keys(nodes)), nil
+	var nodes []string
+	for _, n := range list.Items {
+		arch := n.Status.NodeInfo.Architecture
+		switch {
+		case !linux(n):
+		case !ready(n):
+			f.Log.Warn("a node is not ready and cannot be proven", "node", n.Name)
+		case f.Options.Mode == state.ModeProxy && !proxied[n.Name]:
+			f.Log.Warn("a node has no proxy, so that it cannot pull", "node", n.Name, "architecture", arch, "see", "proxy.nodeSelector, proxy.tolerations, injector.architectures")
+		case f.Options.Mode == state.ModeNodePort && !slices.Contains(f.Options.Architectures, arch):
+			f.Log.Warn("a node's architecture has no proving image, so that it cannot be proven", "node", n.Name, "architecture", arch)
+		default:
+			nodes = append(nodes, n.Name)
+		}
+	}
+	slices.Sort(nodes)
+	return nodes, nil
 }
 
-func (f *finishing) proveOn(ctx context.Context, nodes []string, image string) error {
-	ctx, cancel := context.WithTimeout(ctx, proofTime)
+func (f *finishing) proveOn(run context.Context, nodes []string, image string) error {
+	limit := proofTime
+	if f.switching {
+		limit = switchProofTime
+	}
+	ctx, cancel := context.WithTimeout(run, limit)
 	defer cancel()
 	open := map[string]string{} // node by pod
 	for _, node := range nodes {
@@ -81,6 +107,8 @@ func (f *finishing) proveOn(ctx context.Context, nodes []string, image string) e
 		}
 		open[pod.Name] = node
 	}
+	begin := time.Now()
+	look := hopelessTime
 	for {
 		pods, err := f.Cluster.Pods.List(ctx, f.selector(componentProbe))
 		if err == nil {
@@ -98,21 +126,65 @@ func (f *finishing) proveOn(ctx context.Context, nodes []string, image string) e
 				return nil
 			}
 		}
-		if sleepErr := sleep(ctx, pollInterval); sleepErr != nil {
-			if errors.Is(sleepErr, context.DeadlineExceeded) {
-				return f.failedProofs(open, image)
+		if time.Since(begin) >= look && f.Options.Mode == state.ModeNodePort {
+			if err := f.hopeless(ctx, open, image); err != nil {
+				return err
 			}
-			return sleepErr
+			look += hopelessEvery
+		}
+		if sleepErr := sleep(ctx, pollInterval); sleepErr != nil {
+			if !errors.Is(sleepErr, context.DeadlineExceeded) {
+				return sleepErr // told to end
+			}
+			err := f.failedProofs(open, image, limit)
+			switch {
+			case run.Err() != nil:
+				err = fmt.Errorf("%w: %w", err, run.Err())
+			case f.switching:
+				// Trying again would take the NodePort Service away again.
+				err = &Refused{err}
+			}
+			return err
 		}
 	}
 }
 
-// failedProofs names each node that could not pull, with what its kubelet says
-// and what to do about it.
-func (f *finishing) failedProofs(open map[string]string, image string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's own context has ended
-	defer cancel()
+// hopeless says that no kube-proxy serves the node port on the loopback address,
+// when that is what every node that has not pulled says; nil otherwise.
+func (f *finishing) hopeless(ctx context.Context, open map[string]string, image string) error {
+	complaints := f.proofComplaints(ctx)
+	var nodes []string
+	example := ""
+	for pod, node := range open {
+		if !notServed(complaints[pod]) {
+			return nil
+		}
+		nodes = append(nodes, node)
+		example = complaints[pod]
+	}
+	slices.Sort(nodes)
+	return refuse("nodes %s could not pull %s: %s; %s", strings.Join(nodes, ", "), image, example, adviceNotServed)
+}
+
+const adviceNotServed = "kube-proxy serves no node port on the loopback address there; in nftables mode it never does, nor with IPv6, nor do some distributions: use proxies instead, --set registryProxy=true"
+
+// notServed says whether a kubelet's complaint means that nothing answers on the
+// loopback address, or a proxy instead of the node port, which gets a 403 for the
+// image that proves node ports.
+func notServed(complaint string) bool {
+	return strings.Contains(complaint, "connection refused") || forbidden(complaint)
+}
+
+func forbidden(complaint string) bool {
+	return strings.Contains(complaint, "403 Forbidden") || strings.Contains(complaint, "denied: ")
+}
+
+// proofComplaints is what the kubelets say about the proving pods.
+func (f *finishing) proofComplaints(ctx context.Context) map[string]string {
 	complaints := f.warnings(ctx)
+	if complaints == nil {
+		complaints = map[string]string{}
+	}
 	if pods, err := f.Cluster.Pods.List(ctx, f.selector(componentProbe)); err == nil {
 		for _, p := range pods.Items {
 			if c := podComplaint(p); c != "" && complaints[p.Name] == "" {
@@ -120,37 +192,64 @@ func (f *finishing) failedProofs(open map[string]string, image string) error {
 			}
 		}
 	}
+	return complaints
+}
+
+// failedProofs names each node that could not pull, with what its kubelet says
+// and what to do about it.
+func (f *finishing) failedProofs(open map[string]string, image string, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's own context has ended
+	defer cancel()
+	complaints := f.proofComplaints(ctx)
 	var errs []error
 	for _, pod := range slices.Sorted(maps.Keys(open)) {
 		complaint := complaints[pod]
 		if complaint == "" {
-			complaint = "the node said nothing about it within " + proofTime.String()
+			complaint = "the node said nothing about it within " + limit.String()
 		}
-		errs = append(errs, fmt.Errorf("node %s could not pull %s: %s; %s", open[pod], image, complaint, advice(complaint)))
+		errs = append(errs, fmt.Errorf("node %s could not pull %s: %s; %s", open[pod], image, complaint, advice(f.Options.Mode, complaint)))
 	}
 	return errors.Join(errs...)
 }
 
 // advice says what to do about a kubelet's complaint.
-func advice(complaint string) string {
-	for _, a := range []struct{ sign, advice string }{
-		{"gave HTTP response to HTTPS client", "the container runtime wants TLS on loopback: --set proxy.tls=always and let the node trust the registry's CA"},
-		{"certificate signed by unknown authority", "let the node trust the registry's CA (Secret …-ca), or --set proxy.tls=never where the runtime accepts plain HTTP on loopback"},
-		{"connection refused", "nothing answers on the node's loopback address: the network plugin does not serve hostPort there; try --set proxy.hostNetwork=true"},
-		{"503", "the node's proxy cannot reach the registry: look at the logs of the proxy pod on that node and at the network policies"},
-		{"not found", "the registry does not have the image: run helm upgrade again, which pushes it"},
-		{"i/o timeout", "packets to the loopback address are dropped on that node: look for a firewall there"},
-	} {
-		if strings.Contains(complaint, a.sign) {
-			return a.advice
-		}
+func advice(mode state.Mode, complaint string) string {
+	nodePort := mode == state.ModeNodePort
+	switch has := func(sign string) bool { return strings.Contains(complaint, sign) }; {
+	case has("gave HTTP response to HTTPS client") && nodePort:
+		return "the container runtime wants TLS on loopback, which node ports do not have: use proxies instead, --set registryProxy=true --set proxy.tls=always, and let the node trust the registry's CA"
+	case has("gave HTTP response to HTTPS client"):
+		return "the container runtime wants TLS on loopback: --set proxy.tls=always and let the node trust the registry's CA"
+	case has("certificate signed by unknown authority"):
+		return "let the node trust the registry's CA (Secret …-ca), or --set proxy.tls=never where the runtime accepts plain HTTP on loopback"
+	case nodePort && notServed(complaint):
+		return adviceNotServed
+	case has("connection refused"):
+		return "nothing answers on the node's loopback address: the network plugin does not serve hostPort there; try --set proxy.hostNetwork=true"
+	case forbidden(complaint):
+		return "the pull did not go through the node's proxy: look for another Service or pod that has the port"
+	case has("401 Unauthorized"):
+		return "the pull credential is not the one that the registry knows: run helm upgrade again, which puts the Secret …-pull right"
+	case has("503"):
+		return "the node's proxy cannot reach the registry: look at the logs of the proxy pod on that node and at the network policies"
+	case has("not found"):
+		return "the registry does not have the image: run helm upgrade again, which pushes it"
+	case has("i/o timeout") && nodePort:
+		return "packets to the loopback address or to the registry's port 5001 are dropped: look for a firewall on that node and at the network policies; or use proxies instead, --set registryProxy=true"
+	case has("i/o timeout"):
+		return "packets to the loopback address are dropped on that node: look for a firewall there"
+	case nodePort:
+		return "look at kube-proxy on that node and at the registry's log"
 	}
 	return "look at the logs of the proxy pod on that node"
 }
 
 func (f *finishing) proof(node, image string) *corev1.Pod {
-	no, yes, id := false, true, int64(65532)
-	seconds := int64(1)
+	no, seconds := false, int64(1)
+	var pullSecrets []corev1.LocalObjectReference
+	if f.Options.Mode == state.ModeNodePort {
+		pullSecrets = []corev1.LocalObjectReference{{Name: f.Options.Name + SuffixPull}}
+	}
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: f.Options.Name + "-probe-",
@@ -165,21 +264,34 @@ func (f *finishing) proof(node, image string) *corev1.Pod {
 			AutomountServiceAccountToken:  &no,
 			EnableServiceLinks:            &no,
 			TerminationGracePeriodSeconds: &seconds,
-			SecurityContext: &corev1.PodSecurityContext{
-				RunAsNonRoot: &yes, RunAsUser: &id, RunAsGroup: &id,
-				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-			},
+			ImagePullSecrets:              pullSecrets,
+			SecurityContext:               restrictedPod(),
 			Containers: []corev1.Container{{
 				Name:            "probe",
 				Image:           image,
 				ImagePullPolicy: corev1.PullAlways,
-				SecurityContext: &corev1.SecurityContext{
-					AllowPrivilegeEscalation: &no,
-					ReadOnlyRootFilesystem:   &yes,
-					Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-				},
+				SecurityContext: restrictedContainer(),
 			}},
 		},
+	}
+}
+
+// restrictedPod and restrictedContainer are what every pod of the project has: they
+// pass Pod Security's strictest level.
+func restrictedPod() *corev1.PodSecurityContext {
+	yes, id := true, int64(65532) // the user of nobody in particular that images from scratch agree on
+	return &corev1.PodSecurityContext{
+		RunAsNonRoot: &yes, RunAsUser: &id, RunAsGroup: &id,
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+}
+
+func restrictedContainer() *corev1.SecurityContext {
+	no, yes := false, true
+	return &corev1.SecurityContext{
+		AllowPrivilegeEscalation: &no,
+		ReadOnlyRootFilesystem:   &yes,
+		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 	}
 }
 

@@ -1,0 +1,595 @@
+package hook_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+const (
+	pauseImage  = "registry.k8s.io/pause:3.10.1"
+	registryURL = "registry.example.com/team"
+	// serviceName and proxyName are what the chart calls them.
+	serviceName = "zarf-registry-nodeport"
+	proxyName   = "zarf-registry-proxy-amd64"
+	registryPod = "zarf-registry-1"
+)
+
+// payloads are made out of noise, the same each time: of several chunks, which is
+// slow to keep for the fake cluster, or small.
+var payloads, smallPayloads = makePayloads(1_100_000), makePayloads(1000)
+
+func makePayloads(size int) map[injector.Program]*injector.Payload {
+	made := map[injector.Program]*injector.Payload{}
+	for _, program := range []string{"registry", "registry-node"} {
+		noise := make([]byte, size)
+		x := uint32(len(program))
+		for i := range noise {
+			x = x*1664525 + 1013904223
+			noise[i] = byte(x >> 24)
+		}
+		layer, err := injector.BuildLayer(program, noise)
+		if err != nil {
+			panic(err)
+		}
+		p, err := injector.Encode(injector.Program{Name: program, Architecture: "amd64"}, layer, []byte("loader"))
+		if err != nil {
+			panic(err)
+		}
+		made[p.Program] = p
+	}
+	return made
+}
+
+type programs struct{ small bool }
+
+func (s programs) Payload(program, architecture string) (*injector.Payload, error) {
+	of := payloads
+	if s.small {
+		of = smallPayloads
+	}
+	p, ok := of[injector.Program{Name: program, Architecture: architecture}]
+	if !ok {
+		return nil, fmt.Errorf("no payload of %s for %s", program, architecture)
+	}
+	return p, nil
+}
+
+// registry is a hook.Registry whose plain listener follows the Secret when its pod
+// is annotated or starts.
+type registry struct {
+	pushed []hook.Access
+	err    error
+	image  *state.HookImage
+	// open is the plain listener; deaf: it never changes; unreachable: nobody can tell.
+	open, deaf  bool
+	unreachable error
+}
+
+func (r *registry) PushProgramImages(_ context.Context, a hook.Access) ([]string, error) {
+	r.pushed = append(r.pushed, a)
+	return []string{"zarf-registry/registry:dev"}, r.err
+}
+func (r *registry) HookImage() *state.HookImage { return r.image }
+func (*registry) ProbeImage(mode state.Mode) string {
+	return "zarf-registry/probe-" + string(mode) + ":dev"
+}
+func (r *registry) PlainOpen(context.Context, *corev1.Pod) (bool, error) {
+	return r.open && r.unreachable == nil, r.unreachable
+}
+
+// bench is a hook with a fake cluster. The fake keeps objects as the API server
+// would; what kubelets and controllers do is done by react.
+type bench struct {
+	*testing.T
+	client *fake.Clientset
+	// tracker keeps the objects. The client's own keeps managed fields besides, which
+	// nothing here needs and which costs most of the time.
+	tracker  kubetesting.ObjectTracker
+	hook     *hook.Hook
+	registry *registry
+	log      *bytes.Buffer
+	now      time.Time
+
+	// admit decides about dry runs, and may change the object.
+	admit func(runtime.Object) error
+	// failing is what the kubelet of a node says about every pull.
+	failing map[string]string
+	// noLoopback: kube-proxy serves no node port on the loopback address.
+	noLoopback bool
+	// proofs are the proving pods that were created.
+	proofs []*corev1.Pod
+
+	// left is how many writes succeed before the process is killed, with the last
+	// one done but not answered if lost; negative: it lives.
+	left       int
+	lost, dead bool
+	// watched: before each write a node is to be able to pull.
+	watched bool
+	made    int
+}
+
+var errKilled = errors.New("killed")
+
+func newBench(t *testing.T, objects ...runtime.Object) *bench {
+	t.Helper()
+	if len(objects) == 0 {
+		objects = []runtime.Object{node("n1"), node("n2")}
+	}
+	b := &bench{T: t, client: fake.NewClientset(), tracker: kubetesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder()), registry: &registry{image: &state.HookImage{Reference: "zarf-registry/init-hook:dev", Architecture: "amd64"}},
+		log: &bytes.Buffer{}, now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), left: -1}
+	var log sync.Mutex
+	core, apps := b.client.CoreV1(), b.client.AppsV1()
+	b.hook = &hook.Hook{
+		Options: hook.Options{
+			Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry",
+			ModeSource: state.SourceValue,
+			Port:       31999, IPFamily: state.IPv4, IPFamilySource: state.SourceCluster,
+			Injector: true, PayloadID: "0.1.0", Architectures: []string{"amd64", "arm64"},
+			PauseImages: []string{pauseImage}, PauseImageSource: state.SourceCluster,
+			ClusterDomain: "cluster.local", Timeout: 5 * time.Minute, PushImages: true, Prove: true,
+		},
+		Cluster: hook.Cluster{
+			Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), Pods: core.Pods("zarf"),
+			Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"), Jobs: b.client.BatchV1().Jobs("zarf"),
+			Namespaces: core.Namespaces(), Services: core.Services("zarf"), ClusterServices: core.Services(""),
+		},
+		Programs: programs{},
+		Registry: b.registry,
+		Log:      slog.New(slog.NewJSONHandler(writer(func(p []byte) { log.Lock(); b.log.Write(p); log.Unlock() }), nil)),
+		Now:      func() time.Time { return b.now },
+	}
+	for _, o := range objects {
+		b.add(o)
+	}
+	b.mode(state.ModeProxy)
+	b.client.PrependReactor("*", "*", b.react)
+	return b
+}
+
+// mode changes what the chart would render.
+func (b *bench) mode(mode state.Mode) {
+	o := &b.hook.Options
+	o.Mode, o.RegistryURL, o.Proxies = mode, "", nil
+	switch mode {
+	case state.ModeProxy:
+		o.Proxies = []string{proxyName}
+	case state.ModeExternal:
+		o.RegistryURL = registryURL
+	}
+}
+
+// react is the API server's work, and that of kubelets and controllers. The fake
+// calls it for one action after the other.
+func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
+	if b.dead {
+		return true, nil, errKilled
+	}
+	if a.GetVerb() == "get" || a.GetVerb() == "list" {
+		return kubetesting.ObjectReaction(b.tracker)(a)
+	}
+	if c, ok := a.(kubetesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 {
+		object := c.GetObject().DeepCopyObject()
+		if b.admit != nil {
+			if err := b.admit(object); err != nil {
+				return true, nil, err
+			}
+		}
+		return true, object, nil
+	}
+	if b.watched && !b.canPull() {
+		b.Errorf("no node can pull before: %s", describe(a))
+	}
+	if b.left == 0 {
+		b.dead = true
+		if b.lost {
+			if _, err := b.apply(a); err != nil {
+				return true, nil, err
+			}
+		}
+		return true, nil, errKilled
+	}
+	b.left--
+	object, err := b.apply(a)
+	return true, object, err
+}
+
+func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
+	if c, ok := a.(kubetesting.CreateActionImpl); ok {
+		object := metaOf(c.GetObject())
+		b.made++
+		if object.GetName() == "" {
+			object.SetName(fmt.Sprintf("%s%d", object.GetGenerateName(), b.made))
+		}
+		object.SetUID(types.UID(fmt.Sprint("uid-", b.made)))
+		if pod, ok := object.(*corev1.Pod); ok && pod.Labels["app.kubernetes.io/component"] == "probe" {
+			b.pull(pod)
+		}
+	}
+	_, object, err := kubetesting.ObjectReaction(b.tracker)(a)
+	if err != nil {
+		return nil, err
+	}
+	switch a := a.(type) {
+	case kubetesting.PatchActionImpl:
+		if a.GetResource().Resource == "pods" {
+			b.readSecret()
+		}
+	case kubetesting.DeleteActionImpl:
+		if a.GetResource().Resource == "daemonsets" {
+			b.remove("pods", "proxy-n1", "proxy-n2")
+		}
+	}
+	return object, nil
+}
+
+// readSecret has the registry see its Secret.
+func (b *bench) readSecret() {
+	if b.registry.deaf {
+		return
+	}
+	b.registry.open = false
+	if s := b.get("secrets", "zarf-registry-pull"); s != nil {
+		_, b.registry.open = s.(*corev1.Secret).Data["htpasswd"]
+	}
+}
+
+// pull is what the kubelet does with a proving pod.
+func (b *bench) pull(pod *corev1.Pod) {
+	b.proofs = append(b.proofs, pod)
+	image := pod.Spec.Containers[0].Image
+	byNodePort := strings.Contains(image, "/probe-nodeport:")
+	service := b.get("services", serviceName) != nil && !b.noLoopback
+	message := b.failing[pod.Spec.NodeName]
+	switch {
+	case message != "":
+	case service && byNodePort && b.registry.open, !service && !byNodePort && b.proxies() > 0:
+		pod.Status.Phase = corev1.PodSucceeded
+		return
+	case service && !b.registry.open, !service && b.proxies() == 0:
+		message = "dial tcp 127.0.0.1:31999: connect: connection refused"
+	default:
+		message = "unexpected status from HEAD request: 403 Forbidden"
+	}
+	pod.Status.Phase = corev1.PodPending
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: message}}}}
+}
+
+// canPull: kube-proxy's rules for a node port come before a proxy's host port.
+func (b *bench) canPull() bool {
+	if b.get("services", serviceName) != nil {
+		return b.registry.open
+	}
+	return b.proxies() > 0
+}
+
+var groups = map[string]schema.GroupVersion{"daemonsets": appsv1.SchemeGroupVersion, "deployments": appsv1.SchemeGroupVersion}
+
+func resource(name string) schema.GroupVersionResource {
+	group, ok := groups[name]
+	if !ok {
+		group = corev1.SchemeGroupVersion
+	}
+	return group.WithResource(name)
+}
+
+// get returns an object behind the API server's back, nil where there is none.
+func (b *bench) get(kind, name string) runtime.Object {
+	o, err := b.tracker.Get(resource(kind), "zarf", name)
+	if err != nil && !apierrors.IsNotFound(err) {
+		b.Error(err)
+	}
+	if err != nil {
+		return nil
+	}
+	return o
+}
+
+func (b *bench) remove(kind string, names ...string) {
+	for _, name := range names {
+		if err := b.tracker.Delete(resource(kind), "zarf", name); err != nil && !apierrors.IsNotFound(err) {
+			b.Error(err)
+		}
+	}
+}
+
+// add makes an object behind the API server's back, if it is not there.
+func (b *bench) add(o runtime.Object) bool {
+	err := b.tracker.Add(o)
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		b.Helper()
+		b.Fatal(err)
+	}
+	return err == nil
+}
+
+func (b *bench) proxies() int {
+	n := 0
+	for _, name := range []string{proxyName, proxyName + "-old"} {
+		if b.get("daemonsets", name) != nil {
+			n++
+		}
+	}
+	return n
+}
+
+func metaOf(o runtime.Object) metav1.Object {
+	m, ok := o.(metav1.Object)
+	if !ok {
+		panic(fmt.Sprintf("%T has no metadata", o))
+	}
+	return m
+}
+
+type writer func([]byte)
+
+func (w writer) Write(p []byte) (int, error) { w(p); return len(p), nil }
+
+func node(name string, change ...func(*corev1.Node)) *corev1.Node {
+	n := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Status: corev1.NodeStatus{
+			NodeInfo:   corev1.NodeSystemInfo{Architecture: "amd64", OperatingSystem: "linux", ContainerRuntimeVersion: "containerd://2.1.4"},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			Images:     []corev1.ContainerImage{{Names: []string{pauseImage}}},
+		},
+	}
+	for _, c := range change {
+		c(n)
+	}
+	return n
+}
+
+func notReady(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }
+
+func labels(component string) map[string]string {
+	return map[string]string{
+		"app.kubernetes.io/name": "zarf-registry", "app.kubernetes.io/instance": "zarf-registry",
+		"app.kubernetes.io/managed-by": "init-hook", "app.kubernetes.io/component": component,
+	}
+}
+
+func meta(name, component string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: name, Namespace: "zarf", Labels: labels(component)}
+}
+
+func nodePortService() *corev1.Service {
+	m := meta(serviceName, "registry")
+	m.Annotations = map[string]string{"helm.sh/resource-policy": "keep", "meta.helm.sh/release-name": "zarf-registry"}
+	m.UID, m.ResourceVersion = "uid-of-helm", "7"
+	policy := corev1.IPFamilyPolicyPreferDualStack
+	return &corev1.Service{ObjectMeta: m, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeNodePort, ClusterIP: "10.96.0.9", ClusterIPs: []string{"10.96.0.9"}, IPFamilyPolicy: &policy,
+		Selector: map[string]string{"app.kubernetes.io/component": "registry"},
+		Ports:    []corev1.ServicePort{{Name: "registry", Port: 5001, TargetPort: intstr.FromString("plain"), NodePort: 31999, Protocol: corev1.ProtocolTCP}},
+	}}
+}
+
+func daemonSet(name string, nodes ...string) *appsv1.DaemonSet {
+	return &appsv1.DaemonSet{ObjectMeta: meta(name, "proxy"), Status: appsv1.DaemonSetStatus{DesiredNumberScheduled: int32(len(nodes)), UpdatedNumberScheduled: int32(len(nodes))}}
+}
+
+func proxyPod(daemonSet, node string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: meta("proxy-"+node, "proxy"), Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Conditions: podReady}}
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: daemonSet}}
+	return p
+}
+
+var podReady = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+
+// helm is what Helm and the controllers do between Prepare and Finish; NodePort
+// Service and proxies of the former mode stay.
+func (b *bench) helm(nodes ...string) {
+	b.Helper()
+	if len(nodes) == 0 {
+		nodes = []string{"n1", "n2"}
+	}
+	if b.hook.Options.Mode == state.ModeExternal {
+		b.remove("deployments", "zarf-registry")
+		b.remove("pods", registryPod)
+		b.registry.open = false
+		return
+	}
+	one := int32(1)
+	b.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry"), Spec: appsv1.DeploymentSpec{Replicas: &one},
+		Status: appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, AvailableReplicas: 1}})
+	if b.add(&corev1.Pod{ObjectMeta: meta(registryPod, "registry"), Status: corev1.PodStatus{Conditions: podReady}, Spec: corev1.PodSpec{
+		NodeName: nodes[0], Containers: []corev1.Container{{Name: "registry", Ports: []corev1.ContainerPort{{Name: "plain", ContainerPort: 5001}}}}}}) {
+		b.readSecret()
+	}
+	if b.hook.Options.Mode == state.ModeNodePort {
+		if b.get("services", serviceName) == nil {
+			b.add(nodePortService())
+		}
+		return
+	}
+	if b.get("daemonsets", proxyName) == nil {
+		b.add(daemonSet(proxyName, nodes...))
+	}
+	for _, n := range nodes {
+		if b.get("pods", "proxy-"+n) == nil {
+			b.add(proxyPod(proxyName, n))
+		}
+	}
+}
+
+func describe(a kubetesting.Action) string {
+	name := ""
+	switch a := a.(type) {
+	case kubetesting.CreateActionImpl:
+		name = metaOf(a.GetObject()).GetName()
+	case kubetesting.UpdateActionImpl:
+		name = metaOf(a.GetObject()).GetName()
+	case kubetesting.DeleteActionImpl:
+		name = a.GetName()
+	case kubetesting.PatchActionImpl:
+		name = a.GetName()
+	}
+	return a.GetVerb() + " " + a.GetResource().Resource + " " + name
+}
+
+// writes are the verbs and names of everything that changed the cluster.
+func (b *bench) writes() []string {
+	var out []string
+	for _, a := range b.client.Actions() {
+		if c, ok := a.(kubetesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 {
+			continue
+		}
+		if v := a.GetVerb(); v != "get" && v != "list" {
+			out = append(out, describe(a))
+		}
+	}
+	return out
+}
+
+func (b *bench) secret(name string) *corev1.Secret {
+	b.Helper()
+	s := b.get("secrets", name)
+	if s == nil {
+		b.Fatalf("there is no Secret %s", name)
+	}
+	return s.(*corev1.Secret)
+}
+
+func (b *bench) state() state.State {
+	b.Helper()
+	s, err := state.Decode(b.secret("zarf-registry-state").Data[state.Key])
+	if err != nil {
+		b.Fatal(err)
+	}
+	return s
+}
+
+func (b *bench) mustPrepare() {
+	b.Helper()
+	if err := b.hook.Prepare(b.Context()); err != nil {
+		b.Fatalf("prepare: %v\n%s", err, b.log)
+	}
+}
+
+func (b *bench) mustFinish() {
+	b.Helper()
+	if err := b.hook.Finish(b.Context()); err != nil {
+		b.Fatalf("finish: %v\n%s", err, b.log)
+	}
+}
+
+// upgrade is a whole helm upgrade to a mode, or the installation.
+func (b *bench) upgrade(mode state.Mode) {
+	b.Helper()
+	b.mode(mode)
+	b.mustPrepare()
+	b.helm()
+	b.mustFinish()
+}
+
+// mustFail checks an error and whether it would be tried again.
+func (b *bench) mustFail(err error, refused bool, want ...string) {
+	b.Helper()
+	for _, w := range want {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			b.Errorf("error is %v, want one with %q", err, w)
+		}
+	}
+	if _, is := errors.AsType[*hook.Refused](err); err != nil && is != refused {
+		b.Errorf("refused for good: %t, want %t: %v", is, refused, err)
+	}
+}
+
+// checkFinished holds after every Finish that succeeded, whatever came before.
+func (b *bench) checkFinished() {
+	b.Helper()
+	mode := b.hook.Options.Mode
+	s := b.state()
+	if s.Phase != state.PhaseReady || s.Current == nil || *s.Current != s.Desired || s.Desired.Mode != mode || s.Desired.Address != b.hook.Options.Address() {
+		b.Errorf("state is %+v", s)
+	}
+	if want := []string{"n1", "n2"}; mode != state.ModeExternal && !slices.Equal(s.Nodes, want) {
+		b.Errorf("proven nodes are %q, want %q", s.Nodes, want)
+	}
+	if _, kept := b.secret("zarf-registry-state").Data[state.KeyRemovedService]; kept {
+		b.Error("a NodePort Service would still be put back")
+	}
+	if there := b.get("services", serviceName) != nil; there != (mode == state.ModeNodePort) {
+		b.Errorf("in %s mode, a NodePort Service: %t", mode, there)
+	}
+	if n := b.proxies(); (n > 0) != (mode == state.ModeProxy) {
+		b.Errorf("in %s mode, %d proxy DaemonSets", mode, n)
+	}
+	if b.registry.open != (mode == state.ModeNodePort) {
+		b.Errorf("in %s mode, the plain listener is open: %t", mode, b.registry.open)
+	}
+	if mode == state.ModeNodePort {
+		checkPull(b, b.secret("zarf-registry-pull"), true)
+	} else if s := b.get("secrets", "zarf-registry-pull"); s != nil {
+		checkPull(b, s.(*corev1.Secret), false)
+	}
+	b.checkNoProofs()
+}
+
+func (b *bench) checkNoProofs() {
+	b.Helper()
+	pods, err := b.client.CoreV1().Pods("zarf").List(context.Background(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=probe"})
+	if err != nil || len(pods.Items) != 0 {
+		b.Errorf("%d proving pods remain (%v)", len(pods.Items), err)
+	}
+}
+
+// killedAtEachWrite makes a bench, runs a phase that is killed at its nth write,
+// before the write or after it, and hands the bench on alive; for each n.
+func killedAtEachWrite(t *testing.T, setUp func() *bench, run func(*bench) error, then func(*bench)) {
+	t.Helper()
+	whole := setUp()
+	whole.client.ClearActions()
+	if err := run(whole); err != nil {
+		t.Fatalf("%v\n%s", err, whole.log)
+	}
+	writes := whole.writes()
+	total := len(writes)
+	if total < 1 {
+		t.Fatal("the whole run wrote nothing")
+	}
+	for n, write := range writes {
+		for _, lost := range []bool{false, true} {
+			b := setUp()
+			b.left, b.lost = n, lost
+			if err := run(b); err == nil && !strings.HasPrefix(write, "delete pods") {
+				t.Fatalf("killed at write %d of %d (%s), it succeeded", n+1, total, write)
+			}
+			if !b.dead {
+				t.Fatalf("write %d of %d never happened", n+1, total)
+			}
+			b.left, b.dead = -1, false
+			if b.watched && !b.canPull() {
+				t.Errorf("killed at write %d of %d (%s): no node can pull", n+1, total, write)
+			}
+			then(b)
+			if t.Failed() {
+				t.Fatalf("killed at write %d of %d (%s), lost %t\n%s", n+1, total, write, lost, b.log)
+			}
+		}
+	}
+}

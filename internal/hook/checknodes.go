@@ -1,0 +1,210 @@
+package hook
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// The checks that need nothing but the nodes and the saved state.
+
+// address finds references that the decision changes.
+func (i *inspection) address() []Finding {
+	if i.saved == nil {
+		return nil
+	}
+	before := i.saved.Desired
+	if i.saved.Current != nil {
+		before = *i.saved.Current
+	}
+	now := i.desired
+	if before.Address == now.Address {
+		return nil
+	}
+	f := Finding{
+		Check: checkAddress, Severity: Warning, Object: "address " + now.Address,
+		Cause:  fmt.Sprintf("image references begin with it from now on, and those that begin with %s can no longer be pulled", before.Address),
+		Remedy: fmt.Sprintf("change the references, or keep the address: %s", setAddress(before)),
+	}
+	if now.Mode == state.ModeExternal {
+		f.Cause += "; the registry in the cluster is deleted, its volume stays"
+	}
+	return []Finding{f}
+}
+
+// setAddress are the options of Helm that give an address.
+func setAddress(s state.Settings) string {
+	if s.Mode == state.ModeExternal {
+		return setMode(s.Mode, s.Address)
+	}
+	return fmt.Sprintf("%s --set registryURL= --set port=%d --set ipFamily=%s", setMode(s.Mode, ""), s.Port, s.IPFamily)
+}
+
+var criOVersion = regexp.MustCompile(`^cri-o://v?(\d+)\.(\d+)`)
+
+// criO finds nodes whose container runtime accepts no plain HTTP on the loopback
+// address: CRI-O 1.35 and later.
+func (i *inspection) criO() []Finding {
+	var nodes []string
+	for _, n := range i.nodes {
+		if m := criOVersion.FindStringSubmatch(n.Status.NodeInfo.ContainerRuntimeVersion); m != nil {
+			major, _ := strconv.Atoi(m[1])
+			minor, _ := strconv.Atoi(m[2])
+			if major > 1 || major == 1 && minor >= 35 {
+				nodes = append(nodes, n.Name)
+			}
+		}
+	}
+	if len(nodes) == 0 {
+		return nil
+	}
+	const wants = "CRI-O 1.35 and later pulls with TLS only, from the loopback address too"
+	f := Finding{Check: checkCRIO, Severity: Blocker, Object: named("node", nodes)}
+	switch {
+	case i.Options.Mode == state.ModeNodePort:
+		f.Cause = wants + ", and a node port answers in plain HTTP"
+		f.Remedy = "--set registryProxy=true"
+	case i.Options.ProxyTLS != "always":
+		f.Cause = wants + ", and the proxies answer in plain HTTP"
+		f.Remedy = "--set proxy.tls=always"
+	default:
+		f.Severity = Warning
+		f.Cause = wants + ", and must trust the certificates of the proxies"
+		f.Remedy = fmt.Sprintf("write the ca.crt of %s to /etc/containers/certs.d/%s/ca.crt on each of these nodes",
+			i.object("Secret", i.Options.Name+SuffixAuthority), i.Options.Address())
+	}
+	return []Finding{f}
+}
+
+// architecture finds nodes that no program is there for.
+func (i *inspection) architecture() []Finding {
+	o := i.Options
+	if o.Mode == state.ModeNodePort && !o.Injector {
+		return nil // nothing runs on the nodes but the registry, from an image
+	}
+	without := map[string][]string{}
+	left := false
+	for _, n := range i.nodes {
+		if arch := n.Status.NodeInfo.Architecture; slices.Contains(o.Architectures, arch) {
+			left = true
+		} else {
+			without[arch] = append(without[arch], n.Name)
+		}
+	}
+	var findings []Finding
+	for _, arch := range slices.Sorted(maps.Keys(without)) {
+		f := Finding{Check: checkArch, Severity: Warning, Object: named("node", without[arch])}
+		f.Cause = fmt.Sprintf("the chart has proxies for %s and none for %s, so that these nodes cannot pull", strings.Join(o.Architectures, " and "), arch)
+		if o.Mode == state.ModeNodePort {
+			f.Cause = fmt.Sprintf("the chart has programs for %s and none for %s, so that these nodes cannot run the registry, and whether they can pull is not proven", strings.Join(o.Architectures, " and "), arch)
+		}
+		if !left {
+			f.Severity = Blocker
+			f.Cause += "; no node is left"
+		}
+		f.Remedy = fmt.Sprintf("use an init-hook that carries programs for %s, and add it to injector.architectures", arch)
+		findings = append(findings, f)
+	}
+	if !o.Injector {
+		return findings
+	}
+	for _, arch := range i.nodeArchitectures() {
+		for _, program := range injected(o.Mode) {
+			if _, err := i.payload(program, arch); err != nil {
+				findings = append(findings, Finding{Check: checkArch, Severity: Blocker, Object: fmt.Sprintf("program %s for %s", program, arch),
+					Cause: err.Error(), Remedy: "or take the architecture out of injector.architectures"})
+			}
+		}
+	}
+	return findings
+}
+
+// reportedImages is how many images a kubelet reports at most (nodeStatusMaxImages).
+// A list that is that long says nothing about small images.
+const reportedImages = 50
+
+var pauseImage = regexp.MustCompile(`(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]`)
+
+// pauseImage finds nodes that do not hold any of the images that injected pods use.
+func (i *inspection) pauseImage() []Finding {
+	o := i.Options
+	if !o.Injector {
+		return nil
+	}
+	var without []string
+	reported := map[string]int{} // pause images by the number of nodes
+	some, with := false, false
+	for _, n := range i.nodes {
+		if !ready(n) || len(n.Status.Images) == 0 {
+			continue
+		}
+		some = true
+		if slices.ContainsFunc(o.PauseImages, func(image string) bool { return reports(n, image) }) {
+			with = true
+			continue
+		}
+		for _, image := range n.Status.Images {
+			for _, name := range image.Names {
+				if pauseImage.MatchString(name) && !strings.Contains(name, "@") {
+					reported[name]++
+				}
+			}
+		}
+		if len(n.Status.Images) < reportedImages {
+			without = append(without, n.Name)
+		}
+	}
+	blind := o.PauseImageSource == state.SourceDefault
+	switch {
+	case !some && blind:
+		return []Finding{{Check: checkPauseImage, Severity: Blocker, Object: "all nodes",
+			Cause:  "no pause image is known: no node reports any image, and the chart was rendered without seeing the cluster",
+			Remedy: "name the image that the nodes hold: --set injector.image=IMAGE"}}
+	case len(without) == 0:
+		return nil
+	}
+	f := Finding{Check: checkPauseImage, Severity: Warning, Object: named("node", without)}
+	// In node port mode the registry needs one node only.
+	if blind && (o.Mode == state.ModeProxy || !with) {
+		f.Severity = Blocker
+	}
+	// The most widespread first; of those the last by name, which has the highest version.
+	found := slices.SortedFunc(maps.Keys(reported), func(a, b string) int {
+		return cmp.Or(cmp.Compare(reported[b], reported[a]), cmp.Compare(b, a))
+	})
+	f.Cause = fmt.Sprintf("injected pods use %s, which these nodes do not hold", strings.Join(o.PauseImages, " or "))
+	if len(found) > 0 {
+		f.Cause += "; they hold " + strings.Join(found, ", ")
+		f.Remedy = "--set injector.image=" + found[0]
+	} else {
+		f.Remedy = "name an image that they hold: --set injector.image=IMAGE"
+	}
+	return []Finding{f}
+}
+
+func reports(n corev1.Node, image string) bool {
+	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool {
+		return slices.Contains(i.Names, image)
+	})
+}
+
+// named names one object or several of a kind: "node n1", "nodes n1, n2".
+func named(kind string, names []string) string {
+	const most = 10 // a line is to be read
+	s := kind
+	if len(names) != 1 {
+		s += "s"
+	}
+	if len(names) > most {
+		return fmt.Sprintf("%s %s and %d more", s, strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return s + " " + strings.Join(names, ", ")
+}

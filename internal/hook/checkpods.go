@@ -1,0 +1,165 @@
+package hook
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// accountTime is how long the default ServiceAccount of a namespace that was just
+// made may take to appear; no pod is admitted before.
+const accountTime = 10 * time.Second
+
+// tryPods has the API server say whether it would accept the pods of the chart, and
+// whether it would change them.
+func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
+	pods := []*corev1.Pod{i.registryLike()}
+	if i.Options.Mode == state.ModeProxy {
+		pods = append(pods, i.proxyLike())
+	}
+	var findings []Finding
+	for _, pod := range pods {
+		what := pod.Spec.Containers[0].Name
+		answer, err := i.tryPod(ctx, pod)
+		violation, violated := podSecurity(err)
+		f := Finding{Check: checkAdmission, Severity: Blocker, Object: "namespace " + i.Options.Namespace}
+		switch {
+		case err == nil:
+			findings = append(findings, i.changed(pod, answer)...)
+			continue
+		case namespaceMissing(err):
+			f.Severity = Warning
+			f.Cause = "it does not exist yet, so that its policies cannot be tried"
+			f.Remedy = "none is needed: preflight runs again when it is there"
+			return append(findings, f), nil
+		case violated:
+			f.Check = checkPodSecurity
+			f.Cause = fmt.Sprintf("Pod Security refuses the pods of the %s: %s", what, violation)
+			f.Remedy = fmt.Sprintf("kubectl label --overwrite namespace %s %s=%s, or --set podSecurity.label=true", i.Options.Namespace, labelEnforce, levelPrivileged)
+			if i.Options.PodSecurityLabel && i.Options.Mode == state.ModeProxy {
+				f.Severity = Warning
+				f.Remedy = "none is needed: prepare labels it, as podSecurity.label=true says"
+			}
+		case missingRight(err):
+			return nil, fmt.Errorf("trying a pod of the %s with a dry run: %w", what, refuseForbidden(err))
+		case noDryRun(err):
+			f.Severity = Warning
+			f.Cause = fmt.Sprintf("whether it accepts the pods of the %s cannot be tried: %s", what, err)
+			f.Remedy = "see whether the installation succeeds"
+		case refusal(err):
+			f.Cause = fmt.Sprintf("it does not accept the pods of the %s: %s", what, err)
+			f.Remedy = "change the policy, quota or webhook that it names, or exempt the namespace from it"
+		default:
+			return nil, fmt.Errorf("trying a pod of the %s with a dry run: %w", what, err)
+		}
+		findings = append(findings, f)
+	}
+	seen := map[Finding]bool{} // both pods may say the same
+	return slices.DeleteFunc(findings, func(f Finding) bool {
+		again := seen[f]
+		seen[f] = true
+		return again
+	}), nil
+}
+
+// changed finds what admission changed and the injector cannot do without.
+func (i *inspection) changed(asked, answer *corev1.Pod) []Finding {
+	if !i.Options.Injector || len(answer.Spec.Containers) == 0 {
+		return nil
+	}
+	var findings []Finding
+	container, object := answer.Spec.Containers[0], "namespace "+i.Options.Namespace
+	if container.ImagePullPolicy == corev1.PullAlways {
+		findings = append(findings, Finding{Check: checkAlwaysPull, Severity: Blocker, Object: object,
+			Cause:  "admission (the plugin AlwaysPullImages, or a webhook) has every pod pull its image anew, and the pause image that injected pods use is nowhere to be pulled from",
+			Remedy: "exempt the namespace from it, or --set injector.enabled=false where nodes can pull the project's images"})
+	}
+	if image := asked.Spec.Containers[0].Image; container.Image != image {
+		findings = append(findings, Finding{Check: checkAdmission, Severity: Warning, Object: object,
+			Cause:  fmt.Sprintf("a webhook changes the image %s to %s, which nodes may not hold, so that injected pods may not start", image, container.Image),
+			Remedy: "exempt the namespace from it"})
+	}
+	return findings
+}
+
+// tryPod creates a pod with a dry run.
+func (i *inspection) tryPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
+	for begin := time.Now(); ; {
+		var answer *corev1.Pod
+		err := retryOverload(ctx, func() error {
+			var err error
+			answer, err = i.Cluster.Pods.Create(ctx, pod, dryRun)
+			return err
+		})
+		if err == nil || !strings.Contains(err.Error(), "error looking up service account") || time.Since(begin) > accountTime {
+			return answer, err
+		}
+		if sleepErr := sleep(ctx, pollInterval); sleepErr != nil {
+			return nil, err
+		}
+	}
+}
+
+// podSecurity returns what Pod Security says is wrong with a pod:
+// `"baseline:latest": hostPort (container "proxy" uses hostPort 31999)`.
+func podSecurity(err error) (violation string, violated bool) {
+	if !apierrors.IsForbidden(err) {
+		return "", false
+	}
+	_, violation, violated = strings.Cut(err.Error(), "violates PodSecurity ")
+	return violation, violated
+}
+
+// registryLike is a pod as those of the registry, as far as admission is concerned.
+func (i *inspection) registryLike() *corev1.Pod {
+	return i.podLike(componentRegistry, "zarf-dev/zarf-registry/registry")
+}
+
+// proxyLike is a pod as those of the proxies.
+func (i *inspection) proxyLike() *corev1.Pod {
+	pod := i.podLike(componentProxy, "zarf-dev/zarf-registry/registry-node")
+	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	if i.Options.HostNetwork || i.Options.IPFamily == state.IPv6 {
+		pod.Spec.HostNetwork = true
+		pod.Spec.DNSPolicy = corev1.DNSClusterFirstWithHostNet
+		return pod
+	}
+	pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "registry", ContainerPort: 5000, HostIP: "127.0.0.1", HostPort: int32(i.Options.Port), Protocol: corev1.ProtocolTCP}}
+	return pod
+}
+
+func (i *inspection) podLike(component, repository string) *corev1.Pod {
+	image := "ghcr.io/" + repository // the chart's, without injector
+	if i.Options.Injector && len(i.Options.PauseImages) > 0 {
+		image = i.Options.PauseImages[0]
+	}
+	no := false
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			GenerateName: i.Options.Name + "-preflight-",
+			Namespace:    i.Options.Namespace,
+			Labels:       i.labels(component),
+		},
+		Spec: corev1.PodSpec{
+			AutomountServiceAccountToken: &no,
+			SecurityContext:              restrictedPod(),
+			Containers: []corev1.Container{{
+				Name: component, Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
+				SecurityContext: restrictedContainer(),
+				// The chart's own; quotas want some.
+				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+					corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi"),
+				}},
+			}},
+		},
+	}
+}

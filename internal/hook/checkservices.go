@@ -1,0 +1,193 @@
+package hook
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// lookAtServices are the checks that need the cluster's Services.
+func (i *inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
+	list, err := i.Cluster.ClusterServices.List(ctx, metav1.ListOptions{})
+	var findings []Finding
+	switch {
+	case missingRight(err):
+		list = &corev1.ServiceList{}
+		findings = append(findings, Finding{Check: checkPort, Severity: Warning, Object: fmt.Sprintf("port %d", i.Options.Port),
+			Cause:  "whether another Service has it is not known: " + err.Error(),
+			Remedy: "ask for the right to list the Services of all namespaces, or make sure of it"})
+	case err != nil:
+		return nil, fmt.Errorf("listing the Services of all namespaces: %w", err)
+	}
+	findings = append(findings, i.ipFamily(list.Items)...)
+	users := i.portUsers(list.Items)
+	for _, user := range users {
+		if user.own {
+			continue
+		}
+		findings = append(findings, Finding{Check: checkPort, Severity: Blocker, Object: fmt.Sprintf("Service %s/%s", user.namespace, user.name),
+			Cause:  fmt.Sprintf("it has node port %d, on which the nodes shall find the registry", i.Options.Port),
+			Remedy: fmt.Sprintf("give it another (kubectl --namespace %s edit service %s), or the registry: --set port=PORT", user.namespace, user.name)})
+	}
+	if len(users) == 0 && i.Options.Mode == state.ModeNodePort {
+		found, err := i.tryService(ctx)
+		if err != nil {
+			return nil, err
+		}
+		findings = append(findings, found...)
+	}
+	return findings, nil
+}
+
+// portUser is a Service that has the registry's port as a node port.
+type portUser struct {
+	namespace, name string
+	own             bool
+}
+
+func (i *inspection) portUsers(services []corev1.Service) []portUser {
+	var users []portUser
+	for _, s := range services {
+		taken := int(s.Spec.HealthCheckNodePort) == i.Options.Port
+		for _, p := range s.Spec.Ports {
+			// One number is one node port for all protocols, but only TCP is in a proxy's way.
+			other := i.Options.Mode == state.ModeProxy && p.Protocol != "" && p.Protocol != corev1.ProtocolTCP
+			taken = taken || int(p.NodePort) == i.Options.Port && !other
+		}
+		if taken {
+			own := s.Namespace == i.Options.Namespace && s.Name == i.Options.Name+SuffixNodePort && s.Labels[labelInstance] == i.Options.Release
+			users = append(users, portUser{s.Namespace, s.Name, own})
+		}
+	}
+	return users
+}
+
+// tryService has the API server say whether it would accept the NodePort Service.
+func (i *inspection) tryService(ctx context.Context) ([]Finding, error) {
+	policy := corev1.IPFamilyPolicyPreferDualStack
+	err := retryOverload(ctx, func() error {
+		_, err := i.Cluster.Services.Create(ctx, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: i.Options.Name + SuffixNodePort + "-", Namespace: i.Options.Namespace, Labels: i.labels(componentRegistry)},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeNodePort, IPFamilyPolicy: &policy,
+				Selector: map[string]string{labelInstance: i.Options.Release, labelComponent: componentRegistry},
+				Ports: []corev1.ServicePort{{Name: "registry", Port: PlainPort, TargetPort: intstr.FromString(plainPortName),
+					NodePort: int32(i.Options.Port), Protocol: corev1.ProtocolTCP}},
+			},
+		}, dryRun)
+		return err
+	})
+	object := fmt.Sprintf("port %d", i.Options.Port)
+	switch {
+	case err == nil, namespaceMissing(err): // tryPods says the latter
+		return nil, nil
+	case missingRight(err):
+		return []Finding{{Check: checkPortRange, Severity: Warning, Object: object,
+			Cause: "whether it can be a node port is not known: " + err.Error(), Remedy: "ask for the right to create Services in namespace " + i.Options.Namespace}}, nil
+	case strings.Contains(err.Error(), "not in the valid range"):
+		return []Finding{{Check: checkPortRange, Severity: Blocker, Object: object,
+			Cause: "the cluster's node ports have another range: " + err.Error(), Remedy: "take a port of that range: --set port=PORT, or --set registryProxy=true, which takes any"}}, nil
+	case strings.Contains(err.Error(), "already allocated"):
+		return []Finding{{Check: checkPort, Severity: Blocker, Object: object,
+			Cause: "another Service has it as its node port: " + err.Error(), Remedy: "find it (kubectl get services --all-namespaces), or --set port=PORT"}}, nil
+	case refusal(err):
+		return []Finding{{Check: checkAdmission, Severity: Blocker, Object: i.object("Service", i.Options.Name+SuffixNodePort),
+			Cause: "the cluster does not accept it: " + err.Error(), Remedy: "change the policy or quota that it names, or --set registryProxy=true"}}, nil
+	case noDryRun(err):
+		return []Finding{{Check: checkAdmission, Severity: Warning, Object: i.object("Service", i.Options.Name+SuffixNodePort),
+			Cause: "whether the cluster accepts it cannot be tried: " + err.Error(), Remedy: "see whether the installation succeeds"}}, nil
+	}
+	return nil, fmt.Errorf("trying the NodePort Service with a dry run: %w", err)
+}
+
+// ipFamily finds a family that was rendered and that the cluster does not have.
+func (i *inspection) ipFamily(services []corev1.Service) []Finding {
+	v4, v6, known := i.families(services)
+	if !known {
+		return nil
+	}
+	has := "IPv4"
+	if v6 {
+		has = "IPv6"
+	}
+	rendered := i.Options.IPFamily
+	if rendered == state.IPv6 && v6 || rendered != state.IPv6 && v4 {
+		return nil
+	}
+	lacks := "IPv4"
+	if rendered == state.IPv6 {
+		lacks = "IPv6"
+	}
+	return []Finding{{Check: checkIPFamily, Severity: Blocker, Object: "ipFamily " + string(rendered),
+		Cause:  fmt.Sprintf("Services and pods of this cluster have no %s, so that nothing would answer at %s", lacks, i.Options.Address()),
+		Remedy: "--set ipFamily=" + has}}
+}
+
+// families are those that the cluster's Services or pods have. Nodes may have
+// addresses of another family besides; they count where the pods' are not known.
+func (i *inspection) families(services []corev1.Service) (v4, v6, known bool) {
+	add := func(address string) {
+		switch {
+		case address == "" || address == corev1.ClusterIPNone:
+		case strings.Contains(address, ":"):
+			v6, known = true, true
+		default:
+			v4, known = true, true
+		}
+	}
+	for _, s := range services {
+		if s.Namespace == metav1.NamespaceDefault && s.Name == "kubernetes" {
+			for _, ip := range append(slices.Clone(s.Spec.ClusterIPs), s.Spec.ClusterIP) {
+				add(ip)
+			}
+		}
+	}
+	podsKnown := false
+	for _, n := range i.nodes {
+		for _, cidr := range append(slices.Clone(n.Spec.PodCIDRs), n.Spec.PodCIDR) {
+			add(cidr)
+			podsKnown = podsKnown || cidr != ""
+		}
+	}
+	if podsKnown {
+		return v4, v6, known
+	}
+	for _, n := range i.nodes {
+		for _, a := range n.Status.Addresses {
+			if a.Type == corev1.NodeInternalIP {
+				add(a.Address)
+			}
+		}
+	}
+	return v4, v6, known
+}
+
+// dryRun has the API server do everything but keep the object.
+var dryRun = metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+
+// namespaceMissing: the chart is not installed yet, and helm makes the namespace.
+func namespaceMissing(err error) bool {
+	return apierrors.IsNotFound(err) && strings.Contains(err.Error(), "namespaces ")
+}
+
+// noDryRun: a webhook would do something that cannot be undone.
+func noDryRun(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "does not support dry run")
+}
+
+// refusal: the API server, a policy or a webhook would not have the object.
+func refusal(err error) bool {
+	if noDryRun(err) || missingRight(err) {
+		return false
+	}
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) ||
+		err != nil && strings.Contains(err.Error(), "webhook")
+}

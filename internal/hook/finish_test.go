@@ -1,0 +1,222 @@
+package hook_test
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+var allModes = []state.Mode{state.ModeProxy, state.ModeNodePort, state.ModeExternal}
+
+func TestFinishProvesEveryReadyNodeAndSaysSo(t *testing.T) {
+	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
+		t.Run(string(mode), func(t *testing.T) {
+			b := newBench(t, node("n1"), node("n2"), node("gone", notReady), node("windows", func(n *corev1.Node) { n.Status.NodeInfo.OperatingSystem = "windows" }))
+			b.mode(mode)
+			b.mustPrepare()
+			b.helm()
+			b.add(proxyPod(proxyName, "removed"))
+			old := &corev1.ConfigMap{ObjectMeta: meta("zarf-registry-payload-0.0.9-registry-amd64-00", "payload")}
+			b.add(old)
+			b.mustFinish()
+			b.checkFinished()
+			b.checkPrepared()
+			image := "127.0.0.1:31999/zarf-registry/probe-" + string(mode) + ":dev"
+			var pulled []string
+			for _, p := range b.proofs {
+				if p.Spec.Containers[0].Image != image || p.Spec.Containers[0].ImagePullPolicy != corev1.PullAlways {
+					t.Errorf("the proving pod has %+v", p.Spec.Containers[0])
+				}
+				secret := len(p.Spec.ImagePullSecrets) == 1 && p.Spec.ImagePullSecrets[0].Name == "zarf-registry-pull"
+				if secret != (mode == state.ModeNodePort) {
+					t.Errorf("in %s mode, it has the pull Secrets %v", mode, p.Spec.ImagePullSecrets)
+				}
+				pulled = append(pulled, p.Spec.NodeName)
+			}
+			if want := []string{"n1", "n2"}; !slices.Equal(pulled, want) {
+				t.Errorf("proven are %q, want %q", pulled, want)
+			}
+			if a := b.registry.pushed; len(a) != 1 || a[0].ServerName != "zarf-registry.zarf.svc" || a[0].Username == "" || len(a[0].Key) == 0 {
+				t.Errorf("pushed with %d accesses", len(a))
+			}
+			if b.get("configmaps", old.Name) != nil {
+				t.Error("the former payload is still there")
+			}
+		})
+	}
+}
+
+func TestFinishInExternalModeOnlyRecordsAndRemoves(t *testing.T) {
+	b := newBench(t)
+	b.upgrade(state.ModeExternal)
+	b.checkFinished()
+	if len(b.proofs) != 0 || len(b.registry.pushed) != 0 {
+		t.Error("it proved or pushed")
+	}
+}
+
+func TestFinishRefusesWhatPrepareDidNotBegin(t *testing.T) {
+	b := newBench(t)
+	b.upgrade(state.ModeNodePort)
+	b.mode(state.ModeProxy)
+	b.mustFail(b.hook.Finish(t.Context()), true, "prepare recorded nodeport mode at 127.0.0.1:31999", "asked for proxy mode")
+	if b.get("services", serviceName) == nil {
+		t.Error("the NodePort Service is gone")
+	}
+	fresh := newBench(t)
+	fresh.mustFail(fresh.hook.Finish(t.Context()), false, "Secret zarf/zarf-registry-state is missing: run prepare")
+}
+
+func TestFinishWithoutAProofClaimsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeNodePort)
+		b.hook.Options.Prove = false
+		b.upgrade(state.ModeNodePort)
+		if s := b.state(); s.Phase != state.PhasePrepared || s.Current == nil || s.Current.Mode != state.ModeNodePort {
+			t.Errorf("what was proven before is forgotten: %+v", s)
+		}
+		b.upgrade(state.ModeProxy)
+		if s := b.state(); s.Phase != state.PhasePrepared || s.Current != nil || s.Nodes != nil {
+			t.Errorf("state claims more than was proven: %+v", s)
+		}
+		if b.get("services", serviceName) != nil || b.proxies() != 1 || b.registry.open {
+			t.Error("the steps did not run")
+		}
+		if _, kept := b.secret("zarf-registry-state").Data[state.KeyRemovedService]; kept {
+			t.Error("the Service would still be put back")
+		}
+	})
+}
+
+func TestANodePortServiceThatIsMissingOrWrongIsAnError(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*corev1.Service)
+		want   string
+	}{
+		"missing":      {nil, "Service zarf/zarf-registry-nodeport of release zarf-registry is missing: run helm upgrade"},
+		"another's":    {func(s *corev1.Service) { s.Labels["app.kubernetes.io/instance"] = "other" }, "is missing"},
+		"another port": {func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 31000 }, "has the node ports [31000], not 31999: run helm upgrade"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.mode(state.ModeNodePort)
+			b.mustPrepare()
+			b.helm()
+			b.remove("services", serviceName)
+			if c.change != nil {
+				s := nodePortService()
+				c.change(s)
+				b.add(s)
+			}
+			b.mustFail(b.hook.Finish(t.Context()), true, c.want)
+		})
+	}
+}
+
+func TestFinishKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	for _, mode := range allModes {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				killedAtEachWrite(t, func() *bench {
+					b := newBench(t)
+					b.mode(mode)
+					b.mustPrepare()
+					b.helm()
+					b.watched = mode != state.ModeExternal
+					return b
+				}, func(b *bench) error { return b.hook.Finish(t.Context()) }, func(b *bench) {
+					b.mustFinish()
+					b.checkFinished()
+				})
+			})
+		})
+	}
+}
+
+func TestWaitingInVainSaysWhatThePodsComplainAbout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.mustPrepare()
+		b.helm()
+		d := b.get("deployments", "zarf-registry").(*appsv1.Deployment)
+		d.Status.AvailableReplicas = 0
+		b.remove("deployments", d.Name)
+		b.add(d)
+		b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-2", "registry"), Spec: corev1.PodSpec{NodeName: "n1"},
+			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "registry", LastTerminationState: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{ExitCode: 102, Message: "zarf-registry loader: chunk 03: missing"}}}}}})
+		b.hook.Options.Timeout = time.Minute
+		b.mustFail(b.hook.Finish(t.Context()), true,
+			"Deployment zarf/zarf-registry: 0 of 1 pods are available", "pod zarf/zarf-registry-2 on node n1", "chunk 03: missing", "not done within 1m0s")
+	})
+}
+
+func TestProxiesThatHoldTheirSuccessorsPortMakeRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeProxy)
+		// The group was renamed: n1's new proxy waits for the port of the old one.
+		b.remove("daemonsets", proxyName)
+		b.remove("pods", "proxy-n1", "proxy-n2")
+		b.add(daemonSet(proxyName+"-old", "n1"))
+		b.add(proxyPod(proxyName+"-old", "n1"))
+		b.mustPrepare()
+		b.helm("n2")
+		waiting := proxyPod(proxyName, "n1")
+		waiting.Name, waiting.Spec.NodeName = "proxy-new-n1", ""
+		waiting.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable",
+			Message: "0/2 nodes are available: 1 node(s) didn't have free ports for the requested pod ports."}}
+		b.add(waiting)
+		go func() { // the scheduler and the kubelet
+			for b.get("daemonsets", proxyName+"-old") != nil {
+				time.Sleep(time.Second)
+			}
+			b.remove("pods", "proxy-new-n1")
+			b.add(proxyPod(proxyName, "n1"))
+			b.add(proxyPod(proxyName, "n2"))
+		}()
+		b.mustFinish()
+		b.checkFinished()
+	})
+}
+
+func TestFormerProxiesThatAreInNobodysWayGoAfterTheProof(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.mustPrepare()
+		b.helm()
+		b.add(daemonSet(proxyName+"-old", "n1"))
+		b.client.ClearActions()
+		b.mustFinish()
+		w := b.writes()
+		if record, remove := slices.Index(w, "update secrets zarf-registry-state"), slices.Index(w, "delete daemonsets "+proxyName+"-old"); record < 0 || remove < record {
+			t.Errorf("the order is %q", w)
+		}
+		b.checkFinished()
+	})
+}
+
+func TestFinishByHandInProxyModeKeepsAllProxies(t *testing.T) {
+	b := newBench(t)
+	b.upgrade(state.ModeProxy)
+	b.hook.Options.Proxies = nil
+	b.mustFinish()
+	b.checkFinished()
+}
+
+func TestARenderedProxyThatIsMissingIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.mustPrepare()
+		b.helm()
+		b.hook.Options.Proxies = []string{proxyName, "zarf-registry-proxy-arm64"}
+		b.mustFail(b.hook.Finish(t.Context()), true, "DaemonSet zarf/zarf-registry-proxy-arm64 is missing")
+	})
+}

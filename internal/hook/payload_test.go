@@ -1,0 +1,102 @@
+package hook_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubetesting "k8s.io/client-go/testing"
+)
+
+func TestChunkZeroIsWrittenLast(t *testing.T) {
+	b := newBench(t)
+	b.mustPrepare()
+	last := map[string]string{}
+	for _, w := range b.writes() {
+		if name, ok := strings.CutPrefix(w, "create configmaps "); ok {
+			last[name[:len(name)-2]] = name[len(name)-2:]
+		}
+	}
+	if len(last) != 2 {
+		t.Fatalf("found the payloads %v, want two", last)
+	}
+	for payload, index := range last {
+		if index != "00" {
+			t.Errorf("%s: the last chunk written is %s", payload, index)
+		}
+	}
+}
+
+func TestAWrongChunkIsReplacedAndWaitingPodsRestarted(t *testing.T) {
+	b := newBench(t)
+	b.mustPrepare()
+	name := "zarf-registry-payload-0.1.0-registry-node-amd64-01"
+	cms := b.client.CoreV1().ConfigMaps("zarf")
+	cm, err := cms.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cm.BinaryData["chunk-01"] = []byte("altered")
+	if _, err := cms.Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := cms.Delete(t.Context(), "zarf-registry-payload-0.1.0-registry-amd64-01", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	pod := func(name string, exit int32, ready bool) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "zarf", Labels: labels("proxy")},
+			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Ready: ready, LastTerminationState: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{ExitCode: exit}}}}},
+		}
+	}
+	for _, p := range []*corev1.Pod{pod("waiting", 104, false), pod("running", 104, true), pod("crashing", 1, false)} {
+		if _, err := b.client.CoreV1().Pods("zarf").Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.client.ClearActions()
+	b.mustPrepare()
+	b.checkPrepared()
+	want := []string{
+		"create configmaps zarf-registry-payload-0.1.0-registry-amd64-01",
+		"delete configmaps " + name,
+		"create configmaps " + name,
+		"delete pods waiting",
+		"update secrets zarf-registry-state",
+	}
+	if got := b.writes(); !slices.Equal(got, want) {
+		t.Errorf("wrote %q, want %q", got, want)
+	}
+}
+
+func TestABusyAPIServerIsAskedAgain(t *testing.T) {
+	b := newBench(t)
+	var mu sync.Mutex
+	answers := []error{
+		apierrors.NewTooManyRequests("slow down", 0),
+		apierrors.NewInternalError(errors.New("etcdserver: too many requests")),
+		apierrors.NewServerTimeout(corev1.Resource("configmaps"), "create", 0),
+	}
+	b.client.PrependReactor("create", "configmaps", func(kubetesting.Action) (bool, runtime.Object, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(answers) == 0 {
+			return false, nil, nil
+		}
+		err := answers[0]
+		answers = answers[1:]
+		return true, nil, err
+	})
+	b.mustPrepare()
+	b.checkPrepared()
+	if len(answers) != 0 {
+		t.Errorf("%d answers were never given", len(answers))
+	}
+}

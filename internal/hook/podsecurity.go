@@ -1,0 +1,117 @@
+package hook
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// labelEnforce is the label by which a namespace's Pod Security level is set.
+	labelEnforce = "pod-security.kubernetes.io/enforce"
+	// levelPrivileged is the only level that admits a host port.
+	levelPrivileged = "privileged"
+	// annotationEnforceBefore is the label's value before prepare changed it; empty
+	// where there was none.
+	annotationEnforceBefore = "zarf-registry/pod-security-enforce-before"
+	// labelTime is how long the API servers may take to hear of a namespace's label.
+	labelTime = 10 * time.Second
+)
+
+// labelNamespace has Pod Security admit the proxies, if it does not already.
+func (p *preparation) labelNamespace(ctx context.Context) (string, error) {
+	violation, err := p.podSecurityViolation(ctx)
+	if err != nil {
+		return "", err
+	}
+	if violation == "" {
+		return "nothing: Pod Security admits the proxies already", nil
+	}
+	name := p.Options.Namespace
+	namespace, err := p.Cluster.Namespaces.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", fmt.Errorf("reading namespace %s: %w", name, refuseForbidden(err))
+	}
+	before := namespace.Labels[labelEnforce]
+	if before == levelPrivileged {
+		return "", refuse("namespace %s has the label %s=%s already, and Pod Security refuses the proxies all the same: %s", name, labelEnforce, levelPrivileged, violation)
+	}
+	if err := p.patchNamespace(ctx, namespace, levelPrivileged, before); err != nil {
+		return "", err
+	}
+	for deadline := time.Now().Add(labelTime); violation != ""; {
+		if violation, err = p.podSecurityViolation(ctx); err != nil {
+			return "", err
+		}
+		if violation != "" && time.Now().After(deadline) {
+			return "", refuse("namespace %s has the label %s=%s now, and Pod Security refuses the proxies all the same: %s", name, labelEnforce, levelPrivileged, violation)
+		}
+		if violation != "" {
+			if err := sleep(ctx, pollInterval); err != nil {
+				return "", err
+			}
+		}
+	}
+	return fmt.Sprintf("namespace %s has %s=%s, before %q", name, labelEnforce, levelPrivileged, before), nil
+}
+
+// podSecurityViolation is what Pod Security says about a proxy, "" where it admits it.
+func (i *inspection) podSecurityViolation(ctx context.Context) (string, error) {
+	_, err := i.tryPod(ctx, i.proxyLike())
+	if violation, violated := podSecurity(err); violated {
+		return violation, nil
+	}
+	return "", err
+}
+
+// restoreLabel gives the namespace the label back that it had before labelNamespace,
+// unless somebody has changed it since.
+func (h *Hook) restoreLabel(ctx context.Context) (string, error) {
+	name := h.Options.Namespace
+	namespace, err := h.Cluster.Namespaces.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", fmt.Errorf("reading namespace %s: %w", name, refuseForbidden(err))
+	}
+	before, changed := namespace.Annotations[annotationEnforceBefore]
+	if !changed {
+		return "nothing: it was never changed", nil
+	}
+	level := namespace.Labels[labelEnforce]
+	if level == levelPrivileged {
+		level = before
+	}
+	if err := h.patchNamespace(ctx, namespace, level, nil); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("namespace %s has %s=%q", name, labelEnforce, level), nil
+}
+
+// patchNamespace sets the namespace's Pod Security level ("" for none), and the
+// annotation of the one before (nil for none). A change by somebody else in between
+// is an error: the Job runs again.
+func (h *Hook) patchNamespace(ctx context.Context, namespace *corev1.Namespace, level string, before any) error {
+	var label any
+	if level != "" {
+		label = level
+	}
+	meta := map[string]any{
+		"labels":      map[string]any{labelEnforce: label},
+		"annotations": map[string]any{annotationEnforceBefore: before},
+	}
+	if namespace.ResourceVersion != "" {
+		meta["resourceVersion"] = namespace.ResourceVersion
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": meta})
+	if err != nil {
+		return err
+	}
+	if _, err := h.Cluster.Namespaces.Patch(ctx, namespace.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("labelling namespace %s: %w", namespace.Name, refuseForbidden(err))
+	}
+	return nil
+}

@@ -1,0 +1,359 @@
+package hook_test
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/crypto/bcrypt"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// checkPrepared holds after every Prepare that succeeded, whatever came before.
+func (b *bench) checkPrepared() {
+	b.Helper()
+	authority, err := pki.ParseAuthority(pki.KeyPair{Certificate: b.secret("zarf-registry-ca").Data["tls.crt"], Key: b.secret("zarf-registry-ca").Data["tls.key"]})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, name := range []string{"server", "node", "push"} {
+		s := b.secret("zarf-registry-" + name + "-tls")
+		cert, err := pki.ParseCertificate(s.Data["tls.crt"])
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := cert.CheckSignatureFrom(authority.Certificate()); err != nil {
+			b.Errorf("%s: %v", s.Name, err)
+		}
+		if !bytes.Equal(s.Data["ca.crt"], b.secret("zarf-registry-ca").Data["tls.crt"]) {
+			b.Errorf("%s: ca.crt is not the authority", s.Name)
+		}
+		if want := "zarf-registry:" + name; cert.Subject.Organization[0] != want {
+			b.Errorf("%s: organization is %q, want %q", s.Name, cert.Subject.Organization, want)
+		}
+	}
+	c := b.secret("zarf-registry-credentials").Data
+	user, hash, _ := strings.Cut(strings.TrimSpace(string(c["htpasswd"])), ":")
+	if user != string(c["username"]) || bcrypt.CompareHashAndPassword([]byte(hash), c["password"]) != nil {
+		b.Error("htpasswd does not accept the credential")
+	}
+	mode := b.hook.Options.Mode
+	for program, p := range payloads {
+		if mode == state.ModeNodePort && program.Name == "registry-node" {
+			continue
+		}
+		for _, o := range p.Objects() {
+			name := injector.ConfigMapName("zarf-registry", "0.1.0", program, o.Index)
+			cm, err := b.client.CoreV1().ConfigMaps("zarf").Get(b.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				b.Errorf("%v", err)
+				continue
+			}
+			if cm.Immutable != nil && *cm.Immutable {
+				b.Errorf("%s is immutable: kubelets would never see it repaired", name)
+			}
+			for key, want := range o.Data {
+				if !bytes.Equal(cm.BinaryData[key], want) {
+					b.Errorf("%s: %s differs", name, key)
+				}
+			}
+		}
+	}
+	if s := b.state(); s.Desired.Mode != mode || s.Desired.Address != "127.0.0.1:31999" || s.HookImage == nil || *s.HookImage != *b.registry.image {
+		b.Errorf("state is %+v", s)
+	}
+}
+
+// checkPull checks the Secret for pulling through a node port.
+func checkPull(b *bench, s *corev1.Secret, open bool) {
+	b.Helper()
+	user, password := string(s.Data["username"]), string(s.Data["password"])
+	if s.Type != corev1.SecretTypeDockerConfigJson || user != "zarf-pull" || len(password) < 40 {
+		b.Errorf("%s is of type %s, for user %q with a password of %d characters", s.Name, s.Type, user, len(password))
+	}
+	var config struct {
+		Auths map[string]struct{ Username, Password, Auth string }
+	}
+	if err := json.Unmarshal(s.Data[".dockerconfigjson"], &config); err != nil {
+		b.Errorf("%s: %v", s.Name, err)
+	}
+	auth, err := base64.StdEncoding.DecodeString(config.Auths["127.0.0.1:31999"].Auth)
+	if err != nil || string(auth) != user+":"+password || config.Auths["127.0.0.1:31999"].Password != password {
+		b.Errorf("%s has no credential for the address: %s", s.Name, s.Data[".dockerconfigjson"])
+	}
+	name, hash, has := strings.Cut(strings.TrimSpace(string(s.Data["htpasswd"])), ":")
+	switch {
+	case has != open:
+		b.Errorf("%s has htpasswd: %t, want %t", s.Name, has, open)
+	case has && (name != user || bcrypt.CompareHashAndPassword([]byte(hash), []byte(password)) != nil):
+		b.Error("htpasswd does not accept the pull credential")
+	}
+}
+
+func TestPrepareMakesAllThatTheChartNeeds(t *testing.T) {
+	b := newBench(t)
+	b.mustPrepare()
+	b.checkPrepared()
+	if s := b.state(); s.Phase != state.PhasePrepared || s.Current != nil {
+		t.Errorf("state claims more than was proven: %+v", s)
+	}
+	for _, secret := range []string{string(b.secret("zarf-registry-credentials").Data["password"]), "PRIVATE KEY"} {
+		if strings.Contains(b.log.String(), secret) {
+			t.Error("a secret was logged")
+		}
+	}
+}
+
+func TestPrepareTwiceWritesOnce(t *testing.T) {
+	b := newBench(t)
+	b.mustPrepare()
+	b.client.ClearActions()
+	b.mustPrepare()
+	// The state is written each time: who prepared last, and when.
+	if got, want := b.writes(), []string{"update secrets zarf-registry-state"}; !slices.Equal(got, want) {
+		t.Errorf("the second run wrote %q, want %q", got, want)
+	}
+}
+
+func TestCertificatesAreKeptUntilHalfOfTheirLifeIsOver(t *testing.T) {
+	b := newBench(t)
+	b.mustPrepare()
+	before, ca := b.secret("zarf-registry-server-tls").Data["tls.crt"], b.secret("zarf-registry-ca").Data["tls.crt"]
+	b.now = b.now.Add(pki.DefaultLeafLifetime / 3)
+	b.mustPrepare()
+	if !bytes.Equal(before, b.secret("zarf-registry-server-tls").Data["tls.crt"]) {
+		t.Error("a certificate with two thirds of its life left was replaced")
+	}
+	b.now = b.now.Add(pki.DefaultLeafLifetime / 3)
+	b.mustPrepare()
+	b.checkPrepared()
+	if bytes.Equal(before, b.secret("zarf-registry-server-tls").Data["tls.crt"]) {
+		t.Error("a certificate with a third of its life left was kept")
+	}
+	if !bytes.Equal(ca, b.secret("zarf-registry-ca").Data["tls.crt"]) {
+		t.Error("the authority was replaced, which breaks every connection")
+	}
+}
+
+func TestPrepareInNodePortModeMakesThePullCredential(t *testing.T) {
+	b := newBench(t)
+	b.mode(state.ModeNodePort)
+	b.mustPrepare()
+	b.checkPrepared()
+	checkPull(b, b.secret("zarf-registry-pull"), true)
+	cms, _ := b.client.CoreV1().ConfigMaps("zarf").List(t.Context(), metav1.ListOptions{})
+	for _, cm := range cms.Items {
+		if strings.Contains(cm.Name, "registry-node") {
+			t.Errorf("%s is of the proxies, of which there are none", cm.Name)
+		}
+	}
+	b.client.ClearActions()
+	b.mustPrepare()
+	if got, want := b.writes(), []string{"update secrets zarf-registry-state"}; !slices.Equal(got, want) {
+		t.Errorf("the second run wrote %q, want %q", got, want)
+	}
+	if strings.Contains(b.log.String(), string(b.secret("zarf-registry-pull").Data["password"])) {
+		t.Error("the password was logged")
+	}
+}
+
+func TestPrepareInExternalModeOnlyRemembers(t *testing.T) {
+	b := newBench(t)
+	b.mode(state.ModeExternal)
+	b.mustPrepare()
+	if got, want := b.writes(), []string{"create secrets zarf-registry-state"}; !slices.Equal(got, want) {
+		t.Errorf("it wrote %q, want %q", got, want)
+	}
+	want := state.Settings{Mode: state.ModeExternal, Address: registryURL, IPFamily: state.IPv4, DecidedBy: state.SourceValue}
+	if s := b.state(); s.Desired != want || s.HookImage != nil {
+		t.Errorf("state is %+v", s)
+	}
+}
+
+func TestThePullCredentialFollowsTheAddressAndStaysTheSame(t *testing.T) {
+	b := newBench(t)
+	b.mode(state.ModeNodePort)
+	b.mustPrepare()
+	before := b.secret("zarf-registry-pull").Data
+	b.hook.Options.Port = 32000
+	b.mustPrepare()
+	after := b.secret("zarf-registry-pull").Data
+	if !bytes.Equal(before["password"], after["password"]) || !bytes.Equal(before["htpasswd"], after["htpasswd"]) {
+		t.Error("another port made another password")
+	}
+	if !strings.Contains(string(after[".dockerconfigjson"]), "127.0.0.1:32000") {
+		t.Errorf("it is for %s", after[".dockerconfigjson"])
+	}
+}
+
+func TestPrepareWaitsForTheListenerOfARunningRegistry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeProxy)
+		b.mode(state.ModeNodePort)
+		b.mustPrepare()
+		if !b.registry.open {
+			t.Error("the listener is closed")
+		}
+		if got := b.get("pods", registryPod).(*corev1.Pod).Annotations["zarf-registry/refreshed-at"]; got == "" {
+			t.Error("the kubelet was not told to look")
+		}
+	})
+	for name, c := range map[string]struct {
+		change func(*registry)
+		want   string
+	}{
+		"it stays closed":      {func(r *registry) { r.deaf = true }, "pod zarf/zarf-registry-1: it is still closed"},
+		"it cannot be reached": {func(r *registry) { r.unreachable = errors.New("i/o timeout") }, "pod zarf/zarf-registry-1: i/o timeout"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.upgrade(state.ModeProxy)
+				c.change(b.registry)
+				b.mode(state.ModeNodePort)
+				b.mustFail(b.hook.Prepare(t.Context()), false, c.want, "Secret zarf/zarf-registry-pull", "look at that pod's log")
+				if b.state().Desired.Mode != state.ModeProxy {
+					t.Error("the mode was recorded")
+				}
+			})
+		})
+	}
+}
+
+func TestPrepareDoesNotWaitForPodsOfAChartWithoutTheListener(t *testing.T) {
+	b := newBench(t)
+	b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-0", "registry"), Status: corev1.PodStatus{Conditions: podReady},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "registry", Ports: []corev1.ContainerPort{{Name: "registry", ContainerPort: 5000}}}}}})
+	b.mode(state.ModeNodePort)
+	b.mustPrepare()
+}
+
+func TestPrepareKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort, state.ModeExternal} {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				killedAtEachWrite(t, func() *bench {
+					b := newBench(t)
+					b.mode(mode)
+					return b
+				}, func(b *bench) error { return b.hook.Prepare(t.Context()) }, func(b *bench) {
+					b.mustPrepare()
+					if mode != state.ModeExternal {
+						b.checkPrepared()
+					}
+				})
+			})
+		})
+	}
+}
+
+// savedState is a Secret with a state.
+func savedState(content string) *corev1.Secret {
+	return &corev1.Secret{ObjectMeta: meta("zarf-registry-state", "state"), Data: map[string][]byte{"state.json": []byte(content)}}
+}
+
+func saved(t *testing.T, mode state.Mode, address string, family state.IPFamily) *corev1.Secret {
+	t.Helper()
+	settings := state.Settings{Mode: mode, Address: address, IPFamily: family, MTLS: "internal", DecidedBy: state.SourceValue}
+	if mode != state.ModeExternal {
+		settings.Port = 31999
+	}
+	data, err := state.Encode(state.State{Phase: state.PhaseReady, Desired: settings, Current: &settings})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return savedState(string(data))
+}
+
+func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
+	const local = "127.0.0.1:31999"
+	byDefault := func(mode state.Mode) func(*hook.Options) {
+		return func(o *hook.Options) { o.Mode, o.ModeSource = mode, state.SourceDefault }
+	}
+	for name, c := range map[string]struct {
+		objects []runtime.Object
+		change  func(*hook.Options)
+		want    []string
+	}{
+		"no nodes":            {[]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}}, nil, []string{"has no nodes"}},
+		"a newer state":       {[]runtime.Object{node("n1"), savedState(`{"version":2}`)}, nil, []string{"Secret zarf/zarf-registry-state, key state.json: decoding state: it has version 2"}},
+		"an unreadable state": {[]runtime.Object{node("n1"), savedState(`rubbish`)}, nil, []string{"decoding state"}},
+		"a state of others":   {[]runtime.Object{node("n1"), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil, []string{"was not made by init-hook"}},
+		"nodeport mode undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeNodePort, local, state.IPv4)}, byDefault(state.ModeProxy),
+			[]string{"uses nodeport mode", "rendered without seeing", "--set registryProxy=false to keep it", "--set registryProxy=true to switch"}},
+		"proxy mode undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)}, byDefault(state.ModeNodePort),
+			[]string{"uses proxy mode", "--set registryProxy=true to keep it", "--set registryProxy=false to switch"}},
+		"external mode undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeExternal, registryURL, state.IPv4)}, byDefault(state.ModeNodePort),
+			[]string{"uses external mode", "--set registryURL=registry.example.com/team to keep it"}},
+		"the IP family undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, "[::1]:31999", state.IPv6)},
+			func(o *hook.Options) { o.IPFamilySource = state.SourceDefault }, []string{"set up for IPv6", "fell back to IPv4", "--set ipFamily=IPv6"}},
+		"proxies to an external registry": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.RegistryURL = registryURL },
+			[]string{"registryURL is registry.example.com/team and registryProxy is true", "not deployed by this release", "--set registryURL="}},
+		"node ports to an external registry": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.Mode, o.RegistryURL = state.ModeNodePort, registryURL },
+			[]string{"registryProxy is false", "not deployed by this release"}},
+		"external without a registry": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.Mode = state.ModeExternal }, []string{"--set registryURL="}},
+		"an external registry with a scheme": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.Mode, o.RegistryURL = state.ModeExternal, "http://registry.example.com" },
+			[]string{"HOST[:PORT][/PATH]"}},
+		"an unknown check to ignore": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.IgnorePreflight = []string{"port", "prot"} },
+			[]string{`"prot"`, "pod-security, admission, always-pull-images, port, port-range, ip-family, cri-o, architecture, pause-image, address, or all"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, c.objects...)
+			if c.change != nil {
+				c.change(&b.hook.Options)
+			}
+			b.mustFail(b.hook.Prepare(t.Context()), true, c.want...)
+			if got := b.writes(); len(got) != 0 {
+				t.Errorf("it wrote %q", got)
+			}
+			if _, err := b.hook.Preflight(t.Context()); err == nil {
+				t.Error("preflight alone accepts it")
+			}
+		})
+	}
+}
+
+func TestWhatWasRememberedOrNamedIsNoUndoing(t *testing.T) {
+	for name, c := range map[string]struct {
+		saved  *corev1.Secret
+		change func(*hook.Options)
+	}{
+		"another mode by value":      {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(*hook.Options) {}},
+		"another mode by a rollback": {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.ModeSource = state.SourceState }},
+		"the same mode by default":   {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.ModeSource = state.SourceDefault }},
+		"the same family by default": {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.IPFamilySource = state.SourceDefault }},
+		"external, whatever the families": {saved(t, state.ModeProxy, "[::1]:31999", state.IPv6), func(o *hook.Options) {
+			o.Mode, o.RegistryURL, o.IPFamilySource = state.ModeExternal, registryURL, state.SourceDefault
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, node("n1"), c.saved)
+			c.change(&b.hook.Options)
+			b.mustPrepare()
+		})
+	}
+}
+
+func TestAProcessThatIsNoImageLeavesTheRememberedOne(t *testing.T) {
+	b := newBench(t)
+	b.mustPrepare()
+	image := b.registry.image
+	b.registry.image = nil
+	b.mustPrepare()
+	if got := b.state().HookImage; got == nil || *got != *image {
+		t.Errorf("remembered is %+v", got)
+	}
+}

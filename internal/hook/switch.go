@@ -1,0 +1,264 @@
+package hook
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// SuffixNodePort is of the NodePort Service's name, after Options.Name.
+const SuffixNodePort = "-nodeport"
+
+const (
+	// kubeProxyTime is what kube-proxy gets to take the rules of a removed Service
+	// away; it does so within a second of hearing of it.
+	kubeProxyTime = 3 * time.Second
+	// putBackTime bounds putting the NodePort Service back. A Job's pod that is told
+	// to end is killed after 30 seconds.
+	putBackTime = 20 * time.Second
+	// putBackListenerTime is what the registry gets to open its plain listener again,
+	// where it was closed already.
+	putBackListenerTime = 10 * time.Second
+)
+
+// nodePort returns the release's NodePort Service, nil where there is none or
+// where that name is another's.
+func (h *Hook) nodePort(ctx context.Context) (*corev1.Service, error) {
+	name := h.Options.Name + SuffixNodePort
+	s, err := h.Cluster.Services.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading %s: %w", h.object("Service", name), err)
+	case s.Labels[labelInstance] != h.Options.Release:
+		h.Log.Warn("a Service has the name of this release's NodePort Service and belongs to somebody else; it stays", "service", name)
+		return nil, nil
+	}
+	return s, nil
+}
+
+// nodePorts are the node ports of a Service.
+func nodePorts(s *corev1.Service) []int {
+	var ports []int
+	for _, p := range s.Spec.Ports {
+		if p.NodePort != 0 {
+			ports = append(ports, int(p.NodePort))
+		}
+	}
+	return ports
+}
+
+func (f *finishing) lookAtService(ctx context.Context) (string, error) {
+	s, err := f.nodePort(ctx)
+	if err != nil {
+		return "", err
+	}
+	object := f.object("Service", f.Options.Name+SuffixNodePort)
+	if s == nil {
+		return "", refuse("%s of release %s is missing: run helm upgrade, which makes it", object, f.Options.Release)
+	}
+	if !slices.Contains(nodePorts(s), f.Options.Port) {
+		return "", refuse("%s has the node ports %v, not %d: run helm upgrade, which changes it", object, nodePorts(s), f.Options.Port)
+	}
+	return fmt.Sprintf("%s has node port %d", object, f.Options.Port), nil
+}
+
+// removeService deletes the NodePort Service, of which a copy is kept in the
+// state's Secret until the proxies are proven.
+func (f *finishing) removeService(ctx context.Context) (string, error) {
+	service, err := f.nodePort(ctx)
+	if err != nil {
+		return "", err
+	}
+	secret, saved, err := f.mustLoadState(ctx)
+	if err != nil {
+		return "", err
+	}
+	if service == nil {
+		if removedService(secret) == nil {
+			return "nothing: there is none", nil
+		}
+		f.switching = true
+		return "nothing: a run that did not end removed it", nil
+	}
+	f.switching = true
+	copied, err := json.Marshal(&corev1.Service{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: service.Name, Namespace: service.Namespace,
+			Labels: service.Labels, Annotations: service.Annotations,
+		},
+		Spec: withoutClusterIP(service.Spec),
+	})
+	if err != nil {
+		return "", fmt.Errorf("encoding %s: %w", f.object("Service", service.Name), err)
+	}
+	if !bytes.Equal(removedService(secret), copied) {
+		if err := f.saveState(ctx, secret, *saved, copied); err != nil {
+			return "", err
+		}
+	}
+	if err := f.deleteOneService(ctx, service); err != nil {
+		return "", err
+	}
+	if err := sleep(ctx, kubeProxyTime); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("deleted %s; a copy is in %s until the proxies are proven", f.object("Service", service.Name), f.object("Secret", secret.Name)), nil
+}
+
+func withoutClusterIP(spec corev1.ServiceSpec) corev1.ServiceSpec {
+	spec.ClusterIP, spec.ClusterIPs = "", nil
+	return spec
+}
+
+func (h *Hook) deleteOneService(ctx context.Context, s *corev1.Service) error {
+	err := h.Cluster.Services.Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting %s: %w", h.object("Service", s.Name), err)
+	}
+	return nil
+}
+
+// deleteService deletes the NodePort Service for good.
+func (h *Hook) deleteService(ctx context.Context) (string, error) {
+	service, err := h.nodePort(ctx)
+	if err != nil {
+		return "", err
+	}
+	if service == nil {
+		return "nothing: there is none", nil
+	}
+	if err := h.deleteOneService(ctx, service); err != nil {
+		return "", err
+	}
+	return "deleted " + h.object("Service", service.Name), nil
+}
+
+// putBack makes the NodePort Service again that this run, or one that was killed,
+// removed, and returns the error that made it necessary together with what came of it.
+func (f *finishing) putBack(failure error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), putBackTime) // the run's own may have ended
+	defer cancel()
+	name := f.object("Service", f.Options.Name+SuffixNodePort)
+	for {
+		put, err := f.tryPutBack(ctx)
+		switch {
+		case err == nil && put:
+			f.Log.Info("the NodePort Service was put back", "service", name)
+			return fmt.Errorf("%w; %s was put back: nodes pull as before", failure, name)
+		case err == nil:
+			return failure
+		}
+		if sleepErr := sleep(ctx, pollInterval); sleepErr != nil {
+			f.Log.Error("whether the NodePort Service is to be put back could not be found out, or it could not be", "service", name, "error", err.Error())
+			if !f.switching {
+				return failure
+			}
+			return fmt.Errorf("%w; %s could not be put back (%w): run helm upgrade --set registryProxy=false, which makes it again", failure, name, err)
+		}
+	}
+}
+
+// tryPutBack says whether it made the Service; it does nothing where none was
+// removed, or where there is one.
+func (f *finishing) tryPutBack(ctx context.Context) (bool, error) {
+	secret, _, err := f.loadState(ctx)
+	if err != nil {
+		return false, err
+	}
+	copied := removedService(secret)
+	if copied == nil {
+		return false, nil
+	}
+	if present, err := f.nodePort(ctx); err != nil || present != nil {
+		return false, err
+	}
+	var service corev1.Service
+	if err := json.Unmarshal(copied, &service); err != nil {
+		return false, fmt.Errorf("%s, key %s: %w", f.object("Secret", secret.Name), state.KeyRemovedService, err)
+	}
+	// A run that was killed may have closed the listener already. It opens in a
+	// moment; the Service goes back in any case.
+	if _, err := f.writePull(ctx); err != nil {
+		return false, err
+	}
+	listener, cancel := context.WithTimeout(ctx, putBackListenerTime)
+	defer cancel()
+	if _, err := f.awaitPlain(listener, true); err != nil {
+		f.Log.Warn("the node port's listener was not seen to be open", "error", err.Error())
+	}
+	if _, err := f.Cluster.Services.Create(ctx, &service, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return false, fmt.Errorf("creating %s: %w", f.object("Service", service.Name), err)
+	}
+	return true, nil
+}
+
+// proxySets lists the release's proxy DaemonSets, those that the chart renders
+// apart from those that it does not render any more.
+func (f *finishing) proxySets(ctx context.Context) (rendered, former []appsv1.DaemonSet, err error) {
+	list, err := f.Cluster.DaemonSets.List(ctx, f.selector(componentProxy))
+	if err != nil {
+		return nil, nil, fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", f.Options.Namespace, err)
+	}
+	for _, d := range list.Items {
+		if f.renders(d.Name) {
+			rendered = append(rendered, d)
+		} else {
+			former = append(former, d)
+		}
+	}
+	return rendered, former, nil
+}
+
+// deleteFormerProxies deletes the proxies that the chart does not render any more.
+// Helm leaves them, because nodes may pull through them until others are proven.
+func (f *finishing) deleteFormerProxies(ctx context.Context) (string, error) {
+	_, former, err := f.proxySets(ctx)
+	if err != nil {
+		return "", err
+	}
+	return f.deleteDaemonSets(ctx, former)
+}
+
+func (h *Hook) deleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet) (string, error) {
+	var names []string
+	for _, d := range sets {
+		err := h.Cluster.DaemonSets.Delete(ctx, d.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &d.UID}})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("deleting %s: %w", h.object("DaemonSet", d.Name), err)
+		}
+		names = append(names, d.Name)
+	}
+	if len(names) == 0 {
+		return "nothing: there are none", nil
+	}
+	return "deleted " + strings.Join(names, ", "), nil
+}
+
+// stillServed adds to an error that proxies of the former mode still answer.
+func (f *finishing) stillServed(failure error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's own may have ended
+	defer cancel()
+	_, former, err := f.proxySets(ctx)
+	if err != nil {
+		return errors.Join(failure, err)
+	}
+	if len(former) == 0 {
+		return failure
+	}
+	return fmt.Errorf("%w; the proxies are still there: nodes pull through them as before", failure)
+}

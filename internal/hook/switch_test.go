@@ -1,0 +1,341 @@
+package hook_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+func TestSwitchesFromEachModeToEach(t *testing.T) {
+	for _, from := range allModes {
+		for _, to := range allModes {
+			t.Run(string(from)+" to "+string(to), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := newBench(t)
+					b.upgrade(from)
+					b.checkFinished()
+					b.watched = from != state.ModeExternal && to != state.ModeExternal
+					b.upgrade(to)
+					b.checkFinished()
+					b.upgrade(from)
+					b.checkFinished()
+				})
+			})
+		}
+	}
+}
+
+func TestASwitchKeepsThePullCredential(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeNodePort)
+		before := b.secret("zarf-registry-pull").Data
+		b.upgrade(state.ModeProxy)
+		b.upgrade(state.ModeNodePort)
+		after := b.secret("zarf-registry-pull").Data
+		for _, key := range []string{".dockerconfigjson", "username", "password"} {
+			if string(before[key]) != string(after[key]) {
+				t.Errorf("%s changed: copies in other namespaces are wrong now", key)
+			}
+		}
+	})
+}
+
+// Prepare or Finish of a switch is killed at each of its writes; then the same
+// upgrade runs again, or the user goes back.
+func TestASwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	for _, from := range allModes {
+		for _, to := range allModes {
+			if from == to {
+				continue
+			}
+			for name, next := range map[string]state.Mode{"again": to, "back": from} {
+				t.Run(string(from)+" to "+string(to)+", "+name, func(t *testing.T) {
+					t.Parallel()
+					synctest.Test(t, func(t *testing.T) {
+						// Nothing of ours answers in external mode.
+						watched := from != state.ModeExternal && to != state.ModeExternal
+						installed := func() *bench {
+							b := newBench(t)
+							b.hook.Programs = programs{small: true}
+							b.upgrade(from)
+							b.watched = watched
+							b.mode(to)
+							return b
+						}
+						then := func(b *bench) {
+							b.upgrade(next)
+							b.checkFinished()
+						}
+						killedAtEachWrite(t, installed, func(b *bench) error { return b.hook.Prepare(t.Context()) }, then)
+						killedAtEachWrite(t, func() *bench {
+							b := installed()
+							b.mustPrepare()
+							b.helm()
+							return b
+						}, func(b *bench) error { return b.hook.Finish(t.Context()) }, then)
+					})
+				})
+			}
+		}
+	}
+}
+
+const noHostPort = "dial tcp 127.0.0.1:31999: connect: connection refused"
+
+func TestASwitchToProxiesThatFailPutsTheServiceBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeNodePort)
+		before := b.get("services", serviceName).(*corev1.Service)
+		b.mode(state.ModeProxy)
+		b.mustPrepare()
+		b.helm()
+		b.watched = true
+		b.failing = map[string]string{"n2": noHostPort}
+		begin := time.Now()
+		b.mustFail(b.hook.Finish(t.Context()), true, "node n2 could not pull", "proxy.hostNetwork=true", "Service zarf/zarf-registry-nodeport was put back: nodes pull as before")
+		if took := time.Since(begin); took > 50*time.Second {
+			t.Errorf("a node was without the Service for up to %s", took)
+		}
+		after, _ := b.get("services", serviceName).(*corev1.Service)
+		if after == nil {
+			t.Fatal("the Service is gone")
+		}
+		if after.Spec.Ports[0] != before.Spec.Ports[0] || !maps.Equal(after.Annotations, before.Annotations) || !maps.Equal(after.Labels, before.Labels) || !maps.Equal(after.Spec.Selector, before.Spec.Selector) {
+			t.Errorf("it was %+v and is %+v", before, after)
+		}
+		if after.Spec.ClusterIP != "" || after.Spec.ClusterIPs != nil || after.ResourceVersion != "" {
+			t.Errorf("it has what belonged to the former one: %+v", after)
+		}
+		if s := b.state(); s.Phase != state.PhasePrepared || s.Desired.Mode != state.ModeProxy || s.Current == nil || s.Current.Mode != state.ModeNodePort {
+			t.Errorf("state is %+v", s)
+		}
+		if b.proxies() != 1 || !b.registry.open {
+			t.Error("the next run could not go on")
+		}
+		b.checkNoProofs()
+
+		b.failing = nil
+		b.upgrade(state.ModeProxy)
+		b.checkFinished()
+	})
+}
+
+// A run that was killed after the proof may have closed the listener already. If
+// the next one cannot prove the proxies, the Service alone would lead nowhere.
+func TestAServiceThatIsPutBackLeadsSomewhere(t *testing.T) {
+	for _, left := range []string{"delete services " + serviceName, "update secrets zarf-registry-pull"} {
+		t.Run("killed after "+left, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.upgrade(state.ModeNodePort)
+				b.mode(state.ModeProxy)
+				b.mustPrepare()
+				b.helm()
+				b.client.PrependReactor("*", "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
+					if describe(a) == left && !b.dead {
+						b.left, b.lost = 0, true
+					}
+					return false, nil, nil
+				})
+				if b.hook.Finish(t.Context()) == nil || b.get("services", serviceName) != nil {
+					t.Fatal("it was not killed in time")
+				}
+				b.client.ReactionChain = b.client.ReactionChain[1:]
+				b.left, b.dead, b.watched = -1, false, true
+				b.failing = map[string]string{"n1": noHostPort}
+				b.mustFail(b.hook.Finish(t.Context()), true, "was put back: nodes pull as before")
+				if b.get("services", serviceName) == nil || !b.registry.open {
+					t.Error("the Service is not there or leads nowhere")
+				}
+				checkPull(b, b.secret("zarf-registry-pull"), true)
+			})
+		})
+	}
+}
+
+func TestASwitchThatIsToldToEndPutsTheServiceBack(t *testing.T) {
+	for name, end := range map[string]func(*bench, context.CancelFunc){
+		"by a signal":    func(_ *bench, cancel context.CancelFunc) { time.AfterFunc(10*time.Second, cancel) },
+		"by its timeout": func(b *bench, _ context.CancelFunc) { b.hook.Options.Timeout = 10 * time.Second },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.upgrade(state.ModeNodePort)
+				b.mode(state.ModeProxy)
+				b.mustPrepare()
+				b.helm()
+				b.failing = map[string]string{"n1": noHostPort}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				end(b, cancel)
+				err := b.hook.Finish(ctx)
+				b.mustFail(err, b.hook.Options.Timeout == 10*time.Second, "was put back: nodes pull as before")
+				if b.get("services", serviceName) == nil || !b.registry.open {
+					t.Error("the Service is not there or leads nowhere")
+				}
+				b.checkNoProofs()
+			})
+		})
+	}
+}
+
+func TestAServiceIsPutBackThroughAnAPIServerThatRestarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeNodePort)
+		b.mode(state.ModeProxy)
+		b.mustPrepare()
+		b.helm()
+		b.failing = map[string]string{"n1": noHostPort}
+		down := 5
+		b.client.PrependReactor("create", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+			down--
+			return down >= 0, nil, errors.New("connect: connection refused")
+		})
+		b.mustFail(b.hook.Finish(t.Context()), true, "was put back")
+		if b.get("services", serviceName) == nil {
+			t.Error("the Service is gone")
+		}
+	})
+}
+
+func TestAServiceThatCannotBePutBackIsSaidToBeMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeNodePort)
+		b.mode(state.ModeProxy)
+		b.mustPrepare()
+		b.helm()
+		b.failing = map[string]string{"n1": noHostPort}
+		b.client.PrependReactor("create", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return true, nil, errors.New("the port is taken")
+		})
+		b.mustFail(b.hook.Finish(t.Context()), true, "could not be put back", "the port is taken", "--set registryProxy=false")
+	})
+}
+
+// The failing switch itself is killed, while it puts things back too.
+func TestAFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failing := func(b *bench) error {
+			b.failing = map[string]string{"n2": noHostPort}
+			defer func() { b.failing = nil }()
+			return b.hook.Finish(t.Context())
+		}
+		setUp := func() *bench {
+			b := newBench(t)
+			b.hook.Programs = programs{small: true}
+			b.upgrade(state.ModeNodePort)
+			b.watched = true
+			b.mode(state.ModeProxy)
+			b.mustPrepare()
+			b.helm()
+			return b
+		}
+		whole := setUp()
+		whole.client.ClearActions()
+		if failing(whole) == nil {
+			t.Fatal("it did not fail")
+		}
+		writes := whole.writes()
+		if !slices.Contains(writes, "create services "+serviceName) {
+			t.Fatalf("it did not put the Service back: %q", writes)
+		}
+		for n := range writes {
+			for _, next := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
+				b := setUp()
+				b.left = n
+				if failing(b) == nil || !b.dead {
+					t.Fatalf("killed at write %d, it did not fail", n+1)
+				}
+				b.left, b.dead = -1, false
+				b.upgrade(next)
+				b.checkFinished()
+			}
+		}
+	})
+}
+
+func TestASwitchToNodePortsThatFailLeavesTheProxies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeProxy)
+		b.mode(state.ModeNodePort)
+		b.mustPrepare()
+		b.helm()
+		b.noLoopback = true // kube-proxy in nftables mode
+		begin := time.Now()
+		b.mustFail(b.hook.Finish(t.Context()), true, "nodes n1, n2 could not pull 127.0.0.1:31999/zarf-registry/probe-nodeport:dev", "403 Forbidden",
+			"in nftables mode", "--set registryProxy=true", "the proxies are still there: nodes pull through them as before")
+		if took := time.Since(begin); took < 19*time.Second || took > 25*time.Second {
+			t.Errorf("it took %s to see that it is hopeless", took)
+		}
+		if b.proxies() != 1 {
+			t.Error("the proxies are gone")
+		}
+		if s := b.state(); s.Current == nil || s.Current.Mode != state.ModeProxy || s.Desired.Mode != state.ModeNodePort {
+			t.Errorf("state is %+v", s)
+		}
+		b.upgrade(state.ModeProxy)
+		b.checkFinished()
+	})
+}
+
+func TestARemovedServiceIsKeptAcrossPrepare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeNodePort)
+		b.mode(state.ModeProxy)
+		b.mustPrepare()
+		b.helm()
+		b.client.PrependReactor("delete", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+			b.left, b.lost = 0, true
+			return false, nil, nil
+		})
+		if b.hook.Finish(t.Context()) == nil {
+			t.Fatal("it was not killed")
+		}
+		b.client.ReactionChain = b.client.ReactionChain[1:]
+		b.left, b.dead = -1, false
+		b.mustPrepare()
+		var kept corev1.Service
+		if err := json.Unmarshal(b.secret("zarf-registry-state").Data[state.KeyRemovedService], &kept); err != nil || kept.Kind != "Service" || kept.Name != serviceName {
+			t.Errorf("kept is %+v (%v)", kept, err)
+		}
+	})
+}
+
+func TestTheListenerIsSeenClosedBeforeTheModeIsRecorded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeNodePort)
+		b.mode(state.ModeProxy)
+		b.mustPrepare()
+		b.helm()
+		b.registry.deaf = true
+		b.mustFail(b.hook.Finish(t.Context()), false, "waiting for the registry to close its plain listener", "pod zarf/zarf-registry-1: it is still open")
+		if s := b.state(); s.Current == nil || s.Current.Mode != state.ModeNodePort {
+			t.Errorf("state is %+v", s)
+		}
+		if b.get("services", serviceName) != nil {
+			t.Error("the Service was put back, although the proxies are proven and the listener was told to close")
+		}
+		b.registry.deaf = false
+		b.upgrade(state.ModeProxy)
+		b.checkFinished()
+	})
+}
