@@ -1,0 +1,250 @@
+package status
+
+import (
+	"cmp"
+	"context"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// Node is one node and its way to the images.
+type Node struct {
+	Name string `json:"name"`
+	// Ready is the node's own condition.
+	Ready bool `json:"ready"`
+	// Way is how it pulls: proxy, nodeport or external; none where no proxy is
+	// meant to run on it.
+	Way string `json:"way"`
+	// Open says that its way works as far as can be seen: the proxy is ready; the
+	// node port leads to a ready registry.
+	Open bool `json:"open"`
+	// Proven says that it pulled in the last proof.
+	Proven bool `json:"proven"`
+	// Why says why the way is not open, or what else is particular.
+	Why string `json:"why,omitempty"`
+}
+
+// wayNone is the way that is no mode.
+const wayNone = "none"
+
+// pauseName is a pause image, as the chart recognises one.
+var pauseName = regexp.MustCompile(`(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]`)
+
+func (c *collector) nodes(ctx context.Context) error {
+	list, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return c.unreadable("listing nodes", err)
+	}
+	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, selector(c.Release, "proxy"))
+	if err != nil {
+		if err := c.unreadable("listing the proxies' pods in namespace "+c.Namespace, err); err != nil {
+			return err
+		}
+		pods = &corev1.PodList{}
+	}
+	proxies := map[string]corev1.Pod{} // by node
+	for _, p := range pods.Items {
+		old, ok := proxies[p.Spec.NodeName]
+		// During a rollout there may be two: the one that serves counts.
+		if !ok || !hook.PodReady(old) {
+			proxies[p.Spec.NodeName] = p
+		}
+	}
+	slices.SortFunc(list.Items, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	for _, n := range list.Items {
+		if os := n.Status.NodeInfo.OperatingSystem; os != "" && os != "linux" {
+			continue // nothing of the project runs there
+		}
+		c.report.Nodes = append(c.report.Nodes, c.node(n, proxies))
+	}
+	return nil
+}
+
+func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
+	node := Node{Name: n.Name, Ready: nodeReady(n)}
+	s := c.report.State
+	if s != nil {
+		node.Way, node.Proven = string(s.mode()), slices.Contains(s.Proven, n.Name)
+	}
+	if !node.Ready {
+		node.Why = "the node is not ready"
+		c.next("Node %s is not ready and pulls nothing: kubectl describe node %s says why.", n.Name, n.Name)
+	}
+	pod, hasProxy := proxies[n.Name]
+	// While a switch is under way, proxies matter in either direction.
+	if hasProxy && (s == nil || s.mode() == state.ModeProxy || s.Desired.Mode == state.ModeProxy) {
+		if why := c.proxy(n, pod); why != "" && node.Ready {
+			node.Why = why
+		}
+	}
+	switch node.Way {
+	case string(state.ModeExternal):
+		node.Open = node.Ready
+	case string(state.ModeNodePort):
+		node.Open = node.Ready && c.report.Registry != nil && c.report.Registry.Ready
+		if node.Ready && !node.Open && node.Why == "" {
+			node.Why = "the registry is not ready"
+		}
+	case string(state.ModeProxy):
+		node.Open = node.Ready && hasProxy && hook.PodReady(pod)
+		if !hasProxy && node.Ready {
+			c.noProxy(&node)
+		}
+	}
+	return node
+}
+
+// proxy says why a node's proxy is not ready, "" where it is.
+func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
+	p := c.pod(pod)
+	if p.Ready {
+		return ""
+	}
+	why := "its proxy is not ready: " + orUnknown(p.Why)
+	if !nodeReady(n) {
+		return why // named already
+	}
+	if image := injectedImage(pod); image != "" && !reports(n, image) {
+		pauses := pauseImages(n)
+		if len(pauses) > 0 {
+			c.next("Node %s has the pause image %s, but its proxy is to run in %s: run %s (or helm upgrade), which makes a proxy for it.", n.Name, strings.Join(pauses, ", "), image, c.again())
+			return why + "; the node reports " + strings.Join(pauses, ", ") + ", not " + image
+		}
+		c.next("Node %s reports no pause image, and its proxy, which is to run in %s, is not ready (%s): bring that image onto the node, or name one that all nodes have with %s --set injector.image=IMAGE.", n.Name, image, orUnknown(p.Why), c.again())
+		return why + "; the node does not report " + image
+	}
+	c.next("The proxy of node %s is not ready (%s): kubectl --namespace %s describe pod %s says more.", n.Name, orUnknown(p.Why), c.Namespace, p.Name)
+	return why
+}
+
+// noProxy tells a node that gets no proxy from one whose proxy is missing.
+func (c *collector) noProxy(node *Node) {
+	wanted, scheduled := int32(0), int32(0)
+	for _, d := range c.objects {
+		wanted += d.Status.DesiredNumberScheduled
+		scheduled += d.Status.CurrentNumberScheduled
+	}
+	switch {
+	case len(c.objects) == 0:
+		node.Why = "there are no proxies"
+		c.next("There is no proxy DaemonSet: run %s.", c.again())
+	case scheduled < wanted:
+		node.Why = "its proxy does not exist yet"
+		c.next("Node %s has no proxy yet: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=proxy says why.", node.Name, c.Namespace, c.Release)
+	default:
+		// The user's decision, by proxy.nodeSelector or proxy.tolerations.
+		node.Way, node.Why = wayNone, "no proxy is meant to run on it"
+	}
+}
+
+// injectedImage is the image of a pod that gets its program from the payload, ""
+// of any other.
+func injectedImage(pod corev1.Pod) string {
+	for _, container := range pod.Spec.Containers {
+		if len(container.Command) > 0 && container.Command[0] == "/payload/loader" {
+			return container.Image
+		}
+	}
+	return ""
+}
+
+func nodeReady(n corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+func reports(n corev1.Node, image string) bool {
+	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool { return slices.Contains(i.Names, image) })
+}
+
+// pauseImages are those that a node reports, by tag where they have one.
+func pauseImages(n corev1.Node) []string {
+	var found []string
+	for _, image := range n.Status.Images {
+		names := slices.DeleteFunc(slices.Clone(image.Names), func(name string) bool { return !pauseName.MatchString(name) })
+		tagged := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return strings.Contains(name, "@") })
+		if len(tagged) > 0 {
+			names = tagged
+		}
+		found = append(found, names...)
+	}
+	slices.Sort(found)
+	return found
+}
+
+// nodePort checks what nodeport mode needs besides a registry.
+func (c *collector) nodePort(ctx context.Context) error {
+	s := c.report.State
+	if s == nil || s.mode() != state.ModeNodePort {
+		return nil
+	}
+	name := c.Name + hook.SuffixNodePort
+	service, err := c.Client.CoreV1().Services(c.Namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		c.next("Service %s/%s is missing, so no node port leads to the registry: run %s.", c.Namespace, name, c.again())
+	case err != nil:
+		return c.unreadable("reading Service "+c.Namespace+"/"+name, err)
+	case !slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool { return int(p.NodePort) == s.port() }):
+		c.next("Service %s/%s does not have node port %d: run %s.", c.Namespace, name, s.port(), c.again())
+	}
+	secret, missing, err := c.secret(ctx, c.Name+hook.SuffixPull)
+	if err != nil {
+		return err
+	}
+	if missing || secret != nil && len(secret.Data["htpasswd"]) == 0 {
+		c.next("Secret %s/%s has no key htpasswd, so the registry's plain port is closed: run %s.", c.Namespace, c.Name+hook.SuffixPull, c.again())
+	}
+	return nil
+}
+
+// leftovers looks for what another mode has left. In the middle of a switch it is
+// meant to be there.
+func (c *collector) leftovers(ctx context.Context) error {
+	s := c.report.State
+	if s == nil || s.Phase != state.PhaseReady {
+		return nil
+	}
+	found := func(what string) { c.report.Leftovers = append(c.report.Leftovers, what) }
+	mode := s.mode()
+	if mode != state.ModeProxy {
+		for _, d := range c.objects {
+			found("DaemonSet " + c.Namespace + "/" + d.Name)
+		}
+	}
+	if mode != state.ModeNodePort {
+		name := c.Name + hook.SuffixNodePort
+		_, err := c.Client.CoreV1().Services(c.Namespace).Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case err == nil:
+			found("Service " + c.Namespace + "/" + name)
+		case !apierrors.IsNotFound(err):
+			if err := c.unreadable("reading Service "+c.Namespace+"/"+name, err); err != nil {
+				return err
+			}
+		}
+		secret, _, err := c.secret(ctx, c.Name+hook.SuffixPull)
+		if err != nil {
+			return err
+		}
+		if secret != nil && len(secret.Data["htpasswd"]) > 0 {
+			found("the key htpasswd of Secret " + c.Namespace + "/" + secret.Name + ", which keeps the plain port open")
+		}
+	}
+	if mode == state.ModeExternal && c.deployment != nil {
+		found("Deployment " + c.Namespace + "/" + c.deployment.Name)
+	}
+	if len(c.report.Leftovers) > 0 {
+		c.next("Another mode has left %s: run %s, which removes it.", strings.Join(c.report.Leftovers, ", "), c.again())
+	}
+	return nil
+}

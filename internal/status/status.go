@@ -1,0 +1,411 @@
+// Package status looks at an installed registry and says how it is: its mode, its
+// registry, each node's way to it, its certificates, its release, and what to do
+// about everything that is wrong. It changes nothing, and what it may not read it
+// names and goes on.
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// Options say which registry, and how to reach it.
+type Options struct {
+	Namespace, Release, Name string
+	Client                   kubernetes.Interface
+	// Metadata reads names and labels of what is large: payload, releases.
+	Metadata metadata.Interface
+	Now      func() time.Time
+}
+
+// Report is what was found. Its JSON is what init-hook status prints.
+type Report struct {
+	Namespace string `json:"namespace"`
+	Release   string `json:"release"`
+	Name      string `json:"name"`
+	// Healthy says that Next is empty.
+	Healthy bool `json:"healthy"`
+	// State is the saved state; nil where it is missing or cannot be read.
+	State *State `json:"state,omitempty"`
+	// Helm is the newest revision; nil where there is none, as with Argo CD.
+	Helm *Revision `json:"helm,omitempty"`
+	// Registry is nil in external mode.
+	Registry     *Registry     `json:"registry,omitempty"`
+	Nodes        []Node        `json:"nodes"`
+	Certificates []Certificate `json:"certificates"`
+	Payloads     []Payload     `json:"payloads"`
+	// Leftovers are objects of another mode than the one in use.
+	Leftovers []string `json:"leftovers"`
+	// Unreadable is what could not be read, with the reason.
+	Unreadable []string `json:"unreadable"`
+	// Next is what to do, one sentence for everything that is wrong.
+	Next []string `json:"next"`
+}
+
+// State is the saved state as far as it matters to people.
+type State struct {
+	Phase   state.Phase     `json:"phase"`
+	Desired state.Settings  `json:"desired"`
+	Current *state.Settings `json:"current,omitempty"`
+	// Proven are the nodes that pulled in the last proof.
+	Proven    []string  `json:"proven"`
+	UpdatedBy string    `json:"updatedBy"`
+	UpdatedAt time.Time `json:"updatedAt"`
+}
+
+// Switching says whether the cluster is between two modes: a switch is under way,
+// or was interrupted.
+func (s *State) Switching() bool {
+	return s.Phase != state.PhaseReady && s.Current != nil && s.Current.Mode != s.Desired.Mode
+}
+
+// mode is the one that nodes use: what was proven last, else what was asked for.
+func (s *State) mode() state.Mode {
+	if s.Current != nil {
+		return s.Current.Mode
+	}
+	return s.Desired.Mode
+}
+
+// port is the one on each node's loopback address.
+func (s *State) port() int {
+	if s.Current != nil {
+		return s.Current.Port
+	}
+	return s.Desired.Port
+}
+
+// Revision is one of a Helm release.
+type Revision struct {
+	Revision int `json:"revision"`
+	// Status is Helm's: deployed, failed, pending-upgrade and so on.
+	Status string `json:"status"`
+}
+
+// Registry is the registry's Deployment.
+type Registry struct {
+	// Ready says that it is rolled out; Why says why not.
+	Ready bool   `json:"ready"`
+	Why   string `json:"why,omitempty"`
+	Pods  []Pod  `json:"pods"`
+}
+
+// Pod is one pod.
+type Pod struct {
+	Name  string `json:"name"`
+	Node  string `json:"node,omitempty"`
+	Ready bool   `json:"ready"`
+	Why   string `json:"why,omitempty"`
+}
+
+// ErrNotInstalled is the error of Collect where there is nothing to look at.
+var ErrNotInstalled = errors.New("zarf-registry is not installed")
+
+// collector gathers a report.
+type collector struct {
+	Options
+	report *Report
+
+	objects    []appsv1.DaemonSet // of the proxies
+	deployment *appsv1.Deployment
+	warnings   map[string]string // of pods, by name
+}
+
+// Collect looks at everything. The error is ErrNotInstalled, or that the cluster
+// does not answer.
+func Collect(ctx context.Context, o Options) (*Report, error) {
+	c := &collector{Options: o, report: &Report{
+		Namespace: o.Namespace, Release: o.Release, Name: o.Name,
+		Nodes: []Node{}, Certificates: []Certificate{}, Payloads: []Payload{}, Leftovers: []string{}, Unreadable: []string{}, Next: []string{},
+	}}
+	for _, look := range []func(context.Context) error{
+		c.state, c.helm, c.workloads, c.installed, c.events, c.registry, c.nodes, c.nodePort, c.certificates, c.payloads, c.leftovers,
+	} {
+		if err := look(ctx); err != nil {
+			return nil, err
+		}
+	}
+	for _, what := range c.report.Unreadable {
+		c.next("What could not be read was not checked (%s): ask for the right, or use another identity (--kubeconfig, --context).", what)
+	}
+	c.report.Healthy = len(c.report.Next) == 0
+	return c.report, nil
+}
+
+// next notes what to do, once.
+func (c *collector) next(format string, args ...any) {
+	if sentence := fmt.Sprintf(format, args...); !slices.Contains(c.report.Next, sentence) {
+		c.report.Next = append(c.report.Next, sentence)
+	}
+}
+
+// again is the command that puts right whatever prepare, the chart or finish can.
+func (c *collector) again() string {
+	command := "init-hook install --namespace " + c.Namespace
+	if c.Release != "zarf-registry" {
+		command += " --release " + c.Release
+	}
+	return command
+}
+
+// unreadable notes an answer of the API server that is an error, and returns every
+// other one: then the cluster cannot be asked at all.
+func (c *collector) unreadable(what string, err error) error {
+	if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	c.report.Unreadable = append(c.report.Unreadable, fmt.Sprintf("%s: %v", what, err))
+	return nil
+}
+
+// secret reads a Secret, nil where there is none or where it may not be read.
+func (c *collector) secret(ctx context.Context, name string) (secret *corev1.Secret, missing bool, err error) {
+	secret, err = c.Client.CoreV1().Secrets(c.Namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, true, nil
+	case err != nil:
+		return nil, false, c.unreadable(fmt.Sprintf("reading Secret %s/%s", c.Namespace, name), err)
+	}
+	return secret, false, nil
+}
+
+func (c *collector) state(ctx context.Context) error {
+	name := c.Name + hook.SuffixState
+	secret, missing, err := c.secret(ctx, name)
+	if err != nil {
+		return err
+	}
+	if missing {
+		c.next("Secret %s/%s is missing, so nothing is known of the mode: %s writes it%s.", c.Namespace, name, c.again(), c.otherName(ctx))
+	}
+	if secret == nil {
+		return nil
+	}
+	s, err := state.Decode(secret.Data[state.Key])
+	if err != nil {
+		c.next("Secret %s/%s, key %s: %v.", c.Namespace, name, state.Key, err)
+		return nil
+	}
+	found := &State{Phase: s.Phase, Desired: s.Desired, Current: s.Current, Proven: append([]string{}, s.Nodes...), UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt}
+	c.report.State = found
+	since := found.UpdatedAt.Format(time.RFC3339)
+	switch {
+	case found.Phase == state.PhaseReady:
+	case found.Switching():
+		c.next("A switch from %s to %s mode was begun at %s and is not done: unless a run is under way, run %s, which goes on with it.", s.Current.Mode, s.Desired.Mode, since, c.again())
+	default:
+		c.next("%s mode was prepared at %s and is not proven: unless a run is under way, run %s.", s.Desired.Mode, since, c.again())
+	}
+	return nil
+}
+
+// otherName says under which other name the release's state is.
+func (c *collector) otherName(ctx context.Context) string {
+	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(c.Namespace).List(ctx, selector(c.Release, "state"))
+	if err != nil || len(list.Items) == 0 {
+		return ""
+	}
+	return ", or name the release's objects: --name " + strings.TrimSuffix(list.Items[0].Name, hook.SuffixState)
+}
+
+// selector selects the release's objects of a component, whoever made them.
+func selector(release, component string) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: fmt.Sprintf("app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s", release, component)}
+}
+
+func (c *collector) helm(ctx context.Context) error {
+	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(c.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "owner=helm,name=" + c.Release,
+		FieldSelector: "type=helm.sh/release.v1",
+	})
+	if err != nil {
+		return c.unreadable("listing the release's revisions in namespace "+c.Namespace, err)
+	}
+	for _, s := range list.Items {
+		revision, err := strconv.Atoi(s.Labels["version"])
+		if err == nil && (c.report.Helm == nil || revision > c.report.Helm.Revision) {
+			c.report.Helm = &Revision{revision, s.Labels["status"]}
+		}
+	}
+	helm := c.report.Helm
+	if helm == nil || helm.Status == "deployed" || helm.Status == "uninstalled" {
+		return nil
+	}
+	switch {
+	case helm.Status == "uninstalling":
+		c.next("The release is being deleted: helm uninstall %s --namespace %s ends it.", c.Release, c.Namespace)
+	case strings.HasPrefix(helm.Status, "pending-"):
+		c.next("Helm's revision %d is %s: unless a run is under way, run %s, which goes on with it.", helm.Revision, helm.Status, c.again())
+	default:
+		c.next("Helm's revision %d is %s, helm history %s --namespace %s says why: run %s.", helm.Revision, helm.Status, c.Release, c.Namespace, c.again())
+	}
+	return nil
+}
+
+func (c *collector) workloads(ctx context.Context) error {
+	deployment, err := c.Client.AppsV1().Deployments(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		if err := c.unreadable(fmt.Sprintf("reading Deployment %s/%s", c.Namespace, c.Name), err); err != nil {
+			return err
+		}
+	default:
+		c.deployment = deployment
+	}
+	sets, err := c.Client.AppsV1().DaemonSets(c.Namespace).List(ctx, selector(c.Release, "proxy"))
+	if err != nil {
+		return c.unreadable("listing the DaemonSets in namespace "+c.Namespace, err)
+	}
+	c.objects = sets.Items
+	return nil
+}
+
+// installed ends the look where there is nothing at all.
+func (c *collector) installed(context.Context) error {
+	r := c.report
+	// "Nothing found" must not come of "nothing may be read".
+	if r.State != nil || c.deployment != nil || len(c.objects) > 0 || len(r.Unreadable) > 0 || r.Helm != nil && r.Helm.Status != "uninstalled" {
+		return nil
+	}
+	return fmt.Errorf("%w in namespace %s as release %s: run %s, or name another with --namespace, --release and --name", ErrNotInstalled, c.Namespace, c.Release, c.again())
+}
+
+func (c *collector) external() bool {
+	return c.report.State != nil && c.report.State.mode() == state.ModeExternal
+}
+
+func (c *collector) events(ctx context.Context) error {
+	c.warnings = map[string]string{}
+	events, err := c.Client.CoreV1().Events(c.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,type=Warning"})
+	if err != nil {
+		return c.unreadable("listing the events in namespace "+c.Namespace, err)
+	}
+	slices.SortStableFunc(events.Items, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	for _, e := range events.Items {
+		c.warnings[e.InvolvedObject.Name] = fmt.Sprintf("%s: %s", e.Reason, e.Message)
+	}
+	return nil
+}
+
+func (c *collector) registry(ctx context.Context) error {
+	if c.external() {
+		return nil
+	}
+	r := &Registry{Pods: []Pod{}}
+	c.report.Registry = r
+	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, hook.RegistryPods(c.Release))
+	if err != nil {
+		if err := c.unreadable("listing the registry's pods in namespace "+c.Namespace, err); err != nil {
+			return err
+		}
+		pods = &corev1.PodList{}
+	}
+	ready := 0
+	for _, p := range pods.Items {
+		pod := c.pod(p)
+		r.Pods = append(r.Pods, pod)
+		if pod.Ready {
+			ready++
+		} else {
+			r.Why = pod.Why
+		}
+	}
+	want := 1
+	switch d := c.deployment; {
+	case d == nil && len(c.report.Unreadable) > 0:
+	case d == nil:
+		r.Why = "its Deployment is missing"
+		c.next("Deployment %s/%s is missing: run %s.", c.Namespace, c.Name, c.again())
+		return nil
+	case d.Spec.Replicas != nil:
+		want = int(*d.Spec.Replicas)
+	}
+	switch {
+	case want == 0:
+		r.Why = "it is scaled to no pods"
+		c.next("The registry is scaled to no pods: kubectl --namespace %s scale deployment %s --replicas 1.", c.Namespace, c.Name)
+	case ready >= want:
+		r.Ready, r.Why = true, ""
+	case len(r.Pods) == 0:
+		r.Why = "it has no pod"
+		c.next("The registry has no pod: kubectl --namespace %s describe deployment %s says why.", c.Namespace, c.Name)
+	default:
+		c.next("The registry is not ready (%s): kubectl --namespace %s describe pods --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry says more.", orUnknown(r.Why), c.Namespace, c.Release)
+	}
+	return nil
+}
+
+// pod says whether a pod is ready, and if not why.
+func (c *collector) pod(p corev1.Pod) Pod {
+	pod := Pod{Name: p.Name, Node: p.Spec.NodeName, Ready: p.DeletionTimestamp == nil && hook.PodReady(p)}
+	if !pod.Ready {
+		pod.Why = c.why(p)
+	}
+	return pod
+}
+
+// why is what a pod that is not ready says of itself, else what its newest
+// warning says.
+func (c *collector) why(p corev1.Pod) string {
+	if p.DeletionTimestamp != nil {
+		return "it is ending"
+	}
+	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if s.Ready {
+			continue
+		}
+		for _, t := range []*corev1.ContainerStateTerminated{s.State.Terminated, s.LastTerminationState.Terminated} {
+			if t != nil && t.ExitCode != 0 {
+				return oneLine(fmt.Sprintf("container %s ended with exit code %d: %s", s.Name, t.ExitCode, t.Message))
+			}
+		}
+		if w := s.State.Waiting; w != nil && w.Message != "" {
+			return oneLine(w.Reason + ": " + w.Message)
+		}
+	}
+	for _, condition := range p.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse && condition.Message != "" {
+			return oneLine(condition.Reason + ": " + condition.Message)
+		}
+	}
+	if warning := c.warnings[p.Name]; warning != "" {
+		return oneLine(warning)
+	}
+	for _, s := range p.Status.ContainerStatuses {
+		if s.State.Running != nil {
+			return "it is starting"
+		}
+		if w := s.State.Waiting; w != nil {
+			return w.Reason
+		}
+	}
+	return ""
+}
+
+// oneLine keeps a table a table.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+func orUnknown(why string) string {
+	if why == "" {
+		return "for no reason that it names"
+	}
+	return why
+}

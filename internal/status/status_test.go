@@ -1,0 +1,521 @@
+package status_test
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	metadatafake "k8s.io/client-go/metadata/fake"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/status"
+)
+
+var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+const (
+	pause        = "registry.k8s.io/pause:3.10.1"
+	otherPause   = "registry.k8s.io/pause:3.9"
+	registryLoad = "zarf-registry-payload-0.1.0-registry-amd64"
+	nodeLoad     = "zarf-registry-payload-0.1.0-registry-node-amd64"
+)
+
+// cluster is one with the registry in it, by "Kind name"; tests change it before
+// they look.
+type cluster map[string]runtime.Object
+
+func meta(name, component string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: "zarf", Name: name, Labels: map[string]string{
+		"app.kubernetes.io/instance": "zarf-registry", "app.kubernetes.io/component": component,
+	}}
+}
+
+func secret(suffix string, data map[string][]byte) *corev1.Secret {
+	return &corev1.Secret{ObjectMeta: meta("zarf-registry-"+suffix, suffix), Data: data}
+}
+
+func node(name string, ready bool, images ...string) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Status.NodeInfo.OperatingSystem = "linux"
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: condition(ready)}}
+	for _, image := range images {
+		n.Status.Images = append(n.Status.Images, corev1.ContainerImage{Names: []string{image, strings.Split(image, ":")[0] + "@sha256:0"}})
+	}
+	return n
+}
+
+func condition(yes bool) corev1.ConditionStatus {
+	if yes {
+		return corev1.ConditionTrue
+	}
+	return corev1.ConditionFalse
+}
+
+func pod(component, node string, ready bool) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: meta(component+"-"+node, component)}
+	p.Spec.NodeName = node
+	p.Spec.Containers = []corev1.Container{{Name: component, Image: pause, Command: []string{"/payload/loader"}}}
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: condition(ready)}}
+	if !ready {
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: component, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such\nhost"}}}}
+	}
+	return p
+}
+
+func template(payload string) corev1.PodTemplateSpec {
+	source := func(index int) corev1.VolumeProjection {
+		return corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: fmt.Sprintf("%s-%02d", payload, index)}}}
+	}
+	return corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{
+		{Name: "payload", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{source(0), source(1), source(2), source(3)}}}},
+		{Name: "tls", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{}}},
+	}}}
+}
+
+func (c cluster) add(objects ...runtime.Object) cluster {
+	for _, o := range objects {
+		c[key(o)] = o
+	}
+	return c
+}
+
+func key(o runtime.Object) string {
+	m := o.(metav1.Object)
+	return strings.TrimPrefix(fmt.Sprintf("%T ", o), "*v1.") + m.GetName()
+}
+
+func (c cluster) drop(keys ...string) cluster {
+	for _, k := range keys {
+		if _, ok := c[k]; !ok {
+			panic(k + " is not there")
+		}
+		delete(c, k)
+	}
+	return c
+}
+
+// settings of a mode.
+func settings(mode state.Mode) state.Settings {
+	s := state.Settings{Mode: mode, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, MTLS: "internal", DecidedBy: state.SourceValue}
+	if mode == state.ModeExternal {
+		s.Address, s.Port = "registry.example.com/team", 0
+	}
+	return s
+}
+
+func (c cluster) state(t *testing.T, phase state.Phase, desired, current state.Mode) cluster {
+	t.Helper()
+	s := state.State{Phase: phase, Desired: settings(desired), Nodes: []string{"n1", "n2"}, UpdatedBy: "0.1.0", UpdatedAt: now.Add(-time.Hour)}
+	if current != "" {
+		present := settings(current)
+		s.Current = &present
+	}
+	encoded, err := state.Encode(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.add(secret("state", map[string][]byte{state.Key: encoded}))
+}
+
+// healthy is a cluster with nothing wrong, in a mode.
+func healthy(t *testing.T, mode state.Mode) cluster {
+	t.Helper()
+	c := cluster{}.state(t, state.PhaseReady, mode, mode)
+	c.add(node("n1", true, pause), node("n2", true, pause))
+	c.add(revision(1, "superseded"), revision(2, "deployed"), revision(10, "deployed"))
+	if mode == state.ModeExternal {
+		return c
+	}
+	authority, err := pki.NewAuthority("test", now, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.add(secret("ca", map[string][]byte{"tls.crt": authority.KeyPair().Certificate}))
+	for _, leaf := range []string{"server-tls", "node-tls", "push-tls"} {
+		c.certificate(t, leaf, authority, now, 0)
+	}
+	c.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry"), Spec: appsv1.DeploymentSpec{Template: template(registryLoad)}})
+	c.add(pod("registry", "n1", true))
+	c.payload(t, registryLoad, "registry", 2_500_000)
+	if mode == state.ModeProxy {
+		d := &appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-proxy-amd64", "proxy"), Spec: appsv1.DaemonSetSpec{Template: template(nodeLoad)}}
+		d.Status.DesiredNumberScheduled, d.Status.CurrentNumberScheduled = 2, 2
+		c.add(d, pod("proxy", "n1", true), pod("proxy", "n2", true))
+		c.payload(t, nodeLoad, "registry-node", 1_500_000)
+	}
+	if mode == state.ModeNodePort {
+		c.add(&corev1.Service{ObjectMeta: meta("zarf-registry-nodeport", "registry"), Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 5001, NodePort: 31999}}}})
+		c.add(secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
+	}
+	return c
+}
+
+func (c cluster) certificate(t *testing.T, suffix string, authority *pki.Authority, from time.Time, lifetime time.Duration) {
+	t.Helper()
+	pair, err := authority.Issue(pki.Leaf{CommonName: suffix, Organization: "o", Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, Lifetime: lifetime}, from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.add(secret(suffix, map[string][]byte{"tls.crt": pair.Certificate}))
+}
+
+// payload adds the ConfigMaps of a program of so many bytes.
+func (c cluster) payload(t *testing.T, name, program string, size int) {
+	t.Helper()
+	p, ok := payloads[program]
+	if !ok {
+		noise := make([]byte, size)
+		x := uint32(1)
+		for i := range noise {
+			x = x*1664525 + 1013904223
+			noise[i] = byte(x >> 24)
+		}
+		layer, err := injector.BuildLayer(program, noise)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, err = injector.Encode(injector.Program{Name: program, Architecture: "amd64"}, layer, []byte("loader")); err != nil {
+			t.Fatal(err)
+		}
+		payloads[program] = p
+	}
+	for _, o := range p.Objects() {
+		c.add(&corev1.ConfigMap{ObjectMeta: meta(fmt.Sprintf("%s-%02d", name, o.Index), "payload"), BinaryData: maps.Clone(o.Data)})
+	}
+}
+
+// payloads are made once: to compress them takes time.
+var payloads = map[string]*injector.Payload{}
+
+// revision is a Secret as Helm's driver makes it.
+func revision(version int, status string) *corev1.Secret {
+	return &corev1.Secret{Type: "helm.sh/release.v1", ObjectMeta: metav1.ObjectMeta{
+		Namespace: "zarf", Name: fmt.Sprintf("sh.helm.release.v1.zarf-registry.v%d", version),
+		Labels: map[string]string{"owner": "helm", "name": "zarf-registry", "version": fmt.Sprint(version), "status": status},
+	}}
+}
+
+// collect looks at the cluster; deny are "verb resource" that are forbidden.
+func (c cluster) collect(t *testing.T, deny ...string) (*status.Report, error) {
+	t.Helper()
+	scheme := metadatafake.NewTestScheme()
+	if err := metav1.AddMetaToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	var partial []runtime.Object
+	for _, k := range slices.Sorted(maps.Keys(c)) {
+		switch o := c[k].(type) {
+		case *corev1.Secret:
+			partial = append(partial, &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: o.ObjectMeta})
+		case *corev1.ConfigMap:
+			partial = append(partial, &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: o.ObjectMeta})
+		}
+	}
+	client, names := fake.NewClientset(slices.Collect(maps.Values(c))...), metadatafake.NewSimpleMetadataClient(scheme, partial...)
+	refuse := func(a kubetesting.Action) (bool, runtime.Object, error) {
+		if a.GetVerb() != "get" && a.GetVerb() != "list" {
+			t.Errorf("it asked for %s %s", a.GetVerb(), a.GetResource().Resource)
+		}
+		if slices.Contains(deny, a.GetVerb()+" "+a.GetResource().Resource) {
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: a.GetResource().Resource}, "", errors.New("no"))
+		}
+		return false, nil, nil
+	}
+	client.PrependReactor("*", "*", refuse)
+	names.PrependReactor("*", "*", refuse)
+	return status.Collect(t.Context(), status.Options{
+		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry",
+		Client: client, Metadata: names, Now: func() time.Time { return now },
+	})
+}
+
+func TestNothingIsToBeDoneInAHealthyCluster(t *testing.T) {
+	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort, state.ModeExternal} {
+		t.Run(string(mode), func(t *testing.T) {
+			r, err := healthy(t, mode).collect(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.Healthy || len(r.Next) > 0 || len(r.Unreadable) > 0 || len(r.Leftovers) > 0 {
+				t.Errorf("next is %q, unreadable %q, left over %q", r.Next, r.Unreadable, r.Leftovers)
+			}
+			if r.Helm == nil || r.Helm.Revision != 10 || r.Helm.Status != "deployed" {
+				t.Errorf("release is %+v", r.Helm)
+			}
+			if len(r.Nodes) != 2 || r.Nodes[0] != (status.Node{Name: "n1", Ready: true, Way: string(mode), Open: true, Proven: true}) {
+				t.Errorf("nodes are %+v", r.Nodes)
+			}
+			certificates, payloads := 4, map[state.Mode]int{state.ModeProxy: 2, state.ModeNodePort: 1}[mode]
+			if mode == state.ModeExternal {
+				certificates = 0
+			}
+			if len(r.Certificates) != certificates || len(r.Payloads) != payloads || (r.Registry == nil) != (mode == state.ModeExternal) {
+				t.Errorf("registry %v, certificates %+v, payloads %+v", r.Registry, r.Certificates, r.Payloads)
+			}
+			for _, c := range r.Certificates {
+				if !c.Valid || c.DaysLeft < 364 || c.Subject == "" {
+					t.Errorf("certificate is %+v", c)
+				}
+			}
+			if len(r.Payloads) > 0 && (r.Payloads[0] != status.Payload{Name: registryLoad, Present: 3, Wanted: 3, Complete: true}) {
+				t.Errorf("payload is %+v", r.Payloads[0])
+			}
+		})
+	}
+}
+
+func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
+	otherAuthority, err := pki.NewAuthority("other", now.Add(-2*365*24*time.Hour), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		mode   state.Mode
+		change func(cluster)
+		want   []string // each is part of a sentence of its own
+	}{
+		"a switch that is not done": {state.ModeNodePort, func(c cluster) {
+			c.state(t, state.PhasePrepared, state.ModeProxy, state.ModeNodePort)
+		}, []string{"from nodeport to proxy mode was begun at 2026-11-21T11:00:00Z and is not done: unless a run is under way, run init-hook install --namespace zarf"}},
+		"an installation that is not done": {state.ModeProxy, func(c cluster) {
+			c.state(t, state.PhasePrepared, state.ModeProxy, "")
+		}, []string{"proxy mode was prepared at 2026-11-21T11:00:00Z and is not proven"}},
+		"no state": {state.ModeProxy, func(c cluster) {
+			c.drop("Secret zarf-registry-state")
+		}, []string{"Secret zarf/zarf-registry-state is missing"}},
+		"the state is under another name": {state.ModeProxy, func(c cluster) {
+			c.drop("Secret zarf-registry-state").add(&corev1.Secret{ObjectMeta: meta("full-state", "state")})
+		}, []string{"--name full"}},
+		"a state from the future": {state.ModeProxy, func(c cluster) {
+			c.add(secret("state", map[string][]byte{state.Key: []byte(`{"version": 2}`)}))
+		}, []string{"it has version 2"}},
+		"helm's last run failed": {state.ModeProxy, func(c cluster) {
+			c.add(revision(11, "failed"))
+		}, []string{"revision 11 is failed, helm history zarf-registry --namespace zarf says why"}},
+		"helm was killed": {state.ModeProxy, func(c cluster) {
+			c.add(revision(11, "pending-upgrade"))
+		}, []string{"revision 11 is pending-upgrade"}},
+		"helm is uninstalling": {state.ModeProxy, func(c cluster) {
+			c.add(revision(11, "uninstalling"))
+		}, []string{"helm uninstall zarf-registry --namespace zarf"}},
+		"no registry": {state.ModeProxy, func(c cluster) {
+			c.drop("Deployment zarf-registry", "Pod registry-n1")
+		}, []string{"Deployment zarf/zarf-registry is missing"}},
+		"no registry pod": {state.ModeProxy, func(c cluster) {
+			c.drop("Pod registry-n1")
+		}, []string{"kubectl --namespace zarf describe deployment zarf-registry"}},
+		"a registry scaled to nothing": {state.ModeProxy, func(c cluster) {
+			zero := int32(0)
+			c["Deployment zarf-registry"].(*appsv1.Deployment).Spec.Replicas = &zero
+			c.drop("Pod registry-n1")
+		}, []string{"scale deployment zarf-registry --replicas 1"}},
+		"a registry that does not start": {state.ModeNodePort, func(c cluster) {
+			p := pod("registry", "n1", false)
+			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 104, Message: "chunk 2 has\nanother SHA-256"}}
+			c.add(p)
+		}, []string{"ended with exit code 104: chunk 2 has another SHA-256"}},
+		"a registry that finds no node": {state.ModeProxy, func(c cluster) {
+			p := pod("registry", "n1", false)
+			p.Spec.NodeName, p.Status.ContainerStatuses = "", nil
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/2 nodes"})
+			c.add(p)
+		}, []string{"Unschedulable: 0/2 nodes"}},
+		"a proxy that waits for its payload": {state.ModeProxy, func(c cluster) {
+			p := pod("proxy", "n2", false)
+			p.Status.ContainerStatuses = nil
+			old, newer := corev1.Event{}, corev1.Event{}
+			for i, e := range []*corev1.Event{&newer, &old} {
+				e.ObjectMeta = metav1.ObjectMeta{Namespace: "zarf", Name: fmt.Sprint("e", i)}
+				e.InvolvedObject = corev1.ObjectReference{Kind: "Pod", Name: p.Name}
+				e.Reason, e.Message, e.LastTimestamp = "FailedMount", fmt.Sprint("message ", i), metav1.NewTime(now.Add(-time.Duration(i)*time.Minute))
+			}
+			c.add(p, &old, &newer)
+		}, []string{"The proxy of node n2 is not ready (FailedMount: message 0): kubectl --namespace zarf describe pod proxy-n2"}},
+		"a node with another pause image": {state.ModeProxy, func(c cluster) {
+			c.add(node("n3", true, otherPause), pod("proxy", "n3", false))
+		}, []string{"Node n3 has the pause image " + otherPause + ", but its proxy is to run in " + pause}},
+		"a node that reports no pause image": {state.ModeProxy, func(c cluster) {
+			c.add(node("n3", true, "docker.io/library/nginx:1"), pod("proxy", "n3", false))
+		}, []string{"--set injector.image=IMAGE"}},
+		"a node whose proxy is not there yet": {state.ModeProxy, func(c cluster) {
+			c.add(node("n3", true, pause))
+			c["DaemonSet zarf-registry-proxy-amd64"].(*appsv1.DaemonSet).Status.DesiredNumberScheduled = 3
+		}, []string{"Node n3 has no proxy yet"}},
+		"no proxies at all": {state.ModeProxy, func(c cluster) {
+			c.drop("DaemonSet zarf-registry-proxy-amd64", "Pod proxy-n1", "Pod proxy-n2")
+		}, []string{"There is no proxy DaemonSet"}},
+		"a node that is down": {state.ModeProxy, func(c cluster) {
+			c.add(node("n2", false, pause), pod("proxy", "n2", false))
+		}, []string{"Node n2 is not ready"}},
+		"no node port": {state.ModeNodePort, func(c cluster) {
+			c.drop("Service zarf-registry-nodeport")
+		}, []string{"Service zarf/zarf-registry-nodeport is missing"}},
+		"another node port": {state.ModeNodePort, func(c cluster) {
+			c["Service zarf-registry-nodeport"].(*corev1.Service).Spec.Ports[0].NodePort = 30000
+		}, []string{"does not have node port 31999"}},
+		"a plain port that is closed": {state.ModeNodePort, func(c cluster) {
+			c.add(secret("pull", nil))
+		}, []string{"Secret zarf/zarf-registry-pull has no key htpasswd"}},
+		"what nodeport mode left": {state.ModeProxy, func(c cluster) {
+			c.add(&corev1.Service{ObjectMeta: meta("zarf-registry-nodeport", "registry")}, secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
+		}, []string{"Another mode has left Service zarf/zarf-registry-nodeport, the key htpasswd of Secret zarf/zarf-registry-pull"}},
+		"what proxy mode left": {state.ModeNodePort, func(c cluster) {
+			c.add(&appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-proxy-amd64", "proxy")})
+		}, []string{"Another mode has left DaemonSet zarf/zarf-registry-proxy-amd64"}},
+		"what a registry of ours left": {state.ModeExternal, func(c cluster) {
+			c.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry")})
+		}, []string{"Another mode has left Deployment zarf/zarf-registry"}},
+		"a certificate that ends soon": {state.ModeProxy, func(c cluster) {
+			authority, err := pki.NewAuthority("new", now, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.add(secret("ca", map[string][]byte{"tls.crt": authority.KeyPair().Certificate}))
+			c.certificate(t, "server-tls", authority, now, 0)
+			c.certificate(t, "push-tls", authority, now, 0)
+			c.certificate(t, "node-tls", authority, now, 10*24*time.Hour+time.Minute)
+		}, []string{"Secret zarf/zarf-registry-node-tls ends in 10 days"}},
+		"a certificate of another authority": {state.ModeProxy, func(c cluster) {
+			c.certificate(t, "push-tls", otherAuthority, now, 0)
+		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (another authority"}},
+		"a certificate that has expired": {state.ModeProxy, func(c cluster) {
+			c.certificate(t, "push-tls", otherAuthority, now.Add(-2*365*24*time.Hour), 0)
+		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (it has expired)"}},
+		"a certificate that is missing": {state.ModeProxy, func(c cluster) {
+			c.drop("Secret zarf-registry-server-tls")
+		}, []string{"Secret zarf/zarf-registry-server-tls is not usable (there is none)"}},
+		"a certificate that is rubbish": {state.ModeProxy, func(c cluster) {
+			c.add(secret("ca", nil))
+		}, []string{"Secret zarf/zarf-registry-ca is not usable"}},
+		"a payload without its first part": {state.ModeProxy, func(c cluster) {
+			c.drop("ConfigMap " + registryLoad + "-00")
+		}, []string{"ConfigMap " + registryLoad + "-00 is missing"}},
+		"a payload without another part": {state.ModeProxy, func(c cluster) {
+			c.drop("ConfigMap " + nodeLoad + "-01")
+		}, []string{"ConfigMap " + nodeLoad + "-01 is missing"}},
+		"a payload that is rubbish": {state.ModeProxy, func(c cluster) {
+			c["ConfigMap "+nodeLoad+"-00"].(*corev1.ConfigMap).BinaryData = nil
+		}, []string{"Payload zarf/" + nodeLoad + " is not complete"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := healthy(t, c.mode)
+			c.change(cluster)
+			r, err := cluster.collect(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Healthy || len(r.Next) != len(c.want) {
+				t.Errorf("next is\n%s", strings.Join(r.Next, "\n"))
+			}
+			for _, want := range c.want {
+				if !slices.ContainsFunc(r.Next, func(s string) bool { return strings.Contains(s, want) }) {
+					t.Errorf("next does not say %q:\n%s", want, strings.Join(r.Next, "\n"))
+				}
+			}
+		})
+	}
+}
+
+func TestNodesThatNeedNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(cluster)
+		node   status.Node
+	}{
+		"a node without a proxy, as the user decided": {func(c cluster) {
+			c.add(node("n3", true, pause))
+		}, status.Node{Name: "n3", Ready: true, Way: "none", Why: "no proxy is meant to run on it"}},
+		"a node that was added after the last proof": {func(c cluster) {
+			c.add(node("n3", true, pause), pod("proxy", "n3", true))
+		}, status.Node{Name: "n3", Ready: true, Way: "proxy", Open: true}},
+		"a node that holds more images than it reports": {func(c cluster) {
+			c.add(node("n3", true), pod("proxy", "n3", true))
+		}, status.Node{Name: "n3", Ready: true, Way: "proxy", Open: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := healthy(t, state.ModeProxy)
+			c.change(cluster)
+			r, err := cluster.collect(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.Healthy || r.Nodes[2] != c.node {
+				t.Errorf("node is %+v, next %q", r.Nodes[2], r.Next)
+			}
+		})
+	}
+	cluster := healthy(t, state.ModeProxy)
+	windows := node("w1", true)
+	windows.Status.NodeInfo.OperatingSystem = "windows"
+	if r, err := cluster.add(windows).collect(t); err != nil || len(r.Nodes) != 2 {
+		t.Errorf("with a node that is not of Linux: %+v, %v", r, err)
+	}
+}
+
+func TestNothingInstalledIsAnErrorWithTheNextStep(t *testing.T) {
+	for name, c := range map[string]cluster{
+		"an empty cluster":                 cluster{}.add(node("n1", true)),
+		"an uninstalled one, with history": cluster{}.add(revision(3, "uninstalled")),
+	} {
+		if _, err := c.collect(t); !errors.Is(err, status.ErrNotInstalled) || !strings.Contains(err.Error(), "init-hook install --namespace zarf") {
+			t.Errorf("%s: error is %v", name, err)
+		}
+	}
+	// Who may see nothing knows nothing.
+	if _, err := (cluster{}).collect(t, "get secrets"); err != nil {
+		t.Errorf("without the right to look: error is %v", err)
+	}
+}
+
+func TestMissingRightsAreNamedAndTheRestIsLookedAt(t *testing.T) {
+	for _, c := range []struct{ deny, want string }{
+		{"get secrets", "reading Secret zarf/zarf-registry-state"},
+		{"list secrets", "listing the release's revisions"},
+		{"get deployments", "reading Deployment zarf/zarf-registry"},
+		{"list daemonsets", "listing the DaemonSets"},
+		{"list events", "listing the events"},
+		{"list pods", "listing the registry's pods"},
+		{"list nodes", "listing nodes"},
+		{"get services", "reading Service zarf/zarf-registry-nodeport"},
+		{"list configmaps", "listing the ConfigMaps"},
+		{"get configmaps", "reading ConfigMap zarf/" + registryLoad + "-00"},
+	} {
+		t.Run(c.deny, func(t *testing.T) {
+			r, err := healthy(t, state.ModeNodePort).collect(t, c.deny)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Healthy || len(r.Unreadable) == 0 || !strings.HasPrefix(r.Unreadable[0], c.want) || !strings.Contains(r.Unreadable[0], "forbidden") {
+				t.Errorf("unreadable is %q", r.Unreadable)
+			}
+			if !slices.ContainsFunc(r.Next, func(s string) bool { return strings.Contains(s, "ask for the right") }) {
+				t.Errorf("next is %q", r.Next)
+			}
+		})
+	}
+}
+
+func TestAClusterThatDoesNotAnswerIsAnError(t *testing.T) {
+	client := fake.NewClientset()
+	client.PrependReactor("*", "*", func(kubetesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("dial tcp: no route to host")
+	})
+	_, err := status.Collect(t.Context(), status.Options{Namespace: "zarf", Name: "zarf-registry", Client: client, Now: time.Now})
+	if err == nil || !strings.Contains(err.Error(), "no route to host") {
+		t.Errorf("error is %v", err)
+	}
+}
