@@ -1,0 +1,22 @@
+// Package charts carries the project's Helm chart, so that init-hook can install
+// it from a workstation without a file beside it. It neither parses nor renders
+// the chart.
+package charts
+
+import (
+	"embed"
+	"io/fs"
+)
+
+//go:embed all:zarf-registry
+var embedded embed.FS
+
+// Registry is the folder of the chart, with Chart.yaml at its root and with the
+// files that its .helmignore keeps out. It is read-only and safe for concurrent use.
+func Registry() fs.FS {
+	sub, err := fs.Sub(embedded, "zarf-registry")
+	if err != nil {
+		panic(err) // the name is valid
+	}
+	return sub
+}

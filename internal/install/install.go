@@ -1,0 +1,408 @@
+// Package install installs or upgrades the chart from a workstation: what the
+// chart's hook Jobs would do is done in this process, so no node needs init-hook's
+// image, and Helm's SDK does the rest. The release is one that helm upgrade, helm
+// rollback and helm uninstall continue.
+//
+// It decides the order and nothing about the registry: what the Jobs would do it
+// takes from the Jobs that the chart renders.
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/release"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+)
+
+// ChartName is the name of the only chart that this package installs.
+const ChartName = "zarf-registry"
+
+// maxHistory is how many revisions of the release are kept: as many as helm keeps
+// unless told otherwise.
+const maxHistory = 10
+
+// Options say what to install, and where.
+type Options struct {
+	Namespace, Release string
+	// Chart is what to install.
+	Chart *chart.Chart
+	// Values are the user's, without the chart's defaults. They are put on top of
+	// those of the last release, a null removing what stood there.
+	Values map[string]any
+	// ResetValues leaves out the last release's values.
+	ResetValues bool
+	// CreateNamespace makes the namespace where it is missing.
+	CreateNamespace bool
+	// Timeout bounds the whole run; it must be positive.
+	Timeout time.Duration
+}
+
+// Hook is what the hook Jobs do. *hook.Hook is one.
+type Hook interface {
+	Preflight(ctx context.Context) ([]hook.Finding, error)
+	Prepare(ctx context.Context) error
+	Finish(ctx context.Context) error
+}
+
+// Installer installs. Its fields must be set.
+type Installer struct {
+	Options Options
+	// Helm is connected with the namespace of the release.
+	Helm   *action.Configuration
+	Client kubernetes.Interface
+	// Parse reads the arguments of a rendered Job, its command first.
+	Parse func(args []string) (hook.Options, error)
+	// NewHook connects what the Jobs do with the cluster.
+	NewHook func(ctx context.Context, options hook.Options) (Hook, error)
+	Log     *slog.Logger
+	Now     func() time.Time
+}
+
+// Plan is what a run would do.
+type Plan struct {
+	// Options are what the rendered Jobs were told.
+	Options hook.Options
+	// Findings are those of the preflight, blockers first.
+	Findings []hook.Finding
+	// Upgrade says whether the release exists already.
+	Upgrade bool
+	// Manifest is what Helm would apply, without hooks.
+	Manifest string
+}
+
+// Result is what a run did.
+type Result struct {
+	// Options are what the applied Jobs were told.
+	Options hook.Options
+	// Revision is the release's.
+	Revision int
+	// Upgraded is false for a first installation.
+	Upgraded bool
+	// ChartVersion and AppVersion are the applied chart's.
+	ChartVersion, AppVersion string
+}
+
+// Blocked is the error of a preflight that found blockers. Nothing was changed.
+type Blocked struct{ Findings []hook.Finding }
+
+func (e *Blocked) Error() string {
+	var lines strings.Builder
+	for _, f := range Blockers(e.Findings) {
+		fmt.Fprintf(&lines, "\n  %s", f)
+	}
+	return "preflight: nothing was changed, because of:" + lines.String()
+}
+
+// Blockers returns the blockers among findings.
+func Blockers(findings []hook.Finding) []hook.Finding {
+	return slices.DeleteFunc(slices.Clone(findings), func(f hook.Finding) bool { return f.Severity != hook.Blocker })
+}
+
+// Plan renders the chart with what the cluster says, and runs the preflight. It
+// changes nothing, and does not create the namespace.
+func (i *Installer) Plan(ctx context.Context) (*Plan, error) {
+	r := run{Installer: i}
+	if err := r.look(ctx); err != nil {
+		return nil, err
+	}
+	manifest, err := r.render(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h, err := i.NewHook(ctx, r.options)
+	if err != nil {
+		return nil, err
+	}
+	findings, err := h.Preflight(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &Plan{Options: r.options, Findings: findings, Upgrade: r.upgrade(), Manifest: manifest}, nil
+}
+
+// Run installs or upgrades. It may be interrupted at any point: another run
+// continues.
+func (i *Installer) Run(ctx context.Context) (*Result, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, i.Options.Timeout, fmt.Errorf("not done within %s (--timeout)", i.Options.Timeout))
+	defer cancel()
+	r := run{Installer: i}
+	for _, s := range []struct {
+		name, why string
+		do        func(context.Context) (string, error)
+	}{
+		{"look at the release", "what is there decides between installation, upgrade and repair", r.lookStep},
+		{"render the chart", "the chart decides by what the cluster says", r.renderStep},
+		{"make the namespace", "everything else is made in it", r.makeNamespace},
+		{"preflight", "what stands in the way is named before anything is changed", r.preflight},
+		{"recover the release", "one that a killed run left behind would block every other", r.recover},
+		{"remove former Jobs", "two runs at once would be in each other's way", r.removeJobs},
+		{"", "", r.prepare},
+		{"apply the chart", "Helm makes and keeps the long-lived objects", r.apply},
+		{"", "", r.finish},
+	} {
+		begin := i.Now()
+		did, err := s.do(ctx)
+		if err == nil {
+			err = ctx.Err() // Helm does not always notice
+		}
+		if err != nil {
+			return nil, r.explain(ctx, err)
+		}
+		if s.name != "" {
+			i.Log.Info("step done", "phase", "install", "step", s.name, "did", did, "why", s.why, "took", i.Now().Sub(begin).Round(time.Millisecond).String())
+		}
+	}
+	return &Result{
+		Options: r.options, Revision: r.applied.Version, Upgraded: r.upgrade(),
+		ChartVersion: r.applied.Chart.Metadata.Version, AppVersion: r.applied.Chart.Metadata.AppVersion,
+	}, nil
+}
+
+// run is what the steps hand on to each other.
+type run struct {
+	*Installer
+	namespace *corev1.Namespace // nil where it is missing
+	made      bool              // by this run
+
+	last     *release.Release // the newest revision; nil where there is none
+	present  *release.Release // the one that Helm compares with and whose values it reuses; nil for an installation
+	deployed bool             // present counts as deployed, not as failed
+
+	options hook.Options // of the Jobs as they were rendered last
+	hook    Hook
+	applied *release.Release
+}
+
+// upgrade says whether Helm goes on from a release.
+func (r *run) upgrade() bool { return r.present != nil }
+
+// explain adds to an error what the user must know about where it leaves things.
+func (r *run) explain(ctx context.Context, err error) error {
+	if _, blocked := errors.AsType[*Blocked](err); blocked {
+		return err
+	}
+	const again = "run the same command again, it continues where this one stopped"
+	switch cause := context.Cause(ctx); {
+	case cause == nil:
+		return err
+	case !errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return fmt.Errorf("interrupted: %s (%w)", again, err)
+	case errors.Is(err, cause):
+		return fmt.Errorf("%w: %s", err, again)
+	default:
+		return fmt.Errorf("%w: %w: %s", err, cause, again)
+	}
+}
+
+func (r *run) lookStep(ctx context.Context) (string, error) {
+	if err := r.look(ctx); err != nil {
+		return "", err
+	}
+	if r.last == nil {
+		return "found none: this is a new installation", nil
+	}
+	return fmt.Sprintf("found revision %d, %s", r.last.Version, r.last.Info.Status), nil
+}
+
+// look reads namespace and release, and refuses what cannot be continued.
+func (r *run) look(ctx context.Context) error {
+	o := r.Options
+	if name := o.Chart.Name(); name != ChartName {
+		return &hook.Refused{Err: fmt.Errorf("the chart is %q: this command installs %s only; use helm for others", name, ChartName)}
+	}
+	namespace, err := r.Client.CoreV1().Namespaces().Get(ctx, o.Namespace, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+	case apierrors.IsForbidden(err):
+		// Who may not look at namespaces may still own one.
+		r.namespace = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: o.Namespace}}
+	case err != nil:
+		return fmt.Errorf("reading namespace %s: %w", o.Namespace, err)
+	case namespace.DeletionTimestamp != nil:
+		return &hook.Refused{Err: fmt.Errorf("namespace %s is being deleted: wait until it is gone (kubectl wait --for=delete namespace/%s), or choose another with --namespace", o.Namespace, o.Namespace)}
+	default:
+		r.namespace = namespace
+	}
+	if err := r.Helm.KubeClient.IsReachable(); err != nil {
+		return err
+	}
+	return r.lookAtRelease()
+}
+
+// render renders the chart as a run would apply it, and takes what the Jobs would
+// be told.
+func (r *run) render(ctx context.Context) (manifest string, err error) {
+	install := action.NewInstall(r.Helm)
+	install.ReleaseName, install.Namespace = r.Options.Release, r.Options.Namespace
+	// A dry run of "server" lets the chart's lookups see the cluster.
+	install.DryRun, install.DryRunOption = true, "server"
+	install.IsUpgrade = r.upgrade()
+	rendered, err := install.RunWithContext(ctx, r.Options.Chart, r.values())
+	if err != nil {
+		return "", r.explainHelm("rendering the chart", err)
+	}
+	r.options, err = r.jobOptions(rendered)
+	return rendered.Manifest, err
+}
+
+func (r *run) renderStep(ctx context.Context) (string, error) {
+	if _, err := r.render(ctx); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s at %s, decided by %s", r.options.Mode, r.options.Address(), r.options.ModeSource), nil
+}
+
+// jobOptions takes what the rendered prepare and finish Jobs are told. Finish is
+// told all that prepare is, and more.
+func (r *run) jobOptions(rendered *release.Release) (hook.Options, error) {
+	prepare, err := jobArguments(rendered, "prepare")
+	if err != nil {
+		return hook.Options{}, err
+	}
+	if _, err := r.Parse(prepare); err != nil {
+		return hook.Options{}, err
+	}
+	finish, err := jobArguments(rendered, "finish")
+	if err != nil {
+		return hook.Options{}, err
+	}
+	options, err := r.Parse(finish)
+	if err != nil {
+		return hook.Options{}, err
+	}
+	// The limit of a Job is less than Helm's own; here there is one for the whole
+	// run, in the context.
+	options.Timeout = 0
+	return options, nil
+}
+
+func (r *run) makeNamespace(ctx context.Context) (string, error) {
+	name := r.Options.Namespace
+	if r.namespace != nil {
+		return name + " is there", nil
+	}
+	if !r.Options.CreateNamespace {
+		return "", &hook.Refused{Err: fmt.Errorf("namespace %s does not exist: kubectl create namespace %s, or leave out --create-namespace=false", name, name)}
+	}
+	made, err := r.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("creating namespace %s: %w", name, err)
+	}
+	r.namespace, r.made = made, true
+	return "made " + name, nil
+}
+
+func (r *run) preflight(ctx context.Context) (string, error) {
+	var err error
+	if r.hook, err = r.NewHook(ctx, r.options); err != nil {
+		return "", errors.Join(err, r.unmakeNamespace())
+	}
+	findings, err := r.hook.Preflight(ctx)
+	if err != nil {
+		return "", errors.Join(err, r.unmakeNamespace())
+	}
+	blockers := Blockers(findings)
+	if len(blockers) > 0 {
+		return "", errors.Join(&Blocked{findings}, r.unmakeNamespace())
+	}
+	if len(findings) > 0 {
+		return fmt.Sprintf("%d warnings, shown below", len(findings)), nil
+	}
+	return "nothing stands in the way", nil
+}
+
+// unmakeNamespace removes the namespace that this run made and in which there is
+// nothing yet.
+func (r *run) unmakeNamespace() error {
+	if !r.made {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // also when the run was interrupted
+	defer cancel()
+	name := r.Options.Namespace
+	err := r.Client.CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &r.namespace.UID}})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting namespace %s, which this run made: %w: kubectl delete namespace %s", name, err, name)
+	}
+	return nil
+}
+
+// removeJobs deletes the Jobs of a former run, as Helm does before it makes new
+// ones. One may still be running, where its helm was killed.
+func (r *run) removeJobs(ctx context.Context) (string, error) {
+	background := metav1.DeletePropagationBackground // with their pods
+	removed := 0
+	for _, step := range []string{"prepare", "finish"} {
+		name := r.options.Name + "-" + step
+		err := r.Client.BatchV1().Jobs(r.Options.Namespace).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return "", fmt.Errorf("deleting Job %s/%s of a former run: %w", r.Options.Namespace, name, err)
+		default:
+			removed++
+		}
+	}
+	return fmt.Sprintf("removed %d", removed), nil
+}
+
+func (r *run) prepare(ctx context.Context) (string, error) { return "", r.hook.Prepare(ctx) }
+
+// finish does what the finish Job of the applied rendering would do. The release
+// then says how it ended, as it would of a Job.
+func (r *run) finish(ctx context.Context) (string, error) {
+	h, err := r.NewHook(ctx, r.options)
+	if err == nil {
+		err = h.Finish(ctx)
+	}
+	if err != nil {
+		return "", errors.Join(err, r.markFailed(err))
+	}
+	return "", nil
+}
+
+// values are the user's on top of those of the last release.
+func (r *run) values() map[string]any {
+	values := clone(r.Options.Values)
+	if r.present == nil || r.Options.ResetValues {
+		return values
+	}
+	return chartutil.CoalesceTables(values, clone(r.present.Config))
+}
+
+// clone copies values: Helm keeps and changes what it is given.
+func clone(values map[string]any) map[string]any {
+	copied := map[string]any{}
+	for key, value := range values {
+		copied[key] = cloneAny(value)
+	}
+	return copied
+}
+
+func cloneAny(value any) any {
+	switch value := value.(type) {
+	case map[string]any:
+		return clone(value)
+	case []any:
+		copied := make([]any, len(value))
+		for i := range value {
+			copied[i] = cloneAny(value[i])
+		}
+		return copied
+	}
+	return value
+}

@@ -1,0 +1,596 @@
+package install_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chartutil"
+	kubefake "helm.sh/helm/v3/pkg/kube/fake"
+	"helm.sh/helm/v3/pkg/release"
+	"helm.sh/helm/v3/pkg/storage"
+	"helm.sh/helm/v3/pkg/storage/driver"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/install"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// jobs is a chart as far as this package looks at it. The port of the Jobs tells
+// renderings apart: it is 31000 and the revision.
+const jobs = `
+{{- range list "prepare" "finish" }}
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {{ $.Release.Name }}-{{ . }}
+  annotations:
+    helm.sh/hook: {{ ternary "pre-install,pre-upgrade" "post-install,post-upgrade" (eq . "prepare") }}
+spec:
+  template:
+    spec:
+      containers:
+        - name: init-hook
+          args: [{{ . }}, "--name={{ $.Release.Name }}", "--mode={{ $.Values.mode }}", "--port={{ add 31000 $.Release.Revision }}"]
+---
+{{- end }}
+`
+
+func testChart(name string) *chart.Chart {
+	return &chart.Chart{
+		Metadata: &chart.Metadata{APIVersion: "v2", Name: name, Version: "1.2.3", AppVersion: "4.5.6"},
+		Values:   map[string]any{"mode": "nodeport", "fresh": "default"},
+		Templates: []*chart.File{
+			{Name: "templates/jobs.yaml", Data: []byte(jobs)},
+			{Name: "templates/config.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n")},
+		},
+	}
+}
+
+func parse(args []string) (hook.Options, error) {
+	o := hook.Options{Namespace: "zarf", Release: "zarf-registry", IPFamily: state.IPv4, Timeout: time.Second}
+	for _, arg := range args[1:] {
+		name, value, _ := strings.Cut(arg, "=")
+		switch name {
+		case "--name":
+			o.Name = value
+		case "--mode":
+			o.Mode = state.Mode(value)
+		case "--port":
+			o.Port, _ = strconv.Atoi(value)
+		default:
+			return o, fmt.Errorf("unknown flag: %s", name)
+		}
+	}
+	return o, nil
+}
+
+// bench is an installer with a fake cluster, a Helm that keeps releases in memory,
+// and a hook that notes what it is asked to do.
+type bench struct {
+	*testing.T
+	*install.Installer
+	client *fake.Clientset
+	events []string
+
+	findings            []hook.Finding
+	preflightErr        error
+	prepare, finish     error
+	during              map[string]func() // called in that phase
+	prepared, finishing hook.Options
+}
+
+type recordedHook struct {
+	*bench
+	options hook.Options
+}
+
+func (h recordedHook) note(phase string) {
+	h.events = append(h.events, phase)
+	if do := h.during[phase]; do != nil {
+		do()
+	}
+}
+
+func (h recordedHook) Preflight(context.Context) ([]hook.Finding, error) {
+	h.note("preflight")
+	return h.bench.findings, h.preflightErr
+}
+
+func (h recordedHook) Prepare(context.Context) error {
+	h.prepared = h.options
+	h.note("prepare")
+	return h.bench.prepare
+}
+
+func (h recordedHook) Finish(context.Context) error {
+	h.finishing = h.options
+	h.note("finish")
+	return h.bench.finish
+}
+
+func newBench(t *testing.T, objects ...runtime.Object) *bench {
+	t.Helper()
+	b := &bench{T: t, client: fake.NewClientset(objects...), during: map[string]func(){}}
+	quiet := slog.New(slog.DiscardHandler)
+	memory := driver.NewMemory()
+	memory.SetNamespace("zarf")
+	b.Installer = &install.Installer{
+		Options: install.Options{
+			Namespace: "zarf", Release: "zarf-registry", Chart: testChart("zarf-registry"),
+			Values: map[string]any{}, CreateNamespace: true, Timeout: time.Minute,
+		},
+		Helm: &action.Configuration{
+			Releases:     storage.Init(memory),
+			KubeClient:   &kubefake.PrintingKubeClient{Out: io.Discard},
+			Capabilities: chartutil.DefaultCapabilities,
+			Log:          func(string, ...any) {},
+		},
+		Client: b.client,
+		Parse:  parse,
+		NewHook: func(_ context.Context, options hook.Options) (install.Hook, error) {
+			return recordedHook{b, options}, nil
+		},
+		Log: quiet,
+		Now: time.Now,
+	}
+	return b
+}
+
+func namespace() *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf", UID: "made-before"}}
+}
+
+func (b *bench) mustRun() *install.Result {
+	b.Helper()
+	result, err := b.Installer.Run(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	return result
+}
+
+// history is each revision's status, oldest first.
+func (b *bench) history() []string {
+	b.Helper()
+	list, err := b.Helm.Releases.History("zarf-registry")
+	if err != nil && !errors.Is(err, driver.ErrReleaseNotFound) {
+		b.Fatal(err)
+	}
+	slices.SortFunc(list, func(a, c *release.Release) int { return a.Version - c.Version })
+	var statuses []string
+	for i, rel := range list {
+		if rel.Version != i+1 {
+			b.Errorf("revision %d is the %d. of the history", rel.Version, i+1)
+		}
+		statuses = append(statuses, rel.Info.Status.String())
+	}
+	return statuses
+}
+
+func (b *bench) last() *release.Release {
+	b.Helper()
+	rel, err := b.Helm.Releases.Last("zarf-registry")
+	if err != nil {
+		b.Fatal(err)
+	}
+	return rel
+}
+
+func (b *bench) wantHistory(want ...string) {
+	b.Helper()
+	if got := b.history(); !slices.Equal(got, want) {
+		b.Errorf("history is %q, want %q", got, want)
+	}
+}
+
+func (b *bench) wantNamespace(want bool) {
+	b.Helper()
+	_, err := b.client.CoreV1().Namespaces().Get(b.Context(), "zarf", metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		b.Fatal(err)
+	}
+	if got := err == nil; got != want {
+		b.Errorf("the namespace is there: %t, want %t", got, want)
+	}
+}
+
+func TestAFirstRunInstallsAReleaseThatHelmContinues(t *testing.T) {
+	b := newBench(t)
+	b.during["prepare"] = func() {
+		b.wantNamespace(true)
+		b.wantHistory()
+	}
+	b.during["finish"] = func() { b.wantHistory("deployed") }
+	result := b.mustRun()
+	if want := []string{"preflight", "prepare", "finish"}; !slices.Equal(b.events, want) {
+		t.Errorf("the phases were %q, want %q", b.events, want)
+	}
+	if result.Upgraded || result.Revision != 1 || result.ChartVersion != "1.2.3" || result.AppVersion != "4.5.6" || result.Options.Mode != state.ModeNodePort {
+		t.Errorf("result is %+v", result)
+	}
+	b.wantHistory("deployed")
+	if hooks := len(b.last().Hooks); hooks != 2 {
+		t.Errorf("%d hooks are stored for helm, want 2", hooks)
+	}
+	if !strings.Contains(b.last().Manifest, "kind: ConfigMap") || strings.Contains(b.last().Manifest, "kind: Job") {
+		t.Errorf("the release's manifest is\n%s", b.last().Manifest)
+	}
+	// The time is the run's, not that of one Job.
+	if b.prepared.Timeout != 0 {
+		t.Errorf("prepare has a time of its own: %s", b.prepared.Timeout)
+	}
+
+	// helm upgrade goes on from it.
+	upgrade := action.NewUpgrade(b.Helm)
+	upgrade.Namespace, upgrade.DisableHooks = "zarf", true
+	if _, err := upgrade.Run("zarf-registry", testChart("zarf-registry"), map[string]any{}); err != nil {
+		t.Error(err)
+	}
+	b.wantHistory("superseded", "deployed")
+}
+
+func TestFinishGetsTheArgumentsOfWhatWasApplied(t *testing.T) {
+	b := newBench(t, namespace())
+	b.mustRun()
+	b.mustRun()
+	// The first rendering of an upgrade is a dry run, whose revision is always 1.
+	if b.prepared.Port != 31001 || b.finishing.Port != 31002 {
+		t.Errorf("prepare got the port %d and finish %d, want those of revisions 1 and 2", b.prepared.Port, b.finishing.Port)
+	}
+}
+
+func TestValuesOfTheLastReleaseStay(t *testing.T) {
+	for name, c := range map[string]struct {
+		values map[string]any
+		reset  bool
+		want   map[string]any // stored with the release
+		mode   state.Mode
+	}{
+		"nothing new": {
+			values: map[string]any{},
+			want:   map[string]any{"mode": "proxy", "deep": map[string]any{"a": "1", "b": "2"}},
+			mode:   state.ModeProxy,
+		},
+		"new ones go on top": {
+			values: map[string]any{"deep": map[string]any{"b": "3"}, "more": true},
+			want:   map[string]any{"mode": "proxy", "deep": map[string]any{"a": "1", "b": "3"}, "more": true},
+			mode:   state.ModeProxy,
+		},
+		"null takes one back": {
+			values: map[string]any{"mode": nil},
+			want:   map[string]any{"deep": map[string]any{"a": "1", "b": "2"}},
+			mode:   state.ModeNodePort,
+		},
+		"reset forgets them": {
+			values: map[string]any{"more": true}, reset: true,
+			want: map[string]any{"more": true},
+			mode: state.ModeNodePort,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, namespace())
+			b.Options.Values = map[string]any{"mode": "proxy", "deep": map[string]any{"a": "1", "b": "2"}}
+			b.mustRun()
+			b.Options.Chart.Values["fresh"] = "a new default"
+			b.Options.Values, b.Options.ResetValues = c.values, c.reset
+			given := fmt.Sprint(c.values)
+			result := b.mustRun()
+			if got := fmt.Sprint(b.last().Config); got != fmt.Sprint(c.want) {
+				t.Errorf("the release has the values %s, want %v", got, c.want)
+			}
+			if result.Options.Mode != c.mode || b.prepared.Mode != c.mode {
+				t.Errorf("prepare got %s, finish %s mode, want %s", b.prepared.Mode, result.Options.Mode, c.mode)
+			}
+			if fmt.Sprint(c.values) != given {
+				t.Errorf("the caller's values became %v", c.values)
+			}
+		})
+	}
+}
+
+func TestABlockerLeavesNothingBehind(t *testing.T) {
+	blocker := hook.Finding{Check: "port", Severity: hook.Blocker, Object: "Service default/web", Cause: "it has the port", Remedy: "kubectl delete service web"}
+	for name, c := range map[string]struct {
+		objects   []runtime.Object
+		namespace bool // afterwards
+	}{
+		"in a namespace that this run made": {nil, false},
+		"in one that was there":             {[]runtime.Object{namespace()}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, c.objects...)
+			b.findings = []hook.Finding{blocker, {Severity: hook.Warning, Cause: "a mere warning"}}
+			_, err := b.Installer.Run(t.Context())
+			blocked, ok := errors.AsType[*install.Blocked](err)
+			if !ok || len(blocked.Findings) != 2 {
+				t.Fatalf("error is %v", err)
+			}
+			if text := err.Error(); !strings.Contains(text, "kubectl delete service web") || strings.Contains(text, "mere warning") {
+				t.Errorf("error is %q", text)
+			}
+			if !slices.Equal(b.events, []string{"preflight"}) {
+				t.Errorf("the phases were %q", b.events)
+			}
+			b.wantHistory()
+			b.wantNamespace(c.namespace)
+		})
+	}
+}
+
+func TestPlanChangesNothing(t *testing.T) {
+	b := newBench(t)
+	b.findings = []hook.Finding{{Check: "port", Severity: hook.Blocker}}
+	plan, err := b.Plan(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plan.Upgrade || plan.Options.Mode != state.ModeNodePort || !strings.Contains(plan.Manifest, "kind: ConfigMap") {
+		t.Errorf("plan is %+v", plan)
+	}
+	if len(plan.Findings) != 1 {
+		t.Errorf("findings are %+v", plan.Findings)
+	}
+	for _, a := range b.client.Actions() {
+		if a.GetVerb() != "get" && a.GetVerb() != "list" {
+			t.Errorf("it asked for %s %s", a.GetVerb(), a.GetResource().Resource)
+		}
+	}
+	b.wantHistory()
+
+	// A release that hangs is no obstacle for looking.
+	b = newBench(t, namespace())
+	b.mustRun()
+	b.set(release.StatusPendingUpgrade)
+	plan, err = b.Plan(t.Context())
+	if err != nil || !plan.Upgrade || len(plan.Findings) != 0 {
+		t.Errorf("plan is %+v, error %v", plan, err)
+	}
+	b.wantHistory("pending-upgrade")
+}
+
+// set gives the newest revision a status.
+func (b *bench) set(status release.Status) {
+	b.Helper()
+	rel := b.last()
+	rel.SetStatus(status, "as the test wants it")
+	if err := b.Helm.Releases.Update(rel); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func TestWhatAKilledRunLeftIsRecovered(t *testing.T) {
+	for _, status := range []release.Status{release.StatusPendingInstall, release.StatusPendingUpgrade, release.StatusPendingRollback} {
+		t.Run(status.String(), func(t *testing.T) {
+			b := newBench(t, namespace())
+			b.mustRun()
+			b.set(status)
+			result := b.mustRun()
+			if !result.Upgraded || result.Revision != 2 {
+				t.Errorf("result is %+v", result)
+			}
+			history := b.history()
+			// Helm calls the one that it goes on from superseded, whatever it was.
+			if len(history) != 2 || history[1] != "deployed" || strings.HasPrefix(history[0], "pending") {
+				t.Errorf("history is %q", history)
+			}
+			first, err := b.Helm.Releases.Get("zarf-registry", 1)
+			if err != nil || !strings.Contains(first.Info.Description, status.String()) {
+				t.Errorf("revision 1 says %q (%v)", first.Info.Description, err)
+			}
+		})
+	}
+	t.Run("the values of the deployed revision count, not those of the one that hangs", func(t *testing.T) {
+		b := newBench(t, namespace())
+		b.Options.Values = map[string]any{"mode": "proxy"}
+		b.mustRun()
+		hanging := *b.last()
+		hanging.Version, hanging.Config = 2, map[string]any{"mode": "external"}
+		hanging.Info = &release.Info{Status: release.StatusPendingUpgrade}
+		if err := b.Helm.Releases.Create(&hanging); err != nil {
+			t.Fatal(err)
+		}
+		b.Options.Values = map[string]any{}
+		result := b.mustRun()
+		if result.Revision != 3 || result.Options.Mode != state.ModeProxy {
+			t.Errorf("result is %+v", result)
+		}
+		b.wantHistory("superseded", "failed", "deployed")
+	})
+}
+
+func TestAnUninstalledReleaseIsInstalledAnew(t *testing.T) {
+	b := newBench(t, namespace())
+	b.Options.Values = map[string]any{"mode": "proxy"}
+	b.mustRun()
+	b.set(release.StatusUninstalled)
+	b.Options.Values = map[string]any{}
+	result := b.mustRun()
+	if result.Upgraded || result.Revision != 2 || result.Options.Mode != state.ModeNodePort {
+		t.Errorf("result is %+v", result)
+	}
+}
+
+func TestAFailedFinishIsTheReleasesFailureAndCanBeRunAgain(t *testing.T) {
+	b := newBench(t, namespace())
+	b.finish = errors.New("finish: prove by pulling: node n2 could not pull")
+	if _, err := b.Installer.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "node n2 could not pull") {
+		t.Fatalf("error is %v", err)
+	}
+	b.wantHistory("failed")
+	if d := b.last().Info.Description; !strings.Contains(d, "node n2 could not pull") {
+		t.Errorf("the release says %q", d)
+	}
+	b.finish = nil
+	b.mustRun()
+	b.wantHistory("superseded", "deployed")
+
+	// As with helm, the one before an upgrade that failed stays the deployed one.
+	b.finish = errors.New("no luck")
+	if _, err := b.Installer.Run(t.Context()); err == nil {
+		t.Fatal("no error")
+	}
+	b.wantHistory("superseded", "deployed", "failed")
+	b.finish = nil
+	b.mustRun()
+	b.wantHistory("superseded", "superseded", "failed", "deployed")
+}
+
+func TestWhatCannotBeContinuedIsRefusedWithTheNextStep(t *testing.T) {
+	ending := namespace()
+	ending.DeletionTimestamp, ending.Finalizers = &metav1.Time{Time: time.Now()}, []string{"kubernetes"}
+	for name, c := range map[string]struct {
+		objects []runtime.Object
+		arrange func(*bench)
+		want    string
+	}{
+		"a release that is being deleted": {[]runtime.Object{namespace()}, func(b *bench) {
+			b.mustRun()
+			b.set(release.StatusUninstalling)
+		}, "helm uninstall zarf-registry --namespace zarf"},
+		"a release of another chart": {[]runtime.Object{namespace()}, func(b *bench) {
+			b.mustRun()
+			b.last().Chart.Metadata.Name = "nginx"
+			b.Options.Chart = testChart("zarf-registry")
+		}, "is of the chart nginx"},
+		"another chart": {[]runtime.Object{namespace()}, func(b *bench) {
+			b.Options.Chart = testChart("nginx")
+		}, "use helm for others"},
+		"a namespace that is being deleted": {[]runtime.Object{ending}, nil, "kubectl wait --for=delete namespace/zarf"},
+		"no namespace": {nil, func(b *bench) {
+			b.Options.CreateNamespace = false
+		}, "kubectl create namespace zarf"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, c.objects...)
+			if c.arrange != nil {
+				c.arrange(b)
+			}
+			b.events = nil
+			_, err := b.Installer.Run(t.Context())
+			if _, refused := errors.AsType[*hook.Refused](err); !refused || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error is %v, want a refusal with %q", err, c.want)
+			}
+			if len(b.events) > 0 {
+				t.Errorf("the phases were %q", b.events)
+			}
+		})
+	}
+}
+
+func TestAChartThatIsNotThisReleasesIsAnError(t *testing.T) {
+	for name, c := range map[string]struct{ old, new, want string }{
+		"no Jobs":          {"kind: Job", "kind: Pod", "renders no Job that runs init-hook prepare"},
+		"an unknown flag":  {"--mode=", "--colour=", "unknown flag: --colour"},
+		"a template error": {`{{ . }}`, `{{ fail "zarf-registry: registryURL: no" }}`, "zarf-registry: registryURL: no"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, namespace())
+			file := b.Options.Chart.Templates[0]
+			file.Data = []byte(strings.Replace(string(file.Data), c.old, c.new, 1))
+			if _, err := b.Installer.Run(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error is %v, want one with %q", err, c.want)
+			}
+			b.wantHistory()
+			if len(b.events) > 0 {
+				t.Errorf("the phases were %q", b.events)
+			}
+		})
+	}
+}
+
+func TestJobsOfAFormerRunAreRemovedBeforePrepare(t *testing.T) {
+	b := newBench(t, namespace(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry-prepare"}},
+		&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "someone-elses"}})
+	b.during["prepare"] = func() {
+		list, err := b.client.BatchV1().Jobs("zarf").List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(list.Items) != 1 || list.Items[0].Name != "someone-elses" {
+			t.Errorf("the Jobs are %v, error %v", list.Items, err)
+		}
+	}
+	b.mustRun()
+}
+
+func TestAnInterruptedRunSaysThatItCanBeRunAgain(t *testing.T) {
+	const again = "run the same command again"
+	t.Run("by a signal", func(t *testing.T) {
+		for _, phase := range []string{"preflight", "prepare", "finish"} {
+			b := newBench(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			b.during[phase] = func() {
+				cancel()
+				b.preflightErr, b.prepare, b.finish = ctx.Err(), ctx.Err(), ctx.Err()
+			}
+			_, err := b.Installer.Run(ctx)
+			if err == nil || !strings.HasPrefix(err.Error(), "interrupted: "+again) {
+				t.Errorf("in %s: error is %v", phase, err)
+			}
+			b.wantNamespace(phase != "preflight")
+			b.during, b.preflightErr, b.prepare, b.finish = map[string]func(){}, nil, nil, nil
+			b.mustRun()
+			if history := b.history(); history[len(history)-1] != "deployed" {
+				t.Errorf("after %s: history is %q", phase, history)
+			}
+		}
+	})
+	t.Run("by the time", func(t *testing.T) {
+		b := newBench(t, namespace())
+		b.Options.Timeout = time.Millisecond
+		b.during["prepare"] = func() {
+			time.Sleep(10 * time.Millisecond)
+			b.prepare = context.DeadlineExceeded
+		}
+		_, err := b.Installer.Run(t.Context())
+		if err == nil || !strings.Contains(err.Error(), again) || strings.Count(err.Error(), "not done within 1ms (--timeout)") != 1 {
+			t.Errorf("error is %v", err)
+		}
+	})
+}
+
+func TestTheCarriedChartIsTheOneInTheTree(t *testing.T) {
+	carried, err := install.LoadChart("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree, err := install.LoadChart("../../charts/zarf-registry")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if carried.Name() != install.ChartName || len(carried.Templates) == 0 || carried.Schema == nil {
+		t.Errorf("it is %s with %d templates", carried.Name(), len(carried.Templates))
+	}
+	files := func(c *chart.Chart) map[string]string {
+		found := map[string]string{}
+		for _, f := range c.Raw {
+			found[f.Name] = string(f.Data)
+		}
+		return found
+	}
+	if !maps.Equal(files(carried), files(tree)) {
+		t.Error("it differs from the one in the tree")
+	}
+	for name := range files(carried) {
+		if strings.HasPrefix(name, "ci/") || strings.HasSuffix(name, ".go") {
+			t.Errorf("it has the file %s", name)
+		}
+	}
+	if _, err := install.LoadChart("/nonexistent"); err == nil || !strings.Contains(err.Error(), "/nonexistent") {
+		t.Errorf("error is %v", err)
+	}
+}
