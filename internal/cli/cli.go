@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -29,11 +30,16 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	root := New(stdout, stderr)
 	root.SetArgs(args)
 	if err := root.ExecuteContext(ctx); err != nil {
+		if _, said := errors.AsType[*silent](err); said {
+			return 1
+		}
 		fmt.Fprintf(stderr, "Error: %v\n", err)
 		if advice := kube.Advice(err); advice != "" {
 			fmt.Fprintf(stderr, "%s\n", advice)
 		}
-		if _, refused := errors.AsType[*hook.Refused](err); refused {
+		_, refused := errors.AsType[*hook.Refused](err)
+		_, blocked := errors.AsType[*install.Blocked](err)
+		if refused || blocked {
 			return 2
 		}
 		return 1
@@ -41,13 +47,19 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
+// silent is an error whose output has said everything.
+type silent struct{ err error }
+
+func (e *silent) Error() string { return e.err.Error() }
+
 // New returns the command tree. Results go to stdout, logs and progress to stderr.
 func New(stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "init-hook",
 		Short: "Set up, prove and fill the registry of a Kubernetes cluster that has none",
-		Long: `init-hook is the companion of the zarf-registry chart. Its hook Jobs run prepare,
-finish and cleanup; people run the other commands from a workstation.`,
+		Long: `init-hook is the companion of the zarf-registry chart. People run install, status,
+preflight and images from a workstation; the chart's hook Jobs run prepare, finish and
+cleanup.`,
 		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -55,6 +67,9 @@ finish and cleanup; people run the other commands from a workstation.`,
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.AddCommand(
+		newInstall(),
+		newPreflight(),
+		newStatus(),
 		newPrepare(),
 		newFinish(),
 		newCleanup(),

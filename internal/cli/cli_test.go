@@ -29,7 +29,7 @@ func TestVersionIsTheReleaseAlone(t *testing.T) {
 }
 
 func TestEveryCommandHelpsWithAnExample(t *testing.T) {
-	for _, command := range [][]string{{"prepare"}, {"finish"}, {"cleanup"}, {"images", "push"}} {
+	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"prepare"}, {"finish"}, {"cleanup"}, {"images", "push"}} {
 		code, out, _ := run(t, append(command, "--help")...)
 		if code != 0 || !strings.Contains(out, "Examples:\n  init-hook "+strings.Join(command, " ")) {
 			t.Errorf("%v: exit code %d, help:\n%s", command, code, out)
@@ -47,23 +47,40 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		code int
 		want string
 	}{
-		"unknown command":       {[]string{"prepaer"}, 1, `unknown command "prepaer"`},
-		"unknown flag":          {[]string{"prepare", "--colour"}, 1, "unknown flag: --colour"},
-		"impossible namespace":  {[]string{"cleanup", "--namespace", "Not_One"}, 2, `--namespace is "Not_One"`},
-		"impossible release":    {[]string{"cleanup", "--release", "Not One"}, 2, `--release is "Not One"`},
-		"impossible port":       {[]string{"prepare", "--payload-id", "1", "--port", "70000"}, 2, "--port is 70000"},
-		"unknown IP family":     {[]string{"prepare", "--payload-id", "1", "--ip-family", "IPX"}, 2, `--ip-family is "IPX": choose IPv4, IPv6 or DualStack`},
-		"unknown source":        {[]string{"prepare", "--payload-id", "1", "--pause-image-source", "dream"}, 2, `--pause-image-source is "dream"`},
-		"no payload's name":     {[]string{"prepare"}, 2, "--payload-id is empty"},
-		"no time":               {[]string{"cleanup", "--timeout", "0s"}, 2, "leaves no time"},
-		"unknown log format":    {[]string{"cleanup", "--log-format", "xml"}, 2, `--log-format is "xml"`},
-		"no cluster":            {[]string{"cleanup"}, 1, "--kubeconfig or KUBECONFIG"},
-		"no such kubeconfig":    {[]string{"cleanup", "--kubeconfig", "/nonexistent"}, 1, "/nonexistent"},
-		"nothing to push":       {[]string{"images", "push"}, 1, "requires at least 1 arg"},
-		"no such archive":       {[]string{"images", "push", "/nonexistent.tar"}, 1, "/nonexistent.tar"},
-		"an archive of rubbish": {[]string{"images", "push", rubbish}, 1, rubbish},
-		"unknown output":        {[]string{"images", "push", "-o", "xml", rubbish}, 1, `--output is "xml"`},
-		"one name for two":      {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 1, "--reference names one image"},
+		"unknown command":                {[]string{"prepaer"}, 1, `unknown command "prepaer"`},
+		"unknown flag":                   {[]string{"prepare", "--colour"}, 1, "unknown flag: --colour"},
+		"impossible namespace":           {[]string{"cleanup", "--namespace", "Not_One"}, 2, `--namespace is "Not_One"`},
+		"impossible release":             {[]string{"cleanup", "--release", "Not One"}, 2, `--release is "Not One"`},
+		"impossible port":                {[]string{"prepare", "--payload-id", "1", "--port", "70000"}, 2, "--port is 70000"},
+		"unknown IP family":              {[]string{"prepare", "--payload-id", "1", "--ip-family", "IPX"}, 2, `--ip-family is "IPX": choose IPv4, IPv6 or DualStack`},
+		"unknown source":                 {[]string{"prepare", "--payload-id", "1", "--pause-image-source", "dream"}, 2, `--pause-image-source is "dream"`},
+		"no payload's name":              {[]string{"prepare"}, 2, "--payload-id is empty"},
+		"no time":                        {[]string{"cleanup", "--timeout", "0s"}, 2, "leaves no time"},
+		"unknown log format":             {[]string{"cleanup", "--log-format", "xml"}, 2, `--log-format is "xml"`},
+		"no cluster":                     {[]string{"cleanup"}, 1, "--kubeconfig or KUBECONFIG"},
+		"no such kubeconfig":             {[]string{"cleanup", "--kubeconfig", "/nonexistent"}, 1, "/nonexistent"},
+		"nothing to push":                {[]string{"images", "push"}, 1, "requires at least 1 arg"},
+		"no such archive":                {[]string{"images", "push", "/nonexistent.tar"}, 1, "/nonexistent.tar"},
+		"an archive of rubbish":          {[]string{"images", "push", rubbish}, 1, rubbish},
+		"unknown output":                 {[]string{"images", "push", "-o", "xml", rubbish}, 1, `--output is "xml"`},
+		"install: no time":               {[]string{"install", "--timeout", "0s"}, 2, "--timeout is 0s"},
+		"install: impossible namespace":  {[]string{"install", "-n", "Not_One"}, 2, `--namespace is "Not_One"`},
+		"install: impossible release":    {[]string{"install", "--release", "Not One"}, 2, `--release is "Not One"`},
+		"install: a release too long":    {[]string{"install", "--release", strings.Repeat("a", 54)}, 2, "--release is"},
+		"install: unknown output":        {[]string{"install", "-o", "yaml"}, 2, `--output is "yaml"`},
+		"install: unknown log format":    {[]string{"install", "--log-format", "xml"}, 2, `--log-format is "xml"`},
+		"install: no such values":        {[]string{"install", "-f", "/nonexistent.yaml"}, 2, "/nonexistent.yaml"},
+		"install: values of rubbish":     {[]string{"install", "--set", "a[b=c"}, 2, "--set"},
+		"install: no such chart":         {[]string{"install", "--chart", "/nonexistent"}, 2, "/nonexistent"},
+		"install: not true, not false":   {[]string{"install", "--registry-proxy=maybe"}, 1, "--registry-proxy"},
+		"install: an argument":           {[]string{"install", "zarf-registry"}, 1, `unknown command "zarf-registry"`},
+		"install: no cluster":            {[]string{"install"}, 1, "--kubeconfig or KUBECONFIG"},
+		"preflight: impossible release":  {[]string{"preflight", "--release", "Not One"}, 2, `--release is "Not One"`},
+		"preflight: no cluster":          {[]string{"preflight", "--registry-proxy"}, 1, "--kubeconfig or KUBECONFIG"},
+		"preflight: install's own flags": {[]string{"preflight", "--dry-run"}, 1, "unknown flag: --dry-run"},
+		"status: unknown output":         {[]string{"status", "-o", "wide"}, 2, `--output is "wide"`},
+		"status: no cluster":             {[]string{"status"}, 1, "--kubeconfig or KUBECONFIG"},
+		"one name for two":               {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 1, "--reference names one image"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, out, errOut := run(t, c.args...)
@@ -74,5 +91,26 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 				t.Errorf("it printed results: %s", out)
 			}
 		})
+	}
+}
+
+func TestReleasesElsewhereThanInSecretsAreRefused(t *testing.T) {
+	t.Setenv("HELM_DRIVER", "configmap")
+	if code, _, errOut := run(t, "install"); code != 2 || !strings.Contains(errOut, "HELM_DRIVER") {
+		t.Errorf("exit code %d, error:\n%s", code, errOut)
+	}
+}
+
+func TestShellsCanComplete(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		if code, out, _ := run(t, "completion", shell); code != 0 || !strings.Contains(out, "init-hook") {
+			t.Errorf("%s: exit code %d, %d bytes", shell, code, len(out))
+		}
+	}
+	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"images", "push"}} {
+		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)
+		if !strings.HasPrefix(out, "text\njson\n") {
+			t.Errorf("%v --output completes to %q", command, out)
+		}
 	}
 }

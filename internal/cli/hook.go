@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"regexp"
 	"slices"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
@@ -28,15 +31,18 @@ type hookFlags struct {
 	mode, modeSource, ipFamily, ipFamilySource, pauseImageSource string
 }
 
-func newPrepare() *cobra.Command {
-	f := &hookFlags{}
+func newPrepare() *cobra.Command { return (&hookFlags{}).prepare() }
+func newFinish() *cobra.Command  { return (&hookFlags{}).finish() }
+func newCleanup() *cobra.Command { return (&hookFlags{}).cleanup() }
+
+func (f *hookFlags) prepare() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prepare",
 		Short: "Make what the chart's objects need: certificates, credentials, payload, desired mode",
 		Long: `prepare runs before the chart is applied. It reads the saved state, decides the
-mode, makes certificates and the push credential, writes the programs' payload into
-ConfigMaps and records what is desired. What is already right is left alone, so it can
-be run again at any time.`,
+mode, looks for everything that would stand in the way, makes certificates and the
+credentials, writes the programs' payload into ConfigMaps and records what is desired.
+What is already right is left alone, so it can be run again at any time.`,
 		Example: `  init-hook prepare --namespace zarf --mode proxy --payload-id 0.1.0 --pause-images registry.k8s.io/pause:3.10.1`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,14 +54,14 @@ be run again at any time.`,
 	return cmd
 }
 
-func newFinish() *cobra.Command {
-	f := &hookFlags{}
+func (f *hookFlags) finish() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "finish",
 		Short: "Wait for the rollout, push the project's images, prove a pull on every node, record the mode",
 		Long: `finish runs after the chart was applied. It waits for registry and proxies, pushes
 the project's own images into the registry, runs a pod on every node whose image is pulled
-through the loopback address, and only then records the mode as current.`,
+through the loopback address, and only then records the mode as current and removes what
+another mode left.`,
 		Example: `  init-hook finish --namespace zarf --payload-id 0.1.0`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -65,13 +71,11 @@ through the loopback address, and only then records the mode as current.`,
 	f.common(cmd.Flags())
 	f.decisions(cmd.Flags())
 	cmd.Flags().StringSliceVar(&f.options.Proxies, "proxies", nil, "the proxy DaemonSets that the chart renders; others of the release are deleted")
-	cmd.Flags().BoolVar(&f.options.PushImages, "push-images", true, "push the project's own images into the registry")
 	cmd.Flags().BoolVar(&f.options.Prove, "prove", true, "prove by a pull on every node")
 	return cmd
 }
 
-func newCleanup() *cobra.Command {
-	f := &hookFlags{}
+func (f *hookFlags) cleanup() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "cleanup",
 		Short:   "Remove everything that prepare and finish made, except the registry's data",
@@ -82,7 +86,30 @@ func newCleanup() *cobra.Command {
 		},
 	}
 	f.common(cmd.Flags())
+	// Cleanup puts back what --pod-security-label of prepare changed.
+	f.podSecurityLabel(cmd.Flags())
 	return cmd
+}
+
+// parseJob reads the arguments of a rendered prepare or finish Job, with the
+// flags and the checks of the command that the Job runs.
+func parseJob(args []string) (hook.Options, error) {
+	f := &hookFlags{}
+	commands := map[string]func() *cobra.Command{"prepare": f.prepare, "finish": f.finish}
+	if len(args) == 0 || commands[args[0]] == nil {
+		return hook.Options{}, fmt.Errorf("no Job of the chart has the arguments %q", args)
+	}
+	cmd := commands[args[0]]()
+	if err := cmd.ParseFlags(args[1:]); err != nil {
+		return hook.Options{}, fmt.Errorf("the chart gives %s an argument that this init-hook does not know: use the chart of its own release: %w", args[0], err)
+	}
+	if err := cmd.ValidateArgs(cmd.Flags().Args()); err != nil {
+		return hook.Options{}, err
+	}
+	if err := f.validate(cmd.Flags()); err != nil {
+		return hook.Options{}, &hook.Refused{Err: err}
+	}
+	return f.options, nil
 }
 
 func (f *hookFlags) common(flags *pflag.FlagSet) {
@@ -103,14 +130,19 @@ func (f *hookFlags) decisions(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.HostNetwork, "host-network", false, "proxies use their node's network namespace")
 	flags.StringVar(&o.ProxyTLS, "proxy-tls", "never", "whether proxies answer TLS on the loopback address: always or never")
 	flags.BoolVar(&o.AnonymousPull, "anonymous-pull", false, "pulling through a node port needs no credential")
-	flags.BoolVar(&o.PodSecurityLabel, "pod-security-label", false, "label the namespace so that Pod Security admits the proxies")
+	f.podSecurityLabel(flags)
 	flags.StringSliceVar(&o.IgnorePreflight, "ignore-preflight", nil, "checks whose blockers count as warnings, or all")
 	flags.BoolVar(&o.Injector, "injector", true, "programs reach the nodes as payload, not as images")
 	flags.StringVar(&o.PayloadID, "payload-id", "", "part of the payload's names that changes with its content")
 	flags.StringSliceVar(&o.Architectures, "architectures", []string{"amd64", "arm64"}, "architectures that the chart renders proxies for")
 	flags.StringSliceVar(&o.PauseImages, "pause-images", nil, "images that injected pods use, the registry's first")
 	flags.StringVar(&f.pauseImageSource, "pause-image-source", string(state.SourceDefault), "how the pause images are known: value, cluster or default")
+	flags.BoolVar(&o.PushImages, "push-images", true, "push the project's own images into the registry")
 	flags.StringVar(&o.ClusterDomain, "cluster-domain", "cluster.local", "the cluster's DNS domain")
+}
+
+func (f *hookFlags) podSecurityLabel(flags *pflag.FlagSet) {
+	flags.BoolVar(&f.options.PodSecurityLabel, "pod-security-label", false, "label the namespace so that Pod Security admits the proxies; cleanup takes the label back")
 }
 
 // releaseFlags name the release whose objects are meant.
@@ -191,29 +223,49 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 	if err != nil {
 		return &hook.Refused{Err: err}
 	}
-	_, client, err := kube.Connect(f.access)
+	config, client, err := kube.Connect(f.access)
 	if err != nil {
 		return err
 	}
-	namespace := f.options.Namespace
-	return phase(&hook.Hook{
-		Options: f.options,
+	h, err := newHook(cmd.Context(), f.options, connection{f.access, config, client}, log)
+	if err != nil {
+		return err
+	}
+	return phase(h, cmd.Context())
+}
+
+// connection is a cluster, and how it was chosen.
+type connection struct {
+	access kube.Access
+	config *rest.Config
+	client kubernetes.Interface
+}
+
+// newHook connects the hook with the cluster and with its registry.
+func newHook(ctx context.Context, options hook.Options, c connection, log *slog.Logger) (*hook.Hook, error) {
+	registry, err := newHookRegistry(ctx, options, c, log)
+	if err != nil {
+		return nil, err
+	}
+	namespace, core := options.Namespace, c.client.CoreV1()
+	return &hook.Hook{
+		Options: options,
 		Cluster: hook.Cluster{
-			Nodes:           client.CoreV1().Nodes(),
-			Namespaces:      client.CoreV1().Namespaces(),
-			Secrets:         client.CoreV1().Secrets(namespace),
-			ConfigMaps:      client.CoreV1().ConfigMaps(namespace),
-			Pods:            client.CoreV1().Pods(namespace),
-			Events:          client.CoreV1().Events(namespace),
-			Deployments:     client.AppsV1().Deployments(namespace),
-			DaemonSets:      client.AppsV1().DaemonSets(namespace),
-			Jobs:            client.BatchV1().Jobs(namespace),
-			Services:        client.CoreV1().Services(namespace),
-			ClusterServices: client.CoreV1().Services(metav1.NamespaceAll),
+			Nodes:           core.Nodes(),
+			Namespaces:      core.Namespaces(),
+			Secrets:         core.Secrets(namespace),
+			ConfigMaps:      core.ConfigMaps(namespace),
+			Pods:            core.Pods(namespace),
+			Events:          core.Events(namespace),
+			Deployments:     c.client.AppsV1().Deployments(namespace),
+			DaemonSets:      c.client.AppsV1().DaemonSets(namespace),
+			Jobs:            c.client.BatchV1().Jobs(namespace),
+			Services:        core.Services(namespace),
+			ClusterServices: core.Services(metav1.NamespaceAll),
 		},
 		Programs: carriedPrograms{},
-		Registry: inClusterRegistry{log: log},
+		Registry: registry,
 		Log:      log,
 		Now:      time.Now,
-	}, cmd.Context())
+	}, nil
 }

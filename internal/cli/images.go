@@ -1,13 +1,15 @@
 package cli
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -65,14 +67,14 @@ An image goes to its own path without its registry's name: ghcr.io/a/b:1 becomes
 	releaseFlags(cmd.Flags(), &f.namespace, &f.release, &f.name)
 	accessFlags(cmd.Flags(), &f.access)
 	cmd.Flags().StringVar(&f.reference, "reference", "", "name of the image, for a source that holds one image without a name or with another")
-	cmd.Flags().StringVarP(&f.output, "output", "o", "text", "text or json")
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 
 func (f *pushFlags) run(cmd *cobra.Command, paths []string) error {
 	ctx := cmd.Context()
-	if f.output != "text" && f.output != "json" {
-		return fmt.Errorf("--output is %q: choose text or json", f.output)
+	if err := validOutput(f.output); err != nil {
+		return err
 	}
 	if f.reference != "" && len(paths) > 1 {
 		return errors.New("--reference names one image: give one archive with it")
@@ -130,9 +132,7 @@ func (f *pushFlags) run(cmd *cobra.Command, paths []string) error {
 		}
 	}
 	if f.output == "json" {
-		encoder := json.NewEncoder(cmd.OutOrStdout())
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(results)
+		return printJSON(cmd.OutOrStdout(), results)
 	}
 	for _, r := range results {
 		if _, err := fmt.Fprintln(cmd.OutOrStdout(), r.Reference); err != nil {
@@ -163,6 +163,9 @@ func (f *pushFlags) readAccess(ctx context.Context, client kubernetes.Interface)
 	s, err := state.Decode(saved.Data[state.Key])
 	if err != nil {
 		return hook.Access{}, "", fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
+	}
+	if s.Desired.Mode == state.ModeExternal {
+		return hook.Access{}, "", fmt.Errorf("the cluster uses the external registry %s: there is no registry of ours to push to; push there with a tool of your own (skopeo copy, oras cp, docker push)", s.Desired.Address)
 	}
 	certificate, err := read(hook.SuffixPushTLS)
 	if err != nil {
@@ -204,6 +207,41 @@ type registryTunnel struct {
 	config             *rest.Config
 	client             kubernetes.Interface
 	namespace, release string
+}
+
+// plainOpen sends a request: whether anybody listens shows at the first answer
+// only, since the API server accepts every connection.
+func (t *registryTunnel) plainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	tunnel, err := kube.NewTunnel(t.config, t.client, pod, hook.PlainPort)
+	if err != nil {
+		return false, err
+	}
+	conn, err := tunnel.DialContext(ctx, "", "")
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	return answersHTTP(ctx, conn)
+}
+
+// answersHTTP says whether the other end of a tunnel speaks HTTP (true) or nobody
+// is there (false, without an error).
+func answersHTTP(ctx context.Context, conn net.Conn) (bool, error) {
+	// A tunnel knows no deadlines.
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	_, err := io.WriteString(conn, "GET /v2/ HTTP/1.1\r\nHost: registry\r\nConnection: close\r\n\r\n")
+	if err == nil {
+		var response *http.Response
+		if response, err = http.ReadResponse(bufio.NewReader(conn), nil); err == nil {
+			return true, response.Body.Close()
+		}
+	}
+	// The container runtime's own words; containerd and CRI-O quote the system's.
+	if strings.Contains(strings.ToLower(err.Error()), "connection refused") {
+		return false, nil
+	}
+	return false, errors.Join(err, ctx.Err())
 }
 
 // DialContext serves as an http.Transport's; the address is ignored.

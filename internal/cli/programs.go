@@ -2,21 +2,28 @@ package cli
 
 import (
 	"context"
+	"debug/elf"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"oras.land/oras-go/v2/content"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/programs"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
@@ -40,48 +47,116 @@ func (carriedPrograms) Payload(program, architecture string) (*injector.Payload,
 	return injector.Encode(injector.Program{Name: program, Architecture: architecture}, layer, loader)
 }
 
-// inClusterRegistry is the registry as a hook Job's pod reaches it.
-type inClusterRegistry struct{ log *slog.Logger }
-
-// ProbeImage names the image that proves a mode.
-func (inClusterRegistry) ProbeImage(mode state.Mode) string {
-	return fmt.Sprintf("%s/probe-%s:%s", imagesBelow, mode, version.Version)
+// hookRegistry is the registry as prepare and finish use it.
+type hookRegistry struct {
+	way way
+	log *slog.Logger
+	// own is init-hook's own image; where it is nil, missing says why.
+	own     *state.HookImage
+	missing string
 }
 
-// HookImage is this program's own.
-func (inClusterRegistry) HookImage() *state.HookImage { return nil }
+// way is how a process reaches the registry.
+type way interface {
+	// DialContext serves as an http.Transport's.
+	DialContext(ctx context.Context, network, address string) (net.Conn, error)
+	// plainOpen is hook.Registry's PlainOpen.
+	plainOpen(ctx context.Context, pod *corev1.Pod) (bool, error)
+}
 
-// PlainOpen dials the pod.
-func (inClusterRegistry) PlainOpen(context.Context, *corev1.Pod) (bool, error) { return false, nil }
-
-// PushProgramImages pushes the images of the carried programs and of init-hook
-// itself, so that Jobs of later upgrades can be pulled from the registry.
-func (r inClusterRegistry) PushProgramImages(ctx context.Context, access hook.Access) ([]string, error) {
-	registry, err := openRegistry(access, dialService)
-	if err != nil {
-		return nil, err
-	}
-	defer registry.Close()
-	// The registry's name in these references is dropped when they are pushed.
-	const repository = "docker.io/" + imagesBelow
-	carried, list, err := images.ProgramImages(programs.Layers(), repository, version.Version)
-	if err != nil {
-		return nil, err
-	}
+func newHookRegistry(ctx context.Context, options hook.Options, c connection, log *slog.Logger) (*hookRegistry, error) {
+	r := &hookRegistry{log: log, way: podWay{}}
 	executable, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("finding this program's own file: %w", err)
 	}
-	own, ownImage, err := images.SelfImage(executable, runtime.GOARCH, repository, "init-hook", version.Version)
+	architectures := []string{runtime.GOARCH}
+	if !inPod(c.access) {
+		r.way = &registryTunnel{config: c.config, client: c.client, namespace: options.Namespace, release: options.Release}
+		nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, fmt.Errorf("listing nodes: %w", err)
+		}
+		architectures = nil
+		for _, n := range nodes.Items {
+			architectures = append(architectures, n.Status.NodeInfo.Architecture)
+		}
+	}
+	if r.missing = unfit(executable, architectures); r.missing == "" {
+		r.own = &state.HookImage{Reference: imagesBelow + "/init-hook:" + version.Version, Architecture: runtime.GOARCH}
+	}
+	return r, nil
+}
+
+// inPod says whether this process is a pod of the cluster that it works on.
+func inPod(access kube.Access) bool {
+	return os.Getenv("KUBERNETES_SERVICE_HOST") != "" && access == (kube.Access{}) && os.Getenv("KUBECONFIG") == ""
+}
+
+// unfit says why this program's file makes no image FROM scratch for the nodes of
+// a cluster, "" where it does.
+func unfit(executable string, architectures []string) string {
+	if runtime.GOOS != "linux" {
+		return "this init-hook runs on " + runtime.GOOS
+	}
+	if !slices.Contains(architectures, runtime.GOARCH) {
+		return "no node runs programs for " + runtime.GOARCH
+	}
+	file, err := elf.Open(executable)
+	if err != nil {
+		return "its own file cannot be read: " + err.Error()
+	}
+	defer file.Close()
+	if slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		return "this init-hook is linked dynamically (built without CGO_ENABLED=0)"
+	}
+	return ""
+}
+
+// probeImage is the repository of the image that proves a mode.
+func probeImage(mode state.Mode) string { return imagesBelow + "/probe-" + string(mode) }
+
+// ProbeImage names the image that proves a mode.
+func (r *hookRegistry) ProbeImage(mode state.Mode) string {
+	return probeImage(mode) + ":" + version.Version
+}
+
+// HookImage is this program's own, where it can be one.
+func (r *hookRegistry) HookImage() *state.HookImage { return r.own }
+
+// PlainOpen asks the pod.
+func (r *hookRegistry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, plainTime)
+	defer cancel()
+	open, err := r.way.plainOpen(ctx, pod)
+	if err != nil {
+		return false, fmt.Errorf("asking port %d of pod %s/%s: %w", hook.PlainPort, pod.Namespace, pod.Name, err)
+	}
+	return open, nil
+}
+
+// plainTime bounds one look at the plain listener: it is either there at once or
+// something drops the packets.
+const plainTime = 5 * time.Second
+
+// PushProgramImages pushes the images of the carried programs and of init-hook
+// itself, so that Jobs of later upgrades can be pulled from the registry.
+func (r *hookRegistry) PushProgramImages(ctx context.Context, access hook.Access) ([]string, error) {
+	registry, err := openRegistry(access, r.way.DialContext)
+	if err != nil {
+		return nil, err
+	}
+	defer registry.Close()
+	list, err := r.images()
 	if err != nil {
 		return nil, err
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(2) // an image has few blobs: two at once keep both ends busy
-	push := func(source content.ReadOnlyStorage, image images.Image) {
+	for _, image := range list {
 		group.Go(func() error {
-			result, err := images.Push(ctx, source, image, registry, images.PushOptions{})
+			result, err := images.Push(ctx, image.source, image.Image, registry, images.PushOptions{})
 			if err != nil {
 				return err
 			}
@@ -90,24 +165,64 @@ func (r inClusterRegistry) PushProgramImages(ctx context.Context, access hook.Ac
 			return nil
 		})
 	}
-	for _, image := range list {
-		push(carried, image)
-	}
-	push(own, ownImage)
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
 	var pushed []string
-	for _, image := range append(list, ownImage) {
+	for _, image := range list {
 		pushed = append(pushed, strings.TrimPrefix(image.Reference, "docker.io/"))
 	}
 	return pushed, nil
 }
 
-// dialService dials a Service of the pod's own namespace by the address that the
+// sourcedImage is an image and where its content is.
+type sourcedImage struct {
+	images.Image
+	source content.ReadOnlyStorage
+}
+
+// images makes what PushProgramImages pushes.
+func (r *hookRegistry) images() ([]sourcedImage, error) {
+	// The registry's name in these references is dropped when they are pushed.
+	const host = "docker.io/"
+	carried, list, err := images.ProgramImages(programs.Layers(), host+imagesBelow, version.Version)
+	if err != nil {
+		return nil, err
+	}
+	var made []sourcedImage
+	for _, image := range list {
+		if !strings.HasPrefix(image.Reference, host+imagesBelow+"/probe:") {
+			made = append(made, sourcedImage{image, carried})
+			continue
+		}
+		// One image under two names, each of which the registry serves in one way only.
+		for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
+			image.Reference = host + r.ProbeImage(mode)
+			made = append(made, sourcedImage{image, carried})
+		}
+	}
+	if r.own == nil {
+		r.log.Warn("init-hook's own image is not pushed; the Jobs of helm need it from elsewhere (initHook.image)", "why", r.missing)
+		return made, nil
+	}
+	executable, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("finding this program's own file: %w", err)
+	}
+	source, own, err := images.SelfImage(executable, runtime.GOARCH, host+imagesBelow, "init-hook", version.Version)
+	if err != nil {
+		return nil, err
+	}
+	return append(made, sourcedImage{own, source}), nil
+}
+
+// podWay is the way from a pod of the cluster.
+type podWay struct{}
+
+// DialContext dials a Service of the pod's own namespace by the address that the
 // kubelet put into the environment, and by its DNS name where there is none: the
 // way to the registry must not depend on cluster DNS.
-func dialService(ctx context.Context, network, address string) (net.Conn, error) {
+func (podWay) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
@@ -118,4 +233,15 @@ func dialService(ctx context.Context, network, address string) (net.Conn, error)
 		host = ip
 	}
 	return (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, network, net.JoinHostPort(host, port))
+}
+
+func (podWay) plainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(hook.PlainPort)))
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, conn.Close()
 }

@@ -1,0 +1,375 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/template"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"helm.sh/helm/v3/pkg/chart"
+	helmcli "helm.sh/helm/v3/pkg/cli"
+	helmvalues "helm.sh/helm/v3/pkg/cli/values"
+	"helm.sh/helm/v3/pkg/getter"
+	"k8s.io/client-go/rest"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/install"
+	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/version"
+)
+
+// chartFlags are the flags of install and preflight: the release, and the values
+// as helm has them.
+type chartFlags struct {
+	namespace, release, chart string
+	access                    kube.Access
+	log                       logging.Options
+	output                    string
+
+	values        helmvalues.Options
+	registryProxy bool
+	registryURL   string
+	resetValues   bool
+}
+
+// installFlags are those of install alone.
+type installFlags struct {
+	chartFlags
+	timeout         time.Duration
+	createNamespace bool
+	dryRun          bool
+}
+
+func newInstall() *cobra.Command {
+	f := &installFlags{}
+	cmd := &cobra.Command{
+		Use:   "install",
+		Short: "Install or upgrade the registry from this machine; no node needs any image but pause",
+		Long: `install does from this machine what helm and the chart's hook Jobs would do in the
+cluster, with the chart that init-hook carries: preflight, certificates, payload, the
+chart itself, the push of the project's images, and the proof by a pull on every node.
+No node needs init-hook's image for that, nor any other image but pause.
+
+The release is an ordinary one: helm upgrade, helm rollback and helm uninstall continue
+it. Where it exists it is upgraded; its values stay, and the new ones are put on top. A
+run that was interrupted is continued by running the same command again.
+
+Without --registry-proxy and --registry-url the mode stays what it is; a new cluster
+gets nodeport mode.`,
+		Example: `  init-hook install --registry-proxy
+  init-hook install --namespace zarf --values values.yaml --set registry.persistence.size=100Gi
+  init-hook install --registry-proxy=false             # switch to nodeport mode
+  init-hook install --registry-url registry.example.com/team
+  init-hook install --dry-run --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	f.register(cmd)
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 10*time.Minute, "how long it may take in all")
+	cmd.Flags().BoolVar(&f.createNamespace, "create-namespace", true, "make the namespace where it is missing")
+	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "render the chart and run the preflight, and change nothing")
+	return cmd
+}
+
+func newPreflight() *cobra.Command {
+	f := &chartFlags{}
+	cmd := &cobra.Command{
+		Use:   "preflight",
+		Short: "Look for everything that would stand in the way of an installation or upgrade",
+		Long: `preflight renders the chart with the given values and checks the cluster for
+everything that would stand in the way, as install and the chart's prepare Job do. It
+changes nothing. Each finding comes with its cause and with what mends it.
+
+Exit codes: 0 when nothing blocks, 1 when something does, 2 when what was asked for
+cannot work on any cluster.`,
+		Example: `  init-hook preflight --registry-proxy
+  init-hook preflight --values values.yaml --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.runPreflight(cmd) },
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func (f *chartFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVarP(&f.namespace, "namespace", "n", "zarf", "the release's namespace")
+	flags.StringVar(&f.release, "release", "zarf-registry", "the release's name")
+	flags.BoolVar(&f.registryProxy, "registry-proxy", false, "how nodes reach the registry: a proxy on each node (true) or a node port (false); when it is left out the mode stays what it is")
+	flags.StringVar(&f.registryURL, "registry-url", "", "use the external registry HOST[:PORT][/PATH] and deploy none")
+	flags.StringArrayVar(&f.values.Values, "set", nil, "set values, as path=value; several may be separated by commas")
+	flags.StringArrayVar(&f.values.StringValues, "set-string", nil, "set values that are strings")
+	flags.StringArrayVar(&f.values.FileValues, "set-file", nil, "set values from files, as path=file")
+	flags.StringSliceVarP(&f.values.ValueFiles, "values", "f", nil, "values `FILE` or URL; may be given several times, the last wins")
+	flags.BoolVar(&f.resetValues, "reset-values", false, "forget the values of the last release")
+	flags.StringVar(&f.chart, "chart", "", "chart to use, a `DIRECTORY` or .tgz (default: the one that init-hook carries)")
+	accessFlags(flags, &f.access)
+	outputFlag(cmd, &f.output)
+	progressFlags(flags, &f.log)
+}
+
+// outputFlag adds --output, with completion.
+func outputFlag(cmd *cobra.Command, output *string) {
+	cmd.Flags().StringVarP(output, "output", "o", "text", "text or json")
+	// It fails for a flag that does not exist only.
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+func validOutput(output string) error {
+	if output != "text" && output != "json" {
+		return fmt.Errorf("--output is %q: choose text or json", output)
+	}
+	return nil
+}
+
+// validate refuses what no cluster needs to be asked about.
+func (f *chartFlags) validate() error {
+	var errs []error
+	if !dnsLabel.MatchString(f.namespace) {
+		errs = append(errs, fmt.Errorf("--namespace is %q, which is no namespace's name", f.namespace))
+	}
+	if !dnsSubdomain.MatchString(f.release) {
+		errs = append(errs, fmt.Errorf("--release is %q, which is no release's name", f.release))
+	}
+	if err := validOutput(f.output); err != nil {
+		errs = append(errs, err)
+	}
+	// Helm would look for the release elsewhere.
+	if d := os.Getenv("HELM_DRIVER"); d != "" && d != "secret" && d != "secrets" {
+		errs = append(errs, fmt.Errorf("HELM_DRIVER is %q: init-hook keeps releases in Secrets only; unset it, or use helm", d))
+	}
+	return errors.Join(errs...)
+}
+
+// merged reads the values that the user gave. The flags of the mode replace what
+// an earlier release, or a file, said about it.
+func (f *chartFlags) merged(flags *pflag.FlagSet) (map[string]any, error) {
+	values, err := f.values.MergeValues(getter.All(helmcli.New()))
+	if err != nil {
+		return nil, fmt.Errorf("reading the values: %w", err)
+	}
+	proxy, url := flags.Changed("registry-proxy"), flags.Changed("registry-url")
+	if proxy {
+		values["registryProxy"] = f.registryProxy
+	} else if url && f.registryURL != "" {
+		values["registryProxy"] = nil
+	}
+	if url {
+		values["registryURL"] = f.registryURL
+	} else if proxy {
+		values["registryURL"] = ""
+	}
+	return values, nil
+}
+
+// installer connects everything that installs.
+func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
+	if err := f.validate(); err != nil {
+		return nil, &hook.Refused{Err: err}
+	}
+	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
+	if err != nil {
+		return nil, &hook.Refused{Err: err}
+	}
+	values, err := f.merged(cmd.Flags())
+	if err != nil {
+		return nil, &hook.Refused{Err: err}
+	}
+	c, err := install.LoadChart(f.chart)
+	if err != nil {
+		return nil, &hook.Refused{Err: err}
+	}
+	if c.AppVersion() != version.Version {
+		log.Warn("the chart is of another release than this init-hook", "chart", c.AppVersion(), "init-hook", version.Version)
+	}
+	// What the API server warns of: once each, and not in the form of klog.
+	rest.SetDefaultWarningHandler(rest.NewWarningWriter(cmd.ErrOrStderr(), rest.WarningWriterOptions{Deduplicate: true}))
+	config, client, err := kube.Connect(f.access)
+	if err != nil {
+		return nil, err
+	}
+	helm, err := install.Connect(config, f.namespace, log)
+	if err != nil {
+		return nil, err
+	}
+	return &install.Installer{
+		Options: install.Options{
+			Namespace: f.namespace, Release: f.release,
+			Chart: c, Values: values, ResetValues: f.resetValues,
+		},
+		Helm:   helm,
+		Client: client,
+		Parse:  parseJob,
+		NewHook: func(ctx context.Context, options hook.Options) (install.Hook, error) {
+			return newHook(ctx, options, connection{f.access, config, client}, log)
+		},
+		Log: log,
+		Now: time.Now,
+	}, nil
+}
+
+func (f *installFlags) run(cmd *cobra.Command) error {
+	if f.timeout <= 0 {
+		return &hook.Refused{Err: fmt.Errorf("--timeout is %s, which leaves no time", f.timeout)}
+	}
+	i, err := f.installer(cmd)
+	if err != nil {
+		return err
+	}
+	i.Options.CreateNamespace, i.Options.Timeout = f.createNamespace, f.timeout
+	if f.dryRun {
+		ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
+		defer cancel()
+		plan, err := i.Plan(ctx)
+		if err != nil {
+			return err
+		}
+		return f.printPlan(cmd.OutOrStdout(), i.Options.Chart, plan, true)
+	}
+	result, err := i.Run(cmd.Context())
+	if err != nil {
+		return err
+	}
+	return f.printResult(cmd.OutOrStdout(), result)
+}
+
+func (f *chartFlags) runPreflight(cmd *cobra.Command) error {
+	i, err := f.installer(cmd)
+	if err != nil {
+		return err
+	}
+	plan, err := i.Plan(cmd.Context())
+	if err != nil {
+		return err
+	}
+	return f.printPlan(cmd.OutOrStdout(), i.Options.Chart, plan, false)
+}
+
+// printedPlan is a plan as JSON.
+type printedPlan struct {
+	Mode     state.Mode     `json:"mode"`
+	Address  string         `json:"address"`
+	Findings []hook.Finding `json:"findings"`
+	// Of a dry run only.
+	Upgrade  *bool  `json:"upgrade,omitempty"`
+	Chart    string `json:"chart,omitempty"`
+	Manifest string `json:"manifest,omitempty"`
+}
+
+func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, dryRun bool) error {
+	blockers := len(install.Blockers(plan.Findings))
+	if f.output == "json" {
+		printed := printedPlan{Mode: plan.Options.Mode, Address: plan.Options.Address(), Findings: append([]hook.Finding{}, plan.Findings...)}
+		if dryRun {
+			printed.Upgrade, printed.Chart, printed.Manifest = &plan.Upgrade, c.Metadata.Version, plan.Manifest
+		}
+		if err := printJSON(w, printed); err != nil {
+			return err
+		}
+	} else {
+		if dryRun {
+			does := "install"
+			if plan.Upgrade {
+				does = "upgrade"
+			}
+			fmt.Fprintf(w, "Dry run: this would %s release %s in namespace %s with chart %s.\n", does, f.release, f.namespace, c.Metadata.Version)
+		}
+		fmt.Fprintf(w, "%s mode at %s, decided by %s.\n", plan.Options.Mode, plan.Options.Address(), plan.Options.ModeSource)
+		printFindings(w, plan.Findings)
+		fmt.Fprintf(w, "\n%d blockers, %d warnings; nothing was changed.\n", blockers, len(plan.Findings)-blockers)
+	}
+	if blockers > 0 {
+		return &silent{fmt.Errorf("%d blockers", blockers)}
+	}
+	return nil
+}
+
+// printFindings writes what people read: each finding with its cause and remedy.
+func printFindings(w io.Writer, findings []hook.Finding) {
+	for _, f := range findings {
+		fmt.Fprintf(w, "\n%-8s %s", f.Severity, f.Check)
+		if f.Object != "" {
+			fmt.Fprintf(w, ": %s", f.Object)
+		}
+		fmt.Fprintf(w, "\n  cause:  %s\n  remedy: %s\n", indented(f.Cause), indented(f.Remedy))
+	}
+}
+
+// indented keeps lines after the first below it.
+func indented(text string) string { return strings.ReplaceAll(text, "\n", "\n          ") }
+
+func printJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
+}
+
+// printedResult is a result as JSON.
+type printedResult struct {
+	Namespace  string     `json:"namespace"`
+	Release    string     `json:"release"`
+	Revision   int        `json:"revision"`
+	Upgraded   bool       `json:"upgraded"`
+	Chart      string     `json:"chart"`
+	AppVersion string     `json:"appVersion"`
+	Mode       state.Mode `json:"mode"`
+	Address    string     `json:"address"`
+	// PullSecret is the Secret that pods need a copy of, where they do.
+	PullSecret string `json:"pullSecret,omitempty"`
+}
+
+var resultText = template.Must(template.New("").Parse(`zarf-registry {{.AppVersion}} is {{if .Upgraded}}upgraded{{else}}installed{{end}}: {{.Mode}} mode, release {{.Release}} in namespace {{.Namespace}}, revision {{.Revision}}.
+{{if eq .Mode "external"}}
+Images come from {{.Address}}.
+{{else}}
+Images come from {{.Address}} on every node:
+
+  push   init-hook images push{{.Flags}} ARCHIVE...
+  use    image: {{.Address}}/REPOSITORY:TAG
+{{- if .PullSecret}}
+         imagePullSecrets: [{name: {{.PullSecret}}}], a copy of Secret {{.Namespace}}/{{.PullSecret}} in the pod's namespace
+{{- end}}
+{{- end}}
+  look   init-hook status{{.Flags}}
+`))
+
+func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {
+	o := result.Options
+	printed := printedResult{
+		Namespace: f.namespace, Release: f.release, Revision: result.Revision, Upgraded: result.Upgraded,
+		Chart: result.ChartVersion, AppVersion: result.AppVersion, Mode: o.Mode, Address: o.Address(),
+	}
+	if o.Mode == state.ModeNodePort && !o.AnonymousPull {
+		printed.PullSecret = o.Name + hook.SuffixPull
+	}
+	if f.output == "json" {
+		return printJSON(w, printed)
+	}
+	return resultText.Execute(w, struct {
+		printedResult
+		Flags string
+	}{printed, releaseArguments(o.Namespace, o.Release, o.Name)})
+}
+
+// releaseArguments are the flags that name a release, as far as they differ from
+// the defaults, with a space before.
+func releaseArguments(namespace, release, name string) string {
+	var flags []string
+	for _, f := range [][3]string{{"--namespace", namespace, "zarf"}, {"--release", release, "zarf-registry"}, {"--name", name, "zarf-registry"}} {
+		if f[1] != f[2] {
+			flags = append(flags, " "+f[0], " "+f[1])
+		}
+	}
+	return strings.Join(slices.Clip(flags), "")
+}

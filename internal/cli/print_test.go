@@ -1,0 +1,329 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"helm.sh/helm/v3/pkg/chart"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/install"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/status"
+)
+
+func same(t *testing.T, what, got, want string) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+var proxyOptions = hook.Options{
+	Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry",
+	Mode: state.ModeProxy, ModeSource: state.SourceValue, Port: 31999, IPFamily: state.IPv4,
+}
+
+func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
+	f := &chartFlags{namespace: "zarf", release: "zarf-registry", output: "text"}
+	c := &chart.Chart{Metadata: &chart.Metadata{Version: "0.1.0"}}
+	plan := &install.Plan{Options: proxyOptions, Manifest: "kind: A\n", Findings: []hook.Finding{
+		{Check: "port", Severity: hook.Blocker, Object: "Service default/web", Cause: "it has the port", Remedy: "kubectl delete service web"},
+		{Check: "cri-o", Severity: hook.Warning, Cause: "a <strange> runtime", Remedy: "one line\nand another"},
+	}}
+	var out bytes.Buffer
+	err := f.printPlan(&out, c, plan, false)
+	if _, ok := errors.AsType[*silent](err); !ok {
+		t.Errorf("a blocker gives the error %v", err)
+	}
+	same(t, "text", out.String(), `proxy mode at 127.0.0.1:31999, decided by value.
+
+blocker  port: Service default/web
+  cause:  it has the port
+  remedy: kubectl delete service web
+
+warning  cri-o
+  cause:  a <strange> runtime
+  remedy: one line
+          and another
+
+1 blockers, 1 warnings; nothing was changed.
+`)
+
+	out.Reset()
+	plan.Findings = plan.Findings[1:]
+	if err := f.printPlan(&out, c, plan, true); err != nil {
+		t.Errorf("a warning gives the error %v", err)
+	}
+	if want := "Dry run: this would install release zarf-registry in namespace zarf with chart 0.1.0.\n"; !strings.HasPrefix(out.String(), want) {
+		t.Errorf("the dry run prints\n%s", &out)
+	}
+
+	out.Reset()
+	f.output = "json"
+	plan.Findings = nil
+	if err := f.printPlan(&out, c, plan, false); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "JSON", out.String(), `{
+  "mode": "proxy",
+  "address": "127.0.0.1:31999",
+  "findings": []
+}
+`)
+	out.Reset()
+	if err := f.printPlan(&out, c, plan, true); err != nil {
+		t.Fatal(err)
+	}
+	var printed map[string]any
+	if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["upgrade"] != false || printed["manifest"] != "kind: A\n" {
+		t.Errorf("the dry run prints %v (%v)", printed, err)
+	}
+}
+
+func TestTheResultSaysHowToPushAndPull(t *testing.T) {
+	nodePort := proxyOptions
+	nodePort.Mode, nodePort.Namespace, nodePort.Name = state.ModeNodePort, "other", "full"
+	anonymous := nodePort
+	anonymous.AnonymousPull = true
+	external := proxyOptions
+	external.Mode, external.RegistryURL = state.ModeExternal, "registry.example.com/team"
+	for name, c := range map[string]struct {
+		options hook.Options
+		want    string
+	}{
+		"proxy": {proxyOptions, `zarf-registry 0.1.0 is installed: proxy mode, release zarf-registry in namespace zarf, revision 1.
+
+Images come from 127.0.0.1:31999 on every node:
+
+  push   init-hook images push ARCHIVE...
+  use    image: 127.0.0.1:31999/REPOSITORY:TAG
+  look   init-hook status
+`},
+		"nodeport": {nodePort, `zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
+
+Images come from 127.0.0.1:31999 on every node:
+
+  push   init-hook images push --namespace other --name full ARCHIVE...
+  use    image: 127.0.0.1:31999/REPOSITORY:TAG
+         imagePullSecrets: [{name: full-pull}], a copy of Secret other/full-pull in the pod's namespace
+  look   init-hook status --namespace other --name full
+`},
+		"nodeport without a credential": {anonymous, `zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
+
+Images come from 127.0.0.1:31999 on every node:
+
+  push   init-hook images push --namespace other --name full ARCHIVE...
+  use    image: 127.0.0.1:31999/REPOSITORY:TAG
+  look   init-hook status --namespace other --name full
+`},
+		"external": {external, `zarf-registry 0.1.0 is installed: external mode, release zarf-registry in namespace zarf, revision 1.
+
+Images come from registry.example.com/team.
+
+  look   init-hook status
+`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &chartFlags{namespace: c.options.Namespace, release: "zarf-registry", output: "text"}
+			result := &install.Result{Options: c.options, Revision: 1, ChartVersion: "0.1.0", AppVersion: "0.1.0"}
+			var out bytes.Buffer
+			if err := f.printResult(&out, result); err != nil {
+				t.Fatal(err)
+			}
+			same(t, "text", out.String(), c.want)
+
+			out.Reset()
+			f.output = "json"
+			if err := f.printResult(&out, result); err != nil {
+				t.Fatal(err)
+			}
+			var printed map[string]any
+			if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["address"] != c.options.Address() || printed["revision"] != 1.0 {
+				t.Errorf("JSON: %v (%v)", printed, err)
+			}
+			if _, needs := printed["pullSecret"]; needs != (name == "nodeport") {
+				t.Errorf("JSON: %v", printed)
+			}
+		})
+	}
+}
+
+func TestFlagsOfTheModeReplaceWhatAnEarlierReleaseSaid(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte("registryProxy: true\nport: 32000\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"":                       `map[]`,
+		"--registry-proxy":       `map[registryProxy:true registryURL:]`,
+		"--registry-proxy=false": `map[registryProxy:false registryURL:]`,
+		"--registry-url=a.b/c":   `map[registryProxy:<nil> registryURL:a.b/c]`,
+		"--registry-url=":        `map[registryURL:]`,
+		// Both is for the chart to refuse.
+		"--registry-url=a.b/c --registry-proxy":                     `map[registryProxy:true registryURL:a.b/c]`,
+		"--values=" + file + " --set=port=1 --registry-proxy=false": `map[port:1 registryProxy:false registryURL:]`,
+		"--set=a.b=1 --set-string=c=1,d=x":                          `map[a:map[b:1] c:1 d:x]`,
+		"--set-file=e=" + file:                                      "map[e:registryProxy: true\nport: 32000\n]",
+	} {
+		f := &chartFlags{}
+		cmd := &cobra.Command{}
+		f.register(cmd)
+		if err := cmd.ParseFlags(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		values, err := f.merged(cmd.Flags())
+		if got := fmt.Sprint(values); err != nil || got != want {
+			t.Errorf("%q gives %s (%v), want %s", args, got, err, want)
+		}
+	}
+}
+
+func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
+	shared := []string{"--namespace=a", "--release=b", "--name=c", "--mode=nodeport", "--mode-source=state", "--payload-id=1", "--push-images=false", "--timeout=4m", "--log-format=json"}
+	o, err := parseJob(append([]string{"prepare"}, shared...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.Namespace != "a" || o.Release != "b" || o.Name != "c" || o.Mode != state.ModeNodePort || o.ModeSource != state.SourceState || o.PushImages || o.Timeout != 4*time.Minute {
+		t.Errorf("prepare: %+v", o)
+	}
+	o, err = parseJob(append([]string{"finish", "--proxies=d,e", "--prove=false"}, shared...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(o.Proxies) != 2 || o.Prove || o.Mode != state.ModeNodePort {
+		t.Errorf("finish: %+v", o)
+	}
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"nothing":          {nil, "no Job"},
+		"another command":  {[]string{"cleanup"}, "no Job"},
+		"an unknown flag":  {[]string{"prepare", "--colour=red"}, "use the chart of its own release"},
+		"an unknown mode":  {[]string{"prepare", "--mode=boat", "--payload-id=1"}, `--mode is "boat"`},
+		"an argument more": {[]string{"finish", "more"}, `unknown command "more"`},
+	} {
+		if _, err := parseJob(c.args); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error is %v, want one with %q", name, err, c.want)
+		}
+	}
+}
+
+func TestProgressIsLinesToRead(t *testing.T) {
+	var out bytes.Buffer
+	options := &logging.Options{Format: "auto"}
+	log, err := newProgress(&out, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := log.With("phase", "prepare", "step", "1/8 look at the nodes")
+	step.Info("step done", "did", "found 2 nodes", "why", "because", "took", "12ms")
+	step.Error("step failed", "why", "because", "took", "1s", "error", "said at the end")
+	log.Info("phase done", "phase", "prepare", "took", "2s")
+	log.Info("waiting", "for", "the registry", "missing", "1 pod")
+	log.Warn("a node does not report the pause image", "node", "n1", "images", []string{"a", "b"})
+	log.Warn("preflight", "check", "cri-o", "object", "node n1", "cause", "it is new", "remedy", "do this")
+	log.Debug("not told")
+	same(t, "progress", out.String(), `prepare  1/8 look at the nodes: found 2 nodes (12ms)
+prepare  1/8 look at the nodes: failed (1s)
+prepare  done (2s)
+         waiting for the registry: 1 pod
+         warning: a node does not report the pause image node=n1 images="[a b]"
+         warning: cri-o: node n1: it is new; do this
+`)
+	out.Reset()
+	options.Format = "json"
+	if log, err = newProgress(&out, options); err != nil {
+		t.Fatal(err)
+	}
+	log.Info("step done", "did", "x")
+	if !json.Valid(out.Bytes()) {
+		t.Errorf("--log-format=json writes %q", out.String())
+	}
+	if _, err := newProgress(io.Discard, &logging.Options{Format: "xml", Level: slog.LevelInfo}); err == nil {
+		t.Error("an unknown format is no error")
+	}
+}
+
+func TestStatusIsPrintedAsATable(t *testing.T) {
+	proxy := state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, DecidedBy: state.SourceValue}
+	nodePort := proxy
+	nodePort.Mode = state.ModeNodePort
+	r := &status.Report{
+		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry", Healthy: true,
+		State:    &status.State{Phase: state.PhaseReady, Desired: proxy, Current: &proxy, UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)},
+		Helm:     &status.Revision{Revision: 3, Status: "deployed"},
+		Registry: &status.Registry{Ready: true, Pods: []status.Pod{{Name: "r", Node: "n1", Ready: true}}},
+		Nodes:    []status.Node{{Name: "n1", Ready: true, Way: "proxy", Open: true, Proven: true}},
+		Certificates: []status.Certificate{
+			{Secret: "zarf-registry-ca", Valid: true, DaysLeft: 1800},
+			{Secret: "zarf-registry-node-tls", Why: "it has expired", DaysLeft: -2},
+		},
+		Payloads: []status.Payload{{Name: "zarf-registry-payload-0.1.0-registry-amd64", Present: 9, Wanted: 9, Complete: true}},
+	}
+	var out bytes.Buffer
+	if err := printStatus(&out, r); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "healthy", trimmed(out.String()), `zarf-registry in namespace zarf: healthy
+
+mode          proxy, proven
+address       127.0.0.1:31999 (IPv4)
+decided       by value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
+release       zarf-registry, revision 3, deployed
+registry      ready on node n1
+payload       zarf-registry-payload-0.1.0-registry-amd64: complete, 9 ConfigMaps
+certificates  zarf-registry-ca: 1800 days left
+              zarf-registry-node-tls: not usable: it has expired
+
+NODE  READY  PULLS BY  OPEN  PROVEN  REMARK
+n1    yes    proxy     yes   yes
+`)
+
+	r.Healthy, r.Helm = false, nil
+	r.State.Phase, r.State.Current, r.State.Desired.HostNetwork = state.PhasePrepared, &nodePort, true
+	r.Registry = &status.Registry{Why: "it has no pod"}
+	r.Payloads[0].Complete, r.Payloads[0].Why = false, "ConfigMap x is missing"
+	r.Certificates, r.Nodes = nil, nil
+	r.Next = []string{"Do this.", "Do that."}
+	out.Reset()
+	if err := printStatus(&out, r); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "unhealthy", trimmed(out.String()), `zarf-registry in namespace zarf: needs attention, see next
+
+mode      proxy, switching from nodeport
+address   127.0.0.1:31999 (IPv4, host network)
+decided   by value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
+release   zarf-registry, not kept by Helm
+registry  not ready: it has no pod
+payload   zarf-registry-payload-0.1.0-registry-amd64: not complete: ConfigMap x is missing
+
+next
+  - Do this.
+  - Do that.
+`)
+}
+
+// trimmed drops the spaces that a table ends its lines with.
+func trimmed(text string) string {
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,178 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/metadata"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/status"
+)
+
+// statusFlags are the flags of status.
+type statusFlags struct {
+	namespace, release, name string
+	access                   kube.Access
+	output                   string
+}
+
+func newStatus() *cobra.Command {
+	f := &statusFlags{}
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show mode, registry, nodes, certificates and release, and what to do next",
+		Long: `status looks at everything that belongs to the registry and changes nothing. For
+everything that is wrong it says what to do. What this identity may not read is named
+and left out.
+
+Exit codes: 0 when nothing needs attention, 1 when something does.`,
+		Example: `  init-hook status
+  init-hook status --output json | jq .next`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	releaseFlags(cmd.Flags(), &f.namespace, &f.release, &f.name)
+	accessFlags(cmd.Flags(), &f.access)
+	outputFlag(cmd, &f.output)
+	return cmd
+}
+
+func (f *statusFlags) run(cmd *cobra.Command) error {
+	if err := validOutput(f.output); err != nil {
+		return &hook.Refused{Err: err}
+	}
+	config, client, err := kube.Connect(f.access)
+	if err != nil {
+		return err
+	}
+	names, err := metadata.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("using the kubeconfig: %w", err)
+	}
+	report, err := status.Collect(cmd.Context(), status.Options{
+		Namespace: f.namespace, Release: f.release, Name: f.name,
+		Client: client, Metadata: names, Now: time.Now,
+	})
+	if err != nil {
+		return err
+	}
+	if f.output == "json" {
+		err = printJSON(cmd.OutOrStdout(), report)
+	} else {
+		err = printStatus(cmd.OutOrStdout(), report)
+	}
+	if err == nil && !report.Healthy {
+		err = &silent{fmt.Errorf("%d things to do", len(report.Next))}
+	}
+	return err
+}
+
+// printStatus writes what people read.
+func printStatus(w io.Writer, r *status.Report) error {
+	verdict := "healthy"
+	if !r.Healthy {
+		verdict = "needs attention, see next"
+	}
+	fmt.Fprintf(w, "zarf-registry in namespace %s: %s\n\n", r.Namespace, verdict)
+
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if s := r.State; s != nil {
+		settings, phase := s.Desired, "proven"
+		switch {
+		case s.Switching():
+			phase = fmt.Sprintf("switching from %s", s.Current.Mode)
+		case s.Phase != state.PhaseReady:
+			phase = "not proven yet"
+		}
+		network := ""
+		if settings.HostNetwork {
+			network = ", host network"
+		}
+		fmt.Fprintf(table, "mode\t%s, %s\n", settings.Mode, phase)
+		fmt.Fprintf(table, "address\t%s (%s%s)\n", settings.Address, settings.IPFamily, network)
+		fmt.Fprintf(table, "decided\tby %s; written %s by init-hook %s\n", settings.DecidedBy, s.UpdatedAt.Format(time.RFC3339), s.UpdatedBy)
+	} else {
+		fmt.Fprint(table, "mode\tunknown\n")
+	}
+	if h := r.Helm; h != nil {
+		fmt.Fprintf(table, "release\t%s, revision %d, %s\n", r.Release, h.Revision, h.Status)
+	} else {
+		fmt.Fprintf(table, "release\t%s, not kept by Helm\n", r.Release)
+	}
+	if g := r.Registry; g != nil {
+		fmt.Fprintf(table, "registry\t%s\n", registryLine(g))
+	}
+	for i, p := range r.Payloads {
+		label := ""
+		if i == 0 {
+			label = "payload"
+		}
+		fmt.Fprintf(table, "%s\t%s: %s\n", label, p.Name, payloadLine(p))
+	}
+	for i, c := range r.Certificates {
+		label := ""
+		if i == 0 {
+			label = "certificates"
+		}
+		line := fmt.Sprintf("%d days left", c.DaysLeft)
+		if !c.Valid {
+			line = "not usable: " + c.Why
+		}
+		fmt.Fprintf(table, "%s\t%s: %s\n", label, c.Secret, line)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+
+	if len(r.Nodes) > 0 {
+		fmt.Fprint(w, "\n")
+		fmt.Fprint(table, "NODE\tREADY\tPULLS BY\tOPEN\tPROVEN\tREMARK\n")
+		for _, n := range r.Nodes {
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", n.Name, yesNo(n.Ready), n.Way, yesNo(n.Open), yesNo(n.Proven), n.Why)
+		}
+		if err := table.Flush(); err != nil {
+			return err
+		}
+	}
+	if len(r.Next) > 0 {
+		fmt.Fprint(w, "\nnext\n")
+		for _, sentence := range r.Next {
+			fmt.Fprintf(w, "  - %s\n", sentence)
+		}
+	}
+	return nil
+}
+
+func registryLine(g *status.Registry) string {
+	if !g.Ready {
+		return "not ready: " + g.Why
+	}
+	var nodes []string
+	for _, p := range g.Pods {
+		if p.Ready {
+			nodes = append(nodes, p.Node)
+		}
+	}
+	return "ready on node " + strings.Join(nodes, ", ")
+}
+
+func payloadLine(p status.Payload) string {
+	if !p.Complete {
+		return "not complete: " + p.Why
+	}
+	return fmt.Sprintf("complete, %d ConfigMaps", p.Wanted)
+}
+
+func yesNo(yes bool) string {
+	if yes {
+		return "yes"
+	}
+	return "no"
+}
