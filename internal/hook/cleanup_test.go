@@ -1,0 +1,142 @@
+package hook_test
+
+import (
+	"testing"
+	"testing/synctest"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// checkClean: of this release only what Helm deletes by itself is left.
+func (b *bench) checkClean(foreign ...string) {
+	b.Helper()
+	left := []string{}
+	core := b.client.CoreV1()
+	secrets, _ := core.Secrets("zarf").List(b.Context(), metav1.ListOptions{})
+	for _, o := range secrets.Items {
+		left = append(left, "Secret "+o.Name)
+	}
+	cms, _ := core.ConfigMaps("zarf").List(b.Context(), metav1.ListOptions{})
+	for _, o := range cms.Items {
+		left = append(left, "ConfigMap "+o.Name)
+	}
+	services, _ := core.Services("zarf").List(b.Context(), metav1.ListOptions{})
+	for _, o := range services.Items {
+		left = append(left, "Service "+o.Name)
+	}
+	sets, _ := b.client.AppsV1().DaemonSets("zarf").List(b.Context(), metav1.ListOptions{})
+	for _, o := range sets.Items {
+		left = append(left, "DaemonSet "+o.Name)
+	}
+	jobs, _ := b.client.BatchV1().Jobs("zarf").List(b.Context(), metav1.ListOptions{})
+	for _, o := range jobs.Items {
+		left = append(left, "Job "+o.Name)
+	}
+	if len(left) != len(foreign) {
+		b.Errorf("left are %q, want %q", left, foreign)
+		return
+	}
+	for i := range left {
+		if left[i] != foreign[i] {
+			b.Errorf("left are %q, want %q", left, foreign)
+		}
+	}
+	b.checkNoProofs()
+}
+
+func TestCleanupLeavesNothingOfOursAndAllOfOthers(t *testing.T) {
+	for _, mode := range allModes {
+		t.Run(string(mode), func(t *testing.T) {
+			b := newBench(t)
+			b.upgrade(mode)
+			otherRelease := func(name, component string) metav1.ObjectMeta {
+				m := meta(name, component)
+				m.Labels["app.kubernetes.io/instance"] = "another-release"
+				return m
+			}
+			b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "somebody-elses", Namespace: "zarf"}})
+			b.add(&corev1.ConfigMap{ObjectMeta: otherRelease("other-payload", "payload")})
+			b.add(&corev1.Service{ObjectMeta: otherRelease("other-nodeport", "registry")})
+			set := daemonSet("other-proxy")
+			set.ObjectMeta = otherRelease("other-proxy", "proxy")
+			b.add(set)
+			b.add(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-finish", Namespace: "zarf"}})
+			b.add(daemonSet(proxyName + "-old"))
+			for range 2 { // the second finds nothing and is content
+				if err := b.hook.Cleanup(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				b.checkClean("Secret somebody-elses", "ConfigMap other-payload", "Service other-nodeport", "DaemonSet other-proxy")
+			}
+		})
+	}
+}
+
+func TestCleanupLeavesAServiceOfThatNameToItsOwner(t *testing.T) {
+	b := newBench(t)
+	b.upgrade(state.ModeProxy)
+	s := nodePortService()
+	s.Labels["app.kubernetes.io/instance"] = "another-release"
+	b.add(s)
+	if err := b.hook.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.checkClean("Service " + serviceName)
+}
+
+// Wherever a switch was killed, uninstalling leaves nothing; nor does it when it is
+// itself killed and run again.
+func TestCleanupHalfWayThroughASwitch(t *testing.T) {
+	for _, from := range allModes {
+		for _, to := range allModes {
+			if from == to {
+				continue
+			}
+			t.Run(string(from)+" to "+string(to), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					killedAtEachWrite(t, func() *bench {
+						b := newBench(t)
+						b.hook.Programs = programs{small: true}
+						b.upgrade(from)
+						b.mode(to)
+						b.mustPrepare()
+						b.helm()
+						return b
+					}, func(b *bench) error { return b.hook.Finish(t.Context()) }, func(b *bench) {
+						if err := b.hook.Cleanup(t.Context()); err != nil {
+							t.Error(err)
+						}
+						b.checkClean()
+					})
+				})
+			})
+		}
+	}
+}
+
+func TestCleanupKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		killedAtEachWrite(t, func() *bench {
+			b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
+			b.hook.Programs = programs{small: true}
+			b.hook.Options.PodSecurityLabel = true
+			b.admit = podSecurityAt(b)
+			b.upgrade(state.ModeProxy)
+			b.add(nodePortService())
+			return b
+		}, func(b *bench) error { return b.hook.Cleanup(t.Context()) }, func(b *bench) {
+			if err := b.hook.Cleanup(t.Context()); err != nil {
+				t.Error(err)
+			}
+			b.checkClean()
+			if got := b.level(); got != "baseline" {
+				t.Errorf("the namespace's level is %q", got)
+			}
+		})
+	})
+}

@@ -1,0 +1,159 @@
+package hook_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+const enforce = "pod-security.kubernetes.io/enforce"
+
+func namespace(level string) *corev1.Namespace {
+	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}
+	if level != "" {
+		n.Labels = map[string]string{enforce: level}
+	}
+	return n
+}
+
+func (b *bench) namespace() *corev1.Namespace {
+	b.Helper()
+	n, err := b.tracker.Get(resource("namespaces"), "", "zarf")
+	if err != nil {
+		b.Fatal(err)
+	}
+	return n.(*corev1.Namespace)
+}
+
+func (b *bench) level() string { b.Helper(); return b.namespace().Labels[enforce] }
+
+// podSecurityAt admits as Pod Security does by the namespace's label; where there is
+// none, the cluster's default is baseline.
+func podSecurityAt(b *bench) func(runtime.Object) error {
+	return func(o runtime.Object) error {
+		pod, ok := o.(*corev1.Pod)
+		if !ok || b.level() == "privileged" {
+			return nil
+		}
+		why := ""
+		if ports := pod.Spec.Containers[0].Ports; len(ports) > 0 && ports[0].HostPort > 0 {
+			why = fmt.Sprintf(`hostPort (container "proxy" uses hostPort %d)`, ports[0].HostPort)
+		}
+		if pod.Spec.HostNetwork {
+			why = "host namespaces (hostNetwork=true)"
+		}
+		if why == "" {
+			return nil
+		}
+		return apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New(`violates PodSecurity "baseline:latest": `+why))
+	}
+}
+
+func TestPodSecurityBlocksProxiesAndSaysHowToLabelTheNamespace(t *testing.T) {
+	for name, hostNetwork := range map[string]bool{"hostPort (": false, "host namespaces (": true} {
+		b := newBench(t, node("n1"), namespace("baseline"))
+		b.hook.Options.HostNetwork = hostNetwork
+		b.admit = podSecurityAt(b)
+		b.mustFail(b.hook.Prepare(t.Context()), true, "pod-security: namespace zarf: ", name,
+			"kubectl label --overwrite namespace zarf pod-security.kubernetes.io/enforce=privileged", "--set podSecurity.label=true")
+		if w := b.writes(); len(w) != 0 {
+			t.Errorf("it wrote %q", w)
+		}
+	}
+}
+
+func TestPodSecurityAdmitsNodePortMode(t *testing.T) {
+	b := newBench(t, node("n1"), node("n2"), namespace("restricted"))
+	b.admit = podSecurityAt(b)
+	b.hook.Options.PodSecurityLabel = true
+	b.upgrade(state.ModeNodePort)
+	if b.level() != "restricted" {
+		t.Error("the namespace was labelled, which nothing needs")
+	}
+}
+
+func TestTheNamespaceIsLabelledWhenAskedAndGetsItsLabelBack(t *testing.T) {
+	for name, before := range map[string]string{"a level": "baseline", "no level": ""} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, node("n1"), node("n2"), namespace(before))
+				b.admit = podSecurityAt(b)
+				b.hook.Options.PodSecurityLabel = true
+				for range 2 { // the second must not take our own label for the former one
+					b.upgrade(state.ModeProxy)
+					n := b.namespace()
+					if got, ok := n.Annotations["zarf-registry/pod-security-enforce-before"]; !ok || got != before || n.Labels[enforce] != "privileged" {
+						t.Errorf("namespace has %v, %v", n.Labels, n.Annotations)
+					}
+				}
+				if err := b.hook.Cleanup(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				n := b.namespace()
+				if _, there := n.Labels[enforce]; n.Labels[enforce] != before || there != (before != "") || len(n.Annotations) != 0 {
+					t.Errorf("namespace has %v, %v", n.Labels, n.Annotations)
+				}
+			})
+		})
+	}
+}
+
+func TestALabelThatSomebodyChangedSinceIsTheirs(t *testing.T) {
+	b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
+	b.admit = podSecurityAt(b)
+	b.hook.Options.PodSecurityLabel = true
+	b.upgrade(state.ModeProxy)
+	n := b.namespace()
+	n.Labels[enforce] = "restricted"
+	if err := b.tracker.Update(resource("namespaces"), n, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.hook.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.namespace(); n.Labels[enforce] != "restricted" || len(n.Annotations) != 0 {
+		t.Errorf("namespace has %v, %v", n.Labels, n.Annotations)
+	}
+}
+
+func TestANamespaceIsNotLabelledWithoutNeedOrForNothing(t *testing.T) {
+	b := newBench(t, node("n1"), namespace("restricted"))
+	b.hook.Options.PodSecurityLabel = true
+	b.mustPrepare() // the cluster does not enforce it
+	if b.level() != "restricted" {
+		t.Error("the namespace was labelled, which nothing needs")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, node("n1"), namespace("baseline"))
+		b.hook.Options.PodSecurityLabel = true
+		b.admit = func(o runtime.Object) error {
+			if pod, ok := o.(*corev1.Pod); ok && strings.HasPrefix(pod.Spec.Containers[0].Name, "proxy") {
+				return apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New(`violates PodSecurity "restricted:latest": hostPort`))
+			}
+			return nil
+		}
+		for range 2 {
+			b.mustFail(b.hook.Prepare(t.Context()), true, "enforce=privileged", "all the same")
+		}
+	})
+}
+
+func TestCleanupLeavesTheLabelWithoutBeingAsked(t *testing.T) {
+	b := newBench(t, node("n1"), namespace("baseline"))
+	b.mustPrepare()
+	if err := b.hook.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if b.level() != "baseline" {
+		t.Error("the label changed")
+	}
+}

@@ -1,0 +1,339 @@
+package hook_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// kubernetesService is the API server's, by which the cluster's families are known.
+func kubernetesService(ips ...string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default"}, Spec: corev1.ServiceSpec{ClusterIP: ips[0], ClusterIPs: ips}}
+}
+
+func somebodysService(change ...func(*corev1.Service)) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "shop"}, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080, Protocol: corev1.ProtocolTCP}, {Port: 81, NodePort: 31999, Protocol: corev1.ProtocolTCP}}}}
+	for _, c := range change {
+		c(s)
+	}
+	return s
+}
+
+func images(names ...string) func(*corev1.Node) {
+	return func(n *corev1.Node) {
+		n.Status.Images = nil
+		for _, name := range names {
+			n.Status.Images = append(n.Status.Images, corev1.ContainerImage{Names: []string{name, name + "@sha256:1"}})
+		}
+	}
+}
+
+func manyImages(n *corev1.Node) {
+	var names []string
+	for i := range 50 {
+		names = append(names, fmt.Sprintf("example.com/app:%d", i))
+	}
+	images(names...)(n)
+}
+
+func runtimeVersion(v string) func(*corev1.Node) {
+	return func(n *corev1.Node) { n.Status.NodeInfo.ContainerRuntimeVersion = v }
+}
+
+func architecture(v string) func(*corev1.Node) {
+	return func(n *corev1.Node) { n.Status.NodeInfo.Architecture = v }
+}
+
+func podCIDRs(v ...string) func(*corev1.Node) {
+	return func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = v[0], v }
+}
+
+func internalIP(v string) func(*corev1.Node) {
+	return func(n *corev1.Node) {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: v})
+	}
+}
+
+func modeOf(mode state.Mode) func(*hook.Options) {
+	return func(o *hook.Options) { o.Mode = mode }
+}
+
+func family(f state.IPFamily) func(*hook.Options) {
+	return func(o *hook.Options) { o.IPFamily = f }
+}
+
+func blindPause(o *hook.Options) { o.PauseImageSource = state.SourceDefault }
+
+func refusePods(err error) func(runtime.Object) error {
+	return func(o runtime.Object) error {
+		if _, ok := o.(*corev1.Pod); ok {
+			return err
+		}
+		return nil
+	}
+}
+
+func refuseServices(err error) func(runtime.Object) error {
+	return func(o runtime.Object) error {
+		if _, ok := o.(*corev1.Service); ok {
+			return err
+		}
+		return nil
+	}
+}
+
+func changePods(change func(*corev1.Container)) func(runtime.Object) error {
+	return func(o runtime.Object) error {
+		if p, ok := o.(*corev1.Pod); ok {
+			change(&p.Spec.Containers[0])
+		}
+		return nil
+	}
+}
+
+// forbiddenBy is what somebody without a right is told.
+func forbiddenBy(verb, resource string) error {
+	return apierrors.NewForbidden(corev1.Resource(resource), "", fmt.Errorf(`User "jane" cannot %s resource "%s" in API group "" in the namespace "zarf"`, verb, resource))
+}
+
+func invalidPort(message string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: "Failure", Reason: metav1.StatusReasonInvalid, Code: 422, Message: message}}
+}
+
+func TestPreflightFinds(t *testing.T) {
+	const blocker, warning = hook.Blocker, hook.Warning
+	type nodes = []runtime.Object
+	for name, c := range map[string]struct {
+		objects  nodes
+		options  []func(*hook.Options)
+		admit    func(runtime.Object) error
+		check    string // empty: nothing is found
+		severity hook.Severity
+		want     []string
+	}{
+		"nothing on a good cluster":                  {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}},
+		"nothing on a good cluster in nodeport mode": {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}, options: []func(*hook.Options){modeOf(state.ModeNodePort)}},
+
+		"a port that another Service has": {objects: nodes{node("n1"), somebodysService()}, check: "port", severity: blocker,
+			want: []string{"Service shop/web", "node port 31999", "kubectl --namespace shop edit service web", "--set port="}},
+		"the same in nodeport mode": {objects: nodes{node("n1"), somebodysService()}, options: []func(*hook.Options){modeOf(state.ModeNodePort)}, check: "port", severity: blocker, want: []string{"Service shop/web"}},
+		"a port that another Service has for its health": {objects: nodes{node("n1"), somebodysService(func(s *corev1.Service) { s.Spec.Ports = nil; s.Spec.HealthCheckNodePort = 31999 })},
+			check: "port", severity: blocker, want: []string{"Service shop/web"}},
+		"nothing in a UDP port, with proxies": {objects: nodes{node("n1"), somebodysService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })}},
+		"a UDP port that would be in a node port's way": {objects: nodes{node("n1"), somebodysService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })},
+			options: []func(*hook.Options){modeOf(state.ModeNodePort)}, check: "port", severity: blocker},
+		"nothing in the release's own Service": {objects: nodes{node("n1"), nodePortService()}, options: []func(*hook.Options){modeOf(state.ModeNodePort)},
+			admit: refuseServices(errors.New("nobody asks for the port that is there already"))},
+		"a Service of that name and of another release": {objects: nodes{node("n1"), func() *corev1.Service { s := nodePortService(); s.Labels = nil; return s }()},
+			check: "port", severity: blocker, want: []string{"Service zarf/zarf-registry-nodeport"}},
+		"a port that was taken a moment ago": {objects: nodes{node("n1")}, options: []func(*hook.Options){modeOf(state.ModeNodePort)},
+			admit: refuseServices(invalidPort("spec.ports[0].nodePort: Invalid value: 31999: provided port is already allocated")), check: "port", severity: blocker},
+		"a port outside of the range": {objects: nodes{node("n1")}, options: []func(*hook.Options){modeOf(state.ModeNodePort)},
+			admit: refuseServices(invalidPort("spec.ports[0].nodePort: Invalid value: 5999: provided port is not in the valid range. The range of valid ports is 30000-32767")),
+			check: "port-range", severity: blocker, want: []string{"30000-32767", "--set port=", "--set registryProxy=true"}},
+		"nothing in the range, with proxies": {objects: nodes{node("n1")}, admit: refuseServices(invalidPort("not in the valid range"))},
+		"no right to try a Service": {objects: nodes{node("n1")}, options: []func(*hook.Options){modeOf(state.ModeNodePort)}, admit: refuseServices(forbiddenBy("create", "services")),
+			check: "port-range", severity: warning, want: []string{`User "jane" cannot create resource "services"`}},
+		"a policy against node ports": {objects: nodes{node("n1")}, options: []func(*hook.Options){modeOf(state.ModeNodePort)},
+			admit: refuseServices(apierrors.NewForbidden(corev1.Resource("services"), "x", errors.New("exceeded quota: none, services.nodeports=0"))),
+			check: "admission", severity: blocker, want: []string{"exceeded quota", "--set registryProxy=true"}},
+
+		"IPv4 on a cluster without":                   {objects: nodes{node("n1", podCIDRs("fd00:1::/64")), kubernetesService("fd00::1")}, check: "ip-family", severity: blocker, want: []string{"no IPv4", "--set ipFamily=IPv6"}},
+		"dual stack on IPv6 only":                     {objects: nodes{node("n1", podCIDRs("fd00:1::/64")), kubernetesService("fd00::1")}, options: []func(*hook.Options){family(state.DualStack)}, check: "ip-family", severity: blocker, want: []string{"--set ipFamily=IPv6"}},
+		"IPv6 on a cluster without":                   {objects: nodes{node("n1", podCIDRs("10.1.0.0/24")), kubernetesService("10.96.0.1")}, options: []func(*hook.Options){family(state.IPv6)}, check: "ip-family", severity: blocker, want: []string{"[::1]:31999", "--set ipFamily=IPv4"}},
+		"IPv6 addresses of nodes only":                {objects: nodes{node("n1", podCIDRs("10.1.0.0/24"), internalIP("fd00::5"))}, options: []func(*hook.Options){family(state.IPv6)}, check: "ip-family", severity: blocker},
+		"nothing about pods of one family more":       {objects: nodes{node("n1", podCIDRs("fd00:1::/64", "10.1.0.0/24")), kubernetesService("fd00::1")}},
+		"nothing where only the nodes' addresses say": {objects: nodes{node("n1", internalIP("10.0.0.5")), kubernetesService("fd00::1")}},
+		"nothing where nothing says":                  {objects: nodes{node("n1")}, options: []func(*hook.Options){family(state.IPv6)}},
+
+		"CRI-O 1.35 with node ports":    {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.35.0"))}, options: []func(*hook.Options){modeOf(state.ModeNodePort)}, check: "cri-o", severity: blocker, want: []string{"node n2", "--set registryProxy=true"}},
+		"CRI-O 1.36 with plain proxies": {objects: nodes{node("n2", runtimeVersion("cri-o://v1.36.1"))}, check: "cri-o", severity: blocker, want: []string{"--set proxy.tls=always"}},
+		"CRI-O 2 with TLS": {objects: nodes{node("n2", runtimeVersion("cri-o://2.0.0"))}, options: []func(*hook.Options){func(o *hook.Options) { o.ProxyTLS = "always" }}, check: "cri-o", severity: warning,
+			want: []string{"Secret zarf/zarf-registry-ca", "/etc/containers/certs.d/127.0.0.1:31999/ca.crt"}},
+		"nothing about CRI-O 1.34": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))}},
+
+		"some nodes without a program": {objects: nodes{node("n1"), node("n2", architecture("s390x")), node("n3", architecture("s390x"))}, check: "architecture", severity: warning, want: []string{"nodes n2, n3", "s390x", "injector.architectures"}},
+		"no node with a program":       {objects: nodes{node("n2", architecture("s390x"))}, check: "architecture", severity: blocker, want: []string{"no node is left"}},
+		"a program that is not carried": {objects: nodes{node("n1"), node("n2", architecture("arm64"))}, check: "architecture", severity: blocker,
+			want: []string{"program registry for arm64: no payload of registry for arm64"}},
+		"nothing about an image on another architecture": {objects: nodes{node("n1"), node("n2", architecture("s390x"))}, options: []func(*hook.Options){modeOf(state.ModeNodePort), func(o *hook.Options) { o.Injector = false }}},
+
+		"a pause image that was rendered blind": {objects: nodes{node("n1", images("registry.k8s.io/pause:3.9")), node("n2", images("registry.k8s.io/pause:3.9", "rancher/mirrored-pause:3.6"))}, options: []func(*hook.Options){blindPause},
+			check: "pause-image", severity: blocker, want: []string{"nodes n1, n2", pauseImage, "they hold registry.k8s.io/pause:3.9, rancher/mirrored-pause:3.6", "--set injector.image=registry.k8s.io/pause:3.9"}},
+		"a node without any pause image": {objects: nodes{node("n1"), node("n2", images("docker.io/library/app:1"))}, check: "pause-image", severity: warning, want: []string{"node n2", "--set injector.image=IMAGE"}},
+		"no pause image at all": {objects: nodes{node("n1", images()), node("n2", images())}, options: []func(*hook.Options){blindPause}, check: "pause-image", severity: blocker,
+			want: []string{"no pause image is known", "--set injector.image="}},
+		"nothing about a list that is cut short":                {objects: nodes{node("n1"), node("n2", manyImages)}, options: []func(*hook.Options){blindPause}},
+		"nothing about nodes that are not ready":                {objects: nodes{node("n1"), node("n2", images("a:1"), notReady)}},
+		"nothing about pause images without injector":           {objects: nodes{node("n1", images("a:1"))}, options: []func(*hook.Options){blindPause, func(o *hook.Options) { o.Injector = false }}},
+		"one node for the registry is enough, in nodeport mode": {objects: nodes{node("n1"), node("n2", images("a:1"))}, options: []func(*hook.Options){blindPause, modeOf(state.ModeNodePort)}, check: "pause-image", severity: warning},
+
+		"AlwaysPullImages": {objects: nodes{node("n1")}, admit: changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways }), check: "always-pull-images", severity: blocker, want: []string{"AlwaysPullImages", "--set injector.enabled=false"}},
+		"nothing about AlwaysPullImages without injector": {objects: nodes{node("n1")}, options: []func(*hook.Options){func(o *hook.Options) { o.Injector = false }}, admit: changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways })},
+		"a webhook that changes images":                   {objects: nodes{node("n1")}, admit: changePods(func(c *corev1.Container) { c.Image = "mirror.example.com/" + c.Image }), check: "admission", severity: warning, want: []string{"mirror.example.com/" + pauseImage}},
+		"a webhook that refuses":                          {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" denied the request: no`)), check: "admission", severity: blocker, want: []string{"policy.example.com"}},
+		"a webhook that is down":                          {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com"`))), check: "admission", severity: blocker, want: []string{"policy.example.com"}},
+		"a webhook that cannot be tried":                  {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" does not support dry run`)), check: "admission", severity: warning, want: []string{"cannot be tried"}},
+		"a quota":                                         {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: few"))), check: "admission", severity: blocker, want: []string{"exceeded quota: few"}},
+		"no namespace yet":                                {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "zarf")), check: "admission", severity: warning, want: []string{"does not exist yet"}},
+
+		"another address": {objects: nodes{node("n1"), saved(t, state.ModeProxy, "127.0.0.1:30500", state.IPv4)}, check: "address", severity: warning,
+			want: []string{"address 127.0.0.1:31999", "127.0.0.1:30500 can no longer be pulled", "--set registryProxy=true"}},
+		"an external registry in the place of ours": {objects: nodes{node("n1"), saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4)}, options: []func(*hook.Options){modeOf(state.ModeExternal), func(o *hook.Options) { o.RegistryURL = registryURL }},
+			check: "address", severity: warning, want: []string{registryURL, "its volume stays", "--set registryProxy=false --set registryURL= --set port=31999 --set ipFamily=IPv4"}},
+		"ours in the place of an external registry": {objects: nodes{node("n1"), saved(t, state.ModeExternal, registryURL, state.IPv4)}, check: "address", severity: warning, want: []string{"--set registryURL=" + registryURL}},
+		"nothing about a new external registry":     {objects: nodes{node("n1", runtimeVersion("cri-o://1.35.0"), images("a:1"))}, options: []func(*hook.Options){modeOf(state.ModeExternal), func(o *hook.Options) { o.RegistryURL = registryURL }}, admit: refusePods(errors.New("no pods are tried"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, c.objects...)
+			for _, change := range c.options {
+				change(&b.hook.Options)
+			}
+			b.admit = c.admit
+			findings, err := b.hook.Preflight(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if w := b.writes(); len(w) != 0 {
+				t.Errorf("it wrote %q", w)
+			}
+			if c.check == "" {
+				if len(findings) != 0 {
+					t.Errorf("it found %v", findings)
+				}
+				return
+			}
+			for _, f := range findings {
+				if f.Check != c.check || f.Severity != c.severity || f.Object == "" || f.Cause == "" || f.Remedy == "" || strings.Contains(f.String(), "\n") {
+					t.Errorf("finding is %+v, want a %s of %s", f, c.severity, c.check)
+				}
+				if !slices.Contains(hook.Checks(), f.Check) {
+					t.Errorf("%s is no check", f.Check)
+				}
+			}
+			if len(findings) == 0 {
+				t.Fatal("it found nothing")
+			}
+			for _, want := range c.want {
+				if line := findings[0].String(); !strings.Contains(line, want) {
+					t.Errorf("finding is %q, want one with %q", line, want)
+				}
+			}
+
+			// Prepare says the same, and refuses all blockers at once.
+			err = b.hook.Prepare(t.Context())
+			if c.severity == blocker {
+				b.mustFail(err, true, append(c.want, "nothing was changed")...)
+				if w := b.writes(); len(w) != 0 {
+					t.Errorf("prepare wrote %q", w)
+				}
+				b.hook.Options.IgnorePreflight = []string{c.check}
+				again, err := b.hook.Preflight(t.Context())
+				if err != nil || slices.ContainsFunc(again, func(f hook.Finding) bool { return f.Severity == blocker }) {
+					t.Errorf("ignored, it is still a blocker: %v (%v)", again, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Errorf("a warning stops prepare: %v", err)
+			}
+			if !strings.Contains(b.log.String(), `"check":"`+c.check+`"`) {
+				t.Error("the warning is not logged")
+			}
+		})
+	}
+}
+
+func TestAllBlockersAreInOneRefusalAndAllCanBeIgnored(t *testing.T) {
+	b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0"), images("registry.k8s.io/pause:3.9")), somebodysService())
+	b.hook.Options.PauseImageSource = state.SourceDefault
+	err := b.hook.Prepare(t.Context())
+	b.mustFail(err, true, "\n  port: ", "\n  cri-o: ", "\n  pause-image: ")
+	if lines := strings.Count(err.Error(), "\n"); lines != 3 {
+		t.Errorf("three blockers are in %d lines", lines)
+	}
+	b.hook.Options.IgnorePreflight = []string{"port", "cri-o"}
+	b.mustFail(b.hook.Prepare(t.Context()), true, "\n  pause-image: ")
+	findings, err := b.hook.Preflight(t.Context())
+	if err != nil || len(findings) != 3 || findings[0].Check != "pause-image" || findings[0].Severity != hook.Blocker {
+		t.Errorf("the blocker is not the first: %v (%v)", findings, err)
+	}
+	b.hook.Options.IgnorePreflight = []string{"all"}
+	b.mustPrepare()
+}
+
+func TestAMissingRightIsNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		verb, resource string
+		left           string // the check that is left out; empty: an error
+	}{
+		"to list nodes":        {"list", "nodes", ""},
+		"to read the state":    {"get", "secrets", ""},
+		"to create pods":       {"create", "pods", ""},
+		"to list all Services": {"list", "services", "port"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, node("n1"))
+			b.client.PrependReactor(c.verb, c.resource, func(kubetesting.Action) (bool, runtime.Object, error) {
+				return true, nil, forbiddenBy(c.verb, c.resource)
+			})
+			findings, err := b.hook.Preflight(t.Context())
+			right := fmt.Sprintf("cannot %s resource %q", c.verb, c.resource)
+			if c.left == "" {
+				b.mustFail(err, true, right)
+				return
+			}
+			if err != nil || len(findings) != 1 || findings[0].Check != c.left || findings[0].Severity != hook.Warning || !strings.Contains(findings[0].Cause, right) {
+				t.Errorf("found %v (%v)", findings, err)
+			}
+		})
+	}
+}
+
+func TestANamespaceThatWasJustMadeIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		missing := apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New(`error looking up service account zarf/default: serviceaccount "default" not found`))
+		b := newBench(t, node("n1"))
+		tries := 0
+		b.admit = func(runtime.Object) error {
+			if tries++; tries < 5 {
+				return missing
+			}
+			return nil
+		}
+		if findings, err := b.hook.Preflight(t.Context()); err != nil || len(findings) != 0 {
+			t.Errorf("found %v (%v)", findings, err)
+		}
+		b.admit = refusePods(missing)
+		findings, err := b.hook.Preflight(t.Context())
+		if err != nil || len(findings) == 0 || findings[0].Check != "admission" || findings[0].Severity != hook.Blocker {
+			t.Errorf("found %v (%v)", findings, err)
+		}
+	})
+}
+
+func TestABusyAPIServerIsNoFinding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, node("n1"))
+		b.admit = refusePods(apierrors.NewServiceUnavailable("starting"))
+		findings, err := b.hook.Preflight(t.Context())
+		if len(findings) != 0 {
+			t.Errorf("found %v", findings)
+		}
+		b.mustFail(err, false, "trying a pod of the registry with a dry run", "starting")
+	})
+}
