@@ -547,6 +547,17 @@ func (b *bench) checkFinished() {
 	} else if s := b.get("secrets", "zarf-registry-pull"); s != nil {
 		checkPull(b, s.(*corev1.Secret), false)
 	}
+	cms, err := b.client.CoreV1().ConfigMaps("zarf").List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	programs := map[bool]bool{} // of the proxies, of the registry
+	for _, cm := range cms.Items {
+		programs[strings.Contains(cm.Name, "-registry-node-")] = true
+	}
+	if programs[true] != (mode == state.ModeProxy) || programs[false] != (mode != state.ModeExternal) {
+		b.Errorf("in %s mode, payload of the proxies: %t, of the registry: %t", mode, programs[true], programs[false])
+	}
 	b.checkNoProofs()
 }
 

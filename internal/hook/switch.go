@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -253,11 +252,7 @@ func (h *Hook) deleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet) (s
 func (f *finishing) stillServed(failure error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's own may have ended
 	defer cancel()
-	_, former, err := f.proxySets(ctx)
-	if err != nil {
-		return errors.Join(failure, err)
-	}
-	if len(former) == 0 {
+	if _, former, err := f.proxySets(ctx); err != nil || len(former) == 0 {
 		return failure
 	}
 	return fmt.Errorf("%w; the proxies are still there: nodes pull through them as before", failure)

@@ -339,3 +339,17 @@ func TestTheListenerIsSeenClosedBeforeTheModeIsRecorded(t *testing.T) {
 		b.checkFinished()
 	})
 }
+
+func TestPayloadOfProxiesThatAreEndingIsCollected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeProxy)
+		ending := proxyPod(proxyName, "n1")
+		ending.Name = "proxy-ending"
+		ending.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+			{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "zarf-registry-payload-0.1.0-registry-node-amd64-00"}}}}}}}}
+		b.add(ending)
+		b.upgrade(state.ModeNodePort)
+		b.checkFinished()
+	})
+}
