@@ -151,23 +151,30 @@ func (f *chartFlags) validate() error {
 	return errors.Join(errs...)
 }
 
-// merged reads the values that the user gave. The flags of the mode replace what
-// an earlier release, or a file, said about it.
+// merged reads the values that the user gave. A flag of the mode takes back what
+// the last release said about the other ones; what contradicts it in the same run
+// is for the chart to refuse.
 func (f *chartFlags) merged(flags *pflag.FlagSet) (map[string]any, error) {
 	values, err := f.values.MergeValues(getter.All(helmcli.New()))
 	if err != nil {
 		return nil, fmt.Errorf("reading the values: %w", err)
 	}
-	proxy, url := flags.Changed("registry-proxy"), flags.Changed("registry-url")
-	if proxy {
-		values["registryProxy"] = f.registryProxy
-	} else if url && f.registryURL != "" {
-		values["registryProxy"] = nil
+	unlessGiven := func(key string, value any) {
+		if _, given := values[key]; !given {
+			values[key] = value
+		}
 	}
-	if url {
+	if flags.Changed("registry-proxy") {
+		values["registryProxy"] = f.registryProxy
+	}
+	if flags.Changed("registry-url") {
 		values["registryURL"] = f.registryURL
-	} else if proxy {
-		values["registryURL"] = ""
+	}
+	switch {
+	case flags.Changed("registry-url") && f.registryURL != "":
+		unlessGiven("registryProxy", nil)
+	case flags.Changed("registry-proxy"):
+		unlessGiven("registryURL", "")
 	}
 	return values, nil
 }

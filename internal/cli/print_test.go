@@ -173,6 +173,8 @@ func TestFlagsOfTheModeReplaceWhatAnEarlierReleaseSaid(t *testing.T) {
 		"--registry-url=a.b/c":   `map[registryProxy:<nil> registryURL:a.b/c]`,
 		"--registry-url=":        `map[registryURL:]`,
 		// Both is for the chart to refuse.
+		"--set=registryURL=a.b --registry-proxy":                    `map[registryProxy:true registryURL:a.b]`,
+		"--values=" + file + " --registry-url=a.b":                  `map[port:32000 registryProxy:true registryURL:a.b]`,
 		"--registry-url=a.b/c --registry-proxy":                     `map[registryProxy:true registryURL:a.b/c]`,
 		"--values=" + file + " --set=port=1 --registry-proxy=false": `map[port:1 registryProxy:false registryURL:]`,
 		"--set=a.b=1 --set-string=c=1,d=x":                          `map[a:map[b:1] c:1 d:x]`,

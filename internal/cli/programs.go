@@ -106,7 +106,7 @@ func unfit(executable string, architectures []string) string {
 	if err != nil {
 		return "its own file cannot be read: " + err.Error()
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	if slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		return "this init-hook is linked dynamically (built without CGO_ENABLED=0)"
 	}
@@ -236,6 +236,9 @@ func (podWay) DialContext(ctx context.Context, network, address string) (net.Con
 }
 
 func (podWay) plainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	if pod.Status.PodIP == "" {
+		return false, errors.New("it has no address yet")
+	}
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(hook.PlainPort)))
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return false, nil

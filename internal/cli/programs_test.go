@@ -138,6 +138,9 @@ func TestAPodSeesWhetherThePlainPortIsOpen(t *testing.T) {
 	if open, err := r.PlainOpen(t.Context(), pod); !open || err != nil {
 		t.Errorf("somebody listens: %t, %v", open, err)
 	}
+	if open, err := r.PlainOpen(t.Context(), &corev1.Pod{}); open || err == nil {
+		t.Errorf("a pod without an address: %t, %v", open, err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if open, err := r.PlainOpen(ctx, pod); open || err == nil {

@@ -95,6 +95,12 @@ func (r *run) recover(context.Context) (string, error) {
 // apply is the real installation or upgrade. Hooks are stored with the release
 // and not run: their work is done here.
 func (r *run) apply(ctx context.Context) (string, error) {
+	// Helm watches its context even when it is done, and may then take the end of
+	// this run for an interruption and mark the release as failed: so what it gets
+	// ends with the run only as long as Helm is at work.
+	helm, interrupt := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, interrupt)
+	defer stop()
 	var err error
 	if r.upgrade() {
 		upgrade := action.NewUpgrade(r.Helm)
@@ -104,7 +110,7 @@ func (r *run) apply(ctx context.Context) (string, error) {
 		upgrade.MaxHistory = maxHistory
 		upgrade.Timeout = r.Options.Timeout
 		upgrade.Description = "Upgrade complete (init-hook install)"
-		r.applied, err = upgrade.RunWithContext(ctx, r.Options.Release, r.Options.Chart, r.values())
+		r.applied, err = upgrade.RunWithContext(helm, r.Options.Release, r.Options.Chart, r.values())
 	} else {
 		install := action.NewInstall(r.Helm)
 		install.ReleaseName, install.Namespace = r.Options.Release, r.Options.Namespace
@@ -112,7 +118,7 @@ func (r *run) apply(ctx context.Context) (string, error) {
 		install.DisableHooks = true
 		install.Timeout = r.Options.Timeout
 		install.Description = "Install complete (init-hook install)"
-		r.applied, err = install.RunWithContext(ctx, r.Options.Chart, r.values())
+		r.applied, err = install.RunWithContext(helm, r.Options.Chart, r.values())
 	}
 	if err != nil {
 		return "", r.explainHelm("applying the chart", err)

@@ -110,19 +110,19 @@ func (h recordedHook) note(phase string) {
 
 func (h recordedHook) Preflight(context.Context) ([]hook.Finding, error) {
 	h.note("preflight")
-	return h.bench.findings, h.preflightErr
+	return h.findings, h.preflightErr
 }
 
 func (h recordedHook) Prepare(context.Context) error {
 	h.prepared = h.options
 	h.note("prepare")
-	return h.bench.prepare
+	return h.prepare
 }
 
 func (h recordedHook) Finish(context.Context) error {
 	h.finishing = h.options
 	h.note("finish")
-	return h.bench.finish
+	return h.finish
 }
 
 func newBench(t *testing.T, objects ...runtime.Object) *bench {
