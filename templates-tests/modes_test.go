@@ -332,7 +332,7 @@ func TestTheJobsComeFromTheRegistryWhereNoNodeHasTheirImage(t *testing.T) {
 		})}, nil, pushed, nil},
 		"nodes that have it from there are preferred":   {[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy)}, nil, pushed, []string{"c"}},
 		"never proven, but a node has it from there":    {[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy, unproven)}, nil, pushed, []string{"c"}},
-		"never proven, so perhaps it is not there":      {[]runtime.Object{a, knows(state.ModeProxy, unproven)}, nil, "", nil},
+		"pushed and not yet proven":                     {[]runtime.Object{a, knows(state.ModeProxy, unproven)}, nil, pushed, nil},
 		"a node has the configured one":                 {[]runtime.Object{a, node("c", "amd64", hookImage), node("d", "amd64", pushed), knows(state.ModeProxy)}, nil, "", nil},
 		"nothing was pushed":                            {[]runtime.Object{a, remembers(proven(settings(state.ModeProxy, state.IPv4)))}, nil, "", nil},
 		"another version carries another payload":       {[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"initHook.image.tag=0.2.0"}, "", nil},

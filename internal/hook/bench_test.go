@@ -530,6 +530,9 @@ func (b *bench) checkFinished() {
 	if want := []string{"n1", "n2"}; mode != state.ModeExternal && !slices.Equal(s.Nodes, want) {
 		b.Errorf("proven nodes are %q, want %q", s.Nodes, want)
 	}
+	if i := s.HookImage; mode != state.ModeExternal && (i == nil || *i != *b.registry.image) {
+		b.Errorf("the image of later Jobs is %+v", i)
+	}
 	if _, kept := b.secret("zarf-registry-state").Data[state.KeyRemovedService]; kept {
 		b.Error("a NodePort Service would still be put back")
 	}

@@ -76,6 +76,10 @@ type Options struct {
 	Proxies []string
 	// PushImages and Prove switch those steps of Finish.
 	PushImages, Prove bool
+	// FinishFollows says that the process which runs Prepare applies the chart and
+	// runs Finish. With PushImages, Prepare then records init-hook's image, which
+	// Finish will push, because the Jobs in the chart are to name it.
+	FinishFollows bool
 }
 
 // Hook runs the steps. Its fields must be set; it holds no state of its own

@@ -138,9 +138,11 @@ func (p *preparation) record(ctx context.Context) (string, error) {
 		s.Current, s.Nodes = p.saved.Current, p.saved.Nodes
 	}
 	if p.desired.Mode != state.ModeExternal {
-		s.HookImage = p.Registry.HookImage()
-		if s.HookImage == nil && p.saved != nil {
+		if p.saved != nil {
 			s.HookImage = p.saved.HookImage
+		}
+		if own := p.Registry.HookImage(); own != nil && p.Options.PushImages && p.Options.FinishFollows {
+			s.HookImage = own
 		}
 	}
 	if err := p.saveState(ctx, p.stateSecret, s, removedService(p.stateSecret)); err != nil {

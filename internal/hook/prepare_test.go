@@ -71,7 +71,7 @@ func (b *bench) checkPrepared() {
 			}
 		}
 	}
-	if s := b.state(); s.Desired.Mode != mode || s.Desired.Address != "127.0.0.1:31999" || s.HookImage == nil || *s.HookImage != *b.registry.image {
+	if s := b.state(); s.Desired.Mode != mode || s.Desired.Address != "127.0.0.1:31999" {
 		b.Errorf("state is %+v", s)
 	}
 }
@@ -347,11 +347,21 @@ func TestWhatWasRememberedOrNamedIsNoUndoing(t *testing.T) {
 	}
 }
 
-func TestAProcessThatIsNoImageLeavesTheRememberedOne(t *testing.T) {
+// A Job's image names what can be pulled: finish records it when it has pushed it, and
+// prepare only in a process that goes on with finish.
+func TestTheImageOfTheJobsIsRecordedByWhoPushesIt(t *testing.T) {
 	b := newBench(t)
 	b.mustPrepare()
+	if got := b.state().HookImage; got != nil {
+		t.Errorf("prepare alone recorded %+v", got)
+	}
 	image := b.registry.image
-	b.registry.image = nil
+	b.hook.Options.FinishFollows = true
+	b.mustPrepare()
+	if got := b.state().HookImage; got == nil || *got != *image {
+		t.Errorf("recorded is %+v", got)
+	}
+	b.registry.image = nil // a process that cannot be an image
 	b.mustPrepare()
 	if got := b.state().HookImage; got == nil || *got != *image {
 		t.Errorf("remembered is %+v", got)

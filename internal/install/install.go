@@ -287,6 +287,7 @@ func (r *run) jobOptions(rendered *release.Release) (hook.Options, error) {
 	// The limit of a Job is less than Helm's own; here there is one for the whole
 	// run, in the context.
 	options.Timeout = 0
+	options.FinishFollows = true
 	return options, nil
 }
 

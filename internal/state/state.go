@@ -109,7 +109,7 @@ type State struct {
 	Current *Settings `json:"current,omitempty"`
 	// Nodes are the names of the nodes that pulled in the last proof.
 	Nodes []string `json:"nodes,omitempty"`
-	// HookImage is init-hook's own image as finish pushes it into the registry,
+	// HookImage is init-hook's own image as finish pushed it into the registry,
 	// from where later Jobs can pull it; nil where it is not pushed.
 	HookImage *HookImage `json:"hookImage,omitempty"`
 	// UpdatedBy is the release of init-hook that wrote the state, UpdatedAt when.

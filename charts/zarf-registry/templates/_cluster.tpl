@@ -32,7 +32,6 @@ Objects are read once in a rendering and kept in the root context, so that all t
 
 {{- /* What the hook remembers: JSON that is empty where nothing is remembered, else
   mode, address, ipFamily  the desired settings
-  current                  the proven address, empty where none is proven
   hookImage                reference and architecture of init-hook's image in the registry, where it was pushed
 or, for a Secret that cannot be read, problem and remedy only: validate.yaml refuses those. The Jobs read it once more, and
 more strictly (internal/state). */ -}}
@@ -62,7 +61,6 @@ more strictly (internal/state). */ -}}
 {{- $state = dict "problem" $problem "remedy" $remedy -}}
 {{- else -}}
 {{- $state = pick $desired "mode" "address" "ipFamily" -}}
-{{- $_ := set $state "current" (kindIs "map" $saved.current | ternary $saved.current dict).address -}}
 {{- $_ := set $state "hookImage" (kindIs "map" $saved.hookImage | ternary $saved.hookImage dict) -}}
 {{- end -}}
 {{- end -}}

@@ -149,9 +149,9 @@ names of nodes. */ -}}
 {{- end -}}
 
 {{- /* The image that the Jobs run: value; nodes, those that report it; and pushed, the architecture of the one that
-`finish` pushed into this registry. That one is for clusters where no node has the image of the values any more. It must be
-of the configured version, since it carries the payload; this registry must have served before; and its address must stay
-for the length of the upgrade, which the Jobs are in the middle of. A nodeSelector or affinity for the Jobs rules it out. */ -}}
+`finish` pushed into this registry. That one is for clusters where no node has the image of the values any more, or ever
+had. It must be of the configured version, since it carries the payload; and its address must stay for the length of the
+upgrade, which the Jobs are in the middle of. A nodeSelector or affinity for the Jobs rules it out. */ -}}
 {{- define "zarf-registry.hookImage" -}}
 {{- $configured := .Values.initHook.image -}}
 {{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "image" $configured)) "nodes" list "pushed" "" -}}
@@ -165,9 +165,7 @@ for the length of the upgrade, which the Jobs are in the middle of. A nodeSelect
 {{- if and .architecture .reference (hasSuffix $tag .reference) (ne $state.mode "external") (eq $state.address $address) -}}
 {{- $image := printf "%s/%s" $address .reference -}}
 {{- $nodes := include "zarf-registry.cluster.ready" (dict "root" $ "image" $image) | fromJsonArray -}}
-{{- if or $nodes (eq $state.current $address) -}}
 {{- $answer = dict "value" $image "nodes" $nodes "pushed" .architecture -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
