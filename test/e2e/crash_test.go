@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
+	"slices"
 	"testing"
 	"time"
 
@@ -34,33 +35,39 @@ func (w *world) other(t *testing.T) target {
 	return toProxy
 }
 
-// TestCrash kills, at every stage of a switch, what works on it. Each time the next
-// run brings the switch to its end, and no pull fails in between.
+// aside is the pause of the pull loops here: most of the machine is to be left to
+// the runs that are killed.
+const aside = "400ms"
+
+// TestCrash takes away, at every stage of a switch, what works on it. Each time the
+// next run brings the switch to its end, and no pull fails in between.
 func TestCrash(t *testing.T) {
 	t.Parallel()
-	for _, phase := range []string{"prepare", "finish"} {
-		t.Run(phase, func(t *testing.T) {
+	for name, scenarios := range map[string]func(*testing.T, *world, map[state.Mode]installRun){
+		"killed": func(t *testing.T, w *world, runs map[state.Mode]installRun) {
+			must(t, "prepare and finish killed at ten points each", func(t *testing.T) { testKilled(t, w, runs) })
+		},
+		"faults": func(t *testing.T, w *world, runs map[state.Mode]installRun) {
+			for _, phase := range []string{"prepare", "finish"} {
+				must(t, "the API server away for 20 s in the middle of "+phase, func(t *testing.T) { testAPIAway(t, w, phase, runs) })
+				must(t, "the pod of the Job "+phase+" killed under helm upgrade", func(t *testing.T) { testJobKilled(t, w, phase) })
+			}
+			must(t, "the registry killed in the middle of a switch to proxy mode", func(t *testing.T) { testRegistryKilled(t, w) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
 			// No node is to be NotReady, and no Service without endpoints, because the API
 			// server was away for 20 s: in production it is not either.
-			w := ownCluster(t, "e2e-crash-"+phase, layout{args: []string{"--node-grace", "50s"}})
-			var runs map[state.Mode]installRun
+			w := ownCluster(t, "e2e-crash-"+name, layout{args: []string{"--node-grace", "50s"}})
+			runs := map[state.Mode]installRun{}
 			must(t, "install, and switch twice undisturbed", func(t *testing.T) {
 				w.mustInstall(t, toNodePort.flag)
 				w.pushFresh(t)
-				stop := w.freshLoop(t)
-				defer stop()
-				runs = map[state.Mode]installRun{}
 				for _, to := range []target{toProxy, toNodePort} {
 					runs[to.mode] = w.mustInstall(t, to.flag)
-					w.isIn(t, to.mode, state.SourceValue)
 				}
 			})
-			must(t, phase+" killed at ten points", func(t *testing.T) { testKilled(t, w, phase, runs) })
-			must(t, "the API server away for 20 s in the middle of "+phase, func(t *testing.T) { testAPIAway(t, w, phase, runs) })
-			must(t, "the pod of the Job "+phase+" killed under helm upgrade", func(t *testing.T) { testJobKilled(t, w, phase) })
-			if phase == "finish" {
-				must(t, "the registry killed in the middle of a switch to proxy mode", func(t *testing.T) { testRegistryKilled(t, w) })
-			}
+			scenarios(t, w, runs)
 			must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
 		})
 	}
@@ -76,13 +83,13 @@ type moment struct {
 // step has just been done, and every third at random, weighted by how long steps take.
 func moments(t *testing.T, run installRun, phase string, n int) []moment {
 	t.Helper()
-	// The steps after each of which something of the phase is still to come: from the
-	// one before the phase to the last but one of it.
+	// The steps after each of which something of the phase is still to come. To be
+	// killed while Helm applies the chart counts as the end of prepare.
 	var befores []done
-	var ends []time.Duration
+	var end time.Duration
 	for i := 1; i < len(run.steps); i++ {
-		if run.steps[i].phase == phase {
-			befores, ends = append(befores, run.steps[i-1]), append(ends, run.steps[i].at)
+		if next := run.steps[i]; next.phase == phase || phase == "prepare" && next.name == "apply the chart" {
+			befores, end = append(befores, run.steps[i-1]), next.at
 		}
 	}
 	if len(befores) < 5 {
@@ -94,7 +101,7 @@ func moments(t *testing.T, run installRun, phase string, n int) []moment {
 			chosen = append(chosen, moment{after: befores[i*len(befores)/n]})
 			continue
 		}
-		at := befores[0].at + rand.N(ends[len(ends)-1]-befores[0].at)
+		at := befores[0].at + rand.N(end-befores[0].at)
 		m := moment{after: befores[0]}
 		for _, b := range befores {
 			if b.at <= at {
@@ -120,20 +127,27 @@ func (m moment) at(f func(*exec.Cmd)) func(*exec.Cmd, done) {
 	}
 }
 
-// testKilled kills init-hook install with SIGKILL.
-func testKilled(t *testing.T, w *world, phase string, runs map[state.Mode]installRun) {
-	stop := w.freshLoop(t)
+// testKilled kills init-hook install with SIGKILL in prepare, then the run that goes
+// on from there in finish. The third run must bring the switch to its end.
+func testKilled(t *testing.T, w *world, runs map[state.Mode]installRun) {
+	stop := w.freshLoop(t, aside)
 	defer stop()
 	const points = 10
 	for i := range points {
 		to := w.other(t)
-		m := moments(t, runs[to.mode], phase, points)[i]
-		t.Run(fmt.Sprintf("%d, to %s mode, %s", i+1, to.mode, m), func(t *testing.T) {
-			r := w.install(t, m.at(func(cmd *exec.Cmd) { cmd.Process.Kill() }), to.flag)
-			if r.err == nil {
-				t.Logf("it was done before it could be killed")
+		t.Run(fmt.Sprintf("%d, to %s mode", i+1, to.mode), func(t *testing.T) {
+			for _, phase := range []string{"prepare", "finish"} {
+				m := moments(t, runs[to.mode], phase, points)[i]
+				r := w.install(t, m.at(func(cmd *exec.Cmd) { cmd.Process.Kill() }), to.flag)
+				s := w.saved(t)
+				t.Logf("%s: killed after %.1f s, at %s: phase %s, desired is %s", phase, r.took.Seconds(), m, s.Phase, s.Desired.Mode)
+				if !slices.ContainsFunc(r.steps, func(d done) bool { return d.phase == m.after.phase && d.name == m.after.name }) {
+					t.Fatalf("it did not come so far: %v: %s", r.err, r.text)
+				}
+				if r.err == nil && m.delay == 0 {
+					t.Error("it was done before it was killed")
+				}
 			}
-			t.Logf("killed after %.1f s; state: %s", r.took.Seconds(), mustJSON(w.saved(t)))
 			w.converges(t, to)
 		})
 	}
@@ -149,7 +163,7 @@ func (w *world) converges(t *testing.T, to target) {
 
 // testAPIAway pauses the API server. The run that meets this may succeed or fail.
 func testAPIAway(t *testing.T, w *world, phase string, runs map[state.Mode]installRun) {
-	stop := w.freshLoop(t)
+	stop := w.freshLoop(t, aside)
 	defer stop()
 	to := w.other(t)
 	m := moments(t, runs[to.mode], phase, 3)[1]
@@ -165,7 +179,7 @@ func testAPIAway(t *testing.T, w *world, phase string, runs map[state.Mode]insta
 // testJobKilled kills the pod of a hook Job: the Job's next one goes on, and helm
 // does not notice.
 func testJobKilled(t *testing.T, w *world, step string) {
-	stop := w.freshLoop(t)
+	stop := w.freshLoop(t, aside)
 	defer stop()
 	to := w.other(t)
 	upgrade := w.chart(t, "upgrade", to.set)
@@ -193,7 +207,7 @@ func testRegistryKilled(t *testing.T, w *world) {
 	if w.other(t) == toNodePort {
 		w.mustInstall(t, toNodePort.flag)
 	}
-	stop := w.freshLoop(t)
+	stop := w.freshLoop(t, aside)
 	defer stop()
 	killed := make(chan error, 1)
 	go func() {

@@ -100,9 +100,8 @@ func (w *world) status(t *testing.T) (status.Report, string) {
 func (w *world) isHealthy(t *testing.T) {
 	t.Helper()
 	report, text := w.status(t)
-	t.Logf("it says:\n%s", text)
 	if !report.Healthy || !strings.Contains(text, "healthy") {
-		t.Errorf("it is not healthy: %q", report.Next)
+		t.Errorf("it is not healthy: %s", text)
 	}
 	for _, node := range report.Nodes {
 		if !node.Open || !node.Proven {

@@ -36,16 +36,16 @@ const (
 	fresh       = 200
 )
 
-// freshLoop lets the container runtime of every node pull, several times a second,
-// an image that the node does not have: those that pushFresh pushed.
-func (w *world) freshLoop(t *testing.T) (stop func()) {
+// freshLoop lets the container runtime of every node pull, again and again with a
+// pause, an image that the node does not have: those that pushFresh pushed.
+func (w *world) freshLoop(t *testing.T, pause string) (stop func()) {
 	t.Helper()
 	var env []string
 	if secret := w.pullSecret(t); secret != nil {
 		env = []string{"CRICTL_CREDS=" + string(secret.Data["username"]) + ":" + string(secret.Data["password"])}
 	}
 	return w.loop(t, env, func(stopFile string) []string {
-		return []string{"crictl", w.address + "/" + freshImages, strconv.Itoa(fresh), stopFile, "150ms"}
+		return []string{"crictl", w.address + "/" + freshImages, strconv.Itoa(fresh), stopFile, pause}
 	})
 }
 

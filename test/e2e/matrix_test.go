@@ -42,7 +42,7 @@ func (w *world) nodePortLife(t *testing.T) {
 		w.pullEverywhere(t, w.pushHello(t))
 	})
 	must(t, "helm upgrade with another value keeps nodeport mode", func(t *testing.T) {
-		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", "--set=initHook.resources.requests.cpu=40m") })
+		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
 		w.isIn(t, state.ModeNodePort, state.SourceState)
 	})
 	must(t, "helm uninstall in nodeport mode leaves nothing but the volume", w.uninstall)
@@ -80,7 +80,7 @@ func (w *world) proxyLife(t *testing.T) {
 		}
 	})
 	must(t, "helm upgrade without the value keeps proxy mode and restarts nothing", func(t *testing.T) {
-		w.restartsNothing(t, func() { w.helmChart(t, "upgrade") })
+		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
 		w.isIn(t, state.ModeProxy, state.SourceState)
 	})
 	must(t, "helm uninstall in proxy mode leaves nothing but the volume", w.uninstall)

@@ -60,7 +60,7 @@ func TestPreflight(t *testing.T) {
 		if got := w.labelled(t); got != "baseline" {
 			t.Errorf("the namespace has the level %q", got)
 		}
-		output(t, w.command(t, w.kubectl, "delete", "namespace", namespace))
+		w.label(t, "")
 	})
 	must(t, "another Service has the node port", func(t *testing.T) {
 		web := &corev1.Service{
@@ -121,9 +121,14 @@ func (w *world) preflight(t *testing.T, code int, args ...string) (blockers int,
 	return blockers, text
 }
 
+// label sets the namespace's level of Pod Security, or takes it away.
 func (w *world) label(t *testing.T, level string) {
 	t.Helper()
-	output(t, w.command(t, w.kubectl, "label", "--overwrite", "namespace", namespace, enforce+"="+level))
+	change := enforce + "=" + level
+	if level == "" {
+		change = enforce + "-"
+	}
+	output(t, w.command(t, w.kubectl, "label", "--overwrite", "namespace", namespace, change))
 }
 
 func (w *world) labelled(t *testing.T) string {

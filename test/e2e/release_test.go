@@ -18,10 +18,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// What a user writes to choose a mode. Without either, the mode stays.
+// What a user writes to choose a mode. Without either, the mode stays: with
+// noMode, that is, another value, for without any helm upgrade takes those of the
+// last revision.
 const (
 	proxyMode    = "--set=registryProxy=true"
 	nodePortMode = "--set=registryProxy=false"
+	noMode       = "--set=initHook.resources.requests.cpu=40m"
 )
 
 // chart prepares helm install or upgrade of the chart, as the README has it.

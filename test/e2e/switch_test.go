@@ -24,7 +24,7 @@ func TestSwitch(t *testing.T) {
 	})
 	underLoop := func(name string, f func(t *testing.T)) {
 		must(t, name, func(t *testing.T) {
-			stop := w.freshLoop(t)
+			stop := w.freshLoop(t, "150ms")
 			time.Sleep(time.Second)
 			begin := time.Now()
 			f(t)
@@ -49,7 +49,7 @@ func TestSwitch(t *testing.T) {
 	})
 	must(t, "then only the proxies answer, again", w.onlyProxiesAnswer)
 	underLoop("helm upgrade without a mode keeps the one of the rollback", func(t *testing.T) {
-		w.restartsNothing(t, func() { w.helmChart(t, "upgrade") })
+		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
 		w.isIn(t, state.ModeProxy, state.SourceState)
 	})
 	must(t, "helm uninstall half-way through a switch leaves nothing but the volume", func(t *testing.T) {

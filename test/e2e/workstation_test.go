@@ -21,7 +21,11 @@ func TestWorkstation(t *testing.T) {
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 	})
 	must(t, "both nodes pull", func(t *testing.T) { w.pullEverywhere(t, w.pushHello(t)) })
-	must(t, "init-hook status is content", w.isHealthy)
+	must(t, "init-hook status is content", func(t *testing.T) {
+		w.isHealthy(t)
+		_, text := w.status(t)
+		t.Logf("it says:\n%s", text)
+	})
 	must(t, "the release is an ordinary one", func(t *testing.T) {
 		list := output(t, w.command(t, w.helm, "list", "-n", namespace, "-o", "json"))
 		if !strings.Contains(list, `"name":"`+release+`"`) || !strings.Contains(list, `"status":"deployed"`) {
