@@ -87,7 +87,7 @@ func (p *plainListener) close(why string) {
 	}
 	if p.serves() {
 		p.drain(p.serving.endpoint)
-		<-p.serving.ended
+		_ = <-p.serving.ended
 		p.serving = nil
 	}
 	if p.says("closed") {
