@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -46,9 +47,9 @@ type world struct {
 	testcluster, helm, kubectl, hook, tool string
 }
 
-// slots bounds how many clusters run at once, on machines with many cores too: a
-// cluster takes 1.5 GB of memory. On others -parallel is the bound.
-var slots = make(chan struct{}, 4)
+// clusters is how many run at once unless -parallel says otherwise. Three keep two
+// cores busy, for half of a scenario is waiting.
+const clusters = "3"
 
 // layout is how a test cluster is made. The zero value is IPv4 with iptables, two
 // nodes, and the init-hook image on n1.
@@ -103,8 +104,6 @@ func newWorld(t *testing.T, name string, l layout) *world {
 		if runtime.GOOS != "linux" || os.Getuid() != 0 {
 			t.Skip("SKIPPED, NOTHING CHECKED: booting a cluster needs Linux and root; set KUBECONFIG to use another")
 		}
-		slots <- struct{}{}
-		t.Cleanup(func() { <-slots })
 		w.name = name
 		w.up(t, l)
 	}
@@ -257,6 +256,14 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	programs = dir
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		if err := flag.Set("test.parallel", clusters); err != nil {
+			panic(err)
+		}
+	}
 	code := m.Run()
 	os.RemoveAll(dir)
 	os.Exit(code)

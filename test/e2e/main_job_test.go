@@ -27,7 +27,7 @@ import (
 
 // TestMainJob is the life of an installation in proxy mode on an IPv4 cluster
 // whose nodes hold nothing but the pause image, and one node init-hook's. The
-// subtests build on each other, in this order. It runs alone: its figures count.
+// subtests build on each other, in this order. It runs alone until it has its figures.
 func TestMainJob(t *testing.T) {
 	w := newWorld(t, "e2e", layout{})
 	if len(w.nodes) < 2 {
@@ -90,6 +90,7 @@ func TestMainJob(t *testing.T) {
 	t.Run("a registry pod deleted under a pull loop costs no pull", func(t *testing.T) { testRegistryRestart(t, w) })
 	t.Run("the registry moves to a node that never ran it", func(t *testing.T) { testRegistryMoves(t, w) })
 	t.Run("a node added later pulls with nothing run again", func(t *testing.T) { testNodeAdded(t, w) })
+	t.Parallel() // what follows has no figures that count
 	t.Run("helm upgrade without changes restarts nothing", func(t *testing.T) {
 		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", proxyMode) })
 	})
