@@ -37,7 +37,7 @@ func (w *world) other(t *testing.T) target {
 
 // aside is the pause of the pull loops here: most of the machine is to be left to
 // the runs that are killed.
-const aside = "400ms"
+const aside = "700ms"
 
 // TestCrash takes away, at every stage of a switch, what works on it. Each time the
 // next run brings the switch to its end, and no pull fails in between.

@@ -33,8 +33,11 @@ func TestPreflight(t *testing.T) {
 		if after := w.everything(t); !slices.Equal(before, after) {
 			t.Errorf("init-hook preflight changed something; before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
 		}
+		objects := w.made(t)
 		w.helmChartFails(t, words, "install", proxyMode)
-		w.nothingMade(t)
+		if after := w.made(t); !slices.Equal(objects, after) {
+			t.Errorf("helm install made something: there were %v, there are %v", objects, after)
+		}
 		w.uninstall(t)
 	}
 
@@ -140,17 +143,14 @@ func (w *world) labelled(t *testing.T) string {
 	return ns.Labels[enforce]
 }
 
-// nothingMade fails if the release's namespace has anything of the registry: of a
-// helm install that failed only Helm's record of it and the failed Job are left.
-func (w *world) nothingMade(t *testing.T) {
+// made is what the release's namespace holds that can be the registry's: of a helm
+// install that failed only Helm's record of it and the failed Job are left.
+func (w *world) made(t *testing.T) []string {
 	t.Helper()
-	left := strings.Fields(output(t, w.command(t, w.kubectl, "get", "secrets,configmaps,deployments,daemonsets,services,persistentvolumeclaims,networkpolicies", "-n", namespace, "-o", "name")))
-	left = slices.DeleteFunc(left, func(object string) bool {
+	objects := strings.Fields(output(t, w.command(t, w.kubectl, "get", "secrets,configmaps,deployments,daemonsets,services,persistentvolumeclaims,networkpolicies", "-n", namespace, "-o", "name")))
+	return slices.DeleteFunc(objects, func(object string) bool {
 		return ofTheNamespace(object) || strings.HasPrefix(object, "secret/sh.helm.release.v1.")
 	})
-	if len(left) > 0 {
-		t.Errorf("left are %v", left)
-	}
 }
 
 // everything is what the cluster holds, in which version, but for what changes by
