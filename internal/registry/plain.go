@@ -87,7 +87,9 @@ func (p *plainListener) close(why string) {
 	}
 	if p.serves() {
 		p.drain(p.serving.endpoint)
-		_ = <-p.serving.ended
+		if err := <-p.serving.ended; err != nil {
+			p.log.Error("the plain listener failed as it was closed", "error", err)
+		}
 		p.serving = nil
 	}
 	if p.says("closed") {
