@@ -293,7 +293,7 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, 
 		}
 		fmt.Fprintf(w, "%s mode at %s, decided by %s.\n", plan.Options.Mode, plan.Options.Address(), plan.Options.ModeSource)
 		printFindings(w, plan.Findings)
-		fmt.Fprintf(w, "\n%d blockers, %d warnings; nothing was changed.\n", blockers, len(plan.Findings)-blockers)
+		fmt.Fprintf(w, "\nblockers: %d, warnings: %d; nothing was changed\n", blockers, len(plan.Findings)-blockers)
 	}
 	if blockers > 0 {
 		return &silent{fmt.Errorf("%d blockers", blockers)}

@@ -59,7 +59,7 @@ warning  cri-o
   remedy: one line
           and another
 
-1 blockers, 1 warnings; nothing was changed.
+blockers: 1, warnings: 1; nothing was changed
 `)
 
 	out.Reset()

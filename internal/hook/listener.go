@@ -44,7 +44,7 @@ func (h *Hook) openPlain(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s; the listener is open on %d registry pods", wrote, pods), nil
+	return fmt.Sprintf("%s; the listener is open, registry pods: %d", wrote, pods), nil
 }
 
 // closePlain has the registry's plain listener closed. The pull credential stays:
@@ -70,7 +70,7 @@ func (h *Hook) closePlain(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("it is closed on %d registry pods", pods), nil
+	return fmt.Sprintf("it is closed, registry pods: %d", pods), nil
 }
 
 // writePull makes the Secret for pulling through the node port, or puts it right,

@@ -103,7 +103,7 @@ func (p *preparation) preflight(ctx context.Context) (string, error) {
 	if len(blockers) > 0 {
 		return "", refuse("nothing was changed, because of:%s", strings.Join(blockers, ""))
 	}
-	return fmt.Sprintf("nothing stands in the way, %d warnings", len(findings)), nil
+	return fmt.Sprintf("nothing stands in the way, warnings: %d", len(findings)), nil
 }
 
 // inspect runs the checks that matter in the mode.
