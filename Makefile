@@ -60,9 +60,9 @@ chart: $(TESTCLUSTER) ## Package the chart into dist/
 
 ##@ Check
 .PHONY: unit
-unit: payload ## Unit tests with the race detector, and template tests (they render a chart some hundred times, in one goroutine)
-	go test -race ./cmd/... ./internal/... ./loader/... ./tools/...
-	go test ./templates-tests/...
+unit: payload ## Unit tests with the race detector, where there is Go to race: not the templates, nor the loader in C
+	go test -race ./cmd/... ./internal/... ./tools/...
+	go test ./templates-tests/... ./loader/...
 	cd test/cluster && go test -race ./...
 
 .PHONY: lint
@@ -87,6 +87,10 @@ verify: ## Fail where generated files are not what generate would write
 .PHONY: e2e
 e2e: build images $(TESTCLUSTER) ## Scenarios on the test cluster, or on the one in KUBECONFIG
 	go test ./test/e2e -count=1 -timeout 60m -v
+
+.PHONY: e2e-long
+e2e-long: export E2E_LONG = 1
+e2e-long: e2e ## The same with what make e2e shortens: a switch killed at all of its points
 
 .PHONY: bench
 bench: ## The proxy beside a plain reverse proxy, in one process and in processes of their own

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"slices"
 	"testing"
@@ -42,35 +43,24 @@ const aside = "700ms"
 // TestCrash takes away, at every stage of a switch, what works on it. Each time the
 // next run brings the switch to its end, and no pull fails in between.
 func TestCrash(t *testing.T) {
-	t.Parallel()
-	for name, scenarios := range map[string]func(*testing.T, *world, map[state.Mode]installRun){
-		"killed": func(t *testing.T, w *world, runs map[state.Mode]installRun) {
-			must(t, "prepare and finish killed at ten points each", func(t *testing.T) { testKilled(t, w, runs) })
-		},
-		"faults": func(t *testing.T, w *world, runs map[state.Mode]installRun) {
-			for _, phase := range []string{"prepare", "finish"} {
-				must(t, "the API server away for 20 s in the middle of "+phase, func(t *testing.T) { testAPIAway(t, w, phase, runs) })
-				must(t, "the pod of the Job "+phase+" killed under helm upgrade", func(t *testing.T) { testJobKilled(t, w, phase) })
-			}
-			must(t, "the registry killed in the middle of a switch to proxy mode", func(t *testing.T) { testRegistryKilled(t, w) })
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			// No node is to be NotReady, and no Service without endpoints, because the API
-			// server was away for 20 s: in production it is not either.
-			w := ownCluster(t, "e2e-crash-"+name, layout{args: []string{"--node-grace", "50s"}})
-			runs := map[state.Mode]installRun{}
-			must(t, "install, and switch twice undisturbed", func(t *testing.T) {
-				w.mustInstall(t, toNodePort.flag)
-				w.pushFresh(t)
-				for _, to := range []target{toProxy, toNodePort} {
-					runs[to.mode] = w.mustInstall(t, to.flag)
-				}
-			})
-			scenarios(t, w, runs)
-			must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
-		})
+	// No node is to be NotReady, and no Service without endpoints, because the API
+	// server was away for 20 s: in production it is not either.
+	w := ownCluster(t, "e2e-crash", layout{args: []string{"--node-grace", "50s"}})
+	runs := map[state.Mode]installRun{}
+	must(t, "install, and switch twice undisturbed", func(t *testing.T) {
+		w.mustInstall(t, toNodePort.flag)
+		w.pushFresh(t)
+		for _, to := range []target{toProxy, toNodePort} {
+			runs[to.mode] = w.mustInstall(t, to.flag)
+		}
+	})
+	must(t, "prepare and finish killed", func(t *testing.T) { testKilled(t, w, runs) })
+	for _, phase := range []string{"prepare", "finish"} {
+		must(t, "the API server away for 20 s in the middle of "+phase, func(t *testing.T) { testAPIAway(t, w, phase, runs) })
+		must(t, "the pod of the Job "+phase+" killed under helm upgrade", func(t *testing.T) { testJobKilled(t, w, phase) })
 	}
+	must(t, "the registry killed in the middle of a switch to proxy mode", func(t *testing.T) { testRegistryKilled(t, w) })
+	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
 }
 
 // A moment is one of a run: so long after a step was done.
@@ -132,13 +122,19 @@ func (m moment) at(f func(*exec.Cmd)) func(*exec.Cmd, done) {
 func testKilled(t *testing.T, w *world, runs map[state.Mode]installRun) {
 	stop := w.freshLoop(t, aside)
 	defer stop()
+	// Of ten points of each phase: every other for each direction.
 	const points = 10
-	for i := range points {
+	rounds := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+	if os.Getenv("E2E_LONG") == "" {
+		rounds = []int{0, 5, 4, 9}
+		t.Logf("SHORTENED: killed at %d of %d points; all of them with make e2e-long", len(rounds), points)
+	}
+	for _, i := range rounds {
 		to := w.other(t)
 		t.Run(fmt.Sprintf("%d, to %s mode", i+1, to.mode), func(t *testing.T) {
 			for _, phase := range []string{"prepare", "finish"} {
-				// Every other of the ten for each direction. The swap of neighbours has the switch
-				// to proxy mode killed when the node port has just gone.
+				// The swap of neighbours has the switch to proxy mode killed when the node port
+				// has just gone.
 				m := moments(t, runs[to.mode], phase, points)[i^1]
 				r := w.install(t, m.at(func(cmd *exec.Cmd) { cmd.Process.Kill() }), to.flag)
 				s := w.saved(t)

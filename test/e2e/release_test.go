@@ -196,6 +196,10 @@ func (w *world) nothingLeft(t *testing.T, but ...string) {
 		t.Fatalf("the cluster lists only %d kinds", len(kinds))
 	}
 	eventually(t, time.Minute, "everything to be gone", func() error {
+		// Pods are the last to go, and cheap to ask for.
+		if pods, err := w.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{}); err != nil || len(pods.Items) > 0 {
+			return fmt.Errorf("%d pods are left (%v)", len(pods.Items), err)
+		}
 		var left []string
 		for line := range strings.SplitSeq(output(t, w.command(t, w.kubectl, "get", strings.Join(kinds, ","), "-n", namespace, "-o", "name", "--ignore-not-found")), "\n") {
 			line = strings.TrimSpace(line)
