@@ -131,7 +131,9 @@ func (i *inspection) architecture() []Finding {
 // A list that is that long says nothing about small images.
 const reportedImages = 50
 
-var pauseImage = regexp.MustCompile(`(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]`)
+// PauseImage matches the names of pause images. The chart has the same pattern in
+// zarf-registry.cluster.pause.
+var PauseImage = regexp.MustCompile(`(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]`)
 
 // pauseImage finds nodes that do not hold any of the images that injected pods use.
 func (i *inspection) pauseImage() []Finding {
@@ -153,7 +155,7 @@ func (i *inspection) pauseImage() []Finding {
 		}
 		for _, image := range n.Status.Images {
 			for _, name := range image.Names {
-				if pauseImage.MatchString(name) && !strings.Contains(name, "@") {
+				if PauseImage.MatchString(name) && !strings.Contains(name, "@") {
 					reported[name]++
 				}
 			}

@@ -3,7 +3,6 @@ package status
 import (
 	"cmp"
 	"context"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -34,9 +33,6 @@ type Node struct {
 
 // wayNone is the way that is no mode.
 const wayNone = "none"
-
-// pauseName is a pause image, as the chart recognises one.
-var pauseName = regexp.MustCompile(`(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]`)
 
 func (c *collector) nodes(ctx context.Context) error {
 	list, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -170,7 +166,7 @@ func reports(n corev1.Node, image string) bool {
 func pauseImages(n corev1.Node) []string {
 	var found []string
 	for _, image := range n.Status.Images {
-		names := slices.DeleteFunc(slices.Clone(image.Names), func(name string) bool { return !pauseName.MatchString(name) })
+		names := slices.DeleteFunc(slices.Clone(image.Names), func(name string) bool { return !hook.PauseImage.MatchString(name) })
 		tagged := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return strings.Contains(name, "@") })
 		if len(tagged) > 0 {
 			names = tagged
