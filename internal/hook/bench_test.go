@@ -497,12 +497,18 @@ func (b *bench) mustFinish() {
 	}
 }
 
-// upgrade is a whole helm upgrade to a mode, or the installation.
-func (b *bench) upgrade(mode state.Mode) {
+// begin is a helm upgrade to a mode, or the installation, up to finish.
+func (b *bench) begin(mode state.Mode) {
 	b.Helper()
 	b.mode(mode)
 	b.mustPrepare()
 	b.helm()
+}
+
+// upgrade is a whole helm upgrade to a mode, or the installation.
+func (b *bench) upgrade(mode state.Mode) {
+	b.Helper()
+	b.begin(mode)
 	b.mustFinish()
 }
 

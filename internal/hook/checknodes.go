@@ -145,11 +145,11 @@ func (i *inspection) pauseImage() []Finding {
 	reported := map[string]int{} // pause images by the number of nodes
 	some, with := false, false
 	for _, n := range i.nodes {
-		if !ready(n) || len(n.Status.Images) == 0 {
+		if !NodeReady(n) || len(n.Status.Images) == 0 {
 			continue
 		}
 		some = true
-		if slices.ContainsFunc(o.PauseImages, func(image string) bool { return reports(n, image) }) {
+		if slices.ContainsFunc(o.PauseImages, func(image string) bool { return Reports(n, image) }) {
 			with = true
 			continue
 		}
@@ -192,7 +192,8 @@ func (i *inspection) pauseImage() []Finding {
 	return []Finding{f}
 }
 
-func reports(n corev1.Node, image string) bool {
+// Reports says whether a node's kubelet reports an image by that name.
+func Reports(n corev1.Node, image string) bool {
 	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool {
 		return slices.Contains(i.Names, image)
 	})

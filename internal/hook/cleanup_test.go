@@ -103,9 +103,7 @@ func TestCleanupHalfWayThroughASwitch(t *testing.T) {
 						b := newBench(t)
 						b.hook.Programs = programs{small: true}
 						b.upgrade(from)
-						b.mode(to)
-						b.mustPrepare()
-						b.helm()
+						b.begin(to)
 						return b
 					}, func(b *bench) error { return b.hook.Finish(t.Context()) }, func(b *bench) {
 						if err := b.hook.Cleanup(t.Context()); err != nil {

@@ -19,9 +19,7 @@ func TestFinishProvesEveryReadyNodeAndSaysSo(t *testing.T) {
 	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
 		t.Run(string(mode), func(t *testing.T) {
 			b := newBench(t, node("n1"), node("n2"), node("gone", notReady), node("windows", func(n *corev1.Node) { n.Status.NodeInfo.OperatingSystem = "windows" }))
-			b.mode(mode)
-			b.mustPrepare()
-			b.helm()
+			b.begin(mode)
 			b.add(proxyPod(proxyName, "removed"))
 			old := &corev1.ConfigMap{ObjectMeta: meta("zarf-registry-payload-0.0.9-registry-amd64-00", "payload")}
 			b.add(old)
@@ -107,9 +105,7 @@ func TestANodePortServiceThatIsMissingOrWrongIsAnError(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			b.mode(state.ModeNodePort)
-			b.mustPrepare()
-			b.helm()
+			b.begin(state.ModeNodePort)
 			b.remove("services", serviceName)
 			if c.change != nil {
 				s := nodePortService()
@@ -127,9 +123,7 @@ func TestFinishKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				killedAtEachWrite(t, func() *bench {
 					b := newBench(t)
-					b.mode(mode)
-					b.mustPrepare()
-					b.helm()
+					b.begin(mode)
 					b.watched = mode != state.ModeExternal
 					return b
 				}, func(b *bench) error { return b.hook.Finish(t.Context()) }, func(b *bench) {

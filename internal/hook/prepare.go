@@ -151,7 +151,8 @@ func (p *preparation) record(ctx context.Context) (string, error) {
 	return fmt.Sprintf("desired is %s", p.desired.Mode), nil
 }
 
-func ready(n corev1.Node) bool {
+// NodeReady says whether a node's status has it ready.
+func NodeReady(n corev1.Node) bool {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			return c.Status == corev1.ConditionTrue

@@ -78,7 +78,7 @@ func (f *finishing) nodesToProve(ctx context.Context) ([]string, error) {
 		arch := n.Status.NodeInfo.Architecture
 		switch {
 		case !linux(n):
-		case !ready(n):
+		case !NodeReady(n):
 			f.Log.Warn("a node is not ready and cannot be proven", "node", n.Name)
 		case f.Options.Mode == state.ModeProxy && !proxied[n.Name]:
 			f.Log.Warn("a node has no proxy, so that it cannot pull", "node", n.Name, "architecture", arch, "see", "proxy.nodeSelector, proxy.tolerations, injector.architectures")

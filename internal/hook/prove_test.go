@@ -32,9 +32,7 @@ func TestANodeThatCannotPullIsNamedAndNothingIsRecorded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t)
-				b.mode(c.mode)
-				b.mustPrepare()
-				b.helm()
+				b.begin(c.mode)
 				b.failing = map[string]string{"n2": c.says}
 				err := b.hook.Finish(t.Context())
 				b.mustFail(err, c.refused, append(c.want, "n2 could not pull 127.0.0.1:31999/zarf-registry/probe-", c.says)...)
@@ -53,9 +51,7 @@ func TestANodeThatCannotPullIsNamedAndNothingIsRecorded(t *testing.T) {
 func TestAProofIsNotHopelessWhileOneNodeSaysSomethingElse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		b.mode(state.ModeNodePort)
-		b.mustPrepare()
-		b.helm()
+		b.begin(state.ModeNodePort)
 		b.failing = map[string]string{"n1": noHostPort, "n2": "not found"}
 		begin := time.Now()
 		b.mustFail(b.hook.Finish(t.Context()), false, "node n1 could not pull", "node n2 could not pull")

@@ -99,9 +99,7 @@ func TestASwitchToProxiesThatFailPutsTheServiceBack(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
 		before := b.get("services", serviceName).(*corev1.Service)
-		b.mode(state.ModeProxy)
-		b.mustPrepare()
-		b.helm()
+		b.begin(state.ModeProxy)
 		b.watched = true
 		b.failing = map[string]string{"n2": noHostPort}
 		begin := time.Now()
@@ -141,9 +139,7 @@ func TestAServiceThatIsPutBackLeadsSomewhere(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t)
 				b.upgrade(state.ModeNodePort)
-				b.mode(state.ModeProxy)
-				b.mustPrepare()
-				b.helm()
+				b.begin(state.ModeProxy)
 				b.client.PrependReactor("*", "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
 					if describe(a) == left && !b.dead {
 						b.left, b.lost = 0, true
@@ -175,9 +171,7 @@ func TestASwitchThatIsToldToEndPutsTheServiceBack(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t)
 				b.upgrade(state.ModeNodePort)
-				b.mode(state.ModeProxy)
-				b.mustPrepare()
-				b.helm()
+				b.begin(state.ModeProxy)
 				b.failing = map[string]string{"n1": noHostPort}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -197,9 +191,7 @@ func TestAServiceIsPutBackThroughAnAPIServerThatRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
-		b.mode(state.ModeProxy)
-		b.mustPrepare()
-		b.helm()
+		b.begin(state.ModeProxy)
 		b.failing = map[string]string{"n1": noHostPort}
 		down := 5
 		b.client.PrependReactor("create", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
@@ -217,9 +209,7 @@ func TestAServiceThatCannotBePutBackIsSaidToBeMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
-		b.mode(state.ModeProxy)
-		b.mustPrepare()
-		b.helm()
+		b.begin(state.ModeProxy)
 		b.failing = map[string]string{"n1": noHostPort}
 		b.client.PrependReactor("create", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
 			return true, nil, errors.New("the port is taken")
@@ -241,9 +231,7 @@ func TestAFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 			b.hook.Programs = programs{small: true}
 			b.upgrade(state.ModeNodePort)
 			b.watched = true
-			b.mode(state.ModeProxy)
-			b.mustPrepare()
-			b.helm()
+			b.begin(state.ModeProxy)
 			return b
 		}
 		whole := setUp()
@@ -274,9 +262,7 @@ func TestASwitchToNodePortsThatFailLeavesTheProxies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
-		b.mode(state.ModeNodePort)
-		b.mustPrepare()
-		b.helm()
+		b.begin(state.ModeNodePort)
 		b.noLoopback = true // kube-proxy in nftables mode
 		begin := time.Now()
 		b.mustFail(b.hook.Finish(t.Context()), true, "nodes n1, n2 could not pull 127.0.0.1:31999/zarf-registry/probe-nodeport:dev", "403 Forbidden",
@@ -299,9 +285,7 @@ func TestARemovedServiceIsKeptAcrossPrepare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
-		b.mode(state.ModeProxy)
-		b.mustPrepare()
-		b.helm()
+		b.begin(state.ModeProxy)
 		b.client.PrependReactor("delete", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
 			b.left, b.lost = 0, true
 			return false, nil, nil
@@ -323,9 +307,7 @@ func TestTheListenerIsSeenClosedBeforeTheModeIsRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
-		b.mode(state.ModeProxy)
-		b.mustPrepare()
-		b.helm()
+		b.begin(state.ModeProxy)
 		b.registry.deaf = true
 		b.mustFail(b.hook.Finish(t.Context()), false, "waiting for the registry to close its plain listener", "pod zarf/zarf-registry-1: it is still open")
 		if s := b.state(); s.Current == nil || s.Current.Mode != state.ModeNodePort {

@@ -122,7 +122,7 @@ func (f *finishing) nodes(ctx context.Context) (map[string]bool, error) {
 	isReady := map[string]bool{}
 	for _, n := range nodes.Items {
 		if linux(n) {
-			isReady[n.Name] = ready(n)
+			isReady[n.Name] = NodeReady(n)
 		}
 	}
 	return isReady, nil

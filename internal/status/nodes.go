@@ -65,7 +65,7 @@ func (c *collector) nodes(ctx context.Context) error {
 }
 
 func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
-	node := Node{Name: n.Name, Ready: nodeReady(n)}
+	node := Node{Name: n.Name, Ready: hook.NodeReady(n)}
 	s := c.report.State
 	if s != nil {
 		node.Way, node.Proven = string(s.mode()), slices.Contains(s.Proven, n.Name)
@@ -105,10 +105,10 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 		return ""
 	}
 	why := "its proxy is not ready: " + orUnknown(p.Why)
-	if !nodeReady(n) {
+	if !hook.NodeReady(n) {
 		return why // named already
 	}
-	if image := injectedImage(pod); image != "" && !reports(n, image) {
+	if image := injectedImage(pod); image != "" && !hook.Reports(n, image) {
 		pauses := pauseImages(n)
 		if len(pauses) > 0 {
 			c.next("Node %s has the pause image %s, but its proxy is to run in %s: run %s (or helm upgrade), which makes a proxy for it.", n.Name, strings.Join(pauses, ", "), image, c.again())
@@ -150,16 +150,6 @@ func injectedImage(pod corev1.Pod) string {
 		}
 	}
 	return ""
-}
-
-func nodeReady(n corev1.Node) bool {
-	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
-}
-
-func reports(n corev1.Node, image string) bool {
-	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool { return slices.Contains(i.Names, image) })
 }
 
 // pauseImages are those that a node reports, by tag where they have one.
