@@ -12,9 +12,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/zarf-dev/zarf-registry/internal/certmanager"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
@@ -29,6 +31,8 @@ type hookFlags struct {
 	log     logging.Options
 
 	mode, modeSource, ipFamily, ipFamilySource, pauseImageSource string
+
+	pki pkiFlags
 }
 
 func newPrepare() *cobra.Command { return (&hookFlags{}).prepare() }
@@ -139,6 +143,8 @@ func (f *hookFlags) decisions(flags *pflag.FlagSet) {
 	flags.StringVar(&f.pauseImageSource, "pause-image-source", string(state.SourceDefault), "how the pause images are known: value, cluster or default")
 	flags.BoolVar(&o.PushImages, "push-images", true, "push the project's own images into the registry")
 	flags.StringVar(&o.ClusterDomain, "cluster-domain", "cluster.local", "the cluster's DNS domain")
+	f.pki.register(flags)
+	flags.StringVar(&o.PushSecret, "push-secret", "", "Secret of the user with the push credential, which is copied; empty: it is made")
 }
 
 func (f *hookFlags) podSecurityLabel(flags *pflag.FlagSet) {
@@ -209,6 +215,13 @@ func (f *hookFlags) validate(flags *pflag.FlagSet) error {
 	o.ModeSource = source("mode-source", f.modeSource)
 	o.IPFamilySource = source("ip-family-source", f.ipFamilySource)
 	o.PauseImageSource = source("pause-image-source", f.pauseImageSource)
+	o.PKISource = source("pki-source", f.pki.source)
+	if o.Mode != state.ModeExternal {
+		o.PKI = f.pki.settings(o.ClusterDomain, o.ProxyTLS == "always")
+		if err := o.PKI.Validate(); err != nil {
+			refuse("--pki-mode %s: %w", o.PKI.Mode, err)
+		}
+	}
 	if o.Injector && o.PayloadID == "" {
 		refuse("--payload-id is empty: the payload's names need it")
 	}
@@ -247,6 +260,10 @@ func newHook(ctx context.Context, options hook.Options, c connection, log *slog.
 	if err != nil {
 		return nil, err
 	}
+	dynamics, err := dynamic.NewForConfig(c.config)
+	if err != nil {
+		return nil, fmt.Errorf("using the kubeconfig: %w", err)
+	}
 	namespace, core := options.Namespace, c.client.CoreV1()
 	return &hook.Hook{
 		Options: options,
@@ -262,6 +279,10 @@ func newHook(ctx context.Context, options hook.Options, c connection, log *slog.
 			Jobs:            c.client.BatchV1().Jobs(namespace),
 			Services:        core.Services(namespace),
 			ClusterServices: core.Services(metav1.NamespaceAll),
+
+			Certificates:        certmanager.Certificates(dynamics, namespace),
+			CertificateRequests: certmanager.Requests(dynamics, namespace),
+			Issuers:             certmanager.Issuers(dynamics, namespace),
 		},
 		Programs: carriedPrograms{},
 		Registry: registry,

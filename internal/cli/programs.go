@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/programs"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
@@ -133,6 +134,11 @@ func (r *hookRegistry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, er
 		return false, fmt.Errorf("asking port %d of pod %s/%s: %w", hook.PlainPort, pod.Namespace, pod.Name, err)
 	}
 	return open, nil
+}
+
+// Loaded asks the pod.
+func (r *hookRegistry) Loaded(_ context.Context, pod *corev1.Pod) (*loaded.Report, error) {
+	return nil, fmt.Errorf("asking pod %s/%s: not written yet", pod.Namespace, pod.Name)
 }
 
 // plainTime bounds one look at the plain listener: it is either there at once or

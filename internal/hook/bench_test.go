@@ -26,6 +26,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -99,6 +100,10 @@ func (*registry) ProbeImage(mode state.Mode) string {
 }
 func (r *registry) PlainOpen(context.Context, *corev1.Pod) (bool, error) {
 	return r.open && r.unreachable == nil, r.unreachable
+}
+
+func (r *registry) Loaded(context.Context, *corev1.Pod) (*loaded.Report, error) {
+	return nil, errors.New("not asked in these tests")
 }
 
 // bench is a hook with a fake cluster. The fake keeps objects as the API server

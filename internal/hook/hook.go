@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -63,6 +64,13 @@ type Options struct {
 	PauseImageSource state.Source
 	// ClusterDomain is the cluster's DNS domain, "cluster.local" by default.
 	ClusterDomain string
+	// PKI is where the certificates come from, for Prepare, which records it; nobody
+	// else reads it here. PKISource says who chose.
+	PKI       state.PKI
+	PKISource state.Source
+	// PushSecret is the user's Secret with the push credential, for Prepare, which
+	// records it; empty: the hook makes the credential.
+	PushSecret string
 	// Timeout bounds the whole run.
 	Timeout time.Duration
 	// PodSecurityLabel lets Prepare label the namespace so that its Pod Security
@@ -108,6 +116,11 @@ type Cluster struct {
 	Services    Services
 	// ClusterServices are the Services of all namespaces.
 	ClusterServices ClusterServices
+	// Certificates, CertificateRequests and Issuers are cert-manager's. Where it is
+	// not installed they answer NotFound.
+	Certificates        Certificates
+	CertificateRequests CertificateRequests
+	Issuers             Issuers
 }
 
 // Nodes reads nodes.
@@ -172,6 +185,29 @@ type Deployments interface {
 // DaemonSets lists and deletes DaemonSets.
 type DaemonSets interface {
 	List(ctx context.Context, opts metav1.ListOptions) (*appsv1.DaemonSetList, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// Certificates keeps Certificates of cert-manager; UpdateStatus asks for a new
+// issuance.
+type Certificates interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*certmanagerv1.Certificate, error)
+	Create(ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.CreateOptions) (*certmanagerv1.Certificate, error)
+	Update(ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.UpdateOptions) (*certmanagerv1.Certificate, error)
+	UpdateStatus(ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.UpdateOptions) (*certmanagerv1.Certificate, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// CertificateRequests lists what says why a Certificate is not issued.
+type CertificateRequests interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*certmanagerv1.CertificateRequestList, error)
+}
+
+// Issuers keeps Issuers of cert-manager.
+type Issuers interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*certmanagerv1.Issuer, error)
+	Create(ctx context.Context, issuer *certmanagerv1.Issuer, opts metav1.CreateOptions) (*certmanagerv1.Issuer, error)
+	Update(ctx context.Context, issuer *certmanagerv1.Issuer, opts metav1.UpdateOptions) (*certmanagerv1.Issuer, error)
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 

@@ -105,7 +105,7 @@ func (i *inspection) decide(context.Context) (string, error) {
 	}
 	i.desired = state.Settings{Mode: o.Mode, Address: o.Address(), IPFamily: o.IPFamily, DecidedBy: o.ModeSource}
 	if !external {
-		i.desired.Port, i.desired.HostNetwork, i.desired.MTLS = o.Port, o.HostNetwork, "internal"
+		i.desired.Port, i.desired.HostNetwork, i.desired.MTLS = o.Port, o.HostNetwork, o.PKI.Mode
 	}
 	return fmt.Sprintf("%s at %s on %s, decided by %s", i.desired.Mode, i.desired.Address, i.desired.IPFamily, i.desired.DecidedBy), nil
 }

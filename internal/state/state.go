@@ -85,9 +85,8 @@ type Settings struct {
 	IPFamily IPFamily `json:"ipFamily"`
 	// HostNetwork says whether proxies use their node's network namespace.
 	HostNetwork bool `json:"hostNetwork"`
-	// MTLS is the strategy by which the certificates are made: "internal"; empty in
-	// external mode, which has none.
-	MTLS string `json:"mtls"`
+	// MTLS is where the certificates come from; empty in external mode, which has none.
+	MTLS PKIMode `json:"mtls"`
 	// DecidedBy is what decided the mode.
 	DecidedBy Source `json:"decidedBy"`
 }
@@ -112,6 +111,14 @@ type State struct {
 	// HookImage is init-hook's own image as finish pushed it into the registry,
 	// from where later Jobs can pull it; nil where it is not pushed.
 	HookImage *HookImage `json:"hookImage,omitempty"`
+	// PKI is what Prepare was last told of the certificates, so that they can be
+	// renewed without the chart's values; nil in external mode.
+	PKI *PKI `json:"pki,omitempty"`
+	// Rotation is under way, nil where none is.
+	Rotation *Rotation `json:"rotation,omitempty"`
+	// PushSecret is the user's Secret that the push credential is copied from, empty
+	// where the hook makes it.
+	PushSecret string `json:"pushSecret,omitempty"`
 	// UpdatedBy is the release of init-hook that wrote the state, UpdatedAt when.
 	UpdatedBy string    `json:"updatedBy"`
 	UpdatedAt time.Time `json:"updatedAt"`
@@ -182,6 +189,14 @@ func (s State) validate() error {
 	}
 	if s.Phase == PhaseReady && s.Current == nil {
 		return errors.New("phase is ready but nothing is current")
+	}
+	if s.PKI != nil {
+		if err := s.PKI.Validate(); err != nil {
+			return fmt.Errorf("pki: %w", err)
+		}
+	}
+	if r := s.Rotation; r != nil && !slices.Contains([]RotationPhase{RotationTrust, RotationReissue, RotationDrop}, r.Phase) {
+		return fmt.Errorf("rotation: unknown phase %q", r.Phase)
 	}
 	if i := s.HookImage; i != nil && (i.Reference == "" || i.Architecture == "") {
 		return fmt.Errorf("hookImage %q for architecture %q is incomplete", i.Reference, i.Architecture)

@@ -1,0 +1,59 @@
+// Package loaded is what a running program has loaded of its mounted Secrets, as it
+// tells at /loaded beside its metrics: the registry and the proxies write it,
+// init-hook reads it to see that all of them follow before it drops what one of
+// them still needs.
+//
+// It holds types and their JSON only. Everything in it is public: certificates are
+// named by subject, serial and digest, and no key or password is in it.
+package loaded
+
+import "time"
+
+// Path is where the report is served.
+const Path = "/loaded"
+
+// PortAnnotation is of the pods of the registry and of the proxies: the port of
+// Path, in decimal. It is of the pod, and of its node's loopback interface where
+// the pod has its node's network.
+const PortAnnotation = "zarf-registry/metrics-port"
+
+// Report is the content of Path.
+type Report struct {
+	Certificates Certificates `json:"certificates"`
+	// Credentials are of the registry only.
+	Credentials *Credentials `json:"credentials,omitempty"`
+}
+
+// Certificates is the generation of tls.crt, tls.key and ca.crt that is in use.
+type Certificates struct {
+	// Generation counts the loads that changed something, from 1.
+	Generation uint64 `json:"generation"`
+	// LoadedAt is when this generation came into use.
+	LoadedAt time.Time `json:"loadedAt"`
+	// Leaf is the first certificate of tls.crt.
+	Leaf Certificate `json:"leaf"`
+	// Authorities are those of ca.crt, in its order.
+	Authorities []Certificate `json:"authorities"`
+	// ReloadErrors counts the loads that failed; Problem is why the last one did,
+	// empty after one that did not.
+	ReloadErrors uint64 `json:"reloadErrors"`
+	Problem      string `json:"problem,omitempty"`
+}
+
+// Certificate names one certificate.
+type Certificate struct {
+	Subject string `json:"subject"`
+	// Serial is in lower-case hexadecimal, as openssl has it but for the case.
+	Serial string `json:"serial"`
+	// SHA256 is of the DER form, in lower-case hexadecimal: pki.Fingerprint.
+	SHA256    string    `json:"sha256"`
+	NotBefore time.Time `json:"notBefore"`
+	NotAfter  time.Time `json:"notAfter"`
+}
+
+// Credentials are the SHA-256 of the htpasswd files in use, in lower-case
+// hexadecimal, empty where there is none.
+type Credentials struct {
+	Push string `json:"push"`
+	Pull string `json:"pull"`
+}
