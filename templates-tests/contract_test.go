@@ -254,9 +254,16 @@ func TestTheRightsAreThoseThatTheJobsUse(t *testing.T) {
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[hook.Cluster]()) {
 		for i := range field.Type.NumMethod() {
 			resource := strings.TrimPrefix(strings.ToLower(field.Name), "cluster")
-			used[resource] = append(used[resource], strings.ToLower(field.Type.Method(i).Name))
+			verb := strings.ToLower(field.Type.Method(i).Name)
+			if verb == "updatestatus" {
+				used[resource+"/status"] = append(used[resource+"/status"], "update")
+				continue
+			}
+			used[resource] = append(used[resource], verb)
 		}
 	}
+	// hook.Registry asks pods what they have loaded.
+	used["pods/portforward"] = []string{"get", "create"}
 	for _, verbs := range []map[string][]string{granted, used} {
 		for resource := range verbs {
 			slices.Sort(verbs[resource])

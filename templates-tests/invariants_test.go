@@ -505,8 +505,8 @@ var invariants = map[string]func(out *output) []string{
 				if slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) != len(hookMade) {
 					wrong = append(wrong, fmt.Sprintf("%s: %s Secrets of any name", r.Name, rule.Verbs))
 				}
-				named := subset(rule.Resources, "jobs", "services", "namespaces") && (len(rule.ResourceNames) > 0 || slices.Equal(rule.Verbs, []string{"create"}))
-				if !named && !subset(rule.Resources, "pods", "configmaps", "secrets", "daemonsets") && !subset(rule.Verbs, "get", "list", "watch") {
+				named := subset(rule.Resources, "jobs", "services", "namespaces", "certificates", "certificates/status", "issuers") && (len(rule.ResourceNames) > 0 || slices.Equal(rule.Verbs, []string{"create"}))
+				if !named && !subset(rule.Resources, "pods", "pods/portforward", "configmaps", "secrets", "daemonsets") && !subset(rule.Verbs, "get", "list", "watch") {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
 				}
 			}
