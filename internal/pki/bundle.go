@@ -92,28 +92,35 @@ func ParseChain(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
+// begin is how every PEM block begins.
+var begin = []byte("-----BEGIN ")
+
+// parseCertificates is strict where encoding/pem passes over what it does not
+// understand: a file of which one certificate was damaged must not be taken for one
+// with fewer certificates.
 func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 	if len(data) > maxPEM {
 		return nil, fmt.Errorf("%d bytes are too many, the limit is %d", len(data), maxPEM)
 	}
 	var certs []*x509.Certificate
-	rest := bytes.TrimSpace(data)
-	for len(rest) > 0 {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			return nil, errors.New("there is something in it that is no PEM block")
-		}
-		if block.Type != "CERTIFICATE" {
+	for rest := bytes.TrimSpace(data); len(rest) > 0; {
+		block, after := pem.Decode(rest)
+		switch {
+		case !bytes.HasPrefix(rest, begin):
+			return nil, fmt.Errorf("there is something before or behind PEM block %d that is none", len(certs)+1)
+		case block == nil, bytes.Count(rest[:len(rest)-len(after)], begin) > 1:
+			return nil, fmt.Errorf("PEM block %d is damaged", len(certs)+1)
+		case block.Type != "CERTIFICATE":
 			return nil, fmt.Errorf("found a PEM block %q where %q was expected", block.Type, "CERTIFICATE")
+		case len(certs) == maxChain:
+			return nil, fmt.Errorf("there are more than %d certificates in it", maxChain)
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, err)
 		}
-		if certs = append(certs, cert); len(certs) > maxChain {
-			return nil, fmt.Errorf("there are more than %d certificates in it", maxChain)
-		}
-		rest = bytes.TrimSpace(rest)
+		certs = append(certs, cert)
+		rest = bytes.TrimSpace(after)
 	}
 	if len(certs) == 0 {
 		return nil, errors.New("no PEM block found")
