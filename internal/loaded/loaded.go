@@ -3,11 +3,15 @@
 // init-hook reads it to see that all of them follow before it drops what one of
 // them still needs.
 //
-// It holds types and their JSON only. Everything in it is public: certificates are
-// named by subject, serial and digest, and no key or password is in it.
+// It holds types, their JSON and how it is answered. Everything in it is public:
+// certificates are named by subject, serial and digest, and no key or password is in it.
 package loaded
 
-import "time"
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+)
 
 // Path is where the report is served.
 const Path = "/loaded"
@@ -22,6 +26,16 @@ type Report struct {
 	Certificates Certificates `json:"certificates"`
 	// Credentials are of the registry only.
 	Credentials *Credentials `json:"credentials,omitempty"`
+}
+
+// Handler answers with what report returns at each request. Which methods reach it is
+// the caller's decision.
+func Handler(report func() Report) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		_ = json.NewEncoder(w).Encode(report()) // who asked may have gone
+	})
 }
 
 // Certificates is the generation of tls.crt, tls.key and ca.crt that is in use.

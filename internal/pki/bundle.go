@@ -107,7 +107,7 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 		block, after := pem.Decode(rest)
 		switch {
 		case !bytes.HasPrefix(rest, begin):
-			return nil, fmt.Errorf("there is something before or behind PEM block %d that is none", len(certs)+1)
+			return nil, fmt.Errorf("after %d certificates there is something in it that is no PEM block", len(certs))
 		case block == nil, bytes.Count(rest[:len(rest)-len(after)], begin) > 1:
 			return nil, fmt.Errorf("PEM block %d is damaged", len(certs)+1)
 		case block.Type != "CERTIFICATE":

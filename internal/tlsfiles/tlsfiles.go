@@ -11,13 +11,11 @@
 package tlsfiles
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -27,6 +25,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
 // The names of the files, those of a Secret of type kubernetes.io/tls plus the trust bundle that cert-manager also writes.
@@ -36,13 +37,13 @@ const (
 	CAFile          = "ca.crt"
 )
 
-// DefaultInterval is how often Run looks at the directory. The kubelet itself brings a changed Secret up to about 90 s
-// late, so a few seconds more are lost in it, and reading three small files costs nothing that could be measured. Polling
-// also works where inotify does not (overlay and network file systems), and needs no dependency.
-const DefaultInterval = 5 * time.Second
+// DefaultInterval is how often Run looks at the directory. It is short because a rotation waits at each of its steps until
+// the last program has looked, and costs next to nothing because a look at a mounted Secret is one readlink. Polling also
+// works where inotify does not (overlay and network file systems), and needs no dependency.
+const DefaultInterval = time.Second
 
-// maxFileSize is the largest file that is read, in bytes: a Secret cannot hold more.
-const maxFileSize = 1 << 20
+// maxFileSize is the largest file that is read, in bytes: what internal/pki parses at most.
+const maxFileSize = 64 << 10
 
 // Material is one consistent generation of a certificate directory. It is immutable and may be shared.
 type Material struct {
@@ -50,12 +51,27 @@ type Material struct {
 	Certificate tls.Certificate
 	// CAs is the trust bundle, ca.crt: one certificate or several while a CA is being rotated.
 	CAs *x509.CertPool
+	// Authorities are the certificates of CAs in the order of the file, each once; at least one.
+	Authorities []*x509.Certificate
 	// Leaf is the first certificate of tls.crt.
 	Leaf *x509.Certificate
 	// Generation counts the loads that changed something, from 1.
 	Generation uint64
 	// Fingerprint is the SHA-256 of the three files, in hex. Equal fingerprints mean equal files.
 	Fingerprint string
+	// LoadedAt is when this generation came into use.
+	LoadedAt time.Time
+}
+
+// AuthorityExpiry is when the first of the Authorities expires.
+func (m *Material) AuthorityExpiry() time.Time {
+	first := m.Authorities[0].NotAfter
+	for _, ca := range m.Authorities[1:] {
+		if ca.NotAfter.Before(first) {
+			first = ca.NotAfter
+		}
+	}
+	return first
 }
 
 // Source is a certificate directory that is kept current. All methods are safe for concurrent use.
@@ -66,9 +82,10 @@ type Source struct {
 
 	current  atomic.Pointer[Material]
 	failures atomic.Uint64
+	problem  atomic.Pointer[string] // why the last load failed; nil after a success
 
 	mu       sync.Mutex // serialises Reload
-	failure  string     // the failure that was logged last; empty after a success
+	link     string     // where ..data led when the files were last loaded; empty in a plain directory
 	onChange []func(*Material)
 }
 
@@ -130,30 +147,70 @@ func (s *Source) Run(ctx context.Context) {
 	}
 }
 
+// Report tells what is in use, and why the last load failed if it did.
+func (s *Source) Report() loaded.Certificates {
+	m := s.Current()
+	report := loaded.Certificates{
+		Generation:   m.Generation,
+		LoadedAt:     m.LoadedAt,
+		Leaf:         describe(m.Leaf),
+		ReloadErrors: s.ReloadErrors(),
+	}
+	for _, ca := range m.Authorities {
+		report.Authorities = append(report.Authorities, describe(ca))
+	}
+	if problem := s.problem.Load(); problem != nil {
+		report.Problem = *problem
+	}
+	return report
+}
+
+func describe(certificate *x509.Certificate) loaded.Certificate {
+	return loaded.Certificate{
+		Subject:   certificate.Subject.String(),
+		Serial:    certificate.SerialNumber.Text(16),
+		SHA256:    pki.Fingerprint(certificate),
+		NotBefore: certificate.NotBefore.UTC(),
+		NotAfter:  certificate.NotAfter.UTC(),
+	}
+}
+
 // Reload looks at the directory now and reports whether there is a new generation. On an error the old one stays.
+//
+// Where the directory is a mounted Secret and ..data leads where it led at the last load, which was a success, the files
+// are not read: the kubelet never writes to a directory that ..data leads to.
 func (s *Source) Reload() (changed bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	old := s.current.Load()
-	m, err := load(s.dir, old)
+	old, failed := s.current.Load(), s.problem.Load()
+	if old != nil && failed == nil && s.link != "" {
+		if link, err := os.Readlink(filepath.Join(s.dir, dataLink)); err == nil && link == s.link {
+			return false, nil
+		}
+	}
+	m, link, err := load(s.dir, old)
 	if err != nil {
 		err = fmt.Errorf("certificate directory %s: %w", s.dir, err)
-		if old != nil {
-			s.failures.Add(1)
-			if s.failure != err.Error() {
-				s.log.Error("cannot reload certificates, keeping the old ones",
-					"error", err, "generation", old.Generation, "expires", old.Leaf.NotAfter)
-			}
-			s.failure = err.Error()
+		if old == nil {
+			return false, err
+		}
+		s.failures.Add(1)
+		text := err.Error()
+		s.problem.Store(&text)
+		if failed == nil || *failed != text {
+			s.log.Error("cannot reload certificates, keeping the old ones",
+				"error", err, "generation", old.Generation, "expires", old.Leaf.NotAfter)
 		}
 		return false, err
 	}
-	s.failure = ""
+	s.link = link
 	if m == old {
+		s.problem.Store(nil)
 		return false, nil
 	}
 	s.current.Store(m)
+	s.problem.Store(nil)
 	s.log.Info("certificates loaded",
 		"dir", s.dir, "generation", m.Generation, "expires", m.Leaf.NotAfter, "fingerprint", m.Fingerprint)
 	for _, fn := range s.onChange {
@@ -162,26 +219,26 @@ func (s *Source) Reload() (changed bool, err error) {
 	return true, nil
 }
 
-// load reads dir and returns old itself if nothing has changed.
-func load(dir string, old *Material) (*Material, error) {
-	files, err := readGeneration(dir)
+// load reads dir and returns old itself if nothing has changed, and where ..data led.
+func load(dir string, old *Material) (m *Material, link string, err error) {
+	files, link, err := readGeneration(dir)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	fingerprint := files.fingerprint()
 	if old != nil && old.Fingerprint == fingerprint {
-		return old, nil
+		return old, link, nil
 	}
-	m, err := parse(files)
-	if err != nil {
-		return nil, err
+	if m, err = parse(files); err != nil {
+		return nil, "", err
 	}
 	m.Fingerprint = fingerprint
+	m.LoadedAt = time.Now().UTC()
 	m.Generation = 1
 	if old != nil {
 		m.Generation = old.Generation + 1
 	}
-	return m, nil
+	return m, link, nil
 }
 
 type generation struct{ certificate, key, ca []byte }
@@ -196,29 +253,40 @@ func (g generation) fingerprint() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// readGeneration reads the three files of one generation.
-func readGeneration(dir string) (generation, error) {
+// dataLink is the link through which the kubelet changes all files of a mounted Secret at once. It leads to a directory
+// that the kubelet makes for each generation, under a name that it never uses again.
+const dataLink = "..data"
+
+// readGeneration reads the three files of one generation, and returns where ..data led to them.
+func readGeneration(dir string) (g generation, link string, err error) {
 	// The kubelet removes the former generation right after it has moved ..data, so a read that began before may find
 	// its files gone. One more look is enough: generations are minutes apart.
 	for attempt := 0; ; attempt++ {
-		resolved, err := resolve(dir)
-		if err != nil {
-			return generation{}, err
+		if link, err = readLink(dir); err != nil {
+			return generation{}, "", err
 		}
-		g, err := readFiles(resolved)
+		// The link is followed once, so that the three files come from one generation.
+		g, err = readFiles(resolve(dir, link))
 		if err == nil || attempt == 1 || !errors.Is(err, os.ErrNotExist) {
-			return g, err
+			return g, link, err
 		}
 	}
 }
 
-// resolve follows ..data once, so that the files that are read next come from one generation.
-func resolve(dir string) (string, error) {
-	resolved, err := filepath.EvalSymlinks(filepath.Join(dir, "..data"))
+// readLink is where ..data leads, or empty in a plain directory.
+func readLink(dir string) (string, error) {
+	link, err := os.Readlink(filepath.Join(dir, dataLink))
 	if errors.Is(err, os.ErrNotExist) {
-		return dir, nil
+		return "", nil
 	}
-	return resolved, err
+	return link, err
+}
+
+func resolve(dir, link string) string {
+	if filepath.IsAbs(link) {
+		return link
+	}
+	return filepath.Join(dir, link)
 }
 
 func readFiles(dir string) (g generation, err error) {
@@ -259,7 +327,7 @@ func readFile(path string) ([]byte, error) {
 }
 
 func parse(g generation) (*Material, error) {
-	chain, err := parseCertificates(g.certificate)
+	chain, err := pki.ParseChain(g.certificate)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", CertificateFile, err)
 	}
@@ -267,44 +335,13 @@ func parse(g generation) (*Material, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s and %s: %w", CertificateFile, KeyFile, err)
 	}
-	cas, err := parseCertificates(g.ca)
+	bundle, err := pki.ParseBundle(g.ca)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", CAFile, err)
 	}
-	pool := x509.NewCertPool()
-	for _, ca := range cas {
-		if !ca.BasicConstraintsValid || !ca.IsCA {
-			return nil, fmt.Errorf("%s: certificate %q is not a CA", CAFile, ca.Subject)
-		}
-		pool.AddCert(ca)
+	m := &Material{Certificate: certificate, Leaf: chain[0], CAs: x509.NewCertPool(), Authorities: bundle.Certificates()}
+	for _, ca := range m.Authorities {
+		m.CAs.AddCert(ca)
 	}
-	return &Material{Certificate: certificate, Leaf: chain[0], CAs: pool}, nil
-}
-
-// parseCertificates is strict where encoding/pem skips over what it does not understand: a bundle of which one
-// certificate was damaged must not be taken for a shorter bundle.
-func parseCertificates(data []byte) ([]*x509.Certificate, error) {
-	var certificates []*x509.Certificate
-	begins := bytes.Count(data, []byte("-----BEGIN "))
-	for rest := data; ; {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
-		if block.Type != "CERTIFICATE" {
-			return nil, fmt.Errorf("holds a PEM block of type %q, want CERTIFICATE only", block.Type)
-		}
-		certificate, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("certificate %d: %w", len(certificates)+1, err)
-		}
-		certificates = append(certificates, certificate)
-	}
-	switch {
-	case begins == 0:
-		return nil, errors.New("holds no certificate in PEM form")
-	case len(certificates) != begins:
-		return nil, fmt.Errorf("%d of %d PEM blocks are damaged", begins-len(certificates), begins)
-	}
-	return certificates, nil
+	return m, nil
 }

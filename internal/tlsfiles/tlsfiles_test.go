@@ -3,22 +3,29 @@ package tlsfiles
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
 	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-func TestOpenRefuses(t *testing.T) {
-	ca := tlsfilestest.NewCA(t, "ca")
-	good := ca.Files(t, "node", []string{"registry"})
+// badDirectories are certificate directories that must not come into use, each with what the error says of it. The good
+// one is what they differ from.
+func badDirectories(t *testing.T, ca *tlsfilestest.CA, good tlsfilestest.Files) map[string]badDirectory {
+	t.Helper()
 	otherCertificate, otherKey := ca.Issue(t, "other")
 	with := func(name string, data []byte) tlsfilestest.Files {
 		files := maps.Clone(good)
@@ -31,28 +38,51 @@ func TestOpenRefuses(t *testing.T) {
 		return files
 	}
 	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
-
-	for sentence, tt := range map[string]struct {
-		files tlsfilestest.Files
-		want  string
-	}{
-		"a directory without a certificate":             {without(CertificateFile), "tls.crt: no such file"},
-		"a directory without a key":                     {without(KeyFile), "tls.key: no such file"},
-		"a directory without a CA":                      {without(CAFile), "ca.crt: no such file"},
-		"the key of another certificate":                {with(KeyFile, otherKey), "private key does not match"},
-		"the certificate of another key":                {with(CertificateFile, otherCertificate), "private key does not match"},
-		"rubbish for a certificate":                     {with(CertificateFile, []byte("rubbish")), "tls.crt: holds no certificate"},
-		"rubbish for a key":                             {with(KeyFile, []byte("rubbish")), "tls.crt and tls.key: "},
-		"an empty CA bundle":                            {with(CAFile, nil), "ca.crt: holds no certificate"},
-		"a leaf certificate for a CA":                   {with(CAFile, good[CertificateFile]), "is not a CA"},
-		"a CA bundle with a leaf in it":                 {with(CAFile, join(ca.PEM, good[CertificateFile])), "is not a CA"},
-		"a CA bundle with a key in it":                  {with(CAFile, join(ca.PEM, otherKey)), `PEM block of type "PRIVATE KEY"`},
-		"a CA bundle that was cut off":                  {with(CAFile, join(ca.PEM, ca.PEM[:len(ca.PEM)/2])), "1 of 2 PEM blocks are damaged"},
-		"a CA bundle whose first certificate is broken": {with(CAFile, join(ca.PEM[:len(ca.PEM)/2], []byte("!\n"), ca.PEM)), "1 of 2 PEM blocks are damaged"},
+	many := func(n int) []byte {
+		var bundle []byte
+		for range n {
+			bundle = append(bundle, tlsfilestest.NewCA(t, "ca").PEM...)
+		}
+		return bundle
+	}
+	return map[string]badDirectory{
+		"nothing at all, as after the Secret was deleted": {tlsfilestest.Files{}, "tls.crt: no such file"},
+		"no certificate":                                {without(CertificateFile), "tls.crt: no such file"},
+		"no key":                                        {without(KeyFile), "tls.key: no such file"},
+		"no CA":                                         {without(CAFile), "ca.crt: no such file"},
+		"the key of another certificate":                {with(KeyFile, otherKey), "tls.crt and tls.key: tls: private key does not match public key"},
+		"the certificate of another key":                {with(CertificateFile, otherCertificate), "tls.crt and tls.key: tls: private key does not match public key"},
+		"an empty certificate":                          {with(CertificateFile, nil), "tls.crt: parsing certificate: no PEM block found"},
+		"rubbish for a certificate":                     {with(CertificateFile, []byte("rubbish")), "tls.crt: parsing certificate: after 0 certificates there is something in it that is no PEM block"},
+		"rubbish behind the certificate":                {with(CertificateFile, join(good[CertificateFile], []byte("rubbish"))), "tls.crt: parsing certificate: after 1 certificates there is something"},
+		"rubbish for a key":                             {with(KeyFile, []byte("rubbish")), "tls.crt and tls.key: tls: failed to find any PEM data in key input"},
+		"an empty key":                                  {with(KeyFile, nil), "tls.crt and tls.key: tls: failed to find any PEM data in key input"},
+		"a certificate for a key":                       {with(KeyFile, good[CertificateFile]), "tls.crt and tls.key: tls: found a certificate rather than a key"},
+		"an empty CA bundle":                            {with(CAFile, nil), "ca.crt: parsing authorities: no PEM block found"},
+		"a CA that is not a CA":                         {with(CAFile, good[CertificateFile]), `ca.crt: certificate "CN=node,O=node" is not a certificate authority`},
+		"a CA bundle with a leaf in it":                 {with(CAFile, join(ca.PEM, good[CertificateFile])), `ca.crt: certificate "CN=node,O=node" is not a certificate authority`},
+		"a CA bundle with a key in it":                  {with(CAFile, join(ca.PEM, otherKey)), `ca.crt: parsing authorities: found a PEM block "PRIVATE KEY"`},
+		"a CA bundle with words in it":                  {with(CAFile, join(ca.PEM, []byte("# new\n"), ca.PEM)), "ca.crt: parsing authorities: after 1 certificates there is something"},
+		"a CA bundle that was cut off":                  {with(CAFile, join(ca.PEM, ca.PEM[:len(ca.PEM)/2])), "ca.crt: parsing authorities: PEM block 2 is damaged"},
+		"a CA bundle whose first certificate is broken": {with(CAFile, join(ca.PEM[:len(ca.PEM)/2], []byte("!\n"), ca.PEM)), "ca.crt: parsing authorities: PEM block 1 is damaged"},
 		"a PEM block that is not a certificate inside": {
-			with(CAFile, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")), "ca.crt: certificate 1: "},
-		"a file of ten megabytes": {with(CAFile, bytes.Repeat([]byte("x"), 10<<20)), "ca.crt is larger than 1048576 bytes"},
-	} {
+			with(CAFile, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")), "ca.crt: parsing authorities: certificate 1: x509: malformed certificate"},
+		"a chain that is too long":  {with(CertificateFile, join(good[CertificateFile], many(10))), "tls.crt: parsing certificate: there are more than 10 certificates in it"},
+		"a bundle that is too long": {with(CAFile, many(11)), "ca.crt: parsing authorities: there are more than 10 certificates in it"},
+		"a file of ten megabytes":   {with(CAFile, bytes.Repeat([]byte("x"), 10<<20)), "ca.crt is larger than 65536 bytes"},
+		"a key of ten megabytes":    {with(KeyFile, bytes.Repeat([]byte("x"), 10<<20)), "tls.key is larger than 65536 bytes"},
+	}
+}
+
+type badDirectory struct {
+	files tlsfilestest.Files
+	want  string
+}
+
+func TestOpenRefuses(t *testing.T) {
+	ca := tlsfilestest.NewCA(t, "ca")
+	good := ca.Files(t, "node", []string{"registry"})
+	for sentence, tt := range badDirectories(t, ca, good) {
 		t.Run(sentence, func(t *testing.T) {
 			dir := t.TempDir()
 			tlsfilestest.WriteSecret(t, dir, tt.files)
@@ -65,7 +95,9 @@ func TestOpenRefuses(t *testing.T) {
 
 	t.Run("a named pipe, without waiting for a writer", func(t *testing.T) {
 		dir := t.TempDir()
-		writePlain(t, dir, without(KeyFile))
+		files := maps.Clone(good)
+		delete(files, KeyFile)
+		writePlain(t, dir, files)
 		if err := syscall.Mkfifo(filepath.Join(dir, KeyFile), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -74,8 +106,8 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	})
 	t.Run("a directory that is not there", func(t *testing.T) {
-		if _, err := Open(filepath.Join(t.TempDir(), "nowhere")); err == nil {
-			t.Fatal("Open() succeeded")
+		if _, err := Open(filepath.Join(t.TempDir(), "nowhere")); err == nil || !strings.Contains(err.Error(), "tls.crt: no such file") {
+			t.Fatalf("Open() error = %v", err)
 		}
 	})
 	t.Run("an interval of nothing", func(t *testing.T) {
@@ -85,21 +117,239 @@ func TestOpenRefuses(t *testing.T) {
 	})
 }
 
+// What goes wrong while a program runs changes nothing but what it tells, and what is put right is taken up.
+func TestBadFilesKeepTheGeneration(t *testing.T) {
+	ca := tlsfilestest.NewCA(t, "ca")
+	good := ca.Files(t, "node", []string{"registry"})
+	for layout, write := range map[string]func(t testing.TB, dir string, files tlsfilestest.Files){
+		"in a mounted Secret": tlsfilestest.WriteSecret, "in a plain directory": writePlain,
+	} {
+		for sentence, tt := range badDirectories(t, ca, good) {
+			t.Run(sentence+" "+layout, func(t *testing.T) {
+				dir := t.TempDir()
+				write(t, dir, good)
+				var log bytes.Buffer
+				source, err := Open(dir, WithLogger(slog.New(slog.NewJSONHandler(&log, nil))))
+				if err != nil {
+					t.Fatal(err)
+				}
+				source.OnChange(func(m *Material) {
+					if m.Generation != 2 {
+						t.Errorf("generation %d came into use", m.Generation)
+					}
+				})
+				before, report := source.Current(), source.Report()
+
+				write(t, dir, tt.files)
+				for look := range 3 {
+					changed, err := source.Reload()
+					if changed || err == nil || !strings.Contains(err.Error(), tt.want) {
+						t.Fatalf("Reload() = %v, %v, want an error that says %q", changed, err, tt.want)
+					}
+					report.ReloadErrors = uint64(look + 1)
+					report.Problem = err.Error()
+					if got := source.Report(); source.Current() != before || !reflect.DeepEqual(got, report) {
+						t.Errorf("Report() = %+v, want %+v", got, report)
+					}
+				}
+				var line struct{ Level, Error string }
+				lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+				if len(lines) != 2 || json.Unmarshal([]byte(lines[1]), &line) != nil || line.Level != "ERROR" || line.Error != report.Problem {
+					t.Errorf("the failure is to be logged once, with its text:\n%s", log.String())
+				}
+
+				write(t, dir, good)
+				if changed, err := source.Reload(); changed || err != nil || source.Report().Problem != "" || source.Current() != before {
+					t.Errorf("Reload() = %v, %v once the old files are back, problem %q", changed, err, source.Report().Problem)
+				}
+				write(t, dir, tt.files)
+				if _, err := source.Reload(); err == nil {
+					t.Error("Reload() succeeded")
+				}
+				write(t, dir, ca.Files(t, "renewed", nil))
+				if changed, err := source.Reload(); !changed || err != nil || source.Report().Problem != "" || source.Current().Generation != 2 {
+					t.Errorf("Reload() = %v, %v once new files are there, problem %q", changed, err, source.Report().Problem)
+				}
+			})
+		}
+	}
+}
+
+// Expiry is for the peers to judge, whose clocks may be better than this one.
+func TestExpiredCertificatesAreLoaded(t *testing.T) {
+	ca := tlsfilestest.NewCA(t, "ca")
+	source, dir := open(t, ca.Files(t, "node", nil))
+	for sentence, change := range map[string]func(*x509.Certificate){
+		"expired":       func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) },
+		"not yet valid": func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) },
+	} {
+		files := ca.Files(t, "node", nil)
+		files[CertificateFile], files[KeyFile] = ca.IssueWith(t, change, sentence)
+		replace(t, source, dir, files)
+		report := source.Report()
+		if report.Leaf.Subject != "CN="+sentence+",O="+sentence || report.Problem != "" || report.ReloadErrors != 0 {
+			t.Errorf("%s: Report() = %+v", sentence, report)
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	ca, other := tlsfilestest.NewCA(t, "ca"), tlsfilestest.NewCA(t, "other")
+	began := time.Now()
+	files := ca.Files(t, "node", nil, other, ca)
+	source, dir := open(t, files)
+	leaf := source.Current().Leaf
+	report := source.Report()
+	if report.Generation != 1 || report.ReloadErrors != 0 || report.Problem != "" ||
+		report.LoadedAt.Before(began.Add(-time.Second)) || report.LoadedAt.After(time.Now()) {
+		t.Errorf("Report() = %+v", report)
+	}
+	sum := sha256.Sum256(leaf.Raw)
+	want := loaded.Certificate{
+		Subject: "CN=node,O=node", Serial: leaf.SerialNumber.Text(16), SHA256: hex.EncodeToString(sum[:]),
+		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter,
+	}
+	if report.Leaf != want {
+		t.Errorf("leaf %+v, want %+v", report.Leaf, want)
+	}
+	if len(report.Authorities) != 2 || report.Authorities[0].Subject != "CN=ca" || report.Authorities[1].Subject != "CN=other" {
+		t.Errorf("authorities %+v, want ca and other, as the file has them and each once", report.Authorities)
+	}
+	first := source.Current()
+
+	replace(t, source, dir, ca.Files(t, "node", nil))
+	if next := source.Report(); next.Generation != 2 || !next.LoadedAt.After(report.LoadedAt) || len(next.Authorities) != 1 || next.Leaf.SHA256 == report.Leaf.SHA256 {
+		t.Errorf("Report() = %+v after a reload", next)
+	}
+	if len(first.Authorities) != 2 {
+		t.Error("a former generation has changed")
+	}
+}
+
+func TestAuthorityExpiryIsTheFirst(t *testing.T) {
+	at := func(hours ...int) *Material {
+		m := &Material{}
+		for _, hour := range hours {
+			m.Authorities = append(m.Authorities, &x509.Certificate{NotAfter: time.Unix(int64(hour)*3600, 0)})
+		}
+		return m
+	}
+	for _, hours := range [][]int{{1}, {1, 2}, {2, 1}, {3, 1, 2}} {
+		if got := at(hours...).AuthorityExpiry().Unix(); got != 3600 {
+			t.Errorf("AuthorityExpiry() of %v = %d", hours, got)
+		}
+	}
+}
+
+// A look at a mounted Secret that has not changed reads no file: so it can be made every second on every node.
+func TestALookReadsNothingThatHasNotChanged(t *testing.T) {
+	ca := tlsfilestest.NewCA(t, "ca")
+	reads := func(t *testing.T, source *Source, dir string) bool {
+		t.Helper()
+		// The kubelet never does this; it shows whether the file is read.
+		link, _ := readLink(dir)
+		if err := os.WriteFile(filepath.Join(resolve(dir, link), KeyFile), []byte("rubbish"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := source.Reload()
+		return err != nil
+	}
+	t.Run("in a mounted Secret", func(t *testing.T) {
+		files := ca.Files(t, "node", nil)
+		source, dir := open(t, files)
+		if reads(t, source, dir) {
+			t.Error("the files are read although ..data leads where it led")
+		}
+		tlsfilestest.WriteSecret(t, dir, files)
+		if _, err := source.Reload(); err != nil {
+			t.Fatal(err)
+		}
+		if reads(t, source, dir) {
+			t.Error("the files are read although ..data leads where the same files were found")
+		}
+		broken := maps.Clone(files)
+		delete(broken, CAFile)
+		tlsfilestest.WriteSecret(t, dir, broken)
+		for range 2 {
+			if _, err := source.Reload(); err == nil {
+				t.Fatal("a broken generation was loaded")
+			}
+		}
+		link, _ := readLink(dir)
+		if err := os.WriteFile(filepath.Join(dir, link, CAFile), ca.PEM, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := source.Reload(); err != nil {
+			t.Errorf("after a failure the files are not read again: %v", err)
+		}
+	})
+	t.Run("a plain directory is read each time", func(t *testing.T) {
+		dir := t.TempDir()
+		writePlain(t, dir, ca.Files(t, "node", nil))
+		source, err := Open(dir, WithLogger(slog.New(slog.DiscardHandler)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reads(t, source, dir) {
+			t.Error("the files are not read")
+		}
+	})
+	t.Run("a mounted Secret that becomes a plain directory", func(t *testing.T) {
+		source, dir := open(t, ca.Files(t, "node", nil))
+		if err := os.RemoveAll(filepath.Join(dir, dataLink)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := source.Reload(); err == nil {
+			t.Error("links that lead nowhere were loaded")
+		}
+	})
+}
+
+func BenchmarkLook(b *testing.B) {
+	ca := tlsfilestest.NewCA(b, "ca")
+	for layout, write := range map[string]func(t testing.TB, dir string, files tlsfilestest.Files){
+		"mounted Secret": tlsfilestest.WriteSecret, "plain directory": writePlain,
+	} {
+		b.Run(layout, func(b *testing.B) {
+			dir := b.TempDir()
+			write(b, dir, ca.Files(b, "node", nil))
+			source, err := Open(dir, WithLogger(slog.New(slog.DiscardHandler)))
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := source.Reload(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 func TestOpenAccepts(t *testing.T) {
 	ca, other := tlsfilestest.NewCA(t, "ca"), tlsfilestest.NewCA(t, "other")
 	for sentence, write := range map[string]func(t *testing.T, dir string){
 		"a mounted Secret":  func(t *testing.T, dir string) { tlsfilestest.WriteSecret(t, dir, ca.Files(t, "node", nil)) },
 		"a plain directory": func(t *testing.T, dir string) { writePlain(t, dir, ca.Files(t, "node", nil)) },
-		"a bundle of two CAs with words between": func(t *testing.T, dir string) {
+		"a bundle of two CAs with lines between": func(t *testing.T, dir string) {
 			files := ca.Files(t, "node", nil)
-			files[CAFile] = bytes.Join([][]byte{[]byte("# old\n"), other.PEM, []byte("# new\n"), ca.PEM, []byte("\n# end\n")}, nil)
+			files[CAFile] = bytes.Join([][]byte{[]byte("\n"), other.PEM, []byte("\r\n\n"), ca.PEM, []byte("\n ")}, nil)
+			tlsfilestest.WriteSecret(t, dir, files)
+		},
+		"ten certificates in each file": func(t *testing.T, dir string) {
+			files := ca.Files(t, "node", nil)
+			for range 9 {
+				files[CertificateFile] = append(files[CertificateFile], tlsfilestest.NewCA(t, "ca").PEM...)
+				files[CAFile] = append(files[CAFile], tlsfilestest.NewCA(t, "ca").PEM...)
+			}
 			tlsfilestest.WriteSecret(t, dir, files)
 		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir)
-			source, err := Open(dir)
+			source, err := Open(dir, WithLogger(slog.New(slog.DiscardHandler)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -226,8 +476,14 @@ func TestGenerationsNeverMix(t *testing.T) {
 	}
 }
 
-func writePlain(t *testing.T, dir string, files tlsfilestest.Files) {
+// writePlain brings dir to hold these files and none of the others.
+func writePlain(t testing.TB, dir string, files tlsfilestest.Files) {
 	t.Helper()
+	for _, name := range []string{CertificateFile, KeyFile, CAFile} {
+		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, data := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			t.Fatal(err)

@@ -30,7 +30,21 @@ type CA struct {
 func NewCA(t testing.TB, name string) *CA {
 	t.Helper()
 	key := newKey(t)
-	template := &x509.Certificate{
+	template := caTemplate(name)
+	certificate, certificatePEM := sign(t, template, template, key, key)
+	return &CA{Certificate: certificate, PEM: certificatePEM, key: key}
+}
+
+// Intermediate makes a CA with the given common name that ca has signed.
+func (ca *CA) Intermediate(t testing.TB, name string) *CA {
+	t.Helper()
+	key := newKey(t)
+	certificate, certificatePEM := sign(t, caTemplate(name), ca.Certificate, key, ca.key)
+	return &CA{Certificate: certificate, PEM: certificatePEM, key: key}
+}
+
+func caTemplate(name string) *x509.Certificate {
+	return &x509.Certificate{
 		SerialNumber:          serial(),
 		Subject:               pkix.Name{CommonName: name},
 		NotBefore:             time.Now().Add(-time.Hour),
@@ -39,13 +53,17 @@ func NewCA(t testing.TB, name string) *CA {
 		BasicConstraintsValid: true,
 		IsCA:                  true,
 	}
-	certificate, certificatePEM := sign(t, template, template, key, key)
-	return &CA{Certificate: certificate, PEM: certificatePEM, key: key}
 }
 
 // Issue makes a certificate of the given organization that is good for clients and servers under the given names, which
 // are DNS names or IP addresses. It returns the certificate and its key in PEM form.
 func (ca *CA) Issue(t testing.TB, organization string, names ...string) (certificatePEM, keyPEM []byte) {
+	t.Helper()
+	return ca.IssueWith(t, nil, organization, names...)
+}
+
+// IssueWith is Issue of a certificate that change, unless it is nil, has altered before it is signed.
+func (ca *CA) IssueWith(t testing.TB, change func(*x509.Certificate), organization string, names ...string) (certificatePEM, keyPEM []byte) {
 	t.Helper()
 	template := &x509.Certificate{
 		SerialNumber: serial(),
@@ -61,6 +79,9 @@ func (ca *CA) Issue(t testing.TB, organization string, names ...string) (certifi
 		} else {
 			template.DNSNames = append(template.DNSNames, name)
 		}
+	}
+	if change != nil {
+		change(template)
 	}
 	key := newKey(t)
 	_, certificatePEM = sign(t, template, ca.Certificate, key, ca.key)
