@@ -17,18 +17,35 @@ type Bundle struct{ certs []*x509.Certificate }
 func NewBundle(certs ...*x509.Certificate) Bundle { return Bundle{}.with(certs) }
 
 // ParseBundle reads a ca.crt. It refuses anything in it that is not a certificate
-// authority, an empty file, and files over 64 KiB.
+// authority, an empty file, and files over 256 KiB.
 func ParseBundle(data []byte) (Bundle, error) {
-	certs, err := parseCertificates(data)
+	blocks, err := parsePEM(data, maxBundle)
+	if err != nil {
+		return Bundle{}, fmt.Errorf("parsing authorities: %w", err)
+	}
+	if len(blocks) == 0 {
+		return Bundle{}, errors.New("the authorities are missing: the file is empty")
+	}
+	certs, err := parseCertificates(blocks)
 	if err != nil {
 		return Bundle{}, fmt.Errorf("parsing authorities: %w", err)
 	}
 	for _, cert := range certs {
-		if !cert.IsCA || !cert.BasicConstraintsValid {
-			return Bundle{}, fmt.Errorf("certificate %q is not a certificate authority", cert.Subject)
+		if err := checkAuthority(cert); err != nil {
+			return Bundle{}, err
 		}
 	}
 	return NewBundle(certs...), nil
+}
+
+func checkAuthority(cert *x509.Certificate) error {
+	switch {
+	case !cert.IsCA || !cert.BasicConstraintsValid:
+		return fmt.Errorf("certificate %q is not a certificate authority", cert.Subject)
+	case cert.KeyUsage != 0 && cert.KeyUsage&x509.KeyUsageCertSign == 0:
+		return fmt.Errorf("certificate %q may not sign certificates: its key usages lack that", cert.Subject)
+	}
+	return nil
 }
 
 // PEM is the bundle as a ca.crt holds it.
@@ -76,54 +93,4 @@ func (b Bundle) with(certs []*x509.Certificate) Bundle {
 		}
 	}
 	return out
-}
-
-// maxChain is how many certificates a file may hold: verification tries every order.
-const maxChain = 10
-
-// ParseChain reads a tls.crt: the leaf, then the intermediates that lead to an
-// authority. It refuses anything else in the file, more than 10 certificates, and
-// files over 64 KiB.
-func ParseChain(data []byte) ([]*x509.Certificate, error) {
-	certs, err := parseCertificates(data)
-	if err != nil {
-		return nil, fmt.Errorf("parsing certificate: %w", err)
-	}
-	return certs, nil
-}
-
-// begin is how every PEM block begins.
-var begin = []byte("-----BEGIN ")
-
-// parseCertificates is strict where encoding/pem passes over what it does not
-// understand: a file of which one certificate was damaged must not be taken for one
-// with fewer certificates.
-func parseCertificates(data []byte) ([]*x509.Certificate, error) {
-	if len(data) > maxPEM {
-		return nil, fmt.Errorf("%d bytes are too many, the limit is %d", len(data), maxPEM)
-	}
-	var certs []*x509.Certificate
-	for rest := bytes.TrimSpace(data); len(rest) > 0; {
-		block, after := pem.Decode(rest)
-		switch {
-		case !bytes.HasPrefix(rest, begin):
-			return nil, fmt.Errorf("after %d certificates there is something in it that is no PEM block", len(certs))
-		case block == nil, bytes.Count(rest[:len(rest)-len(after)], begin) > 1:
-			return nil, fmt.Errorf("PEM block %d is damaged", len(certs)+1)
-		case block.Type != "CERTIFICATE":
-			return nil, fmt.Errorf("found a PEM block %q where %q was expected", block.Type, "CERTIFICATE")
-		case len(certs) == maxChain:
-			return nil, fmt.Errorf("there are more than %d certificates in it", maxChain)
-		}
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, err)
-		}
-		certs = append(certs, cert)
-		rest = bytes.TrimSpace(after)
-	}
-	if len(certs) == 0 {
-		return nil, errors.New("no PEM block found")
-	}
-	return certs, nil
 }

@@ -1,16 +1,35 @@
 package pki
 
 import (
+	"bytes"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"net"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
-// Roles are what a certificate entitles its holder to, out of the Organization
-// constants: what its subject has as organization or organizational unit, and its
-// URI names, because not every authority lets its customers choose the subject.
-func Roles(cert *x509.Certificate) []string { return cert.Subject.Organization }
+// Roles are what a certificate entitles its holder to: which of the Organization
+// constants it carries as organization, organizational unit or URI, because not every
+// authority lets its customers choose all of them. Each is returned once, in the order
+// of the constants. Whatever else stands there is the authority's own business, and
+// never comes near a decision.
+func Roles(cert *x509.Certificate) []string {
+	carried := slices.Concat(cert.Subject.Organization, cert.Subject.OrganizationalUnit)
+	for _, uri := range cert.URIs {
+		carried = append(carried, uri.String())
+	}
+	var roles []string
+	for _, role := range []string{OrganizationServer, OrganizationNode, OrganizationPush} {
+		if slices.Contains(carried, role) {
+			roles = append(roles, role)
+		}
+	}
+	return roles
+}
 
 // Requirement is what a leaf of somebody else's making must be good for.
 type Requirement struct {
@@ -23,8 +42,224 @@ type Requirement struct {
 	Role string
 }
 
+// maxTrust is how many authorities a user may ask to trust. Whoever needs more has
+// given a list of the world's authorities, each of which could then let anybody in.
+const maxTrust = 20
+
 // Check says everything that keeps a leaf from being used, nil where nothing does:
-// each problem in a line of its own, in words that name what to change.
+// each problem in a line of its own, in words that name what to change. "It" is the
+// leaf in them. Names out of the certificates are quoted, keys never.
 func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
-	return errors.New("not written yet")
+	var problems []error
+	add := func(err error) {
+		if err != nil {
+			problems = append(problems, err)
+		}
+	}
+	chain, err := ParseChain(pair.Certificate)
+	add(err)
+	key, err := parseKey(pair.Key)
+	add(err)
+	if trust.Empty() {
+		add(errors.New("there is no authority to trust"))
+	}
+	if n := len(trust.certs); n > maxTrust {
+		add(fmt.Errorf("there are %d authorities to trust, more than %d: name those only that have issued the certificates, since each can issue more", n, maxTrust))
+	}
+	if len(chain) == 0 {
+		return errors.Join(problems...)
+	}
+	leaf := chain[0]
+	if key != nil && !belongs(key, leaf) {
+		hint := ""
+		if i := slices.IndexFunc(chain, func(c *x509.Certificate) bool { return belongs(key, c) }); i > 0 {
+			hint = fmt.Sprintf(", but to certificate %d of the chain, which must stand first", i+1)
+		}
+		add(errors.New("the private key does not belong to the certificate" + hint))
+	}
+	add(validAt(leaf, now))
+	if leaf.IsCA {
+		add(errors.New("it is itself a certificate authority"))
+	}
+	if missing := want.missingNames(leaf); len(missing) != 0 {
+		add(fmt.Errorf("it is not valid for %s, %s", strings.Join(missing, ", "), onlyFor(leaf)))
+	}
+	for _, usage := range want.Usages {
+		if !allows(leaf, usage) {
+			add(fmt.Errorf("its extended key usages do not allow %s", usageName(usage)))
+		}
+	}
+	if leaf.KeyUsage != 0 && leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0 {
+		add(errors.New("its key usages do not allow digital signatures, which TLS 1.3 needs"))
+	}
+	if want.Role != "" && !slices.Contains(Roles(leaf), want.Role) {
+		add(fmt.Errorf("it does not carry the role %s as organization (O), organizational unit (OU) or URI", want.Role))
+	}
+	if !trust.Empty() {
+		for _, err := range checkChain(chain, trust, want.Usages, now) {
+			add(err)
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func validAt(cert *x509.Certificate, now time.Time) error {
+	switch {
+	case now.After(cert.NotAfter):
+		return errors.New(expired(cert, now))
+	case now.Before(cert.NotBefore):
+		return errors.New(notYet(cert, now))
+	}
+	return nil
+}
+
+func (r Requirement) missingNames(leaf *x509.Certificate) []string {
+	var missing []string
+	for _, name := range slices.Concat(r.DNSNames, ipStrings(r.IPAddresses)) {
+		if leaf.VerifyHostname(name) != nil {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+func onlyFor(leaf *x509.Certificate) string {
+	const enough = 10
+	names := slices.Concat(leaf.DNSNames, ipStrings(leaf.IPAddresses))
+	if len(names) == 0 {
+		return "it has no DNS names and IP addresses at all (a common name does not count)"
+	}
+	more := ""
+	if len(names) > enough {
+		names, more = names[:enough], fmt.Sprintf(" and %d more", len(names)-enough)
+	}
+	for i, name := range names {
+		names[i] = strings.Trim(strconv.Quote(name), `"`) // It comes from outside: no line breaks.
+	}
+	return "only for " + strings.Join(names, ", ") + more
+}
+
+func allows(cert *x509.Certificate, usage x509.ExtKeyUsage) bool {
+	unlimited := len(cert.ExtKeyUsage) == 0 && len(cert.UnknownExtKeyUsage) == 0
+	return unlimited || slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageAny) || slices.Contains(cert.ExtKeyUsage, usage)
+}
+
+func usageName(usage x509.ExtKeyUsage) string {
+	switch usage {
+	case x509.ExtKeyUsageServerAuth:
+		return "server authentication"
+	case x509.ExtKeyUsageClientAuth:
+		return "client authentication"
+	}
+	return fmt.Sprintf("usage %d", usage)
+}
+
+// checkChain says why peers with this trust would not believe the leaf. x509's own
+// verification decides; it tells one reason of many and hides the names, so where it
+// refuses, the way from the leaf up is walked for a better one.
+func checkChain(chain []*x509.Certificate, trust Bundle, usages []x509.ExtKeyUsage, now time.Time) []error {
+	leaf := chain[0]
+	options := x509.VerifyOptions{
+		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	}
+	for _, cert := range trust.certs {
+		options.Roots.AddCert(cert)
+	}
+	for _, cert := range chain[1:] {
+		options.Intermediates.AddCert(cert)
+	}
+	if _, err := leaf.Verify(options); err != nil {
+		problems := walk(chain, trust, now)
+		if len(problems) == 0 && validAt(leaf, now) == nil {
+			problems = append(problems, fmt.Errorf("it is not believed: %w", err))
+		}
+		return problems
+	}
+	var problems []error
+	for _, usage := range usages {
+		options.KeyUsages = []x509.ExtKeyUsage{usage}
+		if _, err := leaf.Verify(options); err != nil && allows(leaf, usage) {
+			problems = append(problems, fmt.Errorf("an authority between it and the trusted one does not allow %s", usageName(usage)))
+		}
+	}
+	return problems
+}
+
+// walk goes from the leaf to a trusted authority, and says what is wrong with the
+// certificates on the way, or where the way ends.
+func walk(chain []*x509.Certificate, trust Bundle, now time.Time) []error {
+	var problems []error
+	cert := chain[0]
+	// No way is longer than this; one that is goes in a circle.
+	for below := range len(chain) {
+		if trust.has(cert) {
+			return problems
+		}
+		issuer, trusted := issuerOf(cert, trust.certs, now), true
+		if issuer == nil {
+			issuer, trusted = issuerOf(cert, chain[1:], now), false
+		}
+		if issuer == nil {
+			return append(problems, noIssuer(cert, trust))
+		}
+		where := "intermediate"
+		if trusted {
+			where = "trusted authority"
+		}
+		about := func(problem string) {
+			problems = append(problems, fmt.Errorf("%s %q: %s", where, issuer.Subject, problem))
+		}
+		if insecure(issuer.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature)) {
+			problems = append(problems, fmt.Errorf("%q is signed with %s, which nobody accepts any more", cert.Subject, cert.SignatureAlgorithm))
+		}
+		if err := checkAuthority(issuer); err != nil {
+			problems = append(problems, err)
+		}
+		if err := validAt(issuer, now); err != nil {
+			about(err.Error())
+		}
+		if problem := weakness(issuer.PublicKey); problem != "" {
+			about("its key is too weak or not supported: " + problem)
+		}
+		if issuer.BasicConstraintsValid && issuer.MaxPathLen >= 0 && below > issuer.MaxPathLen {
+			about(fmt.Sprintf("it allows %d authorities below it, and the chain has %d", issuer.MaxPathLen, below))
+		}
+		if trusted {
+			return problems
+		}
+		cert = issuer
+	}
+	return append(problems, noIssuer(cert, trust))
+}
+
+// issuerOf is who signed cert, if possible one that is valid now; nil where none did.
+func issuerOf(cert *x509.Certificate, candidates []*x509.Certificate, now time.Time) *x509.Certificate {
+	var found *x509.Certificate
+	for _, c := range candidates {
+		if !bytes.Equal(c.RawSubject, cert.RawIssuer) {
+			continue
+		}
+		err := c.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature)
+		if (err == nil || insecure(err)) && (found == nil || validAt(found, now) != nil) {
+			found = c
+		}
+	}
+	return found
+}
+
+func insecure(err error) bool {
+	var algorithm x509.InsecureAlgorithmError
+	return errors.As(err, &algorithm)
+}
+
+func noIssuer(cert *x509.Certificate, trust Bundle) error {
+	sameName := func(c *x509.Certificate) bool { return bytes.Equal(c.RawSubject, cert.RawIssuer) }
+	switch {
+	case bytes.Equal(cert.RawIssuer, cert.RawSubject):
+		return fmt.Errorf("%q is signed by itself and is not among the trusted authorities", cert.Subject)
+	case slices.ContainsFunc(trust.certs, sameName):
+		return fmt.Errorf("%q was not signed by the trusted authority %q, but by another key of that name", cert.Subject, cert.Issuer)
+	}
+	return fmt.Errorf("it does not lead to a trusted authority: wanted is %q, the issuer of %q, as intermediate in the chain or as trusted authority",
+		cert.Issuer, cert.Subject)
 }

@@ -9,7 +9,8 @@
 package pki
 
 import (
-	"bytes"
+	"cmp"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -17,7 +18,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
@@ -43,13 +43,12 @@ const (
 	// of this before a pull fails.
 	DefaultLeafLifetime = 365 * 24 * time.Hour
 	// Backdate is how far before now a certificate begins to be valid, so that
-	// nodes whose clocks are behind accept it at once.
+	// nodes whose clocks are behind accept it at once. Lifetimes do not count it.
 	Backdate = time.Hour
-	// maxPEM bounds what is parsed: a chain of P-256 certificates is under 8 KiB.
-	maxPEM = 64 << 10
 )
 
-// PrivateKey is a PEM-encoded PKCS #8 private key. It does not print itself.
+// PrivateKey is a PEM-encoded private key: of PKCS #8 where this package made it,
+// of PKCS #1 or SEC 1 where others did. It does not print itself.
 type PrivateKey []byte
 
 // String hides the key from fmt.
@@ -74,7 +73,7 @@ type KeyPair struct {
 type Authority struct {
 	pair KeyPair
 	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	key  crypto.Signer
 }
 
 // Leaf describes a certificate to be issued.
@@ -96,10 +95,11 @@ type Leaf struct {
 
 // NewAuthority makes a self-signed certificate authority that may sign leaves
 // and no further authorities. A lifetime of zero means DefaultAuthorityLifetime.
+//
+// Its subject is commonName with the certificate's serial number as serialNumber
+// attribute, because two authorities of one name are trusted during a rotation:
+// people, and the list of authorities in a TLS handshake, tell them apart by it.
 func NewAuthority(commonName string, now time.Time, lifetime time.Duration) (*Authority, error) {
-	if lifetime == 0 {
-		lifetime = DefaultAuthorityLifetime
-	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("generating the authority's key: %w", err)
@@ -110,9 +110,9 @@ func NewAuthority(commonName string, now time.Time, lifetime time.Duration) (*Au
 	}
 	template := &x509.Certificate{
 		SerialNumber:          serial,
-		Subject:               pkix.Name{CommonName: commonName},
+		Subject:               pkix.Name{CommonName: commonName, SerialNumber: fmt.Sprintf("%x", serial)},
 		NotBefore:             now.Add(-Backdate),
-		NotAfter:              now.Add(lifetime),
+		NotAfter:              now.Add(cmp.Or(lifetime, DefaultAuthorityLifetime)),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
@@ -128,22 +128,12 @@ func NewAuthority(commonName string, now time.Time, lifetime time.Duration) (*Au
 // ParseAuthority reads an authority back from its PEM form. It refuses a
 // certificate that may not sign others and a key that is not the certificate's.
 func ParseAuthority(pair KeyPair) (*Authority, error) {
-	cert, err := ParseCertificate(pair.Certificate)
+	cert, key, err := pair.parse()
 	if err != nil {
 		return nil, err
 	}
-	if !cert.IsCA || !cert.BasicConstraintsValid {
-		return nil, fmt.Errorf("certificate %q is not a certificate authority", cert.Subject)
-	}
-	if cert.KeyUsage&x509.KeyUsageCertSign == 0 {
-		return nil, fmt.Errorf("certificate %q may not sign certificates", cert.Subject)
-	}
-	key, err := parseKey(pair.Key)
-	if err != nil {
+	if err := checkAuthority(cert); err != nil {
 		return nil, err
-	}
-	if !key.PublicKey.Equal(cert.PublicKey) {
-		return nil, fmt.Errorf("the private key does not belong to certificate %q", cert.Subject)
 	}
 	return &Authority{pair: pair, cert: cert, key: key}, nil
 }
@@ -190,36 +180,33 @@ func (a *Authority) Issue(leaf Leaf, now time.Time) (KeyPair, error) {
 }
 
 // AuthorityRenewal says why the stored authority cannot go on being used, or ""
-// where it can. An authority is renewed when less than half of its life is left.
-func AuthorityRenewal(pair KeyPair, now time.Time) string {
-	if len(pair.Certificate) == 0 && len(pair.Key) == 0 {
+// where it can: it is missing or broken, less than half of its life is left, or
+// more than the wanted lifetime. A lifetime of zero means DefaultAuthorityLifetime.
+func AuthorityRenewal(pair KeyPair, lifetime time.Duration, now time.Time) string {
+	if pair.empty() {
 		return "there is none yet"
 	}
 	a, err := ParseAuthority(pair)
 	if err != nil {
 		return err.Error()
 	}
-	return lifetimeReason(a.cert, now)
+	return lifetimeReason(a.cert, cmp.Or(lifetime, DefaultAuthorityLifetime), now)
 }
 
 // LeafRenewal says why the stored leaf must be issued again, or "" where it can
-// stay: it is missing or broken, was signed by another authority, has other
-// names, usages or another role than wanted, or less than half of its life is left.
+// stay: it is missing or broken, was signed by another authority or comes with more
+// certificates than an authority's own leaf has, has other names, usages or another
+// role than wanted, less than half of its life is left, or more than the wanted
+// lifetime.
 func LeafRenewal(pair KeyPair, want Leaf, a *Authority, now time.Time) string {
-	if len(pair.Certificate) == 0 && len(pair.Key) == 0 {
+	if pair.empty() {
 		return "there is none yet"
 	}
-	cert, err := ParseCertificate(pair.Certificate)
-	if err != nil {
-		return err.Error()
-	}
-	key, err := parseKey(pair.Key)
+	cert, _, err := pair.parse()
 	if err != nil {
 		return err.Error()
 	}
 	switch {
-	case !key.PublicKey.Equal(cert.PublicKey):
-		return "the private key does not belong to the certificate"
 	case cert.CheckSignatureFrom(a.cert) != nil:
 		return fmt.Sprintf("it was not signed by the present authority %s", Fingerprint(a.cert))
 	case cert.NotAfter.After(a.cert.NotAfter):
@@ -233,21 +220,20 @@ func LeafRenewal(pair KeyPair, want Leaf, a *Authority, now time.Time) string {
 	case !slices.Equal(cert.ExtKeyUsage, want.Usages):
 		return "its extended key usages are not the wanted ones"
 	}
-	return lifetimeReason(cert, now)
+	return lifetimeReason(cert, want.lifetime(), now)
 }
 
 // ParseCertificate reads the one certificate of a PEM file. It refuses anything
 // else in the file, and files over 64 KiB.
 func ParseCertificate(data []byte) (*x509.Certificate, error) {
-	der, err := onlyBlock(data, "CERTIFICATE")
+	chain, err := ParseChain(data)
 	if err != nil {
-		return nil, fmt.Errorf("parsing certificate: %w", err)
+		return nil, err
 	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("parsing certificate: %w", err)
+	if len(chain) != 1 {
+		return nil, fmt.Errorf("there are %d certificates where one is expected", len(chain))
 	}
-	return cert, nil
+	return chain[0], nil
 }
 
 // Fingerprint is the certificate's SHA-256 in hexadecimal, as people compare it.
@@ -256,25 +242,40 @@ func Fingerprint(cert *x509.Certificate) string {
 }
 
 func (l Leaf) lifetime() time.Duration {
-	if l.Lifetime == 0 {
-		return DefaultLeafLifetime
-	}
-	return l.Lifetime
+	return cmp.Or(l.Lifetime, DefaultLeafLifetime)
 }
 
-func lifetimeReason(cert *x509.Certificate, now time.Time) string {
-	switch left, life := cert.NotAfter.Sub(now), cert.NotAfter.Sub(cert.NotBefore); {
+// lifetimeReason judges a certificate that Issue or NewAuthority made, perhaps with
+// another lifetime than the one that is wanted now.
+func lifetimeReason(cert *x509.Certificate, want time.Duration, now time.Time) string {
+	left, life := cert.NotAfter.Sub(now), cert.NotAfter.Sub(cert.NotBefore)-Backdate
+	if life <= 0 { // It was issued by a clock so far behind that its authority's begin was nearer than Backdate.
+		life = want
+	}
+	switch {
 	case now.Before(cert.NotBefore):
-		return fmt.Sprintf("it is not valid before %s", cert.NotBefore.Format(time.RFC3339))
+		return notYet(cert, now)
 	case left <= 0:
-		return fmt.Sprintf("it expired at %s", cert.NotAfter.Format(time.RFC3339))
+		return expired(cert, now)
 	case left < life/2:
-		return fmt.Sprintf("%s of its %s are left, less than half", left.Round(time.Second), life.Round(time.Second))
+		return fmt.Sprintf("%s of its %s are left, less than half", left.Round(time.Second), life)
+	case life > want && left > want:
+		// Both, because left alone also grows where a clock goes back.
+		return fmt.Sprintf("%s of its %s are left, more than the wanted lifetime of %s", left.Round(time.Second), life, want)
 	}
 	return ""
 }
 
-func sign(template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) (KeyPair, error) {
+func expired(cert *x509.Certificate, now time.Time) string {
+	return fmt.Sprintf("it expired at %s (%s ago)", cert.NotAfter.Format(time.RFC3339), now.Sub(cert.NotAfter).Round(time.Second))
+}
+
+func notYet(cert *x509.Certificate, now time.Time) string {
+	return fmt.Sprintf("it is not valid before %s (%s from now): is the clock right?",
+		cert.NotBefore.Format(time.RFC3339), cert.NotBefore.Sub(now).Round(time.Second))
+}
+
+func sign(template, parent *x509.Certificate, key *ecdsa.PrivateKey, signer crypto.Signer) (KeyPair, error) {
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
 	if err != nil {
 		return KeyPair{}, err
@@ -287,40 +288,6 @@ func sign(template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) (Ke
 		Certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		Key:         pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}),
 	}, nil
-}
-
-func parseKey(data PrivateKey) (*ecdsa.PrivateKey, error) {
-	der, err := onlyBlock(data, "PRIVATE KEY")
-	if err != nil {
-		return nil, fmt.Errorf("parsing private key: %w", err)
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(der)
-	if err != nil {
-		return nil, fmt.Errorf("parsing private key: %w", err)
-	}
-	key, ok := parsed.(*ecdsa.PrivateKey)
-	if !ok {
-		return nil, fmt.Errorf("parsing private key: it is a %T, not ECDSA", parsed)
-	}
-	return key, nil
-}
-
-// onlyBlock returns the content of a PEM file that must hold exactly one block
-// of the given type. Errors never quote the file, which may be a key.
-func onlyBlock(data []byte, blockType string) ([]byte, error) {
-	if len(data) > maxPEM {
-		return nil, fmt.Errorf("%d bytes are too many, the limit is %d", len(data), maxPEM)
-	}
-	block, rest := pem.Decode(data)
-	switch {
-	case block == nil:
-		return nil, errors.New("no PEM block found")
-	case block.Type != blockType:
-		return nil, fmt.Errorf("found a PEM block %q where %q was expected", block.Type, blockType)
-	case len(bytes.TrimSpace(rest)) != 0:
-		return nil, fmt.Errorf("there is more after the first PEM block %q", blockType)
-	}
-	return block.Bytes, nil
 }
 
 // newSerial draws 128 random bits; RFC 5280 section 4.1.2.2 wants a positive

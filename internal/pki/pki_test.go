@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -89,6 +90,54 @@ func TestIssuedCertificatesSayWhatWasAskedFor(t *testing.T) {
 	}
 }
 
+func TestAuthoritiesOfOneNameCanBeToldApart(t *testing.T) {
+	// Both are read back from PEM, as a rotation reads them.
+	read := func() *x509.Certificate {
+		a, err := pki.ParseAuthority(authority(t, now, 0).KeyPair())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a.Certificate()
+	}
+	one, other := read(), read()
+	if one.Subject.CommonName != other.Subject.CommonName || bytes.Equal(one.RawSubject, other.RawSubject) {
+		t.Errorf("subjects are %q and %q", one.Subject, other.Subject)
+	}
+	if got, want := one.Subject.SerialNumber, fmt.Sprintf("%x", one.SerialNumber); got != want {
+		t.Errorf("the subject's serial number is %s, the certificate's %s", got, want)
+	}
+	if len(one.SubjectKeyId) == 0 || bytes.Equal(one.SubjectKeyId, other.SubjectKeyId) {
+		t.Errorf("subject key identifiers are %x and %x", one.SubjectKeyId, other.SubjectKeyId)
+	}
+	a := authority(t, now, 0)
+	leaf := parse(t, issue(t, a, nodeLeaf(), now))
+	if !bytes.Equal(leaf.AuthorityKeyId, a.Certificate().SubjectKeyId) || !bytes.Equal(leaf.RawIssuer, a.Certificate().RawSubject) {
+		t.Errorf("leaf names its issuer %q %x, which is %q %x", leaf.Issuer, leaf.AuthorityKeyId, a.Certificate().Subject, a.Certificate().SubjectKeyId)
+	}
+}
+
+func TestClocksMayDiffer(t *testing.T) {
+	a := authority(t, now, 0)
+	roots := x509.NewCertPool()
+	roots.AddCert(a.Certificate())
+	serverPair, clientPair := issue(t, a, serverLeaf(), now), issue(t, a, nodeLeaf(), now)
+	for name, c := range map[string]struct {
+		off      time.Duration
+		accepted bool
+	}{
+		"10 minutes behind":                  {-10 * time.Minute, true},
+		"10 minutes ahead":                   {10 * time.Minute, true},
+		"as far behind as is taken care of":  {-pki.Backdate, true},
+		"farther behind, which must be seen": {-pki.Backdate - time.Second, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := handshake(t, roots, serverPair, clientPair, "registry", now.Add(c.off)); (err == nil) != c.accepted {
+				t.Errorf("accepted = %v, want %v (%v)", err == nil, c.accepted, err)
+			}
+		})
+	}
+}
+
 func TestALeafNeverOutlivesItsAuthority(t *testing.T) {
 	a := authority(t, now, 10*time.Hour)
 	cert := parse(t, issue(t, a, serverLeaf(), now.Add(4*time.Hour)))
@@ -130,7 +179,7 @@ func TestMutualHandshake(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			err := handshake(t, roots, c.server, c.client, c.name)
+			err := handshake(t, roots, c.server, c.client, c.name, now)
 			if (err == nil) != c.accepted {
 				t.Errorf("accepted = %v, want %v (%v)", err == nil, c.accepted, err)
 			}
@@ -138,7 +187,7 @@ func TestMutualHandshake(t *testing.T) {
 	}
 }
 
-func handshake(t *testing.T, roots *x509.CertPool, server, client pki.KeyPair, name string) error {
+func handshake(t *testing.T, roots *x509.CertPool, server, client pki.KeyPair, name string, at time.Time) error {
 	t.Helper()
 	load := func(p pki.KeyPair) []tls.Certificate {
 		c, err := tls.X509KeyPair(p.Certificate, p.Key)
@@ -147,7 +196,7 @@ func handshake(t *testing.T, roots *x509.CertPool, server, client pki.KeyPair, n
 		}
 		return []tls.Certificate{c}
 	}
-	clock := func() time.Time { return now }
+	clock := func() time.Time { return at }
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: load(server), ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert, Time: clock})
 	if err != nil {
 		t.Fatal(err)
@@ -181,6 +230,9 @@ func TestLeafRenewal(t *testing.T) {
 		change(&l)
 		return l
 	}
+	lifetime := func(d time.Duration) pki.Leaf { return with(func(l *pki.Leaf) { l.Lifetime = d }) }
+	// Certificates know whole seconds: what is cut off of now must not make one due early.
+	short := issue(t, a, lifetime(10*time.Minute), now.Add(700*time.Millisecond))
 	cases := map[string]struct {
 		pair   pki.KeyPair
 		want   pki.Leaf
@@ -188,23 +240,31 @@ func TestLeafRenewal(t *testing.T) {
 		at     time.Time
 		reason string
 	}{
-		"a fresh one stays":                    {good, serverLeaf(), a, now, ""},
-		"the order of names does not matter":   {good, with(func(l *pki.Leaf) { l.DNSNames = []string{"registry", "registry.zarf.svc"} }), a, now, ""},
-		"half its life is enough":              {good, serverLeaf(), a, now.Add(pki.DefaultLeafLifetime/2 - pki.Backdate), ""},
-		"less than half is not":                {good, serverLeaf(), a, now.Add(pki.DefaultLeafLifetime / 2), "less than half"},
-		"expired":                              {good, serverLeaf(), a, now.Add(2 * pki.DefaultLeafLifetime), "expired at"},
-		"the clock went back before its birth": {good, serverLeaf(), a, now.Add(-2 * pki.Backdate), "not valid before"},
-		"missing":                              {pki.KeyPair{}, serverLeaf(), a, now, "none yet"},
-		"key missing":                          {pki.KeyPair{Certificate: good.Certificate}, serverLeaf(), a, now, "no PEM block"},
-		"rubbish":                              {pki.KeyPair{Certificate: []byte("rubbish"), Key: good.Key}, serverLeaf(), a, now, "no PEM block"},
-		"rubbish behind":                       {pki.KeyPair{Certificate: append(bytes.Clone(good.Certificate), "rubbish"...), Key: good.Key}, serverLeaf(), a, now, "more after"},
-		"ten megabytes":                        {pki.KeyPair{Certificate: make([]byte, 10<<20), Key: good.Key}, serverLeaf(), a, now, "too many"},
-		"another's key":                        {pki.KeyPair{Certificate: good.Certificate, Key: issue(t, a, serverLeaf(), now).Key}, serverLeaf(), a, now, "does not belong"},
-		"another authority":                    {good, serverLeaf(), other, now, "not signed by the present authority"},
-		"another DNS name":                     {good, with(func(l *pki.Leaf) { l.DNSNames = []string{"elsewhere"} }), a, now, "DNS names"},
-		"another IP address":                   {good, with(func(l *pki.Leaf) { l.IPAddresses = nil }), a, now, "IP addresses"},
-		"another role":                         {good, with(func(l *pki.Leaf) { l.Organization = pki.OrganizationPush }), a, now, "subject"},
-		"another usage":                        {good, with(func(l *pki.Leaf) { l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }), a, now, "usages"},
+		"a fresh one stays":                            {good, serverLeaf(), a, now, ""},
+		"the order of names does not matter":           {good, with(func(l *pki.Leaf) { l.DNSNames = []string{"registry", "registry.zarf.svc"} }), a, now, ""},
+		"half its life is enough":                      {good, serverLeaf(), a, now.Add(pki.DefaultLeafLifetime / 2), ""},
+		"less than half is not":                        {good, serverLeaf(), a, now.Add(pki.DefaultLeafLifetime/2 + time.Second), "4379h59m59s of its 8760h0m0s are left, less than half"},
+		"ten minutes live five":                        {short, lifetime(10 * time.Minute), a, now.Add(5 * time.Minute), ""},
+		"and no second more":                           {short, lifetime(10 * time.Minute), a, now.Add(5*time.Minute + time.Second), "4m59s of its 10m0s are left, less than half"},
+		"a much shorter lifetime is wanted":            {good, lifetime(10 * time.Minute), a, now, "8760h0m0s of its 8760h0m0s are left, more than the wanted lifetime of 10m0s"},
+		"a longer one is":                              {short, serverLeaf(), a, now, ""},
+		"a little shorter, and some has passed":        {good, lifetime(pki.DefaultLeafLifetime - time.Hour), a, now.Add(2 * time.Hour), ""},
+		"a clock 10 minutes back":                      {short, lifetime(10 * time.Minute), a, now.Add(-10 * time.Minute), ""},
+		"issued by a clock far behind the authority's": {issue(t, a, lifetime(10*time.Minute), now.Add(-30*time.Minute)), lifetime(10 * time.Minute), a, now.Add(-26 * time.Minute), ""},
+		"it comes with its authority":                  {pki.KeyPair{Certificate: slices.Concat(good.Certificate, a.KeyPair().Certificate), Key: good.Key}, serverLeaf(), a, now, "there are 2 certificates where one is expected"},
+		"expired":                                      {good, serverLeaf(), a, now.Add(2 * pki.DefaultLeafLifetime), "expired at"},
+		"the clock went back before its birth":         {good, serverLeaf(), a, now.Add(-2 * pki.Backdate), "not valid before"},
+		"missing":                                      {pki.KeyPair{}, serverLeaf(), a, now, "none yet"},
+		"key missing":                                  {pki.KeyPair{Certificate: good.Certificate}, serverLeaf(), a, now, "the private key is missing"},
+		"rubbish":                                      {pki.KeyPair{Certificate: []byte("rubbish"), Key: good.Key}, serverLeaf(), a, now, "no PEM block"},
+		"rubbish behind":                               {pki.KeyPair{Certificate: append(bytes.Clone(good.Certificate), "rubbish"...), Key: good.Key}, serverLeaf(), a, now, "something after PEM block 1"},
+		"ten megabytes":                                {pki.KeyPair{Certificate: make([]byte, 10<<20), Key: good.Key}, serverLeaf(), a, now, "too many"},
+		"another's key":                                {pki.KeyPair{Certificate: good.Certificate, Key: issue(t, a, serverLeaf(), now).Key}, serverLeaf(), a, now, "does not belong"},
+		"another authority":                            {good, serverLeaf(), other, now, "not signed by the present authority"},
+		"another DNS name":                             {good, with(func(l *pki.Leaf) { l.DNSNames = []string{"elsewhere"} }), a, now, "DNS names"},
+		"another IP address":                           {good, with(func(l *pki.Leaf) { l.IPAddresses = nil }), a, now, "IP addresses"},
+		"another role":                                 {good, with(func(l *pki.Leaf) { l.Organization = pki.OrganizationPush }), a, now, "subject"},
+		"another usage":                                {good, with(func(l *pki.Leaf) { l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }), a, now, "usages"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -217,22 +277,29 @@ func TestLeafRenewal(t *testing.T) {
 }
 
 func TestAuthorityRenewal(t *testing.T) {
-	good := authority(t, now, 0).KeyPair()
+	good, short := authority(t, now, 0).KeyPair(), authority(t, now, 20*time.Minute).KeyPair()
 	leaf := issue(t, authority(t, now, 0), serverLeaf(), now)
 	cases := map[string]struct {
 		pair   pki.KeyPair
+		want   time.Duration
 		at     time.Time
 		reason string
 	}{
-		"a fresh one stays":       {good, now, ""},
-		"missing":                 {pki.KeyPair{}, now, "none yet"},
-		"past half of its life":   {good, now.Add(pki.DefaultAuthorityLifetime/2 + time.Hour), "less than half"},
-		"not an authority":        {leaf, now, "not a certificate authority"},
-		"another authority's key": {pki.KeyPair{Certificate: good.Certificate, Key: authority(t, now, 0).KeyPair().Key}, now, "does not belong"},
+		"a fresh one stays":        {good, 0, now, ""},
+		"half of its life":         {short, 20 * time.Minute, now.Add(10 * time.Minute), ""},
+		"missing":                  {pki.KeyPair{}, 0, now, "none yet"},
+		"past half of its life":    {short, 20 * time.Minute, now.Add(10*time.Minute + time.Second), "less than half"},
+		"expired":                  {short, 20 * time.Minute, now.Add(3*time.Hour + 20*time.Minute), "it expired at 2026-11-20T12:20:00Z (3h0m0s ago)"},
+		"from the future":          {good, 0, now.Add(-pki.Backdate - 10*time.Minute), "it is not valid before 2026-11-20T11:00:00Z (10m0s from now): is the clock right?"},
+		"a shorter life is wanted": {good, time.Hour, now, "more than the wanted lifetime of 1h0m0s"},
+		"not an authority":         {leaf, 0, now, "not a certificate authority"},
+		"no key":                   {pki.KeyPair{Certificate: good.Certificate}, 0, now, "the private key is missing"},
+		"no certificate":           {pki.KeyPair{Key: good.Key}, 0, now, "the certificate is missing"},
+		"another authority's key":  {pki.KeyPair{Certificate: good.Certificate, Key: authority(t, now, 0).KeyPair().Key}, 0, now, "does not belong"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			got := pki.AuthorityRenewal(c.pair, c.at)
+			got := pki.AuthorityRenewal(c.pair, c.want, c.at)
 			if (c.reason == "") != (got == "") || !strings.Contains(got, c.reason) {
 				t.Errorf("reason is %q, want one with %q", got, c.reason)
 			}
