@@ -58,8 +58,8 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 		Use:   "init-hook",
 		Short: "Set up, prove and fill the registry of a Kubernetes cluster that has none",
 		Long: `init-hook is the companion of the zarf-registry chart. People run install, status,
-preflight and images from a workstation; the chart's hook Jobs run prepare, finish and
-cleanup.`,
+preflight, images, certs and credentials from a workstation; the chart's hook Jobs run
+prepare, finish and cleanup, and its CronJob runs certs renew.`,
 		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -74,9 +74,21 @@ cleanup.`,
 		newFinish(),
 		newCleanup(),
 		newImages(),
+		newCerts(),
+		newCredentials(),
 		newVersion(),
 	)
 	return root
+}
+
+// group is a command that only leads to others, and refuses a name that none has.
+func group(use, short string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(commands...)
+	return cmd
 }
 
 func newVersion() *cobra.Command {

@@ -29,7 +29,7 @@ func TestVersionIsTheReleaseAlone(t *testing.T) {
 }
 
 func TestEveryCommandHelpsWithAnExample(t *testing.T) {
-	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"prepare"}, {"finish"}, {"cleanup"}, {"images", "push"}} {
+	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"prepare"}, {"finish"}, {"cleanup"}, {"images", "push"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"}, {"certs", "rotate"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
 		if code != 0 || !strings.Contains(out, "Examples:\n  init-hook "+strings.Join(command, " ")) {
 			t.Errorf("%v: exit code %d, help:\n%s", command, code, out)
@@ -80,6 +80,22 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"preflight: install's own flags": {[]string{"preflight", "--dry-run"}, 1, "unknown flag: --dry-run"},
 		"status: unknown output":         {[]string{"status", "-o", "wide"}, 2, `--output is "wide"`},
 		"status: no cluster":             {[]string{"status"}, 1, "--kubeconfig or KUBECONFIG"},
+		"images: unknown command":        {[]string{"images", "pull"}, 1, `unknown command "pull" for "init-hook images"`},
+		"certs: unknown command":         {[]string{"certs", "renw"}, 1, `unknown command "renw" for "init-hook certs"`},
+		"certs show: unknown output":     {[]string{"certs", "show", "-o", "wide"}, 2, `--output is "wide"`},
+		"certs show: no time":            {[]string{"certs", "show", "--timeout", "0s"}, 2, "leaves no time"},
+		"certs show: no cluster":         {[]string{"certs", "show"}, 1, "--kubeconfig or KUBECONFIG"},
+		"certs ca: no JSON":              {[]string{"certs", "ca", "--output", "json"}, 1, "unknown flag: --output"},
+		"certs ca: impossible name":      {[]string{"certs", "ca", "--name", "a.b"}, 2, `--name is "a.b"`},
+		"certs ca: no cluster":           {[]string{"certs", "ca"}, 1, "--kubeconfig or KUBECONFIG"},
+		"certs renew: no time":           {[]string{"certs", "renew", "--timeout", "-1s"}, 2, "leaves no time"},
+		"certs renew: impossible":        {[]string{"certs", "renew", "-n", "Not_One"}, 2, `--namespace is "Not_One"`},
+		"certs renew: no cluster":        {[]string{"certs", "renew"}, 1, "--kubeconfig or KUBECONFIG"},
+		"certs renew: unknown format":    {[]string{"certs", "renew", "--log-format", "xml"}, 2, `--log-format is "xml"`},
+		"certs rotate: an argument":      {[]string{"certs", "rotate", "ca"}, 1, `unknown command "ca"`},
+		"certs rotate: no cluster":       {[]string{"certs", "rotate", "--ca"}, 1, "--kubeconfig or KUBECONFIG"},
+		"credentials: unknown flag":      {[]string{"credentials", "rotate", "--push"}, 1, "unknown flag: --push"},
+		"credentials: no cluster":        {[]string{"credentials", "rotate", "--pull"}, 1, "--kubeconfig or KUBECONFIG"},
 		"one name for two":               {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 1, "--reference names one image"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -101,13 +117,21 @@ func TestReleasesElsewhereThanInSecretsAreRefused(t *testing.T) {
 	}
 }
 
+func TestAGroupOfCommandsSaysWhatIsInIt(t *testing.T) {
+	for group, want := range map[string]string{"images": "push", "certs": "rotate", "credentials": "rotate"} {
+		if code, out, _ := run(t, group); code != 0 || !strings.Contains(out, "\n  "+want+" ") {
+			t.Errorf("%s: exit code %d, output:\n%s", group, code, out)
+		}
+	}
+}
+
 func TestShellsCanComplete(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		if code, out, _ := run(t, "completion", shell); code != 0 || !strings.Contains(out, "init-hook") {
 			t.Errorf("%s: exit code %d, %d bytes", shell, code, len(out))
 		}
 	}
-	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"images", "push"}} {
+	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"images", "push"}, {"certs", "show"}} {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)
 		if !strings.HasPrefix(out, "text\njson\n") {
 			t.Errorf("%v --output completes to %q", command, out)

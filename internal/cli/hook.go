@@ -23,8 +23,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// hookFlags are the flags of prepare, finish and cleanup. The chart renders
-// them; people who run a step by hand may leave out what has a default.
+// hookFlags are the flags of the commands that the chart's Jobs run, and of those
+// that look after certificates and credentials in between. The chart renders them;
+// people who run a step by hand may leave out what has a default.
 type hookFlags struct {
 	options hook.Options
 	access  kube.Access
@@ -117,10 +118,15 @@ func parseJob(args []string) (hook.Options, error) {
 }
 
 func (f *hookFlags) common(flags *pflag.FlagSet) {
+	f.target(flags)
+	f.log.Register(flags)
+}
+
+// target is the release, the cluster, and how long to bother it.
+func (f *hookFlags) target(flags *pflag.FlagSet) {
 	releaseFlags(flags, &f.options.Namespace, &f.options.Release, &f.options.Name)
 	accessFlags(flags, &f.access)
 	flags.DurationVar(&f.options.Timeout, "timeout", 5*time.Minute, "how long it may take in all")
-	f.log.Register(flags)
 }
 
 func (f *hookFlags) decisions(flags *pflag.FlagSet) {
@@ -236,11 +242,11 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 	if err != nil {
 		return &hook.Refused{Err: err}
 	}
-	config, client, err := kube.Connect(f.access)
+	c, err := connect(f.access)
 	if err != nil {
 		return err
 	}
-	h, err := newHook(cmd.Context(), f.options, connection{f.access, config, client}, log)
+	h, err := newHook(cmd.Context(), f.options, c, log)
 	if err != nil {
 		return err
 	}
@@ -252,6 +258,11 @@ type connection struct {
 	access kube.Access
 	config *rest.Config
 	client kubernetes.Interface
+}
+
+func connect(access kube.Access) (connection, error) {
+	config, client, err := kube.Connect(access)
+	return connection{access, config, client}, err
 }
 
 // newHook connects the hook with the cluster and with its registry.

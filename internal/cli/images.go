@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -31,12 +30,7 @@ import (
 const registryPort = 5000
 
 func newImages() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "images",
-		Short: "Work with the images of the registry",
-	}
-	cmd.AddCommand(newImagesPush())
-	return cmd
+	return group("images", "Work with the images of the registry", newImagesPush())
 }
 
 // pushFlags are the flags of images push.
@@ -106,7 +100,7 @@ func (f *pushFlags) run(cmd *cobra.Command, paths []string) error {
 	if err != nil {
 		return err
 	}
-	tunnel := &registryTunnel{config: config, client: client, namespace: f.namespace, release: f.release}
+	tunnel := &registryTunnel{podTunnels: podTunnels{config, client}, namespace: f.namespace, release: f.release}
 	registry, err := openRegistry(access, tunnel.DialContext)
 	if err != nil {
 		return err
@@ -202,21 +196,31 @@ func openRegistry(access hook.Access, dial func(context.Context, string, string)
 	})
 }
 
+// podTunnels opens connections to pods through the API server, wherever this
+// process runs.
+type podTunnels struct {
+	config *rest.Config
+	client kubernetes.Interface
+}
+
+func (t podTunnels) dialPod(ctx context.Context, pod *corev1.Pod, port int) (net.Conn, error) {
+	tunnel, err := kube.NewTunnel(t.config, t.client, pod, port)
+	if err != nil {
+		return nil, err
+	}
+	return tunnel.DialContext(ctx, "", "")
+}
+
 // registryTunnel dials the registry's pod, whichever is ready at the time.
 type registryTunnel struct {
-	config             *rest.Config
-	client             kubernetes.Interface
+	podTunnels
 	namespace, release string
 }
 
 // plainOpen sends a request: whether anybody listens shows at the first answer
 // only, since the API server accepts every connection.
 func (t *registryTunnel) plainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
-	tunnel, err := kube.NewTunnel(t.config, t.client, pod, hook.PlainPort)
-	if err != nil {
-		return false, err
-	}
-	conn, err := tunnel.DialContext(ctx, "", "")
+	conn, err := t.dialPod(ctx, pod, hook.PlainPort)
 	if err != nil {
 		return false, err
 	}
@@ -227,34 +231,50 @@ func (t *registryTunnel) plainOpen(ctx context.Context, pod *corev1.Pod) (bool, 
 // answersHTTP says whether the other end of a tunnel speaks HTTP (true) or nobody
 // is there (false, without an error).
 func answersHTTP(ctx context.Context, conn net.Conn) (bool, error) {
+	err := get(ctx, conn, "/v2/", func(*http.Response) error { return nil })
+	switch {
+	case err == nil:
+		return true, nil
+	case refusedConnection(err):
+		return false, nil
+	}
+	return false, err
+}
+
+// get sends one request over a connection that is used for nothing else, and has
+// the answer read. The context bounds all of it.
+func get(ctx context.Context, conn net.Conn, path string, read func(*http.Response) error) error {
 	// A tunnel knows no deadlines.
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	_, err := io.WriteString(conn, "GET /v2/ HTTP/1.1\r\nHost: registry\r\nConnection: close\r\n\r\n")
+	_, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: registry\r\nConnection: close\r\n\r\n", path)
 	if err == nil {
 		var response *http.Response
 		if response, err = http.ReadResponse(bufio.NewReader(conn), nil); err == nil {
-			return true, response.Body.Close()
+			err = read(response)
+			_ = conn.Close() // first: to close the body would read what is left of it
+			_ = response.Body.Close()
 		}
 	}
-	// The container runtime's own words; containerd and CRI-O quote the system's.
-	if strings.Contains(strings.ToLower(err.Error()), "connection refused") {
-		return false, nil
+	if err != nil {
+		err = errors.Join(err, ctx.Err())
 	}
-	return false, errors.Join(err, ctx.Err())
+	return err
+}
+
+// refusedConnection tells that nobody listens on a port behind a tunnel by the
+// container runtime's own words; containerd and CRI-O quote the system's.
+func refusedConnection(err error) bool {
+	return strings.Contains(strings.ToLower(err.Error()), "connection refused")
 }
 
 // DialContext serves as an http.Transport's; the address is ignored.
-func (t *registryTunnel) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+func (t *registryTunnel) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
 	pod, err := t.readyPod(ctx)
 	if err != nil {
 		return nil, err
 	}
-	tunnel, err := kube.NewTunnel(t.config, t.client, pod, registryPort)
-	if err != nil {
-		return nil, err
-	}
-	return tunnel.DialContext(ctx, network, address)
+	return t.dialPod(ctx, pod, registryPort)
 }
 
 func (t *registryTunnel) readyPod(ctx context.Context) (*corev1.Pod, error) {

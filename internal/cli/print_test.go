@@ -16,10 +16,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"helm.sh/helm/v3/pkg/chart"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
@@ -267,13 +272,14 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 	nodePort.Mode = state.ModeNodePort
 	r := &status.Report{
 		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry", Healthy: true,
-		State:    &status.State{Phase: state.PhaseReady, Desired: proxy, Current: &proxy, UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)},
+		State:    &status.State{Phase: state.PhaseReady, Desired: proxy, Current: &proxy, PKI: &state.PKI{Mode: state.PKIInternal}, UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)},
 		Helm:     &status.Revision{Revision: 3, Status: "deployed"},
 		Registry: &status.Registry{Ready: true, Pods: []status.Pod{{Name: "r", Node: "n1", Ready: true}}},
 		Nodes:    []status.Node{{Name: "n1", Ready: true, Way: "proxy", Open: true, Proven: true}},
 		Certificates: []status.Certificate{
-			{Secret: "zarf-registry-ca", Valid: true, DaysLeft: 1800},
-			{Secret: "zarf-registry-node-tls", Why: "it has expired", DaysLeft: -2},
+			{Secret: "zarf-registry-ca", Valid: true, DaysLeft: 1800, Left: 1800*24*time.Hour + time.Minute},
+			{Secret: "zarf-registry-server-tls", Valid: true, Left: 9*time.Minute + 20*time.Second},
+			{Secret: "zarf-registry-node-tls", Why: "it has expired", DaysLeft: -2, Left: -26 * time.Hour},
 		},
 		Payloads: []status.Payload{{Name: "zarf-registry-payload-0.1.0-registry-amd64", Present: 9, Wanted: 9, Complete: true}},
 	}
@@ -289,7 +295,9 @@ decided       by value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
 release       zarf-registry, revision 3, deployed
 registry      ready on node n1
 payload       zarf-registry-payload-0.1.0-registry-amd64: complete, 9 ConfigMaps
-certificates  zarf-registry-ca: 1800 days left
+certificates  internal, no change of authorities under way
+              zarf-registry-ca: 1800 days left
+              zarf-registry-server-tls: 9m20s left
               zarf-registry-node-tls: not usable: it has expired
 
 NODE  READY  PULLS BY  OPEN  PROVEN  REMARK
@@ -319,6 +327,165 @@ next
   - Do this.
   - Do that.
 `)
+}
+
+func TestTheOriginOfCertificatesIsALine(t *testing.T) {
+	rotation := &state.Rotation{Phase: state.RotationTrust, Since: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)}
+	for want, s := range map[string]*status.State{
+		"internal, as an earlier release made them":                                     {},
+		"certManager, no change of authorities under way":                               {PKI: &state.PKI{Mode: state.PKICertManager}},
+		"existingSecret, change of authorities since 2026-11-21T14:03:11Z, phase trust": {PKI: &state.PKI{Mode: state.PKIExistingSecret}, Rotation: rotation},
+	} {
+		same(t, "line", pkiLine(s), want)
+	}
+	same(t, "without a state", pkiLine(nil), "internal, as an earlier release made them")
+}
+
+func TestCertificatesArePrintedForPeople(t *testing.T) {
+	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	fingerprint := func(digit string) string { return strings.Repeat(digit, 64) }
+	leaf := func(secret, role string) *status.SecretCertificate {
+		return &status.SecretCertificate{
+			Certificate: status.Certificate{Secret: secret, Subject: "CN=zarf-registry,O=" + role, NotAfter: now.Add(365 * 24 * time.Hour), DaysLeft: 365, Left: 365 * 24 * time.Hour, Valid: true},
+			CommonName:  "zarf-registry", Roles: []string{role}, Serial: "1f", SHA256: fingerprint("a"), Issuer: "CN=authority", NotBefore: now.Add(-time.Hour),
+			Authorities: []string{fingerprint("c")},
+		}
+	}
+	server, node := leaf("zarf-registry-server-tls", "zarf-registry:server"), leaf("zarf-registry-node-tls", "zarf-registry:node")
+	server.DNSNames, server.RenewAt = []string{"zarf-registry", "zarf-registry.zarf.svc"}, now.Add(182*24*time.Hour)
+	report := func(generation uint64) *loaded.Report {
+		return &loaded.Report{Certificates: loaded.Certificates{Generation: generation, LoadedAt: now, Leaf: loaded.Certificate{SHA256: fingerprint("a")}}}
+	}
+	r := &status.CertificateReport{
+		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry", Healthy: true,
+		PKI:     &state.PKI{Mode: state.PKIInternal, LeafLifetime: state.Duration(8760 * time.Hour), AuthorityLifetime: state.Duration(43800 * time.Hour)},
+		Secrets: []*status.SecretCertificate{server},
+		Pods:    []status.PodCertificates{{Pod: "zarf-registry-0", Node: "n1", Component: "registry", Loaded: report(12), LeafHeld: true, TrustHeld: true}},
+	}
+	var out bytes.Buffer
+	if err := printCertificates(&out, r); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "healthy", trimmed(out.String()), `certificates of zarf-registry in namespace zarf: nothing needs attention
+
+mode       internal
+lifetimes  certificates 365 days, authorities 1825 days
+rotation   none under way
+
+Secret zarf-registry-server-tls
+  subject  CN=zarf-registry,O=zarf-registry:server (zarf-registry:server)
+  names    zarf-registry, zarf-registry.zarf.svc
+  issuer   CN=authority
+  serial   1f
+  sha256   aaaaaaaaaaaaaaaa
+  trusts   cccccccccccccccc
+  valid    2026-11-21T11:00:00Z to 2027-11-21T12:00:00Z, 365 days left
+  renewal  from 2027-05-22T12:00:00Z on
+
+POD              NODE  LEAF              HELD  TRUSTS  GENERATION  LOADED                ERRORS  REMARK
+zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes   yes     12          2026-11-21T12:00:00Z  0
+`)
+
+	node.Valid, node.Why, node.Left, node.NotAfter = false, "it expired at 2026-11-21T11:30:00Z", -30*time.Minute, now.Add(-30*time.Minute)
+	node.IPAddresses, node.Source = []string{"127.0.0.1"}, &status.Source{Secret: "mine", SHA256: fingerprint("e"), Why: "it holds another certificate"}
+	missing := &status.SecretCertificate{Certificate: status.Certificate{Secret: "zarf-registry-push-tls", Why: "there is none"}, Source: &status.Source{Secret: "my-push", Why: "there is none"}}
+	server.Source = &status.Source{Secret: "my-server", SHA256: fingerprint("a"), Copied: true}
+	server.RenewAt, server.Roles = time.Time{}, nil
+	r.Healthy, r.Secrets = false, []*status.SecretCertificate{server, node, missing}
+	r.PKI = &state.PKI{Mode: state.PKIExistingSecret, Existing: &state.ExistingSecrets{Push: "my-push"}}
+	r.Rotation = &state.Rotation{Phase: state.RotationReissue, Reason: "the authority was asked for", Since: now, Waiting: "pod a:\nits leaf"}
+	r.Pods = append(r.Pods,
+		status.PodCertificates{Pod: "proxy-a", Node: "n2", Loaded: &loaded.Report{Certificates: loaded.Certificates{Generation: 1, LoadedAt: now, Leaf: loaded.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Why: "tls.key: broken"},
+		status.PodCertificates{Pod: "proxy-b", Why: "it does not run yet"})
+	r.Next = []string{"Do this."}
+	out.Reset()
+	if err := printCertificates(&out, r); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "unhealthy", trimmed(out.String()), `certificates of zarf-registry in namespace zarf: needs attention, see next
+
+mode      existingSecret
+rotation  phase reissue, since 2026-11-21T12:00:00Z: the authority was asked for
+waiting   pod a: its leaf
+
+Secret zarf-registry-server-tls
+  subject  CN=zarf-registry,O=zarf-registry:server
+  names    zarf-registry, zarf-registry.zarf.svc
+  issuer   CN=authority
+  serial   1f
+  sha256   aaaaaaaaaaaaaaaa
+  trusts   cccccccccccccccc
+  valid    2026-11-21T11:00:00Z to 2027-11-21T12:00:00Z, 365 days left
+  source   Secret my-server, in use
+
+Secret zarf-registry-node-tls
+  subject  CN=zarf-registry,O=zarf-registry:node (zarf-registry:node)
+  names    127.0.0.1
+  issuer   CN=authority
+  serial   1f
+  sha256   aaaaaaaaaaaaaaaa
+  trusts   cccccccccccccccc
+  valid    2026-11-21T11:00:00Z to 2026-11-21T11:30:00Z, expired
+  source   Secret mine: it holds another certificate (eeeeeeeeeeeeeeee)
+  problem  it expired at 2026-11-21T11:30:00Z
+
+Secret zarf-registry-push-tls
+  problem  there is none
+  source   Secret my-push: there is none
+
+POD              NODE  LEAF              HELD  TRUSTS  GENERATION  LOADED                ERRORS  REMARK
+zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes   yes     12          2026-11-21T12:00:00Z  0
+proxy-a          n2    bbbbbbbbbbbbbbbb  no    no      1           2026-11-21T12:00:00Z  3       tls.key: broken
+proxy-b          -     -                 -     -       -           -                     -       it does not run yet
+
+next
+  - Do this.
+`)
+
+	out.Reset()
+	if err := printCertificates(&out, &status.CertificateReport{Namespace: "zarf", Healthy: true, External: "registry.example.com/team"}); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "external", out.String(), "zarf-registry in namespace zarf uses the external registry registry.example.com/team: there are no certificates of ours\n")
+}
+
+func TestIssuersAreNamed(t *testing.T) {
+	lines := pkiLines(&state.PKI{
+		Mode: state.PKICertManager, Issuer: &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"},
+		LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(90 * time.Minute),
+	}, nil)
+	same(t, "lines", fmt.Sprint(lines), "[[mode certManager, issuer ClusterIssuer corp of cert-manager.io] [lifetimes certificates 1h0m, authorities 1h30m] [rotation none under way]]")
+	same(t, "unknown", fmt.Sprint(pkiLines(nil, nil)), "[[mode not recorded yet] [rotation none under way]]")
+}
+
+func TestTheAuthoritiesArePrintedAsTheyAreTrusted(t *testing.T) {
+	now := time.Now()
+	var both []byte
+	for _, name := range []string{"former", "new"} {
+		a, err := pki.NewAuthority(name, now, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		both = append(both, a.KeyPair().Certificate...)
+	}
+	f := &hookFlags{options: hook.Options{Namespace: "zarf", Release: "zarf-registry", Name: "full"}}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "full-node-tls"}, Data: map[string][]byte{"ca.crt": both, "tls.key": []byte("secret")}}
+	var out bytes.Buffer
+	if err := f.printAuthorities(t.Context(), &out, fake.NewClientset(secret)); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "bundle", out.String(), string(both))
+
+	secret.Data["ca.crt"] = []byte("rubbish")
+	for want, client := range map[string]*fake.Clientset{
+		"there is no Secret zarf/full-node-tls: either zarf-registry is not installed": fake.NewClientset(),
+		"init-hook certs renew --name full puts it right":                              fake.NewClientset(secret),
+	} {
+		out.Reset()
+		if err := f.printAuthorities(t.Context(), &out, client); err == nil || out.Len() > 0 || !strings.Contains(err.Error(), want) {
+			t.Errorf("error is %v, want one with %q; output %q", err, want, &out)
+		}
+	}
 }
 
 // trimmed drops the spaces that a table ends its lines with.

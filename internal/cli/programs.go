@@ -24,7 +24,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/programs"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
@@ -48,11 +47,12 @@ func (carriedPrograms) Payload(program, architecture string) (*injector.Payload,
 	return injector.Encode(injector.Program{Name: program, Architecture: architecture}, layer, loader)
 }
 
-// hookRegistry is the registry as prepare and finish use it.
+// hookRegistry is the registry as the hook uses it.
 type hookRegistry struct {
 	way way
 	log *slog.Logger
-	// own is init-hook's own image; where it is nil, missing says why.
+	// own is init-hook's own image; where it is nil, missing says why. Both are for
+	// pushing only.
 	own     *state.HookImage
 	missing string
 }
@@ -63,17 +63,29 @@ type way interface {
 	DialContext(ctx context.Context, network, address string) (net.Conn, error)
 	// plainOpen is hook.Registry's PlainOpen.
 	plainOpen(ctx context.Context, pod *corev1.Pod) (bool, error)
+	// dialPod dials a port of a pod that only its own node can reach. An error of the
+	// pod's side may arrive at the first Read, and the connection may know no deadlines.
+	dialPod(ctx context.Context, pod *corev1.Pod, port int) (net.Conn, error)
 }
 
+// newHookRegistry prepares the way to the registry. Only who is going to push is
+// asked for more rights than those in the namespace: from a workstation, to list nodes.
 func newHookRegistry(ctx context.Context, options hook.Options, c connection, log *slog.Logger) (*hookRegistry, error) {
-	r := &hookRegistry{log: log, way: podWay{}}
+	tunnels := podTunnels{config: c.config, client: c.client}
+	r := &hookRegistry{log: log, way: podWay{tunnels}}
+	if !inPod(c.access) {
+		r.way = &registryTunnel{podTunnels: tunnels, namespace: options.Namespace, release: options.Release}
+	}
+	if !options.PushImages {
+		r.missing = "this command pushes no images"
+		return r, nil
+	}
 	executable, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("finding this program's own file: %w", err)
 	}
 	architectures := []string{runtime.GOARCH}
 	if !inPod(c.access) {
-		r.way = &registryTunnel{config: c.config, client: c.client, namespace: options.Namespace, release: options.Release}
 		nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return nil, fmt.Errorf("listing nodes: %w", err)
@@ -134,11 +146,6 @@ func (r *hookRegistry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, er
 		return false, fmt.Errorf("asking port %d of pod %s/%s: %w", hook.PlainPort, pod.Namespace, pod.Name, err)
 	}
 	return open, nil
-}
-
-// Loaded asks the pod.
-func (r *hookRegistry) Loaded(_ context.Context, pod *corev1.Pod) (*loaded.Report, error) {
-	return nil, fmt.Errorf("asking pod %s/%s: not written yet", pod.Namespace, pod.Name)
 }
 
 // plainTime bounds one look at the plain listener: it is either there at once or
@@ -223,7 +230,7 @@ func (r *hookRegistry) images() ([]sourcedImage, error) {
 }
 
 // podWay is the way from a pod of the cluster.
-type podWay struct{}
+type podWay struct{ podTunnels }
 
 // DialContext dials a Service of the pod's own namespace by the address that the
 // kubelet put into the environment, and by its DNS name where there is none: the

@@ -87,11 +87,11 @@ func TestOwnImageIsForNodesThatCanRunIt(t *testing.T) {
 	}
 }
 
-func TestAWorkstationAsksForTheNodes(t *testing.T) {
+func TestAWorkstationThatPushesAsksForTheNodes(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 	node.Status.NodeInfo.Architecture = "sparc64"
-	r, err := newHookRegistry(t.Context(), hook.Options{Namespace: "zarf"}, connection{client: fake.NewClientset(node), config: &rest.Config{}}, slog.New(slog.DiscardHandler))
+	r, err := newHookRegistry(t.Context(), hook.Options{Namespace: "zarf", PushImages: true}, connection{client: fake.NewClientset(node), config: &rest.Config{}}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -116,16 +116,15 @@ func printStatus(w io.Writer, r *status.Report) error {
 		}
 		fmt.Fprintf(table, "%s\t%s: %s\n", label, p.Name, payloadLine(p))
 	}
-	for i, c := range r.Certificates {
-		label := ""
-		if i == 0 {
-			label = "certificates"
-		}
-		line := fmt.Sprintf("%d days left", c.DaysLeft)
+	if len(r.Certificates) > 0 {
+		fmt.Fprintf(table, "certificates\t%s\n", pkiLine(r.State))
+	}
+	for _, c := range r.Certificates {
+		line := status.Remaining(c.Left) + " left"
 		if !c.Valid {
 			line = "not usable: " + c.Why
 		}
-		fmt.Fprintf(table, "%s\t%s: %s\n", label, c.Secret, line)
+		fmt.Fprintf(table, "\t%s: %s\n", c.Secret, line)
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -141,13 +140,30 @@ func printStatus(w io.Writer, r *status.Report) error {
 			return err
 		}
 	}
-	if len(r.Next) > 0 {
-		fmt.Fprint(w, "\nnext\n")
-		for _, sentence := range r.Next {
-			fmt.Fprintf(w, "  - %s\n", sentence)
-		}
-	}
+	printNext(w, r.Next)
 	return nil
+}
+
+// printNext writes what there is to do, if anything.
+func printNext(w io.Writer, next []string) {
+	if len(next) > 0 {
+		fmt.Fprint(w, "\nnext\n")
+	}
+	for _, sentence := range next {
+		fmt.Fprintf(w, "  - %s\n", sentence)
+	}
+}
+
+// pkiLine says where certificates come from, and how far a change of their
+// authorities is.
+func pkiLine(s *status.State) string {
+	switch {
+	case s == nil || s.PKI == nil:
+		return "internal, as an earlier release made them"
+	case s.Rotation == nil:
+		return string(s.PKI.Mode) + ", no change of authorities under way"
+	}
+	return fmt.Sprintf("%s, change of authorities since %s, phase %s", s.PKI.Mode, s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase)
 }
 
 func registryLine(g *status.Registry) string {

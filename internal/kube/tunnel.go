@@ -72,11 +72,30 @@ func (t *Tunnel) DialContext(ctx context.Context, _, _ string) (net.Conn, error)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	conn, err := t.dial()
-	if err != nil {
-		return nil, fmt.Errorf("opening a tunnel to %s: %w", t.target, err)
+	type dialed struct {
+		conn net.Conn
+		err  error
 	}
-	return conn, nil
+	done := make(chan dialed, 1)
+	go func() {
+		conn, err := t.dial()
+		done <- dialed{conn, err}
+	}()
+	select {
+	case d := <-done:
+		if d.err != nil {
+			return nil, fmt.Errorf("opening a tunnel to %s: %w", t.target, d.err)
+		}
+		return d.conn, nil
+	case <-ctx.Done():
+		// client-go's dialers know no context: the connection is closed when it comes.
+		go func() {
+			if d := <-done; d.err == nil {
+				_ = d.conn.Close()
+			}
+		}()
+		return nil, fmt.Errorf("opening a tunnel to %s: %w", t.target, ctx.Err())
+	}
 }
 
 func (t *Tunnel) dial() (_ net.Conn, err error) {

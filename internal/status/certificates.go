@@ -1,14 +1,20 @@
 package status
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // Certificate is the one of a Secret.
@@ -16,76 +22,384 @@ type Certificate struct {
 	Secret   string    `json:"secret"`
 	Subject  string    `json:"subject,omitempty"`
 	NotAfter time.Time `json:"notAfter,omitzero"`
-	// DaysLeft are whole days until NotAfter, negative after it.
-	DaysLeft int `json:"daysLeft"`
-	// Valid says that it is in force and signed by the present authority; Why says
-	// why not.
+	// DaysLeft are whole days until NotAfter, negative after it; Left is the same to
+	// the second.
+	DaysLeft int           `json:"daysLeft"`
+	Left     time.Duration `json:"-"`
+	// Valid says that it is in force, leads to the authorities that the others trust,
+	// and is good for what it is for; Why says why not.
 	Valid bool   `json:"valid"`
 	Why   string `json:"why,omitempty"`
 }
 
-// expiring is when a certificate needs attention. Upgrades renew them when half of
-// their life is left, so one that gets this old has seen none for months.
-const expiring = 30 // days
+// SecretCertificate is all that a Secret says of its certificate.
+type SecretCertificate struct {
+	Certificate
+	// For is whose it is: authority, server, node or push.
+	For         string    `json:"for"`
+	CommonName  string    `json:"commonName,omitempty"`
+	Roles       []string  `json:"roles,omitempty"`
+	DNSNames    []string  `json:"dnsNames,omitempty"`
+	IPAddresses []string  `json:"ipAddresses,omitempty"`
+	URIs        []string  `json:"uris,omitempty"`
+	Serial      string    `json:"serial,omitempty"`
+	SHA256      string    `json:"sha256,omitempty"`
+	Issuer      string    `json:"issuer,omitempty"`
+	NotBefore   time.Time `json:"notBefore,omitzero"`
+	// RenewAt is when it is due to be renewed by init-hook or cert-manager; zero where
+	// that is the user's business.
+	RenewAt time.Time `json:"renewAt,omitzero"`
+	// Authorities are the SHA-256 of the certificates in ca.crt.
+	Authorities []string `json:"authorities,omitempty"`
+	// Source is what it is copied from; nil where init-hook makes it.
+	Source *Source `json:"source,omitempty"`
 
+	chain []*x509.Certificate // empty where it cannot be read
+	trust pki.Bundle
+}
+
+// Source is the Secret of the user, or of cert-manager, that a certificate is
+// copied from.
+type Source struct {
+	Secret   string    `json:"secret"`
+	SHA256   string    `json:"sha256,omitempty"`
+	NotAfter time.Time `json:"notAfter,omitzero"`
+	// Copied says that what it holds is in use; Why says why not, or why that is not known.
+	Copied bool   `json:"copied"`
+	Why    string `json:"why,omitempty"`
+}
+
+// kind is one of the certificates that every mode has.
+type kind struct {
+	name, suffix string
+	usages       []x509.ExtKeyUsage
+	role         string
+	// existing is the user's Secret, issued the end of the name of cert-manager's.
+	existing func(state.ExistingSecrets) string
+	issued   string
+}
+
+const kindAuthority = "authority"
+
+var leaves = []kind{
+	{"server", hook.SuffixServerTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, "", // clients go by its name
+		func(e state.ExistingSecrets) string { return e.Server }, "-server"},
+	{"node", hook.SuffixNodeTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, pki.OrganizationNode,
+		func(e state.ExistingSecrets) string { return e.Node }, "-node"},
+	{"push", hook.SuffixPushTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, pki.OrganizationPush,
+		func(e state.ExistingSecrets) string { return e.Push }, "-push"},
+}
+
+// suffixIssued ends the names of the Secrets that cert-manager writes.
+const suffixIssued = "-issued"
+
+// certificates looks at the Secrets for the report of status.
 func (c *collector) certificates(ctx context.Context) error {
 	if c.external() {
 		return nil
 	}
-	var authority *x509.Certificate
-	for _, suffix := range []string{hook.SuffixAuthority, hook.SuffixServerTLS, hook.SuffixNodeTLS, hook.SuffixPushTLS} {
-		name := c.Name + suffix
-		secret, missing, err := c.secret(ctx, name)
+	held, err := c.held(ctx)
+	for _, h := range held {
+		c.report.Certificates = append(c.report.Certificates, h.Certificate)
+	}
+	c.rotation()
+	return err
+}
+
+// stalled is when a change of authorities needs attention: the CronJob goes on with
+// it every hour, unless it is told otherwise.
+const stalled = time.Hour
+
+func (c *collector) rotation() {
+	s := c.report.State
+	if s == nil || s.Rotation == nil || c.Now().Sub(s.Rotation.Since) < stalled {
+		return
+	}
+	waiting := ""
+	if s.Rotation.Waiting != "" {
+		waiting = ", waiting for: " + oneLine(s.Rotation.Waiting)
+	}
+	c.next("The change of authorities that was begun at %s has come to the phase %s%s: run %s, which goes on with it and says what holds it up.",
+		s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase, waiting, c.renew())
+}
+
+// pki is how the certificates are made. A state that an earlier release wrote does
+// not say; that release knew one way.
+func (c *collector) pki() state.PKI {
+	if s := c.report.State; s != nil && s.PKI != nil {
+		return *s.PKI
+	}
+	return state.PKI{Mode: state.PKIInternal}
+}
+
+// authorityOfOurs says whether certificates of a mode lead to an authority whose
+// key init-hook holds.
+func authorityOfOurs(p state.PKI) bool {
+	return p.Mode == state.PKIInternal || p.Mode == state.PKIExistingSecret && p.Existing != nil && p.Existing.Push == ""
+}
+
+// renew is the command that puts right what is wrong with a certificate.
+func (c *collector) renew() string {
+	if s := c.report.State; s == nil || s.PKI == nil {
+		return c.again() // it has to be told first how certificates are made
+	}
+	command := "init-hook certs renew --namespace " + c.Namespace
+	if c.Release != "zarf-registry" {
+		command += " --release " + c.Release
+	}
+	if c.Name != "zarf-registry" {
+		command += " --name " + c.Name
+	}
+	return command
+}
+
+// held looks at the Secrets that the pods mount, and at the authority's where there
+// is to be one.
+func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
+	p := c.pki()
+	pairs := map[*SecretCertificate]pki.KeyPair{}
+	var list []*SecretCertificate
+	if authorityOfOurs(p) {
+		h, pair, err := c.read(ctx, kindAuthority, hook.SuffixAuthority)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if secret == nil && !missing {
-			continue
-		}
-		found := Certificate{Secret: name, Why: "there is none"}
-		if secret != nil {
-			var parsed *x509.Certificate
-			found, parsed = c.certificate(secret, authority)
-			if suffix == hook.SuffixAuthority {
-				authority = parsed
-			}
-		}
-		c.report.Certificates = append(c.report.Certificates, found)
-		switch {
-		case !found.Valid:
-			c.next("The certificate in Secret %s/%s is not usable (%s): %s makes a new one.", c.Namespace, name, found.Why, c.again())
-		case found.DaysLeft < expiring:
-			c.next("The certificate in Secret %s/%s ends in %d days: %s renews it.", c.Namespace, name, found.DaysLeft, c.again())
+		if h != nil {
+			list, pairs[h] = append(list, h), pair
 		}
 	}
+	var found []*SecretCertificate
+	for _, k := range leaves {
+		h, pair, err := c.read(ctx, k.name, k.suffix)
+		if err != nil {
+			return nil, err
+		}
+		if h == nil {
+			continue
+		}
+		if source := sourceName(c.Name, k, p); source != "" {
+			h.Source = &Source{Secret: source}
+		}
+		pairs[h] = pair
+		found = append(found, h)
+	}
+	for _, h := range found {
+		c.judgeLeaf(h, pairs[h], found)
+	}
+	for _, h := range list {
+		c.judgeAuthority(h, pairs[h], found)
+	}
+	list = append(list, found...)
+	for _, h := range list {
+		c.advise(h)
+	}
+	return list, nil
+}
+
+// sourceName is the Secret that a certificate is copied from, "" where it is made.
+func sourceName(name string, k kind, p state.PKI) string {
+	switch {
+	case p.Mode == state.PKICertManager:
+		return name + k.issued + suffixIssued
+	case p.Mode == state.PKIExistingSecret && p.Existing != nil:
+		return k.existing(*p.Existing)
+	}
+	return ""
+}
+
+// read reads a Secret, and says what can be said of it without the others. It is
+// nil where it may not be read.
+func (c *collector) read(ctx context.Context, kind, suffix string) (*SecretCertificate, pki.KeyPair, error) {
+	h := &SecretCertificate{Certificate: Certificate{Secret: c.Name + suffix, Why: "there is none"}, For: kind}
+	secret, missing, err := c.secret(ctx, h.Secret)
+	switch {
+	case err != nil:
+		return nil, pki.KeyPair{}, err
+	case missing:
+		return h, pki.KeyPair{}, nil
+	case secret == nil:
+		return nil, pki.KeyPair{}, nil
+	}
+	pair := pki.KeyPair{Certificate: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
+	h.Why = ""
+	if h.chain, err = pki.ParseChain(pair.Certificate); err != nil {
+		h.Why = "key tls.crt: " + err.Error()
+		return h, pair, nil
+	}
+	h.describe(h.chain[0], c.Now())
+	if kind == kindAuthority {
+		h.trust = pki.NewBundle(h.chain[0])
+		return h, pair, nil
+	}
+	if h.trust, err = pki.ParseBundle(secret.Data[hook.KeyAuthority]); err != nil {
+		h.Why = "key " + hook.KeyAuthority + ": " + err.Error()
+	}
+	h.Authorities = h.trust.Fingerprints()
+	return h, pair, nil
+}
+
+func (h *SecretCertificate) describe(cert *x509.Certificate, now time.Time) {
+	h.Subject, h.NotBefore, h.NotAfter = cert.Subject.String(), cert.NotBefore, cert.NotAfter
+	h.Left = cert.NotAfter.Sub(now).Round(time.Second)
+	h.DaysLeft = int(h.Left / (24 * time.Hour))
+	if h.Left < 0 {
+		h.DaysLeft--
+	}
+	h.CommonName, h.Issuer = cert.Subject.CommonName, cert.Issuer.String()
+	h.Roles, h.DNSNames = pki.Roles(cert), cert.DNSNames
+	for _, ip := range cert.IPAddresses {
+		h.IPAddresses = append(h.IPAddresses, ip.String())
+	}
+	for _, uri := range cert.URIs {
+		h.URIs = append(h.URIs, uri.String())
+	}
+	h.Serial, h.SHA256 = fmt.Sprintf("%x", cert.SerialNumber), pki.Fingerprint(cert)
+}
+
+// judgeLeaf sees whether the others accept a leaf. They trust the ca.crt of their
+// own Secrets, each of which is written by itself.
+func (c *collector) judgeLeaf(h *SecretCertificate, pair pki.KeyPair, all []*SecretCertificate) {
+	if h.Why != "" {
+		return
+	}
+	k := leaves[slices.IndexFunc(leaves, func(k kind) bool { return k.name == h.For })]
+	want := pki.Requirement{Role: k.role, Usages: k.usages}
+	switch p := c.pki(); {
+	case k.name == "server":
+		want.DNSNames = []string{c.Name + "." + c.Namespace + ".svc"}
+	case k.name == "node" && p.ServeTLS:
+		want.DNSNames, want.IPAddresses = []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
+		want.Usages = append(slices.Clone(k.usages), x509.ExtKeyUsageServerAuth)
+	}
+	if err := pki.Check(pair, h.trust, want, c.Now()); err != nil {
+		h.Why = sentences(err)
+		return
+	}
+	for _, other := range all {
+		if other != h && !other.trust.Empty() && pki.Check(pair, other.trust, pki.Requirement{}, c.Now()) != nil {
+			h.Why = fmt.Sprintf("it does not lead to an authority in %s of Secret %s", hook.KeyAuthority, other.Secret)
+			return
+		}
+	}
+	h.Valid = true
+}
+
+func (c *collector) judgeAuthority(h *SecretCertificate, pair pki.KeyPair, found []*SecretCertificate) {
+	if h.Why != "" {
+		return
+	}
+	_, err := pki.ParseAuthority(pair)
+	switch now := c.Now(); {
+	case err != nil:
+		h.Why = sentences(err)
+	case !now.Before(h.NotAfter):
+		h.Why = "it expired at " + h.NotAfter.Format(time.RFC3339)
+	case now.Before(h.NotBefore):
+		h.Why = "it is not valid before " + h.NotBefore.Format(time.RFC3339)
+	}
+	// A new one is written before anybody is told to trust it.
+	if s := c.report.State; h.Why == "" && (s == nil || s.Rotation == nil) {
+		for _, leaf := range found {
+			if !leaf.trust.Empty() && !leaf.trust.Contains(h.trust) {
+				h.Why = fmt.Sprintf("it is not in %s of Secret %s", hook.KeyAuthority, leaf.Secret)
+				break
+			}
+		}
+	}
+	h.Valid = h.Why == ""
+}
+
+// advise says what to do about a certificate, and when it is due.
+func (c *collector) advise(h *SecretCertificate) {
+	old := false
+	if len(h.chain) > 0 {
+		begin := h.chain[0].NotBefore
+		if issued := begin.Add(pki.Backdate); h.Source == nil && issued.Before(h.NotAfter) {
+			begin = issued // as pki makes and judges them
+		}
+		life := h.NotAfter.Sub(begin)
+		if h.Source == nil || c.pki().Mode == state.PKICertManager {
+			h.RenewAt = begin.Add(life / 2)
+		}
+		// It was due at half of its life, so nothing has renewed it since.
+		old = h.Left < life/4
+	}
+	switch {
+	case !h.Valid:
+		c.next("The certificate in Secret %s/%s is not usable (%s): %s.", c.Namespace, h.Secret, h.Why, c.mend(h))
+	case old:
+		c.next("The certificate in Secret %s/%s ends in %s, less than a quarter of its life: %s.", c.Namespace, h.Secret, Remaining(h.Left), c.mend(h))
+	}
+}
+
+// mend is how to get a better certificate than h.
+func (c *collector) mend(h *SecretCertificate) string {
+	switch {
+	case h.Source == nil:
+		return c.renew() + " makes a new one"
+	case c.pki().Mode == state.PKICertManager:
+		return fmt.Sprintf("kubectl --namespace %s describe certificate %s says whether cert-manager renews it; %s copies it then", c.Namespace, strings.TrimSuffix(h.Source.Secret, suffixIssued), c.renew())
+	default:
+		return fmt.Sprintf("put the right one into Secret %s/%s; %s copies it then", c.Namespace, h.Source.Secret, c.renew())
+	}
+}
+
+// source compares a certificate with what it is copied from.
+func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
+	s := h.Source
+	if s == nil {
+		return nil
+	}
+	secret, missing, err := c.secret(ctx, s.Secret)
+	if err != nil {
+		return err
+	}
+	if secret == nil && !missing {
+		s.Why = "it may not be read"
+		return nil
+	}
+	if missing {
+		s.Why = "there is none"
+		c.next("Secret %s/%s, from which %s is copied, is missing: %s.", c.Namespace, s.Secret, h.Secret, c.mendSource(h))
+		return nil
+	}
+	chain, err := pki.ParseChain(secret.Data[corev1.TLSCertKey])
+	if err != nil {
+		s.Why = "key tls.crt: " + err.Error()
+		c.next("Secret %s/%s cannot be copied to %s (%s): %s.", c.Namespace, s.Secret, h.Secret, s.Why, c.mendSource(h))
+		return nil
+	}
+	s.SHA256, s.NotAfter = pki.Fingerprint(chain[0]), chain[0].NotAfter
+	if slices.EqualFunc(chain, h.chain, func(a, b *x509.Certificate) bool { return bytes.Equal(a.Raw, b.Raw) }) {
+		s.Copied = true
+		return nil
+	}
+	s.Why = "it holds another certificate, which is not in use yet"
+	if r := c.report.State.Rotation; r != nil {
+		s.Why += ": the change of authorities comes first"
+		return nil // and says itself when it is late
+	}
+	c.next("Secret %s/%s holds another certificate than its copy %s: run %s, which checks and copies it.", c.Namespace, s.Secret, h.Secret, c.renew())
 	return nil
 }
 
-// certificate judges the certificate of a Secret. Where the authority is nil, as
-// for itself or where it could not be read, its signature is not looked at.
-func (c *collector) certificate(secret *corev1.Secret, authority *x509.Certificate) (Certificate, *x509.Certificate) {
-	found := Certificate{Secret: secret.Name}
-	parsed, err := pki.ParseCertificate(secret.Data[corev1.TLSCertKey])
-	if err != nil {
-		found.Why = err.Error()
-		return found, nil
+func (c *collector) mendSource(h *SecretCertificate) string {
+	if c.pki().Mode == state.PKICertManager {
+		return c.mend(h)
 	}
-	now := c.Now()
-	found.Subject, found.NotAfter = parsed.Subject.String(), parsed.NotAfter
-	left := parsed.NotAfter.Sub(now)
-	found.DaysLeft = int(left / (24 * time.Hour))
-	if left < 0 {
-		found.DaysLeft--
-	}
-	switch {
-	case left <= 0:
-		found.Why = "it has expired"
-	case now.Before(parsed.NotBefore):
-		found.Why = "it is not valid yet: is this machine's clock right?"
-	case authority != nil && parsed.CheckSignatureFrom(authority) != nil:
-		found.Why = "another authority than the present one has signed it"
-	default:
-		found.Valid = true
-	}
-	return found, parsed
+	return fmt.Sprintf("make it, or name another one with pki.existingSecret.%s; until then %s stays what it is", h.For, h.Secret)
 }
+
+// Remaining writes a time that is left in days or, where that says nothing, exactly.
+func Remaining(left time.Duration) string {
+	switch {
+	case left >= 48*time.Hour:
+		return fmt.Sprintf("%d days", left/(24*time.Hour))
+	case left >= time.Hour:
+		return strings.TrimSuffix(left.Truncate(time.Minute).String(), "0s")
+	}
+	return left.Truncate(time.Second).String()
+}
+
+// sentences makes one line of an error that has several.
+func sentences(err error) string { return oneLine(strings.ReplaceAll(err.Error(), "\n", "; ")) }

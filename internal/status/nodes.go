@@ -187,7 +187,7 @@ func (c *collector) nodePort(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if missing || secret != nil && len(secret.Data["htpasswd"]) == 0 {
+	if missing || secret != nil && len(secret.Data[hook.KeyHtpasswd]) == 0 {
 		c.next("Secret %s/%s has no key htpasswd, so the registry's plain port is closed: run %s.", c.Namespace, c.Name+hook.SuffixPull, c.again())
 	}
 	return nil
@@ -222,7 +222,7 @@ func (c *collector) leftovers(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if secret != nil && len(secret.Data["htpasswd"]) > 0 {
+		if secret != nil && len(secret.Data[hook.KeyHtpasswd]) > 0 {
 			found("the key htpasswd of Secret " + c.Namespace + "/" + secret.Name + ", which keeps the plain port open")
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -31,7 +32,10 @@ type Options struct {
 	Client                   kubernetes.Interface
 	// Metadata reads names and labels of what is large: payload, releases.
 	Metadata metadata.Interface
-	Now      func() time.Time
+	// Loaded asks a pod of the registry or of a proxy what it has loaded; for
+	// CollectCertificates only.
+	Loaded func(ctx context.Context, pod *corev1.Pod) (*loaded.Report, error)
+	Now    func() time.Time
 }
 
 // Report is what was found. Its JSON is what init-hook status prints.
@@ -64,9 +68,14 @@ type State struct {
 	Desired state.Settings  `json:"desired"`
 	Current *state.Settings `json:"current,omitempty"`
 	// Proven are the nodes that pulled in the last proof.
-	Proven    []string  `json:"proven"`
-	UpdatedBy string    `json:"updatedBy"`
-	UpdatedAt time.Time `json:"updatedAt"`
+	Proven []string `json:"proven"`
+	// PKI is how certificates are made; nil in external mode, and after releases that
+	// did not record it.
+	PKI *state.PKI `json:"pki,omitempty"`
+	// Rotation is a change of authorities that is under way.
+	Rotation  *state.Rotation `json:"rotation,omitempty"`
+	UpdatedBy string          `json:"updatedBy"`
+	UpdatedAt time.Time       `json:"updatedAt"`
 }
 
 // Switching says whether the cluster is between two modes: a switch is under way,
@@ -135,17 +144,21 @@ func Collect(ctx context.Context, o Options) (*Report, error) {
 		Nodes: []Node{}, Certificates: []Certificate{}, Payloads: []Payload{}, Leftovers: []string{}, Unreadable: []string{}, Next: []string{},
 	}}
 	for _, look := range []func(context.Context) error{
-		c.state, c.helm, c.workloads, c.installed, c.events, c.registry, c.nodes, c.nodePort, c.certificates, c.payloads, c.leftovers,
+		c.state, c.phase, c.helm, c.workloads, c.installed, c.events, c.registry, c.nodes, c.nodePort, c.certificates, c.payloads, c.leftovers,
 	} {
 		if err := look(ctx); err != nil {
 			return nil, err
 		}
 	}
+	c.nextForUnreadable()
+	c.report.Healthy = len(c.report.Next) == 0
+	return c.report, nil
+}
+
+func (c *collector) nextForUnreadable() {
 	for _, what := range c.report.Unreadable {
 		c.next("What could not be read was not checked (%s): ask for the right, or use another identity (--kubeconfig, --context).", what)
 	}
-	c.report.Healthy = len(c.report.Next) == 0
-	return c.report, nil
 }
 
 // next notes what to do, once.
@@ -203,14 +216,23 @@ func (c *collector) state(ctx context.Context) error {
 		c.next("Secret %s/%s, key %s: %v.", c.Namespace, name, state.Key, err)
 		return nil
 	}
-	found := &State{Phase: s.Phase, Desired: s.Desired, Current: s.Current, Proven: append([]string{}, s.Nodes...), UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt}
-	c.report.State = found
-	since := found.UpdatedAt.Format(time.RFC3339)
-	switch {
-	case found.Phase == state.PhaseReady:
-	case found.Switching():
+	c.report.State = &State{
+		Phase: s.Phase, Desired: s.Desired, Current: s.Current, Proven: append([]string{}, s.Nodes...),
+		PKI: s.PKI, Rotation: s.Rotation, UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt,
+	}
+	return nil
+}
+
+// phase says what is to be done where the desired mode is not proven.
+func (c *collector) phase(context.Context) error {
+	s := c.report.State
+	if s == nil || s.Phase == state.PhaseReady {
+		return nil
+	}
+	since := s.UpdatedAt.Format(time.RFC3339)
+	if s.Switching() {
 		c.next("A switch from %s to %s mode was begun at %s and is not done: unless a run is under way, run %s, which goes on with it.", s.Current.Mode, s.Desired.Mode, since, c.again())
-	default:
+	} else {
 		c.next("%s mode was prepared at %s and is not proven: unless a run is under way, run %s.", s.Desired.Mode, since, c.again())
 	}
 	return nil

@@ -118,9 +118,34 @@ func settings(mode state.Mode) state.Settings {
 	return s
 }
 
+func internalPKI() *state.PKI {
+	return &state.PKI{
+		Mode: state.PKIInternal, ClusterDomain: "cluster.local",
+		LeafLifetime: state.Duration(pki.DefaultLeafLifetime), AuthorityLifetime: state.Duration(pki.DefaultAuthorityLifetime),
+	}
+}
+
+// changeState edits the saved state.
+func (c cluster) changeState(t *testing.T, change func(*state.State)) cluster {
+	t.Helper()
+	saved := c["Secret zarf-registry-state"].(*corev1.Secret)
+	s, err := state.Decode(saved.Data[state.Key])
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(&s)
+	if saved.Data[state.Key], err = state.Encode(s); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func (c cluster) state(t *testing.T, phase state.Phase, desired, current state.Mode) cluster {
 	t.Helper()
 	s := state.State{Phase: phase, Desired: settings(desired), Nodes: []string{"n1", "n2"}, UpdatedBy: "0.1.0", UpdatedAt: now.Add(-time.Hour)}
+	if desired != state.ModeExternal {
+		s.PKI = internalPKI()
+	}
 	if current != "" {
 		present := settings(current)
 		s.Current = &present
@@ -141,14 +166,7 @@ func healthy(t *testing.T, mode state.Mode) cluster {
 	if mode == state.ModeExternal {
 		return c
 	}
-	authority, err := pki.NewAuthority("test", now, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.add(secret("ca", map[string][]byte{"tls.crt": authority.KeyPair().Certificate}))
-	for _, leaf := range []string{"server-tls", "node-tls", "push-tls"} {
-		c.certificate(t, leaf, authority, now, 0)
-	}
+	c.authority(t, newAuthority(t, "test", now, 0), now, 0)
 	c.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry"), Spec: appsv1.DeploymentSpec{Template: template(registryLoad)}})
 	c.add(pod("registry", "n1", true))
 	c.payload(t, registryLoad, "registry", 2_500_000)
@@ -165,13 +183,47 @@ func healthy(t *testing.T, mode state.Mode) cluster {
 	return c
 }
 
+// names are those of the certificates' Secrets that the pods mount, server first.
+var names = []string{"server-tls", "node-tls", "push-tls"}
+
+// certificate adds a Secret as the hook makes it, of an authority that it trusts.
 func (c cluster) certificate(t *testing.T, suffix string, authority *pki.Authority, from time.Time, lifetime time.Duration) {
 	t.Helper()
-	pair, err := authority.Issue(pki.Leaf{CommonName: suffix, Organization: "o", Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, Lifetime: lifetime}, from)
+	c.add(secret(suffix, leafOf(t, suffix, authority, from, lifetime)))
+}
+
+func leafOf(t *testing.T, suffix string, authority *pki.Authority, from time.Time, lifetime time.Duration) map[string][]byte {
+	t.Helper()
+	leaf := map[string]pki.Leaf{
+		"server-tls": {Organization: pki.OrganizationServer, DNSNames: []string{"zarf-registry.zarf.svc"}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
+		"node-tls":   {Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+		"push-tls":   {Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+	}[suffix]
+	leaf.CommonName, leaf.Lifetime = suffix, lifetime
+	pair, err := authority.Issue(leaf, from)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.add(secret(suffix, map[string][]byte{"tls.crt": pair.Certificate}))
+	return map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": authority.KeyPair().Certificate}
+}
+
+func newAuthority(t *testing.T, name string, from time.Time, lifetime time.Duration) *pki.Authority {
+	t.Helper()
+	a, err := pki.NewAuthority(name, from, lifetime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// authority replaces all certificates by those of another authority.
+func (c cluster) authority(t *testing.T, a *pki.Authority, from time.Time, lifetime time.Duration) cluster {
+	t.Helper()
+	c.add(secret("ca", map[string][]byte{"tls.crt": a.KeyPair().Certificate, "tls.key": a.KeyPair().Key}))
+	for _, name := range names {
+		c.certificate(t, name, a, from, lifetime)
+	}
+	return c
 }
 
 // payload adds the ConfigMaps of a program of so many bytes.
@@ -213,6 +265,11 @@ func revision(version int, status string) *corev1.Secret {
 // collect looks at the cluster; deny are "verb resource" that are forbidden.
 func (c cluster) collect(t *testing.T, deny ...string) (*status.Report, error) {
 	t.Helper()
+	return status.Collect(t.Context(), c.options(t, deny...))
+}
+
+func (c cluster) options(t *testing.T, deny ...string) status.Options {
+	t.Helper()
 	scheme := metadatafake.NewTestScheme()
 	if err := metav1.AddMetaToScheme(scheme); err != nil {
 		t.Fatal(err)
@@ -238,10 +295,10 @@ func (c cluster) collect(t *testing.T, deny ...string) (*status.Report, error) {
 	}
 	client.PrependReactor("*", "*", refuse)
 	names.PrependReactor("*", "*", refuse)
-	return status.Collect(t.Context(), status.Options{
+	return status.Options{
 		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry",
 		Client: client, Metadata: names, Now: func() time.Time { return now },
-	})
+	}
 }
 
 func TestNothingIsToBeDoneInAHealthyCluster(t *testing.T) {
@@ -279,11 +336,71 @@ func TestNothingIsToBeDoneInAHealthyCluster(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
-	otherAuthority, err := pki.NewAuthority("other", now.Add(-2*365*24*time.Hour), 0)
+// existing has certificates of the user; with no push Secret that one is made.
+func (c cluster) existing(t *testing.T, push string) cluster {
+	t.Helper()
+	return c.changeState(t, func(s *state.State) {
+		s.PKI.Mode, s.PKI.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "my-server", Node: "my-node", Push: push}
+	})
+}
+
+func (c cluster) certManager(t *testing.T) cluster {
+	t.Helper()
+	return c.changeState(t, func(s *state.State) { s.PKI.Mode = state.PKICertManager })
+}
+
+func TestOtherModesNeedNoAuthority(t *testing.T) {
+	for name, change := range map[string]func(cluster){
+		"cert-manager":     func(c cluster) { c.certManager(t) },
+		"existing Secrets": func(c cluster) { c.existing(t, "my-push") },
+	} {
+		c := healthy(t, state.ModeProxy)
+		change(c)
+		r, err := c.drop("Secret zarf-registry-ca").collect(t)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !r.Healthy || len(r.Certificates) != 3 {
+			t.Errorf("%s: next is %q, certificates %+v", name, r.Next, r.Certificates)
+		}
+	}
+}
+
+func TestAChangeOfAuthoritiesIsNoTroubleByItself(t *testing.T) {
+	c := healthy(t, state.ModeProxy)
+	// The new authority is written first, and trusted after that.
+	fresh := newAuthority(t, "fresh", now, 0).KeyPair()
+	c.add(secret("ca", map[string][]byte{"tls.crt": fresh.Certificate, "tls.key": fresh.Key}))
+	c.changeState(t, func(s *state.State) {
+		s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now.Add(-59 * time.Minute)}
+	})
+	r, err := c.collect(t)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if !r.Healthy || r.State.Rotation == nil || r.State.PKI == nil {
+		t.Errorf("next is %q, state %+v", r.Next, r.State)
+	}
+}
+
+func TestShortLivesAreMeasuredByThemselves(t *testing.T) {
+	a := newAuthority(t, "short", now.Add(-time.Hour), 3*time.Hour)
+	c := healthy(t, state.ModeProxy).authority(t, a, now.Add(-7*time.Minute), 10*time.Minute)
+	r, err := c.collect(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Healthy {
+		t.Errorf("with 3 of 10 minutes left next is %q", r.Next)
+	}
+	c.certificate(t, "node-tls", a, now.Add(-8*time.Minute), 10*time.Minute)
+	if r, err = c.collect(t); err != nil || len(r.Next) != 1 || !strings.Contains(r.Next[0], "zarf-registry-node-tls ends in 2m0s") {
+		t.Errorf("with 2 of 10 minutes left next is %q (%v)", r.Next, err)
+	}
+}
+
+func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
+	otherAuthority := newAuthority(t, "other", now.Add(-2*365*24*time.Hour), 0)
 	for name, c := range map[string]struct {
 		mode   state.Mode
 		change func(cluster)
@@ -381,27 +498,77 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			c.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry")})
 		}, []string{"Another mode has left Deployment zarf/zarf-registry"}},
 		"a certificate that ends soon": {state.ModeProxy, func(c cluster) {
-			authority, err := pki.NewAuthority("new", now, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.add(secret("ca", map[string][]byte{"tls.crt": authority.KeyPair().Certificate}))
-			c.certificate(t, "server-tls", authority, now, 0)
-			c.certificate(t, "push-tls", authority, now, 0)
-			c.certificate(t, "node-tls", authority, now, 10*24*time.Hour+time.Minute)
-		}, []string{"Secret zarf/zarf-registry-node-tls ends in 10 days"}},
+			a, from := newAuthority(t, "new", now.Add(-300*24*time.Hour), 0), now.Add(-300*24*time.Hour)
+			c.authority(t, a, now, 0)
+			c.certificate(t, "node-tls", a, from, 0)
+		}, []string{"Secret zarf/zarf-registry-node-tls ends in 65 days, less than a quarter of its life: init-hook certs renew --namespace zarf makes a new one"}},
+		"an authority that ends soon": {state.ModeProxy, func(c cluster) {
+			c.authority(t, newAuthority(t, "old", now.Add(-time.Hour), 70*time.Minute), now, 5*time.Minute)
+		}, []string{"Secret zarf/zarf-registry-ca ends in 10m0s, less than a quarter of its life: init-hook certs renew"}},
 		"a certificate of another authority": {state.ModeProxy, func(c cluster) {
+			data := leafOf(t, "push-tls", otherAuthority, now, 0)
+			data["ca.crt"] = c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["ca.crt"]
+			c.add(secret("push-tls", data))
+		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (it does not lead to a trusted authority"}},
+		"a certificate that only its own Secret trusts": {state.ModeProxy, func(c cluster) {
 			c.certificate(t, "push-tls", otherAuthority, now, 0)
-		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (another authority"}},
+		}, []string{
+			"Secret zarf/zarf-registry-push-tls is not usable (it does not lead to an authority in ca.crt of Secret zarf-registry-server-tls): init-hook certs renew --namespace zarf makes a new one",
+			"Secret zarf/zarf-registry-server-tls is not usable (it does not lead to an authority in ca.crt of Secret zarf-registry-push-tls)",
+			"Secret zarf/zarf-registry-node-tls is not usable",
+			"Secret zarf/zarf-registry-ca is not usable (it is not in ca.crt of Secret zarf-registry-push-tls)",
+		}},
 		"a certificate that has expired": {state.ModeProxy, func(c cluster) {
-			c.certificate(t, "push-tls", otherAuthority, now.Add(-2*365*24*time.Hour), 0)
-		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (it has expired)"}},
+			a := newAuthority(t, "old", now.Add(-2*365*24*time.Hour), 0)
+			c.authority(t, a, now, 0)
+			c.certificate(t, "push-tls", a, now.Add(-2*365*24*time.Hour), 0)
+		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (it expired at"}},
+		"a key of another certificate": {state.ModeProxy, func(c cluster) {
+			c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["tls.key"] = c["Secret zarf-registry-push-tls"].(*corev1.Secret).Data["tls.key"]
+		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (the private key does not belong to the certificate)"}},
+		"a certificate of another role": {state.ModeProxy, func(c cluster) {
+			c["Secret zarf-registry-push-tls"].(*corev1.Secret).Data = c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data
+		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (it does not carry the role zarf-registry:push"}},
+		"a certificate for another name": {state.ModeProxy, func(c cluster) {
+			c["Secret zarf-registry-server-tls"].(*corev1.Secret).Data = c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data
+		}, []string{"Secret zarf/zarf-registry-server-tls is not usable (it is not valid for zarf-registry.zarf.svc"}},
+		"proxies that serve TLS without the names": {state.ModeProxy, func(c cluster) {
+			c.changeState(t, func(s *state.State) { s.PKI.ServeTLS = true })
+		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (it is not valid for localhost, 127.0.0.1, ::1"}},
 		"a certificate that is missing": {state.ModeProxy, func(c cluster) {
 			c.drop("Secret zarf-registry-server-tls")
-		}, []string{"Secret zarf/zarf-registry-server-tls is not usable (there is none)"}},
+		}, []string{"Secret zarf/zarf-registry-server-tls is not usable (there is none): init-hook certs renew --namespace zarf makes a new one"}},
+		"the same where the state does not say how to make one": {state.ModeProxy, func(c cluster) {
+			c.drop("Secret zarf-registry-server-tls").changeState(t, func(s *state.State) { s.PKI = nil })
+		}, []string{"(there is none): init-hook install --namespace zarf makes a new one"}},
 		"a certificate that is rubbish": {state.ModeProxy, func(c cluster) {
-			c.add(secret("ca", nil))
-		}, []string{"Secret zarf/zarf-registry-ca is not usable"}},
+			c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["tls.crt"] = []byte("rubbish")
+		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (key tls.crt: "}},
+		"authorities that are rubbish": {state.ModeProxy, func(c cluster) {
+			c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["ca.crt"] = nil
+		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (key ca.crt: "}},
+		"an authority without its key": {state.ModeProxy, func(c cluster) {
+			delete(c["Secret zarf-registry-ca"].(*corev1.Secret).Data, "tls.key")
+		}, []string{"Secret zarf/zarf-registry-ca is not usable ("}},
+		"no authority": {state.ModeProxy, func(c cluster) {
+			c.drop("Secret zarf-registry-ca")
+		}, []string{"Secret zarf/zarf-registry-ca is not usable (there is none)"}},
+		"no authority, which makes the push certificate": {state.ModeProxy, func(c cluster) {
+			c.existing(t, "").drop("Secret zarf-registry-ca")
+		}, []string{"Secret zarf/zarf-registry-ca is not usable (there is none)"}},
+		"a certificate of the user that is missing": {state.ModeProxy, func(c cluster) {
+			c.existing(t, "my-push").drop("Secret zarf-registry-node-tls")
+		}, []string{"(there is none): put the right one into Secret zarf/my-node; init-hook certs renew --namespace zarf copies it then"}},
+		"one that cert-manager does not renew": {state.ModeProxy, func(c cluster) {
+			a := newAuthority(t, "corp", now.Add(-80*24*time.Hour), 0)
+			c.authority(t, a, now, 0).certManager(t)
+			c.certificate(t, "server-tls", a, now.Add(-80*24*time.Hour), 90*24*time.Hour)
+		}, []string{"Secret zarf/zarf-registry-server-tls ends in 10 days, less than a quarter of its life: kubectl --namespace zarf describe certificate zarf-registry-server says whether cert-manager renews it; init-hook certs renew --namespace zarf copies it then"}},
+		"a change of authorities that stalls": {state.ModeProxy, func(c cluster) {
+			c.changeState(t, func(s *state.State) {
+				s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now.Add(-2 * time.Hour), Waiting: "pod a:\nasleep"}
+			})
+		}, []string{"begun at 2026-11-21T10:00:00Z has come to the phase trust, waiting for: pod a: asleep: run init-hook certs renew --namespace zarf"}},
 		"a payload without its first part": {state.ModeProxy, func(c cluster) {
 			c.drop("ConfigMap " + registryLoad + "-00")
 		}, []string{"ConfigMap " + registryLoad + "-00 is missing"}},

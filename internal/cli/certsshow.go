@@ -1,0 +1,216 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/metadata"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/status"
+)
+
+// certsShowFlags are the flags of certs show.
+type certsShowFlags struct {
+	hookFlags
+	output string
+}
+
+func (f *certsShowFlags) command() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "show",
+		Short: "Show the certificates, and which pod has loaded what of them",
+		Long: `show looks at the certificates of registry, proxies and pushers, asks every pod through
+the API server what it has loaded of them, and changes nothing. It shows how far a change
+of authorities has come. For everything that is wrong it says what to do. What this
+identity may not read is named and left out; to ask pods takes the rights to get and
+create pods/portforward.
+
+Fingerprints are SHA-256, shortened to 16 digits in text and whole in JSON.
+
+Exit codes: 0 when nothing needs attention, 1 when something does.`,
+		Example: `  init-hook certs show
+  watch init-hook certs show
+  init-hook certs show --output json | jq '.pods[] | select(.leafHeld | not)'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	f.target(cmd.Flags())
+	outputFlag(cmd, &f.output)
+	return cmd
+}
+
+func (f *certsShowFlags) run(cmd *cobra.Command) error {
+	if err := validOutput(f.output); err != nil {
+		return &hook.Refused{Err: err}
+	}
+	ctx, c, stop, err := f.connect(cmd)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	names, err := metadata.NewForConfig(c.config)
+	if err != nil {
+		return fmt.Errorf("using the kubeconfig: %w", err)
+	}
+	registry, err := newHookRegistry(ctx, f.options, c, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	report, err := status.CollectCertificates(ctx, status.Options{
+		Namespace: f.options.Namespace, Release: f.options.Release, Name: f.options.Name,
+		Client: c.client, Metadata: names, Loaded: registry.Loaded, Now: time.Now,
+	})
+	if err != nil {
+		return err
+	}
+	if f.output == "json" {
+		err = printJSON(cmd.OutOrStdout(), report)
+	} else {
+		err = printCertificates(cmd.OutOrStdout(), report)
+	}
+	if err == nil && !report.Healthy {
+		err = &silent{fmt.Errorf("%d things to do", len(report.Next))}
+	}
+	return err
+}
+
+// printCertificates writes what people read.
+func printCertificates(w io.Writer, r *status.CertificateReport) error {
+	if r.External != "" {
+		_, err := fmt.Fprintf(w, "zarf-registry in namespace %s uses the external registry %s: there are no certificates of ours\n", r.Namespace, r.External)
+		return err
+	}
+	verdict := "nothing needs attention"
+	if !r.Healthy {
+		verdict = "needs attention, see next"
+	}
+	fmt.Fprintf(w, "certificates of zarf-registry in namespace %s: %s\n\n", r.Namespace, verdict)
+
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, line := range pkiLines(r.PKI, r.Rotation) {
+		fmt.Fprintf(table, "%s\t%s\n", line[0], line[1])
+	}
+	for _, s := range r.Secrets {
+		fmt.Fprintf(table, "\nSecret %s\n", s.Secret) // not a cell: ends the columns above
+		for _, line := range certificateLines(s) {
+			if line[1] != "" {
+				fmt.Fprintf(table, "  %s\t%s\n", line[0], line[1])
+			}
+		}
+	}
+	if len(r.Pods) > 0 {
+		fmt.Fprint(table, "\nPOD\tNODE\tLEAF\tHELD\tTRUSTS\tGENERATION\tLOADED\tERRORS\tREMARK\n")
+		for _, p := range r.Pods {
+			fmt.Fprintln(table, strings.Join(podCells(p), "\t"))
+		}
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	printNext(w, r.Next)
+	return nil
+}
+
+// pkiLines say how certificates are made, and how far a change of authorities is.
+func pkiLines(p *state.PKI, r *state.Rotation) [][2]string {
+	lines := [][2]string{{"mode", "not recorded yet"}}
+	if p != nil {
+		text := string(p.Mode)
+		switch {
+		case p.Mode == state.PKIExistingSecret:
+		case p.Issuer != nil:
+			text += fmt.Sprintf(", issuer %s %s of %s", p.Issuer.Kind, p.Issuer.Name, p.Issuer.Group)
+		}
+		lines = [][2]string{{"mode", text}}
+		if p.Mode != state.PKIExistingSecret || p.Existing != nil && p.Existing.Push == "" {
+			lines = append(lines, [2]string{"lifetimes", fmt.Sprintf("certificates %s, authorities %s", lifetime(p.LeafLifetime), lifetime(p.AuthorityLifetime))})
+		}
+	}
+	if r == nil {
+		return append(lines, [2]string{"rotation", "none under way"})
+	}
+	lines = append(lines, [2]string{"rotation", fmt.Sprintf("phase %s, since %s: %s", r.Phase, r.Since.Format(time.RFC3339), r.Reason)})
+	if r.Waiting != "" {
+		lines = append(lines, [2]string{"waiting", strings.Join(strings.Fields(r.Waiting), " ")})
+	}
+	return lines
+}
+
+func lifetime(d state.Duration) string { return status.Remaining(time.Duration(d)) }
+
+func certificateLines(s *status.SecretCertificate) [][2]string {
+	if s.SHA256 == "" {
+		return [][2]string{{"problem", s.Why}, {"source", sourceLine(s.Source)}}
+	}
+	subject := s.Subject
+	if len(s.Roles) > 0 {
+		subject += " (" + strings.Join(s.Roles, ", ") + ")"
+	}
+	names := slices.Concat(s.DNSNames, s.IPAddresses, s.URIs)
+	trusts := make([]string, len(s.Authorities))
+	for i, a := range s.Authorities {
+		trusts[i] = short(a)
+	}
+	renewal := ""
+	if !s.RenewAt.IsZero() {
+		renewal = "from " + s.RenewAt.UTC().Format(time.RFC3339) + " on"
+	}
+	left := "expired"
+	if s.Left > 0 {
+		left = status.Remaining(s.Left) + " left"
+	}
+	return [][2]string{
+		{"subject", subject},
+		{"names", strings.Join(names, ", ")},
+		{"issuer", s.Issuer},
+		{"serial", s.Serial},
+		{"sha256", short(s.SHA256)},
+		{"trusts", strings.Join(trusts, ", ")},
+		{"valid", fmt.Sprintf("%s to %s, %s", s.NotBefore.UTC().Format(time.RFC3339), s.NotAfter.UTC().Format(time.RFC3339), left)},
+		{"renewal", renewal},
+		{"source", sourceLine(s.Source)},
+		{"problem", s.Why},
+	}
+}
+
+func sourceLine(s *status.Source) string {
+	switch {
+	case s == nil:
+		return ""
+	case s.Copied:
+		return "Secret " + s.Secret + ", in use"
+	case s.SHA256 == "":
+		return "Secret " + s.Secret + ": " + s.Why
+	}
+	return fmt.Sprintf("Secret %s: %s (%s)", s.Secret, s.Why, short(s.SHA256))
+}
+
+func podCells(p status.PodCertificates) []string {
+	cells := []string{p.Pod, cmp.Or(p.Node, "-"), "-", "-", "-", "-", "-", "-", p.Why}
+	if p.Loaded != nil {
+		c := p.Loaded.Certificates
+		copy(cells[2:], []string{
+			short(c.Leaf.SHA256), yesNo(p.LeafHeld), yesNo(p.TrustHeld),
+			fmt.Sprint(c.Generation), c.LoadedAt.UTC().Format(time.RFC3339), fmt.Sprint(c.ReloadErrors),
+		})
+	}
+	return cells
+}
+
+// short is enough of a fingerprint to tell two apart.
+func short(fingerprint string) string {
+	const digits = 16
+	if len(fingerprint) > digits {
+		return fingerprint[:digits]
+	}
+	return fingerprint
+}

@@ -1,0 +1,384 @@
+package status_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/status"
+)
+
+// answers are what the pods say, by name.
+type answers map[string]func() (*loaded.Report, error)
+
+// running marks the pods as running, and has each of them loaded what its Secret holds.
+func (c cluster) running(t *testing.T) answers {
+	t.Helper()
+	a := answers{}
+	for _, o := range c {
+		p, ok := o.(*corev1.Pod)
+		if !ok {
+			continue
+		}
+		p.Status.Phase = corev1.PodRunning
+		p.Annotations = map[string]string{loaded.PortAnnotation: "9100"}
+		suffix := "node-tls"
+		if strings.HasPrefix(p.Name, "registry") {
+			suffix = "server-tls"
+		}
+		report := c.report(t, suffix)
+		a[p.Name] = func() (*loaded.Report, error) { return report, nil }
+	}
+	return a
+}
+
+// report is what a pod says that has loaded a Secret.
+func (c cluster) report(t *testing.T, suffix string) *loaded.Report {
+	t.Helper()
+	data := c["Secret zarf-registry-"+suffix].(*corev1.Secret).Data
+	chain, err := pki.ParseChain(data["tls.crt"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := pki.ParseBundle(data["ca.crt"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &loaded.Report{Certificates: loaded.Certificates{Generation: 1, LoadedAt: now, Leaf: loaded.Certificate{SHA256: pki.Fingerprint(chain[0])}}}
+	for _, f := range bundle.Fingerprints() {
+		r.Certificates.Authorities = append(r.Certificates.Authorities, loaded.Certificate{SHA256: f})
+	}
+	return r
+}
+
+func (c cluster) certificates(t *testing.T, a answers, deny ...string) *status.CertificateReport {
+	t.Helper()
+	o := c.options(t, deny...)
+	o.Loaded = func(_ context.Context, pod *corev1.Pod) (*loaded.Report, error) {
+		answer := a[pod.Name]
+		if answer == nil {
+			return nil, errors.New("pod " + pod.Name + " was not to be asked")
+		}
+		return answer()
+	}
+	r, err := status.CollectCertificates(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// podOf is what was found of a pod.
+func podOf(t *testing.T, r *status.CertificateReport, name string) status.PodCertificates {
+	t.Helper()
+	i := slices.IndexFunc(r.Pods, func(p status.PodCertificates) bool { return p.Pod == name })
+	if i < 0 {
+		t.Fatalf("pod %s is not among %+v", name, r.Pods)
+	}
+	return r.Pods[i]
+}
+
+func TestCertificatesAndWhoHasLoadedThem(t *testing.T) {
+	c := healthy(t, state.ModeProxy)
+	r := c.certificates(t, c.running(t))
+	if !r.Healthy || len(r.Next) > 0 || len(r.Unreadable) > 0 || r.PKI == nil || r.Rotation != nil {
+		t.Errorf("report is %+v", r)
+	}
+	if len(r.Secrets) != 4 {
+		t.Fatalf("%d Secrets", len(r.Secrets))
+	}
+	server := r.Secrets[1]
+	if server.Secret != "zarf-registry-server-tls" || server.For != "server" || server.CommonName != "server-tls" || !server.Valid || server.Source != nil ||
+		server.Subject != "CN=server-tls,O=zarf-registry:server" || !strings.HasSuffix(server.Issuer, "CN=test") || server.DaysLeft != 365 ||
+		!slices.Equal(server.Roles, []string{"zarf-registry:server"}) || !slices.Equal(server.DNSNames, []string{"zarf-registry.zarf.svc"}) ||
+		len(server.SHA256) != 64 || len(server.Serial) == 0 || len(server.Authorities) != 1 {
+		t.Errorf("server is %+v", server)
+	}
+	if want := now.Add(pki.DefaultLeafLifetime / 2); !server.RenewAt.Equal(want) {
+		t.Errorf("it is renewed at %s, want %s", server.RenewAt, want)
+	}
+	if authority := r.Secrets[0]; authority.For != "authority" || !authority.RenewAt.Equal(now.Add(pki.DefaultAuthorityLifetime/2)) || authority.SHA256 != server.Authorities[0] {
+		t.Errorf("authority is %+v", authority)
+	}
+	var pods []string
+	for _, p := range r.Pods {
+		if !p.LeafHeld || !p.TrustHeld || p.Loaded == nil || p.Why != "" || !p.Ready {
+			t.Errorf("pod is %+v", p)
+		}
+		pods = append(pods, p.Component+" "+p.Node+" "+p.Secret)
+	}
+	if want := []string{"registry n1 zarf-registry-server-tls", "proxy n1 zarf-registry-node-tls", "proxy n2 zarf-registry-node-tls"}; !slices.Equal(pods, want) {
+		t.Errorf("pods are %q", pods)
+	}
+}
+
+func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
+	other := newAuthority(t, "other", now, 0)
+	certificate := loaded.Certificate{SHA256: pki.Fingerprint(other.Certificate())}
+	for name, c := range map[string]struct {
+		change func(cluster, answers)
+		pod    string
+		why    string
+		next   []string
+	}{
+		"another certificate": {func(c cluster, a answers) {
+			r := c.report(t, "push-tls")
+			a["proxy-n1"] = func() (*loaded.Report, error) { return r, nil }
+		}, "proxy-n1", "it uses another certificate than the Secret's", []string{"Pod zarf/proxy-n1 has not loaded what the Secret holds (it uses another certificate than the Secret's): the node's kubelet brings it within 90 s"}},
+		"former trust": {func(c cluster, a answers) {
+			r := c.report(t, "node-tls")
+			r.Certificates.Authorities = []loaded.Certificate{certificate}
+			a["proxy-n1"] = func() (*loaded.Report, error) { return r, nil }
+		}, "proxy-n1", "authorities of the Secret that it does not trust yet: 1; former authorities that it still trusts: 1", []string{"has not loaded"}},
+		"more trust than there should be": {func(c cluster, a answers) {
+			r := c.report(t, "server-tls")
+			r.Certificates.Authorities = append(r.Certificates.Authorities, certificate)
+			a["registry-n1"] = func() (*loaded.Report, error) { return r, nil }
+		}, "registry-n1", "former authorities that it still trusts: 1", []string{"Pod zarf/registry-n1 has not loaded"}},
+		"a Secret that it cannot load": {func(c cluster, a answers) {
+			r := c.report(t, "node-tls")
+			r.Certificates.Problem, r.Certificates.ReloadErrors = "tls.key:\nbroken", 4
+			a["proxy-n2"] = func() (*loaded.Report, error) { return r, nil }
+		}, "proxy-n2", "tls.key: broken", []string{"Pod zarf/proxy-n2 cannot load what the Secret holds, and stays with what was loaded before (tls.key: broken): init-hook certs renew --namespace zarf puts the Secret right"}},
+		"no answer": {func(_ cluster, a answers) {
+			a["proxy-n2"] = func() (*loaded.Report, error) { return nil, errors.New("no answer within 5s") }
+		}, "proxy-n2", "no answer within 5s", []string{"Pod zarf/proxy-n2 does not say what is loaded (no answer within 5s): to ask takes the rights to get and create pods/portforward"}},
+		"no answer of one that is not ready": {func(c cluster, a answers) {
+			c["Pod proxy-n2"].(*corev1.Pod).Status.Conditions = nil
+			a["proxy-n2"] = func() (*loaded.Report, error) { return nil, errors.New("connection refused") }
+		}, "proxy-n2", "connection refused", nil},
+		"a former release": {func(c cluster, a answers) {
+			c["Pod proxy-n2"].(*corev1.Pod).Annotations = nil
+			a["proxy-n2"] = func() (*loaded.Report, error) { return nil, errors.New("it runs a release that cannot be asked") }
+		}, "proxy-n2", "it runs a release that cannot be asked", []string{"Pod zarf/proxy-n2 is of a former release (it runs a release that cannot be asked): init-hook install --namespace zarf brings the present one"}},
+		"a node that is not ready": {func(c cluster, a answers) {
+			c.add(node("n2", false))
+			delete(a, "proxy-n2") // to ask it would take its time
+		}, "proxy-n2", "its node is not ready, so it was not asked", nil},
+		"a pod that does not run yet": {func(c cluster, a answers) {
+			c["Pod proxy-n2"].(*corev1.Pod).Status.Phase = corev1.PodPending
+			delete(a, "proxy-n2")
+		}, "proxy-n2", "it does not run yet", nil},
+		"a Secret that is gone": {func(c cluster, _ answers) {
+			c.drop("Secret zarf-registry-node-tls")
+		}, "proxy-n1", "what its Secret holds is not known", []string{"Secret zarf/zarf-registry-node-tls is not usable (there is none)"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := healthy(t, state.ModeProxy)
+			a := cluster.running(t)
+			c.change(cluster, a)
+			r := cluster.certificates(t, a)
+			if p := podOf(t, r, c.pod); p.Why != c.why || p.LeafHeld && p.TrustHeld && c.why != "tls.key: broken" {
+				t.Errorf("pod is %+v, want it to be so because %q", p, c.why)
+			}
+			if r.Healthy != (len(c.next) == 0) || len(r.Next) != len(c.next) {
+				t.Fatalf("next is %q, want %q", r.Next, c.next)
+			}
+			for i, want := range c.next {
+				if !strings.Contains(r.Next[i], want) {
+					t.Errorf("next is %q, want it to contain %q", r.Next[i], want)
+				}
+			}
+		})
+	}
+}
+
+func TestPodsThatEndAreNotLookedAt(t *testing.T) {
+	c := healthy(t, state.ModeProxy)
+	a := c.running(t)
+	ending := pod("proxy", "n3", true)
+	ending.DeletionTimestamp, ending.Finalizers = &metav1.Time{Time: now}, []string{"x/y"}
+	done := pod("registry", "n2", false)
+	done.Status.Phase = corev1.PodFailed
+	r := c.add(ending, done).certificates(t, a)
+	if !r.Healthy || len(r.Pods) != 3 {
+		t.Errorf("pods are %+v, next %q", r.Pods, r.Next)
+	}
+}
+
+func TestManyPodsWithOneTroubleAreOneSentence(t *testing.T) {
+	c := healthy(t, state.ModeProxy)
+	for i := range 40 {
+		name := fmt.Sprintf("m%02d", i)
+		c.add(node(name, true), pod("proxy", name, true))
+	}
+	a := c.running(t)
+	var mutex sync.Mutex
+	asked, most, all := 0, 0, make(chan struct{})
+	reached := sync.OnceFunc(func() { close(all) }) // from then on nobody waits
+	for name := range a {
+		if !strings.HasPrefix(name, "proxy-m") {
+			continue
+		}
+		a[name] = func() (*loaded.Report, error) {
+			mutex.Lock()
+			asked++
+			most = max(most, asked)
+			if asked == 16 {
+				reached()
+			}
+			mutex.Unlock()
+			select {
+			case <-all:
+			case <-time.After(10 * time.Second):
+			}
+			mutex.Lock()
+			asked--
+			mutex.Unlock()
+			return nil, errors.New("no")
+		}
+	}
+	r := c.certificates(t, a)
+	if most != 16 {
+		t.Errorf("%d were asked at once", most)
+	}
+	if len(r.Next) != 1 || !strings.HasPrefix(r.Next[0], "Each of 40 pods does not say what is loaded (proxy-m00, proxy-m01, proxy-m02, …; the first: no): ") {
+		t.Errorf("next is %q", r.Next)
+	}
+}
+
+func TestCopiesAreComparedWithTheirSource(t *testing.T) {
+	user := newAuthority(t, "user", now, 0)
+	source := func(name, suffix string, data map[string][]byte) *corev1.Secret {
+		if data == nil {
+			data = leafOf(t, suffix, user, now, 0)
+		}
+		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: name}, Data: data}
+	}
+	same := func(c cluster, suffix string) map[string][]byte {
+		return c["Secret zarf-registry-"+suffix].(*corev1.Secret).Data
+	}
+	for name, c := range map[string]struct {
+		change func(cluster)
+		push   string // the source of the push certificate
+		copied bool   // of the server certificate
+		why    string
+		next   []string
+	}{
+		"existing Secrets": {func(c cluster) {
+			c.existing(t, "my-push").add(source("my-server", "", same(c, "server-tls")), source("my-node", "", same(c, "node-tls")), source("my-push", "", same(c, "push-tls")))
+		}, "my-push", true, "", nil},
+		"existing Secrets but for pushing": {func(c cluster) {
+			c.existing(t, "").add(source("my-server", "", same(c, "server-tls")), source("my-node", "", same(c, "node-tls")))
+		}, "", true, "", nil},
+		"cert-manager": {func(c cluster) {
+			c.certManager(t).add(source("zarf-registry-server-issued", "", same(c, "server-tls")), source("zarf-registry-node-issued", "", same(c, "node-tls")), source("zarf-registry-push-issued", "", same(c, "push-tls")))
+		}, "zarf-registry-push-issued", true, "", nil},
+		"a new one": {func(c cluster) {
+			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", same(c, "node-tls")))
+		}, "", false, "it holds another certificate, which is not in use yet",
+			[]string{"Secret zarf/my-server holds another certificate than its copy zarf-registry-server-tls: run init-hook certs renew --namespace zarf"}},
+		"a new one whose authority nobody trusts yet": {func(c cluster) {
+			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", same(c, "node-tls")))
+			c.changeState(t, func(s *state.State) { s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now} })
+		}, "", false, "it holds another certificate, which is not in use yet: the change of authorities comes first", nil},
+		"none": {func(c cluster) {
+			c.existing(t, "").add(source("my-node", "", same(c, "node-tls")))
+		}, "", false, "there is none",
+			[]string{"Secret zarf/my-server, from which zarf-registry-server-tls is copied, is missing: make it, or name another one with pki.existingSecret.server"}},
+		"none of cert-manager": {func(c cluster) {
+			c.certManager(t).add(source("zarf-registry-node-issued", "", same(c, "node-tls")), source("zarf-registry-push-issued", "", same(c, "push-tls")))
+		}, "zarf-registry-push-issued", false, "there is none",
+			[]string{"Secret zarf/zarf-registry-server-issued, from which zarf-registry-server-tls is copied, is missing: kubectl --namespace zarf describe certificate zarf-registry-server says"}},
+		"rubbish": {func(c cluster) {
+			c.existing(t, "").add(source("my-server", "", map[string][]byte{"tls.crt": []byte("rubbish")}), source("my-node", "", same(c, "node-tls")))
+		}, "", false, "key tls.crt: ",
+			[]string{"Secret zarf/my-server cannot be copied to zarf-registry-server-tls (key tls.crt: "}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := healthy(t, state.ModeProxy)
+			c.change(cluster)
+			r := cluster.certificates(t, cluster.running(t))
+			byName := map[string]*status.SecretCertificate{}
+			for _, s := range r.Secrets {
+				byName[s.For] = s
+			}
+			server, push := byName["server"], byName["push"]
+			if s := server.Source; s == nil || s.Copied != c.copied || !strings.HasPrefix(s.Why, c.why) || (s.Why == "") != (c.why == "") {
+				t.Errorf("server's source is %+v", server.Source)
+			}
+			if got := push.Source; (got == nil) != (c.push == "") || got != nil && (got.Secret != c.push || !got.Copied) {
+				t.Errorf("push's source is %+v", got)
+			}
+			if (byName["authority"] != nil) != (push.Source == nil) {
+				t.Errorf("authority is %+v", byName["authority"])
+			}
+			// Only who renews it can say when.
+			if certManager := r.PKI.Mode == state.PKICertManager; server.RenewAt.IsZero() == certManager || push.RenewAt.IsZero() == (certManager || push.Source == nil) {
+				t.Errorf("renewed at %s and %s", server.RenewAt, push.RenewAt)
+			}
+			if len(r.Next) != len(c.next) {
+				t.Fatalf("next is %q, want %q", r.Next, c.next)
+			}
+			for i, want := range c.next {
+				if !strings.Contains(r.Next[i], want) {
+					t.Errorf("next is %q, want it to contain %q", r.Next[i], want)
+				}
+			}
+		})
+	}
+}
+
+func TestAnExternalRegistryHasNoCertificates(t *testing.T) {
+	r := healthy(t, state.ModeExternal).certificates(t, answers{})
+	if !r.Healthy || r.External != "registry.example.com/team" || len(r.Secrets) > 0 || len(r.Pods) > 0 {
+		t.Errorf("report is %+v", r)
+	}
+}
+
+func TestCertificatesOfWhatMayNotBeReadAreLeftOut(t *testing.T) {
+	for deny, want := range map[string]string{
+		"list nodes":  "listing nodes",
+		"list pods":   "listing the pods of component registry in namespace zarf",
+		"get secrets": "reading Secret zarf/zarf-registry-state",
+	} {
+		c := healthy(t, state.ModeProxy)
+		r := c.certificates(t, c.running(t), deny)
+		if r.Healthy || len(r.Unreadable) == 0 || !strings.HasPrefix(r.Unreadable[0], want) {
+			t.Errorf("%s: unreadable is %q", deny, r.Unreadable)
+		}
+	}
+}
+
+func TestAskingEndsWithItsTime(t *testing.T) {
+	c := healthy(t, state.ModeProxy)
+	c.running(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	o := c.options(t)
+	o.Loaded = func(context.Context, *corev1.Pod) (*loaded.Report, error) {
+		cancel(errors.New("the time is over"))
+		return nil, errors.New("asking: canceled")
+	}
+	if _, err := status.CollectCertificates(ctx, o); err == nil || err.Error() != "the time is over" {
+		t.Errorf("error is %v", err)
+	}
+	if _, err := status.CollectCertificates(t.Context(), (cluster{}).options(t)); !errors.Is(err, status.ErrNotInstalled) {
+		t.Errorf("with nothing installed: error is %v", err)
+	}
+}
+
+func TestTimesThatAreLeftReadWell(t *testing.T) {
+	for want, left := range map[string]time.Duration{
+		"365 days": 365*24*time.Hour + time.Minute,
+		"2 days":   48 * time.Hour,
+		"47h59m":   48*time.Hour - time.Second,
+		"1h0m":     time.Hour,
+		"9m59s":    10*time.Minute - time.Millisecond,
+		"30s":      30 * time.Second,
+	} {
+		if got := status.Remaining(left); got != want {
+			t.Errorf("%s is %q, want %q", left, got, want)
+		}
+	}
+}
