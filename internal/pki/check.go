@@ -168,7 +168,8 @@ func checkChain(chain []*x509.Certificate, trust Bundle, usages []x509.ExtKeyUsa
 	for _, cert := range chain[1:] {
 		options.Intermediates.AddCert(cert)
 	}
-	if _, err := leaf.Verify(options); err != nil {
+	verified, err := leaf.Verify(options)
+	if err != nil {
 		problems := walk(chain, trust, now)
 		if len(problems) == 0 && validAt(leaf, now) == nil {
 			problems = append(problems, fmt.Errorf("it is not believed: %w", err))
@@ -176,6 +177,11 @@ func checkChain(chain []*x509.Certificate, trust Bundle, usages []x509.ExtKeyUsa
 		return problems
 	}
 	var problems []error
+	for _, issuer := range verified[0][1:] {
+		if problem := weakness(issuer.PublicKey); problem != "" { // x509 takes any key
+			problems = append(problems, fmt.Errorf("authority %q: its key: %s", issuer.Subject, problem))
+		}
+	}
 	for _, usage := range usages {
 		options.KeyUsages = []x509.ExtKeyUsage{usage}
 		if _, err := leaf.Verify(options); err != nil && allows(leaf, usage) {
@@ -191,7 +197,7 @@ func walk(chain []*x509.Certificate, trust Bundle, now time.Time) []error {
 	var problems []error
 	cert := chain[0]
 	// No way is longer than this; one that is goes in a circle.
-	for below := range len(chain) {
+	for below := range chain {
 		if trust.has(cert) {
 			return problems
 		}
@@ -217,9 +223,6 @@ func walk(chain []*x509.Certificate, trust Bundle, now time.Time) []error {
 		}
 		if err := validAt(issuer, now); err != nil {
 			about(err.Error())
-		}
-		if problem := weakness(issuer.PublicKey); problem != "" {
-			about("its key is too weak or not supported: " + problem)
 		}
 		if issuer.BasicConstraintsValid && issuer.MaxPathLen >= 0 && below > issuer.MaxPathLen {
 			about(fmt.Sprintf("it allows %d authorities below it, and the chain has %d", issuer.MaxPathLen, below))

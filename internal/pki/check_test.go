@@ -1,0 +1,458 @@
+package pki_test
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+const week = 7 * 24 * time.Hour
+
+// ca is an authority as others have them: with intermediates, any key and any flaw.
+type ca struct {
+	cert  *x509.Certificate
+	key   crypto.Signer
+	chain []*x509.Certificate // itself and what is above it, but for the root
+}
+
+// template is a change to what is signed.
+type template func(*x509.Certificate)
+
+var serials int64
+
+// sign makes a certificate; by is nil for one that signs itself.
+func sign(t testing.TB, by *ca, name string, public crypto.Signer, changes ...template) *x509.Certificate {
+	t.Helper()
+	serials++
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(serials), Subject: pkix.Name{CommonName: name},
+		NotBefore: now.Add(-week), NotAfter: now.Add(week), BasicConstraintsValid: true,
+	}
+	for _, change := range changes {
+		change(c)
+	}
+	parent, signer := c, public
+	if by != nil {
+		parent, signer = by.cert, by.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, public.Public(), signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func asCA(c *x509.Certificate) {
+	c.IsCA, c.KeyUsage = true, x509.KeyUsageCertSign
+}
+
+func newCA(t testing.TB, by *ca, name string, changes ...template) *ca {
+	t.Helper()
+	key := ecKey(t, elliptic.P256())
+	c := &ca{key: key, cert: sign(t, by, name, key, append([]template{asCA}, changes...)...)}
+	if by != nil {
+		c.chain = append([]*x509.Certificate{c.cert}, by.chain...)
+	}
+	return c
+}
+
+func ecKey(t testing.TB, curve elliptic.Curve) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(curve, rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func rsaKey(t testing.TB, bits int) *rsa.PrivateKey {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, bits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// parseFirst is the leaf alone.
+func parseFirst(t testing.TB, pair pki.KeyPair) *x509.Certificate {
+	t.Helper()
+	chain, err := pki.ParseChain(pair.Certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return chain[0]
+}
+
+func block(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}
+
+func pkcs8(t testing.TB, key crypto.Signer) pki.PrivateKey {
+	t.Helper()
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return block("PRIVATE KEY", der)
+}
+
+func sec1(t testing.TB, key *ecdsa.PrivateKey) pki.PrivateKey {
+	t.Helper()
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return block("EC PRIVATE KEY", der)
+}
+
+func chainPEM(certs ...*x509.Certificate) []byte {
+	var out []byte
+	for _, cert := range certs {
+		out = append(out, block("CERTIFICATE", cert.Raw)...)
+	}
+	return out
+}
+
+// asServer is what a user's server certificate has to be.
+func asServer(c *x509.Certificate) {
+	c.Subject.Organization = []string{server}
+	c.DNSNames, c.IPAddresses = []string{"zarf-registry.zarf.svc", "zarf-registry"}, []net.IP{net.IPv4(127, 0, 0, 1)}
+	c.ExtKeyUsage, c.KeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, x509.KeyUsageDigitalSignature
+}
+
+var serverRequirement = pki.Requirement{
+	DNSNames: []string{"zarf-registry.zarf.svc"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, Role: server,
+}
+
+func TestCheck(t *testing.T) {
+	root := newCA(t, nil, "root")
+	middle := newCA(t, root, "middle")
+	key := ecKey(t, elliptic.P256())
+	trusting := func(certs ...*x509.Certificate) *pki.Bundle {
+		b := pki.NewBundle(certs...)
+		return &b
+	}
+	// leaf is a good server certificate of by, but for the changes.
+	leaf := func(by *ca, changes ...template) pki.KeyPair {
+		cert := sign(t, by, "registry", key, append([]template{asServer}, changes...)...)
+		return pki.KeyPair{Certificate: chainPEM(append([]*x509.Certificate{cert}, by.chain...)...), Key: pkcs8(t, key)}
+	}
+	withKey := func(key pki.PrivateKey) pki.KeyPair {
+		return pki.KeyPair{Certificate: leaf(root).Certificate, Key: key}
+	}
+	of := func(key crypto.Signer, pemKey pki.PrivateKey) pki.KeyPair {
+		return pki.KeyPair{Certificate: chainPEM(sign(t, root, "registry", key, asServer)), Key: pemKey}
+	}
+	names := func(names ...string) template {
+		return func(c *x509.Certificate) { c.DNSNames, c.IPAddresses = names, nil }
+	}
+	uri, err := url.Parse(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rsa2048, rsa1024 := rsaKey(t, 2048), rsaKey(t, 1024)
+	_, edKey, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p224 := ecKey(t, elliptic.P224())
+	good := leaf(root)
+	parameters := block("EC PARAMETERS", []byte{0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07})
+	many := make([]string, 12)
+	for i := range many {
+		many[i] = fmt.Sprintf("host-%d", i)
+	}
+	tooMany := pki.NewBundle(root.cert)
+	for i := range 20 {
+		tooMany = tooMany.Union(pki.NewBundle(newCA(t, nil, fmt.Sprint("root ", i)).cert))
+	}
+	rootOnly := func(change template) *ca { return newCA(t, nil, "flawed root", change) }
+	below := func(change template) *ca { return newCA(t, root, "flawed middle", change) }
+	expired := func(c *x509.Certificate) { c.NotAfter = now.Add(-time.Hour) }
+	notCA := func(c *x509.Certificate) { c.IsCA, c.KeyUsage = false, 0 }
+	deep := middle
+	for i := range 9 {
+		deep = newCA(t, deep, fmt.Sprint("middle ", i+2))
+	}
+	noPathBelow := newCA(t, nil, "narrow root", func(c *x509.Certificate) { c.MaxPathLenZero = true })
+	weakRoot := &ca{key: rsa1024, cert: sign(t, nil, "weak root", rsa1024, asCA)}
+	expiredRoot, futureRoot := rootOnly(expired), rootOnly(func(c *x509.Certificate) { c.NotBefore = now.Add(time.Hour) })
+	noRoot, mute := rootOnly(notCA), rootOnly(func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature })
+	ours := authority(t, now, 0)
+	ourLeaf := serverLeaf()
+	ourLeaf.DNSNames = append(ourLeaf.DNSNames, "zarf-registry.zarf.svc")
+	sameName := newCA(t, nil, "root")
+
+	cases := map[string]struct {
+		pair  pki.KeyPair
+		trust *pki.Bundle      // nil: root
+		want  *pki.Requirement // nil: what a server must be good for
+		at    time.Time        // zero: now
+		lines []string         // none: it is good
+	}{
+		"a good one":                                  {pair: good},
+		"with an intermediate":                        {pair: leaf(middle)},
+		"with the root in the chain as well":          {pair: pki.KeyPair{Certificate: slices.Concat(leaf(middle).Certificate, chainPEM(root.cert)), Key: good.Key}},
+		"a wildcard":                                  {pair: leaf(root, func(c *x509.Certificate) { c.DNSNames = []string{"*.zarf.svc"} })},
+		"without any usages everything is allowed":    {pair: leaf(root, func(c *x509.Certificate) { c.ExtKeyUsage, c.KeyUsage = nil, 0 })},
+		"the usage that allows all":                   {pair: leaf(root, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny} })},
+		"the role as organizational unit":             {pair: leaf(root, func(c *x509.Certificate) { c.Subject = pkix.Name{OrganizationalUnit: []string{"IT", server}} })},
+		"the role as URI":                             {pair: leaf(root, func(c *x509.Certificate) { c.Subject, c.URIs = pkix.Name{}, []*url.URL{uri} })},
+		"a peer's clock 10 minutes behind":            {pair: leaf(root), at: now.Add(-10 * time.Minute)},
+		"ours, as another would check it":             {pair: issue(t, ours, ourLeaf, now), trust: trusting(ours.Certificate())},
+		"an RSA key in PKCS #1":                       {pair: of(rsa2048, block("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(rsa2048)))},
+		"an RSA key in PKCS #8":                       {pair: of(rsa2048, pkcs8(t, rsa2048))},
+		"an ECDSA key in SEC 1":                       {pair: withKey(sec1(t, key))},
+		"an ECDSA key behind its parameters":          {pair: withKey(slices.Concat(parameters, []byte(sec1(t, key))))},
+		"an Ed25519 key":                              {pair: of(edKey, pkcs8(t, edKey))},
+		"the former authority is expired, not needed": {pair: good, trust: trusting(expiredRoot.cert, root.cert)},
+		"one of two authorities with one name and one key is expired": {pair: good, trust: trusting(
+			sign(t, nil, "root", root.key, asCA, expired), root.cert)},
+
+		"nothing at all": {lines: []string{"the certificate is missing", "the private key is missing"}},
+		"no key":         {pair: withKey(nil), lines: []string{"the private key is missing"}},
+		"a blank key":    {pair: withKey([]byte(" \n")), lines: []string{"the private key is missing"}},
+		"no certificate": {pair: pki.KeyPair{Key: good.Key}, lines: []string{"the certificate is missing"}},
+		"no authority":   {pair: good, trust: trusting(), lines: []string{"there is no authority to trust"}},
+		"another's key": {pair: withKey(pkcs8(t, ecKey(t, elliptic.P256()))),
+			lines: []string{"the private key does not belong to the certificate"}},
+		"a key of another kind": {pair: withKey(pkcs8(t, edKey)),
+			lines: []string{"the private key does not belong to the certificate"}},
+		"the chain upside down": {pair: pki.KeyPair{Certificate: chainPEM(middle.cert, parseFirst(t, leaf(middle))), Key: good.Key}, want: &pki.Requirement{Role: ""},
+			lines: []string{
+				"the private key does not belong to the certificate, but to certificate 2 of the chain, which must stand first",
+				"it is itself a certificate authority",
+				"its key usages do not allow digital signatures, which TLS 1.3 needs",
+			}},
+		"an RSA key of 1024 bits": {pair: of(rsa1024, pkcs8(t, rsa1024)),
+			lines: []string{"parsing the private key: it is an RSA key of 1024 bits, use 2048 to 8192"}},
+		"an ECDSA key on P-224": {pair: of(p224, pkcs8(t, p224)),
+			lines: []string{"parsing the private key: it is an ECDSA key on curve P-224, use P-256, P-384 or P-521"}},
+		"an encrypted key": {pair: withKey(block("ENCRYPTED PRIVATE KEY", []byte("secret"))),
+			lines: []string{"parsing the private key: it is encrypted, and nobody is there to type a password: store it decrypted"}},
+		"an encrypted key of former times": {pair: withKey([]byte("-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\nc2VjcmV0\n-----END EC PRIVATE KEY-----\n")),
+			lines: []string{"parsing the private key: it is encrypted, and nobody is there to type a password: store it decrypted"}},
+		"two keys": {pair: withKey(slices.Concat(good.Key, good.Key)),
+			lines: []string{"parsing the private key: there are 2 PEM blocks where one is expected"}},
+		"rubbish in the key": {pair: withKey(block("PRIVATE KEY", []byte("hunter2"))),
+			lines: []string{`parsing the private key: the content of a PEM block "PRIVATE KEY" is damaged or of an unknown kind`}},
+		"rubbish as key": {pair: withKey([]byte("hunter2")),
+			lines: []string{"parsing the private key: no PEM block found"}},
+		"a block of any name as key": {pair: withKey(block("HUNTER2", nil)),
+			lines: []string{"parsing the private key: found a PEM block of an unknown type where a private key is expected"}},
+		"the certificate as key": {pair: withKey(good.Certificate),
+			lines: []string{`parsing the private key: found a PEM block "CERTIFICATE" where a private key is expected`}},
+		"a key of 10 MB": {pair: withKey(bytes.Repeat([]byte("x"), 10<<20)),
+			lines: []string{"parsing the private key: 10485760 bytes are too many, the limit is 65536"}},
+		"the key as certificate": {pair: pki.KeyPair{Certificate: good.Key, Key: good.Key},
+			lines: []string{`parsing the certificate: found a PEM block "PRIVATE KEY" where a certificate is expected`}},
+		"a certificate of 10 MB": {pair: pki.KeyPair{Certificate: bytes.Repeat(good.Certificate, 10<<20/len(good.Certificate)), Key: good.Key},
+			lines: []string{fmt.Sprintf("parsing the certificate: %d bytes are too many, the limit is 65536", 10<<20/len(good.Certificate)*len(good.Certificate))}},
+		"rubbish before": {pair: pki.KeyPair{Certificate: slices.Concat([]byte("hunter2\n"), good.Certificate), Key: good.Key},
+			lines: []string{"parsing the certificate: there is something before the first PEM block: only PEM blocks may be in the file"}},
+		"rubbish behind": {pair: pki.KeyPair{Certificate: slices.Concat(good.Certificate, []byte("hunter2")), Key: good.Key},
+			lines: []string{"parsing the certificate: there is something after PEM block 1: only PEM blocks may be in the file"}},
+		"rubbish in between": {pair: pki.KeyPair{Certificate: slices.Concat(good.Certificate, []byte("hunter2\n"), good.Certificate), Key: good.Key},
+			lines: []string{"parsing the certificate: there is something after PEM block 1: only PEM blocks may be in the file"}},
+		"a damaged block before a good one": {pair: pki.KeyPair{Certificate: slices.Concat([]byte("-----BEGIN CERTIFICATE-----\nhunter2!\n-----END CERTIFICATE-----\n"), good.Certificate), Key: good.Key},
+			lines: []string{"parsing the certificate: PEM block 1 is damaged"}},
+		"half a block": {pair: pki.KeyPair{Certificate: good.Certificate[:len(good.Certificate)/2], Key: good.Key},
+			lines: []string{"parsing the certificate: PEM block 1 is damaged"}},
+		"a block with headers": {pair: pki.KeyPair{Certificate: bytes.Replace(good.Certificate, []byte("-----\n"), []byte("-----\nFor: hunter2\n\n"), 1), Key: good.Key},
+			lines: []string{"parsing the certificate: PEM block 1 has headers, which a certificate has not"}},
+		"no certificate in the block": {pair: pki.KeyPair{Certificate: block("CERTIFICATE", []byte("hunter2")), Key: good.Key},
+			lines: []string{"parsing the certificate: PEM block 1: x509: malformed certificate"}},
+		"the chain too long": {pair: leaf(deep),
+			lines: []string{"parsing the certificate: the chain is too long, it has 11 certificates and the limit is 10"}},
+
+		"expired": {pair: leaf(root, func(c *x509.Certificate) { c.NotAfter = now.Add(-3 * time.Hour) }),
+			lines: []string{"it expired at 2026-11-20T09:00:00Z (3h0m0s ago)"}},
+		"not yet valid, by 10 minutes": {pair: leaf(root, func(c *x509.Certificate) { c.NotBefore = now.Add(10 * time.Minute) }),
+			lines: []string{"it is not valid before 2026-11-20T12:10:00Z (10m0s from now): is the clock right?"}},
+		"another name": {pair: leaf(root, names("registry.example.com", "registry")),
+			lines: []string{"it is not valid for zarf-registry.zarf.svc, 127.0.0.1, only for registry.example.com, registry"}},
+		"an address as name": {pair: leaf(root, func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, append(c.DNSNames, "127.0.0.1") }),
+			lines: []string{"it is not valid for 127.0.0.1, only for zarf-registry.zarf.svc, zarf-registry, 127.0.0.1"}},
+		"a name with line breaks": {pair: leaf(root, names("a\nit is fine")),
+			lines: []string{`it is not valid for zarf-registry.zarf.svc, 127.0.0.1, only for a\nit is fine`}},
+		"many other names": {pair: leaf(root, names(many...)),
+			lines: []string{"it is not valid for zarf-registry.zarf.svc, 127.0.0.1, only for " + strings.Join(many[:10], ", ") + " and 2 more"}},
+		"no names": {pair: leaf(root, names()),
+			lines: []string{"it is not valid for zarf-registry.zarf.svc, 127.0.0.1, it has no DNS names and IP addresses at all (a common name does not count)"}},
+		"for servers, where a client is wanted": {pair: good, want: &pki.Requirement{Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}},
+			lines: []string{"its extended key usages do not allow client authentication"}},
+		"for clients, where a server is wanted": {pair: leaf(root, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
+			lines: []string{"its extended key usages do not allow server authentication"}},
+		"not for signatures": {pair: leaf(root, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment }),
+			lines: []string{"its key usages do not allow digital signatures, which TLS 1.3 needs"}},
+		"another role": {pair: good, want: &pki.Requirement{Role: node},
+			lines: []string{"it does not carry the role zarf-registry:node as organization (O), organizational unit (OU) or URI"}},
+		"the role as common name": {pair: leaf(root, func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: server} }),
+			lines: []string{"it does not carry the role zarf-registry:server as organization (O), organizational unit (OU) or URI"}},
+		"an authority as leaf": {pair: leaf(root, func(c *x509.Certificate) { c.IsCA = true }),
+			lines: []string{"it is itself a certificate authority"}},
+		"everything at once": {pair: leaf(root, func(c *x509.Certificate) {
+			c.Subject.Organization, c.NotAfter, c.DNSNames = nil, now.Add(-time.Hour), []string{"x"}
+		}),
+			lines: []string{
+				"it expired at 2026-11-20T11:00:00Z (1h0m0s ago)",
+				"it is not valid for zarf-registry.zarf.svc, only for x, 127.0.0.1",
+				"it does not carry the role zarf-registry:server as organization (O), organizational unit (OU) or URI",
+			}},
+
+		"a foreign authority": {pair: good, trust: trusting(noPathBelow.cert),
+			lines: []string{`it does not lead to a trusted authority: wanted is "CN=root", the issuer of "CN=registry,O=zarf-registry:server", as intermediate in the chain or as trusted authority`}},
+		"without its intermediate": {pair: pki.KeyPair{Certificate: chainPEM(parseFirst(t, leaf(middle))), Key: good.Key},
+			lines: []string{`it does not lead to a trusted authority: wanted is "CN=middle", the issuer of "CN=registry,O=zarf-registry:server", as intermediate in the chain or as trusted authority`}},
+		"with another's intermediate": {pair: leaf(newCA(t, noPathBelow, "middle")),
+			lines: []string{`it does not lead to a trusted authority: wanted is "CN=narrow root", the issuer of "CN=middle", as intermediate in the chain or as trusted authority`}},
+		"a new authority of the same name": {pair: good, trust: trusting(sameName.cert),
+			lines: []string{`"CN=registry,O=zarf-registry:server" was not signed by the trusted authority "CN=root", but by another key of that name`}},
+		"signed by itself": {pair: pki.KeyPair{Certificate: chainPEM(sign(t, nil, "alone", key, asServer)), Key: good.Key},
+			lines: []string{`"CN=alone,O=zarf-registry:server" is signed by itself and is not among the trusted authorities`}},
+		"an expired authority": {pair: leaf(expiredRoot), trust: trusting(expiredRoot.cert),
+			lines: []string{`trusted authority "CN=flawed root": it expired at 2026-11-20T11:00:00Z (1h0m0s ago)`}},
+		"an authority of tomorrow": {pair: leaf(futureRoot), trust: trusting(futureRoot.cert),
+			lines: []string{`trusted authority "CN=flawed root": it is not valid before 2026-11-20T13:00:00Z (1h0m0s from now): is the clock right?`}},
+		"an authority that is none": {pair: leaf(noRoot), trust: trusting(noRoot.cert),
+			lines: []string{`certificate "CN=flawed root" is not a certificate authority`}},
+		"an authority that may not sign": {pair: leaf(mute), trust: trusting(mute.cert),
+			lines: []string{`certificate "CN=flawed root" may not sign certificates: its key usages lack that`}},
+		"an expired intermediate": {pair: leaf(below(expired)),
+			lines: []string{`intermediate "CN=flawed middle": it expired at 2026-11-20T11:00:00Z (1h0m0s ago)`}},
+		"an intermediate that is no authority": {pair: leaf(below(notCA)),
+			lines: []string{`certificate "CN=flawed middle" is not a certificate authority`}},
+		"an authority that allows none below it": {pair: leaf(newCA(t, noPathBelow, "middle")), trust: trusting(noPathBelow.cert),
+			lines: []string{`trusted authority "CN=narrow root": it allows 0 authorities below it, and the chain has 1`}},
+		"an authority for clients only": {pair: leaf(below(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })),
+			lines: []string{"an authority between it and the trusted one does not allow server authentication"}},
+		"an authority for other names": {pair: leaf(below(func(c *x509.Certificate) {
+			c.PermittedDNSDomainsCritical, c.PermittedDNSDomains = true, []string{"example.com"}
+		})),
+			lines: []string{`it is not believed: x509: a root or intermediate certificate is not authorized to sign for this name: DNS name "zarf-registry.zarf.svc" is not permitted by any constraint`}},
+		"an authority with a short key": {pair: leaf(weakRoot), trust: trusting(weakRoot.cert),
+			lines: []string{`authority "CN=weak root": its key: it is an RSA key of 1024 bits, use 2048 to 8192`}},
+		"all the world's authorities": {pair: good, trust: &tooMany,
+			lines: []string{"there are 21 authorities to trust, more than 20: name those only that have issued the certificates, since each can issue more"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			if c.trust == nil {
+				c.trust = trusting(root.cert)
+			}
+			if c.want == nil {
+				c.want = &serverRequirement
+			}
+			if c.at.IsZero() {
+				c.at = now
+			}
+			err := pki.Check(c.pair, *c.trust, *c.want, c.at)
+			var got []string
+			if err != nil {
+				got = strings.Split(err.Error(), "\n")
+			}
+			if !slices.Equal(got, c.lines) {
+				t.Errorf("it says\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(c.lines, "\n\t"))
+			}
+			if err == nil {
+				if _, err := tls.X509KeyPair(c.pair.Certificate, c.pair.Key); err != nil {
+					t.Errorf("TLS does not take what is good: %v", err)
+				}
+			} else if strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("the file is quoted: %v", err)
+			}
+		})
+	}
+}
+
+func TestRoles(t *testing.T) {
+	uri := func(s string) *url.URL {
+		u, err := url.Parse(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	key := ecKey(t, elliptic.P256())
+	for name, c := range map[string]struct {
+		change template
+		want   []string
+	}{
+		"none":                         {func(*x509.Certificate) {}, nil},
+		"by organization":              {func(c *x509.Certificate) { c.Subject.Organization = []string{node} }, []string{node}},
+		"by organizational unit":       {func(c *x509.Certificate) { c.Subject.OrganizationalUnit = []string{push} }, []string{push}},
+		"by URI":                       {func(c *x509.Certificate) { c.URIs = []*url.URL{uri("https://example.com"), uri(server)} }, []string{server}},
+		"others are nobody's business": {func(c *x509.Certificate) { c.Subject.Organization = []string{"ACME", node, "zarf-registry:admin"} }, []string{node}},
+		"a part or more of it is not it": {func(c *x509.Certificate) {
+			c.Subject.Organization = []string{node + " ", "x" + node, "node", strings.ToUpper(node)}
+		}, nil},
+		"not by common name or DNS name": {func(c *x509.Certificate) { c.Subject.CommonName, c.DNSNames = node, []string{node} }, nil},
+		"each once, in one order": {func(c *x509.Certificate) {
+			c.Subject.Organization, c.Subject.OrganizationalUnit, c.URIs = []string{push, node}, []string{push, server}, []*url.URL{uri(node)}
+		}, []string{server, node, push}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := pki.Roles(sign(t, nil, node, key, c.change)); !slices.Equal(got, c.want) {
+				t.Errorf("roles are %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// Whatever is in the files, reading and checking them ends, and what is accepted is
+// what TLS takes.
+func FuzzFiles(f *testing.F) {
+	root := newCA(f, nil, "root")
+	middle := newCA(f, root, "middle")
+	key := ecKey(f, elliptic.P256())
+	leaf := chainPEM(sign(f, middle, "registry", key, asServer), middle.cert)
+	trust := pki.NewBundle(root.cert).PEM()
+	f.Add(leaf, []byte(pkcs8(f, key)), trust)
+	f.Add(leaf, []byte(sec1(f, key)), slices.Concat(trust, leaf))
+	f.Add(slices.Concat(leaf, []byte("hunter2")), []byte("-----BEGIN EC PRIVATE KEY-----\nDEK-Info: x\n\nAA==\n-----END EC PRIVATE KEY-----"), trust[:len(trust)/2])
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"), []byte{}, []byte("-----BEGIN X-----\na: b\n\n-----END X-----\n"))
+	f.Fuzz(func(t *testing.T, certificate, key, authorities []byte) {
+		pair := pki.KeyPair{Certificate: certificate, Key: key}
+		chain, err := pki.ParseChain(certificate)
+		if (err == nil) != (len(chain) != 0) {
+			t.Errorf("%d certificates and error %v", len(chain), err)
+		}
+		bundle, err := pki.ParseBundle(authorities)
+		if (err == nil) == bundle.Empty() {
+			t.Errorf("%q and error %v", bundle.Fingerprints(), err)
+		}
+		if again, err := pki.ParseBundle(bundle.PEM()); !bundle.Empty() && (err != nil || !again.Equal(bundle)) {
+			t.Errorf("what was read cannot be read back: %v", err)
+		}
+		pki.AuthorityRenewal(pair, 0, now)
+		if pki.Check(pair, bundle, serverRequirement, now) == nil {
+			if _, err := tls.X509KeyPair(certificate, key); err != nil {
+				t.Errorf("TLS does not take what is good: %v", err)
+			}
+		}
+	})
+}
