@@ -230,6 +230,54 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 	}
 }
 
+func TestArgumentsAboutCertificatesReachTheHook(t *testing.T) {
+	args := func(more ...string) []string {
+		return append([]string{"prepare", "--mode=proxy", "--payload-id=1", "--proxy-tls=always", "--cluster-domain=example.org", "--pki-leaf-lifetime=2160h", "--pki-authority-lifetime=8760h"}, more...)
+	}
+	pki := func(mode state.PKIMode) state.PKI {
+		return state.PKI{Mode: mode, LeafLifetime: state.Duration(2160 * time.Hour), AuthorityLifetime: state.Duration(8760 * time.Hour), ClusterDomain: "example.org", ServeTLS: true}
+	}
+	existing, certManager := pki(state.PKIExistingSecret), pki(state.PKICertManager)
+	existing.Existing = &state.ExistingSecrets{Server: "a", Node: "b", Push: "c", Authority: "d"}
+	certManager.Issuer = &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}
+	for name, c := range map[string]struct {
+		args   []string
+		want   state.PKI
+		source state.Source
+		secret string
+	}{
+		"internal":       {args("--pki-mode=internal", "--pki-source=state"), pki(state.PKIInternal), state.SourceState, ""},
+		"existing":       {args("--pki-mode=existingSecret", "--pki-server-secret=a", "--pki-node-secret=b", "--pki-push-secret=c", "--pki-authority-secret=d", "--push-secret=mine"), existing, state.SourceValue, "mine"},
+		"cert-manager":   {args("--pki-mode=certManager", "--pki-issuer=corp", "--pki-issuer-kind=ClusterIssuer"), certManager, state.SourceValue, ""},
+		"our own issuer": {args("--pki-mode=certManager", "--pki-source=default"), pki(state.PKICertManager), state.SourceDefault, ""},
+		"external: none": {[]string{"prepare", "--mode=external", "--registry-url=a.b", "--payload-id=1"}, state.PKI{}, state.SourceValue, ""},
+	} {
+		o, err := parseJob(c.args)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if diff := cmp.Diff(c.want, o.PKI); diff != "" || o.PKISource != c.source || o.PushSecret != c.secret {
+			t.Errorf("%s: decided by %s, credential of %q (-want +got):\n%s", name, o.PKISource, o.PushSecret, diff)
+		}
+	}
+	for want, more := range map[string][]string{
+		`--pki-mode dream: unknown mode "dream"`:            {"--pki-mode=dream"},
+		`--pki-source is "dream"`:                           {"--pki-source=dream"},
+		"a certificate's lifetime of 1m0s is too short":     {"--pki-leaf-lifetime=1m"},
+		"an authority's lifetime of 2161h0m0s is too short": {"--pki-authority-lifetime=2161h"},
+		"needs the names of the Secrets of server and node": {"--pki-mode=existingSecret", "--pki-server-secret=a"},
+		"existing Secrets are for mode existingSecret":      {"--pki-server-secret=a"},
+		"an issuer is for mode certManager only":            {"--pki-issuer=a"},
+		"too short: choose 1h0m0s or more":                  {"--pki-mode=certManager", "--pki-leaf-lifetime=30m"},
+	} {
+		_, err := parseJob(args(more...))
+		if _, refused := errors.AsType[*hook.Refused](err); !refused || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error is %v, want one with %q", more, err, want)
+		}
+	}
+}
+
 func TestProgressIsLinesToRead(t *testing.T) {
 	var out bytes.Buffer
 	options := &logging.Options{Format: "auto"}

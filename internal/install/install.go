@@ -131,6 +131,7 @@ func (i *Installer) Plan(ctx context.Context) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	findings = append(r.missing(), findings...)
 	return &Plan{Options: r.options, Findings: findings, Upgrade: r.upgrade(), Manifest: manifest}, nil
 }
 
@@ -299,12 +300,48 @@ func (r *run) makeNamespace(ctx context.Context) (string, error) {
 	if !r.Options.CreateNamespace {
 		return "", &hook.Refused{Err: fmt.Errorf("namespace %s does not exist: kubectl create namespace %s, or leave out --create-namespace=false", name, name)}
 	}
+	if missing := r.missing(); len(missing) > 0 {
+		return "", &Blocked{missing}
+	}
 	made, err := r.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil {
 		return "", fmt.Errorf("creating namespace %s: %w", name, err)
 	}
 	r.namespace, r.made = made, true
 	return "made " + name, nil
+}
+
+// missing is a finding where the namespace does not exist and something of the
+// user's is to be in it: to make the namespace only to say so would leave nothing
+// that the user could make it in.
+func (r *run) missing() []hook.Finding {
+	if r.namespace != nil {
+		return nil
+	}
+	var objects []string
+	o := r.options
+	if e := o.PKI.Existing; e != nil {
+		for _, name := range []string{e.Server, e.Node, e.Push, e.Authority} {
+			if object := "Secret " + name; name != "" && !slices.Contains(objects, object) {
+				objects = append(objects, object)
+			}
+		}
+	}
+	if i := o.PKI.Issuer; i != nil && i.Kind == "Issuer" && i.Group == "cert-manager.io" { // the others may be of the cluster
+		objects = append(objects, "Issuer "+i.Name)
+	}
+	if o.PushSecret != "" {
+		objects = append(objects, "Secret "+o.PushSecret)
+	}
+	if len(objects) == 0 {
+		return nil
+	}
+	namespace := r.Options.Namespace
+	return []hook.Finding{{
+		Check: "certificates", Severity: hook.Blocker, Object: "namespace " + namespace,
+		Cause:  fmt.Sprintf("it does not exist, so it cannot have %s, which the values name", strings.Join(objects, ", ")),
+		Remedy: fmt.Sprintf("kubectl create namespace %s, make them in it, then run this again", namespace),
+	}}
 }
 
 func (r *run) preflight(ctx context.Context) (string, error) {

@@ -334,6 +334,53 @@ func TestABlockerLeavesNothingBehind(t *testing.T) {
 	}
 }
 
+func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
+	existing := &state.ExistingSecrets{Server: "my-server", Node: "my-node", Authority: "my-server"}
+	for name, c := range map[string]struct {
+		options hook.Options
+		want    string // "" is no blocker
+	}{
+		"existing Secrets": {hook.Options{PKI: state.PKI{Mode: state.PKIExistingSecret, Existing: existing}},
+			"certificates: namespace zarf: it does not exist, so it cannot have Secret my-server, Secret my-node, which the values name; kubectl create namespace zarf, make them in it"},
+		"a push credential": {hook.Options{PushSecret: "my-password"}, "it cannot have Secret my-password"},
+		"an Issuer":         {hook.Options{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp", Kind: "Issuer", Group: "cert-manager.io"}}}, "it cannot have Issuer corp"},
+		"a ClusterIssuer":   {hook.Options{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}}}, ""},
+		"nothing":           {hook.Options{}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for there, objects := range map[bool][]runtime.Object{false: nil, true: {namespace()}} {
+				b := newBench(t, objects...)
+				b.Parse = func([]string) (hook.Options, error) {
+					o := c.options
+					o.Namespace, o.Release, o.Name, o.Mode, o.Port = "zarf", "zarf-registry", "zarf-registry", state.ModeProxy, 31999
+					return o, nil
+				}
+				blocked := c.want != "" && !there
+				plan, err := b.Plan(t.Context())
+				if err != nil || len(install.Blockers(plan.Findings)) > 0 != blocked {
+					t.Errorf("with the namespace (%t): plan is %+v, error %v", there, plan, err)
+				}
+				b.wantNamespace(there)
+				_, err = b.Installer.Run(t.Context())
+				if !blocked {
+					if err != nil {
+						t.Error(err)
+					}
+					continue
+				}
+				if _, ok := errors.AsType[*install.Blocked](err); !ok || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("error is %v, want one with %q", err, c.want)
+				}
+				b.wantNamespace(false)
+				b.wantHistory()
+				if !slices.Equal(b.events, []string{"preflight"}) { // the plan's
+					t.Errorf("the phases were %q", b.events)
+				}
+			}
+		})
+	}
+}
+
 func TestPlanChangesNothing(t *testing.T) {
 	b := newBench(t)
 	b.findings = []hook.Finding{{Check: "port", Severity: hook.Blocker}}
