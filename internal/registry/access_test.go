@@ -3,108 +3,180 @@ package registry
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
 // attempt is a request that reaches the handlers once it is allowed.
 type attempt struct {
-	path, body string
-	code       int // when allowed
+	method, path, body string
+	read               bool // nothing but reading, so nodes may
+	code               int  // when allowed
 }
 
-// attempts has one for every method of the distribution specification.
+// attempts has one for each method of each route of the distribution specification that distribution knows, for what else
+// clients may ask, and for paths that it does not know. existing is a blob of repository a.
 func attempts(existing string) map[string]attempt {
+	const (
+		get, head, put, post, patch, remove = http.MethodGet, http.MethodHead, http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete
+
+		ok, accepted, created              = http.StatusOK, http.StatusAccepted, http.StatusCreated
+		bad, missing, unsupported, notThat = http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotFound
+	)
+	nowhere := "sha256:" + strings.Repeat("0", 64)
+	const upload = "/v2/a/blobs/uploads/00000000-0000-0000-0000-000000000000"
 	return map[string]attempt{
-		http.MethodGet:    {"/v2/a/blobs/" + existing, "", http.StatusOK},
-		http.MethodHead:   {"/v2/a/blobs/" + existing, "", http.StatusOK},
-		http.MethodPost:   {"/v2/a/blobs/uploads/", "", http.StatusAccepted},
-		http.MethodPatch:  {"/v2/a/blobs/uploads/00000000-0000-0000-0000-000000000000", "x", http.StatusNotFound},
-		http.MethodPut:    {"/v2/a/manifests/tag", "x", http.StatusBadRequest},
-		http.MethodDelete: {"/v2/a/blobs/sha256:" + strings.Repeat("0", 64), "", http.StatusNotFound},
+		"the API":                       {get, "/v2/", "", true, ok},
+		"whether there is the API":      {head, "/v2/", "", true, ok},
+		"the catalog":                   {get, "/v2/_catalog", "", true, ok},
+		"a part of the catalog":         {get, "/v2/_catalog?n=1", "", true, ok},
+		"the tags":                      {get, "/v2/a/tags/list", "", true, missing},
+		"a manifest":                    {get, "/v2/a/manifests/tag", "", true, missing},
+		"whether a manifest is there":   {head, "/v2/a/manifests/tag", "", true, missing},
+		"to put a manifest":             {put, "/v2/a/manifests/tag", "x", false, bad},
+		"to put a manifest by digest":   {put, "/v2/a/manifests/" + nowhere, "x", false, bad},
+		"to delete a tag":               {remove, "/v2/a/manifests/tag", "", false, missing},
+		"to delete a manifest":          {remove, "/v2/a/manifests/" + nowhere, "", false, missing},
+		"a blob":                        {get, "/v2/a/blobs/" + existing, "", true, ok},
+		"whether a blob is there":       {head, "/v2/a/blobs/" + existing, "", true, ok},
+		"to delete a blob":              {remove, "/v2/a/blobs/" + nowhere, "", false, missing},
+		"the referrers":                 {get, "/v2/a/referrers/" + existing, "", true, notThat},
+		"to begin an upload":            {post, "/v2/a/blobs/uploads/", "", false, accepted},
+		"to upload at once":             {post, "/v2/a/blobs/uploads/?digest=" + nowhere, "x", false, accepted},
+		"to mount a blob":               {post, "/v2/b/blobs/uploads/?mount=" + existing + "&from=a", "", false, created},
+		"to mount a blob of nobody":     {post, "/v2/b/blobs/uploads/?mount=" + existing, "", false, accepted},
+		"to mount what is not there":    {post, "/v2/b/blobs/uploads/?mount=" + nowhere + "&from=a", "", false, accepted},
+		"to go on with an upload":       {patch, upload, "x", false, missing},
+		"to end an upload":              {put, upload + "?digest=" + nowhere, "x", false, missing},
+		"to cancel an upload":           {remove, upload, "", false, missing},
+		"how far an upload is":          {get, upload, "", false, missing},
+		"whether there is an upload":    {head, upload, "", false, missing},
+		"an upload without its number":  {get, "/v2/a/blobs/uploads/", "", false, missing},
+		"an unknown path":               {get, "/v2/a/secrets/x", "", true, notThat},
+		"a path beside the API":         {get, "/debug/vars", "", true, notThat},
+		"to write to an unknown path":   {put, "/v2/a/secrets/x", "", false, notThat},
+		"to post to the API":            {post, "/v2/", "", false, ok},
+		"to delete the catalog":         {remove, "/v2/_catalog", "", false, unsupported},
+		"what is allowed":               {http.MethodOptions, "/v2/a/blobs/" + existing, "", false, ok},
+		"an echo":                       {http.MethodTrace, "/v2/a/blobs/" + existing, "", false, unsupported},
+		"with a method that nobody has": {"BREW", "/v2/a/blobs/" + existing, "", false, unsupported},
+		"with a method in lower case":   {"put", "/v2/a/manifests/tag", "x", false, unsupported},
 	}
 }
 
+// What a caller may do.
+const (
+	mayNothing        = iota // 403 for everything
+	mayRead                  // 403 for what is not reading
+	mayWithCredential        // 401 for what is not reading
+	mayNothingYet            // 401 for everything
+	mayAll
+)
+
+// try makes all attempts and compares what comes of them with what the caller may do.
+func (c client) try(existing string, may int) {
+	c.t.Helper()
+	for sentence, attempt := range attempts(existing) {
+		a, err := c.send(attempt.method, attempt.path, strings.NewReader(attempt.body))
+		if err != nil {
+			c.t.Errorf("%s: %v", sentence, err)
+			continue
+		}
+		status, code, challenge := attempt.code, "", ""
+		switch {
+		case may == mayNothing, may == mayRead && !attempt.read:
+			status, code = http.StatusForbidden, "DENIED"
+		case may == mayNothingYet, may == mayWithCredential && !attempt.read:
+			status, code, challenge = http.StatusUnauthorized, "UNAUTHORIZED", `Basic realm="zarf-registry"`
+		}
+		if a.StatusCode != status {
+			c.t.Errorf("%s, %s %s: status %d, want %d: %s", sentence, attempt.method, attempt.path, a.StatusCode, status, a.body)
+		}
+		if got := a.code(); code != "" && attempt.method != http.MethodHead && got != code {
+			c.t.Errorf("%s: error code %q, want %q: %s", sentence, got, code, a.body)
+		}
+		if got := a.Header.Get("WWW-Authenticate"); got != challenge {
+			c.t.Errorf("%s: WWW-Authenticate %q, want %q", sentence, got, challenge)
+		}
+	}
+}
+
+// Who gets no connection at all is in TestHandshakes.
 func TestWhoMayDoWhatOverTLS(t *testing.T) {
-	ca, foreign := newAuthority(t), newAuthority(t)
+	ca := newAuthority(t)
 	i := start(t, ca, t.TempDir())
 	d := i.pusher().pushBlob("a", "content").String()
-	clientUsage := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	holder := func(change func(*x509.Certificate)) *tls.Certificate { return i.holder(t, change) }
+	node, push := ca.client(t, pki.OrganizationNode), ca.client(t, pki.OrganizationPush)
+	both := holder(func(c *x509.Certificate) {
+		c.Subject.Organization = []string{pki.OrganizationNode, pki.OrganizationPush}
+	})
+	uri := func(role string) func(*x509.Certificate) {
+		return func(c *x509.Certificate) {
+			parsed, err := url.Parse(role)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Subject.Organization, c.URIs = []string{"acme"}, []*url.URL{parsed}
+		}
+	}
 
-	const (
-		refused = iota // in the handshake
-		noAccess
-		readOnly
-		needsCredential
-		everything
-	)
 	for sentence, tt := range map[string]struct {
 		certificate    *tls.Certificate
 		user, password string
-		want           int
+		may            int
 	}{
-		"without a certificate there is no connection": {nil, pushUser, pushPassword, refused},
-		"a certificate of another CA is refused":       {foreign.client(t, pki.OrganizationPush), pushUser, pushPassword, refused},
-		"an expired certificate is refused":            {certificate(t, newExpired(t, ca)), pushUser, pushPassword, refused},
-		"a certificate for servers only is refused": {certificate(t, ca.issue(t, pki.Leaf{
-			Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		}, time.Now())), pushUser, pushPassword, refused},
-		"a client certificate of the server's organization has no access": {ca.client(t, pki.OrganizationServer), pushUser, pushPassword, noAccess},
-		"a client certificate of no organization has no access": {certificate(t, ca.issue(t, pki.Leaf{
-			CommonName: pki.OrganizationPush, Usages: clientUsage,
-		}, time.Now())), pushUser, pushPassword, noAccess},
-		"a node reads": {ca.client(t, pki.OrganizationNode), "", "", readOnly},
-		"a node with the push credential still only reads":    {ca.client(t, pki.OrganizationNode), pushUser, pushPassword, readOnly},
-		"a pusher without a credential reads":                 {ca.client(t, pki.OrganizationPush), "", "", needsCredential},
-		"a pusher with a wrong password reads":                {ca.client(t, pki.OrganizationPush), pushUser, pushPassword + "!", needsCredential},
-		"a pusher with an empty password reads":               {ca.client(t, pki.OrganizationPush), pushUser, "", needsCredential},
-		"a pusher with an unknown user reads":                 {ca.client(t, pki.OrganizationPush), "nobody", pushPassword, needsCredential},
-		"a pusher with the credential of a pull user reads":   {ca.client(t, pki.OrganizationPush), pullUser, pullPassword, readOnly},
-		"a pusher with the push credential may do everything": {ca.client(t, pki.OrganizationPush), pushUser, pushPassword, everything},
-		"a pusher with the push user and another's password":  {ca.client(t, pki.OrganizationPush), pushUser, pullPassword, needsCredential},
+		"a client certificate of the server's role has no access": {ca.client(t, pki.OrganizationServer), pushUser, pushPassword, mayNothing},
+		"a role as a common name gives no access": {holder(func(c *x509.Certificate) {
+			c.Subject = pkix.Name{CommonName: pki.OrganizationPush}
+		}), pushUser, pushPassword, mayNothing},
+		"a role as a DNS name gives no access": {holder(func(c *x509.Certificate) {
+			c.Subject.Organization, c.DNSNames = nil, []string{pki.OrganizationPush}
+		}), pushUser, pushPassword, mayNothing},
+		"a name that begins like a role gives no access": {holder(func(c *x509.Certificate) {
+			c.Subject.Organization = []string{pki.OrganizationPush + "er", "x" + pki.OrganizationNode, strings.ToUpper(pki.OrganizationPush)}
+		}), pushUser, pushPassword, mayNothing},
+
+		"a node reads": {node, "", "", mayRead},
+		"a node with the push credential still only reads": {node, pushUser, pushPassword, mayRead},
+		"a node with the pull credential only reads":       {node, pullUser, pullPassword, mayRead},
+		"a node by its organizational unit only reads": {holder(func(c *x509.Certificate) {
+			c.Subject.Organization, c.Subject.OrganizationalUnit = []string{"acme"}, []string{pki.OrganizationNode}
+		}), pushUser, pushPassword, mayRead},
+		"a node by a URI only reads": {holder(uri(pki.OrganizationNode)), pushUser, pushPassword, mayRead},
+
+		"a pusher without a credential reads":                 {push, "", "", mayWithCredential},
+		"a pusher with a wrong password reads":                {push, pushUser, pushPassword + "!", mayWithCredential},
+		"a pusher with an empty password reads":               {push, pushUser, "", mayWithCredential},
+		"a pusher with an unknown user reads":                 {push, "nobody", pushPassword, mayWithCredential},
+		"a pusher with the push user and another's password":  {push, pushUser, pullPassword, mayWithCredential},
+		"a pusher with the pull credential reads":             {push, pullUser, pullPassword, mayRead},
+		"a pusher with the push credential may do everything": {push, pushUser, pushPassword, mayAll},
+		"a pusher by an organizational unit may too": {holder(func(c *x509.Certificate) {
+			c.Subject.Organization, c.Subject.OrganizationalUnit = []string{"acme"}, []string{"ops", pki.OrganizationPush}
+		}), pushUser, pushPassword, mayAll},
+		"a pusher by a URI may too": {holder(uri(pki.OrganizationPush)), pushUser, pushPassword, mayAll},
+
+		"a node that is a pusher reads without a credential":   {both, "", "", mayWithCredential},
+		"a node that is a pusher reads with a pull credential": {both, pullUser, pullPassword, mayRead},
+		"a node that is a pusher may do everything with both":  {both, pushUser, pushPassword, mayAll},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			c := i.client(tt.certificate).as(tt.user, tt.password)
-			for method, request := range attempts(d) {
-				a, err := c.send(method, request.path, strings.NewReader(request.body))
-				if tt.want == refused {
-					if err == nil {
-						t.Errorf("%s was answered with %d", method, a.StatusCode)
-					}
-					continue
-				}
-				if err != nil {
-					t.Errorf("%s: %v", method, err)
-					continue
-				}
-				read := method == http.MethodGet || method == http.MethodHead
-				status, code, challenge := request.code, "", ""
-				switch {
-				case tt.want == noAccess, tt.want == readOnly && !read:
-					status, code = http.StatusForbidden, "DENIED"
-				case tt.want == needsCredential && !read:
-					status, code, challenge = http.StatusUnauthorized, "UNAUTHORIZED", `Basic realm="zarf-registry"`
-				}
-				if a.StatusCode != status {
-					t.Errorf("%s: status %d, want %d: %s", method, a.StatusCode, status, a.body)
-				}
-				if got := a.code(); code != "" && method != http.MethodHead && got != code {
-					t.Errorf("%s: error code %q, want %q: %s", method, got, code, a.body)
-				}
-				if got := a.Header.Get("WWW-Authenticate"); got != challenge {
-					t.Errorf("%s: WWW-Authenticate %q, want %q", method, got, challenge)
-				}
-			}
+			c.t = t
+			c.try(d, tt.may)
 		})
 	}
 	for _, secret := range []string{pushPassword, pullPassword, "Basic ", "nobody"} {
@@ -117,11 +189,17 @@ func TestWhoMayDoWhatOverTLS(t *testing.T) {
 	}
 }
 
-func newExpired(t *testing.T, ca authority) pki.KeyPair {
+// holder returns a client certificate that the server trusts, of a CA of its own, which can issue what internal/pki does not.
+func (i *instance) holder(t testing.TB, change func(*x509.Certificate)) *tls.Certificate {
 	t.Helper()
-	return ca.issue(t, pki.Leaf{
-		Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, Lifetime: time.Minute,
-	}, time.Now().Add(-time.Hour))
+	if i.strange == nil {
+		i.strange = tlsfilestest.NewCA(t, "strange")
+		files := i.ca.serverFiles(t)
+		files["ca.crt"] = append(files["ca.crt"], i.strange.PEM...)
+		i.replaceCertificates(files)
+	}
+	pair, key := i.strange.IssueWith(t, change, "holder")
+	return certificate(t, pki.KeyPair{Certificate: pair, Key: key})
 }
 
 func TestWhoMayDoWhatWithoutTLS(t *testing.T) {
@@ -130,39 +208,25 @@ func TestWhoMayDoWhatWithoutTLS(t *testing.T) {
 		t.Run(fmt.Sprintf("anonymous pull %t", anonymous), func(t *testing.T) {
 			i := start(t, ca, t.TempDir(), func(o *Options) { o.AnonymousPull = anonymous })
 			d := i.pusher().pushBlob("a", "content").String()
-			const (
-				nobody = iota
-				puller
-				pusher
-			)
+			nobody := mayNothingYet
+			if anonymous {
+				nobody = mayWithCredential
+			}
 			for sentence, tt := range map[string]struct {
 				user, password string
-				is             int
+				may            int
 			}{
 				"without a credential":        {"", "", nobody},
 				"with a wrong password":       {pushUser, "wrong", nobody},
 				"with an unknown user":        {"nobody", pushPassword, nobody},
-				"with the pull credential":    {pullUser, pullPassword, puller},
-				"with the push credential":    {pushUser, pushPassword, pusher},
+				"with the pull credential":    {pullUser, pullPassword, mayRead},
+				"with the push credential":    {pushUser, pushPassword, mayAll},
 				"with a password of 73 bytes": {pushUser, strings.Repeat("x", 73), nobody},
 			} {
 				t.Run(sentence, func(t *testing.T) {
 					c := i.plain().as(tt.user, tt.password)
-					for method, request := range attempts(d) {
-						read := method == http.MethodGet || method == http.MethodHead
-						status := request.code
-						switch {
-						case read && anonymous, tt.is == pusher, read && tt.is == puller:
-						case tt.is == puller:
-							status = http.StatusForbidden
-						default:
-							status = http.StatusUnauthorized
-						}
-						a, err := c.send(method, request.path, strings.NewReader(request.body))
-						if err != nil || a.StatusCode != status {
-							t.Errorf("%s: status %d, %v, want %d", method, a.StatusCode, err, status)
-						}
-					}
+					c.t = t
+					c.try(d, tt.may)
 				})
 			}
 		})
@@ -186,8 +250,8 @@ func TestRefusalsNameWhoAndWhat(t *testing.T) {
 		client client
 		want   []string
 	}{
-		"a node that writes":            {i.node(), []string{pki.OrganizationNode, pki.OrganizationPush, "POST"}},
-		"an unknown organization":       {i.client(i.ca.client(t, "acme")), []string{"acme", pki.OrganizationPush}},
+		"a node that writes":            {i.node(), []string{pki.OrganizationNode, pki.OrganizationPush, "POST of an upload"}},
+		"a certificate without a role":  {i.client(i.ca.client(t, "acme")), []string{"no access", pki.OrganizationNode, pki.OrganizationPush}},
 		"a pusher without a credential": {i.client(i.ca.client(t, pki.OrganizationPush)), []string{"push credential"}},
 	} {
 		t.Run(sentence, func(t *testing.T) {
@@ -207,31 +271,41 @@ func TestRefusalsNameWhoAndWhat(t *testing.T) {
 func TestAuthorize(t *testing.T) {
 	mutual, plain, open := policy{mutualTLS: true}, policy{}, policy{anonymousPull: true}
 	node, push := []string{pki.OrganizationNode}, []string{pki.OrganizationPush}
-	const unasked = role(-1) // the credential must not be looked at: that is slow
+	both := []string{pki.OrganizationNode, pki.OrganizationPush}
+	const uploads = "/uploads/" // of a repository
+	const unasked = role(-1)    // the credential must not be looked at: that is slow
 	for sentence, tt := range map[string]struct {
-		policy        policy
-		method        string
-		repository    string
-		organizations []string
-		credential    role
-		want          error
+		policy     policy
+		method     string
+		repository string
+		roles      []string
+		credential role
+		want       error
 	}{
 		"a node reads":                                     {mutual, "GET", "a", node, unasked, nil},
 		"a node asks whether something is there":           {mutual, "HEAD", "a", node, unasked, nil},
 		"a node does not write":                            {mutual, "PUT", "a", node, unasked, errcode.ErrorCodeDenied},
 		"a node does not delete":                           {mutual, "DELETE", "a", node, unasked, errcode.ErrorCodeDenied},
-		"a stranger does not read":                         {mutual, "GET", "a", []string{"acme"}, unasked, errcode.ErrorCodeDenied},
-		"a stranger does not write":                        {mutual, "PUT", "a", nil, unasked, errcode.ErrorCodeDenied},
+		"a mayNothingYet does not read":                    {mutual, "GET", "a", []string{"acme"}, unasked, errcode.ErrorCodeDenied},
+		"a mayNothingYet does not write":                   {mutual, "PUT", "a", nil, unasked, errcode.ErrorCodeDenied},
 		"a pusher reads":                                   {mutual, "GET", "a", push, unasked, nil},
 		"a pusher does not write without a credential":     {mutual, "PUT", "a", push, roleNone, errcode.ErrorCodeUnauthorized},
 		"a pusher does not write with a pull credential":   {mutual, "PUT", "a", push, rolePull, errcode.ErrorCodeDenied},
 		"a pusher writes with the push credential":         {mutual, "PUT", "a", push, rolePush, nil},
-		"one of two organizations is enough":               {mutual, "PUT", "a", []string{"acme", pki.OrganizationPush}, rolePush, nil},
+		"one of two roles is enough":                       {mutual, "PUT", "a", both, rolePush, nil},
+		"two roles need the credential of one":             {mutual, "PUT", "a", both, roleNone, errcode.ErrorCodeUnauthorized},
+		"two roles do not write with a pull credential":    {mutual, "DELETE", "a", both, rolePull, errcode.ErrorCodeDenied},
+		"a node does not look at an upload":                {mutual, "GET", "a" + uploads, node, unasked, errcode.ErrorCodeDenied},
+		"a pusher looks at an upload with the credential":  {mutual, "GET", "a" + uploads, push, rolePush, nil},
+		"a pusher does not look at one without":            {mutual, "HEAD", "a" + uploads, push, roleNone, errcode.ErrorCodeUnauthorized},
+		"anonymous pull shows no upload":                   {open, "GET", "a" + uploads, nil, roleNone, errcode.ErrorCodeUnauthorized},
+		"a pull credential shows no upload":                {plain, "GET", "a" + uploads, nil, rolePull, errcode.ErrorCodeDenied},
+		"a probe's upload is bound to its way":             {plain, "GET", probeProxy + uploads, nil, unasked, errcode.ErrorCodeDenied},
 		"an unknown method is a write":                     {mutual, "BREW", "a", node, unasked, errcode.ErrorCodeDenied},
 		"a method in lower case is a write":                {mutual, "get", "a", node, unasked, errcode.ErrorCodeDenied},
 		"anonymous pull does not open a listener with TLS": {policy{mutualTLS: true, anonymousPull: true}, "GET", "a", nil, unasked, errcode.ErrorCodeDenied},
 		"without TLS nobody reads without a credential":    {plain, "GET", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
-		"without TLS an organization means nothing":        {plain, "GET", "a", push, roleNone, errcode.ErrorCodeUnauthorized},
+		"without TLS a role means nothing":                 {plain, "GET", "a", push, roleNone, errcode.ErrorCodeUnauthorized},
 		"without TLS a pull credential reads":              {plain, "GET", "a", nil, rolePull, nil},
 		"without TLS a pull credential does not write":     {plain, "PUT", "a", nil, rolePull, errcode.ErrorCodeDenied},
 		"without TLS the push credential reads":            {plain, "GET", "a", nil, rolePush, nil},
@@ -239,13 +313,13 @@ func TestAuthorize(t *testing.T) {
 		"an anonymous read needs no credential":            {open, "GET", "a", nil, unasked, nil},
 		"a node reads the probe of the proxies":            {mutual, "GET", probeProxy, node, unasked, nil},
 		"a node does not read that of the node port":       {mutual, "GET", probeNodePort, node, unasked, errcode.ErrorCodeDenied},
-		"a stranger reads no probe":                        {mutual, "GET", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
+		"a mayNothingYet reads no probe":                   {mutual, "GET", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
 		"a node does not write a probe":                    {mutual, "PUT", probeProxy, node, unasked, errcode.ErrorCodeDenied},
 		"a pusher reads the probe of the node port":        {mutual, "HEAD", probeNodePort, push, unasked, nil},
 		"a pusher writes the probe of the node port":       {mutual, "PUT", probeNodePort, push, rolePush, nil},
 		"a pusher writes the probe of the proxies":         {mutual, "PUT", probeProxy, push, rolePush, nil},
 		"a pusher's certificate alone writes no probe":     {mutual, "PUT", probeNodePort, push, roleNone, errcode.ErrorCodeUnauthorized},
-		"a node and pusher reads every probe":              {mutual, "GET", probeNodePort, []string{pki.OrganizationNode, pki.OrganizationPush}, unasked, nil},
+		"a node and pusher reads every probe":              {mutual, "GET", probeNodePort, both, unasked, nil},
 		"without TLS the probe of the node port is read":   {plain, "GET", probeNodePort, nil, rolePull, nil},
 		"without TLS it needs a credential too":            {plain, "GET", probeNodePort, nil, roleNone, errcode.ErrorCodeUnauthorized},
 		"without TLS that of the proxies is not read":      {plain, "GET", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
@@ -256,7 +330,8 @@ func TestAuthorize(t *testing.T) {
 		"an anonymous write needs one":                     {open, "PUT", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
 	} {
 		t.Run(sentence, func(t *testing.T) {
-			err := tt.policy.authorize(tt.method, tt.repository, tt.organizations, func() (role, error) {
+			repository, upload := strings.CutSuffix(tt.repository, uploads)
+			err := tt.policy.authorize(tt.method, target{repository, upload}, tt.roles, func() (role, error) {
 				if tt.credential == unasked {
 					t.Error("the credential was looked at")
 				}
@@ -273,7 +348,7 @@ func TestAuthorize(t *testing.T) {
 	}
 	t.Run("an error of the check is passed on", func(t *testing.T) {
 		failure := errors.New("busy")
-		if err := plain.authorize("GET", "a", nil, func() (role, error) { return rolePush, failure }); !errors.Is(err, failure) {
+		if err := plain.authorize("GET", target{repository: "a"}, nil, func() (role, error) { return rolePush, failure }); !errors.Is(err, failure) {
 			t.Errorf("authorize() = %v", err)
 		}
 	})
@@ -344,12 +419,14 @@ func TestRequestsAreLoggedAsLoudAsTheyMatter(t *testing.T) {
 	pusher := i.client(i.ca.client(t, pki.OrganizationPush))
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)
 	i.node().must(http.StatusForbidden, "DELETE", "/v2/a/manifests/x", nil)
+	i.client(i.holder(t, func(c *x509.Certificate) { c.Subject.Organization = []string{"acme"} })).must(http.StatusForbidden, "GET", "/v2/d/tags/list", nil)
 	pusher.must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
 	pusher.as(pushUser, "wrong").must(http.StatusUnauthorized, "POST", "/v2/b/blobs/uploads/", nil)
 	pusher.as(pushUser, pushPassword).must(http.StatusAccepted, "POST", "/v2/c/blobs/uploads/", nil)
 	for sentence, want := range map[string][]string{
 		"a read is debug output":                  {`"DEBUG"`, `"path":"/v2/",`, `"code":200`, pki.OrganizationNode},
-		"a refusal is a warning":                  {`"WARN"`, `"path":"/v2/a/manifests/x"`, `"code":403`, pki.OrganizationNode},
+		"a refusal is a warning":                  {`"WARN"`, `"path":"/v2/a/manifests/x"`, `"code":403`, `"roles":["` + pki.OrganizationNode + `"]`},
+		"one of no role tells whose it was":       {`"WARN"`, `"path":"/v2/d/tags/list"`, `"code":403`, `"subject":"CN=holder,O=acme"`},
 		"a first try without a credential is not": {`"DEBUG"`, `"path":"/v2/a/blobs/uploads/"`, `"code":401`},
 		"a wrong password is":                     {`"WARN"`, `"path":"/v2/b/blobs/uploads/"`, `"code":401`, `"user":"push"`},
 		"a write is information":                  {`"INFO"`, `"path":"/v2/c/blobs/uploads/"`, `"code":202`, `"user":"push"`},

@@ -36,33 +36,51 @@ type policy struct {
 	anonymousPull bool
 }
 
-// authorize returns nil where method is allowed on repository, which is empty for
-// what belongs to none, or the error to answer with.
+// target is what a request is about.
+type target struct {
+	// repository is empty for what belongs to none, such as the catalog.
+	repository string
+	// upload tells that it is a repository's upload, under way or to begin. To look
+	// at one is part of writing: the answer has the signed state that continues it.
+	upload bool
+}
+
+func (t target) describe(method string) string {
+	if t.upload {
+		return method + " of an upload"
+	}
+	return method
+}
+
+// authorize returns nil where method is allowed on a target, or the error to answer
+// with.
 //
-// With mutual TLS the certificate's organizations decide who the caller is:
-// nodes and pushers read, and a pusher writes with a push credential besides.
-// Without, the credential alone decides. The probe repositories can be reached by
+// With mutual TLS the certificate's roles, those of pki.Roles, decide who the caller
+// is: nodes and pushers read, and a pusher writes with a push credential besides.
+// Without, the credential alone decides. Whoever may write may write and delete
+// everything: there are no rights on single repositories, so a mount from another one
+// needs no more than a write. The probe repositories can be reached by
 // their own way only, but a pusher's certificate leads to both: they must be
 // filled before their way is open. credential is called only where its
 // answer matters, because it is slow; it returns roleNone where there is no
 // credential or it is wrong.
-func (p policy) authorize(method, repository string, organizations []string, credential func() (role, error)) error {
-	read := method == http.MethodGet || method == http.MethodHead
+func (p policy) authorize(method string, to target, roles []string, credential func() (role, error)) error {
+	read := !to.upload && (method == http.MethodGet || method == http.MethodHead)
 	if p.mutualTLS {
-		switch push := slices.Contains(organizations, pki.OrganizationPush); {
-		case !push && !slices.Contains(organizations, pki.OrganizationNode):
-			return denied("a client certificate of organization %q has no access: use one of %q or %q",
-				organizations, pki.OrganizationNode, pki.OrganizationPush)
-		case repository == probeNodePort && !push:
+		switch push := slices.Contains(roles, pki.OrganizationPush); {
+		case !push && !slices.Contains(roles, pki.OrganizationNode):
+			return denied("a client certificate with the roles %q has no access: its organization, organizational unit or URI must be %q or %q",
+				roles, pki.OrganizationNode, pki.OrganizationPush)
+		case to.repository == probeNodePort && !push:
 			return denied("repository %s proves the way without TLS, and this request came with TLS: the one that proves this way is %s",
 				probeNodePort, probeProxy)
 		case read:
 			return nil
 		case !push:
-			return denied("a client certificate of organization %q may only read: %s needs one of %q and the push credential",
-				organizations, method, pki.OrganizationPush)
+			return denied("a client certificate with the roles %q may only read: %s needs %q and the push credential",
+				roles, to.describe(method), pki.OrganizationPush)
 		}
-	} else if repository == probeProxy {
+	} else if to.repository == probeProxy {
 		return denied("repository %s proves the way with TLS, and this request came without: the one that proves this way is %s",
 			probeProxy, probeNodePort)
 	} else if read && p.anonymousPull {
@@ -77,7 +95,7 @@ func (p policy) authorize(method, repository string, organizations []string, cre
 	case has == roleNone:
 		return errcode.ErrorCodeUnauthorized.WithMessage("writing needs the user name and the password of the push credential")
 	case has < rolePush && !read:
-		return denied("this user may only pull: %s needs the push credential", method)
+		return denied("this user may only pull: %s needs the push credential", to.describe(method))
 	}
 	return nil
 }
@@ -85,15 +103,19 @@ func (p policy) authorize(method, repository string, organizations []string, cre
 // routes are distribution's own, without handlers.
 var routes = v2.RouterWithPrefix("")
 
-// repositoryOf returns the repository that distribution will take the request to,
-// or "". It is "" too for a path that is not clean, such as one with "..", which
-// distribution answers with a redirect to the clean one.
-func repositoryOf(r *http.Request) string {
+// targetOf returns what distribution will take the request to. It is the zero value
+// for a path that distribution does not know, and for one that is not clean, such as
+// one with "..", which distribution answers with a redirect to the clean one.
+func targetOf(r *http.Request) target {
 	var match mux.RouteMatch
-	if !routes.Match(r, &match) {
-		return ""
+	if !routes.Match(r, &match) || match.Route == nil {
+		return target{}
 	}
-	return match.Vars["name"]
+	name := match.Route.GetName()
+	return target{
+		repository: match.Vars["name"],
+		upload:     name == v2.RouteNameBlobUpload || name == v2.RouteNameBlobUploadChunk,
+	}
 }
 
 func denied(format string, args ...any) error {

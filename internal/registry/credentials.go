@@ -21,6 +21,8 @@ import (
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"golang.org/x/crypto/bcrypt"
+
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
 )
 
 const (
@@ -96,6 +98,8 @@ type userFile struct {
 	users map[string]*user
 	cost  int // the highest of its hashes
 	sum   [sha256.Size]byte
+	// seed is what secrets are derived from. The sum is public: it is in the report.
+	seed [sha256.Size]byte
 }
 
 type user struct {
@@ -120,7 +124,7 @@ func openCredentials(log *slog.Logger, push, pull string) (*credentials, error) 
 	if c.current.Load() == nil {
 		return nil, err
 	}
-	c.report(false, err)
+	c.say(false, err)
 	return c, nil
 }
 
@@ -136,12 +140,12 @@ func (c *credentials) run(ctx context.Context, then func()) {
 			return
 		case <-ticker.C:
 		}
-		c.report(c.reload())
+		c.say(c.reload())
 	}
 }
 
-// report logs how a reload went: a failure once, not every second.
-func (c *credentials) report(changed bool, err error) {
+// say logs how a reload went: a failure once, not every second.
+func (c *credentials) say(changed bool, err error) {
 	before := c.failure
 	c.failure = ""
 	if err != nil {
@@ -220,8 +224,16 @@ func loadUsers(path string, has role, old *userFile) (*userFile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("credentials %s: %w", path, err)
 	}
-	file.sum = sum
+	file.sum, file.seed = sum, seedOf(data)
 	return file, nil
+}
+
+// seedOf is a digest of a file that cannot be computed from the file's SHA-256. The
+// file is the message and not the key, because HMAC takes the SHA-256 of a long key.
+func seedOf(data []byte) [sha256.Size]byte {
+	mac := hmac.New(sha256.New, []byte("zarf-registry: seed of secrets"))
+	mac.Write(data)
+	return [sha256.Size]byte(mac.Sum(nil))
 }
 
 // parseUsers parses an htpasswd file, in which each line is USER:HASH, empty or a
@@ -351,9 +363,20 @@ func (c *credentials) proof(name, password string) [sha256.Size]byte {
 // now; that of pullers comes and goes. What it is derived from are hashes with
 // random salts, which cannot be guessed.
 func (c *credentials) secret(purpose string) string {
-	mac := hmac.New(sha256.New, c.current.Load().push.sum[:])
+	seed := c.current.Load().push.seed
+	mac := hmac.New(sha256.New, seed[:])
 	mac.Write([]byte(purpose))
 	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// report tells which files are in force.
+func (c *credentials) report() *loaded.Credentials {
+	table := c.current.Load()
+	report := &loaded.Credentials{Push: hex.EncodeToString(table.push.sum[:])}
+	if table.pull != nil {
+		report.Pull = hex.EncodeToString(table.pull.sum[:])
+	}
+	return report
 }
 
 // known tells whether name is a user: only such names may be logged, because

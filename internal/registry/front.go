@@ -13,6 +13,7 @@ import (
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 
+	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -82,8 +83,9 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // caller is who made a request, as far as it is known, for the log.
 type caller struct {
-	organizations []string
-	user          string
+	roles   []string
+	subject string // of a certificate without a role: nothing else tells whose it is
+	user    string
 }
 
 // admit returns nil where the request may go on.
@@ -92,9 +94,12 @@ func (f *front) admit(w http.ResponseWriter, r *http.Request, caller *caller) er
 		if err := f.verifyAgain(w, r); err != nil {
 			return err
 		}
-		caller.organizations = r.TLS.PeerCertificates[0].Subject.Organization
+		certificate := r.TLS.PeerCertificates[0]
+		if caller.roles = pki.Roles(certificate); len(caller.roles) == 0 {
+			caller.subject = certificate.Subject.String()
+		}
 	}
-	return f.policy.authorize(r.Method, repositoryOf(r), caller.organizations, func() (role, error) {
+	return f.policy.authorize(r.Method, targetOf(r), caller.roles, func() (role, error) {
 		name, password, ok := r.BasicAuth()
 		if !ok {
 			return roleNone, nil
@@ -178,8 +183,11 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, caller caller
 		slog.Int64("received", e.received), slog.Int64("sent", e.sent), slog.String("took", took.String()),
 		slog.String("remote", r.RemoteAddr), slog.String("agent", r.UserAgent()),
 	}
-	if len(caller.organizations) > 0 {
-		attrs = append(attrs, slog.Any("organizations", caller.organizations))
+	if len(caller.roles) > 0 {
+		attrs = append(attrs, slog.Any("roles", caller.roles))
+	}
+	if caller.subject != "" {
+		attrs = append(attrs, slog.String("subject", caller.subject))
 	}
 	if caller.user != "" {
 		attrs = append(attrs, slog.String("user", caller.user))

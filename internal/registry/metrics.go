@@ -66,6 +66,8 @@ func (m *metrics) counter(name, help string, labels prometheus.Labels, value fun
 func (m *metrics) watchCertificates(source *tlsfiles.Source) {
 	m.gauge("zarf_registry_tls_certificate_expiry_timestamp_seconds", "When the server certificate in use expires, in Unix time.", nil,
 		func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) })
+	m.gauge("zarf_registry_tls_authority_expiry_timestamp_seconds", "When the first of the client CAs in use expires, in Unix time.", nil,
+		func() float64 { return float64(source.Current().AuthorityExpiry().Unix()) })
 	m.gauge("zarf_registry_tls_generation", "How many certificate directories have been loaded, the first included.", nil,
 		func() float64 { return float64(source.Current().Generation) })
 	m.counter("zarf_registry_tls_reload_errors_total", "Loads of the certificate directory that failed; the generation before stays in use.", nil,

@@ -329,6 +329,7 @@ func TestShutdownDrainsWhatWasClosedBefore(t *testing.T) {
 			if f.server.plain.address() != nil {
 				t.Error("it opens again after the shutdown")
 			}
+			eventually(t, "the handlers are done with their files", func() bool { return f.inFlight("plain") == 0 })
 		})
 	}
 }

@@ -133,6 +133,7 @@ type instance struct {
 	addresses map[string]string // by listener
 	stop      func() error
 	logs      *lockedBuffer
+	strange   *tlsfilestest.CA // of holder
 }
 
 // start runs what open makes, until the test ends.

@@ -111,9 +111,15 @@ func reused(t *testing.T, c client, path string) (a answer, wasOpen bool, err er
 
 func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 	before, after := newAuthority(t), newAuthority(t)
+	lingering := func(t *testing.T, linger time.Duration) *instance {
+		i := open(t, before, t.TempDir())
+		i.server.idle.linger = linger
+		i.run()
+		return i
+	}
 
 	t.Run("one of a trusted client is replaced after one more request", func(t *testing.T) {
-		i := start(t, before, t.TempDir())
+		i := lingering(t, time.Hour)
 		c := i.node()
 		for n, want := range []bool{false, true} {
 			if a, wasOpen, err := reused(t, c, "/v2/"); err != nil || a.StatusCode != http.StatusOK || wasOpen != want {
@@ -128,7 +134,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 		}
 	})
 	t.Run("one whose CA was dropped serves nothing any more", func(t *testing.T) {
-		i := start(t, before, t.TempDir())
+		i := lingering(t, time.Hour)
 		c := i.node()
 		c.must(http.StatusOK, "GET", "/v2/", nil)
 		i.replaceCertificates(after.serverFiles(t))
@@ -139,6 +145,64 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 		if a, _, err := reused(t, c, "/v2/"); err == nil {
 			t.Errorf("a new connection was let in: %d", a.StatusCode)
 		}
+	})
+	t.Run("one that is idle is closed soon", func(t *testing.T) {
+		i := lingering(t, time.Millisecond)
+		c := i.rawNode(t)
+		c.must(http.StatusOK, "GET", "/v2/")
+		i.replaceCertificates(before.serverFiles(t, after))
+		c.waitClosed()
+		i.rawNode(t).must(http.StatusOK, "GET", "/v2/")
+	})
+	t.Run("one that is under way is answered, and closed when it is idle", func(t *testing.T) {
+		i := lingering(t, time.Millisecond)
+		upload := i.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+		c := i.rawPusher(t)
+		c.write("PATCH %s HTTP/1.1\r\nHost: registry\r\nAuthorization: %s\r\nContent-Length: 4\r\n\r\nha", upload, c.authorization())
+		eventually(t, "the upload is under way", func() bool { return i.inFlight("tls") == 1 })
+		i.replaceCertificates(before.serverFiles(t, after))
+		c.write("lf")
+		if response, err := c.read(); err != nil || response.StatusCode != http.StatusAccepted || response.Close {
+			t.Fatalf("%+v, %v", response, err)
+		}
+		c.waitClosed()
+	})
+	t.Run("one of the present certificates stays", func(t *testing.T) {
+		i := lingering(t, time.Millisecond)
+		i.replaceCertificates(before.serverFiles(t, after))
+		c := i.rawNode(t)
+		c.must(http.StatusOK, "GET", "/v2/")
+		idle := i.server.idle
+		eventually(t, "the connection is idle", func() bool {
+			idle.mu.Lock()
+			defer idle.mu.Unlock()
+			for _, connection := range idle.conns {
+				if connection.idle && connection.closing != nil {
+					t.Error("it is to be closed")
+				}
+				if connection.idle {
+					return true
+				}
+			}
+			return false
+		})
+		c.must(http.StatusOK, "GET", "/v2/")
+		_ = c.Close()
+		eventually(t, "nothing is remembered of closed connections", func() bool {
+			idle.mu.Lock()
+			defer idle.mu.Unlock()
+			return len(idle.conns) == 0
+		})
+	})
+	t.Run("one that gets a request as its time is over stays for it", func(t *testing.T) {
+		i := lingering(t, time.Hour)
+		c := i.rawNode(t)
+		c.must(http.StatusOK, "GET", "/v2/")
+		i.replaceCertificates(before.serverFiles(t, after))
+		if response := c.must(http.StatusOK, "GET", "/v2/"); !response.Close {
+			t.Error("the connection is to be kept")
+		}
+		c.waitClosed()
 	})
 	t.Run("one whose certificate has expired serves nothing any more", func(t *testing.T) {
 		i := open(t, before, t.TempDir())

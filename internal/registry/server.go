@@ -18,6 +18,7 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/handlers"
 
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -59,7 +60,7 @@ type Options struct {
 	AnonymousPull bool
 	// HealthListen serves /healthz and /readyz.
 	HealthListen string
-	// MetricsListen serves /metrics.
+	// MetricsListen serves /metrics, and /loaded as internal/loaded has it.
 	MetricsListen string
 
 	// Htpasswd is the file of the users who may pull and push; required. It is
@@ -106,6 +107,7 @@ type Server struct {
 	options      Options
 	app          *handlers.App
 	certificates *tlsfiles.Source // nil without Options.Listen
+	idle         *idleConnections // nil without Options.Listen
 	credentials  *credentials
 	plain        *plainListener // nil unless it follows Options.PullHtpasswd
 	health       *storageHealth
@@ -131,6 +133,7 @@ func Open(options Options) (*Server, error) {
 		if s.certificates, err = tlsfiles.Open(options.TLSDir, tlsfiles.WithLogger(s.log)); err != nil {
 			return nil, err
 		}
+		s.idle = newIdleConnections(s.certificates)
 		s.metrics.watchCertificates(s.certificates)
 	}
 	if s.credentials, err = openCredentials(s.log, options.Htpasswd, options.PullHtpasswd); err != nil {
@@ -192,6 +195,7 @@ func (s *Server) endpoints() (registry, about []*endpoint) {
 		e := s.endpoint(front.name, s.options.Listen, front)
 		e.server.TLSConfig = tlsfiles.ServerConfig(s.certificates, tls.RequireAndVerifyClientCert, "http/1.1")
 		e.server.ConnContext = front.connContext
+		e.server.ConnState = s.idle.state
 		registry = append(registry, e)
 	}
 	if s.options.PlainListen != "" && s.plain == nil {
@@ -201,12 +205,24 @@ func (s *Server) endpoints() (registry, about []*endpoint) {
 		about = append(about, s.endpoint("health", s.options.HealthListen, s.healthHandler()))
 	}
 	if s.options.MetricsListen != "" {
-		about = append(about, s.endpoint("metrics", s.options.MetricsListen, exactly(map[string]http.Handler{"/metrics": s.metrics.handler()})))
+		about = append(about, s.endpoint("metrics", s.options.MetricsListen, exactly(map[string]http.Handler{
+			"/metrics":  s.metrics.handler(),
+			loaded.Path: loaded.Handler(s.loaded),
+		})))
 	}
 	for _, e := range about {
 		e.server.ReadTimeout, e.server.WriteTimeout = aboutTimeout, aboutTimeout
 	}
 	return registry, about
+}
+
+// loaded is what is in use of the mounted files.
+func (s *Server) loaded() loaded.Report {
+	report := loaded.Report{Credentials: s.credentials.report()}
+	if s.certificates != nil {
+		report.Certificates = s.certificates.Report()
+	}
+	return report
 }
 
 func (s *Server) plainEndpoint() *endpoint {

@@ -2,6 +2,11 @@ package registry
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -10,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	runtimemetrics "runtime/metrics"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -18,6 +24,9 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	dto "github.com/prometheus/client_model/go"
+
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
 func (i *instance) about(name string) client {
@@ -29,6 +38,16 @@ func (i *instance) about(name string) client {
 func (i *instance) metrics() string {
 	i.t.Helper()
 	return i.about("metrics").must(http.StatusOK, "GET", "/metrics", nil).body
+}
+
+// loaded is what the registry tells at /loaded.
+func (i *instance) loaded() (report loaded.Report) {
+	i.t.Helper()
+	a := i.about("metrics").must(http.StatusOK, "GET", loaded.Path, nil)
+	if err := json.Unmarshal([]byte(a.body), &report); err != nil || a.Header.Get("Content-Type") != "application/json" {
+		i.t.Fatalf("%v, %s: %s", err, a.Header.Get("Content-Type"), a.body)
+	}
+	return report
 }
 
 // inFlight is how many requests a listener serves. It can be asked after the
@@ -53,7 +72,7 @@ func (i *instance) waitReady() {
 func TestHealthAndMetricsServeNothingElse(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	i.waitReady()
-	for name, served := range map[string][]string{"health": {"/healthz", "/readyz"}, "metrics": {"/metrics"}} {
+	for name, served := range map[string][]string{"health": {"/healthz", "/readyz"}, "metrics": {"/metrics", "/loaded"}} {
 		c := i.about(name)
 		for _, path := range served {
 			c.must(http.StatusOK, "GET", path, nil)
@@ -62,12 +81,96 @@ func TestHealthAndMetricsServeNothingElse(t *testing.T) {
 			c.must(http.StatusNotFound, "GET", path+"/", nil)
 			c.must(http.StatusNotFound, "GET", "/"+path, nil)
 		}
-		for _, path := range []string{"/", "/v2/", "/v2/_catalog", "/debug/pprof/", "/debug/vars", "/debug/health", "/metrics/x", "/healthz/x"} {
+		for _, path := range []string{"/", "/v2/", "/v2/_catalog", "/debug/pprof/", "/debug/vars", "/debug/health", "/metrics/x", "/healthz/x", "/loaded/x"} {
 			c.must(http.StatusNotFound, "GET", path, nil)
 		}
 	}
 	i.about("health").must(http.StatusNotFound, "GET", "/metrics", nil)
 	i.about("metrics").must(http.StatusNotFound, "GET", "/healthz", nil)
+	i.about("health").must(http.StatusNotFound, "GET", "/loaded", nil)
+	i.node().must(http.StatusNotFound, "GET", "/loaded", nil)
+}
+
+func TestLoaded(t *testing.T) {
+	ca, other := newAuthority(t), newAuthority(t)
+	i := open(t, ca, t.TempDir())
+	i.server.credentials.interval = time.Millisecond
+	i.run()
+	sum := func(path string) string {
+		t.Helper()
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return digest.FromBytes(data).Encoded()
+	}
+	fingerprints := func(certificates []loaded.Certificate) (sums []string) {
+		for _, certificate := range certificates {
+			sums = append(sums, certificate.SHA256)
+		}
+		return sums
+	}
+
+	report := i.loaded()
+	if got, want := report.Certificates.Leaf.SHA256, pki.Fingerprint(i.server.certificates.Current().Leaf); got != want || report.Certificates.Generation != 1 {
+		t.Errorf("leaf %s, want %s, generation %d", got, want, report.Certificates.Generation)
+	}
+	if got := fingerprints(report.Certificates.Authorities); !slices.Equal(got, []string{pki.Fingerprint(ca.Certificate())}) {
+		t.Errorf("authorities %v", got)
+	}
+	if *report.Credentials != (loaded.Credentials{Push: sum(i.htpasswd), Pull: sum(i.pull)}) {
+		t.Errorf("credentials %+v", report.Credentials)
+	}
+
+	i.replaceCertificates(ca.serverFiles(t, other))
+	if report := i.loaded(); report.Certificates.Generation != 2 || len(report.Certificates.Authorities) != 2 {
+		t.Errorf("after a reload: %+v", report.Certificates)
+	}
+	if err := os.Remove(i.pull); err != nil {
+		t.Fatal(err)
+	}
+	next := htpasswd(t, pushUser, "another")
+	writeFile(t, i.htpasswd+".new", next)
+	if err := os.Rename(i.htpasswd+".new", i.htpasswd); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the new credentials are told", func() bool {
+		return *i.loaded().Credentials == loaded.Credentials{Push: digest.FromBytes(next).Encoded()}
+	})
+	// What is in use is told, not what the file has.
+	writeFile(t, i.htpasswd, []byte("rubbish"))
+	eventually(t, "the failure is counted", func() bool { return i.server.credentials.reloadErrors.Load() > 0 })
+	if got := i.loaded().Credentials.Push; got != digest.FromBytes(next).Encoded() {
+		t.Errorf("push %s", got)
+	}
+	for _, secret := range []string{"PRIVATE", "$2", pushPassword} {
+		if body := i.about("metrics").must(http.StatusOK, "GET", loaded.Path, nil).body; strings.Contains(body, secret) {
+			t.Errorf("%s holds %q", body, secret)
+		}
+	}
+}
+
+// The SHA-256 of the file of pushers is public, so nothing secret may be made of it.
+func TestSecretsAreNotMadeOfWhatIsTold(t *testing.T) {
+	i := open(t, newAuthority(t), t.TempDir())
+	data, err := os.ReadFile(i.htpasswd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := sha256.Sum256(data)
+	const purpose = "a purpose"
+	got := i.server.credentials.secret(purpose)
+	for sentence, key := range map[string][]byte{"the sum": told[:], "the sum as text": []byte(hex.EncodeToString(told[:])), "the file as a long key, which HMAC sums": data} {
+		mac := hmac.New(sha256.New, key)
+		mac.Write([]byte(purpose))
+		if got == hex.EncodeToString(mac.Sum(nil)) {
+			t.Errorf("the secret is made of %s", sentence)
+		}
+	}
+	i.server.credentials.current.Load().push.sum = [sha256.Size]byte{}
+	if i.server.credentials.secret(purpose) != got {
+		t.Error("the secret depends on the sum that is told")
+	}
 }
 
 func TestMetrics(t *testing.T) {
@@ -78,6 +181,7 @@ func TestMetrics(t *testing.T) {
 	i.node().must(http.StatusForbidden, "PUT", "/v2/a/manifests/v1", nil)
 	i.node().must(http.StatusForbidden, "BREW", "/v2/", nil)
 	text := i.metrics()
+	gauge := func(name string, at time.Time) string { return fmt.Sprintf("%s %.9e\n", name, float64(at.Unix())) }
 	for _, want := range []string{
 		`zarf_registry_http_requests_total{code="202",listener="tls",method="POST"} 1`,
 		`zarf_registry_http_requests_total{code="201",listener="tls",method="PUT"} 1`,
@@ -88,7 +192,9 @@ func TestMetrics(t *testing.T) {
 		`zarf_registry_credential_checks_total{result="matched"} 1`,
 		`zarf_registry_credential_checks_total{result="remembered"} 1`,
 		`zarf_registry_tls_generation 1`,
-		`zarf_registry_tls_certificate_expiry_timestamp_seconds 1.`,
+		`zarf_registry_tls_reload_errors_total 0`,
+		gauge("zarf_registry_tls_certificate_expiry_timestamp_seconds", i.server.certificates.Current().Leaf.NotAfter),
+		gauge("zarf_registry_tls_authority_expiry_timestamp_seconds", i.ca.Certificate().NotAfter),
 		`zarf_registry_storage_healthy 1`,
 		`zarf_registry_build_info{version="dev"} 1`,
 		`registry_storage_action_seconds_count{action="PutContent",driver="filesystem"}`,

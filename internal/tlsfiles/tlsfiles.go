@@ -42,8 +42,8 @@ const (
 // works where inotify does not (overlay and network file systems), and needs no dependency.
 const DefaultInterval = time.Second
 
-// maxFileSize is the largest file that is read, in bytes: what internal/pki parses at most.
-const maxFileSize = 64 << 10
+// maxFileSize is the largest file that is read, in bytes: a Secret cannot hold more.
+const maxFileSize = 1 << 20
 
 // Material is one consistent generation of a certificate directory. It is immutable and may be shared.
 type Material struct {

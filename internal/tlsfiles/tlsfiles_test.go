@@ -38,13 +38,6 @@ func badDirectories(t *testing.T, ca *tlsfilestest.CA, good tlsfilestest.Files) 
 		return files
 	}
 	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
-	many := func(n int) []byte {
-		var bundle []byte
-		for range n {
-			bundle = append(bundle, tlsfilestest.NewCA(t, "ca").PEM...)
-		}
-		return bundle
-	}
 	return map[string]badDirectory{
 		"nothing at all, as after the Secret was deleted": {tlsfilestest.Files{}, "tls.crt: no such file"},
 		"no certificate":                                {without(CertificateFile), "tls.crt: no such file"},
@@ -52,25 +45,25 @@ func badDirectories(t *testing.T, ca *tlsfilestest.CA, good tlsfilestest.Files) 
 		"no CA":                                         {without(CAFile), "ca.crt: no such file"},
 		"the key of another certificate":                {with(KeyFile, otherKey), "tls.crt and tls.key: tls: private key does not match public key"},
 		"the certificate of another key":                {with(CertificateFile, otherCertificate), "tls.crt and tls.key: tls: private key does not match public key"},
-		"an empty certificate":                          {with(CertificateFile, nil), "tls.crt: parsing certificate: no PEM block found"},
-		"rubbish for a certificate":                     {with(CertificateFile, []byte("rubbish")), "tls.crt: parsing certificate: after 0 certificates there is something in it that is no PEM block"},
-		"rubbish behind the certificate":                {with(CertificateFile, join(good[CertificateFile], []byte("rubbish"))), "tls.crt: parsing certificate: after 1 certificates there is something"},
+		"an empty certificate":                          {with(CertificateFile, nil), "tls.crt: the certificate is missing"},
+		"rubbish for a certificate":                     {with(CertificateFile, []byte("rubbish")), "tls.crt: parsing the certificate: no PEM block found"},
+		"rubbish behind the certificate":                {with(CertificateFile, join(good[CertificateFile], []byte("rubbish"))), "tls.crt: parsing the certificate: there is something after PEM block 1"},
 		"rubbish for a key":                             {with(KeyFile, []byte("rubbish")), "tls.crt and tls.key: tls: failed to find any PEM data in key input"},
 		"an empty key":                                  {with(KeyFile, nil), "tls.crt and tls.key: tls: failed to find any PEM data in key input"},
 		"a certificate for a key":                       {with(KeyFile, good[CertificateFile]), "tls.crt and tls.key: tls: found a certificate rather than a key"},
-		"an empty CA bundle":                            {with(CAFile, nil), "ca.crt: parsing authorities: no PEM block found"},
+		"an empty CA bundle":                            {with(CAFile, nil), "ca.crt: the authorities are missing"},
 		"a CA that is not a CA":                         {with(CAFile, good[CertificateFile]), `ca.crt: certificate "CN=node,O=node" is not a certificate authority`},
 		"a CA bundle with a leaf in it":                 {with(CAFile, join(ca.PEM, good[CertificateFile])), `ca.crt: certificate "CN=node,O=node" is not a certificate authority`},
-		"a CA bundle with a key in it":                  {with(CAFile, join(ca.PEM, otherKey)), `ca.crt: parsing authorities: found a PEM block "PRIVATE KEY"`},
-		"a CA bundle with words in it":                  {with(CAFile, join(ca.PEM, []byte("# new\n"), ca.PEM)), "ca.crt: parsing authorities: after 1 certificates there is something"},
+		"a CA bundle with a key in it":                  {with(CAFile, join(ca.PEM, otherKey)), `ca.crt: parsing authorities: found a PEM block "PRIVATE KEY" where a certificate is expected`},
+		"a CA bundle with words in it":                  {with(CAFile, join(ca.PEM, []byte("# new\n"), ca.PEM)), "ca.crt: parsing authorities: there is something after PEM block 1"},
 		"a CA bundle that was cut off":                  {with(CAFile, join(ca.PEM, ca.PEM[:len(ca.PEM)/2])), "ca.crt: parsing authorities: PEM block 2 is damaged"},
 		"a CA bundle whose first certificate is broken": {with(CAFile, join(ca.PEM[:len(ca.PEM)/2], []byte("!\n"), ca.PEM)), "ca.crt: parsing authorities: PEM block 1 is damaged"},
 		"a PEM block that is not a certificate inside": {
-			with(CAFile, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")), "ca.crt: parsing authorities: certificate 1: x509: malformed certificate"},
-		"a chain that is too long":  {with(CertificateFile, join(good[CertificateFile], many(10))), "tls.crt: parsing certificate: there are more than 10 certificates in it"},
-		"a bundle that is too long": {with(CAFile, many(11)), "ca.crt: parsing authorities: there are more than 10 certificates in it"},
-		"a file of ten megabytes":   {with(CAFile, bytes.Repeat([]byte("x"), 10<<20)), "ca.crt is larger than 65536 bytes"},
-		"a key of ten megabytes":    {with(KeyFile, bytes.Repeat([]byte("x"), 10<<20)), "tls.key is larger than 65536 bytes"},
+			with(CAFile, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")), "ca.crt: parsing authorities: PEM block 1: x509: malformed certificate"},
+		"a chain that is too long":  {with(CertificateFile, join(good[CertificateFile], bytes.Repeat(ca.PEM, 10))), "tls.crt: parsing the certificate: the chain is too long, it has 11 certificates"},
+		"a bundle that is too long": {with(CAFile, bytes.Repeat(ca.PEM, 1000)), "ca.crt: parsing authorities: "},
+		"a file of ten megabytes":   {with(CAFile, bytes.Repeat([]byte("x"), 10<<20)), "ca.crt is larger than 1048576 bytes"},
+		"a key of ten megabytes":    {with(KeyFile, bytes.Repeat([]byte("x"), 10<<20)), "tls.key is larger than 1048576 bytes"},
 	}
 }
 

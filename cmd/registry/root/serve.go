@@ -76,7 +76,7 @@ only, but a certificate of zarf-registry:push leads to both: so a pull from one 
 	flags.StringVar(&options.Htpasswd, "htpasswd", "/etc/zarf-registry/credentials/htpasswd", "`FILE` of the users who may pull and push, bcrypt only")
 	flags.StringVar(&options.PullHtpasswd, "pull-htpasswd", "", "`FILE` of the users who may only pull, which opens --plain-listen while it is there; empty for none")
 	flags.StringVar(&options.HealthListen, "health-listen", ":5080", "`ADDRESS` of /healthz and /readyz; empty for none")
-	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090", "`ADDRESS` of /metrics; empty for none")
+	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090", "`ADDRESS` of /metrics and /loaded; empty for none")
 	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0, "how long to go on, not ready, when told to end")
 	flags.DurationVar(&options.DrainTimeout, "drain-timeout", defaultDrain, "how long requests may then take to end")
 	logs.Register(command.Flags())
