@@ -1,6 +1,8 @@
 // Package pki makes and judges the certificates between the proxies, the
 // registry and whoever pushes: one certificate authority and the leaves that it
-// signs, ECDSA P-256 throughout.
+// signs, ECDSA P-256 throughout. Those of others' making, with ECDSA, Ed25519 or RSA
+// keys, it checks (Check). And it says in which steps leaves and authorities change
+// while all are in use (Next).
 //
 // It decides and computes only. It reads no clock (every function that depends
 // on time takes now), does no I/O, knows no Kubernetes, and imports the

@@ -94,6 +94,12 @@ type Step struct {
 // A Secret can lose its leaf at any time, by deletion. Its pods cannot load a change
 // of trust before it has one again, so it gets its leaf first, as soon as those pods
 // trust it that can: the pods of the other Secrets.
+//
+// Two processes may follow Next at the same time, if a write fails where somebody else
+// has written since that Secret was read: a new authority has to be written into every
+// Secret, so whoever decided without knowing it fails. That is no help where Want goes
+// back to an authority that all trust still: the process that changes Want to such a
+// one must know that no other is about to drop it.
 func Next(p Position) Step {
 	due := p.due()
 	union, same := Bundle{}, true
