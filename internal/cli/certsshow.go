@@ -86,8 +86,9 @@ func (f *certsShowFlags) run(cmd *cobra.Command) error {
 // printCertificates writes what people read.
 func printCertificates(w io.Writer, r *status.CertificateReport) error {
 	if r.External != "" {
-		_, err := fmt.Fprintf(w, "zarf-registry in namespace %s uses the external registry %s: there are no certificates of ours\n", r.Namespace, r.External)
-		return err
+		fmt.Fprintf(w, "zarf-registry in namespace %s uses the external registry %s: there are no certificates of ours\n", r.Namespace, r.External)
+		printNext(w, r.Next)
+		return nil
 	}
 	verdict := "nothing needs attention"
 	if !r.Healthy {

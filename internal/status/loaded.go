@@ -81,13 +81,17 @@ const askedAtOnce = 16
 func CollectCertificates(ctx context.Context, o Options) (*CertificateReport, error) {
 	c := &collector{Options: o, report: &Report{Unreadable: []string{}, Next: []string{}}}
 	r := &CertificateReport{Namespace: o.Namespace, Release: o.Release, Name: o.Name, Secrets: []*SecretCertificate{}, Pods: []PodCertificates{}}
-	for _, look := range []func(context.Context) error{c.state, c.workloads, c.installed} {
-		if err := look(ctx); err != nil {
-			return nil, err
-		}
+	if err := c.state(ctx); err != nil {
+		return nil, err
 	}
 	if s := c.report.State; s != nil {
 		r.PKI, r.Rotation = s.PKI, s.Rotation
+	} else {
+		for _, look := range []func(context.Context) error{c.workloads, c.installed} {
+			if err := look(ctx); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if c.external() {
 		r.External = c.report.State.Desired.Address
