@@ -39,6 +39,7 @@ type registry struct {
 	dir     string
 	address string
 	handler atomic.Pointer[http.Handler]
+	config  *tls.Config // follows the files in dir unless a test sets another one
 
 	mu     sync.Mutex
 	server *http.Server
@@ -50,6 +51,7 @@ func newRegistry(t testing.TB, ca *tlsfilestest.CA, handler http.Handler) *regis
 	r := &registry{t: t, dir: t.TempDir(), address: "127.0.0.1:0"}
 	tlsfilestest.WriteSecret(t, r.dir, ca.Files(t, organization, []string{registryName}))
 	r.source = openSource(t, r.dir)
+	r.config = tlsfiles.ServerConfig(r.source, tls.RequireAndVerifyClientCert)
 	r.handle(handler)
 	r.start()
 	t.Cleanup(r.kill)
@@ -80,7 +82,7 @@ func (r *registry) start() {
 	r.ended = make(chan struct{})
 	go func(server *http.Server, ended chan struct{}) {
 		defer close(ended)
-		_ = server.Serve(tls.NewListener(listener, tlsfiles.ServerConfig(r.source, tls.RequireAndVerifyClientCert)))
+		_ = server.Serve(tls.NewListener(listener, r.config))
 	}(r.server, r.ended)
 }
 
@@ -117,9 +119,17 @@ type fixture struct {
 // start starts both. change may alter the proxy before it listens.
 func start(t testing.TB, handler http.Handler, change ...func(*Proxy)) *fixture {
 	t.Helper()
-	f := &fixture{ca: tlsfilestest.NewCA(t, "ca"), dir: t.TempDir(), log: new(bytes.Buffer)}
-	f.registry = newRegistry(t, f.ca, handler)
-	tlsfilestest.WriteSecret(t, f.dir, f.ca.Files(t, organization, []string{"127.0.0.1", "::1", "localhost"}))
+	ca := tlsfilestest.NewCA(t, "ca")
+	return startBefore(t, newRegistry(t, ca, handler), ca, ca.Files(t, organization, loopback), change...)
+}
+
+var loopback = []string{"127.0.0.1", "::1", "localhost"}
+
+// startBefore starts a proxy with these files before a registry.
+func startBefore(t testing.TB, registry *registry, ca *tlsfilestest.CA, files tlsfilestest.Files, change ...func(*Proxy)) *fixture {
+	t.Helper()
+	f := &fixture{registry: registry, ca: ca, dir: t.TempDir(), log: new(bytes.Buffer)}
+	tlsfilestest.WriteSecret(t, f.dir, files)
 	f.source = openSource(t, f.dir)
 	proxy, err := New(Config{
 		Listen:        []string{"127.0.0.1:0"},

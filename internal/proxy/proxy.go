@@ -38,7 +38,7 @@ type Config struct {
 	// Listen are the addresses to serve on, as host:port. The host is an IP address, bound strictly, or empty for all
 	// addresses of both families. It is never a name: localhost may be either family.
 	Listen []string
-	// MetricsListen is the address of /healthz, /readyz and /metrics, in the same form. Empty: not served.
+	// MetricsListen is the address of /healthz, /readyz, /metrics and /loaded, in the same form. Empty: not served.
 	MetricsListen string
 	// Registry is the registry's Service as host:port. The host is the name that its certificate must be for. The port may
 	// be left out where the environment names it. The Service's ClusterIP is taken from the environment

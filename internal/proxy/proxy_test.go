@@ -212,7 +212,8 @@ func TestMetrics(t *testing.T) {
 		`zarf_registry_proxy_upstream_response_seconds_count 4`,
 		`zarf_registry_proxy_certificate_generation 1`,
 		`zarf_registry_proxy_certificate_reload_errors_total 1`,
-		fmt.Sprintf("zarf_registry_proxy_certificate_expiry_timestamp_seconds %d", f.source.Current().Leaf.NotAfter.Unix()),
+		fmt.Sprintf("zarf_registry_proxy_certificate_expiry_timestamp_seconds %d\n", f.source.Current().Leaf.NotAfter.Unix()),
+		fmt.Sprintf("zarf_registry_proxy_authority_expiry_timestamp_seconds %d\n", f.ca.Certificate.NotAfter.Unix()),
 		`zarf_registry_proxy_build_info{version="dev",goversion="go`,
 		"process_resident_memory_bytes ",
 		"go_goroutines ",
@@ -237,7 +238,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("readyz does not say %q:\n%s", want, body)
 		}
 	}
-	for _, path := range []string{"/", "/debug/pprof/", "/v2/", "/metrics/x"} {
+	for _, path := range []string{"/", "/debug/pprof/", "/v2/", "/metrics/x", "/loaded/x"} {
 		if code, _ := f.ask(t, path); code != http.StatusNotFound {
 			t.Errorf("%s on the metrics port = %d", path, code)
 		}

@@ -161,51 +161,6 @@ func TestConnectionsArePooled(t *testing.T) {
 	})
 }
 
-func TestRegistryIsVerified(t *testing.T) {
-	content := newBlob(100)
-	f := start(t, store{content}, retryFor(0))
-	unavailable := func(t *testing.T, want string) {
-		t.Helper()
-		f.proxy.upstream.forgetIdle()
-		response, body, err := f.get(content.path())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if response.StatusCode != http.StatusServiceUnavailable {
-			t.Fatalf("%s: %s", response.Status, body)
-		}
-		checkOCIError(t, response, body, "UNAVAILABLE", registryName, want)
-	}
-	replace := func(files tlsfilestest.Files) {
-		t.Helper()
-		tlsfilestest.WriteSecret(t, f.registry.dir, files)
-		if _, err := f.registry.source.Reload(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Run("a certificate for another name", func(t *testing.T) {
-		replace(f.ca.Files(t, organization, []string{"zarf-registry.other.svc", "127.0.0.1"}))
-		unavailable(t, "not "+registryName)
-	})
-	t.Run("a certificate of another CA", func(t *testing.T) {
-		replace(tlsfilestest.NewCA(t, "ca").Files(t, organization, []string{registryName}, f.ca))
-		unavailable(t, "certificate signed by unknown authority")
-	})
-	t.Run("a registry that does not trust the proxy", func(t *testing.T) {
-		files := f.ca.Files(t, organization, []string{registryName})
-		files["ca.crt"] = tlsfilestest.NewCA(t, "other").PEM
-		replace(files)
-		unavailable(t, "remote error: tls: ")
-	})
-	t.Run("and the right one again", func(t *testing.T) {
-		replace(f.ca.Files(t, organization, []string{registryName}))
-		response, body, err := f.get(content.path())
-		if err := content.check(response, body, err); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 // CA and certificates are replaced one after the other, as a rotation does, while pulls run on all the time.
 func TestRotationUnderLoad(t *testing.T) {
 	content := newBlob(200_000)

@@ -228,10 +228,12 @@ func loadUsers(path string, has role, old *userFile) (*userFile, error) {
 	return file, nil
 }
 
+const seedPurpose = "zarf-registry: seed of secrets"
+
 // seedOf is a digest of a file that cannot be computed from the file's SHA-256. The
 // file is the message and not the key, because HMAC takes the SHA-256 of a long key.
 func seedOf(data []byte) [sha256.Size]byte {
-	mac := hmac.New(sha256.New, []byte("zarf-registry: seed of secrets"))
+	mac := hmac.New(sha256.New, []byte(seedPurpose))
 	mac.Write(data)
 	return [sha256.Size]byte(mac.Sum(nil))
 }

@@ -167,6 +167,11 @@ func TestSecretsAreNotMadeOfWhatIsTold(t *testing.T) {
 			t.Errorf("the secret is made of %s", sentence)
 		}
 	}
+	mac := hmac.New(sha256.New, told[:])
+	mac.Write([]byte(seedPurpose))
+	if i.server.credentials.current.Load().push.seed == [sha256.Size]byte(mac.Sum(nil)) {
+		t.Error("the seed is made of the sum that is told")
+	}
 	i.server.credentials.current.Load().push.sum = [sha256.Size]byte{}
 	if i.server.credentials.secret(purpose) != got {
 		t.Error("the secret depends on the sum that is told")

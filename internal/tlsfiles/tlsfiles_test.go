@@ -275,6 +275,25 @@ func TestALookReadsNothingThatHasNotChanged(t *testing.T) {
 		if _, err := source.Reload(); err != nil {
 			t.Errorf("after a failure the files are not read again: %v", err)
 		}
+
+		good, err := readLink(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, link := range []string{"nowhere", good} {
+			if err := os.Remove(filepath.Join(dir, dataLink)); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink(link, filepath.Join(dir, dataLink)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := source.Reload(); (err == nil) != (link == good) {
+				t.Errorf("..data leads to %s: Reload() error = %v", link, err)
+			}
+		}
+		if problem := source.Report().Problem; problem != "" {
+			t.Errorf("the problem of a generation that is gone stays: %s", problem)
+		}
 	})
 	t.Run("a plain directory is read each time", func(t *testing.T) {
 		dir := t.TempDir()

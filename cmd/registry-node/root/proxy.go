@@ -70,7 +70,7 @@ address, the registry's certificate must be for the name in --registry.`,
 	}
 	flags := command.Flags()
 	flags.StringArrayVar(&config.Listen, "listen", nil, "`ADDRESS` to serve on, an IP address and a port, or :port for all addresses; may be repeated")
-	flags.StringVar(&config.MetricsListen, "metrics-listen", "", "`ADDRESS` of /healthz, /readyz and /metrics; none if empty")
+	flags.StringVar(&config.MetricsListen, "metrics-listen", "", "`ADDRESS` of /healthz, /readyz, /metrics and /loaded; none if empty")
 	flags.StringVar(&config.Registry, "registry", "", "`HOST:PORT` of the registry's Service")
 	flags.StringVar(&tlsDir, "tls-dir", "", "`DIR` with tls.crt, tls.key and ca.crt")
 	flags.StringVar(&tls, "tls", "never", "`WHEN` to answer TLS too, beside plain HTTP on the same port: always or never; with never a client that tries TLS is told so at once")
