@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // Keys of the certificate Secrets, as in every kubernetes.io/tls Secret.
@@ -69,7 +70,7 @@ func (p *preparation) certificates(ctx context.Context) (string, error) {
 	}
 	note(name, reason)
 
-	for _, l := range p.leaves() {
+	for _, l := range p.leaves(state.PKI{ClusterDomain: p.Options.ClusterDomain}) {
 		name := p.Options.Name + l.suffix
 		secret, err := p.secret(ctx, name)
 		if err != nil {
@@ -104,7 +105,7 @@ type secretLeaf struct {
 	leaf   pki.Leaf
 }
 
-func (h *Hook) leaves() []secretLeaf {
+func (h *Hook) leaves(p state.PKI) []secretLeaf {
 	serverName := serverName(h.Options.Name, h.Options.Namespace)
 	return []secretLeaf{
 		{SuffixServerTLS, pki.Leaf{
@@ -114,7 +115,7 @@ func (h *Hook) leaves() []secretLeaf {
 				h.Options.Name,
 				h.Options.Name + "." + h.Options.Namespace,
 				serverName,
-				serverName + "." + h.Options.ClusterDomain,
+				serverName + "." + p.ClusterDomain,
 			},
 			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		}},

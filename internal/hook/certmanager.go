@@ -1,0 +1,865 @@
+package hook
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
+	cmmeta "github.com/cert-manager/cert-manager/pkg/apis/meta/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+const (
+	// certManagerTime is how long cert-manager may take: with an issuer in the cluster
+	// it needs seconds, and whoever signs by hand takes longer than any run.
+	certManagerTime = 90 * time.Second
+	// certManagerPoll is how often its objects are looked at meanwhile.
+	certManagerPoll = time.Second
+)
+
+// Suffixes of the names of cert-manager's objects, after Options.Name. A Secret that
+// cert-manager writes is called as its Certificate and suffixIssued.
+const (
+	suffixServer     = "-server"
+	suffixNode       = "-node"
+	suffixPush       = "-push"
+	suffixSelfSigned = "-selfsigned"
+	suffixIssued     = "-issued"
+)
+
+// Reasons of the condition Issuing. The first is what cert-manager's own command for
+// renewing sets; the second stands where issuing has ended well.
+const (
+	reasonManuallyTriggered = "ManuallyTriggered"
+	reasonIssued            = "Issued"
+)
+
+const certManagerMissing = "cert-manager is not installed: install it first, see https://cert-manager.io/docs/installation/, or do without it, --set pki.mode=internal"
+
+// certManagerWanted are the objects that shall be there.
+type certManagerWanted struct {
+	// issuers are empty where the user has one.
+	issuers []*certmanagerv1.Issuer
+	// certificates begin with the authority's, where it is ours.
+	certificates []*certmanagerv1.Certificate
+}
+
+func (h *Hook) certManagerWanted(p state.PKI) certManagerWanted {
+	var wanted certManagerWanted
+	ref := cmmeta.IssuerReference{Group: certmanagerv1.SchemeGroupVersion.Group, Kind: certmanagerv1.IssuerKind, Name: h.Options.Name + SuffixAuthority}
+	if p.Issuer != nil {
+		ref = cmmeta.IssuerReference{Group: p.Issuer.Group, Kind: p.Issuer.Kind, Name: p.Issuer.Name}
+	} else {
+		selfSigned := cmmeta.IssuerReference{Group: ref.Group, Kind: ref.Kind, Name: h.Options.Name + suffixSelfSigned}
+		authority := h.certificate(SuffixAuthority, time.Duration(p.AuthorityLifetime), selfSigned)
+		authority.Spec.IsCA = true
+		authority.Spec.CommonName = h.Options.Name + " certificate authority"
+		authority.Spec.Usages = []certmanagerv1.KeyUsage{certmanagerv1.UsageDigitalSignature, certmanagerv1.UsageCertSign, certmanagerv1.UsageCRLSign}
+		wanted.certificates = append(wanted.certificates, authority)
+		wanted.issuers = []*certmanagerv1.Issuer{
+			h.issuer(selfSigned.Name, certmanagerv1.IssuerConfig{SelfSigned: &certmanagerv1.SelfSignedIssuer{}}),
+			h.issuer(ref.Name, certmanagerv1.IssuerConfig{CA: &certmanagerv1.CAIssuer{SecretName: authority.Spec.SecretName}}),
+		}
+	}
+	for _, l := range h.leaves(p) {
+		c := h.certificate(strings.TrimSuffix(l.suffix, "-tls"), time.Duration(p.LeafLifetime), ref)
+		c.Spec.CommonName = l.leaf.CommonName
+		c.Spec.Subject = &certmanagerv1.X509Subject{Organizations: []string{l.leaf.Organization}}
+		// Not every issuer lets its customers choose the subject.
+		c.Spec.URIs = []string{l.leaf.Organization}
+		c.Spec.DNSNames = l.leaf.DNSNames
+		for _, ip := range l.leaf.IPAddresses {
+			c.Spec.IPAddresses = append(c.Spec.IPAddresses, ip.String())
+		}
+		c.Spec.Usages = []certmanagerv1.KeyUsage{certmanagerv1.UsageDigitalSignature}
+		for _, usage := range l.leaf.Usages {
+			switch usage {
+			case x509.ExtKeyUsageClientAuth:
+				c.Spec.Usages = append(c.Spec.Usages, certmanagerv1.UsageClientAuth)
+			case x509.ExtKeyUsageServerAuth:
+				c.Spec.Usages = append(c.Spec.Usages, certmanagerv1.UsageServerAuth)
+			}
+		}
+		wanted.certificates = append(wanted.certificates, c)
+	}
+	return wanted
+}
+
+// certificate is what all of our Certificates have.
+func (h *Hook) certificate(suffix string, lifetime time.Duration, issuer cmmeta.IssuerReference) *certmanagerv1.Certificate {
+	revisions := int32(1)
+	return &certmanagerv1.Certificate{
+		ObjectMeta: metav1.ObjectMeta{Name: h.Options.Name + suffix, Namespace: h.Options.Namespace, Labels: h.labels(componentCertificates)},
+		Spec: certmanagerv1.CertificateSpec{
+			SecretName:     h.Options.Name + suffix + suffixIssued,
+			SecretTemplate: &certmanagerv1.CertificateSecretTemplate{Labels: h.labels(componentCertificates)},
+			Duration:       &metav1.Duration{Duration: lifetime},
+			// The rule of the internal mode as well: renewed when half is left.
+			RenewBefore: &metav1.Duration{Duration: lifetime / 2},
+			PrivateKey: &certmanagerv1.CertificatePrivateKey{
+				Algorithm: certmanagerv1.ECDSAKeyAlgorithm, Size: 256, Encoding: certmanagerv1.PKCS8,
+				// cert-manager before 1.18 would keep the key.
+				RotationPolicy: certmanagerv1.RotationPolicyAlways,
+			},
+			IssuerRef: issuer,
+			// Former CertificateRequests are of no use to anybody.
+			RevisionHistoryLimit: &revisions,
+		},
+	}
+}
+
+func (h *Hook) issuer(name string, config certmanagerv1.IssuerConfig) *certmanagerv1.Issuer {
+	return &certmanagerv1.Issuer{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Options.Namespace, Labels: h.labels(componentCertificates)},
+		Spec:       certmanagerv1.IssuerSpec{IssuerConfig: config},
+	}
+}
+
+// putCertificate changes have where it is not as wanted, and returns the names of the
+// fields. What nobody wants anything of stays: defaults, and what others add.
+func putCertificate(have, want *certmanagerv1.Certificate) []string {
+	to, from := &have.Spec, &want.Spec
+	if to.Subject == nil {
+		to.Subject = &certmanagerv1.X509Subject{}
+	}
+	if to.PrivateKey == nil {
+		to.PrivateKey = &certmanagerv1.CertificatePrivateKey{}
+	}
+	if to.SecretTemplate == nil {
+		to.SecretTemplate = &certmanagerv1.CertificateSecretTemplate{}
+	}
+	subject := from.Subject
+	if subject == nil {
+		subject = &certmanagerv1.X509Subject{}
+	}
+	var fields []string
+	put := func(field string, changed bool) {
+		if changed {
+			fields = append(fields, field)
+		}
+	}
+	put("metadata.labels", putLabels(&have.Labels, want.Labels))
+	put("spec.secretName", set(&to.SecretName, from.SecretName))
+	put("spec.secretTemplate.labels", putLabels(&to.SecretTemplate.Labels, from.SecretTemplate.Labels))
+	put("spec.duration", set(&to.Duration, from.Duration))
+	put("spec.renewBefore", set(&to.RenewBefore, from.RenewBefore))
+	put("spec.isCA", set(&to.IsCA, from.IsCA))
+	put("spec.commonName", set(&to.CommonName, from.CommonName))
+	put("spec.subject.organizations", set(&to.Subject.Organizations, subject.Organizations))
+	put("spec.uris", set(&to.URIs, from.URIs))
+	put("spec.dnsNames", set(&to.DNSNames, from.DNSNames))
+	put("spec.ipAddresses", set(&to.IPAddresses, from.IPAddresses))
+	put("spec.usages", set(&to.Usages, from.Usages))
+	put("spec.privateKey.algorithm", set(&to.PrivateKey.Algorithm, from.PrivateKey.Algorithm))
+	put("spec.privateKey.size", set(&to.PrivateKey.Size, from.PrivateKey.Size))
+	put("spec.privateKey.encoding", set(&to.PrivateKey.Encoding, from.PrivateKey.Encoding))
+	put("spec.privateKey.rotationPolicy", set(&to.PrivateKey.RotationPolicy, from.PrivateKey.RotationPolicy))
+	put("spec.issuerRef", set(&to.IssuerRef, from.IssuerRef))
+	put("spec.revisionHistoryLimit", set(&to.RevisionHistoryLimit, from.RevisionHistoryLimit))
+	return fields
+}
+
+// putIssuer is putCertificate for an Issuer, which can be of one kind only.
+func putIssuer(have, want *certmanagerv1.Issuer) []string {
+	var fields []string
+	if putLabels(&have.Labels, want.Labels) {
+		fields = append(fields, "metadata.labels")
+	}
+	to, from := have.Spec.IssuerConfig, want.Spec.IssuerConfig
+	sameKind := (to.CA != nil) == (from.CA != nil) && (to.SelfSigned != nil) == (from.SelfSigned != nil)
+	if !sameKind || to.CA != nil && to.CA.SecretName != from.CA.SecretName {
+		have.Spec.IssuerConfig = from
+		fields = append(fields, "spec")
+	}
+	return fields
+}
+
+func set[T any](have *T, want T) bool {
+	if equality.Semantic.DeepEqual(*have, want) {
+		return false
+	}
+	*have = want
+	return true
+}
+
+func putLabels(have *map[string]string, want map[string]string) bool {
+	all := maps.Clone(*have)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, want)
+	return set(have, all)
+}
+
+// keeper is what it takes to keep an object of one kind as it shall be.
+type keeper[T any] interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*T, error)
+	Create(ctx context.Context, object *T, opts metav1.CreateOptions) (*T, error)
+	Update(ctx context.Context, object *T, opts metav1.UpdateOptions) (*T, error)
+}
+
+type object[T any] interface {
+	*T
+	metav1.Object
+}
+
+// keep makes an object, or puts right what differs, and returns it as it then is. One
+// that is being deleted is returned as it is.
+func keep[T any, P object[T]](ctx context.Context, h *Hook, kind string, api keeper[T], want P, put func(have, want P) []string) (P, error) {
+	name := h.object(kind, want.GetName())
+	read, err := api.Get(ctx, want.GetName(), metav1.GetOptions{})
+	have := P(read)
+	if apierrors.IsNotFound(err) {
+		read, err = api.Create(ctx, want, metav1.CreateOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil, refuse("creating %s: %w; %s", name, err, certManagerMissing)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("creating %s: %w", name, refuseForbidden(err))
+		}
+		h.Log.Info("made for cert-manager", "object", name)
+		have = read
+		return have, changedBack(name, put(have, want))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", name, refuseForbidden(err))
+	}
+	if have.GetLabels()[labelManagedBy] != manager {
+		return nil, refuse("%s exists and was not made by init-hook: rename or delete it, or install under another name (--set fullnameOverride=…)", name)
+	}
+	if have.GetDeletionTimestamp() != nil {
+		return have, nil
+	}
+	fields := put(have, want)
+	if len(fields) == 0 {
+		return have, nil
+	}
+	if read, err = api.Update(ctx, have, metav1.UpdateOptions{}); err != nil {
+		return nil, fmt.Errorf("updating %s: %w", name, refuseForbidden(err))
+	}
+	h.Log.Info("put right for cert-manager", "object", name, "fields", fields)
+	have = read
+	return have, changedBack(name, put(have, want))
+}
+
+// changedBack refuses to fight: every write of a Certificate may be a new issuance.
+func changedBack(name string, fields []string) error {
+	if len(fields) == 0 {
+		return nil
+	}
+	return refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: have it leave this object alone", name, strings.Join(fields, ", "))
+}
+
+// issued is a Certificate with the Secret that it asks for, nil where there is none.
+type issued struct {
+	*certmanagerv1.Certificate
+	secret *corev1.Secret
+}
+
+// keepCertManager makes or puts right all objects, and returns the Certificates.
+func (h *Hook) keepCertManager(ctx context.Context, wanted certManagerWanted) ([]issued, error) {
+	for _, want := range wanted.issuers {
+		if _, err := keep(ctx, h, "Issuer", h.Cluster.Issuers, want, putIssuer); err != nil {
+			return nil, err
+		}
+	}
+	var all []issued
+	for _, want := range wanted.certificates {
+		// First the Secret: cert-manager would overwrite somebody else's.
+		secret, err := h.issuedSecret(ctx, want)
+		if err != nil {
+			return nil, refuseForbidden(err)
+		}
+		certificate, err := keep(ctx, h, "Certificate", h.Cluster.Certificates, want, putCertificate)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, issued{certificate, secret})
+	}
+	return all, nil
+}
+
+// issuedSecret returns the Secret of a Certificate, or nil where there is none. One
+// without our label is ours as well where cert-manager wrote it for a Certificate of
+// ours: somebody may have changed that, and it is about to be put right.
+func (h *Hook) issuedSecret(ctx context.Context, of *certmanagerv1.Certificate) (*corev1.Secret, error) {
+	secret, err := h.secret(ctx, of.Spec.SecretName)
+	if err == nil || !isRefused(err) {
+		return secret, err
+	}
+	certificate, certificateErr := h.Cluster.Certificates.Get(ctx, of.Name, metav1.GetOptions{})
+	if certificateErr != nil || certificate.Labels[labelManagedBy] != manager {
+		return nil, err
+	}
+	secret, getErr := h.Cluster.Secrets.Get(ctx, of.Spec.SecretName, metav1.GetOptions{})
+	if getErr != nil || secret.Annotations[certmanagerv1.CertificateNameKey] != of.Name {
+		return nil, err
+	}
+	return secret, nil
+}
+
+func isRefused(err error) bool {
+	refused := (*Refused)(nil)
+	return errors.As(err, &refused)
+}
+
+// condition returns nil where there is no such condition.
+func (i issued) condition(kind certmanagerv1.CertificateConditionType) *certmanagerv1.CertificateCondition {
+	n := slices.IndexFunc(i.Status.Conditions, func(c certmanagerv1.CertificateCondition) bool { return c.Type == kind })
+	if n < 0 {
+		return nil
+	}
+	return &i.Status.Conditions[n]
+}
+
+// notReady says why the Secret is not what the Certificate asks for, "" where it is.
+func (i issued) notReady() string {
+	ready := i.condition(certmanagerv1.CertificateConditionReady)
+	switch {
+	case i.DeletionTimestamp != nil:
+		return "it is being deleted"
+	case ready == nil:
+		return "cert-manager has not looked at it: does its controller run?"
+	case ready.ObservedGeneration < i.Generation:
+		return "cert-manager has not looked at its last change: does its controller run?"
+	case ready.Status != cmmeta.ConditionTrue:
+		return fmt.Sprintf("%s: %s", ready.Reason, ready.Message)
+	case len(i.certificatePEM()) == 0:
+		return "its Secret " + i.Spec.SecretName + " is missing, or has no certificate"
+	}
+	return ""
+}
+
+func (i issued) certificatePEM() string {
+	if i.secret == nil {
+		return ""
+	}
+	return string(i.secret.Data[keyCertificate])
+}
+
+// failure is why cert-manager has given up for now, "" where it has not. It tries
+// again after an hour, and from then on waits longer each time.
+func (i issued) failure() string {
+	issuing := i.condition(certmanagerv1.CertificateConditionIssuing)
+	if issuing == nil || issuing.Status != cmmeta.ConditionFalse || issuing.Reason == reasonIssued ||
+		issuing.ObservedGeneration < i.Generation || i.Status.LastFailureTime == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s: %s", issuing.Reason, issuing.Message)
+}
+
+// issueAgain has cert-manager issue a certificate anew, whatever it thinks of the
+// present one and however long it would wait after a failure.
+func (h *Hook) issueAgain(ctx context.Context, i issued) error {
+	changed := i.DeepCopy()
+	now := metav1.NewTime(h.Now())
+	condition := certmanagerv1.CertificateCondition{
+		Type: certmanagerv1.CertificateConditionIssuing, Status: cmmeta.ConditionTrue,
+		Reason: reasonManuallyTriggered, Message: "init-hook asked for a new certificate",
+		ObservedGeneration: i.Generation, LastTransitionTime: &now,
+	}
+	if former := (issued{changed, nil}).condition(condition.Type); former == nil {
+		changed.Status.Conditions = append(changed.Status.Conditions, condition)
+	} else {
+		if former.Status == condition.Status {
+			condition.LastTransitionTime = former.LastTransitionTime
+		}
+		*former = condition
+	}
+	if _, err := h.Cluster.Certificates.UpdateStatus(ctx, changed, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("asking for a new issuance in the status of %s: %w", h.object("Certificate", i.Name), refuseForbidden(err))
+	}
+	h.Log.Info("asked cert-manager for a new certificate", "object", h.object("Certificate", i.Name))
+	return nil
+}
+
+// unissued is a Certificate that is waited for.
+type unissued struct {
+	issued
+	why string
+	// failed says that waiting is of no use.
+	failed bool
+}
+
+// awaitIssued looks until nothing is waited for.
+func (h *Hook) awaitIssued(ctx context.Context, look func(context.Context) ([]unissued, error)) error {
+	begin := time.Now()
+	limited, cancel := context.WithTimeout(ctx, certManagerTime)
+	defer cancel()
+	var waiting []unissued
+	var lookErr error
+	reported := ""
+	for {
+		found, err := look(limited)
+		switch {
+		case err == nil && len(found) == 0:
+			return nil
+		case err == nil:
+			waiting, lookErr = found, nil
+		case limited.Err() == nil && !passing(err):
+			return err
+		case limited.Err() == nil || lookErr == nil && waiting == nil:
+			lookErr = err
+		}
+		if n := slices.IndexFunc(waiting, func(u unissued) bool { return u.failed }); n >= 0 {
+			return h.notIssued(ctx, slices.Concat(waiting[n:], waiting[:n]), 0)
+		}
+		missing := ""
+		switch {
+		case lookErr != nil:
+			missing = lookErr.Error()
+		case len(waiting) > 0:
+			missing = h.object("Certificate", waiting[0].Name) + ": " + waiting[0].why
+		}
+		if missing != reported {
+			h.Log.Info("waiting", "for", "cert-manager", "missing", missing)
+			reported = missing
+		}
+		if sleep(limited, certManagerPoll) == nil {
+			continue
+		}
+		took := time.Since(begin).Round(time.Second)
+		switch {
+		case len(waiting) == 0:
+			err = fmt.Errorf("waiting %s for cert-manager: %w", took, lookErr)
+		case lookErr != nil:
+			err = fmt.Errorf("%w; and then %w", h.notIssued(ctx, waiting, took), lookErr)
+		default:
+			err = h.notIssued(ctx, waiting, took)
+		}
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", err, ctx.Err())
+		}
+		return err
+	}
+}
+
+// passing says whether an error may be gone at the next look: somebody else wrote at
+// the same time, or cert-manager's webhook, which starts after everything else, does
+// not answer yet.
+func passing(err error) bool {
+	if isRefused(err) {
+		return false
+	}
+	return retriable(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsInternalError(err)
+}
+
+// notIssued says of the first Certificate everything that is known, since the others
+// mostly wait for the same, and often for the first.
+func (h *Hook) notIssued(ctx context.Context, waiting []unissued, took time.Duration) error {
+	c := waiting[0]
+	var b strings.Builder
+	b.WriteString(h.object("Certificate", c.Name))
+	if c.failed {
+		fmt.Fprintf(&b, " was not issued: cert-manager gave up at %s: %s", c.Status.LastFailureTime.UTC().Format(time.RFC3339), c.why)
+	} else {
+		fmt.Fprintf(&b, " is not ready after %s: %s", took, c.why)
+	}
+	b.WriteString(h.requestComplaint(ctx, c.Certificate))
+	ref := c.Spec.IssuerRef
+	kubectl := "kubectl --namespace " + h.Options.Namespace
+	fmt.Fprintf(&b, "; look at its issuer (%s describe %s %s), then at %s describe certificate %s", kubectl, issuerResource(ref), ref.Name, kubectl, c.Name)
+	if len(waiting) > 1 {
+		var others []string
+		for _, u := range waiting[1:] {
+			others = append(others, u.Name)
+		}
+		fmt.Fprintf(&b, "; not ready either: %s", strings.Join(others, ", "))
+	}
+	return errors.New(b.String())
+}
+
+// issuerResource is how kubectl is told an issuer's kind: external ones need the
+// group, because others may have the same kind.
+func issuerResource(ref cmmeta.IssuerReference) string {
+	kind := strings.ToLower(ref.Kind)
+	if ref.Group == certmanagerv1.SchemeGroupVersion.Group {
+		return kind
+	}
+	return kind + "." + ref.Group
+}
+
+// requestComplaint is what the newest request of a Certificate says is wrong, for a
+// message; "" where nothing is, or where it cannot be read.
+func (h *Hook) requestComplaint(ctx context.Context, c *certmanagerv1.Certificate) string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second) // the run's own context may have ended
+	defer cancel()
+	list, err := h.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return ""
+	}
+	requests := slices.DeleteFunc(list.Items, func(r certmanagerv1.CertificateRequest) bool {
+		return r.Annotations[certmanagerv1.CertificateNameKey] != c.Name
+	})
+	if len(requests) == 0 {
+		return ""
+	}
+	revision := func(r certmanagerv1.CertificateRequest) int {
+		n, _ := strconv.Atoi(r.Annotations[certmanagerv1.CertificateRequestRevisionAnnotationKey])
+		return n
+	}
+	newest := slices.MaxFunc(requests, func(a, b certmanagerv1.CertificateRequest) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(revision(a), revision(b)))
+	})
+	complaint := requestProblem(newest)
+	if complaint == "" {
+		return ""
+	}
+	return fmt.Sprintf("; %s: %s", h.object("CertificateRequest", newest.Name), complaint)
+}
+
+func requestProblem(r certmanagerv1.CertificateRequest) string {
+	// A denial says more than what comes of it.
+	for _, bad := range []struct {
+		kind   certmanagerv1.CertificateRequestConditionType
+		status cmmeta.ConditionStatus
+	}{
+		{certmanagerv1.CertificateRequestConditionDenied, cmmeta.ConditionTrue},
+		{certmanagerv1.CertificateRequestConditionInvalidRequest, cmmeta.ConditionTrue},
+		{certmanagerv1.CertificateRequestConditionReady, cmmeta.ConditionFalse},
+	} {
+		for _, c := range r.Status.Conditions {
+			if c.Type == bad.kind && c.Status == bad.status {
+				return fmt.Sprintf("%s: %s", c.Reason, c.Message)
+			}
+		}
+	}
+	has := func(kind certmanagerv1.CertificateRequestConditionType) bool {
+		return slices.ContainsFunc(r.Status.Conditions, func(c certmanagerv1.CertificateRequestCondition) bool { return c.Type == kind })
+	}
+	switch {
+	case has(certmanagerv1.CertificateRequestConditionReady):
+		return ""
+	case !has(certmanagerv1.CertificateRequestConditionApproved):
+		return "nobody has approved it"
+	}
+	return "its issuer has not looked at it"
+}
+
+// certManagerSources keeps our Certificates, and the issuer where the user has none,
+// waits until all are issued, and returns the Secrets that cert-manager wrote.
+func (h *Hook) certManagerSources(ctx context.Context, p state.PKI) (state.ExistingSecrets, error) {
+	wanted := h.certManagerWanted(p)
+	seen := map[string]bool{}
+	err := h.awaitIssued(ctx, func(ctx context.Context) ([]unissued, error) {
+		all, err := h.keepCertManager(ctx, wanted)
+		if err != nil {
+			return nil, err
+		}
+		var waiting []unissued
+		for _, i := range all {
+			why, failure := i.notReady(), i.failure()
+			switch {
+			case why == "" && failure != "" && !seen[i.Name]:
+				h.Log.Warn("cert-manager cannot renew a certificate; the present one is used", "object", h.object("Certificate", i.Name),
+					"reason", failure, "until", i.Status.NotAfter.String(), "remedy", fmt.Sprintf("kubectl --namespace %s describe certificate %s", h.Options.Namespace, i.Name))
+			case why == "":
+			case failure != "" && !seen[i.Name]:
+				// Of an earlier run. What it was may have been mended since, and
+				// cert-manager would wait for hours.
+				if err := h.issueAgain(ctx, i); err != nil {
+					return nil, err
+				}
+				waiting = append(waiting, unissued{i, failure, false})
+			case failure != "":
+				waiting = append(waiting, unissued{i, failure, true})
+			default:
+				waiting = append(waiting, unissued{i, why, false})
+			}
+			seen[i.Name] = true
+		}
+		return waiting, nil
+	})
+	if err != nil {
+		return state.ExistingSecrets{}, err
+	}
+	if p.Issuer != nil {
+		if err := h.deleteOwnIssuer(ctx); err != nil {
+			return state.ExistingSecrets{}, err
+		}
+	}
+	name := h.Options.Name
+	return state.ExistingSecrets{Server: name + suffixServer + suffixIssued, Node: name + suffixNode + suffixIssued, Push: name + suffixPush + suffixIssued}, nil
+}
+
+// deleteOwnIssuer deletes the authority of a time when the user had no issuer: its key
+// is of use to thieves only.
+func (h *Hook) deleteOwnIssuer(ctx context.Context) error {
+	deleted, err := h.deleteCertManagerObjects(ctx, []string{SuffixAuthority}, []string{SuffixAuthority, suffixSelfSigned})
+	if missingRight(err) {
+		h.Log.Warn("objects of the former issuer remain; helm upgrade deletes them", "error", err.Error())
+		return nil
+	}
+	if len(deleted) > 0 {
+		h.Log.Info("deleted our own issuer, since there is another", "objects", deleted)
+	}
+	return err
+}
+
+// certManagerRenew has cert-manager issue all certificates anew, due or not, with
+// authority the authority's first, and waits for them.
+func (h *Hook) certManagerRenew(ctx context.Context, p state.PKI, authority bool) error {
+	wanted := h.certManagerWanted(p)
+	leaves := wanted.certificates
+	var trust pki.Bundle
+	switch {
+	case authority && p.Issuer != nil:
+		return refuse("the authority is that of %s %s, which is not this release's: replace it there, then run init-hook certs rotate, which has all certificates signed anew", p.Issuer.Kind, p.Issuer.Name)
+	case p.Issuer == nil:
+		leaves = wanted.certificates[1:]
+	}
+	if authority {
+		own := wanted.certificates[:1]
+		made, err := h.reissue(ctx, wanted, own, pki.Bundle{})
+		if err != nil {
+			return err
+		}
+		if trust, err = pki.ParseBundle([]byte(made[0].certificatePEM())); err != nil {
+			return fmt.Errorf("the new authority in %s: %w", h.object("Secret", own[0].Spec.SecretName), err)
+		}
+	}
+	_, err := h.reissue(ctx, wanted, leaves, trust)
+	return err
+}
+
+// reissue replaces certificates, and returns them as they then are. They must be of
+// the authorities in trust, if any are.
+func (h *Hook) reissue(ctx context.Context, wanted certManagerWanted, due []*certmanagerv1.Certificate, trust pki.Bundle) ([]issued, error) {
+	former := map[string]string{} // what was there when a new one was asked for
+	var done []issued
+	err := h.awaitIssued(ctx, func(ctx context.Context) ([]unissued, error) {
+		all, err := h.keepCertManager(ctx, wanted)
+		if err != nil {
+			return nil, err
+		}
+		done = nil
+		var waiting []unissued
+		for _, i := range all {
+			if !slices.ContainsFunc(due, func(c *certmanagerv1.Certificate) bool { return c.Name == i.Name }) {
+				continue
+			}
+			before, asked := former[i.Name]
+			issuing := i.condition(certmanagerv1.CertificateConditionIssuing)
+			why, ask := i.notReady(), false
+			switch {
+			case i.DeletionTimestamp != nil:
+			case !asked:
+				why, ask = "a new certificate was asked for", true
+			case i.failure() != "":
+				waiting = append(waiting, unissued{i, i.failure(), true})
+				continue
+			case issuing != nil && issuing.Status == cmmeta.ConditionTrue:
+				why = fmt.Sprintf("%s: %s", issuing.Reason, issuing.Message)
+			case why != "":
+			case i.certificatePEM() == before:
+				why = "its Secret " + i.Spec.SecretName + " has the former certificate"
+			case !i.trusts(trust):
+				// cert-manager signs with what it last saw of the authority's Secret.
+				why, ask = "it is of the former authority, another was asked for", true
+			}
+			if ask {
+				if err := h.issueAgain(ctx, i); err != nil {
+					return nil, err
+				}
+				former[i.Name] = i.certificatePEM()
+			}
+			if why != "" {
+				waiting = append(waiting, unissued{i, why, false})
+				continue
+			}
+			done = append(done, i)
+		}
+		return waiting, nil
+	})
+	return done, err
+}
+
+// trusts says whether the Secret comes with all authorities of a bundle.
+func (i issued) trusts(bundle pki.Bundle) bool {
+	if bundle.Empty() {
+		return true
+	}
+	have, err := pki.ParseBundle(i.secret.Data[keyAuthority])
+	return err == nil && have.Contains(bundle)
+}
+
+// remover is what it takes to delete objects of one kind.
+type remover[T any] interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*T, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// remove deletes those of the objects that are ours, and returns their names.
+func remove[T any, P object[T]](ctx context.Context, h *Hook, kind string, api remover[T], names []string) ([]string, error) {
+	var deleted []string
+	for _, name := range names {
+		have, err := api.Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return deleted, fmt.Errorf("reading %s: %w", h.object(kind, name), refuseForbidden(err))
+		case P(have).GetLabels()[labelManagedBy] != manager:
+			h.Log.Warn("an object was not made by init-hook and stays", "object", h.object(kind, name))
+			continue
+		}
+		if err := api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return deleted, fmt.Errorf("deleting %s: %w", h.object(kind, name), refuseForbidden(err))
+		}
+		deleted = append(deleted, kind+" "+name)
+	}
+	return deleted, nil
+}
+
+// deleteCertManager deletes all that certManagerSources made, and the Secrets that
+// cert-manager wrote for it.
+func (h *Hook) deleteCertManager(ctx context.Context) (string, error) {
+	deleted, err := h.deleteCertManagerObjects(ctx, []string{suffixServer, suffixNode, suffixPush, SuffixAuthority}, []string{SuffixAuthority, suffixSelfSigned})
+	if err != nil {
+		return "", err
+	}
+	if len(deleted) == 0 {
+		return "nothing", nil
+	}
+	return "deleted " + strings.Join(deleted, ", "), nil
+}
+
+// deleteCertManagerObjects deletes Certificates, Issuers, and the Secrets of the
+// Certificates last: as long as those are there, cert-manager writes them again.
+func (h *Hook) deleteCertManagerObjects(ctx context.Context, certificates, issuers []string) ([]string, error) {
+	var names, issuerNames, secretNames []string
+	for _, suffix := range certificates {
+		names = append(names, h.Options.Name+suffix)
+		secretNames = append(secretNames, h.Options.Name+suffix+suffixIssued)
+	}
+	for _, suffix := range issuers {
+		issuerNames = append(issuerNames, h.Options.Name+suffix)
+	}
+	deleted, err := remove(ctx, h, "Certificate", h.Cluster.Certificates, names)
+	if err != nil {
+		return deleted, err
+	}
+	more, err := remove(ctx, h, "Issuer", h.Cluster.Issuers, issuerNames)
+	deleted = append(deleted, more...)
+	if err != nil {
+		return deleted, err
+	}
+	more, err = remove(ctx, h, "Secret", h.Cluster.Secrets, secretNames)
+	return append(deleted, more...), err
+}
+
+// checkCertificates is the name of the check.
+const checkCertificates = "certificates"
+
+// certManagerFindings looks for what keeps cert-manager from issuing. ClusterIssuers
+// and issuers of others are not looked at: that takes rights beyond the namespace or
+// beyond cert-manager, which nothing else here needs; waiting for the Certificates
+// says what is wrong with them.
+func (i *inspection) certManagerFindings(ctx context.Context) ([]Finding, error) {
+	p := i.Options.PKI
+	if p.Mode != state.PKICertManager {
+		return nil, nil
+	}
+	_, err := i.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{Limit: 1})
+	if apierrors.IsNotFound(err) {
+		return []Finding{{Check: checkCertificates, Severity: Blocker, Object: "namespace " + i.Options.Namespace,
+			Cause:  "pki.mode is certManager, and the cluster does not know cert-manager's API",
+			Remedy: "install cert-manager first, see https://cert-manager.io/docs/installation/, or do without it: --set pki.mode=internal"}}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listing the CertificateRequests in namespace %s: %w", i.Options.Namespace, refuseForbidden(err))
+	}
+	findings, err := i.foreignObjects(ctx, i.certManagerWanted(p))
+	if err != nil || p.Issuer == nil {
+		return findings, err
+	}
+	found, err := i.checkIssuer(ctx, *p.Issuer)
+	return append(findings, found...), err
+}
+
+// foreignObjects are those that have a name of ours, and that somebody else made.
+func (i *inspection) foreignObjects(ctx context.Context, wanted certManagerWanted) ([]Finding, error) {
+	var findings []Finding
+	check := func(kind, name string, ours bool, err error) error {
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return fmt.Errorf("reading %s: %w", i.object(kind, name), refuseForbidden(err))
+		case !ours:
+			findings = append(findings, Finding{Check: checkCertificates, Severity: Blocker, Object: i.object(kind, name),
+				Cause:  "init-hook did not make it, and needs that name",
+				Remedy: "rename or delete it, or install under another name: --set fullnameOverride=…"})
+		}
+		return nil
+	}
+	for _, want := range wanted.issuers {
+		have, err := i.Cluster.Issuers.Get(ctx, want.Name, metav1.GetOptions{})
+		if err := check("Issuer", want.Name, have != nil && have.Labels[labelManagedBy] == manager, err); err != nil {
+			return nil, err
+		}
+	}
+	for _, want := range wanted.certificates {
+		have, err := i.Cluster.Certificates.Get(ctx, want.Name, metav1.GetOptions{})
+		if err := check("Certificate", want.Name, have != nil && have.Labels[labelManagedBy] == manager, err); err != nil {
+			return nil, err
+		}
+		_, err = i.issuedSecret(ctx, want)
+		foreign := isRefused(err)
+		if foreign {
+			err = nil
+		}
+		if err := check("Secret", want.Spec.SecretName, !foreign, err); err != nil {
+			return nil, err
+		}
+	}
+	return findings, nil
+}
+
+// checkIssuer looks at the user's issuer, where it is of the namespace.
+func (i *inspection) checkIssuer(ctx context.Context, ref state.Issuer) ([]Finding, error) {
+	if ref.Group != certmanagerv1.SchemeGroupVersion.Group || ref.Kind == certmanagerv1.ClusterIssuerKind {
+		return nil, nil
+	}
+	finding := func(cause, remedy string) ([]Finding, error) {
+		return []Finding{{Check: checkCertificates, Severity: Blocker, Object: i.object(ref.Kind, ref.Name), Cause: cause, Remedy: remedy}}, nil
+	}
+	const another = "name another: --set pki.certManager.issuerRef.name=…"
+	if ref.Kind != certmanagerv1.IssuerKind {
+		return finding("cert-manager has no issuers of that kind", "name Issuer or ClusterIssuer (--set pki.certManager.issuerRef.kind=…), or the group of that kind (--set pki.certManager.issuerRef.group=…)")
+	}
+	issuer, err := i.Cluster.Issuers.Get(ctx, ref.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return finding("it does not exist, and pki.certManager.issuerRef names it", "make it first, or "+another)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", i.object("Issuer", ref.Name), refuseForbidden(err))
+	}
+	describe := fmt.Sprintf("look at kubectl --namespace %s describe issuer %s, or %s", i.Options.Namespace, ref.Name, another)
+	n := slices.IndexFunc(issuer.Status.Conditions, func(c certmanagerv1.IssuerCondition) bool { return c.Type == certmanagerv1.IssuerConditionReady })
+	switch {
+	case issuer.Spec.SelfSigned != nil:
+		return finding("it has every certificate sign itself, so proxies and registry would not trust each other", "name an issuer that has an authority, or none to have one made (--set pki.certManager.issuerRef.name=)")
+	case issuer.Spec.ACME != nil:
+		return finding("it is of kind ACME, which does not tell its authority (ca.crt) and gives out no names of inside the cluster", "name an issuer that has an authority, or none to have one made (--set pki.certManager.issuerRef.name=)")
+	case n < 0 || issuer.Status.Conditions[n].ObservedGeneration < issuer.Generation:
+		return finding("cert-manager has not looked at it: its controller may not run", describe)
+	case issuer.Status.Conditions[n].Status != cmmeta.ConditionTrue:
+		c := issuer.Status.Conditions[n]
+		return finding(fmt.Sprintf("it is not ready: %s: %s", c.Reason, c.Message), describe)
+	}
+	return nil, nil
+}
