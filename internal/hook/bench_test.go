@@ -88,6 +88,8 @@ type registry struct {
 	// open is the plain listener; deaf: it never changes; unreachable: nobody can tell.
 	open, deaf  bool
 	unreachable error
+	// loaded answers for pods.
+	loaded func(*corev1.Pod) (*loaded.Report, error)
 }
 
 func (r *registry) PushProgramImages(_ context.Context, a hook.Access) ([]string, error) {
@@ -102,8 +104,8 @@ func (r *registry) PlainOpen(context.Context, *corev1.Pod) (bool, error) {
 	return r.open && r.unreachable == nil, r.unreachable
 }
 
-func (r *registry) Loaded(context.Context, *corev1.Pod) (*loaded.Report, error) {
-	return nil, errors.New("not asked in these tests")
+func (r *registry) Loaded(_ context.Context, pod *corev1.Pod) (*loaded.Report, error) {
+	return r.loaded(pod)
 }
 
 // bench is a hook with a fake cluster. The fake keeps objects as the API server
@@ -111,6 +113,8 @@ func (r *registry) Loaded(context.Context, *corev1.Pod) (*loaded.Report, error) 
 type bench struct {
 	*testing.T
 	client *fake.Clientset
+	// versions counts the versions of Secrets.
+	versions int
 	// tracker keeps the objects. The client's own keeps managed fields besides, which
 	// nothing here needs and which costs most of the time.
 	tracker  kubetesting.ObjectTracker
@@ -135,6 +139,15 @@ type bench struct {
 	// watched: before each write a node is to be able to pull.
 	watched bool
 	made    int
+	// interfere is called before each write: somebody else writes then.
+	interfere func(string)
+	// forbid refuses writes, by what describe says of them.
+	forbid func(string) error
+	// wrote is what describe says of the writes.
+	wrote []string
+
+	kubelets
+	certManager
 }
 
 var errKilled = errors.New("killed")
@@ -156,6 +169,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 			Injector: true, PayloadID: "0.1.0", Architectures: []string{"amd64", "arm64"},
 			PauseImages: []string{pauseImage}, PauseImageSource: state.SourceCluster,
 			ClusterDomain: "cluster.local", Timeout: 5 * time.Minute, PushImages: true, Prove: true,
+			PKI: internalPKI, PKISource: state.SourceValue,
 		},
 		Cluster: hook.Cluster{
 			Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), Pods: core.Pods("zarf"),
@@ -167,6 +181,8 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 		Log:      slog.New(slog.NewJSONHandler(writer(func(p []byte) { log.Lock(); b.log.Write(p); log.Unlock() }), nil)),
 		Now:      func() time.Time { return b.now },
 	}
+	b.registry.loaded = b.report
+	b.installCertManager()
 	for _, o := range objects {
 		b.add(o)
 	}
@@ -193,6 +209,9 @@ func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 	if b.dead {
 		return true, nil, errKilled
 	}
+	if handled, object, err := b.certManagerAnswers(a); handled {
+		return true, object, err
+	}
 	if a.GetVerb() == "get" || a.GetVerb() == "list" {
 		return kubetesting.ObjectReaction(b.tracker)(a)
 	}
@@ -207,6 +226,16 @@ func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 	}
 	if b.watched && !b.canPull() {
 		b.Errorf("no node can pull before: %s", describe(a))
+	}
+	b.checkTrust("before " + describe(a))
+	b.wrote = append(b.wrote, describe(a))
+	if b.interfere != nil {
+		b.interfere(describe(a))
+	}
+	if b.forbid != nil {
+		if err := b.forbid(describe(a)); err != nil {
+			return true, nil, err
+		}
 	}
 	if b.left == 0 {
 		b.dead = true
@@ -234,14 +263,19 @@ func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
 			b.pull(pod)
 		}
 	}
+	if err := b.lock(a); err != nil {
+		return nil, err
+	}
 	_, object, err := kubetesting.ObjectReaction(b.tracker)(a)
 	if err != nil {
 		return nil, err
 	}
+	b.certManagerWorks(a)
 	switch a := a.(type) {
 	case kubetesting.PatchActionImpl:
 		if a.GetResource().Resource == "pods" {
 			b.readSecret()
+			b.annotated(a.GetName())
 		}
 	case kubetesting.DeleteActionImpl:
 		if a.GetResource().Resource == "daemonsets" {
@@ -249,6 +283,24 @@ func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
 		}
 	}
 	return object, nil
+}
+
+// lock is the API server's optimistic locking, for Secrets: one that was read is
+// updated only if nobody wrote it since.
+func (b *bench) lock(a kubetesting.Action) error {
+	write, ok := a.(interface{ GetObject() runtime.Object })
+	if !ok || a.GetResource().Resource != "secrets" {
+		return nil
+	}
+	object := metaOf(write.GetObject())
+	if a.GetVerb() == "update" {
+		if have := b.get("secrets", object.GetName()); have != nil && metaOf(have).GetResourceVersion() != object.GetResourceVersion() {
+			return apierrors.NewConflict(corev1.Resource("secrets"), object.GetName(), errors.New("the object has been modified"))
+		}
+	}
+	b.versions++
+	object.SetResourceVersion(fmt.Sprint(b.versions))
+	return nil
 }
 
 // readSecret has the registry see its Secret.
@@ -328,6 +380,9 @@ func (b *bench) add(o runtime.Object) bool {
 		b.Helper()
 		b.Fatal(err)
 	}
+	if pod, ok := o.(*corev1.Pod); ok && err == nil {
+		b.started(pod)
+	}
 	return err == nil
 }
 
@@ -398,10 +453,13 @@ func daemonSet(name string, nodes ...string) *appsv1.DaemonSet {
 }
 
 func proxyPod(daemonSet, node string) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: meta("proxy-"+node, "proxy"), Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Conditions: podReady}}
+	p := &corev1.Pod{ObjectMeta: meta("proxy-"+node, "proxy"), Spec: corev1.PodSpec{NodeName: node}, Status: running}
+	p.Annotations = map[string]string{loaded.PortAnnotation: "9100"}
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: daemonSet}}
 	return p
 }
+
+var running = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: podReady}
 
 var podReady = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 
@@ -421,8 +479,10 @@ func (b *bench) helm(nodes ...string) {
 	one := int32(1)
 	b.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry"), Spec: appsv1.DeploymentSpec{Replicas: &one},
 		Status: appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, AvailableReplicas: 1}})
-	if b.add(&corev1.Pod{ObjectMeta: meta(registryPod, "registry"), Status: corev1.PodStatus{Conditions: podReady}, Spec: corev1.PodSpec{
-		NodeName: nodes[0], Containers: []corev1.Container{{Name: "registry", Ports: []corev1.ContainerPort{{Name: "plain", ContainerPort: 5001}}}}}}) {
+	pod := &corev1.Pod{ObjectMeta: meta(registryPod, "registry"), Status: running, Spec: corev1.PodSpec{
+		NodeName: nodes[0], Containers: []corev1.Container{{Name: "registry", Ports: []corev1.ContainerPort{{Name: "plain", ContainerPort: 5001}}}}}}
+	pod.Annotations = map[string]string{loaded.PortAnnotation: "5003"}
+	if b.add(pod) {
 		b.readSecret()
 	}
 	if b.hook.Options.Mode == state.ModeNodePort {
@@ -456,18 +516,12 @@ func describe(a kubetesting.Action) string {
 	return a.GetVerb() + " " + a.GetResource().Resource + " " + name
 }
 
-// writes are the verbs and names of everything that changed the cluster.
-func (b *bench) writes() []string {
-	var out []string
-	for _, a := range b.client.Actions() {
-		if c, ok := a.(kubetesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 {
-			continue
-		}
-		if v := a.GetVerb(); v != "get" && v != "list" {
-			out = append(out, describe(a))
-		}
-	}
-	return out
+// writes are the verbs and names of everything that changed the cluster, since forget.
+func (b *bench) writes() []string { return b.wrote }
+
+func (b *bench) forget() {
+	b.client.ClearActions()
+	b.wrote = nil
 }
 
 func (b *bench) secret(name string) *corev1.Secret {
@@ -588,7 +642,7 @@ func (b *bench) checkNoProofs() {
 func killedAtEachWrite(t *testing.T, setUp func() *bench, run func(*bench) error, then func(*bench)) {
 	t.Helper()
 	whole := setUp()
-	whole.client.ClearActions()
+	whole.forget()
 	if err := run(whole); err != nil {
 		t.Fatalf("%v\n%s", err, whole.log)
 	}

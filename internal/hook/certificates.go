@@ -2,16 +2,18 @@ package hook
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
-	"encoding/base64"
 	"fmt"
 	"net"
 	"strings"
+	"time"
 
-	"golang.org/x/crypto/bcrypt"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -24,89 +26,18 @@ const (
 	keyAuthority   = "ca.crt"
 )
 
-// Keys of the credentials Secret and of the pull Secret.
-const (
-	keyUsername = "username"
-	keyPassword = "password"
-	keyHtpasswd = "htpasswd"
-)
-
-// pushUser is the name of the only user that may write.
-const pushUser = "zarf-push"
-
-func (p *preparation) certificates(ctx context.Context) (string, error) {
-	now := p.Now()
-	var did []string
-	note := func(secret, reason string) {
-		if reason != "" {
-			p.Log.Info("certificate issued", "secret", secret, "reason", reason)
-			did = append(did, secret)
-		}
-	}
-
-	name := p.Options.Name + SuffixAuthority
-	secret, err := p.secret(ctx, name)
-	if err != nil {
-		return "", err
-	}
-	pair := keyPair(secret)
-	authority, err := pki.ParseAuthority(pair)
-	reason := ""
-	switch {
-	case len(pair.Certificate) == 0 && len(pair.Key) == 0:
-		reason = "there is none yet"
-	case err != nil:
-		reason = err.Error()
-	case !now.Before(authority.Certificate().NotAfter):
-		reason = "it expired at " + authority.Certificate().NotAfter.String()
-	}
-	if reason != "" {
-		if authority, err = pki.NewAuthority(p.Options.Name+" certificate authority", now, 0); err != nil {
-			return "", err
-		}
-		if err := p.writeSecret(ctx, secret, name, componentCertificates, corev1.SecretTypeTLS, secretData(authority.KeyPair(), nil)); err != nil {
-			return "", err
-		}
-	}
-	note(name, reason)
-
-	for _, l := range p.leaves(state.PKI{ClusterDomain: p.Options.ClusterDomain}) {
-		name := p.Options.Name + l.suffix
-		secret, err := p.secret(ctx, name)
-		if err != nil {
-			return "", err
-		}
-		trust := authority.KeyPair().Certificate
-		reason := pki.LeafRenewal(keyPair(secret), l.leaf, authority, now)
-		if reason == "" && !bytes.Equal(secret.Data[keyAuthority], trust) {
-			reason = "its ca.crt is not the present authority's"
-		}
-		if reason == "" {
-			continue
-		}
-		pair, err := authority.Issue(l.leaf, now)
-		if err != nil {
-			return "", err
-		}
-		if err := p.writeSecret(ctx, secret, name, componentCertificates, corev1.SecretTypeTLS, secretData(pair, trust)); err != nil {
-			return "", err
-		}
-		note(name, reason)
-	}
-	if len(did) == 0 {
-		return "all are valid, nothing issued", nil
-	}
-	return "issued " + strings.Join(did, ", "), nil
-}
-
 // secretLeaf is a certificate to hold, with the suffix of its Secret's name.
 type secretLeaf struct {
 	suffix string
 	leaf   pki.Leaf
 }
 
+// role is what the certificate entitles to.
+func (l secretLeaf) role() string { return l.leaf.Organization }
+
+// leaves are the certificates of a release, as an authority of our own issues them.
 func (h *Hook) leaves(p state.PKI) []secretLeaf {
-	serverName := serverName(h.Options.Name, h.Options.Namespace)
+	serverName, lifetime := serverName(h.Options.Name, h.Options.Namespace), time.Duration(p.LeafLifetime)
 	return []secretLeaf{
 		{SuffixServerTLS, pki.Leaf{
 			CommonName:   h.Options.Name,
@@ -117,79 +48,364 @@ func (h *Hook) leaves(p state.PKI) []secretLeaf {
 				serverName,
 				serverName + "." + p.ClusterDomain,
 			},
-			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+			Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+			Lifetime: lifetime,
 		}},
 		{SuffixNodeTLS, pki.Leaf{
 			CommonName:   h.Options.Name + "-proxy",
 			Organization: pki.OrganizationNode,
 			// The proxy serves TLS on its node's loopback address with the
 			// certificate that it shows the registry.
-			DNSNames:    []string{"localhost"},
-			IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+			DNSNames:    []string{loopbackName},
+			IPAddresses: loopback(),
 			Usages:      []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+			Lifetime:    lifetime,
 		}},
 		{SuffixPushTLS, pki.Leaf{
 			CommonName:   h.Options.Name + "-push",
 			Organization: pki.OrganizationPush,
 			Usages:       []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+			Lifetime:     lifetime,
 		}},
 	}
 }
 
-func (p *preparation) credentials(ctx context.Context) (string, error) {
-	name := p.Options.Name + SuffixCredentials
-	secret, err := p.secret(ctx, name)
-	if err != nil {
-		return "", err
-	}
-	reason, data := "", map[string][]byte{}
-	if secret != nil {
-		data = secret.DeepCopy().Data
-	}
-	switch {
-	case len(data[keyUsername]) == 0 || len(data[keyPassword]) == 0:
-		reason = "there is none yet"
-		password, err := newPassword()
-		if err != nil {
-			return "", err
+const loopbackName = "localhost"
+
+func loopback() []net.IP { return []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback} }
+
+// requirement is what a certificate of somebody else's making must be good for.
+func (h *Hook) requirement(role string, p state.PKI) pki.Requirement {
+	switch role {
+	case pki.OrganizationServer:
+		return pki.Requirement{
+			DNSNames: []string{serverName(h.Options.Name, h.Options.Namespace)}, // what clients verify
+			Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		}
-		data = map[string][]byte{keyUsername: []byte(pushUser), keyPassword: password}
-	case !htpasswdMatches(data[keyHtpasswd], data[keyUsername], data[keyPassword]):
-		reason = "its htpasswd does not match its password"
+	case pki.OrganizationNode:
+		want := pki.Requirement{Role: role, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+		if p.ServeTLS {
+			want.Usages = append(want.Usages, x509.ExtKeyUsageServerAuth)
+			want.DNSNames, want.IPAddresses = []string{loopbackName}, loopback()
+		}
+		return want
 	default:
-		return "it is valid, nothing made", nil
+		return pki.Requirement{Role: role, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	}
-	if data[keyHtpasswd], err = newHtpasswd(data[keyUsername], data[keyPassword]); err != nil {
-		return "", fmt.Errorf("hashing the password of %s: %w", p.object("Secret", name), err)
-	}
-	if err := p.writeSecret(ctx, secret, name, componentCredentials, corev1.SecretTypeOpaque, data); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("wrote %s: %s", name, reason), nil
 }
 
-func newPassword() ([]byte, error) {
-	random := make([]byte, 32) // 256 bits: beyond guessing
-	if _, err := rand.Read(random); err != nil {
-		return nil, fmt.Errorf("drawing a password: %w", err)
-	}
-	return []byte(base64.RawURLEncoding.EncodeToString(random)), nil
+// sourceLeaf is a certificate of somebody else's making, and where it was found.
+type sourceLeaf struct {
+	from  string
+	pair  pki.KeyPair
+	trust pki.Bundle
 }
 
-// newHtpasswd hashes a password that newPassword drew. A slow hash protects
-// passwords that can be guessed; those have 256 random bits. And a registry that is
-// short of CPU would take seconds for one.
-func newHtpasswd(username, password []byte) ([]byte, error) {
-	hash, err := bcrypt.GenerateFromPassword(password, bcrypt.MinCost)
+// problem is what is wrong with an object of the user; cause goes on from its name.
+type problem struct{ object, cause, remedy string }
+
+func (p problem) String() string { return p.object + " " + p.cause }
+
+// refuseAll is the error of all problems, nil where there are none.
+func refuseAll(problems []problem) error {
+	if len(problems) == 0 {
+		return nil
+	}
+	lines := make([]string, len(problems))
+	for i, p := range problems {
+		lines[i] = strings.ReplaceAll(fmt.Sprintf("%s; %s", p, p.remedy), "\n", " ")
+	}
+	return refuse("%s", strings.Join(lines, "\n  "))
+}
+
+// sourceSecret names the Secret of a role.
+func sourceSecret(from state.ExistingSecrets, role string) string {
+	switch role {
+	case pki.OrganizationServer:
+		return from.Server
+	case pki.OrganizationNode:
+		return from.Node
+	default:
+		return from.Push
+	}
+}
+
+// sources reads the Secrets that certificates are copied from, and says everything
+// that is wrong with them. Roles without a Secret are left out.
+func (h *Hook) sources(ctx context.Context, p state.PKI, from state.ExistingSecrets) (map[string]sourceLeaf, []problem, error) {
+	var problems []problem
+	var fallback []byte // of the Secret that only has ca.crt
+	if from.Authority != "" {
+		secret, found, err := h.sourceSecret(ctx, p, from.Authority, keyAuthority)
+		if err != nil {
+			return nil, nil, err
+		}
+		problems = append(problems, found...)
+		if secret != nil {
+			fallback = secret.Data[keyAuthority]
+			if _, err := pki.ParseBundle(fallback); len(fallback) > 0 && err != nil {
+				problems = append(problems, problem{h.object("Secret", from.Authority), fmt.Sprintf("has a key %s that cannot be used: %v", keyAuthority, err), "put the PEM of the certificate authorities there, and nothing else"})
+				fallback = nil
+			}
+		}
+	}
+	leaves := map[string]sourceLeaf{}
+	for _, l := range h.leaves(p) {
+		name := sourceSecret(from, l.role())
+		if name == "" {
+			continue
+		}
+		leaf, found, err := h.source(ctx, p, l.role(), name, from.Authority, fallback)
+		if err != nil {
+			return nil, nil, err
+		}
+		problems = append(problems, found...)
+		leaves[l.role()] = leaf
+	}
+	return leaves, problems, nil
+}
+
+func (h *Hook) source(ctx context.Context, p state.PKI, role, name, authority string, fallback []byte) (sourceLeaf, []problem, error) {
+	secret, problems, err := h.sourceSecret(ctx, p, name, keyCertificate, keyPrivateKey)
+	if err != nil || secret == nil {
+		return sourceLeaf{}, problems, err
+	}
+	object := h.object("Secret", name)
+	trust := secret.Data[keyAuthority]
+	switch {
+	case len(trust) > 0:
+	case len(fallback) > 0:
+		trust = fallback
+	case p.Mode == state.PKICertManager:
+		problems = append(problems, problem{object, "has no key " + keyAuthority + ": its issuer does not tell its authority",
+			"choose an issuer that does, as those of the kinds CA and SelfSigned do, or mode existingSecret"})
+	case authority != "":
+		// What is wrong with that Secret is said of it.
+	default:
+		problems = append(problems, problem{object, "has no key " + keyAuthority + ", and pki.existingSecret.ca names no other",
+			"put the PEM of the authority there that signed the certificate, or name a Secret that has it"})
+	}
+	if len(problems) > 0 || len(trust) == 0 {
+		return sourceLeaf{}, problems, nil
+	}
+	bundle, err := pki.ParseBundle(trust)
+	if err != nil {
+		return sourceLeaf{}, []problem{{object, fmt.Sprintf("has a key %s that cannot be used: %v", keyAuthority, err), "put the PEM of the certificate authorities there, and nothing else"}}, nil
+	}
+	if err := pki.Check(keyPair(secret), bundle, h.requirement(role, p), h.Now()); err != nil {
+		for line := range strings.Lines(err.Error()) {
+			problems = append(problems, problem{object, "holds no certificate for " + purpose(role) + ": " + strings.TrimSpace(line), "replace it"})
+		}
+	}
+	return sourceLeaf{object, keyPair(secret), bundle}, problems, nil
+}
+
+// purpose says what a role is for.
+func purpose(role string) string {
+	switch role {
+	case pki.OrganizationServer:
+		return "the registry"
+	case pki.OrganizationNode:
+		return "the proxies"
+	default:
+		return "pushing"
+	}
+}
+
+// sourceSecret reads a Secret that is not of our making, and says what it lacks. It is
+// nil where there is none that could be meant.
+func (h *Hook) sourceSecret(ctx context.Context, p state.PKI, name string, keys ...string) (*corev1.Secret, []problem, error) {
+	object := h.object("Secret", name)
+	secret, err := h.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, []problem{{object, "does not exist", "make it, or name another"}}, nil
+	case err != nil:
+		return nil, nil, fmt.Errorf("reading %s: %w", object, refuseForbidden(err))
+	case p.Mode == state.PKIExistingSecret && secret.Labels[labelManagedBy] == manager:
+		return nil, []problem{{object, "was made by init-hook, which overwrites and deletes it", "name a Secret of your own"}}, nil
+	case secret.Type != corev1.SecretTypeTLS && secret.Type != corev1.SecretTypeOpaque && secret.Type != "":
+		return nil, []problem{{object, fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque), "name one that holds a certificate"}}, nil
+	}
+	var problems []problem
+	for _, key := range keys {
+		if len(secret.Data[key]) == 0 {
+			problems = append(problems, problem{object, "has no key " + key, "put it there, in PEM"})
+		}
+	}
+	return secret, problems, nil
+}
+
+// lookAtCertificates is the check of what certificates are made or copied from.
+func (i *inspection) lookAtCertificates(ctx context.Context) ([]Finding, error) {
+	p := i.Options.PKI
+	switch p.Mode {
+	case state.PKICertManager:
+		return i.certManagerFindings(ctx)
+	case state.PKIExistingSecret:
+		_, problems, err := i.sources(ctx, p, *p.Existing)
+		return findings(checkCertificates, problems), err
+	}
+	return nil, nil
+}
+
+func findings(check string, problems []problem) []Finding {
+	var out []Finding
+	for _, p := range problems {
+		out = append(out, Finding{Check: check, Severity: Blocker, Object: p.object, Cause: "it " + p.cause, Remedy: p.remedy})
+	}
+	return out
+}
+
+// ownAuthority says whether certificates are issued by the authority that init-hook keeps.
+func ownAuthority(p state.PKI) bool {
+	return p.Mode == state.PKIInternal || p.Mode == state.PKIExistingSecret && p.Existing.Push == ""
+}
+
+// authority returns the authority of our own. It makes a new one where there is
+// none, where it cannot go on being used, and where it is the one to be replaced.
+// Its certificate stays in the trust of all as long as it is needed; its key is not.
+func (r *rotation) authority(ctx context.Context) (*pki.Authority, error) {
+	name := r.Options.Name + SuffixAuthority
+	secret, err := r.secret(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	return fmt.Appendf(nil, "%s:%s\n", username, hash), nil
+	pair := keyPair(secret)
+	reason := pki.AuthorityRenewal(pair, time.Duration(r.pki.AuthorityLifetime), r.Now())
+	if reason == "" {
+		present, err := pki.ParseAuthority(pair)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", r.object("Secret", name), err)
+		}
+		if r.askedAuthority != pki.Fingerprint(present.Certificate()) {
+			return present, nil
+		}
+		reason = askedFor
+	}
+	made, err := pki.NewAuthority(r.Options.Name+" certificate authority", r.Now(), time.Duration(r.pki.AuthorityLifetime))
+	if err != nil {
+		return nil, err
+	}
+	if err := r.writeSecret(ctx, secret, name, componentCertificates, corev1.SecretTypeTLS, secretData(made.KeyPair(), nil)); err != nil {
+		return nil, err
+	}
+	r.note("authority made", name, reason)
+	r.reason = cmp.Or(r.reason, fmt.Sprintf("the authority in %s is new: %s", r.object("Secret", name), reason))
+	return made, nil
 }
 
-func htpasswdMatches(htpasswd, username, password []byte) bool {
-	user, hash, ok := bytes.Cut(bytes.TrimSpace(htpasswd), []byte(":"))
-	return ok && bytes.Equal(user, username) && bcrypt.CompareHashAndPassword(hash, password) == nil
+// wantedLeaf is where a certificate comes from: a copy, or an authority of our own.
+type wantedLeaf struct {
+	secretLeaf
+	copied    *sourceLeaf
+	authority *pki.Authority
+}
+
+// trust is what whoever meets the certificate must trust.
+func (w wantedLeaf) trust() pki.Bundle {
+	if w.copied != nil {
+		return w.copied.trust
+	}
+	return pki.NewBundle(w.authority.Certificate())
+}
+
+// due says why the held certificate is to be replaced, "" where it can stay.
+func (w wantedLeaf) due(held pki.KeyPair, now time.Time) string {
+	if w.copied == nil {
+		return pki.LeafRenewal(held, w.leaf, w.authority, now)
+	}
+	if !bytes.Equal(held.Certificate, w.copied.pair.Certificate) || !bytes.Equal(held.Key, w.copied.pair.Key) {
+		return w.copied.from + " has another certificate"
+	}
+	return ""
+}
+
+func (w wantedLeaf) make(now time.Time) (pki.KeyPair, error) {
+	if w.copied != nil {
+		return w.copied.pair, nil
+	}
+	return w.authority.Issue(w.leaf, now)
+}
+
+// wanted is what the Secrets shall hold in the end. Nothing is made as long as
+// something is wrong with what is to be copied.
+func (r *rotation) wanted(ctx context.Context) ([]wantedLeaf, error) {
+	copies, err := r.copies(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var authority *pki.Authority
+	if ownAuthority(r.pki) {
+		if authority, err = r.authority(ctx); err != nil {
+			return nil, err
+		}
+	}
+	var out []wantedLeaf
+	for _, l := range r.leaves(r.pki) {
+		w := wantedLeaf{secretLeaf: l, authority: authority}
+		if copied, ok := copies[l.role()]; ok {
+			w.copied = &copied
+		}
+		out = append(out, w)
+	}
+	return out, nil
+}
+
+// copies reads and checks what is copied. cert-manager is asked once in a run.
+func (r *rotation) copies(ctx context.Context) (map[string]sourceLeaf, error) {
+	switch {
+	case r.pki.Mode == state.PKIInternal:
+		return nil, nil
+	case r.from == nil && r.pki.Mode == state.PKICertManager:
+		from, err := r.certManagerSources(ctx, r.pki)
+		if err != nil {
+			return nil, err
+		}
+		r.from = &from
+	case r.from == nil:
+		r.from = r.pki.Existing
+	}
+	copies, problems, err := r.sources(ctx, r.pki, *r.from)
+	if err != nil {
+		return nil, err
+	}
+	return copies, refuseAll(problems)
+}
+
+// heldLeaf is what one of our Secrets holds.
+type heldLeaf struct {
+	wantedLeaf
+	secret *corev1.Secret
+	pair   pki.KeyPair
+	held   pki.Held
+	// due says why the certificate is to be replaced, "" where it can stay.
+	due string
+}
+
+// readHeld reads one of our Secrets. What no pod could load is due, and no leaf.
+func (h *Hook) readHeld(ctx context.Context, w wantedLeaf) (heldLeaf, error) {
+	out := heldLeaf{wantedLeaf: w}
+	var err error
+	if out.secret, err = h.secret(ctx, h.Options.Name+w.suffix); err != nil {
+		return out, err
+	}
+	if out.secret == nil {
+		out.due = "there is none yet"
+		return out, nil
+	}
+	out.pair = keyPair(out.secret)
+	out.held.Trust, _ = pki.ParseBundle(out.secret.Data[keyAuthority]) // what cannot be read is written again
+	chain, err := pki.ParseChain(out.pair.Certificate)
+	if err == nil {
+		_, err = tls.X509KeyPair(out.pair.Certificate, out.pair.Key)
+	}
+	if err != nil {
+		out.due = err.Error()
+		return out, nil
+	}
+	out.held.Leaf = chain[0]
+	return out, nil
 }
 
 func keyPair(secret *corev1.Secret) pki.KeyPair {
@@ -205,4 +421,37 @@ func secretData(pair pki.KeyPair, trust []byte) map[string][]byte {
 		data[keyAuthority] = trust
 	}
 	return data
+}
+
+// deleteUnneeded deletes what other PKI modes left, once nobody trusts it any more.
+func (h *Hook) deleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
+	var did []string
+	if name := h.Options.Name + SuffixAuthority; !ownAuthority(p) {
+		secret, err := h.secret(ctx, name)
+		if err != nil {
+			return "", err
+		}
+		if secret != nil {
+			err := h.Cluster.Secrets.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
+			if err != nil && !apierrors.IsNotFound(err) {
+				return "", fmt.Errorf("deleting %s: %w", h.object("Secret", name), err)
+			}
+			did = append(did, "deleted "+h.object("Secret", name))
+		}
+	}
+	if p.Mode != state.PKICertManager {
+		deleted, err := h.deleteCertManager(ctx)
+		switch {
+		case missingRight(err):
+			did = append(did, "cert-manager's objects may not be looked at: none were made with these rights")
+		case err != nil:
+			return "", err
+		case deleted != "nothing":
+			did = append(did, deleted)
+		}
+	}
+	if len(did) == 0 {
+		return "nothing: there is nothing of that", nil
+	}
+	return strings.Join(did, ", "), nil
 }

@@ -25,8 +25,17 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 		{"delete the Jobs", "those that failed stayed, so that their logs could be read", h.deleteJobs},
 		{"delete the payload", "nothing starts from it any more", h.deletePayload},
 		{"delete the Secrets", "state, certificates and credentials end with the release", h.deleteSecrets},
+		{"delete cert-manager's objects", "the state is gone, so that no CronJob makes them again", h.cleanUpCertManager},
 		{"put the namespace's label back", "only prepare's label goes, podSecurity.label=true", onlyIf(h.Options.PodSecurityLabel, h.restoreLabel)},
 	})
+}
+
+func (h *Hook) cleanUpCertManager(ctx context.Context) (string, error) {
+	did, err := h.deleteCertManager(ctx)
+	if missingRight(err) {
+		return "nothing: they may not be looked at, so none were made with these rights", nil
+	}
+	return did, err
 }
 
 func (h *Hook) deleteJobs(ctx context.Context) (string, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -28,9 +29,13 @@ type finishing struct {
 	// switching: this run, or one that was killed, removed the NodePort Service.
 	switching bool
 	proven    []string
+	// rotated: no change of authorities is under way any more.
+	rotated bool
 }
 
 func (f *finishing) steps() []step {
+	rotate := step{"finish the change of authorities", "the former ones are trusted until all pods show certificates of the new", f.rotate}
+	unneeded := step{"delete what other PKI modes left", "nobody trusts it any more", f.unneeded}
 	push := step{"push the project's images", "later upgrades and the proof pull them from the registry itself", onlyIf(f.Options.PushImages, f.push)}
 	prove := step{"prove by pulling", "only a pull on every node covers network plugin, kube-proxy and container runtime at once", onlyIf(f.Options.Prove, f.prove)}
 	record := step{"record the proven mode", "the state never says more than was proven", f.record}
@@ -47,6 +52,8 @@ func (f *finishing) steps() []step {
 			record,
 			{"delete the proxies", "each node was seen to pull without them", f.deleteFormerProxies},
 			{"collect former payloads", "no pod needs them any more", f.collect},
+			rotate,
+			unneeded,
 		}
 	case state.ModeExternal:
 		return []step{
@@ -70,6 +77,8 @@ func (f *finishing) steps() []step {
 			record,
 			{"delete former proxies", "the chart does not render them any more", f.deleteFormerProxies},
 			{"collect former payloads", "no pod needs them any more", f.collect},
+			rotate,
+			unneeded,
 		}...)
 	}
 }
@@ -89,30 +98,61 @@ func (f *finishing) readState(ctx context.Context) (string, error) {
 }
 
 func (f *finishing) record(ctx context.Context) (string, error) {
-	secret, s, err := f.mustLoadState(ctx)
+	did := ""
+	err := f.updateStateSecret(ctx, func(_ *corev1.Secret, s *state.State) (bool, []byte) {
+		desired := s.Desired
+		switch {
+		case f.Options.Mode == state.ModeExternal:
+			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, nil
+			did = "current is external, where there is nothing to prove"
+		case f.Options.Prove:
+			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, f.proven
+			did = fmt.Sprintf("current is %s, proven on %d nodes", desired.Mode, len(f.proven))
+		case s.Current != nil && s.Current.Same(desired):
+			did = "current stays as it was proven before: the proof was switched off (initHook.prove=false)"
+		default:
+			s.Current, s.Nodes = nil, nil
+			did = "nothing is current: the proof was switched off (initHook.prove=false)"
+		}
+		return true, nil // the NodePort Service is not to be put back any more
+	})
+	return did, err
+}
+
+// rotate goes on with the change of authorities where Prepare, which cannot ask pods
+// that do not run yet, had to leave it. Pods that do not follow in time fail
+// nothing: all go on working, and the CronJob goes on with it.
+func (f *finishing) rotate(ctx context.Context) (string, error) {
+	_, s, err := f.mustLoadState(ctx)
 	if err != nil {
 		return "", err
 	}
-	next := *s
-	did := ""
-	switch {
-	case f.Options.Mode == state.ModeExternal:
-		next.Phase, next.Current, next.Nodes = state.PhaseReady, &next.Desired, nil
-		did = "current is external, where there is nothing to prove"
-	case f.Options.Prove:
-		next.Phase, next.Current, next.Nodes = state.PhaseReady, &next.Desired, f.proven
-		did = fmt.Sprintf("current is %s, proven on %d nodes", next.Desired.Mode, len(f.proven))
-	case s.Current != nil && s.Current.Same(s.Desired):
-		did = "current stays as it was proven before: the proof was switched off (initHook.prove=false)"
-	default:
-		next.Current, next.Nodes = nil, nil
-		did = "nothing is current: the proof was switched off (initHook.prove=false)"
+	if s.PKI == nil {
+		return "nothing: prepare was of a release that recorded nothing of it", nil
 	}
-	// The NodePort Service is not to be put back any more.
-	if err := f.saveState(ctx, secret, next, nil); err != nil {
+	r := &rotation{Hook: f.Hook, pki: *s.PKI, patience: patience(ctx, finishPatience)}
+	waiting, err := r.run(ctx)
+	if err != nil {
 		return "", err
 	}
-	return did, nil
+	if len(waiting) > 0 {
+		f.Log.Warn("the change of authorities is not finished; everything works, and init-hook certs renew, which the CronJob runs, goes on with it",
+			"waiting", strings.Join(waiting, "; "))
+		return fmt.Sprintf("%s; not finished, it waits for pods: %d", r.did(), len(waiting)), nil
+	}
+	f.rotated = true
+	return r.did(), nil
+}
+
+func (f *finishing) unneeded(ctx context.Context) (string, error) {
+	if !f.rotated {
+		return "nothing: it may still be needed", nil
+	}
+	_, s, err := f.mustLoadState(ctx)
+	if err != nil || s.PKI == nil {
+		return "nothing", err
+	}
+	return f.deleteUnneeded(ctx, *s.PKI)
 }
 
 // orPutBack has the NodePort Service put back when a step fails, also when the run

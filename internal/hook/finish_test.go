@@ -173,9 +173,9 @@ func TestProxiesThatHoldTheirSuccessorsPortMakeRoom(t *testing.T) {
 			for b.get("daemonsets", proxyName+"-old") != nil {
 				time.Sleep(time.Second)
 			}
-			b.remove("pods", "proxy-new-n1")
-			b.add(proxyPod(proxyName, "n1"))
 			b.add(proxyPod(proxyName, "n2"))
+			b.add(proxyPod(proxyName, "n1"))
+			b.remove("pods", "proxy-new-n1") // last: until then finish waits
 		}()
 		b.mustFinish()
 		b.checkFinished()
@@ -188,7 +188,7 @@ func TestFormerProxiesThatAreInNobodysWayGoAfterTheProof(t *testing.T) {
 		b.mustPrepare()
 		b.helm()
 		b.add(daemonSet(proxyName+"-old", "n1"))
-		b.client.ClearActions()
+		b.forget()
 		b.mustFinish()
 		w := b.writes()
 		before, _, removed := strings.Cut(strings.Join(w, "\n"), "delete daemonsets "+proxyName+"-old")

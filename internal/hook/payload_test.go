@@ -61,7 +61,7 @@ func TestAWrongChunkIsReplacedAndWaitingPodsRestarted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b.client.ClearActions()
+	b.forget()
 	b.mustPrepare()
 	b.checkPrepared()
 	want := []string{

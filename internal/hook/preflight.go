@@ -56,6 +56,8 @@ const (
 	checkArch        = "architecture"
 	checkPauseImage  = "pause-image"
 	checkAddress     = "address"
+	// checkCertificates, in certmanager.go, and checkCredentials are of what the user provides.
+	checkCredentials = "credentials"
 )
 
 // ignoreAll stands for all checks in Options.IgnorePreflight.
@@ -66,6 +68,7 @@ func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
 		checkIPFamily, checkCRIO, checkArch, checkPauseImage, checkAddress,
+		checkCertificates, checkCredentials,
 	}
 }
 
@@ -115,7 +118,7 @@ func (i *inspection) inspect(ctx context.Context) ([]Finding, error) {
 	}
 	findings := i.address()
 	if i.Options.Mode != state.ModeExternal {
-		for _, look := range []func(context.Context) ([]Finding, error){i.tryPods, i.lookAtServices} {
+		for _, look := range []func(context.Context) ([]Finding, error){i.tryPods, i.lookAtServices, i.lookAtCertificates, i.lookAtPushSecret} {
 			found, err := look(ctx)
 			if err != nil {
 				return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -98,6 +99,11 @@ func (i *inspection) decide(context.Context) (string, error) {
 	case external && strings.Contains(o.RegistryURL, "://"):
 		return "", refuse("registryURL is %s: image references have no scheme, name it as HOST[:PORT][/PATH]", o.RegistryURL)
 	}
+	if !external {
+		if err := o.PKI.Validate(); err != nil {
+			return "", refuse("the settings of the certificates are impossible: %w", err)
+		}
+	}
 	if i.saved != nil {
 		if err := i.undoing(i.saved.Desired); err != nil {
 			return "", err
@@ -121,6 +127,14 @@ func (i *inspection) undoing(saved state.Settings) error {
 	if o.IPFamilySource == state.SourceDefault && saved.IPFamily != o.IPFamily && o.Mode != state.ModeExternal {
 		return refuse("the cluster's registry is set up for %s, "+blind+": name it, --set ipFamily=%s", saved.IPFamily, o.IPFamily, saved.IPFamily)
 	}
+	used := saved.MTLS
+	if i.saved.PKI != nil {
+		used = i.saved.PKI.Mode
+	}
+	if o.PKISource == state.SourceDefault && used != "" && used != o.PKI.Mode && o.Mode != state.ModeExternal {
+		return refuse("the cluster's certificates are of mode %s, "+blind+": name the mode, --set pki.mode=%s to keep it, or --set pki.mode=%s to change it",
+			used, o.PKI.Mode, used, o.PKI.Mode)
+	}
 	return nil
 }
 
@@ -133,22 +147,67 @@ func setMode(mode state.Mode, registryURL string) string {
 }
 
 func (p *preparation) record(ctx context.Context) (string, error) {
-	s := state.State{Phase: state.PhasePrepared, Desired: p.desired}
-	if p.saved != nil {
-		s.Current, s.Nodes = p.saved.Current, p.saved.Nodes
-	}
-	if p.desired.Mode != state.ModeExternal {
-		if p.saved != nil {
-			s.HookImage = p.saved.HookImage
+	err := againOnConflict(ctx, func() error {
+		// Read again: the certificates' step writes it, and so does the CronJob.
+		secret, saved, err := p.loadState(ctx)
+		if err != nil {
+			return err
 		}
-		if own := p.Registry.HookImage(); own != nil && p.Options.PushImages && p.Options.FinishFollows {
-			s.HookImage = own
-		}
-	}
-	if err := p.saveState(ctx, p.stateSecret, s, removedService(p.stateSecret)); err != nil {
+		return p.saveState(ctx, secret, p.next(saved), removedService(secret))
+	})
+	if err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("desired is %s", p.desired.Mode), nil
+}
+
+// next is the state to record, after the saved one.
+func (p *preparation) next(saved *state.State) state.State {
+	s := state.State{Phase: state.PhasePrepared, Desired: p.desired}
+	if saved != nil {
+		s.Current, s.Nodes = saved.Current, saved.Nodes
+	}
+	if p.desired.Mode == state.ModeExternal {
+		return s
+	}
+	s.PKI, s.PushSecret = &p.Options.PKI, p.Options.PushSecret
+	if saved != nil {
+		s.HookImage, s.Rotation = saved.HookImage, saved.Rotation
+	}
+	if own := p.Registry.HookImage(); own != nil && p.Options.PushImages && p.Options.FinishFollows {
+		s.HookImage = own
+	}
+	return s
+}
+
+// certificates makes or copies the certificates as far as that can be done at once.
+// Where it changes whom everybody trusts, Finish does the rest: pods of this
+// release, which can be asked what they have loaded, run only then.
+func (p *preparation) certificates(ctx context.Context) (string, error) {
+	fresh := p.next(nil)
+	r := &rotation{Hook: p.Hook, pki: p.Options.PKI, fresh: &fresh}
+	if _, err := r.copies(ctx); err != nil {
+		return "", err
+	}
+	if p.saved != nil && p.saved.PKI != nil {
+		// From here on the CronJob must want the same.
+		err := p.updateState(ctx, func(s *state.State) bool {
+			same := s.PKI != nil && reflect.DeepEqual(*s.PKI, r.pki)
+			s.PKI = &r.pki
+			return !same
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	waiting, err := r.run(ctx)
+	if err != nil {
+		return "", err
+	}
+	if len(waiting) > 0 {
+		return fmt.Sprintf("%s; finish goes on with the change of authorities, which waits for: %s", r.did(), strings.Join(waiting, "; ")), nil
+	}
+	return r.did(), nil
 }
 
 // NodeReady says whether a node's status has it ready.

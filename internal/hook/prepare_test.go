@@ -119,7 +119,7 @@ func TestPrepareMakesAllThatTheChartNeeds(t *testing.T) {
 func TestPrepareTwiceWritesOnce(t *testing.T) {
 	b := newBench(t)
 	b.mustPrepare()
-	b.client.ClearActions()
+	b.forget()
 	b.mustPrepare()
 	// The state is written each time: who prepared last, and when.
 	if got, want := b.writes(), []string{"update secrets zarf-registry-state"}; !slices.Equal(got, want) {
@@ -159,7 +159,7 @@ func TestPrepareInNodePortModeMakesThePullCredential(t *testing.T) {
 			t.Errorf("%s is of the proxies, of which there are none", cm.Name)
 		}
 	}
-	b.client.ClearActions()
+	b.forget()
 	b.mustPrepare()
 	if got, want := b.writes(), []string{"update secrets zarf-registry-state"}; !slices.Equal(got, want) {
 		t.Errorf("the second run wrote %q, want %q", got, want)
@@ -308,7 +308,7 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 		"an external registry with a scheme": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.Mode, o.RegistryURL = state.ModeExternal, "http://registry.example.com" },
 			[]string{"HOST[:PORT][/PATH]"}},
 		"an unknown check to ignore": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.IgnorePreflight = []string{"port", "prot"} },
-			[]string{`"prot"`, "pod-security, admission, always-pull-images, port, port-range, ip-family, cri-o, architecture, pause-image, address, or all"}},
+			[]string{`"prot"`, "pod-security, admission, always-pull-images, port, port-range, ip-family, cri-o, architecture, pause-image, address, certificates, credentials, or all"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)

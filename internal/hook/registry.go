@@ -68,15 +68,13 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if own := f.Registry.HookImage(); own != nil {
-		secret, s, err := f.mustLoadState(ctx)
+		err := f.updateState(ctx, func(s *state.State) bool {
+			same := s.HookImage != nil && *s.HookImage == *own
+			s.HookImage = own
+			return !same
+		})
 		if err != nil {
 			return "", err
-		}
-		if s.HookImage == nil || *s.HookImage != *own {
-			s.HookImage = own
-			if err := f.saveState(ctx, secret, *s, removedService(secret)); err != nil {
-				return "", err
-			}
 		}
 	}
 	return "the registry has " + strings.Join(images, ", "), nil

@@ -48,6 +48,47 @@ func removedService(secret *corev1.Secret) []byte {
 	return secret.Data[state.KeyRemovedService]
 }
 
+// updateState changes the saved state, or leaves it where change says that nothing
+// did. It reads and changes it again where somebody else wrote in between.
+func (h *Hook) updateState(ctx context.Context, change func(*state.State) bool) error {
+	return h.updateStateSecret(ctx, func(secret *corev1.Secret, s *state.State) (bool, []byte) {
+		return change(s), removedService(secret)
+	})
+}
+
+// updateStateSecret is updateState where the NodePort Service beside the state changes too.
+func (h *Hook) updateStateSecret(ctx context.Context, change func(*corev1.Secret, *state.State) (changed bool, removedService []byte)) error {
+	return againOnConflict(ctx, func() error {
+		secret, s, err := h.mustLoadState(ctx)
+		if err != nil {
+			return err
+		}
+		if changed, removed := change(secret, s); changed {
+			return h.saveState(ctx, secret, *s, removed)
+		}
+		return nil
+	})
+}
+
+// againOnConflict repeats what reads and then writes as long as somebody else
+// writes in between: the CronJob and an upgrade may meet.
+func againOnConflict(ctx context.Context, do func() error) error {
+	for range maxConflicts {
+		if err := do(); !conflict(err) {
+			return err
+		}
+		if err := sleep(ctx, pollInterval); err != nil {
+			return err
+		}
+	}
+	return do()
+}
+
+// noState is the error of commands that go by what Prepare recorded.
+func (h *Hook) noState() error {
+	return refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare first", h.object("Secret", h.Options.Name+SuffixState))
+}
+
 // mustLoadState is loadState for steps that come after Prepare.
 func (h *Hook) mustLoadState(ctx context.Context) (*corev1.Secret, *state.State, error) {
 	secret, s, err := h.loadState(ctx)

@@ -82,7 +82,7 @@ func (f *finishing) removeService(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	secret, saved, err := f.mustLoadState(ctx)
+	secret, _, err := f.mustLoadState(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -105,10 +105,11 @@ func (f *finishing) removeService(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("encoding %s: %w", f.object("Service", service.Name), err)
 	}
-	if !bytes.Equal(removedService(secret), copied) {
-		if err := f.saveState(ctx, secret, *saved, copied); err != nil {
-			return "", err
-		}
+	err = f.updateStateSecret(ctx, func(secret *corev1.Secret, _ *state.State) (bool, []byte) {
+		return !bytes.Equal(removedService(secret), copied), copied
+	})
+	if err != nil {
+		return "", err
 	}
 	if err := f.deleteOneService(ctx, service); err != nil {
 		return "", err

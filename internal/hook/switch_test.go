@@ -235,7 +235,7 @@ func TestAFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 			return b
 		}
 		whole := setUp()
-		whole.client.ClearActions()
+		whole.forget()
 		if failing(whole) == nil {
 			t.Fatal("it did not fail")
 		}

@@ -1,0 +1,335 @@
+package hook
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/crypto/bcrypt"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
+)
+
+// Keys of the credentials Secret and of the pull Secret.
+const (
+	keyUsername = "username"
+	keyPassword = "password"
+	keyHtpasswd = "htpasswd"
+)
+
+const (
+	// pushUser is the name of the only user that may write, where we choose it.
+	pushUser = "zarf-push"
+	// maxPassword is how many bytes of a password bcrypt looks at.
+	maxPassword = 72
+)
+
+func (p *preparation) credentials(ctx context.Context) (string, error) {
+	copied := p.saved != nil && p.saved.PushSecret != ""
+	return p.pushCredential(ctx, p.Options.PushSecret, copied)
+}
+
+// pushCredential makes the push credential, or copies it from the user's Secret.
+// formerly says that it was a copy so far.
+func (h *Hook) pushCredential(ctx context.Context, from string, formerly bool) (did string, err error) {
+	err = againOnConflict(ctx, func() error {
+		did, err = h.tryPushCredential(ctx, from, formerly)
+		return err
+	})
+	return did, err
+}
+
+func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool) (string, error) {
+	name := h.Options.Name + SuffixCredentials
+	secret, err := h.secret(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	data := map[string][]byte{}
+	if secret != nil {
+		data = maps.Clone(secret.Data)
+	}
+	cost := bcrypt.MinCost
+	reason := ""
+	if from != "" {
+		// People choose it, so it may be guessed.
+		cost = bcrypt.DefaultCost
+		source, problems, err := h.pushSource(ctx, from)
+		if err != nil {
+			return "", err
+		}
+		if err := refuseAll(problems); err != nil {
+			return "", err
+		}
+		if !bytes.Equal(data[keyUsername], source[keyUsername]) || !bytes.Equal(data[keyPassword], source[keyPassword]) {
+			reason = h.object("Secret", from) + " has another credential"
+			data = source
+		}
+	} else {
+		switch {
+		case len(data[keyUsername]) == 0 || len(data[keyPassword]) == 0:
+			reason = "there is none yet"
+		case formerly || string(data[keyUsername]) != pushUser:
+			reason = "it was copied from a Secret that is not named any more"
+		}
+		if reason != "" {
+			password, err := newPassword()
+			if err != nil {
+				return "", err
+			}
+			data = map[string][]byte{keyUsername: []byte(pushUser), keyPassword: password}
+		}
+	}
+	if !htpasswdMatches(data[keyHtpasswd], data[keyUsername], data[keyPassword]) || htpasswdCost(data[keyHtpasswd]) < cost {
+		reason = cmp.Or(reason, "its htpasswd does not match its password")
+		if data[keyHtpasswd], err = hashPassword(data[keyUsername], data[keyPassword], cost); err != nil {
+			return "", fmt.Errorf("hashing the password of %s: %w", h.object("Secret", name), err)
+		}
+	}
+	if reason == "" {
+		return "it is valid, nothing made", nil
+	}
+	if err := h.writeSecret(ctx, secret, name, componentCredentials, corev1.SecretTypeOpaque, data); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("wrote %s: %s", name, reason), nil
+}
+
+// pushSource reads the user's push credential and says what is wrong with it, but
+// never what it is.
+func (h *Hook) pushSource(ctx context.Context, name string) (map[string][]byte, []problem, error) {
+	object := h.object("Secret", name)
+	secret, err := h.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, []problem{{object, "does not exist", "make it, or name another: --set auth.existingSecret=…"}}, nil
+	case err != nil:
+		return nil, nil, fmt.Errorf("reading %s: %w", object, refuseForbidden(err))
+	case secret.Labels[labelManagedBy] == manager:
+		return nil, []problem{{object, "was made by init-hook, which overwrites and deletes it", "name a Secret of your own"}}, nil
+	}
+	var problems []problem
+	wrong := func(remedy, format string, args ...any) {
+		problems = append(problems, problem{object, fmt.Sprintf(format, args...), remedy})
+	}
+	for _, key := range []string{keyUsername, keyPassword} {
+		value := string(secret.Data[key])
+		switch {
+		case value == "":
+			wrong("put it there", "has no key %s", key)
+		case !utf8.ValidString(value) || strings.ContainsFunc(value, unicode.IsControl):
+			wrong("write it without a line break: printf, not echo", "has control characters in %s, which HTTP does not transport", key)
+		}
+	}
+	username, password := string(secret.Data[keyUsername]), secret.Data[keyPassword]
+	switch {
+	case strings.Contains(username, ":"):
+		wrong("choose another", "has a username with a colon, at which HTTP would end it")
+	case username != strings.TrimSpace(username) || strings.HasPrefix(username, "#"):
+		wrong("choose another", "has a username that begins with # or has blanks around it, which htpasswd files cannot hold")
+	case username == pullUser:
+		wrong("choose another", "has the username %s, which is that of who may only pull", pullUser)
+	}
+	if len(password) > maxPassword {
+		wrong("choose a shorter one", "has a password of %d bytes; of more than %d, bcrypt would ignore the rest", len(password), maxPassword)
+	}
+	return map[string][]byte{keyUsername: []byte(username), keyPassword: password}, problems, nil
+}
+
+// lookAtPushSecret is the check of the push credential that the user provides.
+func (i *inspection) lookAtPushSecret(ctx context.Context) ([]Finding, error) {
+	if i.Options.PushSecret == "" {
+		return nil, nil
+	}
+	_, problems, err := i.pushSource(ctx, i.Options.PushSecret)
+	return findings(checkCredentials, problems), err
+}
+
+func newPassword() ([]byte, error) {
+	random := make([]byte, 32) // 256 bits: beyond guessing
+	if _, err := rand.Read(random); err != nil {
+		return nil, fmt.Errorf("drawing a password: %w", err)
+	}
+	return []byte(base64.RawURLEncoding.EncodeToString(random)), nil
+}
+
+// newHtpasswd hashes a password that newPassword drew. A slow hash protects
+// passwords that can be guessed; those have 256 random bits. And a registry that is
+// short of CPU would take seconds for one.
+func newHtpasswd(username, password []byte) ([]byte, error) {
+	return hashPassword(username, password, bcrypt.MinCost)
+}
+
+func hashPassword(username, password []byte, cost int) ([]byte, error) {
+	hash, err := bcrypt.GenerateFromPassword(password, cost)
+	if err != nil {
+		return nil, err
+	}
+	return fmt.Appendf(nil, "%s:%s\n", username, hash), nil
+}
+
+func htpasswdMatches(htpasswd, username, password []byte) bool {
+	user, hash, ok := bytes.Cut(bytes.TrimSpace(htpasswd), []byte(":"))
+	return ok && bytes.Equal(user, username) && bcrypt.CompareHashAndPassword(hash, password) == nil
+}
+
+func htpasswdCost(htpasswd []byte) int {
+	_, hash, _ := bytes.Cut(bytes.TrimSpace(htpasswd), []byte(":"))
+	cost, err := bcrypt.Cost(hash)
+	if err != nil {
+		return 0
+	}
+	return cost
+}
+
+// credentialRotation replaces one credential.
+type credentialRotation struct {
+	*commanded
+	credential Credential
+	// htpasswd is what the registry is to load; nil where it is to have none.
+	htpasswd []byte
+}
+
+// secretName is the Secret of the credential.
+func (c *credentialRotation) secretName() string {
+	if c.credential == PullCredential {
+		return c.Options.Name + SuffixPull
+	}
+	return c.Options.Name + SuffixCredentials
+}
+
+func (c *credentialRotation) write(ctx context.Context) (string, error) {
+	name := c.secretName()
+	if c.credential == PushCredential && c.saved.PushSecret != "" {
+		return "", refuse("the push credential is a copy of %s: change it there, then run init-hook certs renew", c.object("Secret", c.saved.PushSecret))
+	}
+	err := againOnConflict(ctx, func() error {
+		secret, err := c.secret(ctx, name)
+		if err != nil {
+			return err
+		}
+		if secret == nil && c.credential == PullCredential {
+			return refuse("%s does not exist: there is a pull credential in nodeport mode only", c.object("Secret", name))
+		}
+		if secret == nil {
+			return refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare, which make it", c.object("Secret", name))
+		}
+		return c.replace(ctx, secret)
+	})
+	if err != nil {
+		return "", err
+	}
+	if c.credential == PullCredential {
+		c.Log.Warn("copies of the pull Secret in other namespaces, and whatever else holds its password, must be renewed now", "secret", name)
+	}
+	return "wrote " + c.object("Secret", name), nil
+}
+
+func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret) error {
+	data := maps.Clone(secret.Data)
+	password, err := newPassword()
+	if err != nil {
+		return err
+	}
+	data[keyPassword] = password
+	// Where the pull Secret has no htpasswd, the plain listener is closed, and stays so.
+	_, has := data[keyHtpasswd]
+	c.htpasswd = nil
+	if has || c.credential == PushCredential {
+		if c.htpasswd, err = newHtpasswd(data[keyUsername], password); err != nil {
+			return fmt.Errorf("hashing the password of %s: %w", c.object("Secret", secret.Name), err)
+		}
+		data[keyHtpasswd] = c.htpasswd
+	}
+	kind := corev1.SecretTypeOpaque
+	if c.credential == PullCredential {
+		kind = corev1.SecretTypeDockerConfigJson
+		if data[corev1.DockerConfigJsonKey], err = dockerConfig(c.saved.Desired.Address, string(data[keyUsername]), string(password)); err != nil {
+			return err
+		}
+	}
+	return c.writeSecret(ctx, secret, secret.Name, componentCredentials, kind, data)
+}
+
+// await waits until every ready registry pod has loaded the credential.
+func (c *credentialRotation) await(ctx context.Context) (string, error) {
+	if c.htpasswd == nil {
+		return "nothing: the node port's listener is closed", nil
+	}
+	sum := sha256.Sum256(c.htpasswd)
+	want := hex.EncodeToString(sum[:])
+	end := time.Now().Add(patience(ctx, commandPatience))
+	var refreshed time.Time
+	for {
+		pods, late, err := c.late(ctx, want)
+		switch {
+		case err != nil && (!mayPass(err) || !time.Now().Before(end)):
+			return "", err
+		case err == nil && len(late) == 0:
+			return fmt.Sprintf("registry pods that take it: %d", pods), nil
+		case !time.Now().Before(end):
+			var lines []string
+			for _, pod := range slices.Sorted(maps.Keys(late)) {
+				lines = append(lines, fmt.Sprintf("%s: %s", c.object("pod", pod), late[pod]))
+			}
+			return "", fmt.Errorf("%s is written, but not every pod of the registry takes it: %s; look at that pod's log; a pod that starts again takes it at once",
+				c.object("Secret", c.secretName()), strings.Join(lines, "; "))
+		}
+		if len(late) > 0 && time.Since(refreshed) >= refreshEvery {
+			refreshed = time.Now()
+			if err := c.refresh(ctx, slices.Collect(maps.Keys(late))); err != nil {
+				c.Log.Info("pods could not be annotated; kubelets bring their Secrets up to date by themselves, which takes up to 90 seconds", "error", err.Error())
+			}
+		}
+		if err := sleep(ctx, min(rotationPoll, max(0, time.Until(end)))); err != nil {
+			return "", err
+		}
+	}
+}
+
+// late returns how many ready registry pods there are, and of those that have not
+// loaded the credential why not.
+func (c *credentialRotation) late(ctx context.Context, want string) (int, map[string]string, error) {
+	pods, err := c.runningPods(ctx, componentRegistry, func(*corev1.Pod) {})
+	if err != nil {
+		return 0, nil, err
+	}
+	late, ready := map[string]string{}, 0
+	for _, pod := range pods {
+		if !PodReady(pod) {
+			continue
+		}
+		ready++
+		report, err := c.askPod(ctx, &pod)
+		switch {
+		case err != nil:
+			late[pod.Name] = err.Error()
+		case report.Credentials == nil:
+			late[pod.Name] = "it does not tell its credentials"
+		case c.has(report.Credentials) != want:
+			late[pod.Name] = "it has another one"
+		}
+	}
+	return ready, late, nil
+}
+
+func (c *credentialRotation) has(report *loaded.Credentials) string {
+	if c.credential == PullCredential {
+		return report.Pull
+	}
+	return report.Push
+}

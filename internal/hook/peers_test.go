@@ -1,0 +1,511 @@
+package hook_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
+	cmmeta "github.com/cert-manager/cert-manager/pkg/apis/meta/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/certmanager"
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+var internalPKI = state.PKI{
+	Mode: state.PKIInternal, LeafLifetime: state.Duration(pki.DefaultLeafLifetime), AuthorityLifetime: state.Duration(pki.DefaultAuthorityLifetime),
+	ClusterDomain: "cluster.local",
+}
+
+// files are a generation of what a certificate's Secret holds.
+type files struct{ certificate, key, trust []byte }
+
+func filesOf(o runtime.Object) files {
+	if o == nil {
+		return files{}
+	}
+	d := o.(*corev1.Secret).Data
+	return files{d["tls.crt"], d["tls.key"], d["ca.crt"]}
+}
+
+func (f files) same(other files) bool {
+	return bytes.Equal(f.certificate, other.certificate) && bytes.Equal(f.key, other.key) && bytes.Equal(f.trust, other.trust)
+}
+
+// usable says why a program refuses to load files, nil where it does not.
+func (f files) usable() error {
+	if _, err := tls.X509KeyPair(f.certificate, f.key); err != nil {
+		return err
+	}
+	_, err := pki.ParseBundle(f.trust)
+	return err
+}
+
+// believes says why somebody with the trust of f refuses the certificate of other.
+func (f files) believes(other files, usage x509.ExtKeyUsage, name string, now time.Time) error {
+	chain, err := pki.ParseChain(other.certificate)
+	if err != nil {
+		return err
+	}
+	options := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage}, DNSName: name}
+	options.Roots.AppendCertsFromPEM(f.trust)
+	for _, c := range chain[1:] {
+		options.Intermediates.AddCert(c)
+	}
+	_, err = chain[0].Verify(options)
+	return err
+}
+
+// kubelets bring Secrets to pods, whose programs load them, all of one or nothing.
+// They do so when a pod is annotated, or by themselves after a while.
+type kubelets struct {
+	mu   sync.Mutex
+	pods map[string]*loading
+	// slow is how long after an annotation a pod has loaded; deaf pods never load.
+	slow map[string]time.Duration
+	deaf map[string]bool
+	// mute is why a pod cannot be asked.
+	mute map[string]error
+	// asked counts how often a pod was asked.
+	asked map[string]int
+	// unwatched: what pods trust is not checked.
+	unwatched bool
+	// believed are pairs that were found to believe each other: verifying is slow.
+	believed map[string]bool
+}
+
+type loading struct {
+	files       files
+	credentials string
+	due         time.Time // when it loads next; zero: nothing has it look
+	problem     string
+	generation  uint64
+}
+
+const byThemselves = 80 * time.Second
+
+var mounted = map[string]string{"registry": "zarf-registry-server-tls", "proxy": "zarf-registry-node-tls"}
+
+func (b *bench) started(pod *corev1.Pod) {
+	if mounted[pod.Labels["app.kubernetes.io/component"]] == "" {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.pods == nil {
+		b.pods, b.asked = map[string]*loading{}, map[string]int{}
+	}
+	b.pods[pod.Name] = &loading{}
+	b.load(pod)
+}
+
+// load is called with the lock held.
+func (b *bench) load(pod *corev1.Pod) {
+	p := b.pods[pod.Name]
+	if p == nil || b.deaf[pod.Name] {
+		return
+	}
+	p.due = time.Time{}
+	if s := b.get("secrets", "zarf-registry-credentials"); s != nil && pod.Labels["app.kubernetes.io/component"] == "registry" {
+		p.credentials = fmt.Sprintf("%x", sha256.Sum256(s.(*corev1.Secret).Data["htpasswd"]))
+	}
+	next := filesOf(b.get("secrets", mounted[pod.Labels["app.kubernetes.io/component"]]))
+	if err := next.usable(); err != nil {
+		p.problem = err.Error()
+		return
+	}
+	p.problem = ""
+	if !bytes.Equal(next.certificate, p.files.certificate) || !bytes.Equal(next.trust, p.files.trust) {
+		p.files = next
+		p.generation++
+	}
+}
+
+func (b *bench) annotated(name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := b.pods[name]
+	if p == nil {
+		return
+	}
+	if due := time.Now().Add(b.slow[name]); p.due.IsZero() || due.Before(p.due) {
+		p.due = due
+	}
+	if b.slow[name] == 0 {
+		b.reload(name)
+	}
+}
+
+func (b *bench) reload(name string) {
+	if o := b.get("pods", name); o != nil {
+		b.load(o.(*corev1.Pod))
+	}
+}
+
+// loadAll has all kubelets do their work.
+func (b *bench) loadAll() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for name := range b.pods {
+		b.reload(name)
+	}
+}
+
+// report is what a pod says when it is asked.
+func (b *bench) report(pod *corev1.Pod) (*loaded.Report, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked[pod.Name]++
+	p := b.pods[pod.Name]
+	switch {
+	case b.dead:
+		return nil, errKilled
+	case b.mute[pod.Name] != nil:
+		return nil, b.mute[pod.Name]
+	case p == nil:
+		return nil, errors.New("connection refused")
+	}
+	switch {
+	case p.due.IsZero():
+		p.due = time.Now().Add(byThemselves)
+	case !time.Now().Before(p.due):
+		b.load(pod)
+	}
+	if p.files.certificate == nil {
+		return nil, errors.New("it has loaded nothing")
+	}
+	chain, err := pki.ParseChain(p.files.certificate)
+	if err != nil {
+		return nil, err
+	}
+	trust, err := pki.ParseBundle(p.files.trust)
+	if err != nil {
+		return nil, err
+	}
+	r := &loaded.Report{Certificates: loaded.Certificates{Generation: p.generation, Leaf: loaded.Certificate{SHA256: pki.Fingerprint(chain[0])}, Problem: p.problem}}
+	for _, f := range trust.Fingerprints() {
+		r.Certificates.Authorities = append(r.Certificates.Authorities, loaded.Certificate{SHA256: f})
+	}
+	if pod.Labels["app.kubernetes.io/component"] == "registry" {
+		r.Credentials = &loaded.Credentials{Push: p.credentials}
+		if s := b.get("secrets", "zarf-registry-pull"); s != nil {
+			if h := s.(*corev1.Secret).Data["htpasswd"]; h != nil {
+				r.Credentials.Pull = fmt.Sprintf("%x", sha256.Sum256(h))
+			}
+		}
+	}
+	return r, nil
+}
+
+// checkTrust: whatever proxies and registries have loaded, or might load from their
+// Secret at this moment, they believe each other; and whoever pushes too.
+func (b *bench) checkTrust(when string) {
+	b.Helper()
+	if b.unwatched {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	candidates := map[string][]files{}
+	for name, p := range b.pods {
+		o := b.get("pods", name)
+		if o == nil {
+			continue
+		}
+		component := o.(*corev1.Pod).Labels["app.kubernetes.io/component"]
+		for _, f := range []files{p.files, filesOf(b.get("secrets", mounted[component]))} {
+			if f.certificate != nil && !slices.ContainsFunc(candidates[component], f.same) {
+				candidates[component] = append(candidates[component], f)
+			}
+		}
+	}
+	const server = "zarf-registry.zarf.svc"
+	clients := candidates["proxy"]
+	clients = append(clients, filesOf(b.get("secrets", "zarf-registry-push-tls")))
+	if b.believed == nil {
+		b.believed = map[string]bool{}
+	}
+	for _, r := range candidates["registry"] {
+		for _, c := range clients {
+			pair := fmt.Sprintf("%s%s%s%s%s", r.certificate, r.trust, c.certificate, c.trust, b.now)
+			if b.believed[pair] || r.usable() != nil || c.usable() != nil {
+				continue
+			}
+			if err := errors.Join(c.believes(r, x509.ExtKeyUsageServerAuth, server, b.now), r.believes(c, x509.ExtKeyUsageClientAuth, "", b.now)); err != nil {
+				b.Errorf("%s: a client and the registry do not believe each other: %v", when, err)
+				return
+			}
+			b.believed[pair] = true
+		}
+	}
+}
+
+// certManager is cert-manager: it issues at once what is asked for.
+type certManager struct {
+	installed bool
+	dynamics  *dynamicfake.FakeDynamicClient
+	// unready is the message of the condition of Certificates that are not issued.
+	unready string
+}
+
+func (b *bench) installCertManager() {
+	kinds := map[schema.GroupVersionResource]string{}
+	for resource, kind := range map[string]string{"certificates": "CertificateList", "certificaterequests": "CertificateRequestList", "issuers": "IssuerList"} {
+		kinds[certmanagerv1.SchemeGroupVersion.WithResource(resource)] = kind
+	}
+	b.dynamics = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
+	b.dynamics.PrependReactor("*", "*", b.react)
+	c := &b.hook.Cluster
+	c.Certificates = certmanager.Certificates(b.dynamics, "zarf")
+	c.CertificateRequests = certmanager.Requests(b.dynamics, "zarf")
+	c.Issuers = certmanager.Issuers(b.dynamics, "zarf")
+}
+
+// certManagerAnswers where there is no cert-manager, and where it is asked for lists.
+func (b *bench) certManagerAnswers(a kubetesting.Action) (bool, runtime.Object, error) {
+	r := a.GetResource()
+	switch {
+	case r.Group != certmanagerv1.SchemeGroupVersion.Group:
+		return false, nil, nil
+	case !b.installed:
+		return true, nil, apierrors.NewNotFound(r.GroupResource(), "")
+	case a.GetVerb() == "list":
+		list := &unstructured.UnstructuredList{}
+		list.SetAPIVersion(certmanagerv1.SchemeGroupVersion.String())
+		list.SetKind("CertificateRequestList")
+		return true, list, nil
+	}
+	return false, nil, nil
+}
+
+// certManagerWorks is what its controllers do when a Certificate is written.
+func (b *bench) certManagerWorks(a kubetesting.Action) {
+	write, ok := a.(interface{ GetObject() runtime.Object })
+	if !ok || a.GetResource().Resource != "certificates" || a.GetVerb() == "delete" {
+		return
+	}
+	c := &certmanagerv1.Certificate{}
+	written := write.GetObject().(*unstructured.Unstructured)
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(written.Object, c); err != nil {
+		b.Error(err)
+		return
+	}
+	ready := certmanagerv1.CertificateCondition{Type: certmanagerv1.CertificateConditionReady, Status: cmmeta.ConditionTrue, ObservedGeneration: c.Generation}
+	if b.unready != "" {
+		ready.Status, ready.Reason, ready.Message = cmmeta.ConditionFalse, "Pending", b.unready
+	} else {
+		again := slices.ContainsFunc(c.Status.Conditions, func(c certmanagerv1.CertificateCondition) bool {
+			return c.Type == certmanagerv1.CertificateConditionIssuing && c.Status == cmmeta.ConditionTrue
+		})
+		if again || b.get("secrets", c.Spec.SecretName) == nil {
+			b.certManagerIssues(c)
+		}
+	}
+	c.Status.Conditions = []certmanagerv1.CertificateCondition{ready}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(c)
+	if err != nil {
+		b.Error(err)
+		return
+	}
+	object := &unstructured.Unstructured{Object: content}
+	object.SetGroupVersionKind(certmanagerv1.SchemeGroupVersion.WithKind("Certificate"))
+	if err := b.tracker.Update(a.GetResource(), object, "zarf"); err != nil {
+		b.Error(err)
+	}
+}
+
+func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
+	var pair pki.KeyPair
+	var trust []byte
+	if c.Spec.IsCA {
+		authority, err := pki.NewAuthority(c.Spec.CommonName, b.now, c.Spec.Duration.Duration)
+		if err != nil {
+			b.Fatal(err)
+		}
+		pair = authority.KeyPair()
+		trust = pair.Certificate
+	} else {
+		issuer := b.get("secrets", "zarf-registry-ca-issued")
+		if issuer == nil {
+			return
+		}
+		f := filesOf(issuer)
+		authority, err := pki.ParseAuthority(pki.KeyPair{Certificate: f.certificate, Key: f.key})
+		if err != nil {
+			b.Fatal(err)
+		}
+		leaf := pki.Leaf{CommonName: c.Spec.CommonName, Organization: c.Spec.Subject.Organizations[0], DNSNames: c.Spec.DNSNames, Lifetime: c.Spec.Duration.Duration}
+		for _, u := range c.Spec.Usages {
+			switch u {
+			case certmanagerv1.UsageClientAuth:
+				leaf.Usages = append(leaf.Usages, x509.ExtKeyUsageClientAuth)
+			case certmanagerv1.UsageServerAuth:
+				leaf.Usages = append(leaf.Usages, x509.ExtKeyUsageServerAuth)
+			}
+		}
+		if pair, err = authority.Issue(leaf, b.now); err != nil {
+			b.Fatal(err)
+		}
+		trust = f.certificate
+	}
+	b.putSecret(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: c.Spec.SecretName, Labels: c.Spec.SecretTemplate.Labels}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": trust}})
+}
+
+// putSecret makes or replaces a Secret behind the API server's back.
+func (b *bench) putSecret(s *corev1.Secret) {
+	b.Helper()
+	s.Namespace = "zarf"
+	b.versions++
+	s.ResourceVersion = fmt.Sprint(b.versions)
+	b.remove("secrets", s.Name)
+	b.add(s)
+}
+
+// changeSecret changes a Secret behind the API server's back.
+func (b *bench) changeSecret(name string, change func(*corev1.Secret)) {
+	b.Helper()
+	s := b.secret(name).DeepCopy()
+	change(s)
+	b.putSecret(s)
+}
+
+// somebody is an authority of the user.
+type somebody struct {
+	*pki.Authority
+	b *bench
+}
+
+func (b *bench) somebody(name string) somebody {
+	b.Helper()
+	a, err := pki.NewAuthority(name, b.now, 10*365*24*time.Hour)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return somebody{a, b}
+}
+
+// good are certificates that nothing is wrong with.
+var good = map[string]pki.Leaf{
+	"corp-server": {CommonName: "the registry", DNSNames: []string{"zarf-registry.zarf.svc"}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
+	"corp-node":   {CommonName: "the nodes", Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+	"corp-push":   {CommonName: "pushing", Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+}
+
+// give makes or replaces a Secret of the user.
+func (s somebody) give(name string, change ...func(*pki.Leaf)) {
+	s.b.Helper()
+	leaf := good[name]
+	for _, c := range change {
+		c(&leaf)
+	}
+	pair, err := s.Issue(leaf, s.b.now)
+	if err != nil {
+		s.b.Fatal(err)
+	}
+	s.b.putSecret(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": s.KeyPair().Certificate}})
+}
+
+// pki changes what the chart would say of certificates.
+func (b *bench) pki(mode state.PKIMode) {
+	p := internalPKI
+	p.Mode = mode
+	if mode == state.PKIExistingSecret {
+		p.Existing = &state.ExistingSecrets{Server: "corp-server", Node: "corp-node", Push: "corp-push"}
+	}
+	b.hook.Options.PKI = p
+}
+
+// checkConverged: all Secrets have what is wanted, all pods have loaded it, and
+// nothing is under way.
+func (b *bench) checkConverged() {
+	b.Helper()
+	if r := b.state().Rotation; r != nil {
+		b.Errorf("a change is under way: %+v", r)
+	}
+	b.loadAll()
+	b.checkTrust("in the end")
+	p := b.state().PKI
+	if p == nil {
+		b.Fatal("the state says nothing of certificates")
+	}
+	want := map[string]string{}
+	switch p.Mode {
+	case state.PKIExistingSecret:
+		want = map[string]string{"server": p.Existing.Server, "node": p.Existing.Node, "push": p.Existing.Push}
+	case state.PKICertManager:
+		want = map[string]string{"server": "zarf-registry-server-issued", "node": "zarf-registry-node-issued", "push": "zarf-registry-push-issued"}
+	}
+	var trust []byte
+	for _, role := range []string{"server", "node", "push"} {
+		held := filesOf(b.secret("zarf-registry-" + role + "-tls"))
+		if trust != nil && !bytes.Equal(trust, held.trust) {
+			b.Errorf("ca.crt for %s differs from the others", role)
+		}
+		trust = held.trust
+		if source := want[role]; source != "" {
+			if f := filesOf(b.secret(source)); !bytes.Equal(f.certificate, held.certificate) || !bytes.Equal(f.key, held.key) {
+				b.Errorf("the certificate for %s is not that of %s", role, source)
+			}
+		} else if err := (files{trust: b.secret("zarf-registry-ca").Data["tls.crt"]}).believes(held, x509.ExtKeyUsageAny, "", b.now); err != nil {
+			b.Errorf("the certificate for %s is not of our authority: %v", role, err)
+		}
+	}
+	if n := strings.Count(string(trust), "BEGIN CERTIFICATE"); n != 1 && p.Mode != state.PKIExistingSecret {
+		b.Errorf("%d authorities are trusted", n)
+	}
+}
+
+// checkOnlyNeeded: what other PKI modes left is gone.
+func (b *bench) checkOnlyNeeded() {
+	b.Helper()
+	p := *b.state().PKI
+	own := p.Mode == state.PKIInternal || p.Mode == state.PKIExistingSecret && p.Existing.Push == ""
+	if there := b.get("secrets", "zarf-registry-ca") != nil; there != own {
+		b.Errorf("there is an authority of our own: %t", there)
+	}
+	if there := b.get("secrets", "zarf-registry-server-issued") != nil; there != (p.Mode == state.PKICertManager) {
+		b.Errorf("there is what cert-manager issued: %t", there)
+	}
+}
+
+var metav1Now = metav1.NewTime(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC))
+
+// meta2 is of what nobody of ours made.
+func meta2(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name, Namespace: "zarf"} }
+
+// elsewhere runs with another client of the same cluster, while the first one writes.
+func (b *bench) elsewhere(run func(hook.Cluster)) {
+	client := fake.NewClientset()
+	client.PrependReactor("*", "*", b.react)
+	core, apps := client.CoreV1(), client.AppsV1()
+	dynamics, c := b.dynamics, b.hook.Cluster
+	b.installCertManager()
+	run(hook.Cluster{
+		Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), Pods: core.Pods("zarf"),
+		Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"), Jobs: client.BatchV1().Jobs("zarf"),
+		Namespaces: core.Namespaces(), Services: core.Services("zarf"), ClusterServices: core.Services(""),
+		Certificates: b.hook.Cluster.Certificates, CertificateRequests: b.hook.Cluster.CertificateRequests, Issuers: b.hook.Cluster.Issuers,
+	})
+	b.dynamics, b.hook.Cluster = dynamics, c
+}

@@ -1,0 +1,788 @@
+package hook_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// installed is a bench with a running registry in proxy mode.
+func installed(t *testing.T, change ...func(*bench)) *bench {
+	t.Helper()
+	b := newBench(t)
+	b.hook.Programs = programs{small: true}
+	for _, c := range change {
+		c(b)
+	}
+	b.upgrade(state.ModeProxy)
+	b.forget()
+	return b
+}
+
+func (b *bench) renew() error  { return b.hook.Renew(b.Context()) }
+func (b *bench) rotate() error { return b.hook.Rotate(b.Context(), true) }
+
+func (b *bench) must(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatalf("%v\n%s", err, b.log)
+	}
+}
+
+// asTheCronJobDoes leaves of the options what the CronJob's command line has.
+func (b *bench) asTheCronJobDoes() {
+	o := b.hook.Options
+	b.hook.Options = hook.Options{Namespace: o.Namespace, Release: o.Release, Name: o.Name, Timeout: 10 * time.Minute}
+}
+
+// TestARotationOfTheAuthority is watched at each write by checkTrust.
+func TestARotationOfTheAuthority(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.asTheCronJobDoes()
+		before := b.secret("zarf-registry-ca").Data["tls.crt"]
+		b.must(b.rotate())
+		b.checkConverged()
+		if bytes.Equal(before, b.secret("zarf-registry-ca").Data["tls.crt"]) {
+			t.Error("the authority is the former one")
+		}
+		const state, ca, server, node, push = "update secrets zarf-registry-state", "update secrets zarf-registry-ca", "update secrets zarf-registry-server-tls", "update secrets zarf-registry-node-tls", "update secrets zarf-registry-push-tls"
+		want := []string{ca, state, server, node, push, state, server, node, push, state, server, node, push, state}
+		if got := slices.DeleteFunc(slices.Clone(b.writes()), func(w string) bool { return strings.HasPrefix(w, "patch pods") }); !slices.Equal(got, want) {
+			t.Errorf("it wrote\n%q, want\n%q", got, want)
+		}
+		for _, pod := range []string{registryPod, "proxy-n1", "proxy-n2"} {
+			if n := b.pods[pod].generation; n != 4 {
+				t.Errorf("%s has loaded %d times, want 4: installed, trust, leaf, drop", pod, n)
+			}
+		}
+	})
+}
+
+// changes are what is done to a cluster that runs, each until nothing is left to do.
+var changes = map[string]struct {
+	before, change func(*bench)
+	run            func(*bench) error
+	// again is what is run after a kill, run where it is nil.
+	again func(*bench) error
+}{
+	"leaves in the middle of their life": {
+		change: func(b *bench) { b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3) },
+		run:    (*bench).renew,
+	},
+	"an authority in the middle of its life": {
+		before: func(b *bench) { b.hook.Options.PKI.AuthorityLifetime = 2 * b.hook.Options.PKI.LeafLifetime },
+		change: func(b *bench) {
+			b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
+			b.must(b.renew())
+			b.loadAll()
+			b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
+		},
+		run: (*bench).renew,
+	},
+	"an authority that was asked for": {
+		change: func(b *bench) { b.asTheCronJobDoes() },
+		run:    (*bench).rotate,
+		again:  (*bench).renew, // goes on with what rotate began
+	},
+	"leaves that were asked for": {
+		run: func(b *bench) error { return b.hook.Rotate(b.Context(), false) },
+	},
+	"internal to existingSecret": {
+		change: func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) },
+		run:    (*bench).prepareAndFinish,
+	},
+	"existingSecret to certManager": {
+		before: func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) },
+		change: func(b *bench) { b.installed = true; b.pki(state.PKICertManager) },
+		run:    (*bench).prepareAndFinish,
+	},
+	"certManager to internal": {
+		before: func(b *bench) { b.installed = true; b.pki(state.PKICertManager) },
+		change: func(b *bench) { b.pki(state.PKIInternal) },
+		run:    (*bench).prepareAndFinish,
+	},
+	"certManager to existingSecret without a push certificate": {
+		before: func(b *bench) { b.installed = true; b.pki(state.PKICertManager) },
+		change: func(b *bench) {
+			b.corp()
+			b.pki(state.PKIExistingSecret)
+			b.hook.Options.PKI.Existing.Push = ""
+		},
+		run: (*bench).prepareAndFinish,
+	},
+	"other certificates of the user, of another authority": {
+		before: func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) },
+		change: func(b *bench) { b.corp() },
+		run:    (*bench).renew,
+	},
+	"one other certificate of the user, of another authority": {
+		before: func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) },
+		change: func(b *bench) { b.somebody("corp 2").give("corp-server") },
+		run:    (*bench).renew,
+	},
+	"a certificate that is gone": {
+		change: func(b *bench) { b.remove("secrets", "zarf-registry-node-tls") },
+		run:    (*bench).renew,
+	},
+	"a certificate and the authority that are gone": {
+		change: func(b *bench) { b.remove("secrets", "zarf-registry-node-tls", "zarf-registry-ca") },
+		run:    (*bench).renew,
+	},
+	"an authority that is broken": {
+		change: func(b *bench) {
+			b.changeSecret("zarf-registry-ca", func(s *corev1.Secret) { s.Data["tls.key"] = []byte("rubbish") })
+		},
+		run: (*bench).renew,
+	},
+	"a trust that is broken": {
+		change: func(b *bench) {
+			b.changeSecret("zarf-registry-server-tls", func(s *corev1.Secret) { s.Data["ca.crt"] = []byte("rubbish") })
+		},
+		run: (*bench).renew,
+	},
+}
+
+// corp makes all Secrets of a user, by one new authority.
+func (b *bench) corp() {
+	b.Helper()
+	a := b.somebody(fmt.Sprint("corp ", b.versions))
+	for _, name := range []string{"corp-server", "corp-node", "corp-push"} {
+		a.give(name)
+	}
+}
+
+func (b *bench) prepareAndFinish() error {
+	if err := b.hook.Prepare(b.Context()); err != nil {
+		return err
+	}
+	b.helm()
+	return b.hook.Finish(b.Context())
+}
+
+func (b *bench) ready(t *testing.T, name string) {
+	t.Helper()
+	if c := changes[name].change; c != nil {
+		c(b)
+	}
+	b.forget()
+}
+
+func installedBefore(t *testing.T, name string) *bench {
+	t.Helper()
+	b := installed(t, func(b *bench) {
+		if c := changes[name].before; c != nil {
+			c(b)
+		}
+	})
+	b.checkConverged()
+	b.ready(t, name)
+	return b
+}
+
+func TestAChangeConverges(t *testing.T) {
+	for name, c := range changes {
+		t.Run(name, func(t *testing.T) {
+			for speed, slow := range map[string]time.Duration{"at once": 0, "late": 10 * time.Second} {
+				t.Run(speed, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						b := installedBefore(t, name)
+						b.slow = map[string]time.Duration{registryPod: slow, "proxy-n2": slow * 2}
+						b.must(c.run(b))
+						if len(b.writes()) == 0 {
+							t.Error("it wrote nothing")
+						}
+						// Those that need not wait for pods do not.
+						b.checkConverged()
+						b.must(c.run(b))
+						b.checkConverged()
+						b.checkOnlyNeeded()
+						b.forget()
+						b.asTheCronJobDoes()
+						b.must(b.renew())
+						if w := b.writes(); len(w) != 0 {
+							t.Errorf("there was more to do: %q", w)
+						}
+					})
+				})
+			}
+		})
+	}
+}
+
+func TestAChangeKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	for name, c := range changes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				killedAtEachWrite(t, func() *bench { return installedBefore(t, name) }, c.run, func(b *bench) {
+					b.checkTrust("after the kill")
+					b.loadAll()
+					b.checkTrust("after the kill")
+					again := c.again
+					if again == nil {
+						again = c.run
+					}
+					b.must(again(b))
+					b.must(b.renew())
+					b.checkConverged()
+					b.checkOnlyNeeded()
+				})
+			})
+		})
+	}
+}
+
+// Wherever a change of modes is killed, the user may go back, or on to something else.
+func TestAChangeKilledAtAnyWriteCanBeUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const name = "internal to existingSecret"
+		killedAtEachWrite(t, func() *bench { return installedBefore(t, name) }, (*bench).prepareAndFinish, func(b *bench) {
+			b.pki(state.PKIInternal)
+			b.must(b.prepareAndFinish())
+			b.checkConverged()
+			b.checkOnlyNeeded()
+		})
+	})
+}
+
+func TestAFirstInstallationKilledAtAnyWrite(t *testing.T) {
+	for name, c := range changes {
+		if c.before == nil {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				killedAtEachWrite(t, func() *bench {
+					b := newBench(t)
+					b.hook.Programs = programs{small: true}
+					c.before(b)
+					return b
+				}, (*bench).prepareAndFinish, func(b *bench) {
+					b.must(b.prepareAndFinish())
+					b.checkConverged()
+					b.checkOnlyNeeded()
+				})
+			})
+		})
+	}
+}
+
+// The CronJob and an upgrade meet at each write of the one.
+func TestTwoRunsThatMeet(t *testing.T) {
+	for name, c := range changes {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				whole := installedBefore(t, name)
+				whole.must(c.run(whole))
+				total := 0
+				for _, w := range whole.writes() {
+					if strings.Contains(w, "secrets") {
+						total++
+					}
+				}
+				for n := range total {
+					b := installedBefore(t, name)
+					other := *b.hook
+					seen, meeting := 0, false
+					b.interfere = func(write string) {
+						if meeting || !strings.Contains(write, "secrets") {
+							return
+						}
+						if seen++; seen == n+1 {
+							meeting = true
+							// The fake calls this with its lock held: it is another client's turn.
+							b.elsewhere(func(cluster hook.Cluster) {
+								other.Cluster = cluster
+								other.Options = hook.Options{Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry", Timeout: 4 * time.Minute}
+								if err := other.Renew(context.Background()); err != nil {
+									t.Logf("the other run: %v", err)
+								}
+							})
+							meeting = false
+						}
+					}
+					b.must(c.run(b))
+					b.interfere = nil
+					b.must(b.renew())
+					b.checkConverged()
+					b.checkOnlyNeeded()
+					if t.Failed() {
+						t.Fatalf("met at write %d of %d\n%s", n+1, total, b.log)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestAnEndlessConflictIsAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
+		b.interfere = func(write string) {
+			if name, ok := strings.CutPrefix(write, "update secrets "); ok && strings.HasSuffix(name, "-tls") {
+				b.changeSecret(name, func(*corev1.Secret) {})
+			}
+		}
+		b.mustFail(b.renew(), false, "updating Secret zarf/zarf-registry-server-tls", "modified")
+	})
+}
+
+func TestARenewalOfLeavesAsksNobody(t *testing.T) {
+	b := installed(t)
+	b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
+	b.mute = map[string]error{registryPod: errors.New("no")}
+	clear(b.asked)
+	b.must(b.renew())
+	if len(b.asked) != 0 {
+		t.Errorf("it asked %v", b.asked)
+	}
+	b.checkConverged()
+}
+
+func TestPrepareWaitsForNobodyAndFinishGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.corp()
+		b.pki(state.PKIExistingSecret)
+		for _, pod := range []string{registryPod, "proxy-n1", "proxy-n2"} {
+			b.slow = map[string]time.Duration{pod: 30 * time.Second}
+		}
+		begin := time.Now()
+		b.mustPrepare()
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("prepare took %s", took)
+		}
+		r := b.state().Rotation
+		if r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Reason, "zarf-registry-server-tls is due: Secret zarf/corp-server has another certificate") || !strings.Contains(r.Waiting, "pod zarf/proxy-n2 on node n2: it does not trust") {
+			t.Errorf("recorded is %+v", r)
+		}
+		if !strings.Contains(b.log.String(), "finish goes on with the change of authorities, which waits for: pod zarf/") {
+			t.Errorf("prepare does not say so:\n%s", b.log)
+		}
+		b.helm()
+		b.mustFinish()
+		b.checkConverged()
+		b.checkOnlyNeeded()
+	})
+}
+
+func TestFinishWithoutPatienceLeftWarnsAndTheCronJobGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.corp()
+		b.pki(state.PKIExistingSecret)
+		b.deaf = map[string]bool{"proxy-n2": true}
+		b.mustPrepare()
+		begin := time.Now()
+		b.mustFinish()
+		if took := time.Since(begin); took < 2*time.Minute || took > 3*time.Minute {
+			t.Errorf("finish took %s", took)
+		}
+		if r := b.state().Rotation; r == nil || !strings.Contains(r.Waiting, "pod zarf/proxy-n2 on node n2") || strings.Contains(r.Waiting, "proxy-n1") {
+			t.Errorf("recorded is %+v", r)
+		}
+		if !strings.Contains(b.log.String(), `"level":"WARN","msg":"the change of authorities is not finished`) || b.get("secrets", "zarf-registry-ca") == nil {
+			t.Errorf("it does not say so, or deleted what is needed:\n%s", b.log)
+		}
+		b.checkFinished()
+		b.deaf = nil
+		b.asTheCronJobDoes()
+		b.must(b.renew())
+		b.checkConverged()
+		b.checkOnlyNeeded()
+	})
+}
+
+func TestRenewWithoutPatienceLeftNamesThePods(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*bench)
+		want   []string
+	}{
+		"they do not load": {func(b *bench) { b.deaf = map[string]bool{"proxy-n2": true} },
+			[]string{"pod zarf/proxy-n2 on node n2: it does not trust"}},
+		"they cannot be asked": {func(b *bench) { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} },
+			[]string{"pod zarf/zarf-registry-1 on node n1: it cannot be asked what it has loaded: i/o timeout"}},
+		"they are of a former release": {func(b *bench) { b.change("proxy-n1", func(p *corev1.Pod) { p.Annotations = nil }) },
+			[]string{"pod zarf/proxy-n1 on node n1: it runs a release that cannot be asked what it has loaded"}},
+		"they say what is wrong": {func(b *bench) {
+			b.deaf = map[string]bool{"proxy-n2": true}
+			b.pods["proxy-n2"].problem = "permission denied"
+		}, []string{"pod zarf/proxy-n2", "(it says: permission denied)"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := installed(t)
+				c.change(b)
+				b.hook.Options.Timeout = 3 * time.Minute
+				begin := time.Now()
+				b.mustFail(b.rotate(), false, append(c.want, "everything works as before", "init-hook certs renew")...)
+				if took := time.Since(begin); took > 3*time.Minute {
+					t.Errorf("it took %s", took)
+				}
+				if r := b.state().Rotation; r == nil || !strings.Contains(r.Waiting, c.want[0]) {
+					t.Errorf("recorded is %+v", r)
+				}
+				clear(b.deaf)
+				clear(b.mute)
+				b.change("proxy-n1", func(p *corev1.Pod) { p.Annotations = map[string]string{loaded.PortAnnotation: "9100"} })
+				b.must(b.renew())
+				b.checkConverged()
+			})
+		})
+	}
+}
+
+// change changes a pod behind the API server's back.
+func (b *bench) change(pod string, change func(*corev1.Pod)) {
+	b.Helper()
+	p := b.get("pods", pod).(*corev1.Pod).DeepCopy()
+	change(p)
+	if err := b.tracker.Update(resource("pods"), p, "zarf"); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func TestWhoServesNobodyHoldsNothingUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*bench)
+		log    string
+	}{
+		"on a node that is down": {func(b *bench) {
+			n := node("n2", notReady)
+			if err := b.tracker.Update(resource("nodes"), n, ""); err != nil {
+				b.Fatal(err)
+			}
+		}, "a pod on a node that is not ready holds nothing up"},
+		"neither ready nor to be asked": {func(b *bench) {
+			b.change("proxy-n2", func(p *corev1.Pod) { p.Status.Conditions = nil })
+			b.mute = map[string]error{"proxy-n2": errors.New("connection refused")}
+		}, "a pod that is not ready and cannot be asked holds nothing up"},
+		"being deleted": {func(b *bench) {
+			b.change("proxy-n2", func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1Now, []string{"x"} })
+		}, ""},
+		"not running": {func(b *bench) { b.change("proxy-n2", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }) }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := installed(t)
+				b.unwatched = true
+				c.change(b)
+				b.deaf = map[string]bool{"proxy-n2": true}
+				b.must(b.rotate())
+				if !strings.Contains(b.log.String(), c.log) {
+					t.Errorf("it does not say so:\n%s", b.log)
+				}
+				clear(b.deaf)
+				b.checkConverged()
+			})
+		})
+	}
+}
+
+func TestPodsThatMayNotBeAnnotatedAreWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.forbid = func(write string) error {
+			if strings.HasPrefix(write, "patch pods") {
+				return apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New(`User "x" cannot patch resource "pods"`))
+			}
+			return nil
+		}
+		b.asTheCronJobDoes()
+		begin := time.Now()
+		b.must(b.rotate())
+		b.checkConverged()
+		if took := time.Since(begin); took < byThemselves {
+			t.Errorf("it took %s: kubelets had not looked by themselves", took)
+		}
+		if n := strings.Count(b.log.String(), "pods could not be annotated"); n != 1 {
+			t.Errorf("that was said %d times", n)
+		}
+	})
+}
+
+func TestOfManyPodsOnlyThoseThatDoNotFollowAreAskedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.slow = map[string]time.Duration{"proxy-n2": 30 * time.Second}
+		clear(b.asked)
+		b.must(b.rotate())
+		if b.asked["proxy-n1"] > 12 || b.asked["proxy-n2"] < 40 {
+			t.Errorf("asked were %v", b.asked)
+		}
+	})
+}
+
+func TestAForcedRotationGoesOnWithTheOneThatIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.deaf = map[string]bool{"proxy-n2": true}
+		b.mustFail(b.rotate(), false, "not all pods follow")
+		authority := b.secret("zarf-registry-ca").Data["tls.crt"]
+		clear(b.deaf)
+		b.must(b.rotate())
+		b.checkConverged()
+		if !bytes.Equal(authority, b.secret("zarf-registry-ca").Data["tls.crt"]) || !strings.Contains(b.log.String(), "begins no other") {
+			t.Errorf("it began another, or does not say so:\n%s", b.log)
+		}
+		b.must(b.rotate())
+		if bytes.Equal(authority, b.secret("zarf-registry-ca").Data["tls.crt"]) {
+			t.Error("after its end none can be begun")
+		}
+	})
+}
+
+func TestLeavesThatWereAskedForAreReplacedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.asTheCronJobDoes()
+		before := map[string][]byte{}
+		for _, role := range []string{"ca", "server-tls", "node-tls", "push-tls"} {
+			before[role] = b.secret("zarf-registry-" + role).Data["tls.crt"]
+		}
+		b.must(b.hook.Rotate(t.Context(), false))
+		for role, old := range before {
+			if same := bytes.Equal(old, b.secret("zarf-registry-" + role).Data["tls.crt"]); same != (role == "ca") {
+				t.Errorf("%s is the same: %t", role, same)
+			}
+		}
+		b.checkConverged()
+		for pod, p := range b.pods {
+			if p.generation != 2 {
+				t.Errorf("%s has loaded %d times", pod, p.generation)
+			}
+		}
+	})
+}
+
+func TestWhatCannotBeRotatedIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		before func(*bench)
+		run    func(*bench) error
+		want   []string
+	}{
+		"no state": {func(b *bench) { b.remove("secrets", "zarf-registry-state") }, (*bench).renew,
+			[]string{"Secret zarf/zarf-registry-state is missing: run helm upgrade, init-hook install or init-hook prepare first"}},
+		"a state without certificates": {func(b *bench) {
+			s := b.state()
+			s.PKI = nil
+			data, _ := state.Encode(s)
+			b.changeSecret("zarf-registry-state", func(s *corev1.Secret) { s.Data["state.json"] = data })
+		}, (*bench).renew, []string{"says nothing of the certificates", "helm upgrade"}},
+		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) }, (*bench).rotate,
+			[]string{"copies of Secret zarf/corp-server, Secret zarf/corp-node, Secret zarf/corp-push: renew them there, then run init-hook certs renew"}},
+		"an unknown credential":   {func(*bench) {}, func(b *bench) error { return b.hook.RotateCredential(b.Context(), "x") }, []string{`there is no "x" credential`}},
+		"no pull credential":      {func(*bench) {}, func(b *bench) error { return b.hook.RotateCredential(b.Context(), hook.PullCredential) }, []string{"Secret zarf/zarf-registry-pull does not exist: there is a pull credential in nodeport mode only"}},
+		"no push credential":      {func(b *bench) { b.remove("secrets", "zarf-registry-credentials") }, func(b *bench) error { return b.hook.RotateCredential(b.Context(), hook.PushCredential) }, []string{"Secret zarf/zarf-registry-credentials is missing"}},
+		"a Secret of our name":    {func(b *bench) { b.changeSecret("zarf-registry-node-tls", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-node-tls exists and was not made by init-hook"}},
+		"an authority of a users": {func(b *bench) { b.changeSecret("zarf-registry-ca", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-ca exists and was not made by init-hook"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := installed(t)
+				c.before(b)
+				b.forget()
+				b.mustFail(c.run(b), true, c.want...)
+				if w := b.writes(); len(w) != 0 {
+					t.Errorf("it wrote %q", w)
+				}
+			})
+		})
+	}
+}
+
+func TestInExternalModeThereIsNothingToRenew(t *testing.T) {
+	b := newBench(t)
+	b.upgrade(state.ModeExternal)
+	b.forget()
+	b.asTheCronJobDoes()
+	for _, run := range []func() error{b.renew, b.rotate, func() error { return b.hook.RotateCredential(t.Context(), hook.PushCredential) }} {
+		b.must(run())
+	}
+	if w := b.writes(); len(w) != 0 {
+		t.Errorf("it wrote %q", w)
+	}
+	if !strings.Contains(b.log.String(), "in external mode there are no certificates and credentials of ours") {
+		t.Errorf("it does not say so:\n%s", b.log)
+	}
+}
+
+func TestTheAPIServerMayRestartWhilePodsAreWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.slow = map[string]time.Duration{"proxy-n2": 30 * time.Second}
+		failures := 3
+		b.forbid = func(write string) error {
+			if failures > 0 && strings.HasPrefix(write, "update secrets zarf-registry-node") {
+				failures--
+				return errors.New("connection refused")
+			}
+			return nil
+		}
+		b.must(b.rotate())
+		b.checkConverged()
+		if failures != 0 {
+			t.Error("nothing failed")
+		}
+	})
+}
+
+func TestCertManagerIsAskedForOtherCertificates(t *testing.T) {
+	for name, authority := range map[string]bool{"leaves": false, "authority": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := installed(t, func(b *bench) { b.certManager.installed = true; b.pki(state.PKICertManager) })
+				ca, node := b.secret("zarf-registry-ca-issued").Data["tls.crt"], b.secret("zarf-registry-node-tls").Data["tls.crt"]
+				b.asTheCronJobDoes()
+				b.must(b.hook.Rotate(t.Context(), authority))
+				b.checkConverged()
+				if bytes.Equal(node, b.secret("zarf-registry-node-tls").Data["tls.crt"]) {
+					t.Error("the certificate is the former one")
+				}
+				if same := bytes.Equal(ca, b.secret("zarf-registry-ca-issued").Data["tls.crt"]); same == authority {
+					t.Errorf("the authority is the former one: %t", same)
+				}
+			})
+		})
+	}
+}
+
+// What users do wrong is said before anything is changed, and changes nothing later.
+func TestBadCertificatesOfTheUser(t *testing.T) {
+	edit := func(name string, change func(*corev1.Secret)) func(*bench) {
+		return func(b *bench) { b.changeSecret(name, change) }
+	}
+	give := func(name string, change func(*pki.Leaf)) func(*bench) {
+		return func(b *bench) { b.somebody("corp").give(name, change) }
+	}
+	for name, c := range map[string]struct {
+		change func(*bench)
+		want   []string
+	}{
+		"a Secret is missing": {func(b *bench) { b.remove("secrets", "corp-server") }, []string{"Secret zarf/corp-server does not exist"}},
+		"all are missing": {func(b *bench) { b.remove("secrets", "corp-server", "corp-node", "corp-push") },
+			[]string{"Secret zarf/corp-server does not exist", "Secret zarf/corp-node does not exist", "Secret zarf/corp-push does not exist"}},
+		"two keys are missing": {edit("corp-server", func(s *corev1.Secret) { s.Data = map[string][]byte{"ca.crt": s.Data["ca.crt"]} }),
+			[]string{"Secret zarf/corp-server has no key tls.crt", "Secret zarf/corp-server has no key tls.key"}},
+		"no ca.crt anywhere": {edit("corp-server", func(s *corev1.Secret) { delete(s.Data, "ca.crt") }),
+			[]string{"Secret zarf/corp-server has no key ca.crt, and pki.existingSecret.ca names no other"}},
+		"the other Secret is missing": {func(b *bench) { b.hook.Options.PKI.Existing.Authority = "corp-ca" }, []string{"Secret zarf/corp-ca does not exist"}},
+		"the other Secret is bad": {func(b *bench) {
+			b.putSecret(&corev1.Secret{ObjectMeta: meta2("corp-ca"), Data: map[string][]byte{"ca.crt": []byte("rubbish")}})
+			b.hook.Options.PKI.Existing.Authority = "corp-ca"
+		}, []string{"Secret zarf/corp-ca has a key ca.crt that cannot be used"}},
+		"another type": {edit("corp-node", func(s *corev1.Secret) { s.Type = corev1.SecretTypeDockerConfigJson }),
+			[]string{"Secret zarf/corp-node is of type kubernetes.io/dockerconfigjson, not kubernetes.io/tls or Opaque"}},
+		"one of ours": {func(b *bench) { b.hook.Options.PKI.Existing.Server = "zarf-registry-server-tls" },
+			[]string{"Secret zarf/zarf-registry-server-tls was made by init-hook, which overwrites and deletes it"}},
+		"another's key": {func(b *bench) {
+			key := b.secret("corp-node").Data["tls.key"]
+			b.changeSecret("corp-server", func(s *corev1.Secret) { s.Data["tls.key"] = key })
+		}, []string{"Secret zarf/corp-server holds no certificate for the registry: the private key does not belong to the certificate"}},
+		"expired": {func(b *bench) {
+			now := b.now
+			b.now = b.now.Add(-9 * 365 * 24 * time.Hour)
+			a := b.somebody("corp old")
+			a.give("corp-node", func(l *pki.Leaf) { l.Lifetime = time.Hour })
+			b.now = now
+		}, []string{"Secret zarf/corp-node holds no certificate for the proxies: it expired"}},
+		"not yet valid": {func(b *bench) {
+			now := b.now
+			b.now = b.now.Add(48 * time.Hour)
+			b.somebody("corp new").give("corp-node")
+			b.now = now
+		}, []string{"Secret zarf/corp-node", "not valid before"}},
+		"the clock is 10 minutes off": {func(b *bench) {
+			now := b.now
+			b.now = b.now.Add(pki.Backdate + 10*time.Minute)
+			b.somebody("corp new").give("corp-node")
+			b.now = now
+		}, []string{"Secret zarf/corp-node", "not valid before"}},
+		"other names": {give("corp-server", func(l *pki.Leaf) { l.DNSNames = []string{"registry.example.com"} }),
+			[]string{"Secret zarf/corp-server", "it is not valid for zarf-registry.zarf.svc, only for registry.example.com"}},
+		"another usage": {give("corp-server", func(l *pki.Leaf) { l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
+			[]string{"Secret zarf/corp-server", "server authentication"}},
+		"another role": {give("corp-node", func(l *pki.Leaf) { l.Organization = "Example Inc." }),
+			[]string{"Secret zarf/corp-node", "zarf-registry:node"}},
+		"no names for loopback, where proxies serve TLS": {func(b *bench) { b.hook.Options.PKI.ServeTLS = true },
+			[]string{"Secret zarf/corp-node", "server authentication", "127.0.0.1", "localhost"}},
+		"an authority that is none": {func(b *bench) {
+			leaf := b.secret("corp-server").Data["tls.crt"]
+			b.changeSecret("corp-server", func(s *corev1.Secret) { s.Data["ca.crt"] = leaf })
+		}, []string{"Secret zarf/corp-server has a key ca.crt that cannot be used", "authority"}},
+		"another authority": {func(b *bench) {
+			other := b.somebody("corp other").KeyPair().Certificate
+			b.changeSecret("corp-push", func(s *corev1.Secret) { s.Data["ca.crt"] = other })
+		}, []string{"Secret zarf/corp-push holds no certificate for pushing"}},
+		"a chain that is too long": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = bytes.Repeat(s.Data["tls.crt"], 20) }),
+			[]string{"Secret zarf/corp-server", "it has 20 certificates and the limit is 10"}},
+		"rubbish after the certificate": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = append(s.Data["tls.crt"], "rubbish"...) }),
+			[]string{"Secret zarf/corp-server", "PEM"}},
+		"10 MB": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = bytes.Repeat([]byte("x"), 10<<20) }),
+			[]string{"Secret zarf/corp-server", "10485760 bytes are too many"}},
+		"10 MB of authorities": {edit("corp-server", func(s *corev1.Secret) { s.Data["ca.crt"] = bytes.Repeat([]byte("x"), 10<<20) }),
+			[]string{"Secret zarf/corp-server has a key ca.crt that cannot be used", "10485760 bytes are too many"}},
+		"two of them": {func(b *bench) {
+			b.remove("secrets", "corp-push")
+			b.changeSecret("corp-node", func(s *corev1.Secret) { s.Data["tls.key"] = []byte("x") })
+		}, []string{"Secret zarf/corp-push does not exist", "Secret zarf/corp-node holds no certificate for the proxies"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				for _, running := range []bool{false, true} {
+					b := installed(t, func(b *bench) {
+						if running {
+							b.corp()
+							b.pki(state.PKIExistingSecret)
+						}
+					})
+					b.corp()
+					b.pki(state.PKIExistingSecret)
+					if running {
+						b.must(b.renew())
+					}
+					c.change(b)
+					b.forget()
+					inPreflight := []string{"nothing was changed, because of:"}
+					for _, want := range c.want {
+						inPreflight = append(inPreflight, regexp.MustCompile(`^(Secret zarf/[a-z-]+) `).ReplaceAllString(want, "$1: it "))
+					}
+					b.mustFail(b.hook.Prepare(t.Context()), true, inPreflight...)
+					found, err := b.hook.Preflight(t.Context())
+					if err != nil || len(found) == 0 || found[0].Check != "certificates" || found[0].Severity != hook.Blocker || found[0].Remedy == "" {
+						t.Errorf("preflight alone finds %+v (%v)", found, err)
+					}
+					b.hook.Options.IgnorePreflight = []string{"certificates"}
+					b.mustFail(b.hook.Prepare(t.Context()), true, c.want...)
+					if running && *b.state().PKI.Existing == *b.hook.Options.PKI.Existing && b.state().PKI.ServeTLS == b.hook.Options.PKI.ServeTLS {
+						b.mustFail(b.renew(), true, c.want...)
+					}
+					if w := b.writes(); len(w) != 0 {
+						t.Errorf("it wrote %q", w)
+					}
+					if strings.Contains(b.log.String(), "PRIVATE KEY") {
+						t.Error("a key was logged")
+					}
+				}
+			})
+		})
+	}
+}
