@@ -17,12 +17,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/loaded"
 )
 
 // workload is an object that makes pods.
 type workload struct {
 	object   object
-	selector *metav1.LabelSelector // nil for a Job, whose controller makes it
+	selector *metav1.LabelSelector // nil for a Job or CronJob, whose controller makes it
 	pod      corev1.PodTemplateSpec
 }
 
@@ -36,6 +37,8 @@ func workloads(out *output) []workload {
 			found = append(found, workload{o, typed.Spec.Selector, typed.Spec.Template})
 		case *batchv1.Job:
 			found = append(found, workload{o, nil, typed.Spec.Template})
+		case *batchv1.CronJob:
+			found = append(found, workload{o, nil, typed.Spec.JobTemplate.Spec.Template})
 		}
 	}
 	return found
@@ -46,6 +49,19 @@ func (w workload) component() string { return w.pod.Labels["app.kubernetes.io/co
 // hookMade are the objects that the Jobs make, by what follows the full name:
 // the chart refers to them and must never render them.
 var hookMade = []string{"-state", "-ca", "-server-tls", "-node-tls", "-push-tls", "-credentials", "-pull"}
+
+// issued are the Secrets that cert-manager fills for the Jobs.
+var issued = []string{"-ca-issued", "-server-issued", "-node-issued", "-push-issued"}
+
+// fullNameOf is what the names of the objects begin with.
+func fullNameOf(out *output) string {
+	for _, r := range all[*rbacv1.Role](out) {
+		if name, ok := strings.CutSuffix(r.Name, "-hook"); ok {
+			return name
+		}
+	}
+	return ""
+}
 
 // invariants hold for whatever the chart renders. Each reports what is wrong.
 var invariants = map[string]func(out *output) []string{
@@ -171,6 +187,8 @@ var invariants = map[string]func(out *output) []string{
 		}
 		for _, w := range workloads(out) {
 			_, job := w.object.typed.(*batchv1.Job)
+			_, cronJob := w.object.typed.(*batchv1.CronJob)
+			job = job || cronJob
 			if !is(w.pod.Spec.AutomountServiceAccountToken, job) {
 				wrong = append(wrong, fmt.Sprintf("%s: automountServiceAccountToken is not %t", w.object, job))
 			}
@@ -323,7 +341,7 @@ var invariants = map[string]func(out *output) []string{
 		has := func(kind, name string) bool {
 			return slices.ContainsFunc(out.objects, func(o object) bool { return o.GetKind() == kind && o.GetName() == name })
 		}
-		fullname := strings.TrimSuffix(all[*rbacv1.Role](out)[0].Name, "-hook")
+		fullname := fullNameOf(out)
 		for _, w := range workloads(out) {
 			if name := w.pod.Spec.ServiceAccountName; !has("ServiceAccount", name) {
 				wrong = append(wrong, fmt.Sprintf("%s: no ServiceAccount %s", w.object, name))
@@ -502,8 +520,18 @@ var invariants = map[string]func(out *output) []string{
 				if slices.Contains(slices.Concat(rule.Verbs, rule.Resources, rule.APIGroups), "*") {
 					wrong = append(wrong, fmt.Sprintf("%s: everything", r.Name))
 				}
-				if slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) != len(hookMade) {
+				if slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) == 0 {
 					wrong = append(wrong, fmt.Sprintf("%s: %s Secrets of any name", r.Name, rule.Verbs))
+				}
+				for _, name := range rule.ResourceNames {
+					suffix := strings.TrimPrefix(name, fullNameOf(out))
+					ours := slices.Contains(hookMade, suffix) || slices.Contains(issued, suffix) && !slices.Contains(rule.Verbs, "update")
+					if slices.Contains(rule.Resources, "secrets") && !ours && !slices.Equal(rule.Verbs, []string{"get"}) {
+						wrong = append(wrong, fmt.Sprintf("%s: %s Secret %s of somebody else", r.Name, rule.Verbs, name))
+					}
+				}
+				if r.Labels["app.kubernetes.io/component"] == "certificates" && !subset(rule.Verbs, "get", "list", "create", "update") {
+					wrong = append(wrong, fmt.Sprintf("%s: %s %s all the time", r.Name, rule.Verbs, rule.Resources))
 				}
 				named := subset(rule.Resources, "jobs", "services", "namespaces", "certificates", "certificates/status", "issuers") && (len(rule.ResourceNames) > 0 || slices.Equal(rule.Verbs, []string{"create"}))
 				if !named && !subset(rule.Resources, "pods", "pods/portforward", "configmaps", "secrets", "daemonsets") && !subset(rule.Verbs, "get", "list", "watch") {
@@ -518,6 +546,61 @@ var invariants = map[string]func(out *output) []string{
 			if j.Spec.ActiveDeadlineSeconds == nil || *j.Spec.ActiveDeadlineSeconds <= 30 || j.Spec.BackoffLimit == nil || *j.Spec.BackoffLimit > 3 ||
 				j.Spec.Template.Spec.RestartPolicy != corev1.RestartPolicyNever {
 				wrong = append(wrong, j.Name)
+			}
+		}
+		for _, c := range all[*batchv1.CronJob](out) {
+			j := c.Spec.JobTemplate.Spec
+			if j.ActiveDeadlineSeconds == nil || *j.ActiveDeadlineSeconds < 120+30 || !is(j.BackoffLimit, 1) || j.PodFailurePolicy == nil || j.TTLSecondsAfterFinished != nil ||
+				j.Template.Spec.RestartPolicy != corev1.RestartPolicyNever {
+				wrong = append(wrong, c.Name)
+			}
+		}
+		return wrong
+	},
+	"a CronJob runs one at a time and leaves one of each end": func(out *output) (wrong []string) {
+		for _, c := range all[*batchv1.CronJob](out) {
+			if c.Spec.ConcurrencyPolicy != batchv1.ForbidConcurrent || !is(c.Spec.StartingDeadlineSeconds, 1800) || !is(c.Spec.SuccessfulJobsHistoryLimit, 1) ||
+				!is(c.Spec.FailedJobsHistoryLimit, 1) || is(c.Spec.Suspend, true) {
+				wrong = append(wrong, fmt.Sprintf("%s: %v", c.Name, c.Spec))
+			}
+			// The API server's own limit: the names of its Jobs add 11 characters.
+			if len(c.Name) > 52 {
+				wrong = append(wrong, fmt.Sprintf("%s: %d characters", c.Name, len(c.Name)))
+			}
+		}
+		return wrong
+	},
+	"what has loaded certificates can be asked, and nothing else": func(out *output) (wrong []string) {
+		for _, w := range workloads(out) {
+			port, annotated := w.pod.Annotations[loaded.PortAnnotation]
+			c := w.pod.Spec.Containers[0]
+			serves := slices.ContainsFunc(c.Args, func(arg string) bool { return strings.HasPrefix(arg, "--metrics-listen=") })
+			if annotated != serves || serves && !slices.ContainsFunc(c.Args, func(arg string) bool {
+				return strings.HasPrefix(arg, "--metrics-listen=") && strings.HasSuffix(arg, ":"+port)
+			}) {
+				wrong = append(wrong, fmt.Sprintf("%s: %s is %q", w.object, loaded.PortAnnotation, port))
+			}
+		}
+		return wrong
+	},
+	"nobody reaches a pod that listens on nothing": func(out *output) (wrong []string) {
+		for _, p := range all[*networkingv1.NetworkPolicy](out) {
+			component := p.Labels["app.kubernetes.io/component"]
+			closed := component == "init-hook" || component == "certificates"
+			if closed && len(p.Spec.Ingress) > 0 || !slices.Equal(p.Spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) {
+				wrong = append(wrong, fmt.Sprintf("%s: %v", p.Name, p.Spec))
+			}
+		}
+		if len(all[*networkingv1.NetworkPolicy](out)) == 0 {
+			return wrong
+		}
+		for _, w := range workloads(out) {
+			guarded := slices.ContainsFunc(all[*networkingv1.NetworkPolicy](out), func(p *networkingv1.NetworkPolicy) bool {
+				return len(selects(p.Name, &p.Spec.PodSelector, []workload{w}, func(workload) bool { return true })) == 0
+			})
+			// A policy does not hold for pods with their node's network.
+			if !guarded && !w.pod.Spec.HostNetwork {
+				wrong = append(wrong, fmt.Sprintf("%s: no policy", w.object))
 			}
 		}
 		return wrong

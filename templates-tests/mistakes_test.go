@@ -30,7 +30,10 @@ var mistakes = map[string]struct{ file, old, new string }{
 	"selectors find their own pods and no others":                                        {"registry/service.yaml", `include "zarf-registry.selectorLabels" (dict "root" . "component" "registry")`, `include "zarf-registry.selectorLabels" (dict "root" . "component" "proxy")`},
 	"no node gets two proxies":                                                           {"_decisions.tpl", `"excluded" $excluded)`, `"excluded" list)`},
 	"names are valid, and objects of one name are one":                                   {"_helpers.tpl", "trunc 42", "trunc 63"},
-	"rights are no more than the Jobs need":                                              {"init-hook/role.yaml", "verbs: [get, update, delete]\n    resourceNames:", "verbs: [get, update, delete, list]\n    resourceNames: []\n  - verbs: [get]\n    resources: [secrets]\n    apiGroups: ['']\n    resourceNames:"},
+	"rights are no more than the Jobs need":                                              {"init-hook/role.yaml", "verbs: [get, update, delete]\n    resourceNames:\n      {{- range include", "verbs: [get, update, delete, list]\n    resourceNames: []\n  - verbs: [get]\n    resources: [secrets]\n    apiGroups: ['']\n    resourceNames:\n      {{- range include"},
+	"a CronJob runs one at a time and leaves one of each end":                            {"_helpers.tpl", "trunc 39", "trunc 42"},
+	"what has loaded certificates can be asked, and nothing else":                        {"registry/deployment.yaml", `"zarf-registry/metrics-port" "5090"`, `"zarf-registry/metrics-port" "5080"`},
+	"nobody reaches a pod that listens on nothing":                                       {"certificates/networkpolicy.yaml", "  policyTypes:", "  ingress: [{}]\n  policyTypes:"},
 	"every Job ends, and its log outlives its failure":                                   {"init-hook/_hook.tpl", "restartPolicy: Never", "restartPolicy: OnFailure"},
 }
 

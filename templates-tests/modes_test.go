@@ -123,7 +123,7 @@ func unreadable(t testing.TB) map[string]string {
 		}
 		return changed
 	}
-	const remedy = "; nothing was changed: put it right; or delete it and say the mode, with registryProxy or registryURL"
+	const remedy = "; nothing was changed: put it right; or delete it and say what it said, with registryProxy or registryURL, and pki.mode"
 	return map[string]string{
 		"":                          "its key state.json cannot be read as JSON (unexpected end of JSON input)" + remedy,
 		"rubbish":                   "its key state.json cannot be read as JSON (invalid character 'r' looking for beginning of value)" + remedy,
@@ -135,12 +135,14 @@ func unreadable(t testing.TB) map[string]string {
 		replace(": 1,", ": 2,"):     "it has version 2, and this chart reads up to version 1; nothing was changed: use the chart that wrote it, or a newer one",
 		replace(": 1,", ": 0,"):     "its version is 0" + remedy,
 		replace(": 1,", `: "1.5",`): "its version is 1.5" + remedy,
-		replace(`"mode": "proxy"`, `"mode": "carrier pigeon"`):      "its mode is carrier pigeon, which there is not" + remedy,
-		replace(`"mode": "proxy",`, ``):                             "its mode is <nil>, which there is not" + remedy,
-		replace(`"desired"`, `"desire"`):                            "its mode is <nil>, which there is not" + remedy,
-		replace(`"ipFamily": "IPv4"`, `"ipFamily": "IPX"`):          "its IP family is IPX, which there is not" + remedy,
-		replace(`"address": "127.0.0.1:31999"`, `"address": ""`):    "it has no address" + remedy,
-		replace(`"address": "127.0.0.1:31999"`, `"address": 31999`): "it has no address" + remedy,
+		replace(`"mode": "proxy"`, `"mode": "carrier pigeon"`):               "its mode is carrier pigeon, which there is not" + remedy,
+		replace(`"mode": "proxy",`, ``):                                      "its mode is <nil>, which there is not" + remedy,
+		replace(`"desired"`, `"desire"`):                                     "its mode is <nil>, which there is not" + remedy,
+		replace(`"ipFamily": "IPv4"`, `"ipFamily": "IPX"`):                   "its IP family is IPX, which there is not" + remedy,
+		replace(`"address": "127.0.0.1:31999"`, `"address": ""`):             "it has no address" + remedy,
+		replace(`"address": "127.0.0.1:31999"`, `"address": 31999`):          "it has no address" + remedy,
+		replace(`"updatedBy"`, `"pki": {"mode": "letter"}, "updatedBy"`):     "its PKI mode is letter, which there is not" + remedy,
+		replace(`"updatedBy"`, `"pki": {"clusterDomain": "c"}, "updatedBy"`): "its PKI mode is <nil>, which there is not" + remedy,
 	}
 }
 
@@ -172,7 +174,7 @@ func TestAStateThatCannotBeReadStopsTheRendering(t *testing.T) {
 func TestASwitchChangesNothingOfTheRegistry(t *testing.T) {
 	lasting := func(out *output) string {
 		var texts []string
-		for _, name := range []string{"registry/deployment", "registry/service", "registry/serviceaccount", "registry/configmap", "registry/networkpolicy", "registry/persistentvolumeclaim", "proxy/serviceaccount", "proxy/networkpolicy"} {
+		for _, name := range []string{"registry/deployment", "registry/service", "registry/serviceaccount", "registry/configmap", "registry/networkpolicy", "registry/persistentvolumeclaim", "proxy/serviceaccount", "proxy/networkpolicy", "init-hook/networkpolicy", "certificates/networkpolicy", "certificates/role", "certificates/serviceaccount"} {
 			texts = append(texts, out.files[name+".yaml"])
 		}
 		return strings.Join(texts, "---\n")
@@ -278,7 +280,7 @@ func TestWhatCannotWorkForProxiesCanWithoutThem(t *testing.T) {
 func TestTheValuesOfAFormerReleaseCanBeReused(t *testing.T) {
 	for _, sets := range [][]string{{"registryProxy=true"}, {"registryProxy=false"}, nil} {
 		former := loadChart(t)
-		for _, key := range []string{"registryURL", "auth", "podSecurity"} {
+		for _, key := range []string{"registryURL", "auth", "podSecurity", "pki"} {
 			if _, ok := former.Values[key]; !ok {
 				t.Fatalf("values.yaml has no %s", key)
 			}

@@ -33,6 +33,7 @@ Objects are read once in a rendering and kept in the root context, so that all t
 {{- /* What the hook remembers: JSON that is empty where nothing is remembered, else
   mode, address, ipFamily  the desired settings
   hookImage                reference and architecture of init-hook's image in the registry, where it was pushed
+  pki                      where certificates come from: mode, existing (names of the user's Secrets), issuer
 or, for a Secret that cannot be read, problem and remedy only: validate.yaml refuses those. The Jobs read it once more, and
 more strictly (internal/state). */ -}}
 {{- define "zarf-registry.cluster.state" -}}
@@ -41,8 +42,9 @@ more strictly (internal/state). */ -}}
 {{- with lookup "v1" "Secret" .Release.Namespace (printf "%s-state" (include "zarf-registry.fullname" .)) -}}
 {{- $saved := dig "data" "state.json" "" . | b64dec | fromJson -}}
 {{- $desired := kindIs "map" $saved.desired | ternary $saved.desired dict -}}
+{{- $pki := kindIs "map" $saved.pki | ternary $saved.pki dict -}}
 {{- $problem := "" -}}
-{{- $remedy := "put it right; or delete it and say the mode, with registryProxy or registryURL" -}}
+{{- $remedy := "put it right; or delete it and say what it said, with registryProxy or registryURL, and pki.mode" -}}
 {{- if hasKey $saved "Error" -}}
 {{- $problem = printf "its key state.json cannot be read as JSON (%s)" $saved.Error -}}
 {{- else if and (kindIs "float64" $saved.version) (gt (toString $saved.version | float64) 1.0) -}}
@@ -56,12 +58,15 @@ more strictly (internal/state). */ -}}
 {{- $problem = printf "its IP family is %v, which there is not" $desired.ipFamily -}}
 {{- else if not (and (kindIs "string" $desired.address) $desired.address) -}}
 {{- $problem = "it has no address" -}}
+{{- else if and $saved.pki (not (has $pki.mode (list "internal" "existingSecret" "certManager"))) -}}
+{{- $problem = printf "its PKI mode is %v, which there is not" $pki.mode -}}
 {{- end -}}
 {{- if $problem -}}
 {{- $state = dict "problem" $problem "remedy" $remedy -}}
 {{- else -}}
 {{- $state = pick $desired "mode" "address" "ipFamily" -}}
 {{- $_ := set $state "hookImage" (kindIs "map" $saved.hookImage | ternary $saved.hookImage dict) -}}
+{{- $_ := set $state "pki" (pick $pki "mode" "existing" "issuer") -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set . "ClusterState" $state -}}
@@ -295,17 +300,42 @@ to a pause image. Takes root, architecture, image. */ -}}
 {{- include "zarf-registry.cluster.loadNodes" .root -}}
 {{- $names := list -}}
 {{- range $name, $node := .root.ClusterNodes -}}
-{{- $ready := false -}}
-{{- range dig "status" "conditions" list $node -}}
-{{- if and (eq .type "Ready") (eq .status "True") -}}
-{{- $ready = true -}}
-{{- end -}}
-{{- end -}}
-{{- range $ready | ternary (dig "status" "images" list $node) list -}}
+{{- range include "zarf-registry.cluster.isReady" $node | empty | not | ternary (dig "status" "images" list $node) list -}}
 {{- if has $.image .names -}}
 {{- $names = append $names $name -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $names | uniq | toJson -}}
+{{- end -}}
+
+{{- /* The architectures of nodes: JSON array, sorted. Takes root; names, those nodes, or where there are none the ready ones
+with all of labels. */ -}}
+{{- define "zarf-registry.cluster.architectures" -}}
+{{- include "zarf-registry.cluster.loadNodes" .root -}}
+{{- $found := dict -}}
+{{- range $name, $node := .root.ClusterNodes -}}
+{{- $counts := has $name $.names -}}
+{{- if not $.names -}}
+{{- $counts = include "zarf-registry.cluster.isReady" $node -}}
+{{- range $key, $value := $.labels -}}
+{{- if ne $value (dig "metadata" "labels" $key "\n" $node) -}}
+{{- $counts = "" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with dig "status" "nodeInfo" "architecture" "" $node -}}
+{{- if $counts -}}
+{{- $_ := set $found . true -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- keys $found | sortAlpha | toJson -}}
+{{- end -}}
+
+{{- /* "true" for a node that is ready. */ -}}
+{{- define "zarf-registry.cluster.isReady" -}}
+{{- range dig "status" "conditions" list . -}}
+{{- if and (eq .type "Ready") (eq .status "True") -}}true{{- end -}}
+{{- end -}}
 {{- end -}}

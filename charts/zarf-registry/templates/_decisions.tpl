@@ -1,4 +1,4 @@
-{{- /* What the chart decides, each by the same order: explicit value, then what is remembered (mode and IP family only),
+{{- /* What the chart decides, each by the same order: explicit value, then what is remembered (mode, IP family, PKI mode only),
 then what the cluster says, then a default. A decision is JSON: value, and source (value, state, cluster or default), which
 the Jobs are told, so that a rendering that could not see the cluster never undoes what is saved there. */ -}}
 
@@ -173,6 +173,112 @@ upgrade, which the Jobs are in the middle of. A nodeSelector or affinity for the
 {{- $answer | toJson -}}
 {{- end -}}
 
+{{- /* Where certificates come from: value (the PKI mode) and source; existing, the names of the user's Secrets; and issuer,
+whose name may be empty. A mode that is named has what the values name beside it; one that is remembered keeps what was
+named then, where the values are silent. */ -}}
+{{- define "zarf-registry.pki" -}}
+{{- $pki := default dict .Values.pki -}}
+{{- $existing := dict -}}
+{{- range $key, $value := dict "server" "server" "node" "node" "push" "push" "authority" "ca" -}}
+{{- $_ := set $existing $key (dig "existingSecret" $value "" $pki) -}}
+{{- end -}}
+{{- $answer := dict "value" "internal" "source" "default" "existing" $existing "issuer" (dig "certManager" "issuerRef" dict $pki) -}}
+{{- if $pki.mode -}}
+{{- $answer = merge (dict "value" $pki.mode "source" "value") $answer -}}
+{{- else -}}
+{{- $saved := default dict (include "zarf-registry.cluster.state" . | fromJson).pki -}}
+{{- with $saved.mode -}}
+{{- $answer = merge (dict "value" . "source" "state") $answer -}}
+{{- range $key, $value := $existing -}}
+{{- $_ := set $existing $key (default (dig "existing" $key "" $saved) $value) -}}
+{{- end -}}
+{{- if and $saved.issuer (not $answer.issuer.name) -}}
+{{- $_ := set $answer "issuer" $saved.issuer -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $answer | toJson -}}
+{{- end -}}
+
+{{- /* What stands in the values about certificates and is no decision, as JSON: leaf and authority (lifetimes), schedule,
+timeout, resources. All of it is missing in the values that `helm upgrade --reuse-values` takes over from a release of before;
+the defaults are those of values.yaml. */ -}}
+{{- define "zarf-registry.pki.settings" -}}
+{{- $pki := default dict .Values.pki -}}
+{{- $resources := dict "requests" (dict "cpu" "20m" "memory" "64Mi") -}}
+{{- dict
+  "leaf" (dig "lifetime" "certificate" "8760h" $pki)
+  "authority" (dig "lifetime" "authority" "43800h" $pki)
+  "schedule" (dig "rotation" "schedule" "17 * * * *" $pki)
+  "timeout" (dig "rotation" "timeout" "10m" $pki)
+  "resources" (dig "rotation" "resources" $resources $pki) | toJson -}}
+{{- end -}}
+
+{{- /* The user's Secret with the push credential, or nothing. */ -}}
+{{- define "zarf-registry.pushSecret" -}}
+{{- dig "existingSecret" "" (default dict .Values.auth) -}}
+{{- end -}}
+
+{{- /* The user's Secrets that are read and copied: JSON array of names. */ -}}
+{{- define "zarf-registry.sourceSecrets" -}}
+{{- $pki := include "zarf-registry.pki" . | fromJson -}}
+{{- $names := list (include "zarf-registry.pushSecret" .) -}}
+{{- if eq $pki.value "existingSecret" -}}
+{{- $names = values $pki.existing | sortAlpha | concat $names -}}
+{{- end -}}
+{{- $names | compact | uniq | toJson -}}
+{{- end -}}
+
+{{- /* What the Jobs make, by what follows the full name: certificates, and what cert-manager puts them into before they are
+copied. */ -}}
+{{- define "zarf-registry.madeSecrets" -}}
+{{- list "state" "ca" "server-tls" "node-tls" "push-tls" "credentials" "pull" | toJson -}}
+{{- end -}}
+
+{{- define "zarf-registry.issuedSecrets" -}}
+{{- list "ca-issued" "server-issued" "node-issued" "push-issued" | toJson -}}
+{{- end -}}
+
+{{- /* The image that the CronJob runs: value; pushed, "true" where it comes from this registry; architecture, the only one
+that it then runs on, empty where the nodes are of one; and pin, "true" where `finish` must run on that one too, since it
+pushes itself. It comes from the registry, so that no node must keep it; from elsewhere where nobody pushes it (a
+workstation of another kind than the nodes, which then has left no word of it in the state), or where a user's affinity
+leaves open on which architecture `finish` runs. */ -}}
+{{- define "zarf-registry.certificates.image" -}}
+{{- $hook := .Values.initHook -}}
+{{- $image := include "zarf-registry.hookImage" . | fromJson -}}
+{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "image" $hook.image)) "pushed" "" "architecture" "" "pin" "" -}}
+{{- $pushed := and $hook.pushImages (ne $hook.image.pullPolicy "Never") -}}
+{{- $architecture := default (dig "kubernetes.io/arch" "" $hook.nodeSelector) $image.pushed -}}
+{{- if and $pushed (not $architecture) -}}
+{{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
+{{- $recorded := default dict $state.hookImage -}}
+{{- if has $state.mode (list "proxy" "nodeport") -}}
+{{- $pushed = $recorded.architecture | empty | not -}}
+{{- end -}}
+{{- $present := include "zarf-registry.cluster.architectures" (dict "root" . "names" $image.nodes "labels" $hook.nodeSelector) | fromJsonArray -}}
+{{- range list "arm64" "amd64" (default "" $recorded.architecture) -}}
+{{- if and (has . $present) (has . $.Values.injector.architectures) -}}
+{{- $architecture = . -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (len $present) 1 -}}
+{{- if or $hook.affinity (not $architecture) -}}
+{{- $pushed = false -}}
+{{- end -}}
+{{- $_ := set $answer "pin" ($pushed | ternary "true" "") -}}
+{{- end -}}
+{{- end -}}
+{{- if $pushed -}}
+{{- /* As the pushed image is tagged: by its version, which a digest does not tell. */ -}}
+{{- $tag := $hook.image.digest | empty | ternary (default .Chart.AppVersion $hook.image.tag) .Chart.AppVersion -}}
+{{- $_ := set $answer "value" (printf "%s/zarf-registry/init-hook:%s" (include "zarf-registry.address" .) $tag) -}}
+{{- $_ := set $answer "pushed" "true" -}}
+{{- $_ := set $answer "architecture" $architecture -}}
+{{- end -}}
+{{- $answer | toJson -}}
+{{- end -}}
+
 {{- /* Conditions: "true" or empty, the first line of the templates. */ -}}
 
 {{- /* A registry of ours is deployed: proxy and nodeport mode. */ -}}
@@ -201,6 +307,18 @@ before. */ -}}
 
 {{- define "zarf-registry.podSecurityLabel" -}}
 {{- if (default dict .Values.podSecurity).label -}}true{{- end -}}
+{{- end -}}
+
+{{- /* cert-manager's issuer is an object of the release's namespace that the user made. */ -}}
+{{- define "zarf-registry.pki.issuerHere" -}}
+{{- $pki := include "zarf-registry.pki" . | fromJson -}}
+{{- $here := and (eq (toString $pki.issuer.kind) "Issuer") (eq (toString $pki.issuer.group) "cert-manager.io") -}}
+{{- if and (eq $pki.value "certManager") $pki.issuer.name $here -}}true{{- end -}}
+{{- end -}}
+
+{{- /* A CronJob looks after the certificates. */ -}}
+{{- define "zarf-registry.certificates" -}}
+{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.pki.settings" . | fromJson).schedule -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.makesClaim" -}}

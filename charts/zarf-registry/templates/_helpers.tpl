@@ -74,6 +74,16 @@ Takes root, image. */ -}}
 {{- end -}}
 {{- end -}}
 
+{{- /* The name of what looks after the certificates. A CronJob's name may have 52 characters, for it is followed by a time in
+the names of its Jobs. */ -}}
+{{- define "zarf-registry.certificates.name" -}}
+{{- printf "%s-certificates" (include "zarf-registry.fullname" . | trunc 39 | trimSuffix "-") -}}
+{{- end -}}
+
+{{- define "zarf-registry.certificates.clusterName" -}}
+{{- printf "%s-%s" .Release.Namespace (include "zarf-registry.certificates.name" .) -}}
+{{- end -}}
+
 {{- /* The seconds of a Go duration such as 1h30m: templates can add a duration to a date, but not read one. */ -}}
 {{- define "zarf-registry.seconds" -}}
 {{- $day := toDate "2006-01-02" "2000-01-02" -}}

@@ -66,6 +66,27 @@ is nothing to be injected, and no address of ours. */ -}}
 - --pause-image-source={{ (include "zarf-registry.registry.pause" . | fromJson).source }}
 {{- end }}
 - --cluster-domain={{ .Values.clusterDomain }}
+{{- $pki := include "zarf-registry.pki" . | fromJson }}
+{{- $settings := include "zarf-registry.pki.settings" . | fromJson }}
+- --pki-mode={{ $pki.value }}
+- --pki-source={{ $pki.source }}
+- --pki-leaf-lifetime={{ $settings.leaf }}
+- --pki-authority-lifetime={{ $settings.authority }}
+{{- if eq $pki.value "existingSecret" }}
+{{- range $key, $name := $pki.existing }}
+{{- if $name }}
+- --pki-{{ $key }}-secret={{ $name }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if $pki.issuer.name }}
+- --pki-issuer={{ $pki.issuer.name }}
+- --pki-issuer-kind={{ $pki.issuer.kind }}
+- --pki-issuer-group={{ $pki.issuer.group }}
+{{- end }}
+{{- with include "zarf-registry.pushSecret" . }}
+- --push-secret={{ . }}
+{{- end }}
 {{- else }}
 - --registry-url={{ $mode.url }}
 - --injector=false
@@ -88,7 +109,7 @@ is nothing to be injected, and no address of ours. */ -}}
 {{- end -}}
 
 {{- /* One Job. Takes root, step (the command, and the suffix of the name), events, args (the names of the helpers that give
-its arguments), and stale: the Job may run long after it was rendered. */ -}}
+its arguments), stale (the Job may run long after it was rendered), and architecture, where only one will do. */ -}}
 {{- define "zarf-registry.hook.job" -}}
 {{- $image := include "zarf-registry.hookImage" .root | fromJson -}}
 {{- $hook := .root.Values.initHook -}}
@@ -108,17 +129,7 @@ spec:
   pod that was evicted, or whose node went away, does not count. */}}
   backoffLimit: 2
   podFailurePolicy:
-    rules:
-      - action: Ignore
-        onPodConditions:
-          - type: DisruptionTarget
-            status: "True"
-      - action: FailJob
-        onExitCodes:
-          containerName: init-hook
-          operator: In
-          values:
-            - 2
+    {{- include "zarf-registry.hook.podFailurePolicy" . | nindent 4 }}
   template:
     metadata:
       labels:
@@ -142,7 +153,7 @@ spec:
         {{- include "zarf-registry.pod.securityContext" .root | nindent 8 }}
       nodeSelector:
         kubernetes.io/os: linux
-        {{- with $image.pushed }}
+        {{- with default .architecture $image.pushed }}
         kubernetes.io/arch: {{ . }}
         {{- end }}
         {{- with $hook.nodeSelector }}
@@ -174,6 +185,20 @@ spec:
           securityContext:
             {{- include "zarf-registry.container.securityContext" .root | nindent 12 }}
           terminationMessagePolicy: FallbackToLogsOnError
+{{- end -}}
+
+{{- define "zarf-registry.hook.podFailurePolicy" -}}
+rules:
+  - action: Ignore
+    onPodConditions:
+      - type: DisruptionTarget
+        status: "True"
+  - action: FailJob
+    onExitCodes:
+      containerName: init-hook
+      operator: In
+      values:
+        - 2
 {{- end -}}
 
 {{- /* The nodes that have the image already. They are only preferred by a Job that may run long after it was rendered, when

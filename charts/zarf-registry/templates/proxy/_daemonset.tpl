@@ -40,10 +40,9 @@ spec:
     metadata:
       labels:
         {{- merge $selector (default dict $proxy.podLabels) (default dict $values.commonLabels) | toYaml | nindent 8 }}
-      {{- with $proxy.podAnnotations }}
       annotations:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
+        {{- /* Where `init-hook` asks what the pod has loaded. */}}
+        {{- merge (dict "zarf-registry/metrics-port" (int $proxy.metricsPort | toString)) (default dict $proxy.podAnnotations) | toYaml | nindent 8 }}
     spec:
       serviceAccountName: {{ $fullname }}-proxy
       automountServiceAccountToken: false

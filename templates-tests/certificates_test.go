@@ -1,0 +1,434 @@
+package templates
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// certificatesFrom has the state remember where certificates come from.
+func certificatesFrom(mode state.PKIMode, edits ...func(*state.PKI)) func(*state.State) {
+	p := &state.PKI{
+		Mode: mode, LeafLifetime: state.Duration(2160 * time.Hour), AuthorityLifetime: state.Duration(8760 * time.Hour), ClusterDomain: "cluster.local",
+	}
+	for _, edit := range edits {
+		edit(p)
+	}
+	return func(s *state.State) { s.PKI = p }
+}
+
+// remembersCertificates is a cluster in proxy mode.
+func remembersCertificates(mode state.PKIMode, edits ...func(*state.PKI)) *cluster {
+	return newCluster(kubernetes(corev1.IPv4Protocol), remembers(proven(settings(state.ModeProxy, state.IPv4), certificatesFrom(mode, edits...))))
+}
+
+func TestThePKIModeIsTheValueThenWhatIsRememberedThenInternal(t *testing.T) {
+	usersSecrets := func(p *state.PKI) {
+		p.Existing = &state.ExistingSecrets{Server: "s", Node: "n", Push: "p", Authority: "a"}
+	}
+	usersIssuer := func(p *state.PKI) {
+		p.Issuer = &state.Issuer{Name: "company", Kind: "ClusterIssuer", Group: "cert-manager.io"}
+	}
+	lifetimes := []string{"--pki-leaf-lifetime=8760h", "--pki-authority-lifetime=43800h"}
+	for name, test := range map[string]struct {
+		cluster *cluster
+		values  []string
+		want    []string // besides the lifetimes, which are the values' in any case
+	}{
+		"nothing is seen": {nil, nil, []string{"--pki-mode=internal", "--pki-source=default"}},
+		"a new cluster":   {newCluster(kubernetes(corev1.IPv4Protocol)), nil, []string{"--pki-mode=internal", "--pki-source=default"}},
+		"a state of a release of before": {newCluster(kubernetes(corev1.IPv4Protocol), remembers(proven(settings(state.ModeProxy, state.IPv4)))), nil,
+			[]string{"--pki-mode=internal", "--pki-source=default"}},
+		"internal is remembered": {remembersCertificates(state.PKIInternal), nil, []string{"--pki-mode=internal", "--pki-source=state"}},
+		"existingSecret is remembered": {remembersCertificates(state.PKIExistingSecret, usersSecrets), nil,
+			[]string{"--pki-mode=existingSecret", "--pki-source=state", "--pki-authority-secret=a", "--pki-node-secret=n", "--pki-push-secret=p", "--pki-server-secret=s"}},
+		"one that is remembered is named anew": {remembersCertificates(state.PKIExistingSecret, usersSecrets), []string{"pki.existingSecret.node=other"},
+			[]string{"--pki-mode=existingSecret", "--pki-source=state", "--pki-authority-secret=a", "--pki-node-secret=other", "--pki-push-secret=p", "--pki-server-secret=s"}},
+		"certManager is remembered": {remembersCertificates(state.PKICertManager), nil, []string{"--pki-mode=certManager", "--pki-source=state"}},
+		"a user's issuer is remembered": {remembersCertificates(state.PKICertManager, usersIssuer), nil,
+			[]string{"--pki-mode=certManager", "--pki-source=state", "--pki-issuer=company", "--pki-issuer-kind=ClusterIssuer", "--pki-issuer-group=cert-manager.io"}},
+		"another issuer than the one that is remembered": {remembersCertificates(state.PKICertManager, usersIssuer), []string{"pki.certManager.issuerRef.name=team"},
+			[]string{"--pki-mode=certManager", "--pki-source=state", "--pki-issuer=team", "--pki-issuer-kind=Issuer", "--pki-issuer-group=cert-manager.io"}},
+		"internal against what is remembered": {remembersCertificates(state.PKIExistingSecret, usersSecrets), []string{"pki.mode=internal"},
+			[]string{"--pki-mode=internal", "--pki-source=value"}},
+		"certManager against what is remembered": {remembersCertificates(state.PKIInternal), []string{"pki.mode=certManager"},
+			[]string{"--pki-mode=certManager", "--pki-source=value"}},
+		"an issuer of our own against the one that is remembered": {remembersCertificates(state.PKICertManager, usersIssuer), []string{"pki.mode=certManager"},
+			[]string{"--pki-mode=certManager", "--pki-source=value"}},
+		"existingSecret with the least, against more that is remembered": {remembersCertificates(state.PKIExistingSecret, usersSecrets),
+			[]string{"pki.mode=existingSecret", "pki.existingSecret={server: x, node: z}"},
+			[]string{"--pki-mode=existingSecret", "--pki-source=value", "--pki-node-secret=z", "--pki-server-secret=x"}},
+		"the mode where nothing is seen": {nil, []string{"pki.mode=certManager"}, []string{"--pki-mode=certManager", "--pki-source=value"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, test.values...), cluster: test.cluster}.render(t)
+			want := slices.Concat(test.want, lifetimes)
+			slices.Sort(want)
+			for _, step := range []string{"prepare", "finish"} {
+				var got []string
+				for _, arg := range hookArgs(t, out, step) {
+					if strings.HasPrefix(arg, "--pki-") {
+						got = append(got, arg)
+					}
+				}
+				slices.Sort(got)
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("%s is told (-want +got):\n%s", step, diff)
+				}
+			}
+		})
+	}
+}
+
+func TestTheLifetimesAreTheValuesWhateverIsRemembered(t *testing.T) {
+	out := rendering{values: proxyMode(t, "pki.lifetime={certificate: 10m, authority: 1h}"), cluster: remembersCertificates(state.PKIInternal)}.render(t)
+	for _, want := range []string{"--pki-leaf-lifetime=10m", "--pki-authority-lifetime=1h", "--pki-source=state"} {
+		if args := hookArgs(t, out, "prepare"); !slices.Contains(args, want) {
+			t.Errorf("prepare is not told %s: %s", want, args)
+		}
+	}
+}
+
+// What stands in the values for another mode would be silently useless, whoever
+// decided the mode.
+func TestSecretsAndIssuersOfAnotherPKIModeAreRefused(t *testing.T) {
+	for _, test := range []struct {
+		cluster *cluster
+		set     string
+		want    string
+	}{
+		{nil, "pki.existingSecret.server=s", "pki.existingSecret.server: with pki.mode internal, which is decided by default"},
+		{remembersCertificates(state.PKICertManager), "pki.existingSecret.ca=a", "pki.existingSecret.ca: with pki.mode certManager, which is decided by state"},
+		{remembersCertificates(state.PKIInternal), "pki.certManager.issuerRef.name=i", "pki.certManager.issuerRef.name: with pki.mode internal, which is decided by state"},
+	} {
+		if _, err := (rendering{values: proxyMode(t, test.set), cluster: test.cluster}).try(t); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want … %s …", test.set, err, test.want)
+		}
+		// An external registry has no certificates of ours.
+		rendering{values: with(t, nil, test.set, "registryURL=registry.example.com")}.render(t)
+	}
+}
+
+func TestThePushCredentialMayBeTheUsers(t *testing.T) {
+	for _, mode := range []string{"true", "false"} {
+		out := rendering{values: with(t, nil, "registryProxy="+mode, "auth.existingSecret=mine")}.render(t)
+		for _, step := range []string{"prepare", "finish"} {
+			if args := hookArgs(t, out, step); !slices.Contains(args, "--push-secret=mine") {
+				t.Errorf("%s is told %s", step, args)
+			}
+		}
+	}
+	if args := hookArgs(t, rendering{}.render(t), "prepare"); slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--push-secret") }) {
+		t.Errorf("prepare is told %s", args)
+	}
+}
+
+// rights are what a Role and a ClusterRole grant: resource and name, or * for any
+// name → verbs.
+func rights(rules ...rbacv1.PolicyRule) map[string]string {
+	found := map[string]string{}
+	for _, rule := range rules {
+		names := rule.ResourceNames
+		if len(names) == 0 {
+			names = []string{"*"}
+		}
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, name := range names {
+					key := strings.TrimPrefix(group+"/"+resource+" "+name, "/")
+					found[key] = strings.TrimSpace(found[key] + " " + strings.Join(rule.Verbs, " "))
+				}
+			}
+		}
+	}
+	return found
+}
+
+func TestTheCronJobsRightsAreTheseAndNoOthers(t *testing.T) {
+	always := map[string]string{
+		"secrets *":                         "create",
+		"secrets zarf-registry-state":       "get update",
+		"secrets zarf-registry-ca":          "get update",
+		"secrets zarf-registry-server-tls":  "get update",
+		"secrets zarf-registry-node-tls":    "get update",
+		"secrets zarf-registry-push-tls":    "get update",
+		"secrets zarf-registry-credentials": "get update",
+		"pods *":                            "list",
+		"pods/portforward *":                "get create",
+		"nodes *":                           "list",
+	}
+	for name, test := range map[string]struct {
+		sets []string
+		more map[string]string
+	}{
+		"internal":      {nil, nil},
+		"nodeport mode": {[]string{"registryProxy=false"}, nil},
+		"the user's Secrets": {[]string{"pki.mode=existingSecret", "pki.existingSecret={server: s, node: m, push: p, ca: s}", "auth.existingSecret=c"}, map[string]string{
+			"secrets s": "get", "secrets m": "get", "secrets p": "get", "secrets c": "get",
+		}},
+		"cert-manager, with an issuer of our own": {[]string{"pki.mode=certManager"}, map[string]string{
+			"secrets zarf-registry-ca-issued":                   "get",
+			"secrets zarf-registry-server-issued":               "get",
+			"secrets zarf-registry-node-issued":                 "get",
+			"secrets zarf-registry-push-issued":                 "get",
+			"cert-manager.io/certificates *":                    "create",
+			"cert-manager.io/certificates zarf-registry-ca":     "get update",
+			"cert-manager.io/certificates zarf-registry-server": "get update",
+			"cert-manager.io/certificates zarf-registry-node":   "get update",
+			"cert-manager.io/certificates zarf-registry-push":   "get update",
+			"cert-manager.io/certificaterequests *":             "list",
+			"cert-manager.io/issuers *":                         "create",
+			"cert-manager.io/issuers zarf-registry-selfsigned":  "get update",
+			"cert-manager.io/issuers zarf-registry-ca":          "get update",
+		}},
+		"cert-manager, with the user's issuer": {[]string{"pki.mode=certManager", "pki.certManager.issuerRef.name=i"}, map[string]string{
+			"secrets zarf-registry-server-issued":               "get",
+			"secrets zarf-registry-node-issued":                 "get",
+			"secrets zarf-registry-push-issued":                 "get",
+			"cert-manager.io/certificates *":                    "create",
+			"cert-manager.io/certificates zarf-registry-server": "get update",
+			"cert-manager.io/certificates zarf-registry-node":   "get update",
+			"cert-manager.io/certificates zarf-registry-push":   "get update",
+			"cert-manager.io/certificaterequests *":             "list",
+		}},
+		"cert-manager, with a ClusterIssuer": {[]string{"pki.mode=certManager", "pki.certManager.issuerRef={name: i, kind: ClusterIssuer}"}, map[string]string{
+			"secrets zarf-registry-server-issued":               "get",
+			"secrets zarf-registry-node-issued":                 "get",
+			"secrets zarf-registry-push-issued":                 "get",
+			"cert-manager.io/certificates *":                    "create",
+			"cert-manager.io/certificates zarf-registry-server": "get update",
+			"cert-manager.io/certificates zarf-registry-node":   "get update",
+			"cert-manager.io/certificates zarf-registry-push":   "get update",
+			"cert-manager.io/certificaterequests *":             "list",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, test.sets...)}.render(t)
+			want := map[string]string{}
+			for _, part := range []map[string]string{always, test.more} {
+				for key, verbs := range part {
+					want[key] = verbs
+				}
+			}
+			got := rights(append(find[*rbacv1.Role](t, out, "zarf-registry-certificates").Rules, find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-certificates").Rules...)...)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("wanted (-), granted (+):\n%s", diff)
+			}
+			// Whatever the CronJob may do the Jobs may do: they run the same code.
+			jobs := rights(append(find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules, find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-hook").Rules...)...)
+			for key, verbs := range got {
+				if !subset(strings.Fields(verbs), strings.Fields(jobs[key])...) {
+					t.Errorf("the CronJob may %s %s, the Jobs may %s", verbs, key, jobs[key])
+				}
+			}
+		})
+	}
+}
+
+func TestTheJobsMayReadTheUsersSecretsAndNothingElseOfThem(t *testing.T) {
+	granted := func(sets ...string) map[string]string {
+		return rights(find[*rbacv1.Role](t, rendering{values: proxyMode(t, sets...)}.render(t), "zarf-registry-hook").Rules...)
+	}
+	got := granted("pki.mode=existingSecret", "pki.existingSecret={server: s, node: m, push: p, ca: a}", "auth.existingSecret=c")
+	for _, name := range []string{"s", "m", "p", "a", "c"} {
+		if verbs := got["secrets "+name]; verbs != "get" {
+			t.Errorf("%s: %q", name, verbs)
+		}
+	}
+	without := granted()
+	for _, suffix := range issued {
+		if verbs := without["secrets zarf-registry"+suffix]; verbs != "get delete" {
+			t.Errorf("%s: %q", suffix, verbs)
+		}
+	}
+	if len(got) != len(without)+5 {
+		t.Errorf("%d rights, without Secrets of the user %d", len(got), len(without))
+	}
+	if verbs := granted("pki.mode=certManager", "pki.certManager.issuerRef.name=i")["cert-manager.io/issuers i"]; verbs != "get" {
+		t.Errorf("the user's issuer: %q", verbs)
+	}
+}
+
+func TestThereIsNoCronJobWithoutASchedule(t *testing.T) {
+	for _, sets := range [][]string{{"pki.rotation.schedule=''"}, {"registryURL=registry.example.com"}} {
+		for _, o := range (rendering{values: with(t, nil, sets...)}).render(t).objects {
+			if o.GetLabels()["app.kubernetes.io/component"] == "certificates" {
+				t.Errorf("%s: %s", sets, o)
+			}
+		}
+	}
+	out := rendering{values: proxyMode(t, "pki.rotation={schedule: '@daily', timeout: 5m}")}.render(t)
+	c := find[*batchv1.CronJob](t, out, "zarf-registry-certificates")
+	job := c.Spec.JobTemplate.Spec
+	args := job.Template.Spec.Containers[0].Args
+	want := []string{"certs", "renew", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry", "--timeout=5m", "--log-format=json"}
+	if c.Spec.Schedule != "@daily" || *job.ActiveDeadlineSeconds != 330 || !slices.Equal(args, want) {
+		t.Errorf("%s, %d s, %s", c.Spec.Schedule, *job.ActiveDeadlineSeconds, args)
+	}
+	for _, o := range out.objects {
+		if o.GetLabels()["app.kubernetes.io/component"] == "certificates" && o.hook() != "" {
+			t.Errorf("%s is a hook: it would be gone between upgrades", o)
+		}
+	}
+}
+
+// near is where the CronJob's pod prefers to be.
+func near(spec corev1.PodSpec) (component string, nodes []string) {
+	if spec.Affinity == nil {
+		return "", nil
+	}
+	if pods := spec.Affinity.PodAffinity; pods != nil {
+		for _, term := range pods.PreferredDuringSchedulingIgnoredDuringExecution {
+			component = term.PodAffinityTerm.LabelSelector.MatchLabels["app.kubernetes.io/component"]
+		}
+	}
+	if node := spec.Affinity.NodeAffinity; node != nil {
+		for _, term := range node.PreferredDuringSchedulingIgnoredDuringExecution {
+			for _, field := range term.Preference.MatchFields {
+				nodes = append(nodes, field.Values...)
+			}
+		}
+	}
+	return component, nodes
+}
+
+func TestTheCronJobsImageIsOneThatItsNodesCanRun(t *testing.T) {
+	const pushed = "127.0.0.1:31999/zarf-registry/init-hook:0.1.0"
+	digest := "sha256:" + strings.Repeat("a", 64)
+	notReady := node("r", "arm64")
+	notReady.Status.Conditions[0].Status = corev1.ConditionFalse
+	labelled := node("l", "arm64")
+	labelled.Labels = map[string]string{"disk": "fast"}
+	other := node("o", "s390x")
+	knows := func(image *state.HookImage, edits ...func(*state.State)) runtime.Object {
+		return remembers(proven(settings(state.ModeProxy, state.IPv4), append([]func(*state.State){func(s *state.State) { s.HookImage = image }}, edits...)...))
+	}
+	onARM := &state.HookImage{Reference: "zarf-registry/init-hook:0.0.9", Architecture: "arm64"}
+	a, b := node("a", "amd64"), node("b", "arm64")
+	for name, test := range map[string]struct {
+		objects      []runtime.Object
+		values       []string
+		image        string // "" means the configured one
+		architecture string // of the CronJob
+		finish       string // the architecture that finish is bound to
+		nodes        []string
+	}{
+		"no cluster is seen":                       {image: pushed},
+		"one architecture":                         {[]runtime.Object{a, notReady}, nil, pushed, "amd64", "", nil},
+		"two, and nobody has the image":            {[]runtime.Object{b, a}, nil, pushed, "amd64", "amd64", nil},
+		"two, and one has the image":               {[]runtime.Object{a, node("h", "arm64", hookImage)}, nil, pushed, "arm64", "", nil},
+		"two, and both have the image":             {[]runtime.Object{node("g", "amd64", hookImage), node("h", "arm64", hookImage)}, nil, pushed, "amd64", "amd64", nil},
+		"two, and the last one was of arm64":       {[]runtime.Object{a, b, knows(onARM)}, nil, pushed, "arm64", "arm64", nil},
+		"the last one was of arm64, now gone":      {[]runtime.Object{a, knows(onARM)}, nil, pushed, "amd64", "", nil},
+		"the Jobs run the pushed one too":          {[]runtime.Object{a, b, knows(pushedHookImage)}, nil, pushed, "amd64", "amd64", nil},
+		"only one has a payload":                   {[]runtime.Object{a, b}, []string{"injector.architectures=[arm64]"}, pushed, "arm64", "arm64", nil},
+		"a node that nothing is made for":          {[]runtime.Object{a, other}, nil, pushed, "amd64", "amd64", nil},
+		"an architecture that nothing is made for": {[]runtime.Object{other, node("p", "ppc64le")}, nil, "", "", "", nil},
+		"a node selector":                          {[]runtime.Object{a, labelled}, []string{"initHook.nodeSelector={disk: fast}"}, pushed, "arm64", "", nil},
+		"a node selector with the architecture":    {[]runtime.Object{a, b}, []string{"initHook.nodeSelector={kubernetes.io/arch: arm64}"}, pushed, "arm64", "arm64", nil},
+		"an affinity, which may mean any":          {[]runtime.Object{a, b}, []string{"initHook.affinity={nodeAffinity: {}}"}, "", "", "", nil},
+		"an affinity, and one architecture":        {[]runtime.Object{a}, []string{"initHook.affinity={nodeAffinity: {}}"}, pushed, "amd64", "", nil},
+		"nothing is pushed":                        {[]runtime.Object{a, b, node("h", "arm64", hookImage)}, []string{"initHook.pushImages=false"}, "", "", "", []string{"h"}},
+		"nothing may be pulled":                    {[]runtime.Object{a}, []string{"initHook.image.pullPolicy=Never"}, "", "", "", nil},
+		"a workstation that could not push it":     {[]runtime.Object{a, knows(nil)}, nil, "", "", "", nil},
+		"nothing is known of another registry":     {[]runtime.Object{a, remembers(proven(settings(state.ModeExternal, state.IPv4)))}, nil, pushed, "amd64", "", nil},
+		"another tag":                              {[]runtime.Object{a}, []string{"initHook.image.tag=0.2.0"}, "127.0.0.1:31999/zarf-registry/init-hook:0.2.0", "amd64", "", nil},
+		"a digest":                                 {[]runtime.Object{a}, []string{"initHook.image.tag=0.2.0", "initHook.image.digest=" + digest}, pushed, "amd64", "", nil},
+		"another port":                             {[]runtime.Object{a}, []string{"port=32000"}, "127.0.0.1:32000/zarf-registry/init-hook:0.1.0", "amd64", "", nil},
+		"an IPv6 cluster":                          {[]runtime.Object{a, kubernetes(corev1.IPv6Protocol)}, nil, "[::1]:31999/zarf-registry/init-hook:0.1.0", "amd64", "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := rendering{values: proxyMode(t, append([]string{"imagePullSecrets=[{name: mine}]"}, test.values...)...)}
+			if test.objects != nil {
+				r.cluster = newCluster(test.objects...)
+			}
+			out := r.render(t)
+			spec := find[*batchv1.CronJob](t, out, "zarf-registry-certificates").Spec.JobTemplate.Spec.Template.Spec
+			c := spec.Containers[0]
+			wantSecrets, wantPolicy := "[]", corev1.PullIfNotPresent
+			if test.image == "" {
+				test.image, wantSecrets = hookImage, "[{mine}]"
+				if slices.Contains(test.values, "initHook.image.pullPolicy=Never") {
+					wantPolicy = corev1.PullNever
+				}
+			}
+			if c.Image != test.image || c.ImagePullPolicy != wantPolicy || fmt.Sprint(spec.ImagePullSecrets) != wantSecrets {
+				t.Errorf("%s, %s, with %v; want %s, %s, with %s", c.Image, c.ImagePullPolicy, spec.ImagePullSecrets, test.image, wantPolicy, wantSecrets)
+			}
+			if got := spec.NodeSelector["kubernetes.io/arch"]; got != test.architecture {
+				t.Errorf("it runs on %q, want %q", got, test.architecture)
+			}
+			finish := find[*batchv1.Job](t, out, "zarf-registry-finish").Spec.Template.Spec
+			if got := finish.NodeSelector["kubernetes.io/arch"]; got != test.finish {
+				t.Errorf("finish, which pushes it, runs on %q, want %q", got, test.finish)
+			}
+			component, nodes := near(spec)
+			if component != "registry" || !slices.Equal(nodes, test.nodes) {
+				t.Errorf("it goes near %q, to %s", component, nodes)
+			}
+			if in, _ := nodeFields(spec.Affinity); len(in) > 0 {
+				t.Errorf("it requires %s, which may be gone when it runs", in)
+			}
+		})
+	}
+}
+
+// The CronJob pulls as everybody does.
+func TestTheCronJobPullsWithWhatTheModeNeeds(t *testing.T) {
+	for name, test := range map[string]struct {
+		sets    []string
+		secrets string
+		where   map[string]string
+	}{
+		"proxy mode": {[]string{"registryProxy=true"}, "[]", map[string]string{"kubernetes.io/os": "linux"}},
+		"where proxies are": {[]string{"registryProxy=true", "proxy.nodeSelector={images: 'true'}", "initHook.nodeSelector={disk: fast}"}, "[]",
+			map[string]string{"kubernetes.io/os": "linux", "images": "true", "disk": "fast"}},
+		"nodeport mode":    {[]string{"registryProxy=false", "proxy.nodeSelector={images: 'true'}"}, "[{zarf-registry-pull}]", map[string]string{"kubernetes.io/os": "linux"}},
+		"anybody may pull": {[]string{"registryProxy=false", "auth.anonymousPull=true"}, "[]", map[string]string{"kubernetes.io/os": "linux"}},
+		"the configured image": {[]string{"registryProxy=true", "initHook.pushImages=false", "proxy.nodeSelector={images: 'true'}", "imagePullSecrets=[{name: mine}]"}, "[{mine}]",
+			map[string]string{"kubernetes.io/os": "linux"}},
+	} {
+		spec := find[*batchv1.CronJob](t, rendering{values: with(t, nil, test.sets...)}.render(t), "zarf-registry-certificates").Spec.JobTemplate.Spec.Template.Spec
+		if got := fmt.Sprint(spec.ImagePullSecrets); got != test.secrets {
+			t.Errorf("%s: %s, want %s", name, got, test.secrets)
+		}
+		if diff := cmp.Diff(test.where, spec.NodeSelector); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+	spec := find[*batchv1.CronJob](t, rendering{values: proxyMode(t, "initHook.affinity={podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}, podAntiAffinity: {}}")}.render(t), "zarf-registry-certificates").Spec.JobTemplate.Spec.Template.Spec
+	if component, _ := near(spec); component != "" || spec.Affinity.PodAntiAffinity == nil {
+		t.Errorf("the user's affinity was changed: %v", spec.Affinity)
+	}
+}
+
+// The names that the chart and the Jobs share.
+func TestTheChartKnowsTheSecretsOfTheJobs(t *testing.T) {
+	var suffixes []string
+	for _, suffix := range []string{hook.SuffixState, hook.SuffixAuthority, hook.SuffixServerTLS, hook.SuffixNodeTLS, hook.SuffixPushTLS, hook.SuffixCredentials, hook.SuffixPull} {
+		suffixes = append(suffixes, suffix)
+	}
+	if diff := cmp.Diff(suffixes, hookMade); diff != "" {
+		t.Error(diff)
+	}
+	for _, suffix := range slices.Concat(suffixes, issued) {
+		for _, path := range []string{"auth.existingSecret", "pki.existingSecret.server", "pki.existingSecret.node", "pki.existingSecret.push", "pki.existingSecret.ca"} {
+			name := "zarf-registry" + suffix
+			_, err := rendering{values: proxyMode(t, "pki.mode=existingSecret", "pki.existingSecret={server: s, node: m}", path+"="+name)}.try(t)
+			if want := "zarf-registry: " + path + ": Secret " + name + " is one that the Jobs make; name one of your own"; err == nil || !strings.HasSuffix(err.Error(), want) {
+				t.Errorf("%s=%s: %v", path, name, err)
+			}
+		}
+	}
+}
