@@ -1,0 +1,158 @@
+package cli_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/cli"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// apiServer answers for Secrets of the namespace zarf, and notes what it is asked.
+type apiServer struct {
+	kubeconfig string
+	secrets    map[string]map[string][]byte // data, by name
+
+	mutex sync.Mutex
+	asked []string
+}
+
+func newAPIServer(t *testing.T, secrets map[string]map[string][]byte) *apiServer {
+	t.Helper()
+	a := &apiServer{secrets: secrets, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	server := httptest.NewServer(a)
+	t.Cleanup(server.Close)
+	content := fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: a, cluster: {server: %q}}]
+contexts: [{name: a, context: {cluster: a}}]
+current-context: a
+`, server.URL)
+	if err := os.WriteFile(a.kubeconfig, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mutex.Lock()
+	a.asked = append(a.asked, r.Method+" "+r.URL.Path)
+	a.mutex.Unlock()
+	const below = "/api/v1/namespaces/zarf/secrets/"
+	name, _ := strings.CutPrefix(r.URL.Path, below)
+	w.Header().Set("Content-Type", "application/json")
+	if data, ok := a.secrets[name]; ok && r.Method == http.MethodGet {
+		_ = json.NewEncoder(w).Encode(corev1.Secret{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: name, ResourceVersion: "1", Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}},
+			Data:       data,
+		})
+		return
+	}
+	w.WriteHeader(http.StatusNotFound)
+	_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound, Message: "not found"})
+}
+
+// saved is a state's Secret.
+func saved(t *testing.T, change func(*state.State)) map[string]map[string][]byte {
+	t.Helper()
+	s := state.State{
+		Phase:   state.PhasePrepared,
+		Desired: state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, MTLS: state.PKIInternal, DecidedBy: state.SourceValue},
+		PKI:     &state.PKI{Mode: state.PKIInternal, ClusterDomain: "cluster.local", LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(2 * time.Hour)},
+	}
+	change(&s)
+	encoded, err := state.Encode(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string]map[string][]byte{"zarf-registry-state": {state.Key: encoded}}
+}
+
+// What a command line asks of the hook shows in what the hook refuses, and in what
+// it looks at before that.
+func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
+	existing := func(s *state.State) {
+		s.PKI.Mode, s.PKI.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "my-server", Node: "my-node"}
+		s.PushSecret = "my-password"
+	}
+	issuer := func(s *state.State) {
+		s.PKI.Mode, s.PKI.Issuer = state.PKICertManager, &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}
+	}
+	external := func(s *state.State) {
+		s.Desired, s.PKI = state.Settings{Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4}, nil
+	}
+	for name, c := range map[string]struct {
+		args  []string
+		saved func(*state.State) // nil: there is none
+		code  int
+		want  string
+	}{
+		"renew without a state":            {[]string{"certs", "renew"}, nil, 2, "Secret zarf/zarf-registry-state"},
+		"renew, external":                  {[]string{"certs", "renew", "--log-format=json"}, external, 0, `"msg":"phase done","phase":"renew"`},
+		"rotate without a state":           {[]string{"certs", "rotate"}, nil, 2, "Secret zarf/zarf-registry-state"},
+		"rotate what is the user's":        {[]string{"certs", "rotate"}, existing, 2, "Secret zarf/my-server"},
+		"rotate the authority of another":  {[]string{"certs", "rotate", "--ca"}, issuer, 2, "ClusterIssuer corp"},
+		"credentials without a state":      {[]string{"credentials", "rotate"}, nil, 2, "Secret zarf/zarf-registry-state"},
+		"credentials that are the user's":  {[]string{"credentials", "rotate"}, existing, 2, "my-password"},
+		"credentials that are not there":   {[]string{"credentials", "rotate", "--pull"}, existing, 2, "zarf-registry-pull"},
+		"the CronJob's own command line":   {[]string{"certs", "renew", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry", "--timeout=10m", "--log-format=json"}, external, 0, `"msg":"phase done"`},
+		"a release in another namespace":   {[]string{"certs", "renew", "--namespace=other"}, external, 2, "Secret other/zarf-registry-state"},
+		"another name of the same release": {[]string{"certs", "renew", "--name=full"}, external, 2, "Secret zarf/full-state"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var secrets map[string]map[string][]byte
+			if c.saved != nil {
+				secrets = saved(t, c.saved)
+			}
+			server := newAPIServer(t, secrets)
+			t.Setenv("KUBERNETES_SERVICE_HOST", "")
+			var out, errOut bytes.Buffer
+			code := cli.Run(append(c.args, "--kubeconfig", server.kubeconfig), &out, &errOut)
+			if code != c.code || !strings.Contains(errOut.String(), c.want) || out.Len() > 0 {
+				t.Errorf("exit code %d, want %d; output %q, error:\n%swant %q", code, c.code, &out, &errOut, c.want)
+			}
+			if len(server.asked) == 0 {
+				t.Error("it asked for nothing")
+			}
+			// The CronJob's identity has few rights, and nothing was to be done.
+			if i := slices.IndexFunc(server.asked, func(s string) bool {
+				return !strings.HasPrefix(s, "GET /api/v1/namespaces/") || !strings.Contains(s, "/secrets/")
+			}); i >= 0 {
+				t.Errorf("it asked for %q", server.asked)
+			}
+		})
+	}
+}
+
+func TestCertificatesOfAnExternalRegistryAreNone(t *testing.T) {
+	server := newAPIServer(t, saved(t, func(s *state.State) {
+		s.Phase, s.Desired = state.PhaseReady, state.Settings{Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4}
+		s.Current, s.PKI = &s.Desired, nil
+	}))
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	for output, want := range map[string]string{"text": "uses the external registry registry.example.com", "json": `"external": "registry.example.com"`} {
+		var out, errOut bytes.Buffer
+		code := cli.Run([]string{"certs", "show", "--output", output, "--kubeconfig", server.kubeconfig}, &out, &errOut)
+		if code != 0 || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: exit code %d, output:\n%s\nerror:\n%s", output, code, &out, &errOut)
+		}
+	}
+	var out, errOut bytes.Buffer
+	if code := cli.Run([]string{"certs", "ca", "--kubeconfig", server.kubeconfig}, &out, &errOut); code != 1 || out.Len() > 0 || !strings.Contains(errOut.String(), "external registry, which has no certificates of ours") {
+		t.Errorf("certs ca: exit code %d, output %q, error:\n%s", code, &out, &errOut)
+	}
+}
