@@ -18,8 +18,14 @@ IP_FAMILY  ?= IPv4
 KUBE_PROXY ?= iptables
 TESTCLUSTER := bin/testcluster
 
+# The controllers of cert-manager; see test/certmanager/README.md. Vet, test and build
+# compile it in one way, because its dependencies take minutes.
+CERTMANAGER    := bin/testcertmanager
+CERTMANAGER_GO := cd test/certmanager && CGO_ENABLED=0 go
+
 # Where tests and demo find what was built.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
+export E2E_CERTMANAGER := $(CURDIR)/$(CERTMANAGER)
 export E2E_INIT_HOOK   := $(CURDIR)/bin/init-hook
 export E2E_IMAGES      := $(CURDIR)/dist/images
 export E2E_CHART       := $(CURDIR)/$(CHART)
@@ -60,16 +66,18 @@ chart: $(TESTCLUSTER) ## Package the chart into dist/
 
 ##@ Check
 .PHONY: unit
-unit: payload ## Unit tests with the race detector, where there is Go to race: not the templates, nor the loader in C
+unit: payload ## Unit tests with the race detector, where there is Go to race: not the templates, the loader in C, cert-manager
 	go test -race ./cmd/... ./internal/... ./tools/...
 	go test ./templates-tests/... ./loader/...
 	cd test/cluster && go test -race ./...
+	$(CERTMANAGER_GO) test -trimpath ./...
 
 .PHONY: lint
 lint: payload $(TESTCLUSTER) ## gofmt, go vet, golangci-lint, helm lint
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; }
 	go vet ./...
 	cd test/cluster && go vet ./...
+	$(CERTMANAGER_GO) vet -trimpath ./...
 	"$$($(TESTCLUSTER) tool golangci-lint)" run ./...
 	"$$($(TESTCLUSTER) tool helm)" lint --strict $(CHART) --set registryProxy=true
 
@@ -77,15 +85,17 @@ lint: payload $(TESTCLUSTER) ## gofmt, go vet, golangci-lint, helm lint
 generate: ## Write what is generated: go.mod, golden manifests
 	go mod tidy
 	cd test/cluster && go mod tidy
+	cd test/certmanager && go mod tidy
 	go test ./templates-tests/... -update
 
 .PHONY: verify
 verify: ## Fail where generated files are not what generate would write
 	go mod tidy -diff
 	cd test/cluster && go mod tidy -diff
+	cd test/certmanager && go mod tidy -diff
 
 .PHONY: e2e
-e2e: build images $(TESTCLUSTER) ## Scenarios on the test cluster, or on the one in KUBECONFIG
+e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## Scenarios on the test cluster, or on the one in KUBECONFIG
 	go test ./test/e2e -count=1 -timeout 60m -v
 
 .PHONY: e2e-long
@@ -109,6 +119,10 @@ cluster-down: $(TESTCLUSTER) ## Remove it (NAME=)
 .PHONY: $(TESTCLUSTER)
 $(TESTCLUSTER): deps
 	cd test/cluster && CGO_ENABLED=0 go build -trimpath -o $(CURDIR)/$@ ./cmd/testcluster
+
+.PHONY: $(CERTMANAGER)
+$(CERTMANAGER): deps
+	$(CERTMANAGER_GO) build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ ./cmd/testcertmanager
 
 .PHONY: clean
 clean: ## Remove what was built (the cache of the test cluster stays)
