@@ -1,9 +1,11 @@
 package hook_test
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 
+	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -72,6 +74,32 @@ func TestCleanupLeavesNothingOfOursAndAllOfOthers(t *testing.T) {
 				}
 				b.checkClean("Secret somebody-elses", "ConfigMap other-payload", "Service other-nodeport", "DaemonSet other-proxy")
 			}
+		})
+	}
+}
+
+func TestCleanupInEachPKIModeLeavesTheUsersSecrets(t *testing.T) {
+	for _, mode := range []state.PKIMode{state.PKIExistingSecret, state.PKICertManager} {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				killedAtEachWrite(t, func() *bench {
+					return installed(t, func(b *bench) {
+						b.certManager.installed = true
+						b.corp()
+						b.give("robot", "correct horse")
+						b.pki(mode)
+					})
+				}, func(b *bench) error { return b.hook.Cleanup(t.Context()) }, func(b *bench) {
+					b.must(b.hook.Cleanup(t.Context()))
+					b.checkClean("Secret corp-credential", "Secret corp-node", "Secret corp-push", "Secret corp-server")
+					for _, object := range []string{"certificates ca", "certificates server", "certificates node", "certificates push", "issuers ca", "issuers selfsigned"} {
+						kind, name, _ := strings.Cut(object, " ")
+						if _, err := b.tracker.Get(certmanagerv1.SchemeGroupVersion.WithResource(kind), "zarf", "zarf-registry-"+name); err == nil {
+							t.Errorf("%s is still there", object)
+						}
+					}
+				})
+			})
 		})
 	}
 }

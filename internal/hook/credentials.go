@@ -202,6 +202,7 @@ type credentialRotation struct {
 	credential Credential
 	// htpasswd is what the registry is to load; nil where it is to have none.
 	htpasswd []byte
+	nodes    readyNodes
 }
 
 // secretName is the Secret of the credential.
@@ -304,7 +305,7 @@ func (c *credentialRotation) await(ctx context.Context) (string, error) {
 // late returns how many ready registry pods there are, and of those that have not
 // loaded the credential why not.
 func (c *credentialRotation) late(ctx context.Context, want string) (int, map[string]string, error) {
-	pods, err := c.runningPods(ctx, componentRegistry, func(*corev1.Pod) {})
+	pods, err := c.runningPods(ctx, &c.nodes, componentRegistry, func(*corev1.Pod) {})
 	if err != nil {
 		return 0, nil, err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -137,7 +136,7 @@ func (f *finishing) rotate(ctx context.Context) (string, error) {
 	}
 	if len(waiting) > 0 {
 		f.Log.Warn("the change of authorities is not finished; everything works, and init-hook certs renew, which the CronJob runs, goes on with it",
-			"waiting", strings.Join(waiting, "; "))
+			"waiting", enumerate(waiting))
 		return fmt.Sprintf("%s; not finished, it waits for pods: %d", r.did(), len(waiting)), nil
 	}
 	f.rotated = true

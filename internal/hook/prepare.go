@@ -205,7 +205,7 @@ func (p *preparation) certificates(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if len(waiting) > 0 {
-		return fmt.Sprintf("%s; finish goes on with the change of authorities, which waits for: %s", r.did(), strings.Join(waiting, "; ")), nil
+		return fmt.Sprintf("%s; finish goes on with the change of authorities, which waits for: %s", r.did(), enumerate(waiting)), nil
 	}
 	return r.did(), nil
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"golang.org/x/crypto/bcrypt"
 	corev1 "k8s.io/api/core/v1"
@@ -271,7 +272,18 @@ func saved(t *testing.T, mode state.Mode, address string, family state.IPFamily)
 	if mode != state.ModeExternal {
 		settings.Port = 31999
 	}
-	data, err := state.Encode(state.State{Phase: state.PhaseReady, Desired: settings, Current: &settings})
+	return savedWith(t, func(s *state.State) { s.Desired, s.Current = settings, &settings })
+}
+
+// issuedPKI has cert-manager issue.
+var issuedPKI = func() state.PKI { p := internalPKI; p.Mode = state.PKICertManager; return p }()
+
+func savedWith(t *testing.T, change func(*state.State)) *corev1.Secret {
+	t.Helper()
+	settings := state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, MTLS: "internal", DecidedBy: state.SourceValue}
+	s := state.State{Phase: state.PhaseReady, Desired: settings, Current: &settings}
+	change(&s)
+	data, err := state.Encode(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,6 +319,17 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 		"external without a registry": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.Mode = state.ModeExternal }, []string{"--set registryURL="}},
 		"an external registry with a scheme": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.Mode, o.RegistryURL = state.ModeExternal, "http://registry.example.com" },
 			[]string{"HOST[:PORT][/PATH]"}},
+		"no word about certificates": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.PKI = state.PKI{} },
+			[]string{`the settings of the certificates are impossible: unknown mode ""`}},
+		"certificates that live too short": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.PKI.LeafLifetime = state.Duration(time.Minute) },
+			[]string{"a certificate's lifetime of 1m0s is too short: choose 6m0s or more"}},
+		"existing Secrets without names": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.PKI.Mode = state.PKIExistingSecret }, []string{"existing Secrets are for mode existingSecret, which needs them"}},
+		"the PKI mode undone by a blind rendering": {[]runtime.Object{node("n1"), savedWith(t, func(s *state.State) { s.PKI = &issuedPKI })},
+			func(o *hook.Options) { o.PKISource = state.SourceDefault },
+			[]string{"certificates are of mode certManager", "rendered without seeing the cluster and fell back to internal", "--set pki.mode=certManager to keep it", "--set pki.mode=internal to change it"}},
+		"the PKI mode of a former release undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)},
+			func(o *hook.Options) { o.PKI, o.PKISource = issuedPKI, state.SourceDefault }, []string{"certificates are of mode internal", "--set pki.mode=internal to keep it"}},
+		"cert-manager is not installed": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.PKI = issuedPKI }, []string{"certificates: ", "does not know cert-manager's API", "--set pki.mode=internal"}},
 		"an unknown check to ignore": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.IgnorePreflight = []string{"port", "prot"} },
 			[]string{`"prot"`, "pod-security, admission, always-pull-images, port, port-range, ip-family, cri-o, architecture, pause-image, address, certificates, credentials, or all"}},
 	} {
@@ -319,7 +342,7 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 			if got := b.writes(); len(got) != 0 {
 				t.Errorf("it wrote %q", got)
 			}
-			if _, err := b.hook.Preflight(t.Context()); err == nil {
+			if found, err := b.hook.Preflight(t.Context()); err == nil && len(found) == 0 {
 				t.Error("preflight alone accepts it")
 			}
 		})
@@ -331,10 +354,15 @@ func TestWhatWasRememberedOrNamedIsNoUndoing(t *testing.T) {
 		saved  *corev1.Secret
 		change func(*hook.Options)
 	}{
-		"another mode by value":      {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(*hook.Options) {}},
-		"another mode by a rollback": {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.ModeSource = state.SourceState }},
-		"the same mode by default":   {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.ModeSource = state.SourceDefault }},
-		"the same family by default": {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.IPFamilySource = state.SourceDefault }},
+		"another mode by value":        {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(*hook.Options) {}},
+		"another mode by a rollback":   {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.ModeSource = state.SourceState }},
+		"the same mode by default":     {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.ModeSource = state.SourceDefault }},
+		"the same family by default":   {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.IPFamilySource = state.SourceDefault }},
+		"another PKI mode by value":    {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }), func(*hook.Options) {}},
+		"the same PKI mode by default": {savedWith(t, func(s *state.State) { s.PKI = &internalPKI }), func(o *hook.Options) { o.PKISource = state.SourceDefault }},
+		"external, whatever the certificates": {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }), func(o *hook.Options) {
+			o.Mode, o.RegistryURL, o.PKI, o.PKISource = state.ModeExternal, registryURL, state.PKI{}, state.SourceDefault
+		}},
 		"external, whatever the families": {saved(t, state.ModeProxy, "[::1]:31999", state.IPv6), func(o *hook.Options) {
 			o.Mode, o.RegistryURL, o.IPFamilySource = state.ModeExternal, registryURL, state.SourceDefault
 		}},
@@ -365,5 +393,38 @@ func TestTheImageOfTheJobsIsRecordedByWhoPushesIt(t *testing.T) {
 	b.mustPrepare()
 	if got := b.state().HookImage; got == nil || *got != *image {
 		t.Errorf("remembered is %+v", got)
+	}
+}
+
+// What is recorded outlives each write of the state, whoever makes it.
+func TestWhatPrepareRecordsOfCertificatesStays(t *testing.T) {
+	b := newBench(t)
+	b.corp()
+	b.pki(state.PKIExistingSecret)
+	b.hook.Options.PKI.Existing.Push = ""
+	b.give("robot", "correct horse")
+	b.mode(state.ModeNodePort)
+	check := func(when string) {
+		t.Helper()
+		s := b.state()
+		if s.PKI == nil || *s.PKI.Existing != (state.ExistingSecrets{Server: "corp-server", Node: "corp-node"}) || s.PKI.ClusterDomain != "cluster.local" || s.PushSecret != "corp-credential" || s.Desired.MTLS != state.PKIExistingSecret {
+			t.Errorf("%s: state is %+v, with %+v", when, s, s.PKI)
+		}
+	}
+	b.mustPrepare()
+	check("after prepare")
+	b.helm()
+	b.mustFinish()
+	check("after finish")
+	b.upgrade(state.ModeProxy)
+	check("after a switch")
+	options := b.hook.Options
+	b.asTheCronJobDoes()
+	b.must(b.renew())
+	check("after renew")
+	b.hook.Options = options
+	b.upgrade(state.ModeExternal)
+	if s := b.state(); s.PKI != nil || s.PushSecret != "" || s.Rotation != nil || s.Desired.MTLS != "" {
+		t.Errorf("in external mode, state is %+v", s)
 	}
 }

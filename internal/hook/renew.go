@@ -190,7 +190,7 @@ func (c *commanded) rotate(ctx context.Context, r *rotation) (string, error) {
 		return "", err
 	}
 	if len(waiting) > 0 {
-		return "", fmt.Errorf("not all pods follow, and everything works as before: %s; see the pods' logs; init-hook certs renew, or the CronJob, goes on with it", strings.Join(waiting, "; "))
+		return "", fmt.Errorf("not all pods follow, and everything works as before: %s; see the pods' logs; init-hook certs renew, or the CronJob, goes on with it", enumerate(waiting))
 	}
 	if r.observed {
 		return r.did() + "; all pods have loaded it", nil

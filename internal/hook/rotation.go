@@ -33,6 +33,8 @@ const (
 	finishPatience = 2 * time.Minute
 	// reservedTime is left of a run's time for what comes after waiting.
 	reservedTime = 20 * time.Second
+	// namedAtMost bounds how many pods a message names.
+	namedAtMost = 10
 	// maxConflicts bounds how often in a row somebody else may write first.
 	maxConflicts = 20
 
@@ -72,6 +74,7 @@ type rotation struct {
 	complaints map[string]string
 	refreshed  time.Time
 	logged     map[string]bool
+	nodes      readyNodes
 }
 
 // note remembers and logs that a Secret was written.
@@ -189,7 +192,7 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 		return true, nil, nil
 	case pki.Wait:
 		waiting = r.explain(next.Waiting)
-		r.once("waiting", "for", "pods to load what is written", "missing", strings.Join(waiting, "; "), "why", next.Why)
+		r.once("waiting", "for", "pods to load what is written", "missing", enumerate(waiting), "why", next.Why)
 		r.wake(ctx)
 		return false, waiting, nil
 	case pki.WriteTrust:
@@ -266,7 +269,7 @@ func (r *rotation) recordPhase(ctx context.Context, secret *corev1.Secret, saved
 
 // recordWaiting records what holds the change up when patience is over.
 func (r *rotation) recordWaiting(ctx context.Context, waiting []string) error {
-	text := strings.Join(waiting, "; ")
+	text := enumerate(waiting)
 	err := r.updateState(ctx, func(s *state.State) bool {
 		if s.Rotation == nil || s.Rotation.Waiting == text {
 			return false
@@ -336,7 +339,7 @@ func (h *Hook) peerName(pod *corev1.Pod) string {
 // named, and count for nothing: they serve nobody, and load everything when they
 // are back.
 func (r *rotation) peers(ctx context.Context, role string) ([]peer, error) {
-	pods, err := r.runningPods(ctx, components[role], func(pod *corev1.Pod) {
+	pods, err := r.runningPods(ctx, &r.nodes, components[role], func(pod *corev1.Pod) {
 		r.once("a pod on a node that is not ready holds nothing up", "pod", pod.Name, "node", pod.Spec.NodeName)
 	})
 	var out []peer
@@ -346,9 +349,31 @@ func (r *rotation) peers(ctx context.Context, role string) ([]peer, error) {
 	return out, err
 }
 
+// readyNodes are the names of the nodes that were ready when they were last looked
+// at. The list of a large cluster is long, and who waits looks every second.
+type readyNodes struct {
+	names map[string]bool
+	at    time.Time
+}
+
+func (h *Hook) lookAtNodes(ctx context.Context, known *readyNodes) error {
+	if known.names != nil && time.Since(known.at) < refreshEvery {
+		return nil
+	}
+	nodes, err := h.Cluster.Nodes.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("listing nodes: %w", refuseForbidden(err))
+	}
+	known.names, known.at = map[string]bool{}, time.Now()
+	for _, n := range nodes.Items {
+		known.names[n.Name] = NodeReady(n)
+	}
+	return nil
+}
+
 // runningPods lists the running pods of a component on ready nodes, and tells of
 // those on others.
-func (h *Hook) runningPods(ctx context.Context, component string, away func(*corev1.Pod)) ([]corev1.Pod, error) {
+func (h *Hook) runningPods(ctx context.Context, nodes *readyNodes, component string, away func(*corev1.Pod)) ([]corev1.Pod, error) {
 	list, err := h.Cluster.Pods.List(ctx, h.selector(component))
 	if err != nil {
 		return nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Options.Namespace, refuseForbidden(err))
@@ -356,15 +381,14 @@ func (h *Hook) runningPods(ctx context.Context, component string, away func(*cor
 	if len(list.Items) == 0 {
 		return nil, nil
 	}
-	nodes, err := h.Cluster.Nodes.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("listing nodes: %w", refuseForbidden(err))
+	if err := h.lookAtNodes(ctx, nodes); err != nil {
+		return nil, err
 	}
 	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool {
 		if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
 			return true
 		}
-		ready := slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool { return n.Name == pod.Spec.NodeName && NodeReady(n) })
+		ready := nodes.names[pod.Spec.NodeName]
 		if !ready {
 			away(&pod)
 		}
@@ -477,6 +501,14 @@ func patience(ctx context.Context, most time.Duration) time.Duration {
 	}
 	rest := time.Until(deadline)
 	return max(0, min(most, rest-min(reservedTime, rest/2)))
+}
+
+// enumerate names the first of what is waited for, and counts the others.
+func enumerate(waiting []string) string {
+	if more := len(waiting) - namedAtMost; more > 0 {
+		return fmt.Sprintf("%s; and as many more: %d", strings.Join(waiting[:namedAtMost], "; "), more)
+	}
+	return strings.Join(waiting, "; ")
 }
 
 // explain adds to what pods lack what they themselves say about it.

@@ -1,0 +1,235 @@
+package hook_test
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/crypto/bcrypt"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// give makes or replaces the user's Secret with the push credential.
+func (b *bench) give(username, password string) {
+	b.Helper()
+	b.hook.Options.PushSecret = "corp-credential"
+	b.putSecret(&corev1.Secret{ObjectMeta: meta2("corp-credential"), Data: map[string][]byte{"username": []byte(username), "password": []byte(password)}})
+}
+
+// checkCredential checks what the registry would accept for pushing.
+func (b *bench) checkCredential(username, password string) {
+	b.Helper()
+	d := b.secret("zarf-registry-credentials").Data
+	user, hash, _ := strings.Cut(strings.TrimSpace(string(d["htpasswd"])), ":")
+	if user != username || string(d["username"]) != username || password != "" && string(d["password"]) != password {
+		b.Errorf("the credential is of %q, and htpasswd of %q; want %q", d["username"], user, username)
+	}
+	if err := bcrypt.CompareHashAndPassword([]byte(hash), d["password"]); err != nil {
+		b.Error(err)
+	}
+	if cost, _ := bcrypt.Cost([]byte(hash)); (cost >= bcrypt.DefaultCost) != (username != "zarf-push") {
+		b.Errorf("bcrypt's cost is %d", cost)
+	}
+	for _, secret := range []string{string(d["password"]), hash} {
+		if strings.Contains(b.log.String(), secret) {
+			b.Error("a secret was logged")
+		}
+	}
+}
+
+func TestThePushCredentialOfTheUserIsCopiedAndFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.checkCredential("zarf-push", "")
+		b.give("robot", "correct horse")
+		b.must(b.prepareAndFinish())
+		b.checkCredential("robot", "correct horse")
+		if got := b.state().PushSecret; got != "corp-credential" {
+			t.Errorf("recorded is %q", got)
+		}
+		b.forget()
+		b.must(b.prepareAndFinish())
+		if w := strings.Join(b.writes(), " "); strings.Contains(w, "credential") {
+			t.Errorf("what is right was written again: %s", w)
+		}
+
+		b.give("robot", "battery staple")
+		options := b.hook.Options
+		b.asTheCronJobDoes()
+		b.must(b.renew())
+		b.checkCredential("robot", "battery staple")
+		source := b.secret("corp-credential")
+		if len(source.Data) != 2 || source.Labels != nil {
+			t.Error("the user's Secret was written")
+		}
+
+		b.hook.Options = options
+		b.hook.Options.PushSecret = ""
+		b.must(b.prepareAndFinish())
+		b.checkCredential("zarf-push", "")
+		if password := b.secret("zarf-registry-credentials").Data["password"]; len(password) < 40 {
+			t.Error("the password is the user's still")
+		}
+		if got := b.state().PushSecret; got != "" {
+			t.Errorf("recorded is %q", got)
+		}
+	})
+}
+
+func TestBadPushCredentialsOfTheUser(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*bench)
+		want   string
+	}{
+		"missing":            {func(b *bench) { b.remove("secrets", "corp-credential") }, "does not exist"},
+		"no username":        {func(b *bench) { b.give("", "p") }, "has no key username"},
+		"no password":        {func(b *bench) { b.give("robot", "") }, "has no key password"},
+		"a colon":            {func(b *bench) { b.give("ro:bot", "p") }, "has a username with a colon"},
+		"a comment":          {func(b *bench) { b.give("#robot", "p") }, "has a username that begins with #"},
+		"blanks":             {func(b *bench) { b.give(" robot", "p") }, "has a username that begins with # or has blanks around it"},
+		"the puller's":       {func(b *bench) { b.give("zarf-pull", "p") }, "has the username zarf-pull, which is that of who may only pull"},
+		"73 bytes":           {func(b *bench) { b.give("robot", strings.Repeat("x", 73)) }, "has a password of 73 bytes"},
+		"a line break":       {func(b *bench) { b.give("robot", "p\n") }, "has control characters in password"},
+		"no UTF-8":           {func(b *bench) { b.give("robot\xff", "p") }, "has control characters in username"},
+		"one of ours":        {func(b *bench) { b.hook.Options.PushSecret = "zarf-registry-credentials" }, "was made by init-hook"},
+		"two things at once": {func(b *bench) { b.give("ro:bot", "") }, "has no key password"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := installed(t, func(b *bench) { b.give("robot", "good") })
+				c.change(b)
+				b.forget()
+				object := "Secret zarf/" + b.hook.Options.PushSecret
+				b.mustFail(b.hook.Prepare(t.Context()), true, "credentials: "+object+": it "+c.want)
+				if w := b.writes(); len(w) != 0 {
+					t.Errorf("it wrote %q", w)
+				}
+				b.hook.Options.IgnorePreflight = []string{"credentials"}
+				b.mustFail(b.hook.Prepare(t.Context()), true, object+" "+c.want)
+				b.checkCredential("robot", "good")
+				if b.hook.Options.PushSecret != "corp-credential" {
+					return
+				}
+				// Certificates are renewed all the same.
+				b.asTheCronJobDoes()
+				b.now = b.now.Add(8 * 30 * 24 * time.Hour)
+				before := b.secret("zarf-registry-node-tls").Data["tls.crt"]
+				b.mustFail(b.renew(), true, "renew: copy the push credential: "+object+" "+c.want)
+				if bytes.Equal(before, b.secret("zarf-registry-node-tls").Data["tls.crt"]) {
+					t.Error("the certificates were not renewed")
+				}
+				b.checkCredential("robot", "good")
+			})
+		})
+	}
+}
+
+func TestRotatingThePushCredentialWaitsForTheRegistry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.asTheCronJobDoes()
+		b.slow = map[string]time.Duration{registryPod: 15 * time.Second}
+		before := b.secret("zarf-registry-credentials").Data["password"]
+		begin := time.Now()
+		b.must(b.hook.RotateCredential(t.Context(), hook.PushCredential))
+		if bytes.Equal(before, b.secret("zarf-registry-credentials").Data["password"]) {
+			t.Error("the password is the former one")
+		}
+		b.checkCredential("zarf-push", "")
+		if took := time.Since(begin); took < 15*time.Second || took > 20*time.Second {
+			t.Errorf("it took %s", took)
+		}
+		for name, c := range map[string]struct {
+			change func()
+			want   string
+		}{
+			"it does not load":   {func() { b.deaf = map[string]bool{registryPod: true} }, "pod zarf/zarf-registry-1: it has another one"},
+			"it cannot be asked": {func() { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} }, "pod zarf/zarf-registry-1: it cannot be asked what it has loaded: i/o timeout"},
+		} {
+			c.change()
+			b.hook.Options.Timeout = 2 * time.Minute
+			begin = time.Now()
+			b.mustFail(b.hook.RotateCredential(t.Context(), hook.PushCredential), false, "Secret zarf/zarf-registry-credentials is written, but not every pod of the registry takes it", c.want)
+			if took := time.Since(begin); took > 2*time.Minute {
+				t.Errorf("%s: it took %s", name, took)
+			}
+			clear(b.deaf)
+			clear(b.mute)
+		}
+		// A pod that is not ready serves nobody.
+		b.deaf = map[string]bool{registryPod: true}
+		b.change(registryPod, func(p *corev1.Pod) { p.Status.Conditions = nil })
+		b.must(b.hook.RotateCredential(t.Context(), hook.PushCredential))
+	})
+}
+
+func TestAPushCredentialOfTheUserIsNotRotated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t, func(b *bench) { b.give("robot", "good") })
+		b.asTheCronJobDoes()
+		b.mustFail(b.hook.RotateCredential(t.Context(), hook.PushCredential), true, "a copy of Secret zarf/corp-credential: change it there, then run init-hook certs renew")
+		if w := b.writes(); len(w) != 0 {
+			t.Errorf("it wrote %q", w)
+		}
+	})
+}
+
+func TestRotatingThePullCredentialKeepsTheListenerAsItIs(t *testing.T) {
+	for _, mode := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.upgrade(state.ModeNodePort)
+				if mode == state.ModeProxy {
+					b.upgrade(mode)
+				}
+				before := maps.Clone(b.secret("zarf-registry-pull").Data)
+				options := b.hook.Options
+				b.asTheCronJobDoes()
+				b.must(b.hook.RotateCredential(t.Context(), hook.PullCredential))
+				after := b.secret("zarf-registry-pull")
+				if bytes.Equal(before["password"], after.Data["password"]) {
+					t.Error("the password is the former one")
+				}
+				checkPull(b, after, mode == state.ModeNodePort)
+				if !strings.Contains(b.log.String(), "copies of the pull Secret in other namespaces") {
+					t.Error("it does not warn")
+				}
+				if strings.Contains(b.log.String(), string(after.Data["password"])) {
+					t.Error("the password was logged")
+				}
+				b.hook.Options = options
+				b.upgrade(mode)
+				b.checkFinished()
+				if !bytes.Equal(after.Data["password"], b.secret("zarf-registry-pull").Data["password"]) {
+					t.Error("an upgrade made another password")
+				}
+			})
+		})
+	}
+}
+
+func TestACredentialThatSomebodyElseWritesIsReadAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		once := true
+		b.interfere = func(write string) {
+			if once && write == "update secrets zarf-registry-credentials" {
+				once = false
+				b.changeSecret("zarf-registry-credentials", func(s *corev1.Secret) { s.Annotations = map[string]string{"somebody": "else"} })
+			}
+		}
+		b.must(b.hook.RotateCredential(t.Context(), hook.PushCredential))
+		b.checkCredential("zarf-push", "")
+		if once || b.secret("zarf-registry-credentials").Annotations["somebody"] != "else" {
+			t.Error("what somebody else wrote is gone")
+		}
+	})
+}

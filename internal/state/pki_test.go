@@ -1,0 +1,100 @@
+package state_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+func internalPKI(change ...func(*state.PKI)) state.PKI {
+	p := state.PKI{Mode: state.PKIInternal, LeafLifetime: state.Duration(8760 * time.Hour), AuthorityLifetime: state.Duration(43800 * time.Hour), ClusterDomain: "cluster.local"}
+	for _, c := range change {
+		c(&p)
+	}
+	return p
+}
+
+var (
+	existing = &state.ExistingSecrets{Server: "corp-server", Node: "corp-node"}
+	issuer   = &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}
+)
+
+func TestWhatIsKnownOfCertificatesIsKept(t *testing.T) {
+	for name, p := range map[string]state.PKI{
+		"internal":                            internalPKI(),
+		"existing Secrets":                    internalPKI(func(p *state.PKI) { p.Mode, p.Existing, p.ServeTLS = state.PKIExistingSecret, existing, true }),
+		"cert-manager":                        internalPKI(func(p *state.PKI) { p.Mode, p.Issuer = state.PKICertManager, issuer }),
+		"cert-manager with an issuer of ours": internalPKI(func(p *state.PKI) { p.Mode = state.PKICertManager }),
+		"the shortest lifetimes that are taken": internalPKI(func(p *state.PKI) {
+			p.LeafLifetime, p.AuthorityLifetime = state.MinLeafLifetime, 2*state.MinLeafLifetime
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := state.State{Version: state.Version, Phase: state.PhasePrepared, Desired: settings(), PKI: &p, PushSecret: "corp-credential",
+				Rotation: &state.Rotation{Phase: state.RotationReissue, Reason: "it was asked for", Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), Waiting: "pod zarf/x"}}
+			data, err := state.Encode(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := state.Decode(data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(s, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestImpossibleSettingsOfCertificatesAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*state.PKI)
+		want   string
+	}{
+		"an unknown mode":                        {func(p *state.PKI) { p.Mode = "vault" }, `unknown mode "vault": choose internal, existingSecret or certManager`},
+		"no mode":                                {func(p *state.PKI) { *p = state.PKI{} }, `unknown mode ""`},
+		"a leaf that lives too short":            {func(p *state.PKI) { p.LeafLifetime = state.Duration(5 * time.Minute) }, "lifetime of 5m0s is too short: choose 6m0s or more"},
+		"a leaf too short for cert-manager":      {func(p *state.PKI) { p.Mode, p.LeafLifetime = state.PKICertManager, state.Duration(30*time.Minute) }, "choose 1h0m0s or more"},
+		"an authority that lives too short":      {func(p *state.PKI) { p.AuthorityLifetime = p.LeafLifetime }, "choose at least twice as much"},
+		"existing Secrets in another mode":       {func(p *state.PKI) { p.Existing = existing }, "existing Secrets are for mode existingSecret"},
+		"no existing Secrets":                    {func(p *state.PKI) { p.Mode = state.PKIExistingSecret }, "which needs them"},
+		"existing Secrets without the node's":    {func(p *state.PKI) { p.Mode, p.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "x"} }, "server and node certificate"},
+		"an issuer in another mode":              {func(p *state.PKI) { p.Issuer = issuer }, "an issuer is for mode certManager only"},
+		"an issuer without a kind":               {func(p *state.PKI) { p.Mode, p.Issuer = state.PKICertManager, &state.Issuer{Name: "x", Group: "y"} }, "an issuer needs name, kind and group"},
+		"a registry without a domain to be part": {func(p *state.PKI) { p.ClusterDomain = "" }, "the cluster's domain is empty"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := internalPKI(c.change)
+			if err := p.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error is %v, want one with %q", err, c.want)
+			}
+			if _, err := state.Encode(state.State{Phase: state.PhasePrepared, Desired: settings(), PKI: &p}); err == nil || !strings.Contains(err.Error(), "pki: ") {
+				t.Errorf("it is encoded: %v", err)
+			}
+		})
+	}
+	s := state.State{Phase: state.PhasePrepared, Desired: settings(), Rotation: &state.Rotation{Phase: "waning"}}
+	if _, err := state.Encode(s); err == nil || !strings.Contains(err.Error(), `rotation: unknown phase "waning"`) {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func TestDurationsStandInJSONAsInGo(t *testing.T) {
+	data, err := json.Marshal(state.Duration(90 * time.Minute))
+	if err != nil || string(data) != `"1h30m0s"` {
+		t.Errorf("it is %s (%v)", data, err)
+	}
+	var d state.Duration
+	if err := json.Unmarshal([]byte(`"8760h"`), &d); err != nil || time.Duration(d) != 8760*time.Hour {
+		t.Errorf("it is %s (%v)", d, err)
+	}
+	if err := json.Unmarshal([]byte(`"a year"`), &d); err == nil {
+		t.Error("a year is a duration")
+	}
+}
