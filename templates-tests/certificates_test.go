@@ -415,10 +415,7 @@ func TestTheCronJobPullsWithWhatTheModeNeeds(t *testing.T) {
 
 // The names that the chart and the Jobs share.
 func TestTheChartKnowsTheSecretsOfTheJobs(t *testing.T) {
-	var suffixes []string
-	for _, suffix := range []string{hook.SuffixState, hook.SuffixAuthority, hook.SuffixServerTLS, hook.SuffixNodeTLS, hook.SuffixPushTLS, hook.SuffixCredentials, hook.SuffixPull} {
-		suffixes = append(suffixes, suffix)
-	}
+	suffixes := []string{hook.SuffixState, hook.SuffixAuthority, hook.SuffixServerTLS, hook.SuffixNodeTLS, hook.SuffixPushTLS, hook.SuffixCredentials, hook.SuffixPull}
 	if diff := cmp.Diff(suffixes, hookMade); diff != "" {
 		t.Error(diff)
 	}

@@ -2,6 +2,7 @@ package templates
 
 import (
 	"crypto/x509"
+	"encoding/json"
 	"io"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	noderoot "github.com/zarf-dev/zarf-registry/cmd/registry-node/root"
 	registryroot "github.com/zarf-dev/zarf-registry/cmd/registry/root"
@@ -237,6 +239,31 @@ func payloadIs(t *testing.T, out *output, id string) {
 	}
 	if sources == 0 {
 		t.Error("no payload is mounted")
+	}
+}
+
+// What the schema lets be ignored is what there is.
+func TestEveryCheckMayBeIgnoredByItsName(t *testing.T) {
+	for _, check := range append(hook.Checks(), "all") {
+		out := rendering{values: proxyMode(t, "initHook.ignorePreflight=["+check+"]")}.render(t)
+		if args := hookArgs(t, out, "prepare"); !slices.Contains(args, "--ignore-preflight="+check) {
+			t.Errorf("prepare is told %s", args)
+		}
+	}
+	b, err := os.ReadFile(filepath.Join(chartDir, "values.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema map[string]any
+	if err := json.Unmarshal(b, &schema); err != nil {
+		t.Fatal(err)
+	}
+	named, _, err := unstructured.NestedStringSlice(schema, "properties", "initHook", "properties", "ignorePreflight", "items", "enum")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(append([]string{"all"}, hook.Checks()...), named); diff != "" {
+		t.Errorf("checks (-), in the schema (+):\n%s", diff)
 	}
 }
 
