@@ -141,6 +141,8 @@ type bench struct {
 	made    int
 	// interfere is called before each write: somebody else writes then.
 	interfere func(string)
+	// after is called after each write.
+	after func(string)
 	// forbid refuses writes, by what describe says of them.
 	forbid func(string) error
 	// wrote is what describe says of the writes.
@@ -248,6 +250,9 @@ func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 	}
 	b.left--
 	object, err := b.apply(a)
+	if b.after != nil {
+		b.after(describe(a))
+	}
 	return true, object, err
 }
 

@@ -84,7 +84,7 @@ func TestCleanupInEachPKIModeLeavesTheUsersSecrets(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				killedAtEachWrite(t, func() *bench {
 					return installed(t, func(b *bench) {
-						b.certManager.installed = true
+						b.installed = true
 						b.corp()
 						b.give("robot", "correct horse")
 						b.pki(mode)

@@ -38,6 +38,10 @@ const (
 	// maxConflicts bounds how often in a row somebody else may write first.
 	maxConflicts = 20
 
+	// maxWrites bounds the rounds of one run that write: a change takes four, and a
+	// few may come one after the other. Who writes more goes in a circle.
+	maxWrites = 50
+
 	askedFor = "it was asked for"
 )
 
@@ -110,13 +114,16 @@ func (r *rotation) did() string {
 // of each pod what it lacks.
 func (r *rotation) run(ctx context.Context) ([]string, error) {
 	end := time.Now().Add(r.patience)
-	conflicts := 0
+	conflicts, writes := 0, 0
 	for {
 		done, waiting, err := r.round(ctx, end)
 		switch {
 		case done:
 			return nil, nil
 		case err == nil && len(waiting) == 0: // it wrote something
+			if writes++; writes > maxWrites {
+				return nil, fmt.Errorf("the certificates are not as wanted after %d rounds of writing, the last of which wrote %s: does something else write them?", maxWrites, strings.Join(r.wrote, ", "))
+			}
 			conflicts = 0
 			continue
 		case err != nil && conflict(err) && conflicts < maxConflicts:
@@ -189,6 +196,7 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 			}
 			r.Log.Info("the change of authorities is done", "why", next.Why)
 		}
+		r.tell(ctx, held)
 		return true, nil, nil
 	case pki.Wait:
 		waiting = r.explain(next.Waiting)
@@ -522,6 +530,28 @@ func (r *rotation) explain(waiting []string) []string {
 		}
 	}
 	return out
+}
+
+// tell has kubelets bring at once to the pods what was written, where nobody has
+// waited for them. Nothing depends on it.
+func (r *rotation) tell(ctx context.Context, held []heldLeaf) {
+	if len(r.wrote) == 0 || !r.refreshed.IsZero() {
+		return
+	}
+	for _, h := range held {
+		if components[h.role()] == "" {
+			continue
+		}
+		peers, err := r.peers(ctx, h.role())
+		if err != nil {
+			r.once("the pods could not be told of their new certificates", "error", err.Error())
+			return
+		}
+		for _, p := range peers {
+			r.late = append(r.late, p.pod.Name)
+		}
+	}
+	r.wake(ctx)
 }
 
 // wake has kubelets look at the Secrets of the pods that do not follow yet. Who may

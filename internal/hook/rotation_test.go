@@ -649,7 +649,7 @@ func TestCertManagerIsAskedForOtherCertificates(t *testing.T) {
 	for name, authority := range map[string]bool{"leaves": false, "authority": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := installed(t, func(b *bench) { b.certManager.installed = true; b.pki(state.PKICertManager) })
+				b := installed(t, func(b *bench) { b.installed = true; b.pki(state.PKICertManager) })
 				ca, node := b.secret("zarf-registry-ca-issued").Data["tls.crt"], b.secret("zarf-registry-node-tls").Data["tls.crt"]
 				b.asTheCronJobDoes()
 				b.must(b.hook.Rotate(t.Context(), authority))
@@ -785,4 +785,71 @@ func TestBadCertificatesOfTheUser(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Pods of the release before this one cannot be asked. Prepare goes on without them,
+// and helm upgrade replaces them before finish asks.
+func TestAnUpgradeFromAReleaseWhosePodsCannotBeAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		for _, pod := range []string{registryPod, "proxy-n1", "proxy-n2"} {
+			b.change(pod, func(p *corev1.Pod) { p.Annotations = nil })
+		}
+		b.mustPrepare()
+		if got, want := b.writes(), []string{"update secrets zarf-registry-state"}; !slices.Equal(got, want) {
+			t.Errorf("where nothing is due it wrote %q, want %q", got, want)
+		}
+		b.corp()
+		b.pki(state.PKIExistingSecret)
+		b.mustPrepare()
+		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Waiting, "runs a release that cannot be asked") {
+			t.Errorf("recorded is %+v", r)
+		}
+		b.remove("pods", registryPod, "proxy-n1", "proxy-n2")
+		b.helm()
+		b.mustFinish()
+		b.checkConverged()
+		b.checkOnlyNeeded()
+	})
+}
+
+// In a large cluster messages and the state stay readable.
+func TestOfManyPodsOnlyTheFirstAreNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		for n := range 40 {
+			pod := proxyPod(proxyName, "n1")
+			pod.Name = fmt.Sprintf("proxy-%02d", n)
+			b.add(pod)
+		}
+		b.deaf = map[string]bool{}
+		for pod := range b.pods {
+			b.deaf[pod] = true
+		}
+		b.hook.Options.Timeout = time.Minute
+		err := b.rotate()
+		b.mustFail(err, false, "and as many more: 33")
+		if n := len(err.Error()); n > 3000 {
+			t.Errorf("the error has %d characters", n)
+		}
+		if n := len(b.state().Rotation.Waiting); n > 3000 {
+			t.Errorf("the state has %d characters", n)
+		}
+	})
+}
+
+// Two that want different things would go on for ever.
+func TestWhoIsUndoneEachTimeGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.unwatched = true
+		b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
+		old := b.secret("zarf-registry-node-tls").DeepCopy()
+		b.after = func(write string) {
+			if write == "update secrets zarf-registry-node-tls" {
+				b.putSecret(old.DeepCopy())
+			}
+		}
+		b.mustFail(b.renew(), false, "not as wanted after 50 rounds of writing", "zarf-registry-node-tls", "does something else write them?")
+	})
 }
