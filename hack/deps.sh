@@ -10,7 +10,8 @@ needs=(
   qemu-aarch64-static=qemu-user-static      # to test it
   pkg-config=pkg-config                     # runc
   ip=iproute2 iptables=iptables nft=nftables conntrack=conntrack ipset=ipset # the test cluster's network
-  ethtool=ethtool ebtables=ebtables nsenter=util-linux
+  ethtool=ethtool ebtables=ebtables nsenter=util-linux ss=iproute2
+  skopeo=skopeo                             # a client that insists on TLS it trusts
 )
 missing=()
 for need in "${needs[@]}"; do

@@ -119,7 +119,7 @@ func parseJob(args []string) (hook.Options, error) {
 
 func (f *hookFlags) common(flags *pflag.FlagSet) {
 	f.target(flags)
-	f.log.Register(flags)
+	progressFlags(flags, &f.log)
 }
 
 // target is the release, the cluster, and how long to bother it.
@@ -238,7 +238,7 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 	if err := f.validate(cmd.Flags()); err != nil {
 		return &hook.Refused{Err: err}
 	}
-	log, err := f.log.New(cmd.ErrOrStderr())
+	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
 	if err != nil {
 		return &hook.Refused{Err: err}
 	}

@@ -1,0 +1,615 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// TestCertificates changes every certificate, in every way that there is, while the
+// container runtime of every node pulls. No pull may fail, and no pod of the registry
+// or of the proxies may be replaced or restarted.
+func TestCertificates(t *testing.T) {
+	w := ownCluster(t, "e2e-certificates", layout{})
+	must(t, "install in proxy mode", func(t *testing.T) {
+		w.helmChart(t, "install", proxyMode)
+		w.pushHello(t)
+		w.pushFresh(t)
+	})
+	must(t, "no pod listens on more than is documented", func(t *testing.T) { testPorts(t, w) })
+	underLoop := func(name string, f func(t *testing.T)) {
+		must(t, name, func(t *testing.T) {
+			before := w.restarts(t)
+			stop := w.freshLoop(t, "150ms")
+			time.Sleep(time.Second)
+			begin := time.Now()
+			f(t)
+			t.Logf("figure: %s took %.1f s", name, time.Since(begin).Seconds())
+			time.Sleep(2 * time.Second) // what a change breaks may break late
+			stop()
+			if after := w.restarts(t); before != after {
+				t.Errorf("pods before:\n%s\nafter:\n%s", before, after)
+			}
+		})
+	}
+
+	underLoop("certs rotate", func(t *testing.T) {
+		before := w.certificates(t)
+		w.certs(t, "rotate")
+		w.changed(t, before, "server", "node", "push")
+	})
+	underLoop("certs rotate --ca", func(t *testing.T) {
+		before := w.certificates(t)
+		node := w.secret(t, "-node-tls")
+		w.certs(t, "rotate", "--ca")
+		w.changed(t, before, "ca", "server", "node", "push")
+		w.isRefused(t, node.Data)
+		w.isRefused(t, nil)
+	})
+	must(t, "certs show is content", func(t *testing.T) {
+		t.Logf("it says:\n%s", w.certs(t, "show"))
+		var report any
+		if err := json.Unmarshal([]byte(w.certs(t, "show", "--output=json")), &report); err != nil {
+			t.Error(err)
+		}
+	})
+	underLoop("a certificate that was deleted is made again", func(t *testing.T) {
+		before := w.certificates(t)
+		if err := w.client.CoreV1().Secrets(namespace).Delete(t.Context(), release+"-node-tls", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if out, _, err := try(w.command(t, w.hook, "certs", "show")); err == nil || !strings.Contains(out, "-node-tls") {
+			t.Errorf("certs show does not see that it is missing: %s", out)
+		}
+		w.certs(t, "renew")
+		w.changed(t, before, "node")
+	})
+	underLoop("helm upgrade without a value renews what is past half of its life", func(t *testing.T) {
+		w.age(t, 200*24*time.Hour, 365*24*time.Hour)
+		before := w.certificates(t)
+		w.helmChart(t, "upgrade", noMode)
+		w.changed(t, before, "server", "node", "push")
+	})
+
+	must(t, "without cert-manager, mode certManager is refused before anything changes", func(t *testing.T) {
+		before := w.certificates(t)
+		w.helmChartFails(t, []string{"cert-manager"}, "upgrade", "--set=pki.mode=certManager")
+		w.changed(t, before)
+	})
+	w.startCertManager(t)
+	underLoop("helm upgrade to certManager", func(t *testing.T) {
+		before := w.certificates(t)
+		w.helmChart(t, "upgrade", "--set=pki.mode=certManager")
+		w.changed(t, before, "server", "node", "push")
+		w.comesFrom(t, state.PKICertManager)
+	})
+	underLoop("helm upgrade without a value keeps it", func(t *testing.T) {
+		before := w.certificates(t)
+		w.helmChart(t, "upgrade", noMode)
+		w.changed(t, before)
+		w.comesFrom(t, state.PKICertManager)
+	})
+	underLoop("certs rotate --ca, by cert-manager", func(t *testing.T) {
+		before := w.certificates(t)
+		w.certs(t, "rotate", "--ca")
+		w.changed(t, before, "server", "node", "push")
+	})
+
+	theirs := newCorporate(t)
+	w.putSecret(t, "corp-server", theirs.issue(t, "corp-server", time.Now(), []string{release + "." + namespace + ".svc"}, "", x509.ExtKeyUsageServerAuth))
+	w.putSecret(t, "corp-node", theirs.issue(t, "corp-node", time.Now(), nil, pki.OrganizationNode, x509.ExtKeyUsageClientAuth))
+	existing := []string{"--set=pki.mode=existingSecret", "--set=pki.existingSecret.server=corp-server", "--set=pki.existingSecret.node=corp-node"}
+	underLoop("helm upgrade to existingSecret", func(t *testing.T) {
+		before := w.certificates(t)
+		w.helmChart(t, "upgrade", existing...)
+		w.changed(t, before, "server", "node", "push")
+		w.comesFrom(t, state.PKIExistingSecret)
+		if got, want := w.secret(t, "-server-tls").Data["tls.crt"], w.get(t, "corp-server").Data["tls.crt"]; !bytes.Equal(got, want) {
+			t.Error("the registry's certificate is not the one of Secret corp-server")
+		}
+	})
+	underLoop("a certificate that its owner renewed is picked up", func(t *testing.T) {
+		before := w.certificates(t)
+		w.putSecret(t, "corp-node", theirs.issue(t, "corp-node", time.Now(), nil, pki.OrganizationNode, x509.ExtKeyUsageClientAuth))
+		w.certs(t, "renew")
+		w.changed(t, before, "node")
+	})
+	underLoop("one that is not good is refused, and what runs stays", func(t *testing.T) {
+		before := w.certificates(t)
+		for what, bad := range map[string]struct {
+			data map[string][]byte
+			want string
+		}{
+			"expired":     {theirs.issue(t, "old", time.Now().Add(-48*time.Hour), []string{release + "." + namespace + ".svc"}, "", x509.ExtKeyUsageServerAuth), "expired"},
+			"other name":  {theirs.issue(t, "other", time.Now(), []string{"registry.example.com"}, "", x509.ExtKeyUsageServerAuth), "registry.example.com"},
+			"without key": {map[string][]byte{"tls.crt": w.get(t, "corp-server").Data["tls.crt"], "ca.crt": theirs.pem}, "tls.key"},
+		} {
+			good := w.get(t, "corp-server").Data
+			w.putSecret(t, "corp-server", bad.data)
+			w.helmChartFails(t, []string{"corp-server", bad.want}, "upgrade", existing...)
+			if _, errOut, err := try(w.command(t, w.hook, "certs", "renew")); err == nil || !strings.Contains(errOut, bad.want) || !strings.Contains(errOut, "corp-server") {
+				t.Errorf("%s: certs renew says %v: %s", what, err, errOut)
+			}
+			w.putSecret(t, "corp-server", good)
+		}
+		w.changed(t, before)
+	})
+	underLoop("helm upgrade back to internal", func(t *testing.T) {
+		before := w.certificates(t)
+		w.helmChart(t, "upgrade", "--set=pki.mode=internal")
+		w.changed(t, before, "server", "node", "push")
+		w.comesFrom(t, state.PKIInternal)
+	})
+
+	must(t, "credentials rotate", func(t *testing.T) { testCredentials(t, w) })
+	must(t, "a strict client trusts the proxies with our CA, and not without", func(t *testing.T) { testStrictClient(t, w) })
+	must(t, "helm uninstall leaves nothing but the volume and what is not ours", func(t *testing.T) {
+		secrets := w.client.CoreV1().Secrets(namespace)
+		for _, name := range []string{"corp-server", "corp-node"} {
+			if _, err := secrets.Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+				t.Error(err)
+			}
+			if err := secrets.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.uninstall(t)
+	})
+}
+
+// certs runs init-hook certs, which must succeed, and returns what it prints.
+func (w *world) certs(t *testing.T, args ...string) string {
+	t.Helper()
+	return output(t, w.command(t, w.hook, append([]string{"certs"}, args...)...))
+}
+
+// get is a Secret of the release's namespace.
+func (w *world) get(t *testing.T, name string) *corev1.Secret {
+	t.Helper()
+	secret, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return secret
+}
+
+// secret is a Secret that the hook made, by the suffix of its name.
+func (w *world) secret(t *testing.T, suffix string) *corev1.Secret {
+	t.Helper()
+	return w.get(t, release+suffix)
+}
+
+// putSecret writes a TLS Secret as a user does.
+func (w *world) putSecret(t *testing.T, name string, data map[string][]byte) {
+	t.Helper()
+	secrets := w.client.CoreV1().Secrets(namespace)
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}, Data: data}
+	_, err := secrets.Create(t.Context(), s, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		_, err = secrets.Update(t.Context(), s, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// held are the fingerprints of what the Secrets hold: server, node, push and, where
+// there is one of our own, ca.
+type held map[string]string
+
+func (w *world) certificates(t *testing.T) held {
+	t.Helper()
+	found := held{}
+	for what, suffix := range map[string]string{"ca": "-ca", "server": "-server-tls", "node": "-node-tls", "push": "-push-tls"} {
+		secret, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+suffix, metav1.GetOptions{})
+		if what == "ca" && apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		chain, err := pki.ParseChain(secret.Data["tls.crt"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[what] = pki.Fingerprint(chain[0])
+	}
+	return found
+}
+
+// changed fails unless just those certificates are others than before, no change of
+// authorities is under way, and every pod has loaded what the Secrets hold.
+func (w *world) changed(t *testing.T, before held, which ...string) {
+	t.Helper()
+	after := w.certificates(t)
+	for _, what := range []string{"ca", "server", "node", "push"} {
+		if before[what] == "" || after[what] == "" {
+			continue // the mode has no authority of its own
+		}
+		if got, want := before[what] != after[what], slices.Contains(which, what); got != want {
+			t.Errorf("the certificate of %s is another: %t, want %t", what, got, want)
+		}
+	}
+	if s := w.saved(t); s.Rotation != nil {
+		t.Errorf("a change of authorities is under way: %s", mustJSON(s.Rotation))
+	}
+	trust := w.secret(t, "-server-tls").Data["ca.crt"]
+	for _, suffix := range []string{"-node-tls", "-push-tls"} {
+		if !bytes.Equal(trust, w.secret(t, suffix).Data["ca.crt"]) {
+			t.Errorf("Secrets %s-server-tls and %s%s trust other authorities", release, release, suffix)
+		}
+	}
+	eventually(t, 2*time.Minute, "certs show to be content", func() error {
+		out, errOut, err := try(w.command(t, w.hook, "certs", "show"))
+		if err != nil {
+			return fmt.Errorf("%w: %s%s", err, out, errOut)
+		}
+		return nil
+	})
+}
+
+func (w *world) comesFrom(t *testing.T, mode state.PKIMode) {
+	t.Helper()
+	if s := w.saved(t); s.PKI == nil || s.PKI.Mode != mode || s.Desired.MTLS != mode {
+		t.Errorf("the state is %s", mustJSON(s))
+	}
+}
+
+// isRefused fails if the registry serves whoever shows that certificate; nil: none.
+func (w *world) isRefused(t *testing.T, data map[string][]byte) {
+	t.Helper()
+	registry := w.waitForRegistry(t, "")
+	tunnel, err := kube.NewTunnel(w.config, w.client, &registry, 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(w.secret(t, "-node-tls").Data["ca.crt"])
+	config := &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc"}
+	if data != nil {
+		pair, err := tls.X509KeyPair(data["tls.crt"], data["tls.key"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Shown whatever authorities the registry says that it takes.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+	}
+	client := &http.Client{Transport: &http.Transport{DialContext: tunnel.DialContext, TLSClientConfig: config}, Timeout: 20 * time.Second}
+	defer client.CloseIdleConnections()
+	response, err := client.Get("https://registry/v2/")
+	if err == nil {
+		response.Body.Close()
+		t.Errorf("it was let in: %s", response.Status)
+		return
+	}
+	t.Logf("refused: %v", err)
+	if !strings.Contains(err.Error(), "tls: ") {
+		t.Errorf("it is not the handshake that failed: %v", err)
+	}
+}
+
+// age puts certificates in place that the present authority issued so long ago.
+func (w *world) age(t *testing.T, ago, lifetime time.Duration) {
+	t.Helper()
+	ca := w.secret(t, "-ca")
+	authority, err := tls.X509KeyPair(ca.Data["tls.crt"], ca.Data["tls.key"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, suffix := range []string{"-server-tls", "-node-tls", "-push-tls"} {
+		secret := w.secret(t, suffix)
+		pair, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		issued := time.Now().Add(-ago)
+		old := pair.Leaf
+		old.SerialNumber = big.NewInt(time.Now().UnixNano())
+		old.NotBefore, old.NotAfter = issued.Add(-pki.Backdate), issued.Add(lifetime)
+		der, err := x509.CreateCertificate(rand.Reader, old, authority.Leaf, old.PublicKey, authority.PrivateKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		secret.Data["tls.crt"] = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+		if _, err := w.client.CoreV1().Secrets(namespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// startCertManager runs cert-manager's controllers beside the cluster until the test
+// ends.
+func (w *world) startCertManager(t *testing.T) {
+	t.Helper()
+	cmd := w.command(t, built(t, "E2E_CERTMANAGER"), "--kubeconfig", w.kubeconfig, "--stop-on-stdin-eof")
+	stdin, err := cmd.StdinPipe() // ends with this process, however that ends
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(t.TempDir(), "cert-manager.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = log
+	begin := time.Now()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		cmd.Wait()
+		log.Close()
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("cert-manager's log ends: %s", text[max(0, len(text)-4000):])
+		}
+	})
+	for scanner := bufio.NewScanner(stdout); scanner.Scan(); {
+		if strings.TrimSpace(scanner.Text()) == "ready" {
+			t.Logf("figure: cert-manager ready after %.1f s", time.Since(begin).Seconds())
+			return
+		}
+	}
+	text, _ := os.ReadFile(log.Name())
+	t.Fatalf("cert-manager ended: %s", text)
+}
+
+// corporate is a user's own authority: RSA, with an intermediate, and with roles in
+// URIs, because it lets nobody choose a subject.
+type corporate struct {
+	pem  []byte // of the root
+	cert *x509.Certificate
+	key  *rsa.PrivateKey
+	// intermediate has signed all leaves.
+	intermediate []byte
+}
+
+func newCorporate(t *testing.T) *corporate {
+	t.Helper()
+	sign := func(name string, parent *x509.Certificate, parentKey *rsa.PrivateKey) (*x509.Certificate, *rsa.PrivateKey) {
+		key, err := rsa.GenerateKey(rand.Reader, 2048)
+		if err != nil {
+			t.Fatal(err)
+		}
+		template := &x509.Certificate{
+			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name, Organization: []string{"Example Corp"}},
+			NotBefore: time.Now().Add(-100 * 24 * time.Hour), NotAfter: time.Now().Add(1000 * 24 * time.Hour),
+			IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		}
+		if parent == nil {
+			parent, parentKey = template, key
+		}
+		der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cert, key
+	}
+	encode := func(cert *x509.Certificate) []byte {
+		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})
+	}
+	root, rootKey := sign("Example Corp Root", nil, nil)
+	intermediate, key := sign("Example Corp Issuing", root, rootKey)
+	return &corporate{pem: encode(root), cert: intermediate, key: key, intermediate: encode(intermediate)}
+}
+
+// issue makes the data of a TLS Secret; the certificate is valid for a day.
+func (c *corporate) issue(t *testing.T, name string, from time.Time, dns []string, role string, usages ...x509.ExtKeyUsage) map[string][]byte {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name, Organization: []string{"Example Corp"}},
+		NotBefore: from.Add(-time.Minute), NotAfter: from.Add(24 * time.Hour), DNSNames: dns,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: usages,
+	}
+	if role != "" {
+		uri, err := url.Parse(role)
+		if err != nil {
+			t.Fatal(err)
+		}
+		template.URIs = []*url.URL{uri}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, c.cert, &key.PublicKey, c.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), c.intermediate...)
+	return map[string][]byte{
+		"tls.crt": chain,
+		"tls.key": pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}),
+		"ca.crt":  c.pem,
+	}
+}
+
+// testPorts compares what the pods listen on with what docs/security.md lists.
+func testPorts(t *testing.T, w *world) {
+	want := map[string]string{"registry": "5000 5080 5090", "proxy": "5000 9102"}
+	for component, ports := range want {
+		for _, p := range w.pods(t, component) {
+			id := strings.TrimPrefix(p.Status.ContainerStatuses[0].ContainerID, "containerd://")
+			out, err := w.onNode(t, p.Spec.NodeName, "crictl", "inspect", "--output", "go-template", "--template", "{{.info.pid}}", id)
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			out, err = w.onNode(t, p.Spec.NodeName, "nsenter", "--net", "--target", strings.TrimSpace(out), "ss", "-Hlntu")
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			var found []string
+			for line := range strings.Lines(out) {
+				fields := strings.Fields(line)
+				if len(fields) < 5 {
+					t.Fatalf("ss says %q", line)
+				}
+				port := fields[4][strings.LastIndex(fields[4], ":")+1:]
+				if !slices.Contains(found, port) {
+					found = append(found, port)
+				}
+			}
+			slices.Sort(found)
+			if got := strings.Join(found, " "); got != ports {
+				t.Errorf("pod %s listens on %s, want %s:\n%s", p.Name, got, ports, out)
+			}
+		}
+	}
+}
+
+// testCredentials rotates the push credential: the old one is worthless at once.
+func testCredentials(t *testing.T, w *world) {
+	before := w.secret(t, "-credentials")
+	output(t, w.command(t, w.hook, "credentials", "rotate"))
+	after := w.secret(t, "-credentials")
+	if bytes.Equal(before.Data["password"], after.Data["password"]) {
+		t.Error("the password is the same")
+	}
+	w.pushHello(t)
+	registry := w.waitForRegistry(t, "")
+	tunnel, err := kube.NewTunnel(w.config, w.client, &registry, 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	push := w.secret(t, "-push-tls").Data
+	pair, err := tls.X509KeyPair(push["tls.crt"], push["tls.key"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(push["ca.crt"])
+	client := &http.Client{Transport: &http.Transport{
+		DialContext:     tunnel.DialContext,
+		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc", Certificates: []tls.Certificate{pair}},
+	}, Timeout: 20 * time.Second}
+	defer client.CloseIdleConnections()
+	for password, want := range map[string]int{string(before.Data["password"]): 401, string(after.Data["password"]): 202} {
+		request, err := http.NewRequest(http.MethodPost, "https://registry/v2/e2e/hello/blobs/uploads/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.SetBasicAuth("zarf-push", password)
+		response, err := client.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != want {
+			t.Errorf("status is %d, want %d", response.StatusCode, want)
+		}
+	}
+}
+
+// testStrictClient pulls with skopeo as Debian has it, which takes no plain HTTP and
+// no certificate that it does not trust, and then with containerd, which has no
+// configuration.
+func testStrictClient(t *testing.T, w *world) {
+	const script = `
+mkdir -p /etc/containers && mount -t tmpfs none /etc/containers
+directory="/etc/containers/certs.d/$1" && mkdir -p "$directory"
+[ -z "$2" ] || printf %s "$2" >"$directory/ca.crt"
+mkdir /etc/containers/got
+exec skopeo --insecure-policy copy "docker://$1/e2e/hello:1" dir:/etc/containers/got`
+	skopeo := func(ca string) (string, error) {
+		return w.onNode(t, w.nodes[1], "unshare", "--mount", "sh", "-ec", script, "sh", w.address, ca)
+	}
+	ca := w.certs(t, "ca")
+	if out, err := skopeo(ca); err == nil {
+		t.Errorf("with proxy.tls=auto and containerd there is TLS: %s", out)
+	}
+	w.helmChart(t, "upgrade", "--set=proxy.tls=always")
+	out, err := skopeo(ca)
+	if err != nil {
+		t.Errorf("with our CA: %v: %s", err, out)
+	}
+	t.Logf("with our CA: %s", strings.TrimSpace(out))
+	out, err = skopeo("")
+	if err == nil || !strings.Contains(out, "certificate") {
+		t.Errorf("without our CA: %v: %s", err, out)
+	}
+	t.Logf("without: %s", strings.TrimSpace(out))
+	w.pullEverywhere(t, w.address+"/e2e/hello:1")
+}
+
+// TestUnattended leaves a cluster alone with certificates that live ten minutes and
+// authorities that live twenty: the CronJob keeps the nodes pulling.
+func TestUnattended(t *testing.T) {
+	w := ownCluster(t, "e2e-unattended", layout{})
+	const lifetime = 10 * time.Minute
+	must(t, "install", func(t *testing.T) {
+		w.helmChart(t, "install", proxyMode, "--set=pki.lifetime.certificate=10m", "--set=pki.lifetime.authority=20m", "--set=pki.rotation.schedule=* * * * *")
+		w.pushFresh(t)
+	})
+	must(t, "left alone", func(t *testing.T) {
+		before, restarts := w.certificates(t), w.restarts(t)
+		minutes := 20
+		if os.Getenv("E2E_LONG") == "" {
+			// As if six and a half minutes had gone by: those certificates end in three and a half.
+			w.age(t, 6*time.Minute+30*time.Second, lifetime)
+			before, minutes = w.certificates(t), 4
+			t.Logf("SHORTENED: %d minutes instead of 20, without a change of authorities; make e2e-long runs all", minutes)
+		}
+		for end := time.Now().Add(time.Duration(minutes) * time.Minute); time.Now().Before(end); {
+			stop := w.freshLoop(t, "1s")
+			time.Sleep(min(time.Until(end), 4*time.Minute))
+			stop()
+		}
+		after := w.certificates(t)
+		for _, what := range []string{"server", "node"} {
+			if before[what] == after[what] {
+				t.Errorf("the certificate of %s was not renewed", what)
+			}
+		}
+		if minutes == 20 && before["ca"] == after["ca"] {
+			t.Error("the authority was not replaced")
+		}
+		if r := w.restarts(t); r != restarts {
+			t.Errorf("pods before:\n%s\nafter:\n%s", restarts, r)
+		}
+		jobs, err := w.client.BatchV1().Jobs(namespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, j := range jobs.Items {
+			if j.Status.Failed > 0 {
+				t.Errorf("Job %s failed %d times", j.Name, j.Status.Failed)
+			}
+		}
+		if len(jobs.Items) == 0 {
+			t.Error("there is no Job of the CronJob")
+		}
+	})
+	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+}
