@@ -2,8 +2,10 @@ package templates
 
 import (
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -135,5 +137,36 @@ func TestAPortThatIsNotDocumentedIsNoticed(t *testing.T) {
 	}
 	if ports := openPorts(rendering{chart: c}.render(t)); !slices.Contains(ports["registry"], 6060) || slices.Contains(slices.Sorted(maps.Keys(ports)), "init-hook") {
 		t.Errorf("found %v", ports)
+	}
+}
+
+// The document says which test shows a claim; a test that was renamed shows nothing.
+func TestTheSecurityDocumentNamesTestsThatExist(t *testing.T) {
+	document, err := os.ReadFile(securityDocument)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := map[string]bool{}
+	err = filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, found := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(source, -1) {
+			there[string(found[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`(Test[A-Z]\\w+)").FindAllSubmatch(document, -1)
+	if len(named) < 20 {
+		t.Errorf("it names only %d tests", len(named))
+	}
+	for _, name := range named {
+		if !there[string(name[1])] {
+			t.Errorf("there is no test %s", name[1])
+		}
 	}
 }

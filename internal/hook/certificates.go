@@ -83,7 +83,13 @@ func (h *Hook) requirement(role string, p state.PKI) pki.Requirement {
 			Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		}
 	case pki.OrganizationNode:
-		want := pki.Requirement{Role: role, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+		want := pki.Requirement{
+			Role:   role,
+			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+			// It is on every node.
+			NotRole:   pki.OrganizationPush,
+			NotServer: serverName(h.Options.Name, h.Options.Namespace),
+		}
 		if p.ServeTLS {
 			want.Usages = append(want.Usages, x509.ExtKeyUsageServerAuth)
 			want.DNSNames, want.IPAddresses = []string{loopbackName}, loopback()

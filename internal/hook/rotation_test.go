@@ -722,6 +722,11 @@ func TestBadCertificatesOfTheUser(t *testing.T) {
 			[]string{"Secret zarf/corp-server", "server authentication"}},
 		"another role": {give("corp-node", func(l *pki.Leaf) { l.Organization = "Example Inc." }),
 			[]string{"Secret zarf/corp-node", "zarf-registry:node"}},
+		"a node that could push": {func(b *bench) { b.hook.Options.PKI.Existing.Node = "corp-push" },
+			[]string{"Secret zarf/corp-push", "it also carries the role zarf-registry:push"}},
+		"a node that could be taken for the registry": {give("corp-node", func(l *pki.Leaf) {
+			l.DNSNames, l.Usages = []string{"zarf-registry.zarf.svc"}, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
+		}), []string{"Secret zarf/corp-node", "server authentication as zarf-registry.zarf.svc"}},
 		"no names for loopback, where proxies serve TLS": {func(b *bench) { b.hook.Options.PKI.ServeTLS = true },
 			[]string{"Secret zarf/corp-node", "server authentication", "127.0.0.1", "localhost"}},
 		"an authority that is none": {func(b *bench) {

@@ -40,6 +40,9 @@ type Requirement struct {
 	Usages []x509.ExtKeyUsage
 	// Role is one of the Organization constants that it must carry; empty: none.
 	Role string
+	// NotRole is one that it must not carry, and NotServer a DNS name that it must not
+	// be able to serve: its many holders could do what one of them is meant to; empty: none.
+	NotRole, NotServer string
 }
 
 // maxTrust is how many authorities a user may ask to trust. Whoever needs more has
@@ -94,6 +97,12 @@ func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 	}
 	if want.Role != "" && !slices.Contains(Roles(leaf), want.Role) {
 		add(fmt.Errorf("it does not carry the role %s as organization (O), organizational unit (OU) or URI", want.Role))
+	}
+	if want.NotRole != "" && slices.Contains(Roles(leaf), want.NotRole) {
+		add(fmt.Errorf("it also carries the role %s, which its holders must not have: take another certificate for that role", want.NotRole))
+	}
+	if want.NotServer != "" && allows(leaf, x509.ExtKeyUsageServerAuth) && leaf.VerifyHostname(want.NotServer) == nil {
+		add(fmt.Errorf("it allows server authentication as %s, so that its holders could pass themselves off as that: take another certificate for each", want.NotServer))
 	}
 	if !trust.Empty() {
 		for _, err := range checkChain(chain, trust, want.Usages, now) {

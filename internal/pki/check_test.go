@@ -313,6 +313,12 @@ func TestCheck(t *testing.T) {
 			lines: []string{"it does not carry the role zarf-registry:node as organization (O), organizational unit (OU) or URI"}},
 		"the role as common name": {pair: leaf(root, func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: server} }),
 			lines: []string{"it does not carry the role zarf-registry:server as organization (O), organizational unit (OU) or URI"}},
+		"a role that it must not have": {pair: good, want: &pki.Requirement{NotRole: server},
+			lines: []string{"it also carries the role zarf-registry:server, which its holders must not have: take another certificate for that role"}},
+		"a name that it must not serve": {pair: leaf(root, names("*.zarf.svc")), want: &pki.Requirement{NotServer: "zarf-registry.zarf.svc"},
+			lines: []string{"it allows server authentication as zarf-registry.zarf.svc, so that its holders could pass themselves off as that: take another certificate for each"}},
+		"that name without server authentication": {pair: leaf(root, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
+			want: &pki.Requirement{NotServer: "zarf-registry.zarf.svc", NotRole: node}},
 		"an authority as leaf": {pair: leaf(root, func(c *x509.Certificate) { c.IsCA = true }),
 			lines: []string{"it is itself a certificate authority"}},
 		"everything at once": {pair: leaf(root, func(c *x509.Certificate) {
