@@ -47,9 +47,18 @@ type world struct {
 	testcluster, helm, kubectl, hook, tool string
 }
 
-// clusters is how many run at once unless -parallel says otherwise. Three keep two
+// busy has a place for each cluster that works at the same time. Three keep two
 // cores busy, for half of a scenario is waiting.
-const clusters = "3"
+var busy = make(chan struct{}, 3)
+
+// turn waits until there is a place for this test beside others, and takes it to
+// the test's end.
+func turn(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	busy <- struct{}{}
+	t.Cleanup(func() { <-busy })
+}
 
 // layout is how a test cluster is made. The zero value is IPv4 with iptables, two
 // nodes, and the init-hook image on n1.
@@ -58,7 +67,9 @@ type layout struct {
 	kubeProxy string // iptables or nftables
 	// bare leaves the init-hook image out: nodes hold nothing but pause.
 	bare bool
-	args []string // more arguments for testcluster up
+	// aside is for a cluster that is mostly left alone: it needs no place among the busy.
+	aside bool
+	args  []string // more arguments for testcluster up
 }
 
 // built is what make e2e built, by the environment variable that names it.
@@ -81,7 +92,11 @@ func ownCluster(t *testing.T, name string, l layout) *world {
 	if os.Getenv("KUBECONFIG") != "" {
 		t.Skip("SKIPPED, NOTHING CHECKED: this scenario needs a test cluster of its own; unset KUBECONFIG")
 	}
-	t.Parallel()
+	if l.aside {
+		t.Parallel()
+	} else {
+		turn(t)
+	}
 	return newWorld(t, name, l)
 }
 
@@ -257,12 +272,9 @@ func TestMain(m *testing.M) {
 	}
 	programs = dir
 	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if !given {
-		if err := flag.Set("test.parallel", clusters); err != nil {
-			panic(err)
-		}
+	// How many of them work at once is turn's business.
+	if err := flag.Set("test.parallel", "100"); err != nil {
+		panic(err)
 	}
 	code := m.Run()
 	os.RemoveAll(dir)

@@ -90,7 +90,7 @@ func TestMainJob(t *testing.T) {
 	t.Run("a registry pod deleted under a pull loop costs no pull", func(t *testing.T) { testRegistryRestart(t, w) })
 	t.Run("the registry moves to a node that never ran it", func(t *testing.T) { testRegistryMoves(t, w) })
 	t.Run("a node added later pulls with nothing run again", func(t *testing.T) { testNodeAdded(t, w) })
-	t.Parallel() // what follows has no figures that count
+	turn(t) // what follows has no figures that count
 	t.Run("helm upgrade without changes restarts nothing", func(t *testing.T) {
 		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", proxyMode) })
 	})

@@ -79,6 +79,16 @@ func (w *world) proxyLife(t *testing.T) {
 			}
 		}
 	})
+	if !strings.HasPrefix(w.address, "127.") {
+		// With host network the proxies tell on their node's loopback address what they have loaded.
+		must(t, "certs rotate --ca", func(t *testing.T) {
+			before := w.certificates(t)
+			stop := w.pullLoop(t, "e2e/hello:1")
+			w.restartsNothing(t, func() { w.certs(t, "rotate", "--ca") })
+			stop()
+			w.changed(t, before, "ca", "server", "node", "push")
+		})
+	}
 	must(t, "helm upgrade without the value keeps proxy mode and restarts nothing", func(t *testing.T) {
 		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
 		w.isIn(t, state.ModeProxy, state.SourceState)

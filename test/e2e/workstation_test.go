@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 
@@ -37,6 +38,17 @@ func TestWorkstation(t *testing.T) {
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		w.pullEverywhere(t, w.address+"/e2e/hello:1")
 		w.isHealthy(t)
+	})
+	must(t, "another pull credential is taken at once, and the former is not", func(t *testing.T) {
+		former := w.pullSecret(t).Data["password"]
+		output(t, w.command(t, w.hook, "credentials", "rotate", "--pull"))
+		if bytes.Equal(former, w.pullSecret(t).Data["password"]) {
+			t.Error("the password is the same")
+		}
+		w.pullEverywhere(t, w.address+"/e2e/hello:1")
+		if out, err := w.onNode(t, w.nodes[0], "crictl", "pull", "--creds", "zarf-pull:"+string(former), w.address+"/e2e/hello:1"); err == nil {
+			t.Errorf("the former password still pulls: %s", out)
+		}
 	})
 	must(t, "init-hook install without a mode keeps it and restarts nothing", func(t *testing.T) {
 		w.restartsNothing(t, func() { w.mustInstall(t) })
