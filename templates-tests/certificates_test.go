@@ -168,6 +168,25 @@ func TestTheCronJobsRightsAreTheseAndNoOthers(t *testing.T) {
 		"pods/portforward *":                "get create",
 		"nodes *":                           "list",
 	}
+	certManager := map[string]string{
+		"secrets zarf-registry-ca-issued":                          "get",
+		"secrets zarf-registry-server-issued":                      "get",
+		"secrets zarf-registry-node-issued":                        "get",
+		"secrets zarf-registry-push-issued":                        "get",
+		"cert-manager.io/certificates *":                           "create",
+		"cert-manager.io/certificates zarf-registry-ca":            "get update",
+		"cert-manager.io/certificates zarf-registry-server":        "get update",
+		"cert-manager.io/certificates zarf-registry-node":          "get update",
+		"cert-manager.io/certificates zarf-registry-push":          "get update",
+		"cert-manager.io/certificates/status zarf-registry-ca":     "update",
+		"cert-manager.io/certificates/status zarf-registry-server": "update",
+		"cert-manager.io/certificates/status zarf-registry-node":   "update",
+		"cert-manager.io/certificates/status zarf-registry-push":   "update",
+		"cert-manager.io/certificaterequests *":                    "list",
+		"cert-manager.io/issuers *":                                "create",
+		"cert-manager.io/issuers zarf-registry-selfsigned":         "get update",
+		"cert-manager.io/issuers zarf-registry-ca":                 "get update",
+	}
 	for name, test := range map[string]struct {
 		sets []string
 		more map[string]string
@@ -177,41 +196,9 @@ func TestTheCronJobsRightsAreTheseAndNoOthers(t *testing.T) {
 		"the user's Secrets": {[]string{"pki.mode=existingSecret", "pki.existingSecret={server: s, node: m, push: p, ca: s}", "auth.existingSecret=c"}, map[string]string{
 			"secrets s": "get", "secrets m": "get", "secrets p": "get", "secrets c": "get",
 		}},
-		"cert-manager, with an issuer of our own": {[]string{"pki.mode=certManager"}, map[string]string{
-			"secrets zarf-registry-ca-issued":                   "get",
-			"secrets zarf-registry-server-issued":               "get",
-			"secrets zarf-registry-node-issued":                 "get",
-			"secrets zarf-registry-push-issued":                 "get",
-			"cert-manager.io/certificates *":                    "create",
-			"cert-manager.io/certificates zarf-registry-ca":     "get update",
-			"cert-manager.io/certificates zarf-registry-server": "get update",
-			"cert-manager.io/certificates zarf-registry-node":   "get update",
-			"cert-manager.io/certificates zarf-registry-push":   "get update",
-			"cert-manager.io/certificaterequests *":             "list",
-			"cert-manager.io/issuers *":                         "create",
-			"cert-manager.io/issuers zarf-registry-selfsigned":  "get update",
-			"cert-manager.io/issuers zarf-registry-ca":          "get update",
-		}},
-		"cert-manager, with the user's issuer": {[]string{"pki.mode=certManager", "pki.certManager.issuerRef.name=i"}, map[string]string{
-			"secrets zarf-registry-server-issued":               "get",
-			"secrets zarf-registry-node-issued":                 "get",
-			"secrets zarf-registry-push-issued":                 "get",
-			"cert-manager.io/certificates *":                    "create",
-			"cert-manager.io/certificates zarf-registry-server": "get update",
-			"cert-manager.io/certificates zarf-registry-node":   "get update",
-			"cert-manager.io/certificates zarf-registry-push":   "get update",
-			"cert-manager.io/certificaterequests *":             "list",
-		}},
-		"cert-manager, with a ClusterIssuer": {[]string{"pki.mode=certManager", "pki.certManager.issuerRef={name: i, kind: ClusterIssuer}"}, map[string]string{
-			"secrets zarf-registry-server-issued":               "get",
-			"secrets zarf-registry-node-issued":                 "get",
-			"secrets zarf-registry-push-issued":                 "get",
-			"cert-manager.io/certificates *":                    "create",
-			"cert-manager.io/certificates zarf-registry-server": "get update",
-			"cert-manager.io/certificates zarf-registry-node":   "get update",
-			"cert-manager.io/certificates zarf-registry-push":   "get update",
-			"cert-manager.io/certificaterequests *":             "list",
-		}},
+		"cert-manager, with an issuer of our own": {[]string{"pki.mode=certManager"}, certManager},
+		"cert-manager, with the user's issuer":    {[]string{"pki.mode=certManager", "pki.certManager.issuerRef.name=i"}, certManager},
+		"cert-manager, with a ClusterIssuer":      {[]string{"pki.mode=certManager", "pki.certManager.issuerRef={name: i, kind: ClusterIssuer}"}, certManager},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, test.sets...)}.render(t)
