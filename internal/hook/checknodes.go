@@ -78,8 +78,7 @@ func (i *inspection) criO() []Finding {
 	default:
 		f.Severity = Warning
 		f.Cause = wants + ", and must trust the certificates of the proxies"
-		f.Remedy = fmt.Sprintf("write the ca.crt of %s to /etc/containers/certs.d/%s/ca.crt on each of these nodes",
-			i.object("Secret", i.Options.Name+SuffixAuthority), i.Options.Address())
+		f.Remedy = fmt.Sprintf("once there are certificates, write what init-hook certs ca prints to /etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Options.Address())
 	}
 	return []Finding{f}
 }

@@ -163,7 +163,7 @@ func TestPreflightFinds(t *testing.T) {
 		"CRI-O 1.35 with node ports":    {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.35.0"))}, options: []func(*hook.Options){modeOf(state.ModeNodePort)}, check: "cri-o", severity: blocker, want: []string{"node n2", "--set registryProxy=true"}},
 		"CRI-O 1.36 with plain proxies": {objects: nodes{node("n2", runtimeVersion("cri-o://v1.36.1"))}, check: "cri-o", severity: blocker, want: []string{"--set proxy.tls=always"}},
 		"CRI-O 2 with TLS": {objects: nodes{node("n2", runtimeVersion("cri-o://2.0.0"))}, options: []func(*hook.Options){func(o *hook.Options) { o.ProxyTLS = "always" }}, check: "cri-o", severity: warning,
-			want: []string{"Secret zarf/zarf-registry-ca", "/etc/containers/certs.d/127.0.0.1:31999/ca.crt"}},
+			want: []string{"init-hook certs ca", "/etc/containers/certs.d/127.0.0.1:31999/ca.crt"}},
 		"nothing about CRI-O 1.34": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))}},
 
 		"some nodes without a program": {objects: nodes{node("n1"), node("n2", architecture("s390x")), node("n3", architecture("s390x"))}, check: "architecture", severity: warning, want: []string{"nodes n2, n3", "s390x", "injector.architectures"}},
