@@ -644,7 +644,7 @@ func (b *bench) checkNoProofs() {
 
 // shortened says whether -short leaves the nth write out: the race detector makes
 // them ten times as slow, and finds in few what it finds in all.
-func shortened(n int) bool { return testing.Short() && n%7 != 0 }
+func shortened(n int) bool { return testing.Short() && n%25 != 0 }
 
 // killedAtEachWrite makes a bench, runs a phase that is killed at its nth write,
 // before the write or after it, and hands the bench on alive; for each n.

@@ -246,13 +246,20 @@ func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, e
 // SelfImage makes the image of the program at filename, which is in general
 // /proc/self/exe, for the one architecture that it runs on. Its layer is not
 // compressed, so its digest differs from that of the release's archive.
+//
+// So does its ID: a kubelet that has pulled an image knows it by its ID, and from then
+// on wants pods that name the same image otherwise to show that they could pull it,
+// though it was there before (Kubernetes 1.35 and later, imagePullCredentialsVerificationPolicy).
+// A node that was given the release's image by hand would so lose it for the Jobs.
 func SelfImage(filename, architecture, repository, name, version string) (*Store, Image, error) {
 	layer, err := FileLayer(name, filename)
 	if err != nil {
 		return nil, Image{}, fmt.Errorf("image of %s: %w", name, err)
 	}
 	store := &Store{}
-	image, err := store.Build(NewSpec(repository, name, version), Variant{Architecture: architecture, Layer: layer})
+	spec := NewSpec(repository, name, version)
+	spec.Title += " (copy in the registry)"
+	image, err := store.Build(spec, Variant{Architecture: architecture, Layer: layer})
 	return store, image, err
 }
 

@@ -196,6 +196,33 @@ func TestSelfImage(t *testing.T) {
 			}
 		})
 	}
+	t.Run("its ID is not that of the release's image", func(t *testing.T) {
+		exe := writeTemp(t, "exe", []byte("program"))
+		id := func(store *Store, image Image) digest.Digest {
+			nodes, err := graph(t.Context(), store, image.Descriptor)
+			if err != nil {
+				t.Fatal(err)
+			}
+			i := slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return d.MediaType == ocispec.MediaTypeImageConfig })
+			return nodes[i].Digest
+		}
+		layer, err := FileLayer("init-hook", exe)
+		if err != nil {
+			t.Fatal(err)
+		}
+		release := &Store{}
+		image, err := release.Build(NewSpec("zarf-registry", "init-hook", "1"), Variant{Architecture: "amd64", Layer: layer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		store, self, err := SelfImage(exe, "amd64", "zarf-registry", "init-hook", "1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id(release, image) == id(store, self) {
+			t.Error("a kubelet would take them for one image")
+		}
+	})
 	if _, _, err := SelfImage(t.TempDir()+"/exe", "amd64", "zarf-registry", "init-hook", "1"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("error: %v", err)
 	}

@@ -44,7 +44,7 @@ func TestCertificates(t *testing.T) {
 	underLoop := func(name string, f func(t *testing.T)) {
 		must(t, name, func(t *testing.T) {
 			before := w.restarts(t)
-			stop := w.freshLoop(t, "150ms")
+			stop := w.freshLoop(t, "400ms")
 			time.Sleep(time.Second)
 			begin := time.Now()
 			f(t)
