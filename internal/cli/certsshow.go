@@ -72,15 +72,7 @@ func (f *certsShowFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if f.output == "json" {
-		err = printJSON(cmd.OutOrStdout(), report)
-	} else {
-		err = printCertificates(cmd.OutOrStdout(), report)
-	}
-	if err == nil && !report.Healthy {
-		err = &silent{fmt.Errorf("%d things to do", len(report.Next))}
-	}
-	return err
+	return tell(cmd.OutOrStdout(), f.output, report, printCertificates, report.Next)
 }
 
 // printCertificates writes what people read.

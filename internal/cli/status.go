@@ -63,15 +63,22 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if f.output == "json" {
-		err = printJSON(cmd.OutOrStdout(), report)
-	} else {
-		err = printStatus(cmd.OutOrStdout(), report)
+	return tell(cmd.OutOrStdout(), f.output, report, printStatus, report.Next)
+}
+
+// tell writes a report as JSON, or as print does for people. Where there is something
+// to do next the exit code says so too.
+func tell[R any](w io.Writer, output string, report R, print func(io.Writer, R) error, next []string) error {
+	if output == "json" {
+		print = func(w io.Writer, report R) error { return printJSON(w, report) }
 	}
-	if err == nil && !report.Healthy {
-		err = &silent{fmt.Errorf("%d things to do", len(report.Next))}
+	if err := print(w, report); err != nil {
+		return err
 	}
-	return err
+	if len(next) > 0 {
+		return &silent{fmt.Errorf("%d things to do", len(next))}
+	}
+	return nil
 }
 
 // printStatus writes what people read.

@@ -762,9 +762,6 @@ func (h *Hook) deleteCertManagerObjects(ctx context.Context, certificates, issue
 	return append(deleted, more...), err
 }
 
-// checkCertificates is the name of the check.
-const checkCertificates = "certificates"
-
 // certManagerFindings looks for what keeps cert-manager from issuing. ClusterIssuers
 // and issuers of others are not looked at: that takes rights beyond the namespace or
 // beyond cert-manager, which nothing else here needs; waiting for the Certificates

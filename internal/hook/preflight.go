@@ -56,8 +56,9 @@ const (
 	checkArch        = "architecture"
 	checkPauseImage  = "pause-image"
 	checkAddress     = "address"
-	// checkCertificates, in certmanager.go, and checkCredentials are of what the user provides.
-	checkCredentials = "credentials"
+	// What the user provides.
+	checkCertificates = "certificates"
+	checkCredentials  = "credentials"
 )
 
 // ignoreAll stands for all checks in Options.IgnorePreflight.

@@ -42,15 +42,9 @@ func TestCertificates(t *testing.T) {
 	})
 	must(t, "no pod listens on more than is documented", func(t *testing.T) { testPorts(t, w) })
 	underLoop := func(name string, f func(t *testing.T)) {
-		must(t, name, func(t *testing.T) {
+		w.underLoop(t, name, "400ms", func(t *testing.T) {
 			before := w.restarts(t)
-			stop := w.freshLoop(t, "400ms")
-			time.Sleep(time.Second)
-			begin := time.Now()
 			f(t)
-			t.Logf("figure: %s took %.1f s", name, time.Since(begin).Seconds())
-			time.Sleep(2 * time.Second) // what a change breaks may break late
-			stop()
 			if after := w.restarts(t); before != after {
 				t.Errorf("pods before:\n%s\nafter:\n%s", before, after)
 			}

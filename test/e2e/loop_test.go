@@ -49,6 +49,20 @@ func (w *world) freshLoop(t *testing.T, pause string) (stop func()) {
 	})
 }
 
+// underLoop is must under freshLoop.
+func (w *world) underLoop(t *testing.T, name, pause string, f func(t *testing.T)) {
+	t.Helper()
+	must(t, name, func(t *testing.T) {
+		stop := w.freshLoop(t, pause)
+		time.Sleep(time.Second)
+		begin := time.Now()
+		f(t)
+		t.Logf("figure: %s took %.1f s", name, time.Since(begin).Seconds())
+		time.Sleep(2 * time.Second) // what a change breaks may break late
+		stop()
+	})
+}
+
 // pushFresh pushes the images for freshLoop.
 func (w *world) pushFresh(t *testing.T) {
 	t.Helper()

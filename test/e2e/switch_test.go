@@ -22,17 +22,7 @@ func TestSwitch(t *testing.T) {
 		w.pushFresh(t)
 		w.onlyNodePortAnswers(t)
 	})
-	underLoop := func(name string, f func(t *testing.T)) {
-		must(t, name, func(t *testing.T) {
-			stop := w.freshLoop(t, "150ms")
-			time.Sleep(time.Second)
-			begin := time.Now()
-			f(t)
-			t.Logf("figure: %s took %.1f s", name, time.Since(begin).Seconds())
-			time.Sleep(2 * time.Second) // what a switch breaks may break late
-			stop()
-		})
-	}
+	underLoop := func(name string, f func(t *testing.T)) { w.underLoop(t, name, "150ms", f) }
 	underLoop("helm upgrade to proxy mode", func(t *testing.T) {
 		w.helmChart(t, "upgrade", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
