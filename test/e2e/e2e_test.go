@@ -154,9 +154,9 @@ func (w *world) up(t *testing.T, l layout) {
 	if !l.bare {
 		args = append(args, "--load", "n1="+filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
 	}
-	run(t, w.testcluster, append(args, l.args...)...)
+	// Before up: also what came up in part is to go.
 	t.Cleanup(func() {
-		if t.Failed() {
+		if t.Failed() && w.client != nil {
 			t.Logf("the cluster's logs: %s", w.saveLogs(t))
 		}
 		if t.Failed() && os.Getenv("E2E_KEEP") != "" {
@@ -165,6 +165,7 @@ func (w *world) up(t *testing.T, l layout) {
 		}
 		run(t, w.testcluster, "down", "--name", w.name)
 	})
+	run(t, w.testcluster, append(args, l.args...)...)
 	w.kubeconfig = strings.TrimSpace(run(t, w.testcluster, "kubeconfig", "--name", w.name))
 	t.Logf("figure: cluster %s up in %.1f s", w.name, time.Since(begin).Seconds())
 }

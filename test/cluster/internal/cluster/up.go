@@ -32,6 +32,9 @@ func Up(ctx context.Context, options Options, programs map[string]string, log fu
 	if err := c.refuseRemains(groups); err != nil {
 		return err
 	}
+	if err := raiseInotify(inotifyFile); err != nil {
+		return err
+	}
 	for i := 1; i <= options.Nodes; i++ {
 		c.Nodes = append(c.Nodes, Node{Name: nodeName(i), Index: i, PauseImage: options.pauseImageOf(nodeName(i))})
 	}
