@@ -66,13 +66,13 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 	return tell(cmd.OutOrStdout(), f.output, report, printStatus, report.Next)
 }
 
-// tell writes a report as JSON, or as print does for people. Where there is something
+// tell writes a report as JSON, or as write does for people. Where there is something
 // to do next the exit code says so too.
-func tell[R any](w io.Writer, output string, report R, print func(io.Writer, R) error, next []string) error {
+func tell[R any](w io.Writer, output string, report R, write func(io.Writer, R) error, next []string) error {
 	if output == "json" {
-		print = func(w io.Writer, report R) error { return printJSON(w, report) }
+		write = func(w io.Writer, report R) error { return printJSON(w, report) }
 	}
-	if err := print(w, report); err != nil {
+	if err := write(w, report); err != nil {
 		return err
 	}
 	if len(next) > 0 {
