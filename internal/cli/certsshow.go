@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
@@ -151,7 +152,7 @@ func certificateLines(s *status.SecretCertificate) [][2]string {
 	names := slices.Concat(s.DNSNames, s.IPAddresses, s.URIs)
 	trusts := make([]string, len(s.Authorities))
 	for i, a := range s.Authorities {
-		trusts[i] = short(a)
+		trusts[i] = pki.Short(a)
 	}
 	renewal := ""
 	if !s.RenewAt.IsZero() {
@@ -166,7 +167,7 @@ func certificateLines(s *status.SecretCertificate) [][2]string {
 		{"names", strings.Join(names, ", ")},
 		{"issuer", s.Issuer},
 		{"serial", s.Serial},
-		{"sha256", short(s.SHA256)},
+		{"sha256", pki.Short(s.SHA256)},
 		{"trusts", strings.Join(trusts, ", ")},
 		{"valid", fmt.Sprintf("%s to %s, %s", s.NotBefore.UTC().Format(time.RFC3339), s.NotAfter.UTC().Format(time.RFC3339), left)},
 		{"renewal", renewal},
@@ -184,7 +185,7 @@ func sourceLine(s *status.Source) string {
 	case s.SHA256 == "":
 		return "Secret " + s.Secret + ": " + s.Why
 	}
-	return fmt.Sprintf("Secret %s: %s (%s)", s.Secret, s.Why, short(s.SHA256))
+	return fmt.Sprintf("Secret %s: %s (%s)", s.Secret, s.Why, pki.Short(s.SHA256))
 }
 
 func podCells(p status.PodCertificates) []string {
@@ -192,18 +193,9 @@ func podCells(p status.PodCertificates) []string {
 	if p.Loaded != nil {
 		c := p.Loaded.Certificates
 		copy(cells[2:], []string{
-			short(c.Leaf.SHA256), yesNo(p.LeafHeld), yesNo(p.TrustHeld),
+			pki.Short(c.Leaf.SHA256), yesNo(p.LeafHeld), yesNo(p.TrustHeld),
 			fmt.Sprint(c.Generation), c.LoadedAt.UTC().Format(time.RFC3339), fmt.Sprint(c.ReloadErrors),
 		})
 	}
 	return cells
-}
-
-// short is enough of a fingerprint to tell two apart.
-func short(fingerprint string) string {
-	const digits = 16
-	if len(fingerprint) > digits {
-		return fingerprint[:digits]
-	}
-	return fingerprint
 }

@@ -23,7 +23,8 @@ import (
 const (
 	keyCertificate = corev1.TLSCertKey
 	keyPrivateKey  = corev1.TLSPrivateKeyKey
-	keyAuthority   = "ca.crt"
+	// KeyAuthority is the trust bundle.
+	KeyAuthority = "ca.crt"
 )
 
 // secretLeaf is a certificate to hold, with the suffix of its Secret's name.
@@ -142,15 +143,15 @@ func (h *Hook) sources(ctx context.Context, p state.PKI, from state.ExistingSecr
 	var problems []problem
 	var fallback []byte // of the Secret that only has ca.crt
 	if from.Authority != "" {
-		secret, found, err := h.sourceSecret(ctx, p, from.Authority, keyAuthority)
+		secret, found, err := h.sourceSecret(ctx, p, from.Authority, KeyAuthority)
 		if err != nil {
 			return nil, nil, err
 		}
 		problems = append(problems, found...)
 		if secret != nil {
-			fallback = secret.Data[keyAuthority]
+			fallback = secret.Data[KeyAuthority]
 			if _, err := pki.ParseBundle(fallback); len(fallback) > 0 && err != nil {
-				problems = append(problems, problem{h.object("Secret", from.Authority), fmt.Sprintf("has a key %s that cannot be used: %v", keyAuthority, err), "put the PEM of the certificate authorities there, and nothing else"})
+				problems = append(problems, badAuthority(h.object("Secret", from.Authority), err))
 				fallback = nil
 			}
 		}
@@ -177,18 +178,18 @@ func (h *Hook) source(ctx context.Context, p state.PKI, role, name, authority st
 		return sourceLeaf{}, problems, err
 	}
 	object := h.object("Secret", name)
-	trust := secret.Data[keyAuthority]
+	trust := secret.Data[KeyAuthority]
 	switch {
 	case len(trust) > 0:
 	case len(fallback) > 0:
 		trust = fallback
 	case p.Mode == state.PKICertManager:
-		problems = append(problems, problem{object, "has no key " + keyAuthority + ": its issuer does not tell its authority",
+		problems = append(problems, problem{object, "has no key " + KeyAuthority + ": its issuer does not tell its authority",
 			"choose an issuer that does, as those of the kinds CA and SelfSigned do, or mode existingSecret"})
 	case authority != "":
 		// What is wrong with that Secret is said of it.
 	default:
-		problems = append(problems, problem{object, "has no key " + keyAuthority + ", and pki.existingSecret.ca names no other",
+		problems = append(problems, problem{object, "has no key " + KeyAuthority + ", and pki.existingSecret.ca names no other",
 			"put the PEM of the authority there that signed the certificate, or name a Secret that has it"})
 	}
 	if len(problems) > 0 || len(trust) == 0 {
@@ -196,7 +197,7 @@ func (h *Hook) source(ctx context.Context, p state.PKI, role, name, authority st
 	}
 	bundle, err := pki.ParseBundle(trust)
 	if err != nil {
-		return sourceLeaf{}, []problem{{object, fmt.Sprintf("has a key %s that cannot be used: %v", keyAuthority, err), "put the PEM of the certificate authorities there, and nothing else"}}, nil
+		return sourceLeaf{}, []problem{badAuthority(object, err)}, nil
 	}
 	if err := pki.Check(keyPair(secret), bundle, h.requirement(role, p), h.Now()); err != nil {
 		for line := range strings.Lines(err.Error()) {
@@ -204,6 +205,10 @@ func (h *Hook) source(ctx context.Context, p state.PKI, role, name, authority st
 		}
 	}
 	return sourceLeaf{object, keyPair(secret), bundle}, problems, nil
+}
+
+func badAuthority(object string, err error) problem {
+	return problem{object, fmt.Sprintf("has a key %s that cannot be used: %v", KeyAuthority, err), "put the PEM of the certificate authorities there, and nothing else"}
 }
 
 // purpose says what a role is for.
@@ -401,7 +406,7 @@ func (h *Hook) readHeld(ctx context.Context, w wantedLeaf) (heldLeaf, error) {
 		return out, nil
 	}
 	out.pair = keyPair(out.secret)
-	out.held.Trust, _ = pki.ParseBundle(out.secret.Data[keyAuthority]) // what cannot be read is written again
+	out.held.Trust, _ = pki.ParseBundle(out.secret.Data[KeyAuthority]) // what cannot be read is written again
 	chain, err := pki.ParseChain(out.pair.Certificate)
 	if err == nil {
 		_, err = tls.X509KeyPair(out.pair.Certificate, out.pair.Key)
@@ -424,7 +429,7 @@ func keyPair(secret *corev1.Secret) pki.KeyPair {
 func secretData(pair pki.KeyPair, trust []byte) map[string][]byte {
 	data := map[string][]byte{keyCertificate: pair.Certificate, keyPrivateKey: pair.Key}
 	if trust != nil {
-		data[keyAuthority] = trust
+		data[KeyAuthority] = trust
 	}
 	return data
 }

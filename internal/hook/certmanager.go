@@ -693,7 +693,7 @@ func (i issued) trusts(bundle pki.Bundle) bool {
 	if bundle.Empty() {
 		return true
 	}
-	have, err := pki.ParseBundle(i.secret.Data[keyAuthority])
+	have, err := pki.ParseBundle(i.secret.Data[KeyAuthority])
 	return err == nil && have.Contains(bundle)
 }
 

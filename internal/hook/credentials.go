@@ -28,7 +28,8 @@ import (
 const (
 	keyUsername = "username"
 	keyPassword = "password"
-	keyHtpasswd = "htpasswd"
+	// KeyHtpasswd is what the registry checks passwords with.
+	KeyHtpasswd = "htpasswd"
 )
 
 const (
@@ -94,9 +95,9 @@ func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool
 			data = map[string][]byte{keyUsername: []byte(pushUser), keyPassword: password}
 		}
 	}
-	if !htpasswdMatches(data[keyHtpasswd], data[keyUsername], data[keyPassword]) || htpasswdCost(data[keyHtpasswd]) < cost {
+	if !htpasswdMatches(data[KeyHtpasswd], data[keyUsername], data[keyPassword]) || htpasswdCost(data[KeyHtpasswd]) < cost {
 		reason = cmp.Or(reason, "its htpasswd does not match its password")
-		if data[keyHtpasswd], err = hashPassword(data[keyUsername], data[keyPassword], cost); err != nil {
+		if data[KeyHtpasswd], err = hashPassword(data[keyUsername], data[keyPassword], cost); err != nil {
 			return "", fmt.Errorf("hashing the password of %s: %w", h.object("Secret", name), err)
 		}
 	}
@@ -248,13 +249,13 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 	}
 	data[keyPassword] = password
 	// Where the pull Secret has no htpasswd, the plain listener is closed, and stays so.
-	_, has := data[keyHtpasswd]
+	_, has := data[KeyHtpasswd]
 	c.htpasswd = nil
 	if has || c.credential == PushCredential {
 		if c.htpasswd, err = newHtpasswd(data[keyUsername], password); err != nil {
 			return fmt.Errorf("hashing the password of %s: %w", c.object("Secret", secret.Name), err)
 		}
-		data[keyHtpasswd] = c.htpasswd
+		data[KeyHtpasswd] = c.htpasswd
 	}
 	kind := corev1.SecretTypeOpaque
 	if c.credential == PullCredential {

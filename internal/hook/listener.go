@@ -58,9 +58,9 @@ func (h *Hook) closePlain(ctx context.Context) (string, error) {
 	if secret == nil {
 		return "nothing: it was never opened", nil
 	}
-	if _, open := secret.Data[keyHtpasswd]; open {
+	if _, open := secret.Data[KeyHtpasswd]; open {
 		data := maps.Clone(secret.Data)
-		delete(data, keyHtpasswd)
+		delete(data, KeyHtpasswd)
 		if err := h.writeSecret(ctx, secret, name, componentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
 			return "", err
 		}
@@ -102,9 +102,9 @@ func (h *Hook) writePull(ctx context.Context) (string, error) {
 		reasons = append(reasons, "it was not for "+h.Options.Address())
 		data[corev1.DockerConfigJsonKey] = config
 	}
-	if !htpasswdMatches(data[keyHtpasswd], data[keyUsername], data[keyPassword]) {
+	if !htpasswdMatches(data[KeyHtpasswd], data[keyUsername], data[keyPassword]) {
 		reasons = append(reasons, "it kept the listener closed")
-		if data[keyHtpasswd], err = newHtpasswd(data[keyUsername], data[keyPassword]); err != nil {
+		if data[KeyHtpasswd], err = newHtpasswd(data[keyUsername], data[keyPassword]); err != nil {
 			return "", fmt.Errorf("hashing the password of %s: %w", h.object("Secret", name), err)
 		}
 	}
@@ -158,7 +158,7 @@ func (h *Hook) awaitPlain(ctx context.Context, open bool) (int, error) {
 				complaints = append(complaints, err.Error())
 			}
 			return 0, fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; look at that pod's log: %w",
-				want, keyHtpasswd, h.object("Secret", h.Options.Name+SuffixPull), strings.Join(complaints, "; "), sleepErr)
+				want, KeyHtpasswd, h.object("Secret", h.Options.Name+SuffixPull), strings.Join(complaints, "; "), sleepErr)
 		}
 	}
 }

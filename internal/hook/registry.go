@@ -50,7 +50,7 @@ type Access struct {
 func NewAccess(name, namespace string, certificate, credentials *corev1.Secret) Access {
 	return Access{
 		ServerName:  serverName(name, namespace),
-		Authority:   certificate.Data[keyAuthority],
+		Authority:   certificate.Data[KeyAuthority],
 		Certificate: certificate.Data[keyCertificate],
 		Key:         certificate.Data[keyPrivateKey],
 		Username:    string(credentials.Data[keyUsername]),

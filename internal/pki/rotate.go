@@ -186,7 +186,7 @@ func (p Position) waiting(lacks ...func(Loaded) string) []string {
 func (p Position) lacksTrust(l Loaded) string {
 	for _, cert := range p.Want.certs {
 		if fingerprint := Fingerprint(cert); !slices.Contains(l.Trust, fingerprint) {
-			return fmt.Sprintf("it does not trust %q (SHA-256 %s) yet", cert.Subject, short(fingerprint))
+			return fmt.Sprintf("it does not trust %q (SHA-256 %s) yet", cert.Subject, Short(fingerprint))
 		}
 	}
 	return ""
@@ -196,7 +196,7 @@ func (p Position) trustsMore(l Loaded) string {
 	wanted := p.Want.Fingerprints()
 	for _, fingerprint := range l.Trust {
 		if !slices.Contains(wanted, fingerprint) {
-			return fmt.Sprintf("it still trusts the former authority with SHA-256 %s", short(fingerprint))
+			return fmt.Sprintf("it still trusts the former authority with SHA-256 %s", Short(fingerprint))
 		}
 	}
 	return ""
@@ -208,13 +208,13 @@ func (p Position) lacksLeaf(l Loaded) string {
 		return fmt.Sprintf("there is no certificate for its role %q", l.Role)
 	}
 	if fingerprint := Fingerprint(leaf); l.Leaf != fingerprint {
-		return fmt.Sprintf("it still shows the certificate with SHA-256 %s, not %s", short(l.Leaf), short(fingerprint))
+		return fmt.Sprintf("it still shows the certificate with SHA-256 %s, not %s", Short(l.Leaf), Short(fingerprint))
 	}
 	return ""
 }
 
-// short is as much of a fingerprint as tells people one from another.
-func short(fingerprint string) string {
+// Short is as much of a fingerprint as tells people one from another.
+func Short(fingerprint string) string {
 	const enough = 16
 	return fingerprint[:min(enough, len(fingerprint))]
 }
