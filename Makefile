@@ -30,6 +30,9 @@ export E2E_INIT_HOOK   := $(CURDIR)/bin/init-hook
 export E2E_IMAGES      := $(CURDIR)/dist/images
 export E2E_CHART       := $(CURDIR)/$(CHART)
 
+# The table of values in the chart's README, in the order of values.yaml.
+HELM_DOCS = "$$($(TESTCLUSTER) tool helm-docs)" --chart-search-root charts --sort-values-order file --log-level error
+
 ##@ Everyday
 .PHONY: help
 help: ## List the commands
@@ -40,7 +43,7 @@ demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install
 	test/demo.sh
 
 .PHONY: test
-test: verify lint unit e2e ## All checks that this machine can run; says loudly what it skipped
+test: verify lint alerts unit e2e ## All checks that this machine can run; says loudly what it skipped
 
 ##@ Build
 .PHONY: deps
@@ -60,43 +63,74 @@ images: payload ## Build dist/images/*.tar: OCI archives, amd64 and arm64, repro
 	go run ./tools/images --version $(VERSION) --registry $(REGISTRY) --output dist/images
 
 .PHONY: chart
-chart: $(TESTCLUSTER) ## Package the chart into dist/
-	mkdir -p dist
-	"$$($(TESTCLUSTER) tool helm)" package $(CHART) --destination dist
+chart: ## Package the chart into dist/, reproducible
+	go run ./tools/release -chart-only -version $(VERSION) -output dist
+
+.PHONY: release
+release: images ## Everything of a release into dist/release: chart, programs, images, SBOMs, provenance, SHA256SUMS; docs/release.md
+	go run ./tools/release -version $(VERSION) -registry $(REGISTRY) -output dist/release $(RELEASE_FLAGS)
+	cd dist/release && sha256sum --check --quiet SHA256SUMS
 
 ##@ Check
 .PHONY: unit
 unit: payload ## Unit tests with the race detector, where there is Go to race: not the templates, the loader in C, cert-manager
-	go test -race -short ./cmd/... ./internal/... ./tools/... # -short: killed at a few writes; the next line: at each
-	go test ./internal/hook ./templates-tests/... ./loader/...
+	go test -race -short ./cmd/... ./internal/... ./tools/... # -short: killed at a few writes, no 2 GiB; the next line: all of it
+	go test -timeout 30m ./bench/... ./internal/hook ./internal/images ./internal/remote ./templates-tests/... ./loader/... ./docs/...
 	cd test/cluster && go test -race ./...
 	$(CERTMANAGER_GO) test -trimpath ./...
 
 .PHONY: lint
-lint: payload $(TESTCLUSTER) ## gofmt, go vet, golangci-lint, helm lint
+lint: payload $(TESTCLUSTER) ## gofmt, go vet, golangci-lint, helm lint, ct lint, kubeconform
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; }
 	go vet ./...
 	cd test/cluster && go vet ./...
 	$(CERTMANAGER_GO) vet -trimpath ./...
 	"$$($(TESTCLUSTER) tool golangci-lint)" run ./...
 	"$$($(TESTCLUSTER) tool helm)" lint --strict $(CHART) --set registryProxy=true
+	$(MAKE) --no-print-directory ct-lint kubeconform
+
+.PHONY: ct-lint
+ct-lint: $(TESTCLUSTER) ## ct lint of the chart: yamllint and helm lint with every values file of ci/
+	@# Whether the version was raised is asked where there is a main branch to compare with.
+	PATH="$$(dirname "$$($(TESTCLUSTER) tool helm)"):$$PATH" "$$($(TESTCLUSTER) tool ct)" lint --config ct.yaml --charts $(CHART) --check-version-increment=false
+
+.PHONY: kubeconform
+kubeconform: $(TESTCLUSTER) ## What the chart renders against the schemas of three minors of Kubernetes
+	hack/kubeconform.sh $(TESTCLUSTER) $(CHART)
+
+.PHONY: ct-install
+ct-install: ## ct install of every values file of the chart's ci/, on a cluster of its own (part of make e2e)
+	$(MAKE) --no-print-directory e2e E2E_RUN=TestChartTesting
+
+.PHONY: alerts
+alerts: $(TESTCLUSTER) ## The chart's alerts and dashboard with promtool, on captured metrics
+	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" go test ./templates-tests -run Promtool -count=1
 
 .PHONY: generate
-generate: ## Write what is generated: go.mod, golden manifests
+generate: $(TESTCLUSTER) ## Write what is generated: go.mod, golden manifests, the chart's schema and README
 	go mod tidy
 	cd test/cluster && go mod tidy
 	cd test/certmanager && go mod tidy
+	go test ./templates-tests -run Schema -write-schema
+	$(HELM_DOCS)
 	go test ./templates-tests/... -update
+	go test ./cmd/registry-node/root -run Configure -update
+	go test ./internal/noderuntime -run Example -update
 
 .PHONY: verify
-verify: ## Fail where generated files are not what generate would write
+verify: $(TESTCLUSTER) ## Fail where generated files are not what generate would write
 	go mod tidy -diff
 	cd test/cluster && go mod tidy -diff
 	cd test/certmanager && go mod tidy -diff
+	go test ./templates-tests -run 'Schema|README'
+	$(HELM_DOCS) --dry-run | diff -u $(CHART)/README.md -
 
 .PHONY: e2e
-e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## Scenarios on the test cluster, or on the one in KUBECONFIG
-	go test ./test/e2e -count=1 -timeout 60m -v
+e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## Scenarios on the test cluster, or on the one in KUBECONFIG (E2E_RUN=TestSwitch for one)
+	@for tool in crane ct helm helm4 kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done # built before clusters need the processors
+	@mkdir -p dist # The whole log is in dist/e2e.json; what failed and what was skipped is repeated at the end.
+	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout 60m $(if $(E2E_RUN),-run '$(E2E_RUN)')
+	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort
 
 .PHONY: e2e-long
 e2e-long: export E2E_LONG = 1
@@ -106,6 +140,11 @@ e2e-long: e2e ## The same with what make e2e shortens: a switch killed at all of
 bench: ## The proxy beside a plain reverse proxy, in one process and in processes of their own
 	go test -run '^$$' -bench . -benchmem ./internal/proxy
 	go test -run '^$$' -bench Process -benchtime 1x -v ./cmd/registry-node
+
+.PHONY: bench-images
+bench-images: build $(TESTCLUSTER) ## Pushes and pulls of 40 images beside crane, skopeo and regctl (BENCH_IMAGES="-n 5 -write bench/images")
+	$(GOBUILD) -o dist/bench-images ./bench/images
+	dist/bench-images -init-hook bin/init-hook -testcluster $(TESTCLUSTER) $(BENCH_IMAGES)
 
 ##@ Test cluster
 .PHONY: cluster-up

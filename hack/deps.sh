@@ -12,6 +12,7 @@ needs=(
   ip=iproute2 iptables=iptables nft=nftables conntrack=conntrack ipset=ipset # the test cluster's network
   ethtool=ethtool ebtables=ebtables nsenter=util-linux ss=iproute2
   skopeo=skopeo                             # a client that insists on TLS it trusts
+  yamllint=yamllint git=git                 # ct lint
 )
 missing=()
 for need in "${needs[@]}"; do

@@ -14,7 +14,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -40,19 +39,37 @@ var trees = map[string]func() *cobra.Command{
 // program is the base name of what a container runs, whatever brings it there.
 func program(c corev1.Container) string { return filepath.Base(c.Command[len(c.Command)-1]) }
 
+// command is a container that runs a program of the project.
+type command struct {
+	corev1.Container
+	workload workload
+}
+
+func commands(out *output) (found []command) {
+	for _, w := range workloads(out) {
+		for _, c := range containers(w.pod.Spec) {
+			// The pause image has one of its own.
+			if len(c.Command) > 0 {
+				found = append(found, command{c, w})
+			}
+		}
+	}
+	return found
+}
+
 func TestEveryProgramUnderstandsItsArguments(t *testing.T) {
 	parsed := map[string]int{}
 	for _, combination := range matrix(t) {
-		for _, w := range workloads(combination.output) {
-			c := w.pod.Spec.Containers[0]
-			tree, ok := trees[program(c)]
+		for _, c := range commands(combination.output) {
+			w := c.workload
+			tree, ok := trees[program(c.Container)]
 			if !ok {
-				t.Fatalf("%s: no command tree of %s", w.object, program(c))
+				t.Fatalf("%s: no command tree of %s", w.object, program(c.Container))
 			}
 			command, rest, err := tree().Find(c.Args)
 			path, _, _ := strings.Cut(strings.Join(c.Args, " "), " --")
 			if err == nil && command.CommandPath() != command.Root().Name()+" "+path {
-				t.Errorf("%s: %s: %s has no command %s", combination.name, w.object, program(c), path)
+				t.Errorf("%s: %s: %s has no command %s", combination.name, w.object, program(c.Container), path)
 				continue
 			}
 			if err == nil {
@@ -67,10 +84,10 @@ func TestEveryProgramUnderstandsItsArguments(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s: %s: %v\n%s", combination.name, w.object, err, c.Args)
 			}
-			parsed[program(c)+" "+path]++
+			parsed[program(c.Container)+" "+path]++
 		}
 	}
-	for _, want := range []string{"registry serve", "registry-node proxy", "init-hook prepare", "init-hook finish", "init-hook cleanup", "init-hook certs renew"} {
+	for _, want := range []string{"registry serve", "registry-node proxy", "registry-node configure", "registry-node pause", "init-hook prepare", "init-hook finish", "init-hook cleanup", "init-hook certs renew", "init-hook version", "init-hook check push", "init-hook check tls"} {
 		if parsed[want] == 0 {
 			t.Errorf("%s was never parsed: %v", want, parsed)
 		}
@@ -85,12 +102,16 @@ func TestTheJobsAcceptWhatTheChartDecided(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	for _, combination := range matrix(t) {
 		for _, w := range workloads(combination.output) {
-			if w.selector != nil {
+			args, want := w.pod.Spec.Containers[0].Args, "no cluster to talk to"
+			if w.selector != nil || args[0] == "version" {
 				continue
 			}
+			if args[0] == "check" { // needs no cluster, but what is mounted
+				want = "/etc/zarf-registry/push"
+			}
 			command := cli.New(io.Discard, io.Discard)
-			command.SetArgs(w.pod.Spec.Containers[0].Args)
-			if err := command.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "no cluster to talk to") {
+			command.SetArgs(args)
+			if err := command.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %s: %v", combination.name, w.object, err)
 			}
 		}
@@ -118,7 +139,7 @@ func TestTheProxyAcceptsItsArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, combination := range matrix(t) {
-		for _, d := range all[*appsv1.DaemonSet](combination.output) {
+		for _, d := range daemonSets(combination.output, "proxy") {
 			command, rest, err := noderoot.New().Find(d.Spec.Template.Spec.Containers[0].Args)
 			if err != nil {
 				t.Fatal(err)
@@ -149,6 +170,9 @@ func TestTheProxyAcceptsItsArguments(t *testing.T) {
 func TestTheRegistryAcceptsItsConfiguration(t *testing.T) {
 	for name, values := range ciValues(t) {
 		for _, m := range all[*corev1.ConfigMap](rendering{values: values}.render(t)) {
+			if strings.HasSuffix(m.Name, "-dashboard") {
+				continue
+			}
 			file := filepath.Join(t.TempDir(), "config.yml")
 			if err := os.WriteFile(file, []byte(m.Data["config.yml"]), 0o600); err != nil {
 				t.Fatal(err)
@@ -158,7 +182,7 @@ func TestTheRegistryAcceptsItsConfiguration(t *testing.T) {
 				t.Errorf("%s: %v\n%s", name, err, m.Data["config.yml"])
 				continue
 			}
-			want := map[string]string{"s3": "s3", "inmemory": "inmemory"}[name]
+			want := map[string]string{"s3": "s3", "autoscaling": "s3", "inmemory": "inmemory"}[name]
 			if want == "" {
 				want = "filesystem"
 			}
@@ -174,9 +198,12 @@ func TestArgumentsNameWhatIsMounted(t *testing.T) {
 	named := 0
 	for name, values := range ciValues(t) {
 		for _, w := range workloads(rendering{values: values}.render(t)) {
-			c := w.pod.Spec.Containers[0]
+			c := w.program()
 			for _, arg := range slices.Concat(c.Command, c.Args) {
 				path := arg[strings.LastIndex(arg, "=")+1:]
+				if strings.HasPrefix(arg, "--node-directories") {
+					continue // of the nodes
+				}
 				if !strings.HasPrefix(path, "/etc/") && !strings.HasPrefix(path, "/payload") && !strings.HasPrefix(path, "/program") {
 					continue
 				}
@@ -221,19 +248,18 @@ func payloadIs(t *testing.T, out *output, id string) {
 	}
 	sources := 0
 	for _, w := range workloads(out) {
-		p := injector.Program{Name: program(w.pod.Spec.Containers[0]), Architecture: w.pod.Spec.NodeSelector["kubernetes.io/arch"]}
-		for _, v := range w.pod.Spec.Volumes {
-			if v.Projected == nil {
-				continue
-			}
-			if len(v.Projected.Sources) != p.MaxChunks() {
-				t.Errorf("%s: %d chunks, the injector makes up to %d", w.object, len(v.Projected.Sources), p.MaxChunks())
-			}
-			for i, source := range v.Projected.Sources {
-				sources++
-				if want := injector.ConfigMapName("zarf-registry", id, p, i); source.ConfigMap.Name != want {
-					t.Errorf("%s: %s, the injector writes %s", w.object, source.ConfigMap.Name, want)
-				}
+		p := injector.Program{Name: program(w.program()), Architecture: w.pod.Spec.NodeSelector["kubernetes.io/arch"]}
+		chunks := payload(w.pod.Spec)
+		if chunks == nil {
+			continue
+		}
+		if len(chunks.Sources) != p.MaxChunks() {
+			t.Errorf("%s: %d chunks, the injector makes up to %d", w.object, len(chunks.Sources), p.MaxChunks())
+		}
+		for i, source := range chunks.Sources {
+			sources++
+			if want := injector.ConfigMapName("zarf-registry", id, p, i); source.ConfigMap.Name != want {
+				t.Errorf("%s: %s, the injector writes %s", w.object, source.ConfigMap.Name, want)
 			}
 		}
 	}
@@ -280,6 +306,7 @@ func TestTheRightsAreThoseThatTheJobsUse(t *testing.T) {
 	}
 	grant(find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules)
 	grant(find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-hook").Rules)
+	grant(find[*rbacv1.Role](t, out, "zarf-zarf-registry-hook-hosting").Rules)
 	used := map[string][]string{}
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[hook.Cluster]()) {
 		for i := range field.Type.NumMethod() {

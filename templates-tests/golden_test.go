@@ -42,7 +42,7 @@ func TestEveryValuesFileRendersItsGoldenFile(t *testing.T) {
 	}
 	for _, file := range files {
 		if !rendered[file.Name()] {
-			t.Errorf("%s has no values file in ci/", filepath.Join(dir, file.Name()))
+			t.Errorf("%s has no values file in ci/ or testdata/values", filepath.Join(dir, file.Name()))
 		}
 	}
 }

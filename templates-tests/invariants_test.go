@@ -2,6 +2,7 @@ package templates
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ import (
 // workload is an object that makes pods.
 type workload struct {
 	object   object
-	selector *metav1.LabelSelector // nil for a Job or CronJob, whose controller makes it
+	selector *metav1.LabelSelector // nil for a Job or CronJob, whose controller makes it, and for a pod
 	pod      corev1.PodTemplateSpec
 }
 
@@ -39,12 +40,43 @@ func workloads(out *output) []workload {
 			found = append(found, workload{o, nil, typed.Spec.Template})
 		case *batchv1.CronJob:
 			found = append(found, workload{o, nil, typed.Spec.JobTemplate.Spec.Template})
+		case *corev1.Pod:
+			found = append(found, workload{o, nil, corev1.PodTemplateSpec{ObjectMeta: typed.ObjectMeta, Spec: typed.Spec}})
 		}
 	}
 	return found
 }
 
 func (w workload) component() string { return w.pod.Labels["app.kubernetes.io/component"] }
+
+// ofNodes says whether the pods look after their node, as the two kinds of DaemonSets
+// of node configuration do.
+func (w workload) ofNodes() bool { return strings.HasPrefix(w.component(), "node-") }
+
+// program is the container that runs a program of the project.
+func (w workload) program() corev1.Container {
+	if w.ofNodes() {
+		return w.pod.Spec.InitContainers[0]
+	}
+	return w.pod.Spec.Containers[0]
+}
+
+// daemonSets are those of a component.
+func daemonSets(out *output, component string) []*appsv1.DaemonSet {
+	return slices.DeleteFunc(all[*appsv1.DaemonSet](out), func(d *appsv1.DaemonSet) bool {
+		return d.Labels["app.kubernetes.io/component"] != component
+	})
+}
+
+// payload is the volume that a program comes in, nil where it comes in an image.
+func payload(spec corev1.PodSpec) *corev1.ProjectedVolumeSource {
+	for _, v := range spec.Volumes {
+		if v.Name == "payload" {
+			return v.Projected
+		}
+	}
+	return nil
+}
 
 // hookMade are the objects that the Jobs make, by what follows the full name:
 // the chart refers to them and must never render them.
@@ -66,9 +98,14 @@ func fullNameOf(out *output) string {
 // invariants hold for whatever the chart renders. Each reports what is wrong.
 var invariants = map[string]func(out *output) []string{
 	"pods run restricted, and only the proxy uses the node's network": func(out *output) (wrong []string) {
+		// OpenShift chooses users and groups, and refuses others.
+		openshift := slices.Contains(hookArguments(out, "prepare"), "--openshift=true")
 		for _, w := range workloads(out) {
 			spec := w.pod.Spec
-			if c := spec.SecurityContext; c == nil || !is(c.RunAsNonRoot, true) || !is(c.RunAsUser, 65532) || !is(c.FSGroup, 65532) ||
+			if w.ofNodes() {
+				continue // what they may is said below
+			}
+			if c := spec.SecurityContext; c == nil || !is(c.RunAsNonRoot, true) || !openshift && (!is(c.RunAsUser, 65532) || !is(c.FSGroup, 65532)) || openshift && (c.RunAsUser != nil || c.RunAsGroup != nil || c.FSGroup != nil) ||
 				!is(c.FSGroupChangePolicy, corev1.FSGroupChangeOnRootMismatch) || c.SeccompProfile == nil || c.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
 				wrong = append(wrong, fmt.Sprintf("%s: the pod's security context is not restricted", w.object))
 			}
@@ -97,7 +134,7 @@ var invariants = map[string]func(out *output) []string{
 		return wrong
 	},
 	"the proxy listens on loopback only": func(out *output) (wrong []string) {
-		for _, d := range all[*appsv1.DaemonSet](out) {
+		for _, d := range daemonSets(out, "proxy") {
 			spec := d.Spec.Template.Spec
 			for _, c := range spec.Containers {
 				for _, port := range c.Ports {
@@ -119,7 +156,7 @@ var invariants = map[string]func(out *output) []string{
 		return wrong
 	},
 	"hostNetwork is surged, declares no port and probes loopback; hostPort never surges": func(out *output) (wrong []string) {
-		for _, d := range all[*appsv1.DaemonSet](out) {
+		for _, d := range daemonSets(out, "proxy") {
 			spec, rolling := d.Spec.Template.Spec, d.Spec.UpdateStrategy.RollingUpdate
 			c := spec.Containers[0]
 			if rolling == nil {
@@ -149,7 +186,7 @@ var invariants = map[string]func(out *output) []string{
 	},
 	"servers have all three probes, on ports that exist": func(out *output) (wrong []string) {
 		for _, w := range workloads(out) {
-			if w.selector == nil {
+			if w.selector == nil || w.ofNodes() {
 				continue
 			}
 			for _, c := range w.pod.Spec.Containers {
@@ -171,6 +208,9 @@ var invariants = map[string]func(out *output) []string{
 			for _, c := range containers(w.pod.Spec) {
 				if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
 					wrong = append(wrong, fmt.Sprintf("%s: %s requests nothing", w.object, c.Name))
+				}
+				if c.Resources.Limits.Memory().Cmp(*c.Resources.Requests.Memory()) < 0 || !c.Resources.Limits.Cpu().IsZero() {
+					wrong = append(wrong, fmt.Sprintf("%s: %s has the limits %v", w.object, c.Name, c.Resources.Limits))
 				}
 				if c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
 					wrong = append(wrong, fmt.Sprintf("%s: terminationMessagePolicy %q", w.object, c.TerminationMessagePolicy))
@@ -196,7 +236,7 @@ var invariants = map[string]func(out *output) []string{
 		return wrong
 	},
 	"hooks have the weight of their kind and are deleted when they succeed": func(out *output) (wrong []string) {
-		weights := map[string]string{"ServiceAccount": "-20", "Role": "-10", "RoleBinding": "-10", "ClusterRole": "-10", "ClusterRoleBinding": "-10", "Job": "0"}
+		weights := map[string]string{"ServiceAccount": "-20", "Role": "-10", "RoleBinding": "-10", "ClusterRole": "-10", "ClusterRoleBinding": "-10", "Secret": "-5", "DaemonSet": "-5", "Job": "0", "Pod": "0"}
 		for _, o := range out.objects {
 			if o.hook() == "" {
 				continue
@@ -207,7 +247,11 @@ var invariants = map[string]func(out *output) []string{
 			} else if got := o.GetAnnotations()["helm.sh/hook-weight"]; got != want {
 				wrong = append(wrong, fmt.Sprintf("%s: hook weight %q, not %s", o, got, want))
 			}
-			if got := o.GetAnnotations()["helm.sh/hook-delete-policy"]; got != "before-hook-creation,hook-succeeded" {
+			policy := "before-hook-creation,hook-succeeded"
+			if want == "-5" {
+				policy += ",hook-failed" // they have no log, and are of no use afterwards
+			}
+			if got := o.GetAnnotations()["helm.sh/hook-delete-policy"]; got != policy {
 				wrong = append(wrong, fmt.Sprintf("%s: hook-delete-policy %q", o, got))
 			}
 		}
@@ -218,11 +262,11 @@ var invariants = map[string]func(out *output) []string{
 			for event := range strings.SplitSeq(j.Annotations["helm.sh/hook"], ",") {
 				needed := 0
 				for _, o := range out.objects {
-					if o.hook() != "" && o.GetKind() != "Job" && slices.Contains(strings.Split(o.hook(), ","), event) {
+					if slices.Contains([]string{"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}, o.GetKind()) && slices.Contains(strings.Split(o.hook(), ","), event) {
 						needed++
 					}
 				}
-				if needed != 5 {
+				if needed != 7 {
 					wrong = append(wrong, fmt.Sprintf("%s: %d of its ServiceAccount and RBAC objects at %s", j.Name, needed, event))
 				}
 			}
@@ -231,7 +275,8 @@ var invariants = map[string]func(out *output) []string{
 	},
 	"what the Jobs make is not rendered": func(out *output) (wrong []string) {
 		for _, o := range out.objects {
-			if o.GetKind() == "Secret" || o.GetKind() == "ConfigMap" && strings.Contains(o.GetName(), "-payload-") {
+			ours := slices.Contains([]string{"-node-config", "-node-config-proposal"}, strings.TrimPrefix(o.GetName(), fullNameOf(out)))
+			if o.GetKind() == "Secret" && !ours || o.GetKind() == "ConfigMap" && strings.Contains(o.GetName(), "-payload-") {
 				wrong = append(wrong, o.String())
 			}
 		}
@@ -241,7 +286,8 @@ var invariants = map[string]func(out *output) []string{
 		found := 0
 		for _, s := range all[*corev1.Service](out) {
 			port := s.Spec.Ports[0]
-			if s.Spec.Type == corev1.ServiceTypeClusterIP && port.NodePort == 0 && port.TargetPort.String() == "registry" {
+			inside := s.Spec.Type == corev1.ServiceTypeClusterIP && port.NodePort == 0 && slices.Contains([]string{"registry", "metrics"}, port.TargetPort.String())
+			if inside || port.TargetPort.String() == "exposed" {
 				continue
 			}
 			found++
@@ -264,7 +310,7 @@ var invariants = map[string]func(out *output) []string{
 	},
 	"in proxy mode, and only there, are proxies, which Helm keeps and finish knows": func(out *output) (wrong []string) {
 		var names []string
-		for _, d := range all[*appsv1.DaemonSet](out) {
+		for _, d := range daemonSets(out, "proxy") {
 			names = append(names, d.Name)
 			if d.Annotations["helm.sh/resource-policy"] != "keep" {
 				wrong = append(wrong, d.Name+" is not kept: a switch would take it away before the node port is proven")
@@ -283,9 +329,9 @@ var invariants = map[string]func(out *output) []string{
 		}
 		return wrong
 	},
-	"with an external registry there is nothing but hooks": func(out *output) (wrong []string) {
+	"with an external registry there is nothing but hooks and what nodes are to have": func(out *output) (wrong []string) {
 		for _, o := range out.objects {
-			if decidedMode(out) == "external" && o.hook() == "" {
+			if decidedMode(out) == "external" && o.hook() == "" && o.GetLabels()["app.kubernetes.io/component"] != "node-config" {
 				wrong = append(wrong, o.String())
 			}
 		}
@@ -294,7 +340,7 @@ var invariants = map[string]func(out *output) []string{
 	"the injected programs' images are those that the Jobs know": func(out *output) (wrong []string) {
 		var want, known []string
 		for _, w := range workloads(out) {
-			if c := w.pod.Spec.Containers[0]; c.Command[0] == "/payload/loader" && !slices.Contains(want, c.Image) {
+			if c := w.program(); c.Command[0] == "/payload/loader" && !slices.Contains(want, c.Image) {
 				want = append(want, c.Image)
 			}
 		}
@@ -337,6 +383,32 @@ var invariants = map[string]func(out *output) []string{
 		}
 		return wrong
 	},
+	"what is for the outside leads to a listener with TLS, and to no other": func(out *output) (wrong []string) {
+		listens := false
+		for _, d := range all[*appsv1.Deployment](out) {
+			c := d.Spec.Template.Spec.Containers[0]
+			listens = listens || slices.Contains(c.Args, "--expose-listen=:5443") && slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == "exposed" && p.ContainerPort == 5443 })
+		}
+		services := map[string]bool{}
+		for _, s := range all[*corev1.Service](out) {
+			leads := s.Spec.Ports[0].TargetPort.String() == "exposed"
+			if leads != strings.HasSuffix(s.Name, "-expose") || leads && (!listens || len(s.Spec.Ports) != 1) || !leads && s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+				wrong = append(wrong, fmt.Sprintf("%s: %v", s.Name, s.Spec))
+			}
+			services[s.Name] = leads
+		}
+		if listens != slices.ContainsFunc(slices.Collect(maps.Values(services)), func(leads bool) bool { return leads }) {
+			wrong = append(wrong, "it listens, and nothing leads there, or the other way round")
+		}
+		for _, i := range all[*networkingv1.Ingress](out) {
+			for _, rule := range i.Spec.Rules {
+				if len(i.Spec.TLS) != 1 || !slices.Contains(i.Spec.TLS[0].Hosts, rule.Host) || !services[rule.HTTP.Paths[0].Backend.Service.Name] {
+					wrong = append(wrong, fmt.Sprintf("%s: %v", i.Name, i.Spec))
+				}
+			}
+		}
+		return wrong
+	},
 	"what pods refer to is rendered or made by the Jobs": func(out *output) (wrong []string) {
 		has := func(kind, name string) bool {
 			return slices.ContainsFunc(out.objects, func(o object) bool { return o.GetKind() == kind && o.GetName() == name })
@@ -350,8 +422,8 @@ var invariants = map[string]func(out *output) []string{
 				if v.ConfigMap != nil && !has("ConfigMap", v.ConfigMap.Name) {
 					wrong = append(wrong, fmt.Sprintf("%s: no ConfigMap %s", w.object, v.ConfigMap.Name))
 				}
-				if v.Secret == nil {
-					continue
+				if v.Secret == nil || strings.HasPrefix(v.Name, "expose-") {
+					continue // those are the user's, or cert-manager's
 				}
 				if !slices.Contains(hookMade, strings.TrimPrefix(v.Secret.SecretName, fullname)) {
 					wrong = append(wrong, fmt.Sprintf("%s: nobody makes Secret %s", w.object, v.Secret.SecretName))
@@ -363,7 +435,8 @@ var invariants = map[string]func(out *output) []string{
 			}
 		}
 		for _, b := range all[*rbacv1.RoleBinding](out) {
-			if !has(b.RoleRef.Kind, b.RoleRef.Name) || !has("ServiceAccount", b.Subjects[0].Name) {
+			ofOpenShift := strings.HasPrefix(b.RoleRef.Name, "system:openshift:scc:")
+			if !has(b.RoleRef.Kind, b.RoleRef.Name) && !ofOpenShift || !has("ServiceAccount", b.Subjects[0].Name) {
 				wrong = append(wrong, b.Name)
 			}
 		}
@@ -377,18 +450,17 @@ var invariants = map[string]func(out *output) []string{
 	"the first chunk of a payload is required and the others optional": func(out *output) (wrong []string) {
 		want := map[string]int{"registry": injector.MaxChunksRegistry, "registry-node": injector.MaxChunksRegistryNode}
 		for _, w := range workloads(out) {
-			for _, v := range w.pod.Spec.Volumes {
-				if v.Projected == nil {
-					continue
-				}
-				program := strings.TrimPrefix(w.pod.Spec.Containers[0].Command[2], "/program/")
-				if *v.Projected.DefaultMode != 0o555 || len(v.Projected.Sources) != want[program] {
-					wrong = append(wrong, fmt.Sprintf("%s: mode %o, %d chunks", w.object, *v.Projected.DefaultMode, len(v.Projected.Sources)))
-				}
-				for i, source := range v.Projected.Sources {
-					if optional := is(source.ConfigMap.Optional, true); optional != (i > 0) || !strings.HasSuffix(source.ConfigMap.Name, fmt.Sprintf("-%s-%s-%02d", program, w.pod.Spec.NodeSelector["kubernetes.io/arch"], i)) {
-						wrong = append(wrong, fmt.Sprintf("%s: source %d is %s, optional %t", w.object, i, source.ConfigMap.Name, optional))
-					}
+			chunks := payload(w.pod.Spec)
+			if chunks == nil {
+				continue
+			}
+			program := strings.TrimPrefix(w.program().Command[2], "/program/")
+			if *chunks.DefaultMode != 0o555 || len(chunks.Sources) != want[program] {
+				wrong = append(wrong, fmt.Sprintf("%s: mode %o, %d chunks", w.object, *chunks.DefaultMode, len(chunks.Sources)))
+			}
+			for i, source := range chunks.Sources {
+				if optional := is(source.ConfigMap.Optional, true); optional != (i > 0) || !strings.HasSuffix(source.ConfigMap.Name, fmt.Sprintf("-%s-%s-%02d", program, w.pod.Spec.NodeSelector["kubernetes.io/arch"], i)) {
+					wrong = append(wrong, fmt.Sprintf("%s: source %d is %s, optional %t", w.object, i, source.ConfigMap.Name, optional))
 				}
 			}
 		}
@@ -396,8 +468,9 @@ var invariants = map[string]func(out *output) []string{
 	},
 	"an injected program never pulls": func(out *output) (wrong []string) {
 		for _, w := range workloads(out) {
-			for _, c := range w.pod.Spec.Containers {
-				if c.Command[0] == "/payload/loader" && c.ImagePullPolicy != corev1.PullIfNotPresent {
+			for _, c := range containers(w.pod.Spec) {
+				injected := len(c.Command) > 0 && c.Command[0] == "/payload/loader"
+				if (injected || c.Name == "pause" && payload(w.pod.Spec) != nil) && c.ImagePullPolicy != corev1.PullIfNotPresent {
 					wrong = append(wrong, fmt.Sprintf("%s: imagePullPolicy %s", w.object, c.ImagePullPolicy))
 				}
 			}
@@ -413,12 +486,18 @@ var invariants = map[string]func(out *output) []string{
 			wrong = append(wrong, selects(w.object, w.selector, pods, func(other workload) bool { return other.object.String() == w.object.String() })...)
 		}
 		for _, s := range all[*corev1.Service](out) {
-			wrong = append(wrong, selects(s.Name, metav1.SetAsLabelSelector(s.Spec.Selector), pods, func(w workload) bool { return w.component() == "registry" })...)
+			component := "registry"
+			if strings.HasSuffix(s.Name, "-proxy-metrics") {
+				component = "proxy"
+			}
+			wrong = append(wrong, selects(s.Name, metav1.SetAsLabelSelector(s.Spec.Selector), pods, func(w workload) bool { return w.component() == component })...)
 		}
 		for _, p := range all[*networkingv1.NetworkPolicy](out) {
 			component := p.Labels["app.kubernetes.io/component"]
 			if component != "proxy" || decidedMode(out) == "proxy" {
-				wrong = append(wrong, selects("policy "+p.Name, &p.Spec.PodSelector, pods, func(w workload) bool { return w.component() == component })...)
+				wrong = append(wrong, selects("policy "+p.Name, &p.Spec.PodSelector, pods, func(w workload) bool {
+					return w.component() == component || component == "node-config" && w.ofNodes()
+				})...)
 			}
 			for _, rule := range p.Spec.Ingress {
 				for _, peer := range rule.From {
@@ -436,25 +515,27 @@ var invariants = map[string]func(out *output) []string{
 		return wrong
 	},
 	"no node gets two proxies": func(out *output) (wrong []string) {
-		named := map[string]string{} // node → DaemonSet
-		for _, d := range all[*appsv1.DaemonSet](out) {
-			in, notIn := nodeFields(d.Spec.Template.Spec.Affinity)
-			for _, node := range in {
-				if other := named[node]; other != "" {
-					wrong = append(wrong, fmt.Sprintf("%s is for %s and for %s", node, other, d.Name))
+		for _, component := range []string{"proxy", "node-config", "node-restore"} {
+			named := map[string]string{} // node → DaemonSet
+			for _, d := range daemonSets(out, component) {
+				in, notIn := nodeFields(d.Spec.Template.Spec.Affinity)
+				for _, node := range in {
+					if other := named[node]; other != "" {
+						wrong = append(wrong, fmt.Sprintf("%s is for %s and for %s", node, other, d.Name))
+					}
+					named[node] = d.Name
 				}
-				named[node] = d.Name
+				if len(in) > 0 && len(notIn) > 0 {
+					wrong = append(wrong, d.Name+": some nodes named and others left out")
+				}
 			}
-			if len(in) > 0 && len(notIn) > 0 {
-				wrong = append(wrong, d.Name+": some nodes named and others left out")
-			}
-		}
-		for _, d := range all[*appsv1.DaemonSet](out) {
-			in, notIn := nodeFields(d.Spec.Template.Spec.Affinity)
-			for node, other := range named {
-				sameArchitecture := strings.HasPrefix(other, d.Name+"-")
-				if len(in) == 0 && sameArchitecture != slices.Contains(notIn, node) {
-					wrong = append(wrong, fmt.Sprintf("%s: %s, which is for %s, is left out: %t", d.Name, node, other, !sameArchitecture))
+			for _, d := range daemonSets(out, component) {
+				in, notIn := nodeFields(d.Spec.Template.Spec.Affinity)
+				for node, other := range named {
+					sameArchitecture := strings.HasPrefix(other, d.Name+"-")
+					if len(in) == 0 && sameArchitecture != slices.Contains(notIn, node) {
+						wrong = append(wrong, fmt.Sprintf("%s: %s, which is for %s, is left out: %t", d.Name, node, other, !sameArchitecture))
+					}
 				}
 			}
 		}
@@ -494,14 +575,13 @@ var invariants = map[string]func(out *output) []string{
 			}
 		}
 		for _, w := range workloads(out) {
-			for _, v := range w.pod.Spec.Volumes {
-				if v.Projected == nil {
-					continue
-				}
-				for _, source := range v.Projected.Sources {
-					for _, problem := range validation.IsDNS1123Subdomain(source.ConfigMap.Name) {
-						wrong = append(wrong, fmt.Sprintf("ConfigMap %s: %s", source.ConfigMap.Name, problem))
-					}
+			chunks := payload(w.pod.Spec)
+			if chunks == nil {
+				continue
+			}
+			for _, source := range chunks.Sources {
+				for _, problem := range validation.IsDNS1123Subdomain(source.ConfigMap.Name) {
+					wrong = append(wrong, fmt.Sprintf("ConfigMap %s: %s", source.ConfigMap.Name, problem))
 				}
 			}
 		}
@@ -530,13 +610,23 @@ var invariants = map[string]func(out *output) []string{
 						wrong = append(wrong, fmt.Sprintf("%s: %s Secret %s of somebody else", r.Name, rule.Verbs, name))
 					}
 				}
-				if r.Labels["app.kubernetes.io/component"] == "certificates" && !subset(rule.Verbs, "get", "list", "create", "update") {
+				replaces := nodesHaveTheCA(out) && slices.Equal(rule.Resources, []string{"pods"}) && slices.Equal(rule.Verbs, []string{"delete"})
+				if stays := []string{"certificates", "garbage-collection"}; slices.Contains(stays, r.Labels["app.kubernetes.io/component"]) && !replaces && !subset(rule.Verbs, "get", "list", "create", "update") {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s all the time", r.Name, rule.Verbs, rule.Resources))
 				}
 				named := subset(rule.Resources, "jobs", "services", "namespaces", "certificates", "certificates/status", "issuers") && (len(rule.ResourceNames) > 0 || slices.Equal(rule.Verbs, []string{"create"}))
 				if !named && !subset(rule.Resources, "pods", "pods/portforward", "configmaps", "secrets", "daemonsets") && !subset(rule.Verbs, "get", "list", "watch") {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
 				}
+			}
+		}
+		return wrong
+	},
+	"pods of their own are for helm test, and end": func(out *output) (wrong []string) {
+		pods := all[*corev1.Pod](out)
+		for _, p := range pods {
+			if p.Annotations["helm.sh/hook"] != "test" || p.Spec.RestartPolicy != corev1.RestartPolicyNever || p.Spec.ActiveDeadlineSeconds == nil || *p.Spec.ActiveDeadlineSeconds <= 60 {
+				wrong = append(wrong, p.Name)
 			}
 		}
 		return wrong
@@ -573,7 +663,7 @@ var invariants = map[string]func(out *output) []string{
 	"what has loaded certificates can be asked, and nothing else": func(out *output) (wrong []string) {
 		for _, w := range workloads(out) {
 			port, annotated := w.pod.Annotations[loaded.PortAnnotation]
-			c := w.pod.Spec.Containers[0]
+			c := w.program()
 			serves := slices.ContainsFunc(c.Args, func(arg string) bool { return strings.HasPrefix(arg, "--metrics-listen=") })
 			if annotated != serves || serves && !slices.ContainsFunc(c.Args, func(arg string) bool {
 				return strings.HasPrefix(arg, "--metrics-listen=") && strings.HasSuffix(arg, ":"+port)
@@ -583,11 +673,17 @@ var invariants = map[string]func(out *output) []string{
 		}
 		return wrong
 	},
+	"pods that look after nodes are root without rights, and see what they were told to": nodePods,
+	"the nodes that are configured are those that get everything back, and finish knows": nodeSets,
 	"nobody reaches a pod that listens on nothing": func(out *output) (wrong []string) {
 		for _, p := range all[*networkingv1.NetworkPolicy](out) {
 			component := p.Labels["app.kubernetes.io/component"]
-			closed := component == "init-hook" || component == "certificates"
-			if closed && len(p.Spec.Ingress) > 0 || !slices.Equal(p.Spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) {
+			closed := slices.Contains([]string{"init-hook", "certificates", "garbage-collection", "test", "node-config"}, component)
+			types := []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
+			if component == "node-config" {
+				types = append(types, networkingv1.PolicyTypeEgress)
+			}
+			if closed && len(p.Spec.Ingress)+len(p.Spec.Egress) > 0 || !slices.Equal(p.Spec.PolicyTypes, types) {
 				wrong = append(wrong, fmt.Sprintf("%s: %v", p.Name, p.Spec))
 			}
 		}
@@ -595,6 +691,9 @@ var invariants = map[string]func(out *output) []string{
 			return wrong
 		}
 		for _, w := range workloads(out) {
+			if decidedMode(out) == "external" && !w.ofNodes() {
+				continue // there are the Jobs only, which are gone when all is done
+			}
 			guarded := slices.ContainsFunc(all[*networkingv1.NetworkPolicy](out), func(p *networkingv1.NetworkPolicy) bool {
 				return len(selects(p.Name, &p.Spec.PodSelector, []workload{w}, func(workload) bool { return true })) == 0
 			})
@@ -627,6 +726,11 @@ func TestWhateverIsRenderedKeepsTheInvariants(t *testing.T) {
 		}
 	}
 	t.Logf("%d invariants over %d renderings", len(invariants), len(combinations))
+}
+
+// nodesHaveTheCA says whether nodes get a copy of the proxies' authority.
+func nodesHaveTheCA(out *output) bool {
+	return slices.Contains(hookArguments(out, "prepare"), "--node-ca=true")
 }
 
 // hookArguments are the arguments of the Job of a step.

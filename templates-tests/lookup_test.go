@@ -21,7 +21,7 @@ import (
 // it is for (=) or not for (≠).
 func proxies(out *output, architecture string) []string {
 	var found []string
-	for _, d := range all[*appsv1.DaemonSet](out) {
+	for _, d := range daemonSets(out, "proxy") {
 		spec := d.Spec.Template.Spec
 		if spec.NodeSelector["kubernetes.io/arch"] != architecture {
 			continue
@@ -337,7 +337,7 @@ func TestTheIPFamilyComesFromWhatPodsHave(t *testing.T) {
 			if notes := out.files["NOTES.txt"]; !strings.Contains(notes, test.address) {
 				t.Errorf("the notes do not name %s:\n%s", test.address, notes)
 			}
-			spec := all[*appsv1.DaemonSet](out)[0].Spec.Template.Spec
+			spec := daemonSets(out, "proxy")[0].Spec.Template.Spec
 			if got := fmt.Sprint(spec.HostNetwork); got != test.hostNetwork {
 				t.Errorf("the proxies' hostNetwork is %s", got)
 			}
@@ -375,7 +375,7 @@ func TestTheProxyAnswersTLSWhereARuntimeNeedsIt(t *testing.T) {
 		n := node("b", "amd64")
 		n.Status.NodeInfo.ContainerRuntimeVersion = runtimeVersion
 		out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64"), n)}.render(t)
-		for _, d := range all[*appsv1.DaemonSet](out) {
+		for _, d := range daemonSets(out, "proxy") {
 			if args := d.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--tls="+want) {
 				t.Errorf("with %q: %s, want --tls=%s", runtimeVersion, args, want)
 			}

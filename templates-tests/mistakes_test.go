@@ -20,8 +20,8 @@ var mistakes = map[string]struct{ file, old, new string }{
 	"what a Job needs is there at each of its events":                                    {"init-hook/_hook.tpl", ",pre-delete\n", "\n"},
 	"what the Jobs make is not rendered":                                                 {"registry/configmap.yaml", `"%s-config"`, `"%s-payload-1"`},
 	"in nodeport mode, and only there, a node port leads to the plain listener":          {"registry/service.yaml", "type: ClusterIP", "type: NodePort"},
-	"in proxy mode, and only there, are proxies, which Helm keeps and finish knows":      {"proxy/_daemonset.tpl", `"helm.sh/resource-policy" "keep"`, `"helm.sh/resource-policy" "delete"`},
-	"with an external registry there is nothing but hooks":                               {"registry/configmap.yaml", `include "zarf-registry.internal" .`, `include "zarf-registry.fullname" .`},
+	"in proxy mode, and only there, are proxies, which Helm keeps and finish knows":      {"_helpers.tpl", "helm.sh/resource-policy: keep", "helm.sh/resource-policy: delete"},
+	"with an external registry there is nothing but hooks and what nodes are to have":    {"registry/configmap.yaml", `include "zarf-registry.internal" .`, `include "zarf-registry.fullname" .`},
 	"the injected programs' images are those that the Jobs know":                         {"_decisions.tpl", `append $images .pause`, `append $images "example.com/pause:1"`},
 	"volumes and mounts belong together, whole":                                          {"registry/deployment.yaml", "mountPath: /etc/zarf-registry/config\n", "mountPath: /etc/zarf-registry/config.yml\n              subPath: config.yml\n"},
 	"what pods refer to is rendered or made by the Jobs":                                 {"registry/deployment.yaml", "{{ $fullname }}-credentials", "{{ $fullname }}-password"},
@@ -33,7 +33,11 @@ var mistakes = map[string]struct{ file, old, new string }{
 	"rights are no more than the Jobs need":                                              {"init-hook/role.yaml", "verbs: [get, update, delete]\n    resourceNames:\n      {{- range include", "verbs: [get, update, delete, list]\n    resourceNames: []\n  - verbs: [get]\n    resources: [secrets]\n    apiGroups: ['']\n    resourceNames:\n      {{- range include"},
 	"a CronJob runs one at a time and leaves one of each end":                            {"_helpers.tpl", "trunc 39", "trunc 42"},
 	"what has loaded certificates can be asked, and nothing else":                        {"registry/deployment.yaml", `"zarf-registry/metrics-port" "5090"`, `"zarf-registry/metrics-port" "5080"`},
+	"pods that look after nodes are root without rights, and see what they were told to": {"node-config/_daemonset.tpl", `{{ printf "/host%s" $directory | quote }}`, "/host"},
+	"the nodes that are configured are those that get everything back, and finish knows": {"node-config/secret.yaml", "nodeConfig.data\" . | nindent 2 }}", "nodeConfig.data\" . | nindent 2 }}\n  more: bW9yZQ=="},
 	"nobody reaches a pod that listens on nothing":                                       {"certificates/networkpolicy.yaml", "  policyTypes:", "  ingress: [{}]\n  policyTypes:"},
+	"pods of their own are for helm test, and end":                                       {"tests/_pod.tpl", "restartPolicy: Never", "restartPolicy: OnFailure"},
+	"what is for the outside leads to a listener with TLS, and to no other":              {"expose/service.yaml", "targetPort: exposed", "targetPort: plain"},
 	"every Job ends, and its log outlives its failure":                                   {"init-hook/_hook.tpl", "restartPolicy: Never", "restartPolicy: OnFailure"},
 }
 
@@ -58,6 +62,12 @@ func TestEveryInvariantNoticesAMistake(t *testing.T) {
 			continue
 		}
 		values := proxyMode(t)
+		if strings.Contains(name, "nodes") {
+			values = ciValues(t)["node-config"]
+		}
+		if strings.Contains(name, "outside") {
+			values = ciValues(t)["expose-ingress"]
+		}
 		if strings.Contains(name, "external") {
 			values = ciValues(t)["external"]
 		}

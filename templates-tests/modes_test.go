@@ -135,14 +135,17 @@ func unreadable(t testing.TB) map[string]string {
 		replace(": 1,", ": 2,"):     "it has version 2, and this chart reads up to version 1; nothing was changed: use the chart that wrote it, or a newer one",
 		replace(": 1,", ": 0,"):     "its version is 0" + remedy,
 		replace(": 1,", `: "1.5",`): "its version is 1.5" + remedy,
-		replace(`"mode": "proxy"`, `"mode": "carrier pigeon"`):               "its mode is carrier pigeon, which there is not" + remedy,
-		replace(`"mode": "proxy",`, ``):                                      "its mode is <nil>, which there is not" + remedy,
-		replace(`"desired"`, `"desire"`):                                     "its mode is <nil>, which there is not" + remedy,
-		replace(`"ipFamily": "IPv4"`, `"ipFamily": "IPX"`):                   "its IP family is IPX, which there is not" + remedy,
-		replace(`"address": "127.0.0.1:31999"`, `"address": ""`):             "it has no address" + remedy,
-		replace(`"address": "127.0.0.1:31999"`, `"address": 31999`):          "it has no address" + remedy,
-		replace(`"updatedBy"`, `"pki": {"mode": "letter"}, "updatedBy"`):     "its PKI mode is letter, which there is not" + remedy,
-		replace(`"updatedBy"`, `"pki": {"clusterDomain": "c"}, "updatedBy"`): "its PKI mode is <nil>, which there is not" + remedy,
+		replace(`"mode": "proxy"`, `"mode": "carrier pigeon"`):                           "its mode is carrier pigeon, which there is not" + remedy,
+		replace(`"mode": "proxy",`, ``):                                                  "its mode is <nil>, which there is not" + remedy,
+		replace(`"desired"`, `"desire"`):                                                 "its mode is <nil>, which there is not" + remedy,
+		replace(`"ipFamily": "IPv4"`, `"ipFamily": "IPX"`):                               "its IP family is IPX, which there is not" + remedy,
+		replace(`"address": "127.0.0.1:31999"`, `"address": ""`):                         "it has no address" + remedy,
+		replace(`"address": "127.0.0.1:31999"`, `"address": 31999`):                      "it has no address" + remedy,
+		replace(`"updatedBy"`, `"pki": {"mode": "letter"}, "updatedBy"`):                 "its PKI mode is letter, which there is not" + remedy,
+		replace(`"updatedBy"`, `"pki": {"clusterDomain": "c"}, "updatedBy"`):             "its PKI mode is <nil>, which there is not" + remedy,
+		replace(`"updatedBy"`, `"nodeConfig": ["/etc/k0s"], "updatedBy"`):                "its directories of nodes are no list" + remedy,
+		replace(`"updatedBy"`, `"nodeConfig": {"directories": "/etc/k0s"}, "updatedBy"`): "its directories of nodes are no list" + remedy,
+		replace(`"updatedBy"`, `"nodeConfig": {"directories": [1]}, "updatedBy"`):        "it names 1, which is no directory of a container runtime's configuration" + remedy,
 	}
 }
 
@@ -177,12 +180,18 @@ func TestASwitchChangesNothingOfTheRegistry(t *testing.T) {
 		for _, name := range []string{"registry/deployment", "registry/service", "registry/serviceaccount", "registry/configmap", "registry/networkpolicy", "registry/persistentvolumeclaim", "proxy/serviceaccount", "proxy/networkpolicy", "init-hook/networkpolicy", "certificates/networkpolicy", "certificates/role", "certificates/serviceaccount"} {
 			texts = append(texts, out.files[name+".yaml"])
 		}
-		return strings.Join(texts, "---\n")
+		// Proxies have a certificate that nodes may have to trust; a node port has none.
+		all := strings.Join(texts, "---\n")
+		for _, rule := range []string{"[\"\"]\n    resources: [pods]\n    verbs: [delete]\n", "[apps]\n    resources: [daemonsets]\n    verbs: [list]\n"} {
+			all = strings.Replace(all, "  - apiGroups: "+rule, "", 1)
+		}
+		return all
 	}
 	compared := 0
 	for _, before := range matrix(t) {
 		other, ok := map[string]string{"proxy": "false", "nodeport": "true"}[decidedMode(before.output)]
-		if !ok {
+		// What nodes are to have there, mirrors and proxies' certificates, cannot be in nodeport mode.
+		if !ok || strings.HasPrefix(before.file, "node-config") {
 			continue
 		}
 		compared++
@@ -240,7 +249,7 @@ func peers(p *networkingv1.NetworkPolicy) map[int]string {
 
 func TestWhoMayReachTheRegistryDependsOnTheProxiesNetworkOnly(t *testing.T) {
 	for hostNetwork, want := range map[string]map[int]string{
-		"false": {5000: "proxy init-hook", 5001: "all"},
+		"false": {5000: "proxy init-hook test", 5001: "all"},
 		"true":  {5000: "all", 5001: "all"},
 	} {
 		for _, proxy := range []string{"true", "false"} {
@@ -280,7 +289,7 @@ func TestWhatCannotWorkForProxiesCanWithoutThem(t *testing.T) {
 func TestTheValuesOfAFormerReleaseCanBeReused(t *testing.T) {
 	for _, sets := range [][]string{{"registryProxy=true"}, {"registryProxy=false"}, nil} {
 		former := loadChart(t)
-		for _, key := range []string{"registryURL", "auth", "podSecurity", "pki"} {
+		for _, key := range []string{"registryURL", "auth", "podSecurity", "pki", "nodeConfig", "expose", "openshift"} {
 			if _, ok := former.Values[key]; !ok {
 				t.Fatalf("values.yaml has no %s", key)
 			}
@@ -386,7 +395,7 @@ func TestAProxyToleratesEverything(t *testing.T) {
 	tainted.Spec.Taints = []corev1.Taint{{Key: "dedicated", Value: "gpu", Effect: corev1.TaintEffectNoSchedule}, {Key: "leaving", Effect: corev1.TaintEffectNoExecute}}
 	out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"), tainted)}.render(t)
 	covered := false
-	for _, d := range all[*appsv1.DaemonSet](out) {
+	for _, d := range daemonSets(out, "proxy") {
 		for i := range tainted.Spec.Taints {
 			if !slices.ContainsFunc(d.Spec.Template.Spec.Tolerations, func(tol corev1.Toleration) bool {
 				return tol.Key == "" && tol.Operator == corev1.TolerationOpExists && tol.Effect == "" && tol.TolerationSeconds == nil

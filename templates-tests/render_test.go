@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
@@ -73,44 +74,19 @@ func loadChart(t testing.TB) *chart.Chart {
 // refused. The error is Helm's own.
 func (r rendering) try(t testing.TB) (*output, error) {
 	t.Helper()
-	c := r.chart
-	if c == nil {
-		c = loadChart(t)
-	}
-	release := r.release
-	if release == "" {
-		release = "zarf-registry"
-	}
-	options := chartutil.ReleaseOptions{Name: release, Namespace: "zarf", IsInstall: !r.upgrade, IsUpgrade: r.upgrade, Revision: 1}
-	if r.upgrade {
-		options.Revision = 2
-	}
-	capabilities := chartutil.DefaultCapabilities.Copy()
-	capabilities.KubeVersion = kubeVersion
 	// Helm reads values as JSON does; a number must not be Go's int here only.
 	values, err := chartutil.ReadValues([]byte(mustYAML(t, r.values)))
 	if err != nil {
 		t.Fatalf("reading the values: %v", err)
 	}
-	top, err := chartutil.ToRenderValues(c, values, options, capabilities)
+	texts, err := r.helm(values)
 	if err != nil {
 		return nil, err
 	}
-	var texts map[string]string
-	if r.cluster == nil {
-		texts, err = engine.Render(c, top)
-	} else {
-		texts, err = engine.RenderWithClientProvider(c, top, r.cluster)
+	if r.chart == nil {
+		observe(r, values, texts)
 	}
-	if err != nil {
-		return nil, err
-	}
-	out := &output{files: map[string]string{}}
-	for name, text := range texts {
-		if strings.TrimSpace(text) != "" {
-			out.files[strings.TrimPrefix(name, path.Join(c.Name(), "templates")+"/")] = text
-		}
-	}
+	out := &output{files: texts}
 	for _, name := range slices.Sorted(maps.Keys(out.files)) {
 		if !strings.HasSuffix(name, ".yaml") {
 			continue
@@ -125,6 +101,47 @@ func (r rendering) try(t testing.TB) (*output, error) {
 		}
 	}
 	return out, nil
+}
+
+// helm is what Helm does: texts by their template's path below templates/, without
+// those that have none. Which branches the chart in the tree takes is noted.
+func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
+	release := r.release
+	if release == "" {
+		release = "zarf-registry"
+	}
+	options := chartutil.ReleaseOptions{Name: release, Namespace: "zarf", IsInstall: !r.upgrade, IsUpgrade: r.upgrade, Revision: 1}
+	if r.upgrade {
+		options.Revision = 2
+	}
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	capabilities.KubeVersion = kubeVersion
+	c, lookups := r.chart, engine.ClientProvider(nowhere{})
+	if r.cluster != nil {
+		lookups = r.cluster
+	}
+	if c == nil {
+		var err error
+		if c, err = marked(); err != nil {
+			return nil, err
+		}
+		lookups = watched{lookups}
+	}
+	values, err := chartutil.ToRenderValues(c, given, options, capabilities)
+	if err != nil {
+		return nil, err
+	}
+	texts, err := engine.RenderWithClientProvider(c, values, lookups)
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]string{}
+	for name, text := range texts {
+		if strings.TrimSpace(text) != "" {
+			found[strings.TrimPrefix(name, path.Join(c.Name(), "templates")+"/")] = text
+		}
+	}
+	return found, nil
 }
 
 // render is try for a rendering that must succeed.
@@ -152,9 +169,31 @@ func documents(text string) []string {
 	return found
 }
 
+func init() {
+	// The kinds of the Prometheus operator, decoded as strictly as those of Kubernetes.
+	if err := monitoringv1.AddToScheme(scheme.Scheme); err != nil {
+		panic(err)
+	}
+}
+
 var strict = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
 
+// foreign are the API groups of others whose objects are not decoded into types, but held to the chart's own rules only.
+var foreign = []string{"gateway.networking.k8s.io", "cert-manager.io"}
+
 func decode(document string) (object, error) {
+	var about struct {
+		APIVersion string `json:"apiVersion"`
+	}
+	if err := yaml.Unmarshal([]byte(document), &about); err != nil {
+		return object{}, err
+	}
+	if group, _, _ := strings.Cut(about.APIVersion, "/"); slices.Contains(foreign, group) {
+		o := object{}
+		err := yaml.UnmarshalStrict([]byte(document), &o.Object)
+		o.typed = &o.Unstructured
+		return o, err
+	}
 	typed, _, err := strict.Decode([]byte(document), nil, nil)
 	if err != nil {
 		return object{}, err
@@ -206,12 +245,30 @@ func mustYAML(t testing.TB, value any) string {
 	return string(b)
 }
 
-// ciValues returns the values files of ci/, the ones that chart-testing installs.
+// ciValues returns the values files by their names: those of ci/, which chart-testing
+// installs one after the other (TestChartTesting of test/e2e), and those of
+// testdata/values, which need what no test cluster has, or would say there what another
+// file says.
 func ciValues(t testing.TB) map[string]map[string]any {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(chartDir, "ci", "*-values.yaml"))
+	const suffix = "-values.yaml"
+	found := valuesFiles(t, filepath.Join(chartDir, "ci", "*"+suffix), suffix)
+	for name, values := range valuesFiles(t, "testdata/values/*"+suffix, suffix) {
+		if _, twice := found[name]; twice {
+			t.Fatalf("%s is in both folders", name)
+		}
+		found[name] = values
+	}
+	return found
+}
+
+// valuesFiles reads the values files of a pattern, of which there must be some, by their
+// names without the suffix.
+func valuesFiles(t testing.TB, pattern, suffix string) map[string]map[string]any {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
 	if err != nil || len(files) == 0 {
-		t.Fatalf("ci/*-values.yaml: %d files, error %v", len(files), err)
+		t.Fatalf("%s: %d files, error %v", pattern, len(files), err)
 	}
 	found := map[string]map[string]any{}
 	for _, file := range files {
@@ -223,7 +280,7 @@ func ciValues(t testing.TB) map[string]map[string]any {
 		if err := yaml.UnmarshalStrict(b, &values); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
-		found[strings.TrimSuffix(filepath.Base(file), "-values.yaml")] = values
+		found[strings.TrimSuffix(filepath.Base(file), suffix)] = values
 	}
 	return found
 }

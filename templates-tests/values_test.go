@@ -2,6 +2,7 @@ package templates
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -54,7 +55,14 @@ func TestTheSchemaRefusesWhatIsUnknownOrOfAnotherType(t *testing.T) {
 		{"initHook.image.pullPolicy=Sometimes", "/initHook/image/pullPolicy"},
 		{"registry.architecture=riscv64", "/registry/architecture"},
 		{"registry.replicas=0", "/registry/replicas"},
+		{"registry.autoscaling.unknown=1", "/registry/autoscaling"},
+		{"registry.autoscaling.minReplicas=0", "/registry/autoscaling/minReplicas"},
+		{"registry.autoscaling.behavior={scale: {}}", "/registry/autoscaling/behavior"},
+		{"registry.podDisruptionBudget.unknown=1", "/registry/podDisruptionBudget"},
+		{"registry.podDisruptionBudget.maxUnavailable=half", "/registry/podDisruptionBudget/maxUnavailable"},
 		{"registry.logLevel=loud", "/registry/logLevel"},
+		{"registry.garbageCollection.unknown=1", "/registry/garbageCollection"},
+		{"registry.garbageCollection.gracePeriod=a day", "/registry/garbageCollection/gracePeriod"},
 		{"registry.storage.type=floppy", "/registry/storage/type"},
 		{"registry.storage.s3.regionEndpoint=s3.example.internal", "/registry/storage/s3/regionEndpoint"},
 		{"registry.persistence.accessModes=[]", "/registry/persistence/accessModes"},
@@ -69,9 +77,62 @@ func TestTheSchemaRefusesWhatIsUnknownOrOfAnotherType(t *testing.T) {
 		{"proxy.tls=true", "/proxy/tls"},
 		{"proxy.retryTimeout=-1s", "/proxy/retryTimeout"},
 		{"proxy.updateStrategy.maxUnavailable=half", "/proxy/updateStrategy/maxUnavailable"},
+		{"nodeConfig.unknown=1", "/nodeConfig"},
+		{"nodeConfig.mirrors=docker.io", "/nodeConfig/mirrors"},
+		{"nodeConfig.mirrors=[docker.io, docker.io]", "/nodeConfig/mirrors"},
+		{"nodeConfig.mirrors=['']", "/nodeConfig/mirrors"},
+		{"nodeConfig.force=yes please", "/nodeConfig/force"},
+		{"nodeConfig.runtimes=[docker]", "/nodeConfig/runtimes"},
+		{"nodeConfig.directories=/etc/containerd", "/nodeConfig/directories"},
+		{"nodeConfig.tlsDirectories=/etc/ssl", "/nodeConfig/tlsDirectories"},
+		{"nodeConfig.k3s.unknown=1", "/nodeConfig/k3s"},
+		{"nodeConfig.k3s.registries=[a]", "/nodeConfig/k3s/registries"},
+		{"nodeConfig.k3s.existingSecret={name: mine}", "/nodeConfig/k3s/existingSecret"},
+		{"nodeConfig.k3s.existingSecretKey=''", "/nodeConfig/k3s/existingSecretKey"},
+		{"nodeConfig.k3s.live=sometimes", "/nodeConfig/k3s/live"},
+		{"nodeConfig.containerd.unknown=1", "/nodeConfig/containerd"},
+		{"nodeConfig.containerd.hosts={a: {server: b}}", "/nodeConfig/containerd/hosts"},
+		{"nodeConfig.crio.ca=sometimes", "/nodeConfig/crio/ca"},
+		{"nodeConfig.crio.insecure=auto", "/nodeConfig/crio/insecure"},
+		{"nodeConfig.crio.certsPath=''", "/nodeConfig/crio/certsPath"},
+		{"nodeConfig.updateStrategy.maxUnavailable=half", "/nodeConfig/updateStrategy/maxUnavailable"},
+		{"nodeConfig.podLabels={a: 1}", "/nodeConfig/podLabels"},
+		{"tests.enabled=yes please", "/tests/enabled"},
+		{"tests.timeout=1 minute", "/tests/timeout"},
+		{"tests.unknown=1", "/tests"},
+		{"openshift.enabled=yes please", "/openshift/enabled"},
+		{"openshift.unknown=1", "/openshift"},
+		{"expose.unknown=1", "/expose"},
+		{"expose.hosts=registry.example.com", "/expose/hosts"},
+		{"expose.hosts=['https://registry.example.com']", "/expose/hosts"},
+		{"expose.service.type=ExternalName", "/expose/service/type"},
+		{"expose.service.nodePort=none", "/expose/service/nodePort"},
+		{"expose.service.externalTrafficPolicy=local", "/expose/service/externalTrafficPolicy"},
+		{"expose.gateway.parentRefs=[{namespace: a}]", "/expose/gateway/parentRefs"},
+		{"expose.ingress.annotations={a: 1}", "/expose/ingress/annotations"},
+		{"networkPolicy.exposeFrom=[{}]", "/networkPolicy/exposeFrom"},
+		{"metrics.unknown=1", "/metrics"},
+		{"metrics.service.annotations={a: 1}", "/metrics/service/annotations"},
+		{"metrics.serviceMonitor.interval=30", "/metrics/serviceMonitor/interval"},
+		{"metrics.serviceMonitor.relabelings=[{action: invent}]", "/metrics/serviceMonitor/relabelings"},
+		{"metrics.podMonitor.scrapeTimeout=soon", "/metrics/podMonitor/scrapeTimeout"},
+		{"metrics.podMonitor.labels=[a]", "/metrics/podMonitor/labels"},
+		{"metrics.prometheusRule.thresholds.volumeFreePercent=0", "/metrics/prometheusRule/thresholds/volumeFreePercent"},
+		{"metrics.prometheusRule.thresholds.certificateLifePercent=50", "/metrics/prometheusRule/thresholds/certificateLifePercent"},
+		{"metrics.prometheusRule.disabled=ZarfRegistryDown", "/metrics/prometheusRule/disabled"},
+		{"metrics.dashboard.enabled=yes please", "/metrics/dashboard/enabled"},
 		{"networkPolicy.metricsFrom=[{}]", "/networkPolicy/metricsFrom"},
 		{"networkPolicy.metricsFrom=[{pods: {}}]", "/networkPolicy/metricsFrom"},
 		{"imagePullSecrets=[secret]", "/imagePullSecrets"},
+		{"global.imageRegistry=[mirror.internal]", "/global/imageRegistry"},
+		{"global.imagePullSecrets=[{secret: a}]", "/global/imagePullSecrets"},
+		{"namespaceOverride=Images", "/namespaceOverride"},
+		{"extraObjects={a: b}", "/extraObjects"},
+		{"extraObjects=[1]", "/extraObjects"},
+		{"registry.topologySpreadConstraints=[{maxSkew: 1}]", "/registry/topologySpreadConstraints"},
+		{"initHook.podLabels={a: 1}", "/initHook/podLabels"},
+		{"proxy.extraEnv=[{value: nameless}]", "/proxy/extraEnv"},
+		{"pki.rotation.extraEnv=[{value: nameless}]", "/pki/rotation/extraEnv"},
 	} {
 		_, err := rendering{values: proxyMode(t, test.set)}.try(t)
 		if err == nil {
@@ -84,13 +145,17 @@ func TestTheSchemaRefusesWhatIsUnknownOrOfAnotherType(t *testing.T) {
 
 func TestTheSchemaAcceptsWhatACommandLineGives(t *testing.T) {
 	for _, set := range []string{
-		"global={imageRegistry: example.com}", // Helm gives a chart its parent's globals
+		"global={imageRegistry: example.com, storageClass: fast}", // Helm gives a chart its parent's globals
+		"global=null", "global.imagePullSecrets=[a]",
 		"registry.persistence.storageClass=", "registry.persistence.storageClass=''", "registry.persistence.size=1.5Ti",
 		"proxy.resources.requests.cpu=1", "proxy.resources.requests.cpu=0.5", "proxy.updateStrategy.maxUnavailable=25%",
 		"pki.mode=null", "pki.rotation.schedule=''", "pki.rotation.schedule='@every 30m'", "pki.rotation.schedule='0,30 */2 1-5 JAN mon-fri'", "pki.rotation.schedule='@hourly'",
 		"pki.lifetime={certificate: 6m, authority: 12m}", "pki.rotation.resources={}",
 		"initHook.timeout=1h30m", "initHook.image.tag=v1.2.3-rc.1_x", "initHook.tolerations=[]", "fullnameOverride=images",
 		"registry.extraEnv=[{name: A, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]",
+		"nodeConfig.directories=null", "nodeConfig.k3s.registries=''", "nodeConfig.k3s.registries={}", "nodeConfig.crio.ca=false", "nodeConfig.containerd.hosts={}", "nodeConfig=null", "nodeConfig.mirrors=null",
+		"nodeConfig.updateStrategy.maxUnavailable=100%", "nodeConfig.resources={}", "nodeConfig.tolerations=[]",
+		"metrics=null", "metrics.prometheusRule={enabled: true}", "metrics.dashboard={enabled: true, labels: {}}",
 		"networkPolicy.metricsFrom=[{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {podSelector: {}}]",
 	} {
 		rendering{values: proxyMode(t, set)}.render(t)
@@ -141,11 +206,88 @@ var failures = []failure{
 	{[]string{"registry.architecture=arm64", "injector.architectures=[amd64]"}, "zarf-registry: registry.architecture: arm64 is not among injector.architectures; add it there"},
 	{[]string{"initHook.image.tag=1..2"}, `zarf-registry: initHook.image.tag: "1..2" cannot stand in the name of a ConfigMap; set another tag, with letters or digits on both sides of each dot`},
 	{[]string{"initHook.timeout=10s"}, "zarf-registry: initHook.timeout: 10s is too short for a rollout; set it to at least 30s"},
-	{[]string{"registry.replicas=2"}, "zarf-registry: registry.replicas: this version runs one registry; remove it"},
+	{[]string{"registry.replicas=2"}, "zarf-registry: registry.replicas: several pods can have a volume only with the access mode ReadWriteMany, and persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it"},
+	{[]string{"registry.replicas=2", "registry.persistence.existingClaim=mine"}, "zarf-registry: registry.replicas: several pods can have a volume only with the access mode ReadWriteMany, and persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it"},
+	{[]string{"registry.replicas=2", "registry.persistence.enabled=false"}, "zarf-registry: registry.replicas: with persistence.enabled=false each pod would have images of its own; set it to 1, storage.type=s3, or a volume with persistence.accessModes={ReadWriteMany}"},
+	{[]string{"registry.replicas=2", "registry.storage.type=inmemory"}, "zarf-registry: registry.replicas: with storage.type=inmemory each pod would have images of its own; set it to 1, or storage.type=s3"},
+	{[]string{"registry.autoscaling.enabled=true"}, "zarf-registry: registry.autoscaling.maxReplicas: several pods can have a volume only with the access mode ReadWriteMany, and persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it"},
+	{[]string{"registry.autoscaling.enabled=true", "registry.replicas=2"}, "zarf-registry: registry.replicas: with autoscaling.enabled=true the autoscaler decides how many there are; set autoscaling.minReplicas instead"},
+	{[]string{"registry.autoscaling={enabled: true, minReplicas: 6}"}, "zarf-registry: registry.autoscaling.minReplicas: 6 is more than autoscaling.maxReplicas, which is 5; set it to at most that"},
+	{[]string{"registry.autoscaling.enabled=true", "registry.resources.requests={cpu: null}"}, "zarf-registry: registry.autoscaling.targetCPUUtilizationPercentage: it is of what the pods request, and they request no CPU; set registry.resources.requests.cpu"},
+	{[]string{"registry.podDisruptionBudget.maxUnavailable=0"}, "zarf-registry: registry.podDisruptionBudget.maxUnavailable: no node with a registry pod could be drained; set it to at least 1, or podDisruptionBudget.enabled=false"},
+	{[]string{"registry.podDisruptionBudget.maxUnavailable=0%"}, "zarf-registry: registry.podDisruptionBudget.maxUnavailable: no node with a registry pod could be drained; set it to at least 1, or podDisruptionBudget.enabled=false"},
+	{[]string{"registry.garbageCollection.schedule=30 3 * *"}, `zarf-registry: registry.garbageCollection.schedule: "30 3 * *" is no schedule of cron; set five fields, as 30 3 * * 0, or @weekly`},
+	{[]string{"registry.garbageCollection.schedule=''"}, `zarf-registry: registry.garbageCollection.schedule: "" is no schedule of cron; set five fields, as 30 3 * * 0, or @weekly`},
+	{[]string{"registry.garbageCollection.timeout=1m59s"}, "zarf-registry: registry.garbageCollection.timeout: 1m59s is not between 2m, of which 20s pass before anything is removed, and 24h; set it to about what the largest run has taken, twice"},
+	{[]string{"registry.garbageCollection.timeout=24h1s"}, "zarf-registry: registry.garbageCollection.timeout: 24h1s is not between 2m, of which 20s pass before anything is removed, and 24h; set it to about what the largest run has taken, twice"},
 	{[]string{"registry.storage.type=s3", "registry.storage.s3.region=r"}, "zarf-registry: registry.storage.s3.bucket: storage.type=s3 needs it; set it"},
 	{[]string{"registry.storage.type=s3", "registry.storage.s3.bucket=b"}, "zarf-registry: registry.storage.s3.region: storage.type=s3 needs it; set it"},
+	{[]string{"nodeConfig.podLabels={zarf-registry/nodes: mine}"}, "zarf-registry: nodeConfig.podLabels: selectors need zarf-registry/nodes as the chart sets it; remove it"},
+	{[]string{"nodeConfig.podAnnotations={zarf-registry/node-config-checksum: '1'}"}, "zarf-registry: nodeConfig.podAnnotations: zarf-registry/node-config-checksum is the chart's and the Jobs' to set; remove it"},
+	{[]string{"nodeConfig.nodeSelector={kubernetes.io/os: linux}"}, "zarf-registry: nodeConfig.nodeSelector: the chart sets kubernetes.io/os to linux; remove it"},
+	{[]string{"nodeConfig.nodeSelector={kubernetes.io/arch: amd64}"}, "zarf-registry: nodeConfig.nodeSelector: the chart sets kubernetes.io/arch; remove it and set registry.architecture or injector.architectures"},
+	{[]string{"nodeConfig.k3s.path=/etc/registries.yaml"}, notThere("k3s.path", "/etc/registries.yaml")},
+	{[]string{"nodeConfig.k3s.path=/etc/rancher"}, notThere("k3s.path", "/etc/rancher")},
+	{[]string{"nodeConfig.k3s.path=/etc/rancher/../shadow"}, notThere("k3s.path", "/etc/rancher/../shadow")},
+	{[]string{"nodeConfig.k3s.livePath=/var/lib/kubelet"}, notThere("k3s.livePath", "/var/lib/kubelet")},
+	{[]string{"nodeConfig.k3s.livePath=/var/lib/rancher/./x"}, notThere("k3s.livePath", "/var/lib/rancher/./x")},
+	{[]string{"nodeConfig.containerd.path=etc/containerd"}, notThere("containerd.path", "etc/containerd")},
+	{[]string{"nodeConfig.containerd.path=/etc/containerd/.."}, notThere("containerd.path", "/etc/containerd/..")},
+	{[]string{"nodeConfig.containerd.path=/etc/containerd-of-mine"}, notThere("containerd.path", "/etc/containerd-of-mine")},
+	{[]string{"nodeConfig.containerd.path='/etc/containerd/a,/etc'"}, notThere("containerd.path", "/etc/containerd/a,/etc")},
+	{[]string{"nodeConfig.crio.certsPath=/"}, notThere("crio.certsPath", "/")},
+	{[]string{"nodeConfig.crio.confPath=/etc"}, notThere("crio.confPath", "/etc")},
+	{[]string{"nodeConfig.directories=[/etc/containerd, /etc/kubernetes]"}, notThere("directories", "/etc/kubernetes")},
+	{[]string{"nodeConfig.tlsDirectories=[/]"}, `zarf-registry: nodeConfig.tlsDirectories: "/" cannot be mounted; set absolute paths below / without .., commas and colons`},
+	{[]string{"nodeConfig.tlsDirectories=[/etc/ssl/../kubernetes]"}, `zarf-registry: nodeConfig.tlsDirectories: "/etc/ssl/../kubernetes" cannot be mounted; set absolute paths below / without .., commas and colons`},
+	{[]string{"nodeConfig.runtimes=[rke2, k3s]"}, "zarf-registry: nodeConfig.runtimes: K3s and RKE2 have different paths, and a cluster is made of one of them; remove k3s or rke2"},
+	{[]string{"nodeConfig.k3s.registries={configs: {a: {auth: {password: 0123}}}}"}, `zarf-registry: nodeConfig.k3s.registries.configs."a".auth.password: must be a text, and Helm reads it as a number or a truth value, which loses how it was written; put it in quotes, or use --set-string`},
+	{[]string{"nodeConfig.k3s={registries: {mirrors: {}}, existingSecret: mine}"}, "zarf-registry: nodeConfig.k3s.existingSecret: there is one registries.yaml, and nodeConfig.k3s.registries says it already; remove one of them"},
+	{[]string{"nodeConfig.k3s.existingSecret=zarf-registry-credentials"}, "zarf-registry: nodeConfig.k3s.existingSecret: Secret zarf-registry-credentials is one that the Jobs make; name one of your own"},
+	{[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.k3s.existingSecret=zarf-registry-state"}, "zarf-registry: nodeConfig.k3s.existingSecret: Secret zarf-registry-state is one that the Jobs make; name one of your own"},
+	{[]string{"nodeConfig.updateStrategy.maxUnavailable=0"}, "zarf-registry: nodeConfig.updateStrategy.maxUnavailable: one pod must go before the next comes; set it to at least 1"},
+	{[]string{"nodeConfig.updateStrategy.maxUnavailable=0%"}, "zarf-registry: nodeConfig.updateStrategy.maxUnavailable: one pod must go before the next comes; set it to at least 1"},
+	{[]string{"registryProxy=false", "nodeConfig.mirrors=[docker.io]"}, "zarf-registry: nodeConfig.mirrors: a node port wants a credential, which a runtime does not send to a mirror; set registryProxy=true or auth.anonymousPull=true"},
+	{[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.mirrors=[docker.io]"}, "zarf-registry: nodeConfig.mirrors: with an external registry nothing on the nodes could be a mirror; remove them, and name that registry in nodeConfig.containerd.hosts or nodeConfig.k3s.registries"},
+	{[]string{"nodeConfig.containerd.hosts={a.example: b}", "nodeConfig.runtimes=[crio]"}, "zarf-registry: nodeConfig.containerd.hosts: no node runs containerd, which alone reads them; remove them, or set nodeConfig.containerd.path"},
+	{[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.crio.insecure=true"}, "zarf-registry: nodeConfig.crio.insecure: with an external registry there is no address of ours; remove it"},
+	{[]string{"registryProxy=false", "nodeConfig.crio.ca=true"}, "zarf-registry: nodeConfig.crio.ca: the certificate is that of the proxies, which are there in proxy mode only; set registryProxy=true, or nodeConfig.crio.ca=auto"},
+	{[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.crio.ca=true"}, "zarf-registry: nodeConfig.crio.ca: the certificate is that of the proxies, which are there in proxy mode only; set registryProxy=true, or nodeConfig.crio.ca=auto"},
+	{[]string{"proxy.tls=never", "nodeConfig.crio.ca=true"}, "zarf-registry: nodeConfig.crio.ca: the proxies show no certificate, since proxy.tls is never, which is decided by value; set proxy.tls=always, or nodeConfig.crio.ca=auto"},
+	{[]string{"nodeConfig.crio.ca=true"}, "zarf-registry: nodeConfig.crio.ca: the proxies show no certificate, since proxy.tls is never, which is decided by default; set proxy.tls=always, or nodeConfig.crio.ca=auto"},
+	{[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.k3s.existingSecret=mine", "initHook.image.tag=1..2"}, `zarf-registry: initHook.image.tag: "1..2" cannot stand in the name of a ConfigMap; set another tag, with letters or digits on both sides of each dot`},
+	{[]string{"tests.timeout=9s"}, "zarf-registry: tests.timeout: 9s is too short for a pod to reach the registry; set it to at least 10s"},
+	{[]string{"networkPolicy.enabled=false", "metrics={serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}"}, "zarf-registry: metrics.podMonitor.enabled: metrics.serviceMonitor.enabled has the same pods scraped, and each sample would come twice; set one of them to false"},
+	{[]string{"metrics.podMonitor.enabled=true"}, "zarf-registry: networkPolicy.metricsFrom: metrics.podMonitor.enabled is true, and nobody may read metrics; name the pods of your Prometheus, or set networkPolicy.enabled=false"},
+	{[]string{"metrics.serviceMonitor.enabled=true"}, "zarf-registry: networkPolicy.metricsFrom: metrics.serviceMonitor.enabled is true, and nobody may read metrics; name the pods of your Prometheus, or set networkPolicy.enabled=false"},
+	{[]string{"metrics.prometheusRule.disabled=[TooLoud]"}, `zarf-registry: metrics.prometheusRule.disabled: there is no alert "TooLoud"; set names out of ` + strings.Join(alertNames, ", ")},
+	{[]string{"metrics.podMonitor.labels={app.kubernetes.io/name: mine}"}, "zarf-registry: metrics.podMonitor.labels: app.kubernetes.io/name is the chart's to set; remove it"},
 	{[]string{"registry.persistence.existingClaim=mine", "registry.storage.type=inmemory"}, "zarf-registry: registry.persistence.existingClaim: a claim is used with storage.type=filesystem and persistence.enabled=true only; set those, or remove it"},
 	{[]string{"registry.persistence.existingClaim=mine", "registry.persistence.enabled=false"}, "zarf-registry: registry.persistence.existingClaim: a claim is used with storage.type=filesystem and persistence.enabled=true only; set those, or remove it"},
+}
+
+func init() {
+	const service = "expose.service={enabled: true, type: NodePort}"
+	failures = append(failures,
+		failure{[]string{"registryProxy=null", "registryURL=registry.example.com", service, "expose.tls.existingSecret=mine"}, "zarf-registry: expose: with an external registry there is none of ours to expose; remove it"},
+		failure{[]string{service, "expose.tls={existingSecret: mine, certManager: {issuerRef: {name: company}}}"}, "zarf-registry: expose.tls.existingSecret: cert-manager is to issue the certificate (expose.tls.certManager.issuerRef.name); remove one of them"},
+		failure{[]string{service}, "zarf-registry: expose.tls.existingSecret: clients outside verify the name that they ask for, which the registry's own certificate does not have; set it, or expose.tls.certManager.issuerRef.name"},
+		failure{[]string{service, "expose.tls.certManager.issuerRef.name=company"}, "zarf-registry: expose.hosts: cert-manager issues the certificate for these names, and there are none; set them"},
+		failure{[]string{"expose.ingress.enabled=true"}, "zarf-registry: expose.hosts: Ingress and HTTPRoute lead these names to the registry, and there are none; set them"},
+		failure{[]string{"expose.gateway.enabled=true", "expose.hosts=[a.example.com]"}, "zarf-registry: expose.gateway.parentRefs: an HTTPRoute without a Gateway leads nowhere; name the Gateway"},
+		failure{[]string{"expose.gateway={enabled: true, parentRefs: [{name: edge}]}", "expose.hosts=[a.example.com]"}, "zarf-registry: expose.gateway.backendTLSPolicy.caConfigMap: the registry's own certificate is of an authority that no gateway knows; set expose.tls, or name a ConfigMap with that authority, which init-hook certs ca prints"},
+		failure{[]string{"expose.service={enabled: true, type: ClusterIP, nodePort: 30443}", "expose.tls.existingSecret=mine"}, "zarf-registry: expose.service.nodePort: a Service of type ClusterIP has no node port; set expose.service.type=NodePort, or remove it"},
+		failure{[]string{"expose.service={enabled: true, type: NodePort, nodePort: 31999}", "expose.tls.existingSecret=mine"}, "zarf-registry: expose.service.nodePort: 31999 is the port on the nodes' loopback addresses; set another"},
+		failure{[]string{"expose.service={enabled: true, type: NodePort, loadBalancerClass: a}", "expose.tls.existingSecret=mine"}, "zarf-registry: expose.service.loadBalancerClass: only a Service of type LoadBalancer has it; set expose.service.type=LoadBalancer, or remove it"},
+		failure{[]string{"expose.service={enabled: true, type: ClusterIP, externalTrafficPolicy: Local}", "expose.tls.existingSecret=mine"}, "zarf-registry: expose.service.externalTrafficPolicy: nothing external comes to a Service of type ClusterIP; remove it"},
+		failure{[]string{service, "expose.tls.existingSecret=zarf-registry-server-tls"}, "zarf-registry: expose.tls.existingSecret: Secret zarf-registry-server-tls is one that the Jobs make; name one of your own"},
+		failure{[]string{service, "expose.tls.existingSecret=mine", "expose.pullUsersSecret=zarf-registry-pull"}, "zarf-registry: expose.pullUsersSecret: Secret zarf-registry-pull is one that the Jobs make; name one of your own"},
+	)
+}
+
+// notThere is the refusal of a path.
+func notThere(value, path string) string {
+	return fmt.Sprintf("zarf-registry: nodeConfig.%s: %q is not where container runtimes have their configuration; set an absolute path without .. below /etc/containerd, /etc/containers, /etc/rancher, /etc/k0s, /etc/crio, /var/lib/rancher, /var/snap/microk8s or /var/snap/k8s", value, path)
 }
 
 func TestWhatCannotWorkIsRefusedWithWhatToDo(t *testing.T) {
@@ -159,9 +301,24 @@ func TestWhatCannotWorkIsRefusedWithWhatToDo(t *testing.T) {
 	}
 }
 
+// validations tells the definitions apart that validate.yaml includes, one of each
+// area, and returns the rest of a template.
+func validations(text string) (names []string, rest string) {
+	parts := strings.Split(text, "{{- define \"")
+	rest = parts[0]
+	for _, part := range parts[1:] {
+		if name, _, _ := strings.Cut(part, `"`); strings.HasSuffix(name, ".validate") {
+			names = append(names, name)
+		} else {
+			rest += part
+		}
+	}
+	return names, rest
+}
+
 func TestEveryRefusalHasItsFormAndItsTest(t *testing.T) {
 	calls := regexp.MustCompile(`\bfail (?:\(printf )?"((?:[^"\\]|\\.)*)"`)
-	messages := slices.Clone(failures)
+	messages := append(slices.Clone(failures), failure{want: movedRefusal})
 	for _, want := range unreadable(t) {
 		messages = append(messages, failure{want: "zarf-registry: Secret zarf/zarf-registry-state: " + want})
 	}
@@ -171,8 +328,14 @@ func TestEveryRefusalHasItsFormAndItsTest(t *testing.T) {
 		if n := len(regexp.MustCompile(`\b(fail|required) `).FindAllString(comments.ReplaceAllString(text, ""), -1)); n != len(all) {
 			t.Errorf("%s: %d refusals, of which %d have a message of their own", file, n, len(all))
 		}
-		if len(all) > 0 && file != "validate.yaml" {
-			t.Errorf("%s: refusals belong into validate.yaml", file)
+		names, rest := validations(text)
+		if file != "validate.yaml" && calls.MatchString(rest) {
+			t.Errorf("%s: refusals belong into validate.yaml, or into a definition that it includes, zarf-registry.<area>.validate", file)
+		}
+		for _, name := range names {
+			if !strings.Contains(templates(t)["validate.yaml"], fmt.Sprintf("include %q", name)) {
+				t.Errorf("%s: validate.yaml does not include %s", file, name)
+			}
 		}
 		for _, call := range all {
 			found++
@@ -193,34 +356,30 @@ func TestEveryRefusalHasItsFormAndItsTest(t *testing.T) {
 // leaf is a value that has no values below it, with the comment above it.
 type leaf struct{ path, comment string }
 
-func leaves(t testing.TB, node *yaml3.Node, path string) (found []leaf) {
-	t.Helper()
-	for i := 0; i < len(node.Content); i += 2 {
+func leaves(node *yaml3.Node, path string) (found []leaf) {
+	for i := 0; i+1 < len(node.Content); i += 2 {
 		key, value := node.Content[i], node.Content[i+1]
 		at := strings.TrimPrefix(path+"."+key.Value, ".")
-		// An object is a leaf where its keys are the user's: where it is empty, or resources.
-		if value.Kind == yaml3.MappingNode && len(value.Content) > 0 && key.Value != "resources" {
-			found = append(found, leaves(t, value, at)...)
-		} else {
+		if isLeaf(key, value) {
 			found = append(found, leaf{at, key.HeadComment})
+		} else {
+			found = append(found, leaves(value, at)...)
 		}
 	}
 	return found
 }
 
+// isLeaf says whether a value is one: an object is where its keys are the user's, so that
+// it is empty, or what Kubernetes defines.
+func isLeaf(key, value *yaml3.Node) bool {
+	return value.Kind != yaml3.MappingNode || len(value.Content) == 0 || key.Value == "resources"
+}
+
 func chartLeaves(t testing.TB) []leaf {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(chartDir, "values.yaml"))
+	found, err := documented()
 	if err != nil {
 		t.Fatal(err)
-	}
-	var document yaml3.Node
-	if err := yaml3.Unmarshal(b, &document); err != nil {
-		t.Fatal(err)
-	}
-	found := leaves(t, document.Content[0], "")
-	if len(found) < 50 {
-		t.Fatalf("values.yaml: %d values", len(found))
 	}
 	return found
 }
@@ -257,11 +416,12 @@ func TestSchemaAndValuesNameTheSameValues(t *testing.T) {
 		}
 		// What Kubernetes defines is one value of the chart.
 		name := path[strings.LastIndex(path, ".")+1:]
-		if len(s.Properties) == 0 || slices.Contains([]string{"resources", "affinity"}, name) {
+		if len(s.Properties) == 0 || slices.Contains([]string{"resources", "affinity", "behavior"}, name) {
 			inSchema = append(inSchema, path)
 			return
 		}
-		if s.Additional != false {
+		// Charts around this one have globals of their own.
+		if s.Additional != false && path != "global" {
 			t.Errorf("values.schema.json: %q is open", path)
 		}
 		for _, key := range slices.Sorted(maps.Keys(s.Properties)) {
@@ -274,7 +434,7 @@ func TestSchemaAndValuesNameTheSameValues(t *testing.T) {
 		inValues = append(inValues, leaf.path)
 	}
 	for _, path := range inSchema {
-		if !slices.Contains(inValues, path) && path != "global" {
+		if !slices.Contains(inValues, path) {
 			t.Errorf("%s is in values.schema.json and not in values.yaml", path)
 		}
 	}

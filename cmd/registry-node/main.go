@@ -1,5 +1,5 @@
 // Command registry-node is what runs next to a container runtime: the proxy that makes the cluster's registry a registry
-// on loopback, and the probe that says whether it is one.
+// on loopback, the probe that says whether it is one, and configure, which writes the runtime's configuration.
 package main
 
 import (

@@ -29,6 +29,10 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	root := New(stdout, stderr)
 	root.SetArgs(args)
+	return execute(ctx, root, stderr)
+}
+
+func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	if err := root.ExecuteContext(ctx); err != nil {
 		if _, said := errors.AsType[*silent](err); said {
 			return 1
@@ -58,8 +62,9 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 		Use:   "init-hook",
 		Short: "Set up, prove and fill the registry of a Kubernetes cluster that has none",
 		Long: `init-hook is the companion of the zarf-registry chart. People run install, status,
-preflight, images, certs and credentials from a workstation; the chart's hook Jobs run
-prepare, finish and cleanup, and its CronJob runs certs renew.`,
+preflight, images, certs, credentials and garbage-collect from a workstation; the chart's
+hook Jobs run prepare, finish and cleanup, its CronJobs certs renew and garbage-collect,
+and helm test runs check.`,
 		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -76,6 +81,8 @@ prepare, finish and cleanup, and its CronJob runs certs renew.`,
 		newImages(),
 		newCerts(),
 		newCredentials(),
+		newCheck(),
+		newGarbageCollect(),
 		newVersion(),
 	)
 	return root

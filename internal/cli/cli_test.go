@@ -29,7 +29,7 @@ func TestVersionIsTheReleaseAlone(t *testing.T) {
 }
 
 func TestEveryCommandHelpsWithAnExample(t *testing.T) {
-	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"prepare"}, {"finish"}, {"cleanup"}, {"images", "push"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"}, {"certs", "rotate"}, {"credentials", "rotate"}} {
+	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"prepare"}, {"finish"}, {"cleanup"}, {"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "cache", "info"}, {"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"}, {"certs", "rotate"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
 		if code != 0 || !strings.Contains(out, "Examples:\n  init-hook "+strings.Join(command, " ")) {
 			t.Errorf("%v: exit code %d, help:\n%s", command, code, out)
@@ -59,10 +59,10 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"unknown log format":             {[]string{"cleanup", "--log-format", "xml"}, 2, `--log-format is "xml"`},
 		"no cluster":                     {[]string{"cleanup"}, 1, "--kubeconfig or KUBECONFIG"},
 		"no such kubeconfig":             {[]string{"cleanup", "--kubeconfig", "/nonexistent"}, 1, "/nonexistent"},
-		"nothing to push":                {[]string{"images", "push"}, 1, "requires at least 1 arg"},
+		"nothing to push":                {[]string{"images", "push"}, 2, "there is nothing to push"},
 		"no such archive":                {[]string{"images", "push", "/nonexistent.tar"}, 1, "/nonexistent.tar"},
 		"an archive of rubbish":          {[]string{"images", "push", rubbish}, 1, rubbish},
-		"unknown output":                 {[]string{"images", "push", "-o", "xml", rubbish}, 1, `--output is "xml"`},
+		"unknown output":                 {[]string{"images", "push", "--output", "xml", rubbish}, 2, `--output is "xml"`},
 		"install: no time":               {[]string{"install", "--timeout", "0s"}, 2, "--timeout is 0s"},
 		"install: impossible namespace":  {[]string{"install", "-n", "Not_One"}, 2, `--namespace is "Not_One"`},
 		"install: impossible release":    {[]string{"install", "--release", "Not One"}, 2, `--release is "Not One"`},
@@ -80,7 +80,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"preflight: install's own flags": {[]string{"preflight", "--dry-run"}, 1, "unknown flag: --dry-run"},
 		"status: unknown output":         {[]string{"status", "-o", "wide"}, 2, `--output is "wide"`},
 		"status: no cluster":             {[]string{"status"}, 1, "--kubeconfig or KUBECONFIG"},
-		"images: unknown command":        {[]string{"images", "pull"}, 1, `unknown command "pull" for "init-hook images"`},
+		"images: unknown command":        {[]string{"images", "pul"}, 1, `unknown command "pul" for "init-hook images"`},
 		"certs: unknown command":         {[]string{"certs", "renw"}, 1, `unknown command "renw" for "init-hook certs"`},
 		"certs show: unknown output":     {[]string{"certs", "show", "-o", "wide"}, 2, `--output is "wide"`},
 		"certs show: no time":            {[]string{"certs", "show", "--timeout", "0s"}, 2, "leaves no time"},
@@ -96,7 +96,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"certs rotate: no cluster":       {[]string{"certs", "rotate", "--ca"}, 1, "--kubeconfig or KUBECONFIG"},
 		"credentials: unknown flag":      {[]string{"credentials", "rotate", "--push"}, 1, "unknown flag: --push"},
 		"credentials: no cluster":        {[]string{"credentials", "rotate", "--pull"}, 1, "--kubeconfig or KUBECONFIG"},
-		"one name for two":               {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 1, "--reference names one image"},
+		"one name for two":               {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 2, "--reference names one image"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, out, errOut := run(t, c.args...)
@@ -131,7 +131,7 @@ func TestShellsCanComplete(t *testing.T) {
 			t.Errorf("%s: exit code %d, %d bytes", shell, code, len(out))
 		}
 	}
-	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"images", "push"}, {"certs", "show"}} {
+	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "cache", "info"}, {"certs", "show"}} {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)
 		if !strings.HasPrefix(out, "text\njson\n") {
 			t.Errorf("%v --output completes to %q", command, out)

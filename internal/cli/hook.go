@@ -64,7 +64,7 @@ func (f *hookFlags) finish() *cobra.Command {
 		Use:   "finish",
 		Short: "Wait for the rollout, push the project's images, prove a pull on every node, record the mode",
 		Long: `finish runs after the chart was applied. It waits for registry and proxies, pushes
-the project's own images into the registry, runs a pod on every node whose image is pulled
+the project's own images into the registry, waits until nodes are configured, runs a pod on every node whose image is pulled
 through the loopback address, and only then records the mode as current and removes what
 another mode left.`,
 		Example: `  init-hook finish --namespace zarf --payload-id 0.1.0`,
@@ -76,6 +76,7 @@ another mode left.`,
 	f.common(cmd.Flags())
 	f.decisions(cmd.Flags())
 	cmd.Flags().StringSliceVar(&f.options.Proxies, "proxies", nil, "the proxy DaemonSets that the chart renders; others of the release are deleted")
+	cmd.Flags().StringSliceVar(&f.options.NodeConfigs, "node-configs", nil, "the DaemonSets that configure nodes, which are waited for (default: all of the release)")
 	cmd.Flags().BoolVar(&f.options.Prove, "prove", true, "prove by a pull on every node")
 	return cmd
 }
@@ -93,6 +94,7 @@ func (f *hookFlags) cleanup() *cobra.Command {
 	f.common(cmd.Flags())
 	// Cleanup puts back what --pod-security-label of prepare changed.
 	f.podSecurityLabel(cmd.Flags())
+	f.payload(cmd.Flags())
 	return cmd
 }
 
@@ -141,25 +143,42 @@ func (f *hookFlags) decisions(flags *pflag.FlagSet) {
 	flags.StringVar(&o.ProxyTLS, "proxy-tls", "never", "whether proxies answer TLS on the loopback address: always or never")
 	flags.BoolVar(&o.AnonymousPull, "anonymous-pull", false, "pulling through a node port needs no credential")
 	f.podSecurityLabel(flags)
+	flags.BoolVar(&o.OpenShift, "openshift", false, "pods get their user from the namespace's range, and their rights from SecurityContextConstraints")
 	flags.StringSliceVar(&o.IgnorePreflight, "ignore-preflight", nil, "checks whose blockers count as warnings, or all")
-	flags.BoolVar(&o.Injector, "injector", true, "programs reach the nodes as payload, not as images")
-	flags.StringVar(&o.PayloadID, "payload-id", "", "part of the payload's names that changes with its content")
-	flags.StringSliceVar(&o.Architectures, "architectures", []string{"amd64", "arm64"}, "architectures that the chart renders proxies for")
+	f.payload(flags)
 	flags.StringSliceVar(&o.PauseImages, "pause-images", nil, "images that injected pods use, the registry's first")
 	flags.StringVar(&f.pauseImageSource, "pause-image-source", string(state.SourceDefault), "how the pause images are known: value, cluster or default")
 	flags.BoolVar(&o.PushImages, "push-images", true, "push the project's own images into the registry")
 	flags.StringVar(&o.ClusterDomain, "cluster-domain", "cluster.local", "the cluster's DNS domain")
 	f.pki.register(flags)
+	flags.StringSliceVar(&o.NodeDirectories, "node-directories", nil, "directories of nodes that pods of the chart look after files in")
+	flags.StringSliceVar(&o.NodeDirectoriesInUse, "node-directories-in-use", nil, "those of --node-directories that files are written to; in the others former ones are put back")
+	flags.StringVar(&o.NodeRegistriesSecret, "node-registries-secret", "", "Secret of the user with K3s' registries.yaml")
+	flags.StringVar(&o.NodeRegistriesKey, "node-registries-key", "", "its key")
+	flags.BoolVar(&o.NodeCA, "node-ca", false, "the authorities of the proxies' certificates are written to nodes")
+	flags.StringVar(&o.ExposeTLSSecret, "expose-tls-secret", "", "Secret of the user with the certificate that clients outside of the cluster see")
+	flags.StringVar(&o.ExposeUsersSecret, "expose-users-secret", "", "Secret of the user with users who may only pull from there")
+	flags.StringVar(&o.ExposeAddress, "expose-address", "", "where those clients find the registry, HOST[:PORT]")
+	flags.BoolVar(&o.Advertise, "local-registry-hosting", false, "tell tools of the registry in the ConfigMap "+hook.HostingNamespace+"/"+hook.HostingName+"; false removes one of this release")
+	flags.StringSliceVar(&o.ExposeHosts, "expose-hosts", nil, "names by which those clients reach the registry")
 	flags.StringVar(&o.PushSecret, "push-secret", "", "Secret of the user with the push credential, which is copied; empty: it is made")
 }
 
+// payload is what cleanup needs to know of it, too: pods that put files of nodes back run from it.
+func (f *hookFlags) payload(flags *pflag.FlagSet) {
+	o := &f.options
+	flags.BoolVar(&o.Injector, "injector", true, "programs reach the nodes as payload, not as images")
+	flags.StringVar(&o.PayloadID, "payload-id", "", "part of the payload's names that changes with its content")
+	flags.StringSliceVar(&o.Architectures, "architectures", []string{"amd64", "arm64"}, "architectures that the chart renders pods for")
+}
+
 func (f *hookFlags) podSecurityLabel(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.options.PodSecurityLabel, "pod-security-label", false, "label the namespace so that Pod Security admits the proxies; cleanup takes the label back")
+	flags.BoolVar(&f.options.PodSecurityLabel, "pod-security-label", false, "label the namespace so that Pod Security admits the pods that nodes need; cleanup takes the label back")
 }
 
 // releaseFlags name the release whose objects are meant.
 func releaseFlags(flags *pflag.FlagSet, namespace, release, name *string) {
-	flags.StringVarP(namespace, "namespace", "n", "zarf", "the release's namespace")
+	flags.StringVarP(namespace, "namespace", "n", "zarf", "the namespace of the release's objects")
 	flags.StringVar(release, "release", "zarf-registry", "the release's name")
 	flags.StringVar(name, "name", "zarf-registry", "the chart's full name, from which the names of its objects are made")
 }
@@ -231,6 +250,29 @@ func (f *hookFlags) validate(flags *pflag.FlagSet) error {
 	if o.Injector && o.PayloadID == "" {
 		refuse("--payload-id is empty: the payload's names need it")
 	}
+	errs = append(errs, validateNodes(o))
+	return errors.Join(errs...)
+}
+
+// validateNodes refuses options of node configuration that do not fit together.
+func validateNodes(o *hook.Options) error {
+	var errs []error
+	if d := (state.NodeConfig{Directories: o.NodeDirectories}); len(d.Directories) > 0 {
+		if err := d.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("--node-directories: %w", err))
+		}
+	}
+	for _, d := range o.NodeDirectoriesInUse {
+		if !slices.Contains(o.NodeDirectories, d) {
+			errs = append(errs, fmt.Errorf("--node-directories-in-use names %q, which is not among --node-directories", d))
+		}
+	}
+	if len(o.NodeDirectories) == 0 && (len(o.NodeConfigs) > 0 || o.NodeCA || o.NodeRegistriesSecret != "") {
+		errs = append(errs, errors.New("--node-configs, --node-ca and --node-registries-secret are nothing without --node-directories"))
+	}
+	if (o.NodeRegistriesSecret == "") != (o.NodeRegistriesKey == "") {
+		errs = append(errs, errors.New("--node-registries-secret and --node-registries-key need each other"))
+	}
 	return errors.Join(errs...)
 }
 
@@ -289,7 +331,7 @@ func newHook(ctx context.Context, options hook.Options, c connection, log *slog.
 			DaemonSets:      c.client.AppsV1().DaemonSets(namespace),
 			Jobs:            c.client.BatchV1().Jobs(namespace),
 			Services:        core.Services(namespace),
-			ClusterServices: core.Services(metav1.NamespaceAll),
+			ClusterServices: core.Services(metav1.NamespaceAll), ClusterConfigMaps: core.ConfigMaps(hook.HostingNamespace),
 
 			Certificates:        certmanager.Certificates(dynamics, namespace),
 			CertificateRequests: certmanager.Requests(dynamics, namespace),

@@ -1,292 +1,427 @@
 package cli
 
 import (
-	"bufio"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
+	"io"
+	"log/slog"
 	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
+	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
-// registryPort is the registry's port for mutual TLS, the same in every mode.
-const registryPort = 5000
-
 func newImages() *cobra.Command {
-	return group("images", "Work with the images of the registry", newImagesPush())
-}
-
-// pushFlags are the flags of images push.
-type pushFlags struct {
-	namespace, release, name string
-	access                   kube.Access
-	reference, output        string
-}
-
-func newImagesPush() *cobra.Command {
-	f := &pushFlags{}
-	cmd := &cobra.Command{
-		Use:   "push ARCHIVE...",
-		Short: "Push images from archives into the registry of the cluster",
-		Long: `push sends images from OCI archives, OCI layout directories and docker archives (as
-"docker save" writes them) into the registry, through a port-forward with mutual TLS and
-with the push credential. What the registry already has is not sent again, so an
-interrupted push is simply run again.
-
-An image goes to its own path without its registry's name: ghcr.io/a/b:1 becomes
-127.0.0.1:31999/a/b:1, and nginx becomes 127.0.0.1:31999/library/nginx:latest.`,
-		Example: `  init-hook images push app.tar
-  init-hook images push --reference example.com/team/app:1 ./layout-directory
-  docker save nginx:1.27 -o nginx.tar && init-hook images push nginx.tar`,
-		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
-	}
-	releaseFlags(cmd.Flags(), &f.namespace, &f.release, &f.name)
-	accessFlags(cmd.Flags(), &f.access)
-	cmd.Flags().StringVar(&f.reference, "reference", "", "name of the image, for a source that holds one image without a name or with another")
-	outputFlag(cmd, &f.output)
+	cmd := group("images", "Pull, push, copy and list images",
+		newImagesPull(), newImagesPush(), newImagesCopy(), newImagesList(), newImagesCache())
+	// What is wrong with the command line, another try would meet again.
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &hook.Refused{Err: err} })
 	return cmd
 }
 
-func (f *pushFlags) run(cmd *cobra.Command, paths []string) error {
-	ctx := cmd.Context()
-	if err := validOutput(f.output); err != nil {
-		return err
-	}
-	if f.reference != "" && len(paths) > 1 {
-		return errors.New("--reference names one image: give one archive with it")
-	}
-	// Every source is looked at before anything is sent.
-	type job struct {
-		source *images.Source
-		list   []images.Image
-	}
-	var jobs []job
-	for _, path := range paths {
-		source, err := images.Open(ctx, path)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = source.Close() }()
-		list, err := source.Select(f.reference)
-		if err != nil {
-			return err
-		}
-		jobs = append(jobs, job{source, list})
-	}
+const (
+	// maxConcurrency bounds what may be done at once: more connections than that,
+	// most registries and proxies take for an attack.
+	maxConcurrency = 100
 
-	config, client, err := kube.Connect(f.access)
-	if err != nil {
-		return err
-	}
-	access, address, err := f.readAccess(ctx, client)
-	if err != nil {
-		return err
-	}
-	tunnel := &registryTunnel{podTunnels: podTunnels{config, client}, namespace: f.namespace, release: f.release}
-	registry, err := openRegistry(access, tunnel.DialContext)
-	if err != nil {
-		return err
-	}
-	defer registry.Close()
-	if err := registry.Ping(ctx); err != nil {
-		return err
-	}
+	// maxRetries bounds --retries: with pauses of up to 8 s, an hour takes 450.
+	maxRetries = 1000
 
-	meter := images.NewMeter(os.Stderr)
-	results := []images.Result{}
-	for _, j := range jobs {
-		for _, image := range j.list {
-			result, err := images.Push(ctx, j.source, image, registry, images.PushOptions{Progress: meter.Update})
-			if err != nil {
-				meter.Interrupt()
-				return err
+	// defaultCacheSize keeps the images of a few applications.
+	defaultCacheSize = "20GB"
+
+	// cacheTrust is how long blobs in the cache that are as they were when they were
+	// verified need not be read again: a day's work on the same images.
+	cacheTrust = 24 * time.Hour
+
+	// nodesTimeout is how long the cluster has to tell its nodes' platforms: who has
+	// a kubeconfig of a cluster that is off should not wait for it.
+	nodesTimeout = 3 * time.Second
+
+	cacheVariable = "ZARF_REGISTRY_IMAGE_CACHE"
+)
+
+// imageFlags are the flags that the commands about images share. Each registers
+// those that it has.
+type imageFlags struct {
+	cluster clusterFlags
+	output  string
+	log     logging.Options
+
+	concurrency, imageConcurrency, retries int
+
+	platform  string
+	referrers bool
+	lists     []string
+
+	login registryFlags
+
+	cacheDir  string
+	cacheSize int64
+	noCache   bool
+}
+
+// reportFlags say how results and what happens on the way are told. --output is -o,
+// as it is everywhere, unless that is where images are pulled to.
+func (f *imageFlags) reportFlags(cmd *cobra.Command) {
+	short := "o"
+	if cmd.Flags().ShorthandLookup(short) != nil {
+		short = ""
+	}
+	cmd.Flags().StringVarP(&f.output, "output", short, "text", "text or json")
+	complete(cmd, "output", "text", "json")
+	progressFlags(cmd.Flags(), &f.log)
+}
+
+func (f *imageFlags) transferFlags(flags *pflag.FlagSet) {
+	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency, "how many blobs are transferred at once; 1 where the network is poor")
+	numberFlag(flags, &f.imageConcurrency, "image-concurrency", 1, maxConcurrency, 1, "how many images are begun at once; with 1, the next begins when all blobs of one are on their way")
+	f.retryFlag(flags)
+}
+
+func (f *imageFlags) retryFlag(flags *pflag.FlagSet) {
+	numberFlag(flags, &f.retries, "retries", 0, maxRetries, remote.DefaultRetries, "how often what failed for a reason that may pass is tried again without getting further")
+}
+
+func (f *imageFlags) selectionFlags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringArrayVarP(&f.lists, "file", "f", nil, "read references from `LIST`, one a line, with comments after #; - is stdin; may be given several times")
+	flags.StringVar(&f.platform, "platform", "auto", "what to take of an index that a tag names: `PLATFORMS` such as linux/amd64,linux/arm64, all, or auto: those of the cluster's nodes, or this machine's where no cluster answers")
+	complete(cmd, "platform", "auto", "all", "linux/amd64", "linux/arm64", "linux/amd64,linux/arm64")
+	flags.BoolVar(&f.referrers, "referrers", false, "take along what refers to the images: signatures, attestations, SBOMs")
+}
+
+func (f *imageFlags) cacheFlags(cmd *cobra.Command) {
+	f.cacheDirFlag(cmd)
+	sizeFlag(cmd.Flags(), &f.cacheSize, "cache-size", defaultCacheSize, "what the cache may hold; what was longest not used is removed. 0 is no bound")
+	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "use no cache")
+}
+
+func (f *imageFlags) cacheDirFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.cacheDir, "cache-dir", "", "the cache, an OCI layout `DIRECTORY` of blobs that several processes may use at once (default: "+cacheVariable+", else zarf-registry/images in the user's cache directory)")
+	_ = cmd.MarkFlagDirname("cache-dir") // it fails for a flag that does not exist only
+}
+
+// complete adds the values that a shell offers for a flag.
+func complete(cmd *cobra.Command, flag string, values ...string) {
+	// It fails for a flag that does not exist only.
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// least refuses fewer arguments.
+func least(n int, want string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) < n {
+			return &hook.Refused{Err: errors.New(want)}
+		}
+		return nil
+	}
+}
+
+// validate refuses what nothing needs to be asked about, of the flags that the
+// command has.
+func (f *imageFlags) validate(flags *pflag.FlagSet) error {
+	errs := []error{validOutput(f.output)}
+	if flags.Lookup("namespace") != nil {
+		errs = append(errs, f.cluster.validate())
+	}
+	if flags.Lookup("log-format") != nil && !slices.Contains([]string{"json", "text", "auto"}, f.log.Format) {
+		errs = append(errs, fmt.Errorf("--log-format is %q, not json, text or auto", f.log.Format))
+	}
+	if flags.Lookup("platform") != nil && f.platform != "auto" {
+		if _, err := images.ParsePlatforms(f.platform); err != nil {
+			errs = append(errs, fmt.Errorf("--platform: %w", err))
+		}
+	}
+	if f.noCache && (flags.Changed("cache-dir") || flags.Changed("cache-size")) {
+		errs = append(errs, errors.New("--no-cache leaves nothing to say by --cache-dir and --cache-size: give either"))
+	}
+	return errors.Join(append(errs, f.login.validate())...)
+}
+
+// references are those of the arguments and of the list files, each once.
+func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, error) {
+	var refs []string
+	for _, ref := range args {
+		if err := images.CheckReference(ref); err != nil {
+			return nil, err
+		}
+		refs = append(refs, ref)
+	}
+	if i := slices.Index(f.lists, "-"); i >= 0 && (f.login.passwordStdin || slices.Contains(f.lists[i+1:], "-")) {
+		return nil, errors.New("--file: stdin can be one thing only: the password, or one list of references")
+	}
+	for _, name := range f.lists {
+		list, err := func() ([]string, error) {
+			if name == "-" {
+				return images.ReadList(cmd.InOrStdin(), "stdin")
 			}
-			// What a pod must name, rather than how the push got there.
-			result.Reference = address + strings.TrimPrefix(result.Reference, registry.Host())
-			meter.Done(result)
-			results = append(results, result)
-		}
-	}
-	if f.output == "json" {
-		return printJSON(cmd.OutOrStdout(), results)
-	}
-	for _, r := range results {
-		if _, err := fmt.Fprintln(cmd.OutOrStdout(), r.Reference); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// readAccess reads what it takes to push, and the address that references begin
-// with.
-func (f *pushFlags) readAccess(ctx context.Context, client kubernetes.Interface) (hook.Access, string, error) {
-	read := func(suffix string) (*corev1.Secret, error) {
-		name := f.name + suffix
-		secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("there is no Secret %s/%s: is zarf-registry installed in namespace %s? choose another with --namespace and --name", f.namespace, name, f.namespace)
-		}
+			file, err := os.Open(name)
+			if err != nil {
+				return nil, err
+			}
+			defer file.Close()
+			return images.ReadList(file, name)
+		}()
 		if err != nil {
-			return nil, fmt.Errorf("reading Secret %s/%s: %w", f.namespace, name, err)
+			return nil, fmt.Errorf("--file: %w", err)
 		}
-		return secret, nil
+		refs = append(refs, list...)
 	}
-	saved, err := read(hook.SuffixState)
-	if err != nil {
-		return hook.Access{}, "", err
+	if len(refs) == 0 {
+		return nil, errors.New("there is nothing to do: name images, or a list of them with --file")
 	}
-	s, err := state.Decode(saved.Data[state.Key])
-	if err != nil {
-		return hook.Access{}, "", fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
+	var unique []string
+	for _, ref := range refs {
+		if !slices.Contains(unique, ref) {
+			unique = append(unique, ref)
+		}
 	}
-	if s.Desired.Mode == state.ModeExternal {
-		return hook.Access{}, "", fmt.Errorf("the cluster uses the external registry %s: there is no registry of ours to push to; push there with a tool of your own (skopeo copy, oras cp, docker push)", s.Desired.Address)
-	}
-	certificate, err := read(hook.SuffixPushTLS)
-	if err != nil {
-		return hook.Access{}, "", err
-	}
-	credentials, err := read(hook.SuffixCredentials)
-	if err != nil {
-		return hook.Access{}, "", err
-	}
-	return hook.NewAccess(f.name, f.namespace, certificate, credentials), s.Desired.Address, nil
+	return unique, nil
 }
 
-// openRegistry prepares a client for the registry that dial reaches.
-func openRegistry(access hook.Access, dial func(context.Context, string, string) (net.Conn, error)) (*images.Registry, error) {
-	certificate, err := tls.X509KeyPair(access.Certificate, access.Key)
+// cacheAt is the cache's directory.
+func (f *imageFlags) cacheAt() (string, error) {
+	if f.cacheDir != "" {
+		return f.cacheDir, nil
+	}
+	if dir := os.Getenv(cacheVariable); dir != "" {
+		return dir, nil
+	}
+	dir, err := os.UserCacheDir()
 	if err != nil {
-		return nil, fmt.Errorf("using the push certificate: %w", err)
+		return "", fmt.Errorf("there is no place for the cache (%w): name one with --cache-dir or %s", err, cacheVariable)
 	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(access.Authority) {
-		return nil, errors.New("using the registry's certificate authority: it holds no certificate")
-	}
-	return images.NewRegistry(images.RegistryOptions{
-		Host:        fmt.Sprintf("%s:%d", access.ServerName, registryPort),
-		DialContext: dial,
-		TLS: &tls.Config{
-			MinVersion:   tls.VersionTLS12,
-			Certificates: []tls.Certificate{certificate},
-			RootCAs:      roots,
-			ServerName:   access.ServerName,
-		},
-		Username: access.Username,
-		Password: access.Password,
-	})
+	return filepath.Join(dir, "zarf-registry", "images"), nil
 }
 
-// podTunnels opens connections to pods through the API server, wherever this
-// process runs.
-type podTunnels struct {
-	config *rest.Config
-	client kubernetes.Interface
+// imageRun is what a command about images works with.
+type imageRun struct {
+	*imageFlags
+	meter      *images.Meter
+	log        *slog.Logger
+	registries *registries
+	ends       []func() error
 }
 
-func (t podTunnels) dialPod(ctx context.Context, pod *corev1.Pod, port int) (net.Conn, error) {
-	tunnel, err := kube.NewTunnel(t.config, t.client, pod, port)
+// begin prepares a run whose flags were validated. --username is for the registry at
+// host, and those that plain tells are reached without TLS.
+func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host string) bool) (*imageRun, error) {
+	r := &imageRun{imageFlags: f, meter: images.NewMeter(cmd.ErrOrStderr())}
+	var err error
+	if r.log, err = newProgress(r.meter, &f.log); err != nil {
+		return nil, &hook.Refused{Err: err}
+	}
+	if f.log.Format != "auto" {
+		// Whoever reads the log reads nothing but records.
+		if r.log, err = newProgress(cmd.ErrOrStderr(), &f.log); err != nil {
+			return nil, &hook.Refused{Err: err}
+		}
+		r.meter = images.NewMeter(recorded{r.log})
+	}
+	r.registries, err = f.login.registries(cmd.InOrStdin(), host, plain, r.patience())
+	if err != nil {
+		return nil, &hook.Refused{Err: err}
+	}
+	r.atEnd(func() error { r.registries.close(); return nil })
+	return r, nil
+}
+
+// recorded writes lines as the messages of a log.
+type recorded struct{ log *slog.Logger }
+
+// Write implements [io.Writer].
+func (r recorded) Write(lines []byte) (int, error) {
+	for line := range strings.Lines(string(lines)) {
+		r.log.Info(strings.TrimSpace(line))
+	}
+	return len(lines), nil
+}
+
+// patience is how hard the run's clients try.
+func (r *imageRun) patience() remote.Options {
+	options := remote.Options{Retries: r.retries, Connections: r.concurrency, Log: r.log}
+	if r.retries == 0 {
+		options.Retries = -1 // the client's words for never
+	}
+	return options
+}
+
+// atEnd has something done when the run ends; what came last comes first.
+func (r *imageRun) atEnd(end func() error) { r.ends = append(r.ends, end) }
+
+// end closes what the run has opened. The error is about how it is left, for what
+// cannot be closed was written in part.
+func (r *imageRun) end() error {
+	r.meter.End()
+	var errs []error
+	for _, end := range slices.Backward(r.ends) {
+		errs = append(errs, end())
+	}
+	return errors.Join(errs...)
+}
+
+// cache opens the cache, or returns nil where there is to be none.
+func (r *imageRun) cache() (*blobstore.Store, error) {
+	if r.noCache {
+		return nil, nil
+	}
+	dir, err := r.cacheAt()
 	if err != nil {
 		return nil, err
 	}
-	return tunnel.DialContext(ctx, "", "")
-}
-
-// registryTunnel dials the registry's pod, whichever is ready at the time.
-type registryTunnel struct {
-	podTunnels
-	namespace, release string
-}
-
-// plainOpen sends a request: whether anybody listens shows at the first answer
-// only, since the API server accepts every connection.
-func (t *registryTunnel) plainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
-	conn, err := t.dialPod(ctx, pod, hook.PlainPort)
-	if err != nil {
-		return false, err
-	}
-	defer conn.Close()
-	return answersHTTP(ctx, conn)
-}
-
-// answersHTTP says whether the other end of a tunnel speaks HTTP (true) or nobody
-// is there (false, without an error).
-func answersHTTP(ctx context.Context, conn net.Conn) (bool, error) {
-	err := get(ctx, conn, "/v2/", func(*http.Response) error { return nil })
-	switch {
-	case err == nil:
-		return true, nil
-	case refusedConnection(err):
-		return false, nil
-	}
-	return false, err
-}
-
-// get sends one request over a connection that is used for nothing else, and has
-// the answer read. The context bounds all of it.
-func get(ctx context.Context, conn net.Conn, path string, read func(*http.Response) error) error {
-	// A tunnel knows no deadlines.
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
-	_, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: registry\r\nConnection: close\r\n\r\n", path)
-	if err == nil {
-		var response *http.Response
-		if response, err = http.ReadResponse(bufio.NewReader(conn), nil); err == nil {
-			err = read(response)
-			_ = conn.Close() // first: to close the body would read what is left of it
-			_ = response.Body.Close()
-		}
-	}
-	if err != nil {
-		err = errors.Join(err, ctx.Err())
-	}
-	return err
-}
-
-// refusedConnection tells that nobody listens on a port behind a tunnel by the
-// container runtime's own words; containerd and CRI-O quote the system's.
-func refusedConnection(err error) bool {
-	return strings.Contains(strings.ToLower(err.Error()), "connection refused")
-}
-
-// DialContext serves as an http.Transport's; the address is ignored.
-func (t *registryTunnel) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
-	pod, err := t.readyPod(ctx)
+	store, err := blobstore.Open(dir, blobstore.Options{MaxSize: r.cacheSize, Trust: cacheTrust, Log: r.log})
 	if err != nil {
 		return nil, err
 	}
-	return t.dialPod(ctx, pod, registryPort)
+	r.atEnd(store.Close)
+	return store, nil
 }
 
-func (t *registryTunnel) readyPod(ctx context.Context) (*corev1.Pod, error) {
-	pods, err := t.client.CoreV1().Pods(t.namespace).List(ctx, hook.RegistryPods(t.release))
+// temporary opens a store that is gone after the run, in the directory for
+// temporary files if parent is "".
+func (r *imageRun) temporary(parent string) (*blobstore.Store, error) {
+	store, err := blobstore.OpenTemp(parent)
 	if err != nil {
-		return nil, fmt.Errorf("looking for the registry's pod in namespace %s: %w", t.namespace, err)
+		return nil, err
 	}
-	i := slices.IndexFunc(pods.Items, func(p corev1.Pod) bool {
-		return p.DeletionTimestamp == nil && hook.PodReady(p)
+	r.atEnd(store.Close)
+	return store, nil
+}
+
+// cacheOr opens the cache or, without one, a store that is gone after the run.
+func (r *imageRun) cacheOr(parent string) (*blobstore.Store, error) {
+	store, err := r.cache()
+	if store == nil && err == nil {
+		store, err = r.temporary(parent)
+	}
+	return store, err
+}
+
+// resolve finds images in registries and in the Docker engine.
+func (r *imageRun) resolve(ctx context.Context, refs []string, store *blobstore.Store) ([]images.Item, error) {
+	platforms, err := r.platforms(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return images.Resolve(ctx, refs, images.ResolveOptions{
+		Registry: r.registries.get, Daemon: r.daemon(store), Store: store,
+		Platforms: platforms, Referrers: r.referrers, Concurrency: r.concurrency, Log: r.log,
 	})
-	if i < 0 {
-		return nil, fmt.Errorf("release %s has no ready registry pod in namespace %s: look at kubectl -n %s get pods", t.release, t.namespace, t.namespace)
+}
+
+// daemon returns what reads images of the Docker engine, once, into the store.
+func (r *imageRun) daemon(store *blobstore.Store) func(context.Context, []string) (*images.Source, error) {
+	return func(ctx context.Context, names []string) (*images.Source, error) {
+		client, err := dockerdaemon.Open(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = client.Close() }()
+		r.log.Info("reading from the Docker engine", "images", strings.Join(names, ","))
+		var source *images.Source
+		err = client.Save(ctx, names, func(stream io.Reader) error {
+			source, err = images.OpenStream(ctx, stream, store)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		r.atEnd(source.Close)
+		return source, nil
 	}
-	return &pods.Items[i], nil
+}
+
+// platforms are those of --platform. What auto turned out to be is told.
+func (r *imageRun) platforms(ctx context.Context) (images.Platforms, error) {
+	if r.platform != "auto" {
+		return images.ParsePlatforms(r.platform)
+	}
+	text, err := "", error(nil)
+	if _, client, connectErr := kube.Connect(r.cluster.access); connectErr == nil {
+		text, err = nodePlatforms(ctx, client)
+	} else if r.cluster.access != (kube.Access{}) {
+		return nil, connectErr // somebody has named one
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if text != "" {
+		r.log.Info("taking the platforms of the cluster's nodes (--platform)", "platforms", text)
+	} else {
+		text = "linux/" + runtime.GOARCH
+		if err != nil {
+			r.log.Warn("the cluster does not tell the platforms of its nodes, taking this machine's (--platform)", "platforms", text, "error", err)
+		} else {
+			r.log.Info("taking this machine's platform, for there is no cluster to ask (--platform)", "platforms", text)
+		}
+	}
+	return images.ParsePlatforms(text)
+}
+
+// nodePlatforms are those of the cluster's Linux nodes, as --platform takes them,
+// sorted: images for Windows are rarely in one index with others.
+func nodePlatforms(ctx context.Context, client kubernetes.Interface) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, nodesTimeout, fmt.Errorf("no answer within %s", nodesTimeout))
+	defer cancel()
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		return "", err
+	}
+	var found []string
+	for _, node := range nodes.Items {
+		info := node.Status.NodeInfo
+		if platform := info.OperatingSystem + "/" + info.Architecture; info.OperatingSystem == "linux" && info.Architecture != "" && !slices.Contains(found, platform) {
+			found = append(found, platform)
+		}
+	}
+	slices.Sort(found)
+	if len(found) == 0 {
+		return "", errors.New("it has no Linux node")
+	}
+	return strings.Join(found, ","), nil
+}
+
+// report prints what became of images, all or those before the first that failed,
+// and returns the error in words of the command line.
+func (r *imageRun) report(cmd *cobra.Command, results []images.Result, failure error) error {
+	if failure != nil && cmd.Context().Err() != nil {
+		failure = errors.New("interrupted: the same command goes on where this one ended")
+		if r.noCache {
+			failure = errors.New("interrupted")
+		}
+	}
+	if failure != nil && len(results) == 0 {
+		return failure
+	}
+	var err error
+	if r.output == "json" {
+		err = printJSON(cmd.OutOrStdout(), results)
+	} else {
+		for _, result := range results {
+			if _, err = fmt.Fprintln(cmd.OutOrStdout(), result.Reference); err != nil {
+				break
+			}
+		}
+	}
+	return errors.Join(failure, err)
 }

@@ -345,7 +345,7 @@ Images come from {{.Address}} on every node:
   push   init-hook images push{{.Flags}} ARCHIVE...
   use    image: {{.Address}}/REPOSITORY:TAG
 {{- if .PullSecret}}
-         imagePullSecrets: [{name: {{.PullSecret}}}], a copy of Secret {{.Namespace}}/{{.PullSecret}} in the pod's namespace
+         imagePullSecrets: [{name: {{.PullSecret}}}], a copy of Secret {{.Objects}}/{{.PullSecret}} in the pod's namespace
 {{- end}}
 {{- end}}
   look   init-hook status{{.Flags}}
@@ -365,8 +365,8 @@ func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {
 	}
 	return resultText.Execute(w, struct {
 		printedResult
-		Flags string
-	}{printed, releaseArguments(o.Namespace, o.Release, o.Name)})
+		Objects, Flags string // Objects is the namespace of the objects
+	}{printed, o.Namespace, releaseArguments(o.Namespace, o.Release, o.Name)})
 }
 
 // releaseArguments are the flags that name a release, as far as they differ from

@@ -94,8 +94,8 @@ func readLoaded(response *http.Response) (*loaded.Report, error) {
 	return &report, nil
 }
 
-// digest is how a report writes SHA-256.
-var digest = regexp.MustCompile(`^[0-9a-f]{64}$`)
+// hexDigest is how a report writes SHA-256.
+var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // checkLoaded refuses what would be compared in vain: another format must not look
 // like a pod that has yet to load something.
@@ -103,12 +103,12 @@ func checkLoaded(c loaded.Certificates) error {
 	switch {
 	case c.Generation == 0:
 		return errors.New("it names no generation")
-	case !digest.MatchString(c.Leaf.SHA256):
+	case !hexDigest.MatchString(c.Leaf.SHA256):
 		return fmt.Errorf("its leaf has the SHA-256 %q", c.Leaf.SHA256)
 	case len(c.Authorities) == 0:
 		return errors.New("it names no authority")
 	}
-	if i := slices.IndexFunc(c.Authorities, func(a loaded.Certificate) bool { return !digest.MatchString(a.SHA256) }); i >= 0 {
+	if i := slices.IndexFunc(c.Authorities, func(a loaded.Certificate) bool { return !hexDigest.MatchString(a.SHA256) }); i >= 0 {
 		return fmt.Errorf("its authority %q has the SHA-256 %q", c.Authorities[i].Subject, c.Authorities[i].SHA256)
 	}
 	return nil

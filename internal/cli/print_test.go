@@ -230,6 +230,34 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 	}
 }
 
+func TestArgumentsAboutNodesReachTheHook(t *testing.T) {
+	o, err := parseJob([]string{"finish", "--payload-id=1", "--node-directories=/etc/containerd/certs.d,/etc/containers", "--node-directories-in-use=/etc/containers",
+		"--node-registries-secret=corp", "--node-registries-key=registries.yaml", "--node-ca=true", "--node-configs=a,b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := hook.Options{NodeDirectories: []string{"/etc/containerd/certs.d", "/etc/containers"}, NodeDirectoriesInUse: []string{"/etc/containers"},
+		NodeRegistriesSecret: "corp", NodeRegistriesKey: "registries.yaml", NodeCA: true, NodeConfigs: []string{"a", "b"}}
+	got := hook.Options{NodeDirectories: o.NodeDirectories, NodeDirectoriesInUse: o.NodeDirectoriesInUse,
+		NodeRegistriesSecret: o.NodeRegistriesSecret, NodeRegistriesKey: o.NodeRegistriesKey, NodeCA: o.NodeCA, NodeConfigs: o.NodeConfigs}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	for want, more := range map[string][]string{
+		`--node-directories: "etc" is no directory`:                          {"--node-directories=etc"},
+		`--node-directories: "/etc/../root" is no directory`:                 {"--node-directories=/etc/containers,/etc/../root"},
+		`--node-directories-in-use names "/etc", which is not among`:         {"--node-directories=/etc/containers", "--node-directories-in-use=/etc"},
+		"are nothing without --node-directories":                             {"--node-ca=true"},
+		"--node-registries-secret and --node-registries-key need each other": {"--node-directories=/etc/containers", "--node-registries-secret=corp"},
+		"--node-registries-key need each other":                              {"--node-registries-key=corp"},
+	} {
+		_, err := parseJob(append([]string{"prepare", "--payload-id=1"}, more...))
+		if _, refused := errors.AsType[*hook.Refused](err); !refused || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error is %v, want one with %q", more, err, want)
+		}
+	}
+}
+
 func TestArgumentsAboutCertificatesReachTheHook(t *testing.T) {
 	args := func(more ...string) []string {
 		return append([]string{"prepare", "--mode=proxy", "--payload-id=1", "--proxy-tls=always", "--cluster-domain=example.org", "--pki-leaf-lifetime=2160h", "--pki-authority-lifetime=8760h"}, more...)
@@ -314,6 +342,20 @@ prepare  done (2s)
 	}
 }
 
+func TestTheRegistrysPodsAreCounted(t *testing.T) {
+	pods := []status.Pod{{Node: "n1", Ready: true}, {Node: "n2", Ready: true}, {Node: "n1", Ready: true}, {Node: "n3"}}
+	for want, g := range map[string]status.Registry{
+		"ready on node n1":                          {Ready: true, Wanted: 1, Pods: pods[:1]},
+		"3 pods ready, on node n1, n2":              {Ready: true, Wanted: 3, Pods: pods[:3]},
+		"1 of 2 pods ready, on node n2: it is gone": {Wanted: 2, Pods: []status.Pod{pods[1], pods[3]}, Why: "it is gone"},
+		"not ready: it is gone":                     {Wanted: 2, Pods: pods[3:], Why: "it is gone"},
+	} {
+		if got := registryLine(&g); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
 func TestStatusIsPrintedAsATable(t *testing.T) {
 	proxy := state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, DecidedBy: state.SourceValue}
 	nodePort := proxy
@@ -351,6 +393,26 @@ certificates  internal, no change of authorities under way
 NODE  READY  PULLS BY  OPEN  PROVEN  REMARK
 n1    yes    proxy     yes   yes
 `)
+
+	r.NodeConfig = []status.NodeConfig{
+		{Node: "n1", Written: 1, Unchanged: 2, WrittenAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC), Effect: status.EffectYes},
+		{Node: "n2", Restored: 1, Removed: 2, Effect: status.EffectRestart, Restart: "sudo systemctl restart k3s", Warnings: []string{"a", "b"}},
+		{Node: "n3", Effect: status.EffectFailed, Error: "no", Warnings: []string{"a"}},
+		{Node: "n4", Effect: status.EffectUnknown, Why: "it was not asked", Restart: "sudo systemctl restart k3s"},
+	}
+	out.Reset()
+	if err := printStatus(&out, r); err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(trimmed(out.String()), "n1    yes    proxy     yes   yes\n")
+	same(t, "with node configuration", text, `
+NODE  FILES                     WRITTEN               EFFECT               REMARK
+n1    3                         2026-11-21T14:03:11Z  in effect
+n2    0, 1 put back, 2 removed  -                     waits for a restart  sudo systemctl restart k3s; 2 warnings, the first: a
+n3    0                         -                     failed               no; warning: a
+n4    0                         -                     unknown              it was not asked
+`)
+	r.NodeConfig = nil
 
 	r.Healthy, r.Helm = false, nil
 	r.State.Phase, r.State.Current, r.State.Desired.HostNetwork = state.PhasePrepared, &nodePort, true

@@ -15,16 +15,15 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"oras.land/oras-go/v2/content"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/programs"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -72,9 +71,10 @@ type way interface {
 // asked for more rights than those in the namespace: from a workstation, to list nodes.
 func newHookRegistry(ctx context.Context, options hook.Options, c connection, log *slog.Logger) (*hookRegistry, error) {
 	tunnels := podTunnels{config: c.config, client: c.client}
-	r := &hookRegistry{log: log, way: podWay{tunnels}}
-	if !inPod(c.access) {
-		r.way = &registryTunnel{podTunnels: tunnels, namespace: options.Namespace, release: options.Release}
+	tunnel := newRegistryTunnel(tunnels, options.Namespace, options.Release)
+	r := &hookRegistry{log: log, way: tunnel}
+	if inPod(c.access) {
+		r.way = &podWay{tunnels, tunnel.pods}
 	}
 	if !options.PushImages {
 		r.missing = "this command pushes no images"
@@ -155,7 +155,7 @@ const plainTime = 5 * time.Second
 // PushProgramImages pushes the images of the carried programs and of init-hook
 // itself, so that Jobs of later upgrades can be pulled from the registry.
 func (r *hookRegistry) PushProgramImages(ctx context.Context, access hook.Access) ([]string, error) {
-	registry, err := openRegistry(access, r.way.DialContext)
+	registry, err := openRegistry(access, remote.Options{DialContext: r.way.DialContext, Log: r.log})
 	if err != nil {
 		return nil, err
 	}
@@ -165,20 +165,12 @@ func (r *hookRegistry) PushProgramImages(ctx context.Context, access hook.Access
 		return nil, err
 	}
 
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(2) // an image has few blobs: two at once keep both ends busy
-	for _, image := range list {
-		group.Go(func() error {
-			result, err := images.Push(ctx, image.source, image.Image, registry, images.PushOptions{})
-			if err != nil {
-				return err
-			}
-			r.log.Info("image pushed", "image", strings.TrimPrefix(result.Reference, registry.Host()+"/"), "digest", result.Digest.String(),
-				"sent", result.BytesSent, "skipped", result.BytesSkipped, "took", result.Duration.Round(time.Millisecond).String())
-			return nil
-		})
-	}
-	if err := group.Wait(); err != nil {
+	// An image has few blobs: two at once keep both ends busy.
+	_, err = images.Push(ctx, list, registry, images.Options{ImageConcurrency: 2, Done: func(result images.Result) {
+		r.log.Info("image pushed", "image", strings.TrimPrefix(result.Reference, registry.Host()+"/"), "digest", result.Digest.String(),
+			"sent", result.BytesSent, "skipped", result.BytesSkipped, "took", result.Duration.Round(time.Millisecond).String())
+	}})
+	if err != nil {
 		return nil, err
 	}
 	var pushed []string
@@ -188,30 +180,24 @@ func (r *hookRegistry) PushProgramImages(ctx context.Context, access hook.Access
 	return pushed, nil
 }
 
-// sourcedImage is an image and where its content is.
-type sourcedImage struct {
-	images.Image
-	source content.ReadOnlyStorage
-}
-
 // images makes what PushProgramImages pushes.
-func (r *hookRegistry) images() ([]sourcedImage, error) {
+func (r *hookRegistry) images() ([]images.Item, error) {
 	// The registry's name in these references is dropped when they are pushed.
 	const host = "docker.io/"
 	carried, list, err := images.ProgramImages(programs.Layers(), host+imagesBelow, version.Version)
 	if err != nil {
 		return nil, err
 	}
-	var made []sourcedImage
+	var made []images.Item
 	for _, image := range list {
 		if !strings.HasPrefix(image.Reference, host+imagesBelow+"/probe:") {
-			made = append(made, sourcedImage{image, carried})
+			made = append(made, images.Item{Image: image, Content: carried})
 			continue
 		}
 		// One image under two names, each of which the registry serves in one way only.
 		for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
 			image.Reference = host + r.ProbeImage(mode)
-			made = append(made, sourcedImage{image, carried})
+			made = append(made, images.Item{Image: image, Content: carried})
 		}
 	}
 	if r.own == nil {
@@ -226,16 +212,31 @@ func (r *hookRegistry) images() ([]sourcedImage, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(made, sourcedImage{own, source}), nil
+	return append(made, images.Item{Image: own, Content: source}), nil
 }
 
 // podWay is the way from a pod of the cluster.
-type podWay struct{ podTunnels }
+type podWay struct {
+	podTunnels
+	pods *registryPods
+}
 
-// DialContext dials a Service of the pod's own namespace by the address that the
+// DialContext dials one of several registry pods, for registryPods' reason, and
+// otherwise, or where they cannot be listed, their Service.
+func (w *podWay) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	pods, err := w.pods.ready(ctx)
+	if err != nil || len(pods) < 2 {
+		return dialService(ctx, network, address)
+	}
+	return w.pods.dial(ctx, pods, func(pod *corev1.Pod) (net.Conn, error) {
+		return (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, network, net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(registryPort)))
+	})
+}
+
+// dialService dials a Service of the pod's own namespace by the address that the
 // kubelet put into the environment, and by its DNS name where there is none: the
 // way to the registry must not depend on cluster DNS.
-func (podWay) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+func dialService(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
@@ -248,7 +249,7 @@ func (podWay) DialContext(ctx context.Context, network, address string) (net.Con
 	return (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, network, net.JoinHostPort(host, port))
 }
 
-func (podWay) plainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
+func (*podWay) plainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	if pod.Status.PodIP == "" {
 		return false, errors.New("it has no address yet")
 	}

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/programs"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -54,7 +55,7 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 	if list, err = r.images(); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(list, func(i sourcedImage) bool { return i.Reference == "docker.io/"+r.own.Reference }) {
+	if !slices.ContainsFunc(list, func(i images.Item) bool { return i.Reference == "docker.io/"+r.own.Reference }) {
 		t.Error("init-hook's own image is not called what the state says")
 	}
 }
@@ -126,7 +127,7 @@ func TestAPodSeesWhetherThePlainPortIsOpen(t *testing.T) {
 	}
 	// An address that nobody else uses: the port is always the same.
 	pod := &corev1.Pod{Status: corev1.PodStatus{PodIP: "127.83.5.1"}}
-	r := &hookRegistry{way: podWay{}, log: slog.New(slog.DiscardHandler)}
+	r := &hookRegistry{way: &podWay{}, log: slog.New(slog.DiscardHandler)}
 	if open, err := r.PlainOpen(t.Context(), pod); open || err != nil {
 		t.Errorf("nobody listens: %t, %v", open, err)
 	}
@@ -200,7 +201,7 @@ func TestPushingToAnExternalRegistryIsRefusedClearly(t *testing.T) {
 		t.Fatal(err)
 	}
 	client := fake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry-state"}, Data: map[string][]byte{state.Key: encoded}})
-	f := &pushFlags{namespace: "zarf", name: "zarf-registry"}
+	f := &clusterFlags{namespace: "zarf", name: "zarf-registry"}
 	if _, _, err := f.readAccess(t.Context(), client); err == nil || !strings.Contains(err.Error(), "external registry registry.example.com/team") {
 		t.Errorf("error is %v", err)
 	}

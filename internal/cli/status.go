@@ -1,8 +1,11 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -56,9 +59,10 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("using the kubeconfig: %w", err)
 	}
+	asks := &hookRegistry{way: newRegistryTunnel(podTunnels{config, client}, f.namespace, f.release)}
 	report, err := status.Collect(cmd.Context(), status.Options{
 		Namespace: f.namespace, Release: f.release, Name: f.name,
-		Client: client, Metadata: names, Now: time.Now,
+		Client: client, Metadata: names, Loaded: asks.Loaded, KubeletStarted: status.KubeletStarted(client.CoreV1().RESTClient()), Now: time.Now,
 	})
 	if err != nil {
 		return err
@@ -147,8 +151,56 @@ func printStatus(w io.Writer, r *status.Report) error {
 			return err
 		}
 	}
+	if len(r.NodeConfig) > 0 {
+		fmt.Fprint(w, "\n")
+		fmt.Fprint(table, "NODE\tFILES\tWRITTEN\tEFFECT\tREMARK\n")
+		for _, n := range r.NodeConfig {
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", n.Node, filesLine(n), writtenLine(n), n.Effect, configRemark(n))
+		}
+		if err := table.Flush(); err != nil {
+			return err
+		}
+	}
 	printNext(w, r.Next)
 	return nil
+}
+
+// filesLine says how many files a node has, and what became of others.
+func filesLine(n status.NodeConfig) string {
+	line := strconv.Itoa(n.Written + n.Unchanged)
+	if n.Restored > 0 {
+		line += fmt.Sprintf(", %d put back", n.Restored)
+	}
+	if n.Removed > 0 {
+		line += fmt.Sprintf(", %d removed", n.Removed)
+	}
+	return line
+}
+
+func writtenLine(n status.NodeConfig) string {
+	if n.WrittenAt.IsZero() {
+		return "-"
+	}
+	return n.WrittenAt.UTC().Format(time.RFC3339)
+}
+
+// configRemark is what is particular about a node's configuration: what is wrong with
+// it first, of several warnings one.
+func configRemark(n status.NodeConfig) string {
+	var remarks []string
+	for _, remark := range []string{n.Error, cmp.Or(n.Why, n.Restart)} { // no command where it is not known to be needed
+		if remark != "" {
+			remarks = append(remarks, remark)
+		}
+	}
+	switch w := n.Warnings; len(w) {
+	case 0:
+	case 1:
+		remarks = append(remarks, "warning: "+w[0])
+	default:
+		remarks = append(remarks, fmt.Sprintf("%d warnings, the first: %s", len(w), w[0]))
+	}
+	return strings.Join(remarks, "; ")
 }
 
 // printNext writes what there is to do, if anything.
@@ -174,16 +226,28 @@ func pkiLine(s *status.State) string {
 }
 
 func registryLine(g *status.Registry) string {
-	if !g.Ready {
+	ready := g.ReadyPods()
+	if !g.Ready && ready == 0 {
 		return "not ready: " + g.Why
 	}
 	var nodes []string
 	for _, p := range g.Pods {
-		if p.Ready {
+		if p.Ready && !slices.Contains(nodes, p.Node) {
 			nodes = append(nodes, p.Node)
 		}
 	}
-	return "ready on node " + strings.Join(nodes, ", ")
+	pushes := ""
+	if g.Collection != nil && g.Collection.ReadOnly {
+		pushes = "; read-only: its garbage is being collected, pushes wait"
+	}
+	switch on := strings.Join(nodes, ", "); {
+	case !g.Ready:
+		return fmt.Sprintf("%d of %d pods ready, on node %s: %s", ready, g.Wanted, on, g.Why) + pushes
+	case ready > 1:
+		return fmt.Sprintf("%d pods ready, on node %s", ready, on) + pushes
+	default:
+		return "ready on node " + on + pushes
+	}
 }
 
 func payloadLine(p status.Payload) string {

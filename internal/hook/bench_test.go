@@ -150,6 +150,7 @@ type bench struct {
 
 	kubelets
 	certManager
+	nodeFiles
 }
 
 var errKilled = errors.New("killed")
@@ -170,13 +171,13 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 			Port:       31999, IPFamily: state.IPv4, IPFamilySource: state.SourceCluster,
 			Injector: true, PayloadID: "0.1.0", Architectures: []string{"amd64", "arm64"},
 			PauseImages: []string{pauseImage}, PauseImageSource: state.SourceCluster,
-			ClusterDomain: "cluster.local", Timeout: 5 * time.Minute, PushImages: true, Prove: true,
+			ClusterDomain: "cluster.local", Timeout: 5 * time.Minute, PushImages: true, Prove: true, Advertise: true,
 			PKI: internalPKI, PKISource: state.SourceValue,
 		},
 		Cluster: hook.Cluster{
 			Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), Pods: core.Pods("zarf"),
 			Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"), Jobs: b.client.BatchV1().Jobs("zarf"),
-			Namespaces: core.Namespaces(), Services: core.Services("zarf"), ClusterServices: core.Services(""),
+			Namespaces: core.Namespaces(), Services: core.Services("zarf"), ClusterServices: core.Services(""), ClusterConfigMaps: core.ConfigMaps("kube-public"),
 		},
 		Programs: programs{},
 		Registry: b.registry,
@@ -215,6 +216,7 @@ func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 		return true, object, err
 	}
 	if a.GetVerb() == "get" || a.GetVerb() == "list" {
+		b.startSuccessors()
 		return kubetesting.ObjectReaction(b.tracker)(a)
 	}
 	if c, ok := a.(kubetesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 {
@@ -271,10 +273,12 @@ func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
 	if err := b.lock(a); err != nil {
 		return nil, err
 	}
+	ended := b.endedBy(a)
 	_, object, err := kubetesting.ObjectReaction(b.tracker)(a)
 	if err != nil {
 		return nil, err
 	}
+	ended()
 	b.certManagerWorks(a)
 	switch a := a.(type) {
 	case kubetesting.PatchActionImpl:
@@ -283,7 +287,7 @@ func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
 			b.annotated(a.GetName())
 		}
 	case kubetesting.DeleteActionImpl:
-		if a.GetResource().Resource == "daemonsets" {
+		if a.GetResource().Resource == "daemonsets" && strings.HasPrefix(a.GetName(), "zarf-registry-proxy") {
 			b.remove("pods", "proxy-n1", "proxy-n2")
 		}
 	}
@@ -475,6 +479,7 @@ func (b *bench) helm(nodes ...string) {
 	if len(nodes) == 0 {
 		nodes = []string{"n1", "n2"}
 	}
+	b.helmNodes(nodes)
 	if b.hook.Options.Mode == state.ModeExternal {
 		b.remove("deployments", "zarf-registry")
 		b.remove("pods", registryPod)
@@ -628,7 +633,7 @@ func (b *bench) checkFinished() {
 	for _, cm := range cms.Items {
 		programs[strings.Contains(cm.Name, "-registry-node-")] = true
 	}
-	if programs[true] != (mode == state.ModeProxy) || programs[false] != (mode != state.ModeExternal) {
+	if programs[true] != (mode == state.ModeProxy || len(b.hook.Options.NodeDirectories) > 0) || programs[false] != (mode != state.ModeExternal) {
 		b.Errorf("in %s mode, payload of the proxies: %t, of the registry: %t", mode, programs[true], programs[false])
 	}
 	b.checkNoProofs()

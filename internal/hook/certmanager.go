@@ -103,10 +103,10 @@ func (h *Hook) certManagerWanted(p state.PKI) certManagerWanted {
 func (h *Hook) certificate(suffix string, lifetime time.Duration, issuer cmmeta.IssuerReference) *certmanagerv1.Certificate {
 	revisions := int32(1)
 	return &certmanagerv1.Certificate{
-		ObjectMeta: metav1.ObjectMeta{Name: h.Options.Name + suffix, Namespace: h.Options.Namespace, Labels: h.labels(componentCertificates)},
+		ObjectMeta: metav1.ObjectMeta{Name: h.Options.Name + suffix, Namespace: h.Options.Namespace, Labels: h.labels(componentCertificates), Annotations: annotations()},
 		Spec: certmanagerv1.CertificateSpec{
 			SecretName:     h.Options.Name + suffix + suffixIssued,
-			SecretTemplate: &certmanagerv1.CertificateSecretTemplate{Labels: h.labels(componentCertificates)},
+			SecretTemplate: &certmanagerv1.CertificateSecretTemplate{Labels: h.labels(componentCertificates), Annotations: annotations()},
 			Duration:       &metav1.Duration{Duration: lifetime},
 			// The rule of the internal mode as well: renewed when half is left.
 			RenewBefore: &metav1.Duration{Duration: lifetime / 2},
@@ -124,7 +124,7 @@ func (h *Hook) certificate(suffix string, lifetime time.Duration, issuer cmmeta.
 
 func (h *Hook) issuer(name string, config certmanagerv1.IssuerConfig) *certmanagerv1.Issuer {
 	return &certmanagerv1.Issuer{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Options.Namespace, Labels: h.labels(componentCertificates)},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Options.Namespace, Labels: h.labels(componentCertificates), Annotations: annotations()},
 		Spec:       certmanagerv1.IssuerSpec{IssuerConfig: config},
 	}
 }
@@ -153,8 +153,10 @@ func putCertificate(have, want *certmanagerv1.Certificate) []string {
 		}
 	}
 	put("metadata.labels", putLabels(&have.Labels, want.Labels))
+	put("metadata.annotations", putLabels(&have.Annotations, want.Annotations))
 	put("spec.secretName", set(&to.SecretName, from.SecretName))
 	put("spec.secretTemplate.labels", putLabels(&to.SecretTemplate.Labels, from.SecretTemplate.Labels))
+	put("spec.secretTemplate.annotations", putLabels(&to.SecretTemplate.Annotations, from.SecretTemplate.Annotations))
 	put("spec.duration", set(&to.Duration, from.Duration))
 	put("spec.renewBefore", set(&to.RenewBefore, from.RenewBefore))
 	put("spec.isCA", set(&to.IsCA, from.IsCA))
@@ -178,6 +180,9 @@ func putIssuer(have, want *certmanagerv1.Issuer) []string {
 	var fields []string
 	if putLabels(&have.Labels, want.Labels) {
 		fields = append(fields, "metadata.labels")
+	}
+	if putLabels(&have.Annotations, want.Annotations) {
+		fields = append(fields, "metadata.annotations")
 	}
 	to, from := have.Spec.IssuerConfig, want.Spec.IssuerConfig
 	sameKind := (to.CA != nil) == (from.CA != nil) && (to.SelfSigned != nil) == (from.SelfSigned != nil)

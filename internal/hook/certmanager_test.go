@@ -520,7 +520,7 @@ func TestCertManagerIsAskedForWhatTheLeavesNeed(t *testing.T) {
 		}
 		const node = `{"subject":{"organizations":["zarf-registry:node"]},"commonName":"zarf-registry-proxy","duration":"8760h0m0s","renewBefore":"4380h0m0s",` +
 			`"dnsNames":["localhost"],"ipAddresses":["127.0.0.1","::1"],"uris":["zarf-registry:node"],"secretName":"zarf-registry-node-issued",` +
-			`"secretTemplate":{"labels":{"app.kubernetes.io/component":"certificates","app.kubernetes.io/instance":"zarf-registry","app.kubernetes.io/managed-by":"init-hook","app.kubernetes.io/name":"zarf-registry"}},` +
+			`"secretTemplate":{"annotations":{"argocd.argoproj.io/compare-options":"IgnoreExtraneous","argocd.argoproj.io/sync-options":"Prune=false"},"labels":{"app.kubernetes.io/component":"certificates","app.kubernetes.io/instance":"zarf-registry","app.kubernetes.io/managed-by":"init-hook","app.kubernetes.io/name":"zarf-registry"}},` +
 			`"issuerRef":{"name":"corp","kind":"ClusterIssuer","group":"cert-manager.io"},"usages":["digital signature","client auth","server auth"],` +
 			`"privateKey":{"rotationPolicy":"Always","encoding":"PKCS8","algorithm":"ECDSA","size":256},"revisionHistoryLimit":1}`
 		if string(spec) != node {
@@ -561,7 +561,7 @@ func TestCertManagerWithoutAnIssuerGetsOne(t *testing.T) {
 			t.Fatal(err)
 		}
 		const ca = `{"commonName":"zarf-registry certificate authority","duration":"43800h0m0s","renewBefore":"21900h0m0s","secretName":"zarf-registry-ca-issued",` +
-			`"secretTemplate":{"labels":{"app.kubernetes.io/component":"certificates","app.kubernetes.io/instance":"zarf-registry","app.kubernetes.io/managed-by":"init-hook","app.kubernetes.io/name":"zarf-registry"}},` +
+			`"secretTemplate":{"annotations":{"argocd.argoproj.io/compare-options":"IgnoreExtraneous","argocd.argoproj.io/sync-options":"Prune=false"},"labels":{"app.kubernetes.io/component":"certificates","app.kubernetes.io/instance":"zarf-registry","app.kubernetes.io/managed-by":"init-hook","app.kubernetes.io/name":"zarf-registry"}},` +
 			`"issuerRef":{"name":"zarf-registry-selfsigned","kind":"Issuer","group":"cert-manager.io"},"isCA":true,"usages":["digital signature","cert sign","crl sign"],` +
 			`"privateKey":{"rotationPolicy":"Always","encoding":"PKCS8","algorithm":"ECDSA","size":256},"revisionHistoryLimit":1}`
 		if string(spec) != ca {
@@ -653,10 +653,10 @@ func TestWhatOthersAddToACertificateStays(t *testing.T) {
 		encode := true
 		b.change("zarf-registry-node", func(c *certmanagerv1.Certificate) {
 			c.Labels["team"] = "platform"
-			c.Annotations = map[string]string{"a": "b"}
+			c.Annotations["a"] = "b"
 			c.Spec.EncodeUsagesInRequest = &encode
 			c.Spec.Subject.OrganizationalUnits = []string{"platform"}
-			c.Spec.SecretTemplate.Annotations = map[string]string{"a": "b"}
+			c.Spec.SecretTemplate.Annotations["a"] = "b"
 		})
 		before := b.certificate("zarf-registry-node")
 		if writes := b.writesOf(func() { b.mustRun(corpIssuer()) }); len(writes) > 0 {

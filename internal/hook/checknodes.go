@@ -66,6 +66,9 @@ func (i *inspection) criO() []Finding {
 	if len(nodes) == 0 {
 		return nil
 	}
+	if i.Options.NodeCA || i.nodeConfig.CRIO.ConfDirectory != "" && i.nodeConfig.CRIO.Insecure {
+		return nil // what it wants is written on the nodes
+	}
 	const wants = "CRI-O 1.35 and later pulls with TLS only, from the loopback address too"
 	f := Finding{Check: checkCRIO, Severity: Blocker, Object: named("node", nodes)}
 	switch {
@@ -78,7 +81,7 @@ func (i *inspection) criO() []Finding {
 	default:
 		f.Severity = Warning
 		f.Cause = wants + ", and must trust the certificates of the proxies"
-		f.Remedy = fmt.Sprintf("once there are certificates, write what init-hook certs ca prints to /etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Options.Address())
+		f.Remedy = fmt.Sprintf("--set nodeConfig.crio.ca=true; or, once there are certificates, write what init-hook certs ca prints to /etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Options.Address())
 	}
 	return []Finding{f}
 }
@@ -116,7 +119,7 @@ func (i *inspection) architecture() []Finding {
 		return findings
 	}
 	for _, arch := range i.nodeArchitectures() {
-		for _, program := range injected(o.Mode) {
+		for _, program := range o.injected() {
 			if _, err := i.payload(program, arch); err != nil {
 				findings = append(findings, Finding{Check: checkArch, Severity: Blocker, Object: fmt.Sprintf("program %s for %s", program, arch),
 					Cause: err.Error(), Remedy: "or take the architecture out of injector.architectures"})

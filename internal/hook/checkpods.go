@@ -22,13 +22,14 @@ const accountTime = 10 * time.Second
 // tryPods has the API server say whether it would accept the pods of the chart, and
 // whether it would change them.
 func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
-	pods := []*corev1.Pod{i.registryLike()}
-	if i.Options.Mode == state.ModeProxy {
-		pods = append(pods, i.proxyLike())
+	var pods []*corev1.Pod
+	if i.Options.Mode != state.ModeExternal {
+		pods = append(pods, i.registryLike())
 	}
+	pods = append(pods, i.privilegedLike()...)
 	var findings []Finding
 	for _, pod := range pods {
-		what := pod.Spec.Containers[0].Name
+		what := strings.ReplaceAll(pod.Spec.Containers[0].Name, "-", " ")
 		answer, err := i.tryPod(ctx, pod)
 		violation, violated := podSecurity(err)
 		f := Finding{Check: checkAdmission, Severity: Blocker, Object: "namespace " + i.Options.Namespace}
@@ -41,11 +42,16 @@ func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
 			f.Cause = "it does not exist yet, so that its policies cannot be tried"
 			f.Remedy = "none is needed: preflight runs again when it is there"
 			return append(findings, f), nil
+		case i.Options.OpenShift && constrained(err) && i.grantedByChart(pod):
+			continue
+		case constrained(err):
+			f.Cause = fmt.Sprintf("OpenShift's SecurityContextConstraints do not let the pods of the %s be: %s", what, err)
+			f.Remedy = "--set openshift.enabled=true, which binds those that are needed; or bind them to its ServiceAccounts"
 		case violated:
 			f.Check = checkPodSecurity
 			f.Cause = fmt.Sprintf("Pod Security refuses the pods of the %s: %s", what, violation)
 			f.Remedy = fmt.Sprintf("kubectl label --overwrite namespace %s %s=%s, or --set podSecurity.label=true", i.Options.Namespace, labelEnforce, levelPrivileged)
-			if i.Options.PodSecurityLabel && i.Options.Mode == state.ModeProxy {
+			if i.Options.labelsNamespace() {
 				f.Severity = Warning
 				f.Remedy = "none is needed: prepare labels it, as podSecurity.label=true says"
 			}
@@ -63,7 +69,7 @@ func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
 		}
 		findings = append(findings, f)
 	}
-	seen := map[Finding]bool{} // both pods may say the same
+	seen := map[Finding]bool{} // several pods may say the same
 	return slices.DeleteFunc(findings, func(f Finding) bool {
 		again := seen[f]
 		seen[f] = true
@@ -109,6 +115,18 @@ func (i *inspection) tryPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, 
 	}
 }
 
+// constrained tells a refusal of OpenShift's SecurityContextConstraints.
+func constrained(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "security context constraint")
+}
+
+// grantedByChart says that the chart binds a constraint to the ServiceAccount of such
+// pods, which is not there yet when the pod is tried.
+func (i *inspection) grantedByChart(pod *corev1.Pod) bool {
+	name := pod.Spec.Containers[0].Name
+	return name == componentProxy || name == componentNodeConfig
+}
+
 // podSecurity returns what Pod Security says is wrong with a pod:
 // `"baseline:latest": hostPort (container "proxy" uses hostPort 31999)`.
 func podSecurity(err error) (violation string, violated bool) {
@@ -137,6 +155,33 @@ func (i *inspection) proxyLike() *corev1.Pod {
 	return pod
 }
 
+// nodeConfigLike is a pod as those that configure nodes.
+func (i *inspection) nodeConfigLike() *corev1.Pod {
+	pod := i.podLike(componentNodeConfig, "zarf-dev/zarf-registry/registry-node")
+	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	// The directories are the nodes' root's.
+	root, no := int64(0), false
+	pod.Spec.SecurityContext.RunAsUser, pod.Spec.SecurityContext.RunAsGroup, pod.Spec.SecurityContext.RunAsNonRoot = &root, &root, &no
+	for n, directory := range i.Options.NodeDirectories {
+		name := fmt.Sprintf("host-%d", n)
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}}})
+		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/host" + directory})
+	}
+	return pod
+}
+
+// privilegedLike are pods as those that need the Pod Security level privileged.
+func (i *inspection) privilegedLike() []*corev1.Pod {
+	var pods []*corev1.Pod
+	if i.Options.Mode == state.ModeProxy {
+		pods = append(pods, i.proxyLike())
+	}
+	if i.Options.configuresNodes() {
+		pods = append(pods, i.nodeConfigLike())
+	}
+	return pods
+}
+
 func (i *inspection) podLike(component, repository string) *corev1.Pod {
 	image := "ghcr.io/" + repository // the chart's, without injector
 	if i.Options.Injector && len(i.Options.PauseImages) > 0 {
@@ -151,7 +196,7 @@ func (i *inspection) podLike(component, repository string) *corev1.Pod {
 		},
 		Spec: corev1.PodSpec{
 			AutomountServiceAccountToken: &no,
-			SecurityContext:              restrictedPod(),
+			SecurityContext:              i.restrictedPod(),
 			Containers: []corev1.Container{{
 				Name: component, Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
 				SecurityContext: restrictedContainer(),

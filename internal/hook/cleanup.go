@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -16,6 +18,8 @@ import (
 // its values say otherwise.
 func (h *Hook) Cleanup(ctx context.Context) error {
 	return h.runSteps(ctx, "cleanup", []step{
+		{"look at the Jobs", "kubectl apply of all that helm template prints makes this Job too, and nobody uninstalls then", h.uninstalls},
+		{"put back the nodes' files", "what the nodes had before is theirs; it takes the payload and the Secrets", h.restoreNodes},
 		{"delete proving pods", "a killed run may have left some", func(context.Context) (string, error) {
 			h.deleteProofs()
 			return "none remain", nil
@@ -24,10 +28,45 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 		{"delete the proxies", "Helm leaves them, because a switch may need them until the end", h.deleteProxies},
 		{"delete the Jobs", "those that failed stayed, so that their logs could be read", h.deleteJobs},
 		{"delete the payload", "nothing starts from it any more", h.deletePayload},
+		{"tell tools nothing any more", "the registry is going", h.withdraw},
 		{"delete the Secrets", "state, certificates and credentials end with the release", h.deleteSecrets},
 		{"delete cert-manager's objects", "the state is gone, so that no CronJob makes them again", h.cleanUpCertManager},
 		{"put the namespace's label back", "only prepare's label goes, podSecurity.label=true", onlyIf(h.Options.PodSecurityLabel, h.restoreLabel)},
 	})
+}
+
+// together is how far apart the Jobs of one kubectl apply may be made.
+const together = 30 * time.Second
+
+// uninstalls refuses to delete what was not asked for: where prepare, finish and cleanup
+// were made together, and finish before prepare had ended. Helm and Argo CD delete
+// prepare's Job before they make finish's; who makes them by hand waits in between.
+func (h *Hook) uninstalls(ctx context.Context) (string, error) {
+	const fine = "they were not all made at once"
+	var jobs []*batchv1.Job
+	for _, step := range []string{"-prepare", "-finish", "-cleanup"} {
+		name := h.Options.Name + step
+		job, err := h.Cluster.Jobs.Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err), missingRight(err):
+			return fine, nil
+		case err != nil:
+			return "", fmt.Errorf("reading %s: %w", h.object("Job", name), err)
+		}
+		jobs = append(jobs, job)
+	}
+	prepare, finish, cleanup := jobs[0], jobs[1], jobs[2]
+	made := func(a, b *batchv1.Job) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) }
+	ended := prepare.Status.CompletionTime
+	switch {
+	case len(cleanup.Status.Conditions) > 0: // that one has ended, and this is another
+	case ended != nil && !finish.CreationTimestamp.Before(ended):
+	case slices.MaxFunc(jobs, made).CreationTimestamp.Sub(slices.MinFunc(jobs, made).CreationTimestamp.Time) > together:
+	default:
+		return "", refuse("the Jobs prepare, finish and cleanup were made at the same time, as kubectl apply does with all that helm template prints: nothing was deleted; " +
+			"leave out the Jobs with helm template --no-hooks and apply them one after the other, as docs/gitops.md says")
+	}
+	return fine, nil
 }
 
 func (h *Hook) cleanUpCertManager(ctx context.Context) (string, error) {

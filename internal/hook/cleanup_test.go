@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -25,6 +26,10 @@ func (b *bench) checkClean(foreign ...string) {
 	cms, _ := core.ConfigMaps("zarf").List(b.Context(), metav1.ListOptions{})
 	for _, o := range cms.Items {
 		left = append(left, "ConfigMap "+o.Name)
+	}
+	cms, _ = core.ConfigMaps("kube-public").List(b.Context(), metav1.ListOptions{})
+	for _, o := range cms.Items {
+		left = append(left, "ConfigMap kube-public/"+o.Name)
 	}
 	services, _ := core.Services("zarf").List(b.Context(), metav1.ListOptions{})
 	for _, o := range services.Items {
@@ -165,4 +170,53 @@ func TestCleanupKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 			}
 		})
 	})
+}
+
+// kubectl apply of all that helm template prints makes the Job of cleanup beside those
+// that install.
+func TestCleanupRefusesToRunBesideTheOtherJobs(t *testing.T) {
+	for name, c := range map[string]struct {
+		apart   time.Duration
+		without string
+		ended   bool
+		waited  bool // prepare had ended when finish was made
+		refused bool
+	}{
+		"all made by one command":                     {apart: 2 * time.Second, refused: true},
+		"made one after the other, and quickly":       {apart: 2 * time.Second, waited: true},
+		"cleanup made later":                          {apart: time.Minute},
+		"prepare deleted, as Helm does":               {apart: 2 * time.Second, without: "zarf-registry-prepare"},
+		"finish never made, for prepare failed":       {apart: 2 * time.Second, without: "zarf-registry-finish"},
+		"run by hand":                                 {apart: 2 * time.Second, without: "zarf-registry-cleanup"},
+		"run by hand after it was refused in the Job": {apart: 2 * time.Second, ended: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.upgrade(state.ModeProxy)
+			made := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)
+			for _, name := range []string{"zarf-registry-prepare", "zarf-registry-finish", "zarf-registry-cleanup"} {
+				job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "zarf", CreationTimestamp: metav1.NewTime(made)}}
+				if made = made.Add(c.apart); c.ended {
+					job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}
+				}
+				if c.waited && strings.HasSuffix(name, "-prepare") {
+					job.Status.CompletionTime = &metav1.Time{Time: made}
+				}
+				if name != c.without {
+					if _, err := b.client.BatchV1().Jobs("zarf").Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			err := b.hook.Cleanup(t.Context())
+			if !c.refused {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			b.mustFail(err, true, "prepare, finish and cleanup were made at the same time", "nothing was deleted", "--no-hooks")
+			b.secret("zarf-registry-state")
+		})
+	}
 }

@@ -30,6 +30,10 @@ const (
 	keyPassword = "password"
 	// KeyHtpasswd is what the registry checks passwords with.
 	KeyHtpasswd = "htpasswd"
+	// KeyUploadSecret is what all registry pods sign the state of uploads with, in the
+	// credentials Secret only. It stays when the credential changes: pods that began
+	// before and after must continue each other's uploads.
+	KeyUploadSecret = "upload-secret"
 )
 
 const (
@@ -78,7 +82,7 @@ func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool
 		}
 		if !bytes.Equal(data[keyUsername], source[keyUsername]) || !bytes.Equal(data[keyPassword], source[keyPassword]) {
 			reason = h.object("Secret", from) + " has another credential"
-			data = source
+			maps.Copy(data, source)
 		}
 	} else {
 		switch {
@@ -92,7 +96,13 @@ func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool
 			if err != nil {
 				return "", err
 			}
-			data = map[string][]byte{keyUsername: []byte(pushUser), keyPassword: password}
+			data[keyUsername], data[keyPassword] = []byte(pushUser), password
+		}
+	}
+	if len(data[KeyUploadSecret]) == 0 {
+		reason = cmp.Or(reason, "it had nothing to sign uploads with")
+		if data[KeyUploadSecret], err = newPassword(); err != nil {
+			return "", err
 		}
 	}
 	if !htpasswdMatches(data[KeyHtpasswd], data[keyUsername], data[keyPassword]) || htpasswdCost(data[KeyHtpasswd]) < cost {

@@ -35,9 +35,17 @@ type finishing struct {
 func (f *finishing) steps() []step {
 	rotate := step{"finish the change of authorities", "the former ones are trusted until all pods show certificates of the new", f.rotate}
 	unneeded := step{"delete what other PKI modes left", "nobody trusts it any more", f.unneeded}
+	configured := step{"wait for the node configuration", "CRI-O needs the authority before it can pull; and a node that refuses is named", onlyIf(f.Options.configuresNodes(), f.waitNodeConfig)}
 	push := step{"push the project's images", "later upgrades and the proof pull them from the registry itself", onlyIf(f.Options.PushImages, f.push)}
 	prove := step{"prove by pulling", "only a pull on every node covers network plugin, kube-proxy and container runtime at once", onlyIf(f.Options.Prove, f.prove)}
+	advertise := step{"tell tools of the registry", "those that build images look for it in " + HostingNamespace, f.advertise}
 	record := step{"record the proven mode", "the state never says more than was proven", f.record}
+
+	collect := step{"collect former payloads", "no pod needs them any more", f.collect}
+	payload := step{"delete the payload", "nothing starts from it any more", f.deletePayload}
+	if f.Options.configuresNodes() {
+		payload = collect
+	}
 
 	switch f.Options.Mode {
 	case state.ModeNodePort:
@@ -47,21 +55,25 @@ func (f *finishing) steps() []step {
 			{"look at the NodePort Service", "each node pulls through it", f.lookAtService},
 			{"wait for the node port's listener", "the NodePort Service leads to it", f.openPlain},
 			push,
+			configured,
 			prove,
 			record,
 			{"delete the proxies", "each node was seen to pull without them", f.deleteFormerProxies},
-			{"collect former payloads", "no pod needs them any more", f.collect},
+			collect,
+			advertise,
 			rotate,
 			unneeded,
 		}
 	case state.ModeExternal:
 		return []step{
 			{"read the saved state", "only what prepare recorded can be finished", f.readState},
+			configured,
 			record,
 			{"delete the NodePort Service", "it leads nowhere any more", f.deleteService},
 			{"delete the proxies", "they lead nowhere any more", f.deleteFormerProxies},
 			{"close the node port's listener", "nothing shall be served in plain text that nobody asks for", f.closePlain},
-			{"delete the payload", "nothing starts from it any more", f.deletePayload},
+			advertise,
+			payload,
 		}
 	default:
 		return append(f.orPutBack([]step{
@@ -69,13 +81,15 @@ func (f *finishing) steps() []step {
 			{"wait for the registry", "proxies and pushes need it", f.waitRegistry},
 			{"wait for the proxies", "each node pulls through its own", f.waitProxies},
 			push,
+			configured,
 			{"remove the NodePort Service", "kube-proxy would answer in the proxies' place; it is put back if the proof fails", f.removeService},
 			prove,
 		}), []step{
 			{"close the node port's listener", "nothing leaves the registry in plain text in proxy mode", f.closePlain},
 			record,
 			{"delete former proxies", "the chart does not render them any more", f.deleteFormerProxies},
-			{"collect former payloads", "no pod needs them any more", f.collect},
+			collect,
+			advertise,
 			rotate,
 			unneeded,
 		}...)

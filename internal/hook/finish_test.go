@@ -51,6 +51,28 @@ func TestFinishProvesEveryReadyNodeAndSaysSo(t *testing.T) {
 	}
 }
 
+// So it is in an upgrade: the controller deletes the former proxy of a node that is not
+// ready at once, and nobody there ends it.
+func TestAProxyThatCannotEndSinceItsNodeIsNotReadyHoldsNothingUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
+		b.mode(state.ModeProxy)
+		b.mustPrepare()
+		b.helm("n1", "n2", "n3")
+		set := daemonSet(proxyName, "n1", "n2", "n3")
+		set.Status.UpdatedNumberScheduled = 2
+		if err := b.tracker.Update(resource("daemonsets"), set, "zarf"); err != nil {
+			t.Fatal(err)
+		}
+		b.change("proxy-n3", func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1Now, []string{"x"} })
+		begin := time.Now()
+		b.mustFinish()
+		if took := time.Since(begin); took > 10*time.Second {
+			t.Errorf("it took %s", took)
+		}
+	})
+}
+
 func TestFinishInExternalModeOnlyRecordsAndRemoves(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeExternal)
@@ -151,6 +173,40 @@ func TestWaitingInVainSaysWhatThePodsComplainAbout(t *testing.T) {
 		b.mustFail(b.hook.Finish(t.Context()), true,
 			"Deployment zarf/zarf-registry: 0 of 1 pods are available", "pod zarf/zarf-registry-2 on node n1", "chunk 03: missing", "not done within 1m0s")
 	})
+}
+
+// Kubernetes replaces such a pod after five minutes, which is longer than a Job has.
+func TestAReplicaThatIsDownWithItsNodeHoldsNothingUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		available int32
+		lost      string // the node of the pod that is not available
+		want      string
+	}{
+		"its node is not ready": {1, "down", ""},
+		"its node is ready":     {1, "n2", "1 of 2 pods are available"},
+		"no other serves":       {0, "down", "0 of 2 pods are available"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, node("n1"), node("n2"), node("down", notReady))
+				b.mustPrepare()
+				b.helm()
+				d := b.get("deployments", "zarf-registry").(*appsv1.Deployment)
+				two := int32(2)
+				d.Spec.Replicas, d.Status.Replicas, d.Status.UpdatedReplicas, d.Status.AvailableReplicas = &two, 2, 2, c.available
+				b.remove("deployments", d.Name)
+				b.add(d)
+				b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-2", "registry"), Spec: corev1.PodSpec{NodeName: c.lost}})
+				b.hook.Options.Timeout = time.Minute
+				if c.want != "" {
+					b.mustFail(b.hook.Finish(t.Context()), true, c.want)
+					return
+				}
+				b.mustFinish()
+				b.checkFinished()
+			})
+		})
+	}
 }
 
 func TestProxiesThatHoldTheirSuccessorsPortMakeRoom(t *testing.T) {

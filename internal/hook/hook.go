@@ -14,12 +14,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,10 +73,42 @@ type Options struct {
 	// PushSecret is the user's Secret with the push credential, for Prepare, which
 	// records it; empty: the hook makes the credential.
 	PushSecret string
+	// ExposeTLSSecret is the user's Secret with the certificate that clients outside of
+	// the cluster see, and ExposeUsersSecret the one with users who may only pull from
+	// there; the registry mounts both. Empty: none. ExposeHosts are the names by which
+	// those clients reach the registry.
+	ExposeTLSSecret, ExposeUsersSecret string
+	ExposeHosts                        []string
+	// ExposeAddress is where those clients find the registry, HOST[:PORT]; empty where
+	// nobody said, or there is no way from outside.
+	ExposeAddress string
+	// Advertise lets Finish write the ConfigMap by which tools find the cluster's
+	// registry (KEP-1755).
+	Advertise bool
+	// NodeDirectories are the nodes' directories that the pods look after which the
+	// chart renders for node configuration; none where it renders no such pods.
+	NodeDirectories []string
+	// NodeDirectoriesInUse are those of NodeDirectories that files are written to. In the
+	// others what was there before is put back.
+	NodeDirectoriesInUse []string
+	// NodeRegistriesSecret is the user's Secret with K3s' registries.yaml, under the key
+	// NodeRegistriesKey; empty where the values have it or nobody wants one.
+	NodeRegistriesSecret, NodeRegistriesKey string
+	// NodeCA says that the authorities of the proxies' certificates are written to nodes.
+	NodeCA bool
+	// NodeConfigs are the names of the DaemonSets that Finish waits for; empty: all of
+	// the release that configure nodes.
+	NodeConfigs []string
+	// NodeConfigData is what the rendered Secret of the node configuration holds. Nil:
+	// Prepare reads it from the Secret that the chart makes for it. It may hold secrets.
+	NodeConfigData map[string][]byte
+	// OpenShift says that pods get their user from the namespace's range, and their
+	// rights from SecurityContextConstraints, which the chart binds.
+	OpenShift bool
 	// Timeout bounds the whole run.
 	Timeout time.Duration
-	// PodSecurityLabel lets Prepare label the namespace so that its Pod Security
-	// level admits the proxies; Cleanup puts the former label back.
+	// PodSecurityLabel lets Prepare label the namespace so that its Pod Security level
+	// admits the pods that nodes need; Cleanup puts the former label back.
 	PodSecurityLabel bool
 	// IgnorePreflight are the names of checks whose blockers count as warnings;
 	// "all" is all of them.
@@ -116,6 +150,8 @@ type Cluster struct {
 	Services    Services
 	// ClusterServices are the Services of all namespaces.
 	ClusterServices ClusterServices
+	// ClusterConfigMaps are those of HostingNamespace.
+	ClusterConfigMaps ClusterConfigMaps
 	// Certificates, CertificateRequests and Issuers are cert-manager's. Where it is
 	// not installed they answer NotFound.
 	Certificates        Certificates
@@ -136,8 +172,9 @@ type Namespaces interface {
 }
 
 // Services reads, deletes and puts back the NodePort Service. Create is used for
-// dry runs besides.
+// dry runs besides, and Patch says whose the fields are.
 type Services interface {
+	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*corev1.Service, error)
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Service, error)
 	Create(ctx context.Context, service *corev1.Service, opts metav1.CreateOptions) (*corev1.Service, error)
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
@@ -146,6 +183,14 @@ type Services interface {
 // ClusterServices lists the Services of all namespaces.
 type ClusterServices interface {
 	List(ctx context.Context, opts metav1.ListOptions) (*corev1.ServiceList, error)
+}
+
+// ClusterConfigMaps reads and writes one ConfigMap by name.
+type ClusterConfigMaps interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.ConfigMap, error)
+	Create(ctx context.Context, configMap *corev1.ConfigMap, opts metav1.CreateOptions) (*corev1.ConfigMap, error)
+	Update(ctx context.Context, configMap *corev1.ConfigMap, opts metav1.UpdateOptions) (*corev1.ConfigMap, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
 // Secrets reads and writes Secrets by name.
@@ -211,8 +256,9 @@ type Issuers interface {
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-// Jobs deletes Jobs by name.
+// Jobs reads and deletes Jobs by name.
 type Jobs interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*batchv1.Job, error)
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
@@ -302,6 +348,10 @@ const (
 	// SuffixPull is of the Secret for pulling through a node port. The registry's
 	// plain listener is open while that Secret has the key htpasswd.
 	SuffixPull = "-pull"
+	// SuffixNodeConfig is of the chart's Secret with what nodes are to have, and
+	// SuffixNodeProposal of one with the same, which is there while Prepare runs.
+	SuffixNodeConfig   = "-node-config"
+	SuffixNodeProposal = "-node-config-proposal"
 )
 
 // Components label what the hook makes, and select what it looks for.
@@ -321,6 +371,8 @@ const (
 	componentProbe        = "probe"
 	componentProxy        = "proxy"
 	componentRegistry     = "registry"
+	componentNodeConfig   = "node-config"
+	componentNodeRestore  = "node-restore"
 )
 
 func (h *Hook) labels(component string) map[string]string {
@@ -329,6 +381,16 @@ func (h *Hook) labels(component string) map[string]string {
 		labelInstance:  h.Options.Release,
 		labelManagedBy: manager,
 		labelComponent: component,
+	}
+}
+
+// annotations are of what the hook makes and keeps. Where Argo CD tells what is an
+// Application's by the label that our objects have too (its default before 3.0),
+// these would be what is in no manifest, to be pruned.
+func annotations() map[string]string {
+	return map[string]string{
+		"argocd.argoproj.io/sync-options":    "Prune=false",
+		"argocd.argoproj.io/compare-options": "IgnoreExtraneous",
 	}
 }
 
@@ -387,7 +449,7 @@ func (h *Hook) secret(ctx context.Context, name string) (*corev1.Secret, error) 
 func (h *Hook) writeSecret(ctx context.Context, old *corev1.Secret, name, component string, kind corev1.SecretType, data map[string][]byte) error {
 	if old == nil {
 		_, err := h.Cluster.Secrets.Create(ctx, &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Options.Namespace, Labels: h.labels(component)},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Options.Namespace, Labels: h.labels(component), Annotations: annotations()},
 			Type:       kind,
 			Data:       data,
 		}, metav1.CreateOptions{})
@@ -398,6 +460,10 @@ func (h *Hook) writeSecret(ctx context.Context, old *corev1.Secret, name, compon
 	}
 	changed := old.DeepCopy()
 	changed.Data = data
+	if changed.Annotations == nil {
+		changed.Annotations = map[string]string{}
+	}
+	maps.Copy(changed.Annotations, annotations()) // one of a release of before has none
 	if _, err := h.Cluster.Secrets.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("updating %s: %w", h.object("Secret", name), err)
 	}

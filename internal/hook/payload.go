@@ -26,15 +26,16 @@ type Programs interface {
 	Payload(program, architecture string) (*injector.Payload, error)
 }
 
-// injected are the programs that reach the nodes as payload in a mode.
-func injected(mode state.Mode) []string {
-	switch mode {
-	case state.ModeProxy:
-		return []string{"registry", "registry-node"}
-	case state.ModeNodePort:
-		return []string{"registry"}
+// injected are the programs that reach the nodes as payload.
+func (o Options) injected() []string {
+	var programs []string
+	if o.Mode != state.ModeExternal {
+		programs = append(programs, "registry")
 	}
-	return nil
+	if o.Mode == state.ModeProxy || o.configuresNodes() {
+		programs = append(programs, "registry-node")
+	}
+	return programs
 }
 
 const (
@@ -62,13 +63,17 @@ func (p *preparation) seed(ctx context.Context) (string, error) {
 	if !p.Options.Injector {
 		return "nothing: injector.enabled=false, the nodes pull ordinary images", nil
 	}
+	return p.seedPrograms(ctx, p.Options.injected())
+}
+
+func (p *preparation) seedPrograms(ctx context.Context, programs []string) (string, error) {
 	have, err := p.payloadObjects(ctx)
 	if err != nil {
 		return "", err
 	}
 	var written, bytes, kept, replaced int
 	for _, arch := range p.nodeArchitectures() {
-		for _, program := range injected(p.Options.Mode) {
+		for _, program := range programs {
 			payload, err := p.payload(program, arch)
 			if err != nil {
 				return "", err
@@ -198,7 +203,7 @@ func (s *seeding) write(ctx context.Context, o injector.Object) error {
 	}
 	err := retryOverload(ctx, func() error {
 		_, err := s.Cluster.ConfigMaps.Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.Options.Namespace, Labels: s.labels(componentPayload)},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.Options.Namespace, Labels: s.labels(componentPayload), Annotations: annotations()},
 			BinaryData: o.Data,
 		}, metav1.CreateOptions{})
 		return err
@@ -255,7 +260,7 @@ func overloaded(err error) bool {
 // wrong: new ones start at once, these only when their back-off is over.
 func (h *Hook) restartLoaders(ctx context.Context) (int, error) {
 	restarted := 0
-	for _, component := range []string{componentRegistry, componentProxy} {
+	for _, component := range []string{componentRegistry, componentProxy, componentNodeConfig} {
 		pods, err := h.Cluster.Pods.List(ctx, h.selector(component))
 		if err != nil {
 			return restarted, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Options.Namespace, err)
@@ -274,7 +279,7 @@ func (h *Hook) restartLoaders(ctx context.Context) (int, error) {
 }
 
 func loaderFailed(pod corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+	return slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses), func(c corev1.ContainerStatus) bool {
 		for _, t := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
 			if t != nil && !c.Ready && t.ExitCode >= loaderExitFirst && t.ExitCode <= loaderExitLast {
 				return true
@@ -312,7 +317,7 @@ func (f *finishing) collect(ctx context.Context) (string, error) {
 	}
 	var present []string // what pods that start from now on need
 	if f.Options.Injector {
-		for _, program := range injected(f.Options.Mode) {
+		for _, program := range f.Options.injected() {
 			for _, arch := range f.Options.Architectures {
 				name := injector.ConfigMapName(f.Options.Name, f.Options.PayloadID, injector.Program{Name: program, Architecture: arch}, 0)
 				present = append(present, strings.TrimSuffix(name, "00"))

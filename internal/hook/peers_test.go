@@ -257,6 +257,7 @@ func (b *bench) checkTrust(when string) {
 			b.believed[pair] = true
 		}
 	}
+	b.checkNodesTrust(when, candidates["proxy"])
 }
 
 // certManager is cert-manager: it issues at once what is asked for.

@@ -9,12 +9,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 const (
 	// labelEnforce is the label by which a namespace's Pod Security level is set.
 	labelEnforce = "pod-security.kubernetes.io/enforce"
-	// levelPrivileged is the only level that admits a host port.
+	// levelPrivileged is the only level that admits a host port or a node's directory.
 	levelPrivileged = "privileged"
 	// annotationEnforceBefore is the label's value before prepare changed it; empty
 	// where there was none.
@@ -23,14 +25,19 @@ const (
 	labelTime = 10 * time.Second
 )
 
-// labelNamespace has Pod Security admit the proxies, if it does not already.
+// labelsNamespace says whether Prepare is to label the namespace where that is needed.
+func (o Options) labelsNamespace() bool {
+	return o.PodSecurityLabel && (o.Mode == state.ModeProxy || o.configuresNodes())
+}
+
+// labelNamespace has Pod Security admit the pods that nodes need, if it does not already.
 func (p *preparation) labelNamespace(ctx context.Context) (string, error) {
 	violation, err := p.podSecurityViolation(ctx)
 	if err != nil {
 		return "", err
 	}
 	if violation == "" {
-		return "nothing: Pod Security admits the proxies already", nil
+		return "nothing: Pod Security admits all pods already", nil
 	}
 	name := p.Options.Namespace
 	namespace, err := p.Cluster.Namespaces.Get(ctx, name, metav1.GetOptions{})
@@ -39,7 +46,7 @@ func (p *preparation) labelNamespace(ctx context.Context) (string, error) {
 	}
 	before := namespace.Labels[labelEnforce]
 	if before == levelPrivileged {
-		return "", refuse("namespace %s has the label %s=%s already, and Pod Security refuses the proxies all the same: %s", name, labelEnforce, levelPrivileged, violation)
+		return "", refuse("namespace %s has the label %s=%s already, and Pod Security refuses pods of the release all the same: %s", name, labelEnforce, levelPrivileged, violation)
 	}
 	if err := p.patchNamespace(ctx, namespace, levelPrivileged, before); err != nil {
 		return "", err
@@ -49,7 +56,7 @@ func (p *preparation) labelNamespace(ctx context.Context) (string, error) {
 			return "", err
 		}
 		if violation != "" && time.Now().After(deadline) {
-			return "", refuse("namespace %s has the label %s=%s now, and Pod Security refuses the proxies all the same: %s", name, labelEnforce, levelPrivileged, violation)
+			return "", refuse("namespace %s has the label %s=%s now, and Pod Security refuses pods of the release all the same: %s", name, labelEnforce, levelPrivileged, violation)
 		}
 		if violation != "" {
 			if err := sleep(ctx, pollInterval); err != nil {
@@ -60,13 +67,19 @@ func (p *preparation) labelNamespace(ctx context.Context) (string, error) {
 	return fmt.Sprintf("namespace %s has %s=%s, before %q", name, labelEnforce, levelPrivileged, before), nil
 }
 
-// podSecurityViolation is what Pod Security says about a proxy, "" where it admits it.
+// podSecurityViolation is what Pod Security says first about a pod that nodes need, ""
+// where it admits all.
 func (i *inspection) podSecurityViolation(ctx context.Context) (string, error) {
-	_, err := i.tryPod(ctx, i.proxyLike())
-	if violation, violated := podSecurity(err); violated {
-		return violation, nil
+	for _, pod := range i.privilegedLike() {
+		_, err := i.tryPod(ctx, pod)
+		if violation, violated := podSecurity(err); violated {
+			return violation, nil
+		}
+		if err != nil {
+			return "", err
+		}
 	}
-	return "", err
+	return "", nil
 }
 
 // restoreLabel gives the namespace the label back that it had before labelNamespace,

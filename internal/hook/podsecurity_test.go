@@ -51,6 +51,9 @@ func podSecurityAt(b *bench) func(runtime.Object) error {
 		if pod.Spec.HostNetwork {
 			why = "host namespaces (hostNetwork=true)"
 		}
+		if volumes := pod.Spec.Volumes; len(volumes) > 0 && volumes[0].HostPath != nil {
+			why = fmt.Sprintf("hostPath volumes (volume %q)", volumes[0].Name)
+		}
 		if why == "" {
 			return nil
 		}

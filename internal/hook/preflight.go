@@ -59,6 +59,8 @@ const (
 	// What the user provides.
 	checkCertificates = "certificates"
 	checkCredentials  = "credentials"
+	checkNodeConfig   = "nodeConfig"
+	checkExpose       = "expose"
 )
 
 // ignoreAll stands for all checks in Options.IgnorePreflight.
@@ -69,7 +71,7 @@ func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
 		checkIPFamily, checkCRIO, checkArch, checkPauseImage, checkAddress,
-		checkCertificates, checkCredentials,
+		checkCertificates, checkCredentials, checkNodeConfig, checkExpose,
 	}
 }
 
@@ -117,16 +119,27 @@ func (i *inspection) inspect(ctx context.Context) ([]Finding, error) {
 			return nil, refuse("--ignore-preflight names %q, which is no check: choose among %s, or %s", name, strings.Join(Checks(), ", "), ignoreAll)
 		}
 	}
+	ours := i.Options.Mode != state.ModeExternal
+	looks := []func(context.Context) ([]Finding, error){i.lookAtNodeConfig}
+	if ours {
+		looks = append(looks, i.lookAtServices, i.lookAtCertificates, i.lookAtPushSecret, i.lookAtExposure)
+	}
+	if ours || i.Options.configuresNodes() {
+		looks = append(looks, i.tryPods)
+	}
 	findings := i.address()
-	if i.Options.Mode != state.ModeExternal {
-		for _, look := range []func(context.Context) ([]Finding, error){i.tryPods, i.lookAtServices, i.lookAtCertificates, i.lookAtPushSecret} {
-			found, err := look(ctx)
-			if err != nil {
-				return nil, err
-			}
-			findings = append(findings, found...)
+	for _, look := range looks {
+		found, err := look(ctx)
+		if err != nil {
+			return nil, err
 		}
-		findings = slices.Concat(findings, i.criO(), i.architecture(), i.pauseImage())
+		findings = append(findings, found...)
+	}
+	if ours {
+		findings = append(findings, i.criO()...)
+	}
+	if ours || i.Options.configuresNodes() {
+		findings = slices.Concat(findings, i.architecture(), i.pauseImage())
 	}
 	for n, f := range findings {
 		if slices.Contains(i.Options.IgnorePreflight, f.Check) || slices.Contains(i.Options.IgnorePreflight, ignoreAll) {

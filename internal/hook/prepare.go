@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -22,17 +23,16 @@ import (
 func (h *Hook) Prepare(ctx context.Context) error {
 	p := &preparation{inspection{Hook: h}}
 	ours := h.Options.Mode != state.ModeExternal
-	label := h.Options.Mode == state.ModeProxy && h.Options.PodSecurityLabel
 	return h.runSteps(ctx, "prepare", []step{
 		{"look at the nodes", "injected pods need the nodes' own pause image and a payload for each architecture", p.look},
 		{"read the saved state", "an upgrade keeps the mode that the cluster uses, and never overwrites what it cannot read", p.readState},
 		{"decide the mode", "what cannot work or would silently undo the saved mode is refused before anything changes", p.decide},
 		{"preflight", "what stands in the way is said all at once, before anything changes", p.preflight},
-		{"label the namespace", "podSecurity.label=true: Pod Security must admit the proxies' host port", onlyIf(label, p.labelNamespace)},
+		{"label the namespace", "podSecurity.label=true: Pod Security must admit host ports and the nodes' directories", onlyIf(h.Options.labelsNamespace(), p.labelNamespace)},
 		{"make the certificates", "proxies and registry speak mutual TLS", onlyIf(ours, p.certificates)},
 		{"make the push credential", "only who has it may change what the registry serves", onlyIf(ours, p.credentials)},
 		{"open the node port's listener", "a node port leads to it, so it must be there first", onlyIf(h.Options.Mode == state.ModeNodePort, h.openPlain)},
-		{"seed the payload", "nodes that hold only the pause image get the programs from the API server", onlyIf(ours, p.seed)},
+		{"seed the payload", "nodes that hold only the pause image get the programs from the API server", onlyIf(ours || h.Options.configuresNodes(), p.seed)},
 		{"record the desired mode", "a run that is interrupted from here on can be continued", p.record},
 	})
 }
@@ -45,6 +45,9 @@ type inspection struct {
 	saved       *state.State
 	desired     state.Settings
 	payloads    map[injector.Program]*injector.Payload
+	// nodeConfig is what the chart decided of node configuration, empty where it did
+	// not or where it cannot be read.
+	nodeConfig noderuntime.Config
 }
 
 // preparation is what the steps of one Prepare hand on to each other.
@@ -165,8 +168,10 @@ func (p *preparation) record(ctx context.Context) (string, error) {
 func (p *preparation) next(saved *state.State) state.State {
 	s := state.State{Phase: state.PhasePrepared, Desired: p.desired}
 	if saved != nil {
-		s.Current, s.Nodes = saved.Current, saved.Nodes
+		s.Current, s.Nodes, s.NodeConfig = saved.Current, saved.Nodes, saved.NodeConfig
 	}
+	// From here on pods may write there; Finish knows better.
+	s.NodeConfig = s.NodeConfig.Remember(p.Options.NodeDirectories...)
 	if p.desired.Mode == state.ModeExternal {
 		return s
 	}

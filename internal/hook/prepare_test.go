@@ -183,6 +183,46 @@ func TestPrepareInExternalModeOnlyRemembers(t *testing.T) {
 	}
 }
 
+func TestWhatSignsUploadsOutlivesTheCredential(t *testing.T) {
+	const name, key = "zarf-registry-credentials", "upload-secret"
+	b := newBench(t)
+	b.mustPrepare()
+	first := b.secret(name).Data
+	if len(first[key]) < 32 {
+		t.Fatalf("it has %d bytes", len(first[key]))
+	}
+	before := first
+	b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "zarf"}, Data: map[string][]byte{"username": []byte("me"), "password": []byte("secret")}})
+	for _, from := range []string{"mine", ""} {
+		b.hook.Options.PushSecret = from
+		b.mustPrepare()
+		now := b.secret(name).Data
+		if bytes.Equal(now["password"], before["password"]) || !bytes.Equal(now[key], first[key]) {
+			t.Errorf("with auth.existingSecret=%q pods that start now would not go on with uploads of those that run", from)
+		}
+		before = now
+	}
+	// Releases before this one made none.
+	s := b.secret(name)
+	delete(s.Data, key)
+	b.remove("secrets", name)
+	b.add(s)
+	b.mustPrepare()
+	if now := b.secret(name).Data; len(now[key]) < 32 || !bytes.Equal(now["password"], before["password"]) {
+		t.Error("it is not made, or the credential with it")
+	}
+
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.asTheCronJobDoes()
+		before := b.secret(name).Data
+		b.must(b.hook.RotateCredential(t.Context(), hook.PushCredential))
+		if after := b.secret(name).Data; bytes.Equal(before["password"], after["password"]) || !bytes.Equal(before[key], after[key]) {
+			t.Error("after a rotation it is another")
+		}
+	})
+}
+
 func TestThePullCredentialFollowsTheAddressAndStaysTheSame(t *testing.T) {
 	b := newBench(t)
 	b.mode(state.ModeNodePort)
@@ -331,7 +371,7 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 			func(o *hook.Options) { o.PKI, o.PKISource = issuedPKI, state.SourceDefault }, []string{"certificates are of mode internal", "--set pki.mode=internal to keep it"}},
 		"cert-manager is not installed": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.PKI = issuedPKI }, []string{"certificates: ", "does not know cert-manager's API", "--set pki.mode=internal"}},
 		"an unknown check to ignore": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.IgnorePreflight = []string{"port", "prot"} },
-			[]string{`"prot"`, "pod-security, admission, always-pull-images, port, port-range, ip-family, cri-o, architecture, pause-image, address, certificates, credentials, or all"}},
+			[]string{`"prot"`, "pod-security, admission, always-pull-images, port, port-range, ip-family, cri-o, architecture, pause-image, address, certificates, credentials, nodeConfig, expose, or all"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)

@@ -221,7 +221,7 @@ func advice(mode state.Mode, complaint string) string {
 	case has("gave HTTP response to HTTPS client"):
 		return "the container runtime wants TLS on loopback: --set proxy.tls=always and let the node trust the registry's CA"
 	case has("certificate signed by unknown authority"):
-		return "let the node trust the registry's CA (Secret …-ca), or --set proxy.tls=never where the runtime accepts plain HTTP on loopback"
+		return "let the node trust the registry's CA (Secret …-ca; for CRI-O --set nodeConfig.crio.ca=true), or --set proxy.tls=never where the runtime accepts plain HTTP on loopback"
 	case nodePort && notServed(complaint):
 		return adviceNotServed
 	case has("connection refused"):
@@ -265,7 +265,7 @@ func (f *finishing) proof(node, image string) *corev1.Pod {
 			EnableServiceLinks:            &no,
 			TerminationGracePeriodSeconds: &seconds,
 			ImagePullSecrets:              pullSecrets,
-			SecurityContext:               restrictedPod(),
+			SecurityContext:               f.restrictedPod(),
 			Containers: []corev1.Container{{
 				Name:            "probe",
 				Image:           image,
@@ -278,12 +278,16 @@ func (f *finishing) proof(node, image string) *corev1.Pod {
 
 // restrictedPod and restrictedContainer are what every pod of the project has: they
 // pass Pod Security's strictest level.
-func restrictedPod() *corev1.PodSecurityContext {
+func (h *Hook) restrictedPod() *corev1.PodSecurityContext {
 	yes, id := true, int64(65532) // the user of nobody in particular that images from scratch agree on
-	return &corev1.PodSecurityContext{
+	context := &corev1.PodSecurityContext{
 		RunAsNonRoot: &yes, RunAsUser: &id, RunAsGroup: &id,
 		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
+	if h.Options.OpenShift {
+		context.RunAsUser, context.RunAsGroup = nil, nil
+	}
+	return context
 }
 
 func restrictedContainer() *corev1.SecurityContext {

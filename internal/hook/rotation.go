@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -79,6 +80,9 @@ type rotation struct {
 	refreshed  time.Time
 	logged     map[string]bool
 	nodes      readyNodes
+	// replaced are the pods that were deleted so that their successors write the
+	// present authorities.
+	replaced map[types.UID]bool
 }
 
 // note remembers and logs that a Secret was written.
@@ -186,6 +190,9 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 			return false, nil, err
 		}
 		next = pki.Next(position)
+	}
+	if waiting, err = r.awaitNodes(ctx, saved, held, position, next); err != nil || len(waiting) > 0 {
+		return false, waiting, err
 	}
 	switch next.Action {
 	case pki.Done:

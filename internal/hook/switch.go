@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -99,6 +100,7 @@ func (f *finishing) removeService(ctx context.Context) (string, error) {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: service.Name, Namespace: service.Namespace,
 			Labels: service.Labels, Annotations: service.Annotations,
+			ManagedFields: service.ManagedFields,
 		},
 		Spec: withoutClusterIP(service.Spec),
 	})
@@ -201,10 +203,28 @@ func (f *finishing) tryPutBack(ctx context.Context) (bool, error) {
 	if _, err := f.awaitPlain(listener, true); err != nil {
 		f.Log.Warn("the node port's listener was not seen to be open", "error", err.Error())
 	}
+	owners := service.ManagedFields
+	service.ManagedFields = nil
 	if _, err := f.Cluster.Services.Create(ctx, &service, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		return false, fmt.Errorf("creating %s: %w", f.object("Service", service.Name), err)
 	}
+	f.giveBack(ctx, service.Name, owners)
 	return true, nil
+}
+
+// giveBack makes the fields of a Service those of whom they were. Who applies on the
+// server's side (Helm 4, Argo CD, Flux) could not change them otherwise.
+func (f *finishing) giveBack(ctx context.Context, name string, owners []metav1.ManagedFieldsEntry) {
+	if len(owners) == 0 {
+		return
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"managedFields": owners}})
+	if err == nil {
+		_, err = f.Cluster.Services.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	if err != nil {
+		f.Log.Warn("the fields of the Service that was put back belong to init-hook now; helm upgrade may need --force-conflicts", "service", name, "error", err.Error())
+	}
 }
 
 // proxySets lists the release's proxy DaemonSets, those that the chart renders

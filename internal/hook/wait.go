@@ -17,6 +17,14 @@ import (
 // not to be noticed by people, seldom enough not to be noticed by the API server.
 const pollInterval = 500 * time.Millisecond
 
+const (
+	// restFactor is how many times as long as a look took is rested after it: of a thousand
+	// nodes and their pods a look is tens of megabytes.
+	restFactor = 4
+	// longestRest bounds that, since what took long may have been the API server's restart.
+	longestRest = 5 * time.Second
+)
+
 func (f *finishing) waitRegistry(ctx context.Context) (string, error) {
 	name := f.Options.Name
 	err := f.wait(ctx, "the registry", func() (string, error) {
@@ -24,7 +32,15 @@ func (f *finishing) waitRegistry(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("reading %s: %w", f.object("Deployment", name), err)
 		}
-		if missing := deploymentMissing(d); missing != "" {
+		missing := deploymentMissing(d, 0)
+		if missing != "" && d.Status.AvailableReplicas > 0 {
+			down, err := f.registryPodsDown(ctx)
+			if err != nil {
+				return "", err
+			}
+			missing = deploymentMissing(d, down)
+		}
+		if missing != "" {
 			return f.object("Deployment", name) + ": " + missing, nil
 		}
 		return "", nil
@@ -35,7 +51,30 @@ func (f *finishing) waitRegistry(ctx context.Context) (string, error) {
 	return f.object("Deployment", name) + " is rolled out", nil
 }
 
-func deploymentMissing(d *appsv1.Deployment) string {
+// registryPodsDown counts the registry's pods on nodes that are not ready. Kubernetes
+// replaces them minutes later.
+func (h *Hook) registryPodsDown(ctx context.Context) (int32, error) {
+	nodes, err := h.nodesReady(ctx)
+	if err != nil {
+		return 0, err
+	}
+	pods, err := h.Cluster.Pods.List(ctx, h.selector(componentRegistry))
+	if err != nil {
+		return 0, fmt.Errorf("listing the registry pods in namespace %s: %w", h.Options.Namespace, err)
+	}
+	down := int32(0)
+	for _, p := range pods.Items {
+		if ready, exists := nodes[p.Spec.NodeName]; exists && !ready && p.DeletionTimestamp == nil && !PodReady(p) {
+			down++
+		}
+	}
+	return down, nil
+}
+
+// deploymentMissing says what a rollout is still waiting for, "" when nothing. Of
+// several pods those need not be available that are down with their nodes, as long as
+// one is.
+func deploymentMissing(d *appsv1.Deployment, down int32) string {
 	want := int32(1)
 	if d.Spec.Replicas != nil {
 		want = *d.Spec.Replicas
@@ -47,7 +86,7 @@ func deploymentMissing(d *appsv1.Deployment) string {
 		return fmt.Sprintf("%d of %d pods are made from the last change", s.UpdatedReplicas, want)
 	case s.Replicas > want:
 		return fmt.Sprintf("%d former pods are still there", s.Replicas-want)
-	case s.AvailableReplicas < want:
+	case s.AvailableReplicas < want && (s.AvailableReplicas == 0 || s.AvailableReplicas+down < want):
 		return fmt.Sprintf("%d of %d pods are available", s.AvailableReplicas, want)
 	}
 	return ""
@@ -65,7 +104,7 @@ func (f *finishing) waitProxies(ctx context.Context) (string, error) {
 				return f.object("DaemonSet", name) + " is missing", nil
 			}
 		}
-		nodes, err := f.nodes(ctx)
+		nodes, err := f.nodesReady(ctx)
 		if err != nil {
 			return "", err
 		}
@@ -113,9 +152,9 @@ func (f *finishing) makeRoom(ctx context.Context, former []appsv1.DaemonSet) err
 	return err
 }
 
-// nodes says of every node that runs Linux whether it is ready.
-func (f *finishing) nodes(ctx context.Context) (map[string]bool, error) {
-	nodes, err := f.Cluster.Nodes.List(ctx, metav1.ListOptions{})
+// nodesReady says of every node that runs Linux whether it is ready.
+func (h *Hook) nodesReady(ctx context.Context) (map[string]bool, error) {
+	nodes, err := h.Cluster.Nodes.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
@@ -137,10 +176,10 @@ func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string
 	for _, p := range pods {
 		nodeReady, nodeExists := nodes[p.Spec.NodeName]
 		switch {
-		case p.DeletionTimestamp != nil:
 		case p.Spec.NodeName != "" && !nodeExists:
 		case nodeExists && !nodeReady:
-			podsDown++
+			podsDown++ // also one that is to end: nobody ends it there, and its successor waits for that
+		case p.DeletionTimestamp != nil:
 		case PodReady(p):
 			covered++
 		default:
@@ -173,12 +212,14 @@ func PodReady(p corev1.Pod) bool {
 	})
 }
 
-// wait polls until check finds nothing missing. When the context ends first, the
+// wait polls until check finds nothing missing, the less often the longer a look takes. When the context ends first, the
 // error says what was missing and what the component's pods complain about.
 func (h *Hook) wait(ctx context.Context, what string, check func() (missing string, err error), component string) error {
 	reported := ""
 	for {
+		begin := time.Now()
 		missing, err := check()
+		rest := min(max(pollInterval, restFactor*time.Since(begin)), longestRest)
 		switch {
 		case err != nil && ctx.Err() == nil:
 			// The API server may be restarting: as good as not knowing.
@@ -190,7 +231,7 @@ func (h *Hook) wait(ctx context.Context, what string, check func() (missing stri
 			h.Log.Info("waiting", "for", what, "missing", missing)
 			reported = missing
 		}
-		if sleepErr := sleep(ctx, pollInterval); sleepErr != nil {
+		if sleepErr := sleep(ctx, rest); sleepErr != nil {
 			return fmt.Errorf("waiting for %s: %s%s: %w", what, reported, h.complaints(component), sleepErr)
 		}
 	}
@@ -222,7 +263,7 @@ func (h *Hook) complaints(component string) string {
 		return ""
 	}
 	slices.Sort(lines)
-	return "; " + strings.Join(lines, "; ")
+	return "; " + enumerate(lines)
 }
 
 // warnings returns the newest warning event of each pod that says more than that
@@ -251,6 +292,9 @@ func (h *Hook) warnings(ctx context.Context) map[string]string {
 
 // podComplaint is what a pod's status says is wrong with it, "" where it says nothing.
 func podComplaint(p corev1.Pod) string {
+	if failed := readNodePod(p).failed; failed != "" {
+		return failed
+	}
 	for _, c := range p.Status.ContainerStatuses {
 		for _, t := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
 			if t != nil && t.ExitCode != 0 && !c.Ready {

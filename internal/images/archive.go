@@ -14,6 +14,10 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
 // files are the files of a source, wherever they are. They are named with
@@ -21,7 +25,7 @@ import (
 type files interface {
 	// file finds a regular file, through links where they stay inside the
 	// source. The error of one that does not exist is [fs.ErrNotExist].
-	file(name string) (blob, error)
+	file(name string) (blob.Blob, error)
 	// names are some of the names at the root, for error messages.
 	names() []string
 	// whole is false where the source may have lost its end.
@@ -32,15 +36,21 @@ type files interface {
 // directory is files in the file system.
 type directory struct{ root *os.Root }
 
-func (d directory) file(name string) (blob, error) {
+func (d directory) file(name string) (blob.Blob, error) {
 	info, err := d.root.Stat(name)
 	if err != nil {
-		return blob{}, err
+		return blob.Blob{}, err
 	}
 	if !info.Mode().IsRegular() {
-		return blob{}, fmt.Errorf("%s: is not a regular file", name)
+		return blob.Blob{}, fmt.Errorf("%s: is not a regular file", name)
 	}
-	return blob{size: info.Size(), open: func() (io.ReadCloser, error) { return d.root.Open(name) }}, nil
+	return blob.Blob{Size: info.Size(), Open: func() (io.ReadCloser, error) {
+		f, err := d.root.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		return blob.NewPart(f, 0, info.Size()), nil
+	}}, nil
 }
 
 func (d directory) names() []string {
@@ -77,23 +87,41 @@ type entry struct {
 	target       string
 }
 
-func (a *archive) file(name string) (blob, error) {
+func (a *archive) file(name string) (blob.Blob, error) {
 	e, ok := a.entries[name]
 	if ok && e.target != "" {
 		// docker save writes a layer that several images share once, and links to
 		// it from the others: one step is all there is to follow.
 		target := e.target
 		if e, ok = a.entries[target]; !ok || e.target != "" {
-			return blob{}, fmt.Errorf("%s: is a link to %s, which is not a file in the archive", name, target)
+			return blob.Blob{}, fmt.Errorf("%s: is a link to %s, which is not a file in the archive", name, target)
 		}
 	}
 	if !ok {
-		return blob{}, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
+		return blob.Blob{}, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
 	}
-	return blob{size: e.size, open: func() (io.ReadCloser, error) {
-		return io.NopCloser(io.NewSectionReader(a.File, e.offset, e.size)), nil
+	return blob.Blob{Size: e.size, Open: func() (io.ReadCloser, error) {
+		return a.part(e), nil
 	}}, nil
 }
+
+// part opens an entry: as a part of the archive's file, opened anew, where that is
+// still to be had under its name, and through the archive's own handle else.
+func (a *archive) part(e entry) io.ReadCloser {
+	if f, err := os.Open(a.Name()); err == nil {
+		own, err1 := a.Stat()
+		again, err2 := f.Stat()
+		if err1 == nil && err2 == nil && os.SameFile(own, again) {
+			return blob.NewPart(f, e.offset, e.size)
+		}
+		f.Close()
+	}
+	return section{io.NewSectionReader(a.File, e.offset, e.size)}
+}
+
+type section struct{ *io.SectionReader }
+
+func (section) Close() error { return nil }
 
 func (a *archive) names() []string { return a.order }
 
@@ -160,12 +188,17 @@ func (a *archive) unpack(ctx context.Context) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("is truncated: its compressed data ends early")
 	}
+	if isFull(err) {
+		return fmt.Errorf("unpacking to %s, which is full: make room there, choose another directory with TMPDIR, or unpack it with gunzip: %w", os.TempDir(), err)
+	}
 	if err != nil {
 		return fmt.Errorf("unpacking to %s: %w", os.TempDir(), err)
 	}
 	_, err = unpacked.Seek(0, io.SeekStart)
 	return err
 }
+
+func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // contextReader reads until the context ends.
 type contextReader struct {

@@ -15,13 +15,15 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
 // Layer is a layer of an image that is being built, and where its bytes are.
 type Layer struct {
 	desc   ocispec.Descriptor
 	diffID digest.Digest // of the tar inside
-	blob   blob
+	blob   blob.Blob
 }
 
 // GzipLayer is the layer in the file name of fsys, a gzip-compressed tar. The
@@ -50,7 +52,7 @@ func GzipLayer(fsys fs.FS, name string) (Layer, error) {
 	return Layer{
 		desc:   ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: outer.Digest(), Size: int64(size)},
 		diffID: inner.Digest(),
-		blob:   blob{size: int64(size), open: func() (io.ReadCloser, error) { return fsys.Open(name) }},
+		blob:   blob.Blob{Size: int64(size), Open: func() (io.ReadCloser, error) { return fsys.Open(name) }},
 	}, nil
 }
 
@@ -71,9 +73,9 @@ func FileLayer(name, filename string) (Layer, error) {
 	}
 	// Padding to a whole block, and the two blocks that end a tar.
 	tail := make([]byte, (tarBlock-info.Size()%tarBlock)%tarBlock+2*tarBlock)
-	b := blob{
-		size: int64(head.Len()) + info.Size() + int64(len(tail)),
-		open: func() (io.ReadCloser, error) {
+	b := blob.Blob{
+		Size: int64(head.Len()) + info.Size() + int64(len(tail)),
+		Open: func() (io.ReadCloser, error) {
 			f, err := os.Open(filename)
 			if err != nil {
 				return nil, err
@@ -84,7 +86,7 @@ func FileLayer(name, filename string) (Layer, error) {
 			}{io.MultiReader(bytes.NewReader(head.Bytes()), io.LimitReader(f, info.Size()), bytes.NewReader(tail)), f}, nil
 		},
 	}
-	rc, err := b.open()
+	rc, err := b.Open()
 	if err != nil {
 		return Layer{}, fmt.Errorf("layer: %w", err)
 	}
@@ -94,7 +96,7 @@ func FileLayer(name, filename string) (Layer, error) {
 		return Layer{}, fmt.Errorf("layer of %s: %w", filename, err)
 	}
 	return Layer{
-		desc:   ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d, Size: b.size},
+		desc:   ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d, Size: b.Size},
 		diffID: d,
 		blob:   b,
 	}, nil

@@ -2,12 +2,14 @@ package images
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"io"
 	"io/fs"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -18,6 +20,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/blob"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
@@ -155,7 +158,7 @@ func TestProgramImagesArePushedAsTheyAre(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, image := range list {
-		if _, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{}); err != nil {
+		if _, err := pushOne(t.Context(), store, image, server.client(t, nil), Options{}); err != nil {
 			t.Fatal(err)
 		}
 		server.checkWhole(t, store, image)
@@ -228,6 +231,21 @@ func TestSelfImage(t *testing.T) {
 	}
 }
 
+func TestWriteArchiveToAFullDisk(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip("SKIPPED:", err)
+	}
+	defer full.Close()
+	store := &Store{}
+	image := testImage(t, store, "a:1", 5_000_000, "amd64")
+	// Room for what an archive begins with.
+	err = WriteArchive(t.Context(), bufio.NewWriterSize(full, 1<<20), store, image)
+	if err == nil || !isFull(err) || !strings.Contains(err.Error(), "image a:1: blobs/sha256/") && !strings.Contains(err.Error(), "image docker.io/library/a:1: blobs/sha256/") {
+		t.Errorf("error: %v", err)
+	}
+}
+
 func TestWriteArchive(t *testing.T) {
 	write := func(src *Store, list ...Image) []byte {
 		t.Helper()
@@ -268,7 +286,7 @@ func TestWriteArchive(t *testing.T) {
 		got := [2]string{image.Descriptor.Digest.String(), hex.EncodeToString(sum[:])}
 		want := [2]string{
 			"sha256:45cacbd4f5bf1abcecaf4ab73b1caaffd284f5310d093e441df06d15343b5dc9",
-			"2681b0ba9d2fb10acbfe6cdbd31c197ed4d997167c50e46d889e68f912cc2d56",
+			"24bcab6829c98c2347538eda1dc171c28e483c29e0e9a88cdb38bb47eea2cd20",
 		}
 		if got != want {
 			t.Errorf("image and archive are\n%s\nwant\n%s", strings.Join(got[:], "\n"), strings.Join(want[:], "\n"))
@@ -291,15 +309,16 @@ func TestWriteArchive(t *testing.T) {
 		}
 	})
 
-	t.Run("names images for containerd and for ORAS", func(t *testing.T) {
+	t.Run("names images for containerd, for ORAS and for what read crane", func(t *testing.T) {
 		src := mustOpen(t, writeTemp(t, "images.tar", write(store, list[0])))
 		var index ocispec.Index
 		if err := src.readJSON(ocispec.ImageIndexFile, &index); err != nil {
 			t.Fatal(err)
 		}
 		want := map[string]string{
-			"io.containerd.image.name":          "ghcr.io/zarf-dev/zarf-registry/registry:1.2.3",
-			"org.opencontainers.image.ref.name": "1.2.3",
+			"io.containerd.image.name":           "ghcr.io/zarf-dev/zarf-registry/registry:1.2.3",
+			"org.opencontainers.image.ref.name":  "ghcr.io/zarf-dev/zarf-registry/registry:1.2.3",
+			"org.opencontainers.image.base.name": "ghcr.io/zarf-dev/zarf-registry/registry:1.2.3",
 		}
 		if diff := cmp.Diff(want, index.Manifests[0].Annotations); diff != "" {
 			t.Error(diff)
@@ -327,7 +346,7 @@ func TestWriteArchive(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		bad.add(nodes[0].Digest, bytesBlob(make([]byte, nodes[0].Size)))
+		bad.add(nodes[0].Digest, blob.FromBytes(make([]byte, nodes[0].Size)))
 		err = WriteArchive(t.Context(), io.Discard, bad, list[0])
 		if err == nil || !strings.Contains(err.Error(), nodes[0].Digest.Encoded()) || !strings.Contains(err.Error(), "does not match its digest") {
 			t.Errorf("error: %v", err)

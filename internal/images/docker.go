@@ -15,6 +15,8 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/content"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
 // dockerImage is an element of a docker archive's manifest.json.
@@ -66,8 +68,8 @@ func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compress
 	if err != nil {
 		return none, err
 	}
-	if configFile.size > maxMetadata {
-		return none, fmt.Errorf("configuration %s: has %d bytes, more than the %d that are read", saved.Config, configFile.size, maxMetadata)
+	if configFile.Size > maxMetadata {
+		return none, fmt.Errorf("configuration %s: has %d bytes, more than the %d that are read", saved.Config, configFile.Size, maxMetadata)
 	}
 	raw, err := readAll(configFile)
 	if err != nil {
@@ -86,7 +88,7 @@ func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compress
 		Config:    content.NewDescriptorFromBytes(ocispec.MediaTypeImageConfig, raw),
 		Layers:    []ocispec.Descriptor{},
 	}
-	s.made.add(manifest.Config.Digest, bytesBlob(raw))
+	s.made.add(manifest.Config.Digest, blob.FromBytes(raw))
 	for i, name := range saved.Layers {
 		file, err := s.dockerFile("layer", name)
 		if err != nil {
@@ -107,13 +109,13 @@ func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compress
 	return s.made.addJSON(ocispec.MediaTypeImageManifest, manifest)
 }
 
-func (s *Source) dockerFile(what, name string) (blob, error) {
+func (s *Source) dockerFile(what, name string) (blob.Blob, error) {
 	b, err := s.files.file(path.Clean(name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return blob{}, fmt.Errorf("%s %s: is missing in the source%s", what, name, s.doubt())
+		return blob.Blob{}, fmt.Errorf("%s %s: is missing in the source%s", what, name, s.doubt())
 	}
 	if err != nil {
-		return blob{}, fmt.Errorf("%s: %w", what, err)
+		return blob.Blob{}, fmt.Errorf("%s: %w", what, err)
 	}
 	return b, nil
 }
@@ -122,8 +124,8 @@ func (s *Source) dockerFile(what, name string) (blob, error) {
 // then their digest must be the one that the configuration has for the content,
 // and they are not read here; it is verified when they are. Other tools compress
 // them, and the digest of that stands nowhere.
-func describeLayer(ctx context.Context, file blob, diffID digest.Digest) (ocispec.Descriptor, error) {
-	rc, err := file.open()
+func describeLayer(ctx context.Context, file blob.Blob, diffID digest.Digest) (ocispec.Descriptor, error) {
+	rc, err := file.Open()
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -133,7 +135,7 @@ func describeLayer(ctx context.Context, file blob, diffID digest.Digest) (ocispe
 	if err != nil && !errors.Is(err, io.EOF) {
 		return ocispec.Descriptor{}, err
 	}
-	desc := ocispec.Descriptor{Size: file.size}
+	desc := ocispec.Descriptor{Size: file.Size}
 	switch {
 	case bytes.HasPrefix(head, gzipMagic):
 		desc.MediaType = ocispec.MediaTypeImageLayerGzip
@@ -151,8 +153,8 @@ func describeLayer(ctx context.Context, file blob, diffID digest.Digest) (ocispe
 	return desc, err
 }
 
-func readAll(b blob) ([]byte, error) {
-	rc, err := b.open()
+func readAll(b blob.Blob) ([]byte, error) {
+	rc, err := b.Open()
 	if err != nil {
 		return nil, err
 	}

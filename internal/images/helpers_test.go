@@ -27,6 +27,10 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/sirupsen/logrus"
 	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
 const (
@@ -106,23 +110,31 @@ func (r *testRegistry) count(prefix string) int {
 }
 
 // client is the way to the registry, with changes if wanted.
-func (r *testRegistry) client(t *testing.T, change func(*RegistryOptions)) *Registry {
+func (r *testRegistry) client(t *testing.T, change func(*remote.Options)) *remote.Registry {
 	t.Helper()
-	opts := RegistryOptions{
-		Host:     r.host(),
-		TLS:      r.Client().Transport.(*http.Transport).TLSClientConfig.Clone(),
-		Username: testUser,
-		Password: testPassword,
+	opts := remote.Options{
+		Host:       r.host(),
+		TLS:        r.Client().Transport.(*http.Transport).TLSClientConfig.Clone(),
+		Credential: auth.StaticCredential(r.host(), auth.Credential{Username: testUser, Password: testPassword}),
 	}
 	if change != nil {
 		change(&opts)
 	}
-	reg, err := NewRegistry(opts)
+	reg, err := remote.New(opts)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(reg.Close)
 	return reg
+}
+
+// pushOne pushes a single image.
+func pushOne(ctx context.Context, from Content, image Image, reg *remote.Registry, opts Options) (Result, error) {
+	results, err := Push(ctx, Items(from, image), reg, opts)
+	if len(results) == 0 {
+		return Result{}, err
+	}
+	return results[0], err
 }
 
 // get reads a manifest or blob back, as a container runtime would.
@@ -151,7 +163,7 @@ func (r *testRegistry) get(t *testing.T, path string) []byte {
 }
 
 // checkWhole verifies that the registry has all of an image under its tag.
-func (r *testRegistry) checkWhole(t *testing.T, src content.ReadOnlyStorage, image Image) {
+func (r *testRegistry) checkWhole(t *testing.T, src content.Fetcher, image Image) {
 	t.Helper()
 	repository, tag, err := Repository(image.Reference)
 	if err != nil {
@@ -166,7 +178,7 @@ func (r *testRegistry) checkWhole(t *testing.T, src content.ReadOnlyStorage, ima
 	}
 	for _, node := range nodes {
 		kind := "/blobs/"
-		if isManifest(node.MediaType) || isIndex(node.MediaType) {
+		if describes(node.MediaType) {
 			kind = "/manifests/"
 		}
 		if got := digest.FromBytes(r.get(t, repository+kind+node.Digest.String())); got != node.Digest {
@@ -189,7 +201,7 @@ func testImage(t testing.TB, store *Store, reference string, size int, architect
 	t.Helper()
 	add := func(mediaType string, b []byte) ocispec.Descriptor {
 		desc := content.NewDescriptorFromBytes(mediaType, b)
-		store.add(desc.Digest, bytesBlob(b))
+		store.add(desc.Digest, blob.FromBytes(b))
 		return desc
 	}
 	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}

@@ -1,15 +1,16 @@
-// Package images reads container images and other OCI artifacts from layouts
-// and archives, builds the project's own images, and pushes them into a
-// registry.
+// Package images moves container images and other OCI artifacts between
+// registries, layouts, archives and Docker daemons, and builds the project's own.
 //
-// A [Source] is what a user has on disk: an OCI layout directory, an OCI
-// archive or a docker archive. A [Store] holds images that this package built
-// ([Store.Build], [ProgramImages]). Both are content that [Push] sends to a
-// [Registry] and [WriteArchive] writes to a file.
+// What a user has on disk is a [Source]: an OCI layout directory, an OCI archive
+// or a docker archive ([Open]), or what a Docker daemon saves ([OpenStream]).
+// [Resolve] finds images in registries by their names. A [Store] holds images that
+// this package built ([Store.Build], [ProgramImages]). All of them give an [Item]
+// for each image, which [Push] sends to a registry and [Pull] writes to a layout
+// or archive ([OpenLayout], [CreateArchive]).
 //
-// The package does not pull, does not unpack layers, does not look inside a
-// cluster and does not know how a registry is reached: the caller gives
-// [NewRegistry] the dialer and the TLS configuration.
+// The package does not unpack layers, does not look inside a cluster and does not
+// know how a registry is reached (that is package remote's), nor where caches are
+// (package blobstore's).
 package images
 
 import (
@@ -22,6 +23,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/content"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
 const (
@@ -31,6 +34,10 @@ const (
 	mediaTypeDockerManifest = "application/vnd.docker.distribution.manifest.v2+json"
 	mediaTypeDockerIndex    = "application/vnd.docker.distribution.manifest.list.v2+json"
 	mediaTypeDockerConfig   = "application/vnd.docker.container.image.v1+json"
+
+	// mediaTypeArtifactManifest was in release candidates of OCI 1.1 only, but is
+	// found with signatures of that time.
+	mediaTypeArtifactManifest = "application/vnd.oci.artifact.manifest.v1+json"
 
 	mediaTypeDockerForeignLayer = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
 
@@ -83,8 +90,11 @@ func isIndex(mediaType string) bool {
 }
 
 func isManifest(mediaType string) bool {
-	return mediaType == ocispec.MediaTypeImageManifest || mediaType == mediaTypeDockerManifest
+	return mediaType == ocispec.MediaTypeImageManifest || mediaType == mediaTypeDockerManifest || mediaType == mediaTypeArtifactManifest
 }
+
+// describes tells manifests and indexes from all other content.
+func describes(mediaType string) bool { return isManifest(mediaType) || isIndex(mediaType) }
 
 // isForeign tells a layer that its owner forbids to redistribute and that a
 // registry does not expect to hold.
@@ -114,7 +124,7 @@ func kindOf(mediaType string) string {
 
 // blame says which content an error is about.
 func blame(desc ocispec.Descriptor, err error) error {
-	var bad *contentError
+	var bad *blob.Error
 	if errors.As(err, &bad) {
 		// Whoever was reading it is not to blame.
 		err = bad
@@ -122,10 +132,41 @@ func blame(desc ocispec.Descriptor, err error) error {
 	return fmt.Errorf("%s %s: %w", kindOf(desc.MediaType), desc.Digest, err)
 }
 
+// successors are what a manifest or index is made of. What it refers to as its
+// subject is not: a signature is whole without the image that it is about.
+func successors(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+	if !describes(desc.MediaType) {
+		return nil, nil
+	}
+	var parts struct {
+		Config    *ocispec.Descriptor  `json:"config"`
+		Layers    []ocispec.Descriptor `json:"layers"`
+		Manifests []ocispec.Descriptor `json:"manifests"`
+		Blobs     []ocispec.Descriptor `json:"blobs"`
+	}
+	if err := fetchJSON(ctx, src, desc, &parts); err != nil {
+		return nil, err
+	}
+	var list []ocispec.Descriptor
+	if parts.Config != nil {
+		list = append(list, *parts.Config)
+	}
+	list = slices.Concat(list, parts.Layers, parts.Manifests, parts.Blobs)
+	for _, next := range list {
+		if err := next.Digest.Validate(); err != nil {
+			return nil, blame(desc, fmt.Errorf("refers to %q, which is no digest: %w", next.Digest, err))
+		}
+		if next.Size < 0 {
+			return nil, blame(desc, fmt.Errorf("refers to %s with a size of %d bytes", next.Digest, next.Size))
+		}
+	}
+	return list, nil
+}
+
 // graph returns root and all that it refers to, each digest once and what is
 // referred to before what refers to it. Layers that may not be redistributed
 // are left out, as they are when an image is pushed.
-func graph(ctx context.Context, src content.ReadOnlyStorage, root ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+func graph(ctx context.Context, src content.Fetcher, root ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	var nodes []ocispec.Descriptor
 	seen := map[digest.Digest]bool{}
 	var visit func(desc ocispec.Descriptor) error
@@ -140,11 +181,11 @@ func graph(ctx context.Context, src content.ReadOnlyStorage, root ocispec.Descri
 		if err := checkMetadataSize(desc); err != nil {
 			return err
 		}
-		successors, err := content.Successors(ctx, src, desc)
+		list, err := successors(ctx, src, desc)
 		if err != nil {
-			return blame(desc, err)
+			return err
 		}
-		for _, next := range successors {
+		for _, next := range list {
 			if err := visit(next); err != nil {
 				return err
 			}
@@ -160,7 +201,7 @@ func graph(ctx context.Context, src content.ReadOnlyStorage, root ocispec.Descri
 
 // checkMetadataSize refuses to read into memory what cannot be a manifest.
 func checkMetadataSize(desc ocispec.Descriptor) error {
-	if (isIndex(desc.MediaType) || isManifest(desc.MediaType)) && desc.Size > maxMetadata {
+	if describes(desc.MediaType) && desc.Size > maxMetadata {
 		return blame(desc, fmt.Errorf("has %d bytes, and no registry takes more than %d", desc.Size, maxMetadata))
 	}
 	return nil
@@ -174,9 +215,9 @@ func totalSize(nodes []ocispec.Descriptor) int64 {
 	return sum
 }
 
-// platforms returns the platforms that an image names: those of an index's
+// platformsIn returns the platforms that an image names: those of an index's
 // manifests, or that of a manifest's configuration.
-func platforms(ctx context.Context, src content.ReadOnlyStorage, desc ocispec.Descriptor) ([]ocispec.Platform, error) {
+func platformsIn(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor) ([]ocispec.Platform, error) {
 	switch {
 	case isIndex(desc.MediaType):
 		var index ocispec.Index

@@ -2,6 +2,7 @@ package images
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,25 +27,38 @@ func clocked(terminal bool, width int) (*Meter, *bytes.Buffer, *time.Time) {
 
 func TestMeterInALog(t *testing.T) {
 	m, out, now := clocked(false, 0)
-	m.Update(Progress{Image: "a:1", Total: 100e6})
+	p := Progress{Image: "a:1", Images: 2, Total: 105e6}
+	m.Update(p)
+	p.Skipped = 20e6
 	for range 25 { // a second each
 		*now = now.Add(time.Second)
-		m.Update(Progress{Image: "a:1", Total: 100e6, Sent: m.last.Sent + 1, Skipped: 20e6})
+		p.Done++
+		m.Update(p)
 	}
 	*now = now.Add(5 * time.Second)
-	m.Update(Progress{Image: "a:1", Total: 100e6, Sent: 30e6, Skipped: 20e6})
+	p.Done = 30e6
+	m.Update(p)
+	fmt.Fprintln(m, "a log line")
 	m.Done(Result{Reference: "reg:5000/library/a:1", BytesSent: 80e6, BytesSkipped: 20e6, Duration: 42 * time.Second, Digest: "sha256:abc"})
-	m.Update(Progress{Image: "b:1", Total: 5})
-	m.Done(Result{Reference: "reg:5000/library/b:1", BytesSent: 5, Duration: 120 * time.Millisecond, Digest: "sha256:def", Omitted: []ocispec.Platform{{OS: "linux", Architecture: "arm64"}}})
+	p.Image, p.ImagesDone, p.Done = "b:1", 1, 80e6
+	*now = now.Add(15 * time.Second)
+	m.Update(p)
+	m.Done(Result{Reference: "reg:5000/library/b:1", BytesReceived: 7, BytesSent: 5, Duration: 120 * time.Millisecond, Digest: "sha256:def",
+		Omitted: []ocispec.Platform{{OS: "linux", Architecture: "arm64"}, {OS: "linux", Architecture: "arm", Variant: "v7"}}})
+	m.Done(Result{Reference: "reg:5000/library/c:1", Digest: "sha256:e3b"})
+	m.End()
 	want := []string{
-		"a:1: 100.0 MB",
-		"a:1: 20.0 MB of 100.0 MB (20.0 MB already there)",
-		"a:1: 20.0 MB of 100.0 MB (20.0 MB already there)",
-		"a:1: 50.0 MB of 100.0 MB (20.0 MB already there), 3.0 MB/s, 17s left",
+		"2 images, 105.0 MB",
+		"0 of 2 images, 20.0 MB of 105.0 MB, 1 B/s, 20.0 MB already there",
+		"0 of 2 images, 20.0 MB of 105.0 MB, 1 B/s, 20.0 MB already there",
+		"0 of 2 images, 50.0 MB of 105.0 MB, 3.0 MB/s, 18s left, 20.0 MB already there",
+		"a log line",
 		"reg:5000/library/a:1: 80.0 MB sent, 20.0 MB already there, 42.0 s, sha256:abc",
-		"b:1: 5 B",
-		"reg:5000/library/b:1: 5 B sent, 0.1 s, sha256:def",
-		"  without linux/arm64, which the source does not hold",
+		"1 of 2 images, 100.0 MB of 105.0 MB, 3.3 MB/s, 2s left, 20.0 MB already there",
+		"reg:5000/library/b:1: 7 B received, 5 B sent, 0.1 s, sha256:def",
+		"  without linux/arm64, linux/arm/v7, which the source does not hold",
+		"reg:5000/library/c:1: 0 B, 0.0 s, sha256:e3b",
+		"3 images: 7 B received, 80.0 MB sent, 20.0 MB already there, 45.0 s",
 		"",
 	}
 	if diff := cmp.Diff(want, strings.Split(out.String(), "\n")); diff != "" {
@@ -54,33 +68,73 @@ func TestMeterInALog(t *testing.T) {
 
 func TestMeterOnATerminal(t *testing.T) {
 	m, out, now := clocked(true, 120)
-	m.Update(Progress{Image: "a:1", Total: 240e6})
+	p := Progress{Images: 1, Total: 240e6}
+	m.Update(p)
 	*now = now.Add(time.Second)
-	m.Update(Progress{Image: "a:1", Total: 240e6, Sent: 60e6, Skipped: 120e6})
-	m.Update(Progress{Image: "a:1", Total: 240e6, Sent: 61e6, Skipped: 120e6}) // too soon to be seen
-	m.Interrupt()
-	m.Interrupt()
+	p.Image, p.Done, p.Skipped = "a:1", 60e6, 120e6
+	m.Update(p)
+	p.Done = 61e6
+	m.Update(p) // too soon to be seen
+	fmt.Fprintln(m, "a log line")
+	p.Done = 62e6
+	m.Update(p) // at once: there is no bar below the log line
 	*now = now.Add(time.Second)
-	m.Update(Progress{Image: "a:1", Total: 240e6, Sent: 120e6, Skipped: 120e6})
+	p.Done, p.ImagesDone = 120e6, 1
+	m.Update(p)
 	m.Done(Result{Reference: "reg/a:1", BytesSent: 120e6, BytesSkipped: 120e6, Duration: 2 * time.Second, Digest: "sha256:abc"})
+	m.End()
 	const erase = "\r\x1b[K"
-	want := "a:1 [                        ] 0 B of 240.0 MB" + erase +
-		"a:1 [------------======      ] 180.0 MB of 240.0 MB (120.0 MB already there), 60.0 MB/s, 1s left" + erase +
-		"a:1 [------------============] 240.0 MB of 240.0 MB (120.0 MB already there), 60.0 MB/s, 0s left" + erase +
+	want := "0/1 [                    ] 0 B of 240.0 MB" + erase +
+		"0/1 [----------=====     ] 180.0 MB of 240.0 MB, 60.0 MB/s, 1s left, 120.0 MB already there  a:1" + erase +
+		"a log line\n" +
+		"0/1 [----------=====     ] 182.0 MB of 240.0 MB, 60.0 MB/s, 1s left, 120.0 MB already there  a:1" + erase +
+		"1/1 [----------==========] 240.0 MB of 240.0 MB, 60.0 MB/s, 0s left, 120.0 MB already there  a:1" + erase +
 		"reg/a:1: 120.0 MB sent, 120.0 MB already there, 2.0 s, sha256:abc\n"
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Error(diff)
 	}
 }
 
+// What counts most is left of what counts less, and fits into 80 columns.
 func TestMeterStaysOnOneLine(t *testing.T) {
-	for _, width := range []int{0, 1, 7, 20, 40, 80} {
-		m, out, now := clocked(true, width)
-		m.Update(Progress{Image: strings.Repeat("very/", 30) + "long:1", Total: 0})
-		*now = now.Add(time.Second)
-		if n := len([]rune(out.String())); n > max(width-1, 0) {
-			t.Errorf("%d characters in a terminal of %d", n, width)
+	p := Progress{Image: strings.Repeat("very/", 30) + "long:1", Images: 200, ImagesDone: 123, Total: 1234e9, Done: 100e9, Skipped: 500e9}
+	for width, want := range map[int]string{
+		0: "", 1: "", 2: "", 3: "1…",
+		20: "123/200 [--------=…",
+		80: "123/200 [--------=           ] 600.0 GB of 1.2 TB, 100.0 MB/s, 1h45m40s left, …",
+		81: "123/200 [--------=           ] 600.0 GB of 1.2 TB, 100.0 MB/s, 1h45m40s left, 5…",
+	} {
+		m, out, _ := clocked(true, width)
+		m.rate = 100e6
+		m.Update(p)
+		if got := out.String(); got != want {
+			t.Errorf("in a terminal of %d columns:\n%q, want\n%q", width, got, want)
 		}
+	}
+}
+
+func TestMeterOfSomethingElseThanImages(t *testing.T) {
+	m, out, now := clocked(false, 0)
+	m.Update(Progress{Total: 10e6})
+	*now = now.Add(10 * time.Second)
+	m.Update(Progress{Total: 10e6, Done: 5e6})
+	m.End()
+	if want := "10.0 MB\n5.0 MB of 10.0 MB, 500.0 kB/s, 10s left\n"; out.String() != want {
+		t.Errorf("it says %q, want %q", out, want)
+	}
+}
+
+func TestMeterTellsNoTimeThatNobodyKnows(t *testing.T) {
+	m, _, _ := clocked(true, 80)
+	m.rate = 1
+	if got, want := m.figures(Progress{Total: 9e18}), "0 B of 9.0 EB, 1 B/s"; got != want {
+		t.Errorf("figures are %q, want %q", got, want)
+	}
+	if got, want := m.bar(Progress{Images: 1, Total: 9e18, Skipped: 9e18}, 80), "0/1 [--------------------] 9.0 EB of 9.0 EB, 1 B/s, 0s left, 9.0 EB already the…"; got != want {
+		t.Errorf("bar is %q, want %q", got, want)
+	}
+	if got, want := m.bar(Progress{}, 80), "[--------------------] 0 B of 0 B, 1 B/s, 0s left"; got != want {
+		t.Errorf("bar of nothing is %q, want %q", got, want)
 	}
 }
 
@@ -90,7 +144,7 @@ func TestMeterTellsTerminalsFromFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if m := NewMeter(f); m.terminal || m.width() != 80 {
+	if NewMeter(f).terminal || NewMeter(&bytes.Buffer{}).terminal {
 		t.Error("a file is taken for a terminal")
 	}
 }

@@ -2,379 +2,375 @@ package images
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"net/url"
 	"sync"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"oras.land/oras-go/v2"
-	"oras.land/oras-go/v2/content"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 	"oras.land/oras-go/v2/errdef"
-	"oras.land/oras-go/v2/registry"
 	"oras.land/oras-go/v2/registry/remote/errcode"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
-// DefaultConcurrency is how many blobs are sent at once: enough to fill a link
-// while some blobs are small, and no more than skopeo's.
+// DefaultConcurrency is how many blobs are transferred at once: enough to fill a
+// link while some blobs are small, and no more than skopeo's.
 const DefaultConcurrency = 6
 
-// PushOptions change how [Push] works. The zero value is ready for use.
-type PushOptions struct {
-	// Concurrency is how many blobs are sent at once; 0 is
+// Options change how [Push] and [Pull] work. The zero value is ready for use.
+type Options struct {
+	// Prefix is put before the path of every repository that is pushed to.
+	Prefix Prefix
+	// Concurrency is how many blobs are transferred at once, over all images; 0 is
 	// [DefaultConcurrency].
 	Concurrency int
-	// Progress is told how far the image is, often. It is not called
-	// concurrently, and must be quick: it holds up what is being sent.
+	// ImageConcurrency is how many images are begun at once; 0 is 1. The next one
+	// begins when all blobs of one are on their way or there, so that there are
+	// Concurrency of them on their way to the end.
+	ImageConcurrency int
+	// Progress is told how far the run is, often. It is not called concurrently, and
+	// must be quick: it holds up what is being transferred.
 	Progress func(Progress)
+	// Done is told of each image that is whole where it should be. It is not called
+	// concurrently.
+	Done func(Result)
 }
 
-// Progress is how far an image is. None of its numbers ever gets smaller, and
-// an image that was pushed has Sent + Skipped = Total.
-type Progress struct {
-	// Image is the image's name.
-	Image string
-	// Total is the size of all that belongs to the image, in bytes.
-	Total int64
-	// Sent is how much of it was sent, each byte counted once.
-	Sent int64
-	// Skipped is how much of it the registry had.
-	Skipped int64
+func (o Options) withDefaults() Options {
+	if o.Concurrency <= 0 {
+		o.Concurrency = DefaultConcurrency
+	}
+	if o.ImageConcurrency <= 0 {
+		o.ImageConcurrency = 1
+	}
+	if o.Done == nil {
+		o.Done = func(Result) {}
+	}
+	return o
 }
 
-// Result tells what a push did. Its JSON has the fields' names in camel case, and
-// seconds for the duration.
-type Result struct {
-	// Image is the image's name in its source.
-	Image string `json:"image"`
-	// Reference is where it is now: registry, repository, and tag or digest.
-	Reference string `json:"reference"`
-	// Digest is that of the manifest or index.
-	Digest digest.Digest `json:"digest"`
-	// Omitted is [Image.Omitted]: platforms that were not there to be pushed.
-	Omitted []ocispec.Platform `json:"omitted,omitempty"`
-	// BlobsSent and BlobsSkipped count manifests, configurations and layers that
-	// were sent, and that the registry had.
-	BlobsSent    int `json:"blobsSent"`
-	BlobsSkipped int `json:"blobsSkipped"`
-	// BytesSent counts all content that left, including what was sent again after
-	// an error; BytesSkipped is the size of what the registry had.
-	BytesSent    int64 `json:"bytesSent"`
-	BytesSkipped int64 `json:"bytesSkipped"`
-	// Duration is how long it took.
-	Duration time.Duration `json:"-"`
-}
-
-// MarshalJSON implements [json.Marshaler].
-func (r Result) MarshalJSON() ([]byte, error) {
-	type fields Result
-	return json.Marshal(struct {
-		fields
-		Seconds float64 `json:"seconds"`
-	}{fields(r), r.Duration.Seconds()})
-}
-
-// Push sends an image, whole, to the repository and tag that its reference maps
-// to ([Repository]): an index with all its manifests, and what they refer to.
-// What the registry already has in that repository is not sent. Every blob's
-// digest is verified on its way.
+// Push sends images, whole, to the repositories and tags that their references
+// map to ([Prefix.Repository]): an index with all its manifests, and what they
+// refer to. Content that lies in another registry is brought to this machine on
+// its way.
 //
-// A request that fails for a reason that may pass is repeated, and so is a blob's
-// upload, from its beginning. Manifests go last and the tag with them, so a push
-// that was interrupted leaves nothing that looks whole, and the next one sends
-// what is missing. Errors name the image and the blob.
-func Push(ctx context.Context, src content.ReadOnlyStorage, image Image, reg *Registry, opts PushOptions) (Result, error) {
-	result, err := push(ctx, src, image, reg, opts)
-	if err != nil {
-		return result, fmt.Errorf("pushing image %s to %s: %w", image.name(), reg.Host(), err)
+// What a repository has already is not sent; what another repository of the
+// registry has, it is asked to take from there; what several of the images share
+// is sent once. Every blob's digest is verified on its way.
+//
+// Manifests go last and the tag with them, so a push that was interrupted leaves
+// nothing that looks whole, and the next one sends what is missing. It ends with
+// the first image that fails; the results are those of the images that did not.
+// Errors name the image and the blob.
+func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options) ([]Result, error) {
+	opts = opts.withDefaults()
+	p := &pusher{
+		reg:   reg,
+		opts:  opts,
+		slots: semaphore.NewWeighted(int64(opts.Concurrency)),
+		run:   newRun(opts.Progress, len(items)),
+		turns: map[digest.Digest]*turn{},
 	}
-	return result, nil
-}
-
-func push(ctx context.Context, src content.ReadOnlyStorage, image Image, reg *Registry, opts PushOptions) (Result, error) {
-	repository, tag, err := Repository(image.Reference)
-	if err != nil {
-		return Result{}, err
+	images := make([]*pushed, len(items))
+	targets := map[string]Image{}
+	for i, item := range items {
+		image, err := p.plan(ctx, item)
+		if err != nil {
+			return nil, fmt.Errorf("image %s: %w", item.name(), err)
+		}
+		target := joined(image.repo.Name(), image.tag)
+		if other, taken := targets[target]; taken && other.Descriptor.Digest != item.Descriptor.Digest {
+			return nil, fmt.Errorf("%s and %s differ, but both would become %s: push them with different prefixes", other.name(), item.name(), target)
+		}
+		targets[target] = item.Image
+		images[i] = image
 	}
-	if d, err := digest.Parse(tag); err == nil && d != image.Descriptor.Digest {
-		return Result{}, fmt.Errorf("its name asks for %s, but it is %s", d, image.Descriptor.Digest)
-	}
-	repo, err := reg.remote.Repository(ctx, repository)
-	if err != nil {
-		return Result{}, err
-	}
-	nodes, err := graph(ctx, src, image.Descriptor)
-	if err != nil {
-		return Result{}, err
-	}
-	start := time.Now()
-	dst := &destination{
-		Repository: repo,
-		src:        src,
-		root:       image.Descriptor,
-		policy:     reg.policy,
-		tally:      newTally(image.name(), nodes, opts.Progress),
-	}
-	if opts.Concurrency <= 0 {
-		opts.Concurrency = DefaultConcurrency
-	}
-	_, err = oras.Copy(ctx, rooted{src, image.Descriptor}, "", dst, tag, oras.CopyOptions{
-		CopyGraphOptions: oras.CopyGraphOptions{Concurrency: opts.Concurrency, MaxMetadataBytes: maxMetadata},
+	return inOrder(ctx, opts, p.run, images, func(ctx context.Context, image *pushed, begun func()) (Result, error) {
+		result, err := image.push(ctx, begun)
+		if err != nil {
+			return result, fmt.Errorf("pushing image %s to %s: %w", image.name(), reg.Host(), err)
+		}
+		return result, nil
 	})
-	if err == nil {
-		dst.tally.skipRest()
-	}
-	result := dst.tally.result()
-	result.Reference = reg.Host() + "/" + repository + ":" + tag
-	if tag == image.Descriptor.Digest.String() {
-		result.Reference = reg.Host() + "/" + repository + "@" + tag
-	}
-	result.Digest = image.Descriptor.Digest
-	result.Omitted = image.Omitted
-	result.Duration = time.Since(start)
-	var copyErr *oras.CopyError
-	if errors.As(err, &copyErr) {
-		// What failed, and at which end, the error inside says better.
-		err = copyErr.Err
-	}
-	return result, err
 }
 
-// rooted is content with one image to copy.
-type rooted struct {
-	content.ReadOnlyStorage
-	root ocispec.Descriptor
+// inOrder does something about each of a run's images, begun in their order, and
+// returns the results of those that it was done for, in that order, too. do calls
+// begun when the next image may begin. Where an image fails, those before it are
+// brought to their end, and those after it are stopped.
+func inOrder[T any](ctx context.Context, opts Options, r *run, images []T, do func(ctx context.Context, image T, begun func()) (Result, error)) ([]Result, error) {
+	r.started()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var (
+		mu      sync.Mutex
+		running sync.WaitGroup
+		cancels = make([]context.CancelFunc, len(images))
+		results = make([]*Result, len(images))
+		errs    = make([]error, len(images))
+		first   = len(images) // of those that failed
+	)
+	places := semaphore.NewWeighted(int64(opts.ImageConcurrency))
+	for i, image := range images {
+		if places.Acquire(ctx, 1) != nil {
+			break
+		}
+		mu.Lock()
+		if first < i {
+			mu.Unlock()
+			break
+		}
+		own, cancel := context.WithCancel(ctx)
+		cancels[i] = cancel
+		mu.Unlock()
+		begun := sync.OnceFunc(func() { places.Release(1) })
+		running.Go(func() {
+			defer cancel()
+			defer begun()
+			result, err := do(own, image, begun)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				results[i] = &result
+				opts.Done(result)
+				return
+			}
+			errs[i] = err
+			if i < first {
+				first = i
+				for _, cancel := range cancels[i+1:] {
+					if cancel != nil {
+						cancel()
+					}
+				}
+			}
+		})
+	}
+	running.Wait()
+	list := []Result{}
+	for _, result := range results {
+		if result != nil {
+			list = append(list, *result)
+		}
+	}
+	if first < len(images) {
+		return list, errs[first]
+	}
+	return list, ctx.Err()
 }
 
-// Fetch says in its error what it was that could not be read.
-func (r rooted) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
-	rc, err := r.ReadOnlyStorage.Fetch(ctx, desc)
+// inSlots does something about each of an image's blobs, as many at a time as there
+// are slots, which images share. begun is called when the last of them has its slot.
+func inSlots(ctx context.Context, slots *semaphore.Weighted, blobs []ocispec.Descriptor, begun func(), do func(context.Context, ocispec.Descriptor) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, desc := range blobs {
+		if err := slots.Acquire(ctx, 1); err != nil {
+			break // the group has the reason, or the caller
+		}
+		group.Go(func() error {
+			defer slots.Release(1)
+			if err := do(ctx, desc); err != nil {
+				return blame(desc, err)
+			}
+			return nil
+		})
+	}
+	begun()
+	return group.Wait()
+}
+
+// pusher is a run of Push.
+type pusher struct {
+	reg   *remote.Registry
+	opts  Options
+	slots *semaphore.Weighted // one for each blob under way
+	run   *run
+
+	mu    sync.Mutex
+	turns map[digest.Digest]*turn
+}
+
+// turn is whose turn it is with a blob, and which repositories have it for sure.
+type turn struct {
+	lock  chan struct{}
+	repos []string
+}
+
+// pushed is an image that is being pushed.
+type pushed struct {
+	Item
+	*pusher
+	repo  *remote.Repository
+	tag   string // or digest
+	nodes []ocispec.Descriptor
+	tally *tally
+}
+
+// plan looks at an image before anything is sent.
+func (p *pusher) plan(ctx context.Context, item Item) (*pushed, error) {
+	repository, tag, err := p.opts.Prefix.Repository(item.Reference)
 	if err != nil {
-		return nil, blame(desc, err)
+		return nil, err
 	}
-	return rc, nil
+	if d, err := digest.Parse(tag); err == nil && d != item.Descriptor.Digest {
+		return nil, fmt.Errorf("its name asks for %s, but it is %s", d, item.Descriptor.Digest)
+	}
+	repo, err := p.reg.Repository(repository)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := graph(ctx, item.Content, item.Descriptor)
+	if err != nil {
+		return nil, err
+	}
+	legs := int64(1)
+	if _, elsewhere := item.Content.(*remoteContent); elsewhere {
+		legs = 2
+	}
+	return &pushed{Item: item, pusher: p, repo: repo, tag: tag, nodes: nodes, tally: p.run.add(item.Image, nodes, legs)}, nil
 }
 
-// Resolve returns the image for whichever reference.
-func (r rooted) Resolve(context.Context, string) (ocispec.Descriptor, error) { return r.root, nil }
-
-// destination is a repository in a registry that keeps a tally of what it gets,
-// and to which blobs are sent until they have arrived.
-type destination struct {
-	registry.Repository
-	src    content.ReadOnlyStorage
-	root   ocispec.Descriptor
-	policy *patience
-	tally  *tally
-
-	rootExisted bool // written before the root is pushed, by the one goroutine that copies it
-}
-
-// Exists tells whether the repository has the content.
-func (d *destination) Exists(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
-	ok, err := d.Repository.Exists(ctx, desc)
+// push sends what is missing of the image: its blobs, then its manifests, those
+// that others refer to first, and at last the one that has the tag.
+func (p *pushed) push(ctx context.Context, begun func()) (Result, error) {
+	p.tally.begin()
+	reference := joined(p.reg.Host()+"/"+p.repo.Name(), p.tag)
+	// One question is all it takes where the image is there. Whatever the registry
+	// answers else, not to know a tag that is yet to come is no reason to end.
+	have, err := p.repo.Resolve(ctx, p.tag)
+	var answer *errcode.ErrorResponse
 	switch {
-	case err != nil:
-		return false, blame(desc, err)
-	case ok && desc.Digest == d.root.Digest:
-		d.rootExisted = true
-	case ok:
-		d.tally.skip(desc)
+	case err == nil && have.Digest == p.Descriptor.Digest:
+		return p.tally.finish(reference), nil
+	case err != nil && !errors.Is(err, errdef.ErrNotFound) && !errors.As(err, &answer):
+		return p.tally.result, err
 	}
-	return ok, nil
+	var manifests, blobs []ocispec.Descriptor
+	for _, desc := range p.nodes {
+		if describes(desc.MediaType) {
+			manifests = append(manifests, desc)
+		} else {
+			blobs = append(blobs, desc)
+		}
+	}
+	if err := inSlots(ctx, p.slots, blobs, begun, p.blob); err != nil {
+		return p.tally.result, err
+	}
+	if err := p.slots.Acquire(ctx, 1); err != nil {
+		return p.tally.result, err
+	}
+	defer p.slots.Release(1)
+	for _, desc := range manifests {
+		if err := p.manifest(ctx, desc); err != nil {
+			return p.tally.result, blame(desc, err)
+		}
+	}
+	return p.tally.finish(reference), ctx.Err()
 }
 
-// Push sends content and does not tag it.
-func (d *destination) Push(ctx context.Context, desc ocispec.Descriptor, r io.Reader) error {
-	if isManifest(desc.MediaType) || isIndex(desc.MediaType) {
-		return d.sent(desc, d.Repository.Push(ctx, desc, d.tally.reader(desc, r)))
+// blob sees to it that the repository has a blob.
+func (p *pushed) blob(ctx context.Context, desc ocispec.Descriptor) error {
+	turn := p.turn(desc.Digest)
+	select {
+	case turn.lock <- struct{}{}:
+		defer func() { <-turn.lock }()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return d.sent(desc, d.upload(ctx, desc, r))
-}
-
-// PushReference sends the root and tags it, unless both are as they should be.
-func (d *destination) PushReference(ctx context.Context, desc ocispec.Descriptor, r io.Reader, tag string) error {
-	if d.rootExisted {
-		if tagged, err := d.Resolve(ctx, tag); err == nil && tagged.Digest == desc.Digest {
-			d.tally.skip(desc)
+	from := ""
+	for _, repository := range turn.repos {
+		if repository == p.repo.Name() {
+			p.tally.skip(desc)
 			return nil
 		}
+		from = repository
 	}
-	return d.sent(desc, d.Repository.PushReference(ctx, desc, d.tally.reader(desc, r), tag))
-}
-
-func (d *destination) sent(desc ocispec.Descriptor, err error) error {
-	if err != nil {
-		return blame(desc, err)
-	}
-	d.tally.done(desc)
-	return nil
-}
-
-// upload sends a blob. The transport repeats requests, but not one whose body
-// it cannot have twice: this is the only one. It begins again with a new
-// upload, since what has become of the old one is not known.
-func (d *destination) upload(ctx context.Context, desc ocispec.Descriptor, r io.Reader) error {
-	for attempt := 0; ; attempt++ {
-		err := d.Repository.Push(ctx, desc, d.tally.reader(desc, r))
-		if err == nil || errors.Is(err, errdef.ErrAlreadyExists) {
-			return nil
-		}
-		if !failedUpload(err) {
-			return err
-		}
-		pause := d.policy.pause(ctx, attempt, nil, err)
-		if pause == never {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(pause):
-		}
-		// The blob may have arrived and the answer not.
-		if ok, err := d.Repository.Exists(ctx, desc); err == nil && ok {
-			return nil
-		}
-		again, err := d.src.Fetch(ctx, desc)
+	if from == "" {
+		ok, err := p.repo.Exists(ctx, desc)
 		if err != nil {
 			return err
 		}
-		defer again.Close()
-		r = again
-	}
-}
-
-// failedUpload tells whether it was the request with the blob in it that failed.
-// The others were repeated by the transport as often as they may be.
-func failedUpload(err error) bool {
-	var refused *errcode.ErrorResponse
-	if errors.As(err, &refused) {
-		return refused.Method == http.MethodPut
-	}
-	var failed *url.Error
-	return errors.As(err, &failed) && failed.Op == "Put"
-}
-
-// tally counts what was sent of an image and what was not.
-type tally struct {
-	mu       sync.Mutex
-	report   func(Progress)
-	progress Progress
-	blobs    map[digest.Digest]*blobTally
-	wire     int64
-	sent     int
-	skipped  int
-}
-
-type blobTally struct {
-	size    int64
-	counted int64 // how much of size Progress.Sent contains
-	settled bool
-}
-
-func newTally(image string, nodes []ocispec.Descriptor, report func(Progress)) *tally {
-	if report == nil {
-		report = func(Progress) {}
-	}
-	t := &tally{
-		report:   report,
-		progress: Progress{Image: image, Total: totalSize(nodes)},
-		blobs:    map[digest.Digest]*blobTally{},
-	}
-	for _, node := range nodes {
-		t.blobs[node.Digest] = &blobTally{size: node.Size}
-	}
-	t.report(t.progress)
-	return t
-}
-
-// reader counts what is read of a blob that is being sent. Bytes that are sent
-// again count for the wire and not for the progress.
-func (t *tally) reader(desc ocispec.Descriptor, r io.Reader) io.Reader {
-	return &tallyReader{r: r, tally: t, blob: t.blobs[desc.Digest]}
-}
-
-type tallyReader struct {
-	r      io.Reader
-	tally  *tally
-	blob   *blobTally
-	offset int64
-}
-
-// Read implements [io.Reader].
-func (r *tallyReader) Read(p []byte) (int, error) {
-	n, err := r.r.Read(p)
-	if n > 0 {
-		r.offset += int64(n)
-		r.tally.mu.Lock()
-		r.tally.wire += int64(n)
-		if !r.blob.settled && r.offset > r.blob.counted {
-			r.tally.count(r.blob, r.offset)
+		if ok {
+			turn.repos = append(turn.repos, p.repo.Name())
+			p.tally.skip(desc)
+			return nil
 		}
-		r.tally.mu.Unlock()
+		if source, ok := p.Content.(*remoteContent); ok && source.repo.Host() == p.reg.Host() {
+			from = source.repo.Name() // a copy within the registry
+		}
 	}
-	return n, err
-}
-
-// count notes that a blob was sent up to the given offset. The lock is held.
-func (t *tally) count(b *blobTally, upTo int64) {
-	t.progress.Sent += upTo - b.counted
-	b.counted = upTo
-	t.report(t.progress)
-}
-
-// done notes that the registry has taken a blob.
-func (t *tally) done(desc ocispec.Descriptor) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if b := t.blobs[desc.Digest]; !b.settled {
-		b.settled = true
-		t.sent++
-		t.count(b, b.size)
+	mounted, err := p.send(ctx, desc, from)
+	if err != nil {
+		return err
 	}
-}
-
-// skip notes that the registry had a blob.
-func (t *tally) skip(desc ocispec.Descriptor) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.settleSkipped(t.blobs[desc.Digest])
-}
-
-// skipRest notes that the registry had all that it was not asked for: what a
-// manifest refers to that it had.
-func (t *tally) skipRest() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, b := range t.blobs {
-		t.settleSkipped(b)
+	turn.repos = append(turn.repos, p.repo.Name())
+	if mounted {
+		p.tally.mounted(desc)
+	} else {
+		p.tally.done(desc)
 	}
+	return nil
 }
 
-func (t *tally) settleSkipped(b *blobTally) {
-	if b.settled {
-		return
+func (p *pushed) send(ctx context.Context, desc ocispec.Descriptor, from string) (mounted bool, err error) {
+	// Content that lies elsewhere is read only when the registry wants it.
+	var here *blob.Blob
+	open := func() (io.ReadCloser, error) {
+		if here == nil {
+			b, err := p.Content.Blob(ctx, desc, p.tally.received(desc))
+			if err != nil {
+				return nil, err
+			}
+			p.tally.local(desc)
+			here = &b
+		}
+		return here.Open()
 	}
-	b.settled = true
-	t.skipped++
-	t.progress.Skipped += b.size - b.counted
-	t.report(t.progress)
+	return p.repo.PushBlob(ctx, desc, from, open, p.tally.sent(desc))
 }
 
-func (t *tally) result() Result {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return Result{
-		Image:        t.progress.Image,
-		BlobsSent:    t.sent,
-		BlobsSkipped: t.skipped,
-		BytesSent:    t.wire,
-		BytesSkipped: t.progress.Skipped,
+// manifest sends a manifest or index, and the tag with the image's own.
+func (p *pushed) manifest(ctx context.Context, desc ocispec.Descriptor) error {
+	tag := ""
+	if desc.Digest == p.Descriptor.Digest {
+		tag = p.tag
+		if tag == desc.Digest.String() {
+			tag = ""
+		}
+	} else if ok, err := p.repo.Exists(ctx, desc); err != nil || ok {
+		if ok {
+			p.tally.skip(desc)
+		}
+		return err
 	}
+	b, err := p.Content.Blob(ctx, desc, p.tally.received(desc))
+	if err != nil {
+		return err
+	}
+	raw, err := readAllBlob(b, desc)
+	if err != nil {
+		return err
+	}
+	if err := p.repo.PushManifest(ctx, desc, raw, tag); err != nil {
+		return err
+	}
+	p.tally.sent(desc)(0, desc.Size)
+	p.tally.done(desc)
+	return nil
+}
+
+func (p *pusher) turn(d digest.Digest) *turn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.turns[d]
+	if t == nil {
+		t = &turn{lock: make(chan struct{}, 1)}
+		p.turns[d] = t
+	}
+	return t
 }

@@ -17,6 +17,10 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
 func TestPush(t *testing.T) {
@@ -36,7 +40,7 @@ func TestPush(t *testing.T) {
 			}
 			total := totalSize(nodes)
 
-			first, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+			first, err := pushOne(t.Context(), store, image, server.client(t, nil), Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -49,7 +53,7 @@ func TestPush(t *testing.T) {
 			}
 
 			server.count("")
-			again, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+			again, err := pushOne(t.Context(), store, image, server.client(t, nil), Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +65,7 @@ func TestPush(t *testing.T) {
 			}
 
 			image.Reference = "docker.io/library/hello:2"
-			renamed, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+			renamed, err := pushOne(t.Context(), store, image, server.client(t, nil), Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -71,7 +75,7 @@ func TestPush(t *testing.T) {
 			}
 
 			other := testImage(t, store, "hello:3", 100_000, "amd64", "arm64", "riscv64")
-			more, err := Push(t.Context(), store, other, server.client(t, nil), PushOptions{})
+			more, err := pushOne(t.Context(), store, other, server.client(t, nil), Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -103,14 +107,14 @@ func TestPushFromEachKindOfSource(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			src := mustOpen(t, path)
-			list, err := src.Select("127.0.0.1:31999/" + name + ":1")
+			list, err := src.Items("127.0.0.1:31999/" + name + ":1")
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := Push(t.Context(), src, list[0], reg, PushOptions{}); err != nil {
+			if _, err := pushOne(t.Context(), src, list[0].Image, reg, Options{}); err != nil {
 				t.Fatal(err)
 			}
-			server.checkWhole(t, src, list[0])
+			server.checkWhole(t, src, list[0].Image)
 		})
 	}
 }
@@ -120,7 +124,7 @@ func TestPushByDigest(t *testing.T) {
 	store := &Store{}
 	image := testImage(t, store, "", 100, "amd64")
 	image.Reference = "quay.io/a/b:1@" + image.Descriptor.Digest.String()
-	result, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+	result, err := pushOne(t.Context(), store, image, server.client(t, nil), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +134,7 @@ func TestPushByDigest(t *testing.T) {
 	}
 
 	other := testImage(t, store, image.Reference, 200, "amd64")
-	_, err = Push(t.Context(), store, other, server.client(t, nil), PushOptions{})
+	_, err = pushOne(t.Context(), store, other, server.client(t, nil), Options{})
 	if err == nil || !strings.Contains(err.Error(), "its name asks for "+image.Descriptor.Digest.String()+", but it is "+other.Descriptor.Digest.String()) {
 		t.Errorf("error: %v", err)
 	}
@@ -138,7 +142,7 @@ func TestPushByDigest(t *testing.T) {
 
 func TestResultAsJSON(t *testing.T) {
 	got := string(asJSON(t, Result{Image: "a:1", Reference: "r/a:1", Digest: "sha256:abc", BlobsSent: 1, BytesSent: 2, BytesSkipped: 3, Duration: 1500 * time.Millisecond}))
-	want := `{"image":"a:1","reference":"r/a:1","digest":"sha256:abc","blobsSent":1,"blobsSkipped":0,"bytesSent":2,"bytesSkipped":3,"seconds":1.5}`
+	want := `{"image":"a:1","reference":"r/a:1","digest":"sha256:abc","blobsSent":1,"blobsMounted":0,"blobsSkipped":0,"bytesSent":2,"bytesReceived":0,"bytesSkipped":3,"seconds":1.5}`
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
@@ -169,7 +173,7 @@ func TestPushLeavesOutWhatMayNotBeRedistributed(t *testing.T) {
 		}
 		return false
 	})
-	result, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+	result, err := pushOne(t.Context(), store, image, server.client(t, nil), Options{})
 	if err != nil || result.BlobsSent != 2 {
 		t.Errorf("%+v, %v; want the configuration and the manifest sent", result, err)
 	}
@@ -189,7 +193,7 @@ func (p *progress) report(next Progress) {
 	}
 	defer p.busy.Store(false)
 	p.calls++
-	if next.Sent < p.last.Sent || next.Skipped < p.last.Skipped || p.calls > 1 && next.Total != p.last.Total || next.Sent+next.Skipped > next.Total {
+	if next.Done < p.last.Done || next.Skipped < p.last.Skipped || p.calls > 1 && next.Total != p.last.Total || next.Done+next.Skipped > next.Total {
 		p.t.Errorf("progress went from %+v to %+v", p.last, next)
 	}
 	p.last = next
@@ -197,8 +201,25 @@ func (p *progress) report(next Progress) {
 
 func (p *progress) checkDone() {
 	p.t.Helper()
-	if p.calls == 0 || p.last.Sent+p.last.Skipped != p.last.Total {
+	if p.calls == 0 || p.last.Done+p.last.Skipped != p.last.Total {
 		p.t.Errorf("progress ended with %+v after %d reports", p.last, p.calls)
+	}
+}
+
+// What lies on this machine is not on its way because it was opened.
+func TestProgressOfAPushFollowsWhatIsSent(t *testing.T) {
+	server := newTestRegistry(t, nil)
+	store := &Store{}
+	image := testImage(t, store, "hello:1", 200_000, "amd64")
+	var before int64
+	_, err := pushOne(t.Context(), store, image, server.client(t, nil), Options{Concurrency: 1, Progress: func(p Progress) {
+		if step := p.Done - before; step > 150_000 {
+			t.Errorf("%d bytes were counted at once", step)
+		}
+		before = p.Done
+	}})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -229,7 +250,7 @@ func TestPushThatWasInterruptedSendsTheRestTheNextTime(t *testing.T) {
 		return false
 	})
 	p := &progress{t: t}
-	first, err := Push(t.Context(), store, image, server.client(t, func(o *RegistryOptions) { o.Retries = 1 }), PushOptions{Concurrency: 1, Progress: p.report})
+	_, err = pushOne(t.Context(), store, image, server.client(t, func(o *remote.Options) { o.Retries = 1 }), Options{Concurrency: 1, Progress: p.report})
 	if err == nil {
 		t.Fatal("the first push did not fail")
 	}
@@ -245,8 +266,9 @@ func TestPushThatWasInterruptedSendsTheRestTheNextTime(t *testing.T) {
 	server.mu.Unlock()
 
 	server.setFront(nil)
+	firstSent := p.last.Done
 	p = &progress{t: t}
-	second, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{Progress: p.report})
+	second, err := pushOne(t.Context(), store, image, server.client(t, nil), Options{Progress: p.report})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,11 +277,11 @@ func TestPushThatWasInterruptedSendsTheRestTheNextTime(t *testing.T) {
 	if second.BytesSkipped < 2<<20 {
 		t.Errorf("second push: %+v: the two large blobs that had arrived were sent again", second)
 	}
-	if second.BytesSent+second.BytesSkipped != total || p.last.Sent != second.BytesSent {
+	if second.BytesSent+second.BytesSkipped != total || p.last.Done != second.BytesSent {
 		t.Errorf("second push: %+v with progress %+v, want %d bytes in all", second, p.last, total)
 	}
-	if first.BytesSent <= second.BytesSkipped {
-		t.Errorf("first push: %d bytes sent, but %d had arrived and more was on its way", first.BytesSent, second.BytesSkipped)
+	if firstSent <= second.BytesSkipped {
+		t.Errorf("first push: %d bytes sent, but %d had arrived and more was on its way", firstSent, second.BytesSkipped)
 	}
 }
 
@@ -271,77 +293,6 @@ func drop(t *testing.T, w http.ResponseWriter) {
 		return
 	}
 	conn.Close()
-}
-
-func TestPushRepeatsWhatMayPass(t *testing.T) {
-	refuse := func(status int, header ...string) func(*testing.T, http.ResponseWriter, *http.Request) {
-		return func(_ *testing.T, w http.ResponseWriter, _ *http.Request) {
-			if len(header) == 2 {
-				w.Header().Set(header[0], header[1])
-			}
-			w.WriteHeader(status)
-		}
-	}
-	code := func(status int, code string) func(*testing.T, http.ResponseWriter, *http.Request) {
-		return func(_ *testing.T, w http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body)
-			w.WriteHeader(status)
-			io.WriteString(w, `{"errors":[{"code":"`+code+`","message":"test"}]}`)
-		}
-	}
-	cut := func(t *testing.T, w http.ResponseWriter, r *http.Request) {
-		io.CopyN(io.Discard, r.Body, r.ContentLength/2)
-		drop(t, w)
-	}
-	for name, c := range map[string]struct {
-		method, path string
-		fault        func(*testing.T, http.ResponseWriter, *http.Request)
-	}{
-		"a connection that breaks within a blob":          {http.MethodPut, "/blobs/", cut},
-		"a connection that breaks within a manifest":      {http.MethodPut, "/manifests/", cut},
-		"a connection that breaks at a question":          {http.MethodHead, "/blobs/", cut},
-		"503 for a blob":                                  {http.MethodPut, "/blobs/", refuse(http.StatusServiceUnavailable)},
-		"503 for a new upload":                            {http.MethodPost, "/blobs/", refuse(http.StatusServiceUnavailable)},
-		"429 that asks for a second":                      {http.MethodPost, "/blobs/", refuse(http.StatusTooManyRequests, "Retry-After", "1")},
-		"500 for a manifest":                              {http.MethodPut, "/manifests/", refuse(http.StatusInternalServerError)},
-		"an upload that the registry has lost":            {http.MethodPut, "/blobs/", code(http.StatusNotFound, "BLOB_UPLOAD_UNKNOWN")},
-		"an upload whose state two replicas do not share": {http.MethodPut, "/blobs/", code(http.StatusBadRequest, "BLOB_UPLOAD_INVALID")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			server := newTestRegistry(t, nil)
-			store := &Store{}
-			image := testImage(t, store, "hello:1", 200_000, "amd64", "arm64")
-			var faults atomic.Int32
-			server.setFront(func(w http.ResponseWriter, r *http.Request) bool {
-				if r.Method == c.method && strings.Contains(r.URL.Path, c.path) && faults.Add(1) <= 2 {
-					c.fault(t, w, r)
-					return true
-				}
-				return false
-			})
-			var log bytes.Buffer
-			p := &progress{t: t}
-			reg := server.client(t, func(o *RegistryOptions) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
-			result, err := Push(t.Context(), store, image, reg, PushOptions{Progress: p.report})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if faults.Load() < 2 {
-				t.Fatal("the fault did not happen")
-			}
-			p.checkDone()
-			server.checkWhole(t, store, image)
-			if p.last.Skipped != 0 || result.BytesSent < p.last.Sent {
-				t.Errorf("%+v, %+v", result, p.last)
-			}
-			// net/http itself repeats a question on a connection that was in use
-			// before.
-			if n := strings.Count(log.String(), "trying again"); n != 2 && c.method != http.MethodHead {
-				t.Errorf("%d lines about trying again, want 2:\n%s", n, log.String())
-			}
-		})
-	}
 }
 
 // The registry took the blob, and its answer was lost.
@@ -358,7 +309,7 @@ func TestPushDoesNotRepeatWhatHasArrived(t *testing.T) {
 		drop(t, w)
 		return true
 	})
-	result, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{})
+	result, err := pushOne(t.Context(), store, image, server.client(t, nil), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -388,7 +339,7 @@ func TestPushErrors(t *testing.T) {
 	if large.Size != 300_000 {
 		t.Fatalf("the test expects another order of blobs: %+v", nodes)
 	}
-	altered.add(large.Digest, bytesBlob(noise(99, 300_000)))
+	altered.add(large.Digest, blob.FromBytes(noise(99, 300_000)))
 	withoutManifest := &Store{}
 	withoutBlob := &Store{}
 	for d, b := range store.blobs {
@@ -406,9 +357,9 @@ func TestPushErrors(t *testing.T) {
 	closed.Close()
 
 	for name, c := range map[string]struct {
-		src       content.ReadOnlyStorage
+		src       Content
 		reference string
-		client    func(*RegistryOptions)
+		client    func(*remote.Options)
 		ctx       context.Context
 		want      []string
 		quick     bool // nothing is repeated that cannot get better
@@ -417,19 +368,21 @@ func TestPushErrors(t *testing.T) {
 		"a blob that is missing":                    {src: withoutBlob, want: []string{"blob " + large.Digest.String() + ": not found"}, quick: true},
 		"an index that is missing":                  {src: withoutManifest, want: []string{"index " + image.Descriptor.Digest.String() + ": not found"}, quick: true},
 		"a name that is none":                       {reference: "No:1", want: []string{`image reference "No:1"`, "must be lowercase"}, quick: true},
-		"no name":                                   {reference: "-", want: []string{"pushing image " + image.Descriptor.Digest.String(), "invalid reference format"}, quick: true},
-		"no credential":                             {client: func(o *RegistryOptions) { o.Username = "" }, want: []string{"basic credential not found"}, quick: true},
-		"a wrong credential":                        {client: func(o *RegistryOptions) { o.Password = "wrong" }, want: []string{" sha256:", "401", "authentication required"}, quick: true},
-		"a certificate that is not trusted":         {client: func(o *RegistryOptions) { o.TLS = nil }, want: []string{"certificate signed by unknown authority"}, quick: true},
-		"a certificate of another name":             {client: func(o *RegistryOptions) { o.TLS.ServerName = "registry.test" }, want: []string{"registry.test"}, quick: true},
-		"plain HTTP where there is TLS":             {client: func(o *RegistryOptions) { o.PlainHTTP = true }, want: []string{"400"}, quick: true},
-		"nobody there":                              {client: func(o *RegistryOptions) { o.Host = closed.Addr().String(); o.Retries = 1 }, want: []string{"connection refused"}},
-		"no retries":                                {client: func(o *RegistryOptions) { o.Host = closed.Addr().String(); o.Retries = -1 }, want: []string{"connection refused"}, quick: true},
-		"a context that has ended":                  {ctx: cancelled(t), want: []string{"context canceled"}, quick: true},
+		"no name":                                   {reference: "-", want: []string{"invalid reference format"}, quick: true},
+		"no credential":                             {client: func(o *remote.Options) { o.Credential = nil }, want: []string{"pushing image hello:1 to " + server.host() + ": ", " sha256:", "wants a credential, and there is none: log in with docker login"}, quick: true},
+		"a wrong credential": {client: func(o *remote.Options) {
+			o.Credential = auth.StaticCredential(o.Host, auth.Credential{Username: testUser, Password: "wrong"})
+		}, want: []string{" sha256:", "401", "authentication required"}, quick: true},
+		"a certificate that is not trusted": {client: func(o *remote.Options) { o.TLS = nil }, want: []string{"certificate signed by unknown authority"}, quick: true},
+		"a certificate of another name":     {client: func(o *remote.Options) { o.TLS.ServerName = "registry.test" }, want: []string{"registry.test"}, quick: true},
+		"plain HTTP where there is TLS":     {client: func(o *remote.Options) { o.PlainHTTP = true }, want: []string{"400"}, quick: true},
+		"nobody there":                      {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = 1 }, want: []string{"connection refused"}},
+		"no retries":                        {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = -1 }, want: []string{"connection refused"}, quick: true},
+		"a context that has ended":          {ctx: cancelled(t), want: []string{"context canceled"}, quick: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer
-			reg := server.client(t, func(o *RegistryOptions) {
+			reg := server.client(t, func(o *remote.Options) {
 				o.Log = slog.New(slog.NewTextHandler(&log, nil))
 				if c.client != nil {
 					c.client(o)
@@ -450,11 +403,11 @@ func TestPushErrors(t *testing.T) {
 			default:
 				image.Reference = c.reference
 			}
-			_, err := Push(ctx, src, image, reg, PushOptions{})
+			_, err := pushOne(ctx, src, image, reg, Options{})
 			if err == nil {
 				t.Fatal("no error")
 			}
-			for _, want := range append(c.want, "pushing image "+image.name()+" to "+reg.Host()+": ") {
+			for _, want := range append(c.want, "image "+image.name()) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error %q\nlacks %q", err, want)
 				}
@@ -482,8 +435,8 @@ func TestCancelledPushStopsAtOnce(t *testing.T) {
 	store := &Store{}
 	image := testImage(t, store, "hello:1", 4<<20, "amd64", "arm64")
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := Push(ctx, store, image, server.client(t, nil), PushOptions{Progress: func(p Progress) {
-		if p.Sent > 2<<20 {
+	_, err := pushOne(ctx, store, image, server.client(t, nil), Options{Progress: func(p Progress) {
+		if p.Done > 2<<20 {
 			cancel()
 		}
 	}})
@@ -491,71 +444,9 @@ func TestCancelledPushStopsAtOnce(t *testing.T) {
 		t.Fatalf("error: %v", err)
 	}
 	p := &progress{t: t}
-	if _, err := Push(t.Context(), store, image, server.client(t, nil), PushOptions{Progress: p.report}); err != nil {
+	if _, err := pushOne(t.Context(), store, image, server.client(t, nil), Options{Progress: p.report}); err != nil {
 		t.Fatal(err)
 	}
 	p.checkDone()
 	server.checkWhole(t, store, image)
-}
-
-func TestPing(t *testing.T) {
-	server := newTestRegistry(t, nil)
-	if err := server.client(t, nil).Ping(t.Context()); err != nil {
-		t.Error(err)
-	}
-	var dialled atomic.Value
-	reg := server.client(t, func(o *RegistryOptions) {
-		o.Host = "zarf-registry.zarf.svc:5000"
-		o.TLS.ServerName = "example.com" // as httptest's certificate has it
-		o.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-			dialled.Store(address)
-			return (&net.Dialer{}).DialContext(ctx, network, server.host())
-		}
-	})
-	if err := reg.Ping(t.Context()); err != nil || dialled.Load() != "zarf-registry.zarf.svc:5000" {
-		t.Errorf("through a dialer that got %v: %v", dialled.Load(), err)
-	}
-	store := &Store{}
-	image := testImage(t, store, "hello:1", 100, "amd64")
-	if _, err := Push(t.Context(), store, image, reg, PushOptions{}); err != nil {
-		t.Errorf("push through a dialer: %v", err)
-	}
-	if _, err := NewRegistry(RegistryOptions{Host: "not a host"}); err == nil {
-		t.Error("took a host that is none")
-	}
-}
-
-func TestPatience(t *testing.T) {
-	answer := func(status int, retryAfter string) *http.Response {
-		return &http.Response{StatusCode: status, Status: http.StatusText(status), Header: http.Header{"Retry-After": {retryAfter}}}
-	}
-	p := &patience{retries: DefaultRetries}
-	for name, c := range map[string]struct {
-		attempt  int
-		resp     *http.Response
-		err      error
-		min, max time.Duration
-	}{
-		"the first pause is short":                {0, answer(503, ""), nil, firstPause / 2, firstPause},
-		"pauses double":                           {3, answer(503, ""), nil, 4 * firstPause, 8 * firstPause},
-		"and have an end":                         {7, answer(503, ""), nil, maxPause / 2, maxPause},
-		"the registry's wish counts":              {0, answer(429, "20"), nil, 20 * time.Second, 20 * time.Second},
-		"unless it is shorter":                    {7, answer(429, "1"), nil, maxPause / 2, maxPause},
-		"or very long":                            {0, answer(503, "86400"), nil, maxRetryAfter, maxRetryAfter},
-		"or no number":                            {0, answer(429, "Fri, 31 Dec 1999 23:59:59 GMT"), nil, firstPause / 2, firstPause},
-		"there is an end to patience":             {DefaultRetries, answer(503, ""), nil, never, never},
-		"a broken connection may come back":       {0, nil, io.EOF, firstPause / 2, firstPause},
-		"a tunnel's error is a broken connection": {0, nil, errors.New("lost connection to pod"), firstPause / 2, firstPause},
-		"a name that may resolve later":           {0, nil, &net.DNSError{IsTemporary: true}, firstPause / 2, firstPause},
-		"a name that does not exist":              {0, nil, &net.DNSError{IsNotFound: true}, never, never},
-		"not found stays not found":               {0, answer(404, ""), nil, never, never},
-		"what is not implemented will not be":     {0, answer(501, ""), nil, never, never},
-		"success is no reason":                    {0, answer(201, ""), nil, never, never},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if pause := p.pause(t.Context(), c.attempt, c.resp, c.err); pause < c.min || pause > c.max {
-				t.Errorf("pause %v, want %v to %v", pause, c.min, c.max)
-			}
-		})
-	}
 }

@@ -1,9 +1,12 @@
 package images
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 )
 
 // Repository tells where an image goes in the registry: the repository's path,
@@ -21,15 +24,83 @@ import (
 //	quay.io/a/b@sha256:…       a/b              sha256:…
 //	quay.io/a/b:1@sha256:…     a/b              sha256:…
 //
-// So images of one path in two registries go to one repository.
+// So images of one path in two registries go to one repository; a prefix keeps
+// them apart ([Prefix]).
 func Repository(ref string) (repository, tagOrDigest string, err error) {
+	named, err := parseReference(ref)
+	if err != nil {
+		return "", "", err
+	}
+	return reference.Path(named), tagOf(named), nil
+}
+
+// Prefix is put before the path of every repository that images are pushed to:
+// with the prefix team/mirror, nginx goes to team/mirror/library/nginx. Empty is
+// none.
+type Prefix string
+
+// ParsePrefix checks a prefix as users write it; slashes at its ends are dropped.
+func ParsePrefix(text string) (Prefix, error) {
+	trimmed := strings.Trim(text, "/")
+	if text == "" {
+		return "", nil
+	}
+	if _, err := reference.WithName("localhost/" + trimmed); err != nil || trimmed == "" {
+		return "", fmt.Errorf("prefix %q: want what a repository's path may begin with, as in team or team/mirror: lower-case letters, digits, and separators between them", text)
+	}
+	return Prefix(trimmed), nil
+}
+
+// Repository is [Repository] with the prefix.
+func (p Prefix) Repository(ref string) (repository, tagOrDigest string, err error) {
+	repository, tagOrDigest, err = Repository(ref)
+	if p != "" && err == nil {
+		repository = string(p) + "/" + repository
+	}
+	return repository, tagOrDigest, err
+}
+
+// parseReference reads a name as users write it; it has a tag or a digest then.
+func parseReference(ref string) (reference.Named, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
-		return "", "", fmt.Errorf("image reference %q: %w", ref, err)
+		if errors.Is(err, reference.ErrNameContainsUppercase) {
+			err = errors.New("a repository's name is in lower case")
+		}
+		return nil, fmt.Errorf("image reference %q: %w", ref, err)
 	}
-	repository = reference.Path(named)
+	return named, nil
+}
+
+func tagOf(named reference.Named) string {
 	if digested, ok := named.(reference.Digested); ok {
-		return repository, digested.Digest().String(), nil
+		return digested.Digest().String()
 	}
-	return repository, named.(reference.Tagged).Tag(), nil
+	return named.(reference.Tagged).Tag()
+}
+
+// Host is the registry that an image's name leads to, as it is dialled:
+// registry-1.docker.io for Docker Hub.
+func Host(ref string) (string, error) {
+	named, err := parseReference(ref)
+	if err != nil {
+		return "", err
+	}
+	return dialled(reference.Domain(named)), nil
+}
+
+// dialled is where a registry answers.
+func dialled(domain string) string {
+	if domain == "docker.io" {
+		return "registry-1.docker.io"
+	}
+	return domain
+}
+
+// joined writes a repository and a tag or digest as one name.
+func joined(repository, tagOrDigest string) string {
+	if _, err := digest.Parse(tagOrDigest); err == nil {
+		return repository + "@" + tagOrDigest
+	}
+	return repository + ":" + tagOrDigest
 }

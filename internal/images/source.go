@@ -12,11 +12,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/content"
 	"oras.land/oras-go/v2/errdef"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 )
 
 // Source is a layout or archive that was opened for reading. It is safe for
@@ -27,6 +31,7 @@ type Source struct {
 	files  files
 	made   Store // manifests, and docker archives' blobs, that stand under no digest in the files
 	images []Image
+	store  *blobstore.Store // of what came as a stream: where the files are
 }
 
 var _ content.ReadOnlyStorage = (*Source)(nil)
@@ -91,6 +96,9 @@ func (s *Source) load(ctx context.Context, where string) error {
 		_, err := s.files.file(name)
 		return err == nil
 	}
+	if layoutIsWrong(s.files) {
+		s.files = withoutLayout{s.files}
+	}
 	const indexFile, layoutFile, dockerFile = ocispec.ImageIndexFile, ocispec.ImageLayoutFile, "manifest.json"
 	var err error
 	switch {
@@ -142,7 +150,7 @@ func (s *Source) Fetch(_ context.Context, desc ocispec.Descriptor) (io.ReadClose
 	if err != nil {
 		return nil, err
 	}
-	return b.fetch(desc)
+	return b.Fetch(desc)
 }
 
 // Exists tells whether the source has the content.
@@ -154,16 +162,16 @@ func (s *Source) Exists(_ context.Context, desc ocispec.Descriptor) (bool, error
 	return err == nil, err
 }
 
-func (s *Source) blob(d digest.Digest) (blob, error) {
+func (s *Source) blob(d digest.Digest) (blob.Blob, error) {
 	if b, ok := s.made.blobs[d]; ok {
 		return b, nil
 	}
 	if err := d.Validate(); err != nil {
-		return blob{}, err
+		return blob.Blob{}, err
 	}
 	b, err := s.files.file(blobPath(d))
 	if errors.Is(err, fs.ErrNotExist) {
-		return blob{}, missingError(s.doubt())
+		return blob.Blob{}, missingError(s.doubt())
 	}
 	return b, err
 }
@@ -179,17 +187,6 @@ func (e missingError) Is(target error) bool { return target == errdef.ErrNotFoun
 // with several names is several images.
 func (s *Source) Images() []Image { return slices.Clone(s.images) }
 
-// Select returns the images to work on, each with a name. Without a reference
-// these are all, and each must have a name of its own. With one, the source
-// must hold a single image, and that is its name.
-func (s *Source) Select(reference string) ([]Image, error) {
-	list, err := s.choose(reference)
-	if err != nil {
-		return nil, fmt.Errorf("image source %s: %w", s.path, err)
-	}
-	return list, nil
-}
-
 func (s *Source) choose(reference string) ([]Image, error) {
 	list := s.Images()
 	if reference != "" {
@@ -202,20 +199,13 @@ func (s *Source) choose(reference string) ([]Image, error) {
 		one.Reference = reference
 		list = []Image{one}
 	}
-	targets := map[string]Image{}
 	for _, image := range list {
 		if image.Reference == "" {
 			return nil, fmt.Errorf("image %s has no name: give it one with --reference NAME:TAG", image.Descriptor.Digest)
 		}
-		repository, tag, err := Repository(image.Reference)
-		if err != nil {
+		if _, err := parseReference(image.Reference); err != nil {
 			return nil, err
 		}
-		target := repository + ":" + tag
-		if other, taken := targets[target]; taken && other.Descriptor.Digest != image.Descriptor.Digest {
-			return nil, fmt.Errorf("%s and %s differ, but both would become %s", other.Reference, image.Reference, target)
-		}
-		targets[target] = image
 	}
 	return list, nil
 }
@@ -239,10 +229,10 @@ func (s *Source) readJSON(name string, into any) error {
 	if err != nil {
 		return err
 	}
-	if b.size > maxMetadata {
-		return fmt.Errorf("%s: has %d bytes, more than the %d that are read", name, b.size, maxMetadata)
+	if b.Size > maxMetadata {
+		return fmt.Errorf("%s: has %d bytes, more than the %d that are read", name, b.Size, maxMetadata)
 	}
-	rc, err := b.open()
+	rc, err := b.Open()
 	if err != nil {
 		return err
 	}
@@ -277,6 +267,91 @@ func (s *Source) loadLayout(ctx context.Context) error {
 			return fmt.Errorf("image %s: %w", Image{Reference: layoutName(desc.Annotations), Descriptor: desc}.name(), err)
 		}
 		s.addImage(image)
+	}
+	if err := s.leaveOutParts(ctx); err != nil {
+		return err
+	}
+	return s.nameBySubjects(ctx)
+}
+
+// leaveOutParts drops images without a name that belong to an index: ORAS lists in
+// index.json every manifest that a layout has. It drops those that are there with a
+// name, too: skopeo and regctl have listed them by their tag alone.
+func (s *Source) leaveOutParts(ctx context.Context) error {
+	parts := map[digest.Digest]bool{}
+	for _, image := range s.images {
+		if image.Reference != "" {
+			parts[image.Descriptor.Digest] = true
+		}
+		if !isIndex(image.Descriptor.MediaType) {
+			continue
+		}
+		var index ocispec.Index
+		if err := fetchJSON(ctx, s, image.Descriptor, &index); err != nil {
+			return err
+		}
+		for _, m := range index.Manifests {
+			parts[m.Digest] = true
+		}
+	}
+	s.images = slices.DeleteFunc(s.images, func(image Image) bool {
+		return image.Reference == "" && parts[image.Descriptor.Digest]
+	})
+	return nil
+}
+
+// nameBySubjects gives signatures, attestations and the like that stand in a layout
+// without a name the one that they have in a registry: the repository of what they
+// refer to, and their own digest.
+func (s *Source) nameBySubjects(ctx context.Context) error {
+	repositories := map[digest.Digest]string{} // of manifests and indexes
+	note := func(image Image) error {
+		nodes, err := graph(ctx, s, image.Descriptor)
+		if err != nil {
+			return err
+		}
+		named, err := reference.ParseDockerRef(image.Reference)
+		if err != nil {
+			return nil // whoever uses the name will say so
+		}
+		for _, node := range nodes {
+			if describes(node.MediaType) {
+				repositories[node.Digest] = named.Name()
+			}
+		}
+		return nil
+	}
+	var nameless []int
+	for i, image := range s.images {
+		if image.Reference == "" {
+			nameless = append(nameless, i)
+		} else if err := note(image); err != nil {
+			return err
+		}
+	}
+	// A signature may be of a signature that comes later: until nothing new is found.
+	for found := true; found; {
+		found = false
+		for _, i := range nameless {
+			image := &s.images[i]
+			if image.Reference != "" {
+				continue
+			}
+			var manifest struct {
+				Subject *ocispec.Descriptor `json:"subject"`
+			}
+			if err := fetchJSON(ctx, s, image.Descriptor, &manifest); err != nil {
+				return err
+			}
+			if manifest.Subject == nil || repositories[manifest.Subject.Digest] == "" {
+				continue
+			}
+			image.Reference = repositories[manifest.Subject.Digest] + "@" + image.Descriptor.Digest.String()
+			if err := note(*image); err != nil {
+				return err
+			}
+			found = true
+		}
 	}
 	return nil
 }
@@ -315,7 +390,7 @@ func layoutName(annotations map[string]string) string {
 
 // layoutImage reads and checks an image that index.json lists.
 func (s *Source) layoutImage(ctx context.Context, desc ocispec.Descriptor) (Image, error) {
-	if !isIndex(desc.MediaType) && !isManifest(desc.MediaType) {
+	if !describes(desc.MediaType) {
 		return Image{}, fmt.Errorf("media type %q is neither a manifest nor an index", desc.MediaType)
 	}
 	image := Image{Reference: layoutName(desc.Annotations), Descriptor: plain(desc)}
@@ -342,13 +417,31 @@ func (s *Source) complete(ctx context.Context, image *Image) error {
 		if err != nil {
 			return blame(node, err)
 		}
-		if b.size != node.Size {
-			return blame(node, b.sizeError(node))
+		if b.Size != node.Size {
+			return blame(node, blob.SizeError(b.Size, node))
 		}
 	}
 	image.Size = totalSize(nodes)
-	image.Platforms, err = platforms(ctx, s, image.Descriptor)
+	image.Platforms, err = platformsIn(ctx, s, image.Descriptor)
 	return err
+}
+
+// holds tells whether the source has an index's manifest, and what that refers to:
+// of a platform of which docker's containerd image store has pulled nothing but the
+// manifest, it saves that alone.
+func (s *Source) holds(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
+	ok, err := s.Exists(ctx, desc)
+	if err != nil || !ok || !isManifest(desc.MediaType) {
+		return ok, err
+	}
+	if err := checkMetadataSize(desc); err != nil {
+		return false, err
+	}
+	var manifest ocispec.Manifest
+	if err := fetchJSON(ctx, s, desc, &manifest); err != nil {
+		return false, err
+	}
+	return s.Exists(ctx, manifest.Config)
 }
 
 // leaveOutMissing makes an index that the source holds in part into an image of
@@ -361,7 +454,7 @@ func (s *Source) leaveOutMissing(ctx context.Context, image *Image) error {
 	}
 	var present, missing []ocispec.Descriptor
 	for _, m := range index.Manifests {
-		ok, err := s.Exists(ctx, m)
+		ok, err := s.holds(ctx, m)
 		if err != nil {
 			return blame(m, err)
 		}

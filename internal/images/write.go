@@ -10,11 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"oras.land/oras-go/v2/content"
 )
 
 // tarBlock is the unit of a tar archive (POSIX.1, ustar).
@@ -26,35 +24,42 @@ func fileHeader(name string, size, mode int64) *tar.Header {
 }
 
 // WriteArchive writes images, whole, as an OCI archive: a tar of an OCI layout,
-// which ctr, nerdctl, docker (from 25 on), podman, skopeo and [Open] read. Each
-// image has its name in the annotations io.containerd.image.name and, its tag
-// alone, org.opencontainers.image.ref.name. Equal images give the same bytes.
-func WriteArchive(ctx context.Context, w io.Writer, src content.ReadOnlyStorage, list ...Image) error {
+// which ctr, nerdctl, docker (from 25 on), podman, skopeo and [Open] read. Equal
+// images give the same bytes.
+func WriteArchive(ctx context.Context, w io.Writer, src Content, images ...Image) error {
+	if err := writeArchive(ctx, w, Items(src, images...)); err != nil {
+		return fmt.Errorf("image archive: %w", err)
+	}
+	return nil
+}
+
+func writeArchive(ctx context.Context, w io.Writer, items []Item) error {
 	index := ocispec.Index{
 		Versioned: specs.Versioned{SchemaVersion: 2},
 		MediaType: ocispec.MediaTypeImageIndex,
+		Manifests: []ocispec.Descriptor{},
 	}
-	blobs := map[digest.Digest]ocispec.Descriptor{}
-	for _, image := range list {
-		nodes, err := graph(ctx, src, image.Descriptor)
+	type placed struct {
+		ocispec.Descriptor
+		from  Content
+		image string // the first that has it
+	}
+	blobs := map[digest.Digest]placed{}
+	for _, item := range items {
+		nodes, err := graph(ctx, item.Content, item.Descriptor)
 		if err != nil {
-			return fmt.Errorf("image %s: %w", image.name(), err)
+			return fmt.Errorf("image %s: %w", item.name(), err)
 		}
 		for _, node := range nodes {
-			blobs[node.Digest] = node
-		}
-		desc := image.Descriptor
-		if image.Reference != "" {
-			named, err := reference.ParseDockerRef(image.Reference)
-			if err != nil {
-				return fmt.Errorf("image reference %q: %w", image.Reference, err)
-			}
-			desc.Annotations = map[string]string{annotationContainerdName: named.String()}
-			if tagged, ok := named.(reference.Tagged); ok {
-				desc.Annotations[ocispec.AnnotationRefName] = tagged.Tag()
+			if _, there := blobs[node.Digest]; !there {
+				blobs[node.Digest] = placed{node, item.Content, item.name()}
 			}
 		}
-		index.Manifests = append(index.Manifests, desc)
+		desc, err := named(item.Image)
+		if err != nil {
+			return err
+		}
+		list(&index, desc)
 	}
 
 	tw := tar.NewWriter(w)
@@ -67,37 +72,34 @@ func WriteArchive(ctx context.Context, w io.Writer, src content.ReadOnlyStorage,
 	} {
 		raw, err := json.Marshal(file.content)
 		if err != nil {
-			return fmt.Errorf("image archive: %s: %w", file.name, err)
+			return fmt.Errorf("%s: %w", file.name, err)
 		}
 		if err := writeFile(tw, file.name, int64(len(raw)), bytes.NewReader(raw)); err != nil {
-			return fmt.Errorf("image archive: %w", err)
+			return err
 		}
 	}
-	sorted := make([]ocispec.Descriptor, 0, len(blobs))
+	sorted := make([]placed, 0, len(blobs))
 	for _, desc := range blobs {
 		sorted = append(sorted, desc)
 	}
-	slices.SortFunc(sorted, func(a, b ocispec.Descriptor) int {
+	slices.SortFunc(sorted, func(a, b placed) int {
 		return strings.Compare(string(a.Digest), string(b.Digest))
 	})
 	for _, desc := range sorted {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		rc, err := src.Fetch(ctx, desc)
+		rc, err := desc.from.Fetch(ctx, desc.Descriptor)
 		if err != nil {
-			return fmt.Errorf("image archive: %w", blame(desc, err))
+			return fmt.Errorf("image %s: %w", desc.image, blame(desc.Descriptor, err))
 		}
 		err = writeFile(tw, blobPath(desc.Digest), desc.Size, rc)
 		rc.Close()
 		if err != nil {
-			return fmt.Errorf("image archive: %w", err)
+			return fmt.Errorf("image %s: %w", desc.image, err)
 		}
 	}
-	if err := tw.Close(); err != nil {
-		return fmt.Errorf("image archive: %w", err)
-	}
-	return nil
+	return tw.Close()
 }
 
 func writeFile(tw *tar.Writer, name string, size int64, r io.Reader) error {

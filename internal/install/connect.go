@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/kube"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
@@ -17,7 +18,11 @@ import (
 // Connect makes Helm's configuration for the releases of a namespace, which it
 // keeps in Secrets, as helm does by default. It does not talk to the cluster yet.
 // What Helm has to say of itself is logged as debugging.
+//
+// It sets for the whole process under which name Helm writes: helm's, whose fields
+// these are to be. Helm 4 could not change those of another one.
 func Connect(config *rest.Config, namespace string, log *slog.Logger) (*action.Configuration, error) {
+	kube.ManagedFieldsManager = "helm"
 	connected := &action.Configuration{}
 	err := connected.Init(&getter{config, namespace}, namespace, "secret", func(format string, args ...any) {
 		log.Debug("helm", "says", fmt.Sprintf(format, args...))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"helm.sh/helm/v3/pkg/releaseutil"
 	"helm.sh/helm/v3/pkg/storage/driver"
 	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/charts"
@@ -165,6 +167,24 @@ func jobArguments(rel *release.Release, step string) ([]string, error) {
 		}
 	}
 	return nil, fmt.Errorf("the chart renders no Job that runs init-hook %s: use the chart of this init-hook's own release", step)
+}
+
+// secretData takes what a Secret holds from a rendered manifest.
+func secretData(manifest, name string) (map[string][]byte, error) {
+	for _, document := range releaseutil.SplitManifests(manifest) {
+		var secret corev1.Secret
+		// Errors may quote what they cannot read, and others than the Secret do not matter.
+		if err := yaml.Unmarshal([]byte(document), &secret); err != nil || secret.Kind != "Secret" || secret.Name != name {
+			continue
+		}
+		data := map[string][]byte{}
+		maps.Copy(data, secret.Data)
+		for key, value := range secret.StringData {
+			data[key] = []byte(value)
+		}
+		return data, nil
+	}
+	return nil, fmt.Errorf("the chart renders no Secret %s that can be read, though its Jobs are to configure nodes: use the chart of this init-hook's own release", name)
 }
 
 // explainHelm says what Helm was doing, and what to do about the errors that

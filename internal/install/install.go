@@ -176,8 +176,9 @@ func (i *Installer) Run(ctx context.Context) (*Result, error) {
 // run is what the steps hand on to each other.
 type run struct {
 	*Installer
-	namespace *corev1.Namespace // nil where it is missing
-	made      bool              // by this run
+	// Helm's record is in the first. All objects are in the last: the same, unless a
+	// value names another (namespaceOverride).
+	namespaces []place
 
 	last     *release.Release // the newest revision; nil where there is none
 	present  *release.Release // the one that Helm compares with and whose values it reuses; nil for an installation
@@ -187,6 +188,16 @@ type run struct {
 	hook    Hook
 	applied *release.Release
 }
+
+// place is a namespace.
+type place struct {
+	name   string
+	object *corev1.Namespace // nil where it is missing
+	made   bool              // by this run
+}
+
+// objects is where the chart's objects are, and all that the hooks make.
+func (r *run) objects() *place { return &r.namespaces[len(r.namespaces)-1] }
 
 // upgrade says whether Helm goes on from a release.
 func (r *run) upgrade() bool { return r.present != nil }
@@ -225,23 +236,31 @@ func (r *run) look(ctx context.Context) error {
 	if name := o.Chart.Name(); name != ChartName {
 		return &hook.Refused{Err: fmt.Errorf("the chart is %q: this command installs %s only; use helm for others", name, ChartName)}
 	}
-	namespace, err := r.Client.CoreV1().Namespaces().Get(ctx, o.Namespace, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-	case apierrors.IsForbidden(err):
-		// Who may not look at namespaces may still own one.
-		r.namespace = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: o.Namespace}}
-	case err != nil:
-		return fmt.Errorf("reading namespace %s: %w", o.Namespace, err)
-	case namespace.DeletionTimestamp != nil:
-		return &hook.Refused{Err: fmt.Errorf("namespace %s is being deleted: wait until it is gone (kubectl wait --for=delete namespace/%s), or choose another with --namespace", o.Namespace, o.Namespace)}
-	default:
-		r.namespace = namespace
+	home, err := r.lookAtNamespace(ctx, o.Namespace, "choose another with --namespace")
+	if err != nil {
+		return err
 	}
+	r.namespaces = []place{home}
 	if err := r.Helm.KubeClient.IsReachable(); err != nil {
 		return err
 	}
 	return r.lookAtRelease()
+}
+
+func (r *run) lookAtNamespace(ctx context.Context, name, otherwise string) (place, error) {
+	namespace, err := r.Client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return place{name: name}, nil
+	case apierrors.IsForbidden(err):
+		// Who may not look at namespaces may still own one.
+		return place{name: name, object: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}}, nil
+	case err != nil:
+		return place{}, fmt.Errorf("reading namespace %s: %w", name, err)
+	case namespace.DeletionTimestamp != nil:
+		return place{}, &hook.Refused{Err: fmt.Errorf("namespace %s is being deleted: wait until it is gone (kubectl wait --for=delete namespace/%s), or %s", name, name, otherwise)}
+	}
+	return place{name: name, object: namespace}, nil
 }
 
 // render renders the chart as a run would apply it, and takes what the Jobs would
@@ -256,8 +275,18 @@ func (r *run) render(ctx context.Context) (manifest string, err error) {
 	if err != nil {
 		return "", r.explainHelm("rendering the chart", err)
 	}
-	r.options, err = r.jobOptions(rendered)
-	return rendered.Manifest, err
+	if r.options, err = r.jobOptions(rendered); err != nil {
+		return "", err
+	}
+	r.namespaces = r.namespaces[:1]
+	if name := r.options.Namespace; name != "" && name != r.Options.Namespace {
+		other, err := r.lookAtNamespace(ctx, name, "set another namespaceOverride")
+		if err != nil {
+			return "", err
+		}
+		r.namespaces = append(r.namespaces, other)
+	}
+	return rendered.Manifest, nil
 }
 
 func (r *run) renderStep(ctx context.Context) (string, error) {
@@ -289,33 +318,44 @@ func (r *run) jobOptions(rendered *release.Release) (hook.Options, error) {
 	// run, in the context.
 	options.Timeout = 0
 	options.FinishFollows = true
-	return options, nil
+	if len(options.NodeDirectories) > 0 {
+		// The Secret that prepare would read is a hook, and hooks are not run.
+		options.NodeConfigData, err = secretData(rendered.Manifest, options.Name+hook.SuffixNodeConfig)
+	}
+	return options, err
 }
 
 func (r *run) makeNamespace(ctx context.Context) (string, error) {
-	name := r.Options.Namespace
-	if r.namespace != nil {
-		return name + " is there", nil
+	if r.objects().object == nil && r.Options.CreateNamespace {
+		if missing := r.missing(); len(missing) > 0 {
+			return "", &Blocked{missing}
+		}
 	}
-	if !r.Options.CreateNamespace {
-		return "", &hook.Refused{Err: fmt.Errorf("namespace %s does not exist: kubectl create namespace %s, or leave out --create-namespace=false", name, name)}
+	var did []string
+	for i := range r.namespaces {
+		p := &r.namespaces[i]
+		if p.object != nil {
+			did = append(did, p.name+" is there")
+			continue
+		}
+		if !r.Options.CreateNamespace {
+			return "", &hook.Refused{Err: fmt.Errorf("namespace %s does not exist: kubectl create namespace %s, or leave out --create-namespace=false", p.name, p.name)}
+		}
+		made, err := r.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.name}}, metav1.CreateOptions{})
+		if err != nil {
+			return "", errors.Join(fmt.Errorf("creating namespace %s: %w", p.name, err), r.unmakeNamespace())
+		}
+		p.object, p.made = made, true
+		did = append(did, "made "+p.name)
 	}
-	if missing := r.missing(); len(missing) > 0 {
-		return "", &Blocked{missing}
-	}
-	made, err := r.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	if err != nil {
-		return "", fmt.Errorf("creating namespace %s: %w", name, err)
-	}
-	r.namespace, r.made = made, true
-	return "made " + name, nil
+	return strings.Join(did, ", "), nil
 }
 
 // missing is a finding where the namespace does not exist and something of the
 // user's is to be in it: to make the namespace only to say so would leave nothing
 // that the user could make it in.
 func (r *run) missing() []hook.Finding {
-	if r.namespace != nil {
+	if r.objects().object != nil {
 		return nil
 	}
 	var objects []string
@@ -330,13 +370,15 @@ func (r *run) missing() []hook.Finding {
 	if i := o.PKI.Issuer; i != nil && i.Kind == "Issuer" && i.Group == "cert-manager.io" { // the others may be of the cluster
 		objects = append(objects, "Issuer "+i.Name)
 	}
-	if o.PushSecret != "" {
-		objects = append(objects, "Secret "+o.PushSecret)
+	for _, name := range []string{o.PushSecret, o.NodeRegistriesSecret, o.ExposeTLSSecret} {
+		if name != "" {
+			objects = append(objects, "Secret "+name)
+		}
 	}
 	if len(objects) == 0 {
 		return nil
 	}
-	namespace := r.Options.Namespace
+	namespace := r.objects().name
 	return []hook.Finding{{
 		Check: "certificates", Severity: hook.Blocker, Object: "namespace " + namespace,
 		Cause:  fmt.Sprintf("it does not exist, so it cannot have %s, which the values name", strings.Join(objects, ", ")),
@@ -363,20 +405,22 @@ func (r *run) preflight(ctx context.Context) (string, error) {
 	return "nothing stands in the way", nil
 }
 
-// unmakeNamespace removes the namespace that this run made and in which there is
+// unmakeNamespace removes the namespaces that this run made and in which there is
 // nothing yet.
 func (r *run) unmakeNamespace() error {
-	if !r.made {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // also when the run was interrupted
 	defer cancel()
-	name := r.Options.Namespace
-	err := r.Client.CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &r.namespace.UID}})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("deleting namespace %s, which this run made: %w: kubectl delete namespace %s", name, err, name)
+	var errs []error
+	for _, p := range r.namespaces {
+		if !p.made {
+			continue
+		}
+		err := r.Client.CoreV1().Namespaces().Delete(ctx, p.name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.object.UID}})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("deleting namespace %s, which this run made: %w: kubectl delete namespace %s", p.name, err, p.name))
+		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // removeJobs deletes the Jobs of a former run, as Helm does before it makes new
@@ -386,11 +430,11 @@ func (r *run) removeJobs(ctx context.Context) (string, error) {
 	removed := 0
 	for _, step := range []string{"prepare", "finish"} {
 		name := r.options.Name + "-" + step
-		err := r.Client.BatchV1().Jobs(r.Options.Namespace).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})
+		err := r.Client.BatchV1().Jobs(r.objects().name).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})
 		switch {
 		case apierrors.IsNotFound(err):
 		case err != nil:
-			return "", fmt.Errorf("deleting Job %s/%s of a former run: %w", r.Options.Namespace, name, err)
+			return "", fmt.Errorf("deleting Job %s/%s of a former run: %w", r.objects().name, name, err)
 		default:
 			removed++
 		}

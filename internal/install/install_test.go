@@ -74,6 +74,8 @@ func parse(args []string) (hook.Options, error) {
 			o.Mode = state.Mode(value)
 		case "--port":
 			o.Port, _ = strconv.Atoi(value)
+		case "--node-directories":
+			o.NodeDirectories = strings.Split(value, ",")
 		default:
 			return o, fmt.Errorf("unknown flag: %s", name)
 		}
@@ -560,6 +562,124 @@ func TestAChartThatIsNotThisReleasesIsAnError(t *testing.T) {
 			}
 		})
 	}
+}
+
+// withNodes has the chart configure nodes, by a Secret as it is given.
+func (b *bench) withNodes(secret string) {
+	file := b.Options.Chart.Templates[0]
+	file.Data = []byte(strings.ReplaceAll(string(file.Data), `"--mode=`, `"--node-directories=/etc/containers", "--mode=`))
+	b.Options.Chart.Templates = append(b.Options.Chart.Templates, &chart.File{Name: "templates/node-config.yaml", Data: []byte(secret)})
+}
+
+func TestTheNodeConfigurationReachesPrepareFromTheRenderedSecret(t *testing.T) {
+	b := newBench(t, namespace())
+	b.withNodes(`
+apiVersion: v1
+kind: Secret
+metadata: {name: "{{ .Release.Name }}-node-config"}
+data: {config.json: {{ print "revision " .Release.Revision | b64enc }}}
+stringData: {registries.yaml: "mirrors: {}"}
+`)
+	// What is rendered ahead says that it is the first revision.
+	for revision := 1; revision <= 2; revision++ {
+		b.mustRun()
+		for want, o := range map[string]hook.Options{"revision 1": b.prepared, fmt.Sprint("revision ", revision): b.finishing} {
+			if got := string(o.NodeConfigData["config.json"]); got != want || string(o.NodeConfigData["registries.yaml"]) != "mirrors: {}" {
+				t.Errorf("the hook has %q, want %s", o.NodeConfigData, want)
+			}
+		}
+	}
+	plan, err := b.Plan(t.Context())
+	if err != nil || string(plan.Options.NodeConfigData["config.json"]) != "revision 1" {
+		t.Errorf("the plan has %q (%v)", plan.Options.NodeConfigData, err)
+	}
+}
+
+func TestAChartWithoutTheSecretOfNodesIsAnErrorThatQuotesNone(t *testing.T) {
+	for name, secret := range map[string]string{
+		"no Secret":      "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: zarf-registry-node-config}\n",
+		"another's":      "apiVersion: v1\nkind: Secret\nmetadata: {name: other}\n",
+		"one of rubbish": "apiVersion: v1\nkind: Secret\nmetadata: {name: zarf-registry-node-config}\ndata: {config.json: \"%hunter2\"}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, namespace())
+			b.withNodes(secret)
+			_, err := b.Installer.Run(t.Context())
+			if err == nil || !strings.Contains(err.Error(), "the chart renders no Secret zarf-registry-node-config that can be read") || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("error is %v", err)
+			}
+			if len(b.events) > 0 {
+				t.Errorf("the phases were %q", b.events)
+			}
+		})
+	}
+}
+
+func TestObjectsMayHaveAnotherNamespaceThanTheRelease(t *testing.T) {
+	there := func(b *bench) (names []string) {
+		list, err := b.client.CoreV1().Namespaces().List(b.Context(), metav1.ListOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, n := range list.Items {
+			names = append(names, n.Name)
+		}
+		slices.Sort(names)
+		return names
+	}
+	elsewhere := func(args []string) (hook.Options, error) {
+		o, err := parse(args)
+		o.Namespace = "images"
+		return o, err
+	}
+	both := []string{"images", "zarf"}
+	t.Run("both are made", func(t *testing.T) {
+		b := newBench(t)
+		b.Parse = elsewhere
+		b.mustRun()
+		if got := there(b); !slices.Equal(got, both) || b.last().Namespace != "zarf" || b.prepared.Namespace != "images" {
+			t.Errorf("namespaces %q, release in %s, prepare in %s", got, b.last().Namespace, b.prepared.Namespace)
+		}
+		b.mustRun()
+		b.wantHistory("superseded", "deployed")
+	})
+	t.Run("a blocker leaves neither behind", func(t *testing.T) {
+		b := newBench(t, namespace())
+		b.Parse, b.findings = elsewhere, []hook.Finding{{Check: "port", Severity: hook.Blocker}}
+		if _, err := b.Installer.Run(t.Context()); err == nil {
+			t.Error("it is not blocked")
+		}
+		if got := there(b); !slices.Equal(got, []string{"zarf"}) {
+			t.Errorf("namespaces %q", got)
+		}
+	})
+	t.Run("what the user brings belongs there", func(t *testing.T) {
+		b := newBench(t, namespace())
+		b.Parse = func(args []string) (hook.Options, error) {
+			o, err := elsewhere(args)
+			o.PushSecret = "mine"
+			return o, err
+		}
+		plan, err := b.Plan(t.Context())
+		if err != nil || len(plan.Findings) != 1 || plan.Findings[0].Object != "namespace images" {
+			t.Errorf("%+v, error %v", plan, err)
+		}
+	})
+	t.Run("it is not made where nothing is to be made", func(t *testing.T) {
+		b := newBench(t, namespace())
+		b.Parse, b.Options.CreateNamespace = elsewhere, false
+		if _, err := b.Installer.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "namespace images does not exist: kubectl create namespace images") {
+			t.Error(err)
+		}
+	})
+	t.Run("former Jobs are removed there", func(t *testing.T) {
+		b := newBench(t, namespace(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "images", Name: "zarf-registry-prepare"}})
+		b.Parse = elsewhere
+		b.mustRun()
+		if list, err := b.client.BatchV1().Jobs("images").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) > 0 {
+			t.Errorf("%v, error %v", list.Items, err)
+		}
+	})
 }
 
 func TestJobsOfAFormerRunAreRemovedBeforePrepare(t *testing.T) {

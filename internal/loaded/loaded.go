@@ -26,6 +26,18 @@ type Report struct {
 	Certificates Certificates `json:"certificates"`
 	// Credentials are of the registry only.
 	Credentials *Credentials `json:"credentials,omitempty"`
+	// Collection is of the registry only.
+	Collection *Collection `json:"collection,omitempty"`
+}
+
+// Collection is how garbage collection stands, as far as the pod has seen.
+type Collection struct {
+	// ReadOnly says that no image can be pushed: garbage is being collected.
+	ReadOnly bool `json:"readOnly"`
+	// SucceededAt is when a collection last did; nil where none ever did.
+	SucceededAt *time.Time `json:"succeededAt,omitempty"`
+	// Problem is why the last one failed, empty where it did not.
+	Problem string `json:"problem,omitempty"`
 }
 
 // Handler answers with what report returns at each request. Which methods reach it is

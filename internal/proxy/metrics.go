@@ -62,6 +62,7 @@ func newProxyMetrics(p *Proxy) *proxyMetrics {
 		"requests_in_flight":                   func() float64 { return float64(m.inFlight.Load()) },
 		"requests_waiting":                     func() float64 { return float64(p.waiting.Load()) },
 		"certificate_expiry_timestamp_seconds": func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) },
+		"certificate_lifetime_seconds":         func() float64 { return source.Current().Lifetime().Seconds() },
 		"authority_expiry_timestamp_seconds":   func() float64 { return float64(source.Current().AuthorityExpiry().Unix()) },
 		"certificate_generation":               func() float64 { return float64(source.Current().Generation) },
 		"upstream_last_success_timestamp_seconds": func() float64 {

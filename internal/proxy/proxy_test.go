@@ -213,6 +213,7 @@ func TestMetrics(t *testing.T) {
 		`zarf_registry_proxy_certificate_generation 1`,
 		`zarf_registry_proxy_certificate_reload_errors_total 1`,
 		fmt.Sprintf("zarf_registry_proxy_certificate_expiry_timestamp_seconds %d\n", f.source.Current().Leaf.NotAfter.Unix()),
+		fmt.Sprintf("zarf_registry_proxy_certificate_lifetime_seconds %g\n", f.source.Current().Leaf.NotAfter.Sub(f.source.Current().Leaf.NotBefore).Seconds()),
 		fmt.Sprintf("zarf_registry_proxy_authority_expiry_timestamp_seconds %d\n", f.ca.Certificate.NotAfter.Unix()),
 		`zarf_registry_proxy_build_info{version="dev",goversion="go`,
 		"process_resident_memory_bytes ",

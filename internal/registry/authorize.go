@@ -16,7 +16,8 @@ import (
 type role int
 
 const (
-	roleNone role = iota
+	roleNone        role = iota
+	roleExposedPull      // to pull, at the exposed listener only
 	rolePull
 	rolePush
 )
@@ -34,6 +35,9 @@ type policy struct {
 	mutualTLS bool
 	// anonymousPull lets anyone read on a listener without mutual TLS.
 	anonymousPull bool
+	// exposed tells that the listener is for clients outside of the cluster, who are
+	// no way of the nodes.
+	exposed bool
 }
 
 // target is what a request is about.
@@ -80,6 +84,8 @@ func (p policy) authorize(method string, to target, roles []string, credential f
 			return denied("a client certificate with the roles %q may only read: %s needs %q and the push credential",
 				roles, to.describe(method), pki.OrganizationPush)
 		}
+	} else if p.exposed && (to.repository == probeProxy || to.repository == probeNodePort) {
+		return denied("repository %s proves a way of the nodes, and this request came from outside", to.repository)
 	} else if to.repository == probeProxy {
 		return denied("repository %s proves the way with TLS, and this request came without: the one that proves this way is %s",
 			probeProxy, probeNodePort)
@@ -87,7 +93,14 @@ func (p policy) authorize(method string, to target, roles []string, credential f
 		return nil
 	}
 
-	switch has, err := credential(); {
+	has, err := credential()
+	if has == roleExposedPull {
+		has = roleNone
+		if p.exposed {
+			has = rolePull
+		}
+	}
+	switch {
 	case err != nil:
 		return err
 	case has == roleNone && read:

@@ -15,12 +15,14 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // Distribution reads each blob that it serves through a buffer of 4 MiB, which
 // costs more than the rest of the request for a small one, and 400 MiB for a
 // hundred pulls at a time. This middleware serves blobs straight from the
-// storage driver.
+// storage driver, mounts those that are there (mount.go), and remembers which ones
+// clients count on (collect.go).
 const unbufferedBlobs = "zarf-registry-unbuffered-blobs"
 
 func init() {
@@ -29,30 +31,33 @@ func init() {
 		if !ok {
 			return nil, errors.New("distribution's registry cannot remove repositories any more")
 		}
-		return blobNamespace{namespace, remover, blobSource{driver, options["log"].(*slog.Logger)}}, nil
+		source := options["source"].(*blobSource)
+		source.driver = driver
+		return blobNamespace{namespace, remover, source}, nil
 	})
 	if err != nil {
 		panic(err) // two packages of one program use the name
 	}
 }
 
-// useUnbufferedBlobs makes distribution apply the middleware.
-func useUnbufferedBlobs(config *configuration.Configuration, log *slog.Logger) {
+// useUnbufferedBlobs makes distribution apply the middleware, which completes source.
+func useUnbufferedBlobs(config *configuration.Configuration, source *blobSource) {
 	config.Middleware = map[string][]configuration.Middleware{
-		"registry": {{Name: unbufferedBlobs, Options: configuration.Parameters{"log": log}}},
+		"registry": {{Name: unbufferedBlobs, Options: configuration.Parameters{"source": source}}},
 	}
 }
 
 // blobSource is where blobs are read.
 type blobSource struct {
-	driver storagedriver.StorageDriver
+	driver storagedriver.StorageDriver // distribution's own
+	use    inUse
 	log    *slog.Logger
 }
 
 type blobNamespace struct {
 	distribution.Namespace
 	distribution.RepositoryRemover
-	source blobSource
+	source *blobSource
 }
 
 func (n blobNamespace) Repository(ctx context.Context, name reference.Named) (distribution.Repository, error) {
@@ -65,20 +70,24 @@ func (n blobNamespace) Repository(ctx context.Context, name reference.Named) (di
 
 type blobRepository struct {
 	distribution.Repository
-	source blobSource
+	source *blobSource
 }
 
 func (r blobRepository) Blobs(ctx context.Context) distribution.BlobStore {
-	return blobStore{r.Repository.Blobs(ctx), r.source}
+	return blobStore{r.Repository.Blobs(ctx), r.Named(), r.source}
 }
 
 type blobStore struct {
 	distribution.BlobStore
-	source blobSource
+	name   reference.Named // of the repository
+	source *blobSource
 }
 
 // ServeBlob answers r with the blob, or with the part of it that r asks for.
 func (s blobStore) ServeBlob(ctx context.Context, w http.ResponseWriter, r *http.Request, d digest.Digest) error {
+	if r.Method == http.MethodHead { // a push that asks what it need not send
+		s.source.use.note(d)
+	}
 	blob, err := s.Stat(ctx, d)
 	if err != nil {
 		return err
@@ -147,4 +156,25 @@ func (c *blobContent) close() {
 		_ = c.reader.Close()
 		c.reader = nil
 	}
+}
+
+// Resume goes on with an upload.
+func (s blobStore) Resume(ctx context.Context, id string) (distribution.BlobWriter, error) {
+	writer, err := s.BlobStore.Resume(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return blobWriter{writer, s.source}, nil
+}
+
+// blobWriter is an upload.
+type blobWriter struct {
+	distribution.BlobWriter
+	source *blobSource
+}
+
+// Commit ends the upload. Distribution keeps a blob that is there already, however old.
+func (w blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.Descriptor, error) {
+	w.source.use.note(provisional.Digest)
+	return w.BlobWriter.Commit(ctx, provisional)
 }

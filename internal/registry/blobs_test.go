@@ -48,7 +48,7 @@ func TestBlobsThatCannotBeReadAreCutOff(t *testing.T) {
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			logs := &lockedBuffer{}
-			store := blobStore{tenBytes{}, blobSource{tt.file, slog.New(slog.NewTextHandler(logs, nil))}}
+			store := blobStore{BlobStore: tenBytes{}, source: &blobSource{driver: tt.file, log: slog.New(slog.NewTextHandler(logs, nil))}}
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if err := store.ServeBlob(r.Context(), w, r, digest.FromString("x")); err != nil {
 					t.Errorf("ServeBlob() = %v, which would be written into the blob", err)

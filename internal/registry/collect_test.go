@@ -1,14 +1,15 @@
 package registry
 
 import (
-	"context"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/collection"
 )
 
 func TestGarbageCollect(t *testing.T) {
@@ -23,34 +24,27 @@ func TestGarbageCollect(t *testing.T) {
 	if err := i.stop(); err != nil {
 		t.Fatal(err)
 	}
-	config := "version: 0.1\nstorage: {filesystem: {rootdirectory: " + root + "}}\n"
-	collect := func(t *testing.T, options CollectOptions) (Collected, string) {
+	collect := func(t *testing.T, request collection.Request) (collection.Result, string) {
 		t.Helper()
-		var report strings.Builder
-		options.Report = &report
-		collected, err := GarbageCollect(context.Background(), loadConfig(t, config).Config, options)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return collected, report.String()
+		return collectNow(t, root, request)
 	}
 	// What a deleted image leaves: its manifest and its layer; its configuration is shared.
-	orphans := Collected{Blobs: 2, Bytes: int64(len(deletedText) + len("deleted layer"))}
-	untagged := Collected{Manifests: 1, Blobs: 4, Bytes: orphans.Bytes + int64(len(overwrittenText)+len("overwritten layer"))}
-	nothing := Collected{}
+	orphans := collection.Result{Blobs: 2, Bytes: int64(len(deletedText) + len("deleted layer"))}
+	untagged := collection.Result{Manifests: 1, Blobs: 4, Bytes: orphans.Bytes + int64(len(overwrittenText)+len("overwritten layer"))}
+	nothing := collection.Result{}
 	for _, step := range []struct {
 		sentence string
-		options  CollectOptions
-		want     Collected
+		options  collection.Request
+		want     collection.Result
 		reported []string
 	}{
-		{"a dry run finds what a deleted image left", CollectOptions{DryRun: true}, orphans, []string{"blob " + deleted.String(), "blob " + digest.FromString("deleted layer").String()}},
-		{"a dry run finds untagged manifests too", CollectOptions{DryRun: true, DeleteUntagged: true}, untagged, []string{"manifest a/b@" + overwritten.String()}},
-		{"and removes nothing", CollectOptions{}, orphans, []string{"blob " + deleted.String()}},
-		{"the second time there is nothing", CollectOptions{}, nothing, nil},
-		{"untagged manifests are removed when asked for", CollectOptions{DeleteUntagged: true},
-			Collected{Manifests: 1, Blobs: 2, Bytes: untagged.Bytes - orphans.Bytes}, []string{"manifest a/b@" + overwritten.String(), "blob " + overwritten.String()}},
-		{"and then there is nothing", CollectOptions{DeleteUntagged: true}, nothing, nil},
+		{"a dry run finds what a deleted image left", collection.Request{DryRun: true}, orphans, []string{"blob " + deleted.String(), "blob " + digest.FromString("deleted layer").String()}},
+		{"a dry run finds untagged manifests too", collection.Request{DryRun: true, DeleteUntagged: true}, untagged, []string{"manifest a/b@" + overwritten.String()}},
+		{"and removes nothing", collection.Request{}, orphans, []string{"blob " + deleted.String()}},
+		{"the second time there is nothing", collection.Request{}, nothing, nil},
+		{"untagged manifests are removed when asked for", collection.Request{DeleteUntagged: true},
+			collection.Result{Manifests: 1, Blobs: 2, Bytes: untagged.Bytes - orphans.Bytes}, []string{"manifest a/b@" + overwritten.String(), "blob " + overwritten.String()}},
+		{"and then there is nothing", collection.Request{DeleteUntagged: true}, nothing, nil},
 	} {
 		t.Run(step.sentence, func(t *testing.T) {
 			got, report := collect(t, step.options)
@@ -77,23 +71,59 @@ func TestGarbageCollect(t *testing.T) {
 	again.pusher().pushImage("c", "v1", "deleted layer")
 }
 
+// quick are the times of a collection, a hundred times as fast.
+var quick = holdTimes{
+	fresh: 5 * time.Millisecond, trust: 100 * time.Millisecond, settle: 200 * time.Millisecond, patience: 5 * time.Second,
+	beat: 50 * time.Millisecond, lost: 300 * time.Millisecond, stale: 600 * time.Millisecond,
+}
+
+// collectNow collects beside whatever runs in root, and returns what was reported.
+func collectNow(t testing.TB, root string, request collection.Request) (collection.Result, string) {
+	t.Helper()
+	if request.Timeout == 0 {
+		request.Timeout = time.Minute
+	}
+	var report strings.Builder
+	result, err := collect(t.Context(), fileGate(t, root), &inUse{}, request, func(e collection.Event) {
+		if e.Removed != nil {
+			report.WriteString(e.Removed.String() + "\n")
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result, report.String()
+}
+
+func fileGate(t testing.TB, root string) *gate {
+	t.Helper()
+	driver, err := openDriver(t.Context(), loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n").Config.Storage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGate(driver, root)
+	g.times = quick
+	return g
+}
+
 func TestGarbageCollectEdges(t *testing.T) {
+	request, ignore := collection.Request{Timeout: time.Minute}, func(collection.Event) {}
 	t.Run("a registry that was never pushed to", func(t *testing.T) {
 		options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+t.TempDir()+"}}\n")
-		if got, err := GarbageCollect(context.Background(), options.Config, CollectOptions{Report: os.Stderr}); err != nil || got != (Collected{}) {
+		if got, err := GarbageCollect(t.Context(), options.Config, request, ignore); err != nil || got != (collection.Result{}) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	})
 	t.Run("storage in memory is refused", func(t *testing.T) {
 		options := loadConfig(t, "version: 0.1\nstorage: inmemory\n")
-		if _, err := GarbageCollect(context.Background(), options.Config, CollectOptions{Report: os.Stderr}); err == nil || !strings.Contains(err.Error(), "nothing to collect") {
+		if _, err := GarbageCollect(t.Context(), options.Config, request, ignore); err == nil || !strings.Contains(err.Error(), "nothing to collect") {
 			t.Errorf("%v", err)
 		}
 	})
 	t.Run("storage that cannot be read is an error", func(t *testing.T) {
 		file := writeFile(t, filepath.Join(t.TempDir(), "file"), nil)
 		options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+file+"}}\n")
-		if _, err := GarbageCollect(context.Background(), options.Config, CollectOptions{Report: os.Stderr}); err == nil || !strings.Contains(err.Error(), "reading the storage") {
+		if _, err := GarbageCollect(t.Context(), options.Config, request, ignore); err == nil || !strings.Contains(err.Error(), "reading the storage") {
 			t.Errorf("%v", err)
 		}
 	})

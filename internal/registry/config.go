@@ -51,7 +51,9 @@ func (e *ConfigError) Error() string {
 // It sets what this registry must have, whatever the file says: relative URLs
 // (one address outside, another inside the cluster), deletion enabled (the state
 // of the cluster decides what is kept), and no redirects to the storage (nodes
-// neither know its CA nor can reach it). It fills in upload purging.
+// neither know its CA nor can reach it). It fills in upload purging, and lets layers
+// that may not be redistributed, as those of Windows images, be elsewhere, wherever
+// that is, unless the file says which of their URLs it allows.
 //
 // It refuses, in a ConfigError that lists all of them, unknown keys and the
 // settings that distribution's own server would read and this one does not:
@@ -78,6 +80,10 @@ func LoadConfig(path string) (*configuration.Configuration, error) {
 	config.HTTP.RelativeURLs = true
 	config.Storage["delete"] = configuration.Parameters{"enabled": true}
 	config.Storage["redirect"] = configuration.Parameters{"disable": true}
+	// distribution allows none where the file names none, and refuses the image.
+	if urls := &config.Validation.Manifests.URLs; len(urls.Allow) == 0 && len(urls.Deny) == 0 {
+		urls.Allow = []string{"^https?://"}
+	}
 	return config, nil
 }
 

@@ -2,11 +2,13 @@ package registry
 
 import (
 	"errors"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/distribution/distribution/v3/configuration"
 )
@@ -166,4 +168,34 @@ func TestLoadConfigRefuses(t *testing.T) {
 	t.Run("the level that distribution would log at is no reason", func(t *testing.T) {
 		loadConfig(t, minimal+"log: {level: info}\n")
 	})
+}
+
+// Layers that may not be redistributed are not here, and the image is taken all the
+// same: unless the configuration says where they may be.
+func TestLayersThatAreElsewhere(t *testing.T) {
+	const (
+		oci    = "application/vnd.oci.image.manifest.v1+json"
+		docker = "application/vnd.docker.distribution.manifest.v2+json"
+	)
+	for sentence, tt := range map[string]struct {
+		validation, manifest, config, layer string
+		want                                int
+	}{
+		"OCI's":    {"", oci, "application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", http.StatusCreated},
+		"docker's": {"", docker, "application/vnd.docker.container.image.v1+json", "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", http.StatusCreated},
+		"elsewhere than allowed": {
+			"validation: {manifests: {urls: {allow: ['^https://other\\.example/']}}}\n",
+			oci, "application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", http.StatusInternalServerError,
+		},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			i := start(t, newAuthority(t), "", func(o *Options) {
+				o.Config = loadConfig(t, "version: 0.1\nstorage: {inmemory: {}}\n"+tt.validation).Config
+			})
+			c := i.pusher()
+			body := `{"schemaVersion":2,"mediaType":"` + tt.manifest + `","config":{"mediaType":"` + tt.config + `","size":2,"digest":"` + c.pushBlob("a", "{}").String() + `"},` +
+				`"layers":[{"mediaType":"` + tt.layer + `","size":7,"digest":"` + digest.FromString("is away").String() + `","urls":["https://example.com/layer"]}]}`
+			c.must(tt.want, "PUT", "/v2/a/manifests/windows", strings.NewReader(body), "Content-Type", tt.manifest)
+		})
+	}
 }

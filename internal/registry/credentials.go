@@ -42,11 +42,11 @@ const (
 	maxWaiting = 32
 )
 
-// credentials verifies user names and passwords against two htpasswd files, which
+// credentials verifies user names and passwords against htpasswd files, which
 // it reads again when they change. All methods are safe for concurrent use.
 //
-// The file of those who may push must be there. That of those who may only pull
-// may come and go: while it is not there it has no users. A file that cannot be
+// The file of those who may push must be there. That of those who may only pull,
+// and that of those who may only pull from outside, may come and go: while it is not there it has no users. A file that cannot be
 // used leaves the users in force that it had before.
 //
 // bcrypt is slow so that a stolen file is worth little. So that this slows no
@@ -55,13 +55,13 @@ const (
 // so that a flood of wrong passwords takes at most half of the processors, few
 // checks run at a time and few wait.
 type credentials struct {
-	push, pull string // paths; pull may be empty
-	interval   time.Duration
-	log        *slog.Logger
-	key        [sha256.Size]byte
-	running    chan struct{}
-	waiting    atomic.Int32
-	current    atomic.Pointer[userTable]
+	push, pull, exposed string // paths; all but the first may be empty
+	interval            time.Duration
+	log                 *slog.Logger
+	key                 [sha256.Size]byte
+	running             chan struct{}
+	waiting             atomic.Int32
+	current             atomic.Pointer[userTable]
 
 	reloadErrors atomic.Uint64
 	failure      string // the failure that was logged last; for the one goroutine that reloads
@@ -82,10 +82,12 @@ func (r checkResult) String() string {
 	return [...]string{"remembered", "matched", "refused", "busy"}[r]
 }
 
-// userTable is one generation of both files.
+// userTable is one generation of the files.
 type userTable struct {
 	push *userFile
 	pull *userFile // nil while it is not there
+	// exposed are who may only pull from outside; nil while there is no such file.
+	exposed *userFile
 	// stranger stands for every user that does not exist, so that looking for
 	// one takes as long as a wrong password.
 	stranger *user
@@ -109,12 +111,13 @@ type user struct {
 }
 
 // openCredentials reads the files for the first time. That of the pushers must be
-// good; one of the pullers that is not is only logged. An empty pull means that
-// there is no such file.
-func openCredentials(log *slog.Logger, push, pull string) (*credentials, error) {
+// good; one of the pullers that is not is only logged. An empty pull or exposed means
+// that there is no such file.
+func openCredentials(log *slog.Logger, push, pull, exposed string) (*credentials, error) {
 	c := &credentials{
 		push:     push,
 		pull:     pull,
+		exposed:  exposed,
 		interval: credentialInterval,
 		log:      log,
 		running:  make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
@@ -159,39 +162,33 @@ func (c *credentials) say(changed bool, err error) {
 	}
 }
 
-// reload reads both files and puts into force those that are good. changed and
-// an error may come together, one from each file.
+// reload reads the files and puts into force those that are good. changed and
+// an error may come together, each from another file.
 func (c *credentials) reload() (changed bool, err error) {
 	old := c.current.Load()
 	if old == nil {
 		old = &userTable{}
 	}
 	next := &userTable{}
-	var pushErr, pullErr error
+	var pushErr, pullErr, exposedErr error
 	if next.push, pushErr = loadUsers(c.push, rolePush, old.push); pushErr != nil {
 		next.push = old.push
 	}
 	if c.pull != "" {
-		next.pull, pullErr = loadUsers(c.pull, rolePull, old.pull)
-		if pullErr == nil {
-			pullErr = next.collision(c.pull)
-		}
-		if errors.Is(pullErr, fs.ErrNotExist) {
-			pullErr = nil
-		} else if pullErr != nil {
-			next.pull = old.pull
-		}
+		next.pull, pullErr = next.loadPullers(c.pull, rolePull, old.pull)
 	}
-	if err = errors.Join(pushErr, pullErr); err != nil {
+	if c.exposed != "" {
+		next.exposed, exposedErr = next.loadPullers(c.exposed, roleExposedPull, old.exposed)
+	}
+	if err = errors.Join(pushErr, pullErr, exposedErr); err != nil {
 		c.reloadErrors.Add(1)
 	}
-	if next.push == nil || next.push == old.push && next.pull == old.pull {
+	if next.push == nil || next.push == old.push && next.pull == old.pull && next.exposed == old.exposed {
 		return false, err
 	}
 
-	next.cost = next.push.cost
-	if next.pull != nil {
-		next.cost = max(next.cost, next.pull.cost)
+	for _, file := range next.files() {
+		next.cost = max(next.cost, file.cost)
 	}
 	next.stranger = old.stranger
 	if next.cost != old.cost {
@@ -270,34 +267,62 @@ func parseUsers(data []byte, has role) (*userFile, error) {
 	return file, nil
 }
 
-// collision returns an error where a user of the file of pullers may push too:
-// one name cannot have two passwords.
-func (t *userTable) collision(pull string) error {
-	if t.push == nil {
-		return nil
+// loadPullers reads a file of users who may only pull, where it is there. One that
+// cannot be used leaves the old one.
+func (t *userTable) loadPullers(path string, has role, old *userFile) (*userFile, error) {
+	file, err := loadUsers(path, has, old)
+	if err == nil {
+		err = t.collision(path, file)
 	}
-	for _, name := range slices.Sorted(maps.Keys(t.pull.users)) { // in order, so that the same error stays the same
-		if t.push.users[name] != nil {
-			return fmt.Errorf("credentials %s: user %q may push already: give it another name", pull, name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return old, err
+	}
+	return file, nil
+}
+
+// collision returns an error where a user of a file is one of those before it:
+// one name cannot have two passwords.
+func (t *userTable) collision(path string, file *userFile) error {
+	for _, name := range slices.Sorted(maps.Keys(file.users)) { // in order, so that the same error stays the same
+		switch {
+		case t.push != nil && t.push.users[name] != nil:
+			return fmt.Errorf("credentials %s: user %q may push already: give it another name", path, name)
+		case t.pull != nil && t.pull.users[name] != nil:
+			return fmt.Errorf("credentials %s: user %q is the one of the node port: give it another name", path, name)
 		}
 	}
 	return nil
 }
 
-// find returns a user, or nil. Where a name is in both files, which only a change
-// of the first can bring about, the first decides.
-func (t *userTable) find(name string) *user {
-	if u := t.push.users[name]; u != nil || t.pull == nil {
-		return u
+// files are those that are there, in the order in which they decide.
+func (t *userTable) files() (files []*userFile) {
+	for _, file := range []*userFile{t.push, t.pull, t.exposed} {
+		if file != nil {
+			files = append(files, file)
+		}
 	}
-	return t.pull.users[name]
+	return files
 }
 
-func (t *userTable) size() int {
-	if t.pull == nil {
-		return len(t.push.users)
+// find returns a user, or nil. Where a name is in two files, which only a change
+// of the first can bring about, the first decides.
+func (t *userTable) find(name string) *user {
+	for _, file := range t.files() {
+		if u := file.users[name]; u != nil {
+			return u
+		}
 	}
-	return len(t.push.users) + len(t.pull.users)
+	return nil
+}
+
+func (t *userTable) size() (n int) {
+	for _, file := range t.files() {
+		n += len(file.users)
+	}
+	return n
 }
 
 // pullable tells whether users of the file of those who may only pull are in force.

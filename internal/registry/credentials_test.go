@@ -22,7 +22,7 @@ func openUsers(t *testing.T, push []byte, pull ...byte) *credentials {
 	if pull != nil {
 		pullFile = writeFile(t, filepath.Join(dir, "pull"), pull)
 	}
-	c, err := openCredentials(slog.New(slog.DiscardHandler), pushFile, pullFile)
+	c, err := openCredentials(slog.New(slog.DiscardHandler), pushFile, pullFile, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestHtpasswdRefusals(t *testing.T) {
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			path := writeFile(t, filepath.Join(t.TempDir(), "push"), []byte(tt.data))
-			_, err := openCredentials(slog.New(slog.DiscardHandler), path, "")
+			_, err := openCredentials(slog.New(slog.DiscardHandler), path, "", "")
 			if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), path) {
 				t.Fatalf("openCredentials() = %v, want something about %q", err, tt.want)
 			}
@@ -165,7 +165,7 @@ func TestHtpasswdRefusals(t *testing.T) {
 func TestTheFilesAreFollowedEachByItself(t *testing.T) {
 	dir := t.TempDir()
 	push, pull := writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "1")), filepath.Join(dir, "pull", "htpasswd")
-	c, err := openCredentials(slog.New(slog.DiscardHandler), push, pull)
+	c, err := openCredentials(slog.New(slog.DiscardHandler), push, pull, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,22 +193,22 @@ func TestTheFilesAreFollowedEachByItself(t *testing.T) {
 		changed  bool
 		failure  string
 	}{
-		{"a directory that is not there has no users", func() {}, "push:1:2", false, false, ""},
-		{"the file comes", put(pull, htpasswd(t, "pull", "1")), "push:1:2 pull:1:1", true, true, ""},
-		{"nothing happens", func() {}, "push:1:2 pull:1:1", true, false, ""},
-		{"it changes", put(pull, htpasswd(t, "pull", "2")), "push:1:2 pull:2:1", true, true, ""},
-		{"it breaks", put(pull, []byte("rubbish")), "push:1:2 pull:2:1", true, false, "USER:HASH"},
-		{"the other changes while it is broken", put(push, htpasswd(t, "push", "2")), "push:2:2 pull:2:1", true, true, "USER:HASH"},
-		{"it is empty", put(pull, nil), "push:2:2 pull:2:1", true, false, "no user"},
-		{"it goes", remove(pull), "push:2:2", false, true, ""},
-		{"it comes broken", put(pull, []byte("rubbish")), "push:2:2", false, false, "USER:HASH"},
-		{"it comes with a user who may push", put(pull, htpasswd(t, "push", "1")), "push:2:2", false, false, `user "push" may push already`},
-		{"it is good", put(pull, htpasswd(t, "pull", "1")), "push:2:2 pull:1:1", true, true, ""},
-		{"a user of it may push from now on", put(push, htpasswd(t, "pull", "2")), "pull:2:2", true, true, `user "pull" may push already`},
-		{"not any more", put(push, htpasswd(t, "push", "1")), "push:1:2 pull:1:1", true, true, ""},
-		{"the other goes", remove(push), "push:1:2 pull:1:1", true, false, "no such file"},
-		{"it goes too, directory and all", remove(filepath.Dir(pull)), "push:1:2", false, true, "no such file"},
-		{"the other is back", put(push, htpasswd(t, "push", "2")), "push:2:2", false, true, ""},
+		{"a directory that is not there has no users", func() {}, "push:1:3", false, false, ""},
+		{"the file comes", put(pull, htpasswd(t, "pull", "1")), "push:1:3 pull:1:2", true, true, ""},
+		{"nothing happens", func() {}, "push:1:3 pull:1:2", true, false, ""},
+		{"it changes", put(pull, htpasswd(t, "pull", "2")), "push:1:3 pull:2:2", true, true, ""},
+		{"it breaks", put(pull, []byte("rubbish")), "push:1:3 pull:2:2", true, false, "USER:HASH"},
+		{"the other changes while it is broken", put(push, htpasswd(t, "push", "2")), "push:2:3 pull:2:2", true, true, "USER:HASH"},
+		{"it is empty", put(pull, nil), "push:2:3 pull:2:2", true, false, "no user"},
+		{"it goes", remove(pull), "push:2:3", false, true, ""},
+		{"it comes broken", put(pull, []byte("rubbish")), "push:2:3", false, false, "USER:HASH"},
+		{"it comes with a user who may push", put(pull, htpasswd(t, "push", "1")), "push:2:3", false, false, `user "push" may push already`},
+		{"it is good", put(pull, htpasswd(t, "pull", "1")), "push:2:3 pull:1:2", true, true, ""},
+		{"a user of it may push from now on", put(push, htpasswd(t, "pull", "2")), "pull:2:3", true, true, `user "pull" may push already`},
+		{"not any more", put(push, htpasswd(t, "push", "1")), "push:1:3 pull:1:2", true, true, ""},
+		{"the other goes", remove(push), "push:1:3 pull:1:2", true, false, "no such file"},
+		{"it goes too, directory and all", remove(filepath.Dir(pull)), "push:1:3", false, true, "no such file"},
+		{"the other is back", put(push, htpasswd(t, "push", "2")), "push:2:3", false, true, ""},
 	} {
 		step.change()
 		changed, err := c.reload()
@@ -260,7 +260,7 @@ func TestTheSecretIsThatOfThePushers(t *testing.T) {
 func TestUsersAreRememberedWhileOthersCome(t *testing.T) {
 	dir := t.TempDir()
 	pull := filepath.Join(dir, "pull")
-	c, err := openCredentials(slog.New(slog.DiscardHandler), writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "secret")), pull)
+	c, err := openCredentials(slog.New(slog.DiscardHandler), writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "secret")), pull, "")
 	if err != nil {
 		t.Fatal(err)
 	}

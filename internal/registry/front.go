@@ -159,6 +159,8 @@ func refuse(w http.ResponseWriter, err error) {
 		w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
 	case errcode.ErrorCodeTooManyRequests:
 		w.Header().Set("Retry-After", "1")
+	case errcode.ErrorCodeUnavailable:
+		w.Header().Set("Retry-After", "10")
 	}
 	_ = errcode.ServeJSON(w, coded) // if the client is gone, there is nobody to tell
 }
@@ -166,6 +168,8 @@ func refuse(w http.ResponseWriter, err error) {
 func (f *front) logRequest(r *http.Request, code int, e *exchange, caller caller, took time.Duration) {
 	level := slog.LevelDebug
 	switch {
+	case code == http.StatusServiceUnavailable: // try again
+		level = slog.LevelWarn
 	case code >= http.StatusInternalServerError:
 		level = slog.LevelError
 	case code == http.StatusUnauthorized && r.Header.Get("Authorization") == "":

@@ -13,9 +13,14 @@ const (
 	blobsPath        = "/docker/registry/v2/blobs"
 )
 
+// The paths that matter to a collection; the first group of those in repositories is
+// the repository. Digests are an algorithm and what it makes.
 var (
-	blobDirectory     = regexp.MustCompile(`^` + blobsPath + `/([^/]+)/[^/]+/([^/]+)$`)
-	revisionDirectory = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/revisions/([^/]+)/([^/]+)$`)
+	revisionLink = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/revisions/([^/]+)/([^/]+)/link$`)
+	currentLink  = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/tags/[^/]+/current/link$`)
+	historyLink  = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/tags/[^/]+/index/([^/]+)/([^/]+)/link$`)
+	layerLink    = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_layers/([^/]+)/([^/]+)/link$`)
+	blobData     = regexp.MustCompile(`^` + blobsPath + `/([^/]+)/[^/]+/([^/]+)/data$`)
 )
 
 // blobPath is where the bytes of a blob are.

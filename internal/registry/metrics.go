@@ -66,11 +66,22 @@ func (m *metrics) counter(name, help string, labels prometheus.Labels, value fun
 func (m *metrics) watchCertificates(source *tlsfiles.Source) {
 	m.gauge("zarf_registry_tls_certificate_expiry_timestamp_seconds", "When the server certificate in use expires, in Unix time.", nil,
 		func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) })
+	m.gauge("zarf_registry_tls_certificate_lifetime_seconds", "How long the server certificate in use is valid in all: an alert asks for the part that is left.", nil,
+		func() float64 { return source.Current().Lifetime().Seconds() })
 	m.gauge("zarf_registry_tls_authority_expiry_timestamp_seconds", "When the first of the client CAs in use expires, in Unix time.", nil,
 		func() float64 { return float64(source.Current().AuthorityExpiry().Unix()) })
 	m.gauge("zarf_registry_tls_generation", "How many certificate directories have been loaded, the first included.", nil,
 		func() float64 { return float64(source.Current().Generation) })
 	m.counter("zarf_registry_tls_reload_errors_total", "Loads of the certificate directory that failed; the generation before stays in use.", nil,
+		func() float64 { return float64(source.ReloadErrors()) })
+}
+
+func (m *metrics) watchExposed(source *tlsfiles.Source) {
+	m.gauge("zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds", "When the certificate in use at --expose-listen expires, in Unix time.", nil,
+		func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) })
+	m.gauge("zarf_registry_exposed_tls_certificate_lifetime_seconds", "How long that certificate is valid in all.", nil,
+		func() float64 { return source.Current().Lifetime().Seconds() })
+	m.counter("zarf_registry_exposed_tls_reload_errors_total", "Loads of the directory of --expose-tls-dir that failed; the certificate before stays in use.", nil,
 		func() float64 { return float64(source.ReloadErrors()) })
 }
 
@@ -113,6 +124,31 @@ func (m *metrics) watchStorage(h *storageHealth) {
 	}
 	m.gauge("zarf_registry_storage_size_bytes", "Size of the filesystem that the registry is on.", nil, size(func(v volume) uint64 { return v.size }))
 	m.gauge("zarf_registry_storage_free_bytes", "Bytes of that filesystem that the registry may still fill.", nil, size(func(v volume) uint64 { return v.free }))
+}
+
+func (m *metrics) watchCollections(s *Server) {
+	m.gauge("zarf_registry_read_only", "1 while no image can be pushed, because garbage is being collected or the configuration says so, else 0.", nil, func() float64 {
+		if s.gate.held(s.gate.seen.Load()) || readOnly(s.options.Config.Storage) {
+			return 1
+		}
+		return 0
+	})
+	last := func(of func(holdRecord) int64) func() float64 {
+		return func() float64 { return float64(of(s.gate.seen.Load().record)) }
+	}
+	m.gauge("zarf_registry_gc_last_success_timestamp_seconds", "When garbage was last collected with success, by whichever replica, in Unix time; 0 if never.", nil,
+		last(func(r holdRecord) int64 { return r.Succeeded }))
+	m.gauge("zarf_registry_gc_last_failed", "1 if the last collection of garbage failed, by whichever replica, else 0.", nil,
+		last(func(r holdRecord) int64 {
+			if r.Failure != "" {
+				return 1
+			}
+			return 0
+		}))
+	m.gauge("zarf_registry_gc_last_freed_bytes", "Bytes that the last collection of garbage removed, by whichever replica.", nil,
+		last(func(r holdRecord) int64 { return r.Result.Bytes }))
+	m.gauge("zarf_registry_gc_last_removed_blobs", "Blobs that the last collection of garbage removed, by whichever replica, manifests included.", nil,
+		last(func(r holdRecord) int64 { return int64(r.Result.Blobs) }))
 }
 
 // observe counts one request that is over.

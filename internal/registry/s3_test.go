@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/collection"
 )
 
 // Against a real S3 (or what claims to be one): its bucket is written to.
@@ -40,7 +42,7 @@ func TestS3(t *testing.T) {
 		t.Errorf("%d bytes of an upload in chunks came back", len(got.body))
 	}
 	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+d.String(), nil)
-	collected, err := GarbageCollect(context.Background(), loadConfig(t, config).Config, CollectOptions{Report: &strings.Builder{}})
+	collected, err := GarbageCollect(context.Background(), loadConfig(t, config).Config, collection.Request{Timeout: time.Minute}, func(collection.Event) {})
 	if err != nil || collected.Blobs != 4 || collected.Bytes < int64(len(layer)+len(chunks)) {
 		t.Errorf("collected %+v, %v", collected, err)
 	}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -43,10 +45,15 @@ type Options struct {
 	// Config comes from LoadConfig. The Server takes it over.
 	//
 	// Its http.secret signs the state of uploads, which clients carry from one
-	// request to the next. Where it is empty one is derived from the file of
-	// Htpasswd: so replicas continue each other's uploads, and a registry its own
-	// after a restart, as long as they have the same users who may push.
+	// request to the next. Where it is empty that of UploadSecret does.
 	Config *configuration.Configuration
+
+	// UploadSecret is the file of what signs the state of uploads, of at least 32
+	// bytes. Replicas that have the same continue each other's uploads, and a registry
+	// its own after a restart. It is read once. Where it is empty a secret is derived
+	// from the file of Htpasswd as it is at the start: then that holds as long as the
+	// users who may push stay the same.
+	UploadSecret string
 
 	// Listen is where clients with certificates are served; it needs TLSDir.
 	Listen string
@@ -58,6 +65,18 @@ type Options struct {
 	PlainListen string
 	// AnonymousPull lets anyone read at PlainListen.
 	AnonymousPull bool
+	// ExposeListen is where clients outside of the cluster are served, with TLS and
+	// without client certificates: a user name and a password decide. It is always
+	// open.
+	ExposeListen string
+	// ExposeTLSDir holds tls.crt and tls.key for ExposeListen, which are followed; an
+	// authority is not looked for. Empty takes the certificate of TLSDir.
+	ExposeTLSDir string
+	// ExposeHtpasswd is the file of users who may only pull at ExposeListen, besides those
+	// of Htpasswd and PullHtpasswd; or empty. It is followed, and may come and go.
+	ExposeHtpasswd string
+	// ExposeAnonymousPull lets anyone read at ExposeListen.
+	ExposeAnonymousPull bool
 	// HealthListen serves /healthz and /readyz.
 	HealthListen string
 	// MetricsListen serves /metrics, and /loaded as internal/loaded has it.
@@ -86,8 +105,8 @@ type Options struct {
 
 func (o *Options) validate() error {
 	switch {
-	case o.Listen == "" && o.PlainListen == "":
-		return errors.New("there is nothing to serve: give --listen or --plain-listen")
+	case o.Listen == "" && o.PlainListen == "" && o.ExposeListen == "":
+		return errors.New("there is nothing to serve: give --listen, --plain-listen or --expose-listen")
 	case o.Listen != "" && o.TLSDir == "":
 		return errors.New("--listen needs --tls-dir, the directory of tls.crt, tls.key and ca.crt")
 	case o.Htpasswd == "":
@@ -96,6 +115,10 @@ func (o *Options) validate() error {
 		return errors.New("--anonymous-pull is about --plain-listen, which is not given; with TLS a client certificate is always required")
 	case o.PullHtpasswd != "" && o.PlainListen == "":
 		return errors.New("--pull-htpasswd is about --plain-listen, which is not given; with TLS the client certificate decides who may read")
+	case o.ExposeListen != "" && o.ExposeTLSDir == "" && o.Listen == "":
+		return errors.New("--expose-listen needs --expose-tls-dir, the directory of tls.crt and tls.key, or the certificate of --listen")
+	case o.ExposeListen == "" && (o.ExposeTLSDir != "" || o.ExposeHtpasswd != "" || o.ExposeAnonymousPull):
+		return errors.New("--expose-tls-dir, --expose-htpasswd and --expose-anonymous-pull are about --expose-listen, which is not given")
 	case o.ShutdownDelay < 0 || o.DrainTimeout < 0:
 		return errors.New("--shutdown-delay and --drain-timeout must not be negative")
 	}
@@ -106,7 +129,11 @@ func (o *Options) validate() error {
 type Server struct {
 	options      Options
 	app          *handlers.App
+	source       *blobSource
+	gate         *gate
+	collections  collections
 	certificates *tlsfiles.Source // nil without Options.Listen
+	exposed      *tlsfiles.Source // of Options.ExposeTLSDir; nil where the certificate is that of Options.Listen
 	idle         *idleConnections // nil without Options.Listen
 	credentials  *credentials
 	plain        *plainListener // nil unless it follows Options.PullHtpasswd
@@ -136,7 +163,13 @@ func Open(options Options) (*Server, error) {
 		s.idle = newIdleConnections(s.certificates)
 		s.metrics.watchCertificates(s.certificates)
 	}
-	if s.credentials, err = openCredentials(s.log, options.Htpasswd, options.PullHtpasswd); err != nil {
+	if options.ExposeTLSDir != "" {
+		if s.exposed, err = tlsfiles.Open(options.ExposeTLSDir, tlsfiles.WithoutAuthorities(), tlsfiles.WithLogger(s.log)); err != nil {
+			return nil, err
+		}
+		s.metrics.watchExposed(s.exposed)
+	}
+	if s.credentials, err = openCredentials(s.log, options.Htpasswd, options.PullHtpasswd, options.ExposeHtpasswd); err != nil {
 		return nil, err
 	}
 	s.metrics.watchCredentials(s.credentials)
@@ -147,7 +180,9 @@ func Open(options Options) (*Server, error) {
 
 	config := options.Config
 	if config.HTTP.Secret == "" {
-		config.HTTP.Secret = s.credentials.secret("state of uploads")
+		if config.HTTP.Secret, err = s.uploadSecret(); err != nil {
+			return nil, err
+		}
 	}
 	if root, ok := filesystemRoot(config.Storage); ok {
 		if err := prepareRoot(s.log, root, readOnly(config.Storage)); err != nil {
@@ -160,22 +195,55 @@ func Open(options Options) (*Server, error) {
 	}
 	s.health = newStorageHealth(config, driver, s.log)
 	s.metrics.watchStorage(s.health)
-	if s.app, err = newApp(config, s.log); err != nil {
+	if s.app, s.source, err = newApp(config, s.log); err != nil {
 		return nil, err
 	}
+	root, _ := filesystemRoot(config.Storage)
+	s.gate = newGate(s.source.driver, root)
+	s.metrics.watchCollections(s)
 	return s, nil
+}
+
+// minUploadSecret is what nobody can guess: 256 bits.
+const minUploadSecret = 32
+
+func (s *Server) uploadSecret() (string, error) {
+	path := s.options.UploadSecret
+	if path == "" {
+		return s.credentials.secret("state of uploads"), nil
+	}
+	secret, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("reading what signs the state of uploads: %w", err)
+	}
+	if secret = bytes.TrimSpace(secret); len(secret) < minUploadSecret {
+		return "", fmt.Errorf("%s, which signs the state of uploads, has %d bytes: it needs at least %d", path, len(secret), minUploadSecret)
+	}
+	return string(secret), nil
+}
+
+// NewHandler makes the registry without its front: whoever reaches it may read and
+// write everything. It is for what measures or tests clients. Config comes from
+// LoadConfig; the handler takes it over and serves until the process ends.
+func NewHandler(config *configuration.Configuration, log *slog.Logger) (http.Handler, error) {
+	app, _, err := newApp(config, log)
+	if err != nil {
+		return nil, err
+	}
+	return withMounts(app), nil
 }
 
 // newApp makes distribution's handler, which reports a bad configuration by a
 // panic.
-func newApp(config *configuration.Configuration, log *slog.Logger) (app *handlers.App, err error) {
+func newApp(config *configuration.Configuration, log *slog.Logger) (app *handlers.App, source *blobSource, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("configuration: %v", p)
 		}
 	}()
-	useUnbufferedBlobs(config, log)
-	return handlers.NewApp(context.Background(), config), nil
+	source = &blobSource{log: log}
+	useUnbufferedBlobs(config, source)
+	return handlers.NewApp(context.Background(), config), source, nil
 }
 
 // endpoint is a listener and what answers at it.
@@ -201,6 +269,16 @@ func (s *Server) endpoints() (registry, about []*endpoint) {
 	if s.options.PlainListen != "" && s.plain == nil {
 		registry = append(registry, s.plainEndpoint())
 	}
+	if s.options.ExposeListen != "" {
+		certificates := s.exposed
+		if certificates == nil {
+			certificates = s.certificates
+		}
+		front := s.front("exposed", policy{exposed: true, anonymousPull: s.options.ExposeAnonymousPull})
+		e := s.endpoint(front.name, s.options.ExposeListen, front)
+		e.server.TLSConfig = tlsfiles.ServerConfig(certificates, tls.NoClientCert, "http/1.1")
+		registry = append(registry, e)
+	}
 	if s.options.HealthListen != "" {
 		about = append(about, s.endpoint("health", s.options.HealthListen, s.healthHandler()))
 	}
@@ -218,7 +296,7 @@ func (s *Server) endpoints() (registry, about []*endpoint) {
 
 // loaded is what is in use of the mounted files.
 func (s *Server) loaded() loaded.Report {
-	report := loaded.Report{Credentials: s.credentials.report()}
+	report := loaded.Report{Credentials: s.credentials.report(), Collection: s.collectionReport()}
 	if s.certificates != nil {
 		report.Certificates = s.certificates.Report()
 	}
@@ -231,11 +309,15 @@ func (s *Server) plainEndpoint() *endpoint {
 }
 
 func (s *Server) front(name string, policy policy) *front {
+	next := withGate(s.gate, withMounts(s.app))
+	if policy.mutualTLS {
+		next = s.withCollections(next)
+	}
 	return &front{
 		name:        name,
 		policy:      policy,
 		credentials: s.credentials,
-		next:        s.app,
+		next:        next,
 		metrics:     s.metrics,
 		log:         s.log,
 		draining:    &s.draining,
@@ -298,9 +380,14 @@ func (s *Server) serve(ctx context.Context, registry, about []*endpoint) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	running.Go(func() { s.credentials.run(background, func() { s.followPullers(background) }) })
-	go s.health.run(background) // not waited for: a storage may hang
+	// Not waited for: a storage may hang.
+	go s.health.run(background)
+	go s.gate.follow(background, s.health.interval)
 	if s.certificates != nil {
 		running.Go(func() { s.certificates.Run(background) })
+	}
+	if s.exposed != nil {
+		running.Go(func() { s.exposed.Run(background) })
 	}
 	defer running.Wait()
 	defer stop()

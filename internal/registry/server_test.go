@@ -199,6 +199,7 @@ func TestMetrics(t *testing.T) {
 		`zarf_registry_tls_generation 1`,
 		`zarf_registry_tls_reload_errors_total 0`,
 		gauge("zarf_registry_tls_certificate_expiry_timestamp_seconds", i.server.certificates.Current().Leaf.NotAfter),
+		fmt.Sprintf("zarf_registry_tls_certificate_lifetime_seconds %g\n", i.server.certificates.Current().Leaf.NotAfter.Sub(i.server.certificates.Current().Leaf.NotBefore).Seconds()),
 		gauge("zarf_registry_tls_authority_expiry_timestamp_seconds", i.ca.Certificate().NotAfter),
 		`zarf_registry_storage_healthy 1`,
 		`zarf_registry_build_info{version="dev"} 1`,
@@ -321,6 +322,35 @@ func TestUploadsMoveBetweenReplicas(t *testing.T) {
 	}
 }
 
+func TestUploadsMoveBetweenReplicasThatSignAlike(t *testing.T) {
+	ca, root := newAuthority(t), t.TempDir()
+	secret := func(content string) func(*Options) {
+		file := writeFile(t, filepath.Join(t.TempDir(), "upload-secret"), []byte(content))
+		return func(o *Options) { o.UploadSecret = file }
+	}
+	// Each has other users who push: one started after the credential was changed.
+	one := start(t, ca, root, secret(strings.Repeat("s", minUploadSecret)))
+	upload := one.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	path := upload + "&digest=" + digest.FromString("moved").String()
+	start(t, ca, root, secret(strings.Repeat("x", minUploadSecret))).pusher().must(http.StatusNotFound, "PUT", path, strings.NewReader("moved"))
+	start(t, ca, root, secret(strings.Repeat("s", minUploadSecret)+"\n")).pusher().must(http.StatusCreated, "PUT", path, strings.NewReader("moved"))
+
+	for _, test := range []struct {
+		change func(*Options)
+		want   string
+	}{
+		{secret("short"), "has 5 bytes: it needs at least 32"},
+		{func(o *Options) { o.UploadSecret = filepath.Join(root, "none") }, "what signs the state of uploads"},
+	} {
+		options := one.server.options
+		options.Config.HTTP.Secret = ""
+		test.change(&options)
+		if _, err := Open(options); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("the error is %v, want one with %q", err, test.want)
+		}
+	}
+}
+
 func TestShutdownLetsRequestsEnd(t *testing.T) {
 	i := open(t, newAuthority(t), t.TempDir(), func(o *Options) {
 		o.ShutdownDelay, o.DrainTimeout = 42*time.Second, time.Minute
@@ -436,7 +466,7 @@ func TestOpenRefuses(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		"no listener":                     {func(o *Options) { o.PlainListen = "" }, "give --listen or --plain-listen"},
+		"no listener":                     {func(o *Options) { o.PlainListen = "" }, "give --listen, --plain-listen or --expose-listen"},
 		"TLS without certificates":        {func(o *Options) { o.Listen = ":0" }, "--tls-dir"},
 		"a certificate directory missing": {func(o *Options) { o.Listen, o.TLSDir = ":0", filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
 		"no users":                        {func(o *Options) { o.Htpasswd = "" }, "--htpasswd is required"},

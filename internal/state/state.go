@@ -119,6 +119,8 @@ type State struct {
 	// PushSecret is the user's Secret that the push credential is copied from, empty
 	// where the hook makes it.
 	PushSecret string `json:"pushSecret,omitempty"`
+	// NodeConfig says where files of this release may be on nodes; nil where none are.
+	NodeConfig *NodeConfig `json:"nodeConfig,omitempty"`
 	// UpdatedBy is the release of init-hook that wrote the state, UpdatedAt when.
 	UpdatedBy string    `json:"updatedBy"`
 	UpdatedAt time.Time `json:"updatedAt"`
@@ -197,6 +199,11 @@ func (s State) validate() error {
 	}
 	if r := s.Rotation; r != nil && !slices.Contains([]RotationPhase{RotationTrust, RotationReissue, RotationDrop}, r.Phase) {
 		return fmt.Errorf("rotation: unknown phase %q", r.Phase)
+	}
+	if s.NodeConfig != nil {
+		if err := s.NodeConfig.Validate(); err != nil {
+			return fmt.Errorf("nodeConfig: %w", err)
+		}
 	}
 	if i := s.HookImage; i != nil && (i.Reference == "" || i.Architecture == "") {
 		return fmt.Errorf("hookImage %q for architecture %q is incomplete", i.Reference, i.Architecture)

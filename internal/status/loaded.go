@@ -81,8 +81,10 @@ const askedAtOnce = 16
 func CollectCertificates(ctx context.Context, o Options) (*CertificateReport, error) {
 	c := &collector{Options: o, report: &Report{Unreadable: []string{}, Next: []string{}}}
 	r := &CertificateReport{Namespace: o.Namespace, Release: o.Release, Name: o.Name, Secrets: []*SecretCertificate{}, Pods: []PodCertificates{}}
-	if err := c.state(ctx); err != nil {
-		return nil, err
+	for _, look := range []func(context.Context) error{c.locate, c.state} {
+		if err := look(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if s := c.report.State; s != nil {
 		r.PKI, r.Rotation = s.PKI, s.Rotation

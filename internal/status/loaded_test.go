@@ -382,3 +382,32 @@ func TestTimesThatAreLeftReadWell(t *testing.T) {
 		}
 	}
 }
+
+func TestHowGarbageCollectionStands(t *testing.T) {
+	for name, test := range map[string]struct {
+		answer *loaded.Collection
+		err    error
+		next   string
+	}{
+		"nothing was ever collected":     {&loaded.Collection{}, nil, ""},
+		"it is being collected":          {&loaded.Collection{ReadOnly: true, SucceededAt: &now}, nil, ""},
+		"the last collection failed":     {&loaded.Collection{Problem: "disk\ngone"}, nil, "The last garbage collection failed (disk gone): init-hook garbage-collect --namespace zarf runs it again."},
+		"a registry of a former release": {nil, nil, ""},
+		"who may not ask":                {nil, errors.New("forbidden"), ""},
+	} {
+		o := healthy(t, state.ModeProxy).options(t)
+		o.Loaded = func(_ context.Context, pod *corev1.Pod) (*loaded.Report, error) {
+			if pod.Name != "registry-n1" {
+				t.Errorf("%s: it asks pod %s", name, pod.Name)
+			}
+			return &loaded.Report{Collection: test.answer}, test.err
+		}
+		r, err := status.Collect(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Registry.Collection != test.answer || strings.Join(r.Next, " ") != test.next {
+			t.Errorf("%s: %+v, next %q", name, r.Registry.Collection, r.Next)
+		}
+	}
+}

@@ -59,6 +59,7 @@ func (c *collector) nodes(ctx context.Context) error {
 		if os := n.Status.NodeInfo.OperatingSystem; os != "" && os != "linux" {
 			continue // nothing of the project runs there
 		}
+		c.linux = append(c.linux, n)
 		c.report.Nodes = append(c.report.Nodes, c.node(n, proxies))
 	}
 	return nil
@@ -85,7 +86,7 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 	case string(state.ModeExternal):
 		node.Open = node.Ready
 	case string(state.ModeNodePort):
-		node.Open = node.Ready && c.report.Registry != nil && c.report.Registry.Ready
+		node.Open = node.Ready && c.report.Registry != nil && c.report.Registry.ReadyPods() > 0
 		if node.Ready && !node.Open && node.Why == "" {
 			node.Why = "the registry is not ready"
 		}

@@ -34,7 +34,7 @@ func (c *collector) payloads(ctx context.Context) error {
 	if c.deployment != nil {
 		templates = append(templates, c.deployment.Spec.Template)
 	}
-	for _, d := range c.objects {
+	for _, d := range slices.Concat(c.objects, c.configObjects) {
 		// A DaemonSet without nodes needs no payload, and gets none.
 		if d.Status.DesiredNumberScheduled > 0 {
 			templates = append(templates, d.Spec.Template)

@@ -5,6 +5,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,14 +29,18 @@ import (
 
 // Options say which registry, and how to reach it.
 type Options struct {
+	// Namespace is that of the objects.
 	Namespace, Release, Name string
 	Client                   kubernetes.Interface
 	// Metadata reads names and labels of what is large: payload, releases.
 	Metadata metadata.Interface
-	// Loaded asks a pod of the registry or of a proxy what it has loaded; for
-	// CollectCertificates only.
+	// Loaded asks a pod of the registry or of a proxy what it has loaded. Collect asks
+	// the registry only, and goes without where it is nil.
 	Loaded func(ctx context.Context, pod *corev1.Pod) (*loaded.Report, error)
-	Now    func() time.Time
+	// KubeletStarted says when a node's kubelet was started; for Collect only. A
+	// forbidden answer is not known, which is no error.
+	KubeletStarted func(ctx context.Context, node string) (time.Time, error)
+	Now            func() time.Time
 }
 
 // Report is what was found. Its JSON is what init-hook status prints.
@@ -50,8 +55,11 @@ type Report struct {
 	// Helm is the newest revision; nil where there is none, as with Argo CD.
 	Helm *Revision `json:"helm,omitempty"`
 	// Registry is nil in external mode.
-	Registry     *Registry     `json:"registry,omitempty"`
-	Nodes        []Node        `json:"nodes"`
+	Registry *Registry `json:"registry,omitempty"`
+	Nodes    []Node    `json:"nodes"`
+	// NodeConfig is of each node whose container runtime is configured; empty where
+	// none is.
+	NodeConfig   []NodeConfig  `json:"nodeConfig"`
 	Certificates []Certificate `json:"certificates"`
 	Payloads     []Payload     `json:"payloads"`
 	// Leftovers are objects of another mode than the one in use.
@@ -73,9 +81,11 @@ type State struct {
 	// did not record it.
 	PKI *state.PKI `json:"pki,omitempty"`
 	// Rotation is a change of authorities that is under way.
-	Rotation  *state.Rotation `json:"rotation,omitempty"`
-	UpdatedBy string          `json:"updatedBy"`
-	UpdatedAt time.Time       `json:"updatedAt"`
+	Rotation *state.Rotation `json:"rotation,omitempty"`
+	// NodeDirectories are those of nodes that may hold files of the release.
+	NodeDirectories []string  `json:"nodeDirectories,omitempty"`
+	UpdatedBy       string    `json:"updatedBy"`
+	UpdatedAt       time.Time `json:"updatedAt"`
 }
 
 // Switching says whether the cluster is between two modes: a switch is under way,
@@ -109,10 +119,24 @@ type Revision struct {
 
 // Registry is the registry's Deployment.
 type Registry struct {
-	// Ready says that it is rolled out; Why says why not.
-	Ready bool   `json:"ready"`
-	Why   string `json:"why,omitempty"`
-	Pods  []Pod  `json:"pods"`
+	// Ready says that as many pods are ready as are Wanted; Why says why not.
+	Ready  bool   `json:"ready"`
+	Wanted int    `json:"wanted"`
+	Why    string `json:"why,omitempty"`
+	Pods   []Pod  `json:"pods"`
+	// Collection is how garbage collection stands; nil where no pod could be asked.
+	Collection *loaded.Collection `json:"collection,omitempty"`
+}
+
+// ReadyPods counts them. Of several, one serves all.
+func (r *Registry) ReadyPods() int {
+	n := 0
+	for _, p := range r.Pods {
+		if p.Ready {
+			n++
+		}
+	}
+	return n
 }
 
 // Pod is one pod.
@@ -130,10 +154,13 @@ var ErrNotInstalled = errors.New("zarf-registry is not installed")
 type collector struct {
 	Options
 	report *Report
+	home   string // the namespace of Helm's record: not that of the objects where the value namespaceOverride names another
 
-	objects    []appsv1.DaemonSet // of the proxies
-	deployment *appsv1.Deployment
-	warnings   map[string]string // of pods, by name
+	objects       []appsv1.DaemonSet // of the proxies
+	configObjects []appsv1.DaemonSet // of node configuration
+	deployment    *appsv1.Deployment
+	warnings      map[string]string // of pods, by name
+	linux         []corev1.Node     // empty where they may not be listed
 }
 
 // Collect looks at everything. The error is ErrNotInstalled, or that the cluster
@@ -141,10 +168,10 @@ type collector struct {
 func Collect(ctx context.Context, o Options) (*Report, error) {
 	c := &collector{Options: o, report: &Report{
 		Namespace: o.Namespace, Release: o.Release, Name: o.Name,
-		Nodes: []Node{}, Certificates: []Certificate{}, Payloads: []Payload{}, Leftovers: []string{}, Unreadable: []string{}, Next: []string{},
+		Nodes: []Node{}, NodeConfig: []NodeConfig{}, Certificates: []Certificate{}, Payloads: []Payload{}, Leftovers: []string{}, Unreadable: []string{}, Next: []string{},
 	}}
 	for _, look := range []func(context.Context) error{
-		c.state, c.phase, c.helm, c.workloads, c.installed, c.events, c.registry, c.nodes, c.nodePort, c.certificates, c.payloads, c.leftovers,
+		c.locate, c.state, c.phase, c.helm, c.workloads, c.installed, c.events, c.registry, c.nodes, c.nodeConfig, c.nodePort, c.certificates, c.payloads, c.leftovers,
 	} {
 		if err := look(ctx); err != nil {
 			return nil, err
@@ -170,7 +197,7 @@ func (c *collector) next(format string, args ...any) {
 
 // again is the command that puts right whatever prepare, the chart or finish can.
 func (c *collector) again() string {
-	command := "init-hook install --namespace " + c.Namespace
+	command := "init-hook install --namespace " + c.home
 	if c.Release != "zarf-registry" {
 		command += " --release " + c.Release
 	}
@@ -199,6 +226,20 @@ func (c *collector) secret(ctx context.Context, name string) (secret *corev1.Sec
 	return secret, false, nil
 }
 
+// annotationHome is what Helm writes on the objects of a release.
+const annotationHome = "meta.helm.sh/release-namespace"
+
+// locate finds out where Helm has its record. What cannot be read here is reported by
+// workloads.
+func (c *collector) locate(ctx context.Context) error {
+	c.home = c.Namespace
+	deployment, err := c.Client.AppsV1().Deployments(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
+	if err == nil && deployment.Annotations[annotationHome] != "" {
+		c.home = deployment.Annotations[annotationHome]
+	}
+	return nil
+}
+
 func (c *collector) state(ctx context.Context) error {
 	name := c.Name + hook.SuffixState
 	secret, missing, err := c.secret(ctx, name)
@@ -219,6 +260,9 @@ func (c *collector) state(ctx context.Context) error {
 	c.report.State = &State{
 		Phase: s.Phase, Desired: s.Desired, Current: s.Current, Proven: append([]string{}, s.Nodes...),
 		PKI: s.PKI, Rotation: s.Rotation, UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt,
+	}
+	if s.NodeConfig != nil {
+		c.report.State.NodeDirectories = s.NodeConfig.Directories
 	}
 	return nil
 }
@@ -253,12 +297,12 @@ func selector(release, component string) metav1.ListOptions {
 }
 
 func (c *collector) helm(ctx context.Context) error {
-	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(c.Namespace).List(ctx, metav1.ListOptions{
+	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(c.home).List(ctx, metav1.ListOptions{
 		LabelSelector: "owner=helm,name=" + c.Release,
 		FieldSelector: "type=helm.sh/release.v1",
 	})
 	if err != nil {
-		return c.unreadable("listing the release's revisions in namespace "+c.Namespace, err)
+		return c.unreadable("listing the release's revisions in namespace "+c.home, err)
 	}
 	for _, s := range list.Items {
 		revision, err := strconv.Atoi(s.Labels["version"])
@@ -272,11 +316,11 @@ func (c *collector) helm(ctx context.Context) error {
 	}
 	switch {
 	case helm.Status == "uninstalling":
-		c.next("The release is being deleted: helm uninstall %s --namespace %s ends it.", c.Release, c.Namespace)
+		c.next("The release is being deleted: helm uninstall %s --namespace %s ends it.", c.Release, c.home)
 	case strings.HasPrefix(helm.Status, "pending-"):
 		c.next("Helm's revision %d is %s: unless a run is under way, run %s, which goes on with it.", helm.Revision, helm.Status, c.again())
 	default:
-		c.next("Helm's revision %d is %s, helm history %s --namespace %s says why: run %s.", helm.Revision, helm.Status, c.Release, c.Namespace, c.again())
+		c.next("Helm's revision %d is %s, helm history %s --namespace %s says why: run %s.", helm.Revision, helm.Status, c.Release, c.home, c.again())
 	}
 	return nil
 }
@@ -340,17 +384,15 @@ func (c *collector) registry(ctx context.Context) error {
 		}
 		pods = &corev1.PodList{}
 	}
-	ready := 0
 	for _, p := range pods.Items {
 		pod := c.pod(p)
 		r.Pods = append(r.Pods, pod)
-		if pod.Ready {
-			ready++
-		} else {
+		if !pod.Ready && (r.Why == "" || r.Why == ending) {
 			r.Why = pod.Why
 		}
 	}
-	want := 1
+	c.collection(ctx, pods.Items)
+	r.Wanted = 1
 	switch d := c.deployment; {
 	case d == nil && len(c.report.Unreadable) > 0:
 	case d == nil:
@@ -358,21 +400,46 @@ func (c *collector) registry(ctx context.Context) error {
 		c.next("Deployment %s/%s is missing: run %s.", c.Namespace, c.Name, c.again())
 		return nil
 	case d.Spec.Replicas != nil:
-		want = int(*d.Spec.Replicas)
+		r.Wanted = int(*d.Spec.Replicas)
 	}
-	switch {
-	case want == 0:
+	switch ready := r.ReadyPods(); {
+	case r.Wanted == 0:
 		r.Why = "it is scaled to no pods"
 		c.next("The registry is scaled to no pods: kubectl --namespace %s scale deployment %s --replicas 1.", c.Namespace, c.Name)
-	case ready >= want:
+	case ready >= r.Wanted:
 		r.Ready, r.Why = true, ""
 	case len(r.Pods) == 0:
 		r.Why = "it has no pod"
 		c.next("The registry has no pod: kubectl --namespace %s describe deployment %s says why.", c.Namespace, c.Name)
+	case ready > 0:
+		r.Why = cmp.Or(r.Why, "the others are not made")
+		c.next("Of %d pods of the registry %d are ready, which serve all (%s): kubectl --namespace %s describe pods --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry says more.", r.Wanted, ready, r.Why, c.Namespace, c.Release)
 	default:
 		c.next("The registry is not ready (%s): kubectl --namespace %s describe pods --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry says more.", orUnknown(r.Why), c.Namespace, c.Release)
 	}
 	return nil
+}
+
+// collection asks the first pod that answers: what they know is in the storage. To ask
+// takes a right that looking at everything else does not, so none answering is no trouble.
+func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
+	if c.Loaded == nil {
+		return
+	}
+	for _, p := range pods {
+		if p.DeletionTimestamp != nil || !hook.PodReady(p) {
+			continue
+		}
+		report, err := c.Loaded(ctx, &p)
+		if err != nil || report.Collection == nil {
+			continue
+		}
+		c.report.Registry.Collection = report.Collection
+		if problem := report.Collection.Problem; problem != "" {
+			c.next("The last garbage collection failed (%s): init-hook garbage-collect --namespace %s runs it again.", oneLine(problem), c.Namespace)
+		}
+		return
+	}
 }
 
 // pod says whether a pod is ready, and if not why.
@@ -388,7 +455,7 @@ func (c *collector) pod(p corev1.Pod) Pod {
 // warning says.
 func (c *collector) why(p corev1.Pod) string {
 	if p.DeletionTimestamp != nil {
-		return "it is ending"
+		return ending
 	}
 	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if s.Ready {
@@ -421,6 +488,9 @@ func (c *collector) why(p corev1.Pod) string {
 	}
 	return ""
 }
+
+// ending is why a pod is not ready that was told to end.
+const ending = "it is ending"
 
 // oneLine keeps a table a table.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -262,6 +262,27 @@ func revision(version int, status string) *corev1.Secret {
 	}}
 }
 
+// The value namespaceOverride has the objects in another namespace than Helm's record.
+func TestTheReleaseMayHaveAnotherNamespaceThanItsObjects(t *testing.T) {
+	c := healthy(t, state.ModeProxy)
+	failed := revision(11, "failed")
+	failed.Namespace = "releases"
+	c.add(failed)
+	for _, o := range c {
+		if d, ok := o.(*appsv1.Deployment); ok {
+			d.Annotations = map[string]string{"meta.helm.sh/release-namespace": "releases"}
+		}
+	}
+	r, err := c.collect(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "Helm's revision 11 is failed, helm history zarf-registry --namespace releases says why: run init-hook install --namespace releases."
+	if r.Namespace != "zarf" || r.Helm == nil || r.Helm.Revision != 11 || !slices.Contains(r.Next, want) {
+		t.Errorf("in %s revision %v, next %q, want it to have %q", r.Namespace, r.Helm, r.Next, want)
+	}
+}
+
 // collect looks at the cluster; deny are "verb resource" that are forbidden.
 func (c cluster) collect(t *testing.T, deny ...string) (*status.Report, error) {
 	t.Helper()
@@ -441,6 +462,13 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			c["Deployment zarf-registry"].(*appsv1.Deployment).Spec.Replicas = &zero
 			c.drop("Pod registry-n1")
 		}, []string{"scale deployment zarf-registry --replicas 1"}},
+		"a replica that does not start": {state.ModeNodePort, func(c cluster) {
+			two := int32(2)
+			c["Deployment zarf-registry"].(*appsv1.Deployment).Spec.Replicas = &two
+			p := pod("registry", "n2", false)
+			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 104, Message: "chunk 2"}}
+			c.add(p)
+		}, []string{"Of 2 pods of the registry 1 are ready, which serve all (container registry ended with exit code 104: chunk 2)"}},
 		"a registry that does not start": {state.ModeNodePort, func(c cluster) {
 			p := pod("registry", "n1", false)
 			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 104, Message: "chunk 2 has\nanother SHA-256"}}

@@ -51,7 +51,8 @@ type Material struct {
 	Certificate tls.Certificate
 	// CAs is the trust bundle, ca.crt: one certificate or several while a CA is being rotated.
 	CAs *x509.CertPool
-	// Authorities are the certificates of CAs in the order of the file, each once; at least one.
+	// Authorities are the certificates of CAs in the order of the file, each once; at least one, but for
+	// WithoutAuthorities.
 	Authorities []*x509.Certificate
 	// Leaf is the first certificate of tls.crt.
 	Leaf *x509.Certificate
@@ -63,8 +64,11 @@ type Material struct {
 	LoadedAt time.Time
 }
 
-// AuthorityExpiry is when the first of the Authorities expires.
+// AuthorityExpiry is when the first of the Authorities expires; the zero time where there are none.
 func (m *Material) AuthorityExpiry() time.Time {
+	if len(m.Authorities) == 0 {
+		return time.Time{}
+	}
 	first := m.Authorities[0].NotAfter
 	for _, ca := range m.Authorities[1:] {
 		if ca.NotAfter.Before(first) {
@@ -74,11 +78,15 @@ func (m *Material) AuthorityExpiry() time.Time {
 	return first
 }
 
+// Lifetime is how long the certificate is valid in all, whatever is left of it.
+func (m *Material) Lifetime() time.Duration { return m.Leaf.NotAfter.Sub(m.Leaf.NotBefore) }
+
 // Source is a certificate directory that is kept current. All methods are safe for concurrent use.
 type Source struct {
 	dir      string
 	interval time.Duration
 	log      *slog.Logger
+	noCA     bool
 
 	current  atomic.Pointer[Material]
 	failures atomic.Uint64
@@ -100,6 +108,12 @@ func WithInterval(interval time.Duration) Option {
 // WithLogger sets where new generations and failures are logged, instead of slog.Default().
 func WithLogger(log *slog.Logger) Option {
 	return func(s *Source) { s.log = log }
+}
+
+// WithoutAuthorities leaves ca.crt alone, for a server that asks nobody for a certificate: Material.CAs is empty, and
+// there are no Material.Authorities.
+func WithoutAuthorities() Option {
+	return func(s *Source) { s.noCA = true }
 }
 
 // Open loads dir, which is a mounted Secret (the files are links through ..data) or a plain directory. It fails if the
@@ -189,7 +203,7 @@ func (s *Source) Reload() (changed bool, err error) {
 			return false, nil
 		}
 	}
-	m, link, err := load(s.dir, old)
+	m, link, err := load(s.dir, s.noCA, old)
 	if err != nil {
 		err = fmt.Errorf("certificate directory %s: %w", s.dir, err)
 		if old == nil {
@@ -220,8 +234,8 @@ func (s *Source) Reload() (changed bool, err error) {
 }
 
 // load reads dir and returns old itself if nothing has changed, and where ..data led.
-func load(dir string, old *Material) (m *Material, link string, err error) {
-	files, link, err := readGeneration(dir)
+func load(dir string, noCA bool, old *Material) (m *Material, link string, err error) {
+	files, link, err := readGeneration(dir, noCA)
 	if err != nil {
 		return nil, "", err
 	}
@@ -229,7 +243,7 @@ func load(dir string, old *Material) (m *Material, link string, err error) {
 	if old != nil && old.Fingerprint == fingerprint {
 		return old, link, nil
 	}
-	if m, err = parse(files); err != nil {
+	if m, err = parse(files, noCA); err != nil {
 		return nil, "", err
 	}
 	m.Fingerprint = fingerprint
@@ -258,7 +272,7 @@ func (g generation) fingerprint() string {
 const dataLink = "..data"
 
 // readGeneration reads the three files of one generation, and returns where ..data led to them.
-func readGeneration(dir string) (g generation, link string, err error) {
+func readGeneration(dir string, noCA bool) (g generation, link string, err error) {
 	// The kubelet removes the former generation right after it has moved ..data, so a read that began before may find
 	// its files gone. One more look is enough: generations are minutes apart.
 	for attempt := 0; ; attempt++ {
@@ -266,7 +280,7 @@ func readGeneration(dir string) (g generation, link string, err error) {
 			return generation{}, "", err
 		}
 		// The link is followed once, so that the three files come from one generation.
-		g, err = readFiles(resolve(dir, link))
+		g, err = readFiles(resolve(dir, link), noCA)
 		if err == nil || attempt == 1 || !errors.Is(err, os.ErrNotExist) {
 			return g, link, err
 		}
@@ -289,12 +303,15 @@ func resolve(dir, link string) string {
 	return filepath.Join(dir, link)
 }
 
-func readFiles(dir string) (g generation, err error) {
+func readFiles(dir string, noCA bool) (g generation, err error) {
 	if g.certificate, err = readFile(filepath.Join(dir, CertificateFile)); err != nil {
 		return generation{}, err
 	}
 	if g.key, err = readFile(filepath.Join(dir, KeyFile)); err != nil {
 		return generation{}, err
+	}
+	if noCA {
+		return g, nil
 	}
 	if g.ca, err = readFile(filepath.Join(dir, CAFile)); err != nil {
 		return generation{}, err
@@ -326,7 +343,7 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-func parse(g generation) (*Material, error) {
+func parse(g generation, noCA bool) (*Material, error) {
 	chain, err := pki.ParseChain(g.certificate)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", CertificateFile, err)
@@ -335,11 +352,15 @@ func parse(g generation) (*Material, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s and %s: %w", CertificateFile, KeyFile, err)
 	}
+	m := &Material{Certificate: certificate, Leaf: chain[0], CAs: x509.NewCertPool()}
+	if noCA {
+		return m, nil
+	}
 	bundle, err := pki.ParseBundle(g.ca)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", CAFile, err)
 	}
-	m := &Material{Certificate: certificate, Leaf: chain[0], CAs: x509.NewCertPool(), Authorities: bundle.Certificates()}
+	m.Authorities = bundle.Certificates()
 	for _, ca := range m.Authorities {
 		m.CAs.AddCert(ca)
 	}

@@ -43,19 +43,25 @@ type world struct {
 	config     *rest.Config
 	client     kubernetes.Interface
 	nodes      []string
+	sets       []string // what helm install and upgrade are always told
 	// The programs: of the cluster, and the static test program.
 	testcluster, helm, kubectl, hook, tool string
 }
 
-// busy has a place for each cluster that works at the same time. Three keep two
-// cores busy, for half of a scenario is waiting.
-var busy = make(chan struct{}, 3)
+// busy has a place for each cluster that works at the same time. Four keep two
+// cores busy, for more than half of a scenario is waiting: three left a quarter idle.
+var busy = make(chan struct{}, 4)
 
 // turn waits until there is a place for this test beside others, and takes it to
 // the test's end.
 func turn(t *testing.T) {
 	t.Helper()
 	t.Parallel()
+	place(t)
+}
+
+// place takes a place as soon as there is one.
+func place(t *testing.T) {
 	busy <- struct{}{}
 	t.Cleanup(func() { <-busy })
 }
@@ -67,6 +73,9 @@ type layout struct {
 	kubeProxy string // iptables or nftables
 	// bare leaves the init-hook image out: nodes hold nothing but pause.
 	bare bool
+	// long is for a scenario that takes longer than others: it gets its place first, so
+	// that not all wait for it in the end.
+	long bool
 	// aside is for a cluster that is mostly left alone: it needs no place among the busy.
 	aside bool
 	args  []string // more arguments for testcluster up
@@ -92,10 +101,12 @@ func ownCluster(t *testing.T, name string, l layout) *world {
 	if os.Getenv("KUBECONFIG") != "" {
 		t.Skip("SKIPPED, NOTHING CHECKED: this scenario needs a test cluster of its own; unset KUBECONFIG")
 	}
-	if l.aside {
-		t.Parallel()
-	} else {
-		turn(t)
+	t.Parallel()
+	if !l.aside {
+		if !l.long {
+			time.Sleep(time.Second) // all begin at once
+		}
+		place(t)
 	}
 	return newWorld(t, name, l)
 }
@@ -157,7 +168,7 @@ func (w *world) up(t *testing.T, l layout) {
 	// Before up: also what came up in part is to go.
 	t.Cleanup(func() {
 		if t.Failed() && w.client != nil {
-			t.Logf("the cluster's logs: %s", w.saveLogs(t))
+			t.Logf("the cluster's logs: %s; its last events:\n%s", w.saveLogs(t), w.lastEvents(t))
 		}
 		if t.Failed() && os.Getenv("E2E_KEEP") != "" {
 			t.Logf("kept: %s down --name %s", w.testcluster, w.name)
@@ -203,6 +214,14 @@ func (w *world) saveLogs(t *testing.T) string {
 	return dir
 }
 
+// lastEvents is what the release's namespace went through last, for where only the
+// test's own log is kept.
+func (w *world) lastEvents(t *testing.T) string {
+	out, _ := w.command(t, w.kubectl, "get", "events", "-n", namespace, "--sort-by=.lastTimestamp", "--no-headers").CombinedOutput()
+	lines := strings.SplitAfter(strings.TrimSpace(string(out)), "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "")
+}
+
 // testClusterOnly skips a scenario that needs more than an API server.
 func (w *world) testClusterOnly(t *testing.T) {
 	t.Helper()
@@ -215,7 +234,12 @@ func (w *world) testClusterOnly(t *testing.T) {
 // killed before the whole test is; pull loops end by themselves after ten minutes.
 func (w *world) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 11*time.Minute)
+	return w.longCommand(t, 11*time.Minute, name, args...)
+}
+
+func (w *world) longCommand(t *testing.T, atMost time.Duration, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), atMost)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+w.kubeconfig)

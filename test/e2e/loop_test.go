@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -54,7 +55,6 @@ func (w *world) underLoop(t *testing.T, name, pause string, f func(t *testing.T)
 	t.Helper()
 	must(t, name, func(t *testing.T) {
 		stop := w.freshLoop(t, pause)
-		time.Sleep(time.Second)
 		begin := time.Now()
 		f(t)
 		t.Logf("figure: %s took %.1f s", name, time.Since(begin).Seconds())
@@ -71,7 +71,8 @@ func (w *world) pushFresh(t *testing.T) {
 	t.Logf("figure: %d tiny images pushed in %.1f s", fresh, time.Since(begin).Seconds())
 }
 
-// loop runs the test program on every node until the returned function is called.
+// loop runs the test program on every node until the returned function is called. It
+// returns when every node has pulled once.
 func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []string) (stop func()) {
 	t.Helper()
 	w.testClusterOnly(t)
@@ -79,10 +80,14 @@ func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []st
 	outs := make([]string, len(w.nodes))
 	errs := make([]error, len(w.nodes))
 	var wait sync.WaitGroup
+	ended := make(chan struct{}, len(w.nodes))
 	for i, node := range w.nodes {
 		cmd := w.command(t, w.testcluster, append([]string{"exec", "--name", w.name, node, "--", w.tool}, args(stopFile)...)...)
 		cmd.Env = append(cmd.Env, env...)
-		wait.Go(func() { outs[i], _, errs[i] = try(cmd) })
+		wait.Go(func() {
+			outs[i], _, errs[i] = try(cmd)
+			ended <- struct{}{}
+		})
 	}
 	end := sync.OnceValue(func() error {
 		err := os.WriteFile(stopFile, nil, 0o600)
@@ -91,6 +96,13 @@ func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []st
 	})
 	// A test that fails in between must not leave the loops to run on.
 	t.Cleanup(func() { end() })
+	eventually(t, 2*time.Minute, "every node to pull", func() error {
+		begun, err := filepath.Glob(stopFile + ".begun-*")
+		if err != nil || len(begun)+len(ended) < len(w.nodes) {
+			return fmt.Errorf("%d nodes have (%v)", len(begun), err)
+		}
+		return nil
+	})
 	return func() {
 		t.Helper()
 		if err := end(); err != nil {

@@ -2,8 +2,11 @@ package e2e
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/distribution/distribution/v3/configuration"
+	"github.com/distribution/distribution/v3/registry/handlers"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
+	"github.com/sirupsen/logrus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
@@ -30,7 +37,8 @@ const (
 // chart prepares helm install or upgrade of the chart, as the README has it.
 func (w *world) chart(t *testing.T, verb string, args ...string) *exec.Cmd {
 	t.Helper()
-	return w.command(t, w.helm, append([]string{verb, release, built(t, "E2E_CHART"), "-n", namespace, "--create-namespace", "--timeout", "5m"}, args...)...)
+	base := []string{verb, release, built(t, "E2E_CHART"), "-n", namespace, "--create-namespace", "--timeout", "5m"}
+	return w.command(t, w.helm, slices.Concat(base, w.sets, args)...)
 }
 
 // helmChart runs helm install or upgrade, which must succeed.
@@ -97,14 +105,44 @@ func (w *world) push(t *testing.T, archive string) string {
 	return strings.TrimSpace(output(t, w.command(t, w.hook, "images", "push", archive)))
 }
 
-// pushHello pushes an image of the test program and returns its reference.
+// pushHello takes an image of the test program over an air gap: pulled from a
+// registry of the connected world into an archive, and pushed from that into the
+// cluster's. It returns the image's reference there.
 func (w *world) pushHello(t *testing.T) string {
 	t.Helper()
+	connected := connectedRegistry(t)
+	carried := filepath.Join(t.TempDir(), "carried.tar")
+	there := connected + "/e2e/hello:1"
+	for _, args := range [][]string{
+		{"push", w.makeArchive(t, "example.com/e2e/hello:1", 8), "--to", connected},
+		{"pull", there, "--out", carried, "--cache-dir", t.TempDir()},
+	} {
+		if got := strings.TrimSpace(output(t, w.command(t, w.hook, append([]string{"images"}, append(args, "--plain-http")...)...))); got != there {
+			t.Errorf("init-hook images %s says %q, want %q", strings.Join(args, " "), got, there)
+		}
+	}
 	want := w.address + "/e2e/hello:1"
-	if got := w.push(t, w.makeArchive(t, "example.com/e2e/hello:1", 8)); got != want {
+	if got := w.push(t, carried); got != want {
 		t.Errorf("push says %q, want %q", got, want)
 	}
 	return want
+}
+
+// connectedRegistry is a registry on this machine, to whom no cluster has a way.
+func connectedRegistry(t *testing.T) string {
+	t.Helper()
+	logrus.SetOutput(io.Discard) // distribution logs each request
+	app := handlers.NewApp(context.Background(), &configuration.Configuration{
+		Storage: configuration.Storage{"filesystem": {"rootdirectory": t.TempDir()}},
+	})
+	server := httptest.NewServer(app)
+	t.Cleanup(func() {
+		server.Close()
+		if err := app.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	return strings.TrimPrefix(server.URL, "http://")
 }
 
 // makeArchive makes an OCI archive of an image with the test program and, to be
@@ -205,6 +243,12 @@ func (w *world) nothingLeft(t *testing.T, but ...string) {
 			line = strings.TrimSpace(line)
 			if line != "" && !ofTheNamespace(line) && (strings.Contains(line, release) || !clusterScoped(line)) {
 				left = append(left, line)
+			}
+		}
+		// What the hook tells tools, and its rights to do so, are in a namespace of others.
+		for line := range strings.Lines(output(t, w.command(t, w.kubectl, "get", "configmaps,roles,rolebindings", "-n", "kube-public", "-o", "name"))) {
+			if line = strings.TrimSpace(line); strings.Contains(line, release) || strings.HasSuffix(line, "/local-registry-hosting") {
+				left = append(left, "kube-public "+line)
 			}
 		}
 		if !slices.Equal(left, but) {

@@ -55,7 +55,7 @@ func TestArchives(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		list, err := src.Select("")
+		list, err := src.Items("")
 		if err != nil {
 			t.Fatal(err)
 		}

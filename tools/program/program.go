@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 
 	"github.com/zarf-dev/zarf-registry/internal/injector"
@@ -22,11 +23,15 @@ import (
 // versionVariable is where the linker puts the version.
 const versionVariable = "github.com/zarf-dev/zarf-registry/internal/version.Version"
 
+// tags are build tags by program. registry-node speaks HTTP/1.1 only, and is what every node fetches: without HTTP/2 it is
+// 0.14 MB smaller, compressed.
+var tags = map[string]string{"registry-node": "nethttpomithttp2"}
+
 // Build builds the Go program of package pkg into the file output, static and
 // for Linux. Nothing of the machine gets into it: no paths, no state of the
 // repository, no settings of the environment that choose instructions.
 func Build(ctx context.Context, pkg, architecture, version, output string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags="+tags[path.Base(pkg)],
 		"-ldflags", "-s -w -X "+versionVariable+"="+version, "-o", output, pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+architecture,
 		"GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=")

@@ -34,15 +34,18 @@ Objects are read once in a rendering and kept in the root context, so that all t
   mode, address, ipFamily  the desired settings
   hookImage                reference and architecture of init-hook's image in the registry, where it was pushed
   pki                      where certificates come from: mode, existing (names of the user's Secrets), issuer
+  nodeDirectories          where nodes may have files of this release
 or, for a Secret that cannot be read, problem and remedy only: validate.yaml refuses those. The Jobs read it once more, and
 more strictly (internal/state). */ -}}
 {{- define "zarf-registry.cluster.state" -}}
 {{- if not (hasKey . "ClusterState") -}}
 {{- $state := dict -}}
-{{- with lookup "v1" "Secret" .Release.Namespace (printf "%s-state" (include "zarf-registry.fullname" .)) -}}
+{{- with lookup "v1" "Secret" (include "zarf-registry.namespace" .) (printf "%s-state" (include "zarf-registry.fullname" .)) -}}
 {{- $saved := dig "data" "state.json" "" . | b64dec | fromJson -}}
 {{- $desired := kindIs "map" $saved.desired | ternary $saved.desired dict -}}
 {{- $pki := kindIs "map" $saved.pki | ternary $saved.pki dict -}}
+{{- $nodes := kindIs "map" $saved.nodeConfig | ternary $saved.nodeConfig dict -}}
+{{- $directories := kindIs "slice" $nodes.directories | ternary $nodes.directories list -}}
 {{- $problem := "" -}}
 {{- $remedy := "put it right; or delete it and say what it said, with registryProxy or registryURL, and pki.mode" -}}
 {{- if hasKey $saved "Error" -}}
@@ -60,6 +63,15 @@ more strictly (internal/state). */ -}}
 {{- $problem = "it has no address" -}}
 {{- else if and $saved.pki (not (has $pki.mode (list "internal" "existingSecret" "certManager"))) -}}
 {{- $problem = printf "its PKI mode is %v, which there is not" $pki.mode -}}
+{{- else if or (not (kindIs "slice" (default list $nodes.directories))) (and $saved.nodeConfig (not (kindIs "map" $saved.nodeConfig))) -}}
+{{- $problem = "its directories of nodes are no list" -}}
+{{- else -}}
+{{- /* They are mounted into pods that run as root. */ -}}
+{{- range $directories -}}
+{{- if not (include "zarf-registry.nodeConfig.allowed" (toString .)) -}}
+{{- $problem = printf "it names %v, which is no directory of a container runtime's configuration" . -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if $problem -}}
 {{- $state = dict "problem" $problem "remedy" $remedy -}}
@@ -67,11 +79,25 @@ more strictly (internal/state). */ -}}
 {{- $state = pick $desired "mode" "address" "ipFamily" -}}
 {{- $_ := set $state "hookImage" (kindIs "map" $saved.hookImage | ternary $saved.hookImage dict) -}}
 {{- $_ := set $state "pki" (pick $pki "mode" "existing" "issuer") -}}
+{{- $_ := set $state "nodeDirectories" $directories -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set . "ClusterState" $state -}}
 {{- end -}}
 {{- .ClusterState | toJson -}}
+{{- end -}}
+
+{{- /* The release's namespace, where this release is remembered there and its objects are to be in another one. Where it was before
+that is of no release is not known. */ -}}
+{{- define "zarf-registry.cluster.elsewhere" -}}
+{{- if ne (include "zarf-registry.namespace" .) .Release.Namespace -}}
+{{- if not (include "zarf-registry.cluster.state" . | fromJson) -}}
+{{- $there := lookup "v1" "Secret" .Release.Namespace (printf "%s-state" (include "zarf-registry.fullname" .)) -}}
+{{- if eq .Release.Name (dig "metadata" "labels" "app.kubernetes.io/instance" "" $there) -}}
+{{- .Release.Namespace -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* The IP family that is remembered. */ -}}
@@ -118,10 +144,40 @@ that leads nowhere. */ -}}
 {{- $answer -}}
 {{- end -}}
 
+{{- /* The runtimes of the nodes, as nodeConfig.runtimes calls them: JSON array, sorted. */ -}}
+{{- define "zarf-registry.cluster.runtimes" -}}
+{{- include "zarf-registry.cluster.loadNodes" . -}}
+{{- $found := dict -}}
+{{- range $node := .ClusterNodes -}}
+{{- $runtime := dig "status" "nodeInfo" "containerRuntimeVersion" "" $node -}}
+{{- $kubelet := dig "status" "nodeInfo" "kubeletVersion" "" $node -}}
+{{- if hasPrefix "cri-o://" $runtime -}}
+{{- $_ := set $found "crio" true -}}
+{{- else if not (hasPrefix "containerd://" $runtime) -}}
+{{- else if contains "+k3s" $kubelet -}}
+{{- $_ := set $found "k3s" true -}}
+{{- else if contains "+rke2" $kubelet -}}
+{{- $_ := set $found "rke2" true -}}
+{{- else -}}
+{{- $_ := set $found "containerd" true -}}
+{{- end -}}
+{{- end -}}
+{{- keys $found | sortAlpha | toJson -}}
+{{- end -}}
+
+{{- /* The version of a Secret of this namespace, which changes with each change of it. Takes root, name. */ -}}
+{{- define "zarf-registry.cluster.secretVersion" -}}
+{{- $key := printf "ClusterSecretVersion-%s" .name -}}
+{{- if not (hasKey .root $key) -}}
+{{- $_ := set .root $key (dig "metadata" "resourceVersion" "" (lookup "v1" "Secret" (include "zarf-registry.namespace" .root) .name)) -}}
+{{- end -}}
+{{- get .root $key -}}
+{{- end -}}
+
 {{- /* The running registry: JSON of its architecture and image. It stays where its volume is for as long as it can. */ -}}
 {{- define "zarf-registry.cluster.registry" -}}
 {{- if not (hasKey . "ClusterRegistry") -}}
-{{- $pod := dig "spec" "template" "spec" dict (lookup "apps/v1" "Deployment" .Release.Namespace (include "zarf-registry.fullname" .)) -}}
+{{- $pod := dig "spec" "template" "spec" dict (lookup "apps/v1" "Deployment" (include "zarf-registry.namespace" .) (include "zarf-registry.fullname" .)) -}}
 {{- $image := "" -}}
 {{- range $pod.containers -}}
 {{- if eq .name "registry" -}}
@@ -188,7 +244,7 @@ its programs are not used. Where no node reports a pause image, that smallest im
 {{- range dig "status" "images" list $node -}}
 {{- $pause := list -}}
 {{- range .names -}}
-{{- if regexMatch "(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]" . -}}
+{{- if include "zarf-registry.isPause" . -}}
 {{- $pause = append $pause . -}}
 {{- end -}}
 {{- end -}}

@@ -114,33 +114,40 @@ volume. Without the injector there is none. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The DaemonSets of proxies in proxy mode, a JSON array: for each architecture one for each exception, and one for all
-other nodes. Of each: name, group (the value of the label that tells them apart), architecture, pause, and only or excluded,
-names of nodes. */ -}}
-{{- define "zarf-registry.proxies" -}}
+{{- /* The nodes, in groups that differ by architecture and pause image, a JSON array: for each architecture one for each
+exception, and one for all other nodes. Of each: group (its name, for a label), architecture, pause and its source, and only or excluded,
+names of nodes. Without images there is one for each architecture. Takes root, images ("true" or ""). */ -}}
+{{- define "zarf-registry.groups" -}}
 {{- $groups := list -}}
-{{- range $architecture := .Values.injector.architectures -}}
-{{- $pause := dict "value" "" "exceptions" dict -}}
-{{- if $.Values.injector.enabled -}}
-{{- $pause = include "zarf-registry.pause" (dict "root" $ "architecture" $architecture) | fromJson -}}
+{{- range $architecture := .root.Values.injector.architectures -}}
+{{- $pause := dict "value" "" "source" "default" "exceptions" dict -}}
+{{- if $.images -}}
+{{- $pause = include "zarf-registry.pause" (dict "root" $.root "architecture" $architecture) | fromJson -}}
 {{- end -}}
 {{- $excluded := list -}}
 {{- range $image, $nodes := $pause.exceptions -}}
 {{- $excluded = concat $excluded $nodes -}}
-{{- $groups = append $groups (dict "group" (printf "%s-%s" $architecture (sha256sum $image | trunc 8)) "architecture" $architecture "pause" $image "only" $nodes) -}}
+{{- $groups = append $groups (dict "group" (printf "%s-%s" $architecture (sha256sum $image | trunc 8)) "architecture" $architecture "pause" $image "source" $pause.source "only" $nodes) -}}
 {{- end -}}
-{{- $groups = append $groups (dict "group" $architecture "architecture" $architecture "pause" $pause.value "excluded" $excluded) -}}
+{{- $groups = append $groups (dict "group" $architecture "architecture" $architecture "pause" $pause.value "source" $pause.source "excluded" $excluded) -}}
 {{- end -}}
+{{- $groups | toJson -}}
+{{- end -}}
+
+{{- /* The DaemonSets of proxies in proxy mode, a JSON array: groups, each with the name of its DaemonSet. */ -}}
+{{- define "zarf-registry.proxies" -}}
+{{- $groups := include "zarf-registry.groups" (dict "root" . "images" (.Values.injector.enabled | ternary "true" "")) | fromJsonArray -}}
 {{- range $groups -}}
 {{- $_ := set . "name" (printf "%s-proxy-%s" (include "zarf-registry.fullname" $) .group) -}}
 {{- end -}}
 {{- $groups | toJson -}}
 {{- end -}}
 
-{{- /* The images that injected programs run in: the registry's, and where there are proxies theirs. JSON array. */ -}}
+{{- /* The images that injected programs run in: the registry's, and where there are proxies or pods that configure nodes
+theirs. JSON array. */ -}}
 {{- define "zarf-registry.pauseImages" -}}
 {{- $images := list (include "zarf-registry.registry.pause" . | fromJson).value -}}
-{{- if include "zarf-registry.proxyMode" . -}}
+{{- if or (include "zarf-registry.proxyMode" .) (include "zarf-registry.nodeConfig" .) -}}
 {{- range include "zarf-registry.proxies" . | fromJsonArray -}}
 {{- $images = append $images .pause -}}
 {{- end -}}
@@ -201,17 +208,21 @@ named then, where the values are silent. */ -}}
 {{- end -}}
 
 {{- /* What stands in the values about certificates and is no decision, as JSON: leaf and authority (lifetimes), schedule,
-timeout, resources. All of it is missing in the values that `helm upgrade --reuse-values` takes over from a release of before;
+timeout, and resources, priorityClassName, extraEnv, podAnnotations and podLabels of the CronJob's pods. All of it is missing in the values that `helm upgrade --reuse-values` takes over from a release of before;
 the defaults are those of values.yaml. */ -}}
 {{- define "zarf-registry.pki.settings" -}}
 {{- $pki := default dict .Values.pki -}}
-{{- $resources := dict "requests" (dict "cpu" "20m" "memory" "64Mi") -}}
+{{- $resources := dict "requests" (dict "cpu" "20m" "memory" "64Mi") "limits" (dict "memory" "512Mi") -}}
 {{- dict
   "leaf" (dig "lifetime" "certificate" "8760h" $pki)
   "authority" (dig "lifetime" "authority" "43800h" $pki)
   "schedule" (dig "rotation" "schedule" "17 * * * *" $pki)
   "timeout" (dig "rotation" "timeout" "10m" $pki)
-  "resources" (dig "rotation" "resources" $resources $pki) | toJson -}}
+  "resources" (dig "rotation" "resources" $resources $pki)
+  "priorityClassName" (dig "rotation" "priorityClassName" "" $pki)
+  "extraEnv" (dig "rotation" "extraEnv" list $pki)
+  "podAnnotations" (dig "rotation" "podAnnotations" dict $pki)
+  "podLabels" (dig "rotation" "podLabels" dict $pki) | toJson -}}
 {{- end -}}
 
 {{- /* The user's Secret with the push credential, or nothing. */ -}}
@@ -294,6 +305,11 @@ leaves open on which architecture `finish` runs. */ -}}
 {{- if eq (include "zarf-registry.mode" . | fromJson).value "nodeport" -}}true{{- end -}}
 {{- end -}}
 
+{{- /* Programs of ours run on nodes, whose payload the Jobs make. */ -}}
+{{- define "zarf-registry.injects" -}}
+{{- if or (include "zarf-registry.internal" .) (include "zarf-registry.nodeConfig" .) -}}true{{- end -}}
+{{- end -}}
+
 {{- /* Proxies, where there are any, have a hostPort. In nodeport mode too: they may still serve during a switch. */ -}}
 {{- define "zarf-registry.hostPort" -}}
 {{- if and (include "zarf-registry.internal" .) (eq (include "zarf-registry.hostNetwork" .) "false") -}}true{{- end -}}
@@ -303,6 +319,11 @@ leaves open on which architecture `finish` runs. */ -}}
 before. */ -}}
 {{- define "zarf-registry.anonymousPull" -}}
 {{- if (default dict .Values.auth).anonymousPull -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Tools are told of the registry, in a namespace that is for such things. */ -}}
+{{- define "zarf-registry.advertised" -}}
+{{- if and (include "zarf-registry.internal" .) (ne (toString .Values.localRegistryHosting) "false") -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.podSecurityLabel" -}}

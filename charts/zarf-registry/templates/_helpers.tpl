@@ -13,6 +13,12 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* Where every object is that belongs to a namespace, and where the Jobs work. Helm's own record of the release stays in the
+release's namespace. */ -}}
+{{- define "zarf-registry.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
 {{- /* What selectors match: never changes between versions, since selectors are immutable. The Jobs look for the same
 labels, so the name is the project's, whatever the objects are called. Takes root, component. */ -}}
 {{- define "zarf-registry.selectorLabels" -}}
@@ -28,8 +34,8 @@ component, extra. */ -}}
 {{- merge $own (default dict .extra) (default dict .root.Values.commonLabels) | toYaml -}}
 {{- end -}}
 
-{{- /* The body of an object's metadata. Takes root, name, component, annotations; cluster is true for an object
-without a namespace. */ -}}
+{{- /* The body of an object's metadata. Takes root, name, component, labels, annotations; namespace, where it is not the release's; cluster is
+true for an object without a namespace. */ -}}
 {{- define "zarf-registry.metadata" -}}
 {{- $labels := include "zarf-registry.selectorLabels" . | fromYaml -}}
 {{- $_ := set $labels "app.kubernetes.io/managed-by" .root.Release.Service -}}
@@ -38,14 +44,22 @@ without a namespace. */ -}}
 {{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") -}}
 name: {{ .name }}
 {{- if not .cluster }}
-namespace: {{ .root.Release.Namespace | quote }}
+namespace: {{ default (include "zarf-registry.namespace" .root) .namespace | quote }}
 {{- end }}
 labels:
-  {{- merge $labels (default dict .root.Values.commonLabels) | toYaml | nindent 2 }}
+  {{- merge $labels (default dict .labels) (default dict .root.Values.commonLabels) | toYaml | nindent 2 }}
 {{- with merge dict (default dict .annotations) (default dict .root.Values.commonAnnotations) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end -}}
+
+{{- /* The annotations of what stays when it is not rendered any more. Argo CD takes Helm's for the deletion of the Application
+only (argoproj/argo-cd#17819), and has one of its own for the rest: a list, to which the user's are added. */ -}}
+{{- define "zarf-registry.kept" -}}
+{{- $options := get (default dict .Values.commonAnnotations) "argocd.argoproj.io/sync-options" | splitList "," -}}
+helm.sh/resource-policy: keep
+argocd.argoproj.io/sync-options: {{ append $options "Prune=false" | compact | uniq | join "," }}
 {{- end -}}
 
 {{- /* An image reference. With a digest the tag is left out: runtimes ignore it, and nodes report the two apart.
@@ -55,11 +69,25 @@ Takes root, image. */ -}}
 {{- if .image.digest -}}
 {{- $version = printf "@%s" .image.digest -}}
 {{- end -}}
-{{- if .image.registry -}}
-{{- printf "%s/%s%s" .image.registry .image.repository $version -}}
+{{- with default .image.registry (default dict .root.Values.global).imageRegistry -}}
+{{- printf "%s/%s%s" . $.image.repository $version -}}
 {{- else -}}
 {{- printf "%s%s" .image.repository $version -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* The pull secrets of all charts of an installation, then those of this one: JSON array of references. */ -}}
+{{- define "zarf-registry.pullSecrets" -}}
+{{- $secrets := list -}}
+{{- range concat (default list (default dict .Values.global).imagePullSecrets) (default list .Values.imagePullSecrets) -}}
+{{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) -}}
+{{- end -}}
+{{- $secrets | uniq | toJson -}}
+{{- end -}}
+
+{{- /* "true" for an image that is pause by its name. */ -}}
+{{- define "zarf-registry.isPause" -}}
+{{- if regexMatch "(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]" . -}}true{{- end -}}
 {{- end -}}
 
 {{- /* The part of the payload's names that tells versions apart. The same rule as internal/injector.PayloadID. */ -}}
@@ -81,7 +109,7 @@ the names of its Jobs. */ -}}
 {{- end -}}
 
 {{- define "zarf-registry.certificates.clusterName" -}}
-{{- printf "%s-%s" .Release.Namespace (include "zarf-registry.certificates.name" .) -}}
+{{- printf "%s-%s" (include "zarf-registry.namespace" .) (include "zarf-registry.certificates.name" .) -}}
 {{- end -}}
 
 {{- /* The seconds of a Go duration such as 1h30m: templates can add a duration to a date, but not read one. */ -}}

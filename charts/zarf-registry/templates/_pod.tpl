@@ -1,11 +1,14 @@
 {{- /* What the pods have in common. */ -}}
 
-{{- /* 65532 is the user of nobody in particular that images from scratch agree on. */ -}}
+{{- /* 65532 is the user of nobody in particular that images from scratch agree on. OpenShift takes users and groups from the namespace's range,
+and refuses others. */ -}}
 {{- define "zarf-registry.pod.securityContext" -}}
 runAsNonRoot: true
+{{- if not (include "zarf-registry.openshift" .) }}
 runAsUser: 65532
 runAsGroup: 65532
 fsGroup: 65532
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault

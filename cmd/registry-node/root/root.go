@@ -1,5 +1,5 @@
 // Package root is the command tree of the registry-node program. It parses flags, sets up logs and turns errors into exit
-// codes; what the commands do is in internal/proxy and internal/probe.
+// codes; what the commands do is in internal/proxy, internal/probe and internal/nodeconfig.
 //
 // The program goes to every node through ConfigMaps, so it links nothing large: no client-go, Helm, ORAS, distribution or
 // Prometheus client. A test holds that.
@@ -51,14 +51,15 @@ func New() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "registry-node",
 		Short: "The cluster's registry on a node's loopback",
-		Long: `What runs next to a container runtime, so that it can pull from the cluster's registry on loopback.
+		Long: `What runs next to a container runtime: the proxy, so that it can pull from the cluster's registry on loopback, and what tells
+it which registries to use.
 
 Exit codes: 0 done, 1 failed, 2 flags or a file that they name cannot be used and nothing was done.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return refusal{errors.New("give a command: proxy, probe or version")}
+			return refusal{errors.New("give a command: proxy, probe, configure, pause or version")}
 		},
 		PersistentPreRunE: func(command *cobra.Command, _ []string) error {
 			if err := command.ValidateRequiredFlags(); err != nil {
@@ -69,7 +70,7 @@ Exit codes: 0 done, 1 failed, 2 flags or a file that they name cannot be used an
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return refusal{err} })
-	command.AddCommand(proxyCommand(), probeCommand(), versionCommand())
+	command.AddCommand(proxyCommand(), probeCommand(), configureCommand(), pauseCommand(), versionCommand())
 	return command
 }
 

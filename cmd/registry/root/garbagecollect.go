@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/collection"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 )
@@ -12,15 +13,18 @@ import (
 func garbageCollectCommand() *cobra.Command {
 	var config string
 	var logs logging.Options
-	var options registry.CollectOptions
+	var request collection.Request
 	command := &cobra.Command{
 		Use:   "garbage-collect",
 		Short: "Remove blobs that no image needs",
 		Long: `Remove blobs that no image needs: deleting an image removes its name only.
 
-It is safe while nobody pushes; pulls may go on. A layer that is pushed meanwhile and whose manifest is not there yet
-counts as garbage, and the push then fails or leaves an image without it. So stop the registry, or set
-storage.maintenance.readonly.enabled and restart it, or know that nothing pushes.`,
+This is for a registry that does not run, or whose storage can be reached from elsewhere; one in a cluster is asked
+with init-hook garbage-collect. A registry that runs meanwhile on the same storage keeps serving pulls. It finds in the
+storage that garbage is being collected, and takes no manifests until that is done: pushes wait. Who is killed here
+holds them up for one more minute.
+
+What was pushed within --grace-period stays.`,
 		Example: `  # what would go?
   registry garbage-collect --dry-run
 
@@ -28,6 +32,9 @@ storage.maintenance.readonly.enabled and restart it, or know that nothing pushes
   registry garbage-collect --delete-untagged`,
 		Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
+			if err := request.Validate(); err != nil {
+				return usageError{err}
+			}
 			if _, err := newLogger(logs, command.ErrOrStderr()); err != nil {
 				return err
 			}
@@ -35,23 +42,28 @@ storage.maintenance.readonly.enabled and restart it, or know that nothing pushes
 			if err != nil {
 				return setupError{err}
 			}
-			options.Report = command.OutOrStdout()
-			collected, err := registry.GarbageCollect(command.Context(), parsed, options)
+			result, err := registry.GarbageCollect(command.Context(), parsed, request, func(e collection.Event) {
+				if e.Removed != nil {
+					fmt.Fprintln(command.OutOrStdout(), e.Removed)
+				}
+			})
 			if err != nil {
 				return err
 			}
 			verb := "freed"
-			if options.DryRun {
+			if request.DryRun {
 				verb = "would free"
 			}
-			_, err = fmt.Fprintf(command.OutOrStdout(), "%s %d bytes: %d blobs, %d manifests\n", verb, collected.Bytes, collected.Blobs, collected.Manifests)
+			_, err = fmt.Fprintf(command.OutOrStdout(), "%s %d bytes: %d blobs, %d manifests\n", verb, result.Bytes, result.Blobs, result.Manifests)
 			return err
 		},
 	}
 	flags := command.Flags()
 	flags.StringVar(&config, "config", defaultConfig, "`FILE` of the configuration")
-	flags.BoolVar(&options.DryRun, "dry-run", false, "remove nothing, report what would be removed")
-	flags.BoolVar(&options.DeleteUntagged, "delete-untagged", false, "also remove manifests that neither a tag nor an image index leads to")
+	flags.BoolVar(&request.DryRun, "dry-run", false, "remove nothing, report what would be removed")
+	flags.BoolVar(&request.DeleteUntagged, "delete-untagged", false, "also remove manifests that neither a tag nor an image index leads to")
+	flags.DurationVar(&request.Grace, "grace-period", collection.DefaultGrace, "how long what was pushed stays in any case")
+	flags.DurationVar(&request.Timeout, "timeout", collection.DefaultTimeout, "how long it may take in all")
 	logs.Register(command.Flags())
 	return command
 }

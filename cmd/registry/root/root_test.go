@@ -53,6 +53,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 		"pull users without a listener":    {[]string{"serve", "--config", config, "--pull-htpasswd=users"}, 2, []string{"--pull-htpasswd is about --plain-listen"}},
 		"garbage in memory":                {[]string{"garbage-collect", "--config", inMemory}, 1, []string{"nothing to collect"}},
 		"garbage that cannot be read":      {[]string{"garbage-collect", "--config", unreadable}, 1, []string{"reading the storage"}},
+		"garbage of tomorrow":              {[]string{"garbage-collect", "--grace-period=-1h"}, 2, []string{"cannot be negative"}},
 		"garbage of a wrong configuration": {[]string{"garbage-collect", "--config", wrong}, 2, []string{"* http.addr"}},
 	} {
 		t.Run(sentence, func(t *testing.T) {
@@ -78,7 +79,7 @@ func TestResultsGoToStdout(t *testing.T) {
 		"the version":               {[]string{"version"}, `^registry dev go\S+ \w+/\w+\n$`},
 		"what was collected":        {[]string{"garbage-collect", "--config", config}, `^freed 0 bytes: 0 blobs, 0 manifests\n$`},
 		"what would be collected":   {[]string{"garbage-collect", "--config", config, "--dry-run", "--delete-untagged"}, `^would free 0 bytes: 0 blobs, 0 manifests\n$`},
-		"help, with when it's safe": {[]string{"garbage-collect", "--help"}, `safe while nobody pushes`},
+		"help, with what pushes do": {[]string{"garbage-collect", "--help"}, `pushes wait`},
 		"help, with examples":       {[]string{"serve", "--help"}, `Examples:`},
 		"help, with what opens it":  {[]string{"serve", "--help"}, `--plain-listen is open exactly while that file is there`},
 	} {

@@ -38,6 +38,10 @@ are accepted and the address is open, within a second of its going new connectio
 have 10 minutes to end, and its users are not accepted any more. A file that cannot be used opens nothing, and leaves
 the users before in force. An address that is taken is tried again. Without --pull-htpasswd it is always open.
 
+At --expose-listen clients outside of the cluster are served: with TLS and without a client certificate. The users of
+--htpasswd may read and write, those of --pull-htpasswd and --expose-htpasswd read. Its certificate is that of --listen
+without --expose-tls-dir.
+
 The repository zarf-registry/probe-proxy is served at --listen only, zarf-registry/probe-nodeport at --plain-listen
 only, but a certificate of zarf-registry:push leads to both: so a pull from one of them proves its way.`,
 		Example: `  # as the chart does
@@ -74,7 +78,12 @@ only, but a certificate of zarf-registry:push leads to both: so a pull from one 
 	flags.StringVar(&options.PlainListen, "plain-listen", "", "`ADDRESS` for clients without TLS, open while the file of --pull-htpasswd is there; empty for none")
 	flags.BoolVar(&options.AnonymousPull, "anonymous-pull", false, "let anyone read at --plain-listen, while that is open")
 	flags.StringVar(&options.Htpasswd, "htpasswd", "/etc/zarf-registry/credentials/htpasswd", "`FILE` of the users who may pull and push, bcrypt only")
+	flags.StringVar(&options.UploadSecret, "upload-secret", "", "`FILE` of what signs the state of uploads, the same for all replicas; empty derives it from --htpasswd")
 	flags.StringVar(&options.PullHtpasswd, "pull-htpasswd", "", "`FILE` of the users who may only pull, which opens --plain-listen while it is there; empty for none")
+	flags.StringVar(&options.ExposeListen, "expose-listen", "", "`ADDRESS` for clients outside of the cluster, with TLS; empty for none")
+	flags.StringVar(&options.ExposeTLSDir, "expose-tls-dir", "", "`DIRECTORY` of tls.crt and tls.key for --expose-listen; empty for the certificate of --listen")
+	flags.StringVar(&options.ExposeHtpasswd, "expose-htpasswd", "", "`FILE` of more users who may only pull, at --expose-listen; empty for none")
+	flags.BoolVar(&options.ExposeAnonymousPull, "expose-anonymous-pull", false, "let anyone read at --expose-listen")
 	flags.StringVar(&options.HealthListen, "health-listen", ":5080", "`ADDRESS` of /healthz and /readyz; empty for none")
 	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090", "`ADDRESS` of /metrics and /loaded; empty for none")
 	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0, "how long to go on, not ready, when told to end")

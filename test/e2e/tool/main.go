@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -80,13 +81,25 @@ type report struct {
 	Bytes    int64         `json:"bytes"`           // 0 where the container runtime pulls
 }
 
+// enough pulls say something, however slow the machine is.
+const enough = 5
+
 // loop calls pull with 0, 1, 2 and so on, with a pause after each, until the stop
-// file exists, and prints a report. It never runs longer than ten minutes.
+// file exists and there were enough, and prints a report. It never runs longer than
+// ten minutes. After its first pull it makes a file beside the stop file,
+// STOP-FILE.begun-….
 func loop(stopFile string, pause time.Duration, pull func(i int) (bytes int64, err error)) error {
 	var r report
 	last := time.Now()
 	for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(pause) {
-		if _, err := os.Stat(stopFile); err == nil {
+		if r.Pulls == 1 {
+			begun, err := os.CreateTemp(filepath.Dir(stopFile), filepath.Base(stopFile)+".begun-*")
+			if err != nil {
+				return err
+			}
+			begun.Close()
+		}
+		if _, err := os.Stat(stopFile); err == nil && r.Pulls >= enough {
 			break
 		}
 		begin := time.Now()

@@ -7,7 +7,7 @@
 {{- /* The name of what belongs to no namespace: with the namespace, so that two releases of one name do not take each
 other's rights away. */ -}}
 {{- define "zarf-registry.hook.clusterName" -}}
-{{- printf "%s-%s" .Release.Namespace (include "zarf-registry.hook.name" .) -}}
+{{- printf "%s-%s" (include "zarf-registry.namespace" .) (include "zarf-registry.hook.name" .) -}}
 {{- end -}}
 
 {{- /* Hooks of one weight run in the order of their names, so each has a weight: identity, rights, Job. A Job that
@@ -33,7 +33,7 @@ pre-install,pre-upgrade,pre-rollback,post-install,post-upgrade,post-rollback,pre
 
 {{- /* The arguments that all Jobs share. */ -}}
 {{- define "zarf-registry.hook.args" -}}
-- --namespace={{ .Release.Namespace }}
+- --namespace={{ include "zarf-registry.namespace" . }}
 - --release={{ .Release.Name }}
 - --name={{ include "zarf-registry.fullname" . }}
 - --pod-security-label={{ include "zarf-registry.podSecurityLabel" . | empty | not }}
@@ -42,7 +42,7 @@ pre-install,pre-upgrade,pre-rollback,post-install,post-upgrade,post-rollback,pre
 {{- end -}}
 
 {{- /* The arguments that prepare and finish have besides: what was decided, and by whom. With an external registry there
-is nothing to be injected, and no address of ours. */ -}}
+is no address of ours, and nothing to be injected but what configures nodes. */ -}}
 {{- define "zarf-registry.hook.decisions" -}}
 {{- $mode := include "zarf-registry.mode" . | fromJson -}}
 {{- $family := include "zarf-registry.ipFamily" . | fromJson -}}
@@ -50,6 +50,9 @@ is nothing to be injected, and no address of ours. */ -}}
 - --mode-source={{ $mode.source }}
 - --ip-family={{ $family.value }}
 - --ip-family-source={{ $family.source }}
+{{- if include "zarf-registry.openshift" . }}
+- --openshift=true
+{{- end }}
 {{- with .Values.initHook.ignorePreflight }}
 - --ignore-preflight={{ join "," . }}
 {{- end }}
@@ -58,13 +61,7 @@ is nothing to be injected, and no address of ours. */ -}}
 - --host-network={{ include "zarf-registry.hostNetwork" . }}
 - --proxy-tls={{ (include "zarf-registry.tls" . | fromJson).value }}
 - --anonymous-pull={{ include "zarf-registry.anonymousPull" . | empty | not }}
-- --injector={{ .Values.injector.enabled }}
-- --payload-id={{ include "zarf-registry.payloadID" . }}
-- --architectures={{ join "," .Values.injector.architectures }}
-{{- if .Values.injector.enabled }}
-- --pause-images={{ include "zarf-registry.pauseImages" . | fromJsonArray | join "," }}
-- --pause-image-source={{ (include "zarf-registry.registry.pause" . | fromJson).source }}
-{{- end }}
+{{- include "zarf-registry.hook.payload" . }}
 - --cluster-domain={{ .Values.clusterDomain }}
 {{- $pki := include "zarf-registry.pki" . | fromJson }}
 {{- $settings := include "zarf-registry.pki.settings" . | fromJson }}
@@ -87,20 +84,68 @@ is nothing to be injected, and no address of ours. */ -}}
 {{- with include "zarf-registry.pushSecret" . }}
 - --push-secret={{ . }}
 {{- end }}
+{{- include "zarf-registry.expose.hookArgs" . }}
 {{- else }}
 - --registry-url={{ $mode.url }}
+{{- if include "zarf-registry.injects" . }}
+{{- include "zarf-registry.hook.payload" . }}
+{{- else }}
 - --injector=false
+{{- end }}
+{{- end }}
+{{- if include "zarf-registry.nodeConfig" . }}
+- --node-directories={{ join "," .NodeConfig.config.directories }}
+{{- with .NodeConfig.inUse }}
+- --node-directories-in-use={{ join "," . }}
+{{- end }}
+{{- with .NodeConfig.config.k3s.existingSecret }}
+- --node-registries-secret={{ . }}
+- --node-registries-key={{ $.NodeConfig.config.k3s.existingSecretKey }}
+{{- end }}
+{{- if .NodeConfig.config.crio.certsDirectory }}
+- --node-ca=true
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* The arguments that cleanup has besides: what the pods run that put files of nodes back. */ -}}
+{{- define "zarf-registry.hook.restores" -}}
+{{- if and (include "zarf-registry.nodeConfig" .) .Values.injector.enabled -}}
+- --payload-id={{ include "zarf-registry.payloadID" . }}
+- --architectures={{ join "," .Values.injector.architectures }}
+{{- end -}}
+{{- end -}}
+
+{{- /* What is injected, and into which images. */ -}}
+{{- define "zarf-registry.hook.payload" }}
+- --injector={{ .Values.injector.enabled }}
+- --payload-id={{ include "zarf-registry.payloadID" . }}
+- --architectures={{ join "," .Values.injector.architectures }}
+{{- if .Values.injector.enabled }}
+- --pause-images={{ include "zarf-registry.pauseImages" . | fromJsonArray | join "," }}
+- --pause-image-source={{ (include "zarf-registry.registry.pause" . | fromJson).source }}
 {{- end }}
 {{- end -}}
 
 {{- /* The arguments that finish has besides. */ -}}
 {{- define "zarf-registry.hook.results" -}}
+- --local-registry-hosting={{ include "zarf-registry.advertised" . | empty | not }}
+{{ with include "zarf-registry.expose.address" . -}}
+- --expose-address={{ . }}
+{{ end -}}
 {{- if include "zarf-registry.proxyMode" . -}}
 {{- $names := list -}}
 {{- range include "zarf-registry.proxies" . | fromJsonArray -}}
 {{- $names = append $names .name -}}
 {{- end -}}
 - --proxies={{ join "," $names }}
+{{ end -}}
+{{- if include "zarf-registry.nodeConfig" . -}}
+{{- $names := list -}}
+{{- range include "zarf-registry.nodeConfig.daemonsets" . | fromJsonArray -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+- --node-configs={{ join "," $names }}
 {{ end -}}
 {{- if include "zarf-registry.internal" . -}}
 - --prove={{ .Values.initHook.prove }}
@@ -133,7 +178,11 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "init-hook") | nindent 8 }}
+        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "init-hook" "extra" $hook.podLabels) | nindent 8 }}
+      {{- with $hook.podAnnotations }}
+      annotations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
     spec:
       {{- /* Never: with OnFailure the pod, and with it the log, is deleted when the Job has failed. */}}
       restartPolicy: Never
@@ -141,7 +190,10 @@ spec:
       automountServiceAccountToken: true
       {{- /* The registry's address comes from the environment: pushing must not wait for the cluster's DNS. */}}
       enableServiceLinks: true
-      {{- $secrets := default list .root.Values.imagePullSecrets }}
+      {{- with $hook.priorityClassName }}
+      priorityClassName: {{ . | quote }}
+      {{- end }}
+      {{- $secrets := include "zarf-registry.pullSecrets" .root | fromJsonArray }}
       {{- if $image.pushed }}
       {{- $secrets = append $secrets (dict "name" (printf "%s-pull" (include "zarf-registry.fullname" .root))) }}
       {{- end }}
@@ -180,6 +232,10 @@ spec:
             {{- . | trim | nindent 12 }}
             {{- end }}
             {{- end }}
+          {{- with $hook.extraEnv }}
+          env:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
           resources:
             {{- toYaml $hook.resources | nindent 12 }}
           securityContext:

@@ -10,7 +10,7 @@
 {{- $_ := set $selector "zarf-registry/proxies" .group }}
 {{- /* Kept when a switch to nodeport mode no longer renders them: nodes pull through them until `finish` has seen a pull
 through the node port on each, and deletes them. */}}
-{{- $annotations := dict "helm.sh/resource-policy" "keep" -}}
+{{- $annotations := include "zarf-registry.kept" .root | fromYaml -}}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
@@ -57,7 +57,7 @@ spec:
       {{- with $proxy.priorityClassName }}
       priorityClassName: {{ . | quote }}
       {{- end }}
-      {{- with $values.imagePullSecrets }}
+      {{- with include "zarf-registry.pullSecrets" .root | fromJsonArray }}
       imagePullSecrets:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -104,13 +104,17 @@ spec:
             - --metrics-listen={{ eq $family "IPv6" | ternary "[::1]" "127.0.0.1" }}:{{ $proxy.metricsPort }}
             - --reuse-port
             {{- end }}
-            - --registry={{ $fullname }}.{{ .root.Release.Namespace }}.svc:5000
+            - --registry={{ $fullname }}.{{ include "zarf-registry.namespace" .root }}.svc:5000
             - --tls-dir=/etc/zarf-registry/tls
             - --tls={{ (include "zarf-registry.tls" .root | fromJson).value }}
             - --retry-timeout={{ $proxy.retryTimeout }}
             - --drain-timeout=20s
             - --log-level={{ $proxy.logLevel }}
             - --log-format=json
+          {{- with $proxy.extraEnv }}
+          env:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
           {{- if $hostPort }}
           ports:
             - name: registry

@@ -14,11 +14,13 @@ var tools = map[string]Recipe{
 	"crane":         tool("crane", "github.com/google/go-containerregistry", "v0.22.1", "github.com/google/go-containerregistry/cmd/crane"),
 	"ct":            tool("ct", "github.com/helm/chart-testing/v3", "v3.14.0", "github.com/helm/chart-testing/v3/ct", "github.com/helm/chart-testing/v3/ct/cmd.Version=v3.14.0"),
 	"golangci-lint": tool("golangci-lint", "github.com/golangci/golangci-lint/v2", "v2.15.0", "github.com/golangci/golangci-lint/v2/cmd/golangci-lint", "main.version=2.15.0"),
+	"gotestsum":     tool("gotestsum", "gotest.tools/gotestsum", "v1.13.0", "gotest.tools/gotestsum"),
 	"helm":          tool("helm", "helm.sh/helm/v3", "v3.22.0", "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3/internal/version.version=v3.22.0"),
 	"helm-docs":     tool("helm-docs", "github.com/norwoodj/helm-docs", "v1.14.2", "github.com/norwoodj/helm-docs/cmd/helm-docs", "main.version=1.14.2"),
 	"helm4":         tool("helm4", "helm.sh/helm/v4", "v4.3.1", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4/internal/version.version=v4.3.1"),
 	"kubeconform":   tool("kubeconform", "github.com/yannh/kubeconform", "v0.8.0", "github.com/yannh/kubeconform/cmd/kubeconform", "main.version=v0.8.0"),
 	"promtool":      promtool,
+	"regctl":        tool("regctl", "github.com/regclient/regclient", "v0.11.7", "github.com/regclient/regclient/cmd/regctl"),
 	"sops":          tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
 }
 

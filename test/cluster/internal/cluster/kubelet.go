@@ -152,6 +152,28 @@ func (c *Cluster) kubeProxy(n Node) Process {
 	return Process{ID: processID(kubeProxy, n.Name), Node: n.Name, Args: []string{kubeProxy, "--config=" + kubeProxyConfigPath}}
 }
 
+// waitForServices waits until kube-proxy has made the API server's Service answer on a
+// node. Pods before that fail, and kube-router, which changes the packet filter too, may
+// get in the way of kube-proxy's first go, which is repeated after 30 s only.
+func (c *Cluster) waitForServices(ctx context.Context, n Node) error {
+	service := c.Options.Family.Services()[0].Addr().Next()
+	family, iptables := "ip", "iptables"
+	if service.Is6() {
+		family, iptables = "ip6", "ip6tables"
+	}
+	list := []string{iptables, "--wait", "--table", "nat", "--list-rules", "KUBE-SERVICES"}
+	if c.Options.KubeProxy == NFTables {
+		list = []string{"nft", "list", "map", family, "kube-proxy", "service-ips"}
+	}
+	return c.waitFor(ctx, processID(kubeProxy, n.Name), "its rules", time.Minute, func(ctx context.Context) error {
+		rules, err := c.run(ctx, n.Name, nil, list...)
+		if err == nil && !strings.Contains(rules, service.String()) {
+			err = fmt.Errorf("the packet filter does not know %s", service)
+		}
+		return err
+	})
+}
+
 var taintPattern = regexp.MustCompile(`^([^=:]+)(?:=([^=:]*))?:(NoSchedule|PreferNoSchedule|NoExecute)$`)
 
 // parseTaint reads key[=value]:Effect, the form of kubectl taint.

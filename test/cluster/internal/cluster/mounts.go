@@ -109,7 +109,9 @@ func unmountBelow(dir string) error {
 	}
 	var errs []error
 	for _, point := range points {
-		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+		err := unix.Unmount(point, unix.MNT_DETACH)
+		// Another cluster that goes away meanwhile removes its own, here too.
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, fmt.Errorf("unmounting %s: %w", point, err))
 		}
 	}

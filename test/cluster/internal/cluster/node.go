@@ -47,7 +47,7 @@ func (c *Cluster) createNode(ctx context.Context, ca *authority, n Node) error {
 }
 
 // joinNode starts what makes the node a member: kubelet, kube-proxy and, once the
-// node is known, the controller of network policies.
+// node is known and its packet filter knows Services, the controller of network policies.
 func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n Node) error {
 	for _, p := range []Process{c.kubelet(n), c.kubeProxy(n)} {
 		if err := c.start(p); err != nil {
@@ -55,6 +55,9 @@ func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n N
 		}
 	}
 	if err := c.waitForNode(ctx, client, n.Name); err != nil {
+		return err
+	}
+	if err := c.waitForServices(ctx, n); err != nil {
 		return err
 	}
 	if c.Options.NetworkPolicy {

@@ -1,0 +1,176 @@
+// Command images measures pushes and pulls of an image set: init-hook's beside
+// those of crane, skopeo and regctl, against the same registry on loopback.
+//
+// The set is made from a seed: five families of eight images that share base
+// layers, 1.48 GB of content that does not compress. For each repetition and tool
+// there is a new registry in a process of its own, with empty storage and empty
+// caches of the client: cold push, warm push (again), cold pull, warm pull (again,
+// to the same place) and, for tools that have a cache, a pull from it to another
+// place. A beeline that neither hashes nor looks, the floor, tells what the
+// registry and the machine take for themselves.
+//
+// It measures on one machine: client and registry share its cores, and there is no
+// network. What it measures it has checked: every manifest is in the registry
+// after a push, every blob in the output after a pull.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// space is what a full set takes at most: itself, the registry's, an output, a
+// cache, and their file systems' overhead, in bytes.
+const space = 8e9
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "images:", err)
+		os.Exit(1)
+	}
+}
+
+// run is the program, or one of the children that it starts of itself.
+func run(ctx context.Context, args []string, stdout io.Writer) error {
+	if len(args) > 0 {
+		switch args[0] {
+		case registryMode:
+			return serveRegistry(args[1:], os.Stdin, stdout)
+		case floorPushMode:
+			return floorPush(ctx, args[1:])
+		case floorPullMode:
+			return floorPull(ctx, args[1:])
+		}
+	}
+	return bench(ctx, args, stdout)
+}
+
+type options struct {
+	repetitions   int
+	tools         string
+	dir, write    string
+	scale         float64
+	seed          uint64
+	initHook, get string
+}
+
+func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
+	var o options
+	flags := flag.NewFlagSet("images", flag.ContinueOnError)
+	flags.IntVar(&o.repetitions, "n", 3, "repetitions")
+	flags.StringVar(&o.tools, "tools", "", "names of the tools, separated by commas (default: all that are there)")
+	flags.StringVar(&o.dir, "dir", os.TempDir(), "where to put up to 8 GB that are removed in the end")
+	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.md and RESULTS.json to (default: the table goes to stdout)")
+	flags.Float64Var(&o.scale, "scale", 1, "size of the layers; 1 is 1.48 GB in all")
+	flags.Uint64Var(&o.seed, "seed", 1, "seed of the layers")
+	flags.StringVar(&o.initHook, "init-hook", "bin/init-hook", "the program to measure")
+	flags.StringVar(&o.get, "testcluster", "bin/testcluster", "the program that builds crane and regctl")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 || o.repetitions < 1 || o.scale <= 0 {
+		return errors.New("there are no arguments but flags, and -n and -scale must be positive")
+	}
+	if err := enoughSpace(o.dir, int64(space*o.scale)); err != nil {
+		return err
+	}
+	found, err := findTools(ctx, o)
+	if err != nil {
+		return err
+	}
+
+	// No colon may be in it: skopeo takes what follows for a name.
+	dir, err := os.MkdirTemp(o.dir, "bench-images-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	fmt.Fprintln(os.Stderr, "making the images in", dir)
+	set, err := makeSet(filepath.Join(dir, "set"), o.seed, o.scale)
+	if err != nil {
+		return fmt.Errorf("making the images: %w", err)
+	}
+	if err := syncTree(dir); err != nil {
+		return err
+	}
+	report := newReport(o, set, found, time.Now())
+	for repetition := range o.repetitions {
+		// In another order each time: what one tool leaves to the disk, the next one has
+		// to live with.
+		for _, n := range rand.New(rand.NewPCG(o.seed, uint64(repetition))).Perm(len(found)) {
+			t := found[n]
+			if err := settle(ctx); err != nil {
+				return err
+			}
+			samples, err := measure(ctx, t, set, filepath.Join(dir, "run"), repetition == 0)
+			if err != nil {
+				return fmt.Errorf("%s: %w", t.name, err)
+			}
+			for _, s := range samples {
+				report.add(t.name, s)
+				fmt.Fprintf(os.Stderr, "%d/%d  %-20s %-12s %6.2f s\n", repetition+1, o.repetitions, t.name, s.Operation, s.Seconds)
+			}
+		}
+	}
+	if o.write == "" {
+		return report.markdown(stdout)
+	}
+	return report.write(o.write)
+}
+
+// settlePause is for what a disk has to do about gigabytes that were removed: a
+// tool's cold push took up to half as long again without.
+const settlePause = 3 * time.Second
+
+// settle waits until the disk has nothing more to do.
+func settle(ctx context.Context) error {
+	unix.Sync()
+	select {
+	case <-time.After(settlePause):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// enoughSpace returns an error where dir has less than need bytes free.
+func enoughSpace(dir string, need int64) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("looking for space in %s: %w", dir, err)
+	}
+	if free := int64(fs.Bavail) * fs.Bsize; free < need {
+		return fmt.Errorf("%s has %.1f GB free, and %.1f GB are needed: free some, or name another directory with -dir", dir, float64(free)/1e9, float64(need)/1e9)
+	}
+	return nil
+}
+
+// selected tells whether a comma-separated list, or an empty one, has name.
+func selected(list, name string) bool {
+	if list == "" {
+		return true
+	}
+	for one := range strings.SplitSeq(list, ",") {
+		if strings.TrimSpace(one) == name {
+			return true
+		}
+	}
+	return false
+}

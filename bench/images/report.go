@@ -1,0 +1,200 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/version"
+)
+
+// report is what RESULTS.json says.
+type report struct {
+	Date        time.Time      `json:"date"`
+	Machine     machine        `json:"machine"`
+	Set         setSummary     `json:"set"`
+	Repetitions int            `json:"repetitions"`
+	Registry    string         `json:"registry"`
+	Tools       []toolSummary  `json:"tools"`
+	Results     []*measurement `json:"results"`
+}
+
+type machine struct {
+	Cores     int     `json:"cores"`
+	CPU       string  `json:"cpu"`
+	Memory    int64   `json:"memoryBytes"`
+	Kernel    string  `json:"kernel"`
+	Go        string  `json:"go"`
+	LoadStart float64 `json:"loadAtStart"` // the average of the last minute
+}
+
+type setSummary struct {
+	Images int    `json:"images"`
+	Blobs  int    `json:"blobs"`
+	Bytes  int64  `json:"bytes"`
+	Seed   uint64 `json:"seed"`
+}
+
+type toolSummary struct {
+	Name    string `json:"name"`
+	Version string `json:"version,omitempty"`
+	About   string `json:"about"`
+}
+
+// measurement is all samples of an operation of a tool.
+type measurement struct {
+	Tool      string   `json:"tool"`
+	Operation string   `json:"operation"`
+	Samples   []sample `json:"samples"`
+}
+
+func newReport(o options, set *imageSet, found []tool, now time.Time) *report {
+	r := &report{
+		Date: now.UTC().Truncate(time.Second), Machine: thisMachine(), Repetitions: o.repetitions,
+		Registry: "distribution v3 as bin/registry " + version.Version + " has it, without its front, storage on the file system, plain HTTP",
+		Set:      setSummary{len(set.images), len(set.blobs), set.bytes, o.seed},
+	}
+	for _, t := range found {
+		r.Tools = append(r.Tools, toolSummary{t.name, t.version, t.about})
+	}
+	return r
+}
+
+func (r *report) add(tool string, s sample) {
+	for _, m := range r.Results {
+		if m.Tool == tool && m.Operation == s.Operation {
+			m.Samples = append(m.Samples, s)
+			return
+		}
+	}
+	r.Results = append(r.Results, &measurement{tool, s.Operation, []sample{s}})
+}
+
+// write writes both forms to dir.
+func (r *report) write(dir string) error {
+	raw, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	if err := r.markdown(&text); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "RESULTS.json"), append(raw, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "RESULTS.md"), text.Bytes(), 0o644)
+}
+
+// markdown writes a table for each operation.
+func (r *report) markdown(w io.Writer) error {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "# Image operations\n\nWritten by `make bench-images`, %s.\n\n", r.Date.Format(time.RFC3339))
+	fmt.Fprintf(&b, "%d images, %d blobs, %.2f GB. %d repetitions: the median, and in brackets the least and the most.\n", r.Set.Images, r.Set.Blobs, float64(r.Set.Bytes)/1e9, r.Repetitions)
+	fmt.Fprintf(&b, "Client and registry share %d cores (%s, %.0f GB of memory, Linux %s, %s), on loopback. Load when it began: %.2f.\n",
+		r.Machine.Cores, r.Machine.CPU, float64(r.Machine.Memory)/1e9, r.Machine.Kernel, r.Machine.Go, r.Machine.LoadStart)
+	fmt.Fprintf(&b, "Registry: %s.\n\n", r.Registry)
+	b.WriteString("| tool | version | how |\n|---|---|---|\n")
+	for _, t := range r.Tools {
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", t.Name, t.Version, t.About)
+	}
+	b.WriteString("\nMB on the wire are what the sockets carried, headers of HTTP included. Peak memory is that of the largest process; CPU is that of all.\n")
+	for _, o := range operations {
+		var rows []*measurement
+		for _, t := range r.Tools {
+			for _, m := range r.Results {
+				if m.Operation == o.name && m.Tool == t.Name {
+					rows = append(rows, m)
+				}
+			}
+		}
+		if len(rows) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "\n## %s%s\n\n%s\n\n", strings.ToUpper(o.name[:1]), o.name[1:], o.about)
+		b.WriteString("| tool | seconds | MB sent | MB received | requests | connections | client: peak MiB | CPU s | registry: peak MiB | CPU s |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
+		for _, m := range rows {
+			seconds := m.values(func(s sample) float64 { return s.Seconds })
+			median := func(of func(sample) float64) float64 { return middle(m.values(of)) }
+			fmt.Fprintf(&b, "| %s | **%.2f** (%.2f–%.2f) | %.1f | %.1f | %.0f | %.0f | %.0f | %.2f | %.0f | %.2f |\n", m.Tool,
+				middle(seconds), seconds[0], seconds[len(seconds)-1],
+				median(func(s sample) float64 { return float64(s.Received) / 1e6 }), median(func(s sample) float64 { return float64(s.Sent) / 1e6 }),
+				median(sample.requests), median(func(s sample) float64 { return float64(s.Connections) }),
+				median(func(s sample) float64 { return float64(s.ClientPeak) / (1 << 20) }), median(func(s sample) float64 { return s.ClientCPU }),
+				median(func(s sample) float64 { return float64(s.RegistryPeak) / (1 << 20) }), median(func(s sample) float64 { return s.CPU }))
+		}
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// requests are those of all methods.
+func (s sample) requests() float64 {
+	var all int64
+	for _, n := range s.Requests {
+		all += n
+	}
+	return float64(all)
+}
+
+// values are those of all samples in order of size.
+func (m *measurement) values(of func(sample) float64) []float64 {
+	values := make([]float64, len(m.Samples))
+	for n, s := range m.Samples {
+		values[n] = of(s)
+	}
+	slices.Sort(values)
+	return values
+}
+
+// middle is the median of sorted values.
+func middle(sorted []float64) float64 {
+	half := len(sorted) / 2
+	if len(sorted)%2 == 1 {
+		return sorted[half]
+	}
+	return (sorted[half-1] + sorted[half]) / 2
+}
+
+// thisMachine is what the kernel tells of it; empty where it does not.
+func thisMachine() machine {
+	m := machine{Cores: runtime.NumCPU(), CPU: procValue("/proc/cpuinfo", "model name"), Go: runtime.Version()}
+	if m.CPU == "" {
+		m.CPU = runtime.GOARCH
+	}
+	kib, _ := strconv.ParseInt(strings.TrimSuffix(procValue("/proc/meminfo", "MemTotal"), " kB"), 10, 64)
+	m.Memory = kib << 10
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		m.Kernel = unix.ByteSliceToString(name.Release[:])
+	}
+	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
+		first, _, _ := strings.Cut(string(load), " ")
+		m.LoadStart, _ = strconv.ParseFloat(first, 64)
+	}
+	return m
+}
+
+// procValue is the first value of a key in a file of "key: value" lines.
+func procValue(path, key string) string {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(raw)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == key {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,116 @@
+{{- /* What runs init-hook now and then, and where: its image comes from the registry itself, once it is there. */ -}}
+
+{{- /* What to pull that image with. */ -}}
+{{- define "zarf-registry.cronjob.pullSecrets" -}}
+{{- $secrets := include "zarf-registry.pullSecrets" . | fromJsonArray -}}
+{{- if (include "zarf-registry.certificates.image" . | fromJson).pushed -}}
+{{- $secrets = list -}}
+{{- if and (include "zarf-registry.nodePortMode" .) (not (include "zarf-registry.anonymousPull" .)) -}}
+{{- $secrets = list (dict "name" (printf "%s-pull" (include "zarf-registry.fullname" .))) -}}
+{{- end -}}
+{{- end -}}
+{{- with $secrets -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Which nodes can. */ -}}
+{{- define "zarf-registry.cronjob.nodeSelector" -}}
+{{- $image := include "zarf-registry.certificates.image" . | fromJson -}}
+{{- $selector := dict "kubernetes.io/os" "linux" -}}
+{{- with $image.architecture -}}
+{{- $_ := set $selector "kubernetes.io/arch" . -}}
+{{- end -}}
+{{- $selector = merge $selector (default dict .Values.initHook.nodeSelector) -}}
+{{- if and $image.pushed (include "zarf-registry.proxyMode" .) -}}
+{{- /* A node without a proxy cannot pull from the registry. */ -}}
+{{- $selector = merge $selector (default dict .Values.proxy.nodeSelector) -}}
+{{- end -}}
+{{- toYaml $selector -}}
+{{- end -}}
+
+{{- /* The CronJob. Takes root, name (its ServiceAccount's too), component, settings (schedule, timeout, resources; podLabels,
+podAnnotations, priorityClassName and extraEnv may be missing), command (a list), flags (a list of more). */ -}}
+{{- define "zarf-registry.cronjob" -}}
+{{- $settings := .settings -}}
+{{- $image := include "zarf-registry.certificates.image" .root | fromJson -}}
+{{- $hook := .root.Values.initHook -}}
+apiVersion: batch/v1
+kind: CronJob
+metadata:
+  {{- include "zarf-registry.metadata" (dict "root" .root "name" .name "component" .component) | nindent 2 }}
+spec:
+  schedule: {{ $settings.schedule | quote }}
+  {{- /* One run at a time: the next one goes on where this one stopped. */}}
+  concurrencyPolicy: Forbid
+  {{- /* A run that was missed, as while the control plane was down, is made up for. */}}
+  startingDeadlineSeconds: 1800
+  successfulJobsHistoryLimit: 1
+  failedJobsHistoryLimit: 1
+  jobTemplate:
+    metadata:
+      labels:
+        {{- include "zarf-registry.podLabels" (dict "root" .root "component" .component) | nindent 8 }}
+    spec:
+      {{- /* As of the other Jobs: half a minute after the program's own end. */}}
+      activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $settings.timeout) 30 }}
+      {{- /* One more try, for a registry that was just moving. The next run comes soon enough. */}}
+      backoffLimit: 1
+      podFailurePolicy:
+        {{- include "zarf-registry.hook.podFailurePolicy" .root | nindent 8 }}
+      template:
+        metadata:
+          labels:
+            {{- include "zarf-registry.podLabels" (dict "root" .root "component" .component "extra" $settings.podLabels) | nindent 12 }}
+          {{- with $settings.podAnnotations }}
+          annotations:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
+        spec:
+          restartPolicy: Never
+          serviceAccountName: {{ .name }}
+          automountServiceAccountToken: true
+          enableServiceLinks: false
+          {{- with $settings.priorityClassName }}
+          priorityClassName: {{ . | quote }}
+          {{- end }}
+          {{- with include "zarf-registry.cronjob.pullSecrets" .root }}
+          imagePullSecrets:
+            {{- . | nindent 12 }}
+          {{- end }}
+          securityContext:
+            {{- include "zarf-registry.pod.securityContext" .root | nindent 12 }}
+          nodeSelector:
+            {{- include "zarf-registry.cronjob.nodeSelector" .root | nindent 12 }}
+          {{- with $hook.tolerations }}
+          tolerations:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
+          affinity:
+            {{- include "zarf-registry.certificates.affinity" .root | nindent 12 }}
+          containers:
+            - name: init-hook
+              image: {{ $image.value | quote }}
+              imagePullPolicy: {{ $image.pushed | empty | ternary $hook.image.pullPolicy "IfNotPresent" }}
+              command:
+                - /init-hook
+              args:
+                {{- toYaml .command | nindent 16 }}
+                - --namespace={{ include "zarf-registry.namespace" .root }}
+                - --release={{ .root.Release.Name }}
+                - --name={{ include "zarf-registry.fullname" .root }}
+                {{- with .flags }}
+                {{- toYaml . | nindent 16 }}
+                {{- end }}
+                - --timeout={{ $settings.timeout }}
+                - --log-format=json
+              {{- with $settings.extraEnv }}
+              env:
+                {{- toYaml . | nindent 16 }}
+              {{- end }}
+              resources:
+                {{- toYaml $settings.resources | nindent 16 }}
+              securityContext:
+                {{- include "zarf-registry.container.securityContext" .root | nindent 16 }}
+              terminationMessagePolicy: FallbackToLogsOnError
+{{- end -}}

@@ -1,0 +1,182 @@
+{{- /* What Prometheus and Grafana get. Values may be missing: `helm upgrade --reuse-values` takes over those of a release of
+before. The defaults are those of values.yaml. */ -}}
+
+{{- define "zarf-registry.metrics.settings" -}}
+{{- $monitor := dict "enabled" false "interval" "" "scrapeTimeout" "" "labels" dict "relabelings" list "metricRelabelings" list -}}
+{{- $defaults := dict
+  "service" (dict "enabled" false "annotations" dict)
+  "serviceMonitor" $monitor
+  "podMonitor" (deepCopy $monitor)
+  "prometheusRule" (dict "enabled" false "labels" dict "alertLabels" dict "disabled" list "kubeStateMetrics" true
+    "thresholds" (dict "volumeFreePercent" 10 "certificateLifePercent" 30 "errorPercent" 5))
+  "dashboard" (dict "enabled" false "labels" dict "annotations" dict) -}}
+{{- mergeOverwrite $defaults (deepCopy (default dict .Values.metrics)) | toJson -}}
+{{- end -}}
+
+{{- /* Conditions, the first line of the templates. */ -}}
+
+{{- define "zarf-registry.metrics.serviceMonitor" -}}
+{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).serviceMonitor.enabled -}}true{{- end -}}
+{{- end -}}
+
+{{- define "zarf-registry.metrics.podMonitor" -}}
+{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).podMonitor.enabled -}}true{{- end -}}
+{{- end -}}
+
+{{- /* A ServiceMonitor finds pods by a Service. */ -}}
+{{- define "zarf-registry.metrics.service" -}}
+{{- if or (include "zarf-registry.metrics.serviceMonitor" .) (and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).service.enabled) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* With hostNetwork proxies tell their metrics on the node's loopback interface only, where no Prometheus can be. */ -}}
+{{- define "zarf-registry.metrics.proxies" -}}
+{{- if and (include "zarf-registry.proxyMode" .) (include "zarf-registry.hostPort" .) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "zarf-registry.metrics.prometheusRule" -}}
+{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).prometheusRule.enabled -}}true{{- end -}}
+{{- end -}}
+
+{{- define "zarf-registry.metrics.dashboard" -}}
+{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).dashboard.enabled -}}true{{- end -}}
+{{- end -}}
+
+{{- /* A headless Service, whose only use is to be found. Takes root, component, suffix. */ -}}
+{{- define "zarf-registry.metrics.headless" -}}
+{{- $settings := include "zarf-registry.metrics.settings" .root | fromJson -}}
+metadata:
+  {{- include "zarf-registry.metadata" (dict "root" .root "name" (printf "%s%s-metrics" (include "zarf-registry.fullname" .root) .suffix) "component" (printf "%s-metrics" .component) "annotations" $settings.service.annotations) | nindent 2 }}
+spec:
+  type: ClusterIP
+  clusterIP: None
+  ipFamilyPolicy: PreferDualStack
+  selector:
+    {{- include "zarf-registry.selectorLabels" (dict "root" .root "component" .component) | nindent 4 }}
+  ports:
+    - name: metrics
+      port: {{ .port }}
+      targetPort: metrics
+      protocol: TCP
+      appProtocol: http
+{{- end -}}
+
+{{- /* How a target is scraped. Alerts and dashboard select by the labels job and namespace, and name the label node, so these are
+the same whatever finds the target. Takes root, job, monitor (its values). */ -}}
+{{- define "zarf-registry.metrics.endpoint" -}}
+port: metrics
+path: /metrics
+scheme: http
+{{- with .monitor.interval }}
+interval: {{ . | quote }}
+{{- end }}
+{{- with .monitor.scrapeTimeout }}
+scrapeTimeout: {{ . | quote }}
+{{- end }}
+relabelings:
+  - targetLabel: job
+    replacement: {{ .job | quote }}
+  - sourceLabels:
+      - __meta_kubernetes_pod_node_name
+    targetLabel: node
+  {{- with .monitor.relabelings }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .monitor.metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* The body of a ServiceMonitor. Takes root, component, suffix. */ -}}
+{{- define "zarf-registry.metrics.serviceMonitor.body" -}}
+{{- $monitor := (include "zarf-registry.metrics.settings" .root | fromJson).serviceMonitor -}}
+{{- $name := printf "%s%s" (include "zarf-registry.fullname" .root) .suffix -}}
+metadata:
+  {{- include "zarf-registry.metadata" (dict "root" .root "name" $name "component" .component "labels" $monitor.labels) | nindent 2 }}
+spec:
+  selector:
+    matchLabels:
+      {{- include "zarf-registry.selectorLabels" (dict "root" .root "component" (printf "%s-metrics" .component)) | nindent 6 }}
+  endpoints:
+    -
+      {{- include "zarf-registry.metrics.endpoint" (dict "job" $name "monitor" $monitor) | nindent 6 }}
+{{- end -}}
+
+{{- /* The body of a PodMonitor. Takes root, component, suffix. */ -}}
+{{- define "zarf-registry.metrics.podMonitor.body" -}}
+{{- $monitor := (include "zarf-registry.metrics.settings" .root | fromJson).podMonitor -}}
+{{- $name := printf "%s%s" (include "zarf-registry.fullname" .root) .suffix -}}
+metadata:
+  {{- include "zarf-registry.metadata" (dict "root" .root "name" $name "component" .component "labels" $monitor.labels) | nindent 2 }}
+spec:
+  selector:
+    matchLabels:
+      {{- include "zarf-registry.selectorLabels" (dict "root" .root "component" .component) | nindent 6 }}
+  podMetricsEndpoints:
+    -
+      {{- include "zarf-registry.metrics.endpoint" (dict "job" $name "monitor" $monitor) | nindent 6 }}
+{{- end -}}
+
+{{- /* The groups of files/alerts.yaml for this release, as JSON. The file is not a template: what Prometheus expands in it looks
+like one. Words that begin with a dollar sign in capitals are replaced. */ -}}
+{{- define "zarf-registry.metrics.alerts" -}}
+{{- $rule := (include "zarf-registry.metrics.settings" . | fromJson).prometheusRule -}}
+{{- $file := .Files.Get "files/alerts.yaml"
+  | replace "$NAMESPACE" (include "zarf-registry.namespace" .)
+  | replace "$NAME" (include "zarf-registry.fullname" .)
+  | replace "$VOLUME_FREE_PERCENT" (int $rule.thresholds.volumeFreePercent | toString)
+  | replace "$CERTIFICATE_LIFE_PERCENT" (int $rule.thresholds.certificateLifePercent | toString)
+  | replace "$ERROR_PERCENT" (int $rule.thresholds.errorPercent | toString)
+  | fromYaml -}}
+{{- $groups := list -}}
+{{- range $file.groups -}}
+{{- if or $rule.kubeStateMetrics (ne .name "zarf-registry-kube-state-metrics") -}}
+{{- $rules := list -}}
+{{- range .rules -}}
+{{- if not (has .alert $rule.disabled) -}}
+{{- $_ := set . "labels" (merge dict .labels (default dict $rule.alertLabels)) -}}
+{{- $_ := set .annotations "runbook_url" (printf "https://github.com/zarf-dev/zarf-registry/blob/main/docs/monitoring.md#%s" (lower .alert)) -}}
+{{- $rules = append $rules . -}}
+{{- end -}}
+{{- end -}}
+{{- if $rules -}}
+{{- $groups = append $groups (dict "name" .name "rules" $rules) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $groups | toJson -}}
+{{- end -}}
+
+{{- define "zarf-registry.metrics.validate" -}}
+{{- $settings := include "zarf-registry.metrics.settings" . | fromJson -}}
+{{- if include "zarf-registry.internal" . -}}
+{{- if and $settings.serviceMonitor.enabled $settings.podMonitor.enabled -}}
+{{- fail "zarf-registry: metrics.podMonitor.enabled: metrics.serviceMonitor.enabled has the same pods scraped, and each sample would come twice; set one of them to false" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
+{{- range list "serviceMonitor" "podMonitor" -}}
+{{- if (get $settings .).enabled -}}
+{{- fail (printf "zarf-registry: networkPolicy.metricsFrom: metrics.%s.enabled is true, and nobody may read metrics; name the pods of your Prometheus, or set networkPolicy.enabled=false" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $known := list -}}
+{{- range (.Files.Get "files/alerts.yaml" | fromYaml).groups -}}
+{{- range .rules -}}
+{{- $known = append $known .alert -}}
+{{- end -}}
+{{- end -}}
+{{- range $settings.prometheusRule.disabled -}}
+{{- if not (has . $known) -}}
+{{- fail (printf "zarf-registry: metrics.prometheusRule.disabled: there is no alert %q; set names out of %s" . (join ", " $known)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $path, $labels := dict "metrics.serviceMonitor.labels" $settings.serviceMonitor.labels "metrics.podMonitor.labels" $settings.podMonitor.labels "metrics.prometheusRule.labels" $settings.prometheusRule.labels "metrics.dashboard.labels" $settings.dashboard.labels -}}
+{{- range $key, $_ := $labels -}}
+{{- if hasPrefix "app.kubernetes.io/" $key -}}
+{{- fail (printf "zarf-registry: %s: %s is the chart's to set; remove it" $path $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,313 @@
+{{- /* What nodes are to have, and which of their directories it takes. Everything here is decided once in a rendering and kept
+in the root context. What the user wrote is never part of a message: it may be a secret. */ -}}
+
+{{- /* What stands in the values, as JSON. All of it is missing in the values that `helm upgrade --reuse-values` takes over from a
+release of before; the defaults are those of values.yaml. */ -}}
+{{- define "zarf-registry.nodeConfig.settings" -}}
+{{- $values := default dict .Values.nodeConfig -}}
+{{- dict
+  "mirrors" (dig "mirrors" list $values)
+  "force" (dig "force" false $values)
+  "runtimes" (dig "runtimes" list $values)
+  "directories" (dig "directories" nil $values)
+  "tlsDirectories" (dig "tlsDirectories" list $values)
+  "registries" (dig "k3s" "registries" nil $values | default dict)
+  "existingSecret" (dig "k3s" "existingSecret" "" $values)
+  "existingSecretKey" (dig "k3s" "existingSecretKey" "registries.yaml" $values)
+  "path" (dig "k3s" "path" "" $values)
+  "live" (dig "k3s" "live" true $values)
+  "livePath" (dig "k3s" "livePath" "" $values)
+  "containerdPath" (dig "containerd" "path" "" $values)
+  "hosts" (dig "containerd" "hosts" dict $values)
+  "ca" (dig "crio" "ca" "auto" $values)
+  "insecure" (dig "crio" "insecure" false $values)
+  "certsPath" (dig "crio" "certsPath" "/etc/containers/certs.d" $values)
+  "confPath" (dig "crio" "confPath" "/etc/containers/registries.conf.d" $values)
+  "maxUnavailable" (dig "updateStrategy" "maxUnavailable" "10%" $values)
+  "nodeSelector" (dig "nodeSelector" dict $values)
+  "tolerations" (dig "tolerations" (list (dict "operator" "Exists")) $values)
+  "resources" (dig "resources" (dict "requests" (dict "cpu" "1m" "memory" "8Mi") "limits" (dict "memory" "64Mi")) $values)
+  "priorityClassName" (dig "priorityClassName" "" $values)
+  "extraEnv" (dig "extraEnv" list $values)
+  "podAnnotations" (dig "podAnnotations" dict $values)
+  "podLabels" (dig "podLabels" dict $values) | toJson -}}
+{{- end -}}
+
+{{- /* "true" for a path that can be mounted, and stands for itself: absolute, without what leads elsewhere, and without what
+separates paths in arguments. */ -}}
+{{- define "zarf-registry.nodeConfig.isPath" -}}
+{{- if and (regexMatch "^(/[^/:,\\\\[:cntrl:]]+)+/?$" .) (not (regexMatch "/\\.\\.?(/|$)" .)) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* "true" for a directory that may be written to: where container runtimes have their configuration. */ -}}
+{{- define "zarf-registry.nodeConfig.allowed" -}}
+{{- $roots := "^/(etc/(containerd|containers|rancher|k0s|crio)|var/lib/rancher|var/snap/(microk8s|k8s))(/|$)" -}}
+{{- if and (include "zarf-registry.nodeConfig.isPath" .) (regexMatch $roots .) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* What the nodes run: JSON array. What nobody knows is K3s where that is what is configured. */ -}}
+{{- define "zarf-registry.nodeConfig.runtimes" -}}
+{{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
+{{- $runtimes := $settings.runtimes -}}
+{{- if not $runtimes -}}
+{{- $runtimes = include "zarf-registry.cluster.runtimes" . | fromJsonArray -}}
+{{- end -}}
+{{- if not $runtimes -}}
+{{- $runtimes = list (or $settings.registries $settings.existingSecret | empty | ternary "containerd" "k3s") -}}
+{{- end -}}
+{{- $runtimes | toJson -}}
+{{- end -}}
+
+{{- /* k3s or rke2, which have different paths. */ -}}
+{{- define "zarf-registry.nodeConfig.distribution" -}}
+{{- $runtimes := include "zarf-registry.nodeConfig.runtimes" . | fromJsonArray -}}
+{{- and (has "rke2" $runtimes) (not (has "k3s" $runtimes)) | ternary "rke2" "k3s" -}}
+{{- end -}}
+
+{{- define "zarf-registry.nodeConfig.livePath" -}}
+{{- with (include "zarf-registry.nodeConfig.settings" . | fromJson).livePath -}}
+{{- clean . -}}
+{{- else -}}
+{{- printf "/var/lib/rancher/%s/agent/etc/containerd/certs.d" (include "zarf-registry.nodeConfig.distribution" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* containerd's directories, of all nodes: JSON array. */ -}}
+{{- define "zarf-registry.nodeConfig.containerd" -}}
+{{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
+{{- $directories := list -}}
+{{- if $settings.containerdPath -}}
+{{- $directories = list (clean $settings.containerdPath) -}}
+{{- else -}}
+{{- range include "zarf-registry.nodeConfig.runtimes" . | fromJsonArray -}}
+{{- if eq . "containerd" -}}
+{{- $directories = append $directories "/etc/containerd/certs.d" -}}
+{{- else if ne . "crio" -}}
+{{- $directories = append $directories (include "zarf-registry.nodeConfig.livePath" $) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $directories | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
+{{- /* "true" where nodes are to trust the proxies' certificates: a CRI-O that refuses plain HTTP from loopback needs it. */ -}}
+{{- define "zarf-registry.nodeConfig.ca" -}}
+{{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
+{{- if kindIs "bool" $settings.ca -}}
+{{- if $settings.ca -}}true{{- end -}}
+{{- else if and (include "zarf-registry.proxyMode" .) (eq (include "zarf-registry.tls" . | fromJson).value "always") -}}
+{{- if $settings.runtimes -}}
+{{- if has "crio" $settings.runtimes -}}true{{- end -}}
+{{- else if include "zarf-registry.cluster.tls" . -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Directories with certificates that the configuration names: JSON array. What cannot be mounted is left out; then it is
+not looked at. */ -}}
+{{- define "zarf-registry.nodeConfig.certificates" -}}
+{{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
+{{- $files := list -}}
+{{- $registries := $settings.registries -}}
+{{- if kindIs "string" $registries -}}
+{{- $registries = fromYaml $registries -}}
+{{- end -}}
+{{- if kindIs "map" $registries.configs -}}
+{{- range $entry := $registries.configs -}}
+{{- if kindIs "map" $entry -}}
+{{- if kindIs "map" $entry.tls -}}
+{{- $files = concat $files (list $entry.tls.ca_file $entry.tls.cert_file $entry.tls.key_file) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- /* Of hosts.toml the values of these two keys, up to the next key's sign: nothing else in it may get out. */ -}}
+{{- range $text := $settings.hosts -}}
+{{- range regexFindAll "(?m)^[ \\t]*(ca|client)[ \\t]*=[^=]*" (toString $text) -1 -}}
+{{- range regexFindAll "[\"']/[^\"'\\n]+[\"']" . -1 -}}
+{{- $files = append $files (trimAll "\"'" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $directories := list -}}
+{{- range $files -}}
+{{- if kindIs "string" . -}}
+{{- if include "zarf-registry.nodeConfig.isPath" . -}}
+{{- $directories = append $directories (dir .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- without ($directories | uniq | sortAlpha) "/" | toJson -}}
+{{- end -}}
+
+{{- /* Places of registries.yaml in the values where a text goes and a number or a truth value is: JSON array. Helm has read
+such a value already, 0123 as 83 and 1.50 as 1.5, and what was written is lost. Hosts are named as far as they look like some. */ -}}
+{{- define "zarf-registry.nodeConfig.unquoted" -}}
+{{- $registries := (include "zarf-registry.nodeConfig.settings" . | fromJson).registries -}}
+{{- $texts := dict -}}
+{{- if kindIs "map" $registries -}}
+{{- range $section, $sections := dict
+  "mirrors" (dict "mirrors" (list "endpoint" "rewrite"))
+  "configs" (dict "auth" (list "username" "password" "auth" "identity_token" "token") "tls" (list "ca_file" "cert_file" "key_file"))
+  "auths" (dict "auths" (list "username" "password" "auth" "identity_token" "token")) -}}
+{{- $hosts := get $registries $section -}}
+{{- range $host, $entry := kindIs "map" $hosts | ternary $hosts dict -}}
+{{- $place := printf "%s.%s" $section (regexMatch "^[A-Za-z0-9*._:\\[\\]-]+$" $host | ternary ($host | quote) "<REDACTED>") -}}
+{{- range $part, $keys := $sections -}}
+{{- $in := $place -}}
+{{- $fields := $entry -}}
+{{- if and (ne $part $section) (kindIs "map" $entry) -}}
+{{- $in = printf "%s.%s" $place $part -}}
+{{- $fields = get $entry $part -}}
+{{- end -}}
+{{- range $key := kindIs "map" $fields | ternary $keys list -}}
+{{- $value := get $fields $key -}}
+{{- if kindIs "map" $value -}}
+{{- $value = values $value -}}
+{{- end -}}
+{{- range kindIs "slice" $value | ternary $value (list $value) -}}
+{{- if or (kindIs "bool" .) (kindIs "float64" .) -}}
+{{- $_ := set $texts (printf "nodeConfig.k3s.registries.%s.%s" $in $key) "" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- keys $texts | sortAlpha | toJson -}}
+{{- end -}}
+
+{{- /* Puts into .NodeConfig
+  config       what the pods are told, internal/noderuntime.Config
+  inUse        the directories that files are written to
+  registries   registries.yaml of the values, empty where there is none */ -}}
+{{- define "zarf-registry.nodeConfig.load" -}}
+{{- if not (hasKey . "NodeConfig") -}}
+{{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
+{{- $config := dict "release" (printf "%s/%s" (include "zarf-registry.namespace" .) .Release.Name) "force" $settings.force "containerd" dict "k3s" dict "crio" dict -}}
+{{- if include "zarf-registry.internal" . -}}
+{{- $_ := set $config "address" (include "zarf-registry.address" .) -}}
+{{- end -}}
+{{- $inUse := list -}}
+{{- $registries := "" -}}
+{{- if or $settings.registries $settings.existingSecret -}}
+{{- $registries = kindIs "string" $settings.registries | ternary $settings.registries (empty $settings.registries | ternary "" (toYaml $settings.registries | printf "%s\n")) -}}
+{{- $file := $settings.path -}}
+{{- if not $file -}}
+{{- $file = printf "/etc/rancher/%s/registries.yaml" (include "zarf-registry.nodeConfig.distribution" .) -}}
+{{- end -}}
+{{- $k3s := dict "file" (clean $file) -}}
+{{- $inUse = append $inUse (dir (clean $file)) -}}
+{{- if $settings.existingSecret -}}
+{{- $_ := set $k3s "existingSecret" $settings.existingSecret -}}
+{{- $_ := set $k3s "existingSecretKey" $settings.existingSecretKey -}}
+{{- end -}}
+{{- if $settings.live -}}
+{{- $_ := set $k3s "live" true -}}
+{{- $_ := set $k3s "liveDirectory" (include "zarf-registry.nodeConfig.livePath" .) -}}
+{{- $inUse = append $inUse $k3s.liveDirectory -}}
+{{- end -}}
+{{- $_ := set $config "k3s" $k3s -}}
+{{- end -}}
+{{- if or $settings.mirrors $settings.hosts -}}
+{{- $containerd := dict -}}
+{{- with include "zarf-registry.nodeConfig.containerd" . | fromJsonArray -}}
+{{- $_ := set $containerd "directories" . -}}
+{{- $inUse = concat $inUse . -}}
+{{- end -}}
+{{- with $settings.hosts -}}
+{{- $_ := set $containerd "hosts" . -}}
+{{- end -}}
+{{- $_ := set $config "containerd" $containerd -}}
+{{- with $settings.mirrors -}}
+{{- $_ := set $config "mirrors" . -}}
+{{- end -}}
+{{- end -}}
+{{- if include "zarf-registry.nodeConfig.ca" . -}}
+{{- $_ := set $config.crio "certsDirectory" (clean $settings.certsPath) -}}
+{{- $inUse = append $inUse (clean $settings.certsPath) -}}
+{{- end -}}
+{{- $conf := $settings.insecure -}}
+{{- if and $settings.mirrors (not $conf) -}}
+{{- $conf = has "crio" (include "zarf-registry.nodeConfig.runtimes" . | fromJsonArray) -}}
+{{- end -}}
+{{- if $conf -}}
+{{- $_ := set $config.crio "confDirectory" (clean $settings.confPath) -}}
+{{- $_ := set $config.crio "insecure" $settings.insecure -}}
+{{- $inUse = append $inUse (clean $settings.confPath) -}}
+{{- end -}}
+{{- /* Where files of before may be. A rendering that cannot see the cluster has to be told. */ -}}
+{{- $former := default list $settings.directories -}}
+{{- if or $former (kindIs "invalid" $settings.directories) -}}
+{{- $former = default list (include "zarf-registry.cluster.state" . | fromJson).nodeDirectories | concat $former -}}
+{{- end -}}
+{{- $directories := $inUse -}}
+{{- range $former -}}
+{{- $directories = append $directories (clean .) -}}
+{{- end -}}
+{{- $directories = $directories | uniq | sortAlpha -}}
+{{- $_ := set $config "directories" $directories -}}
+{{- /* What is mounted already needs no second place. */ -}}
+{{- $certificates := list -}}
+{{- range $settings.tlsDirectories -}}
+{{- $certificates = append $certificates (clean .) -}}
+{{- end -}}
+{{- $certificates = include "zarf-registry.nodeConfig.certificates" . | fromJsonArray | concat $certificates | uniq | sortAlpha -}}
+{{- $outer := list -}}
+{{- range $directory := $certificates -}}
+{{- $inside := false -}}
+{{- range concat $directories $outer -}}
+{{- $inside = or $inside (eq $directory .) (hasPrefix (printf "%s/" .) $directory) -}}
+{{- end -}}
+{{- if not $inside -}}
+{{- $outer = append $outer $directory -}}
+{{- end -}}
+{{- end -}}
+{{- with $outer -}}
+{{- $_ := set $config "tlsDirectories" . -}}
+{{- end -}}
+{{- $_ := set . "NodeConfig" (dict "config" $config "inUse" ($inUse | uniq | sortAlpha) "registries" $registries) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* "true" where nodes are to have files, or may have files that are to go. */ -}}
+{{- define "zarf-registry.nodeConfig" -}}
+{{- include "zarf-registry.nodeConfig.load" . -}}
+{{- if .NodeConfig.config.directories -}}true{{- end -}}
+{{- end -}}
+
+{{- /* The data of the Secret with all of it. The same for the one that `prepare` reads before. */ -}}
+{{- define "zarf-registry.nodeConfig.data" -}}
+{{- include "zarf-registry.nodeConfig.load" . -}}
+config.json: {{ .NodeConfig.config | toJson | b64enc }}
+{{- with .NodeConfig.registries }}
+registries.yaml: {{ b64enc . }}
+{{- end }}
+{{- end -}}
+
+{{- /* By which a pod knows that the kubelet has mounted what it is made for. The same rule as internal/nodeconfig.Sum. */ -}}
+{{- define "zarf-registry.nodeConfig.sum" -}}
+{{- include "zarf-registry.nodeConfig.load" . -}}
+{{- printf "%s\n%s" (.NodeConfig.config | toJson) .NodeConfig.registries | sha256sum | trunc 32 -}}
+{{- end -}}
+
+{{- /* What pods are replaced for when it changes. The user's Secret counts where it can be seen. */ -}}
+{{- define "zarf-registry.nodeConfig.checksum" -}}
+{{- $version := "" -}}
+{{- with (include "zarf-registry.nodeConfig.settings" . | fromJson).existingSecret -}}
+{{- $version = include "zarf-registry.cluster.secretVersion" (dict "root" $ "name" .) -}}
+{{- end -}}
+{{- printf "%s\n%s" (include "zarf-registry.nodeConfig.data" .) $version | sha256sum | trunc 32 -}}
+{{- end -}}
+
+{{- /* The DaemonSets that look after the nodes, a JSON array: groups, each with the names of the one that configures and of
+the one that puts everything back. Their suffixes are longer than a full name leaves room for. */ -}}
+{{- define "zarf-registry.nodeConfig.daemonsets" -}}
+{{- $fullname := include "zarf-registry.fullname" . | trunc 35 | trimSuffix "-" -}}
+{{- $groups := include "zarf-registry.groups" (dict "root" . "images" "true") | fromJsonArray -}}
+{{- range $groups -}}
+{{- $_ := set . "name" (printf "%s-node-config-%s" $fullname .group) -}}
+{{- $_ := set . "restore" (printf "%s-node-restore-%s" $fullname .group) -}}
+{{- end -}}
+{{- $groups | toJson -}}
+{{- end -}}

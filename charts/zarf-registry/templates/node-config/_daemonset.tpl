@@ -1,0 +1,199 @@
+{{- /* One DaemonSet that looks after the nodes of a group. Takes root, what "zarf-registry.nodeConfig.daemonsets" says of it,
+and restores, where it puts back what was there before, as a hook before the release goes. */ -}}
+{{- define "zarf-registry.nodeConfig.daemonset" -}}
+{{- include "zarf-registry.nodeConfig.load" .root }}
+{{- $fullname := include "zarf-registry.fullname" .root }}
+{{- $config := .root.NodeConfig.config }}
+{{- $settings := include "zarf-registry.nodeConfig.settings" .root | fromJson }}
+{{- $values := .root.Values }}
+{{- $component := .restores | ternary "node-restore" "node-config" }}
+{{- /* Two DaemonSets would adopt each other's pods if their selectors were the same. */}}
+{{- $selector := include "zarf-registry.selectorLabels" (dict "root" .root "component" $component) | fromYaml }}
+{{- $_ := set $selector "zarf-registry/nodes" .group }}
+{{- $annotations := dict }}
+{{- if .restores }}
+{{- $annotations = include "zarf-registry.nodeConfig.hook" (dict "events" "pre-delete") | fromYaml }}
+{{- end }}
+{{- /* Where the node has pause itself, nothing of ours stays on it. */}}
+{{- $pause := and (include "zarf-registry.isPause" .pause) (or $values.injector.enabled (eq .source "cluster")) -}}
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  {{- include "zarf-registry.metadata" (dict "root" .root "name" (.restores | ternary .restore .name) "component" $component "annotations" $annotations) | nindent 2 }}
+spec:
+  revisionHistoryLimit: 3
+  updateStrategy:
+    type: RollingUpdate
+    rollingUpdate:
+      maxUnavailable: {{ $settings.maxUnavailable }}
+  selector:
+    matchLabels:
+      {{- toYaml $selector | nindent 6 }}
+  template:
+    metadata:
+      labels:
+        {{- merge $selector (default dict $settings.podLabels) (default dict $values.commonLabels) | toYaml | nindent 8 }}
+      annotations:
+        {{- merge (dict "zarf-registry/node-config-checksum" (include "zarf-registry.nodeConfig.checksum" .root)) (default dict $settings.podAnnotations) | toYaml | nindent 8 }}
+    spec:
+      serviceAccountName: {{ $fullname }}-node-config
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      {{- /* pause ends at once, and a configuration that is under way may be cut off at any point. */}}
+      terminationGracePeriodSeconds: 5
+      {{- with $settings.priorityClassName }}
+      priorityClassName: {{ . | quote }}
+      {{- end }}
+      {{- with include "zarf-registry.pullSecrets" .root | fromJsonArray }}
+      imagePullSecrets:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- /* The user of the pause image. No fsGroup: the files of the volumes stay root's alone. */}}
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: 65535
+        runAsGroup: 65535
+        seccompProfile:
+          type: RuntimeDefault
+      nodeSelector:
+        kubernetes.io/arch: {{ .architecture }}
+        kubernetes.io/os: linux
+        {{- with .restores | ternary dict $settings.nodeSelector }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- /* Files are put back on every node: it may have been one of those that are configured. */}}
+      {{- with .restores | ternary (list (dict "operator" "Exists")) $settings.tolerations }}
+      tolerations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- if .only }}
+      affinity:
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+              {{- include "zarf-registry.pod.nodeTerms" .only | trim | nindent 14 }}
+      {{- else }}
+      {{- with include "zarf-registry.pod.affinity" (dict "excluded" .excluded) }}
+      affinity:
+        {{- . | nindent 8 }}
+      {{- end }}
+      {{- end }}
+      initContainers:
+        - name: configure
+          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause) | nindent 10 }}
+          args:
+            - configure
+            - --config-dir=/etc/zarf-registry/node-config
+            - --host-root=/host
+            {{- if .restores }}
+            - --restore
+            {{- else }}
+            - --config-sum={{ include "zarf-registry.nodeConfig.sum" .root }}
+            {{- end }}
+          {{- with $settings.extraEnv }}
+          env:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
+          resources:
+            {{- toYaml $settings.resources | nindent 12 }}
+          {{- /* Root, since the files are root's; without capabilities that is all that it may. SELinux lets no confined
+          container write to a node's files. */}}
+          securityContext:
+            allowPrivilegeEscalation: false
+            capabilities:
+              drop:
+                - ALL
+            privileged: false
+            readOnlyRootFilesystem: true
+            runAsNonRoot: false
+            runAsUser: 0
+            runAsGroup: 0
+            seLinuxOptions:
+              type: spc_t
+            seccompProfile:
+              type: RuntimeDefault
+          terminationMessagePolicy: FallbackToLogsOnError
+          volumeMounts:
+            {{- with include "zarf-registry.program.volumeMounts" (dict "root" .root) }}
+            {{- . | nindent 12 }}
+            {{- end }}
+            - name: config
+              mountPath: /etc/zarf-registry/node-config
+              readOnly: true
+            {{- range $i, $directory := $config.directories }}
+            - name: directory-{{ $i }}
+              mountPath: {{ printf "/host%s" $directory | quote }}
+            {{- end }}
+            {{- range $i, $directory := $config.tlsDirectories }}
+            - name: certificates-{{ $i }}
+              mountPath: {{ printf "/host%s" $directory | quote }}
+              readOnly: true
+            {{- end }}
+      containers:
+        - name: pause
+          {{- if $pause }}
+          image: {{ .pause | quote }}
+          imagePullPolicy: IfNotPresent
+          {{- else }}
+          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause) | nindent 10 }}
+          args:
+            - pause
+          {{- end }}
+          resources:
+            {{- toYaml $settings.resources | nindent 12 }}
+          securityContext:
+            {{- include "zarf-registry.container.securityContext" .root | nindent 12 }}
+          terminationMessagePolicy: FallbackToLogsOnError
+          {{- if not $pause }}
+          {{- with include "zarf-registry.program.volumeMounts" (dict "root" .root) }}
+          volumeMounts:
+            {{- . | nindent 12 }}
+          {{- end }}
+          {{- end }}
+      volumes:
+        {{- with include "zarf-registry.program.volumes" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
+        {{- . | nindent 8 }}
+        {{- end }}
+        - name: config
+          projected:
+            defaultMode: 0400
+            sources:
+              - secret:
+                  name: {{ $fullname }}-node-config
+              {{- if $config.k3s.existingSecret }}
+              {{- /* Optional, so that the program can say what is missing. */}}
+              - secret:
+                  name: {{ $config.k3s.existingSecret | quote }}
+                  optional: true
+                  items:
+                    - key: {{ $config.k3s.existingSecretKey | quote }}
+                      path: registries.yaml
+              {{- end }}
+              {{- if $config.crio.certsDirectory }}
+              - secret:
+                  name: {{ $fullname }}-node-tls
+                  items:
+                    - key: ca.crt
+                      path: ca.crt
+              {{- end }}
+        {{- range $i, $directory := $config.directories }}
+        - name: directory-{{ $i }}
+          hostPath:
+            path: {{ $directory | quote }}
+            type: DirectoryOrCreate
+        {{- end }}
+        {{- range $i, $directory := $config.tlsDirectories }}
+        {{- /* Made where it is missing: then the program says which file is not there, and no pod waits for ever. */}}
+        - name: certificates-{{ $i }}
+          hostPath:
+            path: {{ $directory | quote }}
+            type: DirectoryOrCreate
+        {{- end }}
+{{- end -}}
+
+{{- /* Before the Jobs, which go by it, and not to stay, whatever becomes of them. Takes events. */ -}}
+{{- define "zarf-registry.nodeConfig.hook" -}}
+helm.sh/hook: {{ .events }}
+helm.sh/hook-weight: "-5"
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
+{{- end -}}

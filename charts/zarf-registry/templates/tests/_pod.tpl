@@ -1,0 +1,127 @@
+{{- /* The pods of `helm test`: only that command makes them. */ -}}
+
+{{- /* What stands in the values, as JSON: enabled, timeout, resources. It is missing in the values that `helm upgrade
+--reuse-values` takes over from a release of before; the defaults are those of values.yaml. */ -}}
+{{- define "zarf-registry.tests.settings" -}}
+{{- $tests := default dict .Values.tests -}}
+{{- $resources := dict "requests" (dict "cpu" "10m" "memory" "32Mi") "limits" (dict "memory" "128Mi") -}}
+{{- dict
+  "enabled" (dig "enabled" true $tests)
+  "timeout" (dig "timeout" "1m" $tests)
+  "resources" (dig "resources" $resources $tests) | toJson -}}
+{{- end -}}
+
+{{- /* Condition: there is a registry to be tested. */ -}}
+{{- define "zarf-registry.tests" -}}
+{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.tests.settings" . | fromJson).enabled -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Condition: init-hook's own image is in the registry, so that a pod of it is a pull through its node's address. */ -}}
+{{- define "zarf-registry.tests.pull" -}}
+{{- if include "zarf-registry.tests" . -}}
+{{- (include "zarf-registry.certificates.image" . | fromJson).pushed -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "zarf-registry.tests.name" -}}
+{{- printf "%s-test" (include "zarf-registry.fullname" .) -}}
+{{- end -}}
+
+{{- /* Those that failed stay, so that their logs can be read until the next run. Takes a weight. */ -}}
+{{- define "zarf-registry.tests.annotations" -}}
+{{- include "zarf-registry.hook.annotations" (dict "events" "test" "weight" .) -}}
+{{- end -}}
+
+{{- /* What the checks talk to, and with what. */ -}}
+{{- define "zarf-registry.tests.args" -}}
+{{- $fullname := include "zarf-registry.fullname" . -}}
+- --registry={{ $fullname }}.{{ include "zarf-registry.namespace" . }}.svc:5000
+- --push-dir=/etc/zarf-registry/push
+- --node-dir=/etc/zarf-registry/node
+- --credentials-dir=/etc/zarf-registry/credentials
+- --timeout={{ (include "zarf-registry.tests.settings" . | fromJson).timeout }}
+{{- end -}}
+
+{{- define "zarf-registry.tests.plain" -}}
+{{- if include "zarf-registry.nodePortMode" . -}}
+- --plain={{ include "zarf-registry.fullname" . }}-nodeport.{{ include "zarf-registry.namespace" . }}.svc:5001
+- --anonymous-pull={{ include "zarf-registry.anonymousPull" . | empty | not }}
+{{- end -}}
+{{- end -}}
+
+{{- /* One pod. Takes root, test (the suffix of the name), weight, args (a list), more (the names of helpers that give further
+arguments), secrets ("true" mounts what clients of the registry have), pull ("true" pulls the image at each run). */ -}}
+{{- define "zarf-registry.tests.pod" -}}
+{{- $settings := include "zarf-registry.tests.settings" .root | fromJson -}}
+{{- $image := include "zarf-registry.certificates.image" .root | fromJson -}}
+{{- $hook := .root.Values.initHook -}}
+{{- $fullname := include "zarf-registry.fullname" .root -}}
+apiVersion: v1
+kind: Pod
+metadata:
+  {{- include "zarf-registry.metadata" (dict "root" .root "name" (printf "%s-%s" (include "zarf-registry.tests.name" .root) .test) "component" "test" "annotations" (include "zarf-registry.tests.annotations" .weight | fromYaml)) | nindent 2 }}
+spec:
+  {{- /* The program ends by its own timeout, and says why; a pod whose image cannot be pulled ends a minute later, and not
+  with Helm's own timeout, which would say nothing. */}}
+  activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $settings.timeout) 60 }}
+  restartPolicy: Never
+  serviceAccountName: {{ include "zarf-registry.tests.name" .root }}
+  automountServiceAccountToken: false
+  {{- /* The registry's address comes from the environment, as for proxies and Jobs. */}}
+  enableServiceLinks: true
+  {{- with include "zarf-registry.cronjob.pullSecrets" .root }}
+  imagePullSecrets:
+    {{- . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- include "zarf-registry.pod.securityContext" .root | nindent 4 }}
+  nodeSelector:
+    {{- include "zarf-registry.cronjob.nodeSelector" .root | nindent 4 }}
+  {{- with $hook.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  affinity:
+    {{- include "zarf-registry.certificates.affinity" .root | nindent 4 }}
+  containers:
+    - name: init-hook
+      image: {{ $image.value | quote }}
+      imagePullPolicy: {{ .pull | empty | ternary ($image.pushed | empty | ternary $hook.image.pullPolicy "IfNotPresent") "Always" }}
+      command:
+        - /init-hook
+      args:
+        {{- toYaml .args | nindent 8 }}
+        {{- range .more }}
+        {{- with include . $.root }}
+        {{- . | nindent 8 }}
+        {{- end }}
+        {{- end }}
+      resources:
+        {{- toYaml $settings.resources | nindent 8 }}
+      securityContext:
+        {{- include "zarf-registry.container.securityContext" .root | nindent 8 }}
+      terminationMessagePolicy: FallbackToLogsOnError
+      {{- if .secrets }}
+      volumeMounts:
+        {{- range list "push" "node" "credentials" }}
+        - name: {{ . }}
+          mountPath: /etc/zarf-registry/{{ . }}
+          readOnly: true
+        {{- end }}
+  volumes:
+    {{- range $volume, $suffix := dict "push" "push-tls" "node" "node-tls" "credentials" "credentials" }}
+    - name: {{ $volume }}
+      secret:
+        secretName: {{ $fullname }}-{{ $suffix }}
+        defaultMode: 0440
+    {{- end }}
+      {{- end }}
+{{- end -}}
+
+{{- /* Everything that cannot work. */ -}}
+{{- define "zarf-registry.tests.validate" -}}
+{{- $timeout := (include "zarf-registry.tests.settings" . | fromJson).timeout -}}
+{{- if lt (include "zarf-registry.seconds" $timeout | int) 10 -}}
+{{- fail (printf "zarf-registry: tests.timeout: %s is too short for a pod to reach the registry; set it to at least 10s" $timeout) -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,552 @@
+// Package docs has no program: its tests read the documentation as a reader would,
+// and find what has become wrong: links that lead nowhere, commands, flags, values
+// and make targets that do not exist, messages that the troubleshooting page does
+// not have, actions of workflows that are not pinned.
+package docs
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+
+	"github.com/zarf-dev/zarf-registry/internal/cli"
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+)
+
+const top = ".."
+
+// pages are the Markdown files of the project, by path from its top.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	err := filepath.WalkDir(top, func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (strings.HasPrefix(d.Name(), ".") && d.Name() != ".." || d.Name() == "dist" || d.Name() == "bin" || d.Name() == "testdata"):
+			return fs.SkipDir
+		case !d.IsDir() && strings.HasSuffix(name, ".md"):
+			content, err := os.ReadFile(name)
+			found[filepath.ToSlash(strings.TrimPrefix(name, top+string(filepath.Separator)))] = string(content)
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found) < 15 {
+		t.Fatalf("%d pages: the test looks in the wrong place", len(found))
+	}
+	return found
+}
+
+// A line is of a page, and either code or text.
+type line struct {
+	number int
+	text   string
+	code   bool
+}
+
+func (l line) at(page string) string { return page + ":" + strconv.Itoa(l.number) }
+
+func lines(page string) []line {
+	var out []line
+	code := false
+	for n, text := range strings.Split(page, "\n") {
+		if strings.HasPrefix(strings.TrimSpace(text), "```") {
+			code = !code
+			continue
+		}
+		out = append(out, line{n + 1, text, code || strings.HasPrefix(text, "    ")})
+	}
+	return out
+}
+
+var (
+	markup = regexp.MustCompile("[`*]|\\[([^]]*)\\]\\([^)]*\\)")
+	link   = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	quoted = regexp.MustCompile("`[^`]*`")
+)
+
+// anchors are what can be linked to in a page, as GitHub names headings.
+func anchors(page string) []string {
+	var out []string
+	for _, l := range lines(page) {
+		heading, ok := strings.CutPrefix(strings.TrimLeft(l.text, "#"), " ")
+		if l.code || !strings.HasPrefix(l.text, "#") || !ok {
+			continue
+		}
+		heading = markup.ReplaceAllString(heading, "$1")
+		anchor := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, heading)
+		for n, plain := 1, anchor; slices.Contains(out, anchor); n++ {
+			anchor = plain + "-" + strconv.Itoa(n)
+		}
+		out = append(out, anchor)
+	}
+	return out
+}
+
+func TestLinks(t *testing.T) {
+	all := pages(t)
+	checked := 0
+	for name, page := range all {
+		for _, l := range lines(page) {
+			if l.code {
+				continue
+			}
+			for _, m := range link.FindAllStringSubmatch(quoted.ReplaceAllString(l.text, ""), -1) {
+				target, anchor, _ := strings.Cut(m[1], "#")
+				if strings.Contains(target, "://") {
+					continue
+				}
+				checked++
+				file := name
+				if target != "" {
+					file = path.Join(path.Dir(name), target)
+				}
+				if _, err := os.Stat(filepath.Join(top, file)); err != nil {
+					t.Errorf("%s: the link to %s leads nowhere", l.at(name), m[1])
+				} else if other, ok := all[file]; ok && anchor != "" && !slices.Contains(anchors(other), anchor) {
+					t.Errorf("%s: %s has no heading for #%s", l.at(name), file, anchor)
+				}
+			}
+		}
+	}
+	if checked < 40 {
+		t.Errorf("%d links: the test has not seen them", checked)
+	}
+}
+
+// Every page can be found from the index of its folder, and that from the one above.
+func TestIndex(t *testing.T) {
+	all := pages(t)
+	for name := range all {
+		dir, file := path.Split(name)
+		if !strings.HasPrefix(name, "docs/") || name == "docs/README.md" {
+			continue
+		}
+		index := path.Join(dir, "README.md")
+		if file == "README.md" {
+			index = path.Join(path.Dir(path.Clean(dir)), "README.md")
+		}
+		from, err := filepath.Rel(path.Dir(index), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(all[index], "("+filepath.ToSlash(from)) {
+			t.Errorf("%s does not lead to %s", index, name)
+		}
+	}
+}
+
+// commands are the command lines of a page: of code, and what stands between backticks.
+func commands(page string) []line {
+	var out []line
+	joined := ""
+	for _, l := range lines(page) {
+		if !l.code {
+			for _, q := range quoted.FindAllString(l.text, -1) {
+				out = append(out, line{l.number, strings.Trim(q, "`"), false})
+			}
+			continue
+		}
+		text := joined + strings.TrimPrefix(strings.TrimPrefix(strings.TrimSpace(l.text), "$ "), "# ")
+		if before, ok := strings.CutSuffix(text, `\`); ok {
+			joined = before
+			continue
+		}
+		joined = ""
+		text, _, _ = strings.Cut(text, " # ")
+		text, _, _ = strings.Cut(text, "   #")
+		for _, part := range regexp.MustCompile(`\s(&&|\|\||\||;)\s`).Split(text, -1) {
+			out = append(out, line{l.number, strings.TrimSpace(part), true})
+		}
+	}
+	return out
+}
+
+// A command line names words that exist; what is left out of it is written as … or in capitals.
+func TestCommands(t *testing.T) {
+	checked := 0
+	for name, page := range pages(t) {
+		for _, l := range commands(page) {
+			fields := strings.Fields(l.text)
+			for len(fields) > 0 && (strings.Contains(fields[0], "=") || fields[0] == "sudo" || fields[0] == "time") {
+				fields = fields[1:]
+			}
+			if len(fields) < 2 || path.Base(fields[0]) != "init-hook" || strings.HasSuffix(fields[0], ":") ||
+				!l.code && strings.Contains(l.text, ", ") { // a message that begins with the name
+				continue
+			}
+			checked++
+			if err := parse(cli.New(io.Discard, io.Discard), fields[1:]); err != nil {
+				t.Errorf("%s: %s: %v", l.at(name), l.text, err)
+			}
+		}
+	}
+	if checked < 50 {
+		t.Errorf("%d commands: the test has not seen them", checked)
+	}
+}
+
+// parse sees whether commands and flags of a command line exist.
+func parse(root *cobra.Command, args []string) error {
+	cmd := root
+	for _, arg := range args {
+		arg = strings.TrimRight(arg, ",.;:)]")
+		flag, isFlag := strings.CutPrefix(arg, "--")
+		flag, _, _ = strings.Cut(flag, "=")
+		switch {
+		case isFlag && flag != "":
+			if cmd.Flag(flag) == nil && flag != "help" && flag != "version" && !inherited(cmd, flag) {
+				return fmt.Errorf("%s has no flag --%s", cmd.CommandPath(), flag)
+			}
+		case strings.HasPrefix(arg, "-") || arg == "" || arg == "…" || arg == "|" || arg == ">":
+		case cmd.HasSubCommands():
+			i := slices.IndexFunc(cmd.Commands(), func(c *cobra.Command) bool { return c.Name() == arg || c.HasAlias(arg) })
+			if i >= 0 {
+				cmd = cmd.Commands()[i]
+			} else if isWord(arg) {
+				return fmt.Errorf("%s has no command %s", cmd.CommandPath(), arg)
+			}
+		}
+	}
+	return nil
+}
+
+func inherited(cmd *cobra.Command, name string) bool {
+	found := false
+	cmd.InheritedFlags().VisitAll(func(f *pflag.Flag) { found = found || f.Name == name })
+	return found
+}
+
+func isWord(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r != '-' && !unicode.IsLower(r) })
+}
+
+var setFlag = regexp.MustCompile(`--set(?:-string|-json)?[ =]'?"?([A-Za-z0-9_.\[\]\\/-]+)=`)
+
+// What --set names is a value of the chart.
+func TestValues(t *testing.T) {
+	content, err := os.ReadFile(filepath.Join(top, "charts/zarf-registry/values.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema map[string]any
+	if err := yaml.Unmarshal(content, &schema); err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for name, page := range pages(t) {
+		for n, text := range strings.Split(page, "\n") {
+			for _, m := range setFlag.FindAllStringSubmatch(text, -1) {
+				checked++
+				if !hasValue(schema, schema, strings.Split(regexp.MustCompile(`\[\d+\]`).ReplaceAllString(m[1], ""), ".")) {
+					t.Errorf("%s:%d: there is no value %s", name, n+1, m[1])
+				}
+			}
+		}
+	}
+	if checked < 20 {
+		t.Errorf("%d values: the test has not seen them", checked)
+	}
+}
+
+func hasValue(root, schema map[string]any, keys []string) bool {
+	if ref, ok := schema["$ref"].(string); ok {
+		at := root
+		for _, key := range strings.Split(strings.TrimPrefix(ref, "#/"), "/") {
+			next, ok := at[key].(map[string]any)
+			if !ok {
+				return false
+			}
+			at = next
+		}
+		return hasValue(root, at, keys)
+	}
+	if len(keys) == 0 {
+		return true
+	}
+	if properties, ok := schema["properties"].(map[string]any); ok {
+		if next, ok := properties[keys[0]].(map[string]any); ok {
+			return hasValue(root, next, keys[1:])
+		}
+	}
+	if items, ok := schema["items"].(map[string]any); ok {
+		return hasValue(root, items, keys)
+	}
+	// Whatever keys there are: labels, annotations.
+	closed, isClosed := schema["additionalProperties"].(bool)
+	return (!isClosed || closed) && schema["properties"] == nil
+}
+
+var makeCommand = regexp.MustCompile(`^(?:sudo )?make ([a-z0-9-]+)(?:\s|$)`)
+
+func TestMakeTargets(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join(top, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for name, page := range pages(t) {
+		for _, l := range commands(page) {
+			if m := makeCommand.FindStringSubmatch(l.text); m != nil {
+				checked++
+				if !strings.Contains(string(makefile), "\n"+m[1]+":") {
+					t.Errorf("%s: make has no target %s", l.at(name), m[1])
+				}
+			}
+		}
+	}
+	if checked < 10 {
+		t.Errorf("%d make commands: the test has not seen them", checked)
+	}
+}
+
+var goTest = regexp.MustCompile(`^go test (?:-[a-z]+ )*(\./[A-Za-z0-9_./-]+)(?: .*?-run '?([A-Za-z0-9_|/]+)'?)?`)
+
+// A test that a page names is there.
+func TestGoTests(t *testing.T) {
+	checked := 0
+	for name, page := range pages(t) {
+		for _, l := range commands(page) {
+			m := goTest.FindStringSubmatch(l.text)
+			if m == nil {
+				continue
+			}
+			checked++
+			dir, recursive := strings.CutSuffix(m[1], "/...")
+			files, _ := filepath.Glob(filepath.Join(top, dir, "*_test.go"))
+			if !recursive && len(files) == 0 {
+				t.Errorf("%s: %s has no tests", l.at(name), dir)
+			}
+			if _, err := os.Stat(filepath.Join(top, dir)); err != nil {
+				t.Errorf("%s: %v", l.at(name), err)
+			}
+			if m[2] == "" {
+				continue
+			}
+			var functions string
+			for _, file := range files {
+				content, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				functions += string(content)
+			}
+			for _, want := range strings.Split(m[2], "|") {
+				want, _, _ = strings.Cut(want, "/")
+				if !regexp.MustCompile(`\nfunc (Test|Benchmark|Fuzz)\w*` + strings.TrimPrefix(want, "Test")).MatchString(functions) {
+					t.Errorf("%s: %s has no test %s", l.at(name), dir, want)
+				}
+			}
+		}
+	}
+	if checked < 10 {
+		t.Errorf("%d go test commands: the test has not seen them", checked)
+	}
+}
+
+// The troubleshooting page has a row for each check of preflight, and quotes every
+// cause and every sentence of status.
+func TestTroubleshooting(t *testing.T) {
+	page := pages(t)["docs/troubleshooting.md"]
+	for _, check := range hook.Checks() {
+		if !strings.Contains(page, "| `"+check+"` |") {
+			t.Errorf("there is no row for the preflight check %s", check)
+		}
+	}
+	said := normal(page)
+	for pkg, of := range map[string]func(ast.Node) []ast.Expr{
+		"internal/status": statusSentences,
+		"internal/hook":   findingCauses,
+	} {
+		messages := messagesOf(t, pkg, of)
+		if len(messages) < 20 {
+			t.Errorf("%s: %d messages: the test has not seen them", pkg, len(messages))
+		}
+		for at, message := range messages {
+			if !strings.Contains(said, normal(message)) {
+				t.Errorf("%s: not on the page: %s", at, message)
+			}
+		}
+	}
+}
+
+func normal(s string) string {
+	return strings.Join(strings.Fields(strings.NewReplacer("`", "", "*", "", `\|`, "|").Replace(s)), " ")
+}
+
+// messagesOf are the longest fixed parts of the string literals in what of chooses.
+func messagesOf(t *testing.T, pkg string, of func(ast.Node) []ast.Expr) map[string]string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(top, pkg, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := token.NewFileSet()
+	found := map[string]string{}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(set, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			for _, e := range of(n) {
+				ast.Inspect(e, func(n ast.Node) bool {
+					literal, ok := n.(*ast.BasicLit)
+					if !ok || literal.Kind != token.STRING {
+						return true
+					}
+					text, err := strconv.Unquote(literal.Value)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if part := fixed(text); len(part) >= 12 && !strings.HasPrefix(text, "kubectl") { // shorter ones say nothing alone
+						found[strings.TrimPrefix(set.Position(literal.Pos()).String(), "../")] = part
+					}
+					return true
+				})
+			}
+			return true
+		})
+	}
+	return found
+}
+
+var verb = regexp.MustCompile(`%[a-z]`)
+
+// fixed is the longest part without verbs of what a message says before it says what
+// to do.
+func fixed(format string) string {
+	format, _, _ = strings.Cut(format, ": ")
+	return strings.Trim(slices.MaxFunc(verb.Split(format, -1), func(a, b string) int { return len(a) - len(b) }), " ():;,.")
+}
+
+func statusSentences(n ast.Node) []ast.Expr {
+	if call, ok := n.(*ast.CallExpr); ok && len(call.Args) > 0 {
+		if f, ok := call.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "next" {
+			return call.Args[:1]
+		}
+	}
+	return nil
+}
+
+func findingCauses(n ast.Node) []ast.Expr {
+	switch n := n.(type) {
+	case *ast.KeyValueExpr:
+		if key, ok := n.Key.(*ast.Ident); ok && key.Name == "Cause" {
+			return []ast.Expr{n.Value}
+		}
+	case *ast.AssignStmt:
+		if left, ok := n.Lhs[0].(*ast.SelectorExpr); ok && left.Sel.Name == "Cause" {
+			return n.Rhs
+		}
+	}
+	return nil
+}
+
+var uses = regexp.MustCompile(`(?m)^\s*-?\s*uses:\s*(.*)$`)
+
+// An action is named by its commit, with the version beside it for people; a job has
+// the rights that it needs and no more.
+func TestWorkflows(t *testing.T) {
+	names, err := filepath.Glob(filepath.Join(top, ".github/workflows/*"))
+	if err != nil || len(names) < 4 {
+		t.Fatalf("workflows: %v, %v", names, err)
+	}
+	makefile, err := os.ReadFile(filepath.Join(top, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pinned := regexp.MustCompile(`^[a-z0-9-]+/[a-z0-9-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
+	commits := map[string]string{}
+	for _, name := range names {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		base := filepath.Base(name)
+		for _, m := range uses.FindAllStringSubmatch(string(content), -1) {
+			if !pinned.MatchString(m[1]) {
+				t.Errorf("%s: %q is not pinned: OWNER/NAME@COMMIT # vX.Y.Z", base, m[1])
+			}
+			action, _, _ := strings.Cut(m[1], "@")
+			if before, ok := commits[action]; ok && before != m[1] {
+				t.Errorf("%s: %s, elsewhere %s", base, m[1], before)
+			}
+			commits[action] = m[1]
+		}
+		var w struct {
+			Permissions map[string]string `json:"permissions"`
+			Jobs        map[string]struct {
+				Permissions map[string]string `json:"permissions"`
+				Timeout     int               `json:"timeout-minutes"`
+				Steps       []struct {
+					Uses string         `json:"uses"`
+					Run  string         `json:"run"`
+					With map[string]any `json:"with"`
+				} `json:"steps"`
+			} `json:"jobs"`
+		}
+		if err := yaml.Unmarshal(content, &w); err != nil {
+			t.Errorf("%s: %v", base, err)
+			continue
+		}
+		if w.Permissions == nil {
+			t.Errorf("%s: without permissions its token may do what the repository allows", base)
+		}
+		for scope, right := range w.Permissions {
+			if right != "read" {
+				t.Errorf("%s: %s: %s for all of its jobs", base, scope, right)
+			}
+		}
+		for job, j := range w.Jobs {
+			if j.Timeout == 0 {
+				t.Errorf("%s: job %s has no timeout", base, job)
+			}
+			for _, s := range j.Steps {
+				if strings.HasPrefix(s.Uses, "actions/checkout@") && s.With["persist-credentials"] != false {
+					t.Errorf("%s: job %s leaves its token in the clone", base, job)
+				}
+				if strings.Contains(s.Run, "${{") {
+					t.Errorf("%s: job %s writes an expression into a script, where it is run; use env: %s", base, job, s.Run)
+				}
+				if m := makeCommand.FindStringSubmatch(s.Run); m != nil && !strings.Contains(string(makefile), "\n"+m[1]+":") {
+					t.Errorf("%s: job %s: make has no target %s", base, job, m[1])
+				}
+			}
+		}
+		if strings.Contains(string(content), "pull_request_target") {
+			t.Errorf("%s: pull_request_target runs code of others with our rights", base)
+		}
+	}
+}

@@ -1,0 +1,235 @@
+package blobstore
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+)
+
+// init recognises or makes what is in the directory, and tries to write there.
+func (s *Store) init() error {
+	if info, err := os.Stat(s.dir); err == nil && !info.IsDir() {
+		return errors.New("is not a directory")
+	}
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return err
+	}
+	if err := s.recognise(); errors.Is(err, fs.ErrNotExist) {
+		names, err := s.names()
+		if err == nil && len(names) == 0 {
+			err = s.writeNew(ocispec.ImageLayoutFile, ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion})
+		} else if err == nil {
+			err = s.recognise() // another process may have made the layout in this moment
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("is not empty and no OCI layout (it has %s, but no %s): choose an empty or new directory",
+				strings.Join(names, ", "), ocispec.ImageLayoutFile)
+		}
+		if err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	if s.maxSize > 0 {
+		if err := s.isCache(); err != nil {
+			return err
+		}
+	}
+	err := s.writeNew(ocispec.ImageIndexFile, ocispec.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: ocispec.MediaTypeImageIndex,
+		Manifests: []ocispec.Descriptor{},
+	})
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(s.dir, ocispec.ImageBlobsDir, digest.SHA256.String()), 0o755); err != nil {
+		return err
+	}
+	t, err := s.createTemp()
+	if err != nil {
+		return err
+	}
+	t.discard()
+	s.removeDead()
+	return nil
+}
+
+// recognise reads oci-layout.
+func (s *Store) recognise() error {
+	raw, err := os.ReadFile(filepath.Join(s.dir, ocispec.ImageLayoutFile))
+	if err != nil {
+		return err
+	}
+	var layout ocispec.ImageLayout
+	if err := json.Unmarshal(raw, &layout); err != nil {
+		return fmt.Errorf("%s: %w", ocispec.ImageLayoutFile, err)
+	}
+	if layout.Version != ocispec.ImageLayoutVersion {
+		return fmt.Errorf("is an OCI layout of version %q, where only %q is known: choose an empty or new directory", layout.Version, ocispec.ImageLayoutVersion)
+	}
+	return nil
+}
+
+// maxNames is how many names an error message quotes: enough to recognise whose
+// directory it is.
+const maxNames = 4
+
+// newPrefix begins the names of files at the store's root that get their own name
+// when they are whole.
+const newPrefix = ".new-"
+
+// names are some of the names in the directory, but for what a process that was
+// killed in the middle of Open left.
+func (s *Store) names() ([]string, error) {
+	f, err := os.Open(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	found, err := f.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	found = slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, newPrefix) })
+	slices.Sort(found)
+	return found[:min(len(found), maxNames)], nil
+}
+
+// writeNew writes a file at the store's root as a whole, if it is not there.
+func (s *Store) writeNew(name string, content any) error {
+	path := filepath.Join(s.dir, name)
+	if _, err := os.Stat(path); err == nil {
+		return nil
+	}
+	raw, err := json.Marshal(content)
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(s.dir, newPrefix)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }()
+	_, err = f.Write(raw)
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	if err != nil {
+		return s.writing(err)
+	}
+	// A link, unlike a rename, replaces nothing that came meanwhile; but not every
+	// file system has it.
+	if err := os.Link(f.Name(), path); err == nil || errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// replaceFile writes a file at the store's root, whole, in the place of the former.
+func (s *Store) replaceFile(name string, raw []byte) error {
+	f, err := os.CreateTemp(s.dir, newPrefix)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(raw)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), filepath.Join(s.dir, name))
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return s.writing(err)
+	}
+	return nil
+}
+
+// isCache is nil if index.json names no image.
+func (s *Store) isCache() error {
+	raw, err := os.ReadFile(filepath.Join(s.dir, ocispec.ImageIndexFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var index ocispec.Index
+	if err := json.Unmarshal(raw, &index); err != nil {
+		return fmt.Errorf("%s: %w", ocispec.ImageIndexFile, err)
+	}
+	if n := len(index.Manifests); n > 0 {
+		return fmt.Errorf("is no cache: its %s names %d manifests, whose blobs must stay: choose another directory", ocispec.ImageIndexFile, n)
+	}
+	return nil
+}
+
+// tempStorePrefix begins the names of the directories of [OpenTemp].
+const tempStorePrefix = "zarf-registry-blobs-"
+
+// OpenTemp opens a new store of this process's own in parent, or in the directory
+// for temporary files if parent is empty. [Store.Close] removes it. Before, it
+// removes those of processes that were killed.
+func OpenTemp(parent string) (*Store, error) {
+	if parent == "" {
+		parent = os.TempDir()
+	}
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return nil, fmt.Errorf("temporary blob store: %w", err)
+	}
+	for _, e := range entries {
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), tempStorePrefix) {
+			continue
+		}
+		if f, err := lockDir(filepath.Join(parent, e.Name())); err == nil {
+			_ = os.RemoveAll(f.Name())
+			f.Close()
+		}
+	}
+	for {
+		dir, err := os.MkdirTemp(parent, tempStorePrefix)
+		if err != nil {
+			return nil, fmt.Errorf("temporary blob store: %w", err)
+		}
+		lock, err := lockDir(dir)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errLocked) {
+			continue // another OpenTemp took it for a dead one, before it was locked
+		}
+		var s *Store
+		if err == nil {
+			s, err = Open(dir, Options{})
+		}
+		if err != nil {
+			_ = os.RemoveAll(dir)
+			lock.Close()
+			return nil, err
+		}
+		s.temp = lock
+		return s, nil
+	}
+}
+
+// lockDir locks a directory.
+func lockDir(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := flock(f); err != nil {
+		f.Close()
+		return nil, err
+	}
+	if !same(f) {
+		f.Close()
+		return nil, fs.ErrNotExist
+	}
+	return f, nil
+}

@@ -1,0 +1,289 @@
+package blobstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// aged is a new directory with ten blobs of 100 bytes, blob i last used i+1 hours
+// ago, and a partial download of 50 bytes that was begun 20 hours ago.
+func aged(t *testing.T) (dir string, blobs []ocispec.Descriptor) {
+	t.Helper()
+	dir = t.TempDir()
+	s := openStore(t, dir, Options{})
+	for i := range 10 {
+		desc := put(t, s, byte(i), 100)
+		age(t, s.path(desc.Digest), time.Duration(i+1)*time.Hour)
+		blobs = append(blobs, desc)
+	}
+	raw, desc := content(100, 100)
+	_, _ = s.Ensure(ctx, desc, from(raw[:50], nil))
+	age(t, filepath.Join(dir, ingestDir, partialName(desc.Digest)), 20*time.Hour)
+	return dir, blobs
+}
+
+func age(t *testing.T, path string, d time.Duration) {
+	t.Helper()
+	at := time.Now().Add(-d)
+	if err := os.Chtimes(path, at, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// left are the numbers of the blobs that are there.
+func left(t *testing.T, dir string, blobs []ocispec.Descriptor) []int {
+	t.Helper()
+	var found []int
+	for i, desc := range blobs {
+		if _, err := os.Stat(filepath.Join(dir, "blobs", "sha256", desc.Digest.Encoded())); err == nil {
+			found = append(found, i)
+		}
+	}
+	return found
+}
+
+func TestPrune(t *testing.T) {
+	all := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+	for name, tt := range map[string]struct {
+		store Options
+		opts  PruneOptions
+		use   []int // blobs that the Store uses before
+		want  Pruned
+		left  []int
+	}{
+		"nothing without a bound":         {want: Pruned{LeftBytes: 1050}, left: all},
+		"nothing where there is room":     {opts: PruneOptions{MaxSize: 1050}, want: Pruned{LeftBytes: 1050}, left: all},
+		"first the oldest, here half one": {opts: PruneOptions{MaxSize: 1049}, want: Pruned{Partials: 1, PartialBytes: 50, LeftBytes: 1000}, left: all},
+		"down to a size": {opts: PruneOptions{MaxSize: 350},
+			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, LeftBytes: 300}, left: []int{0, 1, 2}},
+		"down to the store's size": {store: Options{MaxSize: 350},
+			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, LeftBytes: 300}, left: []int{0, 1, 2}},
+		"what is older": {opts: PruneOptions{OlderThan: 8*time.Hour + time.Minute},
+			want: Pruned{Blobs: 2, Bytes: 200, Partials: 1, PartialBytes: 50, LeftBytes: 800}, left: []int{0, 1, 2, 3, 4, 5, 6, 7}},
+		"what is older, and down to a size": {opts: PruneOptions{OlderThan: 8*time.Hour + time.Minute, MaxSize: 600},
+			want: Pruned{Blobs: 4, Bytes: 400, Partials: 1, PartialBytes: 50, LeftBytes: 600}, left: []int{0, 1, 2, 3, 4, 5}},
+		"all": {opts: PruneOptions{All: true}, want: Pruned{Blobs: 10, Bytes: 1000, Partials: 1, PartialBytes: 50}},
+		"all but what is in use": {opts: PruneOptions{All: true}, use: []int{3, 9},
+			want: Pruned{Blobs: 8, Bytes: 800, Partials: 1, PartialBytes: 50, LeftBytes: 200}, left: []int{3, 9}},
+		"down to a size that is in use": {opts: PruneOptions{MaxSize: 250}, use: []int{7, 8, 9},
+			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, LeftBytes: 300}, left: []int{7, 8, 9}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, blobs := aged(t)
+			s := openStore(t, dir, tt.store)
+			for _, i := range tt.use {
+				if _, err := s.Get(ctx, blobs[i]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			dry := tt.opts
+			dry.DryRun = true
+			if got, err := s.Prune(ctx, dry); err != nil || got != tt.want || !slices.Equal(left(t, dir, blobs), all) {
+				t.Error("dry run:", got, err, left(t, dir, blobs))
+			}
+			if got, err := s.Prune(ctx, tt.opts); err != nil || got != tt.want || !slices.Equal(left(t, dir, blobs), tt.left) {
+				t.Error(got, err, left(t, dir, blobs))
+			}
+			if n := len(ingested(t, s)); n != 1-tt.want.Partials {
+				t.Error(ingested(t, s))
+			}
+			mustBeSound(t, dir)
+		})
+	}
+}
+
+func TestUse(t *testing.T) {
+	for name, use := range map[string]func(s *Store, desc ocispec.Descriptor) error{
+		"Get":    func(s *Store, desc ocispec.Descriptor) error { _, err := s.Get(ctx, desc); return err },
+		"Ensure": func(s *Store, desc ocispec.Descriptor) error { _, err := s.Ensure(ctx, desc, noFetch); return err },
+		"Link": func(s *Store, desc ocispec.Descriptor) error {
+			other, err := OpenTemp("")
+			if err != nil {
+				return err
+			}
+			defer other.Close()
+			return other.Link(ctx, desc, s)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, blobs := aged(t)
+			if err := use(openStore(t, dir, Options{}), blobs[9]); err != nil {
+				t.Fatal(err)
+			}
+			// Of another process, to which it is not in use.
+			if err := openStore(t, dir, Options{MaxSize: 350}).Close(); err != nil {
+				t.Fatal(err)
+			}
+			if got := left(t, dir, blobs); !slices.Equal(got, []int{0, 1, 9}) {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+func TestHasKeeps(t *testing.T) {
+	dir, blobs := aged(t)
+	s := openStore(t, dir, Options{MaxSize: 350})
+	if !s.Has(blobs[8]) || s.Has(ocispec.Descriptor{Digest: blobs[7].Digest, Size: 1}) {
+		t.Error("wrong")
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := left(t, dir, blobs); !slices.Equal(got, []int{0, 1, 8}) {
+		t.Error(got)
+	}
+}
+
+// One run that uses more than the store may hold does not leave it like that.
+func TestCloseKeepsTheBound(t *testing.T) {
+	dir, blobs := aged(t)
+	s := openStore(t, dir, Options{MaxSize: 350})
+	for _, desc := range blobs {
+		if !s.Has(desc) {
+			t.Fatal(desc.Digest)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := openStore(t, dir, Options{}).Info(ctx); err != nil || info.Bytes+info.PartialBytes > 350 || info.Blobs == 0 {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
+func TestPruneLeavesDownloadsThatGoOn(t *testing.T) {
+	s := openStore(t, t.TempDir(), Options{})
+	raw, desc := content(1, 100)
+	_, err := s.Ensure(ctx, desc, func(ctx context.Context, _ int64) (io.ReadCloser, error) {
+		other := openStore(t, s.dir, Options{})
+		for _, dry := range []bool{true, false} {
+			if got, err := other.Prune(ctx, PruneOptions{All: true, DryRun: dry}); err != nil || got != (Pruned{}) {
+				t.Error(got, err)
+			}
+		}
+		return io.NopCloser(bytes.NewReader(raw)), nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRemovesWhatDeadProcessesLeft(t *testing.T) {
+	for name, clean := range map[string]func(s *Store) error{
+		"Open":  func(s *Store) error { _, err := Open(s.dir, Options{}); return err },
+		"Prune": func(s *Store) error { _, err := s.Prune(ctx, PruneOptions{}); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := openStore(t, t.TempDir(), Options{})
+			there := put(t, s, 1, 100) // by Add, say, while a download of it was interrupted
+			living, err := s.createTemp()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer living.discard()
+			for _, err := range []error{
+				os.WriteFile(s.tempName(), []byte("dead"), 0o644),
+				os.MkdirAll(filepath.Join(s.tempName(), "a"), 0o755),
+				os.Symlink("nowhere", s.tempName()),
+				os.WriteFile(filepath.Join(s.dir, ingestDir, "of-others"), nil, 0o644),
+				os.WriteFile(filepath.Join(s.dir, ingestDir, partialName(there.Digest)), []byte("half"), 0o644),
+				clean(s),
+			} {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := ingested(t, s); !slices.Equal(got, []string{"of-others", filepath.Base(living.Name())}) {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+// A long run must not fill the disk before it ends.
+func TestEvictsWhileItRuns(t *testing.T) {
+	dir, blobs := aged(t)
+	s := openStore(t, dir, Options{MaxSize: 1000})
+	var most int64
+	for seed := range 10 {
+		put(t, s, byte(50+seed), 100)
+		info, err := s.Info(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		most = max(most, info.Bytes+info.PartialBytes)
+	}
+	if most > 1000+1000/evictAfter+100 {
+		t.Error(most)
+	}
+	if err := s.Close(); err != nil || len(left(t, dir, blobs)) > 0 {
+		t.Error(left(t, dir, blobs), err)
+	}
+}
+
+func TestInfo(t *testing.T) {
+	dir, _ := aged(t)
+	if err := os.WriteFile(filepath.Join(dir, "blobs", "sha256", "README"), []byte("foreign"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got, err := openStore(t, dir, Options{MaxSize: 5000}).Info(ctx)
+	if err != nil || got.Dir != dir || got.Blobs != 10 || got.Bytes != 1000 || got.Partials != 1 || got.PartialBytes != 50 || got.MaxBytes != 5000 {
+		t.Fatal(got, err)
+	}
+	if age := got.NewestUse.Sub(*got.OldestUse).Round(time.Hour); age != 9*time.Hour {
+		t.Error(age)
+	}
+}
+
+func TestVerify(t *testing.T) {
+	dir, blobs := aged(t)
+	s := openStore(t, dir, Options{})
+	mustRead(t, s, blobs[1])
+	var want []digest.Digest
+	for _, i := range []int{1, 4} {
+		path := s.path(blobs[i].Digest)
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(flipBit(path), os.Chtimes(path, info.ModTime(), info.ModTime())); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, blobs[i].Digest)
+	}
+	slices.Sort(want)
+	var last, calls int64
+	got, err := s.Verify(ctx, func(done, total int64) {
+		calls++
+		if done < last || total != 1000 {
+			t.Error(done, total)
+		}
+		last = done
+	})
+	if err != nil || got.Blobs != 8 || got.Bytes != 800 || !slices.Equal(got.Corrupt, want) || last != 1000 || calls != 10 {
+		t.Error(got, err, last, calls)
+	}
+	if got := left(t, dir, blobs); len(got) != 8 {
+		t.Error(got)
+	}
+	info, err := s.Info(ctx)
+	if err != nil || time.Since(*info.OldestUse) < 9*time.Hour {
+		t.Error("it counts as a use:", info.OldestUse, err)
+	}
+	cancelled, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := s.Verify(cancelled, nil); err == nil {
+		t.Error("it does not end with its context")
+	}
+}

@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"encoding/base64"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"oras.land/oras-go/v2/registry/remote/auth"
+)
+
+// loginHome is a home without any credential but those that files hold, by their
+// path in it.
+func loginHome(t *testing.T, files map[string]string) string {
+	t.Helper()
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	for _, name := range []string{"REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_CONFIG_HOME"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("XDG_RUNTIME_DIR", filepath.Join(home, "run"))
+	for name, text := range files {
+		path := filepath.Join(home, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return home
+}
+
+// helperProgram puts a credential helper of the given name before all programs.
+func helperProgram(t *testing.T, name, script string) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "docker-credential-"+name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+}
+
+// loggedIn is what docker login writes for a host without a credential helper.
+func loggedIn(host, user, password string) string {
+	return fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, host, base64.StdEncoding.EncodeToString([]byte(user+":"+password)))
+}
+
+// echoHelper knows one host.
+const echoHelper = `read host
+case "$1 $host" in
+"get secure.example") echo '{"ServerURL":"secure.example","Username":"robot","Secret":"from the keychain"}' ;;
+"get token.example") echo '{"ServerURL":"token.example","Username":"<token>","Secret":"a refresh token"}' ;;
+*) echo "credentials not found in native keychain"; exit 1 ;;
+esac`
+
+func TestCredentialsAreFoundWhereLoginsPutThem(t *testing.T) {
+	helperProgram(t, "echo", echoHelper)
+	for name, c := range map[string]struct {
+		files map[string]string
+		env   map[string]string // HOME stands for the home's path
+		host  string
+		want  auth.Credential
+	}{
+		"nowhere": {nil, nil, "a.example", auth.EmptyCredential},
+		"docker's file": {map[string]string{".docker/config.json": loggedIn("a.example:5000", "u", "p:q")}, nil,
+			"a.example:5000", auth.Credential{Username: "u", Password: "p:q"}},
+		"not another port's": {map[string]string{".docker/config.json": loggedIn("a.example:5000", "u", "p")}, nil,
+			"a.example", auth.EmptyCredential},
+		"with a scheme, as old dockers wrote it": {map[string]string{".docker/config.json": loggedIn("https://a.example/v1/", "u", "p")}, nil,
+			"a.example", auth.Credential{Username: "u", Password: "p"}},
+		"Docker Hub": {map[string]string{".docker/config.json": loggedIn("https://index.docker.io/v1/", "u", "p")}, nil,
+			"registry-1.docker.io", auth.Credential{Username: "u", Password: "p"}},
+		"Docker Hub by its short name": {map[string]string{".docker/config.json": loggedIn("https://index.docker.io/v1/", "u", "p")}, nil,
+			"docker.io", auth.Credential{Username: "u", Password: "p"}},
+		"DOCKER_CONFIG": {map[string]string{"other/config.json": loggedIn("a.example", "u", "p"), ".docker/config.json": "{broken"},
+			map[string]string{"DOCKER_CONFIG": "HOME/other"}, "a.example", auth.Credential{Username: "u", Password: "p"}},
+		"podman's file": {map[string]string{"run/containers/auth.json": loggedIn("a.example", "u", "p")}, nil,
+			"a.example", auth.Credential{Username: "u", Password: "p"}},
+		"podman's file that lasts": {map[string]string{".config/containers/auth.json": loggedIn("a.example", "u", "p")}, nil,
+			"a.example", auth.Credential{Username: "u", Password: "p"}},
+		"docker's before podman's": {map[string]string{".docker/config.json": loggedIn("a.example", "docker", "p"), "run/containers/auth.json": loggedIn("a.example", "podman", "p")}, nil,
+			"a.example", auth.Credential{Username: "docker", Password: "p"}},
+		"REGISTRY_AUTH_FILE before all": {map[string]string{".docker/config.json": loggedIn("a.example", "docker", "p"), "mine.json": loggedIn("a.example", "mine", "p")},
+			map[string]string{"REGISTRY_AUTH_FILE": "HOME/mine.json"}, "a.example", auth.Credential{Username: "mine", Password: "p"}},
+		"an empty file": {map[string]string{".docker/config.json": " \n", "run/containers/auth.json": loggedIn("a.example", "u", "p")}, nil,
+			"a.example", auth.Credential{Username: "u", Password: "p"}},
+		"a helper for all": {map[string]string{".docker/config.json": `{"credsStore":"echo"}`}, nil,
+			"secure.example", auth.Credential{Username: "robot", Password: "from the keychain"}},
+		"a helper for one registry": {map[string]string{".docker/config.json": `{"credsStore":"none","credHelpers":{"secure.example":"echo"}}`}, nil,
+			"secure.example", auth.Credential{Username: "robot", Password: "from the keychain"}},
+		"a token of a helper": {map[string]string{".docker/config.json": `{"credsStore":"echo"}`}, nil,
+			"token.example", auth.Credential{RefreshToken: "a refresh token"}},
+		"a helper that knows nothing of it, then podman's file": {map[string]string{".docker/config.json": `{"credsStore":"echo"}`, "run/containers/auth.json": loggedIn("a.example", "u", "p")}, nil,
+			"a.example", auth.Credential{Username: "u", Password: "p"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			home := loginHome(t, c.files)
+			for key, value := range c.env {
+				t.Setenv(key, strings.ReplaceAll(value, "HOME", home))
+			}
+			find, err := (&logins{}).credential()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := find(t.Context(), c.host)
+			if err != nil || got != c.want {
+				t.Errorf("found %+v, %v; want %+v", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestCredentialsThatCannotBeReadAreNamedAndNotShown(t *testing.T) {
+	const secret = "hunter2"
+	encoded := base64.StdEncoding.EncodeToString([]byte(secret)) // no user, no colon
+	for name, c := range map[string]struct {
+		config, helper string
+		want           string // HOME stands for the home's path
+	}{
+		"not JSON": {`{"auths": {"a.example": hunter2`, "",
+			"reading the registries' credentials in HOME/.docker/config.json: it is not JSON from byte 25 on: mend it, or log in anew"},
+		"cut off": {`{"auths": {"a.example": {"auth": "hunter2`, "",
+			"reading the registries' credentials in HOME/.docker/config.json: it is not JSON from byte 41 on: mend it, or log in anew"},
+		"another kind of file": {`{"auths": ["hunter2"]}`, "",
+			"reading the registries' credentials in HOME/.docker/config.json: it is not the JSON that docker login and podman login write: mend it, or log in anew"},
+		"an entry of another kind": {`{"auths": {"a.example": "hunter2"}}`, "",
+			"the credential for a.example in HOME/.docker/config.json is not what docker login and podman login write: log in anew"},
+		"an entry without a colon": {`{"auths": {"a.example": {"auth": "` + encoded + `"}}}`, "",
+			"the credential for a.example in HOME/.docker/config.json is not what docker login and podman login write: log in anew"},
+		"no such helper": {`{"credsStore": "absent-one"}`, "",
+			"credential helper docker-credential-absent-one, which HOME/.docker/config.json names for a.example: is not in PATH: install it, or log in anew"},
+		"a helper that fails": {`{"credHelpers": {"a.example": "own"}}`, "echo the keychain is locked; exit 1",
+			"credential helper docker-credential-own, which HOME/.docker/config.json names for a.example: failed: the keychain is locked"},
+		"a helper that fails without a word": {`{"credsStore": "own"}`, "exit 3",
+			"credential helper docker-credential-own, which HOME/.docker/config.json names for a.example: failed: exit status 3"},
+		"a helper that fails and tells": {`{"credsStore": "own"}`, `echo '{"Username":"u","Secret":"hunter2"}'; exit 1`,
+			"credential helper docker-credential-own, which HOME/.docker/config.json names for a.example: failed"},
+		"a helper that tells something else": {`{"credsStore": "own"}`, "echo hunter2",
+			"credential helper docker-credential-own, which HOME/.docker/config.json names for a.example: answered something that is not JSON"},
+		"a helper that tells a number": {`{"credsStore": "own"}`, `echo '{"Secret": 1}'`,
+			"credential helper docker-credential-own, which HOME/.docker/config.json names for a.example: answered something that is not JSON"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			home := loginHome(t, map[string]string{".docker/config.json": c.config})
+			if c.helper != "" {
+				helperProgram(t, "own", c.helper)
+			}
+			find, err := (&logins{}).credential()
+			if err == nil {
+				_, err = find(t.Context(), "a.example")
+			}
+			if want := strings.ReplaceAll(c.want, "HOME", home); err == nil || err.Error() != want {
+				t.Fatalf("error is\n%v, want\n%s", err, want)
+			}
+			if strings.Contains(err.Error(), secret) || strings.Contains(err.Error(), encoded) {
+				t.Errorf("the error shows the secret: %v", err)
+			}
+		})
+	}
+}
+
+func TestPasswordsAreOneLineOfStdin(t *testing.T) {
+	for text, want := range map[string]string{"a b c\n": "a b c", "secret": "secret", "s\r\n": "s", " s ": " s "} {
+		if got, err := readPassword(strings.NewReader(text)); err != nil || got != want {
+			t.Errorf("of %q the password is %q, %v", text, got, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"":                                "--password-stdin: stdin is empty: pipe the password into it",
+		"\n":                              "--password-stdin: stdin is empty: pipe the password into it",
+		"user\nsecret\n":                  "--password-stdin: stdin holds several lines: a password is one",
+		strings.Repeat("x", 64<<10) + "y": "--password-stdin: stdin holds more than 65536 bytes, which is no password",
+	} {
+		if _, err := readPassword(strings.NewReader(text)); err == nil || err.Error() != want {
+			t.Errorf("of %d bytes the error is %v, want %s", len(text), err, want)
+		}
+	}
+}

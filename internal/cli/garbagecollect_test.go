@@ -1,0 +1,84 @@
+package cli
+
+import (
+	"bytes"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/collection"
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+)
+
+func TestGarbageCollect(t *testing.T) {
+	const blob = `{"removed":{"digest":"sha256:b","bytes":12}}` + "\n"
+	const manifest = `{"removed":{"repository":"a/b","digest":"sha256:m"}}` + "\n"
+	const phases = `{"phase":"settling"}` + "\n" + `{"phase":"settling"}` + "\n" + `{"phase":"sweeping"}` + "\n"
+	const result = `{"result":{"manifests":1,"blobs":1,"bytes":12,"kept":3}}` + "\n"
+	for sentence, tt := range map[string]struct {
+		flags  collectFlags
+		status int
+		answer string
+		out    string
+		err    string
+	}{
+		"what is removed is told":    {collectFlags{output: "text"}, 200, phases + manifest + blob + result, "manifest a/b@sha256:m\nblob sha256:b 12 bytes\nremoved 1 (12 B), manifests among them: 1; within the grace period, so kept: 3 blobs\n", ""},
+		"nothing is removed by dry":  {collectFlags{output: "text", request: collection.Request{DryRun: true}}, 200, `{"result":{"kept":0}}`, "would remove 0, manifests among them: 0; within the grace period, so kept: 0 blobs\n", ""},
+		"all of it as JSON":          {collectFlags{output: "json"}, 200, phases + blob + result, `"removed"`, ""},
+		"a registry that fails":      {collectFlags{output: "text"}, 200, blob + `{"error":"disk gone"}`, "blob sha256:b 12 bytes\n", "disk gone"},
+		"one that ends in between":   {collectFlags{output: "text"}, 200, phases + blob, "", "ended before it was done"},
+		"one that breaks off a line": {collectFlags{output: "text"}, 200, `{"res`, "", "ended before it was done"},
+		"one of a former release":    {collectFlags{output: "text"}, 404, "", "", "former release"},
+		"one that is busy":           {collectFlags{output: "text"}, 409, "collected already\n", "", "409 Conflict: collected already"},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			tt.flags.request.Grace, tt.flags.request.Timeout = time.Hour, time.Minute
+			server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				user, password, _ := r.BasicAuth()
+				got, err := collection.ParseQuery(r.URL.Query())
+				if r.Method != "POST" || r.URL.Path != collection.Path || user+password != "me"+"secret" || err != nil || got != tt.flags.request {
+					t.Errorf("%s %s %s: %+v, %v", r.Method, r.URL, user, got, err)
+				}
+				w.WriteHeader(tt.status)
+				_, _ = w.Write([]byte(tt.answer))
+			}))
+			defer server.Close()
+			transport := server.Client().Transport.(*http.Transport)
+			transport.TLSClientConfig.ServerName = "example.com" // of httptest's certificate
+			var out bytes.Buffer
+			err := tt.flags.collect(t.Context(), redirected{transport, server.Listener.Addr().String()}, hook.Access{ServerName: "r", Username: "me", Password: "secret"}, &out, slog.New(slog.DiscardHandler))
+			if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("%v, want %q", err, tt.err)
+			}
+			if !strings.Contains(out.String(), tt.out) {
+				t.Errorf("%q, want %q", out.String(), tt.out)
+			}
+		})
+	}
+}
+
+// redirected sends every request to one address.
+type redirected struct {
+	*http.Transport
+	address string
+}
+
+func (r redirected) RoundTrip(request *http.Request) (*http.Response, error) {
+	request = request.Clone(request.Context())
+	request.URL.Host = r.address
+	return r.Transport.RoundTrip(request)
+}
+
+func TestGarbageCollectRefuses(t *testing.T) {
+	for _, args := range [][]string{{"--grace-period=-1h"}, {"--timeout=0s"}, {"--output=yaml"}, {"--namespace=A"}, {"now"}} {
+		var out, errOut bytes.Buffer
+		root := New(&out, &errOut)
+		root.SetArgs(append([]string{"garbage-collect"}, args...))
+		if code := execute(t.Context(), root, &errOut); code == 0 || args[0] != "now" && code != 2 {
+			t.Errorf("%v: exit code %d: %s", args, code, &errOut)
+		}
+	}
+}

@@ -1,0 +1,909 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/distribution/distribution/v3/configuration"
+	"github.com/distribution/distribution/v3/registry/handlers"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon/dockerdaemontest"
+)
+
+// imageCommand runs a command line of init-hook images on a machine without a
+// cluster, with a cache and a home of its own.
+type imageCommand struct {
+	t    *testing.T
+	home string
+}
+
+func newImageCommand(t *testing.T, logins map[string]string) *imageCommand {
+	t.Helper()
+	home := loginHome(t, logins)
+	t.Setenv("KUBECONFIG", filepath.Join(home, "none")) // not empty: the developer's own would be used
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	t.Setenv("ZARF_REGISTRY_IMAGE_CACHE", filepath.Join(home, "cache"))
+	t.Setenv("TMPDIR", t.TempDir())
+	return &imageCommand{t, home}
+}
+
+func (c *imageCommand) context(ctx context.Context, stdin string, args ...string) (code int, stdout, stderr string) {
+	c.t.Helper()
+	var out, errOut bytes.Buffer
+	root := New(&out, &errOut)
+	root.SetIn(strings.NewReader(stdin))
+	root.SetArgs(append([]string{"images"}, args...))
+	code = execute(ctx, root, &errOut)
+	return code, out.String(), errOut.String()
+}
+
+// run runs what must succeed, and returns what it printed.
+func (c *imageCommand) run(args ...string) string {
+	c.t.Helper()
+	return c.pipe("", args...)
+}
+
+func (c *imageCommand) pipe(stdin string, args ...string) string {
+	c.t.Helper()
+	code, out, errOut := c.context(c.t.Context(), stdin, args...)
+	if code != 0 {
+		c.t.Fatalf("images %v: exit code %d:\n%s", args, code, errOut)
+	}
+	return out
+}
+
+// fails runs what must fail, and returns its error and what it printed.
+func (c *imageCommand) fails(code int, stdin string, args ...string) (message, stdout string) {
+	c.t.Helper()
+	got, out, errOut := c.context(c.t.Context(), stdin, args...)
+	if got != code {
+		c.t.Errorf("images %v: exit code %d, want %d:\n%s", args, got, code, errOut)
+	}
+	return errOut, out
+}
+
+// testRegistry is distribution's registry. Where it has a user, nobody else gets
+// anything. front, if any, stands before it.
+type testRegistry struct {
+	*httptest.Server
+	user, password string
+	front          atomic.Pointer[func(w http.ResponseWriter, r *http.Request) (handled bool)]
+}
+
+func newTestRegistry(t *testing.T, secure bool, user, password string) *testRegistry {
+	t.Helper()
+	config := &configuration.Configuration{Storage: configuration.Storage{"inmemory": nil}}
+	config.HTTP.RelativeURLs = true
+	config.Catalog.MaxEntries = 1000
+	logrus.SetOutput(io.Discard) // distribution logs each request
+	app := handlers.NewApp(t.Context(), config)
+	t.Cleanup(func() {
+		if err := app.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	reg := &testRegistry{user: user, password: password}
+	reg.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if u, p, _ := r.BasicAuth(); user != "" && (u != user || p != password) {
+			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		if front := reg.front.Load(); front != nil && (*front)(w, r) {
+			return
+		}
+		app.ServeHTTP(w, r)
+	}))
+	reg.Config.ErrorLog = log.New(io.Discard, "", 0)
+	if secure {
+		reg.StartTLS()
+	} else {
+		reg.Start()
+	}
+	t.Cleanup(reg.Close)
+	return reg
+}
+
+func (r *testRegistry) host() string {
+	_, host, _ := strings.Cut(r.URL, "://")
+	return host
+}
+
+// caFile is the file of the authority of the registry's certificate.
+func (r *testRegistry) caFile(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// crane are the options and the name with which crane's library talks to the
+// registry.
+func (r *testRegistry) crane(t *testing.T, ref string) (name.Reference, []remote.Option) {
+	t.Helper()
+	var options []name.Option
+	if strings.HasPrefix(r.URL, "http:") {
+		options = append(options, name.Insecure)
+	}
+	parsed, err := name.ParseReference(r.host()+"/"+ref, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	auth := authn.Anonymous
+	if r.user != "" {
+		auth = &authn.Basic{Username: r.user, Password: r.password}
+	}
+	return parsed, []remote.Option{remote.WithTransport(r.Client().Transport), remote.WithAuth(auth)}
+}
+
+// has tells the digest that the registry has under a tag.
+func (r *testRegistry) has(t *testing.T, ref string) string {
+	t.Helper()
+	parsed, options := r.crane(t, ref)
+	desc, err := remote.Get(parsed, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return desc.Digest.String()
+}
+
+// put puts an image into the registry, for one platform, and returns its digest.
+func (r *testRegistry) put(t *testing.T, ref, architecture string) string {
+	t.Helper()
+	parsed, options := r.crane(t, ref)
+	image := randomImage(t, architecture)
+	if err := remote.Write(parsed, image, options...); err != nil {
+		t.Fatal(err)
+	}
+	return digestOf(t, image)
+}
+
+// putIndex puts an index of images for two platforms into the registry.
+func (r *testRegistry) putIndex(t *testing.T, ref string) string {
+	t.Helper()
+	parsed, options := r.crane(t, ref)
+	index := v1.ImageIndex(empty.Index)
+	for _, architecture := range []string{"amd64", "arm64"} {
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{
+			Add:        randomImage(t, architecture),
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: architecture}},
+		})
+	}
+	if err := remote.WriteIndex(parsed, index, options...); err != nil {
+		t.Fatal(err)
+	}
+	return digestOf(t, index)
+}
+
+// randomImage has two layers of 4 KiB.
+func randomImage(t *testing.T, architecture string) v1.Image {
+	t.Helper()
+	image, err := random.Image(4096, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config = config.DeepCopy()
+	config.OS, config.Architecture = "linux", architecture
+	if image, err = mutate.ConfigFile(image, config); err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
+
+func digestOf(t *testing.T, of interface{ Digest() (v1.Hash, error) }) string {
+	t.Helper()
+	hash, err := of.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return hash.String()
+}
+
+var seconds = regexp.MustCompile(`"seconds": [0-9.e-]+`)
+
+// golden is JSON without what differs from run to run.
+func golden(t *testing.T, printed string, replace ...string) string {
+	t.Helper()
+	if !json.Valid([]byte(printed)) {
+		t.Fatalf("it is not JSON:\n%s", printed)
+	}
+	return seconds.ReplaceAllString(strings.NewReplacer(replace...).Replace(printed), `"seconds": 0`)
+}
+
+func TestImagesGoFromRegistryToArchiveToRegistry(t *testing.T) {
+	c := newImageCommand(t, nil)
+	from := newTestRegistry(t, false, "", "")
+	index := from.putIndex(t, "team/multi:1")
+	single := from.put(t, "team/single:2", "amd64")
+	archive := filepath.Join(c.home, "images.tar")
+
+	list := filepath.Join(c.home, "images.txt")
+	if err := os.WriteFile(list, []byte("# what the application needs\n"+from.host()+"/team/multi:1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := c.run("pull", "-f", list, from.host()+"/team/single:2", "-o", archive, "--plain-http", "--platform", "all")
+	same(t, "pull prints", out, from.host()+"/team/single:2\n"+from.host()+"/team/multi:1\n")
+
+	to := newTestRegistry(t, true, "robot", "a long secret")
+	push := []string{"push", archive, "--to", to.host(), "--prefix", "mirror", "--ca-file", to.caFile(t), "--username", "robot", "--password-stdin"}
+	out = c.pipe("a long secret\n", push...)
+	for ref, want := range map[string]string{"mirror/team/multi:1": index, "mirror/team/single:2": single} {
+		if got := to.has(t, ref); got != want {
+			t.Errorf("%s is %s, want %s", ref, got, want)
+		}
+		if !strings.Contains(out, to.host()+"/"+ref+"\n") {
+			t.Errorf("push does not print %s:\n%s", ref, out)
+		}
+	}
+
+	var again []map[string]any
+	if err := json.Unmarshal([]byte(c.pipe("a long secret", append(push, "--output", "json")...)), &again); err != nil {
+		t.Fatal(err)
+	}
+	for _, result := range again {
+		if result["bytesSent"] != 0.0 || result["bytesSkipped"] == 0.0 || len(again) != 2 {
+			t.Errorf("the second push says %v", again)
+		}
+	}
+}
+
+func TestResultsAsJSON(t *testing.T) {
+	c := newImageCommand(t, nil)
+	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
+	digest := from.put(t, "app:1", runtime.GOARCH)
+	for name, args := range map[string][]string{
+		"pull to a layout":   {"pull", from.host() + "/app:1", "-o", filepath.Join(c.home, "layout"), "--plain-http", "--no-cache"},
+		"pull to an archive": {"pull", from.host() + "/app:1", "-o", filepath.Join(c.home, "a.tar"), "--plain-http", "--no-cache"},
+		"copy":               {"copy", from.host() + "/app:1", "--to", to.host(), "--plain-http", "--from-plain-http", "--no-cache"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var results []struct {
+				Image, Reference, Digest               string
+				BlobsSent, BlobsMounted, BlobsSkipped  *int
+				BytesSent, BytesReceived, BytesSkipped *int64
+				Seconds                                *float64
+			}
+			out := c.run(append(args, "--output", "json")...)
+			decoder := json.NewDecoder(strings.NewReader(out))
+			decoder.DisallowUnknownFields()
+			if err := decoder.Decode(&results); err != nil || len(results) != 1 {
+				t.Fatalf("%v:\n%s", err, out)
+			}
+			r := results[0]
+			where := from.host()
+			if name == "copy" {
+				where = to.host()
+			}
+			if r.Image != from.host()+"/app:1" || r.Reference != where+"/app:1" || r.Digest != digest || r.Seconds == nil || *r.Seconds <= 0 {
+				t.Errorf("it says\n%s", out)
+			}
+			if r.BytesReceived == nil || *r.BytesReceived+*r.BytesSkipped < 8192 || r.BytesSent == nil || name == "copy" && *r.BytesSent < 8192 || name != "copy" && *r.BytesSent != 0 {
+				t.Errorf("the bytes do not add up:\n%s", out)
+			}
+		})
+	}
+}
+
+func TestPullingAgainTakesWhatIsThere(t *testing.T) {
+	c := newImageCommand(t, nil)
+	from := newTestRegistry(t, false, "", "")
+	from.put(t, "app:1", runtime.GOARCH)
+	var blobs atomic.Int64
+	count := func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			blobs.Add(1)
+		}
+		return false
+	}
+	from.front.Store(&count)
+	pull := func(out string) {
+		c.run("pull", from.host()+"/app:1", "--plain-http", "-o", filepath.Join(c.home, out))
+	}
+	pull("first")
+	if blobs.Load() == 0 {
+		t.Fatal("nothing was pulled")
+	}
+	blobs.Store(0)
+	pull("first")
+	pull("second")
+	pull("third.tar")
+	if n := blobs.Load(); n != 0 {
+		t.Errorf("%d requests for blobs that are in the cache", n)
+	}
+	path, err := layout.FromPath(filepath.Join(c.home, "second"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if index, err := path.ImageIndex(); err != nil || digestOf(t, index) == "" {
+		t.Errorf("crane does not read the layout: %v", err)
+	}
+}
+
+func TestThePlatformIsThisMachinesWhereThereIsNoCluster(t *testing.T) {
+	c := newImageCommand(t, nil)
+	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
+	index := from.putIndex(t, "app:1")
+	code, _, errOut := c.context(t.Context(), "", "copy", from.host()+"/app:1", "--to", to.host(), "--plain-http", "--from-plain-http")
+	if want := "taking this machine's platform, for there is no cluster to ask (--platform) platforms=linux/" + runtime.GOARCH; code != 0 || !strings.Contains(errOut, want) {
+		t.Errorf("exit code %d, it does not say which platform:\n%s", code, errOut)
+	}
+	if got := to.has(t, "app:1"); got == index {
+		t.Error("the whole index was copied")
+	}
+	c.run("copy", from.host()+"/app@"+index, "--to", to.host(), "--plain-http", "--from-plain-http", "--reference", "other:1")
+	if got := to.has(t, "library/other:1"); got != index {
+		t.Errorf("what a digest names is not whole: %s, want %s", got, index)
+	}
+}
+
+func TestCredentialsComeFromWhereUsersLoggedIn(t *testing.T) {
+	from := newTestRegistry(t, true, "robot", "from a keychain")
+	helperProgram(t, "fake", `read host; test "$host" = `+from.host()+` && echo '{"ServerURL":"'$host'","Username":"robot","Secret":"from a keychain"}'`)
+	c := newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.host() + `":"fake"}}`})
+	from.put(t, "app:1", runtime.GOARCH)
+	c.run("pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "-o", filepath.Join(c.home, "out"))
+
+	c = newImageCommand(t, map[string]string{"run/containers/auth.json": loggedIn(from.host(), "robot", "from a keychain")})
+	c.run("pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "-o", filepath.Join(c.home, "out"))
+
+	c = newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.host() + `":"absent"}}`})
+	message, _ := c.fails(1, "", "pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "-o", filepath.Join(c.home, "out"))
+	if !strings.Contains(message, "credential helper docker-credential-absent, which "+c.home+"/.docker/config.json names for "+from.host()+": is not in PATH") {
+		t.Errorf("the error does not say which helper fails:\n%s", message)
+	}
+	if strings.Contains(message, "trying again") {
+		t.Errorf("a helper that fails is tried again:\n%s", message)
+	}
+}
+
+func TestRegistriesThatCannotBeReachedSayWhatToDo(t *testing.T) {
+	c := newImageCommand(t, nil)
+	secure, plain := newTestRegistry(t, true, "robot", "secret one"), newTestRegistry(t, false, "", "")
+	out := filepath.Join(c.home, "out")
+	for name, tc := range map[string]struct {
+		stdin string
+		args  []string
+		want  string
+	}{
+		"an authority that nobody trusts": {"", []string{secure.host() + "/app:1"}, "--ca-file"},
+		"no TLS":                          {"", []string{plain.host() + "/app:1"}, "--plain-http"},
+		"nobody":                          {"", []string{secure.host() + "/app:1", "--ca-file", secure.caFile(t)}, "docker login " + secure.host()},
+		"another password":                {"wrong one", []string{secure.host() + "/app:1", "--ca-file", secure.caFile(t), "--username", "robot", "--password-stdin"}, "--password-stdin"},
+		"no such image":                   {"", []string{plain.host() + "/app:1", "--plain-http"}, plain.host() + "/app:1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.t = t
+			message, printed := c.fails(1, tc.stdin, append([]string{"pull", "-o", out, "--platform", "all", "--retries", "0"}, tc.args...)...)
+			if !strings.Contains(message, tc.want) || strings.Contains(message, "wrong one") || printed != "" {
+				t.Errorf("it prints %q and says\n%swant %q", printed, message, tc.want)
+			}
+		})
+	}
+}
+
+func TestWhatIsDoneIsToldAlsoWhenTheNextImageFails(t *testing.T) {
+	c := newImageCommand(t, nil)
+	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
+	from.put(t, "app:1", "amd64")
+	from.put(t, "other:1", "amd64")
+	deny := func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.HasPrefix(r.URL.Path, "/v2/other/") {
+			w.WriteHeader(http.StatusForbidden)
+			return true
+		}
+		return false
+	}
+	to.front.Store(&deny)
+	args := []string{"copy", from.host() + "/app:1", from.host() + "/other:1", "--to", to.host(), "--plain-http", "--from-plain-http", "--platform", "all"}
+	message, out := c.fails(1, "", args...)
+	same(t, "text", out, to.host()+"/app:1\n")
+	if !strings.Contains(message, from.host()+"/other:1") {
+		t.Errorf("the error does not name the image:\n%s", message)
+	}
+	_, out = c.fails(1, "", append(args, "--output", "json")...)
+	var results []map[string]any
+	if err := json.Unmarshal([]byte(out), &results); err != nil || len(results) != 1 || results[0]["reference"] != to.host()+"/app:1" {
+		t.Errorf("JSON is %s (%v)", out, err)
+	}
+}
+
+// Whoever asks for a log in JSON gets nothing else.
+func TestAJSONLogIsJSONAlone(t *testing.T) {
+	c := newImageCommand(t, nil)
+	from := newTestRegistry(t, false, "", "")
+	from.put(t, "app:1", runtime.GOARCH)
+	from.put(t, "other:1", runtime.GOARCH)
+	code, _, errOut := c.context(t.Context(), "", "pull", from.host()+"/app:1", from.host()+"/other:1", "--plain-http",
+		"-o", filepath.Join(c.home, "a.tar"), "--log-format", "json")
+	if code != 0 || !strings.Contains(errOut, `"msg":"2 images, `) || !strings.Contains(errOut, `"msg":"`+from.host()+"/app:1: ") {
+		t.Errorf("exit code %d\n%s", code, errOut)
+	}
+	for line := range strings.Lines(errOut) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("no JSON: %s", line)
+		}
+	}
+}
+
+func TestAnInterruptedRunSaysHowToGoOn(t *testing.T) {
+	c := newImageCommand(t, nil)
+	from := newTestRegistry(t, false, "", "")
+	from.put(t, "app:1", runtime.GOARCH)
+	ctx, cancel := context.WithCancel(t.Context())
+	stop := func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			cancel()
+			<-r.Context().Done()
+			return true
+		}
+		return false
+	}
+	from.front.Store(&stop)
+	args := []string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "a.tar")}
+	code, out, errOut := c.context(ctx, "", args...)
+	if code != 1 || out != "" || !strings.HasSuffix(errOut, "Error: interrupted: the same command goes on where this one ended\n") {
+		t.Errorf("exit code %d, it prints %q and says\n%s", code, out, errOut)
+	}
+	if left, err := filepath.Glob(filepath.Join(c.home, "*a.tar*")); err != nil || len(left) > 0 {
+		t.Errorf("it leaves %v, %v", left, err)
+	}
+	from.front.Store(nil)
+	c.run(args...)
+}
+
+func TestImagesComeFromTheDockerEngine(t *testing.T) {
+	c := newImageCommand(t, nil)
+	app := dockerdaemontest.Image{Names: []string{"team/app:1"}, Architecture: runtime.GOARCH, Layers: []dockerdaemontest.Layer{{Data: []byte("a layer")}}}
+	other := dockerdaemontest.Image{Names: []string{"other:2"}, Architecture: runtime.GOARCH, Layers: []dockerdaemontest.Layer{{Data: []byte("another")}}}
+	engine := &dockerdaemontest.Engine{
+		Images: map[string]string{"team/app:1": app.ID().String(), "other:2": other.ID().String()},
+		Stream: func(w io.Writer, _ []string) error { return dockerdaemontest.Modern(app, other).Write(w) },
+	}
+	engine.ListenUnix(t)
+	t.Setenv("TMPDIR", t.TempDir()) // where the engine has no socket
+	to := newTestRegistry(t, false, "", "")
+	same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "docker-daemon:other:2", "--to", to.host(), "--plain-http"),
+		to.host()+"/team/app:1\n"+to.host()+"/library/other:2\n")
+	pushed := to.has(t, "team/app:1")
+
+	same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--reference", "a.example/renamed:3"), to.host()+"/renamed:3\n")
+	same(t, "copy prints", c.run("copy", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--prefix", "copied"), to.host()+"/copied/team/app:1\n")
+	for _, ref := range []string{"renamed:3", "copied/team/app:1"} {
+		if got := to.has(t, ref); got != pushed {
+			t.Errorf("%s is %s, want %s", ref, got, pushed)
+		}
+	}
+	archive := filepath.Join(c.home, "app.tar")
+	same(t, "pull prints", c.run("pull", "docker-daemon:team/app:1", "-o", archive), "docker.io/team/app:1\n")
+	for _, source := range []string{archive, "docker-daemon:team/app:1"} {
+		if out := c.run("list", source); !strings.Contains(out, "docker.io/team/app:1") || !strings.Contains(out, pushed) || strings.Contains(out, "other") {
+			t.Errorf("list %s prints\n%s", source, out)
+		}
+	}
+	message, _ := c.fails(1, "", "push", "docker-daemon:absent:1", "--to", to.host(), "--plain-http")
+	if !strings.Contains(message, "absent:1") || !strings.Contains(message, "docker pull") {
+		t.Errorf("an image that the engine does not have: %s", message)
+	}
+	if left, err := os.ReadDir(os.Getenv("TMPDIR")); err != nil || len(left) > 0 {
+		t.Errorf("it leaves %v, %v", left, err)
+	}
+}
+
+func TestThePlatformsAreThoseOfTheLinuxNodes(t *testing.T) {
+	node := func(name, system, architecture string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		n.Status.NodeInfo.OperatingSystem, n.Status.NodeInfo.Architecture = system, architecture
+		return n
+	}
+	for name, c := range map[string]struct {
+		nodes []kruntime.Object
+		want  string
+		fail  string
+	}{
+		"one":        {[]kruntime.Object{node("a", "linux", "arm64")}, "linux/arm64", ""},
+		"several":    {[]kruntime.Object{node("a", "linux", "arm64"), node("b", "linux", "amd64"), node("c", "linux", "arm64")}, "linux/amd64,linux/arm64", ""},
+		"Windows":    {[]kruntime.Object{node("a", "windows", "amd64"), node("b", "linux", "amd64")}, "linux/amd64", ""},
+		"not up yet": {[]kruntime.Object{node("a", "", "")}, "", "it has no Linux node"},
+		"none":       {nil, "", "it has no Linux node"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := nodePlatforms(t.Context(), fake.NewClientset(c.nodes...))
+			if got != c.want || (err == nil) != (c.fail == "") || err != nil && err.Error() != c.fail {
+				t.Errorf("platforms %q, %v; want %q, %q", got, err, c.want, c.fail)
+			}
+		})
+	}
+}
+
+// A kubeconfig of a cluster that is there: its nodes count. One that was named but
+// is not right is an error, for whoever names one means it.
+func TestThePlatformsOfTheClusterThatIsNamed(t *testing.T) {
+	c := newImageCommand(t, nil)
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/api/v1/nodes" {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"kind":"NodeList","apiVersion":"v1","metadata":{},"items":[{"metadata":{"name":"a"},"status":{"nodeInfo":{"operatingSystem":"linux","architecture":"arm64"}}}]}`)
+	}))
+	t.Cleanup(api.Close)
+	kubeconfig := filepath.Join(c.home, "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte(`apiVersion: v1
+kind: Config
+clusters: [{name: a, cluster: {server: "`+api.URL+`"}}]
+contexts: [{name: a, context: {cluster: a}}]
+current-context: a
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	from := newTestRegistry(t, false, "", "")
+	from.putIndex(t, "app:1")
+	pull := func(more ...string) []string {
+		return append([]string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "app.tar")}, more...)
+	}
+	for _, more := range [][]string{{"--kubeconfig", kubeconfig}, nil} {
+		if more == nil {
+			t.Setenv("KUBECONFIG", kubeconfig)
+		}
+		code, _, errOut := c.context(t.Context(), "", pull(more...)...)
+		if want := "taking the platforms of the cluster's nodes (--platform) platforms=linux/arm64"; code != 0 || !strings.Contains(errOut, want) {
+			t.Errorf("exit code %d:\n%swant %s", code, errOut, want)
+		}
+		if out := c.run("list", filepath.Join(c.home, "app.tar")); !strings.Contains(out, " linux/arm64 ") {
+			t.Errorf("it pulled\n%s", out)
+		}
+	}
+	if message, _ := c.fails(1, "", pull("--context", "absent")...); !strings.Contains(message, `"absent" does not exist`) {
+		t.Errorf("a context that is not there: %s", message)
+	}
+	api.Close()
+	code, _, errOut := c.context(t.Context(), "", pull()...)
+	if want := "warning: the cluster does not tell the platforms of its nodes, taking this machine's (--platform) platforms=linux/"; code != 0 || !strings.Contains(errOut, want) {
+		t.Errorf("exit code %d:\n%swant %s", code, errOut, want)
+	}
+}
+
+func TestListShowsWhatIsThere(t *testing.T) {
+	c := newImageCommand(t, nil)
+	reg := newTestRegistry(t, true, "robot", "secret")
+	index := reg.putIndex(t, "team/multi:1")
+	single := reg.put(t, "team/single:2", "amd64")
+	archive := filepath.Join(c.home, "one.tar")
+	c.pipe("secret", "pull", "-o", archive, "--ca-file", reg.caFile(t), "--username", "robot", "--password-stdin", reg.host()+"/team/single:2", "--platform", "all")
+
+	from := []string{"list", "--from", reg.host(), "--ca-file", reg.caFile(t), "--username", "robot", "--password-stdin"}
+	sizes := regexp.MustCompile(`[0-9.]+ kB`)
+	text := sizes.ReplaceAllString(c.pipe("secret", from...), "SIZE")
+	same(t, "list", strings.Join(strings.Fields(text), " "), strings.Join([]string{
+		"REFERENCE DIGEST PLATFORMS SIZE",
+		reg.host() + "/team/multi:1", index, "linux/amd64,linux/arm64 SIZE",
+		reg.host() + "/team/single:2", single, "linux/amd64 SIZE",
+	}, " "))
+	bytes := regexp.MustCompile(`"size": [0-9]{4,5}`)
+	out := golden(t, c.pipe("secret", append(from, "--output", "json")...), reg.host(), "HOST", index, "sha256:INDEX", single, "sha256:SINGLE")
+	same(t, "list --output json", bytes.ReplaceAllString(out, `"size": 1`), `[
+  {
+    "reference": "HOST/team/multi:1",
+    "digest": "sha256:INDEX",
+    "mediaType": "application/vnd.oci.image.index.v1+json",
+    "platforms": [
+      "linux/amd64",
+      "linux/arm64"
+    ],
+    "size": 1
+  },
+  {
+    "reference": "HOST/team/single:2",
+    "digest": "sha256:SINGLE",
+    "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+    "platforms": [
+      "linux/amd64"
+    ],
+    "size": 1
+  }
+]
+`)
+
+	out = golden(t, c.run("list", archive, "--output", "json"), reg.host(), "HOST", single, "sha256:SINGLE", archive, "ARCHIVE")
+	same(t, "list of a source", bytes.ReplaceAllString(out, `"size": 1`), `[
+  {
+    "source": "ARCHIVE",
+    "reference": "HOST/team/single:2",
+    "digest": "sha256:SINGLE",
+    "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+    "platforms": [
+      "linux/amd64"
+    ],
+    "size": 1
+  }
+]
+`)
+	nameless := filepath.Join(c.home, "nameless")
+	path, err := layout.Write(nameless, empty.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := path.AppendImage(randomImage(t, "arm64")); err != nil {
+		t.Fatal(err)
+	}
+	text = c.run("list", archive, nameless)
+	if lines := strings.Split(text, "\n"); len(lines) != 4 || !strings.HasPrefix(lines[0], "SOURCE ") || !strings.HasPrefix(lines[2], nameless+" ") || !strings.Contains(lines[2], "  -  ") {
+		t.Errorf("list of two sources prints\n%s", text)
+	}
+
+	same(t, "list of an empty registry", c.run("list", "--plain-http", "--output", "json", "--from", newTestRegistry(t, false, "", "").host()), "[]\n")
+	same(t, "list of an empty registry", c.run("list", "--plain-http", "--from", newTestRegistry(t, false, "", "").host()), "REFERENCE  DIGEST  PLATFORMS  SIZE\n")
+}
+
+func TestListSaysThatARegistryDoesNotTell(t *testing.T) {
+	c := newImageCommand(t, nil)
+	reg := newTestRegistry(t, false, "", "")
+	for _, status := range []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound} {
+		silent := func(w http.ResponseWriter, r *http.Request) bool {
+			if strings.HasSuffix(r.URL.Path, "/_catalog") {
+				w.WriteHeader(status)
+				return true
+			}
+			return false
+		}
+		reg.front.Store(&silent)
+		message, out := c.fails(1, "", "list", "--plain-http", "--from", reg.host())
+		if !strings.Contains(message, reg.host()+" does not tell what repositories it has") || out != "" {
+			t.Errorf("with status %d it prints %q and says\n%s", status, out, message)
+		}
+	}
+}
+
+func TestTheCacheIsLookedAfter(t *testing.T) {
+	c := newImageCommand(t, nil)
+	from := newTestRegistry(t, false, "", "")
+	from.put(t, "app:1", runtime.GOARCH)
+	c.run("pull", from.host()+"/app:1", "--plain-http", "-o", filepath.Join(c.home, "out.tar"))
+	cache := filepath.Join(c.home, "cache")
+
+	var info struct {
+		Dir          string
+		Blobs, Bytes int
+	}
+	if err := json.Unmarshal([]byte(c.run("cache", "info", "--output", "json")), &info); err != nil || info.Dir != cache || info.Blobs != 4 || info.Bytes < 8192 {
+		t.Errorf("info is %+v, %v", info, err)
+	}
+	if out := c.run("cache", "info"); !strings.HasPrefix(out, "directory              "+cache+"\nblobs                  4 (") || !strings.Contains(out, "\ninterrupted downloads  0\n") {
+		t.Errorf("info prints\n%s", out)
+	}
+	if out := c.run("cache", "verify"); !strings.HasPrefix(out, "blobs that are right: 4 (") {
+		t.Errorf("verify prints\n%s", out)
+	}
+
+	blobs, err := filepath.Glob(filepath.Join(cache, "blobs", "sha256", "*"))
+	if err != nil || len(blobs) != 4 {
+		t.Fatalf("the cache holds %v, %v", blobs, err)
+	}
+	if err := os.Chmod(blobs[0], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(blobs[0], []byte("rubbish"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	message, out := c.fails(1, "", "cache", "verify")
+	if want := "removed sha256:" + filepath.Base(blobs[0]) + ", which was damaged\nblobs that are right: 3 ("; !strings.HasPrefix(out, want) || strings.Contains(message, "Error") {
+		t.Errorf("verify prints\n%s%s", out, message)
+	}
+
+	if out := c.run("cache", "prune", "--all", "--dry-run"); !strings.HasPrefix(out, "blobs to be removed                  3 (") {
+		t.Errorf("prune --dry-run prints\n%s", out)
+	}
+	if out := c.run("cache", "prune", "--older-than", "30d"); !strings.HasPrefix(out, "blobs removed                  0\n") {
+		t.Errorf("prune --older-than prints\n%s", out)
+	}
+	if out := c.run("cache", "prune", "--size", "1"); !strings.HasPrefix(out, "blobs removed                  3 (") || !strings.HasSuffix(out, "left                           0 B\n") {
+		t.Errorf("prune --size prints\n%s", out)
+	}
+	same(t, "prune --output json", c.run("cache", "prune", "--all", "--output", "json"), `{
+  "blobs": 0,
+  "bytes": 0,
+  "partialDownloads": 0,
+  "partialBytes": 0,
+  "leftBytes": 0
+}
+`)
+}
+
+func TestTheCacheIsWhereUsersWantIt(t *testing.T) {
+	c := newImageCommand(t, nil)
+	from := newTestRegistry(t, false, "", "")
+	from.put(t, "app:1", runtime.GOARCH)
+	exists := func(path ...string) bool {
+		_, err := os.Stat(filepath.Join(append([]string{c.home}, path...)...))
+		return err == nil
+	}
+	pull := func(args ...string) {
+		c.run(append([]string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "out.tar")}, args...)...)
+	}
+	pull("--no-cache")
+	if left, _ := filepath.Glob(filepath.Join(c.home, "*")); cmp.Diff(left, []string{filepath.Join(c.home, "out.tar")}) != "" {
+		t.Errorf("--no-cache leaves %v", left)
+	}
+	pull("--cache-dir", filepath.Join(c.home, "mine"))
+	if !exists("mine", "blobs") || exists("cache") {
+		t.Error("--cache-dir is not used")
+	}
+	pull()
+	if !exists("cache", "blobs") {
+		t.Error("ZARF_REGISTRY_IMAGE_CACHE is not used")
+	}
+	t.Setenv("ZARF_REGISTRY_IMAGE_CACHE", "")
+	t.Setenv("XDG_CACHE_HOME", filepath.Join(c.home, "user"))
+	pull()
+	if runtime.GOOS == "linux" && !exists("user", "zarf-registry", "images", "blobs") {
+		t.Error("the user's cache directory is not used")
+	}
+	if err := os.WriteFile(filepath.Join(c.home, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if message, _ := c.fails(1, "", "cache", "info", "--cache-dir", filepath.Join(c.home, "file")); !strings.Contains(message, filepath.Join(c.home, "file")) {
+		t.Errorf("a file as cache: %s", message)
+	}
+}
+
+func TestShellsCompleteImages(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"platforms":                   {[]string{"pull", "--platform", ""}, "auto\nall\nlinux/amd64\nlinux/arm64\nlinux/amd64,linux/arm64\n:4\n"},
+		"the Docker engine":           {[]string{"copy", ""}, "docker-daemon:\n:6\n"},
+		"archives, which are files":   {[]string{"push", ""}, ":0\n"},
+		"where to pull to":            {[]string{"pull", "--out", ""}, ":0\n"},
+		"list files":                  {[]string{"pull", "-f", ""}, ":0\n"},
+		"the cache, a directory":      {[]string{"cache", "info", "--cache-dir", ""}, ":16\n"},
+		"certificates by their names": {[]string{"list", "--ca-file", ""}, "pem\ncrt\ncer\n:8\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			root := New(&out, io.Discard)
+			root.SetArgs(append([]string{"__complete", "images"}, c.args...))
+			if err := root.Execute(); err != nil || out.String() != c.want {
+				t.Errorf("it completes to %q, %v; want %q", &out, err, c.want)
+			}
+		})
+	}
+}
+
+func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
+	c := newImageCommand(t, nil)
+	file := func(name, text string) string {
+		path := filepath.Join(c.home, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	noPEM, badList, noList := file("no.pem", "rubbish"), file("bad.txt", "nginx\nmy nginx\n"), file("none.txt", "# nothing\n")
+	out := filepath.Join(c.home, "out")
+	directory := filepath.Join(c.home, "directory.tar")
+	if err := os.Mkdir(directory, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	pull := func(args ...string) []string { return append([]string{"pull", "nginx", "-o", out}, args...) }
+	push := func(args ...string) []string { return append([]string{"push", "app.tar"}, args...) }
+	duplicate := func(args ...string) []string { return append([]string{"copy", "nginx"}, args...) }
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no concurrency":             {pull("--oci-concurrency", "0"), `invalid argument "0" for "--oci-concurrency" flag: it takes a number from 1 to 100`},
+		"concurrency in words":       {push("--oci-concurrency", "six"), `invalid argument "six" for "--oci-concurrency" flag: it takes a number from 1 to 100`},
+		"too many images at once":    {duplicate("--image-concurrency", "101"), `invalid argument "101" for "--image-concurrency" flag: it takes a number from 1 to 100`},
+		"less than no retries":       {push("--retries", "-1"), `invalid argument "-1" for "--retries" flag: it takes a number from 0 to 1000`},
+		"a size without a unit":      {pull("--cache-size", "20XB"), `invalid argument "20XB" for "--cache-size" flag: it takes a size, as in 20GB, 1.5TB or 500MiB`},
+		"a size without an end":      {pull("--cache-size", "9EB"), `invalid argument "9EB" for "--cache-size" flag: it takes a size, as in 20GB, 1.5TB or 500MiB`},
+		"an unknown flag":            {pull("--colour"), "unknown flag: --colour"},
+		"an unknown output":          {pull("--output", "yaml"), `--output is "yaml": choose text or json`},
+		"an unknown log format":      {push("--log-format", "xml"), `--log-format is "xml", not json, text or auto`},
+		"a namespace":                {push("-n", "Not_One"), `--namespace is "Not_One", which is no namespace's name`},
+		"a release":                  {duplicate("--release", "Not One"), `--release is "Not One", which is no release's name`},
+		"a chart's name":             {[]string{"list", "--name", "a.b"}, `--name is "a.b", which is no DNS label`},
+		"an architecture alone":      {pull("--platform", "amd64"), `--platform: platform "amd64": want OS/ARCHITECTURE as in linux/amd64, several separated by commas, or all`},
+		"a cache and none":           {pull("--no-cache", "--cache-size", "1GB"), "--no-cache leaves nothing to say by --cache-dir and --cache-size: give either"},
+		"nothing to pull":            {[]string{"pull", "-o", out}, "there is nothing to do: name images, or a list of them with --file"},
+		"nothing to copy":            {[]string{"copy"}, "there is nothing to do: name images, or a list of them with --file"},
+		"nothing to push":            {[]string{"push"}, "there is nothing to push: name archives, layout directories, or docker-daemon:NAME"},
+		"no place to pull to":        {[]string{"pull", "nginx"}, "--out is missing: it takes where to pull to, a layout directory or an archive that ends in .tar"},
+		"a compressed archive":       {[]string{"pull", "nginx", "-o", out + ".tar.gz"}, "--out is " + out + ".tar.gz, but archives are not compressed, for layers are already: let it end in .tar"},
+		"a file for a layout":        {[]string{"pull", "nginx", "-o", noPEM}, "--out is " + noPEM + ", a file: archives end in .tar, and layouts are directories"},
+		"a directory for an archive": {[]string{"pull", "nginx", "-o", directory}, "--out is " + directory + ", which ends in .tar, but is a directory"},
+		"no directory for it":        {[]string{"pull", "nginx", "-o", out + "/deep/layout"}, "--out is " + out + "/deep/layout, but there is no directory " + out + "/deep"},
+		"no reference":               {[]string{"pull", "https://ghcr.io/a", "-o", out}, `image reference "https://ghcr.io/a": invalid reference format`},
+		"no reference in a list":     {pull("-f", badList), "--file: " + badList + `:2: image reference "my nginx": invalid reference format`},
+		"an empty list":              {pull("-f", noList), "--file: " + noList + ": holds no image reference: it has one a line, and comments after #"},
+		"no such list":               {pull("-f", "/nonexistent"), "--file: open /nonexistent: no such file or directory"},
+		"stdin for two":              {pull("-f", "-", "--username", "u", "--password-stdin"), "--file: stdin can be one thing only: the password, or one list of references"},
+		"stdin twice":                {pull("-f", "-", "-f", "-"), "--file: stdin can be one thing only: the password, or one list of references"},
+		"a name without a password":  {pull("--username", "u"), `--username needs --password-stdin: echo "$PASSWORD" | init-hook … --username NAME --password-stdin`},
+		"a password without a name":  {push("--password-stdin"), "--password-stdin needs --username: whose password is it?"},
+		"no password":                {pull("--username", "u", "--password-stdin"), "--password-stdin: stdin is empty: pipe the password into it"},
+		"one name for two registries": {pull("ghcr.io/a/b", "--username", "u", "--password-stdin"),
+			"--username is for one registry, but the images are not all of one: pull them one registry at a time, or log in with docker login"},
+		"one name for two sources": {duplicate("ghcr.io/a/b", "--username", "u", "--password-stdin"),
+			"--username is for one registry, but the images are not all of one: copy them one registry at a time, or log in with docker login"},
+		"a name for the cluster":          {push("--username", "u", "--password-stdin"), "--username is about the registry of --to, and there is none: the cluster's has a credential of its own"},
+		"a name for the cluster, to list": {[]string{"list", "--username", "u", "--password-stdin"}, "--username is about the registry of --from, and there is none"},
+		"no TLS for the cluster":          {push("--plain-http"), "--plain-http is about the registry of --to, and there is none: the cluster's is reached with mutual TLS"},
+		"no TLS for the cluster, to copy": {duplicate("--plain-http"), "--plain-http is about the registry of --to, and there is none: the cluster's is reached with mutual TLS"},
+		"no TLS for the cluster, to list": {[]string{"list", "--plain-http"}, "--plain-http is about the registry of --from, and there is none"},
+		"no such authority":               {pull("--ca-file", "/nonexistent"), "--ca-file: open /nonexistent: no such file or directory"},
+		"no authority":                    {pull("--ca-file", noPEM), "--ca-file: " + noPEM + " holds no certificate in PEM"},
+		"a URL to push to":                {push("--to", "https://a.example"), `--to is "https://a.example": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost, without a scheme (--plain-http does without TLS)`},
+		"a path to push to":               {push("--to", "a.example/team"), `--to is "a.example/team": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost; the path is for --prefix team`},
+		"a name to push to":               {push("--to", "registry"), `--to is "registry": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost`},
+		"no port to push to":              {push("--to", "a.example:http"), `--to is "a.example:http": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost`},
+		"no registry to push to":          {push("--to", ""), `--to is "": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost`},
+		"no registry to list":             {[]string{"list", "--from", ""}, `--from is "": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost`},
+		"a layout that is the cache":      {pull("--cache-dir", out), "--out is " + out + ", which is the cache, and that holds no images, only blobs that come and go: choose another place for either"},
+		"a path to list":                  {[]string{"list", "--from", "a.example/team"}, `--from is "a.example/team": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost, without a path`},
+		"a registry and an archive":       {[]string{"list", "a.tar", "--from", "a.example"}, "--from lists a registry, and arguments are archives, layouts and images of the Docker engine: give either"},
+		"a prefix in upper case":          {push("--prefix", "Team"), `--prefix: prefix "Team": want what a repository's path may begin with, as in team or team/mirror: lower-case letters, digits, and separators between them`},
+		"a prefix upwards":                {duplicate("--prefix", "../team"), `--prefix: prefix "../team": want what a repository's path may begin with, as in team or team/mirror: lower-case letters, digits, and separators between them`},
+		"no name to push under":           {push("--reference", "a b"), `--reference: image reference "a b": invalid reference format`},
+		"one name for two images":         {duplicate("alpine", "--reference", "a:1"), "--reference names one image: copy one with it"},
+		"one name for two archives":       {push("b.tar", "--reference", "a:1"), "--reference names one image: give one source with it"},
+		"an engine without an image":      {[]string{"push", "docker-daemon:"}, `image reference "docker-daemon:": has no name after the colon, as in docker-daemon:nginx:1.27`},
+		"an engine to list":               {[]string{"list", "docker-daemon:"}, `image reference "docker-daemon:": has no name after the colon, as in docker-daemon:nginx:1.27`},
+		"nothing to prune":                {[]string{"cache", "prune"}, "say what is to be removed: --size, --older-than or --all"},
+		"all and some":                    {[]string{"cache", "prune", "--all", "--size", "1GB"}, "--all leaves nothing to say by --size and --older-than: give either"},
+		"prune to nothing":                {[]string{"cache", "prune", "--size", "0"}, "--size is 0: --all removes everything"},
+		"prune the future":                {[]string{"cache", "prune", "--older-than", "-1h"}, `invalid argument "-1h" for "--older-than" flag: it takes a duration, as in 90m, 720h or 30d`},
+		"prune to a word":                 {[]string{"cache", "prune", "--size", "little"}, `invalid argument "little" for "--size" flag: it takes a size, as in 20GB, 1.5TB or 500MiB`},
+		"an output for the cache":         {[]string{"cache", "info", "--output", "wide"}, `--output is "wide": choose text or json`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.t = t
+			message, printed := c.fails(2, "", tc.args...)
+			same(t, "the error", message, "Error: "+tc.want+"\n")
+			if printed != "" {
+				t.Errorf("it prints %s", printed)
+			}
+		})
+	}
+	for _, path := range []string{"cache", "out"} {
+		if _, err := os.Stat(filepath.Join(c.home, path)); err == nil {
+			t.Errorf("what was refused has made %s", path)
+		}
+	}
+}

@@ -1,0 +1,190 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/images"
+)
+
+func newImagesCache() *cobra.Command {
+	return group("cache", "Look after the cache that pulls and copies share", newCacheInfo(), newCacheVerify(), newCachePrune())
+}
+
+// cacheCommand is a command about the cache.
+type cacheCommand struct {
+	imageFlags
+	prune blobstore.PruneOptions
+}
+
+func newCacheInfo() *cobra.Command {
+	f := &cacheCommand{}
+	cmd := &cobra.Command{
+		Use:   "info",
+		Short: "Show where the cache is, what it holds and when it was used",
+		Long: `info shows where the cache is, how much it holds, how much of that are downloads that were
+interrupted and will be continued, and when blobs were used. It removes no blob.`,
+		Example: `  init-hook images cache info
+  init-hook images cache info --output json | jq .bytes`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd, func(ctx context.Context, store *blobstore.Store, _ *imageRun) error {
+				info, err := store.Info(ctx)
+				if err != nil {
+					return err
+				}
+				return tell(cmd.OutOrStdout(), f.output, info, printCacheInfo, nil)
+			})
+		},
+	}
+	f.cacheDirFlag(cmd)
+	f.reportFlags(cmd)
+	return cmd
+}
+
+func printCacheInfo(w io.Writer, info blobstore.Info) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(table, "directory\t%s\n", info.Dir)
+	fmt.Fprintf(table, "blobs\t%s\n", countedBytes(info.Blobs, info.Bytes))
+	fmt.Fprintf(table, "interrupted downloads\t%s\n", countedBytes(info.Partials, info.PartialBytes))
+	if info.OldestUse != nil && info.NewestUse != nil {
+		fmt.Fprintf(table, "longest not used\tsince %s\n", info.OldestUse.UTC().Format(time.RFC3339))
+		fmt.Fprintf(table, "last used\t%s\n", info.NewestUse.UTC().Format(time.RFC3339))
+	}
+	return table.Flush()
+}
+
+// countedBytes is a number of things and their size.
+func countedBytes(n int, bytes int64) string {
+	if n == 0 {
+		return "0"
+	}
+	return fmt.Sprintf("%d (%s)", n, images.FormatBytes(bytes))
+}
+
+func newCacheVerify() *cobra.Command {
+	f := &cacheCommand{}
+	cmd := &cobra.Command{
+		Use:   "verify",
+		Short: "Read everything in the cache, and remove what was damaged",
+		Long: `verify reads every blob in the cache, compares it with its digest, and removes those that
+do not match: they are fetched again when they are needed. Nobody has to run it: blobs are
+verified before they are used anyway, those whose files are unchanged once a day.
+
+Exit codes: 0 when all blobs are right, 1 when some were damaged, or it failed.`,
+		Example: `  init-hook images cache verify
+  init-hook images cache verify --output json | jq -r '.corrupt[]'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd, func(ctx context.Context, store *blobstore.Store, r *imageRun) error {
+				report, err := store.Verify(ctx, func(done, total int64) {
+					r.meter.Update(images.Progress{Total: total, Done: done})
+				})
+				r.meter.End()
+				if err != nil {
+					return err
+				}
+				var damaged []string
+				for _, d := range report.Corrupt {
+					damaged = append(damaged, d.String())
+				}
+				return tell(cmd.OutOrStdout(), f.output, report, printCacheReport, damaged)
+			})
+		},
+	}
+	f.cacheDirFlag(cmd)
+	f.reportFlags(cmd)
+	return cmd
+}
+
+func printCacheReport(w io.Writer, report blobstore.Report) error {
+	for _, d := range report.Corrupt {
+		fmt.Fprintf(w, "removed %s, which was damaged\n", d)
+	}
+	_, err := fmt.Fprintf(w, "blobs that are right: %s\n", countedBytes(report.Blobs, report.Bytes))
+	return err
+}
+
+func newCachePrune() *cobra.Command {
+	f := &cacheCommand{}
+	cmd := &cobra.Command{
+		Use:   "prune",
+		Short: "Remove what was longest not used from the cache",
+		Long: `prune removes blobs from the cache, those first that were longest not used, and downloads
+that were interrupted: down to a size, what is older than some time, both, or all. What
+another process uses at the moment may go too; it is fetched again then. Downloads that
+are under way stay.`,
+		Example: `  init-hook images cache prune --size 5GB
+  init-hook images cache prune --older-than 30d --dry-run
+  init-hook images cache prune --all`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.checkPrune(cmd); err != nil {
+				return &hook.Refused{Err: err}
+			}
+			return f.run(cmd, func(ctx context.Context, store *blobstore.Store, _ *imageRun) error {
+				pruned, err := store.Prune(ctx, f.prune)
+				if err != nil {
+					return err
+				}
+				return tell(cmd.OutOrStdout(), f.output, pruned, f.printPruned, nil)
+			})
+		},
+	}
+	sizeFlag(cmd.Flags(), &f.prune.MaxSize, "size", "", "what may stay")
+	ageFlag(cmd.Flags(), &f.prune.OlderThan, "older-than", "remove what was not used for so long, also if there is room")
+	cmd.Flags().BoolVar(&f.prune.All, "all", false, "remove everything")
+	cmd.Flags().BoolVar(&f.prune.DryRun, "dry-run", false, "remove nothing, and show what would be removed")
+	f.cacheDirFlag(cmd)
+	f.reportFlags(cmd)
+	return cmd
+}
+
+func (f *cacheCommand) checkPrune(cmd *cobra.Command) error {
+	size, age := cmd.Flags().Changed("size"), cmd.Flags().Changed("older-than")
+	switch {
+	case f.prune.All && (size || age):
+		return errors.New("--all leaves nothing to say by --size and --older-than: give either")
+	case !f.prune.All && !size && !age:
+		return errors.New("say what is to be removed: --size, --older-than or --all")
+	case size && f.prune.MaxSize == 0:
+		return errors.New("--size is 0: --all removes everything")
+	}
+	return nil
+}
+
+func (f *cacheCommand) printPruned(w io.Writer, p blobstore.Pruned) error {
+	did := "removed"
+	if f.prune.DryRun {
+		did = "to be removed"
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(table, "blobs %s\t%s\n", did, countedBytes(p.Blobs, p.Bytes))
+	fmt.Fprintf(table, "interrupted downloads %s\t%s\n", did, countedBytes(p.Partials, p.PartialBytes))
+	fmt.Fprintf(table, "left\t%s\n", images.FormatBytes(p.LeftBytes))
+	return table.Flush()
+}
+
+// run opens the cache, without a bound, so that nothing is evicted by looking at it.
+func (f *cacheCommand) run(cmd *cobra.Command, do func(context.Context, *blobstore.Store, *imageRun) error) error {
+	if err := f.validate(cmd.Flags()); err != nil {
+		return &hook.Refused{Err: err}
+	}
+	r, err := f.begin(cmd, "", nil)
+	if err != nil {
+		return err
+	}
+	store, err := r.cache()
+	if err == nil {
+		err = do(cmd.Context(), store, r)
+	}
+	return errors.Join(err, r.end())
+}

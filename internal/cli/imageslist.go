@@ -1,0 +1,259 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"oras.land/oras-go/v2/errdef"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
+)
+
+// listFlags are the flags of images list.
+type listFlags struct {
+	imageFlags
+	from string
+}
+
+func newImagesList() *cobra.Command {
+	f := &listFlags{}
+	cmd := &cobra.Command{
+		Use:   "list [SOURCE...]",
+		Short: "List the images in the registry of the cluster, in another one, or in archives and layouts",
+		Long: `list shows what tags the registry of the cluster has, or with --from another registry, or
+what is in OCI archives, OCI layout directories, docker archives and, behind
+docker-daemon:, images of the Docker engine: reference, digest, platforms and size. The
+size is that of all that belongs to an image, each blob counted once; images may share
+blobs. What has no tag is not listed.
+
+Many registries do not tell what repositories they have; Docker Hub and ghcr.io are such.
+
+Manifests that were read are kept in the cache.
+
+Exit codes: 0 when all of it is listed, 1 when it failed, 2 when the command line cannot be
+right.`,
+		Example: `  init-hook images list
+  init-hook images list app.tar
+  init-hook images list --from registry.example.com:5000
+  init-hook images list --output json | jq -r '.[].reference'`,
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.from, "from", "", "list the registry at `HOST[:PORT]` instead of the cluster's")
+	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency, "how many requests are under way at once")
+	f.retryFlag(flags)
+	f.cacheFlags(cmd)
+	f.login.register(cmd, "the registry of --from")
+	f.cluster.register(flags)
+	f.reportFlags(cmd)
+	return cmd
+}
+
+// listed is an image as list prints it.
+type listed struct {
+	// Source is the archive or layout, empty for a registry.
+	Source string `json:"source,omitempty"`
+	// Reference is empty where the source gives the image no name.
+	Reference string        `json:"reference"`
+	Digest    digest.Digest `json:"digest"`
+	MediaType string        `json:"mediaType"`
+	Platforms []string      `json:"platforms"`
+	Size      int64         `json:"size"` // in bytes
+}
+
+func (f *listFlags) run(cmd *cobra.Command, args []string) error {
+	host, err := f.check(cmd, args)
+	if err != nil {
+		return &hook.Refused{Err: err}
+	}
+	r, err := f.begin(cmd, host, func(string) bool { return f.login.plainHTTP })
+	if err != nil {
+		return err
+	}
+	list, err := func() ([]listed, error) {
+		if len(args) > 0 {
+			return r.listSources(cmd.Context(), args)
+		}
+		registry, address, err := r.destination(cmd.Context(), host, f.from)
+		if err != nil {
+			return nil, err
+		}
+		return r.listRegistry(cmd.Context(), registry, address)
+	}()
+	if err := errors.Join(err, r.end()); err != nil {
+		return err
+	}
+	return tell(cmd.OutOrStdout(), f.output, list, printList, nil)
+}
+
+// check returns where the registry of --from answers, "" for the cluster's.
+func (f *listFlags) check(cmd *cobra.Command, args []string) (host string, err error) {
+	if err := f.validate(cmd.Flags()); err != nil {
+		return "", err
+	}
+	if cmd.Flags().Changed("from") {
+		if host, err = dialledHost("from", f.from); err != nil {
+			return "", err
+		}
+	}
+	given := f.login.given()
+	switch {
+	case host != "" && len(args) > 0:
+		return "", errors.New("--from lists a registry, and arguments are archives, layouts and images of the Docker engine: give either")
+	case host == "" && given != "":
+		return "", fmt.Errorf("%s is about the registry of --from, and there is none", given)
+	}
+	return host, checkSources(args)
+}
+
+// listSources lists what is in sources, in the order in which they were given.
+func (r *imageRun) listSources(ctx context.Context, sources []string) ([]listed, error) {
+	list := []listed{}
+	paths, engine := splitSources(sources)
+	for _, path := range paths {
+		source, err := r.open(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		for _, image := range source.Images() {
+			list = append(list, listedImage(path, image))
+		}
+	}
+	if len(engine) == 0 {
+		return list, nil
+	}
+	items, err := r.engine(ctx, engine)
+	for _, item := range items {
+		list = append(list, listedImage(strings.TrimSuffix(images.DaemonPrefix, ":"), item.Image))
+	}
+	return list, err
+}
+
+func listedImage(source string, image images.Image) listed {
+	l := listed{
+		Source: source, Reference: image.Reference,
+		Digest: image.Descriptor.Digest, MediaType: image.Descriptor.MediaType, Size: image.Size,
+		Platforms: []string{},
+	}
+	for _, p := range image.Platforms {
+		l.Platforms = append(l.Platforms, images.Platforms{p}.String())
+	}
+	return l
+}
+
+// listRegistry lists all tags of a registry, sorted. References begin with address.
+func (r *imageRun) listRegistry(ctx context.Context, registry *remote.Registry, address string) ([]listed, error) {
+	if err := registry.Ping(ctx); err != nil {
+		return nil, err
+	}
+	store, err := r.cacheOr("")
+	if err != nil {
+		return nil, err
+	}
+	refs, err := r.tags(ctx, registry, address)
+	if err != nil {
+		return nil, err
+	}
+	// Tags that went meanwhile are no errors: images are found one by one.
+	var mu sync.Mutex
+	list := []listed{}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(r.concurrency)
+	for _, ref := range refs {
+		group.Go(func() error {
+			items, err := images.Resolve(ctx, []string{ref}, images.ResolveOptions{
+				Registry: func(context.Context, string) (*remote.Registry, error) { return registry, nil },
+				Store:    store, Concurrency: 1, Log: r.log,
+			})
+			if errors.Is(err, errdef.ErrNotFound) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for _, item := range items {
+				image := listedImage("", item.Image)
+				image.Reference = ref
+				list = append(list, image)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(list, func(a, b listed) int { return cmp.Compare(a.Reference, b.Reference) })
+	return list, nil
+}
+
+// tags are the references of all tags in a registry, in no order.
+func (r *imageRun) tags(ctx context.Context, registry *remote.Registry, address string) ([]string, error) {
+	var repositories []string
+	err := registry.Repositories(ctx, func(names []string) error {
+		repositories = append(repositories, names...)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s does not tell what repositories it has (many registries do not; look at it with its own tools): %w", address, err)
+	}
+	var mu sync.Mutex
+	var refs []string
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(r.concurrency)
+	for _, name := range repositories {
+		group.Go(func() error {
+			repository, err := registry.Repository(name)
+			if err != nil {
+				return err
+			}
+			err = repository.Tags(ctx, func(tags []string) error {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, tag := range tags {
+					refs = append(refs, address+"/"+name+":"+tag)
+				}
+				return nil
+			})
+			if errors.Is(err, errdef.ErrNotFound) {
+				return nil // all of its tags were deleted
+			}
+			if err != nil {
+				return fmt.Errorf("repository %s/%s: %w", address, name, err)
+			}
+			return nil
+		})
+	}
+	return refs, group.Wait()
+}
+
+// printList writes what people read. The source is a column where there are
+// several.
+func printList(w io.Writer, list []listed) error {
+	several := slices.ContainsFunc(list, func(l listed) bool { return l.Source != list[0].Source })
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(source string, cells ...string) {
+		if several {
+			cells = append([]string{source}, cells...)
+		}
+		fmt.Fprintln(table, strings.Join(cells, "\t"))
+	}
+	row("SOURCE", "REFERENCE", "DIGEST", "PLATFORMS", "SIZE")
+	for _, l := range list {
+		row(l.Source, cmp.Or(l.Reference, "-"), l.Digest.String(), cmp.Or(strings.Join(l.Platforms, ","), "-"), images.FormatBytes(l.Size))
+	}
+	return table.Flush()
+}

@@ -1,0 +1,250 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
+)
+
+// destinationFlags say where images are pushed to, and under which names.
+type destinationFlags struct {
+	to, prefix, reference string
+}
+
+func (f *destinationFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.to, "to", "", "push to the registry at `HOST[:PORT]` instead of the cluster's")
+	flags.StringVar(&f.prefix, "prefix", "", "put `PATH` before the path of every image: with team, nginx becomes team/library/nginx")
+	flags.StringVar(&f.reference, "reference", "", "`NAME` to push a single image under, instead of its own")
+}
+
+// check returns where the registry of --to answers, "" for the cluster's.
+func (f *destinationFlags) check(flags *pflag.FlagSet, login *registryFlags) (host string, prefix images.Prefix, err error) {
+	if flags.Changed("to") { // be it to "", from a variable that is not set
+		if host, err = dialledHost("to", f.to); err != nil {
+			return "", "", err
+		}
+	} else if login.plainHTTP {
+		return "", "", errors.New("--plain-http is about the registry of --to, and there is none: the cluster's is reached with mutual TLS")
+	}
+	if prefix, err = images.ParsePrefix(f.prefix); err != nil {
+		return "", "", fmt.Errorf("--prefix: %w", err)
+	}
+	if f.reference != "" {
+		if _, _, err := images.Repository(f.reference); err != nil {
+			return "", "", fmt.Errorf("--reference: %w", err)
+		}
+	}
+	return host, prefix, nil
+}
+
+// pushFlags are the flags of images push.
+type pushFlags struct {
+	imageFlags
+	destinationFlags
+}
+
+func newImagesPush() *cobra.Command {
+	f := &pushFlags{}
+	cmd := &cobra.Command{
+		Use:   "push SOURCE...",
+		Short: "Push images from archives, layouts and the Docker engine into the registry of the cluster",
+		Long: `push sends the images of OCI archives, OCI layout directories, docker archives (as "docker
+save" writes them) and, behind docker-daemon:, of the Docker engine on this machine into
+the registry of the cluster, through a port-forward with mutual TLS and with the push
+credential; or with --to into another registry.
+
+An image goes to its own path without its registry's name: ghcr.io/a/b:1 becomes
+127.0.0.1:31999/a/b:1, and nginx becomes 127.0.0.1:31999/library/nginx:latest. With
+--prefix mirror it becomes 127.0.0.1:31999/mirror/library/nginx:latest.
+
+What the registry has in another repository is not sent, but mounted, and what the images
+share is sent once. Uploads that break are continued. What is there is not sent again, so
+a push that was interrupted is simply run again.
+
+Credentials for --to are those of docker login and podman login, and of credential helpers
+(REGISTRY_AUTH_FILE, DOCKER_CONFIG), or of --username.
+
+It prints the references that pods use, one a line, or with --output json an array of what
+was done about each image: references, digests, bytes, seconds. When one fails, those that
+are in the registry by then are printed all the same. Progress goes to stderr.
+
+Exit codes: 0 when all images are in the registry, 1 when one failed, 2 when the command
+line cannot be right.`,
+		Example: `  init-hook images push app.tar
+  init-hook images push --reference example.com/team/app:1 ./layout-directory
+  docker save nginx:1.27 -o nginx.tar && init-hook images push nginx.tar
+  init-hook images push docker-daemon:team/app:1
+  init-hook images push --to registry.example.com --prefix mirror images.tar`,
+		Args: least(1, "there is nothing to push: name archives, layout directories, or "+images.DaemonPrefix+"NAME"),
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
+	}
+	f.register(cmd)
+	f.transferFlags(cmd.Flags())
+	f.login.register(cmd, "the registry of --to")
+	f.cluster.register(cmd.Flags())
+	f.reportFlags(cmd)
+	return cmd
+}
+
+func (f *pushFlags) run(cmd *cobra.Command, args []string) error {
+	host, prefix, err := f.check(cmd, args)
+	if err != nil {
+		return &hook.Refused{Err: err}
+	}
+	r, err := f.begin(cmd, host, func(string) bool { return f.login.plainHTTP })
+	if err != nil {
+		return err
+	}
+	results, failure := func() ([]images.Result, error) {
+		// Every source is looked at before anything is sent.
+		items, err := r.sources(cmd.Context(), args, f.reference)
+		if err != nil {
+			return nil, err
+		}
+		return r.push(cmd.Context(), items, host, f.to, prefix)
+	}()
+	return r.report(cmd, results, errors.Join(failure, r.end()))
+}
+
+func (f *pushFlags) check(cmd *cobra.Command, sources []string) (host string, prefix images.Prefix, err error) {
+	if err := f.validate(cmd.Flags()); err != nil {
+		return "", "", err
+	}
+	if host, prefix, err = f.destinationFlags.check(cmd.Flags(), &f.login); err != nil {
+		return "", "", err
+	}
+	if f.login.username != "" && host == "" {
+		return "", "", errors.New("--username is about the registry of --to, and there is none: the cluster's has a credential of its own")
+	}
+	if f.reference != "" && len(sources) > 1 {
+		return "", "", errors.New("--reference names one image: give one source with it")
+	}
+	return host, prefix, checkSources(sources)
+}
+
+// checkSources refuses names of the Docker engine's images that cannot be such.
+func checkSources(sources []string) error {
+	_, engine := splitSources(sources)
+	for _, source := range engine {
+		if err := images.CheckReference(source); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// splitSources tells layouts and archives from images of the Docker engine.
+func splitSources(sources []string) (paths, engine []string) {
+	for _, source := range sources {
+		if strings.HasPrefix(source, images.DaemonPrefix) {
+			engine = append(engine, source)
+		} else {
+			paths = append(paths, source)
+		}
+	}
+	return paths, engine
+}
+
+// sources opens layouts, archives and, after those, images of the Docker engine, and
+// returns the images in them.
+func (r *imageRun) sources(ctx context.Context, sources []string, reference string) ([]images.Item, error) {
+	var items []images.Item
+	paths, engine := splitSources(sources)
+	for _, path := range paths {
+		source, err := r.open(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		list, err := source.Items(reference)
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, list...)
+	}
+	if len(engine) == 0 {
+		return items, nil
+	}
+	list, err := r.engine(ctx, engine)
+	if err == nil && reference != "" {
+		list[0].Reference = reference
+	}
+	return append(items, list...), err
+}
+
+// open opens a layout or an archive for the length of the run.
+func (r *imageRun) open(ctx context.Context, path string) (*images.Source, error) {
+	source, err := images.Open(ctx, path)
+	if errors.Is(err, fs.ErrNotExist) && images.CheckReference(path) == nil {
+		err = fmt.Errorf("%w: archives and layout directories are taken here; init-hook images copy takes images of registries", err)
+	}
+	if err == nil {
+		r.atEnd(source.Close)
+	}
+	return source, err
+}
+
+// engine finds images of the Docker engine, in one stream.
+func (r *imageRun) engine(ctx context.Context, refs []string) ([]images.Item, error) {
+	store, err := r.temporary("")
+	if err != nil {
+		return nil, err
+	}
+	return images.Resolve(ctx, refs, images.ResolveOptions{Daemon: r.daemon(store), Store: store, Log: r.log})
+}
+
+// push sends images to the registry that answers at host and is called to, or to the
+// cluster's where host is "". Their references are what others call them by.
+func (r *imageRun) push(ctx context.Context, items []images.Item, host, to string, prefix images.Prefix) ([]images.Result, error) {
+	registry, address, err := r.destination(ctx, host, to)
+	if err != nil {
+		return nil, err
+	}
+	if err := registry.Ping(ctx); err != nil {
+		return nil, err
+	}
+	options := r.options()
+	options.Prefix = prefix
+	named := func(result images.Result) images.Result {
+		result.Reference = address + strings.TrimPrefix(result.Reference, registry.Host())
+		return result
+	}
+	done := options.Done
+	options.Done = func(result images.Result) { done(named(result)) }
+	results, err := images.Push(ctx, items, registry, options)
+	for i, result := range results {
+		results[i] = named(result)
+	}
+	return results, err
+}
+
+// destination returns a registry, and what references to it begin with.
+func (r *imageRun) destination(ctx context.Context, host, to string) (*remote.Registry, string, error) {
+	if host != "" {
+		registry, err := r.registries.get(ctx, host)
+		return registry, to, err
+	}
+	registry, address, err := r.cluster.open(ctx, r.patience())
+	if err != nil {
+		return nil, "", err
+	}
+	r.atEnd(func() error { registry.Close(); return nil })
+	return registry, address, nil
+}
+
+// options are those of a transfer that the meter shows.
+func (r *imageRun) options() images.Options {
+	return images.Options{
+		Concurrency: r.concurrency, ImageConcurrency: r.imageConcurrency,
+		Progress: r.meter.Update, Done: r.meter.Done,
+	}
+}

@@ -1,0 +1,84 @@
+package hook
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+// lookAtExposure is the check of what the registry shows to clients outside of the
+// cluster. Without the certificate its pod would not start, and the one before is
+// gone by then.
+func (i *inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
+	var found []Finding
+	add := func(severity Severity, object, remedy, cause string, args ...any) {
+		found = append(found, Finding{Check: checkExpose, Severity: severity, Object: object, Cause: fmt.Sprintf(cause, args...), Remedy: remedy})
+	}
+	if name := i.Options.ExposeTLSSecret; name != "" {
+		object := i.object("Secret", name)
+		secret, err := i.userSecret(ctx, name)
+		switch {
+		case err != nil:
+			return nil, err
+		case secret == nil:
+			add(Blocker, object, fmt.Sprintf("kubectl -n %s create secret tls %s --cert=FILE --key=FILE, or name another: --set expose.tls.existingSecret=…", i.Options.Namespace, name),
+				"does not exist, and the registry would not start without it")
+		default:
+			i.lookAtExposedCertificate(object, secret, add)
+		}
+	}
+	if name := i.Options.ExposeUsersSecret; name != "" {
+		object := i.object("Secret", name)
+		remedy := fmt.Sprintf("htpasswd -Bbn USER PASSWORD > htpasswd; kubectl -n %s create secret generic %s --from-file=htpasswd", i.Options.Namespace, name)
+		secret, err := i.userSecret(ctx, name)
+		switch {
+		case err != nil:
+			return nil, err
+		case secret == nil:
+			add(Warning, object, remedy, "does not exist: until it comes, only the push credential pulls from outside")
+		case len(secret.Data[KeyHtpasswd]) == 0:
+			add(Warning, object, remedy, "has no key %s: until it comes, only the push credential pulls from outside", KeyHtpasswd)
+		}
+	}
+	return found, nil
+}
+
+// userSecret reads a Secret of the user; nil where there is none.
+func (i *inspection) userSecret(ctx context.Context, name string) (*corev1.Secret, error) {
+	secret, err := i.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading %s: %w", i.object("Secret", name), refuseForbidden(err))
+	}
+	return secret, nil
+}
+
+func (i *inspection) lookAtExposedCertificate(object string, secret *corev1.Secret, add func(severity Severity, object, remedy, cause string, args ...any)) {
+	const remedy = "put the certificate with its chain into tls.crt, and its key into tls.key"
+	chain, err := pki.ParseChain(secret.Data[corev1.TLSCertKey])
+	if err != nil {
+		add(Blocker, object, remedy, "has a tls.crt that the registry would refuse: %v", err)
+		return
+	}
+	if _, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey]); err != nil {
+		add(Blocker, object, remedy, "has a tls.crt and a tls.key that the registry would refuse: %v", err)
+		return
+	}
+	leaf := chain[0]
+	if now := i.Now(); now.After(leaf.NotAfter) {
+		add(Warning, object, "renew it; the registry follows the Secret", "its certificate expired at %s: clients outside will refuse it", leaf.NotAfter.UTC().Format("2006-01-02 15:04 MST"))
+	}
+	for _, host := range i.Options.ExposeHosts {
+		if err := leaf.VerifyHostname(host); err != nil {
+			add(Warning, object, "have it issued for that name too, or correct expose.hosts", "its certificate is not for %s: clients outside that ask for that name will refuse it", host)
+		}
+	}
+}

@@ -1,0 +1,86 @@
+package hook_test
+
+import (
+	"crypto/x509"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+func TestWhatIsShownToTheOutsideIsCheckedBeforeAnythingChanges(t *testing.T) {
+	begin := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	issue := func(names ...string) pki.KeyPair {
+		authority, err := pki.NewAuthority("company", begin, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair, err := authority.Issue(pki.Leaf{CommonName: names[0], DNSNames: names, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, Lifetime: time.Hour}, begin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pair
+	}
+	good, other := issue("registry.example.com"), issue("other.example.com")
+	tls := func(certificate, key []byte) *corev1.Secret {
+		return &corev1.Secret{ObjectMeta: meta2("outside"), Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": certificate, "tls.key": key}}
+	}
+	users := func(key string) *corev1.Secret {
+		return &corev1.Secret{ObjectMeta: meta2("users"), Data: map[string][]byte{key: []byte("a:b")}}
+	}
+	for name, c := range map[string]struct {
+		tls, users *corev1.Secret
+		later      time.Duration
+		severity   hook.Severity
+		want       []string // of the one finding; none: nothing is found
+	}{
+		"all is well":               {tls(good.Certificate, good.Key), users("htpasswd"), 0, "", nil},
+		"no certificate":            {nil, users("htpasswd"), 0, hook.Blocker, []string{"Secret zarf/outside", "does not exist", "kubectl -n zarf create secret tls outside"}},
+		"rubbish":                   {tls([]byte("rubbish"), good.Key), users("htpasswd"), 0, hook.Blocker, []string{"Secret zarf/outside", "a tls.crt that the registry would refuse"}},
+		"the key of another":        {tls(good.Certificate, other.Key), users("htpasswd"), 0, hook.Blocker, []string{"tls.crt and a tls.key", "private key does not match"}},
+		"a certificate for another": {tls(other.Certificate, other.Key), users("htpasswd"), 0, hook.Warning, []string{"is not for registry.example.com"}},
+		"an expired certificate":    {tls(good.Certificate, good.Key), users("htpasswd"), 2 * time.Hour, hook.Warning, []string{"expired at 2026-11-20 13:00 UTC"}},
+		"no users":                  {tls(good.Certificate, good.Key), nil, 0, hook.Warning, []string{"Secret zarf/users", "does not exist", "htpasswd -Bbn"}},
+		"users under another key":   {tls(good.Certificate, good.Key), users("auth"), 0, hook.Warning, []string{"Secret zarf/users", "has no key htpasswd"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.add(kubernetesService("10.96.0.1"))
+			b.now = begin.Add(c.later)
+			o := &b.hook.Options
+			o.ExposeTLSSecret, o.ExposeUsersSecret, o.ExposeHosts = "outside", "users", []string{"registry.example.com"}
+			for _, s := range []*corev1.Secret{c.tls, c.users} {
+				if s != nil {
+					b.add(s)
+				}
+			}
+			findings, err := b.hook.Preflight(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.want == nil {
+				if len(findings) > 0 {
+					t.Error(findings)
+				}
+				return
+			}
+			if len(findings) != 1 || findings[0].Check != "expose" || findings[0].Severity != c.severity {
+				t.Fatal(findings)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(findings[0].String(), want) {
+					t.Errorf("%q is not in %s", want, findings[0])
+				}
+			}
+			b.mode(state.ModeExternal)
+			if findings, err := b.hook.Preflight(t.Context()); err != nil || len(findings) > 0 {
+				t.Errorf("with an external registry: %v, %v", findings, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,140 @@
+package hook_test
+
+import (
+	"maps"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// hosting is what tools read, nil where there is nothing to be read.
+func (b *bench) hosting() map[string]string {
+	b.Helper()
+	cm, err := b.client.CoreV1().ConfigMaps("kube-public").Get(b.Context(), "local-registry-hosting", metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	var said map[string]string
+	if err := yaml.UnmarshalStrict([]byte(cm.Data["localRegistryHosting.v1"]), &said); err != nil || len(cm.Data) != 1 {
+		b.Fatalf("%v: %q", err, cm.Data)
+	}
+	return said
+}
+
+func TestToolsAreToldOfTheRegistry(t *testing.T) {
+	for name, c := range map[string]struct {
+		mode    state.Mode
+		arrange func(*hook.Options)
+		want    []string // host, hostFromContainerRuntime, hostFromClusterNetwork; none: nothing is said
+	}{
+		"proxy mode":              {state.ModeProxy, func(*hook.Options) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"nodeport mode":           {state.ModeNodePort, func(*hook.Options) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"an IPv6 cluster":         {state.ModeProxy, func(o *hook.Options) { o.IPFamily = state.IPv6 }, []string{"[::1]:31999", "[::1]:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"with a way from outside": {state.ModeProxy, func(o *hook.Options) { o.ExposeAddress = "registry.example.com:8443" }, []string{"registry.example.com:8443", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"an external registry":    {state.ModeExternal, func(*hook.Options) {}, nil},
+		"nobody wants it":         {state.ModeProxy, func(o *hook.Options) { o.Advertise = false }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			c.arrange(&b.hook.Options)
+			b.upgrade(c.mode)
+			var want map[string]string
+			if c.want != nil {
+				want = map[string]string{"host": c.want[0], "hostFromContainerRuntime": c.want[1], "hostFromClusterNetwork": c.want[2], "help": b.hosting()["help"]}
+			}
+			if got := b.hosting(); !maps.Equal(got, want) || want != nil && !strings.HasPrefix(got["help"], "https://") {
+				t.Errorf("it says %v, want %v", got, want)
+			}
+			b.forget()
+			b.mustFinish()
+			for _, w := range b.writes() {
+				if strings.Contains(w, "local-registry-hosting") {
+					t.Errorf("a second run writes again: %s", w)
+				}
+			}
+		})
+	}
+}
+
+func TestWhatToolsAreToldFollowsTheRelease(t *testing.T) {
+	b := newBench(t)
+	b.upgrade(state.ModeProxy)
+	b.hook.Options.ExposeAddress = "registry.example.com"
+	b.upgrade(state.ModeProxy)
+	if got := b.hosting()["host"]; got != "registry.example.com" {
+		t.Errorf("host is %q", got)
+	}
+	b.hook.Options.Advertise = false
+	b.upgrade(state.ModeProxy)
+	if got := b.hosting(); got != nil {
+		t.Errorf("it still says %v", got)
+	}
+}
+
+func TestWhatSomebodyElseTellsToolsStays(t *testing.T) {
+	const theirs = "host: \"localhost:5000\"\n"
+	for name, meta := range map[string]metav1.ObjectMeta{
+		"somebody by hand":     {},
+		"another release":      {Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}, Annotations: map[string]string{"zarf-registry/owner": "zarf/other"}},
+		"another namespace":    {Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}, Annotations: map[string]string{"zarf-registry/owner": "images/zarf-registry"}},
+		"our name, by hand":    {Annotations: map[string]string{"zarf-registry/owner": "zarf/zarf-registry"}},
+		"what k3d and kind do": {Labels: map[string]string{"app": "kind"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			meta.Name, meta.Namespace = "local-registry-hosting", "kube-public"
+			b.add(&corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{"localRegistryHosting.v1": theirs}})
+			b.upgrade(state.ModeProxy)
+			if !strings.Contains(b.log.String(), "left alone: ConfigMap kube-public/local-registry-hosting is of ") {
+				t.Error("it does not say so")
+			}
+			if err := b.hook.Cleanup(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := b.hosting(); !maps.Equal(got, map[string]string{"host": "localhost:5000"}) {
+				t.Errorf("it says %v", got)
+			}
+		})
+	}
+}
+
+// When the first release goes, the next upgrade of the second speaks for itself.
+func TestTheSecondReleaseSpeaksWhenTheFirstIsGone(t *testing.T) {
+	b := newBench(t)
+	b.add(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "local-registry-hosting", Namespace: "kube-public"}, Data: map[string]string{"localRegistryHosting.v1": "host: a\n"}})
+	b.upgrade(state.ModeProxy)
+	if err := b.tracker.Delete(resource("configmaps"), "kube-public", "local-registry-hosting"); err != nil {
+		t.Fatal(err)
+	}
+	b.upgrade(state.ModeProxy)
+	if got := b.hosting()["hostFromContainerRuntime"]; got != "127.0.0.1:31999" {
+		t.Errorf("it says %q", got)
+	}
+}
+
+func TestWithoutTheRightToTellToolsNothingFails(t *testing.T) {
+	b := newBench(t)
+	b.forbid = func(action string) error {
+		if strings.Contains(action, "local-registry-hosting") {
+			return apierrors.NewForbidden(corev1.Resource("configmaps"), "local-registry-hosting", nil)
+		}
+		return nil
+	}
+	b.upgrade(state.ModeProxy)
+	if !strings.Contains(b.log.String(), "localRegistryHosting=false") {
+		t.Error("it does not say what to do")
+	}
+	if b.state().Phase != state.PhaseReady {
+		t.Errorf("%v", b.state())
+	}
+}

@@ -1,0 +1,230 @@
+package hook_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// nodeFindings are those of the check, and whether there are others.
+func (b *bench) nodeFindings() []hook.Finding {
+	b.Helper()
+	findings, err := b.hook.Preflight(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, f := range findings {
+		if f.Check != "nodeConfig" {
+			b.Errorf("it also finds %s", f)
+		}
+	}
+	return findings
+}
+
+func TestNodeConfigurationIsCheckedBeforeAnythingChanges(t *testing.T) {
+	const k3sDirectory = "/etc/rancher/k3s"
+	k3s := func(b *bench, registries string) {
+		config := noderuntime.Config{Release: "zarf/zarf-registry", Directories: []string{k3sDirectory}, K3s: noderuntime.K3s{File: k3sDirectory + "/registries.yaml"}}
+		if registries == "" {
+			config.K3s.ExistingSecret, config.K3s.ExistingSecretKey = "corp-registries", "registries.yaml"
+			b.hook.Options.NodeRegistriesSecret, b.hook.Options.NodeRegistriesKey = "corp-registries", "registries.yaml"
+		}
+		b.hook.Options.NodeDirectories = config.Directories
+		b.hook.Options.NodeConfigData = configData(b, config)
+		if registries != "" {
+			b.hook.Options.NodeConfigData["registries.yaml"] = []byte(registries)
+		}
+	}
+	corp := func(key, content string) func(*bench) {
+		return func(b *bench) {
+			k3s(b, "")
+			b.add(&corev1.Secret{ObjectMeta: meta2("corp-registries"), Data: map[string][]byte{key: []byte(content)}})
+		}
+	}
+	const good, bad = "mirrors: {docker.io: {endpoint: [\"https://a.example\"]}}\n", "configs: {a.example: {auth: {username: mallory, pasword: hunter2}}}\n"
+	for name, c := range map[string]struct {
+		arrange func(*bench)
+		want    []string // of one blocker; none: nothing is found
+	}{
+		"what is right":                    {func(b *bench) { b.configureNodes(true) }, nil},
+		"registries.yaml of the values":    {func(b *bench) { k3s(b, good) }, nil},
+		"registries.yaml of the user":      {corp("registries.yaml", good), nil},
+		"registries.yaml with a mistake":   {func(b *bench) { k3s(b, bad) }, []string{"pasword", "nothing was written on any node"}},
+		"the user's with a mistake":        {corp("registries.yaml", bad), []string{"pasword"}},
+		"no Secret of the user":            {func(b *bench) { k3s(b, "") }, []string{"nodeConfig: Secret zarf/corp-registries: it does not exist", "nodeConfig.k3s.existingSecret"}},
+		"no such key in the user's Secret": {corp("other.yaml", good), []string{"Secret zarf/corp-registries: it has no key registries.yaml", "nodeConfig.k3s.existingSecretKey"}},
+		"a configuration of another release": {func(b *bench) {
+			b.configureNodes(false)
+			b.hook.Options.NodeConfigData["config.json"] = []byte(`{"colour":1}`)
+		}, []string{"Secret zarf/zarf-registry-node-config: its key config.json cannot be used", "own release"}},
+		"no Secret that the chart should make": {func(b *bench) { b.configureNodes(false); b.hook.Options.NodeConfigData = nil }, []string{"Secret zarf/zarf-registry-node-config-proposal: it does not exist", "helm upgrade"}},
+		"the Secret that the chart makes": {func(b *bench) {
+			b.configureNodes(false)
+			b.add(&corev1.Secret{ObjectMeta: meta2("zarf-registry-node-config-proposal"), Data: b.hook.Options.NodeConfigData})
+			b.hook.Options.NodeConfigData = nil
+		}, nil},
+		"in external mode too": {func(b *bench) { k3s(b, bad); b.mode(state.ModeExternal) }, []string{"pasword"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			c.arrange(b)
+			findings := b.nodeFindings()
+			if len(c.want) == 0 {
+				if len(findings) != 0 {
+					t.Errorf("it finds %v", findings)
+				}
+				b.mustPrepare()
+				return
+			}
+			if len(findings) != 1 || findings[0].Severity != hook.Blocker || findings[0].Remedy == "" {
+				t.Fatalf("it finds %v", findings)
+			}
+			b.mustFail(b.hook.Prepare(t.Context()), true, append(c.want, "nothing was changed")...)
+			if w := b.writes(); len(w) != 0 {
+				t.Errorf("it wrote %q", w)
+			}
+			if said := b.log.String() + findings[0].String(); strings.Contains(said, "hunter2") || strings.Contains(said, "mallory") {
+				t.Errorf("it tells what stands in a Secret: %s", said)
+			}
+		})
+	}
+}
+
+func TestARightThatIsMissingForNodeConfigurationIsNamed(t *testing.T) {
+	b := newBench(t)
+	b.configureNodes(false)
+	b.hook.Options.NodeConfigData = nil
+	b.client.PrependReactor("get", "secrets", func(a kubetesting.Action) (bool, runtime.Object, error) {
+		if strings.HasSuffix(a.(kubetesting.GetAction).GetName(), "-proposal") {
+			return true, nil, forbiddenBy("get", "secrets")
+		}
+		return false, nil, nil
+	})
+	_, err := b.hook.Preflight(t.Context())
+	b.mustFail(err, true, "reading Secret zarf/zarf-registry-node-config-proposal", `cannot get resource "secrets"`)
+}
+
+func TestDirectoriesThatABlindRenderingForgetsAreNamed(t *testing.T) {
+	for name, mode := range map[string]state.Mode{"in proxy mode": state.ModeProxy, "in external mode": state.ModeExternal} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, node("n1"), savedWith(t, func(s *state.State) {
+				s.NodeConfig = &state.NodeConfig{Directories: []string{certsD, "/etc/rancher/k3s"}}
+				if mode == state.ModeExternal {
+					s.Desired = state.Settings{Mode: mode, Address: registryURL, IPFamily: state.IPv4, DecidedBy: state.SourceValue}
+					s.Current = &s.Desired
+				}
+			}))
+			b.mode(mode)
+			found := b.nodeFindings()
+			if len(found) != 1 || found[0].Severity != hook.Warning {
+				t.Fatalf("it finds %v", found)
+			}
+			for _, want := range []string{"nodeConfig: files of this release may be in " + certsD + ", /etc/rancher/k3s on nodes", "--set nodeConfig.directories={" + certsD + ",/etc/rancher/k3s}"} {
+				if !strings.Contains(found[0].String(), want) {
+					t.Errorf("finding is %s, want one with %q", found[0], want)
+				}
+			}
+			b.mustPrepare()
+			if n := b.state().NodeConfig; n == nil || len(n.Directories) != 2 {
+				t.Errorf("remembered are %+v", n)
+			}
+			b.hook.Options.NodeDirectories = []string{certsD, "/etc/rancher/k3s"}
+			b.hook.Options.NodeConfigData = configData(b, noderuntime.Config{Release: "zarf/zarf-registry", Directories: b.hook.Options.NodeDirectories})
+			if found := b.nodeFindings(); len(found) != 0 {
+				t.Errorf("named, they are still missed: %v", found)
+			}
+		})
+	}
+}
+
+func TestPrepareRemembersEveryDirectoryThatPodsMayWriteTo(t *testing.T) {
+	for _, mode := range allModes {
+		t.Run(string(mode), func(t *testing.T) {
+			b := newBench(t, node("n1"), node("n2"), savedWith(t, func(s *state.State) {
+				s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/rancher/k3s"}}
+			}))
+			b.configureNodes(false)
+			b.mode(mode)
+			b.mustPrepare()
+			if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, []string{certsD, "/etc/rancher/k3s"}) {
+				t.Errorf("remembered are %+v", n)
+			}
+			programs := map[string]bool{}
+			cms, _ := b.client.CoreV1().ConfigMaps("zarf").List(t.Context(), metav1.ListOptions{})
+			for _, cm := range cms.Items {
+				programs[cm.Name[:strings.LastIndex(cm.Name, "-amd64")]] = true
+			}
+			want := 2
+			if mode == state.ModeExternal {
+				want = 1
+			}
+			if !programs["zarf-registry-payload-0.1.0-registry-node"] || len(programs) != want {
+				t.Errorf("the payload is %v", programs)
+			}
+		})
+	}
+}
+
+func TestPodsThatConfigureNodesAreTriedAndNeedTheirLevel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, mode := range []state.Mode{state.ModeNodePort, state.ModeExternal} {
+			b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
+			b.configureNodes(false)
+			b.mode(mode)
+			b.admit = podSecurityAt(b)
+			b.mustFail(b.hook.Prepare(t.Context()), true, "pod-security: namespace zarf: Pod Security refuses the pods of the node config: ", "hostPath volumes", "enforce=privileged")
+			b.hook.Options.PodSecurityLabel = true
+			b.mustPrepare()
+			if b.level() != "privileged" {
+				t.Errorf("in %s mode, the level is %s", mode, b.level())
+			}
+		}
+	})
+}
+
+func TestWhatCriOWantsIsNoFindingWhereNodesGetIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		tls    string
+		change func(*bench)
+	}{
+		"the authority": {"always", func(b *bench) { b.configureNodes(true) }},
+		"that the address may be asked without verification": {"never", func(b *bench) {
+			config := noderuntime.Config{Release: "zarf/zarf-registry", Address: "127.0.0.1:31999", Directories: []string{"/etc/containers/registries.conf.d"}}
+			config.CRIO.ConfDirectory, config.CRIO.Insecure = "/etc/containers/registries.conf.d", true
+			b.hook.Options.NodeDirectories, b.hook.Options.NodeConfigData = config.Directories, configData(b, config)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0")))
+			b.hook.Options.ProxyTLS = c.tls
+			found, err := b.hook.Preflight(t.Context())
+			if err != nil || len(found) != 1 || found[0].Check != "cri-o" {
+				t.Fatalf("without, it finds %v (%v)", found, err)
+			}
+			if c.tls == "always" && !strings.Contains(found[0].Remedy, "--set nodeConfig.crio.ca=true") {
+				t.Errorf("the remedy is %s", found[0].Remedy)
+			}
+			c.change(b)
+			if found := b.nodeFindings(); len(found) != 0 {
+				t.Errorf("it finds %v", found)
+			}
+		})
+	}
+}
+
+func TestAProgramForNodesThatIsNotCarriedIsABlockerInExternalMode(t *testing.T) {
+	b := newBench(t, node("n1", architecture("arm64")))
+	b.configureNodes(false)
+	b.mode(state.ModeExternal)
+	b.mustFail(b.hook.Prepare(t.Context()), true, "program registry-node for arm64")
+}

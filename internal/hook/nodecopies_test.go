@@ -1,0 +1,257 @@
+package hook_test
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// strict is an installation whose nodes run CRI-O, which trusts its copy only.
+func strict(t *testing.T, change ...func(*bench)) *bench {
+	t.Helper()
+	return installed(t, append([]func(*bench){func(b *bench) { b.configureNodes(true) }}, change...)...)
+}
+
+// TestARotationIsFollowedByNodes is watched at each write by checkNodesTrust.
+func TestARotationIsFollowedByNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := strict(t)
+		b.checkNodesFollow("n1", "n2")
+		b.slowly = 10 * time.Second
+		b.asTheCronJobDoes()
+		b.must(b.rotate())
+		b.checkConverged()
+		b.checkNodesFollow("n1", "n2")
+		var got []string
+		for _, w := range b.writes() {
+			for prefix, short := range map[string]string{
+				"update secrets zarf-registry-state": "state", "update secrets zarf-registry-ca": "ca", "update secrets zarf-registry-node-tls": "node",
+				"delete pods node-config-n1": "n1", "delete pods node-config-n2": "n2",
+			} {
+				if strings.HasPrefix(w, prefix) {
+					got = append(got, short)
+				}
+			}
+		}
+		// Trust written, nodes have it, reissued, dropped, nodes have it, done.
+		if want := []string{"ca", "state", "node", "n1", "n2", "state", "node", "state", "node", "n1", "n2", "state"}; !slices.Equal(got, want) {
+			t.Errorf("the order is %q, want %q", got, want)
+		}
+		for _, want := range []string{"to write the present authorities", "the node has other authorities than the present ones", "DaemonSet zarf/zarf-registry-node-config-amd64: 0 of 2 pods exist"} {
+			if !strings.Contains(b.log.String(), want) {
+				t.Errorf("the log has no %q", want)
+			}
+		}
+	})
+}
+
+func TestEachChangeOfAuthoritiesIsFollowedByNodes(t *testing.T) {
+	// Two of them are killed at each write, which takes ten times as long; the order of what is written is the same in all.
+	for name, killed := range map[string]bool{
+		"leaves in the middle of their life": false, "an authority in the middle of its life": false, "an authority that was asked for": true,
+		"internal to existingSecret": false, "existingSecret to certManager": true, "other certificates of the user, of another authority": false,
+	} {
+		c := changes[name]
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			setUp := func(t *testing.T) *bench {
+				b := strict(t, func(b *bench) {
+					if c.before != nil {
+						c.before(b)
+					}
+				})
+				b.ready(t, name)
+				b.slowly = 3 * time.Second
+				return b
+			}
+			synctest.Test(t, func(t *testing.T) {
+				b := setUp(t)
+				b.must(c.run(b))
+				b.must(b.renew())
+				b.checkConverged()
+				b.checkNodesFollow("n1", "n2")
+			})
+			if !killed {
+				return
+			}
+			synctest.Test(t, func(t *testing.T) {
+				killedAtEachWrite(t, func() *bench { return setUp(t) }, c.run, func(b *bench) {
+					b.loadAll()
+					b.checkTrust("after the kill")
+					again := c.again
+					if again == nil {
+						again = c.run
+					}
+					b.must(again(b))
+					b.must(b.renew())
+					b.checkConverged()
+					b.checkNodesFollow("n1", "n2")
+				})
+			})
+		})
+	}
+}
+
+func TestANodeThatDoesNotWriteHoldsAChangeUpAndIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := strict(t)
+		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1, Message: `{"error":"/etc/containers is read-only"}`}}
+		b.asTheCronJobDoes()
+		before := b.secret("zarf-registry-node-tls").Data["tls.crt"]
+		b.mustFail(b.rotate(), false, "not all pods follow, and everything works as before", "pod zarf/node-config-n2-", "on node n2: it has not written the authorities yet", "/etc/containers is read-only")
+		if string(before) != string(b.secret("zarf-registry-node-tls").Data["tls.crt"]) {
+			t.Error("a certificate that n2 does not believe is shown")
+		}
+		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Waiting, "node n2") || strings.Contains(r.Waiting, "node n1") {
+			t.Errorf("recorded is %+v", r)
+		}
+		// A run that knows nothing of what that one deleted waits as well.
+		b.mustFail(b.renew(), false, "on node n2: it has not written the authorities yet")
+		b.ends = nil
+		for _, pod := range b.nodePods() {
+			if pod.Spec.NodeName == "n2" {
+				b.remove("pods", pod.Name)
+			}
+		}
+		b.startNodePod(b.nodeSetOf(), "n2")
+		b.must(b.renew())
+		b.checkConverged()
+		b.checkNodesFollow("n1", "n2")
+	})
+}
+
+// A node that is full for ever must not have the certificates of all others expire.
+func TestANodeThatNeverWritesIsLeftBehindBeforeTheCertificatesExpire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := strict(t)
+		b.unwatched = true
+		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1}}
+		b.asTheCronJobDoes()
+		b.mustFail(b.rotate(), false, "on node n2: it has not written the authorities yet")
+		leaf := func() []byte { return b.secret("zarf-registry-node-tls").Data["tls.crt"] }
+		before := leaf()
+		b.now = b.now.Add(pki.DefaultLeafLifetime * 8 / 10)
+		b.mustFail(b.renew(), false, "on node n2: it has not written the authorities yet")
+		if !bytes.Equal(before, leaf()) {
+			t.Error("n2 was not waited for")
+		}
+		b.now = b.now.Add(pki.DefaultLeafLifetime * 15 / 100)
+		b.mustFail(b.renew(), false, "on node n2: it has not written the authorities yet") // and the former are trusted until then
+		if bytes.Equal(before, leaf()) {
+			t.Error("the certificates are left to expire")
+		}
+		if !strings.Contains(b.log.String(), "nodes are not waited for any longer") {
+			t.Errorf("it does not say so:\n%s", b.log)
+		}
+	})
+}
+
+func (b *bench) nodeSetOf() *appsv1.DaemonSet {
+	return b.get("daemonsets", "zarf-registry-node-config-amd64").(*appsv1.DaemonSet)
+}
+
+func TestPodsThatMayNotBeDeletedAreNamedWithTheCommand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := strict(t)
+		b.asTheCronJobDoes()
+		b.hook.Options.Timeout = 3 * time.Minute
+		b.forbid = func(write string) error {
+			if strings.HasPrefix(write, "delete pods") {
+				return apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New(`User "x" cannot delete resource "pods"`))
+			}
+			return nil
+		}
+		b.mustFail(b.rotate(), false, "the node has other authorities than the present ones", "cannot delete resource", "kubectl --namespace zarf delete pod node-config-n1-")
+		b.forbid = nil
+		b.must(b.renew())
+		b.checkConverged()
+		b.checkNodesFollow("n1", "n2")
+	})
+}
+
+func TestANodeThatWasAwayGetsTheAuthoritiesAfterwards(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := strict(t)
+		b.unwatched = true
+		ready := func(change ...func(*corev1.Node)) {
+			if err := b.tracker.Update(resource("nodes"), node("n2", change...), ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ready(notReady)
+		b.asTheCronJobDoes()
+		b.must(b.rotate())
+		b.checkNodesFollow("n1")
+		if !strings.Contains(b.log.String(), `"msg":"a node that is not ready holds nothing up; it gets the authorities when it is back","node":"n2"`) {
+			t.Errorf("it does not say so:\n%s", b.log)
+		}
+		ready()
+		b.loadAll()
+		b.must(b.renew())
+		b.checkConverged()
+		b.checkNodesFollow("n1", "n2")
+	})
+}
+
+// Renewing leaves must go on whatever nodes do.
+func TestARenewalUnderTheSameAuthorityDoesNotWaitForNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := strict(t)
+		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1}}
+		for _, pod := range b.nodePods() {
+			b.remove("pods", pod.Name)
+		}
+		b.startNodePod(b.nodeSetOf(), "n2")
+		b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
+		b.asTheCronJobDoes()
+		begin := time.Now()
+		b.must(b.renew())
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("it took %s", took)
+		}
+		b.checkConverged()
+	})
+}
+
+// Without files on nodes, nobody needs the rights that following them takes.
+func TestWithoutAuthoritiesOnNodesNothingIsAskedOfThem(t *testing.T) {
+	for name, c := range map[string]func(*bench){
+		"no node configuration":          func(*bench) {},
+		"node configuration without CAs": func(b *bench) { b.configureNodes(false) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := installed(t, c)
+				b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1}}
+				for _, pod := range b.nodePods() {
+					if pod.Spec.NodeName == "n2" {
+						b.remove("pods", pod.Name)
+						b.startNodePod(b.nodeSetOf(), "n2")
+					}
+				}
+				b.client.PrependReactor("list", "daemonsets", func(kubetesting.Action) (bool, runtime.Object, error) {
+					return true, nil, apierrors.NewForbidden(corev1.Resource("daemonsets"), "", errors.New(`User "x" cannot list resource "daemonsets"`))
+				})
+				b.asTheCronJobDoes()
+				b.must(b.rotate())
+				b.checkConverged()
+				if slices.ContainsFunc(b.writes(), func(w string) bool { return strings.HasPrefix(w, "delete pods") }) {
+					t.Errorf("it wrote %q", b.writes())
+				}
+			})
+		})
+	}
+}

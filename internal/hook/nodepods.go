@@ -1,0 +1,290 @@
+package hook
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+)
+
+const (
+	// exitRefused is the exit code of registry-node configure where configuration or
+	// node refuses: another try meets the same.
+	exitRefused = 2
+	// saidAtMost bounds what is passed on of a termination message: several nodes may
+	// say much.
+	saidAtMost = 1000
+)
+
+// nodePod is a pod that writes files of its node, and what it says of that.
+type nodePod struct {
+	corev1.Pod
+	// done: its init containers have ended well.
+	done bool
+	// report is what its init container left; empty where it left none.
+	report noderuntime.Report
+	// began is when that init container did, by the node's clock.
+	began metav1.Time
+	// failed is why its last try failed, with exit code exit; "" where none did.
+	failed string
+	exit   int32
+}
+
+func readNodePod(pod corev1.Pod) nodePod {
+	statuses := pod.Status.InitContainerStatuses
+	n := nodePod{Pod: pod, done: len(statuses) > 0}
+	for _, c := range statuses {
+		n.done = n.done && c.State.Terminated != nil && c.State.Terminated.ExitCode == 0
+	}
+	for _, c := range statuses {
+		ended := cmp.Or(c.State.Terminated, c.LastTerminationState.Terminated)
+		if ended == nil {
+			continue
+		}
+		report, err := noderuntime.ParseReport(ended.Message)
+		is := err == nil // it may be the loader's words, or the end of a log
+		if is {
+			n.report, n.began = report, ended.StartedAt
+		}
+		if ended.ExitCode != 0 && !n.done && n.failed == "" {
+			n.exit = ended.ExitCode
+			n.failed = fmt.Sprintf("container %s ended with exit code %d: %s", c.Name, ended.ExitCode, cmp.Or(said(ended.Message, report, is), "it said nothing"))
+		}
+	}
+	return n
+}
+
+// said is what a termination message says is wrong, in one line: of a report its error,
+// else the end, where logs have their errors.
+func said(message string, report noderuntime.Report, is bool) string {
+	if is {
+		message = report.Error
+	}
+	text := strings.ReplaceAll(strings.TrimSpace(message), "\n", " ")
+	switch {
+	case len(text) <= saidAtMost:
+		return text
+	case is:
+		return strings.ToValidUTF8(text[:saidAtMost], "") + " …"
+	}
+	return "… " + strings.ToValidUTF8(text[len(text)-saidAtMost:], "")
+}
+
+// coverage is how far the pods of DaemonSets are that write nodes' files.
+type coverage struct {
+	// pods are those on ready nodes, and those without a node yet.
+	pods []nodePod
+	// down are the nodes that are not ready and have one.
+	down []string
+	// missing says which pods are not there yet, "" where all are.
+	missing string
+}
+
+// cover looks at the pods of DaemonSets. Those on nodes that are not ready hold nothing
+// up, whether they are to end or not: there nobody ends them, and no successor starts
+// before that. On other nodes those that are about to end count for nothing.
+func cover(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) coverage {
+	var c coverage
+	for _, set := range sets {
+		have, former, away := 0, 0, map[string]bool{}
+		for _, pod := range pods {
+			isReady, exists := ready[pod.Spec.NodeName]
+			switch {
+			case ownerOf(pod) != set.Name:
+			case pod.Spec.NodeName != "" && !exists:
+			case exists && !isReady:
+				away[pod.Spec.NodeName] = true
+			case pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodFailed:
+			default:
+				have++
+				c.pods = append(c.pods, readNodePod(pod))
+				if !madeFrom(pod, []appsv1.DaemonSet{set}) {
+					former++
+				}
+			}
+		}
+		c.down = slices.AppendSeq(c.down, maps.Keys(away))
+		desired := int(set.Status.DesiredNumberScheduled)
+		missing := ""
+		// How many are outdated says not where they are: nodes that are not ready may have the present ones.
+		switch outdated := desired - int(set.Status.UpdatedNumberScheduled); {
+		case set.Status.ObservedGeneration < set.Generation:
+			missing = "the controller has not seen the last change"
+		case former > 0 || outdated > len(away):
+			missing = fmt.Sprintf("%d pods are not yet made from the last change", max(former, outdated))
+		case have+len(away) < desired:
+			missing = fmt.Sprintf("%d of %d pods exist", have+len(away), desired)
+		}
+		if missing != "" && c.missing == "" {
+			c.missing = fmt.Sprintf("DaemonSet %s/%s: %s", set.Namespace, set.Name, missing)
+		}
+	}
+	slices.SortFunc(c.pods, func(a, b nodePod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) })
+	slices.Sort(c.down)
+	return c
+}
+
+// ownerOf is the name of a pod's DaemonSet.
+func ownerOf(pod corev1.Pod) string {
+	for _, owner := range pod.OwnerReferences {
+		if owner.Kind == "DaemonSet" {
+			return owner.Name
+		}
+	}
+	return ""
+}
+
+// annotationNodeConfig is the checksum of the configuration that a pod is made for.
+const annotationNodeConfig = "zarf-registry/node-config-checksum"
+
+// madeFrom says whether a pod is made for the configuration of its DaemonSet's present
+// template, as far as that says which it is: see ownersOf.
+func madeFrom(pod corev1.Pod, sets []appsv1.DaemonSet) bool {
+	return slices.ContainsFunc(sets, func(set appsv1.DaemonSet) bool {
+		want, says := set.Spec.Template.Annotations[annotationNodeConfig]
+		return set.Name == ownerOf(pod) && set.Status.ObservedGeneration >= set.Generation && (!says || pod.Annotations[annotationNodeConfig] == want)
+	})
+}
+
+// nodeWait waits until the pods of a component have done their work on each node.
+type nodeWait struct {
+	*Hook
+	component, what string
+	// names are the DaemonSets that must be there; empty: those that are there.
+	names []string
+	// again are nodes whose work must be done once more, done or not.
+	again map[string]bool
+
+	looked   bool
+	coverage coverage
+	ready    map[string]bool
+}
+
+// run waits. The error is Refused as soon as a node refuses: then another try would
+// meet the same.
+func (w *nodeWait) run(ctx context.Context) error {
+	var refused error
+	err := w.wait(ctx, w.what, func() (string, error) {
+		missing, err := w.look(ctx)
+		if refusal, is := errors.AsType[*Refused](err); is {
+			refused = refusal
+			return "", nil
+		}
+		return missing, err
+	}, w.component)
+	if refused != nil {
+		return refused
+	}
+	return err
+}
+
+func (w *nodeWait) look(ctx context.Context) (missing string, err error) {
+	sets, pods, err := w.nodeSets(ctx, w.component)
+	if err != nil {
+		return "", err
+	}
+	if w.ready, err = w.nodesReady(ctx); err != nil {
+		return "", err
+	}
+	if len(w.names) > 0 {
+		sets = slices.DeleteFunc(sets, func(d appsv1.DaemonSet) bool { return !slices.Contains(w.names, d.Name) })
+	}
+	for _, name := range w.names {
+		if !slices.ContainsFunc(sets, func(d appsv1.DaemonSet) bool { return d.Name == name }) {
+			return w.object("DaemonSet", name) + " is missing", nil
+		}
+	}
+	w.coverage = cover(sets, pods, w.ready)
+	if !w.looked {
+		started, err := w.startAnew(ctx)
+		if err != nil {
+			return "", err
+		}
+		w.looked = true
+		if started > 0 {
+			return "pods that had failed before start anew", nil
+		}
+	}
+	if err := w.refusals(sets); err != nil {
+		return "", err
+	}
+	var waiting []string
+	for _, p := range w.coverage.pods {
+		if !p.done {
+			waiting = append(waiting, orNone(p.Spec.NodeName))
+		}
+	}
+	switch {
+	case w.coverage.missing != "":
+		return w.coverage.missing, nil
+	case len(waiting) > 0:
+		return "not done on " + named("node", waiting), nil
+	}
+	return "", nil
+}
+
+// startAnew deletes the pods that have failed before they were first looked at. What was
+// in their way may have been put right since; their successors start at once, they
+// themselves only when their back-off is over. So whatever fails from now on counts.
+func (w *nodeWait) startAnew(ctx context.Context) (started int, err error) {
+	for _, p := range w.coverage.pods {
+		if p.failed == "" && !w.again[p.Spec.NodeName] {
+			continue
+		}
+		if err := w.deletePod(ctx, &p.Pod); err != nil {
+			return started, err
+		}
+		started++
+	}
+	return started, nil
+}
+
+func (h *Hook) deletePod(ctx context.Context, pod *corev1.Pod) error {
+	err := h.Cluster.Pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // another has its name
+		return fmt.Errorf("deleting %s: %w", h.object("pod", pod.Name), err)
+	}
+	return nil
+}
+
+// refusals names the nodes that refuse.
+func (w *nodeWait) refusals(sets []appsv1.DaemonSet) error {
+	var refusals []string
+	for _, p := range w.coverage.pods {
+		if p.failed != "" && p.exit == exitRefused && madeFrom(p.Pod, sets) {
+			refusals = append(refusals, fmt.Sprintf("node %s refuses: %s (%s)", p.Spec.NodeName, cmp.Or(said("", p.report, true), p.failed), w.object("pod", p.Name)))
+		}
+	}
+	if len(refusals) == 0 {
+		return nil
+	}
+	return refuse("%s", enumerate(refusals))
+}
+
+// nodeSets lists the DaemonSets of a component, and their pods.
+func (h *Hook) nodeSets(ctx context.Context, component string) ([]appsv1.DaemonSet, []corev1.Pod, error) {
+	sets, err := h.Cluster.DaemonSets.List(ctx, h.selector(component))
+	if err != nil {
+		return nil, nil, fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", component, h.Options.Namespace, err)
+	}
+	pods, err := h.Cluster.Pods.List(ctx, h.selector(component))
+	if err != nil {
+		return nil, nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Options.Namespace, err)
+	}
+	return sets.Items, pods.Items, nil
+}
+
+// goneTime is what pods get to end: their time of grace, and what the kubelet and the
+// garbage collector need besides.
+const goneTime = 2 * time.Minute

@@ -1,0 +1,257 @@
+package hook_test
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+const (
+	certsD   = "/etc/containerd/certs.d"
+	criOCert = "/etc/containers/certs.d"
+)
+
+// nodeFiles is what the chart's DaemonSets do on nodes: their controller keeps a pod on
+// each, whose init container writes files when it starts.
+type nodeFiles struct {
+	// disk are the authorities that a node's CRI-O trusts.
+	disk map[string][]byte
+	// ends is how the init container ends on a node where it does not end well.
+	ends map[string]corev1.ContainerStateTerminated
+	// reports is what it says on a node where it does.
+	reports map[string]noderuntime.Report
+	// slowly is how long a successor takes to start.
+	slowly     time.Duration
+	successors []successor
+	podsMade   int
+}
+
+type successor struct {
+	set  *appsv1.DaemonSet
+	node string
+	due  time.Time
+}
+
+// configureNodes has the chart render node configuration, with the authority for CRI-O
+// or without.
+func (b *bench) configureNodes(ca bool) {
+	b.Helper()
+	o := &b.hook.Options
+	config := noderuntime.Config{Release: "zarf/zarf-registry", Directories: []string{certsD}, Containerd: noderuntime.Containerd{
+		Directories: []string{certsD},
+		Hosts:       map[string]string{"example.com": "server = \"https://example.com\"\n[host]\n"},
+	}}
+	if ca {
+		config.Address = "127.0.0.1:31999"
+		config.Directories = append(config.Directories, criOCert)
+		config.CRIO.CertsDirectory = criOCert
+	}
+	o.NodeDirectories, o.NodeDirectoriesInUse, o.NodeCA = config.Directories, config.Directories, ca
+	o.NodeConfigs = []string{"zarf-registry-node-config-amd64"}
+	o.NodeConfigData = configData(b, config)
+}
+
+func configData(b *bench, config noderuntime.Config) map[string][]byte {
+	b.Helper()
+	encoded, err := json.Marshal(config)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return map[string][]byte{noderuntime.KeyConfig: encoded}
+}
+
+func (b *bench) nodeSet(component string, nodes []string) *appsv1.DaemonSet {
+	set := daemonSet("zarf-registry-"+component+"-amd64", nodes...)
+	set.ObjectMeta = meta(set.Name, component)
+	set.Spec.Template.Annotations = map[string]string{"zarf-registry/node-config-checksum": "1"}
+	if b.hook.Options.NodeCA {
+		set.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+			Sources: []corev1.VolumeProjection{{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "zarf-registry-node-tls"}}}},
+		}}}}
+	}
+	return set
+}
+
+// helmNodes is what Helm and the controller do with node configuration.
+func (b *bench) helmNodes(nodes []string) {
+	b.Helper()
+	if len(b.hook.Options.NodeDirectories) == 0 {
+		b.remove("daemonsets", "zarf-registry-node-config-amd64")
+		for _, pod := range b.nodePods() {
+			b.remove("pods", pod.Name)
+		}
+		return
+	}
+	set := b.nodeSet("node-config", nodes)
+	if b.add(set) {
+		for _, node := range nodes {
+			b.startNodePod(set, node)
+		}
+	}
+}
+
+// replaceSet changes the DaemonSet that configures nodes, and no pod.
+func (b *bench) replaceSet(change func(*appsv1.DaemonSet)) {
+	b.Helper()
+	set := b.nodeSetOf()
+	change(set)
+	if err := b.tracker.Update(resource("daemonsets"), set, "zarf"); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// uninstall is what Helm does before cleanup.
+func (b *bench) uninstall(nodes ...string) {
+	b.Helper()
+	set := b.nodeSet("node-restore", nodes)
+	if b.add(set) {
+		for _, node := range nodes {
+			b.startNodePod(set, node)
+		}
+	}
+}
+
+// startNodePod makes a pod whose init container has ended already.
+func (b *bench) startNodePod(set *appsv1.DaemonSet, node string) {
+	b.podsMade++
+	component := set.Labels["app.kubernetes.io/component"]
+	pod := &corev1.Pod{ObjectMeta: meta(fmt.Sprintf("%s-%s-%d", component, node, b.podsMade), component), Spec: corev1.PodSpec{NodeName: node, Volumes: set.Spec.Template.Spec.Volumes}}
+	pod.UID = types.UID("uid of " + pod.Name)
+	pod.Annotations = set.Spec.Template.Annotations
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: set.Name}}
+	status := corev1.ContainerStatus{Name: "configure"}
+	if end, bad := b.ends[component+" "+node]; bad {
+		status.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 5m0s"}
+		status.LastTerminationState.Terminated = &end
+		pod.Status = corev1.PodStatus{Phase: corev1.PodPending}
+	} else {
+		report := b.reports[node]
+		report.Release = "zarf/zarf-registry"
+		if len(set.Spec.Template.Spec.Volumes) > 0 {
+			b.writeAuthorities(component, node, &report)
+		}
+		message, err := json.Marshal(report)
+		if err != nil {
+			b.Fatal(err)
+		}
+		status.State.Terminated = &corev1.ContainerStateTerminated{Message: string(message), StartedAt: metav1.NewTime(b.now)}
+		pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: podReady}
+	}
+	pod.Status.InitContainerStatuses = []corev1.ContainerStatus{status}
+	b.add(pod)
+}
+
+func (b *bench) writeAuthorities(component, node string, report *noderuntime.Report) {
+	if b.disk == nil {
+		b.disk = map[string][]byte{}
+	}
+	trust := filesOf(b.get("secrets", "zarf-registry-node-tls")).trust
+	bundle, err := pki.ParseBundle(trust)
+	if component == "node-restore" || err != nil {
+		delete(b.disk, node)
+		return
+	}
+	b.disk[node] = trust
+	report.CA = bundle.Fingerprints()
+	slices.Reverse(report.CA) // their order means nothing
+}
+
+// endedBy returns what the controller does once a pod or a DaemonSet is gone.
+func (b *bench) endedBy(a kubetesting.Action) func() {
+	d, ok := a.(kubetesting.DeleteActionImpl)
+	if !ok {
+		return func() {}
+	}
+	switch d.GetResource().Resource {
+	case "pods":
+		pod, ok := b.get("pods", d.GetName()).(*corev1.Pod)
+		if !ok || !strings.HasPrefix(pod.Labels["app.kubernetes.io/component"], "node-") {
+			return func() {}
+		}
+		set, ok := b.get("daemonsets", pod.OwnerReferences[0].Name).(*appsv1.DaemonSet)
+		if !ok {
+			return func() {}
+		}
+		return func() {
+			b.successors = append(b.successors, successor{set, pod.Spec.NodeName, time.Now().Add(b.slowly)})
+		}
+	case "daemonsets":
+		return func() {
+			for _, pod := range b.nodePods() {
+				if pod.OwnerReferences[0].Name == d.GetName() {
+					b.remove("pods", pod.Name)
+				}
+			}
+		}
+	}
+	return func() {}
+}
+
+func (b *bench) startSuccessors() {
+	due := b.successors
+	b.successors = nil
+	for _, s := range due {
+		switch {
+		case b.get("daemonsets", s.set.Name) == nil:
+		case time.Now().Before(s.due):
+			b.successors = append(b.successors, s)
+		default:
+			b.startNodePod(s.set, s.node)
+		}
+	}
+}
+
+// nodePods are the pods that write files of nodes, by name.
+func (b *bench) nodePods() []corev1.Pod {
+	b.Helper()
+	list, err := b.tracker.List(resource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "zarf")
+	if err != nil {
+		b.Fatal(err)
+	}
+	pods := slices.DeleteFunc(slices.Clone(list.(*corev1.PodList).Items), func(p corev1.Pod) bool {
+		return !strings.HasPrefix(p.Labels["app.kubernetes.io/component"], "node-")
+	})
+	slices.SortFunc(pods, func(x, y corev1.Pod) int { return strings.Compare(x.Name, y.Name) })
+	return pods
+}
+
+// checkNodesTrust: a CRI-O believes whatever a proxy shows, or might at this moment.
+func (b *bench) checkNodesTrust(when string, proxies []files) {
+	b.Helper()
+	for node, trust := range b.disk {
+		for _, p := range proxies {
+			if p.usable() != nil {
+				continue
+			}
+			if err := (files{trust: trust}).believes(p, x509.ExtKeyUsageAny, "", b.now); err != nil {
+				b.Errorf("%s: CRI-O of node %s does not believe what its proxy shows: %v", when, node, err)
+				return
+			}
+		}
+	}
+}
+
+// checkNodesFollow: each node trusts what is trusted now, and nothing else.
+func (b *bench) checkNodesFollow(nodes ...string) {
+	b.Helper()
+	b.startSuccessors()
+	trust := filesOf(b.get("secrets", "zarf-registry-node-tls")).trust
+	for _, node := range nodes {
+		if !bytes.Equal(b.disk[node], trust) {
+			b.Errorf("node %s has other authorities than the present ones", node)
+		}
+	}
+}

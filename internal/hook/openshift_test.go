@@ -1,0 +1,64 @@
+package hook_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// constraints is OpenShift's admission of pods for who has no more than restricted-v2.
+func constraints(object runtime.Object) error {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return nil
+	}
+	fixed := pod.Spec.SecurityContext.RunAsUser != nil || pod.Spec.SecurityContext.RunAsGroup != nil
+	host := pod.Spec.HostNetwork
+	for _, c := range pod.Spec.Containers {
+		for _, p := range c.Ports {
+			host = host || p.HostPort != 0
+		}
+	}
+	if fixed || host {
+		return apierrors.NewForbidden(corev1.Resource("pods"), pod.GenerateName, errors.New("unable to validate against any security context constraint: [provider restricted-v2: .spec.securityContext.runAsUser: Invalid value]"))
+	}
+	return nil
+}
+
+func TestOpenShiftsConstraintsAreKept(t *testing.T) {
+	b := newBench(t)
+	b.add(kubernetesService("10.96.0.1"))
+	b.admit = constraints
+	findings, err := b.hook.Preflight(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(findings) != 2 { // of the registry's pods, and of the proxies'
+		t.Error(findings)
+	}
+	for _, f := range findings {
+		if f.Check != "admission" || !strings.Contains(f.Remedy, "--set openshift.enabled=true") {
+			t.Errorf("%s", f)
+		}
+	}
+
+	b.hook.Options.OpenShift = true
+	if findings, err = b.hook.Preflight(t.Context()); err != nil || len(findings) > 0 {
+		t.Errorf("with openshift.enabled: %v, %v", findings, err)
+	}
+	b.upgrade(state.ModeProxy)
+	if len(b.proofs) == 0 {
+		t.Fatal("nothing was proven")
+	}
+	for _, pod := range b.proofs {
+		if c := pod.Spec.SecurityContext; c.RunAsUser != nil || c.RunAsGroup != nil || !*c.RunAsNonRoot {
+			t.Errorf("a proving pod has the security context %v", c)
+		}
+	}
+}

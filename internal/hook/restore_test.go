@@ -1,0 +1,280 @@
+package hook_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// configured is a bench of a release that has files on nodes.
+func configured(t *testing.T, mode state.Mode) *bench {
+	t.Helper()
+	b := newBench(t)
+	b.hook.Programs = programs{small: true}
+	b.configureNodes(mode == state.ModeProxy)
+	b.upgrade(mode)
+	b.forget()
+	return b
+}
+
+func TestCleanupPutsBackTheNodesFilesBeforeAnythingElseGoes(t *testing.T) {
+	for _, mode := range allModes {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := configured(t, mode)
+				b.uninstall("n1", "n2")
+				b.must(b.hook.Cleanup(t.Context()))
+				b.checkClean()
+				if len(b.nodePods()) != 0 || len(b.disk) != 0 {
+					t.Errorf("left are %d pods, and files on %d nodes", len(b.nodePods()), len(b.disk))
+				}
+				w := b.writes()
+				if want := []string{"delete daemonsets zarf-registry-node-config-amd64", "update secrets zarf-registry-state", "delete daemonsets zarf-registry-node-restore-amd64"}; !slices.Equal(w[:3], want) {
+					t.Errorf("it wrote %q", w)
+				}
+			})
+		})
+	}
+}
+
+// TestCleanupBringsThePayloadOfPodsThatPutFilesBack: they are those of the last revision,
+// which prepare may have refused before it wrote its payload.
+func TestCleanupBringsThePayloadOfPodsThatPutFilesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := configured(t, state.ModeProxy)
+		b.hook.Options.PayloadID = "refused"
+		b.uninstall("n1", "n2")
+		b.must(b.hook.Cleanup(t.Context()))
+		b.checkClean()
+		writes := b.writes()
+		brought := slices.IndexFunc(writes, func(w string) bool {
+			return strings.HasPrefix(w, "create configmaps") && strings.Contains(w, "payload-refused-registry-node-")
+		})
+		restored := slices.IndexFunc(writes, func(w string) bool { return strings.HasPrefix(w, "update secrets") })
+		if brought < 0 || restored < brought {
+			t.Errorf("it wrote %q", writes)
+		}
+		if slices.ContainsFunc(writes, func(w string) bool { return strings.Contains(w, "payload-refused-registry-amd64") }) {
+			t.Error("the registry's payload, which nobody needs any more, was written")
+		}
+	})
+}
+
+// helmAgain is what Helm does before cleanup where what the pods need is not there, be it
+// gone or never made: the controller cannot make them.
+func (b *bench) helmAgain() { b.add(b.nodeSet("node-restore", []string{"n1", "n2"})) }
+
+func TestCleanupDoesNotWaitForPodsThatAreNotNeededAndCannotBeMade(t *testing.T) {
+	for name, setUp := range map[string]func(*testing.T) *bench{
+		"an installation that prepare has refused": func(t *testing.T) *bench { return newBench(t) },
+		"an uninstallation that ended after everything was put back": func(t *testing.T) *bench {
+			b := configured(t, state.ModeProxy)
+			b.uninstall("n1", "n2")
+			b.must(b.hook.Cleanup(t.Context()))
+			return b
+		},
+		"one that ended before the state was deleted": func(t *testing.T) *bench {
+			b := configured(t, state.ModeProxy)
+			b.uninstall("n1", "n2")
+			b.forbid = func(write string) error {
+				if strings.HasPrefix(write, "delete secrets") {
+					return errors.New("the Job was ended")
+				}
+				return nil
+			}
+			b.mustFail(b.hook.Cleanup(t.Context()), false, "the Job was ended")
+			b.forbid = nil
+			return b
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := setUp(t)
+				b.helmAgain()
+				begin := time.Now()
+				b.must(b.hook.Cleanup(t.Context()))
+				if took := time.Since(begin); took > 10*time.Second {
+					t.Errorf("it took %s", took)
+				}
+				b.checkClean()
+				if b.get("daemonsets", "zarf-registry-node-restore-amd64") != nil {
+					t.Error("pods that cannot be made are still wanted")
+				}
+			})
+		})
+	}
+}
+
+// Helm was ended between prepare and the first object of the chart.
+func TestAReleaseThatWasNeverAppliedIsCleanedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.configureNodes(false)
+		b.mustPrepare()
+		b.helmAgain()
+		b.must(b.hook.Cleanup(t.Context()))
+		b.checkClean()
+		if !strings.Contains(b.log.String(), `"in":"/etc/containerd/certs.d","why":"waiting for the pods that put the nodes' files back: none of DaemonSet zarf/zarf-registry-node-restore-amd64 is made`) {
+			t.Errorf("it does not say so:\n%s", b.log)
+		}
+	})
+}
+
+// helm rollback to a revision of before the node configuration leaves the files.
+func TestCleanupNamesTheFilesThatNobodyPutsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := configured(t, state.ModeProxy)
+		b.hook.Options.NodeDirectories, b.hook.Options.NodeConfigs, b.hook.Options.NodeCA = nil, nil, false
+		b.upgrade(state.ModeProxy)
+		b.must(b.hook.Cleanup(t.Context()))
+		b.checkClean()
+		if !strings.Contains(b.log.String(), `"in":"/etc/containerd/certs.d, /etc/containers/certs.d"`) {
+			t.Errorf("it does not name them:\n%s", b.log)
+		}
+	})
+}
+
+func TestCleanupSaysWhereK3sIsToBeRestarted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := configured(t, state.ModeNodePort)
+		b.reports = map[string]noderuntime.Report{"n1": {Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Changed: b.now, Gone: true}}}
+		b.uninstall("n1", "n2")
+		b.must(b.hook.Cleanup(t.Context()))
+		if !strings.Contains(b.log.String(), `"on":"node n1","restart":"systemctl restart k3s, on agents k3s-agent: until then what /etc/rancher/k3s/registries.yaml said stays in effect"`) {
+			t.Errorf("it does not say so:\n%s", b.log)
+		}
+	})
+}
+
+func TestCleanupWaitsForSlowNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := configured(t, state.ModeNodePort)
+		set := b.nodeSet("node-restore", []string{"n1", "n2"})
+		b.add(set)
+		b.startNodePod(set, "n1")
+		go func() {
+			time.Sleep(30 * time.Second)
+			if b.get("secrets", "zarf-registry-credentials") == nil || b.get("daemonsets", set.Name) == nil {
+				t.Error("what the pods need is gone already")
+			}
+			b.startNodePod(set, "n2")
+		}()
+		b.must(b.hook.Cleanup(t.Context()))
+		b.checkClean()
+	})
+}
+
+func TestANodeThatCannotPutItsFilesBackIsNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		end    corev1.ContainerStateTerminated
+		atOnce bool
+	}{
+		"it refuses": {refused("/etc/containerd is read-only"), true},
+		"it fails":   {corev1.ContainerStateTerminated{ExitCode: 1, Message: `{"error":"/etc/containerd is read-only"}`}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := configured(t, state.ModeProxy)
+				b.ends = map[string]corev1.ContainerStateTerminated{"node-restore n2": c.end}
+				b.uninstall("n1", "n2")
+				begin := time.Now()
+				b.mustFail(b.hook.Cleanup(t.Context()), true, "put back the nodes' files: ", "node n2", "/etc/containerd is read-only", "run helm uninstall again", "helm uninstall --no-hooks, then init-hook cleanup")
+				if took := time.Since(begin); took < 10*time.Second != c.atOnce {
+					t.Errorf("it took %s", took)
+				}
+				if b.get("secrets", "zarf-registry-node-tls") == nil || b.proxies() == 0 {
+					t.Error("other things were deleted")
+				}
+				// Helm makes the DaemonSet anew.
+				b.remove("daemonsets", "zarf-registry-node-restore-amd64")
+				for _, pod := range b.nodePods() {
+					b.remove("pods", pod.Name)
+				}
+				b.ends = nil
+				b.uninstall("n1", "n2")
+				b.must(b.hook.Cleanup(t.Context()))
+				b.checkClean()
+			})
+		})
+	}
+}
+
+func TestNodesThatAreNotReadyAreSkippedWhenFilesArePutBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := configured(t, state.ModeNodePort)
+		if err := b.tracker.Update(resource("nodes"), node("n2", notReady), ""); err != nil {
+			t.Fatal(err)
+		}
+		b.ends = map[string]corev1.ContainerStateTerminated{"node-restore n2": {ExitCode: 1}}
+		b.uninstall("n1", "n2")
+		b.must(b.hook.Cleanup(t.Context()))
+		b.checkClean()
+		if !strings.Contains(b.log.String(), `"nodes":"node n2"`) || !strings.Contains(b.log.String(), "FILE.before-zarf-registry") {
+			t.Errorf("it does not say so:\n%s", b.log)
+		}
+	})
+}
+
+// A pod that had not come to its end may have written after the files were put back.
+func TestFilesArePutBackOnceMoreWhereSomebodyMayHaveWrittenSince(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := configured(t, state.ModeProxy)
+		for _, pod := range b.nodePods() {
+			if pod.Spec.NodeName == "n2" {
+				b.change(pod.Name, func(p *corev1.Pod) {
+					p.Status.InitContainerStatuses[0].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+				})
+			}
+		}
+		b.uninstall("n1", "n2")
+		b.disk = map[string][]byte{"n2": b.secret("zarf-registry-node-tls").Data["ca.crt"]}
+		b.must(b.hook.Cleanup(t.Context()))
+		if len(b.disk) != 0 {
+			t.Error("a file of the release stays on n2")
+		}
+		b.checkClean()
+	})
+}
+
+func TestPodsThatDoNotEndAreNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := configured(t, state.ModeNodePort)
+		b.uninstall("n1", "n2")
+		stray := b.nodePods()[0].DeepCopy()
+		stray.Name, stray.OwnerReferences[0].Name = "node-config-stray", "another"
+		b.add(stray)
+		begin := time.Now()
+		b.mustFail(b.hook.Cleanup(t.Context()), false, "waiting for the pods that configure nodes to end: pod zarf/node-config-stray on node n1")
+		if took := time.Since(begin); took > 3*time.Minute {
+			t.Errorf("it took %s", took)
+		}
+	})
+}
+
+func TestCleanupOfNodesKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	for _, mode := range allModes {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				killedAtEachWrite(t, func() *bench {
+					b := configured(t, mode)
+					b.uninstall("n1", "n2")
+					return b
+				}, func(b *bench) error { return b.hook.Cleanup(t.Context()) }, func(b *bench) {
+					b.must(b.hook.Cleanup(t.Context()))
+					b.checkClean()
+					if len(b.nodePods()) != 0 || len(b.disk) != 0 {
+						t.Errorf("left are %d pods, and files on %d nodes", len(b.nodePods()), len(b.disk))
+					}
+				})
+			})
+		})
+	}
+}

@@ -1,0 +1,96 @@
+package hook
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// waitNodeConfig waits until each ready node has what it is to have, and remembers where
+// files may be from now on.
+func (f *finishing) waitNodeConfig(ctx context.Context) (string, error) {
+	w := &nodeWait{Hook: f.Hook, component: componentNodeConfig, what: "the node configuration", names: f.Options.NodeConfigs}
+	if err := w.run(ctx); err != nil {
+		return "", fmt.Errorf("%w; see the log of such a pod (container configure), put right what it says, then run helm upgrade again; on a node that refuses nothing was changed", err)
+	}
+	f.tellOfNodes(w.coverage.pods)
+
+	var notReady []string
+	for _, node := range slices.Sorted(maps.Keys(w.ready)) {
+		if !w.ready[node] {
+			notReady = append(notReady, node)
+		}
+	}
+	remembered := ""
+	err := f.updateState(ctx, func(s *state.State) bool {
+		if len(notReady) > 0 {
+			// They may still have what was written before.
+			remembered = "; directories are forgotten by a later upgrade only, because not ready is " + named("node", notReady)
+			return false
+		}
+		var none *state.NodeConfig
+		next := none.Remember(f.Options.NodeDirectoriesInUse...)
+		same := reflect.DeepEqual(next, s.NodeConfig)
+		s.NodeConfig = next
+		return !same
+	})
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("done on %d nodes%s", len(w.coverage.pods), remembered), nil
+}
+
+// tellOfNodes logs what the nodes warn of, and where K3s is to be restarted, once for
+// all nodes that say the same.
+func (h *Hook) tellOfNodes(pods []nodePod) {
+	warnings, restarts, idle := map[string][]string{}, map[string][]string{}, map[string][]string{}
+	for _, p := range pods {
+		for _, warning := range p.report.Warnings {
+			warnings[warning] = append(warnings[warning], p.Spec.NodeName)
+		}
+		switch hint, needed := restartHint(p); {
+		case hint != "" && needed:
+			restarts[hint] = append(restarts[hint], p.Spec.NodeName)
+		case hint != "":
+			idle[hint] = append(idle[hint], p.Spec.NodeName)
+		}
+	}
+	for _, warning := range slices.Sorted(maps.Keys(warnings)) {
+		h.Log.Warn("node configuration", "on", named("node", warnings[warning]), "warning", warning)
+	}
+	const atStart = "registries.yaml is read when K3s or RKE2 starts"
+	for _, hint := range slices.Sorted(maps.Keys(restarts)) {
+		h.Log.Warn(atStart, "on", named("node", restarts[hint]), "restart", hint)
+	}
+	for _, hint := range slices.Sorted(maps.Keys(idle)) {
+		h.Log.Info(atStart, "on", named("node", idle[hint]), "restart", hint)
+	}
+}
+
+// restartHint says how to restart K3s or RKE2 and what waits for that, and whether
+// anything does; "" where the pod changed nothing that they read. Both times are by the
+// node's own clock.
+func restartHint(p nodePod) (hint string, needed bool) {
+	r := p.report.Registries
+	if r == nil || r.Changed.IsZero() || r.Changed.Before(p.began.Time) {
+		return "", false
+	}
+	command := "systemctl restart k3s, on agents k3s-agent"
+	if strings.Contains(r.Path, "/rke2/") {
+		command = "systemctl restart rke2-server, on agents rke2-agent"
+	}
+	switch {
+	case r.Gone:
+		return command + ": until then what " + r.Path + " said stays in effect", true
+	case r.Live && r.Auth:
+		return command + ": until then containerd has all but credentials for registries that want a token for them", true
+	case r.Live:
+		return command + ": containerd has all of it already, so that it can be done at any time", false
+	}
+	return command + ": until then " + r.Path + " has no effect", true
+}

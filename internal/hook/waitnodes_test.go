@@ -1,0 +1,370 @@
+package hook_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+func refused(text string) corev1.ContainerStateTerminated {
+	return corev1.ContainerStateTerminated{ExitCode: 2, Message: fmt.Sprintf(`{"release":"zarf/zarf-registry","written":0,"unchanged":0,"error":%q}`, text)}
+}
+
+func TestFinishWaitsForTheNodesAndRemembersWhatIsInUse(t *testing.T) {
+	for _, mode := range allModes {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.configureNodes(mode == state.ModeProxy)
+				b.hook.Options.NodeDirectories = append(b.hook.Options.NodeDirectories, "/etc/rancher/k3s")
+				b.upgrade(mode)
+				b.checkFinished()
+				if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, b.hook.Options.NodeDirectoriesInUse) {
+					t.Errorf("remembered are %+v, in use %q", n, b.hook.Options.NodeDirectoriesInUse)
+				}
+				b.hook.Options.NodeDirectoriesInUse = nil
+				b.upgrade(mode)
+				if n := b.state().NodeConfig; n != nil {
+					t.Errorf("when all is put back, remembered are %+v", n)
+				}
+				b.hook.Options.NodeDirectories, b.hook.Options.NodeConfigs, b.hook.Options.NodeCA = nil, nil, false
+				b.upgrade(mode)
+				b.checkFinished()
+			})
+		})
+	}
+}
+
+func TestNodesThatAreNotReadyHoldNothingUpAndAreRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, node("n1"), node("n2"), node("n3", notReady), savedWith(t, func(s *state.State) {
+			s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/rancher/k3s"}}
+		}))
+		b.configureNodes(false)
+		b.hook.Options.NodeDirectories = append(b.hook.Options.NodeDirectories, "/etc/rancher/k3s")
+		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n3": refused("it is of the last century")}
+		b.mustPrepare()
+		b.helmNodes([]string{"n1", "n2", "n3"})
+		b.helm()
+		b.mustFinish()
+		if n := b.state().NodeConfig; n == nil || len(n.Directories) != 2 {
+			t.Errorf("remembered are %+v", n)
+		}
+		if !strings.Contains(b.log.String(), "done on 2 nodes; directories are forgotten by a later upgrade only, because not ready is node n3") {
+			t.Errorf("it does not say so:\n%s", b.log)
+		}
+	})
+}
+
+// So it is in an upgrade: the controller deletes the former pod of a node that is not
+// ready at once, and nobody there ends it.
+func TestAPodThatCannotEndSinceItsNodeIsNotReadyHoldsNothingUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
+		b.configureNodes(false)
+		b.mustPrepare()
+		b.helmNodes([]string{"n1", "n2", "n3"})
+		b.helm()
+		b.replaceSet(func(d *appsv1.DaemonSet) { d.Status.UpdatedNumberScheduled = 2 })
+		for _, pod := range b.nodePods() {
+			if pod.Spec.NodeName == "n3" {
+				b.change(pod.Name, func(p *corev1.Pod) {
+					p.DeletionTimestamp, p.Finalizers, p.Annotations = &metav1Now, []string{"x"}, nil
+				})
+			}
+		}
+		begin := time.Now()
+		b.mustFinish()
+		if took := time.Since(begin); took > 10*time.Second {
+			t.Errorf("it took %s", took)
+		}
+	})
+}
+
+// The controller counts pods of the former configuration, and does not say where they are.
+func TestAFormerPodOnAReadyNodeIsNotTakenForOneThatIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
+		b.configureNodes(false)
+		b.mustPrepare()
+		b.helmNodes([]string{"n1", "n2", "n3"})
+		b.helm()
+		b.replaceSet(func(d *appsv1.DaemonSet) { d.Status.UpdatedNumberScheduled = 2 })
+		for _, pod := range b.nodePods() {
+			if pod.Spec.NodeName == "n2" {
+				b.change(pod.Name, func(p *corev1.Pod) { p.Annotations = map[string]string{"zarf-registry/node-config-checksum": "0"} })
+			}
+		}
+		b.mustFail(b.hook.Finish(t.Context()), true, "waiting for the node configuration: ", "1 pods are not yet made from the last change")
+	})
+}
+
+// A look at a large cluster is long, for this process and for the API server.
+func TestTheLongerALookTakesTheFewerThereAre(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.configureNodes(false)
+		b.mustPrepare()
+		b.helm()
+		b.remove("daemonsets", "zarf-registry-node-config-amd64")
+		looks := 0
+		b.client.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
+			looks++
+			time.Sleep(time.Second)
+			return false, nil, nil
+		})
+		b.mustFail(b.hook.Finish(t.Context()), true, "DaemonSet zarf/zarf-registry-node-config-amd64 is missing")
+		if most := int(b.hook.Options.Timeout / (5 * time.Second)); looks < most/2 || looks > most+5 {
+			t.Errorf("it looked %d times in %s", looks, b.hook.Options.Timeout)
+		}
+	})
+}
+
+func TestANodeThatRefusesIsNamedAtOnce(t *testing.T) {
+	for _, mode := range allModes {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.upgrade(mode)
+				b.configureNodes(false)
+				b.mustPrepare()
+				b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("/etc/containerd/certs.d/ghcr.io/hosts.toml was not written by zarf-registry: nodeConfig.force=true replaces it")}
+				b.helm()
+				proofs := len(b.proofs)
+				begin := time.Now()
+				b.mustFail(b.hook.Finish(t.Context()), true, "wait for the node configuration: node n2 refuses: /etc/containerd/certs.d/ghcr.io/hosts.toml was not written", "nodeConfig.force=true", "(pod zarf/node-config-n2-", "run helm upgrade again")
+				if took := time.Since(begin); took > 10*time.Second {
+					t.Errorf("it took %s", took)
+				}
+				if len(b.proofs) != proofs {
+					t.Error("something was proven")
+				}
+				if n := b.state().NodeConfig; n == nil || !slices.Contains(n.Directories, certsD) {
+					t.Errorf("remembered are %+v", n)
+				}
+				// What was in the way is put right on the node; the pod waits for its back-off.
+				b.ends = nil
+				b.mustFinish()
+				b.checkFinished()
+			})
+		})
+	}
+}
+
+func TestNodesThatFailOtherwiseAreWaitedForUntilTimeIsOver(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  corev1.ContainerStateTerminated
+		want string
+	}{
+		"a report":      {corev1.ContainerStateTerminated{ExitCode: 1, Message: `{"error":"no space left on device"}`}, "container configure ended with exit code 1: no space left on device"},
+		"other text":    {corev1.ContainerStateTerminated{ExitCode: 102, Message: "zarf-registry loader: chunk 03: missing\n"}, "exit code 102: zarf-registry loader: chunk 03: missing"},
+		"other JSON":    {corev1.ContainerStateTerminated{ExitCode: 1, Message: `[1]`}, "exit code 1: [1]"},
+		"the end of it": {corev1.ContainerStateTerminated{ExitCode: 1, Message: strings.Repeat("x\n", 2000) + "panic: index out of range"}, "x x panic: index out of range"},
+		"nothing":       {corev1.ContainerStateTerminated{ExitCode: 137}, "exit code 137: it said nothing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.configureNodes(false)
+				b.mustPrepare()
+				b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": c.end}
+				b.helm()
+				begin := time.Now()
+				err := b.hook.Finish(t.Context())
+				b.mustFail(err, true, "waiting for the node configuration: not done on node n2; pod zarf/node-config-n2-", " on node n2: ", c.want, "not done within 5m0s")
+				if took := time.Since(begin); took < 4*time.Minute {
+					t.Errorf("it gave up after %s", took)
+				}
+				if len(err.Error()) > 2500 {
+					t.Errorf("the error has %d characters", len(err.Error()))
+				}
+				b.ends = nil
+				b.mustFinish()
+			})
+		})
+	}
+}
+
+func TestOfManyNodesThatRefuseOnlyTheFirstAreNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.configureNodes(false)
+		b.mustPrepare()
+		b.ends = map[string]corev1.ContainerStateTerminated{}
+		var nodes []string
+		for n := range 30 {
+			name := fmt.Sprintf("n%02d", n)
+			nodes = append(nodes, name)
+			b.add(node(name))
+			b.ends["node-config "+name] = refused(strings.Repeat("no ", 1300))
+		}
+		b.helmNodes(nodes)
+		b.helm()
+		err := b.hook.Finish(t.Context())
+		b.mustFail(err, true, "node n00 refuses: no no", "node n09 refuses", "and as many more: 20")
+		if len(err.Error()) > 15000 || strings.Contains(err.Error(), "n10") {
+			t.Errorf("the error has %d characters", len(err.Error()))
+		}
+	})
+}
+
+// A pod of before the upgrade says nothing about what is to be now.
+func TestARefusalOfTheFormerConfigurationDoesNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.configureNodes(false)
+		b.mustPrepare()
+		b.helm()
+		// The controller has still to replace the pod of n2, which fails again meanwhile.
+		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("the former configuration")}
+		set := b.nodeSet("node-config", []string{"n1", "n2"})
+		set.Spec.Template.Annotations = map[string]string{"zarf-registry/node-config-checksum": "0"}
+		for _, pod := range b.nodePods() {
+			if pod.Spec.NodeName == "n2" {
+				b.remove("pods", pod.Name)
+			}
+		}
+		go func() {
+			time.Sleep(2 * time.Second)
+			b.startNodePod(set, "n2")
+			time.Sleep(20 * time.Second)
+			b.ends = nil
+			for _, pod := range b.nodePods() {
+				if pod.Spec.NodeName == "n2" {
+					b.remove("pods", pod.Name)
+				}
+			}
+			b.startNodePod(b.nodeSet("node-config", nil), "n2")
+		}()
+		b.mustFinish()
+		b.checkFinished()
+	})
+}
+
+func TestWhatNodesWarnOfAndWhoIsToRestartK3sIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.configureNodes(false)
+		b.mustPrepare()
+		now, before := b.now, b.now.Add(-time.Hour)
+		report := func(path string, changed time.Time, live, auth, gone bool) noderuntime.Report {
+			return noderuntime.Report{Registries: &noderuntime.RegistriesReport{Path: path, Changed: changed, Live: live, Auth: auth, Gone: gone}, Warnings: []string{"docker.io is asked directly"}}
+		}
+		b.reports = map[string]noderuntime.Report{
+			"n1": report("/etc/rancher/k3s/registries.yaml", now, true, true, false),
+			"n2": report("/etc/rancher/k3s/registries.yaml", now, true, true, false),
+			"n3": report("/etc/rancher/k3s/registries.yaml", before, false, false, false),
+			"n4": report("/etc/rancher/rke2/registries.yaml", now, false, false, false),
+			"n5": report("/etc/rancher/k3s/registries.yaml", now, false, false, true),
+			"n6": report("/etc/rancher/k3s/registries.yaml", now, true, false, false),
+		}
+		nodes := []string{"n1", "n2", "n3", "n4", "n5", "n6"}
+		for _, n := range nodes[2:] {
+			b.add(node(n))
+		}
+		b.helm(nodes...)
+		b.mustFinish()
+		for _, want := range []string{
+			`"level":"WARN","msg":"node configuration","on":"nodes n1, n2, n3, n4, n5, n6","warning":"docker.io is asked directly"`,
+			`"level":"WARN","msg":"registries.yaml is read when K3s or RKE2 starts","on":"nodes n1, n2","restart":"systemctl restart k3s, on agents k3s-agent: until then containerd has all but credentials`,
+			`"on":"node n4","restart":"systemctl restart rke2-server, on agents rke2-agent: until then /etc/rancher/rke2/registries.yaml has no effect"`,
+			`"on":"node n5","restart":"systemctl restart k3s, on agents k3s-agent: until then what /etc/rancher/k3s/registries.yaml said stays in effect"`,
+			`"level":"INFO","msg":"registries.yaml is read when K3s or RKE2 starts","on":"node n6","restart":"systemctl restart k3s, on agents k3s-agent: containerd has all of it already`,
+		} {
+			if !strings.Contains(b.log.String(), want) {
+				t.Errorf("the log has no %s", want)
+			}
+		}
+		if strings.Contains(b.log.String(), `"on":"node n3"`) {
+			t.Error("a node that changed nothing is to be restarted")
+		}
+	})
+}
+
+func TestANodeConfigurationThatIsNotThereIsWaitedFor(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*bench)
+		want   string
+	}{
+		"no DaemonSet": {func(b *bench) { b.remove("daemonsets", "zarf-registry-node-config-amd64") }, "DaemonSet zarf/zarf-registry-node-config-amd64 is missing"},
+		"no pod on a node": {func(b *bench) {
+			for _, pod := range b.nodePods() {
+				if pod.Spec.NodeName == "n2" {
+					b.remove("pods", pod.Name)
+				}
+			}
+		}, "DaemonSet zarf/zarf-registry-node-config-amd64: 1 of 2 pods exist"},
+		"a pod that is ending": {func(b *bench) {
+			for _, pod := range b.nodePods() {
+				b.change(pod.Name, func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1Now, []string{"x"} })
+			}
+		}, "0 of 2 pods exist"},
+		"a controller that sleeps": {func(b *bench) {
+			set := b.nodeSet("node-config", []string{"n1", "n2"})
+			set.Generation, set.Status.ObservedGeneration = 2, 1
+			b.remove("daemonsets", set.Name)
+			b.add(set)
+		}, "the controller has not seen the last change"},
+		"pods of the former configuration": {func(b *bench) {
+			set := b.nodeSet("node-config", []string{"n1", "n2"})
+			set.Status.UpdatedNumberScheduled = 1
+			b.remove("daemonsets", set.Name)
+			b.add(set)
+		}, "1 pods are not yet made from the last change"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.configureNodes(false)
+				b.mustPrepare()
+				b.helm()
+				c.change(b)
+				b.mustFail(b.hook.Finish(t.Context()), true, "waiting for the node configuration: ", c.want)
+			})
+		})
+	}
+}
+
+func TestFinishWithNodesKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	for _, mode := range allModes {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				killedAtEachWrite(t, func() *bench {
+					b := newBench(t)
+					b.hook.Programs = programs{small: true}
+					b.configureNodes(mode == state.ModeProxy)
+					b.hook.Options.NodeDirectories = append(b.hook.Options.NodeDirectories, "/etc/rancher/k3s")
+					b.mode(mode)
+					b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("it was so before")}
+					return b
+				}, func(b *bench) error {
+					if err := b.hook.Prepare(t.Context()); err != nil {
+						return err
+					}
+					b.helm()
+					b.ends = nil
+					return b.hook.Finish(t.Context())
+				}, func(b *bench) {
+					b.begin(mode)
+					b.ends = nil
+					b.mustFinish()
+					b.checkFinished()
+					if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, b.hook.Options.NodeDirectoriesInUse) {
+						t.Errorf("remembered are %+v", n)
+					}
+				})
+			})
+		})
+	}
+}

@@ -1,0 +1,182 @@
+package hostfiles
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+)
+
+// Apply does what was planned, one file after the other, and stops at the first that fails: every file is then as it was or as
+// it is to be. Changes that are done say so.
+func (p *Plan) Apply() error {
+	for _, l := range p.leftovers {
+		if err := l.remove(); err != nil {
+			return fmt.Errorf("removing %s, which an earlier run has left: %w", l.dir.name(l.name), cause(err))
+		}
+	}
+	for _, f := range p.folders {
+		if err := f.apply(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l leftover) remove() error {
+	for _, file := range l.inside {
+		if err := l.dir.remove(file); err != nil {
+			return err
+		}
+	}
+	if err := l.dir.remove(l.name); err != nil {
+		return err
+	}
+	return l.dir.sync(path.Dir(l.name))
+}
+
+func (f *folder) apply() error {
+	var err error
+	switch {
+	case f.entries == nil && len(f.steps) > 0:
+		err = f.make()
+	case f.emptied():
+		err = f.takeAway()
+	default:
+		for _, s := range f.steps {
+			if err := f.do(s); err != nil {
+				return failed(f.dir.name(f.path(s.base)), err)
+			}
+			done(s.change)
+		}
+	}
+	if err != nil {
+		return failed(f.dir.name(f.name), err)
+	}
+	switch {
+	case f.aside != nil:
+		err = f.move(f.name, f.name+backupSuffix, f.aside)
+	case f.back != nil:
+		err = f.move(f.name+backupSuffix, f.name, f.back)
+	}
+	if err != nil {
+		return failed(f.dir.name(f.name), err)
+	}
+	return nil
+}
+
+func failed(name string, err error) error {
+	return fmt.Errorf("%s: %w; it is as it was or as it is to be, and the next run goes on", name, err)
+}
+
+func done(c *Change) {
+	if c != nil {
+		c.Done = true
+	}
+}
+
+func (f *folder) move(from, to string, c *Change) error {
+	if err := f.dir.rename(from, to); err != nil {
+		return err
+	}
+	done(c)
+	return f.dir.sync(".")
+}
+
+func (f *folder) do(s *step) error {
+	base, backup := f.path(s.base), f.path(s.base+backupSuffix)
+	var err error
+	switch s.do {
+	case write:
+		err = f.write(s)
+	case putBack:
+		err = f.dir.rename(backup, base)
+	case remove:
+		err = f.dir.remove(base)
+	case dropBackup:
+		err = f.dir.remove(backup)
+	}
+	if err != nil {
+		return err
+	}
+	return f.dir.sync(f.name)
+}
+
+func (f *folder) write(s *step) error {
+	name, temp := f.path(s.base), f.path(temporary(s.base))
+	if err := f.dir.write(temp, s.data, s.mode); err != nil {
+		return err
+	}
+	err := func() error {
+		if s.keep {
+			err := f.dir.link(name, f.path(s.base+backupSuffix))
+			if errors.Is(err, fs.ErrPermission) {
+				// Linux lets nobody without capabilities link the files of others: see protected_hardlinks in proc_sys_fs(5).
+				return fmt.Errorf("keeping what is there: %w; make root its owner", err)
+			}
+			if err != nil {
+				return fmt.Errorf("keeping what is there: %w", err)
+			}
+			// The backup is on disk before the file is replaced.
+			if err := f.dir.sync(f.name); err != nil {
+				return err
+			}
+		}
+		return f.dir.rename(temp, name)
+	}()
+	if err != nil {
+		_ = f.dir.remove(temp) // else the next run does
+	}
+	return err
+}
+
+// make makes the folder with its files in one step: written under another name, and renamed. A run that ends before has made
+// none, so that none has to be taken away that might be somebody else's.
+func (f *folder) make() error {
+	temp := folder{dir: f.dir, name: temporary(f.name)}
+	err := func() error {
+		if err := f.dir.mkdir(temp.name); err != nil {
+			return err
+		}
+		for _, s := range f.steps {
+			if err := temp.do(s); err != nil {
+				return err
+			}
+		}
+		return f.dir.rename(temp.name, f.name)
+	}()
+	if err != nil {
+		for _, s := range f.steps { // else the next run does
+			_ = f.dir.remove(temp.path(s.base))
+		}
+		_ = f.dir.remove(temp.name)
+		return err
+	}
+	for _, s := range f.steps {
+		done(s.change)
+	}
+	return f.dir.sync(".")
+}
+
+// takeAway removes the folder with its files in one step, for the same reason.
+func (f *folder) takeAway() error {
+	temp := folder{dir: f.dir, name: temporary(f.name)}
+	if err := f.dir.rename(f.name, temp.name); err != nil {
+		return err
+	}
+	for _, s := range f.steps {
+		done(s.change)
+	}
+	if err := f.dir.sync("."); err != nil {
+		return err
+	}
+	for _, s := range f.steps {
+		if err := f.dir.remove(temp.path(s.base)); err != nil {
+			return err
+		}
+	}
+	if err := f.dir.remove(temp.name); err != nil {
+		return err
+	}
+	return f.dir.sync(".")
+}

@@ -1,0 +1,277 @@
+package hostfiles
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+var errKilled = errors.New("killed")
+
+// stop ends a run at the nth system call, before or after it: nothing that comes later is done. It returns the hook, and what
+// was hit.
+func stop(n int, after bool) (hook func(call, path string, after bool) error, hit *string) {
+	hit = new(string)
+	count := 0
+	return func(call, path string, done bool) error {
+		if *hit != "" {
+			return errKilled
+		}
+		if done != after {
+			return nil
+		}
+		if count++; count == n {
+			*hit = call + " " + path
+			return errKilled
+		}
+		return nil
+	}, hit
+}
+
+// story is a tree with what is wanted of it: first, then, and in the end nothing.
+type story struct {
+	before files
+	wants  []Wants
+}
+
+// The stories have every kind of step.
+var stories = map[string]story{
+	"everything new": {
+		before: files{k3s + "/config.yaml": "a\n"},
+		wants:  []Wants{{Files: []File{want(docker, "d\n"), want(certs+"/docker.io/ca.crt", "c\n"), want(quay, "q\n"), want(yaml, "y\n")}}},
+	},
+	"in the place of others, then changed, then less of it": {
+		before: files{yaml: "old\n", docker: "generated\n", quay: "generated\n", certs + "/quay.io/ca.pem": "pem", certs + "/ghcr.io/ca.pem": "pem"},
+		wants: []Wants{
+			{Force: true, Away: []string{certs + "/quay.io"}, Files: []File{want(docker, "d1\n"), want(yaml, "y1\n"), want(certs+"/ghcr.io/hosts.toml", "g\n"), want(certs+"/new/hosts.toml", "n\n")}},
+			{Force: true, Files: []File{want(docker, "d2\n"), want(quay, "q\n"), want(certs+"/gcr.io/hosts.toml", "g\n")}},
+			{Force: true, Away: []string{certs + "/docker.io"}, Files: []File{want(yaml, "y2\n")}},
+		},
+	},
+}
+
+// reach runs what a story wants up to n times, to its end if n is negative.
+func reach(t *testing.T, s story, n int) (host string, before map[string]node) {
+	t.Helper()
+	host = newHost(t, s.before)
+	before = snapshot(t, host)
+	for _, w := range s.wants[:n] {
+		mustRun(t, host, w)
+	}
+	return host, before
+}
+
+// A run is ended at every system call, before and after it. Every file is then whole, the old one or the new one; the same run
+// again comes to the end that it would have come to; and so does a restore right then, to the inode.
+func TestKilledAnywhere(t *testing.T) {
+	for sentence, s := range stories {
+		for stage := range len(s.wants) + 1 { // the last one is the restore
+			t.Run(fmt.Sprintf("%s, stage %d", sentence, stage), func(t *testing.T) {
+				var w Wants
+				if stage < len(s.wants) {
+					w = s.wants[stage]
+				}
+				host, _ := reach(t, s, stage)
+				old := contents(snapshot(t, host))
+				mustRun(t, host, w)
+				end := contents(snapshot(t, host))
+
+				for _, after := range []bool{false, true} {
+					hits := 0
+					for n := 1; ; n++ {
+						host, before := reach(t, s, stage)
+						hook, hit := stop(n, after)
+						o := options(host)
+						o.hook = hook
+						_, err := run(o, w)
+						if *hit == "" {
+							if err != nil {
+								t.Fatal(err)
+							}
+							break
+						}
+						hits++
+						where := fmt.Sprintf("killed at %s (%d, after: %v)", *hit, n, after)
+						wholeFiles(t, where, contents(snapshot(t, host)), old, end)
+
+						plan, err := run(options(host), w)
+						if err != nil {
+							t.Fatalf("%s: the next run: %v", where, err)
+						}
+						if got := contents(snapshot(t, host)); got.String() != end.String() {
+							t.Fatalf("%s: after the next run the tree is\n%s\nwant\n%s", where, got, end)
+						}
+						if plan == nil || len(plan.Warnings) > 0 {
+							t.Errorf("%s: warnings %v", where, plan.Warnings)
+						}
+						if _, err := run(options(host), Wants{}); err != nil {
+							t.Fatalf("%s: the restore: %v", where, err)
+						}
+						sameSnapshot(t, where+", run again, and restored", snapshot(t, host), before)
+
+						host, before = reach(t, s, stage)
+						o = options(host)
+						o.hook, _ = stop(n, after)
+						_, _ = run(o, w)
+						if _, err := run(options(host), Wants{}); err != nil {
+							t.Fatalf("%s: the restore at once: %v", where, err)
+						}
+						sameSnapshot(t, where+", and restored", snapshot(t, host), before)
+						if t.Failed() {
+							return
+						}
+					}
+					if hits < 20 {
+						t.Errorf("only %d system calls were seen: the test shows nothing", hits)
+					}
+				}
+			})
+		}
+	}
+}
+
+// wholeFiles looks that every file under a name of its own is whole.
+func wholeFiles(t *testing.T, where string, got, old, end files) {
+	t.Helper()
+	names := map[string]bool{}
+	for name := range old {
+		names[name] = true
+	}
+	for name := range end {
+		names[name] = true
+	}
+	for name, content := range got {
+		if strings.Contains(name, temporarySuffix) {
+			continue
+		}
+		was, hadIt := old[name]
+		is, hasIt := end[name]
+		// What is between an old name and a new one is a backup, or on its way back from one.
+		between := slices.Contains([]string{old[name+kept], end[name+kept], old[strings.TrimSuffix(name, kept)]}, content)
+		whole := hadIt && content == was || hasIt && content == is || between
+		if !whole {
+			t.Errorf("%s: %s is %q, neither %q nor %q", where, name, content, was, is)
+		}
+	}
+	for name := range names {
+		if _, there := got[name]; there {
+			continue
+		}
+		_, hadIt := old[name]
+		_, hasIt := end[name]
+		// A folder that was moved aside comes back when ours has gone.
+		_, aside := old[path.Join(path.Dir(name)+kept, path.Base(name))]
+		if hadIt && hasIt && !aside {
+			t.Errorf("%s: %s is gone", where, name)
+		}
+	}
+}
+
+// Every system call fails once. Before the first write that is a refusal, and nothing is changed; later the file that fails is
+// whole, and nothing that is being written stays behind.
+func TestFailingAnywhere(t *testing.T) {
+	reads := []string{"open", "lock", "lstat", "read", "readdir", "access", "readlink"}
+	for sentence, s := range stories {
+		for stage := range len(s.wants) + 1 {
+			t.Run(fmt.Sprintf("%s, stage %d", sentence, stage), func(t *testing.T) {
+				var w Wants
+				if stage < len(s.wants) {
+					w = s.wants[stage]
+				}
+				host, _ := reach(t, s, stage)
+				old := contents(snapshot(t, host))
+				mustRun(t, host, w)
+				end := contents(snapshot(t, host))
+				seen := 0
+				for n := 2; ; n++ { // twice each: not done, and done but said to have failed
+					fault := []error{syscall.ENOSPC, syscall.EROFS, syscall.EIO}[n/2%3]
+					host, before := reach(t, s, stage)
+					now := snapshot(t, host)
+					o := options(host)
+					count, call, at := 0, "", ""
+					o.hook = func(c, path string, after bool) error {
+						if after == (n%2 == 0) {
+							return nil
+						}
+						if count++; count != n/2 {
+							return nil
+						}
+						call, at = c, path
+						return fault
+					}
+					_, err := run(o, w)
+					if call == "" {
+						break
+					}
+					seen++
+					where := fmt.Sprintf("%s %s (%d) failed with %v", call, at, n, fault)
+					if err == nil {
+						t.Fatalf("%s: no error", where)
+					}
+					if !strings.Contains(err.Error(), fault.Error()) || !strings.Contains(err.Error(), "/etc/") {
+						t.Errorf("%s: the error is %v", where, err)
+					}
+					if slices.Contains(reads, call) {
+						refusal(t, err)
+						sameSnapshot(t, where, snapshot(t, host), now)
+					} else if errors.As(err, new(*Refusal)) {
+						t.Errorf("%s: the error is a refusal: %v", where, err)
+					}
+					got := contents(snapshot(t, host))
+					wholeFiles(t, where, got, old, end)
+					for name := range got {
+						// One that cannot be removed stays, of course, as does a folder that has just been renamed to be.
+						stays := call == "remove" || call == "sync" || call == "rename" && n%2 == 1
+						if strings.Contains(name, temporarySuffix) && !stays {
+							t.Errorf("%s: %s is left", where, name)
+						}
+					}
+					mustRun(t, host, w)
+					if got := contents(snapshot(t, host)); got.String() != end.String() {
+						t.Fatalf("%s: after the next run the tree is\n%s\nwant\n%s", where, got, end)
+					}
+					mustRun(t, host, Wants{})
+					sameSnapshot(t, where+", and restored", snapshot(t, host), before)
+					if t.Failed() {
+						return
+					}
+				}
+				if seen < 20 {
+					t.Errorf("only %d system calls were seen: the test shows nothing", seen)
+				}
+			})
+		}
+	}
+}
+
+// What a failed run says of its changes is true.
+func TestDoneUpToTheFailure(t *testing.T) {
+	host := newHost(t, nil)
+	o := options(host)
+	o.hook = func(call, path string, after bool) error {
+		if call == "write" && strings.Contains(path, k3s) {
+			return syscall.ENOSPC
+		}
+		return nil
+	}
+	tree, err := Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tree.Close()
+	plan, err := tree.Plan(Wants{Files: []File{want(docker, "d\n"), want(yaml, "y\n")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plan.Apply(); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), yaml) {
+		t.Errorf("got %v", err)
+	}
+	if got := summary(plan); got != "new "+docker+"\nnew "+yaml+" done=false\n" {
+		t.Errorf("did\n%s", got)
+	}
+	sameFiles(t, host, files{docker: mark + "d\n"})
+}

@@ -1,0 +1,110 @@
+package hostfiles
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// mount mounts a file system for the time of a test, or skips it.
+func mount(t *testing.T, source, target, kind string, flags uintptr, data string) {
+	t.Helper()
+	if err := syscall.Mount(source, target, kind, flags, data); err != nil {
+		t.Skipf("SKIPPED: mounting is not possible here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(target, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestARealReadOnlyFileSystem(t *testing.T) {
+	host := newHost(t, files{yaml: mark + "ours\n"})
+	mustRun(t, host, Wants{Files: []File{want(yaml, "ours\n")}}) // for its mode
+	dir := filepath.Join(host, k3s)
+	mount(t, dir, dir, "", syscall.MS_BIND, "")
+	if err := syscall.Mount("", dir, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
+		t.Skipf("SKIPPED: remounting is not possible here: %v", err)
+	}
+	before := snapshot(t, host)
+	_, err := run(options(host), Wants{Files: []File{want(yaml, "new\n"), want(docker, "d\n")}})
+	if got := refusal(t, err); !strings.Contains(got, k3s+" is on a file system that is mounted read-only") {
+		t.Errorf("refused with %s", got)
+	}
+	sameSnapshot(t, "after the refusal", snapshot(t, host), before)
+
+	// What is as it is to be needs no writing.
+	plan, err := run(options(host), Wants{Files: []File{want(yaml, "ours\n")}})
+	if err != nil || summary(plan) != "unchanged "+yaml+"\n" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestARealFullFileSystem(t *testing.T) {
+	host := newHost(t, nil)
+	dir := filepath.Join(host, k3s)
+	mount(t, "tmpfs", dir, "tmpfs", 0, "size=4m,nr_inodes=20")
+	wants := Wants{Files: []File{want(yaml, "new\n"), want(docker, "d\n")}}
+	fill := filepath.Join(dir, "filler")
+	if err := os.WriteFile(fill, make([]byte, 7<<19), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := run(options(host), wants)
+	if got := refusal(t, err); !strings.Contains(got, "the file system of "+k3s+" is full: 524288 bytes are free") {
+		t.Errorf("refused with %s", got)
+	}
+	if err := os.Remove(fill); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 18 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint("file", i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = run(options(host), wants)
+	if got := refusal(t, err); !strings.Contains(got, "more files") {
+		t.Errorf("refused with %s", got)
+	}
+	if _, err := os.Stat(filepath.Join(host, docker)); err == nil {
+		t.Error("something was written")
+	}
+	for i := range 2 {
+		if err := os.Remove(filepath.Join(dir, fmt.Sprint("file", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustRun(t, host, wants)
+}
+
+// A file system that fills up between the plan and the write: the file that is there stays.
+func TestAFileSystemThatFillsUp(t *testing.T) {
+	host := newHost(t, nil)
+	dir := filepath.Join(host, k3s)
+	mount(t, "tmpfs", dir, "tmpfs", 0, "size=2m")
+	mustRun(t, host, Wants{Files: []File{want(yaml, "old\n")}})
+	before := snapshot(t, host)
+	tree, err := Open(t.Context(), options(host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tree.Close()
+	plan, err := tree.Plan(Wants{Files: []File{want(yaml, strings.Repeat("x", 64<<10))}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill := filepath.Join(dir, "filler")
+	if err := os.WriteFile(fill, make([]byte, 4<<20), 0o600); err == nil {
+		t.Fatal("the file system did not fill up")
+	}
+	if err := plan.Apply(); err == nil || !strings.Contains(err.Error(), yaml) || !strings.Contains(err.Error(), "no space left") {
+		t.Errorf("got %v", err)
+	}
+	if err := os.Remove(fill); err != nil {
+		t.Fatal(err)
+	}
+	sameSnapshot(t, "after the failure", snapshot(t, host), before)
+}

@@ -1,0 +1,316 @@
+package hostfiles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// lockTimeout is how long another run may take. One writes a few small files; if it still runs after this, it hangs.
+	lockTimeout  = time.Minute
+	lockInterval = 50 * time.Millisecond
+)
+
+// Options are what Open goes by.
+type Options struct {
+	// Root is where the node's directories are mounted, each below it at its own path. "/" is the node itself.
+	Root string
+	// Directories are the node's directories that may hold files of the release.
+	Directories []string
+	// Release is NAMESPACE/NAME.
+	Release string
+	// SkipMissing goes on without the directories that are not there.
+	SkipMissing bool
+
+	hook        func(call, path string, after bool) error
+	lockTimeout time.Duration
+}
+
+// Tree is the directories of a node, locked against other runs. It is not safe for concurrent use.
+type Tree struct {
+	release string
+	calls   calls
+	dirs    []*directory      // by path
+	same    map[string]string // directories that are another one under another name
+}
+
+// Open opens the directories, and waits until no other run has them. What is missing is a Refusal.
+func Open(ctx context.Context, o Options) (tree *Tree, err error) {
+	t := &Tree{release: o.Release, calls: calls{o.hook}, same: map[string]string{}}
+	defer func() {
+		if err != nil {
+			t.Close()
+		}
+	}()
+	root, err := os.OpenRoot(o.Root)
+	if err != nil {
+		return nil, &Refusal{[]string{fmt.Sprintf("opening the directory that the node's are mounted in: %v", err)}}
+	}
+	defer func() { _ = root.Close() }()
+	var problems []string
+	paths := slices.Compact(slices.Sorted(slices.Values(o.Directories)))
+	for _, name := range paths {
+		if !clean(name) {
+			problems = append(problems, fmt.Sprintf("directory %q: want an absolute path without \"..\"", name))
+			continue
+		}
+		d, err := t.openDirectory(root, name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && o.SkipMissing:
+			continue
+		case errors.Is(err, fs.ErrNotExist):
+			problems = append(problems, fmt.Sprintf("directory %s is not there: have it mounted at %s", name, path.Join(o.Root, name)))
+			continue
+		case err != nil:
+			problems = append(problems, fmt.Sprintf("directory %s cannot be opened: %v", name, err))
+			continue
+		}
+		if other := t.twin(d); other != "" {
+			t.same[name] = other
+			d.close()
+			continue
+		}
+		t.dirs = append(t.dirs, d)
+	}
+	if problems != nil {
+		return nil, &Refusal{problems}
+	}
+	// In the order of the paths, so that two runs do not wait for each other.
+	for _, d := range t.dirs {
+		if err := d.lock(ctx, max(o.lockTimeout, 0)); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+func (t *Tree) openDirectory(root *os.Root, name string) (*directory, error) {
+	d := &directory{calls: t.calls, path: name}
+	err := d.do("open", name, func() (err error) {
+		if d.root, err = root.OpenRoot(strings.TrimPrefix(name, "/")); err != nil {
+			return err
+		}
+		d.handle, err = d.root.Open(".")
+		return err
+	})
+	if err != nil {
+		d.close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// twin finds the directory that d is under another name, as when one is a link to the other on the node. Locked twice it would
+// be waited for in vain.
+func (t *Tree) twin(d *directory) string {
+	info, err := d.handle.Stat()
+	if err != nil {
+		return ""
+	}
+	for _, other := range t.dirs {
+		if its, err := other.handle.Stat(); err == nil && os.SameFile(info, its) {
+			return other.path
+		}
+	}
+	return ""
+}
+
+func (d *directory) close() {
+	if d.handle != nil {
+		_ = d.handle.Close() // and gives the lock back
+	}
+	if d.root != nil {
+		_ = d.root.Close()
+	}
+}
+
+func (d *directory) lock(ctx context.Context, timeout time.Duration) error {
+	if timeout == 0 {
+		timeout = lockTimeout
+	}
+	for end := time.Now().Add(timeout); ; {
+		var taken bool
+		err := d.do("lock", d.path, func() (err error) {
+			taken, err = lock(d.handle)
+			return err
+		})
+		switch {
+		case err != nil:
+			return &Refusal{[]string{fmt.Sprintf("directory %s cannot be locked: %v", d.path, err)}}
+		case taken:
+			return nil
+		case time.Now().After(end):
+			return &Refusal{[]string{fmt.Sprintf("directory %s has been locked by another run for %v: find it with lsof or fuser on the node, and end it", d.path, timeout)}}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for another run that has locked directory %s: %w", d.path, context.Cause(ctx))
+		case <-time.After(lockInterval):
+		}
+	}
+}
+
+// Close gives the directories free. A second Close does nothing.
+func (t *Tree) Close() {
+	for _, d := range t.dirs {
+		d.close()
+	}
+	t.dirs = nil
+}
+
+// locate finds the directory of a path, the innermost one if there are several, and the rest of the path.
+func (t *Tree) locate(name string) (*directory, string, error) {
+	if !clean(name) {
+		return nil, "", fmt.Errorf("%q: want an absolute path without \"..\"", name)
+	}
+	var found *directory
+	for _, d := range t.dirs {
+		if below(d.path, name) && (found == nil || len(d.path) > len(found.path)) {
+			found = d
+		}
+	}
+	for dir, same := range t.same {
+		if below(dir, name) && (found == nil || len(dir) > len(found.path)) {
+			return nil, "", fmt.Errorf("%s: directory %s is the same as %s on this node; name only one of them", name, dir, same)
+		}
+	}
+	if found == nil {
+		return nil, "", fmt.Errorf("%s is in none of the directories that are mounted", name)
+	}
+	return found, strings.TrimPrefix(name, found.path+"/"), nil
+}
+
+// Folders names the folders of a directory that was opened, without those that only this package makes.
+func (t *Tree) Folders(dir string) ([]string, error) {
+	for _, d := range t.dirs {
+		if d.path != dir {
+			continue
+		}
+		entries, err := d.list(".")
+		if err != nil {
+			return nil, &Refusal{[]string{unreadable(dir, err)}}
+		}
+		var out []string
+		for _, entry := range entries {
+			// What is kept of a folder stands for it.
+			name := strings.TrimSuffix(entry.Name(), backupSuffix)
+			if entry.IsDir() && !isTemporary(name) && !slices.Contains(out, name) {
+				out = append(out, name)
+			}
+		}
+		slices.Sort(out)
+		return out, nil
+	}
+	return nil, nil
+}
+
+// Original reads what others have, or had, at a path: the file there unless a release wrote it, else what is kept of it. It is
+// nil where there is none, and where it is too large to be a configuration.
+func (t *Tree) Original(name string) ([]byte, error) {
+	d, rel, err := t.locate(name)
+	if err != nil {
+		return nil, &Refusal{[]string{err.Error()}}
+	}
+	places := []string{rel, rel + backupSuffix}
+	if folder, base := path.Split(rel); folder != "" {
+		places = append(places, path.Join(path.Clean(folder)+backupSuffix, base))
+	}
+	for _, place := range places {
+		e, err := d.look(place)
+		switch {
+		case err != nil:
+			return nil, &Refusal{[]string{unreadable(d.name(place), err)}}
+		case e.regular() && e.release == "":
+			return e.content, nil
+		}
+	}
+	return nil, nil
+}
+
+// Exists says whether there is something at a path below the directories that were opened.
+func (t *Tree) Exists(name string) (bool, error) {
+	d, rel, err := t.locate(name)
+	if err != nil {
+		return false, &Refusal{[]string{err.Error()}}
+	}
+	if _, err := d.lstat(rel); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return false, nil
+	} else if err != nil {
+		return false, &Refusal{[]string{unreadable(name, err)}}
+	}
+	return true, nil
+}
+
+// Modified is when the file at path was written; the zero time where there is none.
+func (t *Tree) Modified(name string) time.Time {
+	d, rel, err := t.locate(name)
+	if err != nil {
+		return time.Time{}
+	}
+	info, err := d.lstat(rel)
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
+}
+
+// entry is what is at a path.
+type entry struct {
+	info    fs.FileInfo // nil where there is nothing
+	content []byte      // with the mark; nil where it is no regular file, or too large
+	release string      // the one that wrote it, empty for files of others
+	rest    []byte      // content without the mark
+}
+
+func (e entry) exists() bool  { return e.info != nil }
+func (e entry) regular() bool { return e.info != nil && e.info.Mode().IsRegular() }
+func (e entry) large() bool   { return e.regular() && e.content == nil }
+
+// look reads what is at a path.
+func (d *directory) look(name string) (entry, error) {
+	info, err := d.lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		return entry{}, nil
+	case err != nil:
+		return entry{}, err
+	}
+	e := entry{info: info}
+	if !e.regular() || info.Size() > maxSize {
+		return e, nil
+	}
+	data, err := d.read(name, maxSize+1)
+	if err != nil {
+		return entry{}, err
+	}
+	if len(data) <= maxSize {
+		e.content = append([]byte{}, data...)
+		e.release, e.rest = markOf(e.content)
+	}
+	return e, nil
+}
+
+func unreadable(name string, err error) string {
+	return fmt.Sprintf("%s cannot be read: %v", name, cause(err))
+}
+
+// cause leaves out the path that the os package puts into its errors: it is one within the pod's mount.
+func cause(err error) error {
+	var pathError *fs.PathError
+	var linkError *os.LinkError
+	switch {
+	case errors.As(err, &pathError):
+		return pathError.Err
+	case errors.As(err, &linkError):
+		return linkError.Err
+	}
+	return err
+}

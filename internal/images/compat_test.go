@@ -1,0 +1,576 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	ggcrname "github.com/google/go-containerregistry/pkg/name"
+	ggcr "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	ggcrlayout "github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/match"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2"
+	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/content/oci"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon/dockerdaemontest"
+)
+
+// golden is a layout that another tool's library made: where it is, and the images
+// in it by the names that they have there.
+type golden struct {
+	dir    string
+	images map[string]digest.Digest
+}
+
+// craneImage and craneIndex are content as crane's library makes it.
+func craneImage(t *testing.T, layers int64) ggcr.Image {
+	t.Helper()
+	image, err := random.Image(2000, layers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
+
+func craneIndex(t *testing.T, architectures ...string) ggcr.ImageIndex {
+	t.Helper()
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	for _, architecture := range architectures {
+		image := mutate.ConfigMediaType(mutate.MediaType(craneImage(t, 2), types.OCIManifestSchema1), types.OCIConfigJSON)
+		config, err := image.ConfigFile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		config = config.DeepCopy()
+		config.OS, config.Architecture = "linux", architecture
+		if image, err = mutate.ConfigFile(image, config); err != nil {
+			t.Fatal(err)
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{
+			Add:        image,
+			Descriptor: ggcr.Descriptor{Platform: &ggcr.Platform{OS: "linux", Architecture: architecture}},
+		})
+	}
+	return index
+}
+
+// signature is an image as cosign makes it: what its layer holds is no tar.
+func signature(t *testing.T) ggcr.Image {
+	t.Helper()
+	image := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
+	image, err := mutate.AppendLayers(image, static.NewLayer([]byte(`{"critical":{}}`), "application/vnd.dev.cosign.simplesigning.v1+json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
+
+// craneLayout writes a layout with crane's library. Images have their names in
+// base.name alone, as deployment tools that use it have written them.
+func craneLayout(t *testing.T, content map[string]mutate.Appendable) golden {
+	t.Helper()
+	made := golden{t.TempDir(), map[string]digest.Digest{}}
+	at, err := ggcrlayout.Write(made.dir, empty.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(content)) {
+		annotations := ggcrlayout.WithAnnotations(map[string]string{ocispec.AnnotationBaseImageName: name})
+		switch one := content[name].(type) {
+		case ggcr.Image:
+			err = at.AppendImage(one, annotations)
+		case ggcr.ImageIndex:
+			err = at.AppendIndex(one, annotations)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := content[name].Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		made.images[name] = digest.Digest(d.String())
+	}
+	return made
+}
+
+// orasLayout writes a layout with ORAS. Images have their names in ref.name.
+func orasLayout(t *testing.T, from *Store, named ...Image) golden {
+	t.Helper()
+	made := golden{t.TempDir(), map[string]digest.Digest{}}
+	at, err := oci.New(made.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, image := range named {
+		if err := oras.CopyGraph(t.Context(), from, at, image.Descriptor, oras.DefaultCopyGraphOptions); err != nil {
+			t.Fatal(err)
+		}
+		if err := at.Tag(t.Context(), image.Descriptor, image.Reference); err != nil {
+			t.Fatal(err)
+		}
+		made.images[image.Reference] = image.Descriptor.Digest
+	}
+	return made
+}
+
+// orasArtifact is an artifact with a subject as ORAS packs it.
+func orasArtifact(t *testing.T, into *Store, name string, subject *ocispec.Descriptor) Image {
+	t.Helper()
+	chart := content.NewDescriptorFromBytes("application/vnd.cncf.helm.chart.content.v1.tar+gzip", noise(77, 3000))
+	into.add(chart.Digest, blob.FromBytes(noise(77, 3000)))
+	at := t.TempDir()
+	packed, err := oci.New(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := oras.CopyGraph(t.Context(), into, packed, chart, oras.DefaultCopyGraphOptions); err != nil {
+		t.Fatal(err)
+	}
+	desc, err := oras.PackManifest(t.Context(), packed, oras.PackManifestVersion1_1, "application/vnd.cncf.helm.config.v1+json", oras.PackManifestOptions{
+		Layers: []ocispec.Descriptor{chart}, Subject: subject,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var manifest ocispec.Manifest
+	raw := fetchAll(t, packed, desc)
+	into.add(desc.Digest, blob.FromBytes(raw))
+	if err := fetchJSON(t.Context(), packed, desc, &manifest); err != nil {
+		t.Fatal(err)
+	}
+	into.add(manifest.Config.Digest, blob.FromBytes(fetchAll(t, packed, manifest.Config)))
+	return Image{Reference: name, Descriptor: plain(desc)}
+}
+
+// goldens are layouts of each tool: single images, indexes, several.
+func goldens(t *testing.T) map[string]golden {
+	t.Helper()
+	store := &Store{}
+	index := testImage(t, store, "ghcr.io/a/index:1", 3000, "amd64", "arm64")
+	single := singleImage(t, store, index, "quay.io/b/single:2")
+	chart := orasArtifact(t, store, "ghcr.io/a/chart:1.2.3", nil)
+	attached := orasArtifact(t, store, "quay.io/b/single:signed", &single.Descriptor)
+	again := single
+	again.Reference = "quay.io/b/single:latest"
+	return map[string]golden{
+		"crane, one image": craneLayout(t, map[string]mutate.Appendable{"docker.io/library/one:1": craneImage(t, 3)}),
+		"crane, an index":  craneLayout(t, map[string]mutate.Appendable{"ghcr.io/a/two:1": craneIndex(t, "amd64", "arm64")}),
+		"crane, several": craneLayout(t, map[string]mutate.Appendable{
+			"docker.io/library/one:1": craneImage(t, 1),
+			"ghcr.io/a/two:1":         craneIndex(t, "amd64"),
+			"ghcr.io/a/two:sha256-0000000000000000000000000000000000000000000000000000000000000000.sig": signature(t),
+			"127.0.0.1:5000/three:latest": mutate.Annotations(craneImage(t, 2), map[string]string{"org.opencontainers.image.base.name": "docker.io/library/base:1"}).(ggcr.Image),
+		}),
+		"ORAS, one image":            orasLayout(t, store, single),
+		"ORAS, an index":             orasLayout(t, store, index),
+		"ORAS, several":              orasLayout(t, store, index, single, chart, attached),
+		"ORAS, one image, two names": orasLayout(t, store, single, again),
+	}
+}
+
+// singleImage is the first image of an index.
+func singleImage(t *testing.T, store *Store, index Image, name string) Image {
+	t.Helper()
+	var list ocispec.Index
+	if err := fetchJSON(t.Context(), store, index.Descriptor, &list); err != nil {
+		t.Fatal(err)
+	}
+	return Image{Reference: name, Descriptor: plain(list.Manifests[0])}
+}
+
+// checkSource verifies that a source has the golden images, whole.
+func checkSource(t *testing.T, src *Source, want map[string]digest.Digest) {
+	t.Helper()
+	found := map[string]digest.Digest{}
+	for _, image := range src.Images() {
+		found[image.Reference] = image.Descriptor.Digest
+		nodes, err := graph(t.Context(), src, image.Descriptor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(nodes) < 3 {
+			t.Errorf("%s has %d blobs", image.Reference, len(nodes))
+		}
+		for _, node := range nodes {
+			fetchAll(t, src, node) // verifies it
+		}
+	}
+	if diff := cmp.Diff(want, found); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestLayoutsOfOtherToolsAreRead(t *testing.T) {
+	for name, g := range goldens(t) {
+		t.Run(name, func(t *testing.T) {
+			checkSource(t, mustOpen(t, g.dir), g.images)
+			packed := tarOf(t, g.dir)
+			checkSource(t, mustOpen(t, writeTemp(t, "layout.tar", packed)), g.images)
+			store, _ := newStore(t)
+			streamed, err := OpenStream(t.Context(), bytes.NewReader(packed), store)
+			if err != nil {
+				t.Fatal(err)
+			}
+			checkSource(t, streamed, g.images)
+		})
+	}
+}
+
+// tarOf is a directory as tar packs it.
+func tarOf(t *testing.T, dir string) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	if err := errors.Join(tw.AddFS(os.DirFS(dir)), tw.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+func untar(t *testing.T, path string) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	dir := t.TempDir()
+	for tr := tar.NewReader(f); ; {
+		header, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return dir
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if header.Typeflag != tar.TypeReg {
+			continue
+		}
+		raw, err := io.ReadAll(tr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		target := filepath.Join(dir, filepath.FromSlash(header.Name))
+		if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(target, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestOtherToolsReadWhatIsWritten(t *testing.T) {
+	for name, g := range goldens(t) {
+		t.Run(name, func(t *testing.T) {
+			src := mustOpen(t, g.dir)
+			items, err := src.Items("")
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := filepath.Join(t.TempDir(), "layout")
+			layout, err := OpenLayout(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Pull(t.Context(), items, layout, Options{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := layout.Close(); err != nil {
+				t.Fatal(err)
+			}
+			archive := filepath.Join(t.TempDir(), "archive.tar")
+			out, err := CreateArchive(archive)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Pull(t.Context(), items, out, Options{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := out.Write(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+
+			t.Run("this one", func(t *testing.T) {
+				checkSource(t, mustOpen(t, dir), g.images)
+				checkSource(t, mustOpen(t, archive), g.images)
+			})
+			t.Run("ORAS", func(t *testing.T) {
+				fromDir, err := oci.NewFromFS(t.Context(), os.DirFS(dir))
+				if err != nil {
+					t.Fatal(err)
+				}
+				checkORAS(t, fromDir, g.images)
+				fromTar, err := oci.NewFromTar(t.Context(), archive)
+				if err != nil {
+					t.Fatal(err)
+				}
+				checkORAS(t, fromTar, g.images)
+				writable, err := oci.New(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				checkORAS(t, writable, g.images)
+			})
+			t.Run("crane", func(t *testing.T) {
+				checkCrane(t, dir, g.images)
+				checkCrane(t, untar(t, archive), g.images)
+			})
+		})
+	}
+}
+
+// checkORAS resolves each image by its whole name and copies it.
+func checkORAS(t *testing.T, from oras.ReadOnlyTarget, want map[string]digest.Digest) {
+	t.Helper()
+	for name, d := range want {
+		to, err := oci.New(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		desc, err := oras.Copy(t.Context(), from, name, to, name, oras.DefaultCopyOptions)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if desc.Digest != d {
+			t.Errorf("%s is %s, want %s", name, desc.Digest, d)
+		}
+	}
+}
+
+// checkCrane finds each image by base.name, and verifies all of it.
+func checkCrane(t *testing.T, dir string, want map[string]digest.Digest) {
+	t.Helper()
+	root, err := ggcrlayout.ImageIndexFromPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := root.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]digest.Digest{}
+	for _, desc := range list.Manifests {
+		name := desc.Annotations[ocispec.AnnotationBaseImageName]
+		found[name] = digest.Digest(desc.Digest.String())
+		if desc.MediaType.IsIndex() {
+			index, err := root.ImageIndex(desc.Digest)
+			if err == nil {
+				err = checkCraneIndex(index)
+			}
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		image, err := root.Image(desc.Digest)
+		if err == nil {
+			err = checkCraneImage(image)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if diff := cmp.Diff(want, found); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func checkCraneIndex(index ggcr.ImageIndex) error {
+	if err := validate.Index(index, validate.Fast); err != nil {
+		return err
+	}
+	list, err := index.IndexManifest()
+	if err != nil {
+		return err
+	}
+	for _, desc := range list.Manifests {
+		image, err := index.Image(desc.Digest)
+		if err != nil {
+			return err
+		}
+		if err := checkCraneImage(image); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkCraneImage(image ggcr.Image) error {
+	manifest, err := image.Manifest()
+	if err != nil {
+		return err
+	}
+	layers, err := image.Layers()
+	if err != nil {
+		return err
+	}
+	if len(layers) != len(manifest.Layers) {
+		return errors.New("layers are missing")
+	}
+	for _, layer := range layers {
+		d, err := layer.Digest()
+		if err != nil {
+			return err
+		}
+		rc, err := layer.Compressed()
+		if err != nil {
+			return err
+		}
+		read, err := digest.FromReader(rc)
+		if err := errors.Join(err, rc.Close()); err != nil {
+			return err
+		}
+		if read.String() != d.String() {
+			return errors.New("layer " + d.String() + " is " + read.String())
+		}
+	}
+	return nil
+}
+
+// What crane's library adds to a layout that was written here is read here, too.
+func TestALayoutThatSeveralToolsWriteTo(t *testing.T) {
+	store := &Store{}
+	index := testImage(t, store, "ghcr.io/a/index:1", 1000, "amd64", "arm64")
+	single := singleImage(t, store, index, "quay.io/b/single:2")
+	dir := t.TempDir()
+	pull := func(image Image) {
+		t.Helper()
+		layout, err := OpenLayout(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Pull(t.Context(), Items(store, image), layout, Options{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := layout.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := map[string]digest.Digest{}
+
+	pull(index)
+	want[index.Reference] = index.Descriptor.Digest
+	checkSource(t, mustOpen(t, dir), want)
+
+	at, err := ggcrlayout.FromPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	added := craneImage(t, 2)
+	const addedName = "docker.io/library/added:1"
+	if err := at.ReplaceImage(added, match.Annotation(ocispec.AnnotationBaseImageName, addedName),
+		ggcrlayout.WithAnnotations(map[string]string{ocispec.AnnotationBaseImageName: addedName})); err != nil {
+		t.Fatal(err)
+	}
+	d, err := added.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want[addedName] = digest.Digest(d.String())
+	checkSource(t, mustOpen(t, dir), want)
+
+	tool, err := oci.New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const taggedName = "quay.io/b/tagged:3"
+	if err := tool.Tag(t.Context(), plain(singleImage(t, store, index, "").Descriptor), taggedName); err != nil {
+		t.Fatal(err)
+	}
+	want[taggedName] = single.Descriptor.Digest
+	checkSource(t, mustOpen(t, dir), want)
+
+	pull(single)
+	want[single.Reference] = single.Descriptor.Digest
+	checkSource(t, mustOpen(t, dir), want)
+}
+
+// Docker archives that crane's library writes have compressed layers.
+func TestDockerArchivesOfCrane(t *testing.T) {
+	image := craneImage(t, 3)
+	tag, err := ggcrname.NewTag("ghcr.io/a/b:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var buf bytes.Buffer
+	if err := tarball.Write(tag, image, &buf); err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := image.Manifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []digest.Digest
+	for _, layer := range manifest.Layers {
+		want = append(want, digest.Digest(layer.Digest.String()))
+	}
+	store, _ := newStore(t)
+	streamed, err := OpenStream(t.Context(), bytes.NewReader(buf.Bytes()), store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for how, src := range map[string]*Source{"a file": mustOpen(t, writeTemp(t, "a.tar", buf.Bytes())), "a stream": streamed} {
+		got := describeStreamed(t, src)
+		if len(got) != 1 || got[0].Reference != "ghcr.io/a/b:1" {
+			t.Fatalf("%s: images: %+v", how, got)
+		}
+		if diff := cmp.Diff(want, got[0].Layers); diff != "" {
+			t.Errorf("%s: %s", how, diff)
+		}
+	}
+}
+
+// What docker saves is the same image from a file and from a stream.
+func TestWhatDockerSavesToAFile(t *testing.T) {
+	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 5000), layer(2, 100)}}
+	two := dockerdaemontest.Image{Names: []string{"two:2", "two:latest"}, Layers: []dockerdaemontest.Layer{layer(1, 5000), layer(0, 0)}}
+	for name, files := range map[string]dockerdaemontest.Files{
+		"before 25":                      dockerdaemontest.Legacy(one, two),
+		"from 25 on":                     dockerdaemontest.Modern(one, two),
+		"from 25 on, an image by its ID": dockerdaemontest.Modern(one, dockerdaemontest.Image{Layers: two.Layers}),
+		"containerd's": dockerdaemontest.Containerd(
+			dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one}, Absent: []string{"arm64"}, Attested: true},
+			dockerdaemontest.Index{Name: "two:2", Images: []dockerdaemontest.Image{two, {Architecture: "arm64", Layers: one.Layers}}, Absent: []string{"s390x"}},
+		),
+	} {
+		t.Run(name, func(t *testing.T) {
+			raw := files.Bytes(t)
+			store, _ := newStore(t)
+			streamed, err := OpenStream(t.Context(), bytes.NewReader(raw), store)
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := mustOpen(t, writeTemp(t, "a.tar", raw))
+			if diff := cmp.Diff(file.Images(), streamed.Images()); diff != "" {
+				t.Error(diff)
+			}
+			if diff := cmp.Diff(describeStreamed(t, file), describeStreamed(t, streamed)); diff != "" {
+				t.Error(diff)
+			}
+			if len(file.Images()) < 2 {
+				t.Errorf("images: %+v", file.Images())
+			}
+		})
+	}
+}

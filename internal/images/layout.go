@@ -1,0 +1,249 @@
+package images
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+)
+
+// Layout is an OCI layout directory that images are written to. One that exists
+// keeps what it has; an image of a name that it has takes that one's place. It is
+// safe for concurrent use, and several processes may write to one directory.
+type Layout struct {
+	store *blobstore.Store
+	dir   string
+	mu    sync.Mutex // index.json
+}
+
+var _ Output = (*Layout)(nil)
+
+// OpenLayout opens a layout, or makes it.
+func OpenLayout(dir string) (*Layout, error) {
+	store, err := blobstore.Open(dir, blobstore.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return &Layout{store: store, dir: dir}, nil
+}
+
+// Store is the layout's own blobs: what [ResolveOptions.Store] may be where there is
+// no cache.
+func (l *Layout) Store() *blobstore.Store { return l.store }
+
+// Close ends the work. The layout stays.
+func (l *Layout) Close() error { return l.store.Close() }
+
+// blob links a blob from the store that it is brought into, or copies it.
+func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *tally) error {
+	if source, ok := from.(*Source); ok && source.store != nil && source.store.Has(desc) {
+		if source.store != l.store {
+			if err := l.store.Link(ctx, desc, source.store); err != nil {
+				return err
+			}
+		}
+		t.done(desc)
+		return nil
+	}
+	near, ok := from.(*remoteContent)
+	if !ok {
+		return copied(ctx, from, desc, l.store, t)
+	}
+	// The layout may have what the cache has not any more.
+	if near.store != l.store && !near.store.Has(desc) && l.store.Has(desc) {
+		if _, err := l.store.Get(ctx, desc); err == nil {
+			t.skip(desc)
+			return nil
+		}
+	}
+	for attempt := 0; ; attempt++ {
+		if err := bring(ctx, from, desc, t); err != nil {
+			return err
+		}
+		if near.store == l.store {
+			return nil
+		}
+		err := l.store.Link(ctx, desc, near.store)
+		if !errors.Is(err, fs.ErrNotExist) || attempt == lostAgain {
+			return err
+		}
+	}
+}
+
+// image lists an image in index.json.
+func (l *Layout) image(_ context.Context, item Item) error {
+	desc, err := named(item.Image)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.changeIndex(func(index *ocispec.Index) { list(index, desc) })
+}
+
+// changeIndex writes another index.json in the place of the present one. Processes
+// that do so at once wait for each other, at a lock on the directory.
+func (l *Layout) changeIndex(change func(*ocispec.Index)) (err error) {
+	name := filepath.Join(l.dir, ocispec.ImageIndexFile)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", name, err)
+		}
+	}()
+	dir, err := os.Open(l.dir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+	raw, err := os.ReadFile(name)
+	if err == nil {
+		err = json.Unmarshal(raw, &index)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	change(&index)
+	if raw, err = json.Marshal(index); err != nil {
+		return err
+	}
+	f, err := temporary(name)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(raw)
+	if err := errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
+		_ = os.Remove(f.Name())
+		return err
+	}
+	return os.Rename(f.Name(), name)
+}
+
+// list puts an image into an index in the place of the one that has its name, or
+// of the nameless one that it is. One that has a tag and no name is another tool's,
+// which finds it by that: it stays.
+func list(index *ocispec.Index, desc ocispec.Descriptor) {
+	kept := index.Manifests[:0]
+	for _, other := range index.Manifests {
+		name, own := layoutName(other.Annotations), layoutName(desc.Annotations)
+		nameless := name == "" && other.Annotations[ocispec.AnnotationRefName] == ""
+		if name != "" && name == own || nameless && other.Digest == desc.Digest {
+			continue
+		}
+		kept = append(kept, other)
+	}
+	index.Manifests = append(kept, desc)
+}
+
+// named is the descriptor of an image with its name, where it has one, in all the
+// annotations that tools look for it in: containerd and docker in their own, ORAS and
+// skopeo in ref.name, and readers of layouts that crane's library made in base.name.
+func named(image Image) (ocispec.Descriptor, error) {
+	desc := plain(image.Descriptor)
+	if image.Reference == "" {
+		return desc, nil
+	}
+	name, err := parseReference(image.Reference)
+	if err != nil {
+		return desc, err
+	}
+	full := name.String()
+	desc.Annotations = map[string]string{
+		annotationContainerdName:        full,
+		ocispec.AnnotationRefName:       full,
+		ocispec.AnnotationBaseImageName: full,
+	}
+	return desc, nil
+}
+
+// Archive is an OCI archive that images are written to. [Archive.Write] gives it its
+// name, in the place of whatever had it before. It is safe for concurrent use.
+type Archive struct {
+	path  string
+	mu    sync.Mutex
+	items []Item
+}
+
+var _ Output = (*Archive)(nil)
+
+// CreateArchive prepares an archive at path. Nothing is written yet, but that the
+// directory can be written to is known.
+func CreateArchive(path string) (*Archive, error) {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("archive %s: there is something that is not a file", path)
+	}
+	f, err := temporary(path)
+	if err != nil {
+		return nil, fmt.Errorf("archive %s: %w", path, err)
+	}
+	return &Archive{path: path}, errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+func temporary(path string) (*os.File, error) {
+	return os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+}
+
+// blob brings a blob to this machine: it is written when all are there.
+func (a *Archive) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *tally) error {
+	if _, ok := from.(*remoteContent); ok {
+		return bring(ctx, from, desc, t)
+	}
+	// It is verified when it is written.
+	if _, err := from.Blob(ctx, desc, nil); err != nil {
+		return err
+	}
+	t.done(desc)
+	return nil
+}
+
+func (a *Archive) image(_ context.Context, item Item) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.items = append(a.items, item)
+	return nil
+}
+
+// Write writes the archive with all the images that were pulled to it. Equal images
+// give the same bytes.
+func (a *Archive) Write(ctx context.Context) (err error) {
+	f, err := temporary(a.path)
+	if err != nil {
+		return fmt.Errorf("archive %s: %w", a.path, err)
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			_ = os.Remove(f.Name())
+		}
+	}()
+	// Images that were pulled at once came in no order.
+	slices.SortStableFunc(a.items, func(x, y Item) int { return strings.Compare(x.Reference, y.Reference) })
+	w := bufio.NewWriterSize(f, 1<<20)
+	err = writeArchive(ctx, w, a.items)
+	if err == nil {
+		err = errors.Join(w.Flush(), f.Chmod(0o644), f.Sync(), f.Close())
+	}
+	if isFull(err) {
+		return fmt.Errorf("archive %s: the disk of %s is full: make room there, or write it elsewhere: %w", a.path, filepath.Dir(a.path), err)
+	}
+	if err != nil {
+		return fmt.Errorf("archive %s: %w", a.path, err)
+	}
+	return os.Rename(f.Name(), a.path)
+}

@@ -1,0 +1,62 @@
+package images
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestReadList(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		want []string
+	}{
+		"one a line":                      {"nginx\nghcr.io/a/b:1\n", []string{"nginx", "ghcr.io/a/b:1"}},
+		"the last line without its end":   {"nginx", []string{"nginx"}},
+		"comments and blank lines":        {"# all of them\n\n  nginx:1 # the proxy\n\t# not this one\n\t b:2\t#x\n", []string{"nginx:1", "b:2"}},
+		"a line twice":                    {"b\na\nb\n", []string{"b", "a"}},
+		"lines of Windows":                {"\ufeffa:1\r\nb:1\r\n\r\n", []string{"a:1", "b:1"}},
+		"a digest":                        {"a@" + emptySum + "\n", []string{"a@" + emptySum}},
+		"an image of the Docker engine":   {"docker-daemon:team/app:1\n", []string{"docker-daemon:team/app:1"}},
+		"a registry with an IPv6 address": {"[::1]:5000/a:1\n", []string{"[::1]:5000/a:1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := ReadList(strings.NewReader(c.text), "list")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+const emptySum = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+func TestReadListRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		r    io.Reader
+		want string
+	}{
+		"two on a line":        {strings.NewReader("a:1\n\nb:1 c:1\n"), `my.txt:3: image reference "b:1 c:1": invalid reference format`},
+		"a scheme":             {strings.NewReader("https://ghcr.io/a\n"), `my.txt:1: image reference "https://ghcr.io/a": invalid reference format`},
+		"a # inside of a name": {strings.NewReader("a#b\n"), `my.txt:1: image reference "a#b": invalid reference format`},
+		"an engine without an image": {strings.NewReader("docker-daemon:\n"),
+			`my.txt:1: image reference "docker-daemon:": has no name after the colon, as in docker-daemon:nginx:1.27`},
+		"nothing":       {strings.NewReader("# nothing\n"), "my.txt: holds no image reference: it has one a line, and comments after #"},
+		"an image file": {strings.NewReader("a:1\n" + strings.Repeat("x", 5000)), "my.txt:2: has more than 4096 bytes in a line: a list file has one image reference a line"},
+		"a broken disk": {iotest.ErrReader(errors.New("input/output error")), "my.txt: input/output error"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			refs, err := ReadList(c.r, "my.txt")
+			if err == nil || err.Error() != c.want {
+				t.Errorf("refs %q, error %v; want %q", refs, err, c.want)
+			}
+		})
+	}
+}

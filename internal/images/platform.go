@@ -1,0 +1,143 @@
+package images
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Platforms are those to keep of an index that a tag names. The zero value keeps
+// all.
+type Platforms []ocispec.Platform
+
+// ParsePlatforms reads a list as users write it: "all", or platforms like
+// linux/amd64 and linux/arm/v7, separated by commas. Names are normalised
+// (x86_64 is amd64).
+func ParsePlatforms(text string) (Platforms, error) {
+	if text == "all" {
+		return nil, nil
+	}
+	var list Platforms
+	for part := range strings.SplitSeq(text, ",") {
+		part = strings.TrimSpace(part)
+		// A bare architecture would be taken for one of the machine's own system.
+		if !strings.Contains(part, "/") {
+			return nil, fmt.Errorf("platform %q: want OS/ARCHITECTURE as in linux/amd64, several separated by commas, or all", part)
+		}
+		p, err := platforms.Parse(part)
+		if err != nil {
+			return nil, fmt.Errorf("platform %q: %w", part, err)
+		}
+		if !slices.ContainsFunc(list, func(q ocispec.Platform) bool { return platforms.Format(q) == platforms.Format(p) }) {
+			list = append(list, p)
+		}
+	}
+	return list, nil
+}
+
+// String writes them as [ParsePlatforms] reads them.
+func (p Platforms) String() string {
+	if len(p) == 0 {
+		return "all"
+	}
+	var names []string
+	for _, one := range p {
+		names = append(names, platforms.Format(one))
+	}
+	return strings.Join(names, ",")
+}
+
+// annotationReference is where BuildKit says which manifest of its index an
+// attestation is about.
+// https://github.com/moby/buildkit/blob/v0.26.0/docs/attestations/attestation-storage.md
+const annotationReference = "vnd.docker.reference.digest"
+
+// chosen are the manifests of an index to keep. For each platform it is the best
+// one that can run there: linux/arm/v6 where there is no linux/arm/v7.
+func (p Platforms) chosen(index ocispec.Index) ([]ocispec.Descriptor, error) {
+	keep := map[int]bool{}
+	for _, want := range p {
+		match := platforms.Only(want)
+		best := -1
+		for i, m := range index.Manifests {
+			if m.Platform == nil || !match.Match(*m.Platform) {
+				continue
+			}
+			if best < 0 || match.Less(*m.Platform, *index.Manifests[best].Platform) {
+				best = i
+			}
+		}
+		if best < 0 {
+			return nil, fmt.Errorf("there is none for %s, only for %s: choose with --platform", platforms.Format(want), Platforms(platformsOf(index.Manifests)))
+		}
+		keep[best] = true
+	}
+	var found []ocispec.Descriptor
+	for i, m := range index.Manifests {
+		if keep[i] {
+			found = append(found, m)
+		}
+	}
+	if len(found) == 1 {
+		return found, nil // a manifest of its own, which no attestation can be attached to
+	}
+	for _, m := range index.Manifests {
+		about := m.Annotations[annotationReference]
+		if slices.ContainsFunc(found, func(kept ocispec.Descriptor) bool { return about == kept.Digest.String() }) {
+			found = append(found, m)
+		}
+	}
+	return found, nil
+}
+
+// narrow makes an image of an index's part for the platforms: the one manifest,
+// as it is, or an index of several, which put stores. What is no index of images
+// for platforms stays whole.
+func (p Platforms) narrow(ctx context.Context, from Content, image *Image, put func(mediaType string, v any) (ocispec.Descriptor, error)) error {
+	if len(p) == 0 || !isIndex(image.Descriptor.MediaType) {
+		return nil
+	}
+	var index ocispec.Index
+	if err := fetchJSON(ctx, from, image.Descriptor, &index); err != nil {
+		return err
+	}
+	if len(platformsOf(index.Manifests)) == 0 {
+		return nil
+	}
+	found, err := p.chosen(index)
+	if err != nil {
+		return err
+	}
+	if len(found) == len(index.Manifests) {
+		return nil
+	}
+	if len(found) == 1 {
+		image.Descriptor = plain(found[0])
+		return nil
+	}
+	image.Descriptor, err = put(image.Descriptor.MediaType, ocispec.Index{
+		Versioned:   specs.Versioned{SchemaVersion: 2},
+		MediaType:   image.Descriptor.MediaType,
+		Manifests:   found,
+		Annotations: index.Annotations,
+	})
+	return err
+}
+
+// runs tells whether an image that names its platform can run on one of those.
+func (p Platforms) runs(image Image) bool {
+	if len(p) == 0 || len(image.Platforms) == 0 {
+		return true
+	}
+	for _, want := range p {
+		if slices.ContainsFunc(image.Platforms, platforms.Only(want).Match) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,315 @@
+package images
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/distribution/reference"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/errdef"
+
+	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
+)
+
+// ResolveOptions tell where images are looked for, and which part of them is
+// wanted.
+type ResolveOptions struct {
+	// Registry returns the client for a registry by its host, as [Host] returns it.
+	// It may be called concurrently, and several times for one host.
+	Registry func(ctx context.Context, host string) (*remote.Registry, error)
+	// Daemon returns a Docker daemon's images of those names. It is called once, with
+	// all of them, and only where there are any.
+	Daemon func(ctx context.Context, names []string) (*Source, error)
+	// Store keeps what was read: the cache, for example.
+	Store *blobstore.Store
+	// Platforms are those to keep of an index that a tag names. What a digest names
+	// stays whole.
+	Platforms Platforms
+	// Referrers asks for what refers to the images too: signatures, attestations,
+	// SBOMs, by the registry's list of referrers and by cosign's tags.
+	Referrers bool
+	// Concurrency is how many requests are under way at once; 0 is
+	// [DefaultConcurrency].
+	Concurrency int
+	// Log gets a line about an image that is not for the platforms. Nil is silent.
+	Log *slog.Logger
+}
+
+// Resolve finds images by their names, in registries or in the Docker daemon
+// ([DaemonPrefix]), and reads their manifests, so that it is known how much there
+// is to transfer. Nothing else is read. The items are in the names' order, each
+// followed by what refers to it; a name that occurs twice is one item.
+//
+// An error names every image that was not found, or not for the platforms.
+func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, error) {
+	if opts.Concurrency <= 0 {
+		opts.Concurrency = DefaultConcurrency
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	found := make([][]Item, len(refs))
+	failed := make([]error, len(refs))
+	var local []int
+	group := new(errgroup.Group)
+	group.SetLimit(opts.Concurrency)
+	seen := map[string]bool{}
+	for i, ref := range refs {
+		if seen[ref] {
+			continue
+		}
+		seen[ref] = true
+		if strings.HasPrefix(ref, DaemonPrefix) {
+			local = append(local, i)
+			continue
+		}
+		group.Go(func() error {
+			found[i], failed[i] = opts.resolve(ctx, ref)
+			return nil
+		})
+	}
+	_ = group.Wait()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(failed...); err != nil {
+		return nil, err
+	}
+	if len(local) > 0 {
+		var names []string
+		for _, i := range local {
+			names = append(names, strings.TrimPrefix(refs[i], DaemonPrefix))
+		}
+		if opts.Daemon == nil {
+			return nil, fmt.Errorf("image %s: the Docker daemon is no source here", refs[local[0]])
+		}
+		source, err := opts.Daemon(ctx, names)
+		if err != nil {
+			return nil, err
+		}
+		for n, i := range local {
+			if found[i], err = opts.fromDaemon(ctx, source, names[n]); err != nil {
+				return nil, fmt.Errorf("image %s: %w", refs[i], err)
+			}
+		}
+	}
+	var items []Item
+	have := map[string]bool{}
+	for _, item := range slices.Concat(found...) {
+		key := item.Reference + " " + item.Descriptor.Digest.String()
+		if !have[key] {
+			have[key] = true
+			items = append(items, item)
+		}
+	}
+	return items, nil
+}
+
+// resolve finds one image and, if wanted, what refers to it.
+func (o ResolveOptions) resolve(ctx context.Context, ref string) ([]Item, error) {
+	named, err := parseReference(ref)
+	if err != nil {
+		return nil, err
+	}
+	items, err := o.inRegistry(ctx, named)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
+	return items, nil
+}
+
+func (o ResolveOptions) inRegistry(ctx context.Context, named reference.Named) ([]Item, error) {
+	reg, err := o.Registry(ctx, dialled(reference.Domain(named)))
+	if err != nil {
+		return nil, err
+	}
+	repo, err := reg.Repository(reference.Path(named))
+	if err != nil {
+		return nil, err
+	}
+	from := &remoteContent{repo, o.Store}
+	item, err := o.item(ctx, from, named)
+	if err != nil {
+		return nil, err
+	}
+	items := []Item{item}
+	if o.Referrers {
+		about, err := o.referrers(ctx, from, named, item.Descriptor)
+		if err != nil {
+			return nil, fmt.Errorf("looking for what refers to it: %w", err)
+		}
+		items = append(items, about...)
+	}
+	return items, nil
+}
+
+// item finds one image in a repository.
+func (o ResolveOptions) item(ctx context.Context, from *remoteContent, named reference.Named) (Item, error) {
+	none := Item{}
+	desc, err := from.repo.Resolve(ctx, tagOf(named))
+	if err != nil {
+		return none, err
+	}
+	if err := checkRoot(desc); err != nil {
+		return none, err
+	}
+	image := Image{Reference: named.String(), Descriptor: plain(desc)}
+	if _, byDigest := named.(reference.Digested); !byDigest {
+		if err := o.Platforms.narrow(ctx, from, &image, o.put(ctx)); err != nil {
+			return none, err
+		}
+	}
+	return o.measured(ctx, from, image)
+}
+
+// measured reads the manifests of an image, and notes its size and platforms.
+func (o ResolveOptions) measured(ctx context.Context, from Content, image Image) (Item, error) {
+	nodes, err := graph(ctx, from, image.Descriptor)
+	if err != nil {
+		return Item{}, err
+	}
+	image.Size = totalSize(nodes)
+	if image.Platforms, err = platformsIn(ctx, from, image.Descriptor); err != nil {
+		return Item{}, err
+	}
+	if !o.Platforms.runs(image) {
+		o.Log.Warn("image is for another platform than asked for, and has no other", "image", image.Reference, "is for", Platforms(image.Platforms).String(), "asked for", o.Platforms.String())
+	}
+	return Item{image, from}, nil
+}
+
+// put keeps what this program made in the store.
+func (o ResolveOptions) put(ctx context.Context) func(mediaType string, v any) (ocispec.Descriptor, error) {
+	return func(mediaType string, v any) (ocispec.Descriptor, error) {
+		raw, err := json.Marshal(v)
+		if err != nil {
+			return ocispec.Descriptor{}, err
+		}
+		desc := content.NewDescriptorFromBytes(mediaType, raw)
+		return desc, o.Store.Put(ctx, desc, raw)
+	}
+}
+
+// maxReferrers bounds what is taken along of one image: signatures of signatures
+// have no end otherwise.
+const maxReferrers = 1000
+
+// cosignTags are the endings of the tags that cosign gives to what it has to say
+// about a digest, where it does not use the registry's list of referrers.
+// https://github.com/sigstore/cosign/blob/v3.0.2/specs/SIGNATURE_SPEC.md#tag-based-discovery
+var cosignTags = []string{".sig", ".att", ".sbom"}
+
+// referrers finds what refers to an image, to its manifests, and to what refers
+// to those.
+func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, named reference.Named, root ocispec.Descriptor) ([]Item, error) {
+	nodes, err := graph(ctx, from, root)
+	if err != nil {
+		return nil, err
+	}
+	queue := slices.DeleteFunc(nodes, func(d ocispec.Descriptor) bool { return !describes(d.MediaType) })
+	slices.Reverse(queue) // the image before its parts
+	seen := map[string]bool{}
+	for _, desc := range queue {
+		seen[desc.Digest.String()] = true
+	}
+	whole := o
+	whole.Platforms = nil
+	var items []Item
+	add := func(item Item) error {
+		if seen[item.Descriptor.Digest.String()] {
+			return nil
+		}
+		seen[item.Descriptor.Digest.String()] = true
+		if len(items) == maxReferrers {
+			return fmt.Errorf("there are more than %d", maxReferrers)
+		}
+		items = append(items, item)
+		queue = append(queue, item.Descriptor)
+		return nil
+	}
+	for len(queue) > 0 {
+		about := queue[0]
+		queue = queue[1:]
+		err := from.repo.Referrers(ctx, about, func(list []ocispec.Descriptor) error {
+			for _, desc := range list {
+				byDigest, err := reference.WithDigest(reference.TrimNamed(named), desc.Digest)
+				if err != nil {
+					return err
+				}
+				item, err := whole.item(ctx, from, byDigest)
+				if errors.Is(err, errdef.ErrNotFound) {
+					o.Log.Warn("the registry lists a referrer that it has not got", "image", named.String(), "referrer", desc.Digest.String())
+					continue
+				}
+				if err != nil {
+					return err
+				}
+				if err := add(item); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, ending := range cosignTags {
+			tag, err := reference.WithTag(reference.TrimNamed(named), about.Digest.Algorithm().String()+"-"+about.Digest.Encoded()+ending)
+			if err != nil {
+				return nil, err
+			}
+			item, err := whole.item(ctx, from, tag)
+			if errors.Is(err, errdef.ErrNotFound) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			if err := add(item); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return items, nil
+}
+
+// fromDaemon finds an image by its name in what a Docker daemon saved.
+func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name string) ([]Item, error) {
+	named, err := parseReference(name)
+	if err != nil {
+		return nil, err
+	}
+	for _, image := range source.Images() {
+		other, err := parseReference(image.Reference)
+		if err != nil || other.String() != named.String() {
+			continue
+		}
+		image.Reference = named.String()
+		if err := o.Platforms.narrow(ctx, source, &image, source.made.addJSON); err != nil {
+			return nil, err
+		}
+		item, err := o.measured(ctx, source, image)
+		return []Item{item}, err
+	}
+	return nil, fmt.Errorf("the Docker daemon did not send it, but %s", names(source.Images()))
+}
+
+// checkRoot refuses what is no image, index or other artifact of a kind that
+// registries hold today.
+func checkRoot(desc ocispec.Descriptor) error {
+	switch {
+	case describes(desc.MediaType):
+		return checkMetadataSize(desc)
+	case strings.HasPrefix(desc.MediaType, "application/vnd.docker.distribution.manifest.v1"):
+		return errors.New("is in Docker's manifest format of before 2016 (schema 1), which no container runtime of today reads: build or push it again")
+	}
+	return fmt.Errorf("media type %q is neither a manifest nor an index", desc.MediaType)
+}

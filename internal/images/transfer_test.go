@@ -1,0 +1,802 @@
+package images
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/distribution/distribution/v3/configuration"
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/errdef"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
+)
+
+// origin is a registry that images are pulled from, and what it takes to do so.
+type origin struct {
+	*testRegistry
+	options ResolveOptions
+	store   *blobstore.Store
+}
+
+func newOrigin(t *testing.T) *origin {
+	t.Helper()
+	server := newTestRegistry(t, configuration.Storage{"filesystem": {"rootdirectory": t.TempDir()}})
+	reg := server.client(t, nil)
+	store := openStore(t, t.TempDir())
+	return &origin{server, ResolveOptions{
+		Registry: func(_ context.Context, host string) (*remote.Registry, error) {
+			if host != server.host() {
+				return nil, fmt.Errorf("no such host in this test: %s", host)
+			}
+			return reg, nil
+		},
+		Store: store,
+	}, store}
+}
+
+func openStore(t *testing.T, dir string) *blobstore.Store {
+	t.Helper()
+	store, err := blobstore.Open(dir, blobstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return store
+}
+
+// fill pushes images into the registry and returns their names there.
+func (o *origin) fill(t *testing.T, from Content, list ...Image) []string {
+	t.Helper()
+	if _, err := Push(t.Context(), Items(from, list...), o.client(t, nil), Options{}); err != nil {
+		t.Fatal(err)
+	}
+	var refs []string
+	for _, image := range list {
+		repository, tag, err := Repository(image.Reference)
+		if err != nil {
+			t.Fatal(err)
+		}
+		refs = append(refs, joined(o.host()+"/"+repository, tag))
+	}
+	o.count("")
+	return refs
+}
+
+func (o *origin) resolve(t *testing.T, change func(*ResolveOptions), refs ...string) []Item {
+	t.Helper()
+	opts := o.options
+	if change != nil {
+		change(&opts)
+	}
+	items, err := Resolve(t.Context(), refs, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return items
+}
+
+// pulled pulls into an output of each kind, and opens both.
+func pullBoth(t *testing.T, items []Item) map[string]*Source {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "layout")
+	layout, err := OpenLayout(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &progress{t: t}
+	results, err := Pull(t.Context(), items, layout, Options{Progress: p.report, ImageConcurrency: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.checkDone()
+	if len(results) != len(items) {
+		t.Errorf("%d results of %d images", len(results), len(items))
+	}
+	if err := layout.Close(); err != nil {
+		t.Error(err)
+	}
+	path := filepath.Join(t.TempDir(), "images.tar")
+	archive, err := CreateArchive(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Pull(t.Context(), items, archive, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := archive.Write(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {
+		t.Errorf("beside the archive: %v, %v", files, err)
+	}
+	return map[string]*Source{"layout": mustOpen(t, dir), "archive": mustOpen(t, path)}
+}
+
+// artifact makes a manifest of whatever kind, with layers of those sizes.
+func artifact(t testing.TB, store *Store, reference, mediaType, configType, layerType string, subject *ocispec.Descriptor, layers ...[]byte) Image {
+	t.Helper()
+	add := func(mediaType string, b []byte) ocispec.Descriptor {
+		desc := content.NewDescriptorFromBytes(mediaType, b)
+		store.add(desc.Digest, blob.FromBytes(b))
+		return desc
+	}
+	manifest := ocispec.Manifest{
+		Versioned:   specs.Versioned{SchemaVersion: 2},
+		MediaType:   mediaType,
+		Config:      add(configType, []byte(`{"name":"x","of":"`+reference+`"}`)),
+		Layers:      []ocispec.Descriptor{},
+		Subject:     subject,
+		Annotations: map[string]string{"org.example": "kept as it is"},
+	}
+	for _, layer := range layers {
+		manifest.Layers = append(manifest.Layers, add(layerType, layer))
+	}
+	// Not as this program would write it: it must go through byte for byte.
+	raw, err := json.MarshalIndent(manifest, "", "   ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Image{Reference: reference, Descriptor: add(mediaType, raw)}
+}
+
+// TestRoundTrips takes artifacts of every kind from one registry by way of a
+// layout and of an archive to another, and compares every byte.
+func TestRoundTrips(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	index := testImage(t, store, "docker.io/library/multi:1", 60_000, "amd64", "arm64", "riscv64")
+	chart := artifact(t, store, "quay.io/charts/app:1.2.3", ocispec.MediaTypeImageManifest,
+		"application/vnd.cncf.helm.config.v1+json", "application/vnd.cncf.helm.chart.content.v1.tar+gzip", nil, noise(7, 5000), noise(8, 300))
+	docker := artifact(t, store, "docker.io/team/v2:1", mediaTypeDockerManifest, mediaTypeDockerConfig, "application/vnd.docker.image.rootfs.diff.tar.gzip", nil, noise(9, 1000))
+	odd := artifact(t, store, "docker.io/team/odd:1", ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageConfig, ocispec.MediaTypeImageLayer, nil, nil, noise(10, 1), noise(11, 70_000))
+	signature := artifact(t, store, "", ocispec.MediaTypeImageManifest,
+		"application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.dev.cosign.simplesigning.v1+json", &index.Descriptor, []byte(`{"critical":{}}`))
+	signature.Reference = "docker.io/library/multi@" + signature.Descriptor.Digest.String()
+	old := artifact(t, store, "docker.io/team/v2:sha256-"+docker.Descriptor.Digest.Encoded()+".sig", ocispec.MediaTypeImageManifest,
+		ocispec.MediaTypeImageConfig, "application/vnd.dev.cosign.simplesigning.v1+json", nil, []byte(`{"critical":{"old":1}}`))
+	layer := makeTar(t, file{name: "a", data: noise(1, 50_000)})
+	saved := mustOpen(t, writeTemp(t, "saved.tar", makeTar(t, dockerArchive(t, []string{"docker.io/team/saved:1"}, layer, gzipped(t, layer))...)))
+
+	refs := from.fill(t, store, index, chart, docker, odd, signature, old)
+	refs = append(refs, from.fill(t, saved, saved.Images()...)...)
+	items := from.resolve(t, nil, refs...)
+	if len(items) != 7 {
+		t.Fatalf("%d items", len(items))
+	}
+	for kind, source := range pullBoth(t, items) {
+		t.Run(kind, func(t *testing.T) {
+			to := newTestRegistry(t, nil)
+			pushed, err := source.Items("")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(pushed) != len(items) {
+				t.Errorf("%d images of %d", len(pushed), len(items))
+			}
+			if _, err := Push(t.Context(), pushed, to.client(t, nil), Options{ImageConcurrency: 2}); err != nil {
+				t.Fatal(err)
+			}
+			sameInBoth(t, from.testRegistry, to, from.options.Store, items)
+			referrers := string(to.get(t, "library/multi/manifests/sha256-"+index.Descriptor.Digest.Encoded()))
+			if !strings.Contains(referrers, signature.Descriptor.Digest.String()) {
+				t.Errorf("the registry does not list the signature: %s", referrers)
+			}
+		})
+	}
+	t.Run("straight from one registry to the other", func(t *testing.T) {
+		to := newTestRegistry(t, nil)
+		other := from.resolve(t, func(o *ResolveOptions) { o.Store = openStore(t, t.TempDir()) }, refs...)
+		p := &progress{t: t}
+		results, err := Push(t.Context(), other, to.client(t, nil), Options{Progress: p.report})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.checkDone()
+		sameInBoth(t, from.testRegistry, to, from.options.Store, items)
+		for _, r := range results {
+			if r.BytesReceived == 0 || r.BytesSent == 0 {
+				t.Errorf("%+v", r)
+			}
+		}
+		from.count("")
+		if _, err := Push(t.Context(), other, to.client(t, nil), Options{}); err != nil {
+			t.Fatal(err)
+		}
+		if n := from.count("GET"); n != 0 {
+			t.Errorf("%d reads for images that are there already", n)
+		}
+	})
+}
+
+// sameInBoth compares images in two registries.
+func sameInBoth(t *testing.T, from, to *testRegistry, store *blobstore.Store, items []Item) {
+	t.Helper()
+	for _, item := range items {
+		repository, tag, err := Repository(item.Reference)
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths := []string{repository + "/manifests/" + tag}
+		nodes, err := graph(t.Context(), item.Content, item.Descriptor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, node := range nodes {
+			kind := "/blobs/"
+			if describes(node.MediaType) {
+				kind = "/manifests/"
+			}
+			paths = append(paths, repository+kind+node.Digest.String())
+		}
+		for _, path := range paths {
+			if !bytes.Equal(from.get(t, path), to.get(t, path)) {
+				t.Errorf("%s differs", path)
+			}
+		}
+	}
+}
+
+// TestImagesThatShareLayers pulls and pushes 200 of them: what they share must
+// travel once.
+func TestImagesThatShareLayers(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	n := 200
+	if testing.Short() {
+		n = 50
+		t.Logf("SHORTENED: %d images; 200 without -short", n)
+	}
+	var list []Image
+	base, family := noise(1, 200_000), [][]byte{noise(2, 100_000), noise(3, 100_000), noise(4, 100_000)}
+	for i := range n {
+		list = append(list, artifact(t, store, fmt.Sprintf("docker.io/many/app-%d:1", i), ocispec.MediaTypeImageManifest,
+			ocispec.MediaTypeImageConfig, ocispec.MediaTypeImageLayer, nil, base, family[i%3], noise(uint64(100+i), 500)))
+	}
+	refs := from.fill(t, store, list...)
+	items := from.resolve(t, nil, refs...)
+	layout, err := OpenLayout(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layout.Close()
+	from.count("")
+	results, err := Pull(t.Context(), items, layout, Options{ImageConcurrency: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared, own := int64(200_000+3*100_000), int64(n*500)
+	received := int64(0)
+	for _, r := range results {
+		received += r.BytesReceived
+	}
+	if received > shared+own+int64(n)*100 { // and configurations
+		t.Errorf("%d bytes received", received)
+	}
+	if reads := from.count("GET"); reads > 4+2*n {
+		t.Errorf("%d reads", reads)
+	}
+
+	to := newTestRegistry(t, nil)
+	source := mustOpen(t, layout.dir)
+	again, err := source.Items("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err = Push(t.Context(), again, to.client(t, nil), Options{ImageConcurrency: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent, mounted := int64(0), 0
+	for _, r := range results {
+		sent += r.BytesSent
+		mounted += r.BlobsMounted
+	}
+	if sent > shared+own+int64(n)*1500 { // and configurations and manifests
+		t.Errorf("%d bytes sent", sent)
+	}
+	if mounted != 2*n-4 {
+		t.Errorf("%d blobs mounted, want each shared layer once for each repository but one", mounted)
+	}
+	sameInBoth(t, from.testRegistry, to, from.store, items[:10])
+}
+
+func TestResolve(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	multi := testImage(t, store, "multi:1", 5000, "amd64", "arm64", "riscv64")
+	chart := artifact(t, store, "chart:1", ocispec.MediaTypeImageManifest, "application/vnd.cncf.helm.config.v1+json", "application/x", nil, noise(7, 500))
+	refs := from.fill(t, store, multi, chart)
+	byDigest := from.host() + "/library/multi@" + multi.Descriptor.Digest.String()
+	var index ocispec.Index
+	if err := fetchJSON(t.Context(), store, multi.Descriptor, &index); err != nil {
+		t.Fatal(err)
+	}
+	arm := index.Manifests[1]
+
+	platforms := func(text string) func(*ResolveOptions) {
+		p, err := ParsePlatforms(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func(o *ResolveOptions) { o.Platforms = p }
+	}
+	t.Run("one platform of a tag is that manifest", func(t *testing.T) {
+		items := from.resolve(t, platforms("linux/arm64"), refs[0])
+		if items[0].Descriptor.Digest != arm.Digest || len(items[0].Platforms) != 1 || items[0].Platforms[0].Architecture != "arm64" {
+			t.Errorf("%+v", items[0].Image)
+		}
+	})
+	t.Run("several are an index of those", func(t *testing.T) {
+		items := from.resolve(t, platforms("linux/arm64,linux/amd64"), refs[0])
+		var part ocispec.Index
+		if err := fetchJSON(t.Context(), items[0].Content, items[0].Descriptor, &part); err != nil {
+			t.Fatal(err)
+		}
+		if len(part.Manifests) != 2 || part.Manifests[0].Digest != index.Manifests[0].Digest || part.Manifests[1].Digest != arm.Digest {
+			t.Errorf("%+v", part)
+		}
+		for _, source := range pullBoth(t, items) {
+			if got := source.Images()[0].Descriptor.Digest; got != items[0].Descriptor.Digest {
+				t.Errorf("pulled %s", got)
+			}
+		}
+	})
+	t.Run("all of them are the index as it is", func(t *testing.T) {
+		for _, text := range []string{"all", "linux/arm64,linux/amd64,linux/riscv64"} {
+			if items := from.resolve(t, platforms(text), refs[0]); items[0].Descriptor.Digest != multi.Descriptor.Digest {
+				t.Errorf("%s: %+v", text, items[0].Image)
+			}
+		}
+	})
+	t.Run("a digest keeps the whole index", func(t *testing.T) {
+		items := from.resolve(t, platforms("linux/arm64"), byDigest)
+		if items[0].Descriptor.Digest != multi.Descriptor.Digest || len(items[0].Platforms) != 3 {
+			t.Errorf("%+v", items[0].Image)
+		}
+	})
+	t.Run("a chart has no platform", func(t *testing.T) {
+		if items := from.resolve(t, platforms("linux/s390x"), refs[1]); items[0].Descriptor.Digest != chart.Descriptor.Digest {
+			t.Errorf("%+v", items[0].Image)
+		}
+	})
+	t.Run("an image for another platform is taken with a warning", func(t *testing.T) {
+		var log bytes.Buffer
+		from.resolve(t, func(o *ResolveOptions) {
+			platforms("linux/s390x")(o)
+			o.Log = slog.New(slog.NewTextHandler(&log, nil))
+		}, from.host()+"/library/multi@"+arm.Digest.String())
+		if !strings.Contains(log.String(), "linux/arm64") || !strings.Contains(log.String(), "linux/s390x") {
+			t.Errorf("log: %s", log.String())
+		}
+	})
+	t.Run("the same name twice is one item", func(t *testing.T) {
+		if items := from.resolve(t, nil, refs[0], refs[1], refs[0]); len(items) != 2 {
+			t.Errorf("%d items", len(items))
+		}
+	})
+	t.Run("all that is wrong is said at once", func(t *testing.T) {
+		opts := from.options
+		platforms("linux/s390x")(&opts)
+		_, err := Resolve(t.Context(), []string{refs[0], from.host() + "/nothing:1", "No:1", "elsewhere.example.com/x", refs[1]}, opts)
+		if err == nil {
+			t.Fatal("no error")
+		}
+		for _, want := range []string{
+			"image " + refs[0] + ": there is none for linux/s390x, only for linux/amd64,linux/arm64,linux/riscv64: choose with --platform",
+			"image " + from.host() + "/nothing:1: ", "not found",
+			`image reference "No:1"`,
+			"image elsewhere.example.com/x: no such host in this test: elsewhere.example.com",
+		} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("error\n%v\nlacks %q", err, want)
+			}
+		}
+		if !errors.Is(err, errdef.ErrNotFound) {
+			t.Error("it is not errdef.ErrNotFound")
+		}
+	})
+}
+
+// TestReferrers takes along what refers to an image: by the registry's list, by
+// cosign's tags, and what refers to that.
+func TestReferrers(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	image := testImage(t, store, "signed:1", 5000, "amd64", "arm64")
+	note := func(reference string, subject *ocispec.Descriptor, text string) Image {
+		made := artifact(t, store, reference, ocispec.MediaTypeImageManifest, "application/vnd.example.note", "text/plain", subject, []byte(text))
+		if reference == "" {
+			made.Reference = "signed@" + made.Descriptor.Digest.String()
+		}
+		return made
+	}
+	signature := note("", &image.Descriptor, "signature")
+	sbom := note("", &image.Descriptor, "sbom")
+	ofSBOM := note("", &sbom.Descriptor, "signature of the sbom")
+	tagged := note("signed:sha256-"+image.Descriptor.Digest.Encoded()+".sig", nil, "an older signature")
+	from.fill(t, store, image, signature, sbom, ofSBOM, tagged)
+
+	items := from.resolve(t, func(o *ResolveOptions) { o.Referrers = true }, from.host()+"/library/signed:1")
+	var got []string
+	for _, item := range items {
+		got = append(got, item.Descriptor.Digest.String())
+	}
+	want := []string{image.Descriptor.Digest.String()}
+	for _, other := range []Image{signature, sbom, tagged, ofSBOM} {
+		want = append(want, other.Descriptor.Digest.String())
+	}
+	if len(got) != len(want) || got[0] != want[0] {
+		t.Fatalf("got %v, want %v", got, want)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatal(diff)
+	}
+	to := newTestRegistry(t, nil)
+	for _, source := range pullBoth(t, items) {
+		pushed, err := source.Items("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Push(t.Context(), pushed, to.client(t, nil), Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sameInBoth(t, from.testRegistry, to, from.store, items)
+}
+
+// A registry may list what was deleted there.
+func TestReferrerThatIsGone(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	image := testImage(t, store, "signed:1", 500, "amd64")
+	refs := from.fill(t, store, image)
+	gone := content.NewDescriptorFromBytes(ocispec.MediaTypeImageManifest, []byte("{}"))
+	from.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/manifests/sha256-"+image.Descriptor.Digest.Encoded()) {
+			return false
+		}
+		w.Header().Set("Content-Type", ocispec.MediaTypeImageIndex)
+		w.Write(asJSON(t, ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{gone}}))
+		return true
+	})
+	var log bytes.Buffer
+	items := from.resolve(t, func(o *ResolveOptions) {
+		o.Referrers = true
+		o.Log = slog.New(slog.NewTextHandler(&log, nil))
+	}, refs...)
+	if len(items) != 1 || !strings.Contains(log.String(), gone.Digest.String()) {
+		t.Errorf("%d items; log: %s", len(items), log.String())
+	}
+}
+
+func TestPullTwice(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	one, two := testImage(t, store, "a:1", 50_000, "amd64"), testImage(t, store, "b:1", 60_000, "amd64")
+	refs := from.fill(t, store, one, two)
+	dir := t.TempDir()
+	pull := func(store *blobstore.Store, ref string) Result {
+		t.Helper()
+		items := from.resolve(t, func(o *ResolveOptions) { o.Store = store }, ref)
+		layout, err := OpenLayout(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer layout.Close()
+		results, err := Pull(t.Context(), items, layout, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return results[0]
+	}
+	cache := t.TempDir()
+	if r := pull(openStore(t, cache), refs[0]); r.BlobsSent == 0 || r.BytesReceived < 50_000 {
+		t.Errorf("%+v", r)
+	}
+	from.count("")
+	if r := pull(openStore(t, cache), refs[0]); r.BytesReceived != 0 || r.BytesSkipped < 50_000 {
+		t.Errorf("again: %+v", r)
+	}
+	if n := from.count("GET"); n != 0 {
+		t.Errorf("%d reads the second time", n)
+	}
+	if r := pull(openStore(t, t.TempDir()), refs[0]); r.BytesReceived > 5000 {
+		t.Errorf("without the cache, but with the layout: %+v", r)
+	}
+	pull(openStore(t, cache), refs[1])
+	src := mustOpen(t, dir)
+	if got := src.Images(); len(got) != 2 || got[0].Reference != refs[0] || got[1].Reference != refs[1] {
+		t.Errorf("the layout has %+v", got)
+	}
+
+	// What is damaged in cache and layout is brought again.
+	nodes, err := graph(t.Context(), store, one.Descriptor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	large := nodes[slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return d.Size == 50_000 })]
+	path := filepath.Join(cache, blobPath(large.Digest))
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, noise(77, 50_000), 0o600); err != nil { // the layout's too: it is a link
+		t.Fatal(err)
+	}
+	pull(openStore(t, cache), refs[0])
+	for _, dir := range []string{dir, cache} {
+		raw, err := os.ReadFile(filepath.Join(dir, blobPath(large.Digest)))
+		if err != nil || digest.FromBytes(raw) != large.Digest {
+			t.Errorf("%s was not mended: %v", dir, err)
+		}
+	}
+}
+
+func TestPullThatFailsLeavesNothingThatLooksWhole(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	refs := from.fill(t, store, testImage(t, store, "a:1", 50_000, "amd64"))
+	items := from.resolve(t, nil, refs...)
+	from.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			w.Header().Set("Content-Length", "50000")
+			w.WriteHeader(http.StatusOK)
+			w.Write(noise(66, 50_000))
+			return true
+		}
+		return false
+	})
+	dir := filepath.Join(t.TempDir(), "layout")
+	layout, err := OpenLayout(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layout.Close()
+	_, err = Pull(t.Context(), items, layout, Options{})
+	if err == nil || !strings.Contains(err.Error(), "pulling image "+refs[0]+": ") || !strings.Contains(err.Error(), " sha256:") {
+		t.Errorf("error: %v", err)
+	}
+	if _, err := Open(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "has no image in it") {
+		t.Errorf("the layout: %v", err)
+	}
+	path := filepath.Join(t.TempDir(), "a.tar")
+	if err := os.WriteFile(path, []byte("was here"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	archive, err := CreateArchive(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = Pull(t.Context(), items, archive, Options{}); err == nil {
+		t.Error("no error")
+	}
+	if raw, err := os.ReadFile(path); err != nil || string(raw) != "was here" {
+		t.Errorf("what was there is %q, %v", raw, err)
+	}
+}
+
+func TestPushPlan(t *testing.T) {
+	server := newTestRegistry(t, nil)
+	store := &Store{}
+	one, two := testImage(t, store, "ghcr.io/a/b:1", 100, "amd64"), testImage(t, store, "quay.io/a/b:1", 200, "amd64")
+	_, err := Push(t.Context(), Items(store, one, two), server.client(t, nil), Options{})
+	if err == nil || !strings.Contains(err.Error(), "ghcr.io/a/b:1 and quay.io/a/b:1 differ, but both would become a/b:1: push them with different prefixes") {
+		t.Errorf("error: %v", err)
+	}
+	if n := server.count(""); n != 0 {
+		t.Errorf("%d requests before that", n)
+	}
+	results, err := Push(t.Context(), Items(store, two), server.client(t, nil), Options{Prefix: "team/mirror"})
+	if err != nil || results[0].Reference != server.host()+"/team/mirror/a/b:1" {
+		t.Errorf("%+v, %v", results, err)
+	}
+	server.get(t, "team/mirror/a/b/manifests/1")
+}
+
+func TestPlatforms(t *testing.T) {
+	for text, want := range map[string]string{
+		"all":                       "all",
+		"linux/amd64":               "linux/amd64",
+		"linux/x86_64,linux/amd64":  "linux/amd64",
+		"linux/arm/v7, linux/arm64": "linux/arm/v7,linux/arm64",
+	} {
+		if got, err := ParsePlatforms(text); err != nil || got.String() != want {
+			t.Errorf("%q: %q, %v; want %q", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "amd64", "linux/", "linux/amd64,", "a/b/c/d", "linux/amd 64"} {
+		if got, err := ParsePlatforms(text); err == nil || !strings.Contains(err.Error(), "platform ") {
+			t.Errorf("%q: %q, %v", text, got, err)
+		}
+	}
+	index := ocispec.Index{}
+	for _, name := range []string{"linux/amd64", "linux/arm/v6", "linux/arm/v7", "linux/arm64"} {
+		p, err := ParsePlatforms(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		index.Manifests = append(index.Manifests, ocispec.Descriptor{Digest: digest.FromString(name), Platform: &p[0]})
+	}
+	index.Manifests = append(index.Manifests, ocispec.Descriptor{
+		Digest: "about amd64", Platform: &ocispec.Platform{OS: "unknown", Architecture: "unknown"},
+		Annotations: map[string]string{annotationReference: digest.FromString("linux/amd64").String()},
+	})
+	for text, want := range map[string][]digest.Digest{
+		"linux/arm/v8":            {digest.FromString("linux/arm/v7")},
+		"linux/arm/v7":            {digest.FromString("linux/arm/v7")},
+		"linux/arm/v6":            {digest.FromString("linux/arm/v6")},
+		"linux/arm64":             {digest.FromString("linux/arm64")},
+		"linux/amd64":             {digest.FromString("linux/amd64")},
+		"linux/amd64,linux/arm64": {digest.FromString("linux/amd64"), digest.FromString("linux/arm64"), "about amd64"},
+	} {
+		p, err := ParsePlatforms(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chosen, err := p.chosen(index)
+		var got []digest.Digest
+		for _, m := range chosen {
+			got = append(got, m.Digest)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %v, %v; want %v", text, got, err, want)
+		}
+	}
+}
+
+func TestPrefix(t *testing.T) {
+	for text, want := range map[string]string{"": "library/nginx", "team": "team/library/nginx", "/a/b-c/": "a/b-c/library/nginx"} {
+		p, err := ParsePrefix(text)
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+		if got, tag, err := p.Repository("nginx"); err != nil || got != want || tag != "latest" {
+			t.Errorf("%q: %s:%s, %v", text, got, tag, err)
+		}
+	}
+	for _, text := range []string{"/", "Team", "a//b", "a:1", "-a", "a b"} {
+		if p, err := ParsePrefix(text); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("prefix %q", text)) {
+			t.Errorf("%q: %q, %v", text, p, err)
+		}
+	}
+}
+
+// TestBlobOf2GiB takes a blob of that size from one registry to another by way of
+// a layout.
+func TestBlobOf2GiB(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED, NOTHING CHECKED: a blob of 2 GiB takes half a minute; run it without -short")
+	}
+	const size = 2 << 30
+	path := filepath.Join(t.TempDir(), "blob")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash := digest.SHA256.Digester()
+	chunk := noise(5, 4<<20)
+	for i := range size / len(chunk) {
+		copy(chunk, fmt.Sprintf("%020d", i))
+		if _, err := io.MultiWriter(f, hash.Hash()).Write(chunk); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	store := &Store{}
+	large := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: hash.Digest(), Size: size}
+	store.add(large.Digest, blob.Blob{Size: size, Open: func() (io.ReadCloser, error) { return blob.OpenPart(path, 0, size) }})
+	config, err := store.addJSON(ocispec.MediaTypeImageConfig, ocispec.Image{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := store.addJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Config: config, Layers: []ocispec.Descriptor{large},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := newOrigin(t)
+	refs := from.fill(t, store, Image{Reference: "large:1", Descriptor: manifest})
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	layout, err := OpenLayout(filepath.Join(t.TempDir(), "layout"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layout.Close()
+	items := from.resolve(t, func(o *ResolveOptions) { o.Store = layout.Store() }, refs...)
+	if _, err := Pull(t.Context(), items, layout, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	again, err := mustOpen(t, layout.dir).Items("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := newOrigin(t)
+	results, err := Push(t.Context(), again, to.client(t, nil), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%+v", results[0])
+	response, err := to.Client().Get(to.URL + "/v2/library/large/blobs/" + large.Digest.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	arrived := digest.SHA256.Digester()
+	if n, err := io.Copy(arrived.Hash(), response.Body); err != nil || n != size || arrived.Digest() != large.Digest {
+		t.Errorf("%d bytes arrived, with digest %s, %v", n, arrived.Digest(), err)
+	}
+}
+
+// A copy within a registry names the repository that has the blobs: it is in no other
+// image's turn, and the registry need not look for itself.
+func TestCopyWithinARegistryMounts(t *testing.T) {
+	o := newOrigin(t)
+	store := &Store{}
+	refs := o.fill(t, store, testImage(t, store, "a/b:1", 100_000, "amd64"))
+	results, err := Push(t.Context(), o.resolve(t, nil, refs...), o.client(t, nil), Options{Prefix: "mirror"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := results[0]; r.BlobsMounted != 3 || r.BytesReceived > 0 {
+		t.Errorf("%+v, want two layers and the configuration mounted", r)
+	}
+}
+
+// What skopeo and regctl have put into a layout under a tag, they find there after the
+// same image was pulled into it; it is one image all the same.
+func TestPullLeavesTheTagsOfOtherTools(t *testing.T) {
+	o := newOrigin(t)
+	store := &Store{}
+	image := testImage(t, store, "a/b:1", 1000, "amd64")
+	refs := o.fill(t, store, image)
+	tagged := annotated(image, map[string]string{ocispec.AnnotationRefName: "v1"})
+	dir := writeLayout(t, layoutFiles(t, store, tagged))
+	layout, err := OpenLayout(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Pull(t.Context(), o.resolve(t, nil, refs...), layout, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, ocispec.ImageIndexFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var index ocispec.Index
+	if err := json.Unmarshal(raw, &index); err != nil {
+		t.Fatal(err)
+	}
+	if len(index.Manifests) != 2 || index.Manifests[0].Annotations[ocispec.AnnotationRefName] != "v1" {
+		t.Errorf("the layout lists %s", raw)
+	}
+	if list := mustOpen(t, dir).Images(); len(list) != 1 || list[0].Reference != refs[0] {
+		t.Errorf("the layout has %+v", list)
+	}
+}

@@ -1,0 +1,104 @@
+package nodeconfig
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/zarf-dev/zarf-registry/internal/hostfiles"
+	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+)
+
+// maxReport is how much of a termination message the kubelet keeps, in bytes. What is cut is no JSON any more.
+const maxReport = 4096
+
+// count puts what was done into the report.
+func (r *run) count(plan *hostfiles.Plan) {
+	for _, c := range plan.Changes {
+		switch {
+		case c.Action == hostfiles.Unchanged:
+			r.report.Unchanged++
+		case !c.Done:
+			continue
+		case c.Action == hostfiles.PutBack:
+			r.report.Restored++
+		case c.Action == hostfiles.Removed:
+			r.report.Removed++
+		default:
+			r.report.Written++
+		}
+		gone := c.Action == hostfiles.PutBack || c.Action == hostfiles.Removed
+		written := r.tree.Modified(c.Path)
+		if !gone && !c.Foreign && written.After(r.report.Changed) {
+			r.report.Changed = written
+		}
+		if r.kind(c.Path) != noderuntime.KindRegistries {
+			continue
+		}
+		registries := &noderuntime.RegistriesReport{Path: c.Path, Changed: written, Live: r.live, Auth: hasAuth(r.inputs.Registries)}
+		if gone {
+			// The file that is back has the time that it had.
+			registries = &noderuntime.RegistriesReport{Path: c.Path, Changed: r.Now, Gone: true}
+		}
+		// One that is there says more than one that is gone, as when nodeConfig.k3s.path was changed.
+		if r.report.Registries == nil || r.report.Registries.Gone {
+			r.report.Registries = registries
+		}
+	}
+}
+
+// WriteReport writes a report to a file that is there already, as a termination message is, or not.
+func WriteReport(file string, report noderuntime.Report) error {
+	if err := os.WriteFile(file, Encode(report), 0o600); err != nil {
+		return fmt.Errorf("writing the report: %w", err)
+	}
+	return nil
+}
+
+// Encode is a report as JSON that is short enough for a termination message: warnings that are too many are left out, then the
+// error is cut. All of both is in the log.
+func Encode(report noderuntime.Report) []byte {
+	left := 0
+	warnings := report.Warnings
+	for {
+		if left > 0 {
+			report.Warnings = append(warnings[:len(warnings)-left:len(warnings)-left], fmt.Sprintf("and %d more, which are in the log", left))
+		}
+		data := encode(report)
+		switch {
+		case len(data) < maxReport:
+			return data
+		case left < len(warnings):
+			left++
+		case report.Error != "":
+			report.Error = shorten(report.Error, (len(data)-maxReport)/6) // a byte has six in JSON at most
+		default:
+			return data // paths of thousands of bytes, which no node has
+		}
+	}
+}
+
+func encode(report noderuntime.Report) []byte {
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false) // <REDACTED> would be three times as long
+	_ = encoder.Encode(report)   // plain data, into memory
+	return out.Bytes()
+}
+
+// shorten cuts at least so many bytes from the end.
+func shorten(text string, by int) string {
+	const mark = " …"
+	text = strings.TrimSuffix(text, mark)
+	keep := max(0, len(text)-by-len(mark)-1)
+	for keep > 0 && !utf8.RuneStart(text[keep]) {
+		keep--
+	}
+	if keep == 0 {
+		return ""
+	}
+	return text[:keep] + mark
+}

@@ -1,0 +1,272 @@
+package noderuntime
+
+import (
+	"encoding/base64"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// A document is a random registries.yaml or hosts.toml with secrets in it, each another one, so that one that is shown is found.
+type document struct {
+	*rand.Rand
+	// correct documents are accepted, most of the time; others have wrong types, unknown keys and broken syntax.
+	correct bool
+	hosts   []string
+	secrets []string
+}
+
+// secret is a new one; in YAML and TOML it is a plain word.
+func (d *document) secret() string {
+	s := fmt.Sprintf("S3cret%08xZz", d.Uint32())
+	d.secrets = append(d.secrets, s)
+	return s
+}
+
+func (d *document) wrong() bool { return !d.correct && d.IntN(12) == 0 }
+
+func (d *document) pick(of ...string) string { return of[d.IntN(len(of))] }
+
+func (d *document) host() string {
+	h := d.pick("docker.io", "quay.io", "ghcr.io", "registry.example.com:5000", "127.0.0.1:5000", "localhost", "*", "*.gcr.io", "10.0.0.1", "[fd00::1]:5000")
+	if d.wrong() {
+		h = d.pick("u:"+d.secret()+"@"+h, d.secret()+"/"+d.secret(), "https://"+d.secret()+":"+d.secret()+"@x", "@"+d.secret()+"@", d.secret()+" "+d.secret())
+	}
+	return h
+}
+
+func (d *document) url() string {
+	u := d.pick("https://", "http://", "") + d.pick("docker.io", "mirror.example.com", "127.0.0.1:5000", "[::1]:5000") + d.pick("", "/", "/v2", "/prefix/v2", "/project")
+	if d.correct {
+		return u
+	}
+	scheme, rest, found := strings.Cut(u, "://")
+	if !found {
+		scheme, rest = "https", u
+	}
+	switch d.IntN(8) {
+	case 0:
+		u = scheme + "://" + d.secret() + ":" + d.secret() + "@" + rest
+	case 1:
+		u += "?token=" + d.secret() + "&" + d.secret()
+	case 2:
+		u += "#" + d.secret()
+	case 3:
+		u = scheme + ":/" + d.secret() + ":" + d.secret() + "@" + rest
+	case 4:
+		u = scheme + "://" + d.secret() + ":1/" + d.secret() + "@" + rest
+	case 5:
+		u = d.pick("ftp", "unix", "htps") + "://" + d.secret() + "@" + rest + " " + d.secret()
+	}
+	return u
+}
+
+// strange is what may not stand where it stands: another type, with secrets in it.
+func (d *document) strange() string {
+	return d.pick(
+		"{"+d.secret()+": "+d.secret()+"}", "["+d.secret()+", ["+d.secret()+"]]", "{a: {"+d.secret()+": ["+d.secret()+"]}}",
+		"!!binary "+base64.StdEncoding.EncodeToString([]byte(d.secret())), "!!int "+d.secret(), "*"+d.secret(), "&a "+strconv.Quote(d.secret()+": "+d.secret()),
+		"-----BEGIN "+d.secret(), "{"+d.secret()+"}", "\"\\"+d.secret(), "{? ["+d.secret()+"] : b}", "|\n        "+d.secret()+"\n        "+d.secret(),
+	)
+}
+
+// secretValue is a secret where one goes.
+func (d *document) secretValue() string {
+	s := d.secret()
+	switch {
+	case d.wrong():
+		return d.strange()
+	case d.IntN(3) == 0:
+		return strconv.Quote(s)
+	case d.IntN(4) == 0:
+		return "'" + s + ": " + d.secret() + "'"
+	}
+	return s
+}
+
+func (d *document) value(correct string) string {
+	if d.wrong() {
+		return d.strange()
+	}
+	return correct
+}
+
+func (d *document) registries() string {
+	var b strings.Builder
+	line := func(indent int, format string, args ...any) {
+		if d.wrong() && d.IntN(8) == 0 {
+			indent += d.IntN(3)
+		}
+		fmt.Fprintf(&b, strings.Repeat(" ", indent)+format+d.pick("", "", "", " # "+d.secret())+"\n", args...)
+	}
+	line(0, "mirrors:")
+	used := map[string]bool{}
+	for range d.IntN(4) {
+		h := d.host()
+		if used[h] && d.correct {
+			continue
+		}
+		used[h] = true
+		d.hosts = append(d.hosts, h)
+		line(2, "%q:", h)
+		if d.IntN(4) == 0 && !d.correct {
+			line(4, "<<: {endpoint: [%q], %s: %s}", d.url(), d.secret(), d.secret())
+		}
+		line(4, "endpoint:")
+		for range 1 + d.IntN(3) {
+			line(6, "- %s", d.value(strconv.Quote(d.url())))
+		}
+		if d.IntN(2) == 0 {
+			line(4, "rewrite:")
+			line(6, "%q: %s", d.pick("^a/(.*)", `^\d"`, "(.*)"), d.value(`"b/$1"`))
+		}
+	}
+	line(0, "configs:")
+	used = map[string]bool{}
+	for range d.IntN(4) {
+		h := d.host()
+		if used[h] && d.correct {
+			continue
+		}
+		used[h] = true
+		line(2, "%q:", h)
+		if d.IntN(2) == 0 {
+			line(4, "auth:%s", d.pick("", "", " &anchor"))
+			for _, key := range []string{"username", "password", "identity_token", "token", "pasword", "registrytoken"} {
+				if d.IntN(2) == 0 && (!d.correct || key != "pasword" && key != "registrytoken") {
+					line(6, "%s: %s", key, d.secretValue())
+				}
+			}
+			if d.IntN(3) == 0 {
+				line(6, "auth: %s", base64.StdEncoding.EncodeToString([]byte(d.secret()+":"+d.secret())))
+			}
+			if d.wrong() {
+				line(6, "%s: %s", d.secret(), d.secretValue())
+			}
+			if d.wrong() {
+				line(6, "%s:%s", "password", d.secret())
+			}
+		} else if d.wrong() {
+			line(4, "auth: %s", d.pick(d.strange(), d.secret(), "*anchor"))
+		}
+		if d.IntN(2) == 0 {
+			line(4, "tls:")
+			line(6, "insecure_skip_verify: %s", d.value("true"))
+			line(6, "ca_file: %s", d.value("/etc/ssl/ca.pem"))
+		}
+	}
+	if d.wrong() {
+		line(0, "auths: {%q: {password: %s}}", "https://u:"+d.secret()+"@x", d.secretValue())
+	}
+	if d.wrong() {
+		line(0, "configs: %s", d.strange())
+	}
+	if d.wrong() {
+		line(0, "---\n%s: %s", d.secret(), d.secret())
+	}
+	return b.String()
+}
+
+func (d *document) tomlValue(correct string) string {
+	if !d.wrong() {
+		return correct
+	}
+	return d.pick(strconv.Quote(d.secret()), "["+strconv.Quote(d.secret())+"]", "{"+d.secret()+" = "+strconv.Quote(d.secret())+"}", d.secret(), "'"+d.secret(), "\"\\q"+d.secret()+"\"")
+}
+
+func (d *document) toml() string {
+	var b strings.Builder
+	line := func(format string, args ...any) {
+		fmt.Fprintf(&b, format+d.pick("", "", " # "+d.secret())+"\n", args...)
+	}
+	table := func(in string) {
+		line("capabilities = %s", d.tomlValue(`["pull"]`))
+		line("ca = %s", d.tomlValue(`"/etc/ssl/ca.pem"`))
+		line("client = %s", d.tomlValue(`[["/etc/ssl/c.pem", "/etc/ssl/k.pem"]]`))
+		line("skip_verify = %s", d.tomlValue("true"))
+		line("dial_timeout = %s", d.tomlValue(`"10s"`))
+		if d.wrong() {
+			line("%s = %s", d.secret(), d.tomlValue("1"))
+		}
+		if d.wrong() {
+			line("capabilities = [%q]", d.secret())
+		}
+		line("[%sheader]", in)
+		for range d.IntN(3) {
+			line("%q = %s", d.pick("Authorization", "X-Token", "Basic "+d.secret(), d.secret()), d.pick(strconv.Quote(d.secret()), "["+strconv.Quote(d.secret())+"]", "{"+d.secret()+" = 1}"))
+		}
+	}
+	line("server = %s", d.tomlValue(strconv.Quote(d.url())))
+	table("")
+	for range d.IntN(3) {
+		host := "host." + strconv.Quote(d.url())
+		line("[%s]", host)
+		table(host + ".")
+	}
+	if d.wrong() {
+		line("[[registry]]\nlocation = %q\nprefix = %q", "u:"+d.secret()+"@x", d.secret()+" x")
+	}
+	return b.String()
+}
+
+// FuzzMask makes random documents of numbers. No secret in them may be seen anywhere, however wrong they are.
+func FuzzMask(f *testing.F) {
+	for seed := range uint64(64) {
+		f.Add(seed, seed%5 == 0)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64, correct bool) {
+		d := &document{Rand: rand.New(rand.NewPCG(seed, 0)), correct: correct}
+		before, after, hosts, more := d.registries(), d.registries(), d.toml(), d.toml()
+		var seen []string
+		for _, kind := range []Kind{KindRegistries, KindHosts, KindRegistriesConf, KindCA} {
+			for _, pair := range [][2]string{{before, after}, {hosts, more}, {before, hosts}} {
+				seen = append(seen, Diff("f", kind, []byte(pair[0]), []byte(pair[1])), Diff("f", kind, nil, []byte(pair[1])), Diff("f", kind, []byte(pair[0]), nil))
+			}
+		}
+		config := k3sConfig()
+		config.Directories = append(config.Directories, certsDir)
+		config.Address, config.Containerd = address, Containerd{Directories: []string{certsDir}, Hosts: map[string]string{"docker.io": hosts, d.host(): more}}
+		config.Mirrors = []string{d.host(), "!" + d.host()}
+		for _, document := range []string{before, after} {
+			wanted, err := Build(Inputs{Config: config, Registries: []byte(document), LookTLS: func(string) error { return ErrNotMounted }})
+			seen = append(seen, errorText(err))
+			if wanted == nil {
+				continue
+			}
+			seen = append(seen, wanted.Warnings...)
+			for _, file := range wanted.Files {
+				seen = append(seen, Diff(file.Path, file.Kind, nil, file.Content), Diff(file.Path, file.Kind, []byte(before), file.Content))
+			}
+		}
+		text := strings.Join(seen, "\n")
+		for _, secret := range d.secrets {
+			for _, form := range []string{secret, secret[:10], base64.RawStdEncoding.EncodeToString([]byte(secret))[:12]} {
+				if strings.Contains(text, form) {
+					at := strings.Index(text, form)
+					t.Fatalf("%s of the secret %s is in:\n%s", form, secret, text[max(0, at-300):min(len(text), at+100)])
+				}
+			}
+		}
+	})
+}
+
+// FuzzParse feeds whatever comes to the parsers: they refuse, and do not panic.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("mirrors: {x: {<<: *a}}"), []byte("[[a.b]]\nc = {d = [1]}"))
+	f.Add([]byte("? {a: b}\n: c\n? [d]\n: e\n~: f\n"), []byte("\"a\\u0062\" = 1\nab = 2"))
+	f.Fuzz(func(t *testing.T, y, m []byte) {
+		for _, kind := range []Kind{KindRegistries, KindHosts, KindCA} {
+			Diff("f", kind, y, m)
+			Diff("f", kind, nil, m)
+		}
+		config := k3sConfig()
+		config.Directories = append(config.Directories, certsDir)
+		config.Containerd = Containerd{Directories: []string{certsDir}, Hosts: map[string]string{"docker.io": string(m)}}
+		if wanted, err := Build(Inputs{Config: config, Registries: y}); err == nil && len(wanted.Files) == 0 {
+			t.Error("nothing is wanted")
+		}
+		Embedded(append([]byte(generatedMarks[0]+"\n"), m...))
+	})
+}

@@ -1,0 +1,713 @@
+package registry
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/collection"
+)
+
+const (
+	ociManifest = "application/vnd.oci.image.manifest.v1+json"
+	ociIndex    = "application/vnd.oci.image.index.v1+json"
+)
+
+// startQuick is a registry whose collections are quick.
+func startQuick(t testing.TB, ca authority, root string) *instance {
+	t.Helper()
+	i := open(t, ca, root)
+	i.server.gate.times = quick
+	i.run()
+	return i
+}
+
+// collect asks for a collection and returns the lines of the answer.
+func (c client) collect(request collection.Request) (events []collection.Event) {
+	c.t.Helper()
+	if request.Timeout == 0 {
+		request.Timeout = time.Minute
+	}
+	a := c.must(http.StatusOK, "POST", collection.Path+"?"+request.Query().Encode(), nil)
+	lines := json.NewDecoder(strings.NewReader(a.body))
+	for {
+		var e collection.Event
+		if err := lines.Decode(&e); errors.Is(err, io.EOF) {
+			return events
+		} else if err != nil {
+			c.t.Fatalf("%v in %s", err, a.body)
+		}
+		events = append(events, e)
+	}
+}
+
+func TestARunningRegistryCollects(t *testing.T) {
+	ca := newAuthority(t)
+	i, other := startQuick(t, ca, t.TempDir()), (*instance)(nil)
+	c := i.pusher()
+	c.pushImage("a", "kept", "kept layer")
+	deleted, text := c.pushImage("a", "deleted", "deleted layer")
+	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+deleted.String(), nil)
+	other = startQuick(t, ca, i.root)
+
+	young := c.collect(collection.Request{Grace: time.Hour})
+	if last := young[len(young)-1]; last.Result == nil || *last.Result != (collection.Result{Kept: 2}) {
+		t.Errorf("within the grace period: %+v", young)
+	}
+	before := time.Now().Truncate(time.Second)
+	events := c.collect(collection.Request{})
+	var story []string
+	for _, e := range events {
+		switch {
+		case e.Phase != "":
+			story = append(story, e.Phase)
+		case e.Removed != nil:
+			story = append(story, "removed")
+		}
+	}
+	if got := strings.Join(story, " "); got != "settling marking sweeping removed removed" {
+		t.Errorf("%s", got)
+	}
+	want := collection.Result{Blobs: 2, Bytes: int64(len(text) + len("deleted layer"))}
+	if last := events[len(events)-1]; last.Result == nil || *last.Result != want {
+		t.Errorf("%+v, want %+v", last, want)
+	}
+	c.must(http.StatusNotFound, "GET", "/v2/a/blobs/"+digest.FromString("deleted layer").String(), nil)
+	c.must(http.StatusOK, "GET", "/v2/a/manifests/kept", nil, "Accept", ociManifest)
+	c.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("kept layer").String(), nil)
+
+	// The other replica knows as well, from the storage.
+	_, _ = other.server.gate.read(t.Context(), 0)
+	for _, replica := range []*instance{i, other} {
+		report := replica.loaded().Collection
+		if report.ReadOnly || report.SucceededAt == nil || report.SucceededAt.Before(before) || report.Problem != "" {
+			t.Errorf("%+v", report)
+		}
+		metrics := replica.metrics()
+		for _, want := range []string{
+			"zarf_registry_read_only 0\n", "zarf_registry_gc_last_failed 0\n", "zarf_registry_gc_last_removed_blobs 2\n",
+			fmt.Sprintf("zarf_registry_gc_last_freed_bytes %d\n", want.Bytes), fmt.Sprintf("zarf_registry_gc_last_success_timestamp_seconds %g\n", float64(report.SucceededAt.Unix())),
+		} {
+			if !strings.Contains(metrics, want) {
+				t.Errorf("%q is not in the metrics", want)
+			}
+		}
+	}
+}
+
+func TestWhoMayAskForACollection(t *testing.T) {
+	i := startQuick(t, newAuthority(t), t.TempDir())
+	path := collection.Path + "?dry-run=true"
+	i.node().must(http.StatusForbidden, "POST", path, nil)
+	i.pusher().as("", "").must(http.StatusUnauthorized, "POST", path, nil)
+	i.plain().as(pullUser, pullPassword).must(http.StatusForbidden, "POST", path, nil)
+	i.plain().as(pushUser, pushPassword).must(http.StatusNotFound, "POST", path, nil)
+	c := i.pusher()
+	c.must(http.StatusMethodNotAllowed, "GET", path, nil)
+	for _, wrong := range []string{"?dry-run=perhaps", "?grace-period=-1h", "?timeout=0s", "?keep=5", "?dry-run=true&dry-run=false"} {
+		c.must(http.StatusBadRequest, "POST", collection.Path+wrong, nil)
+	}
+	c.must(http.StatusOK, "POST", path, nil)
+
+	i.server.collections.running.Lock()
+	c.must(http.StatusConflict, "POST", path, nil)
+	i.server.collections.running.Unlock()
+}
+
+// image is one that a registry said it has.
+type image struct {
+	repository, manifest string
+	layers               []string
+}
+
+// TestPushesRacingCollections pushes to two replicas while a third process collects again
+// and again, with a grace period that is shorter than many a push. Layers come from a small set, so that pushes count on
+// what is garbage at that moment.
+func TestPushesRacingCollections(t *testing.T) {
+	ca, root := newAuthority(t), t.TempDir()
+	replicas := []*instance{startQuick(t, ca, root), startQuick(t, ca, root)}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	defer cancel()
+	var mu sync.Mutex
+	var taken []image
+	var tries, held int
+	var pushing sync.WaitGroup
+	for p := range 4 {
+		c := replicas[p%len(replicas)].pusher()
+		repository := fmt.Sprintf("team%d/app", p)
+		pushing.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				pushed, refused := c.pushRacing(repository, fmt.Sprintf("t%d", n))
+				mu.Lock()
+				tries++
+				held += refused
+				if pushed != nil && n%3 == 0 { // a third of them must be there in the end
+					taken = append(taken, *pushed)
+				}
+				mu.Unlock()
+				if pushed == nil || n%3 == 0 {
+					continue
+				}
+				reference := fmt.Sprintf("t%d", n)
+				if n%3 == 1 {
+					reference = digest.FromString(pushed.manifest).String()
+				}
+				if a, err := c.send("DELETE", "/v2/"+repository+"/manifests/"+reference, nil); err != nil || a.StatusCode != http.StatusAccepted {
+					t.Errorf("deleting an image: %v %v", a.Response, err)
+				}
+			}
+		})
+	}
+	var removed, collections int
+	for ctx.Err() == nil {
+		request := collection.Request{DeleteUntagged: true, Grace: 20 * time.Millisecond, Timeout: time.Minute}
+		result, err := collect(t.Context(), fileGate(t, root), &inUse{}, request, func(e collection.Event) {
+			if e.Phase == collection.Sweeping {
+				time.Sleep(50 * time.Millisecond) // a larger storage than this one
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		removed += result.Blobs
+		collections++
+		time.Sleep(100 * time.Millisecond)
+	}
+	pushing.Wait()
+	collectNow(t, root, collection.Request{DeleteUntagged: true})
+	if len(taken) == 0 || removed == 0 {
+		t.Fatalf("%d images were taken, %d blobs were collected: nothing was tested", len(taken), removed)
+	}
+	t.Logf("%d pushes, %d to look at; %d collections removed %d blobs; %d times a push had to begin again", tries, len(taken), collections, removed, held)
+	for n, i := range taken {
+		c := replicas[n%len(replicas)].node()
+		c.must(http.StatusOK, "GET", "/v2/"+i.repository+"/manifests/"+digest.FromString(i.manifest).String(), nil, "Accept", ociManifest)
+		for _, layer := range i.layers {
+			if a := c.must(http.StatusOK, "GET", "/v2/"+i.repository+"/blobs/"+digest.FromString(layer).String(), nil); a.body != layer {
+				t.Errorf("a layer of %s is %q", i.repository, a.body)
+			}
+		}
+	}
+}
+
+// pushRacing pushes an image as clients do: what the registry says it has is not sent. It
+// returns nil where the push was refused, which it may be as long as it is told, and how
+// often it was.
+func (c client) pushRacing(repository, tag string) (*image, int) {
+	pushed := &image{repository: repository}
+	layers := []any{}
+	blobs := []string{"{}"}
+	for range 3 {
+		blobs = append(blobs, fmt.Sprintf("layer %d", rand.N(12)))
+	}
+	for n, content := range blobs {
+		d := digest.FromString(content)
+		if a, err := c.send("HEAD", "/v2/"+repository+"/blobs/"+d.String(), nil); err != nil || a.StatusCode != http.StatusOK {
+			begun, err := c.send("POST", "/v2/"+repository+"/blobs/uploads/?mount="+d.String(), nil)
+			if err != nil {
+				c.t.Error(err)
+				return nil, 0
+			}
+			if begun.StatusCode == http.StatusAccepted {
+				if a, err := c.send("PUT", c.base+begun.Header.Get("Location")+"&digest="+d.String(), strings.NewReader(content), "Content-Type", "application/octet-stream"); err != nil || a.StatusCode != http.StatusCreated {
+					return nil, 1
+				}
+			} else if begun.StatusCode != http.StatusCreated {
+				c.t.Errorf("beginning an upload: %d %s", begun.StatusCode, begun.body)
+				return nil, 0
+			}
+		}
+		if n > 0 {
+			layers = append(layers, map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": d, "size": len(content)})
+		}
+	}
+	pushed.layers = blobs
+	manifest, err := json.Marshal(map[string]any{
+		"schemaVersion": 2, "mediaType": ociManifest, "annotations": map[string]string{"tag": repository + tag},
+		"config": map[string]any{"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest.FromString("{}"), "size": 2}, "layers": layers,
+	})
+	if err != nil {
+		c.t.Error(err)
+	}
+	pushed.manifest = string(manifest)
+	a, err := c.send("PUT", "/v2/"+repository+"/manifests/"+tag, bytes.NewReader(manifest), "Content-Type", ociManifest)
+	switch {
+	case err != nil:
+		c.t.Error(err)
+	case a.StatusCode == http.StatusCreated:
+		return pushed, 0
+	case a.StatusCode == http.StatusServiceUnavailable && a.Header.Get("Retry-After") != "":
+	case a.code() == "MANIFEST_BLOB_UNKNOWN":
+	default:
+		c.t.Errorf("the manifest: %d %s", a.StatusCode, a.body)
+	}
+	return nil, 1
+}
+
+func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
+	ca := newAuthority(t)
+	i := startQuick(t, ca, t.TempDir())
+	c := i.pusher()
+	h := hold(t, fileGate(t, i.root)) // another process
+	// Blobs are taken, and pulls are served.
+	c.pushBlob("a", "layer")
+	i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("layer").String(), nil)
+	if _, err := i.server.gate.hold(t.Context()); !errors.Is(err, errHeld) {
+		t.Errorf("two at once: %v", err)
+	}
+	eventually(t, "it is told that no image is taken", func() bool {
+		_, _ = i.server.gate.read(t.Context(), 0)
+		return i.loaded().Collection.ReadOnly && strings.Contains(i.metrics(), "zarf_registry_read_only 1\n")
+	})
+
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.pushImage("a", "v1", "layer")
+	}()
+	select {
+	case <-done:
+		t.Error("a manifest was taken")
+	case <-time.After(300 * time.Millisecond):
+	}
+	release(h)
+	<-done
+
+	i.server.gate.times.patience = 50 * time.Millisecond
+	h = hold(t, fileGate(t, i.root))
+	d, text := c.pushedManifest("a", "v1")
+	a := c.must(http.StatusServiceUnavailable, "PUT", "/v2/a/manifests/v2", strings.NewReader(text), "Content-Type", ociManifest)
+	if a.Header.Get("Retry-After") == "" || a.code() != "UNAVAILABLE" || !strings.Contains(a.body, "garbage is being collected") {
+		t.Errorf("%v %s", a.Header, a.body)
+	}
+	c.must(http.StatusNotFound, "GET", "/v2/a/manifests/v2", nil, "Accept", ociManifest)
+
+	// A collector that dies holds nothing up for long.
+	h.abandon()
+	i.server.gate.times.patience = 5 * time.Second
+	c.must(http.StatusCreated, "PUT", "/v2/a/manifests/v2", strings.NewReader(text), "Content-Type", ociManifest)
+	if got, _ := c.pushedManifest("a", "v2"); got != d {
+		t.Errorf("%s, want %s", got, d)
+	}
+	if result, _ := collectNow(t, i.root, collection.Request{}); result.Blobs != 0 {
+		t.Errorf("%+v", result)
+	}
+}
+
+// pushedManifest reads a manifest back.
+func (c client) pushedManifest(repository, tag string) (digest.Digest, string) {
+	c.t.Helper()
+	a := c.must(http.StatusOK, "GET", "/v2/"+repository+"/manifests/"+tag, nil, "Accept", ociManifest)
+	return digest.FromString(a.body), a.body
+}
+
+// TestAManifestThatTakesTooLong is of a process that stood still between the look at the
+// storage and its answer.
+func TestAManifestThatTakesTooLong(t *testing.T) {
+	for sentence, tt := range map[string]struct {
+		during func(t *testing.T, g *gate)
+		want   int
+	}{
+		"no collection began":         {func(*testing.T, *gate) {}, http.StatusCreated},
+		"a collection came and ended": {func(t *testing.T, g *gate) { release(hold(t, g)) }, http.StatusServiceUnavailable},
+		"a collection began":          {func(t *testing.T, g *gate) { h := hold(t, g); t.Cleanup(func() { release(h) }) }, http.StatusServiceUnavailable},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			root := t.TempDir()
+			release(hold(t, fileGate(t, root)))
+			server := withGate(fileGate(t, root), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				tt.during(t, fileGate(t, root))
+				time.Sleep(2 * quick.trust)
+				w.Header().Set("Docker-Content-Digest", "sha256:x")
+				w.WriteHeader(http.StatusCreated)
+			}))
+			w := serve(t, server, "PUT", "/v2/a/manifests/v1")
+			if w.Code != tt.want {
+				t.Errorf("%d %s", w.Code, w.Body)
+			}
+			if said := w.Header().Get("Docker-Content-Digest") != ""; said != (tt.want == http.StatusCreated) {
+				t.Errorf("%v", w.Header())
+			}
+		})
+	}
+}
+
+func hold(t testing.TB, g *gate) *lease {
+	t.Helper()
+	l, err := g.hold(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func release(l *lease) { l.release(collection.Result{}, nil) }
+
+// brokenDriver fails to write what holds manifests up.
+type brokenDriver struct {
+	storagedriver.StorageDriver
+	broken atomic.Bool
+}
+
+func (d *brokenDriver) PutContent(ctx context.Context, path string, content []byte) error {
+	if path == holdPath && d.broken.Load() {
+		return errors.New("disk gone")
+	}
+	return d.StorageDriver.PutContent(ctx, path, content)
+}
+
+func TestACollectorThatCannotSayThatItLivesEnds(t *testing.T) {
+	i := start(t, newAuthority(t), t.TempDir())
+	i.pusher().pushBlob("a", "garbage")
+	g := fileGate(t, i.root)
+	driver := &brokenDriver{StorageDriver: g.driver}
+	g.driver = driver
+	_, err := collect(t.Context(), g, &inUse{}, collection.Request{Timeout: time.Minute}, func(e collection.Event) {
+		if e.Phase == collection.Sweeping {
+			driver.broken.Store(true)
+			time.Sleep(2 * quick.lost)
+		}
+	})
+	if err == nil || !strings.Contains(err.Error(), "others may believe") {
+		t.Errorf("%v", err)
+	}
+	i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("garbage").String(), nil)
+	driver.broken.Store(true)
+	if _, err := collect(t.Context(), g, &inUse{}, collection.Request{Timeout: time.Minute}, func(collection.Event) {}); err == nil {
+		t.Error("a collection began without holding up manifests")
+	}
+}
+
+func TestACollectionEndsWithWhoAskedForIt(t *testing.T) {
+	i := startQuick(t, newAuthority(t), t.TempDir())
+	i.server.gate.times.settle = time.Hour
+	c := i.pusher()
+	ctx, cancel := context.WithCancel(t.Context())
+	request, err := http.NewRequestWithContext(ctx, "POST", c.base+collection.Path+"?grace-period=0s", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.SetBasicAuth(pushUser, pushPassword)
+	response, err := c.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	line, err := bufio.NewReader(response.Body).ReadString('\n')
+	if want := `{"phase":"settling"}` + "\n"; line != want || err != nil {
+		t.Fatalf("%q, %v", line, err)
+	}
+	eventually(t, "manifests are held up", func() bool { return i.loaded().Collection.ReadOnly || i.read(t).record.Held })
+	cancel()
+	eventually(t, "manifests are taken again", func() bool {
+		r := i.read(t)
+		return !r.record.Held && r.record.Failure != ""
+	})
+	c.pushImage("a", "v1", "layer")
+	if report := i.loaded().Collection; report.SucceededAt != nil || report.Problem == "" {
+		t.Errorf("%+v", report)
+	}
+}
+
+func (i *instance) read(t testing.TB) *reading {
+	t.Helper()
+	r, err := i.server.gate.read(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestARecordThatCannotBeReadHoldsManifestsUpForAWhile(t *testing.T) {
+	root := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, filepath.Dir(holdPath)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, filepath.Join(root, holdPath), []byte("{"))
+	g := fileGate(t, root)
+	g.times.patience = 0
+	if w := serve(t, withGate(g, http.NotFoundHandler()), "PUT", "/v2/a/manifests/v1"); w.Code != http.StatusServiceUnavailable {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	g.times.patience = quick.patience
+	if w := serve(t, withGate(g, http.NotFoundHandler()), "PUT", "/v2/a/manifests/v1"); w.Code != http.StatusNotFound {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	release(hold(t, g))
+	if r, err := g.read(t.Context(), 0); err != nil || r.record.Succeeded == 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+func TestAReadingThatTookLongTellsOfItsBeginning(t *testing.T) {
+	g := fileGate(t, t.TempDir())
+	now := time.Now()
+	r := &reading{record: holdRecord{Held: true}, changed: now.Add(-time.Hour), at: now.Add(-time.Hour + quick.beat)}
+	if !g.held(r) {
+		t.Error("a collector was taken for dead because the storage had not answered")
+	}
+	r.at = now
+	if g.held(r) {
+		t.Error("a collector that died holds manifests up")
+	}
+}
+
+// TestACollectorThatWasAwayDoesNotComeBack is of a storage that stood still, as an NFS
+// server does that starts again: meanwhile somebody may have taken a manifest.
+func TestACollectorThatWasAwayDoesNotComeBack(t *testing.T) {
+	for sentence, away := range map[string]func(t *testing.T, g *gate, driver *brokenDriver){
+		"it could not write": func(_ *testing.T, _ *gate, driver *brokenDriver) {
+			driver.broken.Store(true)
+			time.Sleep(2 * quick.lost)
+			driver.broken.Store(false)
+		},
+		"another has begun": func(t *testing.T, g *gate, _ *brokenDriver) {
+			for beat := range 20 { // as it lives; a beat of ours may come over one of its own
+				content, err := json.Marshal(holdRecord{ID: "another", Held: true, Beat: beat})
+				if err == nil {
+					err = g.driver.PutContent(t.Context(), holdPath, content)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				time.Sleep(quick.beat / 2)
+			}
+		},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			i := start(t, newAuthority(t), t.TempDir())
+			i.pusher().pushBlob("a", "garbage")
+			g := fileGate(t, i.root)
+			driver := &brokenDriver{StorageDriver: g.driver}
+			g.driver = driver
+			_, err := collect(t.Context(), g, &inUse{}, collection.Request{Timeout: time.Minute}, func(e collection.Event) {
+				if e.Phase == collection.Sweeping {
+					away(t, g, driver)
+					time.Sleep(4 * quick.beat) // it writes again
+				}
+			})
+			if err == nil {
+				t.Error("it went on")
+			}
+			i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("garbage").String(), nil)
+		})
+	}
+}
+
+// readerFunc is a body that is sent when it is read.
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+func TestAManifestThatIsSentSlowly(t *testing.T) {
+	root := t.TempDir()
+	sent := strings.NewReader("a manifest")
+	var once sync.Once
+	body := readerFunc(func(p []byte) (int, error) {
+		once.Do(func() {
+			release(hold(t, fileGate(t, root)))
+			time.Sleep(2 * quick.trust)
+		})
+		return sent.Read(p)
+	})
+	var received string
+	server := withGate(fileGate(t, root), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		content, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		received = string(content)
+		w.WriteHeader(http.StatusCreated)
+	}))
+	w := httptest.NewRecorder()
+	server.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "PUT", "/v2/a/manifests/v1", body))
+	if w.Code != http.StatusCreated || received != "a manifest" {
+		t.Errorf("%d %s, and the registry got %q", w.Code, w.Body, received)
+	}
+}
+
+func serve(t testing.TB, handler http.Handler, method, path string) *httptest.ResponseRecorder {
+	t.Helper()
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, nil))
+	return w
+}
+
+func TestWhatIsKept(t *testing.T) {
+	root := t.TempDir()
+	i := start(t, newAuthority(t), root)
+	c := i.pusher()
+	put := func(reference, mediaType string, manifest map[string]any) digest.Digest {
+		t.Helper()
+		manifest["schemaVersion"], manifest["mediaType"] = 2, mediaType
+		text, err := json.Marshal(manifest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := digest.FromBytes(text)
+		if reference == "" {
+			reference = d.String()
+		}
+		c.must(http.StatusCreated, "PUT", "/v2/a/manifests/"+reference, bytes.NewReader(text), "Content-Type", mediaType)
+		return d
+	}
+	of := func(d digest.Digest, mediaType string) map[string]any {
+		return map[string]any{"mediaType": mediaType, "digest": d, "size": 2}
+	}
+	config := of(c.pushBlob("a", "{}"), "application/vnd.oci.image.config.v1+json")
+	simple := func(name string, more ...string) map[string]any {
+		m := map[string]any{"config": config, "layers": []any{of(c.pushBlob("a", "layer of "+name), "application/vnd.oci.image.layer.v1.tar")}}
+		if len(more) > 0 {
+			m["subject"] = of(digest.Digest(more[0]), ociManifest)
+		}
+		return m
+	}
+	child := put("", ociManifest, simple("child"))
+	index := put("multi", ociIndex, map[string]any{"manifests": []any{of(child, ociManifest)}})
+	tagged := put("tagged", ociManifest, simple("tagged"))
+	signature := put("", ociManifest, simple("signature", tagged.String()))
+	attestation := put("", ociManifest, simple("attestation", signature.String()))
+	untagged := put("", ociManifest, simple("untagged"))
+	orphan := put("", ociManifest, simple("signature of untagged", untagged.String()))
+	named := put("named", ociManifest, map[string]any{"config": config, "layers": []any{}, "annotations": map[string]string{"base": untagged.String()}})
+	about := put("about", ociManifest, simple("about", untagged.String()))
+	// An upload under way, and one that is done but for its manifest.
+	c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/", nil)
+	c.pushBlob("b", "no manifest")
+	kept := []digest.Digest{child, index, tagged, signature, attestation, named, about}
+
+	if result, report := collectNow(t, root, collection.Request{DeleteUntagged: true, Grace: time.Hour}); result.Manifests != 0 || result.Blobs != 0 || result.Kept != 1 {
+		t.Errorf("within the grace period: %+v\n%s", result, report)
+	}
+	age := func(d time.Duration) {
+		t.Helper()
+		at := time.Now().Add(-d)
+		err := filepath.WalkDir(root, func(path string, _ os.DirEntry, err error) error { return errors.Join(err, os.Chtimes(path, at, at)) })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	age(2 * time.Hour)
+	// What is old, and was mounted just now by a push whose manifest is yet to come.
+	c.must(http.StatusCreated, "POST", "/v2/c/blobs/uploads/?mount="+digest.FromString("no manifest").String(), nil)
+	if result, _ := collectNow(t, root, collection.Request{DryRun: true, Grace: time.Hour}); result != (collection.Result{Kept: 1}) {
+		t.Errorf("mounted just now: %+v", result)
+	}
+	result, report := collectNow(t, root, collection.Request{DeleteUntagged: true, Grace: time.Hour})
+	if result.Manifests != 2 || result.Blobs != 4 || result.Kept != 1 {
+		t.Errorf("%+v\n%s", result, report)
+	}
+	for _, gone := range []digest.Digest{untagged, orphan} {
+		c.must(http.StatusNotFound, "GET", "/v2/a/manifests/"+gone.String(), nil, "Accept", ociManifest)
+	}
+	for _, d := range kept {
+		c.must(http.StatusOK, "GET", "/v2/a/manifests/"+d.String(), nil, "Accept", ociManifest+", "+ociIndex)
+	}
+	for _, name := range []string{"child", "tagged", "signature", "attestation", "about"} {
+		c.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("layer of "+name).String(), nil)
+	}
+	age(2 * time.Hour)
+	// Only in this process: the client was told that it need not send it.
+	i.server.gate.times = quick
+	c.must(http.StatusOK, "HEAD", "/v2/b/blobs/"+digest.FromString("no manifest").String(), nil)
+	if events := c.collect(collection.Request{Grace: time.Hour}); events[len(events)-1].Result.Kept != 1 {
+		t.Errorf("looked for just now: %+v", events)
+	}
+	if result, report := collectNow(t, root, collection.Request{Grace: time.Hour}); result.Blobs != 1 {
+		t.Errorf("%+v\n%s", result, report)
+	}
+}
+
+func TestNothingIsRemovedWhereAManifestIsNotUnderstood(t *testing.T) {
+	i := start(t, newAuthority(t), t.TempDir())
+	c := i.pusher()
+	d, _ := c.pushImage("a", "v1", "layer")
+	c.pushBlob("a", "garbage")
+	writeFile(t, filepath.Join(i.root, blobPath(d)), []byte("not a manifest"))
+	_, err := collect(t.Context(), fileGate(t, i.root), &inUse{}, collection.Request{Timeout: time.Minute}, func(collection.Event) {})
+	if err == nil || !strings.Contains(err.Error(), d.String()) || !strings.Contains(err.Error(), "nothing is removed") {
+		t.Errorf("%v", err)
+	}
+	c.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("garbage").String(), nil)
+	c.pushImage("a", "v2", "layer of another") // manifests are taken again
+}
+
+func TestACollectionThatTakesTooLongIsEndedByTheNext(t *testing.T) {
+	i := start(t, newAuthority(t), t.TempDir())
+	c := i.pusher()
+	for n := range 5 {
+		c.pushBlob("a", fmt.Sprint(n))
+	}
+	result, err := collect(t.Context(), fileGate(t, i.root), &inUse{}, collection.Request{Timeout: time.Second}, func(e collection.Event) {
+		if e.Removed != nil {
+			time.Sleep(600 * time.Millisecond)
+		}
+	})
+	if err == nil || !strings.Contains(err.Error(), "the next collection") || result.Blobs == 0 || result.Blobs == 5 {
+		t.Errorf("%+v, %v", result, err)
+	}
+	rest, _ := collectNow(t, i.root, collection.Request{})
+	if result.Blobs+rest.Blobs != 5 {
+		t.Errorf("%+v and %+v", result, rest)
+	}
+}
+
+// vanishingDriver has a directory go after it was found and before it is listed.
+type vanishingDriver struct {
+	storagedriver.StorageDriver
+	base string // of that directory
+}
+
+func (d vanishingDriver) List(ctx context.Context, name string) ([]string, error) {
+	if path.Base(name) == d.base {
+		if err := d.Delete(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+	return d.StorageDriver.List(ctx, name)
+}
+
+func (d vanishingDriver) Walk(ctx context.Context, from string, f storagedriver.WalkFn, options ...func(*storagedriver.WalkOptions)) error {
+	return storagedriver.WalkFallback(ctx, d, from, f, options...)
+}
+
+func TestATagThatIsDeletedMeanwhile(t *testing.T) {
+	root := t.TempDir()
+	i := start(t, newAuthority(t), root)
+	c := i.pusher()
+	c.pushImage("a", "deleted", "layer of a")
+	c.pushImage("a", "kept", "layer of a")
+	kept, _ := c.pushImage("b", "kept", "layer of b")
+	g := fileGate(t, root)
+	g.driver = vanishingDriver{g.driver, "deleted"}
+	result, err := collect(t.Context(), g, &inUse{}, collection.Request{DeleteUntagged: true, Timeout: time.Minute}, func(collection.Event) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result != (collection.Result{}) {
+		t.Errorf("%+v", result)
+	}
+	c.must(http.StatusOK, "GET", "/v2/b/manifests/"+kept.String(), nil, "Accept", ociManifest)
+	for _, name := range []string{"a", "b"} {
+		c.must(http.StatusOK, "GET", "/v2/"+name+"/manifests/kept", nil, "Accept", ociManifest)
+		c.must(http.StatusOK, "GET", "/v2/"+name+"/blobs/"+digest.FromString("layer of "+name).String(), nil)
+	}
+}

@@ -1,0 +1,260 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/distribution/distribution/v3"
+	"github.com/distribution/distribution/v3/registry/storage"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
+	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+)
+
+// storages are configurations, by name.
+func storages(t *testing.T) map[string]string {
+	return map[string]string{
+		"filesystem":             "storage: {filesystem: {rootdirectory: " + t.TempDir() + "}}\n",
+		"inmemory":               "storage: {inmemory: {}}\n",
+		"filesystem and a cache": "storage: {filesystem: {rootdirectory: " + t.TempDir() + "}, cache: {blobdescriptor: inmemory}}\n",
+		"inmemory and a cache":   "storage: {inmemory: {}, cache: {blobdescriptor: inmemory}}\n",
+	}
+}
+
+func TestMount(t *testing.T) {
+	const uploads = "/blobs/uploads/"
+	for name, config := range storages(t) {
+		t.Run(name, func(t *testing.T) {
+			i := start(t, newAuthority(t), "", func(o *Options) { o.Config = loadConfig(t, "version: 0.1\n"+config).Config })
+			c, node := i.pusher(), i.node()
+			d := c.pushBlob("first", "shared")
+			empty := c.pushBlob("first", "")
+			absent := digest.FromString("nobody has pushed this")
+
+			for sentence, tt := range map[string]struct {
+				to, query string
+				want      digest.Digest // empty where an upload begins
+			}{
+				"without a repository":                        {"a", "?mount=" + d.String(), d},
+				"from the repository that has it":             {"b", "?mount=" + d.String() + "&from=first", d},
+				"from a repository that has others":           {"c", "?mount=" + d.String() + "&from=e", d},
+				"from a repository that is not there":         {"d", "?mount=" + d.String() + "&from=nowhere", d},
+				"from what is no repository":                  {"f", "?mount=" + d.String() + "&from=NO%20NAME", d},
+				"into the repository that has it":             {"first", "?mount=" + d.String(), d},
+				"the empty blob":                              {"g", "?mount=" + empty.String(), empty},
+				"what nobody has":                             {"h", "?mount=" + absent.String(), ""},
+				"what nobody has, from a repository":          {"h", "?mount=" + absent.String() + "&from=first", ""},
+				"another algorithm's digest":                  {"h", "?mount=" + digest.SHA512.FromString("shared").String(), ""},
+				"an unknown algorithm":                        {"h", "?mount=md5:5d41402abc4b2a76b9719d911017c592", ""},
+				"a digest that is too short":                  {"h", "?mount=sha256:abc", ""},
+				"a way out of the storage":                    {"h", "?mount=sha256:../../../../etc/passwd", ""},
+				"nothing":                                     {"h", "?mount=", ""},
+				"what a client means to send, without a wish": {"h", "", ""},
+			} {
+				t.Run(sentence, func(t *testing.T) {
+					c.t = t
+					if tt.want == "" {
+						begun := c.must(http.StatusAccepted, "POST", "/v2/"+tt.to+uploads+tt.query, nil)
+						if !strings.Contains(begun.Header.Get("Location"), "/v2/"+tt.to+uploads) || begun.Header.Get("Docker-Content-Digest") != "" {
+							t.Errorf("headers of an upload: %v", begun.Header)
+						}
+						return
+					}
+					path := "/v2/" + tt.to + "/blobs/" + tt.want.String()
+					mounted := c.must(http.StatusCreated, "POST", "/v2/"+tt.to+uploads+tt.query, nil)
+					if got := mounted.Header; got.Get("Location") != path || got.Get("Docker-Content-Digest") != tt.want.String() || mounted.body != "" {
+						t.Errorf("headers %v, body %q", got, mounted.body)
+					}
+					node.must(http.StatusOK, "HEAD", path, nil)
+					if got := node.must(http.StatusOK, "GET", path, nil); digest.FromString(got.body) != tt.want {
+						t.Errorf("the mounted blob is %q", got.body)
+					}
+				})
+			}
+			c.t = t
+
+			t.Run("after it was deleted there, its data remain", func(t *testing.T) {
+				c.must(http.StatusAccepted, "DELETE", "/v2/a/blobs/"+d.String(), nil)
+				node.must(http.StatusNotFound, "HEAD", "/v2/a/blobs/"+d.String(), nil)
+				c.must(http.StatusCreated, "POST", "/v2/a"+uploads+"?mount="+d.String(), nil)
+				node.must(http.StatusOK, "HEAD", "/v2/a/blobs/"+d.String(), nil)
+			})
+			t.Run("a manifest can name it at once", func(t *testing.T) {
+				manifest := strings.NewReplacer("LAYER", d.String(), "CONFIG", empty.String()).Replace(
+					`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json",` +
+						`"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"CONFIG","size":0},` +
+						`"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"LAYER","size":6}]}`)
+				for _, blob := range []digest.Digest{d, empty} {
+					c.must(http.StatusCreated, "POST", "/v2/whole"+uploads+"?mount="+blob.String(), nil)
+				}
+				c.must(http.StatusCreated, "PUT", "/v2/whole/manifests/v1", strings.NewReader(manifest), "Content-Type", "application/vnd.oci.image.manifest.v1+json")
+			})
+			t.Run("who may not push mounts nothing", func(t *testing.T) {
+				for who, tt := range map[string]struct {
+					client client
+					status int
+				}{
+					"a node":                       {node, http.StatusForbidden},
+					"a node with the password":     {node.as(pushUser, pushPassword), http.StatusForbidden},
+					"a pusher without a password":  {i.pusher().as("", ""), http.StatusUnauthorized},
+					"a pusher with a wrong one":    {i.pusher().as(pushUser, "wrong"), http.StatusUnauthorized},
+					"nobody, without TLS":          {i.plain(), http.StatusUnauthorized},
+					"who may pull, without TLS":    {i.plain().as(pullUser, pullPassword), http.StatusForbidden},
+					"a node, a blob nobody has":    {node, http.StatusForbidden},
+					"who may pull, and names from": {i.plain().as(pullUser, pullPassword), http.StatusForbidden},
+				} {
+					query := "?mount=" + d.String()
+					if strings.Contains(who, "nobody has") {
+						query = "?mount=" + absent.String()
+					} else if strings.Contains(who, "from") {
+						query += "&from=first"
+					}
+					if got := tt.client.must(tt.status, "POST", "/v2/refused"+uploads+query, nil); got.Header.Get("Docker-Content-Digest") != "" {
+						t.Errorf("%s learns what is stored: %v", who, got.Header)
+					}
+				}
+				node.must(http.StatusNotFound, "HEAD", "/v2/refused/blobs/"+d.String(), nil)
+			})
+		})
+	}
+}
+
+// What is left of a blob is not mounted, whatever a cache says.
+func TestMountOfABlobWithoutItsData(t *testing.T) {
+	for sentence, tt := range map[string]struct {
+		damage func(data string) error
+		mended bool // by an upload: distribution leaves alone what is in its place
+	}{
+		"its data are gone":        {os.Remove, true},
+		"all of it is gone":        {func(data string) error { return os.RemoveAll(filepath.Dir(data)) }, true},
+		"its data are empty":       {func(data string) error { return os.Truncate(data, 0) }, false},
+		"a directory has its name": {func(data string) error { return errors.Join(os.Remove(data), os.Mkdir(data, 0o700)) }, false},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			root := t.TempDir()
+			config := "version: 0.1\nstorage: {filesystem: {rootdirectory: " + root + "}, cache: {blobdescriptor: inmemory}}\n"
+			i := start(t, newAuthority(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
+			c := i.pusher()
+			d := c.pushBlob("first", "shared")
+			c.must(http.StatusOK, "HEAD", "/v2/first/blobs/"+d.String(), nil) // now it is in the cache
+			if err := tt.damage(filepath.Join(root, blobPath(d))); err != nil {
+				t.Fatal(err)
+			}
+			begun := c.must(http.StatusAccepted, "POST", "/v2/second/blobs/uploads/?mount="+d.String(), nil)
+			if !tt.mended {
+				return
+			}
+			c.must(http.StatusCreated, "PUT", begun.Header.Get("Location")+"&digest="+d.String(), strings.NewReader("shared"))
+			if got := c.must(http.StatusOK, "GET", "/v2/second/blobs/"+d.String(), nil); got.body != "shared" {
+				t.Errorf("the blob is %q after it was sent again", got.body)
+			}
+		})
+	}
+}
+
+func TestMountWhileReadOnly(t *testing.T) {
+	root := t.TempDir()
+	i := start(t, newAuthority(t), root)
+	d := i.pusher().pushBlob("first", "shared")
+	config := "version: 0.1\nstorage: {filesystem: {rootdirectory: " + root + "}, maintenance: {readonly: {enabled: true}}}\n"
+	i = start(t, newAuthority(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
+	i.pusher().must(http.StatusMethodNotAllowed, "POST", "/v2/second/blobs/uploads/?mount="+d.String(), nil)
+	i.node().must(http.StatusNotFound, "HEAD", "/v2/second/blobs/"+d.String(), nil)
+}
+
+// A mount writes, byte for byte, what distribution's own writes.
+func TestMountWritesWhatDistributionWrites(t *testing.T) {
+	for name, driver := range map[string]storagedriver.StorageDriver{
+		"filesystem": filesystem.New(filesystem.DriverParameters{RootDirectory: t.TempDir(), MaxThreads: 25}),
+		"inmemory":   inmemory.New(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := context.Background()
+			own, err := storage.NewRegistry(ctx, driver, storage.EnableDelete)
+			if err != nil {
+				t.Fatal(err)
+			}
+			blobs := func(namespace distribution.Namespace, name string) distribution.BlobStore {
+				t.Helper()
+				repository, err := namespace.Repository(ctx, named(t, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return repository.Blobs(ctx)
+			}
+			stored, err := blobs(own, "first").Put(ctx, "application/octet-stream", []byte("shared"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			from, err := reference.WithDigest(named(t, "first"), stored.Digest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ours := blobNamespace{own, own.(distribution.RepositoryRemover), &blobSource{driver: driver, log: slog.New(slog.DiscardHandler)}}
+
+			var want, got distribution.ErrBlobMounted
+			if _, err := blobs(own, "distribution").Create(ctx, storage.WithMountFrom(from)); !errors.As(err, &want) {
+				t.Fatalf("distribution did not mount: %v", err)
+			}
+			if _, err := blobs(ours, "discovered").Create(context.WithValue(ctx, mountKey{}, stored.Digest)); !errors.As(err, &got) {
+				t.Fatalf("it was not mounted: %v", err)
+			}
+			if got.Descriptor.Digest != want.Descriptor.Digest || got.Descriptor.Size != want.Descriptor.Size || got.Descriptor.MediaType != want.Descriptor.MediaType {
+				t.Errorf("mounted %+v, distribution %+v", got.Descriptor, want.Descriptor)
+			}
+			if got.From == nil {
+				t.Error("nothing is named for notifications")
+			}
+			wrote, wanted := tree(t, driver, "discovered"), tree(t, driver, "distribution")
+			if !maps.Equal(wrote, wanted) || len(wanted) == 0 {
+				t.Errorf("wrote %q, distribution writes %q", wrote, wanted)
+			}
+			if got, want := slices.Sorted(maps.Keys(wanted)), []string{"/_layers/sha256/" + stored.Digest.Encoded() + "/link"}; !slices.Equal(got, want) {
+				t.Errorf("distribution writes %q, and %q was expected", got, want)
+			}
+		})
+	}
+}
+
+func named(t *testing.T, name string) reference.Named {
+	t.Helper()
+	n, err := reference.WithName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// tree returns the files of a repository and their content.
+func tree(t *testing.T, driver storagedriver.StorageDriver, repository string) map[string]string {
+	t.Helper()
+	files, root := map[string]string{}, repositoriesPath+"/"+repository
+	err := driver.Walk(context.Background(), root, func(info storagedriver.FileInfo) error {
+		if info.IsDir() {
+			return nil
+		}
+		reader, err := driver.Reader(context.Background(), info.Path(), 0)
+		if err != nil {
+			return err
+		}
+		defer reader.Close()
+		content, err := io.ReadAll(reader)
+		files[strings.TrimPrefix(info.Path(), root)] = string(content)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}

@@ -1,0 +1,320 @@
+package remote
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"log"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/distribution/distribution/v3/configuration"
+	"github.com/distribution/distribution/v3/registry/handlers"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/sirupsen/logrus"
+	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
+)
+
+const (
+	testUser     = "push"
+	testPassword = "a-long-secret"
+)
+
+// testRegistry is distribution's registry. Reading is free; writing needs the
+// credential. front, if any, stands before it.
+type testRegistry struct {
+	app http.Handler
+	*httptest.Server
+	mu       sync.Mutex
+	requests []string // method and path with query
+	front    func(w http.ResponseWriter, r *http.Request) (handled bool)
+}
+
+// newTestRegistry starts one, without TLS if plain.
+func newTestRegistry(t testing.TB, plain bool) *testRegistry {
+	t.Helper()
+	// Not in memory: that driver takes a lock for as long as it copies all there is.
+	storage := configuration.Storage{"filesystem": configuration.Parameters{"rootdirectory": t.TempDir()}}
+	config := &configuration.Configuration{Storage: storage}
+	config.HTTP.RelativeURLs = true
+	config.Catalog.MaxEntries = 1000
+	logrus.SetOutput(io.Discard) // distribution logs each request
+	app := handlers.NewApp(t.Context(), config)
+	t.Cleanup(func() {
+		if err := app.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	return newTestServer(t, plain, app)
+}
+
+// newTestServer has something else in the registry's place.
+func newTestServer(t testing.TB, plain bool, app http.Handler) *testRegistry {
+	t.Helper()
+	reg := &testRegistry{app: app}
+	reg.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, password, _ := r.BasicAuth()
+		if r.Method != http.MethodGet && r.Method != http.MethodHead && (user != testUser || password != testPassword) {
+			w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnauthorized)
+			io.WriteString(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`)
+			return
+		}
+		reg.mu.Lock()
+		reg.requests = append(reg.requests, r.Method+" "+r.URL.RequestURI())
+		front := reg.front
+		reg.mu.Unlock()
+		if front != nil && front(w, r) {
+			return
+		}
+		app.ServeHTTP(w, r)
+	}))
+	reg.Config.ErrorLog = log.New(io.Discard, "", 0)
+	if plain {
+		reg.Start()
+	} else {
+		reg.StartTLS()
+	}
+	t.Cleanup(reg.Close)
+	return reg
+}
+
+func (r *testRegistry) host() string {
+	_, host, _ := strings.Cut(r.URL, "://")
+	return host
+}
+
+func (r *testRegistry) setFront(front func(http.ResponseWriter, *http.Request) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.front = front
+}
+
+// count tells how many requests began with the prefix.
+func (r *testRegistry) count(prefix string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for _, request := range r.requests {
+		if strings.HasPrefix(request, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// pauses are those that a client made, or would have.
+type pauses struct {
+	mu   sync.Mutex
+	made []time.Duration
+}
+
+// sleep does not.
+func (p *pauses) sleep(ctx context.Context, pause time.Duration) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.made = append(p.made, pause)
+	return ctx.Err()
+}
+
+func (p *pauses) longest() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	longest := time.Duration(0)
+	for _, pause := range p.made {
+		longest = max(longest, pause)
+	}
+	return longest
+}
+
+// client is the way to the registry, without pauses, and with changes if wanted.
+func (r *testRegistry) client(t testing.TB, change func(*Options)) *Registry {
+	t.Helper()
+	opts := Options{
+		Host:       r.host(),
+		PlainHTTP:  strings.HasPrefix(r.URL, "http:"),
+		Credential: auth.StaticCredential(r.host(), auth.Credential{Username: testUser, Password: testPassword}),
+		sleep:      (&pauses{}).sleep,
+	}
+	if transport, ok := r.Client().Transport.(*http.Transport); ok && transport.TLSClientConfig != nil {
+		opts.TLS = transport.TLSClientConfig.Clone()
+	}
+	if change != nil {
+		change(&opts)
+	}
+	reg, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(reg.Close)
+	return reg
+}
+
+func repository(t testing.TB, reg *Registry, name string) *Repository {
+	t.Helper()
+	repo, err := reg.Repository(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return repo
+}
+
+// noise is bytes that do not compress, the same for the same seed.
+func noise(seed uint64, size int) []byte {
+	b := make([]byte, size)
+	source := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1})
+	source.Read(b)
+	return b
+}
+
+func describe(b []byte) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(b), Size: int64(len(b))}
+}
+
+// opener opens b, as something of which nothing is known but that it can be read.
+func opener(b []byte) func() (io.ReadCloser, error) {
+	return func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }
+}
+
+// fileOpener opens b as a part of a file, with something before and after it.
+func fileOpener(t testing.TB, b []byte) func() (io.ReadCloser, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	whole := append(append([]byte("before"), b...), "after"...)
+	if err := os.WriteFile(path, whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return func() (io.ReadCloser, error) { return blob.OpenPart(path, int64(len("before")), int64(len(b))) }
+}
+
+// put has the registry have a blob.
+func (r *testRegistry) put(t testing.TB, name string, b []byte) ocispec.Descriptor {
+	t.Helper()
+	desc := describe(b)
+	if _, err := repository(t, r.client(t, nil), name).PushBlob(t.Context(), desc, "", opener(b), nil); err != nil {
+		t.Fatal(err)
+	}
+	return desc
+}
+
+// has checks that the registry has a blob, byte for byte.
+func (r *testRegistry) has(t testing.TB, name string, b []byte) {
+	t.Helper()
+	got, code := r.get(t, name+"/blobs/"+digest.FromBytes(b).String())
+	if code != http.StatusOK || !bytes.Equal(got, b) {
+		t.Errorf("the registry answers %d with %d bytes, which are not the %d of the blob", code, len(got), len(b))
+	}
+}
+
+// hasNot checks that the registry does not have a blob.
+func (r *testRegistry) hasNot(t testing.TB, name string, d digest.Digest) {
+	t.Helper()
+	if got, code := r.get(t, name+"/blobs/"+d.String()); code != http.StatusNotFound {
+		t.Errorf("the registry answers %d with %d bytes for a blob that it is not to have", code, len(got))
+	}
+}
+
+// get reads with a client of its own.
+func (r *testRegistry) get(t testing.TB, path string) ([]byte, int) {
+	t.Helper()
+	resp, err := r.Client().Get(r.URL + "/v2/" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b, resp.StatusCode
+}
+
+// pull reads a blob through the client.
+func pull(ctx context.Context, repo *Repository, desc ocispec.Descriptor, offset int64) ([]byte, error) {
+	rc, err := repo.Blob(ctx, desc, offset)
+	if err != nil {
+		return nil, err
+	}
+	defer rc.Close()
+	return io.ReadAll(rc)
+}
+
+// wantError checks that an error says all that it should, and no secret.
+func wantError(t testing.TB, err error, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, want one with %q", parts)
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("error %q does not say %q", err, part)
+		}
+	}
+	noSecret(t, err.Error())
+}
+
+// noSecret checks that a text has no credential in it, nor the state of an upload.
+func noSecret(t testing.TB, text string) {
+	t.Helper()
+	for _, secret := range []string{testPassword, "cHVzaDphLWxvbmctc2VjcmV0", "_state=", "Signature"} {
+		if strings.Contains(text, secret) {
+			t.Errorf("%q tells %q", text, secret)
+		}
+	}
+}
+
+// logged is a log that tests look at.
+func logged() (*slog.Logger, *lockedBuffer) {
+	var b lockedBuffer
+	return slog.New(slog.NewTextHandler(&b, nil)), &b
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// say answers with a status and an error as registries have them.
+func say(w http.ResponseWriter, status int, code string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	io.WriteString(w, `{"errors":[{"code":"`+code+`","message":"so says the test"}]}`)
+}
+
+// clientTLS is what a client of the server needs.
+func (r *testRegistry) clientTLS() *tls.Config {
+	return r.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+}
+
+func mustWrite(t testing.TB, path string, b []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,683 @@
+package remote
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
+)
+
+func TestMount(t *testing.T) {
+	b := noise(1, 100_000)
+	t.Run("a blob that another repository has is not sent", func(t *testing.T) {
+		registry := newTestRegistry(t, false)
+		desc := registry.put(t, "first", b)
+		open := func() (io.ReadCloser, error) { return nil, errors.New("opened") }
+		mounted, err := repository(t, registry.client(t, nil), "second").PushBlob(t.Context(), desc, "first", open, nil)
+		if err != nil || !mounted {
+			t.Fatalf("mounted %v, error %v", mounted, err)
+		}
+		registry.has(t, "second", b)
+	})
+	t.Run("one that is not there is sent in the session that the answer begins", func(t *testing.T) {
+		registry := newTestRegistry(t, false)
+		mounted, err := repository(t, registry.client(t, nil), "second").PushBlob(t.Context(), describe(b), "first", opener(b), nil)
+		if err != nil || mounted {
+			t.Fatalf("mounted %v, error %v", mounted, err)
+		}
+		registry.has(t, "second", b)
+		if n := registry.count("POST"); n != 1 {
+			t.Errorf("%d uploads were begun, want 1", n)
+		}
+	})
+	t.Run("the registry is asked even if nobody knows who has it", func(t *testing.T) {
+		registry := newTestRegistry(t, false)
+		repo := repository(t, registry.client(t, nil), "second")
+		if _, err := repo.PushBlob(t.Context(), describe(b), "", opener(b), nil); err != nil {
+			t.Fatal(err)
+		}
+		if n := registry.count("POST /v2/second/blobs/uploads/?mount=sha256"); n != 1 {
+			t.Errorf("%d requests to mount, want 1: %q", n, registry.requests)
+		}
+	})
+	t.Run("what is there already is not sent to a registry that mounts nothing", func(t *testing.T) {
+		registry := newTestRegistry(t, false)
+		desc := registry.put(t, "second", b)
+		registry.setFront(func(_ http.ResponseWriter, r *http.Request) bool {
+			r.URL.RawQuery = strings.Replace(r.URL.RawQuery, "from=first", "", 1)
+			return false
+		})
+		open := func() (io.ReadCloser, error) { return nil, errors.New("opened") }
+		mounted, err := repository(t, registry.client(t, nil), "second").PushBlob(t.Context(), desc, "first", open, nil)
+		if err != nil || !mounted {
+			t.Fatalf("mounted %v, error %v", mounted, err)
+		}
+		if n := registry.count("DELETE"); n != 1 {
+			t.Errorf("%d uploads were given up, want the one that was begun", n)
+		}
+	})
+	t.Run("a mount that is forbidden does not keep the blob from being sent", func(t *testing.T) {
+		registry := newTestRegistry(t, false)
+		registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Query().Has("mount") {
+				say(w, http.StatusForbidden, "DENIED")
+				return true
+			}
+			return false
+		})
+		mounted, err := repository(t, registry.client(t, nil), "second").PushBlob(t.Context(), describe(b), "first", opener(b), nil)
+		if err != nil || mounted {
+			t.Fatalf("mounted %v, error %v", mounted, err)
+		}
+		registry.has(t, "second", b)
+	})
+}
+
+func TestWrongContentIsHeldBack(t *testing.T) {
+	right := noise(2, 3<<20)
+	wrong := bytes.Clone(right)
+	wrong[len(wrong)/2] ^= 1
+	for name, test := range map[string]struct {
+		b    []byte
+		desc ocispec.Descriptor
+		want string
+	}{
+		"altered":                {wrong, describe(right), "does not match its digest"},
+		"small and altered":      {[]byte("b"), describe([]byte("a")), "does not match its digest"},
+		"short":                  {right[:len(right)-1], describe(right), "ends 1 bytes early"},
+		"long":                   {append(bytes.Clone(right), 0), describe(right), "its descriptor says"},
+		"empty and not to be":    {nil, describe([]byte("a")), "ends 1 bytes early"},
+		"not empty and to be so": {[]byte("a"), describe(nil), "its descriptor says"},
+	} {
+		for _, kind := range []string{"over TLS", "from a file over plain HTTP", "from a file to a registry that does not say that it verifies"} {
+			t.Run(name+" "+kind, func(t *testing.T) {
+				open := opener(test.b)
+				plain := kind != "over TLS"
+				if plain {
+					path := writeFile(t, test.b)
+					size := test.desc.Size
+					if name == "long" || name == "not empty and to be so" {
+						size = int64(len(test.b))
+					}
+					open = func() (io.ReadCloser, error) { return blob.OpenPart(path, 0, size) }
+				}
+				registry := newTestRegistry(t, plain)
+				if strings.Contains(kind, "does not say") {
+					registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+						registry.app.ServeHTTP(withoutVersion{w}, r)
+						return true
+					})
+				}
+				client := registry.client(t, nil)
+				repo := repository(t, client, "some/where")
+				var sent int64
+				_, err := repo.PushBlob(t.Context(), test.desc, "", open, func(_, n int64) { sent += n })
+				wantError(t, err, test.want)
+				var content *blob.Error
+				if !errors.As(err, &content) {
+					t.Errorf("%T is no error about content", err)
+				}
+				registry.hasNot(t, "some/where", test.desc.Digest)
+				if n := registry.count("DELETE"); n != 1 {
+					t.Errorf("%d uploads were cancelled, want 1", n)
+				}
+				// It goes once at most, and not to its end where nobody else looks at it.
+				if most := test.desc.Size; sent > most || kind != "from a file over plain HTTP" && sent == most && most > 0 {
+					t.Errorf("%d bytes of %d went", sent, most)
+				}
+			})
+		}
+	}
+}
+
+// withoutVersion drops what a registry says of the protocol that it speaks.
+type withoutVersion struct{ http.ResponseWriter }
+
+func (w withoutVersion) WriteHeader(code int) {
+	w.Header().Del(apiVersionHeader)
+	w.ResponseWriter.WriteHeader(code)
+}
+
+func (w withoutVersion) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// A file goes as it is to a registry that verifies, and is not hashed twice.
+func TestFileIsNotHashedForARegistryThatVerifies(t *testing.T) {
+	b := noise(3, 2<<20)
+	path := writeFile(t, b)
+	for name, asIs := range map[string]bool{"says that it verifies": true, "does not say so": false} {
+		t.Run(name, func(t *testing.T) {
+			registry := newTestRegistry(t, true)
+			if !asIs {
+				registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+					registry.app.ServeHTTP(withoutVersion{w}, r)
+					return true
+				})
+			}
+			repo := repository(t, registry.client(t, nil), "some/where")
+			u := &upload{
+				repo: repo, desc: describe(b), digester: digest.SHA256.Digester(), progress: func(int64, int64) {},
+				open: func() (io.ReadCloser, error) { return blob.OpenPart(path, 0, int64(len(b))) },
+			}
+			if _, err := u.push(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if hashed := u.hashed > 0; hashed == asIs {
+				t.Errorf("%d bytes were hashed", u.hashed)
+			}
+			registry.has(t, "some/where", b)
+		})
+	}
+}
+
+// A file that went as it is, and cannot be opened so any more, is hashed after all.
+func TestUploadContinuesFromAnotherKindOfContent(t *testing.T) {
+	b := noise(3, 3<<20)
+	for name, last := range map[string]byte{"right": b[len(b)-1], "altered": b[len(b)-1] + 1} {
+		t.Run(name, func(t *testing.T) {
+			registry := newTestRegistry(t, true)
+			halfTaken(registry, 1_234_567, nil)
+			file, other := fileOpener(t, b), append(slices.Clone(b[:len(b)-1]), last)
+			opened := 0
+			_, err := repository(t, registry.client(t, nil), "some/where").PushBlob(t.Context(), describe(b), "", func() (io.ReadCloser, error) {
+				if opened++; opened == 1 {
+					return file()
+				}
+				return io.NopCloser(bytes.NewReader(other)), nil
+			}, nil)
+			if name == "altered" {
+				wantError(t, err, "does not match its digest")
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if opened != 2 {
+				t.Errorf("opened %d times, want 2", opened)
+			}
+			registry.has(t, "some/where", b)
+		})
+	}
+}
+
+func writeFile(t *testing.T, b []byte) string {
+	t.Helper()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "blob")
+	mustWrite(t, path, b)
+	return path
+}
+
+// halfTaken stands before a registry, and takes the first PUT's body up to a point,
+// as if the link then broke.
+func halfTaken(registry *testRegistry, upTo int64, status http.HandlerFunc) {
+	var puts atomic.Int64
+	registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+		switch {
+		case r.Method == http.MethodPut && puts.Add(1) == 1:
+			// The registry is handed a part, as it is in a PATCH.
+			r.Method = http.MethodPatch
+			r.Body = struct {
+				io.Reader
+				io.Closer
+			}{io.LimitReader(r.Body, upTo), r.Body}
+			r.ContentLength = -1
+			r.Header.Del("Content-Length")
+			registry.app.ServeHTTP(httptest.NewRecorder(), r)
+			hijacked, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				panic(err)
+			}
+			hijacked.Close()
+			return true
+		case r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/uploads/") && status != nil:
+			status(w, r)
+			return true
+		}
+		return false
+	})
+}
+
+func TestBrokenUpload(t *testing.T) {
+	const taken = 1_234_567
+	b := noise(3, 3<<20)
+	for name, test := range map[string]struct {
+		status http.HandlerFunc // what is answered to who asks how much there is
+		begun  int              // uploads
+		most   int64            // bytes that go twice
+	}{
+		"is continued where the registry has come to": {nil, 1, int64(len(b)) - taken},
+		"begins again where the registry does not know uploads any more": {
+			func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusNotFound, "BLOB_UPLOAD_UNKNOWN") }, 2, int64(len(b)),
+		},
+		"begins again where uploads cannot be asked about": {
+			func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusMethodNotAllowed) }, 2, int64(len(b)),
+		},
+		"begins again where the registry claims to have more than it was sent": {
+			func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Range", "0-"+strconv.Itoa(len(b)*2))
+				w.WriteHeader(http.StatusNoContent)
+			}, 2, int64(len(b)),
+		},
+		"begins again where nobody knows whether there is a byte": {
+			func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Range", "0-0")
+				w.WriteHeader(http.StatusNoContent)
+			}, 2, int64(len(b)),
+		},
+	} {
+		for kind, open := range map[string]func() (io.ReadCloser, error){"file": fileOpener(t, b), "reader": opener(b)} {
+			t.Run(name+", from a "+kind, func(t *testing.T) {
+				registry := newTestRegistry(t, true)
+				halfTaken(registry, taken, test.status)
+				var sent int64
+				highest := int64(0)
+				_, err := repository(t, registry.client(t, nil), "some/where").PushBlob(t.Context(), describe(b), "", open, func(offset, n int64) {
+					if offset < highest {
+						sent += min(offset+n, highest) - offset
+					}
+					highest = max(highest, offset+n)
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				registry.has(t, "some/where", b)
+				if n := registry.count("POST"); n != test.begun {
+					t.Errorf("%d uploads, want %d", n, test.begun)
+				}
+				if sent > test.most {
+					t.Errorf("%d bytes went twice, want at most %d", sent, test.most)
+				}
+			})
+		}
+	}
+}
+
+func TestUploadThatCannotSucceed(t *testing.T) {
+	b := noise(4, 200_000)
+	cdn := newTestServer(t, true, http.NotFoundHandler())
+	for name, test := range map[string]struct {
+		front func(w http.ResponseWriter, r *http.Request) bool
+		want  []string
+	}{
+		"sent elsewhere": {
+			func(w http.ResponseWriter, r *http.Request) bool {
+				w.Header().Set("Location", cdn.URL+"/upload?Signature=abc")
+				w.WriteHeader(http.StatusAccepted)
+				return true
+			},
+			[]string{"wants a blob to be sent to http://" + cdn.host(), "not allowed"},
+		},
+		"redirected": {
+			func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodPut {
+					http.Redirect(w, r, cdn.URL+"/upload?Signature=abc", http.StatusTemporaryRedirect)
+				}
+				return r.Method == http.MethodPut
+			},
+			[]string{"redirects a PUT to " + cdn.host(), "not allowed"},
+		},
+		"no place given": {
+			func(w http.ResponseWriter, r *http.Request) bool { w.WriteHeader(http.StatusAccepted); return true },
+			[]string{"gives no location"},
+		},
+		"forbidden": {
+			func(w http.ResponseWriter, r *http.Request) bool { say(w, http.StatusForbidden, "DENIED"); return true },
+			[]string{"forbids it", "so says the test", "docker login", "--password-stdin"},
+		},
+		"too large": {
+			func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodPut {
+					w.WriteHeader(http.StatusRequestEntityTooLarge)
+				}
+				return r.Method == http.MethodPut
+			},
+			[]string{"413"},
+		},
+		"taken as something else": {
+			func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodPut {
+					io.Copy(io.Discard, r.Body)
+					w.Header().Set(digestHeader, string(digest.FromString("else")))
+					w.WriteHeader(http.StatusCreated)
+				}
+				return r.Method == http.MethodPut
+			},
+			[]string{"gives something else", string(digest.FromString("else"))},
+		},
+		"taken before it was sent": {
+			func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodPut {
+					w.WriteHeader(http.StatusCreated)
+				}
+				return r.Method == http.MethodPut
+			},
+			[]string{"before it was sent"},
+		},
+		"mismatched for ever": {
+			func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodPut {
+					io.Copy(io.Discard, r.Body)
+					say(w, http.StatusBadRequest, "DIGEST_INVALID")
+				}
+				return r.Method == http.MethodPut
+			},
+			[]string{"400", "digest invalid"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			big := b
+			if name == "taken before it was sent" {
+				big = noise(5, 16<<20) // more than the sockets hold
+			}
+			registry := newTestRegistry(t, true)
+			registry.setFront(test.front)
+			log, lines := logged()
+			repo := repository(t, registry.client(t, func(opts *Options) { opts.Log = log }), "some/where")
+			_, err := repo.PushBlob(t.Context(), describe(big), "", opener(big), nil)
+			wantError(t, err, append(test.want, registry.host())...)
+			noSecret(t, lines.String())
+			registry.setFront(nil)
+			registry.hasNot(t, "some/where", describe(big).Digest)
+			if len(cdn.requests) > 0 {
+				t.Errorf("the other host was asked: %q", cdn.requests)
+			}
+		})
+	}
+}
+
+func TestRegistryThatAsksToWait(t *testing.T) {
+	b := noise(6, 100_000)
+	for name, test := range map[string]struct {
+		header     func() string
+		atLeast    time.Duration
+		notMoreBy  time.Duration
+		statusCode int
+	}{
+		"seconds":            {func() string { return "31" }, 31 * time.Second, 0, http.StatusTooManyRequests},
+		"a date":             {func() string { return time.Now().Add(50 * time.Second).UTC().Format(http.TimeFormat) }, 40 * time.Second, 11 * time.Second, http.StatusServiceUnavailable},
+		"too long":           {func() string { return "86400" }, maxRetryAfter, 0, http.StatusTooManyRequests},
+		"a date in the past": {func() string { return "Wed, 21 Oct 2015 07:28:00 GMT" }, firstPause / 2, maxPause, http.StatusTooManyRequests},
+		"nothing":            {func() string { return "" }, firstPause / 2, maxPause, http.StatusTooManyRequests},
+	} {
+		for _, method := range []string{http.MethodPost, http.MethodPut} {
+			t.Run(name+" "+method, func(t *testing.T) {
+				registry := newTestRegistry(t, true)
+				var once atomic.Bool
+				registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+					if r.Method != method || once.Swap(true) {
+						return false
+					}
+					w.Header().Set("Retry-After", test.header())
+					w.WriteHeader(test.statusCode)
+					return true
+				})
+				var waited pauses
+				repo := repository(t, registry.client(t, func(opts *Options) { opts.sleep = waited.sleep }), "some/where")
+				if _, err := repo.PushBlob(t.Context(), describe(b), "", opener(b), nil); err != nil {
+					t.Fatal(err)
+				}
+				registry.has(t, "some/where", b)
+				if got := waited.longest(); got < test.atLeast || got > test.atLeast+test.notMoreBy {
+					t.Errorf("waited %s, want %s and at most %s more", got, test.atLeast, test.notMoreBy)
+				}
+			})
+		}
+	}
+}
+
+// TestCancelledAtOnce ends contexts while something is waited for that never comes.
+func TestCancelledAtOnce(t *testing.T) {
+	b := noise(7, 16<<20) // more than the sockets hold
+	var hang chan struct{}
+	for name, test := range map[string]struct {
+		front func(reached func()) func(w http.ResponseWriter, r *http.Request) bool
+		pull  bool
+	}{
+		"while an upload stands still": {front: func(reached func()) func(http.ResponseWriter, *http.Request) bool {
+			return func(_ http.ResponseWriter, r *http.Request) bool {
+				if r.Method != http.MethodPut {
+					return false
+				}
+				io.CopyN(io.Discard, r.Body, 1000)
+				reached()
+				<-hang
+				return true
+			}
+		}},
+		"while a pause is made": {front: func(reached func()) func(http.ResponseWriter, *http.Request) bool {
+			return func(w http.ResponseWriter, r *http.Request) bool {
+				w.Header().Set("Retry-After", "100")
+				w.WriteHeader(http.StatusTooManyRequests)
+				reached()
+				return true
+			}
+		}},
+		"while an answer is waited for": {front: func(reached func()) func(http.ResponseWriter, *http.Request) bool {
+			return func(http.ResponseWriter, *http.Request) bool {
+				reached()
+				<-hang
+				return true
+			}
+		}},
+		"while a download stands still": {pull: true, front: func(reached func()) func(http.ResponseWriter, *http.Request) bool {
+			return func(w http.ResponseWriter, _ *http.Request) bool {
+				w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+				w.Write(b[:1000])
+				w.(http.Flusher).Flush()
+				reached()
+				<-hang
+				return true
+			}
+		}},
+	} {
+		for kind, plain := range map[string]bool{"over TLS": false, "over plain HTTP": true} {
+			t.Run(name+" "+kind, func(t *testing.T) {
+				registry := newTestRegistry(t, plain)
+				hang = make(chan struct{})
+				ctx, cancel := context.WithCancel(t.Context())
+				registry.setFront(test.front(cancel))
+				repo := repository(t, registry.client(t, func(opts *Options) { opts.sleep = nil }), "some/where")
+				var err error
+				if test.pull {
+					_, err = pull(ctx, repo, describe(b), 0)
+				} else {
+					_, err = repo.PushBlob(ctx, describe(b), "", fileOpener(t, b), nil)
+				}
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("error %v, want that the context ended", err)
+				}
+				close(hang)
+				if n := registry.count("DELETE"); n > 0 {
+					t.Error("something was still asked for")
+				}
+			})
+		}
+	}
+}
+
+// TestMemoryIsFlat pushes a blob that is larger than what may be allocated.
+func TestMemoryIsFlat(t *testing.T) {
+	const size, limit = 256 << 20, 8 << 20
+	path, desc := largeFile(t, size)
+	// A server of few words: what it allocates would count as well.
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go swallow(listener, size)
+	reg, err := New(Options{Host: listener.Addr().String(), PlainHTTP: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reg.Close()
+	repo := repository(t, reg, "large")
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err = repo.PushBlob(t.Context(), desc, "", func() (io.ReadCloser, error) { return blob.OpenPart(path, 0, size) }, nil)
+	runtime.ReadMemStats(&after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := after.TotalAlloc - before.TotalAlloc; got > limit {
+		t.Errorf("%d bytes were allocated, want at most %d", got, limit)
+	} else {
+		t.Logf("%d KiB were allocated for %d MiB", got>>10, size>>20)
+	}
+	if got := reg.fromFiles.Load(); got != size {
+		t.Errorf("%d bytes went from the file by themselves, want all %d", got, size)
+	}
+}
+
+// swallow is as much of a registry as a push of one blob needs.
+func swallow(listener net.Listener, size int64) {
+	client, err := listener.Accept()
+	if err != nil {
+		return
+	}
+	defer client.Close()
+	buffer := make([]byte, 1<<20)
+	header := func() {
+		var all []byte
+		for !bytes.HasSuffix(all, []byte("\r\n\r\n")) {
+			if _, err := client.Read(buffer[:1]); err != nil {
+				return
+			}
+			all = append(all, buffer[0])
+		}
+	}
+	header()
+	io.WriteString(client, "HTTP/1.1 202 Accepted\r\nLocation: /v2/large/blobs/uploads/1\r\nContent-Length: 0\r\n\r\n")
+	header()
+	io.CopyBuffer(struct{ io.Writer }{io.Discard}, io.LimitReader(struct{ io.Reader }{client}, size), buffer)
+	io.WriteString(client, "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
+	_, _ = client.Read(buffer)
+}
+
+func TestTokenIsFetchedAgainDuringAnUpload(t *testing.T) {
+	// The token of the first PUT has run out: the same body goes again with a new one.
+	b := noise(8, 300_000)
+	var tokens, puts atomic.Int64
+	registry := newTestRegistry(t, true)
+	outer := registry.Config.Handler
+	registry.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/token" {
+			if user, password, _ := r.BasicAuth(); user != testUser || password != testPassword {
+				t.Errorf("the token server was given %q", user)
+			}
+			io.WriteString(w, `{"token":"t`+strconv.FormatInt(tokens.Add(1), 10)+`"}`)
+			return
+		}
+		expired := r.Method == http.MethodPut && puts.Add(1) == 1
+		if !strings.HasPrefix(r.Header.Get("Authorization"), "Bearer t") || expired {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="`+registry.URL+`/token",service="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		r.SetBasicAuth(testUser, testPassword)
+		outer.ServeHTTP(w, r)
+	})
+	reg := registry.client(t, func(opts *Options) {
+		opts.Credential = auth.StaticCredential(opts.Host, auth.Credential{Username: testUser, Password: testPassword})
+	})
+	for _, open := range []func() (io.ReadCloser, error){fileOpener(t, b), opener(b)} {
+		puts.Store(0)
+		if _, err := repository(t, reg, "some/where").PushBlob(t.Context(), describe(b), "", open, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if tokens.Load() < 2 {
+		t.Errorf("%d tokens were fetched, want one more for what ran out", tokens.Load())
+	}
+}
+
+// A registry in a private network may have its token server there under another name.
+func TestTokenServerOfAnotherName(t *testing.T) {
+	b := noise(8, 1000)
+	for name, test := range map[string]struct {
+		realm func(registry string) string
+		wrong string
+	}{
+		"beside the registry":           {func(url string) string { return strings.Replace(url, "127.0.0.1", "localhost", 1) + "/token?account=a" }, ""},
+		"where clouds have credentials": {func(string) string { return "http://169.254.169.254/token" }, "link-local"},
+		"that is not there":             {func(string) string { return "http://localhost:1/token" }, "token server localhost:1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			registry := newTestRegistry(t, true)
+			outer := registry.Config.Handler
+			registry.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/token" {
+					if user, password, _ := r.BasicAuth(); user != testUser || password != testPassword {
+						t.Errorf("the token server was given %q", user)
+					}
+					if q := r.URL.Query(); q.Get("account") != "a" || q.Get("service") != "test" || q.Get("scope") == "" || !strings.HasPrefix(r.Host, "localhost:") {
+						t.Errorf("the token server was asked %s at %s", r.URL, r.Host)
+					}
+					io.WriteString(w, `{"token":"t"}`)
+					return
+				}
+				if r.Header.Get("Authorization") != "Bearer t" {
+					w.Header().Set("WWW-Authenticate", `Bearer service="test",realm="`+test.realm(registry.URL)+`"`)
+					w.WriteHeader(http.StatusUnauthorized)
+					return
+				}
+				r.SetBasicAuth(testUser, testPassword)
+				outer.ServeHTTP(w, r)
+			})
+			_, err := repository(t, registry.client(t, func(opts *Options) { opts.Retries = -1 }), "some/where").PushBlob(t.Context(), describe(b), "", opener(b), nil)
+			if test.wrong != "" {
+				wantError(t, err, registry.host(), test.wrong)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// A registry that says that it verifies, and takes anything, is not believed.
+func TestRegistryThatTakesAnything(t *testing.T) {
+	b := noise(3, 1<<20)
+	for name, test := range map[string]struct {
+		content []byte
+		wrong   bool
+	}{"right": {b, false}, "altered": {append(slices.Clone(b[:len(b)-1]), b[len(b)-1]+1), true}} {
+		t.Run(name, func(t *testing.T) {
+			registry := newTestServer(t, true, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
+				if r.Method == http.MethodPost {
+					w.Header().Set("Location", "upload")
+					w.WriteHeader(http.StatusAccepted)
+					return
+				}
+				w.WriteHeader(http.StatusCreated)
+			}))
+			_, err := repository(t, registry.client(t, nil), "some/where").PushBlob(t.Context(), describe(b), "", fileOpener(t, test.content), nil)
+			switch {
+			case test.wrong:
+				wantError(t, err, "does not match its digest")
+			case err != nil:
+				t.Error(err)
+			}
+		})
+	}
+}

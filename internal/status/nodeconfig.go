@@ -1,0 +1,327 @@
+package status
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// NodeConfig is how far the configuration of a node's container runtime is. The
+// counts are those of the pod's last run.
+type NodeConfig struct {
+	Node string `json:"node"`
+	// Pod is the one that configures the node, "" where there is none.
+	Pod       string `json:"pod,omitempty"`
+	Written   int    `json:"written"`
+	Unchanged int    `json:"unchanged"`
+	Restored  int    `json:"restored"`
+	Removed   int    `json:"removed"`
+	// WrittenAt is when the newest of the files was written; zero where there is none.
+	WrittenAt time.Time `json:"writtenAt,omitzero"`
+	Effect    Effect    `json:"effect"`
+	// Restart is the command on the node that ends the wait for a restart, or may do so
+	// where the effect is unknown; "" where it is not known whether K3s or RKE2 runs there.
+	Restart  string   `json:"restart,omitempty"`
+	Warnings []string `json:"warnings"`
+	// Error is why the last run failed. Why says why the effect is not known, or why
+	// there is none yet.
+	Error string `json:"error,omitempty"`
+	Why   string `json:"why,omitempty"`
+
+	registries *noderuntime.RegistriesReport
+}
+
+// Effect says whether the container runtime goes by its configuration.
+type Effect string
+
+// The effects.
+const (
+	EffectYes         Effect = "in effect"
+	EffectCredentials Effect = "in effect; credentials after a restart"
+	EffectRestart     Effect = "waits for a restart"
+	EffectUnknown     Effect = "unknown"
+	// EffectNotYet: no run has ended so far, so what is on the node is what was there before.
+	EffectNotYet Effect = "not yet written"
+	EffectFailed Effect = "failed"
+)
+
+// waits says that K3s or RKE2 should be started anew.
+func (e Effect) waits() bool { return e == EffectCredentials || e == EffectRestart }
+
+const (
+	componentNodeConfig = "node-config"
+	// kubeletsAtOnce bounds how many kubelets are asked at the same time: K3s' metrics
+	// are megabytes, and all of them come through the API server.
+	kubeletsAtOnce = 8
+	// kubeletsTime bounds the asking of all.
+	kubeletsTime = time.Minute
+	// kubeletTime bounds one question: a kubelet answers in far less than a second.
+	kubeletTime = 5 * time.Second
+	// nodesNamed bounds the nodes in one sentence; the table has all of them.
+	nodesNamed = 10
+)
+
+// nodeConfig looks at what the pods that configure the nodes have left behind.
+func (c *collector) nodeConfig(ctx context.Context) error {
+	sets, err := c.Client.AppsV1().DaemonSets(c.Namespace).List(ctx, selector(c.Release, componentNodeConfig))
+	if err != nil {
+		return c.unreadable("listing the DaemonSets of node configuration in namespace "+c.Namespace, err)
+	}
+	c.configObjects = sets.Items
+	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, selector(c.Release, componentNodeConfig))
+	if err != nil {
+		return c.unreadable("listing the pods of node configuration in namespace "+c.Namespace, err)
+	}
+	if len(sets.Items) == 0 {
+		c.forgotten()
+	}
+	byNode := newest(pods.Items)
+	nodes := map[string]corev1.Node{}
+	for _, n := range c.linux {
+		nodes[n.Name] = n
+	}
+	wanted, scheduled := int32(0), int32(0)
+	for _, d := range sets.Items {
+		wanted += d.Status.DesiredNumberScheduled
+		scheduled += d.Status.CurrentNumberScheduled
+	}
+	// Who may not list nodes sees those that have a pod.
+	names := maps.Clone(byNode)
+	for name, n := range nodes {
+		// Where every pod that is wanted exists, a node without one is the user's
+		// decision, by nodeConfig.nodeSelector or nodeConfig.tolerations.
+		if scheduled < wanted && hook.NodeReady(n) && names[name].Name == "" {
+			names[name] = corev1.Pod{}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		c.report.NodeConfig = append(c.report.NodeConfig, c.configured(name, names[name]))
+	}
+	if err := c.effects(ctx, nodes); err != nil {
+		return err
+	}
+	c.adviseNodeConfig(nodes)
+	return nil
+}
+
+// newest picks one pod for each node: during a rollout there may be two, and one that
+// was evicted has a successor.
+func newest(pods []corev1.Pod) map[string]corev1.Pod {
+	byNode := map[string]corev1.Pod{}
+	for _, p := range pods {
+		if p.Spec.NodeName == "" || p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		old, ok := byNode[p.Spec.NodeName]
+		if !ok || old.CreationTimestamp.Before(&p.CreationTimestamp) {
+			byNode[p.Spec.NodeName] = p
+		}
+	}
+	return byNode
+}
+
+// configured is what is known of one node without asking its kubelet.
+func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
+	n := NodeConfig{Node: node, Pod: pod.Name, Warnings: []string{}}
+	if pod.Name == "" {
+		n.Effect, n.Why = EffectNotYet, "its pod does not exist yet"
+		return n
+	}
+	last, ok := lastRun(pod)
+	if !ok {
+		n.Effect, n.Why = EffectNotYet, orUnknown(c.why(pod))
+		return n
+	}
+	report, err := noderuntime.ParseReport(last.Message)
+	text := "" // in the report's place: the end of the log, or what the kubelet says
+	if err != nil {
+		text = oneLine(last.Message)
+	}
+	n.Written, n.Unchanged, n.Restored, n.Removed = report.Written, report.Unchanged, report.Restored, report.Removed
+	n.WrittenAt, n.registries = report.Changed, report.Registries
+	for _, warning := range report.Warnings {
+		n.Warnings = append(n.Warnings, oneLine(warning))
+	}
+	switch {
+	case last.ExitCode != 0:
+		n.Effect, n.Error = EffectFailed, cmp.Or(oneLine(report.Error), text, fmt.Sprintf("exit code %d", last.ExitCode))
+	case err != nil:
+		// So it is where the kubelet has forgotten the container since.
+		n.Effect, n.Why = EffectUnknown, "its report is gone; the pod's log may have it"
+	case report.Error != "":
+		n.Effect, n.Error = EffectFailed, oneLine(report.Error)
+	default:
+		n.Effect = EffectYes
+	}
+	return n
+}
+
+// lastRun is how the init container ended, the last time that it did.
+func lastRun(pod corev1.Pod) (*corev1.ContainerStateTerminated, bool) {
+	for _, s := range pod.Status.InitContainerStatuses {
+		if last := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated); last != nil {
+			return last, true
+		}
+	}
+	return nil, false
+}
+
+// effects finds out which nodes wait for K3s or RKE2, which read registries.yaml when
+// they start and never again.
+func (c *collector) effects(ctx context.Context, nodes map[string]corev1.Node) error {
+	asking, cancel := context.WithTimeoutCause(ctx, kubeletsTime, fmt.Errorf("not all nodes could be asked within %s", kubeletsTime))
+	defer cancel()
+	var group errgroup.Group
+	group.SetLimit(kubeletsAtOnce)
+	for i := range c.report.NodeConfig {
+		n := &c.report.NodeConfig[i]
+		if n.Effect != EffectYes || n.registries == nil {
+			continue
+		}
+		if n.registries.Live && !n.registries.Auth {
+			continue // containerd has all of it, whenever K3s was started
+		}
+		node, known := nodes[n.Node]
+		group.Go(func() error {
+			c.effect(asking, n, known && !hook.NodeReady(node))
+			if n.Effect != EffectYes {
+				n.Restart = restart(node)
+			}
+			return ctx.Err()
+		})
+	}
+	if group.Wait() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// effect compares when registries.yaml was written with when the kubelet was started.
+// K3s is one process with its kubelet; RKE2 starts its own after it has read the file.
+func (c *collector) effect(ctx context.Context, n *NodeConfig, down bool) {
+	if down {
+		n.Effect, n.Why = EffectUnknown, "the node is not ready, so its kubelet was not asked when it was started"
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, kubeletTime, fmt.Errorf("no answer within %s", kubeletTime))
+	defer cancel()
+	started, err := c.KubeletStarted(ctx, n.Node)
+	switch cause := context.Cause(ctx); {
+	case apierrors.IsForbidden(err):
+		n.Effect, n.Why = EffectUnknown, "when K3s was started is not known: that needs the right to get nodes/proxy"
+	case err != nil && cause != nil:
+		n.Effect, n.Why = EffectUnknown, "when K3s was started is not known: "+cause.Error()
+	case err != nil:
+		n.Effect, n.Why = EffectUnknown, "when K3s was started is not known: "+oneLine(err.Error())
+	case started.After(n.registries.Changed):
+	case n.registries.Live:
+		n.Effect = EffectCredentials
+	default:
+		n.Effect = EffectRestart
+	}
+}
+
+// restart is the command that starts a node's K3s or RKE2 anew; pods run on meanwhile.
+// It is "" where the kubelet is of neither, or is not known.
+func restart(n corev1.Node) string {
+	// A server may be one for etcd only.
+	_, controlPlane := n.Labels["node-role.kubernetes.io/control-plane"]
+	_, etcd := n.Labels["node-role.kubernetes.io/etcd"]
+	server := controlPlane || etcd
+	switch version := n.Status.NodeInfo.KubeletVersion; {
+	case strings.Contains(version, "+k3s") && server:
+		return "sudo systemctl restart k3s"
+	case strings.Contains(version, "+k3s"):
+		return "sudo systemctl restart k3s-agent"
+	case strings.Contains(version, "+rke2") && server:
+		return "sudo systemctl restart rke2-server"
+	case strings.Contains(version, "+rke2"):
+		return "sudo systemctl restart rke2-agent"
+	}
+	return ""
+}
+
+// adviseNodeConfig says what to do, in one sentence for all nodes that need the same.
+// An effect that is not known is none of it: the right to ask is more than it looks.
+func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
+	ready := func(n NodeConfig) bool {
+		node, known := nodes[n.Node]
+		return !known || hook.NodeReady(node) // one that is not is named already
+	}
+	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return "", n.Effect == EffectNotYet && n.Pod == "" }) {
+		c.next("The container runtime of %s is not configured, for there is no pod that does it: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s says why.",
+			s, c.Namespace, c.Release, componentNodeConfig)
+	}
+	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return n.Why, n.Effect == EffectNotYet && n.Pod != "" && ready(n) }) {
+		c.next("The container runtime of %s is not configured yet (%s): kubectl --namespace %s describe pod %s says more.", s, s.reason, c.Namespace, s.pod)
+	}
+	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return n.Error, n.Effect == EffectFailed && ready(n) }) {
+		c.next("The container runtime of %s could not be configured (%s): put that right with helm upgrade where it is in the values; where it is on the node, its pod tries again by itself. "+
+			"kubectl --namespace %s logs %s --all-containers has the whole log.", s, s.reason, c.Namespace, s.pod)
+	}
+	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return n.Restart, n.Effect.waits() }) {
+		how := "restart the K3s or RKE2 service"
+		if s.reason != "" {
+			how = "run " + s.reason
+		}
+		c.next("K3s and RKE2 read registries.yaml only when they start: %s on %s.", how, s)
+	}
+}
+
+// shared are the nodes that need the same for one reason.
+type shared struct {
+	reason string
+	nodes  []string
+	pod    string // the first node's
+}
+
+// sharing gathers the nodes that applies names, by reason, in the order of their names.
+func (c *collector) sharing(applies func(NodeConfig) (reason string, yes bool)) []*shared {
+	var found []*shared
+	for _, n := range c.report.NodeConfig {
+		reason, yes := applies(n)
+		if !yes {
+			continue
+		}
+		i := slices.IndexFunc(found, func(s *shared) bool { return s.reason == reason })
+		if i < 0 {
+			i, found = len(found), append(found, &shared{reason: reason, pod: n.Pod})
+		}
+		found[i].nodes = append(found[i].nodes, n.Node)
+	}
+	return found
+}
+
+// String names the nodes, not all where there are many.
+func (s *shared) String() string {
+	switch n := len(s.nodes); {
+	case n == 1:
+		return "node " + s.nodes[0]
+	case n > nodesNamed:
+		return fmt.Sprintf("nodes %s, … (%d in all)", strings.Join(s.nodes[:nodesNamed], ", "), n)
+	}
+	return "nodes " + strings.Join(s.nodes, ", ")
+}
+
+// forgotten says what to do about files that nothing looks after any more. In the
+// middle of a run that is so for a moment.
+func (c *collector) forgotten() {
+	s := c.report.State
+	if s == nil || s.Phase != state.PhaseReady || len(s.NodeDirectories) == 0 {
+		return
+	}
+	c.next("Nodes may still hold files of the release in %s, and nothing looks after them: helm upgrade with --set 'nodeConfig.directories={%s}' puts back what was there before.",
+		strings.Join(s.NodeDirectories, ", "), strings.Join(s.NodeDirectories, ","))
+}

@@ -1,0 +1,344 @@
+package status_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/status"
+)
+
+const k3s = "v1.36.3+k3s1"
+
+var written = now.Add(-time.Hour)
+
+// configure has the DaemonSet of node configuration, and says how many pods it is to have.
+func (c cluster) configure(t *testing.T, wanted, scheduled int32) cluster {
+	t.Helper()
+	d := &appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-node-config-1", "node-config"), Spec: appsv1.DaemonSetSpec{Template: template(nodeLoad)}}
+	d.Status.DesiredNumberScheduled, d.Status.CurrentNumberScheduled = wanted, scheduled
+	c.payload(t, nodeLoad, "registry-node", 1_500_000)
+	return c.add(d)
+}
+
+// configPod is the pod that configures a node, with what its init container left.
+func configPod(node string, exit int32, message string) *corev1.Pod {
+	p := pod("node-config", node, exit == 0)
+	p.Status.ContainerStatuses = nil
+	last := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: exit, Message: message}}
+	init := corev1.ContainerStatus{Name: "configure", State: last, Ready: exit == 0}
+	if exit != 0 {
+		init.State, init.LastTerminationState = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 10s"}}, last
+	}
+	p.Status.InitContainerStatuses = []corev1.ContainerStatus{init}
+	return p
+}
+
+func message(r noderuntime.Report) string {
+	data, err := json.Marshal(r)
+	if err != nil {
+		panic(err)
+	}
+	return string(data)
+}
+
+// registries is the report of a node with a registries.yaml.
+func registries(live, auth bool) string {
+	return message(noderuntime.Report{Release: "zarf/zarf-registry", Written: 1, Changed: written,
+		Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Changed: written, Live: live, Auth: auth}})
+}
+
+// kubelet gives a node a version of its kubelet, and a role.
+func kubelet(n *corev1.Node, version string, roles ...string) *corev1.Node {
+	n.Status.NodeInfo.KubeletVersion = version
+	n.Labels = map[string]string{}
+	for _, role := range roles {
+		n.Labels["node-role.kubernetes.io/"+role] = "true"
+	}
+	return n
+}
+
+// collectStarted looks at the cluster; started says when kubelets were.
+func (c cluster) collectStarted(t *testing.T, started func(node string) (time.Time, error), deny ...string) *status.Report {
+	t.Helper()
+	o := c.options(t, deny...)
+	o.KubeletStarted = func(_ context.Context, node string) (time.Time, error) { return started(node) }
+	r, err := status.Collect(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func notAsked(t *testing.T) func(string) (time.Time, error) {
+	return func(node string) (time.Time, error) {
+		t.Errorf("the kubelet of node %s was asked", node)
+		return time.Time{}, errors.New("no")
+	}
+}
+
+func at(when time.Time) func(string) (time.Time, error) {
+	return func(string) (time.Time, error) { return when, nil }
+}
+
+func TestWithoutNodeConfigurationThereIsNothingToSay(t *testing.T) {
+	r := healthy(t, state.ModeProxy).collectStarted(t, notAsked(t))
+	if data, err := json.Marshal(r); err != nil || !strings.Contains(string(data), `"nodeConfig":[]`) {
+		t.Errorf("%s, %v", data, err)
+	}
+}
+
+func TestAConfiguredNode(t *testing.T) {
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "nodes/proxy"}, "n1", errors.New("no"))
+	fails := func(err error) func(string) (time.Time, error) {
+		return func(string) (time.Time, error) { return time.Time{}, err }
+	}
+	files := message(noderuntime.Report{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, Changed: written, Warnings: []string{"one\nline"}})
+	for name, c := range map[string]struct {
+		exit    int32
+		message string
+		change  func(*corev1.Pod)
+		started func(string) (time.Time, error)
+		want    status.NodeConfig
+		next    string
+	}{
+		"with files that are read at each pull": {message: files,
+			want: status.NodeConfig{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, WrittenAt: written, Effect: "in effect", Warnings: []string{"one line"}}},
+		"with a report of a newer release": {message: `{"written":1,"more":true}`,
+			want: status.NodeConfig{Written: 1, Effect: "in effect"}},
+		"whose K3s was started later": {message: registries(false, true), started: at(written.Add(time.Second)),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect"}},
+		"whose K3s was started before": {message: registries(false, false), started: at(written.Add(-time.Second)),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "waits for a restart", Restart: "sudo systemctl restart k3s-agent"},
+			next: "K3s and RKE2 read registries.yaml only when they start: run sudo systemctl restart k3s-agent on node n1."},
+		"whose K3s was started at the same moment": {message: registries(false, false), started: at(written),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "waits for a restart", Restart: "sudo systemctl restart k3s-agent"},
+			next: "restart k3s-agent on node n1."},
+		"whose containerd has the same already": {message: registries(true, false),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect"}},
+		"whose containerd has all but the credentials": {message: registries(true, true), started: at(written.Add(-time.Second)),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect; credentials after a restart", Restart: "sudo systemctl restart k3s-agent"},
+			next: "restart k3s-agent on node n1."},
+		"whose containerd has all since K3s was started": {message: registries(true, true), started: at(now),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect"}},
+		"whose kubelet may not be asked": {message: registries(false, false), started: fails(fmt.Errorf("asking: %w", forbidden)),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "unknown", Restart: "sudo systemctl restart k3s-agent",
+				Why: "when K3s was started is not known: that needs the right to get nodes/proxy"}},
+		"whose kubelet does not answer": {message: registries(true, true), started: fails(errors.New("no\nroute")),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "unknown", Restart: "sudo systemctl restart k3s-agent",
+				Why: "when K3s was started is not known: no route"}},
+		"that refuses": {exit: 2, message: message(noderuntime.Report{Error: "key x:\nunknown", Unchanged: 1, Changed: written}),
+			want: status.NodeConfig{Unchanged: 1, WrittenAt: written, Effect: "failed", Error: "key x: unknown"},
+			next: "The container runtime of node n1 could not be configured (key x: unknown): put that right"},
+		"that refuses, with no more than a log": {exit: 1, message: "loader: no\nmemory",
+			want: status.NodeConfig{Effect: "failed", Error: "loader: no memory"},
+			next: "could not be configured (loader: no memory)"},
+		"that was killed": {exit: 137,
+			want: status.NodeConfig{Effect: "failed", Error: "exit code 137"},
+			next: "kubectl --namespace zarf logs node-config-n1 --all-containers has the whole log"},
+		"that was killed after its report": {exit: 137, message: files,
+			want: status.NodeConfig{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, WrittenAt: written, Effect: "failed", Error: "exit code 137", Warnings: []string{"one line"}},
+			next: "(exit code 137)"},
+		"that says of itself that it failed": {message: `{"error":"no"}`,
+			want: status.NodeConfig{Effect: "failed", Error: "no"}, next: "(no)"},
+		"whose kubelet has forgotten the report": {message: "Unable to get init container status",
+			want: status.NodeConfig{Effect: "unknown", Why: "its report is gone; the pod's log may have it"}},
+		"whose pod waits": {change: func(p *corev1.Pod) {
+			p.Status.InitContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such\nhost"}}
+			p.Status.InitContainerStatuses[0].Ready = false
+		},
+			want: status.NodeConfig{Effect: "not yet written", Why: "ErrImagePull: no such host"},
+			next: "The container runtime of node n1 is not configured yet (ErrImagePull: no such host): kubectl --namespace zarf describe pod node-config-n1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := configPod("n1", c.exit, c.message)
+			if c.change != nil {
+				c.change(p)
+			}
+			if c.started == nil {
+				c.started = notAsked(t)
+			}
+			r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(p, kubelet(node("n1", true), k3s)).collectStarted(t, c.started)
+			c.want.Node, c.want.Pod = "n1", "node-config-n1"
+			if c.want.Warnings == nil {
+				c.want.Warnings = []string{}
+			}
+			if got, want := asJSON(t, r.NodeConfig), asJSON(t, []status.NodeConfig{c.want}); got != want {
+				t.Errorf("it says\n%s, want\n%s", got, want)
+			}
+			if c.next == "" && !r.Healthy || c.next != "" && (len(r.Next) != 1 || !strings.Contains(r.Next[0], c.next)) {
+				t.Errorf("next is %q, want %q", r.Next, c.next)
+			}
+		})
+	}
+}
+
+func asJSON(t *testing.T, v any) string {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func TestTheCommandThatRestarts(t *testing.T) {
+	for _, c := range []struct {
+		version, role, want string
+	}{
+		{k3s, "control-plane", "sudo systemctl restart k3s"},
+		{k3s, "etcd", "sudo systemctl restart k3s"},
+		{k3s, "worker", "sudo systemctl restart k3s-agent"},
+		{"v1.36.3+rke2r1", "control-plane", "sudo systemctl restart rke2-server"},
+		{"v1.36.3+rke2r1", "worker", "sudo systemctl restart rke2-agent"},
+		{"v1.36.3", "control-plane", ""},
+	} {
+		t.Run(c.version+", "+c.role, func(t *testing.T) {
+			r := healthy(t, state.ModeExternal).configure(t, 1, 1).
+				add(configPod("n1", 0, registries(false, false)), kubelet(node("n1", true), c.version, c.role)).
+				collectStarted(t, at(written.Add(-time.Hour)))
+			how := "run " + c.want + " on node n1."
+			if c.want == "" {
+				how = "restart the K3s or RKE2 service on node n1."
+			}
+			if len(r.NodeConfig) != 1 || r.NodeConfig[0].Restart != c.want || len(r.Next) != 1 || !strings.HasSuffix(r.Next[0], how) {
+				t.Errorf("%+v, next %q", r.NodeConfig, r.Next)
+			}
+		})
+	}
+}
+
+func TestManyNodesShareASentence(t *testing.T) {
+	c := healthy(t, state.ModeExternal).configure(t, 30, 30)
+	for i := range 12 {
+		agent, server, broken := fmt.Sprintf("a%02d", i), fmt.Sprintf("s%02d", i%2), fmt.Sprintf("x%02d", i)
+		c.add(kubelet(node(agent, true), k3s), configPod(agent, 0, registries(i%2 == 0, true)))
+		c.add(kubelet(node(server, true), k3s, "control-plane"), configPod(server, 0, registries(false, true)))
+		c.add(node(broken, true), configPod(broken, 2, message(noderuntime.Report{Error: "no"})))
+	}
+	var asked, most atomic.Int32
+	r := c.collectStarted(t, func(string) (time.Time, error) {
+		most.Store(max(most.Load(), asked.Add(1)))
+		time.Sleep(time.Millisecond)
+		asked.Add(-1)
+		return written.Add(-time.Hour), nil
+	})
+	want := []string{
+		"The container runtime of nodes x00, x01, x02, x03, x04, x05, x06, x07, x08, x09, … (12 in all) could not be configured (no): ",
+		"run sudo systemctl restart k3s-agent on nodes a00, a01, a02, a03, a04, a05, a06, a07, a08, a09, … (12 in all).",
+		"run sudo systemctl restart k3s on nodes s00, s01.",
+	}
+	if len(r.Next) != len(want) {
+		t.Fatalf("next is\n%s", strings.Join(r.Next, "\n"))
+	}
+	for i, w := range want {
+		if !strings.Contains(r.Next[i], w) {
+			t.Errorf("next is %q, want %q", r.Next[i], w)
+		}
+	}
+	if m := most.Load(); m < 1 || m > 8 {
+		t.Errorf("%d kubelets were asked at once", m)
+	}
+}
+
+func TestNodesWithoutAPodThatConfiguresThem(t *testing.T) {
+	done := configPod("n1", 0, message(noderuntime.Report{Written: 1}))
+	missing := healthy(t, state.ModeExternal).configure(t, 2, 1).add(done, node("n3", false))
+	r := missing.collectStarted(t, notAsked(t))
+	if len(r.NodeConfig) != 2 || r.NodeConfig[1].Node != "n2" || r.NodeConfig[1].Effect != status.EffectNotYet || r.NodeConfig[1].Why == "" {
+		t.Errorf("node configuration is %+v", r.NodeConfig)
+	}
+	if !slices.ContainsFunc(r.Next, func(s string) bool {
+		return strings.HasPrefix(s, "The container runtime of node n2 is not configured, for there is no pod") && strings.Contains(s, "component=node-config says why")
+	}) {
+		t.Errorf("next is %q", r.Next)
+	}
+	// Of its own will the user has some nodes left alone.
+	if r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(done).collectStarted(t, notAsked(t)); len(r.NodeConfig) != 1 || !r.Healthy {
+		t.Errorf("node configuration is %+v, next %q", r.NodeConfig, r.Next)
+	}
+}
+
+func TestOfSeveralPodsOfANodeTheNewestCounts(t *testing.T) {
+	old, fresh, ending, evicted := configPod("n1", 2, ""), configPod("n1", 0, `{"written":7}`), configPod("n1", 2, ""), configPod("n1", 2, "")
+	for i, p := range []*corev1.Pod{old, fresh, ending, evicted} {
+		p.Name, p.CreationTimestamp = fmt.Sprint("p", i), metav1.NewTime(now.Add(time.Duration(i)*time.Second))
+	}
+	ending.DeletionTimestamp, ending.Finalizers = &metav1.Time{Time: now}, []string{"keep"}
+	evicted.Status.Phase = corev1.PodFailed
+	r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(old, fresh, ending, evicted).collectStarted(t, notAsked(t))
+	if len(r.NodeConfig) != 1 || r.NodeConfig[0].Written != 7 || !r.Healthy {
+		t.Errorf("node configuration is %+v, next %q", r.NodeConfig, r.Next)
+	}
+}
+
+func TestANodeThatIsDownIsNotAskedWhenItsKubeletWasStarted(t *testing.T) {
+	c := healthy(t, state.ModeExternal).configure(t, 2, 2)
+	c.add(node("n1", false), configPod("n1", 0, registries(false, false)), node("n2", false), configPod("n2", 1, "no"))
+	r := c.collectStarted(t, notAsked(t))
+	if n := r.NodeConfig; len(n) != 2 || n[0].Effect != status.EffectUnknown || !strings.Contains(n[0].Why, "not ready") || n[1].Effect != status.EffectFailed {
+		t.Errorf("node configuration is %+v", r.NodeConfig)
+	}
+	if len(r.Next) != 2 || !strings.HasPrefix(r.Next[0], "Node n1 is not ready") || !strings.HasPrefix(r.Next[1], "Node n2 is not ready") {
+		t.Errorf("next is %q", r.Next)
+	}
+}
+
+func TestNodeConfigurationThatMayNotBeReadIsNamed(t *testing.T) {
+	for deny, want := range map[string]string{
+		"list daemonsets": "listing the DaemonSets of node configuration in namespace zarf",
+		"list pods":       "listing the pods of node configuration in namespace zarf",
+	} {
+		r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(configPod("n1", 0, "{}")).collectStarted(t, notAsked(t), deny)
+		if !slices.ContainsFunc(r.Unreadable, func(s string) bool { return strings.HasPrefix(s, want) }) || len(r.NodeConfig) > 0 {
+			t.Errorf("%s: unreadable is %q, node configuration %+v", deny, r.Unreadable, r.NodeConfig)
+		}
+	}
+	// Without the nodes there are still their pods.
+	r := healthy(t, state.ModeExternal).configure(t, 2, 1).add(configPod("n1", 0, registries(false, false))).collectStarted(t, at(now.Add(-2*time.Hour)), "list nodes")
+	if len(r.NodeConfig) != 1 || r.NodeConfig[0].Effect != status.EffectRestart {
+		t.Errorf("node configuration is %+v", r.NodeConfig)
+	}
+}
+
+func TestPodsOfNodeConfigurationNeedTheirPayload(t *testing.T) {
+	c := healthy(t, state.ModeExternal).configure(t, 1, 1).add(configPod("n1", 0, "{}")).drop("ConfigMap " + nodeLoad + "-01")
+	if r := c.collectStarted(t, notAsked(t)); len(r.Payloads) != 1 || r.Payloads[0].Complete || len(r.Next) != 1 {
+		t.Errorf("payloads are %+v, next %q", r.Payloads, r.Next)
+	}
+}
+
+func TestFilesThatNothingLooksAfterAreNamed(t *testing.T) {
+	remembers := func() cluster {
+		return healthy(t, state.ModeProxy).changeState(t, func(s *state.State) {
+			s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/rancher/k3s"}}
+		})
+	}
+	r := remembers().collectStarted(t, notAsked(t))
+	want := "Nodes may still hold files of the release in /etc/containerd/certs.d, /etc/rancher/k3s, and nothing looks after them: " +
+		"helm upgrade with --set 'nodeConfig.directories={/etc/containerd/certs.d,/etc/rancher/k3s}' puts back what was there before."
+	if len(r.Next) != 1 || r.Next[0] != want || len(r.State.NodeDirectories) != 2 {
+		t.Errorf("next is %q", r.Next)
+	}
+	if r := remembers().configure(t, 0, 0).collectStarted(t, notAsked(t)); !r.Healthy {
+		t.Errorf("with a DaemonSet next is %q", r.Next)
+	}
+	during := remembers().changeState(t, func(s *state.State) { s.Phase = state.PhasePrepared })
+	if r := during.collectStarted(t, notAsked(t)); len(r.Next) != 1 || strings.Contains(r.Next[0], "Nodes may still") {
+		t.Errorf("during a run next is %q", r.Next)
+	}
+}

@@ -1,0 +1,207 @@
+package templates
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/engine"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+)
+
+// Which branches of the templates are taken is noted by marks: calls of lookup, the one
+// function of Helm that asks this program, for a kind that no cluster has.
+const markVersion = "branches.test"
+
+// branch is one way through an if, with or range, or a define.
+type branch struct {
+	file string
+	line int
+	what string // the action, and "otherwise" where its condition does not hold
+}
+
+func (b branch) String() string { return fmt.Sprintf("%s:%d: %s", b.file, b.line, b.what) }
+
+var branches struct {
+	sync.Mutex
+	all   []branch
+	taken []int // how often, in the order of all
+}
+
+// marked is the chart in the tree with marks. It renders the same.
+var marked = sync.OnceValues(func() (*chart.Chart, error) {
+	c, err := loader.LoadDir(chartDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range c.Templates {
+		text, err := mark(strings.TrimPrefix(file.Name, "templates/"), string(file.Data), func(b branch) int {
+			branches.all = append(branches.all, b)
+			return len(branches.all) - 1
+		})
+		if err != nil {
+			return nil, err
+		}
+		file.Data = []byte(text)
+	}
+	branches.taken = make([]int, len(branches.all))
+	return c, nil
+})
+
+// An action: what it trims before, what it says, what it trims behind. Strings may have braces.
+var actionForm = regexp.MustCompile("(?s)\\{\\{(-\\s)?\\s*(/\\*.*?\\*/|(?:\"(?:[^\"\\\\]|\\\\.)*\"|`[^`]*`|[^\"`])*?)\\s*?(\\s-)?\\}\\}")
+
+// mark puts a mark at the beginning of each branch of a template, and an else with one
+// where there is none. A range over nothing leaves nothing out, and is no branch.
+func mark(file, text string, note func(branch) int) (string, error) {
+	type block struct {
+		what      string
+		line      int
+		otherwise bool // it has an else, or needs none
+	}
+	var open []block
+	var b strings.Builder
+	put := func(line int, what, trim string) {
+		i := note(branch{file, line, strings.Join(strings.Fields(what), " ")})
+		fmt.Fprintf(&b, "{{$_ := lookup %q %q %q %q%s}}", markVersion, strconv.Itoa(i), "", "x", trim)
+	}
+	at := 0
+	for _, m := range actionForm.FindAllStringSubmatchIndex(text, -1) {
+		action, says, line := text[m[0]:m[1]], text[m[4]:m[5]], strings.Count(text[:m[0]], "\n")+1
+		before, behind := "", ""
+		if m[2] >= 0 {
+			before = "- "
+		}
+		if m[6] >= 0 {
+			behind = " -"
+		}
+		b.WriteString(text[at:m[0]])
+		at = m[1]
+		word, _, _ := strings.Cut(says, " ")
+		switch word {
+		case "define", "if", "with", "range":
+			open = append(open, block{says, line, word == "define" || word == "range"})
+			b.WriteString(action)
+			put(line, says, behind)
+		case "else":
+			if len(open) == 0 {
+				return "", fmt.Errorf("%s:%d: else of nothing", file, line)
+			}
+			last := &open[len(open)-1]
+			b.WriteString(action)
+			if says == "else" {
+				last.otherwise = true
+				says = "otherwise: " + last.what
+			}
+			put(line, says, behind)
+		case "end":
+			if len(open) == 0 {
+				return "", fmt.Errorf("%s:%d: end of nothing", file, line)
+			}
+			last := open[len(open)-1]
+			open = open[:len(open)-1]
+			if !last.otherwise {
+				b.WriteString("{{" + before + "else}}")
+				put(last.line, "otherwise: "+last.what, "")
+			}
+			b.WriteString(action)
+		default:
+			b.WriteString(action)
+		}
+	}
+	if len(open) > 0 {
+		return "", fmt.Errorf("%s:%d: %s has no end", file, open[0].line, open[0].what)
+	}
+	b.WriteString(text[at:])
+	return b.String(), nil
+}
+
+// watched notes marks, and passes on what else is looked up.
+type watched struct{ engine.ClientProvider }
+
+func (w watched) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	if apiVersion != markVersion {
+		return w.ClientProvider.GetClientFor(apiVersion, kind)
+	}
+	i, err := strconv.Atoi(kind)
+	if err != nil {
+		return nil, false, err
+	}
+	branches.Lock()
+	defer branches.Unlock()
+	branches.taken[i]++
+	return nothing{}, false, nil
+}
+
+// nowhere is no cluster: nothing is found in it, as in helm template.
+type nowhere struct{}
+
+func (nowhere) GetClientFor(string, string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	return nothing{}, true, nil
+}
+
+type nothing struct {
+	dynamic.NamespaceableResourceInterface
+}
+
+func (n nothing) Namespace(string) dynamic.ResourceInterface { return n }
+
+func (nothing) Get(_ context.Context, name string, _ metav1.GetOptions, _ ...string) (*unstructured.Unstructured, error) {
+	return nil, apierrors.NewNotFound(schema.GroupResource{}, name)
+}
+
+func (nothing) List(context.Context, metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+	return nil, apierrors.NewNotFound(schema.GroupResource{}, "")
+}
+
+func TestMarksChangeNothing(t *testing.T) {
+	for _, test := range []struct{ template, want string }{
+		{"a\n{{- if .x }}\n b\n{{- end }}\nc", "a\n{{- if .x }}M\n b\n{{- else}}M{{- end }}\nc"},
+		{`{{- if eq "}}" .x -}} b {{ else -}} c {{- end -}}`, `{{- if eq "}}" .x -}}M-  b {{ else -}}M-  c {{- end -}}`},
+		{"{{ with .x }}{{ . }}{{ else if .y }}{{ end }}", "{{ with .x }}M{{ . }}{{ else if .y }}M{{else}}M{{ end }}"},
+		{"{{ range .x }}{{ . }}{{ end }}", "{{ range .x }}M{{ . }}{{ end }}"},
+		{"{{- /* if */ -}}\n{{- define \"a\" -}}\n{{ end }}", "{{- /* if */ -}}\n{{- define \"a\" -}}M- \n{{ end }}"},
+	} {
+		got, err := mark("test", test.template, func(branch) int { return 0 })
+		if err != nil {
+			t.Errorf("%q: %v", test.template, err)
+		}
+		got = regexp.MustCompile(`\{\{\$_ := lookup "branches.test" "\d+" "" "x"( -)?\}\}`).ReplaceAllStringFunc(got, func(m string) string {
+			if strings.HasSuffix(m, " -}}") {
+				return "M- "
+			}
+			return "M"
+		})
+		if got != test.want {
+			t.Errorf("%q:\n got %q\nwant %q", test.template, got, test.want)
+		}
+	}
+	for _, broken := range []string{"{{ if .x }}", "{{ end }}", "{{ else }}"} {
+		if _, err := mark("test", broken, func(branch) int { return 0 }); err == nil {
+			t.Errorf("%q is marked", broken)
+		}
+	}
+	plain := loadChart(t)
+	for _, name := range []string{"nodeport", "everything", "node-config", "external"} {
+		cluster := clusters()["a cluster of all sorts"]()
+		want, err := rendering{chart: plain, cluster: cluster}.helm(ciValues(t)[name])
+		if err != nil || len(want) == 0 {
+			t.Fatalf("%s: %d texts, error %v", name, len(want), err)
+		}
+		got, err := rendering{cluster: cluster}.helm(ciValues(t)[name])
+		if err != nil || !maps.Equal(got, want) {
+			t.Errorf("%s: with marks it renders something else, error %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,129 @@
+package templates
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/chartutil"
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const valuesOfDistributions = "../docs/values"
+
+// distributions are the values files that docs/distributions.md has people install with.
+func distributions(t testing.TB) map[string]map[string]any {
+	t.Helper()
+	found := valuesFiles(t, filepath.Join(valuesOfDistributions, "*.yaml"), ".yaml")
+	if len(found) < 11 {
+		t.Fatalf("%d files", len(found))
+	}
+	return found
+}
+
+func TestTheValuesOfEveryDistributionKeepTheInvariants(t *testing.T) {
+	for name, values := range distributions(t) {
+		for where, cluster := range clusters() {
+			out, err := rendering{values: values, cluster: cluster()}.try(t)
+			if err != nil {
+				// What CRI-O needs cannot be for nodes of a family that the file does not choose.
+				t.Errorf("%s in %s: %v", name, where, err)
+				continue
+			}
+			for invariant, check := range invariants {
+				for _, wrong := range check(out) {
+					t.Errorf("%s in %s: %s: %s", name, where, invariant, wrong)
+				}
+			}
+		}
+	}
+}
+
+func TestThePageOfDistributionsNamesEveryFile(t *testing.T) {
+	page, err := os.ReadFile("../docs/distributions.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]bool{}
+	for _, row := range regexp.MustCompile(`(?m)^\| [^|]+ \| \[(\w+)\.yaml\]\(values/(\w+)\.yaml\) \| (tested|reasoned)[^|]* \| [^|]+ \| [^|]+ \|$`).FindAllStringSubmatch(string(page), -1) {
+		if row[1] != row[2] {
+			t.Errorf("%s leads to %s", row[1], row[2])
+		}
+		named[row[1]] = true
+	}
+	for name := range distributions(t) {
+		if !named[name] {
+			t.Errorf("no row names %s.yaml", name)
+		}
+		delete(named, name)
+	}
+	for name := range named {
+		t.Errorf("there is no %s.yaml", name)
+	}
+}
+
+// onOpenShift renders for an API server that serves OpenShift's own groups.
+func onOpenShift(t *testing.T, values map[string]any) *output {
+	t.Helper()
+	before := chartutil.DefaultVersionSet
+	chartutil.DefaultCapabilities.APIVersions = append(slices.Clone(before), "security.openshift.io/v1")
+	defer func() { chartutil.DefaultCapabilities.APIVersions = before }()
+	return rendering{values: values}.render(t)
+}
+
+func TestOpenShiftChoosesUsersAndLetsProxiesHaveTheirPorts(t *testing.T) {
+	const crio = "nodeConfig.mirrors=[docker.io]"
+	bindings := func(out *output) map[string]string {
+		found := map[string]string{}
+		for _, b := range all[*rbacv1.RoleBinding](out) {
+			if constraint, ok := strings.CutPrefix(b.RoleRef.Name, "system:openshift:scc:"); ok {
+				found[b.Subjects[0].Name] = constraint
+				if b.RoleRef.Kind != "ClusterRole" || len(b.Subjects) != 1 || b.Subjects[0].Namespace != "zarf" {
+					t.Errorf("%s: %v %v", b.Name, b.RoleRef, b.Subjects)
+				}
+			}
+		}
+		return found
+	}
+	proxy := map[string]string{"zarf-registry-proxy": "hostnetwork-v2"}
+	both := map[string]string{"zarf-registry-proxy": "hostnetwork-v2", "zarf-registry-node-config": "privileged"}
+	for name, test := range map[string]struct {
+		out  *output
+		want map[string]string
+	}{
+		"elsewhere":                       {rendering{values: proxyMode(t, crio)}.render(t), map[string]string{}},
+		"seen":                            {onOpenShift(t, proxyMode(t)), proxy},
+		"seen, with files of nodes":       {onOpenShift(t, proxyMode(t, crio)), both},
+		"said":                            {rendering{values: proxyMode(t, crio, "openshift.enabled=true")}.render(t), both},
+		"denied":                          {onOpenShift(t, proxyMode(t, "openshift.enabled=false")), map[string]string{}},
+		"nodeport mode, after proxies":    {onOpenShift(t, with(t, nil, "registryProxy=false")), proxy},
+		"an external registry":            {onOpenShift(t, with(t, nil, "registryURL=registry.example.com")), map[string]string{}},
+		"values of before (reuse-values)": {onOpenShift(t, proxyMode(t, "openshift=null")), proxy},
+	} {
+		if diff := cmp.Diff(test.want, bindings(test.out)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		on := slices.Contains(hookArgs(t, test.out, "prepare"), "--openshift=true")
+		if elsewhere := name == "elsewhere" || name == "denied"; on == elsewhere {
+			t.Errorf("%s: the Jobs are told of OpenShift: %t", name, on)
+		}
+		for _, w := range workloads(test.out) {
+			if w.ofNodes() {
+				continue
+			}
+			if c := w.pod.Spec.SecurityContext; (c.RunAsUser == nil && c.RunAsGroup == nil && c.FSGroup == nil) != on || !is(c.RunAsNonRoot, true) {
+				t.Errorf("%s: %s: %v", name, w.object, c)
+			}
+		}
+		for invariant, check := range invariants {
+			for _, wrong := range check(test.out) {
+				t.Errorf("%s: %s: %s", name, invariant, wrong)
+			}
+		}
+	}
+}

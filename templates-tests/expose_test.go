@@ -1,0 +1,261 @@
+package templates
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// exposure is what of a rendering is for the outside.
+func exposure(out *output) []string {
+	var found []string
+	for _, o := range out.objects {
+		if strings.HasPrefix(o.file, "expose/") {
+			found = append(found, o.String())
+		}
+	}
+	return found
+}
+
+func TestNothingIsExposedByDefault(t *testing.T) {
+	for _, mode := range []string{"registryProxy=true", "registryProxy=false", "registryURL=registry.example.com"} {
+		out := rendering{values: with(t, nil, mode)}.render(t)
+		if found := exposure(out); len(found) > 0 || strings.Contains(out.text(), "--expose") || strings.Contains(out.text(), "5443") {
+			t.Errorf("%s: %s", mode, found)
+		}
+	}
+}
+
+func TestEachWayFromOutsideHasItsObjects(t *testing.T) {
+	const hosts, tls = "expose.hosts=[registry.example.com]", "expose.tls.existingSecret=mine"
+	gateway := "expose.gateway={enabled: true, parentRefs: [{name: edge}]}"
+	for name, test := range map[string]struct {
+		sets []string
+		want []string
+	}{
+		"a load balancer":            {[]string{"expose.service.enabled=true", tls}, []string{"Service zarf-registry-expose"}},
+		"cert-manager":               {[]string{"expose.service.enabled=true", hosts, "expose.tls.certManager.issuerRef.name=company"}, []string{"Certificate zarf-registry-expose", "Service zarf-registry-expose"}},
+		"an Ingress":                 {[]string{"expose.ingress.enabled=true", hosts}, []string{"Ingress zarf-registry-expose", "Service zarf-registry-expose"}},
+		"a Gateway":                  {[]string{gateway, hosts, tls}, []string{"BackendTLSPolicy zarf-registry-expose", "HTTPRoute zarf-registry-expose", "Service zarf-registry-expose"}},
+		"a Gateway told by others":   {[]string{gateway, "expose.gateway.backendTLSPolicy.enabled=false", hosts}, []string{"HTTPRoute zarf-registry-expose", "Service zarf-registry-expose"}},
+		"values without any of them": {[]string{hosts, tls, "expose.anonymousPull=true"}, nil},
+	} {
+		for _, mode := range []string{"registryProxy=true", "registryProxy=false"} {
+			out := rendering{values: with(t, nil, append(test.sets, mode)...)}.render(t)
+			if diff := cmp.Diff(test.want, exposure(out)); diff != "" {
+				t.Errorf("%s, %s: %s", name, mode, diff)
+			}
+			args := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec.Containers[0].Args
+			if slices.Contains(args, "--expose-listen=:5443") != (test.want != nil) {
+				t.Errorf("%s, %s: the registry is told %s", name, mode, args)
+			}
+		}
+	}
+}
+
+func TestTheServiceForTheOutsideIsAsAskedFor(t *testing.T) {
+	out := rendering{values: ciValues(t)["expose"]}.render(t)
+	s := find[*corev1.Service](t, out, "zarf-registry-expose")
+	port := s.Spec.Ports[0]
+	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || port.Port != 8443 || port.TargetPort.StrVal != "exposed" || !is(port.AppProtocol, "https") || port.Name != "https" ||
+		!is(s.Spec.LoadBalancerClass, "example.com/lb") || !slices.Equal(s.Spec.LoadBalancerSourceRanges, []string{"192.0.2.0/24"}) ||
+		s.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal || s.Annotations["example.com/internal"] != "true" {
+		t.Errorf("%v %v", s.Annotations, s.Spec)
+	}
+	s = find[*corev1.Service](t, rendering{values: ciValues(t)["expose-nodeport"]}.render(t), "zarf-registry-expose")
+	if s.Spec.Type != corev1.ServiceTypeNodePort || s.Spec.Ports[0].NodePort != 30443 {
+		t.Errorf("%v", s.Spec)
+	}
+	// Ingress and Gateway alone ask for no way into the cluster.
+	s = find[*corev1.Service](t, rendering{values: ciValues(t)["expose-ingress"]}.render(t), "zarf-registry-expose")
+	if s.Spec.Type != corev1.ServiceTypeClusterIP || s.Spec.Ports[0].Port != 443 {
+		t.Errorf("%v", s.Spec)
+	}
+}
+
+func TestTheRegistryShowsTheOutsideItsCertificateAndItsUsers(t *testing.T) {
+	for name, test := range map[string]struct {
+		args    []string
+		secrets map[string]string // volume → Secret
+	}{
+		"expose":          {[]string{"--expose-listen=:5443", "--expose-tls-dir=/etc/zarf-registry/expose-tls", "--expose-htpasswd=/etc/zarf-registry/expose-users/htpasswd", "--expose-anonymous-pull"}, map[string]string{"expose-tls": "zarf-registry-expose-tls", "expose-users": "pullers"}},
+		"expose-nodeport": {[]string{"--expose-listen=:5443", "--expose-tls-dir=/etc/zarf-registry/expose-tls"}, map[string]string{"expose-tls": "registry-example-com"}},
+		"expose-ingress":  {[]string{"--expose-listen=:5443"}, map[string]string{}},
+	} {
+		pod := find[*appsv1.Deployment](t, rendering{values: ciValues(t)[name]}.render(t), "zarf-registry").Spec.Template.Spec
+		args := slices.DeleteFunc(pod.Containers[0].Args, func(a string) bool { return !strings.HasPrefix(a, "--expose") })
+		secrets := map[string]string{}
+		for _, v := range pod.Volumes {
+			if strings.HasPrefix(v.Name, "expose-") {
+				secrets[v.Name] = v.Secret.SecretName
+				if !is(v.Secret.DefaultMode, 0o440) || len(v.Secret.Items) == 0 || is(v.Secret.Optional, true) != (v.Name == "expose-users") {
+					t.Errorf("%s: %s is %v", name, v.Name, v.Secret)
+				}
+			}
+		}
+		if diff := cmp.Diff(test.args, args) + cmp.Diff(test.secrets, secrets); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+func TestIngressAndRouteLeadToTheServiceWithTLS(t *testing.T) {
+	out := rendering{values: ciValues(t)["expose-ingress"]}.render(t)
+	i := find[*networkingv1.Ingress](t, out, "zarf-registry-expose")
+	backend := i.Spec.Rules[0].HTTP.Paths[0].Backend.Service
+	if len(i.Spec.TLS) != 1 || i.Spec.TLS[0].SecretName != "registry-example-com" || !slices.Equal(i.Spec.TLS[0].Hosts, []string{"registry.example.com"}) || !is(i.Spec.IngressClassName, "nginx") ||
+		i.Spec.Rules[0].Host != "registry.example.com" || backend.Name != "zarf-registry-expose" || backend.Port.Name != "https" || i.Annotations["nginx.ingress.kubernetes.io/backend-protocol"] != "HTTPS" {
+		t.Errorf("%v", i)
+	}
+	// Whatever is left out, there is no Ingress without TLS.
+	i = find[*networkingv1.Ingress](t, rendering{values: proxyMode(t, "expose.ingress.enabled=true", "expose.hosts=[a.example.com, b.example.com]")}.render(t), "zarf-registry-expose")
+	if len(i.Spec.TLS) != 1 || len(i.Spec.TLS[0].Hosts) != 2 || len(i.Spec.Rules) != 2 || i.Spec.IngressClassName != nil {
+		t.Errorf("%v", i)
+	}
+
+	foreign := func(values map[string]any, kind string) map[string]any {
+		for _, u := range all[*unstructured.Unstructured](rendering{values: values}.render(t)) {
+			if u.GetKind() == kind && u.GetName() == "zarf-registry-expose" {
+				return u.Object["spec"].(map[string]any)
+			}
+		}
+		t.Fatalf("there is no %s", kind)
+		return nil
+	}
+	want := `hostnames:
+- registry.example.com
+- images.example.com
+parentRefs:
+- name: edge
+  namespace: gateways
+  sectionName: https
+rules:
+- backendRefs:
+  - name: zarf-registry-expose
+    port: 8443
+  matches:
+  - path:
+      type: PathPrefix
+      value: /v2
+  timeouts:
+    request: 0s
+`
+	if diff := cmp.Diff(want, mustYAML(t, foreign(ciValues(t)["expose"], "HTTPRoute"))); diff != "" {
+		t.Error(diff)
+	}
+	const gateway = "expose.gateway={enabled: true, parentRefs: [{name: edge}]}"
+	for name, test := range map[string]struct {
+		sets []string
+		want string
+	}{
+		"a certificate of the user":      {[]string{"expose.tls.existingSecret=mine"}, "hostname: a.example.com\nwellKnownCACertificates: System\n"},
+		"one of a private authority":     {[]string{"expose.tls.existingSecret=mine", "expose.gateway.backendTLSPolicy.caConfigMap=ours"}, "caCertificateRefs:\n- group: \"\"\n  kind: ConfigMap\n  name: ours\nhostname: a.example.com\n"},
+		"the registry's own certificate": {[]string{"expose.gateway.backendTLSPolicy.caConfigMap=ours"}, "caCertificateRefs:\n- group: \"\"\n  kind: ConfigMap\n  name: ours\nhostname: zarf-registry.zarf.svc\n"},
+	} {
+		spec := foreign(proxyMode(t, append([]string{gateway, "expose.hosts=[a.example.com]"}, test.sets...)...), "BackendTLSPolicy")
+		if diff := cmp.Diff(test.want, mustYAML(t, spec["validation"])); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+	certificate := foreign(ciValues(t)["expose"], "Certificate")
+	if diff := cmp.Diff("group: awspca.cert-manager.io\nkind: AWSPCAClusterIssuer\nname: company\n", mustYAML(t, certificate["issuerRef"])); diff != "" || certificate["secretName"] != "zarf-registry-expose-tls" {
+		t.Errorf("%v %s", certificate, diff)
+	}
+}
+
+func TestWhoMayReachThePortForTheOutside(t *testing.T) {
+	for _, test := range []struct {
+		from string
+		want int
+	}{{"null", 0}, {"[{ipBlock: {cidr: 192.0.2.0/24}}]", 1}} {
+		out := rendering{values: proxyMode(t, "expose.service.enabled=true", "expose.tls.existingSecret=mine", "networkPolicy.exposeFrom="+test.from)}.render(t)
+		found := false
+		for _, rule := range find[*networkingv1.NetworkPolicy](t, out, "zarf-registry").Spec.Ingress {
+			if rule.Ports[0].Port.IntValue() == 5443 {
+				found = true
+				if len(rule.From) != test.want {
+					t.Errorf("from %s: %v", test.from, rule.From)
+				}
+			}
+		}
+		if !found {
+			t.Error("there is no rule")
+		}
+	}
+}
+
+// Prepare looks at what the registry would not start without.
+func TestPrepareIsToldWhatIsExposed(t *testing.T) {
+	out := rendering{values: proxyMode(t, "expose.service.enabled=true", "expose.hosts=[a.example.com, b.example.com]", "expose.tls.existingSecret=mine", "expose.pullUsersSecret=pullers")}.render(t)
+	args := hookArgs(t, out, "prepare")
+	for _, want := range []string{"--expose-tls-secret=mine", "--expose-users-secret=pullers", "--expose-hosts=a.example.com,b.example.com"} {
+		if !slices.Contains(args, want) {
+			t.Errorf("prepare is not told %s: %s", want, args)
+		}
+	}
+	readable := []string{}
+	for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
+		if slices.Contains(rule.Resources, "secrets") && slices.Equal(rule.Verbs, []string{"get"}) {
+			readable = append(readable, rule.ResourceNames...)
+		}
+	}
+	for _, want := range []string{"mine", "pullers"} {
+		if !slices.Contains(readable, want) {
+			t.Errorf("prepare may not read %s: %s", want, readable)
+		}
+	}
+	// What cert-manager will make is not there yet.
+	if args := hookArgs(t, rendering{values: ciValues(t)["expose"]}.render(t), "prepare"); slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--expose-tls-secret") }) {
+		t.Error(args)
+	}
+}
+
+func TestToolsAreToldOfTheRegistryUnlessNobodyWantsIt(t *testing.T) {
+	for name, test := range map[string]struct {
+		sets  []string
+		told  string
+		verbs []string // in kube-public
+	}{
+		"by default":              {[]string{"registryProxy=true"}, "true", []string{"get", "update", "delete", "create"}},
+		"nobody wants it":         {[]string{"registryProxy=true", "localRegistryHosting=false"}, "false", []string{"get", "delete"}},
+		"with an external one":    {[]string{"registryURL=registry.example.com"}, "false", []string{"get", "delete"}},
+		"values of a former time": {[]string{"registryProxy=true", "localRegistryHosting=null"}, "true", []string{"get", "update", "delete", "create"}},
+	} {
+		out := rendering{values: with(t, nil, test.sets...)}.render(t)
+		if args := hookArgs(t, out, "finish"); !slices.Contains(args, "--local-registry-hosting="+test.told) {
+			t.Errorf("%s: finish is told %s", name, args)
+		}
+		role := find[*rbacv1.Role](t, out, "zarf-zarf-registry-hook-hosting")
+		var verbs []string
+		for _, rule := range role.Rules {
+			verbs = append(verbs, rule.Verbs...)
+			if !slices.Equal(rule.Resources, []string{"configmaps"}) || !slices.Equal(rule.Verbs, []string{"create"}) && !slices.Equal(rule.ResourceNames, []string{"local-registry-hosting"}) {
+				t.Errorf("%s: %v", name, rule)
+			}
+		}
+		if diff := cmp.Diff(test.verbs, verbs); diff != "" || role.Namespace != "kube-public" {
+			t.Errorf("%s: in %s: %s", name, role.Namespace, diff)
+		}
+	}
+	for sets, want := range map[string]string{
+		"expose.service={enabled: true}":                                  "registry.example.com",
+		"expose.service={enabled: true, port: 8443}":                      "registry.example.com:8443",
+		"expose.service={enabled: true, type: NodePort, nodePort: 30443}": "registry.example.com:30443",
+		"expose.service={enabled: true, type: NodePort}":                  "",
+		"expose.ingress={enabled: true}":                                  "registry.example.com",
+		"expose.gateway={enabled: true, parentRefs: [{name: edge}]}":      "registry.example.com",
+	} {
+		args := hookArgs(t, rendering{values: proxyMode(t, sets, "expose.hosts=[registry.example.com]", "expose.tls.existingSecret=mine")}.render(t), "finish")
+		i := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "--expose-address=") })
+		if i < 0 && want != "" || i >= 0 && args[i] != "--expose-address="+want {
+			t.Errorf("%s: finish is told %s", sets, args)
+		}
+	}
+}

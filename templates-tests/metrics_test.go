@@ -1,0 +1,650 @@
+package templates
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// alertNames are the alerts of files/alerts.yaml, in their order there.
+var alertNames = []string{
+	"ZarfRegistryDown", "ZarfRegistryStorageUnhealthy", "ZarfRegistryVolumeNearlyFull", "ZarfRegistryVolumeFull", "ZarfRegistryErrors",
+	"ZarfRegistryCertificateOverdue", "ZarfRegistryCertificateExpiring", "ZarfRegistryAuthorityExpiring",
+	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing", "ZarfRegistryGarbageCollectionFailing", "ZarfRegistryReadOnly", "ZarfRegistryProxyDown", "ZarfRegistryProxyErrors",
+	"ZarfRegistryProxyMissing", "ZarfRegistryJobFailing",
+}
+
+// monitored is proxy mode with all that metrics can have, by way of PodMonitors.
+func monitored(t testing.TB, sets ...string) map[string]any {
+	t.Helper()
+	return proxyMode(t, append([]string{"networkPolicy.metricsFrom=[{podSelector: {}}]", "metrics={podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}"}, sets...)...)
+}
+
+func TestNothingIsMonitoredUnlessAsked(t *testing.T) {
+	for _, combination := range matrix(t) {
+		for _, o := range combination.objects {
+			if strings.HasPrefix(o.file, "metrics/") && !strings.HasPrefix(combination.file, "monitoring") && combination.file != "podmonitor" {
+				t.Errorf("%s: %s", combination.name, o)
+			}
+		}
+	}
+	for name, values := range map[string]map[string]any{
+		"external mode": with(t, nil, "registryURL=registry.example.com", "metrics={service: {enabled: true}, podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}"),
+	} {
+		for _, o := range (rendering{values: values}).render(t).objects {
+			if strings.HasPrefix(o.file, "metrics/") {
+				t.Errorf("%s: %s", name, o)
+			}
+		}
+	}
+}
+
+// What a monitor selects is there: its Service, the pods of that, and a port called metrics.
+func TestMonitorsFindTheirPods(t *testing.T) {
+	pods := func(out *output, selector map[string]string) (found []corev1.PodTemplateSpec) {
+		for _, w := range workloads(out) {
+			if labels.SelectorFromSet(selector).Matches(labels.Set(w.pod.Labels)) {
+				found = append(found, w.pod)
+			}
+		}
+		return found
+	}
+	hasPort := func(t *testing.T, out *output, what string, selector map[string]string) {
+		t.Helper()
+		found := pods(out, selector)
+		if len(found) == 0 {
+			t.Errorf("%s selects no pods", what)
+		}
+		for _, pod := range found {
+			if !slices.ContainsFunc(pod.Spec.Containers[0].Ports, func(p corev1.ContainerPort) bool {
+				return p.Name == "metrics" && strconv.Itoa(int(p.ContainerPort)) == pod.Annotations["zarf-registry/metrics-port"]
+			}) {
+				t.Errorf("%s selects pods without a port called metrics: %v", what, pod.Labels)
+			}
+		}
+	}
+	endpoint := func(t *testing.T, what, port string, relabelings []monitoringv1.RelabelConfig) (job string) {
+		t.Helper()
+		if port != "metrics" {
+			t.Errorf("%s: port %s", what, port)
+		}
+		node := false
+		for _, r := range relabelings {
+			if r.TargetLabel == "job" {
+				job = *r.Replacement
+			}
+			node = node || r.TargetLabel == "node" && slices.Equal(r.SourceLabels, []monitoringv1.LabelName{"__meta_kubernetes_pod_node_name"})
+		}
+		if !node {
+			t.Errorf("%s does not name the node", what)
+		}
+		return job
+	}
+	for _, test := range []struct {
+		name string
+		sets []string
+		jobs []string
+	}{
+		{"PodMonitors", []string{"metrics.podMonitor.enabled=true"}, []string{"zarf-registry", "zarf-registry-proxy"}},
+		{"ServiceMonitors", []string{"metrics.serviceMonitor.enabled=true"}, []string{"zarf-registry", "zarf-registry-proxy"}},
+		{"hostNetwork", []string{"metrics.podMonitor.enabled=true", "proxy.hostNetwork=true"}, []string{"zarf-registry"}},
+		{"nodeport mode", []string{"metrics.serviceMonitor.enabled=true", "registryProxy=false"}, []string{"zarf-registry"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, append(test.sets, "networkPolicy.metricsFrom=[{podSelector: {}}]")...)}.render(t)
+			var jobs []string
+			for _, m := range all[*monitoringv1.PodMonitor](out) {
+				hasPort(t, out, m.Name, m.Spec.Selector.MatchLabels)
+				e := m.Spec.PodMetricsEndpoints[0]
+				jobs = append(jobs, endpoint(t, m.Name, *e.Port, e.RelabelConfigs))
+			}
+			for _, m := range all[*monitoringv1.ServiceMonitor](out) {
+				found := 0
+				for _, s := range all[*corev1.Service](out) {
+					if labels.SelectorFromSet(m.Spec.Selector.MatchLabels).Matches(labels.Set(s.Labels)) {
+						found++
+						hasPort(t, out, s.Name, s.Spec.Selector)
+						if s.Spec.ClusterIP != corev1.ClusterIPNone || s.Spec.Ports[0].Name != "metrics" {
+							t.Errorf("Service %s: %+v", s.Name, s.Spec)
+						}
+					}
+				}
+				if found != 1 {
+					t.Errorf("%s finds %d Services", m.Name, found)
+				}
+				e := m.Spec.Endpoints[0]
+				jobs = append(jobs, endpoint(t, m.Name, e.Port, e.RelabelConfigs))
+			}
+			slices.Sort(jobs)
+			if !slices.Equal(jobs, test.jobs) {
+				t.Errorf("jobs %v, want %v", jobs, test.jobs)
+			}
+			for _, policy := range all[*networkingv1.NetworkPolicy](out) {
+				if policy.Name != "zarf-registry" && (policy.Name != "zarf-registry-proxy" || len(jobs) == 1) {
+					continue
+				}
+				if !slices.ContainsFunc(policy.Spec.Ingress, func(r networkingv1.NetworkPolicyIngressRule) bool {
+					return len(r.From) == 1 && slices.Contains([]int{5090, 9102}, r.Ports[0].Port.IntValue())
+				}) {
+					t.Errorf("NetworkPolicy %s does not let Prometheus in", policy.Name)
+				}
+			}
+		})
+	}
+}
+
+func TestMetricsValuesHaveTheirEffect(t *testing.T) {
+	base := monitored(t)
+	for _, test := range []struct{ set, file, want string }{
+		{"metrics.service.enabled=true", "metrics/proxy-service.yaml", "clusterIP: None"},
+		{"metrics.podMonitor.interval=15s", "metrics/proxy-podmonitor.yaml", `interval: "15s"`},
+		{"metrics.podMonitor.scrapeTimeout=5s", "metrics/registry-podmonitor.yaml", `scrapeTimeout: "5s"`},
+		{"metrics.podMonitor.labels={prometheus: main}", "metrics/registry-podmonitor.yaml", "prometheus: main"},
+		{"metrics.podMonitor.relabelings=[{targetLabel: cluster, replacement: east}]", "metrics/registry-podmonitor.yaml", "targetLabel: cluster"},
+		{"metrics.podMonitor.metricRelabelings=[{action: drop, regex: go_.*}]", "metrics/registry-podmonitor.yaml", "regex: go_.*"},
+		{"metrics.prometheusRule.labels={prometheus: main}", "metrics/prometheusrule.yaml", "prometheus: main"},
+		{"metrics.prometheusRule.alertLabels={team: platform}", "metrics/prometheusrule.yaml", "team: platform"},
+		{"metrics.prometheusRule.alertLabels={severity: none}", "metrics/prometheusrule.yaml", "severity: critical"},
+		{"metrics.prometheusRule.disabled=[ZarfRegistryDown]", "metrics/prometheusrule.yaml", "!ZarfRegistryDown"},
+		{"metrics.prometheusRule.kubeStateMetrics=false", "metrics/prometheusrule.yaml", "!kube_"},
+		{"metrics.prometheusRule.thresholds.volumeFreePercent=21", "metrics/prometheusrule.yaml", "< 21 / 3"},
+		{"metrics.prometheusRule.thresholds.certificateLifePercent=33", "metrics/prometheusrule.yaml", "< 33 / 3"},
+		{"metrics.prometheusRule.thresholds.errorPercent=7", "metrics/prometheusrule.yaml", "> 7\n"},
+		{"metrics.dashboard.labels={dashboards: mine}", "metrics/dashboard-configmap.yaml", "dashboards: mine"},
+		{"metrics.dashboard.annotations={grafana_folder: mine}", "metrics/dashboard-configmap.yaml", "grafana_folder: mine"},
+		{"fullnameOverride=images", "metrics/prometheusrule.yaml", `job="images-proxy"`},
+	} {
+		text := rendering{values: with(t, base, test.set)}.render(t).files[test.file]
+		if unwanted, ok := strings.CutPrefix(test.want, "!"); text == "" || strings.Contains(text, strings.TrimPrefix(test.want, "!")) == ok {
+			t.Errorf("%s: %s: want %s, unwanted %t:\n%s", test.set, test.file, test.want, unwanted != test.want, text)
+		}
+	}
+}
+
+// alerts are the rules of the chart with its defaults.
+func alerts(t testing.TB) []monitoringv1.Rule {
+	t.Helper()
+	var rules []monitoringv1.Rule
+	for _, group := range find[*monitoringv1.PrometheusRule](t, rendering{values: monitored(t)}.render(t), "zarf-registry").Spec.Groups {
+		rules = append(rules, group.Rules...)
+	}
+	return rules
+}
+
+// panels are the queries of the dashboard by panel, as Grafana asks them of this release.
+func panels(t testing.TB) map[string]string {
+	t.Helper()
+	config := find[*corev1.ConfigMap](t, rendering{values: monitored(t)}.render(t), "zarf-registry-dashboard")
+	var dashboard struct {
+		UID    string
+		Panels []struct {
+			ID      int
+			Title   string
+			Type    string
+			Targets []struct{ Expr, RefID string }
+		}
+	}
+	if err := json.Unmarshal([]byte(config.Data["zarf-registry.json"]), &dashboard); err != nil {
+		t.Fatalf("the dashboard: %v", err)
+	}
+	found := map[string]string{}
+	for _, panel := range dashboard.Panels {
+		if panel.Type == "row" {
+			continue
+		}
+		if len(panel.Targets) == 0 {
+			t.Errorf("panel %q asks for nothing", panel.Title)
+		}
+		for _, target := range panel.Targets {
+			found[fmt.Sprintf("%s, %d %s", panel.Title, panel.ID, target.RefID)] = strings.NewReplacer("$namespace", "zarf", "$release", "zarf-registry", "$__rate_interval", "5m").Replace(target.Expr)
+		}
+	}
+	if len(found) < 20 || dashboard.UID == "" {
+		t.Fatalf("the dashboard has %d queries", len(found))
+	}
+	return found
+}
+
+// sample is one line of a page of metrics.
+type sample struct {
+	name, value string
+	labels      map[string]string
+}
+
+// captured reads a page of metrics as a program gave it, which test/e2e captures and compares with real pods.
+func captured(t testing.TB, file string) []sample {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", "metrics", file))
+	if err != nil {
+		t.Fatalf("%v (make e2e E2E_RUN=TestExpose, with -update, captures it: see docs/monitoring.md)", err)
+	}
+	var found []sample
+	line := regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$`)
+	pair := regexp.MustCompile(`([a-zA-Z_]+)="((?:[^"\\]|\\.)*)"`)
+	for text := range strings.Lines(string(b)) {
+		text = strings.TrimSpace(text)
+		if text == "" || strings.HasPrefix(text, "#") {
+			continue
+		}
+		m := line.FindStringSubmatch(text)
+		if m == nil {
+			t.Fatalf("%s: %q is no sample", file, text)
+		}
+		s := sample{name: m[1], value: m[3], labels: map[string]string{}}
+		for _, p := range pair.FindAllStringSubmatch(m[2], -1) {
+			s.labels[p[1]] = p[2]
+		}
+		found = append(found, s)
+	}
+	if len(found) == 0 {
+		t.Fatalf("%s has no samples", file)
+	}
+	return found
+}
+
+// pages are the captured pages, with the labels that Prometheus gives to the targets.
+var pages = map[string]map[string]string{
+	"registry.txt":           {"namespace": "zarf", "job": "zarf-registry", "pod": "zarf-registry-1", "node": "n1"},
+	"proxy.txt":              {"namespace": "zarf", "job": "zarf-registry-proxy", "pod": "zarf-registry-proxy-amd64-1", "node": "n1"},
+	"kube-state-metrics.txt": {"job": "kube-state-metrics"},
+}
+
+var selector = regexp.MustCompile(`\b([a-z][a-z0-9_]*_[a-z0-9_]*|up)\{`)
+
+// Every metric that an alert or a panel names is told by a real pod, each with
+// selectors, so that no other registry's is taken for this one's.
+func TestAlertsAndPanelsNameMetricsThatExist(t *testing.T) {
+	exist := map[string]bool{"up": true} // Prometheus itself makes it of each target
+	for file := range pages {
+		for _, s := range captured(t, file) {
+			exist[s.name] = true
+		}
+	}
+	expressions := panels(t)
+	for _, rule := range alerts(t) {
+		expressions[rule.Alert] = rule.Expr.String()
+	}
+	for name, expression := range expressions {
+		found := selector.FindAllStringSubmatch(expression, -1)
+		if len(found) == 0 {
+			t.Errorf("%s names no metric: %s", name, expression)
+		}
+		for _, match := range found {
+			if !exist[match[1]] {
+				t.Errorf("%s: no pod tells %s", name, match[1])
+			}
+		}
+		for _, bare := range regexp.MustCompile(`\b(zarf_registry|registry_|kube_|go_|process_)[a-z0-9_]+\b[^{a-z0-9_]`).FindAllString(expression, -1) {
+			t.Errorf("%s: %s has no selector", name, bare)
+		}
+		if n := strings.Count(expression, `namespace="zarf"`); n != len(found) {
+			t.Errorf("%s: %d of %d selectors name the namespace: %s", name, n, len(found), expression)
+		}
+	}
+}
+
+func TestEveryAlertIsDocumented(t *testing.T) {
+	b, err := os.ReadFile("../docs/monitoring.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, rule := range alerts(t) {
+		names = append(names, rule.Alert)
+		if !regexp.MustCompile(`(?m)^### ` + rule.Alert + `$`).Match(b) {
+			t.Errorf("docs/monitoring.md does not say what to do about %s", rule.Alert)
+		}
+		if rule.For == nil || rule.Labels["severity"] == "" || rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" || !strings.HasSuffix(rule.Annotations["runbook_url"], "#"+strings.ToLower(rule.Alert)) {
+			t.Errorf("%s: %+v", rule.Alert, rule)
+		}
+	}
+	if !slices.Equal(names, alertNames) {
+		t.Errorf("alerts %v", names)
+	}
+	for _, heading := range regexp.MustCompile(`(?m)^### (ZarfRegistry\w+)$`).FindAllStringSubmatch(string(b), -1) {
+		if !slices.Contains(names, heading[1]) {
+			t.Errorf("docs/monitoring.md tells of %s, which there is not", heading[1])
+		}
+	}
+}
+
+// The table of docs/monitoring.md has the project's own metrics, all of them.
+func TestEveryMetricIsDocumented(t *testing.T) {
+	b, err := os.ReadFile("../docs/monitoring.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(zarf_registry_[a-z_]+)` \\| ([^|]*) \\| ([^|]+) \\|$").FindAllStringSubmatch(string(b), -1) {
+		documented[row[1]+" "+strings.ReplaceAll(strings.TrimSpace(row[2]), "`", "")] = true
+	}
+	told := map[string]bool{}
+	for _, file := range []string{"registry.txt", "proxy.txt"} {
+		for _, s := range captured(t, file) {
+			if !strings.HasPrefix(s.name, "zarf_registry_") {
+				continue
+			}
+			name := s.name
+			if base := regexp.MustCompile("_(bucket|sum|count)$").ReplaceAllString(name, ""); base != name && strings.HasSuffix(base, "_seconds") {
+				name = base
+			}
+			names := slices.Sorted(maps.Keys(s.labels))
+			if strings.HasSuffix(s.name, "_bucket") || name == s.name {
+				told[name+" "+strings.Join(slices.DeleteFunc(names, func(l string) bool { return l == "le" }), ", ")] = true
+			}
+		}
+	}
+	for metric := range told {
+		if !documented[metric] {
+			t.Errorf("docs/monitoring.md does not have %s", metric)
+		}
+	}
+	for metric := range documented {
+		if !told[metric] {
+			t.Errorf("docs/monitoring.md has %s, which no pod tells", metric)
+		}
+	}
+}
+
+// promtool is the program of Prometheus; make alerts says where it is.
+func promtool(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	program := os.Getenv("PROMTOOL")
+	if program == "" {
+		t.Skip("SKIPPED, NOTHING CHECKED: PROMTOOL is not set; run make alerts")
+	}
+	out, err := exec.Command(program, args...).CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return string(out), err
+}
+
+// change is what differs from the captured pages, over an hour and some minutes. Without values it
+// takes away the samples that match; with them it gives them those, one a minute in
+// promtool's notation, or adds a series where none matches.
+type change struct {
+	name   string // of a metric; empty for all of the job
+	labels map[string]string
+	values string
+}
+
+// always is a value that stays.
+func always(value float64) string { return strconv.FormatFloat(value, 'f', -1, 64) + "+0x65" }
+
+// series are those of the captured pages with changes, for promtool. Its time begins at 0, the moment of the capture.
+func series(t *testing.T, changes []change) []map[string]string {
+	t.Helper()
+	var found []sample
+	epoch := 0.0
+	for _, file := range slices.Sorted(maps.Keys(pages)) {
+		samples := captured(t, file)
+		for _, s := range samples {
+			if value, err := strconv.ParseFloat(s.value, 64); err == nil && s.name == "process_start_time_seconds" {
+				epoch = max(epoch, value)
+			}
+			maps.Copy(s.labels, pages[file])
+			found = append(found, s)
+		}
+		if file != "kube-state-metrics.txt" {
+			found = append(found, sample{"up", "1", maps.Clone(pages[file])})
+		}
+	}
+	if epoch == 0 {
+		t.Fatal("the pages do not tell when they were captured")
+	}
+	size := ""
+	for _, s := range found {
+		if s.name == "zarf_registry_storage_size_bytes" {
+			size = s.value
+		}
+	}
+	for i, s := range found {
+		value, err := strconv.ParseFloat(s.value, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.name == "zarf_registry_storage_free_bytes" {
+			// The machine that it was captured on may have been nearly full.
+			if value, err = strconv.ParseFloat(size, 64); err != nil {
+				t.Fatal(err)
+			}
+			value /= 2
+		}
+		if strings.HasSuffix(s.name, "_timestamp_seconds") && value != 0 { // 0 is never
+			value -= epoch
+		}
+		found[i].value = always(value)
+	}
+	for _, c := range changes {
+		matched := 0
+		found = slices.DeleteFunc(found, func(s sample) bool {
+			for name, value := range c.labels {
+				if s.labels[name] != value {
+					return false
+				}
+			}
+			if c.name != "" && s.name != c.name {
+				return false
+			}
+			matched++
+			return true
+		})
+		if matched == 0 && c.values == "" {
+			t.Fatalf("%+v changes nothing", c)
+		}
+		if c.values != "" {
+			found = append(found, sample{c.name, c.values, c.labels})
+		}
+	}
+	var all []map[string]string
+	for _, s := range found {
+		var pairs []string
+		for _, name := range slices.Sorted(maps.Keys(s.labels)) {
+			pairs = append(pairs, fmt.Sprintf(`%s="%s"`, name, s.labels[name]))
+		}
+		all = append(all, map[string]string{"series": s.name + "{" + strings.Join(pairs, ",") + "}", "values": s.value})
+	}
+	return all
+}
+
+// promtoolTests runs cases, which say what was firing at any time within the hour.
+func promtoolTests(t *testing.T, groups any, cases map[string][]change, want map[string][]string, more ...map[string]any) {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name string, v any) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(mustYAML(t, v)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	rules := write("rules.yaml", map[string]any{"groups": groups})
+	if out, err := promtool(t, "check", "rules", "--lint=all", "--lint-fatal", rules); err != nil {
+		t.Fatalf("promtool check rules: %v\n%s", err, out)
+	}
+	tests := []any{}
+	for _, name := range slices.Sorted(maps.Keys(cases)) {
+		samples := []any{}
+		for _, alert := range want[name] {
+			samples = append(samples, map[string]any{"labels": fmt.Sprintf("{alertname=%q}", alert), "value": 1})
+		}
+		tests = append(tests, map[string]any{"name": name, "interval": "1m", "input_series": series(t, cases[name]),
+			"promql_expr_test": []any{map[string]any{"expr": `group by (alertname) (count_over_time(ALERTS{alertstate="firing"}[66m]))`, "eval_time": "65m", "exp_samples": samples}}})
+	}
+	for _, test := range more {
+		tests = append(tests, test)
+	}
+	file := write("tests.yaml", map[string]any{"rule_files": []string{rules}, "evaluation_interval": "1m", "tests": tests})
+	if out, err := promtool(t, "test", "rules", file); err != nil {
+		t.Errorf("promtool test rules: %v\n%s", err, out)
+	}
+}
+
+// Each alert fires on the captured series with what it is for, and on nothing else.
+func TestPromtoolFiresEachAlertForItsReason(t *testing.T) {
+	const lifetime = 1000000.0
+	registry := func(more map[string]string) map[string]string {
+		labels := maps.Clone(pages["registry.txt"])
+		maps.Copy(labels, more)
+		return labels
+	}
+	proxy := func(more map[string]string) map[string]string {
+		labels := maps.Clone(pages["proxy.txt"])
+		maps.Copy(labels, more)
+		return labels
+	}
+	// left is a certificate that has a part of its life left in the end.
+	left := func(part float64) []change {
+		return []change{
+			{"zarf_registry_tls_certificate_lifetime_seconds", registry(nil), always(lifetime)},
+			{"zarf_registry_tls_certificate_expiry_timestamp_seconds", registry(nil), always(3600 + part*lifetime)},
+		}
+	}
+	volume := func(free float64) []change {
+		return []change{
+			{"zarf_registry_storage_size_bytes", registry(nil), always(1e9)},
+			{"zarf_registry_storage_free_bytes", registry(nil), always(free * 1e9)},
+		}
+	}
+	answers := func(good, bad int) []change {
+		request := map[string]string{"listener": "tls", "method": "GET", "code": "200"}
+		failed := map[string]string{"listener": "tls", "method": "GET", "code": "500"}
+		return []change{
+			{"zarf_registry_http_requests_total", registry(request), fmt.Sprintf("0+%dx65", good)},
+			{"zarf_registry_http_requests_total", registry(failed), fmt.Sprintf("0+%dx65", bad)},
+		}
+	}
+	job := map[string]string{"job": "kube-state-metrics", "namespace": "zarf", "job_name": "zarf-registry-certificates-29400137"}
+	failed := maps.Clone(job)
+	failed["condition"] = "true"
+	daemonset := map[string]string{"job": "kube-state-metrics", "namespace": "zarf", "daemonset": "zarf-registry-proxy-amd64"}
+	cronjob := map[string]string{"job": "kube-state-metrics", "namespace": "zarf", "cronjob": "zarf-registry-certificates"}
+	elsewhere := registry(map[string]string{"namespace": "elsewhere"})
+
+	cases := map[string][]change{
+		"as captured":                 nil,
+		"no registry pod":             {{"", map[string]string{"job": "zarf-registry"}, ""}},
+		"no proxy in nodeport mode":   {{"", map[string]string{"job": "zarf-registry-proxy"}, ""}},
+		"the storage does not answer": {{"zarf_registry_storage_healthy", registry(nil), always(0)}},
+		"11 % of the volume are free": volume(.11),
+		"9 % of the volume are free":  volume(.09),
+		"3 % of the volume are free":  volume(.03),
+		"a store that has no size":    {{"zarf_registry_storage_size_bytes", registry(nil), always(0)}, {"zarf_registry_storage_free_bytes", registry(nil), always(0)}},
+		"4 % errors":                  answers(96, 4),
+		"6 % errors":                  answers(94, 6),
+		"6 % errors while garbage is collected": {
+			{"zarf_registry_http_requests_total", registry(map[string]string{"listener": "tls", "method": "GET", "code": "200"}), "0+94x65"},
+			{"zarf_registry_http_requests_total", registry(map[string]string{"listener": "tls", "method": "PUT", "code": "503"}), "0x5 0+6x29 174x30"},
+			{"zarf_registry_read_only", registry(nil), "0x5 1x29 0x30"},
+		},
+		"a collection that failed": {{"zarf_registry_gc_last_failed", registry(nil), always(1)}},
+		"no pushes for two hours":  {{"zarf_registry_read_only", registry(nil), "1x120"}},
+		"9 % of the outer certificate's life is left": {
+			{"zarf_registry_exposed_tls_certificate_lifetime_seconds", registry(nil), always(lifetime)},
+			{"zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds", registry(nil), always(3600 + .09*lifetime)},
+		},
+		"outer certificates that cannot be loaded": {{"zarf_registry_exposed_tls_reload_errors_total", registry(nil), "0+1x65"}},
+		"half of a certificate's life is left":     left(.5),
+		"29 % of a certificate's life is left":     left(.29),
+		"9 % of a certificate's life is left":      left(.09),
+		"a proxy kept its old certificate": {
+			{"zarf_registry_proxy_certificate_lifetime_seconds", proxy(nil), always(lifetime)},
+			{"zarf_registry_proxy_certificate_expiry_timestamp_seconds", proxy(nil), always(3600 + .2*lifetime)},
+		},
+		"an authority at its end": {
+			{"zarf_registry_tls_certificate_lifetime_seconds", registry(nil), always(lifetime)},
+			{"zarf_registry_tls_certificate_expiry_timestamp_seconds", registry(nil), always(3600 + .9*lifetime)},
+			{"zarf_registry_tls_authority_expiry_timestamp_seconds", registry(nil), always(3600 + .2*lifetime)},
+		},
+		"certificates that cannot be loaded":           {{"zarf_registry_tls_reload_errors_total", registry(nil), "0+1x65"}},
+		"a proxy's certificates that cannot be loaded": {{"zarf_registry_proxy_certificate_reload_errors_total", proxy(nil), "0+1x65"}},
+		"one load that failed":                         {{"zarf_registry_tls_reload_errors_total", registry(nil), "0x30 1x30"}},
+		"credentials that cannot be loaded":            {{"zarf_registry_credential_reload_errors_total", registry(nil), "0+1x65"}},
+		"a proxy that does not answer":                 {{"", map[string]string{"job": "zarf-registry-proxy"}, ""}, {"up", proxy(nil), always(0)}},
+		"a proxy that cannot reach the registry":       {{"zarf_registry_proxy_requests_total", proxy(map[string]string{"method": "GET", "code": "503"}), "0+1x65"}},
+		"a registry that was away for 3 minutes":       {{"zarf_registry_proxy_requests_total", proxy(map[string]string{"method": "GET", "code": "503"}), "0x20 0+5x3 15x40"}},
+		"a node without a proxy":                       {{"kube_daemonset_status_number_ready", daemonset, always(1)}},
+		"a renewal that failed":                        {{"kube_cronjob_status_last_successful_time", cronjob, always(300)}, {"kube_job_failed", failed, always(1)}},
+		"a renewal that never succeeded":               {{"kube_cronjob_status_last_successful_time", cronjob, ""}},
+		"another release that is full":                 {{"zarf_registry_storage_size_bytes", elsewhere, always(1e9)}, {"zarf_registry_storage_free_bytes", elsewhere, always(1)}},
+	}
+	want := map[string][]string{
+		"no registry pod":                              {"ZarfRegistryDown"},
+		"6 % errors while garbage is collected":        nil,
+		"a collection that failed":                     {"ZarfRegistryGarbageCollectionFailing"},
+		"no pushes for two hours":                      {"ZarfRegistryReadOnly"},
+		"9 % of the outer certificate's life is left":  {"ZarfRegistryCertificateExpiring", "ZarfRegistryCertificateOverdue"},
+		"outer certificates that cannot be loaded":     {"ZarfRegistryReloadFailing"},
+		"the storage does not answer":                  {"ZarfRegistryStorageUnhealthy"},
+		"9 % of the volume are free":                   {"ZarfRegistryVolumeNearlyFull"},
+		"3 % of the volume are free":                   {"ZarfRegistryVolumeFull", "ZarfRegistryVolumeNearlyFull"},
+		"6 % errors":                                   {"ZarfRegistryErrors"},
+		"29 % of a certificate's life is left":         {"ZarfRegistryCertificateOverdue"},
+		"9 % of a certificate's life is left":          {"ZarfRegistryCertificateExpiring", "ZarfRegistryCertificateOverdue"},
+		"a proxy kept its old certificate":             {"ZarfRegistryCertificateOverdue"},
+		"an authority at its end":                      {"ZarfRegistryAuthorityExpiring"},
+		"certificates that cannot be loaded":           {"ZarfRegistryReloadFailing"},
+		"a proxy's certificates that cannot be loaded": {"ZarfRegistryReloadFailing"},
+		"credentials that cannot be loaded":            {"ZarfRegistryCredentialsFailing"},
+		"a proxy that does not answer":                 {"ZarfRegistryProxyDown"},
+		"a proxy that cannot reach the registry":       {"ZarfRegistryProxyErrors"},
+		"a node without a proxy":                       {"ZarfRegistryProxyMissing"},
+		"a renewal that failed":                        {"ZarfRegistryJobFailing"},
+		"a renewal that never succeeded":               {"ZarfRegistryJobFailing"},
+	}
+	fired := map[string]bool{}
+	for name, names := range want {
+		if _, ok := cases[name]; !ok {
+			t.Errorf("%q is no case", name)
+		}
+		for _, alert := range names {
+			fired[alert] = true
+		}
+	}
+	for _, alert := range alertNames {
+		if !fired[alert] {
+			t.Errorf("no case fires %s", alert)
+		}
+	}
+	// What people get to read.
+	message := map[string]any{"name": "the message", "interval": "1m", "input_series": series(t, volume(.08)), "alert_rule_test": []any{map[string]any{
+		"alertname": "ZarfRegistryVolumeNearlyFull", "eval_time": "30m", "exp_alerts": []any{map[string]any{
+			"exp_labels": map[string]string{"severity": "warning", "namespace": "zarf", "job": "zarf-registry"},
+			"exp_annotations": map[string]string{
+				"summary":     "The volume of registry zarf/zarf-registry is nearly full.",
+				"description": "8.0 % are free, less than 10. When it is full, pushes fail; pulls go on.",
+				"runbook_url": "https://github.com/zarf-dev/zarf-registry/blob/main/docs/monitoring.md#zarfregistryvolumenearlyfull",
+			}}}}}}
+	groups := find[*monitoringv1.PrometheusRule](t, rendering{values: monitored(t)}.render(t), "zarf-registry").Spec.Groups
+	promtoolTests(t, groups, cases, want, message)
+}
+
+// Every query of the dashboard has an answer on the captured series.
+func TestPromtoolAnswersEveryPanel(t *testing.T) {
+	var rules []any
+	var want []string
+	for name, expression := range panels(t) {
+		rules = append(rules, map[string]any{"alert": name, "expr": "vector(1) and on () (" + expression + ")"})
+		want = append(want, name)
+	}
+	slices.Sort(want)
+	promtoolTests(t, []any{map[string]any{"name": "panels", "rules": rules}}, map[string][]change{
+		"after garbage was collected": {{"zarf_registry_gc_last_success_timestamp_seconds", pages["registry.txt"], always(60)}},
+	}, map[string][]string{"after garbage was collected": want})
+}

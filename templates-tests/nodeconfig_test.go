@@ -1,0 +1,817 @@
+package templates
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/rancher/wharfie/pkg/registries"
+	"gopkg.in/yaml.v2"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	configure "github.com/zarf-dev/zarf-registry/internal/nodeconfig"
+	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+const (
+	containerdCerts = "/etc/containerd/certs.d"
+	k3sCerts        = "/var/lib/rancher/k3s/agent/etc/containerd/certs.d"
+	rke2Certs       = "/var/lib/rancher/rke2/agent/etc/containerd/certs.d"
+	crioCerts       = "/etc/containers/certs.d"
+	crioConf        = "/etc/containers/registries.conf.d"
+)
+
+// nodeConfig is what the pods that look after nodes are told, the zero value where
+// there are none.
+func nodeConfig(t testing.TB, out *output) noderuntime.Config {
+	t.Helper()
+	var config noderuntime.Config
+	for _, s := range all[*corev1.Secret](out) {
+		if !strings.HasSuffix(s.Name, "-node-config") {
+			continue
+		}
+		decoder := json.NewDecoder(strings.NewReader(string(s.Data[noderuntime.KeyConfig])))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&config); err != nil {
+			t.Fatalf("%s: %v", s.Name, err)
+		}
+	}
+	return config
+}
+
+// runs gives a node a runtime and a kubelet.
+func runs(n *corev1.Node, runtimeVersion, kubeletVersion string) *corev1.Node {
+	n.Status.NodeInfo.ContainerRuntimeVersion, n.Status.NodeInfo.KubeletVersion = runtimeVersion, kubeletVersion
+	return n
+}
+
+func k3sNode(name string) *corev1.Node {
+	return runs(node(name, "amd64"), "containerd://2.1.4-k3s1", "v1.34.1+k3s1")
+}
+
+func rke2Node(name string) *corev1.Node {
+	return runs(node(name, "amd64"), "containerd://2.1.4-k3s1", "v1.34.1+rke2r1")
+}
+
+func crioNode(name, version string) *corev1.Node {
+	return runs(node(name, "amd64"), "cri-o://"+version, "v1.35.0")
+}
+
+// leftFiles is a state in which nodes may have files.
+func leftFiles(mode state.Mode, directories ...string) runtime.Object {
+	return remembers(proven(settings(mode, state.IPv4), func(s *state.State) { s.NodeConfig = &state.NodeConfig{Directories: directories} }))
+}
+
+func TestWhatNodesAreToHave(t *testing.T) {
+	const registries = "nodeConfig.k3s.registries={mirrors: {docker.io: {endpoint: [https://a.example]}}}"
+	release := func(c noderuntime.Config) noderuntime.Config {
+		c.Release = "zarf/zarf-registry"
+		if c.Address == "" {
+			c.Address = "127.0.0.1:31999"
+		}
+		return c
+	}
+	k3s := noderuntime.K3s{File: "/etc/rancher/k3s/registries.yaml", Live: true, LiveDirectory: k3sCerts}
+	for name, test := range map[string]struct {
+		values  []string
+		objects []runtime.Object // nil: there is no cluster to be seen
+		want    noderuntime.Config
+		inUse   string // "": all
+	}{
+		"nothing is asked for":                           {nil, nil, noderuntime.Config{}, ""},
+		"nothing is asked for on any node":               {nil, []runtime.Object{k3sNode("a"), node("b", "amd64"), crioNode("c", "1.34.2")}, noderuntime.Config{}, ""},
+		"switches alone are nothing":                     {[]string{"nodeConfig.force=true", "nodeConfig.tlsDirectories=[/etc/ssl]", "nodeConfig.runtimes=[k3s]", "nodeConfig.k3s.path=/etc/rancher/x.yaml"}, nil, noderuntime.Config{}, ""},
+		"mirrors where nobody knows what the nodes run":  {[]string{"nodeConfig.mirrors=[docker.io]"}, nil, release(noderuntime.Config{Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}}), ""},
+		"mirrors with containerd":                        {[]string{"nodeConfig.mirrors=[docker.io, '*', '!quay.io']"}, []runtime.Object{node("a", "amd64")}, release(noderuntime.Config{Directories: []string{containerdCerts}, Mirrors: []string{"docker.io", "*", "!quay.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}}), ""},
+		"mirrors with K3s":                               {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{k3sNode("a")}, release(noderuntime.Config{Directories: []string{k3sCerts}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{k3sCerts}}}), ""},
+		"mirrors with RKE2":                              {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{rke2Node("a")}, release(noderuntime.Config{Directories: []string{rke2Certs}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{rke2Certs}}}), ""},
+		"mirrors with CRI-O":                             {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.34.1")}, release(noderuntime.Config{Directories: []string{crioConf}, Mirrors: []string{"docker.io"}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf}}), ""},
+		"mirrors with several":                           {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.35.0"), node("b", "arm64")}, release(noderuntime.Config{Directories: []string{containerdCerts, crioCerts, crioConf}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts, ConfDirectory: crioConf}}), ""},
+		"the named runtimes against those of the nodes":  {[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.runtimes=[rke2]"}, []runtime.Object{k3sNode("a"), crioNode("b", "1.35.0")}, release(noderuntime.Config{Directories: []string{rke2Certs}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{rke2Certs}}}), ""},
+		"a path of containerd":                           {[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.containerd.path=/var/snap/microk8s/current/args/certs.d/"}, nil, release(noderuntime.Config{Directories: []string{"/var/snap/microk8s/current/args/certs.d"}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{"/var/snap/microk8s/current/args/certs.d"}}}), ""},
+		"hosts of containerd, and the certificates":      {[]string{`nodeConfig.containerd.hosts={a.example: "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = [[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n"}`}, nil, release(noderuntime.Config{Directories: []string{containerdCerts}, TLSDirectories: []string{"/etc/pki/a", "/opt/b"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}, Hosts: map[string]string{"a.example": "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = [[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n"}}}), ""},
+		"K3s' registries":                                {[]string{registries}, []runtime.Object{k3sNode("a")}, release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}), ""},
+		"K3s' registries without a cluster":              {[]string{registries}, nil, release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}), ""},
+		"K3s' registries and mirrors without a cluster":  {[]string{registries, "nodeConfig.mirrors=[ghcr.io]"}, nil, release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, Mirrors: []string{"ghcr.io"}, Containerd: noderuntime.Containerd{Directories: []string{k3sCerts}}, K3s: k3s}), ""},
+		"RKE2's registries":                              {[]string{registries}, []runtime.Object{rke2Node("a")}, release(noderuntime.Config{Directories: []string{"/etc/rancher/rke2", rke2Certs}, K3s: noderuntime.K3s{File: "/etc/rancher/rke2/registries.yaml", Live: true, LiveDirectory: rke2Certs}}), ""},
+		"K3s' registries after a restart only":           {[]string{registries, "nodeConfig.k3s.live=false"}, nil, release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s"}, K3s: noderuntime.K3s{File: "/etc/rancher/k3s/registries.yaml"}}), ""},
+		"K3s' registries elsewhere":                      {[]string{registries, "nodeConfig.k3s.path=/etc/rancher/other/private.yaml", "nodeConfig.k3s.livePath=/var/lib/rancher/other"}, nil, release(noderuntime.Config{Directories: []string{"/etc/rancher/other", "/var/lib/rancher/other"}, K3s: noderuntime.K3s{File: "/etc/rancher/other/private.yaml", Live: true, LiveDirectory: "/var/lib/rancher/other"}}), ""},
+		"a Secret with K3s' registries":                  {[]string{"nodeConfig.k3s.existingSecret=mine"}, nil, release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: noderuntime.K3s{File: k3s.File, Live: true, LiveDirectory: k3sCerts, ExistingSecret: "mine", ExistingSecretKey: "registries.yaml"}}), ""},
+		"force, and directories with certificates":       {[]string{registries, "nodeConfig.force=true", "nodeConfig.tlsDirectories=[/opt/c/, /etc/rancher/k3s/tls, /opt/c/d, /opt/cd]"}, nil, release(noderuntime.Config{Force: true, Directories: []string{"/etc/rancher/k3s", k3sCerts}, TLSDirectories: []string{"/opt/c", "/opt/cd"}, K3s: k3s}), ""},
+		"CRI-O 1.35":                                     {nil, []runtime.Object{crioNode("a", "1.35.0")}, release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), ""},
+		"CRI-O 1.35 among others":                        {nil, []runtime.Object{k3sNode("b"), crioNode("a", "1.36.1")}, release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), ""},
+		"CRI-O 1.35 in plain HTTP":                       {[]string{"proxy.tls=never"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, ""},
+		"CRI-O 1.35 with a node port":                    {[]string{"registryProxy=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, ""},
+		"CRI-O 1.35 with an external registry":           {[]string{"registryProxy=null", "registryURL=registry.example.com"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, ""},
+		"CRI-O 1.35, not wanted":                         {[]string{"nodeConfig.crio.ca=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, ""},
+		"CRI-O that is named":                            {[]string{"proxy.tls=always", "nodeConfig.runtimes=[crio]"}, nil, release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), ""},
+		"CRI-O 1.34 that is asked for it":                {[]string{"proxy.tls=always", "nodeConfig.crio.ca=true", "nodeConfig.crio.certsPath=/etc/containers/own.d"}, []runtime.Object{crioNode("a", "1.34.0")}, release(noderuntime.Config{Directories: []string{"/etc/containers/own.d"}, CRIO: noderuntime.CRIO{CertsDirectory: "/etc/containers/own.d"}}), ""},
+		"plain HTTP for CRI-O":                           {[]string{"nodeConfig.crio.insecure=true", "nodeConfig.crio.confPath=/etc/crio/conf"}, nil, release(noderuntime.Config{Directories: []string{"/etc/crio/conf"}, CRIO: noderuntime.CRIO{ConfDirectory: "/etc/crio/conf", Insecure: true}}), ""},
+		"plain HTTP for CRI-O with a node port":          {[]string{"registryProxy=false", "nodeConfig.crio.insecure=true"}, nil, release(noderuntime.Config{Directories: []string{crioConf}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf, Insecure: true}}), ""},
+		"mirrors with a node port that asks for nothing": {[]string{"registryProxy=false", "auth.anonymousPull=true", "nodeConfig.mirrors=[docker.io]"}, nil, release(noderuntime.Config{Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}}), ""},
+		"mirrors on IPv6":                                {[]string{"ipFamily=IPv6", "port=32000", "nodeConfig.mirrors=[docker.io]"}, nil, release(noderuntime.Config{Address: "[::1]:32000", Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}}), ""},
+		"where files were before":                        {nil, []runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, "/etc/rancher/k3s")}, release(noderuntime.Config{Directories: []string{containerdCerts, "/etc/rancher/k3s"}}), "none"},
+		"where files were before, with a node port":      {[]string{"registryProxy=null"}, []runtime.Object{leftFiles(state.ModeNodePort, containerdCerts)}, release(noderuntime.Config{Directories: []string{containerdCerts}}), "none"},
+		"where files were before, and are":               {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, crioConf)}, release(noderuntime.Config{Directories: []string{containerdCerts, crioConf}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}}), containerdCerts},
+		"where files were before, as somebody says":      {[]string{"nodeConfig.directories=[/etc/crio/x/, /etc/k0s]"}, nil, release(noderuntime.Config{Directories: []string{"/etc/crio/x", "/etc/k0s"}}), "none"},
+		"both":                             {[]string{"nodeConfig.directories=[/etc/k0s]"}, []runtime.Object{leftFiles(state.ModeProxy, containerdCerts)}, release(noderuntime.Config{Directories: []string{containerdCerts, "/etc/k0s"}}), "none"},
+		"nobody is asked where files were": {[]string{"nodeConfig.directories=[]"}, []runtime.Object{leftFiles(state.ModeProxy, containerdCerts)}, noderuntime.Config{}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := rendering{values: proxyMode(t, test.values...)}
+			if test.objects != nil {
+				r.cluster = newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...)
+			}
+			out := r.render(t)
+			if diff := cmp.Diff(test.want, nodeConfig(t, out)); diff != "" {
+				t.Error(diff)
+			}
+			if test.inUse == "" {
+				test.inUse = strings.Join(test.want.Directories, ",")
+			}
+			for _, step := range []string{"prepare", "finish"} {
+				got := map[string]string{}
+				for _, arg := range hookArgs(t, out, step) {
+					if key, value, _ := strings.Cut(arg, "="); strings.HasPrefix(key, "--node-") {
+						got[key] = value
+					}
+				}
+				want := map[string]string{}
+				if len(test.want.Directories) > 0 {
+					want["--node-directories"] = strings.Join(test.want.Directories, ",")
+					if test.inUse != "none" {
+						want["--node-directories-in-use"] = test.inUse
+					}
+					if step == "finish" {
+						want["--node-configs"] = "zarf-registry-node-config-amd64,zarf-registry-node-config-arm64"
+					}
+				}
+				if name := test.want.K3s.ExistingSecret; name != "" {
+					want["--node-registries-secret"], want["--node-registries-key"] = name, test.want.K3s.ExistingSecretKey
+				}
+				if test.want.CRIO.CertsDirectory != "" {
+					want["--node-ca"] = "true"
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("%s is told:\n%s", step, diff)
+				}
+			}
+		})
+	}
+}
+
+func TestTheRegistriesArriveAsTheyAre(t *testing.T) {
+	const text = "# of ours\nmirrors:\n  docker.io: # first\n    endpoint: ['https://a.example']\n\n"
+	for name, test := range map[string]struct{ value, want string }{
+		"a string, byte for byte":  {mustYAML(t, text), text},
+		"a string that is no YAML": {mustYAML(t, "configs: ["), "configs: ["},
+		"a string of no map":       {mustYAML(t, "- configs"), "- configs"},
+		"a map":                    {"{configs: {'*': {tls: {insecure_skip_verify: true}}, docker.io: {}}}", "configs:\n  '*':\n    tls:\n      insecure_skip_verify: true\n  docker.io: {}\n"},
+		"a map with wrong types":   {"{configs: [a], mirrors: 1}", "configs:\n- a\nmirrors: 1\n"},
+		"configs of wrong types":   {"{configs: {a: b, c: {tls: d}, e: {tls: {ca_file: [f], key_file: ~}}}}", "configs:\n  a: b\n  c:\n    tls: d\n  e:\n    tls:\n      ca_file:\n      - f\n      key_file: null\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, "nodeConfig.k3s.registries="+test.value)}.render(t)
+			for _, name := range []string{"zarf-registry-node-config", "zarf-registry-node-config-proposal"} {
+				if got := string(find[*corev1.Secret](t, out, name).Data[noderuntime.KeyRegistries]); got != test.want {
+					t.Errorf("%s: %q, want %q", name, got, test.want)
+				}
+			}
+		})
+	}
+	out := rendering{values: proxyMode(t, "nodeConfig.k3s.existingSecret=mine", "nodeConfig.k3s.existingSecretKey=k")}.render(t)
+	if data := find[*corev1.Secret](t, out, "zarf-registry-node-config").Data; len(data) != 1 {
+		t.Errorf("with a Secret of the user's: %d keys", len(data))
+	}
+}
+
+// Helm reads 0123 as 83 and 12345678901234567890 as 1.2345678901234567e+19, and a node
+// would get that for a password.
+func TestATextOfTheRegistriesThatHelmReadsAsSomethingElseIsRefused(t *testing.T) {
+	const end = ": must be a text, and Helm reads it as a number or a truth value, which loses how it was written; put it in quotes, or use --set-string"
+	for value, want := range map[string]string{
+		"{configs: {a.b: {auth: {password: 0123}}}}":                                      `configs."a.b".auth.password`,
+		"{configs: {a.b: {auth: {password: 12345678901234567890}}}}":                      `configs."a.b".auth.password`,
+		"{configs: {a.b: {auth: {username: 83.0}}}}":                                      `configs."a.b".auth.username`,
+		"{configs: {'*': {auth: {auth: yes}}}}":                                           `configs."*".auth.auth`,
+		"{configs: {'[::1]:83': {auth: {identity_token: 83}}}}":                           `configs."[::1]:83".auth.identity_token`,
+		"{configs: {a: {auth: {token: 83}}}}":                                             `configs."a".auth.token`,
+		"{configs: {a: {tls: {ca_file: 83}}}}":                                            `configs."a".tls.ca_file`,
+		"{configs: {a: {tls: {cert_file: no}}}}":                                          `configs."a".tls.cert_file`,
+		"{configs: {a: {tls: {key_file: [83]}}}}":                                         `configs."a".tls.key_file`,
+		"{mirrors: {a: {endpoint: [b, 83]}}}":                                             `mirrors."a".endpoint`,
+		"{mirrors: {a: {rewrite: {b: 83}}}}":                                              `mirrors."a".rewrite`,
+		"{auths: {a: {password: 83}}}":                                                    `auths."a".password`,
+		"{configs: {'user:8383@a': {auth: {password: 83}}}}":                              `configs.<REDACTED>.auth.password`,
+		"{configs: {a: {auth: {password: 83}}, b: {auth: {username: 84, password: 85}}}}": `configs."a".auth.password, nodeConfig.k3s.registries.configs."b".auth.password, nodeConfig.k3s.registries.configs."b".auth.username`,
+	} {
+		_, err := rendering{values: proxyMode(t, "nodeConfig.k3s.registries="+value)}.try(t)
+		if err == nil || !strings.HasSuffix(err.Error(), "zarf-registry: nodeConfig.k3s.registries."+want+end) {
+			t.Errorf("%s: %v", value, err)
+		} else if strings.Contains(err.Error(), "83") != strings.Contains(value, ":83'") {
+			t.Errorf("%s: the value is in: %v", value, err)
+		}
+	}
+	// A text is kept, whatever it looks like, to K3s' own reader.
+	for _, text := range []string{
+		"0123", "83", "1e3", "1.50", "yes", "null", "~", "2001-01-02", "0x1F", "1_000", "=", "<<", "a: b", "#a", "'", `"`, "\\", " a ", "a\n", "\na", "a\r\nb\r\n", "a\tb", "\t", "\u2028", "\ufeff", "\u00e9",
+		"\U0001F511", "%a", "@a", "`a", "{a}", "[a]", "*a", "&a", "!a", "|", ">", "- a", "? a", "---", "...", strings.Repeat("a long word ", 40), strings.Repeat("a", 500) + " " + strings.Repeat("b", 500), "<&>", "",
+	} {
+		values := proxyMode(t)
+		values["nodeConfig"] = map[string]any{"k3s": map[string]any{"registries": map[string]any{
+			"configs": map[string]any{"a.example": map[string]any{"auth": map[string]any{"username": "u", "password": text}}},
+		}}}
+		data := find[*corev1.Secret](t, rendering{values: values}.render(t), "zarf-registry-node-config").Data[noderuntime.KeyRegistries]
+		var got registries.Registry
+		if !bytes.HasSuffix(data, []byte("\n")) {
+			t.Errorf("%q: no newline ends the document, and a text in a block that is its last would lose its own", text)
+		}
+		if err := yaml.Unmarshal(data, &got); err != nil {
+			t.Errorf("%q: %v", text, err)
+		} else if got := got.Configs["a.example"].Auth.Password; got != text {
+			t.Errorf("%q became %q", text, got)
+		}
+	}
+}
+
+func TestCertificatesThatTheRegistriesNameAreMounted(t *testing.T) {
+	for name, test := range map[string]struct {
+		tls  string
+		want []string
+	}{
+		"a file":                       {"{ca_file: /etc/ssl/corporate/ca.pem}", []string{"/etc/ssl/corporate"}},
+		"three files":                  {"{ca_file: /a/ca.pem, cert_file: /c/tls.crt, key_file: /b/tls.key}", []string{"/a", "/b", "/c"}},
+		"a directory in another":       {"{ca_file: /a/ca.pem, cert_file: /a/b/tls.crt, key_file: /ab/tls.key}", []string{"/a", "/ab"}},
+		"where files are written":      {"{ca_file: /etc/rancher/k3s/ca.pem, cert_file: /etc/rancher/k3s/tls/tls.crt}", nil},
+		"at the root":                  {"{ca_file: /ca.pem}", nil},
+		"not absolute":                 {"{ca_file: etc/ca.pem, cert_file: ''}", nil},
+		"elsewhere than it says":       {"{ca_file: /etc/ssl/../passwd/ca.pem, cert_file: /etc/./ca.pem}", nil},
+		"what a mount has no name for": {"{ca_file: '/a:b/ca.pem', cert_file: \"/a\\nb/c\"}", nil},
+		"what is no path":              {"{ca_file: [/a/b], cert_file: {a: b}, key_file: ''}", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, "nodeConfig.k3s.registries={configs: {a: {tls: "+test.tls+"}}}")}.render(t)
+			if diff := cmp.Diff(test.want, nodeConfig(t, out).TLSDirectories); diff != "" {
+				t.Error(diff)
+			}
+			text := mustYAML(t, "configs: {a: {tls: "+test.tls+"}}")
+			out = rendering{values: proxyMode(t, "nodeConfig.k3s.registries="+text)}.render(t)
+			if diff := cmp.Diff(test.want, nodeConfig(t, out).TLSDirectories); diff != "" {
+				t.Errorf("as a string: %s", diff)
+			}
+		})
+	}
+}
+
+// nodePods has what is wrong with the pods that look after nodes: they are root's, and
+// see no more of their node than they have to.
+func nodePods(out *output) (wrong []string) {
+	var config noderuntime.Config
+	for _, s := range all[*corev1.Secret](out) {
+		if err := json.Unmarshal(s.Data[noderuntime.KeyConfig], &config); err != nil {
+			wrong = append(wrong, fmt.Sprintf("%s: %v", s.Name, err))
+		}
+	}
+	for _, w := range workloads(out) {
+		spec := w.pod.Spec
+		if !w.ofNodes() {
+			continue
+		}
+		say := func(format string, args ...any) {
+			wrong = append(wrong, fmt.Sprintf("%s: %s", w.object, fmt.Sprintf(format, args...)))
+		}
+		if spec.HostPID || spec.HostIPC || spec.HostNetwork || len(spec.InitContainers) != 1 || len(spec.Containers) != 1 {
+			say("it shares a namespace of the node, or has other containers")
+			continue
+		}
+		c := spec.SecurityContext
+		if c == nil || !is(c.RunAsNonRoot, true) || !is(c.RunAsUser, 65535) || c.FSGroup != nil || c.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+			say("the pod's security context is %v", c)
+		}
+		for _, c := range containers(spec) {
+			s := c.SecurityContext
+			if s == nil || !is(s.AllowPrivilegeEscalation, false) || !is(s.Privileged, false) || !is(s.ReadOnlyRootFilesystem, true) ||
+				s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(s.Capabilities.Add) > 0 ||
+				s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || len(c.Ports) > 0 || len(c.Env) > 0 || len(c.EnvFrom) > 0 {
+				say("%s may more than it must", c.Name)
+			}
+		}
+		configure, pause := spec.InitContainers[0], spec.Containers[0]
+		if s := configure.SecurityContext; !is(s.RunAsUser, 0) || !is(s.RunAsNonRoot, false) || s.SELinuxOptions == nil || s.SELinuxOptions.Type != "spc_t" {
+			say("configure cannot write to a node: %v", s)
+		}
+		if s := pause.SecurityContext; !is(s.RunAsNonRoot, true) || s.RunAsUser != nil {
+			say("pause is root's: %v", s)
+		}
+		if slices.Contains(configure.Args, "--restore") != (w.component() == "node-restore") {
+			say("it is told %s", configure.Args)
+		}
+
+		volumes := map[string]corev1.Volume{}
+		for _, v := range spec.Volumes {
+			volumes[v.Name] = v
+		}
+		seen := map[string]bool{} // directory of the node → whether it is writable
+		for _, m := range configure.VolumeMounts {
+			v := volumes[m.Name]
+			switch {
+			case v.HostPath != nil:
+				seen[v.HostPath.Path] = !m.ReadOnly
+				if m.MountPath != "/host"+v.HostPath.Path || !is(v.HostPath.Type, corev1.HostPathDirectoryOrCreate) || m.MountPropagation != nil {
+					say("%s is mounted at %s", v.HostPath.Path, m.MountPath)
+				}
+			case m.ReadOnly != (m.Name != "program"):
+				say("%s is writable: %t", m.Name, !m.ReadOnly)
+			}
+		}
+		want := map[string]bool{}
+		for _, directory := range config.TLSDirectories {
+			want[directory] = false
+		}
+		for _, directory := range config.Directories {
+			want[directory] = true
+			if !strings.HasPrefix(directory, "/etc/") && !strings.HasPrefix(directory, "/var/") || path.Clean(directory) != directory {
+				say("it writes to %s", directory)
+			}
+		}
+		if !maps.Equal(want, seen) || len(seen) == 0 {
+			say("it sees %v of the node, which is to be %v", seen, want)
+		}
+		for _, m := range pause.VolumeMounts {
+			if m.Name != "payload" && m.Name != "program" {
+				say("pause has %s", m.Name)
+			}
+		}
+		secrets := volumes["config"].Projected
+		if secrets == nil || !is(secrets.DefaultMode, 0o400) || secrets.Sources[0].Secret.Name != fullNameOf(out)+"-node-config" {
+			say("its configuration comes from %v", secrets)
+			continue
+		}
+		for _, source := range secrets.Sources[1:] {
+			if s := source.Secret; s == nil || len(s.Items) != 1 || s.Name != fullNameOf(out)+"-node-tls" && !is(s.Optional, true) {
+				say("it gets %v", source)
+			}
+		}
+	}
+	return wrong
+}
+
+// nodeSets has what is wrong with the DaemonSets that look after nodes.
+func nodeSets(out *output) (wrong []string) {
+	groups := map[string][]string{}
+	var names []string
+	for _, component := range []string{"node-config", "node-restore"} {
+		for _, d := range daemonSets(out, component) {
+			groups[component] = append(groups[component], d.Spec.Selector.MatchLabels["zarf-registry/nodes"])
+			rolling := d.Spec.UpdateStrategy.RollingUpdate
+			if rolling == nil || rolling.MaxUnavailable == nil || rolling.MaxSurge != nil {
+				wrong = append(wrong, d.Name+": two of its pods may be on one node, or none is replaced")
+			}
+			if (d.Annotations["helm.sh/hook"] == "pre-delete") != (component == "node-restore") {
+				wrong = append(wrong, fmt.Sprintf("%s: hook %q", d.Name, d.Annotations["helm.sh/hook"]))
+			}
+			if component == "node-config" {
+				names = append(names, d.Name)
+			}
+		}
+	}
+	if !slices.Equal(groups["node-config"], groups["node-restore"]) {
+		wrong = append(wrong, fmt.Sprintf("%s are configured, and %s put back", groups["node-config"], groups["node-restore"]))
+	}
+	if sets := daemonSets(out, "proxy"); len(sets) > 0 && len(names) > 0 && sets[0].Spec.Template.Spec.Containers[0].Command[0] == "/payload/loader" {
+		var proxied []string
+		for _, d := range sets {
+			proxied = append(proxied, d.Spec.Selector.MatchLabels["zarf-registry/proxies"])
+		}
+		if !slices.Equal(proxied, groups["node-config"]) {
+			wrong = append(wrong, fmt.Sprintf("%s have proxies, and %s are configured", proxied, groups["node-config"]))
+		}
+	}
+	var known []string
+	for _, arg := range hookArguments(out, "finish") {
+		if list, ok := strings.CutPrefix(arg, "--node-configs="); ok {
+			known = strings.Split(list, ",")
+		}
+	}
+	if !slices.Equal(names, known) {
+		wrong = append(wrong, fmt.Sprintf("%s, and finish knows %s", names, known))
+	}
+	var data []map[string][]byte
+	for _, s := range all[*corev1.Secret](out) {
+		data = append(data, s.Data)
+	}
+	if len(data) > 0 && (len(data) != 2 || !maps.EqualFunc(data[0], data[1], slices.Equal)) || (len(data) > 0) != (len(names) > 0) {
+		wrong = append(wrong, fmt.Sprintf("%d Secrets, or prepare checks something else than what is applied", len(data)))
+	}
+	return wrong
+}
+
+// The main container is what the node has anyway; the program is there only where that
+// is no pause image.
+func TestThePodStaysAsPauseWhereTheNodeHasIt(t *testing.T) {
+	const k8s = "registry.k8s.io/pause:3.10"
+	small := holding("b", "amd64", image(9e6, "quay.io/small:1"))
+	for name, test := range map[string]struct {
+		values []string
+		nodes  []runtime.Object
+		want   []string
+	}{
+		"pause":                          {nil, []runtime.Object{node("a", "amd64", k8s)}, []string{k8s + " configure | " + k8s}},
+		"an unknown node":                {nil, nil, []string{k8s + ".1 configure | " + k8s + ".1"}},
+		"RKE2":                           {nil, []runtime.Object{node("a", "amd64", "docker.io/rancher/mirrored-pause:3.6")}, []string{"docker.io/rancher/mirrored-pause:3.6 configure | docker.io/rancher/mirrored-pause:3.6"}},
+		"another image":                  {nil, []runtime.Object{small}, []string{"quay.io/small:1 configure | quay.io/small:1 loader pause"}},
+		"both":                           {nil, []runtime.Object{node("a", "amd64", k8s), small}, []string{k8s + " configure | " + k8s, "quay.io/small:1 configure | quay.io/small:1 loader pause"}},
+		"an image that is named":         {[]string{"injector.image=example.com/busybox:1"}, nil, []string{"example.com/busybox:1 configure | example.com/busybox:1 loader pause"}},
+		"ordinary images":                {[]string{"injector.enabled=false"}, []runtime.Object{node("a", "amd64", k8s)}, []string{"registry-node configure | " + k8s}},
+		"ordinary images, unknown nodes": {[]string{"injector.enabled=false"}, nil, []string{"registry-node configure | registry-node pause"}},
+		"ordinary images, another image": {[]string{"injector.enabled=false"}, []runtime.Object{small}, []string{"registry-node configure | registry-node pause"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := rendering{values: proxyMode(t, append(test.values, "nodeConfig.mirrors=[docker.io]", "injector.architectures=[amd64]")...)}
+			if test.nodes != nil {
+				r.cluster = newCluster(append(test.nodes, kubernetes(corev1.IPv4Protocol))...)
+			}
+			const own = "ghcr.io/zarf-dev/zarf-registry/registry-node:0.1.0"
+			says := func(c corev1.Container) string {
+				switch {
+				case c.Command == nil:
+					return c.Image
+				case c.Command[0] == "/registry-node" && c.Image == own:
+					return "registry-node " + c.Args[0]
+				case c.Name == "pause":
+					return c.Image + " loader " + c.Args[0]
+				default:
+					return c.Image + " " + c.Args[0]
+				}
+			}
+			var got []string
+			out := r.render(t)
+			for _, d := range daemonSets(out, "node-config") {
+				spec := d.Spec.Template.Spec
+				line := says(spec.InitContainers[0]) + " | " + says(spec.Containers[0])
+				got = append(got, line)
+				if mounts := spec.Containers[0].VolumeMounts; (len(mounts) > 0) != strings.Contains(line, "loader pause") {
+					t.Errorf("%s: pause has %v", d.Name, mounts)
+				}
+			}
+			slices.Sort(got)
+			slices.Sort(test.want)
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+			if wrong := append(nodePods(out), nodeSets(out)...); len(wrong) > 0 {
+				t.Error(wrong)
+			}
+		})
+	}
+}
+
+// Whatever stands in the values: it is in the two Secrets, and nowhere else.
+func TestWhatIsSecretStandsInSecretsOnly(t *testing.T) {
+	secrets := []string{"hush-user", "hush-word", "hush-token", "hush-header", "hush-endpoint"}
+	registries := map[string]any{
+		"mirrors": map[string]any{"docker.io": map[string]any{"endpoint": []any{"https://u:hush-endpoint@a.example"}}},
+		"configs": map[string]any{"a.example": map[string]any{
+			"auth": map[string]any{"username": "hush-user", "password": "hush-word", "identity_token": "hush-token"},
+			"tls":  map[string]any{"ca_file": "/etc/ssl/c/ca.pem"},
+		}},
+	}
+	hosts := "[host.\"https://a.example\".header]\n  ca = \"/etc/ssl/c/ca.pem\"\n  Authorization = \"/hush-header/x\"\n"
+	for name, value := range map[string]any{
+		"a map": registries, "a string": mustYAML(t, registries), "a string that is no YAML": "configs: {hush-user: [hush-word hush-token: hush-endpoint: /a: /b",
+		"a string of something else": "hush-user hush-word hush-token hush-endpoint", "a map of something else": map[string]any{"configs": "hush-user hush-word hush-token hush-endpoint"},
+		"maps of something else": map[string]any{"configs": map[string]any{"hush-user": "hush-word", "b": map[string]any{"tls": "hush-token"}, "c": map[string]any{"tls": map[string]any{"ca_file": "hush-endpoint/x"}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			values := proxyMode(t, "nodeConfig.containerd.hosts="+mustYAML(t, map[string]string{"b.example": hosts}))
+			values["nodeConfig"].(map[string]any)["k3s"] = map[string]any{"registries": value}
+			out := rendering{values: values, cluster: newCluster(kubernetes(corev1.IPv4Protocol), k3sNode("a"))}.render(t)
+			found := 0
+			for _, o := range out.objects {
+				text := mustYAML(t, o.Object)
+				if s, ok := o.typed.(*corev1.Secret); ok {
+					for _, data := range s.Data {
+						text += string(data)
+					}
+				}
+				for _, secret := range secrets {
+					switch there := strings.Contains(text, secret); {
+					case there && o.GetKind() == "Secret":
+						found++
+					case there:
+						t.Errorf("%s has %s", o, secret)
+					}
+				}
+			}
+			if found != 2*len(secrets) {
+				t.Errorf("the Secrets have %d, want each of %d in both", found, len(secrets))
+			}
+			for _, secret := range secrets {
+				if strings.Contains(out.files["NOTES.txt"], secret) {
+					t.Errorf("the notes have %s", secret)
+				}
+			}
+		})
+	}
+}
+
+// A refusal of the chart is printed by Helm, and read by everybody.
+func TestNoRefusalQuotesASecret(t *testing.T) {
+	for _, sets := range [][]string{
+		{"nodeConfig.k3s.registries=[hush-word]"},
+		{"nodeConfig.k3s.registries=1234567890"},
+		{"nodeConfig.k3s.registries={configs: {a: {auth: {password: hush-word}}}}", "nodeConfig.k3s.existingSecret=mine"},
+		{"nodeConfig.k3s.registries={configs: {a: {auth: {password: hush-word}}}}", "nodeConfig.k3s.path=/tmp/x"},
+		{"nodeConfig.containerd.hosts={a: [hush-word]}"},
+		{"nodeConfig.containerd.hosts=hush-word"},
+		{"nodeConfig.containerd.hosts={a: hush-word}", "nodeConfig.runtimes=[crio]"},
+		{"nodeConfig.containerd.hosts={a: 1234567890}"},
+	} {
+		_, err := rendering{values: proxyMode(t, sets...)}.try(t)
+		if err == nil {
+			t.Errorf("%s is accepted", sets)
+		} else if strings.Contains(err.Error(), "hush") || strings.Contains(err.Error(), "1234567890") {
+			t.Errorf("%s: %v", sets, err)
+		}
+	}
+}
+
+func TestAChangedConfigurationReplacesThePodsThatWriteIt(t *testing.T) {
+	checksums := func(t *testing.T, objects []runtime.Object, sets ...string) []string {
+		t.Helper()
+		r := rendering{values: proxyMode(t, sets...)}
+		if objects != nil {
+			r.cluster = newCluster(append(objects, kubernetes(corev1.IPv4Protocol))...)
+		}
+		var found []string
+		for _, d := range daemonSets(r.render(t), "node-config") {
+			found = append(found, d.Spec.Template.Annotations["zarf-registry/node-config-checksum"])
+		}
+		if len(found) == 0 || len(found[0]) != 32 || len(slices.Compact(slices.Clone(found))) != 1 {
+			t.Fatalf("checksums %s", found)
+		}
+		return found[:1]
+	}
+	base := []string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.k3s.registries={configs: {a: {auth: {password: x}}}}"}
+	before := checksums(t, nil, base...)
+	for _, set := range []string{
+		"nodeConfig.mirrors=[ghcr.io]", "nodeConfig.k3s.registries={configs: {a: {auth: {password: z}}}}", "nodeConfig.force=true", "port=32000", "nodeConfig.k3s.live=false",
+		"nodeConfig.directories=[/etc/k0s]", "nodeConfig.tlsDirectories=[/opt]", "nodeConfig.containerd.hosts={a: b}", "nodeConfig.crio.insecure=true",
+	} {
+		if slices.Equal(before, checksums(t, nil, append(slices.Clone(base), set)...)) {
+			t.Errorf("%s changes nothing", set)
+		}
+	}
+	for _, set := range []string{
+		"nodeConfig.updateStrategy.maxUnavailable=1", "commonAnnotations={a: b}", "registry.logLevel=debug", "proxy.logLevel=debug", "nodeConfig.priorityClassName=high", "pki.mode=certManager", "podSecurity.label=true",
+	} {
+		if !slices.Equal(before, checksums(t, nil, append(slices.Clone(base), set)...)) {
+			t.Errorf("%s changes the configuration", set)
+		}
+	}
+	secret := func(version string) runtime.Object {
+		return &corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "mine", ResourceVersion: version}}
+	}
+	existing := "nodeConfig.k3s.existingSecret=mine"
+	first := checksums(t, []runtime.Object{k3sNode("a"), secret("1")}, existing)
+	if slices.Equal(first, checksums(t, []runtime.Object{k3sNode("a"), secret("2")}, existing)) {
+		t.Error("a changed Secret of the user's changes nothing")
+	}
+	if !slices.Equal(first, checksums(t, []runtime.Object{k3sNode("a"), secret("1")}, existing)) {
+		t.Error("without a change the checksum changes")
+	}
+	checksums(t, []runtime.Object{k3sNode("a")}, existing) // it may not exist
+	checksums(t, nil, existing)
+}
+
+func TestNothingOfNodeConfigurationIsThereWithoutAReason(t *testing.T) {
+	for _, c := range matrix(t) {
+		crio := c.cluster == "a cluster of all sorts" && decidedMode(c.output) == "proxy" && c.file != "explicit"
+		want := crio || strings.HasPrefix(c.file, "node-config")
+		got := slices.ContainsFunc(c.objects, func(o object) bool { return strings.HasPrefix(o.file, "node-config/") })
+		if got != want {
+			t.Errorf("%s: there is node configuration: %t", c.name, got)
+		}
+		if strings.Contains(c.files["NOTES.txt"], "component=node-config") != want {
+			t.Errorf("%s: the notes are\n%s", c.name, c.files["NOTES.txt"])
+		}
+	}
+}
+
+func TestTheJobsReadWhatNodesAreToHave(t *testing.T) {
+	readable := func(out *output) (names []string) {
+		for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
+			if slices.Contains(rule.Resources, "secrets") && slices.Equal(rule.Verbs, []string{"get"}) {
+				names = append(names, rule.ResourceNames...)
+			}
+		}
+		return names
+	}
+	for set, want := range map[string][]string{
+		"nodeConfig.force=true":              nil,
+		"nodeConfig.mirrors=[a.example]":     {"zarf-registry-node-config-proposal"},
+		"nodeConfig.k3s.existingSecret=mine": {"zarf-registry-node-config-proposal", "mine"},
+	} {
+		if diff := cmp.Diff(want, readable(rendering{values: proxyMode(t, set)}.render(t))); diff != "" {
+			t.Errorf("%s:\n%s", set, diff)
+		}
+	}
+}
+
+// The CronJob replaces pods for a new authority, where nodes have a copy of it; there
+// alone may it delete any.
+func TestPodsMayBeReplacedWhereNodesHaveACopyOfTheAuthority(t *testing.T) {
+	for _, c := range matrix(t) {
+		for _, r := range all[*rbacv1.Role](c.output) {
+			if r.Labels["app.kubernetes.io/component"] != "certificates" {
+				continue
+			}
+			got := slices.ContainsFunc(r.Rules, func(rule rbacv1.PolicyRule) bool {
+				return slices.Contains(rule.Resources, "pods") && slices.Contains(rule.Verbs, "delete")
+			})
+			if want := nodeConfig(t, c.output).CRIO.CertsDirectory != ""; got != want {
+				t.Errorf("%s: pods may be deleted: %t", c.name, got)
+			}
+		}
+	}
+}
+
+// With an external registry there is nothing to be injected, but for this.
+func TestWithAnExternalRegistryThePayloadIsMadeForNodeConfigurationOnly(t *testing.T) {
+	external := func(sets ...string) []string {
+		return hookArgs(t, rendering{values: with(t, nil, append(sets, "registryURL=registry.example.com")...)}.render(t), "prepare")
+	}
+	if args := external(); !slices.Contains(args, "--injector=false") || slices.ContainsFunc(args, func(a string) bool {
+		return strings.HasPrefix(a, "--pause-images") || strings.HasPrefix(a, "--payload-id")
+	}) {
+		t.Errorf("without: %s", args)
+	}
+	args := external("nodeConfig.k3s.existingSecret=mine")
+	for _, want := range []string{"--injector=true", "--payload-id=0.1.0", "--architectures=amd64,arm64", "--pause-images=registry.k8s.io/pause:3.10.1", "--pause-image-source=default"} {
+		if !slices.Contains(args, want) {
+			t.Errorf("no %s: %s", want, args)
+		}
+	}
+	args = external("nodeConfig.k3s.existingSecret=mine", "injector.enabled=false")
+	if !slices.Contains(args, "--injector=false") || slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--pause-images") }) {
+		t.Errorf("with ordinary images: %s", args)
+	}
+}
+
+// The Secret with the state can be written by somebody: no directory of it gets into a
+// pod that runs as root, but those that the values may name too.
+func TestDirectoriesThatAreRememberedAreLookedAtAsThoseOfTheValues(t *testing.T) {
+	for _, directory := range []string{"/", "/etc", "/etc/kubernetes", "/root/.ssh", "/etc/containerd/../kubernetes", "etc/containerd", "/etc/containerdx", "/etc/containerd,/etc", "/etc/containerd:/etc", ""} {
+		data, err := state.Encode(proven(settings(state.ModeProxy, state.IPv4), func(s *state.State) { s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/k0s"}} }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		quoted, err := json.Marshal(directory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		saved := strings.Replace(string(data), `"/etc/k0s"`, string(quoted), 1)
+		_, err = rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), stateSecret(saved))}.try(t)
+		if err == nil || !strings.Contains(err.Error(), "zarf-registry: Secret zarf/zarf-registry-state: it names "+directory+", which is no directory of a container runtime's configuration; nothing was changed") {
+			t.Errorf("%q: %v", directory, err)
+		}
+	}
+}
+
+// What the chart writes is what the programs read, before anything is changed and on
+// every node.
+func TestTheProgramsAcceptWhatNodesAreToHave(t *testing.T) {
+	authority, err := pki.NewAuthority("test", time.Now(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[noderuntime.Kind]int{}
+	for _, c := range matrix(t) {
+		for _, suffix := range []string{hook.SuffixNodeConfig, hook.SuffixNodeProposal} {
+			for _, s := range all[*corev1.Secret](c.output) {
+				if s.Name != fullNameOf(c.output)+suffix {
+					continue
+				}
+				config, err := noderuntime.ParseConfig(s.Data[noderuntime.KeyConfig])
+				if err != nil {
+					t.Errorf("%s: %s: %v", c.name, s.Name, err)
+					continue
+				}
+				inputs := noderuntime.Inputs{Config: config, Registries: s.Data[noderuntime.KeyRegistries]}
+				if config.K3s.ExistingSecret != "" {
+					inputs.Registries = []byte("mirrors: {}\n")
+				}
+				if config.CRIO.CertsDirectory != "" {
+					inputs.CA = authority.KeyPair().Certificate
+				}
+				// The pods wait for just this Secret.
+				sum := "--config-sum=" + configure.Sum(s.Data[noderuntime.KeyConfig], s.Data[noderuntime.KeyRegistries])
+				for _, d := range all[*appsv1.DaemonSet](c.output) {
+					if inits := d.Spec.Template.Spec.InitContainers; d.Labels["app.kubernetes.io/component"] == "node-config" && !slices.Contains(inits[0].Args, sum) {
+						t.Errorf("%s: DaemonSet %s waits for another Secret than %s: %v", c.name, d.Name, sum, inits[0].Args)
+					}
+				}
+				wanted, err := noderuntime.Build(inputs)
+				if err != nil {
+					t.Errorf("%s: %s: %v", c.name, s.Name, err)
+					continue
+				}
+				for _, f := range wanted.Files {
+					files[f.Kind]++
+				}
+			}
+		}
+	}
+	for _, kind := range []noderuntime.Kind{noderuntime.KindRegistries, noderuntime.KindHosts, noderuntime.KindRegistriesConf, noderuntime.KindCA} {
+		if files[kind] == 0 {
+			t.Errorf("no %s was built: %v", kind, files)
+		}
+	}
+}
+
+func TestTheChartAllowsTheDirectoriesThatTheProgramsDo(t *testing.T) {
+	allowed := 0
+	for _, directory := range []string{
+		"/etc/containerd", "/etc/containerd/certs.d", "/etc/containers/x", "/etc/rancher/k3s", "/etc/k0s/containerd.d", "/etc/crio", "/var/lib/rancher/a/b", "/var/snap/microk8s/current/args/certs.d", "/var/snap/k8s/common",
+		"/etc", "/etc/containerdx", "/var/lib", "/var/lib/kubelet", "/var/snap", "/var/snap/other", "/opt", "/", "/etc/containerd/../shadow", "/etc/containerd/./x", "etc/containerd",
+	} {
+		_, chart := rendering{values: proxyMode(t, "nodeConfig.mirrors=[docker.io]", "nodeConfig.containerd.path="+directory)}.try(t)
+		_, programs := noderuntime.Build(noderuntime.Inputs{Config: noderuntime.Config{Release: "a/b", Directories: []string{directory}}})
+		if (chart == nil) != (programs == nil) {
+			t.Errorf("%s: the chart says %v, the programs %v", directory, chart, programs)
+		}
+		if chart == nil {
+			allowed++
+		}
+	}
+	if allowed != 9 {
+		t.Errorf("%d are allowed", allowed)
+	}
+}
+
+func TestAPodThatConfiguresComesToEveryNodeThatItIsFor(t *testing.T) {
+	out := rendering{values: ciValues(t)["node-config"]}.render(t)
+	for _, component := range []string{"node-config", "node-restore"} {
+		for _, d := range daemonSets(out, component) {
+			spec := d.Spec.Template.Spec
+			if spec.PriorityClassName != "system-node-critical" ||
+				d.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 1 || d.Spec.Template.Labels["example.com/tier"] != "node" || d.Spec.Template.Annotations["example.com/scrape"] != "false" {
+				t.Errorf("%s does not have what the values say", d.Name)
+			}
+			for _, c := range containers(spec) {
+				if c.Resources.Requests.Cpu().String() != "2m" || c.Resources.Limits.Memory().String() != "64Mi" {
+					t.Errorf("%s: %s: %v", d.Name, c.Name, c.Resources)
+				}
+			}
+		}
+	}
+	for _, d := range daemonSets(rendering{values: proxyMode(t, "nodeConfig.mirrors=[a.example]")}.render(t), "node-config") {
+		spec := d.Spec.Template.Spec
+		if len(spec.Tolerations) != 1 || spec.Tolerations[0].Operator != corev1.TolerationOpExists || spec.Tolerations[0].Key != "" || len(spec.NodeSelector) != 2 {
+			t.Errorf("%s: %v %v", d.Name, spec.Tolerations, spec.NodeSelector)
+		}
+		if d.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String() != "10%" {
+			t.Errorf("%s: %v", d.Name, d.Spec.UpdateStrategy)
+		}
+	}
+	if len(all[*appsv1.DaemonSet](out)) == 0 {
+		t.Fatal("no DaemonSet")
+	}
+}
+
+func TestFilesArePutBackOnEveryNodeAndTheirPayloadIsKnown(t *testing.T) {
+	out := rendering{values: proxyMode(t, "nodeConfig.mirrors=[docker.io]", "nodeConfig.nodeSelector={pool: a}", "nodeConfig.tolerations=[]")}.render(t)
+	for _, d := range daemonSets(out, "node-config") {
+		if spec := d.Spec.Template.Spec; spec.NodeSelector["pool"] != "a" || len(spec.Tolerations) > 0 {
+			t.Errorf("%s: %v, %v", d.Name, spec.NodeSelector, spec.Tolerations)
+		}
+	}
+	for _, d := range daemonSets(out, "node-restore") {
+		if spec := d.Spec.Template.Spec; len(spec.NodeSelector) != 2 || len(spec.Tolerations) != 1 || spec.Tolerations[0].Operator != corev1.TolerationOpExists {
+			t.Errorf("%s: %v, %v", d.Name, spec.NodeSelector, spec.Tolerations)
+		}
+	}
+	payload := func(args []string) bool {
+		return slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--payload-id=") })
+	}
+	if args := hookArgs(t, out, "cleanup"); !payload(args) {
+		t.Errorf("cleanup is not told what they run: %s", args)
+	}
+	if args := hookArgs(t, rendering{values: proxyMode(t)}.render(t), "cleanup"); payload(args) {
+		t.Errorf("cleanup is told of a payload that nobody needs: %s", args)
+	}
+}

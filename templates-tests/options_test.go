@@ -1,0 +1,269 @@
+package templates
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// What users want of any chart: their registry of images, their namespace, their labels.
+
+// every has all kinds of pods that the chart makes.
+func every(t *testing.T, sets ...string) map[string]any {
+	t.Helper()
+	return proxyMode(t, append([]string{"nodeConfig.mirrors=[docker.io]"}, sets...)...)
+}
+
+// optionsOf are where the values of each component's pods stand.
+var optionsOf = map[string]string{
+	"registry": "registry", "proxy": "proxy", "init-hook": "initHook", "certificates": "pki.rotation", "node-config": "nodeConfig", "node-restore": "nodeConfig",
+}
+
+func TestAllPodsTakeLabelsAnnotationsEnvironmentAndPriority(t *testing.T) {
+	var sets []string
+	for _, path := range optionsOf {
+		sets = append(sets, path+".podLabels={example.com/of: "+path+"}", path+".podAnnotations={example.com/of: "+path+"}",
+			path+".extraEnv=[{name: OF, value: "+path+"}]", path+".priorityClassName=of-"+strings.ToLower(path), path+".resources={requests: {cpu: 7m, memory: 7Mi}, limits: {memory: 77Mi}}")
+	}
+	found := map[string]bool{}
+	for _, w := range workloads(rendering{values: every(t, sets...)}.render(t)) {
+		if w.component() == "test" {
+			continue // of helm test, for a minute
+		}
+		path := optionsOf[w.component()]
+		if path == "" {
+			t.Errorf("%s: where are the values of component %q? add them to optionsOf", w.object, w.component())
+			continue
+		}
+		found[w.component()] = true
+		c := w.program()
+		got := []string{
+			w.pod.Labels["example.com/of"], w.pod.Annotations["example.com/of"], strings.TrimPrefix(w.pod.Spec.PriorityClassName, "of-"),
+			fmt.Sprint(slices.Contains(c.Env, corev1.EnvVar{Name: "OF", Value: path})), c.Resources.Requests.Cpu().String(), c.Resources.Limits.Memory().String(),
+		}
+		if diff := cmp.Diff([]string{path, path, strings.ToLower(path), "true", "7m", "77Mi"}, got); diff != "" {
+			t.Errorf("%s, labels, annotations, priority, environment, requests and limits of %s (-), of the pod (+):\n%s", w.object, path, diff)
+		}
+	}
+	if len(found) != len(optionsOf) {
+		t.Errorf("pods of %v only", found)
+	}
+}
+
+func TestProgramsComeFromTheImagesOfTheirValues(t *testing.T) {
+	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	for _, test := range []struct {
+		image, want string
+		policy      corev1.PullPolicy
+	}{
+		{"{registry: mirror.internal:5000, repository: a/b, tag: v1, pullPolicy: Always}", "mirror.internal:5000/a/b:v1", corev1.PullAlways},
+		{"{registry: '', repository: a/b, digest: '" + digest + "', pullPolicy: Never}", "a/b@" + digest, corev1.PullNever},
+	} {
+		out := rendering{values: proxyMode(t, "injector.enabled=false", "registry.image="+test.image, "proxy.image="+test.image)}.render(t)
+		seen := 0
+		for _, w := range workloads(out) {
+			if c := w.program(); w.component() == "registry" || w.component() == "proxy" {
+				seen++
+				if c.Image != test.want || c.ImagePullPolicy != test.policy {
+					t.Errorf("%s: %s, %s", w.object, c.Image, c.ImagePullPolicy)
+				}
+			}
+		}
+		if seen < 2 {
+			t.Errorf("%d programs", seen)
+		}
+	}
+}
+
+func TestANameTakesThePlaceOfTheCharts(t *testing.T) {
+	out := rendering{release: "r", values: proxyMode(t, "nameOverride=images")}.render(t)
+	find[*appsv1.Deployment](t, out, "r-images")
+}
+
+func TestS3IsConfiguredAsItsValuesSay(t *testing.T) {
+	for _, value := range []string{"encrypt", "skipVerify", "forcePathStyle"} {
+		out := rendering{values: with(t, ciValues(t)["s3"], "registry.storage.s3."+value+"=true")}.render(t)
+		config := find[*corev1.ConfigMap](t, out, "zarf-registry-config").Data["config.yml"]
+		if !strings.Contains(config, "    "+strings.ToLower(value)+": true\n") {
+			t.Errorf("%s is not in\n%s", value, config)
+		}
+	}
+}
+
+func TestProxiesCanDoWithoutTolerations(t *testing.T) {
+	for _, d := range daemonSets(rendering{values: proxyMode(t, "proxy.tolerations=[]")}.render(t), "proxy") {
+		if len(d.Spec.Template.Spec.Tolerations) > 0 {
+			t.Errorf("%s tolerates %v", d.Name, d.Spec.Template.Spec.Tolerations)
+		}
+	}
+}
+
+func TestTheCollectorGoesWithoutTolerationsWhereTheJobsDo(t *testing.T) {
+	out := rendering{values: proxyMode(t, "registry.garbageCollection.enabled=true", "initHook.tolerations=[]")}.render(t)
+	for _, c := range all[*batchv1.CronJob](out) {
+		if tolerations := c.Spec.JobTemplate.Spec.Template.Spec.Tolerations; len(tolerations) > 0 {
+			t.Errorf("%s tolerates %v", c.Name, tolerations)
+		}
+	}
+}
+
+func TestAGroupWithoutAlertsIsLeftOut(t *testing.T) {
+	text := rendering{values: with(t, ciValues(t)["monitoring"], "metrics.prometheusRule.kubeStateMetrics=true", "metrics.prometheusRule.disabled=[ZarfRegistryProxyMissing, ZarfRegistryJobFailing]")}.render(t).text()
+	if strings.Contains(text, "zarf-registry-kube-state-metrics") || !strings.Contains(text, "ZarfRegistryDown") {
+		t.Errorf("the rules are\n%s", text)
+	}
+}
+
+// What is strange in a cluster is left alone.
+func TestStrangeThingsInAClusterDecideNothing(t *testing.T) {
+	docker := node("docker", "amd64", "registry.k8s.io/pause:3.10")
+	docker.Status.NodeInfo.ContainerRuntimeVersion = "docker://28.0.0"
+	unnamed := node("unnamed", "", hookImage)
+	running := &appsv1.Deployment{TypeMeta: metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"}, ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry"}}
+	running.Spec.Template.Spec.Containers = []corev1.Container{{Name: "sidecar", Image: "example.com/sidecar:1"}}
+	out := rendering{cluster: newCluster(kubernetes(corev1.IPv4Protocol), docker, unnamed, running), values: every(t)}.render(t)
+	for _, w := range workloads(out) {
+		if strings.Contains(w.program().Image, "sidecar") {
+			t.Errorf("%s runs in %s", w.object, w.program().Image)
+		}
+	}
+	if files := find[*corev1.Secret](t, out, "zarf-registry-node-config").Data["config.json"]; !strings.Contains(string(files), "/etc/containerd/certs.d") {
+		t.Errorf("nodes are to have %s", files)
+	}
+}
+
+func TestTheRegistryIsSpreadAsItsValuesSay(t *testing.T) {
+	own := &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": "zarf-registry", "app.kubernetes.io/instance": "zarf-registry", "app.kubernetes.io/component": "registry"}}
+	out := rendering{values: proxyMode(t, `registry.topologySpreadConstraints=[
+		{maxSkew: 1, topologyKey: topology.kubernetes.io/zone, whenUnsatisfiable: ScheduleAnyway},
+		{maxSkew: 2, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {a: b}}}]`)}.render(t)
+	want := []corev1.TopologySpreadConstraint{
+		{MaxSkew: 1, TopologyKey: corev1.LabelTopologyZone, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: own},
+		{MaxSkew: 2, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}},
+	}
+	if diff := cmp.Diff(want, find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec.TopologySpreadConstraints); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestAGlobalRegistryIsThatOfAllImages(t *testing.T) {
+	sets := []string{"global.imageRegistry=mirror.internal:5000", "injector.enabled=false"}
+	for _, path := range []string{"initHook", "registry", "proxy"} {
+		sets = append(sets, path+".image.registry=elsewhere.example.com")
+	}
+	images := map[string]bool{}
+	for _, w := range workloads(rendering{values: every(t, sets...)}.render(t)) {
+		for _, c := range containers(w.pod.Spec) {
+			if strings.Contains(c.Image, "pause") || strings.HasPrefix(c.Image, "127.0.0.1:") {
+				continue // the node's own, and what comes from this registry
+			}
+			images[c.Image[:strings.LastIndex(c.Image, ":")]] = true
+		}
+	}
+	const prefix = "mirror.internal:5000/zarf-dev/zarf-registry/"
+	if diff := cmp.Diff(map[string]bool{prefix + "init-hook": true, prefix + "registry": true, prefix + "registry-node": true}, images); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestGlobalPullSecretsComeBeforeTheChartsOwn(t *testing.T) {
+	out := rendering{values: every(t, "global.imagePullSecrets=[a, {name: b}]", "imagePullSecrets=[{name: b}, {name: c}]", "initHook.pushImages=false")}.render(t)
+	want := []corev1.LocalObjectReference{{Name: "a"}, {Name: "b"}, {Name: "c"}}
+	for _, w := range workloads(out) {
+		if diff := cmp.Diff(want, w.pod.Spec.ImagePullSecrets); diff != "" {
+			t.Errorf("%s: %s", w.object, diff)
+		}
+	}
+}
+
+func TestExtraObjectsAreRenderedAsTemplates(t *testing.T) {
+	for name, values := range map[string]map[string]any{"proxy": proxyMode(t), "external": ciValues(t)["external"]} {
+		out := rendering{values: with(t, values, `extraObjects=[
+			{apiVersion: v1, kind: ConfigMap, metadata: {name: "{{ .Release.Name }}-mine"}, data: {a: b}},
+			"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  {{- include \"zarf-registry.metadata\" (dict \"root\" . \"name\" \"of-text\" \"component\" \"extra\") | nindent 2 }}\n"]`)}.render(t)
+		mine := find[*corev1.ConfigMap](t, out, "zarf-registry-mine")
+		if mine.Data["a"] != "b" || mine.Namespace != "" || len(mine.Labels) > 0 {
+			t.Errorf("%s: the user's object is %v", name, mine)
+		}
+		text := find[*corev1.ConfigMap](t, out, "of-text")
+		if text.Namespace != "zarf" || text.Labels["app.kubernetes.io/component"] != "extra" {
+			t.Errorf("%s: the object of a text is %v", name, text)
+		}
+	}
+}
+
+// Helm keeps its record in the release's namespace; everything else, and what the Jobs
+// and the workstation are told, is of the other one.
+func TestAnotherNamespaceHasEverything(t *testing.T) {
+	for name, values := range map[string]map[string]any{
+		"proxy": every(t, "podSecurity.label=true"), "nodeport": {"registryProxy": false}, "external": ciValues(t)["external"], "cert-manager": ciValues(t)["cert-manager"],
+	} {
+		before := rendering{values: values}.render(t).text()
+		out := rendering{values: with(t, values, "namespaceOverride=images")}.render(t)
+		for _, o := range out.objects {
+			cluster := strings.HasPrefix(o.GetKind(), "Cluster")
+			if o.GetNamespace() == metav1.NamespacePublic {
+				continue // where tools look for registries
+			}
+			if !cluster && o.GetNamespace() != "images" || cluster && !strings.HasPrefix(o.GetName(), "images-") {
+				t.Errorf("%s: %s is in namespace %q", name, o, o.GetNamespace())
+			}
+		}
+		for _, sign := range []string{"--namespace=zarf\n", "--namespace zarf ", "zarf-registry.zarf.svc", "\"zarf\"", " zarf\n"} {
+			if text := strings.ReplaceAll(out.text(), "helm test zarf-registry --namespace zarf\n", ""); strings.Contains(text, sign) {
+				t.Errorf("%s: it says %q", name, sign)
+			}
+			// What is looked for is what there is without.
+			if name == "proxy" && sign != " zarf\n" && !strings.Contains(before, sign) {
+				t.Errorf("%q is never rendered", sign)
+			}
+		}
+		for name, check := range invariants {
+			for _, wrong := range check(out) {
+				t.Errorf("%s: %s", name, wrong)
+			}
+		}
+	}
+}
+
+const movedRefusal = "zarf-registry: namespaceOverride: release zarf-registry has its registry in namespace zarf, and images, state and certificates do not move; set it to that namespace, or uninstall the release before"
+
+func TestARegistryDoesNotMoveToAnotherNamespace(t *testing.T) {
+	here := proven(settings(state.ModeProxy, state.IPv4))
+	there := remembers(here)
+	there.Namespace = "images"
+	labelled := remembers(here)
+	labelled.Labels = map[string]string{"app.kubernetes.io/instance": "zarf-registry"}
+	others := remembers(here)
+	others.Labels = map[string]string{"app.kubernetes.io/instance": "another"}
+	for name, test := range map[string]struct {
+		cluster *cluster
+		sets    []string
+		refused bool
+	}{
+		"nothing is remembered anywhere":       {newCluster(kubernetes(corev1.IPv4Protocol)), []string{"namespaceOverride=images"}, false},
+		"it is remembered in the other one":    {newCluster(kubernetes(corev1.IPv4Protocol), there), []string{"namespaceOverride=images"}, false},
+		"it is remembered where it was":        {newCluster(kubernetes(corev1.IPv4Protocol), labelled), []string{"namespaceOverride=images"}, true},
+		"another release is remembered there":  {newCluster(kubernetes(corev1.IPv4Protocol), others), []string{"namespaceOverride=images"}, false},
+		"the release's own namespace is named": {newCluster(kubernetes(corev1.IPv4Protocol), labelled), []string{"namespaceOverride=zarf"}, false},
+	} {
+		out, err := rendering{cluster: test.cluster, values: with(t, nil, test.sets...), upgrade: true}.try(t)
+		switch {
+		case test.refused && (err == nil || !strings.HasSuffix(err.Error(), ": "+movedRefusal)):
+			t.Errorf("%s: %v", name, err)
+		case !test.refused && err != nil:
+			t.Errorf("%s: %v", name, err)
+		case name == "it is remembered in the other one" && decidedMode(out) != "proxy":
+			t.Errorf("%s: it is %s mode", name, decidedMode(out))
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package templates
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// shared is storage that several pods can have.
+const shared = "registry.persistence.accessModes=[ReadWriteMany]"
+
+func registryOf(t testing.TB, out *output) *appsv1.Deployment {
+	t.Helper()
+	return find[*appsv1.Deployment](t, out, "zarf-registry")
+}
+
+func TestReplicasRunWhereTheStorageAllowsIt(t *testing.T) {
+	s3 := []string{"registry.storage.type=s3", "registry.storage.s3={bucket: b, region: r}"}
+	for name, sets := range map[string][]string{
+		"a volume of its own with ReadWriteMany":  {shared},
+		"an existing claim that is ReadWriteMany": {shared, "registry.persistence.existingClaim=mine"},
+		"S3": s3,
+		"S3, whatever the volume would have been": append([]string{"registry.persistence.enabled=false"}, s3...),
+	} {
+		d := registryOf(t, rendering{values: proxyMode(t, append(sets, "registry.replicas=2")...)}.render(t))
+		if d.Spec.Replicas == nil || *d.Spec.Replicas != 2 {
+			t.Errorf("%s: replicas %v", name, d.Spec.Replicas)
+		}
+		if max := d.Spec.Strategy.RollingUpdate; max == nil || max.MaxUnavailable.IntValue() != 0 {
+			t.Errorf("%s: strategy %v", name, d.Spec.Strategy)
+		}
+	}
+	// One pod needs none of it, whatever the storage.
+	rendering{values: proxyMode(t, "registry.autoscaling={enabled: true, minReplicas: 1, maxReplicas: 1}")}.render(t)
+}
+
+func TestReplicasAreAskedToBeApart(t *testing.T) {
+	constraints := func(sets ...string) []corev1.TopologySpreadConstraint {
+		return registryOf(t, rendering{values: proxyMode(t, append(sets, shared)...)}.render(t)).Spec.Template.Spec.TopologySpreadConstraints
+	}
+	if c := constraints(); len(c) != 0 {
+		t.Errorf("of one pod: %v", c)
+	}
+	for _, set := range []string{"registry.replicas=2", "registry.autoscaling.enabled=true"} {
+		out := rendering{values: proxyMode(t, set, shared)}.render(t)
+		d := registryOf(t, out)
+		var keys []string
+		for _, c := range d.Spec.Template.Spec.TopologySpreadConstraints {
+			keys = append(keys, c.TopologyKey)
+			if c.WhenUnsatisfiable != corev1.ScheduleAnyway {
+				t.Errorf("%s: a pod that cannot be apart is not scheduled: %v", set, c)
+			}
+			if selector, err := metav1.LabelSelectorAsSelector(c.LabelSelector); err != nil || !selector.Matches(labels.Set(d.Spec.Template.Labels)) {
+				t.Errorf("%s: %s does not select the registry: %v, %v", set, c.TopologyKey, c.LabelSelector, err)
+			}
+			if !slices.Equal(c.MatchLabelKeys, []string{"pod-template-hash"}) {
+				t.Errorf("%s: pods of the former revision count: %v", set, c.MatchLabelKeys)
+			}
+		}
+		if !slices.Equal(keys, []string{corev1.LabelHostname, corev1.LabelTopologyZone}) {
+			t.Errorf("%s: apart by %v", set, keys)
+		}
+	}
+	own := "registry.affinity.podAntiAffinity={requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: kubernetes.io/hostname, labelSelector: {}}]}"
+	if c := constraints("registry.replicas=2", own); len(c) != 0 {
+		t.Errorf("beside rules of the user: %v", c)
+	}
+}
+
+func TestTheAutoscalerAloneDecidesHowManyThereAre(t *testing.T) {
+	out := rendering{values: ciValues(t)["autoscaling"]}.render(t)
+	if replicas := registryOf(t, out).Spec.Replicas; replicas != nil {
+		t.Errorf("the Deployment says %d", *replicas)
+	}
+	scalers := all[*autoscalingv2.HorizontalPodAutoscaler](out)
+	if len(scalers) != 1 {
+		t.Fatalf("autoscalers: %d", len(scalers))
+	}
+	spec := scalers[0].Spec
+	if to := spec.ScaleTargetRef; to.APIVersion != "apps/v1" || to.Kind != "Deployment" || to.Name != "zarf-registry" {
+		t.Errorf("it scales %v", to)
+	}
+	if *spec.MinReplicas != 3 || spec.MaxReplicas != 9 || len(spec.Metrics) != 1 || *spec.Metrics[0].Resource.Target.AverageUtilization != 60 {
+		t.Errorf("the values are not in %v", spec)
+	}
+	if b := spec.Behavior; b == nil || *b.ScaleDown.StabilizationWindowSeconds != 600 {
+		t.Errorf("the behavior is %v", b)
+	}
+	for _, c := range matrix(t) {
+		if c.file != "autoscaling" && len(all[*autoscalingv2.HorizontalPodAutoscaler](c.output)) != 0 {
+			t.Errorf("%s has an autoscaler that nobody asked for", c.name)
+		}
+	}
+}
+
+func TestNoBudgetHoldsUpADrain(t *testing.T) {
+	budgets := 0
+	for _, c := range matrix(t) {
+		found := all[*policyv1.PodDisruptionBudget](c.output)
+		external := decidedMode(c.output) == string(state.ModeExternal)
+		if wanted := !external && c.file != "autoscaling"; wanted != (len(found) == 1) {
+			t.Errorf("%s: budgets: %d", c.name, len(found))
+		}
+		for _, b := range found {
+			budgets++
+			if b.Spec.MinAvailable != nil || b.Spec.MaxUnavailable == nil {
+				t.Fatalf("%s: it says what must stay: %v", c.name, b.Spec)
+			}
+			// At least one of any number of pods may go.
+			if n, err := intstr.GetScaledValueFromIntOrPercent(b.Spec.MaxUnavailable, 1, true); err != nil || n < 1 {
+				t.Errorf("%s: of one pod %d may go, error %v", c.name, n, err)
+			}
+			if p := b.Spec.UnhealthyPodEvictionPolicy; p == nil || *p != policyv1.AlwaysAllow {
+				t.Errorf("%s: a pod that serves nobody holds up a drain: %v", c.name, p)
+			}
+			selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+			for _, w := range workloads(c.output) {
+				isRegistry := w.object.GetKind() == "Deployment"
+				if err != nil || selector.Matches(labels.Set(w.pod.Labels)) != isRegistry {
+					t.Errorf("%s: %s is selected: %t, error %v", c.name, w.object, !isRegistry, err)
+				}
+			}
+		}
+	}
+	if budgets == 0 {
+		t.Fatal("nothing was checked")
+	}
+	for set, want := range map[string]string{"registry.podDisruptionBudget.maxUnavailable=2": "2", "registry.podDisruptionBudget.maxUnavailable=50%": "50%"} {
+		b := find[*policyv1.PodDisruptionBudget](t, rendering{values: proxyMode(t, set)}.render(t), "zarf-registry")
+		if got := b.Spec.MaxUnavailable.String(); got != want {
+			t.Errorf("%s gives %s", set, got)
+		}
+	}
+	// What --reuse-values leaves out.
+	find[*policyv1.PodDisruptionBudget](t, rendering{values: proxyMode(t, "registry.podDisruptionBudget=null", "registry.autoscaling=null")}.render(t), "zarf-registry")
+}
+
+func TestAPodThatIsReplacedGoesOnUntilOthersAreAskedInstead(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		sets []string
+		want bool
+	}{
+		{"one pod on a volume of its own: nobody could take over", nil, false},
+		{"one pod on a shared volume", []string{shared}, true},
+		{"two pods", []string{shared, "registry.replicas=2"}, true},
+	} {
+		args := registryOf(t, rendering{values: proxyMode(t, test.sets...)}.render(t)).Spec.Template.Spec.Containers[0].Args
+		if has := slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--shutdown-delay=") }); has != test.want {
+			t.Errorf("%s: --shutdown-delay is given: %t", test.name, has)
+		}
+	}
+}

@@ -1,0 +1,218 @@
+package templates
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	yaml3 "go.yaml.in/yaml/v3"
+)
+
+// values.yaml is the one source: its comments are what README.md and values.schema.json
+// say of a value, its values are the defaults there, and its order theirs. Types and
+// limits are written into the schema by hand, and Helm checks the defaults by them.
+
+var writeSchema = flag.Bool("write-schema", false, "write values.schema.json with what values.yaml says")
+
+// description is what the comment of a value says: the text after "# -- ".
+func description(comment string) (string, bool) {
+	text, ok := strings.CutPrefix(comment, "# -- ")
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = strings.TrimSpace(strings.TrimPrefix(line, "#"))
+	}
+	return strings.Join(lines, " "), ok
+}
+
+// documented returns the values of values.yaml.
+func documented() ([]leaf, error) {
+	root, err := readYAML("values.yaml")
+	if err != nil {
+		return nil, err
+	}
+	found := leaves(root, "")
+	if len(found) < 50 {
+		return nil, fmt.Errorf("values.yaml: %d values", len(found))
+	}
+	return found, nil
+}
+
+// readYAML reads a file of the chart, in YAML or JSON, with order and comments.
+func readYAML(file string) (*yaml3.Node, error) {
+	b, err := os.ReadFile(filepath.Join(chartDir, file))
+	if err != nil {
+		return nil, err
+	}
+	var document yaml3.Node
+	if err := yaml3.Unmarshal(b, &document); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return document.Content[0], nil
+}
+
+// field returns what an object has under a key, nil where it has nothing.
+func field(object *yaml3.Node, key string) *yaml3.Node {
+	for i := 0; i+1 < len(object.Content); i += 2 {
+		if object.Content[i].Value == key {
+			return object.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// setField puts a field at the end of an object, or in the place where it was.
+func setField(object *yaml3.Node, key string, value *yaml3.Node) {
+	for i := 0; i+1 < len(object.Content); i += 2 {
+		if object.Content[i].Value == key {
+			object.Content[i+1] = value
+			return
+		}
+	}
+	object.Content = append(object.Content, &yaml3.Node{Kind: yaml3.ScalarNode, Tag: "!!str", Value: key}, value)
+}
+
+// fill writes into a schema what values.yaml says: order, descriptions, defaults.
+func fill(schema, values *yaml3.Node, path string) error {
+	properties := field(schema, "properties")
+	if properties == nil {
+		return fmt.Errorf("values.schema.json: %q says nothing of the values that values.yaml has there", path)
+	}
+	var ordered []*yaml3.Node
+	var errs []error
+	for i := 0; i+1 < len(values.Content); i += 2 {
+		key, value := values.Content[i], values.Content[i+1]
+		at := strings.TrimPrefix(path+"."+key.Value, ".")
+		property := field(properties, key.Value)
+		if property == nil {
+			errs = append(errs, fmt.Errorf("values.schema.json: %s is in values.yaml only", at))
+			continue
+		}
+		ordered = append(ordered, &yaml3.Node{Kind: yaml3.ScalarNode, Tag: "!!str", Value: key.Value}, property)
+		if text, ok := description(key.HeadComment); ok {
+			setField(property, "description", &yaml3.Node{Kind: yaml3.ScalarNode, Tag: "!!str", Value: text})
+		}
+		if isLeaf(key, value) {
+			setField(property, "default", value)
+		} else if err := fill(property, value, at); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for i := 0; i+1 < len(properties.Content); i += 2 {
+		if field(values, properties.Content[i].Value) == nil {
+			errs = append(errs, fmt.Errorf("values.schema.json: %s is not in values.yaml", strings.TrimPrefix(path+"."+properties.Content[i].Value, ".")))
+		}
+	}
+	properties.Content = ordered
+	return errors.Join(errs...)
+}
+
+// writeJSON writes what was read as YAML as JSON, in its order.
+func writeJSON(b *bytes.Buffer, node *yaml3.Node) error {
+	switch node.Kind {
+	case yaml3.MappingNode:
+		b.WriteByte('{')
+		for i := 0; i+1 < len(node.Content); i += 2 {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			if err := writeJSON(b, node.Content[i]); err != nil {
+				return err
+			}
+			b.WriteByte(':')
+			if err := writeJSON(b, node.Content[i+1]); err != nil {
+				return err
+			}
+		}
+		b.WriteByte('}')
+	case yaml3.SequenceNode:
+		b.WriteByte('[')
+		for i, item := range node.Content {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			if err := writeJSON(b, item); err != nil {
+				return err
+			}
+		}
+		b.WriteByte(']')
+	default:
+		var value any
+		if err := node.Decode(&value); err != nil {
+			return err
+		}
+		encoder := json.NewEncoder(b)
+		encoder.SetEscapeHTML(false) // for those who read it
+		return encoder.Encode(value)
+	}
+	return nil
+}
+
+func TestTheSchemaSaysWhatValuesYAMLSays(t *testing.T) {
+	schema, err := readYAML("values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, err := readYAML("values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fill(schema, values, ""); err != nil {
+		t.Fatal(err)
+	}
+	var compact, want bytes.Buffer
+	if err := writeJSON(&compact, schema); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Indent(&want, compact.Bytes(), "", "  "); err != nil {
+		t.Fatal(err)
+	}
+	want.WriteByte('\n')
+	file := filepath.Join(chartDir, "values.schema.json")
+	if *writeSchema {
+		if err := os.WriteFile(file, want.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want.String(), string(got)); diff != "" {
+		t.Errorf("%s is not what values.yaml says (go test ./templates-tests -run Schema -write-schema writes it):\n%s", file, diff)
+	}
+}
+
+// helm-docs writes the table of README.md (make generate); this notices where it was not.
+func TestTheREADMEHasEveryValueAsValuesYAMLSaysIt(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join(chartDir, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []string
+	for line := range strings.Lines(string(b)) {
+		if strings.HasPrefix(line, "| `") && strings.Count(line, " | ") >= 2 {
+			rows = append(rows, line)
+		}
+	}
+	documented, err := documented()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, leaf := range documented {
+		text, _ := description(leaf.comment)
+		if !slices.ContainsFunc(rows, func(row string) bool {
+			return strings.HasPrefix(row, "| `"+leaf.path+"` |") && strings.Contains(row, strings.ReplaceAll(text, "|", `\|`))
+		}) {
+			t.Errorf("README.md: no row of %s with what values.yaml says (make generate writes it): %s", leaf.path, text)
+		}
+	}
+}

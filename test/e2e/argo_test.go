@@ -1,0 +1,321 @@
+package e2e
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// TestArgo does what Argo CD does with the chart: it renders without a cluster to look
+// at, runs hooks as PreSync, PostSync and PreDelete in waves, applies the rest in
+// between, and deletes what has the release's label and is in no manifest.
+func TestArgo(t *testing.T) {
+	w := ownCluster(t, "e2e-argo", layout{args: []string{"--nodes", "1"}})
+	client, err := dynamic.NewForConfig(w.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &argo{world: w, client: client, values: []string{
+		"--set=ipFamily=IPv4", "--set=pki.mode=internal", "--set=proxy.tls=never", "--set=registry.architecture=amd64", "--set=injector.architectures={amd64}",
+		"--set=injector.image=" + w.pauseImage(t),
+	}}
+	output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
+	must(t, "the first sync installs", func(t *testing.T) {
+		a.sync(t, nodePortMode)
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+		w.pushHello(t)
+		w.pushFresh(t)
+		a.inSync(t, nodePortMode)
+	})
+	must(t, "the second changes nothing", func(t *testing.T) {
+		w.restartsNothing(t, func() { a.sync(t, nodePortMode) })
+		a.inSync(t, nodePortMode)
+	})
+	w.underLoop(t, "a change of the mode in the manifests, with what is not rendered any more pruned", "300ms", func(t *testing.T) {
+		a.sync(t, proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		a.inSync(t, proxyMode)
+	})
+	w.underLoop(t, "and back", "300ms", func(t *testing.T) {
+		a.sync(t, nodePortMode)
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+		a.inSync(t, nodePortMode)
+	})
+	must(t, "a sync without the mode changes nothing, and says which value is missing", func(t *testing.T) {
+		a.sync(t, proxyMode)
+		w.restartsNothing(t, func() {
+			problem := a.phase(t, a.render(t), "PreSync")
+			if problem == nil || !strings.Contains(w.jobLog(t, "prepare"), "name the mode, --set registryProxy=true to keep it") {
+				t.Errorf("PreSync: %v: %s", problem, w.jobLog(t, "prepare"))
+			}
+			a.sync(t, proxyMode)
+		})
+	})
+	must(t, "the deletion of the Application leaves nothing but the volume", func(t *testing.T) {
+		a.deleteApplication(t, proxyMode)
+		w.nothingLeft(t, "persistentvolumeclaim/"+release)
+	})
+}
+
+// argo plays Argo CD, of which no part runs here. Its rules are those of gitops-engine's
+// pkg/sync and of Argo CD's docs/user-guide/{helm,sync-waves,resource_tracking}.md.
+type argo struct {
+	*world
+	client dynamic.Interface
+	values []string
+}
+
+// render is helm template, as Argo CD calls it.
+func (a *argo) render(t *testing.T, values ...string) []unstructured.Unstructured {
+	t.Helper()
+	args := []string{"template", built(t, "E2E_CHART"), "--name-template", release, "--namespace", namespace, "--kube-version", "1.36.0", "--api-versions", "apps/v1", "--include-crds"}
+	reader := yaml.NewYAMLOrJSONDecoder(strings.NewReader(output(t, a.command(t, a.helm, slices.Concat(args, a.values, values)...))), 4096)
+	var objects []unstructured.Unstructured
+	for {
+		var o unstructured.Unstructured
+		if err := reader.Decode(&o.Object); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if len(o.Object) > 0 {
+			objects = append(objects, o)
+		}
+	}
+	if len(objects) < 15 {
+		t.Fatalf("only %d objects are rendered", len(objects))
+	}
+	return objects
+}
+
+// argoPhases are Argo CD's phases by Helm's hooks. It ignores others.
+var argoPhases = map[string]string{
+	"pre-install": "PreSync", "pre-upgrade": "PreSync", "post-install": "PostSync", "post-upgrade": "PostSync", "pre-delete": "PreDelete", "post-delete": "PostDelete",
+}
+
+func isHook(o unstructured.Unstructured) bool { return o.GetAnnotations()["helm.sh/hook"] != "" }
+
+// sync is one sync with pruning.
+func (a *argo) sync(t *testing.T, values ...string) {
+	t.Helper()
+	begin := time.Now()
+	objects := a.render(t, values...)
+	if err := a.phase(t, objects, "PreSync"); err != nil {
+		t.Fatalf("PreSync: %v: %s", err, a.jobLog(t, "prepare"))
+	}
+	a.apply(t, slices.DeleteFunc(slices.Clone(objects), isHook))
+	a.prune(t, objects)
+	for _, kind := range []string{"deployment", "daemonset"} {
+		for _, o := range objects {
+			if strings.EqualFold(o.GetKind(), kind) && !isHook(o) {
+				output(t, a.command(t, a.kubectl, "rollout", "status", kind+"/"+o.GetName(), "-n", namespace, "--timeout=3m"))
+			}
+		}
+	}
+	if err := a.phase(t, objects, "PostSync"); err != nil {
+		t.Fatalf("PostSync: %v: %s", err, a.jobLog(t, "finish"))
+	}
+	a.deleteHooks(t, objects)
+	t.Logf("figure: sync %v took %.1f s", values, time.Since(begin).Seconds())
+}
+
+// phase runs the hooks of a phase in waves, and returns the Job that failed.
+func (a *argo) phase(t *testing.T, objects []unstructured.Unstructured, phase string) error {
+	t.Helper()
+	waves := map[int][]unstructured.Unstructured{}
+	for _, o := range objects {
+		for hook := range strings.SplitSeq(o.GetAnnotations()["helm.sh/hook"], ",") {
+			if argoPhases[strings.TrimSpace(hook)] != phase {
+				continue
+			}
+			wave, err := strconv.Atoi(cmp.Or(o.GetAnnotations()["helm.sh/hook-weight"], "0"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			waves[wave] = append(waves[wave], o)
+			break
+		}
+	}
+	if len(waves) == 0 {
+		t.Fatalf("no hooks in the phase %s", phase)
+	}
+	for _, wave := range slices.Sorted(maps.Keys(waves)) {
+		for _, o := range waves[wave] {
+			if strings.Contains(o.GetAnnotations()["helm.sh/hook-delete-policy"], "before-hook-creation") {
+				a.delete(t, o)
+			}
+		}
+		a.apply(t, waves[wave])
+		for _, o := range waves[wave] {
+			if o.GetKind() != "Job" {
+				continue
+			}
+			if err := a.jobEnds(t, o.GetName()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (a *argo) jobEnds(t *testing.T, name string) error {
+	t.Helper()
+	var failure error
+	eventually(t, 5*time.Minute, "Job "+name, func() error {
+		job, err := a.world.client.BatchV1().Jobs(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range job.Status.Conditions {
+			if c.Status == "True" && (c.Type == "Complete" || c.Type == "Failed") {
+				if c.Type == "Failed" {
+					failure = fmt.Errorf("Job %s: %s", name, c.Message)
+				}
+				return nil
+			}
+		}
+		return fmt.Errorf("it runs")
+	})
+	return failure
+}
+
+// deleteHooks deletes those that go when all has gone well.
+func (a *argo) deleteHooks(t *testing.T, objects []unstructured.Unstructured) {
+	t.Helper()
+	for _, o := range objects {
+		if strings.Contains(o.GetAnnotations()["helm.sh/hook-delete-policy"], "hook-succeeded") {
+			a.delete(t, o)
+		}
+	}
+}
+
+// apply is what Argo CD does unless it is told to apply on the server's side: kubectl
+// apply. It tracks by the label that the chart sets too, its default before 3.0.
+func (a *argo) apply(t *testing.T, objects []unstructured.Unstructured) {
+	t.Helper()
+	cmd := a.command(t, a.kubectl, "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(manifests(t, objects))
+	output(t, cmd)
+}
+
+func manifests(t *testing.T, objects []unstructured.Unstructured) string {
+	t.Helper()
+	var all strings.Builder
+	for _, o := range objects {
+		data, err := sigsyaml.Marshal(o.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&all, "---\n%s", data)
+	}
+	return all.String()
+}
+
+// extraneous is what has the label, in whatever namespace, is in no manifest and is owned by
+// nobody, but for what has that value in that annotation.
+func (a *argo) extraneous(t *testing.T, objects []unstructured.Unstructured, annotation, value string) []unstructured.Unstructured {
+	t.Helper()
+	rendered := map[string]bool{}
+	for _, o := range objects {
+		rendered[o.GetKind()+"/"+o.GetName()] = true
+	}
+	var found []unstructured.Unstructured
+	for _, kind := range []string{
+		"v1/services", "v1/configmaps", "v1/secrets", "v1/serviceaccounts", "v1/persistentvolumeclaims", "apps/v1/deployments", "apps/v1/daemonsets", "batch/v1/cronjobs",
+		"networking.k8s.io/v1/networkpolicies", "rbac.authorization.k8s.io/v1/roles", "rbac.authorization.k8s.io/v1/rolebindings",
+	} {
+		list, err := a.client.Resource(resource(kind)).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range list.Items {
+			kept := slices.Contains(strings.Split(o.GetAnnotations()[annotation], ","), value)
+			if !isHook(o) && !kept && len(o.GetOwnerReferences()) == 0 && !rendered[o.GetKind()+"/"+o.GetName()] {
+				found = append(found, o)
+			}
+		}
+	}
+	return found
+}
+
+// prune deletes what is in no manifest any more. Helm's own resource-policy does not
+// count here: https://github.com/argoproj/argo-cd/issues/17819
+func (a *argo) prune(t *testing.T, objects []unstructured.Unstructured) {
+	t.Helper()
+	for _, o := range a.extraneous(t, objects, "argocd.argoproj.io/sync-options", "Prune=false") {
+		t.Logf("prunes %s %s", o.GetKind(), o.GetName())
+		a.delete(t, o)
+	}
+}
+
+// inSync fails where Argo CD would show the Application as OutOfSync.
+func (a *argo) inSync(t *testing.T, values ...string) {
+	t.Helper()
+	objects := a.render(t, values...)
+	for _, o := range a.extraneous(t, objects, "argocd.argoproj.io/compare-options", "IgnoreExtraneous") {
+		t.Errorf("%s %s is in no manifest", o.GetKind(), o.GetName())
+	}
+	for _, arg := range []string{"--server-side=false", "--server-side=true"} {
+		cmd := a.command(t, a.kubectl, "diff", arg, "--field-manager=kubectl-client-side-apply", "-f", "-")
+		cmd.Stdin = strings.NewReader(manifests(t, slices.DeleteFunc(objects, isHook)))
+		if out, errOut, err := try(cmd); err != nil {
+			t.Errorf("kubectl diff %s: %v\n%s%s", arg, err, out, errOut)
+		}
+	}
+}
+
+// deleteApplication deletes an Application with its finalizer.
+func (a *argo) deleteApplication(t *testing.T, values ...string) {
+	t.Helper()
+	objects := a.render(t, values...)
+	if err := a.phase(t, objects, "PreDelete"); err != nil {
+		t.Fatalf("PreDelete: %v: %s", err, a.jobLog(t, "cleanup"))
+	}
+	for _, o := range objects {
+		if !isHook(o) && o.GetAnnotations()["helm.sh/resource-policy"] != "keep" {
+			a.delete(t, o)
+		}
+	}
+	a.deleteHooks(t, objects)
+}
+
+func (a *argo) delete(t *testing.T, o unstructured.Unstructured) {
+	t.Helper()
+	output(t, a.command(t, a.kubectl, "delete", strings.ToLower(o.GetKind()), o.GetName(), "-n", cmp.Or(o.GetNamespace(), namespace), "--ignore-not-found", "--cascade=foreground"))
+}
+
+// jobLog is the log of a Job's pods.
+func (w *world) jobLog(t *testing.T, step string) string {
+	t.Helper()
+	out, errOut, err := try(w.command(t, w.kubectl, "logs", "-n", namespace, "-l", "batch.kubernetes.io/job-name="+release+"-"+step, "--tail=-1"))
+	if err != nil && !apierrors.IsNotFound(err) {
+		return errOut
+	}
+	return out
+}
+
+// resource reads group/version/plural.
+func resource(name string) schema.GroupVersionResource {
+	i := strings.LastIndex(name, "/")
+	version, err := schema.ParseGroupVersion(name[:i])
+	if err != nil {
+		panic(err)
+	}
+	return version.WithResource(name[i+1:])
+}

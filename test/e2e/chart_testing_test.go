@@ -1,0 +1,196 @@
+package e2e
+
+import (
+	"bufio"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+// TestChartTesting has chart-testing install every values file of the chart's ci/ one
+// after the other on one cluster, each as a release of another name, test it by helm
+// test, and uninstall it.
+func TestChartTesting(t *testing.T) {
+	images := built(t, "E2E_IMAGES")
+	args := []string{"--nodes", "1"} // that every node is served is for other scenarios
+	for _, image := range []string{"registry", "registry-node"} {
+		args = append(args, "--load", "n1="+filepath.Join(images, image+".tar")) // for injector.enabled=false
+	}
+	w := ownCluster(t, "e2e-chart-testing", layout{args: args, long: true})
+	ct := strings.TrimSpace(run(t, w.testcluster, "tool", "ct"))
+	values, err := filepath.Glob(filepath.Join(built(t, "E2E_CHART"), "ci", "*-values.yaml"))
+	if err != nil || len(values) == 0 {
+		t.Fatalf("%d values files, %v", len(values), err)
+	}
+	w.chartTestingNeeds(t)
+
+	must(t, "ct install installs and tests every values file", func(t *testing.T) {
+		config, err := filepath.Abs("../../ct.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A minute for each where four clusters share two cores.
+		cmd := w.longCommand(t, time.Duration(len(values))*3*time.Minute, ct, "install", "--config", config, "--charts", os.Getenv("E2E_CHART"), "--namespace", namespace)
+		cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(w.helm)+":"+filepath.Dir(w.kubectl)+":"+os.Getenv("PATH"))
+		pipe, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Stderr = cmd.Stdout
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		said := readInstalls(pipe)
+		err = cmd.Wait()
+		for i, values := range said.values {
+			t.Logf("figure: ct install of %s took %.1f s", values, said.took[i].Seconds())
+		}
+		if err != nil {
+			t.Fatalf("%v\n%s", err, said.text[max(0, len(said.text)-40000):])
+		}
+		if len(said.values) != len(values) {
+			t.Errorf("it installed %d values files of %d: %v", len(said.values), len(values), said.values)
+		}
+		// Each but the one of an external registry has three pods to test it.
+		if tested := strings.Count(said.text, "Phase:          Succeeded"); tested < 2*(len(values)-1) {
+			t.Errorf("%d tests for %d values files\n%s", tested, len(values), said.text)
+		}
+		// ct itself takes no notice.
+		if strings.Contains(said.text, "Error deleting Helm release") {
+			t.Errorf("uninstalling failed:\n%s", said.text)
+		}
+	})
+	must(t, "they leave nothing but the volumes that are to stay", func(t *testing.T) {
+		var volumes []string
+		for _, volume := range strings.Fields(output(t, w.command(t, w.kubectl, "get", "pvc", "-n", namespace, "-o", "name"))) {
+			if !strings.HasPrefix(volume, "persistentvolumeclaim/"+release+"-") {
+				t.Errorf("left is %s", volume)
+			}
+			volumes = append(volumes, volume)
+		}
+		var needs []string
+		for _, name := range slices.Sorted(slices.Values(chartTestingSecrets)) {
+			needs = append(needs, "secret/"+name)
+		}
+		needs = append(needs, "clusterissuer.cert-manager.io/company")
+		w.nothingLeft(t, append(volumes, needs...)...)
+		if w.dial(t, w.nodes[0], w.address) == nil {
+			t.Errorf("something still answers at %s", w.address)
+		}
+	})
+	t.Run("a test that fails says why, and stays for its log", func(t *testing.T) { testFailingHelmTest(t, w) })
+}
+
+// testFailingHelmTest gives the pod that pushes a wrong password.
+func testFailingHelmTest(t *testing.T, w *world) {
+	w.helmChart(t, "install", proxyMode, "--set=registry.persistence.enabled=false", "--set=tests.timeout=20s")
+	helmTest := func() (string, error) {
+		out, errOut, err := try(w.command(t, w.helm, "test", release, "-n", namespace))
+		return out + errOut, err
+	}
+	credentials := w.get(t, release+"-credentials")
+	wrong := credentials.DeepCopy()
+	wrong.Data["password"] = []byte("not the one")
+	if _, err := w.client.CoreV1().Secrets(namespace).Update(t.Context(), wrong, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	text, err := helmTest()
+	if err == nil || !strings.Contains(text, release+"-test-push") {
+		t.Errorf("%v: %s", err, text)
+	}
+	for begin := time.Now(); ; time.Sleep(time.Second) {
+		log, _, err := try(w.command(t, w.kubectl, "logs", "-n", namespace, release+"-test-push"))
+		t.Logf("its log:\n%s", log)
+		if err == nil && strings.Contains(log, "FAIL  an image can be pushed") && strings.Contains(log, "was answered with 401") {
+			break
+		}
+		if time.Since(begin) > 20*time.Second {
+			t.Errorf("the log does not say why: %v", err)
+			break
+		}
+	}
+	current := w.get(t, release+"-credentials")
+	current.Data = credentials.Data
+	if _, err := w.client.CoreV1().Secrets(namespace).Update(t.Context(), current, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := helmTest(); err != nil {
+		t.Errorf("with the right password: %v: %s", err, text)
+	}
+	if left := strings.TrimSpace(output(t, w.command(t, w.kubectl, "get", "pods", "-n", namespace, "-l", "app.kubernetes.io/component=test", "-o", "name"))); left != "" {
+		t.Errorf("tests that succeeded left %s", left)
+	}
+	output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout", "3m", "--wait"))
+}
+
+// chartTestingSecrets are those that values files name.
+var chartTestingSecrets = []string{"my-authority", "my-node", "my-push", "my-push-credential", "my-server", "pull-secret"}
+
+// chartTestingNeeds makes what values files take for granted: the namespace, Secrets, an
+// issuer.
+func (w *world) chartTestingNeeds(t *testing.T) {
+	t.Helper()
+	if _, err := w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	theirs := newCorporate(t)
+	// Releases have names that chart-testing makes up.
+	w.putSecret(t, "my-server", theirs.issue(t, "my-server", time.Now(), []string{"*." + namespace + ".svc"}, "", x509.ExtKeyUsageServerAuth))
+	w.putSecret(t, "my-node", theirs.issue(t, "my-node", time.Now(), nil, pki.OrganizationNode, x509.ExtKeyUsageClientAuth))
+	w.putSecret(t, "my-push", theirs.issue(t, "my-push", time.Now(), nil, pki.OrganizationPush, x509.ExtKeyUsageClientAuth))
+	w.putSecret(t, "my-authority", map[string][]byte{"ca.crt": theirs.pem})
+	w.putSecret(t, "my-push-credential", map[string][]byte{"username": []byte("pusher"), "password": []byte("of-the-users-own-choice")})
+	w.putSecret(t, "pull-secret", map[string][]byte{}) // nothing is pulled with it
+
+	w.startCertManager(t)
+	authority, err := pki.NewAuthority("company", time.Now(), 20000*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair := authority.KeyPair()
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "company", Namespace: "cert-manager"}, Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key}}
+	if _, err := w.client.CoreV1().Secrets("cert-manager").Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	apply := w.command(t, w.kubectl, "apply", "-f", "-")
+	apply.Stdin = strings.NewReader("apiVersion: cert-manager.io/v1\nkind: ClusterIssuer\nmetadata: {name: company}\nspec: {ca: {secretName: company}}\n")
+	output(t, apply)
+}
+
+// installs is what ct install said.
+type installs struct {
+	text   string
+	values []string // the files, in order
+	took   []time.Duration
+}
+
+func readInstalls(from io.Reader) (said installs) {
+	text, begin := &strings.Builder{}, time.Now()
+	scanner := bufio.NewScanner(from)
+	scanner.Buffer(nil, 1<<20) // it prints commands and logs
+	for scanner.Scan() {
+		line := scanner.Text()
+		fmt.Fprintln(text, line)
+		if file, found := strings.CutPrefix(line, "Installing chart with values file "); found {
+			if len(said.values) > 0 {
+				said.took = append(said.took, time.Since(begin))
+			}
+			begin = time.Now()
+			said.values = append(said.values, filepath.Base(strings.Trim(file, `".`)))
+		}
+	}
+	said.took = append(said.took, time.Since(begin))
+	said.text = text.String()
+	return said
+}

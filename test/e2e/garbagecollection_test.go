@@ -1,0 +1,182 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// TestGarbageCollection removes what images left whose tag was given to others, while
+// nodes pull and images are pushed, and ends it in the middle in every way there is.
+func TestGarbageCollection(t *testing.T) {
+	w := ownCluster(t, "e2e-garbage", layout{args: []string{"--nodes", "1"}})
+	const cronJob = "--set=registry.garbageCollection.enabled=true,registry.garbageCollection.gracePeriod=0s,registry.garbageCollection.deleteUntagged=true"
+	// Nothing is removed but by the steps below.
+	const never = "--set-string=registry.garbageCollection.schedule=0 0 31 12 *"
+	const noise = 8 << 20
+	kept := w.address + "/e2e/hello:1"
+	// replaceBig gives a tag to another image, so that the former one has none.
+	replaceBig := func(t *testing.T) {
+		t.Helper()
+		w.push(t, w.makeArchive(t, "example.com/e2e/big:1", noise))
+	}
+	pullsBig := func(t *testing.T) {
+		t.Helper()
+		if out, err := w.pull(t, w.nodes[0], w.address+"/e2e/big:1"); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	}
+	collect := []string{"garbage-collect", "--delete-untagged", "--grace-period=0s", "--output=json"}
+	// begun is a collection that has begun to hold up images.
+	begun := func(t *testing.T) *exec.Cmd {
+		t.Helper()
+		cmd := w.command(t, w.hook, collect...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, 20*time.Second, "init-hook status to tell that pushes wait", func() error {
+			if _, text := w.status(t); !strings.Contains(text, "read-only") {
+				return fmt.Errorf("it says %s", text)
+			}
+			return nil
+		})
+		return cmd
+	}
+
+	must(t, "helm install", func(t *testing.T) {
+		w.helmChart(t, "install", proxyMode, cronJob, never)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.pushHello(t)
+		w.pushFresh(t)
+		replaceBig(t)
+		replaceBig(t)
+	})
+	before := w.stored(t)
+	must(t, "a dry run tells what would be removed, and the grace period protects it", func(t *testing.T) {
+		var dry, young collectedJSON
+		decode(t, output(t, w.command(t, w.hook, append(collect, "--dry-run")...)), &dry)
+		if dry.Bytes < noise || dry.Manifests == 0 || len(dry.Removed) != dry.Blobs+dry.Manifests || !dry.DryRun {
+			t.Errorf("%+v", dry)
+		}
+		decode(t, output(t, w.command(t, w.hook, "garbage-collect", "--dry-run", "--output=json")), &young)
+		if young.Blobs != 0 {
+			t.Errorf("within the grace period %+v", young)
+		}
+		if after := w.stored(t); after != before {
+			t.Errorf("%d bytes are stored, %d were", after, before)
+		}
+	})
+	w.underLoop(t, "the CronJob's Job frees the volume, and no pull fails", "400ms", func(t *testing.T) {
+		output(t, w.command(t, w.kubectl, "-n", namespace, "create", "job", "gc-now", "--from=cronjob/"+release+"-gc"))
+		output(t, w.command(t, w.kubectl, "-n", namespace, "wait", "job/gc-now", "--for=condition=complete", "--timeout=180s"))
+		t.Logf("the Job says: %s", output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "job/gc-now")))
+		output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "job", "gc-now"))
+		after := w.stored(t)
+		t.Logf("figure: %d bytes were stored, %d are", before, after)
+		if before-after < noise {
+			t.Errorf("%d bytes were freed, want %d", before-after, noise)
+		}
+		w.runsEverywhere(t, "hello", kept)
+		pullsBig(t)
+	})
+	must(t, "a push waits for the end of a collection", func(t *testing.T) {
+		cmd := begun(t)
+		begin := time.Now()
+		replaceBig(t)
+		t.Logf("figure: a push that met a collection took %.1f s", time.Since(begin).Seconds())
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the collection: %v", err)
+		}
+		pullsBig(t)
+	})
+	must(t, "a command that is killed holds up nothing", func(t *testing.T) {
+		cmd := begun(t)
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // it was killed
+		begin := time.Now()
+		replaceBig(t)
+		took := time.Since(begin)
+		t.Logf("figure: a push after a collection that was killed took %.1f s", took.Seconds())
+		if took > 25*time.Second {
+			t.Error("it waited for a collection that nobody wants any more")
+		}
+	})
+	must(t, "a registry that is killed takes images again after a minute", func(t *testing.T) {
+		cmd := begun(t)
+		former := w.pods(t, "registry")[0].Name
+		w.deletePod(t, former, 0)
+		if err := cmd.Wait(); err == nil {
+			t.Error("the collection succeeded")
+		}
+		w.waitForRegistry(t, former)
+		begin := time.Now()
+		replaceBig(t)
+		t.Logf("figure: the first push after a registry that was killed took %.1f s", time.Since(begin).Seconds())
+		pullsBig(t)
+		var rest collectedJSON
+		decode(t, output(t, w.command(t, w.hook, collect...)), &rest)
+		if rest.Bytes < noise {
+			t.Errorf("the next collection removed %+v", rest)
+		}
+		pullsBig(t)
+		w.isHealthy(t)
+	})
+	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+}
+
+// collectedJSON is what garbage-collect prints.
+type collectedJSON struct {
+	DryRun           bool
+	Manifests, Blobs int
+	Bytes            int64
+	Removed          []struct{ Digest string }
+}
+
+func decode(t *testing.T, text string, into any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+}
+
+// stored is how many bytes of blobs the registry's volume holds, which is a directory of
+// this machine.
+func (w *world) stored(t *testing.T) (bytes int64) {
+	t.Helper()
+	claim, err := w.client.CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), release, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	volume, err := w.client.CoreV1().PersistentVolumes().Get(t.Context(), claim.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if volume.Spec.HostPath == nil {
+		t.Fatalf("the volume is %s", mustJSON(volume.Spec))
+	}
+	err = filepath.WalkDir(filepath.Join(volume.Spec.HostPath.Path, "docker/registry/v2/blobs"), func(_ string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		info, err := entry.Info()
+		if err == nil {
+			bytes += info.Size()
+		}
+		return err
+	})
+	if err != nil || bytes == 0 {
+		t.Fatalf("%d bytes are stored: %v", bytes, err)
+	}
+	return bytes
+}

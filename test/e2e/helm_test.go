@@ -1,0 +1,291 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// TestHelm goes from Helm 3 to Helm 4 and back with one release, and through what
+// both offer besides: whose values count, waiting, going back by themselves.
+func TestHelm(t *testing.T) {
+	w := ownCluster(t, "e2e-helm", layout{long: true, args: []string{"--nodes", "1"}})
+	helm3, helm4 := w.helm, strings.TrimSpace(run(t, w.testcluster, "tool", "helm4"))
+	newer := newerChart(t)
+	// What an upgrade is like that changes a label of every object: another version.
+	with := func(helm, chart, verb string, args ...string) (string, error) {
+		begin := time.Now()
+		out, errOut, err := try(w.command(t, helm, append([]string{verb, release, chart, "-n", namespace, "--create-namespace", "--timeout", "4m"}, args...)...))
+		t.Logf("figure: %s %s %s returned after %.1f s", filepath.Base(helm), verb, strings.Join(args, " "), time.Since(begin).Seconds())
+		return out + errOut, err
+	}
+	mustWith := func(t *testing.T, helm, chart, verb string, args ...string) {
+		t.Helper()
+		if out, err := with(helm, chart, verb, args...); err != nil {
+			t.Fatalf("%s %s %v: %v\n%s", filepath.Base(helm), verb, args, err, out)
+		}
+	}
+	here := built(t, "E2E_CHART")
+	refused := "--set=auth.existingSecret=nobody-has-made-it"
+
+	must(t, "an installation that is refused and taken back leaves nothing", func(t *testing.T) {
+		for helm, option := range map[string]string{helm3: "--atomic", helm4: "--rollback-on-failure"} {
+			out, err := with(helm, here, "install", option, "--wait", refused)
+			if err == nil || !strings.Contains(out, "nobody-has-made-it") {
+				t.Errorf("%s install %s: %v\n%s", helm, option, err, out)
+			}
+			w.nothingLeft(t)
+		}
+	})
+	must(t, "installed by Helm 4, which waits", func(t *testing.T) {
+		mustWith(t, helm4, here, "install", "--wait", nodePortMode)
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+		w.fieldsAreHelms(t)
+		w.pushHello(t)
+		w.pushFresh(t)
+	})
+	must(t, "upgraded by Helm 3 with the former values, to another version", func(t *testing.T) {
+		w.restartsNothing(t, func() { mustWith(t, helm3, newer, "upgrade", "--reuse-values", "--wait") })
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+		w.fieldsAreHelms(t)
+	})
+	w.underLoop(t, "switched by Helm 4 with the former values over new defaults", "300ms", func(t *testing.T) {
+		mustWith(t, helm4, here, "upgrade", "--reset-then-reuse-values", "--wait", "--server-side=true", proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.fieldsAreHelms(t)
+	})
+	w.underLoop(t, "rolled back by Helm 3", "300ms", func(t *testing.T) {
+		output(t, w.command(t, helm3, "rollback", release, "2", "-n", namespace, "--timeout", "4m", "--wait"))
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+	})
+	must(t, "a switch whose proof fails leaves a Service that Helm 4 can still change", func(t *testing.T) {
+		unblock := w.blockOnceServiceIsGone(t)
+		out, err := with(helm4, here, "upgrade", "--server-side=true", proxyMode, "--set=initHook.timeout=60s")
+		unblock()
+		if err == nil || !strings.Contains(out, "was put back") {
+			t.Fatalf("%v: %s", err, out)
+		}
+		w.fieldsAreHelms(t)
+		mustWith(t, helm4, newer, "upgrade", "--server-side=true", nodePortMode)
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+		w.fieldsAreHelms(t)
+	})
+	must(t, "an upgrade that is refused is taken back by both", func(t *testing.T) {
+		for helm, option := range map[string]string{helm3: "--atomic", helm4: "--rollback-on-failure"} {
+			w.restartsNothing(t, func() {
+				out, err := with(helm, newer, "upgrade", "--reuse-values", option, "--wait", refused)
+				if err == nil || !strings.Contains(out, "nobody-has-made-it") {
+					t.Errorf("%s upgrade %s: %v\n%s", helm, option, err, out)
+				}
+			})
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+		}
+	})
+	w.underLoop(t, "upgraded by init-hook, and rolled back by Helm 4", "300ms", func(t *testing.T) {
+		before := w.revision(t)
+		w.mustInstall(t, toProxy.flag)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.fieldsAreHelms(t)
+		mustWith(t, helm4, newer, "upgrade", "--reuse-values", "--server-side=true")
+		w.fieldsAreHelms(t)
+		output(t, w.command(t, helm4, "rollback", release, before, "-n", namespace, "--timeout", "4m"))
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+	})
+	must(t, "kubectl apply of all that helm template prints deletes nothing", func(t *testing.T) {
+		secrets := func() string {
+			return output(t, w.command(t, w.kubectl, "get", "secrets", "-n", namespace, "-o", "jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}\n{end}"))
+		}
+		before := secrets()
+		all := output(t, w.command(t, w.helm, "template", release, here, "-n", namespace, "--skip-tests", "--kube-version=1.36.0", nodePortMode))
+		w.kubectlApply(t, all)
+		w.waitForJob(t, "cleanup", false)
+		w.waitForJob(t, "prepare", true)
+		if after := secrets(); after != before {
+			t.Errorf("Secrets were %s and are %s", before, after)
+		}
+		w.waitForJob(t, "finish", true)
+		mustWith(t, helm4, newer, "upgrade", "--reuse-values", "--force-conflicts", "--server-side=true")
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+	})
+	must(t, "uninstalled by Helm 4", func(t *testing.T) {
+		w.helm = helm4
+		w.uninstall(t)
+		w.helm = helm3
+	})
+	must(t, "the volume that stayed is taken over by Helm 3 and Helm 4 in another version", func(t *testing.T) {
+		mustWith(t, helm3, newer, "install", proxyMode)
+		w.uninstall(t)
+		mustWith(t, helm4, here, "install", proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.uninstall(t)
+	})
+	must(t, "helm template and kubectl, step by step", func(t *testing.T) { testTemplates(t, w) })
+}
+
+// revision is the release's present one.
+func (w *world) revision(t *testing.T) string {
+	t.Helper()
+	var list []struct{ Revision string }
+	if err := json.Unmarshal([]byte(output(t, w.command(t, w.helm, "list", "-n", namespace, "-o", "json"))), &list); err != nil || len(list) != 1 {
+		t.Fatalf("helm list: %v %v", list, err)
+	}
+	return list[0].Revision
+}
+
+// newerChart is a copy of the chart with another version, which is a label of all objects.
+func newerChart(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "zarf-registry")
+	if err := os.CopyFS(dir, os.DirFS(built(t, "E2E_CHART"))); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "Chart.yaml")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.Split(data, []byte("\n"))
+	i := slices.IndexFunc(lines, func(line []byte) bool { return bytes.HasPrefix(line, []byte("version: ")) })
+	lines[i] = []byte("version: 99.0.0")
+	if err := os.WriteFile(file, bytes.Join(lines, []byte("\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// fieldsAreHelms fails if a field of what the chart renders belongs to anybody but Helm
+// and Kubernetes' own controllers: with server-side apply only an owner may change it.
+func (w *world) fieldsAreHelms(t *testing.T) {
+	t.Helper()
+	client, err := dynamic.NewForConfig(w.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, kind := range []string{"v1/services", "v1/configmaps", "v1/serviceaccounts", "v1/persistentvolumeclaims", "apps/v1/deployments", "apps/v1/daemonsets", "batch/v1/cronjobs", "networking.k8s.io/v1/networkpolicies", "rbac.authorization.k8s.io/v1/roles"} {
+		list, err := client.Resource(resource(kind)).Namespace(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=Helm"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range list.Items {
+			for _, m := range o.GetManagedFields() {
+				if m.Manager != "helm" && m.Manager != "kube-controller-manager" {
+					t.Errorf("%s %s: fields belong to %s (%s): %s", o.GetKind(), o.GetName(), m.Manager, m.Operation, m.FieldsV1.GetRawString())
+				}
+			}
+			seen++
+		}
+	}
+	if seen < 8 {
+		t.Errorf("only %d objects are Helm's", seen)
+	}
+}
+
+// blockOnceServiceIsGone lets no pull on the first node succeed from the moment on in
+// which a switch removes the NodePort Service, until the returned function is called.
+func (w *world) blockOnceServiceIsGone(t *testing.T) (unblock func()) {
+	t.Helper()
+	rule := func(verb string) (string, error) {
+		return w.onNode(t, w.nodes[0], "iptables", "-t", "nat", verb, "OUTPUT", "-p", "tcp", "--dport", "31999", "-j", "REDIRECT", "--to-ports", "9")
+	}
+	blocked := make(chan string)
+	go func() {
+		defer close(blocked)
+		for range 600 {
+			_, err := w.client.CoreV1().Services(namespace).Get(t.Context(), release+"-nodeport", metav1.GetOptions{})
+			if err != nil {
+				if out, err := rule("-I"); err != nil {
+					blocked <- out
+				}
+				return
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+		blocked <- "the Service was never gone"
+	}()
+	return func() {
+		t.Helper()
+		for problem := range blocked {
+			t.Fatal(problem)
+		}
+		if out, err := rule("-D"); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+}
+
+// kubectlApply applies manifests on the server's side.
+func (w *world) kubectlApply(t *testing.T, manifests string, args ...string) {
+	t.Helper()
+	cmd := w.command(t, w.kubectl, append([]string{"apply", "--server-side", "--force-conflicts", "-f", "-"}, args...)...)
+	cmd.Stdin = strings.NewReader(manifests)
+	output(t, cmd)
+}
+
+// waitForJob waits until a Job of the release has ended as wanted.
+func (w *world) waitForJob(t *testing.T, step string, well bool) {
+	t.Helper()
+	condition := map[bool]string{true: "complete", false: "failed"}[well]
+	output(t, w.command(t, w.kubectl, "wait", "-n", namespace, "job/"+release+"-"+step, "--for=condition="+condition, "--timeout=4m"))
+}
+
+// testTemplates does what docs/gitops.md says for those who have kubectl only.
+func testTemplates(t *testing.T, w *world) {
+	template := func(args ...string) string {
+		return output(t, w.command(t, w.helm, append([]string{"template", release, built(t, "E2E_CHART"), "-n", namespace, "--kube-version=1.36.0", proxyMode, "--set=injector.image=" + w.pauseImage(t)}, args...)...))
+	}
+	rights := []string{"serviceaccount", "role", "rolebinding", "clusterrole", "clusterrolebinding", "hosting-role", "hosting-rolebinding", "networkpolicy"}
+	only := func(names ...string) (args []string) {
+		for _, name := range names {
+			args = append(args, "--show-only=templates/init-hook/"+name+".yaml")
+		}
+		return args
+	}
+	job := func(step string) {
+		output(t, w.command(t, w.kubectl, "delete", "job", release+"-"+step, "-n", namespace, "--ignore-not-found"))
+		w.kubectlApply(t, template(only(step+"-job")...))
+		w.waitForJob(t, step, true)
+	}
+	install := func() {
+		w.kubectlApply(t, template(only(rights...)...))
+		job("prepare")
+		w.kubectlApply(t, template("--no-hooks"))
+		job("finish")
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+	}
+	install()
+	w.restartsNothing(t, install)
+	job("cleanup")
+	for _, manifests := range []string{template("--no-hooks"), template(only(rights...)...), template(only("cleanup-job")...)} {
+		cmd := w.command(t, w.kubectl, "delete", "--ignore-not-found", "-f", "-")
+		cmd.Stdin = strings.NewReader(manifests)
+		output(t, cmd)
+	}
+	w.nothingLeft(t)
+}
+
+// pauseImage is the pause image that a node reports.
+func (w *world) pauseImage(t *testing.T) string {
+	t.Helper()
+	nodes, err := w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, image := range nodes.Items[0].Status.Images {
+		if i := slices.IndexFunc(image.Names, func(name string) bool { return strings.Contains(name, "/pause:") }); i >= 0 {
+			return image.Names[i]
+		}
+	}
+	t.Fatalf("no node reports a pause image: %v", nodes.Items[0].Status.Images)
+	return ""
+}

@@ -1,0 +1,96 @@
+package e2e
+
+import (
+	"flag"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+var update = flag.Bool("update", false, "write the captured metrics of templates-tests/testdata/metrics")
+
+// testMetrics scrapes every pod, and compares the names of the metrics, and of
+// their labels, with the pages that were captured: alerts, dashboard and
+// docs/monitoring.md are tested on those.
+// The registry is to be exposed where they are captured, since some metrics come with that.
+func testMetrics(t *testing.T, w *world, exposed bool) {
+	w.testClusterOnly(t)
+	for component, port := range map[string]string{"registry": "5090", "proxy": "9102"} {
+		file := filepath.Join("../../templates-tests/testdata/metrics", component+".txt")
+		pods := w.pods(t, component)
+		if len(pods) == 0 {
+			t.Fatalf("there is no %s", component)
+		}
+		for i, p := range pods {
+			page := w.scrape(t, p, port)
+			if *update && exposed && i == 0 {
+				if err := os.WriteFile(file, []byte(withoutVersions(page)), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			captured, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatalf("%v (go test ./test/e2e -run TestExpose -update captures it)", err)
+			}
+			want, got := metricNames(string(captured)), metricNames(page)
+			for _, name := range slices.Sorted(maps.Keys(want)) {
+				if !got[name] && !arbitrary.MatchString(name) && (exposed || !strings.HasPrefix(name, "zarf_registry_exposed_")) {
+					t.Errorf("%s does not tell %s", p.Name, name)
+				}
+			}
+			for _, name := range slices.Sorted(maps.Keys(got)) {
+				if !want[name] && strings.HasPrefix(name, "zarf_registry_") {
+					t.Errorf("%s tells %s, which was not captured", p.Name, name)
+				}
+			}
+		}
+	}
+}
+
+// arbitrary are names that come with what happened, or with the Go version: not
+// every pod has them all.
+var arbitrary = regexp.MustCompile(`^(go_|process_|promhttp_|registry_|zarf_registry_(proxy_requests_total|http_))`)
+
+// scrape is what a pod tells Prometheus, asked for from the pod's node, which
+// every NetworkPolicy lets in.
+func (w *world) scrape(t *testing.T, p corev1.Pod, port string) string {
+	t.Helper()
+	page, err := w.onNode(t, p.Spec.NodeName, w.tool, "get", "http://"+net.JoinHostPort(p.Status.PodIP, port)+"/metrics")
+	if err != nil || !strings.Contains(page, "zarf_registry_") {
+		t.Fatalf("%s tells no metrics: %v: %s", p.Name, err, page)
+	}
+	return page
+}
+
+// metricNames are the metrics of a page, each with the names of its labels.
+func metricNames(page string) map[string]bool {
+	found := map[string]bool{}
+	labels := regexp.MustCompile(`([a-zA-Z_]+)="(?:[^"\\]|\\.)*"`)
+	for line := range strings.Lines(page) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, rest, _ := strings.Cut(line, "{")
+		name, _, _ = strings.Cut(name, " ")
+		var names []string
+		for _, m := range labels.FindAllStringSubmatch(rest, -1) {
+			names = append(names, m[1])
+		}
+		slices.Sort(names)
+		found[name+"{"+strings.Join(names, ",")+"}"] = true
+	}
+	return found
+}
+
+// withoutVersions takes out what differs from one build to the next and tells nothing.
+func withoutVersions(page string) string {
+	return regexp.MustCompile(`(version|goversion)="[^"]*"`).ReplaceAllString(page, `$1="dev"`)
+}

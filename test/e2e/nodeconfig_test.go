@@ -1,0 +1,474 @@
+package e2e
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/bcrypt"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// certsDir is where the container runtime of the test cluster looks for hosts.toml.
+	certsDir = "/etc/containerd/certs.d"
+	// corpHost is a registry that no DNS server knows, and corporateEndpoint where it
+	// answers: on the loopback address of n1.
+	corpHost          = "registry.corp.example"
+	corporateEndpoint = "127.0.0.1:31998"
+)
+
+// TestNodeConfig has the nodes' container runtimes use registries that the user names,
+// by files on the nodes, which in the end are as they were.
+func TestNodeConfig(t *testing.T) {
+	w := ownCluster(t, "e2e-node-config", layout{long: true})
+	w.corporateRegistry(t)
+	v := nodeConfigValues{user: "corp-user-" + random(t), former: "corp-former-" + random(t), password: "corp-password-" + random(t)}
+	w.corporateUsers(t, v.user, v.password)
+	secrets := []string{v.user, v.former, v.password}
+	// Somebody else's, on n2 only.
+	const theirs = "# of the platform team\nserver = \"https://ghcr.io\"\n"
+	w.shell(t, "n2", `mkdir -p "$1/ghcr.io" && printf %s "$2" >"$1/ghcr.io/hosts.toml"`, certsDir, theirs)
+	before := map[string]string{}
+	for _, node := range w.nodes {
+		before[node] = w.nodeFiles(t, node)
+	}
+	said := &strings.Builder{} // all that anybody said, for a search of secrets
+	runtimes := w.runtimes(t)
+
+	must(t, "install with a mirror", func(t *testing.T) {
+		said.WriteString(w.helmValues(t, "install", `
+registryProxy: true
+proxy: {tls: always}
+nodeConfig:
+  mirrors: [docker.io]
+`))
+		for _, image := range []string{"docker.io/library/hello:1", "ghcr.io/acme/app:1", "quay.io/acme/other:1"} {
+			w.push(t, w.makeArchive(t, image, 8))
+		}
+	})
+	must(t, "a pod that names docker.io runs, its image pulled through the proxy of its node", func(t *testing.T) {
+		w.runsEverywhere(t, "mirrored", "docker.io/library/hello:1")
+		if out, err := w.pull(t, "n1", "ghcr.io/acme/app:1"); err == nil || !strings.Contains(out, "ghcr.io") {
+			t.Errorf("ghcr.io is not mirrored, and yet: %v: %s", err, out)
+		}
+		for _, node := range w.nodes {
+			got := w.shell(t, node, `cat "$1/docker.io/hosts.toml"; stat -c %a "$1/docker.io/hosts.toml"`, certsDir)
+			want := "# Written by zarf-registry, release zarf/zarf-registry. Changes are overwritten.\n\n[host.\"http://127.0.0.1:31999\"]\n  capabilities = [\"pull\", \"resolve\"]\n600\n"
+			if got != want {
+				t.Errorf("hosts.toml of %s is\n%s\nwant\n%s", node, got, want)
+			}
+		}
+		w.isHealthy(t)
+	})
+	must(t, "a file of somebody else is not replaced, and its node is named", func(t *testing.T) {
+		text := w.helmValuesFail(t, []string{"n2", certsDir + "/ghcr.io/hosts.toml", "nodeConfig.force"}, "nodeConfig: {mirrors: [docker.io, ghcr.io]}\n")
+		said.WriteString(text)
+		if got := w.shell(t, "n2", `cat "$1/ghcr.io/hosts.toml"`, certsDir); got != theirs {
+			t.Errorf("the file is now\n%s", got)
+		}
+		_, shown := w.status(t)
+		said.WriteString(shown)
+		t.Logf("status:\n%s", shown)
+		if !strings.Contains(shown, "n2") || !strings.Contains(shown, "nodeConfig.force") {
+			t.Error("status does not name the node and the way out")
+		}
+	})
+	must(t, "what cannot be is refused before anything is changed", func(t *testing.T) {
+		generation := w.nodeConfigGeneration(t)
+		for _, bad := range []struct{ values, want string }{
+			{fmt.Sprintf("nodeConfig:\n  k3s:\n    registries:\n      configs: {%q: {auth: {username: %s, pasword: %s}}}\n", corporateEndpoint, v.user, v.password), "pasword"},
+			{"nodeConfig: {k3s: {existingSecret: not-there}}\n", "not-there"},
+		} {
+			said.WriteString(w.helmValuesFail(t, []string{"nodeConfig", bad.want}, bad.values))
+		}
+		if now := w.nodeConfigGeneration(t); now != generation {
+			t.Errorf("the DaemonSets changed from %s to %s", generation, now)
+		}
+	})
+	must(t, "a wildcard with an exception, credentials for another registry in K3s' file, and by force what was somebody else's", func(t *testing.T) {
+		said.WriteString(w.helmValues(t, "upgrade", v.inline(v.former)))
+		if out, err := w.pull(t, "n1", corpHost+"/team/app:1"); err == nil {
+			t.Errorf("a wrong password was accepted: %s", out)
+		} else {
+			said.WriteString(out)
+		}
+		w.runsEverywhere(t, "wildcard", "ghcr.io/acme/app:1")
+		if out, err := w.pull(t, "n1", "quay.io/acme/other:1"); err == nil || !strings.Contains(out, "quay.io") {
+			t.Errorf("quay.io is excepted, and yet: %v: %s", err, out)
+		}
+		w.runsEverywhere(t, "own", w.pushHello(t)) // the registry's own address is asked once, wildcard or not
+	})
+	must(t, "the same from a Secret of the user's, with another password: seen to change, not shown, and at work at once", func(t *testing.T) {
+		if _, err := w.client.CoreV1().Secrets(namespace).Create(t.Context(), &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: "corp-registries"},
+			StringData: map[string]string{"registries.yaml": v.registries(v.password)},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		said.WriteString(w.helmValues(t, "upgrade", v.existing()))
+		took, event := w.runPod(t, pod("corporate", "n1", corpHost+"/team/app:1"))
+		t.Logf("after %.1f s: %s", took.Seconds(), event)
+		log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "--prefix", "-l", "app.kubernetes.io/component=node-config", "-c", "configure", "--tail=-1"))
+		t.Logf("the log of configure:\n%s", log)
+		for _, want := range []string{"--- OLD /etc/rancher/k3s/registries.yaml", "+++ NEW /etc/rancher/k3s/registries.yaml", "password: <REDACTED> (changed)"} {
+			if !strings.Contains(log, want) {
+				t.Errorf("the log does not have %q", want)
+			}
+		}
+	})
+	must(t, "K3s' file waits for a restart, until there was one", func(t *testing.T) {
+		report, text := w.status(t)
+		said.WriteString(text)
+		t.Logf("status:\n%s", text)
+		if report.Healthy || !strings.Contains(text, "restart") {
+			t.Error("status says nothing of a restart")
+		}
+		for _, node := range w.nodes {
+			run(t, w.testcluster, "restart", "--name", w.name, "kubelet."+node)
+		}
+		eventually(t, time.Minute, "status to see it", func() error {
+			if report, text := w.status(t); !report.Healthy {
+				return fmt.Errorf("it says:\n%s", text)
+			}
+			return nil
+		})
+	})
+	must(t, "clients that insist on TLS trust the proxies, also while the authority changes", func(t *testing.T) { testStrictNodes(t, w) })
+	must(t, "a node that is added later has it too", func(t *testing.T) {
+		w.addNode(t, "n3")
+		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l", "app.kubernetes.io/component=node-config", "--timeout=60s"))
+		took, event := w.runPod(t, pod("later", "n3", "docker.io/library/hello:1"))
+		t.Logf("after %.1f s: %s", took.Seconds(), event)
+	})
+	must(t, "pods that find everything as it should be touch no file", func(t *testing.T) {
+		files := w.nodeFiles(t, "n1")
+		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "restart", "daemonset", "-l", "app.kubernetes.io/component=node-config"))
+		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l", "app.kubernetes.io/component=node-config", "--timeout=60s"))
+		if now := w.nodeFiles(t, "n1"); now != files {
+			t.Errorf("the files were\n%s\nand are\n%s", files, now)
+		}
+	})
+	must(t, "the container runtime was never restarted", func(t *testing.T) {
+		if now := w.runtimes(t); !strings.HasPrefix(now, runtimes) { // n3 is new
+			t.Errorf("they were %s, and are %s", runtimes, now)
+		}
+	})
+	must(t, "no log and no event has a secret in it", func(t *testing.T) { w.findNone(t, secrets, said.String()) })
+	must(t, "helm uninstall puts back what was there", func(t *testing.T) {
+		if err := w.client.CoreV1().Secrets(namespace).Delete(t.Context(), "corp-registries", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.uninstall(t)
+		if left := w.shell(t, "n3", `find /etc/containerd /etc/containers /etc/rancher \( -name '*zarf-registry*' -o -type f -exec grep -q 'Written by zarf-registry' {} \; \) -print`); left != "" {
+			t.Errorf("n3 still has %s", left)
+		}
+		for _, node := range []string{"n1", "n2"} {
+			if now := w.nodeFiles(t, node); now != before[node] {
+				t.Errorf("the files of %s were\n%s\nand are\n%s", node, before[node], now)
+			}
+		}
+		w.findNone(t, secrets, "")
+	})
+}
+
+// random is a word that stands nowhere else.
+func random(t *testing.T) string {
+	t.Helper()
+	word := make([]byte, 12)
+	if _, err := rand.Read(word); err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(word)
+}
+
+// nodeConfigValues are the values of most of the test, with a password.
+type nodeConfigValues struct{ user, former, password string }
+
+func (v nodeConfigValues) registries(password string) string {
+	return fmt.Sprintf(`configs:
+  %q:
+    auth:
+      password: %s
+      username: %s
+mirrors:
+  ghcr.io:
+    endpoint:
+    - http://127.0.0.1:31999
+  %s:
+    endpoint:
+    - http://%s
+`, corporateEndpoint, password, v.user, corpHost, corporateEndpoint)
+}
+
+// inline has registries.yaml in the values, existing in a Secret of the user's.
+func (v nodeConfigValues) inline(password string) string {
+	return v.values("registries:\n" + strings.ReplaceAll("\n"+strings.TrimSpace(v.registries(password)), "\n", "\n      ") + "\n")
+}
+
+func (v nodeConfigValues) existing() string { return v.values("existingSecret: corp-registries\n") }
+
+func (v nodeConfigValues) values(k3s string) string {
+	return fmt.Sprintf(`
+nodeConfig:
+  mirrors: [docker.io, "*", "!quay.io"]
+  force: true
+  runtimes: [containerd, crio]
+  crio: {ca: true}
+  k3s:
+    livePath: %s
+    %s`, certsDir, k3s)
+}
+
+// testStrictNodes asks with skopeo, which reads what CRI-O and podman read: for the
+// registry's own address, and for one that it mirrors.
+func testStrictNodes(t *testing.T, w *world) {
+	inspect := func(image string) (string, error) {
+		return w.onNode(t, "n2", "skopeo", "inspect", "--raw", "docker://"+image)
+	}
+	for _, image := range []string{w.address + "/e2e/hello:1", "docker.io/library/hello:1"} {
+		if out, err := inspect(image); err != nil {
+			t.Errorf("%s: %v: %s", image, err, out)
+		}
+	}
+	stop := make(chan struct{})
+	var asked, failed int
+	var first string
+	var done sync.WaitGroup
+	done.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(200 * time.Millisecond):
+			}
+			asked++
+			if out, err := inspect(w.address + "/e2e/hello:1"); err != nil {
+				if failed++; failed == 1 {
+					first = out
+				}
+			}
+		}
+	})
+	begin := time.Now()
+	out, errOut, err := try(w.command(t, w.hook, "certs", "rotate", "--ca"))
+	took := time.Since(begin)
+	time.Sleep(2 * time.Second)
+	close(stop)
+	done.Wait()
+	t.Logf("figure: certs rotate --ca with copies of the CA on %d nodes took %.1f s; skopeo asked %d times meanwhile, %d failed", len(w.nodes), took.Seconds(), asked, failed)
+	if err != nil || failed > 0 || asked == 0 {
+		t.Errorf("certs rotate: %v: %s%s; of %d answers %d failed, the first with %s", err, out, errOut, asked, failed, first)
+	}
+}
+
+// helmValues runs helm install or upgrade with values that are all there are, and
+// returns what it says.
+func (w *world) helmValues(t *testing.T, verb, values string) string {
+	t.Helper()
+	begin := time.Now()
+	out, errOut, err := try(w.chart(t, verb, w.valuesFile(t, verb, values)...))
+	if err != nil {
+		t.Fatalf("helm %s: %v: %s%s", verb, err, out, errOut)
+	}
+	t.Logf("figure: helm %s with node configuration returned after %.1f s", verb, time.Since(begin).Seconds())
+	return out + errOut
+}
+
+func (w *world) helmValuesFail(t *testing.T, words []string, values string) string {
+	t.Helper()
+	return w.helmChartFails(t, words, "upgrade", w.valuesFile(t, "upgrade", values)...)
+}
+
+// valuesFile has the mode remembered, and what keeps it: the rest is replaced.
+func (w *world) valuesFile(t *testing.T, verb, values string) []string {
+	t.Helper()
+	if verb == "upgrade" {
+		values += "proxy: {tls: always}\n"
+	}
+	// Helm takes a comma, as names of tests have, for the end of a file's name.
+	dir, err := os.MkdirTemp("", "zarf-registry-values-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	file := filepath.Join(dir, "values.yaml")
+	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"--values", file}
+}
+
+// corporateRegistry runs a registry on the loopback address of n1, with a password of
+// its own for the test, and puts an image into it.
+func (w *world) corporateRegistry(t *testing.T) {
+	t.Helper()
+	program := filepath.Join(filepath.Dir(w.hook), "registry")
+	config, users := w.corporateFile("config.yml"), w.corporateFile("users")
+	w.shell(t, "n1", `mkdir -p "$(dirname "$1")" && printf '%s\n' 'version: 0.1' 'storage: {inmemory: {}}' >"$1"`, config)
+	w.corporateUsers(t, "loader", "loader-password")
+	ctx, cancel := context.WithCancel(context.Background())
+	cmd := exec.CommandContext(ctx, w.testcluster, "exec", "--name", w.name, "n1", "--",
+		program, "serve", "--config="+config, "--listen=", "--health-listen=", "--metrics-listen=", "--plain-listen="+corporateEndpoint, "--htpasswd="+users)
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		cmd.Wait()
+	})
+	eventually(t, 20*time.Second, "the other registry", func() error { return w.dial(t, "n1", corporateEndpoint) })
+	archive := w.makeArchive(t, corpHost+"/team/app:1", 8)
+	inside := w.corporateFile("app.tar")
+	data, err := os.ReadFile(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.writeOnNode(t, "n1", inside, data)
+	if out, err := w.onNode(t, "n1", "skopeo", "--insecure-policy", "copy", "--dest-tls-verify=false", "--dest-creds=loader:loader-password",
+		"oci-archive:"+inside, "docker://"+corporateEndpoint+"/team/app:1"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// corporateFile is a file of the other registry, on n1.
+func (w *world) corporateFile(name string) string { return "/etc/corporate/" + name }
+
+// corporateUsers lets one user into the other registry.
+func (w *world) corporateUsers(t *testing.T, user, password string) {
+	t.Helper()
+	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.writeOnNode(t, "n1", w.corporateFile("users"), fmt.Appendf(nil, "%s:%s\n", user, hash))
+}
+
+// writeOnNode replaces a file of a node.
+func (w *world) writeOnNode(t *testing.T, node, path string, data []byte) {
+	t.Helper()
+	cmd := w.command(t, w.testcluster, "exec", "--name", w.name, node, "--", "sh", "-ec", `cat >"$1.new" && mv "$1.new" "$1"`, "sh", path)
+	cmd.Stdin = strings.NewReader(string(data))
+	output(t, cmd)
+}
+
+// shell runs a script on a node, which must succeed.
+func (w *world) shell(t *testing.T, node, script string, args ...string) string {
+	t.Helper()
+	return output(t, w.command(t, w.testcluster, append([]string{"exec", "--name", w.name, node, "--", "sh", "-ec", script, "sh"}, args...)...))
+}
+
+// runsEverywhere runs a pod on every node, whose image must be pulled.
+func (w *world) runsEverywhere(t *testing.T, name, image string) {
+	t.Helper()
+	for _, node := range w.nodes {
+		took, event := w.runPod(t, pod(name+"-"+node, node, image))
+		t.Logf("on %s after %.1f s: %s", node, took.Seconds(), event)
+		if !strings.Contains(event, image) {
+			t.Errorf("the event names no pull of %s: %s", image, event)
+		}
+	}
+}
+
+// pull has the container runtime of a node pull, and returns what it says.
+func (w *world) pull(t *testing.T, node, image string) (string, error) {
+	t.Helper()
+	return w.onNode(t, node, "crictl", "--runtime-endpoint", "unix:///run/containerd/containerd.sock", "pull", image)
+}
+
+// nodeFiles lists what a node has in every place that is written to: name, mode, owner,
+// inode, time of the last change of the content, and a sum of it.
+func (w *world) nodeFiles(t *testing.T, node string) string {
+	t.Helper()
+	return w.shell(t, node, `for directory in /etc/containerd /etc/containers /etc/rancher; do
+  [ ! -d "$directory" ] || find "$directory" -type f -printf '%p %m %U:%G %i %T@ ' -exec sha256sum {} \;
+done | sed 's/ [^ ]*$//' | sort`)
+}
+
+// runtimes are the processes of the nodes' container runtimes.
+func (w *world) runtimes(t *testing.T) string {
+	t.Helper()
+	// Its exit code is about everything else, such as a node that is not ready for a moment.
+	out, errOut, _ := try(w.command(t, w.testcluster, "status", "--name", w.name))
+	found := regexp.MustCompile(`(?m)^containerd\.n\d+ +running +\d+$`).FindAllString(out, -1)
+	if len(found) != len(w.nodes) {
+		t.Fatalf("not every node has a container runtime that runs: %s%s", out, errOut)
+	}
+	return strings.Join(found, "\n")
+}
+
+// nodeConfigGeneration tells whether a DaemonSet that configures nodes was changed.
+func (w *world) nodeConfigGeneration(t *testing.T) string {
+	t.Helper()
+	sets, err := w.client.AppsV1().DaemonSets(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=node-config"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, set := range sets.Items {
+		all = append(all, fmt.Sprintf("%s %s %d", set.Name, set.UID, set.Generation))
+	}
+	if len(all) == 0 {
+		t.Fatal("there is no DaemonSet that configures nodes")
+	}
+	slices.Sort(all)
+	return strings.Join(all, "\n")
+}
+
+// findNone fails where a secret is in anything that was said: by the commands, in the
+// logs of all pods and of the cluster's own components, in events, and in every object
+// but Secrets.
+func (w *world) findNone(t *testing.T, secrets []string, said string) {
+	t.Helper()
+	places := map[string]string{"what the commands said": said}
+	for what, args := range map[string][]string{
+		"events":  {"get", "events", "-A", "-o", "json"},
+		"objects": {"get", "pods,daemonsets,deployments,configmaps,jobs,cronjobs,controllerrevisions,nodes", "-A", "-o", "json"},
+	} {
+		places[what] = output(t, w.command(t, w.kubectl, args...))
+	}
+	pods, err := w.client.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		// Containers that have not started have no log.
+		out, _, _ := try(w.command(t, w.kubectl, "-n", p.Namespace, "logs", "--all-containers", "--tail=-1", p.Name))
+		places["log of pod "+p.Name] = out
+	}
+	err = filepath.WalkDir("/var/lib/zarf-registry-test/"+w.name+"/log", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		places[path] = string(data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := 0
+	for place, text := range places {
+		size += len(text)
+		for i, secret := range secrets {
+			if strings.Contains(text, secret) {
+				t.Errorf("secret %d stands in %s", i, place)
+			}
+		}
+	}
+	t.Logf("%d places, %d bytes, none of %d secrets", len(places), size, len(secrets))
+}

@@ -1,0 +1,257 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// TestReplicas runs two registry pods on a volume that they share, and has them
+// replaced, killed, drained and switched while every node pulls.
+func TestReplicas(t *testing.T) {
+	w := ownCluster(t, "e2e-replicas", layout{long: true})
+	const two, shared = "--set=registry.replicas=2", "--set=registry.persistence.accessModes={ReadWriteMany}"
+	must(t, "one pod is refused company where the volume is its own", func(t *testing.T) {
+		w.helmChartFails(t, []string{"zarf-registry: registry.replicas:", "ReadWriteMany"}, "install", nodePortMode, two)
+	})
+	must(t, "install two in nodeport mode", func(t *testing.T) {
+		w.helmChart(t, "install", nodePortMode, two, shared)
+		w.replicas(t, 2)
+		w.isHealthy(t)
+		if _, text := w.status(t); !strings.Contains(text, "2 pods ready, on node n1, n2") && !strings.Contains(text, "2 pods ready, on node n2, n1") {
+			t.Errorf("they are not said to be on two nodes: %s", text)
+		}
+		w.pullEverywhere(t, w.pushHello(t))
+		w.pushFresh(t)
+	})
+	must(t, "an upload goes on at another pod, and at one that came after the credential was changed", func(t *testing.T) { testUploadMoves(t, w) })
+	w.underLoop(t, "a rollout in nodeport mode", "150ms", w.rollOut)
+	w.underLoop(t, "a switch to proxy mode closes the plain port of both", "150ms", func(t *testing.T) {
+		w.helmChart(t, "upgrade", proxyMode, two, shared)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.plainPorts(t, false)
+	})
+	w.underLoop(t, "a rollout in proxy mode", "150ms", w.rollOut)
+	w.underLoop(t, "a pod is killed", "150ms", func(t *testing.T) {
+		w.deletePod(t, w.replicas(t, 2)[0].Name, 0)
+		w.replicas(t, 2)
+	})
+	w.underLoop(t, "both nodes are drained, one after the other", "150ms", func(t *testing.T) { testDrain(t, w) })
+	must(t, "a push outlives the pod that it goes to", func(t *testing.T) { testPushOutlivesPod(t, w) })
+	w.underLoop(t, "all authorities and certificates are replaced", "150ms", func(t *testing.T) {
+		w.certs(t, "rotate", "--ca")
+		w.isHealthy(t)
+	})
+	w.underLoop(t, "a switch to nodeport mode opens the plain port of both", "150ms", func(t *testing.T) {
+		w.helmChart(t, "upgrade", nodePortMode, two, shared)
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+		w.plainPorts(t, true)
+	})
+	must(t, "an autoscaler takes over", func(t *testing.T) {
+		w.helmChart(t, "upgrade", nodePortMode, shared, "--set=registry.autoscaling.enabled=true,registry.autoscaling.minReplicas=3")
+		w.replicas(t, 3)
+		w.helmChart(t, "upgrade", nodePortMode, shared, "--set=registry.autoscaling.enabled=true,registry.autoscaling.minReplicas=3")
+		w.replicas(t, 3)
+		w.plainPorts(t, true)
+		w.isHealthy(t)
+	})
+	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+}
+
+// replicas waits until there are n registry pods, all ready, and returns them.
+func (w *world) replicas(t *testing.T, n int) []corev1.Pod {
+	t.Helper()
+	var pods []corev1.Pod
+	eventually(t, 2*time.Minute, fmt.Sprintf("%d registry pods to be ready, and no others", n), func() error {
+		pods = w.pods(t, "registry")
+		for _, p := range pods {
+			if p.DeletionTimestamp != nil || !ready(p) {
+				return fmt.Errorf("%s is not ready, or ends", p.Name)
+			}
+		}
+		if len(pods) != n {
+			return fmt.Errorf("there are %d", len(pods))
+		}
+		return nil
+	})
+	return pods
+}
+
+// rollOut replaces the registry's pods as a changed template does.
+func (w *world) rollOut(t *testing.T) {
+	former := w.replicas(t, 2)
+	output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "restart", "deployment/"+release))
+	output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "deployment/"+release, "--timeout=3m"))
+	pods := w.replicas(t, 2)
+	for _, p := range pods {
+		if p.Name == former[0].Name || p.Name == former[1].Name {
+			t.Errorf("%s was not replaced", p.Name)
+		}
+	}
+	if pods[0].Spec.NodeName == pods[1].Spec.NodeName {
+		t.Errorf("after the rollout both are on node %s", pods[0].Spec.NodeName)
+	}
+}
+
+// plainPorts fails unless the plain port of every registry pod is open, or closed.
+func (w *world) plainPorts(t *testing.T, open bool) {
+	t.Helper()
+	pods := w.pods(t, "registry")
+	if len(pods) < 2 {
+		t.Fatalf("registry pods: %d", len(pods))
+	}
+	for _, p := range pods {
+		// From its own node, which no network policy keeps off.
+		if err := w.dial(t, p.Spec.NodeName, p.Status.PodIP+":5001"); (err == nil) != open {
+			t.Errorf("the plain port of %s, which is to be open: %t: %v", p.Name, open, err)
+		}
+	}
+}
+
+// pushClient speaks to one pod as init-hook images push does. The credential is read
+// for each request.
+type pushClient struct {
+	*http.Client
+	w *world
+}
+
+func (w *world) pushClient(t *testing.T, pod corev1.Pod) pushClient {
+	t.Helper()
+	tunnel, err := kube.NewTunnel(w.config, w.client, &pod, 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	push := w.secret(t, "-push-tls").Data
+	pair, err := tls.X509KeyPair(push["tls.crt"], push["tls.key"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(push["ca.crt"])
+	client := &http.Client{Transport: &http.Transport{
+		DialContext:     tunnel.DialContext,
+		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc", Certificates: []tls.Certificate{pair}},
+	}, Timeout: time.Minute}
+	t.Cleanup(client.CloseIdleConnections)
+	return pushClient{client, w}
+}
+
+// do sends one request to a pod and returns the answer, whose body is read.
+func (c pushClient) do(t *testing.T, status int, method, path string, body []byte, header ...string) (*http.Response, []byte) {
+	t.Helper()
+	request, err := http.NewRequest(method, "https://registry"+path, bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(header); i += 2 {
+		request.Header.Set(header[i], header[i+1])
+	}
+	credential := c.w.secret(t, "-credentials").Data
+	request.SetBasicAuth(string(credential["username"]), string(credential["password"]))
+	response, err := c.Do(request)
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, path, err)
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode != status {
+		t.Fatalf("%s %s: %s, want %d: %s %v", method, path, response.Status, status, answer, err)
+	}
+	return response, answer
+}
+
+// next is where an upload goes on.
+func next(t *testing.T, response *http.Response) string {
+	t.Helper()
+	location, err := url.Parse(response.Header.Get("Location"))
+	if err != nil || location.Path == "" {
+		t.Fatalf("Location %q: %v", response.Header.Get("Location"), err)
+	}
+	return location.RequestURI()
+}
+
+// testUploadMoves sends a blob in three pieces to three pods.
+func testUploadMoves(t *testing.T, w *world) {
+	pods := w.replicas(t, 2)
+	content := make([]byte, 3<<20)
+	rand.Read(content)
+	piece := func(n int) []byte { return content[n<<20 : (n+1)<<20] }
+	part := func(n int) []string {
+		return []string{"Content-Type", "application/octet-stream", "Content-Range", fmt.Sprintf("%d-%d", n<<20, (n+1)<<20-1)}
+	}
+	first, second := w.pushClient(t, pods[0]), w.pushClient(t, pods[1])
+	begun, _ := first.do(t, http.StatusAccepted, "POST", "/v2/e2e/moved/blobs/uploads/", nil)
+	sent, _ := first.do(t, http.StatusAccepted, "PATCH", next(t, begun), piece(0), part(0)...)
+
+	// The credential is another from here on, and so is one of the pods.
+	output(t, w.command(t, w.hook, "credentials", "rotate"))
+	w.deletePod(t, pods[0].Name, 30)
+	var third pushClient
+	for _, p := range w.replicas(t, 2) {
+		if p.Name != pods[1].Name {
+			third = w.pushClient(t, p)
+		}
+	}
+	if third.w == nil {
+		t.Fatal("no pod is new")
+	}
+	where, _ := third.do(t, http.StatusNoContent, "GET", next(t, sent), nil)
+	if got := where.Header.Get("Range"); got != fmt.Sprintf("0-%d", 1<<20-1) {
+		t.Errorf("the new pod says that it has %s", got)
+	}
+	sent, _ = third.do(t, http.StatusAccepted, "PATCH", next(t, where), piece(1), part(1)...)
+	want := digest.FromBytes(content)
+	separator := "?"
+	if strings.Contains(next(t, sent), "?") {
+		separator = "&"
+	}
+	second.do(t, http.StatusCreated, "PUT", next(t, sent)+separator+"digest="+url.QueryEscape(want.String()), piece(2), part(2)...)
+	for _, c := range []pushClient{second, third} {
+		if _, got := c.do(t, http.StatusOK, "GET", "/v2/e2e/moved/blobs/"+want.String(), nil); !bytes.Equal(got, content) {
+			t.Error("a pod serves something else")
+		}
+	}
+}
+
+// testDrain evicts the registry's pods as kubectl drain does: the second only when the
+// first has a successor, and both in the end.
+func testDrain(t *testing.T, w *world) {
+	evict := func(name string) error {
+		return w.client.CoreV1().Pods(namespace).EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}})
+	}
+	pods := w.replicas(t, 2)
+	// The budget may not have seen the pods of the last step yet.
+	eventually(t, time.Minute, "the first to be evicted", func() error { return evict(pods[0].Name) })
+	if err := evict(pods[1].Name); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("the second is evicted while the first has no successor: %v", err)
+	}
+	eventually(t, 2*time.Minute, "the second to be evicted", func() error {
+		if err := evict(pods[1].Name); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		return nil
+	})
+	for _, p := range w.replicas(t, 2) {
+		if p.Name == pods[0].Name || p.Name == pods[1].Name {
+			t.Error(errors.New(p.Name + " is still there"))
+		}
+	}
+}

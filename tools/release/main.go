@@ -1,0 +1,220 @@
+// Command release makes the files of a release from what make images has built:
+// the chart's package, init-hook for workstations, the image archives, a software
+// bill of materials (CycloneDX) for each program and image, a provenance
+// statement (in-toto, SLSA), and SHA256SUMS over all of it. The same commit and the
+// same toolchain give the same bytes. docs/release.md is its manual.
+//
+// It signs nothing and uploads nothing: it never sees a key.
+//
+// It is run by make release, in the repository's root, after make images. With
+// -chart-only it makes the chart's package alone, of whatever is there.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/tools/program"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+const initHook = "init-hook"
+
+// release is what is to be made, and of what.
+type release struct {
+	version  string
+	registry string // what stands before the images' names
+	chart    string // the chart's folder
+	archives string // folder of the images' archives
+	// programs and carried are the folders of the programs themselves, init-hook's and
+	// those that it carries.
+	programs, carried string
+	builder           string // who builds, as a URI
+	source            source
+	output            string
+}
+
+// source is what the release is built from.
+type source struct {
+	commit string
+	time   time.Time // of the commit: the only time that gets into files
+	// changed says that files differ from the commit's.
+	changed bool
+}
+
+func run(ctx context.Context) error {
+	r := release{}
+	flag.StringVar(&r.version, "version", "", "release")
+	flag.StringVar(&r.registry, "registry", "ghcr.io/zarf-dev/zarf-registry", "what stands before the images' names")
+	flag.StringVar(&r.chart, "chart", "charts/zarf-registry", "the chart's folder")
+	flag.StringVar(&r.archives, "images", "dist/images", "folder of the images' archives")
+	flag.StringVar(&r.programs, "programs", "bin/images", "folder of init-hook for each architecture")
+	flag.StringVar(&r.carried, "payload", "bin/payload", "folder of the programs that init-hook carries")
+	flag.StringVar(&r.builder, "builder", builderLocal, "who builds, as a `URI`; for the provenance statement")
+	flag.StringVar(&r.output, "output", "dist/release", "folder that gets the release, and nothing else")
+	chartOnly := flag.Bool("chart-only", false, "the chart's package only")
+	allowChanges := flag.Bool("allow-changes", false, "also where files differ from the commit; for trying it")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	}
+	var err error
+	if r.source, err = readSource(ctx); err != nil {
+		return err
+	}
+	if *chartOnly {
+		if err := os.MkdirAll(r.output, 0o755); err != nil {
+			return err
+		}
+		name, err := packageChart(r.chart, r.version, r.output, r.source.time)
+		if err == nil {
+			fmt.Println(filepath.Join(r.output, name))
+		}
+		return err
+	}
+	if r.source.changed && !*allowChanges {
+		return errors.New("files differ from the commit that the provenance would name: commit them (git status), or try it with RELEASE_FLAGS=-allow-changes")
+	}
+	return r.make(os.Stdout)
+}
+
+// readSource asks git. SOURCE_DATE_EPOCH, where it is set, is the time
+// (https://reproducible-builds.org/specs/source-date-epoch/).
+func readSource(ctx context.Context) (source, error) {
+	git := func(args ...string) (string, error) {
+		out, err := exec.CommandContext(ctx, "git", args...).Output()
+		if err != nil {
+			return "", fmt.Errorf("git %s: %w: a release is made of a commit, in a clone of the repository", strings.Join(args, " "), err)
+		}
+		return strings.TrimSpace(string(out)), nil
+	}
+	var s source
+	var err error
+	if s.commit, err = git("rev-parse", "HEAD"); err != nil {
+		return source{}, err
+	}
+	seconds := os.Getenv("SOURCE_DATE_EPOCH")
+	if seconds == "" {
+		if seconds, err = git("log", "-1", "--format=%ct"); err != nil {
+			return source{}, err
+		}
+	}
+	epoch, err := strconv.ParseInt(seconds, 10, 64)
+	if err != nil {
+		return source{}, fmt.Errorf("the time %q is not a number of seconds", seconds)
+	}
+	s.time = time.Unix(epoch, 0).UTC()
+	status, err := git("status", "--porcelain")
+	s.changed = status != ""
+	return s, err
+}
+
+// make writes the release. The folder appears when all is in it.
+func (r release) make(out io.Writer) (err error) {
+	if r.version == "" {
+		return errors.New("-version is missing")
+	}
+	if err := os.MkdirAll(filepath.Dir(r.output), 0o755); err != nil {
+		return err
+	}
+	work, err := os.MkdirTemp(filepath.Dir(r.output), ".release-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(work) }() // renamed where all went well
+	if err := os.Chmod(work, 0o755); err != nil {
+		return err
+	}
+
+	if _, err := packageChart(r.chart, r.version, work, r.source.time); err != nil {
+		return err
+	}
+	built := map[string]*component{} // by the program's file name, NAME-ARCHITECTURE
+	for _, arch := range images.Architectures {
+		for _, name := range append([]string{"loader"}, images.ProgramNames...) {
+			if built[name+"-"+arch], err = programComponent(name, arch, filepath.Join(r.carried, name+"-"+arch), r.version); err != nil {
+				return err
+			}
+		}
+		file := initHook + "-" + arch
+		hook, err := programComponent(initHook, arch, filepath.Join(r.programs, file), r.version)
+		if err != nil {
+			return err
+		}
+		for _, name := range append([]string{"loader"}, images.ProgramNames...) {
+			hook.carries = append(hook.carries, built[name+"-"+arch])
+		}
+		built[file] = hook
+		asset := initHook + "-linux-" + arch
+		if err := copyFile(filepath.Join(r.programs, file), filepath.Join(work, asset), 0o755); err != nil {
+			return err
+		}
+		if err := r.writeSBOM(filepath.Join(work, asset+suffixSBOM), hook); err != nil {
+			return err
+		}
+	}
+	var pushed []subject
+	for _, name := range append([]string{initHook}, images.ProgramNames...) {
+		archive := filepath.Join(r.archives, name+".tar")
+		image, err := r.imageComponent(name, archive)
+		if err != nil {
+			return err
+		}
+		for _, arch := range images.Architectures {
+			image.carries = append(image.carries, built[name+"-"+arch])
+		}
+		pushed = append(pushed, subject{Name: image.reference, Digest: map[string]string{"sha256": image.digest}})
+		if err := copyFile(archive, filepath.Join(work, name+".tar"), 0o644); err != nil {
+			return err
+		}
+		if err := r.writeSBOM(filepath.Join(work, name+".tar"+suffixSBOM), image); err != nil {
+			return err
+		}
+	}
+	if err := r.writeProvenance(work, pushed, built); err != nil {
+		return err
+	}
+	if err := writeSums(work, out); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(r.output); err != nil {
+		return err
+	}
+	return os.Rename(work, r.output)
+}
+
+func copyFile(from, to string, mode os.FileMode) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return fmt.Errorf("%w (make images builds it)", err)
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Chmod(mode), out.Close())
+}
+
+func writeFile(name string, content []byte) error { return program.WriteFile(name, content, 0o644) }

@@ -1,0 +1,306 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"helm.sh/helm/v3/pkg/chart/loader"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/tools/program"
+)
+
+const chartDir = "../../charts/zarf-registry"
+
+var commitTime = time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+
+// built makes what make images would have: one small Go program stands in for all.
+func built(t *testing.T) release {
+	t.Helper()
+	dir := t.TempDir()
+	r := release{
+		version: "0.1.0", registry: "example.com/zarf", chart: chartDir, builder: builderLocal,
+		archives: filepath.Join(dir, "images"), programs: filepath.Join(dir, "programs"), carried: filepath.Join(dir, "carried"),
+		output: filepath.Join(dir, "release"), source: source{commit: strings.Repeat("a1", 20), time: commitTime},
+	}
+	for _, folder := range []string{r.archives, r.programs, r.carried} {
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	programs := map[string][]byte{}
+	for _, arch := range images.Architectures {
+		// One that has dependencies, as the real ones have.
+		file := filepath.Join(dir, arch)
+		if err := program.Build(t.Context(), "github.com/zarf-dev/zarf-registry/tools/archive", arch, "0.1.0", file); err != nil {
+			t.Fatal(err)
+		}
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		programs[arch] = content
+	}
+	for _, name := range append([]string{initHook}, images.ProgramNames...) {
+		store := &images.Store{}
+		var variants []images.Variant
+		for _, arch := range images.Architectures {
+			file := name + "-" + arch
+			folder := r.carried
+			if name == initHook {
+				folder = r.programs
+			}
+			content := programs[arch]
+			if err := os.WriteFile(filepath.Join(folder, file), content, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			layer, err := injector.BuildLayer(name, content)
+			if err != nil {
+				t.Fatal(err)
+			}
+			packed := filepath.Join(r.archives, file+".tar.gz")
+			if err := os.WriteFile(packed, layer, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			l, err := images.GzipLayer(os.DirFS(r.archives), file+".tar.gz")
+			if err != nil {
+				t.Fatal(err)
+			}
+			variants = append(variants, images.Variant{Architecture: arch, Layer: l})
+			if err := os.WriteFile(filepath.Join(r.carried, "loader-"+arch), []byte("in C"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		image, err := store.Build(images.NewSpec(r.registry, name, r.version), variants...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Create(filepath.Join(r.archives, name+".tar"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(images.WriteArchive(context.Background(), f, store, image), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+func TestRelease(t *testing.T) {
+	r := built(t)
+	var out bytes.Buffer
+	if err := r.make(&out); err != nil {
+		t.Fatal(err)
+	}
+	first, err := sums(r.output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"SHA256SUMS",
+		"init-hook-linux-amd64", "init-hook-linux-amd64.cdx.json", "init-hook-linux-arm64", "init-hook-linux-arm64.cdx.json",
+		"init-hook.tar", "init-hook.tar.cdx.json", "probe.tar", "probe.tar.cdx.json", "provenance.intoto.json",
+		"registry-node.tar", "registry-node.tar.cdx.json", "registry.tar", "registry.tar.cdx.json", "zarf-registry-0.1.0.tgz",
+	}
+	if got := slices.Sorted(maps.Keys(first)); !slices.Equal(got, want) {
+		t.Fatalf("files:\n%v\nnot\n%v", got, want)
+	}
+
+	t.Run("sha256sum finds every file right", func(t *testing.T) {
+		cmd := exec.Command("sha256sum", "--check", "--strict", fileSums)
+		cmd.Dir = r.output
+		if out, err := cmd.CombinedOutput(); err != nil || strings.Count(string(out), ": OK\n") != len(want)-1 {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+	t.Run("a second run gives the same bytes", func(t *testing.T) {
+		if err := os.WriteFile(filepath.Join(r.output, "left over"), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		// Nothing of when it was checked out gets into it.
+		if err := r.make(io.Discard); err != nil {
+			t.Fatal(err)
+		}
+		again, err := sums(r.output)
+		if err != nil || !maps.Equal(first, again) {
+			t.Errorf("%v\n%v\n%v", err, first, again)
+		}
+	})
+	t.Run("the provenance names all files, the images, the commit and the modules", func(t *testing.T) {
+		var s statement
+		read(t, filepath.Join(r.output, fileProvenance), &s)
+		named := map[string]string{}
+		for _, subject := range s.Subject {
+			named[subject.Name] = subject.Digest["sha256"]
+		}
+		for name, sum := range first {
+			if name != fileSums && name != fileProvenance && named[name] != sum {
+				t.Errorf("%s has the digest %q", name, named[name])
+			}
+		}
+		for _, image := range []string{"init-hook", "registry", "registry-node", "probe"} {
+			if len(named["example.com/zarf/"+image+":0.1.0"]) != 64 {
+				t.Errorf("image %s is missing", image)
+			}
+		}
+		if len(named) != len(want)-2+4 {
+			t.Errorf("subjects: %v", named)
+		}
+		dependencies := map[string]map[string]string{}
+		for _, d := range s.Predicate.BuildDefinition.ResolvedDependencies {
+			dependencies[d.URI] = d.Digest
+		}
+		if dependencies["git+"+repository]["gitCommit"] != r.source.commit || len(dependencies) < 3 {
+			t.Errorf("dependencies: %v", dependencies)
+		}
+		for uri, digest := range dependencies {
+			if strings.HasPrefix(uri, "pkg:golang/") && len(digest["dirHash"]) != 64 {
+				t.Errorf("%s: %v", uri, digest)
+			}
+		}
+	})
+	t.Run("each bill of materials is of its file, and whole", func(t *testing.T) {
+		serials := map[string]bool{}
+		for _, name := range want {
+			if !strings.HasSuffix(name, suffixSBOM) {
+				continue
+			}
+			var b bom
+			read(t, filepath.Join(r.output, name), &b)
+			serials[b.Serial] = true
+			refs := map[string]bool{b.Metadata.Component.Ref: true}
+			var libraries, programs int
+			for _, c := range b.Components {
+				if refs[c.Ref] {
+					t.Errorf("%s: %s twice", name, c.Ref)
+				}
+				refs[c.Ref] = true
+				switch c.Type {
+				case "library":
+					libraries++
+				case "application":
+					programs++
+				}
+			}
+			for _, d := range b.Dependencies {
+				for _, ref := range append(d.DependsOn, d.Ref) {
+					if !refs[ref] {
+						t.Errorf("%s: %s is no component", name, ref)
+					}
+				}
+			}
+			if len(b.Dependencies) != len(refs) {
+				t.Errorf("%s: %d components, of %d is said what they depend on", name, len(refs), len(b.Dependencies))
+			}
+			file := strings.TrimSuffix(name, suffixSBOM)
+			archive := strings.HasSuffix(file, ".tar")
+			if !archive && b.Metadata.Component.Hashes[0].Content != first[file] {
+				t.Errorf("%s is of another file", name)
+			}
+			wantPrograms := map[string]int{"init-hook-linux-amd64": 4, "init-hook-linux-arm64": 4, "init-hook.tar": 10}[file]
+			if wantPrograms == 0 {
+				wantPrograms = 2
+			}
+			if programs != wantPrograms || (libraries == 0) != strings.HasPrefix(file, "probe") {
+				t.Errorf("%s: %d programs, %d libraries", name, programs, libraries)
+			}
+		}
+		if len(serials) != 6 {
+			t.Errorf("serial numbers: %v", serials)
+		}
+	})
+	t.Run("what does not fit together is refused", func(t *testing.T) { refusals(t, r) })
+}
+
+func TestChartPackage(t *testing.T) {
+	dir := t.TempDir()
+	name, err := packageChart(chartDir, "", dir, commitTime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	packed, err := loader.Load(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := loader.LoadDir(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(packed.Raw) != len(source.Raw) || len(packed.Templates) == 0 {
+		t.Errorf("%d files, not %d", len(packed.Raw), len(source.Raw))
+	}
+	f, err := os.Open(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !h.ModTime.Equal(commitTime) || !strings.HasPrefix(h.Name, "zarf-registry/") || strings.Contains(h.Name, "/ci/") {
+			t.Errorf("%s of %s", h.Name, h.ModTime)
+		}
+	}
+}
+
+func refusals(t *testing.T, r release) {
+	t.Helper()
+	for what, c := range map[string]struct {
+		change func(*release)
+		want   string
+	}{
+		"another version than the chart's":    {func(r *release) { r.version = "0.2.0" }, "change Chart.yaml"},
+		"no version":                          {func(r *release) { r.version = "" }, "-version is missing"},
+		"images for another registry":         {func(r *release) { r.registry = "example.com/other" }, "run make images again"},
+		"images that were not built":          {func(r *release) { r.archives = t.TempDir() }, "make images builds it"},
+		"programs that were not built":        {func(r *release) { r.programs = t.TempDir() }, "make images builds it"},
+		"carried programs that are not built": {func(r *release) { r.carried = t.TempDir() }, "make images builds it"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			changed := r
+			c.change(&changed)
+			if err := changed.make(io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error: %v", err)
+			}
+			if left, _ := filepath.Glob(filepath.Join(filepath.Dir(r.output), ".release-*")); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+func read(t *testing.T, name string, into any) {
+	t.Helper()
+	content, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := json.NewDecoder(bytes.NewReader(content))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+}

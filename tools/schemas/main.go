@@ -1,0 +1,200 @@
+// Command schemas writes JSON schemas of Kubernetes objects for kubeconform, made from the
+// OpenAPI document that each release of Kubernetes carries in its module k8s.io/kubernetes:
+//
+//	schemas --output FOLDER v1.28.15 v1.36.3
+//
+// A version's schemas are in the folder of its name, one file for each kind. They refuse
+// fields that are not known. What is there already is not made again.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+func main() {
+	output := flag.String("output", "", "folder for the schemas")
+	flag.Parse()
+	if *output == "" || flag.NArg() == 0 {
+		fmt.Fprintln(os.Stderr, "usage: schemas --output FOLDER VERSION...")
+		os.Exit(2)
+	}
+	for _, version := range flag.Args() {
+		if err := write(filepath.Join(*output, version), version); err != nil {
+			fmt.Fprintf(os.Stderr, "schemas of Kubernetes %s: %v\n", version, err)
+			os.Exit(1)
+		}
+	}
+}
+
+// write makes the schemas of a version beside their place, so that what has the name is whole.
+func write(dir, version string) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	source, err := download(version)
+	if err != nil {
+		return err
+	}
+	data, err := os.ReadFile(filepath.Join(source, "api", "openapi-spec", "swagger.json"))
+	if err != nil {
+		return err
+	}
+	schemas, err := convert(data)
+	if err != nil {
+		return err
+	}
+	if len(schemas) < 50 { // there are about 180
+		return fmt.Errorf("the document of %s has only %d kinds", source, len(schemas))
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	beside, err := os.MkdirTemp(filepath.Dir(dir), ".schemas-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(beside) }()
+	for name, schema := range schemas {
+		if err := os.WriteFile(filepath.Join(beside, name), schema, 0o644); err != nil {
+			return err
+		}
+	}
+	if err := os.Chmod(beside, 0o755); err != nil {
+		return err
+	}
+	if err := os.Rename(beside, dir); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// download returns where the sources of a version are in Go's module cache.
+func download(version string) (string, error) {
+	dir, err := os.MkdirTemp("", "schemas-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	// No module of ours requires it: its go.mod would come along.
+	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module build.invalid/schemas\n\ngo 1.26\n"), 0o644); err != nil {
+		return "", err
+	}
+	cmd := exec.Command("go", "mod", "download", "-json", "k8s.io/kubernetes@"+version)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+	out, runErr := cmd.Output() // a failure is explained in the output
+	var module struct{ Dir, Error string }
+	if err := json.Unmarshal(out, &module); err != nil {
+		return "", errors.Join(runErr, err)
+	}
+	if module.Error != "" {
+		return "", errors.New(module.Error)
+	}
+	return module.Dir, nil
+}
+
+// schema is one node of an OpenAPI or JSON schema document.
+type schema = map[string]any
+
+// convert makes a schema for each kind of an OpenAPI v2 document, by file name as kubeconform
+// forms it: kind, first word of the group, version, in lower case.
+func convert(swagger []byte) (map[string][]byte, error) {
+	var document struct{ Definitions map[string]schema }
+	if err := json.Unmarshal(swagger, &document); err != nil {
+		return nil, err
+	}
+	for name, definition := range document.Definitions {
+		document.Definitions[name] = strict(definition).(schema)
+	}
+	// These two may be numbers too, which the document does not say.
+	document.Definitions["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = schema{"type": []any{"integer", "string"}}
+	document.Definitions["io.k8s.apimachinery.pkg.api.resource.Quantity"] = schema{"type": []any{"number", "string"}}
+	made := map[string][]byte{}
+	for name, definition := range document.Definitions {
+		kinds, _ := definition["x-kubernetes-group-version-kind"].([]any)
+		if len(kinds) != 1 {
+			continue // not an object of its own, or one of every group, as DeleteOptions
+		}
+		kind := kinds[0].(schema)
+		needed := map[string]schema{}
+		collect(definition, document.Definitions, needed)
+		whole := maps.Clone(definition)
+		// Which of the group's versions it is must be said, and rightly.
+		version := kind["version"].(string)
+		group := kind["group"].(string)
+		apiVersion := strings.TrimPrefix(group+"/"+version, "/")
+		properties := maps.Clone(whole["properties"].(schema))
+		properties["apiVersion"], properties["kind"] = schema{"const": apiVersion}, schema{"const": kind["kind"]}
+		required, _ := whole["required"].([]any)
+		whole["properties"], whole["required"], whole["definitions"] = properties, append([]any{"apiVersion", "kind"}, required...), needed
+		data, err := json.Marshal(whole)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		parts := []string{kind["kind"].(string)}
+		if first, _, _ := strings.Cut(group, "."); first != "" {
+			parts = append(parts, first)
+		}
+		made[strings.ToLower(strings.Join(append(parts, version), "-"))+".json"] = data
+	}
+	return made, nil
+}
+
+// strict returns a node without what only readers need, whose objects take no fields but
+// those that are known.
+func strict(node any) any {
+	switch node := node.(type) {
+	case schema:
+		// A property may be called as one of the words that are left out here.
+		if properties, ok := node["properties"].(schema); ok {
+			if _, open := node["additionalProperties"]; !open && node["x-kubernetes-preserve-unknown-fields"] != true {
+				node["additionalProperties"] = false
+			}
+			for name, property := range properties {
+				properties[name] = strict(property)
+			}
+		}
+		delete(node, "description")
+		delete(node, "format") // of numbers and dates, for programs
+		for key, value := range node {
+			if key != "properties" {
+				node[key] = strict(value)
+			}
+		}
+	case []any:
+		for i, value := range node {
+			node[i] = strict(value)
+		}
+	}
+	return node
+}
+
+const below = "#/definitions/"
+
+// collect adds the definitions that a node refers to, and those that they refer to.
+func collect(node any, from, to map[string]schema) {
+	switch node := node.(type) {
+	case schema:
+		if ref, ok := node["$ref"].(string); ok {
+			name := strings.TrimPrefix(ref, below)
+			if _, seen := to[name]; !seen {
+				to[name] = from[name]
+				collect(from[name], from, to)
+			}
+		}
+		for _, value := range node {
+			collect(value, from, to)
+		}
+	case []any:
+		for _, value := range node {
+			collect(value, from, to)
+		}
+	}
+}
