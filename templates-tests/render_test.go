@@ -41,6 +41,7 @@ type rendering struct {
 	values  map[string]any // as a values file has them
 	cluster *cluster       // nil means that lookup finds nothing, as in helm template
 	upgrade bool
+	version string       // of Kubernetes; "" means kubeVersion
 	chart   *chart.Chart // nil means the chart in the tree
 }
 
@@ -116,6 +117,9 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	}
 	capabilities := chartutil.DefaultCapabilities.Copy()
 	capabilities.KubeVersion = kubeVersion
+	if r.version != "" {
+		capabilities.KubeVersion.Version = r.version // nobody asks for Major and Minor
+	}
 	c, lookups := r.chart, engine.ClientProvider(nowhere{})
 	if r.cluster != nil {
 		lookups = r.cluster

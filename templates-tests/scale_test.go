@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
@@ -45,35 +46,46 @@ func TestReplicasRunWhereTheStorageAllowsIt(t *testing.T) {
 }
 
 func TestReplicasAreAskedToBeApart(t *testing.T) {
-	constraints := func(sets ...string) []corev1.TopologySpreadConstraint {
-		return registryOf(t, rendering{values: proxyMode(t, append(sets, shared)...)}.render(t)).Spec.Template.Spec.TopologySpreadConstraints
+	spec := func(sets ...string) corev1.PodSpec {
+		return registryOf(t, rendering{values: proxyMode(t, append(sets, shared)...)}.render(t)).Spec.Template.Spec
 	}
-	if c := constraints(); len(c) != 0 {
-		t.Errorf("of one pod: %v", c)
+	if one := spec(); len(one.TopologySpreadConstraints) != 0 || one.Affinity != nil {
+		t.Errorf("of one pod: %v, %v", one.TopologySpreadConstraints, one.Affinity)
 	}
 	for _, set := range []string{"registry.replicas=2", "registry.autoscaling.enabled=true"} {
-		out := rendering{values: proxyMode(t, set, shared)}.render(t)
-		d := registryOf(t, out)
-		var keys []string
-		for _, c := range d.Spec.Template.Spec.TopologySpreadConstraints {
-			keys = append(keys, c.TopologyKey)
-			if c.WhenUnsatisfiable != corev1.ScheduleAnyway {
-				t.Errorf("%s: a pod that cannot be apart is not scheduled: %v", set, c)
-			}
-			if selector, err := metav1.LabelSelectorAsSelector(c.LabelSelector); err != nil || !selector.Matches(labels.Set(d.Spec.Template.Labels)) {
-				t.Errorf("%s: %s does not select the registry: %v, %v", set, c.TopologyKey, c.LabelSelector, err)
-			}
-			if !slices.Equal(c.MatchLabelKeys, []string{"pod-template-hash"}) {
-				t.Errorf("%s: pods of the former revision count: %v", set, c.MatchLabelKeys)
-			}
+		d := registryOf(t, rendering{values: proxyMode(t, set, shared)}.render(t))
+		own := &metav1.LabelSelector{MatchLabels: d.Spec.Selector.MatchLabels}
+		// A node without a label for one of the constraints' topologies is scored for none of them: only the one that all
+		// nodes have is a constraint.
+		if diff := cmp.Diff([]corev1.TopologySpreadConstraint{{
+			MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: own, MatchLabelKeys: []string{"pod-template-hash"},
+		}}, d.Spec.Template.Spec.TopologySpreadConstraints); diff != "" {
+			t.Errorf("%s: %s", set, diff)
 		}
-		if !slices.Equal(keys, []string{corev1.LabelHostname, corev1.LabelTopologyZone}) {
-			t.Errorf("%s: apart by %v", set, keys)
+		term := corev1.PodAffinityTerm{TopologyKey: corev1.LabelTopologyZone, LabelSelector: own, MatchLabelKeys: []string{"pod-template-hash"}}
+		zones := func(version string) *corev1.PodAntiAffinity {
+			out := rendering{values: proxyMode(t, set, shared, "registry.affinity={podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}}"), version: version}.render(t)
+			affinity := registryOf(t, out).Spec.Template.Spec.Affinity
+			if affinity.PodAffinity == nil {
+				t.Errorf("%s: the user's affinity is lost", set)
+			}
+			return affinity.PodAntiAffinity
+		}
+		for _, version := range []string{"v1.31.0", "v1.30.9"} {
+			if diff := cmp.Diff(&corev1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{Weight: 100, PodAffinityTerm: term}}}, zones(version)); diff != "" {
+				t.Errorf("%s, Kubernetes %s: %s", set, version, diff)
+			}
+			term.MatchLabelKeys = nil // not known to 1.30 yet
 		}
 	}
-	own := "registry.affinity.podAntiAffinity={requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: kubernetes.io/hostname, labelSelector: {}}]}"
-	if c := constraints("registry.replicas=2", own); len(c) != 0 {
-		t.Errorf("beside rules of the user: %v", c)
+	for _, own := range []string{
+		"registry.affinity.podAntiAffinity={requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: kubernetes.io/hostname, labelSelector: {}}]}",
+		"registry.topologySpreadConstraints=[{maxSkew: 1, topologyKey: rack, whenUnsatisfiable: ScheduleAnyway, labelSelector: {}}]",
+	} {
+		s := spec("registry.replicas=2", own)
+		if s.Affinity != nil && len(s.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) > 0 || len(s.TopologySpreadConstraints) > 0 && s.TopologySpreadConstraints[0].TopologyKey != "rack" {
+			t.Errorf("beside rules of the user: %v, %v", s.Affinity, s.TopologySpreadConstraints)
+		}
 	}
 }
 

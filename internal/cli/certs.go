@@ -77,7 +77,7 @@ chart's CronJob runs it; so does every helm upgrade. Where nothing is due it cha
 nothing.
 
 Exit codes: 0 when everything is done, 1 when it failed or --timeout was over first (the
-next run goes on), 2 when another try would fail in the same way.`,
+next run goes on), 3 when another try would fail in the same way.`,
 		Example: `  init-hook certs renew
   init-hook certs renew --namespace zarf --timeout 15m`,
 		Args: cobra.NoArgs,
@@ -106,7 +106,7 @@ new one.
 Certificates that the user brings (pki.mode=existingSecret) are the user's to replace.
 
 Exit codes: 0 when everything is done, 1 when it failed or --timeout was over first (certs
-renew goes on), 2 when another try would fail in the same way.`,
+renew goes on), 3 when another try would fail in the same way.`,
 		Example: `  init-hook certs rotate
   init-hook certs rotate --ca --timeout 15m`,
 		Args: cobra.NoArgs,
@@ -133,7 +133,7 @@ other namespaces must be renewed then.
 A credential that the user brings (auth.existingSecret) is the user's to replace:
 certs renew copies it.
 
-Exit codes: 0 when it is done, 1 when it failed, 2 when another try would fail in the same
+Exit codes: 0 when it is done, 1 when it failed, 3 when another try would fail in the same
 way.`,
 		Example: `  init-hook credentials rotate
   init-hook credentials rotate --pull`,

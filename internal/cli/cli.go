@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
@@ -22,8 +23,7 @@ import (
 )
 
 // Run executes the command line and returns the process's exit code: 0 when it
-// did what was asked, 1 when it failed, 2 when another try would fail in the same
-// way (the hook Jobs are not tried again then).
+// did what was asked, else one of those of package exitcode.
 func Run(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -35,7 +35,7 @@ func Run(args []string, stdout, stderr io.Writer) int {
 func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	if err := root.ExecuteContext(ctx); err != nil {
 		if _, said := errors.AsType[*silent](err); said {
-			return 1
+			return exitcode.Failed
 		}
 		fmt.Fprintf(stderr, "Error: %v\n", err)
 		if advice := kube.Advice(err); advice != "" {
@@ -44,9 +44,9 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 		_, refused := errors.AsType[*hook.Refused](err)
 		_, blocked := errors.AsType[*install.Blocked](err)
 		if refused || blocked {
-			return 2
+			return exitcode.Refused
 		}
-		return 1
+		return exitcode.Failed
 	}
 	return 0
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/cli"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
@@ -112,7 +113,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 
 func TestReleasesElsewhereThanInSecretsAreRefused(t *testing.T) {
 	t.Setenv("HELM_DRIVER", "configmap")
-	if code, _, errOut := run(t, "install"); code != 2 || !strings.Contains(errOut, "HELM_DRIVER") {
+	if code, _, errOut := run(t, "install"); code != exitcode.Refused || !strings.Contains(errOut, "HELM_DRIVER") {
 		t.Errorf("exit code %d, error:\n%s", code, errOut)
 	}
 }

@@ -56,7 +56,7 @@ What was pushed within --grace-period stays, as do uploads under way.
 It prints a line for each thing that is removed, and how much that was; with --output json
 an object of both.
 
-Exit codes: 0 when it is done, 1 when it failed or --timeout was over first, 2 when another
+Exit codes: 0 when it is done, 1 when it failed or --timeout was over first, 3 when another
 try would fail in the same way.`,
 		Example: `  init-hook garbage-collect --dry-run
   init-hook garbage-collect

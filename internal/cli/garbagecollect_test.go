@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/collection"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 )
 
@@ -77,7 +78,7 @@ func TestGarbageCollectRefuses(t *testing.T) {
 		var out, errOut bytes.Buffer
 		root := New(&out, &errOut)
 		root.SetArgs(append([]string{"garbage-collect"}, args...))
-		if code := execute(t.Context(), root, &errOut); code == 0 || args[0] != "now" && code != 2 {
+		if code := execute(t.Context(), root, &errOut); code == 0 || args[0] != "now" && code != exitcode.Refused {
 			t.Errorf("%v: exit code %d: %s", args, code, &errOut)
 		}
 	}

@@ -42,7 +42,7 @@ Many registries do not tell what repositories they have; Docker Hub and ghcr.io 
 
 Manifests that were read are kept in the cache.
 
-Exit codes: 0 when all of it is listed, 1 when it failed, 2 when the command line cannot be
+Exit codes: 0 when all of it is listed, 1 when it failed, 3 when the command line cannot be
 right.`,
 		Example: `  init-hook images list
   init-hook images list app.tar

@@ -49,7 +49,7 @@ It prints the names of the images, one a line, or with --output json an array of
 done about each: names, digests, bytes, seconds. When one fails, those that a layout has
 got by then are printed all the same. Progress goes to stderr.
 
-Exit codes: 0 when all images are there, 1 when one failed, 2 when the command line cannot
+Exit codes: 0 when all images are there, 1 when one failed, 3 when the command line cannot
 be right.`,
 		Example: `  init-hook images pull nginx:1.27 ghcr.io/stefanprodan/podinfo:6.7.1 -o images.tar
   init-hook images pull -f images.txt -o layout --platform linux/amd64,linux/arm64

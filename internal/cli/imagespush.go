@@ -78,7 +78,7 @@ It prints the references that pods use, one a line, or with --output json an arr
 was done about each image: references, digests, bytes, seconds. When one fails, those that
 are in the registry by then are printed all the same. Progress goes to stderr.
 
-Exit codes: 0 when all images are in the registry, 1 when one failed, 2 when the command
+Exit codes: 0 when all images are in the registry, 1 when one failed, 3 when the command
 line cannot be right.`,
 		Example: `  init-hook images push app.tar
   init-hook images push --reference example.com/team/app:1 ./layout-directory

@@ -90,7 +90,7 @@ func newPreflight() *cobra.Command {
 everything that would stand in the way, as install and the chart's prepare Job do. It
 changes nothing. Each finding comes with its cause and with what mends it.
 
-Exit codes: 0 when nothing blocks, 1 when something does, 2 when what was asked for
+Exit codes: 0 when nothing blocks, 1 when something does, 3 when what was asked for
 cannot work on any cluster.`,
 		Example: `  init-hook preflight --registry-proxy
   init-hook preflight --values values.yaml --output json`,

@@ -15,17 +15,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 )
 
-const (
-	// exitRefused is the exit code of registry-node configure where configuration or
-	// node refuses: another try meets the same.
-	exitRefused = 2
-	// saidAtMost bounds what is passed on of a termination message: several nodes may
-	// say much.
-	saidAtMost = 1000
-)
+// saidAtMost bounds what is passed on of a termination message: several nodes may
+// say much.
+const saidAtMost = 1000
 
 // nodePod is a pod that writes files of its node, and what it says of that.
 type nodePod struct {
@@ -262,7 +258,7 @@ func (h *Hook) deletePod(ctx context.Context, pod *corev1.Pod) error {
 func (w *nodeWait) refusals(sets []appsv1.DaemonSet) error {
 	var refusals []string
 	for _, p := range w.coverage.pods {
-		if p.failed != "" && p.exit == exitRefused && madeFrom(p.Pod, sets) {
+		if p.failed != "" && p.exit == exitcode.Refused && madeFrom(p.Pod, sets) {
 			refusals = append(refusals, fmt.Sprintf("node %s refuses: %s (%s)", p.Spec.NodeName, cmp.Or(said("", p.report, true), p.failed), w.object("pod", p.Name)))
 		}
 	}

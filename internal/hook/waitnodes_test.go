@@ -13,12 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetesting "k8s.io/client-go/testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 func refused(text string) corev1.ContainerStateTerminated {
-	return corev1.ContainerStateTerminated{ExitCode: 2, Message: fmt.Sprintf(`{"release":"zarf/zarf-registry","written":0,"unchanged":0,"error":%q}`, text)}
+	return corev1.ContainerStateTerminated{ExitCode: exitcode.Refused, Message: fmt.Sprintf(`{"release":"zarf/zarf-registry","written":0,"unchanged":0,"error":%q}`, text)}
 }
 
 func TestFinishWaitsForTheNodesAndRemembersWhatIsInUse(t *testing.T) {

@@ -25,7 +25,7 @@ DIR of --config-dir holds config.json, and where they are needed registries.yaml
 config.json names are mounted below the one of --host-root, each at its own path.
 
 Everything is checked before the first write: a configuration that cannot work, a file of somebody else without force, a
-symbolic link, a file system that is read-only or full. Then nothing is changed, and the exit code is 2. Every file is
+symbolic link, a file system that is read-only or full. Then nothing is changed, and the exit code is 3. Every file is
 replaced as a whole, and what was there before is kept beside it as NAME.before-zarf-registry. What is not wanted any more
 is put back, with --restore everything.
 

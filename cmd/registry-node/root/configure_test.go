@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
@@ -363,7 +364,7 @@ func TestConfigureGenerated(t *testing.T) {
 	config.K3s = noderuntime.K3s{}
 	config.Mirrors, config.Containerd.Directories = []string{"docker.io"}, []string{k3sLive}
 	m.configure(config, nil)
-	if code, _, stderr, _ := m.run(); code != exitRefused || !strings.Contains(stderr, k3sLive+"/docker.io/hosts.toml was not written by zarf-registry") {
+	if code, _, stderr, _ := m.run(); code != exitcode.Refused || !strings.Contains(stderr, k3sLive+"/docker.io/hosts.toml was not written by zarf-registry") {
 		t.Errorf("exit code %d\n%s", code, stderr)
 	}
 	m.has(files)
@@ -411,7 +412,7 @@ func TestConfigureRefusals(t *testing.T) {
 			}
 			before := listing(t, host)
 			code, stdout, stderr, report := m.run()
-			if code != exitRefused || !strings.Contains(stderr, tt.want) || !strings.Contains(stderr, "--help") || stdout != "" {
+			if code != exitcode.Refused || !strings.Contains(stderr, tt.want) || !strings.Contains(stderr, "--help") || stdout != "" {
 				t.Errorf("exit code %d, want %q\n%s%s", code, tt.want, stdout, stderr)
 			}
 			if !strings.Contains(report.Error, tt.want) || report.Written != 0 {
@@ -498,7 +499,7 @@ func TestConfigureFails(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(folder, syscall.MNT_DETACH) })
 	code, stdout, stderr, report := m.run("--restore")
-	if code != exitFailed || !strings.Contains(stderr, certsD+"/quay.io") || !strings.Contains(stderr, "busy") || !strings.Contains(stdout, "failed; before that: 0 written, 0 unchanged, 0 put back, 1 removed\n") {
+	if code != exitcode.Failed || !strings.Contains(stderr, certsD+"/quay.io") || !strings.Contains(stderr, "busy") || !strings.Contains(stdout, "failed; before that: 0 written, 0 unchanged, 0 put back, 1 removed\n") {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}
 	if report.Removed != 1 || !strings.Contains(report.Error, "busy") {
@@ -532,11 +533,11 @@ func TestConfigureWithoutAPlaceForTheReport(t *testing.T) {
 	if code, _, stderr := runArgs(t, append(args, "--report=")...); code != 0 {
 		t.Errorf("exit code %d\n%s", code, stderr)
 	}
-	if code, _, stderr := runArgs(t, append(args, "--report="+m.host+"/none/report")...); code != exitFailed || !strings.Contains(stderr, "writing the report") {
+	if code, _, stderr := runArgs(t, append(args, "--report="+m.host+"/none/report")...); code != exitcode.Failed || !strings.Contains(stderr, "writing the report") {
 		t.Errorf("exit code %d\n%s", code, stderr)
 	}
 	m.configure(k3sConfig(), nil)
-	if code, _, stderr := runArgs(t, append(args, "--report="+m.host+"/none/report")...); code != exitRefused || !strings.Contains(stderr, "writing the report") || !strings.Contains(stderr, "is missing") {
+	if code, _, stderr := runArgs(t, append(args, "--report="+m.host+"/none/report")...); code != exitcode.Refused || !strings.Contains(stderr, "writing the report") || !strings.Contains(stderr, "is missing") {
 		t.Errorf("exit code %d\n%s", code, stderr)
 	}
 }

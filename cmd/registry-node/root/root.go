@@ -13,13 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/version"
-)
-
-// Exit codes, the same as those of the registry program.
-const (
-	exitFailed  = 1 // the command ran and failed
-	exitRefused = 2 // flags or a file that they name cannot be used; nothing was done
 )
 
 // refusal is an error of flags, arguments or what they name.
@@ -41,9 +36,9 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fmt.Fprintf(stderr, "registry-node: %v\n", err)
 	if errors.As(err, new(refusal)) {
 		fmt.Fprintf(stderr, "See %q.\n", found.CommandPath()+" --help")
-		return exitRefused
+		return exitcode.Refused
 	}
-	return exitFailed
+	return exitcode.Failed
 }
 
 // New makes the command tree.
@@ -54,7 +49,7 @@ func New() *cobra.Command {
 		Long: `What runs next to a container runtime: the proxy, so that it can pull from the cluster's registry on loopback, and what tells
 it which registries to use.
 
-Exit codes: 0 done, 1 failed, 2 flags or a file that they name cannot be used and nothing was done.`,
+Exit codes: 0 done, 1 failed, 3 flags or a file that they name cannot be used and nothing was done.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
@@ -43,37 +44,37 @@ func TestRefusals(t *testing.T) {
 		code int
 		want string // in stderr
 	}{
-		"no command":                         {nil, exitRefused, "proxy, probe, configure, pause or version"},
-		"an unknown command":                 {[]string{"serve"}, exitRefused, `"serve"`},
-		"an unknown flag":                    {[]string{"proxy", "--port=1"}, exitRefused, "--port"},
-		"an argument":                        {proxy("now"), exitRefused, `"now"`},
-		"a proxy without flags":              {[]string{"proxy"}, exitRefused, `"listen", "registry", "tls-dir"`},
-		"an address that is none":            {proxy("--listen=x"), exitRefused, `listen address "x"`},
-		"a registry that is none":            {proxy("--registry=:5000"), exitRefused, `registry ":5000"`},
-		"a way to serve TLS that is none":    {proxy("--tls=auto"), exitRefused, "always or never"},
-		"a duration that is none":            {proxy("--retry-timeout=60"), exitRefused, "retry-timeout"},
-		"a negative duration":                {proxy("--drain-timeout=-1s"), exitRefused, "negative"},
-		"a log format that is none":          {proxy("--log-format=xml"), exitRefused, "json, text or auto"},
-		"a log level that is none":           {proxy("--log-level=loud"), exitRefused, "log-level"},
-		"a directory without certificates":   {proxy("--tls-dir=" + t.TempDir()), exitRefused, "tls.crt"},
-		"a port that is taken":               {proxy("--listen=" + taken.Addr().String()), exitFailed, taken.Addr().String() + ": bind: address already in use"},
-		"a probe without an address":         {[]string{"probe"}, exitRefused, `"address"`},
-		"a probe of an address that is none": {[]string{"probe", "--address=x"}, exitRefused, "127.0.0.1:31999"},
-		"an output that is none":             {[]string{"probe", "--address=127.0.0.1:1", "--output=yaml"}, exitRefused, "text or json"},
-		"a CA without TLS":                   {[]string{"probe", "--address=127.0.0.1:1", "--ca-file=x"}, exitRefused, "--tls"},
-		"a CA file that is not there":        {[]string{"probe", "--address=127.0.0.1:1", "--tls", "--ca-file=/nowhere"}, exitRefused, "/nowhere"},
-		"a CA file without a CA":             {[]string{"probe", "--address=127.0.0.1:1", "--tls", "--ca-file=" + notPEM}, exitRefused, "no certificate"},
-		"configure without flags":            {[]string{"configure"}, exitRefused, `"config-dir", "host-root"`},
-		"configure with an argument":         {[]string{"configure", "--config-dir=a", "--host-root=b", "x"}, exitRefused, `"x"`},
-		"a pause with an argument":           {[]string{"pause", "10"}, exitRefused, `"10"`},
-		"a version with an argument":         {[]string{"version", "x"}, exitRefused, `"x"`},
+		"no command":                         {nil, exitcode.Refused, "proxy, probe, configure, pause or version"},
+		"an unknown command":                 {[]string{"serve"}, exitcode.Refused, `"serve"`},
+		"an unknown flag":                    {[]string{"proxy", "--port=1"}, exitcode.Refused, "--port"},
+		"an argument":                        {proxy("now"), exitcode.Refused, `"now"`},
+		"a proxy without flags":              {[]string{"proxy"}, exitcode.Refused, `"listen", "registry", "tls-dir"`},
+		"an address that is none":            {proxy("--listen=x"), exitcode.Refused, `listen address "x"`},
+		"a registry that is none":            {proxy("--registry=:5000"), exitcode.Refused, `registry ":5000"`},
+		"a way to serve TLS that is none":    {proxy("--tls=auto"), exitcode.Refused, "always or never"},
+		"a duration that is none":            {proxy("--retry-timeout=60"), exitcode.Refused, "retry-timeout"},
+		"a negative duration":                {proxy("--drain-timeout=-1s"), exitcode.Refused, "negative"},
+		"a log format that is none":          {proxy("--log-format=xml"), exitcode.Refused, "json, text or auto"},
+		"a log level that is none":           {proxy("--log-level=loud"), exitcode.Refused, "log-level"},
+		"a directory without certificates":   {proxy("--tls-dir=" + t.TempDir()), exitcode.Refused, "tls.crt"},
+		"a port that is taken":               {proxy("--listen=" + taken.Addr().String()), exitcode.Failed, taken.Addr().String() + ": bind: address already in use"},
+		"a probe without an address":         {[]string{"probe"}, exitcode.Refused, `"address"`},
+		"a probe of an address that is none": {[]string{"probe", "--address=x"}, exitcode.Refused, "127.0.0.1:31999"},
+		"an output that is none":             {[]string{"probe", "--address=127.0.0.1:1", "--output=yaml"}, exitcode.Refused, "text or json"},
+		"a CA without TLS":                   {[]string{"probe", "--address=127.0.0.1:1", "--ca-file=x"}, exitcode.Refused, "--tls"},
+		"a CA file that is not there":        {[]string{"probe", "--address=127.0.0.1:1", "--tls", "--ca-file=/nowhere"}, exitcode.Refused, "/nowhere"},
+		"a CA file without a CA":             {[]string{"probe", "--address=127.0.0.1:1", "--tls", "--ca-file=" + notPEM}, exitcode.Refused, "no certificate"},
+		"configure without flags":            {[]string{"configure"}, exitcode.Refused, `"config-dir", "host-root"`},
+		"configure with an argument":         {[]string{"configure", "--config-dir=a", "--host-root=b", "x"}, exitcode.Refused, `"x"`},
+		"a pause with an argument":           {[]string{"pause", "10"}, exitcode.Refused, `"10"`},
+		"a version with an argument":         {[]string{"version", "x"}, exitcode.Refused, `"x"`},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			code, stdout, stderr := runArgs(t, tt.args...)
 			if code != tt.code || !strings.Contains(stderr, tt.want) || stdout != "" {
 				t.Errorf("exit code %d, want %d, and stderr with %q:\n%s%s", code, tt.code, tt.want, stdout, stderr)
 			}
-			if tt.code == exitRefused && !strings.Contains(stderr, "--help") {
+			if tt.code == exitcode.Refused && !strings.Contains(stderr, "--help") {
 				t.Errorf("stderr does not name the help:\n%s", stderr)
 			}
 		})
@@ -96,7 +97,7 @@ func TestProbe(t *testing.T) {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}
 	code, stdout, stderr = runArgs(t, "probe", "--address="+address, "--image=other/b:1", "--output=json")
-	if code != exitFailed || !strings.Contains(stdout, `"reason":"unknown-image"`) ||
+	if code != exitcode.Failed || !strings.Contains(stdout, `"reason":"unknown-image"`) ||
 		!strings.HasPrefix(stderr, "registry-node: the registry has no other/b:1: NAME_UNKNOWN: repository name not known to registry\n") {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}

@@ -12,14 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
-)
-
-// Exit codes.
-const (
-	exitFailed  = 1 // the command ran and failed
-	exitRefused = 2 // flags, configuration or a file that they name cannot be used; nothing was done
 )
 
 // usageError is an error of flags or arguments.
@@ -49,16 +44,16 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		for _, problem := range config.Problems {
 			fmt.Fprintf(stderr, "  * %s\n", problem)
 		}
-		return exitRefused
+		return exitcode.Refused
 	case errors.As(err, new(usageError)):
 		fmt.Fprintf(stderr, "registry: %v\nSee %q.\n", err, found.CommandPath()+" --help")
-		return exitRefused
+		return exitcode.Refused
 	}
 	fmt.Fprintf(stderr, "registry: %v\n", err)
 	if errors.As(err, new(setupError)) {
-		return exitRefused
+		return exitcode.Refused
 	}
-	return exitFailed
+	return exitcode.Failed
 }
 
 // New makes the command tree.
@@ -68,7 +63,7 @@ func New() *cobra.Command {
 		Short: "The OCI registry of a Kubernetes cluster",
 		Long: `The OCI registry of a Kubernetes cluster: mutual TLS, storage on a volume or in S3.
 
-Exit codes: 0 done, 1 failed, 2 flags, configuration or a file that they name cannot be used and nothing was done.`,
+Exit codes: 0 done, 1 failed, 3 flags, configuration or a file that they name cannot be used and nothing was done.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,

@@ -254,7 +254,7 @@ rules:
       containerName: init-hook
       operator: In
       values:
-        - 2
+        - 3
 {{- end -}}
 
 {{- /* The nodes that have the image already. They are only preferred by a Job that may run long after it was rendered, when
