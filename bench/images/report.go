@@ -7,35 +7,23 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 // report is what RESULTS.json says.
 type report struct {
-	Date        time.Time      `json:"date"`
-	Machine     machine        `json:"machine"`
-	Set         setSummary     `json:"set"`
-	Repetitions int            `json:"repetitions"`
-	Registry    string         `json:"registry"`
-	Tools       []toolSummary  `json:"tools"`
-	Results     []*measurement `json:"results"`
-}
-
-type machine struct {
-	Cores     int     `json:"cores"`
-	CPU       string  `json:"cpu"`
-	Memory    int64   `json:"memoryBytes"`
-	Kernel    string  `json:"kernel"`
-	Go        string  `json:"go"`
-	LoadStart float64 `json:"loadAtStart"` // the average of the last minute
+	Date        time.Time       `json:"date"`
+	Machine     results.Machine `json:"machine"`
+	Set         setSummary      `json:"set"`
+	Repetitions int             `json:"repetitions"`
+	Registry    string          `json:"registry"`
+	Tools       []toolSummary   `json:"tools"`
+	Results     []*measurement  `json:"results"`
 }
 
 type setSummary struct {
@@ -60,7 +48,7 @@ type measurement struct {
 
 func newReport(o options, set *imageSet, found []tool, now time.Time) *report {
 	r := &report{
-		Date: now.UTC().Truncate(time.Second), Machine: thisMachine(), Repetitions: o.repetitions,
+		Date: now.UTC().Truncate(time.Second), Machine: results.ThisMachine(), Repetitions: o.repetitions,
 		Registry: "distribution v3 as bin/registry " + version.Version + " has it, without its front, storage on the file system, plain HTTP",
 		Set:      setSummary{len(set.images), len(set.blobs), set.bytes, o.seed},
 	}
@@ -101,8 +89,7 @@ func (r *report) markdown(w io.Writer) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# Image operations\n\nWritten by `make bench-images`, %s.\n\n", r.Date.Format(time.RFC3339))
 	fmt.Fprintf(&b, "%d images, %d blobs, %.2f GB. %d repetitions: the median, and in brackets the least and the most.\n", r.Set.Images, r.Set.Blobs, float64(r.Set.Bytes)/1e9, r.Repetitions)
-	fmt.Fprintf(&b, "Client and registry share %d cores (%s, %.0f GB of memory, Linux %s, %s), on loopback. Load when it began: %.2f.\n",
-		r.Machine.Cores, r.Machine.CPU, float64(r.Machine.Memory)/1e9, r.Machine.Kernel, r.Machine.Go, r.Machine.LoadStart)
+	fmt.Fprintf(&b, "Client and registry share %s, on loopback.\n", r.Machine)
 	fmt.Fprintf(&b, "Registry: %s.\n\n", r.Registry)
 	b.WriteString("| tool | version | how |\n|---|---|---|\n")
 	for _, t := range r.Tools {
@@ -125,9 +112,9 @@ func (r *report) markdown(w io.Writer) error {
 		b.WriteString("| tool | seconds | MB sent | MB received | requests | connections | client: peak MiB | CPU s | registry: peak MiB | CPU s |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 		for _, m := range rows {
 			seconds := m.values(func(s sample) float64 { return s.Seconds })
-			median := func(of func(sample) float64) float64 { return middle(m.values(of)) }
+			median := func(of func(sample) float64) float64 { return results.Median(m.values(of)) }
 			fmt.Fprintf(&b, "| %s | **%.2f** (%.2f–%.2f) | %.1f | %.1f | %.0f | %.0f | %.0f | %.2f | %.0f | %.2f |\n", m.Tool,
-				middle(seconds), seconds[0], seconds[len(seconds)-1],
+				results.Median(seconds), seconds[0], seconds[len(seconds)-1],
 				median(func(s sample) float64 { return float64(s.Received) / 1e6 }), median(func(s sample) float64 { return float64(s.Sent) / 1e6 }),
 				median(sample.requests), median(func(s sample) float64 { return float64(s.Connections) }),
 				median(func(s sample) float64 { return float64(s.ClientPeak) / (1 << 20) }), median(func(s sample) float64 { return s.ClientCPU }),
@@ -155,46 +142,4 @@ func (m *measurement) values(of func(sample) float64) []float64 {
 	}
 	slices.Sort(values)
 	return values
-}
-
-// middle is the median of sorted values.
-func middle(sorted []float64) float64 {
-	half := len(sorted) / 2
-	if len(sorted)%2 == 1 {
-		return sorted[half]
-	}
-	return (sorted[half-1] + sorted[half]) / 2
-}
-
-// thisMachine is what the kernel tells of it; empty where it does not.
-func thisMachine() machine {
-	m := machine{Cores: runtime.NumCPU(), CPU: procValue("/proc/cpuinfo", "model name"), Go: runtime.Version()}
-	if m.CPU == "" {
-		m.CPU = runtime.GOARCH
-	}
-	kib, _ := strconv.ParseInt(strings.TrimSuffix(procValue("/proc/meminfo", "MemTotal"), " kB"), 10, 64)
-	m.Memory = kib << 10
-	var name unix.Utsname
-	if unix.Uname(&name) == nil {
-		m.Kernel = unix.ByteSliceToString(name.Release[:])
-	}
-	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
-		first, _, _ := strings.Cut(string(load), " ")
-		m.LoadStart, _ = strconv.ParseFloat(first, 64)
-	}
-	return m
-}
-
-// procValue is the first value of a key in a file of "key: value" lines.
-func procValue(path, key string) string {
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(raw)) {
-		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == key {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
 }

@@ -1,0 +1,163 @@
+// Package results is what the benchmarks say: a report of measures, each with the
+// values of all runs, that is kept as RESULTS.json beside the benchmark. Package
+// bench/report makes the tables of them. It measures nothing.
+package results
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// FileName is that of a report in its benchmark's directory.
+const FileName = "RESULTS.json"
+
+// Report is one run of a benchmark. It is not safe for concurrent use.
+type Report struct {
+	Date    time.Time `json:"date"`
+	Machine Machine   `json:"machine"`
+	// How says how it was measured, a sentence or two of Markdown.
+	How string `json:"how"`
+	// Subjects are what was measured, ours first, in the order of the tables' rows.
+	Subjects []Subject `json:"subjects"`
+	// Measures are in the order of the tables' columns.
+	Measures []*Measure `json:"measures"`
+}
+
+// Machine is where it was measured; what the kernel does not tell is empty.
+type Machine struct {
+	Cores     int     `json:"cores"`
+	CPU       string  `json:"cpu"`
+	Memory    int64   `json:"memoryBytes"`
+	Kernel    string  `json:"kernel"`
+	Go        string  `json:"go"`
+	LoadStart float64 `json:"loadAtStart"` // the average of the last minute
+}
+
+// Subject is a program, or a way of using it.
+type Subject struct {
+	Name    string `json:"name"`
+	Version string `json:"version,omitempty"`
+	About   string `json:"about,omitempty"`
+}
+
+// Measure is one thing that was measured of one subject.
+type Measure struct {
+	// Table is the heading under which it is shown.
+	Table   string    `json:"table"`
+	Subject string    `json:"subject"`
+	What    string    `json:"what"`
+	Unit    string    `json:"unit"`
+	Runs    []float64 `json:"runs"` // in the order of the runs
+}
+
+// New begins a report: what it says of the machine's load is of now.
+func New(how string, subjects ...Subject) *Report {
+	return &Report{Date: time.Now().UTC().Truncate(time.Second), Machine: ThisMachine(), How: how, Subjects: subjects}
+}
+
+// Add adds the value of another run.
+func (r *Report) Add(table, subject, what, unit string, value float64) {
+	if m := r.Find(table, subject, what); m != nil {
+		m.Runs = append(m.Runs, value)
+		return
+	}
+	r.Measures = append(r.Measures, &Measure{table, subject, what, unit, []float64{value}})
+}
+
+// Find returns a measure, or nil.
+func (r *Report) Find(table, subject, what string) *Measure {
+	for _, m := range r.Measures {
+		if m.Table == table && m.Subject == subject && m.What == what {
+			return m
+		}
+	}
+	return nil
+}
+
+// Write writes the report to dir, for bench/report to read.
+func (r *Report) Write(dir string) error {
+	raw, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, FileName), append(raw, '\n'), 0o644)
+}
+
+// Read reads the report in dir.
+func Read(dir string) (*Report, error) {
+	path := filepath.Join(dir, FileName)
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	r := new(Report)
+	if err := json.Unmarshal(raw, r); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return r, nil
+}
+
+// Spread is the median of the runs, the least and the most. All are 0 of none.
+func (m *Measure) Spread() (median, least, most float64) {
+	if m == nil || len(m.Runs) == 0 {
+		return 0, 0, 0
+	}
+	sorted := slices.Sorted(slices.Values(m.Runs))
+	return Median(sorted), sorted[0], sorted[len(sorted)-1]
+}
+
+// Median is the median of sorted values, of which there must be one.
+func Median(sorted []float64) float64 {
+	half := len(sorted) / 2
+	if len(sorted)%2 == 1 {
+		return sorted[half]
+	}
+	return (sorted[half-1] + sorted[half]) / 2
+}
+
+// ThisMachine is what the kernel tells of it.
+func ThisMachine() Machine {
+	m := Machine{Cores: runtime.NumCPU(), CPU: procValue("/proc/cpuinfo", "model name"), Go: runtime.Version()}
+	if m.CPU == "" {
+		m.CPU = runtime.GOARCH
+	}
+	kib, _ := strconv.ParseInt(strings.TrimSuffix(procValue("/proc/meminfo", "MemTotal"), " kB"), 10, 64)
+	m.Memory = kib << 10
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		m.Kernel = unix.ByteSliceToString(name.Release[:])
+	}
+	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
+		first, _, _ := strings.Cut(string(load), " ")
+		m.LoadStart, _ = strconv.ParseFloat(first, 64)
+	}
+	return m
+}
+
+// String is a machine in one line.
+func (m Machine) String() string {
+	return fmt.Sprintf("%d cores (%s), %.0f GB of memory, Linux %s, %s; load when it began: %.2f", m.Cores, m.CPU, float64(m.Memory)/1e9, m.Kernel, m.Go, m.LoadStart)
+}
+
+// procValue is the first value of a key in a file of "key: value" lines.
+func procValue(path, key string) string {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(raw)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == key {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,56 @@
+package results
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestAReportIsReadAsItWasWritten(t *testing.T) {
+	dir := t.TempDir()
+	r := New("how", Subject{Name: "ours", Version: "1"}, Subject{Name: "theirs"})
+	r.Add("a table", "ours", "speed", "MB/s", 3)
+	r.Add("a table", "theirs", "speed", "MB/s", 1)
+	r.Add("a table", "ours", "speed", "MB/s", 1.5)
+	if err := r.Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(r, got); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]float64{3, 1.5}, got.Find("a table", "ours", "speed").Runs); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := Read(t.TempDir()); err == nil {
+		t.Error("there is no report, and no error")
+	}
+}
+
+func TestSpread(t *testing.T) {
+	for _, tt := range []struct {
+		runs                []float64
+		median, least, most float64
+	}{
+		{nil, 0, 0, 0},
+		{[]float64{1}, 1, 1, 1},
+		{[]float64{3, 1}, 2, 1, 3},
+		{[]float64{9, 1, 2}, 2, 1, 9},
+	} {
+		if median, least, most := (&Measure{Runs: tt.runs}).Spread(); median != tt.median || least != tt.least || most != tt.most {
+			t.Errorf("of %v: %v (%v–%v)", tt.runs, median, least, most)
+		}
+	}
+	if median, _, _ := (*Measure)(nil).Spread(); median != 0 {
+		t.Error("the median of nothing is", median)
+	}
+}
+
+func TestThisMachineHasACore(t *testing.T) {
+	if m := ThisMachine(); m.Cores < 1 || m.Go == "" {
+		t.Errorf("%+v", m)
+	}
+}

@@ -1,0 +1,144 @@
+// Command report writes bench/RESULTS.md: the table of targets with what was
+// measured beside them, and the tables of every benchmark, from the reports that
+// the benchmarks left in their directories. It measures nothing; targets.go says
+// what the targets are.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+)
+
+// benchmarks are the directories below bench/ with a report, in the order of the page.
+var benchmarks = []struct{ dir, title string }{
+	{"proxy", "The proxy beside its peers"},
+	{"registry", "The registry beside plain distribution"},
+	{"bootstrap", "Bootstrap on a real cluster"},
+	{"scale", "A registry and up to 1000 nodes"},
+}
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: report DIRECTORY, that of bench/")
+		os.Exit(1)
+	}
+	if err := run(os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, "report:", err)
+		os.Exit(1)
+	}
+}
+
+func run(bench string) error {
+	reports := map[string]*results.Report{}
+	for _, b := range benchmarks {
+		r, err := results.Read(filepath.Join(bench, b.dir))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // not measured yet, which the page says
+		}
+		if err != nil {
+			return err
+		}
+		reports[b.dir] = r
+	}
+	return os.WriteFile(filepath.Join(bench, "RESULTS.md"), page(reports), 0o644)
+}
+
+func page(reports map[string]*results.Report) []byte {
+	var b bytes.Buffer
+	b.WriteString("# Results\n\nWritten by `make bench`. Values are the median of all runs, in brackets the least and the most. What pushes and pulls of images take beside other tools is in [images/RESULTS.md](images/RESULTS.md).\n")
+	b.WriteString("\n## Targets\n\n| what | target | ours | met | what bounds it |\n|---|---|---|---|---|\n")
+	for _, t := range targets {
+		ours, met := t.result(reports)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", t.what, t.want, ours, met, t.bound)
+	}
+	for _, section := range benchmarks {
+		fmt.Fprintf(&b, "\n## %s\n\n", section.title)
+		r := reports[section.dir]
+		if r == nil {
+			b.WriteString("Not measured yet.\n")
+			continue
+		}
+		fmt.Fprintf(&b, "%s\n\n%s: %s.\n", r.How, r.Date.Format("2006-01-02 15:04 MST"), r.Machine)
+		writeSubjects(&b, r)
+		for _, table := range tables(r) {
+			writeTable(&b, r, table)
+		}
+	}
+	return b.Bytes()
+}
+
+func writeSubjects(b *bytes.Buffer, r *results.Report) {
+	b.WriteString("\n| measured | version | how |\n|---|---|---|\n")
+	for _, s := range r.Subjects {
+		fmt.Fprintf(b, "| %s | %s | %s |\n", s.Name, s.Version, s.About)
+	}
+}
+
+// tables are the headings in a report, in their order.
+func tables(r *results.Report) []string {
+	var found []string
+	for _, m := range r.Measures {
+		if !slices.Contains(found, m.Table) {
+			found = append(found, m.Table)
+		}
+	}
+	return found
+}
+
+// writeTable writes one with a row for each subject that has a value.
+func writeTable(b *bytes.Buffer, r *results.Report, table string) {
+	var columns []*results.Measure
+	for _, m := range r.Measures {
+		if m.Table == table && !slices.ContainsFunc(columns, func(c *results.Measure) bool { return c.What == m.What }) {
+			columns = append(columns, m)
+		}
+	}
+	fmt.Fprintf(b, "\n### %s\n\n| |", table)
+	for _, c := range columns {
+		fmt.Fprintf(b, " %s |", strings.TrimSuffix(c.What+", "+c.Unit, ", "))
+	}
+	fmt.Fprintf(b, "\n|---|%s\n", strings.Repeat("--:|", len(columns)))
+	for _, s := range r.Subjects {
+		row, any := fmt.Sprintf("| %s |", s.Name), false
+		for _, c := range columns {
+			cell := "–"
+			if m := r.Find(table, s.Name, c.What); m != nil {
+				cell, any = spread(m), true
+			}
+			row += " " + cell + " |"
+		}
+		if any {
+			fmt.Fprintln(b, row)
+		}
+	}
+}
+
+// spread is a measure as a table has it.
+func spread(m *results.Measure) string {
+	median, least, most := m.Spread()
+	if least == most {
+		return number(median)
+	}
+	return fmt.Sprintf("%s (%s–%s)", number(median), number(least), number(most))
+}
+
+// number writes three digits, more of what is larger.
+func number(x float64) string {
+	switch {
+	case x >= 100 || x == 0:
+		return fmt.Sprintf("%.0f", x)
+	case x >= 10:
+		return fmt.Sprintf("%.1f", x)
+	case x >= 1:
+		return fmt.Sprintf("%.2f", x)
+	}
+	return fmt.Sprintf("%.3f", x)
+}

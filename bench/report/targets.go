@@ -1,0 +1,47 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+)
+
+// target is what the project wants of one measure.
+type target struct {
+	what string
+	// want is the target in words, and met decides about the median.
+	want string
+	met  func(median float64, r *results.Report) bool
+	// Where it was measured.
+	benchmark, table, subject, measure string
+	// bound says why a target is not met, and where the profile is; else "".
+	bound string
+}
+
+func atMost(limit float64) func(float64, *results.Report) bool {
+	return func(median float64, _ *results.Report) bool { return median <= limit }
+}
+
+func atLeast(limit float64) func(float64, *results.Report) bool {
+	return func(median float64, _ *results.Report) bool { return median >= limit }
+}
+
+// targets are those of the design, in its order.
+var targets = []target{}
+
+// result is what was measured, and whether that meets the target.
+func (t target) result(reports map[string]*results.Report) (ours, met string) {
+	r := reports[t.benchmark]
+	if r == nil {
+		return "not measured", "–"
+	}
+	m := r.Find(t.table, t.subject, t.measure)
+	if m == nil {
+		return "not measured", "–"
+	}
+	met = "no"
+	if median, _, _ := m.Spread(); t.met(median, r) {
+		met = "yes"
+	}
+	return fmt.Sprintf("%s %s", spread(m), m.Unit), met
+}
