@@ -331,7 +331,7 @@ func (w *world) corporateRegistry(t *testing.T) {
 		cancel()
 		cmd.Wait()
 	})
-	eventually(t, 20*time.Second, "the other registry", func() error { return w.dial(t, "n1", corporateEndpoint) })
+	eventually(t, time.Minute, "the other registry", func() error { return w.dial(t, "n1", corporateEndpoint) })
 	archive := w.makeArchive(t, corpHost+"/team/app:1", 8)
 	inside := w.corporateFile("app.tar")
 	data, err := os.ReadFile(archive)

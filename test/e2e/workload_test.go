@@ -69,7 +69,7 @@ func (w *world) runPod(t *testing.T, pod *corev1.Pod) (time.Duration, string) {
 	})
 	took := time.Since(begin)
 	var pulled string
-	eventually(t, 20*time.Second, "the event of the pull", func() error {
+	eventually(t, time.Minute, "the event of the pull", func() error {
 		events, err := w.client.CoreV1().Events(pod.Namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + made.Name + ",reason=Pulled"})
 		if err != nil {
 			return err
@@ -141,7 +141,7 @@ func (w *world) podReaches(t *testing.T, name, node, image, address string) bool
 	p.Spec.ImagePullSecrets = w.pullSecrets(t)
 	w.runPod(t, p)
 	reached := false
-	eventually(t, 30*time.Second, name+" to end", func() error {
+	eventually(t, time.Minute, name+" to end", func() error {
 		p, err := w.client.CoreV1().Pods(workloads).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
