@@ -141,6 +141,16 @@ bench: ## The proxy beside a plain reverse proxy, in one process and in processe
 	go test -run '^$$' -bench . -benchmem ./internal/proxy
 	go test -run '^$$' -bench Process -benchtime 1x -v ./cmd/registry-node
 
+.PHONY: bench-registry
+bench-registry: build ## The registry beside plain distribution: pushes, pulls, small requests (BENCH_FLAGS="-n 1")
+	$(GOBUILD) -o dist/bench-registry ./bench/registry
+	dist/bench-registry -registry bin/registry -write bench/registry $(BENCH_FLAGS)
+
+.PHONY: bench-scale
+bench-scale: build ## One registry and up to 1000 nodes: pulls, a thundering herd; what prepare reads of 5000 nodes (BENCH_FLAGS="-n 1")
+	$(GOBUILD) -o dist/bench-scale ./bench/scale
+	dist/bench-scale -registry bin/registry -init-hook bin/init-hook -write bench/scale $(BENCH_FLAGS)
+
 .PHONY: bench-images
 bench-images: build $(TESTCLUSTER) ## Pushes and pulls of 40 images beside crane, skopeo and regctl (BENCH_IMAGES="-n 5 -write bench/images")
 	$(GOBUILD) -o dist/bench-images ./bench/images

@@ -53,3 +53,24 @@ func TestThePageHasTargetsAndTables(t *testing.T) {
 		t.Error("a row without values is shown")
 	}
 }
+
+func TestTargetsBesideAnotherSubject(t *testing.T) {
+	r := results.New("", results.Subject{Name: "ours"}, results.Subject{Name: "theirs"})
+	r.Add("t", "theirs", "m", "s", 10)
+	for _, tt := range []struct {
+		met  func(float64, *results.Report) bool
+		ours float64
+		want bool
+	}{
+		{timesOf(1.05, "t", "theirs", "m"), 10.5, true},
+		{timesOf(1.05, "t", "theirs", "m"), 10.6, false},
+		{timesOf(1.05, "t", "nobody", "m"), 1, false},
+		{atLeastTimesOf(0.95, "t", "theirs", "m"), 9.5, true},
+		{atLeastTimesOf(0.95, "t", "theirs", "m"), 9.4, false},
+		{atLeastTimesOf(0.95, "t", "nobody", "m"), 1, false},
+	} {
+		if got := tt.met(tt.ours, r); got != tt.want {
+			t.Errorf("%v beside 10: met is %v, want %v", tt.ours, got, tt.want)
+		}
+	}
+}

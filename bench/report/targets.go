@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
@@ -26,8 +27,24 @@ func atLeast(limit float64) func(float64, *results.Report) bool {
 	return func(median float64, _ *results.Report) bool { return median >= limit }
 }
 
+// timesOf is met where the median is at most limit times that of another subject in the
+// same column; atLeastTimesOf where it is at least that.
+func timesOf(limit float64, table, subject, measure string) func(float64, *results.Report) bool {
+	return func(median float64, r *results.Report) bool {
+		other, _, _ := r.Find(table, subject, measure).Spread()
+		return other > 0 && median <= limit*other
+	}
+}
+
+func atLeastTimesOf(limit float64, table, subject, measure string) func(float64, *results.Report) bool {
+	return func(median float64, r *results.Report) bool {
+		other, _, _ := r.Find(table, subject, measure).Spread()
+		return other > 0 && median >= limit*other
+	}
+}
+
 // targets are those of the design, in its order.
-var targets = []target{}
+var targets = slices.Concat(registryTargets())
 
 // result is what was measured, and whether that meets the target.
 func (t target) result(reports map[string]*results.Report) (ours, met string) {

@@ -1,0 +1,178 @@
+package registries
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+// Certificates are an authority's: a server's in a directory, and clients' in memory.
+type Certificates struct {
+	// Dir has the server's tls.crt, tls.key and ca.crt.
+	Dir string
+
+	node, push tls.Certificate
+	roots      *x509.CertPool
+}
+
+// NewCertificates makes them, and the directory.
+func NewCertificates(dir string) (*Certificates, error) {
+	now := time.Now()
+	ca, err := pki.NewAuthority("bench", now, 0)
+	if err != nil {
+		return nil, err
+	}
+	server, err := ca.Issue(pki.Leaf{CommonName: "server", Organization: pki.OrganizationServer, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, now)
+	if err != nil {
+		return nil, err
+	}
+	c := &Certificates{Dir: dir, roots: x509.NewCertPool()}
+	c.roots.AddCert(ca.Certificate())
+	for role, into := range map[string]*tls.Certificate{pki.OrganizationNode: &c.node, pki.OrganizationPush: &c.push} {
+		pair, err := ca.Issue(pki.Leaf{CommonName: "client", Organization: role, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
+		if err != nil {
+			return nil, err
+		}
+		if *into, err = tls.X509KeyPair(pair.Certificate, pair.Key); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	for name, content := range map[string][]byte{"tls.crt": server.Certificate, "tls.key": server.Key, "ca.crt": ca.KeyPair().Certificate} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// Node is a client's configuration that may read. Each has a session cache of its own.
+func (c *Certificates) Node() *tls.Config { return c.client(c.node) }
+
+// Push is a client's configuration that may write with the credential that Push gives.
+func (c *Certificates) Push() *tls.Config { return c.client(c.push) }
+
+func (c *Certificates) client(certificate tls.Certificate) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate}, RootCAs: c.roots,
+		ClientSessionCache: tls.NewLRUClientSessionCache(4), // as the proxies have it
+	}
+}
+
+const (
+	// idleConnections and idleTimeout are those of the proxies on nodes.
+	idleConnections = 32
+	idleTimeout     = 10 * time.Second
+	// bufferSize keeps a transport from thousands of small reads and writes a second.
+	bufferSize = 32 << 10
+)
+
+// NewClient is an HTTP/1.1 client with a connection pool of its own.
+func NewClient(config *tls.Config) *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		TLSClientConfig: config, MaxIdleConnsPerHost: idleConnections, IdleConnTimeout: idleTimeout, DisableCompression: true,
+		ReadBufferSize: bufferSize, WriteBufferSize: bufferSize,
+	}}
+}
+
+// Push sends a blob in one request after the one that asks for it, and returns its digest.
+func Push(ctx context.Context, client *http.Client, p *Process, repository string, content io.Reader, size int64, d digest.Digest) error {
+	upload, err := send(ctx, client, http.MethodPost, p.URL("/v2/"+repository+"/blobs/uploads/"), nil, 0, "", http.StatusAccepted)
+	if err != nil {
+		return err
+	}
+	separator := "?"
+	if strings.Contains(upload, "?") {
+		separator = "&"
+	}
+	_, err = send(ctx, client, http.MethodPut, upload+separator+"digest="+d.String(), content, size, "application/octet-stream", http.StatusCreated)
+	return err
+}
+
+// PushManifest sends a manifest under a tag.
+func PushManifest(ctx context.Context, client *http.Client, p *Process, repository, tag, mediaType, manifest string) error {
+	_, err := send(ctx, client, http.MethodPut, p.URL("/v2/"+repository+"/manifests/"+tag), strings.NewReader(manifest), int64(len(manifest)), mediaType, http.StatusCreated)
+	return err
+}
+
+// send returns the location that the answer gives, "" where it gives none.
+func send(ctx context.Context, client *http.Client, method, to string, body io.Reader, size int64, mediaType string, want int) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, method, to, body)
+	if err != nil {
+		return "", err
+	}
+	request.ContentLength = size
+	request.SetBasicAuth(user, password)
+	if mediaType != "" {
+		request.Header.Set("Content-Type", mediaType)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return "", err
+	}
+	if response.StatusCode != want {
+		return "", fmt.Errorf("%s %s: %s: %s", method, to, response.Status, strings.TrimSpace(string(text)))
+	}
+	location, err := response.Location()
+	if errors.Is(err, http.ErrNoLocation) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	return location.String(), nil
+}
+
+var buffers = sync.Pool{New: func() any { return new([256 << 10]byte) }}
+
+// Get reads an answer to its end and writes it to w, and returns how many bytes it had.
+// size is how many it must have.
+func Get(ctx context.Context, client *http.Client, method, url, accept string, size int64, w io.Writer) (int64, error) {
+	request, err := http.NewRequestWithContext(ctx, method, url, nil)
+	if err != nil {
+		return 0, err
+	}
+	if accept != "" {
+		request.Header.Set("Accept", accept)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	buffer := buffers.Get().(*[256 << 10]byte)
+	defer buffers.Put(buffer)
+	// Wrapped, so that what w could do by itself does not leave the buffer unused.
+	n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{response.Body}, buffer[:])
+	switch {
+	case err != nil:
+		return n, fmt.Errorf("%s %s: after %d bytes: %w", method, url, n, err)
+	case response.StatusCode != http.StatusOK:
+		return n, fmt.Errorf("%s %s: %s", method, url, response.Status)
+	case method == http.MethodGet && n != size || response.ContentLength != size:
+		return n, fmt.Errorf("%s %s: %d bytes of %d, want %d", method, url, n, response.ContentLength, size)
+	}
+	return n, nil
+}

@@ -1,0 +1,46 @@
+package registries
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"io"
+	"math/rand/v2"
+	"os"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Random is size bytes that do not compress and are the same for equal seeds.
+func Random(seed uint64, size int64) io.Reader {
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	return io.LimitReader(rand.NewChaCha8(key), size)
+}
+
+// Manifest is that of an image with a configuration and layers, which are looked at by
+// nobody who measures.
+func Manifest(config ocispec.Descriptor, layers ...ocispec.Descriptor) (string, ocispec.Descriptor, error) {
+	config.MediaType = ocispec.MediaTypeImageConfig
+	manifest := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Config: config}
+	for _, l := range layers {
+		l.MediaType = ocispec.MediaTypeImageLayerGzip
+		manifest.Layers = append(manifest.Layers, l)
+	}
+	raw, err := json.Marshal(manifest)
+	return string(raw), ocispec.Descriptor{MediaType: manifest.MediaType, Digest: digest.FromBytes(raw), Size: int64(len(raw))}, err
+}
+
+// StorageDir is a directory in memory where there is one, so that no disk is measured.
+// The caller removes it.
+func StorageDir(parent, pattern string) (string, error) {
+	if parent != "" {
+		return os.MkdirTemp(parent, pattern)
+	}
+	dir, err := os.MkdirTemp("/dev/shm", pattern)
+	if err != nil {
+		return os.MkdirTemp("", pattern)
+	}
+	return dir, nil
+}

@@ -1,0 +1,175 @@
+// Package registries starts registries that are to be measured, each in a process of
+// its own on loopback with mutual TLS, pushes to them, pulls from them, and reads what
+// their processes take. It decides nothing about what is measured.
+package registries
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/crypto/bcrypt"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// startTimeout is what a registry gets to answer; it takes a fraction of a second.
+	startTimeout = 30 * time.Second
+	// stopTimeout is what it gets to end before it is killed.
+	stopTimeout = 10 * time.Second
+
+	user, password = "bench", "bench-password"
+)
+
+// Process is a registry that runs.
+type Process struct {
+	// Address is where it serves, HOST:PORT.
+	Address string
+
+	command *exec.Cmd
+	said    *bytes.Buffer
+	ended   chan struct{} // closed when it has
+}
+
+// FreeAddress returns an address of loopback that nobody listens at.
+func FreeAddress(ctx context.Context) (string, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return listener.Addr().String(), listener.Close()
+}
+
+// StartOurs starts program, which is bin/registry, as the chart's Deployment does, with
+// its storage and what else it needs in dir.
+func StartOurs(ctx context.Context, program, dir string, c *Certificates) (*Process, error) {
+	address, err := FreeAddress(ctx)
+	if err != nil {
+		return nil, err
+	}
+	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.DefaultCost)
+	if err != nil {
+		return nil, err
+	}
+	for name, content := range map[string]string{
+		"config.yml":    "version: 0.1\nstorage: {filesystem: {rootdirectory: " + filepath.Join(dir, "storage") + "}}\n",
+		"htpasswd":      user + ":" + string(hash) + "\n",
+		"upload-secret": strings.Repeat("secret", 8),
+	} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return Start(ctx, address, c, program, "serve", "--config="+filepath.Join(dir, "config.yml"), "--listen="+address, "--tls-dir="+c.Dir,
+		"--htpasswd="+filepath.Join(dir, "htpasswd"), "--upload-secret="+filepath.Join(dir, "upload-secret"),
+		"--plain-listen=127.0.0.1:0", "--pull-htpasswd="+filepath.Join(dir, "no-such-file"),
+		"--health-listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0", "--log-level=info", "--log-format=json")
+}
+
+// Start starts a program that serves at address with the certificates, and waits until
+// it answers.
+func Start(ctx context.Context, address string, c *Certificates, program string, args ...string) (*Process, error) {
+	p := &Process{Address: address, said: new(bytes.Buffer), ended: make(chan struct{}), command: exec.Command(program, args...)}
+	p.command.Stdout, p.command.Stderr = p.said, p.said
+	// The registry ends with the benchmark, however that ends; and no variable of this
+	// shell configures it. Theirs sends no traces, as in its own image.
+	p.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p.command.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.TempDir(), "OTEL_TRACES_EXPORTER=none"}
+	if err := p.command.Start(); err != nil {
+		return nil, fmt.Errorf("starting %s: %w", program, err)
+	}
+	go func() {
+		_ = p.command.Wait() // Stop tells, and an end before that is in what it said
+		close(p.ended)
+	}()
+	client := NewClient(c.Node())
+	defer client.CloseIdleConnections()
+	for deadline := time.Now().Add(startTimeout); ; {
+		response, err := client.Get(p.URL("/v2/"))
+		if err == nil {
+			response.Body.Close()
+			if response.StatusCode == http.StatusOK {
+				return p, nil
+			}
+			err = errors.New(response.Status)
+		}
+		select {
+		case <-p.ended:
+			return nil, fmt.Errorf("%s has ended: %s", program, p.said)
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), p.Stop())
+		case <-time.After(20 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			return nil, errors.Join(fmt.Errorf("%s does not answer at %s: %w", program, address, err), p.Stop())
+		}
+	}
+}
+
+// URL is that of a path.
+func (p *Process) URL(path string) string { return "https://" + p.Address + path }
+
+// Stop ends the process and waits for it.
+func (p *Process) Stop() error {
+	_ = p.command.Process.Signal(syscall.SIGTERM) // it may have ended
+	select {
+	case <-p.ended:
+	case <-time.After(stopTimeout):
+		_ = p.command.Process.Kill()
+		<-p.ended
+	}
+	return nil
+}
+
+// CPU is the time that was computed for by the process since its start, in seconds.
+func (p *Process) CPU() (float64, error) {
+	// clock_getcpuclockid(3): of a process, by the scheduler's account, in nanoseconds.
+	const scheduler = 2
+	var spent unix.Timespec
+	if err := unix.ClockGettime(int32(^p.command.Process.Pid<<3|scheduler), &spent); err != nil {
+		return 0, fmt.Errorf("reading the CPU time of process %d: %w", p.command.Process.Pid, err)
+	}
+	return time.Duration(spent.Nano()).Seconds(), nil
+}
+
+// PeakMemory is the most that the process has had resident since its start or
+// ResetPeak, in bytes, its program included.
+func (p *Process) PeakMemory() (int64, error) {
+	path := fmt.Sprintf("/proc/%d/status", p.command.Process.Pid)
+	status, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, fmt.Errorf("%s has no VmHWM", path)
+}
+
+// ResetPeak begins a new peak at what the process has now.
+func (p *Process) ResetPeak() error {
+	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.command.Process.Pid), []byte("5"), 0)
+}
+
+// Descriptors is how many files the process has open: its connections, and the blobs
+// that it sends.
+func (p *Process) Descriptors() (int, error) {
+	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.command.Process.Pid))
+	return len(open), err
+}
