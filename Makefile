@@ -23,6 +23,10 @@ TESTCLUSTER := bin/testcluster
 CERTMANAGER    := bin/testcertmanager
 CERTMANAGER_GO := cd test/certmanager && CGO_ENABLED=0 go
 
+# How long each fuzz target runs, and which: a regular expression.
+FUZZ_TIME ?= 1m
+FUZZ_RUN  ?=
+
 # Where tests and demo find what was built.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
 export E2E_CERTMANAGER := $(CURDIR)/$(CERTMANAGER)
@@ -43,7 +47,7 @@ demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install
 	test/demo.sh
 
 .PHONY: test
-test: verify lint alerts unit e2e ## All checks that this machine can run; says loudly what it skipped
+test: verify lint alerts unit fuzz e2e ## All checks that this machine can run; says loudly what it skipped
 
 ##@ Build
 .PHONY: deps
@@ -78,6 +82,14 @@ unit: payload ## Unit tests with the race detector, where there is Go to race: n
 	go test -timeout 30m ./bench/... ./internal/hook ./internal/images ./internal/remote ./templates-tests/... ./loader/... ./docs/...
 	cd test/cluster && go test -race ./...
 	$(CERTMANAGER_GO) test -trimpath ./...
+
+.PHONY: fuzz
+fuzz: payload ## Every fuzz target for a minute, two at a time (FUZZ_TIME=10m FUZZ_RUN=FuzzMask for one, longer)
+	go run ./tools/fuzz -time $(FUZZ_TIME) -run '$(FUZZ_RUN)'
+
+.PHONY: fuzz-corpus
+fuzz-corpus: payload ## Add to the committed corpora what make fuzz has found here and nothing in them reaches (FUZZ_RUN=FuzzMask for one)
+	go run ./tools/fuzz -corpus -run '$(FUZZ_RUN)'
 
 .PHONY: lint
 lint: payload $(TESTCLUSTER) ## gofmt, go vet, golangci-lint, helm lint, ct lint, kubeconform

@@ -21,10 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
-// The fuzz targets compare the loader's C with Go's. Go's fuzzer counts no coverage of the C code and spends its time on minimizing unless told
-// otherwise:
-//
-//	go test ./loader -run '^$' -fuzz '^FuzzInflate$' -fuzzminimizetime 10x
+// The fuzz targets compare the loader's C with Go's, whose coverage it is that leads Go's fuzzer: it counts none of the C code.
 
 // outputLimit is OUTPUT_LIMIT of fuzz.c.
 const outputLimit = 8 << 20

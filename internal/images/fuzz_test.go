@@ -1,15 +1,24 @@
 package images
 
 import (
+	"archive/tar"
+	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
+	"strings"
 	"testing"
+
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 )
 
-// FuzzOpen feeds Open archives that somebody has tampered with. What it opens
-// must be complete: the size of each blob right, and each readable to its end
-// unless its digest is wrong.
+// FuzzOpen reads archives that somebody has tampered with.
 func FuzzOpen(f *testing.F) {
 	store := &Store{}
 	image := testImage(f, store, "", 600, "amd64", "arm64")
@@ -19,35 +28,148 @@ func FuzzOpen(f *testing.F) {
 	f.Add(gzipped(f, makeTar(f, layout...)))
 	f.Add(makeTar(f, dockerArchive(f, []string{"a:1"}, layer, gzipped(f, layer))...))
 	f.Add(makeTar(f, append(layout, file{name: "x", link: "index.json"})...))
+	f.Add(makeTar(f, append(layout, file{name: "x", link: "index.json", kind: tar.TypeLink}, file{name: "y/", kind: tar.TypeDir})...))
 	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, b []byte) {
-		path := filepath.Join(dir, "archive")
-		if err := os.WriteFile(path, b, 0o600); err != nil {
+	f.Fuzz(func(t *testing.T, b []byte) { checkArchive(t, dir, b) })
+}
+
+// FuzzDescribed reads archives whose descriptions of what is in them are arbitrary, and whose digests and checksums are right, so that what is
+// behind these checks is reached: in the texts, $config and $manifest stand for the digests of the texts config and manifest, $layer for that of
+// one byte, and a # at the end of each for the size.
+func FuzzDescribed(f *testing.F) {
+	const (
+		config   = `{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":["$layer"]}}`
+		manifest = `{"schemaVersion":2,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"$config","size":$config#},` +
+			`"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"$layer","size":$layer#}]}`
+		index = `{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"$manifest","size":$manifest#,` +
+			`"platform":{"os":"linux","architecture":"amd64"},"annotations":{"io.containerd.image.name":"docker.io/library/a:1"}}]}`
+		saved = `[{"Config":"blobs/sha256/$config","RepoTags":["a:1"],"Layers":["layer.tar"]}]`
+	)
+	f.Add(config, manifest, index, "")
+	f.Add(config, manifest, "", saved)
+	f.Add(config, manifest, index, strings.Replace(saved, "layer.tar", "blobs/sha256/$layer", 1))
+	f.Add(config, index, strings.Replace(index, "manifest.v1", "index.v1", 1), "")
+	f.Add(config, strings.Replace(manifest, `{"s`, `{"subject":{"digest":"$manifest"},"s`, 1), strings.Replace(index, "image.name", "x", 1), "")
+	f.Add(config, `{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"$absent","size":1,"platform":{"os":"linux","architecture":"arm64"}},`+
+		`{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"$config","size":$config#}]}`, strings.Replace(index, "manifest.v1", "index.v1", 1), "")
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, config, manifest, index, saved string) {
+		files := []file{{name: "oci-layout", data: []byte(`{"imageLayoutVersion":"1.0.0"}`)}, {name: "layer.tar", data: []byte("x")}}
+		// Some of the texts name files by digests without their algorithm.
+		replacements := []string{"blobs/sha256/$absent", "blobs/sha256/" + digest.FromString("absent").Encoded(), "$absent", digest.FromString("absent").String()}
+		settle := func(text string) []byte { return []byte(strings.NewReplacer(replacements...).Replace(text)) }
+		written := map[digest.Digest]bool{}
+		for _, blob := range []struct{ name, text string }{{"$layer", "x"}, {"$config", config}, {"$manifest", manifest}} {
+			data := settle(blob.text)
+			d := digest.FromBytes(data)
+			replacements = append(replacements, blob.name+"#", fmt.Sprint(len(data)), "blobs/sha256/"+blob.name, "blobs/sha256/"+d.Encoded(), blob.name, d.String())
+			if !written[d] {
+				written[d] = true
+				files = append(files, file{name: blobPath(d), data: data})
+			}
+		}
+		if index != "" {
+			files = append(files, file{name: "index.json", data: settle(index)})
+		}
+		if saved != "" {
+			files = append(files, file{name: "manifest.json", data: settle(saved)})
+		}
+		checkArchive(t, dir, makeTar(t, files...))
+	})
+}
+
+// checkArchive checks what Open makes of an archive: it is complete, the size of each blob right, and each that can be read to its end is what its
+// digest says. Written again and opened, it is the same. What OpenStream takes Open takes, and finds the same in it.
+func checkArchive(t *testing.T, dir string, b []byte) {
+	path := filepath.Join(dir, "archive")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	src, err := Open(t.Context(), path)
+	if err == nil {
+		defer src.Close()
+	}
+	store, storeErr := blobstore.OpenTemp(dir)
+	if storeErr != nil {
+		t.Fatal(storeErr)
+	}
+	defer store.Close()
+	streamed, streamErr := OpenStream(t.Context(), bytes.NewReader(b), store)
+	switch {
+	case streamErr == nil && err != nil:
+		t.Fatalf("a stream is taken that as a file is not: %v", err)
+	case streamErr == nil && !reflect.DeepEqual(streamed.Images(), src.Images()):
+		t.Errorf("as a stream it has the images\n%+v, as a file\n%+v", streamed.Images(), src.Images())
+	}
+	if err != nil {
+		return
+	}
+	if len(src.Images()) == 0 {
+		t.Fatal("a source without images")
+	}
+	sound := true
+	for _, image := range src.Images() {
+		nodes, err := graph(t.Context(), src, image.Descriptor)
+		if err != nil {
 			t.Fatal(err)
 		}
-		src, err := Open(t.Context(), path)
-		if err != nil {
-			return
-		}
-		defer src.Close()
-		if len(src.Images()) == 0 {
-			t.Fatal("a source without images")
-		}
-		for _, image := range src.Images() {
-			nodes, err := graph(t.Context(), src, image.Descriptor)
-			if err != nil {
-				t.Fatal(err)
+		for _, node := range nodes {
+			data, err := readBlob(t, src, node)
+			switch {
+			case err != nil:
+				sound = false
+			case int64(len(data)) != node.Size || node.Digest != node.Digest.Algorithm().FromBytes(data):
+				t.Errorf("%s with %d bytes is read as %d bytes with %s", node.Digest, node.Size, len(data), digest.FromBytes(data))
 			}
-			for _, node := range nodes {
-				rc, err := src.Fetch(t.Context(), node)
-				if err != nil {
-					t.Fatal(err)
+			if streamErr == nil {
+				if other, otherErr := readBlob(t, streamed, node); !bytes.Equal(other, data) || (err == nil) != (otherErr == nil) {
+					t.Errorf("%s is read from the stream as %d bytes, %v, from the file as %d bytes, %v", node.Digest, len(other), otherErr, len(data), err)
 				}
-				if n, err := io.Copy(io.Discard, rc); err == nil && n != node.Size {
-					t.Errorf("%s has %d bytes, want %d", node.Digest, n, node.Size)
-				}
-				rc.Close()
 			}
 		}
-	})
+	}
+	var again bytes.Buffer
+	if err := WriteArchive(t.Context(), &again, src, src.Images()...); err != nil {
+		return // names that no layout can have, digests that are wrong
+	}
+	if !sound {
+		t.Error("what cannot be read was written")
+	}
+	copied := filepath.Join(dir, "copy")
+	if err := os.WriteFile(copied, again.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read, err := Open(t.Context(), copied)
+	if err != nil {
+		t.Fatalf("what was written cannot be read: %v", err)
+	}
+	defer read.Close()
+	if got, want := imagesByName(read), imagesByName(src); !reflect.DeepEqual(got, want) {
+		t.Errorf("written and read again it has\n%v, want\n%v", got, want)
+	}
+}
+
+func readBlob(t *testing.T, src *Source, desc ocispec.Descriptor) ([]byte, error) {
+	t.Helper()
+	rc, err := src.Fetch(t.Context(), desc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rc.Close()
+	data, err := io.ReadAll(rc)
+	if err != nil {
+		return nil, err
+	}
+	return data, nil
+}
+
+// imagesByName are the images of a source that have a name, by that as it is written.
+func imagesByName(src *Source) map[string]ocispec.Descriptor {
+	found := map[string]ocispec.Descriptor{}
+	for _, image := range src.Images() {
+		if name, err := reference.ParseDockerRef(image.Reference); err == nil {
+			found[name.String()+" "+image.Descriptor.Digest.String()] = image.Descriptor
+		}
+	}
+	return found
 }

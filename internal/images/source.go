@@ -468,7 +468,7 @@ func (s *Source) leaveOutMissing(ctx context.Context, image *Image) error {
 		return nil
 	}
 	image.Omitted = platformsOf(missing)
-	if len(present) == 1 {
+	if len(present) == 1 && describes(present[0].MediaType) {
 		image.Descriptor = plain(present[0])
 		return nil
 	}

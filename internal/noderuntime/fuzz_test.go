@@ -4,9 +4,14 @@ import (
 	"encoding/base64"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/pelletier/go-toml/v2"
+	"gopkg.in/yaml.v2"
 )
 
 // A document is a random registries.yaml or hosts.toml with secrets in it, each another one, so that one that is shown is found.
@@ -230,11 +235,16 @@ func FuzzMask(f *testing.F) {
 		config.Address, config.Containerd = address, Containerd{Directories: []string{certsDir}, Hosts: map[string]string{"docker.io": hosts, d.host(): more}}
 		config.Mirrors = []string{d.host(), "!" + d.host()}
 		for _, document := range []string{before, after} {
-			wanted, err := Build(Inputs{Config: config, Registries: []byte(document), LookTLS: func(string) error { return ErrNotMounted }})
+			inputs := Inputs{Config: config, Registries: []byte(document), LookTLS: func(string) error { return ErrNotMounted }}
+			wanted, err := Build(inputs)
+			if again, errAgain := Build(inputs); !reflect.DeepEqual(wanted, again) || errorText(err) != errorText(errAgain) {
+				t.Errorf("built twice it is\n%+v, %v\nand\n%+v, %v", wanted, err, again, errAgain)
+			}
 			seen = append(seen, errorText(err))
 			if wanted == nil {
 				continue
 			}
+			checkWanted(t, []byte(document), wanted)
 			seen = append(seen, wanted.Warnings...)
 			for _, file := range wanted.Files {
 				seen = append(seen, Diff(file.Path, file.Kind, nil, file.Content), Diff(file.Path, file.Kind, []byte(before), file.Content))
@@ -252,21 +262,121 @@ func FuzzMask(f *testing.F) {
 	})
 }
 
-// FuzzParse feeds whatever comes to the parsers: they refuse, and do not panic.
+// FuzzParse feeds whatever comes to the parsers. What they take means to K3s' own reader what it meant before, in what they write, too; all comes
+// out the same each time; and no value is seen that stands where credentials do.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("mirrors: {x: {<<: *a}}"), []byte("[[a.b]]\nc = {d = [1]}"))
 	f.Add([]byte("? {a: b}\n: c\n? [d]\n: e\n~: f\n"), []byte("\"a\\u0062\" = 1\nab = 2"))
+	f.Add([]byte("mirrors:\n  docker.io:\n    endpoint: [\"https://a.example\"]\nconfigs:\n  a.example:\n    auth:\n      username: hunter0001\n      password: \"hunter0002\"\n"),
+		[]byte("server = \"https://a.example\"\n[host.\"https://b.example\"]\n  [host.\"https://b.example\".header]\n    Authorization = [\"hunter0003\"]\n"))
+	f.Add([]byte("configs: {a: {auth: {auth: aHVudGVyMDAwMTpodW50ZXIwMDAy, pasword: hunter0004}}}"), []byte("[header]\nx-a = 'hunter0005'\nhunter0006 = 1"))
 	f.Fuzz(func(t *testing.T, y, m []byte) {
-		for _, kind := range []Kind{KindRegistries, KindHosts, KindCA} {
-			Diff("f", kind, y, m)
-			Diff("f", kind, nil, m)
+		var shown []string
+		for _, kind := range []Kind{KindRegistries, KindHosts, KindRegistriesConf, KindCA} {
+			if Diff("f", kind, y, y) != "" {
+				t.Errorf("%s differs from itself", kind)
+			}
+			for _, pair := range [][2][]byte{{y, m}, {nil, y}, {nil, m}, {m, nil}} {
+				diff := Diff("f", kind, pair[0], pair[1])
+				if again := Diff("f", kind, pair[0], pair[1]); again != diff {
+					t.Errorf("a difference is shown in two ways:\n%s\n%s", diff, again)
+				}
+				shown = append(shown, diff)
+			}
 		}
 		config := k3sConfig()
 		config.Directories = append(config.Directories, certsDir)
 		config.Containerd = Containerd{Directories: []string{certsDir}, Hosts: map[string]string{"docker.io": string(m)}}
-		if wanted, err := Build(Inputs{Config: config, Registries: y}); err == nil && len(wanted.Files) == 0 {
-			t.Error("nothing is wanted")
+		inputs := Inputs{Config: config, Registries: y}
+		wanted, err := Build(inputs)
+		again, errAgain := Build(inputs)
+		if !reflect.DeepEqual(wanted, again) || errorText(err) != errorText(errAgain) {
+			t.Errorf("built twice it is\n%+v, %v\nand\n%+v, %v", wanted, err, again, errAgain)
+		}
+		shown = append(shown, errorText(err))
+		if err == nil {
+			shown = append(shown, wanted.Warnings...)
+			checkWanted(t, y, wanted)
 		}
 		Embedded(append([]byte(generatedMarks[0]+"\n"), m...))
+		text := strings.Join(shown, "\n")
+		for _, secret := range append(authIn(y), headersIn(m)...) {
+			if strings.Count(string(y)+"\n"+string(m), secret) == 1 && strings.Contains(text, secret) {
+				t.Errorf("%s is seen in\n%s", secret, text)
+			}
+		}
 	})
+}
+
+// checkWanted checks what Build makes of a registries.yaml.
+func checkWanted(t *testing.T, registriesYAML []byte, wanted *Wanted) {
+	t.Helper()
+	before, err := readAsK3s(registriesYAML)
+	if err != nil {
+		t.Errorf("K3s does not read what was taken: %v", err)
+	}
+	found := false
+	for _, file := range wanted.Files {
+		switch file.Kind {
+		case KindRegistries:
+			found = true
+			if after, err := readAsK3s(append([]byte("# a mark\n"), file.Content...)); err != nil || !reflect.DeepEqual(before, after) {
+				t.Errorf("K3s reads\n%+v, %v\nwhere it was given\n%+v", after, err, before)
+			}
+		case KindHosts:
+			if _, err := parseTOML(file.Content); err != nil {
+				t.Errorf("%s: %v\n%s", file.Path, err, file.Content)
+			}
+		}
+	}
+	if !found {
+		t.Error("registries.yaml was taken, and is not written")
+	}
+}
+
+// likeSecret is a word that no text of ours has in it. Others may be seen by chance.
+var likeSecret = regexp.MustCompile(`^[a-z]{4,}[0-9]{4,}[A-Za-z0-9]*$`)
+
+// authIn are the values below configs.HOST.auth of a document that aliases nothing.
+func authIn(document []byte) (secrets []string) {
+	var doc struct {
+		Configs map[string]struct{ Auth map[string]string }
+	}
+	if strings.ContainsAny(string(document), "*&") || yaml.Unmarshal(document, &doc) != nil {
+		return nil
+	}
+	for _, config := range doc.Configs {
+		for _, value := range config.Auth {
+			if likeSecret.MatchString(value) {
+				secrets = append(secrets, value)
+			}
+		}
+	}
+	return secrets
+}
+
+// headersIn are the values of headers.
+func headersIn(document []byte) (secrets []string) {
+	var doc struct {
+		Header map[string]any
+		Host   map[string]struct{ Header map[string]any }
+	}
+	if toml.Unmarshal(document, &doc) != nil {
+		return nil
+	}
+	add := func(header map[string]any) {
+		for _, value := range header {
+			list, _ := value.([]any)
+			for _, value := range append(list, value) {
+				if text, _ := value.(string); likeSecret.MatchString(text) {
+					secrets = append(secrets, text)
+				}
+			}
+		}
+	}
+	add(doc.Header)
+	for _, host := range doc.Host {
+		add(host.Header)
+	}
+	return secrets
 }

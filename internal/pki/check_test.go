@@ -16,6 +16,7 @@ import (
 	"math/big"
 	"net"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -429,8 +430,8 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// Whatever is in the files, reading and checking them ends, and what is accepted is
-// what TLS takes.
+// FuzzFiles: whatever is in the files, what is accepted is what crypto/tls takes, x509 believes and Requirement asks for; what is read
+// means the same when it is written again; and no error quotes a key.
 func FuzzFiles(f *testing.F) {
 	root := newCA(f, nil, "root")
 	middle := newCA(f, root, "middle")
@@ -447,6 +448,11 @@ func FuzzFiles(f *testing.F) {
 		if (err == nil) != (len(chain) != 0) {
 			t.Errorf("%d certificates and error %v", len(chain), err)
 		}
+		if err == nil {
+			if again, err := pki.ParseChain(chainPEM(chain...)); err != nil || !slices.EqualFunc(again, chain, (*x509.Certificate).Equal) {
+				t.Errorf("a chain that was read cannot be read back: %v", err)
+			}
+		}
 		bundle, err := pki.ParseBundle(authorities)
 		if (err == nil) == bundle.Empty() {
 			t.Errorf("%q and error %v", bundle.Fingerprints(), err)
@@ -454,11 +460,51 @@ func FuzzFiles(f *testing.F) {
 		if again, err := pki.ParseBundle(bundle.PEM()); !bundle.Empty() && (err != nil || !again.Equal(bundle)) {
 			t.Errorf("what was read cannot be read back: %v", err)
 		}
+		for _, authority := range bundle.Certificates() {
+			if !authority.IsCA {
+				t.Errorf("%q is taken for an authority", authority.Subject)
+			}
+		}
 		pki.AuthorityRenewal(pair, 0, now)
-		if pki.Check(pair, bundle, serverRequirement, now) == nil {
-			if _, err := tls.X509KeyPair(certificate, key); err != nil {
-				t.Errorf("TLS does not take what is good: %v", err)
+		err = pki.Check(pair, bundle, serverRequirement, now)
+		if err != nil {
+			for line := range bytes.Lines(key) {
+				line = bytes.TrimSpace(line)
+				if base64Line.Match(line) && strings.Contains(err.Error(), string(line)) && !strings.Contains(quotable(slices.Concat(chain, bundle.Certificates())), string(line)) {
+					t.Errorf("the key is quoted: %v", err)
+				}
+			}
+			return
+		}
+		if _, err := tls.X509KeyPair(certificate, key); err != nil {
+			t.Errorf("TLS does not take what is good: %v", err)
+		}
+		options := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: serverRequirement.Usages}
+		for _, authority := range bundle.Certificates() {
+			options.Roots.AddCert(authority)
+		}
+		for _, intermediate := range chain[1:] {
+			options.Intermediates.AddCert(intermediate)
+		}
+		if _, err := chain[0].Verify(options); err != nil {
+			t.Errorf("x509 does not believe what is good: %v", err)
+		}
+		for _, name := range serverRequirement.DNSNames {
+			if err := chain[0].VerifyHostname(name); err != nil {
+				t.Errorf("what is good is not for %s: %v", name, err)
 			}
 		}
 	})
+}
+
+// base64Line is a line as keys have them, and longer than any word of an error.
+var base64Line = regexp.MustCompile(`^[A-Za-z0-9+/]{18,}={0,2}$`)
+
+// quotable is what errors may quote of certificates.
+func quotable(certs []*x509.Certificate) string {
+	var b strings.Builder
+	for _, c := range certs {
+		fmt.Fprintln(&b, c.Subject, c.Issuer, c.DNSNames)
+	}
+	return b.String()
 }

@@ -3,76 +3,336 @@ package proxy
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
-	"strings"
+	"reflect"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-// FuzzConnection sends arbitrary bytes to the front, TLS or not. Whatever they are, the registry gets only GET and HEAD
-// requests without bodies and credentials, and the client only well-formed answers.
+// sight is a request as the registry was sent it.
+type sight struct {
+	method, path, query, host string
+	header                    http.Header
+	body                      bool
+}
+
+// FuzzConnection sends arbitrary bytes to the proxy, in plain HTTP and inside of TLS. The model is net/http's own reader: the registry gets the
+// GET and HEAD requests without a body that it finds in these bytes, in their order, and no other; without credentials and without what concerns one
+// connection, and otherwise as they were. The client gets well-formed answers, of which as many are the registry's as it has seen requests.
 func FuzzConnection(f *testing.F) {
 	for _, seed := range []string{
 		"GET /v2/ HTTP/1.1\r\nHost: a\r\n\r\n",
 		"HEAD /v2/a/manifests/latest HTTP/1.1\r\nHost: a\r\nAccept: a/b\r\nAuthorization: Basic eDp5\r\nConnection: accept\r\n\r\nGET / HTTP/1.0\r\n\r\n",
 		"GET http://b/%2f?%0a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
-		"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabcGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+		"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabcGET /b HTTP/1.1\r\nHost: a\r\n\r\n",
+		"PUT / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\nGET /b HTTP/1.1\r\nHost: a\r\nX-Forwarded-Proto: ftp\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 28\r\n\r\nGET /b HTTP/1.1\r\nHost: a\r\n\r\n",
 		"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03",
 		"\x16GET / HTTP/1.1\r\nHost: a\r\n\r\n",
 		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 	} {
 		f.Add([]byte(seed))
 	}
-	var wrong atomic.Pointer[string]
-	registry := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		complain := func(what string) { wrong.Store(&what) }
-		switch {
-		case r.Method != http.MethodGet && r.Method != http.MethodHead:
-			complain("method " + r.Method)
-		case r.ContentLength != 0 || len(r.TransferEncoding) > 0:
-			complain("a body")
-		case r.Header.Get("Authorization") != "" || r.Header.Get("Cookie") != "" || r.Header.Get("Proxy-Authorization") != "":
-			complain("credentials")
-		case len(r.Header.Values("X-Forwarded-Proto")) != 1:
-			complain("X-Forwarded-Proto " + strings.Join(r.Header.Values("X-Forwarded-Proto"), ","))
-		}
-		_, _ = io.WriteString(w, "answer")
-	})
-	soon := 20 * time.Millisecond
-	var addresses []string
-	for _, serveTLS := range []bool{true, false} {
-		fixture := start(f, registry, func(p *Proxy) {
-			p.config.ServeTLS = serveTLS
+	type side struct {
+		scheme  string
+		fixture *fixture
+		mu      sync.Mutex
+		seen    []sight
+	}
+	soon := 20 * time.Millisecond // what the fuzzer waits for where a request is not whole
+	var sides []*side
+	for _, scheme := range []string{"http", "https"} {
+		s := &side{scheme: scheme}
+		s.fixture = start(f, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			s.mu.Lock()
+			s.seen = append(s.seen, sight{r.Method, r.URL.Path, r.URL.RawQuery, r.Host, r.Header, r.ContentLength != 0 || len(r.TransferEncoding) > 0})
+			s.mu.Unlock()
+			w.Header().Set("Content-Length", "6")
+			_, _ = io.WriteString(w, "answer")
+		}), func(p *Proxy) {
+			p.config.ServeTLS = scheme == "https"
 			p.limits.readHeader, p.limits.read, p.limits.idle = soon, soon, soon
 		})
-		addresses = append(addresses, fixture.address())
+		sides = append(sides, s)
 	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(sides[1].fixture.ca.PEM)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, address := range addresses {
-			c, err := net.Dial("tcp", address)
-			if err != nil {
-				t.Fatal(err)
+		want := requestsIn(data)
+		var both sync.WaitGroup
+		for _, s := range sides {
+			both.Go(func() {
+				s.mu.Lock()
+				s.seen = nil
+				s.mu.Unlock()
+				c, err := net.Dial("tcp", s.fixture.address())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer c.Close()
+				if s.scheme == "https" {
+					secure := tls.Client(c, &tls.Config{ServerName: "localhost", RootCAs: roots})
+					if secure.Handshake() != nil {
+						return // a busy machine: the time for it was over
+					}
+					c = secure
+				}
+				_ = c.SetDeadline(time.Now().Add(longest))
+				go func() { _, _ = c.Write(data) }()
+				got, err := io.ReadAll(c)
+				var timeout net.Error
+				if errors.As(err, &timeout) && timeout.Timeout() {
+					t.Errorf("%s: the connection was left open", s.scheme)
+				}
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				if s.scheme == "http" && len(data) > 0 && data[0] == recordHandshake {
+					if len(got) > 0 && string(got) != plainRefusal || len(s.seen) > 0 {
+						t.Errorf("a ClientHello is answered with %q, and the registry sees %v", got, s.seen)
+					}
+					return
+				}
+				if err := checkSeen(s.seen, want, s.scheme, s.fixture.proxy.upstream.authority); err != nil {
+					t.Errorf("%s: %v", s.scheme, err)
+				}
+				answered, err := answersIn(got, want)
+				if err != nil {
+					t.Errorf("%s: the client was sent %q: %v", s.scheme, got, err)
+				} else if answered > len(s.seen) {
+					t.Errorf("%s: the client was sent %d answers of the registry, which has seen %d requests: %q", s.scheme, answered, len(s.seen), got)
+				}
+			})
+		}
+		both.Wait()
+	})
+}
+
+// requestsIn are the requests that net/http reads from a connection's bytes, up to the first that it cannot read.
+func requestsIn(data []byte) (requests []*http.Request) {
+	for reader := bufio.NewReader(bytes.NewReader(data)); ; {
+		r, err := http.ReadRequest(reader)
+		if err != nil {
+			return requests
+		}
+		requests = append(requests, r)
+		if _, err := io.Copy(io.Discard, r.Body); err != nil {
+			return requests
+		}
+	}
+}
+
+// checkSeen compares what the registry has seen with the requests of a client, some of which it may not have seen: the connection ended before.
+func checkSeen(got []sight, requests []*http.Request, scheme, registry string) error {
+	for _, r := range requests {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			continue
+		}
+		if len(got) == 0 {
+			return nil
+		}
+		if r.ContentLength != 0 || len(r.TransferEncoding) > 0 {
+			break // refused, and the connection with it
+		}
+		g := got[0]
+		got = got[1:]
+		header := r.Header.Clone()
+		for name := range header {
+			if dropFromRequest[name] {
+				delete(header, name)
 			}
-			_ = c.SetDeadline(time.Now().Add(longest))
-			go func() { _, _ = c.Write(data) }()
-			got, err := io.ReadAll(c)
-			_ = c.Close()
-			var timeout net.Error
-			if errors.As(err, &timeout) && timeout.Timeout() {
-				t.Error("the connection was left open")
-			}
-			if what := wrong.Swap(nil); what != nil {
-				t.Errorf("the registry was sent %s", *what)
-			}
-			if len(got) > 0 && got[0] != 0x15 && !bytes.HasPrefix(got, []byte("HTTP/1.")) { // 0x15: a TLS alert
-				t.Errorf("the client was sent %q", got)
+		}
+		dropNamed(header, r.Header)
+		header.Set("X-Forwarded-Proto", scheme)
+		want := sight{r.Method, r.URL.Path, r.URL.RawQuery, r.Host, header, false}
+		if want.path == "" {
+			want.path = "/" // as RFC 9112 has it, section 3.2.1
+		}
+		if want.host == "" {
+			want.host = registry // of a client that names none, as in HTTP/1.0
+		}
+		if !reflect.DeepEqual(g, want) {
+			return fmt.Errorf("the registry was sent\n%+v, want\n%+v", g, want)
+		}
+	}
+	if len(got) > 0 {
+		return fmt.Errorf("the registry was sent what the client did not ask for: %+v", got)
+	}
+	return nil
+}
+
+// answersIn reads the answers to these requests, and counts those that are the registry's. The last may be cut off.
+func answersIn(data []byte, requests []*http.Request) (answered int, err error) {
+	reader := bufio.NewReader(bytes.NewReader(data))
+	for i := 0; ; {
+		if _, err := reader.Peek(1); err != nil {
+			return answered, nil
+		}
+		var request *http.Request // GET
+		if i < len(requests) {
+			request = requests[i]
+		}
+		response, err := http.ReadResponse(reader, request)
+		if err != nil {
+			return answered, err
+		}
+		if response.StatusCode < 200 {
+			continue
+		}
+		i++
+		body, err := io.ReadAll(response.Body)
+		switch {
+		case err != nil:
+			return answered, err
+		case response.StatusCode == http.StatusOK && response.Request != nil && response.Request.Method == http.MethodHead && len(body) == 0:
+		case response.StatusCode == http.StatusOK && string(body) == "answer":
+		case response.StatusCode >= 400 && response.Close:
+			return answered, nil // net/http's own refusals have a body even where HEAD was asked
+		case response.StatusCode >= 400:
+			continue
+		default:
+			return answered, fmt.Errorf("%s with %q", response.Status, body)
+		}
+		answered++
+	}
+}
+
+// given is a connection whose client has sent all that it will; it comes in pieces.
+type given struct {
+	net.Conn // nil: what is not below is not for the front to call
+	data     []byte
+	piece    int
+	sent     bytes.Buffer // to the client
+}
+
+func (c *given) Read(p []byte) (int, error) {
+	if len(c.data) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p[:min(len(p), c.piece)], c.data)
+	c.data = c.data[n:]
+	return n, nil
+}
+
+func (c *given) Write(p []byte) (int, error)      { return c.sent.Write(p) }
+func (c *given) Close() error                     { return nil }
+func (c *given) LocalAddr() net.Addr              { return &net.TCPAddr{} }
+func (c *given) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+func (c *given) SetDeadline(time.Time) error      { return nil }
+func (c *given) SetReadDeadline(time.Time) error  { return nil }
+func (c *given) SetWriteDeadline(time.Time) error { return nil }
+
+// handshake is what came of reading a connection as TLS.
+type handshake struct {
+	hello, err string
+	sent       []byte // all of it where it is an alert alone, else the head of the first record: the rest is random
+}
+
+// FuzzSniff gives the front a connection's first bytes, in pieces of any size and to buffers of any size, and compares with a model of three
+// lines: TLS begins with 0x16 and nothing else does; what is not TLS is read as it was sent, and answers go out as they are written; what is
+// TLS is what crypto/tls makes of these bytes when nobody has looked at them before, or the refusal and nothing else where TLS is not served.
+func FuzzSniff(f *testing.F) {
+	ca := tlsfilestest.NewCA(f, "ca")
+	dir := f.TempDir()
+	tlsfilestest.WriteSecret(f, dir, ca.Files(f, organization, loopback))
+	proxy, err := New(Config{Listen: []string{"127.0.0.1:0"}, Registry: registryName + ":443", Source: openSource(f, dir), Logger: quiet, Getenv: environment{}.get})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, versions := range [][2]uint16{{tls.VersionTLS13, tls.VersionTLS13}, {tls.VersionTLS12, tls.VersionTLS12}, {tls.VersionTLS10, tls.VersionTLS11}} {
+		for _, name := range []string{"localhost", ""} {
+			hello := &given{piece: 1}
+			_ = tls.Client(hello, &tls.Config{ServerName: name, InsecureSkipVerify: true, MinVersion: versions[0], MaxVersion: versions[1], NextProtos: []string{"h2", "http/1.1"}}).Handshake()
+			f.Add(hello.sent.Bytes(), uint8(200), uint8(200))
+			f.Add(hello.sent.Bytes(), uint8(0), uint8(0))
+		}
+	}
+	f.Add([]byte("GET /v2/ HTTP/1.1\r\nHost: a\r\n\r\n"), uint8(2), uint8(6))
+	f.Add([]byte("\x16"), uint8(0), uint8(0))
+	f.Add([]byte("\x15\x03\x01\x00\x02\x02\x28"), uint8(0), uint8(0))
+	f.Add([]byte("\x80\x2e\x01\x03\x01"), uint8(0), uint8(0)) // SSL 2.0
+	f.Add([]byte{}, uint8(0), uint8(0))
+
+	served := tlsfiles.ServerConfig(proxy.config.Source, clientCertificates)
+	read := func(c net.Conn, under *given, hello *string, buffer []byte) (h handshake) {
+		n, err := c.Read(buffer)
+		h = handshake{hello: *hello, err: fmt.Sprint(n, err), sent: bytes.Clone(under.sent.Bytes())}
+		if len(h.sent) > 0 && h.sent[0] != 0x15 {
+			h.sent = h.sent[:5]
+		}
+		return h
+	}
+	var hello string // of the last handshake
+	noting := served.Clone()
+	noting.GetConfigForClient = func(info *tls.ClientHelloInfo) (*tls.Config, error) {
+		hello = fmt.Sprintf("%q %v %v %v %v %v %v %v", info.ServerName, info.CipherSuites, info.SupportedCurves, info.SupportedPoints, info.SignatureSchemes,
+			info.SupportedProtos, info.SupportedVersions, info.Extensions)
+		if served.GetConfigForClient != nil {
+			return served.GetConfigForClient(info)
+		}
+		return nil, nil
+	}
+	f.Fuzz(func(t *testing.T, data []byte, piece, size uint8) {
+		under := func() *given { return &given{data: data, piece: 1 + int(piece)} }
+		buffer := make([]byte, 1+int(size))
+		const reply = "an answer in plain text"
+		for _, config := range []*tls.Config{nil, noting} {
+			tcp := under()
+			c := &clientConn{Conn: tcp, front: &front{proxy: proxy, tls: config}}
+			switch {
+			case len(data) == 0 || data[0] != 0x16:
+				got, err := io.ReadAll(onlyReader{c, buffer})
+				if err != nil || !bytes.Equal(got, data) {
+					t.Errorf("plain text %q is read as %q, %v", data, got, err)
+				}
+				if _, err := io.WriteString(c, reply); err != nil || tcp.sent.String() != reply || c.tls.Load() != nil {
+					t.Errorf("an answer in plain text goes out as %q, %v", tcp.sent.String(), err)
+				}
+			case config == nil:
+				refused := proxy.metrics.tlsRefused.Get()
+				n, err := c.Read(buffer)
+				if n != 0 || !errors.Is(err, io.EOF) || tcp.sent.String() != plainRefusal || proxy.metrics.tlsRefused.Get() != refused+1 {
+					t.Errorf("a ClientHello is read as %d bytes, %v, and answered with %q", n, err, tcp.sent.String())
+				}
+			default:
+				hello = ""
+				got := read(c, tcp, &hello, buffer)
+				direct := under()
+				hello = ""
+				want := read(tls.Server(direct, noting), direct, &hello, buffer)
+				if !reflect.DeepEqual(got, want) {
+					t.Errorf("TLS comes out as\n%+v, want\n%+v", got, want)
+				}
+				if _, err := io.WriteString(c, reply); err == nil || bytes.Contains(tcp.sent.Bytes(), []byte(reply)) {
+					t.Errorf("without a handshake an answer goes out as %q, %v", tcp.sent.Bytes(), err)
+				}
 			}
 		}
 	})
+}
+
+// onlyReader reads with a buffer of its own.
+type onlyReader struct {
+	io.Reader
+	buffer []byte
+}
+
+func (r onlyReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(r.buffer[:min(len(r.buffer), len(p))])
+	return copy(p, r.buffer[:n]), err
 }
 
 // FuzzAnswer lets the registry answer with arbitrary bytes. If the client takes the answer for complete, then it is the
@@ -115,6 +375,14 @@ func FuzzAnswer(f *testing.F) {
 			wantBody, err := io.ReadAll(want.Body)
 			if err != nil || response.StatusCode != want.StatusCode || !bytes.Equal(body, wantBody) {
 				t.Fatalf("the client got %s with %q, the registry sent %s with %q, %v", response.Status, body, want.Status, wantBody, err)
+			}
+			dropNamed(want.Header, want.Header)
+			for _, name := range append([]string{"Content-Length", "Date"}, hopByHop...) { // net/http writes these as they are for this connection
+				delete(want.Header, name)
+				delete(response.Header, name)
+			}
+			if !maps.EqualFunc(response.Header, want.Header, slices.Equal) {
+				t.Fatalf("the client got the header %q, the registry sent %q", response.Header, want.Header)
 			}
 			return
 		}

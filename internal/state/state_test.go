@@ -1,11 +1,14 @@
 package state_test
 
 import (
+	"bytes"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -98,23 +101,55 @@ func TestSettingsAreTheSameWhoeverDecidedThem(t *testing.T) {
 	}
 }
 
+// FuzzDecode: whatever is in the Secret, what is decoded keeps the rules below, and means the same when it is written
+// again and read back; and that is a fixed point.
 func FuzzDecode(f *testing.F) {
-	data, err := state.Encode(state.State{Phase: state.PhasePrepared, Desired: settings()})
-	if err != nil {
-		f.Fatal(err)
+	current := settings()
+	full := state.State{
+		Phase: state.PhaseReady, Desired: settings(), Current: &current, Nodes: []string{"a", "b"},
+		HookImage: &state.HookImage{Reference: "zarf-registry/init-hook:1", Architecture: "arm64"},
+		Rotation:  &state.Rotation{Phase: state.RotationTrust}, PushSecret: "mine", UpdatedBy: "1.0.0", UpdatedAt: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	}
-	f.Add(data)
+	for _, s := range []state.State{{Phase: state.PhasePrepared, Desired: settings()}, full} {
+		data, err := state.Encode(s)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+		f.Add(bytes.Replace(data, []byte(`"version": 1`), []byte(`"version": 2`), 1))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := state.Decode(data)
 		if err != nil {
+			if !reflect.DeepEqual(s, state.State{}) {
+				t.Errorf("a state and an error: %+v, %v", s, err)
+			}
 			return
+		}
+		if s.Version != state.Version {
+			t.Errorf("version %d was decoded", s.Version)
+		}
+		if s.Phase == state.PhaseReady && s.Current == nil || s.Phase != state.PhaseReady && s.Phase != state.PhasePrepared {
+			t.Errorf("phase %q was decoded, with %+v as current", s.Phase, s.Current)
+		}
+		for _, way := range []*state.Settings{&s.Desired, s.Current} {
+			if way != nil && (way.Address == "" || way.Mode != state.ModeExternal && (way.Port < 1 || way.Port > 65535)) {
+				t.Errorf("settings were decoded that nobody can reach: %+v", way)
+			}
 		}
 		again, err := state.Encode(s)
 		if err != nil {
 			t.Fatalf("decoded but cannot be encoded: %v", err)
 		}
-		if _, err := state.Decode(again); err != nil {
+		read, err := state.Decode(again)
+		if err != nil {
 			t.Fatalf("encoded but cannot be decoded: %v", err)
+		}
+		if diff := cmp.Diff(s, read, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("read back it differs (-before +after):\n%s", diff)
+		}
+		if third, err := state.Encode(read); err != nil || !bytes.Equal(third, again) {
+			t.Errorf("written twice it is\n%s\nand\n%s\n%v", again, third, err)
 		}
 	})
 }
