@@ -152,6 +152,9 @@ e2e-long: e2e ## The same with what make e2e shortens: a switch killed at all of
 bench: ## The proxy beside a plain reverse proxy, in one process and in processes of their own
 	go test -run '^$$' -bench . -benchmem ./internal/proxy
 	go test -run '^$$' -bench Process -benchtime 1x -v ./cmd/registry-node
+	$(MAKE) --no-print-directory bench-registry
+	$(MAKE) --no-print-directory bench-scale
+	go run ./bench/report bench
 
 .PHONY: bench-registry
 bench-registry: build ## The registry beside plain distribution: pushes, pulls, small requests (BENCH_FLAGS="-n 1")

@@ -1,5 +1,7 @@
 package main
 
+// The targets of bench/registry and bench/scale.
+
 import "github.com/zarf-dev/zarf-registry/bench/internal/results"
 
 // besideDistribution is how much less, or more, of anything our front may make of
@@ -22,4 +24,24 @@ func registryTargets() (targets []target) {
 	add("small requests", more, atLeastTimesOf, 1-besideDistribution, "Small requests", "requests")
 	add("CPU of a small request", less, timesOf, 1+besideDistribution, "Small requests", "CPU per request")
 	return targets
+}
+
+const (
+	// registryLimit is registry.resources.limits.memory of the chart, and hookLimit
+	// initHook.resources.limits.memory, in MB.
+	registryLimit = (1 << 30) / 1e6
+	hookLimit     = (512 << 20) / 1e6
+)
+
+func scaleTargets() []target {
+	const same, different, herd, prepare = "Pulls of the same image", "Pulls of different images", "Thundering herd", "prepare, by nodes in the cluster"
+	return []target{
+		{what: "1000 nodes pull the same image: failed pulls", want: "0", met: atMost(0), benchmark: "scale", table: same, subject: "1000 nodes", measure: "failed pulls"},
+		{what: "1000 nodes pull different images: failed pulls", want: "0", met: atMost(0), benchmark: "scale", table: different, subject: "1000 nodes", measure: "failed pulls"},
+		{what: "herd of 1000 nodes: failed pulls", want: "0", met: atMost(0), benchmark: "scale", table: herd, subject: "1000 nodes, 3 MB", measure: "failed pulls"},
+		{what: "herd of 1000 nodes: the registry's memory", want: "≤ half of the chart's limit of 1 GiB", met: atMost(registryLimit / 2), benchmark: "scale", table: herd, subject: "1000 nodes, 3 MB", measure: "memory"},
+		{what: "herd of 10 nodes and 500 MB: bytes sent for each of the image and node", want: "≤ 1.01", met: atMost(1.01), benchmark: "scale", table: herd, subject: "10 nodes, 500 MB", measure: "sent per byte of image and node"},
+		{what: "herd of 10 nodes and 500 MB: Jain's index of fairness", want: "≥ 0.95", met: atLeast(0.95), benchmark: "scale", table: herd, subject: "10 nodes, 500 MB", measure: "Jain's index"},
+		{what: "prepare in a cluster of 5000 nodes: memory", want: "≤ the chart's limit of 512 MiB", met: atMost(hookLimit), benchmark: "scale", table: prepare, subject: "cluster of 5000 nodes", measure: "memory"},
+	}
 }

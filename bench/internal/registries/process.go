@@ -147,8 +147,10 @@ func (p *Process) CPU() (float64, error) {
 
 // PeakMemory is the most that the process has had resident since its start or
 // ResetPeak, in bytes, its program included.
-func (p *Process) PeakMemory() (int64, error) {
-	path := fmt.Sprintf("/proc/%d/status", p.command.Process.Pid)
+func (p *Process) PeakMemory() (int64, error) { return peak(p.command.Process.Pid) }
+
+func peak(pid int) (int64, error) {
+	path := fmt.Sprintf("/proc/%d/status", pid)
 	status, err := os.ReadFile(path)
 	if err != nil {
 		return 0, err
@@ -162,14 +164,26 @@ func (p *Process) PeakMemory() (int64, error) {
 	return 0, fmt.Errorf("%s has no VmHWM", path)
 }
 
+// watchInterval is how often WatchPeak looks: the kernel keeps the peak, so that only what
+// a process takes in its last moment is missed.
+const watchInterval = 5 * time.Millisecond
+
+// WatchPeak looks at a process until it has ended, and returns the most that it had
+// resident, in bytes. What the kernel tells its parent then begins with the parent's own.
+func WatchPeak(pid int, ended <-chan struct{}) (most int64) {
+	for {
+		if now, err := peak(pid); err == nil {
+			most = max(most, now)
+		}
+		select {
+		case <-ended:
+			return most
+		case <-time.After(watchInterval):
+		}
+	}
+}
+
 // ResetPeak begins a new peak at what the process has now.
 func (p *Process) ResetPeak() error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.command.Process.Pid), []byte("5"), 0)
-}
-
-// Descriptors is how many files the process has open: its connections, and the blobs
-// that it sends.
-func (p *Process) Descriptors() (int, error) {
-	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.command.Process.Pid))
-	return len(open), err
 }

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
+	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
+	"github.com/zarf-dev/zarf-registry/internal/kube"
+)
+
+// Our registry and init-hook are the test program itself, the latter in the least that
+// reads nodes and says so: what it needs to be is built from other programs.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "serve":
+			os.Exit(root.Run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+		case "prepare":
+			if err := readNodes(os.Args[2:]); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			return
+		}
+	}
+	os.Exit(m.Run())
+}
+
+func readNodes(args []string) error {
+	kubeconfig, _ := strings.CutPrefix(args[0], "--kubeconfig=")
+	_, client, err := kube.Connect(kube.Access{Kubeconfig: kubeconfig})
+	if err != nil {
+		return err
+	}
+	nodes, err := client.CoreV1().Nodes().List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("found %d nodes\n", len(nodes.Items))
+	return nil
+}
+
+func memory(t *testing.T) string {
+	t.Helper()
+	dir, err := registries.StorageDir("", "bench-scale-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, written := memory(t), t.TempDir()
+	args := []string{"-n", "2", "-registry", self, "-init-hook", self, "-dir", dir, "-write", written,
+		"-nodes", "1,7", "-pulls", "14", "-image", "30000", "-herds", "5x1", "-clusters", "3,1100"}
+	if err := bench(t.Context(), args, new(bytes.Buffer)); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	r, err := results.Read(written)
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := func(table, subject, what string) float64 {
+		m := r.Find(table, subject, what)
+		if m == nil || len(m.Runs) != 2 {
+			t.Errorf("%s, %s, %s: %+v, want two values", table, subject, what, m)
+			return math.NaN()
+		}
+		median, _, _ := m.Spread()
+		return median
+	}
+	for _, table := range []string{tableSame, tableDifferent} {
+		for _, nodes := range []string{"1 node", "7 nodes"} {
+			if failed := value(table, nodes, "failed pulls"); failed != 0 {
+				t.Errorf("%s, %s: %v pulls failed", table, nodes, failed)
+			}
+			for _, what := range []string{"throughput", "an image, p50", "an image, p99", "CPU per GiB", "memory", "connections"} {
+				if value(table, nodes, what) <= 0 {
+					t.Errorf("%s, %s: there is no %s", table, nodes, what)
+				}
+			}
+		}
+	}
+	const herd = "5 nodes, 1 MB"
+	if factor := value(tableHerd, herd, "sent per byte of image and node"); factor < 1 || factor > 1.1 {
+		t.Errorf("the herd was sent %v times the image for each node", factor)
+	}
+	if first, last := value(tableHerd, herd, "first done"), value(tableHerd, herd, "last done"); first <= 0 || last < first {
+		t.Errorf("the first was done after %v s, the last after %v s", first, last)
+	}
+	if requests := value(tablePrepare, "cluster of 3 nodes", "requests"); requests != 1 {
+		t.Errorf("%v requests for 3 nodes", requests)
+	}
+	if requests := value(tablePrepare, "cluster of 1100 nodes", "requests"); requests != 3 {
+		t.Errorf("%v requests for 1100 nodes, want as many as there are pages", requests)
+	}
+	if read := value(tablePrepare, "cluster of 1100 nodes", "read"); read < 1100*0.005 {
+		t.Errorf("%v MB were read of 1100 nodes", read)
+	}
+}
+
+func TestTheHookWorksOnTheCluster(t *testing.T) {
+	c := newCluster(2)
+	server := httptest.NewServer(c)
+	defer server.Close()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n", server.URL)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, client, err := kube.Connect(kube.Access{Kubeconfig: file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, maps := t.Context(), client.CoreV1().ConfigMaps("zarf")
+	if _, err := maps.Get(ctx, "a", metav1.GetOptions{}); err == nil {
+		t.Error("what is not there was found")
+	}
+	made, err := maps.Create(ctx, configMap("a", "x"), metav1.CreateOptions{})
+	if err != nil || made.ResourceVersion == "" {
+		t.Fatalf("%v, %v", made, err)
+	}
+	if _, err := maps.Create(ctx, configMap("a", "x"), metav1.CreateOptions{}); err == nil {
+		t.Error("it was made twice")
+	}
+	if _, err := maps.Create(ctx, configMap("tried", "x"), metav1.CreateOptions{DryRun: []string{"All"}}); err != nil {
+		t.Error(err)
+	}
+	if _, err := maps.Create(ctx, configMap("b", "y"), metav1.CreateOptions{}); err != nil {
+		t.Error(err)
+	}
+	found, err := maps.List(ctx, metav1.ListOptions{LabelSelector: "label=x"})
+	if err != nil || len(found.Items) != 1 || found.Items[0].Name != "a" {
+		t.Errorf("%v, %v", found, err)
+	}
+	if err := maps.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
+	}
+	if found, err := maps.List(ctx, metav1.ListOptions{}); err != nil || len(found.Items) != 1 {
+		t.Errorf("%v, %v", found, err)
+	}
+}
+
+func TestANodeIsAsLargeAsRealOnes(t *testing.T) {
+	if size := nodeBytes(); size < 10_000 || size > 50_000 {
+		t.Errorf("a node is %d bytes", size)
+	}
+}
+
+func TestJainsIndex(t *testing.T) {
+	for sentence, tt := range map[string]struct {
+		took []time.Duration
+		want float64
+	}{
+		"all alike":              {[]time.Duration{2, 2, 2}, 1},
+		"one takes three times":  {[]time.Duration{1, 3}, 0.8},
+		"one has all of it, all": {[]time.Duration{1, 1e12, 1e12, 1e12}, 0.25},
+	} {
+		if got := jain(tt.took); math.Abs(got-tt.want) > 1e-6 {
+			t.Errorf("%s: %v, want %v", sentence, got, tt.want)
+		}
+	}
+}
+
+func TestFlags(t *testing.T) {
+	o, err := parse([]string{"-nodes", "", "-herds", "2x3,4x5", "-clusters", "6"})
+	if err != nil || len(o.nodes) != 0 || len(o.herds) != 2 || o.herds[1].String() != "4 nodes, 5 MB" || o.clusters[0] != 6 {
+		t.Errorf("%+v, %v", o, err)
+	}
+	for _, bad := range [][]string{{"-nodes", "x"}, {"-nodes", "0"}, {"-herds", "3"}, {"-herds", "axb"}, {"-clusters", "-1"}, {"-n", "0"}, {"argument"}} {
+		if _, err := parse(bad); err == nil {
+			t.Errorf("%v is accepted", bad)
+		}
+	}
+}
+
+func configMap(name, label string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"label": label}}}
+}

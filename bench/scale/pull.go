@@ -1,0 +1,362 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
+)
+
+const (
+	// layersAtOnce is how many containerd pulls of an image (max_concurrent_downloads).
+	layersAtOnce = 3
+	// layersOfImage are as many, so that a small image is as parallel as a large one.
+	layersOfImage = 3
+	// differentImages are enough that two nodes seldom want the same one at a time.
+	differentImages = 100
+	configBytes     = 2000
+
+	tableSame      = "Pulls of the same image"
+	tableDifferent = "Pulls of different images"
+	tableHerd      = "Thundering herd"
+)
+
+// image is one that was pushed.
+type image struct {
+	repository string
+	manifest   ocispec.Descriptor
+	blobs      []ocispec.Descriptor // the configuration first
+	bytes      int64                // of all
+}
+
+// push fills the registry's storage.
+func (b *benchmark) push(ctx context.Context) (err error) {
+	process, err := b.start(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, process.Stop()) }()
+	client := registries.NewClient(b.certificates.Push())
+	defer client.CloseIdleConnections()
+	if len(b.nodes) > 0 {
+		for n := range min(differentImages, b.pulls) {
+			i, err := pushImage(ctx, client, process, fmt.Sprintf("bench/app-%d", n), uint64(n), b.imageBytes)
+			if err != nil {
+				return err
+			}
+			b.images = append(b.images, i)
+		}
+	}
+	b.herdImages = map[int]image{}
+	for _, h := range b.herds {
+		if _, ok := b.herdImages[h.bytes]; ok {
+			continue
+		}
+		if b.herdImages[h.bytes], err = pushImage(ctx, client, process, fmt.Sprintf("bench/herd-%d", h.bytes), uint64(h.bytes), h.bytes); err != nil {
+			return err
+		}
+	}
+	// That what is counted below are the bytes that were pushed, seen once.
+	node := newNode(b.certificates, new(traffic))
+	defer node.CloseIdleConnections()
+	for _, i := range b.images[:min(1, len(b.images))] {
+		for _, d := range i.blobs {
+			hash := digest.SHA256.Hash()
+			if _, err := registries.Get(ctx, node, http.MethodGet, process.URL("/v2/"+i.repository+"/blobs/"+d.Digest.String()), "", d.Size, hash); err != nil {
+				return err
+			}
+			if digest.NewDigest(digest.SHA256, hash) != d.Digest {
+				return fmt.Errorf("%s is not what was pushed", d.Digest)
+			}
+		}
+	}
+	return nil
+}
+
+func (b *benchmark) start(ctx context.Context) (*registries.Process, error) {
+	return registries.StartOurs(ctx, b.registry, filepath.Join(b.dir, "registry"), b.certificates)
+}
+
+func pushImage(ctx context.Context, client *http.Client, process *registries.Process, repository string, seed uint64, size int) (image, error) {
+	i := image{repository: repository}
+	for n := range 1 + layersOfImage {
+		bytes := int64(configBytes)
+		if n > 0 {
+			bytes = int64(size / layersOfImage)
+		}
+		content := func() io.Reader { return registries.Random(seed<<8|uint64(n), bytes) }
+		d, err := digest.SHA256.FromReader(content())
+		if err != nil {
+			return i, err
+		}
+		if err := registries.Push(ctx, client, process, repository, content(), bytes, d); err != nil {
+			return i, err
+		}
+		i.blobs = append(i.blobs, ocispec.Descriptor{Digest: d, Size: bytes})
+		i.bytes += bytes
+	}
+	manifest, desc, err := registries.Manifest(i.blobs[0], i.blobs[1:]...)
+	if err != nil {
+		return i, err
+	}
+	i.manifest = desc
+	i.bytes += desc.Size
+	return i, registries.PushManifest(ctx, client, process, repository, "v1", desc.MediaType, manifest)
+}
+
+// What a proxy on a node has (internal/proxy): how long it goes on asking for one thing,
+// how long TLS may take on a connection, and the first and last pause between attempts.
+const (
+	patience         = time.Minute
+	handshakeTimeout = 10 * time.Second
+	firstDelay       = 50 * time.Millisecond
+	lastDelay        = 2 * time.Second
+)
+
+// get reads what a proxy is asked for, and tries again as it does, but for bodies that break
+// off: those it begins anew, where a proxy goes on.
+func (t *traffic) get(ctx context.Context, client *http.Client, method, url, accept string, size int64) error {
+	began := time.Now()
+	for delay := firstDelay; ; delay = min(2*delay, lastDelay) {
+		_, err := registries.Get(ctx, client, method, url, accept, size, io.Discard)
+		pause := delay - rand.N(delay/2)
+		if err == nil || ctx.Err() != nil || time.Since(began)+pause > patience {
+			return err
+		}
+		t.retries.Add(1)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// pull does what a node's proxy does when its container runtime pulls an image.
+func (t *traffic) pull(ctx context.Context, client *http.Client, process *registries.Process, i image) error {
+	url := process.URL("/v2/" + i.repository)
+	for _, ask := range []struct{ method, name string }{{http.MethodHead, "v1"}, {http.MethodGet, i.manifest.Digest.String()}} {
+		if err := t.get(ctx, client, ask.method, url+"/manifests/"+ask.name, i.manifest.MediaType, i.manifest.Size); err != nil {
+			return err
+		}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(layersAtOnce)
+	for _, d := range i.blobs {
+		group.Go(func() error {
+			return t.get(ctx, client, http.MethodGet, url+"/blobs/"+d.Digest.String(), "", d.Size)
+		})
+	}
+	return group.Wait()
+}
+
+// traffic counts what the nodes of a measurement have open and receive.
+type traffic struct {
+	received   atomic.Int64 // bytes, TLS and headers included
+	open, most atomic.Int64
+	retries    atomic.Int64 // requests that were made again
+}
+
+func newNode(c *registries.Certificates, t *traffic) *http.Client {
+	client := registries.NewClient(c.Node())
+	var dialer net.Dialer
+	transport := client.Transport.(*http.Transport)
+	transport.TLSHandshakeTimeout = handshakeTimeout
+	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dialer.DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		for now := t.open.Add(1); ; {
+			most := t.most.Load()
+			if now <= most || t.most.CompareAndSwap(most, now) {
+				break
+			}
+		}
+		return &countedConn{Conn: conn, traffic: t}, nil
+	}
+	return client
+}
+
+type countedConn struct {
+	net.Conn
+	traffic *traffic
+	closed  sync.Once
+}
+
+func (c *countedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.traffic.received.Add(int64(n))
+	return n, err
+}
+
+func (c *countedConn) Close() error {
+	c.closed.Do(func() { c.traffic.open.Add(-1) })
+	return c.Conn.Close()
+}
+
+// outcome is what came of a measurement.
+type outcome struct {
+	took     []time.Duration // of each pull that did not fail, sorted
+	failed   int
+	failure  error // one of them
+	seconds  float64
+	cpu      float64 // seconds
+	memory   int64   // bytes
+	traffic  traffic
+	received int64 // bytes of images
+}
+
+// measure lets nodes pull at once, all from a new registry, each what images gives it.
+func (b *benchmark) measure(ctx context.Context, nodes int, images func(node int) []image) (o *outcome, err error) {
+	process, err := b.start(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, process.Stop()) }()
+	o = new(outcome)
+	before, err := process.CPU()
+	if err != nil {
+		return nil, err
+	}
+	if err := process.ResetPeak(); err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	gate := make(chan struct{})
+	clients := make([]*http.Client, nodes)
+	var began time.Time
+	for n := range nodes {
+		clients[n] = newNode(b.certificates, &o.traffic)
+		all.Go(func() {
+			<-gate
+			for _, i := range images(n) {
+				from := time.Now()
+				err := o.traffic.pull(ctx, clients[n], process, i)
+				took := time.Since(from)
+				mu.Lock()
+				if err != nil {
+					o.failed++
+					o.failure = err
+				} else {
+					o.took = append(o.took, took)
+					o.received += i.bytes
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	began = time.Now()
+	close(gate)
+	all.Wait()
+	o.seconds = time.Since(began).Seconds()
+	after, err := process.CPU()
+	if err != nil {
+		return nil, err
+	}
+	o.cpu = after - before
+	if o.memory, err = process.PeakMemory(); err != nil {
+		return nil, err
+	}
+	for _, c := range clients {
+		c.CloseIdleConnections()
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if len(o.took) == 0 {
+		return nil, fmt.Errorf("all pulls failed: %w", o.failure)
+	}
+	slices.Sort(o.took)
+	return o, nil
+}
+
+// pullMany measures nodes that pull one image after the other.
+func (b *benchmark) pullMany(ctx context.Context, table string, nodes int, from []image) error {
+	each := max(1, b.pulls/nodes)
+	o, err := b.measure(ctx, nodes, func(node int) []image {
+		var mine []image
+		for n := range each {
+			mine = append(mine, from[(node*each+n)%len(from)])
+		}
+		return mine
+	})
+	if err != nil {
+		return err
+	}
+	add := func(what, unit string, value float64) { b.report.Add(table, nodesName(nodes), what, unit, value) }
+	add("failed pulls", "", float64(o.failed))
+	add("requests made again", "", float64(o.traffic.retries.Load()))
+	add("throughput", "MB/s", float64(o.received)/1e6/o.seconds)
+	add("an image, p50", "ms", quantile(o.took, 0.5).Seconds()*1e3)
+	add("an image, p99", "ms", quantile(o.took, 0.99).Seconds()*1e3)
+	add("CPU per GiB", "s", o.cpu/(float64(o.received)/(1<<30)))
+	add("memory", "MB", float64(o.memory)/1e6)
+	add("connections", "", float64(o.traffic.most.Load()))
+	tell(o)
+	return nil
+}
+
+// stampede measures nodes that all pull the same image at once.
+func (b *benchmark) stampede(ctx context.Context, h herd) error {
+	wanted := b.herdImages[h.bytes]
+	o, err := b.measure(ctx, h.nodes, func(int) []image { return []image{wanted} })
+	if err != nil {
+		return err
+	}
+	add := func(what, unit string, value float64) { b.report.Add(tableHerd, h.String(), what, unit, value) }
+	add("failed pulls", "", float64(o.failed))
+	add("requests made again", "", float64(o.traffic.retries.Load()))
+	add("sent", "GB", float64(o.traffic.received.Load())/1e9)
+	add("sent per byte of image and node", "", float64(o.traffic.received.Load())/float64(o.received))
+	add("first done", "s", o.took[0].Seconds())
+	add("median done", "s", quantile(o.took, 0.5).Seconds())
+	add("last done", "s", o.took[len(o.took)-1].Seconds())
+	add("Jain's index", "", jain(o.took))
+	add("throughput", "MB/s", float64(o.received)/1e6/o.seconds)
+	add("CPU per GiB", "s", o.cpu/(float64(o.received)/(1<<30)))
+	add("memory", "MB", float64(o.memory)/1e6)
+	add("connections", "", float64(o.traffic.most.Load()))
+	tell(o)
+	return nil
+}
+
+// tell says why pulls failed.
+func tell(o *outcome) {
+	if o.failed > 0 {
+		fmt.Fprintf(os.Stderr, "%d pulls failed, one of them: %v\n", o.failed, o.failure)
+	}
+}
+
+// jain is Jain's index of fairness of the rates of those who took so long for the same:
+// 1 where all are alike, 1/n where one has everything.
+func jain(took []time.Duration) float64 {
+	sum, squares := 0.0, 0.0
+	for _, t := range took {
+		rate := 1 / t.Seconds()
+		sum += rate
+		squares += rate * rate
+	}
+	return sum * sum / (float64(len(took)) * squares)
+}
+
+// quantile is that of sorted values, of which there must be one.
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
+}
