@@ -166,6 +166,12 @@ bench-scale: build ## One registry and up to 1000 nodes: pulls, a thundering her
 	$(GOBUILD) -o dist/bench-scale ./bench/scale
 	dist/bench-scale -registry bin/registry -init-hook bin/init-hook -write bench/scale $(BENCH_FLAGS)
 
+.PHONY: bench-bootstrap
+bench-bootstrap: build images $(TESTCLUSTER) ## How long each phase of an installation takes on the test cluster (BENCH_FLAGS="-n 1")
+	@$(TESTCLUSTER) tool helm >/dev/null
+	$(GOBUILD) -o dist/bench-bootstrap ./bench/bootstrap
+	dist/bench-bootstrap -testcluster $(TESTCLUSTER) -write bench/bootstrap $(BENCH_FLAGS)
+
 .PHONY: bench-images
 bench-images: build $(TESTCLUSTER) ## Pushes and pulls of 40 images beside crane, skopeo and regctl (BENCH_IMAGES="-n 5 -write bench/images")
 	$(GOBUILD) -o dist/bench-images ./bench/images

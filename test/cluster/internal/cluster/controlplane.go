@@ -19,6 +19,8 @@ const (
 	scheduler     = "kube-scheduler"
 	manager       = "kube-controller-manager"
 	clusterDomain = "cluster.local"
+
+	auditPolicyFile = "audit-policy.yaml" // in configDir
 )
 
 // startControlPlane starts etcd, the API server and the way to it from the host,
@@ -66,7 +68,11 @@ func (c *Cluster) etcd() Process {
 func (c *Cluster) apiServer() Process {
 	config := func(file string) string { return c.path(configDir, file) }
 	family := c.Options.Family
-	return Process{ID: apiServer, Args: []string{
+	var audit []string
+	if c.Options.AuditPolicy != "" {
+		audit = []string{"--audit-policy-file=" + config(auditPolicyFile), "--audit-log-path=" + c.path(logDir, "audit.log")}
+	}
+	return Process{ID: apiServer, Args: append([]string{
 		apiServer,
 		"--etcd-servers=http://127.0.0.1:2379",
 		"--advertise-address=" + family.ControlPlane()[0].String(),
@@ -87,7 +93,7 @@ func (c *Cluster) apiServer() Process {
 		"--kubelet-preferred-address-types=InternalIP",
 		"--allow-privileged=true",
 		"--v=1",
-	}}
+	}, audit...)}
 }
 
 func (c *Cluster) controllerManager() Process {

@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"os"
 	"regexp"
 	"strings"
 	"time"
@@ -44,6 +45,9 @@ type Options struct {
 	// NodeGrace is how long a node may be silent before it is NotReady, and its pods
 	// with it.
 	NodeGrace time.Duration `json:"nodeGrace"`
+	// AuditPolicy is a file with a policy for the API server's audit log, which is
+	// audit.log beside the logs. Empty: there is none.
+	AuditPolicy string `json:"-"`
 }
 
 var (
@@ -102,6 +106,11 @@ func (o Options) Validate() error {
 			errs = append(errs, fmt.Errorf("--load %s=%s: there will be no such node; the nodes are n1 to n%d", archive.Node, archive.Path, o.Nodes))
 		}
 		errs = append(errs, ValidateArchive(archive.Path))
+	}
+	if o.AuditPolicy != "" {
+		if _, err := os.Stat(o.AuditPolicy); err != nil {
+			errs = append(errs, fmt.Errorf("--audit-policy: %w", err))
+		}
 	}
 	return errors.Join(errs...)
 }

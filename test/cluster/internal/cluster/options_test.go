@@ -36,6 +36,7 @@ func TestOptionsAreRefusedBeforeAnythingIsMade(t *testing.T) {
 		"a pause image may be of a local registry":  {func(o *Options) { o.PauseImage = "localhost:5000/k8s/pause:3" }, ""},
 		"a pause image for a node that is not made": {func(o *Options) { o.PauseImages = map[string]string{"n3": DefaultPauseImage} }, "no such node"},
 		"an archive that is not there":              {func(o *Options) { o.Archives = []Archive{{Path: "/nowhere.tar"}} }, "no such file"},
+		"an audit policy that is not there":         {func(o *Options) { o.AuditPolicy = "/nowhere.yaml" }, "--audit-policy"},
 		"an archive that is a directory":            {func(o *Options) { o.Archives = []Archive{{Path: "/"}} }, "not a file"},
 		"an archive for a node that is not made":    {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n3"}} }, "no such node"},
 		"an archive for a node":                     {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n2"}} }, ""},

@@ -47,6 +47,11 @@ func Up(ctx context.Context, options Options, programs map[string]string, log fu
 			return fmt.Errorf("making the cluster's directory: %w", err)
 		}
 	}
+	if options.AuditPolicy != "" {
+		if err := copyFile(options.AuditPolicy, c.path(configDir, auditPolicyFile)); err != nil {
+			return err
+		}
+	}
 	if err := c.save(); err != nil {
 		return err
 	}

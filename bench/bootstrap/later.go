@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+)
+
+const (
+	tableNode   = "A node is added"
+	tableUnder  = "Under a loop of pulls on each node"
+	firstOfNode = "Ready to first pull"
+
+	rolloutHostPort    = "rollout of the proxies, host port"
+	rolloutHostNetwork = "rollout of the proxies, host network"
+	registryDeleted    = "the registry's pod deleted"
+	toNodePort         = "switch to nodeport mode"
+	toProxy            = "switch to proxy mode"
+)
+
+// image is one that finish pushed, of some megabytes.
+func (c *cluster) image() string { return "zarf-registry/registry-node:" + c.version }
+
+// measureNode adds a node, and measures until its container runtime has pulled
+// through its own proxy.
+func measureNode(ctx context.Context, c *cluster, report *results.Report) error {
+	const name = "later"
+	watching, cancel := context.WithCancel(ctx)
+	defer cancel()
+	nodes, err := c.client.CoreV1().Nodes().Watch(watching, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	if err != nil {
+		return err
+	}
+	defer nodes.Stop()
+	added := make(chan error, 1)
+	begin := time.Now()
+	go func() {
+		_, err := c.output(ctx, c.testcluster, "add-node", "--name", c.name, name)
+		added <- err
+	}()
+	var since time.Time
+	for event := range nodes.ResultChan() {
+		if n, is := event.Object.(*corev1.Node); is && nodeReady(n) {
+			since = time.Now()
+			break
+		}
+	}
+	if since.IsZero() {
+		return errors.Join(errors.New("the node was not seen to be ready"), <-added)
+	}
+	said, err := c.onNode(ctx, name, absolute(os.Args[0]), firstMode, address+"/"+c.image(), "1m")
+	if err != nil {
+		return err
+	}
+	var first time.Time
+	if err := json.Unmarshal([]byte(said), &first); err != nil {
+		return fmt.Errorf("the first pull: %w: %s", err, said)
+	}
+	if err := <-added; err != nil {
+		return err
+	}
+	report.Add(tableNode, ours, firstOfNode, "s", first.Sub(since).Seconds())
+	if err := c.until(ctx, "the proxy of the new node", func() (bool, error) { return c.proxiesReady(ctx, 3, nil) }); err != nil {
+		return err
+	}
+	if err := sleep(ctx, 2*time.Second); err != nil { // its last requests
+		return err
+	}
+	log, err := os.Open(filepath.Join(filepath.Dir(c.kubeconfig), "log", "audit.log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cost, err := readAudit(log, begin, "system:node:"+name, namespace)
+	if err != nil {
+		return err
+	}
+	if cost.ofNode == 0 {
+		return errors.New("the audit log has no request of the new node")
+	}
+	report.Add(tableNode, ours, "API requests for the release's objects, by the node", "", float64(cost.ofNode))
+	report.Add(tableNode, ours, "by controllers and scheduler", "", float64(cost.ofOthers))
+	report.Add(tableNode, ours, "API requests of the node in all", "", float64(cost.all))
+	received, err := c.received(ctx, name)
+	if err != nil {
+		return err
+	}
+	report.Add(tableNode, ours, "bytes that the node has received in all, the pull included", "MB", received/1e6)
+	say("a node was added: Ready to first pull %.2f s, %d requests for the release", first.Sub(since).Seconds(), cost.ofNode+cost.ofOthers)
+	_, err = c.output(ctx, c.testcluster, "remove-node", "--name", c.name, name)
+	return errors.Join(err, c.until(ctx, "the node to be gone", func() (bool, error) { return c.proxiesReady(ctx, 2, nil) }))
+}
+
+func nodeReady(n *corev1.Node) bool {
+	for _, condition := range n.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			return condition.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// received is what a node's interface has received, in bytes.
+func (c *cluster) received(ctx context.Context, node string) (float64, error) {
+	text, err := c.onNode(ctx, node, "cat", "/proc/net/dev")
+	if err != nil {
+		return 0, err
+	}
+	return parseReceived(text)
+}
+
+func parseReceived(text string) (float64, error) {
+	for line := range strings.Lines(text) {
+		if name, counters, found := strings.Cut(line, ":"); found && strings.TrimSpace(name) == "eth0" {
+			first, _, _ := strings.Cut(strings.TrimSpace(counters), " ")
+			return strconv.ParseFloat(first, 64)
+		}
+	}
+	return 0, errors.New("there is no eth0")
+}
+
+// proxiesReady says whether so many proxies are ready and no other is there, none of
+// them among the former ones.
+func (c *cluster) proxiesReady(ctx context.Context, want int, former map[types.UID]bool) (bool, error) {
+	pods, err := c.pods(ctx, "proxy")
+	if err != nil {
+		return false, err
+	}
+	for _, p := range pods {
+		if former[p.UID] || !ready(&p) {
+			return false, nil
+		}
+	}
+	return len(pods) == want, nil
+}
+
+// under does something under a loop of pulls on each node, and reports what they saw.
+func (c *cluster) under(ctx context.Context, report *results.Report, subject string, do func() error) error {
+	stop := filepath.Join(c.dir, "stop")
+	if err := os.RemoveAll(stop); err != nil {
+		return err
+	}
+	seen := make([]pulls, len(c.nodes))
+	errs := make([]error, len(c.nodes))
+	var wait sync.WaitGroup
+	for i, node := range c.nodes {
+		wait.Go(func() {
+			said, err := c.onNode(ctx, node, absolute(os.Args[0]), pullMode, address, c.image(), stop)
+			if err == nil {
+				err = json.Unmarshal([]byte(said), &seen[i])
+			}
+			errs[i] = err
+		})
+	}
+	err := sleep(ctx, time.Second) // each node has pulled
+	begin := time.Now()
+	if err == nil {
+		err = do()
+	}
+	took := time.Since(begin)
+	if err == nil {
+		err = sleep(ctx, time.Second) // what breaks may break late
+	}
+	err = errors.Join(err, os.WriteFile(stop, nil, 0o600))
+	wait.Wait()
+	if err := errors.Join(err, errors.Join(errs...)); err != nil {
+		return fmt.Errorf("%s: %w", subject, err)
+	}
+	var all pulls
+	for i, s := range seen {
+		if s.Pulls < 5 {
+			return fmt.Errorf("%s: node %s pulled only %d times", subject, c.nodes[i], s.Pulls)
+		}
+		all.Pulls += s.Pulls
+		all.Failed += s.Failed
+		all.Gap = max(all.Gap, s.Gap)
+		if s.First != "" {
+			say("%s: first failure on %s: %s", subject, c.nodes[i], s.First)
+		}
+	}
+	report.Add(tableUnder, subject, "took", "s", took.Seconds())
+	report.Add(tableUnder, subject, "pulls", "", float64(all.Pulls))
+	report.Add(tableUnder, subject, "failed", "", float64(all.Failed))
+	report.Add(tableUnder, subject, "longest time without a pull that ended", "s", all.Gap.Seconds())
+	say("%s: %.1f s, %d pulls, %d failed, longest gap %.2f s", subject, took.Seconds(), all.Pulls, all.Failed, all.Gap.Seconds())
+	return nil
+}
+
+// measureRollout has the proxies replaced, as an upgrade does.
+func measureRollout(way string) func(context.Context, *cluster, *results.Report) error {
+	return func(ctx context.Context, c *cluster, report *results.Report) error {
+		former := map[types.UID]bool{}
+		pods, err := c.pods(ctx, "proxy")
+		if err != nil {
+			return err
+		}
+		for _, p := range pods {
+			former[p.UID] = true
+		}
+		sets := c.client.AppsV1().DaemonSets(namespace)
+		list, err := sets.List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=proxy"})
+		if err != nil {
+			return err
+		}
+		// Of an architecture that no node has, there are none.
+		here := slices.DeleteFunc(list.Items, func(d appsv1.DaemonSet) bool { return d.Status.DesiredNumberScheduled == 0 })
+		if len(here) != 1 {
+			return fmt.Errorf("there are %d DaemonSets of proxies", len(here))
+		}
+		return c.under(ctx, report, "rollout of the proxies, "+way, func() error {
+			patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"bench/at":%q}}}}}`, time.Now())
+			if _, err := sets.Patch(ctx, here[0].Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+				return err
+			}
+			return c.until(ctx, "the rollout", func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), former) })
+		})
+	}
+}
+
+func measureRegistryRestart(ctx context.Context, c *cluster, report *results.Report) error {
+	former, err := c.pods(ctx, "registry")
+	if err != nil {
+		return err
+	}
+	if len(former) != 1 {
+		return fmt.Errorf("there are %d pods of the registry", len(former))
+	}
+	return c.under(ctx, report, registryDeleted, func() error {
+		if err := c.client.CoreV1().Pods(namespace).Delete(ctx, former[0].Name, metav1.DeleteOptions{}); err != nil {
+			return err
+		}
+		return c.until(ctx, "another registry", func() (bool, error) {
+			pods, err := c.pods(ctx, "registry")
+			return err == nil && len(pods) == 1 && pods[0].UID != former[0].UID && ready(&pods[0]), err
+		})
+	})
+}
+
+// measureSwitch goes to nodeport mode and back.
+func measureSwitch(ctx context.Context, c *cluster, report *results.Report) error {
+	for _, to := range []struct{ subject, value string }{{toNodePort, "false"}, {toProxy, "true"}} {
+		err := c.under(ctx, report, to.subject, func() error {
+			_, err := c.helmChart(ctx, "upgrade", "--set=registryProxy="+to.value)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hostNetwork changes the proxies. Nothing is measured.
+func hostNetwork(ctx context.Context, c *cluster, _ *results.Report) error {
+	_, err := c.helmChart(ctx, "upgrade", "--set=registryProxy=true", "--set=proxy.hostNetwork=true", "--set=initHook.prove=false", "--set=initHook.pushImages=false")
+	return errors.Join(err, c.until(ctx, "the proxies with host network", func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), nil) }))
+}
