@@ -47,7 +47,7 @@ demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install
 	test/demo.sh
 
 .PHONY: test
-test: verify lint alerts unit fuzz e2e ## All checks that this machine can run; says loudly what it skipped
+test: verify lint alerts unit fuzz e2e soak ## All checks that this machine can run; says loudly what it skipped
 
 ##@ Build
 .PHONY: deps
@@ -78,7 +78,7 @@ release: images ## Everything of a release into dist/release: chart, programs, i
 ##@ Check
 .PHONY: unit
 unit: payload ## Unit tests with the race detector, where there is Go to race: not the templates, the loader in C, cert-manager
-	go test -race -short ./cmd/... ./internal/... ./tools/... # -short: killed at a few writes, no 2 GiB; the next line: all of it
+	go test -race -short ./cmd/... ./internal/... ./tools/... ./test/e2e/soak # -short: killed at a few writes, no 2 GiB; the next line: all of it
 	go test -timeout 30m ./bench/... ./internal/hook ./internal/images ./internal/remote ./templates-tests/... ./loader/... ./docs/...
 	cd test/cluster && go test -race ./...
 	$(CERTMANAGER_GO) test -trimpath ./...
@@ -141,12 +141,23 @@ verify: $(TESTCLUSTER) ## Fail where generated files are not what generate would
 e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## Scenarios on the test cluster, or on the one in KUBECONFIG (E2E_RUN=TestSwitch for one)
 	@for tool in crane ct helm helm4 kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done # built before clusters need the processors
 	@mkdir -p dist # The whole log is in dist/e2e.json; what failed and what was skipped is repeated at the end.
-	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout 60m $(if $(E2E_RUN),-run '$(E2E_RUN)')
+	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout 60m $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^TestSoak$$')
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort
 
 .PHONY: e2e-long
 e2e-long: export E2E_LONG = 1
 e2e-long: e2e ## The same with what make e2e shortens: a switch killed at all of its points
+
+# How long faults are inflicted, and the number that their sequence comes from (empty: any).
+SOAK_TIME ?= 5m
+SOAK_SEED ?=
+.PHONY: soak
+soak: export SOAK_TIME := $(SOAK_TIME)
+soak: export SOAK_SEED := $(SOAK_SEED)
+soak: build images $(TESTCLUSTER) ## Faults in random order on a test cluster that pulls and pushes (SOAK_TIME=1h SOAK_SEED=42); docs/soak.md
+	@for tool in helm kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
+	@# Alone, because it measures recovery. -timeout: go test's own limit, which the faults' time is well below.
+	go test ./test/e2e -run '^TestSoak$$' -count=1 -v -timeout 24h
 
 .PHONY: bench
 bench: ## The proxy beside a plain reverse proxy, in one process and in processes of their own

@@ -101,17 +101,17 @@ func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
 		code  int
 		want  string
 	}{
-		"renew without a state":            {[]string{"certs", "renew"}, nil, 2, "Secret zarf/zarf-registry-state"},
+		"renew without a state":            {[]string{"certs", "renew"}, nil, 3, "Secret zarf/zarf-registry-state"},
 		"renew, external":                  {[]string{"certs", "renew", "--log-format=json"}, external, 0, `"msg":"phase done","phase":"renew"`},
-		"rotate without a state":           {[]string{"certs", "rotate"}, nil, 2, "Secret zarf/zarf-registry-state"},
-		"rotate what is the user's":        {[]string{"certs", "rotate"}, existing, 2, "Secret zarf/my-server"},
-		"rotate the authority of another":  {[]string{"certs", "rotate", "--ca"}, issuer, 2, "ClusterIssuer corp"},
-		"credentials without a state":      {[]string{"credentials", "rotate"}, nil, 2, "Secret zarf/zarf-registry-state"},
-		"credentials that are the user's":  {[]string{"credentials", "rotate"}, existing, 2, "my-password"},
-		"credentials that are not there":   {[]string{"credentials", "rotate", "--pull"}, existing, 2, "zarf-registry-pull"},
+		"rotate without a state":           {[]string{"certs", "rotate"}, nil, 3, "Secret zarf/zarf-registry-state"},
+		"rotate what is the user's":        {[]string{"certs", "rotate"}, existing, 3, "Secret zarf/my-server"},
+		"rotate the authority of another":  {[]string{"certs", "rotate", "--ca"}, issuer, 3, "ClusterIssuer corp"},
+		"credentials without a state":      {[]string{"credentials", "rotate"}, nil, 3, "Secret zarf/zarf-registry-state"},
+		"credentials that are the user's":  {[]string{"credentials", "rotate"}, existing, 3, "my-password"},
+		"credentials that are not there":   {[]string{"credentials", "rotate", "--pull"}, existing, 3, "zarf-registry-pull"},
 		"the CronJob's own command line":   {[]string{"certs", "renew", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry", "--timeout=10m", "--log-format=json"}, external, 0, `"msg":"phase done"`},
-		"a release in another namespace":   {[]string{"certs", "renew", "--namespace=other"}, external, 2, "Secret other/zarf-registry-state"},
-		"another name of the same release": {[]string{"certs", "renew", "--name=full"}, external, 2, "Secret zarf/full-state"},
+		"a release in another namespace":   {[]string{"certs", "renew", "--namespace=other"}, external, 3, "Secret other/zarf-registry-state"},
+		"another name of the same release": {[]string{"certs", "renew", "--name=full"}, external, 3, "Secret zarf/full-state"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var secrets map[string]map[string][]byte

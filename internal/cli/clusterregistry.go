@@ -68,8 +68,25 @@ func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remot
 	}
 	tunnel := newRegistryTunnel(podTunnels{config, client}, f.namespace, f.release)
 	options.DialContext = tunnel.DialContext
+	options.Credential = f.presentCredential(client, access)
 	registry, err := openRegistry(access, options)
 	return registry, address, err
+}
+
+// presentCredential reads the push credential whenever the registry wants one, so that
+// what takes long goes on when the credential is rotated meanwhile. Where it cannot be
+// read any more, it is the one of access.
+func (f *clusterFlags) presentCredential(client kubernetes.Interface, access hook.Access) auth.CredentialFunc {
+	return func(ctx context.Context, host string) (auth.Credential, error) {
+		if host != accessHost(access) {
+			return auth.EmptyCredential, nil
+		}
+		present := access
+		if secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, f.name+hook.SuffixCredentials, metav1.GetOptions{}); err == nil {
+			present = hook.NewAccess(f.name, f.namespace, &corev1.Secret{}, secret)
+		}
+		return auth.Credential{Username: present.Username, Password: present.Password}, nil
+	}
 }
 
 // readAccess reads what it takes to push, and the address that references begin
@@ -109,7 +126,8 @@ func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interfa
 }
 
 // openRegistry prepares a client for the cluster's registry. The options say how it
-// is dialled and how patient the client is.
+// is dialled, how patient the client is, and where its credential comes from, which is
+// that of access if they do not.
 func openRegistry(access hook.Access, options remote.Options) (*remote.Registry, error) {
 	config, err := accessTLS(access)
 	if err != nil {
@@ -117,7 +135,9 @@ func openRegistry(access hook.Access, options remote.Options) (*remote.Registry,
 	}
 	options.Host = accessHost(access)
 	options.TLS = config
-	options.Credential = auth.StaticCredential(options.Host, auth.Credential{Username: access.Username, Password: access.Password})
+	if options.Credential == nil {
+		options.Credential = auth.StaticCredential(options.Host, auth.Credential{Username: access.Username, Password: access.Password})
+	}
 	return remote.New(options)
 }
 

@@ -894,7 +894,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.t = t
-			message, printed := c.fails(2, "", tc.args...)
+			message, printed := c.fails(3, "", tc.args...)
 			same(t, "the error", message, "Error: "+tc.want+"\n")
 			if printed != "" {
 				t.Errorf("it prints %s", printed)

@@ -1,6 +1,6 @@
 // Command tool is what the end-to-end tests run inside pods and inside nodes'
-// network namespaces: it waits, dials, and pulls as a container runtime does. It
-// is static, so that it is an image on its own.
+// network namespaces: it waits, dials, pulls as a container runtime does, looks at
+// packets and scans ports. It is static, so that it is an image on its own.
 package main
 
 import (
@@ -57,6 +57,27 @@ func run(args []string) error {
 			return err
 		}
 		return pullUntil(args[1], args[2], args[3], pause)
+	case args[0] == "watch" && len(args) == 3:
+		pause, err := time.ParseDuration(args[2])
+		if err != nil {
+			return err
+		}
+		return watch(args[1], pause)
+	case args[0] == "each" && len(args) == 2:
+		return each(args[1])
+	case args[0] == "sniff" && len(args) == 1:
+		return sniff()
+	case args[0] == "say" && len(args) == 3:
+		return say(args[1], args[2])
+	case args[0] == "scan" && len(args) > 2:
+		return scan(args[1], args[2:])
+	case args[0] == "sum" && len(args) == 2:
+		content, err := os.ReadFile(args[1])
+		if err != nil {
+			return err
+		}
+		fmt.Println(sum(content))
+		return nil
 	case args[0] == "crictl" && len(args) == 5:
 		n, err := strconv.Atoi(args[2])
 		if err != nil || n < 1 {
@@ -68,7 +89,8 @@ func run(args []string) error {
 		}
 		return crictlUntil(args[1], n, args[3], pause)
 	}
-	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | pull BASE-URL REPOSITORY:TAG STOP-FILE PAUSE | crictl IMAGE NUMBER STOP-FILE PAUSE]")
+	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | pull BASE-URL REPOSITORY:TAG STOP-FILE PAUSE | crictl IMAGE NUMBER STOP-FILE PAUSE |" +
+		" watch BASE-URL PAUSE | each BASE-URL | sniff | say HOST:PORT TEXT | scan PORTS HOST... | sum FILE]")
 }
 
 // report is what a pull loop prints when its stop file appears.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"slices"
 
@@ -123,6 +124,33 @@ func newRemoveNode(a *app) *cobra.Command {
 			}
 			a.log("node %s is gone", args[0])
 			return nil
+		},
+	}
+}
+
+func newUnplug(a *app) *cobra.Command {
+	return a.onNode("unplug", "Cut a node off from all others and from the control plane",
+		func(ctx context.Context, c *cluster.Cluster, node string) error { return c.Unplug(ctx, node) })
+}
+
+func newPlug(a *app) *cobra.Command {
+	return a.onNode("plug", "Connect a node again that was cut off",
+		func(ctx context.Context, c *cluster.Cluster, node string) error { return c.Plug(ctx, node) })
+}
+
+func (a *app) onNode(verb, short string, do func(context.Context, *cluster.Cluster, string) error) *cobra.Command {
+	return &cobra.Command{
+		Use:     verb + " NODE",
+		Short:   short,
+		Example: "  testcluster " + verb + " n2",
+		Args:    cobra.ExactArgs(1),
+		PreRunE: needRoot,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.open()
+			if err != nil {
+				return err
+			}
+			return do(cmd.Context(), c, args[0])
 		},
 	}
 }

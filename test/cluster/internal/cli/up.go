@@ -77,6 +77,7 @@ func newUp(a *app) *cobra.Command {
 	flags.BoolVar(&options.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy objects")
 	flags.DurationVar(&options.NodeGrace, "node-grace", cluster.DefaultNodeGrace, "how long a node may be silent before it is NotReady; production has 50s")
 	flags.StringVar(&options.AuditPolicy, "audit-policy", "", "file with a policy for the API server to write log/audit.log by (default: no audit log)")
+	flags.Int64Var(&options.VolumesSize, "volumes-size", 0, "bytes that all volumes have together, in memory (default what the disk has)")
 	flags.BoolVar(&replace, "replace", false, "remove a cluster of the same name first")
 	return cmd
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -38,7 +39,7 @@ func MountNode(clusterDir, node string) error {
 		{"cutting off the host's mounts", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }},
 		// Copies of other clusters' mounts would keep those alive after their end.
 		{"forgetting the host's network namespaces", func() error { return unmountBelow(netnsDir) }},
-		{"forgetting other clusters", func() error { return unmountBelow(StateRoot) }},
+		{"forgetting other clusters", func() error { return unmountBelow(StateRoot, filepath.Join(clusterDir, volumeDir)) }},
 		{"overlaying /etc", func() error {
 			return unix.Mount("overlay", "/etc", "overlay", 0, "lowerdir=/etc,upperdir="+own(etcDir)+",workdir="+own(etcWorkDir))
 		}},
@@ -46,12 +47,15 @@ func MountNode(clusterDir, node string) error {
 		{"covering /opt", func() error { return bind(own(optDir), "/opt") }},
 		{"covering /run", mountRun},
 		{"covering /var/lib", func() error {
-			return mountVarLib(own(varLibDir), map[string]string{
-				"kubelet":    own(kubeletDir),
-				"containerd": own(containerdDir),
-				"cni":        own(cniDir),
-				// Programs, configuration and volumes, at the path they have on the host.
-				strings.TrimPrefix(clusterDir, "/var/lib/"): clusterDir,
+			// Programs, configuration and volumes, at the path they have on the host.
+			cluster := strings.TrimPrefix(clusterDir, "/var/lib/")
+			return mountVarLib(own(varLibDir), []mount{
+				{"kubelet", own(kubeletDir)},
+				{"containerd", own(containerdDir)},
+				{"cni", own(cniDir)},
+				{cluster, clusterDir},
+				// They may be a file system of their own, which a mount of what is above leaves out.
+				{filepath.Join(cluster, volumeDir), filepath.Join(clusterDir, volumeDir)},
 			})
 		}},
 		// The kubelet and runc pass mounts on to containers and back within the node.
@@ -83,32 +87,48 @@ func mountRun() error {
 	return nil
 }
 
-// mountVarLib makes a /var/lib that has nothing but the given directories. It is
-// built aside and moved there, because what it is built from stands in /var/lib.
-func mountVarLib(aside string, dirs map[string]string) error {
+// A mount shows the directory from under a name.
+type mount struct{ name, from string }
+
+// mountVarLib makes a /var/lib that has nothing but the given directories, mounted in
+// that order. It is built aside and moved there, because what it is built from stands in
+// /var/lib.
+func mountVarLib(aside string, dirs []mount) error {
 	if err := unix.Mount("tmpfs", aside, "tmpfs", 0, "mode=755"); err != nil {
 		return err
 	}
-	for name, from := range dirs {
-		target := filepath.Join(aside, name)
+	for _, dir := range dirs {
+		target := filepath.Join(aside, dir.name)
 		if err := os.MkdirAll(target, 0o755); err != nil {
 			return err
 		}
-		if err := bind(from, target); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+		if err := bind(dir.from, target); err != nil {
+			return fmt.Errorf("%s: %w", dir.name, err)
 		}
 	}
 	return unix.Mount(aside, "/var/lib", "", unix.MS_MOVE, "")
 }
 
-// unmountBelow removes every mount at or below a directory.
-func unmountBelow(dir string) error {
+// limitVolumes makes the directory of all volumes a file system of that many bytes, in
+// memory. Down unmounts it.
+func (c *Cluster) limitVolumes(bytes int64) error {
+	if err := unix.Mount("tmpfs", c.path(volumeDir), "tmpfs", 0, fmt.Sprintf("mode=755,size=%d", bytes)); err != nil {
+		return fmt.Errorf("making a file system for volumes: %w", err)
+	}
+	return nil
+}
+
+// unmountBelow removes every mount at or below a directory, but those named.
+func unmountBelow(dir string, but ...string) error {
 	points, err := mountsBelow(dir)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, point := range points {
+		if slices.Contains(but, point) {
+			continue
+		}
 		err := unix.Unmount(point, unix.MNT_DETACH)
 		// Another cluster that goes away meanwhile removes its own, here too.
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {

@@ -81,6 +81,23 @@ func (c *Cluster) disconnectNode(ctx context.Context, n Node) error {
 	return errors.Join(c.ip(ctx, controlPlaneName, script.String()), removeNetns(netnsPath(c.Options.Name, n.Name)))
 }
 
+// Unplug pulls a node's cable: nothing reaches the node any more, and it reaches
+// nothing. It says so at once to programs of the node, but not to those of others.
+func (c *Cluster) Unplug(ctx context.Context, node string) error {
+	return c.setCable(ctx, node, "down")
+}
+
+// Plug puts it back.
+func (c *Cluster) Plug(ctx context.Context, node string) error { return c.setCable(ctx, node, "up") }
+
+func (c *Cluster) setCable(ctx context.Context, node, state string) error {
+	n, err := c.node(node)
+	if err != nil {
+		return err
+	}
+	return c.ip(ctx, controlPlaneName, fmt.Sprintf("link set %s %s\n", portOf(n), state))
+}
+
 // portOf names the fabric's end of a node's cable. Names of nodes can be longer
 // than those of interfaces.
 func portOf(n Node) string { return fmt.Sprintf("node%d", n.Index) }

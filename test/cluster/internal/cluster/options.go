@@ -48,6 +48,9 @@ type Options struct {
 	// AuditPolicy is a file with a policy for the API server's audit log, which is
 	// audit.log beside the logs. Empty: there is none.
 	AuditPolicy string `json:"-"`
+	// VolumesSize is how many bytes all volumes have together, in memory; 0 is what the
+	// machine's disk has.
+	VolumesSize int64 `json:"volumesSize"`
 }
 
 var (
@@ -89,6 +92,9 @@ func (o Options) Validate() error {
 	}
 	if o.NodeGrace < DefaultNodeGrace {
 		errs = append(errs, fmt.Errorf("--node-grace %s: choose %s or more, four reports of a kubelet", o.NodeGrace, DefaultNodeGrace))
+	}
+	if o.VolumesSize < 0 {
+		errs = append(errs, fmt.Errorf("--volumes-size %d: choose a number of bytes, or 0", o.VolumesSize))
 	}
 	if err := validateImage(o.PauseImage); err != nil {
 		errs = append(errs, err)

@@ -31,6 +31,7 @@ func TestOptionsAreRefusedBeforeAnythingIsMade(t *testing.T) {
 		"kube-proxy has two modes here":             {func(o *Options) { o.KubeProxy = "ipvs" }, "--kube-proxy"},
 		"host ports have two modes":                 {func(o *Options) { o.PortMap = "" }, "--portmap"},
 		"a node may be slow":                        {func(o *Options) { o.NodeGrace = DefaultNodeGrace - 1 }, "--node-grace"},
+		"volumes have a size or none":               {func(o *Options) { o.VolumesSize = -1 }, "--volumes-size"},
 		"a pause image needs a tag":                 {func(o *Options) { o.PauseImage = "registry.k8s.io/pause" }, "pause image"},
 		"a pause image needs a registry":            {func(o *Options) { o.PauseImage = "pause:3" }, "pause image"},
 		"a pause image may be of a local registry":  {func(o *Options) { o.PauseImage = "localhost:5000/k8s/pause:3" }, ""},

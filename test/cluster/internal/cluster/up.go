@@ -52,6 +52,11 @@ func Up(ctx context.Context, options Options, programs map[string]string, log fu
 			return err
 		}
 	}
+	if options.VolumesSize > 0 {
+		if err := c.limitVolumes(options.VolumesSize); err != nil {
+			return err
+		}
+	}
 	if err := c.save(); err != nil {
 		return err
 	}

@@ -1,0 +1,222 @@
+// Package soak is what TestSoak decides and counts: which faults come in which order
+// for a seed, what each of them may break and for how long, which failures are
+// therefore excused, which ports may be open, and what must not be seen between nodes.
+// It knows no cluster and does no I/O but that of a layout's files, so that all of it
+// has unit tests; what inflicts the faults is in test/e2e.
+package soak
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// Settle is how long after a fault was mended what it excuses may still fail: a pod
+	// that was killed is scheduled, started and found again on a machine that is busy.
+	Settle = 60 * time.Second
+	// Whole is how long after a fault was mended everything has to work again: each node
+	// pulls, images are pushed, and init-hook status is content.
+	Whole = 90 * time.Second
+)
+
+// A Scope says on which nodes pulls may fail.
+type Scope int
+
+const (
+	Nowhere    Scope = iota
+	OnTarget         // on the node that the fault is about
+	Everywhere       // the fault may take the registry away, and nothing holds pulls back
+)
+
+func (s Scope) String() string { return [...]string{"none", "on that node", "on all nodes"}[s] }
+
+// A Kind is a kind of fault, and what it may break. What it may not break must not fail
+// once.
+type Kind struct {
+	Name string
+	// Proxy and NodePort say where pulls may fail, by the mode that the cluster is in.
+	Proxy, NodePort Scope
+	// Pushes may fail. They reach the registry through the API server and the kubelet of
+	// the registry's node.
+	Pushes bool
+	// OnNode says that it is about one node.
+	OnNode bool
+	// ProxyOnly is not done in nodeport mode, where there is nothing to do it to.
+	ProxyOnly bool
+	// Holds are the shortest and the longest time that it lasts; 0 where it takes what it
+	// takes. None is longer than the proxies hold pulls back (60 s) or a node may be
+	// silent before it counts as lost (50 s).
+	Holds [2]time.Duration
+	// Variants are ways to do it, of which one is chosen.
+	Variants []string
+}
+
+// The kinds that have a part in the plan's own state.
+const (
+	Switch     = "switch modes"
+	AddNode    = "add a node"
+	RemoveNode = "remove a node"
+)
+
+// Kinds are all of them. docs/soak.md says the same in words.
+var Kinds = []Kind{
+	{Name: "kill the registry", NodePort: Everywhere, Variants: []string{"its pod", "its process"}},
+	{Name: "kill a proxy", Proxy: OnTarget, OnNode: true, ProxyOnly: true, Variants: []string{"its pod", "its process"}},
+	{Name: "kill a kubelet", Pushes: true, OnNode: true, Holds: [2]time.Duration{3 * time.Second, 12 * time.Second}},
+	{Name: "kill containerd", Pushes: true, OnNode: true, Holds: [2]time.Duration{2 * time.Second, 8 * time.Second}},
+	{Name: "kill the API server", Pushes: true, Holds: [2]time.Duration{3 * time.Second, 15 * time.Second}},
+	{Name: "cut a node off", NodePort: Everywhere, Pushes: true, OnNode: true, Holds: [2]time.Duration{3 * time.Second, 15 * time.Second}},
+	{Name: "fill the volume", Pushes: true, Holds: [2]time.Duration{3 * time.Second, 10 * time.Second}},
+	{Name: "corrupt a certificate", Holds: [2]time.Duration{2 * time.Second, 6 * time.Second}, Variants: []string{"server-tls", "node-tls"}},
+	{Name: "corrupt the push certificate", Pushes: true, Holds: [2]time.Duration{2 * time.Second, 6 * time.Second}, Variants: []string{"push-tls"}},
+	{Name: "corrupt the payload", Proxy: OnTarget, OnNode: true, Holds: [2]time.Duration{2 * time.Second, 6 * time.Second}, Variants: []string{"a bit flipped", "a piece missing"}},
+	{Name: "rotate", Variants: []string{"certificates", "authorities"}},
+	// A push that begins when the Secret has the new one and the registry has not is refused.
+	{Name: "rotate the credential", Pushes: true},
+	{Name: Switch},
+	{Name: "upgrade and roll back", NodePort: Everywhere},
+	{Name: AddNode},
+	{Name: RemoveNode, Proxy: OnTarget, NodePort: Everywhere, OnNode: true},
+}
+
+// KindOf returns the kind of that name, which must be one of [Kinds].
+func KindOf(name string) Kind {
+	i := slices.IndexFunc(Kinds, func(k Kind) bool { return k.Name == name })
+	if i < 0 {
+		panic("no kind of fault is called " + name)
+	}
+	return Kinds[i]
+}
+
+// A Step is one fault of a plan.
+type Step struct {
+	Kind    Kind
+	Node    string // that it is about; empty for none
+	Hold    time.Duration
+	Variant string
+	// Proxy says in which mode the cluster is before it.
+	Proxy bool
+	// Hurry begins the next step at once, when this one is mended and nothing works again yet.
+	Hurry bool
+}
+
+// Pulls says where pulls may fail.
+func (s Step) Pulls() Scope {
+	if s.Proxy {
+		return s.Kind.Proxy
+	}
+	return s.Kind.NodePort
+}
+
+func (s Step) String() string {
+	words := []string{s.Kind.Name}
+	if s.Kind.Name == Switch {
+		words = append(words, map[bool]string{true: "to nodeport mode", false: "to proxy mode"}[s.Proxy])
+	}
+	if s.Variant != "" {
+		words = append(words, "("+s.Variant+")")
+	}
+	if s.Node != "" {
+		words = append(words, "("+s.Node+")")
+	}
+	if s.Hold > 0 {
+		words = append(words, "for "+s.Hold.String())
+	}
+	if s.Hurry {
+		words = append(words, "and go on at once")
+	}
+	return strings.Join(words, " ")
+}
+
+// A Plan is an endless sequence of steps that depends on its seed and on nothing else:
+// not on time, and not on what the cluster makes of it.
+type Plan struct {
+	random *rand.Rand
+	proxy  bool
+	nodes  []string
+	extra  string // the node that was added, if there is one
+	added  int
+	deck   []string
+	// Steps until the mode, or the node that was added, is taken back.
+	back, leave int
+}
+
+// NewPlan begins a plan for a cluster in proxy mode with those nodes.
+func NewPlan(seed uint64, nodes []string) *Plan {
+	return &Plan{random: rand.New(rand.NewPCG(seed, 0)), proxy: true, nodes: slices.Clone(nodes)}
+}
+
+// Next returns the next step. Each kind comes once before any comes again. Nodeport
+// mode, and a node that was added, last for a few steps.
+func (p *Plan) Next() Step {
+	step := Step{Kind: KindOf(p.draw()), Proxy: p.proxy}
+	switch k := step.Kind; {
+	case k.Name == AddNode:
+		p.added++
+		p.extra = fmt.Sprintf("late%d", p.added)
+		step.Node = p.extra
+		p.leave = 2 + p.random.IntN(3)
+	case k.Name == RemoveNode:
+		step.Node, p.extra = p.extra, ""
+	case k.Name == Switch:
+		p.proxy = !p.proxy
+		p.back = 1 + p.random.IntN(3)
+	case k.OnNode:
+		all := p.nodes
+		if p.extra != "" {
+			all = append(slices.Clone(all), p.extra)
+		}
+		step.Node = all[p.random.IntN(len(all))]
+	}
+	if k := step.Kind; k.Holds[1] > 0 {
+		const unit = time.Second / 10
+		step.Hold = k.Holds[0] + unit*time.Duration(p.random.Int64N(int64((k.Holds[1]-k.Holds[0])/unit)+1))
+		// What takes no command of ours to mend can be followed by anything.
+		step.Hurry = k.Variants == nil && p.random.IntN(4) == 0
+	}
+	if n := len(step.Kind.Variants); n > 0 {
+		step.Variant = step.Kind.Variants[p.random.IntN(n)]
+	}
+	return step
+}
+
+// draw takes the next card that can be played. What has to be taken back comes first.
+func (p *Plan) draw() string {
+	if !p.proxy {
+		if p.back--; p.back < 0 {
+			return Switch
+		}
+	}
+	if p.extra != "" {
+		if p.leave--; p.leave < 0 {
+			return RemoveNode
+		}
+	}
+	for {
+		for i, name := range p.deck {
+			if p.playable(KindOf(name)) {
+				p.deck = slices.Delete(p.deck, i, i+1)
+				return name
+			}
+		}
+		for _, k := range Kinds {
+			if k.Name != RemoveNode {
+				p.deck = append(p.deck, k.Name)
+			}
+		}
+		p.random.Shuffle(len(p.deck), func(i, j int) { p.deck[i], p.deck[j] = p.deck[j], p.deck[i] })
+	}
+}
+
+func (p *Plan) playable(k Kind) bool {
+	switch {
+	case k.Name == Switch, k.ProxyOnly:
+		return p.proxy
+	case k.Name == AddNode:
+		return p.extra == ""
+	}
+	return true
+}

@@ -1,0 +1,276 @@
+package soak
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func steps(seed uint64, n int) []Step {
+	plan := NewPlan(seed, []string{"n1", "n2"})
+	var all []Step
+	for range n {
+		all = append(all, plan.Next())
+	}
+	return all
+}
+
+func text(all []Step) string {
+	var lines []string
+	for _, s := range all {
+		lines = append(lines, s.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestASeedIsASequence(t *testing.T) {
+	first := text(steps(7, 200))
+	if again := text(steps(7, 200)); again != first {
+		t.Errorf("the same seed gave\n%s\nand\n%s", first, again)
+	}
+	if other := text(steps(8, 200)); other == first {
+		t.Error("another seed gave the same sequence")
+	}
+}
+
+func TestASequenceCanBeDone(t *testing.T) {
+	for seed := range uint64(50) {
+		proxy, nodes, away, late := true, []string{"n1", "n2"}, 0, 0
+		count := map[string]int{}
+		for i, s := range steps(seed, 200) {
+			count[s.Kind.Name]++
+			if s.Proxy != proxy {
+				t.Fatalf("seed %d, step %d, %s: it takes the mode for another", seed, i, s)
+			}
+			if s.Kind.ProxyOnly && !proxy {
+				t.Errorf("seed %d, step %d: %s in nodeport mode", seed, i, s)
+			}
+			if s.Kind.OnNode != (s.Node != "" && s.Kind.Name != AddNode) {
+				t.Errorf("seed %d, step %d, %s: node %q", seed, i, s, s.Node)
+			}
+			if s.Kind.OnNode && !slices.Contains(nodes, s.Node) {
+				t.Errorf("seed %d, step %d, %s: there is no such node", seed, i, s)
+			}
+			if s.Hold < s.Kind.Holds[0] || s.Hold > s.Kind.Holds[1] {
+				t.Errorf("seed %d, step %d: %s", seed, i, s)
+			}
+			if s.Hurry && s.Kind.Variants != nil {
+				t.Errorf("seed %d, step %d, %s: what it takes to mend it may need what comes next", seed, i, s)
+			}
+			switch s.Kind.Name {
+			case Switch:
+				proxy = !proxy
+			case AddNode:
+				nodes = append(nodes, s.Node)
+			case RemoveNode:
+				nodes = slices.DeleteFunc(nodes, func(n string) bool { return n == s.Node })
+			}
+			if away++; proxy {
+				away = 0
+			}
+			if late++; len(nodes) == 2 {
+				late = 0
+			}
+			if len(nodes) > 3 || len(nodes) < 2 || away > 4 || late > 8 {
+				t.Fatalf("seed %d, step %d, %s: nodes are %v, in nodeport mode for %d steps, more than two nodes for %d", seed, i, s, nodes, away, late)
+			}
+		}
+		for _, k := range Kinds {
+			if count[k.Name] < 5 {
+				t.Errorf("seed %d: %s comes %d times in 200 steps", seed, k.Name, count[k.Name])
+			}
+		}
+	}
+}
+
+func TestNoFaultLastsLongerThanProxiesHoldPullsBack(t *testing.T) {
+	const held, silent = 60 * time.Second, 50 * time.Second
+	for _, k := range Kinds {
+		// Two may come one right after the other.
+		if 2*k.Holds[1]+10*time.Second > min(held, silent) {
+			t.Errorf("%s: for up to %s", k.Name, k.Holds[1])
+		}
+	}
+}
+
+func TestWhatMayFail(t *testing.T) {
+	at := func(s int) time.Time { return time.Unix(1000+int64(s), 0) }
+	pull := func(node string, begin, took int) Attempt {
+		return Attempt{Node: node, Begin: at(begin), Took: time.Duration(took) * time.Second, Err: "it failed"}
+	}
+	push := pull("", 12, 1)
+	corrupt := pull("n1", 12, 1)
+	corrupt.Corrupt = true
+	kill := func(name, node string, proxy bool) Step { return Step{Kind: KindOf(name), Node: node, Proxy: proxy} }
+	end := 20 + int(Settle.Seconds())
+	for sentence, c := range map[string]struct {
+		step    Step // from 10 to 20
+		attempt Attempt
+		excused bool
+	}{
+		"a pull through a proxy that was killed":               {kill("kill a proxy", "n1", true), pull("n1", 12, 1), true},
+		"one that had begun before":                            {kill("kill a proxy", "n1", true), pull("n1", 8, 3), true},
+		"one that was over before":                             {kill("kill a proxy", "n1", true), pull("n1", 8, 1), false},
+		"one that begins while it settles":                     {kill("kill a proxy", "n1", true), pull("n1", end-1, 9), true},
+		"one that begins later":                                {kill("kill a proxy", "n1", true), pull("n1", end+1, 1), false},
+		"one on another node":                                  {kill("kill a proxy", "n1", true), pull("n2", 12, 1), false},
+		"a push meanwhile":                                     {kill("kill a proxy", "n1", true), push, false},
+		"a pull while proxies hold it for a registry":          {kill("kill the registry", "", true), pull("n1", 12, 1), false},
+		"a pull while nothing holds it":                        {kill("kill the registry", "", false), pull("n1", 12, 1), true},
+		"a pull while the API server is away":                  {kill("kill the API server", "", true), pull("n1", 12, 1), false},
+		"a pull while the API server is away in nodeport mode": {kill("kill the API server", "", false), pull("n1", 12, 1), false},
+		"a push while the API server is away":                  {kill("kill the API server", "", true), push, true},
+		"what is corrupt, whatever happens":                    {kill("kill a proxy", "n1", true), corrupt, false},
+		"a pull during a switch":                               {kill(Switch, "", true), pull("n1", 12, 1), false},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			account := NewAccount()
+			account.Begin(c.step, at(10))
+			account.Mended(at(20))
+			account.Add(c.attempt)
+			if bad := account.Unexcused(); (len(bad) == 0) != c.excused {
+				t.Errorf("unexcused: %v", bad)
+			}
+			if again := account.Unexcused(); len(again) > 0 {
+				t.Errorf("it is judged twice: %v", again)
+			}
+		})
+	}
+}
+
+func TestAnExcuseEndsWhenEverythingWorks(t *testing.T) {
+	now := time.Unix(1000, 0)
+	account := NewAccount()
+	account.Begin(Step{Kind: KindOf("kill a proxy"), Node: "n1", Proxy: true}, now)
+	account.Mended(now.Add(time.Second))
+	account.Settled(now.Add(5 * time.Second))
+	late := Attempt{Node: "n1", Begin: now.Add(6 * time.Second), Err: "it failed"}
+	account.Add(late)
+	if bad := account.Unexcused(); len(bad) != 1 || !strings.Contains(bad[0].String(), "pull on n1") {
+		t.Errorf("unexcused: %v", bad)
+	}
+	// And it does not come back with the next.
+	account.Begin(Step{Kind: KindOf("kill a kubelet"), Node: "n1", Proxy: true}, now.Add(10*time.Second))
+	account.Mended(now.Add(11 * time.Second))
+	account.Add(late)
+	if bad := account.Unexcused(); len(bad) != 1 {
+		t.Errorf("unexcused: %v", bad)
+	}
+}
+
+func TestTheAccountCounts(t *testing.T) {
+	now := time.Unix(1000, 0)
+	account := NewAccount()
+	account.Add(Attempt{Node: "n1", Begin: now, Took: 3 * time.Second, Bytes: 10})
+	account.Add(Attempt{Node: "n1", Begin: now.Add(4 * time.Second), Took: 9 * time.Second, Bytes: 1, Err: "it failed"})
+	account.Add(Attempt{Begin: now, Took: time.Second, Bytes: 5})
+	if got, want := account.Report()["n1"], (Count{Attempts: 2, Failed: 1, Bytes: 11, Longest: 3 * time.Second}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	account.Add(Attempt{Node: "n1", Begin: now.Add(20 * time.Second), Took: time.Second})
+	if got := account.Report()["n1"]; got.Attempts != 1 {
+		t.Errorf("the second report counts %+v", got)
+	}
+	if got := account.Total(); got["n1"].Attempts != 3 || got[""].Bytes != 5 {
+		t.Errorf("the total is %+v", got)
+	}
+	if account.Works("n1", now.Add(20*time.Second)) || !account.Works("n1", now.Add(19*time.Second)) || account.Works("n2", time.Time{}) {
+		t.Error("what counts is when the last attempt that succeeded was begun")
+	}
+	if account.Renewed("n1", now) {
+		t.Error("a slow pull may still be under way")
+	}
+	account.Add(Attempt{Node: "n1", Slow: true, Begin: now.Add(time.Second), Took: time.Minute})
+	if !account.Renewed("n1", now) || account.Renewed("n1", now.Add(time.Second)) {
+		t.Error("what counts is when both were begun")
+	}
+}
+
+func TestMarkersAreFoundInPackets(t *testing.T) {
+	m := Markers{"content": []byte("abcdefgh")}
+	m.Credential("the push", "zarf-push", "very-secret")
+	for packet, want := range map[string]string{
+		"....abcdefgh....": "content",
+		"....abcdefg":      "",
+		"GET /v2/ HTTP/1.1\r\nAuthorization: Basic emFyZi1wdXNoOnZlcnktc2VjcmV0\r\n": "the push credential in base64",
+		"password=very-secret abcdefgh":                                              "content, the push password",
+	} {
+		if got := strings.Join(m.Find([]byte(packet)), ", "); got != want {
+			t.Errorf("in %q: %q, want %q", packet, got, want)
+		}
+	}
+}
+
+func TestPortsThatMayBeOpen(t *testing.T) {
+	if bad := Unexpected([]int{10256, 10250}, NodePorts(true)); len(bad) > 0 {
+		t.Errorf("%v", bad)
+	}
+	if bad := Unexpected([]int{31999, 10250, 5000}, NodePorts(true)); !slices.Equal(bad, []int{5000, 31999}) {
+		t.Errorf("in proxy mode %v", bad)
+	}
+	if bad := Unexpected([]int{31999}, NodePorts(false)); len(bad) > 0 {
+		t.Errorf("in nodeport mode %v", bad)
+	}
+	if bad := Unexpected([]int{5000, 5001}, PodPorts(false)); !slices.Equal(bad, []int{5000}) {
+		t.Errorf("of a pod in nodeport mode %v", bad)
+	}
+}
+
+func TestALayoutIsWhatItsDigestsSay(t *testing.T) {
+	marker := []byte("a marker of 24 bytes ok!")
+	noise := Noise(1, 2, 64<<10, marker)
+	if !bytes.Equal(noise, Noise(1, 2, 64<<10, marker)) || bytes.Equal(noise, Noise(1, 3, 64<<10, marker)) || bytes.Count(noise, marker) != 16 {
+		t.Error("noise depends on something else than seed and number, or has not its markers")
+	}
+	image, err := WriteLayout(t.TempDir(), "example.com/a:1", Tar("tool", []byte("a program")), noise)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blob := func(digest string) []byte {
+		content, err := os.ReadFile(filepath.Join(image.Dir, "blobs", strings.Replace(digest, ":", "/", 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum := sha256.Sum256(content); "sha256:"+hex.EncodeToString(sum[:]) != digest {
+			t.Errorf("%s holds something else", digest)
+		}
+		return content
+	}
+	var manifest struct {
+		Config struct{ Digest string }
+		Layers []struct{ Digest string }
+	}
+	if err := json.Unmarshal(blob(image.Manifest), &manifest); err != nil || len(manifest.Layers) != 2 {
+		t.Fatalf("%v: %+v", err, manifest)
+	}
+	blob(manifest.Config.Digest)
+	layer := blob(manifest.Layers[1].Digest)
+	if !bytes.Contains(layer, marker) {
+		t.Error("the marker cannot be seen in the layer")
+	}
+	r := tar.NewReader(bytes.NewReader(layer))
+	header, err := r.Next()
+	if err != nil || "/"+header.Name != NoiseFile {
+		t.Errorf("%v %v", header, err)
+	}
+}
+
+func TestEveryKindIsDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/soak.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range Kinds {
+		if !bytes.Contains(page, []byte("\n| "+k.Name+" |")) {
+			t.Errorf("docs/soak.md has no row for %q", k.Name)
+		}
+	}
+}

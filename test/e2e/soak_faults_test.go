@@ -1,0 +1,210 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/test/e2e/soak"
+)
+
+// inflict does what a step says, and mends it.
+func (s *soaking) inflict(t *testing.T, step soak.Step) {
+	t.Helper()
+	during := func(inflict, mend func()) {
+		// What is broken is mended whatever happens.
+		defer mend()
+		inflict()
+		time.Sleep(step.Hold)
+	}
+	component := func(name string) {
+		during(func() { s.cluster(t, "kill", name) }, func() { s.cluster(t, "restart", name) })
+	}
+	switch step.Kind.Name {
+	case "kill the registry":
+		s.killPod(t, s.w.waitForRegistry(t, ""), step.Variant)
+	case "kill a proxy":
+		for _, p := range s.w.pods(t, "proxy") {
+			if p.Spec.NodeName == step.Node {
+				s.killPod(t, p, step.Variant)
+			}
+		}
+	case "kill a kubelet":
+		component("kubelet." + step.Node)
+	case "kill containerd":
+		component("containerd." + step.Node)
+	case "kill the API server":
+		component("kube-apiserver")
+	case "cut a node off":
+		during(func() { s.cluster(t, "unplug", step.Node) }, func() { s.cluster(t, "plug", step.Node) })
+	case "fill the volume":
+		filler := filepath.Join("/var/lib/zarf-registry-test", s.w.name, "volumes", "filler")
+		during(func() { fill(t, filler) }, func() { os.Remove(filler) })
+	case "corrupt a certificate", "corrupt the push certificate":
+		during(func() {
+			secret := s.w.secret(t, "-"+step.Variant)
+			secret.Data["tls.crt"] = secret.Data["tls.crt"][:len(secret.Data["tls.crt"])/2]
+			if _, err := s.w.client.CoreV1().Secrets(namespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}, func() { s.w.certs(t, "renew") })
+	case "corrupt the payload":
+		during(func() { s.corruptPayload(t, step) }, func() { s.w.helmChart(t, "upgrade", s.mode()) })
+	case "rotate":
+		if step.Variant == "authorities" {
+			s.w.certs(t, "rotate", "--ca")
+		} else {
+			s.w.certs(t, "rotate")
+		}
+	case "rotate the credential":
+		output(t, s.w.command(t, s.w.hook, "credentials", "rotate"))
+		s.mark(t)
+	case soak.Switch:
+		s.switchMode(t)
+	case "upgrade and roll back":
+		former := s.w.revision(t)
+		upgrade := s.w.command(t, s.w.helm, "upgrade", release, newerChart(t), "-n", namespace, "--timeout", "5m", s.mode(), "--set-string=registry.podAnnotations.soak="+former)
+		output(t, upgrade)
+		s.w.rollback(t, former)
+	case soak.AddNode:
+		s.w.addNode(t, step.Node)
+		eventually(t, soak.Whole, "the loopback address of the new node to answer", func() error { return s.w.dial(t, step.Node, s.w.address) })
+		s.watch(t, step.Node)
+	case soak.RemoveNode:
+		output(t, s.w.command(t, s.w.kubectl, "drain", step.Node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=3m"))
+		s.unwatch(step.Node)
+		s.w.removeNode(t, step.Node)
+	default:
+		t.Fatalf("nobody knows how to %s", step.Kind.Name)
+	}
+}
+
+// mode is the value for the mode that the cluster is in.
+func (s *soaking) mode() string {
+	if s.proxy {
+		return proxyMode
+	}
+	return nodePortMode
+}
+
+func (s *soaking) switchMode(t *testing.T) {
+	t.Helper()
+	if s.proxy {
+		s.unseen(t)
+		s.secret = time.Time{}
+		s.proxy = false
+		begin := time.Now()
+		told := make(chan error, 1)
+		go func() { told <- s.credentials(t.Context()) }()
+		s.w.helmChart(t, "upgrade", nodePortMode)
+		if err := <-told; err != nil {
+			t.Fatal(err)
+		}
+		s.mark(t)
+		// The capture sees what it is to see, where it is allowed: nodes that pull through
+		// the node port.
+		eventually(t, time.Minute, "the capture to see images in plain in nodeport mode", func() error {
+			if found, _ := s.seenSince(begin); len(found) == 0 {
+				return errors.New("nothing yet")
+			}
+			return nil
+		})
+		return
+	}
+	s.proxy = true
+	s.w.helmChart(t, "upgrade", proxyMode)
+	// A pull that has begun through the node port goes on to its end there.
+	switched := time.Now()
+	eventually(t, soak.Whole, "all pulls to have begun after the switch", func() error {
+		for _, node := range s.w.nodes {
+			if !s.account.Renewed(node, switched) {
+				return fmt.Errorf("not yet on %s", node)
+			}
+		}
+		return nil
+	})
+	s.secret = time.Now()
+}
+
+// cluster runs a command of the test cluster.
+func (s *soaking) cluster(t *testing.T, args ...string) {
+	t.Helper()
+	if _, errOut, err := try(s.w.command(t, s.w.testcluster, append([]string{args[0], "--name", s.w.name}, args[1:]...)...)); err != nil {
+		t.Errorf("testcluster %s: %v: %s", strings.Join(args, " "), err, errOut)
+	}
+}
+
+// killPod kills a pod without notice, or the process in it. A process that was killed
+// before is spared: the kubelet would wait longer each time before it starts it again.
+func (s *soaking) killPod(t *testing.T, p corev1.Pod, how string) {
+	t.Helper()
+	if how == "its process" && len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount == 0 {
+		id := strings.TrimPrefix(p.Status.ContainerStatuses[0].ContainerID, "containerd://")
+		const script = `exec kill -9 "$(crictl inspect --output go-template --template '{{.info.pid}}' "$1")"`
+		out, err := s.w.onNode(t, p.Spec.NodeName, "sh", "-c", script, "sh", id)
+		if err == nil {
+			return
+		}
+		s.note("   its pod instead: %v: %s", err, out)
+	}
+	s.w.deletePod(t, p.Name, 0)
+}
+
+// fill writes a file until there is no space left.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	zeros := make([]byte, 1<<20)
+	for range 16 << 10 { // 16 GiB: then it has no limit
+		if _, err := f.Write(zeros); errors.Is(err, syscall.ENOSPC) {
+			return
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Fatal("the volume has no limit")
+}
+
+// corruptPayload damages a piece of the proxy's program, and lets a proxy start from that.
+func (s *soaking) corruptPayload(t *testing.T, step soak.Step) {
+	t.Helper()
+	cms := s.w.client.CoreV1().ConfigMaps(namespace)
+	list, err := cms.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(list.Items, func(cm corev1.ConfigMap) bool { return strings.HasSuffix(cm.Name, "-registry-node-amd64-01") })
+	if i < 0 {
+		t.Fatal("there is no chunk 01 of registry-node")
+	}
+	cm := &list.Items[i]
+	if step.Variant == "a piece missing" {
+		err = cms.Delete(t.Context(), cm.Name, metav1.DeleteOptions{})
+	} else {
+		chunk := cm.BinaryData["chunk-01"]
+		chunk[len(chunk)/2] ^= 1
+		_, err = cms.Update(t.Context(), cm, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second) // the kubelet's, to see that
+	for _, p := range s.w.pods(t, "proxy") {
+		if p.Spec.NodeName == step.Node {
+			s.w.deletePod(t, p.Name, 0)
+		}
+	}
+}

@@ -1,0 +1,481 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/test/e2e/soak"
+)
+
+// A companion is a test program that runs beside the test on a node or beside the control
+// plane, is told things line by line, and ends with this process at the latest.
+type companion struct {
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	ended chan struct{}
+	err   bytes.Buffer
+}
+
+// companion starts one; each line that it prints goes to heard.
+func (w *world) companion(t *testing.T, place string, heard func(line []byte), args ...string) *companion {
+	t.Helper()
+	c := &companion{cmd: exec.Command(w.testcluster, append([]string{"exec", "--name", w.name, place, "--", w.tool}, args...)...), ended: make(chan struct{})}
+	stdin, err := c.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.stdin, c.cmd.Stderr = stdin, &c.err
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(c.ended)
+		for lines := bufio.NewScanner(stdout); lines.Scan(); {
+			heard(lines.Bytes())
+		}
+		c.cmd.Wait() // it may have been killed with its node
+	}()
+	return c
+}
+
+// tell writes a line to it. One that has ended is not told, which is no error: that it
+// ended shows elsewhere.
+func (c *companion) tell(format string, args ...any) { fmt.Fprintf(c.stdin, format+"\n", args...) }
+
+// stop ends it.
+func (c *companion) stop() {
+	c.stdin.Close()
+	<-c.ended
+}
+
+// begin starts everything that goes on throughout.
+func (s *soaking) begin(t *testing.T) {
+	t.Helper()
+	s.noise = soak.Noise(s.seed, 0, 24, nil)
+	s.sniffer = s.w.companion(t, "cp", func(line []byte) {
+		var seen soak.Seen
+		if err := json.Unmarshal(line, &seen); err != nil {
+			seen.Marker = fmt.Sprintf("what is no JSON: %s", line)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.seen = append(s.seen, seen)
+	}, "sniff")
+	t.Cleanup(s.sniffer.stop)
+	s.mark(t)
+	s.secret = time.Now()
+	program, err := os.ReadFile(s.w.tool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	s.pusher = &pusher{s: s, program: soak.Tar("tool", program), dir: t.TempDir(), ended: make(chan struct{})}
+	s.pusher.stop = sync.OnceFunc(func() {
+		stop()
+		<-s.pusher.ended
+	})
+	t.Cleanup(s.pusher.stop)
+	go s.pusher.run(ctx)
+	for _, node := range s.w.nodes {
+		s.watch(t, node)
+	}
+	t.Cleanup(func() {
+		for _, c := range s.watchers {
+			c.stop()
+		}
+	})
+}
+
+// repository is where images are pushed to. No other path begins so.
+func (s *soaking) repository() string { return fmt.Sprintf("soak-%d/image", s.seed) }
+
+// mark tells the capture what must not be seen.
+func (s *soaking) mark(t *testing.T) {
+	t.Helper()
+	markers := soak.Markers{
+		"the content of an image": s.noise,
+		"the path of an image":    []byte("/v2/" + s.repository()),
+		"the control":             []byte(s.controlText()),
+	}
+	push := s.w.secret(t, "-credentials").Data
+	markers.Credential("the push", string(push["username"]), string(push["password"]))
+	if pull := s.w.pullSecret(t); pull != nil {
+		markers.Credential("the pull", string(pull.Data["username"]), string(pull.Data["password"]))
+	}
+	for name, value := range markers {
+		if len(value) < 8 {
+			t.Fatalf("marker %q is too short to say anything: %q", name, value)
+		}
+		s.sniffer.tell("marker\t%s\t%s", name, hex.EncodeToString(value))
+	}
+}
+
+func (s *soaking) controlText() string { return fmt.Sprintf("the capture sees this: %d", s.seed) }
+
+// seenSince are the markers that were seen since a moment, but for the control.
+func (s *soaking) seenSince(begin time.Time) (found []string, control bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, seen := range s.seen {
+		switch {
+		case seen.At.Before(begin) || seen.End:
+		case seen.Marker == "the control":
+			control = true
+		default:
+			found = append(found, fmt.Sprintf("%s at %s: %s", seen.Marker, seen.At.Format("15:04:05.0"), seen.Packet))
+		}
+	}
+	return found, control
+}
+
+// control sends plain text from one node to another: a capture that does not see this
+// proves nothing.
+func (s *soaking) control(t *testing.T) {
+	t.Helper()
+	begin := time.Now()
+	eventually(t, 20*time.Second, "the capture to see what is sent in plain", func() error {
+		if out, err := s.w.onNode(t, s.w.nodes[0], s.w.tool, "say", net.JoinHostPort(s.w.nodeAddress(t, s.w.nodes[1]), "9"), s.controlText()); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		time.Sleep(100 * time.Millisecond)
+		if _, control := s.seenSince(begin); !control {
+			return fmt.Errorf("not yet: %s", s.sniffer.err.String())
+		}
+		return nil
+	})
+}
+
+// unseen fails if anything that must not leave a node has been seen between nodes in
+// proxy mode. In nodeport mode it is plain HTTP by design: there, it must have been seen.
+func (s *soaking) unseen(t *testing.T) {
+	t.Helper()
+	if s.secret.IsZero() {
+		return
+	}
+	if found, _ := s.seenSince(s.secret); len(found) > 0 {
+		t.Errorf("in plain between nodes in proxy mode: %s", strings.Join(found, "; "))
+	}
+}
+
+// watch lets a node pull all that is and will be pushed.
+func (s *soaking) watch(t *testing.T, node string) {
+	t.Helper()
+	c := s.w.companion(t, node, func(line []byte) {
+		var a soak.Attempt
+		if err := json.Unmarshal(line, &a); err != nil {
+			a = soak.Attempt{Begin: time.Now(), Err: fmt.Sprintf("the pull loop says %q", line), Corrupt: true}
+		}
+		a.Node = node
+		s.add(a)
+	}, "watch", "http://"+s.w.address, "500ms")
+	s.pusher.mu.Lock()
+	defer s.pusher.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watchers[node] = c
+	if s.pusher.auth != "" {
+		c.tell("auth %s", s.pusher.auth)
+	}
+	for _, p := range s.pusher.pushed {
+		c.tell("image %s@%s", s.repository(), p.manifest)
+	}
+}
+
+// unwatch ends that.
+func (s *soaking) unwatch(node string) {
+	s.mu.Lock()
+	c := s.watchers[node]
+	delete(s.watchers, node)
+	s.mu.Unlock()
+	c.stop()
+}
+
+// tellAll tells the pull loops of all nodes.
+func (s *soaking) tellAll(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.watchers {
+		c.tell(format, args...)
+	}
+}
+
+// credentials lets the pull loops have what nodeport mode needs, as soon as there is such
+// a Secret: those who pull are to have it before a switch, and it stays when there was one.
+func (s *soaking) credentials(ctx context.Context) error {
+	for ; ; time.Sleep(100 * time.Millisecond) {
+		secret, err := s.w.client.CoreV1().Secrets(namespace).Get(ctx, release+"-pull", metav1.GetOptions{})
+		if err != nil && ctx.Err() == nil {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		s.pusher.mu.Lock()
+		s.pusher.auth = string(secret.Data["username"]) + " " + string(secret.Data["password"])
+		s.pusher.mu.Unlock()
+		s.tellAll("auth %s", s.pusher.auth)
+		return nil
+	}
+}
+
+// A pusher pushes an image that is unlike any other again and again.
+type pusher struct {
+	s       *soaking
+	program []byte
+	dir     string
+	stop    func()
+	ended   chan struct{}
+
+	mu     sync.Mutex
+	pushed []acknowledged
+	auth   string // user and password for pulling in nodeport mode
+}
+
+// acknowledged is an image of which init-hook said that it is in the registry.
+type acknowledged struct{ manifest, noise string }
+
+func (p *pusher) run(ctx context.Context) {
+	defer close(p.ended)
+	for number := uint64(1); ctx.Err() == nil; number++ {
+		a, got := p.push(ctx, number)
+		if ctx.Err() != nil {
+			return
+		}
+		if a.Err == "" {
+			p.mu.Lock()
+			p.pushed = append(p.pushed, got)
+			p.mu.Unlock()
+			p.s.tellAll("image %s@%s", p.s.repository(), got.manifest)
+		}
+		p.s.add(a)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// push pushes one image, as users do.
+func (p *pusher) push(ctx context.Context, number uint64) (soak.Attempt, acknowledged) {
+	reference := fmt.Sprintf("example.com/%s:%d", p.s.repository(), number)
+	a := soak.Attempt{Image: reference}
+	dir := filepath.Join(p.dir, "layout")
+	defer os.RemoveAll(dir)
+	// 256 KiB to 1 MiB, so that some are on their way for a while.
+	image, err := soak.WriteLayout(dir, reference, p.program, soak.Noise(p.s.seed, number, 256<<10<<(number%3), p.s.noise))
+	a.Begin = time.Now()
+	if err == nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 2*time.Minute) // one that hangs has failed
+		defer cancel()
+		cmd := exec.CommandContext(ctx, p.s.w.hook, "images", "push", "--output=json", dir)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+p.s.w.kubeconfig)
+		var out, errOut string
+		out, errOut, err = try(cmd)
+		if err != nil {
+			lines := strings.Split(strings.TrimSpace(errOut), "\n")
+			err = fmt.Errorf("%w: %s", err, lines[len(lines)-1])
+		} else {
+			var results []images.Result
+			if e := json.Unmarshal([]byte(out), &results); e != nil || len(results) != 1 || results[0].Digest.String() != image.Manifest {
+				a.Corrupt, err = true, fmt.Errorf("it is to have the digest %s, and init-hook says %s", image.Manifest, out)
+			} else {
+				a.Bytes = results[0].BytesSent
+			}
+		}
+	}
+	a.Took = time.Since(a.Begin)
+	if err != nil {
+		a.Err = err.Error()
+	}
+	return a, acknowledged{image.Manifest, image.Noise}
+}
+
+// newest is what was acknowledged last.
+func (p *pusher) newest() acknowledged {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pushed[len(p.pushed)-1]
+}
+
+// runsWhatWasPushed runs the newest image on each node and lets it say what is in it.
+func (s *soaking) runsWhatWasPushed(t *testing.T) {
+	t.Helper()
+	newest := s.pusher.newest()
+	secrets := s.w.pullSecrets(t)
+	for _, node := range s.w.nodes {
+		p := pod("sums-on-"+node, node, s.w.address+"/"+s.repository()+"@"+newest.manifest, "sum", soak.NoiseFile)
+		p.Spec.ImagePullSecrets = secrets
+		s.w.runPod(t, p)
+		var text string
+		eventually(t, time.Minute, p.Name+" to end", func() error {
+			got, err := s.w.client.CoreV1().Pods(workloads).Get(t.Context(), p.Name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if got.Status.Phase != corev1.PodSucceeded {
+				return fmt.Errorf("phase %s: %s", got.Status.Phase, mustJSON(got.Status.ContainerStatuses))
+			}
+			log, err := s.w.client.CoreV1().Pods(workloads).GetLogs(p.Name, &corev1.PodLogOptions{}).DoRaw(t.Context())
+			text = strings.TrimSpace(string(log))
+			return err
+		})
+		if text != newest.noise {
+			t.Errorf("CORRUPT: on %s runs an image with %s, pushed was one with %s", node, text, newest.noise)
+		}
+	}
+}
+
+// finish pulls everything that was ever acknowledged, and ends the capture.
+func (s *soaking) finish(t *testing.T) {
+	t.Helper()
+	s.pusher.stop()
+	var mu sync.Mutex
+	failed, whole := []string{}, 0
+	node := s.w.nodes[len(s.w.nodes)-1]
+	c := s.w.companion(t, node, func(line []byte) {
+		var a soak.Attempt
+		err := json.Unmarshal(line, &a)
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil || a.Err != "" {
+			failed = append(failed, string(line))
+		} else {
+			whole++
+		}
+	}, "each", "http://"+s.w.address)
+	if s.pusher.auth != "" {
+		c.tell("auth %s", s.pusher.auth)
+	}
+	for _, p := range s.pusher.pushed {
+		c.tell("image %s@%s", s.repository(), p.manifest)
+	}
+	c.stdin.Close()
+	<-c.ended
+	if len(failed) > 0 || whole != len(s.pusher.pushed) {
+		t.Errorf("LOST: of %d images that were acknowledged, %d can be pulled: %s%s", len(s.pusher.pushed), whole, strings.Join(failed, "; "), c.err.String())
+	}
+	t.Logf("figure: all of %d images that were acknowledged can be pulled, with the bytes that were pushed", whole)
+	for _, c := range s.watchers {
+		c.stop()
+	}
+	s.excused(t)
+	s.unseen(t)
+	s.sniffer.stop()
+	last := s.seen[len(s.seen)-1]
+	if !last.End || last.Packets < 1000 {
+		t.Errorf("the capture did not go on to the end: %s: %s", mustJSON(last), s.sniffer.err.String())
+	}
+	t.Logf("figure: %d packets between nodes were looked at, %d came too fast for that", last.Packets, last.Dropped)
+	if last.Dropped > last.Packets/100 {
+		t.Error("too many were not looked at")
+	}
+}
+
+// scan says which TCP ports are open, as seen from a place.
+func (s *soaking) scan(t *testing.T, from, ports string, hosts ...string) map[string][]int {
+	t.Helper()
+	var open map[string][]int
+	out, errOut, err := try(s.w.command(t, s.w.testcluster, append([]string{"exec", "--name", s.w.name, from, "--", s.w.tool, "scan", ports}, hosts...)...))
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &open)); err != nil {
+		t.Fatalf("scanning from %s: %v: %s%s", from, err, out, errOut)
+	}
+	return open
+}
+
+// allPorts scans all ports of all nodes from outside of them, and of one from another.
+func (s *soaking) allPorts(t *testing.T) { s.scanAll(t, "1-65535") }
+
+// ports scans those that this project could have opened, and node ports.
+func (s *soaking) ports(t *testing.T) {
+	s.scanAll(t, "5000,5001,5080,5090,5443,9102,30443,31990-32010")
+}
+
+func (s *soaking) scanAll(t *testing.T, ports string) {
+	t.Helper()
+	begin := time.Now()
+	hosts := map[string]string{}
+	for _, node := range s.w.nodes {
+		hosts[s.w.nodeAddress(t, node)] = node
+	}
+	addresses := func(but string) (list []string) {
+		for address, node := range hosts {
+			if node != but {
+				list = append(list, address)
+			}
+		}
+		return list
+	}
+	first := s.w.nodes[0]
+	for from, targets := range map[string][]string{"cp": addresses(""), first: addresses(first)} {
+		for address, open := range s.scan(t, from, ports, targets...) {
+			if bad := soak.Unexpected(open, soak.NodePorts(s.proxy)); len(bad) > 0 {
+				t.Errorf("from %s, node %s has open ports that it should not have: %v", from, hosts[address], bad)
+			}
+			for _, want := range soak.NodePorts(s.proxy) {
+				// A scan that sees nothing proves nothing.
+				if ports == "1-65535" && !slices.Contains(open, want) {
+					t.Errorf("from %s, port %d of node %s is not seen", from, want, hosts[address])
+				}
+			}
+		}
+	}
+	// A network plugin may take a moment before it guards a pod that is new.
+	eventually(t, 20*time.Second, "the ports of the pods to be out of reach", func() error { return s.scanPods(t) })
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Logf("figure: scanning ports %s took %.1f s", ports, took.Seconds())
+	}
+}
+
+// scanPods looks at the pods' ports from other nodes, and from outside of them.
+func (s *soaking) scanPods(t *testing.T) error {
+	t.Helper()
+	pods := map[string]corev1.Pod{}
+	for _, component := range []string{"registry", "proxy"} {
+		for _, p := range s.w.pods(t, component) {
+			if p.Status.PodIP != "" && p.DeletionTimestamp == nil {
+				pods[p.Status.PodIP] = p
+			}
+		}
+	}
+	for _, from := range append([]string{"cp"}, s.w.nodes...) {
+		var others []string
+		for address, p := range pods {
+			if p.Spec.NodeName != from {
+				others = append(others, address)
+			}
+		}
+		if len(others) == 0 {
+			continue
+		}
+		for address, open := range s.scan(t, from, "5000,5001,5080,5090,5443,9102", others...) {
+			if bad := soak.Unexpected(open, soak.PodPorts(s.proxy)); len(bad) > 0 {
+				return fmt.Errorf("from %s, pod %s has open ports that it should not have: %v", from, pods[address].Name, bad)
+			}
+		}
+	}
+	return nil
+}
