@@ -21,6 +21,7 @@ func registryTargets() (targets []target) {
 	add("memory at four pulls", less, timesOf, 1+besideDistribution, "Pulls", "four: memory")
 	add("pushes, one at a time", more, atLeastTimesOf, 1-besideDistribution, "Pushes", "one at a time")
 	add("pushes, four at a time", more, atLeastTimesOf, 1-besideDistribution, "Pushes", "four at a time")
+	add("CPU of pushes, four at a time", less, timesOf, 1+besideDistribution, "Pushes", "four: CPU per GiB")
 	add("small requests", more, atLeastTimesOf, 1-besideDistribution, "Small requests", "requests")
 	add("CPU of a small request", less, timesOf, 1+besideDistribution, "Small requests", "CPU per request")
 	return targets

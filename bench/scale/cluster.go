@@ -248,7 +248,7 @@ func makeNode(n int) corev1.Node {
 		fields := `{"f:metadata":{"f:annotations":{".":{},"f:volumes.kubernetes.io/controller-managed-attach-detach":{}},"f:labels":{".":{}` +
 			strings.Repeat(`,"f:topology.kubernetes.io/zone":{}`, 12) + `}}}`
 		node.ManagedFields = append(node.ManagedFields, metav1.ManagedFieldsEntry{Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
-			Time: &metav1.Time{Time: time.Unix(1.7e9+int64(i), 0)}, FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}})
+			Time: &metav1.Time{Time: time.Unix(1.7e9+int64(i), 0)}, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields)})
 	}
 	return node
 }

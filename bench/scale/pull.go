@@ -124,7 +124,7 @@ func pushImage(ctx context.Context, client *http.Client, process *registries.Pro
 // how long TLS may take on a connection, and the first and last pause between attempts.
 const (
 	patience         = time.Minute
-	handshakeTimeout = 10 * time.Second
+	handshakeTimeout = 30 * time.Second
 	firstDelay       = 50 * time.Millisecond
 	lastDelay        = 2 * time.Second
 )

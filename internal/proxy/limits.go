@@ -26,7 +26,7 @@ var defaultLimits = limits{
 	quiet:      10 * time.Second, // longer than the pauses within a pull
 
 	dial:      3 * time.Second,  // inside a cluster it takes milliseconds
-	handshake: 10 * time.Second, // a busy registry may need some of it
+	handshake: 30 * time.Second, // a registry from which a thousand nodes pull at once may need more than 10 s
 	head:      30 * time.Second, // object storage is slow, and a dead peer answers never
 	stall:     30 * time.Second,
 }

@@ -25,8 +25,10 @@ import (
 )
 
 const (
-	// headerTimeout bounds a TLS handshake and, separately, a request's header.
-	headerTimeout = 10 * time.Second
+	// headerTimeout bounds a TLS handshake and, separately, a request's header. Where a
+	// thousand nodes connect while all processors send what others pull, a handshake has
+	// taken more than 10 s; to give it up then would cost its processor time again.
+	headerTimeout = 30 * time.Second
 	// idleTimeout is longer than clients keep unused connections (90 s in Go's
 	// own transport): where the client is the one to close, no request meets a
 	// connection that is just going away.
