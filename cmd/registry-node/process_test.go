@@ -17,11 +17,8 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
-	"runtime"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -239,163 +236,14 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// Sizes of what the benchmark asks for, in bytes.
-const (
-	smallSize = 1 << 10
-	largeSize = 1 << 30
-)
-
-// BenchmarkProcess measures the proxy as a process, next to the standard library's reverse proxy: CPU time for a new
-// connection and for a GiB, resident memory after that with 50 idle connections. Give it -benchtime=1x.
-func BenchmarkProcess(b *testing.B) {
-	if runtime.GOOS != "linux" {
-		b.Skip("SKIPPED: reads /proc")
-	}
-	program := build(b, ".")
-	info, err := os.Stat(program)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Logf("registry-node: %d bytes, %d with gzip -9", info.Size(), gzipped(b, program))
-	w := newWorld(b)
-	naive := build(b, "./testdata/reverseproxy")
-	for name, start := range map[string]func(testing.TB) *process{
-		"reverseproxy": func(t testing.TB) *process {
-			return startProcess(t, nil, naive, w.registry.address, registryName, w.tlsDir)
-		},
-		"registry-node": func(t testing.TB) *process { return w.startProxy(t, program) },
-	} {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				p := start(b)
-				idle(b, p)
-				b.ReportMetric(p.resident(b), "fresh-50-idle-MB")
-				load(b, p, time.Second)
-				before := p.cpu(b)
-				latencies, elapsed := load(b, p, 4*time.Second)
-				b.ReportMetric((p.cpu(b)-before)*1000/float64(len(latencies)), "cpu-ms/conn")
-				b.ReportMetric(float64(len(latencies))/elapsed.Seconds(), "req/s")
-				b.ReportMetric(latencies[len(latencies)*99/100].Seconds()*1000, "p99-ms")
-
-				before = p.cpu(b)
-				began := time.Now()
-				large(b, p)
-				b.ReportMetric(p.cpu(b)-before, "cpu-s/GiB")
-				b.ReportMetric(largeSize/1e6/time.Since(began).Seconds(), "MB/s")
-
-				time.Sleep(22 * time.Second) // idle for long enough to give memory back
-				b.ReportMetric(p.resident(b), "after-50-idle-MB")
-				_ = p.Process.Kill()
-			}
-			b.ReportMetric(0, "ns/op")
-		})
-	}
-}
-
-func gzipped(b testing.TB, file string) int {
+func gzipped(t testing.TB, file string) int {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
 	var out bytes.Buffer
 	w, _ := gzip.NewWriterLevel(&out, gzip.BestCompression)
 	_, _ = w.Write(data)
 	_ = w.Close()
 	return out.Len()
-}
-
-// idle leaves 50 connections open that have asked once.
-func idle(b *testing.B, p *process) {
-	for range 50 {
-		c, err := net.Dial("tcp", p.address)
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { _ = c.Close() })
-		ask(b, c, "")
-	}
-}
-
-func ask(b *testing.B, c net.Conn, header string) {
-	fmt.Fprintf(c, "GET /v2/%d HTTP/1.1\r\nHost: 127.0.0.1:31999\r\nUser-Agent: containerd/2.2\r\nAccept: */*\r\n%s\r\n", smallSize, header)
-	buffer := make([]byte, 4<<10)
-	var n int
-	for n < smallSize {
-		more, err := c.Read(buffer[n:])
-		if err != nil {
-			b.Error(err)
-			return
-		}
-		n += more
-	}
-}
-
-// load has eight clients that make a connection for each request of 1 KiB. It returns the latencies, sorted.
-func load(b *testing.B, p *process, d time.Duration) ([]time.Duration, time.Duration) {
-	var mu sync.Mutex
-	var all []time.Duration
-	var wg sync.WaitGroup
-	began := time.Now()
-	for range 8 {
-		wg.Go(func() {
-			var own []time.Duration
-			for time.Since(began) < d {
-				at := time.Now()
-				c, err := net.Dial("tcp", p.address)
-				if err != nil {
-					b.Error(err)
-					return
-				}
-				ask(b, c, "Connection: close\r\n")
-				_ = c.Close()
-				own = append(own, time.Since(at))
-			}
-			mu.Lock()
-			all = append(all, own...)
-			mu.Unlock()
-		})
-	}
-	wg.Wait()
-	slices.Sort(all)
-	return all, time.Since(began)
-}
-
-func large(b *testing.B, p *process) {
-	c, err := net.Dial("tcp", p.address)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer c.Close()
-	fmt.Fprintf(c, "GET /v2/%d HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", largeSize)
-	buffer := make([]byte, 256<<10)
-	n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{c}, buffer)
-	if err != nil || n < largeSize {
-		b.Fatal(n, err)
-	}
-}
-
-// cpu is the CPU time that the process has used, in seconds.
-func (p *process) cpu(b *testing.B) float64 {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
-	if err != nil {
-		b.Fatal(err)
-	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+2:]))
-	user, _ := strconv.Atoi(fields[11])
-	system, _ := strconv.Atoi(fields[12])
-	return float64(user+system) / 100 // USER_HZ is 100 on every architecture that Go runs on
-}
-
-// resident is the resident memory of the process in MB.
-func (p *process) resident(b *testing.B) float64 {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))
-	if err != nil {
-		b.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(status), "VmRSS:")
-	kib, err := strconv.Atoi(strings.Fields(rest)[0])
-	if err != nil {
-		b.Fatal(err)
-	}
-	return float64(kib) * 1024 / 1e6
 }

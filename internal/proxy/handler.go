@@ -7,8 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"net/textproto"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,7 +33,17 @@ const (
 
 type clientKey struct{}
 
-var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
+var (
+	largeBuffers = newBuffers(bufferSize)
+	smallBuffers = newBuffers(smallBufferSize)
+)
+
+func newBuffers(size int) *sync.Pool {
+	return &sync.Pool{New: func() any {
+		buffer := make([]byte, size)
+		return &buffer
+	}}
+}
 
 // ServeHTTP answers one request of a client. It panics with http.ErrAbortHandler to break the client's connection where
 // the answer cannot be completed.
@@ -78,7 +86,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 		w.Header().Set("Connection", "close")
 		return p.refuse(w, http.StatusBadRequest, codeUnsupported, "a "+r.Method+" request must not have a body"), 0, nil
 	}
-	request := p.request(r)
+	request := newRequest(r)
 	a, err := p.fetch(request, p.newPatience(), judgeFirst)
 	if err != nil && r.Context().Err() != nil {
 		return statusClientGone, 0, r.Context().Err()
@@ -99,80 +107,12 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 	return a.StatusCode, n, err
 }
 
-// request is what the registry is asked for a client's request.
-//
-// The host stays the client's, and X-Forwarded-Proto tells how the client came, so that the registry's absolute URLs lead
-// back here. There is no X-Forwarded-For: it would put a loopback address in place of this node's in the registry's log.
-func (p *Proxy) request(r *http.Request) *http.Request {
-	header := make(http.Header, len(r.Header)+2)
-	for name, values := range r.Header {
-		if !dropFromRequest[name] {
-			header[name] = values
-		}
-	}
-	dropNamed(header, r.Header)
-	scheme := "http"
-	if c, ok := r.Context().Value(clientKey{}).(*clientConn); ok && c.tls.Load() != nil {
-		scheme = "https"
-	}
-	header["X-Forwarded-Proto"] = []string{scheme}
-	if _, ok := header["User-Agent"]; !ok {
-		header["User-Agent"] = []string{""} // else net/http adds its own
-	}
-	out := &http.Request{
-		Method: r.Method,
-		URL: &url.URL{
-			Scheme: "https", Host: p.upstream.authority,
-			Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery,
-		},
-		Host:       r.Host,
-		Header:     header,
-		ProtoMajor: 1,
-		ProtoMinor: 1,
-	}
-	return out.WithContext(r.Context())
-}
-
-// hopByHop are the headers that concern one connection (RFC 9110, section 7.6.1). Those that Connection names come on top.
-var hopByHop = []string{
-	"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization", "Proxy-Connection",
-	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
-}
-
-// dropFromRequest are the headers of a client that the registry does not get. Credentials are among them: the node's
-// certificate authorises a pull, and what a runtime keeps for some registry on loopback is not for the log or memory of
-// another.
-var dropFromRequest = set(append([]string{
-	"Authorization", "Cookie", "Content-Length", "Expect", "Forwarded",
-	"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Proto", "X-Real-Ip",
-}, hopByHop...))
-
-var dropFromAnswer = set(hopByHop)
-
-func set(names []string) map[string]bool {
-	m := make(map[string]bool, len(names))
-	for _, name := range names {
-		m[name] = true
-	}
-	return m
-}
-
-// dropNamed removes the headers that from's Connection header names.
-func dropNamed(header, from http.Header) {
-	for _, value := range from["Connection"] {
-		for name := range strings.SplitSeq(value, ",") {
-			header.Del(textproto.TrimString(name))
-		}
-	}
-}
-
 func copyHeader(to, from http.Header) {
 	for name, values := range from {
-		if !dropFromAnswer[name] {
+		if !dropFromAnswer[name] && !namedBy(from, name) {
 			to[name] = values
 		}
 	}
-	dropNamed(to, from)
 	// A nil value keeps net/http from adding one of its own.
 	for _, name := range [...]string{"Content-Type", "Date"} {
 		if _, ok := to[name]; !ok {
@@ -203,14 +143,18 @@ func (p *Proxy) refuse(w http.ResponseWriter, status int, code, message string) 
 }
 
 // stream copies the body to the client and continues it where it breaks off.
-func (p *Proxy) stream(w http.ResponseWriter, request *http.Request, a *answer) (sent int64, err error) {
-	buffer := buffers.Get().(*[bufferSize]byte)
-	defer buffers.Put(buffer)
+func (p *Proxy) stream(w http.ResponseWriter, request *request, a *answer) (sent int64, err error) {
+	pool := largeBuffers
+	if a.ContentLength >= 0 && a.ContentLength <= smallBufferSize {
+		pool = smallBuffers
+	}
+	buffer := pool.Get().(*[]byte)
+	defer pool.Put(buffer)
 	whole := &interrupted{first: a.Response}
 	var skip int64 // what the client has already of a body that had to be begun anew
 	for {
-		n, err := a.fill(buffer[:])
-		part := buffer[:n]
+		n, err := a.fill(*buffer)
+		part := (*buffer)[:n]
 		if skip > 0 {
 			k := min(skip, int64(n))
 			part, skip = part[k:], skip-k
@@ -228,7 +172,7 @@ func (p *Proxy) stream(w http.ResponseWriter, request *http.Request, a *answer) 
 			a.finish()
 			return sent, nil
 		case err == nil:
-			if n < bufferSize {
+			if n < len(*buffer) {
 				// The registry pauses: what it has sent so far must not wait in net/http's buffer.
 				if err := http.NewResponseController(w).Flush(); err != nil {
 					a.abandon()

@@ -77,8 +77,8 @@ type interrupted struct {
 }
 
 // resume continues a body that broke off after sent bytes. The retry timeout begins anew if the client has seen progress
-// since the last time, of bufferSize at least, so that a body which comes byte by byte is not asked for byte by byte. It returns the answer whose body goes on, and how many bytes of that to skip.
-func (p *Proxy) resume(request *http.Request, body *interrupted, sent int64, cause error) (a *answer, skip int64, err error) {
+// since the last time, of progressSize at least, so that a body which comes byte by byte is not asked for byte by byte. It returns the answer whose body goes on, and how many bytes of that to skip.
+func (p *Proxy) resume(request *request, body *interrupted, sent int64, cause error) (a *answer, skip int64, err error) {
 	ctx := request.Context()
 	if ctx.Err() != nil {
 		return nil, 0, ctx.Err()
@@ -102,7 +102,7 @@ func (p *Proxy) resume(request *http.Request, body *interrupted, sent int64, cau
 	}
 	rest := part{whole.start + sent, whole.end, whole.total}
 	p.log.Warn("a body broke off, continuing it", "path", request.URL.Path, "bytes", sent, "error", cause)
-	if body.patience == nil || sent-body.sent >= bufferSize {
+	if body.patience == nil || sent-body.sent >= progressSize {
 		body.patience = p.newPatience()
 	} else if err := body.patience.wait(ctx, cause); err != nil {
 		return nil, 0, err
@@ -122,9 +122,14 @@ func (p *Proxy) resume(request *http.Request, body *interrupted, sent int64, cau
 }
 
 // continuation asks for rest. The client's own conditions do not apply: they have been answered.
-func continuation(ctx context.Context, request *http.Request, rest part, etag string) *http.Request {
-	out := request.Clone(ctx)
-	for _, name := range [...]string{"If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since", "If-Range"} {
+func continuation(ctx context.Context, r *request, rest part, etag string) *request {
+	out := &request{r.Clone(ctx), r.scheme}
+	for name := range out.Header {
+		if namedBy(r.Header, name) {
+			out.Header.Del(name)
+		}
+	}
+	for _, name := range [...]string{"Connection", "If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since", "If-Range"} {
 		out.Header.Del(name)
 	}
 	out.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", rest.start, rest.end-1))

@@ -77,7 +77,7 @@ func (w *patience) end() {
 
 // fetch asks the registry until judge accepts an answer or patience ends. Errors other than the context's say what went
 // wrong last.
-func (p *Proxy) fetch(request *http.Request, patience *patience, judge func(*http.Response) (verdict, error)) (*answer, error) {
+func (p *Proxy) fetch(request *request, patience *patience, judge func(*http.Response) (verdict, error)) (*answer, error) {
 	defer patience.end()
 	for {
 		a, err := p.upstream.roundTrip(request)

@@ -13,6 +13,7 @@ var tools = map[string]Recipe{
 	"age-keygen":    tool("age-keygen", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age-keygen"),
 	"crane":         tool("crane", "github.com/google/go-containerregistry", "v0.22.1", "github.com/google/go-containerregistry/cmd/crane"),
 	"ct":            tool("ct", "github.com/helm/chart-testing/v3", "v3.14.0", "github.com/helm/chart-testing/v3/ct", "github.com/helm/chart-testing/v3/ct/cmd.Version=v3.14.0"),
+	"ghostunnel":    ghostunnel,
 	"golangci-lint": tool("golangci-lint", "github.com/golangci/golangci-lint/v2", "v2.15.0", "github.com/golangci/golangci-lint/v2/cmd/golangci-lint", "main.version=2.15.0"),
 	"gotestsum":     tool("gotestsum", "gotest.tools/gotestsum", "v1.13.0", "gotest.tools/gotestsum"),
 	"helm":          tool("helm", "helm.sh/helm/v3", "v3.22.0", "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3/internal/version.version=v3.22.0"),
@@ -29,6 +30,17 @@ var tools = map[string]Recipe{
 var promtool = Recipe{
 	Name: "promtool", Module: "github.com/prometheus/prometheus", Version: "v0.313.5", Tags: []string{"remove_all_sd"},
 	Programs: programs("github.com/prometheus/prometheus/cmd", "promtool"),
+}
+
+// ghostunnel is one of those that bench/proxy measures.
+var ghostunnel = Recipe{
+	Name: "ghostunnel", Module: "github.com/ghostunnel/ghostunnel", Version: "v1.8.4", Variables: []string{"main.version=v1.8.4"},
+	CGO:      true, // v1.8.4 does not compile without
+	Programs: map[string]string{"ghostunnel": "github.com/ghostunnel/ghostunnel"},
+	Sums: []string{ // those of its own go.sum
+		"github.com/landlock-lsm/go-landlock v0.0.0-20241014143150-479ddab4c04c h1:nwPp7v5drD5P9tUDUGF5P6Mrg7qb/oCEJBmmjlMIwG0=",
+		"github.com/landlock-lsm/go-landlock v0.0.0-20241014143150-479ddab4c04c/go.mod h1:RSub3ourNF8Hf+swvw49Catm3s7HVf4hzdFxDUnEzdA=",
+	},
 }
 
 func tool(name, module, version, pkg string, variables ...string) Recipe {

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+)
+
+// The children of a test are the test program itself.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && slices.Contains([]string{registryMode, naiveMode}, os.Args[1]) {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// node builds the program that is measured.
+func node(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "registry-node")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/registry-node").CombinedOutput(); err != nil {
+		t.Fatalf("building registry-node: %v\n%s", err, out)
+	}
+	return program
+}
+
+func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
+	out := t.TempDir()
+	err := run(t.Context(), []string{
+		"-n=2", "-connect=30ms", "-keep=20ms", "-stream=4194304", "-few=2", "-many=9", "-quiet=1ms", "-registry-node=" + node(t),
+		"-subjects=registry-node,naive Go,direct", "-write=" + out,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := results.Read(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string][]string{
+		tableConnect: {measureRate, measureP50, measureP99, measureCPU},
+		tableKeep:    {measureRate, measureP50, measureP99, measureCPU},
+		tableStream:  {measureThroughput, measureGiB, measureBothGiB},
+		tableStreams: {measureThroughput, measureGiB, measureBothGiB},
+		tableMemory:  {"fresh", "2 idle connections", "9 idle connections", "2 after load"},
+	}
+	for _, s := range r.Subjects {
+		for table, measures := range want {
+			for _, what := range measures {
+				m := r.Find(table, s.Name, what)
+				if s.Name == directName && (table == tableMemory || what == measureCPU || what == measureGiB) {
+					if m != nil {
+						t.Errorf("%s: %s without a proxy: %v", table, what, m.Runs)
+					}
+					continue
+				}
+				if m == nil || len(m.Runs) != 2 || slices.Min(m.Runs) <= 0 {
+					t.Errorf("%s, %s: %s: %+v", table, s.Name, what, m)
+				}
+			}
+		}
+	}
+	for _, name := range []string{oursName, naiveName, directName} {
+		if !slices.ContainsFunc(r.Subjects, func(s results.Subject) bool { return s.Name == name }) {
+			t.Errorf("%s was not measured", name)
+		}
+	}
+	ours := r.Find(tableMemory, oursName, "fresh").Runs[0]
+	if ours < 2 || ours > 100 {
+		t.Errorf("a fresh proxy takes %f MB", ours)
+	}
+	if m := r.Find(tableRatios, oursName, "new connections"); m == nil || len(m.Runs) != 2 {
+		t.Errorf("ratios: %+v", m)
+	}
+}
+
+func TestCPUAndMemoryOfChildrenCount(t *testing.T) {
+	// One child has used processor time and ended, another is there and has not.
+	p, err := start(exec.Command("bash", "-c", "(for ((n = 0; n < 200000; n++)); do :; done); sleep 100 & wait"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.stop()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		tree, err := p.tree()
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", tree[len(tree)-1]))
+		if len(tree) == 2 && string(name) == "sleep\n" {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%v, %s", tree, p.log)
+		}
+	}
+	all, err := p.cpu()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := readStat(p.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own.parent != os.Getpid() || own.childrenCPU == 0 || all < own.childrenCPU {
+		t.Errorf("%f s, %+v", all, own)
+	}
+	both, err := p.memory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if both < 500_000 || both > 20_000_000 {
+		t.Errorf("bash and sleep have %d bytes", both)
+	}
+}
+
+func TestStat(t *testing.T) {
+	s, err := parseStat("7 (a) b) S 5 7 7 0 -1 4194560 1 2 3 4 50 60 100 23 20 0 1 0 1\n")
+	if err != nil || s.parent != 5 || s.childrenCPU != 1.23 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	for _, bad := range []string{"", "7 (a) S 5", "7 (a) S x 7 7 0 -1 4194560 1 2 3 4 50 60 100 23 20 0 1 0 1"} {
+		if s, err := parseStat(bad); err == nil {
+			t.Errorf("%q: %+v", bad, s)
+		}
+	}
+}
+
+func TestWrongAnswersAreFound(t *testing.T) {
+	head := "HTTP/1.1 200 OK\r\ncontent-length: 1024\r\n\r\n"
+	good := head + string(content[:smallSize])
+	if err := checkSmall([]byte(good), endOfHead([]byte(good))); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{strings.Replace(good, "200", "404", 1), head + string(content[1:smallSize+1]), good + "x", good[:len(good)-1]} {
+		if checkSmall([]byte(bad), endOfHead([]byte(bad))) == nil {
+			t.Errorf("%q is taken for right", bad[:40])
+		}
+	}
+	if err := sample(content[100:200], int64(len(content))+100); err != nil {
+		t.Error(err)
+	}
+	if sample(content[100:200], 99) == nil {
+		t.Error("a body that is shifted is taken for right")
+	}
+}
+
+func TestVersions(t *testing.T) {
+	for text, want := range map[string]string{
+		"nginx version: nginx/1.22.1\n":                                        "1.22.1",
+		"HAProxy version 2.6.12-1+deb12u4 2026/10/17 - https://haproxy.org/\n": "2.6.12-1+deb12u4",
+		"v1.8.4\n": "v1.8.4",
+		"socat by Gerhard Rieger and contributors - see www.dest-unreach.org\nsocat version 1.7.4.4 on 06 Nov 2022\n": "1.7.4.4",
+		"dev\n": "dev",
+		"":      "?",
+	} {
+		if got := version(text); got != want {
+			t.Errorf("version of %q is %q, want %q", text, got, want)
+		}
+	}
+}

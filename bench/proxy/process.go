@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// process is a child with all of its own children: some proxies fork.
+type process struct {
+	*exec.Cmd
+	log   *syncBuffer
+	ended io.Closer // is closed when it was stopped; may be nil
+}
+
+// start starts a command in a process group of its own. It ends with this process.
+func start(command *exec.Cmd) (*process, error) {
+	p := &process{Cmd: command, log: new(syncBuffer)}
+	p.Stderr = p.log
+	if p.Stdout == nil {
+		p.Stdout = p.log
+	}
+	// SIGTERM, because nginx's workers would outlive a master that was killed.
+	p.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	p.WaitDelay = time.Second
+	return p, p.Start()
+}
+
+// stop kills it with all of its group.
+func (p *process) stop() {
+	_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL)
+	_ = p.Wait()
+	if p.ended != nil {
+		_ = p.ended.Close()
+	}
+}
+
+// tree are the ids of the process and all that descend from it.
+func (p *process) tree() ([]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	children := map[int][]int{}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		if stat, err := readStat(pid); err == nil { // else it has just ended
+			children[stat.parent] = append(children[stat.parent], pid)
+		}
+	}
+	all := []int{p.Process.Pid}
+	for n := 0; n < len(all); n++ {
+		all = append(all, children[all[n]]...)
+	}
+	return all, nil
+}
+
+// cpu is the CPU time that the tree has used, those included that have ended and
+// whose parents have taken note, in seconds. Of processes that run it is exact; of
+// those that ended the sum is, to a hundredth of a second.
+func (p *process) cpu() (float64, error) {
+	all, err := p.tree()
+	if err != nil {
+		return 0, err
+	}
+	var sum float64
+	for _, pid := range all {
+		stat, err := readStat(pid)
+		if gone(err) {
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		var used unix.Timespec
+		// The clock of another process, as clock_getcpuclockid(3) makes its number: CPUCLOCK_SCHED is 2.
+		if err := unix.ClockGettime(int32(^pid<<3|2), &used); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it has ended
+			return 0, fmt.Errorf("CPU time of process %d: %w", pid, err)
+		}
+		sum += float64(used.Nano())/1e9 + stat.childrenCPU
+	}
+	return sum, nil
+}
+
+// memory is the proportional set size of the tree, in bytes.
+func (p *process) memory() (int64, error) {
+	all, err := p.tree()
+	if err != nil {
+		return 0, err
+	}
+	var sum int64
+	for _, pid := range all {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+		if gone(err) {
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		_, rest, found := strings.Cut(string(text), "\nPss:")
+		fields := strings.Fields(rest)
+		if !found || len(fields) < 2 || fields[1] != "kB" {
+			return 0, fmt.Errorf("process %d: smaps_rollup has no Pss", pid)
+		}
+		kib, err := strconv.ParseInt(fields[0], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("process %d: Pss: %w", pid, err)
+		}
+		sum += kib << 10
+	}
+	return sum, nil
+}
+
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
+
+// stat is what is used of /proc/PID/stat, which proc(5) describes.
+type stat struct {
+	parent      int
+	childrenCPU float64 // of those that were waited for, in seconds
+}
+
+func readStat(pid int) (stat, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return stat{}, err
+	}
+	return parseStat(string(raw))
+}
+
+func parseStat(text string) (s stat, err error) {
+	end := strings.LastIndexByte(text, ')') // of the name, which may have anything in it
+	fields := strings.Fields(text[end+1:])
+	if end < 0 || len(fields) < 15 {
+		return stat{}, fmt.Errorf("%q is no stat of a process", text)
+	}
+	number := func(field int) int { // by its number in proc(5), where the first after the name is 3
+		n, e := strconv.Atoi(fields[field-3])
+		err = errors.Join(err, e)
+		return n
+	}
+	s.parent = number(4)
+	s.childrenCPU = float64(number(16)+number(17)) / 100 // USER_HZ is 100 wherever Go runs
+	return s, err
+}
+
+// ownCPU is the CPU time of this process, the client, in seconds.
+func ownCPU() (float64, error) {
+	var used unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &used)
+	return float64(used.Nano()) / 1e9, err
+}
+
+// syncBuffer keeps the end of what a process says.
+type syncBuffer struct {
+	mu  sync.Mutex
+	all []byte
+}
+
+// logSize is how much of it.
+const logSize = 4 << 10
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.all = append(b.all, p...)
+	b.all = b.all[max(0, len(b.all)-logSize):]
+	return len(p), nil
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return string(bytes.TrimSpace(b.all))
+}

@@ -1,0 +1,104 @@
+package proxy
+
+import (
+	"bytes"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"strings"
+)
+
+// request is what the registry is asked for a client's request.
+type request struct {
+	*http.Request // the client's, as it came; write leaves out what is not for the registry
+	scheme        string
+}
+
+func newRequest(r *http.Request) *request {
+	scheme := "http"
+	if c, ok := r.Context().Value(clientKey{}).(*clientConn); ok && c.tls.Load() != nil {
+		scheme = "https"
+	}
+	return &request{r, scheme}
+}
+
+// write writes it as the registry gets it. http.Request.Write wants a request and a header of its own, sorts, and takes
+// 5 µs more, of 75 for a connection with one request.
+//
+// The host stays the client's, and X-Forwarded-Proto tells how the client came, so that the registry's absolute URLs lead
+// back here. There is no X-Forwarded-For: it would put a loopback address in place of this node's in the registry's log.
+//
+// That no byte in it begins another request is up to net/http, which has checked the request line, and names and values
+// of headers, when it read them, and to safeHost.
+func (r *request) write(b *bytes.Buffer) {
+	target := r.RequestURI
+	if !strings.HasPrefix(target, "/") { // an absolute URL: the registry gets its path
+		u := url.URL{Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery}
+		target = u.RequestURI()
+	}
+	field := func(before, value, after string) {
+		b.WriteString(before)
+		b.WriteString(value)
+		b.WriteString(after)
+	}
+	field(r.Method, " ", target)
+	field(" HTTP/1.1\r\nHost: ", safeHost(r.Host), "\r\n")
+	field("X-Forwarded-Proto: ", r.scheme, "\r\n")
+	for name, values := range r.Header {
+		if dropFromRequest[name] || namedBy(r.Header, name) {
+			continue
+		}
+		for _, value := range values {
+			b.WriteString(name)
+			field(": ", value, "\r\n")
+		}
+	}
+	b.WriteString("\r\n")
+}
+
+// safeHost is a host for a header, or nothing where it has bytes that none has: the host of an absolute URL may.
+func safeHost(host string) string {
+	for i := range len(host) {
+		c := host[i]
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~:[]", c) >= 0) {
+			return ""
+		}
+	}
+	return host
+}
+
+// hopByHop are the headers that concern one connection (RFC 9110, section 7.6.1). Those that Connection names come on top.
+var hopByHop = []string{
+	"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization", "Proxy-Connection",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+// dropFromRequest are the headers of a client that the registry does not get. Credentials are among them: the node's
+// certificate authorises a pull, and what a runtime keeps for some registry on loopback is not for the log or memory of
+// another.
+var dropFromRequest = set(append([]string{
+	"Authorization", "Cookie", "Content-Length", "Expect", "Forwarded", "Host",
+	"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Proto", "X-Real-Ip",
+}, hopByHop...))
+
+var dropFromAnswer = set(hopByHop)
+
+func set(names []string) map[string]bool {
+	m := make(map[string]bool, len(names))
+	for _, name := range names {
+		m[name] = true
+	}
+	return m
+}
+
+// namedBy says whether the Connection header in h names another one.
+func namedBy(h http.Header, name string) bool {
+	for _, value := range h["Connection"] {
+		for named := range strings.SplitSeq(value, ",") {
+			if strings.EqualFold(textproto.TrimString(named), name) {
+				return true
+			}
+		}
+	}
+	return false
+}
