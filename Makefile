@@ -160,12 +160,17 @@ soak: build images $(TESTCLUSTER) ## Faults in random order on a test cluster th
 	go test ./test/e2e -run '^TestSoak$$' -count=1 -v -timeout 24h
 
 .PHONY: bench
-bench: ## The proxy beside a plain reverse proxy, in one process and in processes of their own
-	go test -run '^$$' -bench . -benchmem ./internal/proxy
-	go test -run '^$$' -bench Process -benchtime 1x -v ./cmd/registry-node
+bench: ## All benchmarks with targets, and the page of them, bench/RESULTS.md (BENCH_FLAGS="-n 1")
+	$(MAKE) --no-print-directory bench-proxy
 	$(MAKE) --no-print-directory bench-registry
 	$(MAKE) --no-print-directory bench-scale
 	go run ./bench/report bench
+
+.PHONY: bench-proxy
+bench-proxy: payload $(TESTCLUSTER) ## The proxy beside socat, stunnel, haproxy, nginx, ghostunnel and a naive one (BENCH_FLAGS="-n 1")
+	@hack/deps.sh bench
+	$(GOBUILD) -o dist/bench-proxy ./bench/proxy
+	dist/bench-proxy -registry-node bin/payload/registry-node-$$(go env GOARCH) -testcluster $(TESTCLUSTER) -write bench/proxy $(BENCH_FLAGS)
 
 .PHONY: bench-registry
 bench-registry: build ## The registry beside plain distribution: pushes, pulls, small requests (BENCH_FLAGS="-n 1")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that building and testing need. Does nothing when
-# they are there; without root or apt it names what is missing and fails.
+# Installs the Debian packages that building and testing need, and with the argument
+# bench those that are measured. Does nothing when they are there; without root or apt
+# it names what is missing and fails.
 set -euo pipefail
 
 # command=package
@@ -14,12 +15,14 @@ needs=(
   skopeo=skopeo                             # a client that insists on TLS it trusts
   yamllint=yamllint git=git                 # ct lint
 )
+[ "${1-}" != bench ] || needs+=(socat=socat stunnel4=stunnel4 haproxy=haproxy nginx=nginx)
 missing=()
 for need in "${needs[@]}"; do
   command -v "${need%%=*}" >/dev/null || missing+=("${need#*=}")
 done
 [ -e /usr/include/seccomp.h ] || missing+=(libseccomp-dev) # runc
 [ -e /usr/lib/x86_64-linux-gnu/libc.a ] || [ -e /usr/lib/aarch64-linux-gnu/libc.a ] || missing+=(libc6-dev)
+[ "${1-}" != bench ] || [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || missing+=(libnginx-mod-stream)
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
@@ -28,5 +31,10 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
+if [ "${1-}" = bench ] && [ ! -e /usr/sbin/policy-rc.d ]; then # so that no service is started
+  trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+  printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+  chmod +x /usr/sbin/policy-rc.d
+fi
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

@@ -98,7 +98,7 @@ func bench(ctx context.Context, args []string) (err error) {
 		return fmt.Errorf("starting the registry: %w", err)
 	}
 	defer registry.stop()
-	found, err := findSubjects(ctx, o)
+	found, err := findSubjects(ctx, o, dir)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os/exec"
 	"path/filepath"
@@ -46,7 +47,6 @@ type measurement struct {
 // measured again.
 type leftover struct {
 	process *process
-	dial    dialer
 	idle    idle
 	since   time.Time
 }
@@ -75,7 +75,7 @@ func (m *measurement) measure(ctx context.Context, s subject) error {
 }
 
 func (m *measurement) whileItRuns(ctx context.Context, name string, dial dialer, p *process) error {
-	rest := &leftover{process: p, dial: dial}
+	rest := &leftover{process: p}
 	defer rest.idle.close()
 	for _, step := range []struct {
 		what string
@@ -95,8 +95,7 @@ func (m *measurement) whileItRuns(ctx context.Context, name string, dial dialer,
 	if err := rest.idle.add(ctx, dial, m.load.few); err != nil {
 		return err
 	}
-	rest.since = time.Now()
-	m.left[name] = &leftover{process: p, dial: dial, idle: rest.idle, since: time.Now()}
+	m.left[name] = &leftover{process: p, idle: rest.idle, since: time.Now()}
 	rest.idle = nil
 	return nil
 }
@@ -249,7 +248,7 @@ func (m *measurement) ratios(run int) {
 
 // direct dials the registry with TLS.
 func (m *measurement) direct() (dialer, error) {
-	source, err := tlsfiles.Open(m.certificates.dir)
+	source, err := tlsfiles.Open(m.certificates.dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		return nil, err
 	}

@@ -210,13 +210,13 @@ sni = NAME
 
 // findSubjects returns those that were asked for and are there, with their programs
 // and versions. It says loudly which are not.
-func findSubjects(ctx context.Context, o options) (found []subject, err error) {
+func findSubjects(ctx context.Context, o options, dir string) (found []subject, err error) {
 	asked := strings.FieldsFunc(o.subjects, func(r rune) bool { return r == ',' })
 	for _, s := range subjects() {
 		if len(asked) > 0 && !slices.Contains(asked, s.Name) {
 			continue
 		}
-		if err := s.find(ctx, o); err != nil {
+		if err := s.find(ctx, o, dir); err != nil {
 			if ctx.Err() != nil {
 				return nil, err
 			}
@@ -231,14 +231,29 @@ func findSubjects(ctx context.Context, o options) (found []subject, err error) {
 	return found, nil
 }
 
-func (s *subject) find(ctx context.Context, o options) (err error) {
+// copyOfThis copies this program: pages of a program's file that several processes have are divided between them, and
+// the client and the registry are no part of a proxy.
+func copyOfThis(dir string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	program, err := os.ReadFile(self)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "naive")
+	return path, os.WriteFile(path, program, 0o755)
+}
+
+func (s *subject) find(ctx context.Context, o options, dir string) (err error) {
 	switch {
 	case s.direct:
 		return nil
 	case s.Name == oursName:
 		s.program, s.versionArgs = o.node, []string{"version"}
 	case s.Name == naiveName:
-		s.program, err = os.Executable()
+		s.program, err = copyOfThis(dir)
 	case s.Name == "ghostunnel":
 		var path []byte
 		path, err = exec.CommandContext(ctx, o.testcluster, "tool", s.program).Output()

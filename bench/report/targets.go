@@ -44,7 +44,7 @@ func atLeastTimesOf(limit float64, table, subject, measure string) func(float64,
 }
 
 // targets are those of the design, in its order.
-var targets = slices.Concat(registryTargets(), bootstrapTargets(), scaleTargets())
+var targets = slices.Concat(proxyTargets(), registryTargets(), bootstrapTargets(), scaleTargets())
 
 // result is what was measured, and whether that meets the target.
 func (t target) result(reports map[string]*results.Report) (ours, met string) {

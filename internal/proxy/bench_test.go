@@ -16,7 +16,7 @@ import (
 
 // The benchmarks compare this proxy with what a few lines of the standard library give: httputil.ReverseProxy on a pooled
 // http.Transport. Client, proxy and registry share the process, so that only the difference between the two is the
-// proxy's; cmd/registry-node measures the process alone.
+// proxy's; bench/proxy measures the process alone.
 
 // naive is the reverse proxy of the standard library.
 func naive(b *testing.B, f *fixture) string {

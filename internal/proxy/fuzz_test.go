@@ -11,8 +11,10 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/textproto"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -172,6 +174,15 @@ func checkSeen(got []sight, requests []*http.Request, scheme, registry string) e
 		return fmt.Errorf("the registry was sent what the client did not ask for: %+v", got)
 	}
 	return nil
+}
+
+// dropNamed removes the headers that from's Connection header names.
+func dropNamed(header, from http.Header) {
+	for _, value := range from["Connection"] {
+		for name := range strings.SplitSeq(value, ",") {
+			header.Del(textproto.TrimString(name))
+		}
+	}
 }
 
 // answersIn reads the answers to these requests, and counts those that are the registry's. The last may be cut off.

@@ -86,6 +86,10 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 		w.Header().Set("Connection", "close")
 		return p.refuse(w, http.StatusBadRequest, codeUnsupported, "a "+r.Method+" request must not have a body"), 0, nil
 	}
+	if !safeHost(r.Host) {
+		w.Header().Set("Connection", "close")
+		return p.refuse(w, http.StatusBadRequest, codeUnsupported, "the URL's host has bytes that no host has"), 0, nil
+	}
 	request := newRequest(r)
 	a, err := p.fetch(request, p.newPatience(), judgeFirst)
 	if err != nil && r.Context().Err() != nil {

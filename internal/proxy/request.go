@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"net/http"
 	"net/textproto"
 	"net/url"
@@ -22,15 +23,16 @@ func newRequest(r *http.Request) *request {
 	return &request{r, scheme}
 }
 
-// write writes it as the registry gets it. http.Request.Write wants a request and a header of its own, sorts, and takes
-// 5 µs more, of 75 for a connection with one request.
+// write writes it as the registry gets it. http.Request.Write wants a request and a header of its own, sorts, and is a
+// tenth of the CPU time of a connection with one request; this is half of that.
 //
 // The host stays the client's, and X-Forwarded-Proto tells how the client came, so that the registry's absolute URLs lead
 // back here. There is no X-Forwarded-For: it would put a loopback address in place of this node's in the registry's log.
 //
 // That no byte in it begins another request is up to net/http, which has checked the request line, and names and values
-// of headers, when it read them, and to safeHost.
-func (r *request) write(b *bytes.Buffer) {
+// of headers, when it read them, and to safeHost, which forward asks. A request that names no host, as in HTTP/1.0, is for
+// the registry.
+func (r *request) write(b *bytes.Buffer, registry string) {
 	target := r.RequestURI
 	if !strings.HasPrefix(target, "/") { // an absolute URL: the registry gets its path
 		u := url.URL{Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery}
@@ -42,7 +44,7 @@ func (r *request) write(b *bytes.Buffer) {
 		b.WriteString(after)
 	}
 	field(r.Method, " ", target)
-	field(" HTTP/1.1\r\nHost: ", safeHost(r.Host), "\r\n")
+	field(" HTTP/1.1\r\nHost: ", cmp.Or(r.Host, registry), "\r\n")
 	field("X-Forwarded-Proto: ", r.scheme, "\r\n")
 	for name, values := range r.Header {
 		if dropFromRequest[name] || namedBy(r.Header, name) {
@@ -56,16 +58,12 @@ func (r *request) write(b *bytes.Buffer) {
 	b.WriteString("\r\n")
 }
 
-// safeHost is a host for a header, or nothing where it has bytes that none has: the host of an absolute URL may.
-func safeHost(host string) string {
-	for i := range len(host) {
-		c := host[i]
-		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~:[]", c) >= 0) {
-			return ""
-		}
-	}
-	return host
-}
+// hostBytes are those of a host in a URL (RFC 3986, section 3.2.2).
+const hostBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~!$&'()*+,;=%:[]@"
+
+// safeHost says whether host has no other bytes. net/http checks the Host header, but not the host of an absolute URL that
+// takes its place, in which net/url has unescaped bytes by now.
+func safeHost(host string) bool { return strings.Trim(host, hostBytes) == "" }
 
 // hopByHop are the headers that concern one connection (RFC 9110, section 7.6.1). Those that Connection names come on top.
 var hopByHop = []string{

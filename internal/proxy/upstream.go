@@ -283,8 +283,9 @@ type answer struct {
 	stop     func() bool // ends the watch on the request's context; nil: there is none
 }
 
-// watch has the end of ctx break the connection, which wakes a read or write, whatever its deadline. It costs 5 µs, of 75
-// for a connection with one request: so it begins when there is something to wait for.
+// watch has the end of ctx break the connection, which wakes a read or write, whatever its deadline. It is a seventh of
+// what a small request allocates, and so begins when there is something to wait for. (Together with request.write, and
+// small buffers for small bodies, that took 10 % off the CPU time of a connection with one request.)
 func (a *answer) watch(ctx context.Context) {
 	if a.stop == nil {
 		a.stop = context.AfterFunc(ctx, func() { _ = a.conn.raw.Close() })
@@ -343,22 +344,22 @@ func (u *upstream) exchange(c *conn, request *request, began time.Time) (_ *answ
 	buffer := requestBuffers.Get().(*bytes.Buffer)
 	defer requestBuffers.Put(buffer)
 	buffer.Reset()
-	request.write(buffer)
+	request.write(buffer, u.authority)
 	if _, err := c.Write(buffer.Bytes()); err != nil {
 		return nil, err
 	}
 	c.limited.N = maxHeadBytes
-	// Most answers are there at once. The others are waited for no longer than the client is there.
+	// Most answers begin at once. The others are waited for no longer than the client is there.
 	if err := c.raw.SetReadDeadline(began.Add(u.limits.unwatched)); err != nil {
 		return nil, err
 	}
 	if _, err := c.reader.Peek(1); errors.Is(err, os.ErrDeadlineExceeded) {
 		a.watch(request.Context())
-		if err := c.raw.SetReadDeadline(began.Add(u.limits.head)); err != nil {
-			return nil, err
-		}
 	}
-	if a.Response, err = c.readHead(request.Request); err != nil {
+	if err := c.raw.SetReadDeadline(began.Add(u.limits.head)); err != nil {
+		return nil, err
+	}
+	if a.Response, err = c.readHead(request.Request); err != nil { //nolint:bodyclose // it is the caller's, which closes it
 		return nil, err
 	}
 	if a.Body != http.NoBody && int64(c.reader.Buffered()) < a.ContentLength || a.ContentLength < 0 {
