@@ -11,9 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/certmanager"
@@ -317,6 +319,10 @@ func newHook(ctx context.Context, options hook.Options, c connection, log *slog.
 	if err != nil {
 		return nil, fmt.Errorf("using the kubeconfig: %w", err)
 	}
+	names, err := metadata.NewForConfig(c.config)
+	if err != nil {
+		return nil, fmt.Errorf("using the kubeconfig: %w", err)
+	}
 	namespace, core := options.Namespace, c.client.CoreV1()
 	return &hook.Hook{
 		Options: options,
@@ -325,6 +331,7 @@ func newHook(ctx context.Context, options hook.Options, c connection, log *slog.
 			Namespaces:      core.Namespaces(),
 			Secrets:         core.Secrets(namespace),
 			ConfigMaps:      core.ConfigMaps(namespace),
+			ConfigMapNames:  names.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace),
 			Pods:            core.Pods(namespace),
 			Events:          core.Events(namespace),
 			Deployments:     c.client.AppsV1().Deployments(namespace),

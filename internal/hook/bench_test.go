@@ -175,7 +175,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 			PKI: internalPKI, PKISource: state.SourceValue,
 		},
 		Cluster: hook.Cluster{
-			Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), Pods: core.Pods("zarf"),
+			Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), ConfigMapNames: names{core.ConfigMaps("zarf")}, Pods: core.Pods("zarf"),
 			Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"), Jobs: b.client.BatchV1().Jobs("zarf"),
 			Namespaces: core.Namespaces(), Services: core.Services("zarf"), ClusterServices: core.Services(""), ClusterConfigMaps: core.ConfigMaps("kube-public"),
 		},
@@ -690,4 +690,19 @@ func killedAtEachWrite(t *testing.T, setUp func() *bench, run func(*bench) error
 			}
 		}
 	}
+}
+
+// names lists ConfigMaps as the metadata client does.
+type names struct{ hook.ConfigMaps }
+
+func (n names) List(ctx context.Context, options metav1.ListOptions) (*metav1.PartialObjectMetadataList, error) {
+	list, err := n.ConfigMaps.List(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	var only metav1.PartialObjectMetadataList
+	for _, c := range list.Items {
+		only.Items = append(only.Items, metav1.PartialObjectMetadata{ObjectMeta: c.ObjectMeta})
+	}
+	return &only, nil
 }

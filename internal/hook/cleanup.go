@@ -3,7 +3,6 @@ package hook
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -102,11 +101,11 @@ func (h *Hook) deleteProxies(ctx context.Context) (string, error) {
 }
 
 func (h *Hook) deletePayload(ctx context.Context) (string, error) {
-	have, err := h.payloadObjects(ctx)
+	have, err := h.payloadNames(ctx)
 	if err != nil {
 		return "", err
 	}
-	if err := h.deleteConfigMaps(ctx, slices.Sorted(maps.Keys(have))); err != nil {
+	if err := h.deleteConfigMaps(ctx, have); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("deleted %d ConfigMaps", len(have)), nil

@@ -79,8 +79,8 @@ func (f *finishing) steps() []step {
 		return append(f.orPutBack([]step{
 			{"read the saved state", "only what prepare recorded can be finished", f.readState},
 			{"wait for the registry", "proxies and pushes need it", f.waitRegistry},
+			push, // while the proxies start
 			{"wait for the proxies", "each node pulls through its own", f.waitProxies},
-			push,
 			configured,
 			{"remove the NodePort Service", "kube-proxy would answer in the proxies' place; it is put back if the proof fails", f.removeService},
 			prove,

@@ -138,16 +138,18 @@ type Hook struct {
 // Cluster is what the steps need of Kubernetes. The namespaced parts are those
 // of Options.Namespace. client-go's typed clients satisfy each part.
 type Cluster struct {
-	Nodes       Nodes
-	Namespaces  Namespaces
-	Secrets     Secrets
-	ConfigMaps  ConfigMaps
-	Pods        Pods
-	Events      Events
-	Deployments Deployments
-	DaemonSets  DaemonSets
-	Jobs        Jobs
-	Services    Services
+	Nodes      Nodes
+	Namespaces Namespaces
+	Secrets    Secrets
+	ConfigMaps ConfigMaps
+	// ConfigMapNames lists the same without their content, which is megabytes.
+	ConfigMapNames Metadata
+	Pods           Pods
+	Events         Events
+	Deployments    Deployments
+	DaemonSets     DaemonSets
+	Jobs           Jobs
+	Services       Services
 	// ClusterServices are the Services of all namespaces.
 	ClusterServices ClusterServices
 	// ClusterConfigMaps are those of HostingNamespace.
@@ -206,6 +208,11 @@ type ConfigMaps interface {
 	List(ctx context.Context, opts metav1.ListOptions) (*corev1.ConfigMapList, error)
 	Create(ctx context.Context, configMap *corev1.ConfigMap, opts metav1.CreateOptions) (*corev1.ConfigMap, error)
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// Metadata lists objects without their content. client-go's metadata client does.
+type Metadata interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*metav1.PartialObjectMetadataList, error)
 }
 
 // Pods lists, creates and deletes pods, and annotates those whose mounted

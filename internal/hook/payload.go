@@ -138,6 +138,20 @@ func (h *Hook) payloadObjects(ctx context.Context) (map[string]*corev1.ConfigMap
 	return have, nil
 }
 
+// payloadNames are the names of the same, in order.
+func (h *Hook) payloadNames(ctx context.Context) ([]string, error) {
+	list, err := h.Cluster.ConfigMapNames.List(ctx, h.selector(componentPayload))
+	if err != nil {
+		return nil, fmt.Errorf("listing the payload ConfigMaps in namespace %s: %w", h.Options.Namespace, err)
+	}
+	names := make([]string, len(list.Items))
+	for i, object := range list.Items {
+		names[i] = object.Name
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
 // seeding writes one payload: what is right already is kept, what differs is
 // replaced, chunk 00 comes last because pods wait for it.
 //
@@ -291,7 +305,7 @@ func loaderFailed(pod corev1.Pod) bool {
 
 // collect deletes the payload that no pod needs any more.
 func (f *finishing) collect(ctx context.Context) (string, error) {
-	have, err := f.payloadObjects(ctx)
+	have, err := f.payloadNames(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -324,7 +338,7 @@ func (f *finishing) collect(ctx context.Context) (string, error) {
 			}
 		}
 	}
-	former := slices.DeleteFunc(slices.Sorted(maps.Keys(have)), func(name string) bool {
+	former := slices.DeleteFunc(slices.Clone(have), func(name string) bool {
 		return needed[name] || slices.ContainsFunc(present, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 	})
 	if err := f.deleteConfigMaps(ctx, former); err != nil {

@@ -116,10 +116,10 @@ func (f *finishing) proveOn(run context.Context, nodes []string, image string) e
 				node, ours := open[p.Name]
 				switch {
 				case !ours:
-				case p.Status.Phase == corev1.PodSucceeded:
-					delete(open, p.Name)
 				case p.Status.Phase == corev1.PodFailed:
 					return fmt.Errorf("node %s: %s: it was pulled but could not run: %s", node, f.object("pod", p.Name), podComplaint(p)+p.Status.Message)
+				case ran(p):
+					delete(open, p.Name)
 				}
 			}
 			if len(open) == 0 {
@@ -147,6 +147,14 @@ func (f *finishing) proveOn(run context.Context, nodes []string, image string) e
 			return err
 		}
 	}
+}
+
+// ran says whether a pod's container was seen to run, so that its image was pulled. A
+// kubelet takes two seconds more to say that the pod has succeeded.
+func ran(p corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+		return c.State.Running != nil || c.State.Terminated != nil && c.State.Terminated.ExitCode == 0
+	})
 }
 
 // hopeless says that no kube-proxy serves the node port on the loopback address,

@@ -14,8 +14,9 @@ import (
 )
 
 // pollInterval is how often the cluster is looked at while waiting: often enough
-// not to be noticed by people, seldom enough not to be noticed by the API server.
-const pollInterval = 500 * time.Millisecond
+// not to be noticed by people, seldom enough not to be noticed by the API server,
+// whose looks take milliseconds in a small cluster; see restFactor for a large one.
+const pollInterval = 200 * time.Millisecond
 
 const (
 	// restFactor is how many times as long as a look took is rested after it: of a thousand

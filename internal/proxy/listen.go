@@ -41,6 +41,7 @@ func listen(ctx context.Context, address string, reusePort bool) (net.Listener, 
 	}
 	// Clients are on this node: a dead one's connections end at once, and four system calls for each new one are saved.
 	config := net.ListenConfig{KeepAlive: -1}
+	config.SetMultipathTCP(false) // there is one path on a node, and giveWay's option is of TCP only
 	if reusePort {
 		config.Control = func(_, _ string, c syscall.RawConn) error {
 			return setOption(c, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)

@@ -245,6 +245,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer cancel()
 	if p.config.ReusePort {
 		_ = admin.Close() // else the kubelet's probes of a successor on the same port would come here
+		p.giveWay()
 	}
 	if server.Shutdown(drain) != nil {
 		p.config.Logger.Warn("requests were cut off, draining took too long", "requests", p.metrics.inFlight.Load())
@@ -254,6 +255,21 @@ func (p *Proxy) Run(ctx context.Context) error {
 	serving.Wait()
 	p.upstream.close()
 	return err
+}
+
+// underWay is what a connection on loopback gets to be accepted that began before giveWay.
+const underWay = 100 * time.Millisecond
+
+// giveWay lets a successor have all connections from now on, and takes those that came
+// before.
+func (p *Proxy) giveWay() {
+	for _, l := range p.listeners {
+		if err := giveWay(l); err != nil {
+			p.config.Logger.Warn("connections that begin now may be reset", "address", l.Addr().String(), "error", err.Error())
+			return
+		}
+	}
+	time.Sleep(underWay)
 }
 
 // watchIdle calls Config.Idle once after each time with requests.
