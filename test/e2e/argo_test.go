@@ -26,7 +26,7 @@ import (
 // at, runs hooks as PreSync, PostSync and PreDelete in waves, applies the rest in
 // between, and deletes what has the release's label and is in no manifest.
 func TestArgo(t *testing.T) {
-	w := ownCluster(t, "e2e-argo", layout{args: []string{"--nodes", "1"}})
+	w := ownCluster(t, "e2e-argo", layout{open: true, args: []string{"--nodes", "1"}})
 	client, err := dynamic.NewForConfig(w.config)
 	if err != nil {
 		t.Fatal(err)

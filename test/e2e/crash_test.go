@@ -45,7 +45,7 @@ const aside = "700ms"
 func TestCrash(t *testing.T) {
 	// No node is to be NotReady, and no Service without endpoints, because the API
 	// server was away for 20 s: in production it is not either.
-	w := ownCluster(t, "e2e-crash", layout{long: true, args: []string{"--node-grace", "50s"}})
+	w := ownCluster(t, "e2e-crash", layout{long: true, open: true, args: []string{"--node-grace", "50s"}})
 	runs := map[state.Mode]installRun{}
 	must(t, "install, and switch twice undisturbed", func(t *testing.T) {
 		w.mustInstall(t, toNodePort.flag)

@@ -76,6 +76,9 @@ type layout struct {
 	// long is for a scenario that takes longer than others: it gets its place first, so
 	// that not all wait for it in the end.
 	long bool
+	// open enforces no NetworkPolicy, which takes a sixth of a cluster's processor time: for
+	// scenarios that are about something else.
+	open bool
 	// aside is for a cluster that is mostly left alone: it needs no place among the busy.
 	aside bool
 	args  []string // more arguments for testcluster up
@@ -164,6 +167,9 @@ func (w *world) up(t *testing.T, l layout) {
 	args := []string{"up", "--name", w.name, "--replace", "--ip-family", cmp.Or(l.family, "IPv4"), "--kube-proxy", cmp.Or(l.kubeProxy, "iptables")}
 	if !l.bare {
 		args = append(args, "--load", "n1="+filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
+	}
+	if l.open {
+		args = append(args, "--network-policy=false")
 	}
 	// Before up: also what came up in part is to go.
 	t.Cleanup(func() {

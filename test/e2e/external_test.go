@@ -10,7 +10,7 @@ import (
 // TestExternal names a registry that is not ours, before and after one of ours.
 func TestExternal(t *testing.T) {
 	const external = "registry.example.com/team"
-	w := ownCluster(t, "e2e-external", layout{})
+	w := ownCluster(t, "e2e-external", layout{open: true})
 	remembered := func(t *testing.T, decidedBy state.Source, leaves ...string) {
 		t.Helper()
 		s := w.saved(t)

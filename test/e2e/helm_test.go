@@ -19,7 +19,7 @@ import (
 // TestHelm goes from Helm 3 to Helm 4 and back with one release, and through what
 // both offer besides: whose values count, waiting, going back by themselves.
 func TestHelm(t *testing.T) {
-	w := ownCluster(t, "e2e-helm", layout{long: true, args: []string{"--nodes", "1"}})
+	w := ownCluster(t, "e2e-helm", layout{long: true, open: true, args: []string{"--nodes", "1"}})
 	helm3, helm4 := w.helm, strings.TrimSpace(run(t, w.testcluster, "tool", "helm4"))
 	newer := newerChart(t)
 	// What an upgrade is like that changes a label of every object: another version.

@@ -14,7 +14,7 @@ import (
 // a node that joins later with a third pause image.
 func TestNodes(t *testing.T) {
 	const common, rare, strange = "registry.k8s.io/pause:3.10.1", "docker.io/rancher/mirrored-pause:3.6", "example.com/k8s/pause:3.9"
-	w := ownCluster(t, "e2e-nodes", layout{args: []string{"--pause-image", common, "--pause-image", "n2=" + rare}})
+	w := ownCluster(t, "e2e-nodes", layout{open: true, args: []string{"--pause-image", common, "--pause-image", "n2=" + rare}})
 	w.addNode(t, "tainted", "--register-with-taints", "dedicated=edge:NoExecute")
 	must(t, "the nodes have two pause images", func(t *testing.T) {
 		for node, image := range map[string]string{"n1": common, "n2": rare, "tainted": common} {

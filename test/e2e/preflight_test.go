@@ -20,7 +20,7 @@ const enforce = "pod-security.kubernetes.io/enforce"
 // TestPreflight installs where something stands in the way: it is named with what
 // mends it, and nothing was changed.
 func TestPreflight(t *testing.T) {
-	w := ownCluster(t, "e2e-preflight", layout{})
+	w := ownCluster(t, "e2e-preflight", layout{open: true})
 	blocked := func(t *testing.T, words ...string) {
 		t.Helper()
 		before := w.everything(t)
