@@ -28,6 +28,7 @@ import (
 type observation struct {
 	rendering rendering
 	values    map[string]any
+	text      string            // the values; set when all tests have run
 	sum       [sha256.Size]byte // of its texts
 }
 
@@ -39,7 +40,7 @@ var observed struct {
 func observe(r rendering, values chartutil.Values, texts map[string]string) {
 	observed.Lock()
 	defer observed.Unlock()
-	observed.all = append(observed.all, observation{r, values, sumOf(texts)})
+	observed.all = append(observed.all, observation{rendering: r, values: values, sum: sumOf(texts)})
 }
 
 func sumOf(texts map[string]string) [sha256.Size]byte {
@@ -161,7 +162,8 @@ func exercised() (by map[string]string, total []string, err error) {
 	// Files first: they are what people read.
 	var inFiles, inTests []observation
 	for _, o := range observed.all {
-		if files[asText(o.values)] != "" {
+		o.text = asText(o.values)
+		if files[o.text] != "" {
 			inFiles = append(inFiles, o)
 		} else {
 			inTests = append(inTests, o)
@@ -179,8 +181,7 @@ func exercised() (by map[string]string, total []string, err error) {
 				continue
 			}
 			// The same values in another cluster seldom show more.
-			text := asText(o.values)
-			if tried[text]++; tried[text] > 2 {
+			if tried[o.text]++; tried[o.text] > 2 {
 				continue
 			}
 			texts, err := rendering{
@@ -188,7 +189,7 @@ func exercised() (by map[string]string, total []string, err error) {
 			}.helm(without(o.values, keys))
 			if err != nil || sumOf(texts) != o.sum {
 				by[leaf.path] = "a test"
-				if file := files[asText(o.values)]; file != "" {
+				if file := files[o.text]; file != "" {
 					by[leaf.path] = file
 				}
 				break

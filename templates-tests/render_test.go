@@ -4,6 +4,7 @@
 package templates
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
@@ -131,7 +133,10 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 		}
 		lookups = watched{lookups}
 	}
-	values, err := chartutil.ToRenderValues(c, given, options, capabilities)
+	values, err := chartutil.ToRenderValuesWithSchemaValidation(c, given, options, capabilities, r.chart == nil)
+	if err == nil && r.chart == nil && !accepted(values) {
+		values, err = chartutil.ToRenderValues(c, given, options, capabilities) // which says why
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -147,6 +152,34 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	}
 	return found, nil
 }
+
+// accepted says whether the schema of the chart in the tree takes values, as Helm's own validation does, which compiles the schema
+// anew for each rendering. Where it says no, Helm is asked.
+func accepted(top chartutil.Values) bool {
+	schema, err := compiled()
+	if err != nil {
+		return false
+	}
+	values, err := top.Table("Values")
+	return err == nil && schema.Validate(values.AsMap()) == nil
+}
+
+var compiled = sync.OnceValues(func() (*jsonschema.Schema, error) {
+	c, err := marked()
+	if err != nil {
+		return nil, err
+	}
+	schema, err := jsonschema.UnmarshalJSON(bytes.NewReader(c.Schema))
+	if err != nil {
+		return nil, err
+	}
+	const name = "file:///values.schema.json"
+	compiler := jsonschema.NewCompiler()
+	if err := compiler.AddResource(name, schema); err != nil {
+		return nil, err
+	}
+	return compiler.Compile(name)
+})
 
 // render is try for a rendering that must succeed.
 func (r rendering) render(t testing.TB) *output {
@@ -185,7 +218,26 @@ var strict = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Schem
 // foreign are the API groups of others whose objects are not decoded into types, but held to the chart's own rules only.
 var foreign = []string{"gateway.networking.k8s.io", "cert-manager.io"}
 
+// decoded are objects by their text: most of what one rendering has others have, too.
+var decoded sync.Map
+
+// decode returns an object of its own to each caller.
 func decode(document string) (object, error) {
+	known, ok := decoded.Load(document)
+	if !ok {
+		o, err := decodeAnew(document)
+		if err != nil {
+			return object{}, err
+		}
+		known, _ = decoded.LoadOrStore(document, o)
+	}
+	o := known.(object)
+	o.Unstructured = *o.DeepCopy()
+	o.typed = o.typed.DeepCopyObject()
+	return o, nil
+}
+
+func decodeAnew(document string) (object, error) {
 	var about struct {
 		APIVersion string `json:"apiVersion"`
 	}
