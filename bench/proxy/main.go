@@ -137,7 +137,7 @@ func how(l load) string {
 		"In each run every proxy is started anew, in another order, has its memory measured, and gets %d clients with a connection for each request for %s, "+
 		"%d clients with connections that stay for %s, one body of %.2f GiB, and four at once of a quarter each. "+
 		"CPU time is that of all of the proxy's processes (CLOCK_PROCESS_CPUTIME_ID, and what the kernel has of children that ended), "+
-		"memory their proportional set size (PSS: pages that processes share are divided between them). "+
+		"memory is resident memory, of which what a proxy's processes share counts once. "+
 		"\"After load\" is with %d new connections when the proxy had nothing to do for %s.",
 		clients, l.connect, clients, l.keep, float64(l.stream)/(1<<30), l.few, l.quiet)
 }

@@ -134,6 +134,16 @@ func TestStat(t *testing.T) {
 	}
 }
 
+func TestRollup(t *testing.T) {
+	good := "1-2 ---p 0 0 0 [rollup]\nRss: 9 kB\nPss: 5 kB\nShared_Clean: 1 kB\nShared_Dirty: 2 kB\nPrivate_Clean: 4 kB\nPrivate_Dirty: 8 kB\n"
+	if private, shared, err := parseRollup(good); err != nil || private != 12<<10 || shared != 3<<10 {
+		t.Errorf("%d, %d, %v", private, shared, err)
+	}
+	if _, _, err := parseRollup("Rss: 9 kB\n"); err == nil {
+		t.Error("a text without them is taken for one")
+	}
+}
+
 func TestWrongAnswersAreFound(t *testing.T) {
 	head := "HTTP/1.1 200 OK\r\ncontent-length: 1024\r\n\r\n"
 	good := head + string(content[:smallSize])

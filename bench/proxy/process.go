@@ -96,13 +96,14 @@ func (p *process) cpu() (float64, error) {
 	return sum, nil
 }
 
-// memory is the proportional set size of the tree, in bytes.
+// memory is the resident memory of the tree, in bytes: what each process has for itself, and what they share, once: as
+// much as the one that shares the most. PSS would depend on who else has the same libraries loaded.
 func (p *process) memory() (int64, error) {
 	all, err := p.tree()
 	if err != nil {
 		return 0, err
 	}
-	var sum int64
+	var private, shared int64
 	for _, pid := range all {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 		if gone(err) {
@@ -111,18 +112,40 @@ func (p *process) memory() (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		_, rest, found := strings.Cut(string(text), "\nPss:")
-		fields := strings.Fields(rest)
-		if !found || len(fields) < 2 || fields[1] != "kB" {
-			return 0, fmt.Errorf("process %d: smaps_rollup has no Pss", pid)
-		}
-		kib, err := strconv.ParseInt(fields[0], 10, 64)
+		own, others, err := parseRollup(string(text))
 		if err != nil {
-			return 0, fmt.Errorf("process %d: Pss: %w", pid, err)
+			return 0, fmt.Errorf("process %d: %w", pid, err)
 		}
-		sum += kib << 10
+		private, shared = private+own, max(shared, others)
 	}
-	return sum, nil
+	return private + shared, nil
+}
+
+// parseRollup reads what a process has for itself, and what it shares with others, in bytes, from its smaps_rollup.
+func parseRollup(text string) (private, shared int64, err error) {
+	seen := 0
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) != 3 || fields[2] != "kB" {
+			continue
+		}
+		kib, err := strconv.ParseInt(fields[1], 10, 64)
+		if err != nil {
+			return 0, 0, err
+		}
+		switch fields[0] {
+		case "Private_Clean:", "Private_Dirty:":
+			private += kib << 10
+			seen++
+		case "Shared_Clean:", "Shared_Dirty:":
+			shared += kib << 10
+			seen++
+		}
+	}
+	if seen != 4 {
+		return 0, 0, fmt.Errorf("smaps_rollup lacks something: %q", text)
+	}
+	return private, shared, nil
 }
 
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }

@@ -231,8 +231,7 @@ func findSubjects(ctx context.Context, o options, dir string) (found []subject, 
 	return found, nil
 }
 
-// copyOfThis copies this program: pages of a program's file that several processes have are divided between them, and
-// the client and the registry are no part of a proxy.
+// copyOfThis copies this program, so that none of its pages is in memory because client and registry use it.
 func copyOfThis(dir string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
