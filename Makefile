@@ -163,6 +163,7 @@ soak: build images $(TESTCLUSTER) ## Faults in random order on a test cluster th
 bench: ## All benchmarks with targets, and the page of them, bench/RESULTS.md (BENCH_FLAGS="-n 1")
 	$(MAKE) --no-print-directory bench-proxy
 	$(MAKE) --no-print-directory bench-registry
+	$(MAKE) --no-print-directory bench-bootstrap
 	$(MAKE) --no-print-directory bench-scale
 	go run ./bench/report bench
 
