@@ -120,7 +120,6 @@ func (r *Registry) explain(ctx context.Context, err error) error {
 	say := func(format string, args ...any) error {
 		return &explained{scrub(name + fmt.Sprintf(format, args...)), err}
 	}
-	login := fmt.Sprintf("log in with docker login %s, or give --username and --password-stdin", host)
 	plain := withoutURL(err)
 	switch {
 	case ctx.Err() != nil:
@@ -128,7 +127,7 @@ func (r *Registry) explain(ctx context.Context, err error) error {
 	case errors.As(err, &answer):
 		return say(" %s", answer.text)
 	case errors.Is(err, auth.ErrBasicCredentialNotFound):
-		return say(" wants a credential, and there is none: %s", login)
+		return say(" wants a credential, and there is none: %s", r.login)
 	case errors.As(err, &response):
 		reason := fmt.Sprintf("%d %s", response.StatusCode, http.StatusText(response.StatusCode))
 		if len(response.Errors) > 0 {
@@ -136,9 +135,9 @@ func (r *Registry) explain(ctx context.Context, err error) error {
 		}
 		switch response.StatusCode {
 		case http.StatusUnauthorized:
-			return say(" does not let in (%s): %s", reason, login)
+			return say(" does not let in (%s): %s", reason, r.login)
 		case http.StatusForbidden:
-			return say(" forbids it (%s): the credential does not permit this, or there is none: %s", reason, login)
+			return say(" forbids it (%s): the credential does not permit this, or there is none: %s", reason, r.login)
 		case http.StatusNotFound:
 			err = &notFound{err}
 			return say(": not found (%s)", reason)

@@ -7,6 +7,7 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -43,6 +44,9 @@ type Options struct {
 	// for no other host's. Host gets it, or the token server that Host names; no
 	// host to which it redirects does. Nil is anonymous.
 	Credential auth.CredentialFunc
+	// Login is what errors advise where the credential is missing or refused. "" is to
+	// log in with docker login or to give flags.
+	Login string
 	// Retries is how often a request is tried again that failed for a reason that
 	// may pass, and a blob that broke off continued without getting further. 0 is
 	// [DefaultRetries], less than 0 is never.
@@ -94,6 +98,7 @@ type Registry struct {
 	policy *policy
 	watch  watcher
 	close  func()
+	login  string // what to do about the credential
 
 	fromFiles atomic.Int64 // bytes that went from files to sockets by themselves
 
@@ -123,6 +128,7 @@ func New(opts Options) (*Registry, error) {
 		opts.answer = responseTimeout
 	}
 	r := &Registry{
+		login:        cmp.Or(opts.Login, fmt.Sprintf("log in with docker login %s, or give --username and --password-stdin", reg.Reference.Host())),
 		remote:       reg,
 		policy:       &policy{retries: opts.Retries, log: opts.Log, host: reg.Reference.Host(), sleep: opts.sleep},
 		watch:        watcher{stall: opts.Stall, answer: opts.answer},

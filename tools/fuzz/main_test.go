@@ -15,7 +15,7 @@ import (
 )
 
 func TestEveryTargetIsFound(t *testing.T) {
-	grep := exec.Command("git", "grep", "-hoE", `^func Fuzz[A-Za-z0-9]+\(f \*testing\.F\)`, "--", "*_test.go")
+	grep := exec.Command("git", "grep", "-hoE", `^func Fuzz[A-Za-z0-9]+\(f \*testing\.F\)`, "--", "*_test.go", ":!tools/fuzz") // whose tests have targets in their texts
 	grep.Dir = "../.."
 	written, err := grep.Output()
 	if err != nil {

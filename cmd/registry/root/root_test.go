@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/bcrypt"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 func write(t *testing.T, name, text string) string {
@@ -41,20 +43,20 @@ func TestExitCodesAndMessages(t *testing.T) {
 		code int
 		want []string // on stderr
 	}{
-		"no command":                       {nil, 2, []string{"give a command", `See "registry --help"`}},
-		"an unknown command":               {[]string{"nonsense"}, 2, []string{`"nonsense"`}},
-		"an unknown flag":                  {[]string{"serve", "--nonsense"}, 2, []string{"--nonsense", `See "registry serve --help"`}},
-		"an argument too many":             {[]string{"serve", "config.yml"}, 2, []string{`unexpected argument "config.yml"`}},
-		"an unknown log format":            {[]string{"serve", "--log-format=xml"}, 2, []string{"--log-format", "xml"}},
-		"an unknown log level":             {[]string{"serve", "--log-level=loud"}, 2, []string{"--log-level", "loud"}},
-		"a missing configuration":          {[]string{"serve", "--config=/nowhere/config.yml"}, 2, []string{"/nowhere/config.yml", "no such file"}},
-		"a wrong configuration":            {[]string{"serve", "--config", wrong}, 2, []string{wrong, "* http.addr", "* http.prefix"}},
-		"missing certificates":             {[]string{"serve", "--config", config, "--tls-dir=/nowhere"}, 2, []string{"/nowhere"}},
-		"pull users without a listener":    {[]string{"serve", "--config", config, "--pull-htpasswd=users"}, 2, []string{"--pull-htpasswd is about --plain-listen"}},
-		"garbage in memory":                {[]string{"garbage-collect", "--config", inMemory}, 1, []string{"nothing to collect"}},
-		"garbage that cannot be read":      {[]string{"garbage-collect", "--config", unreadable}, 1, []string{"reading the storage"}},
-		"garbage of tomorrow":              {[]string{"garbage-collect", "--grace-period=-1h"}, 2, []string{"cannot be negative"}},
-		"garbage of a wrong configuration": {[]string{"garbage-collect", "--config", wrong}, 2, []string{"* http.addr"}},
+		"no command":                       {nil, exitcode.Refused, []string{"give a command", `See "registry --help"`}},
+		"an unknown command":               {[]string{"nonsense"}, exitcode.Refused, []string{`"nonsense"`}},
+		"an unknown flag":                  {[]string{"serve", "--nonsense"}, exitcode.Refused, []string{"--nonsense", `See "registry serve --help"`}},
+		"an argument too many":             {[]string{"serve", "config.yml"}, exitcode.Refused, []string{`unexpected argument "config.yml"`}},
+		"an unknown log format":            {[]string{"serve", "--log-format=xml"}, exitcode.Refused, []string{"--log-format", "xml"}},
+		"an unknown log level":             {[]string{"serve", "--log-level=loud"}, exitcode.Refused, []string{"--log-level", "loud"}},
+		"a missing configuration":          {[]string{"serve", "--config=/nowhere/config.yml"}, exitcode.Refused, []string{"/nowhere/config.yml", "no such file"}},
+		"a wrong configuration":            {[]string{"serve", "--config", wrong}, exitcode.Refused, []string{wrong, "* http.addr", "* http.prefix"}},
+		"missing certificates":             {[]string{"serve", "--config", config, "--tls-dir=/nowhere"}, exitcode.Refused, []string{"/nowhere"}},
+		"pull users without a listener":    {[]string{"serve", "--config", config, "--pull-htpasswd=users"}, exitcode.Refused, []string{"--pull-htpasswd is about --plain-listen"}},
+		"garbage in memory":                {[]string{"garbage-collect", "--config", inMemory}, exitcode.Failed, []string{"nothing to collect"}},
+		"garbage that cannot be read":      {[]string{"garbage-collect", "--config", unreadable}, exitcode.Failed, []string{"reading the storage"}},
+		"garbage of tomorrow":              {[]string{"garbage-collect", "--grace-period=-1h"}, exitcode.Refused, []string{"cannot be negative"}},
+		"garbage of a wrong configuration": {[]string{"garbage-collect", "--config", wrong}, exitcode.Refused, []string{"* http.addr"}},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			code, stdout, stderr := run(tt.args...)
