@@ -310,8 +310,8 @@ func faultyRun(t *testing.T, seed uint64, registry *testRegistry, fronts *sync.M
 	}()
 	reg := registry.client(t, func(opts *Options) {
 		l.over(opts)
-		opts.Stall = 500 * time.Millisecond
-		opts.answer = 800 * time.Millisecond
+		opts.Stall = 800 * time.Millisecond
+		opts.answer = 1200 * time.Millisecond
 		opts.Log = log
 		if permanent != "" {
 			opts.Retries = 3
