@@ -22,13 +22,13 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 )
 
 // space is what a full set takes at most: itself, the registry's, an output, a
@@ -36,12 +36,7 @@ import (
 const space = 8e9
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "images:", err)
-		os.Exit(1)
-	}
+	program.Main("images", func(ctx context.Context, args []string) error { return run(ctx, args, os.Stdout) })
 }
 
 // run is the program, or one of the children that it starts of itself.

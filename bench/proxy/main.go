@@ -23,23 +23,16 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"syscall"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := run(ctx, os.Args[1:]); err != nil {
-		fmt.Fprintln(os.Stderr, "proxy:", err)
-		os.Exit(1)
-	}
-}
+func main() { program.Main("proxy", run) }
 
 // run is the program, or one of the children that it starts of itself.
 func run(ctx context.Context, args []string) error {

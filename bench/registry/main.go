@@ -10,7 +10,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -108,12 +107,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			fmt.Fprintf(os.Stderr, "run %d of %d  %-22s %.1f s\n", n, o.runs, s.Name, time.Since(began).Seconds())
 		}
 	}
-	if o.write != "" {
-		return report.Write(o.write)
-	}
-	encoder := json.NewEncoder(stdout)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(report)
+	return report.Save(o.write, stdout)
 }
 
 func newReport(o options, selected []subject) *results.Report {

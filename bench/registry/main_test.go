@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
+	"github.com/zarf-dev/zarf-registry/bench/internal/registries/registriestest"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
 )
@@ -33,7 +33,7 @@ func TestEverySubjectIsMeasuredInEveryRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, written := memory(t), t.TempDir()
+	dir, written := registriestest.Memory(t), t.TempDir()
 	args := []string{"-n", "2", "-size", "100000", "-small", "50ms", "-registry", self, "-dir", dir, "-write", written}
 	if err := bench(t.Context(), args, new(bytes.Buffer)); err != nil {
 		t.Fatal(err)
@@ -67,14 +67,14 @@ func TestEverySubjectIsMeasuredInEveryRun(t *testing.T) {
 
 func TestOneSubject(t *testing.T) {
 	var out bytes.Buffer
-	if err := bench(t.Context(), []string{"-n", "1", "-size", "1000", "-small", "10ms", "-subjects", nameFloor, "-dir", memory(t)}, &out); err != nil {
+	if err := bench(t.Context(), []string{"-n", "1", "-size", "1000", "-small", "10ms", "-subjects", nameFloor, "-dir", registriestest.Memory(t)}, &out); err != nil {
 		t.Fatal(err)
 	}
 	var r results.Report
 	if err := json.Unmarshal(out.Bytes(), &r); err != nil || len(r.Subjects) != 1 || r.Find(tablePull, nameFloor, "one at a time") == nil {
 		t.Errorf("%v: %s", err, &out)
 	}
-	if err := bench(t.Context(), []string{"-subjects", "nobody", "-dir", memory(t), "-size", "1"}, &out); err == nil || !strings.Contains(err.Error(), "nobody") {
+	if err := bench(t.Context(), []string{"-subjects", "nobody", "-dir", registriestest.Memory(t), "-size", "1"}, &out); err == nil || !strings.Contains(err.Error(), "nobody") {
 		t.Errorf("error is %v", err)
 	}
 }
@@ -86,20 +86,4 @@ func TestQuantile(t *testing.T) {
 			t.Errorf("the %v quantile is %v, want %v", q, got, want)
 		}
 	}
-}
-
-// memory is a directory in memory where there is one: a registry waits for the disk at
-// every push.
-func memory(t *testing.T) string {
-	t.Helper()
-	dir, err := registries.StorageDir("", "bench-registry-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
 }

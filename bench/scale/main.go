@@ -12,13 +12,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
@@ -29,17 +27,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := bench(ctx, os.Args[1:], os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "scale:", err)
-		os.Exit(1)
-	}
+	program.Main("scale", func(ctx context.Context, args []string) error { return bench(ctx, args, os.Stdout) })
 }
 
 type options struct {
@@ -151,12 +145,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			fmt.Fprintf(os.Stderr, "run %d of %d  %-32s %.1f s\n", run+1, o.runs, w.name, time.Since(began).Seconds())
 		}
 	}
-	if o.write != "" {
-		return b.report.Write(o.write)
-	}
-	encoder := json.NewEncoder(stdout)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(b.report)
+	return b.report.Save(o.write, stdout)
 }
 
 // benchmark is one call of the program.

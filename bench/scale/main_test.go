@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
+	"github.com/zarf-dev/zarf-registry/bench/internal/registries/registriestest"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
@@ -53,26 +53,12 @@ func readNodes(args []string) error {
 	return nil
 }
 
-func memory(t *testing.T) string {
-	t.Helper()
-	dir, err := registries.StorageDir("", "bench-scale-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
 func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, written := memory(t), t.TempDir()
+	dir, written := registriestest.Memory(t), t.TempDir()
 	args := []string{"-n", "2", "-registry", self, "-init-hook", self, "-dir", dir, "-write", written,
 		"-nodes", "1,7", "-pulls", "14", "-image", "30000", "-herds", "5x1", "-clusters", "3,1100"}
 	if err := bench(t.Context(), args, new(bytes.Buffer)); err != nil {

@@ -6,6 +6,7 @@ package results
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -90,6 +91,16 @@ func (r *Report) Write(dir string) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, FileName), append(raw, '\n'), 0o644)
+}
+
+// Save is Write, or writes the same to w where dir is "".
+func (r *Report) Save(dir string, w io.Writer) error {
+	if dir != "" {
+		return r.Write(dir)
+	}
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(r)
 }
 
 // Read reads the report in dir.

@@ -83,19 +83,6 @@ func newRestart(a *app) *cobra.Command {
 }
 
 func (a *app) onComponent(verb, short string, do func(context.Context, *cluster.Cluster, string) error) *cobra.Command {
-	return &cobra.Command{
-		Use:   verb + " COMPONENT",
-		Short: short,
-		Example: fmt.Sprintf(`  testcluster %[1]s kube-apiserver
-  testcluster %[1]s containerd.n1`, verb),
-		Args:    cobra.ExactArgs(1),
-		PreRunE: needRoot,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.open()
-			if err != nil {
-				return err
-			}
-			return do(cmd.Context(), c, args[0])
-		},
-	}
+	return a.on("COMPONENT", verb, short, fmt.Sprintf(`  testcluster %[1]s kube-apiserver
+  testcluster %[1]s containerd.n1`, verb), do)
 }

@@ -139,10 +139,15 @@ func newPlug(a *app) *cobra.Command {
 }
 
 func (a *app) onNode(verb, short string, do func(context.Context, *cluster.Cluster, string) error) *cobra.Command {
+	return a.on("NODE", verb, short, "  testcluster "+verb+" n2", do)
+}
+
+// on is a command that does something to one part of the cluster, which its argument names.
+func (a *app) on(argument, verb, short, example string, do func(context.Context, *cluster.Cluster, string) error) *cobra.Command {
 	return &cobra.Command{
-		Use:     verb + " NODE",
+		Use:     verb + " " + argument,
 		Short:   short,
-		Example: "  testcluster " + verb + " n2",
+		Example: example,
 		Args:    cobra.ExactArgs(1),
 		PreRunE: needRoot,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -1,0 +1,22 @@
+// Package program is how the benchmarks' programs begin and end.
+package program
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// Main runs a program with its arguments until it is done, and ends the process: with
+// exit code 1 and a line that begins with name where run fails. The first SIGINT or
+// SIGTERM ends run's context, a second one the process at once.
+func Main(name string, run func(ctx context.Context, args []string) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		os.Exit(1)
+	}
+}

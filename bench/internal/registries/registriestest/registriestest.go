@@ -1,0 +1,25 @@
+// Package registriestest is what tests of the benchmarks share that start registries.
+package registriestest
+
+import (
+	"os"
+	"testing"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
+)
+
+// Memory returns a directory in memory where there is one, since a registry waits for
+// the disk at every push. It is removed when the test ends.
+func Memory(t testing.TB) string {
+	t.Helper()
+	dir, err := registries.StorageDir("", "bench-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
