@@ -214,4 +214,4 @@ $(CERTMANAGER): deps
 .PHONY: clean
 clean: ## Remove what was built (the cache of the test cluster stays)
 	rm -rf bin dist
-	find internal/programs/dist -type f ! -name .gitignore -delete
+	find internal/embedded/dist -type f ! -name .gitignore -delete

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/zarf-dev/zarf-registry/internal/collection"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
@@ -31,7 +31,7 @@ const (
 // collectFlags are the flags of garbage-collect.
 type collectFlags struct {
 	cluster clusterFlags
-	request collection.Request
+	request gc.Request
 	output  string
 	log     logging.Options
 }
@@ -68,8 +68,8 @@ try would fail in the same way.`,
 	f.cluster.register(flags)
 	flags.BoolVar(&f.request.DryRun, "dry-run", false, "remove nothing, and print what would be removed; pushes do not wait")
 	flags.BoolVar(&f.request.DeleteUntagged, "delete-untagged", false, "also remove images that neither a tag nor an index leads to, such as those whose tag was given to another; pods that name them by digest cannot be pulled any more")
-	flags.DurationVar(&f.request.Grace, "grace-period", collection.DefaultGrace, "how long what was pushed stays in any case")
-	flags.DurationVar(&f.request.Timeout, "timeout", collection.DefaultTimeout, "how long it may take in all")
+	flags.DurationVar(&f.request.Grace, "grace-period", gc.DefaultGrace, "how long what was pushed stays in any case")
+	flags.DurationVar(&f.request.Timeout, "timeout", gc.DefaultTimeout, "how long it may take in all")
 	flags.StringVarP(&f.output, "output", "o", "text", "text or json")
 	complete(cmd, "output", "text", "json")
 	progressFlags(flags, &f.log)
@@ -78,9 +78,9 @@ try would fail in the same way.`,
 
 // collected is what garbage-collect prints as JSON.
 type collected struct {
-	DryRun  bool                 `json:"dryRun"`
-	Removed []collection.Removed `json:"removed"`
-	collection.Result
+	DryRun  bool         `json:"dryRun"`
+	Removed []gc.Removed `json:"removed"`
+	gc.Result
 }
 
 func (f *collectFlags) run(cmd *cobra.Command) error {
@@ -170,11 +170,11 @@ func (f *collectFlags) collect(ctx context.Context, transport http.RoundTripper,
 		cancel(fmt.Errorf("the registry has said nothing for %s: look at its pod's log, and run it again", collectionSilence))
 	})
 	defer silence.Stop()
-	what := collected{DryRun: f.request.DryRun, Removed: []collection.Removed{}}
-	err := askCollection(ctx, transport, access, f.request, func(e collection.Event) error {
+	what := collected{DryRun: f.request.DryRun, Removed: []gc.Removed{}}
+	err := askCollection(ctx, transport, access, f.request, func(e gc.Event) error {
 		silence.Reset(collectionSilence)
 		switch {
-		case e.Phase == collection.Settling:
+		case e.Phase == gc.Settling:
 			log.Debug("waiting until no image is being written", "phase", e.Phase)
 		case e.Phase != "":
 			log.Debug("collecting", "phase", e.Phase)
@@ -212,8 +212,8 @@ var errCannotCollect = errors.New("the registry that runs cannot collect its gar
 
 // askCollection has the registry collect and tells each line of the answer but the last
 // one, where that is an error: it is returned.
-func askCollection(ctx context.Context, transport http.RoundTripper, access hook.Access, request collection.Request, tell func(collection.Event) error) error {
-	where := url.URL{Scheme: "https", Host: accessHost(access), Path: collection.Path, RawQuery: request.Query().Encode()}
+func askCollection(ctx context.Context, transport http.RoundTripper, access hook.Access, request gc.Request, tell func(gc.Event) error) error {
+	where := url.URL{Scheme: "https", Host: accessHost(access), Path: gc.Path, RawQuery: request.Query().Encode()}
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, where.String(), nil)
 	if err != nil {
 		return err
@@ -234,7 +234,7 @@ func askCollection(ctx context.Context, transport http.RoundTripper, access hook
 	}
 	lines := json.NewDecoder(response.Body)
 	for {
-		var e collection.Event
+		var e gc.Event
 		switch err := lines.Decode(&e); {
 		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 			return errors.New("the registry ended before it was done: look at its pod's log, and run it again")

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/collection"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 )
 
@@ -27,7 +27,7 @@ func TestGarbageCollect(t *testing.T) {
 		err    string
 	}{
 		"what is removed is told":    {collectFlags{output: "text"}, 200, phases + manifest + blob + result, "manifest a/b@sha256:m\nblob sha256:b 12 bytes\nremoved 1 (12 B), manifests among them: 1; within the grace period, so kept: 3 blobs\n", ""},
-		"nothing is removed by dry":  {collectFlags{output: "text", request: collection.Request{DryRun: true}}, 200, `{"result":{"kept":0}}`, "would remove 0, manifests among them: 0; within the grace period, so kept: 0 blobs\n", ""},
+		"nothing is removed by dry":  {collectFlags{output: "text", request: gc.Request{DryRun: true}}, 200, `{"result":{"kept":0}}`, "would remove 0, manifests among them: 0; within the grace period, so kept: 0 blobs\n", ""},
 		"all of it as JSON":          {collectFlags{output: "json"}, 200, phases + blob + result, `"removed"`, ""},
 		"a registry that fails":      {collectFlags{output: "text"}, 200, blob + `{"error":"disk gone"}`, "blob sha256:b 12 bytes\n", "disk gone"},
 		"one that ends in between":   {collectFlags{output: "text"}, 200, phases + blob, "", "ended before it was done"},
@@ -39,8 +39,8 @@ func TestGarbageCollect(t *testing.T) {
 			tt.flags.request.Grace, tt.flags.request.Timeout = time.Hour, time.Minute
 			server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				user, password, _ := r.BasicAuth()
-				got, err := collection.ParseQuery(r.URL.Query())
-				if r.Method != "POST" || r.URL.Path != collection.Path || user+password != "me"+"secret" || err != nil || got != tt.flags.request {
+				got, err := gc.ParseQuery(r.URL.Query())
+				if r.Method != "POST" || r.URL.Path != gc.Path || user+password != "me"+"secret" || err != nil || got != tt.flags.request {
 					t.Errorf("%s %s %s: %+v, %v", r.Method, r.URL, user, got, err)
 				}
 				w.WriteHeader(tt.status)

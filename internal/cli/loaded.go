@@ -14,7 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
 const (
@@ -31,14 +31,14 @@ var errCannotBeAsked = errors.New("it runs a release that cannot be asked")
 
 // Loaded asks the pod through the API server, which is the only one that can: the
 // port is on the loopback interface, or behind a network policy.
-func (r *hookRegistry) Loaded(ctx context.Context, pod *corev1.Pod) (*loaded.Report, error) {
-	annotated, ok := pod.Annotations[loaded.PortAnnotation]
+func (r *hookRegistry) Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+	annotated, ok := pod.Annotations[reloadstatus.PortAnnotation]
 	if !ok {
 		return nil, fmt.Errorf("asking pod %s/%s what it has loaded: %w", pod.Namespace, pod.Name, errCannotBeAsked)
 	}
 	port, err := strconv.Atoi(annotated)
 	if err != nil || port < 1 || port > 65535 {
-		return nil, fmt.Errorf("asking pod %s/%s what it has loaded: its annotation %s is %q, which is no port", pod.Namespace, pod.Name, loaded.PortAnnotation, annotated)
+		return nil, fmt.Errorf("asking pod %s/%s what it has loaded: its annotation %s is %q, which is no port", pod.Namespace, pod.Name, reloadstatus.PortAnnotation, annotated)
 	}
 	report, err := r.askLoaded(ctx, pod, port)
 	if err != nil {
@@ -47,16 +47,16 @@ func (r *hookRegistry) Loaded(ctx context.Context, pod *corev1.Pod) (*loaded.Rep
 	return report, nil
 }
 
-func (r *hookRegistry) askLoaded(ctx context.Context, pod *corev1.Pod, port int) (*loaded.Report, error) {
+func (r *hookRegistry) askLoaded(ctx context.Context, pod *corev1.Pod, port int) (*reloadstatus.Report, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, loadedTime, fmt.Errorf("no answer within %s", loadedTime))
 	defer cancel()
-	report, err := func() (report *loaded.Report, err error) {
+	report, err := func() (report *reloadstatus.Report, err error) {
 		conn, err := r.way.dialPod(ctx, pod, port)
 		if err != nil {
 			return nil, err
 		}
 		defer conn.Close()
-		err = get(ctx, conn, loaded.Path, func(response *http.Response) error {
+		err = get(ctx, conn, reloadstatus.Path, func(response *http.Response) error {
 			report, err = readLoaded(response)
 			return err
 		})
@@ -68,7 +68,7 @@ func (r *hookRegistry) askLoaded(ctx context.Context, pod *corev1.Pod, port int)
 	return report, err
 }
 
-func readLoaded(response *http.Response) (*loaded.Report, error) {
+func readLoaded(response *http.Response) (*reloadstatus.Report, error) {
 	switch response.StatusCode {
 	case http.StatusOK:
 	case http.StatusNotFound:
@@ -83,7 +83,7 @@ func readLoaded(response *http.Response) (*loaded.Report, error) {
 	if len(content) > maxLoaded {
 		return nil, fmt.Errorf("its answer has more than %d bytes", maxLoaded)
 	}
-	var report loaded.Report
+	var report reloadstatus.Report
 	// What a newer release says besides is no mistake.
 	if err := json.Unmarshal(content, &report); err != nil {
 		return nil, fmt.Errorf("reading its answer: %w", err)
@@ -99,7 +99,7 @@ var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // checkLoaded refuses what would be compared in vain: another format must not look
 // like a pod that has yet to load something.
-func checkLoaded(c loaded.Certificates) error {
+func checkLoaded(c reloadstatus.Certificates) error {
 	switch {
 	case c.Generation == 0:
 		return errors.New("it names no generation")
@@ -108,7 +108,7 @@ func checkLoaded(c loaded.Certificates) error {
 	case len(c.Authorities) == 0:
 		return errors.New("it names no authority")
 	}
-	if i := slices.IndexFunc(c.Authorities, func(a loaded.Certificate) bool { return !hexDigest.MatchString(a.SHA256) }); i >= 0 {
+	if i := slices.IndexFunc(c.Authorities, func(a reloadstatus.Certificate) bool { return !hexDigest.MatchString(a.SHA256) }); i >= 0 {
 		return fmt.Errorf("its authority %q has the SHA-256 %q", c.Authorities[i].Subject, c.Authorities[i].SHA256)
 	}
 	return nil

@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
 // fakeWay reaches a server of the test instead of a pod.
@@ -48,17 +48,17 @@ func (noDeadlines) SetReadDeadline(time.Time) error  { return nil }
 func (noDeadlines) SetWriteDeadline(time.Time) error { return nil }
 
 func askablePod(annotation string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "p", Annotations: map[string]string{loaded.PortAnnotation: annotation}}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "p", Annotations: map[string]string{reloadstatus.PortAnnotation: annotation}}}
 }
 
-func sampleReport() *loaded.Report {
+func sampleReport() *reloadstatus.Report {
 	at := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	certificate := func(subject, digit string) loaded.Certificate {
-		return loaded.Certificate{Subject: subject, Serial: "1f", SHA256: strings.Repeat(digit, 64), NotBefore: at, NotAfter: at.Add(time.Hour)}
+	certificate := func(subject, digit string) reloadstatus.Certificate {
+		return reloadstatus.Certificate{Subject: subject, Serial: "1f", SHA256: strings.Repeat(digit, 64), NotBefore: at, NotAfter: at.Add(time.Hour)}
 	}
-	return &loaded.Report{
-		Certificates: loaded.Certificates{Generation: 3, LoadedAt: at, Leaf: certificate("CN=leaf", "a"), Authorities: []loaded.Certificate{certificate("CN=ca", "b")}, ReloadErrors: 2, Problem: "broken"},
-		Credentials:  &loaded.Credentials{Push: strings.Repeat("c", 64)},
+	return &reloadstatus.Report{
+		Certificates: reloadstatus.Certificates{Generation: 3, LoadedAt: at, Leaf: certificate("CN=leaf", "a"), Authorities: []reloadstatus.Certificate{certificate("CN=ca", "b")}, ReloadErrors: 2, Problem: "broken"},
+		Credentials:  &reloadstatus.Credentials{Push: strings.Repeat("c", 64)},
 	}
 }
 
@@ -68,7 +68,7 @@ func TestAPodSaysWhatItHasLoaded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	edited := func(edit func(*loaded.Report)) string {
+	edited := func(edit func(*reloadstatus.Report)) string {
 		r := sampleReport()
 		edit(r)
 		text, err := json.Marshal(r)
@@ -90,13 +90,13 @@ func TestAPodSaysWhatItHasLoaded(t *testing.T) {
 		"more than the report":               {200, string(content) + "{}", "after top-level value"},
 		"more than anybody needs":            {200, `{"certificates": "` + strings.Repeat("x", maxLoaded) + `"}`, "has more than 1048576 bytes"},
 		"nothing":                            {200, `{}`, "names no generation"},
-		"a leaf without a fingerprint":       {200, edited(func(r *loaded.Report) { r.Certificates.Leaf.SHA256 = "AA:BB" }), `leaf has the SHA-256 "AA:BB"`},
-		"no authority":                       {200, edited(func(r *loaded.Report) { r.Certificates.Authorities = nil }), "names no authority"},
-		"an authority without a fingerprint": {200, edited(func(r *loaded.Report) { r.Certificates.Authorities[0].SHA256 = "" }), `authority "CN=ca" has the SHA-256 ""`},
+		"a leaf without a fingerprint":       {200, edited(func(r *reloadstatus.Report) { r.Certificates.Leaf.SHA256 = "AA:BB" }), `leaf has the SHA-256 "AA:BB"`},
+		"no authority":                       {200, edited(func(r *reloadstatus.Report) { r.Certificates.Authorities = nil }), "names no authority"},
+		"an authority without a fingerprint": {200, edited(func(r *reloadstatus.Report) { r.Certificates.Authorities[0].SHA256 = "" }), `authority "CN=ca" has the SHA-256 ""`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.Method != http.MethodGet || r.URL.Path != loaded.Path {
+				if r.Method != http.MethodGet || r.URL.Path != reloadstatus.Path {
 					t.Errorf("it asked %s %s", r.Method, r.URL.Path)
 				}
 				w.WriteHeader(c.status)

@@ -22,9 +22,9 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
@@ -463,8 +463,8 @@ func TestCertificatesArePrintedForPeople(t *testing.T) {
 	}
 	server, node := leaf("zarf-registry-server-tls", "zarf-registry:server"), leaf("zarf-registry-node-tls", "zarf-registry:node")
 	server.DNSNames, server.RenewAt = []string{"zarf-registry", "zarf-registry.zarf.svc"}, now.Add(182*24*time.Hour)
-	report := func(generation uint64) *loaded.Report {
-		return &loaded.Report{Certificates: loaded.Certificates{Generation: generation, LoadedAt: now, Leaf: loaded.Certificate{SHA256: fingerprint("a")}}}
+	report := func(generation uint64) *reloadstatus.Report {
+		return &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: generation, LoadedAt: now, Leaf: reloadstatus.Certificate{SHA256: fingerprint("a")}}}
 	}
 	r := &status.CertificateReport{
 		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry", Healthy: true,
@@ -505,7 +505,7 @@ zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes   yes     12          2026-11-21T12
 	r.PKI = &state.PKI{Mode: state.PKIExistingSecret, Existing: &state.ExistingSecrets{Push: "my-push"}}
 	r.Rotation = &state.Rotation{Phase: state.RotationReissue, Reason: "the authority was asked for", Since: now, Waiting: "pod a:\nits leaf"}
 	r.Pods = append(r.Pods,
-		status.PodCertificates{Pod: "proxy-a", Node: "n2", Loaded: &loaded.Report{Certificates: loaded.Certificates{Generation: 1, LoadedAt: now, Leaf: loaded.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Why: "tls.key: broken"},
+		status.PodCertificates{Pod: "proxy-a", Node: "n2", Loaded: &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now, Leaf: reloadstatus.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Why: "tls.key: broken"},
 		status.PodCertificates{Pod: "proxy-b", Why: "it does not run yet"})
 	r.Next = []string{"Do this."}
 	out.Reset()

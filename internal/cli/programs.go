@@ -18,11 +18,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/embedded"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
-	"github.com/zarf-dev/zarf-registry/internal/programs"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
@@ -35,11 +35,11 @@ const imagesBelow = "zarf-registry"
 type carriedPrograms struct{}
 
 func (carriedPrograms) Payload(program, architecture string) (*injector.Payload, error) {
-	layer, err := programs.Load(program, architecture)
+	layer, err := embedded.Load(program, architecture)
 	if err != nil {
 		return nil, err
 	}
-	loader, err := programs.Loader(architecture)
+	loader, err := embedded.Loader(architecture)
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +184,7 @@ func (r *hookRegistry) PushProgramImages(ctx context.Context, access hook.Access
 func (r *hookRegistry) images() ([]images.Item, error) {
 	// The registry's name in these references is dropped when they are pushed.
 	const host = "docker.io/"
-	carried, list, err := images.ProgramImages(programs.Layers(), host+imagesBelow, version.Version)
+	carried, list, err := images.ProgramImages(embedded.Layers(), host+imagesBelow, version.Version)
 	if err != nil {
 		return nil, err
 	}

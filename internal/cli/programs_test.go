@@ -22,16 +22,16 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 
+	"github.com/zarf-dev/zarf-registry/internal/embedded"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
-	"github.com/zarf-dev/zarf-registry/internal/programs"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 func TestTheProbeHasANameForEachWay(t *testing.T) {
-	if _, err := programs.Load("probe", "amd64"); err != nil {
+	if _, err := embedded.Load("probe", "amd64"); err != nil {
 		t.Skip(err)
 	}
 	r := &hookRegistry{log: slog.New(slog.DiscardHandler), missing: "of a test"}
@@ -65,7 +65,7 @@ func TestOwnImageIsForNodesThatCanRunIt(t *testing.T) {
 		t.Skip("files of Linux")
 	}
 	// The loader is linked statically, as init-hook is.
-	loader, err := programs.Loader("amd64")
+	loader, err := embedded.Loader("amd64")
 	if err != nil {
 		t.Skip(err)
 	}

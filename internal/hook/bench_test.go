@@ -26,7 +26,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -89,7 +89,7 @@ type registry struct {
 	open, deaf  bool
 	unreachable error
 	// loaded answers for pods.
-	loaded func(*corev1.Pod) (*loaded.Report, error)
+	loaded func(*corev1.Pod) (*reloadstatus.Report, error)
 }
 
 func (r *registry) PushProgramImages(_ context.Context, a hook.Access) ([]string, error) {
@@ -104,7 +104,7 @@ func (r *registry) PlainOpen(context.Context, *corev1.Pod) (bool, error) {
 	return r.open && r.unreachable == nil, r.unreachable
 }
 
-func (r *registry) Loaded(_ context.Context, pod *corev1.Pod) (*loaded.Report, error) {
+func (r *registry) Loaded(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
 	return r.loaded(pod)
 }
 
@@ -463,7 +463,7 @@ func daemonSet(name string, nodes ...string) *appsv1.DaemonSet {
 
 func proxyPod(daemonSet, node string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: meta("proxy-"+node, "proxy"), Spec: corev1.PodSpec{NodeName: node}, Status: running}
-	p.Annotations = map[string]string{loaded.PortAnnotation: "9100"}
+	p.Annotations = map[string]string{reloadstatus.PortAnnotation: "9100"}
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: daemonSet}}
 	return p
 }
@@ -491,7 +491,7 @@ func (b *bench) helm(nodes ...string) {
 		Status: appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, AvailableReplicas: 1}})
 	pod := &corev1.Pod{ObjectMeta: meta(registryPod, "registry"), Status: running, Spec: corev1.PodSpec{
 		NodeName: nodes[0], Containers: []corev1.Container{{Name: "registry", Ports: []corev1.ContainerPort{{Name: "plain", ContainerPort: 5001}}}}}}
-	pod.Annotations = map[string]string{loaded.PortAnnotation: "5003"}
+	pod.Annotations = map[string]string{reloadstatus.PortAnnotation: "5003"}
 	if b.add(pod) {
 		b.readSecret()
 	}

@@ -21,7 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
 // Keys of the credentials Secret and of the pull Secret.
@@ -339,7 +339,7 @@ func (c *credentialRotation) late(ctx context.Context, want string) (int, map[st
 	return ready, late, nil
 }
 
-func (c *credentialRotation) has(report *loaded.Credentials) string {
+func (c *credentialRotation) has(report *reloadstatus.Credentials) string {
 	if c.credential == PullCredential {
 		return report.Pull
 	}

@@ -26,8 +26,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/certmanager"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -171,7 +171,7 @@ func (b *bench) loadAll() {
 }
 
 // report is what a pod says when it is asked.
-func (b *bench) report(pod *corev1.Pod) (*loaded.Report, error) {
+func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.asked[pod.Name]++
@@ -201,12 +201,12 @@ func (b *bench) report(pod *corev1.Pod) (*loaded.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &loaded.Report{Certificates: loaded.Certificates{Generation: p.generation, Leaf: loaded.Certificate{SHA256: pki.Fingerprint(chain[0])}, Problem: p.problem}}
+	r := &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: p.generation, Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}, Problem: p.problem}}
 	for _, f := range trust.Fingerprints() {
-		r.Certificates.Authorities = append(r.Certificates.Authorities, loaded.Certificate{SHA256: f})
+		r.Certificates.Authorities = append(r.Certificates.Authorities, reloadstatus.Certificate{SHA256: f})
 	}
 	if pod.Labels["app.kubernetes.io/component"] == "registry" {
-		r.Credentials = &loaded.Credentials{Push: p.credentials}
+		r.Credentials = &reloadstatus.Credentials{Push: p.credentials}
 		if s := b.get("secrets", "zarf-registry-pull"); s != nil {
 			if h := s.(*corev1.Secret).Data["htpasswd"]; h != nil {
 				r.Credentials.Pull = fmt.Sprintf("%x", sha256.Sum256(h))

@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -30,7 +30,7 @@ type Registry interface {
 	PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error)
 	// Loaded asks a pod of the registry or of a proxy what it has loaded. An error
 	// means that it could not be asked.
-	Loaded(ctx context.Context, pod *corev1.Pod) (*loaded.Report, error)
+	Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error)
 }
 
 // PlainPort is the registry's port without TLS, which the node port leads to.

@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -495,8 +495,8 @@ func (r *rotation) ask(ctx context.Context, p peer) (*pki.Loaded, string) {
 }
 
 // askPod asks a pod what it has loaded.
-func (h *Hook) askPod(ctx context.Context, pod *corev1.Pod) (*loaded.Report, error) {
-	if pod.Annotations[loaded.PortAnnotation] == "" {
+func (h *Hook) askPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+	if pod.Annotations[reloadstatus.PortAnnotation] == "" {
 		return nil, errors.New("it runs a release that cannot be asked what it has loaded; helm upgrade replaces it")
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/VictoriaMetrics/metrics"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
 // admin serves the proxy's own state:
@@ -16,7 +16,7 @@ import (
 //	/healthz   200 as long as the process serves
 //	/readyz    200 while it listens and does not drain, 503 otherwise; with ?verbose also how the registry did last
 //	/metrics   Prometheus metrics
-//	/loaded    what of the mounted certificates is in use, as internal/loaded has it
+//	/loaded    what of the mounted certificates is in use, as internal/reloadstatus has it
 //
 // A registry that is away does not make a proxy unready: nothing better could be reached instead, and requests wait.
 func (p *Proxy) admin() http.Handler {
@@ -28,8 +28,8 @@ func (p *Proxy) admin() http.Handler {
 		p.metrics.set.WritePrometheus(w)
 		metrics.WriteProcessMetrics(w)
 	})
-	mux.Handle("GET "+loaded.Path, loaded.Handler(func() loaded.Report {
-		return loaded.Report{Certificates: p.config.Source.Report()}
+	mux.Handle("GET "+reloadstatus.Path, reloadstatus.Handler(func() reloadstatus.Report {
+		return reloadstatus.Report{Certificates: p.config.Source.Report()}
 	}))
 	return mux
 }

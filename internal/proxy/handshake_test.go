@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
@@ -408,9 +408,9 @@ func TestClocksThatDiffer(t *testing.T) {
 }
 
 // loaded is what the proxy tells at /loaded.
-func (f *fixture) loaded(t *testing.T) (report loaded.Report) {
+func (f *fixture) loaded(t *testing.T) (report reloadstatus.Report) {
 	t.Helper()
-	code, body := f.ask(t, loaded.Path)
+	code, body := f.ask(t, reloadstatus.Path)
 	if err := json.Unmarshal([]byte(body), &report); err != nil || code != http.StatusOK {
 		t.Fatalf("%d, %v: %s", code, err, body)
 	}
@@ -428,7 +428,7 @@ func TestLoaded(t *testing.T) {
 	for method, want := range map[string]int{
 		http.MethodGet: http.StatusOK, http.MethodHead: http.StatusOK, http.MethodPost: http.StatusMethodNotAllowed, http.MethodDelete: http.StatusMethodNotAllowed,
 	} {
-		request, _ := http.NewRequest(method, "http://"+f.proxy.MetricsAddr().String()+loaded.Path, nil)
+		request, _ := http.NewRequest(method, "http://"+f.proxy.MetricsAddr().String()+reloadstatus.Path, nil)
 		response, body, err := do(request)
 		if err != nil || response.StatusCode != want {
 			t.Errorf("%s: %v, %v", method, response, err)
@@ -438,7 +438,7 @@ func TestLoaded(t *testing.T) {
 			t.Errorf("%s: Content-Type %q, %d bytes", method, response.Header.Get("Content-Type"), len(body))
 		}
 	}
-	if response, _, err := f.get(loaded.Path); err != nil || response.StatusCode != http.StatusNotFound {
+	if response, _, err := f.get(reloadstatus.Path); err != nil || response.StatusCode != http.StatusNotFound {
 		t.Errorf("on the port of the registry: %v, %v", response, err)
 	}
 }

@@ -15,46 +15,46 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/collection"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
 // GarbageCollect removes what no image needs from the storage of a registry, which may
 // run meanwhile: see holdTimes. Its registry may be one that holds up no manifests, of a
 // release before this one; then nobody must push. Report gets a line for each thing that
 // is removed, right after it was.
-func GarbageCollect(ctx context.Context, config *configuration.Configuration, request collection.Request, report func(collection.Event)) (collection.Result, error) {
+func GarbageCollect(ctx context.Context, config *configuration.Configuration, request gc.Request, report func(gc.Event)) (gc.Result, error) {
 	if config.Storage.Type() == driverInMemory {
-		return collection.Result{}, errors.New("storage.inmemory is in the memory of the running registry: there is nothing to collect here; ask that one, with init-hook garbage-collect")
+		return gc.Result{}, errors.New("storage.inmemory is in the memory of the running registry: there is nothing to collect here; ask that one, with init-hook garbage-collect")
 	}
 	driver, err := openDriver(ctx, config.Storage)
 	if err != nil {
-		return collection.Result{}, err
+		return gc.Result{}, err
 	}
 	root, _ := filesystemRoot(config.Storage)
 	_, err = driver.Stat(ctx, repositoriesPath)
 	if errors.As(err, new(storagedriver.PathNotFoundError)) {
-		return collection.Result{}, nil // nothing was ever pushed
+		return gc.Result{}, nil // nothing was ever pushed
 	}
 	if err != nil {
-		return collection.Result{}, fmt.Errorf("reading the storage: %w", err)
+		return gc.Result{}, fmt.Errorf("reading the storage: %w", err)
 	}
 	return collect(ctx, newGate(driver, root), &inUse{}, request, report)
 }
 
 // collect holds manifests up, marks and sweeps. Use is of this process.
-func collect(ctx context.Context, g *gate, use *inUse, request collection.Request, report func(collection.Event)) (result collection.Result, err error) {
+func collect(ctx context.Context, g *gate, use *inUse, request gc.Request, report func(gc.Event)) (result gc.Result, err error) {
 	if err := request.Validate(); err != nil {
-		return collection.Result{}, err
+		return gc.Result{}, err
 	}
 	cutoff := time.Now().Add(-request.Grace)
 	ctx, cancel := context.WithTimeoutCause(ctx, request.Timeout, fmt.Errorf("not done within %s: what is left, the next collection removes", request.Timeout))
 	defer cancel()
 	lives := func() error { return nil }
 	if !request.DryRun {
-		report(collection.Event{Phase: collection.Settling})
+		report(gc.Event{Phase: gc.Settling})
 		lease, err := g.hold(ctx)
 		if err != nil {
-			return collection.Result{}, err
+			return gc.Result{}, err
 		}
 		lives = lease.lives
 		defer func() { lease.release(result, err) }()
@@ -64,17 +64,17 @@ func collect(ctx context.Context, g *gate, use *inUse, request collection.Reques
 		}
 	}
 
-	report(collection.Event{Phase: collection.Marking})
+	report(gc.Event{Phase: gc.Marking})
 	c := &contents{driver: g.driver}
 	if err := c.read(ctx); err != nil {
-		return collection.Result{}, because(ctx, fmt.Errorf("looking at what is stored: %w", err))
+		return gc.Result{}, because(ctx, fmt.Errorf("looking at what is stored: %w", err))
 	}
 	keep, err := c.mark(ctx, request.DeleteUntagged, cutoff)
 	if err != nil {
-		return collection.Result{}, because(ctx, err)
+		return gc.Result{}, because(ctx, err)
 	}
 
-	report(collection.Event{Phase: collection.Sweeping})
+	report(gc.Event{Phase: gc.Sweeping})
 	s := &sweep{driver: g.driver, dry: request.DryRun, report: report, lives: lives, patience: g.times.lost, result: &result}
 	for _, m := range c.manifests {
 		if keep[m.digest] || err != nil {
@@ -362,12 +362,12 @@ func parseReferences(content []byte) (references, error) {
 type sweep struct {
 	driver storagedriver.StorageDriver
 	dry    bool
-	report func(collection.Event)
+	report func(gc.Event)
 	lives  func() error
 	// patience bounds one removal: what a storage does long after it was asked would be
 	// done when nobody waits for it any more.
 	patience time.Duration
-	result   *collection.Result
+	result   *gc.Result
 }
 
 // manifest removes a manifest from its repository. Its blob goes with the others.
@@ -376,7 +376,7 @@ func (s *sweep) manifest(ctx context.Context, m storedManifest, history []string
 		return err
 	}
 	s.result.Manifests++
-	s.report(collection.Event{Removed: &collection.Removed{Repository: m.repository, Digest: m.digest.String()}})
+	s.report(gc.Event{Removed: &gc.Removed{Repository: m.repository, Digest: m.digest.String()}})
 	return nil
 }
 
@@ -388,7 +388,7 @@ func (s *sweep) blob(ctx context.Context, d digest.Digest, b *storedBlob) error 
 	}
 	s.result.Blobs++
 	s.result.Bytes += b.size
-	s.report(collection.Event{Removed: &collection.Removed{Digest: d.String(), Bytes: b.size}})
+	s.report(gc.Event{Removed: &gc.Removed{Digest: d.String(), Bytes: b.size}})
 	return nil
 }
 
@@ -432,7 +432,7 @@ func (u *inUse) note(d digest.Digest) {
 		before := u.last
 		u.last, u.tidied = map[digest.Digest]time.Time{}, now
 		for d, at := range before {
-			if now.Sub(at) < collection.DefaultGrace { // longer is no push under way
+			if now.Sub(at) < gc.DefaultGrace { // longer is no push under way
 				u.last[d] = at
 			}
 		}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/collection"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
 func TestGarbageCollect(t *testing.T) {
@@ -24,27 +24,27 @@ func TestGarbageCollect(t *testing.T) {
 	if err := i.stop(); err != nil {
 		t.Fatal(err)
 	}
-	collect := func(t *testing.T, request collection.Request) (collection.Result, string) {
+	collect := func(t *testing.T, request gc.Request) (gc.Result, string) {
 		t.Helper()
 		return collectNow(t, root, request)
 	}
 	// What a deleted image leaves: its manifest and its layer; its configuration is shared.
-	orphans := collection.Result{Blobs: 2, Bytes: int64(len(deletedText) + len("deleted layer"))}
-	untagged := collection.Result{Manifests: 1, Blobs: 4, Bytes: orphans.Bytes + int64(len(overwrittenText)+len("overwritten layer"))}
-	nothing := collection.Result{}
+	orphans := gc.Result{Blobs: 2, Bytes: int64(len(deletedText) + len("deleted layer"))}
+	untagged := gc.Result{Manifests: 1, Blobs: 4, Bytes: orphans.Bytes + int64(len(overwrittenText)+len("overwritten layer"))}
+	nothing := gc.Result{}
 	for _, step := range []struct {
 		sentence string
-		options  collection.Request
-		want     collection.Result
+		options  gc.Request
+		want     gc.Result
 		reported []string
 	}{
-		{"a dry run finds what a deleted image left", collection.Request{DryRun: true}, orphans, []string{"blob " + deleted.String(), "blob " + digest.FromString("deleted layer").String()}},
-		{"a dry run finds untagged manifests too", collection.Request{DryRun: true, DeleteUntagged: true}, untagged, []string{"manifest a/b@" + overwritten.String()}},
-		{"and removes nothing", collection.Request{}, orphans, []string{"blob " + deleted.String()}},
-		{"the second time there is nothing", collection.Request{}, nothing, nil},
-		{"untagged manifests are removed when asked for", collection.Request{DeleteUntagged: true},
-			collection.Result{Manifests: 1, Blobs: 2, Bytes: untagged.Bytes - orphans.Bytes}, []string{"manifest a/b@" + overwritten.String(), "blob " + overwritten.String()}},
-		{"and then there is nothing", collection.Request{DeleteUntagged: true}, nothing, nil},
+		{"a dry run finds what a deleted image left", gc.Request{DryRun: true}, orphans, []string{"blob " + deleted.String(), "blob " + digest.FromString("deleted layer").String()}},
+		{"a dry run finds untagged manifests too", gc.Request{DryRun: true, DeleteUntagged: true}, untagged, []string{"manifest a/b@" + overwritten.String()}},
+		{"and removes nothing", gc.Request{}, orphans, []string{"blob " + deleted.String()}},
+		{"the second time there is nothing", gc.Request{}, nothing, nil},
+		{"untagged manifests are removed when asked for", gc.Request{DeleteUntagged: true},
+			gc.Result{Manifests: 1, Blobs: 2, Bytes: untagged.Bytes - orphans.Bytes}, []string{"manifest a/b@" + overwritten.String(), "blob " + overwritten.String()}},
+		{"and then there is nothing", gc.Request{DeleteUntagged: true}, nothing, nil},
 	} {
 		t.Run(step.sentence, func(t *testing.T) {
 			got, report := collect(t, step.options)
@@ -78,13 +78,13 @@ var quick = holdTimes{
 }
 
 // collectNow collects beside whatever runs in root, and returns what was reported.
-func collectNow(t testing.TB, root string, request collection.Request) (collection.Result, string) {
+func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, string) {
 	t.Helper()
 	if request.Timeout == 0 {
 		request.Timeout = time.Minute
 	}
 	var report strings.Builder
-	result, err := collect(t.Context(), fileGate(t, root), &inUse{}, request, func(e collection.Event) {
+	result, err := collect(t.Context(), fileGate(t, root), &inUse{}, request, func(e gc.Event) {
 		if e.Removed != nil {
 			report.WriteString(e.Removed.String() + "\n")
 		}
@@ -107,10 +107,10 @@ func fileGate(t testing.TB, root string) *gate {
 }
 
 func TestGarbageCollectEdges(t *testing.T) {
-	request, ignore := collection.Request{Timeout: time.Minute}, func(collection.Event) {}
+	request, ignore := gc.Request{Timeout: time.Minute}, func(gc.Event) {}
 	t.Run("a registry that was never pushed to", func(t *testing.T) {
 		options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+t.TempDir()+"}}\n")
-		if got, err := GarbageCollect(t.Context(), options.Config, request, ignore); err != nil || got != (collection.Result{}) {
+		if got, err := GarbageCollect(t.Context(), options.Config, request, ignore); err != nil || got != (gc.Result{}) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	})

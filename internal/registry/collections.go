@@ -11,8 +11,8 @@ import (
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 
-	"github.com/zarf-dev/zarf-registry/internal/collection"
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
 // repeatPhase is how often an answer that has nothing to tell says so: load balancers
@@ -25,7 +25,7 @@ type collections struct{ running sync.Mutex }
 // withCollections answers requests to collect garbage. Who may write may ask.
 func (s *Server) withCollections(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != collection.Path {
+		if r.URL.Path != gc.Path {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -34,7 +34,7 @@ func (s *Server) withCollections(next http.Handler) http.Handler {
 			refuse(w, errcode.ErrorCodeUnsupported.WithMessage("garbage collection is asked for by POST"))
 			return
 		}
-		request, err := collection.ParseQuery(r.URL.Query())
+		request, err := gc.ParseQuery(r.URL.Query())
 		if err == nil && s.options.Config.Storage["cache"] != nil {
 			err = errors.New("storage.cache is configured, which would promise blobs that are gone: remove it from the configuration")
 		}
@@ -52,23 +52,23 @@ func (s *Server) withCollections(next http.Handler) http.Handler {
 }
 
 // collect answers with what a collection does.
-func (s *Server) collect(ctx context.Context, request collection.Request, w http.ResponseWriter) {
+func (s *Server) collect(ctx context.Context, request gc.Request, w http.ResponseWriter) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.Header().Set("Cache-Control", "no-store")
-	events := make(chan collection.Event)
+	events := make(chan gc.Event)
 	go func() {
 		defer close(events)
 		started := time.Now()
-		result, err := collect(ctx, s.gate, &s.source.use, request, func(e collection.Event) {
+		result, err := collect(ctx, s.gate, &s.source.use, request, func(e gc.Event) {
 			events <- e
 		})
 		log := s.log.With("dryRun", request.DryRun, "deleteUntagged", request.DeleteUntagged, "manifests", result.Manifests,
 			"blobs", result.Blobs, "bytes", result.Bytes, "kept", result.Kept, "took", time.Since(started).String())
-		last := collection.Event{Result: &result}
+		last := gc.Event{Result: &result}
 		if err != nil {
-			last = collection.Event{Error: err.Error()}
+			last = gc.Event{Error: err.Error()}
 			log.Error("garbage collection failed", "error", err)
 		} else {
 			log.Info("garbage collected")
@@ -79,7 +79,7 @@ func (s *Server) collect(ctx context.Context, request collection.Request, w http
 	encoder, control := json.NewEncoder(w), http.NewResponseController(w)
 	ticker := time.NewTicker(repeatPhase)
 	defer ticker.Stop()
-	var phase collection.Event
+	var phase gc.Event
 	for {
 		select {
 		case e, ok := <-events:
@@ -104,9 +104,9 @@ func (s *Server) collect(ctx context.Context, request collection.Request, w http
 }
 
 // collectionReport is how it stands as far as this process has seen.
-func (s *Server) collectionReport() *loaded.Collection {
+func (s *Server) collectionReport() *reloadstatus.Collection {
 	r := s.gate.seen.Load()
-	report := &loaded.Collection{ReadOnly: s.gate.held(r), Problem: r.record.Failure}
+	report := &reloadstatus.Collection{ReadOnly: s.gate.held(r), Problem: r.record.Failure}
 	if r.record.Succeeded != 0 {
 		at := time.Unix(r.record.Succeeded, 0).UTC()
 		report.SucceededAt = &at

@@ -23,7 +23,7 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/collection"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
 const (
@@ -41,15 +41,15 @@ func startQuick(t testing.TB, ca authority, root string) *instance {
 }
 
 // collect asks for a collection and returns the lines of the answer.
-func (c client) collect(request collection.Request) (events []collection.Event) {
+func (c client) collect(request gc.Request) (events []gc.Event) {
 	c.t.Helper()
 	if request.Timeout == 0 {
 		request.Timeout = time.Minute
 	}
-	a := c.must(http.StatusOK, "POST", collection.Path+"?"+request.Query().Encode(), nil)
+	a := c.must(http.StatusOK, "POST", gc.Path+"?"+request.Query().Encode(), nil)
 	lines := json.NewDecoder(strings.NewReader(a.body))
 	for {
-		var e collection.Event
+		var e gc.Event
 		if err := lines.Decode(&e); errors.Is(err, io.EOF) {
 			return events
 		} else if err != nil {
@@ -68,12 +68,12 @@ func TestARunningRegistryCollects(t *testing.T) {
 	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+deleted.String(), nil)
 	other = startQuick(t, ca, i.root)
 
-	young := c.collect(collection.Request{Grace: time.Hour})
-	if last := young[len(young)-1]; last.Result == nil || *last.Result != (collection.Result{Kept: 2}) {
+	young := c.collect(gc.Request{Grace: time.Hour})
+	if last := young[len(young)-1]; last.Result == nil || *last.Result != (gc.Result{Kept: 2}) {
 		t.Errorf("within the grace period: %+v", young)
 	}
 	before := time.Now().Truncate(time.Second)
-	events := c.collect(collection.Request{})
+	events := c.collect(gc.Request{})
 	var story []string
 	for _, e := range events {
 		switch {
@@ -86,7 +86,7 @@ func TestARunningRegistryCollects(t *testing.T) {
 	if got := strings.Join(story, " "); got != "settling marking sweeping removed removed" {
 		t.Errorf("%s", got)
 	}
-	want := collection.Result{Blobs: 2, Bytes: int64(len(text) + len("deleted layer"))}
+	want := gc.Result{Blobs: 2, Bytes: int64(len(text) + len("deleted layer"))}
 	if last := events[len(events)-1]; last.Result == nil || *last.Result != want {
 		t.Errorf("%+v, want %+v", last, want)
 	}
@@ -115,7 +115,7 @@ func TestARunningRegistryCollects(t *testing.T) {
 
 func TestWhoMayAskForACollection(t *testing.T) {
 	i := startQuick(t, newAuthority(t), t.TempDir())
-	path := collection.Path + "?dry-run=true"
+	path := gc.Path + "?dry-run=true"
 	i.node().must(http.StatusForbidden, "POST", path, nil)
 	i.pusher().as("", "").must(http.StatusUnauthorized, "POST", path, nil)
 	i.plain().as(pullUser, pullPassword).must(http.StatusForbidden, "POST", path, nil)
@@ -123,7 +123,7 @@ func TestWhoMayAskForACollection(t *testing.T) {
 	c := i.pusher()
 	c.must(http.StatusMethodNotAllowed, "GET", path, nil)
 	for _, wrong := range []string{"?dry-run=perhaps", "?grace-period=-1h", "?timeout=0s", "?keep=5", "?dry-run=true&dry-run=false"} {
-		c.must(http.StatusBadRequest, "POST", collection.Path+wrong, nil)
+		c.must(http.StatusBadRequest, "POST", gc.Path+wrong, nil)
 	}
 	c.must(http.StatusOK, "POST", path, nil)
 
@@ -178,9 +178,9 @@ func TestPushesRacingCollections(t *testing.T) {
 	}
 	var removed, collections int
 	for ctx.Err() == nil {
-		request := collection.Request{DeleteUntagged: true, Grace: 20 * time.Millisecond, Timeout: time.Minute}
-		result, err := collect(t.Context(), fileGate(t, root), &inUse{}, request, func(e collection.Event) {
-			if e.Phase == collection.Sweeping {
+		request := gc.Request{DeleteUntagged: true, Grace: 20 * time.Millisecond, Timeout: time.Minute}
+		result, err := collect(t.Context(), fileGate(t, root), &inUse{}, request, func(e gc.Event) {
+			if e.Phase == gc.Sweeping {
 				time.Sleep(50 * time.Millisecond) // a larger storage than this one
 			}
 		})
@@ -192,7 +192,7 @@ func TestPushesRacingCollections(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	pushing.Wait()
-	collectNow(t, root, collection.Request{DeleteUntagged: true})
+	collectNow(t, root, gc.Request{DeleteUntagged: true})
 	if len(taken) == 0 || removed == 0 {
 		t.Fatalf("%d images were taken, %d blobs were collected: nothing was tested", len(taken), removed)
 	}
@@ -307,7 +307,7 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 	if got, _ := c.pushedManifest("a", "v2"); got != d {
 		t.Errorf("%s, want %s", got, d)
 	}
-	if result, _ := collectNow(t, i.root, collection.Request{}); result.Blobs != 0 {
+	if result, _ := collectNow(t, i.root, gc.Request{}); result.Blobs != 0 {
 		t.Errorf("%+v", result)
 	}
 }
@@ -359,7 +359,7 @@ func hold(t testing.TB, g *gate) *lease {
 	return l
 }
 
-func release(l *lease) { l.release(collection.Result{}, nil) }
+func release(l *lease) { l.release(gc.Result{}, nil) }
 
 // brokenDriver fails to write what holds manifests up.
 type brokenDriver struct {
@@ -380,8 +380,8 @@ func TestACollectorThatCannotSayThatItLivesEnds(t *testing.T) {
 	g := fileGate(t, i.root)
 	driver := &brokenDriver{StorageDriver: g.driver}
 	g.driver = driver
-	_, err := collect(t.Context(), g, &inUse{}, collection.Request{Timeout: time.Minute}, func(e collection.Event) {
-		if e.Phase == collection.Sweeping {
+	_, err := collect(t.Context(), g, &inUse{}, gc.Request{Timeout: time.Minute}, func(e gc.Event) {
+		if e.Phase == gc.Sweeping {
 			driver.broken.Store(true)
 			time.Sleep(2 * quick.lost)
 		}
@@ -391,7 +391,7 @@ func TestACollectorThatCannotSayThatItLivesEnds(t *testing.T) {
 	}
 	i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("garbage").String(), nil)
 	driver.broken.Store(true)
-	if _, err := collect(t.Context(), g, &inUse{}, collection.Request{Timeout: time.Minute}, func(collection.Event) {}); err == nil {
+	if _, err := collect(t.Context(), g, &inUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {}); err == nil {
 		t.Error("a collection began without holding up manifests")
 	}
 }
@@ -401,7 +401,7 @@ func TestACollectionEndsWithWhoAskedForIt(t *testing.T) {
 	i.server.gate.times.settle = time.Hour
 	c := i.pusher()
 	ctx, cancel := context.WithCancel(t.Context())
-	request, err := http.NewRequestWithContext(ctx, "POST", c.base+collection.Path+"?grace-period=0s", nil)
+	request, err := http.NewRequestWithContext(ctx, "POST", c.base+gc.Path+"?grace-period=0s", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -498,8 +498,8 @@ func TestACollectorThatWasAwayDoesNotComeBack(t *testing.T) {
 			g := fileGate(t, i.root)
 			driver := &brokenDriver{StorageDriver: g.driver}
 			g.driver = driver
-			_, err := collect(t.Context(), g, &inUse{}, collection.Request{Timeout: time.Minute}, func(e collection.Event) {
-				if e.Phase == collection.Sweeping {
+			_, err := collect(t.Context(), g, &inUse{}, gc.Request{Timeout: time.Minute}, func(e gc.Event) {
+				if e.Phase == gc.Sweeping {
 					away(t, g, driver)
 					time.Sleep(4 * quick.beat) // it writes again
 				}
@@ -594,7 +594,7 @@ func TestWhatIsKept(t *testing.T) {
 	c.pushBlob("b", "no manifest")
 	kept := []digest.Digest{child, index, tagged, signature, attestation, named, about}
 
-	if result, report := collectNow(t, root, collection.Request{DeleteUntagged: true, Grace: time.Hour}); result.Manifests != 0 || result.Blobs != 0 || result.Kept != 1 {
+	if result, report := collectNow(t, root, gc.Request{DeleteUntagged: true, Grace: time.Hour}); result.Manifests != 0 || result.Blobs != 0 || result.Kept != 1 {
 		t.Errorf("within the grace period: %+v\n%s", result, report)
 	}
 	age := func(d time.Duration) {
@@ -608,10 +608,10 @@ func TestWhatIsKept(t *testing.T) {
 	age(2 * time.Hour)
 	// What is old, and was mounted just now by a push whose manifest is yet to come.
 	c.must(http.StatusCreated, "POST", "/v2/c/blobs/uploads/?mount="+digest.FromString("no manifest").String(), nil)
-	if result, _ := collectNow(t, root, collection.Request{DryRun: true, Grace: time.Hour}); result != (collection.Result{Kept: 1}) {
+	if result, _ := collectNow(t, root, gc.Request{DryRun: true, Grace: time.Hour}); result != (gc.Result{Kept: 1}) {
 		t.Errorf("mounted just now: %+v", result)
 	}
-	result, report := collectNow(t, root, collection.Request{DeleteUntagged: true, Grace: time.Hour})
+	result, report := collectNow(t, root, gc.Request{DeleteUntagged: true, Grace: time.Hour})
 	if result.Manifests != 2 || result.Blobs != 4 || result.Kept != 1 {
 		t.Errorf("%+v\n%s", result, report)
 	}
@@ -628,10 +628,10 @@ func TestWhatIsKept(t *testing.T) {
 	// Only in this process: the client was told that it need not send it.
 	i.server.gate.times = quick
 	c.must(http.StatusOK, "HEAD", "/v2/b/blobs/"+digest.FromString("no manifest").String(), nil)
-	if events := c.collect(collection.Request{Grace: time.Hour}); events[len(events)-1].Result.Kept != 1 {
+	if events := c.collect(gc.Request{Grace: time.Hour}); events[len(events)-1].Result.Kept != 1 {
 		t.Errorf("looked for just now: %+v", events)
 	}
-	if result, report := collectNow(t, root, collection.Request{Grace: time.Hour}); result.Blobs != 1 {
+	if result, report := collectNow(t, root, gc.Request{Grace: time.Hour}); result.Blobs != 1 {
 		t.Errorf("%+v\n%s", result, report)
 	}
 }
@@ -642,7 +642,7 @@ func TestNothingIsRemovedWhereAManifestIsNotUnderstood(t *testing.T) {
 	d, _ := c.pushImage("a", "v1", "layer")
 	c.pushBlob("a", "garbage")
 	writeFile(t, filepath.Join(i.root, blobPath(d)), []byte("not a manifest"))
-	_, err := collect(t.Context(), fileGate(t, i.root), &inUse{}, collection.Request{Timeout: time.Minute}, func(collection.Event) {})
+	_, err := collect(t.Context(), fileGate(t, i.root), &inUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {})
 	if err == nil || !strings.Contains(err.Error(), d.String()) || !strings.Contains(err.Error(), "nothing is removed") {
 		t.Errorf("%v", err)
 	}
@@ -656,7 +656,7 @@ func TestACollectionThatTakesTooLongIsEndedByTheNext(t *testing.T) {
 	for n := range 5 {
 		c.pushBlob("a", fmt.Sprint(n))
 	}
-	result, err := collect(t.Context(), fileGate(t, i.root), &inUse{}, collection.Request{Timeout: time.Second}, func(e collection.Event) {
+	result, err := collect(t.Context(), fileGate(t, i.root), &inUse{}, gc.Request{Timeout: time.Second}, func(e gc.Event) {
 		if e.Removed != nil {
 			time.Sleep(600 * time.Millisecond)
 		}
@@ -664,7 +664,7 @@ func TestACollectionThatTakesTooLongIsEndedByTheNext(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the next collection") || result.Blobs == 0 || result.Blobs == 5 {
 		t.Errorf("%+v, %v", result, err)
 	}
-	rest, _ := collectNow(t, i.root, collection.Request{})
+	rest, _ := collectNow(t, i.root, gc.Request{})
 	if result.Blobs+rest.Blobs != 5 {
 		t.Errorf("%+v and %+v", result, rest)
 	}
@@ -698,11 +698,11 @@ func TestATagThatIsDeletedMeanwhile(t *testing.T) {
 	kept, _ := c.pushImage("b", "kept", "layer of b")
 	g := fileGate(t, root)
 	g.driver = vanishingDriver{g.driver, "deleted"}
-	result, err := collect(t.Context(), g, &inUse{}, collection.Request{DeleteUntagged: true, Timeout: time.Minute}, func(collection.Event) {})
+	result, err := collect(t.Context(), g, &inUse{}, gc.Request{DeleteUntagged: true, Timeout: time.Minute}, func(gc.Event) {})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if result != (collection.Result{}) {
+	if result != (gc.Result{}) {
 		t.Errorf("%+v", result)
 	}
 	c.must(http.StatusOK, "GET", "/v2/b/manifests/"+kept.String(), nil, "Accept", ociManifest)

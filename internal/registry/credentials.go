@@ -22,7 +22,7 @@ import (
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"golang.org/x/crypto/bcrypt"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
 const (
@@ -397,9 +397,9 @@ func (c *credentials) secret(purpose string) string {
 }
 
 // report tells which files are in force.
-func (c *credentials) report() *loaded.Credentials {
+func (c *credentials) report() *reloadstatus.Credentials {
 	table := c.current.Load()
-	report := &loaded.Credentials{Push: hex.EncodeToString(table.push.sum[:])}
+	report := &reloadstatus.Credentials{Push: hex.EncodeToString(table.push.sum[:])}
 	if table.pull != nil {
 		report.Pull = hex.EncodeToString(table.pull.sum[:])
 	}

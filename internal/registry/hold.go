@@ -21,7 +21,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
-	"github.com/zarf-dev/zarf-registry/internal/collection"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
 // While garbage is collected no manifest may be written: it could name a blob that was
@@ -79,9 +79,9 @@ type holdRecord struct {
 	Beat int `json:"beat"`
 	// Succeeded is when the last collection did that succeeded, in Unix time; Failure is
 	// why the last one did not, empty where it did.
-	Succeeded int64             `json:"succeeded,omitempty"`
-	Failure   string            `json:"failure,omitempty"`
-	Result    collection.Result `json:"result"`
+	Succeeded int64     `json:"succeeded,omitempty"`
+	Failure   string    `json:"failure,omitempty"`
+	Result    gc.Result `json:"result"`
 }
 
 // errHeld is of a storage whose garbage somebody else collects.
@@ -332,7 +332,7 @@ func (g *gate) hold(ctx context.Context) (*lease, error) {
 		err = l.lives()
 	}
 	if err != nil {
-		l.release(collection.Result{}, err)
+		l.release(gc.Result{}, err)
 		return nil, err
 	}
 	return l, nil
@@ -429,7 +429,7 @@ func (l *lease) abandon() {
 const releaseTimeout = 10 * time.Second
 
 // release lets manifests be written again and records how it went.
-func (l *lease) release(result collection.Result, failure error) {
+func (l *lease) release(result gc.Result, failure error) {
 	if result.Blobs > 0 || failure != nil {
 		// A manifest must not be taken for a blob that only seems to be there.
 		_ = pause(context.Background(), l.gate.slow)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/collection"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
 // Against a real S3 (or what claims to be one): its bucket is written to.
@@ -42,7 +42,7 @@ func TestS3(t *testing.T) {
 		t.Errorf("%d bytes of an upload in chunks came back", len(got.body))
 	}
 	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+d.String(), nil)
-	collected, err := GarbageCollect(context.Background(), loadConfig(t, config).Config, collection.Request{Timeout: time.Minute}, func(collection.Event) {})
+	collected, err := GarbageCollect(context.Background(), loadConfig(t, config).Config, gc.Request{Timeout: time.Minute}, func(gc.Event) {})
 	if err != nil || collected.Blobs != 4 || collected.Bytes < int64(len(layer)+len(chunks)) {
 		t.Errorf("collected %+v, %v", collected, err)
 	}

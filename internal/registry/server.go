@@ -20,7 +20,7 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/handlers"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -81,7 +81,7 @@ type Options struct {
 	ExposeAnonymousPull bool
 	// HealthListen serves /healthz and /readyz.
 	HealthListen string
-	// MetricsListen serves /metrics, and /loaded as internal/loaded has it.
+	// MetricsListen serves /metrics, and /loaded as internal/reloadstatus has it.
 	MetricsListen string
 
 	// Htpasswd is the file of the users who may pull and push; required. It is
@@ -286,8 +286,8 @@ func (s *Server) endpoints() (registry, about []*endpoint) {
 	}
 	if s.options.MetricsListen != "" {
 		about = append(about, s.endpoint("metrics", s.options.MetricsListen, exactly(map[string]http.Handler{
-			"/metrics":  s.metrics.handler(),
-			loaded.Path: loaded.Handler(s.loaded),
+			"/metrics":        s.metrics.handler(),
+			reloadstatus.Path: reloadstatus.Handler(s.loaded),
 		})))
 	}
 	for _, e := range about {
@@ -297,8 +297,8 @@ func (s *Server) endpoints() (registry, about []*endpoint) {
 }
 
 // loaded is what is in use of the mounted files.
-func (s *Server) loaded() loaded.Report {
-	report := loaded.Report{Credentials: s.credentials.report(), Collection: s.collectionReport()}
+func (s *Server) loaded() reloadstatus.Report {
+	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.collectionReport()}
 	if s.certificates != nil {
 		report.Certificates = s.certificates.Report()
 	}

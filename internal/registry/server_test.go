@@ -25,8 +25,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
 func (i *instance) about(name string) client {
@@ -41,9 +41,9 @@ func (i *instance) metrics() string {
 }
 
 // loaded is what the registry tells at /loaded.
-func (i *instance) loaded() (report loaded.Report) {
+func (i *instance) loaded() (report reloadstatus.Report) {
 	i.t.Helper()
-	a := i.about("metrics").must(http.StatusOK, "GET", loaded.Path, nil)
+	a := i.about("metrics").must(http.StatusOK, "GET", reloadstatus.Path, nil)
 	if err := json.Unmarshal([]byte(a.body), &report); err != nil || a.Header.Get("Content-Type") != "application/json" {
 		i.t.Fatalf("%v, %s: %s", err, a.Header.Get("Content-Type"), a.body)
 	}
@@ -104,7 +104,7 @@ func TestLoaded(t *testing.T) {
 		}
 		return digest.FromBytes(data).Encoded()
 	}
-	fingerprints := func(certificates []loaded.Certificate) (sums []string) {
+	fingerprints := func(certificates []reloadstatus.Certificate) (sums []string) {
 		for _, certificate := range certificates {
 			sums = append(sums, certificate.SHA256)
 		}
@@ -118,7 +118,7 @@ func TestLoaded(t *testing.T) {
 	if got := fingerprints(report.Certificates.Authorities); !slices.Equal(got, []string{pki.Fingerprint(ca.Certificate())}) {
 		t.Errorf("authorities %v", got)
 	}
-	if *report.Credentials != (loaded.Credentials{Push: sum(i.htpasswd), Pull: sum(i.pull)}) {
+	if *report.Credentials != (reloadstatus.Credentials{Push: sum(i.htpasswd), Pull: sum(i.pull)}) {
 		t.Errorf("credentials %+v", report.Credentials)
 	}
 
@@ -135,7 +135,7 @@ func TestLoaded(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the new credentials are told", func() bool {
-		return *i.loaded().Credentials == loaded.Credentials{Push: digest.FromBytes(next).Encoded()}
+		return *i.loaded().Credentials == reloadstatus.Credentials{Push: digest.FromBytes(next).Encoded()}
 	})
 	// What is in use is told, not what the file has.
 	writeFile(t, i.htpasswd, []byte("rubbish"))
@@ -144,7 +144,7 @@ func TestLoaded(t *testing.T) {
 		t.Errorf("push %s", got)
 	}
 	for _, secret := range []string{"PRIVATE", "$2", pushPassword} {
-		if body := i.about("metrics").must(http.StatusOK, "GET", loaded.Path, nil).body; strings.Contains(body, secret) {
+		if body := i.about("metrics").must(http.StatusOK, "GET", reloadstatus.Path, nil).body; strings.Contains(body, secret) {
 			t.Errorf("%s holds %q", body, secret)
 		}
 	}

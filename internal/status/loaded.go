@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -47,7 +47,7 @@ type PodCertificates struct {
 	Secret    string `json:"secret"`
 	Ready     bool   `json:"ready"`
 	// Loaded is its answer; nil where there is none, then Why says why.
-	Loaded *loaded.Report `json:"loaded,omitempty"`
+	Loaded *reloadstatus.Report `json:"loaded,omitempty"`
 	// LeafHeld says that it uses the certificate that the Secret holds now, TrustHeld
 	// that it trusts the authorities in ca.crt, and no other.
 	LeafHeld  bool   `json:"leafHeld"`
@@ -195,7 +195,7 @@ func (c *collector) askPod(ctx context.Context, f *PodCertificates, pod *corev1.
 	report, err := c.Loaded(ctx, pod)
 	if err != nil {
 		f.Why = oneLine(err.Error())
-		switch _, can := pod.Annotations[loaded.PortAnnotation]; {
+		switch _, can := pod.Annotations[reloadstatus.PortAnnotation]; {
 		case !can:
 			f.trouble = former
 		case f.Ready:

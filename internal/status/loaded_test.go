@@ -13,14 +13,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
 // answers are what the pods say, by name.
-type answers map[string]func() (*loaded.Report, error)
+type answers map[string]func() (*reloadstatus.Report, error)
 
 // running marks the pods as running, and has each of them loaded what its Secret holds.
 func (c cluster) running(t *testing.T) answers {
@@ -32,19 +32,19 @@ func (c cluster) running(t *testing.T) answers {
 			continue
 		}
 		p.Status.Phase = corev1.PodRunning
-		p.Annotations = map[string]string{loaded.PortAnnotation: "9100"}
+		p.Annotations = map[string]string{reloadstatus.PortAnnotation: "9100"}
 		suffix := "node-tls"
 		if strings.HasPrefix(p.Name, "registry") {
 			suffix = "server-tls"
 		}
 		report := c.report(t, suffix)
-		a[p.Name] = func() (*loaded.Report, error) { return report, nil }
+		a[p.Name] = func() (*reloadstatus.Report, error) { return report, nil }
 	}
 	return a
 }
 
 // report is what a pod says that has loaded a Secret.
-func (c cluster) report(t *testing.T, suffix string) *loaded.Report {
+func (c cluster) report(t *testing.T, suffix string) *reloadstatus.Report {
 	t.Helper()
 	data := c["Secret zarf-registry-"+suffix].(*corev1.Secret).Data
 	chain, err := pki.ParseChain(data["tls.crt"])
@@ -55,9 +55,9 @@ func (c cluster) report(t *testing.T, suffix string) *loaded.Report {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &loaded.Report{Certificates: loaded.Certificates{Generation: 1, LoadedAt: now, Leaf: loaded.Certificate{SHA256: pki.Fingerprint(chain[0])}}}
+	r := &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now, Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}}}
 	for _, f := range bundle.Fingerprints() {
-		r.Certificates.Authorities = append(r.Certificates.Authorities, loaded.Certificate{SHA256: f})
+		r.Certificates.Authorities = append(r.Certificates.Authorities, reloadstatus.Certificate{SHA256: f})
 	}
 	return r
 }
@@ -65,7 +65,7 @@ func (c cluster) report(t *testing.T, suffix string) *loaded.Report {
 func (c cluster) certificates(t *testing.T, a answers, deny ...string) *status.CertificateReport {
 	t.Helper()
 	o := c.options(t, deny...)
-	o.Loaded = func(_ context.Context, pod *corev1.Pod) (*loaded.Report, error) {
+	o.Loaded = func(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
 		answer := a[pod.Name]
 		if answer == nil {
 			return nil, errors.New("pod " + pod.Name + " was not to be asked")
@@ -125,7 +125,7 @@ func TestCertificatesAndWhoHasLoadedThem(t *testing.T) {
 
 func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 	other := newAuthority(t, "other", now, 0)
-	certificate := loaded.Certificate{SHA256: pki.Fingerprint(other.Certificate())}
+	certificate := reloadstatus.Certificate{SHA256: pki.Fingerprint(other.Certificate())}
 	for name, c := range map[string]struct {
 		change func(cluster, answers)
 		pod    string
@@ -134,33 +134,33 @@ func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 	}{
 		"another certificate": {func(c cluster, a answers) {
 			r := c.report(t, "push-tls")
-			a["proxy-n1"] = func() (*loaded.Report, error) { return r, nil }
+			a["proxy-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
 		}, "proxy-n1", "it uses another certificate than the Secret's", []string{"Pod zarf/proxy-n1 has not loaded what the Secret holds (it uses another certificate than the Secret's): the node's kubelet brings it within 90 s"}},
 		"former trust": {func(c cluster, a answers) {
 			r := c.report(t, "node-tls")
-			r.Certificates.Authorities = []loaded.Certificate{certificate}
-			a["proxy-n1"] = func() (*loaded.Report, error) { return r, nil }
+			r.Certificates.Authorities = []reloadstatus.Certificate{certificate}
+			a["proxy-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
 		}, "proxy-n1", "authorities of the Secret that it does not trust yet: 1; former authorities that it still trusts: 1", []string{"has not loaded"}},
 		"more trust than there should be": {func(c cluster, a answers) {
 			r := c.report(t, "server-tls")
 			r.Certificates.Authorities = append(r.Certificates.Authorities, certificate)
-			a["registry-n1"] = func() (*loaded.Report, error) { return r, nil }
+			a["registry-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
 		}, "registry-n1", "former authorities that it still trusts: 1", []string{"Pod zarf/registry-n1 has not loaded"}},
 		"a Secret that it cannot load": {func(c cluster, a answers) {
 			r := c.report(t, "node-tls")
 			r.Certificates.Problem, r.Certificates.ReloadErrors = "tls.key:\nbroken", 4
-			a["proxy-n2"] = func() (*loaded.Report, error) { return r, nil }
+			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return r, nil }
 		}, "proxy-n2", "tls.key: broken", []string{"Pod zarf/proxy-n2 cannot load what the Secret holds, and stays with what was loaded before (tls.key: broken): init-hook certs renew --namespace zarf puts the Secret right"}},
 		"no answer": {func(_ cluster, a answers) {
-			a["proxy-n2"] = func() (*loaded.Report, error) { return nil, errors.New("no answer within 5s") }
+			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("no answer within 5s") }
 		}, "proxy-n2", "no answer within 5s", []string{"Pod zarf/proxy-n2 does not say what is loaded (no answer within 5s): to ask takes the rights to get and create pods/portforward"}},
 		"no answer of one that is not ready": {func(c cluster, a answers) {
 			c["Pod proxy-n2"].(*corev1.Pod).Status.Conditions = nil
-			a["proxy-n2"] = func() (*loaded.Report, error) { return nil, errors.New("connection refused") }
+			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("connection refused") }
 		}, "proxy-n2", "connection refused", nil},
 		"a former release": {func(c cluster, a answers) {
 			c["Pod proxy-n2"].(*corev1.Pod).Annotations = nil
-			a["proxy-n2"] = func() (*loaded.Report, error) { return nil, errors.New("it runs a release that cannot be asked") }
+			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("it runs a release that cannot be asked") }
 		}, "proxy-n2", "it runs a release that cannot be asked", []string{"Pod zarf/proxy-n2 is of a former release (it runs a release that cannot be asked): init-hook install --namespace zarf brings the present one"}},
 		"a node that is not ready": {func(c cluster, a answers) {
 			c.add(node("n2", false))
@@ -221,7 +221,7 @@ func TestManyPodsWithOneTroubleAreOneSentence(t *testing.T) {
 		if !strings.HasPrefix(name, "proxy-m") {
 			continue
 		}
-		a[name] = func() (*loaded.Report, error) {
+		a[name] = func() (*reloadstatus.Report, error) {
 			mutex.Lock()
 			asked++
 			most = max(most, asked)
@@ -356,7 +356,7 @@ func TestAskingEndsWithItsTime(t *testing.T) {
 	c.running(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	o := c.options(t)
-	o.Loaded = func(context.Context, *corev1.Pod) (*loaded.Report, error) {
+	o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
 		cancel(errors.New("the time is over"))
 		return nil, errors.New("asking: canceled")
 	}
@@ -385,22 +385,22 @@ func TestTimesThatAreLeftReadWell(t *testing.T) {
 
 func TestHowGarbageCollectionStands(t *testing.T) {
 	for name, test := range map[string]struct {
-		answer *loaded.Collection
+		answer *reloadstatus.Collection
 		err    error
 		next   string
 	}{
-		"nothing was ever collected":     {&loaded.Collection{}, nil, ""},
-		"it is being collected":          {&loaded.Collection{ReadOnly: true, SucceededAt: &now}, nil, ""},
-		"the last collection failed":     {&loaded.Collection{Problem: "disk\ngone"}, nil, "The last garbage collection failed (disk gone): init-hook garbage-collect --namespace zarf runs it again."},
+		"nothing was ever collected":     {&reloadstatus.Collection{}, nil, ""},
+		"it is being collected":          {&reloadstatus.Collection{ReadOnly: true, SucceededAt: &now}, nil, ""},
+		"the last collection failed":     {&reloadstatus.Collection{Problem: "disk\ngone"}, nil, "The last garbage collection failed (disk gone): init-hook garbage-collect --namespace zarf runs it again."},
 		"a registry of a former release": {nil, nil, ""},
 		"who may not ask":                {nil, errors.New("forbidden"), ""},
 	} {
 		o := healthy(t, state.ModeProxy).options(t)
-		o.Loaded = func(_ context.Context, pod *corev1.Pod) (*loaded.Report, error) {
+		o.Loaded = func(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
 			if pod.Name != "registry-n1" {
 				t.Errorf("%s: it asks pod %s", name, pod.Name)
 			}
-			return &loaded.Report{Collection: test.answer}, test.err
+			return &reloadstatus.Report{Collection: test.answer}, test.err
 		}
 		r, err := status.Collect(t.Context(), o)
 		if err != nil {

@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -36,7 +36,7 @@ type Options struct {
 	Metadata metadata.Interface
 	// Loaded asks a pod of the registry or of a proxy what it has loaded. Collect asks
 	// the registry only, and goes without where it is nil.
-	Loaded func(ctx context.Context, pod *corev1.Pod) (*loaded.Report, error)
+	Loaded func(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error)
 	// KubeletStarted says when a node's kubelet was started; for Collect only. A
 	// forbidden answer is not known, which is no error.
 	KubeletStarted func(ctx context.Context, node string) (time.Time, error)
@@ -125,7 +125,7 @@ type Registry struct {
 	Why    string `json:"why,omitempty"`
 	Pods   []Pod  `json:"pods"`
 	// Collection is how garbage collection stands; nil where no pod could be asked.
-	Collection *loaded.Collection `json:"collection,omitempty"`
+	Collection *reloadstatus.Collection `json:"collection,omitempty"`
 }
 
 // ReadyPods counts them. Of several, one serves all.

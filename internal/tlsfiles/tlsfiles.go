@@ -26,8 +26,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
 // The names of the files, those of a Secret of type kubernetes.io/tls plus the trust bundle that cert-manager also writes.
@@ -162,9 +162,9 @@ func (s *Source) Run(ctx context.Context) {
 }
 
 // Report tells what is in use, and why the last load failed if it did.
-func (s *Source) Report() loaded.Certificates {
+func (s *Source) Report() reloadstatus.Certificates {
 	m := s.Current()
-	report := loaded.Certificates{
+	report := reloadstatus.Certificates{
 		Generation:   m.Generation,
 		LoadedAt:     m.LoadedAt,
 		Leaf:         describe(m.Leaf),
@@ -179,8 +179,8 @@ func (s *Source) Report() loaded.Certificates {
 	return report
 }
 
-func describe(certificate *x509.Certificate) loaded.Certificate {
-	return loaded.Certificate{
+func describe(certificate *x509.Certificate) reloadstatus.Certificate {
+	return reloadstatus.Certificate{
 		Subject:   certificate.Subject.String(),
 		Serial:    certificate.SerialNumber.Text(16),
 		SHA256:    pki.Fingerprint(certificate),

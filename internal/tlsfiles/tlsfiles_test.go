@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
@@ -198,7 +198,7 @@ func TestReport(t *testing.T) {
 		t.Errorf("Report() = %+v", report)
 	}
 	sum := sha256.Sum256(leaf.Raw)
-	want := loaded.Certificate{
+	want := reloadstatus.Certificate{
 		Subject: "CN=node,O=node", Serial: leaf.SerialNumber.Text(16), SHA256: hex.EncodeToString(sum[:]),
 		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter,
 	}

@@ -37,7 +37,7 @@ func run(ctx context.Context) error {
 	version := flag.String("version", "dev", "release, and the images' tag")
 	registry := flag.String("registry", "ghcr.io/zarf-dev/zarf-registry", "what stands before the images' names")
 	output := flag.String("output", "dist/images", "folder that gets the archives")
-	payload := flag.String("payload", "internal/programs/dist", "folder with the payload")
+	payload := flag.String("payload", "internal/embedded/dist", "folder with the payload")
 	work := flag.String("work", "bin/images", "folder for the programs themselves")
 	flag.Parse()
 	if flag.NArg() > 0 {

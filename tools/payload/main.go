@@ -1,7 +1,7 @@
 // Command payload builds what init-hook carries into a cluster: registry and
 // registry-node, the loader that starts them on nodes without their images, and
 // the probe that proves a pull. Each program becomes the layer of its image,
-// NAME-ARCHITECTURE.tar.gz, which internal/programs embeds; the loader stays as
+// NAME-ARCHITECTURE.tar.gz, which internal/embedded embeds; the loader stays as
 // it is, loader-ARCHITECTURE.
 //
 // It is run by make payload, in the repository's root.
@@ -40,7 +40,7 @@ var carried = []string{"registry", "registry-node"}
 
 func run(ctx context.Context) error {
 	version := flag.String("version", "dev", "release that the programs say they are")
-	output := flag.String("output", "internal/programs/dist", "folder that gets the payload")
+	output := flag.String("output", "internal/embedded/dist", "folder that gets the payload")
 	work := flag.String("work", "bin/payload", "folder for the programs themselves")
 	flag.Parse()
 	if flag.NArg() > 0 {

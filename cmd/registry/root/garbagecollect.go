@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/zarf-dev/zarf-registry/internal/collection"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 )
@@ -13,7 +13,7 @@ import (
 func garbageCollectCommand() *cobra.Command {
 	var config string
 	var logs logging.Options
-	var request collection.Request
+	var request gc.Request
 	command := &cobra.Command{
 		Use:   "garbage-collect",
 		Short: "Remove blobs that no image needs",
@@ -42,7 +42,7 @@ What was pushed within --grace-period stays.`,
 			if err != nil {
 				return setupError{err}
 			}
-			result, err := registry.GarbageCollect(command.Context(), parsed, request, func(e collection.Event) {
+			result, err := registry.GarbageCollect(command.Context(), parsed, request, func(e gc.Event) {
 				if e.Removed != nil {
 					fmt.Fprintln(command.OutOrStdout(), e.Removed)
 				}
@@ -62,8 +62,8 @@ What was pushed within --grace-period stays.`,
 	flags.StringVar(&config, "config", defaultConfig, "`FILE` of the configuration")
 	flags.BoolVar(&request.DryRun, "dry-run", false, "remove nothing, report what would be removed")
 	flags.BoolVar(&request.DeleteUntagged, "delete-untagged", false, "also remove manifests that neither a tag nor an image index leads to")
-	flags.DurationVar(&request.Grace, "grace-period", collection.DefaultGrace, "how long what was pushed stays in any case")
-	flags.DurationVar(&request.Timeout, "timeout", collection.DefaultTimeout, "how long it may take in all")
+	flags.DurationVar(&request.Grace, "grace-period", gc.DefaultGrace, "how long what was pushed stays in any case")
+	flags.DurationVar(&request.Timeout, "timeout", gc.DefaultTimeout, "how long it may take in all")
 	logs.Register(command.Flags())
 	return command
 }

@@ -1,4 +1,4 @@
-// Package programs holds the programs that init-hook carries to the nodes, for
+// Package embedded holds the programs that init-hook carries to the nodes, for
 // every architecture, inside the init-hook binary itself. It builds and changes
 // nothing: make payload fills its folder dist before init-hook is compiled.
 //
@@ -8,7 +8,7 @@
 //	    the program as the layer of its image, see injector.BuildLayer
 //	loader-ARCH
 //	    the loader, an ELF file
-package programs
+package embedded
 
 import (
 	"embed"

@@ -1,11 +1,11 @@
-// Package loaded is what a running program has loaded of its mounted Secrets, as it
+// Package reloadstatus is what a running program has loaded of its mounted Secrets, as it
 // tells at /loaded beside its metrics: the registry and the proxies write it,
 // init-hook reads it to see that all of them follow before it drops what one of
 // them still needs.
 //
 // It holds types, their JSON and how it is answered. Everything in it is public:
 // certificates are named by subject, serial and digest, and no key or password is in it.
-package loaded
+package reloadstatus
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package programs_test
+package embedded_test
 
 import (
 	"bytes"
@@ -7,15 +7,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/embedded"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
-	"github.com/zarf-dev/zarf-registry/internal/programs"
 )
 
 func TestWhatWasNotBuiltInIsNamed(t *testing.T) {
 	for want, load := range map[string]func() ([]byte, error){
-		"this init-hook was built without registry-riscv64.tar.gz: ": func() ([]byte, error) { return programs.Load("registry", "riscv64") },
-		"this init-hook was built without nothing-amd64.tar.gz: ":    func() ([]byte, error) { return programs.Load("nothing", "amd64") },
-		"this init-hook was built without loader-riscv64: ":          func() ([]byte, error) { return programs.Loader("riscv64") },
+		"this init-hook was built without registry-riscv64.tar.gz: ": func() ([]byte, error) { return embedded.Load("registry", "riscv64") },
+		"this init-hook was built without nothing-amd64.tar.gz: ":    func() ([]byte, error) { return embedded.Load("nothing", "amd64") },
+		"this init-hook was built without loader-riscv64: ":          func() ([]byte, error) { return embedded.Loader("riscv64") },
 	} {
 		data, err := load()
 		if err == nil || !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), "make build") || data != nil {
@@ -27,11 +27,11 @@ func TestWhatWasNotBuiltInIsNamed(t *testing.T) {
 // TestEveryProgramIsForItsArchitecture looks into what make payload put there: a program under the wrong name would otherwise be noticed only
 // on a node of that architecture.
 func TestEveryProgramIsForItsArchitecture(t *testing.T) {
-	if files, err := fs.Glob(programs.Layers(), "*.tar.gz"); err != nil || len(files) == 0 {
+	if files, err := fs.Glob(embedded.Layers(), "*.tar.gz"); err != nil || len(files) == 0 {
 		t.Skipf("SKIPPED, NOTHING WAS TESTED: the folder dist is empty (%v): run make payload first", err)
 	}
 	machines := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
-	for _, architecture := range programs.Architectures {
+	for _, architecture := range embedded.Architectures {
 		check := func(t *testing.T, program []byte) {
 			t.Helper()
 			f, err := elf.NewFile(bytes.NewReader(program))
@@ -42,14 +42,14 @@ func TestEveryProgramIsForItsArchitecture(t *testing.T) {
 				t.Errorf("it is for %v", f.Machine)
 			}
 		}
-		loader, err := programs.Loader(architecture)
+		loader, err := embedded.Loader(architecture)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Run("loader "+architecture, func(t *testing.T) { check(t, loader) })
 		for _, name := range []string{"registry", "registry-node", "probe"} {
 			t.Run(name+" "+architecture, func(t *testing.T) {
-				layer, err := programs.Load(name, architecture)
+				layer, err := embedded.Load(name, architecture)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -1,7 +1,7 @@
-// Package collection is the word between the registry, which collects its garbage, and
+// Package gc is the word between the registry, which collects its garbage, and
 // init-hook, which asks it to: a request, and the lines of the answer. It collects
 // nothing itself.
-package collection
+package gc
 
 import (
 	"fmt"
