@@ -71,11 +71,18 @@ func TestGarbageCollect(t *testing.T) {
 	again.pusher().pushImage("c", "v1", "deleted layer")
 }
 
-// quick are the times of a collection, a hundred times as fast.
+// quick are the times of a collection, a hundred times as fast; but for those after which a
+// collector loses its lease and counts as dead. On a busy machine a heartbeat may be late by seconds,
+// and tests must not depend on that. Tests of dead collectors set these two to soonLost and soonStale.
 var quick = holdTimes{
 	fresh: 5 * time.Millisecond, trust: 100 * time.Millisecond, settle: 200 * time.Millisecond, patience: 5 * time.Second,
-	beat: 50 * time.Millisecond, lost: 300 * time.Millisecond, stale: 600 * time.Millisecond,
+	beat: 50 * time.Millisecond, lost: 10 * time.Second, stale: 20 * time.Second,
 }
+
+const (
+	soonLost  = 500 * time.Millisecond
+	soonStale = 600 * time.Millisecond
+)
 
 // collectNow collects beside whatever runs in root, and returns what was reported.
 func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, string) {

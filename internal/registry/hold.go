@@ -84,6 +84,10 @@ type holdRecord struct {
 	Result    gc.Result `json:"result"`
 }
 
+// errLeaseLost says that a collector has not written its record for so long that other processes may
+// take it for dead. It must not remove anything after that.
+var errLeaseLost = errors.New("lost the lease for garbage collection")
+
 // errHeld is of a storage whose garbage somebody else collects.
 var errHeld = errors.New("garbage is being collected already, by another replica or by registry garbage-collect; wait for its end")
 
@@ -380,7 +384,7 @@ func (l *lease) write(ctx context.Context) error {
 // late ends the lease if nothing was written for too long.
 func (l *lease) late(since time.Duration) {
 	if since > l.gate.times.lost && l.ended == nil {
-		l.ended = fmt.Errorf("the storage has taken nothing for %s, so that others may believe that nobody collects any more", since.Round(time.Second))
+		l.ended = fmt.Errorf("%w: the storage has accepted no heartbeat for %s, so pushes may have resumed", errLeaseLost, since.Round(time.Second))
 	}
 }
 
