@@ -22,6 +22,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // payload is what tools/payload writes, with stand-ins for the programs.
@@ -180,7 +181,7 @@ func TestSelfImage(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			i := slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return kindOf(d.MediaType) == "blob" })
+			i := slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return oci.Kind(d.MediaType) == "blob" })
 			layer := nodes[i]
 			tr := tar.NewReader(bytes.NewReader(fetchAll(t, store, layer)))
 			header, err := tr.Next()

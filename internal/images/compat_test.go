@@ -27,10 +27,11 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2"
 	"oras.land/oras-go/v2/content"
-	"oras.land/oras-go/v2/content/oci"
+	orasoci "oras.land/oras-go/v2/content/oci"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon/dockerdaemontest"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // golden is a layout that another tool's library made: where it is, and the images
@@ -116,7 +117,7 @@ func craneLayout(t *testing.T, content map[string]mutate.Appendable) golden {
 func orasLayout(t *testing.T, from *Store, named ...Image) golden {
 	t.Helper()
 	made := golden{t.TempDir(), map[string]digest.Digest{}}
-	at, err := oci.New(made.dir)
+	at, err := orasoci.New(made.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +139,7 @@ func orasArtifact(t *testing.T, into *Store, name string, subject *ocispec.Descr
 	chart := content.NewDescriptorFromBytes("application/vnd.cncf.helm.chart.content.v1.tar+gzip", noise(77, 3000))
 	into.add(chart.Digest, blob.FromBytes(noise(77, 3000)))
 	at := t.TempDir()
-	packed, err := oci.New(at)
+	packed, err := orasoci.New(at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +159,7 @@ func orasArtifact(t *testing.T, into *Store, name string, subject *ocispec.Descr
 		t.Fatal(err)
 	}
 	into.add(manifest.Config.Digest, blob.FromBytes(fetchAll(t, packed, manifest.Config)))
-	return Image{Reference: name, Descriptor: plain(desc)}
+	return Image{Reference: name, Descriptor: oci.Plain(desc)}
 }
 
 // goldens are layouts of each tool: single images, indexes, several.
@@ -194,7 +195,7 @@ func singleImage(t *testing.T, store *Store, index Image, name string) Image {
 	if err := fetchJSON(t.Context(), store, index.Descriptor, &list); err != nil {
 		t.Fatal(err)
 	}
-	return Image{Reference: name, Descriptor: plain(list.Manifests[0])}
+	return Image{Reference: name, Descriptor: oci.Plain(list.Manifests[0])}
 }
 
 // checkSource verifies that a source has the golden images, whole.
@@ -315,17 +316,17 @@ func TestOtherToolsReadWhatIsWritten(t *testing.T) {
 				checkSource(t, mustOpen(t, archive), g.images)
 			})
 			t.Run("ORAS", func(t *testing.T) {
-				fromDir, err := oci.NewFromFS(t.Context(), os.DirFS(dir))
+				fromDir, err := orasoci.NewFromFS(t.Context(), os.DirFS(dir))
 				if err != nil {
 					t.Fatal(err)
 				}
 				checkORAS(t, fromDir, g.images)
-				fromTar, err := oci.NewFromTar(t.Context(), archive)
+				fromTar, err := orasoci.NewFromTar(t.Context(), archive)
 				if err != nil {
 					t.Fatal(err)
 				}
 				checkORAS(t, fromTar, g.images)
-				writable, err := oci.New(dir)
+				writable, err := orasoci.New(dir)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -343,7 +344,7 @@ func TestOtherToolsReadWhatIsWritten(t *testing.T) {
 func checkORAS(t *testing.T, from oras.ReadOnlyTarget, want map[string]digest.Digest) {
 	t.Helper()
 	for name, d := range want {
-		to, err := oci.New(t.TempDir())
+		to, err := orasoci.New(t.TempDir())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -490,12 +491,12 @@ func TestALayoutThatSeveralToolsWriteTo(t *testing.T) {
 	want[addedName] = digest.Digest(d.String())
 	checkSource(t, mustOpen(t, dir), want)
 
-	tool, err := oci.New(dir)
+	tool, err := orasoci.New(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const taggedName = "quay.io/b/tagged:3"
-	if err := tool.Tag(t.Context(), plain(singleImage(t, store, index, "").Descriptor), taggedName); err != nil {
+	if err := tool.Tag(t.Context(), oci.Plain(singleImage(t, store, index, "").Descriptor), taggedName); err != nil {
 		t.Fatal(err)
 	}
 	want[taggedName] = single.Descriptor.Digest

@@ -14,6 +14,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
@@ -49,7 +50,7 @@ type remoteContent struct {
 // Blob brings a blob into the store, unless it is there.
 func (c *remoteContent) Blob(ctx context.Context, desc ocispec.Descriptor, received func(offset, n int64)) (blob.Blob, error) {
 	fetch := func(ctx context.Context, offset int64) (io.ReadCloser, error) {
-		if describes(desc.MediaType) {
+		if oci.IsManifestOrIndex(desc.MediaType) {
 			_, raw, err := c.repo.Manifest(ctx, desc.Digest.String())
 			if err != nil {
 				return nil, err

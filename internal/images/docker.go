@@ -17,6 +17,7 @@ import (
 	"oras.land/oras-go/v2/content"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // dockerImage is an element of a docker archive's manifest.json.
@@ -68,8 +69,8 @@ func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compress
 	if err != nil {
 		return none, err
 	}
-	if configFile.Size > maxMetadata {
-		return none, fmt.Errorf("configuration %s: has %d bytes, more than the %d that are read", saved.Config, configFile.Size, maxMetadata)
+	if configFile.Size > oci.MaxManifestSize {
+		return none, fmt.Errorf("configuration %s: has %d bytes, more than the %d that are read", saved.Config, configFile.Size, oci.MaxManifestSize)
 	}
 	raw, err := readAll(configFile)
 	if err != nil {

@@ -30,6 +30,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
@@ -144,7 +145,7 @@ func (r *testRegistry) get(t *testing.T, path string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, mediaType := range []string{ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageIndex, mediaTypeDockerManifest, mediaTypeDockerIndex} {
+	for _, mediaType := range []string{ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageIndex, oci.MediaTypeDockerManifest, oci.MediaTypeDockerManifestList} {
 		req.Header.Add("Accept", mediaType)
 	}
 	resp, err := r.Client().Do(req)
@@ -178,11 +179,11 @@ func (r *testRegistry) checkWhole(t *testing.T, src content.Fetcher, image Image
 	}
 	for _, node := range nodes {
 		kind := "/blobs/"
-		if describes(node.MediaType) {
+		if oci.IsManifestOrIndex(node.MediaType) {
 			kind = "/manifests/"
 		}
 		if got := digest.FromBytes(r.get(t, repository+kind+node.Digest.String())); got != node.Digest {
-			t.Errorf("%s %s has digest %s in the registry", kindOf(node.MediaType), node.Digest, got)
+			t.Errorf("%s %s has digest %s in the registry", oci.Kind(node.MediaType), node.Digest, got)
 		}
 	}
 }

@@ -25,30 +25,7 @@ import (
 	"oras.land/oras-go/v2/content"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
-)
-
-const (
-	// mediaTypeDockerManifest and mediaTypeDockerIndex are the forms that
-	// preceded the OCI ones; docker save and many registries still use them.
-	// https://distribution.github.io/distribution/spec/manifest-v2-2/
-	mediaTypeDockerManifest = "application/vnd.docker.distribution.manifest.v2+json"
-	mediaTypeDockerIndex    = "application/vnd.docker.distribution.manifest.list.v2+json"
-	mediaTypeDockerConfig   = "application/vnd.docker.container.image.v1+json"
-
-	// mediaTypeArtifactManifest was in release candidates of OCI 1.1 only, but is
-	// found with signatures of that time.
-	mediaTypeArtifactManifest = "application/vnd.oci.artifact.manifest.v1+json"
-
-	mediaTypeDockerForeignLayer = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
-
-	// annotationContainerdName is where containerd and docker put an image's
-	// whole name in index.json.
-	annotationContainerdName = "io.containerd.image.name"
-
-	// maxMetadata is the largest manifest, index or image configuration that
-	// is read into memory: the limit that registries put on a manifest.
-	// https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#pushing-manifests
-	maxMetadata = 4 << 20
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Image is an image, an index of images, or another OCI artifact.
@@ -79,49 +56,6 @@ func (i Image) name() string {
 	return i.Descriptor.Digest.String()
 }
 
-// plain drops all but what identifies the content: equal content must be equal
-// wherever it is referred to from.
-func plain(desc ocispec.Descriptor) ocispec.Descriptor {
-	return ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: desc.Size}
-}
-
-func isIndex(mediaType string) bool {
-	return mediaType == ocispec.MediaTypeImageIndex || mediaType == mediaTypeDockerIndex
-}
-
-func isManifest(mediaType string) bool {
-	return mediaType == ocispec.MediaTypeImageManifest || mediaType == mediaTypeDockerManifest || mediaType == mediaTypeArtifactManifest
-}
-
-// describes tells manifests and indexes from all other content.
-func describes(mediaType string) bool { return isManifest(mediaType) || isIndex(mediaType) }
-
-// isForeign tells a layer that its owner forbids to redistribute and that a
-// registry does not expect to hold.
-func isForeign(mediaType string) bool {
-	switch mediaType {
-	case ocispec.MediaTypeImageLayerNonDistributable, //nolint:staticcheck // deprecated, but found in images
-		ocispec.MediaTypeImageLayerNonDistributableGzip, //nolint:staticcheck // deprecated, but found in images
-		ocispec.MediaTypeImageLayerNonDistributableZstd, //nolint:staticcheck // deprecated, but found in images
-		mediaTypeDockerForeignLayer:
-		return true
-	}
-	return false
-}
-
-// kindOf names what a descriptor stands for in words.
-func kindOf(mediaType string) string {
-	switch {
-	case isIndex(mediaType):
-		return "index"
-	case isManifest(mediaType):
-		return "manifest"
-	case mediaType == ocispec.MediaTypeImageConfig, mediaType == mediaTypeDockerConfig:
-		return "configuration"
-	}
-	return "blob"
-}
-
 // blame says which content an error is about.
 func blame(desc ocispec.Descriptor, err error) error {
 	var bad *blob.Error
@@ -129,13 +63,13 @@ func blame(desc ocispec.Descriptor, err error) error {
 		// Whoever was reading it is not to blame.
 		err = bad
 	}
-	return fmt.Errorf("%s %s: %w", kindOf(desc.MediaType), desc.Digest, err)
+	return fmt.Errorf("%s %s: %w", oci.Kind(desc.MediaType), desc.Digest, err)
 }
 
 // successors are what a manifest or index is made of. What it refers to as its
 // subject is not: a signature is whole without the image that it is about.
 func successors(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-	if !describes(desc.MediaType) {
+	if !oci.IsManifestOrIndex(desc.MediaType) {
 		return nil, nil
 	}
 	var parts struct {
@@ -171,7 +105,7 @@ func graph(ctx context.Context, src content.Fetcher, root ocispec.Descriptor) ([
 	seen := map[digest.Digest]bool{}
 	var visit func(desc ocispec.Descriptor) error
 	visit = func(desc ocispec.Descriptor) error {
-		if seen[desc.Digest] || isForeign(desc.MediaType) {
+		if seen[desc.Digest] || oci.IsNonDistributable(desc.MediaType) {
 			return nil
 		}
 		seen[desc.Digest] = true
@@ -190,7 +124,7 @@ func graph(ctx context.Context, src content.Fetcher, root ocispec.Descriptor) ([
 				return err
 			}
 		}
-		nodes = append(nodes, plain(desc))
+		nodes = append(nodes, oci.Plain(desc))
 		return nil
 	}
 	if err := visit(root); err != nil {
@@ -201,8 +135,8 @@ func graph(ctx context.Context, src content.Fetcher, root ocispec.Descriptor) ([
 
 // checkMetadataSize refuses to read into memory what cannot be a manifest.
 func checkMetadataSize(desc ocispec.Descriptor) error {
-	if describes(desc.MediaType) && desc.Size > maxMetadata {
-		return blame(desc, fmt.Errorf("has %d bytes, and no registry takes more than %d", desc.Size, maxMetadata))
+	if oci.IsManifestOrIndex(desc.MediaType) && desc.Size > oci.MaxManifestSize {
+		return blame(desc, fmt.Errorf("has %d bytes, and no registry takes more than %d", desc.Size, oci.MaxManifestSize))
 	}
 	return nil
 }
@@ -219,22 +153,22 @@ func totalSize(nodes []ocispec.Descriptor) int64 {
 // manifests, or that of a manifest's configuration.
 func platformsIn(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor) ([]ocispec.Platform, error) {
 	switch {
-	case isIndex(desc.MediaType):
+	case oci.IsIndex(desc.MediaType):
 		var index ocispec.Index
 		if err := fetchJSON(ctx, src, desc, &index); err != nil {
 			return nil, err
 		}
 		return platformsOf(index.Manifests), nil
-	case isManifest(desc.MediaType):
+	case oci.IsManifest(desc.MediaType):
 		var manifest ocispec.Manifest
 		if err := fetchJSON(ctx, src, desc, &manifest); err != nil {
 			return nil, err
 		}
-		if manifest.Config.MediaType != ocispec.MediaTypeImageConfig && manifest.Config.MediaType != mediaTypeDockerConfig {
+		if !oci.IsConfig(manifest.Config.MediaType) {
 			return nil, nil
 		}
-		if manifest.Config.Size > maxMetadata {
-			return nil, blame(manifest.Config, fmt.Errorf("has %d bytes, more than the %d that are read", manifest.Config.Size, maxMetadata))
+		if manifest.Config.Size > oci.MaxManifestSize {
+			return nil, blame(manifest.Config, fmt.Errorf("has %d bytes, more than the %d that are read", manifest.Config.Size, oci.MaxManifestSize))
 		}
 		var config ocispec.Image
 		if err := fetchJSON(ctx, src, manifest.Config, &config); err != nil {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Layout is an OCI layout directory that images are written to. One that exists
@@ -155,7 +156,7 @@ func list(index *ocispec.Index, desc ocispec.Descriptor) {
 // annotations that tools look for it in: containerd and docker in their own, ORAS and
 // skopeo in ref.name, and readers of layouts that crane's library made in base.name.
 func named(image Image) (ocispec.Descriptor, error) {
-	desc := plain(image.Descriptor)
+	desc := oci.Plain(image.Descriptor)
 	if image.Reference == "" {
 		return desc, nil
 	}
@@ -165,7 +166,7 @@ func named(image Image) (ocispec.Descriptor, error) {
 	}
 	full := name.String()
 	desc.Annotations = map[string]string{
-		annotationContainerdName:        full,
+		oci.AnnotationContainerdName:    full,
 		ocispec.AnnotationRefName:       full,
 		ocispec.AnnotationBaseImageName: full,
 	}

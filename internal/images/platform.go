@@ -9,6 +9,8 @@ import (
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Platforms are those to keep of an index that a tag names. The zero value keeps
@@ -99,7 +101,7 @@ func (p Platforms) chosen(index ocispec.Index) ([]ocispec.Descriptor, error) {
 // as it is, or an index of several, which put stores. What is no index of images
 // for platforms stays whole.
 func (p Platforms) narrow(ctx context.Context, from Content, image *Image, put func(mediaType string, v any) (ocispec.Descriptor, error)) error {
-	if len(p) == 0 || !isIndex(image.Descriptor.MediaType) {
+	if len(p) == 0 || !oci.IsIndex(image.Descriptor.MediaType) {
 		return nil
 	}
 	var index ocispec.Index
@@ -117,7 +119,7 @@ func (p Platforms) narrow(ctx context.Context, from Content, image *Image, put f
 		return nil
 	}
 	if len(found) == 1 {
-		image.Descriptor = plain(found[0])
+		image.Descriptor = oci.Plain(found[0])
 		return nil
 	}
 	image.Descriptor, err = put(image.Descriptor.MediaType, ocispec.Index{

@@ -15,6 +15,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/errcode"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
@@ -252,7 +253,7 @@ func (p *pushed) push(ctx context.Context, begun func()) (Result, error) {
 	}
 	var manifests, blobs []ocispec.Descriptor
 	for _, desc := range p.nodes {
-		if describes(desc.MediaType) {
+		if oci.IsManifestOrIndex(desc.MediaType) {
 			manifests = append(manifests, desc)
 		} else {
 			blobs = append(blobs, desc)

@@ -20,6 +20,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
@@ -155,9 +156,9 @@ func TestPushLeavesOutWhatMayNotBeRedistributed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	base := content.NewDescriptorFromBytes(mediaTypeDockerForeignLayer, []byte("not here"))
-	manifest, err := store.addJSON(mediaTypeDockerManifest, map[string]any{
-		"schemaVersion": 2, "mediaType": mediaTypeDockerManifest, "config": config, "layers": []ocispec.Descriptor{base},
+	base := content.NewDescriptorFromBytes(oci.MediaTypeDockerForeignLayer, []byte("not here"))
+	manifest, err := store.addJSON(oci.MediaTypeDockerManifest, map[string]any{
+		"schemaVersion": 2, "mediaType": oci.MediaTypeDockerManifest, "config": config, "layers": []ocispec.Descriptor{base},
 	})
 	if err != nil {
 		t.Fatal(err)

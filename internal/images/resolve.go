@@ -16,6 +16,7 @@ import (
 	"oras.land/oras-go/v2/errdef"
 
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
@@ -161,7 +162,7 @@ func (o ResolveOptions) item(ctx context.Context, from *remoteContent, named ref
 	if err := checkRoot(desc); err != nil {
 		return none, err
 	}
-	image := Image{Reference: named.String(), Descriptor: plain(desc)}
+	image := Image{Reference: named.String(), Descriptor: oci.Plain(desc)}
 	if _, byDigest := named.(reference.Digested); !byDigest {
 		if err := o.Platforms.narrow(ctx, from, &image, o.put(ctx)); err != nil {
 			return none, err
@@ -214,7 +215,7 @@ func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, name
 	if err != nil {
 		return nil, err
 	}
-	queue := slices.DeleteFunc(nodes, func(d ocispec.Descriptor) bool { return !describes(d.MediaType) })
+	queue := slices.DeleteFunc(nodes, func(d ocispec.Descriptor) bool { return !oci.IsManifestOrIndex(d.MediaType) })
 	slices.Reverse(queue) // the image before its parts
 	seen := map[string]bool{}
 	for _, desc := range queue {
@@ -306,9 +307,9 @@ func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name str
 // registries hold today.
 func checkRoot(desc ocispec.Descriptor) error {
 	switch {
-	case describes(desc.MediaType):
+	case oci.IsManifestOrIndex(desc.MediaType):
 		return checkMetadataSize(desc)
-	case strings.HasPrefix(desc.MediaType, "application/vnd.docker.distribution.manifest.v1"):
+	case oci.IsSchema1(desc.MediaType):
 		return errors.New("is in Docker's manifest format of before 2016 (schema 1), which no container runtime of today reads: build or push it again")
 	}
 	return fmt.Errorf("media type %q is neither a manifest nor an index", desc.MediaType)

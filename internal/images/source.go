@@ -21,6 +21,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Source is a layout or archive that was opened for reading. It is safe for
@@ -229,8 +230,8 @@ func (s *Source) readJSON(name string, into any) error {
 	if err != nil {
 		return err
 	}
-	if b.Size > maxMetadata {
-		return fmt.Errorf("%s: has %d bytes, more than the %d that are read", name, b.Size, maxMetadata)
+	if b.Size > oci.MaxManifestSize {
+		return fmt.Errorf("%s: has %d bytes, more than the %d that are read", name, b.Size, oci.MaxManifestSize)
 	}
 	rc, err := b.Open()
 	if err != nil {
@@ -283,7 +284,7 @@ func (s *Source) leaveOutParts(ctx context.Context) error {
 		if image.Reference != "" {
 			parts[image.Descriptor.Digest] = true
 		}
-		if !isIndex(image.Descriptor.MediaType) {
+		if !oci.IsIndex(image.Descriptor.MediaType) {
 			continue
 		}
 		var index ocispec.Index
@@ -315,7 +316,7 @@ func (s *Source) nameBySubjects(ctx context.Context) error {
 			return nil // whoever uses the name will say so
 		}
 		for _, node := range nodes {
-			if describes(node.MediaType) {
+			if oci.IsManifestOrIndex(node.MediaType) {
 				repositories[node.Digest] = named.Name()
 			}
 		}
@@ -375,7 +376,7 @@ var tagOnly = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
 // but base.name. That last one otherwise tells what an image was built on, so
 // it counts only where ref.name is absent.
 func layoutName(annotations map[string]string) string {
-	if name := annotations[annotationContainerdName]; name != "" {
+	if name := annotations[oci.AnnotationContainerdName]; name != "" {
 		return name
 	}
 	name, ok := annotations[ocispec.AnnotationRefName]
@@ -390,14 +391,14 @@ func layoutName(annotations map[string]string) string {
 
 // layoutImage reads and checks an image that index.json lists.
 func (s *Source) layoutImage(ctx context.Context, desc ocispec.Descriptor) (Image, error) {
-	if !describes(desc.MediaType) {
+	if !oci.IsManifestOrIndex(desc.MediaType) {
 		return Image{}, fmt.Errorf("media type %q is neither a manifest nor an index", desc.MediaType)
 	}
-	image := Image{Reference: layoutName(desc.Annotations), Descriptor: plain(desc)}
+	image := Image{Reference: layoutName(desc.Annotations), Descriptor: oci.Plain(desc)}
 	if err := checkMetadataSize(desc); err != nil {
 		return Image{}, err
 	}
-	if isIndex(desc.MediaType) && s.files.whole() {
+	if oci.IsIndex(desc.MediaType) && s.files.whole() {
 		if err := s.leaveOutMissing(ctx, &image); err != nil {
 			return Image{}, err
 		}
@@ -431,7 +432,7 @@ func (s *Source) complete(ctx context.Context, image *Image) error {
 // manifest, it saves that alone.
 func (s *Source) holds(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
 	ok, err := s.Exists(ctx, desc)
-	if err != nil || !ok || !isManifest(desc.MediaType) {
+	if err != nil || !ok || !oci.IsManifest(desc.MediaType) {
 		return ok, err
 	}
 	if err := checkMetadataSize(desc); err != nil {
@@ -468,8 +469,8 @@ func (s *Source) leaveOutMissing(ctx context.Context, image *Image) error {
 		return nil
 	}
 	image.Omitted = platformsOf(missing)
-	if len(present) == 1 && describes(present[0].MediaType) {
-		image.Descriptor = plain(present[0])
+	if len(present) == 1 && oci.IsManifestOrIndex(present[0].MediaType) {
+		image.Descriptor = oci.Plain(present[0])
 		return nil
 	}
 	var err error

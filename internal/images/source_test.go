@@ -18,10 +18,11 @@ import (
 	"oras.land/oras-go/v2/content"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 func containerdName(name string) map[string]string {
-	return map[string]string{annotationContainerdName: name}
+	return map[string]string{oci.AnnotationContainerdName: name}
 }
 
 func TestOpenReadsEachKindOfSource(t *testing.T) {
@@ -109,14 +110,14 @@ func TestImageNames(t *testing.T) {
 		annotations map[string]string
 		want        string
 	}{
-		"containerd's and docker's name":                {map[string]string{annotationContainerdName: full, ocispec.AnnotationRefName: "1"}, full},
+		"containerd's and docker's name":                {map[string]string{oci.AnnotationContainerdName: full, ocispec.AnnotationRefName: "1"}, full},
 		"ORAS's whole name":                             {map[string]string{ocispec.AnnotationRefName: full}, full},
 		"ORAS's and crane's":                            {map[string]string{ocispec.AnnotationRefName: full, ocispec.AnnotationBaseImageName: full}, full},
 		"a short but whole name":                        {map[string]string{ocispec.AnnotationRefName: "nginx:1"}, "nginx:1"},
 		"crane's name alone":                            {map[string]string{ocispec.AnnotationBaseImageName: full}, full},
 		"skopeo's tag is no name":                       {map[string]string{ocispec.AnnotationRefName: "latest"}, ""},
 		"what an image was built on is not its name":    {map[string]string{ocispec.AnnotationRefName: "1", ocispec.AnnotationBaseImageName: base}, ""},
-		"containerd's name although built on something": {map[string]string{annotationContainerdName: full, ocispec.AnnotationBaseImageName: base}, full},
+		"containerd's name although built on something": {map[string]string{oci.AnnotationContainerdName: full, ocispec.AnnotationBaseImageName: base}, full},
 		"nothing": {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -334,7 +335,7 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	layer, manifest := nodes[1], nodes[3]
-	if isManifest(layer.MediaType) || !isManifest(manifest.MediaType) {
+	if oci.IsManifest(layer.MediaType) || !oci.IsManifest(manifest.MediaType) {
 		t.Fatalf("the test expects another order of blobs: %+v", nodes)
 	}
 	// with is the layout with one file changed.
@@ -395,7 +396,7 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		"a layout of another version":         {makeTar(t, replaced("oci-layout", []byte(`{"imageLayoutVersion":"2.0.0"}`))...), `OCI archive: oci-layout: version is "2.0.0", and only 1.0.0 is known`},
 		"an index that is no JSON":            {makeTar(t, replaced("index.json", []byte("manifests: []"))...), "OCI archive: index.json: is not the JSON that it should be: invalid character 'm' looking for beginning of value"},
 		"an index without images":             {makeTar(t, replaced("index.json", []byte("{}"))...), "OCI archive: has no image in it"},
-		"an index that is too large":          {makeTar(t, replaced("index.json", make([]byte, maxMetadata+1))...), "OCI archive: index.json: has 4194305 bytes, more than the 4194304 that are read"},
+		"an index that is too large":          {makeTar(t, replaced("index.json", make([]byte, oci.MaxManifestSize+1))...), "OCI archive: index.json: has 4194305 bytes, more than the 4194304 that are read"},
 		"an index of something else":          {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"text/plain","digest":"sha256:abc","size":1}]}`))...), `OCI archive: image sha256:abc: media type "text/plain" is neither a manifest nor an index`},
 		"an index with a digest that is none": {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"`+ocispec.MediaTypeImageManifest+`","digest":"sha256:../../x","size":1}]}`))...), "OCI archive: image sha256:../../x: manifest sha256:../../x: invalid checksum digest length"},
 		"a missing layer":                     {makeTar(t, without(blobPath(layer.Digest))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": is missing in the source"},
@@ -451,7 +452,7 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 	})
 	t.Run("a manifest that no registry takes", func(t *testing.T) {
 		huge := &Store{}
-		raw := append(manifestBytes(t, store, manifest), bytes.Repeat([]byte(" "), maxMetadata)...)
+		raw := append(manifestBytes(t, store, manifest), bytes.Repeat([]byte(" "), oci.MaxManifestSize)...)
 		d := digest.FromBytes(raw)
 		huge.add(d, blob.FromBytes(raw))
 		_, err := graph(t.Context(), huge, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: d, Size: int64(len(raw))})

@@ -20,6 +20,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // streamName is where an archive is said to be that comes as a stream.
@@ -197,7 +198,7 @@ func (s *stream) take(ctx context.Context, header *tar.Header, tr *tar.Reader) e
 func (s *stream) keep(ctx context.Context, name string, r io.Reader, size int64) (blob.Blob, error) {
 	dir, base := path.Split(name)
 	switch {
-	case dir == "" && isIndexFile(base) && size <= maxMetadata:
+	case dir == "" && isIndexFile(base) && size <= oci.MaxManifestSize:
 		raw, err := io.ReadAll(r)
 		return blob.FromBytes(raw), err
 	case dir != "" && (base == "VERSION" || base == "json"):
@@ -274,7 +275,7 @@ func layoutIsWrong(f files) bool {
 // foreign layer as what is in it, the manifest as what its owner gives.
 func (d dockerImage) agrees(manifest ocispec.Manifest) bool {
 	return slices.EqualFunc(manifest.Layers, d.Layers, func(layer ocispec.Descriptor, name string) bool {
-		return isForeign(layer.MediaType) || layer.Digest.Validate() == nil && blobPath(layer.Digest) == name
+		return oci.IsNonDistributable(layer.MediaType) || layer.Digest.Validate() == nil && blobPath(layer.Digest) == name
 	})
 }
 
@@ -287,12 +288,12 @@ func (s *Source) collect(list []ocispec.Descriptor, found map[string][]ocispec.M
 		}
 		seen[desc.Digest] = true
 		switch {
-		case isIndex(desc.MediaType):
+		case oci.IsIndex(desc.MediaType):
 			var index ocispec.Index
 			if s.readJSON(blobPath(desc.Digest), &index) == nil {
 				s.collect(index.Manifests, found, seen)
 			}
-		case isManifest(desc.MediaType):
+		case oci.IsManifest(desc.MediaType):
 			var manifest ocispec.Manifest
 			if s.readJSON(blobPath(desc.Digest), &manifest) == nil && manifest.Config.Digest.Validate() == nil {
 				config := blobPath(manifest.Config.Digest)

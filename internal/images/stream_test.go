@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon"
 	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon/dockerdaemontest"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // newStore is a temporary store, and parent is where it is alone.
@@ -110,7 +111,7 @@ func describeStreamed(t *testing.T, src *Source) []streamed {
 		for _, node := range nodes {
 			raw := fetchAll(t, src, node)
 			var manifest ocispec.Manifest
-			if !isManifest(node.MediaType) {
+			if !oci.IsManifest(node.MediaType) {
 				continue
 			}
 			if err := json.Unmarshal(raw, &manifest); err != nil {
@@ -120,7 +121,7 @@ func describeStreamed(t *testing.T, src *Source) []streamed {
 				t.Errorf("the configuration is a %s", manifest.Config.MediaType)
 			}
 			for _, l := range manifest.Layers {
-				if !isForeign(l.MediaType) && strings.HasPrefix(l.MediaType, "application/vnd.oci.image.layer") {
+				if !oci.IsNonDistributable(l.MediaType) && strings.HasPrefix(l.MediaType, "application/vnd.oci.image.layer") {
 					s.Layers = append(s.Layers, l.Digest)
 				}
 			}

@@ -25,6 +25,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
@@ -168,7 +169,7 @@ func TestRoundTrips(t *testing.T) {
 	index := testImage(t, store, "docker.io/library/multi:1", 60_000, "amd64", "arm64", "riscv64")
 	chart := artifact(t, store, "quay.io/charts/app:1.2.3", ocispec.MediaTypeImageManifest,
 		"application/vnd.cncf.helm.config.v1+json", "application/vnd.cncf.helm.chart.content.v1.tar+gzip", nil, noise(7, 5000), noise(8, 300))
-	docker := artifact(t, store, "docker.io/team/v2:1", mediaTypeDockerManifest, mediaTypeDockerConfig, "application/vnd.docker.image.rootfs.diff.tar.gzip", nil, noise(9, 1000))
+	docker := artifact(t, store, "docker.io/team/v2:1", oci.MediaTypeDockerManifest, oci.MediaTypeDockerConfig, "application/vnd.docker.image.rootfs.diff.tar.gzip", nil, noise(9, 1000))
 	odd := artifact(t, store, "docker.io/team/odd:1", ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageConfig, ocispec.MediaTypeImageLayer, nil, nil, noise(10, 1), noise(11, 70_000))
 	signature := artifact(t, store, "", ocispec.MediaTypeImageManifest,
 		"application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.dev.cosign.simplesigning.v1+json", &index.Descriptor, []byte(`{"critical":{}}`))
@@ -244,7 +245,7 @@ func sameInBoth(t *testing.T, from, to *testRegistry, store *blobstore.Store, it
 		}
 		for _, node := range nodes {
 			kind := "/blobs/"
-			if describes(node.MediaType) {
+			if oci.IsManifestOrIndex(node.MediaType) {
 				kind = "/manifests/"
 			}
 			paths = append(paths, repository+kind+node.Digest.String())

@@ -20,6 +20,7 @@ import (
 	"oras.land/oras-go/v2/errdef"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // serve has a server answer every request the same way.
@@ -137,7 +138,7 @@ func TestRegistryThatLies(t *testing.T) {
 		"a tagged manifest unlike its digest": {manifest(other.String(), b), get("v1"), "which is to have " + other.String()},
 		"a digest that is none":               {manifest("sha256:abc", b), get("v1"), `gives "sha256:abc" as digest`},
 		"resolved to another one":             {manifest(other.String(), b), resolve(d.String()), "gives something else"},
-		"a manifest without end":              {manifest("", make([]byte, maxMetadata+1)), get("v1"), "more than 4 MiB"},
+		"a manifest without end":              {manifest("", make([]byte, oci.MaxManifestSize+1)), get("v1"), "more than 4 MiB"},
 		"a manifest that ends early": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			w.Write(b)

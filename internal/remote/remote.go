@@ -21,6 +21,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote"
 	"oras.land/oras-go/v2/registry/remote/auth"
 
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
@@ -157,7 +158,7 @@ func New(opts Options) (*Registry, error) {
 	// The former list of referrers is left to the registry's own garbage collection:
 	// most registries let nobody delete.
 	reg.SkipReferrersGC = true
-	reg.MaxMetadataBytes = maxMetadata
+	reg.MaxMetadataBytes = oci.MaxManifestSize
 	return r, nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Repository is a repository in a registry. It is safe for concurrent use.
@@ -23,19 +24,6 @@ type Repository struct {
 	registry *Registry
 	name     string
 	remote   *remote.Repository
-}
-
-// Media types of manifests that registries still have and OCI's specification
-// does not name.
-const (
-	mediaTypeDockerManifest = "application/vnd.docker.distribution.manifest.v2+json"
-	mediaTypeDockerIndex    = "application/vnd.docker.distribution.manifest.list.v2+json"
-	mediaTypeArtifact       = "application/vnd.oci.artifact.manifest.v1+json"
-)
-
-var manifestMediaTypes = []string{
-	ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageIndex,
-	mediaTypeDockerManifest, mediaTypeDockerIndex, mediaTypeArtifact,
 }
 
 const digestHeader = "Docker-Content-Digest"
@@ -109,7 +97,7 @@ func (r *Repository) manifest(ctx context.Context, method, ref string) (*http.Re
 	if d, err := digest.Parse(ref); err == nil {
 		req.URL.Path, req.URL.RawPath = strings.TrimSuffix(req.URL.Path, ref)+d.String(), ""
 	}
-	req.Header.Set("Accept", strings.Join(manifestMediaTypes, ", "))
+	req.Header.Set("Accept", oci.Accept)
 	resp, err := r.registry.client.Do(req)
 	if err != nil {
 		return nil, err
@@ -167,7 +155,7 @@ func (r *Repository) Exists(ctx context.Context, desc ocispec.Descriptor) (bool,
 
 func (r *Repository) exists(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
 	var err error
-	if isManifest(desc.MediaType) {
+	if oci.IsManifestOrIndex(desc.MediaType) {
 		var resp *http.Response
 		if resp, err = r.manifest(ctx, http.MethodHead, desc.Digest.String()); err == nil {
 			resp.Body.Close()
@@ -198,15 +186,6 @@ func (r *Repository) headBlob(ctx context.Context, desc ocispec.Descriptor) erro
 		return answerErrorf("says that the blob has %d bytes where its descriptor says %d", resp.ContentLength, desc.Size)
 	}
 	return nil
-}
-
-func isManifest(mediaType string) bool {
-	for _, known := range manifestMediaTypes {
-		if mediaType == known {
-			return true
-		}
-	}
-	return false
 }
 
 // PushManifest sends a manifest or index and gives it a tag, or none if tag is "".

@@ -17,6 +17,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/errcode"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 const (
@@ -26,9 +27,6 @@ const (
 	// maxRetryAfter bounds how long a registry may ask to wait: a limit per
 	// minute, the usual one, has passed by then.
 	maxRetryAfter = 2 * time.Minute
-
-	// maxMetadata bounds manifests and lists; it is what registries take.
-	maxMetadata = 4 << 20
 )
 
 // policy decides what is tried again and when. It is the one policy for requests
@@ -264,12 +262,12 @@ func (r *repeater) try(req *http.Request, direction stream) (*http.Response, err
 		return resp, nil
 	}
 	// One byte more shows that it is too much; whoever wants it cannot have it.
-	raw, err := io.ReadAll(io.LimitReader(body, maxMetadata+1))
+	raw, err := io.ReadAll(io.LimitReader(body, oci.MaxManifestSize+1))
 	_ = body.Close() // all that counts was read, or failed to be
 	switch {
 	case err != nil:
 		return nil, err
-	case len(raw) > maxMetadata:
+	case len(raw) > oci.MaxManifestSize:
 		return nil, &answerError{"answers with more than 4 MiB where a manifest or a list was to come"}
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(raw))

@@ -21,6 +21,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Layer is a layer as an engine has it. Its zero value is one of no bytes.
@@ -196,7 +198,7 @@ func v1ID(i Image, layer int) string {
 // foreign is the descriptor that a foreign layer has from its owner.
 func foreign(l Layer) ocispec.Descriptor {
 	return ocispec.Descriptor{
-		MediaType: "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
+		MediaType: oci.MediaTypeDockerForeignLayer,
 		Digest:    digest.FromString("foreign " + string(l.Digest())),
 		Size:      1 << 20,
 		URLs:      []string{"https://example.com/layer"},
@@ -263,17 +265,17 @@ func Legacy(images ...Image) Files {
 // before them is.
 func Modern(images ...Image) Files {
 	files := Files{}
-	var manifest []saved
+	var list []saved
 	tags := repositories{}
 	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
 	for _, image := range images {
-		oci := ocispec.Manifest{
+		manifest := ocispec.Manifest{
 			Versioned: specs.Versioned{SchemaVersion: 2},
 			MediaType: ocispec.MediaTypeImageManifest,
 			Config:    ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: files.addBlob(image.Config()), Size: int64(len(image.Config()))},
 			Layers:    []ocispec.Descriptor{},
 		}
-		s := saved{Config: blobPath(oci.Config.Digest), RepoTags: image.Names, LayerSources: map[digest.Digest]ocispec.Descriptor{}}
+		s := saved{Config: blobPath(manifest.Config.Digest), RepoTags: image.Names, LayerSources: map[digest.Digest]ocispec.Descriptor{}}
 		for i, layer := range image.Layers {
 			desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: layer.Digest(), Size: layer.size()}
 			name := blobPath(desc.Digest)
@@ -282,12 +284,12 @@ func Modern(images ...Image) Files {
 			if layer.Foreign {
 				desc = foreign(layer)
 			}
-			oci.Layers = append(oci.Layers, desc)
+			manifest.Layers = append(manifest.Layers, desc)
 			s.Layers = append(s.Layers, name)
 			s.LayerSources[layer.Digest()] = desc
 		}
-		raw := toJSON(oci)
-		desc := ocispec.Descriptor{MediaType: oci.MediaType, Digest: files.addBlob(raw), Size: int64(len(raw))}
+		raw := toJSON(manifest)
+		desc := ocispec.Descriptor{MediaType: manifest.MediaType, Digest: files.addBlob(raw), Size: int64(len(raw))}
 		for _, name := range image.Names {
 			index.Manifests = append(index.Manifests, Named(desc, name))
 		}
@@ -295,10 +297,10 @@ func Modern(images ...Image) Files {
 			index.Manifests = append(index.Manifests, desc)
 		}
 		tags.add(image.Names, image.Layers[len(image.Layers)-1].Digest().Encoded())
-		manifest = append(manifest, s)
+		list = append(list, s)
 	}
 	files.add("index.json", toJSON(index))
-	files.add("manifest.json", append(toJSON(manifest), '\n'))
+	files.add("manifest.json", append(toJSON(list), '\n'))
 	files.add("oci-layout", []byte(`{"imageLayoutVersion": "1.0.0"}`))
 	if len(tags) > 0 {
 		files.add("repositories", append(toJSON(tags), '\n'))
@@ -314,8 +316,8 @@ func Named(desc ocispec.Descriptor, name string) ocispec.Descriptor {
 		panic(err) // of a test's constant
 	}
 	desc.Annotations = map[string]string{
-		"io.containerd.image.name": named.String(),
-		ocispec.AnnotationRefName:  named.(reference.Tagged).Tag(),
+		oci.AnnotationContainerdName: named.String(),
+		ocispec.AnnotationRefName:    named.(reference.Tagged).Tag(),
 	}
 	return desc
 }
@@ -355,7 +357,7 @@ func Containerd(indexes ...Index) Files {
 }
 
 func (i Index) add(files Files) (ocispec.Descriptor, saved) {
-	oci := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
 	var attestations []ocispec.Descriptor
 	attest := func(of ocispec.Descriptor, into Files) {
 		if !i.Attested {
@@ -382,7 +384,7 @@ func (i Index) add(files Files) (ocispec.Descriptor, saved) {
 		}
 		desc := addManifest(files, image.Config(), layers...)
 		desc.Platform = &ocispec.Platform{OS: "linux", Architecture: image.architecture()}
-		oci.Manifests = append(oci.Manifests, desc)
+		index.Manifests = append(index.Manifests, desc)
 		attest(desc, files)
 		if n == 0 { // the engine's own platform is what manifest.json has
 			s.Config = blobPath(image.ID())
@@ -399,12 +401,12 @@ func (i Index) add(files Files) (ocispec.Descriptor, saved) {
 			files[blobPath(desc.Digest)] = elsewhere[blobPath(desc.Digest)]
 		}
 		desc.Platform = &ocispec.Platform{OS: "linux", Architecture: architecture}
-		oci.Manifests = append(oci.Manifests, desc)
+		index.Manifests = append(index.Manifests, desc)
 		attest(desc, elsewhere)
 	}
-	oci.Manifests = append(oci.Manifests, attestations...)
-	raw := toJSON(oci)
-	return ocispec.Descriptor{MediaType: oci.MediaType, Digest: files.addBlob(raw), Size: int64(len(raw))}, s
+	index.Manifests = append(index.Manifests, attestations...)
+	raw := toJSON(index)
+	return ocispec.Descriptor{MediaType: index.MediaType, Digest: files.addBlob(raw), Size: int64(len(raw))}, s
 }
 
 // unknown is the platform of attestations.

@@ -1,0 +1,96 @@
+// Package oci defines media types, annotations and limits that the OCI specifications do not, and classifies
+// descriptors by their media type. It reads and parses no content.
+package oci
+
+import (
+	"strings"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Media types of Docker's image format, which predates OCI's. docker save and many registries still use them.
+// https://distribution.github.io/distribution/spec/manifest-v2-2/
+const (
+	MediaTypeDockerManifest     = "application/vnd.docker.distribution.manifest.v2+json"
+	MediaTypeDockerManifestList = "application/vnd.docker.distribution.manifest.list.v2+json"
+	MediaTypeDockerConfig       = "application/vnd.docker.container.image.v1+json"
+	MediaTypeDockerForeignLayer = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
+
+	mediaTypeDockerSchema1Prefix = "application/vnd.docker.distribution.manifest.v1"
+)
+
+// MediaTypeArtifactManifest was part of OCI 1.1's release candidates only. Signatures of that time use it.
+const MediaTypeArtifactManifest = "application/vnd.oci.artifact.manifest.v1+json"
+
+// AnnotationContainerdName is the annotation in index.json that holds an image's full name. containerd and Docker
+// write it.
+const AnnotationContainerdName = "io.containerd.image.name"
+
+// MaxManifestSize is the limit in bytes that registries put on a manifest or index.
+// https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#pushing-manifests
+const MaxManifestSize = 4 << 20
+
+// Accept is the Accept header of a request for a manifest or index of any supported type.
+var Accept = strings.Join([]string{
+	ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageIndex,
+	MediaTypeDockerManifest, MediaTypeDockerManifestList, MediaTypeArtifactManifest,
+}, ", ")
+
+// IsIndex reports whether a media type is that of an OCI index or a Docker manifest list.
+func IsIndex(mediaType string) bool {
+	return mediaType == ocispec.MediaTypeImageIndex || mediaType == MediaTypeDockerManifestList
+}
+
+// IsManifest reports whether a media type is that of an image or artifact manifest.
+func IsManifest(mediaType string) bool {
+	switch mediaType {
+	case ocispec.MediaTypeImageManifest, MediaTypeDockerManifest, MediaTypeArtifactManifest:
+		return true
+	}
+	return false
+}
+
+// IsManifestOrIndex reports whether registries serve content of this media type under /manifests/, not /blobs/.
+func IsManifestOrIndex(mediaType string) bool { return IsManifest(mediaType) || IsIndex(mediaType) }
+
+// IsSchema1 reports whether a media type is that of Docker's first manifest format, which was replaced in 2016.
+func IsSchema1(mediaType string) bool {
+	return strings.HasPrefix(mediaType, mediaTypeDockerSchema1Prefix)
+}
+
+// IsConfig reports whether a media type is that of a container image's configuration.
+func IsConfig(mediaType string) bool {
+	return mediaType == ocispec.MediaTypeImageConfig || mediaType == MediaTypeDockerConfig
+}
+
+// IsNonDistributable reports whether a media type is that of a layer whose owner forbids redistribution.
+// Registries do not expect to hold such layers.
+func IsNonDistributable(mediaType string) bool {
+	switch mediaType {
+	case ocispec.MediaTypeImageLayerNonDistributable, //nolint:staticcheck // deprecated, but found in images
+		ocispec.MediaTypeImageLayerNonDistributableGzip, //nolint:staticcheck // deprecated, but found in images
+		ocispec.MediaTypeImageLayerNonDistributableZstd, //nolint:staticcheck // deprecated, but found in images
+		MediaTypeDockerForeignLayer:
+		return true
+	}
+	return false
+}
+
+// Kind names what a descriptor of this media type describes: "index", "manifest", "config" or "blob".
+func Kind(mediaType string) string {
+	switch {
+	case IsIndex(mediaType):
+		return "index"
+	case IsManifest(mediaType):
+		return "manifest"
+	case IsConfig(mediaType):
+		return "config"
+	}
+	return "blob"
+}
+
+// Plain returns desc with only its media type, digest and size, so that descriptors of equal content are equal
+// wherever they come from.
+func Plain(desc ocispec.Descriptor) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: desc.Size}
+}
