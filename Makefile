@@ -1,5 +1,5 @@
-# Commands of the project; `make` alone lists them. A fresh Debian or Ubuntu
-# machine with Go and root needs nothing else typed.
+# Commands of the project; `make` alone lists them. They need Go, and root on Debian or
+# Ubuntu to install the rest.
 
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,6 +10,8 @@ VERSION  ?= $(shell sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}/\1/p' $(CH
 REGISTRY ?= ghcr.io/zarf-dev/zarf-registry
 LDFLAGS  := -s -w -X github.com/zarf-dev/zarf-registry/internal/version.Version=$(VERSION)
 GOBUILD  := CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)"
+# Builds a benchmark: $(BENCHBUILD) ./proxy writes dist/bench-proxy.
+BENCHBUILD = cd bench && $(GOBUILD) -o ../dist/$(@F)
 
 # The test cluster; see test/cluster/README.md.
 NAME       ?= zarf-registry
@@ -18,23 +20,30 @@ IP_FAMILY  ?= IPv4
 KUBE_PROXY ?= iptables
 TESTCLUSTER := bin/testcluster
 
-# The controllers of cert-manager; see test/certmanager/README.md. Vet, test and build
-# compile it in one way, because its dependencies take minutes.
+# The controllers of cert-manager; see test/certmanager/README.md. Vet, test and build use
+# the same flags: compiling its dependencies takes minutes.
 CERTMANAGER    := bin/testcertmanager
 CERTMANAGER_GO := cd test/certmanager && CGO_ENABLED=0 go
 
-# How long each fuzz target runs, and which: a regular expression.
+# How long each fuzz target runs, and a regular expression that selects targets.
 FUZZ_TIME ?= 1m
 FUZZ_RUN  ?=
 
-# Where tests and demo find what was built.
+# Modules beside the root module.
+MODULES := bench test/cluster test/certmanager
+
+# Packages whose unit tests fail a run at every write, which the race detector makes too
+# slow. make unit tests them whole without it, and all others with it.
+WHOLE := $(wildcard internal/hook internal/preflight internal/certs internal/nodes internal/verify internal/payload)
+
+# Where tests and the demo find the build's output.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
 export E2E_CERTMANAGER := $(CURDIR)/$(CERTMANAGER)
 export E2E_INIT_HOOK   := $(CURDIR)/bin/init-hook
 export E2E_IMAGES      := $(CURDIR)/dist/images
 export E2E_CHART       := $(CURDIR)/$(CHART)
 
-# The table of values in the chart's README, in the order of values.yaml.
+# Generates the chart's README: its table of values in the order of values.yaml.
 HELM_DOCS = "$$($(TESTCLUSTER) tool helm-docs)" --chart-search-root charts --sort-values-order file --log-level error
 
 ##@ Everyday
@@ -43,19 +52,22 @@ help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install, push, run a pod from the registry
+demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install, push, and run a pod
 	test/demo.sh
 
 .PHONY: test
-test: verify lint alerts unit fuzz e2e soak ## All checks that this machine can run; says loudly what it skipped
+test: verify-files lint unit e2e soak-short ## All checks of a change, some 30 minutes on two cores; names what it skipped
+
+.PHONY: test-all
+test-all: verify-files lint unit unit-all fuzz e2e-long soak ## Everything, for hours: also fuzzing, all e2e steps, random faults
 
 ##@ Build
 .PHONY: deps
-deps: ## Install the Debian packages that building and testing need (root; does nothing when they are there)
+deps: ## Install the Debian packages that building and testing need, if any is missing (root)
 	@hack/deps.sh
 
 .PHONY: payload
-payload: deps ## Build the programs that init-hook carries to the nodes
+payload: deps ## Build the programs that init-hook delivers to the nodes
 	go run ./tools/payload --version $(VERSION)
 
 .PHONY: build
@@ -71,58 +83,64 @@ chart: ## Package the chart into dist/, reproducible
 	go run ./tools/release -chart-only -version $(VERSION) -output dist
 
 .PHONY: release
-release: images ## Everything of a release into dist/release: chart, programs, images, SBOMs, provenance, SHA256SUMS; docs/release.md
+release: images ## Write a release to dist/release: chart, programs, images, SBOMs, provenance; docs/release.md
 	go run ./tools/release -version $(VERSION) -registry $(REGISTRY) -output dist/release $(RELEASE_FLAGS)
 	cd dist/release && sha256sum --check --quiet SHA256SUMS
 
 ##@ Check
 .PHONY: unit
-unit: payload ## Unit tests with the race detector, where there is Go to race: not the templates, the loader in C, cert-manager
-	go test -race -short ./cmd/... ./internal/... ./tools/... ./test/e2e/soak # -short: killed at a few writes, no 2 GiB; the next line: all of it
-	go test -timeout 30m ./bench/... ./internal/hook ./internal/images ./internal/remote ./templates-tests/... ./loader/... ./docs/...
+unit: payload $(TESTCLUSTER) ## Unit tests, most of them with the race detector
+	@# -short: no blobs of 2 GiB.
+	go test -race -short $$(go list ./cmd/... ./internal/... ./tools/... ./test/e2e/soak | grep -vE '/($(subst $() $(),|,$(WHOLE)))$$')
+	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" go test -timeout 30m $(WHOLE:%=./%) ./templates-tests/... ./loader/... ./docs/...
+	cd bench && go test ./...
 	cd test/cluster && go test -race ./...
 	$(CERTMANAGER_GO) test -trimpath ./...
 
+.PHONY: unit-all
+unit-all: payload ## The unit tests that make unit leaves out: blobs of 2 GiB, and the race detector for all packages
+	go test -race -short -timeout 30m $(WHOLE:%=./%)
+	go test -timeout 30m ./internal/blobstore ./internal/images ./internal/remote
+
 .PHONY: fuzz
-fuzz: payload ## Every fuzz target for a minute, two at a time (FUZZ_TIME=10m FUZZ_RUN=FuzzMask for one, longer)
+fuzz: payload ## Run each fuzz target for a minute, two at a time (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)
 	go run ./tools/fuzz -time $(FUZZ_TIME) -run '$(FUZZ_RUN)'
 
 .PHONY: fuzz-corpus
-fuzz-corpus: payload ## Add to the committed corpora what make fuzz has found here and nothing in them reaches (FUZZ_RUN=FuzzMask for one)
+fuzz-corpus: payload ## Add inputs that reach new code, found by make fuzz, to the committed corpora (FUZZ_RUN=FuzzMask)
 	go run ./tools/fuzz -corpus -run '$(FUZZ_RUN)'
 
 .PHONY: lint
 lint: payload $(TESTCLUSTER) ## gofmt, go vet, golangci-lint, helm lint, ct lint, kubeconform
-	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; }
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt on:"; echo "$$unformatted"; exit 1; }
 	go vet ./...
+	cd bench && go vet ./...
 	cd test/cluster && go vet ./...
 	$(CERTMANAGER_GO) vet -trimpath ./...
 	"$$($(TESTCLUSTER) tool golangci-lint)" run ./...
+	cd bench && "$$($(CURDIR)/$(TESTCLUSTER) tool golangci-lint)" run ./...
 	"$$($(TESTCLUSTER) tool helm)" lint --strict $(CHART) --set registryProxy=true
 	$(MAKE) --no-print-directory ct-lint kubeconform
 
 .PHONY: ct-lint
-ct-lint: $(TESTCLUSTER) ## ct lint of the chart: yamllint and helm lint with every values file of ci/
-	@# Whether the version was raised is asked where there is a main branch to compare with.
-	PATH="$$(dirname "$$($(TESTCLUSTER) tool helm)"):$$PATH" "$$($(TESTCLUSTER) tool ct)" lint --config ct.yaml --charts $(CHART) --check-version-increment=false
+ct-lint: $(TESTCLUSTER) ## ct lint: yamllint, helm lint with every values file of ci/, and a higher version than on origin/main
+	PATH="$$(dirname "$$($(TESTCLUSTER) tool helm)"):$$PATH" hack/ct-lint.sh "$$($(TESTCLUSTER) tool ct)" $(CHART)
 
 .PHONY: kubeconform
-kubeconform: $(TESTCLUSTER) ## What the chart renders against the schemas of three minors of Kubernetes
+kubeconform: $(TESTCLUSTER) ## Validate the rendered chart against the schemas of three Kubernetes minors
 	hack/kubeconform.sh $(TESTCLUSTER) $(CHART)
 
 .PHONY: ct-install
-ct-install: ## ct install of every values file of the chart's ci/, on a cluster of its own (part of make e2e)
-	$(MAKE) --no-print-directory e2e E2E_RUN=TestChartTesting
+ct-install: ## ct install with every values file of the chart's ci/ (make e2e installs four of them)
+	$(MAKE) --no-print-directory e2e-long E2E_RUN=TestChartTesting
 
 .PHONY: alerts
-alerts: $(TESTCLUSTER) ## The chart's alerts and dashboard with promtool, on captured metrics
+alerts: $(TESTCLUSTER) ## Test the chart's alerts and dashboard with promtool on captured metrics
 	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" go test ./templates-tests -run Promtool -count=1
 
 .PHONY: generate
-generate: $(TESTCLUSTER) ## Write what is generated: go.mod, golden manifests, the chart's schema and README
-	go mod tidy
-	cd test/cluster && go mod tidy
-	cd test/certmanager && go mod tidy
+generate: $(TESTCLUSTER) ## Write generated files: go.mod, golden manifests, the chart's schema and README
+	@for module in . $(MODULES); do (cd $$module && go mod tidy); done
 	go test ./templates-tests -run Schema -write-schema
 	$(HELM_DOCS)
 	go test ./templates-tests/... -update
@@ -130,77 +148,83 @@ generate: $(TESTCLUSTER) ## Write what is generated: go.mod, golden manifests, t
 	go test ./internal/noderuntime -run Example -update
 
 .PHONY: verify
-verify: $(TESTCLUSTER) ## Fail where generated files are not what generate would write
-	go mod tidy -diff
-	cd test/cluster && go mod tidy -diff
-	cd test/certmanager && go mod tidy -diff
+verify: verify-files ## Fail if a generated file is not what make generate would write
 	go test ./templates-tests -run 'Schema|README'
+
+.PHONY: verify-files
+verify-files: $(TESTCLUSTER) # without the tests of make verify, which are unit tests
+	@for module in . $(MODULES); do (cd $$module && go mod tidy -diff); done
 	$(HELM_DOCS) --dry-run | diff -u $(CHART)/README.md -
 
 .PHONY: e2e
-e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## Scenarios on the test cluster, or on the one in KUBECONFIG (E2E_RUN=TestSwitch for one)
-	@for tool in crane ct helm helm4 kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done # built before clusters need the processors
-	@mkdir -p dist # The whole log is in dist/e2e.json; what failed and what was skipped is repeated at the end.
-	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout 60m $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^TestSoak$$')
+e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## Scenarios on test clusters, or on the one in KUBECONFIG (E2E_RUN=TestHelm)
+	@# Tools are built before clusters need the CPU.
+	@for tool in crane ct helm helm4 kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
+	@mkdir -p dist # The whole log is in dist/e2e.json; failures and skips are repeated at the end.
+	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^TestSoak$$')
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort
 
 .PHONY: e2e-long
 e2e-long: export E2E_LONG = 1
-e2e-long: e2e ## The same with what make e2e shortens: a switch killed at all of its points
+e2e-long: e2e ## The same at full length: a switch killed at all of its steps, every values file installed, …
 
-# How long faults are inflicted, and the number that their sequence comes from (empty: any).
+# How long faults are inflicted, and the seed of their sequence (empty: random).
 SOAK_TIME ?= 5m
 SOAK_SEED ?=
 .PHONY: soak
 soak: export SOAK_TIME := $(SOAK_TIME)
 soak: export SOAK_SEED := $(SOAK_SEED)
-soak: build images $(TESTCLUSTER) ## Faults in random order on a test cluster that pulls and pushes (SOAK_TIME=1h SOAK_SEED=42); docs/soak.md
+soak: build images $(TESTCLUSTER) ## Random faults while nodes pull and images are pushed (SOAK_TIME=1h SOAK_SEED=42); docs/soak.md
 	@for tool in helm kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
-	@# Alone, because it measures recovery. -timeout: go test's own limit, which the faults' time is well below.
+	@# Nothing runs beside it, because it measures recovery. -timeout only lifts the default of go test.
 	go test ./test/e2e -run '^TestSoak$$' -count=1 -v -timeout 24h
 
+.PHONY: soak-short
+soak-short: ## The same with a fixed sequence of faults that takes 90 s
+	$(MAKE) --no-print-directory soak SOAK_TIME=short
+
 .PHONY: bench
-bench: ## All benchmarks with targets, and the page of them, bench/RESULTS.md (BENCH_FLAGS="-n 1")
+bench: ## All benchmarks with targets; writes bench/RESULTS.md (BENCH_FLAGS="-n 1")
 	$(MAKE) --no-print-directory bench-proxy
 	$(MAKE) --no-print-directory bench-registry
 	$(MAKE) --no-print-directory bench-bootstrap
 	$(MAKE) --no-print-directory bench-scale
-	go run ./bench/report bench
+	cd bench && go run ./report .
 
 .PHONY: bench-proxy
-bench-proxy: payload $(TESTCLUSTER) ## The proxy beside socat, stunnel, haproxy, nginx, ghostunnel and a naive one (BENCH_FLAGS="-n 1")
+bench-proxy: payload $(TESTCLUSTER) ## The proxy compared with socat, stunnel, haproxy, nginx, ghostunnel and a naive one (BENCH_FLAGS="-n 1")
 	@hack/deps.sh bench
-	$(GOBUILD) -o dist/bench-proxy ./bench/proxy
+	$(BENCHBUILD) ./proxy
 	dist/bench-proxy -registry-node bin/payload/registry-node-$$(go env GOARCH) -testcluster $(TESTCLUSTER) -write bench/proxy $(BENCH_FLAGS)
 
 .PHONY: bench-registry
-bench-registry: build ## The registry beside plain distribution: pushes, pulls, small requests (BENCH_FLAGS="-n 1")
-	$(GOBUILD) -o dist/bench-registry ./bench/registry
+bench-registry: build ## The registry compared with plain distribution: pushes, pulls, small requests (BENCH_FLAGS="-n 1")
+	$(BENCHBUILD) ./registry
 	dist/bench-registry -registry bin/registry -write bench/registry $(BENCH_FLAGS)
 
 .PHONY: bench-scale
-bench-scale: build ## One registry and up to 1000 nodes: pulls, a thundering herd; what prepare reads of 5000 nodes (BENCH_FLAGS="-n 1")
-	$(GOBUILD) -o dist/bench-scale ./bench/scale
+bench-scale: build ## One registry and up to 1000 nodes: pulls, a thundering herd; prepare with 5000 nodes (BENCH_FLAGS="-n 1")
+	$(BENCHBUILD) ./scale
 	dist/bench-scale -registry bin/registry -init-hook bin/init-hook -write bench/scale $(BENCH_FLAGS)
 
 .PHONY: bench-bootstrap
-bench-bootstrap: build images $(TESTCLUSTER) ## How long each phase of an installation takes on the test cluster (BENCH_FLAGS="-n 1")
+bench-bootstrap: build images $(TESTCLUSTER) ## Duration of each phase of an installation on the test cluster (BENCH_FLAGS="-n 1")
 	@$(TESTCLUSTER) tool helm >/dev/null
-	$(GOBUILD) -o dist/bench-bootstrap ./bench/bootstrap
+	$(BENCHBUILD) ./bootstrap
 	dist/bench-bootstrap -testcluster $(TESTCLUSTER) -write bench/bootstrap $(BENCH_FLAGS)
 
 .PHONY: bench-images
-bench-images: build $(TESTCLUSTER) ## Pushes and pulls of 40 images beside crane, skopeo and regctl (BENCH_IMAGES="-n 5 -write bench/images")
-	$(GOBUILD) -o dist/bench-images ./bench/images
+bench-images: build $(TESTCLUSTER) ## Pushes and pulls of 40 images compared with crane, skopeo and regctl (BENCH_IMAGES="-n 5 -write bench/images")
+	$(BENCHBUILD) ./images
 	dist/bench-images -init-hook bin/init-hook -testcluster $(TESTCLUSTER) $(BENCH_IMAGES)
 
 ##@ Test cluster
 .PHONY: cluster-up
-cluster-up: $(TESTCLUSTER) ## Boot a real Kubernetes on this machine (NAME= NODES= IP_FAMILY= KUBE_PROXY=)
+cluster-up: $(TESTCLUSTER) ## Boot a multi-node Kubernetes on this machine (NAME= NODES= IP_FAMILY= KUBE_PROXY=)
 	$(TESTCLUSTER) up --name $(NAME) --nodes $(NODES) --ip-family $(IP_FAMILY) --kube-proxy $(KUBE_PROXY)
 
 .PHONY: cluster-down
-cluster-down: $(TESTCLUSTER) ## Remove it (NAME=)
+cluster-down: $(TESTCLUSTER) ## Remove that cluster (NAME=)
 	$(TESTCLUSTER) down --name $(NAME)
 
 .PHONY: $(TESTCLUSTER)
@@ -212,6 +236,6 @@ $(CERTMANAGER): deps
 	$(CERTMANAGER_GO) build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ ./cmd/testcertmanager
 
 .PHONY: clean
-clean: ## Remove what was built (the cache of the test cluster stays)
+clean: ## Remove build output; the test cluster's cache stays
 	rm -rf bin dist
 	find internal/embedded/dist -type f ! -name .gitignore -delete

@@ -113,7 +113,7 @@ func TestFeatures(t *testing.T) {
 		"memory requests by default":                            golden(t, "requests:"),
 		"memory limits by default":                              golden(t, "limits:"),
 		"Service accounts without a token where none is needed": golden(t, "automountServiceAccountToken: false"),
-		"IPv6 and dual stack tested":                            file("test/e2e/matrix_test.go"),
+		"IPv6 and dual stack tested":                            file("test/e2e/kinds_test.go"),
 
 		"existing claim, class, size, access mode": all(c.value("registry.persistence.existingClaim"), c.value("registry.persistence.storageClass"),
 			c.value("registry.persistence.size"), c.value("registry.persistence.accessModes")),

@@ -26,7 +26,9 @@ func TestMain(m *testing.M) {
 func node(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "registry-node")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/registry-node").CombinedOutput(); err != nil {
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/registry-node")
+	build.Dir = "../.." // the module of the program
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("building registry-node: %v\n%s", err, out)
 	}
 	return program

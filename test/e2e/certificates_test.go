@@ -553,7 +553,7 @@ func TestUnattended(t *testing.T) {
 	must(t, "left alone", func(t *testing.T) {
 		before, restarts := w.certificates(t), w.restarts(t)
 		minutes := 20
-		if os.Getenv("E2E_LONG") == "" {
+		if !long() {
 			// As if six and a half minutes had gone by: those certificates end in three and a half.
 			w.age(t, 6*time.Minute+30*time.Second, lifetime)
 			before, minutes = w.certificates(t), 4

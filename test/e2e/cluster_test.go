@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -42,6 +43,22 @@ func (w *world) freezeAPI(d time.Duration) error {
 		return fmt.Errorf("resuming the API server: %w: %s", err, resumed)
 	}
 	return nil
+}
+
+// nodeAddress is a node's internal address.
+func (w *world) nodeAddress(t *testing.T, node string) string {
+	t.Helper()
+	n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range n.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			return a.Address
+		}
+	}
+	t.Fatalf("node %s has no address", node)
+	return ""
 }
 
 // nodeImages are the names of the images that a node's container runtime holds.

@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"slices"
 	"testing"
@@ -125,7 +124,7 @@ func testKilled(t *testing.T, w *world, runs map[state.Mode]installRun) {
 	// Of ten points of each phase: every other for each direction.
 	const points = 10
 	rounds := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
-	if os.Getenv("E2E_LONG") == "" {
+	if !long() {
 		rounds = []int{0, 5, 8}
 		t.Logf("SHORTENED: killed at %d of %d points; all of them with make e2e-long", len(rounds), points)
 	}

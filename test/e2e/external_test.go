@@ -7,10 +7,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestExternal names a registry that is not ours, before and after one of ours.
+// TestExternal uses an external registry before and after the chart's own.
 func TestExternal(t *testing.T) {
 	const external = "registry.example.com/team"
-	w := ownCluster(t, "e2e-external", layout{open: true})
+	w := ownCluster(t, "e2e-external", layout{})
 	remembered := func(t *testing.T, decidedBy state.Source, leaves ...string) {
 		t.Helper()
 		s := w.saved(t)
@@ -30,6 +30,7 @@ func TestExternal(t *testing.T) {
 		}
 	}
 
+	w.nodePortNeedsProxy(t)
 	must(t, "helm install deploys nothing but the state", func(t *testing.T) {
 		w.helmChart(t, "install", "--set=registryURL=https://"+external+"/")
 		remembered(t, state.SourceValue, "secret/"+release+"-state")
@@ -47,6 +48,7 @@ func TestExternal(t *testing.T) {
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.pullEverywhere(t, w.pushHello(t))
 	})
+	w.proxyModeHolds(t)
 	must(t, "and back leaves its volume, and what it takes to come again", func(t *testing.T) {
 		w.helmChart(t, "upgrade", "--set=registryURL="+external)
 		remembered(t, state.SourceValue, "secret/"+release+"-ca", "secret/"+release+"-credentials", "secret/"+release+"-node-tls", "secret/"+release+"-push-tls",

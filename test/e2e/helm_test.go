@@ -3,6 +3,8 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,16 +12,18 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestHelm goes from Helm 3 to Helm 4 and back with one release, and through what
-// both offer besides: whose values count, waiting, going back by themselves.
+// TestHelm takes one release from Helm 3 to Helm 4 and back, with their ways to reuse
+// values, to wait, and to roll back by themselves. It switches modes while every node
+// pulls, and no pull may fail.
 func TestHelm(t *testing.T) {
-	w := ownCluster(t, "e2e-helm", layout{long: true, open: true, args: []string{"--nodes", "1"}})
+	w := ownCluster(t, "e2e-helm", layout{long: true, open: true})
 	helm3, helm4 := w.helm, strings.TrimSpace(run(t, w.testcluster, "tool", "helm4"))
 	newer := newerChart(t)
 	// What an upgrade is like that changes a label of every object: another version.
@@ -54,18 +58,36 @@ func TestHelm(t *testing.T) {
 		w.pushHello(t)
 		w.pushFresh(t)
 	})
-	must(t, "upgraded by Helm 3 with the former values, to another version", func(t *testing.T) {
+	must(t, "then the node port answers, and there are no proxies", w.onlyNodePortAnswers)
+	must(t, "upgraded by Helm 3 with the previous values, to another version", func(t *testing.T) {
 		w.restartsNothing(t, func() { mustWith(t, helm3, newer, "upgrade", "--reuse-values", "--wait") })
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		w.fieldsAreHelms(t)
 	})
-	w.underLoop(t, "switched by Helm 4 with the former values over new defaults", "300ms", func(t *testing.T) {
+	inProxyMode := ""
+	w.underLoop(t, "switched by Helm 4 with the previous values over new defaults", "150ms", func(t *testing.T) {
 		mustWith(t, helm4, here, "upgrade", "--reset-then-reuse-values", "--wait", "--server-side=true", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.fieldsAreHelms(t)
+		inProxyMode = w.revision(t)
 	})
-	w.underLoop(t, "rolled back by Helm 3", "300ms", func(t *testing.T) {
-		output(t, w.command(t, helm3, "rollback", release, "2", "-n", namespace, "--timeout", "4m", "--wait"))
+	must(t, "then only the proxies answer", w.onlyProxiesAnswer)
+	w.underLoop(t, "rolled back by Helm 3", "150ms", func(t *testing.T) {
+		w.rollback(t, "2", "--wait")
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+	})
+	must(t, "then only the node port answers", w.onlyNodePortAnswers)
+	w.underLoop(t, "rolled back by Helm 3 to proxy mode", "150ms", func(t *testing.T) {
+		w.rollback(t, inProxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+	})
+	must(t, "then only the proxies answer, again", w.onlyProxiesAnswer)
+	w.underLoop(t, "an upgrade without a mode keeps the mode of the rollback", "150ms", func(t *testing.T) {
+		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
+		w.isIn(t, state.ModeProxy, state.SourceState)
+	})
+	w.underLoop(t, "switched by Helm 3 to nodeport mode", "150ms", func(t *testing.T) {
+		w.helmChart(t, "upgrade", nodePortMode)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 	})
 	must(t, "a switch whose proof fails leaves a Service that Helm 4 can still change", func(t *testing.T) {
@@ -123,16 +145,93 @@ func TestHelm(t *testing.T) {
 		w.helm = helm3
 	})
 	must(t, "the volume that stayed is taken over by Helm 3 and Helm 4 in another version", func(t *testing.T) {
-		mustWith(t, helm3, newer, "install", proxyMode)
+		mustWith(t, helm3, newer, "install")
+		w.isIn(t, state.ModeNodePort, state.SourceCluster)
+		w.pullEverywhere(t, w.address+"/e2e/hello:1")
+		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
+		w.isIn(t, state.ModeNodePort, state.SourceState)
 		w.uninstall(t)
 		mustWith(t, helm4, here, "install", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
+	})
+	w.proxyModeHolds(t)
+	must(t, "helm uninstall in the middle of a switch leaves only the volume", func(t *testing.T) {
+		w.killSwitch(t)
 		w.uninstall(t)
 	})
 	must(t, "helm template and kubectl, step by step", func(t *testing.T) { testTemplates(t, w) })
 }
 
-// revision is the release's present one.
+// killSwitch starts a switch to nodeport mode and kills Helm and its hook once prepare has
+// succeeded.
+func (w *world) killSwitch(t *testing.T) {
+	t.Helper()
+	upgrade := w.chart(t, "upgrade", nodePortMode)
+	if err := upgrade.Start(); err != nil {
+		t.Fatal(err)
+	}
+	job := w.waitForJobPod(t, "finish")
+	if err := upgrade.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	upgrade.Wait()
+	foreground := metav1.DeletePropagationForeground
+	if err := w.client.BatchV1().Jobs(namespace).Delete(t.Context(), release+"-finish", metav1.DeleteOptions{PropagationPolicy: &foreground}); err != nil {
+		t.Fatal(err)
+	}
+	w.deletePod(t, job.Name, 0)
+	if s := w.saved(t); s.Phase != state.PhasePrepared || s.Desired.Mode != state.ModeNodePort {
+		t.Fatalf("the switch is not half done: %s", mustJSON(s))
+	}
+}
+
+// rollback runs helm rollback to a revision.
+func (w *world) rollback(t *testing.T, revision string, args ...string) {
+	t.Helper()
+	begin := time.Now()
+	output(t, w.command(t, w.helm, append([]string{"rollback", release, revision, "-n", namespace, "--timeout", "5m"}, args...)...))
+	t.Logf("figure: helm rollback returned after %.1f s, including the verified pull on every node", time.Since(begin).Seconds())
+}
+
+// answers says whether the registry answers on a node's own address, dialed from outside
+// the nodes, and on its plain port, dialed from a pod.
+func (w *world) answers(t *testing.T) (fromOutside, fromPod bool) {
+	t.Helper()
+	node := w.nodes[0]
+	fromOutside = w.dial(t, "cp", net.JoinHostPort(w.nodeAddress(t, node), "31999")) == nil
+	registry := w.waitForRegistry(t, "")
+	fromPod = w.podReaches(t, "dials-the-plain-port", node, w.address+"/e2e/hello:1", net.JoinHostPort(registry.Status.PodIP, "5001"))
+	return fromOutside, fromPod
+}
+
+func (w *world) onlyNodePortAnswers(t *testing.T) {
+	eventually(t, time.Minute, "the proxies to be gone", func() error {
+		if pods := w.pods(t, "proxy"); len(pods) > 0 {
+			return fmt.Errorf("%d are left", len(pods))
+		}
+		return nil
+	})
+	if fromOutside, fromPod := w.answers(t); !fromOutside || !fromPod {
+		t.Errorf("the node port answers from outside: %t; the plain port from a pod: %t; want both", fromOutside, fromPod)
+	}
+}
+
+func (w *world) onlyProxiesAnswer(t *testing.T) {
+	services, err := w.client.CoreV1().Services(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range services.Items {
+		if s.Spec.Type == corev1.ServiceTypeNodePort {
+			t.Errorf("Service %s/%s has a node port", s.Namespace, s.Name)
+		}
+	}
+	if fromOutside, fromPod := w.answers(t); fromOutside || fromPod {
+		t.Errorf("the node's address answers from outside: %t; the registry's plain port from a pod: %t; want neither", fromOutside, fromPod)
+	}
+}
+
+// revision is the release's current revision.
 func (w *world) revision(t *testing.T) string {
 	t.Helper()
 	var list []struct{ Revision string }

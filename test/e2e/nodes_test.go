@@ -14,7 +14,10 @@ import (
 // a node that joins later with a third pause image.
 func TestNodes(t *testing.T) {
 	const common, rare, strange = "registry.k8s.io/pause:3.10.1", "docker.io/rancher/mirrored-pause:3.6", "example.com/k8s/pause:3.9"
-	w := ownCluster(t, "e2e-nodes", layout{open: true, args: []string{"--pause-image", common, "--pause-image", "n2=" + rare}})
+	w := ownCluster(t, "e2e-nodes", layout{args: []string{"--pause-image", common, "--pause-image", "n2=" + rare}})
+	if long() {
+		w.nodePortNeedsProxy(t)
+	}
 	w.addNode(t, "tainted", "--register-with-taints", "dedicated=edge:NoExecute")
 	must(t, "the nodes have two pause images", func(t *testing.T) {
 		for node, image := range map[string]string{"n1": common, "n2": rare, "tainted": common} {
@@ -26,6 +29,16 @@ func TestNodes(t *testing.T) {
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.pullEverywhere(t, w.pushHello(t))
 		w.isHealthy(t)
+	})
+	w.proxyModeHolds(t)
+	// On IPv6 the proxies use the host network, and report on the node's loopback address
+	// which certificates they have loaded.
+	must(t, "certs rotate --ca reaches the proxies of all nodes", func(t *testing.T) {
+		before := w.certificates(t)
+		stop := w.pullLoop(t, "e2e/hello:1")
+		w.restartsNothing(t, func() { w.certs(t, "rotate", "--ca") })
+		stop()
+		w.changed(t, before, "ca", "server", "node", "push")
 	})
 	must(t, "a node that joins with a third pause image is named, with what to do", func(t *testing.T) {
 		w.addNode(t, "late", "--pause-image", strange)

@@ -63,7 +63,9 @@ func TestPolicies(t *testing.T) {
 		time.Sleep(2 * time.Second) // the API server looks at changed policies each second
 		w.helmChart(t, "upgrade", append(settings, proxyMode)...)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.pullEverywhere(t, w.pushHello(t))
 	})
+	w.proxyModeHolds(t, settings...)
 	t.Run("the exceptions let in no more", func(t *testing.T) {
 		for name, test := range map[string]struct{ labels, spec, want string }{
 			"another pod's port":             {"", "containers: [{" + container + ", ports: [{containerPort: 80, hostPort: 80}]}]", "take no port"},

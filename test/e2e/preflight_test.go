@@ -20,7 +20,7 @@ const enforce = "pod-security.kubernetes.io/enforce"
 // TestPreflight installs where something stands in the way: it is named with what
 // mends it, and nothing was changed.
 func TestPreflight(t *testing.T) {
-	w := ownCluster(t, "e2e-preflight", layout{open: true})
+	w := ownCluster(t, "e2e-preflight", layout{})
 	blocked := func(t *testing.T, words ...string) {
 		t.Helper()
 		before := w.everything(t)
@@ -41,6 +41,7 @@ func TestPreflight(t *testing.T) {
 		w.uninstall(t)
 	}
 
+	w.nodePortNeedsProxy(t)
 	must(t, "nothing stands in the way on a new cluster", func(t *testing.T) { w.preflight(t, 0, "--registry-proxy") })
 	must(t, "Pod Security refuses host ports", func(t *testing.T) {
 		output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
@@ -58,6 +59,7 @@ func TestPreflight(t *testing.T) {
 			t.Errorf("the namespace has the level %q", got)
 		}
 	})
+	w.proxyModeHolds(t, "--set=podSecurity.label=true")
 	must(t, "helm uninstall puts the former label back", func(t *testing.T) {
 		w.uninstall(t)
 		if got := w.labelled(t); got != "baseline" {

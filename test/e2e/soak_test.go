@@ -58,12 +58,17 @@ func TestSoak(t *testing.T) {
 	if os.Getenv("KUBECONFIG") != "" {
 		t.Skip("SKIPPED, NOTHING CHECKED: this scenario needs a test cluster of its own; unset KUBECONFIG")
 	}
-	atMost, err := time.ParseDuration(os.Getenv("SOAK_TIME"))
-	if err != nil {
-		t.Fatalf("SOAK_TIME: %v", err)
+	var err error
+	atMost, short := 90*time.Second, os.Getenv("SOAK_TIME") == "short"
+	if !short {
+		if atMost, err = time.ParseDuration(os.Getenv("SOAK_TIME")); err != nil {
+			t.Fatalf("SOAK_TIME: %v", err)
+		}
 	}
 	seed := rand.Uint64N(1_000_000)
-	if text := os.Getenv("SOAK_SEED"); text != "" {
+	if short {
+		seed = soak.ShortSeed
+	} else if text := os.Getenv("SOAK_SEED"); text != "" {
 		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
 			t.Fatalf("SOAK_SEED: %v", err)
 		}
@@ -71,10 +76,10 @@ func TestSoak(t *testing.T) {
 	s := &soaking{seed: seed, atMost: atMost, began: time.Now(), proxy: true, account: soak.NewAccount(), watchers: map[string]*companion{}, steps: map[string][]outcome{}}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("FAILED with seed %d; the same sequence again: make soak SOAK_SEED=%d SOAK_TIME=%s\nWhat was done:\n%s", seed, seed, atMost, s.history())
+			t.Logf("FAILED with seed %d; the same sequence again: make soak SOAK_SEED=%d SOAK_TIME=%s\nWhat was done:\n%s", seed, seed, os.Getenv("SOAK_TIME"), s.history())
 		}
 	})
-	t.Logf("seed %d, %s of faults", seed, atMost)
+	t.Logf("seed %d, faults for %s", seed, os.Getenv("SOAK_TIME"))
 
 	// Images of some 400 KB, one a second or two, stay until the end, and so much again is
 	// left free.
@@ -90,11 +95,21 @@ func TestSoak(t *testing.T) {
 		s.control(t)
 	})
 
-	plan := soak.NewPlan(seed, s.w.nodes)
+	var first []string
+	if short {
+		first = soak.Short
+	}
+	plan := soak.NewPlan(seed, s.w.nodes, first...)
 	end := time.Now().Add(atMost)
+	more := func(number int) bool {
+		if short {
+			return number <= len(first)
+		}
+		return time.Now().Before(end)
+	}
 	var burst []soak.Step
 	begun := time.Now()
-	for number := 1; !t.Failed() && time.Now().Before(end) || len(burst) > 0; number++ {
+	for number := 1; !t.Failed() && more(number) || len(burst) > 0; number++ {
 		step := plan.Next()
 		if len(burst) == 0 {
 			begun = time.Now()

@@ -41,6 +41,32 @@ func TestASeedIsASequence(t *testing.T) {
 	}
 }
 
+func TestTheShortSequence(t *testing.T) {
+	plan := NewPlan(ShortSeed, []string{"n1", "n2"}, Short...)
+	var held time.Duration
+	nodes := map[string]bool{}
+	for _, name := range Short {
+		s := plan.Next()
+		if s.Kind.Name != name || !s.Proxy {
+			t.Errorf("the plan has %s, want %s in proxy mode", s, name)
+		}
+		if s.Kind.Name == Switch {
+			t.Errorf("%s is in the short sequence", s)
+		}
+		held += s.Hold
+		if s.Node != "" {
+			nodes[s.Node] = true
+		}
+		t.Log(s)
+	}
+	if len(nodes) != 2 {
+		t.Errorf("all faults are about the nodes %v; choose another seed", nodes)
+	}
+	if held > 40*time.Second {
+		t.Errorf("the faults last %s, which leaves no time to recover from them within 90 s", held)
+	}
+}
+
 func TestASequenceCanBeDone(t *testing.T) {
 	for seed := range uint64(50) {
 		proxy, nodes, away, late := true, []string{"n1", "n2"}, 0, 0
