@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Fails if a source file has wording that this project avoids, or if a line of a Markdown page
+# is longer than 100 characters outside tables and code blocks. With the argument count, prints
+# the number of findings per directory instead.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export LC_ALL=C.UTF-8 # lines are measured in characters
+
+# Extended regular expressions of whole words, in any case: archaic words, and words for which
+# the field has others (previous, verified, CA rotation).
+words=(
+  'whoever' 'whomever' 'lest' 'thereof' 'therein' 'whereof' 'for ever' 'of before' 'as of old'
+  'nobody is to' 'which there (is|are) not' 'that there is not' 'of who'
+  'former' 'formerly' 'proven' 'unproven' 'changes? of authorities' 'is no port'
+)
+# Lines that may have them, with the reason: names and texts that cannot change.
+exceptions=(
+  'json:"proven"'              # a field of init-hook status --output=json
+  'prove[sd]?:|initHook\.prove' # a key of the chart's values
+)
+# Not ours to word: captured or rendered output, license texts, this list.
+paths=('*.go' '*.md' '*.yaml' '*.yml' '*.tpl' '*.txt' '*.sh' '*.c' Makefile
+  ':!*/testdata/*' ':!LICENSE*' ':!hack/wording.sh')
+
+join() { local IFS='|'; echo "$*"; }
+
+wording() {
+  git grep -nIiwE "$(join "${words[@]}")" -- "${paths[@]}" | grep -vE "$(join "${exceptions[@]}")" || true
+}
+
+long_lines() {
+  git ls-files -- '*.md' | while read -r file; do
+    # Lines of code blocks and tables become empty, to keep the numbers of the others.
+    awk '/^ *```/ {code = !code; print ""; next} code || /^ *\|/ {print ""; next} {print}' "$file" |
+      { grep -nE '^.{101,}' || true; } | sed "s|^\([0-9]*\):.*|$file:\1: longer than 100 characters|"
+  done
+}
+
+findings=$(wording; long_lines)
+if [ "${1-}" = count ]; then
+  cut -d: -f1 <<<"$findings" | sed 's|/[^/]*$||; /^$/d' | sort | uniq -c | sort -rn
+elif [ -n "$findings" ]; then
+  echo "$findings" >&2
+  exit 1
+fi
