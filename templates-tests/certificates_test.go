@@ -13,7 +13,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -402,7 +402,7 @@ func TestTheCronJobPullsWithWhatTheModeNeeds(t *testing.T) {
 
 // The names that the chart and the Jobs share.
 func TestTheChartKnowsTheSecretsOfTheJobs(t *testing.T) {
-	suffixes := []string{hook.SuffixState, hook.SuffixAuthority, hook.SuffixServerTLS, hook.SuffixNodeTLS, hook.SuffixPushTLS, hook.SuffixCredentials, hook.SuffixPull}
+	suffixes := []string{names.SuffixState, names.SuffixCA, names.SuffixServerTLS, names.SuffixNodeTLS, names.SuffixPushTLS, names.SuffixCredentials, names.SuffixPull}
 	if diff := cmp.Diff(suffixes, hookMade); diff != "" {
 		t.Error(diff)
 	}

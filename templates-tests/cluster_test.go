@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -115,7 +115,7 @@ func remembers(s state.State) *corev1.Secret {
 func stateSecret(json string) *corev1.Secret {
 	return &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry" + hook.SuffixState},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry" + names.SuffixState},
 		Data:       map[string][]byte{state.Key: []byte(json)},
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/proxy"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
@@ -331,13 +332,13 @@ func TestTheRightsAreThoseThatTheJobsUse(t *testing.T) {
 	if diff := cmp.Diff(used, granted); diff != "" {
 		t.Errorf("used (-), granted (+):\n%s", diff)
 	}
-	var names []string
-	for _, suffix := range []string{hook.SuffixState, hook.SuffixAuthority, hook.SuffixServerTLS, hook.SuffixNodeTLS, hook.SuffixPushTLS, hook.SuffixCredentials, hook.SuffixPull} {
-		names = append(names, "zarf-registry"+suffix)
+	var secretNames []string
+	for _, suffix := range []string{names.SuffixState, names.SuffixCA, names.SuffixServerTLS, names.SuffixNodeTLS, names.SuffixPushTLS, names.SuffixCredentials, names.SuffixPull} {
+		secretNames = append(secretNames, "zarf-registry"+suffix)
 	}
 	for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
 		if slices.Contains(rule.Resources, "secrets") && slices.Contains(rule.Verbs, "update") {
-			if diff := cmp.Diff(names, rule.ResourceNames); diff != "" {
+			if diff := cmp.Diff(secretNames, rule.ResourceNames); diff != "" {
 				t.Errorf("Secrets of the Jobs (-), granted (+):\n%s", diff)
 			}
 		}

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/zarf-dev/zarf-registry/internal/injector"
-	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 )
 
 // workload is an object that makes pods.
@@ -662,13 +662,13 @@ var invariants = map[string]func(out *output) []string{
 	},
 	"what has loaded certificates can be asked, and nothing else": func(out *output) (wrong []string) {
 		for _, w := range workloads(out) {
-			port, annotated := w.pod.Annotations[reloadstatus.PortAnnotation]
+			port, annotated := w.pod.Annotations[names.AnnotationMetricsPort]
 			c := w.program()
 			serves := slices.ContainsFunc(c.Args, func(arg string) bool { return strings.HasPrefix(arg, "--metrics-listen=") })
 			if annotated != serves || serves && !slices.ContainsFunc(c.Args, func(arg string) bool {
 				return strings.HasPrefix(arg, "--metrics-listen=") && strings.HasSuffix(arg, ":"+port)
 			}) {
-				wrong = append(wrong, fmt.Sprintf("%s: %s is %q", w.object, reloadstatus.PortAnnotation, port))
+				wrong = append(wrong, fmt.Sprintf("%s: %s is %q", w.object, names.AnnotationMetricsPort, port))
 			}
 		}
 		return wrong

@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	configure "github.com/zarf-dev/zarf-registry/internal/nodeconfig"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -701,7 +701,7 @@ func TestTheProgramsAcceptWhatNodesAreToHave(t *testing.T) {
 	}
 	files := map[noderuntime.Kind]int{}
 	for _, c := range matrix(t) {
-		for _, suffix := range []string{hook.SuffixNodeConfig, hook.SuffixNodeProposal} {
+		for _, suffix := range []string{names.SuffixNodeConfig, names.SuffixNodeProposal} {
 			for _, s := range all[*corev1.Secret](c.output) {
 				if s.Name != fullNameOf(c.output)+suffix {
 					continue

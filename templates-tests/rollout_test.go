@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -64,7 +64,7 @@ func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
 					s.NodeConfig = s.NodeConfig.Remember(strings.Split(inUse, ",")...)
 				}
 			}))
-			secret.Name = value("name") + hook.SuffixState
+			secret.Name = value("name") + names.SuffixState
 			objects = append(objects, secret)
 			// Jobs take the image that they pushed from the registry, where no node has it any more: so the Jobs are
 			// compared without it, and all else with it.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
@@ -50,7 +51,7 @@ While the authority is being changed, the former and the new one are printed.`,
 
 // printAuthorities reads a Secret whose ca.crt is the same in every mode.
 func (f *hookFlags) printAuthorities(ctx context.Context, w io.Writer, client kubernetes.Interface) error {
-	namespace, name := f.options.Namespace, f.options.Name+hook.SuffixNodeTLS
+	namespace, name := f.options.Namespace, f.options.Name+names.SuffixNodeTLS
 	secret, err := client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -58,9 +59,9 @@ func (f *hookFlags) printAuthorities(ctx context.Context, w io.Writer, client ku
 	case err != nil:
 		return fmt.Errorf("reading Secret %s/%s: %w", namespace, name, err)
 	}
-	bundle, err := pki.ParseBundle(secret.Data[hook.KeyAuthority])
+	bundle, err := pki.ParseBundle(secret.Data[names.KeyCA])
 	if err != nil {
-		return fmt.Errorf("Secret %s/%s, key %s: %w: init-hook certs renew%s puts it right", namespace, name, hook.KeyAuthority, err, releaseArguments(namespace, f.options.Release, f.options.Name))
+		return fmt.Errorf("Secret %s/%s, key %s: %w: init-hook certs renew%s puts it right", namespace, name, names.KeyCA, err, releaseArguments(namespace, f.options.Release, f.options.Name))
 	}
 	_, err = w.Write(bundle.PEM())
 	return err

@@ -21,6 +21,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -69,7 +70,7 @@ func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remot
 	tunnel := newRegistryTunnel(podTunnels{config, client}, f.namespace, f.release)
 	options.DialContext = tunnel.DialContext
 	options.Credential = f.presentCredential(client, access)
-	options.Login = fmt.Sprintf("if the Secret %s/%s%s has just been changed, try again in a minute; else init-hook credentials rotate puts it right", f.namespace, f.name, hook.SuffixCredentials)
+	options.Login = fmt.Sprintf("if the Secret %s/%s%s has just been changed, try again in a minute; else init-hook credentials rotate puts it right", f.namespace, f.name, names.SuffixCredentials)
 	registry, err := openRegistry(access, options)
 	return registry, address, err
 }
@@ -83,7 +84,7 @@ func (f *clusterFlags) presentCredential(client kubernetes.Interface, access hoo
 			return auth.EmptyCredential, nil
 		}
 		present := access
-		if secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, f.name+hook.SuffixCredentials, metav1.GetOptions{}); err == nil {
+		if secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, f.name+names.SuffixCredentials, metav1.GetOptions{}); err == nil {
 			present = hook.NewAccess(f.name, f.namespace, &corev1.Secret{}, secret)
 		}
 		return auth.Credential{Username: present.Username, Password: present.Password}, nil
@@ -104,7 +105,7 @@ func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interfa
 		}
 		return secret, nil
 	}
-	saved, err := read(hook.SuffixState)
+	saved, err := read(names.SuffixState)
 	if err != nil {
 		return hook.Access{}, "", err
 	}
@@ -115,11 +116,11 @@ func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interfa
 	if s.Desired.Mode == state.ModeExternal {
 		return hook.Access{}, "", fmt.Errorf("the cluster uses the external registry %s: there is no registry of ours; name that one with --to (and --prefix, for a path in it) or --from", s.Desired.Address)
 	}
-	certificate, err := read(hook.SuffixPushTLS)
+	certificate, err := read(names.SuffixPushTLS)
 	if err != nil {
 		return hook.Access{}, "", err
 	}
-	credentials, err := read(hook.SuffixCredentials)
+	credentials, err := read(names.SuffixCredentials)
 	if err != nil {
 		return hook.Access{}, "", err
 	}

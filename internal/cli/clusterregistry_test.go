@@ -13,12 +13,13 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 )
 
 func TestTheCredentialIsThePresentOne(t *testing.T) {
 	secret := func(password string) *corev1.Secret {
 		return &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry" + hook.SuffixCredentials, Namespace: "zarf"},
+			ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry" + names.SuffixCredentials, Namespace: "zarf"},
 			Data:       map[string][]byte{"username": []byte("zarf-push"), "password": []byte(password)},
 		}
 	}

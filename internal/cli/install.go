@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -358,7 +359,7 @@ func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {
 		Chart: result.ChartVersion, AppVersion: result.AppVersion, Mode: o.Mode, Address: o.Address(),
 	}
 	if o.Mode == state.ModeNodePort && !o.AnonymousPull {
-		printed.PullSecret = o.Name + hook.SuffixPull
+		printed.PullSecret = o.Name + names.SuffixPull
 	}
 	if f.output == "json" {
 		return printJSON(w, printed)

@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
@@ -32,13 +33,13 @@ var errCannotBeAsked = errors.New("it runs a release that cannot be asked")
 // Loaded asks the pod through the API server, which is the only one that can: the
 // port is on the loopback interface, or behind a network policy.
 func (r *hookRegistry) Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
-	annotated, ok := pod.Annotations[reloadstatus.PortAnnotation]
+	annotated, ok := pod.Annotations[names.AnnotationMetricsPort]
 	if !ok {
 		return nil, fmt.Errorf("asking pod %s/%s what it has loaded: %w", pod.Namespace, pod.Name, errCannotBeAsked)
 	}
 	port, err := strconv.Atoi(annotated)
 	if err != nil || port < 1 || port > 65535 {
-		return nil, fmt.Errorf("asking pod %s/%s what it has loaded: its annotation %s is %q, which is no port", pod.Namespace, pod.Name, reloadstatus.PortAnnotation, annotated)
+		return nil, fmt.Errorf("asking pod %s/%s what it has loaded: its annotation %s is %q, which is no port", pod.Namespace, pod.Name, names.AnnotationMetricsPort, annotated)
 	}
 	report, err := r.askLoaded(ctx, pod, port)
 	if err != nil {

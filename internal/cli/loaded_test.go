@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
@@ -48,7 +49,7 @@ func (noDeadlines) SetReadDeadline(time.Time) error  { return nil }
 func (noDeadlines) SetWriteDeadline(time.Time) error { return nil }
 
 func askablePod(annotation string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "p", Annotations: map[string]string{reloadstatus.PortAnnotation: annotation}}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "p", Annotations: map[string]string{names.AnnotationMetricsPort: annotation}}}
 }
 
 func sampleReport() *reloadstatus.Report {

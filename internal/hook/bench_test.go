@@ -26,6 +26,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -175,7 +176,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 			PKI: internalPKI, PKISource: state.SourceValue,
 		},
 		Cluster: hook.Cluster{
-			Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), ConfigMapNames: names{core.ConfigMaps("zarf")}, Pods: core.Pods("zarf"),
+			Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), ConfigMapNames: metadataClient{core.ConfigMaps("zarf")}, Pods: core.Pods("zarf"),
 			Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"), Jobs: b.client.BatchV1().Jobs("zarf"),
 			Namespaces: core.Namespaces(), Services: core.Services("zarf"), ClusterServices: core.Services(""), ClusterConfigMaps: core.ConfigMaps("kube-public"),
 		},
@@ -463,7 +464,7 @@ func daemonSet(name string, nodes ...string) *appsv1.DaemonSet {
 
 func proxyPod(daemonSet, node string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: meta("proxy-"+node, "proxy"), Spec: corev1.PodSpec{NodeName: node}, Status: running}
-	p.Annotations = map[string]string{reloadstatus.PortAnnotation: "9100"}
+	p.Annotations = map[string]string{names.AnnotationMetricsPort: "9100"}
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: daemonSet}}
 	return p
 }
@@ -491,7 +492,7 @@ func (b *bench) helm(nodes ...string) {
 		Status: appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, AvailableReplicas: 1}})
 	pod := &corev1.Pod{ObjectMeta: meta(registryPod, "registry"), Status: running, Spec: corev1.PodSpec{
 		NodeName: nodes[0], Containers: []corev1.Container{{Name: "registry", Ports: []corev1.ContainerPort{{Name: "plain", ContainerPort: 5001}}}}}}
-	pod.Annotations = map[string]string{reloadstatus.PortAnnotation: "5003"}
+	pod.Annotations = map[string]string{names.AnnotationMetricsPort: "5003"}
 	if b.add(pod) {
 		b.readSecret()
 	}
@@ -692,10 +693,10 @@ func killedAtEachWrite(t *testing.T, setUp func() *bench, run func(*bench) error
 	}
 }
 
-// names lists ConfigMaps as the metadata client does.
-type names struct{ hook.ConfigMaps }
+// metadataClient lists ConfigMaps as the metadata client does.
+type metadataClient struct{ hook.ConfigMaps }
 
-func (n names) List(ctx context.Context, options metav1.ListOptions) (*metav1.PartialObjectMetadataList, error) {
+func (n metadataClient) List(ctx context.Context, options metav1.ListOptions) (*metav1.PartialObjectMetadataList, error) {
 	list, err := n.ConfigMaps.List(ctx, options)
 	if err != nil {
 		return nil, err

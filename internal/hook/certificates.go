@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -23,8 +24,6 @@ import (
 const (
 	keyCertificate = corev1.TLSCertKey
 	keyPrivateKey  = corev1.TLSPrivateKeyKey
-	// KeyAuthority is the trust bundle.
-	KeyAuthority = "ca.crt"
 )
 
 // secretLeaf is a certificate to hold, with the suffix of its Secret's name.
@@ -40,7 +39,7 @@ func (l secretLeaf) role() string { return l.leaf.Organization }
 func (h *Hook) leaves(p state.PKI) []secretLeaf {
 	serverName, lifetime := serverName(h.Options.Name, h.Options.Namespace), time.Duration(p.LeafLifetime)
 	return []secretLeaf{
-		{SuffixServerTLS, pki.Leaf{
+		{names.SuffixServerTLS, pki.Leaf{
 			CommonName:   h.Options.Name,
 			Organization: pki.OrganizationServer,
 			DNSNames: []string{
@@ -52,7 +51,7 @@ func (h *Hook) leaves(p state.PKI) []secretLeaf {
 			Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 			Lifetime: lifetime,
 		}},
-		{SuffixNodeTLS, pki.Leaf{
+		{names.SuffixNodeTLS, pki.Leaf{
 			CommonName:   h.Options.Name + "-proxy",
 			Organization: pki.OrganizationNode,
 			// The proxy serves TLS on its node's loopback address with the
@@ -62,7 +61,7 @@ func (h *Hook) leaves(p state.PKI) []secretLeaf {
 			Usages:      []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 			Lifetime:    lifetime,
 		}},
-		{SuffixPushTLS, pki.Leaf{
+		{names.SuffixPushTLS, pki.Leaf{
 			CommonName:   h.Options.Name + "-push",
 			Organization: pki.OrganizationPush,
 			Usages:       []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
@@ -143,13 +142,13 @@ func (h *Hook) sources(ctx context.Context, p state.PKI, from state.ExistingSecr
 	var problems []problem
 	var fallback []byte // of the Secret that only has ca.crt
 	if from.Authority != "" {
-		secret, found, err := h.sourceSecret(ctx, p, from.Authority, KeyAuthority)
+		secret, found, err := h.sourceSecret(ctx, p, from.Authority, names.KeyCA)
 		if err != nil {
 			return nil, nil, err
 		}
 		problems = append(problems, found...)
 		if secret != nil {
-			fallback = secret.Data[KeyAuthority]
+			fallback = secret.Data[names.KeyCA]
 			if _, err := pki.ParseBundle(fallback); len(fallback) > 0 && err != nil {
 				problems = append(problems, badAuthority(h.object("Secret", from.Authority), err))
 				fallback = nil
@@ -178,18 +177,18 @@ func (h *Hook) source(ctx context.Context, p state.PKI, role, name, authority st
 		return sourceLeaf{}, problems, err
 	}
 	object := h.object("Secret", name)
-	trust := secret.Data[KeyAuthority]
+	trust := secret.Data[names.KeyCA]
 	switch {
 	case len(trust) > 0:
 	case len(fallback) > 0:
 		trust = fallback
 	case p.Mode == state.PKICertManager:
-		problems = append(problems, problem{object, "has no key " + KeyAuthority + ": its issuer does not tell its authority",
+		problems = append(problems, problem{object, "has no key " + names.KeyCA + ": its issuer does not tell its authority",
 			"choose an issuer that does, as those of the kinds CA and SelfSigned do, or mode existingSecret"})
 	case authority != "":
 		// What is wrong with that Secret is said of it.
 	default:
-		problems = append(problems, problem{object, "has no key " + KeyAuthority + ", and pki.existingSecret.ca names no other",
+		problems = append(problems, problem{object, "has no key " + names.KeyCA + ", and pki.existingSecret.ca names no other",
 			"put the PEM of the authority there that signed the certificate, or name a Secret that has it"})
 	}
 	if len(problems) > 0 || len(trust) == 0 {
@@ -208,7 +207,7 @@ func (h *Hook) source(ctx context.Context, p state.PKI, role, name, authority st
 }
 
 func badAuthority(object string, err error) problem {
-	return problem{object, fmt.Sprintf("has a key %s that cannot be used: %v", KeyAuthority, err), "put the PEM of the certificate authorities there, and nothing else"}
+	return problem{object, fmt.Sprintf("has a key %s that cannot be used: %v", names.KeyCA, err), "put the PEM of the certificate authorities there, and nothing else"}
 }
 
 // purpose says what a role is for.
@@ -233,7 +232,7 @@ func (h *Hook) sourceSecret(ctx context.Context, p state.PKI, name string, keys 
 		return nil, []problem{{object, "does not exist", "make it, or name another"}}, nil
 	case err != nil:
 		return nil, nil, fmt.Errorf("reading %s: %w", object, refuseForbidden(err))
-	case p.Mode == state.PKIExistingSecret && secret.Labels[labelManagedBy] == manager:
+	case p.Mode == state.PKIExistingSecret && secret.Labels[names.LabelManagedBy] == names.Manager:
 		return nil, []problem{{object, "was made by init-hook, which overwrites and deletes it", "name a Secret of your own"}}, nil
 	case secret.Type != corev1.SecretTypeTLS && secret.Type != corev1.SecretTypeOpaque && secret.Type != "":
 		return nil, []problem{{object, fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque), "name one that holds a certificate"}}, nil
@@ -277,7 +276,7 @@ func ownAuthority(p state.PKI) bool {
 // none, where it cannot go on being used, and where it is the one to be replaced.
 // Its certificate stays in the trust of all as long as it is needed; its key is not.
 func (r *rotation) authority(ctx context.Context) (*pki.Authority, error) {
-	name := r.Options.Name + SuffixAuthority
+	name := r.Options.Name + names.SuffixCA
 	secret, err := r.secret(ctx, name)
 	if err != nil {
 		return nil, err
@@ -298,7 +297,7 @@ func (r *rotation) authority(ctx context.Context) (*pki.Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.writeSecret(ctx, secret, name, componentCertificates, corev1.SecretTypeTLS, secretData(made.KeyPair(), nil)); err != nil {
+	if err := r.writeSecret(ctx, secret, name, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(made.KeyPair(), nil)); err != nil {
 		return nil, err
 	}
 	r.note("authority made", name, reason)
@@ -406,7 +405,7 @@ func (h *Hook) readHeld(ctx context.Context, w wantedLeaf) (heldLeaf, error) {
 		return out, nil
 	}
 	out.pair = keyPair(out.secret)
-	out.held.Trust, _ = pki.ParseBundle(out.secret.Data[KeyAuthority]) // what cannot be read is written again
+	out.held.Trust, _ = pki.ParseBundle(out.secret.Data[names.KeyCA]) // what cannot be read is written again
 	chain, err := pki.ParseChain(out.pair.Certificate)
 	if err == nil {
 		_, err = tls.X509KeyPair(out.pair.Certificate, out.pair.Key)
@@ -429,7 +428,7 @@ func keyPair(secret *corev1.Secret) pki.KeyPair {
 func secretData(pair pki.KeyPair, trust []byte) map[string][]byte {
 	data := map[string][]byte{keyCertificate: pair.Certificate, keyPrivateKey: pair.Key}
 	if trust != nil {
-		data[KeyAuthority] = trust
+		data[names.KeyCA] = trust
 	}
 	return data
 }
@@ -437,7 +436,7 @@ func secretData(pair pki.KeyPair, trust []byte) map[string][]byte {
 // deleteUnneeded deletes what other PKI modes left, once nobody trusts it any more.
 func (h *Hook) deleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
 	var did []string
-	if name := h.Options.Name + SuffixAuthority; !ownAuthority(p) {
+	if name := h.Options.Name + names.SuffixCA; !ownAuthority(p) {
 		secret, err := h.secret(ctx, name)
 		if err != nil {
 			return "", err

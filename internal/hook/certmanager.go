@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -32,13 +33,12 @@ const (
 )
 
 // Suffixes of the names of cert-manager's objects, after Options.Name. A Secret that
-// cert-manager writes is called as its Certificate and suffixIssued.
+// cert-manager writes has the name of its Certificate plus names.SuffixIssued.
 const (
 	suffixServer     = "-server"
 	suffixNode       = "-node"
 	suffixPush       = "-push"
 	suffixSelfSigned = "-selfsigned"
-	suffixIssued     = "-issued"
 )
 
 // Reasons of the condition Issuing. The first is what cert-manager's own command for
@@ -60,12 +60,12 @@ type certManagerWanted struct {
 
 func (h *Hook) certManagerWanted(p state.PKI) certManagerWanted {
 	var wanted certManagerWanted
-	ref := cmmeta.IssuerReference{Group: certmanagerv1.SchemeGroupVersion.Group, Kind: certmanagerv1.IssuerKind, Name: h.Options.Name + SuffixAuthority}
+	ref := cmmeta.IssuerReference{Group: certmanagerv1.SchemeGroupVersion.Group, Kind: certmanagerv1.IssuerKind, Name: h.Options.Name + names.SuffixCA}
 	if p.Issuer != nil {
 		ref = cmmeta.IssuerReference{Group: p.Issuer.Group, Kind: p.Issuer.Kind, Name: p.Issuer.Name}
 	} else {
 		selfSigned := cmmeta.IssuerReference{Group: ref.Group, Kind: ref.Kind, Name: h.Options.Name + suffixSelfSigned}
-		authority := h.certificate(SuffixAuthority, time.Duration(p.AuthorityLifetime), selfSigned)
+		authority := h.certificate(names.SuffixCA, time.Duration(p.AuthorityLifetime), selfSigned)
 		authority.Spec.IsCA = true
 		authority.Spec.CommonName = h.Options.Name + " certificate authority"
 		authority.Spec.Usages = []certmanagerv1.KeyUsage{certmanagerv1.UsageDigitalSignature, certmanagerv1.UsageCertSign, certmanagerv1.UsageCRLSign}
@@ -103,10 +103,10 @@ func (h *Hook) certManagerWanted(p state.PKI) certManagerWanted {
 func (h *Hook) certificate(suffix string, lifetime time.Duration, issuer cmmeta.IssuerReference) *certmanagerv1.Certificate {
 	revisions := int32(1)
 	return &certmanagerv1.Certificate{
-		ObjectMeta: metav1.ObjectMeta{Name: h.Options.Name + suffix, Namespace: h.Options.Namespace, Labels: h.labels(componentCertificates), Annotations: annotations()},
+		ObjectMeta: metav1.ObjectMeta{Name: h.Options.Name + suffix, Namespace: h.Options.Namespace, Labels: h.labels(names.ComponentCertificates), Annotations: annotations()},
 		Spec: certmanagerv1.CertificateSpec{
-			SecretName:     h.Options.Name + suffix + suffixIssued,
-			SecretTemplate: &certmanagerv1.CertificateSecretTemplate{Labels: h.labels(componentCertificates), Annotations: annotations()},
+			SecretName:     h.Options.Name + suffix + names.SuffixIssued,
+			SecretTemplate: &certmanagerv1.CertificateSecretTemplate{Labels: h.labels(names.ComponentCertificates), Annotations: annotations()},
 			Duration:       &metav1.Duration{Duration: lifetime},
 			// The rule of the internal mode as well: renewed when half is left.
 			RenewBefore: &metav1.Duration{Duration: lifetime / 2},
@@ -124,7 +124,7 @@ func (h *Hook) certificate(suffix string, lifetime time.Duration, issuer cmmeta.
 
 func (h *Hook) issuer(name string, config certmanagerv1.IssuerConfig) *certmanagerv1.Issuer {
 	return &certmanagerv1.Issuer{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Options.Namespace, Labels: h.labels(componentCertificates), Annotations: annotations()},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Options.Namespace, Labels: h.labels(names.ComponentCertificates), Annotations: annotations()},
 		Spec:       certmanagerv1.IssuerSpec{IssuerConfig: config},
 	}
 }
@@ -243,7 +243,7 @@ func keep[T any, P object[T]](ctx context.Context, h *Hook, kind string, api kee
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", name, refuseForbidden(err))
 	}
-	if have.GetLabels()[labelManagedBy] != manager {
+	if have.GetLabels()[names.LabelManagedBy] != names.Manager {
 		return nil, refuse("%s exists and was not made by init-hook: rename or delete it, or install under another name (--set fullnameOverride=…)", name)
 	}
 	if have.GetDeletionTimestamp() != nil {
@@ -307,7 +307,7 @@ func (h *Hook) issuedSecret(ctx context.Context, of *certmanagerv1.Certificate) 
 		return secret, err
 	}
 	certificate, certificateErr := h.Cluster.Certificates.Get(ctx, of.Name, metav1.GetOptions{})
-	if certificateErr != nil || certificate.Labels[labelManagedBy] != manager {
+	if certificateErr != nil || certificate.Labels[names.LabelManagedBy] != names.Manager {
 		return nil, err
 	}
 	secret, getErr := h.Cluster.Secrets.Get(ctx, of.Spec.SecretName, metav1.GetOptions{})
@@ -598,13 +598,13 @@ func (h *Hook) certManagerSources(ctx context.Context, p state.PKI) (state.Exist
 		}
 	}
 	name := h.Options.Name
-	return state.ExistingSecrets{Server: name + suffixServer + suffixIssued, Node: name + suffixNode + suffixIssued, Push: name + suffixPush + suffixIssued}, nil
+	return state.ExistingSecrets{Server: name + suffixServer + names.SuffixIssued, Node: name + suffixNode + names.SuffixIssued, Push: name + suffixPush + names.SuffixIssued}, nil
 }
 
 // deleteOwnIssuer deletes the authority of a time when the user had no issuer: its key
 // is of use to thieves only.
 func (h *Hook) deleteOwnIssuer(ctx context.Context) error {
-	deleted, err := h.deleteCertManagerObjects(ctx, []string{SuffixAuthority}, []string{SuffixAuthority, suffixSelfSigned})
+	deleted, err := h.deleteCertManagerObjects(ctx, []string{names.SuffixCA}, []string{names.SuffixCA, suffixSelfSigned})
 	if missingRight(err) {
 		h.Log.Warn("objects of the former issuer remain; helm upgrade deletes them", "error", err.Error())
 		return nil
@@ -698,7 +698,7 @@ func (i issued) trusts(bundle pki.Bundle) bool {
 	if bundle.Empty() {
 		return true
 	}
-	have, err := pki.ParseBundle(i.secret.Data[KeyAuthority])
+	have, err := pki.ParseBundle(i.secret.Data[names.KeyCA])
 	return err == nil && have.Contains(bundle)
 }
 
@@ -709,16 +709,16 @@ type remover[T any] interface {
 }
 
 // remove deletes those of the objects that are ours, and returns their names.
-func remove[T any, P object[T]](ctx context.Context, h *Hook, kind string, api remover[T], names []string) ([]string, error) {
+func remove[T any, P object[T]](ctx context.Context, h *Hook, kind string, api remover[T], objects []string) ([]string, error) {
 	var deleted []string
-	for _, name := range names {
+	for _, name := range objects {
 		have, err := api.Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			continue
 		case err != nil:
 			return deleted, fmt.Errorf("reading %s: %w", h.object(kind, name), refuseForbidden(err))
-		case P(have).GetLabels()[labelManagedBy] != manager:
+		case P(have).GetLabels()[names.LabelManagedBy] != names.Manager:
 			h.Log.Warn("an object was not made by init-hook and stays", "object", h.object(kind, name))
 			continue
 		}
@@ -733,7 +733,7 @@ func remove[T any, P object[T]](ctx context.Context, h *Hook, kind string, api r
 // deleteCertManager deletes all that certManagerSources made, and the Secrets that
 // cert-manager wrote for it.
 func (h *Hook) deleteCertManager(ctx context.Context) (string, error) {
-	deleted, err := h.deleteCertManagerObjects(ctx, []string{suffixServer, suffixNode, suffixPush, SuffixAuthority}, []string{SuffixAuthority, suffixSelfSigned})
+	deleted, err := h.deleteCertManagerObjects(ctx, []string{suffixServer, suffixNode, suffixPush, names.SuffixCA}, []string{names.SuffixCA, suffixSelfSigned})
 	if err != nil {
 		return "", err
 	}
@@ -746,15 +746,15 @@ func (h *Hook) deleteCertManager(ctx context.Context) (string, error) {
 // deleteCertManagerObjects deletes Certificates, Issuers, and the Secrets of the
 // Certificates last: as long as those are there, cert-manager writes them again.
 func (h *Hook) deleteCertManagerObjects(ctx context.Context, certificates, issuers []string) ([]string, error) {
-	var names, issuerNames, secretNames []string
+	var certificateNames, issuerNames, secretNames []string
 	for _, suffix := range certificates {
-		names = append(names, h.Options.Name+suffix)
-		secretNames = append(secretNames, h.Options.Name+suffix+suffixIssued)
+		certificateNames = append(certificateNames, h.Options.Name+suffix)
+		secretNames = append(secretNames, h.Options.Name+suffix+names.SuffixIssued)
 	}
 	for _, suffix := range issuers {
 		issuerNames = append(issuerNames, h.Options.Name+suffix)
 	}
-	deleted, err := remove(ctx, h, "Certificate", h.Cluster.Certificates, names)
+	deleted, err := remove(ctx, h, "Certificate", h.Cluster.Certificates, certificateNames)
 	if err != nil {
 		return deleted, err
 	}
@@ -810,13 +810,13 @@ func (i *inspection) foreignObjects(ctx context.Context, wanted certManagerWante
 	}
 	for _, want := range wanted.issuers {
 		have, err := i.Cluster.Issuers.Get(ctx, want.Name, metav1.GetOptions{})
-		if err := check("Issuer", want.Name, have != nil && have.Labels[labelManagedBy] == manager, err); err != nil {
+		if err := check("Issuer", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager, err); err != nil {
 			return nil, err
 		}
 	}
 	for _, want := range wanted.certificates {
 		have, err := i.Cluster.Certificates.Get(ctx, want.Name, metav1.GetOptions{})
-		if err := check("Certificate", want.Name, have != nil && have.Labels[labelManagedBy] == manager, err); err != nil {
+		if err := check("Certificate", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager, err); err != nil {
 			return nil, err
 		}
 		_, err = i.issuedSecret(ctx, want)

@@ -34,6 +34,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/certmanager"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -537,7 +538,7 @@ func TestCertManagerIsAskedForWhatTheLeavesNeed(t *testing.T) {
 			t.Errorf("the pusher's usages are %v, its URIs %v", push.Usages, push.URIs)
 		}
 		for _, name := range leafNames() {
-			if got := b.certificate(name).Labels; !maps.Equal(got, b.hook.labels(componentCertificates)) {
+			if got := b.certificate(name).Labels; !maps.Equal(got, b.hook.labels(names.ComponentCertificates)) {
 				t.Errorf("the labels of %s are %v", name, got)
 			}
 		}
@@ -553,7 +554,7 @@ func TestCertManagerWithoutAnIssuerGetsOne(t *testing.T) {
 		if i := b.issuer("zarf-registry-selfsigned"); i.Spec.SelfSigned == nil {
 			t.Errorf("self-signed issuer: %+v", i.Spec)
 		}
-		if i := b.issuer("zarf-registry-ca"); i.Spec.CA == nil || i.Spec.CA.SecretName != "zarf-registry-ca-issued" || i.Labels[labelManagedBy] != manager {
+		if i := b.issuer("zarf-registry-ca"); i.Spec.CA == nil || i.Spec.CA.SecretName != "zarf-registry-ca-issued" || i.Labels[names.LabelManagedBy] != names.Manager {
 			t.Errorf("CA issuer: %+v", i)
 		}
 		spec, err := json.Marshal(b.certificate("zarf-registry-ca").Spec)
@@ -609,7 +610,7 @@ func TestDriftIsPutRight(t *testing.T) {
 		"secretName":     func(c *certmanagerv1.Certificate) { c.Spec.SecretName = "other" },
 		"secretTemplate": func(c *certmanagerv1.Certificate) { c.Spec.SecretTemplate = nil },
 		"secretTemplate label": func(c *certmanagerv1.Certificate) {
-			c.Spec.SecretTemplate.Labels[labelManagedBy] = "somebody"
+			c.Spec.SecretTemplate.Labels[names.LabelManagedBy] = "somebody"
 		},
 		"duration":        func(c *certmanagerv1.Certificate) { c.Spec.Duration = nil },
 		"renewBefore":     func(c *certmanagerv1.Certificate) { c.Spec.RenewBefore = &metav1.Duration{Duration: time.Hour} },
@@ -627,7 +628,7 @@ func TestDriftIsPutRight(t *testing.T) {
 		"rotationPolicy":  func(c *certmanagerv1.Certificate) { c.Spec.PrivateKey.RotationPolicy = "Never" },
 		"issuerRef":       func(c *certmanagerv1.Certificate) { c.Spec.IssuerRef.Name = "x" },
 		"revisions":       func(c *certmanagerv1.Certificate) { c.Spec.RevisionHistoryLimit = nil },
-		"component label": func(c *certmanagerv1.Certificate) { delete(c.Labels, labelComponent) },
+		"component label": func(c *certmanagerv1.Certificate) { delete(c.Labels, names.LabelComponent) },
 	}
 	for name, drift := range drifts {
 		t.Run(name, func(t *testing.T) {
@@ -677,7 +678,7 @@ func TestDriftOfAnIssuerIsPutRight(t *testing.T) {
 			i.Spec.IssuerConfig = certmanagerv1.IssuerConfig{ACME: &cmacme.ACMEIssuer{}}
 		},
 		"no kind":  func(i *certmanagerv1.Issuer) { i.Spec.IssuerConfig = certmanagerv1.IssuerConfig{} },
-		"no label": func(i *certmanagerv1.Issuer) { delete(i.Labels, labelInstance) },
+		"no label": func(i *certmanagerv1.Issuer) { delete(i.Labels, names.LabelInstance) },
 	}
 	for name, drift := range drifts {
 		t.Run(name, func(t *testing.T) {
@@ -730,7 +731,7 @@ func (w cmWebhook) Update(ctx context.Context, c *certmanagerv1.Certificate, opt
 func TestCertManagerObjectsOfOthersAreNeverTouched(t *testing.T) {
 	foreign := map[string]func(*cmBench){
 		"Certificate zarf/zarf-registry-node": func(b *cmBench) {
-			b.store("certificates", "Certificate", &certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node", Labels: map[string]string{labelManagedBy: "Helm"}}})
+			b.store("certificates", "Certificate", &certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node", Labels: map[string]string{names.LabelManagedBy: "Helm"}}})
 		},
 		"Issuer zarf/zarf-registry-ca": func(b *cmBench) {
 			b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-ca"}})
@@ -752,7 +753,7 @@ func TestCertManagerObjectsOfOthersAreNeverTouched(t *testing.T) {
 				kind, name, _ := strings.Cut(object, " zarf/")
 				resource := strings.ToLower(kind) + "s/" + name
 				// cert-manager overwrites the Secret of a Certificate.
-				certificate := "certificates/" + strings.TrimSuffix(name, suffixIssued)
+				certificate := "certificates/" + strings.TrimSuffix(name, names.SuffixIssued)
 				for _, write := range b.writes {
 					if strings.HasSuffix(write, " "+resource) || kind != "Issuer" && strings.HasSuffix(write, " "+certificate) {
 						t.Errorf("wrote: %s", write)
@@ -810,7 +811,7 @@ func TestWithoutCertManager(t *testing.T) {
 			t.Errorf("deleting: %q, %v", did, err)
 		}
 		// cert-manager went, its Secrets are still there.
-		b.secrets["zarf-registry-node-issued"] = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{labelManagedBy: manager}}}
+		b.secrets["zarf-registry-node-issued"] = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{names.LabelManagedBy: names.Manager}}}
 		did, err = b.hook.deleteCertManager(b.Context())
 		if did != "deleted Secret zarf-registry-node-issued" || err != nil {
 			t.Errorf("deleting: %q, %v", did, err)
@@ -1208,13 +1209,13 @@ func TestCertManagerRenewsWhenAsked(t *testing.T) {
 					t.Errorf("wrote %v", writes)
 				}
 				for name := range before {
-					if renewed := before[name] != after[name]; renewed != slices.Contains(c.renewed, strings.TrimSuffix(name, suffixIssued)) {
+					if renewed := before[name] != after[name]; renewed != slices.Contains(c.renewed, strings.TrimSuffix(name, names.SuffixIssued)) {
 						t.Errorf("%s renewed: %t", name, renewed)
 					}
 				}
 				if c.authority {
 					for _, name := range leafNames() {
-						if got := string(b.secrets[name+suffixIssued].Data["ca.crt"]); got != after["zarf-registry-ca-issued"] {
+						if got := string(b.secrets[name+names.SuffixIssued].Data["ca.crt"]); got != after["zarf-registry-ca-issued"] {
 							t.Errorf("%s is of another authority", name)
 						}
 					}
@@ -1340,7 +1341,7 @@ func TestWhatCertManagerKeptForUsIsDeleted(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
 				b.mustRun(p)
 				b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "corp"}})
-				b.secrets["zarf-registry-node-tls"] = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Labels: b.hook.labels(componentCertificates)}}
+				b.secrets["zarf-registry-node-tls"] = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Labels: b.hook.labels(names.ComponentCertificates)}}
 				did, err := b.hook.deleteCertManager(b.Context())
 				if err != nil || !strings.HasPrefix(did, "deleted Certificate zarf-registry-server, ") {
 					t.Fatalf("%q, %v", did, err)
@@ -1453,7 +1454,7 @@ func TestCertManagerRunsThatAreKilledConverge(t *testing.T) {
 					names = b.names()
 					for key := range b.objects {
 						if name, ok := strings.CutPrefix(key, "certificates/"); ok {
-							if c := (issued{b.certificate(name), b.secrets[name+suffixIssued]}); c.notReady() != "" {
+							if c := (issued{b.certificate(name), b.secrets[name+"-issued"]}); c.notReady() != "" {
 								t.Errorf("killed before write %d: %s: %s", kill, name, c.notReady())
 							}
 						}

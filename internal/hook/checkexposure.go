@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
@@ -42,8 +43,8 @@ func (i *inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 			return nil, err
 		case secret == nil:
 			add(Warning, object, remedy, "does not exist: until it comes, only the push credential pulls from outside")
-		case len(secret.Data[KeyHtpasswd]) == 0:
-			add(Warning, object, remedy, "has no key %s: until it comes, only the push credential pulls from outside", KeyHtpasswd)
+		case len(secret.Data[names.KeyHtpasswd]) == 0:
+			add(Warning, object, remedy, "has no key %s: until it comes, only the push credential pulls from outside", names.KeyHtpasswd)
 		}
 	}
 	return found, nil

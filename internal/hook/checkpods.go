@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -124,7 +125,7 @@ func constrained(err error) bool {
 // pods, which is not there yet when the pod is tried.
 func (i *inspection) grantedByChart(pod *corev1.Pod) bool {
 	name := pod.Spec.Containers[0].Name
-	return name == componentProxy || name == componentNodeConfig
+	return name == names.ComponentProxy || name == names.ComponentNodeConfig
 }
 
 // podSecurity returns what Pod Security says is wrong with a pod:
@@ -139,12 +140,12 @@ func podSecurity(err error) (violation string, violated bool) {
 
 // registryLike is a pod as those of the registry, as far as admission is concerned.
 func (i *inspection) registryLike() *corev1.Pod {
-	return i.podLike(componentRegistry, "zarf-dev/zarf-registry/registry")
+	return i.podLike(names.ComponentRegistry, "zarf-dev/zarf-registry/registry")
 }
 
 // proxyLike is a pod as those of the proxies.
 func (i *inspection) proxyLike() *corev1.Pod {
-	pod := i.podLike(componentProxy, "zarf-dev/zarf-registry/registry-node")
+	pod := i.podLike(names.ComponentProxy, "zarf-dev/zarf-registry/registry-node")
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	if i.Options.HostNetwork || i.Options.IPFamily == state.IPv6 {
 		pod.Spec.HostNetwork = true
@@ -157,7 +158,7 @@ func (i *inspection) proxyLike() *corev1.Pod {
 
 // nodeConfigLike is a pod as those that configure nodes.
 func (i *inspection) nodeConfigLike() *corev1.Pod {
-	pod := i.podLike(componentNodeConfig, "zarf-dev/zarf-registry/registry-node")
+	pod := i.podLike(names.ComponentNodeConfig, "zarf-dev/zarf-registry/registry-node")
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	// The directories are the nodes' root's.
 	root, no := int64(0), false

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -63,7 +64,7 @@ func (i *inspection) portUsers(services []corev1.Service) []portUser {
 			taken = taken || int(p.NodePort) == i.Options.Port && !other
 		}
 		if taken {
-			own := s.Namespace == i.Options.Namespace && s.Name == i.Options.Name+SuffixNodePort && s.Labels[labelInstance] == i.Options.Release
+			own := s.Namespace == i.Options.Namespace && s.Name == i.Options.Name+names.SuffixNodePort && s.Labels[names.LabelInstance] == i.Options.Release
 			users = append(users, portUser{s.Namespace, s.Name, own})
 		}
 	}
@@ -75,10 +76,10 @@ func (i *inspection) tryService(ctx context.Context) ([]Finding, error) {
 	policy := corev1.IPFamilyPolicyPreferDualStack
 	err := retryOverload(ctx, func() error {
 		_, err := i.Cluster.Services.Create(ctx, &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: i.Options.Name + SuffixNodePort + "-", Namespace: i.Options.Namespace, Labels: i.labels(componentRegistry)},
+			ObjectMeta: metav1.ObjectMeta{GenerateName: i.Options.Name + names.SuffixNodePort + "-", Namespace: i.Options.Namespace, Labels: i.labels(names.ComponentRegistry)},
 			Spec: corev1.ServiceSpec{
 				Type: corev1.ServiceTypeNodePort, IPFamilyPolicy: &policy,
-				Selector: map[string]string{labelInstance: i.Options.Release, labelComponent: componentRegistry},
+				Selector: map[string]string{names.LabelInstance: i.Options.Release, names.LabelComponent: names.ComponentRegistry},
 				Ports: []corev1.ServicePort{{Name: "registry", Port: PlainPort, TargetPort: intstr.FromString(plainPortName),
 					NodePort: int32(i.Options.Port), Protocol: corev1.ProtocolTCP}},
 			},
@@ -99,10 +100,10 @@ func (i *inspection) tryService(ctx context.Context) ([]Finding, error) {
 		return []Finding{{Check: checkPort, Severity: Blocker, Object: object,
 			Cause: "another Service has it as its node port: " + err.Error(), Remedy: "find it (kubectl get services --all-namespaces), or --set port=PORT"}}, nil
 	case refusal(err):
-		return []Finding{{Check: checkAdmission, Severity: Blocker, Object: i.object("Service", i.Options.Name+SuffixNodePort),
+		return []Finding{{Check: checkAdmission, Severity: Blocker, Object: i.object("Service", i.Options.Name+names.SuffixNodePort),
 			Cause: "the cluster does not accept it: " + err.Error(), Remedy: "change the policy or quota that it names, or --set registryProxy=true"}}, nil
 	case noDryRun(err):
-		return []Finding{{Check: checkAdmission, Severity: Warning, Object: i.object("Service", i.Options.Name+SuffixNodePort),
+		return []Finding{{Check: checkAdmission, Severity: Warning, Object: i.object("Service", i.Options.Name+names.SuffixNodePort),
 			Cause: "whether the cluster accepts it cannot be tried: " + err.Error(), Remedy: "see whether the installation succeeds"}}, nil
 	}
 	return nil, fmt.Errorf("trying the NodePort Service with a dry run: %w", err)

@@ -9,6 +9,8 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
 )
 
 // Cleanup removes everything that Prepare and Finish made, and what Helm is told to
@@ -93,7 +95,7 @@ func (h *Hook) deleteJobs(ctx context.Context) (string, error) {
 }
 
 func (h *Hook) deleteProxies(ctx context.Context) (string, error) {
-	sets, err := h.Cluster.DaemonSets.List(ctx, h.selector(componentProxy))
+	sets, err := h.Cluster.DaemonSets.List(ctx, h.selector(names.ComponentProxy))
 	if err != nil {
 		return "", fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", h.Options.Namespace, err)
 	}
@@ -113,7 +115,7 @@ func (h *Hook) deletePayload(ctx context.Context) (string, error) {
 
 func (h *Hook) deleteSecrets(ctx context.Context) (string, error) {
 	deleted := 0
-	for _, suffix := range []string{SuffixState, SuffixPull, SuffixCredentials, SuffixPushTLS, SuffixNodeTLS, SuffixServerTLS, SuffixAuthority} {
+	for _, suffix := range []string{names.SuffixState, names.SuffixPull, names.SuffixCredentials, names.SuffixPushTLS, names.SuffixNodeTLS, names.SuffixServerTLS, names.SuffixCA} {
 		name := h.Options.Name + suffix
 		secret, err := h.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
 		switch {
@@ -121,7 +123,7 @@ func (h *Hook) deleteSecrets(ctx context.Context) (string, error) {
 			continue
 		case err != nil:
 			return "", fmt.Errorf("reading %s: %w", h.object("Secret", name), err)
-		case secret.Labels[labelManagedBy] != manager:
+		case secret.Labels[names.LabelManagedBy] != names.Manager:
 			h.Log.Warn("a Secret was not made by init-hook and stays", "secret", name)
 			continue
 		}

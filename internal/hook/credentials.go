@@ -21,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
@@ -28,12 +29,6 @@ import (
 const (
 	keyUsername = "username"
 	keyPassword = "password"
-	// KeyHtpasswd is what the registry checks passwords with.
-	KeyHtpasswd = "htpasswd"
-	// KeyUploadSecret is what all registry pods sign the state of uploads with, in the
-	// credentials Secret only. It stays when the credential changes: pods that began
-	// before and after must continue each other's uploads.
-	KeyUploadSecret = "upload-secret"
 )
 
 const (
@@ -59,7 +54,7 @@ func (h *Hook) pushCredential(ctx context.Context, from string, formerly bool) (
 }
 
 func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool) (string, error) {
-	name := h.Options.Name + SuffixCredentials
+	name := h.Options.Name + names.SuffixCredentials
 	secret, err := h.secret(ctx, name)
 	if err != nil {
 		return "", err
@@ -99,22 +94,22 @@ func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool
 			data[keyUsername], data[keyPassword] = []byte(pushUser), password
 		}
 	}
-	if len(data[KeyUploadSecret]) == 0 {
+	if len(data[names.KeyUploadSecret]) == 0 {
 		reason = cmp.Or(reason, "it had nothing to sign uploads with")
-		if data[KeyUploadSecret], err = newPassword(); err != nil {
+		if data[names.KeyUploadSecret], err = newPassword(); err != nil {
 			return "", err
 		}
 	}
-	if !htpasswdMatches(data[KeyHtpasswd], data[keyUsername], data[keyPassword]) || htpasswdCost(data[KeyHtpasswd]) < cost {
+	if !htpasswdMatches(data[names.KeyHtpasswd], data[keyUsername], data[keyPassword]) || htpasswdCost(data[names.KeyHtpasswd]) < cost {
 		reason = cmp.Or(reason, "its htpasswd does not match its password")
-		if data[KeyHtpasswd], err = hashPassword(data[keyUsername], data[keyPassword], cost); err != nil {
+		if data[names.KeyHtpasswd], err = hashPassword(data[keyUsername], data[keyPassword], cost); err != nil {
 			return "", fmt.Errorf("hashing the password of %s: %w", h.object("Secret", name), err)
 		}
 	}
 	if reason == "" {
 		return "it is valid, nothing made", nil
 	}
-	if err := h.writeSecret(ctx, secret, name, componentCredentials, corev1.SecretTypeOpaque, data); err != nil {
+	if err := h.writeSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeOpaque, data); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("wrote %s: %s", name, reason), nil
@@ -130,7 +125,7 @@ func (h *Hook) pushSource(ctx context.Context, name string) (map[string][]byte, 
 		return nil, []problem{{object, "does not exist", "make it, or name another: --set auth.existingSecret=…"}}, nil
 	case err != nil:
 		return nil, nil, fmt.Errorf("reading %s: %w", object, refuseForbidden(err))
-	case secret.Labels[labelManagedBy] == manager:
+	case secret.Labels[names.LabelManagedBy] == names.Manager:
 		return nil, []problem{{object, "was made by init-hook, which overwrites and deletes it", "name a Secret of your own"}}, nil
 	}
 	var problems []problem
@@ -219,9 +214,9 @@ type credentialRotation struct {
 // secretName is the Secret of the credential.
 func (c *credentialRotation) secretName() string {
 	if c.credential == PullCredential {
-		return c.Options.Name + SuffixPull
+		return c.Options.Name + names.SuffixPull
 	}
-	return c.Options.Name + SuffixCredentials
+	return c.Options.Name + names.SuffixCredentials
 }
 
 func (c *credentialRotation) write(ctx context.Context) (string, error) {
@@ -259,13 +254,13 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 	}
 	data[keyPassword] = password
 	// Where the pull Secret has no htpasswd, the plain listener is closed, and stays so.
-	_, has := data[KeyHtpasswd]
+	_, has := data[names.KeyHtpasswd]
 	c.htpasswd = nil
 	if has || c.credential == PushCredential {
 		if c.htpasswd, err = newHtpasswd(data[keyUsername], password); err != nil {
 			return fmt.Errorf("hashing the password of %s: %w", c.object("Secret", secret.Name), err)
 		}
-		data[KeyHtpasswd] = c.htpasswd
+		data[names.KeyHtpasswd] = c.htpasswd
 	}
 	kind := corev1.SecretTypeOpaque
 	if c.credential == PullCredential {
@@ -274,7 +269,7 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 			return err
 		}
 	}
-	return c.writeSecret(ctx, secret, secret.Name, componentCredentials, kind, data)
+	return c.writeSecret(ctx, secret, secret.Name, names.ComponentCredentials, kind, data)
 }
 
 // await waits until every ready registry pod has loaded the credential.
@@ -316,7 +311,7 @@ func (c *credentialRotation) await(ctx context.Context) (string, error) {
 // late returns how many ready registry pods there are, and of those that have not
 // loaded the credential why not.
 func (c *credentialRotation) late(ctx context.Context, want string) (int, map[string]string, error) {
-	pods, err := c.runningPods(ctx, &c.nodes, componentRegistry, func(*corev1.Pod) {})
+	pods, err := c.runningPods(ctx, &c.nodes, names.ComponentRegistry, func(*corev1.Pod) {})
 	if err != nil {
 		return 0, nil, err
 	}

@@ -27,6 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -344,51 +345,8 @@ func (h *Hook) since(begin time.Time) string {
 	return h.Now().Sub(begin).Round(time.Millisecond).String()
 }
 
-// Suffixes of the names of the Secrets that the hook makes, after Options.Name.
-const (
-	SuffixState       = "-state"
-	SuffixAuthority   = "-ca"
-	SuffixServerTLS   = "-server-tls"
-	SuffixNodeTLS     = "-node-tls"
-	SuffixPushTLS     = "-push-tls"
-	SuffixCredentials = "-credentials"
-	// SuffixPull is of the Secret for pulling through a node port. The registry's
-	// plain listener is open while that Secret has the key htpasswd.
-	SuffixPull = "-pull"
-	// SuffixNodeConfig is of the chart's Secret with what nodes are to have, and
-	// SuffixNodeProposal of one with the same, which is there while Prepare runs.
-	SuffixNodeConfig   = "-node-config"
-	SuffixNodeProposal = "-node-config-proposal"
-)
-
-// Components label what the hook makes, and select what it looks for.
-const (
-	labelName      = "app.kubernetes.io/name"
-	labelInstance  = "app.kubernetes.io/instance"
-	labelManagedBy = "app.kubernetes.io/managed-by"
-	labelComponent = "app.kubernetes.io/component"
-
-	chartName = "zarf-registry"
-	manager   = "init-hook"
-
-	componentState        = "state"
-	componentCertificates = "certificates"
-	componentCredentials  = "credentials"
-	componentPayload      = "payload"
-	componentProbe        = "probe"
-	componentProxy        = "proxy"
-	componentRegistry     = "registry"
-	componentNodeConfig   = "node-config"
-	componentNodeRestore  = "node-restore"
-)
-
 func (h *Hook) labels(component string) map[string]string {
-	return map[string]string{
-		labelName:      chartName,
-		labelInstance:  h.Options.Release,
-		labelManagedBy: manager,
-		labelComponent: component,
-	}
+	return names.Labels(h.Options.Release, component)
 }
 
 // annotations are of what the hook makes and keeps. Where Argo CD tells what is an
@@ -407,12 +365,13 @@ func (h *Hook) selector(component string) metav1.ListOptions {
 }
 
 func selector(release, component string) metav1.ListOptions {
-	// Not by name: the chart's nameOverride changes that label.
-	return metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s,%s=%s", labelInstance, release, labelComponent, component)}
+	return metav1.ListOptions{LabelSelector: names.Selector(release, component)}
 }
 
 // RegistryPods selects the pods of a release's registry.
-func RegistryPods(release string) metav1.ListOptions { return selector(release, componentRegistry) }
+func RegistryPods(release string) metav1.ListOptions {
+	return selector(release, names.ComponentRegistry)
+}
 
 // object names a namespaced object in messages.
 func (h *Hook) object(kind, name string) string {
@@ -445,7 +404,7 @@ func (h *Hook) secret(ctx context.Context, name string) (*corev1.Secret, error) 
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("reading %s: %w", h.object("Secret", name), err)
-	case s.Labels[labelManagedBy] != manager:
+	case s.Labels[names.LabelManagedBy] != names.Manager:
 		return nil, refuse("%s exists and was not made by init-hook: rename or delete it, or install under another name (--set fullnameOverride=…)", h.object("Secret", name))
 	}
 	return s, nil

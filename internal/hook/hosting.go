@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -24,10 +25,7 @@ const (
 	// HostingKey is its only key.
 	HostingKey = "localRegistryHosting.v1"
 
-	componentHosting = "local-registry-hosting"
-	// hostingOwner says which release the ConfigMap is of: labels cannot hold a slash.
-	hostingOwner = "zarf-registry/owner"
-	hostingHelp  = "https://github.com/zarf-dev/zarf-registry/blob/main/docs/expose.md#tools-that-look-for-a-registry"
+	hostingHelp = "https://github.com/zarf-dev/zarf-registry/blob/main/docs/expose.md#tools-that-look-for-a-registry"
 )
 
 // hostingConfigMap is what is said of this registry. host is the way from outside of
@@ -45,10 +43,10 @@ func (h *Hook) hostingConfigMap() *corev1.ConfigMap {
 		fmt.Fprintf(&text, "%s: %s\n", field[0], strconv.Quote(field[1]))
 	}
 	annotated := annotations()
-	annotated[hostingOwner] = h.hostingOwner()
+	annotated[names.AnnotationOwner] = h.hostingOwner()
 	return &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: HostingName, Namespace: HostingNamespace, Labels: h.labels(componentHosting), Annotations: annotated,
+			Name: HostingName, Namespace: HostingNamespace, Labels: h.labels(names.ComponentHosting), Annotations: annotated,
 		},
 		Data: map[string]string{HostingKey: text.String()},
 	}
@@ -129,12 +127,12 @@ func (h *Hook) unlessForbidden(did string, err error) (string, error) {
 }
 
 func (h *Hook) ownsHosting(have *corev1.ConfigMap) bool {
-	return have.Labels[labelManagedBy] == manager && have.Annotations[hostingOwner] == h.hostingOwner()
+	return have.Labels[names.LabelManagedBy] == names.Manager && have.Annotations[names.AnnotationOwner] == h.hostingOwner()
 }
 
 // hostingOwnerOf names in words whose ConfigMap it is.
 func hostingOwnerOf(have *corev1.ConfigMap) string {
-	if owner := have.Annotations[hostingOwner]; owner != "" && have.Labels[labelManagedBy] == manager {
+	if owner := have.Annotations[names.AnnotationOwner]; owner != "" && have.Labels[names.LabelManagedBy] == names.Manager {
 		return "release " + owner
 	}
 	return "somebody else"

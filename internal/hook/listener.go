@@ -14,6 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
 )
 
 const (
@@ -22,9 +24,6 @@ const (
 	// plainPortName is the name of the container port of the registry's plain
 	// listener.
 	plainPortName = "plain"
-	// annotationRefreshed makes a kubelet look at a pod, and so at its mounted
-	// Secrets, at once.
-	annotationRefreshed = "zarf-registry/refreshed-at"
 	// listenerTime is how long the registry may take to open or close its plain
 	// listener. A kubelet looks at a pod's Secrets every 60 to 90 seconds by itself.
 	listenerTime = 2 * time.Minute
@@ -50,7 +49,7 @@ func (h *Hook) openPlain(ctx context.Context) (string, error) {
 // closePlain has the registry's plain listener closed. The pull credential stays:
 // copies of it in other namespaces are right again after the next switch.
 func (h *Hook) closePlain(ctx context.Context) (string, error) {
-	name := h.Options.Name + SuffixPull
+	name := h.Options.Name + names.SuffixPull
 	secret, err := h.secret(ctx, name)
 	if err != nil {
 		return "", err
@@ -58,10 +57,10 @@ func (h *Hook) closePlain(ctx context.Context) (string, error) {
 	if secret == nil {
 		return "nothing: it was never opened", nil
 	}
-	if _, open := secret.Data[KeyHtpasswd]; open {
+	if _, open := secret.Data[names.KeyHtpasswd]; open {
 		data := maps.Clone(secret.Data)
-		delete(data, KeyHtpasswd)
-		if err := h.writeSecret(ctx, secret, name, componentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
+		delete(data, names.KeyHtpasswd)
+		if err := h.writeSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
 			return "", err
 		}
 	}
@@ -76,7 +75,7 @@ func (h *Hook) closePlain(ctx context.Context) (string, error) {
 // writePull makes the Secret for pulling through the node port, or puts it right,
 // and says in words what it did.
 func (h *Hook) writePull(ctx context.Context) (string, error) {
-	name := h.Options.Name + SuffixPull
+	name := h.Options.Name + names.SuffixPull
 	secret, err := h.secret(ctx, name)
 	if err != nil {
 		return "", err
@@ -102,16 +101,16 @@ func (h *Hook) writePull(ctx context.Context) (string, error) {
 		reasons = append(reasons, "it was not for "+h.Options.Address())
 		data[corev1.DockerConfigJsonKey] = config
 	}
-	if !htpasswdMatches(data[KeyHtpasswd], data[keyUsername], data[keyPassword]) {
+	if !htpasswdMatches(data[names.KeyHtpasswd], data[keyUsername], data[keyPassword]) {
 		reasons = append(reasons, "it kept the listener closed")
-		if data[KeyHtpasswd], err = newHtpasswd(data[keyUsername], data[keyPassword]); err != nil {
+		if data[names.KeyHtpasswd], err = newHtpasswd(data[keyUsername], data[keyPassword]); err != nil {
 			return "", fmt.Errorf("hashing the password of %s: %w", h.object("Secret", name), err)
 		}
 	}
 	if len(reasons) == 0 {
 		return name + " is right", nil
 	}
-	if err := h.writeSecret(ctx, secret, name, componentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
+	if err := h.writeSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("wrote %s: %s", name, strings.Join(reasons, ", ")), nil
@@ -158,7 +157,7 @@ func (h *Hook) awaitPlain(ctx context.Context, open bool) (int, error) {
 				complaints = append(complaints, err.Error())
 			}
 			return 0, fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; look at that pod's log: %w",
-				want, KeyHtpasswd, h.object("Secret", h.Options.Name+SuffixPull), strings.Join(complaints, "; "), sleepErr)
+				want, names.KeyHtpasswd, h.object("Secret", h.Options.Name+names.SuffixPull), strings.Join(complaints, "; "), sleepErr)
 		}
 	}
 }
@@ -166,7 +165,7 @@ func (h *Hook) awaitPlain(ctx context.Context, open bool) (int, error) {
 // plainPods returns how many ready registry pods there are, and of those whose
 // plain listener is not as it should be what is wrong.
 func (h *Hook) plainPods(ctx context.Context, open bool) (pods int, wrong map[string]string, err error) {
-	list, err := h.Cluster.Pods.List(ctx, h.selector(componentRegistry))
+	list, err := h.Cluster.Pods.List(ctx, h.selector(names.ComponentRegistry))
 	if err != nil {
 		return 0, nil, fmt.Errorf("listing the registry pods in namespace %s: %w", h.Options.Namespace, err)
 	}
@@ -198,7 +197,7 @@ func hasPort(pod corev1.Pod, name string) bool {
 // refresh has the kubelets bring the Secrets of pods up to date.
 func (h *Hook) refresh(ctx context.Context, pods []string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"annotations": map[string]string{annotationRefreshed: h.Now().UTC().Format(time.RFC3339Nano)},
+		"annotations": map[string]string{names.AnnotationRefreshed: h.Now().UTC().Format(time.RFC3339Nano)},
 	}})
 	if err != nil {
 		return err

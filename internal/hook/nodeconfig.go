@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
@@ -25,13 +26,13 @@ func (i *inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 	if !i.Options.configuresNodes() {
 		return findings, nil
 	}
-	object := i.object("Secret", i.Options.Name+SuffixNodeConfig)
+	object := i.object("Secret", i.Options.Name+names.SuffixNodeConfig)
 	block := func(object, cause, remedy string) {
 		findings = append(findings, Finding{Check: checkNodeConfig, Severity: Blocker, Object: object, Cause: cause, Remedy: remedy})
 	}
 	data := i.Options.NodeConfigData
 	if data == nil {
-		proposal := i.Options.Name + SuffixNodeProposal
+		proposal := i.Options.Name + names.SuffixNodeProposal
 		object = i.object("Secret", proposal)
 		secret, err := i.Cluster.Secrets.Get(ctx, proposal, metav1.GetOptions{})
 		switch {

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -65,10 +66,10 @@ func nearEnd(held []heldLeaf, roles []string, now time.Time) bool {
 // so that its successor writes these. settled: pods that are not there yet are not waited
 // for, since they will write the present ones.
 func (r *rotation) nodeCopies(ctx context.Context, trust pki.Bundle, settled bool) ([]string, error) {
-	sets, pods, err := r.nodeSets(ctx, componentNodeConfig)
+	sets, pods, err := r.nodeSets(ctx, names.ComponentNodeConfig)
 	if missingRight(err) {
 		// Where nodes are given no authorities, the chart gives no such right either.
-		sets, pods, err = r.ownersOf(ctx, componentNodeConfig)
+		sets, pods, err = r.ownersOf(ctx, names.ComponentNodeConfig)
 	}
 	if err != nil {
 		return nil, refuseForbidden(err)
@@ -111,7 +112,7 @@ func (r *rotation) givesAuthorities(set appsv1.DaemonSet, c coverage) bool {
 	if slices.ContainsFunc(c.pods, func(p nodePod) bool { return len(p.report.CA) > 0 }) {
 		return true
 	}
-	return mountsSecret(set.Spec.Template.Spec, r.Options.Name+SuffixNodeTLS) && !slices.ContainsFunc(c.pods, func(p nodePod) bool { return p.done })
+	return mountsSecret(set.Spec.Template.Spec, r.Options.Name+names.SuffixNodeTLS) && !slices.ContainsFunc(c.pods, func(p nodePod) bool { return p.done })
 }
 
 // ownersOf stands for the DaemonSets where they may not be listed: as far as their pods

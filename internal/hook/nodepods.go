@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 )
 
@@ -141,15 +142,12 @@ func ownerOf(pod corev1.Pod) string {
 	return ""
 }
 
-// annotationNodeConfig is the checksum of the configuration that a pod is made for.
-const annotationNodeConfig = "zarf-registry/node-config-checksum"
-
 // madeFrom says whether a pod is made for the configuration of its DaemonSet's present
 // template, as far as that says which it is: see ownersOf.
 func madeFrom(pod corev1.Pod, sets []appsv1.DaemonSet) bool {
 	return slices.ContainsFunc(sets, func(set appsv1.DaemonSet) bool {
-		want, says := set.Spec.Template.Annotations[annotationNodeConfig]
-		return set.Name == ownerOf(pod) && set.Status.ObservedGeneration >= set.Generation && (!says || pod.Annotations[annotationNodeConfig] == want)
+		want, says := set.Spec.Template.Annotations[names.AnnotationNodeConfig]
+		return set.Name == ownerOf(pod) && set.Status.ObservedGeneration >= set.Generation && (!says || pod.Annotations[names.AnnotationNodeConfig] == want)
 	})
 }
 

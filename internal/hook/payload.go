@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -127,7 +128,7 @@ func (i *inspection) payload(program, architecture string) (*injector.Payload, e
 }
 
 func (h *Hook) payloadObjects(ctx context.Context) (map[string]*corev1.ConfigMap, error) {
-	list, err := h.Cluster.ConfigMaps.List(ctx, h.selector(componentPayload))
+	list, err := h.Cluster.ConfigMaps.List(ctx, h.selector(names.ComponentPayload))
 	if err != nil {
 		return nil, fmt.Errorf("listing the payload ConfigMaps in namespace %s: %w", h.Options.Namespace, err)
 	}
@@ -140,7 +141,7 @@ func (h *Hook) payloadObjects(ctx context.Context) (map[string]*corev1.ConfigMap
 
 // payloadNames are the names of the same, in order.
 func (h *Hook) payloadNames(ctx context.Context) ([]string, error) {
-	list, err := h.Cluster.ConfigMapNames.List(ctx, h.selector(componentPayload))
+	list, err := h.Cluster.ConfigMapNames.List(ctx, h.selector(names.ComponentPayload))
 	if err != nil {
 		return nil, fmt.Errorf("listing the payload ConfigMaps in namespace %s: %w", h.Options.Namespace, err)
 	}
@@ -217,7 +218,7 @@ func (s *seeding) write(ctx context.Context, o injector.Object) error {
 	}
 	err := retryOverload(ctx, func() error {
 		_, err := s.Cluster.ConfigMaps.Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.Options.Namespace, Labels: s.labels(componentPayload), Annotations: annotations()},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.Options.Namespace, Labels: s.labels(names.ComponentPayload), Annotations: annotations()},
 			BinaryData: o.Data,
 		}, metav1.CreateOptions{})
 		return err
@@ -274,7 +275,7 @@ func overloaded(err error) bool {
 // wrong: new ones start at once, these only when their back-off is over.
 func (h *Hook) restartLoaders(ctx context.Context) (int, error) {
 	restarted := 0
-	for _, component := range []string{componentRegistry, componentProxy, componentNodeConfig} {
+	for _, component := range []string{names.ComponentRegistry, names.ComponentProxy, names.ComponentNodeConfig} {
 		pods, err := h.Cluster.Pods.List(ctx, h.selector(component))
 		if err != nil {
 			return restarted, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Options.Namespace, err)
@@ -309,13 +310,13 @@ func (f *finishing) collect(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	pods, err := f.Cluster.Pods.List(ctx, metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s", labelInstance, f.Options.Release)})
+	pods, err := f.Cluster.Pods.List(ctx, metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s", names.LabelInstance, f.Options.Release)})
 	if err != nil {
 		return "", fmt.Errorf("listing the pods in namespace %s: %w", f.Options.Namespace, err)
 	}
 	needed := map[string]bool{}
 	for _, pod := range pods.Items {
-		if pod.Labels[labelComponent] == componentProxy && !f.usesProxy(pod) {
+		if pod.Labels[names.LabelComponent] == names.ComponentProxy && !f.usesProxy(pod) {
 			continue // it is about to end with its DaemonSet
 		}
 		for _, v := range pod.Spec.Volumes {

@@ -503,7 +503,7 @@ func (b *bench) elsewhere(run func(hook.Cluster)) {
 	dynamics, c := b.dynamics, b.hook.Cluster
 	b.installCertManager()
 	run(hook.Cluster{
-		Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), ConfigMapNames: names{core.ConfigMaps("zarf")}, Pods: core.Pods("zarf"),
+		Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), ConfigMapNames: metadataClient{core.ConfigMaps("zarf")}, Pods: core.Pods("zarf"),
 		Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"), Jobs: client.BatchV1().Jobs("zarf"),
 		Namespaces: core.Namespaces(), Services: core.Services("zarf"), ClusterServices: core.Services(""),
 		Certificates: b.hook.Cluster.Certificates, CertificateRequests: b.hook.Cluster.CertificateRequests, Issuers: b.hook.Cluster.Issuers,

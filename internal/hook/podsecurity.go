@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -18,9 +19,6 @@ const (
 	labelEnforce = "pod-security.kubernetes.io/enforce"
 	// levelPrivileged is the only level that admits a host port or a node's directory.
 	levelPrivileged = "privileged"
-	// annotationEnforceBefore is the label's value before prepare changed it; empty
-	// where there was none.
-	annotationEnforceBefore = "zarf-registry/pod-security-enforce-before"
 	// labelTime is how long the API servers may take to hear of a namespace's label.
 	labelTime = 10 * time.Second
 )
@@ -90,7 +88,7 @@ func (h *Hook) restoreLabel(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("reading namespace %s: %w", name, refuseForbidden(err))
 	}
-	before, changed := namespace.Annotations[annotationEnforceBefore]
+	before, changed := namespace.Annotations[names.AnnotationEnforceBefore]
 	if !changed {
 		return "nothing: it was never changed", nil
 	}
@@ -114,7 +112,7 @@ func (h *Hook) patchNamespace(ctx context.Context, namespace *corev1.Namespace, 
 	}
 	meta := map[string]any{
 		"labels":      map[string]any{labelEnforce: label},
-		"annotations": map[string]any{annotationEnforceBefore: before},
+		"annotations": map[string]any{names.AnnotationEnforceBefore: before},
 	}
 	if namespace.ResourceVersion != "" {
 		meta["resourceVersion"] = namespace.ResourceVersion

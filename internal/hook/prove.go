@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -110,7 +111,7 @@ func (f *finishing) proveOn(run context.Context, nodes []string, image string) e
 	begin := time.Now()
 	look := hopelessTime
 	for {
-		pods, err := f.Cluster.Pods.List(ctx, f.selector(componentProbe))
+		pods, err := f.Cluster.Pods.List(ctx, f.selector(names.ComponentProbe))
 		if err == nil {
 			for _, p := range pods.Items {
 				node, ours := open[p.Name]
@@ -193,7 +194,7 @@ func (f *finishing) proofComplaints(ctx context.Context) map[string]string {
 	if complaints == nil {
 		complaints = map[string]string{}
 	}
-	if pods, err := f.Cluster.Pods.List(ctx, f.selector(componentProbe)); err == nil {
+	if pods, err := f.Cluster.Pods.List(ctx, f.selector(names.ComponentProbe)); err == nil {
 		for _, p := range pods.Items {
 			if c := podComplaint(p); c != "" && complaints[p.Name] == "" {
 				complaints[p.Name] = c
@@ -256,13 +257,13 @@ func (f *finishing) proof(node, image string) *corev1.Pod {
 	no, seconds := false, int64(1)
 	var pullSecrets []corev1.LocalObjectReference
 	if f.Options.Mode == state.ModeNodePort {
-		pullSecrets = []corev1.LocalObjectReference{{Name: f.Options.Name + SuffixPull}}
+		pullSecrets = []corev1.LocalObjectReference{{Name: f.Options.Name + names.SuffixPull}}
 	}
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: f.Options.Name + "-probe-",
 			Namespace:    f.Options.Namespace,
-			Labels:       f.labels(componentProbe),
+			Labels:       f.labels(names.ComponentProbe),
 		},
 		Spec: corev1.PodSpec{
 			// Straight to the node: the scheduler has no part in a pull.
@@ -311,7 +312,7 @@ func restrictedContainer() *corev1.SecurityContext {
 func (h *Hook) deleteProofs() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // also when the run's own context has ended
 	defer cancel()
-	pods, err := h.Cluster.Pods.List(ctx, h.selector(componentProbe))
+	pods, err := h.Cluster.Pods.List(ctx, h.selector(names.ComponentProbe))
 	if err != nil {
 		h.Log.Warn("proving pods could not be listed; they stay until the next run", "error", err.Error())
 		return

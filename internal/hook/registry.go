@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -50,7 +51,7 @@ type Access struct {
 func NewAccess(name, namespace string, certificate, credentials *corev1.Secret) Access {
 	return Access{
 		ServerName:  serverName(name, namespace),
-		Authority:   certificate.Data[KeyAuthority],
+		Authority:   certificate.Data[names.KeyCA],
 		Certificate: certificate.Data[keyCertificate],
 		Key:         certificate.Data[keyPrivateKey],
 		Username:    string(credentials.Data[keyUsername]),
@@ -88,8 +89,8 @@ func (f *finishing) access(ctx context.Context) (Access, error) {
 		}
 		return s, err
 	}
-	certificate, certificateErr := read(SuffixPushTLS, "prepare")
-	credentials, credentialsErr := read(SuffixCredentials, "prepare")
+	certificate, certificateErr := read(names.SuffixPushTLS, "prepare")
+	credentials, credentialsErr := read(names.SuffixCredentials, "prepare")
 	if err := errors.Join(certificateErr, credentialsErr); err != nil {
 		return Access{}, err
 	}

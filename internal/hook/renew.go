@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -119,7 +120,7 @@ func (c *commanded) readState(ctx context.Context) (string, error) {
 		return nothingExternal, nil
 	case saved.PKI == nil:
 		return "", refuse("%s says nothing of the certificates, because it was written by release %s: run helm upgrade, init-hook install or init-hook prepare first",
-			c.object("Secret", c.Options.Name+SuffixState), cmp.Or(saved.UpdatedBy, "unknown"))
+			c.object("Secret", c.Options.Name+names.SuffixState), cmp.Or(saved.UpdatedBy, "unknown"))
 	}
 	c.changing = saved.Rotation != nil
 	if c.changing {
@@ -169,7 +170,7 @@ func (c *commanded) ask(ctx context.Context, r *rotation, authority bool) (strin
 	if !authority {
 		return fmt.Sprintf("certificates to replace: %d", len(r.asked)), nil
 	}
-	secret, err := c.secret(ctx, c.Options.Name+SuffixAuthority)
+	secret, err := c.secret(ctx, c.Options.Name+names.SuffixCA)
 	if err != nil {
 		return "", err
 	}

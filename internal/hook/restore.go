@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -21,11 +22,11 @@ const madeTime = time.Minute
 // then: a run that is ended afterwards has taken away what such pods need, so that those
 // of the next can never run.
 func (h *Hook) restoreNodes(ctx context.Context) (string, error) {
-	sets, err := h.Cluster.DaemonSets.List(ctx, h.selector(componentNodeRestore))
+	sets, err := h.Cluster.DaemonSets.List(ctx, h.selector(names.ComponentNodeRestore))
 	if err != nil {
-		return "", fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", componentNodeRestore, h.Options.Namespace, err)
+		return "", fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", names.ComponentNodeRestore, h.Options.Namespace, err)
 	}
-	configuring, _, err := h.nodeSets(ctx, componentNodeConfig)
+	configuring, _, err := h.nodeSets(ctx, names.ComponentNodeConfig)
 	if err != nil {
 		return "", err
 	}
@@ -65,7 +66,7 @@ func (h *Hook) restoreNodes(ctx context.Context) (string, error) {
 			return "nothing: the pods that would cannot be made", nil
 		}
 	}
-	w := &nodeWait{Hook: h, component: componentNodeRestore, what: "the nodes' files to be put back", again: unfinished}
+	w := &nodeWait{Hook: h, component: names.ComponentNodeRestore, what: "the nodes' files to be put back", again: unfinished}
 	if err := w.run(ctx); err != nil {
 		return "", fmt.Errorf("%w; put that right on the node and run helm uninstall again, or leave the files as they are: helm uninstall --no-hooks, then init-hook cleanup", err)
 	}
@@ -117,7 +118,7 @@ func (h *Hook) restorersMissing(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, madeTime)
 	defer cancel()
 	return h.wait(ctx, "the pods that put the nodes' files back", func() (string, error) {
-		sets, pods, err := h.nodeSets(ctx, componentNodeRestore)
+		sets, pods, err := h.nodeSets(ctx, names.ComponentNodeRestore)
 		if err != nil || len(pods) > 0 {
 			return "", err
 		}
@@ -127,13 +128,13 @@ func (h *Hook) restorersMissing(ctx context.Context) error {
 			}
 		}
 		return "", nil
-	}, componentNodeRestore)
+	}, names.ComponentNodeRestore)
 }
 
 // endNodeConfig has nobody write files of nodes any more, and returns the nodes where
 // somebody still might have while they were put back.
 func (h *Hook) endNodeConfig(ctx context.Context) (unfinished map[string]bool, err error) {
-	sets, pods, err := h.nodeSets(ctx, componentNodeConfig)
+	sets, pods, err := h.nodeSets(ctx, names.ComponentNodeConfig)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +150,7 @@ func (h *Hook) endNodeConfig(ctx context.Context) (unfinished map[string]bool, e
 	ctx, cancel := context.WithTimeout(ctx, goneTime)
 	defer cancel()
 	return unfinished, h.wait(ctx, "the pods that configure nodes to end", func() (string, error) {
-		pods, err := h.Cluster.Pods.List(ctx, h.selector(componentNodeConfig))
+		pods, err := h.Cluster.Pods.List(ctx, h.selector(names.ComponentNodeConfig))
 		if err != nil || len(pods.Items) == 0 {
 			return "", err
 		}
@@ -164,5 +165,5 @@ func (h *Hook) endNodeConfig(ctx context.Context) (unfinished map[string]bool, e
 			names = append(names, h.peerName(&p))
 		}
 		return enumerate(names), nil
-	}, componentNodeConfig)
+	}, names.ComponentNodeConfig)
 }

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -331,11 +332,11 @@ func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) 
 }
 
 func (r *rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trust pki.Bundle) error {
-	return r.writeSecret(ctx, h.secret, r.Options.Name+h.suffix, componentCertificates, corev1.SecretTypeTLS, secretData(pair, trust.PEM()))
+	return r.writeSecret(ctx, h.secret, r.Options.Name+h.suffix, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(pair, trust.PEM()))
 }
 
 // components are whose pods mount the Secret of a role. Nobody mounts that of pushing.
-var components = map[string]string{pki.OrganizationServer: componentRegistry, pki.OrganizationNode: componentProxy}
+var components = map[string]string{pki.OrganizationServer: names.ComponentRegistry, pki.OrganizationNode: names.ComponentProxy}
 
 // peer is a running pod that loads certificates.
 type peer struct {
@@ -496,7 +497,7 @@ func (r *rotation) ask(ctx context.Context, p peer) (*pki.Loaded, string) {
 
 // askPod asks a pod what it has loaded.
 func (h *Hook) askPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
-	if pod.Annotations[reloadstatus.PortAnnotation] == "" {
+	if pod.Annotations[names.AnnotationMetricsPort] == "" {
 		return nil, errors.New("it runs a release that cannot be asked what it has loaded; helm upgrade replaces it")
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)

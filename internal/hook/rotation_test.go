@@ -17,8 +17,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -445,7 +445,7 @@ func TestRenewWithoutPatienceLeftNamesThePods(t *testing.T) {
 				}
 				clear(b.deaf)
 				clear(b.mute)
-				b.change("proxy-n1", func(p *corev1.Pod) { p.Annotations = map[string]string{reloadstatus.PortAnnotation: "9100"} })
+				b.change("proxy-n1", func(p *corev1.Pod) { p.Annotations = map[string]string{names.AnnotationMetricsPort: "9100"} })
 				b.must(b.renew())
 				b.checkConverged()
 			})

@@ -15,11 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
-
-// SuffixNodePort is of the NodePort Service's name, after Options.Name.
-const SuffixNodePort = "-nodeport"
 
 const (
 	// kubeProxyTime is what kube-proxy gets to take the rules of a removed Service
@@ -36,14 +34,14 @@ const (
 // nodePort returns the release's NodePort Service, nil where there is none or
 // where that name is another's.
 func (h *Hook) nodePort(ctx context.Context) (*corev1.Service, error) {
-	name := h.Options.Name + SuffixNodePort
+	name := h.Options.Name + names.SuffixNodePort
 	s, err := h.Cluster.Services.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("reading %s: %w", h.object("Service", name), err)
-	case s.Labels[labelInstance] != h.Options.Release:
+	case s.Labels[names.LabelInstance] != h.Options.Release:
 		h.Log.Warn("a Service has the name of this release's NodePort Service and belongs to somebody else; it stays", "service", name)
 		return nil, nil
 	}
@@ -66,7 +64,7 @@ func (f *finishing) lookAtService(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	object := f.object("Service", f.Options.Name+SuffixNodePort)
+	object := f.object("Service", f.Options.Name+names.SuffixNodePort)
 	if s == nil {
 		return "", refuse("%s of release %s is missing: run helm upgrade, which makes it", object, f.Options.Release)
 	}
@@ -155,7 +153,7 @@ func (h *Hook) deleteService(ctx context.Context) (string, error) {
 func (f *finishing) putBack(failure error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), putBackTime) // the run's own may have ended
 	defer cancel()
-	name := f.object("Service", f.Options.Name+SuffixNodePort)
+	name := f.object("Service", f.Options.Name+names.SuffixNodePort)
 	for {
 		put, err := f.tryPutBack(ctx)
 		switch {
@@ -230,7 +228,7 @@ func (f *finishing) giveBack(ctx context.Context, name string, owners []metav1.M
 // proxySets lists the release's proxy DaemonSets, those that the chart renders
 // apart from those that it does not render any more.
 func (f *finishing) proxySets(ctx context.Context) (rendered, former []appsv1.DaemonSet, err error) {
-	list, err := f.Cluster.DaemonSets.List(ctx, f.selector(componentProxy))
+	list, err := f.Cluster.DaemonSets.List(ctx, f.selector(names.ComponentProxy))
 	if err != nil {
 		return nil, nil, fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", f.Options.Namespace, err)
 	}

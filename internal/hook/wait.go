@@ -11,6 +11,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
 )
 
 // pollInterval is how often the cluster is looked at while waiting: often enough
@@ -45,7 +47,7 @@ func (f *finishing) waitRegistry(ctx context.Context) (string, error) {
 			return f.object("Deployment", name) + ": " + missing, nil
 		}
 		return "", nil
-	}, componentRegistry)
+	}, names.ComponentRegistry)
 	if err != nil {
 		return "", err
 	}
@@ -59,7 +61,7 @@ func (h *Hook) registryPodsDown(ctx context.Context) (int32, error) {
 	if err != nil {
 		return 0, err
 	}
-	pods, err := h.Cluster.Pods.List(ctx, h.selector(componentRegistry))
+	pods, err := h.Cluster.Pods.List(ctx, h.selector(names.ComponentRegistry))
 	if err != nil {
 		return 0, fmt.Errorf("listing the registry pods in namespace %s: %w", h.Options.Namespace, err)
 	}
@@ -119,7 +121,7 @@ func (f *finishing) waitProxies(ctx context.Context) (string, error) {
 		var missing string
 		missing, covered = proxiesMissing(sets, pods, nodes)
 		return missing, nil
-	}, componentProxy)
+	}, names.ComponentProxy)
 	if err != nil {
 		return "", err
 	}
@@ -128,7 +130,7 @@ func (f *finishing) waitProxies(ctx context.Context) (string, error) {
 
 // proxyPods lists the pods of the proxies that the chart renders.
 func (f *finishing) proxyPods(ctx context.Context) ([]corev1.Pod, error) {
-	pods, err := f.Cluster.Pods.List(ctx, f.selector(componentProxy))
+	pods, err := f.Cluster.Pods.List(ctx, f.selector(names.ComponentProxy))
 	if err != nil {
 		return nil, fmt.Errorf("listing the proxy pods in namespace %s: %w", f.Options.Namespace, err)
 	}

@@ -8,13 +8,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // waitNodeConfig waits until each ready node has what it is to have, and remembers where
 // files may be from now on.
 func (f *finishing) waitNodeConfig(ctx context.Context) (string, error) {
-	w := &nodeWait{Hook: f.Hook, component: componentNodeConfig, what: "the node configuration", names: f.Options.NodeConfigs}
+	w := &nodeWait{Hook: f.Hook, component: names.ComponentNodeConfig, what: "the node configuration", names: f.Options.NodeConfigs}
 	if err := w.run(ctx); err != nil {
 		return "", fmt.Errorf("%w; see the log of such a pod (container configure), put right what it says, then run helm upgrade again; on a node that refuses nothing was changed", err)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/charts"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 )
 
 // LoadChart reads a chart from a folder or a .tgz file; "" is the one that this
@@ -63,8 +64,8 @@ func (r *run) lookAtRelease() error {
 	}
 	releaseutil.SortByRevision(history)
 	r.last = history[len(history)-1]
-	if name := r.last.Chart.Name(); name != ChartName {
-		return &hook.Refused{Err: fmt.Errorf("release %s in namespace %s is of the chart %s, not of %s: choose another name with --release or another place with --namespace", o.Release, o.Namespace, name, ChartName)}
+	if name := r.last.Chart.Name(); name != names.Chart {
+		return &hook.Refused{Err: fmt.Errorf("release %s in namespace %s is of the chart %s, not of %s: choose another name with --release or another place with --namespace", o.Release, o.Namespace, name, names.Chart)}
 	}
 	switch r.last.Info.Status {
 	case release.StatusUninstalling:

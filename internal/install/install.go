@@ -26,10 +26,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 )
-
-// ChartName is the name of the only chart that this package installs.
-const ChartName = "zarf-registry"
 
 // maxHistory is how many revisions of the release are kept: as many as helm keeps
 // unless told otherwise.
@@ -233,8 +231,8 @@ func (r *run) lookStep(ctx context.Context) (string, error) {
 // look reads namespace and release, and refuses what cannot be continued.
 func (r *run) look(ctx context.Context) error {
 	o := r.Options
-	if name := o.Chart.Name(); name != ChartName {
-		return &hook.Refused{Err: fmt.Errorf("the chart is %q: this command installs %s only; use helm for others", name, ChartName)}
+	if name := o.Chart.Name(); name != names.Chart {
+		return &hook.Refused{Err: fmt.Errorf("the chart is %q: this command installs %s only; use helm for others", name, names.Chart)}
 	}
 	home, err := r.lookAtNamespace(ctx, o.Namespace, "choose another with --namespace")
 	if err != nil {
@@ -320,7 +318,7 @@ func (r *run) jobOptions(rendered *release.Release) (hook.Options, error) {
 	options.FinishFollows = true
 	if len(options.NodeDirectories) > 0 {
 		// The Secret that prepare would read is a hook, and hooks are not run.
-		options.NodeConfigData, err = secretData(rendered.Manifest, options.Name+hook.SuffixNodeConfig)
+		options.NodeConfigData, err = secretData(rendered.Manifest, options.Name+names.SuffixNodeConfig)
 	}
 	return options, err
 }

@@ -29,6 +29,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -739,7 +740,7 @@ func TestTheCarriedChartIsTheOneInTheTree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if carried.Name() != install.ChartName || len(carried.Templates) == 0 || carried.Schema == nil {
+	if carried.Name() != names.Chart || len(carried.Templates) == 0 || carried.Schema == nil {
 		t.Errorf("it is %s with %d templates", carried.Name(), len(carried.Templates))
 	}
 	files := func(c *chart.Chart) map[string]string {

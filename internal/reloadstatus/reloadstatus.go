@@ -16,11 +16,6 @@ import (
 // Path is where the report is served.
 const Path = "/loaded"
 
-// PortAnnotation is of the pods of the registry and of the proxies: the port of
-// Path, in decimal. It is of the pod, and of its node's loopback interface where
-// the pod has its node's network.
-const PortAnnotation = "zarf-registry/metrics-port"
-
 // Report is the content of Path.
 type Report struct {
 	Certificates Certificates `json:"certificates"`

@@ -12,7 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -82,16 +82,13 @@ type kind struct {
 const kindAuthority = "authority"
 
 var leaves = []kind{
-	{"server", hook.SuffixServerTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, "", // clients go by its name
+	{"server", names.SuffixServerTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, "", // clients go by its name
 		func(e state.ExistingSecrets) string { return e.Server }, "-server"},
-	{"node", hook.SuffixNodeTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, pki.OrganizationNode,
+	{"node", names.SuffixNodeTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, pki.OrganizationNode,
 		func(e state.ExistingSecrets) string { return e.Node }, "-node"},
-	{"push", hook.SuffixPushTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, pki.OrganizationPush,
+	{"push", names.SuffixPushTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, pki.OrganizationPush,
 		func(e state.ExistingSecrets) string { return e.Push }, "-push"},
 }
-
-// suffixIssued ends the names of the Secrets that cert-manager writes.
-const suffixIssued = "-issued"
 
 // certificates looks at the Secrets for the report of status.
 func (c *collector) certificates(ctx context.Context) error {
@@ -160,7 +157,7 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 	pairs := map[*SecretCertificate]pki.KeyPair{}
 	var list []*SecretCertificate
 	if authorityOfOurs(p) {
-		h, pair, err := c.read(ctx, kindAuthority, hook.SuffixAuthority)
+		h, pair, err := c.read(ctx, kindAuthority, names.SuffixCA)
 		if err != nil {
 			return nil, err
 		}
@@ -200,7 +197,7 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 func sourceName(name string, k kind, p state.PKI) string {
 	switch {
 	case p.Mode == state.PKICertManager:
-		return name + k.issued + suffixIssued
+		return name + k.issued + names.SuffixIssued
 	case p.Mode == state.PKIExistingSecret && p.Existing != nil:
 		return k.existing(*p.Existing)
 	}
@@ -231,8 +228,8 @@ func (c *collector) read(ctx context.Context, kind, suffix string) (*SecretCerti
 		h.trust = pki.NewBundle(h.chain[0])
 		return h, pair, nil
 	}
-	if h.trust, err = pki.ParseBundle(secret.Data[hook.KeyAuthority]); err != nil {
-		h.Why = "key " + hook.KeyAuthority + ": " + err.Error()
+	if h.trust, err = pki.ParseBundle(secret.Data[names.KeyCA]); err != nil {
+		h.Why = "key " + names.KeyCA + ": " + err.Error()
 	}
 	h.Authorities = h.trust.Fingerprints()
 	return h, pair, nil
@@ -277,7 +274,7 @@ func (c *collector) judgeLeaf(h *SecretCertificate, pair pki.KeyPair, all []*Sec
 	}
 	for _, other := range all {
 		if other != h && !other.trust.Empty() && pki.Check(pair, other.trust, pki.Requirement{}, c.Now()) != nil {
-			h.Why = fmt.Sprintf("it does not lead to an authority in %s of Secret %s", hook.KeyAuthority, other.Secret)
+			h.Why = fmt.Sprintf("it does not lead to an authority in %s of Secret %s", names.KeyCA, other.Secret)
 			return
 		}
 	}
@@ -301,7 +298,7 @@ func (c *collector) judgeAuthority(h *SecretCertificate, pair pki.KeyPair, found
 	if s := c.report.State; h.Why == "" && (s == nil || s.Rotation == nil) {
 		for _, leaf := range found {
 			if !leaf.trust.Empty() && !leaf.trust.Contains(h.trust) {
-				h.Why = fmt.Sprintf("it is not in %s of Secret %s", hook.KeyAuthority, leaf.Secret)
+				h.Why = fmt.Sprintf("it is not in %s of Secret %s", names.KeyCA, leaf.Secret)
 				break
 			}
 		}
@@ -338,7 +335,7 @@ func (c *collector) mend(h *SecretCertificate) string {
 	case h.Source == nil:
 		return c.renew() + " makes a new one"
 	case c.pki().Mode == state.PKICertManager:
-		return fmt.Sprintf("kubectl --namespace %s describe certificate %s says whether cert-manager renews it; %s copies it then", c.Namespace, strings.TrimSuffix(h.Source.Secret, suffixIssued), c.renew())
+		return fmt.Sprintf("kubectl --namespace %s describe certificate %s says whether cert-manager renews it; %s copies it then", c.Namespace, strings.TrimSuffix(h.Source.Secret, names.SuffixIssued), c.renew())
 	default:
 		return fmt.Sprintf("put the right one into Secret %s/%s; %s copies it then", c.Namespace, h.Source.Secret, c.renew())
 	}

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -133,8 +134,8 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 		component, suffix string
 		selector          metav1.ListOptions
 	}{
-		{"registry", hook.SuffixServerTLS, hook.RegistryPods(c.Release)},
-		{"proxy", hook.SuffixNodeTLS, selector(c.Release, "proxy")},
+		{"registry", names.SuffixServerTLS, hook.RegistryPods(c.Release)},
+		{"proxy", names.SuffixNodeTLS, selector(c.Release, "proxy")},
 	} {
 		list, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, of.selector)
 		if err != nil {
@@ -195,7 +196,7 @@ func (c *collector) askPod(ctx context.Context, f *PodCertificates, pod *corev1.
 	report, err := c.Loaded(ctx, pod)
 	if err != nil {
 		f.Why = oneLine(err.Error())
-		switch _, can := pod.Annotations[reloadstatus.PortAnnotation]; {
+		switch _, can := pod.Annotations[names.AnnotationMetricsPort]; {
 		case !can:
 			f.trouble = former
 		case f.Ready:

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -32,7 +33,7 @@ func (c cluster) running(t *testing.T) answers {
 			continue
 		}
 		p.Status.Phase = corev1.PodRunning
-		p.Annotations = map[string]string{reloadstatus.PortAnnotation: "9100"}
+		p.Annotations = map[string]string{names.AnnotationMetricsPort: "9100"}
 		suffix := "node-tls"
 		if strings.HasPrefix(p.Name, "registry") {
 			suffix = "server-tls"

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -61,7 +62,6 @@ const (
 func (e Effect) waits() bool { return e == EffectCredentials || e == EffectRestart }
 
 const (
-	componentNodeConfig = "node-config"
 	// kubeletsAtOnce bounds how many kubelets are asked at the same time: K3s' metrics
 	// are megabytes, and all of them come through the API server.
 	kubeletsAtOnce = 8
@@ -75,12 +75,12 @@ const (
 
 // nodeConfig looks at what the pods that configure the nodes have left behind.
 func (c *collector) nodeConfig(ctx context.Context) error {
-	sets, err := c.Client.AppsV1().DaemonSets(c.Namespace).List(ctx, selector(c.Release, componentNodeConfig))
+	sets, err := c.Client.AppsV1().DaemonSets(c.Namespace).List(ctx, selector(c.Release, names.ComponentNodeConfig))
 	if err != nil {
 		return c.unreadable("listing the DaemonSets of node configuration in namespace "+c.Namespace, err)
 	}
 	c.configObjects = sets.Items
-	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, selector(c.Release, componentNodeConfig))
+	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, selector(c.Release, names.ComponentNodeConfig))
 	if err != nil {
 		return c.unreadable("listing the pods of node configuration in namespace "+c.Namespace, err)
 	}
@@ -262,7 +262,7 @@ func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return "", n.Effect == EffectNotYet && n.Pod == "" }) {
 		c.next("The container runtime of %s is not configured, for there is no pod that does it: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s says why.",
-			s, c.Namespace, c.Release, componentNodeConfig)
+			s, c.Namespace, c.Release, names.ComponentNodeConfig)
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return n.Why, n.Effect == EffectNotYet && n.Pod != "" && ready(n) }) {
 		c.next("The container runtime of %s is not configured yet (%s): kubectl --namespace %s describe pod %s says more.", s, s.reason, c.Namespace, s.pod)

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -174,7 +175,7 @@ func (c *collector) nodePort(ctx context.Context) error {
 	if s == nil || s.mode() != state.ModeNodePort {
 		return nil
 	}
-	name := c.Name + hook.SuffixNodePort
+	name := c.Name + names.SuffixNodePort
 	service, err := c.Client.CoreV1().Services(c.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -184,12 +185,12 @@ func (c *collector) nodePort(ctx context.Context) error {
 	case !slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool { return int(p.NodePort) == s.port() }):
 		c.next("Service %s/%s does not have node port %d: run %s.", c.Namespace, name, s.port(), c.again())
 	}
-	secret, missing, err := c.secret(ctx, c.Name+hook.SuffixPull)
+	secret, missing, err := c.secret(ctx, c.Name+names.SuffixPull)
 	if err != nil {
 		return err
 	}
-	if missing || secret != nil && len(secret.Data[hook.KeyHtpasswd]) == 0 {
-		c.next("Secret %s/%s has no key htpasswd, so the registry's plain port is closed: run %s.", c.Namespace, c.Name+hook.SuffixPull, c.again())
+	if missing || secret != nil && len(secret.Data[names.KeyHtpasswd]) == 0 {
+		c.next("Secret %s/%s has no key htpasswd, so the registry's plain port is closed: run %s.", c.Namespace, c.Name+names.SuffixPull, c.again())
 	}
 	return nil
 }
@@ -209,7 +210,7 @@ func (c *collector) leftovers(ctx context.Context) error {
 		}
 	}
 	if mode != state.ModeNodePort {
-		name := c.Name + hook.SuffixNodePort
+		name := c.Name + names.SuffixNodePort
 		_, err := c.Client.CoreV1().Services(c.Namespace).Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case err == nil:
@@ -219,11 +220,11 @@ func (c *collector) leftovers(ctx context.Context) error {
 				return err
 			}
 		}
-		secret, _, err := c.secret(ctx, c.Name+hook.SuffixPull)
+		secret, _, err := c.secret(ctx, c.Name+names.SuffixPull)
 		if err != nil {
 			return err
 		}
-		if secret != nil && len(secret.Data[hook.KeyHtpasswd]) > 0 {
+		if secret != nil && len(secret.Data[names.KeyHtpasswd]) > 0 {
 			found("the key htpasswd of Secret " + c.Namespace + "/" + secret.Name + ", which keeps the plain port open")
 		}
 	}

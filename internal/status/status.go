@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -226,22 +227,19 @@ func (c *collector) secret(ctx context.Context, name string) (secret *corev1.Sec
 	return secret, false, nil
 }
 
-// annotationHome is what Helm writes on the objects of a release.
-const annotationHome = "meta.helm.sh/release-namespace"
-
 // locate finds out where Helm has its record. What cannot be read here is reported by
 // workloads.
 func (c *collector) locate(ctx context.Context) error {
 	c.home = c.Namespace
 	deployment, err := c.Client.AppsV1().Deployments(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
-	if err == nil && deployment.Annotations[annotationHome] != "" {
-		c.home = deployment.Annotations[annotationHome]
+	if err == nil && deployment.Annotations[names.AnnotationReleaseNamespace] != "" {
+		c.home = deployment.Annotations[names.AnnotationReleaseNamespace]
 	}
 	return nil
 }
 
 func (c *collector) state(ctx context.Context) error {
-	name := c.Name + hook.SuffixState
+	name := c.Name + names.SuffixState
 	secret, missing, err := c.secret(ctx, name)
 	if err != nil {
 		return err
@@ -288,12 +286,12 @@ func (c *collector) otherName(ctx context.Context) string {
 	if err != nil || len(list.Items) == 0 {
 		return ""
 	}
-	return ", or name the release's objects: --name " + strings.TrimSuffix(list.Items[0].Name, hook.SuffixState)
+	return ", or name the release's objects: --name " + strings.TrimSuffix(list.Items[0].Name, names.SuffixState)
 }
 
 // selector selects the release's objects of a component, whoever made them.
 func selector(release, component string) metav1.ListOptions {
-	return metav1.ListOptions{LabelSelector: fmt.Sprintf("app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s", release, component)}
+	return metav1.ListOptions{LabelSelector: names.Selector(release, component)}
 }
 
 func (c *collector) helm(ctx context.Context) error {

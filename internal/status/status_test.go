@@ -183,8 +183,8 @@ func healthy(t *testing.T, mode state.Mode) cluster {
 	return c
 }
 
-// names are those of the certificates' Secrets that the pods mount, server first.
-var names = []string{"server-tls", "node-tls", "push-tls"}
+// secretSuffixes are those of the certificates' Secrets that the pods mount, server first.
+var secretSuffixes = []string{"server-tls", "node-tls", "push-tls"}
 
 // certificate adds a Secret as the hook makes it, of an authority that it trusts.
 func (c cluster) certificate(t *testing.T, suffix string, authority *pki.Authority, from time.Time, lifetime time.Duration) {
@@ -220,7 +220,7 @@ func newAuthority(t *testing.T, name string, from time.Time, lifetime time.Durat
 func (c cluster) authority(t *testing.T, a *pki.Authority, from time.Time, lifetime time.Duration) cluster {
 	t.Helper()
 	c.add(secret("ca", map[string][]byte{"tls.crt": a.KeyPair().Certificate, "tls.key": a.KeyPair().Key}))
-	for _, name := range names {
+	for _, name := range secretSuffixes {
 		c.certificate(t, name, a, from, lifetime)
 	}
 	return c

@@ -1,0 +1,103 @@
+// Package names holds the names of a release's objects, and the label and annotation keys on them,
+// that several packages share. It renames nothing: existing releases depend on every value here, and
+// the chart's templates repeat them.
+package names
+
+import "fmt"
+
+const (
+	// Chart is the chart's name, and the default of the release's name and of its full name.
+	Chart = "zarf-registry"
+	// Namespace is the default namespace of a release.
+	Namespace = "zarf"
+	// Manager is the value of LabelManagedBy on objects that hooks create.
+	Manager = "init-hook"
+)
+
+// Suffixes follow the chart's full name in the names of objects.
+const (
+	SuffixState       = "-state"
+	SuffixCA          = "-ca"
+	SuffixServerTLS   = "-server-tls"
+	SuffixNodeTLS     = "-node-tls"
+	SuffixPushTLS     = "-push-tls"
+	SuffixCredentials = "-credentials"
+	// SuffixPull is the suffix of the Secret for pulls through a node port. While that Secret has
+	// KeyHtpasswd, the registry's plain listener is open.
+	SuffixPull = "-pull"
+	// SuffixNodeConfig is the suffix of the chart's Secret with the desired node configuration.
+	SuffixNodeConfig = "-node-config"
+	// SuffixNodeProposal is the suffix of a copy of that Secret which exists only while prepare runs.
+	SuffixNodeProposal = "-node-config-proposal"
+	// SuffixNodePort is the suffix of the NodePort Service.
+	SuffixNodePort = "-nodeport"
+	// SuffixIssued is the suffix of a Secret that cert-manager writes, after its Certificate's name.
+	SuffixIssued = "-issued"
+)
+
+// Keys of Secrets.
+const (
+	// KeyCA is the trust bundle of a certificate Secret.
+	KeyCA = "ca.crt"
+	// KeyHtpasswd holds the password hashes that the registry accepts.
+	KeyHtpasswd = "htpasswd"
+	// KeyUploadSecret signs the state of uploads, in the credentials Secret only. It survives a
+	// credential rotation: pods started before and after must be able to continue each other's uploads.
+	KeyUploadSecret = "upload-secret"
+)
+
+// Labels of all objects of a release. Objects are selected by instance and component, not by name:
+// the value nameOverride changes that label.
+const (
+	LabelName      = "app.kubernetes.io/name"
+	LabelInstance  = "app.kubernetes.io/instance"
+	LabelManagedBy = "app.kubernetes.io/managed-by"
+	LabelComponent = "app.kubernetes.io/component"
+)
+
+// Values of LabelComponent.
+const (
+	ComponentState        = "state"
+	ComponentCertificates = "certificates"
+	ComponentCredentials  = "credentials"
+	ComponentPayload      = "payload"
+	ComponentProbe        = "probe"
+	ComponentProxy        = "proxy"
+	ComponentRegistry     = "registry"
+	ComponentNodeConfig   = "node-config"
+	ComponentNodeRestore  = "node-restore"
+	ComponentHosting      = "local-registry-hosting"
+)
+
+const (
+	// AnnotationMetricsPort on a pod of the registry or of a proxy is the port of its metrics and reload
+	// status, in decimal. With the node's network the pod listens on that node's loopback interface.
+	AnnotationMetricsPort = "zarf-registry/metrics-port"
+	// AnnotationNodeConfig on a pod is the checksum of the node configuration it was created for.
+	AnnotationNodeConfig = "zarf-registry/node-config-checksum"
+	// AnnotationRefreshed changes on a pod to make its kubelet refresh mounted Secrets at once.
+	AnnotationRefreshed = "zarf-registry/refreshed-at"
+	// AnnotationEnforceBefore on a namespace is the value of its Pod Security label before prepare
+	// changed it, empty if it had none.
+	AnnotationEnforceBefore = "zarf-registry/pod-security-enforce-before"
+	// AnnotationOwner on a ConfigMap outside the release's namespace is NAMESPACE/RELEASE. A label
+	// value cannot contain a slash.
+	AnnotationOwner = "zarf-registry/owner"
+	// AnnotationReleaseNamespace is Helm's: the namespace of the release record.
+	AnnotationReleaseNamespace = "meta.helm.sh/release-namespace"
+)
+
+// Labels returns the labels of an object that a hook creates.
+func Labels(release, component string) map[string]string {
+	return map[string]string{
+		LabelName:      Chart,
+		LabelInstance:  release,
+		LabelManagedBy: Manager,
+		LabelComponent: component,
+	}
+}
+
+// Selector returns a label selector for a component of a release, whoever created its objects.
+func Selector(release, component string) string {
+	return fmt.Sprintf("%s=%s,%s=%s", LabelInstance, release, LabelComponent, component)
+}
