@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/distribution/distribution/v3/configuration"
@@ -92,7 +93,11 @@ func collect(ctx context.Context, g *gate, use *inUse, request gc.Request, repor
 			continue
 		}
 		// Who was told in this process that the blob is there will name it in a manifest.
-		if !use.unless(d, cutoff, func() { err = s.blob(ctx, d, b) }) {
+		removed := use.unless(d, cutoff, func() { err = s.blob(ctx, d, b) })
+		if errors.Is(err, errWrittenMeanwhile) {
+			removed, err = false, nil
+		}
+		if !removed {
 			result.Kept++
 		}
 	}
@@ -406,12 +411,19 @@ func (s *sweep) remove(ctx context.Context, paths ...string) error {
 		bounded, cancel := context.WithTimeout(ctx, s.patience)
 		err := s.driver.Delete(bounded, name)
 		cancel()
+		if driverError := (storagedriver.Error{}); errors.As(err, &driverError) && errors.Is(driverError.Detail, syscall.ENOTEMPTY) {
+			return errWrittenMeanwhile
+		}
 		if err != nil && !errors.As(err, new(storagedriver.PathNotFoundError)) {
 			return err
 		}
 	}
 	return nil
 }
+
+// errWrittenMeanwhile says that a push has put a file into a directory while a collection removed it.
+// The push has use of the blob, whose data is still there; what is left of it the next collection finds.
+var errWrittenMeanwhile = errors.New("written while it was removed")
 
 // inUse remembers which blobs clients of this process were told to be there: a push that
 // need not send a blob goes on with it. What other replicas told they remember

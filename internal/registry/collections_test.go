@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -538,6 +539,38 @@ func TestACollectorThatWasAwayDoesNotComeBack(t *testing.T) {
 			}
 			i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("garbage").String(), nil)
 		})
+	}
+}
+
+// refillingDriver fails once to delete a directory, as where a push puts a file into it meanwhile.
+type refillingDriver struct {
+	storagedriver.StorageDriver
+	once sync.Once
+}
+
+func (d *refillingDriver) Delete(ctx context.Context, name string) (err error) {
+	d.once.Do(func() {
+		err = storagedriver.Error{DriverName: d.Name(), Detail: &os.PathError{Op: "unlinkat", Path: name, Err: syscall.ENOTEMPTY}}
+	})
+	if err != nil {
+		return err
+	}
+	return d.StorageDriver.Delete(ctx, name)
+}
+
+func TestABlobThatIsPushedWhileItIsRemoved(t *testing.T) {
+	i := start(t, newAuthority(t), t.TempDir())
+	c := i.pusher()
+	c.pushBlob("a", "one")
+	c.pushBlob("a", "two")
+	g := fileGate(t, i.root)
+	g.driver = &refillingDriver{StorageDriver: g.driver}
+	result, err := collect(t.Context(), g, &inUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {})
+	if err != nil || result != (gc.Result{Blobs: 1, Bytes: 3, Kept: 1}) {
+		t.Errorf("%+v, %v", result, err)
+	}
+	if result, _ := collectNow(t, i.root, gc.Request{}); result.Blobs != 1 {
+		t.Errorf("the next collection: %+v", result)
 	}
 }
 
