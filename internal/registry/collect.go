@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 	"strings"
@@ -235,7 +236,7 @@ type withoutVanished struct{ storagedriver.StorageDriver }
 
 func (d withoutVanished) List(ctx context.Context, name string) ([]string, error) {
 	names, err := d.StorageDriver.List(ctx, name)
-	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+	if errors.As(err, new(storagedriver.PathNotFoundError)) || driverFailed(err, fs.ErrNotExist) { // the latter while it is read
 		return nil, nil
 	}
 	return names, err
@@ -411,7 +412,7 @@ func (s *sweep) remove(ctx context.Context, paths ...string) error {
 		bounded, cancel := context.WithTimeout(ctx, s.patience)
 		err := s.driver.Delete(bounded, name)
 		cancel()
-		if driverError := (storagedriver.Error{}); errors.As(err, &driverError) && errors.Is(driverError.Detail, syscall.ENOTEMPTY) {
+		if driverFailed(err, syscall.ENOTEMPTY) {
 			return errWrittenMeanwhile
 		}
 		if err != nil && !errors.As(err, new(storagedriver.PathNotFoundError)) {
@@ -419,6 +420,12 @@ func (s *sweep) remove(ctx context.Context, paths ...string) error {
 		}
 	}
 	return nil
+}
+
+// driverFailed tells whether a storage driver failed with cause. Distribution's error does not unwrap.
+func driverFailed(err, cause error) bool {
+	var driverError storagedriver.Error
+	return errors.As(err, &driverError) && errors.Is(driverError.Detail, cause)
 }
 
 // errWrittenMeanwhile says that a push has put a file into a directory while a collection removed it.

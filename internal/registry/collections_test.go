@@ -142,12 +142,12 @@ type image struct {
 }
 
 // TestPushesRacingCollections pushes to two replicas while a third process collects again
-// and again, with a grace period that is shorter than many a push. Layers come from a small set, so that pushes count on
-// what is garbage at that moment. It goes on until there was enough of both, however long a busy machine takes.
+// and again, with a grace period that is shorter than many a push. Each pusher deletes an image and pushes its layers again
+// a moment later, when they may be garbage. It goes on until there was enough of both, however long a busy machine takes.
 func TestPushesRacingCollections(t *testing.T) {
 	ca, root := newAuthority(t), t.TempDir()
 	replicas := []*instance{startQuick(t, ca, root), startQuick(t, ca, root)}
-	const enoughTaken, enoughCollections, enoughRemoved = 20, 8, 10
+	const enoughTaken, enoughCollections, enoughRemoved = 25, 8, 20
 	deadline := time.Now().Add(3 * time.Minute)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -159,20 +159,29 @@ func TestPushesRacingCollections(t *testing.T) {
 		c := replicas[p%len(replicas)].pusher()
 		repository := fmt.Sprintf("team%d/app", p)
 		pushing.Go(func() {
+			var layers []string
 			for n := 0; ctx.Err() == nil; n++ {
-				pushed, refused := c.pushRacing(repository, fmt.Sprintf("t%d", n))
+				again := n%2 == 1
+				if again {
+					time.Sleep(rand.N(500 * time.Millisecond))
+				} else {
+					layers = []string{
+						fmt.Sprintf("layer %d", rand.N(12)), fmt.Sprintf("layer %d of %s", n, repository), fmt.Sprintf("another %d of %s", n, repository),
+					}
+				}
+				pushed, refused := c.pushRacing(repository, fmt.Sprintf("t%d", n), layers)
 				mu.Lock()
 				tries++
 				held += refused
-				if pushed != nil && n%3 == 0 { // a third of them must be there in the end
+				if pushed != nil && again { // these must be there in the end
 					taken = append(taken, *pushed)
 				}
 				mu.Unlock()
-				if pushed == nil || n%3 == 0 {
+				if pushed == nil || again {
 					continue
 				}
 				reference := fmt.Sprintf("t%d", n)
-				if n%3 == 1 {
+				if n%4 == 0 {
 					reference = digest.FromString(pushed.manifest).String()
 				}
 				if a, err := c.send("DELETE", "/v2/"+repository+"/manifests/"+reference, nil); err != nil || a.StatusCode != http.StatusAccepted {
@@ -207,7 +216,7 @@ func TestPushesRacingCollections(t *testing.T) {
 		default:
 			t.Error(err)
 		}
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(300 * time.Millisecond)
 	}
 	cancel()
 	pushing.Wait()
@@ -228,13 +237,10 @@ func TestPushesRacingCollections(t *testing.T) {
 // pushRacing pushes an image as clients do: what the registry says it has is not sent. It
 // returns nil where the push was refused, which it may be as long as it is told, and how
 // often it was.
-func (c client) pushRacing(repository, tag string) (*image, int) {
+func (c client) pushRacing(repository, tag string, contents []string) (*image, int) {
 	pushed := &image{repository: repository}
 	layers := []any{}
-	blobs := []string{"{}"}
-	for range 3 {
-		blobs = append(blobs, fmt.Sprintf("layer %d", rand.N(12)))
-	}
+	blobs := append([]string{"{}"}, contents...)
 	for n, content := range blobs {
 		d := digest.FromString(content)
 		if a, err := c.send("HEAD", "/v2/"+repository+"/blobs/"+d.String(), nil); err != nil || a.StatusCode != http.StatusOK {
