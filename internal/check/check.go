@@ -277,7 +277,7 @@ func foreignCertificate(like *tlsfiles.Material) (*tls.Certificate, error) {
 // refused is content when the registry ends a connection with that certificate, or with
 // none, before it answers a request. With TLS 1.3 the client learns that at its first read.
 func (t Target) refused(ctx context.Context, certificate *tls.Certificate) error {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: t.Push.CAs}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: t.Push.CAPool}
 	if certificate != nil {
 		// Sent even where the server names other authorities.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }

@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// address is where the registry is.
+// address is the registry's address.
 type address struct {
-	host      string         // the name that the certificate must be for
-	port      uint16         //
-	clusterIP netip.AddrPort // not valid if the environment does not name it
+	host      string // DNS name that the server certificate must match
+	port      uint16
+	clusterIP netip.AddrPort // invalid if the environment does not name it
 }
 
 func (a address) String() string { return net.JoinHostPort(a.host, strconv.Itoa(int(a.port))) }
 
-// parseAddress reads the registry's address and completes it from the variables that the kubelet sets for the Service
-// whose name is the host's first label. A port that is written wins over the variable, which has the first port of a
-// Service with several.
+// parseAddress parses the registry's host:port. It completes it from the variables that the kubelet
+// sets for the Service named by the host's first label. An explicit port takes precedence over the
+// variable, which holds the first port of a multi-port Service.
 func parseAddress(registry string, getenv func(string) string) (address, error) {
 	host, port, err := net.SplitHostPort(registry)
 	if err != nil {
@@ -48,7 +48,7 @@ func parseAddress(registry string, getenv func(string) string) (address, error) 
 	if value := getenv(variable + "HOST"); value != "" {
 		ip, err := netip.ParseAddr(value)
 		if err != nil {
-			return address{}, fmt.Errorf("environment variable %sHOST is %q, want an IP address", variable, value)
+			return address{}, fmt.Errorf("invalid environment variable %sHOST=%q: want an IP address", variable, value)
 		}
 		a.clusterIP = netip.AddrPortFrom(ip, a.port)
 	}

@@ -11,14 +11,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
-// admin serves the proxy's own state:
+// admin returns the handler of the metrics port:
 //
-//	/healthz   200 as long as the process serves
-//	/readyz    200 while it listens and does not drain, 503 otherwise; with ?verbose also how the registry did last
+//	/healthz   200 while the process serves
+//	/readyz    200 while the proxy listens and does not drain, 503 otherwise; ?verbose adds the registry's state
 //	/metrics   Prometheus metrics
-//	/loaded    what of the mounted certificates is in use, as internal/reloadstatus has it
+//	/loaded    the mounted certificates in use, see internal/reloadstatus
 //
-// A registry that is away does not make a proxy unready: nothing better could be reached instead, and requests wait.
+// An unavailable registry does not make the proxy unready: no other proxy could serve the node, and
+// requests wait.
 func (p *Proxy) admin() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
@@ -60,5 +61,5 @@ func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
 	if f := p.upstream.lastFailure.Load(); f != nil {
 		failure = f.time.UTC().Format(time.RFC3339) + " " + f.err.Error()
 	}
-	fmt.Fprintf(w, "last answer: %s\nlast error: %s\n", success, failure)
+	fmt.Fprintf(w, "last response: %s\nlast error: %s\n", success, failure)
 }

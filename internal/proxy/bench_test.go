@@ -14,11 +14,12 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
-// The benchmarks compare this proxy with what a few lines of the standard library give: httputil.ReverseProxy on a pooled
-// http.Transport. Client, proxy and registry share the process, so that only the difference between the two is the
-// proxy's; bench/proxy measures the process alone.
+// The benchmarks compare the proxy with what a few lines of the standard library provide:
+// httputil.ReverseProxy on a pooled http.Transport. Client, proxy and registry share the process,
+// so only the difference between the two is attributable to the proxy; bench/proxy measures the
+// process alone.
 
-// naive is the reverse proxy of the standard library.
+// naive starts the reverse proxy of the standard library.
 func naive(b *testing.B, f *fixture) string {
 	b.Helper()
 	target := &url.URL{Scheme: "https", Host: f.registry.address}
@@ -43,7 +44,7 @@ func compare(b *testing.B, f *fixture, run func(b *testing.B, address string)) {
 	b.Run("proxy", func(b *testing.B) { run(b, f.address()) })
 }
 
-// BenchmarkNewConnection is one connection for each request of 1 KiB, eight at a time.
+// BenchmarkNewConnection opens a connection per request of 1 KiB, eight at a time.
 func BenchmarkNewConnection(b *testing.B) {
 	content := newBlob(1 << 10)
 	f := start(b, store{content})
@@ -73,7 +74,7 @@ func BenchmarkNewConnection(b *testing.B) {
 	})
 }
 
-// BenchmarkStream is one large body on one connection.
+// BenchmarkStream sends one large body on one connection.
 func BenchmarkStream(b *testing.B) {
 	const size = 256 << 20
 	part := make([]byte, 1<<20)

@@ -29,17 +29,18 @@ const (
 	organization = "test"
 )
 
-// longest bounds waiting for what must happen; no test passes because of it.
+// longest bounds waiting for what must happen. No test passes because it expires.
 const longest = 30 * time.Second
 
-// registry is an HTTP server behind mutual TLS on 127.0.0.1, which can be killed and started again on its port.
+// registry is an HTTP server behind mutual TLS on 127.0.0.1 that can be killed and restarted on the
+// same port.
 type registry struct {
 	t       testing.TB
 	source  *tlsfiles.Source
 	dir     string
 	address string
 	handler atomic.Pointer[http.Handler]
-	config  *tls.Config // follows the files in dir unless a test sets another one
+	config  *tls.Config // from the files in dir unless a test replaces it
 
 	mu     sync.Mutex
 	server *http.Server
@@ -105,18 +106,18 @@ func openSource(t testing.TB, dir string) *tlsfiles.Source {
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// fixture is a registry and a proxy before it.
+// fixture is a registry with a proxy in front of it.
 type fixture struct {
 	*registry
 	ca     *tlsfilestest.CA
-	dir    string // the proxy's certificates
+	dir    string // with the proxy's certificates
 	source *tlsfiles.Source
 	proxy  *Proxy
-	log    *bytes.Buffer // to be read after stop
+	log    *bytes.Buffer // read after stop only
 	stop   func() error
 }
 
-// start starts both. change may alter the proxy before it listens.
+// start starts a registry and a proxy. change may modify the proxy before it listens.
 func start(t testing.TB, handler http.Handler, change ...func(*Proxy)) *fixture {
 	t.Helper()
 	ca := tlsfilestest.NewCA(t, "ca")
@@ -125,8 +126,10 @@ func start(t testing.TB, handler http.Handler, change ...func(*Proxy)) *fixture 
 
 var loopback = []string{"127.0.0.1", "::1", "localhost"}
 
-// startBefore starts a proxy with these files before a registry.
-func startBefore(t testing.TB, registry *registry, ca *tlsfilestest.CA, files tlsfilestest.Files, change ...func(*Proxy)) *fixture {
+// startBefore starts a proxy with these files in front of registry.
+func startBefore(
+	t testing.TB, registry *registry, ca *tlsfilestest.CA, files tlsfilestest.Files, change ...func(*Proxy),
+) *fixture {
 	t.Helper()
 	f := &fixture{registry: registry, ca: ca, dir: t.TempDir(), log: new(bytes.Buffer)}
 	tlsfilestest.WriteSecret(t, f.dir, files)
@@ -157,7 +160,7 @@ type environment map[string]string
 
 func (e environment) get(name string) string { return e[name] }
 
-// run starts a proxy and returns how to end it.
+// run starts a proxy and returns a function that stops it.
 func run(t testing.TB, proxy *Proxy) (stop func() error) {
 	t.Helper()
 	if err := proxy.Listen(t.Context()); err != nil {
@@ -189,7 +192,7 @@ func (f *fixture) address() string { return f.proxy.Addrs()[0].String() }
 
 func (f *fixture) url(path string) string { return "http://" + f.address() + path }
 
-// get is one pull on a connection of its own, as a runtime makes it. The body must be complete.
+// get pulls on a new connection, as a runtime does. The body must be complete.
 func (f *fixture) get(path string) (*http.Response, []byte, error) {
 	request, err := http.NewRequest(http.MethodGet, f.url(path), nil)
 	if err != nil {
@@ -212,13 +215,13 @@ func do(request *http.Request) (*http.Response, []byte, error) {
 	return response, body, err
 }
 
-// direct is a client of the registry itself.
+// direct returns a transport that bypasses the proxy.
 func (f *fixture) direct() *http.Transport {
 	config := tlsfiles.ClientConfig(f.source.Current(), registryName)
 	return &http.Transport{TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true}
 }
 
-// metric returns the value of one metric of the proxy.
+// metric returns the value of a metric of the proxy.
 func (f *fixture) metric(name string) float64 {
 	f.t.Helper()
 	var text bytes.Buffer
@@ -241,12 +244,12 @@ func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(longest); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: did not happen", what)
+			t.Fatalf("timed out waiting until %s", what)
 		}
 	}
 }
 
-// blob is content with its digest.
+// blob is content and its digest.
 type blob struct {
 	data   []byte
 	digest string
@@ -266,7 +269,7 @@ func digestOf(data []byte) string {
 
 func (b blob) path() string { return "/v2/repository/blobs/" + b.digest }
 
-// setHeader sets what distribution sets for a blob.
+// setHeader sets the headers that distribution sets for a blob.
 func (b blob) setHeader(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set(headerAPIVersion, "registry/2.0")
@@ -276,7 +279,7 @@ func (b blob) setHeader(w http.ResponseWriter) {
 	h.Set(headerDigest, b.digest)
 }
 
-// store serves blobs as distribution does, ranges and conditions included.
+// store serves blobs as distribution does, including ranges and conditions.
 type store []blob
 
 func (s store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -290,10 +293,11 @@ func (s store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set(headerAPIVersion, "registry/2.0")
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusNotFound)
-	fmt.Fprintf(w, `{"errors":[{"code":"BLOB_UNKNOWN","message":"blob unknown to registry","detail":%q}]}`+"\n", r.URL.Path)
+	fmt.Fprintf(w, `{"errors":[{"code":"BLOB_UNKNOWN","message":"blob unknown to registry","detail":%q}]}`+"\n",
+		r.URL.Path)
 }
 
-// check says whether an answer is the whole blob.
+// check returns an error unless the response is the whole blob.
 func (b blob) check(r *http.Response, body []byte, err error) error {
 	switch {
 	case err != nil:

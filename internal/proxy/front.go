@@ -8,21 +8,22 @@ import (
 	"time"
 )
 
-// clientCertificates: clients are container runtimes, which have none to show.
+// clientCertificates is NoClientCert because container runtimes have no certificate to present.
 const clientCertificates = tls.NoClientCert
 
-// recordHandshake is the first byte of every TLS connection: the record type of a ClientHello (RFC 8446, section 5.1).
-// No HTTP method begins with it.
+// recordHandshake is the first byte of every TLS connection: the record type of a ClientHello (RFC
+// 8446, section 5.1). No HTTP method starts with it.
 const recordHandshake = 0x16
 
-// plainRefusal answers a ClientHello where TLS is not served. containerd tries HTTPS first and falls back at once when the
-// answer begins with "HTTP/"; a connection that is just closed it takes for a failure.
+// plainRefusal is the response to a ClientHello where TLS is not served. containerd tries HTTPS
+// first and falls back at once if the response starts with "HTTP/"; it treats a closed connection
+// as a failure.
 const plainRefusal = "HTTP/1.1 400 Bad Request\r\n" +
 	"Content-Type: text/plain; charset=utf-8\r\n" +
 	"Connection: close\r\n\r\n" +
-	"This registry speaks plain HTTP on this port, no TLS\n"
+	"This port serves plain HTTP only, not TLS\n"
 
-// front tells TLS from plain HTTP on the connections of one port.
+// front distinguishes TLS from plain HTTP on the connections of one port.
 type front struct {
 	proxy *Proxy
 	tls   *tls.Config // nil: TLS is refused
@@ -35,8 +36,8 @@ type frontListener struct {
 	front *front
 }
 
-// Accept does not look at the connection: its first Read does, in the goroutine that serves it and under the deadline of
-// its first request. So a mute client holds up no other.
+// Accept does not inspect the connection. Its first Read does, in the goroutine that serves the
+// connection and under the deadline of its first request, so a silent client does not block others.
 func (l *frontListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
@@ -45,13 +46,13 @@ func (l *frontListener) Accept() (net.Conn, error) {
 	return &clientConn{Conn: c, front: l.front}, nil
 }
 
-// clientConn is a client's connection, TLS or not. Its writes have a deadline each, so that a client that has stopped
-// reading ends, while a slow one may take as long as it likes.
+// clientConn is a client's connection, TLS or plain. Each write has its own deadline: a client that
+// stops reading is cut off, while a slow one may take as long as it needs.
 type clientConn struct {
 	net.Conn // the TCP connection
 	front    *front
 	sniffed  bool                     // used by Read only
-	tls      atomic.Pointer[tls.Conn] // Close may come from another goroutine than Read
+	tls      atomic.Pointer[tls.Conn] // Close may run in another goroutine than Read
 }
 
 func (c *clientConn) Read(p []byte) (int, error) {
@@ -77,7 +78,7 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	return t.Read(p)
 }
 
-// refuse answers a ClientHello in plain HTTP.
+// refuse responds to a ClientHello in plain HTTP.
 func (c *clientConn) refuse() {
 	_ = c.SetDeadline(time.Now().Add(lingerTimeout))
 	if _, err := io.WriteString(c.Conn, plainRefusal); err != nil {
@@ -106,8 +107,8 @@ func (c *clientConn) Close() error {
 	return c.Conn.Close()
 }
 
-// reset breaks the connection so that no client can take it for a clean end, not even one that reads to the end of the
-// connection because the answer has no length.
+// reset sends a RST, so that no client mistakes the end of the connection for the end of the body.
+// That matters for responses without a length, which end with the connection.
 func (c *clientConn) reset() {
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
@@ -115,7 +116,7 @@ func (c *clientConn) reset() {
 	_ = c.Conn.Close()
 }
 
-// replayConn gives back what was read to see whether it is TLS.
+// replayConn returns the bytes that were read to detect TLS before reading on.
 type replayConn struct {
 	net.Conn
 	first []byte

@@ -17,10 +17,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-// trusting is a client that verifies the proxy's certificate.
+// trusting returns a transport that verifies the proxy's certificate.
 func trusting(f *fixture) *http.Transport {
 	return &http.Transport{
-		TLSClientConfig:    &tls.Config{RootCAs: f.source.Current().CAs},
+		TLSClientConfig:    &tls.Config{RootCAs: f.source.Current().CAPool},
 		DisableKeepAlives:  true,
 		DisableCompression: true,
 		ForceAttemptHTTP2:  true,
@@ -66,7 +66,7 @@ func TestTLSAndPlainOnOnePort(t *testing.T) {
 		}
 		client.CloseIdleConnections()
 	})
-	t.Run("a client that does not trust the CA goes away, and the next one is served", func(t *testing.T) {
+	t.Run("a client that does not trust the CA does not block the next one", func(t *testing.T) {
 		request, _ := http.NewRequest(http.MethodGet, "https://"+f.address()+"/v2/", nil)
 		if _, err := (&http.Transport{}).RoundTrip(request); err == nil {
 			t.Error("a certificate of an unknown CA was accepted")
@@ -79,7 +79,7 @@ func TestTLSAndPlainOnOnePort(t *testing.T) {
 	t.Run("a record that is not a ClientHello", func(t *testing.T) {
 		_ = exchangeAnyEnd(t, f, "\x16\x03\x01\x00\x05hello")
 	})
-	t.Run("a client that comes with a certificate of its own", func(t *testing.T) {
+	t.Run("a client that offers a certificate", func(t *testing.T) {
 		client := trusting(f)
 		stranger := tlsfilestest.NewCA(t, "stranger")
 		certificate, key := stranger.Issue(t, "stranger")
@@ -113,7 +113,8 @@ func exchangeAnyEnd(t *testing.T, f *fixture, send string) string {
 	return string(got)
 }
 
-// getHTTP10 asks in HTTP/1.0 and returns the body, which ends with its length or with the connection.
+// getHTTP10 sends an HTTP/1.0 request and returns the body, which ends with its length or with the
+// connection.
 func getHTTP10(t *testing.T, f *fixture, path string, withTLS bool) ([]byte, error) {
 	t.Helper()
 	c, err := net.Dial("tcp", f.address())
@@ -121,7 +122,7 @@ func getHTTP10(t *testing.T, f *fixture, path string, withTLS bool) ([]byte, err
 		t.Fatal(err)
 	}
 	if withTLS {
-		c = tls.Client(c, &tls.Config{RootCAs: f.source.Current().CAs, ServerName: "localhost"})
+		c = tls.Client(c, &tls.Config{RootCAs: f.source.Current().CAPool, ServerName: "localhost"})
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(longest))
@@ -134,8 +135,9 @@ func getHTTP10(t *testing.T, f *fixture, path string, withTLS bool) ([]byte, err
 	return body, err
 }
 
-// containerd asks with HTTPS first and falls back to HTTP if the error says that the server speaks HTTP.
-func TestClientHelloWhereTLSIsOff(t *testing.T) {
+// containerd tries HTTPS first and falls back to HTTP if the error says that the server speaks
+// HTTP.
+func TestClientHelloWithoutTLS(t *testing.T) {
 	content := newBlob(10)
 	f := start(t, store{content}, func(p *Proxy) { p.config.ServeTLS = false })
 	for range 20 {
@@ -162,8 +164,8 @@ func TestClientHelloWhereTLSIsOff(t *testing.T) {
 	}
 }
 
-// Clients that say nothing, or only the beginning of something, hold up no other and are sent away.
-func TestMuteClients(t *testing.T) {
+// Silent clients and those that stall in a request are disconnected and do not block others.
+func TestSilentClients(t *testing.T) {
 	content := newBlob(10)
 	f := start(t, store{content}, func(p *Proxy) { p.limits.readHeader = time.Second })
 	var mute []net.Conn
@@ -191,7 +193,7 @@ func TestMuteClients(t *testing.T) {
 	}
 }
 
-// A request whose header trickles in is cut off however often a byte comes.
+// A client that trickles its header is cut off, however often it sends a byte.
 func TestSlowLoris(t *testing.T) {
 	f := start(t, store{}, func(p *Proxy) { p.limits.readHeader = time.Second / 2 })
 	c, err := net.Dial("tcp", f.address())
@@ -226,27 +228,30 @@ func TestListen(t *testing.T) {
 	refused := func(t *testing.T, want string, change func(*Config)) {
 		t.Helper()
 		if _, err := try(t, change); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error = %v, want one that says %q", err, want)
+			t.Errorf("error = %v, want one that contains %q", err, want)
 		}
 	}
 	listen := func(addresses ...string) func(*Config) { return func(c *Config) { c.Listen = addresses } }
 
-	t.Run("no address", func(t *testing.T) { refused(t, "no address", listen()) })
+	t.Run("no address", func(t *testing.T) { refused(t, "no listen address", listen()) })
 	t.Run("an address without a port", func(t *testing.T) { refused(t, `"127.0.0.1"`, listen("127.0.0.1")) })
 	t.Run("a name", func(t *testing.T) { refused(t, "must be an IP address", listen("localhost:0")) })
-	t.Run("an IPv4 address in IPv6 clothes", func(t *testing.T) { refused(t, "write the IPv4 address", listen("[::ffff:127.0.0.1]:0")) })
-	t.Run("a port that is no number", func(t *testing.T) { refused(t, "127.0.0.1:x", listen("127.0.0.1:x")) })
-	t.Run("a metrics address that is none", func(t *testing.T) {
+	t.Run("an IPv4-mapped IPv6 address", func(t *testing.T) {
+		refused(t, "want a plain IPv4 address", listen("[::ffff:127.0.0.1]:0"))
+	})
+	t.Run("an invalid port", func(t *testing.T) { refused(t, "127.0.0.1:x", listen("127.0.0.1:x")) })
+	t.Run("an invalid metrics address", func(t *testing.T) {
 		refused(t, `"x"`, func(c *Config) { c.MetricsListen = "x" })
 	})
-	t.Run("a port that is taken, though another would work", func(t *testing.T) {
+	t.Run("a port in use, though another address works", func(t *testing.T) {
 		refused(t, f.address()+": bind: address already in use", listen("127.0.0.1:0", f.address()))
 	})
-	t.Run("a metrics port that is taken", func(t *testing.T) {
+	t.Run("a metrics port in use", func(t *testing.T) {
 		refused(t, "address already in use", func(c *Config) { c.MetricsListen = f.proxy.MetricsAddr().String() })
 	})
-	// 192.0.2.0/24 is for documentation: no node has it, as some have no ::1.
-	t.Run("an address that the node lacks, and another one", func(t *testing.T) {
+	// No node has an address of 192.0.2.0/24, which is reserved for documentation, just as some have
+	// no ::1.
+	t.Run("an unavailable address and another one", func(t *testing.T) {
 		p, err := try(t, listen("192.0.2.1:0", "127.0.0.1:0"))
 		if err != nil {
 			t.Fatal(err)
@@ -255,7 +260,7 @@ func TestListen(t *testing.T) {
 			t.Errorf("listening on %v", p.Addrs())
 		}
 	})
-	t.Run("only addresses that the node lacks", func(t *testing.T) {
+	t.Run("only unavailable addresses", func(t *testing.T) {
 		refused(t, "192.0.2.1:1", listen("192.0.2.1:1", "[2001:db8::1]:2"))
 		refused(t, "[2001:db8::1]:2", listen("192.0.2.1:1", "[2001:db8::1]:2"))
 	})
@@ -268,7 +273,7 @@ func TestListen(t *testing.T) {
 		_, port, _ := net.SplitHostPort(p.Addrs()[0].String())
 		if c, err := net.Dial("tcp", "127.0.0.1:"+port); err == nil {
 			_ = c.Close()
-			t.Error("a listener on an IPv6 address answers IPv4 too")
+			t.Error("a listener on an IPv6 address accepts IPv4")
 		}
 		if _, err := try(t, listen("0.0.0.0:"+port)); err != nil {
 			t.Error(err)
@@ -282,10 +287,10 @@ func TestListen(t *testing.T) {
 		_, port, _ := net.SplitHostPort(p.Addrs()[0].String())
 		if c, err := net.Dial("tcp", "127.0.0.2:"+port); err == nil {
 			_ = c.Close()
-			t.Error("a listener on 127.0.0.1 answers on 127.0.0.2")
+			t.Error("a listener on 127.0.0.1 accepts connections to 127.0.0.2")
 		}
 	})
-	t.Run("a successor shares the port only if both say so", func(t *testing.T) {
+	t.Run("a successor shares the port only if both use ReusePort", func(t *testing.T) {
 		reuse := func(addresses ...string) func(*Config) {
 			return func(c *Config) { c.Listen, c.ReusePort = addresses, true }
 		}

@@ -24,16 +24,17 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-// sight is a request as the registry was sent it.
+// sight is a request as the registry received it.
 type sight struct {
 	method, path, query, host string
 	header                    http.Header
 	body                      bool
 }
 
-// FuzzConnection sends arbitrary bytes to the proxy, in plain HTTP and inside of TLS. The model is net/http's own reader: the registry gets the
-// GET and HEAD requests without a body that it finds in these bytes, in their order, and no other; without credentials and without what concerns one
-// connection, and otherwise as they were. The client gets well-formed answers, of which as many are the registry's as it has seen requests.
+// FuzzConnection sends arbitrary bytes to the proxy, in plain HTTP and over TLS. The model is
+// net/http's own parser: the registry gets exactly the GET and HEAD requests without a body that it
+// finds in these bytes, in order, unchanged except for credentials and hop-by-hop headers. The
+// client gets well-formed responses, as many of them from the registry as it has received requests.
 func FuzzConnection(f *testing.F) {
 	for _, seed := range []string{
 		"GET /v2/ HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -54,13 +55,15 @@ func FuzzConnection(f *testing.F) {
 		mu      sync.Mutex
 		seen    []sight
 	}
-	soon := 20 * time.Millisecond // what the fuzzer waits for where a request is not whole
+	soon := 20 * time.Millisecond // how long the fuzzer waits if a request is incomplete
 	var sides []*side
 	for _, scheme := range []string{"http", "https"} {
 		s := &side{scheme: scheme}
 		s.fixture = start(f, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			s.mu.Lock()
-			s.seen = append(s.seen, sight{r.Method, r.URL.Path, r.URL.RawQuery, r.Host, r.Header, r.ContentLength != 0 || len(r.TransferEncoding) > 0})
+			s.seen = append(s.seen, sight{
+				r.Method, r.URL.Path, r.URL.RawQuery, r.Host, r.Header, r.ContentLength != 0 || len(r.TransferEncoding) > 0,
+			})
 			s.mu.Unlock()
 			w.Header().Set("Content-Length", "6")
 			_, _ = io.WriteString(w, "answer")
@@ -89,7 +92,7 @@ func FuzzConnection(f *testing.F) {
 				if s.scheme == "https" {
 					secure := tls.Client(c, &tls.Config{ServerName: "localhost", RootCAs: roots})
 					if secure.Handshake() != nil {
-						return // a busy machine: the time for it was over
+						return // the machine is too busy: the deadline has passed
 					}
 					c = secure
 				}
@@ -104,18 +107,19 @@ func FuzzConnection(f *testing.F) {
 				defer s.mu.Unlock()
 				if s.scheme == "http" && len(data) > 0 && data[0] == recordHandshake {
 					if len(got) > 0 && string(got) != plainRefusal || len(s.seen) > 0 {
-						t.Errorf("a ClientHello is answered with %q, and the registry sees %v", got, s.seen)
+						t.Errorf("response to a ClientHello = %q, the registry got %v", got, s.seen)
 					}
 					return
 				}
-				if err := checkSeen(s.seen, want, s.scheme, s.fixture.proxy.upstream.authority); err != nil {
+				if err := checkSeen(s.seen, want, s.scheme, s.fixture.proxy.upstream.hostPort); err != nil {
 					t.Errorf("%s: %v", s.scheme, err)
 				}
-				answered, err := answersIn(got, want)
+				answered, err := responsesIn(got, want)
 				if err != nil {
-					t.Errorf("%s: the client was sent %q: %v", s.scheme, got, err)
+					t.Errorf("%s: the client got %q: %v", s.scheme, got, err)
 				} else if answered > len(s.seen) {
-					t.Errorf("%s: the client was sent %d answers of the registry, which has seen %d requests: %q", s.scheme, answered, len(s.seen), got)
+					t.Errorf("%s: the client got %d responses of the registry, which got %d requests: %q",
+						s.scheme, answered, len(s.seen), got)
 				}
 			})
 		}
@@ -123,7 +127,8 @@ func FuzzConnection(f *testing.F) {
 	})
 }
 
-// requestsIn are the requests that net/http reads from a connection's bytes, up to the first that it cannot read.
+// requestsIn returns the requests that net/http reads from a connection's bytes, up to the first
+// that it cannot read.
 func requestsIn(data []byte) (requests []*http.Request) {
 	for reader := bufio.NewReader(bytes.NewReader(data)); ; {
 		r, err := http.ReadRequest(reader)
@@ -137,7 +142,8 @@ func requestsIn(data []byte) (requests []*http.Request) {
 	}
 }
 
-// checkSeen compares what the registry has seen with the requests of a client, some of which it may not have seen: the connection ended before.
+// checkSeen compares what the registry received with the client's requests. The last ones may be
+// missing if the connection ended before them.
 func checkSeen(got []sight, requests []*http.Request, scheme, registry string) error {
 	for _, r := range requests {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -147,7 +153,7 @@ func checkSeen(got []sight, requests []*http.Request, scheme, registry string) e
 			return nil
 		}
 		if r.ContentLength != 0 || len(r.TransferEncoding) > 0 {
-			break // refused, and the connection with it
+			break // refused, and the connection closed
 		}
 		g := got[0]
 		got = got[1:]
@@ -161,17 +167,17 @@ func checkSeen(got []sight, requests []*http.Request, scheme, registry string) e
 		header.Set("X-Forwarded-Proto", scheme)
 		want := sight{r.Method, r.URL.Path, r.URL.RawQuery, r.Host, header, false}
 		if want.path == "" {
-			want.path = "/" // as RFC 9112 has it, section 3.2.1
+			want.path = "/" // RFC 9112, section 3.2.1
 		}
 		if want.host == "" {
-			want.host = registry // of a client that names none, as in HTTP/1.0
+			want.host = registry // the client names none, as in HTTP/1.0
 		}
 		if !reflect.DeepEqual(g, want) {
-			return fmt.Errorf("the registry was sent\n%+v, want\n%+v", g, want)
+			return fmt.Errorf("the registry got\n%+v, want\n%+v", g, want)
 		}
 	}
 	if len(got) > 0 {
-		return fmt.Errorf("the registry was sent what the client did not ask for: %+v", got)
+		return fmt.Errorf("the registry got requests that the client did not send: %+v", got)
 	}
 	return nil
 }
@@ -185,8 +191,9 @@ func dropNamed(header, from http.Header) {
 	}
 }
 
-// answersIn reads the answers to these requests, and counts those that are the registry's. The last may be cut off.
-func answersIn(data []byte, requests []*http.Request) (answered int, err error) {
+// responsesIn reads the responses to these requests and counts those of the registry. The last one
+// may be cut off.
+func responsesIn(data []byte, requests []*http.Request) (answered int, err error) {
 	reader := bufio.NewReader(bytes.NewReader(data))
 	for i := 0; ; {
 		if _, err := reader.Peek(1); err != nil {
@@ -208,10 +215,11 @@ func answersIn(data []byte, requests []*http.Request) (answered int, err error) 
 		switch {
 		case err != nil:
 			return answered, err
-		case response.StatusCode == http.StatusOK && response.Request != nil && response.Request.Method == http.MethodHead && len(body) == 0:
+		case response.StatusCode == http.StatusOK && response.Request != nil && response.Request.Method == http.MethodHead &&
+			len(body) == 0:
 		case response.StatusCode == http.StatusOK && string(body) == "answer":
 		case response.StatusCode >= 400 && response.Close:
-			return answered, nil // net/http's own refusals have a body even where HEAD was asked
+			return answered, nil // net/http's own refusals have a body even for HEAD
 		case response.StatusCode >= 400:
 			continue
 		default:
@@ -221,9 +229,9 @@ func answersIn(data []byte, requests []*http.Request) (answered int, err error) 
 	}
 }
 
-// given is a connection whose client has sent all that it will; it comes in pieces.
+// given is a connection whose client has sent everything; it arrives in pieces.
 type given struct {
-	net.Conn // nil: what is not below is not for the front to call
+	net.Conn // nil: the front must not call any other method
 	data     []byte
 	piece    int
 	sent     bytes.Buffer // to the client
@@ -246,27 +254,35 @@ func (c *given) SetDeadline(time.Time) error      { return nil }
 func (c *given) SetReadDeadline(time.Time) error  { return nil }
 func (c *given) SetWriteDeadline(time.Time) error { return nil }
 
-// handshake is what came of reading a connection as TLS.
+// handshake is the outcome of reading a connection as TLS.
 type handshake struct {
 	hello, err string
-	sent       []byte // all of it where it is an alert alone, else the head of the first record: the rest is random
+	sent       []byte // everything if it is an alert alone, else the head of the first record: the rest is random
 }
 
-// FuzzSniff gives the front a connection's first bytes, in pieces of any size and to buffers of any size, and compares with a model of three
-// lines: TLS begins with 0x16 and nothing else does; what is not TLS is read as it was sent, and answers go out as they are written; what is
-// TLS is what crypto/tls makes of these bytes when nobody has looked at them before, or the refusal and nothing else where TLS is not served.
+// FuzzSniff passes the first bytes of a connection to the front, in pieces and into buffers of any
+// size. The model has three rules. TLS starts with 0x16, and nothing else does. Other data is read
+// as it was sent, and responses are sent as they are written. TLS is handled as crypto/tls handles
+// the same bytes, or gets only the refusal if TLS is not served.
 func FuzzSniff(f *testing.F) {
 	ca := tlsfilestest.NewCA(f, "ca")
 	dir := f.TempDir()
 	tlsfilestest.WriteSecret(f, dir, ca.Files(f, organization, loopback))
-	proxy, err := New(Config{Listen: []string{"127.0.0.1:0"}, Registry: registryName + ":443", Source: openSource(f, dir), Logger: quiet, Getenv: environment{}.get})
+	proxy, err := New(Config{
+		Listen: []string{"127.0.0.1:0"}, Registry: registryName + ":443", Source: openSource(f, dir), Logger: quiet,
+		Getenv: environment{}.get,
+	})
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, versions := range [][2]uint16{{tls.VersionTLS13, tls.VersionTLS13}, {tls.VersionTLS12, tls.VersionTLS12}, {tls.VersionTLS10, tls.VersionTLS11}} {
+	for _, versions := range [][2]uint16{{tls.VersionTLS13, tls.VersionTLS13}, {tls.VersionTLS12, tls.VersionTLS12},
+		{tls.VersionTLS10, tls.VersionTLS11}} {
 		for _, name := range []string{"localhost", ""} {
 			hello := &given{piece: 1}
-			_ = tls.Client(hello, &tls.Config{ServerName: name, InsecureSkipVerify: true, MinVersion: versions[0], MaxVersion: versions[1], NextProtos: []string{"h2", "http/1.1"}}).Handshake()
+			_ = tls.Client(hello, &tls.Config{
+				ServerName: name, InsecureSkipVerify: true, MinVersion: versions[0], MaxVersion: versions[1],
+				NextProtos: []string{"h2", "http/1.1"},
+			}).Handshake()
 			f.Add(hello.sent.Bytes(), uint8(200), uint8(200))
 			f.Add(hello.sent.Bytes(), uint8(0), uint8(0))
 		}
@@ -289,7 +305,8 @@ func FuzzSniff(f *testing.F) {
 	var hello string // of the last handshake
 	noting := served.Clone()
 	noting.GetConfigForClient = func(info *tls.ClientHelloInfo) (*tls.Config, error) {
-		hello = fmt.Sprintf("%q %v %v %v %v %v %v %v", info.ServerName, info.CipherSuites, info.SupportedCurves, info.SupportedPoints, info.SignatureSchemes,
+		hello = fmt.Sprintf("%q %v %v %v %v %v %v %v", info.ServerName, info.CipherSuites, info.SupportedCurves,
+			info.SupportedPoints, info.SignatureSchemes,
 			info.SupportedProtos, info.SupportedVersions, info.Extensions)
 		if served.GetConfigForClient != nil {
 			return served.GetConfigForClient(info)
@@ -299,7 +316,7 @@ func FuzzSniff(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, piece, size uint8) {
 		under := func() *given { return &given{data: data, piece: 1 + int(piece)} }
 		buffer := make([]byte, 1+int(size))
-		const reply = "an answer in plain text"
+		const reply = "a response in plain text"
 		for _, config := range []*tls.Config{nil, noting} {
 			tcp := under()
 			c := &clientConn{Conn: tcp, front: &front{proxy: proxy, tls: config}}
@@ -310,13 +327,14 @@ func FuzzSniff(f *testing.F) {
 					t.Errorf("plain text %q is read as %q, %v", data, got, err)
 				}
 				if _, err := io.WriteString(c, reply); err != nil || tcp.sent.String() != reply || c.tls.Load() != nil {
-					t.Errorf("an answer in plain text goes out as %q, %v", tcp.sent.String(), err)
+					t.Errorf("a response in plain text is sent as %q, %v", tcp.sent.String(), err)
 				}
 			case config == nil:
 				refused := proxy.metrics.tlsRefused.Get()
 				n, err := c.Read(buffer)
-				if n != 0 || !errors.Is(err, io.EOF) || tcp.sent.String() != plainRefusal || proxy.metrics.tlsRefused.Get() != refused+1 {
-					t.Errorf("a ClientHello is read as %d bytes, %v, and answered with %q", n, err, tcp.sent.String())
+				if n != 0 || !errors.Is(err, io.EOF) || tcp.sent.String() != plainRefusal ||
+					proxy.metrics.tlsRefused.Get() != refused+1 {
+					t.Errorf("a ClientHello is read as %d bytes, %v, response %q", n, err, tcp.sent.String())
 				}
 			default:
 				hello = ""
@@ -325,17 +343,17 @@ func FuzzSniff(f *testing.F) {
 				hello = ""
 				want := read(tls.Server(direct, noting), direct, &hello, buffer)
 				if !reflect.DeepEqual(got, want) {
-					t.Errorf("TLS comes out as\n%+v, want\n%+v", got, want)
+					t.Errorf("TLS is read as\n%+v, want\n%+v", got, want)
 				}
 				if _, err := io.WriteString(c, reply); err == nil || bytes.Contains(tcp.sent.Bytes(), []byte(reply)) {
-					t.Errorf("without a handshake an answer goes out as %q, %v", tcp.sent.Bytes(), err)
+					t.Errorf("a response without a handshake is sent as %q, %v", tcp.sent.Bytes(), err)
 				}
 			}
 		}
 	})
 }
 
-// onlyReader reads with a buffer of its own.
+// onlyReader reads with its own buffer.
 type onlyReader struct {
 	io.Reader
 	buffer []byte
@@ -346,8 +364,9 @@ func (r onlyReader) Read(p []byte) (int, error) {
 	return copy(p, r.buffer[:n]), err
 }
 
-// FuzzAnswer lets the registry answer with arbitrary bytes. If the client takes the answer for complete, then it is the
-// one that the standard library reads from these bytes, or the proxy's own.
+// FuzzAnswer makes the registry respond with arbitrary bytes. If the client considers the response
+// complete, it is the one that the standard library reads from these bytes, or one of the proxy's
+// own.
 func FuzzAnswer(f *testing.F) {
 	for _, seed := range []string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody",
@@ -378,17 +397,19 @@ func FuzzAnswer(f *testing.F) {
 		for {
 			want, err := http.ReadResponse(reader, nil)
 			if err != nil {
-				t.Fatalf("the client got %s from what is no answer: %v", response.Status, err)
+				t.Fatalf("the client got %s, but the registry sent no valid response: %v", response.Status, err)
 			}
 			if want.StatusCode < 200 {
 				continue
 			}
 			wantBody, err := io.ReadAll(want.Body)
 			if err != nil || response.StatusCode != want.StatusCode || !bytes.Equal(body, wantBody) {
-				t.Fatalf("the client got %s with %q, the registry sent %s with %q, %v", response.Status, body, want.Status, wantBody, err)
+				t.Fatalf("the client got %s with %q, the registry sent %s with %q, %v",
+					response.Status, body, want.Status, wantBody, err)
 			}
 			dropNamed(want.Header, want.Header)
-			for _, name := range append([]string{"Content-Length", "Date"}, hopByHop...) { // net/http writes these as they are for this connection
+			// net/http writes these as they are for this connection
+			for _, name := range append([]string{"Content-Length", "Date"}, hopByHop...) {
 				delete(want.Header, name)
 				delete(response.Header, name)
 			}

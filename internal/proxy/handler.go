@@ -8,24 +8,22 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
 
 const (
-	headerAPIVersion = "Docker-Distribution-Api-Version"
-	headerDigest     = "Docker-Content-Digest"
-
-	// retryAfter is what a client is told to wait after it has waited for the whole retry timeout in vain, in seconds.
+	// retryAfter is the Retry-After value, in seconds, that a client gets once the retry budget is
+	// spent.
 	retryAfter = "10"
 
-	// statusClientGone stands in metrics and logs for a request whose client left before there was an answer (nginx's
-	// number).
+	// statusClientGone is the code in metrics and logs for a request whose client disconnected before
+	// the response (nginx uses the same number).
 	statusClientGone = 499
 )
 
-// Codes of the OCI distribution specification, section "Error Codes", and UNAVAILABLE, which distribution adds for 503.
+// Codes of the OCI distribution specification, section "Error Codes", and UNAVAILABLE, which
+// distribution adds for 503.
 const (
 	codeUnsupported = "UNSUPPORTED"
 	codeUnavailable = "UNAVAILABLE"
@@ -45,10 +43,10 @@ func newBuffers(size int) *sync.Pool {
 	}}
 }
 
-// ServeHTTP answers one request of a client. It panics with http.ErrAbortHandler to break the client's connection where
-// the answer cannot be completed.
+// ServeHTTP handles one client request. If the response cannot be completed, it panics with
+// http.ErrAbortHandler to break the client's connection.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	p.metrics.begun.Add(1)
+	p.metrics.started.Add(1)
 	p.metrics.inFlight.Add(1)
 	defer p.metrics.inFlight.Add(-1)
 	began := time.Now()
@@ -64,60 +62,61 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Context().Err() == nil {
 		p.metrics.aborted.Inc()
-		p.log.Warn("an answer could not be completed, the client's connection is broken",
+		p.log.Warn("cannot complete the response, breaking the client's connection",
 			"path", r.URL.Path, "bytes", n, "error", err)
 	}
-	if c, ok := r.Context().Value(clientKey{}).(*clientConn); ok && w.Header().Get("Content-Length") == "" && !r.ProtoAtLeast(1, 1) {
+	c, ok := r.Context().Value(clientKey{}).(*clientConn)
+	if ok && w.Header().Get("Content-Length") == "" && !r.ProtoAtLeast(1, 1) {
 		c.reset()
 	}
 	panic(http.ErrAbortHandler)
 }
 
-// forward answers a request and returns the status and the number of bytes that went to the client. On an error the
-// answer is not complete.
+// forward handles a request and returns the status and the number of body bytes sent to the client.
+// If it returns an error, the response is incomplete.
 func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int64, err error) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
 		return p.refuse(w, http.StatusMethodNotAllowed, codeUnsupported,
-			"this address is for pulling only: push with \"init-hook images push\""), 0, nil
+			"this endpoint is read-only: push with \"init-hook images push\""), 0, nil
 	}
-	// Such a request has no meaning in a registry. Refused, no body of it can ever be taken for another request.
+	// A GET or HEAD body has no meaning in a registry. Refusing it also rules out request smuggling.
 	if r.ContentLength != 0 || len(r.TransferEncoding) > 0 {
 		w.Header().Set("Connection", "close")
-		return p.refuse(w, http.StatusBadRequest, codeUnsupported, "a "+r.Method+" request must not have a body"), 0, nil
+		return p.refuse(w, http.StatusBadRequest, codeUnsupported, r.Method+" requests must not have a body"), 0, nil
 	}
 	if !safeHost(r.Host) {
 		w.Header().Set("Connection", "close")
-		return p.refuse(w, http.StatusBadRequest, codeUnsupported, "the URL's host has bytes that no host has"), 0, nil
+		return p.refuse(w, http.StatusBadRequest, codeUnsupported, "the host contains invalid characters"), 0, nil
 	}
 	request := newRequest(r)
-	a, err := p.fetch(request, p.newPatience(), judgeFirst)
+	resp, err := p.fetch(request, p.newRetryBudget(), judgeFirst)
 	if err != nil && r.Context().Err() != nil {
 		return statusClientGone, 0, r.Context().Err()
 	}
 	if err != nil {
-		p.log.Warn("the registry does not answer, giving up", "error", err)
+		p.log.Warn("registry unavailable, giving up", "error", err)
 		w.Header().Set("Retry-After", retryAfter)
 		return p.refuse(w, http.StatusServiceUnavailable, codeUnavailable,
-			fmt.Sprintf("the registry %s does not answer: %v", p.upstream.address, err)), 0, nil
+			fmt.Sprintf("the registry %s is unavailable: %v", p.upstream.address, err)), 0, nil
 	}
-	copyHeader(w.Header(), a.Header)
-	w.WriteHeader(a.StatusCode)
-	if a.Body == http.NoBody {
-		a.finish()
-		return a.StatusCode, 0, nil
+	copyHeader(w.Header(), resp.Header)
+	w.WriteHeader(resp.StatusCode)
+	if resp.Body == http.NoBody {
+		resp.release()
+		return resp.StatusCode, 0, nil
 	}
-	n, err = p.stream(w, request, a)
-	return a.StatusCode, n, err
+	n, err = p.stream(w, request, resp)
+	return resp.StatusCode, n, err
 }
 
 func copyHeader(to, from http.Header) {
 	for name, values := range from {
-		if !dropFromAnswer[name] && !namedBy(from, name) {
+		if !dropFromResponse[name] && !namedBy(from, name) {
 			to[name] = values
 		}
 	}
-	// A nil value keeps net/http from adding one of its own.
+	// A nil value keeps net/http from adding its own.
 	for _, name := range [...]string{"Content-Type", "Date"} {
 		if _, ok := to[name]; !ok {
 			to[name] = nil
@@ -125,12 +124,7 @@ func copyHeader(to, from http.Header) {
 	}
 }
 
-// fromRegistry says whether an answer comes from a registry, and not from something between that had none to ask.
-func fromRegistry(r *http.Response) bool {
-	return r.Header.Get(headerAPIVersion) != "" || strings.HasPrefix(r.Header.Get("Content-Type"), "application/json")
-}
-
-// refuse answers for the proxy itself, in the form of the OCI distribution specification.
+// refuse sends an error in the format of the OCI distribution specification.
 func (p *Proxy) refuse(w http.ResponseWriter, status int, code, message string) int {
 	type ociError struct {
 		Code    string `json:"code"`
@@ -146,18 +140,18 @@ func (p *Proxy) refuse(w http.ResponseWriter, status int, code, message string) 
 	return status
 }
 
-// stream copies the body to the client and continues it where it breaks off.
-func (p *Proxy) stream(w http.ResponseWriter, request *request, a *answer) (sent int64, err error) {
+// stream copies the body to the client and resumes it when it breaks off.
+func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) (sent int64, err error) {
 	pool := largeBuffers
-	if a.ContentLength >= 0 && a.ContentLength <= smallBufferSize {
+	if resp.ContentLength >= 0 && resp.ContentLength <= smallBufferSize {
 		pool = smallBuffers
 	}
 	buffer := pool.Get().(*[]byte)
 	defer pool.Put(buffer)
-	whole := &interrupted{first: a.Response}
-	var skip int64 // what the client has already of a body that had to be begun anew
+	whole := &interruptedBody{first: resp.Response}
+	var skip int64 // bytes the client already has of a body that restarted from its beginning
 	for {
-		n, err := a.fill(*buffer)
+		n, err := resp.fill(*buffer)
 		part := (*buffer)[:n]
 		if skip > 0 {
 			k := min(skip, int64(n))
@@ -167,25 +161,25 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, a *answer) (sent
 			written, err := w.Write(part)
 			sent += int64(written)
 			if err != nil {
-				a.abandon()
+				resp.discard()
 				return sent, err
 			}
 		}
 		switch {
 		case errors.Is(err, io.EOF):
-			a.finish()
+			resp.release()
 			return sent, nil
 		case err == nil:
 			if n < len(*buffer) {
-				// The registry pauses: what it has sent so far must not wait in net/http's buffer.
+				// The registry pauses. Flush what it has sent so far out of net/http's buffer.
 				if err := http.NewResponseController(w).Flush(); err != nil {
-					a.abandon()
+					resp.discard()
 					return sent, err
 				}
 			}
 		default:
-			a.abandon()
-			if a, skip, err = p.resume(request, whole, sent, err); err != nil {
+			resp.discard()
+			if resp, skip, err = p.resume(request, whole, sent, err); err != nil {
 				return sent, err
 			}
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// plain is an answer as far as a client can see it.
+// plain is the part of a response that a client sees.
 type plain struct {
 	Status           string
 	Header           http.Header
@@ -38,13 +38,13 @@ func roundTrip(t *testing.T, transport http.RoundTripper, request *http.Request)
 	if err != nil {
 		p.Error = err.Error()
 	}
-	// Both clients close their connections, so both servers say that they do.
+	// Both clients close their connections, so both servers announce that.
 	p.Header.Del("Connection")
 	return p
 }
 
-// Whatever the registry answers must reach the client as if it had asked the registry itself.
-func TestAnswersPassAsTheyAre(t *testing.T) {
+// A response passes through the proxy exactly as the registry sends it.
+func TestResponsesPassUnchanged(t *testing.T) {
 	content := newBlob(100_000)
 	mux := http.NewServeMux()
 	mux.Handle("/v2/repository/blobs/", store{content})
@@ -112,7 +112,7 @@ func TestAnswersPassAsTheyAre(t *testing.T) {
 		_, _ = io.WriteString(w, "late")
 	})
 	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasPrefix(r.URL.Path, "/echo/") { // the mux would clean the path up
+		if strings.HasPrefix(r.URL.Path, "/echo/") { // the mux would clean the path
 			_, _ = io.WriteString(w, r.Method+" "+r.RequestURI)
 			return
 		}
@@ -128,40 +128,44 @@ func TestAnswersPassAsTheyAre(t *testing.T) {
 		header http.Header
 		status int
 	}{
-		"the API's root":                             {"/v2/", nil, 200},
-		"a blob":                                     {content.path(), nil, 200},
-		"a range of a blob":                          {content.path(), with("Range", "bytes=10-99"), 206},
-		"the rest of a blob":                         {content.path(), with("Range", "bytes=90000-"), 206},
-		"the end of a blob":                          {content.path(), with("Range", "bytes=-7"), 206},
-		"two ranges of a blob":                       {content.path(), with("Range", "bytes=0-9,20-29"), 206},
-		"a range that a blob does not have":          {content.path(), with("Range", "bytes=100000-"), 416},
-		"a range that is none":                       {content.path(), with("Range", "bytes=9-1"), 416},
-		"a blob that the client has":                 {content.path(), with("If-None-Match", etag), 304},
-		"a range of a blob that did not change":      {content.path(), http.Header{"Range": {"bytes=1-2"}, "If-Range": {etag}}, 206},
-		"a range of a blob that did":                 {content.path(), http.Header{"Range": {"bytes=1-2"}, "If-Range": {`"x"`}}, 200},
-		"a blob that is not there":                   {"/v2/repository/blobs/sha256:00", nil, 404},
+		"the API's root":             {"/v2/", nil, 200},
+		"a blob":                     {content.path(), nil, 200},
+		"a range of a blob":          {content.path(), with("Range", "bytes=10-99"), 206},
+		"the rest of a blob":         {content.path(), with("Range", "bytes=90000-"), 206},
+		"the end of a blob":          {content.path(), with("Range", "bytes=-7"), 206},
+		"two ranges of a blob":       {content.path(), with("Range", "bytes=0-9,20-29"), 206},
+		"an unsatisfiable range":     {content.path(), with("Range", "bytes=100000-"), 416},
+		"an invalid range":           {content.path(), with("Range", "bytes=9-1"), 416},
+		"a blob that the client has": {content.path(), with("If-None-Match", etag), 304},
+		"a range of an unchanged blob": {
+			content.path(), http.Header{"Range": {"bytes=1-2"}, "If-Range": {etag}}, 206,
+		},
+		"a range of a changed blob": {
+			content.path(), http.Header{"Range": {"bytes=1-2"}, "If-Range": {`"x"`}}, 200,
+		},
+		"an unknown blob":                            {"/v2/repository/blobs/sha256:00", nil, 404},
 		"a challenge with two schemes":               {"/unauthorized", nil, 401},
 		"a refusal":                                  {"/denied", nil, 403},
-		"a limit":                                    {"/toomany", nil, 429},
+		"a rate limit":                               {"/toomany", nil, 429},
 		"an error":                                   {"/broken", nil, 500},
 		"the registry's own 503":                     {"/unavailable", nil, 503},
 		"a redirect":                                 {"/elsewhere", nil, 307},
 		"a page with a link to the next":             {"/page", nil, 200},
 		"a body of unknown length":                   {"/chunked", nil, 200},
 		"a body without a type":                      {"/typeless", nil, 200},
-		"an answer without a date":                   {"/dateless", nil, 200},
+		"a response without a date":                  {"/dateless", nil, 200},
 		"an empty body":                              {"/empty", nil, 200},
 		"no body":                                    {"/nocontent", nil, 204},
 		"a compressed body":                          {"/gzip", with("Accept-Encoding", "gzip"), 200},
 		"headers that come more than once":           {"/twice", nil, 200},
-		"an interim answer before the answer":        {"/early", nil, 200},
+		"an interim response":                        {"/early", nil, 200},
 		"a path with escapes":                        {"/echo/a%2Fb%20c/%E2%82%AC", nil, 200},
 		"a path with two slashes":                    {"/echo//x", nil, 200},
 		"a path that only looks escaped":             {"/echo/a+b;c=d", nil, 200},
 		"a query":                                    {"/echo/?a=%2F&b=c+d&&=;", nil, 200},
 		"an empty query":                             {"/echo/?", nil, 200},
 		"a path that the registry's mux cleans up":   {"/v2/../v2/", nil, 307},
-		"an answer to a client that compresses":      {content.path(), with("Accept-Encoding", "gzip, br"), 200},
+		"a client that accepts compression":          {content.path(), with("Accept-Encoding", "gzip, br"), 200},
 		"a request for several types of a manifest":  {"/echo/", http.Header{"Accept": {"a/b", "c/d, e/f"}}, 200},
 		"a long poll's Cache-Control from the store": {content.path(), with("Cache-Control", "no-cache"), 200},
 	} {
@@ -186,7 +190,7 @@ func TestAnswersPassAsTheyAre(t *testing.T) {
 				}
 				got = ignoreChance(want, got)
 				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("direct (-) and proxied (+) answers differ:\n%s", diff)
+					t.Errorf("direct (-) and proxied (+) responses differ:\n%s", diff)
 				}
 				if got.Error != "" {
 					t.Error(got.Error)
@@ -195,7 +199,7 @@ func TestAnswersPassAsTheyAre(t *testing.T) {
 		}
 	}
 
-	t.Run("an absolute URL leads back to where the client came from", func(t *testing.T) {
+	t.Run("an absolute URL uses the client's scheme and host", func(t *testing.T) {
 		for scheme, client := range map[string]*http.Transport{"http": proxied, "https": trusting(f)} {
 			request, _ := http.NewRequest(http.MethodGet, scheme+"://"+f.address()+"/absolute", nil)
 			request.Header.Set("X-Forwarded-Proto", "gopher")
@@ -207,7 +211,7 @@ func TestAnswersPassAsTheyAre(t *testing.T) {
 	})
 }
 
-// ignoreChance gives got want's date and multipart boundary where the two servers made them, not the handler.
+// ignoreChance copies from want the date and multipart boundary that the servers generate.
 func ignoreChance(want, got plain) plain {
 	if at, err := http.ParseTime(want.Header.Get("Date")); err == nil {
 		if other, err := http.ParseTime(got.Header.Get("Date")); err == nil && other.Sub(at).Abs() < time.Minute {
@@ -235,7 +239,7 @@ func TestRequestHeaders(t *testing.T) {
 		requests <- seen{r.Host, r.Header}
 	}))
 	for sentence, tt := range map[string]struct{ send, want http.Header }{
-		"what a runtime sends passes": {
+		"forwards what a runtime sends": {
 			send: http.Header{
 				"Accept": {"application/vnd.oci.image.index.v1+json", "*/*"}, "Range": {"bytes=1-"}, "If-None-Match": {`"x"`},
 				"User-Agent": {"containerd/2.2"}, "Accept-Encoding": {"zstd"}, "X-Meta-Source-Client": {"containerd/v2"},
@@ -245,11 +249,11 @@ func TestRequestHeaders(t *testing.T) {
 				"User-Agent": {"containerd/2.2"}, "Accept-Encoding": {"zstd"}, "X-Meta-Source-Client": {"containerd/v2"},
 			},
 		},
-		"nothing is added to a request without headers": {},
-		"credentials stay here": {
+		"adds nothing to a request without headers": {},
+		"drops credentials": {
 			send: http.Header{"Authorization": {"Basic c2VjcmV0"}, "Cookie": {"a=b"}, "Proxy-Authorization": {"Basic x"}},
 		},
-		"what concerns one connection stays here": {
+		"drops hop-by-hop headers": {
 			send: http.Header{
 				"Connection": {"close, X-One", "x-two,Accept"}, "X-One": {"1"}, "X-Two": {"2"}, "Accept": {"a/b"},
 				"Keep-Alive": {"timeout=5"}, "Te": {"trailers"}, "Upgrade": {"websocket"}, "Proxy-Connection": {"keep-alive"},
@@ -257,7 +261,7 @@ func TestRequestHeaders(t *testing.T) {
 			},
 			want: http.Header{"X-Three": {"3"}},
 		},
-		"what a client says about where it came from is not believed": {
+		"drops the client's forwarding headers": {
 			send: http.Header{
 				"X-Forwarded-For": {"192.0.2.1"}, "X-Forwarded-Host": {"evil"}, "X-Forwarded-Proto": {"https"},
 				"X-Forwarded-Port": {"1"}, "Forwarded": {"for=192.0.2.1"}, "X-Real-Ip": {"192.0.2.1"},
@@ -289,7 +293,7 @@ func TestRequestHeaders(t *testing.T) {
 			}
 		})
 	}
-	t.Run("an answer's headers for one connection stay at the proxy", func(t *testing.T) {
+	t.Run("drops the hop-by-hop headers of a response", func(t *testing.T) {
 		f.handle(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			h := w.Header()
 			h.Set("Connection", "X-One")
@@ -315,7 +319,7 @@ func TestRequestHeaders(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	f := start(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		t.Errorf("the registry was asked: %s %s", r.Method, r.RequestURI)
+		t.Errorf("the registry got %s %s", r.Method, r.RequestURI)
 	}))
 	for _, method := range []string{"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "get", "G"} {
 		t.Run(method, func(t *testing.T) {
@@ -327,13 +331,14 @@ func TestRefusals(t *testing.T) {
 			if response.StatusCode != http.StatusMethodNotAllowed || response.Header.Get("Allow") != "GET, HEAD" {
 				t.Errorf("%s, Allow %q", response.Status, response.Header.Get("Allow"))
 			}
-			checkOCIError(t, response, body, "UNSUPPORTED", "pulling only")
+			checkOCIError(t, response, body, "UNSUPPORTED", "read-only")
 		})
 	}
 	t.Run("CONNECT", func(t *testing.T) {
-		got := exchange(t, f, "CONNECT example.invalid:443 HTTP/1.1\r\nHost: example.invalid:443\r\nConnection: close\r\n\r\n")
+		got := exchange(t, f,
+			"CONNECT example.invalid:443 HTTP/1.1\r\nHost: example.invalid:443\r\nConnection: close\r\n\r\n")
 		if !strings.HasPrefix(got, "HTTP/1.1 405 ") {
-			t.Errorf("answer = %q", got)
+			t.Errorf("response = %q", got)
 		}
 	})
 	t.Run("GET with a body", func(t *testing.T) {
@@ -372,12 +377,12 @@ func checkOCIError(t *testing.T, response *http.Response, body []byte, code stri
 	}
 	for _, message := range messages {
 		if !strings.Contains(got.Errors[0].Message, message) {
-			t.Errorf("message %q does not say %q", got.Errors[0].Message, message)
+			t.Errorf("message %q lacks %q", got.Errors[0].Message, message)
 		}
 	}
 }
 
-// exchange sends raw bytes on a connection of its own and returns all that comes back until it is closed.
+// exchange sends raw bytes on a new connection and returns everything received until it is closed.
 func exchange(t *testing.T, f *fixture, send string) string {
 	t.Helper()
 	c, err := net.Dial("tcp", f.address())
@@ -396,7 +401,8 @@ func exchange(t *testing.T, f *fixture, send string) string {
 	return string(got)
 }
 
-// Whatever ambiguity a client puts into a request, the registry must see no request that the proxy did not see too.
+// However ambiguous a client's request is, the registry must not see a request that the proxy did
+// not.
 func TestSmuggling(t *testing.T) {
 	var mu sync.Mutex
 	var asked []string
@@ -416,37 +422,69 @@ func TestSmuggling(t *testing.T) {
 	const smuggled = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
 	for sentence, tt := range map[string]struct {
 		send string
-		want []string // what the registry is asked
+		want []string // requests that reach the registry
 	}{
-		"one request":                               {"GET /1 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1"}},
-		"two requests in one packet":                {"GET /1 HTTP/1.1\r\nHost: a\r\n\r\nHEAD /2 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1", "HEAD /2"}},
-		"a request in a body of given length":       {fmt.Sprintf("GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", len(smuggled), smuggled), nil},
-		"a request in a chunked body":               {fmt.Sprintf("GET /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(smuggled), smuggled), nil},
-		"both lengths, chunked wins":                {"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled, nil},
-		"both lengths, the other order":             {"GET /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + smuggled, nil},
-		"two different lengths":                     {"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 36\r\n\r\n" + smuggled, nil},
-		"a length with a sign":                      {"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: +36\r\n\r\n" + smuggled, nil},
-		"a length below nothing":                    {"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n" + smuggled, nil},
-		"an encoding that is nearly chunked":        {"GET /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n" + smuggled, nil},
-		"a space before the colon":                  {"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length : 36\r\n\r\n" + smuggled, nil},
-		"a header that continues":                   {"GET /1 HTTP/1.1\r\nHost: a\r\nX: y\r\n Content-Length: 36\r\n\r\n", []string{"GET /1"}},
-		"a line feed in a header":                   {"GET /1 HTTP/1.1\r\nHost: a\r\nX: y\rGET /smuggled HTTP/1.1\r\n\r\n", nil},
-		"a NUL in a header":                         {"GET /1 HTTP/1.1\r\nHost: a\r\nX: y\x00\r\n\r\n", nil},
-		"a space in the target":                     {"GET /1 HTTP/1.1 X HTTP/1.1\r\nHost: a\r\n\r\n", nil},
-		"an escaped line end in the target":         {"GET /1%0d%0aX:%20y HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", []string{"GET /1%0d%0aX:%20y"}},
-		"an escaped line end in the query":          {"GET /1?%0d%0aX HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", []string{"GET /1?%0d%0aX"}},
-		"a bare line feed for the end of the lines": {"GET /1 HTTP/1.1\nHost: a\n\n", []string{"GET /1"}},
-		"a target with another host":                {"GET http://example.invalid/1 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1"}},
-		"a target with a user":                      {"GET http://u:p@example.invalid/1 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1"}},
-		"no host":                                   {"GET /1 HTTP/1.1\r\n\r\n", nil},
-		"two hosts":                                 {"GET /1 HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", nil},
-		"a host with a line end":                    {"GET /1 HTTP/1.1\r\nHost: a\r b\r\n\r\n", nil},
-		"HTTP/1.0 without a host":                   {"GET /1 HTTP/1.0\r\n\r\n", []string{"GET /1"}},
-		"HTTP/0.9":                                  {"GET /1\r\n", nil},
-		"the preface of HTTP/2":                     {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", nil},
-		"an upgrade to HTTP/2":                      {"GET /1 HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n", []string{"GET /1"}},
-		"rubbish":                                   {"\x00\x01\x02\x03\r\n\r\n", nil},
-		"an expectation with a body":                {"GET /1 HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 36\r\n\r\n" + smuggled, nil},
+		"one request": {"GET /1 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1"}},
+		"two requests in one packet": {
+			"GET /1 HTTP/1.1\r\nHost: a\r\n\r\nHEAD /2 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1", "HEAD /2"},
+		},
+		"a request in a body of given length": {
+			fmt.Sprintf("GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", len(smuggled), smuggled), nil,
+		},
+		"a request in a chunked body": {
+			fmt.Sprintf(
+				"GET /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(smuggled), smuggled,
+			),
+			nil,
+		},
+		"both lengths, chunked second": {
+			"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled, nil,
+		},
+		"both lengths, chunked first": {
+			"GET /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + smuggled, nil,
+		},
+		"two different lengths": {
+			"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 36\r\n\r\n" + smuggled, nil,
+		},
+		"a length with a sign": {"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: +36\r\n\r\n" + smuggled, nil},
+		"a negative length":    {"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n" + smuggled, nil},
+		"an encoding that is almost chunked": {
+			"GET /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n" + smuggled, nil,
+		},
+		"a space before the colon": {"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length : 36\r\n\r\n" + smuggled, nil},
+		"a folded header": {
+			"GET /1 HTTP/1.1\r\nHost: a\r\nX: y\r\n Content-Length: 36\r\n\r\n", []string{"GET /1"},
+		},
+		"a line feed in a header": {"GET /1 HTTP/1.1\r\nHost: a\r\nX: y\rGET /smuggled HTTP/1.1\r\n\r\n", nil},
+		"a NUL in a header":       {"GET /1 HTTP/1.1\r\nHost: a\r\nX: y\x00\r\n\r\n", nil},
+		"a space in the target":   {"GET /1 HTTP/1.1 X HTTP/1.1\r\nHost: a\r\n\r\n", nil},
+		"an escaped line break in the target": {
+			"GET /1%0d%0aX:%20y HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", []string{"GET /1%0d%0aX:%20y"},
+		},
+		"an escaped line break in the query": {
+			"GET /1?%0d%0aX HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", []string{"GET /1?%0d%0aX"},
+		},
+		"bare line feeds": {"GET /1 HTTP/1.1\nHost: a\n\n", []string{"GET /1"}},
+		"a target with another host": {
+			"GET http://example.invalid/1 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1"},
+		},
+		"a target with a user": {
+			"GET http://u:p@example.invalid/1 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1"},
+		},
+		"no host":                  {"GET /1 HTTP/1.1\r\n\r\n", nil},
+		"two hosts":                {"GET /1 HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", nil},
+		"a host with a line break": {"GET /1 HTTP/1.1\r\nHost: a\r b\r\n\r\n", nil},
+		"HTTP/1.0 without a host":  {"GET /1 HTTP/1.0\r\n\r\n", []string{"GET /1"}},
+		"HTTP/0.9":                 {"GET /1\r\n", nil},
+		"the HTTP/2 preface":       {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", nil},
+		"an upgrade to HTTP/2": {
+			"GET /1 HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+			[]string{"GET /1"},
+		},
+		"garbage": {"\x00\x01\x02\x03\r\n\r\n", nil},
+		"an expectation with a body": {
+			"GET /1 HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 36\r\n\r\n" + smuggled, nil,
+		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			mu.Lock()
@@ -462,7 +500,7 @@ func TestSmuggling(t *testing.T) {
 	}
 }
 
-// A client that has stopped reading must not hold its connection to the registry for ever.
+// A client that stops reading must not hold its connection to the registry forever.
 func TestClientThatDoesNotRead(t *testing.T) {
 	f := start(t, endless, func(p *Proxy) { p.limits.write = time.Second / 4 })
 	c, err := net.Dial("tcp", f.address())
@@ -471,11 +509,11 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	}
 	defer c.Close()
 	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-	eventually(t, "the request begins", func() bool { return f.metric("requests_in_flight") == 1 })
-	eventually(t, "the request ends", func() bool { return f.metric("requests_in_flight") == 0 })
+	eventually(t, "the request is in flight", func() bool { return f.metric("requests_in_flight") == 1 })
+	eventually(t, "the request has ended", func() bool { return f.metric("requests_in_flight") == 0 })
 }
 
-// endless sends until its client has gone.
+// endless sends until its client disconnects.
 var endless = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Length", fmt.Sprint(1<<40))
 	for part := make([]byte, 1<<20); ; {
@@ -485,8 +523,8 @@ var endless = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 	}
 })
 
-// A client that goes away takes its request to the registry with it.
-func TestClientThatLeaves(t *testing.T) {
+// When a client disconnects, its request to the registry is canceled.
+func TestClientDisconnects(t *testing.T) {
 	came, left := make(chan struct{}), make(chan struct{})
 	for sentence, handler := range map[string]http.HandlerFunc{
 		"before the answer": func(_ http.ResponseWriter, r *http.Request) {
@@ -512,14 +550,14 @@ func TestClientThatLeaves(t *testing.T) {
 			select {
 			case <-left:
 			case <-time.After(longest):
-				t.Error("the registry still works for a client that has gone")
+				t.Error("the registry still serves a client that has disconnected")
 			}
-			eventually(t, "the request ends", func() bool { return f.metric("requests_in_flight") == 0 })
+			eventually(t, "the request has ended", func() bool { return f.metric("requests_in_flight") == 0 })
 		})
 	}
 }
 
-// What the registry has sent reaches the client at once, though the rest is not there yet.
+// The client gets at once what the registry has sent, even if the rest is still missing.
 func TestStreams(t *testing.T) {
 	for sentence, length := range map[string]string{"a body of known length": "12", "a body of unknown length": ""} {
 		t.Run(sentence, func(t *testing.T) {

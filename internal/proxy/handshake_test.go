@@ -19,7 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-// Words of crypto/tls, as the proxy answers and logs them.
+// Error messages of crypto/tls as they appear in the proxy's responses and logs.
 const (
 	unknownAuthority = "x509: certificate signed by unknown authority"
 	outOfTime        = "x509: certificate has expired or is not yet valid"
@@ -27,10 +27,12 @@ const (
 	oldVersion       = "tls: protocol version not supported"
 )
 
-// phases are the trust of whoever verifies, in the course of a rotation.
+// phases are the states of the verifier's trust bundle during a rotation.
 var phases = [...]string{"before the rotation", "during the overlap", "after the rotation"}
 
-var versions = map[uint16]string{tls.VersionTLS10: oldVersion, tls.VersionTLS11: oldVersion, tls.VersionTLS12: "", tls.VersionTLS13: ""}
+var versions = map[uint16]string{
+	tls.VersionTLS10: oldVersion, tls.VersionTLS11: oldVersion, tls.VersionTLS12: "", tls.VersionTLS13: "",
+}
 
 func bundle(cas ...*tlsfilestest.CA) (out []byte) {
 	for _, ca := range cas {
@@ -50,7 +52,9 @@ func pool(cas ...*tlsfilestest.CA) *x509.CertPool {
 // identity is a certificate and its key in PEM form.
 type identity struct{ certificate, key []byte }
 
-func issue(t *testing.T, ca *tlsfilestest.CA, usage x509.ExtKeyUsage, change func(*x509.Certificate), names ...string) identity {
+func issue(
+	t *testing.T, ca *tlsfilestest.CA, usage x509.ExtKeyUsage, change func(*x509.Certificate), names ...string,
+) identity {
 	t.Helper()
 	certificate, key := ca.IssueWith(t, func(c *x509.Certificate) {
 		c.ExtKeyUsage = []x509.ExtKeyUsage{usage}
@@ -78,7 +82,7 @@ func (i identity) files(cas ...*tlsfilestest.CA) tlsfilestest.Files {
 	return tlsfilestest.Files{"tls.crt": i.certificate, "tls.key": i.key, "ca.crt": bundle(cas...)}
 }
 
-// registryWith is a registry with a TLS configuration of its own, which needs no files.
+// registryWith starts a registry with its own TLS configuration, without files.
 func registryWith(t *testing.T, config *tls.Config, handler http.Handler) *registry {
 	t.Helper()
 	r := &registry{t: t, address: "127.0.0.1:0", config: config}
@@ -88,7 +92,8 @@ func registryWith(t *testing.T, config *tls.Config, handler http.Handler) *regis
 	return r
 }
 
-// expect pulls through the proxy. Where words is empty the blob must come, else an answer and a log that have the words.
+// expect pulls through the proxy. If words is empty the pull must succeed; otherwise it must fail
+// with a response and a log entry that contain them.
 func (f *fixture) expect(t *testing.T, content blob, words string) {
 	t.Helper()
 	response, body, err := f.get(content.path())
@@ -108,15 +113,16 @@ func (f *fixture) expect(t *testing.T, content blob, words string) {
 	if err := f.stop(); err != nil {
 		t.Error(err)
 	}
-	if got := f.log.String(); !strings.Contains(got, "the registry does not answer, giving up") || !strings.Contains(got, words) {
-		t.Errorf("the log does not say %q:\n%s", words, got)
+	if got := f.log.String(); !strings.Contains(got, "registry unavailable, giving up") || !strings.Contains(got, words) {
+		t.Errorf("the log lacks %q:\n%s", words, got)
 	}
 }
 
-// What the proxy makes of a registry, by the certificate that the registry shows.
+// The proxy verifies the registry's certificate in every phase of a CA rotation.
 func TestHandshakesWithTheRegistry(t *testing.T) {
-	// One CA is trusted throughout, the others come and go.
-	lasting, leaving, coming := tlsfilestest.NewCA(t, "zarf-registry"), tlsfilestest.NewCA(t, "zarf-registry"), tlsfilestest.NewCA(t, "zarf-registry")
+	// One CA stays trusted throughout; the others are removed and added.
+	lasting, leaving, coming := tlsfilestest.NewCA(t, "zarf-registry"), tlsfilestest.NewCA(t, "zarf-registry"),
+		tlsfilestest.NewCA(t, "zarf-registry")
 	foreign, namesake := tlsfilestest.NewCA(t, "foreign"), tlsfilestest.NewCA(t, "zarf-registry")
 	intermediate := lasting.Intermediate(t, "intermediate")
 	server := func(ca *tlsfilestest.CA, change func(*x509.Certificate)) identity {
@@ -128,24 +134,38 @@ func TestHandshakesWithTheRegistry(t *testing.T) {
 
 	for sentence, tt := range map[string]struct {
 		identity identity
-		refused  [len(phases)]string // with what words, empty where it is forwarded to
+		refused  [len(phases)]string // expected error; empty: the request is forwarded
 	}{
-		"the right certificate":                                  {server(lasting, nil), always("")},
-		"a certificate of a foreign CA":                          {server(foreign, nil), always(unknownAuthority)},
-		"a certificate of a foreign CA that is called like ours": {server(namesake, nil), always(unknownAuthority)},
-		"a certificate of a foreign CA, which comes along":       {server(foreign, nil).with(foreign), always(unknownAuthority)},
-		"an expired certificate":                                 {server(lasting, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), always(outOfTime)},
-		"a certificate that is not valid yet":                    {server(lasting, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) }), always(outOfTime)},
-		"a certificate for clients only, such as a node's":       {issue(t, lasting, x509.ExtKeyUsageClientAuth, nil, registryName), always(wrongUsage)},
+		"the right certificate":                                    {server(lasting, nil), always("")},
+		"a certificate of a foreign CA":                            {server(foreign, nil), always(unknownAuthority)},
+		"a certificate of a foreign CA with the same name as ours": {server(namesake, nil), always(unknownAuthority)},
+		"a certificate of a foreign CA, sent with its CA": {
+			server(foreign, nil).with(foreign), always(unknownAuthority),
+		},
+		"an expired certificate": {
+			server(lasting, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), always(outOfTime),
+		},
+		"a certificate that is not valid yet": {
+			server(lasting, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) }), always(outOfTime),
+		},
+		"a certificate for clients only, such as a node's": {
+			issue(t, lasting, x509.ExtKeyUsageClientAuth, nil, registryName), always(wrongUsage),
+		},
 		"a certificate for another name": {
-			issue(t, lasting, x509.ExtKeyUsageServerAuth, nil, "zarf-registry.other.svc", "127.0.0.1"), always("x509: certificate is valid for zarf-registry.other.svc, not " + registryName)},
-		"a certificate without a name": {issue(t, lasting, x509.ExtKeyUsageServerAuth, func(c *x509.Certificate) { c.Subject.CommonName = registryName }),
+			issue(
+				t, lasting, x509.ExtKeyUsageServerAuth, nil, "zarf-registry.other.svc", "127.0.0.1",
+			), always("x509: certificate is valid for zarf-registry.other.svc, not " + registryName)},
+		"a certificate without a name": {issue(
+			t, lasting, x509.ExtKeyUsageServerAuth, func(c *x509.Certificate) { c.Subject.CommonName = registryName },
+		),
 			always("x509: certificate relies on legacy Common Name field, use SANs instead")},
-		"a certificate through an intermediate":                 {server(intermediate, nil).with(intermediate), always("")},
-		"a certificate whose intermediate does not come along":  {server(intermediate, nil), always(unknownAuthority)},
-		"a certificate of the CA that is replaced":              {server(leaving, nil), [...]string{"", "", unknownAuthority}},
-		"a certificate of the CA that replaces it":              {server(coming, nil), [...]string{unknownAuthority, "", ""}},
-		"a certificate of the CA that replaces it, with its CA": {server(coming, nil).with(coming), [...]string{unknownAuthority, "", ""}},
+		"a certificate with an intermediate":           {server(intermediate, nil).with(intermediate), always("")},
+		"a certificate whose intermediate is not sent": {server(intermediate, nil), always(unknownAuthority)},
+		"a certificate of the outgoing CA":             {server(leaving, nil), [...]string{"", "", unknownAuthority}},
+		"a certificate of the incoming CA":             {server(coming, nil), [...]string{unknownAuthority, "", ""}},
+		"a certificate of the incoming CA, sent with its CA": {
+			server(coming, nil).with(coming), [...]string{unknownAuthority, "", ""},
+		},
 	} {
 		for phase, trusted := range [][]*tlsfilestest.CA{{lasting, leaving}, {lasting, leaving, coming}, {lasting, coming}} {
 			for version, words := range versions {
@@ -158,7 +178,9 @@ func TestHandshakesWithTheRegistry(t *testing.T) {
 						ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool(lasting),
 					}, store{content})
 					if version < tls.VersionTLS12 { // it does speak that version, to who does
-						offer := &tls.Config{MinVersion: tls.VersionTLS10, InsecureSkipVerify: true, Certificates: []tls.Certificate{node.pair(t)}}
+						offer := &tls.Config{
+							MinVersion: tls.VersionTLS10, InsecureSkipVerify: true, Certificates: []tls.Certificate{node.pair(t)},
+						}
 						c, err := tls.Dial("tcp", registry.address, offer)
 						if err != nil {
 							t.Fatal(err)
@@ -172,8 +194,8 @@ func TestHandshakesWithTheRegistry(t *testing.T) {
 	}
 }
 
-// What a registry makes of the proxy's certificate, and what the proxy tells of that. The registry here does with client
-// certificates what the real one does, which has a table of its own.
+// The registry rejects the proxy's certificate, and the proxy reports why. The registry's own tests
+// cover the same client certificates.
 func TestRegistryRefusesTheProxy(t *testing.T) {
 	ca, foreign := tlsfilestest.NewCA(t, "ca"), tlsfilestest.NewCA(t, "foreign")
 	node := func(ca *tlsfilestest.CA, change func(*x509.Certificate)) identity {
@@ -185,18 +207,27 @@ func TestRegistryRefusesTheProxy(t *testing.T) {
 		words    map[uint16]string
 	}{
 		"a node's certificate": {node(ca, nil), map[uint16]string{tls.VersionTLS12: "", tls.VersionTLS13: ""}},
-		"an expired one": {node(ca, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }),
-			map[uint16]string{tls.VersionTLS12: "remote error: tls: expired certificate", tls.VersionTLS13: "remote error: tls: expired certificate"}},
-		"one for servers only": {issue(t, ca, x509.ExtKeyUsageServerAuth, nil),
-			map[uint16]string{tls.VersionTLS12: "remote error: tls: bad certificate", tls.VersionTLS13: "remote error: tls: bad certificate"}},
-		// A client shows no certificate of an authority that the server does not name.
-		"one of a CA that the registry does not trust": {node(foreign, nil),
-			map[uint16]string{tls.VersionTLS12: "remote error: tls: ", tls.VersionTLS13: "remote error: tls: certificate required"}},
+		"an expired certificate": {node(ca, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }),
+			map[uint16]string{
+				tls.VersionTLS12: "remote error: tls: expired certificate",
+				tls.VersionTLS13: "remote error: tls: expired certificate",
+			}},
+		"a server-only certificate": {issue(t, ca, x509.ExtKeyUsageServerAuth, nil),
+			map[uint16]string{
+				tls.VersionTLS12: "remote error: tls: bad certificate", tls.VersionTLS13: "remote error: tls: bad certificate",
+			}},
+		// A client sends no certificate whose CA the server does not list.
+		"a certificate of a CA that the registry does not trust": {node(foreign, nil),
+			map[uint16]string{
+				tls.VersionTLS12: "remote error: tls: ", tls.VersionTLS13: "remote error: tls: certificate required",
+			}},
 	} {
 		for version, words := range tt.words {
 			t.Run(sentence+", "+tls.VersionName(version), func(t *testing.T) {
 				registry := registryWith(t, &tls.Config{
-					MaxVersion: version, Certificates: []tls.Certificate{issue(t, ca, x509.ExtKeyUsageServerAuth, nil, registryName).pair(t)},
+					MaxVersion: version, Certificates: []tls.Certificate{
+						issue(t, ca, x509.ExtKeyUsageServerAuth, nil, registryName).pair(t),
+					},
 					ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool(ca),
 				}, store{content})
 				startBefore(t, registry, ca, tt.identity.files(ca), retryFor(0)).expect(t, content, words)
@@ -217,7 +248,7 @@ func (f *fixture) dialTLS(t *testing.T, config *tls.Config) (*tls.Conn, error) {
 	return c, nil
 }
 
-// pull asks for a blob on an open connection.
+// pull requests a blob on an open connection.
 func pull(c net.Conn, content blob) error {
 	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: 127.0.0.1:31999\r\n\r\n", content.path()); err != nil {
 		return err
@@ -231,7 +262,7 @@ func pull(c net.Conn, content blob) error {
 	return content.check(response, body, err)
 }
 
-// The proxy's own listener, as clients see it that verify.
+// The proxy's own listener, as seen by verifying clients.
 func TestHandshakesOnLoopback(t *testing.T) {
 	ca, foreign, other := tlsfilestest.NewCA(t, "ca"), tlsfilestest.NewCA(t, "ca"), tlsfilestest.NewCA(t, "other")
 	content := newBlob(1000)
@@ -240,24 +271,30 @@ func TestHandshakesOnLoopback(t *testing.T) {
 	for sentence, tt := range map[string]struct {
 		name  string
 		roots *x509.CertPool
-		shown bool // a certificate of the client's own, which nobody asks for
+		shown bool // present a client certificate, which the proxy does not request
 		words string
 	}{
-		"127.0.0.1":                       {"127.0.0.1", pool(ca), false, ""},
-		"::1":                             {"::1", pool(ca), false, ""},
-		"localhost":                       {"localhost", pool(ca), false, ""},
-		"a client with a certificate":     {"127.0.0.1", pool(ca), true, ""},
-		"another address of loopback":     {"127.0.0.2", pool(ca), false, "x509: certificate is valid for 127.0.0.1, ::1, not 127.0.0.2"},
-		"another name":                    {"registry.example", pool(ca), false, "x509: certificate is valid for localhost, not registry.example"},
-		"the registry's name":             {registryName, pool(ca), false, "x509: certificate is valid for localhost, not " + registryName},
-		"a client that trusts nobody":     {"127.0.0.1", x509.NewCertPool(), false, unknownAuthority},
-		"a client that trusts a namesake": {"127.0.0.1", pool(foreign), false, unknownAuthority},
+		"127.0.0.1":                   {"127.0.0.1", pool(ca), false, ""},
+		"::1":                         {"::1", pool(ca), false, ""},
+		"localhost":                   {"localhost", pool(ca), false, ""},
+		"a client with a certificate": {"127.0.0.1", pool(ca), true, ""},
+		"another loopback address": {
+			"127.0.0.2", pool(ca), false, "x509: certificate is valid for 127.0.0.1, ::1, not 127.0.0.2",
+		},
+		"another name": {
+			"registry.example", pool(ca), false, "x509: certificate is valid for localhost, not registry.example",
+		},
+		"the registry's name": {
+			registryName, pool(ca), false, "x509: certificate is valid for localhost, not " + registryName,
+		},
+		"a client without trusted CAs":                     {"127.0.0.1", x509.NewCertPool(), false, unknownAuthority},
+		"a client that trusts another CA of the same name": {"127.0.0.1", pool(foreign), false, unknownAuthority},
 	} {
 		for version, words := range versions {
 			if words == "" {
 				words = tt.words
 			} else {
-				words = "remote error: " + words // so it is the proxy that refuses
+				words = "remote error: " + words // the proxy rejects it
 			}
 			t.Run(sentence+", "+tls.VersionName(version), func(t *testing.T) {
 				config := &tls.Config{RootCAs: tt.roots, ServerName: tt.name, MinVersion: tls.VersionTLS10, MaxVersion: version}
@@ -286,7 +323,7 @@ func TestHandshakesOnLoopback(t *testing.T) {
 	t.Run("plain HTTP on the same port", func(t *testing.T) { f.expect(t, content, "") })
 }
 
-// New files change what is shown on loopback without a restart: the certificate, its names and its CA.
+// New files change the certificate, its names and its CA on loopback without a restart.
 func TestLoopbackFollowsTheFiles(t *testing.T) {
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		t.Run(tls.VersionName(version), func(t *testing.T) {
@@ -306,7 +343,9 @@ func TestLoopbackFollowsTheFiles(t *testing.T) {
 				}
 			}
 			client := func(name string, roots *x509.CertPool) *tls.Config {
-				return &tls.Config{RootCAs: roots, ServerName: name, MaxVersion: version, ClientSessionCache: tls.NewLRUClientSessionCache(4)}
+				return &tls.Config{
+					RootCAs: roots, ServerName: name, MaxVersion: version, ClientSessionCache: tls.NewLRUClientSessionCache(4),
+				}
 			}
 			expect := func(config *tls.Config, resumes bool, words string) {
 				t.Helper()
@@ -336,26 +375,26 @@ func TestLoopbackFollowsTheFiles(t *testing.T) {
 			}
 
 			replace(before.Files(t, organization, loopback, after))
-			expect(old, false, "") // the ticket is of the generation before
+			expect(old, false, "") // the ticket belongs to the previous generation
 			expect(ipv6, false, "")
 
 			replace(after.Files(t, organization, loopback, before))
 			expect(old, false, unknownAuthority)
 			expect(next, false, "")
 			if err := pull(open, content); err != nil {
-				t.Errorf("a connection from before, whose client has verified it then: %v", err)
+				t.Errorf("a connection from before the reload, verified then: %v", err)
 			}
 			f.expect(t, content, "")
 		})
 	}
 }
 
-func TestClocksThatDiffer(t *testing.T) {
+func TestClockSkew(t *testing.T) {
 	const off = 10 * time.Minute
 	content := newBlob(1000)
 	for sentence, tt := range map[string]struct {
 		issuer, registry, client time.Duration
-		loopback, upstream       string // words of the errors
+		loopback, upstream       string // expected errors
 	}{
 		"all agree":                                 {0, 0, 0, "", ""},
 		"the issuer is ahead of the node":           {off, 0, 0, "", ""},
@@ -383,7 +422,12 @@ func TestClocksThatDiffer(t *testing.T) {
 				return identity{pair.Certificate, pair.Key}
 			}
 			ca := &tlsfilestest.CA{Certificate: authority.Certificate(), PEM: authority.KeyPair().Certificate}
-			server := leaf(pki.Leaf{Organization: pki.OrganizationServer, DNSNames: []string{registryName}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+			server := leaf(
+				pki.Leaf{
+					Organization: pki.OrganizationServer, DNSNames: []string{registryName},
+					Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+				},
+			)
 			node := leaf(pki.Leaf{
 				Organization: pki.OrganizationNode, DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 				Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
@@ -393,7 +437,12 @@ func TestClocksThatDiffer(t *testing.T) {
 				Time: func() time.Time { return time.Now().Add(tt.registry) },
 			}, store{content})
 			f := startBefore(t, registry, ca, node.files(ca), retryFor(0))
-			c, err := f.dialTLS(t, &tls.Config{RootCAs: pool(ca), ServerName: "127.0.0.1", Time: func() time.Time { return time.Now().Add(tt.client) }})
+			c, err := f.dialTLS(
+				t,
+				&tls.Config{
+					RootCAs: pool(ca), ServerName: "127.0.0.1", Time: func() time.Time { return time.Now().Add(tt.client) },
+				},
+			)
 			if (err == nil) != (tt.loopback == "") || err != nil && !strings.Contains(err.Error(), tt.loopback) {
 				t.Fatalf("on loopback: %v, want %q", err, tt.loopback)
 			}
@@ -407,7 +456,7 @@ func TestClocksThatDiffer(t *testing.T) {
 	}
 }
 
-// loaded is what the proxy tells at /loaded.
+// loaded requests /loaded.
 func (f *fixture) loaded(t *testing.T) (report reloadstatus.Report) {
 	t.Helper()
 	code, body := f.ask(t, reloadstatus.Path)
@@ -422,11 +471,13 @@ func TestLoaded(t *testing.T) {
 	report := f.loaded(t)
 	if report.Credentials != nil || report.Certificates.Generation != 1 || report.Certificates.Problem != "" ||
 		report.Certificates.Leaf.SHA256 != pki.Fingerprint(f.source.Current().Leaf) ||
-		len(report.Certificates.Authorities) != 1 || report.Certificates.Authorities[0].SHA256 != pki.Fingerprint(f.ca.Certificate) {
+		len(report.Certificates.Authorities) != 1 ||
+		report.Certificates.Authorities[0].SHA256 != pki.Fingerprint(f.ca.Certificate) {
 		t.Errorf("%+v", report)
 	}
 	for method, want := range map[string]int{
-		http.MethodGet: http.StatusOK, http.MethodHead: http.StatusOK, http.MethodPost: http.StatusMethodNotAllowed, http.MethodDelete: http.StatusMethodNotAllowed,
+		http.MethodGet: http.StatusOK, http.MethodHead: http.StatusOK, http.MethodPost: http.StatusMethodNotAllowed,
+		http.MethodDelete: http.StatusMethodNotAllowed,
 	} {
 		request, _ := http.NewRequest(method, "http://"+f.proxy.MetricsAddr().String()+reloadstatus.Path, nil)
 		response, body, err := do(request)
@@ -434,7 +485,8 @@ func TestLoaded(t *testing.T) {
 			t.Errorf("%s: %v, %v", method, response, err)
 			continue
 		}
-		if want == http.StatusOK && response.Header.Get("Content-Type") != "application/json" || method == http.MethodHead && len(body) != 0 {
+		if want == http.StatusOK && response.Header.Get("Content-Type") != "application/json" || method == http.MethodHead &&
+			len(body) != 0 {
 			t.Errorf("%s: Content-Type %q, %d bytes", method, response.Header.Get("Content-Type"), len(body))
 		}
 	}
@@ -443,7 +495,7 @@ func TestLoaded(t *testing.T) {
 	}
 }
 
-// A mounted Secret that goes bad leaves the proxy pulling as before, on both of its sides, and it says why.
+// If a mounted Secret becomes invalid, the proxy keeps working on both sides and reports why.
 func TestBadFilesWhileTheProxyRuns(t *testing.T) {
 	content := newBlob(1000)
 	f := start(t, store{content}, retryFor(0))
@@ -454,14 +506,24 @@ func TestBadFilesWhileTheProxyRuns(t *testing.T) {
 		want     string
 	}{
 		{"the Secret was deleted", tlsfilestest.Files{}, "tls.crt: no such file or directory"},
-		{"the key is another's", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": f.ca.Files(t, organization, nil)["tls.key"], "ca.crt": good["ca.crt"]}, "private key does not match"},
-		{"the CA is none", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": good["tls.key"], "ca.crt": good["tls.crt"]}, "is not a certificate authority"},
+		{
+			"the key is another's",
+			tlsfilestest.Files{
+				"tls.crt": good["tls.crt"], "tls.key": f.ca.Files(t, organization, nil)["tls.key"], "ca.crt": good["ca.crt"],
+			},
+			"private key does not match",
+		},
+		{
+			"the CA is none",
+			tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": good["tls.key"], "ca.crt": good["tls.crt"]},
+			"is not a certificate authority",
+		},
 	} {
 		tlsfilestest.WriteSecret(t, f.dir, tt.files)
 		if changed, err := f.source.Reload(); changed || err == nil {
 			t.Fatalf("%s: Reload() = %t, %v", tt.sentence, changed, err)
 		}
-		f.proxy.upstream.forgetIdle()
+		f.proxy.upstream.closeIdle()
 		f.expect(t, content, "")
 		c, err := f.dialTLS(t, &tls.Config{RootCAs: pool(f.ca), ServerName: "127.0.0.1"})
 		if err != nil {

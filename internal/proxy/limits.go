@@ -2,66 +2,68 @@ package proxy
 
 import "time"
 
-// limits bound what a client, the registry or a broken network can take.
+// limits bound the resources that a client, the registry or a broken network can consume.
 type limits struct {
-	readHeader time.Duration // for a client to send a request's header, its TLS handshake included
-	read       time.Duration // for a request with a body, which is refused, but read to its end
-	idle       time.Duration // between two requests of a client's connection
-	write      time.Duration // for one write to a client, of bufferSize bytes at most
+	readHeader time.Duration // for a client to send a request header, including its TLS handshake
+	read       time.Duration // for a request with a body, which is refused but read to its end
+	idle       time.Duration // between two requests on a client's connection
+	write      time.Duration // for one write to a client, of at most bufferSize bytes
 	waiting    int64         // requests that wait for the registry
 	quiet      time.Duration // without a request, before the proxy counts as idle
 
-	unwatched time.Duration // for the registry to begin an answer, before it is noticed that the client leaves
+	unwatched time.Duration // for the start of a response, before the client's disconnect is watched for
 	dial      time.Duration // for a connection to the registry
-	handshake time.Duration // for TLS on it
-	head      time.Duration // for the registry to begin an answer
+	handshake time.Duration // for the TLS handshake on it
+	head      time.Duration // for the registry to start its response
 	stall     time.Duration // without progress, before a body counts as broken off
 }
 
 var defaultLimits = limits{
 	readHeader: 10 * time.Second, // clients are on this node
 	read:       30 * time.Second,
-	idle:       90 * time.Second, // as long as Go's own clients keep a connection, so that it is they who close it
-	write:      60 * time.Second, // about 4 KiB/s at least
-	waiting:    1000,             // about 20 KiB each; a node that pulls has tens of requests under way
+	idle:       90 * time.Second, // as long as Go's own clients keep a connection, so that the clients close it
+	write:      60 * time.Second, // at least about 4 KiB/s
+	waiting:    1000,             // about 20 KiB each; a pulling node has tens of requests in flight
 	quiet:      10 * time.Second, // longer than the pauses within a pull
 
 	unwatched: 20 * time.Millisecond,
-	dial:      3 * time.Second,  // inside a cluster it takes milliseconds
+	dial:      3 * time.Second,  // takes milliseconds within a cluster
 	handshake: 30 * time.Second, // a registry from which a thousand nodes pull at once may need more than 10 s
-	head:      30 * time.Second, // object storage is slow, and a dead peer answers never
+	head:      30 * time.Second, // object storage is slow, and a dead peer never responds
 	stall:     30 * time.Second,
 }
 
 const (
-	// maxHeaderBytes bounds the header of a request. A runtime sends less than 1 KiB.
+	// maxHeaderBytes bounds a request's header. Runtimes send less than 1 KiB.
 	maxHeaderBytes = 32 << 10
-	// maxHeadBytes bounds the header of an answer. The registry sends less than 1 KiB.
+	// maxHeadBytes bounds a response's header. The registry sends less than 1 KiB.
 	maxHeadBytes = 64 << 10
-	// bufferSize is what is read of a body before it is written on. A GiB took 1.20 s of CPU time with 64 KiB, 1.10 s with
-	// 128 KiB and 1.04 s with 256 KiB, at 620, 690 and 730 MB/s, since proxy and client wait for each other less often; more
-	// than that changes nothing.
+	// bufferSize is how much of a body is read before it is written to the client. One GiB takes 1.20
+	// s of CPU time with 64 KiB, 1.10 s with 128 KiB and 1.04 s with 256 KiB, at 620, 690 and 730
+	// MB/s, because proxy and client wait for each other less often. Larger buffers bring nothing.
 	bufferSize = 256 << 10
-	// progressSize is how much of a body must have come until it counts as progress after it broke off.
+	// progressSize is how much of a resumed body must arrive to count as progress.
 	progressSize = 64 << 10
-	// smallBufferSize is for bodies that are not longer: manifests and configurations. A buffer that is not used for a while
-	// goes, and the next one is cleared first.
+	// smallBufferSize is for bodies up to this size: manifests and configurations. The pool drops
+	// unused buffers, and a new buffer must be zeroed.
 	smallBufferSize = 8 << 10
-	// fillTimeout is how long a body's first bytes wait for more to fill the buffer.
+	// fillTimeout is how long the first bytes of a body wait for more to fill the buffer.
 	fillTimeout = 20 * time.Millisecond
-	// lingerTimeout is how long the rest of a refused ClientHello is read. Closing with unread data would reset the
-	// connection, and the client might never see the answer.
+	// lingerTimeout is how long the rest of a refused ClientHello is read. Closing with unread data
+	// would reset the connection, and the client might never see the response.
 	lingerTimeout = 500 * time.Millisecond
 
-	// userTimeout is how long sent data may stay unacknowledged (TCP_USER_TIMEOUT): it finds a node that has died long
-	// before limits.head does.
+	// userTimeout is how long sent data may stay unacknowledged (TCP_USER_TIMEOUT). It detects a dead
+	// node long before limits.head does.
 	userTimeout = 10 * time.Second
-	// idleLifetime is how long an unused connection to the registry is kept: over the pauses within a pull. Longer would
-	// save a handshake of a few milliseconds now and then, and cost the registry memory for each node of the cluster.
+	// idleLifetime is how long an unused connection to the registry is kept. It spans the pauses
+	// within a pull. A longer lifetime would occasionally save a handshake of a few milliseconds, but
+	// cost the registry memory for every node of the cluster.
 	idleLifetime = 10 * time.Second
-	// maxIdle is how many are kept: a few parallel pulls with three layers each. One costs about 30 KiB.
+	// maxIdle is how many idle connections are kept: a few parallel pulls with three layers each. A
+	// connection takes about 30 KiB.
 	maxIdle = 32
-	// lookupTimeout and lookupInterval keep a cluster DNS that is down from costing more than this, this often.
+	// lookupTimeout and lookupInterval bound the time spent on a cluster DNS that is down.
 	lookupTimeout  = 2 * time.Second
 	lookupInterval = 2 * time.Second
 )

@@ -11,12 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenNetwork is the network to listen on for an address as Config.Listen describes it. Of an IPv6 address it is tcp6,
-// whose sockets take no IPv4 (IPV6_V6ONLY), of an empty host tcp, whose sockets take both.
+// listenNetwork returns the network for an address in the form of Config.Listen: tcp6 for an IPv6
+// address, whose sockets do not accept IPv4 (IPV6_V6ONLY), and tcp, which accepts both, for an
+// empty host.
 func listenNetwork(address string) (string, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return "", fmt.Errorf("listen address %q: want host:port: %w", address, err)
+		return "", fmt.Errorf("invalid listen address %q: want host:port: %w", address, err)
 	}
 	if host == "" {
 		return "tcp", nil
@@ -24,11 +25,11 @@ func listenNetwork(address string) (string, error) {
 	ip, err := netip.ParseAddr(host)
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("listen address %q: the host must be an IP address or empty, a name may be of either family", address)
+		return "", fmt.Errorf("invalid listen address %q: the host must be an IP address or empty, not a name", address)
 	case ip.Is4():
 		return "tcp4", nil
 	case ip.Is4In6():
-		return "", fmt.Errorf("listen address %q: write the IPv4 address as it is", address)
+		return "", fmt.Errorf("invalid listen address %q: want a plain IPv4 address", address)
 	default:
 		return "tcp6", nil
 	}
@@ -39,9 +40,10 @@ func listen(ctx context.Context, address string, reusePort bool) (net.Listener, 
 	if err != nil {
 		return nil, err
 	}
-	// Clients are on this node: a dead one's connections end at once, and four system calls for each new one are saved.
+	// Clients are on this node, so connections of dead ones end at once. Disabling keep-alive saves
+	// four system calls per connection.
 	config := net.ListenConfig{KeepAlive: -1}
-	config.SetMultipathTCP(false) // there is one path on a node, and giveWay's option is of TCP only
+	config.SetMultipathTCP(false) // a node has a single path, and handOff's socket option exists for TCP only
 	if reusePort {
 		config.Control = func(_, _ string, c syscall.RawConn) error {
 			return setOption(c, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
@@ -54,8 +56,9 @@ func listen(ctx context.Context, address string, reusePort bool) (net.Listener, 
 	return l, nil
 }
 
-// familyAbsent says whether listening failed because the node has no such address, or not even the address family.
-func familyAbsent(err error) bool {
+// addressUnavailable reports whether listening failed because the node lacks the address or its
+// family.
+func addressUnavailable(err error) bool {
 	return errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)
 }
 

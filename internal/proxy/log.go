@@ -6,16 +6,17 @@ import (
 	"time"
 )
 
-// logInterval is how often one message is logged at most: while the registry is away every waiting request would write
-// its own.
+// logInterval is the minimum interval between two entries of the same message. While the registry
+// is away, every waiting request would log its own.
 const logInterval = 10 * time.Second
 
-// limitedLogger logs a message at most once in each logInterval, with the number of those that were left out.
+// limitedLogger logs each message at most once per logInterval, with the number of suppressed
+// entries.
 type limitedLogger struct {
 	log *slog.Logger
 
 	mu   sync.Mutex
-	seen map[string]*seen // by message; messages are constants, so it stays small
+	seen map[string]*seen // by message; messages are constants, so the map stays small
 }
 
 type seen struct {

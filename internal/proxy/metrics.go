@@ -17,11 +17,11 @@ import (
 
 const prefix = "zarf_registry_proxy_"
 
-// proxyMetrics are the metrics of one Proxy.
+// proxyMetrics holds the metrics of one Proxy.
 type proxyMetrics struct {
 	set      *metrics.Set
-	begun    atomic.Uint64 // requests
-	inFlight atomic.Int64  // requests
+	started  atomic.Uint64 // requests started
+	inFlight atomic.Int64  // requests in flight
 
 	bytes        *metrics.Counter
 	aborted      *metrics.Counter
@@ -63,7 +63,7 @@ func newProxyMetrics(p *Proxy) *proxyMetrics {
 		"requests_waiting":                     func() float64 { return float64(p.waiting.Load()) },
 		"certificate_expiry_timestamp_seconds": func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) },
 		"certificate_lifetime_seconds":         func() float64 { return source.Current().Lifetime().Seconds() },
-		"authority_expiry_timestamp_seconds":   func() float64 { return float64(source.Current().AuthorityExpiry().Unix()) },
+		"authority_expiry_timestamp_seconds":   func() float64 { return float64(source.Current().CAExpiry().Unix()) },
 		"certificate_generation":               func() float64 { return float64(source.Current().Generation) },
 		"upstream_last_success_timestamp_seconds": func() float64 {
 			return float64(p.upstream.lastSuccess.Load()) / float64(time.Second)
@@ -81,8 +81,8 @@ func newProxyMetrics(p *Proxy) *proxyMetrics {
 	return m
 }
 
-// request counts an answer. The method is GET, HEAD, or other for what is refused: names that clients make up would fill
-// the memory.
+// request counts a response. Methods other than GET and HEAD count as "other", because arbitrary
+// client-chosen label values would exhaust memory.
 func (m *proxyMetrics) request(method string, code int) {
 	if method != http.MethodGet && method != http.MethodHead {
 		method = "other"
@@ -100,19 +100,20 @@ func (m *proxyMetrics) request(method string, code int) {
 	counter.Inc()
 }
 
-// buckets are the upper bounds of the histogram: from an answer out of the page cache of a registry on the same node to
-// the time after which none is waited for.
+// buckets are the upper bounds of the histogram, from a page-cache hit of a registry on the same
+// node to limits.head.
 var buckets = [...]time.Duration{
 	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
 	50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
 	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second,
 }
 
-// histogram is a Prometheus histogram. The metrics library's own uses buckets that only VictoriaMetrics understands.
+// histogram is a Prometheus histogram. The metrics library's own uses buckets that only
+// VictoriaMetrics understands.
 type histogram struct {
 	name   string
 	counts [len(buckets) + 1]atomic.Uint64
-	sum    atomic.Int64 // in nanoseconds
+	sum    atomic.Int64 // nanoseconds
 }
 
 func newHistogram(name string) *histogram { return &histogram{name: name} }

@@ -1,12 +1,14 @@
-// Package proxy is the registry as a container runtime sees it on its node: an HTTP/1.1 reverse proxy on loopback that
-// forwards pulls to the registry over mutual TLS.
+// Package proxy is the HTTP/1.1 reverse proxy through which the container runtime of a node pulls
+// from the registry. It listens on loopback and forwards requests over mutual TLS.
 //
-// It hides what would fail a pull. While the registry restarts, requests wait and are tried again; a body that breaks off
-// is continued with a range request; certificates change without a restart. What it cannot hide it never dresses up: a
-// body that cannot be completed ends with a broken connection, not with a clean end.
+// It hides failures that would fail a pull: requests wait and are retried while the registry
+// restarts, interruptedBody bodies are resumed with a range request, and certificates reload without a
+// restart. A body that cannot be completed always ends with a broken connection, never with a clean
+// end.
 //
-// It does not push (GET and HEAD only), cache, authorise (the node's certificate does that, at the registry) or rewrite:
-// status, headers and bodies of the registry pass as they are.
+// The proxy serves GET and HEAD only. It does not cache, and it does not authorize: the registry
+// does, by the node's certificate. It does not rewrite responses: status, headers and body pass
+// unchanged.
 package proxy
 
 import (
@@ -24,48 +26,56 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
-// Defaults of the command line.
+// Defaults of the command-line flags.
 const (
-	// DefaultRetryTimeout is longer than a registry pod takes to be deleted, scheduled and ready again on a node that holds
-	// nothing, and shorter than the minute or more without progress after which runtimes give a pull up.
+	// DefaultRetryTimeout is longer than a registry pod takes to be deleted, scheduled and ready again
+	// on a node that has none of its files, and shorter than the minute or more without progress after
+	// which runtimes abort a pull.
 	DefaultRetryTimeout = 60 * time.Second
-	// DefaultDrainTimeout leaves ten seconds of a pod's usual grace period of 30 s for the rest of the shutdown.
+	// DefaultDrainTimeout leaves ten seconds of a pod's default grace period of 30 s for the rest of
+	// the shutdown.
 	DefaultDrainTimeout = 20 * time.Second
 )
 
-// Config says what a Proxy does. Listen, Registry and Source are required.
+// Config configures a Proxy. Listen, Registry and Source are required.
 type Config struct {
-	// Listen are the addresses to serve on, as host:port. The host is an IP address, bound strictly, or empty for all
-	// addresses of both families. It is never a name: localhost may be either family.
+	// Listen lists the addresses to serve on, as host:port. The host is an IP address, bound strictly,
+	// or empty for all addresses of both families. It must not be a name: localhost may resolve to
+	// either family.
 	Listen []string
-	// MetricsListen is the address of /healthz, /readyz, /metrics and /loaded, in the same form. Empty: not served.
+	// MetricsListen is the address of /healthz, /readyz, /metrics and /loaded, in the same form. Empty
+	// disables it.
 	MetricsListen string
-	// Registry is the registry's Service as host:port. The host is the name that its certificate must be for. The port may
-	// be left out where the environment names it. The Service's ClusterIP is taken from the environment
-	// (<NAME>_SERVICE_HOST, <NAME>_SERVICE_PORT, as the kubelet sets them for Services of the pod's namespace), because a
-	// pull must not depend on cluster DNS, whose own image may be what is pulled. The name is looked up where there is no
-	// such variable, and where the ClusterIP cannot be dialled.
+	// Registry is the registry's Service as host:port. The host is the DNS name that its certificate
+	// must match. The port may be omitted if the environment names it. The Service's ClusterIP comes
+	// from the environment (<NAME>_SERVICE_HOST and <NAME>_SERVICE_PORT, which the kubelet sets for
+	// Services of the pod's namespace), because a pull must not depend on cluster DNS, whose own image
+	// may be the one to pull. The name is resolved only if the variable is missing or the ClusterIP
+	// cannot be dialed.
 	Registry string
-	// Source has the certificate that is shown to the registry, and also to clients if ServeTLS is set, and the CAs that
-	// the registry's certificate is verified against. The caller runs it.
+	// Source provides the client certificate for the registry, the CAs that verify the registry's
+	// certificate, and, with ServeTLS, the server certificate for clients. The caller runs it.
 	Source *tlsfiles.Source
-	// ServeTLS answers TLS on the listeners, beside plain HTTP. Without it a ClientHello is answered with a plain HTTP 400.
+	// ServeTLS serves TLS next to plain HTTP on the listeners. If it is false, a ClientHello gets a
+	// plain HTTP 400.
 	ServeTLS bool
-	// ReusePort lets another process listen on the same addresses, so that a successor can start before this one ends.
+	// ReusePort lets another process listen on the same addresses, so that a successor can start
+	// before this one ends.
 	ReusePort bool
-	// RetryTimeout is how long a request waits for a registry that does not answer. Zero: not at all.
+	// RetryTimeout is how long a request waits for an unavailable registry. Zero disables waiting.
 	RetryTimeout time.Duration
-	// DrainTimeout is how long requests under way may take after Run was told to end. Zero: they are cut off.
+	// DrainTimeout is how long requests in flight may take after Run's context has ended. Zero cuts
+	// them off.
 	DrainTimeout time.Duration
-	// Idle is called when there were requests and then none for some seconds; nil: nothing is.
+	// Idle, if not nil, is called once requests have been followed by some seconds without any.
 	Idle func()
-	// Logger is slog.Default() if nil.
+	// Logger defaults to slog.Default().
 	Logger *slog.Logger
-	// Getenv is os.Getenv if nil.
+	// Getenv defaults to os.Getenv.
 	Getenv func(string) string
 }
 
-// Proxy is a server that is used once: New, Listen, Run.
+// Proxy is a server for a single use: New, Listen, Run.
 type Proxy struct {
 	config   Config
 	log      *limitedLogger
@@ -81,17 +91,17 @@ type Proxy struct {
 	metricsListener net.Listener
 }
 
-// New checks config. It does no I/O.
+// New validates config. It does no I/O.
 func New(config Config) (*Proxy, error) {
 	switch {
 	case len(config.Listen) == 0:
-		return nil, errors.New("no address to listen on")
+		return nil, errors.New("no listen address")
 	case config.Source == nil:
 		return nil, errors.New("no certificates")
 	case config.RetryTimeout < 0:
-		return nil, fmt.Errorf("retry timeout %s is negative", config.RetryTimeout)
+		return nil, fmt.Errorf("invalid retry timeout %s: must not be negative", config.RetryTimeout)
 	case config.DrainTimeout < 0:
-		return nil, fmt.Errorf("drain timeout %s is negative", config.DrainTimeout)
+		return nil, fmt.Errorf("invalid drain timeout %s: must not be negative", config.DrainTimeout)
 	}
 	for _, address := range config.Listen {
 		if _, err := listenNetwork(address); err != nil {
@@ -116,24 +126,24 @@ func New(config Config) (*Proxy, error) {
 	p := &Proxy{config: config, log: newLimitedLogger(config.Logger), limits: defaultLimits}
 	p.metrics = newProxyMetrics(p)
 	p.upstream = newUpstream(address, config.Source, &p.limits, p.metrics, p.log)
-	config.Source.OnChange(func(*tlsfiles.Material) { p.upstream.dropIdle() })
+	config.Source.OnChange(func(*tlsfiles.Material) { p.upstream.closeOutdated() })
 	return p, nil
 }
 
-// Listen opens the listeners. An address of a family that the node lacks is passed over with a warning, as long as
-// another one works.
+// Listen opens the listeners. It skips addresses that the node lacks with a warning, as long as at
+// least one works.
 func (p *Proxy) Listen(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
 			p.closeListeners()
 		}
 	}()
-	var absent []error
+	var unavailable []error
 	for _, address := range p.config.Listen {
 		l, err := listen(ctx, address, p.config.ReusePort)
-		if familyAbsent(err) {
-			p.config.Logger.Warn("the node has no such address, not listening on it", "address", address, "error", err)
-			absent = append(absent, err)
+		if addressUnavailable(err) {
+			p.config.Logger.Warn("address not available on this node, skipping it", "address", address, "error", err)
+			unavailable = append(unavailable, err)
 			continue
 		}
 		if err != nil {
@@ -142,7 +152,7 @@ func (p *Proxy) Listen(ctx context.Context) (err error) {
 		p.listeners = append(p.listeners, l)
 	}
 	if len(p.listeners) == 0 {
-		return join(absent)
+		return join(unavailable)
 	}
 	if p.config.MetricsListen != "" {
 		if p.metricsListener, err = listen(ctx, p.config.MetricsListen, p.config.ReusePort); err != nil {
@@ -161,7 +171,7 @@ func (p *Proxy) closeListeners() {
 	}
 }
 
-// Addrs are the addresses that Listen opened, in the order of Config.Listen.
+// Addrs returns the addresses that Listen opened, in the order of Config.Listen.
 func (p *Proxy) Addrs() []net.Addr {
 	addrs := make([]net.Addr, 0, len(p.listeners))
 	for _, l := range p.listeners {
@@ -170,7 +180,7 @@ func (p *Proxy) Addrs() []net.Addr {
 	return addrs
 }
 
-// MetricsAddr is the address of /metrics; nil if it is not served.
+// MetricsAddr returns the address of the metrics port, or nil if it is not served.
 func (p *Proxy) MetricsAddr() net.Addr {
 	if p.metricsListener == nil {
 		return nil
@@ -178,8 +188,8 @@ func (p *Proxy) MetricsAddr() net.Addr {
 	return p.metricsListener.Addr()
 }
 
-// Run serves until ctx ends, then drains: /readyz fails, the listeners close, requests under way get the drain timeout.
-// It returns nil after a drain that was complete.
+// Run serves until ctx ends, then drains: /readyz fails, the listeners close, and requests in
+// flight get the drain timeout. It returns nil after it has drained, even if requests were cut off.
 func (p *Proxy) Run(ctx context.Context) error {
 	server := &http.Server{
 		Handler:           p,
@@ -197,7 +207,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	if p.config.ServeTLS {
 		front.tls = tlsfiles.ServerConfig(p.config.Source, clientCertificates)
 	}
-	// It stays up while requests drain: that is when /readyz must tell so.
+	// The admin server stays up while requests drain, so that /readyz reports it.
 	admin := &http.Server{
 		Handler:           p.admin(),
 		ReadHeaderTimeout: p.limits.readHeader,
@@ -244,11 +254,11 @@ func (p *Proxy) Run(ctx context.Context) error {
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.config.DrainTimeout)
 	defer cancel()
 	if p.config.ReusePort {
-		_ = admin.Close() // else the kubelet's probes of a successor on the same port would come here
-		p.giveWay()
+		_ = admin.Close() // else it would receive the kubelet's probes of a successor on the same port
+		p.handOff()
 	}
 	if server.Shutdown(drain) != nil {
-		p.config.Logger.Warn("requests were cut off, draining took too long", "requests", p.metrics.inFlight.Load())
+		p.config.Logger.Warn("drain timeout exceeded, requests cut off", "requests", p.metrics.inFlight.Load())
 		_ = server.Close()
 	}
 	_ = admin.Close()
@@ -257,42 +267,43 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return err
 }
 
-// underWay is what a connection on loopback gets to be accepted that began before giveWay.
-const underWay = 100 * time.Millisecond
+// acceptGrace is how long connections that started before the hand-off have to be accepted.
+const acceptGrace = 100 * time.Millisecond
 
-// giveWay lets a successor have all connections from now on, and takes those that came
-// before.
-func (p *Proxy) giveWay() {
+// handOff sends new connections to the successor and leaves time to accept the pending ones.
+func (p *Proxy) handOff() {
 	for _, l := range p.listeners {
-		if err := giveWay(l); err != nil {
-			p.config.Logger.Warn("connections that begin now may be reset", "address", l.Addr().String(), "error", err.Error())
+		if err := handOff(l); err != nil {
+			p.config.Logger.Warn("cannot hand off the listener, new connections may be reset",
+				"address", l.Addr().String(), "error", err.Error())
 			return
 		}
 	}
-	time.Sleep(underWay)
+	time.Sleep(acceptGrace)
 }
 
-// watchIdle calls Config.Idle once after each time with requests.
+// watchIdle calls Config.Idle once after each period with requests.
 func (p *Proxy) watchIdle(ctx context.Context) {
 	ticker := time.NewTicker(p.limits.quiet)
 	defer ticker.Stop()
-	var seen, told uint64
+	var seen, reported uint64
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		n := p.metrics.begun.Load()
-		if n == seen && n != told && p.metrics.inFlight.Load() == 0 {
+		n := p.metrics.started.Load()
+		if n == seen && n != reported && p.metrics.inFlight.Load() == 0 {
 			p.config.Idle()
-			told = n
+			reported = n
 		}
 		seen = n
 	}
 }
 
-// http1 keeps HTTP/2 out: one stream's flow control windows cost more CPU than a connection for each stream does.
+// http1 disables HTTP/2: flow control of multiplexed streams costs more CPU time than one
+// connection per stream.
 func http1() *http.Protocols {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)

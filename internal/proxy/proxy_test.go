@@ -19,22 +19,26 @@ func TestNewRefuses(t *testing.T) {
 		want   string
 		change func(*Config)
 	}{
-		"no certificates":          {"no certificates", func(c *Config) { c.Source = nil }},
-		"a negative retry timeout": {"retry timeout -1s is negative", func(c *Config) { c.RetryTimeout = -time.Second }},
-		"a negative drain timeout": {"drain timeout -1s is negative", func(c *Config) { c.DrainTimeout = -time.Second }},
-		"no registry":              {`registry ""`, func(c *Config) { c.Registry = "" }},
+		"no certificates": {"no certificates", func(c *Config) { c.Source = nil }},
+		"a negative retry timeout": {
+			"retry timeout -1s: must not be negative", func(c *Config) { c.RetryTimeout = -time.Second },
+		},
+		"a negative drain timeout": {
+			"drain timeout -1s: must not be negative", func(c *Config) { c.DrainTimeout = -time.Second },
+		},
+		"no registry": {`registry ""`, func(c *Config) { c.Registry = "" }},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			config := f.proxy.config
 			tt.change(&config)
 			if _, err := New(config); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("New() error = %v, want one that says %q", err, tt.want)
+				t.Errorf("New() error = %v, want one that contains %q", err, tt.want)
 			}
 		})
 	}
 }
 
-// ask gets a path of the metrics port.
+// ask requests a path from the metrics port.
 func (f *fixture) ask(t *testing.T, path string) (int, string) {
 	t.Helper()
 	request, _ := http.NewRequest(http.MethodGet, "http://"+f.proxy.MetricsAddr().String()+path, nil)
@@ -105,12 +109,12 @@ func TestDrain(t *testing.T) {
 	}
 	select {
 	case err := <-stopped:
-		t.Fatalf("Run() = %v with a request under way", err)
+		t.Fatalf("Run() = %v with a request in flight", err)
 	default:
 	}
 	close(goOn)
 	if err := <-result; err != nil {
-		t.Errorf("the request under way: %v", err)
+		t.Errorf("the request in flight: %v", err)
 	}
 	if err := <-stopped; err != nil {
 		t.Errorf("Run() = %v", err)
@@ -123,11 +127,11 @@ func TestDrain(t *testing.T) {
 
 func TestDrainEnds(t *testing.T) {
 	for sentence, handler := range map[string]http.Handler{
-		"with a body that does not end": endless,
-		"with an answer that does not come": http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		"a body that does not end": endless,
+		"a response that never starts": http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
 		}),
-		"with a registry that is away": http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		"an unavailable registry": http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 			panic(http.ErrAbortHandler)
 		}),
 	} {
@@ -138,7 +142,7 @@ func TestDrainEnds(t *testing.T) {
 				_, _, err := f.get("/")
 				result <- err
 			}()
-			eventually(t, "the request is under way", func() bool { return f.metric("requests_in_flight") == 1 })
+			eventually(t, "the request is in flight", func() bool { return f.metric("requests_in_flight") == 1 })
 			if err := f.stop(); err != nil {
 				t.Errorf("Run() = %v", err)
 			}
@@ -149,7 +153,7 @@ func TestDrainEnds(t *testing.T) {
 	}
 }
 
-func TestListenerFails(t *testing.T) {
+func TestListenerFailure(t *testing.T) {
 	f := start(t, store{})
 	config := f.proxy.config
 	config.MetricsListen = ""
@@ -169,7 +173,8 @@ func TestListenerFails(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	content := newBlob(1000)
 	f := start(t, store{content}, retryFor(0))
-	if code, body := f.ask(t, "/readyz?verbose"); code != http.StatusOK || !strings.Contains(body, "last answer: never\nlast error: none\n") {
+	code, body := f.ask(t, "/readyz?verbose")
+	if code != http.StatusOK || !strings.Contains(body, "last response: never\nlast error: none\n") {
 		t.Errorf("readyz = %d %s", code, body)
 	}
 	for _, path := range []string{content.path(), content.path(), "/v2/unknown"} {
@@ -213,7 +218,10 @@ func TestMetrics(t *testing.T) {
 		`zarf_registry_proxy_certificate_generation 1`,
 		`zarf_registry_proxy_certificate_reload_errors_total 1`,
 		fmt.Sprintf("zarf_registry_proxy_certificate_expiry_timestamp_seconds %d\n", f.source.Current().Leaf.NotAfter.Unix()),
-		fmt.Sprintf("zarf_registry_proxy_certificate_lifetime_seconds %g\n", f.source.Current().Leaf.NotAfter.Sub(f.source.Current().Leaf.NotBefore).Seconds()),
+		fmt.Sprintf(
+			"zarf_registry_proxy_certificate_lifetime_seconds %g\n",
+			f.source.Current().Leaf.NotAfter.Sub(f.source.Current().Leaf.NotBefore).Seconds(),
+		),
 		fmt.Sprintf("zarf_registry_proxy_authority_expiry_timestamp_seconds %d\n", f.ca.Certificate.NotAfter.Unix()),
 		`zarf_registry_proxy_build_info{version="dev",goversion="go`,
 		"process_resident_memory_bytes ",
@@ -230,13 +238,13 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("%v bytes were counted", got)
 	}
 
-	code, body := f.ask(t, "/readyz?verbose")
+	code, body = f.ask(t, "/readyz?verbose")
 	if code != http.StatusOK {
-		t.Errorf("readyz = %d: a registry that is away does not make the proxy unready", code)
+		t.Errorf("readyz = %d: an unavailable registry must not make the proxy unready", code)
 	}
 	for _, want := range []string{"ok\n", "generation 1", "1 failed reloads", registryName, "connection refused"} {
 		if !strings.Contains(body, want) {
-			t.Errorf("readyz does not say %q:\n%s", want, body)
+			t.Errorf("readyz lacks %q:\n%s", want, body)
 		}
 	}
 	for _, path := range []string{"/", "/debug/pprof/", "/v2/", "/metrics/x", "/loaded/x"} {
@@ -246,7 +254,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// What fails a thousand times is not logged a thousand times.
+// A repeated failure must not flood the log.
 func TestLogIsLimited(t *testing.T) {
 	f := start(t, store{}, retryFor(0))
 	f.kill()

@@ -9,9 +9,14 @@ import (
 	"strings"
 )
 
-// request is what the registry is asked for a client's request.
+const (
+	headerAPIVersion = "Docker-Distribution-Api-Version"
+	headerDigest     = "Docker-Content-Digest"
+)
+
+// request is a client's request as it is forwarded to the registry.
 type request struct {
-	*http.Request // the client's, as it came; write leaves out what is not for the registry
+	*http.Request // the client's, unmodified; write omits what is not for the registry
 	scheme        string
 }
 
@@ -23,15 +28,17 @@ func newRequest(r *http.Request) *request {
 	return &request{r, scheme}
 }
 
-// write writes it as the registry gets it. http.Request.Write wants a request and a header of its own, sorts, and is a
-// tenth of the CPU time of a connection with one request; this is half of that.
+// write serializes the request for the registry. http.Request.Write needs a request and a header of
+// its own and sorts the header; it takes a tenth of the CPU time of a connection with one request,
+// and this takes half of that.
 //
-// The host stays the client's, and X-Forwarded-Proto tells how the client came, so that the registry's absolute URLs lead
-// back here. There is no X-Forwarded-For: it would put a loopback address in place of this node's in the registry's log.
+// The client's host is kept, and X-Forwarded-Proto names the client's scheme, so that absolute URLs
+// of the registry lead back here. X-Forwarded-For is not set: it would replace this node's address
+// in the registry's log with a loopback address.
 //
-// That no byte in it begins another request is up to net/http, which has checked the request line, and names and values
-// of headers, when it read them, and to safeHost, which forward asks. A request that names no host, as in HTTP/1.0, is for
-// the registry.
+// The output cannot contain a second request: net/http has validated the request line and the
+// headers, and forward has called safeHost. A request without a host (HTTP/1.0) gets the
+// registry's.
 func (r *request) write(b *bytes.Buffer, registry string) {
 	target := r.RequestURI
 	if !strings.HasPrefix(target, "/") { // an absolute URL: the registry gets its path
@@ -58,28 +65,30 @@ func (r *request) write(b *bytes.Buffer, registry string) {
 	b.WriteString("\r\n")
 }
 
-// hostBytes are those of a host in a URL (RFC 3986, section 3.2.2).
+// hostBytes are the bytes allowed in the host of a URL (RFC 3986, section 3.2.2).
 const hostBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~!$&'()*+,;=%:[]@"
 
-// safeHost says whether host has no other bytes. net/http checks the Host header, but not the host of an absolute URL that
-// takes its place, in which net/url has unescaped bytes by now.
+// safeHost reports whether host contains only hostBytes. net/http validates the Host header, but
+// not the host of an absolute URL that replaces it and that net/url has already unescaped.
 func safeHost(host string) bool { return strings.Trim(host, hostBytes) == "" }
 
-// hopByHop are the headers that concern one connection (RFC 9110, section 7.6.1). Those that Connection names come on top.
+// hopByHop are the headers of a single connection (RFC 9110, section 7.6.1). Those that Connection
+// names are added to them.
 var hopByHop = []string{
-	"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization", "Proxy-Connection",
+	"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authentication-Info",
+	"Proxy-Authorization", "Proxy-Connection",
 	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
-// dropFromRequest are the headers of a client that the registry does not get. Credentials are among them: the node's
-// certificate authorises a pull, and what a runtime keeps for some registry on loopback is not for the log or memory of
-// another.
+// dropFromRequest are the client headers that are not forwarded. Credentials are among them: the
+// node's certificate authorizes a pull, and credentials that a runtime holds for some registry on
+// loopback must not reach another registry's log or memory.
 var dropFromRequest = set(append([]string{
 	"Authorization", "Cookie", "Content-Length", "Expect", "Forwarded", "Host",
 	"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Proto", "X-Real-Ip",
 }, hopByHop...))
 
-var dropFromAnswer = set(hopByHop)
+var dropFromResponse = set(hopByHop)
 
 func set(names []string) map[string]bool {
 	m := make(map[string]bool, len(names))
@@ -89,7 +98,7 @@ func set(names []string) map[string]bool {
 	return m
 }
 
-// namedBy says whether the Connection header in h names another one.
+// namedBy reports whether the Connection header in h names the header name.
 func namedBy(h http.Header, name string) bool {
 	for _, value := range h["Connection"] {
 		for named := range strings.SplitSeq(value, ",") {

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bytes"
-	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -27,15 +26,15 @@ func (c *cutter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// cutAnswers lets each answer break off at a random place, if it gets that far.
-func cutAnswers(handler http.Handler, most int) http.Handler {
+// cutResponses breaks off each response at a random position, if it is long enough.
+func cutResponses(handler http.Handler, most int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handler.ServeHTTP(&cutter{w, 1 + rand.N(most)}, r)
 	})
 }
 
-// However often and wherever a body breaks off, the client gets all of it.
-func TestCutBodiesAreContinued(t *testing.T) {
+// A client gets the whole body, however often and wherever it breaks off.
+func TestResumeCutBodies(t *testing.T) {
 	for sentence, tt := range map[string]struct {
 		handler func(blob) http.Handler
 		header  http.Header
@@ -55,7 +54,7 @@ func TestCutBodiesAreContinued(t *testing.T) {
 			header:  http.Header{"Range": {"bytes=1000-700000"}},
 			want:    func(data []byte) []byte { return data[1000:700001] },
 		},
-		"a blob that the client asked for under conditions": {
+		"a conditional request": {
 			handler: func(b blob) http.Handler { return store{b} },
 			header:  http.Header{"If-None-Match": {`"other"`}, "Range": {"bytes=5-"}, "If-Range": {`"other"`}},
 		},
@@ -65,7 +64,7 @@ func TestCutBodiesAreContinued(t *testing.T) {
 		"a blob that has an ETag but no digest": {
 			handler: func(b blob) http.Handler { return without(headerDigest, store{b}) },
 		},
-		"a manifest, of which the registry has no ranges": {
+		"a manifest, for which the registry has no ranges": {
 			handler: func(b blob) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					b.setHeader(w)
@@ -74,7 +73,7 @@ func TestCutBodiesAreContinued(t *testing.T) {
 				})
 			},
 		},
-		"a registry that is broken in between": {
+		"a registry that fails in between": {
 			handler: func(b blob) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if r.Header.Get("If-Range") != "" && rand.N(3) == 0 {
@@ -89,11 +88,11 @@ func TestCutBodiesAreContinued(t *testing.T) {
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			content := newBlob(1 << 20)
-			f := start(t, cutAnswers(tt.handler(content), 2*len(content.data)))
+			f := start(t, cutResponses(tt.handler(content), 2*len(content.data)))
 			resumed := func() float64 { return f.metric(`upstream_resumes_total{result="ok"}`) }
 			for n := 0; resumed() < 5; n++ {
 				if n == 1000 {
-					t.Fatal("no bodies are continued: the test shows nothing")
+					t.Fatal("no body was resumed: the test checked nothing")
 				}
 				request, _ := http.NewRequest(http.MethodGet, f.url(content.path()), nil)
 				if tt.header != nil {
@@ -112,7 +111,7 @@ func TestCutBodiesAreContinued(t *testing.T) {
 	}
 }
 
-// without takes a header away from all answers.
+// without removes a header from all responses.
 func without(name string, handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handler.ServeHTTP(&headerFilter{w, name}, r)
@@ -129,10 +128,11 @@ func (f *headerFilter) WriteHeader(code int) {
 	f.ResponseWriter.WriteHeader(code)
 }
 
-// Where a body cannot be continued the client must see that it is not whole, over TLS too and with HTTP/1.0.
-func TestCutBodiesThatCannotBeContinued(t *testing.T) {
+// If a body cannot be resumed, the client must notice that it is incomplete, also over TLS and with
+// HTTP/1.0.
+func TestUnresumableBodies(t *testing.T) {
 	content, other := newBlob(200_000), newBlob(200_001)
-	// second answers all but the first request, which breaks off.
+	// second handles all requests but the first, whose response breaks off.
 	serve := func(first, second http.HandlerFunc) http.Handler {
 		var asked atomic.Int64
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -155,44 +155,66 @@ func TestCutBodiesThatCannotBeContinued(t *testing.T) {
 		}
 	}
 	for sentence, handler := range map[string]func() http.Handler{
-		"nothing identifies the bytes": func() http.Handler {
+		"no validators": func() http.Handler {
 			return serve(func(w http.ResponseWriter, _ *http.Request) { length(w); _, _ = w.Write(content.data) }, whole)
 		},
-		"only a weak ETag does": func() http.Handler {
+		"only a weak ETag": func() http.Handler {
 			return serve(func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Etag", `W/"x"`)
 				length(w)
 				_, _ = w.Write(content.data)
 			}, whole)
 		},
-		"the length is unknown": func() http.Handler {
-			return serve(func(w http.ResponseWriter, _ *http.Request) { content.setHeader(w); _, _ = w.Write(content.data) }, whole)
+		"an unknown length": func() http.Handler {
+			return serve(
+				func(w http.ResponseWriter, _ *http.Request) { content.setHeader(w); _, _ = w.Write(content.data) }, whole,
+			)
 		},
-		"the registry has other bytes now": func() http.Handler {
+		"the content has changed": func() http.Handler {
 			return serve(whole, func(w http.ResponseWriter, r *http.Request) {
 				other.setHeader(w)
 				http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(other.data))
 			})
 		},
-		"the registry has it no more": func() http.Handler {
+		"the content was deleted": func() http.Handler {
 			return serve(whole, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
 		},
-		"the registry wants a login now": func() http.Handler {
+		"the registry now requires credentials": func() http.Handler {
 			return serve(whole, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
 		},
-		"the registry says that nothing changed": func() http.Handler {
+		"the registry responds with not modified": func() http.Handler {
 			return serve(whole, func(w http.ResponseWriter, _ *http.Request) {
 				content.setHeader(w)
 				w.WriteHeader(http.StatusNotModified)
 			})
 		},
-		"the part begins too early":        func() http.Handler { return serve(whole, partial("bytes 99999-199999/200000", 100_001)) },
-		"the part begins too late":         func() http.Handler { return serve(whole, partial("bytes 100001-199999/200000", 99_999)) },
-		"the part ends too early":          func() http.Handler { return serve(whole, partial("bytes 100000-199998/200000", 99_999)) },
-		"the part is of a longer blob":     func() http.Handler { return serve(whole, partial("bytes 100000-199999/200001", 100_000)) },
-		"the part lies about its length":   func() http.Handler { return serve(whole, partial("bytes 100000-199999/200000", 99_999)) },
-		"the part does not say what it is": func() http.Handler { return serve(whole, partial("bytes */200000", 100_000)) },
-		"the whole is of another length": func() http.Handler {
+		"the part starts too early": func() http.Handler {
+			return serve(
+				whole, partial("bytes 99999-199999/200000", 100_001),
+			)
+		},
+		"the part starts too late": func() http.Handler {
+			return serve(
+				whole, partial("bytes 100001-199999/200000", 99_999),
+			)
+		},
+		"the part ends too early": func() http.Handler {
+			return serve(
+				whole, partial("bytes 100000-199998/200000", 99_999),
+			)
+		},
+		"the part is of a longer blob": func() http.Handler {
+			return serve(
+				whole, partial("bytes 100000-199999/200001", 100_000),
+			)
+		},
+		"the part has a wrong length": func() http.Handler {
+			return serve(
+				whole, partial("bytes 100000-199999/200000", 99_999),
+			)
+		},
+		"the part has no range": func() http.Handler { return serve(whole, partial("bytes */200000", 100_000)) },
+		"the whole has another length": func() http.Handler {
 			return serve(whole, func(w http.ResponseWriter, _ *http.Request) {
 				content.setHeader(w)
 				w.Header().Set("Content-Length", "200001")
@@ -205,7 +227,7 @@ func TestCutBodiesThatCannotBeContinued(t *testing.T) {
 				store{content}.ServeHTTP(&cutter{w, 100_000}, r)
 			})
 		},
-		"the registry stays away": func() http.Handler {
+		"the registry does not come back": func() http.Handler {
 			return serve(whole, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 		},
 	} {
@@ -230,13 +252,13 @@ func TestCutBodiesThatCannotBeContinued(t *testing.T) {
 					got, err = getHTTP10(t, f, content.path(), strings.HasSuffix(client, "TLS"))
 				}
 				if err == nil {
-					t.Fatalf("the client was given %d bytes as if they were all", len(got))
+					t.Fatalf("the client took %d bytes for the whole body", len(got))
 				}
 				if !bytes.HasPrefix(content.data, got) {
-					t.Error("the client was given bytes that are not the blob's")
+					t.Error("the client got bytes that are not the blob's")
 				}
 				if got := f.metric("responses_aborted_total"); got != 1 {
-					t.Errorf("%v answers were counted as aborted, want 1", got)
+					t.Errorf("%v responses were counted as aborted, want 1", got)
 				}
 			})
 		}
@@ -244,7 +266,7 @@ func TestCutBodiesThatCannotBeContinued(t *testing.T) {
 }
 
 // A registry that stops in the middle of a body without closing the connection.
-func TestStalledBodiesAreContinued(t *testing.T) {
+func TestResumeStalledBodies(t *testing.T) {
 	content := newBlob(300_000)
 	var asked atomic.Int64
 	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -283,27 +305,6 @@ func TestSlowBodies(t *testing.T) {
 		t.Error(err)
 	}
 	if got := f.metric(`upstream_resumes_total{result="ok"}`); got != 0 {
-		t.Errorf("%v bodies were continued that had not broken off", got)
-	}
-}
-
-func TestParseContentRange(t *testing.T) {
-	for value, want := range map[string]part{
-		"bytes 0-0/1":     {0, 1, "1"},
-		"bytes 5-9/*":     {5, 10, "*"},
-		"bytes 10-19/100": {10, 20, "100"},
-		fmt.Sprintf("bytes 0-%d/x", int64(1)<<61): {0, 1<<61 + 1, "x"},
-	} {
-		if got, err := parseContentRange(value); err != nil || got != want {
-			t.Errorf("parseContentRange(%q) = %v, %v, want %v", value, got, err, want)
-		}
-	}
-	for _, value := range []string{
-		"", "bytes", "bytes ", "bytes */5", "bytes 0-1", "bytes 0-1/", "bytes 1-0/5", "bytes -1/5", "bytes 1-/5", "bytes 0x1-2/5",
-		"bytes 0-9223372036854775807/5", "bytes 0-18446744073709551615/5", "items 0-1/5", "bytes 0 - 1/5", "bytes +0-1/5",
-	} {
-		if got, err := parseContentRange(value); err == nil {
-			t.Errorf("parseContentRange(%q) = %v, want an error", value, got)
-		}
+		t.Errorf("%v bodies were resumed that had not broken off", got)
 	}
 }

@@ -6,57 +6,58 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"time"
 )
 
 const (
-	// firstDelay finds a registry that only dropped a connection; lastDelay keeps a thousand waiting requests on each of
-	// many nodes from being a load of its own, and is how much later than the registry they may come back.
+	// firstDelay suits a registry that only dropped a connection. lastDelay limits the load of
+	// thousands of waiting requests on many nodes, and is the delay that a recovered registry may add.
 	firstDelay = 50 * time.Millisecond
 	lastDelay  = 2 * time.Second
 )
 
-var errTooManyWaiting = errors.New("too many requests wait for it already")
+var errTooManyWaiting = errors.New("too many waiting requests")
 
-// verdict is what to make of an answer.
+// verdict is a decision about a response.
 type verdict int
 
 const (
-	accept verdict = iota // it is what was asked for
-	again                 // it may be better on another attempt
-	refuse                // it never will be
+	accept verdict = iota // the expected response
+	retry                 // another attempt may succeed
+	refuse                // no attempt will succeed
 )
 
-// patience is what is left of a request's retry timeout.
-type patience struct {
+// retryBudget is the rest of a request's retry timeout.
+type retryBudget struct {
 	proxy    *Proxy
 	began    time.Time
-	attempts int  // that failed
+	attempts int  // failed attempts
 	waiting  bool // counted in Proxy.waiting
 }
 
-func (p *Proxy) newPatience() *patience { return &patience{proxy: p, began: time.Now()} }
+func (p *Proxy) newRetryBudget() *retryBudget { return &retryBudget{proxy: p, began: time.Now()} }
 
-// wait pauses after a failed attempt. It returns the reason to give up if there is one: the request's context has ended,
-// the retry timeout would be over, too many others wait.
-func (w *patience) wait(ctx context.Context, cause error) error {
+// wait pauses after a failed attempt. It returns an error if there must be no further attempt: the
+// context has ended, the retry timeout would be exceeded, or too many requests are waiting.
+func (b *retryBudget) wait(ctx context.Context, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	delay := backoff(w.attempts)
-	if time.Since(w.began)+delay > w.proxy.config.RetryTimeout {
+	delay := backoff(b.attempts)
+	if time.Since(b.began)+delay > b.proxy.config.RetryTimeout {
 		return cause
 	}
-	if !w.waiting {
-		if w.proxy.waiting.Add(1) > w.proxy.limits.waiting {
-			w.proxy.waiting.Add(-1)
+	if !b.waiting {
+		if b.proxy.waiting.Add(1) > b.proxy.limits.waiting {
+			b.proxy.waiting.Add(-1)
 			return fmt.Errorf("%w: %w", errTooManyWaiting, cause)
 		}
-		w.waiting = true
+		b.waiting = true
 	}
-	w.attempts++
-	w.proxy.log.Warn("the registry does not answer, trying again", "error", cause)
-	w.proxy.metrics.retries.Inc()
+	b.attempts++
+	b.proxy.log.Warn("registry unavailable, retrying", "error", cause)
+	b.proxy.metrics.retries.Inc()
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
 	select {
@@ -67,39 +68,41 @@ func (w *patience) wait(ctx context.Context, cause error) error {
 	}
 }
 
-// end is called when the request waits no more.
-func (w *patience) end() {
-	if w.waiting {
-		w.proxy.waiting.Add(-1)
-		w.waiting = false
+// end must be called when the request stops waiting.
+func (b *retryBudget) end() {
+	if b.waiting {
+		b.proxy.waiting.Add(-1)
+		b.waiting = false
 	}
 }
 
-// fetch asks the registry until judge accepts an answer or patience ends. Errors other than the context's say what went
-// wrong last.
-func (p *Proxy) fetch(request *request, patience *patience, judge func(*http.Response) (verdict, error)) (*answer, error) {
-	defer patience.end()
+// fetch sends the request until judge accepts a response or the budget is spent. Its error is the
+// context's or that of the last attempt.
+func (p *Proxy) fetch(
+	request *request, budget *retryBudget, judge func(*http.Response) (verdict, error),
+) (*response, error) {
+	defer budget.end()
 	for {
-		a, err := p.upstream.roundTrip(request)
+		resp, err := p.upstream.roundTrip(request)
 		if err == nil {
 			var v verdict
-			if v, err = judge(a.Response); v == accept {
-				return a, nil
+			if v, err = judge(resp.Response); v == accept {
+				return resp, nil
 			}
-			a.abandon()
+			resp.discard()
 			err = p.upstream.failed(request.Context(), err)
 			if v == refuse {
 				return nil, err
 			}
 		}
-		if err := patience.wait(request.Context(), err); err != nil {
+		if err := budget.wait(request.Context(), err); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// backoff doubles from firstDelay to lastDelay. The jitter takes up to half of it away, so that requests which failed
-// together do not come back together.
+// backoff doubles from firstDelay to lastDelay. Jitter of up to half of it spreads requests that
+// failed together.
 func backoff(attempt int) time.Duration {
 	delay := lastDelay
 	if attempt < 10 {
@@ -108,12 +111,19 @@ func backoff(attempt int) time.Duration {
 	return delay - rand.N(delay/2)
 }
 
-// judgeFirst accepts whatever the registry itself answers, its errors too: they are for the client.
+// judgeFirst accepts every response of the registry itself, errors included: they are meant for the
+// client.
 func judgeFirst(r *http.Response) (verdict, error) {
 	if unavailable(r.StatusCode) && !fromRegistry(r) {
-		return again, fmt.Errorf("something between answered for the registry: %s", r.Status)
+		return retry, fmt.Errorf("an intermediary responded instead of the registry: %s", r.Status)
 	}
 	return accept, nil
+}
+
+// fromRegistry reports whether a response comes from a registry, not from an intermediary that could
+// not reach one.
+func fromRegistry(r *http.Response) bool {
+	return r.Header.Get(headerAPIVersion) != "" || strings.HasPrefix(r.Header.Get("Content-Type"), "application/json")
 }
 
 func unavailable(code int) bool {

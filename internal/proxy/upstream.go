@@ -19,31 +19,33 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
-// upstream is the registry: its address, its connections, and how it did last.
+// upstream holds the registry's address, the connections to it and the outcome of the last
+// requests.
 //
-// It speaks HTTP by itself, with the parser and writer of net/http, where http.Transport has two goroutines for each
-// connection: that is a third less CPU time for a small request, less memory, and deadlines for each read.
+// It implements HTTP/1.1 with the parser of net/http instead of http.Transport, which runs two
+// goroutines per connection. That takes a third less CPU time for a small request and less memory,
+// and allows a deadline per read.
 type upstream struct {
-	address   address
-	authority string // address as text
-	source    *tlsfiles.Source
-	limits    *limits
-	metrics   *proxyMetrics
-	log       *limitedLogger
+	address  address
+	hostPort string // address as host:port
+	source   *tlsfiles.Source
+	limits   *limits
+	metrics  *proxyMetrics
+	log      *limitedLogger
 
 	dialer     net.Dialer
 	lookupHost func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
 	mu         sync.Mutex
 	closed     bool
-	generation *tlsfiles.Material // of config and of all in idle
+	generation *tlsfiles.Material // of config and of all idle connections
 	config     *tls.Config
-	idle       []*conn // the newest last
+	idle       []*conn // newest last
 	expiry     *time.Timer
 	preferred  string // the address that worked last
 	nextLookup time.Time
 
-	lastSuccess atomic.Int64 // in nanoseconds since 1970; 0: none yet
+	lastSuccess atomic.Int64 // Unix time in nanoseconds; 0: none yet
 	lastFailure atomic.Pointer[failure]
 }
 
@@ -52,9 +54,11 @@ type failure struct {
 	err  error
 }
 
-func newUpstream(a address, source *tlsfiles.Source, limits *limits, metrics *proxyMetrics, log *limitedLogger) *upstream {
+func newUpstream(
+	a address, source *tlsfiles.Source, limits *limits, metrics *proxyMetrics, log *limitedLogger,
+) *upstream {
 	u := &upstream{
-		address: a, authority: a.String(), source: source, limits: limits, metrics: metrics, log: log,
+		address: a, hostPort: a.String(), source: source, limits: limits, metrics: metrics, log: log,
 		lookupHost: net.DefaultResolver.LookupNetIP,
 		dialer:     net.Dialer{Timeout: limits.dial, Control: setUserTimeout},
 	}
@@ -62,7 +66,7 @@ func newUpstream(a address, source *tlsfiles.Source, limits *limits, metrics *pr
 	return u
 }
 
-// conn is one connection to the registry, used by one request at a time.
+// conn is a connection to the registry. It serves one request at a time.
 type conn struct {
 	*tls.Conn
 	raw        net.Conn
@@ -72,8 +76,9 @@ type conn struct {
 	idleSince  time.Time
 }
 
-// get returns an idle connection or a new one. stale says that it was idle, so the registry may have closed it since.
-func (u *upstream) get(ctx context.Context) (c *conn, stale bool, err error) {
+// get returns an idle connection or a new one. reused reports that it was idle, so that the
+// registry may have closed it in the meantime.
+func (u *upstream) get(ctx context.Context) (c *conn, reused bool, err error) {
 	u.mu.Lock()
 	dropped := u.refreshLocked()
 	m, config := u.generation, u.config
@@ -91,7 +96,7 @@ func (u *upstream) get(ctx context.Context) (c *conn, stale bool, err error) {
 	return c, false, err
 }
 
-// put takes a connection back whose answer has been read to its end.
+// put returns a connection to the idle ones. Its response must have been read to the end.
 func (u *upstream) put(c *conn) {
 	now := time.Now()
 	u.mu.Lock()
@@ -109,8 +114,9 @@ func (u *upstream) put(c *conn) {
 	}
 }
 
-// refreshLocked takes up a new generation of certificates if there is one, and returns the idle connections of the former.
-// A new generation gets a session cache of its own: what was agreed under other CAs must not be resumed.
+// refreshLocked adopts a new generation of certificates and returns the idle connections of the
+// previous one. Each generation has its own session cache: sessions established under other CAs
+// must not be resumed.
 func (u *upstream) refreshLocked() (dropped []*conn) {
 	if m := u.source.Current(); u.generation != m {
 		dropped, u.idle = u.idle, nil
@@ -119,15 +125,15 @@ func (u *upstream) refreshLocked() (dropped []*conn) {
 	return dropped
 }
 
-// dropIdle closes the idle connections of former generations.
-func (u *upstream) dropIdle() {
+// closeOutdated closes the idle connections of previous generations.
+func (u *upstream) closeOutdated() {
 	u.mu.Lock()
 	dropped := u.refreshLocked()
 	u.mu.Unlock()
 	closeAll(dropped)
 }
 
-// expire closes the connections that were idle for too long.
+// expire closes the connections that have been idle for idleLifetime.
 func (u *upstream) expire() {
 	now := time.Now()
 	u.mu.Lock()
@@ -144,17 +150,17 @@ func (u *upstream) expire() {
 	closeAll(dropped)
 }
 
-// close closes the idle connections and keeps no more.
+// close closes the idle connections and keeps no new ones.
 func (u *upstream) close() {
 	u.mu.Lock()
 	u.closed = true
 	u.expiry.Stop()
 	u.mu.Unlock()
-	u.forgetIdle()
+	u.closeIdle()
 }
 
-// forgetIdle closes the idle connections.
-func (u *upstream) forgetIdle() {
+// closeIdle closes the idle connections.
+func (u *upstream) closeIdle() {
 	u.mu.Lock()
 	dropped := u.idle
 	u.idle = nil
@@ -168,8 +174,9 @@ func closeAll(conns []*conn) {
 	}
 }
 
-// connect tries the address that worked last, the ClusterIP, and then what the Service's name resolves to: that differs
-// where the Service was made anew with another address. Where there is no ClusterIP there is only the name.
+// connect tries the address that worked last, the ClusterIP, and then the addresses that the
+// Service's name resolves to, which differ if the Service was recreated. Without a ClusterIP it
+// uses only the name.
 func (u *upstream) connect(ctx context.Context, m *tlsfiles.Material, config *tls.Config) (*conn, error) {
 	if !u.address.clusterIP.IsValid() {
 		return u.connectTo(ctx, u.address.String(), m, config)
@@ -202,7 +209,7 @@ func (u *upstream) connect(ctx context.Context, m *tlsfiles.Material, config *tl
 		}
 		c, err := u.connectTo(ctx, to, m, config)
 		if err == nil {
-			u.log.Warn("the registry is not at the address in the environment, its name resolves to another one",
+			u.log.Warn("registry not reachable at the address in the environment, using the address from DNS",
 				"environment", clusterIP, "dns", to)
 			u.prefer(to)
 			return c, nil
@@ -212,7 +219,7 @@ func (u *upstream) connect(ctx context.Context, m *tlsfiles.Material, config *tl
 	return nil, join(errs)
 }
 
-// join makes one line of several errors.
+// join combines errors on one line.
 func join(errs []error) (err error) {
 	for _, next := range errs {
 		if err == nil {
@@ -230,7 +237,8 @@ func (u *upstream) prefer(to string) {
 	u.mu.Unlock()
 }
 
-// lookup resolves the Service's name, one request at a time and not too often: the others go without.
+// lookup resolves the Service's name, at most once per lookupInterval. Concurrent callers get no
+// addresses.
 func (u *upstream) lookup(ctx context.Context) ([]netip.Addr, error) {
 	now := time.Now()
 	u.mu.Lock()
@@ -251,7 +259,7 @@ func (u *upstream) connectTo(ctx context.Context, to string, m *tlsfiles.Materia
 	c, err := u.handshake(ctx, to, config)
 	if err != nil {
 		u.metrics.dialErrors.Inc()
-		return nil, fmt.Errorf("connecting to the registry at %s: %w", to, err)
+		return nil, fmt.Errorf("connecting to registry at %s: %w", to, err)
 	}
 	u.metrics.dials.Inc()
 	c.generation = m
@@ -275,52 +283,53 @@ func (u *upstream) handshake(ctx context.Context, to string, config *tls.Config)
 	return c, nil
 }
 
-// answer is the registry's answer to one request. Its body is read with fill; then finish or abandon is called once.
-type answer struct {
+// response is the registry's response to one request. Read its body with fill, then call release or
+// discard once.
+type response struct {
 	*http.Response
 	upstream *upstream
 	conn     *conn
-	stop     func() bool // ends the watch on the request's context; nil: there is none
+	stop     func() bool // stops watching the request's context; nil: not watching
 }
 
-// watch has the end of ctx break the connection, which wakes a read or write, whatever its deadline. It is a seventh of
-// what a small request allocates, and so begins when there is something to wait for. (Together with request.write, and
-// small buffers for small bodies, that took 10 % off the CPU time of a connection with one request.)
-func (a *answer) watch(ctx context.Context) {
-	if a.stop == nil {
-		a.stop = context.AfterFunc(ctx, func() { _ = a.conn.raw.Close() })
+// watch closes the connection when ctx ends, which interrupts reads and writes regardless of their
+// deadlines. It accounts for a seventh of a small request's allocations, so it starts only when
+// there is something to wait for.
+func (resp *response) watch(ctx context.Context) {
+	if resp.stop == nil {
+		resp.stop = context.AfterFunc(ctx, func() { _ = resp.conn.raw.Close() })
 	}
 }
 
-// unwatch says whether the watch has not broken the connection.
-func (a *answer) unwatch() bool { return a.stop == nil || a.stop() }
+// unwatch reports whether the watch has not closed the connection.
+func (resp *response) unwatch() bool { return resp.stop == nil || resp.stop() }
 
-// roundTrip sends a request without a body and reads the header of its answer. Its errors are all worth another attempt.
-// A connection that had been idle and turns out to be closed is not an error: the next one is taken.
-func (u *upstream) roundTrip(request *request) (*answer, error) {
+// roundTrip sends a request without a body and reads the header of the response. Every error is
+// worth a retry. If a reused connection turns out to be closed, it uses the next one.
+func (u *upstream) roundTrip(request *request) (*response, error) {
 	for {
-		c, stale, err := u.get(request.Context())
+		c, reused, err := u.get(request.Context())
 		if err != nil {
 			return nil, u.failed(request.Context(), err)
 		}
 		began := time.Now()
-		a, err := u.exchange(c, request, began)
+		resp, err := u.exchange(c, request, began)
 		if err == nil {
 			u.metrics.latency.observe(time.Since(began))
 			u.lastSuccess.Store(time.Now().UnixNano())
-			return a, nil
+			return resp, nil
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			// Its node may be gone without a word, and then the others lead nowhere either.
-			u.forgetIdle()
-		} else if stale && request.Context().Err() == nil {
+			// The node may be dead, and then the idle connections to it are dead as well.
+			u.closeIdle()
+		} else if reused && request.Context().Err() == nil {
 			continue
 		}
-		return nil, u.failed(request.Context(), fmt.Errorf("asking the registry at %s: %w", c.RemoteAddr(), err))
+		return nil, u.failed(request.Context(), fmt.Errorf("requesting from registry at %s: %w", c.RemoteAddr(), err))
 	}
 }
 
-// failed records err, unless it is the client that has gone.
+// failed records err, unless the client has disconnected.
 func (u *upstream) failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -331,11 +340,11 @@ func (u *upstream) failed(ctx context.Context, err error) error {
 
 var requestBuffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
-func (u *upstream) exchange(c *conn, request *request, began time.Time) (_ *answer, err error) {
-	a := &answer{upstream: u, conn: c}
+func (u *upstream) exchange(c *conn, request *request, began time.Time) (_ *response, err error) {
+	resp := &response{upstream: u, conn: c}
 	defer func() {
 		if err != nil {
-			a.abandon()
+			resp.discard()
 		}
 	}()
 	if err := c.raw.SetWriteDeadline(began.Add(u.limits.head)); err != nil {
@@ -344,39 +353,40 @@ func (u *upstream) exchange(c *conn, request *request, began time.Time) (_ *answ
 	buffer := requestBuffers.Get().(*bytes.Buffer)
 	defer requestBuffers.Put(buffer)
 	buffer.Reset()
-	request.write(buffer, u.authority)
+	request.write(buffer, u.hostPort)
 	if _, err := c.Write(buffer.Bytes()); err != nil {
 		return nil, err
 	}
 	c.limited.N = maxHeadBytes
-	// Most answers begin at once. The others are waited for no longer than the client is there.
+	// Most responses start at once. While waiting for the others, watch for the client's disconnect.
 	if err := c.raw.SetReadDeadline(began.Add(u.limits.unwatched)); err != nil {
 		return nil, err
 	}
 	if _, err := c.reader.Peek(1); errors.Is(err, os.ErrDeadlineExceeded) {
-		a.watch(request.Context())
+		resp.watch(request.Context())
 	}
 	if err := c.raw.SetReadDeadline(began.Add(u.limits.head)); err != nil {
 		return nil, err
 	}
-	if a.Response, err = c.readHead(request.Request); err != nil { //nolint:bodyclose // it is the caller's, which closes it
+	if resp.Response, err = c.readHead(request.Request); err != nil { //nolint:bodyclose // the caller closes it
 		return nil, err
 	}
-	if a.Body != http.NoBody && int64(c.reader.Buffered()) < a.ContentLength || a.ContentLength < 0 {
-		a.watch(request.Context())
+	if resp.Body != http.NoBody && int64(c.reader.Buffered()) < resp.ContentLength || resp.ContentLength < 0 {
+		resp.watch(request.Context())
 	}
-	return a, nil
+	return resp, nil
 }
 
-// errNoLength: such a body ends with the connection, and TLS in Go takes a connection that breaks for one that ends.
-var errNoLength = errors.New("the answer has a body of unknown length")
+// errNoLength: such a body ends with the connection, and Go's TLS does not distinguish a broken
+// connection from a closed one.
+var errNoLength = errors.New("the response has a body of unknown length")
 
 func (c *conn) readHead(request *http.Request) (*http.Response, error) {
 	for {
 		response, err := http.ReadResponse(c.reader, request)
 		if err != nil {
 			if c.limited.N <= 0 {
-				err = fmt.Errorf("the answer's header is larger than %d bytes", maxHeadBytes)
+				err = fmt.Errorf("the response's header exceeds %d bytes", maxHeadBytes)
 			}
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
@@ -385,9 +395,9 @@ func (c *conn) readHead(request *http.Request) (*http.Response, error) {
 		}
 		switch {
 		case response.StatusCode == http.StatusSwitchingProtocols:
-			return nil, errors.New("the answer switches to another protocol")
+			return nil, errors.New("the response switches protocols")
 		case response.StatusCode < http.StatusOK:
-			continue // an interim answer, bounded with all others by maxHeadBytes
+			continue // an interim response; maxHeadBytes bounds all of them together
 		case response.ContentLength < 0 && len(response.TransferEncoding) == 0 && response.Body != http.NoBody:
 			return nil, errNoLength
 		}
@@ -396,26 +406,26 @@ func (c *conn) readHead(request *http.Request) (*http.Response, error) {
 	}
 }
 
-// fill reads the next part of the body, as much as fits or as comes without a pause. It returns io.EOF, perhaps with the
-// last bytes, if and only if the body is complete.
-func (a *answer) fill(buffer []byte) (n int, err error) {
-	if a.stop == nil { // all of it has come with the header
-		return a.Body.Read(buffer)
+// fill reads the next part of the body: until the buffer is full or the registry pauses. It returns
+// io.EOF, possibly with the last bytes, if and only if the body is complete.
+func (resp *response) fill(buffer []byte) (n int, err error) {
+	if resp.stop == nil { // the whole body arrived with the header
+		return resp.Body.Read(buffer)
 	}
-	if err := a.conn.raw.SetReadDeadline(time.Now().Add(a.upstream.limits.stall)); err != nil {
+	if err := resp.conn.raw.SetReadDeadline(time.Now().Add(resp.upstream.limits.stall)); err != nil {
 		return 0, err
 	}
-	n, err = a.Body.Read(buffer)
-	// A chunked body cannot be read on after a timeout: its reader keeps the error.
-	if err != nil || n == len(buffer) || a.ContentLength < 0 {
+	n, err = resp.Body.Read(buffer)
+	// A chunked body cannot be read further after a timeout: its reader keeps the error.
+	if err != nil || n == len(buffer) || resp.ContentLength < 0 {
 		return n, err
 	}
-	if err := a.conn.raw.SetReadDeadline(time.Now().Add(fillTimeout)); err != nil {
+	if err := resp.conn.raw.SetReadDeadline(time.Now().Add(fillTimeout)); err != nil {
 		return n, err
 	}
 	for n < len(buffer) && err == nil {
 		var more int
-		more, err = a.Body.Read(buffer[n:])
+		more, err = resp.Body.Read(buffer[n:])
 		n += more
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -424,18 +434,18 @@ func (a *answer) fill(buffer []byte) (n int, err error) {
 	return n, err
 }
 
-// finish gives the connection back after the body was read to its end.
-func (a *answer) finish() {
-	// What follows the answer unasked would be taken for the answer to the next request.
-	if a.Close || a.conn.reader.Buffered() > 0 || !a.unwatch() {
-		a.abandon()
+// release returns the connection for reuse after the body was read to its end.
+func (resp *response) release() {
+	// Unsolicited data after the response would be taken for the response to the next request.
+	if resp.Close || resp.conn.reader.Buffered() > 0 || !resp.unwatch() {
+		resp.discard()
 		return
 	}
-	a.upstream.put(a.conn)
+	resp.upstream.put(resp.conn)
 }
 
-// abandon closes the connection: the rest of the body is not wanted or will not come.
-func (a *answer) abandon() {
-	a.unwatch()
-	_ = a.conn.raw.Close()
+// discard closes the connection: the rest of the body is not wanted or will not come.
+func (resp *response) discard() {
+	resp.unwatch()
+	_ = resp.conn.raw.Close()
 }

@@ -25,25 +25,39 @@ func TestParseAddress(t *testing.T) {
 	for sentence, tt := range map[string]struct {
 		registry    string
 		environment environment
-		want        string // name, then the ClusterIP; or a part of the error
+		want        string // host:port and ClusterIP, or part of the error
 		ok          bool
 	}{
-		"the Service is in the environment":          {"zarf-registry.zarf.svc:5000", both, "zarf-registry.zarf.svc:5000 10.96.0.7:5000", true},
-		"the port is in the environment":             {"zarf-registry.zarf.svc", both, "zarf-registry.zarf.svc:5000 10.96.0.7:5000", true},
-		"a port that is written wins":                {"zarf-registry.zarf.svc:5443", both, "zarf-registry.zarf.svc:5443 10.96.0.7:5443", true},
-		"the ClusterIP is an IPv6 address":           {"zarf-registry.zarf.svc:5000", environment{"ZARF_REGISTRY_SERVICE_HOST": "fd00::7"}, "zarf-registry.zarf.svc:5000 [fd00::7]:5000", true},
-		"a name without dots":                        {"zarf-registry:5000", both, "zarf-registry:5000 10.96.0.7:5000", true},
-		"another Service is in the environment":      {"my-registry.zarf.svc:5000", both, "my-registry.zarf.svc:5000 invalid AddrPort", true},
-		"an IPv4 address":                            {"127.0.0.1:5000", both, "127.0.0.1:5000 invalid AddrPort", true},
-		"an IPv6 address":                            {"[::1]:5000", both, "[::1]:5000 invalid AddrPort", true},
-		"nothing":                                    {"", both, `registry ""`, false},
-		"no port anywhere":                           {"my-registry.zarf.svc", both, "a port from 1 to 65535", false},
-		"a port that is none":                        {"zarf-registry.zarf.svc:http", both, "a port from 1 to 65535", false},
-		"port 0":                                     {"zarf-registry.zarf.svc:0", both, "a port from 1 to 65535", false},
-		"port 65536":                                 {"zarf-registry.zarf.svc:65536", both, "a port from 1 to 65535", false},
-		"a URL":                                      {"https://zarf-registry.zarf.svc:5000", both, "want host:port", false},
-		"an IPv6 address without a port":             {"::1", both, "want host:port", false},
-		"an address in the environment that is none": {"zarf-registry.zarf.svc:5000", environment{"ZARF_REGISTRY_SERVICE_HOST": "None"}, `ZARF_REGISTRY_SERVICE_HOST is "None"`, false},
+		"the Service is in the environment": {
+			"zarf-registry.zarf.svc:5000", both, "zarf-registry.zarf.svc:5000 10.96.0.7:5000", true,
+		},
+		"the port is in the environment": {
+			"zarf-registry.zarf.svc", both, "zarf-registry.zarf.svc:5000 10.96.0.7:5000", true,
+		},
+		"an explicit port takes precedence": {
+			"zarf-registry.zarf.svc:5443", both, "zarf-registry.zarf.svc:5443 10.96.0.7:5443", true,
+		},
+		"the ClusterIP is an IPv6 address": {
+			"zarf-registry.zarf.svc:5000", environment{"ZARF_REGISTRY_SERVICE_HOST": "fd00::7"},
+			"zarf-registry.zarf.svc:5000 [fd00::7]:5000", true,
+		},
+		"a name without dots": {"zarf-registry:5000", both, "zarf-registry:5000 10.96.0.7:5000", true},
+		"another Service is in the environment": {
+			"my-registry.zarf.svc:5000", both, "my-registry.zarf.svc:5000 invalid AddrPort", true,
+		},
+		"an IPv4 address":                {"127.0.0.1:5000", both, "127.0.0.1:5000 invalid AddrPort", true},
+		"an IPv6 address":                {"[::1]:5000", both, "[::1]:5000 invalid AddrPort", true},
+		"nothing":                        {"", both, `registry ""`, false},
+		"no port":                        {"my-registry.zarf.svc", both, "a port from 1 to 65535", false},
+		"an invalid port":                {"zarf-registry.zarf.svc:http", both, "a port from 1 to 65535", false},
+		"port 0":                         {"zarf-registry.zarf.svc:0", both, "a port from 1 to 65535", false},
+		"port 65536":                     {"zarf-registry.zarf.svc:65536", both, "a port from 1 to 65535", false},
+		"a URL":                          {"https://zarf-registry.zarf.svc:5000", both, "want host:port", false},
+		"an IPv6 address without a port": {"::1", both, "want host:port", false},
+		"an invalid address in the environment": {
+			"zarf-registry.zarf.svc:5000", environment{"ZARF_REGISTRY_SERVICE_HOST": "None"},
+			`ZARF_REGISTRY_SERVICE_HOST="None"`, false,
+		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			a, err := parseAddress(tt.registry, tt.environment.get)
@@ -58,8 +72,8 @@ func TestParseAddress(t *testing.T) {
 	}
 }
 
-// The registry's name resolves, but nothing answers at the address in the environment.
-func TestNameIsTheFallback(t *testing.T) {
+// The registry's name resolves, but the address in the environment is dead.
+func TestDNSFallback(t *testing.T) {
 	content := newBlob(100)
 	var lookups atomic.Int32
 	f := start(t, store{content}, func(p *Proxy) {
@@ -77,15 +91,15 @@ func TestNameIsTheFallback(t *testing.T) {
 		if err := content.check(response, body, err); err != nil {
 			t.Fatal(err)
 		}
-		f.proxy.upstream.forgetIdle()
+		f.proxy.upstream.closeIdle()
 	}
 	if got := lookups.Load(); got != 1 {
-		t.Errorf("the name was looked up %d times, want once: what worked is tried first", got)
+		t.Errorf("the name was looked up %d times, want once: the address that worked must be tried first", got)
 	}
 }
 
-// While the registry is away, cluster DNS is not asked for each request.
-func TestLookupsAreFew(t *testing.T) {
+// While the registry is away, cluster DNS is not queried for every request.
+func TestLookupsAreRateLimited(t *testing.T) {
 	var lookups atomic.Int32
 	f := start(t, store{}, retryFor(time.Second/2), func(p *Proxy) {
 		p.upstream.lookupHost = func(context.Context, string, string) ([]netip.Addr, error) {
@@ -127,7 +141,7 @@ func TestConnectionsArePooled(t *testing.T) {
 			t.Error(err)
 		}
 		if got := f.metric("upstream_retries_total"); got != 0 {
-			t.Errorf("%v retries, want none: another connection is enough", got)
+			t.Errorf("%v retries, want none: a new connection is enough", got)
 		}
 	})
 	t.Run("idle for too long", func(t *testing.T) {
@@ -143,7 +157,7 @@ func TestConnectionsArePooled(t *testing.T) {
 			t.Error("it is still kept")
 		}
 	})
-	t.Run("not more than a few are kept", func(t *testing.T) {
+	t.Run("at most maxIdle are kept", func(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 * maxIdle {
 			wg.Go(func() {
@@ -154,14 +168,14 @@ func TestConnectionsArePooled(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		eventually(t, "the requests end", func() bool { return f.metric("requests_in_flight") == 0 })
+		eventually(t, "the requests have ended", func() bool { return f.metric("requests_in_flight") == 0 })
 		if got := len(f.proxy.upstream.idle); got > maxIdle {
-			t.Errorf("%d idle connections are kept, want %d at most", got, maxIdle)
+			t.Errorf("%d idle connections are kept, want at most %d", got, maxIdle)
 		}
 	})
 }
 
-// CA and certificates are replaced one after the other, as a rotation does, while pulls run on all the time.
+// CA and certificates are replaced step by step, as in a rotation, during continuous pulls.
 func TestRotationUnderLoad(t *testing.T) {
 	content := newBlob(200_000)
 	f := start(t, store{content})
@@ -174,7 +188,7 @@ func TestRotationUnderLoad(t *testing.T) {
 		if changed, err := source.Reload(); !changed || err != nil {
 			t.Fatal(changed, err)
 		}
-		eventually(t, "pulls go on", func() bool { return load.count() >= before+20 })
+		eventually(t, "pulls continue", func() bool { return load.count() >= before+20 })
 	}
 	server := func(ca *tlsfilestest.CA, others ...*tlsfilestest.CA) {
 		t.Helper()
@@ -199,20 +213,21 @@ func TestRotationUnderLoad(t *testing.T) {
 		t.Errorf("generation = %v, want 10", got)
 	}
 	if got := f.metric("upstream_retries_total"); got != 0 {
-		t.Errorf("%v retries: with overlapping trust there is nothing to retry", got)
+		t.Errorf("%v retries: with overlapping trust none is needed", got)
 	}
 	u := f.proxy.upstream
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, c := range u.idle {
 		if c.generation != f.source.Current() {
-			t.Error("an idle connection of a former generation is kept")
+			t.Error("an idle connection of a previous generation is kept")
 		}
 	}
 }
 
-// A rotation without overlap: the registry has the new certificate first. Pulls wait until the proxy has it too.
-func TestRotationAtOnce(t *testing.T) {
+// A rotation without overlap: the registry gets the new certificate first. Pulls wait until the
+// proxy has it too.
+func TestRotationWithoutOverlap(t *testing.T) {
 	content := newBlob(1000)
 	f := start(t, store{content})
 	load := pullInALoop(t, f, content)
@@ -221,7 +236,7 @@ func TestRotationAtOnce(t *testing.T) {
 	if _, err := f.registry.source.Reload(); err != nil {
 		t.Fatal(err)
 	}
-	f.kill() // the new certificate comes with a new process
+	f.kill() // the new certificate takes effect in a new process
 	f.start()
 	eventually(t, "requests wait", func() bool { return f.metric("requests_waiting") > 0 })
 	before := load.count()
@@ -229,11 +244,11 @@ func TestRotationAtOnce(t *testing.T) {
 	if _, err := f.source.Reload(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "pulls go on", func() bool { return load.count() > before+10 })
+	eventually(t, "pulls continue", func() bool { return load.count() > before+10 })
 	load.end()
 }
 
-// load pulls without a pause from several goroutines.
+// load pulls continuously in several goroutines.
 type load struct {
 	pulls atomic.Int64
 	stop  context.CancelFunc
@@ -267,7 +282,7 @@ func (l *load) end() {
 	l.wg.Wait()
 }
 
-// The registry is killed and started again and again while pulls run: none may fail.
+// The registry is killed and restarted repeatedly during pulls. None may fail.
 func TestRegistryRestarts(t *testing.T) {
 	large, small := newBlob(2<<20), newBlob(1000)
 	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -276,20 +291,21 @@ func TestRegistryRestarts(t *testing.T) {
 	load := pullInALoop(t, f, large, small)
 	for range 15 {
 		before := load.count()
-		eventually(t, "pulls go on", func() bool { return load.count() > before+2 })
-		time.Sleep(rand.N(20 * time.Millisecond)) // anywhere in a pull
+		eventually(t, "pulls continue", func() bool { return load.count() > before+2 })
+		time.Sleep(rand.N(20 * time.Millisecond)) // at any point of a pull
 		f.kill()
 		time.Sleep(rand.N(50 * time.Millisecond))
 		f.start()
 	}
 	load.end()
-	t.Logf("%d pulls, %v retries, %v resumed bodies", load.count(), f.metric("upstream_retries_total"), f.metric(`upstream_resumes_total{result="ok"}`))
+	t.Logf("%d pulls, %v retries, %v resumed bodies", load.count(), f.metric("upstream_retries_total"),
+		f.metric(`upstream_resumes_total{result="ok"}`))
 	if f.metric(`upstream_resumes_total{result="ok"}`) == 0 {
-		t.Error("no body was cut: the test shows less than it says")
+		t.Error("no body was cut: the test checked less than it claims")
 	}
 }
 
-// slowWriter makes a body of some MiB last long enough to be killed in the middle of it.
+// slowWriter makes a body of some MiB last long enough to be killed halfway.
 type slowWriter struct{ http.ResponseWriter }
 
 func (w slowWriter) Write(p []byte) (int, error) {
@@ -297,7 +313,7 @@ func (w slowWriter) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-func TestRegistryStaysAway(t *testing.T) {
+func TestRegistryUnavailable(t *testing.T) {
 	f := start(t, store{}, retryFor(time.Second/2))
 	f.kill()
 	response, body, err := f.get("/v2/")
@@ -313,22 +329,24 @@ func TestRegistryStaysAway(t *testing.T) {
 	}
 }
 
-func TestAnswersFromNobody(t *testing.T) {
+func TestIntermediaryResponses(t *testing.T) {
 	for sentence, tt := range map[string]struct {
 		broken func(w http.ResponseWriter)
 		want   int // status at the client
 	}{
-		"a 502 of something between is not the last word": {func(w http.ResponseWriter) { http.Error(w, "bad gateway", 502) }, 200},
-		"nor is a 503":          {func(w http.ResponseWriter) { http.Error(w, "no healthy upstream", 503) }, 200},
-		"nor a 504":             {func(w http.ResponseWriter) { http.Error(w, "timeout", 504) }, 200},
-		"a broken connection":   {func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, 200},
-		"the registry's 503 is": {func(w http.ResponseWriter) { w.Header().Set(headerAPIVersion, "registry/2.0"); w.WriteHeader(503) }, 503},
-		"and its OCI error": {func(w http.ResponseWriter) {
+		"retries a 502 of an intermediary":  {func(w http.ResponseWriter) { http.Error(w, "bad gateway", 502) }, 200},
+		"retries a 503 of an intermediary":  {func(w http.ResponseWriter) { http.Error(w, "no healthy upstream", 503) }, 200},
+		"retries a 504 of an intermediary":  {func(w http.ResponseWriter) { http.Error(w, "timeout", 504) }, 200},
+		"retries after a broken connection": {func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, 200},
+		"forwards the registry's 503": {
+			func(w http.ResponseWriter) { w.Header().Set(headerAPIVersion, "registry/2.0"); w.WriteHeader(503) }, 503,
+		},
+		"forwards an OCI error": {func(w http.ResponseWriter) {
 			w.Header().Set("Content-Type", "application/json; charset=utf-8")
 			w.WriteHeader(503)
 			_, _ = io.WriteString(w, `{"errors":[{"code":"UNAVAILABLE"}]}`)
 		}, 503},
-		"a 500 of anyone": {func(w http.ResponseWriter) { http.Error(w, "", 500) }, 500},
+		"forwards any 500": {func(w http.ResponseWriter) { http.Error(w, "", 500) }, 500},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			var asked atomic.Int32
@@ -359,7 +377,7 @@ func TestWaitingIsBounded(t *testing.T) {
 			_, _, _ = do(request)
 		})
 	}
-	eventually(t, "five wait", func() bool { return f.metric("requests_waiting") == 5 })
+	eventually(t, "five requests wait", func() bool { return f.metric("requests_waiting") == 5 })
 	for range 3 {
 		response, body, err := f.get("/v2/")
 		if err != nil {
@@ -368,14 +386,16 @@ func TestWaitingIsBounded(t *testing.T) {
 		if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
 			t.Errorf("%s, Retry-After %q", response.Status, response.Header.Get("Retry-After"))
 		}
-		checkOCIError(t, response, body, "UNAVAILABLE", "too many requests wait")
+		checkOCIError(t, response, body, "UNAVAILABLE", "too many waiting requests")
 	}
 	cancel()
 	wg.Wait()
-	eventually(t, "none wait once their clients have gone", func() bool { return f.metric("requests_waiting") == 0 })
+	eventually(t, "no request waits after its client has disconnected",
+		func() bool { return f.metric("requests_waiting") == 0 })
 }
 
-// A registry that accepts and says nothing is given up after a while, and its other connections are not trusted either.
+// A registry that accepts connections but does not respond is given up, and its other connections
+// are dropped too.
 func TestRegistryHangs(t *testing.T) {
 	var asked atomic.Int32
 	f := start(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -409,7 +429,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// raw answers requests with bytes as they are, so that the registry can break every rule.
+// raw responds to requests with arbitrary bytes, so that the registry can violate the protocol.
 func raw(t *testing.T, answer string) *fixture {
 	t.Helper()
 	return start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -423,17 +443,25 @@ func raw(t *testing.T, answer string) *fixture {
 	}), retryFor(0))
 }
 
-func TestAnswersThatAreNone(t *testing.T) {
+func TestInvalidResponses(t *testing.T) {
 	for sentence, tt := range map[string]struct{ answer, want string }{
-		"rubbish":                           {"rubbish\r\n\r\n", "malformed HTTP response"},
-		"nothing":                           {"", "unexpected EOF"},
-		"half a header":                     {"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n", "unexpected EOF"},
-		"a header without end":              {"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2*maxHeadBytes), "larger than 65536 bytes"},
-		"interim answers without end":       {strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", maxHeadBytes/20), "larger than 65536 bytes"},
-		"another protocol":                  {"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", "another protocol"},
-		"a body that ends with the line":    {"HTTP/1.1 200 OK\r\n\r\nbody", "unknown length"},
-		"two lengths":                       {"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", "Content-Length"},
-		"an encoding that nobody asked for": {"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", "transfer encoding"},
+		"rubbish":            {"rubbish\r\n\r\n", "malformed HTTP response"},
+		"nothing":            {"", "unexpected EOF"},
+		"a truncated header": {"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n", "unexpected EOF"},
+		"an endless header": {
+			"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2*maxHeadBytes), "exceeds 65536 bytes",
+		},
+		"endless interim responses": {
+			strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", maxHeadBytes/20), "exceeds 65536 bytes",
+		},
+		"a protocol switch": {
+			"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", "switches protocols",
+		},
+		"a body that ends with the connection": {"HTTP/1.1 200 OK\r\n\r\nbody", "unknown length"},
+		"two lengths": {
+			"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", "Content-Length",
+		},
+		"an unsolicited transfer encoding": {"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", "transfer encoding"},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			response, body, err := raw(t, tt.answer).get("/v2/")
@@ -446,17 +474,17 @@ func TestAnswersThatAreNone(t *testing.T) {
 			checkOCIError(t, response, body, "UNAVAILABLE", tt.want)
 		})
 	}
-	t.Run("two answers to one request", func(t *testing.T) {
+	t.Run("two responses to one request", func(t *testing.T) {
 		one := "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na"
 		f := raw(t, one+"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nb")
 		for range 3 {
 			_, body, err := f.get("/v2/")
 			if err != nil || !bytes.Equal(body, []byte("a")) {
-				t.Errorf("body = %q, %v, want the first answer's", body, err)
+				t.Errorf("body = %q, %v, want that of the first response", body, err)
 			}
 		}
 		if got := f.metric(`upstream_dials_total{result="ok"}`); got != 3 {
-			t.Errorf("%v connections for 3 requests: one with an answer too many was used again", got)
+			t.Errorf("%v connections for 3 requests: one with unsolicited data was reused", got)
 		}
 	})
 }

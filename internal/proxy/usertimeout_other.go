@@ -4,5 +4,6 @@ package proxy
 
 import "syscall"
 
-// setUserTimeout: only Linux has the option. Nodes are Linux; elsewhere the package is for developers.
+// setUserTimeout does nothing: only Linux has the socket option. Other systems are for development
+// only.
 func setUserTimeout(_, _ string, _ syscall.RawConn) error { return nil }

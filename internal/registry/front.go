@@ -136,7 +136,7 @@ func (f *front) verifyAgain(w http.ResponseWriter, r *http.Request) error {
 		intermediates.AddCert(certificate)
 	}
 	_, err := chain[0].Verify(x509.VerifyOptions{
-		Roots:         current.CAs,
+		Roots:         current.CAPool,
 		Intermediates: intermediates,
 		CurrentTime:   now,
 		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},

@@ -69,7 +69,7 @@ func (m *metrics) watchCertificates(source *tlsfiles.Source) {
 	m.gauge("zarf_registry_tls_certificate_lifetime_seconds", "How long the server certificate in use is valid in all: an alert asks for the part that is left.", nil,
 		func() float64 { return source.Current().Lifetime().Seconds() })
 	m.gauge("zarf_registry_tls_authority_expiry_timestamp_seconds", "When the first of the client CAs in use expires, in Unix time.", nil,
-		func() float64 { return float64(source.Current().AuthorityExpiry().Unix()) })
+		func() float64 { return float64(source.Current().CAExpiry().Unix()) })
 	m.gauge("zarf_registry_tls_generation", "How many certificate directories have been loaded, the first included.", nil,
 		func() float64 { return float64(source.Current().Generation) })
 	m.counter("zarf_registry_tls_reload_errors_total", "Loads of the certificate directory that failed; the generation before stays in use.", nil,

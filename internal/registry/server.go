@@ -166,7 +166,7 @@ func Open(options Options) (*Server, error) {
 		s.metrics.watchCertificates(s.certificates)
 	}
 	if options.ExposeTLSDir != "" {
-		if s.exposed, err = tlsfiles.Open(options.ExposeTLSDir, tlsfiles.WithoutAuthorities(), tlsfiles.WithLogger(s.log)); err != nil {
+		if s.exposed, err = tlsfiles.Open(options.ExposeTLSDir, tlsfiles.WithoutCAs(), tlsfiles.WithLogger(s.log)); err != nil {
 			return nil, err
 		}
 		s.metrics.watchExposed(s.exposed)

@@ -8,13 +8,12 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/http"
-	"strconv"
-	"strings"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/httprange"
 )
 
 // Blob opens a blob at an offset. It is [errdef.ErrNotFound] where there is none.
@@ -133,10 +132,13 @@ func (d *download) open() error {
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusPartialContent:
-		var start int64
-		if start, size, err = contentRange(resp.Header.Get("Content-Range")); err == nil && start != d.pos {
-			err = answerErrorf("gives a blob from byte %d on where byte %d was asked for", start, d.pos)
+		var got httprange.ContentRange
+		if got, err = httprange.Parse(resp.Header.Get("Content-Range")); err != nil {
+			err = answerErrorf("sends part of a blob with an %v", err)
+		} else if got.Start != d.pos {
+			err = answerErrorf("sends a blob from byte %d where byte %d was requested", got.Start, d.pos)
 		}
+		size = got.Size
 	case http.StatusRequestedRangeNotSatisfiable:
 		err = answerErrorf("says that the blob ends before byte %d where its descriptor says %d", d.pos, d.desc.Size)
 	default:
@@ -155,24 +157,6 @@ func (d *download) open() error {
 	}
 	d.exact = resp.ContentLength == d.ahead+d.desc.Size-d.pos
 	return nil
-}
-
-// contentRange reads where a part begins, and the size of the whole, which is -1 if
-// it is not told.
-func contentRange(header string) (start, size int64, err error) {
-	span, whole, ok := strings.Cut(strings.TrimPrefix(header, "bytes "), "/")
-	first, _, ok2 := strings.Cut(span, "-")
-	start, err = strconv.ParseInt(first, 10, 64)
-	if !ok || !ok2 || err != nil {
-		return 0, 0, answerErrorf("gives a part of a blob and not which (%q)", header)
-	}
-	if whole == "*" {
-		return start, -1, nil
-	}
-	if size, err = strconv.ParseInt(whole, 10, 64); err != nil {
-		return 0, 0, answerErrorf("gives a part of a blob and not which (%q)", header)
-	}
-	return start, size, nil
 }
 
 // Close implements [io.Closer].

@@ -7,16 +7,18 @@ import (
 	"time"
 )
 
-// ticketKeyLifetime is how long a server encrypts tickets under one key: what crypto/tls does with the keys that it
-// makes itself.
+// ticketKeyLifetime is how long a server encrypts tickets with one key, the same as for the keys
+// that crypto/tls generates.
 const ticketKeyLifetime = 24 * time.Hour
 
-// ServerConfig returns a server's configuration that follows source: a handshake that begins after a reload uses the new
-// certificate, client CAs and ticket keys. TLS 1.2 is the oldest version. Client certificates are handled according to
-// clientAuth and verified against Material.CAs; no default is offered, because forgetting it would open a server. The
-// protocols are what ALPN offers, in order of preference; none means HTTP/1.1 without ALPN.
+// ServerConfig returns a server configuration that follows source: each handshake uses the current
+// certificate, client CAs and ticket keys. The minimum version is TLS 1.2. clientAuth has no
+// default, because omitting it would leave a server open; client certificates are verified against
+// Material.CAPool. The protocols are offered by ALPN in order of preference; none means HTTP/1.1
+// without ALPN.
 //
-// The server must use the returned value as it is: a copy with other fields would lose them at the handshake.
+// The server must use the returned value unmodified: the fields of a modified copy would be lost at
+// the handshake.
 func ServerConfig(source *Source, clientAuth tls.ClientAuthType, protocols ...string) *tls.Config {
 	s := &server{source: source, clientAuth: clientAuth, protocols: protocols, now: time.Now}
 	return &tls.Config{
@@ -42,7 +44,7 @@ type server struct {
 func (s *server) config() *tls.Config {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m, now := s.source.Current(), s.now() // under the lock, so that no handshake goes back to a former generation
+	m, now := s.source.Current(), s.now() // under the lock, so that no handshake returns to a previous generation
 	if s.material == m && now.Sub(s.made) < ticketKeyLifetime {
 		return s.cached
 	}
@@ -50,11 +52,11 @@ func (s *server) config() *tls.Config {
 		MinVersion:   tls.VersionTLS12,
 		Certificates: []tls.Certificate{m.Certificate},
 		ClientAuth:   s.clientAuth,
-		ClientCAs:    m.CAs,
+		ClientCAs:    m.CAPool,
 		NextProtos:   s.protocols,
 	}
-	// Set by hand: the keys that crypto/tls makes itself belong to the outer configuration, whatever GetConfigForClient
-	// returns, and would so be shared by all generations.
+	// Set explicitly: keys that crypto/tls generates belong to the outer configuration, whatever
+	// GetConfigForClient returns, so all generations would share them.
 	var key [32]byte
 	_, _ = rand.Read(key[:]) // never fails
 	config.SetSessionTicketKeys([][32]byte{key})
@@ -62,17 +64,18 @@ func (s *server) config() *tls.Config {
 	return config
 }
 
-// clientSessions bounds a client's session cache. It is keyed by server name, and these clients know one or two.
+// clientSessions bounds a client's session cache, which is keyed by server name. These clients know
+// one or two.
 const clientSessions = 4
 
-// ClientConfig returns a client's configuration for exactly this generation: m's certificate, the servers of m's CAs
-// under the name serverName, and a session cache of its own. A new generation needs a new configuration and new
-// connections.
+// ClientConfig returns a client configuration for exactly this generation: it presents m's
+// certificate, verifies servers against m's CAs and serverName, and has its own session cache. A
+// new generation needs a new configuration and new connections.
 func ClientConfig(m *Material, serverName string) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		Certificates:       []tls.Certificate{m.Certificate},
-		RootCAs:            m.CAs,
+		RootCAs:            m.CAPool,
 		ServerName:         serverName,
 		ClientSessionCache: tls.NewLRUClientSessionCache(clientSessions),
 	}

@@ -15,9 +15,9 @@ import (
 
 const serverName = "zarf-registry.zarf.svc"
 
-// verify says whether the leaf is of this generation's CA.
+// verify checks that the leaf was issued by a CA of this generation.
 func (m *Material) verify() error {
-	_, err := m.Leaf.Verify(x509.VerifyOptions{Roots: m.CAs})
+	_, err := m.Leaf.Verify(x509.VerifyOptions{Roots: m.CAPool})
 	return err
 }
 
@@ -40,8 +40,8 @@ func replace(t *testing.T, source *Source, dir string, files tlsfilestest.Files)
 	}
 }
 
-// serve answers each connection with one byte, so that a client which reads it has also seen the server's verdict on
-// its certificate and got its session ticket.
+// serve responds to each connection with one byte. A client that has read it has also seen the
+// server's verdict on its certificate and received its session ticket.
 func serve(t *testing.T, config *tls.Config) string {
 	t.Helper()
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", config)
@@ -95,12 +95,21 @@ func TestMutualTLS(t *testing.T) {
 		config *tls.Config
 		ok     bool
 	}{
-		"a client of the same CA is let in":               {ClientConfig(client.Current(), serverName), true},
-		"a client of another CA of that name is refused":  {ClientConfig(stranger.Current(), serverName), false},
-		"a server under another name is refused":          {ClientConfig(client.Current(), "zarf-registry.other.svc"), false},
-		"a client without a certificate is refused":       {with(client.Current(), func(c *tls.Config) { c.Certificates = nil }), false},
-		"a client that speaks TLS 1.2 at most is let in":  {with(client.Current(), func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 }), true},
-		"a client that speaks TLS 1.1 at most is refused": {with(client.Current(), func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 }), false},
+		"accepts a client of the same CA":                   {ClientConfig(client.Current(), serverName), true},
+		"rejects a client of another CA with the same name": {ClientConfig(stranger.Current(), serverName), false},
+		"rejects a server under another name": {
+			ClientConfig(client.Current(), "zarf-registry.other.svc"), false,
+		},
+		"rejects a client without a certificate": {
+			with(client.Current(), func(c *tls.Config) { c.Certificates = nil }), false,
+		},
+		"accepts a client limited to TLS 1.2": {
+			with(client.Current(), func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 }), true,
+		},
+		"rejects a client limited to TLS 1.1": {
+			with(client.Current(), func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 }),
+			false,
+		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			if _, err := dial(address, tt.config); (err == nil) != tt.ok {
@@ -108,13 +117,13 @@ func TestMutualTLS(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a server that asks for no certificate lets anyone in", func(t *testing.T) {
+	t.Run("a server that requests no certificate accepts any client", func(t *testing.T) {
 		open := serve(t, ServerConfig(server, tls.NoClientCert))
 		if _, err := dial(open, ClientConfig(stranger.Current(), serverName)); err != nil {
 			t.Error(err)
 		}
 	})
-	t.Run("a protocol is agreed on where one is offered", func(t *testing.T) {
+	t.Run("negotiates an offered protocol", func(t *testing.T) {
 		address := serve(t, ServerConfig(server, tls.NoClientCert, "http/1.1"))
 		config := ClientConfig(client.Current(), serverName)
 		config.NextProtos = []string{"h2", "http/1.1"}
@@ -175,25 +184,25 @@ func TestResumption(t *testing.T) {
 				t.Error("the first connection resumed a session")
 			}
 			if !resumed() {
-				t.Error("no session is resumed within a generation")
+				t.Error("no session was resumed within a generation")
 			}
-			// The CA stays in the bundle, so that nothing but the ticket key can prevent it.
+			// The CA stays in the bundle, so only the ticket key can prevent resumption.
 			files = bundleWith(files, tlsfilestest.NewCA(t, "new"))
 			replace(t, source, dir, files)
 			if resumed() {
-				t.Error("a session of the generation before was resumed")
+				t.Error("a session of the previous generation was resumed")
 			}
 			if !resumed() {
-				t.Error("no session is resumed within the second generation")
+				t.Error("no session was resumed within the second generation")
 			}
 			now = now.Add(ticketKeyLifetime)
 			if resumed() {
 				t.Error("a ticket outlived its key")
 			}
-			// A client's new generation has a cache of its own.
+			// A client's new generation has its own cache.
 			config = ClientConfig(client.Current(), serverName)
 			if resumed() {
-				t.Error("a new client configuration resumed a session of the one before")
+				t.Error("a new client configuration resumed a session of the previous one")
 			}
 		})
 	}

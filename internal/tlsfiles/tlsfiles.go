@@ -1,13 +1,15 @@
-// Package tlsfiles loads a certificate directory (tls.crt, tls.key, ca.crt) and keeps it current while the files change
-// underneath, as they do in a mounted Kubernetes Secret.
+// Package tlsfiles loads a certificate directory (tls.crt, tls.key, ca.crt) and reloads it when the
+// files change, as they do in a mounted Kubernetes Secret.
 //
-// A directory is read as one generation: all three files or none. What cannot be read, parsed or matched is reported and
-// counted, and the generation before it stays in use. Every generation gets TLS configurations of its own, with ticket keys
-// and a session cache of their own, so that a session made under one trust bundle is never resumed under another:
-// crypto/tls does not check a chain again when it resumes (golang/go#77217).
+// A directory is loaded as one generation: all three files or none. If a file cannot be read or
+// parsed or the files do not match, the failure is logged and counted, and the previous generation
+// stays in use. Each generation has its own TLS configurations, ticket keys and session cache, so
+// that a session established under one trust bundle is never resumed under another: crypto/tls does
+// not verify the chain again when it resumes a session (golang/go#77217).
 //
-// The package does not issue, renew or write certificates, and does not judge expiry: a node whose clock is wrong at boot
-// would otherwise refuse a good certificate. Peers refuse an expired one, and Material.Leaf tells when that will be.
+// The package does not issue, renew or write certificates. It does not check expiry either: a node
+// whose clock is wrong at boot would refuse a good certificate. Peers refuse an expired one, and
+// Material.Leaf has the expiry.
 package tlsfiles
 
 import (
@@ -30,47 +32,50 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
-// The names of the files, those of a Secret of type kubernetes.io/tls plus the trust bundle that cert-manager also writes.
+// File names of a Secret of type kubernetes.io/tls, and of the trust bundle that cert-manager adds
+// to it.
 const (
 	CertificateFile = "tls.crt"
 	KeyFile         = "tls.key"
 	CAFile          = "ca.crt"
 )
 
-// DefaultInterval is how often Run looks at the directory. It is short because a rotation waits at each of its steps until
-// the last program has looked, and costs next to nothing because a look at a mounted Secret is one readlink. Polling also
-// works where inotify does not (overlay and network file systems), and needs no dependency.
+// DefaultInterval is how often Run checks the directory. It is short because each step of a CA
+// rotation waits for the slowest program, and cheap because checking a mounted Secret is one
+// readlink. Polling also works where inotify does not (overlay and network file systems) and needs
+// no dependency.
 const DefaultInterval = time.Second
 
-// maxFileSize is the largest file that is read, in bytes: a Secret cannot hold more.
+// maxFileSize is the size limit of a file in bytes. A Secret cannot hold more.
 const maxFileSize = 1 << 20
 
-// Material is one consistent generation of a certificate directory. It is immutable and may be shared.
+// Material is one consistent generation of a certificate directory. It is immutable and may be
+// shared.
 type Material struct {
-	// Certificate is tls.crt with its chain, and tls.key.
+	// Certificate is tls.crt, including its chain, and tls.key.
 	Certificate tls.Certificate
-	// CAs is the trust bundle, ca.crt: one certificate or several while a CA is being rotated.
-	CAs *x509.CertPool
-	// Authorities are the certificates of CAs in the order of the file, each once; at least one, but for
-	// WithoutAuthorities.
-	Authorities []*x509.Certificate
-	// Leaf is the first certificate of tls.crt.
+	// CAPool is the trust bundle, ca.crt: one certificate, or several during a CA rotation.
+	CAPool *x509.CertPool
+	// CAs are the certificates in CAPool in file order, without duplicates. There is at least
+	// one, except with WithoutCAs.
+	CAs []*x509.Certificate
+	// Leaf is the first certificate in tls.crt.
 	Leaf *x509.Certificate
-	// Generation counts the loads that changed something, from 1.
+	// Generation counts the loads that changed something, starting at 1.
 	Generation uint64
-	// Fingerprint is the SHA-256 of the three files, in hex. Equal fingerprints mean equal files.
+	// Fingerprint is the SHA-256 of the three files in hex. Equal fingerprints mean equal files.
 	Fingerprint string
 	// LoadedAt is when this generation came into use.
 	LoadedAt time.Time
 }
 
-// AuthorityExpiry is when the first of the Authorities expires; the zero time where there are none.
-func (m *Material) AuthorityExpiry() time.Time {
-	if len(m.Authorities) == 0 {
+// CAExpiry returns the earliest expiry of the CAs, or the zero time if there are none.
+func (m *Material) CAExpiry() time.Time {
+	if len(m.CAs) == 0 {
 		return time.Time{}
 	}
-	first := m.Authorities[0].NotAfter
-	for _, ca := range m.Authorities[1:] {
+	first := m.CAs[0].NotAfter
+	for _, ca := range m.CAs[1:] {
 		if ca.NotAfter.Before(first) {
 			first = ca.NotAfter
 		}
@@ -78,10 +83,10 @@ func (m *Material) AuthorityExpiry() time.Time {
 	return first
 }
 
-// Lifetime is how long the certificate is valid in all, whatever is left of it.
+// Lifetime returns the total validity period of the certificate.
 func (m *Material) Lifetime() time.Duration { return m.Leaf.NotAfter.Sub(m.Leaf.NotBefore) }
 
-// Source is a certificate directory that is kept current. All methods are safe for concurrent use.
+// Source keeps a certificate directory loaded. All methods are safe for concurrent use.
 type Source struct {
 	dir      string
 	interval time.Duration
@@ -92,39 +97,40 @@ type Source struct {
 	failures atomic.Uint64
 	problem  atomic.Pointer[string] // why the last load failed; nil after a success
 
-	mu       sync.Mutex // serialises Reload
-	link     string     // where ..data led when the files were last loaded; empty in a plain directory
+	mu       sync.Mutex // serializes Reload
+	link     string     // target of ..data at the last load; empty in a plain directory
 	onChange []func(*Material)
 }
 
-// Option changes a default of Open.
+// Option is an option of Open.
 type Option func(*Source)
 
-// WithInterval sets how often Run looks at the directory, instead of DefaultInterval. It must be positive.
+// WithInterval sets how often Run checks the directory. It must be positive. The default is
+// DefaultInterval.
 func WithInterval(interval time.Duration) Option {
 	return func(s *Source) { s.interval = interval }
 }
 
-// WithLogger sets where new generations and failures are logged, instead of slog.Default().
+// WithLogger sets the logger for new generations and failures. The default is slog.Default().
 func WithLogger(log *slog.Logger) Option {
 	return func(s *Source) { s.log = log }
 }
 
-// WithoutAuthorities leaves ca.crt alone, for a server that asks nobody for a certificate: Material.CAs is empty, and
-// there are no Material.Authorities.
-func WithoutAuthorities() Option {
+// WithoutCAs ignores ca.crt, for a server that does not request client certificates.
+// Material then has no CAs.
+func WithoutCAs() Option {
 	return func(s *Source) { s.noCA = true }
 }
 
-// Open loads dir, which is a mounted Secret (the files are links through ..data) or a plain directory. It fails if the
-// first load does. Call Run to keep the Source current.
+// Open loads dir, which is a mounted Secret (the files are links through ..data) or a plain
+// directory. It fails if the first load fails. Call Run to keep the Source current.
 func Open(dir string, options ...Option) (*Source, error) {
 	s := &Source{dir: dir, interval: DefaultInterval, log: slog.Default()}
 	for _, option := range options {
 		option(s)
 	}
 	if s.interval <= 0 {
-		return nil, fmt.Errorf("certificate directory %s: interval %s is not positive", dir, s.interval)
+		return nil, fmt.Errorf("certificate directory %s: invalid interval %s: must be positive", dir, s.interval)
 	}
 	if _, err := s.Reload(); err != nil {
 		return nil, err
@@ -132,13 +138,14 @@ func Open(dir string, options ...Option) (*Source, error) {
 	return s, nil
 }
 
-// Current returns the newest good generation; never nil. It takes no lock.
+// Current returns the newest valid generation. It is never nil and takes no lock.
 func (s *Source) Current() *Material { return s.current.Load() }
 
-// ReloadErrors counts the loads that failed since Open. While a directory stays broken each look at it counts.
+// ReloadErrors returns the number of failed loads since Open. Each check of a broken directory
+// counts.
 func (s *Source) ReloadErrors() uint64 { return s.failures.Load() }
 
-// OnChange registers fn to be called with each generation after the current one, once it is in use, in the goroutine
+// OnChange registers fn to be called with each later generation once it is in use, in the goroutine
 // that reloads. fn must not call OnChange or Reload.
 func (s *Source) OnChange(fn func(*Material)) {
 	s.mu.Lock()
@@ -155,13 +162,13 @@ func (s *Source) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			// Reload has logged and counted a failure already.
+			// Reload has already logged and counted the failure.
 			_, _ = s.Reload()
 		}
 	}
 }
 
-// Report tells what is in use, and why the last load failed if it did.
+// Report describes the generation in use and, if the last load failed, the reason.
 func (s *Source) Report() reloadstatus.Certificates {
 	m := s.Current()
 	report := reloadstatus.Certificates{
@@ -170,7 +177,7 @@ func (s *Source) Report() reloadstatus.Certificates {
 		Leaf:         describe(m.Leaf),
 		ReloadErrors: s.ReloadErrors(),
 	}
-	for _, ca := range m.Authorities {
+	for _, ca := range m.CAs {
 		report.Authorities = append(report.Authorities, describe(ca))
 	}
 	if problem := s.problem.Load(); problem != nil {
@@ -189,10 +196,11 @@ func describe(certificate *x509.Certificate) reloadstatus.Certificate {
 	}
 }
 
-// Reload looks at the directory now and reports whether there is a new generation. On an error the old one stays.
+// Reload checks the directory now and reports whether there is a new generation. If it fails, the
+// previous generation stays in use.
 //
-// Where the directory is a mounted Secret and ..data leads where it led at the last load, which was a success, the files
-// are not read: the kubelet never writes to a directory that ..data leads to.
+// If the directory is a mounted Secret, the last load succeeded and ..data has the same target as
+// then, the files are not read: the kubelet never writes to a directory that ..data points to.
 func (s *Source) Reload() (changed bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,7 +221,7 @@ func (s *Source) Reload() (changed bool, err error) {
 		text := err.Error()
 		s.problem.Store(&text)
 		if failed == nil || *failed != text {
-			s.log.Error("cannot reload certificates, keeping the old ones",
+			s.log.Error("cannot reload certificates, keeping the previous ones",
 				"error", err, "generation", old.Generation, "expires", old.Leaf.NotAfter)
 		}
 		return false, err
@@ -233,7 +241,7 @@ func (s *Source) Reload() (changed bool, err error) {
 	return true, nil
 }
 
-// load reads dir and returns old itself if nothing has changed, and where ..data led.
+// load reads dir and returns the target of ..data. It returns old itself if nothing has changed.
 func load(dir string, noCA bool, old *Material) (m *Material, link string, err error) {
 	files, link, err := readGeneration(dir, noCA)
 	if err != nil {
@@ -260,26 +268,26 @@ type generation struct{ certificate, key, ca []byte }
 func (g generation) fingerprint() string {
 	h := sha256.New()
 	for _, file := range [][]byte{g.certificate, g.key, g.ca} {
-		// The length keeps bytes from moving over the border between two files unnoticed.
+		// The length prevents collisions when bytes move from one file to the next.
 		fmt.Fprintf(h, "%d\n", len(file))
 		h.Write(file)
 	}
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// dataLink is the link through which the kubelet changes all files of a mounted Secret at once. It leads to a directory
-// that the kubelet makes for each generation, under a name that it never uses again.
+// dataLink is the link with which the kubelet replaces all files of a mounted Secret at once. It
+// points to a directory that the kubelet creates per generation, under a name that it never reuses.
 const dataLink = "..data"
 
-// readGeneration reads the three files of one generation, and returns where ..data led to them.
+// readGeneration reads the three files of one generation and returns the target of ..data.
 func readGeneration(dir string, noCA bool) (g generation, link string, err error) {
-	// The kubelet removes the former generation right after it has moved ..data, so a read that began before may find
-	// its files gone. One more look is enough: generations are minutes apart.
+	// The kubelet removes the previous generation right after it has moved ..data, so a read that
+	// started before may find its files gone. One retry is enough: generations are minutes apart.
 	for attempt := 0; ; attempt++ {
 		if link, err = readLink(dir); err != nil {
 			return generation{}, "", err
 		}
-		// The link is followed once, so that the three files come from one generation.
+		// Resolve the link once, so that the three files come from one generation.
 		g, err = readFiles(resolve(dir, link), noCA)
 		if err == nil || attempt == 1 || !errors.Is(err, os.ErrNotExist) {
 			return g, link, err
@@ -287,7 +295,7 @@ func readGeneration(dir string, noCA bool) (g generation, link string, err error
 	}
 }
 
-// readLink is where ..data leads, or empty in a plain directory.
+// readLink returns the target of ..data, or an empty string in a plain directory.
 func readLink(dir string) (string, error) {
 	link, err := os.Readlink(filepath.Join(dir, dataLink))
 	if errors.Is(err, os.ErrNotExist) {
@@ -320,7 +328,7 @@ func readFiles(dir string, noCA bool) (g generation, err error) {
 }
 
 func readFile(path string) ([]byte, error) {
-	// Opening a named pipe would block for ever.
+	// Opening a named pipe would block forever.
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -338,7 +346,7 @@ func readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	if len(data) > maxFileSize {
-		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxFileSize)
+		return nil, fmt.Errorf("%s exceeds %d bytes", path, maxFileSize)
 	}
 	return data, nil
 }
@@ -352,7 +360,7 @@ func parse(g generation, noCA bool) (*Material, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s and %s: %w", CertificateFile, KeyFile, err)
 	}
-	m := &Material{Certificate: certificate, Leaf: chain[0], CAs: x509.NewCertPool()}
+	m := &Material{Certificate: certificate, Leaf: chain[0], CAPool: x509.NewCertPool()}
 	if noCA {
 		return m, nil
 	}
@@ -360,9 +368,9 @@ func parse(g generation, noCA bool) (*Material, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", CAFile, err)
 	}
-	m.Authorities = bundle.Certificates()
-	for _, ca := range m.Authorities {
-		m.CAs.AddCert(ca)
+	m.CAs = bundle.Certificates()
+	for _, ca := range m.CAs {
+		m.CAPool.AddCert(ca)
 	}
 	return m, nil
 }

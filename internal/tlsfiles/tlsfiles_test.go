@@ -22,8 +22,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-// badDirectories are certificate directories that must not come into use, each with what the error says of it. The good
-// one is what they differ from.
+// badDirectories are certificate directories that must be rejected, each with the expected error.
+// They are variations of the good one.
 func badDirectories(t *testing.T, ca *tlsfilestest.CA, good tlsfilestest.Files) map[string]badDirectory {
 	t.Helper()
 	otherCertificate, otherKey := ca.Issue(t, "other")
@@ -39,31 +39,67 @@ func badDirectories(t *testing.T, ca *tlsfilestest.CA, good tlsfilestest.Files) 
 	}
 	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 	return map[string]badDirectory{
-		"nothing at all, as after the Secret was deleted": {tlsfilestest.Files{}, "tls.crt: no such file"},
-		"no certificate":                                {without(CertificateFile), "tls.crt: no such file"},
-		"no key":                                        {without(KeyFile), "tls.key: no such file"},
-		"no CA":                                         {without(CAFile), "ca.crt: no such file"},
-		"the key of another certificate":                {with(KeyFile, otherKey), "tls.crt and tls.key: tls: private key does not match public key"},
-		"the certificate of another key":                {with(CertificateFile, otherCertificate), "tls.crt and tls.key: tls: private key does not match public key"},
-		"an empty certificate":                          {with(CertificateFile, nil), "tls.crt: the certificate is missing"},
-		"rubbish for a certificate":                     {with(CertificateFile, []byte("rubbish")), "tls.crt: parsing the certificate: no PEM block found"},
-		"rubbish behind the certificate":                {with(CertificateFile, join(good[CertificateFile], []byte("rubbish"))), "tls.crt: parsing the certificate: there is something after PEM block 1"},
-		"rubbish for a key":                             {with(KeyFile, []byte("rubbish")), "tls.crt and tls.key: tls: failed to find any PEM data in key input"},
-		"an empty key":                                  {with(KeyFile, nil), "tls.crt and tls.key: tls: failed to find any PEM data in key input"},
-		"a certificate for a key":                       {with(KeyFile, good[CertificateFile]), "tls.crt and tls.key: tls: found a certificate rather than a key"},
-		"an empty CA bundle":                            {with(CAFile, nil), "ca.crt: the authorities are missing"},
-		"a CA that is not a CA":                         {with(CAFile, good[CertificateFile]), `ca.crt: certificate "CN=node,O=node" is not a certificate authority`},
-		"a CA bundle with a leaf in it":                 {with(CAFile, join(ca.PEM, good[CertificateFile])), `ca.crt: certificate "CN=node,O=node" is not a certificate authority`},
-		"a CA bundle with a key in it":                  {with(CAFile, join(ca.PEM, otherKey)), `ca.crt: parsing authorities: found a PEM block "PRIVATE KEY" where a certificate is expected`},
-		"a CA bundle with words in it":                  {with(CAFile, join(ca.PEM, []byte("# new\n"), ca.PEM)), "ca.crt: parsing authorities: there is something after PEM block 1"},
-		"a CA bundle that was cut off":                  {with(CAFile, join(ca.PEM, ca.PEM[:len(ca.PEM)/2])), "ca.crt: parsing authorities: PEM block 2 is damaged"},
-		"a CA bundle whose first certificate is broken": {with(CAFile, join(ca.PEM[:len(ca.PEM)/2], []byte("!\n"), ca.PEM)), "ca.crt: parsing authorities: PEM block 1 is damaged"},
-		"a PEM block that is not a certificate inside": {
-			with(CAFile, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")), "ca.crt: parsing authorities: PEM block 1: x509: malformed certificate"},
-		"a chain that is too long":  {with(CertificateFile, join(good[CertificateFile], bytes.Repeat(ca.PEM, 10))), "tls.crt: parsing the certificate: the chain is too long, it has 11 certificates"},
+		"no files, as after the Secret was deleted": {tlsfilestest.Files{}, "tls.crt: no such file"},
+		"no certificate": {without(CertificateFile), "tls.crt: no such file"},
+		"no key":         {without(KeyFile), "tls.key: no such file"},
+		"no CA":          {without(CAFile), "ca.crt: no such file"},
+		"the key of another certificate": {
+			with(KeyFile, otherKey), "tls.crt and tls.key: tls: private key does not match public key",
+		},
+		"the certificate of another key": {
+			with(CertificateFile, otherCertificate), "tls.crt and tls.key: tls: private key does not match public key",
+		},
+		"an empty certificate": {with(CertificateFile, nil), "tls.crt: the certificate is missing"},
+		"an invalid certificate": {
+			with(CertificateFile, []byte("rubbish")), "tls.crt: parsing the certificate: no PEM block found",
+		},
+		"garbage after the certificate": {
+			with(CertificateFile, join(good[CertificateFile], []byte("rubbish"))),
+			"tls.crt: parsing the certificate: there is something after PEM block 1",
+		},
+		"an invalid key": {
+			with(KeyFile, []byte("rubbish")), "tls.crt and tls.key: tls: failed to find any PEM data in key input",
+		},
+		"an empty key": {
+			with(KeyFile, nil), "tls.crt and tls.key: tls: failed to find any PEM data in key input",
+		},
+		"a certificate instead of a key": {
+			with(KeyFile, good[CertificateFile]), "tls.crt and tls.key: tls: found a certificate rather than a key",
+		},
+		"an empty CA bundle": {with(CAFile, nil), "ca.crt: the authorities are missing"},
+		"a CA that is not a CA": {
+			with(CAFile, good[CertificateFile]), `ca.crt: certificate "CN=node,O=node" is not a certificate authority`,
+		},
+		"a CA bundle with a leaf": {
+			with(CAFile, join(ca.PEM, good[CertificateFile])),
+			`ca.crt: certificate "CN=node,O=node" is not a certificate authority`,
+		},
+		"a CA bundle with a key": {
+			with(CAFile, join(ca.PEM, otherKey)),
+			`ca.crt: parsing authorities: found a PEM block "PRIVATE KEY" where a certificate is expected`,
+		},
+		"a CA bundle with text": {
+			with(CAFile, join(ca.PEM, []byte("# new\n"), ca.PEM)),
+			"ca.crt: parsing authorities: there is something after PEM block 1",
+		},
+		"a truncated CA bundle": {
+			with(CAFile, join(ca.PEM, ca.PEM[:len(ca.PEM)/2])), "ca.crt: parsing authorities: PEM block 2 is damaged",
+		},
+		"a CA bundle whose first certificate is broken": {
+			with(CAFile, join(ca.PEM[:len(ca.PEM)/2], []byte("!\n"), ca.PEM)),
+			"ca.crt: parsing authorities: PEM block 1 is damaged",
+		},
+		"a PEM block that is not a certificate": {
+			with(CAFile, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")),
+			"ca.crt: parsing authorities: PEM block 1: x509: malformed certificate",
+		},
+		"a chain that is too long": {
+			with(CertificateFile, join(good[CertificateFile], bytes.Repeat(ca.PEM, 10))),
+			"tls.crt: parsing the certificate: the chain is too long, it has 11 certificates",
+		},
 		"a bundle that is too long": {with(CAFile, bytes.Repeat(ca.PEM, 1000)), "ca.crt: parsing authorities: "},
-		"a file of ten megabytes":   {with(CAFile, bytes.Repeat([]byte("x"), 10<<20)), "ca.crt is larger than 1048576 bytes"},
-		"a key of ten megabytes":    {with(KeyFile, bytes.Repeat([]byte("x"), 10<<20)), "tls.key is larger than 1048576 bytes"},
+		"a file of ten megabytes":   {with(CAFile, bytes.Repeat([]byte("x"), 10<<20)), "ca.crt exceeds 1048576 bytes"},
+		"a key of ten megabytes":    {with(KeyFile, bytes.Repeat([]byte("x"), 10<<20)), "tls.key exceeds 1048576 bytes"},
 	}
 }
 
@@ -81,7 +117,7 @@ func TestOpenRefuses(t *testing.T) {
 			tlsfilestest.WriteSecret(t, dir, tt.files)
 			_, err := Open(dir)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), dir) {
-				t.Fatalf("Open() error = %v, want one that names %s and says %q", err, dir, tt.want)
+				t.Fatalf("Open() error = %v, want one that names %s and contains %q", err, dir, tt.want)
 			}
 		})
 	}
@@ -98,19 +134,20 @@ func TestOpenRefuses(t *testing.T) {
 			t.Fatalf("Open() error = %v", err)
 		}
 	})
-	t.Run("a directory that is not there", func(t *testing.T) {
-		if _, err := Open(filepath.Join(t.TempDir(), "nowhere")); err == nil || !strings.Contains(err.Error(), "tls.crt: no such file") {
+	t.Run("a missing directory", func(t *testing.T) {
+		_, err := Open(filepath.Join(t.TempDir(), "nowhere"))
+		if err == nil || !strings.Contains(err.Error(), "tls.crt: no such file") {
 			t.Fatalf("Open() error = %v", err)
 		}
 	})
-	t.Run("an interval of nothing", func(t *testing.T) {
-		if _, err := Open(t.TempDir(), WithInterval(0)); err == nil || !strings.Contains(err.Error(), "not positive") {
+	t.Run("a zero interval", func(t *testing.T) {
+		if _, err := Open(t.TempDir(), WithInterval(0)); err == nil || !strings.Contains(err.Error(), "must be positive") {
 			t.Fatalf("Open() error = %v", err)
 		}
 	})
 }
 
-// What goes wrong while a program runs changes nothing but what it tells, and what is put right is taken up.
+// Bad files change nothing but the report, and corrected files come into use.
 func TestBadFilesKeepTheGeneration(t *testing.T) {
 	ca := tlsfilestest.NewCA(t, "ca")
 	good := ca.Files(t, "node", []string{"registry"})
@@ -137,7 +174,7 @@ func TestBadFilesKeepTheGeneration(t *testing.T) {
 				for look := range 3 {
 					changed, err := source.Reload()
 					if changed || err == nil || !strings.Contains(err.Error(), tt.want) {
-						t.Fatalf("Reload() = %v, %v, want an error that says %q", changed, err, tt.want)
+						t.Fatalf("Reload() = %v, %v, want an error that contains %q", changed, err, tt.want)
 					}
 					report.ReloadErrors = uint64(look + 1)
 					report.Problem = err.Error()
@@ -147,28 +184,31 @@ func TestBadFilesKeepTheGeneration(t *testing.T) {
 				}
 				var line struct{ Level, Error string }
 				lines := strings.Split(strings.TrimSpace(log.String()), "\n")
-				if len(lines) != 2 || json.Unmarshal([]byte(lines[1]), &line) != nil || line.Level != "ERROR" || line.Error != report.Problem {
-					t.Errorf("the failure is to be logged once, with its text:\n%s", log.String())
+				if len(lines) != 2 || json.Unmarshal([]byte(lines[1]), &line) != nil || line.Level != "ERROR" ||
+					line.Error != report.Problem {
+					t.Errorf("the failure must be logged once, with its text:\n%s", log.String())
 				}
 
 				write(t, dir, good)
-				if changed, err := source.Reload(); changed || err != nil || source.Report().Problem != "" || source.Current() != before {
-					t.Errorf("Reload() = %v, %v once the old files are back, problem %q", changed, err, source.Report().Problem)
+				if changed, err := source.Reload(); changed || err != nil || source.Report().Problem != "" ||
+					source.Current() != before {
+					t.Errorf("Reload() = %v, %v after the old files came back, problem %q", changed, err, source.Report().Problem)
 				}
 				write(t, dir, tt.files)
 				if _, err := source.Reload(); err == nil {
 					t.Error("Reload() succeeded")
 				}
 				write(t, dir, ca.Files(t, "renewed", nil))
-				if changed, err := source.Reload(); !changed || err != nil || source.Report().Problem != "" || source.Current().Generation != 2 {
-					t.Errorf("Reload() = %v, %v once new files are there, problem %q", changed, err, source.Report().Problem)
+				if changed, err := source.Reload(); !changed || err != nil || source.Report().Problem != "" ||
+					source.Current().Generation != 2 {
+					t.Errorf("Reload() = %v, %v after new files arrived, problem %q", changed, err, source.Report().Problem)
 				}
 			})
 		}
 	}
 }
 
-// Expiry is for the peers to judge, whose clocks may be better than this one.
+// Peers check the expiry: their clocks may be better than ours.
 func TestExpiredCertificatesAreLoaded(t *testing.T) {
 	ca := tlsfilestest.NewCA(t, "ca")
 	source, dir := open(t, ca.Files(t, "node", nil))
@@ -205,41 +245,44 @@ func TestReport(t *testing.T) {
 	if report.Leaf != want {
 		t.Errorf("leaf %+v, want %+v", report.Leaf, want)
 	}
-	if len(report.Authorities) != 2 || report.Authorities[0].Subject != "CN=ca" || report.Authorities[1].Subject != "CN=other" {
-		t.Errorf("authorities %+v, want ca and other, as the file has them and each once", report.Authorities)
+	if len(report.Authorities) != 2 || report.Authorities[0].Subject != "CN=ca" ||
+		report.Authorities[1].Subject != "CN=other" {
+		t.Errorf("authorities %+v, want ca and other, in file order without duplicates", report.Authorities)
 	}
 	first := source.Current()
 
 	replace(t, source, dir, ca.Files(t, "node", nil))
-	if next := source.Report(); next.Generation != 2 || !next.LoadedAt.After(report.LoadedAt) || len(next.Authorities) != 1 || next.Leaf.SHA256 == report.Leaf.SHA256 {
+	if next := source.Report(); next.Generation != 2 || !next.LoadedAt.After(report.LoadedAt) ||
+		len(next.Authorities) != 1 || next.Leaf.SHA256 == report.Leaf.SHA256 {
 		t.Errorf("Report() = %+v after a reload", next)
 	}
-	if len(first.Authorities) != 2 {
-		t.Error("a former generation has changed")
+	if len(first.CAs) != 2 {
+		t.Error("a previous generation has changed")
 	}
 }
 
-func TestAuthorityExpiryIsTheFirst(t *testing.T) {
+func TestCAExpiryIsTheEarliest(t *testing.T) {
 	at := func(hours ...int) *Material {
 		m := &Material{}
 		for _, hour := range hours {
-			m.Authorities = append(m.Authorities, &x509.Certificate{NotAfter: time.Unix(int64(hour)*3600, 0)})
+			m.CAs = append(m.CAs, &x509.Certificate{NotAfter: time.Unix(int64(hour)*3600, 0)})
 		}
 		return m
 	}
 	for _, hours := range [][]int{{1}, {1, 2}, {2, 1}, {3, 1, 2}} {
-		if got := at(hours...).AuthorityExpiry().Unix(); got != 3600 {
-			t.Errorf("AuthorityExpiry() of %v = %d", hours, got)
+		if got := at(hours...).CAExpiry().Unix(); got != 3600 {
+			t.Errorf("CAExpiry() of %v = %d", hours, got)
 		}
 	}
 }
 
-// A look at a mounted Secret that has not changed reads no file: so it can be made every second on every node.
-func TestALookReadsNothingThatHasNotChanged(t *testing.T) {
+// Checking an unchanged mounted Secret reads no file, which makes it cheap enough for every second
+// on every node.
+func TestUnchangedSecretIsNotRead(t *testing.T) {
 	ca := tlsfilestest.NewCA(t, "ca")
 	reads := func(t *testing.T, source *Source, dir string) bool {
 		t.Helper()
-		// The kubelet never does this; it shows whether the file is read.
+		// The kubelet never does this. It shows whether the file is read.
 		link, _ := readLink(dir)
 		if err := os.WriteFile(filepath.Join(resolve(dir, link), KeyFile), []byte("rubbish"), 0o600); err != nil {
 			t.Fatal(err)
@@ -251,14 +294,14 @@ func TestALookReadsNothingThatHasNotChanged(t *testing.T) {
 		files := ca.Files(t, "node", nil)
 		source, dir := open(t, files)
 		if reads(t, source, dir) {
-			t.Error("the files are read although ..data leads where it led")
+			t.Error("the files were read although ..data has the same target")
 		}
 		tlsfilestest.WriteSecret(t, dir, files)
 		if _, err := source.Reload(); err != nil {
 			t.Fatal(err)
 		}
 		if reads(t, source, dir) {
-			t.Error("the files are read although ..data leads where the same files were found")
+			t.Error("the files were read although the target of ..data had the same files")
 		}
 		broken := maps.Clone(files)
 		delete(broken, CAFile)
@@ -273,7 +316,7 @@ func TestALookReadsNothingThatHasNotChanged(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := source.Reload(); err != nil {
-			t.Errorf("after a failure the files are not read again: %v", err)
+			t.Errorf("the files are not read again after a failure: %v", err)
 		}
 
 		good, err := readLink(dir)
@@ -288,11 +331,11 @@ func TestALookReadsNothingThatHasNotChanged(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := source.Reload(); (err == nil) != (link == good) {
-				t.Errorf("..data leads to %s: Reload() error = %v", link, err)
+				t.Errorf("target of ..data %s: Reload() error = %v", link, err)
 			}
 		}
 		if problem := source.Report().Problem; problem != "" {
-			t.Errorf("the problem of a generation that is gone stays: %s", problem)
+			t.Errorf("the problem of a removed generation stays: %s", problem)
 		}
 	})
 	t.Run("a plain directory is read each time", func(t *testing.T) {
@@ -303,7 +346,7 @@ func TestALookReadsNothingThatHasNotChanged(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !reads(t, source, dir) {
-			t.Error("the files are not read")
+			t.Error("the files were not read")
 		}
 	})
 	t.Run("a mounted Secret that becomes a plain directory", func(t *testing.T) {
@@ -312,7 +355,7 @@ func TestALookReadsNothingThatHasNotChanged(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := source.Reload(); err == nil {
-			t.Error("links that lead nowhere were loaded")
+			t.Error("dangling links were loaded")
 		}
 	})
 }
@@ -344,7 +387,7 @@ func TestOpenAccepts(t *testing.T) {
 	for sentence, write := range map[string]func(t *testing.T, dir string){
 		"a mounted Secret":  func(t *testing.T, dir string) { tlsfilestest.WriteSecret(t, dir, ca.Files(t, "node", nil)) },
 		"a plain directory": func(t *testing.T, dir string) { writePlain(t, dir, ca.Files(t, "node", nil)) },
-		"a bundle of two CAs with lines between": func(t *testing.T, dir string) {
+		"a bundle of two CAs with text between them": func(t *testing.T, dir string) {
 			files := ca.Files(t, "node", nil)
 			files[CAFile] = bytes.Join([][]byte{[]byte("\n"), other.PEM, []byte("\r\n\n"), ca.PEM, []byte("\n ")}, nil)
 			tlsfilestest.WriteSecret(t, dir, files)
@@ -383,12 +426,12 @@ func TestReload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told []uint64
+	var seen []uint64
 	source.OnChange(func(m *Material) {
 		if source.Current() != m {
 			t.Error("OnChange was called before the generation was in use")
 		}
-		told = append(told, m.Generation)
+		seen = append(seen, m.Generation)
 	})
 	reload := func(wantChanged, wantError bool) *Material {
 		t.Helper()
@@ -401,11 +444,11 @@ func TestReload(t *testing.T) {
 
 	one := source.Current()
 	if reload(false, false) != one {
-		t.Error("the same files made another generation")
+		t.Error("the same files created another generation")
 	}
 	tlsfilestest.WriteSecret(t, dir, first)
 	if reload(false, false) != one {
-		t.Error("the same files in a new directory made another generation")
+		t.Error("the same files in a new directory created another generation")
 	}
 
 	broken := maps.Clone(first)
@@ -437,16 +480,16 @@ func TestReload(t *testing.T) {
 	tlsfilestest.WriteSecret(t, dir, broken)
 	reload(false, true)
 	if got := strings.Count(log.String(), "cannot reload"); got != 3 {
-		t.Errorf("%d failures were logged, want 3: one that came back after a success is news", got)
+		t.Errorf("%d failures were logged, want 3: one that recurs after a success is new", got)
 	}
 	tlsfilestest.WriteSecret(t, dir, first)
 	reload(true, false)
-	if len(told) != 2 || told[0] != 2 || told[1] != 3 {
-		t.Errorf("OnChange was told of generations %v, want [2 3]", told)
+	if len(seen) != 2 || seen[0] != 2 || seen[1] != 3 {
+		t.Errorf("OnChange was called with generations %v, want [2 3]", seen)
 	}
 }
 
-// The files are replaced as fast as possible while others read: each generation that is seen must be whole.
+// The files are replaced as fast as possible during reads: every generation must be consistent.
 func TestGenerationsNeverMix(t *testing.T) {
 	dir := t.TempDir()
 	var generations []tlsfilestest.Files
@@ -484,11 +527,11 @@ func TestGenerationsNeverMix(t *testing.T) {
 		t.Error(err)
 	}
 	if got := source.Current().Generation; got < 10 {
-		t.Errorf("only %d generations were loaded in 300 replacements: the test shows nothing", got)
+		t.Errorf("only %d generations were loaded in 300 replacements: the test checked nothing", got)
 	}
 }
 
-// writePlain brings dir to hold these files and none of the others.
+// writePlain makes dir hold exactly these files.
 func writePlain(t testing.TB, dir string, files tlsfilestest.Files) {
 	t.Helper()
 	for _, name := range []string{CertificateFile, KeyFile, CAFile} {

@@ -1,5 +1,5 @@
-// Package tlsfilestest makes throw-away CAs, certificates and certificate directories for tests. It is not for programs:
-// it has no options for anything that a real certificate needs.
+// Package tlsfilestest creates throw-away CAs, certificates and certificate directories for tests.
+// It is not for production code: it lacks the options that a real certificate needs.
 package tlsfilestest
 
 import (
@@ -26,7 +26,7 @@ type CA struct {
 	key         *ecdsa.PrivateKey
 }
 
-// NewCA makes a CA with the given common name. Two CAs of the same name have different keys.
+// NewCA creates a CA with the given common name. Two CAs of the same name have different keys.
 func NewCA(t testing.TB, name string) *CA {
 	t.Helper()
 	key := newKey(t)
@@ -35,7 +35,7 @@ func NewCA(t testing.TB, name string) *CA {
 	return &CA{Certificate: certificate, PEM: certificatePEM, key: key}
 }
 
-// Intermediate makes a CA with the given common name that ca has signed.
+// Intermediate creates a CA with the given common name that is signed by ca.
 func (ca *CA) Intermediate(t testing.TB, name string) *CA {
 	t.Helper()
 	key := newKey(t)
@@ -55,15 +55,17 @@ func caTemplate(name string) *x509.Certificate {
 	}
 }
 
-// Issue makes a certificate of the given organization that is good for clients and servers under the given names, which
-// are DNS names or IP addresses. It returns the certificate and its key in PEM form.
+// Issue issues a client and server certificate of the given organization and names, which are DNS
+// names or IP addresses. It returns the certificate and its key in PEM form.
 func (ca *CA) Issue(t testing.TB, organization string, names ...string) (certificatePEM, keyPEM []byte) {
 	t.Helper()
 	return ca.IssueWith(t, nil, organization, names...)
 }
 
-// IssueWith is Issue of a certificate that change, unless it is nil, has altered before it is signed.
-func (ca *CA) IssueWith(t testing.TB, change func(*x509.Certificate), organization string, names ...string) (certificatePEM, keyPEM []byte) {
+// IssueWith is Issue with a hook: change, if not nil, modifies the certificate before it is signed.
+func (ca *CA) IssueWith(
+	t testing.TB, change func(*x509.Certificate), organization string, names ...string,
+) (certificatePEM, keyPEM []byte) {
 	t.Helper()
 	template := &x509.Certificate{
 		SerialNumber: serial(),
@@ -95,7 +97,8 @@ func (ca *CA) IssueWith(t testing.TB, change func(*x509.Certificate), organizati
 // Files are the contents of a certificate directory by file name.
 type Files map[string][]byte
 
-// Files issues a certificate as Issue does and returns the directory's files, which trust ca and the others.
+// Files issues a certificate like Issue and returns the directory's files, which trust ca and
+// others.
 func (ca *CA) Files(t testing.TB, organization string, names []string, others ...*CA) Files {
 	t.Helper()
 	certificate, key := ca.Issue(t, organization, names...)
@@ -108,8 +111,8 @@ func (ca *CA) Files(t testing.TB, organization string, names []string, others ..
 
 var generations atomic.Uint64
 
-// WriteSecret brings dir to hold files in the way in which the kubelet updates a mounted Secret: a new directory, then
-// one rename of the ..data link, then the old directory goes.
+// WriteSecret writes files to dir the way the kubelet updates a mounted Secret: it creates a new
+// directory, renames the ..data link once and removes the old directory.
 func WriteSecret(t testing.TB, dir string, files Files) {
 	t.Helper()
 	must := func(err error) {

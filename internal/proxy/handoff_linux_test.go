@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestConnectionsGoToTheSuccessor(t *testing.T) {
+func TestHandOff(t *testing.T) {
 	accepts := func(address string) (net.Listener, <-chan net.Conn) {
 		t.Helper()
 		l, err := listen(t.Context(), address, true)
@@ -53,22 +53,22 @@ func TestConnectionsGoToTheSuccessor(t *testing.T) {
 	}
 	first, ofFirst := accepts("127.0.0.1:0")
 	address := first.Addr().String()
-	if err := giveWay(first); err != nil {
+	if err := handOff(first); err != nil {
 		t.Fatal(err)
 	}
 	dial(address)
 	if n := count(ofFirst, 100); n != 100 {
 		t.Errorf("alone it accepted %d connections of 100", n)
 	}
-	// Each successor is one to the one before.
+	// Each successor takes over from the previous one.
 	for range 3 {
 		next, ofNext := accepts(address)
-		if err := giveWay(first); err != nil {
+		if err := handOff(first); err != nil {
 			t.Fatal(err)
 		}
 		dial(address)
 		if n := count(ofNext, 100); n != 100 || len(ofFirst) > 0 {
-			t.Errorf("the successor accepted %d connections of 100, the former %d", n, len(ofFirst))
+			t.Errorf("the successor accepted %d connections of 100, the previous process %d", n, len(ofFirst))
 		}
 		_ = first.Close()
 		dial(address)
