@@ -133,6 +133,31 @@ var invariants = map[string]func(out *output) []string{
 		}
 		return wrong
 	},
+	"every pod template has the label by which Zarf's agent ignores it, and no selector has": func(out *output) (wrong []string) {
+		for _, w := range workloads(out) {
+			if w.pod.Labels["zarf.dev/agent"] != "ignore" {
+				wrong = append(wrong, fmt.Sprintf("%s: no label zarf.dev/agent=ignore: %v", w.object, w.pod.Labels))
+			}
+		}
+		selectors := map[string]map[string]string{}
+		for _, w := range workloads(out) {
+			if w.selector != nil {
+				selectors[w.object.String()] = w.selector.MatchLabels
+			}
+		}
+		for _, s := range all[*corev1.Service](out) {
+			selectors["Service "+s.Name] = s.Spec.Selector
+		}
+		for _, p := range all[*networkingv1.NetworkPolicy](out) {
+			selectors["NetworkPolicy "+p.Name] = p.Spec.PodSelector.MatchLabels
+		}
+		for object, selector := range selectors {
+			if _, selects := selector["zarf.dev/agent"]; selects {
+				wrong = append(wrong, object+": selects by zarf.dev/agent")
+			}
+		}
+		return wrong
+	},
 	"the proxy listens on loopback only": func(out *output) (wrong []string) {
 		for _, d := range daemonSets(out, "proxy") {
 			spec := d.Spec.Template.Spec
@@ -236,7 +261,7 @@ var invariants = map[string]func(out *output) []string{
 		return wrong
 	},
 	"hooks have the weight of their kind and are deleted when they succeed": func(out *output) (wrong []string) {
-		weights := map[string]string{"ServiceAccount": "-20", "Role": "-10", "RoleBinding": "-10", "ClusterRole": "-10", "ClusterRoleBinding": "-10", "Secret": "-5", "DaemonSet": "-5", "Job": "0", "Pod": "0"}
+		weights := map[string]string{"ServiceAccount": "-20", "Role": "-10", "RoleBinding": "-10", "ClusterRole": "-10", "ClusterRoleBinding": "-10", "Secret": "-5", "DaemonSet": "-5", "Job": "0", "Pod": ""}
 		for _, o := range out.objects {
 			if o.hook() == "" {
 				continue
@@ -248,7 +273,10 @@ var invariants = map[string]func(out *output) []string{
 				wrong = append(wrong, fmt.Sprintf("%s: hook weight %q, not %s", o, got, want))
 			}
 			policy := "before-hook-creation,hook-succeeded"
-			if want == "-5" {
+			switch {
+			case o.hook() == "test":
+				policy = "before-hook-creation" // helm test --logs reads the logs after the other deletions
+			case want == "-5":
 				policy += ",hook-failed" // they have no log, and are of no use afterwards
 			}
 			if got := o.GetAnnotations()["helm.sh/hook-delete-policy"]; got != policy {
@@ -618,6 +646,14 @@ var invariants = map[string]func(out *output) []string{
 				if !named && !subset(rule.Resources, "pods", "pods/portforward", "configmaps", "secrets", "daemonsets") && !subset(rule.Verbs, "get", "list", "watch") {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
 				}
+			}
+		}
+		return wrong
+	},
+	"every test hook is a pod, whose log helm test --logs reads": func(out *output) (wrong []string) {
+		for _, o := range out.objects {
+			if slices.Contains(strings.Split(o.hook(), ","), "test") && o.GetKind() != "Pod" {
+				wrong = append(wrong, o.String())
 			}
 		}
 		return wrong

@@ -28,6 +28,22 @@ var optionsOf = map[string]string{
 	"registry": "registry", "proxy": "proxy", "init-hook": "initHook", "certificates": "pki.rotation", "node-config": "nodeConfig", "node-restore": "nodeConfig",
 }
 
+func TestUsersCannotTakeTheAgentLabelAway(t *testing.T) {
+	sets := []string{"commonLabels={zarf.dev/agent: mutate}"}
+	for _, path := range optionsOf {
+		sets = append(sets, path+".podLabels={zarf.dev/agent: mutate}")
+	}
+	out := rendering{values: every(t, sets...)}.render(t)
+	if len(workloads(out)) < len(optionsOf) {
+		t.Fatalf("%d workloads", len(workloads(out)))
+	}
+	for _, w := range workloads(out) {
+		if got := w.pod.Labels["zarf.dev/agent"]; got != "ignore" {
+			t.Errorf("%s: zarf.dev/agent is %q", w.object, got)
+		}
+	}
+}
+
 func TestAllPodsTakeLabelsAnnotationsEnvironmentAndPriority(t *testing.T) {
 	var sets []string
 	for _, path := range optionsOf {

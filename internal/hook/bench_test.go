@@ -130,6 +130,8 @@ type bench struct {
 	failing map[string]string
 	// noLoopback: kube-proxy serves no node port on the loopback address.
 	noLoopback bool
+	// podsCreated counts the pods that were created, dry runs included.
+	podsCreated int
 	// proofs are the proving pods that were created.
 	proofs []*corev1.Pod
 
@@ -222,6 +224,9 @@ func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 	}
 	if c, ok := a.(kubetesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 {
 		object := c.GetObject().DeepCopyObject()
+		if pod, ok := object.(*corev1.Pod); ok {
+			b.checkPod(pod)
+		}
 		if b.admit != nil {
 			if err := b.admit(object); err != nil {
 				return true, nil, err
@@ -267,8 +272,11 @@ func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
 			object.SetName(fmt.Sprintf("%s%d", object.GetGenerateName(), b.made))
 		}
 		object.SetUID(types.UID(fmt.Sprint("uid-", b.made)))
-		if pod, ok := object.(*corev1.Pod); ok && pod.Labels["app.kubernetes.io/component"] == "probe" {
-			b.pull(pod)
+		if pod, ok := object.(*corev1.Pod); ok {
+			b.checkPod(pod)
+			if pod.Labels["app.kubernetes.io/component"] == "probe" {
+				b.pull(pod)
+			}
 		}
 	}
 	if err := b.lock(a); err != nil {
@@ -321,6 +329,14 @@ func (b *bench) readSecret() {
 	b.registry.open = false
 	if s := b.get("secrets", "zarf-registry-pull"); s != nil {
 		_, b.registry.open = s.(*corev1.Secret).Data["htpasswd"]
+	}
+}
+
+// checkPod reports a created pod that Zarf's admission webhook would change.
+func (b *bench) checkPod(pod *corev1.Pod) {
+	b.podsCreated++
+	if pod.Labels["zarf.dev/agent"] != "ignore" {
+		b.Errorf("pod %s has no label zarf.dev/agent=ignore: %v", pod.Name, pod.Labels)
 	}
 }
 

@@ -193,7 +193,7 @@ func (i *inspection) podLike(component, repository string) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: i.Options.Name + "-preflight-",
 			Namespace:    i.Options.Namespace,
-			Labels:       i.labels(component),
+			Labels:       i.podLabels(component),
 		},
 		Spec: corev1.PodSpec{
 			AutomountServiceAccountToken: &no,

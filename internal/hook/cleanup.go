@@ -25,6 +25,7 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 			h.deleteProofs()
 			return "none remain", nil
 		}},
+		{"delete the pods of helm test", "they stay after a test, so that helm test --logs can read their logs", h.deleteTestPods},
 		{"delete the NodePort Service", "Helm leaves it, because a switch may need it until the end", h.deleteService},
 		{"delete the proxies", "Helm leaves them, because a switch may need them until the end", h.deleteProxies},
 		{"delete the Jobs", "those that failed stayed, so that their logs could be read", h.deleteJobs},
@@ -100,6 +101,19 @@ func (h *Hook) deleteProxies(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", h.Options.Namespace, err)
 	}
 	return h.deleteDaemonSets(ctx, sets.Items)
+}
+
+func (h *Hook) deleteTestPods(ctx context.Context) (string, error) {
+	pods, err := h.Cluster.Pods.List(ctx, h.selector(names.ComponentTest))
+	if err != nil {
+		return "", fmt.Errorf("listing the pods of helm test in namespace %s: %w", h.Options.Namespace, err)
+	}
+	for _, pod := range pods.Items {
+		if err := h.deletePod(ctx, &pod); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("deleted %d pods", len(pods.Items)), nil
 }
 
 func (h *Hook) deletePayload(ctx context.Context) (string, error) {

@@ -73,11 +73,16 @@ func TestCleanupLeavesNothingOfOursAndAllOfOthers(t *testing.T) {
 			b.add(set)
 			b.add(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-finish", Namespace: "zarf"}})
 			b.add(daemonSet(proxyName + "-old"))
+			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-test-tls", "test")})
+			b.add(&corev1.Pod{ObjectMeta: otherRelease("other-test-tls", "test")})
 			for range 2 { // the second finds nothing and is content
 				if err := b.hook.Cleanup(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				b.checkClean("Secret somebody-elses", "ConfigMap other-payload", "Service other-nodeport", "DaemonSet other-proxy")
+				if b.get("pods", "zarf-registry-test-tls") != nil || b.get("pods", "other-test-tls") == nil {
+					t.Error("the pods of helm test: this release's stays, or another's was deleted")
+				}
 			}
 		})
 	}

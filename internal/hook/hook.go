@@ -349,6 +349,10 @@ func (h *Hook) labels(component string) map[string]string {
 	return names.Labels(h.Options.Release, component)
 }
 
+func (h *Hook) podLabels(component string) map[string]string {
+	return names.PodLabels(h.Options.Release, component)
+}
+
 // annotations are of what the hook makes and keeps. Where Argo CD tells what is an
 // Application's by the label that our objects have too (its default before 3.0),
 // these would be what is in no manifest, to be pruned.

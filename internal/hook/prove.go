@@ -263,7 +263,7 @@ func (f *finishing) proof(node, image string) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: f.Options.Name + "-probe-",
 			Namespace:    f.Options.Namespace,
-			Labels:       f.labels(names.ComponentProbe),
+			Labels:       f.podLabels(names.ComponentProbe),
 		},
 		Spec: corev1.PodSpec{
 			// Straight to the node: the scheduler has no part in a pull.

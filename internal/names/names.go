@@ -53,6 +53,9 @@ const (
 	LabelInstance  = "app.kubernetes.io/instance"
 	LabelManagedBy = "app.kubernetes.io/managed-by"
 	LabelComponent = "app.kubernetes.io/component"
+	// LabelAgent with the value "ignore" keeps Zarf's admission webhook from rewriting a pod's images to
+	// this very registry, which could then not start. On every pod of a release, never in a selector.
+	LabelAgent = "zarf.dev/agent"
 )
 
 // Values of LabelComponent.
@@ -66,6 +69,7 @@ const (
 	ComponentRegistry     = "registry"
 	ComponentNodeConfig   = "node-config"
 	ComponentNodeRestore  = "node-restore"
+	ComponentTest         = "test"
 	ComponentHosting      = "local-registry-hosting"
 )
 
@@ -95,6 +99,13 @@ func Labels(release, component string) map[string]string {
 		LabelManagedBy: Manager,
 		LabelComponent: component,
 	}
+}
+
+// PodLabels returns the labels of a pod of the release with a component.
+func PodLabels(release, component string) map[string]string {
+	labels := Labels(release, component)
+	labels[LabelAgent] = "ignore"
+	return labels
 }
 
 // Selector returns a label selector for a component of a release, whoever created its objects.

@@ -128,8 +128,8 @@ func chartToInstall(t *testing.T) (chart string, values []string) {
 // testFailingHelmTest gives the pod that pushes a wrong password.
 func testFailingHelmTest(t *testing.T, w *world) {
 	w.helmChart(t, "install", proxyMode, "--set=registry.persistence.enabled=false", "--set=tests.timeout=20s")
-	helmTest := func() (string, error) {
-		out, errOut, err := try(w.command(t, w.helm, "test", release, "-n", namespace))
+	helmTest := func(flags ...string) (string, error) {
+		out, errOut, err := try(w.command(t, w.helm, append([]string{"test", release, "-n", namespace}, flags...)...))
 		return out + errOut, err
 	}
 	credentials := w.get(t, release+"-credentials")
@@ -158,13 +158,16 @@ func testFailingHelmTest(t *testing.T, w *world) {
 	if _, err := w.client.CoreV1().Secrets(namespace).Update(t.Context(), current, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if text, err := helmTest(); err != nil {
-		t.Errorf("with the right password: %v: %s", err, text)
-	}
-	if left := strings.TrimSpace(output(t, w.command(t, w.kubectl, "get", "pods", "-n", namespace, "-l", "app.kubernetes.io/component=test", "-o", "name"))); left != "" {
-		t.Errorf("tests that succeeded left %s", left)
+	text, err = helmTest("--logs")
+	for _, test := range []string{"pull", "push", "tls"} {
+		if err != nil || !strings.Contains(text, "POD LOGS: "+release+"-test-"+test) {
+			t.Errorf("with the right password: %v: %s", err, text)
+		}
 	}
 	output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout", "3m", "--wait"))
+	if left := strings.TrimSpace(output(t, w.command(t, w.kubectl, "get", "pods", "-n", namespace, "-l", "app.kubernetes.io/component=test", "-o", "name"))); left != "" {
+		t.Errorf("uninstalling left %s", left)
+	}
 }
 
 // chartTestingSecrets are those that values files name.

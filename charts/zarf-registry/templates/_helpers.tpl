@@ -27,10 +27,17 @@ app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{- /* The labels of a pod: without the chart's version, so that a new chart alone restarts nothing. Takes root,
-component, extra. */ -}}
+{{- /* Zarf's admission webhook rewrites the images of pods without this label to this registry, so the registry could not
+start. Never part of a selector: selectors are immutable. */ -}}
+{{- define "zarf-registry.agentLabel" -}}
+zarf.dev/agent: ignore
+{{- end -}}
+
+{{- /* The labels of a pod: without the chart's version, so that a new chart alone restarts nothing. Takes root, component,
+selector (labels of the selector besides selectorLabels), extra (labels of the user). */ -}}
 {{- define "zarf-registry.podLabels" -}}
 {{- $own := include "zarf-registry.selectorLabels" . | fromYaml -}}
+{{- $own = merge $own (include "zarf-registry.agentLabel" . | fromYaml) (default dict .selector) -}}
 {{- merge $own (default dict .extra) (default dict .root.Values.commonLabels) | toYaml -}}
 {{- end -}}
 

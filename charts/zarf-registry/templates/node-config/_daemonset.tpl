@@ -32,7 +32,7 @@ spec:
   template:
     metadata:
       labels:
-        {{- merge $selector (default dict $settings.podLabels) (default dict $values.commonLabels) | toYaml | nindent 8 }}
+        {{- include "zarf-registry.podLabels" (dict "root" .root "component" $component "selector" $selector "extra" $settings.podLabels) | nindent 8 }}
       annotations:
         {{- merge (dict "zarf-registry/node-config-checksum" (include "zarf-registry.nodeConfig.checksum" .root)) (default dict $settings.podAnnotations) | toYaml | nindent 8 }}
     spec:

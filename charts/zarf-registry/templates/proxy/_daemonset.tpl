@@ -39,7 +39,7 @@ spec:
   template:
     metadata:
       labels:
-        {{- merge $selector (default dict $proxy.podLabels) (default dict $values.commonLabels) | toYaml | nindent 8 }}
+        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "proxy" "selector" $selector "extra" $proxy.podLabels) | nindent 8 }}
       annotations:
         {{- /* Where `init-hook` asks what the pod has loaded. */}}
         {{- merge (dict "zarf-registry/metrics-port" (int $proxy.metricsPort | toString)) (default dict $proxy.podAnnotations) | toYaml | nindent 8 }}

@@ -27,9 +27,16 @@
 {{- printf "%s-test" (include "zarf-registry.fullname" .) -}}
 {{- end -}}
 
-{{- /* Those that failed stay, so that their logs can be read until the next run. Takes a weight. */ -}}
+{{- /* Not the name that it had as a test hook: Helm adopts no object that a hook has left. */ -}}
+{{- define "zarf-registry.tests.serviceAccount" -}}
+{{- printf "%s-tests" (include "zarf-registry.fullname" .) -}}
+{{- end -}}
+
+{{- /* The pods stay until the next run, whether they succeed or fail: helm test --logs reads their logs after it has deleted
+what hook-succeeded and hook-failed name. It reads the logs of all test hooks, so only pods may be test hooks. */ -}}
 {{- define "zarf-registry.tests.annotations" -}}
-{{- include "zarf-registry.hook.annotations" (dict "events" "test" "weight" .) -}}
+helm.sh/hook: test
+helm.sh/hook-delete-policy: before-hook-creation
 {{- end -}}
 
 {{- /* What the checks talk to, and with what. */ -}}
@@ -49,7 +56,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* One pod. Takes root, test (the suffix of the name), weight, args (a list), more (the names of helpers that give further
+{{- /* One pod. Takes root, test (the suffix of the name), args (a list), more (the names of helpers that give further
 arguments), secrets ("true" mounts what clients of the registry have), pull ("true" pulls the image at each run). */ -}}
 {{- define "zarf-registry.tests.pod" -}}
 {{- $settings := include "zarf-registry.tests.settings" .root | fromJson -}}
@@ -59,13 +66,13 @@ arguments), secrets ("true" mounts what clients of the registry have), pull ("tr
 apiVersion: v1
 kind: Pod
 metadata:
-  {{- include "zarf-registry.metadata" (dict "root" .root "name" (printf "%s-%s" (include "zarf-registry.tests.name" .root) .test) "component" "test" "annotations" (include "zarf-registry.tests.annotations" .weight | fromYaml)) | nindent 2 }}
+  {{- include "zarf-registry.metadata" (dict "root" .root "name" (printf "%s-%s" (include "zarf-registry.tests.name" .root) .test) "component" "test" "labels" (include "zarf-registry.agentLabel" . | fromYaml) "annotations" (include "zarf-registry.tests.annotations" . | fromYaml)) | nindent 2 }}
 spec:
   {{- /* The program ends by its own timeout, and says why; a pod whose image cannot be pulled ends a minute later, and not
   with Helm's own timeout, which would say nothing. */}}
   activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $settings.timeout) 60 }}
   restartPolicy: Never
-  serviceAccountName: {{ include "zarf-registry.tests.name" .root }}
+  serviceAccountName: {{ include "zarf-registry.tests.serviceAccount" .root }}
   automountServiceAccountToken: false
   {{- /* The registry's address comes from the environment, as for proxies and Jobs. */}}
   enableServiceLinks: true

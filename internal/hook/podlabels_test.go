@@ -1,0 +1,20 @@
+package hook_test
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// The fixture checks the label of each pod that is created; this is where both kinds are.
+func TestCreatedPodsHaveTheLabelThatZarfsAgentIgnores(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add(kubernetesService("10.96.0.1"))
+		b.upgrade(state.ModeProxy)
+		if len(b.proofs) == 0 || b.podsCreated <= len(b.proofs) {
+			t.Errorf("%d pods were created, %d of them to verify pulls: none was a dry run", b.podsCreated, len(b.proofs))
+		}
+	})
+}
