@@ -1,7 +1,6 @@
-// Package docs has no program: its tests read the documentation as a reader would,
-// and find what has become wrong: links that lead nowhere, commands, flags, values
-// and make targets that do not exist, messages that the troubleshooting page does
-// not have, actions of workflows that are not pinned.
+// Package docs tests the documentation: links, commands, flags, values, make targets and
+// tests that pages name must exist, and the troubleshooting page must quote every message of
+// preflight and status. It also checks that workflow actions are pinned. It contains no code.
 package docs
 
 import (
@@ -31,7 +30,7 @@ import (
 
 const top = ".."
 
-// pages are the Markdown files of the project, by path from its top.
+// pages returns the project's Markdown files by path.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -52,12 +51,12 @@ func pages(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	if len(found) < 15 {
-		t.Fatalf("%d pages: the test looks in the wrong place", len(found))
+		t.Fatalf("found only %d pages", len(found))
 	}
 	return found
 }
 
-// A line is of a page, and either code or text.
+// A line of a page.
 type line struct {
 	number int
 	text   string
@@ -85,7 +84,7 @@ var (
 	quoted = regexp.MustCompile("`[^`]*`")
 )
 
-// anchors are what can be linked to in a page, as GitHub names headings.
+// anchors returns the anchors of a page's headings, as GitHub generates them.
 func anchors(page string) []string {
 	var out []string
 	for _, l := range lines(page) {
@@ -130,7 +129,7 @@ func TestLinks(t *testing.T) {
 					file = path.Join(path.Dir(name), target)
 				}
 				if _, err := os.Stat(filepath.Join(top, file)); err != nil {
-					t.Errorf("%s: the link to %s leads nowhere", l.at(name), m[1])
+					t.Errorf("%s: broken link to %s", l.at(name), m[1])
 				} else if other, ok := all[file]; ok && anchor != "" && !slices.Contains(anchors(other), anchor) {
 					t.Errorf("%s: %s has no heading for #%s", l.at(name), file, anchor)
 				}
@@ -138,11 +137,11 @@ func TestLinks(t *testing.T) {
 		}
 	}
 	if checked < 40 {
-		t.Errorf("%d links: the test has not seen them", checked)
+		t.Errorf("checked only %d links", checked)
 	}
 }
 
-// Every page can be found from the index of its folder, and that from the one above.
+// TestIndex checks that every page is linked from the index of its directory.
 func TestIndex(t *testing.T) {
 	all := pages(t)
 	for name := range all {
@@ -159,12 +158,12 @@ func TestIndex(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !strings.Contains(all[index], "("+filepath.ToSlash(from)) {
-			t.Errorf("%s does not lead to %s", index, name)
+			t.Errorf("%s does not link to %s", index, name)
 		}
 	}
 }
 
-// commands are the command lines of a page: of code, and what stands between backticks.
+// commands returns the command lines of a page, from code blocks and between backticks.
 func commands(page string) []line {
 	var out []line
 	joined := ""
@@ -190,7 +189,8 @@ func commands(page string) []line {
 	return out
 }
 
-// A command line names words that exist; what is left out of it is written as … or in capitals.
+// TestCommands checks that commands and flags of init-hook exist. Omitted parts are written as …
+// or in capitals.
 func TestCommands(t *testing.T) {
 	checked := 0
 	for name, page := range pages(t) {
@@ -200,7 +200,7 @@ func TestCommands(t *testing.T) {
 				fields = fields[1:]
 			}
 			if len(fields) < 2 || path.Base(fields[0]) != "init-hook" || strings.HasSuffix(fields[0], ":") ||
-				!l.code && strings.Contains(l.text, ", ") { // a message that begins with the name
+				!l.code && strings.Contains(l.text, ", ") { // a message that starts with the name
 				continue
 			}
 			checked++
@@ -210,11 +210,11 @@ func TestCommands(t *testing.T) {
 		}
 	}
 	if checked < 50 {
-		t.Errorf("%d commands: the test has not seen them", checked)
+		t.Errorf("checked only %d commands", checked)
 	}
 }
 
-// parse sees whether commands and flags of a command line exist.
+// parse returns an error if a command or flag of a command line does not exist.
 func parse(root *cobra.Command, args []string) error {
 	cmd := root
 	for _, arg := range args {
@@ -251,7 +251,7 @@ func isWord(s string) bool {
 
 var setFlag = regexp.MustCompile(`--set(?:-string|-json)?[ =]'?"?([A-Za-z0-9_.\[\]\\/-]+)=`)
 
-// What --set names is a value of the chart.
+// TestValues checks that values in --set exist.
 func TestValues(t *testing.T) {
 	content, err := os.ReadFile(filepath.Join(top, "charts/zarf-registry/values.schema.json"))
 	if err != nil {
@@ -267,13 +267,13 @@ func TestValues(t *testing.T) {
 			for _, m := range setFlag.FindAllStringSubmatch(text, -1) {
 				checked++
 				if !hasValue(schema, schema, strings.Split(regexp.MustCompile(`\[\d+\]`).ReplaceAllString(m[1], ""), ".")) {
-					t.Errorf("%s:%d: there is no value %s", name, n+1, m[1])
+					t.Errorf("%s:%d: value %s does not exist", name, n+1, m[1])
 				}
 			}
 		}
 	}
 	if checked < 20 {
-		t.Errorf("%d values: the test has not seen them", checked)
+		t.Errorf("checked only %d values", checked)
 	}
 }
 
@@ -300,7 +300,7 @@ func hasValue(root, schema map[string]any, keys []string) bool {
 	if items, ok := schema["items"].(map[string]any); ok {
 		return hasValue(root, items, keys)
 	}
-	// Whatever keys there are: labels, annotations.
+	// Maps with free keys, such as labels and annotations.
 	closed, isClosed := schema["additionalProperties"].(bool)
 	return (!isClosed || closed) && schema["properties"] == nil
 }
@@ -324,13 +324,13 @@ func TestMakeTargets(t *testing.T) {
 		}
 	}
 	if checked < 10 {
-		t.Errorf("%d make commands: the test has not seen them", checked)
+		t.Errorf("checked only %d make commands", checked)
 	}
 }
 
 var goTest = regexp.MustCompile(`^go test (?:-[a-z]+ )*(\./[A-Za-z0-9_./-]+)(?: .*?-run '?([A-Za-z0-9_|/]+)'?)?`)
 
-// A test that a page names is there.
+// TestGoTests checks that go test commands name existing packages and tests.
 func TestGoTests(t *testing.T) {
 	checked := 0
 	for name, page := range pages(t) {
@@ -367,18 +367,59 @@ func TestGoTests(t *testing.T) {
 			}
 		}
 	}
-	if checked < 10 {
-		t.Errorf("%d go test commands: the test has not seen them", checked)
+	if checked < 5 {
+		t.Errorf("checked only %d go test commands", checked)
 	}
 }
 
-// The troubleshooting page has a row for each check of preflight, and quotes every
-// cause and every sentence of status.
+var testName = regexp.MustCompile(`^((?:Test|Fuzz|Benchmark)[A-Z]\w*)(/\S+)?$`)
+
+// TestNamedTestsExist checks that tests named between backticks exist. Subtest names may be shortened
+// with ….
+func TestNamedTestsExist(t *testing.T) {
+	var source strings.Builder
+	err := filepath.WalkDir(top, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		content, err := os.ReadFile(name)
+		source.Write(content)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for name, page := range pages(t) {
+		for _, l := range lines(page) {
+			for _, q := range quoted.FindAllString(l.text, -1) {
+				m := testName.FindStringSubmatch(strings.Trim(q, "`"))
+				if m == nil {
+					continue
+				}
+				checked++
+				if !strings.Contains(source.String(), "\nfunc "+m[1]+"(") {
+					t.Errorf("%s: test %s does not exist", l.at(name), m[1])
+				}
+				subtest := strings.ReplaceAll(strings.TrimSuffix(strings.TrimPrefix(m[2], "/"), "…"), "_", " ")
+				if !strings.Contains(source.String(), strings.TrimSpace(subtest)) {
+					t.Errorf("%s: %s has no subtest %q", l.at(name), m[1], subtest)
+				}
+			}
+		}
+	}
+	if checked < 30 {
+		t.Errorf("checked only %d tests", checked)
+	}
+}
+
+// TestTroubleshooting checks that the troubleshooting page has a row for each preflight check, and
+// quotes every cause of preflight and every advice of status.
 func TestTroubleshooting(t *testing.T) {
 	page := pages(t)["docs/troubleshooting.md"]
 	for _, check := range hook.Checks() {
 		if !strings.Contains(page, "| `"+check+"` |") {
-			t.Errorf("there is no row for the preflight check %s", check)
+			t.Errorf("no row for preflight check %s", check)
 		}
 	}
 	said := normal(page)
@@ -388,11 +429,11 @@ func TestTroubleshooting(t *testing.T) {
 	} {
 		messages := messagesOf(t, pkg, of)
 		if len(messages) < 20 {
-			t.Errorf("%s: %d messages: the test has not seen them", pkg, len(messages))
+			t.Errorf("%s: found only %d messages", pkg, len(messages))
 		}
 		for at, message := range messages {
 			if !strings.Contains(said, normal(message)) {
-				t.Errorf("%s: not on the page: %s", at, message)
+				t.Errorf("%s: missing on the page: %s", at, message)
 			}
 		}
 	}
@@ -402,7 +443,8 @@ func normal(s string) string {
 	return strings.Join(strings.Fields(strings.NewReplacer("`", "", "*", "", `\|`, "|").Replace(s)), " ")
 }
 
-// messagesOf are the longest fixed parts of the string literals in what of chooses.
+// messagesOf returns the longest constant parts of the string literals in the expressions that
+// of selects, by position.
 func messagesOf(t *testing.T, pkg string, of func(ast.Node) []ast.Expr) map[string]string {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(top, pkg, "*.go"))
@@ -430,7 +472,7 @@ func messagesOf(t *testing.T, pkg string, of func(ast.Node) []ast.Expr) map[stri
 					if err != nil {
 						t.Fatal(err)
 					}
-					if part := fixed(text); len(part) >= 12 && !strings.HasPrefix(text, "kubectl") { // shorter ones say nothing alone
+					if part := fixed(text); len(part) >= 12 && !strings.HasPrefix(text, "kubectl") { // shorter ones are too common
 						found[strings.TrimPrefix(set.Position(literal.Pos()).String(), "../")] = part
 					}
 					return true
@@ -444,8 +486,7 @@ func messagesOf(t *testing.T, pkg string, of func(ast.Node) []ast.Expr) map[stri
 
 var verb = regexp.MustCompile(`%[a-z]`)
 
-// fixed is the longest part without verbs of what a message says before it says what
-// to do.
+// fixed returns the longest part without verbs of a message, up to its remedy.
 func fixed(format string) string {
 	format, _, _ = strings.Cut(format, ": ")
 	return strings.Trim(slices.MaxFunc(verb.Split(format, -1), func(a, b string) int { return len(a) - len(b) }), " ():;,.")
@@ -476,8 +517,8 @@ func findingCauses(n ast.Node) []ast.Expr {
 
 var uses = regexp.MustCompile(`(?m)^\s*-?\s*uses:\s*(.*)$`)
 
-// An action is named by its commit, with the version beside it for people; a job has
-// the rights that it needs and no more.
+// TestWorkflows checks that actions are pinned by commit with the version in a comment, and that jobs
+// have minimal permissions.
 func TestWorkflows(t *testing.T) {
 	names, err := filepath.Glob(filepath.Join(top, ".github/workflows/*"))
 	if err != nil || len(names) < 4 {
@@ -522,11 +563,11 @@ func TestWorkflows(t *testing.T) {
 			continue
 		}
 		if w.Permissions == nil {
-			t.Errorf("%s: without permissions its token may do what the repository allows", base)
+			t.Errorf("%s: set permissions: the default token has too many", base)
 		}
 		for scope, right := range w.Permissions {
 			if right != "read" {
-				t.Errorf("%s: %s: %s for all of its jobs", base, scope, right)
+				t.Errorf("%s: %s: %s applies to all jobs", base, scope, right)
 			}
 		}
 		for job, j := range w.Jobs {
@@ -535,10 +576,10 @@ func TestWorkflows(t *testing.T) {
 			}
 			for _, s := range j.Steps {
 				if strings.HasPrefix(s.Uses, "actions/checkout@") && s.With["persist-credentials"] != false {
-					t.Errorf("%s: job %s leaves its token in the clone", base, job)
+					t.Errorf("%s: job %s persists its token in the clone", base, job)
 				}
 				if strings.Contains(s.Run, "${{") {
-					t.Errorf("%s: job %s writes an expression into a script, where it is run; use env: %s", base, job, s.Run)
+					t.Errorf("%s: job %s expands an expression in a script; use env: %s", base, job, s.Run)
 				}
 				if m := makeCommand.FindStringSubmatch(s.Run); m != nil && !strings.Contains(string(makefile), "\n"+m[1]+":") {
 					t.Errorf("%s: job %s: make has no target %s", base, job, m[1])
@@ -546,7 +587,7 @@ func TestWorkflows(t *testing.T) {
 			}
 		}
 		if strings.Contains(string(content), "pull_request_target") {
-			t.Errorf("%s: pull_request_target runs code of others with our rights", base)
+			t.Errorf("%s: pull_request_target runs untrusted code with write permissions", base)
 		}
 	}
 }

@@ -82,7 +82,7 @@ func proxyTargets() []target {
 // What bounds the proxy, where it misses a target; docs/performance.md has the profiles.
 const (
 	boundConnect = "net/http's server: a second goroutine and three more allocations of contexts for each request, on top of the system calls that all have ([profile](../docs/performance.md#new-connections))"
-	boundKeep    = "parsing and writing twice, which proxies of TCP do not ([profile](../docs/performance.md#requests-on-connections-that-stay))"
+	boundKeep    = "parsing and writing twice, which proxies of TCP do not ([profile](../docs/performance.md#requests-on-open-connections))"
 	boundStream  = "three quarters are the kernel's copies and AES-GCM, in Go ([profile](../docs/performance.md#large-bodies))"
 	boundMemory  = "7.6 MB of it are pages of the program's file, 1.1 MB of those what only `configure` uses ([what it is](../docs/performance.md#memory))"
 )
