@@ -22,6 +22,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -57,11 +58,13 @@ func runCarried(t *testing.T, values map[string]any, cluster ...runtime.Object) 
 			Capabilities: capabilities,
 			Log:          func(string, ...any) {},
 		},
-		Client:  fake.NewClientset(cluster...),
-		Parse:   parseJob,
-		NewHook: func(context.Context, hook.Options) (install.Hook, error) { return noted{&phases}, nil },
-		Log:     slog.New(slog.DiscardHandler),
-		Now:     time.Now,
+		Client: fake.NewClientset(cluster...),
+		Parse:  parseJob,
+		NewHook: func(context.Context, settings.Settings, map[string][]byte) (install.Hook, error) {
+			return noted{&phases}, nil
+		},
+		Log: slog.New(slog.DiscardHandler),
+		Now: time.Now,
 	}
 	result, err := i.Run(t.Context())
 	return result, phases, err
@@ -89,8 +92,8 @@ func TestTheCarriedChartAndTheCommandsFitTogether(t *testing.T) {
 			if !slices.Equal(phases, []string{"preflight", "prepare", "finish"}) {
 				t.Errorf("the phases were %q", phases)
 			}
-			o := result.Options
-			if o.Mode != c.mode || o.ModeSource != c.source || o.Name != "zarf-registry" || c.mode != state.ModeExternal && o.Prove != c.prove {
+			o := result.Settings
+			if o.Mode != c.mode || o.ModeSource != c.source || o.Name != "zarf-registry" || c.mode != state.ModeExternal && o.Finish.Verify != c.prove {
 				t.Errorf("the Jobs are told %+v", o)
 			}
 		})
@@ -133,10 +136,10 @@ func TestValuesAboutCertificatesReachTheHook(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o := result.Options
+			o := result.Settings
 			o.PKI.ServeTLS = false // not about certificates' origin
-			if diff := cmp.Diff(c.want, o.PKI); diff != "" || o.PKISource != c.source || o.PushSecret != c.secret {
-				t.Errorf("decided by %s, credential of %q (-want +got):\n%s", o.PKISource, o.PushSecret, diff)
+			if diff := cmp.Diff(c.want, o.PKI.PKI); diff != "" || o.PKI.Source != c.source || o.Push.Secret != c.secret {
+				t.Errorf("decided by %s, credential of %q (-want +got):\n%s", o.PKI.Source, o.Push.Secret, diff)
 			}
 			if name != "existing Secrets" {
 				return

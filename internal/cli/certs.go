@@ -51,7 +51,7 @@ While the authority is being changed, the former and the new one are printed.`,
 
 // printAuthorities reads a Secret whose ca.crt is the same in every mode.
 func (f *hookFlags) printAuthorities(ctx context.Context, w io.Writer, client kubernetes.Interface) error {
-	namespace, name := f.options.Namespace, f.options.Name+names.SuffixNodeTLS
+	namespace, name := f.settings.Namespace, f.settings.Name+names.SuffixNodeTLS
 	secret, err := client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -61,7 +61,7 @@ func (f *hookFlags) printAuthorities(ctx context.Context, w io.Writer, client ku
 	}
 	bundle, err := pki.ParseBundle(secret.Data[names.KeyCA])
 	if err != nil {
-		return fmt.Errorf("Secret %s/%s, key %s: %w: init-hook certs renew%s puts it right", namespace, name, names.KeyCA, err, releaseArguments(namespace, f.options.Release, f.options.Name))
+		return fmt.Errorf("Secret %s/%s, key %s: %w: init-hook certs renew%s puts it right", namespace, name, names.KeyCA, err, releaseArguments(namespace, f.settings.Release, f.settings.Name))
 	}
 	_, err = w.Write(bundle.PEM())
 	return err
@@ -162,6 +162,6 @@ func (f *hookFlags) connect(cmd *cobra.Command) (context.Context, connection, fu
 	if err != nil {
 		return nil, connection{}, nil, err
 	}
-	ctx, stop := context.WithTimeoutCause(cmd.Context(), f.options.Timeout, fmt.Errorf("not done within %s (--timeout)", f.options.Timeout))
+	ctx, stop := context.WithTimeoutCause(cmd.Context(), f.timeout, fmt.Errorf("not done within %s (--timeout)", f.timeout))
 	return ctx, c, stop, nil
 }

@@ -62,12 +62,12 @@ func (f *certsShowFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("using the kubeconfig: %w", err)
 	}
-	registry, err := newHookRegistry(ctx, f.options, c, slog.New(slog.DiscardHandler))
+	registry, err := newHookRegistry(ctx, f.settings, c, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}
 	report, err := status.CollectCertificates(ctx, status.Options{
-		Namespace: f.options.Namespace, Release: f.options.Release, Name: f.options.Name,
+		Namespace: f.settings.Namespace, Release: f.settings.Release, Name: f.settings.Name,
 		Client: c.client, Metadata: names, Loaded: registry.Loaded, Now: time.Now,
 	})
 	if err != nil {

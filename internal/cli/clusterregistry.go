@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -40,19 +41,10 @@ func (f *clusterFlags) register(flags *pflag.FlagSet) {
 	accessFlags(flags, &f.access)
 }
 
-// validate refuses what no cluster needs to be asked about.
+// validate rejects what no cluster needs to be asked about.
 func (f *clusterFlags) validate() error {
-	var errs []error
-	if !dnsLabel.MatchString(f.namespace) {
-		errs = append(errs, fmt.Errorf("--namespace is %q, which is no namespace's name", f.namespace))
-	}
-	if !dnsSubdomain.MatchString(f.release) {
-		errs = append(errs, fmt.Errorf("--release is %q, which is no release's name", f.release))
-	}
-	if !dnsLabel.MatchString(f.name) {
-		errs = append(errs, fmt.Errorf("--name is %q, which is no DNS label", f.name))
-	}
-	return errors.Join(errs...)
+	named := settings.Settings{Namespace: f.namespace, Release: f.release, Name: f.name}
+	return named.ValidateRelease()
 }
 
 // open prepares a client for the cluster's registry, through a port-forward with

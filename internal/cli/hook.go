@@ -2,11 +2,10 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"regexp"
-	"slices"
+	"net"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -29,11 +29,12 @@ import (
 // that look after certificates and credentials in between. The chart renders them;
 // people who run a step by hand may leave out what has a default.
 type hookFlags struct {
-	options hook.Options
-	access  kube.Access
-	log     logging.Options
+	settings settings.Settings
+	timeout  time.Duration
+	access   kube.Access
+	log      logging.Options
 
-	mode, modeSource, ipFamily, ipFamilySource, pauseImageSource string
+	mode, modeSource, ipFamily, ipFamilySource, pauseImageSource, proxyTLS, clusterDomain string
 
 	pki pkiFlags
 }
@@ -77,9 +78,9 @@ another mode left.`,
 	}
 	f.common(cmd.Flags())
 	f.decisions(cmd.Flags())
-	cmd.Flags().StringSliceVar(&f.options.Proxies, "proxies", nil, "the proxy DaemonSets that the chart renders; others of the release are deleted")
-	cmd.Flags().StringSliceVar(&f.options.NodeConfigs, "node-configs", nil, "the DaemonSets that configure nodes, which are waited for (default: all of the release)")
-	cmd.Flags().BoolVar(&f.options.Prove, "prove", true, "prove by a pull on every node")
+	cmd.Flags().StringSliceVar(&f.settings.Proxy.DaemonSets, "proxies", nil, "the proxy DaemonSets that the chart renders; others of the release are deleted")
+	cmd.Flags().StringSliceVar(&f.settings.NodeConfig.DaemonSets, "node-configs", nil, "the DaemonSets that configure nodes, which are waited for (default: all of the release)")
+	cmd.Flags().BoolVar(&f.settings.Finish.Verify, "prove", true, "prove by a pull on every node")
 	return cmd
 }
 
@@ -102,23 +103,23 @@ func (f *hookFlags) cleanup() *cobra.Command {
 
 // parseJob reads the arguments of a rendered prepare or finish Job, with the
 // flags and the checks of the command that the Job runs.
-func parseJob(args []string) (hook.Options, error) {
+func parseJob(args []string) (settings.Settings, error) {
 	f := &hookFlags{}
 	commands := map[string]func() *cobra.Command{"prepare": f.prepare, "finish": f.finish}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return hook.Options{}, fmt.Errorf("no Job of the chart has the arguments %q", args)
+		return settings.Settings{}, fmt.Errorf("no Job of the chart has the arguments %q", args)
 	}
 	cmd := commands[args[0]]()
 	if err := cmd.ParseFlags(args[1:]); err != nil {
-		return hook.Options{}, fmt.Errorf("the chart gives %s an argument that this init-hook does not know: use the chart of its own release: %w", args[0], err)
+		return settings.Settings{}, fmt.Errorf("the chart gives %s an argument that this init-hook does not know: use the chart of its own release: %w", args[0], err)
 	}
 	if err := cmd.ValidateArgs(cmd.Flags().Args()); err != nil {
-		return hook.Options{}, err
+		return settings.Settings{}, err
 	}
 	if err := f.validate(cmd.Flags()); err != nil {
-		return hook.Options{}, &hook.Refused{Err: err}
+		return settings.Settings{}, &hook.Refused{Err: err}
 	}
-	return f.options, nil
+	return f.settings, nil
 }
 
 func (f *hookFlags) common(flags *pflag.FlagSet) {
@@ -128,54 +129,54 @@ func (f *hookFlags) common(flags *pflag.FlagSet) {
 
 // target is the release, the cluster, and how long to bother it.
 func (f *hookFlags) target(flags *pflag.FlagSet) {
-	releaseFlags(flags, &f.options.Namespace, &f.options.Release, &f.options.Name)
+	releaseFlags(flags, &f.settings.Namespace, &f.settings.Release, &f.settings.Name)
 	accessFlags(flags, &f.access)
-	flags.DurationVar(&f.options.Timeout, "timeout", 5*time.Minute, "how long it may take in all")
+	flags.DurationVar(&f.timeout, "timeout", 5*time.Minute, "how long it may take in all")
 }
 
 func (f *hookFlags) decisions(flags *pflag.FlagSet) {
-	o := &f.options
+	o := &f.settings
 	flags.StringVar(&f.mode, "mode", string(state.ModeProxy), "how nodes reach the registry: proxy, nodeport or external")
 	flags.StringVar(&f.modeSource, "mode-source", string(state.SourceValue), "what decided the mode: value, state, cluster or default")
 	flags.StringVar(&o.RegistryURL, "registry-url", "", "the external registry, HOST[:PORT][/PATH]")
 	flags.IntVar(&o.Port, "port", 31999, "port on each node's loopback address")
 	flags.StringVar(&f.ipFamily, "ip-family", string(state.IPv4), "the cluster's: IPv4, IPv6 or DualStack")
 	flags.StringVar(&f.ipFamilySource, "ip-family-source", string(state.SourceDefault), "how the IP family is known: value, cluster or default")
-	flags.BoolVar(&o.HostNetwork, "host-network", false, "proxies use their node's network namespace")
-	flags.StringVar(&o.ProxyTLS, "proxy-tls", "never", "whether proxies answer TLS on the loopback address: always or never")
+	flags.BoolVar(&o.Proxy.HostNetwork, "host-network", false, "proxies use their node's network namespace")
+	flags.StringVar(&f.proxyTLS, "proxy-tls", "never", "whether proxies answer TLS on the loopback address: always or never")
 	flags.BoolVar(&o.AnonymousPull, "anonymous-pull", false, "pulling through a node port needs no credential")
 	f.podSecurityLabel(flags)
 	flags.BoolVar(&o.OpenShift, "openshift", false, "pods get their user from the namespace's range, and their rights from SecurityContextConstraints")
-	flags.StringSliceVar(&o.IgnorePreflight, "ignore-preflight", nil, "checks whose blockers count as warnings, or all")
+	flags.StringSliceVar(&o.Preflight.Ignore, "ignore-preflight", nil, "checks whose blockers count as warnings, or all")
 	f.payload(flags)
-	flags.StringSliceVar(&o.PauseImages, "pause-images", nil, "images that injected pods use, the registry's first")
+	flags.StringSliceVar(&o.Injector.PauseImages, "pause-images", nil, "images that injected pods use, the registry's first")
 	flags.StringVar(&f.pauseImageSource, "pause-image-source", string(state.SourceDefault), "how the pause images are known: value, cluster or default")
-	flags.BoolVar(&o.PushImages, "push-images", true, "push the project's own images into the registry")
-	flags.StringVar(&o.ClusterDomain, "cluster-domain", "cluster.local", "the cluster's DNS domain")
+	flags.BoolVar(&o.Push.Images, "push-images", true, "push the project's own images into the registry")
+	flags.StringVar(&f.clusterDomain, "cluster-domain", "cluster.local", "the cluster's DNS domain")
 	f.pki.register(flags)
-	flags.StringSliceVar(&o.NodeDirectories, "node-directories", nil, "directories of nodes that pods of the chart look after files in")
-	flags.StringSliceVar(&o.NodeDirectoriesInUse, "node-directories-in-use", nil, "those of --node-directories that files are written to; in the others former ones are put back")
-	flags.StringVar(&o.NodeRegistriesSecret, "node-registries-secret", "", "Secret of the user with K3s' registries.yaml")
-	flags.StringVar(&o.NodeRegistriesKey, "node-registries-key", "", "its key")
-	flags.BoolVar(&o.NodeCA, "node-ca", false, "the authorities of the proxies' certificates are written to nodes")
-	flags.StringVar(&o.ExposeTLSSecret, "expose-tls-secret", "", "Secret of the user with the certificate that clients outside of the cluster see")
-	flags.StringVar(&o.ExposeUsersSecret, "expose-users-secret", "", "Secret of the user with users who may only pull from there")
-	flags.StringVar(&o.ExposeAddress, "expose-address", "", "where those clients find the registry, HOST[:PORT]")
-	flags.BoolVar(&o.Advertise, "local-registry-hosting", false, "tell tools of the registry in the ConfigMap "+hook.HostingNamespace+"/"+hook.HostingName+"; false removes one of this release")
-	flags.StringSliceVar(&o.ExposeHosts, "expose-hosts", nil, "names by which those clients reach the registry")
-	flags.StringVar(&o.PushSecret, "push-secret", "", "Secret of the user with the push credential, which is copied; empty: it is made")
+	flags.StringSliceVar(&o.NodeConfig.Directories, "node-directories", nil, "directories of nodes that pods of the chart look after files in")
+	flags.StringSliceVar(&o.NodeConfig.DirectoriesInUse, "node-directories-in-use", nil, "those of --node-directories that files are written to; in the others former ones are put back")
+	flags.StringVar(&o.NodeConfig.RegistriesSecret, "node-registries-secret", "", "Secret of the user with K3s' registries.yaml")
+	flags.StringVar(&o.NodeConfig.RegistriesKey, "node-registries-key", "", "its key")
+	flags.BoolVar(&o.NodeConfig.CA, "node-ca", false, "the authorities of the proxies' certificates are written to nodes")
+	flags.StringVar(&o.Expose.TLSSecret, "expose-tls-secret", "", "Secret of the user with the certificate that clients outside of the cluster see")
+	flags.StringVar(&o.Expose.UsersSecret, "expose-users-secret", "", "Secret of the user with users who may only pull from there")
+	flags.StringVar(&o.Expose.Address, "expose-address", "", "where those clients find the registry, HOST[:PORT]")
+	flags.BoolVar(&o.Finish.LocalRegistryHosting, "local-registry-hosting", false, "tell tools of the registry in the ConfigMap "+hook.HostingNamespace+"/"+hook.HostingName+"; false removes one of this release")
+	flags.StringSliceVar(&o.Expose.Hosts, "expose-hosts", nil, "names by which those clients reach the registry")
+	flags.StringVar(&o.Push.Secret, "push-secret", "", "Secret of the user with the push credential, which is copied; empty: it is made")
 }
 
 // payload is what cleanup needs to know of it, too: pods that put files of nodes back run from it.
 func (f *hookFlags) payload(flags *pflag.FlagSet) {
-	o := &f.options
-	flags.BoolVar(&o.Injector, "injector", true, "programs reach the nodes as payload, not as images")
-	flags.StringVar(&o.PayloadID, "payload-id", "", "part of the payload's names that changes with its content")
+	o := &f.settings
+	flags.BoolVar(&o.Injector.Enabled, "injector", true, "programs reach the nodes as payload, not as images")
+	flags.StringVar(&o.Injector.PayloadID, "payload-id", "", "part of the payload's names that changes with its content")
 	flags.StringSliceVar(&o.Architectures, "architectures", []string{"amd64", "arm64"}, "architectures that the chart renders pods for")
 }
 
 func (f *hookFlags) podSecurityLabel(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.options.PodSecurityLabel, "pod-security-label", false, "label the namespace so that Pod Security admits the pods that nodes need; cleanup takes the label back")
+	flags.BoolVar(&f.settings.Preflight.LabelNamespace, "pod-security-label", false, "label the namespace so that Pod Security admits the pods that nodes need; cleanup takes the label back")
 }
 
 // releaseFlags name the release whose objects are meant.
@@ -191,91 +192,27 @@ func accessFlags(flags *pflag.FlagSet, access *kube.Access) {
 	flags.StringVar(&access.Context, "context", "", "the kubeconfig's context to use (default: its current one)")
 }
 
-// RFC 1123's label, as Kubernetes wants it of namespaces and Services, and
-// subdomain, as Helm wants it of release names.
-var (
-	dnsLabel     = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-	dnsSubdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,51}[a-z0-9])?$`)
-)
-
-// validate refuses what no cluster needs to be asked about, and fills the
-// options' typed fields.
+// validate rejects what no cluster needs to be asked about, and fills the typed fields of the
+// settings.
 func (f *hookFlags) validate(flags *pflag.FlagSet) error {
-	o := &f.options
-	var errs []error
-	refuse := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-
-	if !dnsLabel.MatchString(o.Namespace) {
-		refuse("--namespace is %q, which is no namespace's name", o.Namespace)
+	if f.timeout <= 0 {
+		return fmt.Errorf("invalid --timeout %s: want a positive duration", f.timeout)
 	}
-	if !dnsSubdomain.MatchString(o.Release) {
-		refuse("--release is %q, which is no release's name", o.Release)
-	}
-	if !dnsLabel.MatchString(o.Name) {
-		refuse("--name is %q, which is no DNS label", o.Name)
-	}
-	if o.Timeout <= 0 {
-		refuse("--timeout is %s, which leaves no time", o.Timeout)
-	}
+	s := &f.settings
 	if flags.Lookup("mode") == nil {
-		return errors.Join(errs...)
+		return s.ValidateRelease()
 	}
-
-	if o.Port < 1 || o.Port > 65535 {
-		refuse("--port is %d, which is no port", o.Port)
+	s.Mode, s.ModeSource = state.Mode(f.mode), state.Source(f.modeSource)
+	s.IPFamily, s.IPFamilySource = state.IPFamily(f.ipFamily), state.Source(f.ipFamilySource)
+	s.Injector.PauseImageSource = state.Source(f.pauseImageSource)
+	s.PKI.Source = state.Source(f.pki.source)
+	s.Address = s.RegistryURL
+	if s.Mode != state.ModeExternal {
+		host := map[bool]string{false: "127.0.0.1", true: "::1"}[s.IPFamily == state.IPv6]
+		s.Address = net.JoinHostPort(host, strconv.Itoa(s.Port))
+		s.PKI.PKI = f.pki.settings(f.clusterDomain, f.proxyTLS == "always")
 	}
-	o.IPFamily = state.IPFamily(f.ipFamily)
-	if !slices.Contains([]state.IPFamily{state.IPv4, state.IPv6, state.DualStack}, o.IPFamily) {
-		refuse("--ip-family is %q: choose IPv4, IPv6 or DualStack", o.IPFamily)
-	}
-	source := func(flag, text string) state.Source {
-		s := state.Source(text)
-		if !slices.Contains([]state.Source{state.SourceValue, state.SourceState, state.SourceCluster, state.SourceDefault}, s) {
-			refuse("--%s is %q: choose value, state, cluster or default", flag, text)
-		}
-		return s
-	}
-	o.Mode = state.Mode(f.mode)
-	if !slices.Contains([]state.Mode{state.ModeProxy, state.ModeNodePort, state.ModeExternal}, o.Mode) {
-		refuse("--mode is %q: choose proxy, nodeport or external", o.Mode)
-	}
-	o.ModeSource = source("mode-source", f.modeSource)
-	o.IPFamilySource = source("ip-family-source", f.ipFamilySource)
-	o.PauseImageSource = source("pause-image-source", f.pauseImageSource)
-	o.PKISource = source("pki-source", f.pki.source)
-	if o.Mode != state.ModeExternal {
-		o.PKI = f.pki.settings(o.ClusterDomain, o.ProxyTLS == "always")
-		if err := o.PKI.Validate(); err != nil {
-			refuse("--pki-mode %s: %w", o.PKI.Mode, err)
-		}
-	}
-	if o.Injector && o.PayloadID == "" {
-		refuse("--payload-id is empty: the payload's names need it")
-	}
-	errs = append(errs, validateNodes(o))
-	return errors.Join(errs...)
-}
-
-// validateNodes refuses options of node configuration that do not fit together.
-func validateNodes(o *hook.Options) error {
-	var errs []error
-	if d := (state.NodeConfig{Directories: o.NodeDirectories}); len(d.Directories) > 0 {
-		if err := d.Validate(); err != nil {
-			errs = append(errs, fmt.Errorf("--node-directories: %w", err))
-		}
-	}
-	for _, d := range o.NodeDirectoriesInUse {
-		if !slices.Contains(o.NodeDirectories, d) {
-			errs = append(errs, fmt.Errorf("--node-directories-in-use names %q, which is not among --node-directories", d))
-		}
-	}
-	if len(o.NodeDirectories) == 0 && (len(o.NodeConfigs) > 0 || o.NodeCA || o.NodeRegistriesSecret != "") {
-		errs = append(errs, errors.New("--node-configs, --node-ca and --node-registries-secret are nothing without --node-directories"))
-	}
-	if (o.NodeRegistriesSecret == "") != (o.NodeRegistriesKey == "") {
-		errs = append(errs, errors.New("--node-registries-secret and --node-registries-key need each other"))
-	}
-	return errors.Join(errs...)
+	return s.Validate()
 }
 
 func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Context) error) error {
@@ -290,10 +227,11 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 	if err != nil {
 		return err
 	}
-	h, err := newHook(cmd.Context(), f.options, c, log)
+	h, err := newHook(cmd.Context(), f.settings, c, log)
 	if err != nil {
 		return err
 	}
+	h.Timeout = f.timeout
 	return phase(h, cmd.Context())
 }
 
@@ -310,8 +248,8 @@ func connect(access kube.Access) (connection, error) {
 }
 
 // newHook connects the hook with the cluster and with its registry.
-func newHook(ctx context.Context, options hook.Options, c connection, log *slog.Logger) (*hook.Hook, error) {
-	registry, err := newHookRegistry(ctx, options, c, log)
+func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.Logger) (*hook.Hook, error) {
+	registry, err := newHookRegistry(ctx, s, c, log)
 	if err != nil {
 		return nil, err
 	}
@@ -323,9 +261,9 @@ func newHook(ctx context.Context, options hook.Options, c connection, log *slog.
 	if err != nil {
 		return nil, fmt.Errorf("using the kubeconfig: %w", err)
 	}
-	namespace, core := options.Namespace, c.client.CoreV1()
+	namespace, core := s.Namespace, c.client.CoreV1()
 	return &hook.Hook{
-		Options: options,
+		Settings: s,
 		Cluster: hook.Cluster{
 			Nodes:           core.Nodes(),
 			Namespaces:      core.Namespaces(),

@@ -25,6 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -136,11 +137,9 @@ func validOutput(output string) error {
 // validate refuses what no cluster needs to be asked about.
 func (f *chartFlags) validate() error {
 	var errs []error
-	if !dnsLabel.MatchString(f.namespace) {
-		errs = append(errs, fmt.Errorf("--namespace is %q, which is no namespace's name", f.namespace))
-	}
-	if !dnsSubdomain.MatchString(f.release) {
-		errs = append(errs, fmt.Errorf("--release is %q, which is no release's name", f.release))
+	named := settings.Settings{Namespace: f.namespace, Release: f.release, Name: names.Chart}
+	if err := named.ValidateRelease(); err != nil {
+		errs = append(errs, err)
 	}
 	if err := validOutput(f.output); err != nil {
 		errs = append(errs, err)
@@ -218,8 +217,13 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 		Helm:   helm,
 		Client: client,
 		Parse:  parseJob,
-		NewHook: func(ctx context.Context, options hook.Options) (install.Hook, error) {
-			return newHook(ctx, options, connection{f.access, config, client}, log)
+		NewHook: func(ctx context.Context, s settings.Settings, nodeConfig map[string][]byte) (install.Hook, error) {
+			h, err := newHook(ctx, s, connection{f.access, config, client}, log)
+			if err != nil {
+				return nil, err
+			}
+			h.NodeConfigData, h.FinishFollows = nodeConfig, true
+			return h, nil
 		},
 		Log: log,
 		Now: time.Now,
@@ -228,7 +232,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 
 func (f *installFlags) run(cmd *cobra.Command) error {
 	if f.timeout <= 0 {
-		return &hook.Refused{Err: fmt.Errorf("--timeout is %s, which leaves no time", f.timeout)}
+		return &hook.Refused{Err: fmt.Errorf("invalid --timeout %s: want a positive duration", f.timeout)}
 	}
 	i, err := f.installer(cmd)
 	if err != nil {
@@ -277,7 +281,7 @@ type printedPlan struct {
 func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, dryRun bool) error {
 	blockers := len(install.Blockers(plan.Findings))
 	if f.output == "json" {
-		printed := printedPlan{Mode: plan.Options.Mode, Address: plan.Options.Address(), Findings: append([]hook.Finding{}, plan.Findings...)}
+		printed := printedPlan{Mode: plan.Settings.Mode, Address: plan.Settings.Address, Findings: append([]hook.Finding{}, plan.Findings...)}
 		if dryRun {
 			printed.Upgrade, printed.Chart, printed.Manifest = &plan.Upgrade, c.Metadata.Version, plan.Manifest
 		}
@@ -292,7 +296,7 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, 
 			}
 			fmt.Fprintf(w, "Dry run: this would %s release %s in namespace %s with chart %s.\n", does, f.release, f.namespace, c.Metadata.Version)
 		}
-		fmt.Fprintf(w, "%s mode at %s, decided by %s.\n", plan.Options.Mode, plan.Options.Address(), plan.Options.ModeSource)
+		fmt.Fprintf(w, "%s mode at %s, decided by %s.\n", plan.Settings.Mode, plan.Settings.Address, plan.Settings.ModeSource)
 		printFindings(w, plan.Findings)
 		fmt.Fprintf(w, "\nblockers: %d, warnings: %d; nothing was changed\n", blockers, len(plan.Findings)-blockers)
 	}
@@ -353,10 +357,10 @@ Images come from {{.Address}} on every node:
 `))
 
 func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {
-	o := result.Options
+	o := result.Settings
 	printed := printedResult{
 		Namespace: f.namespace, Release: f.release, Revision: result.Revision, Upgraded: result.Upgraded,
-		Chart: result.ChartVersion, AppVersion: result.AppVersion, Mode: o.Mode, Address: o.Address(),
+		Chart: result.ChartVersion, AppVersion: result.AppVersion, Mode: o.Mode, Address: o.Address,
 	}
 	if o.Mode == state.ModeNodePort && !o.AnonymousPull {
 		printed.PullSecret = o.Name + names.SuffixPull

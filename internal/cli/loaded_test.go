@@ -20,9 +20,9 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 )
 
 // fakeWay reaches a server of the test instead of a pod.
@@ -177,7 +177,7 @@ func TestWhoDoesNotPushNeedsNoNodes(t *testing.T) {
 	for _, inside := range []string{"", "10.0.0.1"} {
 		t.Setenv("KUBERNETES_SERVICE_HOST", inside)
 		t.Setenv("KUBECONFIG", "")
-		r, err := newHookRegistry(t.Context(), hook.Options{Namespace: "zarf"}, connection{client: client, config: &rest.Config{}}, slog.New(slog.DiscardHandler))
+		r, err := newHookRegistry(t.Context(), settings.Settings{Namespace: "zarf"}, connection{client: client, config: &rest.Config{}}, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}

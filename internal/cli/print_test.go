@@ -25,6 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
@@ -36,15 +37,15 @@ func same(t *testing.T, what, got, want string) {
 	}
 }
 
-var proxyOptions = hook.Options{
+var proxyOptions = settings.Settings{
 	Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry",
-	Mode: state.ModeProxy, ModeSource: state.SourceValue, Port: 31999, IPFamily: state.IPv4,
+	Mode: state.ModeProxy, ModeSource: state.SourceValue, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4,
 }
 
 func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 	f := &chartFlags{namespace: "zarf", release: "zarf-registry", output: "text"}
 	c := &chart.Chart{Metadata: &chart.Metadata{Version: "0.1.0"}}
-	plan := &install.Plan{Options: proxyOptions, Manifest: "kind: A\n", Findings: []hook.Finding{
+	plan := &install.Plan{Settings: proxyOptions, Manifest: "kind: A\n", Findings: []hook.Finding{
 		{Check: "port", Severity: hook.Blocker, Object: "Service default/web", Cause: "it has the port", Remedy: "kubectl delete service web"},
 		{Check: "cri-o", Severity: hook.Warning, Cause: "a <strange> runtime", Remedy: "one line\nand another"},
 	}}
@@ -104,9 +105,9 @@ func TestTheResultSaysHowToPushAndPull(t *testing.T) {
 	anonymous := nodePort
 	anonymous.AnonymousPull = true
 	external := proxyOptions
-	external.Mode, external.RegistryURL = state.ModeExternal, "registry.example.com/team"
+	external.Mode, external.Address = state.ModeExternal, "registry.example.com/team"
 	for name, c := range map[string]struct {
-		options hook.Options
+		options settings.Settings
 		want    string
 	}{
 		"proxy": {proxyOptions, `zarf-registry 0.1.0 is installed: proxy mode, release zarf-registry in namespace zarf, revision 1.
@@ -143,7 +144,7 @@ Images come from registry.example.com/team.
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := &chartFlags{namespace: c.options.Namespace, release: "zarf-registry", output: "text"}
-			result := &install.Result{Options: c.options, Revision: 1, ChartVersion: "0.1.0", AppVersion: "0.1.0"}
+			result := &install.Result{Settings: c.options, Revision: 1, ChartVersion: "0.1.0", AppVersion: "0.1.0"}
 			var out bytes.Buffer
 			if err := f.printResult(&out, result); err != nil {
 				t.Fatal(err)
@@ -156,7 +157,7 @@ Images come from registry.example.com/team.
 				t.Fatal(err)
 			}
 			var printed map[string]any
-			if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["address"] != c.options.Address() || printed["revision"] != 1.0 {
+			if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["address"] != c.options.Address || printed["revision"] != 1.0 {
 				t.Errorf("JSON: %v (%v)", printed, err)
 			}
 			if _, needs := printed["pullSecret"]; needs != (name == "nodeport") {
@@ -204,14 +205,14 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.Namespace != "a" || o.Release != "b" || o.Name != "c" || o.Mode != state.ModeNodePort || o.ModeSource != state.SourceState || o.PushImages || o.Timeout != 4*time.Minute {
+	if o.Namespace != "a" || o.Release != "b" || o.Name != "c" || o.Mode != state.ModeNodePort || o.ModeSource != state.SourceState || o.Push.Images {
 		t.Errorf("prepare: %+v", o)
 	}
 	o, err = parseJob(append([]string{"finish", "--proxies=d,e", "--prove=false"}, shared...))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(o.Proxies) != 2 || o.Prove || o.Mode != state.ModeNodePort {
+	if len(o.Proxy.DaemonSets) != 2 || o.Finish.Verify || o.Mode != state.ModeNodePort {
 		t.Errorf("finish: %+v", o)
 	}
 	for name, c := range map[string]struct {
@@ -221,7 +222,7 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 		"nothing":          {nil, "no Job"},
 		"another command":  {[]string{"cleanup"}, "no Job"},
 		"an unknown flag":  {[]string{"prepare", "--colour=red"}, "use the chart of its own release"},
-		"an unknown mode":  {[]string{"prepare", "--mode=boat", "--payload-id=1"}, `--mode is "boat"`},
+		"an unknown mode":  {[]string{"prepare", "--mode=boat", "--payload-id=1"}, `invalid mode "boat"`},
 		"an argument more": {[]string{"finish", "more"}, `unknown command "more"`},
 	} {
 		if _, err := parseJob(c.args); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -236,20 +237,18 @@ func TestArgumentsAboutNodesReachTheHook(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := hook.Options{NodeDirectories: []string{"/etc/containerd/certs.d", "/etc/containers"}, NodeDirectoriesInUse: []string{"/etc/containers"},
-		NodeRegistriesSecret: "corp", NodeRegistriesKey: "registries.yaml", NodeCA: true, NodeConfigs: []string{"a", "b"}}
-	got := hook.Options{NodeDirectories: o.NodeDirectories, NodeDirectoriesInUse: o.NodeDirectoriesInUse,
-		NodeRegistriesSecret: o.NodeRegistriesSecret, NodeRegistriesKey: o.NodeRegistriesKey, NodeCA: o.NodeCA, NodeConfigs: o.NodeConfigs}
-	if diff := cmp.Diff(want, got); diff != "" {
+	want := settings.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/containers"}, DirectoriesInUse: []string{"/etc/containers"},
+		RegistriesSecret: "corp", RegistriesKey: "registries.yaml", CA: true, DaemonSets: []string{"a", "b"}}
+	if diff := cmp.Diff(want, o.NodeConfig); diff != "" {
 		t.Error(diff)
 	}
 	for want, more := range map[string][]string{
-		`--node-directories: "etc" is no directory`:                          {"--node-directories=etc"},
-		`--node-directories: "/etc/../root" is no directory`:                 {"--node-directories=/etc/containers,/etc/../root"},
-		`--node-directories-in-use names "/etc", which is not among`:         {"--node-directories=/etc/containers", "--node-directories-in-use=/etc"},
-		"are nothing without --node-directories":                             {"--node-ca=true"},
-		"--node-registries-secret and --node-registries-key need each other": {"--node-directories=/etc/containers", "--node-registries-secret=corp"},
-		"--node-registries-key need each other":                              {"--node-registries-key=corp"},
+		`nodeConfig: directories: "etc" is no directory`:              {"--node-directories=etc"},
+		`nodeConfig: directories: "/etc/../root" is no directory`:     {"--node-directories=/etc/containers,/etc/../root"},
+		`nodeConfig: directoriesInUse: "/etc" is missing from`:        {"--node-directories=/etc/containers", "--node-directories-in-use=/etc"},
+		"nodeConfig: ca requires directories":                         {"--node-ca=true"},
+		"nodeConfig: registriesSecret and registriesKey require each": {"--node-directories=/etc/containers", "--node-registries-secret=corp"},
+		"registriesSecret and registriesKey require each other":       {"--node-registries-key=corp"},
 	} {
 		_, err := parseJob(append([]string{"prepare", "--payload-id=1"}, more...))
 		if _, refused := errors.AsType[*hook.Refused](err); !refused || !strings.Contains(err.Error(), want) {
@@ -285,13 +284,13 @@ func TestArgumentsAboutCertificatesReachTheHook(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if diff := cmp.Diff(c.want, o.PKI); diff != "" || o.PKISource != c.source || o.PushSecret != c.secret {
-			t.Errorf("%s: decided by %s, credential of %q (-want +got):\n%s", name, o.PKISource, o.PushSecret, diff)
+		if diff := cmp.Diff(c.want, o.PKI.PKI); diff != "" || o.PKI.Source != c.source || o.Push.Secret != c.secret {
+			t.Errorf("%s: decided by %s, credential of %q (-want +got):\n%s", name, o.PKI.Source, o.Push.Secret, diff)
 		}
 	}
 	for want, more := range map[string][]string{
-		`--pki-mode dream: unknown mode "dream"`:            {"--pki-mode=dream"},
-		`--pki-source is "dream"`:                           {"--pki-source=dream"},
+		`pki: unknown mode "dream"`:                         {"--pki-mode=dream"},
+		`invalid pki.source "dream"`:                        {"--pki-source=dream"},
 		"a certificate's lifetime of 1m0s is too short":     {"--pki-leaf-lifetime=1m"},
 		"an authority's lifetime of 2161h0m0s is too short": {"--pki-authority-lifetime=2161h"},
 		"needs the names of the Secrets of server and node": {"--pki-mode=existingSecret", "--pki-server-secret=a"},
@@ -578,7 +577,7 @@ func TestTheAuthoritiesArePrintedAsTheyAreTrusted(t *testing.T) {
 		}
 		both = append(both, a.KeyPair().Certificate...)
 	}
-	f := &hookFlags{options: hook.Options{Namespace: "zarf", Release: "zarf-registry", Name: "full"}}
+	f := &hookFlags{settings: settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "full"}}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "full-node-tls"}, Data: map[string][]byte{"ca.crt": both, "tls.key": []byte("secret")}}
 	var out bytes.Buffer
 	if err := f.printAuthorities(t.Context(), &out, fake.NewClientset(secret)); err != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -69,14 +70,14 @@ type way interface {
 
 // newHookRegistry prepares the way to the registry. Only who is going to push is
 // asked for more rights than those in the namespace: from a workstation, to list nodes.
-func newHookRegistry(ctx context.Context, options hook.Options, c connection, log *slog.Logger) (*hookRegistry, error) {
+func newHookRegistry(ctx context.Context, s settings.Settings, c connection, log *slog.Logger) (*hookRegistry, error) {
 	tunnels := podTunnels{config: c.config, client: c.client}
-	tunnel := newRegistryTunnel(tunnels, options.Namespace, options.Release)
+	tunnel := newRegistryTunnel(tunnels, s.Namespace, s.Release)
 	r := &hookRegistry{log: log, way: tunnel}
 	if inPod(c.access) {
 		r.way = &podWay{tunnels, tunnel.pods}
 	}
-	if !options.PushImages {
+	if !s.Push.Images {
 		r.missing = "this command pushes no images"
 		return r, nil
 	}

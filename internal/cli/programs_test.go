@@ -26,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -92,7 +93,7 @@ func TestAWorkstationThatPushesAsksForTheNodes(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 	node.Status.NodeInfo.Architecture = "sparc64"
-	r, err := newHookRegistry(t.Context(), hook.Options{Namespace: "zarf", PushImages: true}, connection{client: fake.NewClientset(node), config: &rest.Config{}}, slog.New(slog.DiscardHandler))
+	r, err := newHookRegistry(t.Context(), settings.Settings{Namespace: "zarf", Push: settings.Push{Images: true}}, connection{client: fake.NewClientset(node), config: &rest.Config{}}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

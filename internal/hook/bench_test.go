@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -28,6 +29,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -119,7 +121,7 @@ type bench struct {
 	// tracker keeps the objects. The client's own keeps managed fields besides, which
 	// nothing here needs and which costs most of the time.
 	tracker  kubetesting.ObjectTracker
-	hook     *hook.Hook
+	hook     rendered
 	registry *registry
 	log      *bytes.Buffer
 	now      time.Time
@@ -167,16 +169,18 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 		log: &bytes.Buffer{}, now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), left: -1}
 	var log sync.Mutex
 	core, apps := b.client.CoreV1(), b.client.AppsV1()
-	b.hook = &hook.Hook{
-		Options: hook.Options{
+	b.hook = rendered{&hook.Hook{
+		Settings: settings.Settings{
 			Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry",
 			ModeSource: state.SourceValue,
 			Port:       31999, IPFamily: state.IPv4, IPFamilySource: state.SourceCluster,
-			Injector: true, PayloadID: "0.1.0", Architectures: []string{"amd64", "arm64"},
-			PauseImages: []string{pauseImage}, PauseImageSource: state.SourceCluster,
-			ClusterDomain: "cluster.local", Timeout: 5 * time.Minute, PushImages: true, Prove: true, Advertise: true,
-			PKI: internalPKI, PKISource: state.SourceValue,
+			Architectures: []string{"amd64", "arm64"},
+			Injector:      settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: []string{pauseImage}, PauseImageSource: state.SourceCluster},
+			Push:          settings.Push{Images: true},
+			Finish:        settings.Finish{Verify: true, LocalRegistryHosting: true},
+			PKI:           settings.PKI{PKI: internalPKI, Source: state.SourceValue},
 		},
+		Timeout: 5 * time.Minute,
 		Cluster: hook.Cluster{
 			Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), ConfigMapNames: metadataClient{core.ConfigMaps("zarf")}, Pods: core.Pods("zarf"),
 			Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"), Jobs: b.client.BatchV1().Jobs("zarf"),
@@ -186,7 +190,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 		Registry: b.registry,
 		Log:      slog.New(slog.NewJSONHandler(writer(func(p []byte) { log.Lock(); b.log.Write(p); log.Unlock() }), nil)),
 		Now:      func() time.Time { return b.now },
-	}
+	}}
 	b.registry.loaded = b.report
 	b.installCertManager()
 	for _, o := range objects {
@@ -197,13 +201,31 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	return b
 }
 
+// rendered is a Hook whose settings get the address that the chart would render.
+type rendered struct{ *hook.Hook }
+
+func (r rendered) render() *hook.Hook {
+	s := &r.Settings
+	s.Address = s.RegistryURL
+	if s.Mode != state.ModeExternal {
+		s.Address = map[bool]string{false: "127.0.0.1:", true: "[::1]:"}[s.IPFamily == state.IPv6] + strconv.Itoa(s.Port)
+	}
+	return r.Hook
+}
+
+func (r rendered) Prepare(ctx context.Context) error { return r.render().Prepare(ctx) }
+func (r rendered) Finish(ctx context.Context) error  { return r.render().Finish(ctx) }
+func (r rendered) Preflight(ctx context.Context) ([]hook.Finding, error) {
+	return r.render().Preflight(ctx)
+}
+
 // mode changes what the chart would render.
 func (b *bench) mode(mode state.Mode) {
-	o := &b.hook.Options
-	o.Mode, o.RegistryURL, o.Proxies = mode, "", nil
+	o := &b.hook.Settings
+	o.Mode, o.RegistryURL, o.Proxy.DaemonSets = mode, "", nil
 	switch mode {
 	case state.ModeProxy:
-		o.Proxies = []string{proxyName}
+		o.Proxy.DaemonSets = []string{proxyName}
 	case state.ModeExternal:
 		o.RegistryURL = registryURL
 	}
@@ -497,7 +519,7 @@ func (b *bench) helm(nodes ...string) {
 		nodes = []string{"n1", "n2"}
 	}
 	b.helmNodes(nodes)
-	if b.hook.Options.Mode == state.ModeExternal {
+	if b.hook.Settings.Mode == state.ModeExternal {
 		b.remove("deployments", "zarf-registry")
 		b.remove("pods", registryPod)
 		b.registry.open = false
@@ -512,7 +534,7 @@ func (b *bench) helm(nodes ...string) {
 	if b.add(pod) {
 		b.readSecret()
 	}
-	if b.hook.Options.Mode == state.ModeNodePort {
+	if b.hook.Settings.Mode == state.ModeNodePort {
 		if b.get("services", serviceName) == nil {
 			b.add(nodePortService())
 		}
@@ -614,9 +636,9 @@ func (b *bench) mustFail(err error, refused bool, want ...string) {
 // checkFinished holds after every Finish that succeeded, whatever came before.
 func (b *bench) checkFinished() {
 	b.Helper()
-	mode := b.hook.Options.Mode
+	mode := b.hook.Settings.Mode
 	s := b.state()
-	if s.Phase != state.PhaseReady || s.Current == nil || *s.Current != s.Desired || s.Desired.Mode != mode || s.Desired.Address != b.hook.Options.Address() {
+	if s.Phase != state.PhaseReady || s.Current == nil || *s.Current != s.Desired || s.Desired.Mode != mode || s.Desired.Address != b.hook.Settings.Address {
 		b.Errorf("state is %+v", s)
 	}
 	if want := []string{"n1", "n2"}; mode != state.ModeExternal && !slices.Equal(s.Nodes, want) {
@@ -650,7 +672,7 @@ func (b *bench) checkFinished() {
 	for _, cm := range cms.Items {
 		programs[strings.Contains(cm.Name, "-registry-node-")] = true
 	}
-	if programs[true] != (mode == state.ModeProxy || len(b.hook.Options.NodeDirectories) > 0) || programs[false] != (mode != state.ModeExternal) {
+	if programs[true] != (mode == state.ModeProxy || len(b.hook.Settings.NodeConfig.Directories) > 0) || programs[false] != (mode != state.ModeExternal) {
 		b.Errorf("in %s mode, payload of the proxies: %t, of the registry: %t", mode, programs[true], programs[false])
 	}
 	b.checkNoProofs()

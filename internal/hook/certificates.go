@@ -37,14 +37,14 @@ func (l secretLeaf) role() string { return l.leaf.Organization }
 
 // leaves are the certificates of a release, as an authority of our own issues them.
 func (h *Hook) leaves(p state.PKI) []secretLeaf {
-	serverName, lifetime := serverName(h.Options.Name, h.Options.Namespace), time.Duration(p.LeafLifetime)
+	serverName, lifetime := serverName(h.Settings.Name, h.Settings.Namespace), time.Duration(p.LeafLifetime)
 	return []secretLeaf{
 		{names.SuffixServerTLS, pki.Leaf{
-			CommonName:   h.Options.Name,
+			CommonName:   h.Settings.Name,
 			Organization: pki.OrganizationServer,
 			DNSNames: []string{
-				h.Options.Name,
-				h.Options.Name + "." + h.Options.Namespace,
+				h.Settings.Name,
+				h.Settings.Name + "." + h.Settings.Namespace,
 				serverName,
 				serverName + "." + p.ClusterDomain,
 			},
@@ -52,7 +52,7 @@ func (h *Hook) leaves(p state.PKI) []secretLeaf {
 			Lifetime: lifetime,
 		}},
 		{names.SuffixNodeTLS, pki.Leaf{
-			CommonName:   h.Options.Name + "-proxy",
+			CommonName:   h.Settings.Name + "-proxy",
 			Organization: pki.OrganizationNode,
 			// The proxy serves TLS on its node's loopback address with the
 			// certificate that it shows the registry.
@@ -62,7 +62,7 @@ func (h *Hook) leaves(p state.PKI) []secretLeaf {
 			Lifetime:    lifetime,
 		}},
 		{names.SuffixPushTLS, pki.Leaf{
-			CommonName:   h.Options.Name + "-push",
+			CommonName:   h.Settings.Name + "-push",
 			Organization: pki.OrganizationPush,
 			Usages:       []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 			Lifetime:     lifetime,
@@ -79,7 +79,7 @@ func (h *Hook) requirement(role string, p state.PKI) pki.Requirement {
 	switch role {
 	case pki.OrganizationServer:
 		return pki.Requirement{
-			DNSNames: []string{serverName(h.Options.Name, h.Options.Namespace)}, // what clients verify
+			DNSNames: []string{serverName(h.Settings.Name, h.Settings.Namespace)}, // what clients verify
 			Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		}
 	case pki.OrganizationNode:
@@ -88,7 +88,7 @@ func (h *Hook) requirement(role string, p state.PKI) pki.Requirement {
 			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 			// It is on every node.
 			NotRole:   pki.OrganizationPush,
-			NotServer: serverName(h.Options.Name, h.Options.Namespace),
+			NotServer: serverName(h.Settings.Name, h.Settings.Namespace),
 		}
 		if p.ServeTLS {
 			want.Usages = append(want.Usages, x509.ExtKeyUsageServerAuth)
@@ -248,7 +248,7 @@ func (h *Hook) sourceSecret(ctx context.Context, p state.PKI, name string, keys 
 
 // lookAtCertificates is the check of what certificates are made or copied from.
 func (i *inspection) lookAtCertificates(ctx context.Context) ([]Finding, error) {
-	p := i.Options.PKI
+	p := i.Settings.PKI.PKI
 	switch p.Mode {
 	case state.PKICertManager:
 		return i.certManagerFindings(ctx)
@@ -276,7 +276,7 @@ func ownAuthority(p state.PKI) bool {
 // none, where it cannot go on being used, and where it is the one to be replaced.
 // Its certificate stays in the trust of all as long as it is needed; its key is not.
 func (r *rotation) authority(ctx context.Context) (*pki.Authority, error) {
-	name := r.Options.Name + names.SuffixCA
+	name := r.Settings.Name + names.SuffixCA
 	secret, err := r.secret(ctx, name)
 	if err != nil {
 		return nil, err
@@ -293,7 +293,7 @@ func (r *rotation) authority(ctx context.Context) (*pki.Authority, error) {
 		}
 		reason = askedFor
 	}
-	made, err := pki.NewAuthority(r.Options.Name+" certificate authority", r.Now(), time.Duration(r.pki.AuthorityLifetime))
+	made, err := pki.NewAuthority(r.Settings.Name+" certificate authority", r.Now(), time.Duration(r.pki.AuthorityLifetime))
 	if err != nil {
 		return nil, err
 	}
@@ -397,7 +397,7 @@ type heldLeaf struct {
 func (h *Hook) readHeld(ctx context.Context, w wantedLeaf) (heldLeaf, error) {
 	out := heldLeaf{wantedLeaf: w}
 	var err error
-	if out.secret, err = h.secret(ctx, h.Options.Name+w.suffix); err != nil {
+	if out.secret, err = h.secret(ctx, h.Settings.Name+w.suffix); err != nil {
 		return out, err
 	}
 	if out.secret == nil {
@@ -436,7 +436,7 @@ func secretData(pair pki.KeyPair, trust []byte) map[string][]byte {
 // deleteUnneeded deletes what other PKI modes left, once nobody trusts it any more.
 func (h *Hook) deleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
 	var did []string
-	if name := h.Options.Name + names.SuffixCA; !ownAuthority(p) {
+	if name := h.Settings.Name + names.SuffixCA; !ownAuthority(p) {
 		secret, err := h.secret(ctx, name)
 		if err != nil {
 			return "", err

@@ -32,7 +32,7 @@ const (
 	certManagerPoll = time.Second
 )
 
-// Suffixes of the names of cert-manager's objects, after Options.Name. A Secret that
+// Suffixes of the names of cert-manager's objects, after Settings.Name. A Secret that
 // cert-manager writes has the name of its Certificate plus names.SuffixIssued.
 const (
 	suffixServer     = "-server"
@@ -60,14 +60,14 @@ type certManagerWanted struct {
 
 func (h *Hook) certManagerWanted(p state.PKI) certManagerWanted {
 	var wanted certManagerWanted
-	ref := cmmeta.IssuerReference{Group: certmanagerv1.SchemeGroupVersion.Group, Kind: certmanagerv1.IssuerKind, Name: h.Options.Name + names.SuffixCA}
+	ref := cmmeta.IssuerReference{Group: certmanagerv1.SchemeGroupVersion.Group, Kind: certmanagerv1.IssuerKind, Name: h.Settings.Name + names.SuffixCA}
 	if p.Issuer != nil {
 		ref = cmmeta.IssuerReference{Group: p.Issuer.Group, Kind: p.Issuer.Kind, Name: p.Issuer.Name}
 	} else {
-		selfSigned := cmmeta.IssuerReference{Group: ref.Group, Kind: ref.Kind, Name: h.Options.Name + suffixSelfSigned}
+		selfSigned := cmmeta.IssuerReference{Group: ref.Group, Kind: ref.Kind, Name: h.Settings.Name + suffixSelfSigned}
 		authority := h.certificate(names.SuffixCA, time.Duration(p.AuthorityLifetime), selfSigned)
 		authority.Spec.IsCA = true
-		authority.Spec.CommonName = h.Options.Name + " certificate authority"
+		authority.Spec.CommonName = h.Settings.Name + " certificate authority"
 		authority.Spec.Usages = []certmanagerv1.KeyUsage{certmanagerv1.UsageDigitalSignature, certmanagerv1.UsageCertSign, certmanagerv1.UsageCRLSign}
 		wanted.certificates = append(wanted.certificates, authority)
 		wanted.issuers = []*certmanagerv1.Issuer{
@@ -103,9 +103,9 @@ func (h *Hook) certManagerWanted(p state.PKI) certManagerWanted {
 func (h *Hook) certificate(suffix string, lifetime time.Duration, issuer cmmeta.IssuerReference) *certmanagerv1.Certificate {
 	revisions := int32(1)
 	return &certmanagerv1.Certificate{
-		ObjectMeta: metav1.ObjectMeta{Name: h.Options.Name + suffix, Namespace: h.Options.Namespace, Labels: h.labels(names.ComponentCertificates), Annotations: annotations()},
+		ObjectMeta: metav1.ObjectMeta{Name: h.Settings.Name + suffix, Namespace: h.Settings.Namespace, Labels: h.labels(names.ComponentCertificates), Annotations: annotations()},
 		Spec: certmanagerv1.CertificateSpec{
-			SecretName:     h.Options.Name + suffix + names.SuffixIssued,
+			SecretName:     h.Settings.Name + suffix + names.SuffixIssued,
 			SecretTemplate: &certmanagerv1.CertificateSecretTemplate{Labels: h.labels(names.ComponentCertificates), Annotations: annotations()},
 			Duration:       &metav1.Duration{Duration: lifetime},
 			// The rule of the internal mode as well: renewed when half is left.
@@ -124,7 +124,7 @@ func (h *Hook) certificate(suffix string, lifetime time.Duration, issuer cmmeta.
 
 func (h *Hook) issuer(name string, config certmanagerv1.IssuerConfig) *certmanagerv1.Issuer {
 	return &certmanagerv1.Issuer{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Options.Namespace, Labels: h.labels(names.ComponentCertificates), Annotations: annotations()},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Settings.Namespace, Labels: h.labels(names.ComponentCertificates), Annotations: annotations()},
 		Spec:       certmanagerv1.IssuerSpec{IssuerConfig: config},
 	}
 }
@@ -476,7 +476,7 @@ func (h *Hook) notIssued(ctx context.Context, waiting []unissued, took time.Dura
 	}
 	b.WriteString(h.requestComplaint(ctx, c.Certificate))
 	ref := c.Spec.IssuerRef
-	kubectl := "kubectl --namespace " + h.Options.Namespace
+	kubectl := "kubectl --namespace " + h.Settings.Namespace
 	fmt.Fprintf(&b, "; look at its issuer (%s describe %s %s), then at %s describe certificate %s", kubectl, issuerResource(ref), ref.Name, kubectl, c.Name)
 	if len(waiting) > 1 {
 		var others []string
@@ -571,7 +571,7 @@ func (h *Hook) certManagerSources(ctx context.Context, p state.PKI) (state.Exist
 			switch {
 			case why == "" && failure != "" && !seen[i.Name]:
 				h.Log.Warn("cert-manager cannot renew a certificate; the present one is used", "object", h.object("Certificate", i.Name),
-					"reason", failure, "until", i.Status.NotAfter.String(), "remedy", fmt.Sprintf("kubectl --namespace %s describe certificate %s", h.Options.Namespace, i.Name))
+					"reason", failure, "until", i.Status.NotAfter.String(), "remedy", fmt.Sprintf("kubectl --namespace %s describe certificate %s", h.Settings.Namespace, i.Name))
 			case why == "":
 			case failure != "" && !seen[i.Name]:
 				// Of an earlier run. What it was may have been mended since, and
@@ -597,7 +597,7 @@ func (h *Hook) certManagerSources(ctx context.Context, p state.PKI) (state.Exist
 			return state.ExistingSecrets{}, err
 		}
 	}
-	name := h.Options.Name
+	name := h.Settings.Name
 	return state.ExistingSecrets{Server: name + suffixServer + names.SuffixIssued, Node: name + suffixNode + names.SuffixIssued, Push: name + suffixPush + names.SuffixIssued}, nil
 }
 
@@ -748,11 +748,11 @@ func (h *Hook) deleteCertManager(ctx context.Context) (string, error) {
 func (h *Hook) deleteCertManagerObjects(ctx context.Context, certificates, issuers []string) ([]string, error) {
 	var certificateNames, issuerNames, secretNames []string
 	for _, suffix := range certificates {
-		certificateNames = append(certificateNames, h.Options.Name+suffix)
-		secretNames = append(secretNames, h.Options.Name+suffix+names.SuffixIssued)
+		certificateNames = append(certificateNames, h.Settings.Name+suffix)
+		secretNames = append(secretNames, h.Settings.Name+suffix+names.SuffixIssued)
 	}
 	for _, suffix := range issuers {
-		issuerNames = append(issuerNames, h.Options.Name+suffix)
+		issuerNames = append(issuerNames, h.Settings.Name+suffix)
 	}
 	deleted, err := remove(ctx, h, "Certificate", h.Cluster.Certificates, certificateNames)
 	if err != nil {
@@ -772,18 +772,18 @@ func (h *Hook) deleteCertManagerObjects(ctx context.Context, certificates, issue
 // beyond cert-manager, which nothing else here needs; waiting for the Certificates
 // says what is wrong with them.
 func (i *inspection) certManagerFindings(ctx context.Context) ([]Finding, error) {
-	p := i.Options.PKI
+	p := i.Settings.PKI.PKI
 	if p.Mode != state.PKICertManager {
 		return nil, nil
 	}
 	_, err := i.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{Limit: 1})
 	if apierrors.IsNotFound(err) {
-		return []Finding{{Check: checkCertificates, Severity: Blocker, Object: "namespace " + i.Options.Namespace,
+		return []Finding{{Check: checkCertificates, Severity: Blocker, Object: "namespace " + i.Settings.Namespace,
 			Cause:  "pki.mode is certManager, and the cluster does not know cert-manager's API",
 			Remedy: "install cert-manager first, see https://cert-manager.io/docs/installation/, or do without it: --set pki.mode=internal"}}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listing the CertificateRequests in namespace %s: %w", i.Options.Namespace, refuseForbidden(err))
+		return nil, fmt.Errorf("listing the CertificateRequests in namespace %s: %w", i.Settings.Namespace, refuseForbidden(err))
 	}
 	findings, err := i.foreignObjects(ctx, i.certManagerWanted(p))
 	if err != nil || p.Issuer == nil {
@@ -850,7 +850,7 @@ func (i *inspection) checkIssuer(ctx context.Context, ref state.Issuer) ([]Findi
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", i.object("Issuer", ref.Name), refuseForbidden(err))
 	}
-	describe := fmt.Sprintf("look at kubectl --namespace %s describe issuer %s, or %s", i.Options.Namespace, ref.Name, another)
+	describe := fmt.Sprintf("look at kubectl --namespace %s describe issuer %s, or %s", i.Settings.Namespace, ref.Name, another)
 	n := slices.IndexFunc(issuer.Status.Conditions, func(c certmanagerv1.IssuerCondition) bool { return c.Type == certmanagerv1.IssuerConditionReady })
 	switch {
 	case issuer.Spec.SelfSigned != nil:

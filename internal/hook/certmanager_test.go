@@ -36,6 +36,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/certmanager"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -82,7 +83,7 @@ func newCMBench(t *testing.T) *cmBench {
 	client := dynamicfake.NewSimpleDynamicClient(scheme)
 	client.PrependReactor("*", "*", b.react)
 	b.hook = &Hook{
-		Options: Options{Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry"},
+		Settings: settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry"},
 		Cluster: Cluster{
 			Secrets:             cmSecrets{b},
 			Certificates:        certmanager.Certificates(client, "zarf"),
@@ -1523,7 +1524,7 @@ func TestPreflightOfCertManager(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
 				c.play(b)
 				b.writes = nil
-				b.hook.Options.PKI = c.p
+				b.hook.Settings.PKI.PKI = c.p
 				findings, err := (&inspection{Hook: b.hook}).certManagerFindings(b.Context())
 				if err != nil {
 					t.Fatal(err)
@@ -1548,9 +1549,9 @@ func TestPreflightOfCertManagerNeedsToRead(t *testing.T) {
 	for _, call := range []string{"list certificaterequests/", "get issuers/zarf-registry-ca", "get certificates/zarf-registry-node", "get secrets/zarf-registry-node-issued", "get issuers/corp"} {
 		t.Run(call, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
-				b.hook.Options.PKI = ownIssuer()
+				b.hook.Settings.PKI.PKI = ownIssuer()
 				if strings.HasSuffix(call, "/corp") {
-					b.hook.Options.PKI.Issuer = &state.Issuer{Name: "corp", Kind: "Issuer", Group: "cert-manager.io"}
+					b.hook.Settings.PKI.Issuer = &state.Issuer{Name: "corp", Kind: "Issuer", Group: "cert-manager.io"}
 				}
 				b.intercept = func(got string) error {
 					if got == call {

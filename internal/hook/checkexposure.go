@@ -21,22 +21,22 @@ func (i *inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 	add := func(severity Severity, object, remedy, cause string, args ...any) {
 		found = append(found, Finding{Check: checkExpose, Severity: severity, Object: object, Cause: fmt.Sprintf(cause, args...), Remedy: remedy})
 	}
-	if name := i.Options.ExposeTLSSecret; name != "" {
+	if name := i.Settings.Expose.TLSSecret; name != "" {
 		object := i.object("Secret", name)
 		secret, err := i.userSecret(ctx, name)
 		switch {
 		case err != nil:
 			return nil, err
 		case secret == nil:
-			add(Blocker, object, fmt.Sprintf("kubectl -n %s create secret tls %s --cert=FILE --key=FILE, or name another: --set expose.tls.existingSecret=…", i.Options.Namespace, name),
+			add(Blocker, object, fmt.Sprintf("kubectl -n %s create secret tls %s --cert=FILE --key=FILE, or name another: --set expose.tls.existingSecret=…", i.Settings.Namespace, name),
 				"does not exist, and the registry would not start without it")
 		default:
 			i.lookAtExposedCertificate(object, secret, add)
 		}
 	}
-	if name := i.Options.ExposeUsersSecret; name != "" {
+	if name := i.Settings.Expose.UsersSecret; name != "" {
 		object := i.object("Secret", name)
-		remedy := fmt.Sprintf("htpasswd -Bbn USER PASSWORD > htpasswd; kubectl -n %s create secret generic %s --from-file=htpasswd", i.Options.Namespace, name)
+		remedy := fmt.Sprintf("htpasswd -Bbn USER PASSWORD > htpasswd; kubectl -n %s create secret generic %s --from-file=htpasswd", i.Settings.Namespace, name)
 		secret, err := i.userSecret(ctx, name)
 		switch {
 		case err != nil:
@@ -77,7 +77,7 @@ func (i *inspection) lookAtExposedCertificate(object string, secret *corev1.Secr
 	if now := i.Now(); now.After(leaf.NotAfter) {
 		add(Warning, object, "renew it; the registry follows the Secret", "its certificate expired at %s: clients outside will refuse it", leaf.NotAfter.UTC().Format("2006-01-02 15:04 MST"))
 	}
-	for _, host := range i.Options.ExposeHosts {
+	for _, host := range i.Settings.Expose.Hosts {
 		if err := leaf.VerifyHostname(host); err != nil {
 			add(Warning, object, "have it issued for that name too, or correct expose.hosts", "its certificate is not for %s: clients outside that ask for that name will refuse it", host)
 		}

@@ -52,8 +52,8 @@ func TestWhatIsShownToTheOutsideIsCheckedBeforeAnythingChanges(t *testing.T) {
 			b := newBench(t)
 			b.add(kubernetesService("10.96.0.1"))
 			b.now = begin.Add(c.later)
-			o := &b.hook.Options
-			o.ExposeTLSSecret, o.ExposeUsersSecret, o.ExposeHosts = "outside", "users", []string{"registry.example.com"}
+			o := &b.hook.Settings
+			o.Expose.TLSSecret, o.Expose.UsersSecret, o.Expose.Hosts = "outside", "users", []string{"registry.example.com"}
 			for _, s := range []*corev1.Secret{c.tls, c.users} {
 				if s != nil {
 					b.add(s)

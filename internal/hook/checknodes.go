@@ -66,30 +66,30 @@ func (i *inspection) criO() []Finding {
 	if len(nodes) == 0 {
 		return nil
 	}
-	if i.Options.NodeCA || i.nodeConfig.CRIO.ConfDirectory != "" && i.nodeConfig.CRIO.Insecure {
+	if i.Settings.NodeConfig.CA || i.nodeConfig.CRIO.ConfDirectory != "" && i.nodeConfig.CRIO.Insecure {
 		return nil // what it wants is written on the nodes
 	}
 	const wants = "CRI-O 1.35 and later pulls with TLS only, from the loopback address too"
 	f := Finding{Check: checkCRIO, Severity: Blocker, Object: named("node", nodes)}
 	switch {
-	case i.Options.Mode == state.ModeNodePort:
+	case i.Settings.Mode == state.ModeNodePort:
 		f.Cause = wants + ", and a node port answers in plain HTTP"
 		f.Remedy = "--set registryProxy=true"
-	case i.Options.ProxyTLS != "always":
+	case !i.Settings.PKI.ServeTLS:
 		f.Cause = wants + ", and the proxies answer in plain HTTP"
 		f.Remedy = "--set proxy.tls=always"
 	default:
 		f.Severity = Warning
 		f.Cause = wants + ", and must trust the certificates of the proxies"
-		f.Remedy = fmt.Sprintf("--set nodeConfig.crio.ca=true; or, once there are certificates, write what init-hook certs ca prints to /etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Options.Address())
+		f.Remedy = fmt.Sprintf("--set nodeConfig.crio.ca=true; or, once there are certificates, write what init-hook certs ca prints to /etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Settings.Address)
 	}
 	return []Finding{f}
 }
 
 // architecture finds nodes that no program is there for.
 func (i *inspection) architecture() []Finding {
-	o := i.Options
-	if o.Mode == state.ModeNodePort && !o.Injector {
+	o := &i.Settings
+	if o.Mode == state.ModeNodePort && !o.Injector.Enabled {
 		return nil // nothing runs on the nodes but the registry, from an image
 	}
 	without := map[string][]string{}
@@ -115,11 +115,11 @@ func (i *inspection) architecture() []Finding {
 		f.Remedy = fmt.Sprintf("use an init-hook that carries programs for %s, and add it to injector.architectures", arch)
 		findings = append(findings, f)
 	}
-	if !o.Injector {
+	if !o.Injector.Enabled {
 		return findings
 	}
 	for _, arch := range i.nodeArchitectures() {
-		for _, program := range o.injected() {
+		for _, program := range o.Programs() {
 			if _, err := i.payload(program, arch); err != nil {
 				findings = append(findings, Finding{Check: checkArch, Severity: Blocker, Object: fmt.Sprintf("program %s for %s", program, arch),
 					Cause: err.Error(), Remedy: "or take the architecture out of injector.architectures"})
@@ -139,8 +139,8 @@ var PauseImage = regexp.MustCompile(`(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]`
 
 // pauseImage finds nodes that do not hold any of the images that injected pods use.
 func (i *inspection) pauseImage() []Finding {
-	o := i.Options
-	if !o.Injector {
+	o := &i.Settings
+	if !o.Injector.Enabled {
 		return nil
 	}
 	var without []string
@@ -151,7 +151,7 @@ func (i *inspection) pauseImage() []Finding {
 			continue
 		}
 		some = true
-		if slices.ContainsFunc(o.PauseImages, func(image string) bool { return Reports(n, image) }) {
+		if slices.ContainsFunc(o.Injector.PauseImages, func(image string) bool { return Reports(n, image) }) {
 			with = true
 			continue
 		}
@@ -166,7 +166,7 @@ func (i *inspection) pauseImage() []Finding {
 			without = append(without, n.Name)
 		}
 	}
-	blind := o.PauseImageSource == state.SourceDefault
+	blind := o.Injector.PauseImageSource == state.SourceDefault
 	switch {
 	case !some && blind:
 		return []Finding{{Check: checkPauseImage, Severity: Blocker, Object: "all nodes",
@@ -184,7 +184,7 @@ func (i *inspection) pauseImage() []Finding {
 	found := slices.SortedFunc(maps.Keys(reported), func(a, b string) int {
 		return cmp.Or(cmp.Compare(reported[b], reported[a]), cmp.Compare(b, a))
 	})
-	f.Cause = fmt.Sprintf("injected pods use %s, which these nodes do not hold", strings.Join(o.PauseImages, " or "))
+	f.Cause = fmt.Sprintf("injected pods use %s, which these nodes do not hold", strings.Join(o.Injector.PauseImages, " or "))
 	if len(found) > 0 {
 		f.Cause += "; they hold " + strings.Join(found, ", ")
 		f.Remedy = "--set injector.image=" + found[0]

@@ -24,7 +24,7 @@ const accountTime = 10 * time.Second
 // whether it would change them.
 func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
 	var pods []*corev1.Pod
-	if i.Options.Mode != state.ModeExternal {
+	if i.Settings.Mode != state.ModeExternal {
 		pods = append(pods, i.registryLike())
 	}
 	pods = append(pods, i.privilegedLike()...)
@@ -33,7 +33,7 @@ func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
 		what := strings.ReplaceAll(pod.Spec.Containers[0].Name, "-", " ")
 		answer, err := i.tryPod(ctx, pod)
 		violation, violated := podSecurity(err)
-		f := Finding{Check: checkAdmission, Severity: Blocker, Object: "namespace " + i.Options.Namespace}
+		f := Finding{Check: checkAdmission, Severity: Blocker, Object: "namespace " + i.Settings.Namespace}
 		switch {
 		case err == nil:
 			findings = append(findings, i.changed(pod, answer)...)
@@ -43,7 +43,7 @@ func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
 			f.Cause = "it does not exist yet, so that its policies cannot be tried"
 			f.Remedy = "none is needed: preflight runs again when it is there"
 			return append(findings, f), nil
-		case i.Options.OpenShift && constrained(err) && i.grantedByChart(pod):
+		case i.Settings.OpenShift && constrained(err) && i.grantedByChart(pod):
 			continue
 		case constrained(err):
 			f.Cause = fmt.Sprintf("OpenShift's SecurityContextConstraints do not let the pods of the %s be: %s", what, err)
@@ -51,8 +51,8 @@ func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
 		case violated:
 			f.Check = checkPodSecurity
 			f.Cause = fmt.Sprintf("Pod Security refuses the pods of the %s: %s", what, violation)
-			f.Remedy = fmt.Sprintf("kubectl label --overwrite namespace %s %s=%s, or --set podSecurity.label=true", i.Options.Namespace, labelEnforce, levelPrivileged)
-			if i.Options.labelsNamespace() {
+			f.Remedy = fmt.Sprintf("kubectl label --overwrite namespace %s %s=%s, or --set podSecurity.label=true", i.Settings.Namespace, labelEnforce, levelPrivileged)
+			if i.Settings.LabelsNamespace() {
 				f.Severity = Warning
 				f.Remedy = "none is needed: prepare labels it, as podSecurity.label=true says"
 			}
@@ -80,11 +80,11 @@ func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
 
 // changed finds what admission changed and the injector cannot do without.
 func (i *inspection) changed(asked, answer *corev1.Pod) []Finding {
-	if !i.Options.Injector || len(answer.Spec.Containers) == 0 {
+	if !i.Settings.Injector.Enabled || len(answer.Spec.Containers) == 0 {
 		return nil
 	}
 	var findings []Finding
-	container, object := answer.Spec.Containers[0], "namespace "+i.Options.Namespace
+	container, object := answer.Spec.Containers[0], "namespace "+i.Settings.Namespace
 	if container.ImagePullPolicy == corev1.PullAlways {
 		findings = append(findings, Finding{Check: checkAlwaysPull, Severity: Blocker, Object: object,
 			Cause:  "admission (the plugin AlwaysPullImages, or a webhook) has every pod pull its image anew, and the pause image that injected pods use is nowhere to be pulled from",
@@ -147,12 +147,12 @@ func (i *inspection) registryLike() *corev1.Pod {
 func (i *inspection) proxyLike() *corev1.Pod {
 	pod := i.podLike(names.ComponentProxy, "zarf-dev/zarf-registry/registry-node")
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-	if i.Options.HostNetwork || i.Options.IPFamily == state.IPv6 {
+	if i.Settings.Proxy.HostNetwork || i.Settings.IPFamily == state.IPv6 {
 		pod.Spec.HostNetwork = true
 		pod.Spec.DNSPolicy = corev1.DNSClusterFirstWithHostNet
 		return pod
 	}
-	pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "registry", ContainerPort: 5000, HostIP: "127.0.0.1", HostPort: int32(i.Options.Port), Protocol: corev1.ProtocolTCP}}
+	pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "registry", ContainerPort: 5000, HostIP: "127.0.0.1", HostPort: int32(i.Settings.Port), Protocol: corev1.ProtocolTCP}}
 	return pod
 }
 
@@ -163,7 +163,7 @@ func (i *inspection) nodeConfigLike() *corev1.Pod {
 	// The directories are the nodes' root's.
 	root, no := int64(0), false
 	pod.Spec.SecurityContext.RunAsUser, pod.Spec.SecurityContext.RunAsGroup, pod.Spec.SecurityContext.RunAsNonRoot = &root, &root, &no
-	for n, directory := range i.Options.NodeDirectories {
+	for n, directory := range i.Settings.NodeConfig.Directories {
 		name := fmt.Sprintf("host-%d", n)
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}}})
 		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/host" + directory})
@@ -174,10 +174,10 @@ func (i *inspection) nodeConfigLike() *corev1.Pod {
 // privilegedLike are pods as those that need the Pod Security level privileged.
 func (i *inspection) privilegedLike() []*corev1.Pod {
 	var pods []*corev1.Pod
-	if i.Options.Mode == state.ModeProxy {
+	if i.Settings.Mode == state.ModeProxy {
 		pods = append(pods, i.proxyLike())
 	}
-	if i.Options.configuresNodes() {
+	if i.Settings.ConfiguresNodes() {
 		pods = append(pods, i.nodeConfigLike())
 	}
 	return pods
@@ -185,14 +185,14 @@ func (i *inspection) privilegedLike() []*corev1.Pod {
 
 func (i *inspection) podLike(component, repository string) *corev1.Pod {
 	image := "ghcr.io/" + repository // the chart's, without injector
-	if i.Options.Injector && len(i.Options.PauseImages) > 0 {
-		image = i.Options.PauseImages[0]
+	if i.Settings.Injector.Enabled && len(i.Settings.Injector.PauseImages) > 0 {
+		image = i.Settings.Injector.PauseImages[0]
 	}
 	no := false
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			GenerateName: i.Options.Name + "-preflight-",
-			Namespace:    i.Options.Namespace,
+			GenerateName: i.Settings.Name + "-preflight-",
+			Namespace:    i.Settings.Namespace,
 			Labels:       i.podLabels(component),
 		},
 		Spec: corev1.PodSpec{

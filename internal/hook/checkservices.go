@@ -22,7 +22,7 @@ func (i *inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	switch {
 	case missingRight(err):
 		list = &corev1.ServiceList{}
-		findings = append(findings, Finding{Check: checkPort, Severity: Warning, Object: fmt.Sprintf("port %d", i.Options.Port),
+		findings = append(findings, Finding{Check: checkPort, Severity: Warning, Object: fmt.Sprintf("port %d", i.Settings.Port),
 			Cause:  "whether another Service has it is not known: " + err.Error(),
 			Remedy: "ask for the right to list the Services of all namespaces, or make sure of it"})
 	case err != nil:
@@ -35,10 +35,10 @@ func (i *inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 			continue
 		}
 		findings = append(findings, Finding{Check: checkPort, Severity: Blocker, Object: fmt.Sprintf("Service %s/%s", user.namespace, user.name),
-			Cause:  fmt.Sprintf("it has node port %d, on which the nodes shall find the registry", i.Options.Port),
+			Cause:  fmt.Sprintf("it has node port %d, on which the nodes shall find the registry", i.Settings.Port),
 			Remedy: fmt.Sprintf("give it another (kubectl --namespace %s edit service %s), or the registry: --set port=PORT", user.namespace, user.name)})
 	}
-	if len(users) == 0 && i.Options.Mode == state.ModeNodePort {
+	if len(users) == 0 && i.Settings.Mode == state.ModeNodePort {
 		found, err := i.tryService(ctx)
 		if err != nil {
 			return nil, err
@@ -57,14 +57,14 @@ type portUser struct {
 func (i *inspection) portUsers(services []corev1.Service) []portUser {
 	var users []portUser
 	for _, s := range services {
-		taken := int(s.Spec.HealthCheckNodePort) == i.Options.Port
+		taken := int(s.Spec.HealthCheckNodePort) == i.Settings.Port
 		for _, p := range s.Spec.Ports {
 			// One number is one node port for all protocols, but only TCP is in a proxy's way.
-			other := i.Options.Mode == state.ModeProxy && p.Protocol != "" && p.Protocol != corev1.ProtocolTCP
-			taken = taken || int(p.NodePort) == i.Options.Port && !other
+			other := i.Settings.Mode == state.ModeProxy && p.Protocol != "" && p.Protocol != corev1.ProtocolTCP
+			taken = taken || int(p.NodePort) == i.Settings.Port && !other
 		}
 		if taken {
-			own := s.Namespace == i.Options.Namespace && s.Name == i.Options.Name+names.SuffixNodePort && s.Labels[names.LabelInstance] == i.Options.Release
+			own := s.Namespace == i.Settings.Namespace && s.Name == i.Settings.Name+names.SuffixNodePort && s.Labels[names.LabelInstance] == i.Settings.Release
 			users = append(users, portUser{s.Namespace, s.Name, own})
 		}
 	}
@@ -76,23 +76,23 @@ func (i *inspection) tryService(ctx context.Context) ([]Finding, error) {
 	policy := corev1.IPFamilyPolicyPreferDualStack
 	err := retryOverload(ctx, func() error {
 		_, err := i.Cluster.Services.Create(ctx, &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: i.Options.Name + names.SuffixNodePort + "-", Namespace: i.Options.Namespace, Labels: i.labels(names.ComponentRegistry)},
+			ObjectMeta: metav1.ObjectMeta{GenerateName: i.Settings.Name + names.SuffixNodePort + "-", Namespace: i.Settings.Namespace, Labels: i.labels(names.ComponentRegistry)},
 			Spec: corev1.ServiceSpec{
 				Type: corev1.ServiceTypeNodePort, IPFamilyPolicy: &policy,
-				Selector: map[string]string{names.LabelInstance: i.Options.Release, names.LabelComponent: names.ComponentRegistry},
+				Selector: map[string]string{names.LabelInstance: i.Settings.Release, names.LabelComponent: names.ComponentRegistry},
 				Ports: []corev1.ServicePort{{Name: "registry", Port: PlainPort, TargetPort: intstr.FromString(plainPortName),
-					NodePort: int32(i.Options.Port), Protocol: corev1.ProtocolTCP}},
+					NodePort: int32(i.Settings.Port), Protocol: corev1.ProtocolTCP}},
 			},
 		}, dryRun)
 		return err
 	})
-	object := fmt.Sprintf("port %d", i.Options.Port)
+	object := fmt.Sprintf("port %d", i.Settings.Port)
 	switch {
 	case err == nil, namespaceMissing(err): // tryPods says the latter
 		return nil, nil
 	case missingRight(err):
 		return []Finding{{Check: checkPortRange, Severity: Warning, Object: object,
-			Cause: "whether it can be a node port is not known: " + err.Error(), Remedy: "ask for the right to create Services in namespace " + i.Options.Namespace}}, nil
+			Cause: "whether it can be a node port is not known: " + err.Error(), Remedy: "ask for the right to create Services in namespace " + i.Settings.Namespace}}, nil
 	case strings.Contains(err.Error(), "not in the valid range"):
 		return []Finding{{Check: checkPortRange, Severity: Blocker, Object: object,
 			Cause: "the cluster's node ports have another range: " + err.Error(), Remedy: "take a port of that range: --set port=PORT, or --set registryProxy=true, which takes any"}}, nil
@@ -100,10 +100,10 @@ func (i *inspection) tryService(ctx context.Context) ([]Finding, error) {
 		return []Finding{{Check: checkPort, Severity: Blocker, Object: object,
 			Cause: "another Service has it as its node port: " + err.Error(), Remedy: "find it (kubectl get services --all-namespaces), or --set port=PORT"}}, nil
 	case refusal(err):
-		return []Finding{{Check: checkAdmission, Severity: Blocker, Object: i.object("Service", i.Options.Name+names.SuffixNodePort),
+		return []Finding{{Check: checkAdmission, Severity: Blocker, Object: i.object("Service", i.Settings.Name+names.SuffixNodePort),
 			Cause: "the cluster does not accept it: " + err.Error(), Remedy: "change the policy or quota that it names, or --set registryProxy=true"}}, nil
 	case noDryRun(err):
-		return []Finding{{Check: checkAdmission, Severity: Warning, Object: i.object("Service", i.Options.Name+names.SuffixNodePort),
+		return []Finding{{Check: checkAdmission, Severity: Warning, Object: i.object("Service", i.Settings.Name+names.SuffixNodePort),
 			Cause: "whether the cluster accepts it cannot be tried: " + err.Error(), Remedy: "see whether the installation succeeds"}}, nil
 	}
 	return nil, fmt.Errorf("trying the NodePort Service with a dry run: %w", err)
@@ -119,7 +119,7 @@ func (i *inspection) ipFamily(services []corev1.Service) []Finding {
 	if v6 {
 		has = "IPv6"
 	}
-	rendered := i.Options.IPFamily
+	rendered := i.Settings.IPFamily
 	if rendered == state.IPv6 && v6 || rendered != state.IPv6 && v4 {
 		return nil
 	}
@@ -128,7 +128,7 @@ func (i *inspection) ipFamily(services []corev1.Service) []Finding {
 		lacks = "IPv6"
 	}
 	return []Finding{{Check: checkIPFamily, Severity: Blocker, Object: "ipFamily " + string(rendered),
-		Cause:  fmt.Sprintf("Services and pods of this cluster have no %s, so that nothing would answer at %s", lacks, i.Options.Address()),
+		Cause:  fmt.Sprintf("Services and pods of this cluster have no %s, so that nothing would answer at %s", lacks, i.Settings.Address),
 		Remedy: "--set ipFamily=" + has}}
 }
 

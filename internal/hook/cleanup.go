@@ -33,7 +33,7 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 		{"tell tools nothing any more", "the registry is going", h.withdraw},
 		{"delete the Secrets", "state, certificates and credentials end with the release", h.deleteSecrets},
 		{"delete cert-manager's objects", "the state is gone, so that no CronJob makes them again", h.cleanUpCertManager},
-		{"put the namespace's label back", "only prepare's label goes, podSecurity.label=true", onlyIf(h.Options.PodSecurityLabel, h.restoreLabel)},
+		{"put the namespace's label back", "only prepare's label goes, podSecurity.label=true", onlyIf(h.Settings.Preflight.LabelNamespace, h.restoreLabel)},
 	})
 }
 
@@ -47,7 +47,7 @@ func (h *Hook) uninstalls(ctx context.Context) (string, error) {
 	const fine = "they were not all made at once"
 	var jobs []*batchv1.Job
 	for _, step := range []string{"-prepare", "-finish", "-cleanup"} {
-		name := h.Options.Name + step
+		name := h.Settings.Name + step
 		job, err := h.Cluster.Jobs.Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err), missingRight(err):
@@ -82,7 +82,7 @@ func (h *Hook) cleanUpCertManager(ctx context.Context) (string, error) {
 func (h *Hook) deleteJobs(ctx context.Context) (string, error) {
 	background := metav1.DeletePropagationBackground // with their pods
 	deleted := 0
-	for _, name := range []string{h.Options.Name + "-prepare", h.Options.Name + "-finish"} {
+	for _, name := range []string{h.Settings.Name + "-prepare", h.Settings.Name + "-finish"} {
 		err := h.Cluster.Jobs.Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})
 		switch {
 		case apierrors.IsNotFound(err):
@@ -98,7 +98,7 @@ func (h *Hook) deleteJobs(ctx context.Context) (string, error) {
 func (h *Hook) deleteProxies(ctx context.Context) (string, error) {
 	sets, err := h.Cluster.DaemonSets.List(ctx, h.selector(names.ComponentProxy))
 	if err != nil {
-		return "", fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", h.Options.Namespace, err)
+		return "", fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", h.Settings.Namespace, err)
 	}
 	return h.deleteDaemonSets(ctx, sets.Items)
 }
@@ -106,7 +106,7 @@ func (h *Hook) deleteProxies(ctx context.Context) (string, error) {
 func (h *Hook) deleteTestPods(ctx context.Context) (string, error) {
 	pods, err := h.Cluster.Pods.List(ctx, h.selector(names.ComponentTest))
 	if err != nil {
-		return "", fmt.Errorf("listing the pods of helm test in namespace %s: %w", h.Options.Namespace, err)
+		return "", fmt.Errorf("listing the pods of helm test in namespace %s: %w", h.Settings.Namespace, err)
 	}
 	for _, pod := range pods.Items {
 		if err := h.deletePod(ctx, &pod); err != nil {
@@ -130,7 +130,7 @@ func (h *Hook) deletePayload(ctx context.Context) (string, error) {
 func (h *Hook) deleteSecrets(ctx context.Context) (string, error) {
 	deleted := 0
 	for _, suffix := range []string{names.SuffixState, names.SuffixPull, names.SuffixCredentials, names.SuffixPushTLS, names.SuffixNodeTLS, names.SuffixServerTLS, names.SuffixCA} {
-		name := h.Options.Name + suffix
+		name := h.Settings.Name + suffix
 		secret, err := h.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):

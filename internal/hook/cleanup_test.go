@@ -160,7 +160,7 @@ func TestCleanupKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 		killedAtEachWrite(t, func() *bench {
 			b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
 			b.hook.Programs = programs{small: true}
-			b.hook.Options.PodSecurityLabel = true
+			b.hook.Settings.Preflight.LabelNamespace = true
 			b.admit = podSecurityAt(b)
 			b.upgrade(state.ModeProxy)
 			b.add(nodePortService())

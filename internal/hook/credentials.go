@@ -40,7 +40,7 @@ const (
 
 func (p *preparation) credentials(ctx context.Context) (string, error) {
 	copied := p.saved != nil && p.saved.PushSecret != ""
-	return p.pushCredential(ctx, p.Options.PushSecret, copied)
+	return p.pushCredential(ctx, p.Settings.Push.Secret, copied)
 }
 
 // pushCredential makes the push credential, or copies it from the user's Secret.
@@ -54,7 +54,7 @@ func (h *Hook) pushCredential(ctx context.Context, from string, formerly bool) (
 }
 
 func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool) (string, error) {
-	name := h.Options.Name + names.SuffixCredentials
+	name := h.Settings.Name + names.SuffixCredentials
 	secret, err := h.secret(ctx, name)
 	if err != nil {
 		return "", err
@@ -158,10 +158,10 @@ func (h *Hook) pushSource(ctx context.Context, name string) (map[string][]byte, 
 
 // lookAtPushSecret is the check of the push credential that the user provides.
 func (i *inspection) lookAtPushSecret(ctx context.Context) ([]Finding, error) {
-	if i.Options.PushSecret == "" {
+	if i.Settings.Push.Secret == "" {
 		return nil, nil
 	}
-	_, problems, err := i.pushSource(ctx, i.Options.PushSecret)
+	_, problems, err := i.pushSource(ctx, i.Settings.Push.Secret)
 	return findings(checkCredentials, problems), err
 }
 
@@ -214,9 +214,9 @@ type credentialRotation struct {
 // secretName is the Secret of the credential.
 func (c *credentialRotation) secretName() string {
 	if c.credential == PullCredential {
-		return c.Options.Name + names.SuffixPull
+		return c.Settings.Name + names.SuffixPull
 	}
-	return c.Options.Name + names.SuffixCredentials
+	return c.Settings.Name + names.SuffixCredentials
 }
 
 func (c *credentialRotation) write(ctx context.Context) (string, error) {

@@ -19,7 +19,7 @@ import (
 // give makes or replaces the user's Secret with the push credential.
 func (b *bench) give(username, password string) {
 	b.Helper()
-	b.hook.Options.PushSecret = "corp-credential"
+	b.hook.Settings.Push.Secret = "corp-credential"
 	b.putSecret(&corev1.Secret{ObjectMeta: meta2("corp-credential"), Data: map[string][]byte{"username": []byte(username), "password": []byte(password)}})
 }
 
@@ -61,7 +61,7 @@ func TestThePushCredentialOfTheUserIsCopiedAndFollowed(t *testing.T) {
 		}
 
 		b.give("robot", "battery staple")
-		options := b.hook.Options
+		options := b.hook.Settings
 		b.asTheCronJobDoes()
 		b.must(b.renew())
 		b.checkCredential("robot", "battery staple")
@@ -70,8 +70,8 @@ func TestThePushCredentialOfTheUserIsCopiedAndFollowed(t *testing.T) {
 			t.Error("the user's Secret was written")
 		}
 
-		b.hook.Options = options
-		b.hook.Options.PushSecret = ""
+		b.hook.Settings = options
+		b.hook.Settings.Push.Secret = ""
 		b.must(b.prepareAndFinish())
 		b.checkCredential("zarf-push", "")
 		if password := b.secret("zarf-registry-credentials").Data["password"]; len(password) < 40 {
@@ -99,7 +99,7 @@ func TestBadPushCredentialsOfTheUser(t *testing.T) {
 		"73 bytes":           {func(b *bench) { b.give("robot", strings.Repeat("x", 73)) }, "has a password of 73 bytes"},
 		"a line break":       {func(b *bench) { b.give("robot", "p\n") }, "has control characters in password"},
 		"no UTF-8":           {func(b *bench) { b.give("robot\xff", "p") }, "has control characters in username"},
-		"one of ours":        {func(b *bench) { b.hook.Options.PushSecret = "zarf-registry-credentials" }, "was made by init-hook"},
+		"one of ours":        {func(b *bench) { b.hook.Settings.Push.Secret = "zarf-registry-credentials" }, "was made by init-hook"},
 		"two things at once": {func(b *bench) { b.give("ro:bot", "") }, "has no key password"},
 	} {
 		if n++; shortened(n) {
@@ -110,15 +110,15 @@ func TestBadPushCredentialsOfTheUser(t *testing.T) {
 				b := installed(t, func(b *bench) { b.give("robot", "good") })
 				c.change(b)
 				b.forget()
-				object := "Secret zarf/" + b.hook.Options.PushSecret
+				object := "Secret zarf/" + b.hook.Settings.Push.Secret
 				b.mustFail(b.hook.Prepare(t.Context()), true, "credentials: "+object+": it "+c.want)
 				if w := b.writes(); len(w) != 0 {
 					t.Errorf("it wrote %q", w)
 				}
-				b.hook.Options.IgnorePreflight = []string{"credentials"}
+				b.hook.Settings.Preflight.Ignore = []string{"credentials"}
 				b.mustFail(b.hook.Prepare(t.Context()), true, object+" "+c.want)
 				b.checkCredential("robot", "good")
-				if b.hook.Options.PushSecret != "corp-credential" {
+				if b.hook.Settings.Push.Secret != "corp-credential" {
 					return
 				}
 				// Certificates are renewed all the same.
@@ -158,7 +158,7 @@ func TestRotatingThePushCredentialWaitsForTheRegistry(t *testing.T) {
 			"it cannot be asked": {func() { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} }, "pod zarf/zarf-registry-1: it cannot be asked what it has loaded: i/o timeout"},
 		} {
 			c.change()
-			b.hook.Options.Timeout = 2 * time.Minute
+			b.hook.Timeout = 2 * time.Minute
 			begin = time.Now()
 			b.mustFail(b.hook.RotateCredential(t.Context(), hook.PushCredential), false, "Secret zarf/zarf-registry-credentials is written, but not every pod of the registry takes it", c.want)
 			if took := time.Since(begin); took > 2*time.Minute {
@@ -195,7 +195,7 @@ func TestRotatingThePullCredentialKeepsTheListenerAsItIs(t *testing.T) {
 					b.upgrade(mode)
 				}
 				before := maps.Clone(b.secret("zarf-registry-pull").Data)
-				options := b.hook.Options
+				options := b.hook.Settings
 				b.asTheCronJobDoes()
 				b.must(b.hook.RotateCredential(t.Context(), hook.PullCredential))
 				after := b.secret("zarf-registry-pull")
@@ -209,7 +209,7 @@ func TestRotatingThePullCredentialKeepsTheListenerAsItIs(t *testing.T) {
 				if strings.Contains(b.log.String(), string(after.Data["password"])) {
 					t.Error("the password was logged")
 				}
-				b.hook.Options = options
+				b.hook.Settings = options
 				b.upgrade(mode)
 				b.checkFinished()
 				if !bytes.Equal(after.Data["password"], b.secret("zarf-registry-pull").Data["password"]) {

@@ -35,19 +35,19 @@ type finishing struct {
 func (f *finishing) steps() []step {
 	rotate := step{"finish the change of authorities", "the former ones are trusted until all pods show certificates of the new", f.rotate}
 	unneeded := step{"delete what other PKI modes left", "nobody trusts it any more", f.unneeded}
-	configured := step{"wait for the node configuration", "CRI-O needs the authority before it can pull; and a node that refuses is named", onlyIf(f.Options.configuresNodes(), f.waitNodeConfig)}
-	push := step{"push the project's images", "later upgrades and the proof pull them from the registry itself", onlyIf(f.Options.PushImages, f.push)}
-	prove := step{"prove by pulling", "only a pull on every node covers network plugin, kube-proxy and container runtime at once", onlyIf(f.Options.Prove, f.prove)}
+	configured := step{"wait for the node configuration", "CRI-O needs the authority before it can pull; and a node that refuses is named", onlyIf(f.Settings.ConfiguresNodes(), f.waitNodeConfig)}
+	push := step{"push the project's images", "later upgrades and the proof pull them from the registry itself", onlyIf(f.Settings.Push.Images, f.push)}
+	prove := step{"prove by pulling", "only a pull on every node covers network plugin, kube-proxy and container runtime at once", onlyIf(f.Settings.Finish.Verify, f.prove)}
 	advertise := step{"tell tools of the registry", "those that build images look for it in " + HostingNamespace, f.advertise}
 	record := step{"record the proven mode", "the state never says more than was proven", f.record}
 
 	collect := step{"collect former payloads", "no pod needs them any more", f.collect}
 	payload := step{"delete the payload", "nothing starts from it any more", f.deletePayload}
-	if f.Options.configuresNodes() {
+	if f.Settings.ConfiguresNodes() {
 		payload = collect
 	}
 
-	switch f.Options.Mode {
+	switch f.Settings.Mode {
 	case state.ModeNodePort:
 		return []step{
 			{"read the saved state", "only what prepare recorded can be finished", f.readState},
@@ -103,9 +103,9 @@ func (f *finishing) readState(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if d := s.Desired; d.Mode != f.Options.Mode || d.Address != f.Options.Address() {
+	if d := s.Desired; d.Mode != f.Settings.Mode || d.Address != f.Settings.Address {
 		return "", refuse("prepare recorded %s mode at %s, but finish was asked for %s mode at %s: run prepare for that first, or helm upgrade, which runs both",
-			d.Mode, d.Address, f.Options.Mode, f.Options.Address())
+			d.Mode, d.Address, f.Settings.Mode, f.Settings.Address)
 	}
 	return fmt.Sprintf("%s mode at %s is desired", s.Desired.Mode, s.Desired.Address), nil
 }
@@ -115,10 +115,10 @@ func (f *finishing) record(ctx context.Context) (string, error) {
 	err := f.updateStateSecret(ctx, func(_ *corev1.Secret, s *state.State) (bool, []byte) {
 		desired := s.Desired
 		switch {
-		case f.Options.Mode == state.ModeExternal:
+		case f.Settings.Mode == state.ModeExternal:
 			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, nil
 			did = "current is external, where there is nothing to prove"
-		case f.Options.Prove:
+		case f.Settings.Finish.Verify:
 			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, f.proven
 			did = fmt.Sprintf("current is %s, proven on %d nodes", desired.Mode, len(f.proven))
 		case s.Current != nil && s.Current.Same(desired):
@@ -199,8 +199,8 @@ func (f *finishing) usesProxy(pod corev1.Pod) bool {
 // renders says whether the chart renders a proxy DaemonSet. Who runs finish by hand
 // in proxy mode need not know their names: then all are.
 func (f *finishing) renders(daemonSet string) bool {
-	if f.Options.Mode != state.ModeProxy {
+	if f.Settings.Mode != state.ModeProxy {
 		return false
 	}
-	return len(f.Options.Proxies) == 0 || slices.Contains(f.Options.Proxies, daemonSet)
+	return len(f.Settings.Proxy.DaemonSets) == 0 || slices.Contains(f.Settings.Proxy.DaemonSets, daemonSet)
 }

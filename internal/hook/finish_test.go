@@ -98,7 +98,7 @@ func TestFinishWithoutAProofClaimsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
-		b.hook.Options.Prove = false
+		b.hook.Settings.Finish.Verify = false
 		b.upgrade(state.ModeNodePort)
 		if s := b.state(); s.Phase != state.PhasePrepared || s.Current == nil || s.Current.Mode != state.ModeNodePort {
 			t.Errorf("what was proven before is forgotten: %+v", s)
@@ -169,7 +169,7 @@ func TestWaitingInVainSaysWhatThePodsComplainAbout(t *testing.T) {
 		b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-2", "registry"), Spec: corev1.PodSpec{NodeName: "n1"},
 			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "registry", LastTerminationState: corev1.ContainerState{
 				Terminated: &corev1.ContainerStateTerminated{ExitCode: 102, Message: "zarf-registry loader: chunk 03: missing"}}}}}})
-		b.hook.Options.Timeout = time.Minute
+		b.hook.Timeout = time.Minute
 		b.mustFail(b.hook.Finish(t.Context()), true,
 			"Deployment zarf/zarf-registry: 0 of 1 pods are available", "pod zarf/zarf-registry-2 on node n1", "chunk 03: missing", "not done within 1m0s")
 	})
@@ -197,7 +197,7 @@ func TestAReplicaThatIsDownWithItsNodeHoldsNothingUp(t *testing.T) {
 				b.remove("deployments", d.Name)
 				b.add(d)
 				b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-2", "registry"), Spec: corev1.PodSpec{NodeName: c.lost}})
-				b.hook.Options.Timeout = time.Minute
+				b.hook.Timeout = time.Minute
 				if c.want != "" {
 					b.mustFail(b.hook.Finish(t.Context()), true, c.want)
 					return
@@ -259,7 +259,7 @@ func TestFormerProxiesThatAreInNobodysWayGoAfterTheProof(t *testing.T) {
 func TestFinishByHandInProxyModeKeepsAllProxies(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeProxy)
-	b.hook.Options.Proxies = nil
+	b.hook.Settings.Proxy.DaemonSets = nil
 	b.mustFinish()
 	b.checkFinished()
 }
@@ -269,7 +269,7 @@ func TestARenderedProxyThatIsMissingIsWaitedFor(t *testing.T) {
 		b := newBench(t)
 		b.mustPrepare()
 		b.helm()
-		b.hook.Options.Proxies = []string{proxyName, "zarf-registry-proxy-arm64"}
+		b.hook.Settings.Proxy.DaemonSets = []string{proxyName, "zarf-registry-proxy-arm64"}
 		b.mustFail(b.hook.Finish(t.Context()), true, "DaemonSet zarf/zarf-registry-proxy-arm64 is missing")
 	})
 }

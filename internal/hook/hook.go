@@ -28,107 +28,23 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 )
-
-// Options are what the chart decided and passes on. Prepare and Finish refuse
-// what does not fit together before they change anything.
-type Options struct {
-	// Namespace, Release and Name are the release's namespace, its name, and
-	// the chart's full name, from which the names of all objects are made.
-	Namespace, Release, Name string
-	// Mode is how nodes reach the registry; ModeSource says who chose.
-	Mode       state.Mode
-	ModeSource state.Source
-	// RegistryURL is the external registry, HOST[:PORT][/PATH]; for external mode only.
-	RegistryURL string
-	// Port is the port on each node's loopback address.
-	Port int
-	// IPFamily is the cluster's; IPFamilySource says how it is known.
-	IPFamily       state.IPFamily
-	IPFamilySource state.Source
-	// HostNetwork says whether proxies use their node's network namespace.
-	HostNetwork bool
-	// ProxyTLS says whether proxies answer TLS on the loopback address ("always")
-	// or plain HTTP only ("never").
-	ProxyTLS string
-	// AnonymousPull says whether pulling through a node port needs no credential.
-	AnonymousPull bool
-	// Injector says whether programs reach the nodes as payload (true) or as
-	// ordinary images (false).
-	Injector bool
-	// PayloadID is the part of the payload's names that changes with its content.
-	PayloadID string
-	// Architectures are those that the chart renders proxies for.
-	Architectures []string
-	// PauseImages are the images that injected pods use, the registry's first;
-	// PauseImageSource says how they were found.
-	PauseImages      []string
-	PauseImageSource state.Source
-	// ClusterDomain is the cluster's DNS domain, "cluster.local" by default.
-	ClusterDomain string
-	// PKI is where the certificates come from, for Prepare, which records it; nobody
-	// else reads it here. PKISource says who chose.
-	PKI       state.PKI
-	PKISource state.Source
-	// PushSecret is the user's Secret with the push credential, for Prepare, which
-	// records it; empty: the hook makes the credential.
-	PushSecret string
-	// ExposeTLSSecret is the user's Secret with the certificate that clients outside of
-	// the cluster see, and ExposeUsersSecret the one with users who may only pull from
-	// there; the registry mounts both. Empty: none. ExposeHosts are the names by which
-	// those clients reach the registry.
-	ExposeTLSSecret, ExposeUsersSecret string
-	ExposeHosts                        []string
-	// ExposeAddress is where those clients find the registry, HOST[:PORT]; empty where
-	// nobody said, or there is no way from outside.
-	ExposeAddress string
-	// Advertise lets Finish write the ConfigMap by which tools find the cluster's
-	// registry (KEP-1755).
-	Advertise bool
-	// NodeDirectories are the nodes' directories that the pods look after which the
-	// chart renders for node configuration; none where it renders no such pods.
-	NodeDirectories []string
-	// NodeDirectoriesInUse are those of NodeDirectories that files are written to. In the
-	// others what was there before is put back.
-	NodeDirectoriesInUse []string
-	// NodeRegistriesSecret is the user's Secret with K3s' registries.yaml, under the key
-	// NodeRegistriesKey; empty where the values have it or nobody wants one.
-	NodeRegistriesSecret, NodeRegistriesKey string
-	// NodeCA says that the authorities of the proxies' certificates are written to nodes.
-	NodeCA bool
-	// NodeConfigs are the names of the DaemonSets that Finish waits for; empty: all of
-	// the release that configure nodes.
-	NodeConfigs []string
-	// NodeConfigData is what the rendered Secret of the node configuration holds. Nil:
-	// Prepare reads it from the Secret that the chart makes for it. It may hold secrets.
-	NodeConfigData map[string][]byte
-	// OpenShift says that pods get their user from the namespace's range, and their
-	// rights from SecurityContextConstraints, which the chart binds.
-	OpenShift bool
-	// Timeout bounds the whole run.
-	Timeout time.Duration
-	// PodSecurityLabel lets Prepare label the namespace so that its Pod Security level
-	// admits the pods that nodes need; Cleanup puts the former label back.
-	PodSecurityLabel bool
-	// IgnorePreflight are the names of checks whose blockers count as warnings;
-	// "all" is all of them.
-	IgnorePreflight []string
-	// Proxies are the names of the proxy DaemonSets that the chart renders; Finish
-	// deletes the others of the release once the nodes pull without them.
-	Proxies []string
-	// PushImages and Prove switch those steps of Finish.
-	PushImages, Prove bool
-	// FinishFollows says that the process which runs Prepare applies the chart and
-	// runs Finish. With PushImages, Prepare then records init-hook's image, which
-	// Finish will push, because the Jobs in the chart are to name it.
-	FinishFollows bool
-}
 
 // Hook runs the steps. Its fields must be set; it holds no state of its own
 // between runs.
 type Hook struct {
-	Options  Options
+	Settings settings.Settings
+	// NodeConfigData is the data of the rendered Secret with the node configuration, which may
+	// hold secrets. Nil: Prepare reads it from the Secret that the chart creates for it.
+	NodeConfigData map[string][]byte
+	// FinishFollows tells that the process which runs Prepare applies the chart and runs Finish.
+	// If images are pushed, Prepare then records init-hook's image, which Finish will push,
+	// because the Jobs of the chart refer to it.
+	FinishFollows bool
+	// Timeout bounds a whole run; 0 means no limit.
+	Timeout time.Duration
+
 	Cluster  Cluster
 	Programs Programs
 	Registry Registry
@@ -137,7 +53,7 @@ type Hook struct {
 }
 
 // Cluster is what the steps need of Kubernetes. The namespaced parts are those
-// of Options.Namespace. client-go's typed clients satisfy each part.
+// of Settings.Namespace. client-go's typed clients satisfy each part.
 type Cluster struct {
 	Nodes      Nodes
 	Namespaces Namespaces
@@ -168,7 +84,7 @@ type Nodes interface {
 }
 
 // Namespaces reads and labels the release's namespace; used with
-// Options.PodSecurityLabel only.
+// Settings.Preflight.LabelNamespace only.
 type Namespaces interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Namespace, error)
 	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*corev1.Namespace, error)
@@ -317,9 +233,9 @@ func onlyIf(on bool, run work) work {
 }
 
 func (h *Hook) runSteps(ctx context.Context, phase string, steps []step) error {
-	if h.Options.Timeout > 0 {
+	if h.Timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, h.Options.Timeout, fmt.Errorf("not done within %s", h.Options.Timeout))
+		ctx, cancel = context.WithTimeoutCause(ctx, h.Timeout, fmt.Errorf("not done within %s", h.Timeout))
 		defer cancel()
 	}
 	begin := h.Now()
@@ -346,11 +262,11 @@ func (h *Hook) since(begin time.Time) string {
 }
 
 func (h *Hook) labels(component string) map[string]string {
-	return names.Labels(h.Options.Release, component)
+	return names.Labels(h.Settings.Release, component)
 }
 
 func (h *Hook) podLabels(component string) map[string]string {
-	return names.PodLabels(h.Options.Release, component)
+	return names.PodLabels(h.Settings.Release, component)
 }
 
 // annotations are of what the hook makes and keeps. Where Argo CD tells what is an
@@ -365,7 +281,7 @@ func annotations() map[string]string {
 
 // selector selects this release's objects of a component, whoever manages them.
 func (h *Hook) selector(component string) metav1.ListOptions {
-	return selector(h.Options.Release, component)
+	return selector(h.Settings.Release, component)
 }
 
 func selector(release, component string) metav1.ListOptions {
@@ -379,24 +295,12 @@ func RegistryPods(release string) metav1.ListOptions {
 
 // object names a namespaced object in messages.
 func (h *Hook) object(kind, name string) string {
-	return fmt.Sprintf("%s %s/%s", kind, h.Options.Namespace, name)
+	return fmt.Sprintf("%s %s/%s", kind, h.Settings.Namespace, name)
 }
 
 // serverName is the DNS name that every client of the registry verifies.
 func serverName(name, namespace string) string {
 	return name + "." + namespace + ".svc"
-}
-
-// Address is what image references begin with.
-func (o Options) Address() string {
-	if o.Mode == state.ModeExternal {
-		return o.RegistryURL
-	}
-	host := "127.0.0.1"
-	if o.IPFamily == state.IPv6 {
-		host = "[::1]"
-	}
-	return fmt.Sprintf("%s:%d", host, o.Port)
 }
 
 // secret returns a Secret, or nil where there is none. One of that name that
@@ -419,7 +323,7 @@ func (h *Hook) secret(ctx context.Context, name string) (*corev1.Secret, error) 
 func (h *Hook) writeSecret(ctx context.Context, old *corev1.Secret, name, component string, kind corev1.SecretType, data map[string][]byte) error {
 	if old == nil {
 		_, err := h.Cluster.Secrets.Create(ctx, &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Options.Namespace, Labels: h.labels(component), Annotations: annotations()},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Settings.Namespace, Labels: h.labels(component), Annotations: annotations()},
 			Type:       kind,
 			Data:       data,
 		}, metav1.CreateOptions{})

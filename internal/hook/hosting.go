@@ -32,14 +32,14 @@ const (
 // the cluster; where there is none of its own it is the nodes' address, which is right
 // for whoever is on a node.
 func (h *Hook) hostingConfigMap() *corev1.ConfigMap {
-	o := h.Options
-	inside := fmt.Sprintf("%s.%s.svc.%s:5000", o.Name, o.Namespace, o.ClusterDomain)
-	outside := o.Address()
-	if o.ExposeAddress != "" {
-		outside = o.ExposeAddress
+	o := &h.Settings
+	inside := fmt.Sprintf("%s.%s.svc.%s:5000", o.Name, o.Namespace, o.PKI.ClusterDomain)
+	outside := o.Address
+	if o.Expose.Address != "" {
+		outside = o.Expose.Address
 	}
 	var text strings.Builder
-	for _, field := range [][2]string{{"host", outside}, {"hostFromContainerRuntime", o.Address()}, {"hostFromClusterNetwork", inside}, {"help", hostingHelp}} {
+	for _, field := range [][2]string{{"host", outside}, {"hostFromContainerRuntime", o.Address}, {"hostFromClusterNetwork", inside}, {"help", hostingHelp}} {
 		fmt.Fprintf(&text, "%s: %s\n", field[0], strconv.Quote(field[1]))
 	}
 	annotated := annotations()
@@ -52,13 +52,13 @@ func (h *Hook) hostingConfigMap() *corev1.ConfigMap {
 	}
 }
 
-func (h *Hook) hostingOwner() string { return h.Options.Namespace + "/" + h.Options.Release }
+func (h *Hook) hostingOwner() string { return h.Settings.Namespace + "/" + h.Settings.Release }
 
 // advertise writes the ConfigMap, unless it is somebody else's; with an external
 // registry, or where nobody wants it, it removes the one that this release wrote.
 // Nothing depends on it, so a missing right fails nothing.
 func (f *finishing) advertise(ctx context.Context) (string, error) {
-	if !f.Options.Advertise || f.Options.Mode == state.ModeExternal {
+	if !f.Settings.Finish.LocalRegistryHosting || f.Settings.Mode == state.ModeExternal {
 		return f.withdraw(ctx)
 	}
 	did := ""

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -34,19 +34,19 @@ func (b *bench) hosting() map[string]string {
 func TestToolsAreToldOfTheRegistry(t *testing.T) {
 	for name, c := range map[string]struct {
 		mode    state.Mode
-		arrange func(*hook.Options)
+		arrange func(*settings.Settings)
 		want    []string // host, hostFromContainerRuntime, hostFromClusterNetwork; none: nothing is said
 	}{
-		"proxy mode":              {state.ModeProxy, func(*hook.Options) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"nodeport mode":           {state.ModeNodePort, func(*hook.Options) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"an IPv6 cluster":         {state.ModeProxy, func(o *hook.Options) { o.IPFamily = state.IPv6 }, []string{"[::1]:31999", "[::1]:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"with a way from outside": {state.ModeProxy, func(o *hook.Options) { o.ExposeAddress = "registry.example.com:8443" }, []string{"registry.example.com:8443", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"an external registry":    {state.ModeExternal, func(*hook.Options) {}, nil},
-		"nobody wants it":         {state.ModeProxy, func(o *hook.Options) { o.Advertise = false }, nil},
+		"proxy mode":              {state.ModeProxy, func(*settings.Settings) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"nodeport mode":           {state.ModeNodePort, func(*settings.Settings) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"an IPv6 cluster":         {state.ModeProxy, func(o *settings.Settings) { o.IPFamily = state.IPv6 }, []string{"[::1]:31999", "[::1]:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"with a way from outside": {state.ModeProxy, func(o *settings.Settings) { o.Expose.Address = "registry.example.com:8443" }, []string{"registry.example.com:8443", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"an external registry":    {state.ModeExternal, func(*settings.Settings) {}, nil},
+		"nobody wants it":         {state.ModeProxy, func(o *settings.Settings) { o.Finish.LocalRegistryHosting = false }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			c.arrange(&b.hook.Options)
+			c.arrange(&b.hook.Settings)
 			b.upgrade(c.mode)
 			var want map[string]string
 			if c.want != nil {
@@ -69,12 +69,12 @@ func TestToolsAreToldOfTheRegistry(t *testing.T) {
 func TestWhatToolsAreToldFollowsTheRelease(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeProxy)
-	b.hook.Options.ExposeAddress = "registry.example.com"
+	b.hook.Settings.Expose.Address = "registry.example.com"
 	b.upgrade(state.ModeProxy)
 	if got := b.hosting()["host"]; got != "registry.example.com" {
 		t.Errorf("host is %q", got)
 	}
-	b.hook.Options.Advertise = false
+	b.hook.Settings.Finish.LocalRegistryHosting = false
 	b.upgrade(state.ModeProxy)
 	if got := b.hosting(); got != nil {
 		t.Errorf("it still says %v", got)

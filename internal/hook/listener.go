@@ -49,7 +49,7 @@ func (h *Hook) openPlain(ctx context.Context) (string, error) {
 // closePlain has the registry's plain listener closed. The pull credential stays:
 // copies of it in other namespaces are right again after the next switch.
 func (h *Hook) closePlain(ctx context.Context) (string, error) {
-	name := h.Options.Name + names.SuffixPull
+	name := h.Settings.Name + names.SuffixPull
 	secret, err := h.secret(ctx, name)
 	if err != nil {
 		return "", err
@@ -75,7 +75,7 @@ func (h *Hook) closePlain(ctx context.Context) (string, error) {
 // writePull makes the Secret for pulling through the node port, or puts it right,
 // and says in words what it did.
 func (h *Hook) writePull(ctx context.Context) (string, error) {
-	name := h.Options.Name + names.SuffixPull
+	name := h.Settings.Name + names.SuffixPull
 	secret, err := h.secret(ctx, name)
 	if err != nil {
 		return "", err
@@ -93,12 +93,12 @@ func (h *Hook) writePull(ctx context.Context) (string, error) {
 		}
 		data = map[string][]byte{keyUsername: []byte(pullUser), keyPassword: password}
 	}
-	config, err := dockerConfig(h.Options.Address(), string(data[keyUsername]), string(data[keyPassword]))
+	config, err := dockerConfig(h.Settings.Address, string(data[keyUsername]), string(data[keyPassword]))
 	if err != nil {
 		return "", err
 	}
 	if !bytes.Equal(data[corev1.DockerConfigJsonKey], config) {
-		reasons = append(reasons, "it was not for "+h.Options.Address())
+		reasons = append(reasons, "it was not for "+h.Settings.Address)
 		data[corev1.DockerConfigJsonKey] = config
 	}
 	if !htpasswdMatches(data[names.KeyHtpasswd], data[keyUsername], data[keyPassword]) {
@@ -157,7 +157,7 @@ func (h *Hook) awaitPlain(ctx context.Context, open bool) (int, error) {
 				complaints = append(complaints, err.Error())
 			}
 			return 0, fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; look at that pod's log: %w",
-				want, names.KeyHtpasswd, h.object("Secret", h.Options.Name+names.SuffixPull), strings.Join(complaints, "; "), sleepErr)
+				want, names.KeyHtpasswd, h.object("Secret", h.Settings.Name+names.SuffixPull), strings.Join(complaints, "; "), sleepErr)
 		}
 	}
 }
@@ -167,7 +167,7 @@ func (h *Hook) awaitPlain(ctx context.Context, open bool) (int, error) {
 func (h *Hook) plainPods(ctx context.Context, open bool) (pods int, wrong map[string]string, err error) {
 	list, err := h.Cluster.Pods.List(ctx, h.selector(names.ComponentRegistry))
 	if err != nil {
-		return 0, nil, fmt.Errorf("listing the registry pods in namespace %s: %w", h.Options.Namespace, err)
+		return 0, nil, fmt.Errorf("listing the registry pods in namespace %s: %w", h.Settings.Namespace, err)
 	}
 	wrong = map[string]string{}
 	for _, pod := range list.Items {

@@ -16,23 +16,20 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
-// configuresNodes says whether the chart renders pods that look after files of nodes.
-func (o Options) configuresNodes() bool { return len(o.NodeDirectories) > 0 }
-
 // lookAtNodeConfig has what nodes are to have checked, as each node will, before
 // anything is changed.
 func (i *inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 	findings := i.forgottenDirectories()
-	if !i.Options.configuresNodes() {
+	if !i.Settings.ConfiguresNodes() {
 		return findings, nil
 	}
-	object := i.object("Secret", i.Options.Name+names.SuffixNodeConfig)
+	object := i.object("Secret", i.Settings.Name+names.SuffixNodeConfig)
 	block := func(object, cause, remedy string) {
 		findings = append(findings, Finding{Check: checkNodeConfig, Severity: Blocker, Object: object, Cause: cause, Remedy: remedy})
 	}
-	data := i.Options.NodeConfigData
+	data := i.NodeConfigData
 	if data == nil {
-		proposal := i.Options.Name + names.SuffixNodeProposal
+		proposal := i.Settings.Name + names.SuffixNodeProposal
 		object = i.object("Secret", proposal)
 		secret, err := i.Cluster.Secrets.Get(ctx, proposal, metav1.GetOptions{})
 		switch {
@@ -52,7 +49,7 @@ func (i *inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 	i.nodeConfig = config
 
 	inputs := noderuntime.Inputs{Config: config, Registries: data[noderuntime.KeyRegistries]}
-	if i.Options.NodeRegistriesSecret != "" {
+	if i.Settings.NodeConfig.RegistriesSecret != "" {
 		registries, missing, err := i.registriesSecret(ctx)
 		if err != nil {
 			return nil, err
@@ -63,7 +60,7 @@ func (i *inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 		}
 		inputs.Registries = registries
 	}
-	if i.Options.NodeCA {
+	if i.Settings.NodeConfig.CA {
 		if inputs.CA, err = i.standInCA(); err != nil {
 			return nil, err
 		}
@@ -88,7 +85,7 @@ func (i *inspection) forgottenDirectories() []Finding {
 		return nil
 	}
 	forgotten := slices.DeleteFunc(slices.Clone(i.saved.NodeConfig.Directories), func(d string) bool {
-		return slices.Contains(i.Options.NodeDirectories, d)
+		return slices.Contains(i.Settings.NodeConfig.Directories, d)
 	})
 	if len(forgotten) == 0 {
 		return nil
@@ -103,7 +100,7 @@ func (i *inspection) forgottenDirectories() []Finding {
 // registriesSecret reads registries.yaml from the user's Secret, or says what is
 // missing of it.
 func (i *inspection) registriesSecret(ctx context.Context) ([]byte, *problem, error) {
-	name, key := i.Options.NodeRegistriesSecret, i.Options.NodeRegistriesKey
+	name, key := i.Settings.NodeConfig.RegistriesSecret, i.Settings.NodeConfig.RegistriesKey
 	object := i.object("Secret", name)
 	remedy := fmt.Sprintf("make it, with K3s' registries.yaml under the key %s, or name another in nodeConfig.k3s.existingSecret and existingSecretKey", key)
 	secret, err := i.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})

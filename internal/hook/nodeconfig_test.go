@@ -37,12 +37,12 @@ func TestNodeConfigurationIsCheckedBeforeAnythingChanges(t *testing.T) {
 		config := noderuntime.Config{Release: "zarf/zarf-registry", Directories: []string{k3sDirectory}, K3s: noderuntime.K3s{File: k3sDirectory + "/registries.yaml"}}
 		if registries == "" {
 			config.K3s.ExistingSecret, config.K3s.ExistingSecretKey = "corp-registries", "registries.yaml"
-			b.hook.Options.NodeRegistriesSecret, b.hook.Options.NodeRegistriesKey = "corp-registries", "registries.yaml"
+			b.hook.Settings.NodeConfig.RegistriesSecret, b.hook.Settings.NodeConfig.RegistriesKey = "corp-registries", "registries.yaml"
 		}
-		b.hook.Options.NodeDirectories = config.Directories
-		b.hook.Options.NodeConfigData = configData(b, config)
+		b.hook.Settings.NodeConfig.Directories = config.Directories
+		b.hook.NodeConfigData = configData(b, config)
 		if registries != "" {
-			b.hook.Options.NodeConfigData["registries.yaml"] = []byte(registries)
+			b.hook.NodeConfigData["registries.yaml"] = []byte(registries)
 		}
 	}
 	corp := func(key, content string) func(*bench) {
@@ -65,13 +65,13 @@ func TestNodeConfigurationIsCheckedBeforeAnythingChanges(t *testing.T) {
 		"no such key in the user's Secret": {corp("other.yaml", good), []string{"Secret zarf/corp-registries: it has no key registries.yaml", "nodeConfig.k3s.existingSecretKey"}},
 		"a configuration of another release": {func(b *bench) {
 			b.configureNodes(false)
-			b.hook.Options.NodeConfigData["config.json"] = []byte(`{"colour":1}`)
+			b.hook.NodeConfigData["config.json"] = []byte(`{"colour":1}`)
 		}, []string{"Secret zarf/zarf-registry-node-config: its key config.json cannot be used", "own release"}},
-		"no Secret that the chart should make": {func(b *bench) { b.configureNodes(false); b.hook.Options.NodeConfigData = nil }, []string{"Secret zarf/zarf-registry-node-config-proposal: it does not exist", "helm upgrade"}},
+		"no Secret that the chart should make": {func(b *bench) { b.configureNodes(false); b.hook.NodeConfigData = nil }, []string{"Secret zarf/zarf-registry-node-config-proposal: it does not exist", "helm upgrade"}},
 		"the Secret that the chart makes": {func(b *bench) {
 			b.configureNodes(false)
-			b.add(&corev1.Secret{ObjectMeta: meta2("zarf-registry-node-config-proposal"), Data: b.hook.Options.NodeConfigData})
-			b.hook.Options.NodeConfigData = nil
+			b.add(&corev1.Secret{ObjectMeta: meta2("zarf-registry-node-config-proposal"), Data: b.hook.NodeConfigData})
+			b.hook.NodeConfigData = nil
 		}, nil},
 		"in external mode too": {func(b *bench) { k3s(b, bad); b.mode(state.ModeExternal) }, []string{"pasword"}},
 	} {
@@ -103,7 +103,7 @@ func TestNodeConfigurationIsCheckedBeforeAnythingChanges(t *testing.T) {
 func TestARightThatIsMissingForNodeConfigurationIsNamed(t *testing.T) {
 	b := newBench(t)
 	b.configureNodes(false)
-	b.hook.Options.NodeConfigData = nil
+	b.hook.NodeConfigData = nil
 	b.client.PrependReactor("get", "secrets", func(a kubetesting.Action) (bool, runtime.Object, error) {
 		if strings.HasSuffix(a.(kubetesting.GetAction).GetName(), "-proposal") {
 			return true, nil, forbiddenBy("get", "secrets")
@@ -138,8 +138,8 @@ func TestDirectoriesThatABlindRenderingForgetsAreNamed(t *testing.T) {
 			if n := b.state().NodeConfig; n == nil || len(n.Directories) != 2 {
 				t.Errorf("remembered are %+v", n)
 			}
-			b.hook.Options.NodeDirectories = []string{certsD, "/etc/rancher/k3s"}
-			b.hook.Options.NodeConfigData = configData(b, noderuntime.Config{Release: "zarf/zarf-registry", Directories: b.hook.Options.NodeDirectories})
+			b.hook.Settings.NodeConfig.Directories = []string{certsD, "/etc/rancher/k3s"}
+			b.hook.NodeConfigData = configData(b, noderuntime.Config{Release: "zarf/zarf-registry", Directories: b.hook.Settings.NodeConfig.Directories})
 			if found := b.nodeFindings(); len(found) != 0 {
 				t.Errorf("named, they are still missed: %v", found)
 			}
@@ -183,7 +183,7 @@ func TestPodsThatConfigureNodesAreTriedAndNeedTheirLevel(t *testing.T) {
 			b.mode(mode)
 			b.admit = podSecurityAt(b)
 			b.mustFail(b.hook.Prepare(t.Context()), true, "pod-security: namespace zarf: Pod Security refuses the pods of the node config: ", "hostPath volumes", "enforce=privileged")
-			b.hook.Options.PodSecurityLabel = true
+			b.hook.Settings.Preflight.LabelNamespace = true
 			b.mustPrepare()
 			if b.level() != "privileged" {
 				t.Errorf("in %s mode, the level is %s", mode, b.level())
@@ -201,12 +201,12 @@ func TestWhatCriOWantsIsNoFindingWhereNodesGetIt(t *testing.T) {
 		"that the address may be asked without verification": {"never", func(b *bench) {
 			config := noderuntime.Config{Release: "zarf/zarf-registry", Address: "127.0.0.1:31999", Directories: []string{"/etc/containers/registries.conf.d"}}
 			config.CRIO.ConfDirectory, config.CRIO.Insecure = "/etc/containers/registries.conf.d", true
-			b.hook.Options.NodeDirectories, b.hook.Options.NodeConfigData = config.Directories, configData(b, config)
+			b.hook.Settings.NodeConfig.Directories, b.hook.NodeConfigData = config.Directories, configData(b, config)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0")))
-			b.hook.Options.ProxyTLS = c.tls
+			b.hook.Settings.PKI.ServeTLS = c.tls == "always"
 			found, err := b.hook.Preflight(t.Context())
 			if err != nil || len(found) != 1 || found[0].Check != "cri-o" {
 				t.Fatalf("without, it finds %v (%v)", found, err)

@@ -112,7 +112,7 @@ func (r *rotation) givesAuthorities(set appsv1.DaemonSet, c coverage) bool {
 	if slices.ContainsFunc(c.pods, func(p nodePod) bool { return len(p.report.CA) > 0 }) {
 		return true
 	}
-	return mountsSecret(set.Spec.Template.Spec, r.Options.Name+names.SuffixNodeTLS) && !slices.ContainsFunc(c.pods, func(p nodePod) bool { return p.done })
+	return mountsSecret(set.Spec.Template.Spec, r.Settings.Name+names.SuffixNodeTLS) && !slices.ContainsFunc(c.pods, func(p nodePod) bool { return p.done })
 }
 
 // ownersOf stands for the DaemonSets where they may not be listed: as far as their pods
@@ -120,7 +120,7 @@ func (r *rotation) givesAuthorities(set appsv1.DaemonSet, c coverage) bool {
 func (r *rotation) ownersOf(ctx context.Context, component string) ([]appsv1.DaemonSet, []corev1.Pod, error) {
 	pods, err := r.Cluster.Pods.List(ctx, r.selector(component))
 	if err != nil {
-		return nil, nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, r.Options.Namespace, err)
+		return nil, nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, r.Settings.Namespace, err)
 	}
 	var sets []appsv1.DaemonSet
 	for _, pod := range pods.Items {

@@ -167,7 +167,7 @@ func TestPodsThatMayNotBeDeletedAreNamedWithTheCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.asTheCronJobDoes()
-		b.hook.Options.Timeout = 3 * time.Minute
+		b.hook.Timeout = 3 * time.Minute
 		b.forbid = func(write string) error {
 			if strings.HasPrefix(write, "delete pods") {
 				return apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New(`User "x" cannot delete resource "pods"`))

@@ -270,11 +270,11 @@ func (w *nodeWait) refusals(sets []appsv1.DaemonSet) error {
 func (h *Hook) nodeSets(ctx context.Context, component string) ([]appsv1.DaemonSet, []corev1.Pod, error) {
 	sets, err := h.Cluster.DaemonSets.List(ctx, h.selector(component))
 	if err != nil {
-		return nil, nil, fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", component, h.Options.Namespace, err)
+		return nil, nil, fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", component, h.Settings.Namespace, err)
 	}
 	pods, err := h.Cluster.Pods.List(ctx, h.selector(component))
 	if err != nil {
-		return nil, nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Options.Namespace, err)
+		return nil, nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Settings.Namespace, err)
 	}
 	return sets.Items, pods.Items, nil
 }

@@ -49,7 +49,7 @@ type successor struct {
 // or without.
 func (b *bench) configureNodes(ca bool) {
 	b.Helper()
-	o := &b.hook.Options
+	o := &b.hook.Settings
 	config := noderuntime.Config{Release: "zarf/zarf-registry", Directories: []string{certsD}, Containerd: noderuntime.Containerd{
 		Directories: []string{certsD},
 		Hosts:       map[string]string{"example.com": "server = \"https://example.com\"\n[host]\n"},
@@ -59,9 +59,9 @@ func (b *bench) configureNodes(ca bool) {
 		config.Directories = append(config.Directories, criOCert)
 		config.CRIO.CertsDirectory = criOCert
 	}
-	o.NodeDirectories, o.NodeDirectoriesInUse, o.NodeCA = config.Directories, config.Directories, ca
-	o.NodeConfigs = []string{"zarf-registry-node-config-amd64"}
-	o.NodeConfigData = configData(b, config)
+	o.NodeConfig.Directories, o.NodeConfig.DirectoriesInUse, o.NodeConfig.CA = config.Directories, config.Directories, ca
+	o.NodeConfig.DaemonSets = []string{"zarf-registry-node-config-amd64"}
+	b.hook.NodeConfigData = configData(b, config)
 }
 
 func configData(b *bench, config noderuntime.Config) map[string][]byte {
@@ -77,7 +77,7 @@ func (b *bench) nodeSet(component string, nodes []string) *appsv1.DaemonSet {
 	set := daemonSet("zarf-registry-"+component+"-amd64", nodes...)
 	set.ObjectMeta = meta(set.Name, component)
 	set.Spec.Template.Annotations = map[string]string{"zarf-registry/node-config-checksum": "1"}
-	if b.hook.Options.NodeCA {
+	if b.hook.Settings.NodeConfig.CA {
 		set.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
 			Sources: []corev1.VolumeProjection{{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "zarf-registry-node-tls"}}}},
 		}}}}
@@ -88,7 +88,7 @@ func (b *bench) nodeSet(component string, nodes []string) *appsv1.DaemonSet {
 // helmNodes is what Helm and the controller do with node configuration.
 func (b *bench) helmNodes(nodes []string) {
 	b.Helper()
-	if len(b.hook.Options.NodeDirectories) == 0 {
+	if len(b.hook.Settings.NodeConfig.Directories) == 0 {
 		b.remove("daemonsets", "zarf-registry-node-config-amd64")
 		for _, pod := range b.nodePods() {
 			b.remove("pods", pod.Name)

@@ -48,7 +48,7 @@ func TestOpenShiftsConstraintsAreKept(t *testing.T) {
 		}
 	}
 
-	b.hook.Options.OpenShift = true
+	b.hook.Settings.OpenShift = true
 	if findings, err = b.hook.Preflight(t.Context()); err != nil || len(findings) > 0 {
 		t.Errorf("with openshift.enabled: %v, %v", findings, err)
 	}

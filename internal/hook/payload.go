@@ -17,7 +17,6 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // Programs are the programs that this binary carries for the nodes.
@@ -25,18 +24,6 @@ type Programs interface {
 	// Payload returns a program's payload for an architecture, as in
 	// GOARCH. An error names what is missing and how to get it.
 	Payload(program, architecture string) (*injector.Payload, error)
-}
-
-// injected are the programs that reach the nodes as payload.
-func (o Options) injected() []string {
-	var programs []string
-	if o.Mode != state.ModeExternal {
-		programs = append(programs, "registry")
-	}
-	if o.Mode == state.ModeProxy || o.configuresNodes() {
-		programs = append(programs, "registry-node")
-	}
-	return programs
 }
 
 const (
@@ -61,10 +48,10 @@ const (
 
 // seed writes the payload of every architecture that the cluster has.
 func (p *preparation) seed(ctx context.Context) (string, error) {
-	if !p.Options.Injector {
+	if !p.Settings.Injector.Enabled {
 		return "nothing: injector.enabled=false, the nodes pull ordinary images", nil
 	}
-	return p.seedPrograms(ctx, p.Options.injected())
+	return p.seedPrograms(ctx, p.Settings.Programs())
 }
 
 func (p *preparation) seedPrograms(ctx context.Context, programs []string) (string, error) {
@@ -102,7 +89,7 @@ func (p *preparation) seedPrograms(ctx context.Context, programs []string) (stri
 func (i *inspection) nodeArchitectures() []string {
 	found := map[string]bool{}
 	for _, n := range i.nodes {
-		if arch := n.Status.NodeInfo.Architecture; slices.Contains(i.Options.Architectures, arch) {
+		if arch := n.Status.NodeInfo.Architecture; slices.Contains(i.Settings.Architectures, arch) {
 			found[arch] = true
 		}
 	}
@@ -130,7 +117,7 @@ func (i *inspection) payload(program, architecture string) (*injector.Payload, e
 func (h *Hook) payloadObjects(ctx context.Context) (map[string]*corev1.ConfigMap, error) {
 	list, err := h.Cluster.ConfigMaps.List(ctx, h.selector(names.ComponentPayload))
 	if err != nil {
-		return nil, fmt.Errorf("listing the payload ConfigMaps in namespace %s: %w", h.Options.Namespace, err)
+		return nil, fmt.Errorf("listing the payload ConfigMaps in namespace %s: %w", h.Settings.Namespace, err)
 	}
 	have := make(map[string]*corev1.ConfigMap, len(list.Items))
 	for i := range list.Items {
@@ -143,7 +130,7 @@ func (h *Hook) payloadObjects(ctx context.Context) (map[string]*corev1.ConfigMap
 func (h *Hook) payloadNames(ctx context.Context) ([]string, error) {
 	list, err := h.Cluster.ConfigMapNames.List(ctx, h.selector(names.ComponentPayload))
 	if err != nil {
-		return nil, fmt.Errorf("listing the payload ConfigMaps in namespace %s: %w", h.Options.Namespace, err)
+		return nil, fmt.Errorf("listing the payload ConfigMaps in namespace %s: %w", h.Settings.Namespace, err)
 	}
 	names := make([]string, len(list.Items))
 	for i, object := range list.Items {
@@ -203,7 +190,7 @@ func (s *seeding) run(ctx context.Context) error {
 }
 
 func (s *seeding) name(o injector.Object) string {
-	return injector.ConfigMapName(s.Options.Name, s.Options.PayloadID, s.payload.Program, o.Index)
+	return injector.ConfigMapName(s.Settings.Name, s.Settings.Injector.PayloadID, s.payload.Program, o.Index)
 }
 
 func (s *seeding) write(ctx context.Context, o injector.Object) error {
@@ -218,7 +205,7 @@ func (s *seeding) write(ctx context.Context, o injector.Object) error {
 	}
 	err := retryOverload(ctx, func() error {
 		_, err := s.Cluster.ConfigMaps.Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.Options.Namespace, Labels: s.labels(names.ComponentPayload), Annotations: annotations()},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.Settings.Namespace, Labels: s.labels(names.ComponentPayload), Annotations: annotations()},
 			BinaryData: o.Data,
 		}, metav1.CreateOptions{})
 		return err
@@ -278,7 +265,7 @@ func (h *Hook) restartLoaders(ctx context.Context) (int, error) {
 	for _, component := range []string{names.ComponentRegistry, names.ComponentProxy, names.ComponentNodeConfig} {
 		pods, err := h.Cluster.Pods.List(ctx, h.selector(component))
 		if err != nil {
-			return restarted, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Options.Namespace, err)
+			return restarted, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Settings.Namespace, err)
 		}
 		for _, pod := range pods.Items {
 			if !loaderFailed(pod) {
@@ -310,9 +297,9 @@ func (f *finishing) collect(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	pods, err := f.Cluster.Pods.List(ctx, metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s", names.LabelInstance, f.Options.Release)})
+	pods, err := f.Cluster.Pods.List(ctx, metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s", names.LabelInstance, f.Settings.Release)})
 	if err != nil {
-		return "", fmt.Errorf("listing the pods in namespace %s: %w", f.Options.Namespace, err)
+		return "", fmt.Errorf("listing the pods in namespace %s: %w", f.Settings.Namespace, err)
 	}
 	needed := map[string]bool{}
 	for _, pod := range pods.Items {
@@ -331,10 +318,10 @@ func (f *finishing) collect(ctx context.Context) (string, error) {
 		}
 	}
 	var present []string // what pods that start from now on need
-	if f.Options.Injector {
-		for _, program := range f.Options.injected() {
-			for _, arch := range f.Options.Architectures {
-				name := injector.ConfigMapName(f.Options.Name, f.Options.PayloadID, injector.Program{Name: program, Architecture: arch}, 0)
+	if f.Settings.Injector.Enabled {
+		for _, program := range f.Settings.Programs() {
+			for _, arch := range f.Settings.Architectures {
+				name := injector.ConfigMapName(f.Settings.Name, f.Settings.Injector.PayloadID, injector.Program{Name: program, Architecture: arch}, 0)
 				present = append(present, strings.TrimSuffix(name, "00"))
 			}
 		}

@@ -434,7 +434,7 @@ func (b *bench) pki(mode state.PKIMode) {
 	if mode == state.PKIExistingSecret {
 		p.Existing = &state.ExistingSecrets{Server: "corp-server", Node: "corp-node", Push: "corp-push"}
 	}
-	b.hook.Options.PKI = p
+	b.hook.Settings.PKI.PKI = p
 }
 
 // checkConverged: all Secrets have what is wanted, all pods have loaded it, and

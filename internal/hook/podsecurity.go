@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 const (
@@ -23,11 +21,6 @@ const (
 	labelTime = 10 * time.Second
 )
 
-// labelsNamespace says whether Prepare is to label the namespace where that is needed.
-func (o Options) labelsNamespace() bool {
-	return o.PodSecurityLabel && (o.Mode == state.ModeProxy || o.configuresNodes())
-}
-
 // labelNamespace has Pod Security admit the pods that nodes need, if it does not already.
 func (p *preparation) labelNamespace(ctx context.Context) (string, error) {
 	violation, err := p.podSecurityViolation(ctx)
@@ -37,7 +30,7 @@ func (p *preparation) labelNamespace(ctx context.Context) (string, error) {
 	if violation == "" {
 		return "nothing: Pod Security admits all pods already", nil
 	}
-	name := p.Options.Namespace
+	name := p.Settings.Namespace
 	namespace, err := p.Cluster.Namespaces.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return "", fmt.Errorf("reading namespace %s: %w", name, refuseForbidden(err))
@@ -83,7 +76,7 @@ func (i *inspection) podSecurityViolation(ctx context.Context) (string, error) {
 // restoreLabel gives the namespace the label back that it had before labelNamespace,
 // unless somebody has changed it since.
 func (h *Hook) restoreLabel(ctx context.Context) (string, error) {
-	name := h.Options.Namespace
+	name := h.Settings.Namespace
 	namespace, err := h.Cluster.Namespaces.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return "", fmt.Errorf("reading namespace %s: %w", name, refuseForbidden(err))

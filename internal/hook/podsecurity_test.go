@@ -64,7 +64,7 @@ func podSecurityAt(b *bench) func(runtime.Object) error {
 func TestPodSecurityBlocksProxiesAndSaysHowToLabelTheNamespace(t *testing.T) {
 	for name, hostNetwork := range map[string]bool{"hostPort (": false, "host namespaces (": true} {
 		b := newBench(t, node("n1"), namespace("baseline"))
-		b.hook.Options.HostNetwork = hostNetwork
+		b.hook.Settings.Proxy.HostNetwork = hostNetwork
 		b.admit = podSecurityAt(b)
 		b.mustFail(b.hook.Prepare(t.Context()), true, "pod-security: namespace zarf: ", name,
 			"kubectl label --overwrite namespace zarf pod-security.kubernetes.io/enforce=privileged", "--set podSecurity.label=true")
@@ -77,7 +77,7 @@ func TestPodSecurityBlocksProxiesAndSaysHowToLabelTheNamespace(t *testing.T) {
 func TestPodSecurityAdmitsNodePortMode(t *testing.T) {
 	b := newBench(t, node("n1"), node("n2"), namespace("restricted"))
 	b.admit = podSecurityAt(b)
-	b.hook.Options.PodSecurityLabel = true
+	b.hook.Settings.Preflight.LabelNamespace = true
 	b.upgrade(state.ModeNodePort)
 	if b.level() != "restricted" {
 		t.Error("the namespace was labelled, which nothing needs")
@@ -90,7 +90,7 @@ func TestTheNamespaceIsLabelledWhenAskedAndGetsItsLabelBack(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, node("n1"), node("n2"), namespace(before))
 				b.admit = podSecurityAt(b)
-				b.hook.Options.PodSecurityLabel = true
+				b.hook.Settings.Preflight.LabelNamespace = true
 				for range 2 { // the second must not take our own label for the former one
 					b.upgrade(state.ModeProxy)
 					n := b.namespace()
@@ -113,7 +113,7 @@ func TestTheNamespaceIsLabelledWhenAskedAndGetsItsLabelBack(t *testing.T) {
 func TestALabelThatSomebodyChangedSinceIsTheirs(t *testing.T) {
 	b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
 	b.admit = podSecurityAt(b)
-	b.hook.Options.PodSecurityLabel = true
+	b.hook.Settings.Preflight.LabelNamespace = true
 	b.upgrade(state.ModeProxy)
 	n := b.namespace()
 	n.Labels[enforce] = "restricted"
@@ -130,14 +130,14 @@ func TestALabelThatSomebodyChangedSinceIsTheirs(t *testing.T) {
 
 func TestANamespaceIsNotLabelledWithoutNeedOrForNothing(t *testing.T) {
 	b := newBench(t, node("n1"), namespace("restricted"))
-	b.hook.Options.PodSecurityLabel = true
+	b.hook.Settings.Preflight.LabelNamespace = true
 	b.mustPrepare() // the cluster does not enforce it
 	if b.level() != "restricted" {
 		t.Error("the namespace was labelled, which nothing needs")
 	}
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), namespace("baseline"))
-		b.hook.Options.PodSecurityLabel = true
+		b.hook.Settings.Preflight.LabelNamespace = true
 		b.admit = func(o runtime.Object) error {
 			if pod, ok := o.(*corev1.Pod); ok && strings.HasPrefix(pod.Spec.Containers[0].Name, "proxy") {
 				return apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New(`violates PodSecurity "restricted:latest": hostPort`))

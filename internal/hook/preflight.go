@@ -23,7 +23,7 @@ const (
 
 // Finding is something about the cluster that stands in the way.
 type Finding struct {
-	// Check is the name of the check, as Options.IgnorePreflight has it.
+	// Check is the name of the check, as Settings.Preflight.Ignore has it.
 	Check    string   `json:"check"`
 	Severity Severity `json:"severity"`
 	// Object is what it is about: "Service default/web", "node n1".
@@ -63,10 +63,10 @@ const (
 	checkExpose       = "expose"
 )
 
-// ignoreAll stands for all checks in Options.IgnorePreflight.
+// ignoreAll stands for all checks in Settings.Preflight.Ignore.
 const ignoreAll = "all"
 
-// Checks are the names of all checks, which Options.IgnorePreflight chooses from.
+// Checks are the names of all checks, which Settings.Preflight.Ignore chooses from.
 func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
@@ -79,9 +79,9 @@ func Checks() []string {
 // Finish, and changes nothing. It returns all findings, blockers first; the error
 // is of looking, not of what was found, or says why the decision itself is refused.
 func (h *Hook) Preflight(ctx context.Context) ([]Finding, error) {
-	if h.Options.Timeout > 0 {
+	if h.Timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, h.Options.Timeout)
+		ctx, cancel = context.WithTimeout(ctx, h.Timeout)
 		defer cancel()
 	}
 	i := &inspection{Hook: h}
@@ -114,17 +114,17 @@ func (p *preparation) preflight(ctx context.Context) (string, error) {
 
 // inspect runs the checks that matter in the mode.
 func (i *inspection) inspect(ctx context.Context) ([]Finding, error) {
-	for _, name := range i.Options.IgnorePreflight {
+	for _, name := range i.Settings.Preflight.Ignore {
 		if name != ignoreAll && !slices.Contains(Checks(), name) {
 			return nil, refuse("--ignore-preflight names %q, which is no check: choose among %s, or %s", name, strings.Join(Checks(), ", "), ignoreAll)
 		}
 	}
-	ours := i.Options.Mode != state.ModeExternal
+	ours := i.Settings.Mode != state.ModeExternal
 	looks := []func(context.Context) ([]Finding, error){i.lookAtNodeConfig}
 	if ours {
 		looks = append(looks, i.lookAtServices, i.lookAtCertificates, i.lookAtPushSecret, i.lookAtExposure)
 	}
-	if ours || i.Options.configuresNodes() {
+	if ours || i.Settings.ConfiguresNodes() {
 		looks = append(looks, i.tryPods)
 	}
 	findings := i.address()
@@ -138,11 +138,11 @@ func (i *inspection) inspect(ctx context.Context) ([]Finding, error) {
 	if ours {
 		findings = append(findings, i.criO()...)
 	}
-	if ours || i.Options.configuresNodes() {
+	if ours || i.Settings.ConfiguresNodes() {
 		findings = slices.Concat(findings, i.architecture(), i.pauseImage())
 	}
 	for n, f := range findings {
-		if slices.Contains(i.Options.IgnorePreflight, f.Check) || slices.Contains(i.Options.IgnorePreflight, ignoreAll) {
+		if slices.Contains(i.Settings.Preflight.Ignore, f.Check) || slices.Contains(i.Settings.Preflight.Ignore, ignoreAll) {
 			findings[n].Severity = Warning
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -68,15 +69,15 @@ func internalIP(v string) func(*corev1.Node) {
 	}
 }
 
-func modeOf(mode state.Mode) func(*hook.Options) {
-	return func(o *hook.Options) { o.Mode = mode }
+func modeOf(mode state.Mode) func(*settings.Settings) {
+	return func(o *settings.Settings) { o.Mode = mode }
 }
 
-func family(f state.IPFamily) func(*hook.Options) {
-	return func(o *hook.Options) { o.IPFamily = f }
+func family(f state.IPFamily) func(*settings.Settings) {
+	return func(o *settings.Settings) { o.IPFamily = f }
 }
 
-func blindPause(o *hook.Options) { o.PauseImageSource = state.SourceDefault }
+func blindPause(o *settings.Settings) { o.Injector.PauseImageSource = state.SourceDefault }
 
 func refusePods(err error) func(runtime.Object) error {
 	return func(o runtime.Object) error {
@@ -119,50 +120,50 @@ func TestPreflightFinds(t *testing.T) {
 	type nodes = []runtime.Object
 	for name, c := range map[string]struct {
 		objects  nodes
-		options  []func(*hook.Options)
+		options  []func(*settings.Settings)
 		admit    func(runtime.Object) error
 		check    string // empty: nothing is found
 		severity hook.Severity
 		want     []string
 	}{
 		"nothing on a good cluster":                  {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}},
-		"nothing on a good cluster in nodeport mode": {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}, options: []func(*hook.Options){modeOf(state.ModeNodePort)}},
+		"nothing on a good cluster in nodeport mode": {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)}},
 
 		"a port that another Service has": {objects: nodes{node("n1"), somebodysService()}, check: "port", severity: blocker,
 			want: []string{"Service shop/web", "node port 31999", "kubectl --namespace shop edit service web", "--set port="}},
-		"the same in nodeport mode": {objects: nodes{node("n1"), somebodysService()}, options: []func(*hook.Options){modeOf(state.ModeNodePort)}, check: "port", severity: blocker, want: []string{"Service shop/web"}},
+		"the same in nodeport mode": {objects: nodes{node("n1"), somebodysService()}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "port", severity: blocker, want: []string{"Service shop/web"}},
 		"a port that another Service has for its health": {objects: nodes{node("n1"), somebodysService(func(s *corev1.Service) { s.Spec.Ports = nil; s.Spec.HealthCheckNodePort = 31999 })},
 			check: "port", severity: blocker, want: []string{"Service shop/web"}},
 		"nothing in a UDP port, with proxies": {objects: nodes{node("n1"), somebodysService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })}},
 		"a UDP port that would be in a node port's way": {objects: nodes{node("n1"), somebodysService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })},
-			options: []func(*hook.Options){modeOf(state.ModeNodePort)}, check: "port", severity: blocker},
-		"nothing in the release's own Service": {objects: nodes{node("n1"), nodePortService()}, options: []func(*hook.Options){modeOf(state.ModeNodePort)},
+			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "port", severity: blocker},
+		"nothing in the release's own Service": {objects: nodes{node("n1"), nodePortService()}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
 			admit: refuseServices(errors.New("nobody asks for the port that is there already"))},
 		"a Service of that name and of another release": {objects: nodes{node("n1"), func() *corev1.Service { s := nodePortService(); s.Labels = nil; return s }()},
 			check: "port", severity: blocker, want: []string{"Service zarf/zarf-registry-nodeport"}},
-		"a port that was taken a moment ago": {objects: nodes{node("n1")}, options: []func(*hook.Options){modeOf(state.ModeNodePort)},
+		"a port that was taken a moment ago": {objects: nodes{node("n1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
 			admit: refuseServices(invalidPort("spec.ports[0].nodePort: Invalid value: 31999: provided port is already allocated")), check: "port", severity: blocker},
-		"a port outside of the range": {objects: nodes{node("n1")}, options: []func(*hook.Options){modeOf(state.ModeNodePort)},
+		"a port outside of the range": {objects: nodes{node("n1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
 			admit: refuseServices(invalidPort("spec.ports[0].nodePort: Invalid value: 5999: provided port is not in the valid range. The range of valid ports is 30000-32767")),
 			check: "port-range", severity: blocker, want: []string{"30000-32767", "--set port=", "--set registryProxy=true"}},
 		"nothing in the range, with proxies": {objects: nodes{node("n1")}, admit: refuseServices(invalidPort("not in the valid range"))},
-		"no right to try a Service": {objects: nodes{node("n1")}, options: []func(*hook.Options){modeOf(state.ModeNodePort)}, admit: refuseServices(forbiddenBy("create", "services")),
+		"no right to try a Service": {objects: nodes{node("n1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, admit: refuseServices(forbiddenBy("create", "services")),
 			check: "port-range", severity: warning, want: []string{`User "jane" cannot create resource "services"`}},
-		"a policy against node ports": {objects: nodes{node("n1")}, options: []func(*hook.Options){modeOf(state.ModeNodePort)},
+		"a policy against node ports": {objects: nodes{node("n1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
 			admit: refuseServices(apierrors.NewForbidden(corev1.Resource("services"), "x", errors.New("exceeded quota: none, services.nodeports=0"))),
 			check: "admission", severity: blocker, want: []string{"exceeded quota", "--set registryProxy=true"}},
 
 		"IPv4 on a cluster without":                   {objects: nodes{node("n1", podCIDRs("fd00:1::/64")), kubernetesService("fd00::1")}, check: "ip-family", severity: blocker, want: []string{"no IPv4", "--set ipFamily=IPv6"}},
-		"dual stack on IPv6 only":                     {objects: nodes{node("n1", podCIDRs("fd00:1::/64")), kubernetesService("fd00::1")}, options: []func(*hook.Options){family(state.DualStack)}, check: "ip-family", severity: blocker, want: []string{"--set ipFamily=IPv6"}},
-		"IPv6 on a cluster without":                   {objects: nodes{node("n1", podCIDRs("10.1.0.0/24")), kubernetesService("10.96.0.1")}, options: []func(*hook.Options){family(state.IPv6)}, check: "ip-family", severity: blocker, want: []string{"[::1]:31999", "--set ipFamily=IPv4"}},
-		"IPv6 addresses of nodes only":                {objects: nodes{node("n1", podCIDRs("10.1.0.0/24"), internalIP("fd00::5"))}, options: []func(*hook.Options){family(state.IPv6)}, check: "ip-family", severity: blocker},
+		"dual stack on IPv6 only":                     {objects: nodes{node("n1", podCIDRs("fd00:1::/64")), kubernetesService("fd00::1")}, options: []func(*settings.Settings){family(state.DualStack)}, check: "ip-family", severity: blocker, want: []string{"--set ipFamily=IPv6"}},
+		"IPv6 on a cluster without":                   {objects: nodes{node("n1", podCIDRs("10.1.0.0/24")), kubernetesService("10.96.0.1")}, options: []func(*settings.Settings){family(state.IPv6)}, check: "ip-family", severity: blocker, want: []string{"[::1]:31999", "--set ipFamily=IPv4"}},
+		"IPv6 addresses of nodes only":                {objects: nodes{node("n1", podCIDRs("10.1.0.0/24"), internalIP("fd00::5"))}, options: []func(*settings.Settings){family(state.IPv6)}, check: "ip-family", severity: blocker},
 		"nothing about pods of one family more":       {objects: nodes{node("n1", podCIDRs("fd00:1::/64", "10.1.0.0/24")), kubernetesService("fd00::1")}},
 		"nothing where only the nodes' addresses say": {objects: nodes{node("n1", internalIP("10.0.0.5")), kubernetesService("fd00::1")}},
-		"nothing where nothing says":                  {objects: nodes{node("n1")}, options: []func(*hook.Options){family(state.IPv6)}},
+		"nothing where nothing says":                  {objects: nodes{node("n1")}, options: []func(*settings.Settings){family(state.IPv6)}},
 
-		"CRI-O 1.35 with node ports":    {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.35.0"))}, options: []func(*hook.Options){modeOf(state.ModeNodePort)}, check: "cri-o", severity: blocker, want: []string{"node n2", "--set registryProxy=true"}},
+		"CRI-O 1.35 with node ports":    {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.35.0"))}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "cri-o", severity: blocker, want: []string{"node n2", "--set registryProxy=true"}},
 		"CRI-O 1.36 with plain proxies": {objects: nodes{node("n2", runtimeVersion("cri-o://v1.36.1"))}, check: "cri-o", severity: blocker, want: []string{"--set proxy.tls=always"}},
-		"CRI-O 2 with TLS": {objects: nodes{node("n2", runtimeVersion("cri-o://2.0.0"))}, options: []func(*hook.Options){func(o *hook.Options) { o.ProxyTLS = "always" }}, check: "cri-o", severity: warning,
+		"CRI-O 2 with TLS": {objects: nodes{node("n2", runtimeVersion("cri-o://2.0.0"))}, options: []func(*settings.Settings){func(o *settings.Settings) { o.PKI.ServeTLS = true }}, check: "cri-o", severity: warning,
 			want: []string{"init-hook certs ca", "/etc/containers/certs.d/127.0.0.1:31999/ca.crt"}},
 		"nothing about CRI-O 1.34": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))}},
 
@@ -170,20 +171,20 @@ func TestPreflightFinds(t *testing.T) {
 		"no node with a program":       {objects: nodes{node("n2", architecture("s390x"))}, check: "architecture", severity: blocker, want: []string{"no node is left"}},
 		"a program that is not carried": {objects: nodes{node("n1"), node("n2", architecture("arm64"))}, check: "architecture", severity: blocker,
 			want: []string{"program registry for arm64: no payload of registry for arm64"}},
-		"nothing about an image on another architecture": {objects: nodes{node("n1"), node("n2", architecture("s390x"))}, options: []func(*hook.Options){modeOf(state.ModeNodePort), func(o *hook.Options) { o.Injector = false }}},
+		"nothing about an image on another architecture": {objects: nodes{node("n1"), node("n2", architecture("s390x"))}, options: []func(*settings.Settings){modeOf(state.ModeNodePort), func(o *settings.Settings) { o.Injector.Enabled = false }}},
 
-		"a pause image that was rendered blind": {objects: nodes{node("n1", images("registry.k8s.io/pause:3.9")), node("n2", images("registry.k8s.io/pause:3.9", "rancher/mirrored-pause:3.6"))}, options: []func(*hook.Options){blindPause},
+		"a pause image that was rendered blind": {objects: nodes{node("n1", images("registry.k8s.io/pause:3.9")), node("n2", images("registry.k8s.io/pause:3.9", "rancher/mirrored-pause:3.6"))}, options: []func(*settings.Settings){blindPause},
 			check: "pause-image", severity: blocker, want: []string{"nodes n1, n2", pauseImage, "they hold registry.k8s.io/pause:3.9, rancher/mirrored-pause:3.6", "--set injector.image=registry.k8s.io/pause:3.9"}},
 		"a node without any pause image": {objects: nodes{node("n1"), node("n2", images("docker.io/library/app:1"))}, check: "pause-image", severity: warning, want: []string{"node n2", "--set injector.image=IMAGE"}},
-		"no pause image at all": {objects: nodes{node("n1", images()), node("n2", images())}, options: []func(*hook.Options){blindPause}, check: "pause-image", severity: blocker,
+		"no pause image at all": {objects: nodes{node("n1", images()), node("n2", images())}, options: []func(*settings.Settings){blindPause}, check: "pause-image", severity: blocker,
 			want: []string{"no pause image is known", "--set injector.image="}},
-		"nothing about a list that is cut short":                {objects: nodes{node("n1"), node("n2", manyImages)}, options: []func(*hook.Options){blindPause}},
+		"nothing about a list that is cut short":                {objects: nodes{node("n1"), node("n2", manyImages)}, options: []func(*settings.Settings){blindPause}},
 		"nothing about nodes that are not ready":                {objects: nodes{node("n1"), node("n2", images("a:1"), notReady)}},
-		"nothing about pause images without injector":           {objects: nodes{node("n1", images("a:1"))}, options: []func(*hook.Options){blindPause, func(o *hook.Options) { o.Injector = false }}},
-		"one node for the registry is enough, in nodeport mode": {objects: nodes{node("n1"), node("n2", images("a:1"))}, options: []func(*hook.Options){blindPause, modeOf(state.ModeNodePort)}, check: "pause-image", severity: warning},
+		"nothing about pause images without injector":           {objects: nodes{node("n1", images("a:1"))}, options: []func(*settings.Settings){blindPause, func(o *settings.Settings) { o.Injector.Enabled = false }}},
+		"one node for the registry is enough, in nodeport mode": {objects: nodes{node("n1"), node("n2", images("a:1"))}, options: []func(*settings.Settings){blindPause, modeOf(state.ModeNodePort)}, check: "pause-image", severity: warning},
 
 		"AlwaysPullImages": {objects: nodes{node("n1")}, admit: changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways }), check: "always-pull-images", severity: blocker, want: []string{"AlwaysPullImages", "--set injector.enabled=false"}},
-		"nothing about AlwaysPullImages without injector": {objects: nodes{node("n1")}, options: []func(*hook.Options){func(o *hook.Options) { o.Injector = false }}, admit: changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways })},
+		"nothing about AlwaysPullImages without injector": {objects: nodes{node("n1")}, options: []func(*settings.Settings){func(o *settings.Settings) { o.Injector.Enabled = false }}, admit: changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways })},
 		"a webhook that changes images":                   {objects: nodes{node("n1")}, admit: changePods(func(c *corev1.Container) { c.Image = "mirror.example.com/" + c.Image }), check: "admission", severity: warning, want: []string{"mirror.example.com/" + pauseImage}},
 		"a webhook that refuses":                          {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" denied the request: no`)), check: "admission", severity: blocker, want: []string{"policy.example.com"}},
 		"a webhook that is down":                          {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com"`))), check: "admission", severity: blocker, want: []string{"policy.example.com"}},
@@ -193,15 +194,15 @@ func TestPreflightFinds(t *testing.T) {
 
 		"another address": {objects: nodes{node("n1"), saved(t, state.ModeProxy, "127.0.0.1:30500", state.IPv4)}, check: "address", severity: warning,
 			want: []string{"address 127.0.0.1:31999", "127.0.0.1:30500 can no longer be pulled", "--set registryProxy=true"}},
-		"an external registry in the place of ours": {objects: nodes{node("n1"), saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4)}, options: []func(*hook.Options){modeOf(state.ModeExternal), func(o *hook.Options) { o.RegistryURL = registryURL }},
+		"an external registry in the place of ours": {objects: nodes{node("n1"), saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4)}, options: []func(*settings.Settings){modeOf(state.ModeExternal), func(o *settings.Settings) { o.RegistryURL = registryURL }},
 			check: "address", severity: warning, want: []string{registryURL, "its volume stays", "--set registryProxy=false --set registryURL= --set port=31999 --set ipFamily=IPv4"}},
 		"ours in the place of an external registry": {objects: nodes{node("n1"), saved(t, state.ModeExternal, registryURL, state.IPv4)}, check: "address", severity: warning, want: []string{"--set registryURL=" + registryURL}},
-		"nothing about a new external registry":     {objects: nodes{node("n1", runtimeVersion("cri-o://1.35.0"), images("a:1"))}, options: []func(*hook.Options){modeOf(state.ModeExternal), func(o *hook.Options) { o.RegistryURL = registryURL }}, admit: refusePods(errors.New("no pods are tried"))},
+		"nothing about a new external registry":     {objects: nodes{node("n1", runtimeVersion("cri-o://1.35.0"), images("a:1"))}, options: []func(*settings.Settings){modeOf(state.ModeExternal), func(o *settings.Settings) { o.RegistryURL = registryURL }}, admit: refusePods(errors.New("no pods are tried"))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)
 			for _, change := range c.options {
-				change(&b.hook.Options)
+				change(&b.hook.Settings)
 			}
 			b.admit = c.admit
 			findings, err := b.hook.Preflight(t.Context())
@@ -241,7 +242,7 @@ func TestPreflightFinds(t *testing.T) {
 				if w := b.writes(); len(w) != 0 {
 					t.Errorf("prepare wrote %q", w)
 				}
-				b.hook.Options.IgnorePreflight = []string{c.check}
+				b.hook.Settings.Preflight.Ignore = []string{c.check}
 				again, err := b.hook.Preflight(t.Context())
 				if err != nil || slices.ContainsFunc(again, func(f hook.Finding) bool { return f.Severity == blocker }) {
 					t.Errorf("ignored, it is still a blocker: %v (%v)", again, err)
@@ -260,19 +261,19 @@ func TestPreflightFinds(t *testing.T) {
 
 func TestAllBlockersAreInOneRefusalAndAllCanBeIgnored(t *testing.T) {
 	b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0"), images("registry.k8s.io/pause:3.9")), somebodysService())
-	b.hook.Options.PauseImageSource = state.SourceDefault
+	b.hook.Settings.Injector.PauseImageSource = state.SourceDefault
 	err := b.hook.Prepare(t.Context())
 	b.mustFail(err, true, "\n  port: ", "\n  cri-o: ", "\n  pause-image: ")
 	if lines := strings.Count(err.Error(), "\n"); lines != 3 {
 		t.Errorf("three blockers are in %d lines", lines)
 	}
-	b.hook.Options.IgnorePreflight = []string{"port", "cri-o"}
+	b.hook.Settings.Preflight.Ignore = []string{"port", "cri-o"}
 	b.mustFail(b.hook.Prepare(t.Context()), true, "\n  pause-image: ")
 	findings, err := b.hook.Preflight(t.Context())
 	if err != nil || len(findings) != 3 || findings[0].Check != "pause-image" || findings[0].Severity != hook.Blocker {
 		t.Errorf("the blocker is not the first: %v (%v)", findings, err)
 	}
-	b.hook.Options.IgnorePreflight = []string{"all"}
+	b.hook.Settings.Preflight.Ignore = []string{"all"}
 	b.mustPrepare()
 }
 

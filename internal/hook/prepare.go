@@ -22,17 +22,17 @@ import (
 // nothing is seen to be in its way.
 func (h *Hook) Prepare(ctx context.Context) error {
 	p := &preparation{inspection{Hook: h}}
-	ours := h.Options.Mode != state.ModeExternal
+	ours := h.Settings.Mode != state.ModeExternal
 	return h.runSteps(ctx, "prepare", []step{
 		{"look at the nodes", "injected pods need the nodes' own pause image and a payload for each architecture", p.look},
 		{"read the saved state", "an upgrade keeps the mode that the cluster uses, and never overwrites what it cannot read", p.readState},
 		{"decide the mode", "what cannot work or would silently undo the saved mode is refused before anything changes", p.decide},
 		{"preflight", "what stands in the way is said all at once, before anything changes", p.preflight},
-		{"label the namespace", "podSecurity.label=true: Pod Security must admit host ports and the nodes' directories", onlyIf(h.Options.labelsNamespace(), p.labelNamespace)},
+		{"label the namespace", "podSecurity.label=true: Pod Security must admit host ports and the nodes' directories", onlyIf(h.Settings.LabelsNamespace(), p.labelNamespace)},
 		{"make the certificates", "proxies and registry speak mutual TLS", onlyIf(ours, p.certificates)},
 		{"make the push credential", "only who has it may change what the registry serves", onlyIf(ours, p.credentials)},
-		{"open the node port's listener", "a node port leads to it, so it must be there first", onlyIf(h.Options.Mode == state.ModeNodePort, h.openPlain)},
-		{"seed the payload", "nodes that hold only the pause image get the programs from the API server", onlyIf(ours || h.Options.configuresNodes(), p.seed)},
+		{"open the node port's listener", "a node port leads to it, so it must be there first", onlyIf(h.Settings.Mode == state.ModeNodePort, h.openPlain)},
+		{"seed the payload", "nodes that hold only the pause image get the programs from the API server", onlyIf(ours || h.Settings.ConfiguresNodes(), p.seed)},
 		{"record the desired mode", "a run that is interrupted from here on can be continued", p.record},
 	})
 }
@@ -90,13 +90,13 @@ func (i *inspection) readState(ctx context.Context) (string, error) {
 }
 
 func (i *inspection) decide(context.Context) (string, error) {
-	o := i.Options
+	o := &i.Settings
 	external := o.Mode == state.ModeExternal
 	switch {
 	case !external && o.RegistryURL != "":
 		return "", refuse("registryURL is %s and registryProxy is %t: an external registry is not deployed by this release, so there is nothing that a proxy or a node port could lead to; "+
 			"and images would be named by %s, not by the registry's address: leave out one of the two (--set registryURL= or --set registryProxy=null)",
-			o.RegistryURL, o.Mode == state.ModeProxy, o.Address())
+			o.RegistryURL, o.Mode == state.ModeProxy, o.Address)
 	case external && o.RegistryURL == "":
 		return "", refuse("external mode without a registry: name it, --set registryURL=HOST[:PORT][/PATH]")
 	case external && strings.Contains(o.RegistryURL, "://"):
@@ -112,9 +112,9 @@ func (i *inspection) decide(context.Context) (string, error) {
 			return "", err
 		}
 	}
-	i.desired = state.Settings{Mode: o.Mode, Address: o.Address(), IPFamily: o.IPFamily, DecidedBy: o.ModeSource}
+	i.desired = state.Settings{Mode: o.Mode, Address: o.Address, IPFamily: o.IPFamily, DecidedBy: o.ModeSource}
 	if !external {
-		i.desired.Port, i.desired.HostNetwork, i.desired.MTLS = o.Port, o.HostNetwork, o.PKI.Mode
+		i.desired.Port, i.desired.HostNetwork, i.desired.MTLS = o.Port, o.Proxy.HostNetwork, o.PKI.Mode
 	}
 	return fmt.Sprintf("%s at %s on %s, decided by %s", i.desired.Mode, i.desired.Address, i.desired.IPFamily, i.desired.DecidedBy), nil
 }
@@ -122,7 +122,7 @@ func (i *inspection) decide(context.Context) (string, error) {
 // undoing refuses a decision that nobody made and that differs from the saved one.
 func (i *inspection) undoing(saved state.Settings) error {
 	const blind = "but the chart was rendered without seeing the cluster and fell back to %s"
-	o := i.Options
+	o := &i.Settings
 	if o.ModeSource == state.SourceDefault && saved.Mode != o.Mode {
 		return refuse("the cluster uses %s mode, "+blind+" mode: name the mode, %s to keep it, or %s to switch",
 			saved.Mode, o.Mode, setMode(saved.Mode, saved.Address), setMode(o.Mode, o.RegistryURL))
@@ -134,7 +134,7 @@ func (i *inspection) undoing(saved state.Settings) error {
 	if i.saved.PKI != nil {
 		used = i.saved.PKI.Mode
 	}
-	if o.PKISource == state.SourceDefault && used != "" && used != o.PKI.Mode && o.Mode != state.ModeExternal {
+	if o.PKI.Source == state.SourceDefault && used != "" && used != o.PKI.Mode && o.Mode != state.ModeExternal {
 		return refuse("the cluster's certificates are of mode %s, "+blind+": name the mode, --set pki.mode=%s to keep it, or --set pki.mode=%s to change it",
 			used, o.PKI.Mode, used, o.PKI.Mode)
 	}
@@ -171,15 +171,15 @@ func (p *preparation) next(saved *state.State) state.State {
 		s.Current, s.Nodes, s.NodeConfig = saved.Current, saved.Nodes, saved.NodeConfig
 	}
 	// From here on pods may write there; Finish knows better.
-	s.NodeConfig = s.NodeConfig.Remember(p.Options.NodeDirectories...)
+	s.NodeConfig = s.NodeConfig.Remember(p.Settings.NodeConfig.Directories...)
 	if p.desired.Mode == state.ModeExternal {
 		return s
 	}
-	s.PKI, s.PushSecret = &p.Options.PKI, p.Options.PushSecret
+	s.PKI, s.PushSecret = &p.Settings.PKI.PKI, p.Settings.Push.Secret
 	if saved != nil {
 		s.HookImage, s.Rotation = saved.HookImage, saved.Rotation
 	}
-	if own := p.Registry.HookImage(); own != nil && p.Options.PushImages && p.Options.FinishFollows {
+	if own := p.Registry.HookImage(); own != nil && p.Settings.Push.Images && p.FinishFollows {
 		s.HookImage = own
 	}
 	return s
@@ -190,7 +190,7 @@ func (p *preparation) next(saved *state.State) state.State {
 // release, which can be asked what they have loaded, run only then.
 func (p *preparation) certificates(ctx context.Context) (string, error) {
 	fresh := p.next(nil)
-	r := &rotation{Hook: p.Hook, pki: p.Options.PKI, fresh: &fresh}
+	r := &rotation{Hook: p.Hook, pki: p.Settings.PKI.PKI, fresh: &fresh}
 	if _, err := r.copies(ctx); err != nil {
 		return "", err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -50,7 +51,7 @@ func (b *bench) checkPrepared() {
 	if user != string(c["username"]) || bcrypt.CompareHashAndPassword([]byte(hash), c["password"]) != nil {
 		b.Error("htpasswd does not accept the credential")
 	}
-	mode := b.hook.Options.Mode
+	mode := b.hook.Settings.Mode
 	for program, p := range payloads {
 		if mode == state.ModeNodePort && program.Name == "registry-node" {
 			continue
@@ -194,7 +195,7 @@ func TestWhatSignsUploadsOutlivesTheCredential(t *testing.T) {
 	before := first
 	b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "zarf"}, Data: map[string][]byte{"username": []byte("me"), "password": []byte("secret")}})
 	for _, from := range []string{"mine", ""} {
-		b.hook.Options.PushSecret = from
+		b.hook.Settings.Push.Secret = from
 		b.mustPrepare()
 		now := b.secret(name).Data
 		if bytes.Equal(now["password"], before["password"]) || !bytes.Equal(now[key], first[key]) {
@@ -228,7 +229,7 @@ func TestThePullCredentialFollowsTheAddressAndStaysTheSame(t *testing.T) {
 	b.mode(state.ModeNodePort)
 	b.mustPrepare()
 	before := b.secret("zarf-registry-pull").Data
-	b.hook.Options.Port = 32000
+	b.hook.Settings.Port = 32000
 	b.mustPrepare()
 	after := b.secret("zarf-registry-pull").Data
 	if !bytes.Equal(before["password"], after["password"]) || !bytes.Equal(before["htpasswd"], after["htpasswd"]) {
@@ -332,12 +333,12 @@ func savedWith(t *testing.T, change func(*state.State)) *corev1.Secret {
 
 func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 	const local = "127.0.0.1:31999"
-	byDefault := func(mode state.Mode) func(*hook.Options) {
-		return func(o *hook.Options) { o.Mode, o.ModeSource = mode, state.SourceDefault }
+	byDefault := func(mode state.Mode) func(*settings.Settings) {
+		return func(o *settings.Settings) { o.Mode, o.ModeSource = mode, state.SourceDefault }
 	}
 	for name, c := range map[string]struct {
 		objects []runtime.Object
-		change  func(*hook.Options)
+		change  func(*settings.Settings)
 		want    []string
 	}{
 		"no nodes":            {[]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}}, nil, []string{"has no nodes"}},
@@ -351,32 +352,32 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 		"external mode undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeExternal, registryURL, state.IPv4)}, byDefault(state.ModeNodePort),
 			[]string{"uses external mode", "--set registryURL=registry.example.com/team to keep it"}},
 		"the IP family undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, "[::1]:31999", state.IPv6)},
-			func(o *hook.Options) { o.IPFamilySource = state.SourceDefault }, []string{"set up for IPv6", "fell back to IPv4", "--set ipFamily=IPv6"}},
-		"proxies to an external registry": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.RegistryURL = registryURL },
+			func(o *settings.Settings) { o.IPFamilySource = state.SourceDefault }, []string{"set up for IPv6", "fell back to IPv4", "--set ipFamily=IPv6"}},
+		"proxies to an external registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.RegistryURL = registryURL },
 			[]string{"registryURL is registry.example.com/team and registryProxy is true", "not deployed by this release", "--set registryURL="}},
-		"node ports to an external registry": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.Mode, o.RegistryURL = state.ModeNodePort, registryURL },
+		"node ports to an external registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeNodePort, registryURL },
 			[]string{"registryProxy is false", "not deployed by this release"}},
-		"external without a registry": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.Mode = state.ModeExternal }, []string{"--set registryURL="}},
-		"an external registry with a scheme": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.Mode, o.RegistryURL = state.ModeExternal, "http://registry.example.com" },
+		"external without a registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode = state.ModeExternal }, []string{"--set registryURL="}},
+		"an external registry with a scheme": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeExternal, "http://registry.example.com" },
 			[]string{"HOST[:PORT][/PATH]"}},
-		"no word about certificates": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.PKI = state.PKI{} },
+		"no word about certificates": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.PKI = state.PKI{} },
 			[]string{`the settings of the certificates are impossible: unknown mode ""`}},
-		"certificates that live too short": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.PKI.LeafLifetime = state.Duration(time.Minute) },
+		"certificates that live too short": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.LeafLifetime = state.Duration(time.Minute) },
 			[]string{"a certificate's lifetime of 1m0s is too short: choose 6m0s or more"}},
-		"existing Secrets without names": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.PKI.Mode = state.PKIExistingSecret }, []string{"existing Secrets are for mode existingSecret, which needs them"}},
+		"existing Secrets without names": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.Mode = state.PKIExistingSecret }, []string{"existing Secrets are for mode existingSecret, which needs them"}},
 		"the PKI mode undone by a blind rendering": {[]runtime.Object{node("n1"), savedWith(t, func(s *state.State) { s.PKI = &issuedPKI })},
-			func(o *hook.Options) { o.PKISource = state.SourceDefault },
+			func(o *settings.Settings) { o.PKI.Source = state.SourceDefault },
 			[]string{"certificates are of mode certManager", "rendered without seeing the cluster and fell back to internal", "--set pki.mode=certManager to keep it", "--set pki.mode=internal to change it"}},
 		"the PKI mode of a former release undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)},
-			func(o *hook.Options) { o.PKI, o.PKISource = issuedPKI, state.SourceDefault }, []string{"certificates are of mode internal", "--set pki.mode=internal to keep it"}},
-		"cert-manager is not installed": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.PKI = issuedPKI }, []string{"certificates: ", "does not know cert-manager's API", "--set pki.mode=internal"}},
-		"an unknown check to ignore": {[]runtime.Object{node("n1")}, func(o *hook.Options) { o.IgnorePreflight = []string{"port", "prot"} },
+			func(o *settings.Settings) { o.PKI.PKI, o.PKI.Source = issuedPKI, state.SourceDefault }, []string{"certificates are of mode internal", "--set pki.mode=internal to keep it"}},
+		"cert-manager is not installed": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.PKI = issuedPKI }, []string{"certificates: ", "does not know cert-manager's API", "--set pki.mode=internal"}},
+		"an unknown check to ignore": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Preflight.Ignore = []string{"port", "prot"} },
 			[]string{`"prot"`, "pod-security, admission, always-pull-images, port, port-range, ip-family, cri-o, architecture, pause-image, address, certificates, credentials, nodeConfig, expose, or all"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)
 			if c.change != nil {
-				c.change(&b.hook.Options)
+				c.change(&b.hook.Settings)
 			}
 			b.mustFail(b.hook.Prepare(t.Context()), true, c.want...)
 			if got := b.writes(); len(got) != 0 {
@@ -392,24 +393,24 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 func TestWhatWasRememberedOrNamedIsNoUndoing(t *testing.T) {
 	for name, c := range map[string]struct {
 		saved  *corev1.Secret
-		change func(*hook.Options)
+		change func(*settings.Settings)
 	}{
-		"another mode by value":        {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(*hook.Options) {}},
-		"another mode by a rollback":   {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.ModeSource = state.SourceState }},
-		"the same mode by default":     {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.ModeSource = state.SourceDefault }},
-		"the same family by default":   {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *hook.Options) { o.IPFamilySource = state.SourceDefault }},
-		"another PKI mode by value":    {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }), func(*hook.Options) {}},
-		"the same PKI mode by default": {savedWith(t, func(s *state.State) { s.PKI = &internalPKI }), func(o *hook.Options) { o.PKISource = state.SourceDefault }},
-		"external, whatever the certificates": {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }), func(o *hook.Options) {
-			o.Mode, o.RegistryURL, o.PKI, o.PKISource = state.ModeExternal, registryURL, state.PKI{}, state.SourceDefault
+		"another mode by value":        {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(*settings.Settings) {}},
+		"another mode by a rollback":   {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(o *settings.Settings) { o.ModeSource = state.SourceState }},
+		"the same mode by default":     {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *settings.Settings) { o.ModeSource = state.SourceDefault }},
+		"the same family by default":   {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *settings.Settings) { o.IPFamilySource = state.SourceDefault }},
+		"another PKI mode by value":    {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }), func(*settings.Settings) {}},
+		"the same PKI mode by default": {savedWith(t, func(s *state.State) { s.PKI = &internalPKI }), func(o *settings.Settings) { o.PKI.Source = state.SourceDefault }},
+		"external, whatever the certificates": {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }), func(o *settings.Settings) {
+			o.Mode, o.RegistryURL, o.PKI.PKI, o.PKI.Source = state.ModeExternal, registryURL, state.PKI{}, state.SourceDefault
 		}},
-		"external, whatever the families": {saved(t, state.ModeProxy, "[::1]:31999", state.IPv6), func(o *hook.Options) {
+		"external, whatever the families": {saved(t, state.ModeProxy, "[::1]:31999", state.IPv6), func(o *settings.Settings) {
 			o.Mode, o.RegistryURL, o.IPFamilySource = state.ModeExternal, registryURL, state.SourceDefault
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, node("n1"), c.saved)
-			c.change(&b.hook.Options)
+			c.change(&b.hook.Settings)
 			b.mustPrepare()
 		})
 	}
@@ -424,7 +425,7 @@ func TestTheImageOfTheJobsIsRecordedByWhoPushesIt(t *testing.T) {
 		t.Errorf("prepare alone recorded %+v", got)
 	}
 	image := b.registry.image
-	b.hook.Options.FinishFollows = true
+	b.hook.FinishFollows = true
 	b.mustPrepare()
 	if got := b.state().HookImage; got == nil || *got != *image {
 		t.Errorf("recorded is %+v", got)
@@ -441,7 +442,7 @@ func TestWhatPrepareRecordsOfCertificatesStays(t *testing.T) {
 	b := newBench(t)
 	b.corp()
 	b.pki(state.PKIExistingSecret)
-	b.hook.Options.PKI.Existing.Push = ""
+	b.hook.Settings.PKI.Existing.Push = ""
 	b.give("robot", "correct horse")
 	b.mode(state.ModeNodePort)
 	check := func(when string) {
@@ -458,11 +459,11 @@ func TestWhatPrepareRecordsOfCertificatesStays(t *testing.T) {
 	check("after finish")
 	b.upgrade(state.ModeProxy)
 	check("after a switch")
-	options := b.hook.Options
+	options := b.hook.Settings
 	b.asTheCronJobDoes()
 	b.must(b.renew())
 	check("after renew")
-	b.hook.Options = options
+	b.hook.Settings = options
 	b.upgrade(state.ModeExternal)
 	if s := b.state(); s.PKI != nil || s.PushSecret != "" || s.Rotation != nil || s.Desired.MTLS != "" {
 		t.Errorf("in external mode, state is %+v", s)

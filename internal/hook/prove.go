@@ -45,11 +45,11 @@ func (f *finishing) prove(ctx context.Context) (string, error) {
 	}
 	f.deleteProofs() // those of a run that was killed
 
-	image := f.Options.Address() + "/" + f.Registry.ProbeImage(f.Options.Mode)
+	image := f.Settings.Address + "/" + f.Registry.ProbeImage(f.Settings.Mode)
 	begin := f.Now()
 	for batch := range slices.Chunk(nodes, provers) {
 		if err := f.proveOn(ctx, batch, image); err != nil {
-			if f.Options.Mode == state.ModeNodePort {
+			if f.Settings.Mode == state.ModeNodePort {
 				err = f.stillServed(err)
 			}
 			return "", err
@@ -65,7 +65,7 @@ func (f *finishing) nodesToProve(ctx context.Context) ([]string, error) {
 		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
 	proxied := map[string]bool{}
-	if f.Options.Mode == state.ModeProxy {
+	if f.Settings.Mode == state.ModeProxy {
 		pods, err := f.proxyPods(ctx)
 		if err != nil {
 			return nil, err
@@ -81,9 +81,9 @@ func (f *finishing) nodesToProve(ctx context.Context) ([]string, error) {
 		case !linux(n):
 		case !NodeReady(n):
 			f.Log.Warn("a node is not ready and cannot be proven", "node", n.Name)
-		case f.Options.Mode == state.ModeProxy && !proxied[n.Name]:
+		case f.Settings.Mode == state.ModeProxy && !proxied[n.Name]:
 			f.Log.Warn("a node has no proxy, so that it cannot pull", "node", n.Name, "architecture", arch, "see", "proxy.nodeSelector, proxy.tolerations, injector.architectures")
-		case f.Options.Mode == state.ModeNodePort && !slices.Contains(f.Options.Architectures, arch):
+		case f.Settings.Mode == state.ModeNodePort && !slices.Contains(f.Settings.Architectures, arch):
 			f.Log.Warn("a node's architecture has no proving image, so that it cannot be proven", "node", n.Name, "architecture", arch)
 		default:
 			nodes = append(nodes, n.Name)
@@ -127,7 +127,7 @@ func (f *finishing) proveOn(run context.Context, nodes []string, image string) e
 				return nil
 			}
 		}
-		if time.Since(begin) >= look && f.Options.Mode == state.ModeNodePort {
+		if time.Since(begin) >= look && f.Settings.Mode == state.ModeNodePort {
 			if err := f.hopeless(ctx, open, image); err != nil {
 				return err
 			}
@@ -216,7 +216,7 @@ func (f *finishing) failedProofs(open map[string]string, image string, limit tim
 		if complaint == "" {
 			complaint = "the node said nothing about it within " + limit.String()
 		}
-		errs = append(errs, fmt.Errorf("node %s could not pull %s: %s; %s", open[pod], image, complaint, advice(f.Options.Mode, complaint)))
+		errs = append(errs, fmt.Errorf("node %s could not pull %s: %s; %s", open[pod], image, complaint, advice(f.Settings.Mode, complaint)))
 	}
 	return errors.Join(errs...)
 }
@@ -256,13 +256,13 @@ func advice(mode state.Mode, complaint string) string {
 func (f *finishing) proof(node, image string) *corev1.Pod {
 	no, seconds := false, int64(1)
 	var pullSecrets []corev1.LocalObjectReference
-	if f.Options.Mode == state.ModeNodePort {
-		pullSecrets = []corev1.LocalObjectReference{{Name: f.Options.Name + names.SuffixPull}}
+	if f.Settings.Mode == state.ModeNodePort {
+		pullSecrets = []corev1.LocalObjectReference{{Name: f.Settings.Name + names.SuffixPull}}
 	}
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			GenerateName: f.Options.Name + "-probe-",
-			Namespace:    f.Options.Namespace,
+			GenerateName: f.Settings.Name + "-probe-",
+			Namespace:    f.Settings.Namespace,
 			Labels:       f.podLabels(names.ComponentProbe),
 		},
 		Spec: corev1.PodSpec{
@@ -293,7 +293,7 @@ func (h *Hook) restrictedPod() *corev1.PodSecurityContext {
 		RunAsNonRoot: &yes, RunAsUser: &id, RunAsGroup: &id,
 		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
-	if h.Options.OpenShift {
+	if h.Settings.OpenShift {
 		context.RunAsUser, context.RunAsGroup = nil, nil
 	}
 	return context

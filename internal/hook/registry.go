@@ -83,9 +83,9 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 
 func (f *finishing) access(ctx context.Context) (Access, error) {
 	read := func(suffix, made string) (*corev1.Secret, error) {
-		s, err := f.secret(ctx, f.Options.Name+suffix)
+		s, err := f.secret(ctx, f.Settings.Name+suffix)
 		if err == nil && s == nil {
-			err = fmt.Errorf("%s is missing: run %s again, by helm upgrade or init-hook prepare", f.object("Secret", f.Options.Name+suffix), made)
+			err = fmt.Errorf("%s is missing: run %s again, by helm upgrade or init-hook prepare", f.object("Secret", f.Settings.Name+suffix), made)
 		}
 		return s, err
 	}
@@ -94,5 +94,5 @@ func (f *finishing) access(ctx context.Context) (Access, error) {
 	if err := errors.Join(certificateErr, credentialsErr); err != nil {
 		return Access{}, err
 	}
-	return NewAccess(f.Options.Name, f.Options.Namespace, certificate, credentials), nil
+	return NewAccess(f.Settings.Name, f.Settings.Namespace, certificate, credentials), nil
 }

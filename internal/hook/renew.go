@@ -120,7 +120,7 @@ func (c *commanded) readState(ctx context.Context) (string, error) {
 		return nothingExternal, nil
 	case saved.PKI == nil:
 		return "", refuse("%s says nothing of the certificates, because it was written by release %s: run helm upgrade, init-hook install or init-hook prepare first",
-			c.object("Secret", c.Options.Name+names.SuffixState), cmp.Or(saved.UpdatedBy, "unknown"))
+			c.object("Secret", c.Settings.Name+names.SuffixState), cmp.Or(saved.UpdatedBy, "unknown"))
 	}
 	c.changing = saved.Rotation != nil
 	if c.changing {
@@ -159,7 +159,7 @@ func (c *commanded) ask(ctx context.Context, r *rotation, authority bool) (strin
 		return "cert-manager has issued other certificates", nil
 	}
 	for _, l := range c.leaves(p) {
-		secret, err := c.secret(ctx, c.Options.Name+l.suffix)
+		secret, err := c.secret(ctx, c.Settings.Name+l.suffix)
 		if err != nil {
 			return "", err
 		}
@@ -170,7 +170,7 @@ func (c *commanded) ask(ctx context.Context, r *rotation, authority bool) (strin
 	if !authority {
 		return fmt.Sprintf("certificates to replace: %d", len(r.asked)), nil
 	}
-	secret, err := c.secret(ctx, c.Options.Name+names.SuffixCA)
+	secret, err := c.secret(ctx, c.Settings.Name+names.SuffixCA)
 	if err != nil {
 		return "", err
 	}

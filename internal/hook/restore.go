@@ -24,7 +24,7 @@ const madeTime = time.Minute
 func (h *Hook) restoreNodes(ctx context.Context) (string, error) {
 	sets, err := h.Cluster.DaemonSets.List(ctx, h.selector(names.ComponentNodeRestore))
 	if err != nil {
-		return "", fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", names.ComponentNodeRestore, h.Options.Namespace, err)
+		return "", fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", names.ComponentNodeRestore, h.Settings.Namespace, err)
 	}
 	configuring, _, err := h.nodeSets(ctx, names.ComponentNodeConfig)
 	if err != nil {
@@ -93,7 +93,7 @@ func (h *Hook) restoreNodes(ctx context.Context) (string, error) {
 // seedRestorers writes the payload of the pods that put files back, where it is missing:
 // they are of the last revision, which Prepare may have refused before it wrote its own.
 func (h *Hook) seedRestorers(ctx context.Context) error {
-	if !h.Options.Injector || h.Options.PayloadID == "" {
+	if !h.Settings.Injector.Enabled || h.Settings.Injector.PayloadID == "" {
 		return nil
 	}
 	p := &preparation{inspection{Hook: h}}

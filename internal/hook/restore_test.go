@@ -50,7 +50,7 @@ func TestCleanupPutsBackTheNodesFilesBeforeAnythingElseGoes(t *testing.T) {
 func TestCleanupBringsThePayloadOfPodsThatPutFilesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
-		b.hook.Options.PayloadID = "refused"
+		b.hook.Settings.Injector.PayloadID = "refused"
 		b.uninstall("n1", "n2")
 		b.must(b.hook.Cleanup(t.Context()))
 		b.checkClean()
@@ -132,7 +132,7 @@ func TestAReleaseThatWasNeverAppliedIsCleanedUp(t *testing.T) {
 func TestCleanupNamesTheFilesThatNobodyPutsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
-		b.hook.Options.NodeDirectories, b.hook.Options.NodeConfigs, b.hook.Options.NodeCA = nil, nil, false
+		b.hook.Settings.NodeConfig.Directories, b.hook.Settings.NodeConfig.DaemonSets, b.hook.Settings.NodeConfig.CA = nil, nil, false
 		b.upgrade(state.ModeProxy)
 		b.must(b.hook.Cleanup(t.Context()))
 		b.checkClean()

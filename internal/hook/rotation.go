@@ -272,7 +272,7 @@ func (r *rotation) recordPhase(ctx context.Context, secret *corev1.Secret, saved
 		reason := r.reason
 		for _, h := range held {
 			if h.due != "" {
-				reason = cmp.Or(reason, fmt.Sprintf("the certificate in %s is due: %s", r.object("Secret", r.Options.Name+h.suffix), h.due))
+				reason = cmp.Or(reason, fmt.Sprintf("the certificate in %s is due: %s", r.object("Secret", r.Settings.Name+h.suffix), h.due))
 			}
 		}
 		begun = &state.Rotation{Reason: cmp.Or(reason, "other authorities are to be trusted"), Since: r.Now().UTC().Truncate(time.Second)}
@@ -309,7 +309,7 @@ func (r *rotation) writeTrust(ctx context.Context, held []heldLeaf, next pki.Ste
 		if err := r.write(ctx, h, h.pair, next.Trust); err != nil {
 			return err
 		}
-		r.note("trust written", r.Options.Name+h.suffix, next.Why)
+		r.note("trust written", r.Settings.Name+h.suffix, next.Why)
 	}
 	return nil
 }
@@ -326,13 +326,13 @@ func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) 
 		if err := r.write(ctx, h, pair, next.Trust); err != nil {
 			return err
 		}
-		r.note("certificate issued", r.Options.Name+h.suffix, h.due)
+		r.note("certificate issued", r.Settings.Name+h.suffix, h.due)
 	}
 	return nil
 }
 
 func (r *rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trust pki.Bundle) error {
-	return r.writeSecret(ctx, h.secret, r.Options.Name+h.suffix, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(pair, trust.PEM()))
+	return r.writeSecret(ctx, h.secret, r.Settings.Name+h.suffix, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(pair, trust.PEM()))
 }
 
 // components are whose pods mount the Secret of a role. Nobody mounts that of pushing.
@@ -392,7 +392,7 @@ func (h *Hook) lookAtNodes(ctx context.Context, known *readyNodes) error {
 func (h *Hook) runningPods(ctx context.Context, nodes *readyNodes, component string, away func(*corev1.Pod)) ([]corev1.Pod, error) {
 	list, err := h.Cluster.Pods.List(ctx, h.selector(component))
 	if err != nil {
-		return nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Options.Namespace, refuseForbidden(err))
+		return nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Settings.Namespace, refuseForbidden(err))
 	}
 	if len(list.Items) == 0 {
 		return nil, nil

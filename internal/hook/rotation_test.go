@@ -19,6 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -47,8 +48,9 @@ func (b *bench) must(err error) {
 
 // asTheCronJobDoes leaves of the options what the CronJob's command line has.
 func (b *bench) asTheCronJobDoes() {
-	o := b.hook.Options
-	b.hook.Options = hook.Options{Namespace: o.Namespace, Release: o.Release, Name: o.Name, Timeout: 10 * time.Minute}
+	o := b.hook.Settings
+	b.hook.Settings = settings.Settings{Namespace: o.Namespace, Release: o.Release, Name: o.Name}
+	b.hook.Timeout = 10 * time.Minute
 }
 
 // TestARotationOfTheAuthority is watched at each write by checkTrust.
@@ -87,7 +89,7 @@ var changes = map[string]struct {
 		run:    (*bench).renew,
 	},
 	"an authority in the middle of its life": {
-		before: func(b *bench) { b.hook.Options.PKI.AuthorityLifetime = 2 * b.hook.Options.PKI.LeafLifetime },
+		before: func(b *bench) { b.hook.Settings.PKI.AuthorityLifetime = 2 * b.hook.Settings.PKI.LeafLifetime },
 		change: func(b *bench) {
 			b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
 			b.must(b.renew())
@@ -123,7 +125,7 @@ var changes = map[string]struct {
 		change: func(b *bench) {
 			b.corp()
 			b.pki(state.PKIExistingSecret)
-			b.hook.Options.PKI.Existing.Push = ""
+			b.hook.Settings.PKI.Existing.Push = ""
 		},
 		run: (*bench).prepareAndFinish,
 	},
@@ -302,7 +304,7 @@ func TestTwoRunsThatMeet(t *testing.T) {
 						continue
 					}
 					b := installedBefore(t, name)
-					other := *b.hook
+					other := *b.hook.Hook
 					seen, meeting := 0, false
 					b.interfere = func(write string) {
 						if meeting || !strings.Contains(write, "secrets") {
@@ -313,7 +315,8 @@ func TestTwoRunsThatMeet(t *testing.T) {
 							// The fake calls this with its lock held: it is another client's turn.
 							b.elsewhere(func(cluster hook.Cluster) {
 								other.Cluster = cluster
-								other.Options = hook.Options{Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry", Timeout: 4 * time.Minute}
+								other.Settings = settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry"}
+								other.Timeout = 4 * time.Minute
 								if err := other.Renew(context.Background()); err != nil {
 									t.Logf("the other run: %v", err)
 								}
@@ -434,7 +437,7 @@ func TestRenewWithoutPatienceLeftNamesThePods(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := installed(t)
 				c.change(b)
-				b.hook.Options.Timeout = 3 * time.Minute
+				b.hook.Timeout = 3 * time.Minute
 				begin := time.Now()
 				b.mustFail(b.rotate(), false, append(c.want, "everything works as before", "init-hook certs renew")...)
 				if took := time.Since(begin); took > 3*time.Minute {
@@ -687,14 +690,14 @@ func TestBadCertificatesOfTheUser(t *testing.T) {
 			[]string{"Secret zarf/corp-server has no key tls.crt", "Secret zarf/corp-server has no key tls.key"}},
 		"no ca.crt anywhere": {edit("corp-server", func(s *corev1.Secret) { delete(s.Data, "ca.crt") }),
 			[]string{"Secret zarf/corp-server has no key ca.crt, and pki.existingSecret.ca names no other"}},
-		"the other Secret is missing": {func(b *bench) { b.hook.Options.PKI.Existing.Authority = "corp-ca" }, []string{"Secret zarf/corp-ca does not exist"}},
+		"the other Secret is missing": {func(b *bench) { b.hook.Settings.PKI.Existing.Authority = "corp-ca" }, []string{"Secret zarf/corp-ca does not exist"}},
 		"the other Secret is bad": {func(b *bench) {
 			b.putSecret(&corev1.Secret{ObjectMeta: meta2("corp-ca"), Data: map[string][]byte{"ca.crt": []byte("rubbish")}})
-			b.hook.Options.PKI.Existing.Authority = "corp-ca"
+			b.hook.Settings.PKI.Existing.Authority = "corp-ca"
 		}, []string{"Secret zarf/corp-ca has a key ca.crt that cannot be used"}},
 		"another type": {edit("corp-node", func(s *corev1.Secret) { s.Type = corev1.SecretTypeDockerConfigJson }),
 			[]string{"Secret zarf/corp-node is of type kubernetes.io/dockerconfigjson, not kubernetes.io/tls or Opaque"}},
-		"one of ours": {func(b *bench) { b.hook.Options.PKI.Existing.Server = "zarf-registry-server-tls" },
+		"one of ours": {func(b *bench) { b.hook.Settings.PKI.Existing.Server = "zarf-registry-server-tls" },
 			[]string{"Secret zarf/zarf-registry-server-tls was made by init-hook, which overwrites and deletes it"}},
 		"another's key": {func(b *bench) {
 			key := b.secret("corp-node").Data["tls.key"]
@@ -725,12 +728,12 @@ func TestBadCertificatesOfTheUser(t *testing.T) {
 			[]string{"Secret zarf/corp-server", "server authentication"}},
 		"another role": {give("corp-node", func(l *pki.Leaf) { l.Organization = "Example Inc." }),
 			[]string{"Secret zarf/corp-node", "zarf-registry:node"}},
-		"a node that could push": {func(b *bench) { b.hook.Options.PKI.Existing.Node = "corp-push" },
+		"a node that could push": {func(b *bench) { b.hook.Settings.PKI.Existing.Node = "corp-push" },
 			[]string{"Secret zarf/corp-push", "it also carries the role zarf-registry:push"}},
 		"a node that could be taken for the registry": {give("corp-node", func(l *pki.Leaf) {
 			l.DNSNames, l.Usages = []string{"zarf-registry.zarf.svc"}, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
 		}), []string{"Secret zarf/corp-node", "server authentication as zarf-registry.zarf.svc"}},
-		"no names for loopback, where proxies serve TLS": {func(b *bench) { b.hook.Options.PKI.ServeTLS = true },
+		"no names for loopback, where proxies serve TLS": {func(b *bench) { b.hook.Settings.PKI.ServeTLS = true },
 			[]string{"Secret zarf/corp-node", "server authentication", "127.0.0.1", "localhost"}},
 		"an authority that is none": {func(b *bench) {
 			leaf := b.secret("corp-server").Data["tls.crt"]
@@ -778,9 +781,9 @@ func TestBadCertificatesOfTheUser(t *testing.T) {
 					if err != nil || len(found) == 0 || found[0].Check != "certificates" || found[0].Severity != hook.Blocker || found[0].Remedy == "" {
 						t.Errorf("preflight alone finds %+v (%v)", found, err)
 					}
-					b.hook.Options.IgnorePreflight = []string{"certificates"}
+					b.hook.Settings.Preflight.Ignore = []string{"certificates"}
 					b.mustFail(b.hook.Prepare(t.Context()), true, c.want...)
-					if running && *b.state().PKI.Existing == *b.hook.Options.PKI.Existing && b.state().PKI.ServeTLS == b.hook.Options.PKI.ServeTLS {
+					if running && *b.state().PKI.Existing == *b.hook.Settings.PKI.Existing && b.state().PKI.ServeTLS == b.hook.Settings.PKI.ServeTLS {
 						b.mustFail(b.renew(), true, c.want...)
 					}
 					if w := b.writes(); len(w) != 0 {
@@ -834,7 +837,7 @@ func TestOfManyPodsOnlyTheFirstAreNamed(t *testing.T) {
 		for pod := range b.pods {
 			b.deaf[pod] = true
 		}
-		b.hook.Options.Timeout = time.Minute
+		b.hook.Timeout = time.Minute
 		err := b.rotate()
 		b.mustFail(err, false, "and as many more: 33")
 		if n := len(err.Error()); n > 3000 {

@@ -13,7 +13,7 @@ import (
 
 // loadState returns the state's Secret and its content, nil where there is none.
 func (h *Hook) loadState(ctx context.Context) (*corev1.Secret, *state.State, error) {
-	name := h.Options.Name + names.SuffixState
+	name := h.Settings.Name + names.SuffixState
 	secret, err := h.secret(ctx, name)
 	if err != nil || secret == nil {
 		return nil, nil, err
@@ -37,7 +37,7 @@ func (h *Hook) saveState(ctx context.Context, old *corev1.Secret, s state.State,
 	if removedService != nil {
 		data[state.KeyRemovedService] = removedService
 	}
-	return h.writeSecret(ctx, old, h.Options.Name+names.SuffixState, names.ComponentState, corev1.SecretTypeOpaque, data)
+	return h.writeSecret(ctx, old, h.Settings.Name+names.SuffixState, names.ComponentState, corev1.SecretTypeOpaque, data)
 }
 
 // removedService is the NodePort Service that stands in the state's Secret, nil
@@ -87,14 +87,14 @@ func againOnConflict(ctx context.Context, do func() error) error {
 
 // noState is the error of commands that go by what Prepare recorded.
 func (h *Hook) noState() error {
-	return refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare first", h.object("Secret", h.Options.Name+names.SuffixState))
+	return refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare first", h.object("Secret", h.Settings.Name+names.SuffixState))
 }
 
 // mustLoadState is loadState for steps that come after Prepare.
 func (h *Hook) mustLoadState(ctx context.Context) (*corev1.Secret, *state.State, error) {
 	secret, s, err := h.loadState(ctx)
 	if err == nil && s == nil {
-		err = fmt.Errorf("%s is missing: run prepare again, by helm upgrade or init-hook prepare", h.object("Secret", h.Options.Name+names.SuffixState))
+		err = fmt.Errorf("%s is missing: run prepare again, by helm upgrade or init-hook prepare", h.object("Secret", h.Settings.Name+names.SuffixState))
 	}
 	return secret, s, err
 }

@@ -34,14 +34,14 @@ const (
 // nodePort returns the release's NodePort Service, nil where there is none or
 // where that name is another's.
 func (h *Hook) nodePort(ctx context.Context) (*corev1.Service, error) {
-	name := h.Options.Name + names.SuffixNodePort
+	name := h.Settings.Name + names.SuffixNodePort
 	s, err := h.Cluster.Services.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("reading %s: %w", h.object("Service", name), err)
-	case s.Labels[names.LabelInstance] != h.Options.Release:
+	case s.Labels[names.LabelInstance] != h.Settings.Release:
 		h.Log.Warn("a Service has the name of this release's NodePort Service and belongs to somebody else; it stays", "service", name)
 		return nil, nil
 	}
@@ -64,14 +64,14 @@ func (f *finishing) lookAtService(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	object := f.object("Service", f.Options.Name+names.SuffixNodePort)
+	object := f.object("Service", f.Settings.Name+names.SuffixNodePort)
 	if s == nil {
-		return "", refuse("%s of release %s is missing: run helm upgrade, which makes it", object, f.Options.Release)
+		return "", refuse("%s of release %s is missing: run helm upgrade, which makes it", object, f.Settings.Release)
 	}
-	if !slices.Contains(nodePorts(s), f.Options.Port) {
-		return "", refuse("%s has the node ports %v, not %d: run helm upgrade, which changes it", object, nodePorts(s), f.Options.Port)
+	if !slices.Contains(nodePorts(s), f.Settings.Port) {
+		return "", refuse("%s has the node ports %v, not %d: run helm upgrade, which changes it", object, nodePorts(s), f.Settings.Port)
 	}
-	return fmt.Sprintf("%s has node port %d", object, f.Options.Port), nil
+	return fmt.Sprintf("%s has node port %d", object, f.Settings.Port), nil
 }
 
 // removeService deletes the NodePort Service, of which a copy is kept in the
@@ -153,7 +153,7 @@ func (h *Hook) deleteService(ctx context.Context) (string, error) {
 func (f *finishing) putBack(failure error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), putBackTime) // the run's own may have ended
 	defer cancel()
-	name := f.object("Service", f.Options.Name+names.SuffixNodePort)
+	name := f.object("Service", f.Settings.Name+names.SuffixNodePort)
 	for {
 		put, err := f.tryPutBack(ctx)
 		switch {
@@ -230,7 +230,7 @@ func (f *finishing) giveBack(ctx context.Context, name string, owners []metav1.M
 func (f *finishing) proxySets(ctx context.Context) (rendered, former []appsv1.DaemonSet, err error) {
 	list, err := f.Cluster.DaemonSets.List(ctx, f.selector(names.ComponentProxy))
 	if err != nil {
-		return nil, nil, fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", f.Options.Namespace, err)
+		return nil, nil, fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", f.Settings.Namespace, err)
 	}
 	for _, d := range list.Items {
 		if f.renders(d.Name) {

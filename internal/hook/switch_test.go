@@ -165,7 +165,7 @@ func TestAServiceThatIsPutBackLeadsSomewhere(t *testing.T) {
 func TestASwitchThatIsToldToEndPutsTheServiceBack(t *testing.T) {
 	for name, end := range map[string]func(*bench, context.CancelFunc){
 		"by a signal":    func(_ *bench, cancel context.CancelFunc) { time.AfterFunc(10*time.Second, cancel) },
-		"by its timeout": func(b *bench, _ context.CancelFunc) { b.hook.Options.Timeout = 10 * time.Second },
+		"by its timeout": func(b *bench, _ context.CancelFunc) { b.hook.Timeout = 10 * time.Second },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -177,7 +177,7 @@ func TestASwitchThatIsToldToEndPutsTheServiceBack(t *testing.T) {
 				defer cancel()
 				end(b, cancel)
 				err := b.hook.Finish(ctx)
-				b.mustFail(err, b.hook.Options.Timeout == 10*time.Second, "was put back: nodes pull as before")
+				b.mustFail(err, b.hook.Timeout == 10*time.Second, "was put back: nodes pull as before")
 				if b.get("services", serviceName) == nil || !b.registry.open {
 					t.Error("the Service is not there or leads nowhere")
 				}

@@ -29,7 +29,7 @@ const (
 )
 
 func (f *finishing) waitRegistry(ctx context.Context) (string, error) {
-	name := f.Options.Name
+	name := f.Settings.Name
 	err := f.wait(ctx, "the registry", func() (string, error) {
 		d, err := f.Cluster.Deployments.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -63,7 +63,7 @@ func (h *Hook) registryPodsDown(ctx context.Context) (int32, error) {
 	}
 	pods, err := h.Cluster.Pods.List(ctx, h.selector(names.ComponentRegistry))
 	if err != nil {
-		return 0, fmt.Errorf("listing the registry pods in namespace %s: %w", h.Options.Namespace, err)
+		return 0, fmt.Errorf("listing the registry pods in namespace %s: %w", h.Settings.Namespace, err)
 	}
 	down := int32(0)
 	for _, p := range pods.Items {
@@ -102,7 +102,7 @@ func (f *finishing) waitProxies(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		for _, name := range f.Options.Proxies {
+		for _, name := range f.Settings.Proxy.DaemonSets {
 			if !slices.ContainsFunc(sets, func(d appsv1.DaemonSet) bool { return d.Name == name }) {
 				return f.object("DaemonSet", name) + " is missing", nil
 			}
@@ -132,7 +132,7 @@ func (f *finishing) waitProxies(ctx context.Context) (string, error) {
 func (f *finishing) proxyPods(ctx context.Context) ([]corev1.Pod, error) {
 	pods, err := f.Cluster.Pods.List(ctx, f.selector(names.ComponentProxy))
 	if err != nil {
-		return nil, fmt.Errorf("listing the proxy pods in namespace %s: %w", f.Options.Namespace, err)
+		return nil, fmt.Errorf("listing the proxy pods in namespace %s: %w", f.Settings.Namespace, err)
 	}
 	return slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !f.usesProxy(p) }), nil
 }

@@ -15,7 +15,7 @@ import (
 // waitNodeConfig waits until each ready node has what it is to have, and remembers where
 // files may be from now on.
 func (f *finishing) waitNodeConfig(ctx context.Context) (string, error) {
-	w := &nodeWait{Hook: f.Hook, component: names.ComponentNodeConfig, what: "the node configuration", names: f.Options.NodeConfigs}
+	w := &nodeWait{Hook: f.Hook, component: names.ComponentNodeConfig, what: "the node configuration", names: f.Settings.NodeConfig.DaemonSets}
 	if err := w.run(ctx); err != nil {
 		return "", fmt.Errorf("%w; see the log of such a pod (container configure), put right what it says, then run helm upgrade again; on a node that refuses nothing was changed", err)
 	}
@@ -35,7 +35,7 @@ func (f *finishing) waitNodeConfig(ctx context.Context) (string, error) {
 			return false
 		}
 		var none *state.NodeConfig
-		next := none.Remember(f.Options.NodeDirectoriesInUse...)
+		next := none.Remember(f.Settings.NodeConfig.DirectoriesInUse...)
 		same := reflect.DeepEqual(next, s.NodeConfig)
 		s.NodeConfig = next
 		return !same

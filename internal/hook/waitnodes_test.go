@@ -28,18 +28,18 @@ func TestFinishWaitsForTheNodesAndRemembersWhatIsInUse(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t)
 				b.configureNodes(mode == state.ModeProxy)
-				b.hook.Options.NodeDirectories = append(b.hook.Options.NodeDirectories, "/etc/rancher/k3s")
+				b.hook.Settings.NodeConfig.Directories = append(b.hook.Settings.NodeConfig.Directories, "/etc/rancher/k3s")
 				b.upgrade(mode)
 				b.checkFinished()
-				if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, b.hook.Options.NodeDirectoriesInUse) {
-					t.Errorf("remembered are %+v, in use %q", n, b.hook.Options.NodeDirectoriesInUse)
+				if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, b.hook.Settings.NodeConfig.DirectoriesInUse) {
+					t.Errorf("remembered are %+v, in use %q", n, b.hook.Settings.NodeConfig.DirectoriesInUse)
 				}
-				b.hook.Options.NodeDirectoriesInUse = nil
+				b.hook.Settings.NodeConfig.DirectoriesInUse = nil
 				b.upgrade(mode)
 				if n := b.state().NodeConfig; n != nil {
 					t.Errorf("when all is put back, remembered are %+v", n)
 				}
-				b.hook.Options.NodeDirectories, b.hook.Options.NodeConfigs, b.hook.Options.NodeCA = nil, nil, false
+				b.hook.Settings.NodeConfig.Directories, b.hook.Settings.NodeConfig.DaemonSets, b.hook.Settings.NodeConfig.CA = nil, nil, false
 				b.upgrade(mode)
 				b.checkFinished()
 			})
@@ -53,7 +53,7 @@ func TestNodesThatAreNotReadyHoldNothingUpAndAreRemembered(t *testing.T) {
 			s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/rancher/k3s"}}
 		}))
 		b.configureNodes(false)
-		b.hook.Options.NodeDirectories = append(b.hook.Options.NodeDirectories, "/etc/rancher/k3s")
+		b.hook.Settings.NodeConfig.Directories = append(b.hook.Settings.NodeConfig.Directories, "/etc/rancher/k3s")
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n3": refused("it is of the last century")}
 		b.mustPrepare()
 		b.helmNodes([]string{"n1", "n2", "n3"})
@@ -126,8 +126,8 @@ func TestTheLongerALookTakesTheFewerThereAre(t *testing.T) {
 			return false, nil, nil
 		})
 		b.mustFail(b.hook.Finish(t.Context()), true, "DaemonSet zarf/zarf-registry-node-config-amd64 is missing")
-		if most := int(b.hook.Options.Timeout / (5 * time.Second)); looks < most/2 || looks > most+5 {
-			t.Errorf("it looked %d times in %s", looks, b.hook.Options.Timeout)
+		if most := int(b.hook.Timeout / (5 * time.Second)); looks < most/2 || looks > most+5 {
+			t.Errorf("it looked %d times in %s", looks, b.hook.Timeout)
 		}
 	})
 }
@@ -345,7 +345,7 @@ func TestFinishWithNodesKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 					b := newBench(t)
 					b.hook.Programs = programs{small: true}
 					b.configureNodes(mode == state.ModeProxy)
-					b.hook.Options.NodeDirectories = append(b.hook.Options.NodeDirectories, "/etc/rancher/k3s")
+					b.hook.Settings.NodeConfig.Directories = append(b.hook.Settings.NodeConfig.Directories, "/etc/rancher/k3s")
 					b.mode(mode)
 					b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("it was so before")}
 					return b
@@ -361,7 +361,7 @@ func TestFinishWithNodesKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 					b.ends = nil
 					b.mustFinish()
 					b.checkFinished()
-					if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, b.hook.Options.NodeDirectoriesInUse) {
+					if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, b.hook.Settings.NodeConfig.DirectoriesInUse) {
 						t.Errorf("remembered are %+v", n)
 					}
 				})

@@ -126,7 +126,7 @@ func (r *run) apply(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", r.explainHelm("applying the chart", err)
 	}
-	r.options, err = r.jobOptions(r.applied)
+	err = r.readJobs(r.applied)
 	if err != nil {
 		return "", errors.Join(err, r.markFailed(err))
 	}

@@ -27,6 +27,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 )
 
 // maxHistory is how many revisions of the release are kept: as many as helm keeps
@@ -63,17 +64,18 @@ type Installer struct {
 	Helm   *action.Configuration
 	Client kubernetes.Interface
 	// Parse reads the arguments of a rendered Job, its command first.
-	Parse func(args []string) (hook.Options, error)
-	// NewHook connects what the Jobs do with the cluster.
-	NewHook func(ctx context.Context, options hook.Options) (Hook, error)
+	Parse func(args []string) (settings.Settings, error)
+	// NewHook connects what the Jobs do with the cluster. nodeConfig is the data of the rendered
+	// Secret with the node configuration, nil if there is none.
+	NewHook func(ctx context.Context, s settings.Settings, nodeConfig map[string][]byte) (Hook, error)
 	Log     *slog.Logger
 	Now     func() time.Time
 }
 
 // Plan is what a run would do.
 type Plan struct {
-	// Options are what the rendered Jobs were told.
-	Options hook.Options
+	// Settings are those of the rendered Jobs.
+	Settings settings.Settings
 	// Findings are those of the preflight, blockers first.
 	Findings []hook.Finding
 	// Upgrade says whether the release exists already.
@@ -84,8 +86,8 @@ type Plan struct {
 
 // Result is what a run did.
 type Result struct {
-	// Options are what the applied Jobs were told.
-	Options hook.Options
+	// Settings are those of the applied Jobs.
+	Settings settings.Settings
 	// Revision is the release's.
 	Revision int
 	// Upgraded is false for a first installation.
@@ -121,7 +123,7 @@ func (i *Installer) Plan(ctx context.Context) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := i.NewHook(ctx, r.options)
+	h, err := i.NewHook(ctx, r.settings, r.nodeConfig)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +132,7 @@ func (i *Installer) Plan(ctx context.Context) (*Plan, error) {
 		return nil, err
 	}
 	findings = append(r.missing(), findings...)
-	return &Plan{Options: r.options, Findings: findings, Upgrade: r.upgrade(), Manifest: manifest}, nil
+	return &Plan{Settings: r.settings, Findings: findings, Upgrade: r.upgrade(), Manifest: manifest}, nil
 }
 
 // Run installs or upgrades. It may be interrupted at any point: another run
@@ -166,7 +168,7 @@ func (i *Installer) Run(ctx context.Context) (*Result, error) {
 		}
 	}
 	return &Result{
-		Options: r.options, Revision: r.applied.Version, Upgraded: r.upgrade(),
+		Settings: r.settings, Revision: r.applied.Version, Upgraded: r.upgrade(),
 		ChartVersion: r.applied.Chart.Metadata.Version, AppVersion: r.applied.Chart.Metadata.AppVersion,
 	}, nil
 }
@@ -182,9 +184,10 @@ type run struct {
 	present  *release.Release // the one that Helm compares with and whose values it reuses; nil for an installation
 	deployed bool             // present counts as deployed, not as failed
 
-	options hook.Options // of the Jobs as they were rendered last
-	hook    Hook
-	applied *release.Release
+	settings   settings.Settings // of the Jobs as they were rendered last
+	nodeConfig map[string][]byte // data of the Secret as it was rendered last
+	hook       Hook
+	applied    *release.Release
 }
 
 // place is a namespace.
@@ -273,11 +276,11 @@ func (r *run) render(ctx context.Context) (manifest string, err error) {
 	if err != nil {
 		return "", r.explainHelm("rendering the chart", err)
 	}
-	if r.options, err = r.jobOptions(rendered); err != nil {
+	if err := r.readJobs(rendered); err != nil {
 		return "", err
 	}
 	r.namespaces = r.namespaces[:1]
-	if name := r.options.Namespace; name != "" && name != r.Options.Namespace {
+	if name := r.settings.Namespace; name != "" && name != r.Options.Namespace {
 		other, err := r.lookAtNamespace(ctx, name, "set another namespaceOverride")
 		if err != nil {
 			return "", err
@@ -291,36 +294,29 @@ func (r *run) renderStep(ctx context.Context) (string, error) {
 	if _, err := r.render(ctx); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s at %s, decided by %s", r.options.Mode, r.options.Address(), r.options.ModeSource), nil
+	return fmt.Sprintf("%s at %s, decided by %s", r.settings.Mode, r.settings.Address, r.settings.ModeSource), nil
 }
 
-// jobOptions takes what the rendered prepare and finish Jobs are told. Finish is
-// told all that prepare is, and more.
-func (r *run) jobOptions(rendered *release.Release) (hook.Options, error) {
-	prepare, err := jobArguments(rendered, "prepare")
-	if err != nil {
-		return hook.Options{}, err
+// readJobs takes the settings of the rendered prepare and finish Jobs. Finish has all that
+// prepare has, and more.
+func (r *run) readJobs(rendered *release.Release) error {
+	for _, step := range []string{"prepare", "finish"} {
+		arguments, err := jobArguments(rendered, step)
+		if err != nil {
+			return err
+		}
+		if r.settings, err = r.Parse(arguments); err != nil {
+			return err
+		}
 	}
-	if _, err := r.Parse(prepare); err != nil {
-		return hook.Options{}, err
+	r.nodeConfig = nil
+	if !r.settings.ConfiguresNodes() {
+		return nil
 	}
-	finish, err := jobArguments(rendered, "finish")
-	if err != nil {
-		return hook.Options{}, err
-	}
-	options, err := r.Parse(finish)
-	if err != nil {
-		return hook.Options{}, err
-	}
-	// The limit of a Job is less than Helm's own; here there is one for the whole
-	// run, in the context.
-	options.Timeout = 0
-	options.FinishFollows = true
-	if len(options.NodeDirectories) > 0 {
-		// The Secret that prepare would read is a hook, and hooks are not run.
-		options.NodeConfigData, err = secretData(rendered.Manifest, options.Name+names.SuffixNodeConfig)
-	}
-	return options, err
+	// The Secret that prepare would read is a hook, and hooks are not run.
+	var err error
+	r.nodeConfig, err = secretData(rendered.Manifest, r.settings.Name+names.SuffixNodeConfig)
+	return err
 }
 
 func (r *run) makeNamespace(ctx context.Context) (string, error) {
@@ -357,7 +353,7 @@ func (r *run) missing() []hook.Finding {
 		return nil
 	}
 	var objects []string
-	o := r.options
+	o := r.settings
 	if e := o.PKI.Existing; e != nil {
 		for _, name := range []string{e.Server, e.Node, e.Push, e.Authority} {
 			if object := "Secret " + name; name != "" && !slices.Contains(objects, object) {
@@ -368,7 +364,7 @@ func (r *run) missing() []hook.Finding {
 	if i := o.PKI.Issuer; i != nil && i.Kind == "Issuer" && i.Group == "cert-manager.io" { // the others may be of the cluster
 		objects = append(objects, "Issuer "+i.Name)
 	}
-	for _, name := range []string{o.PushSecret, o.NodeRegistriesSecret, o.ExposeTLSSecret} {
+	for _, name := range []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret} {
 		if name != "" {
 			objects = append(objects, "Secret "+name)
 		}
@@ -386,7 +382,7 @@ func (r *run) missing() []hook.Finding {
 
 func (r *run) preflight(ctx context.Context) (string, error) {
 	var err error
-	if r.hook, err = r.NewHook(ctx, r.options); err != nil {
+	if r.hook, err = r.NewHook(ctx, r.settings, r.nodeConfig); err != nil {
 		return "", errors.Join(err, r.unmakeNamespace())
 	}
 	findings, err := r.hook.Preflight(ctx)
@@ -427,7 +423,7 @@ func (r *run) removeJobs(ctx context.Context) (string, error) {
 	background := metav1.DeletePropagationBackground // with their pods
 	removed := 0
 	for _, step := range []string{"prepare", "finish"} {
-		name := r.options.Name + "-" + step
+		name := r.settings.Name + "-" + step
 		err := r.Client.BatchV1().Jobs(r.objects().name).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})
 		switch {
 		case apierrors.IsNotFound(err):
@@ -445,7 +441,7 @@ func (r *run) prepare(ctx context.Context) (string, error) { return "", r.hook.P
 // finish does what the finish Job of the applied rendering would do. The release
 // then says how it ended, as it would of a Job.
 func (r *run) finish(ctx context.Context) (string, error) {
-	h, err := r.NewHook(ctx, r.options)
+	h, err := r.NewHook(ctx, r.settings, r.nodeConfig)
 	if err == nil {
 		err = h.Finish(ctx)
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -64,8 +65,8 @@ func testChart(name string) *chart.Chart {
 	}
 }
 
-func parse(args []string) (hook.Options, error) {
-	o := hook.Options{Namespace: "zarf", Release: "zarf-registry", IPFamily: state.IPv4, Timeout: time.Second}
+func parse(args []string) (settings.Settings, error) {
+	o := settings.Settings{Namespace: "zarf", Release: "zarf-registry", IPFamily: state.IPv4}
 	for _, arg := range args[1:] {
 		name, value, _ := strings.Cut(arg, "=")
 		switch name {
@@ -76,7 +77,7 @@ func parse(args []string) (hook.Options, error) {
 		case "--port":
 			o.Port, _ = strconv.Atoi(value)
 		case "--node-directories":
-			o.NodeDirectories = strings.Split(value, ",")
+			o.NodeConfig.Directories = strings.Split(value, ",")
 		default:
 			return o, fmt.Errorf("unknown flag: %s", name)
 		}
@@ -92,16 +93,17 @@ type bench struct {
 	client *fake.Clientset
 	events []string
 
-	findings            []hook.Finding
-	preflightErr        error
-	prepare, finish     error
-	during              map[string]func() // called in that phase
-	prepared, finishing hook.Options
+	findings                     []hook.Finding
+	preflightErr                 error
+	prepare, finish              error
+	during                       map[string]func() // called in that phase
+	planned, prepared, finishing recordedHook
 }
 
 type recordedHook struct {
 	*bench
-	options hook.Options
+	settings.Settings
+	nodeConfig map[string][]byte
 }
 
 func (h recordedHook) note(phase string) {
@@ -117,13 +119,13 @@ func (h recordedHook) Preflight(context.Context) ([]hook.Finding, error) {
 }
 
 func (h recordedHook) Prepare(context.Context) error {
-	h.prepared = h.options
+	h.prepared = h
 	h.note("prepare")
 	return h.prepare
 }
 
 func (h recordedHook) Finish(context.Context) error {
-	h.finishing = h.options
+	h.finishing = h
 	h.note("finish")
 	return h.finish
 }
@@ -147,8 +149,9 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 		},
 		Client: b.client,
 		Parse:  parse,
-		NewHook: func(_ context.Context, options hook.Options) (install.Hook, error) {
-			return recordedHook{b, options}, nil
+		NewHook: func(_ context.Context, s settings.Settings, nodeConfig map[string][]byte) (install.Hook, error) {
+			b.planned = recordedHook{b, s, nodeConfig}
+			return b.planned, nil
 		},
 		Log: quiet,
 		Now: time.Now,
@@ -225,7 +228,7 @@ func TestAFirstRunInstallsAReleaseThatHelmContinues(t *testing.T) {
 	if want := []string{"preflight", "prepare", "finish"}; !slices.Equal(b.events, want) {
 		t.Errorf("the phases were %q, want %q", b.events, want)
 	}
-	if result.Upgraded || result.Revision != 1 || result.ChartVersion != "1.2.3" || result.AppVersion != "4.5.6" || result.Options.Mode != state.ModeNodePort {
+	if result.Upgraded || result.Revision != 1 || result.ChartVersion != "1.2.3" || result.AppVersion != "4.5.6" || result.Settings.Mode != state.ModeNodePort {
 		t.Errorf("result is %+v", result)
 	}
 	b.wantHistory("deployed")
@@ -236,9 +239,6 @@ func TestAFirstRunInstallsAReleaseThatHelmContinues(t *testing.T) {
 		t.Errorf("the release's manifest is\n%s", b.last().Manifest)
 	}
 	// The time is the run's, not that of one Job.
-	if b.prepared.Timeout != 0 {
-		t.Errorf("prepare has a time of its own: %s", b.prepared.Timeout)
-	}
 
 	// helm upgrade goes on from it.
 	upgrade := action.NewUpgrade(b.Helm)
@@ -298,8 +298,8 @@ func TestValuesOfTheLastReleaseStay(t *testing.T) {
 			if got := fmt.Sprint(b.last().Config); got != fmt.Sprint(c.want) {
 				t.Errorf("the release has the values %s, want %v", got, c.want)
 			}
-			if result.Options.Mode != c.mode || b.prepared.Mode != c.mode {
-				t.Errorf("prepare got %s, finish %s mode, want %s", b.prepared.Mode, result.Options.Mode, c.mode)
+			if result.Settings.Mode != c.mode || b.prepared.Mode != c.mode {
+				t.Errorf("prepare got %s, finish %s mode, want %s", b.prepared.Mode, result.Settings.Mode, c.mode)
 			}
 			if fmt.Sprint(c.values) != given {
 				t.Errorf("the caller's values became %v", c.values)
@@ -340,20 +340,20 @@ func TestABlockerLeavesNothingBehind(t *testing.T) {
 func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
 	existing := &state.ExistingSecrets{Server: "my-server", Node: "my-node", Authority: "my-server"}
 	for name, c := range map[string]struct {
-		options hook.Options
+		options settings.Settings
 		want    string // "" is no blocker
 	}{
-		"existing Secrets": {hook.Options{PKI: state.PKI{Mode: state.PKIExistingSecret, Existing: existing}},
+		"existing Secrets": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Mode: state.PKIExistingSecret, Existing: existing}}},
 			"certificates: namespace zarf: it does not exist, so it cannot have Secret my-server, Secret my-node, which the values name; kubectl create namespace zarf, make them in it"},
-		"a push credential": {hook.Options{PushSecret: "my-password"}, "it cannot have Secret my-password"},
-		"an Issuer":         {hook.Options{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp", Kind: "Issuer", Group: "cert-manager.io"}}}, "it cannot have Issuer corp"},
-		"a ClusterIssuer":   {hook.Options{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}}}, ""},
-		"nothing":           {hook.Options{}, ""},
+		"a push credential": {settings.Settings{Push: settings.Push{Secret: "my-password"}}, "it cannot have Secret my-password"},
+		"an Issuer":         {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp", Kind: "Issuer", Group: "cert-manager.io"}}}}, "it cannot have Issuer corp"},
+		"a ClusterIssuer":   {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}}}}, ""},
+		"nothing":           {settings.Settings{}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for there, objects := range map[bool][]runtime.Object{false: nil, true: {namespace()}} {
 				b := newBench(t, objects...)
-				b.Parse = func([]string) (hook.Options, error) {
+				b.Parse = func([]string) (settings.Settings, error) {
 					o := c.options
 					o.Namespace, o.Release, o.Name, o.Mode, o.Port = "zarf", "zarf-registry", "zarf-registry", state.ModeProxy, 31999
 					return o, nil
@@ -391,7 +391,7 @@ func TestPlanChangesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if plan.Upgrade || plan.Options.Mode != state.ModeNodePort || !strings.Contains(plan.Manifest, "kind: ConfigMap") {
+	if plan.Upgrade || plan.Settings.Mode != state.ModeNodePort || !strings.Contains(plan.Manifest, "kind: ConfigMap") {
 		t.Errorf("plan is %+v", plan)
 	}
 	if len(plan.Findings) != 1 {
@@ -458,7 +458,7 @@ func TestWhatAKilledRunLeftIsRecovered(t *testing.T) {
 		}
 		b.Options.Values = map[string]any{}
 		result := b.mustRun()
-		if result.Revision != 3 || result.Options.Mode != state.ModeProxy {
+		if result.Revision != 3 || result.Settings.Mode != state.ModeProxy {
 			t.Errorf("result is %+v", result)
 		}
 		b.wantHistory("superseded", "failed", "deployed")
@@ -472,7 +472,7 @@ func TestAnUninstalledReleaseIsInstalledAnew(t *testing.T) {
 	b.set(release.StatusUninstalled)
 	b.Options.Values = map[string]any{}
 	result := b.mustRun()
-	if result.Upgraded || result.Revision != 2 || result.Options.Mode != state.ModeNodePort {
+	if result.Upgraded || result.Revision != 2 || result.Settings.Mode != state.ModeNodePort {
 		t.Errorf("result is %+v", result)
 	}
 }
@@ -584,15 +584,15 @@ stringData: {registries.yaml: "mirrors: {}"}
 	// What is rendered ahead says that it is the first revision.
 	for revision := 1; revision <= 2; revision++ {
 		b.mustRun()
-		for want, o := range map[string]hook.Options{"revision 1": b.prepared, fmt.Sprint("revision ", revision): b.finishing} {
-			if got := string(o.NodeConfigData["config.json"]); got != want || string(o.NodeConfigData["registries.yaml"]) != "mirrors: {}" {
-				t.Errorf("the hook has %q, want %s", o.NodeConfigData, want)
+		for want, o := range map[string]recordedHook{"revision 1": b.prepared, fmt.Sprint("revision ", revision): b.finishing} {
+			if got := string(o.nodeConfig["config.json"]); got != want || string(o.nodeConfig["registries.yaml"]) != "mirrors: {}" {
+				t.Errorf("the hook has %q, want %s", o.nodeConfig, want)
 			}
 		}
 	}
-	plan, err := b.Plan(t.Context())
-	if err != nil || string(plan.Options.NodeConfigData["config.json"]) != "revision 1" {
-		t.Errorf("the plan has %q (%v)", plan.Options.NodeConfigData, err)
+	_, err := b.Plan(t.Context())
+	if err != nil || string(b.planned.nodeConfig["config.json"]) != "revision 1" {
+		t.Errorf("the plan has %q (%v)", b.planned.nodeConfig, err)
 	}
 }
 
@@ -628,7 +628,7 @@ func TestObjectsMayHaveAnotherNamespaceThanTheRelease(t *testing.T) {
 		slices.Sort(names)
 		return names
 	}
-	elsewhere := func(args []string) (hook.Options, error) {
+	elsewhere := func(args []string) (settings.Settings, error) {
 		o, err := parse(args)
 		o.Namespace = "images"
 		return o, err
@@ -656,9 +656,9 @@ func TestObjectsMayHaveAnotherNamespaceThanTheRelease(t *testing.T) {
 	})
 	t.Run("what the user brings belongs there", func(t *testing.T) {
 		b := newBench(t, namespace())
-		b.Parse = func(args []string) (hook.Options, error) {
+		b.Parse = func(args []string) (settings.Settings, error) {
 			o, err := elsewhere(args)
-			o.PushSecret = "mine"
+			o.Push.Secret = "mine"
 			return o, err
 		}
 		plan, err := b.Plan(t.Context())

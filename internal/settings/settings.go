@@ -1,0 +1,279 @@
+// Package settings defines the document in which the chart hands its decisions to init-hook.
+// Parse refuses a document that it does not fully understand. The package makes no decisions,
+// and the document holds no secrets: it stands in the arguments of a Job.
+package settings
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// Settings are the decisions for one release. The zero value is invalid.
+type Settings struct {
+	// Namespace, Release and Name are the release's namespace, its name, and the chart's full
+	// name, from which the names of all objects are derived.
+	Namespace string `json:"namespace"`
+	Release   string `json:"release"`
+	Name      string `json:"name"`
+	// Mode is how nodes reach the registry.
+	Mode       state.Mode   `json:"mode"`
+	ModeSource state.Source `json:"modeSource"`
+	// RegistryURL is the external registry, HOST[:PORT][/PATH]; empty in other modes.
+	RegistryURL string `json:"registryURL,omitempty"`
+	// Address is what image references begin with: a loopback address with Port, or RegistryURL.
+	Address string `json:"address"`
+	// Port is the port on each node's loopback address.
+	Port int `json:"port"`
+	// IPFamily is the address family of the cluster.
+	IPFamily       state.IPFamily `json:"ipFamily"`
+	IPFamilySource state.Source   `json:"ipFamilySource"`
+	// Architectures are those that the chart renders pods for, as in GOARCH.
+	Architectures []string `json:"architectures,omitempty"`
+	// AnonymousPull allows pulls through a node port without a credential.
+	AnonymousPull bool `json:"anonymousPull,omitempty"`
+	// OpenShift tells that pods get their user from the namespace's range, and their permissions
+	// from SecurityContextConstraints, which the chart binds.
+	OpenShift bool `json:"openShift,omitempty"`
+
+	Proxy      Proxy      `json:"proxy,omitzero"`
+	Injector   Injector   `json:"injector,omitzero"`
+	PKI        PKI        `json:"pki,omitzero"`
+	Push       Push       `json:"push,omitzero"`
+	Expose     Expose     `json:"expose,omitzero"`
+	NodeConfig NodeConfig `json:"nodeConfig,omitzero"`
+	Preflight  Preflight  `json:"preflight,omitzero"`
+	Finish     Finish     `json:"finish,omitzero"`
+}
+
+// Proxy describes the proxies on the nodes.
+type Proxy struct {
+	// HostNetwork tells that proxies use their node's network namespace.
+	HostNetwork bool `json:"hostNetwork,omitempty"`
+	// DaemonSets are the names of those that the chart renders. Finish deletes the release's
+	// other proxies. Empty in proxy mode: it keeps all of them.
+	DaemonSets []string `json:"daemonSets,omitempty"`
+}
+
+// Injector describes how programs reach the nodes.
+type Injector struct {
+	// Enabled: as payload in ConfigMaps. Otherwise nodes pull ordinary images.
+	Enabled bool `json:"enabled"`
+	// PayloadID is the part of the payload's names that changes with its content.
+	PayloadID string `json:"payloadID,omitempty"`
+	// PauseImages are the images of injected pods, the registry's first.
+	PauseImages      []string     `json:"pauseImages,omitempty"`
+	PauseImageSource state.Source `json:"pauseImageSource,omitempty"`
+}
+
+// PKI tells where certificates come from. It is empty in external mode.
+type PKI struct {
+	state.PKI
+	Source state.Source `json:"source"`
+}
+
+// Push describes what is pushed into the registry, and with which credential.
+type Push struct {
+	// Images makes finish push the project's own images.
+	Images bool `json:"images"`
+	// Secret is the user's Secret with the push credential. Empty: prepare generates one.
+	Secret string `json:"secret,omitempty"`
+}
+
+// Expose describes the access for clients outside of the cluster. It is empty without one.
+type Expose struct {
+	// TLSSecret is the user's Secret with the certificate that these clients see, UsersSecret
+	// the one with users who may pull. The registry mounts both.
+	TLSSecret   string `json:"tlsSecret,omitempty"`
+	UsersSecret string `json:"usersSecret,omitempty"`
+	// Hosts are the names by which these clients reach the registry.
+	Hosts []string `json:"hosts,omitempty"`
+	// Address is where they find it, HOST[:PORT]; empty if unknown.
+	Address string `json:"address,omitempty"`
+}
+
+// NodeConfig describes the pods that write files on nodes. It is empty if the chart renders none.
+type NodeConfig struct {
+	// Directories are the directories that these pods manage.
+	Directories []string `json:"directories,omitempty"`
+	// DirectoriesInUse are those of Directories that get files. In the others, the pods restore
+	// the original files.
+	DirectoriesInUse []string `json:"directoriesInUse,omitempty"`
+	// RegistriesSecret is the user's Secret with the registries.yaml of K3s, under RegistriesKey.
+	RegistriesSecret string `json:"registriesSecret,omitempty"`
+	RegistriesKey    string `json:"registriesKey,omitempty"`
+	// CA tells that the pods write the CA certificates of the proxies.
+	CA bool `json:"ca,omitempty"`
+	// DaemonSets are the names of those that finish waits for. Empty: all of the release that
+	// configure nodes.
+	DaemonSets []string `json:"daemonSets,omitempty"`
+}
+
+// Preflight controls the checks before anything changes.
+type Preflight struct {
+	// Ignore are the names of checks whose blockers count as warnings; "all" stands for all.
+	Ignore []string `json:"ignore,omitempty"`
+	// LabelNamespace lets prepare label the namespace so that its Pod Security level admits the
+	// pods that nodes need. Cleanup restores the previous label.
+	LabelNamespace bool `json:"labelNamespace,omitempty"`
+}
+
+// Finish controls what happens after the rollout.
+type Finish struct {
+	// Verify makes every node pull an image.
+	Verify bool `json:"verify"`
+	// LocalRegistryHosting makes finish write the ConfigMap by which tools find the cluster's
+	// registry (KEP-1755).
+	LocalRegistryHosting bool `json:"localRegistryHosting,omitempty"`
+}
+
+// ConfiguresNodes tells whether the chart renders pods that manage files on nodes.
+func (s *Settings) ConfiguresNodes() bool { return len(s.NodeConfig.Directories) > 0 }
+
+// LabelsNamespace tells whether prepare labels the namespace for Pod Security.
+func (s *Settings) LabelsNamespace() bool {
+	return s.Preflight.LabelNamespace && (s.Mode == state.ModeProxy || s.ConfiguresNodes())
+}
+
+// Programs are the names of those that reach the nodes as payload, if the injector is enabled.
+func (s *Settings) Programs() []string {
+	var programs []string
+	if s.Mode != state.ModeExternal {
+		programs = append(programs, "registry")
+	}
+	if s.Mode == state.ModeProxy || s.ConfiguresNodes() {
+		programs = append(programs, "registry-node")
+	}
+	return programs
+}
+
+// Parse reads and validates a document. It refuses unknown fields and trailing data.
+func Parse(document []byte) (Settings, error) {
+	decoder := json.NewDecoder(bytes.NewReader(document))
+	decoder.DisallowUnknownFields()
+	var s Settings
+	if err := decoder.Decode(&s); err != nil {
+		return Settings{}, fmt.Errorf("decoding settings: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return Settings{}, errors.New("decoding settings: trailing data after the JSON object")
+	}
+	return s, s.Validate()
+}
+
+var (
+	// dnsLabel is RFC 1123's label, required of namespaces and Services.
+	dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	// releaseName is what Helm accepts.
+	releaseName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,51}[a-z0-9])?$`)
+)
+
+// ValidateRelease returns an error for each invalid name of a release.
+func (s *Settings) ValidateRelease() error {
+	var v validation
+	v.check(dnsLabel.MatchString(s.Namespace), "invalid namespace %q: want a DNS label", s.Namespace)
+	v.check(releaseName.MatchString(s.Release), "invalid release name %q", s.Release)
+	v.check(dnsLabel.MatchString(s.Name), "invalid name %q: want a DNS label", s.Name)
+	return v.err()
+}
+
+// Validate returns an error for each setting that is invalid or contradicts another.
+func (s *Settings) Validate() error {
+	var v validation
+	v.add("", s.ValidateRelease())
+	v.oneOf("mode", string(s.Mode), "proxy", "nodeport", "external")
+	v.source("modeSource", s.ModeSource)
+	v.oneOf("ipFamily", string(s.IPFamily), "IPv4", "IPv6", "DualStack")
+	v.source("ipFamilySource", s.IPFamilySource)
+	v.add("address", s.validateAddress())
+	v.check(!s.Injector.Enabled || s.Injector.PayloadID != "", "injector.payloadID is empty: the payload's names need it")
+	if s.Injector.Enabled {
+		v.source("injector.pauseImageSource", s.Injector.PauseImageSource)
+	}
+	if s.Mode != state.ModeExternal {
+		v.check(s.Port > 0 && s.Port < 1<<16, "invalid port %d: want 1-65535", s.Port)
+		v.source("pki.source", s.PKI.Source)
+		v.add("pki", s.PKI.Validate())
+	}
+	v.add("nodeConfig", s.NodeConfig.validate())
+	return v.err()
+}
+
+// validateAddress compares the address with what it is made of.
+func (s *Settings) validateAddress() error {
+	if s.Mode == state.ModeExternal {
+		if s.Address != s.RegistryURL {
+			return fmt.Errorf("%q differs from registryURL %q", s.Address, s.RegistryURL)
+		}
+		return nil
+	}
+	host, port, err := net.SplitHostPort(s.Address)
+	if err != nil {
+		return err
+	}
+	ip, err := netip.ParseAddr(host)
+	if err != nil || !ip.IsLoopback() || ip.Is6() != (s.IPFamily == state.IPv6) {
+		return fmt.Errorf("%q is not a loopback address of an %s cluster", s.Address, s.IPFamily)
+	}
+	if port != strconv.Itoa(s.Port) {
+		return fmt.Errorf("%q does not have port %d", s.Address, s.Port)
+	}
+	return nil
+}
+
+func (n NodeConfig) validate() error {
+	var v validation
+	if len(n.Directories) > 0 {
+		recorded := state.NodeConfig{Directories: n.Directories}
+		v.add("directories", recorded.Validate())
+	}
+	for _, directory := range n.DirectoriesInUse {
+		v.check(slices.Contains(n.Directories, directory), "directoriesInUse: %q is missing from directories", directory)
+	}
+	if len(n.Directories) == 0 {
+		v.check(len(n.DaemonSets) == 0, "daemonSets requires directories")
+		v.check(!n.CA, "ca requires directories")
+		v.check(n.RegistriesSecret == "", "registriesSecret requires directories")
+	}
+	v.check((n.RegistriesSecret == "") == (n.RegistriesKey == ""), "registriesSecret and registriesKey require each other")
+	return v.err()
+}
+
+// validation collects errors.
+type validation []error
+
+func (v *validation) err() error { return errors.Join(*v...) }
+
+func (v *validation) check(ok bool, format string, args ...any) {
+	if !ok {
+		*v = append(*v, fmt.Errorf(format, args...))
+	}
+}
+
+func (v *validation) add(path string, err error) {
+	switch {
+	case err == nil:
+	case path == "":
+		*v = append(*v, err)
+	default:
+		*v = append(*v, fmt.Errorf("%s: %w", path, err))
+	}
+}
+
+func (v *validation) oneOf(path, value string, choices ...string) {
+	v.check(slices.Contains(choices, value), "invalid %s %q: want %s", path, value, strings.Join(choices, ", "))
+}
+
+func (v *validation) source(path string, source state.Source) {
+	v.oneOf(path, string(source), string(state.SourceValue), string(state.SourceState), string(state.SourceCluster), string(state.SourceDefault))
+}
