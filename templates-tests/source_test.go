@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -144,7 +145,11 @@ func TestTheNotesAreShortAndSayWhatToDo(t *testing.T) {
 		if mode == "external" {
 			says = append(says, "registry.example.com", "-state --output")
 		} else {
-			says = append(says, "init-hook images push --namespace zarf --release", "init-hook status --namespace zarf --release", "helm test ", ":3")
+			flags := ""
+			if name := fullNameOf(c.output); name != "zarf-registry" {
+				flags = " --name " + name
+			}
+			says = append(says, "\n  init-hook images push"+flags+" ARCHIVE...\n", "\n  init-hook status"+flags+"\n", "helm test ", ":3")
 			if strings.HasPrefix(c.file, "expose") {
 				says = append(says, "\n  from outside:     registry.example.com")
 			}
@@ -152,7 +157,7 @@ func TestTheNotesAreShortAndSayWhatToDo(t *testing.T) {
 			if (mode == "nodeport" && !anonymous) != strings.Contains(notes, pull) {
 				t.Errorf("%s: the notes ask for a credential that no pull needs, or for none that it does:\n%s", c.name, notes)
 			}
-			if (c.file == "no-rotation") != strings.Contains(notes, "Nothing renews the certificates") {
+			if (c.file == "no-rotation") != strings.Contains(notes, "or run init-hook certs renew, before") {
 				t.Errorf("%s: the notes say, or do not say, that nothing renews the certificates:\n%s", c.name, notes)
 			}
 		}
@@ -169,4 +174,27 @@ func TestTheNotesAreShortAndSayWhatToDo(t *testing.T) {
 		t.Errorf("%d lines:\n%s", lines, longest)
 	}
 	t.Logf("at most %d lines", most)
+}
+
+func TestTheNotesPrintOnlyTheFlagsThatInitHookNeeds(t *testing.T) {
+	for name, c := range map[string]struct {
+		release string
+		values  map[string]any
+		flags   string
+	}{
+		"the defaults":        {"", nil, ""},
+		"another release":     {"mine", nil, " --release mine --name mine-zarf-registry"},
+		"another full name":   {"", with(t, nil, "fullnameOverride=mine"), " --name mine"},
+		"another namespace":   {"", with(t, nil, "namespaceOverride=mine"), " --namespace mine"},
+		"everything is other": {"r", with(t, nil, "fullnameOverride=mine", "namespaceOverride=ours"), " --namespace ours --release r --name mine"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			notes := rendering{release: c.release, values: with(t, c.values, "pki.rotation.schedule=''")}.render(t).files["NOTES.txt"]
+			for _, want := range []string{"  init-hook images push%s ARCHIVE...\n", "  init-hook status%s\n", "run init-hook certs renew%s, before"} {
+				if want = fmt.Sprintf(want, c.flags); !strings.Contains(notes, want) {
+					t.Errorf("the notes do not say %q:\n%s", want, notes)
+				}
+			}
+		})
+	}
 }
