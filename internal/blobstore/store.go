@@ -156,7 +156,7 @@ func (s *Store) Has(desc ocispec.Descriptor) bool {
 
 // Get returns the blob of desc's digest, marks it as used, and keeps it from being
 // evicted by this Store. All of it was verified: now, or earlier through this
-// Store if its file is what it was then. What it opens is a [*blob.Part]. One that
+// Store if its file is what it was then. What it opens is an [io.Seeker]. One that
 // is not there is [fs.ErrNotExist]; so is one that was damaged, and is removed. A
 // desc that gives a right blob another size is a [*blob.Error].
 func (s *Store) Get(ctx context.Context, desc ocispec.Descriptor) (blob.Blob, error) {
@@ -177,7 +177,7 @@ func (s *Store) Get(ctx context.Context, desc ocispec.Descriptor) (blob.Blob, er
 			f.Close()
 			return nil, blob.SizeError(st.size, desc)
 		}
-		return blob.NewPart(f, 0, desc.Size), nil
+		return f, nil
 	}}, nil
 }
 

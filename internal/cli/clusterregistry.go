@@ -62,7 +62,7 @@ func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remot
 	tunnel := newRegistryTunnel(podTunnels{config, client}, f.namespace, f.release)
 	options.DialContext = tunnel.DialContext
 	options.Credential = f.presentCredential(client, access)
-	options.Login = fmt.Sprintf("if the Secret %s/%s%s has just been changed, try again in a minute; else init-hook credentials rotate puts it right", f.namespace, f.name, names.SuffixCredentials)
+	options.LoginHint = fmt.Sprintf("if the Secret %s/%s%s has just been changed, try again in a minute; else init-hook credentials rotate puts it right", f.namespace, f.name, names.SuffixCredentials)
 	registry, err := openRegistry(access, options)
 	return registry, address, err
 }

@@ -256,7 +256,7 @@ func (r recorded) Write(lines []byte) (int, error) {
 
 // patience is how hard the run's clients try.
 func (r *imageRun) patience() remote.Options {
-	options := remote.Options{Retries: r.retries, Connections: r.concurrency, Log: r.log}
+	options := remote.Options{Retries: r.retries, MaxIdleConns: r.concurrency, Log: r.log}
 	if r.retries == 0 {
 		options.Retries = -1 // the client's words for never
 	}

@@ -109,7 +109,7 @@ func (f *registryFlags) registries(stdin io.Reader, host string, plain func(host
 	kept := &logins{}
 	return &registries{clients: map[string]*remote.Registry{}, options: func(to string) (remote.Options, error) {
 		options := patience
-		options.Host, options.TLS, options.Elsewhere = to, trust, true
+		options.Host, options.TLS, options.AllowRedirects = to, trust, true
 		options.PlainHTTP = plain(to)
 		if to == host && given != nil {
 			options.Credential = given

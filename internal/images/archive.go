@@ -44,13 +44,7 @@ func (d directory) file(name string) (blob.Blob, error) {
 	if !info.Mode().IsRegular() {
 		return blob.Blob{}, fmt.Errorf("%s: is not a regular file", name)
 	}
-	return blob.Blob{Size: info.Size(), Open: func() (io.ReadCloser, error) {
-		f, err := d.root.Open(name)
-		if err != nil {
-			return nil, err
-		}
-		return blob.NewPart(f, 0, info.Size()), nil
-	}}, nil
+	return blob.Blob{Size: info.Size(), Open: func() (io.ReadCloser, error) { return d.root.Open(name) }}, nil
 }
 
 func (d directory) names() []string {
@@ -100,28 +94,8 @@ func (a *archive) file(name string) (blob.Blob, error) {
 	if !ok {
 		return blob.Blob{}, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
 	}
-	return blob.Blob{Size: e.size, Open: func() (io.ReadCloser, error) {
-		return a.part(e), nil
-	}}, nil
+	return blob.FromReaderAt(a.File, e.offset, e.size), nil
 }
-
-// part opens an entry: as a part of the archive's file, opened anew, where that is
-// still to be had under its name, and through the archive's own handle else.
-func (a *archive) part(e entry) io.ReadCloser {
-	if f, err := os.Open(a.Name()); err == nil {
-		own, err1 := a.Stat()
-		again, err2 := f.Stat()
-		if err1 == nil && err2 == nil && os.SameFile(own, again) {
-			return blob.NewPart(f, e.offset, e.size)
-		}
-		f.Close()
-	}
-	return section{io.NewSectionReader(a.File, e.offset, e.size)}
-}
-
-type section struct{ *io.SectionReader }
-
-func (section) Close() error { return nil }
 
 func (a *archive) names() []string { return a.order }
 

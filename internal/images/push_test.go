@@ -370,8 +370,8 @@ func TestPushErrors(t *testing.T) {
 		"an index that is missing":                  {src: withoutManifest, want: []string{"index " + image.Descriptor.Digest.String() + ": not found"}, quick: true},
 		"a name that is none":                       {reference: "No:1", want: []string{`image reference "No:1"`, "must be lowercase"}, quick: true},
 		"no name":                                   {reference: "-", want: []string{"invalid reference format"}, quick: true},
-		"no credential":                             {client: func(o *remote.Options) { o.Credential = nil }, want: []string{"pushing image hello:1 to " + server.host() + ": ", " sha256:", "wants a credential, and there is none: log in with docker login"}, quick: true},
-		"no credential, with other advice":          {client: func(o *remote.Options) { o.Credential, o.Login = nil, "ask the captain" }, want: []string{"wants a credential, and there is none: ask the captain"}, quick: true},
+		"no credential":                             {client: func(o *remote.Options) { o.Credential = nil }, want: []string{"pushing image hello:1 to " + server.host() + ": ", " sha256:", "requires a credential: log in with docker login"}, quick: true},
+		"no credential, with other advice":          {client: func(o *remote.Options) { o.Credential, o.LoginHint = nil, "ask the captain" }, want: []string{"requires a credential: ask the captain"}, quick: true},
 		"a wrong credential": {client: func(o *remote.Options) {
 			o.Credential = auth.StaticCredential(o.Host, auth.Credential{Username: testUser, Password: "wrong"})
 		}, want: []string{" sha256:", "401", "authentication required"}, quick: true},

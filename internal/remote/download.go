@@ -16,38 +16,36 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/httprange"
 )
 
-// Blob opens a blob at an offset. It is [errdef.ErrNotFound] where there is none.
-// The reader ends after desc.Size - offset bytes. What breaks off or stalls on the
-// way it asks for again from there, as often as [Options.Retries] says without
-// getting further. What it gives is not verified; that its length is not that of
-// desc is an error. ctx is for the reader, too.
+// Blob opens a blob at an offset. The error is [errdef.ErrNotFound] if it does not exist. The reader resumes
+// interrupted transfers; [Options.Retries] counts consecutive attempts without progress. It checks the blob's size but
+// not its digest. ctx applies to the reader as well.
 func (r *Repository) Blob(ctx context.Context, desc ocispec.Descriptor, offset int64) (io.ReadCloser, error) {
 	if err := desc.Digest.Validate(); err != nil {
 		return nil, blob.NewError(err)
 	}
 	if offset < 0 || offset > desc.Size {
-		return nil, fmt.Errorf("offset %d is not in a blob of %d bytes", offset, desc.Size)
+		return nil, fmt.Errorf("offset %d is outside of a blob of %d bytes", offset, desc.Size)
 	}
 	d := &download{ctx: ctx, repo: r, desc: desc, pos: offset}
 	if offset == desc.Size && offset > 0 {
 		return d, nil
 	}
 	if err := d.open(); err != nil {
-		return nil, r.registry.explain(ctx, err)
+		return nil, r.registry.wrap(ctx, err)
 	}
 	return d, nil
 }
 
-// download is a blob that is received, in one request or several.
+// download receives one blob in one or more requests.
 type download struct {
 	ctx     context.Context
 	repo    *Repository
 	desc    ocispec.Descriptor
 	pos     int64
-	body    io.ReadCloser // nil where one must be asked for
-	ahead   int64         // bytes of body that are there already: the registry cannot skip them
-	exact   bool          // body is known to end where it should
-	attempt int           // since something came
+	body    io.ReadCloser // of the current request, or nil
+	skip    int64         // bytes of body to discard, because the registry ignored the requested range
+	exact   bool          // the body's Content-Length matches the descriptor
+	attempt int           // since the last progress
 	err     error
 }
 
@@ -56,7 +54,7 @@ func (d *download) Read(p []byte) (int, error) {
 	for d.err == nil {
 		left := d.desc.Size - d.pos
 		if left == 0 {
-			d.finish()
+			d.checkEnd()
 			break
 		}
 		if len(p) == 0 {
@@ -64,60 +62,59 @@ func (d *download) Read(p []byte) (int, error) {
 		}
 		var n int
 		var err error
-		if d.ahead > 0 {
+		if d.skip > 0 {
 			var skipped int64
-			skipped, err = io.CopyN(io.Discard, d.body, d.ahead)
-			d.ahead -= skipped
+			skipped, err = io.CopyN(io.Discard, d.body, d.skip)
+			d.skip -= skipped
 		} else {
 			n, err = d.body.Read(p[:min(int64(len(p)), left)])
 		}
 		if n > 0 {
 			d.pos += int64(n)
 			d.attempt = 0
-			// An error comes again at the next read, if it matters.
+			// An error recurs with the next read if it matters.
 			return n, nil
 		}
 		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		if err != nil {
-			d.mend(err)
+			d.resume(err)
 		}
 	}
 	return 0, d.err
 }
 
-// finish looks whether the registry has more than it should.
-func (d *download) finish() {
+// checkEnd sets d.err to EOF, or to an error if the body has more bytes than the blob.
+func (d *download) checkEnd() {
 	d.err = io.EOF
 	if d.body == nil || d.exact {
 		return
 	}
 	var more [1]byte
 	if n, _ := io.ReadFull(d.body, more[:]); n > 0 {
-		d.err = d.repo.registry.explain(d.ctx, answerErrorf("gives more bytes than the blob's descriptor says, %d", d.desc.Size))
+		d.err = d.repo.registry.wrap(d.ctx, protocolErrorf("returned more than the %d bytes of the blob's descriptor", d.desc.Size))
 	}
 }
 
-// mend asks for the rest after a body broke off with err, as often as it may; else
-// d.err is set.
-func (d *download) mend(err error) {
+// resume requests the rest after the body failed with err. It sets d.err if the retry budget is spent.
+func (d *download) resume(err error) {
 	d.body.Close()
 	d.body = nil
-	log := []any{slog.String("blob", d.desc.Digest.String()), slog.Int64("from", d.pos)}
-	if d.repo.registry.policy.again(d.ctx, d.attempt, nil, err, log...) {
+	log := []any{slog.String("blob", d.desc.Digest.String()), slog.Int64("offset", d.pos)}
+	if d.repo.registry.retry.retry(d.ctx, d.attempt, nil, err, log...) {
 		d.attempt++
-		err = d.open() // the request is repeated as often as it may be
+		err = d.open() // with retries of its own
 		if err == nil {
 			return
 		}
 	}
-	d.err = d.repo.registry.explain(d.ctx, err)
+	d.err = d.repo.registry.wrap(d.ctx, err)
 }
 
-// open asks for what is left.
+// open requests the rest of the blob.
 func (d *download) open() error {
-	req, err := d.repo.request(streaming(d.ctx, down), http.MethodGet, "blobs/"+d.desc.Digest.String(), auth.ActionPull)
+	req, err := d.repo.newRequest(withTransfer(d.ctx, receivesBlob), http.MethodGet, "blobs/"+d.desc.Digest.String(), auth.ActionPull)
 	if err != nil {
 		return err
 	}
@@ -134,28 +131,28 @@ func (d *download) open() error {
 	case http.StatusPartialContent:
 		var got httprange.ContentRange
 		if got, err = httprange.Parse(resp.Header.Get("Content-Range")); err != nil {
-			err = answerErrorf("sends part of a blob with an %v", err)
+			err = protocolErrorf("returned part of a blob with an %v", err)
 		} else if got.Start != d.pos {
-			err = answerErrorf("sends a blob from byte %d where byte %d was requested", got.Start, d.pos)
+			err = protocolErrorf("returned a blob from byte %d where byte %d was requested", got.Start, d.pos)
 		}
 		size = got.Size
 	case http.StatusRequestedRangeNotSatisfiable:
-		err = answerErrorf("says that the blob ends before byte %d where its descriptor says %d", d.pos, d.desc.Size)
+		err = protocolErrorf("says that the blob ends before byte %d where its descriptor says %d", d.pos, d.desc.Size)
 	default:
-		return refused(resp)
+		return newResponseError(resp)
 	}
 	if err == nil && size >= 0 && size != d.desc.Size {
-		err = answerErrorf("says that the blob has %d bytes where its descriptor says %d", size, d.desc.Size)
+		err = blobSizeError(size, d.desc)
 	}
 	if err != nil {
 		resp.Body.Close()
 		return err
 	}
-	d.body, d.ahead = resp.Body, 0
+	d.body, d.skip = resp.Body, 0
 	if resp.StatusCode == http.StatusOK {
-		d.ahead = d.pos
+		d.skip = d.pos
 	}
-	d.exact = resp.ContentLength == d.ahead+d.desc.Size-d.pos
+	d.exact = resp.ContentLength == d.skip+d.desc.Size-d.pos
 	return nil
 }
 

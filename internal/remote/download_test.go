@@ -87,7 +87,7 @@ func TestBrokenDownload(t *testing.T) {
 			}
 			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(b))
 		})
-		reg := registry.client(t, func(opts *Options) { opts.Stall = 300 * time.Millisecond })
+		reg := registry.client(t, func(opts *Options) { opts.IdleTimeout = 300 * time.Millisecond })
 		got, err := pull(t.Context(), repository(t, reg, "some/where"), desc, 0)
 		if err != nil || !bytes.Equal(got, b) {
 			t.Errorf("got %d bytes, error %v", len(got), err)
@@ -133,12 +133,12 @@ func TestRegistryThatLies(t *testing.T) {
 		do     func(ctx context.Context, repo *Repository) error
 		want   string
 	}{
-		"a manifest that is another one":      {manifest("", []byte("{}")), get(d.String()), "gives a manifest with digest " + string(digest.FromString("{}"))},
-		"a manifest said to be another one":   {manifest(other.String(), b), get(d.String()), "gives something else, " + other.String()},
-		"a tagged manifest unlike its digest": {manifest(other.String(), b), get("v1"), "which is to have " + other.String()},
-		"a digest that is none":               {manifest("sha256:abc", b), get("v1"), `gives "sha256:abc" as digest`},
-		"resolved to another one":             {manifest(other.String(), b), resolve(d.String()), "gives something else"},
-		"a manifest without end":              {manifest("", make([]byte, oci.MaxManifestSize+1)), get("v1"), "more than 4 MiB"},
+		"a manifest that is another one":      {manifest("", []byte("{}")), get(d.String()), "returned a manifest with digest " + string(digest.FromString("{}"))},
+		"a manifest said to be another one":   {manifest(other.String(), b), get(d.String()), "returned digest " + other.String()},
+		"a tagged manifest unlike its digest": {manifest(other.String(), b), get("v1"), ": want " + other.String()},
+		"a digest that is none":               {manifest("sha256:abc", b), get("v1"), `returned digest "sha256:abc"`},
+		"resolved to another one":             {manifest(other.String(), b), resolve(d.String()), "returned digest"},
+		"a manifest without end":              {manifest("", make([]byte, oci.MaxManifestSize+1)), get("v1"), "more than 4194304 bytes"},
 		"a manifest that ends early": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			w.Write(b)
@@ -148,7 +148,7 @@ func TestRegistryThatLies(t *testing.T) {
 		"a blob that goes on": {func(w http.ResponseWriter, r *http.Request) {
 			w.(http.Flusher).Flush()
 			w.Write(b)
-		}, download(ocispec.Descriptor{Digest: d, Size: int64(len(b) - 1)}, 0), "gives more bytes"},
+		}, download(ocispec.Descriptor{Digest: d, Size: int64(len(b) - 1)}, 0), "returned more than the"},
 		"a part that is another one": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Range", "bytes 3-9/"+strconv.Itoa(len(b)))
 			w.WriteHeader(http.StatusPartialContent)
@@ -219,7 +219,7 @@ func TestRedirects(t *testing.T) {
 		}
 		return registry, err
 	}
-	allowed := func(opts *Options) { opts.Elsewhere = true }
+	allowed := func(opts *Options) { opts.AllowRedirects = true }
 	refusedOnes := func(*Options) {}
 	blobs := func(repo *Repository) error {
 		got, err := pull(t.Context(), repo, desc, 5)
@@ -242,22 +242,22 @@ func TestRedirects(t *testing.T) {
 	})
 	t.Run("are refused if not allowed", func(t *testing.T) {
 		registry, err := run(t, cdn.URL, refusedOnes, blobs)
-		wantError(t, err, registry.host(), "redirects to "+cdn.host(), "not allowed")
+		wantError(t, err, registry.host(), "redirected a blob download to "+cdn.host(), "not allowed")
 	})
 	t.Run("to HTTP are refused", func(t *testing.T) {
 		registry, err := run(t, plainCDN.URL, allowed, blobs)
-		wantError(t, err, registry.host(), "redirects from HTTPS to "+plainCDN.URL)
+		wantError(t, err, registry.host(), "redirected from HTTPS to "+plainCDN.URL)
 	})
 	t.Run("to whom the system's CAs do not know are refused", func(t *testing.T) {
-		registry, err := run(t, cdn.URL, func(opts *Options) { opts.Elsewhere, opts.cdnTLS = true, &tls.Config{RootCAs: x509.NewCertPool()} }, blobs)
-		wantError(t, err, registry.host(), "which leads to "+cdn.host(), "not trusted")
+		registry, err := run(t, cdn.URL, func(opts *Options) { opts.AllowRedirects, opts.cdnTLS = true, &tls.Config{RootCAs: x509.NewCertPool()} }, blobs)
+		wantError(t, err, registry.host(), "request to "+cdn.host(), "untrusted CA")
 	})
 	t.Run("of manifests are refused", func(t *testing.T) {
 		registry, err := run(t, cdn.URL, allowed, func(repo *Repository) error {
 			_, _, err := repo.Manifest(t.Context(), "v1")
 			return err
 		})
-		wantError(t, err, registry.host(), "redirects to "+cdn.host(), "for blobs only")
+		wantError(t, err, registry.host(), "redirected to "+cdn.host(), "for blobs only")
 	})
 }
 
@@ -269,20 +269,20 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		change func(*Options)
 		want   []string
 	}{
-		"HTTPS where there is HTTP": {true, ok, func(opts *Options) { opts.PlainHTTP = false }, []string{"speaks HTTP and not HTTPS", "--plain-http"}},
-		"HTTP where there is HTTPS": {false, ok, func(opts *Options) { opts.PlainHTTP = true }, []string{"leave out --plain-http"}},
-		"a CA that nobody knows":    {false, ok, func(opts *Options) { opts.TLS = nil }, []string{"not trusted", "--ca-file"}},
-		"a certificate for another": {false, ok, func(opts *Options) { opts.TLS.ServerName = "elsewhere.example" }, []string{"not valid for it", "elsewhere.example"}},
+		"HTTPS where there is HTTP": {true, ok, func(opts *Options) { opts.PlainHTTP = false }, []string{"serves HTTP, not HTTPS", "--plain-http"}},
+		"HTTP where there is HTTPS": {false, ok, func(opts *Options) { opts.PlainHTTP = true }, []string{"omit --plain-http"}},
+		"a CA that nobody knows":    {false, ok, func(opts *Options) { opts.TLS = nil }, []string{"untrusted CA", "--ca-file"}},
+		"a certificate for another": {false, ok, func(opts *Options) { opts.TLS.ServerName = "elsewhere.example" }, []string{"invalid certificate", "elsewhere.example"}},
 		"no credential": {true, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("WWW-Authenticate", "Basic")
 			w.WriteHeader(401)
-		}, func(opts *Options) { opts.Credential = nil }, []string{"wants a credential", "docker login", "--password-stdin"}},
+		}, func(opts *Options) { opts.Credential = nil }, []string{"requires a credential", "docker login", "--password-stdin"}},
 		"a wrong credential": {true, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("WWW-Authenticate", "Basic")
 			say(w, 401, "UNAUTHORIZED")
-		}, nil, []string{"does not let in", "docker login", "so says the test"}},
-		"forbidden":         {true, func(w http.ResponseWriter, r *http.Request) { say(w, 403, "DENIED") }, nil, []string{"forbids it", "docker login"}},
-		"too many requests": {true, func(w http.ResponseWriter, r *http.Request) { say(w, 429, "TOOMANYREQUESTS") }, nil, []string{"limits how often", "later"}},
+		}, nil, []string{"rejected the credential", "docker login", "so says the test"}},
+		"forbidden":         {true, func(w http.ResponseWriter, r *http.Request) { say(w, 403, "DENIED") }, nil, []string{"denied access", "docker login"}},
+		"too many requests": {true, func(w http.ResponseWriter, r *http.Request) { say(w, 429, "TOOMANYREQUESTS") }, nil, []string{"limits the request rate", "later"}},
 		"down":              {true, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) }, nil, []string{"503"}},
 		"no registry":       {true, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(404) }, nil, []string{"not found"}},
 		"nobody there":      {true, ok, func(opts *Options) { opts.Host = "127.0.0.1:1" }, []string{"refused"}},

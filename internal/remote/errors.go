@@ -11,9 +11,11 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/errdef"
 	"oras.land/oras-go/v2/registry/remote/auth"
 	"oras.land/oras-go/v2/registry/remote/errcode"
@@ -21,86 +23,12 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
-// answerError is about an answer that is wrong and will be wrong again. Its text
-// follows the registry's name.
-type answerError struct{ text string }
-
-// Error implements error.
-func (e *answerError) Error() string { return e.text }
-
-func answerErrorf(format string, args ...any) error {
-	return &answerError{fmt.Sprintf(format, args...)}
-}
-
-// refusal is an answer that says no.
-type refusal struct {
-	*errcode.ErrorResponse
-	retryAfter time.Duration
-}
-
-// Unwrap returns what the registry said.
-func (r *refusal) Unwrap() error { return r.ErrorResponse }
-
-// maxErrorBody bounds what is read of an answer that says no.
-const maxErrorBody = 8 << 10
-
-// refused is the error about an answer that says no. It closes its body.
-func refused(resp *http.Response) error {
-	defer resp.Body.Close()
-	said := &errcode.ErrorResponse{Method: resp.Request.Method, URL: resp.Request.URL, StatusCode: resp.StatusCode}
-	var body struct {
-		Errors errcode.Errors `json:"errors"`
-	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxErrorBody)).Decode(&body); err == nil {
-		said.Errors = body.Errors
-	}
-	return &refusal{said, retryAfter(resp, time.Now())}
-}
-
-// status is the status of an answer that said no, or 0.
-func status(err error) int {
-	var response *errcode.ErrorResponse
-	if errors.As(err, &response) {
-		return response.StatusCode
-	}
-	return 0
-}
-
-// hasCode tells whether the registry gave that reason.
-func hasCode(err error, codes ...string) bool {
-	var response *errcode.ErrorResponse
-	if !errors.As(err, &response) {
-		return false
-	}
-	for _, e := range response.Errors {
-		for _, code := range codes {
-			if e.Code == code {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// explained is an error that says what to do.
-type explained struct {
-	text string
-	err  error
-}
-
-// Error implements error.
-func (e *explained) Error() string { return e.text }
-
-// Unwrap returns the cause.
-func (e *explained) Unwrap() error { return e.err }
-
-// explain says of an error which registry it is about, and what to do. Errors
-// about content ([blob.Error]) it leaves alone.
-func (r *Registry) explain(ctx context.Context, err error) error {
+// wrap adds the registry's name and a remedy to an error. It returns errors about content ([blob.Error]) as they are.
+func (r *Registry) wrap(ctx context.Context, err error) error {
 	var (
 		content   *blob.Error
-		done      *explained
-		answer    *answerError
+		wrapped   *wrappedError
+		protocol  *protocolError
 		response  *errcode.ErrorResponse
 		untrusted *tls.CertificateVerificationError
 		unknown   x509.UnknownAuthorityError
@@ -109,25 +37,24 @@ func (r *Registry) explain(ctx context.Context, err error) error {
 		alert     tls.AlertError
 		notTLS    tls.RecordHeaderError
 	)
-	if err == nil || errors.As(err, &content) || errors.As(err, &done) {
+	if err == nil || errors.As(err, &content) || errors.As(err, &wrapped) {
 		return err
 	}
-	host := r.Host()
-	name := "registry " + host
-	if at := atHost(err); at != "" && at != host {
-		name += ", which leads to " + at
+	name := "registry " + r.Host()
+	if host := requestHost(err); host != "" && host != r.Host() {
+		name += " (request to " + host + ")"
 	}
-	say := func(format string, args ...any) error {
-		return &explained{scrub(name + fmt.Sprintf(format, args...)), err}
+	wrapf := func(format string, args ...any) error {
+		return &wrappedError{redact(name + fmt.Sprintf(format, args...)), err}
 	}
-	plain := withoutURL(err)
+	cause := withoutURL(err)
 	switch {
 	case ctx.Err() != nil:
-		return &explained{name + ": " + ctx.Err().Error(), ctx.Err()}
-	case errors.As(err, &answer):
-		return say(" %s", answer.text)
+		return &wrappedError{name + ": " + ctx.Err().Error(), ctx.Err()}
+	case errors.As(err, &protocol):
+		return wrapf(" %s", protocol.text)
 	case errors.Is(err, auth.ErrBasicCredentialNotFound):
-		return say(" wants a credential, and there is none: %s", r.login)
+		return wrapf(" requires a credential: %s", r.loginHint)
 	case errors.As(err, &response):
 		reason := fmt.Sprintf("%d %s", response.StatusCode, http.StatusText(response.StatusCode))
 		if len(response.Errors) > 0 {
@@ -135,43 +62,112 @@ func (r *Registry) explain(ctx context.Context, err error) error {
 		}
 		switch response.StatusCode {
 		case http.StatusUnauthorized:
-			return say(" does not let in (%s): %s", reason, r.login)
+			return wrapf(" rejected the credential (%s): %s", reason, r.loginHint)
 		case http.StatusForbidden:
-			return say(" forbids it (%s): the credential does not permit this, or there is none: %s", reason, r.login)
+			return wrapf(" denied access (%s): the credential lacks this permission or is missing: %s", reason, r.loginHint)
 		case http.StatusNotFound:
-			err = &notFound{err}
-			return say(": not found (%s)", reason)
+			err = &notFoundError{err}
+			return wrapf(": not found (%s)", reason)
 		case http.StatusBadRequest:
 			if r.remote.PlainHTTP && len(response.Errors) == 0 {
-				return say(" answers with %s: if it wants HTTPS, leave out --plain-http", reason)
+				return wrapf(" responded with %s: if it requires HTTPS, omit --plain-http", reason)
 			}
 		case http.StatusTooManyRequests:
-			return say(" limits how often it is asked (%s): try again later, or log in", reason)
+			return wrapf(" limits the request rate (%s): retry later, or log in", reason)
 		}
-		return say(" answers %s with %s", response.Method, reason)
+		return wrapf(" responded to %s with %s", response.Method, reason)
 	case errors.Is(err, errdef.ErrNotFound):
-		return say(": not found")
+		return wrapf(": not found")
 	case errors.As(err, &otherName), errors.As(err, &invalid):
-		return say(" has a certificate that is not valid for it: %v", plain)
+		return wrapf(" has an invalid certificate: %v", cause)
 	case errors.As(err, &untrusted), errors.As(err, &unknown):
-		return say(" has a certificate of a CA that is not trusted (%v): give the CA's certificate with --ca-file", plain)
+		return wrapf(" has a certificate of an untrusted CA (%v): pass the CA's certificate with --ca-file", cause)
 	case errors.As(err, &alert):
-		return say(" breaks off the TLS handshake (%v): it may want a client certificate", plain)
+		return wrapf(" aborted the TLS handshake (%v): it may require a client certificate", cause)
 	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, &notTLS):
-		return say(" speaks HTTP and not HTTPS: give --plain-http if that is how it is meant")
-	case errors.Is(err, errStalled):
-		return say(": %v", errStalled)
+		return wrapf(" serves HTTP, not HTTPS: pass --plain-http if that is intended")
+	case errors.Is(err, errIdleTimeout):
+		return wrapf(": %v", errIdleTimeout)
 	}
-	return say(": %v", plain)
+	return wrapf(": %v", cause)
 }
 
-// notFound is an [errdef.ErrNotFound] with what the registry said.
-type notFound struct{ error }
+// wrappedError is an error with the registry's name and a remedy.
+type wrappedError struct {
+	text string
+	err  error
+}
+
+// Error implements error.
+func (e *wrappedError) Error() string { return e.text }
+
+// Unwrap returns the cause.
+func (e *wrappedError) Unwrap() error { return e.err }
+
+// notFoundError is an [errdef.ErrNotFound] with the registry's response.
+type notFoundError struct{ error }
 
 // Unwrap returns both.
-func (e *notFound) Unwrap() []error { return []error{errdef.ErrNotFound, e.error} }
+func (e *notFoundError) Unwrap() []error { return []error{errdef.ErrNotFound, e.error} }
 
-// withoutURL is the error without the URL that net/http puts before it.
+// protocolError is a response that is wrong and will be wrong again, so the request is not retried. Its text follows
+// the registry's name.
+type protocolError struct{ text string }
+
+// Error implements error.
+func (e *protocolError) Error() string { return e.text }
+
+func protocolErrorf(format string, args ...any) error {
+	return &protocolError{fmt.Sprintf(format, args...)}
+}
+
+// blobSizeError is the error about a blob that has another size in the registry than desc's.
+func blobSizeError(size int64, desc ocispec.Descriptor) error {
+	return protocolErrorf("says that the blob has %d bytes where its descriptor says %d", size, desc.Size)
+}
+
+// responseError is a response with an error status.
+type responseError struct {
+	*errcode.ErrorResponse
+	retryAfter time.Duration
+}
+
+// Unwrap returns the registry's errors.
+func (r *responseError) Unwrap() error { return r.ErrorResponse }
+
+// maxErrorBody limits how much is read of an error response, in bytes.
+const maxErrorBody = 8 << 10
+
+// newResponseError reads an error response and closes its body.
+func newResponseError(resp *http.Response) error {
+	defer resp.Body.Close()
+	response := &errcode.ErrorResponse{Method: resp.Request.Method, URL: resp.Request.URL, StatusCode: resp.StatusCode}
+	var body struct {
+		Errors errcode.Errors `json:"errors"`
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxErrorBody)).Decode(&body); err == nil {
+		response.Errors = body.Errors
+	}
+	return &responseError{response, retryAfter(resp, time.Now())}
+}
+
+// statusCode returns the status of an error response, or 0 for other errors.
+func statusCode(err error) int {
+	var response *errcode.ErrorResponse
+	if errors.As(err, &response) {
+		return response.StatusCode
+	}
+	return 0
+}
+
+// hasErrorCode reports whether the registry's response has one of the error codes.
+func hasErrorCode(err error, codes ...string) bool {
+	var response *errcode.ErrorResponse
+	return errors.As(err, &response) &&
+		slices.ContainsFunc(response.Errors, func(e errcode.Error) bool { return slices.Contains(codes, e.Code) })
+}
+
+// withoutURL strips the URL that net/http adds to errors.
 func withoutURL(err error) error {
 	for {
 		var failed *url.Error
@@ -182,23 +178,23 @@ func withoutURL(err error) error {
 	}
 }
 
-// atHost is the host that a request was for that failed, or "".
-func atHost(err error) string {
+// requestHost returns the host of the request that failed with err, or "".
+func requestHost(err error) string {
 	var failed *url.Error
 	if !errors.As(err, &failed) {
 		return ""
 	}
-	at, err := url.Parse(failed.URL)
+	u, err := url.Parse(failed.URL)
 	if err != nil {
 		return ""
 	}
-	return at.Host
+	return u.Host
 }
 
-// secrets are what a URL may have in it that is not for everybody: a password, and
-// in its query a signature or the state of an upload.
-var secrets = regexp.MustCompile(`(//)[^/\s"@]*@|\?[^\s"']*=[^\s"']*`)
+// urlSecrets matches the parts of a URL that may be secret: a password and, in its query, a signature or the state
+// of an upload.
+var urlSecrets = regexp.MustCompile(`(//)[^/\s"@]*@|\?[^\s"']*=[^\s"']*`)
 
-func scrub(text string) string {
-	return strings.TrimSpace(secrets.ReplaceAllString(text, "$1"))
+func redact(text string) string {
+	return strings.TrimSpace(urlSecrets.ReplaceAllString(text, "$1"))
 }

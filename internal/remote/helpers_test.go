@@ -24,8 +24,6 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/sirupsen/logrus"
 	"oras.land/oras-go/v2/registry/remote/auth"
-
-	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
 const (
@@ -190,15 +188,11 @@ func opener(b []byte) func() (io.ReadCloser, error) {
 	return func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }
 }
 
-// fileOpener opens b as a part of a file, with something before and after it.
+// fileOpener opens b as a file.
 func fileOpener(t testing.TB, b []byte) func() (io.ReadCloser, error) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "file")
-	whole := append(append([]byte("before"), b...), "after"...)
-	if err := os.WriteFile(path, whole, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return func() (io.ReadCloser, error) { return blob.OpenPart(path, int64(len("before")), int64(len(b))) }
+	path := writeFile(t, b)
+	return func() (io.ReadCloser, error) { return os.Open(path) }
 }
 
 // put has the registry have a blob.
@@ -312,9 +306,11 @@ func (r *testRegistry) clientTLS() *tls.Config {
 	return r.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
 }
 
-func mustWrite(t testing.TB, path string, b []byte) {
+func writeFile(t testing.TB, b []byte) string {
 	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return path
 }

@@ -310,8 +310,8 @@ func faultyRun(t *testing.T, seed uint64, registry *testRegistry, fronts *sync.M
 	}()
 	reg := registry.client(t, func(opts *Options) {
 		l.over(opts)
-		opts.Stall = 800 * time.Millisecond
-		opts.answer = 1200 * time.Millisecond
+		opts.IdleTimeout = 800 * time.Millisecond
+		opts.responseTimeout = 1200 * time.Millisecond
 		opts.Log = log
 		if permanent != "" {
 			opts.Retries = 3
@@ -361,9 +361,9 @@ func faultyRun(t *testing.T, seed uint64, registry *testRegistry, fronts *sync.M
 		}
 		right := map[string]bool{
 			reset:         strings.Contains(err.Error(), "reset") || strings.Contains(err.Error(), "EOF") || strings.Contains(err.Error(), "broken pipe") || strings.Contains(err.Error(), "closed"),
-			stall:         errors.Is(err, errStalled) || strings.Contains(err.Error(), "timeout"),
-			"forbidden":   status(err) == http.StatusForbidden,
-			"unavailable": status(err) == http.StatusServiceUnavailable,
+			stall:         errors.Is(err, errIdleTimeout) || strings.Contains(err.Error(), "timeout"),
+			"forbidden":   statusCode(err) == http.StatusForbidden,
+			"unavailable": statusCode(err) == http.StatusServiceUnavailable,
 			"content":     true,
 		}
 		if !right[permanent] {
@@ -415,14 +415,11 @@ func TestPushOverALinkThatBreaksEvery200MB(t *testing.T) {
 	})
 	repo := repository(t, reg, "large")
 	start := time.Now()
-	_, err := repo.PushBlob(t.Context(), desc, "", func() (io.ReadCloser, error) { return blob.OpenPart(path, 0, size) }, nil)
+	_, err := repo.PushBlob(t.Context(), desc, "", func() (io.ReadCloser, error) { return os.Open(path) }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	checkWire(t, "push", l.wire.Load(), size, time.Since(start))
-	if reg.fromFiles.Load() < size {
-		t.Errorf("only %d bytes went from the file by themselves", reg.fromFiles.Load())
-	}
 
 	up.Store(false)
 	reg.Close() // its connections are still those that break on the way up

@@ -1,9 +1,7 @@
-// Package remote talks to registries over HTTP: it resolves references, lists, and
-// moves manifests and blobs in both directions, through connections that break,
-// stall and lie. Blobs are continued where they broke off.
+// Package remote is a registry client that resumes interrupted uploads and downloads and verifies what it uploads.
 //
-// It knows nothing of images: what belongs to one, and in which order it goes, is
-// its callers' business. It stores nothing.
+// It transfers single manifests and blobs. Package images decides what belongs to an image and in which order to
+// copy it. Package remote stores nothing and reads no credential files.
 package remote
 
 import (
@@ -15,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"oras.land/oras-go/v2/registry/remote"
@@ -25,157 +22,138 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// Options tell how a registry is reached.
+// Options configure a [Registry].
 type Options struct {
-	// Host is the registry's name and port, as in zarf-registry.zarf.svc:5000. It
-	// is what the credential is for, and what the registry's certificate is
-	// checked for unless TLS says otherwise. docker.io is registry-1.docker.io.
+	// Host is the registry's host name and port, as in zarf-registry.zarf.svc:5000. The credential is sent only to
+	// this host, and its certificate is verified for this name unless TLS says otherwise. docker.io is
+	// registry-1.docker.io.
 	Host string
-	// DialContext opens a connection to the registry, for each of which Host, with
-	// a port, is passed to it: through a port-forward, for example. No proxy is
-	// used then. Nil dials Host itself, or the proxy that the environment names
-	// (HTTPS_PROXY, NO_PROXY).
+	// DialContext opens connections to the registry, for example through a port-forward. It gets Host, with a port,
+	// and disables HTTP proxies. Nil dials Host, or the proxy from the environment (HTTPS_PROXY, NO_PROXY).
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
-	// TLS holds the trusted CAs and the client's certificate. Nil trusts the
-	// system's CAs. It is not changed.
+	// TLS holds the trusted CAs and the client certificate. Nil trusts the system's CAs. It is not modified.
 	TLS *tls.Config
-	// PlainHTTP does without TLS. It must be asked for: nothing falls back to it.
+	// PlainHTTP disables TLS. The client never falls back to it.
 	PlainHTTP bool
-	// Credential is asked for Host's credential when the registry wants one, and
-	// for no other host's. Host gets it, or the token server that Host names; no
-	// host to which it redirects does. Nil is anonymous.
+	// Credential returns Host's credential. It is called when the registry asks for one, and for no other host. The
+	// credential goes to Host or to the token server that Host names, never to a redirect's target. Nil is anonymous.
 	Credential auth.CredentialFunc
-	// Login is what errors advise where the credential is missing or refused. "" is to
-	// log in with docker login or to give flags.
-	Login string
-	// Retries is how often a request is tried again that failed for a reason that
-	// may pass, and a blob that broke off continued without getting further. 0 is
-	// [DefaultRetries], less than 0 is never.
+	// LoginHint ends errors about a missing or rejected credential. Empty suggests docker login and flags.
+	LoginHint string
+	// Retries is the retry budget of a request that fails for a transient reason, and of a blob transfer that makes
+	// no progress. 0 is [DefaultRetries]; negative disables retries.
 	Retries int
-	// Stall is how long nothing may move: a request whose body stands still, and an
-	// answer that does not begin or stands still, is broken off, and tried again or
-	// continued. Answers to what was sent whole have 5 minutes to begin. 0 is
-	// [DefaultStall].
-	Stall time.Duration
-	// Connections is how many connections are kept that are not in use. 0 is 6.
-	Connections int
-	// Elsewhere lets the registry redirect the download of a blob to another host,
-	// as those do that keep blobs in S3 or behind a CDN. The other host gets
-	// neither credential nor client certificate, is checked against the system's
-	// CAs, and is never reached over HTTP if the registry is over HTTPS.
-	Elsewhere bool
-	// Log gets a line when something is tried again. Nil is silent.
+	// IdleTimeout aborts a request whose body or response transfers no data for this long. It is then retried or
+	// resumed. After the whole body was sent, the response may take 5 minutes. 0 is [DefaultIdleTimeout].
+	IdleTimeout time.Duration
+	// MaxIdleConns is how many idle connections are kept open. 0 is 6.
+	MaxIdleConns int
+	// AllowRedirects lets the registry redirect blob downloads to other hosts, as registries do that keep blobs in
+	// S3 or behind a CDN. The other host gets neither credential nor client certificate, is verified with the
+	// system's CAs, and must use HTTPS if the registry does.
+	AllowRedirects bool
+	// Log gets a line for each retry. Nil discards it.
 	Log *slog.Logger
 
-	sleep  func(ctx context.Context, pause time.Duration) error // tests do not wait; nil is [sleep]
-	answer time.Duration                                        // tests wait shorter; 0 is [responseTimeout]
-	cdnTLS *tls.Config                                          // tests have no system CAs; nil trusts those
+	sleep           func(ctx context.Context, delay time.Duration) error // set by tests; nil is [sleep]
+	responseTimeout time.Duration                                        // set by tests; 0 is [defaultResponseTimeout]
+	cdnTLS          *tls.Config                                          // set by tests; nil trusts the system's CAs
 }
 
 const (
-	// DefaultRetries is how often something is tried again. With the pauses between
-	// (0.25 s, doubling up to 8 s; 16 to 32 s in all) that outlasts the restart of a
-	// registry's pod.
+	// DefaultRetries outlasts the restart of a registry's pod: the delays grow from 0.25 s to 8 s and add up to
+	// between 16 and 32 seconds.
 	DefaultRetries = 8
 
-	// DefaultStall is how long nothing may move. TCP repeats a lost packet after
-	// 0.2 s, doubling: a link that was away for half of it has moved again.
-	DefaultStall = time.Minute
+	// DefaultIdleTimeout leaves room for TCP, which retransmits a lost packet after 0.2 s, doubling: after an outage
+	// of half this time, data flows again.
+	DefaultIdleTimeout = time.Minute
 
-	defaultConnections = 6
+	defaultMaxIdleConns = 6
 
-	// responseTimeout is for the answer after all of a body was sent. A registry
-	// on S3 copies a large blob's parts before it answers, which takes minutes.
-	responseTimeout = 5 * time.Minute
-
-	// writeBuffer holds a request with its manifest, for most.
-	writeBuffer = 64 << 10
+	// defaultResponseTimeout applies after the whole body was sent. A registry on S3 copies a large blob's parts
+	// before it responds, which takes minutes.
+	defaultResponseTimeout = 5 * time.Minute
 )
 
-// Registry is a registry. It is safe for concurrent use.
+// Registry is a client of one registry. It is safe for concurrent use.
 type Registry struct {
-	remote *remote.Registry
-	client *auth.Client
-	policy *policy
-	watch  watcher
-	close  func()
-	login  string // what to do about the credential
-
-	fromFiles atomic.Int64 // bytes that went from files to sockets by themselves
+	remote    *remote.Registry
+	client    *auth.Client
+	retry     *retryPolicy
+	timeouts  idleTimeouts
+	closeIdle func()
+	loginHint string
 
 	mu           sync.Mutex
 	repositories map[string]*Repository
 }
 
-// New prepares a client. It does not connect.
+// New returns a client. It does not connect.
 func New(opts Options) (*Registry, error) {
 	reg, err := remote.NewRegistry(opts.Host)
 	if err != nil {
 		return nil, fmt.Errorf("registry %q: %w", opts.Host, err)
 	}
-	if opts.Retries == 0 {
-		opts.Retries = DefaultRetries
+	host := reg.Reference.Host()
+	if opts.IdleTimeout <= 0 {
+		opts.IdleTimeout = DefaultIdleTimeout
 	}
-	if opts.Stall <= 0 {
-		opts.Stall = DefaultStall
-	}
-	if opts.Connections <= 0 {
-		opts.Connections = defaultConnections
+	if opts.MaxIdleConns <= 0 {
+		opts.MaxIdleConns = defaultMaxIdleConns
 	}
 	if opts.sleep == nil {
 		opts.sleep = sleep
 	}
-	if opts.answer == 0 {
-		opts.answer = responseTimeout
-	}
+	opts.responseTimeout = cmp.Or(opts.responseTimeout, defaultResponseTimeout)
 	r := &Registry{
-		login:        cmp.Or(opts.Login, fmt.Sprintf("log in with docker login %s, or give --username and --password-stdin", reg.Reference.Host())),
 		remote:       reg,
-		policy:       &policy{retries: opts.Retries, log: opts.Log, host: reg.Reference.Host(), sleep: opts.sleep},
-		watch:        watcher{stall: opts.Stall, answer: opts.answer},
+		retry:        &retryPolicy{budget: cmp.Or(opts.Retries, DefaultRetries), log: opts.Log, host: host, sleep: opts.sleep},
+		timeouts:     idleTimeouts{idle: opts.IdleTimeout, response: opts.responseTimeout},
+		loginHint:    opts.LoginHint,
 		repositories: map[string]*Repository{},
 	}
-	ways := newRoutes(r, opts)
-	r.close = ways.closeIdle
+	if r.loginHint == "" {
+		r.loginHint = fmt.Sprintf("log in with docker login %s, or pass --username and --password-stdin", host)
+	}
+	router := newHostRouter(host, opts)
+	r.closeIdle = router.closeIdle
 	r.client = &auth.Client{
 		Client: &http.Client{
-			Transport:     &repeater{ways, r.policy, r.watch},
-			CheckRedirect: ways.checkRedirect,
+			Transport:     &retryTransport{router, r.retry, r.timeouts},
+			CheckRedirect: router.checkRedirect,
 		},
 		Cache: auth.NewCache(),
 	}
 	if opts.Credential != nil {
-		r.client.Credential = func(ctx context.Context, host string) (auth.Credential, error) {
-			if host != reg.Reference.Host() {
+		r.client.Credential = func(ctx context.Context, asking string) (auth.Credential, error) {
+			if asking != host {
 				return auth.EmptyCredential, nil
 			}
-			return opts.Credential(ctx, host)
+			return opts.Credential(ctx, asking)
 		}
 	}
 	r.client.SetUserAgent("zarf-registry/" + version.Version)
 	reg.Client = r.client
 	reg.PlainHTTP = opts.PlainHTTP
-	// The former list of referrers is left to the registry's own garbage collection:
-	// most registries let nobody delete.
+	// The registry's own garbage collection removes outdated referrers lists: most registries allow no deletes.
 	reg.SkipReferrersGC = true
 	reg.MaxMetadataBytes = oci.MaxManifestSize
 	return r, nil
 }
 
-// Host is the registry's name and port.
+// Host returns the registry's host name and port.
 func (r *Registry) Host() string { return r.remote.Reference.Host() }
 
-// Ping asks whether the registry is there and lets the client in: what is wrong
-// with the way to it should be known before there is much to send.
+// Ping checks that the registry can be reached and accepts the credential.
 func (r *Registry) Ping(ctx context.Context) error {
-	return r.explain(ctx, r.remote.Ping(ctx))
+	return r.wrap(ctx, r.remote.Ping(ctx))
 }
 
-// Close ends the connections that are not in use.
-func (r *Registry) Close() { r.close() }
+// Close closes idle connections.
+func (r *Registry) Close() { r.closeIdle() }
 
-// Repository is the repository of that name, which need not exist. It does not
-// connect.
+// Repository returns the repository of that name, which need not exist. It does not connect.
 func (r *Registry) Repository(name string) (*Repository, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -191,27 +169,20 @@ func (r *Registry) Repository(name string) (*Repository, error) {
 	return repo, nil
 }
 
-// Repositories calls each with the names of the registry's repositories, in the
-// pages that the registry gives. It ends with each's first error.
-func (r *Registry) Repositories(ctx context.Context, each func(names []string) error) error {
-	return r.listed(ctx, func(own *ownError) error {
-		return r.remote.Repositories(ctx, "", func(names []string) error { return own.keep(each(names)) })
+// Repositories calls yield with each page of the registry's repository names, and stops at yield's first error.
+func (r *Registry) Repositories(ctx context.Context, yield func(names []string) error) error {
+	return list(ctx, r, yield, func(yield func([]string) error) error { return r.remote.Repositories(ctx, "", yield) })
+}
+
+// list calls query with yield. It returns yield's error as it is, and wraps the registry's.
+func list[T any](ctx context.Context, r *Registry, yield func([]T) error, query func(func([]T) error) error) error {
+	var yieldErr error
+	err := query(func(page []T) error {
+		yieldErr = yield(page)
+		return yieldErr
 	})
-}
-
-// ownError is an error of a caller's function, which is returned as it is.
-type ownError struct{ err error }
-
-func (o *ownError) keep(err error) error {
-	o.err = err
-	return err
-}
-
-func (r *Registry) listed(ctx context.Context, list func(*ownError) error) error {
-	var own ownError
-	err := list(&own)
-	if own.err != nil {
-		return own.err
+	if yieldErr != nil {
+		return yieldErr
 	}
-	return r.explain(ctx, err)
+	return r.wrap(ctx, err)
 }

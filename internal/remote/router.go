@@ -1,0 +1,135 @@
+package remote
+
+import (
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+const (
+	dialTimeout = 30 * time.Second // as http.DefaultTransport
+
+	// maxRedirects is the limit of browsers and net/http.
+	maxRedirects = 10
+
+	// writeBufferSize holds a request and, in most cases, its manifest.
+	writeBufferSize = 64 << 10
+)
+
+// hostRouter sends requests to the registry, its token server and the hosts to which it redirects, each with the
+// trust and client certificate that they may have.
+type hostRouter struct {
+	host           string
+	allowRedirects bool
+	registry       *http.Transport
+	tokens         *http.Transport // trusts the registry's CAs, without a client certificate
+	blobs          *http.Transport // trusts the system's CAs, without a client certificate
+	servers        tokenServers
+}
+
+func newHostRouter(host string, opts Options) *hostRouter {
+	tokensTLS := opts.TLS.Clone()
+	if tokensTLS != nil {
+		tokensTLS.Certificates, tokensTLS.GetClientCertificate, tokensTLS.ServerName = nil, nil, ""
+	}
+	return &hostRouter{
+		host:           host,
+		allowRedirects: opts.AllowRedirects,
+		registry:       newTransport(opts, opts.DialContext, opts.TLS.Clone()),
+		tokens:         newTransport(opts, nil, tokensTLS),
+		blobs:          newTransport(opts, nil, opts.cdnTLS),
+		servers:        tokenServers{paths: map[string]string{}, realms: map[string]*url.URL{}},
+	}
+}
+
+func newTransport(opts Options, dial dialFunc, config *tls.Config) *http.Transport {
+	// HTTP/2 would send concurrent blobs over one connection, where they share a flow-control window.
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	t := &http.Transport{
+		Protocols:             &protocols,
+		TLSClientConfig:       config,
+		TLSHandshakeTimeout:   10 * time.Second, // as http.DefaultTransport
+		ResponseHeaderTimeout: opts.responseTimeout,
+		MaxIdleConnsPerHost:   opts.MaxIdleConns,
+		IdleConnTimeout:       90 * time.Second, // as http.DefaultTransport
+		WriteBufferSize:       writeBufferSize,
+		DisableCompression:    true, // digests and sizes are those of the stored content
+	}
+	if dial == nil {
+		t.Proxy = http.ProxyFromEnvironment
+		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	}
+	t.DialContext = dialWithGrace(dial)
+	return t
+}
+
+func (h *hostRouter) closeIdle() {
+	h.registry.CloseIdleConnections()
+	h.tokens.CloseIdleConnections()
+	h.blobs.CloseIdleConnections()
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (h *hostRouter) RoundTrip(req *http.Request) (*http.Response, error) {
+	if sameHost(req.URL, h.host) {
+		if token := h.servers.request(req); token != nil {
+			return h.requestToken(token)
+		}
+		resp, err := h.registry.RoundTrip(req)
+		if err == nil && resp.StatusCode == http.StatusUnauthorized {
+			h.servers.rewriteRealm(resp)
+		}
+		return resp, err
+	}
+	first := req
+	for first.Response != nil {
+		first = first.Response.Request
+	}
+	if sameHost(first.URL, h.host) {
+		return h.blobs.RoundTrip(req)
+	}
+	return h.tokens.RoundTrip(req)
+}
+
+// checkRedirect implements [Options.AllowRedirects]. Only GET and HEAD may be redirected, even to the same host.
+func (h *hostRouter) checkRedirect(req *http.Request, via []*http.Request) error {
+	first := via[0]
+	switch {
+	case len(via) >= maxRedirects:
+		return protocolErrorf("redirected more than %d times", maxRedirects)
+	case !sameHost(first.URL, h.host):
+		return nil // from a token server; auth.Client checks these
+	case first.Method != http.MethodGet && first.Method != http.MethodHead:
+		return protocolErrorf("redirected a %s to %s, which is not allowed", first.Method, req.URL.Host)
+	case via[len(via)-1].URL.Scheme == "https" && req.URL.Scheme != "https":
+		return protocolErrorf("redirected from HTTPS to %s://%s, which is not allowed", req.URL.Scheme, req.URL.Host)
+	case sameHost(req.URL, h.host):
+		return nil
+	case transferOf(first) != receivesBlob:
+		return protocolErrorf("redirected to %s, which is allowed for blobs only", req.URL.Host)
+	case !h.allowRedirects:
+		return protocolErrorf("redirected a blob download to %s, which is not allowed", req.URL.Host)
+	}
+	// net/http drops these for other host names, but not for other ports.
+	for _, header := range []string{"Authorization", "Cookie"} {
+		req.Header.Del(header)
+	}
+	return nil
+}
+
+// sameHost reports whether a URL points to a host. A missing port is the default of the URL's scheme.
+func sameHost(u *url.URL, host string) bool {
+	return strings.EqualFold(withoutDefaultPort(u.Scheme, u.Host), withoutDefaultPort(u.Scheme, host))
+}
+
+func withoutDefaultPort(scheme, host string) string {
+	port := ":443"
+	if scheme == "http" {
+		port = ":80"
+	}
+	return strings.TrimSuffix(host, port)
+}
