@@ -22,9 +22,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestArgo does what Argo CD does with the chart: it renders without a cluster to look
-// at, runs hooks as PreSync, PostSync and PreDelete in waves, applies the rest in
-// between, and deletes what has the release's label and is in no manifest.
+// TestArgo behaves as Argo CD does with the chart: it renders without access to the cluster, runs
+// hooks as PreSync, PostSync and PreDelete in waves, applies the rest in between, and prunes
+// objects that have the release's label and are in no manifest.
 func TestArgo(t *testing.T) {
 	w := ownCluster(t, "e2e-argo", layout{open: true, args: []string{"--nodes", "1"}})
 	client, err := dynamic.NewForConfig(w.config)
@@ -32,7 +32,8 @@ func TestArgo(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &argo{world: w, client: client, values: []string{
-		"--set=ipFamily=IPv4", "--set=pki.mode=internal", "--set=proxy.tls=never", "--set=registry.architecture=amd64", "--set=injector.architectures={amd64}",
+		"--set=ipFamily=IPv4", "--set=pki.mode=internal", "--set=proxy.tls=never", "--set=registry.architecture=amd64",
+		"--set=injector.architectures={amd64}",
 		"--set=injector.image=" + w.pauseImage(t),
 	}}
 	output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
@@ -43,11 +44,11 @@ func TestArgo(t *testing.T) {
 		w.pushFresh(t)
 		a.inSync(t, nodePortMode)
 	})
-	must(t, "the second changes nothing", func(t *testing.T) {
+	must(t, "the second sync changes nothing", func(t *testing.T) {
 		w.restartsNothing(t, func() { a.sync(t, nodePortMode) })
 		a.inSync(t, nodePortMode)
 	})
-	w.underLoop(t, "a change of the mode in the manifests, with what is not rendered any more pruned", "300ms", func(t *testing.T) {
+	w.underLoop(t, "changing the mode in the manifests, with pruning", "300ms", func(t *testing.T) {
 		a.sync(t, proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		a.inSync(t, proxyMode)
@@ -57,23 +58,24 @@ func TestArgo(t *testing.T) {
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		a.inSync(t, nodePortMode)
 	})
-	must(t, "a sync without the mode changes nothing, and says which value is missing", func(t *testing.T) {
+	must(t, "a sync without the mode changes nothing and names the missing value", func(t *testing.T) {
 		a.sync(t, proxyMode)
 		w.restartsNothing(t, func() {
 			problem := a.phase(t, a.render(t), "PreSync")
-			if problem == nil || !strings.Contains(w.jobLog(t, "prepare"), "name the mode, --set registryProxy=true to keep it") {
+			if problem == nil || !strings.Contains(w.jobLog(t, "prepare"),
+				"name the mode, --set registryProxy=true to keep it") {
 				t.Errorf("PreSync: %v: %s", problem, w.jobLog(t, "prepare"))
 			}
 			a.sync(t, proxyMode)
 		})
 	})
-	must(t, "the deletion of the Application leaves nothing but the volume", func(t *testing.T) {
+	must(t, "deleting the Application leaves only the volume", func(t *testing.T) {
 		a.deleteApplication(t, proxyMode)
 		w.nothingLeft(t, "persistentvolumeclaim/"+release)
 	})
 }
 
-// argo plays Argo CD, of which no part runs here. Its rules are those of gitops-engine's
+// argo stands in for Argo CD, none of which runs here. Its rules are those of gitops-engine's
 // pkg/sync and of Argo CD's docs/user-guide/{helm,sync-waves,resource_tracking}.md.
 type argo struct {
 	*world
@@ -81,11 +83,13 @@ type argo struct {
 	values []string
 }
 
-// render is helm template, as Argo CD calls it.
+// render runs helm template as Argo CD does.
 func (a *argo) render(t *testing.T, values ...string) []unstructured.Unstructured {
 	t.Helper()
-	args := []string{"template", built(t, "E2E_CHART"), "--name-template", release, "--namespace", namespace, "--kube-version", "1.36.0", "--api-versions", "apps/v1", "--include-crds"}
-	reader := yaml.NewYAMLOrJSONDecoder(strings.NewReader(output(t, a.command(t, a.helm, slices.Concat(args, a.values, values)...))), 4096)
+	args := []string{"template", built(t, "E2E_CHART"), "--name-template", release, "--namespace", namespace,
+		"--kube-version", "1.36.0", "--api-versions", "apps/v1", "--include-crds"}
+	reader := yaml.NewYAMLOrJSONDecoder(strings.NewReader(output(t,
+		a.command(t, a.helm, slices.Concat(args, a.values, values)...))), 4096)
 	var objects []unstructured.Unstructured
 	for {
 		var o unstructured.Unstructured
@@ -99,19 +103,20 @@ func (a *argo) render(t *testing.T, values ...string) []unstructured.Unstructure
 		}
 	}
 	if len(objects) < 15 {
-		t.Fatalf("only %d objects are rendered", len(objects))
+		t.Fatalf("rendered only %d objects", len(objects))
 	}
 	return objects
 }
 
-// argoPhases are Argo CD's phases by Helm's hooks. It ignores others.
+// argoPhases maps Helm's hooks to Argo CD's phases. Argo CD ignores the other hooks.
 var argoPhases = map[string]string{
-	"pre-install": "PreSync", "pre-upgrade": "PreSync", "post-install": "PostSync", "post-upgrade": "PostSync", "pre-delete": "PreDelete", "post-delete": "PostDelete",
+	"pre-install": "PreSync", "pre-upgrade": "PreSync", "post-install": "PostSync", "post-upgrade": "PostSync",
+	"pre-delete": "PreDelete", "post-delete": "PostDelete",
 }
 
 func isHook(o unstructured.Unstructured) bool { return o.GetAnnotations()["helm.sh/hook"] != "" }
 
-// sync is one sync with pruning.
+// sync runs one sync with pruning.
 func (a *argo) sync(t *testing.T, values ...string) {
 	t.Helper()
 	begin := time.Now()
@@ -135,7 +140,7 @@ func (a *argo) sync(t *testing.T, values ...string) {
 	t.Logf("figure: sync %v took %.1f s", values, time.Since(begin).Seconds())
 }
 
-// phase runs the hooks of a phase in waves, and returns the Job that failed.
+// phase runs the hooks of a phase in waves and returns an error if a Job fails.
 func (a *argo) phase(t *testing.T, objects []unstructured.Unstructured, phase string) error {
 	t.Helper()
 	waves := map[int][]unstructured.Unstructured{}
@@ -153,7 +158,7 @@ func (a *argo) phase(t *testing.T, objects []unstructured.Unstructured, phase st
 		}
 	}
 	if len(waves) == 0 {
-		t.Fatalf("no hooks in the phase %s", phase)
+		t.Fatalf("phase %s has no hooks", phase)
 	}
 	for _, wave := range slices.Sorted(maps.Keys(waves)) {
 		for _, o := range waves[wave] {
@@ -195,7 +200,7 @@ func (a *argo) jobEnds(t *testing.T, name string) error {
 	return failure
 }
 
-// deleteHooks deletes those that go when all has gone well.
+// deleteHooks deletes the hooks whose policy says so after success.
 func (a *argo) deleteHooks(t *testing.T, objects []unstructured.Unstructured) {
 	t.Helper()
 	for _, o := range objects {
@@ -205,8 +210,8 @@ func (a *argo) deleteHooks(t *testing.T, objects []unstructured.Unstructured) {
 	}
 }
 
-// apply is what Argo CD does unless it is told to apply on the server's side: kubectl
-// apply. It tracks by the label that the chart sets too, its default before 3.0.
+// apply runs kubectl apply, as Argo CD does unless server-side apply is turned on. It tracks
+// objects by a label that the chart sets too, which was Argo CD's default before 3.0.
 func (a *argo) apply(t *testing.T, objects []unstructured.Unstructured) {
 	t.Helper()
 	cmd := a.command(t, a.kubectl, "apply", "-f", "-")
@@ -227,9 +232,10 @@ func manifests(t *testing.T, objects []unstructured.Unstructured) string {
 	return all.String()
 }
 
-// extraneous is what has the label, in whatever namespace, is in no manifest and is owned by
-// nobody, but for what has that value in that annotation.
-func (a *argo) extraneous(t *testing.T, objects []unstructured.Unstructured, annotation, value string) []unstructured.Unstructured {
+// extraneous returns the objects of all namespaces that have the label, are in no manifest and have
+// no owner, except those whose annotation has that value.
+func (a *argo) extraneous(t *testing.T, objects []unstructured.Unstructured, annotation,
+	value string) []unstructured.Unstructured {
 	t.Helper()
 	rendered := map[string]bool{}
 	for _, o := range objects {
@@ -237,10 +243,13 @@ func (a *argo) extraneous(t *testing.T, objects []unstructured.Unstructured, ann
 	}
 	var found []unstructured.Unstructured
 	for _, kind := range []string{
-		"v1/services", "v1/configmaps", "v1/secrets", "v1/serviceaccounts", "v1/persistentvolumeclaims", "apps/v1/deployments", "apps/v1/daemonsets", "batch/v1/cronjobs",
-		"networking.k8s.io/v1/networkpolicies", "rbac.authorization.k8s.io/v1/roles", "rbac.authorization.k8s.io/v1/rolebindings",
+		"v1/services", "v1/configmaps", "v1/secrets", "v1/serviceaccounts", "v1/persistentvolumeclaims",
+		"apps/v1/deployments", "apps/v1/daemonsets", "batch/v1/cronjobs",
+		"networking.k8s.io/v1/networkpolicies", "rbac.authorization.k8s.io/v1/roles",
+		"rbac.authorization.k8s.io/v1/rolebindings",
 	} {
-		list, err := a.client.Resource(resource(kind)).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
+		list, err := a.client.Resource(resource(kind)).List(t.Context(),
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -254,17 +263,17 @@ func (a *argo) extraneous(t *testing.T, objects []unstructured.Unstructured, ann
 	return found
 }
 
-// prune deletes what is in no manifest any more. Helm's own resource-policy does not
-// count here: https://github.com/argoproj/argo-cd/issues/17819
+// prune deletes objects that are no longer in a manifest. Argo CD ignores Helm's resource-policy
+// here: https://github.com/argoproj/argo-cd/issues/17819
 func (a *argo) prune(t *testing.T, objects []unstructured.Unstructured) {
 	t.Helper()
 	for _, o := range a.extraneous(t, objects, "argocd.argoproj.io/sync-options", "Prune=false") {
-		t.Logf("prunes %s %s", o.GetKind(), o.GetName())
+		t.Logf("pruning %s %s", o.GetKind(), o.GetName())
 		a.delete(t, o)
 	}
 }
 
-// inSync fails where Argo CD would show the Application as OutOfSync.
+// inSync fails where Argo CD would report the Application as OutOfSync.
 func (a *argo) inSync(t *testing.T, values ...string) {
 	t.Helper()
 	objects := a.render(t, values...)
@@ -280,7 +289,7 @@ func (a *argo) inSync(t *testing.T, values ...string) {
 	}
 }
 
-// deleteApplication deletes an Application with its finalizer.
+// deleteApplication deletes an Application that has the finalizer.
 func (a *argo) deleteApplication(t *testing.T, values ...string) {
 	t.Helper()
 	objects := a.render(t, values...)
@@ -297,20 +306,22 @@ func (a *argo) deleteApplication(t *testing.T, values ...string) {
 
 func (a *argo) delete(t *testing.T, o unstructured.Unstructured) {
 	t.Helper()
-	output(t, a.command(t, a.kubectl, "delete", strings.ToLower(o.GetKind()), o.GetName(), "-n", cmp.Or(o.GetNamespace(), namespace), "--ignore-not-found", "--cascade=foreground"))
+	output(t, a.command(t, a.kubectl, "delete", strings.ToLower(o.GetKind()), o.GetName(), "-n",
+		cmp.Or(o.GetNamespace(), namespace), "--ignore-not-found", "--cascade=foreground"))
 }
 
-// jobLog is the log of a Job's pods.
+// jobLog returns the logs of a Job's pods.
 func (w *world) jobLog(t *testing.T, step string) string {
 	t.Helper()
-	out, errOut, err := try(w.command(t, w.kubectl, "logs", "-n", namespace, "-l", "batch.kubernetes.io/job-name="+release+"-"+step, "--tail=-1"))
+	out, errOut, err := try(w.command(t, w.kubectl, "logs", "-n", namespace, "-l",
+		"batch.kubernetes.io/job-name="+release+"-"+step, "--tail=-1"))
 	if err != nil && !apierrors.IsNotFound(err) {
 		return errOut
 	}
 	return out
 }
 
-// resource reads group/version/plural.
+// resource parses group/version/plural.
 func resource(name string) schema.GroupVersionResource {
 	i := strings.LastIndex(name, "/")
 	version, err := schema.ParseGroupVersion(name[:i])

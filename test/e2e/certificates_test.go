@@ -30,20 +30,19 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestCertificates changes every certificate, in every way that there is, while the
-// container runtime of every node pulls. No pull may fail, and no pod of the registry
-// or of the proxies may be replaced or restarted.
+// TestCertificates replaces every certificate in every supported way while the container runtime of
+// every node pulls. No pull may fail, and no pod of the registry or of the proxies may be replaced
+// or restarted.
 func TestCertificates(t *testing.T) {
 	w := ownCluster(t, "e2e-certificates", layout{long: true})
-	// Only what the scenario does is to change anything: not the CronJob, if the clock
-	// happens to be at its minute.
+	// The CronJob must not run meanwhile.
 	w.sets = []string{"--set=pki.rotation.schedule=0 0 1 1 *"}
 	must(t, "install in proxy mode", func(t *testing.T) {
 		w.helmChart(t, "install", proxyMode)
 		w.pushHello(t)
 		w.pushFresh(t)
 	})
-	must(t, "no pod listens on more than is documented", func(t *testing.T) { testPorts(t, w) })
+	must(t, "pods listen on the documented ports only", func(t *testing.T) { testPorts(t, w) })
 	underLoop := func(name string, f func(t *testing.T)) {
 		w.underLoop(t, name, "400ms", func(t *testing.T) {
 			before := w.restarts(t)
@@ -67,25 +66,26 @@ func TestCertificates(t *testing.T) {
 		w.isRefused(t, node.Data)
 		w.isRefused(t, nil)
 	})
-	must(t, "certs show is content", func(t *testing.T) {
-		t.Logf("it says:\n%s", w.certs(t, "show"))
+	must(t, "certs show reports no problem", func(t *testing.T) {
+		t.Logf("output:\n%s", w.certs(t, "show"))
 		var report any
 		if err := json.Unmarshal([]byte(w.certs(t, "show", "--output=json")), &report); err != nil {
 			t.Error(err)
 		}
 	})
-	underLoop("a certificate that was deleted is made again", func(t *testing.T) {
+	underLoop("a deleted certificate is issued again", func(t *testing.T) {
 		before := w.certificates(t)
-		if err := w.client.CoreV1().Secrets(namespace).Delete(t.Context(), release+"-node-tls", metav1.DeleteOptions{}); err != nil {
+		if err := w.client.CoreV1().Secrets(namespace).Delete(t.Context(), release+"-node-tls",
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if out, _, err := try(w.command(t, w.hook, "certs", "show")); err == nil || !strings.Contains(out, "-node-tls") {
-			t.Errorf("certs show does not see that it is missing: %s", out)
+			t.Errorf("certs show does not report that it is missing: %s", out)
 		}
 		w.certs(t, "renew")
 		w.changed(t, before, "node")
 	})
-	underLoop("helm upgrade without a value renews what is past half of its life", func(t *testing.T) {
+	underLoop("helm upgrade without a value renews certificates past half of their lifetime", func(t *testing.T) {
 		w.age(t, 200*24*time.Hour, 365*24*time.Hour)
 		before := w.certificates(t)
 		w.helmChart(t, "upgrade", noMode)
@@ -104,49 +104,58 @@ func TestCertificates(t *testing.T) {
 		w.changed(t, before, "server", "node", "push")
 		w.comesFrom(t, state.PKICertManager)
 	})
-	underLoop("certs rotate --ca, by cert-manager", func(t *testing.T) {
+	underLoop("certs rotate --ca with cert-manager", func(t *testing.T) {
 		before := w.certificates(t)
 		w.certs(t, "rotate", "--ca")
 		w.changed(t, before, "server", "node", "push")
 	})
 
 	theirs := newCorporate(t)
-	w.putSecret(t, "corp-server", theirs.issue(t, "corp-server", time.Now(), []string{release + "." + namespace + ".svc"}, "", x509.ExtKeyUsageServerAuth))
-	w.putSecret(t, "corp-node", theirs.issue(t, "corp-node", time.Now(), nil, pki.OrganizationNode, x509.ExtKeyUsageClientAuth))
-	existing := []string{"--set=pki.mode=existingSecret", "--set=pki.existingSecret.server=corp-server", "--set=pki.existingSecret.node=corp-node"}
+	w.putSecret(t, "corp-server", theirs.issue(t, "corp-server", time.Now(), []string{release + "." + namespace + ".svc"},
+		"", x509.ExtKeyUsageServerAuth))
+	w.putSecret(t, "corp-node", theirs.issue(t, "corp-node", time.Now(), nil, pki.OrganizationNode,
+		x509.ExtKeyUsageClientAuth))
+	existing := []string{"--set=pki.mode=existingSecret", "--set=pki.existingSecret.server=corp-server",
+		"--set=pki.existingSecret.node=corp-node"}
 	underLoop("helm upgrade to existingSecret", func(t *testing.T) {
 		before := w.certificates(t)
 		w.helmChart(t, "upgrade", existing...)
 		w.changed(t, before, "server", "node", "push")
 		w.comesFrom(t, state.PKIExistingSecret)
-		if got, want := w.secret(t, "-server-tls").Data["tls.crt"], w.get(t, "corp-server").Data["tls.crt"]; !bytes.Equal(got, want) {
-			t.Error("the registry's certificate is not the one of Secret corp-server")
+		if got, want := w.secret(t, "-server-tls").Data["tls.crt"],
+			w.get(t, "corp-server").Data["tls.crt"]; !bytes.Equal(got, want) {
+			t.Error("the registry's certificate differs from that of Secret corp-server")
 		}
 	})
-	underLoop("a certificate that its owner renewed is picked up", func(t *testing.T) {
+	underLoop("a certificate renewed by its owner is loaded", func(t *testing.T) {
 		before := w.certificates(t)
-		w.putSecret(t, "corp-node", theirs.issue(t, "corp-node", time.Now(), nil, pki.OrganizationNode, x509.ExtKeyUsageClientAuth))
+		w.putSecret(t, "corp-node", theirs.issue(t, "corp-node", time.Now(), nil, pki.OrganizationNode,
+			x509.ExtKeyUsageClientAuth))
 		w.certs(t, "renew")
 		w.changed(t, before, "node")
 	})
-	underLoop("one that is not good is refused, and what runs stays", func(t *testing.T) {
+	underLoop("an invalid certificate is refused, and the loaded one stays", func(t *testing.T) {
 		before := w.certificates(t)
 		for what, bad := range map[string]struct {
 			data map[string][]byte
 			want string
 		}{
-			"expired":     {theirs.issue(t, "old", time.Now().Add(-48*time.Hour), []string{release + "." + namespace + ".svc"}, "", x509.ExtKeyUsageServerAuth), "expired"},
-			"other name":  {theirs.issue(t, "other", time.Now(), []string{"registry.example.com"}, "", x509.ExtKeyUsageServerAuth), "registry.example.com"},
-			"without key": {map[string][]byte{"tls.crt": w.get(t, "corp-server").Data["tls.crt"], "ca.crt": theirs.pem}, "tls.key"},
+			"expired": {theirs.issue(t, "old", time.Now().Add(-48*time.Hour), []string{release + "." + namespace + ".svc"},
+				"", x509.ExtKeyUsageServerAuth), "expired"},
+			"other name": {theirs.issue(t, "other", time.Now(), []string{"registry.example.com"}, "",
+				x509.ExtKeyUsageServerAuth), "registry.example.com"},
+			"without key": {map[string][]byte{"tls.crt": w.get(t, "corp-server").Data["tls.crt"], "ca.crt": theirs.pem},
+				"tls.key"},
 		} {
 			good := w.get(t, "corp-server").Data
 			w.putSecret(t, "corp-server", bad.data)
 			if what == "expired" {
-				// Without a value the mode is kept, and its Secrets.
+				// Without a value the mode stays, and the Secrets with it.
 				w.helmChartFails(t, []string{"corp-server", bad.want}, "upgrade", noMode)
 			}
-			if _, errOut, err := try(w.command(t, w.hook, "certs", "renew")); err == nil || !strings.Contains(errOut, bad.want) || !strings.Contains(errOut, "corp-server") {
-				t.Errorf("%s: certs renew says %v: %s", what, err, errOut)
+			if _, errOut, err := try(w.command(t, w.hook, "certs", "renew")); err == nil ||
+				!strings.Contains(errOut, bad.want) || !strings.Contains(errOut, "corp-server") {
+				t.Errorf("%s: certs renew: %v: %s", what, err, errOut)
 			}
 			w.putSecret(t, "corp-server", good)
 		}
@@ -155,13 +164,13 @@ func TestCertificates(t *testing.T) {
 	underLoop("helm upgrade back to internal", func(t *testing.T) {
 		before := w.certificates(t)
 		w.helmChart(t, "upgrade", "--set=pki.mode=internal")
-		w.changed(t, before, "server", "node") // the push certificate was of our own authority already
+		w.changed(t, before, "server", "node") // the internal CA had issued the push certificate already
 		w.comesFrom(t, state.PKIInternal)
 	})
 
 	must(t, "credentials rotate", func(t *testing.T) { testCredentials(t, w) })
-	must(t, "a strict client trusts the proxies with our CA, and not without", func(t *testing.T) { testStrictClient(t, w) })
-	must(t, "helm uninstall leaves nothing but the volume and what is not ours", func(t *testing.T) {
+	must(t, "a strict client trusts the proxies only with our CA", func(t *testing.T) { testStrictClient(t, w) })
+	must(t, "helm uninstall leaves only the volume and the user's Secrets", func(t *testing.T) {
 		secrets := w.client.CoreV1().Secrets(namespace)
 		for _, name := range []string{"corp-server", "corp-node"} {
 			if _, err := secrets.Get(t.Context(), name, metav1.GetOptions{}); err != nil {
@@ -175,13 +184,13 @@ func TestCertificates(t *testing.T) {
 	})
 }
 
-// certs runs init-hook certs, which must succeed, and returns what it prints.
+// certs runs init-hook certs, which must succeed, and returns its output.
 func (w *world) certs(t *testing.T, args ...string) string {
 	t.Helper()
 	return output(t, w.command(t, w.hook, append([]string{"certs"}, args...)...))
 }
 
-// get is a Secret of the release's namespace.
+// get returns a Secret of the release's namespace.
 func (w *world) get(t *testing.T, name string) *corev1.Secret {
 	t.Helper()
 	secret, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), name, metav1.GetOptions{})
@@ -191,13 +200,13 @@ func (w *world) get(t *testing.T, name string) *corev1.Secret {
 	return secret
 }
 
-// secret is a Secret that the hook made, by the suffix of its name.
+// secret returns a Secret of the release by the suffix of its name.
 func (w *world) secret(t *testing.T, suffix string) *corev1.Secret {
 	t.Helper()
 	return w.get(t, release+suffix)
 }
 
-// putSecret writes a TLS Secret as a user does.
+// putSecret creates or replaces a Secret in the release's namespace.
 func (w *world) putSecret(t *testing.T, name string, data map[string][]byte) {
 	t.Helper()
 	secrets := w.client.CoreV1().Secrets(namespace)
@@ -211,14 +220,15 @@ func (w *world) putSecret(t *testing.T, name string, data map[string][]byte) {
 	}
 }
 
-// held are the fingerprints of what the Secrets hold: server, node, push and, where
-// there is one of our own, ca.
+// held maps server, node, push and, if the CA is internal, ca to the fingerprints of the
+// certificates in the Secrets.
 type held map[string]string
 
 func (w *world) certificates(t *testing.T) held {
 	t.Helper()
 	found := held{}
-	for what, suffix := range map[string]string{"ca": "-ca", "server": "-server-tls", "node": "-node-tls", "push": "-push-tls"} {
+	for what, suffix := range map[string]string{"ca": "-ca", "server": "-server-tls", "node": "-node-tls",
+		"push": "-push-tls"} {
 		secret, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+suffix, metav1.GetOptions{})
 		if what == "ca" && apierrors.IsNotFound(err) {
 			continue
@@ -235,29 +245,29 @@ func (w *world) certificates(t *testing.T) held {
 	return found
 }
 
-// changed fails unless just those certificates are others than before, no change of
-// authorities is under way, and every pod has loaded what the Secrets hold.
+// changed fails unless exactly the named certificates differ from before, no CA rotation is in
+// progress, and every pod has loaded what the Secrets hold.
 func (w *world) changed(t *testing.T, before held, which ...string) {
 	t.Helper()
 	after := w.certificates(t)
 	for _, what := range []string{"ca", "server", "node", "push"} {
 		if before[what] == "" || after[what] == "" {
-			continue // the mode has no authority of its own
+			continue // the mode has no internal CA
 		}
 		if got, want := before[what] != after[what], slices.Contains(which, what); got != want {
-			t.Errorf("the certificate of %s is another: %t, want %t", what, got, want)
+			t.Errorf("the certificate of %s changed: %t, want %t", what, got, want)
 		}
 	}
 	if s := w.saved(t); s.Rotation != nil {
-		t.Errorf("a change of authorities is under way: %s", mustJSON(s.Rotation))
+		t.Errorf("a CA rotation is in progress: %s", mustJSON(s.Rotation))
 	}
 	trust := w.secret(t, "-server-tls").Data["ca.crt"]
 	for _, suffix := range []string{"-node-tls", "-push-tls"} {
 		if !bytes.Equal(trust, w.secret(t, suffix).Data["ca.crt"]) {
-			t.Errorf("Secrets %s-server-tls and %s%s trust other authorities", release, release, suffix)
+			t.Errorf("Secrets %s-server-tls and %s%s trust different CAs", release, release, suffix)
 		}
 	}
-	eventually(t, 2*time.Minute, "certs show to be content", func() error {
+	eventually(t, 2*time.Minute, "certs show to report no problem", func() error {
 		out, errOut, err := try(w.command(t, w.hook, "certs", "show"))
 		if err != nil {
 			return fmt.Errorf("%w: %s%s", err, out, errOut)
@@ -273,7 +283,8 @@ func (w *world) comesFrom(t *testing.T, mode state.PKIMode) {
 	}
 }
 
-// isRefused fails if the registry serves whoever shows that certificate; nil: none.
+// isRefused fails if the registry accepts a client with that certificate, or without one if data is
+// nil.
 func (w *world) isRefused(t *testing.T, data map[string][]byte) {
 	t.Helper()
 	registry := w.waitForRegistry(t, "")
@@ -289,24 +300,25 @@ func (w *world) isRefused(t *testing.T, data map[string][]byte) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Shown whatever authorities the registry says that it takes.
+		// Sent even if the registry's list of acceptable CAs does not include the issuer.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
-	client := &http.Client{Transport: &http.Transport{DialContext: tunnel.DialContext, TLSClientConfig: config}, Timeout: 20 * time.Second}
+	client := &http.Client{Transport: &http.Transport{DialContext: tunnel.DialContext, TLSClientConfig: config},
+		Timeout: 20 * time.Second}
 	defer client.CloseIdleConnections()
 	response, err := client.Get("https://registry/v2/")
 	if err == nil {
 		response.Body.Close()
-		t.Errorf("it was let in: %s", response.Status)
+		t.Errorf("the registry accepted the connection: %s", response.Status)
 		return
 	}
 	t.Logf("refused: %v", err)
 	if !strings.Contains(err.Error(), "tls: ") {
-		t.Errorf("it is not the handshake that failed: %v", err)
+		t.Errorf("want a failed handshake, got: %v", err)
 	}
 }
 
-// age puts certificates in place that the present authority issued so long ago.
+// age replaces the certificates by ones that the current CA issued that long ago.
 func (w *world) age(t *testing.T, ago, lifetime time.Duration) {
 	t.Helper()
 	ca := w.secret(t, "-ca")
@@ -335,12 +347,11 @@ func (w *world) age(t *testing.T, ago, lifetime time.Duration) {
 	}
 }
 
-// startCertManager runs cert-manager's controllers beside the cluster until the test
-// ends.
+// startCertManager runs cert-manager's controllers beside the cluster until the test ends.
 func (w *world) startCertManager(t *testing.T) {
 	t.Helper()
 	cmd := w.command(t, built(t, "E2E_CERTMANAGER"), "--kubeconfig", w.kubeconfig, "--stop-on-stdin-eof")
-	stdin, err := cmd.StdinPipe() // ends with this process, however that ends
+	stdin, err := cmd.StdinPipe() // killed with this process
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -363,7 +374,7 @@ func (w *world) startCertManager(t *testing.T) {
 		log.Close()
 		if t.Failed() {
 			text, _ := os.ReadFile(log.Name())
-			t.Logf("cert-manager's log ends: %s", text[max(0, len(text)-4000):])
+			t.Logf("end of cert-manager's log: %s", text[max(0, len(text)-4000):])
 		}
 	})
 	for scanner := bufio.NewScanner(stdout); scanner.Scan(); {
@@ -376,13 +387,13 @@ func (w *world) startCertManager(t *testing.T) {
 	t.Fatalf("cert-manager ended: %s", text)
 }
 
-// corporate is a user's own authority: RSA, with an intermediate, and with roles in
-// URIs, because it lets nobody choose a subject.
+// corporate is a user's own CA: RSA, with an intermediate, and with roles as URI SANs, because it
+// does not let clients choose their subject.
 type corporate struct {
 	pem  []byte // of the root
 	cert *x509.Certificate
 	key  *rsa.PrivateKey
-	// intermediate has signed all leaves.
+	// intermediate signs all leaves.
 	intermediate []byte
 }
 
@@ -394,7 +405,8 @@ func newCorporate(t *testing.T) *corporate {
 			t.Fatal(err)
 		}
 		template := &x509.Certificate{
-			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name, Organization: []string{"Example Corp"}},
+			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name,
+				Organization: []string{"Example Corp"}},
 			NotBefore: time.Now().Add(-100 * 24 * time.Hour), NotAfter: time.Now().Add(1000 * 24 * time.Hour),
 			IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 		}
@@ -419,15 +431,17 @@ func newCorporate(t *testing.T) *corporate {
 	return &corporate{pem: encode(root), cert: intermediate, key: key, intermediate: encode(intermediate)}
 }
 
-// issue makes the data of a TLS Secret; the certificate is valid for a day.
-func (c *corporate) issue(t *testing.T, name string, from time.Time, dns []string, role string, usages ...x509.ExtKeyUsage) map[string][]byte {
+// issue returns the data of a TLS Secret. The certificate is valid for a day.
+func (c *corporate) issue(t *testing.T, name string, from time.Time, dns []string, role string,
+	usages ...x509.ExtKeyUsage) map[string][]byte {
 	t.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name, Organization: []string{"Example Corp"}},
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name,
+			Organization: []string{"Example Corp"}},
 		NotBefore: from.Add(-time.Minute), NotAfter: from.Add(24 * time.Hour), DNSNames: dns,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: usages,
 	}
@@ -450,13 +464,14 @@ func (c *corporate) issue(t *testing.T, name string, from time.Time, dns []strin
 	}
 }
 
-// testPorts compares what the pods listen on with what docs/security.md lists.
+// testPorts compares the ports that the pods listen on with those in docs/security.md.
 func testPorts(t *testing.T, w *world) {
 	want := map[string]string{"registry": "5000 5080 5090", "proxy": "5000 9102"}
 	for component, ports := range want {
 		for _, p := range w.pods(t, component) {
 			id := strings.TrimPrefix(p.Status.ContainerStatuses[0].ContainerID, "containerd://")
-			out, err := w.onNode(t, p.Spec.NodeName, "crictl", "inspect", "--output", "go-template", "--template", "{{.info.pid}}", id)
+			out, err := w.onNode(t, p.Spec.NodeName, "crictl", "inspect", "--output", "go-template", "--template",
+				"{{.info.pid}}", id)
 			if err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
@@ -468,7 +483,7 @@ func testPorts(t *testing.T, w *world) {
 			for line := range strings.Lines(out) {
 				fields := strings.Fields(line)
 				if len(fields) < 5 {
-					t.Fatalf("ss says %q", line)
+					t.Fatalf("ss printed %q", line)
 				}
 				port := fields[4][strings.LastIndex(fields[4], ":")+1:]
 				if !slices.Contains(found, port) {
@@ -483,13 +498,13 @@ func testPorts(t *testing.T, w *world) {
 	}
 }
 
-// testCredentials rotates the push credential: the old one is worthless at once.
+// testCredentials rotates the push credential: the old one must stop working at once.
 func testCredentials(t *testing.T, w *world) {
 	before := w.secret(t, "-credentials")
 	output(t, w.command(t, w.hook, "credentials", "rotate"))
 	after := w.secret(t, "-credentials")
 	if bytes.Equal(before.Data["password"], after.Data["password"]) {
-		t.Error("the password is the same")
+		t.Error("the password did not change")
 	}
 	w.pushHello(t)
 	client := w.pushClient(t, w.waitForRegistry(t, ""))
@@ -510,9 +525,8 @@ func testCredentials(t *testing.T, w *world) {
 	}
 }
 
-// testStrictClient pulls with skopeo as Debian has it, which takes no plain HTTP and
-// no certificate that it does not trust, and then with containerd, which has no
-// configuration.
+// testStrictClient pulls with Debian's skopeo, which accepts neither plain HTTP nor an untrusted
+// certificate, and then with containerd, which has no configuration for this registry.
 func testStrictClient(t *testing.T, w *world) {
 	const script = `
 mkdir -p /etc/containers && mount -t tmpfs none /etc/containers
@@ -525,7 +539,7 @@ exec skopeo --insecure-policy copy "docker://$1/e2e/hello:1" dir:/etc/containers
 	}
 	ca := w.certs(t, "ca")
 	if out, err := skopeo(ca); err == nil {
-		t.Errorf("with proxy.tls=auto and containerd there is TLS: %s", out)
+		t.Errorf("with proxy.tls=auto and containerd, the proxy serves TLS: %s", out)
 	}
 	w.helmChart(t, "upgrade", "--set=proxy.tls=always")
 	out, err := skopeo(ca)
@@ -541,23 +555,24 @@ exec skopeo --insecure-policy copy "docker://$1/e2e/hello:1" dir:/etc/containers
 	w.pullEverywhere(t, w.address+"/e2e/hello:1")
 }
 
-// TestUnattended leaves a cluster alone with certificates that live ten minutes and
-// authorities that live twenty: the CronJob keeps the nodes pulling.
+// TestUnattended leaves a cluster alone with certificates that live 10 minutes and CAs that live
+// 20. The CronJob must keep the nodes pulling.
 func TestUnattended(t *testing.T) {
 	w := ownCluster(t, "e2e-unattended", layout{aside: true})
 	const lifetime = 10 * time.Minute
 	must(t, "install", func(t *testing.T) {
-		w.helmChart(t, "install", proxyMode, "--set=pki.lifetime.certificate=10m", "--set=pki.lifetime.authority=20m", "--set=pki.rotation.schedule=* * * * *")
+		w.helmChart(t, "install", proxyMode, "--set=pki.lifetime.certificate=10m", "--set=pki.lifetime.authority=20m",
+			"--set=pki.rotation.schedule=* * * * *")
 		w.pushFresh(t)
 	})
 	must(t, "left alone", func(t *testing.T) {
 		before, restarts := w.certificates(t), w.restarts(t)
 		minutes := 20
 		if !long() {
-			// As if six and a half minutes had gone by: those certificates end in three and a half.
+			// Pretend that 6.5 minutes have passed: the certificates expire in 3.5.
 			w.age(t, 6*time.Minute+30*time.Second, lifetime)
 			before, minutes = w.certificates(t), 4
-			t.Logf("SHORTENED: %d minutes instead of 20, without a change of authorities; make e2e-long runs all", minutes)
+			t.Logf("SHORTENED: %d minutes instead of 20, without a CA rotation; make e2e-long runs all", minutes)
 		}
 		for end := time.Now().Add(time.Duration(minutes) * time.Minute); time.Now().Before(end); {
 			stop := w.freshLoop(t, "2s")
@@ -571,7 +586,7 @@ func TestUnattended(t *testing.T) {
 			}
 		}
 		if minutes == 20 && before["ca"] == after["ca"] {
-			t.Error("the authority was not replaced")
+			t.Error("the CA was not rotated")
 		}
 		if r := w.restarts(t); r != restarts {
 			t.Errorf("pods before:\n%s\nafter:\n%s", restarts, r)
@@ -586,8 +601,8 @@ func TestUnattended(t *testing.T) {
 			}
 		}
 		if len(jobs.Items) == 0 {
-			t.Error("there is no Job of the CronJob")
+			t.Error("the CronJob created no Job")
 		}
 	})
-	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }

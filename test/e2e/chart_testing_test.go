@@ -18,15 +18,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
-// installedValues are the values files of the chart's ci/ that no other scenario is like.
-// make e2e-long installs all of them; the templates' tests render all of them.
+// installedValues are the values files of the chart's ci/ that resemble no other scenario. make
+// e2e-long installs all of them, and the template tests render all of them.
 var installedValues = []string{"cert-manager", "default", "existing-secret", "injector-disabled"}
 
 // TestChartTesting runs ct install: each values file in turn is installed under another
 // release name, tested with helm test, and uninstalled.
 func TestChartTesting(t *testing.T) {
 	images := built(t, "E2E_IMAGES")
-	args := []string{"--nodes", "1"} // that every node is served is for other scenarios
+	args := []string{"--nodes", "1"} // other scenarios check that every node is served
 	for _, image := range []string{"registry", "registry-node"} {
 		args = append(args, "--load", "n1="+filepath.Join(images, image+".tar")) // for injector.enabled=false
 	}
@@ -40,8 +40,9 @@ func TestChartTesting(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A minute for each where four clusters share two cores.
-		cmd := w.longCommand(t, time.Duration(len(values))*3*time.Minute, ct, "install", "--config", config, "--charts", chart, "--namespace", namespace)
+		// Each takes about a minute where four clusters share two cores.
+		cmd := w.longCommand(t, time.Duration(len(values))*3*time.Minute, ct, "install", "--config", config, "--charts",
+			chart, "--namespace", namespace)
 		cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(w.helm)+":"+filepath.Dir(w.kubectl)+":"+os.Getenv("PATH"))
 		pipe, err := cmd.StdoutPipe()
 		if err != nil {
@@ -60,23 +61,27 @@ func TestChartTesting(t *testing.T) {
 			t.Fatalf("%v\n%s", err, said.text[max(0, len(said.text)-40000):])
 		}
 		if slices.Sort(said.values); !slices.Equal(said.values, values) {
-			t.Errorf("it installed %v, want %v", said.values, values)
+			t.Errorf("ct installed %v, want %v", said.values, values)
 		}
-		// Each has at least two pods that test it, but for an external registry.
-		want := 2 * len(slices.DeleteFunc(slices.Clone(values), func(name string) bool { return name == "external-values.yaml" }))
+		// At least two pods test each release, except one with an external registry.
+		want := 2 * len(slices.DeleteFunc(slices.Clone(values), func(
+			name string) bool {
+			return name == "external-values.yaml"
+		}))
 		if tested := strings.Count(said.text, "Phase:          Succeeded"); tested < want {
 			t.Errorf("%d tests for %d values files, want %d\n%s", tested, len(values), want, said.text)
 		}
-		// ct itself takes no notice.
+		// ct itself ignores that.
 		if strings.Contains(said.text, "Error deleting Helm release") {
 			t.Errorf("uninstalling failed:\n%s", said.text)
 		}
 	})
-	must(t, "they leave nothing but the volumes that are to stay", func(t *testing.T) {
+	must(t, "only the retained volumes are left", func(t *testing.T) {
 		var volumes []string
-		for _, volume := range strings.Fields(output(t, w.command(t, w.kubectl, "get", "pvc", "-n", namespace, "-o", "name"))) {
+		for _, volume := range strings.Fields(output(t, w.command(t, w.kubectl, "get", "pvc", "-n", namespace, "-o",
+			"name"))) {
 			if !strings.HasPrefix(volume, "persistentvolumeclaim/"+release+"-") {
-				t.Errorf("left is %s", volume)
+				t.Errorf("%s is left", volume)
 			}
 			volumes = append(volumes, volume)
 		}
@@ -90,11 +95,11 @@ func TestChartTesting(t *testing.T) {
 			t.Errorf("something still answers at %s", w.address)
 		}
 	})
-	t.Run("a test that fails says why, and stays for its log", func(t *testing.T) { testFailingHelmTest(t, w) })
+	t.Run("a failing helm test reports the cause and keeps its pod", func(t *testing.T) { testFailingHelmTest(t, w) })
 }
 
-// chartToInstall returns the chart's folder and its values files, sorted; unless the run
-// is a long one, a copy of the chart with those of [installedValues].
+// chartToInstall returns the chart's folder and its values files, sorted. Unless the run is a long
+// one, it is a copy of the chart with those of [installedValues].
 func chartToInstall(t *testing.T) (chart string, values []string) {
 	t.Helper()
 	chart = built(t, "E2E_CHART")
@@ -134,7 +139,7 @@ func testFailingHelmTest(t *testing.T, w *world) {
 	}
 	credentials := w.get(t, release+"-credentials")
 	wrong := credentials.DeepCopy()
-	wrong.Data["password"] = []byte("not the one")
+	wrong.Data["password"] = []byte("wrong password")
 	if _, err := w.client.CoreV1().Secrets(namespace).Update(t.Context(), wrong, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -144,12 +149,13 @@ func testFailingHelmTest(t *testing.T, w *world) {
 	}
 	for begin := time.Now(); ; time.Sleep(time.Second) {
 		log, _, err := try(w.command(t, w.kubectl, "logs", "-n", namespace, release+"-test-push"))
-		t.Logf("its log:\n%s", log)
-		if err == nil && strings.Contains(log, "FAIL  an image can be pushed") && strings.Contains(log, "was answered with 401") {
+		t.Logf("log:\n%s", log)
+		if err == nil && strings.Contains(log, "FAIL  an image can be pushed") &&
+			strings.Contains(log, "was answered with 401") {
 			break
 		}
 		if time.Since(begin) > time.Minute {
-			t.Errorf("the log does not say why: %v", err)
+			t.Errorf("the log does not name the cause: %v", err)
 			break
 		}
 	}
@@ -165,29 +171,35 @@ func testFailingHelmTest(t *testing.T, w *world) {
 		}
 	}
 	output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout", "3m", "--wait"))
-	if left := strings.TrimSpace(output(t, w.command(t, w.kubectl, "get", "pods", "-n", namespace, "-l", "app.kubernetes.io/component=test", "-o", "name"))); left != "" {
+	if left := strings.TrimSpace(output(t, w.command(t, w.kubectl, "get", "pods", "-n", namespace, "-l",
+		"app.kubernetes.io/component=test", "-o", "name"))); left != "" {
 		t.Errorf("uninstalling left %s", left)
 	}
 }
 
-// chartTestingSecrets are those that values files name.
-var chartTestingSecrets = []string{"my-authority", "my-node", "my-push", "my-push-credential", "my-server", "pull-secret"}
+// chartTestingSecrets are the Secrets that the values files name.
+var chartTestingSecrets = []string{"my-authority", "my-node", "my-push", "my-push-credential", "my-server",
+	"pull-secret"}
 
-// chartTestingNeeds makes what values files take for granted: the namespace, Secrets, an
-// issuer.
+// chartTestingNeeds creates what the values files require: the namespace, Secrets, and an issuer.
 func (w *world) chartTestingNeeds(t *testing.T) {
 	t.Helper()
-	if _, err := w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+	if _, err := w.client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	theirs := newCorporate(t)
-	// Releases have names that chart-testing makes up.
-	w.putSecret(t, "my-server", theirs.issue(t, "my-server", time.Now(), []string{"*." + namespace + ".svc"}, "", x509.ExtKeyUsageServerAuth))
-	w.putSecret(t, "my-node", theirs.issue(t, "my-node", time.Now(), nil, pki.OrganizationNode, x509.ExtKeyUsageClientAuth))
-	w.putSecret(t, "my-push", theirs.issue(t, "my-push", time.Now(), nil, pki.OrganizationPush, x509.ExtKeyUsageClientAuth))
+	// ct generates the release names.
+	w.putSecret(t, "my-server", theirs.issue(t, "my-server", time.Now(), []string{"*." + namespace + ".svc"}, "",
+		x509.ExtKeyUsageServerAuth))
+	w.putSecret(t, "my-node", theirs.issue(t, "my-node", time.Now(), nil, pki.OrganizationNode,
+		x509.ExtKeyUsageClientAuth))
+	w.putSecret(t, "my-push", theirs.issue(t, "my-push", time.Now(), nil, pki.OrganizationPush,
+		x509.ExtKeyUsageClientAuth))
 	w.putSecret(t, "my-authority", map[string][]byte{"ca.crt": theirs.pem})
-	w.putSecret(t, "my-push-credential", map[string][]byte{"username": []byte("pusher"), "password": []byte("of-the-users-own-choice")})
-	w.putSecret(t, "pull-secret", map[string][]byte{}) // nothing is pulled with it
+	w.putSecret(t, "my-push-credential", map[string][]byte{"username": []byte("pusher"),
+		"password": []byte("of-the-users-own-choice")})
+	w.putSecret(t, "pull-secret", map[string][]byte{}) // no image is pulled with it
 
 	w.startCertManager(t)
 	authority, err := pki.NewAuthority("company", time.Now(), 20000*time.Hour)
@@ -195,16 +207,19 @@ func (w *world) chartTestingNeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	pair := authority.KeyPair()
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "company", Namespace: "cert-manager"}, Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key}}
-	if _, err := w.client.CoreV1().Secrets("cert-manager").Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "company", Namespace: "cert-manager"},
+		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key}}
+	if _, err := w.client.CoreV1().Secrets("cert-manager").Create(t.Context(), secret,
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	apply := w.command(t, w.kubectl, "apply", "-f", "-")
-	apply.Stdin = strings.NewReader("apiVersion: cert-manager.io/v1\nkind: ClusterIssuer\nmetadata: {name: company}\nspec: {ca: {secretName: company}}\n")
+	apply.Stdin = strings.NewReader(
+		"apiVersion: cert-manager.io/v1\nkind: ClusterIssuer\nmetadata: {name: company}\nspec: {ca: {secretName: company}}\n")
 	output(t, apply)
 }
 
-// installs is what ct install said.
+// installs is the parsed output of ct install.
 type installs struct {
 	text   string
 	values []string // the files, in order
@@ -214,7 +229,7 @@ type installs struct {
 func readInstalls(from io.Reader) (said installs) {
 	text, begin := &strings.Builder{}, time.Now()
 	scanner := bufio.NewScanner(from)
-	scanner.Buffer(nil, 1<<20) // it prints commands and logs
+	scanner.Buffer(nil, 1<<20) // lines with commands and logs are long
 	for scanner.Scan() {
 		line := scanner.Text()
 		fmt.Fprintln(text, line)

@@ -13,9 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What only the test cluster can do.
+// Operations that only the test cluster supports.
 
-// addNode adds a node and waits until it is ready; args are for testcluster add-node.
+// addNode adds a node and waits until it is ready. args are passed to testcluster add-node.
 func (w *world) addNode(t *testing.T, name string, args ...string) {
 	t.Helper()
 	w.testClusterOnly(t)
@@ -30,8 +30,7 @@ func (w *world) removeNode(t *testing.T, name string) {
 	w.nodes = slices.DeleteFunc(w.nodes, func(n string) bool { return n == name })
 }
 
-// freezeAPI stops the API server for a while: connections to it stay open, and
-// nothing answers.
+// freezeAPI pauses the API server: connections to it stay open without a response.
 func (w *world) freezeAPI(d time.Duration) error {
 	_, paused, err := try(exec.Command(w.testcluster, "pause", "--name", w.name, "kube-apiserver"))
 	if err != nil {
@@ -45,7 +44,7 @@ func (w *world) freezeAPI(d time.Duration) error {
 	return nil
 }
 
-// nodeAddress is a node's internal address.
+// nodeAddress returns a node's internal address.
 func (w *world) nodeAddress(t *testing.T, node string) string {
 	t.Helper()
 	n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
@@ -61,7 +60,7 @@ func (w *world) nodeAddress(t *testing.T, node string) string {
 	return ""
 }
 
-// nodeImages are the names of the images that a node's container runtime holds.
+// nodeImages returns the names of the images in a node's container runtime.
 func (w *world) nodeImages(t *testing.T, node string) []string {
 	t.Helper()
 	out, err := w.onNode(t, node, "ctr", "images", "list", "-q")
@@ -75,8 +74,7 @@ func (w *world) nodeImages(t *testing.T, node string) []string {
 	return names
 }
 
-// onlyPause fails if a node holds an image other than a pause image or one of
-// those named.
+// onlyPause fails if a node holds an image that is neither a pause image nor one of those named.
 func (w *world) onlyPause(t *testing.T, node string, but ...string) {
 	t.Helper()
 	got := w.nodeImages(t, node)
@@ -88,8 +86,8 @@ func (w *world) onlyPause(t *testing.T, node string, but ...string) {
 	}
 }
 
-// waitForImage waits until the kubelet reports an image: Helm sends the Jobs to
-// the node that does.
+// waitForImage waits until the kubelet reports an image: Helm schedules the Jobs to a node that has
+// it.
 func (w *world) waitForImage(t *testing.T, node, image string) {
 	t.Helper()
 	eventually(t, time.Minute, "node "+node+" to report "+image, func() error {

@@ -26,7 +26,7 @@ var (
 	toNodePort = target{state.ModeNodePort, "--registry-proxy=false", nodePortMode}
 )
 
-// other is the mode to switch to from where the cluster is.
+// other returns the mode that the cluster is not in.
 func (w *world) other(t *testing.T) target {
 	t.Helper()
 	if s := w.saved(t); s.Current != nil && s.Current.Mode == state.ModeProxy {
@@ -35,18 +35,16 @@ func (w *world) other(t *testing.T) target {
 	return toProxy
 }
 
-// aside is the pause of the pull loops here: most of the machine is to be left to
-// the runs that are killed.
+// aside is the pause between pulls here. It leaves most of the CPU to the runs that are killed.
 const aside = "700ms"
 
-// TestCrash takes away, at every stage of a switch, what works on it. Each time the
-// next run brings the switch to its end, and no pull fails in between.
+// TestCrash kills, at every stage of a mode switch, a component that takes part in it. Each time
+// the next run must complete the switch, and no pull may fail in between.
 func TestCrash(t *testing.T) {
-	// No node is to be NotReady, and no Service without endpoints, because the API
-	// server was away for 20 s: in production it is not either.
+	// A pause of the API server of 20 s must not make nodes NotReady, as in production.
 	w := ownCluster(t, "e2e-crash", layout{long: true, open: true, args: []string{"--node-grace", "50s"}})
 	runs := map[state.Mode]installRun{}
-	must(t, "install, and switch twice undisturbed", func(t *testing.T) {
+	must(t, "install, and switch modes twice undisturbed", func(t *testing.T) {
 		w.mustInstall(t, toNodePort.flag)
 		w.pushFresh(t)
 		for _, to := range []target{toProxy, toNodePort} {
@@ -55,25 +53,25 @@ func TestCrash(t *testing.T) {
 	})
 	must(t, "prepare and finish killed", func(t *testing.T) { testKilled(t, w, runs) })
 	for _, phase := range []string{"prepare", "finish"} {
-		must(t, "the API server away for 20 s in the middle of "+phase, func(t *testing.T) { testAPIAway(t, w, phase, runs) })
+		must(t, "the API server paused for 20 s during"+phase, func(t *testing.T) { testAPIAway(t, w, phase, runs) })
 		must(t, "the pod of the Job "+phase+" killed under helm upgrade", func(t *testing.T) { testJobKilled(t, w, phase) })
 	}
-	must(t, "the registry killed in the middle of a switch to proxy mode", func(t *testing.T) { testRegistryKilled(t, w) })
-	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+	must(t, "the registry killed during a switch to proxy mode", func(t *testing.T) { testRegistryKilled(t, w) })
+	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
-// A moment is one of a run: so long after a step was done.
+// A moment is a time in a run: a delay after a step has completed.
 type moment struct {
 	after done
 	delay time.Duration
 }
 
-// moments chooses n moments of a phase as it was in an undisturbed run: mostly when a
-// step has just been done, and every fifth at random, weighted by how long steps take.
+// moments chooses n moments of a phase from an undisturbed run: most when a step has just
+// completed, and every fifth at random, weighted by the duration of the steps.
 func moments(t *testing.T, run installRun, phase string, n int) []moment {
 	t.Helper()
-	// The steps after each of which something of the phase is still to come. To be
-	// killed while Helm applies the chart counts as the end of prepare.
+	// The completed steps that are followed by one of the phase. Applying the chart counts as the end
+	// of prepare.
 	var befores []done
 	var end time.Duration
 	for i := 1; i < len(run.steps); i++ {
@@ -82,7 +80,7 @@ func moments(t *testing.T, run installRun, phase string, n int) []moment {
 		}
 	}
 	if len(befores) < 5 {
-		t.Fatalf("the phase %s has only %d steps: %v", phase, len(befores), run.steps)
+		t.Fatalf("phase %s has only %d steps: %v", phase, len(befores), run.steps)
 	}
 	var chosen []moment
 	for i := range n {
@@ -106,43 +104,43 @@ func (m moment) String() string {
 	return fmt.Sprintf("%s %s + %.2f s", m.after.phase, m.after.name, m.delay.Seconds())
 }
 
-// at calls f at that moment of a run.
+// at returns a callback that calls f at that moment of a run.
 func (m moment) at(f func(*exec.Cmd)) func(*exec.Cmd, done) {
 	return func(cmd *exec.Cmd, d done) {
 		if d.phase == m.after.phase && d.name == m.after.name {
-			// Not while waiting: what the run says meanwhile must be read.
+			// Not blocking: the run's output must be read meanwhile.
 			time.AfterFunc(m.delay, func() { f(cmd) })
 		}
 	}
 }
 
-// testKilled kills init-hook install with SIGKILL in prepare, then the run that goes
-// on from there in finish. The third run must bring the switch to its end.
+// testKilled sends SIGKILL to init-hook install during prepare, and to the run that continues from
+// there during finish. The third run must complete the switch.
 func testKilled(t *testing.T, w *world, runs map[state.Mode]installRun) {
 	stop := w.freshLoop(t, aside)
 	defer stop()
-	// Of ten points of each phase: every other for each direction.
+	// Of ten moments of each phase, every other one for each direction.
 	const points = 10
 	rounds := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 	if !long() {
 		rounds = []int{0, 5, 8}
-		t.Logf("SHORTENED: killed at %d of %d points; all of them with make e2e-long", len(rounds), points)
+		t.Logf("SHORTENED: killed at %d of %d moments; make e2e-long tries all of them", len(rounds), points)
 	}
 	for _, i := range rounds {
 		to := w.other(t)
 		t.Run(fmt.Sprintf("%d, to %s mode", i+1, to.mode), func(t *testing.T) {
 			for _, phase := range []string{"prepare", "finish"} {
-				// The swap of neighbours has the switch to proxy mode killed when the node port
-				// has just gone.
+				// Swapping neighbors kills the switch to proxy mode when the node port has just been removed.
 				m := moments(t, runs[to.mode], phase, points)[i^1]
 				r := w.install(t, m.at(func(cmd *exec.Cmd) { cmd.Process.Kill() }), to.flag)
 				s := w.saved(t)
-				t.Logf("%s: killed after %.1f s, at %s: phase %s, desired is %s", phase, r.took.Seconds(), m, s.Phase, s.Desired.Mode)
+				t.Logf("%s: killed after %.1f s, at %s: phase %s, desired is %s", phase, r.took.Seconds(), m, s.Phase,
+					s.Desired.Mode)
 				if !slices.ContainsFunc(r.steps, func(d done) bool { return d.phase == m.after.phase && d.name == m.after.name }) {
-					t.Fatalf("it did not come so far: %v: %s", r.err, r.text)
+					t.Fatalf("the run ended before that moment: %v: %s", r.err, r.text)
 				}
 				if r.err == nil && m.delay == 0 {
-					t.Error("it was done before it was killed")
+					t.Error("the run completed before it was killed")
 				}
 			}
 			w.converges(t, to)
@@ -150,7 +148,7 @@ func testKilled(t *testing.T, w *world, runs map[state.Mode]installRun) {
 	}
 }
 
-// converges runs init-hook install again, which must bring the switch to its end.
+// converges runs init-hook install again, which must complete the switch.
 func (w *world) converges(t *testing.T, to target) {
 	t.Helper()
 	w.mustInstall(t, to.flag)
@@ -158,7 +156,7 @@ func (w *world) converges(t *testing.T, to target) {
 	w.isHealthy(t)
 }
 
-// testAPIAway pauses the API server. The run that meets this may succeed or fail.
+// testAPIAway pauses the API server. The run that this interrupts may succeed or fail.
 func testAPIAway(t *testing.T, w *world, phase string, runs map[state.Mode]installRun) {
 	stop := w.freshLoop(t, aside)
 	defer stop()
@@ -173,8 +171,7 @@ func testAPIAway(t *testing.T, w *world, phase string, runs map[state.Mode]insta
 	w.converges(t, to)
 }
 
-// testJobKilled kills the pod of a hook Job: the Job's next one goes on, and helm
-// does not notice.
+// testJobKilled kills the pod of a hook Job. The Job's next pod must continue, unnoticed by Helm.
 func testJobKilled(t *testing.T, w *world, step string) {
 	stop := w.freshLoop(t, aside)
 	defer stop()
@@ -191,15 +188,15 @@ func testJobKilled(t *testing.T, w *world, step string) {
 	time.Sleep(500 * time.Millisecond)
 	w.deletePod(t, pod.Name, 0)
 	if err := <-ended; err != nil {
-		t.Errorf("helm upgrade did not survive that: %v: %s%s", err, out, errOut)
+		t.Errorf("helm upgrade failed: %v: %s%s", err, out, errOut)
 		w.helmChart(t, "upgrade", to.set)
 	}
 	w.isIn(t, to.mode, state.SourceValue)
 	w.isHealthy(t)
 }
 
-// testRegistryKilled kills the registry's pod when the node port is gone and the
-// proxies alone serve: they hold pulls until there is another.
+// testRegistryKilled kills the registry's pod when the node port is removed and only the proxies
+// serve. They must hold pulls until the next pod is ready.
 func testRegistryKilled(t *testing.T, w *world) {
 	if w.other(t) == toNodePort {
 		w.mustInstall(t, toNodePort.flag)
@@ -211,19 +208,21 @@ func testRegistryKilled(t *testing.T, w *world) {
 		for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 			_, err := w.client.CoreV1().Services(namespace).Get(t.Context(), release+"-nodeport", metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
-				time.Sleep(time.Second) // kube-proxy's, to see that
+				time.Sleep(time.Second) // for kube-proxy to notice
 				now := int64(0)
-				killed <- w.client.CoreV1().Pods(namespace).DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: &now},
-					metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release + ",app.kubernetes.io/component=registry"})
+				killed <- w.client.CoreV1().Pods(namespace).DeleteCollection(t.Context(),
+					metav1.DeleteOptions{GracePeriodSeconds: &now},
+					metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release +
+						",app.kubernetes.io/component=registry"})
 				return
 			}
 		}
-		killed <- fmt.Errorf("the Service with the node port did not go")
+		killed <- fmt.Errorf("the NodePort Service was not removed")
 	}()
 	r := w.install(t, nil, toProxy.flag)
 	if err := <-killed; err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("the run under which the registry was killed ended after %.1f s with %v", r.took.Seconds(), r.err)
+	t.Logf("the run during which the registry was killed ended after %.1f s with %v", r.took.Seconds(), r.err)
 	w.converges(t, toProxy)
 }

@@ -1,10 +1,10 @@
-// Package e2e proves the project on a real cluster: the one in KUBECONFIG, or one
-// that it boots itself with test/cluster. Its tests are run by make e2e, which
-// builds what they need and tells them where it is.
+// Package e2e tests the project on a real cluster: the one in KUBECONFIG, or those that it boots
+// with test/cluster. make e2e builds what the tests need and passes the paths in environment
+// variables.
 //
-// Without those builds, or where no cluster can be had, everything is skipped,
-// loudly. Scenarios that need what only the test cluster can do (new nodes, a
-// node's own network namespace) are skipped on a cluster of KUBECONFIG.
+// Without those builds, or where no cluster can be booted, all tests are skipped with a message.
+// Scenarios that need the test cluster (to add nodes, to enter a node's network namespace) are
+// skipped on a cluster of KUBECONFIG.
 package e2e
 
 import (
@@ -35,24 +35,24 @@ const (
 	release   = "zarf-registry"
 )
 
-// world is a cluster and the programs to drive it.
+// world is a cluster and the programs that drive it.
 type world struct {
 	name       string // of the test cluster; empty for one of KUBECONFIG
-	address    string // what image references begin with
+	address    string // registry host of image references
 	kubeconfig string
 	config     *rest.Config
 	client     kubernetes.Interface
 	nodes      []string
-	sets       []string // what helm install and upgrade are always told
-	// The programs: of the cluster, and the static test program.
+	sets       []string // arguments of every helm install and upgrade
+	// Paths of programs; tool is the static test program.
 	testcluster, helm, kubectl, hook, tool string
 }
 
-// busy has a place for each cluster that works at the same time. Four keep two
-// cores busy, for more than half of a scenario is waiting: three left a quarter idle.
+// busy limits how many clusters are busy at a time. More than half of a scenario is waiting: four
+// keep two cores busy, and three leave a quarter of the time idle.
 var busy = make(chan struct{}, 4)
 
-// place takes a place as soon as there is one.
+// place waits for a place in busy and keeps it until the test ends.
 func place(t *testing.T) {
 	busy <- struct{}{}
 	t.Cleanup(func() { <-busy })
@@ -61,22 +61,21 @@ func place(t *testing.T) {
 // layout describes a test cluster. The zero value has two nodes and the init-hook image
 // on n1. The cluster's kind comes from [kinds].
 type layout struct {
-	// bare leaves the init-hook image out: nodes hold nothing but pause.
+	// bare does not load the init-hook image: nodes hold only pause images.
 	bare bool
-	// long is for a scenario that takes longer than others: it gets its place first, so
-	// that not all wait for it in the end.
+	// long starts the scenario first, because it takes longer than others.
 	long bool
 	// open turns NetworkPolicy enforcement off, which takes a sixth of a cluster's CPU time.
 	// Dual-stack clusters are always open: kube-router 2.1.0 stops enforcing new policies
 	// there, because its ip6tables rules name sets without their prefix ("Set KUBE-SRC-…
 	// doesn't exist", it exists as inet6:KUBE-SRC-…).
 	open bool
-	// aside is for a cluster that is mostly left alone: it needs no place among the busy.
+	// aside is for a cluster that is mostly idle: it does not count as busy.
 	aside bool
 	args  []string // more arguments for testcluster up
 }
 
-// built is what make e2e built, by the environment variable that names it.
+// built returns a path from the environment variable that make e2e sets.
 func built(t *testing.T, variable string) string {
 	t.Helper()
 	path := os.Getenv(variable)
@@ -89,8 +88,8 @@ func built(t *testing.T, variable string) string {
 	return path
 }
 
-// ownCluster boots a cluster of that name beside those of other tests. It skips
-// the test where KUBECONFIG names a cluster, which is for TestMainJob.
+// ownCluster boots a test cluster. The test runs in parallel with others. It is skipped on a
+// cluster of KUBECONFIG, which only TestMainJob uses.
 func ownCluster(t *testing.T, name string, l layout) *world {
 	t.Helper()
 	if os.Getenv("KUBECONFIG") != "" {
@@ -99,14 +98,14 @@ func ownCluster(t *testing.T, name string, l layout) *world {
 	t.Parallel()
 	if !l.aside {
 		if !l.long {
-			time.Sleep(time.Second) // all begin at once
+			time.Sleep(time.Second) // all start at the same time
 		}
 		place(t)
 	}
 	return newWorld(t, name, l)
 }
 
-// newWorld boots a cluster of that name, or takes the one of KUBECONFIG.
+// newWorld boots a test cluster, or uses the one of KUBECONFIG.
 func newWorld(t *testing.T, name string, l layout) *world {
 	t.Helper()
 	w := &world{
@@ -153,7 +152,7 @@ func newWorld(t *testing.T, name string, l layout) *world {
 	return w
 }
 
-// up boots the test cluster, to be taken down at the end of the test.
+// up boots the test cluster and removes it at the end of the test.
 func (w *world) up(t *testing.T, k kind, l layout) {
 	t.Helper()
 	begin := time.Now()
@@ -164,10 +163,10 @@ func (w *world) up(t *testing.T, k kind, l layout) {
 	if l.open || k.family == "DualStack" {
 		args = append(args, "--network-policy=false")
 	}
-	// Before up: also what came up in part is to go.
+	// Before up, which may fail half-way.
 	t.Cleanup(func() {
 		if t.Failed() && w.client != nil {
-			t.Logf("the cluster's logs: %s; its last events:\n%s", w.saveLogs(t), w.lastEvents(t))
+			t.Logf("logs of the cluster: %s; last events:\n%s", w.saveLogs(t), w.lastEvents(t))
 		}
 		if t.Failed() && os.Getenv("E2E_KEEP") != "" {
 			t.Logf("kept: %s down --name %s", w.testcluster, w.name)
@@ -180,15 +179,15 @@ func (w *world) up(t *testing.T, k kind, l layout) {
 	t.Logf("figure: cluster %s up in %.1f s", w.name, time.Since(begin).Seconds())
 }
 
-// must runs a step that what follows builds on.
+// must runs a step that later steps build on.
 func must(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	if !t.Run(name, f) {
-		t.Fatalf("%q failed: what follows builds on it", name)
+		t.Fatalf("%q failed, and later steps build on it", name)
 	}
 }
 
-// saveLogs copies what tells why, before the cluster goes.
+// saveLogs copies logs and events before the cluster is removed.
 func (w *world) saveLogs(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "zarf-registry-e2e-")
 	if err != nil {
@@ -213,10 +212,11 @@ func (w *world) saveLogs(t *testing.T) string {
 	return dir
 }
 
-// lastEvents is what the release's namespace went through last, for where only the
-// test's own log is kept.
+// lastEvents returns the last events of the release's namespace, for runs of which only the test's
+// log is kept.
 func (w *world) lastEvents(t *testing.T) string {
-	out, _ := w.command(t, w.kubectl, "get", "events", "-n", namespace, "--sort-by=.lastTimestamp", "--no-headers").CombinedOutput()
+	out, _ := w.command(t, w.kubectl, "get", "events", "-n", namespace, "--sort-by=.lastTimestamp",
+		"--no-headers").CombinedOutput()
 	lines := strings.SplitAfter(strings.TrimSpace(string(out)), "\n")
 	return strings.Join(lines[max(0, len(lines)-20):], "")
 }
@@ -229,8 +229,8 @@ func (w *world) testClusterOnly(t *testing.T) {
 	}
 }
 
-// command prepares a program to run against the cluster. A program that hangs is
-// killed before the whole test is; pull loops end by themselves after ten minutes.
+// command returns a command with the cluster's KUBECONFIG. A command that hangs is killed before
+// the test times out; pull loops end by themselves after ten minutes.
 func (w *world) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	return w.longCommand(t, 11*time.Minute, name, args...)
@@ -245,7 +245,7 @@ func (w *world) longCommand(t *testing.T, atMost time.Duration, name string, arg
 	return cmd
 }
 
-// run runs a program and returns what it wrote to stdout.
+// run runs a program and returns its stdout.
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	return output(t, exec.Command(name, args...))
@@ -268,24 +268,24 @@ func try(cmd *exec.Cmd) (stdout, stderr string, err error) {
 	return out.String(), errOut.String(), err
 }
 
-// onNode runs a program in a node's namespaces; "cp" is the control plane's, which
-// is outside of all nodes.
+// onNode runs a program in a node's namespaces. "cp" is the control plane, outside of all nodes.
 func (w *world) onNode(t *testing.T, node string, args ...string) (string, error) {
 	t.Helper()
-	out, errOut, err := try(w.command(t, w.testcluster, append([]string{"exec", "--name", w.name, node, "--"}, args...)...))
+	out, errOut, err := try(w.command(t, w.testcluster, append([]string{"exec", "--name", w.name, node, "--"},
+		args...)...))
 	return out + errOut, err
 }
 
-// dial says whether an address answers from a node.
+// dial connects to an address from a node.
 func (w *world) dial(t *testing.T, node, address string) error {
 	t.Helper()
 	if out, err := w.onNode(t, node, w.tool, "dial", address); err != nil {
-		return fmt.Errorf("dialling %s from %s: %s", address, node, strings.TrimSpace(out))
+		return fmt.Errorf("dialing %s from %s: %s", address, node, strings.TrimSpace(out))
 	}
 	return nil
 }
 
-// programs is where the test program is built, for all tests together.
+// programs is the folder with the test program, which all tests share.
 var programs string
 
 func TestMain(m *testing.M) {
@@ -296,7 +296,7 @@ func TestMain(m *testing.M) {
 	}
 	programs = dir
 	flag.Parse()
-	// busy limits how many of them work at once.
+	// busy limits how many of them are busy.
 	if err := flag.Set("test.parallel", "100"); err != nil {
 		panic(err)
 	}
@@ -325,7 +325,7 @@ func buildTool(t *testing.T) string {
 	return path
 }
 
-// eventually polls until check is content, and fails with its last error.
+// eventually polls until check returns nil, and otherwise fails with its last error.
 func eventually(t *testing.T, within time.Duration, what string, check func() error) {
 	t.Helper()
 	end := time.Now().Add(within)

@@ -18,8 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// outside is a machine outside of the cluster that reaches a node port, with the
-// programs that people have.
+// outside is a machine outside the cluster that reaches a node port.
 type outside struct {
 	*world
 	address  string // HOST:PORT
@@ -27,10 +26,11 @@ type outside struct {
 	crane    string
 }
 
-// run runs a program there. Its home keeps the logins.
+// run runs a program on that machine. Its home holds the logins.
 func (o outside) run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	return o.onNode(t, "cp", append([]string{"env", "HOME=" + o.home, "DOCKER_CONFIG=" + o.home, "SSL_CERT_FILE=" + o.ca}, args...)...)
+	return o.onNode(t, "cp", append([]string{"env", "HOME=" + o.home, "DOCKER_CONFIG=" + o.home, "SSL_CERT_FILE=" + o.ca},
+		args...)...)
 }
 
 func (o outside) must(t *testing.T, args ...string) string {
@@ -42,18 +42,19 @@ func (o outside) must(t *testing.T, args ...string) string {
 	return out
 }
 
-// status is what curl says of a request: the code, or why there is none.
+// status returns the status code that curl prints, or curl's error.
 func (o outside) status(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := o.run(t, append([]string{"curl", "--silent", "--show-error", "--max-time", "20", "--output", "/dev/null", "--write-out", "%{http_code}", "--cacert", o.ca}, args...)...)
+	out, err := o.run(t, append([]string{"curl", "--silent", "--show-error", "--max-time", "20", "--output", "/dev/null",
+		"--write-out", "%{http_code}", "--cacert", o.ca}, args...)...)
 	if err != nil {
 		return out
 	}
 	return strings.TrimSpace(out)
 }
 
-// TestExpose is the registry for people and programs outside of the cluster, through a
-// node port of its own: TLS and passwords, whatever the nodes' way is.
+// TestExpose accesses the registry from outside the cluster, through a node port of its own with
+// TLS and passwords, in both modes.
 func TestExpose(t *testing.T) {
 	w := ownCluster(t, "e2e-expose", layout{args: []string{"--nodes", "1"}})
 	host := w.nodeAddress(t, w.nodes[0])
@@ -62,7 +63,8 @@ func TestExpose(t *testing.T) {
 		t.Fatal(err)
 	}
 	certificate := func() map[string][]byte {
-		pair, err := authority.Issue(pki.Leaf{CommonName: "registry", IPAddresses: []net.IP{net.ParseIP(host)}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, time.Now())
+		pair, err := authority.Issue(pki.Leaf{CommonName: "registry", IPAddresses: []net.IP{net.ParseIP(host)},
+			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,27 +77,32 @@ func TestExpose(t *testing.T) {
 		}
 		return map[string][]byte{"htpasswd": []byte(user + ":" + string(hash) + "\n")}
 	}
-	o := outside{world: w, address: net.JoinHostPort(host, "30443"), home: t.TempDir(), crane: strings.TrimSpace(run(t, w.testcluster, "tool", "crane"))}
+	o := outside{world: w, address: net.JoinHostPort(host, "30443"), home: t.TempDir(),
+		crane: strings.TrimSpace(run(t, w.testcluster, "tool", "crane"))}
 	o.ca = filepath.Join(o.home, "ca.crt")
 	if err := os.WriteFile(o.ca, authority.KeyPair().Certificate, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	image := o.address + "/e2e/hello:1"
-	exposed := []string{"--set=expose.hosts={" + host + "}", "--set=expose.service.enabled=true", "--set=expose.service.type=NodePort", "--set=expose.service.nodePort=30443",
+	exposed := []string{"--set=expose.hosts={" + host + "}", "--set=expose.service.enabled=true",
+		"--set=expose.service.type=NodePort", "--set=expose.service.nodePort=30443",
 		"--set=expose.tls.existingSecret=outside-tls", "--set=expose.pullUsersSecret=outside-users"}
 
-	if _, err := w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+	if _, err := w.client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	w.putSecret(t, "outside-tls", certificate())
 	w.putSecret(t, "outside-users", users("ci", "reads"))
-	must(t, "helm install opens the way from outside", func(t *testing.T) {
+	must(t, "helm install exposes the registry", func(t *testing.T) {
 		w.helmChart(t, "install", append(exposed, proxyMode)...)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 	})
-	t.Run("tools find the registry", func(t *testing.T) {
-		said := output(t, w.command(t, w.kubectl, "-n", "kube-public", "get", "configmap", "local-registry-hosting", "-o", `jsonpath={.data.localRegistryHosting\.v1}`))
-		for _, want := range []string{`host: "` + o.address + `"`, `hostFromContainerRuntime: "` + w.address + `"`, `hostFromClusterNetwork: "zarf-registry.zarf.svc.cluster.local:5000"`} {
+	t.Run("the hosting ConfigMap names the registry's addresses", func(t *testing.T) {
+		said := output(t, w.command(t, w.kubectl, "-n", "kube-public", "get", "configmap", "local-registry-hosting", "-o",
+			`jsonpath={.data.localRegistryHosting\.v1}`))
+		for _, want := range []string{`host: "` + o.address + `"`, `hostFromContainerRuntime: "` + w.address + `"`,
+			`hostFromClusterNetwork: "zarf-registry.zarf.svc.cluster.local:5000"`} {
 			if !strings.Contains(said, want+"\n") {
 				t.Errorf("%s is not in %s", want, said)
 			}
@@ -105,17 +112,18 @@ func TestExpose(t *testing.T) {
 	must(t, "an image is pushed from outside, and the nodes pull it", func(t *testing.T) {
 		o.must(t, o.crane, "auth", "login", o.address, "-u", "zarf-push", "-p", password)
 		archive := w.makeArchive(t, "example.com/e2e/hello:1", 1<<20)
-		if got := o.must(t, w.hook, "images", "push", archive, "--to", o.address, "--ca-file", o.ca); !strings.Contains(got, image) {
+		if got := o.must(t, w.hook, "images", "push", archive, "--to", o.address, "--ca-file", o.ca); !strings.Contains(got,
+			image) {
 			t.Errorf("images push says %s", got)
 		}
 		o.must(t, o.crane, "copy", image, o.address+"/e2e/copied:1")
 		w.pullEverywhere(t, w.address+"/e2e/hello:1")
 		if out, err := w.pull(t, w.nodes[0], w.address+"/e2e/copied:1"); err != nil {
-			t.Errorf("the copy: %v: %s", err, out)
+			t.Errorf("pulling the copy: %v: %s", err, out)
 		}
 	})
-	t.Run("the pods tell the metrics that alerts and dashboard rest on", func(t *testing.T) { testMetrics(t, w, true) })
-	t.Run("who may only pull pulls, and does nothing else", func(t *testing.T) {
+	t.Run("the pods expose the metrics that alerts and dashboard use", func(t *testing.T) { testMetrics(t, w, true) })
+	t.Run("a pull user can only pull", func(t *testing.T) {
 		o := o
 		o.home = t.TempDir()
 		o.must(t, o.crane, "auth", "login", o.address, "-u", "ci", "-p", "reads")
@@ -126,69 +134,74 @@ func TestExpose(t *testing.T) {
 			}
 		}
 	})
-	t.Run("nobody else gets anything", func(t *testing.T) {
+	t.Run("other clients are refused", func(t *testing.T) {
 		url := "https://" + o.address + "/v2/e2e/hello/manifests/1"
 		for name, test := range map[string]struct {
 			want string
 			args []string
 		}{
-			"no password":                  {"401", []string{url}},
-			"a wrong password":             {"401", []string{"--user", "zarf-push:wrong", url}},
-			"the nodes' probes":            {"403", []string{"--user", "zarf-push:" + password, "https://" + o.address + "/v2/zarf-registry/probe-proxy/tags/list"}},
-			"plain HTTP":                   {"400", []string{"--user", "zarf-push:" + password, "http://" + o.address + "/v2/"}},
-			"TLS 1.1":                      {"curl: (35)", []string{"--tls-max", "1.1", "--ciphers", "ALL:@SECLEVEL=0", url}},
-			"who trusts another authority": {"curl: (60)", []string{"--cacert", "/etc/ssl/certs/ca-certificates.crt", url}},
-			"the port of the nodes":        {"curl: (7)", []string{"http://" + net.JoinHostPort(host, "31999") + "/v2/"}},
+			"no password":      {"401", []string{url}},
+			"a wrong password": {"401", []string{"--user", "zarf-push:wrong", url}},
+			"the nodes' probes": {"403", []string{"--user", "zarf-push:" + password,
+				"https://" + o.address + "/v2/zarf-registry/probe-proxy/tags/list"}},
+			"plain HTTP": {"400", []string{"--user", "zarf-push:" + password,
+				"http://" + o.address + "/v2/"}},
+			"TLS 1.1":                         {"curl: (35)", []string{"--tls-max", "1.1", "--ciphers", "ALL:@SECLEVEL=0", url}},
+			"a client that trusts another CA": {"curl: (60)", []string{"--cacert", "/etc/ssl/certs/ca-certificates.crt", url}},
+			"the port of the nodes":           {"curl: (7)", []string{"http://" + net.JoinHostPort(host, "31999") + "/v2/"}},
 		} {
 			if got := o.status(t, test.args...); !strings.HasPrefix(got, test.want) && !strings.Contains(got, test.want) {
 				t.Errorf("%s: %s, want %s", name, got, test.want)
 			}
 		}
 	})
-	t.Run("certificate and users are followed with no restart", func(t *testing.T) {
+	t.Run("certificate and users are reloaded without a restart", func(t *testing.T) {
 		w.restartsNothing(t, func() {
 			replaced := certificate()
 			w.putSecret(t, "outside-tls", replaced)
 			w.putSecret(t, "outside-users", users("second", "reads too"))
-			// A kubelet may take 90 s by itself; it looks at once at a pod that is annotated.
+			// A kubelet may take 90 s to update a volume, but updates at once when the pod is annotated.
 			for _, p := range w.pods(t, "registry") {
-				output(t, w.command(t, w.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", p.Name, fmt.Sprintf("example.com/look=%d", time.Now().Unix())))
+				output(t, w.command(t, w.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", p.Name,
+					fmt.Sprintf("example.com/look=%d", time.Now().Unix())))
 			}
 			eventually(t, 2*time.Minute, "the new user", func() error {
 				if got := o.status(t, "--user", "second:reads too", "https://"+o.address+"/v2/"); got != "200" {
 					return fmt.Errorf("status %s", got)
 				}
 				if got := o.status(t, "--user", "ci:reads", "https://"+o.address+"/v2/"); got != "401" {
-					return fmt.Errorf("the former user gets %s", got)
+					return fmt.Errorf("the previous user gets %s", got)
 				}
 				return nil
 			})
 		})
 	})
-	t.Run("a certificate that is not there is refused before anything changes", func(t *testing.T) {
+	t.Run("a missing certificate is refused before anything changes", func(t *testing.T) {
 		w.restartsNothing(t, func() {
 			w.helmChartFails(t, nil, "upgrade", append(exposed, "--set=expose.tls.existingSecret=nowhere")...)
 		})
 		log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "job/"+release+"-prepare"))
-		if !strings.Contains(log, "Secret zarf/nowhere") || !strings.Contains(log, "kubectl -n zarf create secret tls nowhere") {
-			t.Errorf("prepare says %s", log)
+		if !strings.Contains(log, "Secret zarf/nowhere") || !strings.Contains(log,
+			"kubectl -n zarf create secret tls nowhere") {
+			t.Errorf("log of prepare: %s", log)
 		}
 	})
-	must(t, "the way from outside is the same in nodeport mode", func(t *testing.T) {
+	must(t, "the exposed port is the same in nodeport mode", func(t *testing.T) {
 		w.helmChart(t, "upgrade", append(exposed, nodePortMode)...)
 		o.must(t, o.crane, "digest", image)
-		// The pull credential of the node port reads here too.
+		// The pull credential of the node port works here too.
 		pull := w.secret(t, "-pull").Data
-		if got := o.status(t, "--user", string(pull["username"])+":"+string(pull["password"]), "https://"+o.address+"/v2/"); got != "200" {
+		if got := o.status(t, "--user", string(pull["username"])+":"+string(pull["password"]),
+			"https://"+o.address+"/v2/"); got != "200" {
 			t.Errorf("the pull credential gets %s", got)
 		}
 	})
-	must(t, "without the values the way is closed", func(t *testing.T) {
+	must(t, "without the values the port is closed", func(t *testing.T) {
 		w.helmChart(t, "upgrade", "--reset-values")
 		if got := o.status(t, "https://"+o.address+"/v2/"); !strings.Contains(got, "curl: (") {
-			t.Errorf("it answers %s", got)
+			t.Errorf("the port still answers: %s", got)
 		}
-		w.isIn(t, state.ModeNodePort, state.SourceState) // proven by a pull of the node
+		w.isIn(t, state.ModeNodePort, state.SourceState) // verified by a pull on the node
 	})
 	must(t, "helm uninstall leaves the user's Secrets", func(t *testing.T) {
 		output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout", "3m", "--wait"))

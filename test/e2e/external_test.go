@@ -14,14 +14,15 @@ func TestExternal(t *testing.T) {
 	remembered := func(t *testing.T, decidedBy state.Source, leaves ...string) {
 		t.Helper()
 		s := w.saved(t)
-		if s.Phase != state.PhaseReady || s.Current == nil || s.Current.Mode != state.ModeExternal || s.Current.Address != external || s.Desired.DecidedBy != decidedBy {
+		if s.Phase != state.PhaseReady || s.Current == nil || s.Current.Mode != state.ModeExternal ||
+			s.Current.Address != external || s.Desired.DecidedBy != decidedBy {
 			t.Errorf("the state is %s", mustJSON(s))
 		}
 		if report, text := w.status(t); !report.Healthy {
-			t.Errorf("it is not healthy: %s", text)
+			t.Errorf("not healthy: %s", text)
 		}
 		if made := w.made(t); !slices.Equal(made, leaves) {
-			t.Errorf("there are %v, want %v", made, leaves)
+			t.Errorf("objects: %v, want %v", made, leaves)
 		}
 		for _, node := range w.nodes {
 			if w.dial(t, node, w.address) == nil {
@@ -31,28 +32,29 @@ func TestExternal(t *testing.T) {
 	}
 
 	w.nodePortNeedsProxy(t)
-	must(t, "helm install deploys nothing but the state", func(t *testing.T) {
+	must(t, "helm install creates only the state", func(t *testing.T) {
 		w.helmChart(t, "install", "--set=registryURL=https://"+external+"/")
 		remembered(t, state.SourceValue, "secret/"+release+"-state")
 	})
-	must(t, "together with a proxy it is refused", func(t *testing.T) {
+	must(t, "registryURL together with registryProxy is refused", func(t *testing.T) {
 		w.helmChartFails(t, []string{"registryURL", "registryProxy"}, "upgrade", proxyMode, "--set=registryURL="+external)
 		remembered(t, state.SourceValue, "secret/"+release+"-state")
 	})
-	must(t, "helm upgrade without either keeps it", func(t *testing.T) {
+	must(t, "helm upgrade without either keeps the external registry", func(t *testing.T) {
 		w.helmChart(t, "upgrade", noMode)
 		remembered(t, state.SourceState, "secret/"+release+"-state")
 	})
-	must(t, "helm upgrade to a registry of ours", func(t *testing.T) {
+	must(t, "helm upgrade to the chart's own registry", func(t *testing.T) {
 		w.helmChart(t, "upgrade", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.pullEverywhere(t, w.pushHello(t))
 	})
 	w.proxyModeHolds(t)
-	must(t, "and back leaves its volume, and what it takes to come again", func(t *testing.T) {
+	must(t, "helm upgrade back to the external one leaves the volume and the Secrets", func(t *testing.T) {
 		w.helmChart(t, "upgrade", "--set=registryURL="+external)
-		remembered(t, state.SourceValue, "secret/"+release+"-ca", "secret/"+release+"-credentials", "secret/"+release+"-node-tls", "secret/"+release+"-push-tls",
+		remembered(t, state.SourceValue, "secret/"+release+"-ca", "secret/"+release+"-credentials",
+			"secret/"+release+"-node-tls", "secret/"+release+"-push-tls",
 			"secret/"+release+"-server-tls", "secret/"+release+"-state", "persistentvolumeclaim/"+release)
 	})
-	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }

@@ -15,16 +15,17 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestGarbageCollection removes what images left whose tag was given to others, while
-// nodes pull and images are pushed, and ends it in the middle in every way there is.
+// TestGarbageCollection collects the blobs of images whose tags were moved, while nodes pull and
+// images are pushed, and interrupts a collection in every way.
 func TestGarbageCollection(t *testing.T) {
 	w := ownCluster(t, "e2e-garbage", layout{args: []string{"--nodes", "1"}})
-	const cronJob = "--set=registry.garbageCollection.enabled=true,registry.garbageCollection.gracePeriod=0s,registry.garbageCollection.deleteUntagged=true"
-	// Nothing is removed but by the steps below.
+	const cronJob = "--set=registry.garbageCollection.enabled=true,registry.garbageCollection.gracePeriod=0s" +
+		",registry.garbageCollection.deleteUntagged=true"
+	// Only the steps below collect.
 	const never = "--set-string=registry.garbageCollection.schedule=0 0 31 12 *"
 	const noise = 8 << 20
 	kept := w.address + "/e2e/hello:1"
-	// replaceBig gives a tag to another image, so that the former one has none.
+	// replaceBig moves a tag to another image, so that the previous one has none.
 	replaceBig := func(t *testing.T) {
 		t.Helper()
 		w.push(t, w.makeArchive(t, "example.com/e2e/big:1", noise))
@@ -36,16 +37,16 @@ func TestGarbageCollection(t *testing.T) {
 		}
 	}
 	collect := []string{"garbage-collect", "--delete-untagged", "--grace-period=0s", "--output=json"}
-	// begun is a collection that has begun to hold up images.
+	// begun returns a collection that has started to block manifest pushes.
 	begun := func(t *testing.T) *exec.Cmd {
 		t.Helper()
 		cmd := w.command(t, w.hook, collect...)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, time.Minute, "init-hook status to tell that pushes wait", func() error {
+		eventually(t, time.Minute, "init-hook status to report that pushes wait", func() error {
 			if _, text := w.status(t); !strings.Contains(text, "read-only") {
-				return fmt.Errorf("it says %s", text)
+				return fmt.Errorf("output: %s", text)
 			}
 			return nil
 		})
@@ -61,7 +62,7 @@ func TestGarbageCollection(t *testing.T) {
 		replaceBig(t)
 	})
 	before := w.stored(t)
-	must(t, "a dry run tells what would be removed, and the grace period protects it", func(t *testing.T) {
+	must(t, "a dry run lists what would be removed, and the grace period protects it", func(t *testing.T) {
 		var dry, young collectedJSON
 		decode(t, output(t, w.command(t, w.hook, append(collect, "--dry-run")...)), &dry)
 		if dry.Bytes < noise || dry.Manifests == 0 || len(dry.Removed) != dry.Blobs+dry.Manifests || !dry.DryRun {
@@ -72,16 +73,17 @@ func TestGarbageCollection(t *testing.T) {
 			t.Errorf("within the grace period %+v", young)
 		}
 		if after := w.stored(t); after != before {
-			t.Errorf("%d bytes are stored, %d were", after, before)
+			t.Errorf("%d bytes are stored, %d were before", after, before)
 		}
 	})
-	w.underLoop(t, "the CronJob's Job frees the volume, and no pull fails", "400ms", func(t *testing.T) {
+	w.underLoop(t, "the CronJob's Job frees space, and no pull fails", "400ms", func(t *testing.T) {
 		output(t, w.command(t, w.kubectl, "-n", namespace, "create", "job", "gc-now", "--from=cronjob/"+release+"-gc"))
-		output(t, w.command(t, w.kubectl, "-n", namespace, "wait", "job/gc-now", "--for=condition=complete", "--timeout=180s"))
-		t.Logf("the Job says: %s", output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "job/gc-now")))
+		output(t, w.command(t, w.kubectl, "-n", namespace, "wait", "job/gc-now", "--for=condition=complete",
+			"--timeout=180s"))
+		t.Logf("log of the Job: %s", output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "job/gc-now")))
 		output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "job", "gc-now"))
 		after := w.stored(t)
-		t.Logf("figure: %d bytes were stored, %d are", before, after)
+		t.Logf("figure: %d bytes were stored, %d are now", before, after)
 		if before-after < noise {
 			t.Errorf("%d bytes were freed, want %d", before-after, noise)
 		}
@@ -92,37 +94,37 @@ func TestGarbageCollection(t *testing.T) {
 		cmd := begun(t)
 		begin := time.Now()
 		replaceBig(t)
-		t.Logf("figure: a push that met a collection took %.1f s", time.Since(begin).Seconds())
+		t.Logf("figure: a push during a collection took %.1f s", time.Since(begin).Seconds())
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("the collection: %v", err)
 		}
 		pullsBig(t)
 	})
-	must(t, "a command that is killed holds up nothing", func(t *testing.T) {
+	must(t, "a killed command does not block pushes", func(t *testing.T) {
 		cmd := begun(t)
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // error expected: it was killed
 		begin := time.Now()
 		replaceBig(t)
 		took := time.Since(begin)
-		t.Logf("figure: a push after a collection that was killed took %.1f s", took.Seconds())
+		t.Logf("figure: a push after a killed collection took %.1f s", took.Seconds())
 		if took > 45*time.Second {
-			t.Error("it waited for a collection that nobody wants any more")
+			t.Error("the push waited for a collection whose client is gone")
 		}
 	})
-	must(t, "a registry that is killed takes images again after a minute", func(t *testing.T) {
+	must(t, "a killed registry accepts pushes again after a minute", func(t *testing.T) {
 		cmd := begun(t)
-		former := w.pods(t, "registry")[0].Name
-		w.deletePod(t, former, 0)
+		previous := w.pods(t, "registry")[0].Name
+		w.deletePod(t, previous, 0)
 		if err := cmd.Wait(); err == nil {
 			t.Error("the collection succeeded")
 		}
-		w.waitForRegistry(t, former)
+		w.waitForRegistry(t, previous)
 		begin := time.Now()
 		replaceBig(t)
-		t.Logf("figure: the first push after a registry that was killed took %.1f s", time.Since(begin).Seconds())
+		t.Logf("figure: the first push after the registry was killed took %.1f s", time.Since(begin).Seconds())
 		pullsBig(t)
 		var rest collectedJSON
 		decode(t, output(t, w.command(t, w.hook, collect...)), &rest)
@@ -132,10 +134,10 @@ func TestGarbageCollection(t *testing.T) {
 		pullsBig(t)
 		w.isHealthy(t)
 	})
-	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
-// collectedJSON is what garbage-collect prints.
+// collectedJSON is the output of garbage-collect.
 type collectedJSON struct {
 	DryRun           bool
 	Manifests, Blobs int
@@ -150,8 +152,8 @@ func decode(t *testing.T, text string, into any) {
 	}
 }
 
-// stored is how many bytes of blobs the registry's volume holds, which is a directory of
-// this machine.
+// stored returns the size of the blobs on the registry's volume, which is a directory of this
+// machine.
 func (w *world) stored(t *testing.T) (bytes int64) {
 	t.Helper()
 	claim, err := w.client.CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), release, metav1.GetOptions{})
@@ -163,18 +165,19 @@ func (w *world) stored(t *testing.T) (bytes int64) {
 		t.Fatal(err)
 	}
 	if volume.Spec.HostPath == nil {
-		t.Fatalf("the volume is %s", mustJSON(volume.Spec))
+		t.Fatalf("unexpected kind of volume: %s", mustJSON(volume.Spec))
 	}
-	err = filepath.WalkDir(filepath.Join(volume.Spec.HostPath.Path, "docker/registry/v2/blobs"), func(_ string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
+	err = filepath.WalkDir(filepath.Join(volume.Spec.HostPath.Path, "docker/registry/v2/blobs"),
+		func(_ string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			info, err := entry.Info()
+			if err == nil {
+				bytes += info.Size()
+			}
 			return err
-		}
-		info, err := entry.Info()
-		if err == nil {
-			bytes += info.Size()
-		}
-		return err
-	})
+		})
 	if err != nil || bytes == 0 {
 		t.Fatalf("%d bytes are stored: %v", bytes, err)
 	}

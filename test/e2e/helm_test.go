@@ -26,11 +26,13 @@ func TestHelm(t *testing.T) {
 	w := ownCluster(t, "e2e-helm", layout{long: true, open: true})
 	helm3, helm4 := w.helm, strings.TrimSpace(run(t, w.testcluster, "tool", "helm4"))
 	newer := newerChart(t)
-	// What an upgrade is like that changes a label of every object: another version.
+	// A higher chart version changes a label of every object.
 	with := func(helm, chart, verb string, args ...string) (string, error) {
 		begin := time.Now()
-		out, errOut, err := try(w.command(t, helm, append([]string{verb, release, chart, "-n", namespace, "--create-namespace", "--timeout", "4m"}, args...)...))
-		t.Logf("figure: %s %s %s returned after %.1f s", filepath.Base(helm), verb, strings.Join(args, " "), time.Since(begin).Seconds())
+		out, errOut, err := try(w.command(t, helm, append([]string{verb, release, chart, "-n", namespace,
+			"--create-namespace", "--timeout", "4m"}, args...)...))
+		t.Logf("figure: %s %s %s returned after %.1f s", filepath.Base(helm), verb, strings.Join(args, " "),
+			time.Since(begin).Seconds())
 		return out + errOut, err
 	}
 	mustWith := func(t *testing.T, helm, chart, verb string, args ...string) {
@@ -42,7 +44,7 @@ func TestHelm(t *testing.T) {
 	here := built(t, "E2E_CHART")
 	refused := "--set=auth.existingSecret=nobody-has-made-it"
 
-	must(t, "an installation that is refused and taken back leaves nothing", func(t *testing.T) {
+	must(t, "a refused installation is rolled back and leaves nothing", func(t *testing.T) {
 		for helm, option := range map[string]string{helm3: "--atomic", helm4: "--rollback-on-failure"} {
 			out, err := with(helm, here, "install", option, "--wait", refused)
 			if err == nil || !strings.Contains(out, "nobody-has-made-it") {
@@ -51,7 +53,7 @@ func TestHelm(t *testing.T) {
 			w.nothingLeft(t)
 		}
 	})
-	must(t, "installed by Helm 4, which waits", func(t *testing.T) {
+	must(t, "installed by Helm 4 with --wait", func(t *testing.T) {
 		mustWith(t, helm4, here, "install", "--wait", nodePortMode)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		w.fieldsAreHelms(t)
@@ -59,13 +61,13 @@ func TestHelm(t *testing.T) {
 		w.pushFresh(t)
 	})
 	must(t, "then the node port answers, and there are no proxies", w.onlyNodePortAnswers)
-	must(t, "upgraded by Helm 3 with the previous values, to another version", func(t *testing.T) {
+	must(t, "upgraded by Helm 3 to another version, reusing values", func(t *testing.T) {
 		w.restartsNothing(t, func() { mustWith(t, helm3, newer, "upgrade", "--reuse-values", "--wait") })
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		w.fieldsAreHelms(t)
 	})
 	inProxyMode := ""
-	w.underLoop(t, "switched by Helm 4 with the previous values over new defaults", "150ms", func(t *testing.T) {
+	w.underLoop(t, "switched by Helm 4, reusing values over new defaults", "150ms", func(t *testing.T) {
 		mustWith(t, helm4, here, "upgrade", "--reset-then-reuse-values", "--wait", "--server-side=true", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.fieldsAreHelms(t)
@@ -90,7 +92,7 @@ func TestHelm(t *testing.T) {
 		w.helmChart(t, "upgrade", nodePortMode)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 	})
-	must(t, "a switch whose proof fails leaves a Service that Helm 4 can still change", func(t *testing.T) {
+	must(t, "a switch whose verification fails leaves a Service that Helm 4 can still change", func(t *testing.T) {
 		unblock := w.blockOnceServiceIsGone(t)
 		out, err := with(helm4, here, "upgrade", "--server-side=true", proxyMode, "--set=initHook.timeout=60s")
 		unblock()
@@ -102,7 +104,7 @@ func TestHelm(t *testing.T) {
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		w.fieldsAreHelms(t)
 	})
-	must(t, "an upgrade that is refused is taken back by both", func(t *testing.T) {
+	must(t, "a refused upgrade is rolled back by Helm 3 and Helm 4", func(t *testing.T) {
 		for helm, option := range map[string]string{helm3: "--atomic", helm4: "--rollback-on-failure"} {
 			w.restartsNothing(t, func() {
 				out, err := with(helm, newer, "upgrade", "--reuse-values", option, "--wait", refused)
@@ -123,12 +125,14 @@ func TestHelm(t *testing.T) {
 		output(t, w.command(t, helm4, "rollback", release, before, "-n", namespace, "--timeout", "4m"))
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 	})
-	must(t, "kubectl apply of all that helm template prints deletes nothing", func(t *testing.T) {
+	must(t, "kubectl apply of the whole output of helm template deletes nothing", func(t *testing.T) {
 		secrets := func() string {
-			return output(t, w.command(t, w.kubectl, "get", "secrets", "-n", namespace, "-o", "jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}\n{end}"))
+			return output(t, w.command(t, w.kubectl, "get", "secrets", "-n", namespace, "-o",
+				"jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}\n{end}"))
 		}
 		before := secrets()
-		all := output(t, w.command(t, w.helm, "template", release, here, "-n", namespace, "--skip-tests", "--kube-version=1.36.0", nodePortMode))
+		all := output(t, w.command(t, w.helm, "template", release, here, "-n", namespace, "--skip-tests",
+			"--kube-version=1.36.0", nodePortMode))
 		w.kubectlApply(t, all)
 		w.waitForJob(t, "cleanup", false)
 		w.waitForJob(t, "prepare", true)
@@ -144,7 +148,7 @@ func TestHelm(t *testing.T) {
 		w.uninstall(t)
 		w.helm = helm3
 	})
-	must(t, "the volume that stayed is taken over by Helm 3 and Helm 4 in another version", func(t *testing.T) {
+	must(t, "Helm 3 and Helm 4 reuse the retained volume with another chart version", func(t *testing.T) {
 		mustWith(t, helm3, newer, "install")
 		w.isIn(t, state.ModeNodePort, state.SourceCluster)
 		w.pullEverywhere(t, w.address+"/e2e/hello:1")
@@ -176,7 +180,8 @@ func (w *world) killSwitch(t *testing.T) {
 	}
 	upgrade.Wait()
 	foreground := metav1.DeletePropagationForeground
-	if err := w.client.BatchV1().Jobs(namespace).Delete(t.Context(), release+"-finish", metav1.DeleteOptions{PropagationPolicy: &foreground}); err != nil {
+	if err := w.client.BatchV1().Jobs(namespace).Delete(t.Context(), release+"-finish",
+		metav1.DeleteOptions{PropagationPolicy: &foreground}); err != nil {
 		t.Fatal(err)
 	}
 	w.deletePod(t, job.Name, 0)
@@ -189,8 +194,10 @@ func (w *world) killSwitch(t *testing.T) {
 func (w *world) rollback(t *testing.T, revision string, args ...string) {
 	t.Helper()
 	begin := time.Now()
-	output(t, w.command(t, w.helm, append([]string{"rollback", release, revision, "-n", namespace, "--timeout", "5m"}, args...)...))
-	t.Logf("figure: helm rollback returned after %.1f s, including the verified pull on every node", time.Since(begin).Seconds())
+	output(t, w.command(t, w.helm, append([]string{"rollback", release, revision, "-n", namespace, "--timeout", "5m"},
+		args...)...))
+	t.Logf("figure: helm rollback returned after %.1f s, including the verified pull on every node",
+		time.Since(begin).Seconds())
 }
 
 // answers says whether the registry answers on a node's own address, dialed from outside
@@ -200,7 +207,8 @@ func (w *world) answers(t *testing.T) (fromOutside, fromPod bool) {
 	node := w.nodes[0]
 	fromOutside = w.dial(t, "cp", net.JoinHostPort(w.nodeAddress(t, node), "31999")) == nil
 	registry := w.waitForRegistry(t, "")
-	fromPod = w.podReaches(t, "dials-the-plain-port", node, w.address+"/e2e/hello:1", net.JoinHostPort(registry.Status.PodIP, "5001"))
+	fromPod = w.podReaches(t, "dials-the-plain-port", node, w.address+"/e2e/hello:1",
+		net.JoinHostPort(registry.Status.PodIP, "5001"))
 	return fromOutside, fromPod
 }
 
@@ -227,21 +235,23 @@ func (w *world) onlyProxiesAnswer(t *testing.T) {
 		}
 	}
 	if fromOutside, fromPod := w.answers(t); fromOutside || fromPod {
-		t.Errorf("the node's address answers from outside: %t; the registry's plain port from a pod: %t; want neither", fromOutside, fromPod)
+		t.Errorf("the node's address answers from outside: %t; the registry's plain port from a pod: %t; want neither",
+			fromOutside, fromPod)
 	}
 }
 
-// revision is the release's current revision.
+// revision returns the release's current revision.
 func (w *world) revision(t *testing.T) string {
 	t.Helper()
 	var list []struct{ Revision string }
-	if err := json.Unmarshal([]byte(output(t, w.command(t, w.helm, "list", "-n", namespace, "-o", "json"))), &list); err != nil || len(list) != 1 {
+	if err := json.Unmarshal([]byte(output(t, w.command(t, w.helm, "list", "-n", namespace, "-o", "json"))),
+		&list); err != nil || len(list) != 1 {
 		t.Fatalf("helm list: %v %v", list, err)
 	}
 	return list[0].Revision
 }
 
-// newerChart is a copy of the chart with another version, which is a label of all objects.
+// newerChart returns a copy of the chart with a higher version, which is a label of all objects.
 func newerChart(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "zarf-registry")
@@ -262,8 +272,8 @@ func newerChart(t *testing.T) string {
 	return dir
 }
 
-// fieldsAreHelms fails if a field of what the chart renders belongs to anybody but Helm
-// and Kubernetes' own controllers: with server-side apply only an owner may change it.
+// fieldsAreHelms fails if a field that the chart renders is owned by anyone but Helm and
+// Kubernetes' own controllers: with server-side apply only the owner may change it.
 func (w *world) fieldsAreHelms(t *testing.T) {
 	t.Helper()
 	client, err := dynamic.NewForConfig(w.config)
@@ -271,31 +281,36 @@ func (w *world) fieldsAreHelms(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := 0
-	for _, kind := range []string{"v1/services", "v1/configmaps", "v1/serviceaccounts", "v1/persistentvolumeclaims", "apps/v1/deployments", "apps/v1/daemonsets", "batch/v1/cronjobs", "networking.k8s.io/v1/networkpolicies", "rbac.authorization.k8s.io/v1/roles"} {
-		list, err := client.Resource(resource(kind)).Namespace(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=Helm"})
+	for _, kind := range []string{"v1/services", "v1/configmaps", "v1/serviceaccounts", "v1/persistentvolumeclaims",
+		"apps/v1/deployments", "apps/v1/daemonsets", "batch/v1/cronjobs", "networking.k8s.io/v1/networkpolicies",
+		"rbac.authorization.k8s.io/v1/roles"} {
+		list, err := client.Resource(resource(kind)).Namespace(namespace).List(t.Context(),
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=Helm"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, o := range list.Items {
 			for _, m := range o.GetManagedFields() {
 				if m.Manager != "helm" && m.Manager != "kube-controller-manager" {
-					t.Errorf("%s %s: fields belong to %s (%s): %s", o.GetKind(), o.GetName(), m.Manager, m.Operation, m.FieldsV1.GetRawString())
+					t.Errorf("%s %s: fields belong to %s (%s): %s", o.GetKind(), o.GetName(), m.Manager, m.Operation,
+						m.FieldsV1.GetRawString())
 				}
 			}
 			seen++
 		}
 	}
 	if seen < 8 {
-		t.Errorf("only %d objects are Helm's", seen)
+		t.Errorf("Helm manages only %d objects", seen)
 	}
 }
 
-// blockOnceServiceIsGone lets no pull on the first node succeed from the moment on in
-// which a switch removes the NodePort Service, until the returned function is called.
+// blockOnceServiceIsGone makes pulls on the first node fail as soon as a switch removes the
+// NodePort Service, until the returned function is called.
 func (w *world) blockOnceServiceIsGone(t *testing.T) (unblock func()) {
 	t.Helper()
 	rule := func(verb string) (string, error) {
-		return w.onNode(t, w.nodes[0], "iptables", "-t", "nat", verb, "OUTPUT", "-p", "tcp", "--dport", "31999", "-j", "REDIRECT", "--to-ports", "9")
+		return w.onNode(t, w.nodes[0], "iptables", "-t", "nat", verb, "OUTPUT", "-p", "tcp", "--dport", "31999", "-j",
+			"REDIRECT", "--to-ports", "9")
 	}
 	blocked := make(chan string)
 	go func() {
@@ -310,7 +325,7 @@ func (w *world) blockOnceServiceIsGone(t *testing.T) (unblock func()) {
 			}
 			time.Sleep(200 * time.Millisecond)
 		}
-		blocked <- "the Service was never gone"
+		blocked <- "the Service was never removed"
 	}()
 	return func() {
 		t.Helper()
@@ -323,7 +338,7 @@ func (w *world) blockOnceServiceIsGone(t *testing.T) (unblock func()) {
 	}
 }
 
-// kubectlApply applies manifests on the server's side.
+// kubectlApply applies manifests with server-side apply.
 func (w *world) kubectlApply(t *testing.T, manifests string, args ...string) {
 	t.Helper()
 	cmd := w.command(t, w.kubectl, append([]string{"apply", "--server-side", "--force-conflicts", "-f", "-"}, args...)...)
@@ -331,19 +346,22 @@ func (w *world) kubectlApply(t *testing.T, manifests string, args ...string) {
 	output(t, cmd)
 }
 
-// waitForJob waits until a Job of the release has ended as wanted.
+// waitForJob waits until a Job of the release has completed, or failed if well is false.
 func (w *world) waitForJob(t *testing.T, step string, well bool) {
 	t.Helper()
 	condition := map[bool]string{true: "complete", false: "failed"}[well]
-	output(t, w.command(t, w.kubectl, "wait", "-n", namespace, "job/"+release+"-"+step, "--for=condition="+condition, "--timeout=4m"))
+	output(t, w.command(t, w.kubectl, "wait", "-n", namespace, "job/"+release+"-"+step, "--for=condition="+condition,
+		"--timeout=4m"))
 }
 
-// testTemplates does what docs/gitops.md says for those who have kubectl only.
+// testTemplates follows docs/gitops.md for users who have only kubectl.
 func testTemplates(t *testing.T, w *world) {
 	template := func(args ...string) string {
-		return output(t, w.command(t, w.helm, append([]string{"template", release, built(t, "E2E_CHART"), "-n", namespace, "--kube-version=1.36.0", proxyMode, "--set=injector.image=" + w.pauseImage(t)}, args...)...))
+		return output(t, w.command(t, w.helm, append([]string{"template", release, built(t, "E2E_CHART"), "-n", namespace,
+			"--kube-version=1.36.0", proxyMode, "--set=injector.image=" + w.pauseImage(t)}, args...)...))
 	}
-	rights := []string{"serviceaccount", "role", "rolebinding", "clusterrole", "clusterrolebinding", "hosting-role", "hosting-rolebinding", "networkpolicy"}
+	rights := []string{"serviceaccount", "role", "rolebinding", "clusterrole", "clusterrolebinding", "hosting-role",
+		"hosting-rolebinding", "networkpolicy"}
 	only := func(names ...string) (args []string) {
 		for _, name := range names {
 			args = append(args, "--show-only=templates/init-hook/"+name+".yaml")
@@ -365,7 +383,8 @@ func testTemplates(t *testing.T, w *world) {
 	install()
 	w.restartsNothing(t, install)
 	job("cleanup")
-	for _, manifests := range []string{template("--no-hooks"), template(only(rights...)...), template(only("cleanup-job")...)} {
+	for _, manifests := range []string{template("--no-hooks"), template(only(rights...)...),
+		template(only("cleanup-job")...)} {
 		cmd := w.command(t, w.kubectl, "delete", "--ignore-not-found", "-f", "-")
 		cmd.Stdin = strings.NewReader(manifests)
 		output(t, cmd)
@@ -373,7 +392,7 @@ func testTemplates(t *testing.T, w *world) {
 	w.nothingLeft(t)
 }
 
-// pauseImage is the pause image that a node reports.
+// pauseImage returns a pause image that a node reports.
 func (w *world) pauseImage(t *testing.T) string {
 	t.Helper()
 	nodes, err := w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})

@@ -13,24 +13,24 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
-// done is what init-hook says when a step is done.
+// done is a completed step that init-hook logged.
 type done struct {
 	phase string // install, prepare or finish
-	step  int    // counted from 1; 0 in the phase install, which does not count
+	step  int    // counted from 1; 0 in the phase install, which is not numbered
 	name  string
-	at    time.Duration // since the run began
+	at    time.Duration // since the start of the run
 }
 
 // installRun is one run of init-hook install.
 type installRun struct {
 	err   error
-	text  string // all that it wrote
+	text  string // stdout and stderr
 	steps []done
 	took  time.Duration
 }
 
-// install runs init-hook install. It calls onStep, unless that is nil, whenever a
-// step is done; the command is there to be killed.
+// install runs init-hook install. It calls onStep, unless that is nil, for each completed step,
+// with the command so that it can be killed.
 func (w *world) install(t *testing.T, onStep func(*exec.Cmd, done), args ...string) installRun {
 	t.Helper()
 	cmd := w.command(t, w.hook, append([]string{"install", "--log-format=json", "--timeout=4m"}, args...)...)
@@ -74,12 +74,13 @@ func (w *world) mustInstall(t *testing.T, args ...string) installRun {
 	if r.err != nil {
 		t.Fatalf("init-hook install %v: %v\n%s", args, r.err, r.text)
 	}
-	t.Logf("figure: init-hook install %s returned after %.1f s, proof on every node included", strings.Join(args, " "), r.took.Seconds())
+	t.Logf("figure: init-hook install %s returned after %.1f s, including the verified pull on every node",
+		strings.Join(args, " "), r.took.Seconds())
 	return r
 }
 
-// status is what init-hook status says, as JSON and as text. Its exit code must
-// agree with it.
+// status returns the output of init-hook status, as JSON and as text. The exit code must agree with
+// it.
 func (w *world) status(t *testing.T) (status.Report, string) {
 	t.Helper()
 	var report status.Report
@@ -90,18 +91,18 @@ func (w *world) status(t *testing.T) (status.Report, string) {
 	text, errOut, textErr := try(w.command(t, w.hook, "status"))
 	for _, err := range []error{err, textErr} {
 		if exit, _ := err.(*exec.ExitError); (exit != nil && exit.ExitCode() == 1) == report.Healthy {
-			t.Errorf("healthy is %t, and the exit code: %v %s", report.Healthy, err, errOut)
+			t.Errorf("healthy is %t, exit code: %v %s", report.Healthy, err, errOut)
 		}
 	}
 	return report, text
 }
 
-// isHealthy fails unless init-hook status says that all is well.
+// isHealthy fails unless init-hook status reports a healthy cluster.
 func (w *world) isHealthy(t *testing.T) {
 	t.Helper()
 	report, text := w.status(t)
 	if !report.Healthy || !strings.Contains(text, "healthy") {
-		t.Errorf("it is not healthy: %s", text)
+		t.Errorf("not healthy: %s", text)
 	}
 	for _, node := range report.Nodes {
 		if !node.Open || !node.Proven {
@@ -109,7 +110,7 @@ func (w *world) isHealthy(t *testing.T) {
 		}
 	}
 	if len(report.Nodes) != len(w.nodes) {
-		t.Errorf("it names %d nodes of %d", len(report.Nodes), len(w.nodes))
+		t.Errorf("status lists %d nodes of %d", len(report.Nodes), len(w.nodes))
 	}
 }
 

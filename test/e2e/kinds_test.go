@@ -20,10 +20,9 @@ type kind struct{ family, kubeProxy string }
 
 var commonKind = kind{"IPv4", "iptables"}
 
-// kinds lists the clusters that are not of the common kind, by name, so that the
-// scenarios together cover every kind. kube-proxy serves node ports on 127.0.0.1 only
-// with iptables, and never on [::1]: scenarios that use nodeport mode need iptables with
-// IPv4 or DualStack.
+// kinds lists the clusters that are not of the common kind, by name. The scenarios together cover
+// every kind. kube-proxy serves node ports on 127.0.0.1 only with iptables, and never on [::1]:
+// scenarios that use nodeport mode need iptables with IPv4 or DualStack.
 var kinds = map[string]kind{
 	"e2e-external":  {"IPv4", "nftables"},
 	"e2e-helm":      {"DualStack", "iptables"},
@@ -51,13 +50,14 @@ func TestEveryKindOfClusterIsCovered(t *testing.T) {
 func (w *world) nodePortNeedsProxy(t *testing.T) {
 	must(t, "helm install in nodeport mode fails and recommends a proxy", func(t *testing.T) {
 		begin := time.Now()
-		w.helmChartFails(t, []string{"registryProxy=true"}, "install", "--set=initHook.timeout=90s")
+		w.helmChartFails(t, []string{"registryProxy=true"}, "install", "--set=initHook.timeout=90s",
+			"--set=registry.persistence.enabled=false")
 		// Two Jobs, and the time until Helm notices that the second one failed.
 		if took := time.Since(begin); took > 3*time.Minute {
 			t.Errorf("helm install took %s with a Job timeout of 90 s", took)
 		}
 	})
-	must(t, "helm uninstall after the failure leaves only the volume", w.uninstall)
+	must(t, "helm uninstall after the failure leaves nothing", w.uninstall)
 }
 
 // proxyModeHolds checks an installation in proxy mode: only loopback addresses answer,
@@ -95,7 +95,7 @@ func (w *world) onlyLoopbackAnswers(t *testing.T, node string) {
 			}
 		}
 	}
-	// Host ports of kube-proxy's rules do not show here, those of the host network do.
+	// Host ports do not show here, because they are iptables rules; listeners on the host network do.
 	out, err := w.onNode(t, node, "ss", "-Hltn", "sport = :31999")
 	if err != nil {
 		t.Fatalf("ss: %v: %s", err, out)
@@ -107,5 +107,5 @@ func (w *world) onlyLoopbackAnswers(t *testing.T, node string) {
 	}
 }
 
-// long says whether scenarios run at full length: make e2e-long.
+// long reports whether scenarios run at full length, as make e2e-long does.
 func long() bool { return os.Getenv("E2E_LONG") != "" }

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// report is what the test program's pull loops say at their end.
+// report is the result of one of the test program's pull loops.
 type report struct {
 	Pulls, Failures int
 	First           string
@@ -20,9 +20,8 @@ type report struct {
 	Bytes           int64
 }
 
-// pullLoop pulls an image on every node as a container runtime does, several times
-// a second, until the returned function is called, which fails the test if any
-// pull failed.
+// pullLoop pulls an image on every node over HTTP, several times a second, until the returned
+// function is called, which fails the test if any pull failed.
 func (w *world) pullLoop(t *testing.T, image string) (stop func()) {
 	t.Helper()
 	return w.loop(t, nil, func(stopFile string) []string {
@@ -30,15 +29,15 @@ func (w *world) pullLoop(t *testing.T, image string) (stop func()) {
 	})
 }
 
-// freshImages are what freshLoop pulls, and fresh how many there are: enough for a
-// minute without one being pulled again.
+// freshImages are the images that freshLoop pulls. There are enough for a minute without pulling
+// one twice.
 const (
 	freshImages = "e2e/fresh:tag"
 	fresh       = 200
 )
 
-// freshLoop lets the container runtime of every node pull, again and again with a
-// pause, an image that the node does not have: those that pushFresh pushed.
+// freshLoop makes the container runtime of every node pull images that it does not have, with a
+// pause in between. pushFresh pushes them.
 func (w *world) freshLoop(t *testing.T, pause string) (stop func()) {
 	t.Helper()
 	var env []string
@@ -50,7 +49,7 @@ func (w *world) freshLoop(t *testing.T, pause string) (stop func()) {
 	})
 }
 
-// underLoop is must under freshLoop.
+// underLoop runs a step as must does, while freshLoop pulls.
 func (w *world) underLoop(t *testing.T, name, pause string, f func(t *testing.T)) {
 	t.Helper()
 	must(t, name, func(t *testing.T) {
@@ -58,12 +57,12 @@ func (w *world) underLoop(t *testing.T, name, pause string, f func(t *testing.T)
 		begin := time.Now()
 		f(t)
 		t.Logf("figure: %s took %.1f s", name, time.Since(begin).Seconds())
-		time.Sleep(2 * time.Second) // what a change breaks may break late
+		time.Sleep(2 * time.Second) // late failures count too
 		stop()
 	})
 }
 
-// pushFresh pushes the images for freshLoop.
+// pushFresh pushes the images that freshLoop pulls.
 func (w *world) pushFresh(t *testing.T) {
 	t.Helper()
 	begin := time.Now()
@@ -71,8 +70,8 @@ func (w *world) pushFresh(t *testing.T) {
 	t.Logf("figure: %d tiny images pushed in %.1f s", fresh, time.Since(begin).Seconds())
 }
 
-// loop runs the test program on every node until the returned function is called. It
-// returns when every node has pulled once.
+// loop runs the test program on every node until the returned function is called. It returns when
+// every node has pulled once.
 func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []string) (stop func()) {
 	t.Helper()
 	w.testClusterOnly(t)
@@ -82,7 +81,8 @@ func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []st
 	var wait sync.WaitGroup
 	ended := make(chan struct{}, len(w.nodes))
 	for i, node := range w.nodes {
-		cmd := w.command(t, w.testcluster, append([]string{"exec", "--name", w.name, node, "--", w.tool}, args(stopFile)...)...)
+		cmd := w.command(t, w.testcluster, append([]string{"exec", "--name", w.name, node, "--", w.tool},
+			args(stopFile)...)...)
 		cmd.Env = append(cmd.Env, env...)
 		wait.Go(func() {
 			outs[i], _, errs[i] = try(cmd)
@@ -94,12 +94,12 @@ func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []st
 		wait.Wait()
 		return err
 	})
-	// A test that fails in between must not leave the loops to run on.
+	// End the loops even if the test fails in between.
 	t.Cleanup(func() { end() })
 	eventually(t, 2*time.Minute, "every node to pull", func() error {
 		begun, err := filepath.Glob(stopFile + ".begun-*")
 		if err != nil || len(begun)+len(ended) < len(w.nodes) {
-			return fmt.Errorf("%d nodes have (%v)", len(begun), err)
+			return fmt.Errorf("%d nodes have pulled (%v)", len(begun), err)
 		}
 		return nil
 	})
@@ -114,7 +114,8 @@ func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []st
 				t.Errorf("pull loop on %s: %v: %s", node, err, outs[i])
 				continue
 			}
-			t.Logf("figure: pull loop on %s: %d pulls, %d failed, slowest %.2f s, longest gap %.2f s", node, r.Pulls, r.Failures, r.Longest.Seconds(), r.Gap.Seconds())
+			t.Logf("figure: pull loop on %s: %d pulls, %d failed, slowest %.2f s, longest gap %.2f s", node, r.Pulls, r.Failures,
+				r.Longest.Seconds(), r.Gap.Seconds())
 			if r.Failures > 0 {
 				t.Errorf("pull loop on %s: %d of %d failed, first: %s", node, r.Failures, r.Pulls, r.First)
 			}

@@ -26,15 +26,14 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestMainJob is the life of an installation in proxy mode on an IPv4 cluster
-// whose nodes hold nothing but the pause image, and one node init-hook's. The
-// subtests build on each other, in this order.
+// TestMainJob covers the life of an installation in proxy mode on an IPv4 cluster whose nodes hold
+// only the pause image, and one node the init-hook image. The subtests build on each other.
 func TestMainJob(t *testing.T) {
 	t.Parallel()
 	place(t)
 	w := newWorld(t, "e2e", layout{})
 	if len(w.nodes) < 2 {
-		t.Fatalf("the cluster has the nodes %v; two are needed", w.nodes)
+		t.Fatalf("the cluster has the nodes %v; want at least two", w.nodes)
 	}
 	hookNode := w.nodes[0]
 
@@ -48,7 +47,7 @@ func TestMainJob(t *testing.T) {
 			}
 		}
 	})
-	must(t, "helm install comes up the first time", func(t *testing.T) {
+	must(t, "helm install succeeds at the first attempt", func(t *testing.T) {
 		w.helmChart(t, "install", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.reportInstall(t)
@@ -56,7 +55,7 @@ func TestMainJob(t *testing.T) {
 	archive := w.makeArchive(t, "example.com/e2e/hello:1", 3<<20)
 	must(t, "images push fills the registry", func(t *testing.T) {
 		if got, want := w.push(t, archive), w.address+"/e2e/hello:1"; got != want {
-			t.Errorf("push says %q, want %q", got, want)
+			t.Errorf("push printed %q, want %q", got, want)
 		}
 	})
 	must(t, "every node pulls through its loopback address", func(t *testing.T) {
@@ -72,45 +71,46 @@ func TestMainJob(t *testing.T) {
 			_, after, found := strings.Cut(metrics, "\nprocess_resident_memory_bytes ")
 			resident, _, _ := strings.Cut(after, "\n")
 			if !found {
-				t.Fatalf("metrics of %s do not tell its memory", p.Name)
+				t.Fatalf("metrics of %s lack the memory", p.Name)
 			}
 			t.Logf("figure: proxy on %s, after its first pulls: %s bytes resident", p.Spec.NodeName, resident)
 		}
 	})
-	t.Run("a registry pod deleted under a pull loop costs no pull", func(t *testing.T) { testRegistryRestart(t, w) })
+	t.Run("deleting the registry pod during a pull loop fails no pull", func(t *testing.T) { testRegistryRestart(t, w) })
 	t.Run("the registry moves to a node that never ran it", func(t *testing.T) { testRegistryMoves(t, w) })
-	t.Run("a node added later pulls with nothing run again", func(t *testing.T) { testNodeAdded(t, w) })
-	t.Run("the pods tell the metrics that alerts and dashboard rest on", func(t *testing.T) { testMetrics(t, w, false) })
+	t.Run("a node added later pulls without another run of the hook", func(t *testing.T) { testNodeAdded(t, w) })
+	t.Run("the pods expose the metrics that alerts and dashboard use", func(t *testing.T) { testMetrics(t, w, false) })
 	t.Run("images copy and images list", func(t *testing.T) { testCopyAndList(t, w) })
-	t.Run("an interrupted push goes on where it was", func(t *testing.T) { testInterruptedPush(t, w) })
-	t.Run("a push goes on when the registry's pod dies under it", func(t *testing.T) { testPushOutlivesPod(t, w) })
-	t.Run("an archive that is none is refused before anything is sent", func(t *testing.T) {
+	t.Run("an interrupted push resumes", func(t *testing.T) { testInterruptedPush(t, w) })
+	t.Run("a push continues when the registry's pod dies", func(t *testing.T) { testPushOutlivesPod(t, w) })
+	t.Run("an invalid archive is refused before anything is sent", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "rubbish.tar")
 		if err := os.WriteFile(file, []byte("rubbish"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_, errOut, err := try(w.command(t, w.hook, "images", "push", file))
 		if err == nil || !strings.Contains(errOut, file) {
-			t.Errorf("error is %v: %s", err, errOut)
+			t.Errorf("the error is %v: %s", err, errOut)
 		}
 	})
 	t.Run("the proxy is reachable on its node's loopback address only", func(t *testing.T) { testReach(t, w) })
-	t.Run("the registry lets in who it must and nobody else", func(t *testing.T) { testDoor(t, w) })
+	t.Run("the registry authorizes clients", func(t *testing.T) { testDoor(t, w) })
 	t.Run("helm upgrade without changes restarts nothing", func(t *testing.T) {
 		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", proxyMode) })
 	})
 	t.Run("a second install is refused and changes nothing", func(t *testing.T) {
 		w.restartsNothing(t, func() { w.helmChartFails(t, []string{"name that is still in use"}, "install", proxyMode) })
 	})
-	t.Run("a broken payload says what is wrong and recovers", func(t *testing.T) { testBrokenPayload(t, w) })
-	t.Run("who may not is told which permission is missing", func(t *testing.T) { testPermissions(t, w) })
-	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+	t.Run("a broken payload is reported and recovers", func(t *testing.T) { testBrokenPayload(t, w) })
+	t.Run("missing permissions are named", func(t *testing.T) { testPermissions(t, w) })
+	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
-// reportInstall prints the figures of the installation.
+// reportInstall logs figures of the installation.
 func (w *world) reportInstall(t *testing.T) {
 	t.Helper()
-	cms, err := w.client.CoreV1().ConfigMaps(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
+	cms, err := w.client.CoreV1().ConfigMaps(namespace).List(t.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,8 +126,10 @@ func (w *world) reportInstall(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("figure: payload %d bytes in etcd in %d ConfigMaps, of which a node fetches %d (the registry's node %d)", total, len(cms.Items), node, total)
-	jobs, err := w.client.CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,reason=Started"})
+	t.Logf("figure: payload %d bytes in etcd in %d ConfigMaps, of which a node fetches %d (the registry's node %d)", total,
+		len(cms.Items), node, total)
+	jobs, err := w.client.CoreV1().Events(namespace).List(t.Context(),
+		metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,reason=Started"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +142,8 @@ func (w *world) reportInstall(t *testing.T) {
 	for _, p := range w.pods(t, "registry") {
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodReady && !prepared.IsZero() {
-				t.Logf("figure: registry ready %.0f s after the prepare Job's pod started (events have whole seconds)", c.LastTransitionTime.Sub(prepared).Seconds())
+				t.Logf("figure: registry ready %.0f s after the prepare Job's pod started (events have whole seconds)",
+					c.LastTransitionTime.Sub(prepared).Seconds())
 			}
 		}
 	}
@@ -157,27 +160,29 @@ func testInterruptedPush(t *testing.T, w *world) {
 		t.Fatal(err)
 	}
 	if err := push.Wait(); err == nil {
-		t.Skip("SKIPPED, NOTHING CHECKED: the push was done before it could be interrupted")
+		t.Skip("SKIPPED, NOTHING CHECKED: the push completed before it could be interrupted")
 	}
 	if got, want := w.push(t, archive), w.address+"/e2e/big:1"; got != want {
-		t.Errorf("push says %q, want %q", got, want)
+		t.Errorf("push printed %q, want %q", got, want)
 	}
 	var again []struct {
 		BytesSent, BytesSkipped int64
 	}
-	if err := json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "push", "-o", "json", archive))), &again); err != nil {
+	if err := json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "push", "-o", "json", archive))),
+		&again); err != nil {
 		t.Fatal(err)
 	}
 	if len(again) != 1 || again[0].BytesSent != 0 || again[0].BytesSkipped < 150<<20 {
-		t.Errorf("pushing what is there sent %+v", again)
+		t.Errorf("pushing an image that is already there sent %+v", again)
 	}
 }
 
-// testCopyAndList takes images from a registry of the connected world straight into
-// the cluster's, which both take the platforms of the nodes for.
+// testCopyAndList copies images from a registry outside the cluster. copy and list both default to
+// the platforms of the nodes.
 func testCopyAndList(t *testing.T, w *world) {
 	connected := connectedRegistry(t)
-	output(t, w.command(t, w.hook, "images", "push", makeTinyArchive(t, "example.com/e2e/copied", 3), "--to", connected, "--plain-http"))
+	output(t, w.command(t, w.hook, "images", "push", makeTinyArchive(t, "example.com/e2e/copied", 3), "--to", connected,
+		"--plain-http"))
 	args := []string{"images", "copy", "--from-plain-http", "--prefix=carried", "--cache-dir", t.TempDir()}
 	want := ""
 	for i := range 3 {
@@ -185,10 +190,11 @@ func testCopyAndList(t *testing.T, w *world) {
 		want += fmt.Sprintf("%s/carried/e2e/copied-%d:latest\n", w.address, i)
 	}
 	if got := output(t, w.command(t, w.hook, args...)); got != want {
-		t.Errorf("copy says %q, want %q", got, want)
+		t.Errorf("copy printed %q, want %q", got, want)
 	}
 	var listed []struct{ Reference string }
-	if err := json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "list", "-o", "json", "--cache-dir", t.TempDir()))), &listed); err != nil {
+	if err := json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "list", "-o", "json", "--cache-dir",
+		t.TempDir()))), &listed); err != nil {
 		t.Fatal(err)
 	}
 	var found []string
@@ -202,8 +208,8 @@ func testCopyAndList(t *testing.T, w *world) {
 	}
 }
 
-// testPushOutlivesPod kills the registry in the middle of a blob: the port-forward
-// dies with it, and the push has to find the next pod.
+// testPushOutlivesPod kills the registry while a blob is uploaded: the port-forward breaks, and the
+// push must find the next pod.
 func testPushOutlivesPod(t *testing.T, w *world) {
 	const size = 150 << 20
 	push := w.command(t, w.hook, "images", "push", "--output=json", w.makeArchive(t, "example.com/e2e/lasting:1", size))
@@ -219,8 +225,8 @@ func testPushOutlivesPod(t *testing.T, w *world) {
 		t.Skipf("SKIPPED, NOTHING CHECKED: the push ended before the registry could be killed: %v", err)
 	case <-time.After(500 * time.Millisecond):
 	}
-	former := w.waitForRegistry(t, "")
-	w.deletePod(t, former.Name, 0)
+	previous := w.waitForRegistry(t, "")
+	w.deletePod(t, previous.Name, 0)
 	if err := <-ended; err != nil {
 		t.Fatalf("%v: %s", err, errOut.String())
 	}
@@ -229,13 +235,14 @@ func testPushOutlivesPod(t *testing.T, w *world) {
 		t.Fatalf("%v: %s", err, out.String())
 	}
 	sent := results[0].BytesSent
-	t.Logf("figure: %.1f MB sent of an image of %.1f MB and a program; it says:\n%s", float64(sent)/1e6, float64(size)/1e6, errOut.String())
-	// What was on its way through the API server is lost with the pod, and there is no
-	// telling how much a busy machine holds there: but nothing is sent a third time.
+	t.Logf("figure: %.1f MB sent of an image of %.1f MB and a program; output:\n%s", float64(sent)/1e6, float64(size)/1e6,
+		errOut.String())
+	// Whatever the API server had buffered is lost with the pod, which on a busy machine can be any
+	// amount; but nothing is sent a third time.
 	if sent < size || sent > size*2+(32<<20) {
 		t.Errorf("%d bytes sent", sent)
 	}
-	w.waitForRegistry(t, former.Name)
+	w.waitForRegistry(t, previous.Name)
 	took, event := w.runPod(t, pod("lasting", w.nodes[0], w.address+"/e2e/lasting:1"))
 	t.Logf("after %.1f s: %s", took.Seconds(), event)
 }
@@ -245,26 +252,26 @@ func testReach(t *testing.T, w *world) {
 	if w.name != "" {
 		w.onlyLoopbackAnswers(t, node)
 	}
-	// A pod of another namespace, on the same node and on another, may reach
-	// neither the proxies nor the registry by their pod addresses.
+	// A pod of another namespace must not reach the proxies and the registry by their pod addresses,
+	// neither on the same node nor on another.
 	targets := map[string]string{}
 	for _, component := range []string{"proxy", "registry"} {
 		for _, p := range w.pods(t, component) {
 			if p.Spec.HostNetwork || p.Status.PodIP == "" {
-				t.Errorf("pod %s has no address of its own", p.Name)
+				t.Errorf("pod %s uses the host network or has no address", p.Name)
 			}
 			targets[component+" on "+p.Spec.NodeName] = p.Status.PodIP + ":5000"
 		}
 	}
 	if len(targets) < 3 {
-		t.Fatalf("targets are only %v", targets)
+		t.Fatalf("the only targets are %v", targets)
 	}
 	for what, target := range targets {
 		if w.podReaches(t, "reach-"+strings.ReplaceAll(what, " ", "-"), node, w.address+"/e2e/hello:1", target) {
 			t.Errorf("a pod of another namespace reached the %s at %s", what, target)
 		}
 	}
-	// And the check can fail: what is allowed to everybody is reached.
+	// Positive control: the pod reaches an address that is allowed.
 	api, err := w.client.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -274,7 +281,7 @@ func testReach(t *testing.T, w *world) {
 	}
 }
 
-// testDoor talks to the registry itself, through a tunnel to its pod.
+// testDoor connects to the registry through a tunnel to its pod.
 func testDoor(t *testing.T, w *world) {
 	registry := w.pods(t, "registry")
 	if len(registry) != 1 {
@@ -304,7 +311,8 @@ func testDoor(t *testing.T, w *world) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stranger, err := foreign.Issue(pki.Leaf{CommonName: "stranger", Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, time.Now())
+	stranger, err := foreign.Issue(pki.Leaf{CommonName: "stranger", Organization: pki.OrganizationPush,
+		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,8 +325,9 @@ func testDoor(t *testing.T, w *world) {
 		password     string
 		status       int // 0: the handshake is refused
 	}{
-		"no certificate":                         {nil, "GET", manifest, "", 0},
-		"a foreign authority's certificate":      {certificate(map[string][]byte{"tls.crt": stranger.Certificate, "tls.key": stranger.Key}), "GET", manifest, "", 0},
+		"no certificate": {nil, "GET", manifest, "", 0},
+		"a certificate of an unknown CA": {certificate(map[string][]byte{"tls.crt": stranger.Certificate,
+			"tls.key": stranger.Key}), "GET", manifest, "", 0},
 		"a node reads":                           {node, "GET", manifest, "", 200},
 		"a node cannot push":                     {node, "POST", upload, "", 403},
 		"a node cannot push with the credential": {node, "POST", upload, password, 403},
@@ -329,8 +338,9 @@ func testDoor(t *testing.T, w *world) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := &http.Client{Transport: &http.Transport{
-				DialContext:     tunnel.DialContext,
-				TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc", Certificates: c.certificates},
+				DialContext: tunnel.DialContext,
+				TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc",
+					Certificates: c.certificates},
 			}, Timeout: 20 * time.Second}
 			defer client.CloseIdleConnections()
 			request, err := http.NewRequest(c.method, "https://registry"+c.path, nil)
@@ -343,7 +353,7 @@ func testDoor(t *testing.T, w *world) {
 			response, err := client.Do(request)
 			if c.status == 0 {
 				if err == nil {
-					t.Errorf("it was let in: %s", response.Status)
+					t.Errorf("the registry accepted the connection: %s", response.Status)
 				}
 				return
 			}
@@ -361,7 +371,7 @@ func testDoor(t *testing.T, w *world) {
 func testRegistryRestart(t *testing.T, w *world) {
 	stop := w.pullLoop(t, "e2e/hello:1")
 	time.Sleep(2 * time.Second)
-	for _, grace := range []int64{30, 0} { // politely, and killed
+	for _, grace := range []int64{30, 0} { // graceful, and killed
 		old := w.pods(t, "registry")[0]
 		begin := time.Now()
 		w.deletePod(t, old.Name, grace)
@@ -376,7 +386,8 @@ func testRegistryMoves(t *testing.T, w *world) {
 	old := w.pods(t, "registry")[0]
 	cordon := func(on bool) {
 		patch := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, on)
-		if _, err := w.client.CoreV1().Nodes().Patch(t.Context(), old.Spec.NodeName, "application/merge-patch+json", []byte(patch), metav1.PatchOptions{}); err != nil {
+		if _, err := w.client.CoreV1().Nodes().Patch(t.Context(), old.Spec.NodeName, "application/merge-patch+json",
+			[]byte(patch), metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -386,9 +397,10 @@ func testRegistryMoves(t *testing.T, w *world) {
 	w.deletePod(t, old.Name, 30)
 	moved := w.waitForRegistry(t, old.Name)
 	if moved.Spec.NodeName == old.Spec.NodeName {
-		t.Fatalf("it is on %s again", moved.Spec.NodeName)
+		t.Fatalf("the registry is on %s again", moved.Spec.NodeName)
 	}
-	t.Logf("figure: registry moved from %s to %s in %.1f s", old.Spec.NodeName, moved.Spec.NodeName, time.Since(begin).Seconds())
+	t.Logf("figure: registry moved from %s to %s in %.1f s", old.Spec.NodeName, moved.Spec.NodeName,
+		time.Since(begin).Seconds())
 	w.runPod(t, pod("after-move", old.Spec.NodeName, w.address+"/e2e/hello:1"))
 }
 
@@ -409,16 +421,17 @@ func testNodeAdded(t *testing.T, w *world) {
 		}
 		return errors.New("not ready yet")
 	})
-	// Straight through the proxy: a kubelet whose first try came too early waits 10 s for the next.
-	eventually(t, time.Minute, "the loopback address of node late to answer", func() error { return w.dial(t, "late", w.address) })
+	// Without the kubelet: if its first attempt fails, it retries only after 10 s.
+	eventually(t, time.Minute, "the loopback address of node late to answer",
+		func() error { return w.dial(t, "late", w.address) })
 	_, event := w.runPod(t, pod("first-on-late", "late", w.address+"/e2e/hello:1"))
-	t.Logf("figure: node added, Ready -> first pod with a pulled image running in %.1f s (Ready has whole seconds): %s", time.Since(begin).Seconds(), event)
-	t.Logf("after, late holds %v", w.nodeImages(t, "late"))
+	t.Logf("figure: node added, Ready -> first pod with a pulled image running in %.1f s (Ready has whole seconds): %s",
+		time.Since(begin).Seconds(), event)
+	t.Logf("afterwards late holds %v", w.nodeImages(t, "late"))
 }
 
-// testBrokenPayload breaks the payload, starts a proxy anew and puts it right: a
-// missing chunk under a new node, an altered one under a node that has run from
-// the right one.
+// testBrokenPayload breaks the payload, restarts a proxy, and repairs the payload: a missing chunk
+// on a new node, and a modified one on a node that has run the program before.
 func testBrokenPayload(t *testing.T, w *world) {
 	w.testClusterOnly(t)
 	cms := w.client.CoreV1().ConfigMaps(namespace)
@@ -426,9 +439,12 @@ func testBrokenPayload(t *testing.T, w *world) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := slices.IndexFunc(list.Items, func(cm corev1.ConfigMap) bool { return strings.HasSuffix(cm.Name, "-registry-node-amd64-01") })
+	i := slices.IndexFunc(list.Items, func(cm corev1.ConfigMap) bool {
+		return strings.HasSuffix(cm.Name,
+			"-registry-node-amd64-01")
+	})
 	if i < 0 {
-		t.Fatal("there is no chunk 01 of registry-node")
+		t.Fatal("chunk 01 of registry-node is missing")
 	}
 	good := list.Items[i]
 	remove := func(t *testing.T) {
@@ -444,24 +460,25 @@ func testBrokenPayload(t *testing.T, w *world) {
 			t.Fatal(err)
 		}
 	}
-	complains := func(t *testing.T, node, former string) {
+	complains := func(t *testing.T, node, previous string) {
 		t.Helper()
-		eventually(t, 2*time.Minute, "the proxy on node "+node+" to say what is wrong", func() error {
+		eventually(t, 2*time.Minute, "the proxy on node "+node+"to report the cause", func() error {
 			for _, p := range w.pods(t, "proxy") {
-				if p.Spec.NodeName != node || p.Name == former {
+				if p.Spec.NodeName != node || p.Name == previous {
 					continue
 				}
 				if ready(p) {
-					t.Fatal("it started from a broken payload")
+					t.Fatal("the proxy started from a broken payload")
 				}
 				for _, s := range p.Status.ContainerStatuses {
-					if end := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated); end != nil && strings.Contains(end.Message, "chunk 01") {
-						t.Logf("it says, with exit code %d: %s", end.ExitCode, strings.TrimSpace(end.Message))
+					if end := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated); end != nil &&
+						strings.Contains(end.Message, "chunk 01") {
+						t.Logf("exit code %d: %s", end.ExitCode, strings.TrimSpace(end.Message))
 						return nil
 					}
 				}
 			}
-			return errors.New("it does not say so yet")
+			return errors.New("not reported yet")
 		})
 	}
 	recovers := func(t *testing.T, node string) {
@@ -475,10 +492,10 @@ func testBrokenPayload(t *testing.T, w *world) {
 			}
 			return errors.New("not ready yet")
 		})
-		t.Logf("figure: proxy ready %.1f s after its payload was put right", time.Since(begin).Seconds())
+		t.Logf("figure: proxy ready %.1f s after its payload was repaired", time.Since(begin).Seconds())
 	}
 
-	t.Run("missing, under a new node, put right by hand", func(t *testing.T) {
+	t.Run("a missing chunk on a new node, repaired by hand", func(t *testing.T) {
 		const node = "unlucky"
 		remove(t)
 		w.addNode(t, node)
@@ -487,19 +504,19 @@ func testBrokenPayload(t *testing.T, w *world) {
 		create(t, func([]byte) {})
 		recovers(t, node)
 	})
-	t.Run("altered, under a node that knew it right, put right by helm upgrade", func(t *testing.T) {
+	t.Run("a modified chunk on a node that had the right one, repaired by helm upgrade", func(t *testing.T) {
 		node := w.nodes[1]
 		remove(t)
 		create(t, func(chunk []byte) { chunk[100] ^= 1 })
-		time.Sleep(3 * time.Second) // kubelets watch what their pods mount, and a busy one is late
-		former := ""
+		time.Sleep(3 * time.Second) // time for the kubelet's watch to see the change
+		previous := ""
 		for _, p := range w.pods(t, "proxy") {
 			if p.Spec.NodeName == node {
-				former = p.Name
+				previous = p.Name
 			}
 		}
-		w.deletePod(t, former, 30)
-		complains(t, node, former)
+		w.deletePod(t, previous, 30)
+		complains(t, node, previous)
 		w.helmChart(t, "upgrade", proxyMode)
 		recovers(t, node)
 	})
@@ -515,27 +532,31 @@ func testPermissions(t *testing.T, w *world) {
 		cmd  *exec.Cmd
 		want []string
 	}{
-		"no kubeconfig":   {without, []string{"--kubeconfig"}},
-		"no such file":    {w.command(t, w.hook, "images", "push", "--kubeconfig", "/nonexistent", archive), []string{"/nonexistent", "--kubeconfig"}},
-		"wrong namespace": {w.command(t, w.hook, "images", "push", "-n", "elsewhere", archive), []string{"elsewhere/zarf-registry-state", "--namespace"}},
-		"no permission":   {w.command(t, w.hook, "images", "push", "--kubeconfig", w.kubeconfigOfNobody(t), archive), []string{"cannot get resource", "secrets", "zarf", "ask for that permission"}},
+		"no kubeconfig": {without, []string{"--kubeconfig"}},
+		"no such file": {w.command(t, w.hook, "images", "push", "--kubeconfig", "/nonexistent", archive),
+			[]string{"/nonexistent", "--kubeconfig"}},
+		"wrong namespace": {w.command(t, w.hook, "images", "push", "-n", "elsewhere", archive),
+			[]string{"elsewhere/zarf-registry-state", "--namespace"}},
+		"no permission": {w.command(t, w.hook, "images", "push", "--kubeconfig", w.kubeconfigOfNobody(t), archive),
+			[]string{"cannot get resource", "secrets", "zarf", "ask for that permission"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, errOut, err := try(c.cmd)
 			if err == nil {
-				t.Fatal("it succeeded")
+				t.Fatal("the command succeeded")
 			}
 			t.Log(strings.TrimSpace(errOut))
 			for _, want := range c.want {
 				if !strings.Contains(errOut, want) {
-					t.Errorf("the error does not say %q", want)
+					t.Errorf("the error lacks %q", want)
 				}
 			}
 		})
 	}
 }
 
-// kubeconfigOfNobody is the default service account's, which may do nothing.
+// kubeconfigOfNobody returns a kubeconfig for the default service account, which has no
+// permissions.
 func (w *world) kubeconfigOfNobody(t *testing.T) string {
 	t.Helper()
 	token := strings.TrimSpace(output(t, w.command(t, w.kubectl, "create", "token", "default", "-n", "default")))
@@ -551,7 +572,9 @@ func (w *world) kubeconfigOfNobody(t *testing.T) string {
 	if err := os.WriteFile(ca, authority, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	content := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q, certificate-authority: %q}}]\nusers: [{name: u, user: {token: %q}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n", w.config.Host, ca, token)
+	content := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q, "+
+		"certificate-authority: %q}}]\nusers: [{name: u, user: {token: %q}}]\ncontexts: [{name: x, context: {cluster: c, "+
+		"user: u}}]\ncurrent-context: x\n", w.config.Host, ca, token)
 	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}

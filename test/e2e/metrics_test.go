@@ -16,17 +16,16 @@ import (
 
 var update = flag.Bool("update", false, "write the captured metrics of templates-tests/testdata/metrics")
 
-// testMetrics scrapes every pod, and compares the names of the metrics, and of
-// their labels, with the pages that were captured: alerts, dashboard and
-// docs/monitoring.md are tested on those.
-// The registry is to be exposed where they are captured, since some metrics come with that.
+// testMetrics scrapes every pod and compares the names of metrics and labels with the captured
+// pages, which the tests of alerts, dashboard and docs/monitoring.md use. Pages are captured from
+// an exposed registry, which has more metrics.
 func testMetrics(t *testing.T, w *world, exposed bool) {
 	w.testClusterOnly(t)
 	for component, port := range map[string]string{"registry": "5090", "proxy": "9102"} {
 		file := filepath.Join("../../templates-tests/testdata/metrics", component+".txt")
 		pods := w.pods(t, component)
 		if len(pods) == 0 {
-			t.Fatalf("there is no %s", component)
+			t.Fatalf("no pod of %s", component)
 		}
 		for i, p := range pods {
 			page := w.scrape(t, p, port)
@@ -42,34 +41,34 @@ func testMetrics(t *testing.T, w *world, exposed bool) {
 			want, got := metricNames(string(captured)), metricNames(page)
 			for _, name := range slices.Sorted(maps.Keys(want)) {
 				if !got[name] && !arbitrary.MatchString(name) && (exposed || !strings.HasPrefix(name, "zarf_registry_exposed_")) {
-					t.Errorf("%s does not tell %s", p.Name, name)
+					t.Errorf("%s lacks metric %s", p.Name, name)
 				}
 			}
 			for _, name := range slices.Sorted(maps.Keys(got)) {
 				if !want[name] && strings.HasPrefix(name, "zarf_registry_") {
-					t.Errorf("%s tells %s, which was not captured", p.Name, name)
+					t.Errorf("%s has metric %s, which was not captured", p.Name, name)
 				}
 			}
 		}
 	}
 }
 
-// arbitrary are names that come with what happened, or with the Go version: not
-// every pod has them all.
+// arbitrary matches metrics that depend on past events or on the Go version: not every pod has
+// them.
 var arbitrary = regexp.MustCompile(`^(go_|process_|promhttp_|registry_|zarf_registry_(proxy_requests_total|http_))`)
 
-// scrape is what a pod tells Prometheus, asked for from the pod's node, which
-// every NetworkPolicy lets in.
+// scrape returns a pod's metrics. It connects from the pod's node, which every NetworkPolicy
+// allows.
 func (w *world) scrape(t *testing.T, p corev1.Pod, port string) string {
 	t.Helper()
 	page, err := w.onNode(t, p.Spec.NodeName, w.tool, "get", "http://"+net.JoinHostPort(p.Status.PodIP, port)+"/metrics")
 	if err != nil || !strings.Contains(page, "zarf_registry_") {
-		t.Fatalf("%s tells no metrics: %v: %s", p.Name, err, page)
+		t.Fatalf("%s has no metrics: %v: %s", p.Name, err, page)
 	}
 	return page
 }
 
-// metricNames are the metrics of a page, each with the names of its labels.
+// metricNames returns the metrics of a page with the names of their labels.
 func metricNames(page string) map[string]bool {
 	found := map[string]bool{}
 	labels := regexp.MustCompile(`([a-zA-Z_]+)="(?:[^"\\]|\\.)*"`)
@@ -90,7 +89,7 @@ func metricNames(page string) map[string]bool {
 	return found
 }
 
-// withoutVersions takes out what differs from one build to the next and tells nothing.
+// withoutVersions replaces version labels, which differ between builds.
 func withoutVersions(page string) string {
 	return regexp.MustCompile(`(version|goversion)="[^"]*"`).ReplaceAllString(page, `$1="dev"`)
 }

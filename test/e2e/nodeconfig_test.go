@@ -22,30 +22,30 @@ import (
 )
 
 const (
-	// certsDir is where the container runtime of the test cluster looks for hosts.toml.
+	// certsDir is the folder with hosts.toml of the test cluster's container runtime.
 	certsDir = "/etc/containerd/certs.d"
-	// corpHost is a registry that no DNS server knows, and corporateEndpoint where it
-	// answers: on the loopback address of n1.
+	// corpHost is a registry that is not in DNS; corporateEndpoint is its loopback address on n1.
 	corpHost          = "registry.corp.example"
 	corporateEndpoint = "127.0.0.1:31998"
 )
 
-// TestNodeConfig has the nodes' container runtimes use registries that the user names,
-// by files on the nodes, which in the end are as they were.
+// TestNodeConfig configures the nodes' container runtimes for registries of the user. At the end,
+// the files on the nodes must be as they were.
 func TestNodeConfig(t *testing.T) {
 	w := ownCluster(t, "e2e-node-config", layout{long: true})
 	w.corporateRegistry(t)
-	v := nodeConfigValues{user: "corp-user-" + random(t), former: "corp-former-" + random(t), password: "corp-password-" + random(t)}
+	v := nodeConfigValues{user: "corp-user-" + random(t), previous: "corp-previous-" + random(t),
+		password: "corp-password-" + random(t)}
 	w.corporateUsers(t, v.user, v.password)
-	secrets := []string{v.user, v.former, v.password}
-	// Somebody else's, on n2 only.
+	secrets := []string{v.user, v.previous, v.password}
+	// A file that is not ours, on n2 only.
 	const theirs = "# of the platform team\nserver = \"https://ghcr.io\"\n"
 	w.shell(t, "n2", `mkdir -p "$1/ghcr.io" && printf %s "$2" >"$1/ghcr.io/hosts.toml"`, certsDir, theirs)
 	before := map[string]string{}
 	for _, node := range w.nodes {
 		before[node] = w.nodeFiles(t, node)
 	}
-	said := &strings.Builder{} // all that anybody said, for a search of secrets
+	said := &strings.Builder{} // all output of commands, to be searched for secrets
 	runtimes := w.runtimes(t)
 
 	must(t, "install with a mirror", func(t *testing.T) {
@@ -59,22 +59,24 @@ nodeConfig:
 			w.push(t, w.makeArchive(t, image, 8))
 		}
 	})
-	must(t, "a pod that names docker.io runs, its image pulled through the proxy of its node", func(t *testing.T) {
+	must(t, "an image of docker.io is pulled through the proxy of its node", func(t *testing.T) {
 		w.runsEverywhere(t, "mirrored", "docker.io/library/hello:1")
 		if out, err := w.pull(t, "n1", "ghcr.io/acme/app:1"); err == nil || !strings.Contains(out, "ghcr.io") {
-			t.Errorf("ghcr.io is not mirrored, and yet: %v: %s", err, out)
+			t.Errorf("ghcr.io has no mirror, but the pull succeeded: %v: %s", err, out)
 		}
 		for _, node := range w.nodes {
 			got := w.shell(t, node, `cat "$1/docker.io/hosts.toml"; stat -c %a "$1/docker.io/hosts.toml"`, certsDir)
-			want := "# Written by zarf-registry, release zarf/zarf-registry. Changes are overwritten.\n\n[host.\"http://127.0.0.1:31999\"]\n  capabilities = [\"pull\", \"resolve\"]\n600\n"
+			want := "# Written by zarf-registry, release zarf/zarf-registry. Changes are " +
+				"overwritten.\n\n[host.\"http://127.0.0.1:31999\"]\n  capabilities = [\"pull\", \"resolve\"]\n600\n"
 			if got != want {
 				t.Errorf("hosts.toml of %s is\n%s\nwant\n%s", node, got, want)
 			}
 		}
 		w.isHealthy(t)
 	})
-	must(t, "a file of somebody else is not replaced, and its node is named", func(t *testing.T) {
-		text := w.helmValuesFail(t, []string{"n2", certsDir + "/ghcr.io/hosts.toml", "nodeConfig.force"}, "nodeConfig: {mirrors: [docker.io, ghcr.io]}\n")
+	must(t, "a file that is not ours is kept, and its node is named", func(t *testing.T) {
+		text := w.helmValuesFail(t, []string{"n2", certsDir + "/ghcr.io/hosts.toml", "nodeConfig.force"},
+			"nodeConfig: {mirrors: [docker.io, ghcr.io]}\n")
 		said.WriteString(text)
 		if got := w.shell(t, "n2", `cat "$1/ghcr.io/hosts.toml"`, certsDir); got != theirs {
 			t.Errorf("the file is now\n%s", got)
@@ -83,13 +85,14 @@ nodeConfig:
 		said.WriteString(shown)
 		t.Logf("status:\n%s", shown)
 		if !strings.Contains(shown, "n2") || !strings.Contains(shown, "nodeConfig.force") {
-			t.Error("status does not name the node and the way out")
+			t.Error("status names neither the node nor the remedy")
 		}
 	})
-	must(t, "what cannot be is refused before anything is changed", func(t *testing.T) {
+	must(t, "invalid configuration is refused before anything changes", func(t *testing.T) {
 		generation := w.nodeConfigGeneration(t)
 		for _, bad := range []struct{ values, want string }{
-			{fmt.Sprintf("nodeConfig:\n  k3s:\n    registries:\n      configs: {%q: {auth: {username: %s, pasword: %s}}}\n", corporateEndpoint, v.user, v.password), "pasword"},
+			{fmt.Sprintf("nodeConfig:\n  k3s:\n    registries:\n      configs: {%q: {auth: {username: %s, pasword: %s}}}\n",
+				corporateEndpoint, v.user, v.password), "pasword"},
 			{"nodeConfig: {k3s: {existingSecret: not-there}}\n", "not-there"},
 		} {
 			said.WriteString(w.helmValuesFail(t, []string{"nodeConfig", bad.want}, bad.values))
@@ -98,93 +101,104 @@ nodeConfig:
 			t.Errorf("the DaemonSets changed from %s to %s", generation, now)
 		}
 	})
-	must(t, "a wildcard with an exception, credentials for another registry in K3s' file, and by force what was somebody else's", func(t *testing.T) {
-		said.WriteString(w.helmValues(t, "upgrade", v.inline(v.former)))
-		if out, err := w.pull(t, "n1", corpHost+"/team/app:1"); err == nil {
-			t.Errorf("a wrong password was accepted: %s", out)
-		} else {
-			said.WriteString(out)
-		}
-		w.runsEverywhere(t, "wildcard", "ghcr.io/acme/app:1")
-		if out, err := w.pull(t, "n1", "quay.io/acme/other:1"); err == nil || !strings.Contains(out, "quay.io") {
-			t.Errorf("quay.io is excepted, and yet: %v: %s", err, out)
-		}
-		w.runsEverywhere(t, "own", w.pushHello(t)) // the registry's own address is asked once, wildcard or not
-	})
-	must(t, "the same from a Secret of the user's, with another password: seen to change, not shown, and at work at once", func(t *testing.T) {
-		if _, err := w.client.CoreV1().Secrets(namespace).Create(t.Context(), &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Name: "corp-registries"},
-			StringData: map[string]string{"registries.yaml": v.registries(v.password)},
-		}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		said.WriteString(w.helmValues(t, "upgrade", v.existing()))
-		took, event := w.runPod(t, pod("corporate", "n1", corpHost+"/team/app:1"))
-		t.Logf("after %.1f s: %s", took.Seconds(), event)
-		log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "--prefix", "-l", "app.kubernetes.io/component=node-config", "-c", "configure", "--tail=-1"))
-		t.Logf("the log of configure:\n%s", log)
-		for _, want := range []string{"--- OLD /etc/rancher/k3s/registries.yaml", "+++ NEW /etc/rancher/k3s/registries.yaml", "password: <REDACTED> (changed)"} {
-			if !strings.Contains(log, want) {
-				t.Errorf("the log does not have %q", want)
+	must(t, "a wildcard with an exception, credentials for another registry in K3s' file, and a file overwritten by force",
+		func(t *testing.T) {
+			said.WriteString(w.helmValues(t, "upgrade", v.inline(v.previous)))
+			if out, err := w.pull(t, "n1", corpHost+"/team/app:1"); err == nil {
+				t.Errorf("a wrong password was accepted: %s", out)
+			} else {
+				said.WriteString(out)
 			}
-		}
-	})
-	must(t, "K3s' file waits for a restart, until there was one", func(t *testing.T) {
+			w.runsEverywhere(t, "wildcard", "ghcr.io/acme/app:1")
+			if out, err := w.pull(t, "n1", "quay.io/acme/other:1"); err == nil || !strings.Contains(out, "quay.io") {
+				t.Errorf("quay.io is excepted, but the pull succeeded: %v: %s", err, out)
+			}
+			w.runsEverywhere(t, "own", w.pushHello(t)) // the registry is tried once, wildcard or not
+		})
+	must(t, "the same from the user's Secret with another password: reported as changed, not shown, and effective at once",
+		func(t *testing.T) {
+			if _, err := w.client.CoreV1().Secrets(namespace).Create(t.Context(), &corev1.Secret{
+				ObjectMeta: metav1.ObjectMeta{Name: "corp-registries"},
+				StringData: map[string]string{"registries.yaml": v.registries(v.password)},
+			}, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			said.WriteString(w.helmValues(t, "upgrade", v.existing()))
+			took, event := w.runPod(t, pod("corporate", "n1", corpHost+"/team/app:1"))
+			t.Logf("after %.1f s: %s", took.Seconds(), event)
+			log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "--prefix", "-l",
+				"app.kubernetes.io/component=node-config", "-c", "configure", "--tail=-1"))
+			t.Logf("log of configure:\n%s", log)
+			for _, want := range []string{"--- OLD /etc/rancher/k3s/registries.yaml", "+++ NEW /etc/rancher/k3s/registries.yaml",
+				"password: <REDACTED> (changed)"} {
+				if !strings.Contains(log, want) {
+					t.Errorf("the log lacks %q", want)
+				}
+			}
+		})
+	must(t, "K3s' file is reported as pending until a restart", func(t *testing.T) {
 		report, text := w.status(t)
 		said.WriteString(text)
 		t.Logf("status:\n%s", text)
 		if report.Healthy || !strings.Contains(text, "restart") {
-			t.Error("status says nothing of a restart")
+			t.Error("status does not mention the restart")
 		}
 		for _, node := range w.nodes {
 			run(t, w.testcluster, "restart", "--name", w.name, "kubelet."+node)
 		}
-		eventually(t, time.Minute, "status to see it", func() error {
+		eventually(t, time.Minute, "status to notice the restart", func() error {
 			if report, text := w.status(t); !report.Healthy {
-				return fmt.Errorf("it says:\n%s", text)
+				return fmt.Errorf("output:\n%s", text)
 			}
 			return nil
 		})
 	})
-	must(t, "clients that insist on TLS trust the proxies, also while the authority changes", func(t *testing.T) { testStrictNodes(t, w) })
-	must(t, "a node that is added later has it too", func(t *testing.T) {
+	must(t, "clients that insist on TLS trust the proxies, also during a CA rotation",
+		func(t *testing.T) { testStrictNodes(t, w) })
+	must(t, "a node that is added later is configured too", func(t *testing.T) {
 		w.addNode(t, "n3")
-		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l", "app.kubernetes.io/component=node-config", "--timeout=60s"))
+		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l",
+			"app.kubernetes.io/component=node-config", "--timeout=60s"))
 		took, event := w.runPod(t, pod("later", "n3", "docker.io/library/hello:1"))
 		t.Logf("after %.1f s: %s", took.Seconds(), event)
 	})
-	must(t, "pods that find everything as it should be touch no file", func(t *testing.T) {
+	must(t, "pods that find all files as wanted write none", func(t *testing.T) {
 		files := w.nodeFiles(t, "n1")
-		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "restart", "daemonset", "-l", "app.kubernetes.io/component=node-config"))
-		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l", "app.kubernetes.io/component=node-config", "--timeout=60s"))
+		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "restart", "daemonset", "-l",
+			"app.kubernetes.io/component=node-config"))
+		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l",
+			"app.kubernetes.io/component=node-config", "--timeout=60s"))
 		if now := w.nodeFiles(t, "n1"); now != files {
-			t.Errorf("the files were\n%s\nand are\n%s", files, now)
+			t.Errorf("the files were\n%s\nand are now\n%s", files, now)
 		}
 	})
 	must(t, "the container runtime was never restarted", func(t *testing.T) {
 		if now := w.runtimes(t); !strings.HasPrefix(now, runtimes) { // n3 is new
-			t.Errorf("they were %s, and are %s", runtimes, now)
+			t.Errorf("the processes were %s, and are now %s", runtimes, now)
 		}
 	})
-	must(t, "no log and no event has a secret in it", func(t *testing.T) { w.findNone(t, secrets, said.String()) })
-	must(t, "helm uninstall puts back what was there", func(t *testing.T) {
-		if err := w.client.CoreV1().Secrets(namespace).Delete(t.Context(), "corp-registries", metav1.DeleteOptions{}); err != nil {
+	must(t, "no log, event or object contains a secret", func(t *testing.T) { w.findNone(t, secrets, said.String()) })
+	must(t, "helm uninstall restores the files", func(t *testing.T) {
+		if err := w.client.CoreV1().Secrets(namespace).Delete(t.Context(), "corp-registries",
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		w.uninstall(t)
-		if left := w.shell(t, "n3", `find /etc/containerd /etc/containers /etc/rancher \( -name '*zarf-registry*' -o -type f -exec grep -q 'Written by zarf-registry' {} \; \) -print`); left != "" {
+		if left := w.shell(t, "n3",
+			`find /etc/containerd /etc/containers /etc/rancher \( -name '*zarf-registry*' -o `+
+				`-type f -exec grep -q 'Written by zarf-registry' {} \; \) -print`); left != "" {
 			t.Errorf("n3 still has %s", left)
 		}
 		for _, node := range []string{"n1", "n2"} {
 			if now := w.nodeFiles(t, node); now != before[node] {
-				t.Errorf("the files of %s were\n%s\nand are\n%s", node, before[node], now)
+				t.Errorf("the files of %s were\n%s\nand are now\n%s", node, before[node], now)
 			}
 		}
 		w.findNone(t, secrets, "")
 	})
 }
 
-// random is a word that stands nowhere else.
+// random returns a unique word.
 func random(t *testing.T) string {
 	t.Helper()
 	word := make([]byte, 12)
@@ -195,7 +209,7 @@ func random(t *testing.T) string {
 }
 
 // nodeConfigValues are the values of most of the test, with a password.
-type nodeConfigValues struct{ user, former, password string }
+type nodeConfigValues struct{ user, previous, password string }
 
 func (v nodeConfigValues) registries(password string) string {
 	return fmt.Sprintf(`configs:
@@ -213,9 +227,10 @@ mirrors:
 `, corporateEndpoint, password, v.user, corpHost, corporateEndpoint)
 }
 
-// inline has registries.yaml in the values, existing in a Secret of the user's.
+// inline has registries.yaml in the values, existing in the user's Secret.
 func (v nodeConfigValues) inline(password string) string {
-	return v.values("registries:\n" + strings.ReplaceAll("\n"+strings.TrimSpace(v.registries(password)), "\n", "\n      ") + "\n")
+	return v.values("registries:\n" + strings.ReplaceAll("\n"+strings.TrimSpace(v.registries(password)), "\n",
+		"\n      ") + "\n")
 }
 
 func (v nodeConfigValues) existing() string { return v.values("existingSecret: corp-registries\n") }
@@ -232,8 +247,8 @@ nodeConfig:
     %s`, certsDir, k3s)
 }
 
-// testStrictNodes asks with skopeo, which reads what CRI-O and podman read: for the
-// registry's own address, and for one that it mirrors.
+// testStrictNodes uses skopeo, which reads the same files as CRI-O and podman, for the registry's
+// own address and for a mirrored registry.
 func testStrictNodes(t *testing.T, w *world) {
 	inspect := func(image string) (string, error) {
 		return w.onNode(t, "n2", "skopeo", "inspect", "--raw", "docker://"+image)
@@ -268,14 +283,15 @@ func testStrictNodes(t *testing.T, w *world) {
 	time.Sleep(2 * time.Second)
 	close(stop)
 	done.Wait()
-	t.Logf("figure: certs rotate --ca with copies of the CA on %d nodes took %.1f s; skopeo asked %d times meanwhile, %d failed", len(w.nodes), took.Seconds(), asked, failed)
+	t.Logf("figure: certs rotate --ca with copies of the CA on %d nodes took %.1f s; meanwhile %d of skopeo's "+
+		"requests, %d of them failed", len(w.nodes), took.Seconds(), asked, failed)
 	if err != nil || failed > 0 || asked == 0 {
-		t.Errorf("certs rotate: %v: %s%s; of %d answers %d failed, the first with %s", err, out, errOut, asked, failed, first)
+		t.Errorf("certs rotate: %v: %s%s; of %d requests %d failed, the first with %s", err, out, errOut, asked, failed,
+			first)
 	}
 }
 
-// helmValues runs helm install or upgrade with values that are all there are, and
-// returns what it says.
+// helmValues runs helm install or upgrade with exactly these values, and returns the output.
 func (w *world) helmValues(t *testing.T, verb, values string) string {
 	t.Helper()
 	begin := time.Now()
@@ -292,13 +308,14 @@ func (w *world) helmValuesFail(t *testing.T, words []string, values string) stri
 	return w.helmChartFails(t, words, "upgrade", w.valuesFile(t, "upgrade", values)...)
 }
 
-// valuesFile has the mode remembered, and what keeps it: the rest is replaced.
+// valuesFile writes a values file. The mode is kept by the release's state, all other values are
+// replaced.
 func (w *world) valuesFile(t *testing.T, verb, values string) []string {
 	t.Helper()
 	if verb == "upgrade" {
 		values += "proxy: {tls: always}\n"
 	}
-	// Helm takes a comma, as names of tests have, for the end of a file's name.
+	// Helm splits file names at commas, which test names have.
 	dir, err := os.MkdirTemp("", "zarf-registry-values-")
 	if err != nil {
 		t.Fatal(err)
@@ -311,8 +328,8 @@ func (w *world) valuesFile(t *testing.T, verb, values string) []string {
 	return []string{"--values", file}
 }
 
-// corporateRegistry runs a registry on the loopback address of n1, with a password of
-// its own for the test, and puts an image into it.
+// corporateRegistry runs a registry on the loopback address of n1 with a random password and pushes
+// an image to it.
 func (w *world) corporateRegistry(t *testing.T) {
 	t.Helper()
 	program := filepath.Join(filepath.Dir(w.hook), "registry")
@@ -321,7 +338,8 @@ func (w *world) corporateRegistry(t *testing.T) {
 	w.corporateUsers(t, "loader", "loader-password")
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := exec.CommandContext(ctx, w.testcluster, "exec", "--name", w.name, "n1", "--",
-		program, "serve", "--config="+config, "--listen=", "--health-listen=", "--metrics-listen=", "--plain-listen="+corporateEndpoint, "--htpasswd="+users)
+		program, "serve", "--config="+config, "--listen=", "--health-listen=", "--metrics-listen=",
+		"--plain-listen="+corporateEndpoint, "--htpasswd="+users)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
@@ -339,16 +357,17 @@ func (w *world) corporateRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.writeOnNode(t, "n1", inside, data)
-	if out, err := w.onNode(t, "n1", "skopeo", "--insecure-policy", "copy", "--dest-tls-verify=false", "--dest-creds=loader:loader-password",
+	if out, err := w.onNode(t, "n1", "skopeo", "--insecure-policy", "copy", "--dest-tls-verify=false",
+		"--dest-creds=loader:loader-password",
 		"oci-archive:"+inside, "docker://"+corporateEndpoint+"/team/app:1"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 }
 
-// corporateFile is a file of the other registry, on n1.
+// corporateFile is a file of that registry on n1.
 func (w *world) corporateFile(name string) string { return "/etc/corporate/" + name }
 
-// corporateUsers lets one user into the other registry.
+// corporateUsers sets the only user of that registry.
 func (w *world) corporateUsers(t *testing.T, user, password string) {
 	t.Helper()
 	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
@@ -358,10 +377,11 @@ func (w *world) corporateUsers(t *testing.T, user, password string) {
 	w.writeOnNode(t, "n1", w.corporateFile("users"), fmt.Appendf(nil, "%s:%s\n", user, hash))
 }
 
-// writeOnNode replaces a file of a node.
+// writeOnNode replaces a file on a node.
 func (w *world) writeOnNode(t *testing.T, node, path string, data []byte) {
 	t.Helper()
-	cmd := w.command(t, w.testcluster, "exec", "--name", w.name, node, "--", "sh", "-ec", `cat >"$1.new" && mv "$1.new" "$1"`, "sh", path)
+	cmd := w.command(t, w.testcluster, "exec", "--name", w.name, node, "--", "sh", "-ec",
+		`cat >"$1.new" && mv "$1.new" "$1"`, "sh", path)
 	cmd.Stdin = strings.NewReader(string(data))
 	output(t, cmd)
 }
@@ -369,29 +389,30 @@ func (w *world) writeOnNode(t *testing.T, node, path string, data []byte) {
 // shell runs a script on a node, which must succeed.
 func (w *world) shell(t *testing.T, node, script string, args ...string) string {
 	t.Helper()
-	return output(t, w.command(t, w.testcluster, append([]string{"exec", "--name", w.name, node, "--", "sh", "-ec", script, "sh"}, args...)...))
+	return output(t, w.command(t, w.testcluster, append([]string{"exec", "--name", w.name, node, "--", "sh", "-ec", script,
+		"sh"}, args...)...))
 }
 
-// runsEverywhere runs a pod on every node, whose image must be pulled.
+// runsEverywhere runs a pod on every node and checks that its image was pulled.
 func (w *world) runsEverywhere(t *testing.T, name, image string) {
 	t.Helper()
 	for _, node := range w.nodes {
 		took, event := w.runPod(t, pod(name+"-"+node, node, image))
 		t.Logf("on %s after %.1f s: %s", node, took.Seconds(), event)
 		if !strings.Contains(event, image) {
-			t.Errorf("the event names no pull of %s: %s", image, event)
+			t.Errorf("the event is not about a pull of %s: %s", image, event)
 		}
 	}
 }
 
-// pull has the container runtime of a node pull, and returns what it says.
+// pull makes the container runtime of a node pull, and returns the output.
 func (w *world) pull(t *testing.T, node, image string) (string, error) {
 	t.Helper()
 	return w.onNode(t, node, "crictl", "--runtime-endpoint", "unix:///run/containerd/containerd.sock", "pull", image)
 }
 
-// nodeFiles lists what a node has in every place that is written to: name, mode, owner,
-// inode, time of the last change of the content, and a sum of it.
+// nodeFiles lists the files of all folders that are written to: name, mode, owner, inode,
+// modification time, and a checksum.
 func (w *world) nodeFiles(t *testing.T, node string) string {
 	t.Helper()
 	return w.shell(t, node, `for directory in /etc/containerd /etc/containers /etc/rancher; do
@@ -399,22 +420,23 @@ func (w *world) nodeFiles(t *testing.T, node string) string {
 done | sed 's/ [^ ]*$//' | sort`)
 }
 
-// runtimes are the processes of the nodes' container runtimes.
+// runtimes returns the processes of the nodes' container runtimes.
 func (w *world) runtimes(t *testing.T) string {
 	t.Helper()
-	// Its exit code is about everything else, such as a node that is not ready for a moment.
+	// The exit code also covers other problems, such as a node that is not ready for a moment.
 	out, errOut, _ := try(w.command(t, w.testcluster, "status", "--name", w.name))
 	found := regexp.MustCompile(`(?m)^containerd\.n\d+ +running +\d+$`).FindAllString(out, -1)
 	if len(found) != len(w.nodes) {
-		t.Fatalf("not every node has a container runtime that runs: %s%s", out, errOut)
+		t.Fatalf("not every node has a running container runtime: %s%s", out, errOut)
 	}
 	return strings.Join(found, "\n")
 }
 
-// nodeConfigGeneration tells whether a DaemonSet that configures nodes was changed.
+// nodeConfigGeneration returns the generation of the DaemonSets that configure nodes.
 func (w *world) nodeConfigGeneration(t *testing.T) string {
 	t.Helper()
-	sets, err := w.client.AppsV1().DaemonSets(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=node-config"})
+	sets, err := w.client.AppsV1().DaemonSets(namespace).List(t.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=node-config"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -423,21 +445,21 @@ func (w *world) nodeConfigGeneration(t *testing.T) string {
 		all = append(all, fmt.Sprintf("%s %s %d", set.Name, set.UID, set.Generation))
 	}
 	if len(all) == 0 {
-		t.Fatal("there is no DaemonSet that configures nodes")
+		t.Fatal("no DaemonSet configures nodes")
 	}
 	slices.Sort(all)
 	return strings.Join(all, "\n")
 }
 
-// findNone fails where a secret is in anything that was said: by the commands, in the
-// logs of all pods and of the cluster's own components, in events, and in every object
-// but Secrets.
+// findNone fails if a secret appears in the output of commands, in the logs of all pods and of the
+// cluster's components, in events, or in any object except Secrets.
 func (w *world) findNone(t *testing.T, secrets []string, said string) {
 	t.Helper()
-	places := map[string]string{"what the commands said": said}
+	places := map[string]string{"the output of commands": said}
 	for what, args := range map[string][]string{
-		"events":  {"get", "events", "-A", "-o", "json"},
-		"objects": {"get", "pods,daemonsets,deployments,configmaps,jobs,cronjobs,controllerrevisions,nodes", "-A", "-o", "json"},
+		"events": {"get", "events", "-A", "-o", "json"},
+		"objects": {"get", "pods,daemonsets,deployments,configmaps,jobs,cronjobs,controllerrevisions,nodes", "-A", "-o",
+			"json"},
 	} {
 		places[what] = output(t, w.command(t, w.kubectl, args...))
 	}
@@ -450,14 +472,15 @@ func (w *world) findNone(t *testing.T, secrets []string, said string) {
 		out, _, _ := try(w.command(t, w.kubectl, "-n", p.Namespace, "logs", "--all-containers", "--tail=-1", p.Name))
 		places["log of pod "+p.Name] = out
 	}
-	err = filepath.WalkDir("/var/lib/zarf-registry-test/"+w.name+"/log", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
+	err = filepath.WalkDir("/var/lib/zarf-registry-test/"+w.name+"/log",
+		func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || !entry.Type().IsRegular() {
+				return err
+			}
+			data, err := os.ReadFile(path)
+			places[path] = string(data)
 			return err
-		}
-		data, err := os.ReadFile(path)
-		places[path] = string(data)
-		return err
-	})
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -466,7 +489,7 @@ func (w *world) findNone(t *testing.T, secrets []string, said string) {
 		size += len(text)
 		for i, secret := range secrets {
 			if strings.Contains(text, secret) {
-				t.Errorf("secret %d stands in %s", i, place)
+				t.Errorf("secret %d appears in %s", i, place)
 			}
 		}
 	}

@@ -10,10 +10,11 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestNodes is proxy mode on nodes that are not alike: two pause images, a taint, and
-// a node that joins later with a third pause image.
+// TestNodes uses proxy mode on unequal nodes: two pause images, a taint, and a node that joins
+// later with a third pause image.
 func TestNodes(t *testing.T) {
-	const common, rare, strange = "registry.k8s.io/pause:3.10.1", "docker.io/rancher/mirrored-pause:3.6", "example.com/k8s/pause:3.9"
+	const common, rare, strange = "registry.k8s.io/pause:3.10.1", "docker.io/rancher/mirrored-pause:3.6",
+		"example.com/k8s/pause:3.9"
 	w := ownCluster(t, "e2e-nodes", layout{args: []string{"--pause-image", common, "--pause-image", "n2=" + rare}})
 	if long() {
 		w.nodePortNeedsProxy(t)
@@ -40,10 +41,10 @@ func TestNodes(t *testing.T) {
 		stop()
 		w.changed(t, before, "ca", "server", "node", "push")
 	})
-	must(t, "a node that joins with a third pause image is named, with what to do", func(t *testing.T) {
+	must(t, "a node that joins with a third pause image is reported with a remedy", func(t *testing.T) {
 		w.addNode(t, "late", "--pause-image", strange)
 		w.waitForImage(t, "late", strange)
-		eventually(t, time.Minute, "init-hook status to name it", func() error {
+		eventually(t, time.Minute, "init-hook status to report it", func() error {
 			report, text := w.status(t)
 			named := slices.ContainsFunc(report.Next, func(next string) bool {
 				return strings.Contains(next, "late") && strings.Contains(next, strange) && strings.Contains(next, "helm upgrade")
@@ -51,15 +52,15 @@ func TestNodes(t *testing.T) {
 			if report.Healthy || !named || !strings.Contains(text, "late") {
 				return errors.New(text)
 			}
-			t.Logf("it says:\n%s", text)
+			t.Logf("output:\n%s", text)
 			return nil
 		})
 	})
-	must(t, "the next helm upgrade mends it", func(t *testing.T) {
+	must(t, "the next helm upgrade repairs it", func(t *testing.T) {
 		w.helmChart(t, "upgrade", noMode)
 		w.isIn(t, state.ModeProxy, state.SourceState)
 		w.pullEverywhere(t, w.address+"/e2e/hello:1")
 		w.isHealthy(t)
 	})
-	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestPolicies installs where a ValidatingAdmissionPolicy keeps pods off their nodes,
-// with the exceptions of docs/policies, which let in no more than they must.
+// TestPolicies installs where a ValidatingAdmissionPolicy refuses host access, with the exceptions
+// of docs/policies, which must allow no more than necessary.
 func TestPolicies(t *testing.T) {
 	w := ownCluster(t, "e2e-policies", layout{args: []string{"--nodes", "1"}})
 	apply := func(t *testing.T, manifest string) string {
@@ -27,9 +27,11 @@ func TestPolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	settings := []string{"--set=registry.persistence.enabled=false", "--set=nodeConfig.mirrors={docker.io}", "--set=nodeConfig.runtimes={containerd}"}
+	settings := []string{"--set=registry.persistence.enabled=false", "--set=nodeConfig.mirrors={docker.io}",
+		"--set=nodeConfig.runtimes={containerd}"}
 	pod := func(labels, spec string) string {
-		return fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: trial, namespace: zarf, labels: {%s}}, spec: {%s}}", labels, spec)
+		return fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: trial, namespace: zarf, labels: {%s}}, spec: {%s}}",
+			labels, spec)
 	}
 	const container = "name: a, image: \"registry.k8s.io/pause:3.10.1\""
 	const ours = "app.kubernetes.io/name: zarf-registry, app.kubernetes.io/component: "
@@ -40,47 +42,57 @@ func TestPolicies(t *testing.T) {
 		if said := apply(t, strict); !strings.Contains(said, "created") {
 			t.Fatal(said)
 		}
-		eventually(t, time.Minute, "the policy to be in force", func() error {
+		eventually(t, time.Minute, "the policy to take effect", func() error {
 			said := apply(t, pod("", "hostNetwork: true, containers: [{"+container+"}]"))
 			if !strings.Contains(said, "do not use their node's network") {
-				output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "pod", "trial", "--ignore-not-found", "--grace-period=0", "--force"))
-				return fmt.Errorf("it says %s", said)
+				output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "pod", "trial", "--ignore-not-found",
+					"--grace-period=0", "--force"))
+				return fmt.Errorf("output: %s", said)
 			}
 			return nil
 		})
 		w.helmChartFails(t, nil, "install", append(settings, proxyMode)...)
 		log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "job/"+release+"-prepare"))
-		for _, want := range []string{"admission", "host-access", "pods take no port of their node", "pods mount nothing of their node"} {
+		for _, want := range []string{"admission", "host-access", "pods take no port of their node",
+			"pods mount nothing of their node"} {
 			if !strings.Contains(log, want) {
-				t.Errorf("prepare does not say %q: %s", want, log)
+				t.Errorf("prepare does not report %q: %s", want, log)
 			}
 		}
 	})
-	must(t, "with them it installs, nodes' files included", func(t *testing.T) {
+	must(t, "with the exceptions it installs, including the nodes' files", func(t *testing.T) {
 		if said := apply(t, string(policy)); !strings.Contains(said, "configured") {
 			t.Fatal(said)
 		}
-		time.Sleep(2 * time.Second) // the API server looks at changed policies each second
+		time.Sleep(2 * time.Second) // the API server reloads policies every second
 		w.helmChart(t, "upgrade", append(settings, proxyMode)...)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.pullEverywhere(t, w.pushHello(t))
 	})
 	w.proxyModeHolds(t, settings...)
-	t.Run("the exceptions let in no more", func(t *testing.T) {
+	t.Run("the exceptions allow nothing else", func(t *testing.T) {
 		for name, test := range map[string]struct{ labels, spec, want string }{
-			"another pod's port":             {"", "containers: [{" + container + ", ports: [{containerPort: 80, hostPort: 80}]}]", "take no port"},
-			"a proxy on all addresses":       {ours + "proxy", "containers: [{" + container + ", ports: [{containerPort: 80, hostPort: 80}]}]", "take no port"},
-			"a proxy with the node's files":  {ours + "proxy", "containers: [{" + container + "}], volumes: [{name: a, hostPath: {path: /etc/containerd}}]", "mount nothing"},
-			"node configuration of /etc":     {ours + "node-config", "containers: [{" + container + "}], volumes: [{name: a, hostPath: {path: /etc}}]", "mount nothing"},
-			"a directory of a similar name":  {ours + "node-config", "containers: [{" + container + "}], volumes: [{name: a, hostPath: {path: /etc/containerd-keys}}]", "mount nothing"},
-			"node configuration on the net":  {ours + "node-config", "hostNetwork: true, containers: [{" + container + "}]", "node's network"},
-			"a proxy with the node's PIDs":   {ours + "proxy", "hostPID: true, containers: [{" + container + "}]", "share processes"},
-			"the registry on the node's net": {ours + "registry", "hostNetwork: true, containers: [{" + container + "}]", "node's network"},
+			"another pod's port": {"", "containers: [{" + container +
+				", ports: [{containerPort: 80, hostPort: 80}]}]", "take no port"},
+			"a proxy on all addresses": {ours + "proxy",
+				"containers: [{" + container + ", ports: [{containerPort: 80, hostPort: 80}]}]", "take no port"},
+			"a proxy with the node's files": {ours + "proxy",
+				"containers: [{" + container + "}], volumes: [{name: a, hostPath: {path: /etc/containerd}}]", "mount nothing"},
+			"node configuration of /etc": {ours + "node-config",
+				"containers: [{" + container + "}], volumes: [{name: a, hostPath: {path: /etc}}]", "mount nothing"},
+			"a directory of a similar name": {ours + "node-config",
+				"containers: [{" + container + "}], volumes: [{name: a, hostPath: {path: /etc/containerd-keys}}]", "mount nothing"},
+			"node configuration on the host network": {ours + "node-config",
+				"hostNetwork: true, containers: [{" + container + "}]", "node's network"},
+			"a proxy with the node's PIDs": {ours + "proxy", "hostPID: true, containers: [{" + container + "}]",
+				"share processes"},
+			"the registry on the host network": {ours + "registry", "hostNetwork: true, containers: [{" + container + "}]",
+				"node's network"},
 		} {
 			if said := apply(t, pod(test.labels, test.spec)); !strings.Contains(said, test.want) {
 				t.Errorf("%s: %s", name, said)
 			}
 		}
 	})
-	must(t, "helm uninstall puts the nodes' files back all the same", w.uninstall)
+	must(t, "helm uninstall restores the nodes' files", w.uninstall)
 }

@@ -17,8 +17,8 @@ import (
 
 const enforce = "pod-security.kubernetes.io/enforce"
 
-// TestPreflight installs where something stands in the way: it is named with what
-// mends it, and nothing was changed.
+// TestPreflight installs where something is in the way. The problem and the remedy must be
+// reported, and nothing may change.
 func TestPreflight(t *testing.T) {
 	w := ownCluster(t, "e2e-preflight", layout{})
 	blocked := func(t *testing.T, words ...string) {
@@ -27,28 +27,28 @@ func TestPreflight(t *testing.T) {
 		_, text := w.preflight(t, 1, "--registry-proxy")
 		for _, word := range words {
 			if !strings.Contains(text, word) {
-				t.Errorf("init-hook preflight does not say %q", word)
+				t.Errorf("init-hook preflight does not report %q", word)
 			}
 		}
 		if after := w.everything(t); !slices.Equal(before, after) {
-			t.Errorf("init-hook preflight changed something; before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
+			t.Errorf("init-hook preflight changed objects; before:\n%s\nafter:\n%s", strings.Join(before, "\n"),
+				strings.Join(after, "\n"))
 		}
 		objects := w.made(t)
 		w.helmChartFails(t, words, "install", proxyMode)
 		if after := w.made(t); !slices.Equal(objects, after) {
-			t.Errorf("helm install made something: there were %v, there are %v", objects, after)
+			t.Errorf("helm install created objects: %v before, %v after", objects, after)
 		}
 		w.uninstall(t)
 	}
 
-	w.nodePortNeedsProxy(t)
-	must(t, "nothing stands in the way on a new cluster", func(t *testing.T) { w.preflight(t, 0, "--registry-proxy") })
+	must(t, "preflight finds nothing on a new cluster", func(t *testing.T) { w.preflight(t, 0, "--registry-proxy") })
 	must(t, "Pod Security refuses host ports", func(t *testing.T) {
 		output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
 		w.label(t, "baseline")
 		blocked(t, "kubectl label", "namespace "+namespace, enforce+"=privileged", "podSecurity.label=true")
 		if got := w.labelled(t); got != "baseline" {
-			t.Errorf("the namespace has the level %q now", got)
+			t.Errorf("the namespace now has the level %q", got)
 		}
 	})
 	must(t, "with podSecurity.label=true it works", func(t *testing.T) {
@@ -60,14 +60,14 @@ func TestPreflight(t *testing.T) {
 		}
 	})
 	w.proxyModeHolds(t, "--set=podSecurity.label=true")
-	must(t, "helm uninstall puts the former label back", func(t *testing.T) {
+	must(t, "helm uninstall restores the label", func(t *testing.T) {
 		w.uninstall(t)
 		if got := w.labelled(t); got != "baseline" {
 			t.Errorf("the namespace has the level %q", got)
 		}
 		w.label(t, "")
 	})
-	must(t, "another Service has the node port", func(t *testing.T) {
+	must(t, "another Service uses the node port", func(t *testing.T) {
 		web := &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: "web"},
 			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Selector: map[string]string{"app": "web"},
@@ -83,10 +83,11 @@ func TestPreflight(t *testing.T) {
 		}
 		w.preflight(t, 0, "--registry-proxy")
 	})
+	w.nodePortNeedsProxy(t)
 }
 
-// preflight runs init-hook preflight, which must end with that exit code, and
-// returns the findings' number and all that it says, as text.
+// preflight runs init-hook preflight, which must end with that exit code, and returns the number of
+// blockers and the text output.
 func (w *world) preflight(t *testing.T, code int, args ...string) (blockers int, text string) {
 	t.Helper()
 	for _, format := range []string{"json", "text"} {
@@ -112,7 +113,7 @@ func (w *world) preflight(t *testing.T, code int, args ...string) (blockers int,
 		}
 		for _, f := range printed.Findings {
 			if f.Check == "" || f.Cause == "" || f.Remedy == "" {
-				t.Errorf("a finding says too little: %+v", f)
+				t.Errorf("incomplete finding: %+v", f)
 			}
 			if f.Severity == "blocker" {
 				blockers++
@@ -120,13 +121,13 @@ func (w *world) preflight(t *testing.T, code int, args ...string) (blockers int,
 		}
 	}
 	if (blockers > 0) != (code > 0) {
-		t.Errorf("%d blockers, and the exit code %d", blockers, code)
+		t.Errorf("%d blockers, but exit code %d", blockers, code)
 	}
-	t.Logf("it says:\n%s", text)
+	t.Logf("output:\n%s", text)
 	return blockers, text
 }
 
-// label sets the namespace's level of Pod Security, or takes it away.
+// label sets or, if level is empty, removes the namespace's Pod Security level.
 func (w *world) label(t *testing.T, level string) {
 	t.Helper()
 	change := enforce + "=" + level
@@ -145,29 +146,34 @@ func (w *world) labelled(t *testing.T) string {
 	return ns.Labels[enforce]
 }
 
-// made is what the release's namespace holds that can be the registry's: of a helm
-// install that failed only Helm's record of it and the failed Job are left.
+// made lists the objects of the release's namespace that can be the registry's, without Helm's
+// record and Jobs of a failed install.
 func (w *world) made(t *testing.T) []string {
 	t.Helper()
-	objects := strings.Fields(output(t, w.command(t, w.kubectl, "get", "secrets,configmaps,deployments,daemonsets,services,persistentvolumeclaims,networkpolicies", "-n", namespace, "-o", "name")))
+	objects := strings.Fields(output(t, w.command(t, w.kubectl, "get",
+		"secrets,configmaps,deployments,daemonsets,services,persistentvolumeclaims,networkpolicies", "-n", namespace, "-o",
+		"name")))
 	return slices.DeleteFunc(objects, func(object string) bool {
 		return ofTheNamespace(object) || strings.HasPrefix(object, "secret/sh.helm.release.v1.")
 	})
 }
 
-// everything is what the cluster holds, in which version, but for what changes by
-// itself.
+// everything lists all objects of the cluster with their versions, without those that change by
+// themselves.
 func (w *world) everything(t *testing.T) []string {
 	t.Helper()
 	var objects []string
 	for _, scope := range []struct{ namespaced, but string }{
 		{"true", " events events.events.k8s.io leases.coordination.k8s.io endpoints "},
-		{"false", " nodes componentstatuses csinodes.storage.k8s.io ipaddresses.networking.k8s.io prioritylevelconfigurations.flowcontrol.apiserver.k8s.io flowschemas.flowcontrol.apiserver.k8s.io "},
+		{"false", " nodes componentstatuses csinodes.storage.k8s.io ipaddresses.networking.k8s.io " +
+			"prioritylevelconfigurations.flowcontrol.apiserver.k8s.io flowschemas.flowcontrol.apiserver.k8s.io "},
 	} {
-		kinds := strings.Fields(output(t, w.command(t, w.kubectl, "api-resources", "--verbs=list,delete", "--namespaced="+scope.namespaced, "-o", "name")))
+		kinds := strings.Fields(output(t, w.command(t, w.kubectl, "api-resources", "--verbs=list,delete",
+			"--namespaced="+scope.namespaced, "-o", "name")))
 		kinds = slices.DeleteFunc(kinds, func(kind string) bool { return strings.Contains(scope.but, " "+kind+" ") })
 		list := output(t, w.command(t, w.kubectl, "get", strings.Join(kinds, ","), "-A", "--ignore-not-found", "--no-headers",
-			"-o", "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name,VERSION:.metadata.resourceVersion"))
+			"-o", "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name,"+
+				"VERSION:.metadata.resourceVersion"))
 		for line := range strings.Lines(list) {
 			objects = append(objects, strings.TrimSpace(line))
 		}

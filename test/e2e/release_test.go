@@ -25,16 +25,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// What a user writes to choose a mode. Without either, the mode stays: with
-// noMode, that is, another value, for without any helm upgrade takes those of the
-// last revision.
+// The values for a mode. noMode is another value: helm upgrade without any reuses those of the last
+// revision.
 const (
 	proxyMode    = "--set=registryProxy=true"
 	nodePortMode = "--set=registryProxy=false"
 	noMode       = "--set=initHook.resources.requests.cpu=40m"
 )
 
-// chart prepares helm install or upgrade of the chart, as the README has it.
+// chart returns the command for helm install or upgrade of the chart.
 func (w *world) chart(t *testing.T, verb string, args ...string) *exec.Cmd {
 	t.Helper()
 	base := []string{verb, release, built(t, "E2E_CHART"), "-n", namespace, "--create-namespace", "--timeout", "5m"}
@@ -46,29 +45,30 @@ func (w *world) helmChart(t *testing.T, verb string, args ...string) {
 	t.Helper()
 	begin := time.Now()
 	output(t, w.chart(t, verb, args...))
-	t.Logf("figure: helm %s %s returned after %.1f s, proof on every node included", verb, strings.Join(args, " "), time.Since(begin).Seconds())
+	t.Logf("figure: helm %s %s returned after %.1f s, including the verified pull on every node", verb,
+		strings.Join(args, " "), time.Since(begin).Seconds())
 }
 
-// helmChartFails runs helm install or upgrade, which must fail with a message that
-// has all of those words, and returns it.
+// helmChartFails runs helm install or upgrade, which must fail with a message that contains all of
+// those words, and returns the output.
 func (w *world) helmChartFails(t *testing.T, words []string, verb string, args ...string) string {
 	t.Helper()
 	begin := time.Now()
 	out, errOut, err := try(w.chart(t, verb, args...))
 	text := out + errOut
 	if err == nil {
-		t.Fatalf("it succeeded: %s", text)
+		t.Fatalf("the command succeeded: %s", text)
 	}
-	t.Logf("after %.1f s it says: %s", time.Since(begin).Seconds(), strings.TrimSpace(text))
+	t.Logf("failed after %.1f s: %s", time.Since(begin).Seconds(), strings.TrimSpace(text))
 	for _, word := range words {
 		if !strings.Contains(text, word) {
-			t.Errorf("the message does not have %q", word)
+			t.Errorf("the message lacks %q", word)
 		}
 	}
 	return text
 }
 
-// saved is the state that the hook saved.
+// saved returns the state that the hook saved.
 func (w *world) saved(t *testing.T) state.State {
 	t.Helper()
 	secret, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+"-state", metav1.GetOptions{})
@@ -82,32 +82,31 @@ func (w *world) saved(t *testing.T) state.State {
 	return s
 }
 
-// isIn fails unless the mode is what the cluster was asked for, was proven on
-// every node, and was decided by that source.
+// isIn fails unless the cluster is in that mode, chosen by that source, and verified on every node.
 func (w *world) isIn(t *testing.T, mode state.Mode, decidedBy state.Source) {
 	t.Helper()
 	s := w.saved(t)
 	t.Logf("state: %s", mustJSON(s))
 	if s.Desired.Mode != mode || s.Desired.DecidedBy != decidedBy || s.Desired.Address != w.address {
-		t.Errorf("desired is %s at %s, decided by %s; want %s at %s, decided by %s", s.Desired.Mode, s.Desired.Address, s.Desired.DecidedBy, mode, w.address, decidedBy)
+		t.Errorf("desired is %s at %s, decided by %s; want %s at %s, decided by %s", s.Desired.Mode, s.Desired.Address,
+			s.Desired.DecidedBy, mode, w.address, decidedBy)
 	}
 	if s.Phase != state.PhaseReady || s.Current == nil || s.Current.Mode != mode {
 		t.Errorf("phase is %s and current is %s, want %s", s.Phase, mustJSON(s.Current), mode)
 	}
 	if !slices.Equal(s.Nodes, w.nodes) {
-		t.Errorf("proven on the nodes %v, want %v", s.Nodes, w.nodes)
+		t.Errorf("verified on the nodes %v, want %v", s.Nodes, w.nodes)
 	}
 }
 
-// push pushes an archive with init-hook and returns what it says it pushed.
+// push pushes an archive with init-hook and returns its output.
 func (w *world) push(t *testing.T, archive string) string {
 	t.Helper()
 	return strings.TrimSpace(output(t, w.command(t, w.hook, "images", "push", archive)))
 }
 
-// pushHello takes an image of the test program over an air gap: pulled from a
-// registry of the connected world into an archive, and pushed from that into the
-// cluster's. It returns the image's reference there.
+// pushHello carries an image of the test program over an air gap: pulled from a registry outside
+// into an archive, and pushed from there. It returns the image's reference.
 func (w *world) pushHello(t *testing.T) string {
 	t.Helper()
 	connected := connectedRegistry(t)
@@ -117,18 +116,19 @@ func (w *world) pushHello(t *testing.T) string {
 		{"push", w.makeArchive(t, "example.com/e2e/hello:1", 8), "--to", connected},
 		{"pull", there, "--out", carried, "--cache-dir", t.TempDir()},
 	} {
-		if got := strings.TrimSpace(output(t, w.command(t, w.hook, append([]string{"images"}, append(args, "--plain-http")...)...))); got != there {
-			t.Errorf("init-hook images %s says %q, want %q", strings.Join(args, " "), got, there)
+		if got := strings.TrimSpace(output(t, w.command(t, w.hook,
+			append([]string{"images"}, append(args, "--plain-http")...)...))); got != there {
+			t.Errorf("init-hook images %s printed %q, want %q", strings.Join(args, " "), got, there)
 		}
 	}
 	want := w.address + "/e2e/hello:1"
 	if got := w.push(t, carried); got != want {
-		t.Errorf("push says %q, want %q", got, want)
+		t.Errorf("push printed %q, want %q", got, want)
 	}
 	return want
 }
 
-// connectedRegistry is a registry on this machine, to whom no cluster has a way.
+// connectedRegistry runs a registry on this machine, which no cluster reaches.
 func connectedRegistry(t *testing.T) string {
 	t.Helper()
 	logrus.SetOutput(io.Discard) // distribution logs each request
@@ -145,8 +145,8 @@ func connectedRegistry(t *testing.T) string {
 	return strings.TrimPrefix(server.URL, "http://")
 }
 
-// makeArchive makes an OCI archive of an image with the test program and, to be
-// unlike any other, some bytes of noise.
+// makeArchive writes an OCI archive of an image with the test program, made unique by some bytes of
+// noise.
 func (w *world) makeArchive(t *testing.T, reference string, noise int) string {
 	t.Helper()
 	program, err := os.ReadFile(w.tool)
@@ -158,13 +158,13 @@ func (w *world) makeArchive(t *testing.T, reference string, noise int) string {
 		x ^= x << 13
 		x ^= x >> 7
 		x ^= x << 17
-		program = append(program, byte(x), byte(x>>8), byte(x>>16), byte(x>>24), byte(x>>32), byte(x>>40), byte(x>>48), byte(x>>56))
+		program = append(program, byte(x), byte(x>>8), byte(x>>16), byte(x>>24), byte(x>>32), byte(x>>40), byte(x>>48),
+			byte(x>>56))
 	}
 	return writeArchive(t, map[string][]byte{reference: program})
 }
 
-// makeTinyArchive makes an OCI archive of n images of a few bytes, each unlike any
-// other: IMAGE-0 and so on.
+// makeTinyArchive writes an OCI archive of n unique images of a few bytes: IMAGE-0 and so on.
 func makeTinyArchive(t *testing.T, image string, n int) string {
 	t.Helper()
 	files := map[string][]byte{}
@@ -174,7 +174,7 @@ func makeTinyArchive(t *testing.T, image string, n int) string {
 	return writeArchive(t, files)
 }
 
-// writeArchive makes an OCI archive with an image for each file, by reference.
+// writeArchive writes an OCI archive with an image for each file, by reference.
 func writeArchive(t *testing.T, files map[string][]byte) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -189,7 +189,8 @@ func writeArchive(t *testing.T, files map[string][]byte) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		image, err := store.Build(images.Spec{Reference: reference, Entrypoint: []string{"/tool"}}, images.Variant{Architecture: "amd64", Layer: layer})
+		image, err := store.Build(images.Spec{Reference: reference, Entrypoint: []string{"/tool"}},
+			images.Variant{Architecture: "amd64", Layer: layer})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -200,14 +201,14 @@ func writeArchive(t *testing.T, files map[string][]byte) string {
 		t.Fatal(err)
 	}
 	buffered := bufio.NewWriter(archive)
-	if err := errors.Join(images.WriteArchive(t.Context(), buffered, store, list...), buffered.Flush(), archive.Close()); err != nil {
+	if err := errors.Join(images.WriteArchive(t.Context(), buffered, store, list...), buffered.Flush(),
+		archive.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return archive.Name()
 }
 
-// uninstall uninstalls the release and fails unless nothing is left but the volume,
-// which a release that got so far has.
+// uninstall uninstalls the release and fails unless only its volume claim, if it had one, is left.
 func (w *world) uninstall(t *testing.T) {
 	t.Helper()
 	begin := time.Now()
@@ -225,8 +226,8 @@ func (w *world) uninstall(t *testing.T) {
 	}
 }
 
-// nothingLeft waits until the release's namespace holds nothing but what is named,
-// and the cluster nothing else that has the release's name.
+// nothingLeft waits until the release's namespace holds nothing but the named objects, and no
+// object elsewhere has the release's name.
 func (w *world) nothingLeft(t *testing.T, but ...string) {
 	t.Helper()
 	kinds := strings.Fields(output(t, w.command(t, w.kubectl, "api-resources", "--verbs=list,delete", "-o", "name")))
@@ -234,43 +235,51 @@ func (w *world) nothingLeft(t *testing.T, but ...string) {
 		t.Fatalf("the cluster lists only %d kinds", len(kinds))
 	}
 	eventually(t, time.Minute, "everything to be gone", func() error {
-		// Pods are the last to go, and cheap to ask for.
-		if pods, err := w.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{}); err != nil || len(pods.Items) > 0 {
+		// Pods go last, and listing them is cheap.
+		if pods, err := w.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{}); err != nil ||
+			len(pods.Items) > 0 {
 			return fmt.Errorf("%d pods are left (%v)", len(pods.Items), err)
 		}
 		var left []string
-		for line := range strings.SplitSeq(output(t, w.command(t, w.kubectl, "get", strings.Join(kinds, ","), "-n", namespace, "-o", "name", "--ignore-not-found")), "\n") {
+		for line := range strings.SplitSeq(output(t, w.command(t, w.kubectl, "get", strings.Join(kinds, ","), "-n", namespace,
+			"-o", "name", "--ignore-not-found")), "\n") {
 			line = strings.TrimSpace(line)
 			if line != "" && !ofTheNamespace(line) && (strings.Contains(line, release) || !clusterScoped(line)) {
 				left = append(left, line)
 			}
 		}
-		// What the hook tells tools, and its rights to do so, are in a namespace of others.
-		for line := range strings.Lines(output(t, w.command(t, w.kubectl, "get", "configmaps,roles,rolebindings", "-n", "kube-public", "-o", "name"))) {
-			if line = strings.TrimSpace(line); strings.Contains(line, release) || strings.HasSuffix(line, "/local-registry-hosting") {
+		// The hosting ConfigMap and the permission to write it are in another namespace.
+		for line := range strings.Lines(output(t, w.command(t, w.kubectl, "get", "configmaps,roles,rolebindings", "-n",
+			"kube-public", "-o", "name"))) {
+			if line = strings.TrimSpace(line); strings.Contains(line, release) ||
+				strings.HasSuffix(line, "/local-registry-hosting") {
 				left = append(left, "kube-public "+line)
 			}
 		}
 		if !slices.Equal(left, but) {
-			return fmt.Errorf("left are %v, want %v", left, but)
+			return fmt.Errorf("%v are left, want %v", left, but)
 		}
 		return nil
 	})
 	t.Logf("left: %v", but)
 }
 
-// ofTheNamespace says whether a name that kubectl printed is of what Kubernetes
-// itself puts into every namespace, or of the record of what was.
+// ofTheNamespace says whether kubectl printed an object that Kubernetes itself creates in every
+// namespace, or an event.
 func ofTheNamespace(object string) bool {
-	return slices.ContainsFunc([]string{"event", "serviceaccount/default", "configmap/kube-root-ca.crt", "lease", "podmetrics"},
+	return slices.ContainsFunc([]string{"event", "serviceaccount/default", "configmap/kube-root-ca.crt", "lease",
+		"podmetrics"},
 		func(prefix string) bool { return strings.HasPrefix(object, prefix) })
 }
 
-// clusterScoped says whether a name that kubectl printed is of an object outside
-// namespaces, which belong to the cluster unless they carry the release's name.
+// clusterScoped says whether kubectl printed an object outside namespaces. It is the cluster's
+// unless it has the release's name.
 func clusterScoped(object string) bool {
-	return slices.ContainsFunc([]string{"namespace/", "node/", "persistentvolume/", "storageclass", "clusterrole", "priorityclass", "flowschema", "prioritylevelconfiguration",
-		"apiservice", "csinode", "csidriver", "mutatingwebhook", "validatingwebhook", "validatingadmission", "mutatingadmission", "customresourcedefinition", "certificatesigningrequest",
-		"runtimeclass", "ingressclass", "volumeattach", "servicecidr", "ipaddress", "deviceclass", "resourceslice", "volumeattributesclass", "clustertrustbundle", "storageversion", "component"},
+	return slices.ContainsFunc([]string{"namespace/", "node/", "persistentvolume/", "storageclass", "clusterrole",
+		"priorityclass", "flowschema", "prioritylevelconfiguration",
+		"apiservice", "csinode", "csidriver", "mutatingwebhook", "validatingwebhook", "validatingadmission",
+		"mutatingadmission", "customresourcedefinition", "certificatesigningrequest",
+		"runtimeclass", "ingressclass", "volumeattach", "servicecidr", "ipaddress", "deviceclass", "resourceslice",
+		"volumeattributesclass", "clustertrustbundle", "storageversion", "component"},
 		func(kind string) bool { return strings.HasPrefix(object, kind) })
 }

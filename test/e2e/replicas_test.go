@@ -24,25 +24,27 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestReplicas runs two registry pods on a volume that they share, and has them
-// replaced, killed, drained and switched while every node pulls.
+// TestReplicas runs two registry pods on a shared volume and replaces, kills, drains and switches
+// them while every node pulls.
 func TestReplicas(t *testing.T) {
 	w := ownCluster(t, "e2e-replicas", layout{long: true})
 	const two, shared = "--set=registry.replicas=2", "--set=registry.persistence.accessModes={ReadWriteMany}"
-	must(t, "one pod is refused company where the volume is its own", func(t *testing.T) {
+	must(t, "replicas are refused with a ReadWriteOnce volume", func(t *testing.T) {
 		w.helmChartFails(t, []string{"zarf-registry: registry.replicas:", "ReadWriteMany"}, "install", nodePortMode, two)
 	})
 	must(t, "install two in nodeport mode", func(t *testing.T) {
 		w.helmChart(t, "install", nodePortMode, two, shared)
 		w.replicas(t, 2)
 		w.isHealthy(t)
-		if _, text := w.status(t); !strings.Contains(text, "2 pods ready, on node n1, n2") && !strings.Contains(text, "2 pods ready, on node n2, n1") {
-			t.Errorf("they are not said to be on two nodes: %s", text)
+		if _, text := w.status(t); !strings.Contains(text, "2 pods ready, on node n1, n2") &&
+			!strings.Contains(text, "2 pods ready, on node n2, n1") {
+			t.Errorf("status does not report pods on two nodes: %s", text)
 		}
 		w.pullEverywhere(t, w.pushHello(t))
 		w.pushFresh(t)
 	})
-	must(t, "an upload goes on at another pod, and at one that came after the credential was changed", func(t *testing.T) { testUploadMoves(t, w) })
+	must(t, "an upload continues at another pod, and at one that started after a credential rotation",
+		func(t *testing.T) { testUploadMoves(t, w) })
 	w.underLoop(t, "a rollout in nodeport mode", "150ms", w.rollOut)
 	w.underLoop(t, "a switch to proxy mode closes the plain port of both", "150ms", func(t *testing.T) {
 		w.helmChart(t, "upgrade", proxyMode, two, shared)
@@ -55,8 +57,8 @@ func TestReplicas(t *testing.T) {
 		w.replicas(t, 2)
 	})
 	w.underLoop(t, "both nodes are drained, one after the other", "150ms", func(t *testing.T) { testDrain(t, w) })
-	must(t, "a push outlives the pod that it goes to", func(t *testing.T) { testPushOutlivesPod(t, w) })
-	w.underLoop(t, "all authorities and certificates are replaced", "150ms", func(t *testing.T) {
+	must(t, "a push survives the death of its pod", func(t *testing.T) { testPushOutlivesPod(t, w) })
+	w.underLoop(t, "certs rotate --ca", "150ms", func(t *testing.T) {
 		w.certs(t, "rotate", "--ca")
 		w.isHealthy(t)
 	})
@@ -66,17 +68,19 @@ func TestReplicas(t *testing.T) {
 		w.plainPorts(t, true)
 	})
 	must(t, "an autoscaler takes over", func(t *testing.T) {
-		w.helmChart(t, "upgrade", nodePortMode, shared, "--set=registry.autoscaling.enabled=true,registry.autoscaling.minReplicas=3")
+		w.helmChart(t, "upgrade", nodePortMode, shared,
+			"--set=registry.autoscaling.enabled=true,registry.autoscaling.minReplicas=3")
 		w.replicas(t, 3)
-		w.helmChart(t, "upgrade", nodePortMode, shared, "--set=registry.autoscaling.enabled=true,registry.autoscaling.minReplicas=3")
+		w.helmChart(t, "upgrade", nodePortMode, shared,
+			"--set=registry.autoscaling.enabled=true,registry.autoscaling.minReplicas=3")
 		w.replicas(t, 3)
 		w.plainPorts(t, true)
 		w.isHealthy(t)
 	})
-	must(t, "helm uninstall leaves nothing but the volume", w.uninstall)
+	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
-// replicas waits until there are n registry pods, all ready, and returns them.
+// replicas waits until exactly n registry pods exist, all ready, and returns them.
 func (w *world) replicas(t *testing.T, n int) []corev1.Pod {
 	t.Helper()
 	var pods []corev1.Pod
@@ -84,7 +88,7 @@ func (w *world) replicas(t *testing.T, n int) []corev1.Pod {
 		pods = w.pods(t, "registry")
 		for _, p := range pods {
 			if p.DeletionTimestamp != nil || !ready(p) {
-				return fmt.Errorf("%s is not ready, or ends", p.Name)
+				return fmt.Errorf("%s is not ready, or terminating", p.Name)
 			}
 		}
 		if len(pods) != n {
@@ -95,14 +99,14 @@ func (w *world) replicas(t *testing.T, n int) []corev1.Pod {
 	return pods
 }
 
-// rollOut replaces the registry's pods as a changed template does.
+// rollOut replaces the registry's pods as a changed pod template does.
 func (w *world) rollOut(t *testing.T) {
-	former := w.replicas(t, 2)
+	previous := w.replicas(t, 2)
 	output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "restart", "deployment/"+release))
 	output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "deployment/"+release, "--timeout=3m"))
 	pods := w.replicas(t, 2)
 	for _, p := range pods {
-		if p.Name == former[0].Name || p.Name == former[1].Name {
+		if p.Name == previous[0].Name || p.Name == previous[1].Name {
 			t.Errorf("%s was not replaced", p.Name)
 		}
 	}
@@ -119,15 +123,15 @@ func (w *world) plainPorts(t *testing.T, open bool) {
 		t.Fatalf("registry pods: %d", len(pods))
 	}
 	for _, p := range pods {
-		// From its own node, which no network policy keeps off.
+		// NetworkPolicies allow traffic from the pod's node.
 		if err := w.dial(t, p.Spec.NodeName, p.Status.PodIP+":5001"); (err == nil) != open {
-			t.Errorf("the plain port of %s, which is to be open: %t: %v", p.Name, open, err)
+			t.Errorf("plain port of %s: want open %t: %v", p.Name, open, err)
 		}
 	}
 }
 
-// pushClient speaks to one pod as init-hook images push does. The credential is read
-// for each request.
+// pushClient sends requests to one pod as init-hook images push does. It reads the credential for
+// each request.
 type pushClient struct {
 	*http.Client
 	w *world
@@ -147,15 +151,17 @@ func (w *world) pushClient(t *testing.T, pod corev1.Pod) pushClient {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(push["ca.crt"])
 	client := &http.Client{Transport: &http.Transport{
-		DialContext:     tunnel.DialContext,
-		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc", Certificates: []tls.Certificate{pair}},
+		DialContext: tunnel.DialContext,
+		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc",
+			Certificates: []tls.Certificate{pair}},
 	}, Timeout: time.Minute}
 	t.Cleanup(client.CloseIdleConnections)
 	return pushClient{client, w}
 }
 
-// do sends one request to a pod and returns the answer, whose body is read.
-func (c pushClient) do(t *testing.T, status int, method, path string, body []byte, header ...string) (*http.Response, []byte) {
+// do sends a request and returns the response, whose body is read.
+func (c pushClient) do(t *testing.T, status int, method, path string, body []byte, header ...string) (*http.Response,
+	[]byte) {
 	t.Helper()
 	request, err := http.NewRequest(method, "https://registry"+path, bytes.NewReader(body))
 	if err != nil {
@@ -178,7 +184,7 @@ func (c pushClient) do(t *testing.T, status int, method, path string, body []byt
 	return response, answer
 }
 
-// next is where an upload goes on.
+// next returns the location where an upload continues.
 func next(t *testing.T, response *http.Response) string {
 	t.Helper()
 	location, err := url.Parse(response.Header.Get("Location"))
@@ -188,7 +194,7 @@ func next(t *testing.T, response *http.Response) string {
 	return location.RequestURI()
 }
 
-// testUploadMoves sends a blob in three pieces to three pods.
+// testUploadMoves uploads a blob in three parts to three pods.
 func testUploadMoves(t *testing.T, w *world) {
 	pods := w.replicas(t, 2)
 	content := make([]byte, 3<<20)
@@ -201,7 +207,7 @@ func testUploadMoves(t *testing.T, w *world) {
 	begun, _ := first.do(t, http.StatusAccepted, "POST", "/v2/e2e/moved/blobs/uploads/", nil)
 	sent, _ := first.do(t, http.StatusAccepted, "PATCH", next(t, begun), piece(0), part(0)...)
 
-	// The credential is another from here on, and so is one of the pods.
+	// Replace the credential and one of the pods.
 	output(t, w.command(t, w.hook, "credentials", "rotate"))
 	w.deletePod(t, pods[0].Name, 30)
 	var third pushClient
@@ -215,7 +221,7 @@ func testUploadMoves(t *testing.T, w *world) {
 	}
 	where, _ := third.do(t, http.StatusNoContent, "GET", next(t, sent), nil)
 	if got := where.Header.Get("Range"); got != fmt.Sprintf("0-%d", 1<<20-1) {
-		t.Errorf("the new pod says that it has %s", got)
+		t.Errorf("the new pod reports the range %s", got)
 	}
 	sent, _ = third.do(t, http.StatusAccepted, "PATCH", next(t, where), piece(1), part(1)...)
 	want := digest.FromBytes(content)
@@ -223,25 +229,27 @@ func testUploadMoves(t *testing.T, w *world) {
 	if strings.Contains(next(t, sent), "?") {
 		separator = "&"
 	}
-	second.do(t, http.StatusCreated, "PUT", next(t, sent)+separator+"digest="+url.QueryEscape(want.String()), piece(2), part(2)...)
+	second.do(t, http.StatusCreated, "PUT", next(t, sent)+separator+"digest="+url.QueryEscape(want.String()), piece(2),
+		part(2)...)
 	for _, c := range []pushClient{second, third} {
 		if _, got := c.do(t, http.StatusOK, "GET", "/v2/e2e/moved/blobs/"+want.String(), nil); !bytes.Equal(got, content) {
-			t.Error("a pod serves something else")
+			t.Error("a pod returned other content")
 		}
 	}
 }
 
-// testDrain evicts the registry's pods as kubectl drain does: the second only when the
-// first has a successor, and both in the end.
+// testDrain evicts the registry's pods as kubectl drain does: the second only when the first has a
+// successor.
 func testDrain(t *testing.T, w *world) {
 	evict := func(name string) error {
-		return w.client.CoreV1().Pods(namespace).EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}})
+		return w.client.CoreV1().Pods(namespace).EvictV1(t.Context(),
+			&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}})
 	}
 	pods := w.replicas(t, 2)
-	// The budget may not have seen the pods of the last step yet.
+	// The PodDisruptionBudget's status may lag behind.
 	eventually(t, time.Minute, "the first to be evicted", func() error { return evict(pods[0].Name) })
 	if err := evict(pods[1].Name); !apierrors.IsTooManyRequests(err) {
-		t.Errorf("the second is evicted while the first has no successor: %v", err)
+		t.Errorf("the second pod was evicted while the first had no successor: %v", err)
 	}
 	eventually(t, 2*time.Minute, "the second to be evicted", func() error {
 		if err := evict(pods[1].Name); err != nil && !apierrors.IsNotFound(err) {

@@ -17,12 +17,12 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/e2e/soak"
 )
 
-// inflict does what a step says, and mends it.
+// inflict inflicts the fault of a step and repairs it.
 func (s *soaking) inflict(t *testing.T, step soak.Step) {
 	t.Helper()
-	during := func(inflict, mend func()) {
-		// What is broken is mended whatever happens.
-		defer mend()
+	during := func(inflict, repair func()) {
+		// Repair even if the test fails.
+		defer repair()
 		inflict()
 		time.Sleep(step.Hold)
 	}
@@ -71,24 +71,27 @@ func (s *soaking) inflict(t *testing.T, step soak.Step) {
 	case soak.Switch:
 		s.switchMode(t)
 	case "upgrade and roll back":
-		former := s.w.revision(t)
-		upgrade := s.w.command(t, s.w.helm, "upgrade", release, newerChart(t), "-n", namespace, "--timeout", "5m", s.mode(), "--set-string=registry.podAnnotations.soak="+former)
+		previous := s.w.revision(t)
+		upgrade := s.w.command(t, s.w.helm, "upgrade", release, newerChart(t), "-n", namespace, "--timeout", "5m", s.mode(),
+			"--set-string=registry.podAnnotations.soak="+previous)
 		output(t, upgrade)
-		s.w.rollback(t, former)
+		s.w.rollback(t, previous)
 	case soak.AddNode:
 		s.w.addNode(t, step.Node)
-		eventually(t, soak.Whole, "the loopback address of the new node to answer", func() error { return s.w.dial(t, step.Node, s.w.address) })
+		eventually(t, soak.RecoveryTimeout, "the loopback address of the new node to answer",
+			func() error { return s.w.dial(t, step.Node, s.w.address) })
 		s.watch(t, step.Node)
 	case soak.RemoveNode:
-		output(t, s.w.command(t, s.w.kubectl, "drain", step.Node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=3m"))
+		output(t, s.w.command(t, s.w.kubectl, "drain", step.Node, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
+			"--timeout=3m"))
 		s.unwatch(step.Node)
 		s.w.removeNode(t, step.Node)
 	default:
-		t.Fatalf("nobody knows how to %s", step.Kind.Name)
+		t.Fatalf("unknown fault %q", step.Kind.Name)
 	}
 }
 
-// mode is the value for the mode that the cluster is in.
+// mode returns the value for the current mode.
 func (s *soaking) mode() string {
 	if s.proxy {
 		return proxyMode
@@ -110,9 +113,8 @@ func (s *soaking) switchMode(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.mark(t)
-		// The capture sees what it is to see, where it is allowed: nodes that pull through
-		// the node port.
-		eventually(t, time.Minute, "the capture to see images in plain in nodeport mode", func() error {
+		// Positive control: in nodeport mode, the capture must see what nodes pull.
+		eventually(t, time.Minute, "the capture to see plain text of images in nodeport mode", func() error {
 			if found, _ := s.seenSince(begin); len(found) == 0 {
 				return errors.New("nothing yet")
 			}
@@ -122,9 +124,9 @@ func (s *soaking) switchMode(t *testing.T) {
 	}
 	s.proxy = true
 	s.w.helmChart(t, "upgrade", proxyMode)
-	// A pull that has begun through the node port goes on to its end there.
+	// A pull that has started through the node port continues there.
 	switched := time.Now()
-	eventually(t, soak.Whole, "all pulls to have begun after the switch", func() error {
+	eventually(t, soak.RecoveryTimeout, "all current pulls to have started after the switch", func() error {
 		for _, node := range s.w.nodes {
 			if !s.account.Renewed(node, switched) {
 				return fmt.Errorf("not yet on %s", node)
@@ -138,13 +140,14 @@ func (s *soaking) switchMode(t *testing.T) {
 // cluster runs a command of the test cluster.
 func (s *soaking) cluster(t *testing.T, args ...string) {
 	t.Helper()
-	if _, errOut, err := try(s.w.command(t, s.w.testcluster, append([]string{args[0], "--name", s.w.name}, args[1:]...)...)); err != nil {
+	if _, errOut, err := try(s.w.command(t, s.w.testcluster, append([]string{args[0], "--name", s.w.name},
+		args[1:]...)...)); err != nil {
 		t.Errorf("testcluster %s: %v: %s", strings.Join(args, " "), err, errOut)
 	}
 }
 
-// killPod kills a pod without notice, or the process in it. A process that was killed
-// before is spared: the kubelet would wait longer each time before it starts it again.
+// killPod kills a pod without grace, or the process in it. A process that was killed before is left
+// alone, because the kubelet would back off before restarting it.
 func (s *soaking) killPod(t *testing.T, p corev1.Pod, how string) {
 	t.Helper()
 	if how == "its process" && len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount == 0 {
@@ -154,7 +157,7 @@ func (s *soaking) killPod(t *testing.T, p corev1.Pod, how string) {
 		if err == nil {
 			return
 		}
-		s.note("   its pod instead: %v: %s", err, out)
+		s.note("killing its pod instead: %v: %s", err, out)
 	}
 	s.w.deletePod(t, p.Name, 0)
 }
@@ -168,7 +171,7 @@ func fill(t *testing.T, path string) {
 	}
 	defer f.Close()
 	zeros := make([]byte, 1<<20)
-	for range 16 << 10 { // 16 GiB: then it has no limit
+	for range 16 << 10 { // 16 GiB: the volume has no limit
 		if _, err := f.Write(zeros); errors.Is(err, syscall.ENOSPC) {
 			return
 		} else if err != nil {
@@ -178,7 +181,7 @@ func fill(t *testing.T, path string) {
 	t.Fatal("the volume has no limit")
 }
 
-// corruptPayload damages a piece of the proxy's program, and lets a proxy start from that.
+// corruptPayload damages a chunk of the proxy's program and restarts a proxy from it.
 func (s *soaking) corruptPayload(t *testing.T, step soak.Step) {
 	t.Helper()
 	cms := s.w.client.CoreV1().ConfigMaps(namespace)
@@ -186,9 +189,12 @@ func (s *soaking) corruptPayload(t *testing.T, step soak.Step) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := slices.IndexFunc(list.Items, func(cm corev1.ConfigMap) bool { return strings.HasSuffix(cm.Name, "-registry-node-amd64-01") })
+	i := slices.IndexFunc(list.Items, func(cm corev1.ConfigMap) bool {
+		return strings.HasSuffix(cm.Name,
+			"-registry-node-amd64-01")
+	})
 	if i < 0 {
-		t.Fatal("there is no chunk 01 of registry-node")
+		t.Fatal("chunk 01 of registry-node is missing")
 	}
 	cm := &list.Items[i]
 	if step.Variant == "a piece missing" {
@@ -201,7 +207,7 @@ func (s *soaking) corruptPayload(t *testing.T, step soak.Step) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Second) // the kubelet's, to see that
+	time.Sleep(time.Second) // for the kubelet to update the volume
 	for _, p := range s.w.pods(t, "proxy") {
 		if p.Spec.NodeName == step.Node {
 			s.w.deletePod(t, p.Name, 0)

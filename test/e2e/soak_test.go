@@ -26,7 +26,7 @@ type soaking struct {
 	began   time.Time
 	account *soak.Account
 
-	proxy    bool // the mode that the cluster is in
+	proxy    bool // the current mode
 	watchers map[string]*companion
 	sniffer  *companion
 	pusher   *pusher
@@ -35,22 +35,22 @@ type soaking struct {
 
 	mu       sync.Mutex
 	timeline []string
-	noted    int // failures that the history names since the last step
+	noted    int // failures recorded since the last step
 	seen     []soak.Seen
-	secret   time.Time // since when nothing may be seen between nodes; zero: it may
+	secret   time.Time // since when no marker may be seen between nodes; zero: markers are allowed
 }
 
-// An outcome is what one step led to.
+// An outcome is the result of one step.
 type outcome struct {
-	mended, whole      time.Duration // how long it lasted, and then until everything worked
-	pulls, pushes      int           // that failed
-	longest            time.Duration // the slowest pull that succeeded
-	attempted, pushing int
+	repaired, recovered time.Duration // duration of the fault, and of the recovery
+	pulls, pushes       int           // failed
+	longest             time.Duration // the slowest successful pull
+	attempted, pushing  int
 }
 
-// TestSoak inflicts faults on a cluster of two or three nodes, in an order that a seed
-// decides, while every node pulls and images are pushed. It is run by make soak, alone,
-// because it measures how long things take to recover. docs/soak.md says what it checks.
+// TestSoak inflicts faults on a cluster of two or three nodes, in an order that a seed decides,
+// while every node pulls and images are pushed. make soak runs it alone, because it measures
+// recovery times. docs/soak.md describes what it checks.
 func TestSoak(t *testing.T) {
 	if os.Getenv("SOAK_TIME") == "" {
 		t.Skip("SKIPPED, NOTHING CHECKED: make soak runs it")
@@ -73,22 +73,23 @@ func TestSoak(t *testing.T) {
 			t.Fatalf("SOAK_SEED: %v", err)
 		}
 	}
-	s := &soaking{seed: seed, atMost: atMost, began: time.Now(), proxy: true, account: soak.NewAccount(), watchers: map[string]*companion{}, steps: map[string][]outcome{}}
+	s := &soaking{seed: seed, atMost: atMost, began: time.Now(), proxy: true, account: soak.NewAccount(),
+		watchers: map[string]*companion{}, steps: map[string][]outcome{}}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("FAILED with seed %d; the same sequence again: make soak SOAK_SEED=%d SOAK_TIME=%s\nWhat was done:\n%s", seed, seed, os.Getenv("SOAK_TIME"), s.history())
+			t.Logf("FAILED with seed %d; to repeat the sequence: make soak SOAK_SEED=%d SOAK_TIME=%s\nHistory:\n%s", seed, seed,
+				os.Getenv("SOAK_TIME"), s.history())
 		}
 	})
 	t.Logf("seed %d, faults for %s", seed, os.Getenv("SOAK_TIME"))
 
-	// Images of some 400 KB, one a second or two, stay until the end, and so much again is
-	// left free.
+	// An image of some 400 KB every second or two, and as much again as reserve.
 	size := 256<<20 + int64(atMost.Minutes()*float64(16<<20))
-	// No fault is to last as long as a node may be silent.
+	// The node grace period is longer than any fault.
 	s.w = newWorld(t, "soak", layout{args: []string{"--node-grace", "50s", "--volumes-size", strconv.FormatInt(size, 10)}})
-	must(t, "install in proxy mode, and begin to push and to pull", func(t *testing.T) { s.w.helmChart(t, "install", proxyMode) })
+	must(t, "install in proxy mode", func(t *testing.T) { s.w.helmChart(t, "install", proxyMode) })
 	s.begin(t)
-	must(t, "undisturbed, everything works", func(t *testing.T) {
+	must(t, "everything works without faults", func(t *testing.T) {
 		s.recover(t, time.Now())
 		s.inspect(t)
 		s.allPorts(t)
@@ -119,24 +120,24 @@ func TestSoak(t *testing.T) {
 			s.note("%d: %s", number, step)
 			s.account.Begin(step, time.Now())
 			s.inflict(t, step)
-			if step.Hurry {
+			if step.NoWait {
 				return
 			}
-			mended := time.Now()
-			s.account.Mended(mended)
-			took := s.recover(t, mended)
-			s.judge(t, burst, outcome{mended: mended.Sub(begun), whole: took})
+			repaired := time.Now()
+			s.account.Repaired(repaired)
+			took := s.recover(t, repaired)
+			s.judge(t, burst, outcome{repaired: repaired.Sub(begun), recovered: took})
 			s.inspect(t)
 		})
 		if !ok {
 			break
 		}
-		if !step.Hurry {
+		if !step.NoWait {
 			burst = nil
 		}
 	}
 	if !t.Failed() {
-		must(t, "in the end, everything works and nothing is lost", func(t *testing.T) {
+		must(t, "at the end, everything works and nothing is lost", func(t *testing.T) {
 			s.recover(t, time.Now())
 			s.control(t)
 			s.allPorts(t)
@@ -146,14 +147,14 @@ func TestSoak(t *testing.T) {
 	s.summary(t)
 }
 
-// note writes a line of the history, which a failure prints.
+// note appends a line to the history, which a failure prints.
 func (s *soaking) note(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.timeline = append(s.timeline, fmt.Sprintf("%7.1f s  ", time.Since(s.began).Seconds())+fmt.Sprintf(format, args...))
 }
 
-// add counts an attempt. The history names the first that fail in each step.
+// add records an attempt. The history has the first failures of each step.
 func (s *soaking) add(a soak.Attempt) {
 	s.account.Add(a)
 	if a.Err == "" {
@@ -175,25 +176,25 @@ func (s *soaking) history() string {
 }
 
 // recover waits until everything works again, and returns how long that took.
-func (s *soaking) recover(t *testing.T, mended time.Time) time.Duration {
+func (s *soaking) recover(t *testing.T, repaired time.Time) time.Duration {
 	t.Helper()
-	eventually(t, soak.Whole, "everything to work again", func() error {
+	eventually(t, soak.RecoveryTimeout, "everything to work again", func() error {
 		for _, node := range s.w.nodes {
-			if !s.account.Works(node, mended) {
-				return fmt.Errorf("node %s has not pulled since", node)
+			if !s.account.Works(node, repaired) {
+				return fmt.Errorf("node %s has not pulled since the repair", node)
 			}
 		}
-		if !s.account.Works("", mended) {
-			return errors.New("nothing was pushed since")
+		if !s.account.Works("", repaired) {
+			return errors.New("nothing was pushed since the repair")
 		}
 		return s.healthy(t)
 	})
-	took := time.Since(mended)
-	s.account.Settled(time.Now())
+	took := time.Since(repaired)
+	s.account.Recovered(time.Now())
 	return took
 }
 
-// healthy is nil when init-hook status is content with every node.
+// healthy returns nil if init-hook status reports a healthy cluster with all nodes.
 func (s *soaking) healthy(t *testing.T) error {
 	var report status.Report
 	out, errOut, err := try(s.w.longCommand(t, time.Minute, s.w.hook, "status", "--output", "json"))
@@ -201,7 +202,8 @@ func (s *soaking) healthy(t *testing.T) error {
 		return fmt.Errorf("init-hook status: %v: %s%s", err, out, errOut)
 	}
 	if !report.Healthy || len(report.Nodes) != len(s.w.nodes) {
-		return fmt.Errorf("init-hook status names %d nodes and says: %s", len(report.Nodes), strings.Join(report.Next, "; "))
+		return fmt.Errorf("init-hook status lists %d nodes and recommends: %s", len(report.Nodes),
+			strings.Join(report.Next, "; "))
 	}
 	for _, n := range report.Nodes {
 		if !n.Ready || !n.Open {
@@ -211,7 +213,7 @@ func (s *soaking) healthy(t *testing.T) error {
 	return nil
 }
 
-// judge fails for what failed without an excuse, and keeps what else came of the steps.
+// judge fails if an attempt failed without an excuse, and records the outcome of the steps.
 func (s *soaking) judge(t *testing.T, steps []soak.Step, o outcome) {
 	t.Helper()
 	s.excused(t)
@@ -230,8 +232,9 @@ func (s *soaking) judge(t *testing.T, steps []soak.Step, o outcome) {
 	}
 	name := strings.Join(names, ", then ")
 	s.steps[name] = append(s.steps[name], o)
-	line := fmt.Sprintf("it lasted %.1f s, and %.1f s later everything worked; failed: %d of %d pulls, %d of %d pushes; slowest pull %.1f s",
-		o.mended.Seconds(), o.whole.Seconds(), o.pulls, o.attempted, o.pushes, o.pushing, o.longest.Seconds())
+	line := fmt.Sprintf("lasted %.1f s, recovered %.1f s later; failed: %d of %d pulls, %d of %d pushes; slowest pull "+
+		"%.1f s",
+		o.repaired.Seconds(), o.recovered.Seconds(), o.pulls, o.attempted, o.pushes, o.pushing, o.longest.Seconds())
 	s.note("   %s", line)
 	t.Log(line)
 	s.mu.Lock()
@@ -239,20 +242,20 @@ func (s *soaking) judge(t *testing.T, steps []soak.Step, o outcome) {
 	s.noted = 0
 }
 
-// excused fails for attempts that failed without an excuse.
+// excused fails if an attempt failed without an excuse.
 func (s *soaking) excused(t *testing.T) {
 	t.Helper()
 	bad := s.account.Unexcused()
 	for _, a := range bad[:min(len(bad), 10)] {
-		t.Errorf("nothing that was done excuses this: %s", a)
+		t.Errorf("no fault excuses this failure: %s", a)
 	}
 	if len(bad) > 10 {
 		t.Errorf("and %d more", len(bad)-10)
 	}
 }
 
-// inspect looks at what must hold whenever everything works: what runs on each node is
-// what was pushed, nothing is open that should not be, and nothing was seen in plain.
+// inspect checks what must hold whenever everything works: each node runs what was pushed, no
+// unexpected port is open, and no marker was seen in plain text.
 func (s *soaking) inspect(t *testing.T) {
 	t.Helper()
 	s.runsWhatWasPushed(t)
@@ -260,17 +263,21 @@ func (s *soaking) inspect(t *testing.T) {
 	s.unseen(t)
 }
 
-// summary prints what each kind of fault came to.
+// summary logs the outcomes by kind of fault.
 func (s *soaking) summary(t *testing.T) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "| fault | times | lasted, s | whole again after, s | pulls failed | pushes failed | slowest pull, s |\n|---|---|---|---|---|---|---|\n")
+	fmt.Fprintf(&b, "| fault | times | lasted, s | recovered after, s | pulls failed | pushes failed | slowest pull, s "+
+		"|\n|---|---|---|---|---|---|---|\n")
 	for _, name := range slices.Sorted(maps.Keys(s.steps)) {
 		var sum, worst outcome
 		for _, o := range s.steps[name] {
-			worst.mended, worst.whole, worst.longest = max(worst.mended, o.mended), max(worst.whole, o.whole), max(worst.longest, o.longest)
-			sum.pulls, sum.attempted, sum.pushes, sum.pushing = sum.pulls+o.pulls, sum.attempted+o.attempted, sum.pushes+o.pushes, sum.pushing+o.pushing
+			worst.repaired, worst.recovered, worst.longest = max(worst.repaired, o.repaired), max(worst.recovered, o.recovered),
+				max(worst.longest, o.longest)
+			sum.pulls, sum.attempted, sum.pushes, sum.pushing = sum.pulls+o.pulls, sum.attempted+o.attempted,
+				sum.pushes+o.pushes, sum.pushing+o.pushing
 		}
-		fmt.Fprintf(&b, "| %s | %d | %.1f | %.1f | %d of %d | %d of %d | %.1f |\n", name, len(s.steps[name]), worst.mended.Seconds(), worst.whole.Seconds(),
+		fmt.Fprintf(&b, "| %s | %d | %.1f | %.1f | %d of %d | %d of %d | %.1f |\n", name, len(s.steps[name]),
+			worst.repaired.Seconds(), worst.recovered.Seconds(),
 			sum.pulls, sum.attempted, sum.pushes, sum.pushing, worst.longest.Seconds())
 	}
 	t.Logf("seed %d; the longest of each kind:\n%s", s.seed, b.String())
@@ -280,6 +287,7 @@ func (s *soaking) summary(t *testing.T) {
 		if node == "" {
 			what = "pushes"
 		}
-		t.Logf("figure: %s: %d, %d failed, %.1f MB, slowest %.1f s", what, c.Attempts, c.Failed, float64(c.Bytes)/1e6, c.Longest.Seconds())
+		t.Logf("figure: %s: %d, %d failed, %.1f MB, slowest %.1f s", what, c.Attempts, c.Failed, float64(c.Bytes)/1e6,
+			c.Longest.Seconds())
 	}
 }

@@ -26,8 +26,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/e2e/soak"
 )
 
-// A companion is a test program that runs beside the test on a node or beside the control
-// plane, is told things line by line, and ends with this process at the latest.
+// A companion is a test program that runs on a node or beside the control plane, reads commands
+// from stdin, and ends with this process at the latest.
 type companion struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
@@ -35,10 +35,11 @@ type companion struct {
 	err   bytes.Buffer
 }
 
-// companion starts one; each line that it prints goes to heard.
+// companion starts one and passes each line that it prints to heard.
 func (w *world) companion(t *testing.T, place string, heard func(line []byte), args ...string) *companion {
 	t.Helper()
-	c := &companion{cmd: exec.Command(w.testcluster, append([]string{"exec", "--name", w.name, place, "--", w.tool}, args...)...), ended: make(chan struct{})}
+	c := &companion{cmd: exec.Command(w.testcluster, append([]string{"exec", "--name", w.name, place, "--", w.tool},
+		args...)...), ended: make(chan struct{})}
 	stdin, err := c.cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -61,24 +62,23 @@ func (w *world) companion(t *testing.T, place string, heard func(line []byte), a
 	return c
 }
 
-// tell writes a line to it. One that has ended is not told, which is no error: that it
-// ended shows elsewhere.
+// tell writes a line to the companion. Errors are ignored: if it has ended, other checks fail.
 func (c *companion) tell(format string, args ...any) { fmt.Fprintf(c.stdin, format+"\n", args...) }
 
-// stop ends it.
+// stop ends the companion.
 func (c *companion) stop() {
 	c.stdin.Close()
 	<-c.ended
 }
 
-// begin starts everything that goes on throughout.
+// begin starts capture, pushes and pull loops.
 func (s *soaking) begin(t *testing.T) {
 	t.Helper()
 	s.noise = soak.Noise(s.seed, 0, 24, nil)
 	s.sniffer = s.w.companion(t, "cp", func(line []byte) {
 		var seen soak.Seen
 		if err := json.Unmarshal(line, &seen); err != nil {
-			seen.Marker = fmt.Sprintf("what is no JSON: %s", line)
+			seen.Marker = fmt.Sprintf("not JSON: %s", line)
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -109,10 +109,10 @@ func (s *soaking) begin(t *testing.T) {
 	})
 }
 
-// repository is where images are pushed to. No other path begins so.
+// repository is the repository of pushed images. No other path has this prefix.
 func (s *soaking) repository() string { return fmt.Sprintf("soak-%d/image", s.seed) }
 
-// mark tells the capture what must not be seen.
+// mark sends the capture the markers that must not be seen.
 func (s *soaking) mark(t *testing.T) {
 	t.Helper()
 	markers := soak.Markers{
@@ -127,7 +127,7 @@ func (s *soaking) mark(t *testing.T) {
 	}
 	for name, value := range markers {
 		if len(value) < 8 {
-			t.Fatalf("marker %q is too short to say anything: %q", name, value)
+			t.Fatalf("marker %q is too short: %q", name, value)
 		}
 		s.sniffer.tell("marker\t%s\t%s", name, hex.EncodeToString(value))
 	}
@@ -135,7 +135,7 @@ func (s *soaking) mark(t *testing.T) {
 
 func (s *soaking) controlText() string { return fmt.Sprintf("the capture sees this: %d", s.seed) }
 
-// seenSince are the markers that were seen since a moment, but for the control.
+// seenSince returns the markers seen since a time, and whether the control was.
 func (s *soaking) seenSince(begin time.Time) (found []string, control bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,13 +151,13 @@ func (s *soaking) seenSince(begin time.Time) (found []string, control bool) {
 	return found, control
 }
 
-// control sends plain text from one node to another: a capture that does not see this
-// proves nothing.
+// control sends plain text between nodes: a capture that misses it is worthless.
 func (s *soaking) control(t *testing.T) {
 	t.Helper()
 	begin := time.Now()
-	eventually(t, 20*time.Second, "the capture to see what is sent in plain", func() error {
-		if out, err := s.w.onNode(t, s.w.nodes[0], s.w.tool, "say", net.JoinHostPort(s.w.nodeAddress(t, s.w.nodes[1]), "9"), s.controlText()); err != nil {
+	eventually(t, 20*time.Second, "the capture to see plain text", func() error {
+		if out, err := s.w.onNode(t, s.w.nodes[0], s.w.tool, "say", net.JoinHostPort(s.w.nodeAddress(t, s.w.nodes[1]), "9"),
+			s.controlText()); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -168,25 +168,25 @@ func (s *soaking) control(t *testing.T) {
 	})
 }
 
-// unseen fails if anything that must not leave a node has been seen between nodes in
-// proxy mode. In nodeport mode it is plain HTTP by design: there, it must have been seen.
+// unseen fails if a marker was seen between nodes in proxy mode. In nodeport mode, which is plain
+// HTTP by design, markers must be seen.
 func (s *soaking) unseen(t *testing.T) {
 	t.Helper()
 	if s.secret.IsZero() {
 		return
 	}
 	if found, _ := s.seenSince(s.secret); len(found) > 0 {
-		t.Errorf("in plain between nodes in proxy mode: %s", strings.Join(found, "; "))
+		t.Errorf("plain text between nodes in proxy mode: %s", strings.Join(found, "; "))
 	}
 }
 
-// watch lets a node pull all that is and will be pushed.
+// watch starts a node's pull loop for all images, past and future.
 func (s *soaking) watch(t *testing.T, node string) {
 	t.Helper()
 	c := s.w.companion(t, node, func(line []byte) {
 		var a soak.Attempt
 		if err := json.Unmarshal(line, &a); err != nil {
-			a = soak.Attempt{Begin: time.Now(), Err: fmt.Sprintf("the pull loop says %q", line), Corrupt: true}
+			a = soak.Attempt{Begin: time.Now(), Err: fmt.Sprintf("the pull loop printed %q", line), Corrupt: true}
 		}
 		a.Node = node
 		s.add(a)
@@ -204,7 +204,7 @@ func (s *soaking) watch(t *testing.T, node string) {
 	}
 }
 
-// unwatch ends that.
+// unwatch stops a node's pull loop.
 func (s *soaking) unwatch(node string) {
 	s.mu.Lock()
 	c := s.watchers[node]
@@ -213,7 +213,7 @@ func (s *soaking) unwatch(node string) {
 	c.stop()
 }
 
-// tellAll tells the pull loops of all nodes.
+// tellAll writes a line to the pull loops of all nodes.
 func (s *soaking) tellAll(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,8 +222,8 @@ func (s *soaking) tellAll(format string, args ...any) {
 	}
 }
 
-// credentials lets the pull loops have what nodeport mode needs, as soon as there is such
-// a Secret: those who pull are to have it before a switch, and it stays when there was one.
+// credentials gives the pull loops the pull credential as soon as its Secret exists: it is needed
+// before the switch to nodeport mode and stays afterwards.
 func (s *soaking) credentials(ctx context.Context) error {
 	for ; ; time.Sleep(100 * time.Millisecond) {
 		secret, err := s.w.client.CoreV1().Secrets(namespace).Get(ctx, release+"-pull", metav1.GetOptions{})
@@ -241,7 +241,7 @@ func (s *soaking) credentials(ctx context.Context) error {
 	}
 }
 
-// A pusher pushes an image that is unlike any other again and again.
+// A pusher keeps pushing unique images.
 type pusher struct {
 	s       *soaking
 	program []byte
@@ -254,7 +254,7 @@ type pusher struct {
 	auth   string // user and password for pulling in nodeport mode
 }
 
-// acknowledged is an image of which init-hook said that it is in the registry.
+// acknowledged is an image that init-hook reported as pushed.
 type acknowledged struct{ manifest, noise string }
 
 func (p *pusher) run(ctx context.Context) {
@@ -278,18 +278,18 @@ func (p *pusher) run(ctx context.Context) {
 	}
 }
 
-// push pushes one image, as users do.
+// push pushes one image as users do.
 func (p *pusher) push(ctx context.Context, number uint64) (soak.Attempt, acknowledged) {
 	reference := fmt.Sprintf("example.com/%s:%d", p.s.repository(), number)
 	a := soak.Attempt{Image: reference}
 	dir := filepath.Join(p.dir, "layout")
 	defer os.RemoveAll(dir)
-	// 256 KiB to 1 MiB, so that some are on their way for a while.
+	// 256 KiB to 1 MiB, so that some uploads take a while.
 	image, err := soak.WriteLayout(dir, reference, p.program, soak.Noise(p.s.seed, number, 256<<10<<(number%3), p.s.noise))
 	a.Begin = time.Now()
 	if err == nil {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, 2*time.Minute) // one that hangs has failed
+		ctx, cancel = context.WithTimeout(ctx, 2*time.Minute) // then it counts as failed
 		defer cancel()
 		cmd := exec.CommandContext(ctx, p.s.w.hook, "images", "push", "--output=json", dir)
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+p.s.w.kubeconfig)
@@ -300,8 +300,9 @@ func (p *pusher) push(ctx context.Context, number uint64) (soak.Attempt, acknowl
 			err = fmt.Errorf("%w: %s", err, lines[len(lines)-1])
 		} else {
 			var results []images.Result
-			if e := json.Unmarshal([]byte(out), &results); e != nil || len(results) != 1 || results[0].Digest.String() != image.Manifest {
-				a.Corrupt, err = true, fmt.Errorf("it is to have the digest %s, and init-hook says %s", image.Manifest, out)
+			if e := json.Unmarshal([]byte(out), &results); e != nil || len(results) != 1 ||
+				results[0].Digest.String() != image.Manifest {
+				a.Corrupt, err = true, fmt.Errorf("want digest %s, but init-hook printed %s", image.Manifest, out)
 			} else {
 				a.Bytes = results[0].BytesSent
 			}
@@ -314,14 +315,14 @@ func (p *pusher) push(ctx context.Context, number uint64) (soak.Attempt, acknowl
 	return a, acknowledged{image.Manifest, image.Noise}
 }
 
-// newest is what was acknowledged last.
+// newest returns the last acknowledged image.
 func (p *pusher) newest() acknowledged {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.pushed[len(p.pushed)-1]
 }
 
-// runsWhatWasPushed runs the newest image on each node and lets it say what is in it.
+// runsWhatWasPushed runs the newest image on each node and compares the checksum of its content.
 func (s *soaking) runsWhatWasPushed(t *testing.T) {
 	t.Helper()
 	newest := s.pusher.newest()
@@ -344,12 +345,12 @@ func (s *soaking) runsWhatWasPushed(t *testing.T) {
 			return err
 		})
 		if text != newest.noise {
-			t.Errorf("CORRUPT: on %s runs an image with %s, pushed was one with %s", node, text, newest.noise)
+			t.Errorf("CORRUPT: node %s runs an image with %s, but %s was pushed", node, text, newest.noise)
 		}
 	}
 }
 
-// finish pulls everything that was ever acknowledged, and ends the capture.
+// finish pulls every acknowledged image and stops the capture.
 func (s *soaking) finish(t *testing.T) {
 	t.Helper()
 	s.pusher.stop()
@@ -376,9 +377,10 @@ func (s *soaking) finish(t *testing.T) {
 	c.stdin.Close()
 	<-c.ended
 	if len(failed) > 0 || whole != len(s.pusher.pushed) {
-		t.Errorf("LOST: of %d images that were acknowledged, %d can be pulled: %s%s", len(s.pusher.pushed), whole, strings.Join(failed, "; "), c.err.String())
+		t.Errorf("LOST: of %d acknowledged images, %d can be pulled: %s%s", len(s.pusher.pushed), whole,
+			strings.Join(failed, "; "), c.err.String())
 	}
-	t.Logf("figure: all of %d images that were acknowledged can be pulled, with the bytes that were pushed", whole)
+	t.Logf("figure: all %d acknowledged images can be pulled, with the bytes that were pushed", whole)
 	for _, c := range s.watchers {
 		c.stop()
 	}
@@ -387,29 +389,30 @@ func (s *soaking) finish(t *testing.T) {
 	s.sniffer.stop()
 	last := s.seen[len(s.seen)-1]
 	if !last.End || last.Packets < 1000 {
-		t.Errorf("the capture did not go on to the end: %s: %s", mustJSON(last), s.sniffer.err.String())
+		t.Errorf("the capture did not run to the end: %s: %s", mustJSON(last), s.sniffer.err.String())
 	}
-	t.Logf("figure: %d packets between nodes were looked at, %d came too fast for that", last.Packets, last.Dropped)
+	t.Logf("figure: %d packets between nodes were captured, %d were dropped", last.Packets, last.Dropped)
 	if last.Dropped > last.Packets/100 {
-		t.Error("too many were not looked at")
+		t.Error("too many packets were dropped")
 	}
 }
 
-// scan says which TCP ports are open, as seen from a place.
+// scan returns the open TCP ports of hosts, as seen from a node or from cp.
 func (s *soaking) scan(t *testing.T, from, ports string, hosts ...string) map[string][]int {
 	t.Helper()
 	var open map[string][]int
-	out, errOut, err := try(s.w.command(t, s.w.testcluster, append([]string{"exec", "--name", s.w.name, from, "--", s.w.tool, "scan", ports}, hosts...)...))
+	out, errOut, err := try(s.w.command(t, s.w.testcluster, append(
+		[]string{"exec", "--name", s.w.name, from, "--", s.w.tool, "scan", ports}, hosts...)...))
 	if err := errors.Join(err, json.Unmarshal([]byte(out), &open)); err != nil {
 		t.Fatalf("scanning from %s: %v: %s%s", from, err, out, errOut)
 	}
 	return open
 }
 
-// allPorts scans all ports of all nodes from outside of them, and of one from another.
+// allPorts scans all ports of all nodes from outside, and from another node.
 func (s *soaking) allPorts(t *testing.T) { s.scanAll(t, "1-65535") }
 
-// ports scans those that this project could have opened, and node ports.
+// ports scans the project's ports and some node ports.
 func (s *soaking) ports(t *testing.T) {
 	s.scanAll(t, "5000,5001,5080,5090,5443,9102,30443,31990-32010")
 }
@@ -433,24 +436,24 @@ func (s *soaking) scanAll(t *testing.T, ports string) {
 	for from, targets := range map[string][]string{"cp": addresses(""), first: addresses(first)} {
 		for address, open := range s.scan(t, from, ports, targets...) {
 			if bad := soak.Unexpected(open, soak.NodePorts(s.proxy)); len(bad) > 0 {
-				t.Errorf("from %s, node %s has open ports that it should not have: %v", from, hosts[address], bad)
+				t.Errorf("from %s, node %s has unexpected open ports: %v", from, hosts[address], bad)
 			}
 			for _, want := range soak.NodePorts(s.proxy) {
-				// A scan that sees nothing proves nothing.
+				// Positive control of the scan.
 				if ports == "1-65535" && !slices.Contains(open, want) {
-					t.Errorf("from %s, port %d of node %s is not seen", from, want, hosts[address])
+					t.Errorf("from %s, port %d of node %s appears closed", from, want, hosts[address])
 				}
 			}
 		}
 	}
-	// A network plugin may take a moment before it guards a pod that is new.
-	eventually(t, 20*time.Second, "the ports of the pods to be out of reach", func() error { return s.scanPods(t) })
+	// A network plugin may take a moment to enforce policies for a new pod.
+	eventually(t, 20*time.Second, "the ports of the pods to be closed", func() error { return s.scanPods(t) })
 	if took := time.Since(begin); took > 5*time.Second {
 		t.Logf("figure: scanning ports %s took %.1f s", ports, took.Seconds())
 	}
 }
 
-// scanPods looks at the pods' ports from other nodes, and from outside of them.
+// scanPods scans the pods' ports from other nodes and from outside.
 func (s *soaking) scanPods(t *testing.T) error {
 	t.Helper()
 	pods := map[string]corev1.Pod{}
@@ -473,7 +476,7 @@ func (s *soaking) scanPods(t *testing.T) error {
 		}
 		for address, open := range s.scan(t, from, "5000,5001,5080,5090,5443,9102", others...) {
 			if bad := soak.Unexpected(open, soak.PodPorts(s.proxy)); len(bad) > 0 {
-				return fmt.Errorf("from %s, pod %s has open ports that it should not have: %v", from, pods[address].Name, bad)
+				return fmt.Errorf("from %s, pod %s has unexpected open ports: %v", from, pods[address].Name, bad)
 			}
 		}
 	}

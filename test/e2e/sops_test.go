@@ -19,14 +19,14 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 )
 
-// nodeConfigSecret is the chart's Secret with what nodes are to have, keyRegistries its key for K3s.
+// nodeConfigSecret is the chart's Secret with the node configuration, and keyRegistries its key for
+// K3s.
 const (
 	nodeConfigSecret = release + "-node-config"
 	keyRegistries    = "registries.yaml"
 )
 
-// sopsUsers are what tools between an editor and a node might take for something
-// else than words.
+// sopsUsers have passwords that a tool on the way might misinterpret.
 var sopsUsers = map[string]string{
 	"plain.example":           "correct-horse-battery",
 	"octal.example:5000":      "0123456701",
@@ -45,20 +45,23 @@ var sopsUsers = map[string]string{
 }
 
 var (
-	// ciphertext is what sops writes in place of a value, and of the key.
+	// ciphertext matches what sops writes in place of a value, and of the key.
 	ciphertext = regexp.MustCompile(`(?s)ENC\[AES256_GCM[^\]]*\]|-----BEGIN AGE.*?END AGE ENCRYPTED FILE-----`)
-	// base64Words are long enough to hold a secret.
+	// base64Words matches words that are long enough to hold a secret.
 	base64Words = regexp.MustCompile(`[A-Za-z0-9+/]{8,}={0,2}`)
 )
 
-// sopsDir is a directory as a repository with encrypted files is, and a shell in it.
+// execFile renders the chart with values that sops decrypts for Helm alone.
+const execFile = `sops exec-file values.enc.yaml ` +
+	`'helm template zarf-registry "$CHART" -n zarf --kube-version 1.36.0 -f {}'`
+
+// sopsDir is a directory like a repository with encrypted files.
 type sopsDir struct {
 	dir, chart string
 	env        []string
 }
 
-// TestSOPS goes through docs/sops.md with the real sops, age and helm. It needs no
-// cluster.
+// TestSOPS follows docs/sops.md with the real sops, age and helm. It needs no cluster.
 func TestSOPS(t *testing.T) {
 	s := newSOPSDir(t)
 	s.sh(t, `age-keygen -o keys.txt`)
@@ -76,7 +79,7 @@ func TestSOPS(t *testing.T) {
 	} {
 		t.Run("values with "+name, func(t *testing.T) { s.values(t, registries, text) })
 	}
-	t.Run("a Secret of one's own", func(t *testing.T) { s.existingSecret(t, text) })
+	t.Run("an existing Secret", func(t *testing.T) { s.existingSecret(t, text) })
 }
 
 func newSOPSDir(t *testing.T) *sopsDir {
@@ -89,7 +92,7 @@ func newSOPSDir(t *testing.T) *sopsDir {
 			t.Fatal(err)
 		}
 	}
-	// No key of whoever runs the test, and no cluster.
+	// Without the keys and the cluster of the user who runs the test.
 	s.env = []string{
 		"PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "SOPS_AGE_KEY_FILE=keys.txt", "KUBECONFIG=/dev/null",
 		"CHART=" + s.chart,
@@ -97,7 +100,7 @@ func newSOPSDir(t *testing.T) *sopsDir {
 	return s
 }
 
-// try runs a script as continuous integration does: what fails in a pipe fails.
+// try runs a script with pipefail, as continuous integration does.
 func (s *sopsDir) try(t *testing.T, script string, env ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
@@ -131,7 +134,7 @@ func (s *sopsDir) read(t *testing.T, name string) string {
 	return string(content)
 }
 
-// registriesMap is a registries.yaml with all of the users.
+// registriesMap returns a registries.yaml with all users.
 func registriesMap() map[string]any {
 	configs := map[string]any{}
 	for host, password := range sopsUsers {
@@ -143,26 +146,27 @@ func registriesMap() map[string]any {
 	}
 }
 
-// registriesText is the same as people write it, with what only a string keeps.
+// registriesText is the same as text, with comments and blank lines.
 func (s *sopsDir) registriesText(t *testing.T) string {
 	t.Helper()
 	text, err := sigsyaml.Marshal(registriesMap())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return "# Ask the platform team; the old password was former-secret-in-a-comment.\n\n" + string(text) + "\n# End.  \n"
+	return "# Ask the platform team; the old password was previous-secret-in-a-comment.\n\n" + string(text) +
+		"\n# End.  \n"
 }
 
-// secretWords are what must not be in a file that is encrypted.
+// secretWords are the words that an encrypted file must not contain.
 func secretWords() []string {
-	words := []string{"former-secret-in-a-comment"}
+	words := []string{"previous-secret-in-a-comment"}
 	for host, password := range sopsUsers {
 		words = append(words, "user-of-"+host, strings.TrimSpace(strings.SplitN(password, "\n", 2)[0]))
 	}
 	return words
 }
 
-// holdsNone fails where a text has one of the secrets, as it is or in base64.
+// holdsNone fails if a text contains a secret, in plain text or in base64.
 func holdsNone(t *testing.T, what, text string) {
 	t.Helper()
 	for _, word := range secretWords() {
@@ -197,7 +201,7 @@ func (s *sopsDir) values(t *testing.T, registries any, text string) {
 	s.sh(t, `sops encrypt --in-place values.enc.yaml`)
 	encrypted := s.read(t, "values.enc.yaml")
 	if !strings.Contains(encrypted, "ENC[AES256_GCM") {
-		t.Fatalf("it is not encrypted:\n%s", encrypted)
+		t.Fatalf("the file is not encrypted:\n%s", encrypted)
 	}
 	holdsNone(t, "values.enc.yaml", withoutCiphertext(encrypted))
 
@@ -209,7 +213,7 @@ func (s *sopsDir) values(t *testing.T, registries any, text string) {
 	wellUnderstood(t, got)
 	for name, script := range map[string]string{
 		"sops -d | helm": `sops -d values.enc.yaml | helm template zarf-registry "$CHART" -n zarf --kube-version 1.36.0 -f -`,
-		"sops exec-file": `sops exec-file values.enc.yaml 'helm template zarf-registry "$CHART" -n zarf --kube-version 1.36.0 -f {}'`,
+		"sops exec-file": execFile,
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := s.sh(t, script)
@@ -217,7 +221,7 @@ func (s *sopsDir) values(t *testing.T, registries any, text string) {
 				t.Errorf("registries.yaml is\n%s\nwant\n%s", encrypted, got)
 			}
 			if out != want {
-				t.Error("something else is rendered than with the plain values")
+				t.Error("the output differs from that with plain values")
 			}
 		})
 		t.Run(name+", with a wrong key", func(t *testing.T) {
@@ -225,18 +229,19 @@ func (s *sopsDir) values(t *testing.T, registries any, text string) {
 			s.sh(t, `age-keygen -o "$OTHER"`, "OTHER="+other)
 			out, errOut, err := s.try(t, script, "SOPS_AGE_KEY_FILE="+other)
 			if err == nil || !strings.Contains(errOut, "Failed to get the data key") {
-				t.Errorf("error is %v: %s", err, errOut)
+				t.Errorf("the error is %v: %s", err, errOut)
 			}
-			// A pipe cannot keep helm from going on without the values.
+			// A pipe cannot stop helm from rendering without the values.
 			if strings.Contains(out, nodeConfigSecret) || name == "sops exec-file" && out != "" {
-				t.Errorf("it renders\n%s", out)
+				t.Errorf("helm rendered\n%s", out)
 			}
 		})
 	}
 	t.Run("another password", func(t *testing.T) {
 		s.sh(t, `sops edit values.enc.yaml`, `EDITOR=sed -i s/correct-horse-battery/other-horse-battery/`)
-		out := s.sh(t, `sops exec-file values.enc.yaml 'helm template zarf-registry "$CHART" -n zarf --kube-version 1.36.0 -f {}'`)
-		if changed := registriesOf(t, out); changed != strings.ReplaceAll(got, "correct-horse-battery", "other-horse-battery") {
+		out := s.sh(t, execFile)
+		if changed := registriesOf(t, out); changed != strings.ReplaceAll(got, "correct-horse-battery",
+			"other-horse-battery") {
 			t.Errorf("registries.yaml is\n%s", changed)
 		}
 		if checksumOf(t, out) == checksumOf(t, want) {
@@ -245,7 +250,7 @@ func (s *sopsDir) values(t *testing.T, registries any, text string) {
 	})
 }
 
-// existingSecret encrypts a Secret, and renders the chart with its name only.
+// existingSecret encrypts a Secret and renders the chart with its name only.
 func (s *sopsDir) existingSecret(t *testing.T, text string) {
 	manifest, err := sigsyaml.Marshal(corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
@@ -260,7 +265,7 @@ func (s *sopsDir) existingSecret(t *testing.T, text string) {
 	encrypted := s.read(t, "secret.enc.yaml")
 	holdsNone(t, "secret.enc.yaml", withoutCiphertext(encrypted))
 	if !strings.Contains(encrypted, "name: node-registries") || !strings.Contains(encrypted, "ENC[AES256_GCM") {
-		t.Errorf("it is encrypted wrongly:\n%s", encrypted)
+		t.Errorf("the file is encrypted wrongly:\n%s", encrypted)
 	}
 
 	var applied corev1.Secret // what sops -d secret.enc.yaml | kubectl apply -f - would apply
@@ -270,7 +275,8 @@ func (s *sopsDir) existingSecret(t *testing.T, text string) {
 	if applied.Kind != "Secret" || applied.Namespace != namespace || applied.StringData[keyRegistries] != text {
 		t.Errorf("it is\n%s", mustJSON(applied))
 	}
-	rendered := s.sh(t, `helm template zarf-registry "$CHART" -n zarf --kube-version 1.36.0 --set registryProxy=true,ipFamily=IPv4 --set nodeConfig.k3s.existingSecret=node-registries`)
+	rendered := s.sh(t, `helm template zarf-registry "$CHART" -n zarf --kube-version 1.36.0 `+
+		`--set registryProxy=true,ipFamily=IPv4 --set nodeConfig.k3s.existingSecret=node-registries`)
 	holdsNone(t, "what is rendered", rendered)
 	mounted := false
 	for _, d := range objects[appsv1.DaemonSet](t, rendered, "DaemonSet") {
@@ -279,20 +285,20 @@ func (s *sopsDir) existingSecret(t *testing.T, text string) {
 				continue
 			}
 			mounted = mounted || slices.ContainsFunc(v.Projected.Sources, func(p corev1.VolumeProjection) bool {
-				return p.Secret != nil && p.Secret.Name == applied.Name && slices.Equal(p.Secret.Items, []corev1.KeyToPath{{Key: keyRegistries, Path: keyRegistries}})
+				return p.Secret != nil && p.Secret.Name == applied.Name &&
+					slices.Equal(p.Secret.Items, []corev1.KeyToPath{{Key: keyRegistries, Path: keyRegistries}})
 			})
 		}
 	}
 	if !mounted {
-		t.Error("no pod has the Secret")
+		t.Error("no pod mounts the Secret")
 	}
 }
 
-// withoutCiphertext leaves out what sops wrote in place of values: in so much noise
-// every short word is found.
+// withoutCiphertext removes what sops wrote in place of values: short words occur in it by chance.
 func withoutCiphertext(text string) string { return ciphertext.ReplaceAllString(text, "") }
 
-// wellUnderstood reads registries.yaml as K3s would: words stay words.
+// wellUnderstood parses registries.yaml as K3s does and compares the passwords.
 func wellUnderstood(t *testing.T, text string) {
 	t.Helper()
 	var registries struct {
@@ -310,8 +316,8 @@ func wellUnderstood(t *testing.T, text string) {
 	}
 }
 
-// registriesOf is registries.yaml in the Secret that pods mount. The one for the
-// hook must be the same.
+// registriesOf returns registries.yaml from the Secret that pods mount. That of the hook must be
+// the same.
 func registriesOf(t *testing.T, rendered string) string {
 	t.Helper()
 	found := map[string]string{}
@@ -327,7 +333,7 @@ func registriesOf(t *testing.T, rendered string) string {
 	return content
 }
 
-// checksumOf is what pods are replaced for when it changes.
+// checksumOf returns the annotation whose change replaces the pods.
 func checksumOf(t *testing.T, rendered string) string {
 	t.Helper()
 	for _, d := range objects[appsv1.DaemonSet](t, rendered, "DaemonSet") {
@@ -339,7 +345,7 @@ func checksumOf(t *testing.T, rendered string) string {
 	return ""
 }
 
-// objects are the rendered ones of a kind.
+// objects returns the rendered objects of a kind.
 func objects[T any](t *testing.T, rendered, kind string) []T {
 	t.Helper()
 	var found []T

@@ -14,10 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// workloads is the namespace of those who only pull.
+// workloads is the namespace of pods that pull.
 const workloads = "default"
 
-// pod is a pod of the restricted kind on a node.
+// pod returns a pod that satisfies the restricted Pod Security level.
 func pod(name, node, image string, args ...string) *corev1.Pod {
 	no, yes, id := false, true, int64(65532)
 	grace := int64(1)
@@ -29,17 +29,19 @@ func pod(name, node, image string, args ...string) *corev1.Pod {
 			AutomountServiceAccountToken:  &no,
 			TerminationGracePeriodSeconds: &grace,
 			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-			SecurityContext:               &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &id, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &id,
+				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 			Containers: []corev1.Container{{
 				Name: "main", Image: image, Args: args, ImagePullPolicy: corev1.PullAlways,
-				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
+				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
+					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
 			}},
 		},
 	}
 }
 
-// runPod runs a pod and waits until it runs or, if it has something to do, ended;
-// it returns how long that took and where the kubelet says the image came from.
+// runPod runs a pod and waits until it is running or, if it has arguments, has ended. It returns
+// how long that took and the kubelet's event about the pull.
 func (w *world) runPod(t *testing.T, pod *corev1.Pod) (time.Duration, string) {
 	t.Helper()
 	begin := time.Now()
@@ -69,8 +71,9 @@ func (w *world) runPod(t *testing.T, pod *corev1.Pod) (time.Duration, string) {
 	})
 	took := time.Since(begin)
 	var pulled string
-	eventually(t, time.Minute, "the event of the pull", func() error {
-		events, err := w.client.CoreV1().Events(pod.Namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + made.Name + ",reason=Pulled"})
+	eventually(t, time.Minute, "the event about the pull", func() error {
+		events, err := w.client.CoreV1().Events(pod.Namespace).List(t.Context(),
+			metav1.ListOptions{FieldSelector: "involvedObject.name=" + made.Name + ",reason=Pulled"})
 		if err != nil {
 			return err
 		}
@@ -93,13 +96,12 @@ func (w *world) pullEverywhere(t *testing.T, image string) {
 		took, event := w.runPod(t, p)
 		t.Logf("on %s after %.1f s: %s", node, took.Seconds(), event)
 		if !strings.Contains(event, image) {
-			t.Errorf("the event names no pull of %s: %s", image, event)
+			t.Errorf("the event is not about a pull of %s: %s", image, event)
 		}
 	}
 }
 
-// pullSecret is the Secret that pulling through a node port needs, nil where
-// there is none.
+// pullSecret returns the Secret for pulls through the node port, nil if there is none.
 func (w *world) pullSecret(t *testing.T) *corev1.Secret {
 	t.Helper()
 	secret, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+"-pull", metav1.GetOptions{})
@@ -112,8 +114,8 @@ func (w *world) pullSecret(t *testing.T) *corev1.Secret {
 	return secret
 }
 
-// pullSecrets copies that Secret to where the workloads are, as the documentation
-// tells users to, and returns what their pods have to name.
+// pullSecrets copies that Secret to the namespace of the workloads, as the documentation says, and
+// returns the reference for pods.
 func (w *world) pullSecrets(t *testing.T) []corev1.LocalObjectReference {
 	t.Helper()
 	secret := w.pullSecret(t)
@@ -133,8 +135,7 @@ func (w *world) pullSecrets(t *testing.T) []corev1.LocalObjectReference {
 	return []corev1.LocalObjectReference{{Name: theirs.Name}}
 }
 
-// podReaches runs a pod of the image on a node that dials an address, and says
-// whether it was let through.
+// podReaches says whether a pod on a node can connect to an address.
 func (w *world) podReaches(t *testing.T, name, node, image, address string) bool {
 	t.Helper()
 	p := pod(name, node, image, "dial", address)
@@ -155,10 +156,12 @@ func (w *world) podReaches(t *testing.T, name, node, image, address string) bool
 	return reached
 }
 
-// pods are the pods of a component of the release.
+// pods returns the release's pods of a component.
 func (w *world) pods(t *testing.T, component string) []corev1.Pod {
 	t.Helper()
-	list, err := w.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release + ",app.kubernetes.io/component=" + component})
+	list, err := w.client.CoreV1().Pods(namespace).List(t.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release + ",app.kubernetes.io/component=" +
+			component})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,13 +183,13 @@ func (w *world) deletePod(t *testing.T, name string, grace int64) {
 	}
 }
 
-// waitForRegistry waits for a ready registry pod that is not the former one.
-func (w *world) waitForRegistry(t *testing.T, former string) corev1.Pod {
+// waitForRegistry waits for a ready registry pod other than the previous one.
+func (w *world) waitForRegistry(t *testing.T, previous string) corev1.Pod {
 	t.Helper()
 	var found corev1.Pod
 	eventually(t, 2*time.Minute, "another registry pod to be ready", func() error {
 		for _, p := range w.pods(t, "registry") {
-			if p.Name != former && p.DeletionTimestamp == nil && ready(p) {
+			if p.Name != previous && p.DeletionTimestamp == nil && ready(p) {
 				found = p
 				return nil
 			}
@@ -196,13 +199,14 @@ func (w *world) waitForRegistry(t *testing.T, former string) corev1.Pod {
 	return found
 }
 
-// waitForJobPod waits until a pod of a hook Job of this moment runs.
+// waitForJobPod waits until a pod of a new hook Job is running.
 func (w *world) waitForJobPod(t *testing.T, step string) corev1.Pod {
 	t.Helper()
-	begin := time.Now().Add(-time.Second) // pods have whole seconds
+	begin := time.Now().Add(-time.Second) // creation times have whole seconds
 	var found corev1.Pod
 	eventually(t, 2*time.Minute, "the Job "+step+" to run", func() error {
-		list, err := w.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=" + release + "-" + step})
+		list, err := w.client.CoreV1().Pods(namespace).List(t.Context(),
+			metav1.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=" + release + "-" + step})
 		if err != nil {
 			return err
 		}
@@ -212,12 +216,12 @@ func (w *world) waitForJobPod(t *testing.T, step string) corev1.Pod {
 				return nil
 			}
 		}
-		return errors.New("it does not run yet")
+		return errors.New("not running yet")
 	})
 	return found
 }
 
-// restarts describes the pods of the release so that any restart shows.
+// restarts lists the release's containers with their restart counts.
 func (w *world) restarts(t *testing.T) string {
 	t.Helper()
 	var lines []string
@@ -232,12 +236,12 @@ func (w *world) restarts(t *testing.T) string {
 	return strings.Join(lines, "\n")
 }
 
-// restartsNothing fails where f restarts or replaces a pod of the release.
+// restartsNothing fails if f restarts or replaces a pod of the release.
 func (w *world) restartsNothing(t *testing.T, f func()) {
 	t.Helper()
 	before := w.restarts(t)
 	f()
-	time.Sleep(3 * time.Second) // a rollout would have begun by now
+	time.Sleep(3 * time.Second) // a rollout would have started by now
 	if after := w.restarts(t); before != after {
 		t.Errorf("pods before:\n%s\nafter:\n%s", before, after)
 	}

@@ -14,14 +14,14 @@ type Attempt struct {
 	Begin time.Time     `json:"begin"`
 	Took  time.Duration `json:"took"` // ns
 	Bytes int64         `json:"bytes"`
-	// Slow says that it is one of those that take their time.
+	// Slow marks pulls with a limited rate.
 	Slow bool   `json:"slow,omitempty"`
 	Err  string `json:"error,omitempty"`
-	// Corrupt says that bytes came which are not what was pushed. Nothing excuses that.
+	// Corrupt means that content did not match its digest. Nothing excuses that.
 	Corrupt bool `json:"corrupt,omitempty"`
 }
 
-// End is when it was over.
+// End is when the attempt ended.
 func (a Attempt) End() time.Time { return a.Begin.Add(a.Took) }
 
 func (a Attempt) String() string {
@@ -29,17 +29,17 @@ func (a Attempt) String() string {
 	if a.Node != "" {
 		who = "pull on " + a.Node
 	}
-	return fmt.Sprintf("%s of %s, begun %s, over after %.1f s: %s", who, a.Image, a.Begin.Format("15:04:05.0"), a.Took.Seconds(), a.Err)
+	return fmt.Sprintf("%s of %s, started %s, ended after %.1f s: %s", who, a.Image, a.Begin.Format("15:04:05.0"),
+		a.Took.Seconds(), a.Err)
 }
 
-// An Excuse is what may fail, and when.
+// An Excuse allows certain attempts to fail for some time.
 type Excuse struct {
 	Step       Step
-	Begin, End time.Time // End is zero as long as it is not known
+	Begin, End time.Time // zero while the fault lasts
 }
 
-// covers says whether the excuse is one for that attempt: it is about such attempts, and
-// the two overlap.
+// covers says whether the excuse applies to such attempts and overlaps with this one.
 func (e Excuse) covers(a Attempt) bool {
 	if a.Corrupt || a.End().Before(e.Begin) || !e.End.IsZero() && a.Begin.After(e.End) {
 		return false
@@ -56,29 +56,28 @@ func (e Excuse) covers(a Attempt) bool {
 	return false
 }
 
-// An Account counts attempts and judges those that failed. It may be used by several
-// goroutines.
+// An Account counts attempts and decides which failures are excused. It is safe for concurrent use.
 type Account struct {
 	mu      sync.Mutex
 	excuses []Excuse
 	failed  []Attempt          // not judged yet
-	success map[loop]time.Time // when the last one that succeeded was begun
+	success map[loop]time.Time // start of the last successful attempt
 	counts  map[string]*Count
-	// Those since the last Report.
+	// Since the last Report.
 	recent map[string]*Count
 }
 
-// loop is one of those that attempt one thing after the other.
+// loop is a sequence of attempts, one after the other.
 type loop struct {
 	node string
 	slow bool
 }
 
-// A Count sums up attempts.
+// A Count summarizes attempts.
 type Count struct {
 	Attempts, Failed int
 	Bytes            int64
-	Longest          time.Duration // of those that succeeded
+	Longest          time.Duration // of successful attempts
 }
 
 func (c *Count) add(a Attempt) {
@@ -91,12 +90,12 @@ func (c *Count) add(a Attempt) {
 	}
 }
 
-// NewAccount returns an empty one.
+// NewAccount returns an empty account.
 func NewAccount() *Account {
 	return &Account{success: map[loop]time.Time{}, counts: map[string]*Count{}, recent: map[string]*Count{}}
 }
 
-// Add counts an attempt that is over.
+// Add records an attempt that has ended.
 func (c *Account) Add(a Attempt) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,26 +112,26 @@ func (c *Account) Add(a Attempt) {
 	}
 }
 
-// Begin opens the excuses of a step.
+// Begin opens the excuse of a step.
 func (c *Account) Begin(s Step, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.excuses = append(c.excuses, Excuse{Step: s, Begin: now})
 }
 
-// Mended closes the excuses that are open: they hold for [Settle] longer.
-func (c *Account) Mended(now time.Time) {
+// Repaired limits all open excuses to [ExcuseGrace] from now.
+func (c *Account) Repaired(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.excuses {
 		if c.excuses[i].End.IsZero() {
-			c.excuses[i].End = now.Add(Settle)
+			c.excuses[i].End = now.Add(ExcuseGrace)
 		}
 	}
 }
 
-// Settled ends excuses at once, because everything works again.
-func (c *Account) Settled(now time.Time) {
+// Recovered ends all excuses, because everything works again.
+func (c *Account) Recovered(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.excuses {
@@ -142,23 +141,21 @@ func (c *Account) Settled(now time.Time) {
 	}
 }
 
-// Works says whether a node, or for "" a push, has succeeded with something that it
-// began after a moment.
+// Works says whether a node, or pushes for "", succeeded with an attempt that started after since.
 func (c *Account) Works(node string, since time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.success[loop{node, false}].After(since) || c.success[loop{node, true}].After(since)
 }
 
-// Renewed says whether all pulls of a node that had begun before a moment are over.
+// Renewed says whether all pulls of a node that started before since have ended.
 func (c *Account) Renewed(node string, since time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.success[loop{node, false}].After(since) && c.success[loop{node, true}].After(since)
 }
 
-// Unexcused takes the failures that nothing excuses out of the account, the oldest
-// first; those that something does are done with.
+// Unexcused returns the failures that nothing excuses, oldest first, and forgets all failures.
 func (c *Account) Unexcused() []Attempt {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -173,8 +170,7 @@ func (c *Account) Unexcused() []Attempt {
 	return bad
 }
 
-// Report returns what was counted since the last one: of pushes under "", of pulls by
-// node.
+// Report returns the counts since the last Report: of pulls by node, of pushes under "".
 func (c *Account) Report() map[string]Count {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,7 +179,7 @@ func (c *Account) Report() map[string]Count {
 	return counts
 }
 
-// Total returns what was counted from the beginning.
+// Total returns the counts since the start.
 func (c *Account) Total() map[string]Count {
 	c.mu.Lock()
 	defer c.mu.Unlock()

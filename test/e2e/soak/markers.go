@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-// Seen is what the capture between nodes says: that it saw a marker or, at its end, how
-// many packets it looked at and how many came too fast for it.
+// Seen is a report of the capture between nodes: a marker that it saw or, at its end, the numbers
+// of captured and dropped packets.
 type Seen struct {
 	At     time.Time `json:"at"`
 	Marker string    `json:"marker,omitempty"`
-	Packet string    `json:"packet,omitempty"` // from where to where
+	Packet string    `json:"packet,omitempty"` // source and destination
 
 	End     bool `json:"end,omitempty"`
 	Packets int  `json:"packets,omitempty"`
 	Dropped int  `json:"dropped,omitempty"`
 }
 
-// Markers are what must not be seen between nodes in plain text, by name.
+// Markers are byte sequences, by name, that must not appear in plain text between nodes.
 type Markers map[string][]byte
 
-// Find names the markers that are in a packet, sorted.
+// Find returns the names of the markers in a packet, sorted.
 func (m Markers) Find(packet []byte) []string {
 	var found []string
 	for _, name := range slices.Sorted(maps.Keys(m)) {
@@ -34,7 +34,7 @@ func (m Markers) Find(packet []byte) []string {
 	return found
 }
 
-// Credential adds the ways in which a user and a password go over a network in plain.
+// Credential adds a password, and user and password in base64.
 func (m Markers) Credential(name, user, password string) {
 	m[name+" password"] = []byte(password)
 	m[name+" credential in base64"] = []byte(base64.StdEncoding.EncodeToString([]byte(user + ":" + password)))

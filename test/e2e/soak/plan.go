@@ -14,67 +14,69 @@ import (
 )
 
 const (
-	// Settle is how long after a fault was mended what it excuses may still fail: a pod
-	// that was killed is scheduled, started and found again on a machine that is busy.
-	Settle = 60 * time.Second
-	// Whole is how long after a fault was mended everything has to work again: each node
-	// pulls, images are pushed, and init-hook status is content.
-	Whole = 90 * time.Second
+	// ExcuseGrace is how long after the repair of a fault its excuses still apply: a killed pod must
+	// be scheduled, started and found on a busy machine.
+	ExcuseGrace = 60 * time.Second
+	// RecoveryTimeout is how long after the repair of a fault everything must work again: each node
+	// pulls, images are pushed, and init-hook status reports a healthy cluster.
+	RecoveryTimeout = 90 * time.Second
 )
 
-// A Scope says on which nodes pulls may fail.
+// A Scope is a set of nodes on which pulls may fail.
 type Scope int
 
 const (
 	Nowhere    Scope = iota
-	OnTarget         // on the node that the fault is about
-	Everywhere       // the fault may take the registry away, and nothing holds pulls back
+	OnTarget         // on the node of the fault
+	Everywhere       // the fault may take the registry down, and nothing holds pulls
 )
 
 func (s Scope) String() string { return [...]string{"none", "on that node", "on all nodes"}[s] }
 
-// A Kind is a kind of fault, and what it may break. What it may not break must not fail
-// once.
+// A Kind is a kind of fault and what it may break. Nothing else may fail.
 type Kind struct {
 	Name string
-	// Proxy and NodePort say where pulls may fail, by the mode that the cluster is in.
+	// Proxy and NodePort are where pulls may fail in each mode.
 	Proxy, NodePort Scope
-	// Pushes may fail. They reach the registry through the API server and the kubelet of
-	// the registry's node.
+	// Pushes may fail. They reach the registry through the API server and the kubelet of the
+	// registry's node.
 	Pushes bool
-	// OnNode says that it is about one node.
+	// OnNode means that the fault is about one node.
 	OnNode bool
-	// ProxyOnly is not done in nodeport mode, where there is nothing to do it to.
+	// ProxyOnly means that the fault does not exist in nodeport mode.
 	ProxyOnly bool
-	// Holds are the shortest and the longest time that it lasts; 0 where it takes what it
-	// takes. None is longer than the proxies hold pulls back (60 s) or a node may be
-	// silent before it counts as lost (50 s).
+	// Holds are the minimum and maximum duration, 0 if the fault ends by itself. None is longer than
+	// the proxies hold pulls (60 s) or the node grace period (50 s).
 	Holds [2]time.Duration
-	// Variants are ways to do it, of which one is chosen.
+	// Variants are ways to inflict it; one is chosen.
 	Variants []string
 }
 
-// The kinds that have a part in the plan's own state.
+// Kinds that change the plan's own state.
 const (
 	Switch     = "switch modes"
 	AddNode    = "add a node"
 	RemoveNode = "remove a node"
 )
 
-// Kinds are all of them. docs/soak.md says the same in words.
+// Kinds are all kinds. docs/soak.md describes them.
 var Kinds = []Kind{
 	{Name: "kill the registry", NodePort: Everywhere, Variants: []string{"its pod", "its process"}},
 	{Name: "kill a proxy", Proxy: OnTarget, OnNode: true, ProxyOnly: true, Variants: []string{"its pod", "its process"}},
 	{Name: "kill a kubelet", Pushes: true, OnNode: true, Holds: [2]time.Duration{3 * time.Second, 12 * time.Second}},
 	{Name: "kill containerd", Pushes: true, OnNode: true, Holds: [2]time.Duration{2 * time.Second, 8 * time.Second}},
 	{Name: "kill the API server", Pushes: true, Holds: [2]time.Duration{3 * time.Second, 15 * time.Second}},
-	{Name: "cut a node off", NodePort: Everywhere, Pushes: true, OnNode: true, Holds: [2]time.Duration{3 * time.Second, 15 * time.Second}},
+	{Name: "cut a node off", NodePort: Everywhere, Pushes: true, OnNode: true,
+		Holds: [2]time.Duration{3 * time.Second, 15 * time.Second}},
 	{Name: "fill the volume", Pushes: true, Holds: [2]time.Duration{3 * time.Second, 10 * time.Second}},
-	{Name: "corrupt a certificate", Holds: [2]time.Duration{2 * time.Second, 6 * time.Second}, Variants: []string{"server-tls", "node-tls"}},
-	{Name: "corrupt the push certificate", Pushes: true, Holds: [2]time.Duration{2 * time.Second, 6 * time.Second}, Variants: []string{"push-tls"}},
-	{Name: "corrupt the payload", Proxy: OnTarget, OnNode: true, Holds: [2]time.Duration{2 * time.Second, 6 * time.Second}, Variants: []string{"a bit flipped", "a piece missing"}},
+	{Name: "corrupt a certificate", Holds: [2]time.Duration{2 * time.Second, 6 * time.Second},
+		Variants: []string{"server-tls", "node-tls"}},
+	{Name: "corrupt the push certificate", Pushes: true, Holds: [2]time.Duration{2 * time.Second, 6 * time.Second},
+		Variants: []string{"push-tls"}},
+	{Name: "corrupt the payload", Proxy: OnTarget, OnNode: true, Holds: [2]time.Duration{2 * time.Second, 6 * time.Second},
+		Variants: []string{"a bit flipped", "a piece missing"}},
 	{Name: "rotate", Variants: []string{"certificates", "authorities"}},
-	// A push that begins when the Secret has the new one and the registry has not is refused.
+	// Until the registry has read the Secret, it refuses pushes with the new credential.
 	{Name: "rotate the credential", Pushes: true},
 	{Name: Switch},
 	{Name: "upgrade and roll back", NodePort: Everywhere},
@@ -88,7 +90,8 @@ var Kinds = []Kind{
 // known defect that make soak SOAK_SEED=356383 shows; TestHelm, TestCrash and TestReplicas
 // switch modes under pulls of small images.
 var Short = []string{
-	"kill a kubelet", "cut a node off", "kill containerd", "fill the volume", "kill a proxy", "corrupt the push certificate",
+	"kill a kubelet", "cut a node off", "kill containerd", "fill the volume", "kill a proxy",
+	"corrupt the push certificate",
 }
 
 // ShortSeed decides on the nodes, durations and variants of [Short].
@@ -98,7 +101,7 @@ const ShortSeed = 1
 func KindOf(name string) Kind {
 	i := slices.IndexFunc(Kinds, func(k Kind) bool { return k.Name == name })
 	if i < 0 {
-		panic("no kind of fault is called " + name)
+		panic("unknown kind of fault:" + name)
 	}
 	return Kinds[i]
 }
@@ -106,16 +109,16 @@ func KindOf(name string) Kind {
 // A Step is one fault of a plan.
 type Step struct {
 	Kind    Kind
-	Node    string // that it is about; empty for none
+	Node    string // of the fault; empty for none
 	Hold    time.Duration
 	Variant string
-	// Proxy says in which mode the cluster is before it.
+	// Proxy is whether the cluster is in proxy mode before the step.
 	Proxy bool
-	// Hurry begins the next step at once, when this one is mended and nothing works again yet.
-	Hurry bool
+	// NoWait starts the next step right after the repair, before the cluster has recovered.
+	NoWait bool
 }
 
-// Pulls says where pulls may fail.
+// Pulls returns where pulls may fail.
 func (s Step) Pulls() Scope {
 	if s.Proxy {
 		return s.Kind.Proxy
@@ -137,33 +140,34 @@ func (s Step) String() string {
 	if s.Hold > 0 {
 		words = append(words, "for "+s.Hold.String())
 	}
-	if s.Hurry {
-		words = append(words, "and go on at once")
+	if s.NoWait {
+		words = append(words, "without waiting")
 	}
 	return strings.Join(words, " ")
 }
 
-// A Plan is an endless sequence of steps that depends on its seed and on nothing else:
-// not on time, and not on what the cluster makes of it.
+// A Plan is an endless sequence of steps. It depends only on its seed, not on time or on the
+// cluster.
 type Plan struct {
 	random *rand.Rand
 	proxy  bool
 	nodes  []string
-	extra  string // the node that was added, if there is one
+	extra  string // the added node, if any
 	added  int
 	deck   []string
-	// Steps until the mode, or the node that was added, is taken back.
+	// Steps until the mode is switched back, or the added node is removed.
 	back, leave int
 }
 
 // NewPlan returns a plan for a cluster in proxy mode with these nodes. It begins with the
 // kinds of the names in first, in their order.
 func NewPlan(seed uint64, nodes []string, first ...string) *Plan {
-	return &Plan{random: rand.New(rand.NewPCG(seed, 0)), proxy: true, nodes: slices.Clone(nodes), deck: slices.Clone(first)}
+	return &Plan{random: rand.New(rand.NewPCG(seed, 0)), proxy: true, nodes: slices.Clone(nodes),
+		deck: slices.Clone(first)}
 }
 
-// Next returns the next step. Each kind comes once before any comes again. Nodeport
-// mode, and a node that was added, last for a few steps.
+// Next returns the next step. Each kind occurs once before any occurs again. Nodeport mode and an
+// added node last for a few steps.
 func (p *Plan) Next() Step {
 	step := Step{Kind: KindOf(p.draw()), Proxy: p.proxy}
 	switch k := step.Kind; {
@@ -187,8 +191,8 @@ func (p *Plan) Next() Step {
 	if k := step.Kind; k.Holds[1] > 0 {
 		const unit = time.Second / 10
 		step.Hold = k.Holds[0] + unit*time.Duration(p.random.Int64N(int64((k.Holds[1]-k.Holds[0])/unit)+1))
-		// What takes no command of ours to mend can be followed by anything.
-		step.Hurry = k.Variants == nil && p.random.IntN(4) == 0
+		// Faults that need a command to repair them are followed by a recovery.
+		step.NoWait = k.Variants == nil && p.random.IntN(4) == 0
 	}
 	if n := len(step.Kind.Variants); n > 0 {
 		step.Variant = step.Kind.Variants[p.random.IntN(n)]
@@ -196,7 +200,7 @@ func (p *Plan) Next() Step {
 	return step
 }
 
-// draw takes the next card that can be played. What has to be taken back comes first.
+// draw takes the next playable card. Reverting the mode or an added node comes first.
 func (p *Plan) draw() string {
 	if !p.proxy {
 		if p.back--; p.back < 0 {

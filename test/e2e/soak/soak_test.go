@@ -74,7 +74,7 @@ func TestASequenceCanBeDone(t *testing.T) {
 		for i, s := range steps(seed, 200) {
 			count[s.Kind.Name]++
 			if s.Proxy != proxy {
-				t.Fatalf("seed %d, step %d, %s: it takes the mode for another", seed, i, s)
+				t.Fatalf("seed %d, step %d, %s: wrong mode", seed, i, s)
 			}
 			if s.Kind.ProxyOnly && !proxy {
 				t.Errorf("seed %d, step %d: %s in nodeport mode", seed, i, s)
@@ -83,13 +83,13 @@ func TestASequenceCanBeDone(t *testing.T) {
 				t.Errorf("seed %d, step %d, %s: node %q", seed, i, s, s.Node)
 			}
 			if s.Kind.OnNode && !slices.Contains(nodes, s.Node) {
-				t.Errorf("seed %d, step %d, %s: there is no such node", seed, i, s)
+				t.Errorf("seed %d, step %d, %s: no such node", seed, i, s)
 			}
 			if s.Hold < s.Kind.Holds[0] || s.Hold > s.Kind.Holds[1] {
 				t.Errorf("seed %d, step %d: %s", seed, i, s)
 			}
-			if s.Hurry && s.Kind.Variants != nil {
-				t.Errorf("seed %d, step %d, %s: what it takes to mend it may need what comes next", seed, i, s)
+			if s.NoWait && s.Kind.Variants != nil {
+				t.Errorf("seed %d, step %d, %s: its repair may need what the next fault breaks", seed, i, s)
 			}
 			switch s.Kind.Name {
 			case Switch:
@@ -106,7 +106,8 @@ func TestASequenceCanBeDone(t *testing.T) {
 				late = 0
 			}
 			if len(nodes) > 3 || len(nodes) < 2 || away > 4 || late > 8 {
-				t.Fatalf("seed %d, step %d, %s: nodes are %v, in nodeport mode for %d steps, more than two nodes for %d", seed, i, s, nodes, away, late)
+				t.Fatalf("seed %d, step %d, %s: nodes are %v, in nodeport mode for %d steps, more than two nodes for %d", seed, i,
+					s, nodes, away, late)
 			}
 		}
 		for _, k := range Kinds {
@@ -120,7 +121,7 @@ func TestASequenceCanBeDone(t *testing.T) {
 func TestNoFaultLastsLongerThanProxiesHoldPullsBack(t *testing.T) {
 	const held, silent = 60 * time.Second, 50 * time.Second
 	for _, k := range Kinds {
-		// Two may come one right after the other.
+		// One may follow right after another.
 		if 2*k.Holds[1]+10*time.Second > min(held, silent) {
 			t.Errorf("%s: for up to %s", k.Name, k.Holds[1])
 		}
@@ -136,37 +137,43 @@ func TestWhatMayFail(t *testing.T) {
 	corrupt := pull("n1", 12, 1)
 	corrupt.Corrupt = true
 	kill := func(name, node string, proxy bool) Step { return Step{Kind: KindOf(name), Node: node, Proxy: proxy} }
-	end := 20 + int(Settle.Seconds())
+	end := 20 + int(ExcuseGrace.Seconds())
 	for sentence, c := range map[string]struct {
 		step    Step // from 10 to 20
 		attempt Attempt
 		excused bool
 	}{
-		"a pull through a proxy that was killed":               {kill("kill a proxy", "n1", true), pull("n1", 12, 1), true},
-		"one that had begun before":                            {kill("kill a proxy", "n1", true), pull("n1", 8, 3), true},
-		"one that was over before":                             {kill("kill a proxy", "n1", true), pull("n1", 8, 1), false},
-		"one that begins while it settles":                     {kill("kill a proxy", "n1", true), pull("n1", end-1, 9), true},
-		"one that begins later":                                {kill("kill a proxy", "n1", true), pull("n1", end+1, 1), false},
-		"one on another node":                                  {kill("kill a proxy", "n1", true), pull("n2", 12, 1), false},
-		"a push meanwhile":                                     {kill("kill a proxy", "n1", true), push, false},
-		"a pull while proxies hold it for a registry":          {kill("kill the registry", "", true), pull("n1", 12, 1), false},
-		"a pull while nothing holds it":                        {kill("kill the registry", "", false), pull("n1", 12, 1), true},
-		"a pull while the API server is away":                  {kill("kill the API server", "", true), pull("n1", 12, 1), false},
-		"a pull while the API server is away in nodeport mode": {kill("kill the API server", "", false), pull("n1", 12, 1), false},
-		"a push while the API server is away":                  {kill("kill the API server", "", true), push, true},
-		"what is corrupt, whatever happens":                    {kill("kill a proxy", "n1", true), corrupt, false},
-		"a pull during a switch":                               {kill(Switch, "", true), pull("n1", 12, 1), false},
+		"a pull through a killed proxy":        {kill("kill a proxy", "n1", true), pull("n1", 12, 1), true},
+		"a pull that started before the fault": {kill("kill a proxy", "n1", true), pull("n1", 8, 3), true},
+		"a pull that ended before the fault":   {kill("kill a proxy", "n1", true), pull("n1", 8, 1), false},
+		"a pull that starts within the grace period": {kill("kill a proxy", "n1", true), pull("n1", end-1, 9),
+			true},
+		"a pull that starts later": {kill("kill a proxy", "n1", true), pull("n1", end+1, 1),
+			false},
+		"a pull on another node":  {kill("kill a proxy", "n1", true), pull("n2", 12, 1), false},
+		"a push during the fault": {kill("kill a proxy", "n1", true), push, false},
+		"a pull while proxies wait for a registry": {kill("kill the registry", "", true), pull("n1", 12, 1),
+			false},
+		"a pull while nothing holds it": {kill("kill the registry", "", false), pull("n1", 12, 1),
+			true},
+		"a pull while the API server is away": {kill("kill the API server", "", true), pull("n1", 12, 1),
+			false},
+		"a pull while the API server is away in nodeport mode": {kill("kill the API server", "", false), pull("n1", 12, 1),
+			false},
+		"a push while the API server is away": {kill("kill the API server", "", true), push, true},
+		"corrupt content during any fault":    {kill("kill a proxy", "n1", true), corrupt, false},
+		"a pull during a switch of modes":     {kill(Switch, "", true), pull("n1", 12, 1), false},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			account := NewAccount()
 			account.Begin(c.step, at(10))
-			account.Mended(at(20))
+			account.Repaired(at(20))
 			account.Add(c.attempt)
 			if bad := account.Unexcused(); (len(bad) == 0) != c.excused {
 				t.Errorf("unexcused: %v", bad)
 			}
 			if again := account.Unexcused(); len(again) > 0 {
-				t.Errorf("it is judged twice: %v", again)
+				t.Errorf("a failure is judged twice: %v", again)
 			}
 		})
 	}
@@ -176,16 +183,16 @@ func TestAnExcuseEndsWhenEverythingWorks(t *testing.T) {
 	now := time.Unix(1000, 0)
 	account := NewAccount()
 	account.Begin(Step{Kind: KindOf("kill a proxy"), Node: "n1", Proxy: true}, now)
-	account.Mended(now.Add(time.Second))
-	account.Settled(now.Add(5 * time.Second))
+	account.Repaired(now.Add(time.Second))
+	account.Recovered(now.Add(5 * time.Second))
 	late := Attempt{Node: "n1", Begin: now.Add(6 * time.Second), Err: "it failed"}
 	account.Add(late)
 	if bad := account.Unexcused(); len(bad) != 1 || !strings.Contains(bad[0].String(), "pull on n1") {
 		t.Errorf("unexcused: %v", bad)
 	}
-	// And it does not come back with the next.
+	// The next step does not excuse it either.
 	account.Begin(Step{Kind: KindOf("kill a kubelet"), Node: "n1", Proxy: true}, now.Add(10*time.Second))
-	account.Mended(now.Add(11 * time.Second))
+	account.Repaired(now.Add(11 * time.Second))
 	account.Add(late)
 	if bad := account.Unexcused(); len(bad) != 1 {
 		t.Errorf("unexcused: %v", bad)
@@ -198,7 +205,8 @@ func TestTheAccountCounts(t *testing.T) {
 	account.Add(Attempt{Node: "n1", Begin: now, Took: 3 * time.Second, Bytes: 10})
 	account.Add(Attempt{Node: "n1", Begin: now.Add(4 * time.Second), Took: 9 * time.Second, Bytes: 1, Err: "it failed"})
 	account.Add(Attempt{Begin: now, Took: time.Second, Bytes: 5})
-	if got, want := account.Report()["n1"], (Count{Attempts: 2, Failed: 1, Bytes: 11, Longest: 3 * time.Second}); got != want {
+	if got, want := account.Report()["n1"], (Count{Attempts: 2, Failed: 1, Bytes: 11,
+		Longest: 3 * time.Second}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	account.Add(Attempt{Node: "n1", Begin: now.Add(20 * time.Second), Took: time.Second})
@@ -208,15 +216,16 @@ func TestTheAccountCounts(t *testing.T) {
 	if got := account.Total(); got["n1"].Attempts != 3 || got[""].Bytes != 5 {
 		t.Errorf("the total is %+v", got)
 	}
-	if account.Works("n1", now.Add(20*time.Second)) || !account.Works("n1", now.Add(19*time.Second)) || account.Works("n2", time.Time{}) {
-		t.Error("what counts is when the last attempt that succeeded was begun")
+	if account.Works("n1", now.Add(20*time.Second)) || !account.Works("n1", now.Add(19*time.Second)) ||
+		account.Works("n2", time.Time{}) {
+		t.Error("Works must compare with the start of the last successful attempt")
 	}
 	if account.Renewed("n1", now) {
-		t.Error("a slow pull may still be under way")
+		t.Error("a slow pull may still be running")
 	}
 	account.Add(Attempt{Node: "n1", Slow: true, Begin: now.Add(time.Second), Took: time.Minute})
 	if !account.Renewed("n1", now) || account.Renewed("n1", now.Add(time.Second)) {
-		t.Error("what counts is when both were begun")
+		t.Error("Renewed must compare with the start of both pulls")
 	}
 }
 
@@ -253,8 +262,9 @@ func TestPortsThatMayBeOpen(t *testing.T) {
 func TestALayoutIsWhatItsDigestsSay(t *testing.T) {
 	marker := []byte("a marker of 24 bytes ok!")
 	noise := Noise(1, 2, 64<<10, marker)
-	if !bytes.Equal(noise, Noise(1, 2, 64<<10, marker)) || bytes.Equal(noise, Noise(1, 3, 64<<10, marker)) || bytes.Count(noise, marker) != 16 {
-		t.Error("noise depends on something else than seed and number, or has not its markers")
+	if !bytes.Equal(noise, Noise(1, 2, 64<<10, marker)) || bytes.Equal(noise, Noise(1, 3, 64<<10, marker)) ||
+		bytes.Count(noise, marker) != 16 {
+		t.Error("noise depends on more than seed and number, or lacks markers")
 	}
 	image, err := WriteLayout(t.TempDir(), "example.com/a:1", Tar("tool", []byte("a program")), noise)
 	if err != nil {
@@ -266,7 +276,7 @@ func TestALayoutIsWhatItsDigestsSay(t *testing.T) {
 			t.Fatal(err)
 		}
 		if sum := sha256.Sum256(content); "sha256:"+hex.EncodeToString(sum[:]) != digest {
-			t.Errorf("%s holds something else", digest)
+			t.Errorf("%s has other content", digest)
 		}
 		return content
 	}
@@ -280,7 +290,7 @@ func TestALayoutIsWhatItsDigestsSay(t *testing.T) {
 	blob(manifest.Config.Digest)
 	layer := blob(manifest.Layers[1].Digest)
 	if !bytes.Contains(layer, marker) {
-		t.Error("the marker cannot be seen in the layer")
+		t.Error("the marker is not visible in the layer")
 	}
 	r := tar.NewReader(bytes.NewReader(layer))
 	header, err := r.Next()

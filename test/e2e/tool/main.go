@@ -1,6 +1,6 @@
-// Command tool is what the end-to-end tests run inside pods and inside nodes'
-// network namespaces: it waits, dials, pulls as a container runtime does, looks at
-// packets and scans ports. It is static, so that it is an image on its own.
+// Command tool runs inside pods and inside nodes' network namespaces during e2e tests: it dials,
+// pulls as container runtimes do, captures packets and scans ports. It is static, so that it can be
+// the only file of an image.
 package main
 
 import (
@@ -81,7 +81,7 @@ func run(args []string) error {
 	case args[0] == "crictl" && len(args) == 5:
 		n, err := strconv.Atoi(args[2])
 		if err != nil || n < 1 {
-			return fmt.Errorf("the number of tags is %q", args[2])
+			return fmt.Errorf("invalid number of tags %q", args[2])
 		}
 		pause, err := time.ParseDuration(args[4])
 		if err != nil {
@@ -89,27 +89,27 @@ func run(args []string) error {
 		}
 		return crictlUntil(args[1], n, args[3], pause)
 	}
-	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | pull BASE-URL REPOSITORY:TAG STOP-FILE PAUSE | crictl IMAGE NUMBER STOP-FILE PAUSE |" +
+	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | pull BASE-URL REPOSITORY:TAG STOP-FILE PAUSE | " +
+		"crictl IMAGE NUMBER STOP-FILE PAUSE |" +
 		" watch BASE-URL PAUSE | each BASE-URL | sniff | say HOST:PORT TEXT | scan PORTS HOST... | sum FILE]")
 }
 
-// report is what a pull loop prints when its stop file appears.
+// report is what a pull loop prints at its end.
 type report struct {
 	Pulls    int           `json:"pulls"`
 	Failures int           `json:"failures"`
 	First    string        `json:"first,omitempty"` // the first failure
 	Longest  time.Duration `json:"longest"`         // the slowest pull
 	Gap      time.Duration `json:"gap"`             // the longest time between two successes
-	Bytes    int64         `json:"bytes"`           // 0 where the container runtime pulls
+	Bytes    int64         `json:"bytes"`           // 0 if the container runtime pulls
 }
 
-// enough pulls say something, however slow the machine is.
+// enough pulls for a result on a slow machine
 const enough = 5
 
-// loop calls pull with 0, 1, 2 and so on, with a pause after each, until the stop
-// file exists and there were enough, and prints a report. It never runs longer than
-// ten minutes. After its first pull it makes a file beside the stop file,
-// STOP-FILE.begun-….
+// loop calls pull with 0, 1, 2 and so on, with a pause after each, until the stop file exists and
+// there were enough pulls, and prints a report. It ends after ten minutes at the latest. After its
+// first pull it creates STOP-FILE.begun-….
 func loop(stopFile string, pause time.Duration, pull func(i int) (bytes int64, err error)) error {
 	var r report
 	last := time.Now()
@@ -142,7 +142,7 @@ func loop(stopFile string, pause time.Duration, pull func(i int) (bytes int64, e
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-// pullUntil pulls manifest and blobs again and again, checking every digest.
+// pullUntil keeps pulling a manifest and its blobs and verifies every digest.
 func pullUntil(base, image, stopFile string, pause time.Duration) error {
 	repository, tag := image, "latest"
 	for i := len(image) - 1; i >= 0 && image[i] != '/'; i-- {
@@ -151,17 +151,17 @@ func pullUntil(base, image, stopFile string, pause time.Duration) error {
 			break
 		}
 	}
-	// A new connection for each pull, as container runtimes make.
+	// A new connection for each pull, as container runtimes do.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	return loop(stopFile, pause, func(int) (int64, error) { return pull(client, base, repository, tag) })
 }
 
-// crictlUntil lets the node's container runtime pull image-0 to image-(n-1), again
-// and again. It removes an image that the node has before, so that each pull is one
-// of an image that is new. CRICTL_CREDS may hold user:password.
+// crictlUntil makes the node's container runtime pull image-0 to image-(n-1) repeatedly. It first
+// removes an image that the node has, so that every pull transfers something. CRICTL_CREDS may hold
+// user:password.
 func crictlUntil(image string, n int, stopFile string, pause time.Duration) error {
 	crictl := func(args ...string) error {
-		// A pull that hangs is one that failed.
+		// A pull that hangs counts as failed.
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		out, err := exec.CommandContext(ctx, "crictl", args...).CombinedOutput()
@@ -170,7 +170,7 @@ func crictlUntil(image string, n int, stopFile string, pause time.Duration) erro
 		}
 		return nil
 	}
-	// What an earlier loop left; that some or all are missing is an error to crictl.
+	// Left by an earlier loop; crictl fails if one of them is missing.
 	all := []string{"rmi"}
 	for i := range n {
 		all = append(all, fmt.Sprintf("%s-%d", image, i))
@@ -193,7 +193,7 @@ func pull(client *http.Client, base, repository, tag string) (int64, error) {
 		return 0, fmt.Errorf("manifest: %w", err)
 	}
 	if got := sum(body); digest != got {
-		return 0, fmt.Errorf("manifest: digest is %s, the registry says %s", got, digest)
+		return 0, fmt.Errorf("manifest: digest is %s, the registry claims %s", got, digest)
 	}
 	total := int64(len(body))
 	var manifest struct {

@@ -29,14 +29,14 @@ func sniff() error {
 	if err != nil {
 		return fmt.Errorf("opening a packet socket: %w", err)
 	}
-	defer func() { _ = unix.Close(socket) }() // nothing was written to it
-	// What comes in on one interface would be seen again where it goes out.
+	defer func() { _ = unix.Close(socket) }() // no data was written to the socket
+	// A packet that is forwarded would be seen again where it leaves.
 	if err := unix.SetsockoptInt(socket, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
-		return fmt.Errorf("leaving out what goes out: %w", err)
+		return fmt.Errorf("ignoring outgoing packets: %w", err)
 	}
-	const buffer = 64 << 20 // half a second of what two nodes can send each other
+	const buffer = 64 << 20 // half a second of traffic between two nodes
 	if err := unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer); err != nil {
-		return fmt.Errorf("making the socket's buffer larger: %w", err)
+		return fmt.Errorf("enlarging the socket's buffer: %w", err)
 	}
 	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 200_000}); err != nil {
 		return err
@@ -80,7 +80,7 @@ func sniff() error {
 		if err != nil {
 			return fmt.Errorf("reading packets: %w", err)
 		}
-		// What programs of one place say to each other does not leave it.
+		// Traffic within a place does not leave it.
 		if link, ok := from.(*unix.SockaddrLinklayer); ok && link.Hatype == unix.ARPHRD_LOOPBACK {
 			continue
 		}
@@ -102,7 +102,7 @@ func sniff() error {
 
 func networkOrder(n uint16) uint16 { return n<<8 | n>>8 }
 
-// describe says from where to where a packet goes, for IPv4 over Ethernet.
+// describe returns source, destination and size of an IPv4 packet in an Ethernet frame.
 func describe(packet []byte) string {
 	const ethernet = 14
 	if len(packet) < ethernet+20 || packet[12] != 0x08 || packet[13] != 0 {
@@ -117,7 +117,7 @@ func describe(packet []byte) string {
 	return fmt.Sprintf("%s -> %s, %d bytes", from, to, len(packet))
 }
 
-// say sends a text to a UDP port in plain.
+// say sends a text to a UDP port.
 func say(address, text string) error {
 	conn, err := net.Dial("udp", address)
 	if err != nil {
@@ -128,8 +128,8 @@ func say(address, text string) error {
 	return err
 }
 
-// scan prints which TCP ports of hosts are open: {"HOST": [PORT…]}. ports are numbers and
-// ranges, as in 22,30000-32767.
+// scan prints the open TCP ports of hosts: {"HOST": [PORT…]}. ports are numbers and ranges, as in
+// 22,30000-32767.
 func scan(ports string, hosts []string) error {
 	var all []int
 	for part := range strings.SplitSeq(ports, ",") {

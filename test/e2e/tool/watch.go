@@ -18,26 +18,25 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/e2e/soak"
 )
 
-// watcher pulls images as they become known, from the registry at base, as a container
-// runtime does: with a new connection for each pull, and with a credential only where it
-// is asked for one.
+// watcher pulls images from the registry at base as a container runtime does: over a new connection
+// for each pull, and with a credential only if it is asked for one.
 type watcher struct {
 	base   string
 	client *http.Client
-	known  map[string]bool // blobs that were right and are not pulled again; nil: all are
+	known  map[string]bool // verified blobs that need not be pulled again; nil: pull all
 
 	mu     sync.Mutex
 	images []string // REPOSITORY@DIGEST
 	auth   [2]string
-	again  int // the next of the older images
+	again  int // index of the next older image
 }
 
-// stall is how long a pull may come to nothing before it has failed: longer than a proxy
-// holds one back, and about what container runtimes take.
+// stall is the idle timeout of a pull: longer than a proxy holds a pull, and about as long as
+// container runtimes wait.
 const stall = 75 * time.Second
 
-// impatient is a connection on which nothing may stay away for that long. A proxy that is
-// killed with its network can leave connections behind that nobody ends.
+// impatient is a connection with an idle timeout: a proxy that is killed together with its network
+// namespace leaves half-open connections.
 type impatient struct{ net.Conn }
 
 func (c impatient) Read(p []byte) (int, error) {
@@ -55,7 +54,8 @@ func newWatcher(base string) *watcher {
 		}
 		return impatient{conn}, nil
 	}
-	return &watcher{base: base, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}}
+	return &watcher{base: base, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: dial}}}
 }
 
 // watch pulls until stdin ends, and says how each pull went. Lines of stdin are "image
@@ -95,7 +95,7 @@ func watch(base string, pause time.Duration) error {
 	return <-ended
 }
 
-// each pulls all images of stdin once, as watch does, and says how each went.
+// each pulls all images of stdin once, as watch does, and prints each result.
 func each(base string) error {
 	w := newWatcher(base)
 	w.known = map[string]bool{}
@@ -148,7 +148,7 @@ func (w *watcher) next(i int) string {
 
 var errCorrupt = errors.New("CORRUPT: it is not what was pushed")
 
-// pull pulls manifest and blobs. What is not what the digest says is errCorrupt.
+// pull pulls a manifest and its blobs. Content that does not match its digest is errCorrupt.
 func (w *watcher) pull(image string, slowly bool) (int64, error) {
 	repository, digest, _ := strings.Cut(image, "@")
 	body, err := w.get(repository, "manifests", digest, 0)
@@ -187,11 +187,12 @@ func (w *watcher) pull(image string, slowly bool) (int64, error) {
 	return total, nil
 }
 
-// get gets what a digest names, at rate bytes a second or, for 0, as fast as it comes.
+// get downloads a digest, at rate bytes a second or, for 0, without a limit.
 func (w *watcher) get(repository, kind, digest string, rate int64) ([]byte, error) {
 	what := kind + " " + digest
 	ask := func(auth [2]string) (*http.Response, error) {
-		request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, w.base+"/v2/"+repository+"/"+kind+"/"+digest, nil)
+		request, err := http.NewRequestWithContext(context.Background(), http.MethodGet,
+			w.base+"/v2/"+repository+"/"+kind+"/"+digest, nil)
 		if err != nil {
 			return nil, err
 		}
