@@ -401,7 +401,7 @@ func TestProbesAreBoundToTheirWay(t *testing.T) {
 								t.Errorf("%s: redirected %t: the test shows something else", path, !redirected)
 							}
 							if try.status == http.StatusForbidden && method == http.MethodGet &&
-								(a.code() != "DENIED" || !strings.Contains(a.body, "the one that proves this way is")) {
+								(a.code() != "DENIED" || !strings.Contains(a.body, ": pull zarf-registry/probe-")) {
 								t.Errorf("%s: GET %s: %s", who, path, a.body)
 							}
 						}

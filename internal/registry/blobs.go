@@ -18,39 +18,41 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Distribution reads each blob that it serves through a buffer of 4 MiB, which
-// costs more than the rest of the request for a small one, and 400 MiB for a
-// hundred pulls at a time. This middleware serves blobs straight from the
-// storage driver, mounts those that are there (mount.go), and remembers which ones
-// clients count on (collect.go).
+// Distribution allocates a buffer of 4 MiB for each blob that it serves: for a small blob that costs
+// more than the rest of the request, and a hundred concurrent pulls need 400 MiB. This middleware
+// serves blobs directly from the storage driver, mounts stored blobs (mount.go), and notes which blobs
+// clients rely on (inuse.go).
 const unbufferedBlobs = "zarf-registry-unbuffered-blobs"
 
 func init() {
-	err := middleware.Register(unbufferedBlobs, func(_ context.Context, namespace distribution.Namespace, driver storagedriver.StorageDriver, options map[string]any) (distribution.Namespace, error) {
-		remover, ok := namespace.(distribution.RepositoryRemover)
-		if !ok {
-			return nil, errors.New("distribution's registry cannot remove repositories any more")
-		}
-		source := options["source"].(*blobSource)
-		source.driver = driver
-		return blobNamespace{namespace, remover, source}, nil
-	})
-	if err != nil {
-		panic(err) // two packages of one program use the name
+	if err := middleware.Register(unbufferedBlobs, newBlobNamespace); err != nil {
+		panic(err) // another package of this program uses the name
 	}
 }
 
-// useUnbufferedBlobs makes distribution apply the middleware, which completes source.
+func newBlobNamespace(
+	_ context.Context, namespace distribution.Namespace, driver storagedriver.StorageDriver, options map[string]any,
+) (distribution.Namespace, error) {
+	remover, ok := namespace.(distribution.RepositoryRemover)
+	if !ok {
+		return nil, errors.New("distribution's registry no longer implements RepositoryRemover")
+	}
+	source := options["source"].(*blobSource)
+	source.driver = driver
+	return blobNamespace{namespace, remover, source}, nil
+}
+
+// useUnbufferedBlobs configures the middleware, which sets source.driver.
 func useUnbufferedBlobs(config *configuration.Configuration, source *blobSource) {
 	config.Middleware = map[string][]configuration.Middleware{
 		"registry": {{Name: unbufferedBlobs, Options: configuration.Parameters{"source": source}}},
 	}
 }
 
-// blobSource is where blobs are read.
+// blobSource is where blobs are read from.
 type blobSource struct {
-	driver storagedriver.StorageDriver // distribution's own
-	use    inUse
+	driver storagedriver.StorageDriver // distribution's
+	use    blobsInUse
 	log    *slog.Logger
 }
 
@@ -83,9 +85,9 @@ type blobStore struct {
 	source *blobSource
 }
 
-// ServeBlob answers r with the blob, or with the part of it that r asks for.
+// ServeBlob responds with the blob, or with the range that r requests.
 func (s blobStore) ServeBlob(ctx context.Context, w http.ResponseWriter, r *http.Request, d digest.Digest) error {
-	if r.Method == http.MethodHead { // a push that asks what it need not send
+	if r.Method == http.MethodHead { // a push that skips existing blobs
 		s.source.use.note(d)
 	}
 	blob, err := s.Stat(ctx, d)
@@ -98,17 +100,17 @@ func (s blobStore) ServeBlob(ctx context.Context, w http.ResponseWriter, r *http
 	header.Set("Content-Type", blob.MediaType)
 	header.Set("Docker-Content-Digest", blob.Digest.String())
 	header.Set("ETag", fmt.Sprintf("%q", blob.Digest))
-	header.Set("Cache-Control", "max-age=31536000") // a year: a digest never names anything else
+	header.Set("Cache-Control", "max-age=31536000") // a year: content under a digest never changes
 	http.ServeContent(w, r, "", time.Time{}, content)
 	if content.failure != nil && ctx.Err() == nil {
-		// To return it would write it into the blob.
-		s.source.log.Error("cannot read a blob", "digest", blob.Digest.String(), "error", content.failure)
+		// Returning the error would write it into the blob.
+		s.source.log.Error("reading blob failed", "digest", blob.Digest.String(), "error", content.failure)
 		panic(http.ErrAbortHandler)
 	}
 	return nil
 }
 
-// blobContent reads a blob from the place that was sought last.
+// blobContent reads a blob. It opens the storage at the offset of the last Seek.
 type blobContent struct {
 	ctx     context.Context
 	driver  storagedriver.StorageDriver
@@ -158,7 +160,7 @@ func (c *blobContent) close() {
 	}
 }
 
-// Resume goes on with an upload.
+// Resume continues an upload.
 func (s blobStore) Resume(ctx context.Context, id string) (distribution.BlobWriter, error) {
 	writer, err := s.BlobStore.Resume(ctx, id)
 	if err != nil {
@@ -173,7 +175,7 @@ type blobWriter struct {
 	source *blobSource
 }
 
-// Commit ends the upload. Distribution keeps a blob that is there already, however old.
+// Commit finishes the upload. If the blob exists, distribution keeps the old one, whatever its age.
 func (w blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.Descriptor, error) {
 	w.source.use.note(provisional.Digest)
 	return w.BlobWriter.Commit(ctx, provisional)

@@ -73,15 +73,16 @@ func TestGarbageCollect(t *testing.T) {
 
 // quick are the times of a collection, a hundred times as fast; but for those after which a
 // collector loses its lease and counts as dead. On a busy machine a heartbeat may be late by seconds,
-// and tests must not depend on that. Tests of dead collectors set these two to soonLost and soonStale.
-var quick = holdTimes{
-	fresh: 5 * time.Millisecond, trust: 100 * time.Millisecond, settle: 200 * time.Millisecond, patience: 5 * time.Second,
-	beat: 50 * time.Millisecond, lost: 10 * time.Second, stale: 20 * time.Second,
+// and tests must not depend on that. Tests of dead collectors set these two to shortDeadline and shortLease.
+var quick = leaseTimes{
+	pollInterval: 5 * time.Millisecond, validity: 100 * time.Millisecond, drainPeriod: 200 * time.Millisecond,
+	waitTimeout: 5 * time.Second,
+	heartbeat:   50 * time.Millisecond, renewDeadline: 10 * time.Second, leaseDuration: 20 * time.Second,
 }
 
 const (
-	soonLost  = 500 * time.Millisecond
-	soonStale = 600 * time.Millisecond
+	shortDeadline = 500 * time.Millisecond
+	shortLease    = 600 * time.Millisecond
 )
 
 // collectNow collects beside whatever runs in root, and returns what was reported.
@@ -91,7 +92,7 @@ func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, strin
 		request.Timeout = time.Minute
 	}
 	var report strings.Builder
-	result, err := collect(t.Context(), fileGate(t, root), &inUse{}, request, func(e gc.Event) {
+	result, err := collect(t.Context(), fileLeases(t, root), &blobsInUse{}, request, func(e gc.Event) {
 		if e.Removed != nil {
 			report.WriteString(e.Removed.String() + "\n")
 		}
@@ -102,15 +103,15 @@ func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, strin
 	return result, report.String()
 }
 
-func fileGate(t testing.TB, root string) *gate {
+func fileLeases(t testing.TB, root string) *leaseClient {
 	t.Helper()
 	driver, err := openDriver(t.Context(), loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n").Config.Storage)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := newGate(driver, root)
-	g.times = quick
-	return g
+	leases := newLeaseClient(driver, root)
+	leases.times = quick
+	return leases
 }
 
 func TestGarbageCollectEdges(t *testing.T) {

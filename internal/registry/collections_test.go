@@ -36,7 +36,7 @@ const (
 func startQuick(t testing.TB, ca authority, root string) *instance {
 	t.Helper()
 	i := open(t, ca, root)
-	i.server.gate.times = quick
+	i.server.leases.times = quick
 	i.run()
 	return i
 }
@@ -96,7 +96,7 @@ func TestARunningRegistryCollects(t *testing.T) {
 	c.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("kept layer").String(), nil)
 
 	// The other replica knows as well, from the storage.
-	_, _ = other.server.gate.read(t.Context(), 0)
+	_, _ = other.server.leases.read(t.Context(), 0)
 	for _, replica := range []*instance{i, other} {
 		report := replica.loaded().Collection
 		if report.ReadOnly || report.SucceededAt == nil || report.SucceededAt.Before(before) || report.Problem != "" {
@@ -130,9 +130,9 @@ func TestWhoMayAskForACollection(t *testing.T) {
 	}
 	c.must(http.StatusOK, "POST", path, nil)
 
-	i.server.collections.running.Lock()
+	i.server.collecting.Lock()
 	c.must(http.StatusConflict, "POST", path, nil)
-	i.server.collections.running.Unlock()
+	i.server.collecting.Unlock()
 }
 
 // image is one that a registry said it has.
@@ -202,7 +202,7 @@ func TestPushesRacingCollections(t *testing.T) {
 			break
 		}
 		request := gc.Request{DeleteUntagged: true, Grace: 20 * time.Millisecond, Timeout: time.Minute}
-		result, err := collect(t.Context(), fileGate(t, root), &inUse{}, request, func(e gc.Event) {
+		result, err := collect(t.Context(), fileLeases(t, root), &blobsInUse{}, request, func(e gc.Event) {
 			if e.Phase == gc.Sweeping {
 				time.Sleep(50 * time.Millisecond) // a larger storage than this one
 			}
@@ -289,15 +289,15 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 	ca := newAuthority(t)
 	i := startQuick(t, ca, t.TempDir())
 	c := i.pusher()
-	h := hold(t, fileGate(t, i.root)) // another process
+	h := acquire(t, fileLeases(t, i.root)) // another process
 	// Blobs are taken, and pulls are served.
 	c.pushBlob("a", "layer")
 	i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("layer").String(), nil)
-	if _, err := i.server.gate.hold(t.Context()); !errors.Is(err, errHeld) {
+	if _, err := i.server.leases.acquire(t.Context()); !errors.Is(err, errLeaseHeld) {
 		t.Errorf("two at once: %v", err)
 	}
 	eventually(t, "it is told that no image is taken", func() bool {
-		_, _ = i.server.gate.read(t.Context(), 0)
+		_, _ = i.server.leases.read(t.Context(), 0)
 		return i.loaded().Collection.ReadOnly && strings.Contains(i.metrics(), "zarf_registry_read_only 1\n")
 	})
 
@@ -323,8 +323,8 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 	release(h)
 	<-done
 
-	i.server.gate.times.patience = 50 * time.Millisecond
-	h = hold(t, fileGate(t, i.root))
+	i.server.leases.times.waitTimeout = 50 * time.Millisecond
+	h = acquire(t, fileLeases(t, i.root))
 	d, text := c.pushedManifest("a", "v1")
 	a := c.must(http.StatusServiceUnavailable, "PUT", "/v2/a/manifests/v2", strings.NewReader(text), "Content-Type", ociManifest)
 	if a.Header.Get("Retry-After") == "" || a.code() != "UNAVAILABLE" || !strings.Contains(a.body, "garbage is being collected") {
@@ -333,15 +333,15 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 	c.must(http.StatusNotFound, "GET", "/v2/a/manifests/v2", nil, "Accept", ociManifest)
 
 	// A collector that dies holds nothing up for long.
-	h.abandon()
-	i.server.gate.times.patience, i.server.gate.times.stale = time.Minute, soonStale
+	h.stopHeartbeats()
+	i.server.leases.times.waitTimeout, i.server.leases.times.leaseDuration = time.Minute, shortLease
 	c.must(http.StatusCreated, "PUT", "/v2/a/manifests/v2", strings.NewReader(text), "Content-Type", ociManifest)
 	if got, _ := c.pushedManifest("a", "v2"); got != d {
 		t.Errorf("%s, want %s", got, d)
 	}
-	g := fileGate(t, i.root)
-	g.times.stale = soonStale
-	if result, err := collect(t.Context(), g, &inUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {}); err != nil || result.Blobs != 0 {
+	leases := fileLeases(t, i.root)
+	leases.times.leaseDuration = shortLease
+	if result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {}); err != nil || result.Blobs != 0 {
 		t.Errorf("%+v, %v", result, err)
 	}
 }
@@ -357,19 +357,19 @@ func (c client) pushedManifest(repository, tag string) (digest.Digest, string) {
 // storage and its answer.
 func TestAManifestThatTakesTooLong(t *testing.T) {
 	for sentence, tt := range map[string]struct {
-		during func(t *testing.T, g *gate)
+		during func(t *testing.T, leases *leaseClient)
 		want   int
 	}{
-		"no collection began":         {func(*testing.T, *gate) {}, http.StatusCreated},
-		"a collection came and ended": {func(t *testing.T, g *gate) { release(hold(t, g)) }, http.StatusServiceUnavailable},
-		"a collection began":          {func(t *testing.T, g *gate) { h := hold(t, g); t.Cleanup(func() { release(h) }) }, http.StatusServiceUnavailable},
+		"no collection began":         {func(*testing.T, *leaseClient) {}, http.StatusCreated},
+		"a collection came and ended": {func(t *testing.T, leases *leaseClient) { release(acquire(t, leases)) }, http.StatusServiceUnavailable},
+		"a collection began":          {func(t *testing.T, leases *leaseClient) { h := acquire(t, leases); t.Cleanup(func() { release(h) }) }, http.StatusServiceUnavailable},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			root := t.TempDir()
-			release(hold(t, fileGate(t, root)))
-			server := withGate(fileGate(t, root), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-				tt.during(t, fileGate(t, root))
-				time.Sleep(2 * quick.trust)
+			release(acquire(t, fileLeases(t, root)))
+			server := withManifestLock(fileLeases(t, root), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				tt.during(t, fileLeases(t, root))
+				time.Sleep(2 * quick.validity)
 				w.Header().Set("Docker-Content-Digest", "sha256:x")
 				w.WriteHeader(http.StatusCreated)
 			}))
@@ -384,9 +384,9 @@ func TestAManifestThatTakesTooLong(t *testing.T) {
 	}
 }
 
-func hold(t testing.TB, g *gate) *lease {
+func acquire(t testing.TB, leases *leaseClient) *lease {
 	t.Helper()
-	l, err := g.hold(t.Context())
+	l, err := leases.acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -402,7 +402,7 @@ type brokenDriver struct {
 }
 
 func (d *brokenDriver) PutContent(ctx context.Context, path string, content []byte) error {
-	if path == holdPath && d.broken.Load() {
+	if path == leasePath && d.broken.Load() {
 		return errors.New("disk gone")
 	}
 	return d.StorageDriver.PutContent(ctx, path, content)
@@ -411,14 +411,14 @@ func (d *brokenDriver) PutContent(ctx context.Context, path string, content []by
 func TestACollectorThatCannotSayThatItLivesEnds(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	i.pusher().pushBlob("a", "garbage")
-	g := fileGate(t, i.root)
-	g.times.lost, g.times.stale = soonLost, soonStale
-	driver := &brokenDriver{StorageDriver: g.driver}
-	g.driver = driver
-	_, err := collect(t.Context(), g, &inUse{}, gc.Request{Timeout: time.Minute}, func(e gc.Event) {
+	leases := fileLeases(t, i.root)
+	leases.times.renewDeadline, leases.times.leaseDuration = shortDeadline, shortLease
+	driver := &brokenDriver{StorageDriver: leases.driver}
+	leases.driver = driver
+	_, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(e gc.Event) {
 		if e.Phase == gc.Sweeping {
 			driver.broken.Store(true)
-			time.Sleep(2 * soonLost)
+			time.Sleep(2 * shortDeadline)
 		}
 	})
 	if !errors.Is(err, errLeaseLost) {
@@ -426,14 +426,14 @@ func TestACollectorThatCannotSayThatItLivesEnds(t *testing.T) {
 	}
 	i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("garbage").String(), nil)
 	driver.broken.Store(true)
-	if _, err := collect(t.Context(), g, &inUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {}); err == nil {
+	if _, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {}); err == nil {
 		t.Error("a collection began without holding up manifests")
 	}
 }
 
 func TestACollectionEndsWithWhoAskedForIt(t *testing.T) {
 	i := startQuick(t, newAuthority(t), t.TempDir())
-	i.server.gate.times.settle = time.Hour
+	i.server.leases.times.drainPeriod = time.Hour
 	c := i.pusher()
 	ctx, cancel := context.WithCancel(t.Context())
 	request, err := http.NewRequestWithContext(ctx, "POST", c.base+gc.Path+"?grace-period=0s", nil)
@@ -462,9 +462,9 @@ func TestACollectionEndsWithWhoAskedForIt(t *testing.T) {
 	}
 }
 
-func (i *instance) read(t testing.TB) *reading {
+func (i *instance) read(t testing.TB) *leaseReading {
 	t.Helper()
-	r, err := i.server.gate.read(t.Context(), 0)
+	r, err := i.server.leases.read(t.Context(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -473,34 +473,34 @@ func (i *instance) read(t testing.TB) *reading {
 
 func TestARecordThatCannotBeReadHoldsManifestsUpForAWhile(t *testing.T) {
 	root := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, filepath.Dir(holdPath)), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(root, filepath.Dir(leasePath)), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, filepath.Join(root, holdPath), []byte("{"))
-	g := fileGate(t, root)
-	g.times.patience, g.times.stale = 0, soonStale
-	if w := serve(t, withGate(g, http.NotFoundHandler()), "PUT", "/v2/a/manifests/v1"); w.Code != http.StatusServiceUnavailable {
+	writeFile(t, filepath.Join(root, leasePath), []byte("{"))
+	leases := fileLeases(t, root)
+	leases.times.waitTimeout, leases.times.leaseDuration = 0, shortLease
+	if w := serve(t, withManifestLock(leases, http.NotFoundHandler()), "PUT", "/v2/a/manifests/v1"); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	g.times.patience = time.Minute
-	if w := serve(t, withGate(g, http.NotFoundHandler()), "PUT", "/v2/a/manifests/v1"); w.Code != http.StatusNotFound {
+	leases.times.waitTimeout = time.Minute
+	if w := serve(t, withManifestLock(leases, http.NotFoundHandler()), "PUT", "/v2/a/manifests/v1"); w.Code != http.StatusNotFound {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	release(hold(t, g))
-	if r, err := g.read(t.Context(), 0); err != nil || r.record.Succeeded == 0 {
+	release(acquire(t, leases))
+	if r, err := leases.read(t.Context(), 0); err != nil || r.record.Succeeded == 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
 
 func TestAReadingThatTookLongTellsOfItsBeginning(t *testing.T) {
-	g := fileGate(t, t.TempDir())
+	leases := fileLeases(t, t.TempDir())
 	now := time.Now()
-	r := &reading{record: holdRecord{Held: true}, changed: now.Add(-time.Hour), at: now.Add(-time.Hour + quick.beat)}
-	if !g.held(r) {
+	r := &leaseReading{record: leaseRecord{Held: true}, changed: now.Add(-time.Hour), at: now.Add(-time.Hour + quick.heartbeat)}
+	if !leases.held(r) {
 		t.Error("a collector was taken for dead because the storage had not answered")
 	}
 	r.at = now
-	if g.held(r) {
+	if leases.held(r) {
 		t.Error("a collector that died holds manifests up")
 	}
 }
@@ -508,36 +508,36 @@ func TestAReadingThatTookLongTellsOfItsBeginning(t *testing.T) {
 // TestACollectorThatWasAwayDoesNotComeBack is of a storage that stood still, as an NFS
 // server does that starts again: meanwhile somebody may have taken a manifest.
 func TestACollectorThatWasAwayDoesNotComeBack(t *testing.T) {
-	for sentence, away := range map[string]func(t *testing.T, g *gate, driver *brokenDriver){
-		"it could not write": func(_ *testing.T, _ *gate, driver *brokenDriver) {
+	for sentence, away := range map[string]func(t *testing.T, leases *leaseClient, driver *brokenDriver){
+		"it could not write": func(_ *testing.T, _ *leaseClient, driver *brokenDriver) {
 			driver.broken.Store(true)
-			time.Sleep(2 * soonLost)
+			time.Sleep(2 * shortDeadline)
 			driver.broken.Store(false)
 		},
-		"another has begun": func(t *testing.T, g *gate, _ *brokenDriver) {
+		"another has begun": func(t *testing.T, leases *leaseClient, _ *brokenDriver) {
 			for beat := range 20 { // as it lives; a beat of ours may come over one of its own
-				content, err := json.Marshal(holdRecord{ID: "another", Held: true, Beat: beat})
+				content, err := json.Marshal(leaseRecord{ID: "another", Held: true, Heartbeat: beat})
 				if err == nil {
-					err = g.driver.PutContent(t.Context(), holdPath, content)
+					err = leases.driver.PutContent(t.Context(), leasePath, content)
 				}
 				if err != nil {
 					t.Error(err)
 				}
-				time.Sleep(quick.beat / 2)
+				time.Sleep(quick.heartbeat / 2)
 			}
 		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			i := start(t, newAuthority(t), t.TempDir())
 			i.pusher().pushBlob("a", "garbage")
-			g := fileGate(t, i.root)
-			g.times.lost = soonLost
-			driver := &brokenDriver{StorageDriver: g.driver}
-			g.driver = driver
-			_, err := collect(t.Context(), g, &inUse{}, gc.Request{Timeout: time.Minute}, func(e gc.Event) {
+			leases := fileLeases(t, i.root)
+			leases.times.renewDeadline = shortDeadline
+			driver := &brokenDriver{StorageDriver: leases.driver}
+			leases.driver = driver
+			_, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(e gc.Event) {
 				if e.Phase == gc.Sweeping {
-					away(t, g, driver)
-					time.Sleep(4 * quick.beat) // it writes again
+					away(t, leases, driver)
+					time.Sleep(4 * quick.heartbeat) // it writes again
 				}
 			})
 			if err == nil {
@@ -569,9 +569,9 @@ func TestABlobThatIsPushedWhileItIsRemoved(t *testing.T) {
 	c := i.pusher()
 	c.pushBlob("a", "one")
 	c.pushBlob("a", "two")
-	g := fileGate(t, i.root)
-	g.driver = &refillingDriver{StorageDriver: g.driver}
-	result, err := collect(t.Context(), g, &inUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {})
+	leases := fileLeases(t, i.root)
+	leases.driver = &refillingDriver{StorageDriver: leases.driver}
+	result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {})
 	if err != nil || result != (gc.Result{Blobs: 1, Bytes: 3, Kept: 1}) {
 		t.Errorf("%+v, %v", result, err)
 	}
@@ -591,13 +591,13 @@ func TestAManifestThatIsSentSlowly(t *testing.T) {
 	var once sync.Once
 	body := readerFunc(func(p []byte) (int, error) {
 		once.Do(func() {
-			release(hold(t, fileGate(t, root)))
-			time.Sleep(2 * quick.trust)
+			release(acquire(t, fileLeases(t, root)))
+			time.Sleep(2 * quick.validity)
 		})
 		return sent.Read(p)
 	})
 	var received string
-	server := withGate(fileGate(t, root), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := withManifestLock(fileLeases(t, root), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		content, err := io.ReadAll(r.Body)
 		if err != nil {
 			t.Error(err)
@@ -694,7 +694,7 @@ func TestWhatIsKept(t *testing.T) {
 	}
 	age(2 * time.Hour)
 	// Only in this process: the client was told that it need not send it.
-	i.server.gate.times = quick
+	i.server.leases.times = quick
 	c.must(http.StatusOK, "HEAD", "/v2/b/blobs/"+digest.FromString("no manifest").String(), nil)
 	if events := c.collect(gc.Request{Grace: time.Hour}); events[len(events)-1].Result.Kept != 1 {
 		t.Errorf("looked for just now: %+v", events)
@@ -710,7 +710,7 @@ func TestNothingIsRemovedWhereAManifestIsNotUnderstood(t *testing.T) {
 	d, _ := c.pushImage("a", "v1", "layer")
 	c.pushBlob("a", "garbage")
 	writeFile(t, filepath.Join(i.root, blobPath(d)), []byte("not a manifest"))
-	_, err := collect(t.Context(), fileGate(t, i.root), &inUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {})
+	_, err := collect(t.Context(), fileLeases(t, i.root), &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {})
 	if err == nil || !strings.Contains(err.Error(), d.String()) || !strings.Contains(err.Error(), "nothing is removed") {
 		t.Errorf("%v", err)
 	}
@@ -727,7 +727,7 @@ func TestACollectionThatTakesTooLongIsEndedByTheNext(t *testing.T) {
 	var result gc.Result
 	var err error
 	for timeout := time.Second; result.Blobs == 0 && timeout < time.Minute; timeout *= 2 { // a busy machine needs more
-		result, err = collect(t.Context(), fileGate(t, i.root), &inUse{}, gc.Request{Timeout: timeout}, func(e gc.Event) {
+		result, err = collect(t.Context(), fileLeases(t, i.root), &blobsInUse{}, gc.Request{Timeout: timeout}, func(e gc.Event) {
 			if e.Removed != nil {
 				time.Sleep(timeout * 6 / 10)
 			}
@@ -768,9 +768,9 @@ func TestATagThatIsDeletedMeanwhile(t *testing.T) {
 	c.pushImage("a", "deleted", "layer of a")
 	c.pushImage("a", "kept", "layer of a")
 	kept, _ := c.pushImage("b", "kept", "layer of b")
-	g := fileGate(t, root)
-	g.driver = vanishingDriver{g.driver, "deleted"}
-	result, err := collect(t.Context(), g, &inUse{}, gc.Request{DeleteUntagged: true, Timeout: time.Minute}, func(gc.Event) {})
+	leases := fileLeases(t, root)
+	leases.driver = vanishingDriver{leases.driver, "deleted"}
+	result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{DeleteUntagged: true, Timeout: time.Minute}, func(gc.Event) {})
 	if err != nil {
 		t.Fatal(err)
 	}

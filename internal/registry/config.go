@@ -23,20 +23,18 @@ const (
 	defaultRoot = "/var/lib/registry"
 )
 
-// An upload that was given up holds its bytes until it is purged. Distribution
-// keeps it for a week; on the small volume of a cluster that is too long, and no
-// push lasts a day.
+// An abandoned upload occupies space until it is purged. Distribution's default of a week is too long for
+// a small volume, and no push takes a day.
 const (
 	defaultPurgeAge      = "24h"
 	defaultPurgeInterval = "12h"
 )
 
-// ConfigError lists what is wrong with a configuration. Nothing was started and
-// nothing was changed.
+// ConfigError lists the problems of a configuration. Nothing was started or changed.
 type ConfigError struct {
 	// Path is the configuration file.
 	Path string
-	// Problems are one sentence each, beginning with the key; at least one.
+	// Problems has at least one entry. Each begins with the key.
 	Problems []string
 }
 
@@ -48,25 +46,22 @@ func (e *ConfigError) Error() string {
 // overrides the file as in distribution: REGISTRY_STORAGE_S3_ACCESSKEY is
 // storage.s3.accesskey.
 //
-// It sets what this registry must have, whatever the file says: relative URLs
-// (one address outside, another inside the cluster), deletion enabled (the state
-// of the cluster decides what is kept), and no redirects to the storage (nodes
-// neither know its CA nor can reach it). It fills in upload purging, and lets layers
-// that may not be redistributed, as those of Windows images, be elsewhere, wherever
-// that is, unless the file says which of their URLs it allows.
+// It overrides settings that this registry depends on: relative URLs (clients inside and outside the
+// cluster use different addresses), deletion enabled (for garbage collection), and no redirects to the
+// storage (nodes cannot reach it and do not trust its CA). It sets defaults for upload purging, and
+// allows any URL for layers that are stored elsewhere, such as non-distributable layers of Windows
+// images, unless the file restricts these URLs.
 //
-// It refuses, in a ConfigError that lists all of them, unknown keys and the
-// settings that distribution's own server would read and this one does not:
-// an ignored setting would be taken for one that works.
+// It returns a ConfigError that lists all unknown keys and all settings that distribution's server
+// supports and this one ignores: users would assume that an ignored setting works.
 //
-// There is no blob descriptor cache unless the file asks for one. In memory it
-// breaks pushes as soon as there are two replicas
-// (distribution/distribution#2225), and it makes a running registry promise
-// blobs that a garbage collection in another process has removed.
+// There is no blob descriptor cache unless the file configures one. A cache in memory breaks pushes with
+// more than one replica (distribution/distribution#2225), and reports blobs that another process has
+// garbage-collected.
 func LoadConfig(path string) (*configuration.Configuration, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("reading the configuration: %w", err)
+		return nil, fmt.Errorf("reading configuration: %w", err)
 	}
 	config, err := parseConfig(data)
 	if err != nil {
@@ -80,7 +75,7 @@ func LoadConfig(path string) (*configuration.Configuration, error) {
 	config.HTTP.RelativeURLs = true
 	config.Storage["delete"] = configuration.Parameters{"enabled": true}
 	config.Storage["redirect"] = configuration.Parameters{"disable": true}
-	// distribution allows none where the file names none, and refuses the image.
+	// Without a setting, distribution allows no URL and refuses the image.
 	if urls := &config.Validation.Manifests.URLs; len(urls.Allow) == 0 && len(urls.Deny) == 0 {
 		urls.Allow = []string{"^https?://"}
 	}
@@ -88,20 +83,20 @@ func LoadConfig(path string) (*configuration.Configuration, error) {
 }
 
 func parseConfig(data []byte) (config *configuration.Configuration, err error) {
-	// The parser panics when file and environment together name two drivers.
+	// The parser panics if the file and the environment specify different drivers.
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%v", p)
 		}
 	}()
-	// Distribution's parser ignores what it does not know, such as a misspelt key.
+	// Distribution's parser ignores unknown keys.
 	if err := yaml.UnmarshalStrict(data, &configuration.Configuration{}); err != nil {
 		return nil, err
 	}
 	return configuration.Parse(strings.NewReader(string(data)))
 }
 
-// unsupported names the settings that this registry would not act on.
+// unsupported returns the settings that this registry would ignore.
 func unsupported(config *configuration.Configuration) []string {
 	http := config.HTTP
 	var problems []string
@@ -110,22 +105,22 @@ func unsupported(config *configuration.Configuration) []string {
 		value   any
 		instead string
 	}{
-		{"auth", config.Auth, "credentials are given with --htpasswd and --pull-htpasswd, certificates with --tls-dir"},
-		{"log", logSettings(config.Log), "logging is set with --log-level and --log-format"},
-		{"http.addr", http.Addr, "addresses are given with --listen and --plain-listen"},
-		{"http.net", http.Net, "addresses are given with --listen and --plain-listen"},
-		{"http.tls", http.TLS, "certificates are given with --tls-dir"},
-		{"http.debug", http.Debug, "metrics are served at --metrics-listen"},
-		{"http.host", http.Host, "all URLs that this registry gives are relative"},
-		{"http.prefix", http.Prefix, "the registry is served at /v2/, where clients look for it"},
-		{"http.draintimeout", http.DrainTimeout, "it is set with --drain-timeout"},
+		{"auth", config.Auth, "use --htpasswd and --pull-htpasswd for users and --tls-dir for certificates"},
+		{"log", logSettings(config.Log), "use --log-level and --log-format"},
+		{"http.addr", http.Addr, "use --listen and --plain-listen"},
+		{"http.net", http.Net, "use --listen and --plain-listen"},
+		{"http.tls", http.TLS, "use --tls-dir"},
+		{"http.debug", http.Debug, "use --metrics-listen"},
+		{"http.host", http.Host, "this registry uses relative URLs only"},
+		{"http.prefix", http.Prefix, "clients require the registry at /v2/"},
+		{"http.draintimeout", http.DrainTimeout, "use --drain-timeout"},
 		{"http.http2", http.HTTP2, "this registry speaks HTTP/1.1 only"},
 		{"http.h2c", http.H2C, "this registry speaks HTTP/1.1 only"},
-		{"health.file", config.Health.FileCheckers, "only the storage is checked; use probes for the rest"},
-		{"health.http", config.Health.HTTPCheckers, "only the storage is checked; use probes for the rest"},
-		{"health.tcp", config.Health.TCPCheckers, "only the storage is checked; use probes for the rest"},
-		{"middleware", config.Middleware, "this registry has no middleware"},
-		{"proxy", config.Proxy, "this registry is pushed to and cannot be a pull-through cache"},
+		{"health.file", config.Health.FileCheckers, "only the storage is checked; use probes for other checks"},
+		{"health.http", config.Health.HTTPCheckers, "only the storage is checked; use probes for other checks"},
+		{"health.tcp", config.Health.TCPCheckers, "only the storage is checked; use probes for other checks"},
+		{"middleware", config.Middleware, "this registry does not support middleware"},
+		{"proxy", config.Proxy, "this registry is not a pull-through cache"},
 	} {
 		if v := reflect.ValueOf(setting.value); !v.IsZero() && (v.Kind() != reflect.Map || v.Len() > 0) {
 			problems = append(problems, fmt.Sprintf("%s is not supported: remove it; %s", setting.key, setting.instead))
@@ -134,7 +129,7 @@ func unsupported(config *configuration.Configuration) []string {
 	return problems
 }
 
-// logSettings is what a file says about logs: the parser sets the level itself.
+// logSettings returns the log settings of the file, without the level that the parser sets by default.
 func logSettings(log configuration.Log) configuration.Log {
 	if log.Level == "info" {
 		log.Level = ""
@@ -147,14 +142,14 @@ func checkStorage(storage configuration.Storage) []string {
 	switch name := storage.Type(); name {
 	case driverFilesystem, driverInMemory, driverS3, driverS3AWS:
 	default:
-		problems = append(problems, fmt.Sprintf("storage.%s is not a storage driver of this registry, which has %s, %s and %s",
+		problems = append(problems, fmt.Sprintf("storage.%s is not a supported storage driver: use %s, %s or %s",
 			name, driverFilesystem, driverS3, driverInMemory))
 	}
 	return append(problems, fillPurging(storage)...)
 }
 
-// fillPurging completes storage.maintenance.uploadpurging. Distribution panics
-// where a key is missing, and hours after its start where the interval is zero.
+// fillPurging validates storage.maintenance.uploadpurging and fills in defaults. Distribution panics if a
+// key is missing, and, hours after startup, if the interval is zero.
 func fillPurging(storage configuration.Storage) []string {
 	const section = "storage.maintenance.uploadpurging"
 	purging := map[any]any{"enabled": true, "age": defaultPurgeAge, "interval": defaultPurgeInterval, "dryrun": false}
@@ -167,7 +162,7 @@ func fillPurging(storage configuration.Storage) []string {
 			purging[key] = value
 		}
 	default:
-		return []string{fmt.Sprintf("%s is %v, not a set of keys", section, set)}
+		return []string{fmt.Sprintf("%s is %v, not a mapping", section, set)}
 	}
 	var problems []string
 	for key, value := range purging {
@@ -179,10 +174,11 @@ func fillPurging(storage configuration.Storage) []string {
 		case "age", "interval":
 			text, _ := value.(string)
 			if d, err := time.ParseDuration(text); err != nil || d <= 0 {
-				problems = append(problems, fmt.Sprintf("%s.%s is %v, not a positive duration such as 24h", section, key, value))
+				problems = append(problems,
+					fmt.Sprintf("%s.%s is %v, not a positive duration such as 24h", section, key, value))
 			}
 		default:
-			problems = append(problems, fmt.Sprintf("%s.%v is not a key of that section", section, key))
+			problems = append(problems, fmt.Sprintf("%s.%v is an unknown key", section, key))
 		}
 	}
 	slices.Sort(problems)
@@ -193,7 +189,7 @@ func fillPurging(storage configuration.Storage) []string {
 	return problems
 }
 
-// readOnly tells whether the configuration puts the registry in maintenance.
+// readOnly reports whether the configuration makes the registry read-only.
 func readOnly(storage configuration.Storage) bool {
 	switch set := storage["maintenance"]["readonly"].(type) {
 	case map[any]any:
@@ -204,8 +200,7 @@ func readOnly(storage configuration.Storage) bool {
 	return false
 }
 
-// filesystemRoot is where the filesystem driver keeps everything; ok is false
-// for other drivers.
+// filesystemRoot returns the filesystem driver's directory; ok is false for other drivers.
 func filesystemRoot(storage configuration.Storage) (root string, ok bool) {
 	if storage.Type() != driverFilesystem {
 		return "", false

@@ -109,7 +109,7 @@ func TestLoadConfigRefuses(t *testing.T) {
 		"no storage":        {config: "version: 0.1\n", want: []string{"no storage configuration"}},
 		"YAML that is none": {config: "version: [", want: []string{"yaml"}},
 		"a misspelt key":    {config: minimal + "htpp: {secret: x}\n", want: []string{"htpp"}},
-		"an unknown driver": {config: "version: 0.1\nstorage: {gcs: {bucket: b}}\n", want: []string{"storage.gcs", "filesystem, s3 and inmemory"}},
+		"an unknown driver": {config: "version: 0.1\nstorage: {gcs: {bucket: b}}\n", want: []string{"storage.gcs", "use filesystem, s3 or inmemory"}},
 		"two drivers":       {config: "version: 0.1\nstorage: {filesystem: {}, s3: {}}\n", want: []string{"exactly one storage type"}},
 		"two drivers, one of them from the environment": {
 			config: minimal, variable: "REGISTRY_STORAGE_S3_BUCKET", value: "b", want: []string{"multiple storage drivers"},

@@ -26,34 +26,32 @@ import (
 )
 
 const (
-	// credentialInterval is how often the htpasswd files are looked at. It is short because
-	// a switch of modes waits for it.
+	// credentialInterval is how often the htpasswd files are read. It is short because switching modes waits
+	// for it.
 	credentialInterval = time.Second
-	// maxCost is the highest bcrypt cost that is accepted. Each step doubles the
-	// time; this one takes about a second, and a typing error such as 31 days.
+	// maxCost is the maximum bcrypt cost. Each step doubles the time: 14 takes about a second, and a typo
+	// such as 31 would take days.
 	maxCost = 14
-	// hashLength is the length of every bcrypt hash: $2y$, cost, $, salt and sum.
+	// hashLength is the length of every bcrypt hash: $2y$, cost, $, salt and hash.
 	hashLength = 60
-	// maxPassword is how many bytes of a password bcrypt looks at. A longer one
-	// would be accepted with any ending.
+	// maxPassword is how many bytes of a password bcrypt uses. A longer password would be accepted with any
+	// suffix.
 	maxPassword = 72
-	// maxWaiting bounds the checks that wait for their turn. At the usual cost
-	// of 10 the last of them waits for about two seconds.
+	// maxWaiting bounds the queue of checks. At the usual cost of 10, the last one waits about two seconds.
 	maxWaiting = 32
 )
 
-// credentials verifies user names and passwords against htpasswd files, which
-// it reads again when they change. All methods are safe for concurrent use.
+// credentials verifies user names and passwords against htpasswd files, which it reloads when they
+// change. All methods are safe for concurrent use.
 //
-// The file of those who may push must be there. That of those who may only pull,
-// and that of those who may only pull from outside, may come and go: while it is not there it has no users. A file that cannot be
-// used leaves the users in force that it had before.
+// The file of users who may push is required. The file of users who may only pull, and the file of users
+// who may only pull from outside the cluster, may appear and disappear. If a new version of a file is
+// invalid, its previous users stay in force.
 //
-// bcrypt is slow so that a stolen file is worth little. So that this slows no
-// push of a thousand requests, an entry remembers the password that it was last
-// found to match, as an HMAC under a key that this process drew for itself; and
-// so that a flood of wrong passwords takes at most half of the processors, few
-// checks run at a time and few wait.
+// bcrypt is slow, so that a stolen file is of little use. To keep this from slowing down a push of a
+// thousand requests, each user caches the last password that matched, as an HMAC under a random key of
+// this process. To keep a flood of wrong passwords from using more than half of the cores, few checks
+// run at a time and few wait.
 type credentials struct {
 	push, pull, exposed string // paths; all but the first may be empty
 	interval            time.Duration
@@ -64,7 +62,7 @@ type credentials struct {
 	current             atomic.Pointer[userTable]
 
 	reloadErrors atomic.Uint64
-	failure      string // the failure that was logged last; for the one goroutine that reloads
+	lastFailure  string // the last one logged; used only by the goroutine that reloads
 
 	checks [4]atomic.Uint64 // by checkResult
 }
@@ -72,7 +70,7 @@ type credentials struct {
 type checkResult int
 
 const (
-	checkRemembered checkResult = iota
+	checkCached checkResult = iota
 	checkMatched
 	checkRefused
 	checkBusy
@@ -85,34 +83,32 @@ func (r checkResult) String() string {
 // userTable is one generation of the files.
 type userTable struct {
 	push *userFile
-	pull *userFile // nil while it is not there
-	// exposed are who may only pull from outside; nil while there is no such file.
+	pull *userFile // nil while the file does not exist
+	// exposed are the users who may only pull from outside; nil while the file does not exist.
 	exposed *userFile
-	// stranger stands for every user that does not exist, so that looking for
-	// one takes as long as a wrong password.
-	stranger *user
-	cost     int // of the stranger's hash, the highest of all
+	// dummyUser stands for every unknown user, so that an unknown name takes as long as a wrong password.
+	dummyUser *user
+	cost      int // of dummyUser's hash, the highest of all
 }
 
-// userFile is one generation of one file. It is immutable but for what its users
-// remember, which so ends with it.
+// userFile is one generation of one file. It is immutable apart from its users' caches, whose entries
+// thus end with it.
 type userFile struct {
 	users map[string]*user
 	cost  int // the highest of its hashes
 	sum   [sha256.Size]byte
-	// seed is what secrets are derived from. The sum is public: it is in the report.
+	// seed is what secrets are derived from. It is not sum, because sum is public: it is in the report.
 	seed [sha256.Size]byte
 }
 
 type user struct {
 	role   role
 	hash   []byte
-	proven atomic.Pointer[[sha256.Size]byte]
+	cached atomic.Pointer[[sha256.Size]byte] // the passwordMAC that last matched
 }
 
-// openCredentials reads the files for the first time. That of the pushers must be
-// good; one of the pullers that is not is only logged. An empty pull or exposed means
-// that there is no such file.
+// openCredentials reads the files for the first time. The push file must be valid; errors in the others
+// are only logged. An empty pull or exposed means no such file.
 func openCredentials(log *slog.Logger, push, pull, exposed string) (*credentials, error) {
 	c := &credentials{
 		push:     push,
@@ -127,43 +123,42 @@ func openCredentials(log *slog.Logger, push, pull, exposed string) (*credentials
 	if c.current.Load() == nil {
 		return nil, err
 	}
-	c.say(false, err)
+	c.logReload(false, err)
 	return c, nil
 }
 
-// run follows the files until ctx ends. It calls then at once, and after each
-// look at them.
-func (c *credentials) run(ctx context.Context, then func()) {
+// run follows the files until ctx ends. It calls loaded at once, and after every reload.
+func (c *credentials) run(ctx context.Context, loaded func()) {
 	ticker := time.NewTicker(c.interval)
 	defer ticker.Stop()
 	for {
-		then()
+		loaded()
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		c.say(c.reload())
+		c.logReload(c.reload())
 	}
 }
 
-// say logs how a reload went: a failure once, not every second.
-func (c *credentials) say(changed bool, err error) {
-	before := c.failure
-	c.failure = ""
+// logReload logs the result of a reload. It logs a persistent failure once, not every second.
+func (c *credentials) logReload(changed bool, err error) {
+	previous := c.lastFailure
+	c.lastFailure = ""
 	if err != nil {
-		c.failure = err.Error()
-		if c.failure != before {
-			c.log.Error("cannot load credentials, the users before stay in force", "error", err)
+		c.lastFailure = err.Error()
+		if c.lastFailure != previous {
+			c.log.Error("loading credentials failed, previous users stay in force", "error", err)
 		}
 	}
-	if changed || before != "" && err == nil {
+	if changed || previous != "" && err == nil {
 		c.log.Info("credentials reloaded", "users", c.current.Load().size())
 	}
 }
 
-// reload reads the files and puts into force those that are good. changed and
-// an error may come together, each from another file.
+// reload reads the files and activates the valid ones. It may return both changed and an error, for
+// different files.
 func (c *credentials) reload() (changed bool, err error) {
 	old := c.current.Load()
 	if old == nil {
@@ -175,10 +170,10 @@ func (c *credentials) reload() (changed bool, err error) {
 		next.push = old.push
 	}
 	if c.pull != "" {
-		next.pull, pullErr = next.loadPullers(c.pull, rolePull, old.pull)
+		next.pull, pullErr = next.loadPullUsers(c.pull, rolePull, old.pull)
 	}
 	if c.exposed != "" {
-		next.exposed, exposedErr = next.loadPullers(c.exposed, roleExposedPull, old.exposed)
+		next.exposed, exposedErr = next.loadPullUsers(c.exposed, roleExposedPull, old.exposed)
 	}
 	if err = errors.Join(pushErr, pullErr, exposedErr); err != nil {
 		c.reloadErrors.Add(1)
@@ -190,24 +185,23 @@ func (c *credentials) reload() (changed bool, err error) {
 	for _, file := range next.files() {
 		next.cost = max(next.cost, file.cost)
 	}
-	next.stranger = old.stranger
+	next.dummyUser = old.dummyUser
 	if next.cost != old.cost {
 		hash, err := bcrypt.GenerateFromPassword([]byte(rand.Text()), next.cost)
 		if err != nil {
-			return false, fmt.Errorf("hashing a password that nobody has: %w", err)
+			return false, fmt.Errorf("hashing the dummy user's password: %w", err)
 		}
-		next.stranger = &user{hash: hash}
+		next.dummyUser = &user{hash: hash}
 	}
 	c.current.Store(next)
 	return true, err
 }
 
-// loadUsers reads a file. Where it has not changed, the users are the old ones
-// with what they remember.
+// loadUsers reads a file. If it has not changed, it returns old, with its users' caches.
 func loadUsers(path string, has role, old *userFile) (*userFile, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		// The kubelet may have put another directory in place between two steps of this look-up.
+		// The kubelet may have replaced the directory during the lookup.
 		data, err = os.ReadFile(path)
 	}
 	if err != nil {
@@ -227,16 +221,16 @@ func loadUsers(path string, has role, old *userFile) (*userFile, error) {
 
 const seedPurpose = "zarf-registry: seed of secrets"
 
-// seedOf is a digest of a file that cannot be computed from the file's SHA-256. The
-// file is the message and not the key, because HMAC takes the SHA-256 of a long key.
+// seedOf is a digest of a file that cannot be computed from the file's SHA-256. The file is the message and
+// not the key, because HMAC replaces a long key by its SHA-256.
 func seedOf(data []byte) [sha256.Size]byte {
 	mac := hmac.New(sha256.New, []byte(seedPurpose))
 	mac.Write(data)
 	return [sha256.Size]byte(mac.Sum(nil))
 }
 
-// parseUsers parses an htpasswd file, in which each line is USER:HASH, empty or a
-// comment. Errors name the line and never quote it.
+// parseUsers parses an htpasswd file: each line is USER:HASH, empty or a comment. Errors contain the line
+// number and never the line.
 func parseUsers(data []byte, has role) (*userFile, error) {
 	file := &userFile{users: map[string]*user{}}
 	for i, line := range strings.Split(string(data), "\n") {
@@ -250,26 +244,25 @@ func parseUsers(data []byte, has role) (*userFile, error) {
 		}
 		cost, err := bcrypt.Cost([]byte(hash))
 		if err != nil || len(hash) != hashLength {
-			return nil, fmt.Errorf("line %d: the hash is not bcrypt, the only kind that is accepted: make it with htpasswd -B", i+1)
+			return nil, fmt.Errorf("line %d: not a bcrypt hash: create it with htpasswd -B", i+1)
 		}
 		if cost > maxCost {
-			return nil, fmt.Errorf("line %d: bcrypt cost %d would take too long at each check, the highest is %d", i+1, cost, maxCost)
+			return nil, fmt.Errorf("line %d: bcrypt cost %d is too slow: want at most %d", i+1, cost, maxCost)
 		}
 		if file.users[name] != nil {
-			return nil, fmt.Errorf("line %d: user %q is there already", i+1, name)
+			return nil, fmt.Errorf("line %d: duplicate user %q", i+1, name)
 		}
 		file.users[name] = &user{role: has, hash: []byte(hash)}
 		file.cost = max(file.cost, cost)
 	}
 	if len(file.users) == 0 {
-		return nil, errors.New("there is no user in it")
+		return nil, errors.New("no users")
 	}
 	return file, nil
 }
 
-// loadPullers reads a file of users who may only pull, where it is there. One that
-// cannot be used leaves the old one.
-func (t *userTable) loadPullers(path string, has role, old *userFile) (*userFile, error) {
+// loadPullUsers reads an optional file of users who may only pull. If the file is invalid, it returns old.
+func (t *userTable) loadPullUsers(path string, has role, old *userFile) (*userFile, error) {
 	file, err := loadUsers(path, has, old)
 	if err == nil {
 		err = t.collision(path, file)
@@ -283,21 +276,21 @@ func (t *userTable) loadPullers(path string, has role, old *userFile) (*userFile
 	return file, nil
 }
 
-// collision returns an error where a user of a file is one of those before it:
-// one name cannot have two passwords.
+// collision returns an error if a user of the file is already in a file that takes precedence: a name
+// cannot have two passwords.
 func (t *userTable) collision(path string, file *userFile) error {
-	for _, name := range slices.Sorted(maps.Keys(file.users)) { // in order, so that the same error stays the same
+	for _, name := range slices.Sorted(maps.Keys(file.users)) { // sorted, so that the error is stable
 		switch {
 		case t.push != nil && t.push.users[name] != nil:
-			return fmt.Errorf("credentials %s: user %q may push already: give it another name", path, name)
+			return fmt.Errorf("credentials %s: user %q may already push: choose another name", path, name)
 		case t.pull != nil && t.pull.users[name] != nil:
-			return fmt.Errorf("credentials %s: user %q is the one of the node port: give it another name", path, name)
+			return fmt.Errorf("credentials %s: user %q is the node port's user: choose another name", path, name)
 		}
 	}
 	return nil
 }
 
-// files are those that are there, in the order in which they decide.
+// files returns the existing files, in order of precedence.
 func (t *userTable) files() (files []*userFile) {
 	for _, file := range []*userFile{t.push, t.pull, t.exposed} {
 		if file != nil {
@@ -307,8 +300,8 @@ func (t *userTable) files() (files []*userFile) {
 	return files
 }
 
-// find returns a user, or nil. Where a name is in two files, which only a change
-// of the first can bring about, the first decides.
+// find returns a user, or nil. If a name is in two files, which can happen only when the first one changes,
+// the first one takes precedence.
 func (t *userTable) find(name string) *user {
 	for _, file := range t.files() {
 		if u := file.users[name]; u != nil {
@@ -325,28 +318,27 @@ func (t *userTable) size() (n int) {
 	return n
 }
 
-// pullable tells whether users of the file of those who may only pull are in force.
-func (c *credentials) pullable() bool { return c.current.Load().pull != nil }
+// hasPullUsers reports whether the pull file is loaded.
+func (c *credentials) hasPullUsers() bool { return c.current.Load().pull != nil }
 
-// verify returns what the user may do, roleNone where the user does not exist or
-// the password is wrong. The only errors are TOOMANYREQUESTS, when too many
-// checks are waiting, and that of ctx.
+// verify returns the user's role, or roleNone if the user is unknown or the password is wrong. The only
+// errors are TOOMANYREQUESTS, if too many checks are waiting, and ctx.Err().
 func (c *credentials) verify(ctx context.Context, name, password string) (role, error) {
 	table := c.current.Load()
 	u := table.find(name)
 	if u == nil {
-		u = table.stranger
+		u = table.dummyUser
 	}
-	proof := c.proof(name, password)
-	if u.remembers(proof) {
-		c.checks[checkRemembered].Add(1)
+	mac := c.passwordMAC(name, password)
+	if u.hasCached(mac) {
+		c.checks[checkCached].Add(1)
 		return u.role, nil
 	}
 
 	if c.waiting.Add(1) > maxWaiting {
 		c.waiting.Add(-1)
 		c.checks[checkBusy].Add(1)
-		return roleNone, errcode.ErrorCodeTooManyRequests.WithMessage("too many credentials are being checked: try again")
+		return roleNone, errcode.ErrorCodeTooManyRequests.WithMessage("too many passwords are being checked: retry later")
 	}
 	select {
 	case c.running <- struct{}{}:
@@ -357,38 +349,36 @@ func (c *credentials) verify(ctx context.Context, name, password string) (role, 
 		return roleNone, ctx.Err()
 	}
 
-	// The first requests of a push come together: the second need not pay again.
-	if u.remembers(proof) {
-		c.checks[checkRemembered].Add(1)
+	// The first requests of a push arrive together: another one may have filled the cache meanwhile.
+	if u.hasCached(mac) {
+		c.checks[checkCached].Add(1)
 		return u.role, nil
 	}
 	err := bcrypt.CompareHashAndPassword(u.hash, []byte(password))
-	// bcrypt repeats a short password and cuts a long one; both would let more than one
-	// password in.
-	if err != nil || u == table.stranger || len(password) > maxPassword || strings.ContainsRune(password, 0) {
+	// bcrypt repeats short passwords, with a zero byte, and truncates long ones: more than one password would match.
+	if err != nil || u == table.dummyUser || len(password) > maxPassword || strings.ContainsRune(password, 0) {
 		c.checks[checkRefused].Add(1)
 		return roleNone, nil
 	}
-	u.proven.Store(&proof)
+	u.cached.Store(&mac)
 	c.checks[checkMatched].Add(1)
 	return u.role, nil
 }
 
-func (u *user) remembers(proof [sha256.Size]byte) bool {
-	proven := u.proven.Load()
-	return proven != nil && hmac.Equal(proven[:], proof[:])
+func (u *user) hasCached(mac [sha256.Size]byte) bool {
+	cached := u.cached.Load()
+	return cached != nil && hmac.Equal(cached[:], mac[:])
 }
 
-func (c *credentials) proof(name, password string) [sha256.Size]byte {
+func (c *credentials) passwordMAC(name, password string) [sha256.Size]byte {
 	mac := hmac.New(sha256.New, c.key[:])
 	_ = binary.Write(mac, binary.BigEndian, int64(len(name)))
 	mac.Write([]byte(name + password))
 	return [sha256.Size]byte(mac.Sum(nil))
 }
 
-// secret derives a secret for the given purpose from the file of pushers as it is
-// now; that of pullers comes and goes. What it is derived from are hashes with
-// random salts, which cannot be guessed.
+// secret derives a secret for the given purpose from the current push file, not from the pull files, which
+// may disappear. The file contains hashes with random salts, which cannot be guessed.
 func (c *credentials) secret(purpose string) string {
 	seed := c.current.Load().push.seed
 	mac := hmac.New(sha256.New, seed[:])
@@ -396,7 +386,7 @@ func (c *credentials) secret(purpose string) string {
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
-// report tells which files are in force.
+// report returns the digests of the files in force.
 func (c *credentials) report() *reloadstatus.Credentials {
 	table := c.current.Load()
 	report := &reloadstatus.Credentials{Push: hex.EncodeToString(table.push.sum[:])}
@@ -406,8 +396,8 @@ func (c *credentials) report() *reloadstatus.Credentials {
 	return report
 }
 
-// known tells whether name is a user: only such names may be logged, because
-// people type passwords into the wrong field.
+// known reports whether name is a user. Only known names may be logged, because people type passwords into
+// the wrong field.
 func (c *credentials) known(name string) bool {
 	return c.current.Load().find(name) != nil
 }

@@ -59,7 +59,7 @@ func TestVerify(t *testing.T) {
 			}
 		})
 	}
-	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkRemembered].Load(); matched != 4 || remembered != 4 {
+	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 4 || remembered != 4 {
 		t.Errorf("%d passwords matched by bcrypt and %d from memory, want 4 and 4", matched, remembered)
 	}
 }
@@ -125,7 +125,7 @@ func TestUnknownUsersCostAsMuchAsWrongPasswords(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := openUsers(t, append(htpasswd(t, "cheap", "x"), []byte("dear:"+string(hash)+"\n")...))
-	cost, err := bcrypt.Cost(c.current.Load().stranger.hash)
+	cost, err := bcrypt.Cost(c.current.Load().dummyUser.hash)
 	if err != nil || cost != bcrypt.MinCost+1 {
 		t.Errorf("a stranger costs %d, %v", cost, err)
 	}
@@ -137,16 +137,16 @@ func TestUnknownUsersCostAsMuchAsWrongPasswords(t *testing.T) {
 func TestHtpasswdRefusals(t *testing.T) {
 	good := string(htpasswd(t, "a", "secret"))
 	for sentence, tt := range map[string]struct{ data, want string }{
-		"no user":                   {"# nobody\n", "there is no user"},
+		"no user":                   {"# nobody\n", "no users"},
 		"a line without a colon":    {good + "secret", "line 2 is not USER:HASH"},
 		"a line without a user":     {":" + good, "line 1 is not USER:HASH"},
-		"a plain password":          {"a:secret", "line 1: the hash is not bcrypt"},
+		"a plain password":          {"a:secret", "line 1: not a bcrypt hash"},
 		"an MD5 hash":               {"a:$apr1$lZL6V/ci$eIMz/iKDkbtys/uU7LEK00", "htpasswd -B"},
 		"a SHA-1 hash":              {"a:{SHA}fEqNCco3Yq9h5ZUglD3CZJT4lBs=", "htpasswd -B"},
-		"a hash that is cut":        {strings.TrimSpace(good)[:50], "not bcrypt"},
-		"something after the hash":  {strings.TrimSpace(good) + ":x", "not bcrypt"},
+		"a hash that is cut":        {strings.TrimSpace(good)[:50], "not a bcrypt hash"},
+		"something after the hash":  {strings.TrimSpace(good) + ":x", "not a bcrypt hash"},
 		"a cost that takes forever": {strings.Replace(good, "$04$", "$31$", 1), "cost 31"},
-		"a user twice":              {good + good, `line 2: user "a" is there already`},
+		"a user twice":              {good + good, `line 2: duplicate user "a"`},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			path := writeFile(t, filepath.Join(t.TempDir(), "push"), []byte(tt.data))
@@ -186,12 +186,12 @@ func TestTheFilesAreFollowedEachByItself(t *testing.T) {
 		}
 	}
 	for _, step := range []struct {
-		sentence string
-		change   func()
-		users    string // NAME:PASSWORD:ROLE of those that are let in
-		pullable bool
-		changed  bool
-		failure  string
+		sentence     string
+		change       func()
+		users        string // NAME:PASSWORD:ROLE of those that are let in
+		hasPullUsers bool
+		changed      bool
+		failure      string
 	}{
 		{"a directory that is not there has no users", func() {}, "push:1:3", false, false, ""},
 		{"the file comes", put(pull, htpasswd(t, "pull", "1")), "push:1:3 pull:1:2", true, true, ""},
@@ -202,9 +202,9 @@ func TestTheFilesAreFollowedEachByItself(t *testing.T) {
 		{"it is empty", put(pull, nil), "push:2:3 pull:2:2", true, false, "no user"},
 		{"it goes", remove(pull), "push:2:3", false, true, ""},
 		{"it comes broken", put(pull, []byte("rubbish")), "push:2:3", false, false, "USER:HASH"},
-		{"it comes with a user who may push", put(pull, htpasswd(t, "push", "1")), "push:2:3", false, false, `user "push" may push already`},
+		{"it comes with a user who may push", put(pull, htpasswd(t, "push", "1")), "push:2:3", false, false, `user "push" may already push`},
 		{"it is good", put(pull, htpasswd(t, "pull", "1")), "push:2:3 pull:1:2", true, true, ""},
-		{"a user of it may push from now on", put(push, htpasswd(t, "pull", "2")), "pull:2:3", true, true, `user "pull" may push already`},
+		{"a user of it may push from now on", put(push, htpasswd(t, "pull", "2")), "pull:2:3", true, true, `user "pull" may already push`},
 		{"not any more", put(push, htpasswd(t, "push", "1")), "push:1:3 pull:1:2", true, true, ""},
 		{"the other goes", remove(push), "push:1:3 pull:1:2", true, false, "no such file"},
 		{"it goes too, directory and all", remove(filepath.Dir(pull)), "push:1:3", false, true, "no such file"},
@@ -226,8 +226,8 @@ func TestTheFilesAreFollowedEachByItself(t *testing.T) {
 		if got := strings.Join(users, " "); got != step.users {
 			t.Errorf("%s: users %q, want %q", step.sentence, got, step.users)
 		}
-		if c.pullable() != step.pullable {
-			t.Errorf("%s: pullable() = %t", step.sentence, c.pullable())
+		if c.hasPullUsers() != step.hasPullUsers {
+			t.Errorf("%s: hasPullUsers() = %t", step.sentence, c.hasPullUsers())
 		}
 	}
 	put(push, htpasswd(t, "push", "1"))()
@@ -275,7 +275,7 @@ func TestUsersAreRememberedWhileOthersCome(t *testing.T) {
 			t.Errorf("verify() = %d, %v", got, err)
 		}
 	}
-	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkRemembered].Load(); matched != 1 || remembered != 1 {
+	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 1 || remembered != 1 {
 		t.Errorf("%d passwords matched by bcrypt and %d from memory, want 1 and 1", matched, remembered)
 	}
 }

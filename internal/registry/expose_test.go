@@ -205,9 +205,9 @@ func TestOptionsOfTheOutside(t *testing.T) {
 		want    string
 	}{
 		"no certificate":       {Options{PlainListen: ":0", ExposeListen: ":0", Htpasswd: "x"}, "--expose-listen needs --expose-tls-dir"},
-		"a directory alone":    {Options{PlainListen: ":0", ExposeTLSDir: "x", Htpasswd: "x"}, "about --expose-listen, which is not given"},
-		"users alone":          {Options{PlainListen: ":0", ExposeHtpasswd: "x", Htpasswd: "x"}, "about --expose-listen, which is not given"},
-		"anonymous pull alone": {Options{PlainListen: ":0", ExposeAnonymousPull: true, Htpasswd: "x"}, "about --expose-listen, which is not given"},
+		"a directory alone":    {Options{PlainListen: ":0", ExposeTLSDir: "x", Htpasswd: "x"}, "need --expose-listen"},
+		"users alone":          {Options{PlainListen: ":0", ExposeHtpasswd: "x", Htpasswd: "x"}, "need --expose-listen"},
+		"anonymous pull alone": {Options{PlainListen: ":0", ExposeAnonymousPull: true, Htpasswd: "x"}, "need --expose-listen"},
 	} {
 		if err := tt.options.validate(); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v", sentence, err)

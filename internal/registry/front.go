@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -11,31 +10,29 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/distribution/distribution/v3/registry/api/errcode"
-
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
 const (
-	// stallTimeout ends a request whose client neither sends nor takes a byte
-	// for that long. containerd gives up on a pull without progress after the
-	// same time, and the registry must not be the stricter party.
-	stallTimeout = 5 * time.Minute
-	// discardTimeout bounds the reading of a request body that nobody wanted,
-	// which keeps the connection usable.
+	// transferIdleTimeout ends a request during which the client neither sends nor receives a byte for so
+	// long. containerd's own timeout for pulls without progress is the same, and the registry's must not
+	// be shorter.
+	transferIdleTimeout = 5 * time.Minute
+	// discardTimeout bounds reading the rest of an unwanted request body, which keeps the connection
+	// usable.
 	discardTimeout = 10 * time.Second
 )
 
-// forwarded are the headers by which a proxy speaks for a client. No proxy is
-// trusted to: they would end up in URLs and logs.
+// forwarded are the headers by which proxies describe a client. No proxy is trusted; the headers would
+// appear in URLs and logs.
 var forwarded = []string{
-	"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Prefix", "X-Forwarded-Proto",
-	"X-Forwarded-Scheme", "X-Forwarded-Server", "X-Real-Ip",
+	"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Prefix",
+	"X-Forwarded-Proto", "X-Forwarded-Scheme", "X-Forwarded-Server", "X-Real-Ip",
 }
 
-// front is what stands before distribution on one listener: it decides who may
-// do what, bounds waiting, and logs and counts every request.
+// front is the front end of one listener: it authorizes requests, limits how long they stall, and logs
+// and counts them.
 type front struct {
 	name         string // of the listener, in logs and metrics
 	policy       policy
@@ -46,12 +43,15 @@ type front struct {
 	log          *slog.Logger
 	draining     *atomic.Bool
 	now          func() time.Time // for certificates
-	stall        time.Duration
+	idleTimeout  time.Duration
 }
 
 func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	started := time.Now()
-	e := &exchange{ResponseWriter: w, control: http.NewResponseController(w), body: r.Body, bodyRead: r.Body == http.NoBody, stall: f.stall}
+	e := &exchange{
+		ResponseWriter: w, control: http.NewResponseController(w), idleTimeout: f.idleTimeout,
+		body: r.Body, bodyRead: r.Body == http.NoBody,
+	}
 	r.Body = requestBody{e}
 	inFlight := f.metrics.inFlight.WithLabelValues(f.name)
 	inFlight.Inc()
@@ -72,7 +72,7 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
 	}
 	if err := f.admit(w, r, &caller); err != nil {
-		refuse(e, err)
+		writeError(e, err)
 	} else {
 		r.Header.Del("Authorization")
 		r.Header.Del("Cookie")
@@ -81,17 +81,17 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	code = e.code()
 }
 
-// caller is who made a request, as far as it is known, for the log.
+// caller describes the client of a request, for the log.
 type caller struct {
 	roles   []string
-	subject string // of a certificate without a role: nothing else tells whose it is
+	subject string // of a certificate without roles, which nothing else identifies
 	user    string
 }
 
-// admit returns nil where the request may go on.
+// admit returns nil if the request is allowed.
 func (f *front) admit(w http.ResponseWriter, r *http.Request, caller *caller) error {
 	if f.policy.mutualTLS {
-		if err := f.verifyAgain(w, r); err != nil {
+		if err := f.reverify(w, r); err != nil {
 			return err
 		}
 		certificate := r.TLS.PeerCertificates[0]
@@ -113,16 +113,14 @@ func (f *front) admit(w http.ResponseWriter, r *http.Request, caller *caller) er
 
 type generationKey struct{}
 
-// connContext remembers with each connection the certificates that were in use
-// when it began.
+// connContext stores the certificates that are in use when a connection is opened.
 func (f *front) connContext(ctx context.Context, _ net.Conn) context.Context {
 	return context.WithValue(ctx, generationKey{}, f.certificates.Current())
 }
 
-// verifyAgain judges a client certificate that was verified when the connection
-// began, where time or a new generation of CAs may have changed the verdict. A
-// connection of an old generation serves no further request.
-func (f *front) verifyAgain(w http.ResponseWriter, r *http.Request) error {
+// reverify verifies a client certificate again, if it may have expired or the CAs may have changed since
+// the connection was opened. A connection of a previous generation serves no further request.
+func (f *front) reverify(w http.ResponseWriter, r *http.Request) error {
 	now, current := f.now(), f.certificates.Current()
 	chain := r.TLS.PeerCertificates
 	stale := r.Context().Value(generationKey{}) != current
@@ -148,32 +146,15 @@ func (f *front) verifyAgain(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// refuse answers with err as an OCI error.
-func refuse(w http.ResponseWriter, err error) {
-	var coded errcode.Error
-	if !errors.As(err, &coded) { // the client has gone
-		coded = errcode.ErrorCodeUnavailable.WithMessage("the request was given up")
-	}
-	switch coded.Code {
-	case errcode.ErrorCodeUnauthorized:
-		w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
-	case errcode.ErrorCodeTooManyRequests:
-		w.Header().Set("Retry-After", "1")
-	case errcode.ErrorCodeUnavailable:
-		w.Header().Set("Retry-After", "10")
-	}
-	_ = errcode.ServeJSON(w, coded) // if the client is gone, there is nobody to tell
-}
-
 func (f *front) logRequest(r *http.Request, code int, e *exchange, caller caller, took time.Duration) {
 	level := slog.LevelDebug
 	switch {
-	case code == http.StatusServiceUnavailable: // try again
+	case code == http.StatusServiceUnavailable: // temporary
 		level = slog.LevelWarn
 	case code >= http.StatusInternalServerError:
 		level = slog.LevelError
 	case code == http.StatusUnauthorized && r.Header.Get("Authorization") == "":
-		// A client that asks whether it must log in, as all do.
+		// Clients first ask without a credential.
 	case code == http.StatusUnauthorized, code == http.StatusForbidden, code == http.StatusTooManyRequests:
 		level = slog.LevelWarn
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
@@ -183,8 +164,9 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, caller caller
 		return
 	}
 	attrs := []slog.Attr{
-		slog.String("listener", f.name), slog.String("method", r.Method), slog.String("path", r.URL.Path), slog.Int("code", code),
-		slog.Int64("received", e.received), slog.Int64("sent", e.sent), slog.String("took", took.String()),
+		slog.String("listener", f.name), slog.String("method", r.Method), slog.String("path", r.URL.Path),
+		slog.Int("code", code), slog.Int64("received", e.received), slog.Int64("sent", e.sent),
+		slog.String("took", took.String()),
 		slog.String("remote", r.RemoteAddr), slog.String("agent", r.UserAgent()),
 	}
 	if len(caller.roles) > 0 {
@@ -199,18 +181,17 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, caller caller
 	f.log.LogAttrs(r.Context(), level, "request", attrs...)
 }
 
-// exchange is one request and its response. It counts their bytes, and moves the
-// connection's deadlines ahead while bytes flow, so that a transfer may take as
-// long as it likes but not stand still.
+// exchange is a request and its response. It counts their bytes, and extends the connection's deadlines
+// while bytes flow: a transfer may be slow, but not stall.
 type exchange struct {
 	http.ResponseWriter
-	control  *http.ResponseController
-	body     io.ReadCloser
-	bodyRead bool // to its end, or to an error
-	stall    time.Duration
-	status   int
-	received int64
-	sent     int64
+	control     *http.ResponseController
+	idleTimeout time.Duration
+	body        io.ReadCloser
+	bodyRead    bool // to its end, or to an error
+	status      int
+	received    int64
+	sent        int64
 }
 
 func (e *exchange) WriteHeader(status int) {
@@ -227,43 +208,42 @@ func (e *exchange) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Flush is there for handlers that look for http.Flusher.
+// Flush implements http.Flusher.
 func (e *exchange) Flush() {
 	e.extendWrite()
 	_ = e.control.Flush()
 }
 
-// Unwrap is there for http.ResponseController.
+// Unwrap is for http.ResponseController.
 func (e *exchange) Unwrap() http.ResponseWriter { return e.ResponseWriter }
 
 func (e *exchange) code() int {
 	if e.status == 0 {
-		return http.StatusOK // what net/http sends for a handler that says nothing
+		return http.StatusOK // what net/http sends if the handler sets none
 	}
 	return e.status
 }
 
-func (e *exchange) extendWrite() { _ = e.control.SetWriteDeadline(time.Now().Add(e.stall)) }
+func (e *exchange) extendWrite() { _ = e.control.SetWriteDeadline(time.Now().Add(e.idleTimeout)) }
 
-// finish gives net/http time to skip the rest of the body, which it does before
-// it answers, and to send what is buffered.
+// finish gives net/http time to discard the rest of the body, which it does before it responds, and to
+// send buffered data.
 func (e *exchange) finish() {
 	now, discard := time.Now(), time.Duration(0)
-	if !e.bodyRead { // else net/http waits for the next request already
-		discard = min(e.stall, discardTimeout)
+	if !e.bodyRead { // otherwise net/http already waits for the next request
+		discard = min(e.idleTimeout, discardTimeout)
 		_ = e.control.SetReadDeadline(now.Add(discard))
 	}
-	_ = e.control.SetWriteDeadline(now.Add(discard + e.stall))
+	_ = e.control.SetWriteDeadline(now.Add(discard + e.idleTimeout))
 }
 
 // requestBody is the body of an exchange.
 type requestBody struct{ e *exchange }
 
 func (b requestBody) Read(p []byte) (int, error) {
-	// After the end net/http waits for the client to go away, and would take a
-	// deadline for that.
+	// At the end of the body, net/http begins to watch for a disconnect, which a deadline would look like.
 	if !b.e.bodyRead {
-		_ = b.e.control.SetReadDeadline(time.Now().Add(b.e.stall))
+		_ = b.e.control.SetReadDeadline(time.Now().Add(b.e.idleTimeout))
 	}
 	n, err := b.e.body.Read(p)
 	b.e.received += int64(n)

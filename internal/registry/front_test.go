@@ -18,14 +18,14 @@ import (
 func frontServer(t *testing.T, stall time.Duration, handler http.HandlerFunc) (address string, f *front) {
 	t.Helper()
 	f = &front{
-		name:     "plain",
-		policy:   policy{anonymousPull: true},
-		next:     handler,
-		metrics:  newMetrics(),
-		log:      slog.New(slog.DiscardHandler),
-		draining: new(atomic.Bool),
-		now:      time.Now,
-		stall:    stall,
+		name:        "plain",
+		policy:      policy{anonymousPull: true},
+		next:        handler,
+		metrics:     newMetrics(),
+		log:         slog.New(slog.DiscardHandler),
+		draining:    new(atomic.Bool),
+		now:         time.Now,
+		idleTimeout: stall,
 	}
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
@@ -147,7 +147,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 
 func TestFrontHidesWhatIsNotForDistribution(t *testing.T) {
 	headers := make(chan http.Header, 1)
-	address, _ := frontServer(t, stallTimeout, func(w http.ResponseWriter, r *http.Request) { headers <- r.Header })
+	address, _ := frontServer(t, transferIdleTimeout, func(w http.ResponseWriter, r *http.Request) { headers <- r.Header })
 	request, err := http.NewRequest(http.MethodGet, "http://"+address+"/v2/", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -173,7 +173,7 @@ func TestFrontHidesWhatIsNotForDistribution(t *testing.T) {
 }
 
 func TestHandlersThatPanicAreCounted(t *testing.T) {
-	address, f := frontServer(t, stallTimeout, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	address, f := frontServer(t, transferIdleTimeout, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	if _, err := http.Get("http://" + address); err == nil {
 		t.Error("the request was answered")
 	}

@@ -9,14 +9,14 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
-// lingerTimeout is how long a connection of former certificates may be idle. A client
-// that is just about to send its next request gets an answer with "Connection: close"
-// instead of a connection that breaks, which it could not always try again.
+// lingerTimeout is how long a connection of a previous generation of certificates may be idle. A client
+// that is just sending its next request then gets a response with "Connection: close" instead of a
+// broken connection, after which not every request can be retried.
 const lingerTimeout = time.Second
 
-// idleConnections closes the idle connections of former generations of certificates.
-// The others the front closes with their next answer: it serves no request that came
-// on a connection whose certificate is no longer trusted, idle or not.
+// idleConnections closes idle connections of previous generations of certificates. The front end closes
+// the others with their next response; it serves no request whose client certificate is no longer
+// trusted, on any connection.
 type idleConnections struct {
 	certificates *tlsfiles.Source
 	linger       time.Duration
@@ -26,8 +26,8 @@ type idleConnections struct {
 }
 
 type idleConnection struct {
-	generation *tlsfiles.Material // in use when the connection began
-	closing    *time.Timer        // nil unless it is idle and of a former generation
+	generation *tlsfiles.Material // in use when the connection was opened
+	closing    *time.Timer        // nil unless idle and of a previous generation
 	idle       bool
 }
 
@@ -61,7 +61,7 @@ func (i *idleConnections) state(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// changed is called with each new generation.
+// changed is called for each new generation.
 func (i *idleConnections) changed() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -72,15 +72,15 @@ func (i *idleConnections) changed() {
 	}
 }
 
-// closeLater is called with the lock held.
+// closeLater requires i.mu.
 func (i *idleConnections) closeLater(conn net.Conn, c *idleConnection) {
 	if c.closing == nil && c.generation != i.certificates.Current() {
 		c.closing = time.AfterFunc(i.linger, func() {
 			i.mu.Lock()
 			idle := c.idle
 			i.mu.Unlock()
-			if idle { // else a request came as the time was over
-				_ = conn.Close() // without the lock: it may wait for a client that does not read
+			if idle { // otherwise a request has just arrived
+				_ = conn.Close() // without the lock, because it may wait for a client that does not read
 			}
 		})
 	}

@@ -6,15 +6,14 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Where distribution keeps what it stores: a layout with a version, documented in
-// its registry/storage/paths.go.
+// Distribution's storage layout, which is versioned and documented in its registry/storage/paths.go.
 const (
 	repositoriesPath = "/docker/registry/v2/repositories"
 	blobsPath        = "/docker/registry/v2/blobs"
 )
 
-// The paths that matter to a collection; the first group of those in repositories is
-// the repository. Digests are an algorithm and what it makes.
+// The paths that garbage collection needs. The first group of those in repositories is the repository;
+// digests are two groups, algorithm and encoded.
 var (
 	revisionLink = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/revisions/([^/]+)/([^/]+)/link$`)
 	currentLink  = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/tags/[^/]+/current/link$`)
@@ -23,7 +22,7 @@ var (
 	blobData     = regexp.MustCompile(`^` + blobsPath + `/([^/]+)/[^/]+/([^/]+)/data$`)
 )
 
-// blobPath is where the bytes of a blob are.
+// blobPath is the path of a blob's data.
 func blobPath(d digest.Digest) string {
 	return blobsPath + "/" + d.Algorithm().String() + "/" + d.Encoded()[:2] + "/" + d.Encoded() + "/data"
 }

@@ -12,13 +12,11 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// RouteLogs sends what distribution logs to log. Distribution logs through one
-// logger of the process, so this acts on the whole process; call it once, before
-// anything else.
+// RouteLogs sends distribution's logs to log. Distribution uses a logger that is global to the process;
+// call RouteLogs once, before anything else.
 //
-// Distribution's information is our debug output: the front writes one line for
-// each request itself. So are its errors where they are answers to clients, such
-// as a blob that does not exist.
+// Distribution's information is logged at debug level, because the front end logs one line per request
+// itself; so are errors that are only responses to clients, such as an unknown blob.
 func RouteLogs(log *slog.Logger) {
 	level := logrus.WarnLevel
 	if log.Enabled(context.Background(), slog.LevelDebug) {
@@ -32,13 +30,13 @@ func RouteLogs(log *slog.Logger) {
 	logger.ReplaceHooks(hooks)
 }
 
-// logHook hands logrus entries to slog.
+// logHook passes logrus entries to slog.
 type logHook struct{ log *slog.Logger }
 
 func (logHook) Levels() []logrus.Level { return logrus.AllLevels }
 
 func (h logHook) Fire(entry *logrus.Entry) error {
-	// This message holds the headers of webhooks, and with them their credentials.
+	// This message contains the headers of webhooks, including credentials.
 	if strings.HasPrefix(entry.Message, "configuring endpoint") {
 		return nil
 	}
@@ -59,7 +57,7 @@ func (h logHook) Fire(entry *logrus.Entry) error {
 		switch key {
 		case "go.version":
 			continue
-		case "http.request.uri": // its query holds the state of uploads
+		case "http.request.uri": // its query contains upload state
 			text, _ := value.(string)
 			value, _, _ = strings.Cut(text, "?")
 		}
@@ -69,8 +67,8 @@ func (h logHook) Fire(entry *logrus.Entry) error {
 	return nil
 }
 
-// serverLog is what net/http logs to. Connections that end before their
-// handshake are the ordinary sound of probes and port scans.
+// serverLog receives net/http's logs. Connections that end before their handshake are usual for probes
+// and port scans, and are logged at debug level.
 type serverLog struct {
 	log      *slog.Logger
 	listener string

@@ -12,8 +12,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// metrics are this server's, apart from those of the process (Go runtime,
-// distribution's storage and cache), which client_golang keeps globally.
+// metrics are this server's. Those of the process (Go runtime, distribution's storage and cache) are in
+// client_golang's global registry.
 type metrics struct {
 	own      *prometheus.Registry
 	requests *prometheus.CounterVec
@@ -28,7 +28,7 @@ func newMetrics() *metrics {
 		own: prometheus.NewRegistry(),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "zarf_registry_http_requests_total",
-			Help: "Requests answered, by listener, method and status code.",
+			Help: "Completed requests, by listener, method and status code.",
 		}, []string{"listener", "method", "code"}),
 		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "zarf_registry_http_requests_in_flight",
@@ -37,7 +37,7 @@ func newMetrics() *metrics {
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "zarf_registry_http_request_duration_seconds",
 			Help: "Time from a request's header to the end of its response.",
-			// From the answer to a HEAD to the transfer of a large layer.
+			// From a HEAD request to the transfer of a large layer.
 			Buckets: []float64{.001, .01, .1, 1, 10, 100},
 		}, []string{"listener", "method"}),
 		received: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -50,7 +50,7 @@ func newMetrics() *metrics {
 		}, []string{"listener"}),
 	}
 	m.own.MustRegister(m.requests, m.inFlight, m.duration, m.received, m.sent)
-	m.gauge("zarf_registry_build_info", "Always 1; the label names the release.",
+	m.gauge("zarf_registry_build_info", "Always 1; the label is the release.",
 		prometheus.Labels{"version": version.Version}, func() float64 { return 1 })
 	return m
 }
@@ -64,24 +64,32 @@ func (m *metrics) counter(name, help string, labels prometheus.Labels, value fun
 }
 
 func (m *metrics) watchCertificates(source *tlsfiles.Source) {
-	m.gauge("zarf_registry_tls_certificate_expiry_timestamp_seconds", "When the server certificate in use expires, in Unix time.", nil,
+	m.gauge("zarf_registry_tls_certificate_expiry_timestamp_seconds",
+		"Unix time at which the server certificate in use expires.", nil,
 		func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) })
-	m.gauge("zarf_registry_tls_certificate_lifetime_seconds", "How long the server certificate in use is valid in all: an alert asks for the part that is left.", nil,
+	m.gauge("zarf_registry_tls_certificate_lifetime_seconds",
+		"Total lifetime of the server certificate in use, for alerts on the remaining fraction.", nil,
 		func() float64 { return source.Current().Lifetime().Seconds() })
-	m.gauge("zarf_registry_tls_authority_expiry_timestamp_seconds", "When the first of the client CAs in use expires, in Unix time.", nil,
+	m.gauge("zarf_registry_tls_authority_expiry_timestamp_seconds",
+		"Unix time at which the first of the client CAs in use expires.", nil,
 		func() float64 { return float64(source.Current().CAExpiry().Unix()) })
-	m.gauge("zarf_registry_tls_generation", "How many certificate directories have been loaded, the first included.", nil,
+	m.gauge("zarf_registry_tls_generation",
+		"Number of successful loads of the certificate directory, including the first.", nil,
 		func() float64 { return float64(source.Current().Generation) })
-	m.counter("zarf_registry_tls_reload_errors_total", "Loads of the certificate directory that failed; the generation before stays in use.", nil,
+	m.counter("zarf_registry_tls_reload_errors_total",
+		"Failed loads of the certificate directory; the previous generation stays in use.", nil,
 		func() float64 { return float64(source.ReloadErrors()) })
 }
 
 func (m *metrics) watchExposed(source *tlsfiles.Source) {
-	m.gauge("zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds", "When the certificate in use at --expose-listen expires, in Unix time.", nil,
+	m.gauge("zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds",
+		"Unix time at which the certificate in use at --expose-listen expires.", nil,
 		func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) })
-	m.gauge("zarf_registry_exposed_tls_certificate_lifetime_seconds", "How long that certificate is valid in all.", nil,
+	m.gauge("zarf_registry_exposed_tls_certificate_lifetime_seconds",
+		"Total lifetime of the certificate in use at --expose-listen.", nil,
 		func() float64 { return source.Current().Lifetime().Seconds() })
-	m.counter("zarf_registry_exposed_tls_reload_errors_total", "Loads of the directory of --expose-tls-dir that failed; the certificate before stays in use.", nil,
+	m.counter("zarf_registry_exposed_tls_reload_errors_total",
+		"Failed loads of the directory of --expose-tls-dir; the previous certificate stays in use.", nil,
 		func() float64 { return float64(source.ReloadErrors()) })
 }
 
@@ -91,30 +99,24 @@ func (m *metrics) watchCredentials(c *credentials) {
 			prometheus.Labels{"result": checkResult(result).String()},
 			func() float64 { return float64(c.checks[result].Load()) })
 	}
-	m.counter("zarf_registry_credential_reload_errors_total", "Loads of the htpasswd files that failed; the users before stay in force.", nil,
+	m.counter("zarf_registry_credential_reload_errors_total",
+		"Failed loads of the htpasswd files; the previous users stay in force.", nil,
 		func() float64 { return float64(c.reloadErrors.Load()) })
 }
 
 func (m *metrics) watchPlain(p *plainListener) {
-	m.gauge("zarf_registry_plain_listener_open", "1 while the plain listener, which follows the file of --pull-htpasswd, is open, else 0.", nil, func() float64 {
-		if p.address() == nil {
-			return 0
-		}
-		return 1
-	})
+	m.gauge("zarf_registry_plain_listener_open",
+		"1 while the plain listener, which follows the file of --pull-htpasswd, is open, else 0.", nil,
+		func() float64 { return boolean(p.address() != nil) })
 }
 
 func (m *metrics) watchStorage(h *storageHealth) {
-	m.gauge("zarf_registry_storage_healthy", "1 while the storage answers, else 0.", nil, func() float64 {
-		if h.err(time.Now()) != nil {
-			return 0
-		}
-		return 1
-	})
+	m.gauge("zarf_registry_storage_healthy", "1 while the storage responds, else 0.", nil,
+		func() float64 { return boolean(h.err(time.Now()) == nil) })
 	if h.root == "" {
 		return
 	}
-	size := func(of func(volume) uint64) func() float64 {
+	bytes := func(of func(volume) uint64) func() float64 {
 		return func() float64 {
 			if v := h.volume.Load(); v != nil {
 				return float64(of(*v))
@@ -122,41 +124,44 @@ func (m *metrics) watchStorage(h *storageHealth) {
 			return 0
 		}
 	}
-	m.gauge("zarf_registry_storage_size_bytes", "Size of the filesystem that the registry is on.", nil, size(func(v volume) uint64 { return v.size }))
-	m.gauge("zarf_registry_storage_free_bytes", "Bytes of that filesystem that the registry may still fill.", nil, size(func(v volume) uint64 { return v.free }))
+	m.gauge("zarf_registry_storage_size_bytes", "Size of the registry's filesystem.", nil,
+		bytes(func(v volume) uint64 { return v.size }))
+	m.gauge("zarf_registry_storage_free_bytes", "Bytes of that filesystem that are available to the registry.", nil,
+		bytes(func(v volume) uint64 { return v.free }))
 }
 
-func (m *metrics) watchCollections(s *Server) {
-	m.gauge("zarf_registry_read_only", "1 while no image can be pushed, because garbage is being collected or the configuration says so, else 0.", nil, func() float64 {
-		if s.gate.held(s.gate.seen.Load()) || readOnly(s.options.Config.Storage) {
-			return 1
-		}
-		return 0
-	})
-	last := func(of func(holdRecord) int64) func() float64 {
-		return func() float64 { return float64(of(s.gate.seen.Load().record)) }
+func (m *metrics) watchCollections(leases *leaseClient, readOnly bool) {
+	m.gauge("zarf_registry_read_only",
+		"1 while images cannot be pushed, because garbage is being collected or because of the configuration, else 0.", nil,
+		func() float64 { return boolean(readOnly || leases.held(leases.last.Load())) })
+	last := func(of func(leaseRecord) float64) func() float64 {
+		return func() float64 { return of(leases.last.Load().record) }
 	}
-	m.gauge("zarf_registry_gc_last_success_timestamp_seconds", "When garbage was last collected with success, by whichever replica, in Unix time; 0 if never.", nil,
-		last(func(r holdRecord) int64 { return r.Succeeded }))
-	m.gauge("zarf_registry_gc_last_failed", "1 if the last collection of garbage failed, by whichever replica, else 0.", nil,
-		last(func(r holdRecord) int64 {
-			if r.Failure != "" {
-				return 1
-			}
-			return 0
-		}))
-	m.gauge("zarf_registry_gc_last_freed_bytes", "Bytes that the last collection of garbage removed, by whichever replica.", nil,
-		last(func(r holdRecord) int64 { return r.Result.Bytes }))
-	m.gauge("zarf_registry_gc_last_removed_blobs", "Blobs that the last collection of garbage removed, by whichever replica, manifests included.", nil,
-		last(func(r holdRecord) int64 { return int64(r.Result.Blobs) }))
+	m.gauge("zarf_registry_gc_last_success_timestamp_seconds",
+		"Unix time of the last successful garbage collection by any replica; 0 if there was none.", nil,
+		last(func(r leaseRecord) float64 { return float64(r.Succeeded) }))
+	m.gauge("zarf_registry_gc_last_failed", "1 if the last garbage collection by any replica failed, else 0.", nil,
+		last(func(r leaseRecord) float64 { return boolean(r.Failure != "") }))
+	m.gauge("zarf_registry_gc_last_freed_bytes", "Bytes removed by the last garbage collection by any replica.", nil,
+		last(func(r leaseRecord) float64 { return float64(r.Result.Bytes) }))
+	m.gauge("zarf_registry_gc_last_removed_blobs",
+		"Blobs, including manifests, removed by the last garbage collection by any replica.", nil,
+		last(func(r leaseRecord) float64 { return float64(r.Result.Blobs) }))
 }
 
-// observe counts one request that is over.
+func boolean(value bool) float64 {
+	if value {
+		return 1
+	}
+	return 0
+}
+
+// observe records a completed request.
 func (m *metrics) observe(listener, method string, code int, received, sent int64, took time.Duration) {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete:
 	default:
-		method = "other" // clients may invent methods without end
+		method = "other" // limits the number of label values
 	}
 	m.requests.WithLabelValues(listener, method, strconv.Itoa(code)).Inc()
 	m.duration.WithLabelValues(listener, method).Observe(took.Seconds())

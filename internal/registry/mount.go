@@ -10,17 +10,15 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// A client that begins an upload may name the blob and leave it to the registry
-// to find it (OCI distribution spec 1.1, "Mounting a blob from another
-// repository"): POST /v2/NAME/blobs/uploads/?mount=DIGEST. Distribution looks only
-// where the client says, with from=REPOSITORY. Here every blob whose data is
-// stored is mounted, because whoever may push to one repository may read all of
-// them.
+// A client may begin an upload with the blob's digest and leave it to the registry to find the blob
+// (OCI distribution spec 1.1, "Mounting a blob from another repository"): POST
+// /v2/NAME/blobs/uploads/?mount=DIGEST. Distribution only looks in the repository that the client
+// specifies with from=REPOSITORY. This registry mounts every stored blob, because clients that may push
+// to one repository may read all of them.
 
 type mountKey struct{}
 
-// withMounts tells next's blob stores which blob the client would like to have
-// mounted. What is no digest, next answers as it does.
+// withMounts passes the digest to mount to next's blob stores. Invalid digests are left to next.
 func withMounts(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {
@@ -32,9 +30,8 @@ func withMounts(next http.Handler) http.Handler {
 	})
 }
 
-// Create begins an upload, or mounts the blob that the request names and returns
-// a [distribution.ErrBlobMounted], wherever the blob came from. Without its data it
-// does what distribution does.
+// Create begins an upload. If the request names a stored blob, Create mounts it, whatever repository it
+// came from, and returns a [distribution.ErrBlobMounted].
 func (s blobStore) Create(ctx context.Context, options ...distribution.BlobCreateOption) (distribution.BlobWriter, error) {
 	if d, ok := ctx.Value(mountKey{}).(digest.Digest); ok {
 		s.source.use.note(d)
@@ -53,8 +50,7 @@ func (s blobStore) Create(ctx context.Context, options ...distribution.BlobCreat
 	return blobWriter{writer, s.source}, nil
 }
 
-// mountStored makes distribution link a blob without a look at the repository
-// that it is from.
+// mountStored makes distribution link a blob without checking the repository that it comes from.
 type mountStored struct {
 	named reference.Canonical
 	blob  v1.Descriptor
@@ -67,17 +63,16 @@ func (m mountStored) Apply(v any) error {
 		return distribution.ErrUnsupported
 	}
 	options.Mount.ShouldMount = true
-	if options.Mount.From == nil { // notifications name it
+	if options.Mount.From == nil { // notifications contain it
 		options.Mount.From = m.named
 	}
 	options.Mount.Stat = &m.blob
 	return nil
 }
 
-// stored returns the size of a blob whose data is there. It asks the driver: a
-// cache may still know what a garbage collection has removed. An empty file is the
-// blob only where the blob is empty: it is what a crash can leave of another. A
-// storage that fails holds nothing: the upload will say what is wrong with it.
+// stored returns the size of a stored blob. It asks the driver, because a cache may still contain blobs
+// that were garbage-collected. An empty file counts only as the empty blob, because a crash can leave an
+// empty file. If the storage fails, ok is false, and the upload will report the error.
 func (s *blobSource) stored(ctx context.Context, d digest.Digest) (size int64, ok bool) {
 	info, err := s.driver.Stat(ctx, blobPath(d))
 	if err != nil || info.IsDir() || info.Size() == 0 && d != d.Algorithm().FromBytes(nil) {

@@ -10,65 +10,65 @@ import (
 	"time"
 )
 
-// closedDrainTimeout is how long the requests of a closed plain listener may take
-// to end: the largest layers over slow links. It bounds what clients that never end
-// can hold.
+// closedDrainTimeout is how long requests may continue after the plain listener was closed: enough for
+// the largest layers over slow links, and a limit for clients that never finish.
 const closedDrainTimeout = 10 * time.Minute
 
-// plainListener is the plain listener where it opens and closes while the server
-// runs. Each opening has an HTTP server of its own, so that the requests of one that
-// was closed may end while the next serves. All methods are safe for concurrent use.
+// plainListener is a plain listener that opens and closes while the server runs. Each opening has its
+// own HTTP server, so that requests of a closed one may finish while the next serves. All methods are
+// safe for concurrent use.
 type plainListener struct {
 	newEndpoint func() *endpoint
 	timeout     time.Duration // closedDrainTimeout
 	log         *slog.Logger
 
-	mu       sync.Mutex
-	serving  *opening           // nil while it is closed
-	draining map[*endpoint]bool // the closed ones whose requests are under way
-	retired  bool
-	said     string // the last message, so that each is logged once
+	mu          sync.Mutex
+	serving     *opening           // nil while closed
+	draining    map[*endpoint]bool // closed, with requests in progress
+	handedOff   bool
+	lastMessage string // so that each message is logged once
 }
 
-// opening is one time that the listener is open.
+// opening is the listener from one opening to the next closing.
 type opening struct {
 	*endpoint
-	ended chan error // gets what serving ended with
+	ended chan error // receives the result of serve
 }
 
 func newPlainListener(newEndpoint func() *endpoint, log *slog.Logger) *plainListener {
-	return &plainListener{newEndpoint: newEndpoint, timeout: closedDrainTimeout, log: log, draining: map[*endpoint]bool{}}
+	return &plainListener{
+		newEndpoint: newEndpoint, timeout: closedDrainTimeout, log: log, draining: map[*endpoint]bool{},
+	}
 }
 
-// open opens the listener where it is not open. Where that is impossible it logs
-// the error, and the next call tries again.
+// open opens the listener if it is closed. If that fails, it logs the error; the next call retries.
 func (p *plainListener) open(ctx context.Context, why string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.retired || p.serves() {
+	if p.handedOff || p.isServing() {
 		return
 	}
 	o := &opening{endpoint: p.newEndpoint(), ended: make(chan error, 1)}
 	if err := o.listen(ctx); err != nil {
-		if p.says(err.Error()) {
-			p.log.Error("cannot open the plain listener, trying again", "error", err)
+		if p.isNewMessage(err.Error()) {
+			p.log.Error("opening plain listener failed, retrying", "error", err)
 		}
 		return
 	}
 	p.serving = o
 	go func() { o.ended <- o.serve() }()
-	p.said = "opened"
+	p.lastMessage = "opened"
 	p.log.Info("plain listener opened", "address", o.listener.Addr().String(), "why", why)
 }
 
-// serves tells whether the listener is open, and takes note of one that has failed.
-func (p *plainListener) serves() bool {
+// isServing reports whether the listener is open. If it has failed, isServing cleans it up.
+func (p *plainListener) isServing() bool {
 	if p.serving == nil {
 		return false
 	}
 	select {
 	case err := <-p.serving.ended:
-		p.log.Error("the plain listener failed", "error", err)
+		p.log.Error("plain listener failed", "error", err)
 		p.drain(p.serving.endpoint)
 		p.serving = nil
 		return false
@@ -77,34 +77,34 @@ func (p *plainListener) serves() bool {
 	}
 }
 
-// close closes the listener where it is open. When it returns nobody can connect
-// any more; requests under way go on.
+// close closes the listener if it is open. When it returns, new connections are refused; requests in
+// progress continue.
 func (p *plainListener) close(why string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.retired {
+	if p.handedOff {
 		return
 	}
-	if p.serves() {
+	if p.isServing() {
 		p.drain(p.serving.endpoint)
 		if err := <-p.serving.ended; err != nil {
-			p.log.Error("the plain listener failed as it was closed", "error", err)
+			p.log.Error("plain listener failed while closing", "error", err)
 		}
 		p.serving = nil
 	}
-	if p.says("closed") {
+	if p.isNewMessage("closed") {
 		p.log.Info("plain listener closed", "why", why)
 	}
 }
 
-// drain ends a server in the background.
+// drain shuts a server down in the background.
 func (p *plainListener) drain(e *endpoint) {
 	p.draining[e] = true
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), p.timeout)
 		defer cancel()
 		if err := e.drain(ctx); err != nil {
-			p.log.Warn("requests were cut off, long after the plain listener was closed", "after", p.timeout.String(), "error", err)
+			p.log.Warn("requests of the closed plain listener were cut off", "after", p.timeout.String(), "error", err)
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -112,19 +112,19 @@ func (p *plainListener) drain(e *endpoint) {
 	}()
 }
 
-// says tells whether this is not what was said last.
-func (p *plainListener) says(what string) bool {
-	before := p.said
-	p.said = what
-	return what != before
+// isNewMessage reports whether the message differs from the last one.
+func (p *plainListener) isNewMessage(message string) bool {
+	previous := p.lastMessage
+	p.lastMessage = message
+	return message != previous
 }
 
-// retire hands over what is open and what drains, for the caller to drain, and
-// opens nothing any more.
-func (p *plainListener) retire() []*endpoint {
+// handOff returns the open endpoint and those that drain, for the caller to drain. After that, the
+// listener does not open again.
+func (p *plainListener) handOff() []*endpoint {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.retired = true
+	p.handedOff = true
 	endpoints := slices.Collect(maps.Keys(p.draining))
 	if p.serving != nil {
 		endpoints = append(endpoints, p.serving.endpoint)
@@ -133,7 +133,7 @@ func (p *plainListener) retire() []*endpoint {
 	return endpoints
 }
 
-// address is where the listener is, or nil while it is closed.
+// address returns the listener's address, or nil while it is closed.
 func (p *plainListener) address() net.Addr {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -129,7 +129,7 @@ func TestThePlainListenerFollowsTheFile(t *testing.T) {
 			t.Errorf("opened %d times and closed %d times in the logs, want %d and %d", opened, closed, n+1, n+2)
 		}
 	}
-	if !strings.Contains(f.logs.String(), `"why":"there are users in `+f.pull) || !strings.Contains(f.logs.String(), `"why":"there are no users in `+f.pull) {
+	if !strings.Contains(f.logs.String(), `"why":"`+f.pull+` has users"`) || !strings.Contains(f.logs.String(), `"why":"`+f.pull+` has no users"`) {
 		t.Error("the logs do not say why")
 	}
 }
@@ -174,11 +174,11 @@ func TestABrokenFileOpensNothing(t *testing.T) {
 	listening := f.server.plain
 	ctx, stop := context.WithCancel(context.Background())
 	var following sync.WaitGroup
-	following.Go(func() { f.server.credentials.run(ctx, func() { f.server.followPullers(ctx) }) })
+	following.Go(func() { f.server.credentials.run(ctx, func() { f.server.followPullUsers(ctx) }) })
 	t.Cleanup(func() {
 		stop()
 		following.Wait()
-		for _, e := range listening.retire() {
+		for _, e := range listening.handOff() {
 			_ = e.drain(context.Background())
 		}
 	})
@@ -201,7 +201,7 @@ func TestABrokenFileOpensNothing(t *testing.T) {
 	if has, err := f.server.credentials.verify(ctx, pullUser, pullPassword); has != rolePull || err != nil {
 		t.Errorf("verify() = %d, %v", has, err)
 	}
-	if got := strings.Count(f.logs.String(), "cannot load credentials"); got != 2 {
+	if got := strings.Count(f.logs.String(), "loading credentials failed"); got != 2 {
 		t.Errorf("two failures were logged %d times", got)
 	}
 }
@@ -279,7 +279,9 @@ func TestRequestsOfAClosedListenerAreCutOffInTheEnd(t *testing.T) {
 	upload := f.slowUpload("never ends")
 	f.goAway()
 	f.waitClosed()
-	eventually(t, "it is logged", func() bool { return strings.Contains(f.logs.String(), "requests were cut off") })
+	eventually(t, "it is logged", func() bool {
+		return strings.Contains(f.logs.String(), "requests of the closed plain listener were cut off")
+	})
 	if err := upload.end("never ends"); err == nil {
 		t.Error("the upload ended well")
 	}
@@ -343,7 +345,7 @@ func TestAnAddressThatIsTakenIsTriedAgain(t *testing.T) {
 	f := openFollowed(t, func(o *Options) { o.PlainListen = taken.Addr().String() })
 	f.run()
 	f.come(pullUser, pullPassword)
-	const message = "cannot open the plain listener"
+	const message = "opening plain listener failed"
 	eventually(t, "it is logged", func() bool { return strings.Contains(f.logs.String(), message) })
 	f.node().must(http.StatusOK, "GET", "/v2/", nil)
 	time.Sleep(20 * time.Millisecond) // some more tries
@@ -369,7 +371,7 @@ func TestAListenerThatFailsIsOpenedAgain(t *testing.T) {
 	f.server.plain.mu.Unlock()
 	eventually(t, "it is opened again", func() bool { return strings.Count(f.logs.String(), `"msg":"plain listener opened"`) == 2 })
 	f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
-	if !strings.Contains(f.logs.String(), "the plain listener failed") {
+	if !strings.Contains(f.logs.String(), "plain listener failed") {
 		t.Error("the failure is not logged")
 	}
 	if err := upload.end("under way"); err != nil {

@@ -1,20 +1,381 @@
-// Package registry is the OCI registry of the cluster: the handlers of
-// github.com/distribution/distribution/v3 behind an HTTP front of its own.
+// Package registry is the cluster's OCI registry: the handlers of
+// github.com/distribution/distribution/v3 behind an HTTP front end of its own, and the garbage
+// collector of its storage.
 //
-// The front owns what distribution leaves out or does once and for all at its
-// start: mutual TLS whose certificates and CAs follow the mounted files, a plain
-// listener that opens and closes with the file of its users, who may read and who
-// may write, health and metrics on ports of their own, deadlines that end stalled
-// connections but no slow ones, and draining. Distribution
-// stores and serves: nothing here knows manifests, and of blobs only where their
-// bytes are.
+// The front end adds what distribution lacks or configures only once at startup: mutual TLS that
+// reloads certificates and CAs, a plain listener that opens and closes with its users file,
+// authorization, health and metrics on separate ports, timeouts that end stalled connections but not
+// slow ones, and draining. Distribution stores and serves; apart from garbage collection, this package
+// does not parse manifests, and of blobs it knows only where their data is.
 //
-// It does not issue certificates, make credentials, expire content or replicate,
-// and it is not a pull-through cache.
+// It does not issue certificates, create credentials, expire content or replicate, and it is not a
+// pull-through cache.
 //
-// Listeners speak HTTP/1.1 only. A pull is a handful of large bodies: over
-// HTTP/2 they would share one connection, its flow-control window, its lock and
-// so one core, and every peer (containerd, CRI-O, oras, the node proxy) speaks
-// HTTP/1.1 with a pool of connections. It also leaves out a protocol whose
-// stream resets have been a way to exhaust servers.
+// Listeners speak HTTP/1.1 only. A pull is a few large responses. Over HTTP/2 they would share one
+// connection, its flow-control window and its lock, and so one core. Every client (containerd, CRI-O,
+// oras, the node proxy) has an HTTP/1.1 connection pool. It also avoids HTTP/2's stream-reset attacks.
 package registry
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/distribution/distribution/v3/configuration"
+	"github.com/distribution/distribution/v3/registry/handlers"
+
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+)
+
+// diagnosticsTimeout bounds a whole request for health or metrics. Responses are a few KiB.
+const diagnosticsTimeout = 30 * time.Second
+
+// Server is a registry with its listeners. Call Serve once.
+type Server struct {
+	options      Options
+	app          *handlers.App
+	source       *blobSource
+	leases       *leaseClient
+	collecting   sync.Mutex       // held while this process collects garbage
+	certificates *tlsfiles.Source // nil without Options.Listen
+	exposed      *tlsfiles.Source // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
+	idle         *idleConnections // nil without Options.Listen
+	credentials  *credentials
+	plain        *plainListener // nil unless it follows Options.PullHtpasswd
+	health       *storageHealth
+	metrics      *metrics
+	log          *slog.Logger
+	draining     atomic.Bool
+	now          func() time.Time
+	after        func(time.Duration) <-chan time.Time
+	idleTimeout  time.Duration // transferIdleTimeout
+}
+
+// Open validates the options and everything they refer to: files, certificates, credentials, and write
+// access to a filesystem. It opens no listener and does not connect to S3.
+func Open(options Options) (*Server, error) {
+	if err := options.validate(); err != nil {
+		return nil, err
+	}
+	s := &Server{
+		options: options, metrics: newMetrics(), log: options.Log,
+		now: time.Now, after: time.After, idleTimeout: transferIdleTimeout,
+	}
+	if err := s.openCertificates(); err != nil {
+		return nil, err
+	}
+	if err := s.openCredentials(); err != nil {
+		return nil, err
+	}
+	if err := s.openStorage(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Server) openCertificates() (err error) {
+	if s.options.Listen != "" {
+		if s.certificates, err = tlsfiles.Open(s.options.TLSDir, tlsfiles.WithLogger(s.log)); err != nil {
+			return err
+		}
+		s.idle = newIdleConnections(s.certificates)
+		s.metrics.watchCertificates(s.certificates)
+	}
+	if s.options.ExposeTLSDir != "" {
+		s.exposed, err = tlsfiles.Open(s.options.ExposeTLSDir, tlsfiles.WithoutCAs(), tlsfiles.WithLogger(s.log))
+		if err != nil {
+			return err
+		}
+		s.metrics.watchExposed(s.exposed)
+	}
+	return nil
+}
+
+func (s *Server) openCredentials() (err error) {
+	o := s.options
+	if s.credentials, err = openCredentials(s.log, o.Htpasswd, o.PullHtpasswd, o.ExposeHtpasswd); err != nil {
+		return err
+	}
+	s.metrics.watchCredentials(s.credentials)
+	if o.PullHtpasswd != "" {
+		s.plain = newPlainListener(s.plainEndpoint, s.log)
+		s.metrics.watchPlain(s.plain)
+	}
+	return nil
+}
+
+func (s *Server) openStorage() (err error) {
+	config := s.options.Config
+	if config.HTTP.Secret == "" {
+		if config.HTTP.Secret, err = s.uploadSecret(); err != nil {
+			return err
+		}
+	}
+	root, ok := filesystemRoot(config.Storage)
+	if ok {
+		if err := prepareRoot(s.log, root, readOnly(config.Storage)); err != nil {
+			return err
+		}
+	}
+	driver, err := openDriver(context.Background(), config.Storage)
+	if err != nil {
+		return err
+	}
+	s.health = newStorageHealth(config, driver, s.log)
+	s.metrics.watchStorage(s.health)
+	if s.app, s.source, err = newApp(config, s.log); err != nil {
+		return err
+	}
+	s.leases = newLeaseClient(s.source.driver, root)
+	s.metrics.watchCollections(s.leases, readOnly(config.Storage))
+	return nil
+}
+
+// minUploadSecret is 256 bits, too many to guess.
+const minUploadSecret = 32
+
+func (s *Server) uploadSecret() (string, error) {
+	path := s.options.UploadSecret
+	if path == "" {
+		return s.credentials.secret("state of uploads"), nil
+	}
+	secret, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("reading upload secret: %w", err)
+	}
+	if secret = bytes.TrimSpace(secret); len(secret) < minUploadSecret {
+		return "", fmt.Errorf("upload secret %s has %d bytes: want at least %d", path, len(secret), minUploadSecret)
+	}
+	return string(secret), nil
+}
+
+// NewHandler returns the registry without its front end: every client may read and write everything.
+// It is for tests and benchmarks of clients. Config comes from LoadConfig; the handler takes ownership
+// of it and cannot be stopped.
+func NewHandler(config *configuration.Configuration, log *slog.Logger) (http.Handler, error) {
+	app, _, err := newApp(config, log)
+	if err != nil {
+		return nil, err
+	}
+	return withMounts(app), nil
+}
+
+// newApp returns distribution's handler, which panics on an invalid configuration.
+func newApp(config *configuration.Configuration, log *slog.Logger) (app *handlers.App, source *blobSource, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("configuration: %v", p)
+		}
+	}()
+	source = &blobSource{log: log}
+	useUnbufferedBlobs(config, source)
+	return handlers.NewApp(context.Background(), config), source, nil
+}
+
+// Serve listens and serves until ctx ends, then drains: it reports not ready at once, accepts
+// connections for another Options.ShutdownDelay, and cuts off what still runs after
+// Options.DrainTimeout. It returns nil after that, or the error of a listener. A plain listener that
+// follows Options.PullHtpasswd is retried instead.
+func (s *Server) Serve(ctx context.Context) error {
+	registry, diagnostics := s.endpoints()
+	if err := listen(ctx, slices.Concat(diagnostics, registry)); err != nil {
+		return err
+	}
+	return s.serve(ctx, registry, diagnostics)
+}
+
+// endpoints returns those of the registry and those for health and metrics; without a plain listener
+// that opens and closes.
+func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
+	if s.options.Listen != "" {
+		front := s.front("tls", policy{mutualTLS: true})
+		front.certificates = s.certificates
+		e := newEndpoint(front.name, s.options.Listen, front, s.log)
+		e.server.TLSConfig = tlsfiles.ServerConfig(s.certificates, tls.RequireAndVerifyClientCert, "http/1.1")
+		e.server.ConnContext = front.connContext
+		e.server.ConnState = s.idle.state
+		registry = append(registry, e)
+	}
+	if s.options.PlainListen != "" && s.plain == nil {
+		registry = append(registry, s.plainEndpoint())
+	}
+	if s.options.ExposeListen != "" {
+		certificates := s.exposed
+		if certificates == nil {
+			certificates = s.certificates
+		}
+		front := s.front("exposed", policy{exposed: true, anonymousPull: s.options.ExposeAnonymousPull})
+		e := newEndpoint(front.name, s.options.ExposeListen, front, s.log)
+		e.server.TLSConfig = tlsfiles.ServerConfig(certificates, tls.NoClientCert, "http/1.1")
+		registry = append(registry, e)
+	}
+	if s.options.HealthListen != "" {
+		diagnostics = append(diagnostics, newEndpoint("health", s.options.HealthListen, s.healthHandler(), s.log))
+	}
+	if s.options.MetricsListen != "" {
+		diagnostics = append(diagnostics, newEndpoint("metrics", s.options.MetricsListen, s.metricsHandler(), s.log))
+	}
+	for _, e := range diagnostics {
+		e.server.ReadTimeout, e.server.WriteTimeout = diagnosticsTimeout, diagnosticsTimeout
+	}
+	return registry, diagnostics
+}
+
+func (s *Server) plainEndpoint() *endpoint {
+	front := s.front("plain", policy{anonymousPull: s.options.AnonymousPull})
+	return newEndpoint(front.name, s.options.PlainListen, front, s.log)
+}
+
+func (s *Server) front(name string, policy policy) *front {
+	next := withManifestLock(s.leases, withMounts(s.app))
+	if policy.mutualTLS {
+		next = s.withGarbageCollection(next)
+	}
+	return &front{
+		name:        name,
+		policy:      policy,
+		credentials: s.credentials,
+		next:        next,
+		metrics:     s.metrics,
+		log:         s.log,
+		draining:    &s.draining,
+		now:         s.now,
+		idleTimeout: s.idleTimeout,
+	}
+}
+
+func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) error {
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	running.Go(func() { s.credentials.run(background, func() { s.followPullUsers(background) }) })
+	// Not waited for, because the storage may hang.
+	go s.health.run(background)
+	go s.leases.follow(background, s.health.interval)
+	if s.certificates != nil {
+		running.Go(func() { s.certificates.Run(background) })
+	}
+	if s.exposed != nil {
+		running.Go(func() { s.exposed.Run(background) })
+	}
+	defer running.Wait()
+	defer stop()
+
+	failed := make(chan error, len(registry)+len(diagnostics))
+	for _, e := range slices.Concat(diagnostics, registry) {
+		s.log.Info("listening", "for", e.name, "address", e.listener.Addr().String())
+		running.Go(func() { failed <- e.serve() })
+	}
+
+	var err error
+	var delay time.Duration
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+		delay = s.options.ShutdownDelay
+	}
+	s.draining.Store(true)
+	s.log.Info("shutting down", "delay", delay.String(), "drain", s.options.DrainTimeout.String())
+	<-s.after(delay)
+	if s.plain != nil {
+		registry = append(registry, s.plain.handOff()...)
+	}
+	s.drain(registry)
+	for _, e := range diagnostics {
+		_ = e.server.Close()
+	}
+	return errors.Join(err, s.app.Shutdown())
+}
+
+func (s *Server) drain(endpoints []*endpoint) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.options.DrainTimeout)
+	defer cancel()
+	var draining sync.WaitGroup
+	for _, e := range endpoints {
+		draining.Go(func() {
+			if err := e.drain(ctx); err != nil {
+				s.log.Warn("requests were cut off: raise --drain-timeout", "listener", e.name, "error", err)
+			}
+		})
+	}
+	draining.Wait()
+}
+
+// followPullUsers opens the plain listener while pull-only users are loaded, and closes it otherwise.
+func (s *Server) followPullUsers(ctx context.Context) {
+	switch {
+	case s.plain == nil:
+	case s.credentials.hasPullUsers():
+		s.plain.open(ctx, s.options.PullHtpasswd+" has users")
+	default:
+		s.plain.close(s.options.PullHtpasswd + " has no users")
+	}
+}
+
+// healthHandler serves /healthz, for liveness, which succeeds while the process runs, since a restart
+// does not repair the storage; and /readyz, which reports whether clients should send requests here.
+func (s *Server) healthHandler() http.Handler {
+	return getOnly(map[string]http.Handler{
+		"/healthz": healthCheck(func() error { return nil }),
+		"/readyz": healthCheck(func() error {
+			if s.draining.Load() {
+				return errors.New("shutting down")
+			}
+			return s.health.err(time.Now())
+		}),
+	})
+}
+
+// healthCheck responds 200, or 503 with the error.
+func healthCheck(check func() error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		if err := check(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, "ok\n") // the client may have disconnected
+	})
+}
+
+func (s *Server) metricsHandler() http.Handler {
+	return getOnly(map[string]http.Handler{
+		"/metrics":        s.metrics.handler(),
+		reloadstatus.Path: reloadstatus.Handler(s.reloadReport),
+	})
+}
+
+// reloadReport describes the certificates and credentials in use.
+func (s *Server) reloadReport() reloadstatus.Report {
+	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report()}
+	if s.certificates != nil {
+		report.Certificates = s.certificates.Report()
+	}
+	return report
+}
+
+// getOnly serves GET and HEAD of exactly these paths.
+func getOnly(paths map[string]http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler, ok := paths[r.URL.Path]
+		switch {
+		case !ok:
+			http.NotFound(w, r)
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+		default:
+			handler.ServeHTTP(w, r)
+		}
+	})
+}

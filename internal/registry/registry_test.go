@@ -175,8 +175,8 @@ func open(t testing.TB, ca authority, root string, changes ...func(*Options)) *i
 }
 
 func (i *instance) run() {
-	registry, about := i.server.endpoints()
-	all := slices.Concat(registry, about)
+	registry, diagnostics := i.server.endpoints()
+	all := slices.Concat(registry, diagnostics)
 	if err := listen(context.Background(), all); err != nil {
 		i.t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func (i *instance) run() {
 		i.addresses["plain"] = i.server.options.PlainListen
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- i.server.serve(ctx, registry, about) }()
+	go func() { ended <- i.server.serve(ctx, registry, diagnostics) }()
 	i.stop = sync.OnceValue(func() error {
 		cancel()
 		return <-ended

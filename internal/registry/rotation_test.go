@@ -263,7 +263,7 @@ func TestUsersFollowTheFile(t *testing.T) {
 	if got := try(pushUser, pushPassword); got != http.StatusAccepted {
 		t.Errorf("status %d while the file is broken", got)
 	}
-	if got := strings.Count(i.logs.String(), "cannot load credentials"); got != 1 {
+	if got := strings.Count(i.logs.String(), "loading credentials failed"); got != 1 {
 		t.Errorf("the failure was logged %d times", got)
 	}
 	replace(htpasswd(t, pushUser, "new password"))

@@ -29,7 +29,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
-func (i *instance) about(name string) client {
+func (i *instance) diagnostics(name string) client {
 	c := i.plain()
 	c.base = "http://" + i.addresses[name]
 	return c
@@ -37,7 +37,7 @@ func (i *instance) about(name string) client {
 
 func (i *instance) metrics() string {
 	i.t.Helper()
-	return i.about("metrics").must(http.StatusOK, "GET", "/metrics", nil).body
+	return i.diagnostics("metrics").must(http.StatusOK, "GET", "/metrics", nil).body
 }
 
 // metric returns the value of a metric without labels.
@@ -59,7 +59,7 @@ func (i *instance) metric(name string) float64 {
 // loaded is what the registry tells at /loaded.
 func (i *instance) loaded() (report reloadstatus.Report) {
 	i.t.Helper()
-	a := i.about("metrics").must(http.StatusOK, "GET", reloadstatus.Path, nil)
+	a := i.diagnostics("metrics").must(http.StatusOK, "GET", reloadstatus.Path, nil)
 	if err := json.Unmarshal([]byte(a.body), &report); err != nil || a.Header.Get("Content-Type") != "application/json" {
 		i.t.Fatalf("%v, %s: %s", err, a.Header.Get("Content-Type"), a.body)
 	}
@@ -80,7 +80,7 @@ func (i *instance) inFlight(listener string) float64 {
 func (i *instance) waitReady() {
 	i.t.Helper()
 	eventually(i.t, "the registry is ready", func() bool {
-		a, err := i.about("health").send("GET", "/readyz", nil)
+		a, err := i.diagnostics("health").send("GET", "/readyz", nil)
 		return err == nil && a.StatusCode == http.StatusOK
 	})
 }
@@ -89,7 +89,7 @@ func TestHealthAndMetricsServeNothingElse(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	i.waitReady()
 	for name, served := range map[string][]string{"health": {"/healthz", "/readyz"}, "metrics": {"/metrics", "/loaded"}} {
-		c := i.about(name)
+		c := i.diagnostics(name)
 		for _, path := range served {
 			c.must(http.StatusOK, "GET", path, nil)
 			c.must(http.StatusOK, "HEAD", path, nil)
@@ -101,9 +101,9 @@ func TestHealthAndMetricsServeNothingElse(t *testing.T) {
 			c.must(http.StatusNotFound, "GET", path, nil)
 		}
 	}
-	i.about("health").must(http.StatusNotFound, "GET", "/metrics", nil)
-	i.about("metrics").must(http.StatusNotFound, "GET", "/healthz", nil)
-	i.about("health").must(http.StatusNotFound, "GET", "/loaded", nil)
+	i.diagnostics("health").must(http.StatusNotFound, "GET", "/metrics", nil)
+	i.diagnostics("metrics").must(http.StatusNotFound, "GET", "/healthz", nil)
+	i.diagnostics("health").must(http.StatusNotFound, "GET", "/loaded", nil)
 	i.node().must(http.StatusNotFound, "GET", "/loaded", nil)
 }
 
@@ -160,7 +160,7 @@ func TestLoaded(t *testing.T) {
 		t.Errorf("push %s", got)
 	}
 	for _, secret := range []string{"PRIVATE", "$2", pushPassword} {
-		if body := i.about("metrics").must(http.StatusOK, "GET", reloadstatus.Path, nil).body; strings.Contains(body, secret) {
+		if body := i.diagnostics("metrics").must(http.StatusOK, "GET", reloadstatus.Path, nil).body; strings.Contains(body, secret) {
 			t.Errorf("%s holds %q", body, secret)
 		}
 	}
@@ -249,7 +249,7 @@ func TestReadiness(t *testing.T) {
 		o.Config.Health.StorageDriver.Threshold = 5
 	})
 	i.run()
-	health := i.about("health")
+	health := i.diagnostics("health")
 	i.waitReady()
 	if err := os.Rename(root, root+".gone"); err != nil {
 		t.Fatal(err)
@@ -271,7 +271,7 @@ func TestReadiness(t *testing.T) {
 func TestStorageHealth(t *testing.T) {
 	now := time.Now()
 	failure := io.ErrUnexpectedEOF
-	h := &storageHealth{patience: 30 * time.Second}
+	h := &storageHealth{tolerate: 30 * time.Second}
 	for _, step := range []struct {
 		sentence string
 		good     time.Time
@@ -283,11 +283,11 @@ func TestStorageHealth(t *testing.T) {
 		{"a success makes it ready", now, false, ""},
 		{"a failure shortly after is forgiven", now.Add(-29 * time.Second), true, ""},
 		{"failures for too long are not", now.Add(-30 * time.Second), true, failure.Error()},
-		{"neither is a check that never ends", now.Add(-30 * time.Second), false, "no answer for 30s"},
+		{"neither is a check that never ends", now.Add(-30 * time.Second), false, "no response for 30s"},
 	} {
-		h.good.Store(nil)
+		h.success.Store(nil)
 		if !step.good.IsZero() {
-			h.good.Store(&step.good)
+			h.success.Store(&step.good)
 		}
 		h.failure.Store(nil)
 		if step.failed {
@@ -361,8 +361,8 @@ func TestUploadsMoveBetweenReplicasThatSignAlike(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		{secret("short"), "has 5 bytes: it needs at least 32"},
-		{func(o *Options) { o.UploadSecret = filepath.Join(root, "none") }, "what signs the state of uploads"},
+		{secret("short"), "has 5 bytes: want at least 32"},
+		{func(o *Options) { o.UploadSecret = filepath.Join(root, "none") }, "reading upload secret"},
 	} {
 		options := one.server.options
 		options.Config.HTTP.Secret = ""
@@ -404,7 +404,7 @@ func TestShutdownLetsRequestsEnd(t *testing.T) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- i.stop() }()
 	eventually(t, "it says that it is shutting down", func() bool {
-		a, err := i.about("health").send("GET", "/readyz", nil)
+		a, err := i.diagnostics("health").send("GET", "/readyz", nil)
 		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "shutting down")
 	})
 	// It still serves, but no connection is kept.
@@ -488,12 +488,12 @@ func TestOpenRefuses(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		"no listener":                     {func(o *Options) { o.PlainListen = "" }, "give --listen, --plain-listen or --expose-listen"},
+		"no listener":                     {func(o *Options) { o.PlainListen = "" }, "set --listen, --plain-listen or --expose-listen"},
 		"TLS without certificates":        {func(o *Options) { o.Listen = ":0" }, "--tls-dir"},
 		"a certificate directory missing": {func(o *Options) { o.Listen, o.TLSDir = ":0", filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
 		"no users":                        {func(o *Options) { o.Htpasswd = "" }, "--htpasswd is required"},
 		"a missing file of users":         {func(o *Options) { o.Htpasswd = filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
-		"an empty file of users":          {func(o *Options) { o.Htpasswd = file }, "there is no user in it"},
+		"an empty file of users":          {func(o *Options) { o.Htpasswd = file }, "no users"},
 		"pull users without a listener for them": {func(o *Options) {
 			o.PullHtpasswd, o.PlainListen, o.Listen, o.TLSDir = file, "", ":0", dir
 		}, "--pull-htpasswd"},
@@ -535,7 +535,7 @@ health: {storagedriver: {interval: 20ms}}
 	})
 	i.run()
 	eventually(t, "it says what is wrong", func() bool {
-		a, err := i.about("health").send("GET", "/readyz", nil)
+		a, err := i.diagnostics("health").send("GET", "/readyz", nil)
 		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "storage: ") && !strings.Contains(a.body, "not checked")
 	})
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)

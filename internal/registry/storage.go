@@ -14,25 +14,23 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/distribution/v3/registry/storage/driver/factory"
-	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // the drivers that a configuration may name
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // drivers for the configuration
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/s3-aws"
-	_ "golang.org/x/crypto/x509roots/fallback" // S3 over public TLS, from an image that holds nothing but this program
+	_ "golang.org/x/crypto/x509roots/fallback" // for S3 over public TLS, because the image contains no CA certificates
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// defaultHealthInterval is distribution's default for
-	// health.storagedriver.interval.
+	// defaultHealthInterval is distribution's default for health.storagedriver.interval.
 	defaultHealthInterval = 10 * time.Second
-	// defaultHealthThreshold is how many checks in a row may fail before the
-	// registry says that it is not ready (health.storagedriver.threshold): one
-	// lost request to S3 must not take it out of its Service.
+	// defaultHealthThreshold is how many consecutive checks may fail before the registry reports not ready
+	// (health.storagedriver.threshold). A single failed S3 request must not remove it from its Service.
 	defaultHealthThreshold = 3
 )
 
-// openDriver makes the configured storage driver. It connects to nothing, so
-// that an S3 that is not there yet delays readiness and not the start.
+// openDriver returns the configured storage driver. It does not connect: while S3 is unavailable, the
+// registry starts but is not ready.
 func openDriver(ctx context.Context, storage configuration.Storage) (storagedriver.StorageDriver, error) {
 	driver, err := factory.Create(ctx, storage.Type(), storage.Parameters())
 	if err != nil {
@@ -41,9 +39,15 @@ func openDriver(ctx context.Context, storage configuration.Storage) (storagedriv
 	return driver, nil
 }
 
-// prepareRoot makes the filesystem driver's directory and proves that it can be
-// written to, or read where the registry is read-only: distribution would find
-// out at the first push.
+// driverFailed reports whether a storage driver failed with cause. Distribution's error type does not
+// implement Unwrap.
+func driverFailed(err, cause error) bool {
+	var driverError storagedriver.Error
+	return errors.As(err, &driverError) && errors.Is(driverError.Detail, cause)
+}
+
+// prepareRoot creates the filesystem driver's directory and checks that it is writable, or readable if
+// the registry is read-only. Distribution would only notice at the first push.
 func prepareRoot(log *slog.Logger, root string, readOnly bool) error {
 	if readOnly {
 		if _, err := os.ReadDir(root); err != nil {
@@ -51,7 +55,7 @@ func prepareRoot(log *slog.Logger, root string, readOnly bool) error {
 		}
 		return nil
 	}
-	err := os.MkdirAll(root, 0o777) // less the umask, as the driver makes the directories in it
+	err := os.MkdirAll(root, 0o777) // minus the umask, like the directories that the driver creates in it
 	if err == nil {
 		var file *os.File
 		if file, err = os.CreateTemp(root, ".write-check-"); err == nil {
@@ -59,9 +63,10 @@ func prepareRoot(log *slog.Logger, root string, readOnly bool) error {
 			err = os.Remove(file.Name())
 		}
 	}
-	// A full volume must not stop those who only read.
+	// A full volume must not prevent pulls.
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		log.Warn("the volume is full, pushes will fail: delete images and run garbage-collect, or enlarge it", "rootdirectory", root, "error", err)
+		log.Warn("volume is full, pushes will fail: delete images and run garbage-collect, or enlarge the volume",
+			"rootdirectory", root, "error", err)
 		return nil
 	}
 	if err != nil {
@@ -74,7 +79,7 @@ func rootError(root, verb string, err error) error {
 	advice := "check that a volume is mounted there"
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		advice = "let that user or group own the volume: in a pod, set securityContext.fsGroup"
+		advice = "let this user or group own the volume: in a pod, set securityContext.fsGroup"
 	case errors.Is(err, syscall.EROFS):
 		advice = "mount the volume writable, or set storage.maintenance.readonly.enabled"
 	}
@@ -82,21 +87,19 @@ func rootError(root, verb string, err error) error {
 		root, os.Getuid(), os.Getgid(), verb, err, advice)
 }
 
-// storageHealth asks the storage at intervals whether it answers, and knows how
-// large a filesystem is. A storage that hangs counts as one that fails: what
-// decides is how long ago it was last well.
+// storageHealth checks at intervals that the storage responds, and measures a filesystem's size. Hanging
+// counts as failing: the time since the last success decides.
 //
-// It does not write. A full volume is a matter for an alert, not for readiness,
-// which would stop the pulls too.
+// It does not write. A full volume calls for an alert; failing readiness would stop pulls too.
 type storageHealth struct {
 	driver   storagedriver.StorageDriver
 	root     string // of the filesystem driver, or ""
 	interval time.Duration
-	patience time.Duration // after the last success
+	tolerate time.Duration // failures for so long after the last success
 	log      *slog.Logger
 
-	good    atomic.Pointer[time.Time]
-	failure atomic.Pointer[error] // of the last check; nil after a success
+	success atomic.Pointer[time.Time] // the last
+	failure atomic.Pointer[error]     // of the last check; nil if it succeeded
 	volume  atomic.Pointer[volume]
 }
 
@@ -116,7 +119,7 @@ func newStorageHealth(config *configuration.Configuration, driver storagedriver.
 		driver:   driver,
 		root:     root,
 		interval: interval,
-		patience: time.Duration(threshold) * interval,
+		tolerate: time.Duration(threshold) * interval,
 		log:      log,
 	}
 }
@@ -139,7 +142,7 @@ func (h *storageHealth) check(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, h.interval)
 	defer cancel()
 	_, err := h.driver.Stat(ctx, "/")
-	// An empty bucket has no such path; an empty directory has.
+	// In an empty bucket, this path does not exist.
 	if errors.As(err, new(storagedriver.PathNotFoundError)) && h.root == "" {
 		err = nil
 	}
@@ -151,35 +154,35 @@ func (h *storageHealth) check(ctx context.Context) {
 		}
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
-		return // the program ends; that says nothing about the storage
+		return // the process is shutting down
 	}
 
-	before := h.failure.Load()
+	previous := h.failure.Load()
 	if err != nil {
 		h.failure.Store(&err)
-		if before == nil {
-			h.log.Error("the storage does not answer", "error", err)
+		if previous == nil {
+			h.log.Error("storage check failed", "error", err)
 		}
 		return
 	}
 	now := time.Now()
-	h.good.Store(&now)
+	h.success.Store(&now)
 	h.failure.Store(nil)
-	if before != nil {
-		h.log.Info("the storage answers again")
+	if previous != nil {
+		h.log.Info("storage check succeeded again")
 	}
 }
 
-// err returns nil while the storage is well.
+// err returns nil while the storage is healthy.
 func (h *storageHealth) err(now time.Time) error {
-	failure, good := h.failure.Load(), h.good.Load()
+	failure, success := h.failure.Load(), h.success.Load()
 	switch {
-	case good != nil && now.Sub(*good) < h.patience:
+	case success != nil && now.Sub(*success) < h.tolerate:
 		return nil
 	case failure != nil:
 		return fmt.Errorf("storage: %w", *failure)
-	case good == nil:
+	case success == nil:
 		return errors.New("storage: not checked yet")
 	}
-	return fmt.Errorf("storage: no answer for %s", now.Sub(*good).Round(time.Second))
+	return fmt.Errorf("storage: no response for %s", now.Sub(*success).Round(time.Second))
 }

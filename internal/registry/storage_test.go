@@ -82,7 +82,7 @@ func TestPrepareRoot(t *testing.T) {
 		if err := prepareRoot(slog.New(slog.NewTextHandler(&out, nil)), root, false); err != nil {
 			t.Errorf("a full volume stops the registry: %v", err)
 		}
-		if !strings.Contains(out.String(), "the volume is full") || !strings.Contains(out.String(), root) {
+		if !strings.Contains(out.String(), "volume is full") || !strings.Contains(out.String(), root) {
 			t.Errorf("logged: %s", out.String())
 		}
 		if err := unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {

@@ -52,7 +52,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 		"a missing configuration":          {[]string{"serve", "--config=/nowhere/config.yml"}, exitcode.Refused, []string{"/nowhere/config.yml", "no such file"}},
 		"a wrong configuration":            {[]string{"serve", "--config", wrong}, exitcode.Refused, []string{wrong, "* http.addr", "* http.prefix"}},
 		"missing certificates":             {[]string{"serve", "--config", config, "--tls-dir=/nowhere"}, exitcode.Refused, []string{"/nowhere"}},
-		"pull users without a listener":    {[]string{"serve", "--config", config, "--pull-htpasswd=users"}, exitcode.Refused, []string{"--pull-htpasswd is about --plain-listen"}},
+		"pull users without a listener":    {[]string{"serve", "--config", config, "--pull-htpasswd=users"}, exitcode.Refused, []string{"--pull-htpasswd needs --plain-listen"}},
 		"garbage in memory":                {[]string{"garbage-collect", "--config", inMemory}, exitcode.Failed, []string{"nothing to collect"}},
 		"garbage that cannot be read":      {[]string{"garbage-collect", "--config", unreadable}, exitcode.Failed, []string{"reading the storage"}},
 		"garbage of tomorrow":              {[]string{"garbage-collect", "--grace-period=-1h"}, exitcode.Refused, []string{"cannot be negative"}},

@@ -1,0 +1,93 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+const (
+	// headerTimeout bounds a TLS handshake and, separately, reading a request's header. With a thousand
+	// nodes connecting while all cores serve pulls, a handshake has taken more than 10 s. Aborting it
+	// would only cost its CPU time again.
+	headerTimeout = 30 * time.Second
+	// keepAliveTimeout is longer than clients keep idle connections (90 s in Go's transport). The client
+	// then closes the connection, and no request hits one that the server is just closing.
+	keepAliveTimeout = 3 * time.Minute
+	// maxHeader bounds a request's header, in bytes. The longest are upload URLs, a few hundred bytes.
+	maxHeader = 64 << 10
+)
+
+// endpoint is a listener and its HTTP server.
+type endpoint struct {
+	name     string
+	address  string
+	listener net.Listener
+	server   *http.Server
+}
+
+func newEndpoint(name, address string, handler http.Handler, logger *slog.Logger) *endpoint {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	return &endpoint{
+		name:    name,
+		address: address,
+		server: &http.Server{
+			Handler:           handler,
+			ReadHeaderTimeout: headerTimeout,
+			IdleTimeout:       keepAliveTimeout,
+			MaxHeaderBytes:    maxHeader,
+			Protocols:         protocols,
+			ErrorLog:          log.New(serverLog{logger, name}, "", 0),
+		},
+	}
+}
+
+// listen opens all listeners or none.
+func listen(ctx context.Context, endpoints []*endpoint) error {
+	for i, e := range endpoints {
+		if err := e.listen(ctx); err != nil {
+			for _, open := range endpoints[:i] {
+				_ = open.listener.Close()
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *endpoint) listen(ctx context.Context) (err error) {
+	var config net.ListenConfig
+	if e.listener, err = config.Listen(ctx, "tcp", e.address); err != nil {
+		return fmt.Errorf("listening for %s: %w", e.name, err)
+	}
+	return nil
+}
+
+func (e *endpoint) serve() error {
+	var err error
+	if e.server.TLSConfig != nil {
+		err = e.server.ServeTLS(e.listener, "", "")
+	} else {
+		err = e.server.Serve(e.listener)
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serving %s at %s: %w", e.name, e.listener.Addr(), err)
+}
+
+// drain closes the listener and idle connections at once, and other connections when their requests
+// finish. If ctx ends first, it cuts them off and returns the error.
+func (e *endpoint) drain(ctx context.Context) error {
+	err := e.server.Shutdown(ctx)
+	if err != nil {
+		_ = e.server.Close()
+	}
+	return err
+}

@@ -1,0 +1,34 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+)
+
+func denied(format string, args ...any) error {
+	return errcode.ErrorCodeDenied.WithMessage(fmt.Sprintf(format, args...))
+}
+
+func unavailable(format string, args ...any) error {
+	return errcode.ErrorCodeUnavailable.WithMessage(fmt.Sprintf(format, args...))
+}
+
+// writeError responds with err as an OCI error.
+func writeError(w http.ResponseWriter, err error) {
+	var coded errcode.Error
+	if !errors.As(err, &coded) { // the client has disconnected
+		coded = errcode.ErrorCodeUnavailable.WithMessage("the request was canceled")
+	}
+	switch coded.Code {
+	case errcode.ErrorCodeUnauthorized:
+		w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
+	case errcode.ErrorCodeTooManyRequests:
+		w.Header().Set("Retry-After", "1")
+	case errcode.ErrorCodeUnavailable:
+		w.Header().Set("Retry-After", "10")
+	}
+	_ = errcode.ServeJSON(w, coded) // the client may have disconnected
+}

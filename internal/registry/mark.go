@@ -1,0 +1,275 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+	"time"
+
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
+)
+
+// inventory is what the storage holds, apart from unfinished uploads.
+type inventory struct {
+	driver    storagedriver.StorageDriver
+	manifests []storedManifest
+	// tagged are the manifests that a tag refers to.
+	tagged map[repositoryDigest]bool
+	// history are the paths of entries for manifests that tags referred to once.
+	history map[repositoryDigest][]string
+	blobs   map[digest.Digest]*storedBlob
+	order   []digest.Digest // of blobs, as they were found
+}
+
+type repositoryDigest struct {
+	repository string
+	digest     digest.Digest
+}
+
+type storedManifest struct {
+	repositoryDigest
+	path   string
+	pushed time.Time // last
+}
+
+type storedBlob struct {
+	path string // its directory
+	size int64
+	// newest is when the blob was written, or last linked to a repository, be it by a mount.
+	newest time.Time
+	links  []string // directories in repositories
+}
+
+func (i *inventory) read(ctx context.Context) error {
+	i.tagged, i.history = map[repositoryDigest]bool{}, map[repositoryDigest][]string{}
+	links, err := i.readRepositories(ctx)
+	if err != nil {
+		return err
+	}
+	if err := i.readBlobs(ctx); err != nil {
+		return err
+	}
+	for _, l := range links {
+		if b := i.blobs[l.digest]; b != nil {
+			b.links = append(b.links, l.path)
+			if l.at.After(b.newest) {
+				b.newest = l.at
+			}
+		}
+	}
+	return nil
+}
+
+// blobLink is a blob's link in a repository.
+type blobLink struct {
+	digest digest.Digest
+	path   string
+	at     time.Time
+}
+
+func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, err error) {
+	err = walkFiles(ctx, i.driver, repositoriesPath, func(info storagedriver.FileInfo) error {
+		name := info.Path()
+		if m := revisionLink.FindStringSubmatch(name); m != nil {
+			key := repositoryDigest{m[1], pathDigest(m[2], m[3])}
+			i.manifests = append(i.manifests, storedManifest{key, path.Dir(name), info.ModTime()})
+		} else if m := historyLink.FindStringSubmatch(name); m != nil {
+			key := repositoryDigest{m[1], pathDigest(m[2], m[3])}
+			i.history[key] = append(i.history[key], path.Dir(name))
+		} else if m := layerLink.FindStringSubmatch(name); m != nil {
+			links = append(links, blobLink{pathDigest(m[2], m[3]), path.Dir(name), info.ModTime()})
+		} else if m := currentLink.FindStringSubmatch(name); m != nil {
+			content, err := i.driver.GetContent(ctx, name)
+			if errors.As(err, new(storagedriver.PathNotFoundError)) {
+				return nil // the tag was just deleted
+			}
+			if err != nil {
+				return err
+			}
+			d, err := digest.Parse(strings.TrimSpace(string(content)))
+			if err != nil {
+				return fmt.Errorf("tag %s refers to %q: %w: push the tag again or delete it", name, content, err)
+			}
+			i.tagged[repositoryDigest{m[1], d}] = true
+		}
+		return nil
+	})
+	return links, err
+}
+
+func (i *inventory) readBlobs(ctx context.Context) error {
+	i.blobs = map[digest.Digest]*storedBlob{}
+	return walkFiles(ctx, i.driver, blobsPath, func(info storagedriver.FileInfo) error {
+		if m := blobData.FindStringSubmatch(info.Path()); m != nil {
+			d := pathDigest(m[1], m[2])
+			i.blobs[d] = &storedBlob{path: path.Dir(info.Path()), size: info.Size(), newest: info.ModTime()}
+			i.order = append(i.order, d)
+		}
+		return nil
+	})
+}
+
+func pathDigest(algorithm, encoded string) digest.Digest {
+	return digest.NewDigestFromEncoded(digest.Algorithm(algorithm), encoded)
+}
+
+// mark returns the digests to keep: every manifest, or, if untagged manifests are removed, those pushed
+// after cutoff, those that a tag or a kept index refers to, and those whose subject (in the OCI image
+// specification) is kept; and everything that these refer to.
+func (i *inventory) mark(ctx context.Context, untagged bool, cutoff time.Time) (map[digest.Digest]bool, error) {
+	isManifest, referrers := map[digest.Digest]bool{}, map[digest.Digest][]digest.Digest{}
+	for _, m := range i.manifests {
+		isManifest[m.digest] = true
+	}
+	parsed := map[digest.Digest]references{}
+	parse := func(d digest.Digest) (references, error) {
+		if r, ok := parsed[d]; ok || i.blobs[d] == nil { // a missing manifest refers to nothing
+			return r, nil
+		}
+		content, err := i.driver.GetContent(ctx, path.Join(i.blobs[d].path, "data"))
+		if err != nil {
+			return references{}, fmt.Errorf("reading manifest %s: %w", d, err)
+		}
+		r, err := parseReferences(content)
+		if err != nil {
+			return references{}, fmt.Errorf("manifest %s: %w: its references are unknown, so nothing is removed: "+
+				"delete the manifest or push it again", d, err)
+		}
+		parsed[d] = r
+		return r, nil
+	}
+
+	keep := map[digest.Digest]bool{}
+	var queue []digest.Digest
+	add := func(d digest.Digest) {
+		if !keep[d] {
+			keep[d] = true
+			queue = append(queue, d)
+		}
+	}
+	for _, m := range i.manifests {
+		if !untagged || i.tagged[m.repositoryDigest] || m.pushed.After(cutoff) {
+			add(m.digest)
+			continue
+		}
+		r, err := parse(m.digest)
+		if err != nil {
+			return nil, err
+		}
+		if r.subject != "" {
+			referrers[r.subject] = append(referrers[r.subject], m.digest)
+		}
+	}
+	for len(queue) > 0 {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		d := queue[len(queue)-1]
+		queue = queue[:len(queue)-1]
+		for _, referrer := range referrers[d] {
+			add(referrer)
+		}
+		if !isManifest[d] {
+			continue // a layer, whatever its content
+		}
+		r, err := parse(d)
+		if err != nil {
+			return nil, err
+		}
+		for _, needed := range r.needs {
+			add(needed)
+		}
+	}
+	return keep, nil
+}
+
+// references are the digests in a manifest.
+type references struct {
+	needs   []digest.Digest
+	subject digest.Digest
+}
+
+// parseReferences treats every digest in a manifest as needed, so that it also covers formats that it
+// does not know. The exceptions are annotations, and the subject: a signature does not keep its image.
+func parseReferences(content []byte) (references, error) {
+	var manifest map[string]any
+	if err := json.Unmarshal(content, &manifest); err != nil {
+		return references{}, err
+	}
+	var r references
+	if subject, ok := manifest["subject"].(map[string]any); ok {
+		text, _ := subject["digest"].(string)
+		d, err := digest.Parse(text)
+		if err != nil {
+			return references{}, fmt.Errorf("invalid subject %q: %w", text, err)
+		}
+		r.subject = d
+		delete(manifest, "subject")
+	}
+	var visit func(any)
+	visit = func(value any) {
+		switch value := value.(type) {
+		case map[string]any:
+			for key, inner := range value {
+				if key != "annotations" {
+					visit(inner)
+				}
+			}
+		case []any:
+			for _, inner := range value {
+				visit(inner)
+			}
+		case string:
+			if d, err := digest.Parse(value); err == nil {
+				r.needs = append(r.needs, d)
+			}
+		}
+	}
+	visit(manifest)
+	return r, nil
+}
+
+// walkFiles visits the files below root, which may be missing, apart from unfinished uploads. Tags, and
+// with them directories, may be deleted meanwhile. Drivers that list one directory after another abort
+// their walk when one is missing, and everything after it would look like garbage. S3 has no
+// directories and is listed as a whole.
+func walkFiles(
+	ctx context.Context, driver storagedriver.StorageDriver, root string, visit storagedriver.WalkFn,
+) error {
+	visitFile := func(info storagedriver.FileInfo) error {
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case info.IsDir() && path.Base(info.Path()) == "_uploads":
+			return storagedriver.ErrSkipDir
+		case info.IsDir():
+			return nil
+		}
+		return visit(info)
+	}
+	if driver.Name() != driverS3AWS {
+		return storagedriver.WalkFallback(ctx, ignoreMissing{driver}, root, visitFile)
+	}
+	err := driver.Walk(ctx, root, visitFile)
+	if missing := (storagedriver.PathNotFoundError{}); errors.As(err, &missing) && missing.Path == root {
+		return nil // nothing was ever pushed
+	}
+	return err
+}
+
+// ignoreMissing lists a missing directory as empty.
+type ignoreMissing struct{ storagedriver.StorageDriver }
+
+func (d ignoreMissing) List(ctx context.Context, name string) ([]string, error) {
+	names, err := d.StorageDriver.List(ctx, name)
+	// The driver reports the latter if the directory is removed while it is read.
+	if errors.As(err, new(storagedriver.PathNotFoundError)) || driverFailed(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return names, err
+}
