@@ -1,5 +1,6 @@
-// Command registry-node is what runs next to a container runtime: the proxy that makes the cluster's registry a registry
-// on loopback, the probe that says whether it is one, and configure, which writes the runtime's configuration.
+// Command registry-node runs next to a container runtime: the proxy serves the cluster's registry
+// on loopback, configure writes the runtime's registry configuration, and probe checks that pulls
+// work.
 package main
 
 import (

@@ -29,10 +29,11 @@ import (
 
 const (
 	registryName = "zarf-registry.zarf.svc"
-	longest      = 60 * time.Second // bounds waiting for what must happen
+	longest      = 60 * time.Second // limits waiting for what must happen
 )
 
-// registryVariable makes this test binary a registry: the registry's CPU time must not be counted as the client's.
+// registryVariable makes this test binary a registry, in a process of its own so that its CPU time
+// is not counted as the client's.
 const registryVariable = "REGISTRY_NODE_TEST_REGISTRY"
 
 func TestMain(m *testing.M) {
@@ -72,11 +73,13 @@ func serveRegistry(dir string) {
 	panic(server.Serve(tls.NewListener(listener, tlsfiles.ServerConfig(source, tls.RequireAndVerifyClientCert))))
 }
 
-// build builds a package as a release is built, and returns the program's path.
+// build builds a package with the release flags and returns the program's path.
 func build(t testing.TB, pkg string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "program")
-	command := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-tags=nethttpomithttp2", "-ldflags=-s -w", "-o", program, pkg)
+	command := exec.CommandContext(
+		t.Context(), "go", "build", "-trimpath", "-tags=nethttpomithttp2", "-ldflags=-s -w", "-o", program, pkg,
+	)
 	command.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := command.CombinedOutput(); err != nil {
 		t.Fatalf("building %s: %v\n%s", pkg, err, output)
@@ -88,7 +91,7 @@ func build(t testing.TB, pkg string) string {
 type process struct {
 	*exec.Cmd
 	address string
-	log     *bytes.Buffer // to be read after the process has ended
+	log     *bytes.Buffer // read after the process has ended only
 	logged  chan struct{}
 }
 
@@ -125,7 +128,7 @@ func startProcess(t testing.TB, environment []string, program string, args ...st
 	select {
 	case _, ok := <-address:
 		if !ok {
-			t.Fatalf("%s %v ended:\n%s", program, args, p.log)
+			t.Fatalf("%s %v exited:\n%s", program, args, p.log)
 		}
 	case <-time.After(longest):
 		t.Fatalf("%s %v does not listen", program, args)
@@ -138,7 +141,7 @@ func (p *process) wait() error {
 	return p.Wait()
 }
 
-// world is a registry in a process of its own and the certificates to reach it.
+// world is a registry in a process of its own and the certificates to connect to it.
 type world struct {
 	registry *process
 	tlsDir   string
@@ -159,20 +162,22 @@ func (w *world) startProxy(t testing.TB, program string, args ...string) *proces
 	t.Helper()
 	_, port, _ := net.SplitHostPort(w.registry.address)
 	args = append([]string{
-		"proxy", "--listen=127.0.0.1:0", "--registry=" + registryName + ":" + port, "--tls-dir=" + w.tlsDir, "--log-format=text",
+		"proxy", "--listen=127.0.0.1:0", "--registry=" + registryName + ":" + port, "--tls-dir=" + w.tlsDir,
+		"--log-format=text",
 	}, args...)
 	return startProcess(t, []string{"ZARF_REGISTRY_SERVICE_HOST=127.0.0.1"}, program, args...)
 }
 
-// maxSize is what the program may have when Go has compressed it, in bytes. It had 3.06 MB before it could configure nodes, and has
-// 3.50 now: K3s' own reader of registries.yaml, parsers, diffs.
+// maxSize is the maximum size of the gzip-compressed program in bytes. Configuring nodes added 0.44
+// MB to the previous 3.06 MB: K3s' parser of registries.yaml, other parsers, diffs.
 const maxSize = 3_550_000
 
-// The program as it is released, from the outside.
+// The released program, tested from the outside.
 func TestProcess(t *testing.T) {
 	program := build(t, ".")
 	if size := gzipped(t, program); size > maxSize {
-		t.Errorf("the program has %d bytes with gzip -9, more than %d: it is in a ConfigMap for every architecture, see what it links", size, maxSize)
+		t.Errorf("the program has %d bytes with gzip -9, more than %d: "+
+			"every architecture's program is in ConfigMaps, check what it links", size, maxSize)
 	}
 	w := newWorld(t)
 	p := w.startProxy(t, program, "--tls=always")
@@ -190,23 +195,26 @@ func TestProcess(t *testing.T) {
 		}
 		return command.ProcessState.ExitCode(), out.String(), errs.String()
 	}
-	if code, stdout, stderr := run("probe", "--address="+p.address, "--image=a/b:c"); code != 0 || strings.Count(stdout, ": 200 sha256:") != 2 || stderr != "" {
+	if code, stdout, stderr := run("probe", "--address="+p.address, "--image=a/b:c"); code != 0 ||
+		strings.Count(stdout, ": 200 sha256:") != 2 || stderr != "" {
 		t.Errorf("probe = %d\n%s%s", code, stdout, stderr)
 	}
-	if code, stdout, stderr := run("probe", "--address="+p.address, "--tls", "--ca-file="+filepath.Join(w.tlsDir, "ca.crt"), "--output=json"); code != 0 || !strings.Contains(stdout, `"ok":true`) {
+	if code, stdout, stderr := run(
+		"probe", "--address="+p.address, "--tls", "--ca-file="+filepath.Join(w.tlsDir, "ca.crt"), "--output=json",
+	); code != 0 || !strings.Contains(stdout, `"ok":true`) {
 		t.Errorf("probe = %d\n%s%s", code, stdout, stderr)
 	}
 	if code, stdout, _ := run("version"); code != 0 || stdout != "dev\n" {
 		t.Errorf("version = %d %q", code, stdout)
 	}
 
-	// A request that is under way survives SIGTERM.
+	// A request in flight survives SIGTERM.
 	c, err := net.Dial("tcp", p.address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	const size = 64 << 20 // more than the sockets hold
+	const size = 64 << 20 // more than the sockets buffer
 	fmt.Fprintf(c, "GET /v2/%d HTTP/1.1\r\nHost: a\r\n\r\n", size)
 	response, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
@@ -231,7 +239,8 @@ func TestProcess(t *testing.T) {
 	if err := p.wait(); err != nil {
 		t.Errorf("the proxy ended with %v:\n%s", err, p.log)
 	}
-	if code, stdout, stderr := run("probe", "--address="+p.address); code != 1 || !strings.Contains(stderr, "nothing listens") {
+	if code, stdout, stderr := run("probe", "--address="+p.address); code != 1 ||
+		!strings.Contains(stderr, "nothing listens") {
 		t.Errorf("probe = %d\n%s%s", code, stdout, stderr)
 	}
 }

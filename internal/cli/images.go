@@ -142,7 +142,7 @@ func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 		errs = append(errs, f.cluster.validate())
 	}
 	if flags.Lookup("log-format") != nil && !slices.Contains([]string{"json", "text", "auto"}, f.log.Format) {
-		errs = append(errs, fmt.Errorf("--log-format is %q, not json, text or auto", f.log.Format))
+		errs = append(errs, fmt.Errorf("invalid --log-format %q: want json, text or auto", f.log.Format))
 	}
 	if flags.Lookup("platform") != nil && f.platform != "auto" {
 		if _, err := images.ParsePlatforms(f.platform); err != nil {

@@ -835,7 +835,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		"a size without an end":      {pull("--cache-size", "9EB"), `invalid argument "9EB" for "--cache-size" flag: it takes a size, as in 20GB, 1.5TB or 500MiB`},
 		"an unknown flag":            {pull("--colour"), "unknown flag: --colour"},
 		"an unknown output":          {pull("--output", "yaml"), `--output is "yaml": choose text or json`},
-		"an unknown log format":      {push("--log-format", "xml"), `--log-format is "xml", not json, text or auto`},
+		"an unknown log format":      {push("--log-format", "xml"), `invalid --log-format "xml": want json, text or auto`},
 		"a namespace":                {push("-n", "Not_One"), `invalid namespace "Not_One": want a DNS label`},
 		"a release":                  {duplicate("--release", "Not One"), `invalid release name "Not One"`},
 		"a chart's name":             {[]string{"list", "--name", "a.b"}, `invalid name "a.b": want a DNS label`},

@@ -1,13 +1,13 @@
-// Package embedded holds the programs that init-hook carries to the nodes, for
-// every architecture, inside the init-hook binary itself. It builds and changes
-// nothing: make payload fills its folder dist before init-hook is compiled.
+// Package embedded provides the programs that are compiled into init-hook for delivery to nodes,
+// for every architecture. It does not build them: make payload fills its folder dist before
+// init-hook is compiled.
 //
-// The files of dist, for each architecture of [Architectures]:
+// The files in dist, for each of [Architectures]:
 //
 //	registry-ARCH.tar.gz, registry-node-ARCH.tar.gz, probe-ARCH.tar.gz
-//	    the program as the layer of its image, see injector.BuildLayer
+//	        the program as the layer of its image, see injector.BuildLayer
 //	loader-ARCH
-//	    the loader, an ELF file
+//	        the loader, an ELF file
 package embedded
 
 import (
@@ -21,11 +21,11 @@ import (
 //go:embed all:dist
 var dist embed.FS
 
-// Architectures are those that programs are built for, named as in GOARCH.
+// Architectures are the architectures that programs are built for, as in GOARCH.
 var Architectures = []string{"amd64", "arm64"}
 
-// Layers is the folder of the layers, NAME-ARCH.tar.gz. It is read-only and safe
-// for concurrent use.
+// Layers returns the folder with the layers, NAME-ARCH.tar.gz. It is read-only and safe for
+// concurrent use.
 func Layers() fs.FS {
 	sub, err := fs.Sub(dist, "dist")
 	if err != nil {
@@ -34,8 +34,8 @@ func Layers() fs.FS {
 	return sub
 }
 
-// Load returns the layer of a program. The caller must not modify it. An
-// error names what was not built in.
+// Load returns the layer of a program. The caller must not modify it. The error names a missing
+// program.
 func Load(name, architecture string) ([]byte, error) {
 	return read(name + "-" + architecture + ".tar.gz")
 }
@@ -48,7 +48,8 @@ func Loader(architecture string) ([]byte, error) {
 func read(file string) ([]byte, error) {
 	data, err := dist.ReadFile(path.Join("dist", file))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("this init-hook was built without %s: build it with make build, or name only the architectures %v", file, Architectures)
+		return nil, fmt.Errorf("this init-hook was built without %s: build it with make build, "+
+			"or limit the architectures to %v", file, Architectures)
 	}
 	return data, err
 }

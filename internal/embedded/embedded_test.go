@@ -11,22 +11,33 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
-func TestWhatWasNotBuiltInIsNamed(t *testing.T) {
+func TestMissingPrograms(t *testing.T) {
 	for want, load := range map[string]func() ([]byte, error){
-		"this init-hook was built without registry-riscv64.tar.gz: ": func() ([]byte, error) { return embedded.Load("registry", "riscv64") },
-		"this init-hook was built without nothing-amd64.tar.gz: ":    func() ([]byte, error) { return embedded.Load("nothing", "amd64") },
-		"this init-hook was built without loader-riscv64: ":          func() ([]byte, error) { return embedded.Loader("riscv64") },
+		"this init-hook was built without registry-riscv64.tar.gz: ": func() ([]byte, error) {
+			return embedded.Load(
+				"registry", "riscv64",
+			)
+		},
+		"this init-hook was built without nothing-amd64.tar.gz: ": func() ([]byte, error) {
+			return embedded.Load("nothing",
+				"amd64")
+		},
+		"this init-hook was built without loader-riscv64: ": func() ([]byte,
+			error) {
+			return embedded.Loader("riscv64")
+		},
 	} {
 		data, err := load()
-		if err == nil || !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), "make build") || data != nil {
+		if err == nil || !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), "make build") ||
+			data != nil {
 			t.Errorf("got %d bytes, %v\nwant %s...", len(data), err, want)
 		}
 	}
 }
 
-// TestEveryProgramIsForItsArchitecture looks into what make payload put there: a program under the wrong name would otherwise be noticed only
-// on a node of that architecture.
-func TestEveryProgramIsForItsArchitecture(t *testing.T) {
+// TestProgramsMatchTheirArchitecture checks the output of make payload: a program under the wrong
+// name would otherwise be noticed only on a node of that architecture.
+func TestProgramsMatchTheirArchitecture(t *testing.T) {
 	if files, err := fs.Glob(embedded.Layers(), "*.tar.gz"); err != nil || len(files) == 0 {
 		t.Skipf("SKIPPED, NOTHING WAS TESTED: the folder dist is empty (%v): run make payload first", err)
 	}

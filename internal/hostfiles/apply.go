@@ -7,12 +7,12 @@ import (
 	"path"
 )
 
-// Apply does what was planned, one file after the other, and stops at the first that fails: every file is then as it was or as
-// it is to be. Changes that are done say so.
+// Apply executes the plan file by file and stops at the first failure. Each file is then in its old
+// or its new state. Changes that were made have Done set.
 func (p *Plan) Apply() error {
 	for _, l := range p.leftovers {
 		if err := l.remove(); err != nil {
-			return fmt.Errorf("removing %s, which an earlier run has left: %w", l.dir.name(l.name), cause(err))
+			return fmt.Errorf("removing %s, left over from an earlier run: %w", l.dir.name(l.name), cause(err))
 		}
 	}
 	for _, f := range p.folders {
@@ -66,7 +66,7 @@ func (f *folder) apply() error {
 }
 
 func failed(name string, err error) error {
-	return fmt.Errorf("%s: %w; it is as it was or as it is to be, and the next run goes on", name, err)
+	return fmt.Errorf("%s: %w; the file is in its old or its new state, and the next run continues", name, err)
 }
 
 func done(c *Change) {
@@ -86,7 +86,7 @@ func (f *folder) move(from, to string, c *Change) error {
 func (f *folder) do(s *step) error {
 	base, backup := f.path(s.base), f.path(s.base+backupSuffix)
 	var err error
-	switch s.do {
+	switch s.op {
 	case write:
 		err = f.write(s)
 	case putBack:
@@ -111,13 +111,14 @@ func (f *folder) write(s *step) error {
 		if s.keep {
 			err := f.dir.link(name, f.path(s.base+backupSuffix))
 			if errors.Is(err, fs.ErrPermission) {
-				// Linux lets nobody without capabilities link the files of others: see protected_hardlinks in proc_sys_fs(5).
-				return fmt.Errorf("keeping what is there: %w; make root its owner", err)
+				// Linux allows hard links to files of others only with capabilities: see protected_hardlinks in
+				// proc_sys_fs(5).
+				return fmt.Errorf("keeping the previous file: %w; make root its owner", err)
 			}
 			if err != nil {
-				return fmt.Errorf("keeping what is there: %w", err)
+				return fmt.Errorf("keeping the previous file: %w", err)
 			}
-			// The backup is on disk before the file is replaced.
+			// The backup must be on disk before the file is replaced.
 			if err := f.dir.sync(f.name); err != nil {
 				return err
 			}
@@ -125,13 +126,13 @@ func (f *folder) write(s *step) error {
 		return f.dir.rename(temp, name)
 	}()
 	if err != nil {
-		_ = f.dir.remove(temp) // else the next run does
+		_ = f.dir.remove(temp) // otherwise the next run does
 	}
 	return err
 }
 
-// make makes the folder with its files in one step: written under another name, and renamed. A run that ends before has made
-// none, so that none has to be taken away that might be somebody else's.
+// make creates the folder with its files in one step: under a temporary name that is renamed. An
+// interrupted run leaves no folder that might later be mistaken for somebody else's.
 func (f *folder) make() error {
 	temp := folder{dir: f.dir, name: temporary(f.name)}
 	err := func() error {
@@ -146,7 +147,7 @@ func (f *folder) make() error {
 		return f.dir.rename(temp.name, f.name)
 	}()
 	if err != nil {
-		for _, s := range f.steps { // else the next run does
+		for _, s := range f.steps { // otherwise the next run does
 			_ = f.dir.remove(temp.path(s.base))
 		}
 		_ = f.dir.remove(temp.name)

@@ -8,8 +8,8 @@ import (
 	"path"
 )
 
-// calls are the system calls of a run. Each has a name, and hook is told before and after it: a test can let it fail, and can
-// end the run there. Nothing else in the package touches a file system.
+// calls are the system calls of a run; nothing else in the package accesses a file system. Each has
+// a name, and hook is called before and after it: tests can make it fail or end the run there.
 type calls struct {
 	hook func(call, path string, after bool) error
 }
@@ -30,13 +30,13 @@ func (c calls) do(call, path string, f func() error) error {
 	return nil
 }
 
-// directory is one that is mounted. Names below it are relative to it. Nothing gets out of it through a link: os.Root sees to
-// that.
+// directory is a mounted directory. Names are relative to it. os.Root keeps links from leading out
+// of it.
 type directory struct {
 	calls
-	path   string // the node's
+	path   string // on the node
 	root   *os.Root
-	handle *os.File // of the directory itself, locked
+	handle *os.File // the directory itself, locked
 }
 
 func (d *directory) name(name string) string { return path.Join(d.path, name) }
@@ -50,14 +50,14 @@ func (d *directory) lstat(name string) (info fs.FileInfo, err error) {
 }
 
 func (d *directory) readlink(name string) (target string) {
-	_ = d.do("readlink", d.name(name), func() (err error) { // it is only told
+	_ = d.do("readlink", d.name(name), func() (err error) { // used in messages only
 		target, err = d.root.Readlink(name)
 		return err
 	})
 	return target
 }
 
-// read reads a regular file up to limit bytes. The caller has seen that it is one.
+// read reads up to limit bytes of a regular file. The caller has checked that it is one.
 func (d *directory) read(name string, limit int64) (data []byte, err error) {
 	err = d.do("read", d.name(name), func() error {
 		f, err := d.root.OpenFile(name, os.O_RDONLY|nonblock, 0)
@@ -88,7 +88,7 @@ func (d *directory) mkdir(name string) error {
 	if err := d.do("mkdir", d.name(name), func() error { return d.root.Mkdir(name, 0o755) }); err != nil {
 		return err
 	}
-	return d.do("chmod", d.name(name), func() error { return d.root.Chmod(name, 0o755) }) // whatever the umask
+	return d.do("chmod", d.name(name), func() error { return d.root.Chmod(name, 0o755) }) // regardless of the umask
 }
 
 func (d *directory) link(from, to string) error {
@@ -103,7 +103,7 @@ func (d *directory) remove(name string) error {
 	return d.do("remove", d.name(name), func() error { return d.root.Remove(name) })
 }
 
-// sync makes what was done to the entries of a folder last.
+// sync makes changes to the entries of a folder durable.
 func (d *directory) sync(folder string) error {
 	return d.do("sync", d.name(folder), func() error {
 		f, err := d.root.Open(folder)
@@ -115,7 +115,7 @@ func (d *directory) sync(folder string) error {
 	})
 }
 
-// write makes a file that is not there yet, whole and on disk, or none.
+// write creates a new file, completely and durably, or not at all.
 func (d *directory) write(name string, data []byte, mode fs.FileMode) error {
 	var f *os.File
 	steps := []struct {
@@ -127,7 +127,7 @@ func (d *directory) write(name string, data []byte, mode fs.FileMode) error {
 			return err
 		}},
 		{"write", func() error { _, err := f.Write(data); return err }},
-		{"chmod", func() error { return f.Chmod(mode) }}, // whatever the umask
+		{"chmod", func() error { return f.Chmod(mode) }}, // regardless of the umask
 		{"sync", func() error { return f.Sync() }},
 		{"close", func() error { return f.Close() }},
 	}

@@ -23,15 +23,16 @@ const (
 	k3s     = "/etc/rancher/k3s"
 )
 
-// files are a tree: content by path. A path that ends in a slash is an empty directory, and "-> x" a symbolic link to x.
+// files are the content of a tree by path. A path that ends in a slash is an empty directory, and
+// "-> x" a symbolic link to x.
 type files map[string]string
 
-// originals have a time and a mode that nothing here gives to a file, so that one that was copied is seen to be another.
+// originals have a modification time and mode that the package never sets, which identifies copies.
 var originalTime = time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
 
 const originalMode = 0o640
 
-// newHost makes a node with two directories.
+// newHost creates a node with two directories.
 func newHost(t testing.TB, tree files) string {
 	t.Helper()
 	host := fastDir(t)
@@ -61,7 +62,7 @@ func newHost(t testing.TB, tree files) string {
 	return host
 }
 
-// fastDir is a directory in memory where there is one: thousands of syncs take minutes on a disk.
+// fastDir returns a directory in memory if possible: thousands of syncs take minutes on a disk.
 func fastDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "hostfiles")
@@ -83,7 +84,7 @@ func mkdir(t testing.TB, dir string) {
 	}
 }
 
-// node is all of a file that matters.
+// node holds the relevant properties of a file.
 type node struct {
 	content string
 	mode    fs.FileMode
@@ -107,7 +108,7 @@ func snapshot(t testing.TB, host string) map[string]node {
 		switch {
 		case entry.IsDir():
 			path += "/"
-			n = node{mode: info.Mode()} // its time is that of what happens in it
+			n = node{mode: info.Mode()} // directory times change with their content
 		case info.Mode()&fs.ModeSymlink != 0:
 			target, err := os.Readlink(name)
 			if err != nil {
@@ -130,11 +131,13 @@ func snapshot(t testing.TB, host string) map[string]node {
 	return out
 }
 
-// contents are the files of a snapshot, and its empty directories.
+// contents returns the files and the empty directories of a snapshot.
 func contents(s map[string]node) files {
 	out := files{}
 	for name, n := range s {
-		empty := !slices.ContainsFunc(slices.Collect(maps.Keys(s)), func(other string) bool { return other != name && strings.HasPrefix(other, name) })
+		empty := !slices.ContainsFunc(
+			slices.Collect(maps.Keys(s)), func(other string) bool { return other != name && strings.HasPrefix(other, name) },
+		)
 		if !strings.HasSuffix(name, "/") || empty && name != certs+"/" && name != k3s+"/" {
 			out[name] = n.content
 		}
@@ -171,7 +174,7 @@ func sameSnapshot(t testing.TB, what string, got, want map[string]node) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(got)) {
 		if _, ok := want[name]; !ok {
-			t.Errorf("%s: there is %s too", what, name)
+			t.Errorf("%s: unexpected file %s", what, name)
 		}
 	}
 }
@@ -180,7 +183,7 @@ func options(host string) Options {
 	return Options{Root: host, Directories: []string{certs, k3s}, Release: release}
 }
 
-// run opens, plans and applies, and closes.
+// run opens, plans, applies and closes.
 func run(o Options, w Wants) (*Plan, error) {
 	tree, err := Open(context.Background(), o)
 	if err != nil {
@@ -203,7 +206,7 @@ func mustRun(t testing.TB, host string, w Wants) *Plan {
 	return plan
 }
 
-// summary is what a plan does, a line for each file.
+// summary describes a plan, one line per file.
 func summary(p *Plan) string {
 	var out strings.Builder
 	for _, c := range p.Changes {
@@ -228,7 +231,7 @@ func refusal(t testing.TB, err error) string {
 	return refused.Error()
 }
 
-// want is a file of mode 0600 as most are.
+// want returns a file of mode 0600.
 func want(path, content string) File {
 	return File{Path: path, Content: []byte(content), Mode: 0o600}
 }

@@ -1,13 +1,14 @@
-// Package hostfiles writes the files of one owner, a release, into directories of a node that belong to others, and takes them
-// out again. Every file is there whole or not at all, whatever happens in between: it is written beside its place, synced, and
-// renamed. What was there before is kept under another name, by a hard link, and is put back by a rename, so that it is the
-// same file again: inode, owner, mode, times and label.
+// Package hostfiles installs the files of one owner, a release, in directories of a node that
+// belong to others, and uninstalls them. Each file is written atomically: to a temporary file that
+// is synced and renamed. A previous file is kept as a hard link and restored by a rename, which
+// preserves its inode, owner, mode, times and label.
 //
-// The release's files carry a mark in their first line. Files of others are neither replaced nor removed, unless the caller
-// says so. All that can be found out before the first write is, and is refused then: [Tree.Plan] only reads, [Plan.Apply] only
-// writes. A run that was ended in between, at whatever point, needs no repair: the next one comes to the same end.
+// The first line of a release's files marks their owner. Files of others are not replaced or
+// removed unless the caller requests it. Whatever can be checked before the first write is checked
+// then: [Tree.Plan] only reads, [Plan.Apply] only writes. A run that is interrupted at any point
+// needs no repair: the next run reaches the same state.
 //
-// It knows no format and shows no contents; internal/noderuntime does.
+// The package knows no file formats and prints no contents; internal/noderuntime does.
 package hostfiles
 
 import (
@@ -18,23 +19,25 @@ import (
 )
 
 const (
-	// markPrefix begins the files of all releases. The line is a comment in TOML and YAML, and PEM's readers skip it.
+	// markPrefix starts the files of all releases. The line is a comment in TOML and YAML, and PEM
+	// parsers skip it.
 	markPrefix = "# Written by zarf-registry, release "
 	markSuffix = ". Changes are overwritten.\n"
-	// backupSuffix names what was there before, a file or a directory.
+	// backupSuffix is appended to the name of a previous file or directory.
 	backupSuffix = ".before-zarf-registry"
-	// What is being written, or taken away, is named with both of these around it.
+	// Temporary files and directories have this prefix and suffix.
 	temporaryPrefix, temporarySuffix = ".", ".zarf-registry-new"
-	// maxSize bounds the files that are read whole, in bytes. A Secret cannot hold more, so no file of a release is larger.
+	// maxSize limits the size of files that are read completely, in bytes. A Secret cannot hold more.
 	maxSize = 1 << 20
-	// maxMark bounds the first line that is looked at: a namespace and a name have 63 and 53 bytes at most.
+	// maxMark limits the length of the first line. A namespace and a release name have up to 63 and 53
+	// bytes.
 	maxMark = 256
 )
 
-// Mark is the first line of the files of a release, NAMESPACE/NAME.
+// Mark returns the first line of the files of release NAMESPACE/NAME.
 func Mark(release string) string { return markPrefix + release + markSuffix }
 
-// Backup names what is kept of the file or the directory at path.
+// Backup returns the path at which the previous file or directory at path is kept.
 func Backup(path string) string { return path + backupSuffix }
 
 func temporary(base string) string { return temporaryPrefix + base + temporarySuffix }
@@ -44,10 +47,10 @@ func isTemporary(base string) bool {
 		len(base) > len(temporaryPrefix)+len(temporarySuffix)
 }
 
-// reserved says whether a name is one that only this package gives.
+// reserved reports whether only this package creates files of that name.
 func reserved(base string) bool { return isTemporary(base) || strings.HasSuffix(base, backupSuffix) }
 
-// markOf returns the release that wrote a file, empty if none did, and what comes after the mark.
+// markOf returns the release that wrote a file, empty if none did, and the content after the mark.
 func markOf(content []byte) (release string, rest []byte) {
 	line, rest, _ := bytes.Cut(content, []byte("\n"))
 	name, ok := strings.CutPrefix(string(line)+"\n", markPrefix)
@@ -60,63 +63,65 @@ func markOf(content []byte) (release string, rest []byte) {
 	return name, rest
 }
 
-// File is one that the release wants on the node.
+// File is a file that the release installs.
 type File struct {
-	// Path is DIRECTORY/NAME or DIRECTORY/FOLDER/NAME, where DIRECTORY is one that the tree was opened with.
+	// Path is DIRECTORY/NAME or DIRECTORY/FOLDER/NAME, with a DIRECTORY from Options.Directories.
 	Path string
-	// Content is all but the first line, the mark.
+	// Content is everything after the mark in the first line.
 	Content []byte
-	// Mode are the permissions.
+	// Mode is the permission bits.
 	Mode fs.FileMode
 }
 
-// Wants is what Plan goes by. The zero value wants nothing: all files of the release are taken away, and what was there before
-// is put back.
+// Wants is the desired state. The zero value uninstalls the release: its files are removed and
+// previous files restored.
 type Wants struct {
 	Files []File
-	// Force lets Files replace what others wrote, a release under another name included. What was there before is kept, except
-	// another release's.
+	// Force replaces files of others, including other releases. They are kept, except those of
+	// releases.
 	Force bool
-	// Replace are the paths of Files where that is so without Force.
+	// Replace lists the paths of Files for which Force applies.
 	Replace []string
-	// Away are folders of others, DIRECTORY/FOLDER, that are moved aside while they are named here, and put back by a Plan
-	// that does not name them.
+	// Away lists folders of others, DIRECTORY/FOLDER, that are moved aside. A Plan that no longer
+	// lists a folder restores it.
 	Away []string
 }
 
-// Action is what is done to a file.
+// Action is a change to a file.
 type Action string
 
-// The actions, in words for people.
+// Actions, as shown to users.
 const (
 	New       Action = "new"
 	Changed   Action = "changed"
 	Unchanged Action = "unchanged"
-	PutBack   Action = "put back"
+	Restored  Action = "restored"
 	Removed   Action = "removed"
 )
 
-// Change is what a plan does to one file.
+// Change is the planned change to a file.
 type Change struct {
-	// Path is the file's; a folder's where a whole folder is moved aside or put back.
+	// Path of the file, or of the folder if it is moved aside or restored as a whole.
 	Path   string
 	Action Action
-	// Old and New are its contents before and after, without the mark; nil where there is no file, and for folders.
+	// Old and New are the contents before and after, without the mark; nil for a missing file and for
+	// folders.
 	Old, New []byte
-	// Foreign says that the file is not marked as the release's, because somebody else wrote exactly what is wanted.
+	// Foreign means that the file lacks the release's mark: somebody else wrote the desired content.
 	Foreign bool
-	// Backup is where what was there before is kept afterwards; empty where there was nothing, or it is back.
+	// Backup is the path at which the previous file is kept afterwards; empty if there is none or it
+	// is restored.
 	Backup string
-	// Done says that Apply has done it.
+	// Done is set by Apply.
 	Done bool
 }
 
-// Refusal says why nothing can be done. Nothing was changed then.
+// Refusal lists why a plan is impossible. Nothing has been changed.
 type Refusal struct{ Problems []string }
 
 func (r *Refusal) Error() string { return strings.Join(r.Problems, "\n") }
 
-// below says whether name is in dir, at whatever depth.
+// below reports whether name is inside dir, at any depth.
 func below(dir, name string) bool { return strings.HasPrefix(name, dir+"/") }
 
 func clean(name string) bool { return path.IsAbs(name) && path.Clean(name) == name && name != "/" }

@@ -15,8 +15,8 @@ const (
 	kept   = backupSuffix
 )
 
-// Each case is run twice, the second time to see that it changes nothing; then all is taken away, and but for what a case says
-// is left the tree is as it was, to the inode.
+// Each case runs twice, and the second run must change nothing. Then everything is uninstalled, and
+// the tree must be as before, including inodes, unless a case lists what is left.
 func TestTrees(t *testing.T) {
 	for sentence, tt := range map[string]struct {
 		before files
@@ -24,7 +24,7 @@ func TestTrees(t *testing.T) {
 		after  files
 		did    string
 		warns  string
-		left   files // what is there after a restore, if not what was there before
+		left   files // files after the restore, if they differ from the original ones
 	}{
 		"new files in new folders": {
 			before: files{k3s + "/config.yaml": "a: b\n"},
@@ -49,47 +49,47 @@ func TestTrees(t *testing.T) {
 			after:  files{yaml: mark + "new\n", yaml + kept: "old\n"},
 			did:    "changed " + yaml + " keeps registries.yaml.before-zarf-registry\n",
 		},
-		"a file of others that may be replaced": {
+		"a replaceable file of others": {
 			before: files{docker: "generated\n"},
 			wants:  Wants{Replace: []string{docker}, Files: []File{want(docker, "new\n")}},
 			after:  files{docker: mark + "new\n", docker + kept: "generated\n"},
 			did:    "changed " + docker + " keeps hosts.toml.before-zarf-registry\n",
 		},
-		"a file of others that is as wanted": {
+		"a file of others with the desired content": {
 			before: files{yaml: "same\n"},
 			wants:  Wants{Files: []File{want(yaml, "same\n")}},
 			after:  files{yaml: "same\n"},
 			did:    "unchanged " + yaml + "\n",
 		},
-		"a file of the release that is wanted no more": {
+		"an obsolete file of the release": {
 			before: files{docker: mark + "old\n", quay: mark + "q\n"},
 			wants:  Wants{Files: []File{want(quay, "q\n")}},
 			after:  files{quay: mark + "q\n"},
 			did:    "removed " + docker + "\nchanged " + quay + "\n", // the mode
 			left:   files{},
 		},
-		"a file of the release in a folder with others, wanted no more": {
+		"an obsolete file of the release in a folder with others": {
 			before: files{docker: mark + "old\n", certs + "/docker.io/ca.pem": "pem"},
 			after:  files{certs + "/docker.io/ca.pem": "pem"},
 			did:    "removed " + docker + "\n",
 			left:   files{certs + "/docker.io/ca.pem": "pem"},
 		},
-		"what was there before comes back": {
+		"a previous file is restored": {
 			before: files{yaml: mark + "ours\n", yaml + kept: "old\n"},
 			after:  files{yaml: "old\n"},
-			did:    "put back " + yaml + "\n",
+			did:    "restored " + yaml + "\n",
 			left:   files{yaml: "old\n"},
 		},
-		"what was there before comes back where somebody removed ours": {
+		"a previous file is restored after somebody removed ours": {
 			before: files{yaml + kept: "old\n"},
 			after:  files{yaml: "old\n"},
-			did:    "put back " + yaml + "\n",
+			did:    "restored " + yaml + "\n",
 			left:   files{yaml: "old\n"},
 		},
-		"what others have put in the place of ours is left": {
+		"a file of others in place of ours is left": {
 			before: files{yaml: "newest\n", yaml + kept: "old\n"},
 			after:  files{yaml: "newest\n", yaml + kept: "old\n"},
-			warns:  "was put there by others",
+			warns:  "was replaced by others",
 		},
 		"a backup is made once": {
 			before: files{yaml: mark + "ours\n", yaml + kept: "old\n"},
@@ -98,14 +98,14 @@ func TestTrees(t *testing.T) {
 			did:    "changed " + yaml + " keeps registries.yaml.before-zarf-registry\n",
 			left:   files{yaml: "old\n"},
 		},
-		"a backup that is the same as the file is enough": {
+		"a backup that is the same as the file is reused": {
 			before: files{yaml: "old\n", yaml + kept: "old\n"},
 			wants:  Wants{Force: true, Files: []File{want(yaml, "newer\n")}},
 			after:  files{yaml: mark + "newer\n", yaml + kept: "old\n"},
 			did:    "changed " + yaml + " keeps registries.yaml.before-zarf-registry\n",
 			left:   files{yaml: "old\n"},
 		},
-		"a generated file that is generated again needs no second backup": {
+		"a regenerated file needs no second backup": {
 			before: files{docker: "generated 2\n", docker + kept: "generated 1\n"},
 			wants:  Wants{Replace: []string{docker}, Files: []File{want(docker, "new\n")}},
 			after:  files{docker: mark + "new\n", docker + kept: "generated 1\n"},
@@ -123,35 +123,36 @@ func TestTrees(t *testing.T) {
 			before: files{docker: theirs + "x\n", docker + kept: "old\n", quay: theirs + "y\n"},
 			after:  files{docker: theirs + "x\n", docker + kept: "old\n", quay: theirs + "y\n"},
 		},
-		"folders of others are moved aside, and come back": {
+		"folders of others are moved aside and restored": {
 			before: files{quay: "generated\n", certs + "/quay.io/ca.pem": "pem", docker: "generated\n"},
 			wants:  Wants{Away: []string{certs + "/quay.io"}, Replace: []string{docker}, Files: []File{want(docker, "d\n")}},
 			after: files{
 				certs + "/quay.io" + kept + "/hosts.toml": "generated\n", certs + "/quay.io" + kept + "/ca.pem": "pem",
 				docker: mark + "d\n", docker + kept: "generated\n",
 			},
-			did: "changed " + docker + " keeps hosts.toml.before-zarf-registry\nremoved " + certs + "/quay.io keeps quay.io.before-zarf-registry\n",
+			did: "changed " + docker + " keeps hosts.toml.before-zarf-registry\nremoved " + certs +
+				"/quay.io keeps quay.io.before-zarf-registry\n",
 		},
-		"a folder whose file was replaced is put together before it is moved aside": {
+		"a folder whose file was replaced is restored before it is moved aside": {
 			before: files{quay: mark + "ours\n", quay + kept: "generated\n"},
 			wants:  Wants{Away: []string{certs + "/quay.io"}},
 			after:  files{certs + "/quay.io" + kept + "/hosts.toml": "generated\n"},
 			did:    "removed " + certs + "/quay.io keeps quay.io.before-zarf-registry\n",
 			left:   files{quay: "generated\n"},
 		},
-		"a folder that was moved aside is wanted": {
+		"a folder that was moved aside is installed": {
 			before: files{certs + "/quay.io" + kept + "/hosts.toml": "generated\n"},
 			wants:  Wants{Files: []File{want(quay, "ours\n")}},
 			after:  files{certs + "/quay.io" + kept + "/hosts.toml": "generated\n", quay: mark + "ours\n"},
 			did:    "new " + quay + "\n",
 			left:   files{quay: "generated\n"},
 		},
-		"a folder that was moved aside and made anew is left": {
+		"a folder that was moved aside and recreated is left": {
 			before: files{certs + "/quay.io" + kept + "/hosts.toml": "1\n", quay: "2\n"},
 			after:  files{certs + "/quay.io" + kept + "/hosts.toml": "1\n", quay: "2\n"},
-			warns:  "was made anew by others",
+			warns:  "was recreated by others",
 		},
-		"what an earlier run has left is taken away": {
+		"left-overs of an earlier run are removed": {
 			before: files{
 				certs + "/.docker.io.zarf-registry-new/.hosts.toml.zarf-registry-new": "half",
 				certs + "/.quay.io.zarf-registry-new/hosts.toml":                      mark + "q\n",
@@ -165,14 +166,17 @@ func TestTrees(t *testing.T) {
 			did:   "new " + docker + "\n",
 			left:  files{certs + "/gcr.io/hosts.toml": "theirs\n"},
 		},
-		"a file deeper than the release writes is not looked at": {
+		"a file deeper than the release writes is ignored": {
 			before: files{certs + "/a/b/hosts.toml": mark + "x\n"},
 			after:  files{certs + "/a/b/hosts.toml": mark + "x\n"},
 		},
 		"links of others are left": {
-			before: files{certs + "/a": "-> /etc", certs + "/b/hosts.toml": "-> /etc/passwd", certs + "/b/.x.zarf-registry-new": "-> /etc/passwd"},
-			after:  files{certs + "/a": "-> /etc", certs + "/b/hosts.toml": "-> /etc/passwd"},
-			left:   files{certs + "/a": "-> /etc", certs + "/b/hosts.toml": "-> /etc/passwd"},
+			before: files{
+				certs + "/a": "-> /etc", certs + "/b/hosts.toml": "-> /etc/passwd",
+				certs + "/b/.x.zarf-registry-new": "-> /etc/passwd",
+			},
+			after: files{certs + "/a": "-> /etc", certs + "/b/hosts.toml": "-> /etc/passwd"},
+			left:  files{certs + "/a": "-> /etc", certs + "/b/hosts.toml": "-> /etc/passwd"},
 		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
@@ -199,7 +203,7 @@ func TestTrees(t *testing.T) {
 				}
 			}
 			if again.Pending() {
-				t.Error("the second run had something to do")
+				t.Error("the second run has pending changes")
 			}
 
 			mustRun(t, host, Wants{})
@@ -212,7 +216,7 @@ func TestTrees(t *testing.T) {
 	}
 }
 
-func TestModesAreThoseWanted(t *testing.T) {
+func TestModes(t *testing.T) {
 	host := newHost(t, nil)
 	files := []File{want(docker, "a\n"), {Path: k3s + "/ca.crt", Content: []byte("b\n"), Mode: 0o644}}
 	mustRun(t, host, Wants{Files: files})
@@ -237,7 +241,7 @@ func TestModesAreThoseWanted(t *testing.T) {
 	}
 }
 
-// Everything here is refused by a Plan, or before it, and changes nothing.
+// Plan or Open refuses each case, and nothing changes.
 func TestRefusals(t *testing.T) {
 	one := Wants{Files: []File{want(yaml, "new\n")}}
 	force := Wants{Force: true, Files: one.Files}
@@ -247,33 +251,107 @@ func TestRefusals(t *testing.T) {
 		change func(*Options)
 		want   []string
 	}{
-		"a file of others":                       {before: files{yaml: "old\n"}, wants: one, want: []string{yaml + " was not written by zarf-registry", "nodeConfig.force=true", yaml + kept}},
-		"a file of another release":              {before: files{yaml: theirs + "old\n"}, wants: one, want: []string{"release other/registry", "force"}},
-		"a link in the file's place":             {before: files{yaml: "-> /etc/passwd"}, wants: force, want: []string{yaml + ` is a symbolic link to "/etc/passwd"`}},
-		"a link to nowhere in the file's place":  {before: files{yaml: "-> nowhere"}, wants: force, want: []string{`is a symbolic link to "nowhere"`}},
-		"a link in the folder's place":           {before: files{certs + "/docker.io": "-> ../x", "/etc/containerd/x/": ""}, wants: Wants{Force: true, Files: []File{want(docker, "a\n")}}, want: []string{certs + `/docker.io is a symbolic link to "../x"`}},
-		"a file in the folder's place":           {before: files{certs + "/docker.io": "a"}, wants: Wants{Force: true, Files: []File{want(docker, "a\n")}}, want: []string{certs + "/docker.io is not a directory"}},
-		"a directory in the file's place":        {before: files{yaml + "/": ""}, wants: force, want: []string{yaml + " is a directory"}},
-		"a directory in the backup's place":      {before: files{yaml: "old\n", yaml + kept + "/": ""}, wants: force, want: []string{yaml + kept + " is a directory"}},
-		"the same without force":                 {before: files{yaml: "newer\n", yaml + kept: "old\n"}, wants: one, want: []string{"move one of them away"}},
-		"another backup than what is there":      {before: files{yaml: "newer\n", yaml + kept: "old\n"}, wants: force, want: []string{"move one of them away"}},
-		"a file too large for a configuration":   {before: files{yaml: strings.Repeat("x", maxSize+1)}, wants: force, want: []string{"1048577 bytes"}},
-		"a wanted file that is too large":        {wants: Wants{Files: []File{want(yaml, strings.Repeat("x", maxSize))}}, want: []string{"more than 1048576"}},
-		"a path outside of the directories":      {wants: Wants{Files: []File{want("/etc/passwd", "a")}}, want: []string{"/etc/passwd is in none"}},
-		"a path that leads out":                  {wants: Wants{Files: []File{want(k3s+"/../../passwd", "a")}}, want: []string{`without ".."`}},
-		"a path that is too deep":                {wants: Wants{Files: []File{want(certs+"/a/b/c", "a")}}, want: []string{"too deep"}},
-		"a file twice":                           {wants: Wants{Files: []File{one.Files[0], one.Files[0]}}, want: []string{"twice"}},
-		"a name for backups":                     {wants: Wants{Files: []File{want(yaml+kept, "a")}}, want: []string{"used for backups"}},
-		"a name of what is being written":        {wants: Wants{Files: []File{want(k3s+"/.a.zarf-registry-new", "a")}}, want: []string{"used for backups"}},
-		"something else under a temporary name":  {before: files{certs + "/.docker.io.zarf-registry-new/passwd": "x"}, wants: one, want: []string{"passwd is in the way"}},
-		"a folder that was moved aside already":  {before: files{quay: "a", certs + "/quay.io" + kept + "/hosts.toml": "b"}, wants: Wants{Away: []string{certs + "/quay.io"}}, want: []string{"move one of them away"}},
-		"a directory that is not there":          {change: func(o *Options) { o.Directories = append(o.Directories, "/etc/crio") }, want: []string{"directory /etc/crio is not there: have it mounted at "}},
-		"a directory that is a file":             {before: files{"/etc/crio": "a"}, change: func(o *Options) { o.Directories = append(o.Directories, "/etc/crio") }, want: []string{"directory /etc/crio cannot be opened"}},
-		"a directory with dots":                  {change: func(o *Options) { o.Directories = []string{"/etc/../x"} }, want: []string{`"/etc/../x"`}},
-		"a root that is not there":               {change: func(o *Options) { o.Root += "/none" }, want: []string{"none: no such file"}},
-		"one directory under two names":          {before: files{"/etc/link": "-> rancher/k3s"}, change: func(o *Options) { o.Directories = append(o.Directories, "/etc/link") }, wants: Wants{Files: []File{want("/etc/rancher/k3s/a", "a\n"), want("/etc/link/b", "b\n")}}, want: []string{"is the same as"}},
-		"all that is wrong, not only the first":  {before: files{yaml: "old\n", docker: "-> x"}, wants: Wants{Files: []File{want(yaml, "a\n"), want(docker, "a\n")}}, want: []string{yaml, docker}},
-		"a pipe in the file's place, not waited": {before: files{}, wants: force, want: []string{"is not a regular file"}},
+		"a file of others": {
+			before: files{yaml: "old\n"},
+			wants:  one,
+			want:   []string{yaml + " was not written by zarf-registry", "nodeConfig.force=true", yaml + kept},
+		},
+		"a file of another release": {
+			before: files{yaml: theirs + "old\n"}, wants: one, want: []string{"release other/registry", "force"},
+		},
+		"a link in place of the file": {
+			before: files{yaml: "-> /etc/passwd"}, wants: force, want: []string{yaml + ` is a symbolic link to "/etc/passwd"`},
+		},
+		"a dangling link in place of the file": {
+			before: files{yaml: "-> nowhere"}, wants: force, want: []string{`is a symbolic link to "nowhere"`},
+		},
+		"a link in place of the folder": {
+			before: files{certs + "/docker.io": "-> ../x", "/etc/containerd/x/": ""},
+			wants:  Wants{Force: true, Files: []File{want(docker, "a\n")}},
+			want:   []string{certs + `/docker.io is a symbolic link to "../x"`},
+		},
+		"a file in place of the folder": {
+			before: files{certs + "/docker.io": "a"},
+			wants:  Wants{Force: true, Files: []File{want(docker, "a\n")}},
+			want:   []string{certs + "/docker.io is not a directory"},
+		},
+		"a directory in place of the file": {
+			before: files{yaml + "/": ""}, wants: force, want: []string{yaml + " is a directory"},
+		},
+		"a directory in place of the backup": {
+			before: files{yaml: "old\n", yaml + kept + "/": ""}, wants: force, want: []string{yaml + kept + " is a directory"},
+		},
+		"the same without force": {
+			before: files{yaml: "newer\n", yaml + kept: "old\n"}, wants: one, want: []string{"move one of them away"},
+		},
+		"an unrelated backup": {
+			before: files{yaml: "newer\n", yaml + kept: "old\n"}, wants: force, want: []string{"move one of them away"},
+		},
+		"a file too large for a configuration": {
+			before: files{yaml: strings.Repeat("x", maxSize+1)}, wants: force, want: []string{"1048577 bytes"},
+		},
+		"an installed file that is too large": {
+			wants: Wants{
+				Files: []File{want(yaml, strings.Repeat("x", maxSize))},
+			}, want: []string{"exceeds the maximum size of 1048576"},
+		},
+		"a path outside the directories": {
+			wants: Wants{Files: []File{want("/etc/passwd", "a")}}, want: []string{"/etc/passwd is not in a mounted directory"},
+		},
+		"a path with ..": {
+			wants: Wants{Files: []File{want(k3s+"/../../passwd", "a")}}, want: []string{`without ".."`},
+		},
+		"a path that is too deep": {
+			wants: Wants{Files: []File{want(certs+"/a/b/c", "a")}}, want: []string{"too deep"},
+		},
+		"a duplicate file": {
+			wants: Wants{Files: []File{one.Files[0], one.Files[0]}}, want: []string{"twice"},
+		},
+		"a backup name": {
+			wants: Wants{Files: []File{want(yaml+kept, "a")}}, want: []string{"reserved for backups"},
+		},
+		"a temporary name": {
+			wants: Wants{Files: []File{want(k3s+"/.a.zarf-registry-new", "a")}}, want: []string{"reserved for backups"},
+		},
+		"a file of others with a temporary name": {
+			before: files{certs + "/.docker.io.zarf-registry-new/passwd": "x"},
+			wants:  one,
+			want:   []string{"passwd has a name that zarf-registry uses"},
+		},
+		"a folder with an unrelated backup": {
+			before: files{quay: "a", certs + "/quay.io" + kept + "/hosts.toml": "b"},
+			wants:  Wants{Away: []string{certs + "/quay.io"}},
+			want:   []string{"move one of them away"},
+		},
+		"a missing directory": {
+			change: func(o *Options) { o.Directories = append(o.Directories, "/etc/crio") },
+			want:   []string{"directory /etc/crio is missing: mount it at "},
+		},
+		"a directory that is a file": {
+			before: files{"/etc/crio": "a"},
+			change: func(o *Options) { o.Directories = append(o.Directories, "/etc/crio") },
+			want:   []string{"directory /etc/crio cannot be opened"},
+		},
+		"a directory with ..": {
+			change: func(o *Options) { o.Directories = []string{"/etc/../x"} }, want: []string{`"/etc/../x"`},
+		},
+		"a missing root": {
+			change: func(o *Options) { o.Root += "/none" }, want: []string{"none: no such file"},
+		},
+		"one directory with two names": {
+			before: files{"/etc/link": "-> rancher/k3s"},
+			change: func(o *Options) { o.Directories = append(o.Directories, "/etc/link") },
+			wants:  Wants{Files: []File{want("/etc/rancher/k3s/a", "a\n"), want("/etc/link/b", "b\n")}},
+			want:   []string{"is the same as"},
+		},
+		"all problems, not only the first": {
+			before: files{yaml: "old\n", docker: "-> x"},
+			wants:  Wants{Files: []File{want(yaml, "a\n"), want(docker, "a\n")}},
+			want:   []string{yaml, docker},
+		},
+		"a pipe in place of the file, without waiting for it": {
+			before: files{}, wants: force, want: []string{"is not a regular file"},
+		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			host := newHost(t, tt.before)
@@ -302,7 +380,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestOneDirectoryUnderTwoNamesIsLookedAtOnce(t *testing.T) {
+func TestDirectoryWithTwoNames(t *testing.T) {
 	host := newHost(t, files{"/etc/link": "-> rancher/k3s", yaml: mark + "a\n"})
 	o := options(host)
 	o.Directories = append(o.Directories, "/etc/link")
@@ -311,12 +389,12 @@ func TestOneDirectoryUnderTwoNamesIsLookedAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(plan.Changes) != 1 {
-		t.Errorf("did %s", summary(plan))
+		t.Errorf("changes: %s", summary(plan))
 	}
 	sameFiles(t, host, files{"/etc/link": "-> rancher/k3s"})
 }
 
-func TestADirectoryInAnotherIsLookedAtOnce(t *testing.T) {
+func TestNestedDirectories(t *testing.T) {
 	host := newHost(t, files{yaml: mark + "a\n", "/etc/rancher/x/y": mark + "b\n"})
 	o := options(host)
 	o.Directories = append(o.Directories, "/etc/rancher")
@@ -329,7 +407,7 @@ func TestADirectoryInAnotherIsLookedAtOnce(t *testing.T) {
 	}
 }
 
-func TestMissingDirectoriesAreSkippedIfAsked(t *testing.T) {
+func TestSkipMissing(t *testing.T) {
 	host := newHost(t, files{yaml: mark + "a\n", yaml + kept: "old\n"})
 	o := options(host)
 	o.Directories, o.SkipMissing = append(o.Directories, "/etc/crio"), true
@@ -342,7 +420,8 @@ func TestMissingDirectoriesAreSkippedIfAsked(t *testing.T) {
 func TestReading(t *testing.T) {
 	host := newHost(t, files{
 		docker: mark + "ours\n", docker + kept: "first\n", quay: "theirs\n",
-		certs + "/ghcr.io" + kept + "/hosts.toml": "aside\n", certs + "/.x.zarf-registry-new/": "", certs + "/file": "", certs + "/link": "-> quay.io",
+		certs + "/ghcr.io" + kept + "/hosts.toml": "aside\n", certs + "/.x.zarf-registry-new/": "", certs + "/file": "",
+		certs + "/link":           "-> quay.io",
 		certs + "/new/hosts.toml": mark + "ours\n",
 	})
 	tree, err := Open(t.Context(), options(host))
@@ -354,12 +433,14 @@ func TestReading(t *testing.T) {
 	if got := strings.Join(folders, " "); got != "docker.io ghcr.io new quay.io" || err != nil {
 		t.Errorf("folders %s, %v", got, err)
 	}
-	for name, want := range map[string]string{"docker.io": "first\n", "quay.io": "theirs\n", "ghcr.io": "aside\n", "new": "", "none": ""} {
+	for name, want := range map[string]string{"docker.io": "first\n", "quay.io": "theirs\n", "ghcr.io": "aside\n",
+		"new": "", "none": ""} {
 		if got, err := tree.Original(certs + "/" + name + "/hosts.toml"); string(got) != want || err != nil {
 			t.Errorf("the original of %s is %q, %v; want %q", name, got, err, want)
 		}
 	}
-	for name, want := range map[string]bool{docker: true, certs + "/quay.io": true, certs + "/none": false, certs + "/file/x": false} {
+	for name, want := range map[string]bool{docker: true, certs + "/quay.io": true, certs + "/none": false,
+		certs + "/file/x": false} {
 		if got, err := tree.Exists(name); got != want || err != nil {
 			t.Errorf("%s exists: %v, %v", name, got, err)
 		}
@@ -372,7 +453,7 @@ func TestReading(t *testing.T) {
 	}
 }
 
-// Nothing above the directories is opened, and a cancelled context ends the wait for another run.
+// Nothing above the directories is opened, and canceling the context ends the wait for another run.
 func TestLock(t *testing.T) {
 	host := newHost(t, nil)
 	first, err := Open(t.Context(), options(host))
@@ -403,8 +484,8 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// Eight runs at once that want different things leave one's.
-func TestRunsAtOnce(t *testing.T) {
+// Eight concurrent runs with different desired states leave one of these states.
+func TestConcurrentRuns(t *testing.T) {
 	host := newHost(t, files{yaml: "old\n"})
 	before := snapshot(t, host)
 	ended := make(chan error)
@@ -412,7 +493,10 @@ func TestRunsAtOnce(t *testing.T) {
 	for i := range runs {
 		go func() {
 			content := strings.Repeat("x", i+1) + "\n"
-			_, err := run(options(host), Wants{Force: true, Files: []File{want(yaml, content), want(docker, content), want(certs+"/"+content[:i+1]+"/hosts.toml", content)}})
+			_, err := run(options(host), Wants{
+				Force: true,
+				Files: []File{want(yaml, content), want(docker, content), want(certs+"/"+content[:i+1]+"/hosts.toml", content)},
+			})
 			ended <- err
 		}()
 	}
@@ -423,7 +507,12 @@ func TestRunsAtOnce(t *testing.T) {
 	}
 	now := contents(snapshot(t, host))
 	content := strings.TrimPrefix(now[yaml], mark)
-	want := files{yaml: mark + content, yaml + kept: "old\n", docker: mark + content, certs + "/" + strings.TrimSpace(content) + "/hosts.toml": mark + content}
+	want := files{
+		yaml:        mark + content,
+		yaml + kept: "old\n",
+		docker:      mark + content,
+		certs + "/" + strings.TrimSpace(content) + "/hosts.toml": mark + content,
+	}
 	sameFiles(t, host, want)
 	mustRun(t, host, Wants{})
 	sameSnapshot(t, "after a restore", snapshot(t, host), before)
@@ -452,7 +541,7 @@ func TestMark(t *testing.T) {
 }
 
 func TestMain(m *testing.M) {
-	// A umask must not get into modes.
+	// the umask must not affect modes
 	setUmask(0o077)
 	os.Exit(m.Run())
 }

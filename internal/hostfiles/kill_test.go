@@ -12,7 +12,7 @@ import (
 
 var errKilled = errors.New("killed")
 
-// stop ends a run at the nth system call, before or after it: nothing that comes later is done. It returns the hook, and what
+// stop ends a run at the nth system call, before or after it. It returns the hook and the call that
 // was hit.
 func stop(n int, after bool) (hook func(call, path string, after bool) error, hit *string) {
 	hit = new(string)
@@ -32,29 +32,41 @@ func stop(n int, after bool) (hook func(call, path string, after bool) error, hi
 	}, hit
 }
 
-// story is a tree with what is wanted of it: first, then, and in the end nothing.
+// story is a tree and a sequence of desired states, followed by a restore.
 type story struct {
 	before files
 	wants  []Wants
 }
 
-// The stories have every kind of step.
+// The stories cover every kind of step.
 var stories = map[string]story{
-	"everything new": {
+	"new files": {
 		before: files{k3s + "/config.yaml": "a\n"},
-		wants:  []Wants{{Files: []File{want(docker, "d\n"), want(certs+"/docker.io/ca.crt", "c\n"), want(quay, "q\n"), want(yaml, "y\n")}}},
-	},
-	"in the place of others, then changed, then less of it": {
-		before: files{yaml: "old\n", docker: "generated\n", quay: "generated\n", certs + "/quay.io/ca.pem": "pem", certs + "/ghcr.io/ca.pem": "pem"},
 		wants: []Wants{
-			{Force: true, Away: []string{certs + "/quay.io"}, Files: []File{want(docker, "d1\n"), want(yaml, "y1\n"), want(certs+"/ghcr.io/hosts.toml", "g\n"), want(certs+"/new/hosts.toml", "n\n")}},
+			{Files: []File{want(docker, "d\n"), want(certs+"/docker.io/ca.crt", "c\n"), want(quay, "q\n"), want(yaml, "y\n")}},
+		},
+	},
+	"replaced files, then changed, then fewer": {
+		before: files{
+			yaml: "old\n", docker: "generated\n", quay: "generated\n", certs + "/quay.io/ca.pem": "pem",
+			certs + "/ghcr.io/ca.pem": "pem",
+		},
+		wants: []Wants{
+			{
+				Force: true,
+				Away:  []string{certs + "/quay.io"},
+				Files: []File{
+					want(docker, "d1\n"), want(yaml, "y1\n"), want(certs+"/ghcr.io/hosts.toml", "g\n"),
+					want(certs+"/new/hosts.toml", "n\n"),
+				},
+			},
 			{Force: true, Files: []File{want(docker, "d2\n"), want(quay, "q\n"), want(certs+"/gcr.io/hosts.toml", "g\n")}},
 			{Force: true, Away: []string{certs + "/docker.io"}, Files: []File{want(yaml, "y2\n")}},
 		},
 	},
 }
 
-// reach runs what a story wants up to n times, to its end if n is negative.
+// reach runs up to n states of a story, or all of them if n is negative.
 func reach(t *testing.T, s story, n int) (host string, before map[string]node) {
 	t.Helper()
 	host = newHost(t, s.before)
@@ -65,9 +77,10 @@ func reach(t *testing.T, s story, n int) (host string, before map[string]node) {
 	return host, before
 }
 
-// A run is ended at every system call, before and after it. Every file is then whole, the old one or the new one; the same run
-// again comes to the end that it would have come to; and so does a restore right then, to the inode.
-func TestKilledAnywhere(t *testing.T) {
+// A run is killed before and after each system call. Every file is then in its old or new state.
+// The same run again reaches the same state as without the interruption, and so does an immediate
+// restore, including inodes.
+func TestKilledAtEveryCall(t *testing.T) {
 	for sentence, s := range stories {
 		for stage := range len(s.wants) + 1 { // the last one is the restore
 			t.Run(fmt.Sprintf("%s, stage %d", sentence, stage), func(t *testing.T) {
@@ -118,7 +131,7 @@ func TestKilledAnywhere(t *testing.T) {
 						o.hook, _ = stop(n, after)
 						_, _ = run(o, w)
 						if _, err := run(options(host), Wants{}); err != nil {
-							t.Fatalf("%s: the restore at once: %v", where, err)
+							t.Fatalf("%s: the immediate restore: %v", where, err)
 						}
 						sameSnapshot(t, where+", and restored", snapshot(t, host), before)
 						if t.Failed() {
@@ -126,7 +139,7 @@ func TestKilledAnywhere(t *testing.T) {
 						}
 					}
 					if hits < 20 {
-						t.Errorf("only %d system calls were seen: the test shows nothing", hits)
+						t.Errorf("only %d system calls were seen: the test checked nothing", hits)
 					}
 				}
 			})
@@ -134,7 +147,7 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 }
 
-// wholeFiles looks that every file under a name of its own is whole.
+// wholeFiles checks that every file without a temporary name is complete.
 func wholeFiles(t *testing.T, where string, got, old, end files) {
 	t.Helper()
 	names := map[string]bool{}
@@ -150,7 +163,7 @@ func wholeFiles(t *testing.T, where string, got, old, end files) {
 		}
 		was, hadIt := old[name]
 		is, hasIt := end[name]
-		// What is between an old name and a new one is a backup, or on its way back from one.
+		// A file with neither its old nor its new content may be a backup or being restored from one.
 		between := slices.Contains([]string{old[name+kept], end[name+kept], old[strings.TrimSuffix(name, kept)]}, content)
 		whole := hadIt && content == was || hasIt && content == is || between
 		if !whole {
@@ -163,7 +176,7 @@ func wholeFiles(t *testing.T, where string, got, old, end files) {
 		}
 		_, hadIt := old[name]
 		_, hasIt := end[name]
-		// A folder that was moved aside comes back when ours has gone.
+		// A folder that was moved aside is restored after ours is removed.
 		_, aside := old[path.Join(path.Dir(name)+kept, path.Base(name))]
 		if hadIt && hasIt && !aside {
 			t.Errorf("%s: %s is gone", where, name)
@@ -171,9 +184,9 @@ func wholeFiles(t *testing.T, where string, got, old, end files) {
 	}
 }
 
-// Every system call fails once. Before the first write that is a refusal, and nothing is changed; later the file that fails is
-// whole, and nothing that is being written stays behind.
-func TestFailingAnywhere(t *testing.T) {
+// Each system call fails once. Before the first write that is a refusal, and nothing changes.
+// Later, the affected file is complete, and no temporary file is left.
+func TestFailureOfEveryCall(t *testing.T) {
 	reads := []string{"open", "lock", "lstat", "read", "readdir", "access", "readlink"}
 	for sentence, s := range stories {
 		for stage := range len(s.wants) + 1 {
@@ -187,7 +200,7 @@ func TestFailingAnywhere(t *testing.T) {
 				mustRun(t, host, w)
 				end := contents(snapshot(t, host))
 				seen := 0
-				for n := 2; ; n++ { // twice each: not done, and done but said to have failed
+				for n := 2; ; n++ { // twice each: not executed, and executed but reported as failed
 					fault := []error{syscall.ENOSPC, syscall.EROFS, syscall.EIO}[n/2%3]
 					host, before := reach(t, s, stage)
 					now := snapshot(t, host)
@@ -224,7 +237,8 @@ func TestFailingAnywhere(t *testing.T) {
 					got := contents(snapshot(t, host))
 					wholeFiles(t, where, got, old, end)
 					for name := range got {
-						// One that cannot be removed stays, of course, as does a folder that has just been renamed to be.
+						// A temporary file that cannot be removed stays, and so does a folder that has just been
+						// renamed to be removed.
 						stays := call == "remove" || call == "sync" || call == "rename" && n%2 == 1
 						if strings.Contains(name, temporarySuffix) && !stays {
 							t.Errorf("%s: %s is left", where, name)
@@ -241,15 +255,15 @@ func TestFailingAnywhere(t *testing.T) {
 					}
 				}
 				if seen < 20 {
-					t.Errorf("only %d system calls were seen: the test shows nothing", seen)
+					t.Errorf("only %d system calls were seen: the test checked nothing", seen)
 				}
 			})
 		}
 	}
 }
 
-// What a failed run says of its changes is true.
-func TestDoneUpToTheFailure(t *testing.T) {
+// A failed run reports correctly which changes were made.
+func TestDoneAfterFailure(t *testing.T) {
 	host := newHost(t, nil)
 	o := options(host)
 	o.hook = func(call, path string, after bool) error {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// mount mounts a file system for the time of a test, or skips it.
+// mount mounts a file system for a test, or skips the test.
 func mount(t *testing.T, source, target, kind string, flags uintptr, data string) {
 	t.Helper()
 	if err := syscall.Mount(source, target, kind, flags, data); err != nil {
@@ -22,9 +22,9 @@ func mount(t *testing.T, source, target, kind string, flags uintptr, data string
 	})
 }
 
-func TestARealReadOnlyFileSystem(t *testing.T) {
+func TestReadOnlyFileSystem(t *testing.T) {
 	host := newHost(t, files{yaml: mark + "ours\n"})
-	mustRun(t, host, Wants{Files: []File{want(yaml, "ours\n")}}) // for its mode
+	mustRun(t, host, Wants{Files: []File{want(yaml, "ours\n")}}) // sets the mode
 	dir := filepath.Join(host, k3s)
 	mount(t, dir, dir, "", syscall.MS_BIND, "")
 	if err := syscall.Mount("", dir, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
@@ -32,19 +32,19 @@ func TestARealReadOnlyFileSystem(t *testing.T) {
 	}
 	before := snapshot(t, host)
 	_, err := run(options(host), Wants{Files: []File{want(yaml, "new\n"), want(docker, "d\n")}})
-	if got := refusal(t, err); !strings.Contains(got, k3s+" is on a file system that is mounted read-only") {
+	if got := refusal(t, err); !strings.Contains(got, k3s+" is on a read-only file system") {
 		t.Errorf("refused with %s", got)
 	}
 	sameSnapshot(t, "after the refusal", snapshot(t, host), before)
 
-	// What is as it is to be needs no writing.
+	// An up-to-date file needs no writing.
 	plan, err := run(options(host), Wants{Files: []File{want(yaml, "ours\n")}})
 	if err != nil || summary(plan) != "unchanged "+yaml+"\n" {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestARealFullFileSystem(t *testing.T) {
+func TestFullFileSystem(t *testing.T) {
 	host := newHost(t, nil)
 	dir := filepath.Join(host, k3s)
 	mount(t, "tmpfs", dir, "tmpfs", 0, "size=4m,nr_inodes=20")
@@ -54,7 +54,7 @@ func TestARealFullFileSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := run(options(host), wants)
-	if got := refusal(t, err); !strings.Contains(got, "the file system of "+k3s+" is full: 524288 bytes are free") {
+	if got := refusal(t, err); !strings.Contains(got, "the file system of "+k3s+" is full: 524288 bytes free") {
 		t.Errorf("refused with %s", got)
 	}
 	if err := os.Remove(fill); err != nil {
@@ -66,7 +66,7 @@ func TestARealFullFileSystem(t *testing.T) {
 		}
 	}
 	_, err = run(options(host), wants)
-	if got := refusal(t, err); !strings.Contains(got, "more files") {
+	if got := refusal(t, err); !strings.Contains(got, "free inodes") {
 		t.Errorf("refused with %s", got)
 	}
 	if _, err := os.Stat(filepath.Join(host, docker)); err == nil {
@@ -80,8 +80,8 @@ func TestARealFullFileSystem(t *testing.T) {
 	mustRun(t, host, wants)
 }
 
-// A file system that fills up between the plan and the write: the file that is there stays.
-func TestAFileSystemThatFillsUp(t *testing.T) {
+// If a file system fills up between the plan and the write, the previous file stays.
+func TestFileSystemFillsUp(t *testing.T) {
 	host := newHost(t, nil)
 	dir := filepath.Join(host, k3s)
 	mount(t, "tmpfs", dir, "tmpfs", 0, "size=2m")
@@ -100,7 +100,8 @@ func TestAFileSystemThatFillsUp(t *testing.T) {
 	if err := os.WriteFile(fill, make([]byte, 4<<20), 0o600); err == nil {
 		t.Fatal("the file system did not fill up")
 	}
-	if err := plan.Apply(); err == nil || !strings.Contains(err.Error(), yaml) || !strings.Contains(err.Error(), "no space left") {
+	if err := plan.Apply(); err == nil || !strings.Contains(err.Error(), yaml) ||
+		!strings.Contains(err.Error(), "no space left") {
 		t.Errorf("got %v", err)
 	}
 	if err := os.Remove(fill); err != nil {

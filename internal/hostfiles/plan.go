@@ -12,56 +12,57 @@ import (
 	"strings"
 )
 
-// reserve is what is to be left of a file system, in bytes: a node whose disk is filled to the last block fails elsewhere.
+// reserve is the minimum free space left on a file system, in bytes: a completely full disk breaks
+// a node.
 const reserve = 1 << 20
 
-// Plan is what is to be done. It holds as long as its tree is open.
+// Plan is a list of changes. It is valid while its tree is open.
 type Plan struct {
-	// Changes are by Path, those to which nothing is done included. Apply says in them which are done.
+	// Changes are sorted by Path and include unchanged files. Apply sets Done in those it has made.
 	Changes []*Change
-	// Warnings are about files of others that were left.
+	// Warnings are about files of others that were left alone.
 	Warnings []string
 
 	leftovers []leftover
 	folders   []*folder
 }
 
-// Pending says whether Apply would do anything.
+// Pending reports whether Apply has anything to do.
 func (p *Plan) Pending() bool {
 	return len(p.leftovers) > 0 || slices.ContainsFunc(p.folders, (*folder).pending)
 }
 
-// leftover is what a run that was ended did not take away.
+// leftover is a temporary file or folder that an interrupted run left behind.
 type leftover struct {
 	dir    *directory
 	name   string
-	inside []string // the files in it, where it is a folder
+	inside []string // the files in it, if it is a folder
 	folder bool
 }
 
-// folder is a directory that was opened, or a folder in one, with what is to be done in it.
+// folder is an opened directory or a folder in one, with the steps planned in it.
 type folder struct {
 	dir     *directory
 	name    string                 // "." or one element
-	entries map[string]fs.FileMode // types, without left-overs; nil where there is no such folder
+	entries map[string]fs.FileMode // types, without left-overs; nil if the folder does not exist
 	steps   []*step
 	aside   *Change // the whole folder is moved aside after the steps
-	back    *Change // the whole folder is put back after the steps
+	back    *Change // the whole folder is restored after the steps
 }
 
 func (f *folder) path(base string) string { return path.Join(f.name, base) }
 
 func (f *folder) pending() bool { return len(f.steps) > 0 || f.aside != nil || f.back != nil }
 
-// emptied says whether nothing is left in the folder after the steps. It goes away then: an empty one means something to
-// containerd.
+// emptied reports whether the steps empty the folder. It is removed then: an empty one has a
+// meaning to containerd.
 func (f *folder) emptied() bool {
 	if f.name == "." || f.entries == nil || len(f.steps) == 0 {
 		return false
 	}
 	left := maps.Clone(f.entries)
 	for _, s := range f.steps {
-		if s.do != remove {
+		if s.op != remove {
 			return false
 		}
 		delete(left, s.base)
@@ -69,24 +70,24 @@ func (f *folder) emptied() bool {
 	return len(left) == 0
 }
 
-// what a step does
-type deed int
+// operation is what a step does.
+type operation int
 
 const (
-	write      deed = iota // the file
-	putBack                // its backup, over it
-	remove                 // the file
-	dropBackup             // its backup, which is the file itself under another name
+	write      operation = iota // the file
+	putBack                     // its backup replaces it
+	remove                      // the file
+	dropBackup                  // its backup, a second link to the file itself
 )
 
-// step is what is done to one file.
+// step is an operation on one file.
 type step struct {
 	base   string
-	do     deed
-	keep   bool // a backup is made before it is written
+	op     operation
+	keep   bool // keep a backup of the previous file
 	data   []byte
 	mode   fs.FileMode
-	change *Change // nil where it is none that anybody sees
+	change *Change // nil if the step is not reported
 }
 
 type planner struct {
@@ -95,13 +96,13 @@ type planner struct {
 	wants    Wants
 	mark     string
 	problems []string
-	byName   map[string]*folder // by the node's path
-	hidden   map[string]bool    // the node's paths of folders that a backup is kept of
+	byName   map[string]*folder // by path on the node
+	hidden   map[string]bool    // paths on the node of folders with a backup
 	wanted   map[string]bool
 }
 
-// Plan finds out what is to be done, and whether it can be. It writes nothing. Its error is a Refusal that has all that is in
-// the way.
+// Plan determines the changes and checks that they are possible. It does not write. Its error is a
+// Refusal that lists every obstacle.
 func (t *Tree) Plan(w Wants) (*Plan, error) {
 	p := &planner{
 		Plan: &Plan{}, tree: t, wants: w, mark: Mark(t.release),
@@ -145,7 +146,7 @@ func (p *planner) change(c Change) *Change {
 	return &c
 }
 
-// scan looks what is in a directory and in its folders.
+// scan lists a directory and its folders.
 func (p *planner) scan(d *directory) {
 	top := p.list(d, ".")
 	if top == nil {
@@ -162,7 +163,7 @@ func (p *planner) scan(d *directory) {
 	}
 }
 
-// opened says whether a folder is a directory of its own, which has been looked at as such.
+// opened reports whether a folder is one of the tree's directories itself, and scanned as such.
 func (p *planner) opened(name string) bool {
 	return slices.ContainsFunc(p.tree.dirs, func(d *directory) bool { return d.path == name })
 }
@@ -171,7 +172,7 @@ func (p *planner) list(d *directory, name string) *folder {
 	entries, err := d.list(name)
 	switch {
 	case errors.Is(err, fs.ErrPermission) && name != ".":
-		return nil // The release can read what it has written, so none of it is there.
+		return nil // The release can read its own files, so none of them is here.
 	case err != nil:
 		p.refuse("%s", unreadable(d.name(name), err))
 		return nil
@@ -191,8 +192,8 @@ func (p *planner) list(d *directory, name string) *folder {
 	return f
 }
 
-// leftFolder looks whether a folder that bears the name of one that is being made or taken away holds only what a release put
-// into it.
+// leftFolder checks that a folder with the name of a temporary folder contains only files of a
+// release.
 func (p *planner) leftFolder(d *directory, name string) {
 	entries, err := d.list(name)
 	if err != nil {
@@ -204,7 +205,7 @@ func (p *planner) leftFolder(d *directory, name string) {
 		file := path.Join(name, e.Name())
 		if !isTemporary(e.Name()) {
 			if found, err := d.look(file); err != nil || found.release == "" {
-				p.refuse("%s is in the way of what zarf-registry does, and is not its own: move it away", d.name(file))
+				p.refuse("%s has a name that zarf-registry uses, but belongs to others: move it away", d.name(file))
 				continue
 			}
 		}
@@ -213,7 +214,7 @@ func (p *planner) leftFolder(d *directory, name string) {
 	p.leftovers = append(p.leftovers, l)
 }
 
-// want plans a file that is wanted.
+// want plans an installed file.
 func (p *planner) want(file File) {
 	d, rel, err := p.tree.locate(file.Path)
 	if err != nil {
@@ -224,16 +225,16 @@ func (p *planner) want(file File) {
 	name = path.Clean(name)
 	switch {
 	case strings.Contains(name, "/"):
-		p.refuse("%s is too deep below %s: want one folder at most", file.Path, d.path)
+		p.refuse("%s is too deep below %s: use one folder at most", file.Path, d.path)
 		return
 	case reserved(base), reserved(name):
-		p.refuse("%s has a name that is used for backups and for files that are being written", file.Path)
+		p.refuse("%s has a name reserved for backups and temporary files", file.Path)
 		return
 	case p.wanted[file.Path]:
-		p.refuse("%s is wanted twice", file.Path)
+		p.refuse("%s is listed twice", file.Path)
 		return
 	case len(p.mark)+len(file.Content) > maxSize:
-		p.refuse("%s would have %d bytes, more than %d", file.Path, len(file.Content), maxSize)
+		p.refuse("%s exceeds the maximum size of %d bytes", file.Path, maxSize)
 		return
 	}
 	p.wanted[file.Path] = true
@@ -256,7 +257,7 @@ func (p *planner) want(file File) {
 	p.replace(f, file, now, before)
 }
 
-// mayMake says whether a folder that was not found can be made.
+// mayMake reports whether a missing folder can be created.
 func (p *planner) mayMake(d *directory, name string) bool {
 	info, err := d.lstat(name)
 	switch {
@@ -265,7 +266,7 @@ func (p *planner) mayMake(d *directory, name string) bool {
 	case err != nil:
 		p.refuse("%s", unreadable(d.name(name), err))
 	case info.Mode()&fs.ModeSymlink != 0:
-		p.refuse("%s is a symbolic link to %q, which nothing is written through: put a directory in its place", d.name(name), d.readlink(name))
+		p.refuse("%s is a symbolic link to %q: replace it with a directory", d.name(name), d.readlink(name))
 	case info.IsDir():
 		p.refuse("%s", unreadable(d.name(name), fs.ErrPermission))
 	default:
@@ -274,7 +275,7 @@ func (p *planner) mayMake(d *directory, name string) bool {
 	return false
 }
 
-// look reads a file that is to be replaced or kept, and refuses what is none.
+// look reads a file that will be replaced or kept. It refuses anything but a regular file.
 func (p *planner) look(f *folder, base string) (entry, bool) {
 	name := f.dir.name(f.path(base))
 	found, err := f.dir.look(f.path(base))
@@ -284,20 +285,21 @@ func (p *planner) look(f *folder, base string) (entry, bool) {
 	case !found.exists():
 		return found, true
 	case found.info.Mode()&fs.ModeSymlink != 0:
-		p.refuse("%s is a symbolic link to %q: put a file in its place, or have zarf-registry write there instead", name, f.dir.readlink(f.path(base)))
+		p.refuse("%s is a symbolic link to %q: replace it with a file, or configure its target instead",
+			name, f.dir.readlink(f.path(base)))
 	case found.info.IsDir():
-		p.refuse("%s is a directory where a file is wanted: move it away", name)
+		p.refuse("%s is a directory, want a file: move it away", name)
 	case !found.regular():
 		p.refuse("%s is not a regular file: move it away", name)
 	case found.large() && !strings.HasSuffix(base, backupSuffix):
-		p.refuse("%s has %d bytes, more than any configuration: move it away", name, found.info.Size())
+		p.refuse("%s has %d bytes, too many for a configuration file: move it away", name, found.info.Size())
 	default:
 		return found, true
 	}
 	return entry{}, false
 }
 
-// replace plans what is written where now is, with before kept of what was there first.
+// replace plans writing over now; before is the previous file that is kept.
 func (p *planner) replace(f *folder, file File, now, before entry) {
 	base := path.Base(file.Path)
 	backup := ""
@@ -305,8 +307,9 @@ func (p *planner) replace(f *folder, file File, now, before entry) {
 		backup = Backup(file.Path)
 	}
 	replaces := slices.Contains(p.wants.Replace, file.Path)
-	known := before.regular() && now.regular() && (os.SameFile(now.info, before.info) || bytes.Equal(now.content, before.content))
-	s := &step{base: base, do: write, data: append([]byte(p.mark), file.Content...), mode: file.Mode.Perm()}
+	known := before.regular() && now.regular() &&
+		(os.SameFile(now.info, before.info) || bytes.Equal(now.content, before.content))
+	s := &step{base: base, op: write, data: append([]byte(p.mark), file.Content...), mode: file.Mode.Perm()}
 	switch {
 	case !now.exists():
 		s.change = p.change(Change{Path: file.Path, Action: New, New: file.Content, Backup: backup})
@@ -320,29 +323,34 @@ func (p *planner) replace(f *folder, file File, now, before entry) {
 		s.change = p.change(c)
 	case now.release != "":
 		if !p.wants.Force {
-			p.refuse("%s was written by zarf-registry's release %s: uninstall that, or set nodeConfig.force=true to take the file from it", file.Path, now.release)
+			p.refuse("%s belongs to zarf-registry's release %s: uninstall that, or set nodeConfig.force=true to take it over",
+				file.Path, now.release)
 			return
 		}
-		// Nothing is kept of it: it would come back as the file of a release that may be gone by then.
+		// No backup is kept: it would be restored as the file of a release that may be gone by then.
 		s.change = p.change(Change{Path: file.Path, Action: Changed, Old: now.rest, New: file.Content, Backup: backup})
 	case bytes.Equal(now.content, file.Content):
 		p.change(Change{Path: file.Path, Action: Unchanged, Foreign: true, Old: now.content, New: file.Content})
 		return
 	case before.exists() && !known && !replaces:
-		// Force is no way out of that, so it is not named as one.
-		p.refuse("%s was not written by zarf-registry, and what was there before it is kept as %s: move one of them away", file.Path, Backup(file.Path))
+		// Force does not help here, so the message does not mention it.
+		p.refuse("%s was not written by zarf-registry, and its previous version is kept as %s: move one of them away",
+			file.Path, Backup(file.Path))
 		return
 	case !p.wants.Force && !replaces:
-		p.refuse("%s was not written by zarf-registry: set nodeConfig.force=true to have it replaced (it is kept as %s, and put back in the end), or move it away", file.Path, Backup(file.Path))
+		p.refuse("%s was not written by zarf-registry: move it away, or set nodeConfig.force=true to replace it "+
+			"(it is kept as %s and restored at the end)", file.Path, Backup(file.Path))
 		return
 	default:
 		s.keep = !before.exists()
-		s.change = p.change(Change{Path: file.Path, Action: Changed, Old: now.content, New: file.Content, Backup: Backup(file.Path)})
+		s.change = p.change(Change{
+			Path: file.Path, Action: Changed, Old: now.content, New: file.Content, Backup: Backup(file.Path),
+		})
 	}
 	f.steps = append(f.steps, s)
 }
 
-// leave plans what of a folder is not wanted any more.
+// leave plans the removal of obsolete files from a folder.
 func (p *planner) leave(f *folder) {
 	bases := map[string]bool{}
 	for name, kind := range f.entries {
@@ -352,7 +360,7 @@ func (p *planner) leave(f *folder) {
 		case backup:
 			bases[base] = true
 		default:
-			// Only as much of the files of others is read as says that they are theirs.
+			// Of files of others, only enough is read to identify the owner.
 			head, err := f.dir.read(f.path(name), maxMark)
 			if err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
 				p.refuse("%s", unreadable(f.dir.name(f.path(name)), err))
@@ -381,22 +389,23 @@ func (p *planner) leaveFile(f *folder, base string) {
 	}
 	ours := now.release == p.tree.release
 	if before.exists() && !before.regular() {
-		p.warn("%s is not a file, and is left", Backup(name))
+		p.warn("%s is not a file, leaving it alone", Backup(name))
 		before = entry{}
 	}
-	s := &step{base: base, do: remove}
+	s := &step{base: base, op: remove}
 	switch {
 	case before.exists() && (!now.exists() || ours):
-		s.do = putBack
-		s.change = p.change(Change{Path: name, Action: PutBack, Old: now.rest, New: before.content})
+		s.op = putBack
+		s.change = p.change(Change{Path: name, Action: Restored, Old: now.rest, New: before.content})
 	case ours:
 		s.change = p.change(Change{Path: name, Action: Removed, Old: now.rest})
 	case now.release != "":
-		return // What is kept is the other release's to put back.
+		return // The other release restores what it has kept.
 	case before.exists() && os.SameFile(now.info, before.info):
-		s.do = dropBackup // A run was ended after it had made the backup.
+		s.op = dropBackup // an earlier run was interrupted after it had made the backup
 	case before.exists():
-		p.warn("%s was put there by others after zarf-registry had written it, and is left; what was there before is still kept as %s", name, Backup(name))
+		p.warn("%s was replaced by others after zarf-registry had written it, leaving it alone; "+
+			"its previous version is still kept as %s", name, Backup(name))
 		return
 	default:
 		return
@@ -404,24 +413,24 @@ func (p *planner) leaveFile(f *folder, base string) {
 	f.steps = append(f.steps, s)
 }
 
-// moveAside plans the folders that are not to be seen.
+// moveAside plans hiding the folders in Wants.Away.
 func (p *planner) moveAside() {
 	for _, name := range p.wants.Away {
 		f := p.byName[name]
 		switch {
 		case f == nil || f.name == "." || f.entries == nil || p.wantsIn(name) || f.emptied():
 		case p.hidden[name]:
-			p.refuse("%s is to be moved aside, and %s is there already: move one of them away", name, Backup(name))
+			p.refuse("%s must be moved aside, but %s exists: move one of them away", name, Backup(name))
 		default:
-			// What the steps put back there goes with it.
+			// Files restored by the steps move with the folder.
 			p.Changes = slices.DeleteFunc(p.Changes, func(c *Change) bool { return below(name, c.Path) })
 			f.aside = p.change(Change{Path: name, Action: Removed, Backup: Backup(name)})
 		}
 	}
 }
 
-// bringBack plans the folders that are to be seen again. Where the release has one of that name, it goes first: for a moment there
-// is none.
+// bringBack plans restoring folders. The release's folder of the same name is removed first, so for
+// a moment there is none.
 func (p *planner) bringBack() {
 	for _, name := range slices.Sorted(maps.Keys(p.hidden)) {
 		f := p.byName[name]
@@ -435,17 +444,18 @@ func (p *planner) bringBack() {
 			}
 			if top := p.byName[d.path]; top != nil {
 				if _, taken := top.entries[rel]; taken {
-					p.warn("%s is not a directory, and is left; what was there before is still kept as %s", name, Backup(name))
+					p.warn("%s is not a directory, leaving it alone; its previous version is still kept as %s", name, Backup(name))
 					continue
 				}
 			}
 			f = &folder{dir: d, name: rel}
 			p.byName[name] = f
 		} else if !f.emptied() {
-			p.warn("%s was made anew by others, and is left; what was there before is still kept as %s", name, Backup(name))
+			p.warn("%s was recreated by others, leaving it alone; "+
+				"its previous version is still kept as %s", name, Backup(name))
 			continue
 		}
-		f.back = p.change(Change{Path: name, Action: PutBack})
+		f.back = p.change(Change{Path: name, Action: Restored})
 	}
 }
 
@@ -458,7 +468,7 @@ func (p *planner) wantsIn(folder string) bool {
 	return false
 }
 
-// room looks whether the directories that are written to can be, and have the space.
+// room checks that the directories to write to are writable and have enough space.
 func (p *planner) room() {
 	type need struct {
 		where        string
@@ -491,9 +501,9 @@ func (p *planner) room() {
 			})
 			switch {
 			case err != nil:
-				p.refuse("%s cannot be written to: %v", name, cause(err))
+				p.refuse("%s is not writable: %v", name, cause(err))
 			case s.readOnly:
-				p.refuse("%s is on a file system that is mounted read-only: have it mounted writable on the node, and in the pod", name)
+				p.refuse("%s is on a read-only file system: mount it writable on the node and in the pod", name)
 			}
 			if err != nil || s.readOnly || place != places[len(places)-1] {
 				continue
@@ -504,9 +514,9 @@ func (p *planner) room() {
 				needs[dev] = n
 			}
 			for _, step := range f.steps {
-				if step.do == write {
+				if step.op == write {
 					n.bytes += int64(len(step.data))
-					n.files += 2 // the file, and the folder that may have to be made
+					n.files += 2 // the file, and possibly a new folder
 				}
 			}
 		}
@@ -516,9 +526,11 @@ func (p *planner) room() {
 		switch {
 		case n.files == 0:
 		case !n.space.unknown && n.space.bytes < n.bytes+reserve:
-			p.refuse("the file system of %s is full: %d bytes are free, and %d are wanted, of which %d stay free; make room on the node", n.where, n.space.bytes, n.bytes+reserve, reserve)
+			p.refuse("the file system of %s is full: %d bytes free, %d needed (%d of them stay free); free space on the node",
+				n.where, n.space.bytes, n.bytes+reserve, reserve)
 		case n.space.files >= 0 && n.space.files < n.files:
-			p.refuse("the file system of %s has room for %d more files, and up to %d are wanted; remove some on the node", n.where, n.space.files, n.files)
+			p.refuse("the file system of %s has %d free inodes, up to %d are needed: remove files on the node",
+				n.where, n.space.files, n.files)
 		}
 	}
 }

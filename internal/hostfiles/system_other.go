@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Nodes are Linux; elsewhere the package is for developers, and does nothing.
+// Nodes run Linux. On other systems, for development, the package does nothing.
 
 const nonblock = 0
 

@@ -14,35 +14,39 @@ import (
 )
 
 const (
-	// lockTimeout is how long another run may take. One writes a few small files; if it still runs after this, it hangs.
+	// lockTimeout is how long another run may take. A run writes a few small files, so after this time
+	// it hangs.
 	lockTimeout  = time.Minute
 	lockInterval = 50 * time.Millisecond
 )
 
-// Options are what Open goes by.
+// Options are the options of Open.
 type Options struct {
-	// Root is where the node's directories are mounted, each below it at its own path. "/" is the node itself.
+	// Root is the directory below which the node's directories are mounted, each at its own path. "/"
+	// is the node itself.
 	Root string
-	// Directories are the node's directories that may hold files of the release.
+	// Directories are the node's directories that may contain files of the release.
 	Directories []string
 	// Release is NAMESPACE/NAME.
 	Release string
-	// SkipMissing goes on without the directories that are not there.
+	// SkipMissing ignores missing directories.
 	SkipMissing bool
 
 	hook        func(call, path string, after bool) error
 	lockTimeout time.Duration
 }
 
-// Tree is the directories of a node, locked against other runs. It is not safe for concurrent use.
+// Tree is a set of directories of a node, locked against other runs. It is not safe for concurrent
+// use.
 type Tree struct {
 	release string
 	calls   calls
 	dirs    []*directory      // by path
-	same    map[string]string // directories that are another one under another name
+	same    map[string]string // directories that are another one under a different name
 }
 
-// Open opens the directories, and waits until no other run has them. What is missing is a Refusal.
+// Open opens the directories and waits until no other run has locked them. A missing directory is a
+// Refusal.
 func Open(ctx context.Context, o Options) (tree *Tree, err error) {
 	t := &Tree{release: o.Release, calls: calls{o.hook}, same: map[string]string{}}
 	defer func() {
@@ -52,7 +56,7 @@ func Open(ctx context.Context, o Options) (tree *Tree, err error) {
 	}()
 	root, err := os.OpenRoot(o.Root)
 	if err != nil {
-		return nil, &Refusal{[]string{fmt.Sprintf("opening the directory that the node's are mounted in: %v", err)}}
+		return nil, &Refusal{[]string{fmt.Sprintf("opening the mount point of the node's directories: %v", err)}}
 	}
 	defer func() { _ = root.Close() }()
 	var problems []string
@@ -67,7 +71,7 @@ func Open(ctx context.Context, o Options) (tree *Tree, err error) {
 		case errors.Is(err, fs.ErrNotExist) && o.SkipMissing:
 			continue
 		case errors.Is(err, fs.ErrNotExist):
-			problems = append(problems, fmt.Sprintf("directory %s is not there: have it mounted at %s", name, path.Join(o.Root, name)))
+			problems = append(problems, fmt.Sprintf("directory %s is missing: mount it at %s", name, path.Join(o.Root, name)))
 			continue
 		case err != nil:
 			problems = append(problems, fmt.Sprintf("directory %s cannot be opened: %v", name, err))
@@ -83,7 +87,7 @@ func Open(ctx context.Context, o Options) (tree *Tree, err error) {
 	if problems != nil {
 		return nil, &Refusal{problems}
 	}
-	// In the order of the paths, so that two runs do not wait for each other.
+	// In path order, so that two runs do not deadlock.
 	for _, d := range t.dirs {
 		if err := d.lock(ctx, max(o.lockTimeout, 0)); err != nil {
 			return nil, err
@@ -108,8 +112,8 @@ func (t *Tree) openDirectory(root *os.Root, name string) (*directory, error) {
 	return d, nil
 }
 
-// twin finds the directory that d is under another name, as when one is a link to the other on the node. Locked twice it would
-// be waited for in vain.
+// twin returns another name of directory d, such as a link on the node. Locking it twice would
+// deadlock.
 func (t *Tree) twin(d *directory) string {
 	info, err := d.handle.Stat()
 	if err != nil {
@@ -125,7 +129,7 @@ func (t *Tree) twin(d *directory) string {
 
 func (d *directory) close() {
 	if d.handle != nil {
-		_ = d.handle.Close() // and gives the lock back
+		_ = d.handle.Close() // also releases the lock
 	}
 	if d.root != nil {
 		_ = d.root.Close()
@@ -148,17 +152,19 @@ func (d *directory) lock(ctx context.Context, timeout time.Duration) error {
 		case taken:
 			return nil
 		case time.Now().After(end):
-			return &Refusal{[]string{fmt.Sprintf("directory %s has been locked by another run for %v: find it with lsof or fuser on the node, and end it", d.path, timeout)}}
+			return &Refusal{[]string{fmt.Sprintf(
+				"directory %s has been locked by another run for %v: find it with lsof or fuser on the node and stop it",
+				d.path, timeout)}}
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for another run that has locked directory %s: %w", d.path, context.Cause(ctx))
+			return fmt.Errorf("waiting for another run's lock on directory %s: %w", d.path, context.Cause(ctx))
 		case <-time.After(lockInterval):
 		}
 	}
 }
 
-// Close gives the directories free. A second Close does nothing.
+// Close releases the directories. A second Close does nothing.
 func (t *Tree) Close() {
 	for _, d := range t.dirs {
 		d.close()
@@ -166,7 +172,7 @@ func (t *Tree) Close() {
 	t.dirs = nil
 }
 
-// locate finds the directory of a path, the innermost one if there are several, and the rest of the path.
+// locate returns the innermost directory that contains a path, and the rest of the path.
 func (t *Tree) locate(name string) (*directory, string, error) {
 	if !clean(name) {
 		return nil, "", fmt.Errorf("%q: want an absolute path without \"..\"", name)
@@ -179,16 +185,16 @@ func (t *Tree) locate(name string) (*directory, string, error) {
 	}
 	for dir, same := range t.same {
 		if below(dir, name) && (found == nil || len(dir) > len(found.path)) {
-			return nil, "", fmt.Errorf("%s: directory %s is the same as %s on this node; name only one of them", name, dir, same)
+			return nil, "", fmt.Errorf("%s: directory %s is the same as %s on this node; list only one of them", name, dir, same)
 		}
 	}
 	if found == nil {
-		return nil, "", fmt.Errorf("%s is in none of the directories that are mounted", name)
+		return nil, "", fmt.Errorf("%s is not in a mounted directory", name)
 	}
 	return found, strings.TrimPrefix(name, found.path+"/"), nil
 }
 
-// Folders names the folders of a directory that was opened, without those that only this package makes.
+// Folders returns the names of the folders in a directory, without those created by this package.
 func (t *Tree) Folders(dir string) ([]string, error) {
 	for _, d := range t.dirs {
 		if d.path != dir {
@@ -200,7 +206,7 @@ func (t *Tree) Folders(dir string) ([]string, error) {
 		}
 		var out []string
 		for _, entry := range entries {
-			// What is kept of a folder stands for it.
+			// A backup of a folder represents the folder.
 			name := strings.TrimSuffix(entry.Name(), backupSuffix)
 			if entry.IsDir() && !isTemporary(name) && !slices.Contains(out, name) {
 				out = append(out, name)
@@ -212,8 +218,9 @@ func (t *Tree) Folders(dir string) ([]string, error) {
 	return nil, nil
 }
 
-// Original reads what others have, or had, at a path: the file there unless a release wrote it, else what is kept of it. It is
-// nil where there is none, and where it is too large to be a configuration.
+// Original reads the current or previous file of others at path: the file itself unless a release
+// wrote it, otherwise its backup. It is nil if there is none or if it is too large for a
+// configuration file.
 func (t *Tree) Original(name string) ([]byte, error) {
 	d, rel, err := t.locate(name)
 	if err != nil {
@@ -235,7 +242,7 @@ func (t *Tree) Original(name string) ([]byte, error) {
 	return nil, nil
 }
 
-// Exists says whether there is something at a path below the directories that were opened.
+// Exists reports whether a path below the opened directories exists.
 func (t *Tree) Exists(name string) (bool, error) {
 	d, rel, err := t.locate(name)
 	if err != nil {
@@ -249,7 +256,7 @@ func (t *Tree) Exists(name string) (bool, error) {
 	return true, nil
 }
 
-// Modified is when the file at path was written; the zero time where there is none.
+// Modified returns the modification time of the file at path; zero if it does not exist.
 func (t *Tree) Modified(name string) time.Time {
 	d, rel, err := t.locate(name)
 	if err != nil {
@@ -262,11 +269,11 @@ func (t *Tree) Modified(name string) time.Time {
 	return info.ModTime()
 }
 
-// entry is what is at a path.
+// entry describes what exists at a path.
 type entry struct {
-	info    fs.FileInfo // nil where there is nothing
-	content []byte      // with the mark; nil where it is no regular file, or too large
-	release string      // the one that wrote it, empty for files of others
+	info    fs.FileInfo // nil if nothing exists
+	content []byte      // including the mark; nil if it is not a regular file or too large
+	release string      // the release that wrote it, empty for files of others
 	rest    []byte      // content without the mark
 }
 
@@ -274,7 +281,7 @@ func (e entry) exists() bool  { return e.info != nil }
 func (e entry) regular() bool { return e.info != nil && e.info.Mode().IsRegular() }
 func (e entry) large() bool   { return e.regular() && e.content == nil }
 
-// look reads what is at a path.
+// look reads the entry at a path.
 func (d *directory) look(name string) (entry, error) {
 	info, err := d.lstat(name)
 	switch {
@@ -299,10 +306,10 @@ func (d *directory) look(name string) (entry, error) {
 }
 
 func unreadable(name string, err error) string {
-	return fmt.Sprintf("%s cannot be read: %v", name, cause(err))
+	return fmt.Sprintf("reading %s: %v", name, cause(err))
 }
 
-// cause leaves out the path that the os package puts into its errors: it is one within the pod's mount.
+// cause removes the path from an error of package os: it is the path in the pod.
 func cause(err error) error {
 	var pathError *fs.PathError
 	var linkError *os.LinkError

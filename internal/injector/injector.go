@@ -1,49 +1,53 @@
-// Package injector defines the payload: the form in which a program travels to nodes that hold no image of it.
+// Package injector defines the payload: the format in which a program is delivered to nodes that
+// have no image of it.
 //
-// The payload of a program is the gzip-compressed layer of the program's own image, cut into pieces that fit into ConfigMaps, and a
-// manifest that says how to check each piece and the whole. In a pod whose image is the node's pause image, the loader (a
-// freestanding C program, see the folder loader) puts the pieces together and executes what comes out.
+// The payload of a program consists of the gzip-compressed layer of the program's own image, cut
+// into chunks that fit into ConfigMaps, and a manifest with the checksums of the chunks and the
+// whole. The loader, a freestanding C program (see the folder loader), runs in a pod whose image is
+// the node's pause image. It joins the chunks and executes the program.
 //
-// The package builds, cuts, names, parses and verifies payloads. It writes no ConfigMap, knows no Kubernetes type, does no I/O and
-// does not build programs.
+// The package builds, splits, names, parses and verifies payloads. It does no I/O, writes no
+// ConfigMaps and does not build programs.
 //
 // # Layer
 //
-// A layer is one gzip member (RFC 1952, best compression, no name, no time) and nothing after it. It holds a USTAR archive: one header
-// block of 512 bytes for a regular file with the program's name, mode 0555, uid and gid 0, time 0; the program; zeros up to a full
-// block; two blocks of zeros. So the program begins at byte 512 of what the layer inflates to. The same program always
-// gives the same layer.
+// A layer is one gzip member (RFC 1952, best compression, no name, no time) and nothing else. It
+// contains a USTAR archive: one header block of 512 bytes for a regular file with the program's
+// name, mode 0555, uid and gid 0, time 0; the program; zeros up to a full block; two blocks of
+// zeros. The program therefore starts at byte 512 of the inflated layer. The same program always
+// results in the same layer.
 //
 // # Objects
 //
-// A layer is cut into chunks of [ChunkSize] bytes, of which the last may be smaller. Object NN (two decimal digits from 00) is the
-// binary data of one ConfigMap, whose name [ConfigMapName] gives:
+// A layer is cut into chunks of [ChunkSize] bytes; the last one may be smaller. Object NN (two
+// decimal digits from 00) is the binary data of one ConfigMap, named by [ConfigMapName]:
 //
 //	chunk-NN    the chunk
 //	loader      object 00 only: the loader for the program's architecture
 //	manifest    object 00 only: the manifest
 //
-// Object 00 is written last, so that whoever sees it can expect all the others.
+// Object 00 is written last: once it exists, so do all the others.
 //
 // # Manifest
 //
-// ASCII text of at most [MaxManifestSize] bytes. Every line ends with one line feed, words are separated by one space. There is
-// exactly one way to write a manifest: numbers are decimal without sign and without leading zeros, SHA-256 sums are 64 lower-case
-// hexadecimal digits, NAME is 1 to 32 of a-z, 0-9 and '-'. In this order, nothing before, between or after:
+// ASCII text of at most [MaxManifestSize] bytes. Every line ends with one line feed, and words are
+// separated by one space. The encoding is canonical: numbers are decimal without sign and leading
+// zeros, SHA-256 sums are 64 lower-case hexadecimal digits, NAME is 1 to 32 of a-z, 0-9 and '-'.
+// The lines are, in this order:
 //
 //	zarf-registry payload 1
 //	program NAME
 //	architecture NAME
 //	layer-size BYTES          1 to 64 MiB, the sum of the chunks
 //	layer-sha256 HEX          of all chunks joined; the digest of the image layer
-//	program-offset BYTES      0 to 65536, where the program begins in the inflated layer
+//	program-offset BYTES      0 to 65536, where the program starts in the inflated layer
 //	program-size BYTES        1 to 256 MiB
 //	program-sha256 HEX
 //	chunks COUNT              1 to 64
 //	chunk NN BYTES HEX        COUNT times, NN in order from 00; 1 to 1048576 bytes
 //
-// After the program the inflated layer may hold at most 10240 bytes more. The loader checks everything but layer-sha256, which follows from
-// the chunks.
+// At most 10240 bytes may follow the program in the inflated layer. The loader verifies everything
+// except layer-sha256, which follows from the chunks.
 package injector
 
 import (
@@ -53,28 +57,30 @@ import (
 )
 
 const (
-	// ChunkSize is the number of bytes of every chunk but the last. A ConfigMap holds at most 1 MiB in all its values, and object 00 holds
-	// the loader and the manifest besides its chunk.
+	// ChunkSize is the size of every chunk except the last. A ConfigMap holds at most 1 MiB in all its
+	// values, and object 00 also contains the loader and the manifest.
 	ChunkSize = 1_000_000
 
-	// MaxObjectSize is the most that Kubernetes accepts in the values of one ConfigMap, in bytes.
+	// MaxObjectSize is the maximum size of the values of a ConfigMap in Kubernetes, in bytes.
 	MaxObjectSize = 1 << 20
 
-	// MaxManifestSize is in bytes. The longest manifest that the other limits allow is about 5.7 KB.
+	// MaxManifestSize is in bytes. The other limits allow manifests of up to about 5.7 KB.
 	MaxManifestSize = 8192
 
-	// MaxLoaderSize is what object 00 has left for the loader, in bytes: 40,384.
+	// MaxLoaderSize is what remains for the loader in object 00, in bytes: 40,384.
 	MaxLoaderSize = MaxObjectSize - ChunkSize - MaxManifestSize
 
-	// MaxProgramSize is in bytes. It bounds what a loader writes to a node on the word of a manifest.
+	// MaxProgramSize is in bytes. It limits what a loader writes to a node because a manifest says so.
 	MaxProgramSize = 256 << 20
 
-	// MaxChunks is the most chunks that a manifest can name, and the limit for programs that the chart does not know.
+	// MaxChunks is the maximum number of chunks in a manifest, and the limit for programs that the
+	// chart does not know.
 	MaxChunks = 64
 
-	// MaxChunksRegistry and MaxChunksRegistryNode are how many ConfigMaps the chart's pod templates name as sources of the
-	// payload volume of these two programs. A kubelet watches every one of them for every pod, whether it exists or not, so the
-	// proxies, which are on all nodes, name one more than they need today.
+	// MaxChunksRegistry and MaxChunksRegistryNode are the numbers of ConfigMaps that the chart's pod
+	// templates list as sources of the payload volume. A kubelet watches each of them for each pod,
+	// whether it exists or not, so the proxies, which run on all nodes, list only one more than they
+	// currently need.
 	MaxChunksRegistry     = 16
 	MaxChunksRegistryNode = 5
 )
@@ -82,29 +88,29 @@ const (
 const (
 	maxChunkSize     = MaxObjectSize
 	maxProgramOffset = 65536
-	maxTrailer       = 20 * tarBlock // some writers of tar archives fill up to 20 blocks
+	maxTrailer       = 20 * tarBlock // some tar writers pad up to 20 blocks
 )
 
 var nameForm = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 
-// The keys of an object's data. The key of a chunk comes from [ChunkKey].
+// Keys of an object's data. [ChunkKey] returns those of chunks.
 const (
 	LoaderKey   = "loader"
 	ManifestKey = "manifest"
 )
 
-// ChunkKey returns the key of the chunk in the object of this index, 0 to 99.
+// ChunkKey returns the key of the chunk in the object with this index, 0 to 99.
 func ChunkKey(index int) string { return fmt.Sprintf("chunk-%02d", index) }
 
-// Program is what a payload carries.
+// Program identifies the program of a payload.
 type Program struct {
-	Name         string // the file's name in the layer, such as registry-node
+	Name         string // the file name in the layer, such as registry-node
 	Architecture string // as in GOARCH
 }
 
 func (p Program) String() string { return p.Name + " for " + p.Architecture }
 
-// MaxChunks returns how many chunks a payload of the program may have.
+// MaxChunks returns the maximum number of chunks of the program's payload.
 func (p Program) MaxChunks() int {
 	switch p.Name {
 	case "registry":
@@ -126,30 +132,31 @@ func (p Program) validate() error {
 	return nil
 }
 
-// ConfigMapName returns the name of the ConfigMap that holds the object of this index (0 to 99). The prefix is the chart's full
-// name, the id comes from [PayloadID].
+// ConfigMapName returns the name of the ConfigMap for the object with this index (0 to 99). prefix
+// is the chart's full name, id comes from [PayloadID].
 func ConfigMapName(prefix, id string, p Program, index int) string {
 	return fmt.Sprintf("%s-payload-%s-%s-%s-%02d", prefix, id, p.Name, p.Architecture, index)
 }
 
-// maxIDLength keeps the names of payload ConfigMaps readable in a terminal.
+// maxIDLength keeps the names of payload ConfigMaps short in a terminal.
 const maxIDLength = 20
 
 var (
-	// distribution/reference's grammar of a tag.
+	// the grammar of a tag in distribution/reference
 	tagForm    = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 	digestForm = regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
-	// A ConfigMap's name is a DNS subdomain: no label of it may be empty or begin or end with '-'.
+	// the name of a ConfigMap is a DNS subdomain: no label may be empty or start or end with '-'
 	brokenLabel = regexp.MustCompile(`[-.]\.|\.[-.]`)
 )
 
-// PayloadID returns the part of the payload's names that tells one version's payload from another's, made of the tag or the digest of
-// the init-hook image. Hook and chart must come to the same; in a template it is
+// PayloadID returns the part of the payload's names that distinguishes versions, derived from the
+// tag or digest of the init-hook image. Hook and chart must compute the same value. In a template
+// it is
 //
 //	{{ regexReplaceAll "[-.]+$" (.tag | lower | replace "_" "-" | trunc 20) "" }}    for a tag
 //	{{ .digest | trimPrefix "sha256:" | trunc 12 }}                                  for a digest
 //
-// A tag that cannot become part of a name (such as "1..2") is an error.
+// A tag that cannot be part of a name (such as "1..2") is an error.
 func PayloadID(tagOrDigest string) (string, error) {
 	if digestForm.MatchString(tagOrDigest) {
 		return strings.TrimPrefix(tagOrDigest, "sha256:")[:12], nil
@@ -160,7 +167,9 @@ func PayloadID(tagOrDigest string) (string, error) {
 	id := strings.ReplaceAll(strings.ToLower(tagOrDigest), "_", "-")
 	id = strings.TrimRight(id[:min(len(id), maxIDLength)], "-.")
 	if id == "" || brokenLabel.MatchString(id) {
-		return "", fmt.Errorf("image tag %q cannot be part of a ConfigMap's name: use another tag for the init-hook image", tagOrDigest)
+		return "", fmt.Errorf(
+			"image tag %q cannot be part of a ConfigMap's name: use another tag for the init-hook image", tagOrDigest,
+		)
 	}
 	return id, nil
 }

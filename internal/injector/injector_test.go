@@ -11,18 +11,20 @@ import (
 )
 
 func TestConfigMapName(t *testing.T) {
-	got := injector.ConfigMapName("zarf-registry", "0.1.0", injector.Program{Name: "registry-node", Architecture: "amd64"}, 0)
+	got := injector.ConfigMapName(
+		"zarf-registry", "0.1.0", injector.Program{Name: "registry-node", Architecture: "amd64"}, 0,
+	)
 	if want := "zarf-registry-payload-0.1.0-registry-node-amd64-00"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
 
-// The rule as a chart writes it, from the comment of PayloadID.
+// The rule for charts in the comment of PayloadID.
 var chartRules = template.Must(template.New("").Funcs(sprig.TxtFuncMap()).Parse(
 	`{{ define "tag" }}{{ regexReplaceAll "[-.]+$" (.tag | lower | replace "_" "-" | trunc 20) "" }}{{ end }}` +
 		`{{ define "digest" }}{{ .digest | trimPrefix "sha256:" | trunc 12 }}{{ end }}`))
 
-func TestPayloadIDIsWhatAChartComputes(t *testing.T) {
+func TestPayloadIDMatchesCharts(t *testing.T) {
 	digest := "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	for input, want := range map[string]string{
 		"0.1.0":                              "0.1.0",

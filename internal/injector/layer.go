@@ -14,7 +14,8 @@ import (
 
 const tarBlock = 512
 
-// BuildLayer makes the image layer that holds one program, as the package comment describes it: the same program gives the same bytes.
+// BuildLayer builds the image layer of a program, as the package comment describes. It is
+// deterministic.
 func BuildLayer(name string, program []byte) ([]byte, error) {
 	if !nameForm.MatchString(name) {
 		return nil, fmt.Errorf("program name %q: must be 1 to 32 of a-z, 0-9 and '-'", name)
@@ -39,11 +40,14 @@ func BuildLayer(name string, program []byte) ([]byte, error) {
 }
 
 func header(name string, size int64) *tar.Header {
-	return &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o555, Size: size, ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR}
+	return &tar.Header{
+		Typeflag: tar.TypeReg, Name: name, Mode: 0o555, Size: size, ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR,
+	}
 }
 
-// readLayer returns size and sum of the program in a layer, whose archive must be, byte for byte, the one that BuildLayer makes of that
-// program. It holds no more of the layer in memory than a block.
+// readLayer returns the size and checksum of the program in a layer. The archive must equal, byte
+// for byte, what BuildLayer builds from that program. It keeps only one block of the layer in
+// memory.
 func readLayer(name string, layer []byte) (size int64, sum [sha256.Size]byte, err error) {
 	z, err := openGzip(layer)
 	if err != nil {
@@ -60,10 +64,11 @@ func readLayer(name string, layer []byte) (size int64, sum [sha256.Size]byte, er
 	size = got.Size
 	var want bytes.Buffer
 	if err := tar.NewWriter(&want).WriteHeader(header(name, size)); err != nil {
-		return 0, sum, fmt.Errorf("making the header to compare with: %w", err)
+		return 0, sum, fmt.Errorf("building the expected header: %w", err)
 	}
 	if !bytes.Equal(block[:], want.Bytes()) || size < 1 || size > MaxProgramSize {
-		return 0, sum, fmt.Errorf("the archive begins with %q of %d bytes: must begin with %s as BuildLayer writes it", got.Name, size, name)
+		return 0, sum, fmt.Errorf("the archive starts with %q of %d bytes: must start with %s as BuildLayer writes it",
+			got.Name, size, name)
 	}
 
 	hash := sha256.New()
@@ -75,7 +80,7 @@ func readLayer(name string, layer []byte) (size int64, sum [sha256.Size]byte, er
 		return 0, sum, fmt.Errorf("reading the archive's end: %w", err)
 	}
 	if slices.ContainsFunc(end, func(b byte) bool { return b != 0 }) {
-		return 0, sum, errors.New("the archive holds more than the program")
+		return 0, sum, errors.New("the archive contains more than the program")
 	}
 	if err := z.finish(0); err != nil {
 		return 0, sum, err
@@ -83,15 +88,15 @@ func readLayer(name string, layer []byte) (size int64, sum [sha256.Size]byte, er
 	return size, [sha256.Size]byte(hash.Sum(nil)), nil
 }
 
-// gzipReader reads one gzip member, as strictly as the loader.
+// gzipReader reads a single gzip member, as strictly as the loader.
 type gzipReader struct {
 	*gzip.Reader
-	rest *bytes.Reader // what follows what was read
+	rest *bytes.Reader // what follows the member
 }
 
 func openGzip(stream []byte) (*gzipReader, error) {
-	const flags, reserved = 3, 0xe0 // RFC 1952, 2.3.1
-	// A bytes.Reader is a ByteReader, so that not a byte beyond the member is taken from it.
+	const flags, reserved = 3, 0xe0 // RFC 1952, section 2.3.1
+	// A bytes.Reader is a ByteReader, so that nothing beyond the member is consumed.
 	z := &gzipReader{rest: bytes.NewReader(stream)}
 	var err error
 	z.Reader, err = gzip.NewReader(z.rest)
@@ -105,14 +110,14 @@ func openGzip(stream []byte) (*gzipReader, error) {
 	return z, nil
 }
 
-// finish checks that at most limit bytes more come out, that the checksum is right and that nothing follows.
+// finish checks that at most limit bytes remain, the checksum is correct and nothing follows.
 func (z *gzipReader) finish(limit int64) error {
 	n, err := io.Copy(io.Discard, io.LimitReader(z, limit+1))
 	switch {
 	case err != nil:
 		return fmt.Errorf("inflating: %w", err)
 	case n > limit:
-		return errors.New("inflates to more than it may")
+		return errors.New("inflates to more than the limit")
 	case z.rest.Len() > 0:
 		return fmt.Errorf("%d bytes follow the gzip stream", z.rest.Len())
 	}

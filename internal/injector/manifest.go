@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// Chunk is what a manifest says about one chunk.
+// Chunk describes a chunk.
 type Chunk struct {
 	Size   int // bytes
 	SHA256 [sha256.Size]byte
 }
 
-// Manifest is the parsed form of a manifest. The zero value is not a valid one.
+// Manifest is a parsed manifest. The zero value is invalid.
 type Manifest struct {
 	Program       Program
 	LayerSize     int // bytes
@@ -29,7 +29,7 @@ type Manifest struct {
 
 const manifestTitle = "zarf-registry payload 1"
 
-// Bytes returns the manifest as it is written. For one that [ParseManifest] returned, that is what was parsed.
+// Bytes returns the encoded manifest. For one from [ParseManifest], it equals the input.
 func (m *Manifest) Bytes() []byte {
 	var b bytes.Buffer
 	fmt.Fprintln(&b, manifestTitle)
@@ -47,7 +47,8 @@ func (m *Manifest) Bytes() []byte {
 	return b.Bytes()
 }
 
-// ParseManifest parses a manifest, strictly: it accepts only what [Manifest.Bytes] writes, byte for byte. Errors name the line.
+// ParseManifest parses a manifest strictly: it accepts only what [Manifest.Bytes] returns. Errors
+// name the line.
 func ParseManifest(data []byte) (*Manifest, error) {
 	if len(data) > MaxManifestSize {
 		return nil, fmt.Errorf("manifest has %d bytes: must have at most %d", len(data), MaxManifestSize)
@@ -72,14 +73,14 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	case p.err != nil:
 		return nil, p.err
 	case p.rest != "":
-		return nil, fmt.Errorf("manifest goes on after its last chunk: %.40q", p.rest)
+		return nil, fmt.Errorf("manifest continues after its last chunk: %.40q", p.rest)
 	case total != m.LayerSize:
 		return nil, fmt.Errorf("manifest: layer-size is %d, the chunks add up to %d", m.LayerSize, total)
 	}
 	return m, nil
 }
 
-// manifestParser takes a manifest apart line by line. After the first error it only returns zero values.
+// manifestParser parses a manifest line by line. After the first error it returns only zero values.
 type manifestParser struct {
 	rest string
 	line int
@@ -92,7 +93,7 @@ func (p *manifestParser) fail(format string, args ...any) {
 	}
 }
 
-// words returns the count words that follow the key on the next line.
+// words returns the count words after the key on the next line.
 func (p *manifestParser) words(key string, count int) []string {
 	p.line++
 	line, rest, ended := strings.Cut(p.rest, "\n")

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// Payload is a program in the form in which it travels. Its chunks are parts of the layer it was made of, not copies.
+// Payload is a program encoded for transport. Its chunks are slices of the layer, not copies.
 type Payload struct {
 	Program
 	Manifest []byte
@@ -22,9 +22,10 @@ type Object struct {
 	Data  map[string][]byte
 }
 
-// Encode makes the payload of a program from the layer that [BuildLayer] made of it and the loader for its architecture. It refuses
-// what would not fit: into the ConfigMaps, into the number of them that the chart reads, into what a loader accepts.
-// The payload refers to layer and loader: neither may change as long as it is used.
+// Encode creates the payload of a program from its layer, built by [BuildLayer], and the loader for
+// its architecture. It fails if it would not fit into the ConfigMaps, into the number of them that
+// the chart lists, or into what a loader accepts. The payload refers to layer and loader, which
+// must not be modified.
 func Encode(p Program, layer, loader []byte) (*Payload, error) {
 	if err := p.validate(); err != nil {
 		return nil, err
@@ -38,7 +39,8 @@ func Encode(p Program, layer, loader []byte) (*Payload, error) {
 	}
 	chunks := slices.Collect(slices.Chunk(layer, ChunkSize))
 	if len(chunks) > p.MaxChunks() {
-		return nil, fmt.Errorf("layer of %s has %d bytes: must have at most %d (%d ConfigMaps)", p, len(layer), p.MaxChunks()*ChunkSize, p.MaxChunks())
+		return nil, fmt.Errorf("layer of %s has %d bytes: must have at most %d (%d ConfigMaps)",
+			p, len(layer), p.MaxChunks()*ChunkSize, p.MaxChunks())
 	}
 	manifest := Manifest{
 		Program:       p,
@@ -54,8 +56,8 @@ func Encode(p Program, layer, loader []byte) (*Payload, error) {
 	return &Payload{Program: p, Manifest: manifest.Bytes(), Loader: loader, Chunks: chunks}, nil
 }
 
-// Objects returns the data of the payload's ConfigMaps in the order in which they must be written: object 00, which carries the
-// manifest, is the last.
+// Objects returns the data of the payload's ConfigMaps in the order in which they must be written:
+// object 00, which contains the manifest, comes last.
 func (p *Payload) Objects() []Object {
 	objects := make([]Object, 0, len(p.Chunks))
 	for i := 1; i < len(p.Chunks); i++ {
@@ -68,8 +70,8 @@ func (p *Payload) Objects() []Object {
 	}})
 }
 
-// Decode joins the chunks, which must be all that the manifest names and in order, and returns the program. Everything that the manifest
-// says is checked; the error names the first chunk that is not as it should be.
+// Decode joins the chunks, which must be complete and in order, and returns the program. It
+// verifies everything in the manifest. The error names the first invalid chunk.
 func (m *Manifest) Decode(chunks [][]byte) ([]byte, error) {
 	if len(chunks) != len(m.Chunks) {
 		return nil, fmt.Errorf("%d chunks: manifest says %d", len(chunks), len(m.Chunks))
@@ -108,9 +110,9 @@ func (m *Manifest) Decode(chunks [][]byte) ([]byte, error) {
 	return program, nil
 }
 
-// Verify checks the objects of one payload, in any order, as they were read back from ConfigMaps: manifest, loader and every chunk are
-// there, and the program comes out of them as the manifest says. It cannot tell whether loader and manifest are the right ones:
-// compare them with what [Encode] makes. It returns the manifest.
+// Verify verifies the objects of a payload, in any order, as read from ConfigMaps: manifest, loader
+// and every chunk exist, and the program matches the manifest. It cannot tell whether loader and
+// manifest are the right ones: compare them with the result of [Encode]. It returns the manifest.
 func Verify(objects []Object) (*Manifest, error) {
 	data := make(map[int]map[string][]byte, len(objects))
 	for _, object := range objects {

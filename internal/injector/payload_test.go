@@ -23,7 +23,7 @@ var (
 	someText = []byte("#!/bin/sh\nexit 0\n")
 )
 
-// noise does not compress.
+// noise is incompressible.
 func noise(size int) []byte {
 	data := make([]byte, size)
 	rand.NewChaCha8([32]byte{1}).Read(data)
@@ -79,7 +79,7 @@ func wantError(t *testing.T, err error, want string) {
 	}
 }
 
-func TestALayerIsTheImageLayerOfItsProgram(t *testing.T) {
+func TestBuildLayer(t *testing.T) {
 	for _, size := range []int{1, 511, 512, 513, 1_500_000} {
 		program := noise(size)
 		layer := layerOf(t, node.Name, program)
@@ -108,8 +108,9 @@ func TestALayerIsTheImageLayerOfItsProgram(t *testing.T) {
 	}
 }
 
-// The digest of an image must not change without somebody noticing. (That of the compressed layer may, with Go's compress/flate.)
-func TestTheArchiveStaysTheSame(t *testing.T) {
+// The digest of an image must not change unnoticed. (That of the compressed layer may, with Go's
+// compress/flate.)
+func TestArchiveIsStable(t *testing.T) {
 	const want = "28b8d4bb2fa64558883e2517da69065af60b98e631006f9c7bbc55729f94dd0e"
 	if got := fmt.Sprintf("%x", sha256.Sum256(inflate(t, layerOf(t, node.Name, someText)))); got != want {
 		t.Errorf("got %s, want %s", got, want)
@@ -122,10 +123,14 @@ func TestBuildLayerRefuses(t *testing.T) {
 		program []byte
 		want    string
 	}{
-		"no name":             {"", someText, `program name "": must be 1 to 32 of a-z, 0-9 and '-'`},
-		"a path":              {"bin/registry", someText, `program name "bin/registry": must be 1 to 32 of a-z, 0-9 and '-'`},
-		"an empty program":    {"registry", nil, "program registry has 0 bytes: must have 1 to 268435456"},
-		"a program too large": {"registry", make([]byte, injector.MaxProgramSize+1), "program registry has 268435457 bytes: must have 1 to 268435456"},
+		"no name":          {"", someText, `program name "": must be 1 to 32 of a-z, 0-9 and '-'`},
+		"a path":           {"bin/registry", someText, `program name "bin/registry": must be 1 to 32 of a-z, 0-9 and '-'`},
+		"an empty program": {"registry", nil, "program registry has 0 bytes: must have 1 to 268435456"},
+		"a program too large": {
+			"registry",
+			make([]byte, injector.MaxProgramSize+1),
+			"program registry has 268435457 bytes: must have 1 to 268435456",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := injector.BuildLayer(test.name, test.program)
@@ -177,13 +182,13 @@ chunk 02 %d %s
 	}
 }
 
-func TestAPayloadOfOneChunkIsOneObject(t *testing.T) {
+func TestPayloadOfOneChunk(t *testing.T) {
 	if objects := encode(t, someText).Objects(); len(objects) != 1 || objects[0].Index != 0 || len(objects[0].Data) != 3 {
 		t.Errorf("%+v", objects)
 	}
 }
 
-func TestTheLargestObjectFitsIntoAConfigMap(t *testing.T) {
+func TestLargestObjectFits(t *testing.T) {
 	payload, err := injector.Encode(node, layerOf(t, node.Name, noise(1_500_000)), make([]byte, injector.MaxLoaderSize))
 	if err != nil {
 		t.Fatal(err)
@@ -202,7 +207,7 @@ func TestTheLargestObjectFitsIntoAConfigMap(t *testing.T) {
 	}
 }
 
-func TestTheLargestManifestFits(t *testing.T) {
+func TestLargestManifestFits(t *testing.T) {
 	m := injector.Manifest{Program: injector.Program{Name: strings.Repeat("n", 32), Architecture: strings.Repeat("a", 32)}}
 	m.LayerSize, m.ProgramOffset, m.ProgramSize = injector.MaxChunks*injector.MaxObjectSize, 65536, injector.MaxProgramSize
 	for range injector.MaxChunks {
@@ -234,7 +239,7 @@ func TestEncodeRefuses(t *testing.T) {
 		return b.Bytes()
 	}
 	if !bytes.Equal(archiveOf(&tar.Header{Name: node.Name, Mode: 0o555}), archive) {
-		t.Fatal("an archive without fault would not be accepted either")
+		t.Fatal("a valid archive would not be accepted either")
 	}
 	for name, test := range map[string]struct {
 		program injector.Program
@@ -244,36 +249,46 @@ func TestEncodeRefuses(t *testing.T) {
 	}{
 		"a program without a name": {injector.Program{Architecture: "amd64"}, layerOf(t, node.Name, someText), loader,
 			`program name "": must be 1 to 32 of a-z, 0-9 and '-'`},
-		"an architecture with a variant": {injector.Program{Name: "registry", Architecture: "arm/v7"}, layerOf(t, node.Name, someText), loader,
+		"an architecture with a variant": {injector.Program{
+			Name: "registry", Architecture: "arm/v7",
+		}, layerOf(t, node.Name, someText), loader,
 			`architecture "arm/v7": must be 1 to 32 of a-z, 0-9 and '-'`},
-		"no loader":        {node, layerOf(t, node.Name, someText), nil, "loader for amd64 has 0 bytes: must have 1 to 40384"},
-		"a loader too big": {node, layerOf(t, node.Name, someText), make([]byte, 40385), "loader for amd64 has 40385 bytes: must have 1 to 40384"},
-		"a program that is not packed": {node, someText, loader,
+		"no loader": {
+			node, layerOf(t, node.Name, someText), nil, "loader for amd64 has 0 bytes: must have 1 to 40384",
+		},
+		"a loader that is too large": {
+			node, layerOf(t, node.Name, someText), make([]byte, 40385), "loader for amd64 has 40385 bytes: must have 1 to 40384",
+		},
+		"an uncompressed program": {node, someText, loader,
 			"layer of registry-node for amd64: reading the gzip header: gzip: invalid header"},
-		"a layer cut short": {node, layerOf(t, node.Name, someText)[:100], loader,
+		"a truncated layer": {node, layerOf(t, node.Name, someText)[:100], loader,
 			"layer of registry-node for amd64: reading the archive's end: unexpected EOF"},
 		"a layer with a wrong checksum": {node, append(slices.Clone(large[:len(large)-5]), 1, 2, 3, 4, 5), loader,
 			"layer of registry-node for amd64: inflating: gzip: invalid checksum"},
-		"something behind the layer": {node, append(layerOf(t, node.Name, someText), 1, 2, 3), loader,
+		"trailing data": {node, append(layerOf(t, node.Name, someText), 1, 2, 3), loader,
 			"layer of registry-node for amd64: 3 bytes follow the gzip stream"},
 		"a layer with reserved header flags": {node, []byte("\x1f\x8b\x08\x20\x00\x00\x00\x00\x00\x00"), loader,
 			"layer of registry-node for amd64: reading the gzip header: gzip: invalid header"},
 		"a layer that is not an archive": {node, compress(t, nil), loader,
 			"layer of registry-node for amd64: reading the archive's header: EOF"},
-		"an archive that ends in its program": {node, compress(t, archive[:520]), loader,
+		"an archive that ends within its program": {node, compress(t, archive[:520]), loader,
 			"layer of registry-node for amd64: reading the program: EOF"},
 		"an archive without an end": {node, compress(t, archive[:1024]), loader,
 			"layer of registry-node for amd64: reading the archive's end: unexpected EOF"},
 		"the layer of another program": {node, layerOf(t, "registry", someText), loader,
-			"layer of registry-node for amd64: the archive begins with \"registry\" of 17 bytes: must begin with registry-node as BuildLayer writes it"},
+			"layer of registry-node for amd64: the archive starts with \"registry\" of 17 bytes: must start with registry-node as BuildLayer writes it"},
 		"a file with another mode": {node, compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o755})), loader,
-			"layer of registry-node for amd64: the archive begins with \"registry-node\" of 17 bytes: must begin with registry-node as BuildLayer writes it"},
+			"layer of registry-node for amd64: the archive starts with \"registry-node\" of 17 bytes: must start with registry-node as BuildLayer writes it"},
 		"a file with an owner": {node, compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555, Uid: 1000})), loader,
-			"layer of registry-node for amd64: the archive begins with \"registry-node\" of 17 bytes: must begin with registry-node as BuildLayer writes it"},
-		"a file with an extended header": {node, compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555, PAXRecords: map[string]string{"comment": "x"}})), loader,
+			"layer of registry-node for amd64: the archive starts with \"registry-node\" of 17 bytes: must start with registry-node as BuildLayer writes it"},
+		"a file with an extended header": {node, compress(
+			t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555, PAXRecords: map[string]string{"comment": "x"}}),
+		), loader,
 			"layer of registry-node for amd64: reading the archive's header: unexpected EOF"},
-		"two files": {node, compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555}, &tar.Header{Name: "other"})), loader,
-			"layer of registry-node for amd64: the archive holds more than the program"},
+		"two files": {node, compress(
+			t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555}, &tar.Header{Name: "other"}),
+		), loader,
+			"layer of registry-node for amd64: the archive contains more than the program"},
 		"more chunks than the chart reads": {node, large, loader,
 			fmt.Sprintf("layer of registry-node for amd64 has %d bytes: must have at most 5000000 (5 ConfigMaps)", len(large))},
 	} {
@@ -284,7 +299,7 @@ func TestEncodeRefuses(t *testing.T) {
 	}
 }
 
-func TestTheChartReadsMoreChunksOfTheRegistry(t *testing.T) {
+func TestMaxChunks(t *testing.T) {
 	for name, want := range map[string]int{"registry-node": 5, "registry": 16, "probe": 64} {
 		if got := (injector.Program{Name: name}).MaxChunks(); got != want {
 			t.Errorf("%s: %d, want %d", name, got, want)
@@ -312,7 +327,7 @@ func TestVerify(t *testing.T) {
 			data := at(objects, 0)
 			changed := bytes.Replace(data["manifest"], []byte(old), []byte(new), 1)
 			if bytes.Equal(changed, data["manifest"]) {
-				t.Fatalf("%q does not stand in the manifest", old)
+				t.Fatalf("the manifest does not contain %q", old)
 			}
 			data["manifest"] = changed
 			return objects
@@ -322,26 +337,33 @@ func TestVerify(t *testing.T) {
 		change func([]injector.Object) []injector.Object
 		want   string // "" = no error
 	}{
-		"the payload as it was made": {func(o []injector.Object) []injector.Object { return o }, ""},
-		"in another order":           {func(o []injector.Object) []injector.Object { slices.Reverse(o); return o }, ""},
-		"nothing":                    {func(o []injector.Object) []injector.Object { return nil }, "manifest: missing"},
-		"no object 00":               {func(o []injector.Object) []injector.Object { return o[:2] }, "manifest: missing"},
-		"no loader":                  {func(o []injector.Object) []injector.Object { delete(at(o, 0), "loader"); return o }, "loader: missing"},
-		"no object 01":               {func(o []injector.Object) []injector.Object { return o[1:] }, "chunk 01: missing"},
+		"a valid payload":  {func(o []injector.Object) []injector.Object { return o }, ""},
+		"in another order": {func(o []injector.Object) []injector.Object { slices.Reverse(o); return o }, ""},
+		"nothing":          {func(o []injector.Object) []injector.Object { return nil }, "manifest: missing"},
+		"no object 00":     {func(o []injector.Object) []injector.Object { return o[:2] }, "manifest: missing"},
+		"no loader": {
+			func(o []injector.Object) []injector.Object { delete(at(o, 0), "loader"); return o }, "loader: missing",
+		},
+		"no object 01": {func(o []injector.Object) []injector.Object { return o[1:] }, "chunk 01: missing"},
 		"an altered chunk": {func(o []injector.Object) []injector.Object { at(o, 1)["chunk-01"] = altered; return o },
 			fmt.Sprintf("chunk 01: sha256 is %x, manifest says %x", sha256.Sum256(altered), chunk1)},
-		"a chunk cut short": {func(o []injector.Object) []injector.Object { at(o, 1)["chunk-01"] = altered[:7]; return o },
+		"a truncated chunk": {func(o []injector.Object) []injector.Object { at(o, 1)["chunk-01"] = altered[:7]; return o },
 			"chunk 01: has 7 bytes, manifest says 1000000"},
 		"a damaged manifest": {edit("chunks 3", "chunks 03"),
 			`manifest line 9: chunks "03": must be a number from 1 to 64 without leading zeros`},
-		"another layer": {edit(fmt.Sprintf("layer-sha256 %x", sha256.Sum256(bytes.Join(payload.Chunks, nil))), "layer-sha256 "+strings.Repeat("0", 64)),
+		"another layer": {edit(
+			fmt.Sprintf("layer-sha256 %x", sha256.Sum256(bytes.Join(payload.Chunks, nil))),
+			"layer-sha256 "+strings.Repeat("0", 64),
+		),
 			fmt.Sprintf("layer: sha256 is %x, manifest says %064x", sha256.Sum256(bytes.Join(payload.Chunks, nil)), 0)},
 		"another program": {edit("program-size 2500000", "program-size 2499999"),
-			fmt.Sprintf("program registry-node: sha256 is %x, manifest says %x", sha256.Sum256(program[:2_499_999]), sha256.Sum256(program))},
+			fmt.Sprintf(
+				"program registry-node: sha256 is %x, manifest says %x", sha256.Sum256(program[:2_499_999]), sha256.Sum256(program),
+			)},
 		"a program larger than its layer": {edit("program-size 2500000", "program-size 2600000"),
 			"layer: inflating program registry-node: unexpected EOF"},
 		"a program much smaller than its layer": {edit("program-size 2500000", "program-size 2000000"),
-			"layer: inflates to more than it may"},
+			"layer: inflates to more than the limit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			manifest, err := injector.Verify(test.change(payload.Objects()))
@@ -359,7 +381,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-func TestDecodeReturnsTheProgram(t *testing.T) {
+func TestDecode(t *testing.T) {
 	for _, size := range []int{1, 512, 999_999, 3_000_000} {
 		program := noise(size)
 		payload := encode(t, program)

@@ -1,6 +1,5 @@
-// Package logging makes the log that every program of the project writes, from
-// the same two flags: JSON where machines read, text on a terminal. It defines no
-// messages and keeps no global logger.
+// Package logging configures the logger of every program in the project from two flags: JSON for
+// machines, text on a terminal. It defines no messages and keeps no global logger.
 package logging
 
 import (
@@ -13,24 +12,23 @@ import (
 	"golang.org/x/term"
 )
 
-// Options are the flags about logs. The zero value is not valid; Register sets
-// the defaults.
+// Options are the logging flags. The zero value is invalid; Register sets the defaults.
 type Options struct {
-	// Level is the least one that is logged, info by default.
+	// Level is the minimum level, info by default.
 	Level slog.Level
-	// Format is json, text or auto, which is text on a terminal and JSON
-	// elsewhere.
+	// Format is json, text or auto, which means text on a terminal and JSON elsewhere.
 	Format string
 }
 
 // Register adds --log-level and --log-format.
 func (o *Options) Register(flags *pflag.FlagSet) {
-	flags.TextVar(&o.Level, "log-level", slog.LevelInfo, "least `LEVEL` that is logged: debug, info, warn or error; debug includes every request")
-	flags.StringVar(&o.Format, "log-format", "auto", "`FORMAT` of the log: json, text, or auto: text on a terminal, else json")
+	flags.TextVar(&o.Level, "log-level", slog.LevelInfo,
+		"minimum `LEVEL` of log messages: debug, info, warn or error; debug includes every request")
+	flags.StringVar(&o.Format, "log-format", "auto",
+		"`FORMAT` of the log: json, text or auto (text on a terminal, else json)")
 }
 
-// New returns a logger that writes to w. An unknown format is an error that names
-// the flag.
+// New returns a logger that writes to w. The error for an unknown format names the flag.
 func (o *Options) New(w io.Writer) (*slog.Logger, error) {
 	options := &slog.HandlerOptions{Level: o.Level}
 	switch file, ok := w.(*os.File); {
@@ -39,5 +37,5 @@ func (o *Options) New(w io.Writer) (*slog.Logger, error) {
 	case o.Format == "json", o.Format == "auto":
 		return slog.New(slog.NewJSONHandler(w, options)), nil
 	}
-	return nil, fmt.Errorf("--log-format is %q, not json, text or auto", o.Format)
+	return nil, fmt.Errorf("invalid --log-format %q: want json, text or auto", o.Format)
 }

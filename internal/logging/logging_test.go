@@ -10,16 +10,16 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 )
 
-func TestFlagsChooseFormatAndLevel(t *testing.T) {
+func TestFlags(t *testing.T) {
 	for name, c := range map[string]struct {
 		args              []string
 		begins, dismissed string
 		fail              string
 	}{
-		"JSON where nobody reads": {nil, `{"time":`, "quiet", ""},
-		"text when asked for":     {[]string{"--log-format=text"}, "time=", "quiet", ""},
-		"only what is bad enough": {[]string{"--log-level=error"}, "", "loud", ""},
-		"an unknown format":       {[]string{"--log-format=xml"}, "", "", `--log-format is "xml"`},
+		"JSON without a terminal":    {nil, `{"time":`, "quiet", ""},
+		"text on request":            {[]string{"--log-format=text"}, "time=", "quiet", ""},
+		"only messages of the level": {[]string{"--log-level=error"}, "", "loud", ""},
+		"an unknown format":          {[]string{"--log-format=xml"}, "", "", `invalid --log-format "xml"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var o logging.Options

@@ -10,17 +10,17 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 )
 
-// announce says what is about to be done: a block for each file, then the warnings.
+// announce logs the planned changes, one block per file, and the warnings.
 func (r *run) announce(plan *hostfiles.Plan) {
 	for _, c := range plan.Changes {
 		fmt.Fprintf(r.Log, "%s: %s", c.Path, c.Action)
 		switch {
 		case c.Foreign:
-			fmt.Fprint(r.Log, "; somebody else wrote just that, and it stays as it is")
+			fmt.Fprint(r.Log, "; already written by somebody else, left as it is")
 		case c.Backup != "" && c.Action != hostfiles.Unchanged:
-			fmt.Fprintf(r.Log, "; what was there before is kept as %s", c.Backup)
+			fmt.Fprintf(r.Log, "; the previous version is kept as %s", c.Backup)
 		case c.Action == hostfiles.Changed && bytes.Equal(c.Old, c.New):
-			fmt.Fprint(r.Log, "; its permissions only")
+			fmt.Fprint(r.Log, "; permissions only")
 		}
 		fmt.Fprintln(r.Log)
 		if kind := r.kind(c.Path); kind != "" && c.Action != hostfiles.Unchanged && (c.Old != nil || c.New != nil) {
@@ -33,14 +33,14 @@ func (r *run) announce(plan *hostfiles.Plan) {
 	}
 }
 
-// kind is the format of a file, empty where it is not known: then it is not shown.
+// kind returns the format of a file, or an empty string if it is unknown and must not be shown.
 func (r *run) kind(name string) noderuntime.Kind {
-	for _, f := range r.wanted.Files {
+	for _, f := range r.desired.Files {
 		if f.Path == name {
 			return f.Kind
 		}
 	}
-	// One that is wanted no more: its name says it.
+	// An obsolete file is identified by its name.
 	switch base := path.Base(name); {
 	case name == r.inputs.Config.K3s.File, base == "registries.yaml":
 		return noderuntime.KindRegistries
@@ -54,28 +54,31 @@ func (r *run) kind(name string) noderuntime.Kind {
 	return ""
 }
 
-// conclude says how it ended.
+// conclude logs the outcome.
 func (r *run) conclude(plan *hostfiles.Plan, err error) {
 	if err != nil {
-		fmt.Fprintf(r.Log, "failed; before that: %s\n", r.counts())
+		fmt.Fprintf(r.Log, "failed after %s\n", r.counts())
 		return
 	}
 	if !plan.Pending() {
-		fmt.Fprintf(r.Log, "done: nothing changed, %s as wanted\n", count(r.report.Unchanged, "file is", "files are"))
+		fmt.Fprintf(r.Log, "done: nothing changed, %s up to date\n", count(r.report.Unchanged, "file is", "files are"))
 		return
 	}
 	fmt.Fprintf(r.Log, "done: %s\n", r.counts())
 	if name := r.registriesChanged(plan); name != "" {
-		runtime, restart := "K3s", "k3s, or k3s-agent where it is an agent"
+		runtime, service := "K3s", "k3s, or k3s-agent on an agent"
 		if strings.Contains(name, "/rke2/") {
-			runtime, restart = "RKE2", "rke2-server, or rke2-agent where it is an agent"
+			runtime, service = "RKE2", "rke2-server, or rke2-agent on an agent"
 		}
-		fmt.Fprintf(r.Log, "%s reads %s when it starts: restart it on this node when it suits (systemctl restart %s)\n", runtime, name, restart)
+		fmt.Fprintf(r.Log,
+			"%s reads %s only when it starts: restart it on this node at a convenient time (systemctl restart %s)\n",
+			runtime, name, service)
 	}
 }
 
 func (r *run) counts() string {
-	return fmt.Sprintf("%d written, %d unchanged, %d put back, %d removed", r.report.Written, r.report.Unchanged, r.report.Restored, r.report.Removed)
+	return fmt.Sprintf("%d written, %d unchanged, %d restored, %d removed",
+		r.report.Written, r.report.Unchanged, r.report.Restored, r.report.Removed)
 }
 
 func count(n int, one, many string) string {
@@ -85,7 +88,8 @@ func count(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// registriesChanged names the registries.yaml that K3s or RKE2 have to read anew, if any.
+// registriesChanged returns the path of the registries.yaml that K3s or RKE2 must read again, if
+// any.
 func (r *run) registriesChanged(plan *hostfiles.Plan) string {
 	for _, c := range plan.Changes {
 		if c.Done && c.Action != hostfiles.Unchanged && r.kind(c.Path) == noderuntime.KindRegistries {

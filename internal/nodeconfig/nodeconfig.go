@@ -1,13 +1,13 @@
-// Package nodeconfig is what registry-node configure does on a node, from the mounted configuration to the report:
+// Package nodeconfig implements registry-node configure, which configures a node's container
+// runtime:
 //
-//   - read the configuration, and the secrets beside it
-//   - ask internal/noderuntime which files the node is to have, and whether what is configured can work
-//   - look what K3s has written there itself, and what would be read instead of ours
-//   - have internal/hostfiles plan it, say what changes, with every secret masked, and only then do it
-//   - leave a report for init-hook
+// - it reads the mounted configuration and its secrets - internal/noderuntime generates the files
+// and validates the configuration - it detects files that K3s has generated and files that would
+// take precedence over ours - internal/hostfiles plans the changes, which are logged with every
+// secret masked and then applied - it writes a report for init-hook
 //
-// Everything that can be refused is refused before the first write. It talks to no cluster: pods that configure nodes have no
-// token and no network.
+// Whatever can be rejected is rejected before the first write. The package does not talk to the
+// cluster: the pods that configure nodes have neither a token nor a network.
 package nodeconfig
 
 import (
@@ -25,30 +25,30 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
-// Options are what Run goes by.
+// Options are the options of Run.
 type Options struct {
-	// ConfigDir holds the files that noderuntime names, as a mounted Secret does.
+	// ConfigDir contains the files defined in noderuntime, as in a mounted Secret.
 	ConfigDir string
-	// HostRoot is what the node's directories are mounted below, each at its own path.
+	// HostRoot is the directory below which the node's directories are mounted, each at its own path.
 	HostRoot string
-	// Sum is Sum of what is to be read, which is waited for: a kubelet that has just heard of a pod may give it the Secret as it was
-	// a moment before. Empty takes what there is.
+	// Sum is the Sum of the configuration to wait for: a new pod's kubelet may mount the previous
+	// version of the Secret. If it is empty, any configuration is used.
 	Sum string
-	// Restore wants nothing: every file of the release is taken away, and what was there before comes back.
+	// Restore removes every file of the release and restores the previous files.
 	Restore bool
-	// Log is told what is done, with every secret masked.
+	// Log receives the progress, with every secret masked.
 	Log io.Writer
-	// Now is the time that the report gives to what leaves no file behind.
+	// Now is the time reported for changes that leave no file.
 	Now time.Time
 }
 
-// Refusal is an error of the configuration, or of what is on the node. Nothing was changed.
+// Refusal is an error in the configuration or on the node. Nothing has been changed.
 type Refusal struct{ error }
 
-// Unwrap is the cause.
+// Unwrap returns the cause.
 func (r Refusal) Unwrap() error { return r.error }
 
-// Run configures the node. The report is true also beside an error, which it holds.
+// Run configures the node. The report is also valid if Run fails, and contains the error.
 func Run(ctx context.Context, o Options) (noderuntime.Report, error) {
 	r := &run{Options: o}
 	err := r.all(ctx)
@@ -63,10 +63,10 @@ func Run(ctx context.Context, o Options) (noderuntime.Report, error) {
 
 type run struct {
 	Options
-	inputs noderuntime.Inputs
-	wanted noderuntime.Wanted
-	tree   *hostfiles.Tree
-	// live says that files in K3s' own directory are as K3s would write them.
+	inputs  noderuntime.Inputs
+	desired noderuntime.Desired
+	tree    *hostfiles.Tree
+	// live means that K3s' own directory contains the files that K3s would write.
 	live   bool
 	report noderuntime.Report
 }
@@ -81,7 +81,7 @@ func (r *run) all(ctx context.Context) error {
 	}
 	config := &r.inputs.Config
 	r.report.Release = config.Release
-	r.inputs.LookTLS = lookBelow(r.HostRoot, slices.Concat(config.Directories, config.TLSDirectories))
+	r.inputs.CheckTLS = lookBelow(r.HostRoot, slices.Concat(config.Directories, config.TLSDirectories))
 	if r.tree, err = hostfiles.Open(ctx, hostfiles.Options{
 		Root: r.HostRoot, Directories: config.Directories, Release: config.Release, SkipMissing: r.Restore,
 	}); err != nil {
@@ -103,7 +103,9 @@ func (r *run) all(ctx context.Context) error {
 	}
 	for _, c := range plan.Changes {
 		if c.Action != hostfiles.Unchanged && r.kind(c.Path) == noderuntime.KindRegistriesConf {
-			r.warn("CRI-O reads %s only when it starts or is told to: systemctl reload crio on this node, where it runs CRI-O", c.Path)
+			r.warn(
+				"CRI-O reads %s only when it starts or reloads: run systemctl reload crio on this node if it uses CRI-O", c.Path,
+			)
 		}
 	}
 	r.announce(plan)
@@ -117,42 +119,43 @@ func (r *run) warn(format string, args ...any) {
 	r.report.Warnings = append(r.report.Warnings, fmt.Sprintf(format, args...))
 }
 
-// wants is what the node is to have.
+// wants returns the desired state of the node.
 func (r *run) wants() (hostfiles.Wants, error) {
 	config := &r.inputs.Config
 	generated, err := r.generated()
 	if err != nil {
 		return hostfiles.Wants{}, err
 	}
-	wanted, err := noderuntime.Build(r.inputs)
+	desired, err := noderuntime.Build(r.inputs)
 	if err != nil {
 		return hostfiles.Wants{}, err
 	}
-	r.wanted = *wanted
-	r.report.Warnings = append(r.report.Warnings, wanted.Warnings...)
+	r.desired = *desired
+	r.report.Warnings = append(r.report.Warnings, desired.Warnings...)
 	if err := r.shadowed(); err != nil {
 		return hostfiles.Wants{}, err
 	}
 	out := hostfiles.Wants{Force: config.Force}
-	for _, f := range wanted.Files {
+	for _, f := range desired.Files {
 		out.Files = append(out.Files, hostfiles.File{Path: f.Path, Content: f.Content, Mode: f.Mode})
 	}
-	// What K3s has made of the former registries.yaml goes, as it would when K3s starts.
+	// Files that K3s generated from the previous registries.yaml are removed, as K3s does when it
+	// starts.
 	for _, file := range generated {
-		if slices.ContainsFunc(wanted.Files, func(f noderuntime.File) bool { return f.Path == file }) {
+		if slices.ContainsFunc(desired.Files, func(f noderuntime.File) bool { return f.Path == file }) {
 			out.Replace = append(out.Replace, file)
 		} else {
 			out.Away = append(out.Away, path.Dir(file))
 		}
 	}
-	if r.report.CA, err = r.authorities(); err != nil {
+	if r.report.CA, err = r.caFingerprints(); err != nil {
 		return hostfiles.Wants{}, Refusal{err}
 	}
 	return out, nil
 }
 
-// generated finds what K3s has written into its containerd's directory from registries.yaml. Nothing is to be found where that
-// is not ours to write, or cannot be: then live is off.
+// generated returns the files that K3s generated from registries.yaml in its containerd's
+// directory. It returns none if live is off or cannot work.
 func (r *run) generated() ([]string, error) {
 	k3s := &r.inputs.Config.K3s
 	if k3s.File == "" || !k3s.Live || k3s.LiveDirectory == "" {
@@ -170,7 +173,8 @@ func (r *run) generated() ([]string, error) {
 		case err != nil:
 			return nil, err
 		case noderuntime.Embedded(content):
-			r.warn("K3s' embedded registry is on (%s leads to it), which K3s alone can set up: nodeConfig.k3s.live does nothing on this node, and %s takes effect when K3s is restarted", file, k3s.File)
+			r.warn("K3s' embedded registry is enabled (see %s) and only K3s can configure it: nodeConfig.k3s.live has no effect "+
+				"on this node, and %s takes effect when K3s restarts", file, k3s.File)
 			k3s.Live = false
 			return nil, nil
 		case noderuntime.Generated(content):
@@ -181,11 +185,11 @@ func (r *run) generated() ([]string, error) {
 	return out, nil
 }
 
-// shadowed refuses files that containerd would not read: it looks for HOST_PORT_ before HOST:PORT, and takes the first that is
-// there, even an empty one.
+// shadowed refuses files that containerd would not read: it prefers HOST_PORT_ to HOST:PORT, even
+// if that is empty.
 func (r *run) shadowed() error {
 	var problems noderuntime.Problems
-	for _, f := range r.wanted.Files {
+	for _, f := range r.desired.Files {
 		host := path.Base(path.Dir(f.Path))
 		colon := strings.LastIndex(host, ":")
 		if f.Kind != noderuntime.KindHosts || colon <= 0 {
@@ -197,7 +201,8 @@ func (r *run) shadowed() error {
 			return err
 		}
 		if there {
-			problems = append(problems, fmt.Sprintf("%s is there, and containerd takes it instead of %s: move what it says into nodeConfig.containerd.hosts, and remove it", other, path.Dir(f.Path)))
+			problems = append(problems, fmt.Sprintf("%s exists and takes precedence over %s in containerd: "+
+				"move its content to nodeConfig.containerd.hosts and remove it", other, path.Dir(f.Path)))
 		}
 	}
 	if problems != nil {
@@ -206,9 +211,9 @@ func (r *run) shadowed() error {
 	return nil
 }
 
-// authorities are the fingerprints of those that are written for CRI-O.
-func (r *run) authorities() ([]string, error) {
-	if !slices.ContainsFunc(r.wanted.Files, func(f noderuntime.File) bool { return f.Kind == noderuntime.KindCA }) {
+// caFingerprints returns the fingerprints of the CAs written for CRI-O.
+func (r *run) caFingerprints() ([]string, error) {
+	if !slices.ContainsFunc(r.desired.Files, func(f noderuntime.File) bool { return f.Kind == noderuntime.KindCA }) {
 		return nil, nil
 	}
 	bundle, err := pki.ParseBundle(r.inputs.CA)

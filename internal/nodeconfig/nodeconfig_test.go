@@ -60,12 +60,12 @@ func TestLookBelow(t *testing.T) {
 		"/elsewhere/ca.pem":            "not mounted",
 		"/etc/sslx/ca.pem":             "not mounted",
 		"/etc/passwd":                  "not mounted",
-		"/etc":                         "is not a file",
-		"/":                            "is not a file",
-		"/etc/ssl":                     "is not a file",
-		"/etc/ssl/certs":               "is not a file",
-		"/etc/ssl/certs/":              "is not a file",
-		"/etc/ssl/certs/loop.pem":      "leads nowhere",
+		"/etc":                         "not a file",
+		"/":                            "not a file",
+		"/etc/ssl":                     "not a file",
+		"/etc/ssl/certs":               "not a file",
+		"/etc/ssl/certs/":              "not a file",
+		"/etc/ssl/certs/loop.pem":      "dangling",
 		"/etc/ssl/certs/dangling.pem":  "no such file",
 		"/etc/ssl/certs/none.pem":      "no such file",
 		"/etc/ssl/certs/ca.pem/inside": "not a directory",
@@ -78,14 +78,14 @@ func TestLookBelow(t *testing.T) {
 		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
 			t.Errorf("%s: %v, want %q", name, err, want)
 		case want == "not mounted" && !errors.Is(err, noderuntime.ErrNotMounted):
-			t.Errorf("%s: %v is another error", name, err)
+			t.Errorf("%s: unexpected error %v", name, err)
 		case err != nil && strings.Contains(err.Error(), host):
 			t.Errorf("%s: the error names the pod's path: %v", name, err)
 		}
 	}
 }
 
-func TestReadTakesOneGeneration(t *testing.T) {
+func TestReadOneGeneration(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, dir+"/..2026_01/config.json", `{"release":"a/b"}`)
 	writeFile(t, dir+"/..2026_01/registries.yaml", "")
@@ -103,7 +103,7 @@ func TestReadTakesOneGeneration(t *testing.T) {
 	}
 }
 
-func TestAConfigurationIsWaitedFor(t *testing.T) {
+func TestAwaitSum(t *testing.T) {
 	dir := t.TempDir()
 	former, present, registries := `{"release":"a/b"}`, `{"release":"a/b","force":true}`, "mirrors: {}\n"
 	writeFile(t, dir+"/config.json", former)
@@ -119,16 +119,17 @@ func TestAConfigurationIsWaitedFor(t *testing.T) {
 	}
 	nothing := func() {}
 	for name, sum := range map[string]string{
-		"both":                          Sum([]byte(former), []byte(registries)),
-		"with registries of the user's": Sum([]byte(former), nil),
-		"none":                          "",
+		"both":                                   Sum([]byte(former), []byte(registries)),
+		"with registries from the user's Secret": Sum([]byte(former), nil),
+		"none":                                   "",
 	} {
 		if log, err := wait(sum, nothing); err != nil || log != "" {
 			t.Errorf("%s: %v, %q", name, err, log)
 		}
 	}
 	want := Sum([]byte(present), []byte(registries))
-	if log, err := wait(want, nothing); err == nil || !strings.Contains(err.Error(), "tried again") || !strings.Contains(log, "waiting") || errors.As(err, new(Refusal)) {
+	if log, err := wait(want, nothing); err == nil || !strings.Contains(err.Error(), "retries") ||
+		!strings.Contains(log, "waiting") || errors.As(err, new(Refusal)) {
 		t.Errorf("another configuration: %v, %q", err, log)
 	}
 	if _, err := wait(want, func() {
@@ -156,7 +157,7 @@ func TestHasAuth(t *testing.T) {
 	}
 }
 
-// A termination message that is cut is no JSON, so a report is cut before that.
+// A truncated termination message is invalid JSON, so Encode truncates the report.
 func TestEncode(t *testing.T) {
 	report := noderuntime.Report{
 		Release: "zarf/zarf-registry", Written: 3, Changed: time.Date(2026, 11, 21, 20, 0, 0, 123, time.UTC),
@@ -168,13 +169,13 @@ func TestEncode(t *testing.T) {
 		err      string
 		cut      bool
 	}{
-		"a short one":               {1, "", false},
-		"many warnings":             {1000, "", true},
-		"a long error":              {0, strings.Repeat("é", 5000), true},
-		"an error of escapes":       {0, strings.Repeat("\n\"", 5000), true},
-		"many warnings and a line":  {1000, "no", true},
-		"all of it":                 {1000, strings.Repeat("x\n", 5000), true},
-		"what HTML would have long": {0, strings.Repeat("<REDACTED>", 300), false},
+		"a short report":               {1, "", false},
+		"many warnings":                {1000, "", true},
+		"a long error":                 {0, strings.Repeat("é", 5000), true},
+		"an error with escapes":        {0, strings.Repeat("\n\"", 5000), true},
+		"many warnings and one line":   {1000, "no", true},
+		"everything":                   {1000, strings.Repeat("x\n", 5000), true},
+		"characters that HTML escapes": {0, strings.Repeat("<REDACTED>", 300), false},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			r := report
@@ -196,7 +197,7 @@ func TestEncode(t *testing.T) {
 			if cut := got.Error != tt.err || len(got.Warnings) != tt.warnings; cut != tt.cut {
 				t.Errorf("cut: %v", cut)
 			}
-			if tt.warnings == 1000 && !strings.HasSuffix(got.Warnings[len(got.Warnings)-1], "more, which are in the log") {
+			if tt.warnings == 1000 && !strings.HasSuffix(got.Warnings[len(got.Warnings)-1], "more, see the log") {
 				t.Errorf("the last warning is %q", got.Warnings[len(got.Warnings)-1])
 			}
 			if len(r.Warnings) != tt.warnings {

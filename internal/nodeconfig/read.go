@@ -17,17 +17,19 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 )
 
-// sumTime is how long the configuration that a pod is made for is waited for. Kubelets look at mounted Secrets again within 90 s.
+// sumTime is how long to wait for the expected configuration. Kubelets refresh mounted Secrets
+// within 90 s.
 const sumTime = 3 * time.Minute
 
-// Sum is a sum of the chart's Secret: the first 32 hexadecimal digits of the SHA-256 of config.json, a line feed, and the
-// registries.yaml of the values, which is empty where there is none or where it is the user's Secret's. The chart has the same rule.
+// Sum returns the checksum of the chart's Secret: the first 32 hexadecimal digits of the SHA-256 of
+// config.json, a line feed, and the registries.yaml from the values, which is empty if there is
+// none or if it comes from the user's Secret. The chart computes the same.
 func Sum(config, registries []byte) string {
 	sum := sha256.Sum256(slices.Concat(config, []byte("\n"), registries))
 	return hex.EncodeToString(sum[:])[:32]
 }
 
-// awaitSum waits until the mounted configuration is the one that the pod is made for.
+// awaitSum waits until the expected configuration is mounted.
 func (r *run) awaitSum(ctx context.Context) error {
 	if r.Sum == "" {
 		return nil
@@ -40,11 +42,11 @@ func (r *run) awaitSum(ctx context.Context) error {
 			return err
 		}
 		if !told {
-			fmt.Fprintln(r.Log, "waiting for the kubelet, which has mounted a former configuration")
+			fmt.Fprintln(r.Log, "waiting for the kubelet, which has mounted a previous configuration")
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the kubelet has mounted another configuration than the one that this pod is made for, and did not mount that within %s; this is tried again", sumTime)
+			return fmt.Errorf("the kubelet did not mount the expected configuration within %s; the pod retries", sumTime)
 		case <-time.After(time.Second):
 		}
 	}
@@ -57,13 +59,14 @@ func hasSum(dir, sum string) (bool, error) {
 		return false, Refusal{fmt.Errorf("reading the configuration: %w", err)}
 	}
 	if sum == Sum(config, nil) {
-		return true, nil // registries.yaml is the user's, or there is none
+		return true, nil // registries.yaml comes from the user's Secret, or there is none
 	}
 	registries, err := optional(dir, noderuntime.KeyRegistries)
 	return sum == Sum(config, registries), err
 }
 
-// generation is where the files of a mounted Secret really are: the kubelet changes all of them at once, by changing a link.
+// generation returns the real directory of a mounted Secret: the kubelet replaces all files at once
+// by changing a link.
 func generation(dir string) string {
 	if target, err := filepath.EvalSymlinks(filepath.Join(dir, "..data")); err == nil {
 		return target
@@ -71,7 +74,7 @@ func generation(dir string) string {
 	return dir
 }
 
-// read reads the mounted configuration. To put everything back nothing is needed but config.json.
+// read reads the mounted configuration. Restore needs only config.json.
 func read(dir string, restore bool) (noderuntime.Inputs, error) {
 	dir = generation(dir)
 	data, err := os.ReadFile(filepath.Join(dir, noderuntime.KeyConfig))
@@ -89,7 +92,7 @@ func read(dir string, restore bool) (noderuntime.Inputs, error) {
 	return in, err
 }
 
-// optional is nil where there is no such file; Build says whether there must be one.
+// optional returns nil if the file does not exist. Build decides whether it is required.
 func optional(dir, name string) ([]byte, error) {
 	data, err := os.ReadFile(filepath.Join(dir, name))
 	switch {
@@ -103,7 +106,7 @@ func optional(dir, name string) ([]byte, error) {
 	return data, nil
 }
 
-// hasAuth says whether a registries.yaml that Build has accepted has credentials.
+// hasAuth reports whether a registries.yaml accepted by Build contains credentials.
 func hasAuth(registries []byte) bool {
 	var doc struct {
 		Configs map[string]struct {
@@ -111,7 +114,7 @@ func hasAuth(registries []byte) bool {
 		} `yaml:"configs"`
 	}
 	if yaml.Unmarshal(registries, &doc) != nil {
-		return true // which asks for one restart too many, not too few
+		return true // the safe answer: it recommends one restart too many, not one too few
 	}
 	for _, config := range doc.Configs {
 		if len(config.Auth) > 0 {

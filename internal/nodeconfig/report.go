@@ -12,10 +12,11 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 )
 
-// maxReport is how much of a termination message the kubelet keeps, in bytes. What is cut is no JSON any more.
+// maxReport is the kubelet's limit for a termination message in bytes. Truncated JSON would be
+// invalid.
 const maxReport = 4096
 
-// count puts what was done into the report.
+// count adds the changes to the report.
 func (r *run) count(plan *hostfiles.Plan) {
 	for _, c := range plan.Changes {
 		switch {
@@ -23,14 +24,14 @@ func (r *run) count(plan *hostfiles.Plan) {
 			r.report.Unchanged++
 		case !c.Done:
 			continue
-		case c.Action == hostfiles.PutBack:
+		case c.Action == hostfiles.Restored:
 			r.report.Restored++
 		case c.Action == hostfiles.Removed:
 			r.report.Removed++
 		default:
 			r.report.Written++
 		}
-		gone := c.Action == hostfiles.PutBack || c.Action == hostfiles.Removed
+		gone := c.Action == hostfiles.Restored || c.Action == hostfiles.Removed
 		written := r.tree.Modified(c.Path)
 		if !gone && !c.Foreign && written.After(r.report.Changed) {
 			r.report.Changed = written
@@ -38,19 +39,21 @@ func (r *run) count(plan *hostfiles.Plan) {
 		if r.kind(c.Path) != noderuntime.KindRegistries {
 			continue
 		}
-		registries := &noderuntime.RegistriesReport{Path: c.Path, Changed: written, Live: r.live, Auth: hasAuth(r.inputs.Registries)}
+		registries := &noderuntime.RegistriesReport{
+			Path: c.Path, Changed: written, Live: r.live, Auth: hasAuth(r.inputs.Registries),
+		}
 		if gone {
-			// The file that is back has the time that it had.
+			// The restored file has its original modification time.
 			registries = &noderuntime.RegistriesReport{Path: c.Path, Changed: r.Now, Gone: true}
 		}
-		// One that is there says more than one that is gone, as when nodeConfig.k3s.path was changed.
+		// An existing file takes precedence over a removed one, as when nodeConfig.k3s.path was changed.
 		if r.report.Registries == nil || r.report.Registries.Gone {
 			r.report.Registries = registries
 		}
 	}
 }
 
-// WriteReport writes a report to a file that is there already, as a termination message is, or not.
+// WriteReport writes a report to a file, which may exist, as a termination message does.
 func WriteReport(file string, report noderuntime.Report) error {
 	if err := os.WriteFile(file, Encode(report), 0o600); err != nil {
 		return fmt.Errorf("writing the report: %w", err)
@@ -58,14 +61,16 @@ func WriteReport(file string, report noderuntime.Report) error {
 	return nil
 }
 
-// Encode is a report as JSON that is short enough for a termination message: warnings that are too many are left out, then the
-// error is cut. All of both is in the log.
+// Encode returns a report as JSON that fits into a termination message. It drops excess warnings,
+// then truncates the error. The log contains both completely.
 func Encode(report noderuntime.Report) []byte {
 	left := 0
 	warnings := report.Warnings
 	for {
 		if left > 0 {
-			report.Warnings = append(warnings[:len(warnings)-left:len(warnings)-left], fmt.Sprintf("and %d more, which are in the log", left))
+			report.Warnings = append(
+				warnings[:len(warnings)-left:len(warnings)-left], fmt.Sprintf("and %d more, see the log", left),
+			)
 		}
 		data := encode(report)
 		switch {
@@ -74,7 +79,7 @@ func Encode(report noderuntime.Report) []byte {
 		case left < len(warnings):
 			left++
 		case report.Error != "":
-			report.Error = shorten(report.Error, (len(data)-maxReport)/6) // a byte has six in JSON at most
+			report.Error = shorten(report.Error, (len(data)-maxReport)/6) // JSON escapes a byte with up to six
 		default:
 			return data // paths of thousands of bytes, which no node has
 		}
@@ -84,12 +89,12 @@ func Encode(report noderuntime.Report) []byte {
 func encode(report noderuntime.Report) []byte {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)
-	encoder.SetEscapeHTML(false) // <REDACTED> would be three times as long
-	_ = encoder.Encode(report)   // plain data, into memory
+	encoder.SetEscapeHTML(false) // else <REDACTED> would be three times as long
+	_ = encoder.Encode(report)   // plain data, to memory
 	return out.Bytes()
 }
 
-// shorten cuts at least so many bytes from the end.
+// shorten removes at least by bytes from the end.
 func shorten(text string, by int) string {
 	const mark = " …"
 	text = strings.TrimSuffix(text, mark)

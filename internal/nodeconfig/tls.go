@@ -12,15 +12,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 )
 
-// maxLinks is how many symbolic links lead to a file at most, as in Linux.
+// maxLinks is the maximum number of symbolic links followed, the same as in Linux.
 const maxLinks = 40
 
-// lookBelow returns what looks whether a file is on the node. It sees what is mounted below root; links are followed as on the
-// node, where an absolute one begins at the node's own root.
+// lookBelow returns a function that checks whether a file exists on the node. It sees only what is
+// mounted below root. Links are resolved as on the node: absolute ones start at the node's root.
 func lookBelow(root string, mounted []string) func(name string) error {
 	return func(name string) error {
 		if !path.IsAbs(name) {
-			return errors.New("is not an absolute path")
+			return errors.New("not an absolute path")
 		}
 		resolved, rest, file := "/", elements(name), false
 		for links := 0; len(rest) > 0; {
@@ -30,7 +30,7 @@ func lookBelow(root string, mounted []string) func(name string) error {
 				if !slices.ContainsFunc(mounted, func(dir string) bool { return within(next, dir) }) {
 					return noderuntime.ErrNotMounted
 				}
-				resolved, file = next, false // made for the mounts below it; what the node has there is not to be seen
+				resolved, file = next, false // created as a mount point: the node's own content is not visible
 				continue
 			}
 			info, err := os.Lstat(filepath.Join(root, next))
@@ -39,7 +39,7 @@ func lookBelow(root string, mounted []string) func(name string) error {
 				return reason(err)
 			case info.Mode()&fs.ModeSymlink != 0:
 				if links++; links > maxLinks {
-					return errors.New("is a symbolic link that leads nowhere")
+					return errors.New("dangling symbolic link")
 				}
 				target, err := os.Readlink(filepath.Join(root, next))
 				if err != nil {
@@ -54,13 +54,13 @@ func lookBelow(root string, mounted []string) func(name string) error {
 			}
 		}
 		if !file {
-			return errors.New("is not a file")
+			return errors.New("not a file")
 		}
 		return nil
 	}
 }
 
-// within says whether name is dir or below it.
+// within reports whether name is dir or below it.
 func within(dir, name string) bool {
 	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
 }
@@ -69,7 +69,7 @@ func elements(name string) []string {
 	return strings.FieldsFunc(name, func(r rune) bool { return r == '/' })
 }
 
-// reason leaves out the path, which is the pod's and not the node's.
+// reason removes the path, which is that in the pod.
 func reason(err error) error {
 	if pathError := (*fs.PathError)(nil); errors.As(err, &pathError) {
 		return pathError.Err

@@ -10,8 +10,9 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Whatever is accepted is the same each time, below the directories that it may be below, and said once.
-func TestBuildIsDeterministicAndStaysBelow(t *testing.T) {
+// The result for a valid configuration is deterministic, free of duplicates, and contains only
+// files in allowed directories.
+func TestBuildIsDeterministic(t *testing.T) {
 	accepted := 0
 	for seed := range uint64(400) {
 		d := document{Rand: rand.New(rand.NewPCG(seed, 1)), correct: true}
@@ -44,7 +45,8 @@ func TestBuildIsDeterministicAndStaysBelow(t *testing.T) {
 			t.Errorf("seed %d: not in order", seed)
 		}
 		for _, f := range first.Files {
-			if !slices.ContainsFunc(config.Directories, func(dir string) bool { return f.Path != dir && below(f.Path, dir) }) || path.Clean(f.Path) != f.Path {
+			if !slices.ContainsFunc(config.Directories, func(dir string) bool { return f.Path != dir && below(f.Path, dir) }) ||
+				path.Clean(f.Path) != f.Path {
 				t.Errorf("seed %d: %s", seed, f.Path)
 			}
 			if f.Kind == KindHosts {
@@ -53,7 +55,7 @@ func TestBuildIsDeterministicAndStaysBelow(t *testing.T) {
 		}
 	}
 	if accepted < 100 {
-		t.Fatalf("only %d of all were accepted", accepted)
+		t.Fatalf("only %d configurations were accepted", accepted)
 	}
 }
 
@@ -67,16 +69,16 @@ func cmpStrings(a, b string) int {
 	return 0
 }
 
-func TestK3sReaderIsQuietAndLeavesLogsAsTheyWere(t *testing.T) {
+func TestReadAsK3sDoesNotLog(t *testing.T) {
 	before := logrus.GetLevel()
 	read, err := readAsK3s([]byte("mirrors: {x: {endpoint: [y]}}\n"))
 	if err != nil || len(read.Mirrors["x"].Endpoints) != 1 {
 		t.Fatalf("%+v, %v", read, err)
 	}
 	if logrus.GetLevel() != before {
-		t.Error("the log's level is another now")
+		t.Error("the log level has changed")
 	}
-	// More than a pipe holds.
+	// more than a pipe's buffer
 	big := "mirrors:\n"
 	for range 5000 {
 		big += "  # a comment that is as long as comments are\n"

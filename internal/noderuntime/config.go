@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// ParseConfig reads what the chart wrote, and refuses what it does not know. Its errors have no values in them: contents of
-// files are among those.
+// ParseConfig parses the chart's configuration. It rejects unknown fields. Its errors contain no
+// values, because they may be contents of files.
 func ParseConfig(data []byte) (Config, error) {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
@@ -21,7 +21,7 @@ func ParseConfig(data []byte) (Config, error) {
 		return Config{}, fmt.Errorf("reading %s: %w", KeyConfig, withoutValue(err))
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return Config{}, fmt.Errorf("reading %s: something follows the end of the object", KeyConfig)
+		return Config{}, fmt.Errorf("reading %s: unexpected data after the object", KeyConfig)
 	}
 	if config.Release == "" {
 		return Config{}, fmt.Errorf("reading %s: release is missing", KeyConfig)
@@ -29,23 +29,25 @@ func ParseConfig(data []byte) (Config, error) {
 	return config, nil
 }
 
-// withoutValue keeps of an error of encoding/json what is not a value.
+// withoutValue removes the values from an error of encoding/json.
 func withoutValue(err error) error {
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
-		return fmt.Errorf("%s is not what it should be, %s", wrong.Field, wrong.Type)
+		return fmt.Errorf("%s: want a value of type %s", wrong.Field, wrong.Type)
 	}
 	if wrong := (*json.SyntaxError)(nil); errors.As(err, &wrong) {
-		return fmt.Errorf("is not JSON that can be read (byte %d)", wrong.Offset)
+		return fmt.Errorf("invalid JSON at byte %d", wrong.Offset)
 	}
-	return err // the end in the middle, or the name of an unknown field
+	return err // a truncated document or an unknown field
 }
 
-// roots are where container runtimes keep their configuration. Whatever the values say, no file is written elsewhere.
+// roots are the directories in which container runtimes keep their configuration. No file is
+// written elsewhere, whatever the values say.
 var roots = []string{
-	"/etc/containerd", "/etc/containers", "/etc/rancher", "/etc/k0s", "/etc/crio", "/var/lib/rancher", "/var/snap/microk8s", "/var/snap/k8s",
+	"/etc/containerd", "/etc/containers", "/etc/rancher", "/etc/k0s", "/etc/crio", "/var/lib/rancher",
+	"/var/snap/microk8s", "/var/snap/k8s",
 }
 
-// below says whether a clean path is a directory or in it.
+// below reports whether a clean path is directory itself or inside it.
 func below(name, directory string) bool {
 	return name == directory || strings.HasPrefix(name, strings.TrimSuffix(directory, "/")+"/")
 }
@@ -56,23 +58,23 @@ func (b *builder) directories() {
 	for _, name := range b.Config.Directories {
 		switch {
 		case !clean(name):
-			b.problem("directory %q: must be an absolute path without .. and needless slashes", name)
+			b.problem("directory %q: must be an absolute path without .. or redundant slashes", name)
 		case !slices.ContainsFunc(roots, func(root string) bool { return below(name, root) }):
-			b.problem("directory %s: files are written below these only: %s", name, strings.Join(roots, ", "))
+			b.problem("directory %s: must be below one of %s", name, strings.Join(roots, ", "))
 		}
 	}
 	for _, name := range b.Config.TLSDirectories {
 		if !clean(name) {
-			b.problem("nodeConfig.tlsDirectories: %q must be an absolute path without .. and needless slashes", name)
+			b.problem("nodeConfig.tlsDirectories: %q must be an absolute path without .. or redundant slashes", name)
 		}
 	}
 }
 
-// place says whether a file may be at a path: below one of the directories, or below a directory in one of them, which is
-// where files that are not wanted any more are looked for.
-func (b *builder) place(name string) {
+// checkPath checks that a file is in one of the directories or in a direct subdirectory, which are
+// the places that are searched for obsolete files.
+func (b *builder) checkPath(name string) {
 	if !clean(name) {
-		b.problem("file %q: must be an absolute path without .. and needless slashes", name)
+		b.problem("file %q: must be an absolute path without .. or redundant slashes", name)
 		return
 	}
 	for _, directory := range b.Config.Directories {
@@ -80,5 +82,6 @@ func (b *builder) place(name string) {
 			return
 		}
 	}
-	b.problem("file %s: is not in a directory that nodeConfig may write to, nor in one right below: %s", name, strings.Join(b.Config.Directories, ", "))
+	b.problem("file %s: must be in a directory of nodeConfig or in a direct subdirectory: %s",
+		name, strings.Join(b.Config.Directories, ", "))
 }

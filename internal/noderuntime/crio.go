@@ -6,37 +6,46 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
-// crio wants what CRI-O, podman and skopeo read. Every user's podman reads it, and there is no secret in it.
+// crio adds the files that CRI-O, podman and skopeo read. They contain no secrets: podman of every
+// user reads them.
 func (b *builder) crio() {
 	config := b.Config.CRIO
 	if config.CertsDirectory == "" && config.ConfDirectory == "" {
 		return
 	}
 	if !validHost(b.Config.Address) {
-		b.problem("%s: there is no address on the nodes that the cluster's registry has; CRI-O needs one", fromCRIO)
+		b.problem("%s: requires an address of the registry on the nodes", fromCRIO)
 		return
 	}
 	if config.CertsDirectory != "" {
 		b.certificates()
 	}
 	if content := b.registriesConf(); config.ConfDirectory != "" && content != nil {
-		b.add(source{fromCRIO, ""}, File{Path: inDirectory(config.ConfDirectory, "50-zarf-registry.conf"), Kind: KindRegistriesConf, Content: content, Mode: public})
+		b.add(source{fromCRIO, ""}, File{
+			Path: inDirectory(config.ConfDirectory, "50-zarf-registry.conf"), Kind: KindRegistriesConf,
+			Content: content, Mode: public,
+		})
 	}
 }
 
 func (b *builder) certificates() {
 	if len(b.CA) == 0 {
-		b.problem("%s.ca: there are no authorities to trust: the Secret with the certificates of the nodes' proxies has no %s yet", fromCRIO, KeyCA)
+		b.problem("%s.ca: no CAs to trust: the Secret with the proxies' certificates has no %s yet", fromCRIO, KeyCA)
 		return
 	}
 	if _, err := pki.ParseBundle(b.CA); err != nil {
-		b.problem("%s.ca: the authorities of the nodes' proxies cannot be used: %v", fromCRIO, err)
+		b.problem("%s.ca: invalid CAs of the proxies: %v", fromCRIO, err)
 		return
 	}
-	b.add(source{fromCRIO, ""}, File{Path: inDirectory(b.Config.CRIO.CertsDirectory, b.Config.Address, KeyCA), Kind: KindCA, Content: withNewline(b.CA), Mode: public})
+	b.add(source{fromCRIO, ""}, File{
+		Path:    inDirectory(b.Config.CRIO.CertsDirectory, b.Config.Address, KeyCA),
+		Kind:    KindCA,
+		Content: withNewline(b.CA),
+		Mode:    public,
+	})
 }
 
-// registriesConf is nil where there is nothing to say.
+// registriesConf returns nil if there is nothing to configure.
 func (b *builder) registriesConf() []byte {
 	config := b.Config
 	var t tomlWriter
@@ -49,7 +58,8 @@ func (b *builder) registriesConf() []byte {
 	}
 	for _, name := range config.Mirrors {
 		if name == "*" && config.CRIO.ConfDirectory != "" {
-			b.warn("%s: CRI-O and podman know no mirror of all registries: name each registry beside \"*\"", fromMirrors)
+			b.warn("%s: CRI-O and podman do not support a mirror of all registries: list each registry besides \"*\"",
+				fromMirrors)
 		}
 		if name == "*" || strings.HasPrefix(name, "!") {
 			continue

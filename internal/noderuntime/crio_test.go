@@ -16,7 +16,12 @@ const (
 )
 
 func crioConfig() Config {
-	return Config{Release: "zarf/zarf-registry", Address: address, Directories: []string{crioCerts, crioConf}, CRIO: CRIO{CertsDirectory: crioCerts, ConfDirectory: crioConf}}
+	return Config{
+		Release:     "zarf/zarf-registry",
+		Address:     address,
+		Directories: []string{crioCerts, crioConf},
+		CRIO:        CRIO{CertsDirectory: crioCerts, ConfDirectory: crioConf},
+	}
 }
 
 func caError(data []byte) string {
@@ -40,8 +45,12 @@ func TestCRIOByteForByte(t *testing.T) {
 		want     map[string]string
 		warnings int
 	}{
-		"the authorities": {func(*Config) {}, map[string]string{crioCerts + "/127.0.0.1:31999/ca.crt": string(ca)}, 0},
-		"mirrors": {func(c *Config) { c.Mirrors, c.CRIO.CertsDirectory = []string{"docker.io", "*", "!quay.io"}, "" }, map[string]string{
+		"a CA": {func(*Config) {}, map[string]string{crioCerts + "/127.0.0.1:31999/ca.crt": string(ca)}, 0},
+		"mirrors": {func(c *Config) {
+			c.Mirrors, c.CRIO.CertsDirectory = []string{
+				"docker.io", "*", "!quay.io",
+			}, ""
+		}, map[string]string{
 			crioConf + "/50-zarf-registry.conf": `
 [[registry]]
 prefix = "docker.io"
@@ -51,7 +60,10 @@ location = "docker.io"
 location = "127.0.0.1:31999"
 insecure = false
 `}, 1},
-		"without verification": {func(c *Config) { c.Mirrors, c.CRIO.CertsDirectory, c.CRIO.Insecure = []string{"docker.io"}, "", true }, map[string]string{
+		"without verification": {func(c *Config) {
+			c.Mirrors, c.CRIO.CertsDirectory, c.CRIO.Insecure = []string{"docker.io"},
+				"", true
+		}, map[string]string{
 			crioConf + "/50-zarf-registry.conf": `
 [[registry]]
 prefix = "127.0.0.1:31999"
@@ -70,26 +82,26 @@ insecure = true
 		t.Run(name, func(t *testing.T) {
 			config := crioConfig()
 			c.change(&config)
-			wanted, err := Build(Inputs{Config: config, CA: ca})
+			desired, err := Build(Inputs{Config: config, CA: ca})
 			if err != nil {
 				t.Fatal(err)
 			}
 			got := map[string]string{}
-			for _, f := range wanted.Files {
+			for _, f := range desired.Files {
 				got[f.Path] = string(f.Content)
 				if f.Mode != 0o644 {
-					t.Errorf("%s has mode %v, which not every user's podman can read", f.Path, f.Mode)
+					t.Errorf("%s has mode %v, so podman of other users cannot read it", f.Path, f.Mode)
 				}
 				shown := Diff(f.Path, f.Kind, nil, f.Content)
 				if strings.Contains(shown, redacted) || f.Kind == KindRegistriesConf && !strings.Contains(shown, "insecure") {
-					t.Errorf("shown as:\n%s", shown)
+					t.Errorf("displayed as:\n%s", shown)
 				}
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Error(diff)
 			}
-			if len(wanted.Warnings) != c.warnings {
-				t.Errorf("warnings: %q", wanted.Warnings)
+			if len(desired.Warnings) != c.warnings {
+				t.Errorf("warnings: %q", desired.Warnings)
 			}
 		})
 	}

@@ -22,7 +22,7 @@ const (
 	address  = "127.0.0.1:31999"
 )
 
-// k3sConfig is a configuration for K3s, with live.
+// k3sConfig returns a configuration for K3s with live.
 func k3sConfig() Config {
 	return Config{
 		Release: "zarf/zarf-registry", Directories: []string{"/etc/rancher/k3s", k3sCerts},
@@ -30,7 +30,7 @@ func k3sConfig() Config {
 	}
 }
 
-// sections reads a file of parts, each below a line "-- name --".
+// sections parses a file of sections, each below a line "-- name --".
 func sections(t *testing.T, data string) (names []string, parts map[string]string) {
 	t.Helper()
 	parts = map[string]string{}
@@ -47,8 +47,8 @@ func sections(t *testing.T, data string) (names []string, parts map[string]strin
 	return names, parts
 }
 
-// Each example is a file: what the user writes and what was there before, then what the node gets byte for byte and what the
-// log shows of it.
+// An example file contains what the user writes and the previous files, then the node's files byte
+// for byte and the log output.
 func TestExamples(t *testing.T) {
 	files, _ := filepath.Glob("testdata/examples/*.txt")
 	if len(files) < 8 {
@@ -68,7 +68,9 @@ func TestExamples(t *testing.T) {
 				}
 			}
 			looked := map[string]bool{}
-			wanted, err := Build(Inputs{Config: k3sConfig(), Registries: []byte(parts["registries.yaml"]), LookTLS: func(name string) error {
+			desired, err := Build(Inputs{Config: k3sConfig(), Registries: []byte(
+				parts["registries.yaml"],
+			), CheckTLS: func(name string) error {
 				looked[name] = true
 				return nil
 			}})
@@ -76,7 +78,7 @@ func TestExamples(t *testing.T) {
 				t.Fatal(err)
 			}
 			var log strings.Builder
-			for _, f := range wanted.Files {
+			for _, f := range desired.Files {
 				var old []byte
 				if before, there := parts["old"]; there && f.Path == k3sFile {
 					old = []byte(before)
@@ -85,17 +87,18 @@ func TestExamples(t *testing.T) {
 				fmt.Fprintf(&got, "-- log of %s --\n%s", f.Path, Diff(f.Path, f.Kind, old, f.Content))
 				log.WriteString(Diff(f.Path, f.Kind, old, f.Content))
 			}
-			fmt.Fprintf(&got, "-- warnings --\n%s\n", strings.Join(wanted.Warnings, "\n"))
-			for _, w := range append(wanted.Warnings, log.String()) {
+			fmt.Fprintf(&got, "-- warnings --\n%s\n", strings.Join(desired.Warnings, "\n"))
+			for _, w := range append(desired.Warnings, log.String()) {
 				holdsNone(t, w, strings.Fields(parts["secrets"]))
 			}
 			for name := range parts {
-				if content, found := strings.CutPrefix(name, k3sFile); found && content != "" && parts[name] != parts["registries.yaml"] {
-					t.Error("the file is not what the user wrote")
+				if content, found := strings.CutPrefix(name, k3sFile); found && content != "" &&
+					parts[name] != parts["registries.yaml"] {
+					t.Error("the file differs from what the user wrote")
 				}
 			}
 			if parts["registries.yaml"] != "" && strings.Contains(parts["registries.yaml"], "_file") && len(looked) == 0 {
-				t.Error("no certificate was looked for")
+				t.Error("no certificate was checked")
 			}
 			golden(t, file, string(data), got.String())
 		})
@@ -111,16 +114,16 @@ func golden(t *testing.T, file, want, got string) {
 		return
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (go test ./internal/noderuntime -update accepts it):\n%s", file, diff)
+		t.Errorf("%s (to accept it: go test ./internal/noderuntime -update):\n%s", file, diff)
 	}
 }
 
-// holdsNone fails where a text holds one of the secrets, or a part of it in base64.
+// holdsNone fails if text contains one of the secrets or a part of it in base64.
 func holdsNone(t *testing.T, text string, secrets []string) {
 	t.Helper()
 	for _, s := range secrets {
 		if strings.Contains(text, s) || strings.Contains(text, base64.RawStdEncoding.EncodeToString([]byte(s))) {
-			t.Errorf("the secret %s is in:\n%s", s, text)
+			t.Errorf("secret %s is contained in:\n%s", s, text)
 		}
 	}
 }

@@ -14,16 +14,18 @@ import (
 	"gopkg.in/yaml.v2"
 )
 
-// A document is a random registries.yaml or hosts.toml with secrets in it, each another one, so that one that is shown is found.
+// A document is a random registries.yaml or hosts.toml with unique secrets, so that a leaked one
+// can be identified.
 type document struct {
 	*rand.Rand
-	// correct documents are accepted, most of the time; others have wrong types, unknown keys and broken syntax.
+	// correct documents are valid most of the time. Others have wrong types, unknown keys and broken
+	// syntax.
 	correct bool
 	hosts   []string
 	secrets []string
 }
 
-// secret is a new one; in YAML and TOML it is a plain word.
+// secret returns a new secret, which is a plain word in YAML and TOML.
 func (d *document) secret() string {
 	s := fmt.Sprintf("S3cret%08xZz", d.Uint32())
 	d.secrets = append(d.secrets, s)
@@ -35,15 +37,23 @@ func (d *document) wrong() bool { return !d.correct && d.IntN(12) == 0 }
 func (d *document) pick(of ...string) string { return of[d.IntN(len(of))] }
 
 func (d *document) host() string {
-	h := d.pick("docker.io", "quay.io", "ghcr.io", "registry.example.com:5000", "127.0.0.1:5000", "localhost", "*", "*.gcr.io", "10.0.0.1", "[fd00::1]:5000")
+	h := d.pick(
+		"docker.io", "quay.io", "ghcr.io", "registry.example.com:5000", "127.0.0.1:5000", "localhost", "*", "*.gcr.io",
+		"10.0.0.1", "[fd00::1]:5000",
+	)
 	if d.wrong() {
-		h = d.pick("u:"+d.secret()+"@"+h, d.secret()+"/"+d.secret(), "https://"+d.secret()+":"+d.secret()+"@x", "@"+d.secret()+"@", d.secret()+" "+d.secret())
+		h = d.pick(
+			"u:"+d.secret()+"@"+h, d.secret()+"/"+d.secret(), "https://"+d.secret()+":"+d.secret()+"@x", "@"+d.secret()+"@",
+			d.secret()+" "+d.secret(),
+		)
 	}
 	return h
 }
 
 func (d *document) url() string {
-	u := d.pick("https://", "http://", "") + d.pick("docker.io", "mirror.example.com", "127.0.0.1:5000", "[::1]:5000") + d.pick("", "/", "/v2", "/prefix/v2", "/project")
+	u := d.pick("https://", "http://", "") + d.pick(
+		"docker.io", "mirror.example.com", "127.0.0.1:5000", "[::1]:5000",
+	) + d.pick("", "/", "/v2", "/prefix/v2", "/project")
 	if d.correct {
 		return u
 	}
@@ -68,16 +78,18 @@ func (d *document) url() string {
 	return u
 }
 
-// strange is what may not stand where it stands: another type, with secrets in it.
+// strange returns a misplaced value: one of another type that contains secrets.
 func (d *document) strange() string {
 	return d.pick(
 		"{"+d.secret()+": "+d.secret()+"}", "["+d.secret()+", ["+d.secret()+"]]", "{a: {"+d.secret()+": ["+d.secret()+"]}}",
-		"!!binary "+base64.StdEncoding.EncodeToString([]byte(d.secret())), "!!int "+d.secret(), "*"+d.secret(), "&a "+strconv.Quote(d.secret()+": "+d.secret()),
-		"-----BEGIN "+d.secret(), "{"+d.secret()+"}", "\"\\"+d.secret(), "{? ["+d.secret()+"] : b}", "|\n        "+d.secret()+"\n        "+d.secret(),
+		"!!binary "+base64.StdEncoding.EncodeToString([]byte(d.secret())), "!!int "+d.secret(), "*"+d.secret(),
+		"&a "+strconv.Quote(d.secret()+": "+d.secret()),
+		"-----BEGIN "+d.secret(), "{"+d.secret()+"}", "\"\\"+d.secret(), "{? ["+d.secret()+"] : b}",
+		"|\n        "+d.secret()+"\n        "+d.secret(),
 	)
 }
 
-// secretValue is a secret where one goes.
+// secretValue returns a secret in its proper place.
 func (d *document) secretValue() string {
 	s := d.secret()
 	switch {
@@ -178,7 +190,10 @@ func (d *document) tomlValue(correct string) string {
 	if !d.wrong() {
 		return correct
 	}
-	return d.pick(strconv.Quote(d.secret()), "["+strconv.Quote(d.secret())+"]", "{"+d.secret()+" = "+strconv.Quote(d.secret())+"}", d.secret(), "'"+d.secret(), "\"\\q"+d.secret()+"\"")
+	return d.pick(
+		strconv.Quote(d.secret()), "["+strconv.Quote(d.secret())+"]", "{"+d.secret()+" = "+strconv.Quote(d.secret())+"}",
+		d.secret(), "'"+d.secret(), "\"\\q"+d.secret()+"\"",
+	)
 }
 
 func (d *document) toml() string {
@@ -200,7 +215,11 @@ func (d *document) toml() string {
 		}
 		line("[%sheader]", in)
 		for range d.IntN(3) {
-			line("%q = %s", d.pick("Authorization", "X-Token", "Basic "+d.secret(), d.secret()), d.pick(strconv.Quote(d.secret()), "["+strconv.Quote(d.secret())+"]", "{"+d.secret()+" = 1}"))
+			line(
+				"%q = %s",
+				d.pick("Authorization", "X-Token", "Basic "+d.secret(), d.secret()),
+				d.pick(strconv.Quote(d.secret()), "["+strconv.Quote(d.secret())+"]", "{"+d.secret()+" = 1}"),
+			)
 		}
 	}
 	line("server = %s", d.tomlValue(strconv.Quote(d.url())))
@@ -216,7 +235,8 @@ func (d *document) toml() string {
 	return b.String()
 }
 
-// FuzzMask makes random documents of numbers. No secret in them may be seen anywhere, however wrong they are.
+// FuzzMask generates random documents. No secret may appear in any output, however invalid they
+// are.
 func FuzzMask(f *testing.F) {
 	for seed := range uint64(64) {
 		f.Add(seed, seed%5 == 0)
@@ -227,27 +247,34 @@ func FuzzMask(f *testing.F) {
 		var seen []string
 		for _, kind := range []Kind{KindRegistries, KindHosts, KindRegistriesConf, KindCA} {
 			for _, pair := range [][2]string{{before, after}, {hosts, more}, {before, hosts}} {
-				seen = append(seen, Diff("f", kind, []byte(pair[0]), []byte(pair[1])), Diff("f", kind, nil, []byte(pair[1])), Diff("f", kind, []byte(pair[0]), nil))
+				seen = append(
+					seen, Diff("f", kind, []byte(pair[0]), []byte(pair[1])), Diff("f", kind, nil, []byte(pair[1])),
+					Diff("f", kind, []byte(pair[0]), nil),
+				)
 			}
 		}
 		config := k3sConfig()
 		config.Directories = append(config.Directories, certsDir)
-		config.Address, config.Containerd = address, Containerd{Directories: []string{certsDir}, Hosts: map[string]string{"docker.io": hosts, d.host(): more}}
+		config.Address, config.Containerd = address, Containerd{
+			Directories: []string{certsDir}, Hosts: map[string]string{"docker.io": hosts, d.host(): more},
+		}
 		config.Mirrors = []string{d.host(), "!" + d.host()}
 		for _, document := range []string{before, after} {
-			inputs := Inputs{Config: config, Registries: []byte(document), LookTLS: func(string) error { return ErrNotMounted }}
-			wanted, err := Build(inputs)
-			if again, errAgain := Build(inputs); !reflect.DeepEqual(wanted, again) || errorText(err) != errorText(errAgain) {
-				t.Errorf("built twice it is\n%+v, %v\nand\n%+v, %v", wanted, err, again, errAgain)
+			inputs := Inputs{Config: config, Registries: []byte(document), CheckTLS: func(string) error { return ErrNotMounted }}
+			desired, err := Build(inputs)
+			if again, errAgain := Build(inputs); !reflect.DeepEqual(desired, again) || errorText(err) != errorText(errAgain) {
+				t.Errorf("two builds differ:\n%+v, %v\nand\n%+v, %v", desired, err, again, errAgain)
 			}
 			seen = append(seen, errorText(err))
-			if wanted == nil {
+			if desired == nil {
 				continue
 			}
-			checkWanted(t, []byte(document), wanted)
-			seen = append(seen, wanted.Warnings...)
-			for _, file := range wanted.Files {
-				seen = append(seen, Diff(file.Path, file.Kind, nil, file.Content), Diff(file.Path, file.Kind, []byte(before), file.Content))
+			checkDesired(t, []byte(document), desired)
+			seen = append(seen, desired.Warnings...)
+			for _, file := range desired.Files {
+				seen = append(
+					seen, Diff(file.Path, file.Kind, nil, file.Content), Diff(file.Path, file.Kind, []byte(before), file.Content),
+				)
 			}
 		}
 		text := strings.Join(seen, "\n")
@@ -255,21 +282,29 @@ func FuzzMask(f *testing.F) {
 			for _, form := range []string{secret, secret[:10], base64.RawStdEncoding.EncodeToString([]byte(secret))[:12]} {
 				if strings.Contains(text, form) {
 					at := strings.Index(text, form)
-					t.Fatalf("%s of the secret %s is in:\n%s", form, secret, text[max(0, at-300):min(len(text), at+100)])
+					t.Fatalf("%s of secret %s is contained in:\n%s", form, secret, text[max(0, at-300):min(len(text), at+100)])
 				}
 			}
 		}
 	})
 }
 
-// FuzzParse feeds whatever comes to the parsers. What they take means to K3s' own reader what it meant before, in what they write, too; all comes
-// out the same each time; and no value is seen that stands where credentials do.
+// FuzzParse feeds arbitrary documents to the parsers. For a document that they accept, K3s' parser
+// returns the same before and after, the output is deterministic, and values in the place of
+// credentials are masked.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("mirrors: {x: {<<: *a}}"), []byte("[[a.b]]\nc = {d = [1]}"))
 	f.Add([]byte("? {a: b}\n: c\n? [d]\n: e\n~: f\n"), []byte("\"a\\u0062\" = 1\nab = 2"))
-	f.Add([]byte("mirrors:\n  docker.io:\n    endpoint: [\"https://a.example\"]\nconfigs:\n  a.example:\n    auth:\n      username: hunter0001\n      password: \"hunter0002\"\n"),
-		[]byte("server = \"https://a.example\"\n[host.\"https://b.example\"]\n  [host.\"https://b.example\".header]\n    Authorization = [\"hunter0003\"]\n"))
-	f.Add([]byte("configs: {a: {auth: {auth: aHVudGVyMDAwMTpodW50ZXIwMDAy, pasword: hunter0004}}}"), []byte("[header]\nx-a = 'hunter0005'\nhunter0006 = 1"))
+	f.Add([]byte(
+		"mirrors:\n  docker.io:\n    endpoint: [\"https://a.example\"]\nconfigs:\n  a.example:\n    auth:\n      username: hunter0001\n      password: \"hunter0002\"\n",
+	),
+		[]byte(
+			"server = \"https://a.example\"\n[host.\"https://b.example\"]\n  [host.\"https://b.example\".header]\n    Authorization = [\"hunter0003\"]\n",
+		))
+	f.Add(
+		[]byte("configs: {a: {auth: {auth: aHVudGVyMDAwMTpodW50ZXIwMDAy, pasword: hunter0004}}}"),
+		[]byte("[header]\nx-a = 'hunter0005'\nhunter0006 = 1"),
+	)
 	f.Fuzz(func(t *testing.T, y, m []byte) {
 		var shown []string
 		for _, kind := range []Kind{KindRegistries, KindHosts, KindRegistriesConf, KindCA} {
@@ -279,7 +314,7 @@ func FuzzParse(f *testing.F) {
 			for _, pair := range [][2][]byte{{y, m}, {nil, y}, {nil, m}, {m, nil}} {
 				diff := Diff("f", kind, pair[0], pair[1])
 				if again := Diff("f", kind, pair[0], pair[1]); again != diff {
-					t.Errorf("a difference is shown in two ways:\n%s\n%s", diff, again)
+					t.Errorf("two diffs of the same files differ:\n%s\n%s", diff, again)
 				}
 				shown = append(shown, diff)
 			}
@@ -288,40 +323,41 @@ func FuzzParse(f *testing.F) {
 		config.Directories = append(config.Directories, certsDir)
 		config.Containerd = Containerd{Directories: []string{certsDir}, Hosts: map[string]string{"docker.io": string(m)}}
 		inputs := Inputs{Config: config, Registries: y}
-		wanted, err := Build(inputs)
+		desired, err := Build(inputs)
 		again, errAgain := Build(inputs)
-		if !reflect.DeepEqual(wanted, again) || errorText(err) != errorText(errAgain) {
-			t.Errorf("built twice it is\n%+v, %v\nand\n%+v, %v", wanted, err, again, errAgain)
+		if !reflect.DeepEqual(desired, again) || errorText(err) != errorText(errAgain) {
+			t.Errorf("two builds differ:\n%+v, %v\nand\n%+v, %v", desired, err, again, errAgain)
 		}
 		shown = append(shown, errorText(err))
 		if err == nil {
-			shown = append(shown, wanted.Warnings...)
-			checkWanted(t, y, wanted)
+			shown = append(shown, desired.Warnings...)
+			checkDesired(t, y, desired)
 		}
 		Embedded(append([]byte(generatedMarks[0]+"\n"), m...))
 		text := strings.Join(shown, "\n")
 		for _, secret := range append(authIn(y), headersIn(m)...) {
 			if strings.Count(string(y)+"\n"+string(m), secret) == 1 && strings.Contains(text, secret) {
-				t.Errorf("%s is seen in\n%s", secret, text)
+				t.Errorf("%s is displayed in\n%s", secret, text)
 			}
 		}
 	})
 }
 
-// checkWanted checks what Build makes of a registries.yaml.
-func checkWanted(t *testing.T, registriesYAML []byte, wanted *Wanted) {
+// checkDesired checks the result of Build for a registries.yaml.
+func checkDesired(t *testing.T, registriesYAML []byte, desired *Desired) {
 	t.Helper()
 	before, err := readAsK3s(registriesYAML)
 	if err != nil {
-		t.Errorf("K3s does not read what was taken: %v", err)
+		t.Errorf("K3s cannot read an accepted document: %v", err)
 	}
 	found := false
-	for _, file := range wanted.Files {
+	for _, file := range desired.Files {
 		switch file.Kind {
 		case KindRegistries:
 			found = true
-			if after, err := readAsK3s(append([]byte("# a mark\n"), file.Content...)); err != nil || !reflect.DeepEqual(before, after) {
-				t.Errorf("K3s reads\n%+v, %v\nwhere it was given\n%+v", after, err, before)
+			if after, err := readAsK3s(append([]byte("# a mark\n"), file.Content...)); err != nil ||
+				!reflect.DeepEqual(before, after) {
+				t.Errorf("K3s reads\n%+v, %v\nwant\n%+v", after, err, before)
 			}
 		case KindHosts:
 			if _, err := parseTOML(file.Content); err != nil {
@@ -330,14 +366,14 @@ func checkWanted(t *testing.T, registriesYAML []byte, wanted *Wanted) {
 		}
 	}
 	if !found {
-		t.Error("registries.yaml was taken, and is not written")
+		t.Error("registries.yaml was accepted but is not written")
 	}
 }
 
-// likeSecret is a word that no text of ours has in it. Others may be seen by chance.
+// likeSecret matches words that our own text does not contain. Others may appear by chance.
 var likeSecret = regexp.MustCompile(`^[a-z]{4,}[0-9]{4,}[A-Za-z0-9]*$`)
 
-// authIn are the values below configs.HOST.auth of a document that aliases nothing.
+// authIn returns the values below configs.HOST.auth of a document without aliases.
 func authIn(document []byte) (secrets []string) {
 	var doc struct {
 		Configs map[string]struct{ Auth map[string]string }
@@ -355,7 +391,7 @@ func authIn(document []byte) (secrets []string) {
 	return secrets
 }
 
-// headersIn are the values of headers.
+// headersIn returns the values of headers.
 func headersIn(document []byte) (secrets []string) {
 	var doc struct {
 		Header map[string]any

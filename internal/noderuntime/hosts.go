@@ -9,14 +9,14 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// mirrors wants hosts.toml for what is asked for at Address first.
+// mirrors adds a hosts.toml for each registry that is mirrored at Config.Address.
 func (b *builder) mirrors() {
 	config := b.Config
 	if len(config.Mirrors) == 0 {
 		return
 	}
 	if !validHost(config.Address) {
-		b.problem("%s: there is no address on the nodes that a mirror could be asked at; mirrors need one", fromMirrors)
+		b.problem("%s: requires an address of the registry on the nodes", fromMirrors)
 		return
 	}
 	warnIPv6(&b.findings, config.Address)
@@ -26,15 +26,16 @@ func (b *builder) mirrors() {
 		shown, _ := host.mask(name)
 		switch {
 		case except && name == "*":
-			b.problem("%s: \"!*\" means nothing: leave out \"*\" instead", fromMirrors)
+			b.problem("%s: \"!*\" is not supported; remove \"*\" instead", fromMirrors)
 		case name != "*" && !validHost(name):
-			b.problem("%s: %s is not a registry's host; write it as docker.io, registry.example.com:5000 or \"*\"", fromMirrors, shown)
+			b.problem("%s: %s is not a valid registry host; want docker.io, registry.example.com:5000 or \"*\"",
+				fromMirrors, shown)
 		case aliasOfDockerHub(name):
-			b.problem("%s: %s is asked for images of docker.io; name it docker.io", fromMirrors, name)
+			b.problem("%s: %s serves docker.io; write docker.io", fromMirrors, name)
 		case name == config.Address:
-			b.problem("%s: %s is the cluster's registry itself; leave it out", fromMirrors, name)
+			b.problem("%s: %s is the cluster's registry itself; remove it", fromMirrors, name)
 		case seen[name]:
-			b.problem("%s: %s is there more than once; leave one", fromMirrors, name)
+			b.problem("%s: duplicate entry %s; remove all but one", fromMirrors, name)
 		default:
 			b.mirror(name, except)
 		}
@@ -49,25 +50,28 @@ func (b *builder) mirror(name string, except bool) {
 	}
 	for _, directory := range b.Config.Containerd.Directories {
 		b.addHost(fromMirrors, directory, name, content)
-		if _, given := b.Config.Containerd.Hosts[b.Config.Address]; name == "*" && !given && !b.taken(directory, b.Config.Address) {
-			b.addHost(fromMirrors, directory, b.Config.Address, direct("this is the cluster's registry itself, which mirrors all others."))
+		_, given := b.Config.Containerd.Hosts[b.Config.Address]
+		if name == "*" && !given && !b.claimed(directory, b.Config.Address) {
+			b.addHost(fromMirrors, directory, b.Config.Address,
+				direct("this is the cluster's registry itself, which mirrors all others."))
 		}
 	}
 }
 
-// direct is a hosts.toml of a registry that is asked itself, without a word of "_default". containerd 1 reads none without a
-// table host.
+// direct returns the hosts.toml of a registry that is contacted directly, so that "_default" does
+// not apply to it. containerd 1 ignores a file without a host table.
 func direct(why string) string { return "\n# Asked directly: " + why + "\n[host]\n" }
 
-// taken says whether registries.yaml says something about a host in that directory, now or from K3s' next start on.
-func (b *builder) taken(directory, name string) bool {
+// claimed reports whether registries.yaml configures a host in that directory, now or once K3s
+// restarts.
+func (b *builder) claimed(directory, name string) bool {
 	return directory == b.Config.K3s.LiveDirectory && b.live[directoryOf(name)] != nil
 }
 
 func (b *builder) addHost(from, directory, name, content string) {
 	file := inDirectory(directory, directoryOf(name), "hosts.toml")
-	if !b.Config.K3s.Live && b.taken(directory, name) {
-		// K3s will write it at its next start, and remove all that is in its directory first.
+	if !b.Config.K3s.Live && b.claimed(directory, name) {
+		// K3s writes the file at its next start, after it has emptied the directory.
 		b.conflict(source{fromRegistries, name}, source{from, name}, file)
 		return
 	}
@@ -76,8 +80,9 @@ func (b *builder) addHost(from, directory, name, content string) {
 
 func aliasOfDockerHub(name string) bool { return name == "index.docker.io" || name == dockerHub }
 
-// hosts wants hosts.toml as the user wrote them. containerd logs a line about a file that it cannot read and goes on without
-// it: images would come from where nobody wants them to come from. So what it would not read, or not use, is refused.
+// hosts adds the user's hosts.toml files. containerd ignores an unreadable file except for a log
+// line, so that images would come from an unexpected source. Files that containerd would not read
+// or use are therefore rejected.
 func (b *builder) hosts() {
 	for _, name := range slices.Sorted(maps.Keys(b.Config.Containerd.Hosts)) {
 		shown, _ := host.mask(name)
@@ -86,13 +91,13 @@ func (b *builder) hosts() {
 		case name == "_default":
 			place = fromHosts + "._default"
 		case name == "*":
-			b.problem("%s: write \"_default\" for all registries that have no file of their own", place)
+			b.problem("%s: use \"_default\" for all registries without a file of their own", place)
 			continue
 		case !validHost(name):
-			b.problem("%s: is not a registry's host; write it as docker.io, registry.example.com:5000 or _default", place)
+			b.problem("%s: invalid registry host; want docker.io, registry.example.com:5000 or _default", place)
 			continue
 		case aliasOfDockerHub(name):
-			b.problem("%s: is asked for images of docker.io; name it docker.io", place)
+			b.problem("%s: this host serves docker.io; write docker.io", place)
 			continue
 		}
 		warnIPv6(&b.findings, name)
@@ -111,12 +116,12 @@ func (b *builder) host(place, name string, content []byte) {
 		b.problem("%s: %v", place, err)
 		return
 	}
-	c := &checker{findings: &b.findings, source: place, strict: true, look: b.LookTLS, bases: bases}
-	c.check("", doc, hostsShape)
+	c := &checker{findings: &b.findings, source: place, strict: true, check: b.CheckTLS, bases: bases}
+	c.value("", doc, hostsShape)
 	c.hostTable("", doc)
 	tables := hostTables(content)
 	if len(doc.items) > 0 && doc.get("host").form == null {
-		b.warn("%s: containerd takes no notice of a file without hosts before version 2; add a line [host] in the end", place)
+		b.warn("%s: containerd before version 2 ignores a file without hosts; append a line [host]", place)
 	}
 	rewrites := doc.get("rewrite").form != null
 	for _, i := range doc.get("host").items {
@@ -124,25 +129,30 @@ func (b *builder) host(place, name string, content []byte) {
 		in := join("host", shown)
 		c.hostTable(in, i.value)
 		if i.value.form == mapping && !slices.Contains(tables, i.key) {
-			c.problem("%s: containerd overlooks a host that is not a table of its own; write it below a line [host.%s]", c.at(in), quote(shown))
+			c.problem(
+				"%s: containerd ignores a host that is not a table; write it below a line [host.%s]", c.at(in), quote(shown),
+			)
 		}
 		rewrites = rewrites || i.value.get("rewrite").form != null
 	}
-	if rewrites && slices.ContainsFunc(b.Config.Containerd.Directories, func(d string) bool { return !below(d, "/var/lib/rancher") }) {
-		b.warn("%s: rewrite is known to K3s' and RKE2's containerd only; others take no notice of it", place)
+	notRancher := func(d string) bool { return !below(d, "/var/lib/rancher") }
+	if rewrites && slices.ContainsFunc(b.Config.Containerd.Directories, notRancher) {
+		b.warn("%s: only the containerd of K3s and RKE2 supports rewrite; others ignore it", place)
 	}
 }
 
-// hostTable checks what the shape does not say.
+// hostTable checks what the shape does not express.
 func (c *checker) hostTable(in string, n *node) {
 	for i, pair := range n.get("client").list {
 		if pair.form == list && len(pair.list) != 2 {
-			c.problem("%s: must be a pair: the certificate's file, then the key's", c.at(fmt.Sprintf("%s[%d]", join(in, "client"), i)))
+			c.problem("%s: must be a pair of certificate file and key file",
+				c.at(fmt.Sprintf("%s[%d]", join(in, "client"), i)))
 		}
 	}
 }
 
-// hostTables are the hosts that have a line [host."URL"], or one below it, in order. containerd sees no others.
+// hostTables returns the hosts with a line [host."URL"] or below it, in order. containerd ignores
+// others.
 func hostTables(data []byte) (hosts []string) {
 	var p unstable.Parser
 	for p.Reset(data); p.NextExpression(); {

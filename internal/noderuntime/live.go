@@ -12,11 +12,11 @@ import (
 	"github.com/rancher/wharfie/pkg/registries"
 )
 
-// A remote is one registry that containerd asks.
+// A remote is a registry that containerd contacts.
 type remote struct {
-	// url is nil where it is the registry of the image itself.
+	// url is nil for the registry named by the image.
 	url      *url.URL
-	override bool // the path is all of it, not what /v2 is put behind
+	override bool // the path is complete, not a prefix of /v2
 	config   registries.RegistryConfig
 	rewrites map[string]string
 }
@@ -25,43 +25,49 @@ func (r remote) plain() bool {
 	return !r.override && r.config.Auth == nil && r.config.TLS == nil && len(r.rewrites) == 0
 }
 
-// remotes are what is asked for the images of one host: the endpoints in order, then the host itself.
+// remotes are the registries for images of one host: the endpoints in order, then the host itself.
 type remotes struct {
 	endpoints []remote
 	last      remote
 }
 
-// writeLive wants for K3s' containerd what K3s will want at its next start. The rules are those of its own generator,
-// pkg/agent/containerd/config.go. What K3s puts into containerd's main configuration instead, credentials, becomes a header.
+// writeLive adds the hosts.toml files that K3s will write at its next start. The rules are those of
+// K3s' generator, pkg/agent/containerd/config.go. Credentials, which K3s puts into containerd's
+// main configuration, become a header.
 func (b *builder) writeLive() {
 	k3s := b.Config.K3s
 	switch {
 	case !k3s.Live:
 		return
 	case k3s.LiveDirectory == "":
-		b.problem("nodeConfig.k3s.livePath: is missing, and nodeConfig.k3s.live wants it")
+		b.problem("nodeConfig.k3s.livePath: is required by nodeConfig.k3s.live")
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.live)) {
 		if name == "_default" || validHost(name) {
-			b.add(source{fromRegistries, name}, File{Path: inDirectory(k3s.LiveDirectory, name, "hosts.toml"), Kind: KindHosts, Content: b.liveHost(name, b.live[name]), Mode: private})
+			b.add(source{fromRegistries, name}, File{
+				Path: inDirectory(k3s.LiveDirectory, name, "hosts.toml"), Kind: KindHosts,
+				Content: b.liveHost(name, b.live[name]), Mode: private,
+			})
 		}
 	}
 	b.warnLive()
 }
 
-// warnLive is about what K3s takes otherwise than it looks.
+// warnLive warns about settings that K3s interprets in unexpected ways.
 func (b *builder) warnLive() {
 	if _, all := b.k3s.Mirrors["*"]; all {
 		names := slices.AppendSeq(slices.Collect(maps.Keys(b.k3s.Configs)), maps.Keys(b.k3s.Mirrors))
 		slices.Sort(names)
 		for _, name := range names {
 			if b.live[name] == nil && validHost(name) && !bareWord(name) {
-				b.warn("registries.yaml: %s has no settings, so K3s leaves it out, and mirrors.\"*\" applies to it, too; to except it, write tls: {} below configs.%q", name, name)
+				b.warn("registries.yaml: K3s ignores %s, which has no settings, so mirrors.\"*\" applies to it too; "+
+					"to exclude it, add tls: {} to configs.%q", name, name)
 			}
 		}
 		if config, both := b.k3s.Configs["*"]; both && (config.TLS != nil || config.Auth != nil) {
-			b.warn("registries.yaml: K3s does not take configs.\"*\" for the endpoints of mirrors, nor beside mirrors.\"*\": name the host of each endpoint in configs")
+			b.warn("registries.yaml: K3s does not apply configs.\"*\" to endpoints of mirrors or next to mirrors.\"*\": " +
+				"list the host of each endpoint in configs")
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.k3s.Configs)) {
@@ -70,14 +76,16 @@ func (b *builder) warnLive() {
 		switch {
 		case auth == nil:
 		case auth.Username == "" && auth.IdentityToken != "":
-			b.warn("registries.yaml: configs.%q.auth.identity_token works after K3s was restarted: containerd takes it at its start only", shown)
+			b.warn("registries.yaml: configs.%q.auth.identity_token takes effect when K3s restarts: "+
+				"containerd reads it only at its start", shown)
 		case name == "*":
-			b.warn("registries.yaml: configs.\"*\".auth is not put into hosts.toml: containerd would send it to every registry; name hosts")
+			b.warn("registries.yaml: configs.\"*\".auth is not written to hosts.toml: " +
+				"containerd would send it to every registry; list the hosts")
 		}
 	}
 }
 
-// liveHosts are the hosts that K3s writes a hosts.toml for, by the name of its directory.
+// liveHosts returns the hosts that K3s writes a hosts.toml for, by directory name.
 func liveHosts(registry *registries.Registry) map[string]*remotes {
 	hosts := map[string]*remotes{}
 	for name, config := range registry.Configs {
@@ -86,7 +94,7 @@ func liveHosts(registry *registries.Registry) map[string]*remotes {
 		}
 	}
 	for name, mirror := range registry.Mirrors {
-		// "*" has another name already, and is not found: what configs say of it is lost, in K3s, too.
+		// "*" is stored under another name and not found. K3s loses its configs in the same way.
 		r := hosts[name]
 		if r == nil {
 			u, _, ok := normalize(name)
@@ -126,7 +134,7 @@ func (r *remotes) mirror(registry *registries.Registry, mirror registries.Mirror
 	}
 }
 
-// dockerHub is the host that serves docker.io's images.
+// dockerHub is the host that serves images of docker.io.
 const dockerHub = "registry-1.docker.io"
 
 func configOf(registry *registries.Registry, name string) registries.RegistryConfig {
@@ -145,8 +153,8 @@ func directoryOf(name string) string {
 	return name
 }
 
-// normalize is an endpoint's URL with all that may be left out, and whether its path is more than the protocol's own. What
-// containerd does not use of a URL is left out.
+// normalize returns the URL of an endpoint with defaults filled in and parts that containerd
+// ignores removed, and whether its path overrides that of the protocol.
 func normalize(endpoint string) (u *url.URL, override, ok bool) {
 	u, err := parseEndpoint(endpoint)
 	if err != nil {
@@ -179,7 +187,7 @@ func loopback(hostPort string) bool {
 	return name == "localhost" || addr.IsLoopback()
 }
 
-// liveHost is a host's hosts.toml.
+// liveHost renders the hosts.toml of a host.
 func (b *builder) liveHost(name string, r *remotes) []byte {
 	var t tomlWriter
 	t.line("")
@@ -192,7 +200,7 @@ func (b *builder) liveHost(name string, r *remotes) []byte {
 	}
 	t.rewrites("", "[rewrite]", r.last.rewrites)
 	if len(r.endpoints) == 0 {
-		t.table("", "[host]") // containerd 1 reads no file without it
+		t.table("", "[host]") // containerd 1 ignores a file without it
 	}
 	for _, e := range r.endpoints {
 		table := "host." + quote(e.url.String())
@@ -249,4 +257,17 @@ func (t *tomlWriter) rewrites(indent, table string, rewrites map[string]string) 
 	for _, pattern := range slices.Sorted(maps.Keys(rewrites)) {
 		t.line("%s  %s = %s", indent, quote(pattern), quote(rewrites[pattern]))
 	}
+}
+
+// decodeAuth decodes auth like containerd. The user is empty if it is invalid.
+func decodeAuth(auth string) (user, password string) {
+	data, err := base64.StdEncoding.DecodeString(auth)
+	if err != nil {
+		return "", ""
+	}
+	user, password, found := strings.Cut(string(data), ":")
+	if !found {
+		return "", ""
+	}
+	return user, strings.Trim(password, "\x00")
 }

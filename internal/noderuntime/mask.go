@@ -12,15 +12,15 @@ import (
 	"unicode"
 )
 
-// redacted stands for what is not shown.
+// redacted replaces what is not shown.
 const redacted = "<REDACTED>"
 
-// mask is what may be shown of a text, and whether that is less than all of it. What does not look like what it should be is
-// not shown: a value in the wrong place may be a secret.
-func (m matter) mask(s string) (shown string, hidden bool) {
+// mask returns what may be shown of a string and whether that is less than all of it. Values of
+// unexpected form are hidden: a misplaced value may be a secret.
+func (m valueType) mask(s string) (shown string, hidden bool) {
 	ok := false
 	switch m {
-	case switched:
+	case toggle:
 		ok = yesNo.MatchString(s)
 	case host:
 		if ok = hostPattern(s); !ok {
@@ -60,35 +60,36 @@ func (m matter) mask(s string) (shown string, hidden bool) {
 
 var (
 	capabilities = []string{"pull", "resolve", "push", "referrers"}
-	yesNo        = regexp.MustCompile(`(?i)^(true|false|yes|no|on|off|y|n)$`) // YAML 1.1 has all of them
-	namedFile    = regexp.MustCompile(`/|\.[a-z]{2,6}$`)                      // any word could be the name of a file
+	yesNo        = regexp.MustCompile(`(?i)^(true|false|yes|no|on|off|y|n)$`) // the booleans of YAML 1.1
+	namedFile    = regexp.MustCompile(`/|\.[a-z]{2,6}$`)                      // any word could be a file name
 	repository   = regexp.MustCompile(`^[A-Za-z0-9._/${}-]+$`)
 	safePath     = regexp.MustCompile(`^/?[A-Za-z0-9._+,@-]+(/[A-Za-z0-9._+,@-]+)*/?$`)
 	safeLocation = regexp.MustCompile(`^[A-Za-z0-9._:/*\[\]-]*$`)
 	knownHeader  = regexp.MustCompile(`(?i)^(authorization|proxy-authorization|cookie|user-agent|accept|x(-[a-z]+)+)$`)
-	// words are what names of settings are made of, and tokens and most passwords are not.
+	// words matches names of settings, but not tokens and most passwords.
 	words     = regexp.MustCompile(`^[a-z]+([_-][a-z]+)*$`)
 	schemes   = []string{"http", "https", "ftp", "unix", "docker", "oci"}
 	plainPath = regexp.MustCompile(`^[A-Za-z0-9._~/-]*$`)
 	word      = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,39}$`)
 )
 
-// plainFile accepts paths, and neither a key nor a certificate itself, which people put there, too.
+// plainFile accepts paths, but not keys and certificates, which users also put there.
 func plainFile(s string) bool { return len(s) <= 256 && safePath.MatchString(s) }
 
-// bareWord says whether a host is one only because any word could be.
+// bareWord reports whether host is a valid host only because any word is.
 func bareWord(host string) bool {
 	return host != "localhost" && host != "*" && !strings.ContainsAny(host, ".:")
 }
 
-// maskURL leaves out of a URL, whose scheme may be missing, who asks, and all that follows the path but names of parameters.
+// maskURL removes user information and everything after the path except parameter names from a URL,
+// which may lack a scheme.
 func maskURL(s string) (shown string, hidden bool) {
 	u, err := parseEndpoint(s)
 	if err != nil || u.Scheme == "" && bareWord(u.Host) {
 		return redacted, true
 	}
 	if u.Scheme != "" && !slices.Contains(schemes, u.Scheme) || !plainPath.MatchString(u.EscapedPath()) {
-		// A password with a slash in it makes a path of what follows.
+		// If a password contains a slash, its rest looks like a path.
 		return redacted, true
 	}
 	if u.Scheme != "" {
@@ -119,14 +120,14 @@ func maskQuery(query string) string {
 	return strings.Join(parts, "&")
 }
 
-// parseEndpoint reads a URL as K3s and containerd do: without a scheme, it begins with a host.
+// parseEndpoint parses a URL like K3s and containerd: without a scheme, it starts with the host.
 func parseEndpoint(s string) (*url.URL, error) {
 	if !strings.Contains(s, "://") {
 		s = "//" + s
 	}
 	u, err := url.Parse(s)
 	if err != nil {
-		return nil, errNoURL // url's own error has the URL in it
+		return nil, errNoURL // url's error contains the URL
 	}
 	if !validHost(u.Host) {
 		return nil, errNoURL
@@ -134,7 +135,7 @@ func parseEndpoint(s string) (*url.URL, error) {
 	return u, nil
 }
 
-// validHost accepts host and host:port as image references have them.
+// validHost accepts host and host:port as in image references.
 func validHost(s string) bool {
 	name, port := s, ""
 	if i := strings.LastIndexByte(s, ':'); i >= 0 && !strings.HasSuffix(s, "]") {
@@ -150,25 +151,12 @@ func validHost(s string) bool {
 	return len(name) <= 253 && hostName.MatchString(name)
 }
 
-var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?)*$`)
+var hostName = regexp.MustCompile(
+	`^[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?)*$`,
+)
 
-// hostPattern accepts what registries.yaml may have for a host: one, all, or all below a domain.
+// hostPattern accepts the hosts that registries.yaml supports: a host, all hosts, or a domain's
+// subdomains.
 func hostPattern(s string) bool { return s == "*" || validHost(strings.TrimPrefix(s, "*.")) }
 
-// maskKey is what may be shown of a mapping's key, by what the mapping may have.
-func (s *shape) maskKey(i item) (shown string, hidden bool) {
-	key := i.key
-	switch {
-	case s.key == host && bareWord(key) && i.value.form != mapping:
-		return redacted, true
-	case s.each != nil:
-		return s.key.mask(key)
-	case s.fields[key] != nil:
-		return key, false
-	case word.MatchString(key) && s.guess(key) != "" || words.MatchString(key) && len(key) <= 24 && !s.private:
-		return key, false
-	}
-	return redacted, true
-}
-
-var errNoURL = errors.New("is not a URL with a host")
+var errNoURL = errors.New("not a URL with a host")

@@ -1,9 +1,11 @@
-// Package noderuntime says which files a node's container runtime is to have, so that it uses the registries that the user
-// names: K3s' registries.yaml, containerd's hosts.toml, and what CRI-O and podman read below /etc/containers. It checks what
-// the user wrote, with K3s' own reader where K3s will read it, and shows contents with every secret masked.
+// Package noderuntime generates the registry configuration files of a node's container runtime:
+// K3s' registries.yaml, containerd's hosts.toml, and the files of CRI-O and podman below
+// /etc/containers. It validates what the user wrote, registries.yaml with K3s' own parser, and
+// shows contents with every secret masked.
 //
-// It knows formats and does no I/O on nodes: how files are written safely is in internal/hostfiles, and what runs on the node
-// is registry-node configure. The chart writes [Config] as JSON, and init-hook checks it before anything is changed.
+// It does no I/O on nodes: internal/hostfiles writes the files safely, in the pod of registry-node
+// configure. The chart renders [Config] as JSON, and init-hook validates it before anything
+// changes.
 package noderuntime
 
 import (
@@ -12,28 +14,32 @@ import (
 	"time"
 )
 
-// The keys of the Secret that the chart writes, and the names of the files below the directory that a pod has it mounted at.
+// Keys of the Secret that the chart renders, and file names below the directory it is mounted at.
 const (
 	KeyConfig     = "config.json"     // a Config
-	KeyRegistries = "registries.yaml" // K3s' registries.yaml as the user wrote it; missing where there is none
-	KeyCA         = "ca.crt"          // authorities of the proxies' certificates, PEM; missing where nobody needs them
+	KeyRegistries = "registries.yaml" // registries.yaml as the user wrote it; optional
+	KeyCA         = "ca.crt"          // CAs of the proxies' certificates in PEM form; optional
 )
 
-// Config is what the chart decided: what is wanted, and where nodes keep it. All paths are absolute paths of the node.
+// Config is the chart's configuration: which files are written, and where. All paths are absolute
+// paths on the node.
 type Config struct {
-	// Release is NAMESPACE/NAME. It stands in the first line of every file, so that two releases do not take each other's.
+	// Release is NAMESPACE/NAME. The first line of every file contains it, so that releases do not
+	// overwrite each other's files.
 	Release string `json:"release"`
-	// Address is what references to the cluster's registry begin with, "127.0.0.1:31999" or "[::1]:31999"; empty in external mode.
+	// Address is the host in references to the cluster's registry, "127.0.0.1:31999" or "[::1]:31999";
+	// empty in external mode.
 	Address string `json:"address,omitempty"`
-	// Force lets files of others be replaced. They are kept, and put back in the end.
+	// Force replaces files of others. They are kept and restored at the end.
 	Force bool `json:"force,omitempty"`
-	// Directories are all that may hold files of this release: those that it writes to, and those where it may have to put
-	// back what was there before. They are mounted.
+	// Directories are all directories that may contain files of this release: those written to, and
+	// those in which previous files may have to be restored. They are mounted.
 	Directories []string `json:"directories"`
-	// TLSDirectories are mounted too, and not written to: certificates that the configuration names are looked for in them.
+	// TLSDirectories are mounted to check the certificates that the configuration names. They are not
+	// written to.
 	TLSDirectories []string `json:"tlsDirectories,omitempty"`
-	// Mirrors are the registries that are asked for at Address first: a host such as "docker.io", "*" for all that have no
-	// configuration of their own, "!quay.io" for an exception from "*".
+	// Mirrors are the registries that are requested at Address first: a host such as "docker.io", "*"
+	// for all without a configuration of their own, "!quay.io" to exclude one from "*".
 	Mirrors []string `json:"mirrors,omitempty"`
 
 	Containerd Containerd `json:"containerd"`
@@ -41,34 +47,36 @@ type Config struct {
 	CRIO       CRIO       `json:"crio"`
 }
 
-// Containerd is what containerd is to have, K3s' and RKE2's as well.
+// Containerd configures containerd, including that of K3s and RKE2.
 type Containerd struct {
-	// Directories are containerd's config_path: Mirrors and Hosts are written to HOST/hosts.toml in each of them. Empty
-	// where no node runs containerd.
+	// Directories are containerd's config_path directories: Mirrors and Hosts are written to
+	// HOST/hosts.toml in each of them. Empty if no node runs containerd.
 	Directories []string `json:"directories,omitempty"`
-	// Hosts are contents of hosts.toml as the user wrote them, by host; "_default" stands for all others.
+	// Hosts are the user's hosts.toml contents by host; "_default" is for all others.
 	Hosts map[string]string `json:"hosts,omitempty"`
 }
 
-// K3s is where K3s or RKE2 have theirs.
+// K3s configures K3s or RKE2.
 type K3s struct {
-	// File is registries.yaml; empty where nothing is to be written there.
+	// File is the path of registries.yaml; empty if it is not written.
 	File string `json:"file,omitempty"`
-	// ExistingSecret and ExistingSecretKey say where the content comes from, for messages; empty where it is in the values.
+	// ExistingSecret and ExistingSecretKey name the source of the content in messages; empty if it is
+	// in the values.
 	ExistingSecret    string `json:"existingSecret,omitempty"`
 	ExistingSecretKey string `json:"existingSecretKey,omitempty"`
-	// Live has the same written as hosts.toml into LiveDirectory, which containerd reads at each pull, so that it works
-	// before K3s is restarted.
+	// Live also writes the configuration as hosts.toml to LiveDirectory, which containerd reads at
+	// each pull, so that it takes effect before K3s restarts.
 	Live          bool   `json:"live,omitempty"`
 	LiveDirectory string `json:"liveDirectory,omitempty"`
 }
 
-// CRIO is what CRI-O, podman and skopeo are to have. Each part is off where its directory is empty.
+// CRIO configures CRI-O, podman and skopeo. Each part is disabled if its directory is empty.
 type CRIO struct {
-	// CertsDirectory gets ADDRESS/ca.crt: CRI-O 1.35 and later trust loopback no more than any other registry.
+	// CertsDirectory gets ADDRESS/ca.crt: since 1.35, CRI-O verifies the certificate of a loopback
+	// registry.
 	CertsDirectory string `json:"certsDirectory,omitempty"`
-	// ConfDirectory gets 50-zarf-registry.conf, with Mirrors and, where Insecure, that Address may be asked without
-	// verification of its certificate, or in plain HTTP.
+	// ConfDirectory gets 50-zarf-registry.conf with Mirrors and, if Insecure is set, permission to use
+	// Address without verifying its certificate or in plain HTTP.
 	ConfDirectory string `json:"confDirectory,omitempty"`
 	Insecure      bool   `json:"insecure,omitempty"`
 }
@@ -76,7 +84,7 @@ type CRIO struct {
 // Kind is the format of a file.
 type Kind string
 
-// The formats.
+// File formats.
 const (
 	KindRegistries     Kind = "registries.yaml" // K3s and RKE2
 	KindHosts          Kind = "hosts.toml"      // containerd
@@ -84,38 +92,39 @@ const (
 	KindCA             Kind = "ca.crt"          // PEM
 )
 
-// File is one file that a node is to have.
+// File is a file that a node must have.
 type File struct {
 	Path string
 	Kind Kind
-	// Content is all but the first line, the mark of who wrote it.
+	// Content is everything but the first line, which marks the owner.
 	Content []byte
-	// Mode is 0600 for what may hold secrets, and 0644 for what every user's podman must be able to read.
+	// Mode is 0600 for files that may contain secrets, and 0644 for those that every user's podman
+	// must read.
 	Mode fs.FileMode
 }
 
-// Inputs are what Build goes by.
+// Inputs are the inputs of Build.
 type Inputs struct {
 	Config Config
-	// Registries is K3s' registries.yaml; nil where there is none.
+	// Registries is K3s' registries.yaml; nil if there is none.
 	Registries []byte
-	// CA are the authorities of the proxies' certificates, PEM; nil where there are none.
+	// CA contains the CAs of the proxies' certificates in PEM form; nil if there are none.
 	CA []byte
-	// LookTLS looks whether a certificate or a key is on the node. Nil: that is not looked at. ErrNotMounted says that it
-	// cannot be, which is a warning.
-	LookTLS func(path string) error
+	// CheckTLS checks that a certificate or key exists on the node. If it is nil, that is not checked.
+	// ErrNotMounted, which becomes a warning, means that it cannot be checked.
+	CheckTLS func(path string) error
 }
 
-// Wanted is what Build found that a node is to have.
-type Wanted struct {
+// Desired is the desired state of a node.
+type Desired struct {
 	// Files are sorted by Path.
 	Files []File
-	// Warnings are about what will not do what it seems to. They hold no secret.
+	// Warnings are about settings without the apparent effect. They contain no secrets.
 	Warnings []string
 }
 
-// Report is what registry-node configure leaves as its container's termination message: JSON of less than 4096 bytes, without
-// secrets. It is also there when it failed.
+// Report is the termination message of registry-node configure: JSON of less than 4096 bytes,
+// without secrets. A failed run writes it too.
 type Report struct {
 	Release string `json:"release"`
 	// Written, Unchanged, Restored and Removed count files.
@@ -123,20 +132,21 @@ type Report struct {
 	Unchanged int `json:"unchanged"`
 	Restored  int `json:"restored,omitempty"`
 	Removed   int `json:"removed,omitempty"`
-	// Changed is when the newest of the release's files was written; the zero time where there are none.
+	// Changed is when the release's newest file was written; zero if there are none.
 	Changed time.Time `json:"changed,omitzero"`
-	// Registries is nil where no registries.yaml is written or put back.
+	// Registries is nil if no registries.yaml is written or restored.
 	Registries *RegistriesReport `json:"registries,omitempty"`
-	// CA are the fingerprints (pki.Fingerprint) of the authorities written for CRI-O.
+	// CA lists the fingerprints (pki.Fingerprint) of the CAs written for CRI-O.
 	CA []string `json:"ca,omitempty"`
-	// Warnings are those of Build and of what was found on the node, cut where there are too many.
+	// Warnings are those of Build and those found on the node, truncated if there are too many.
 	Warnings []string `json:"warnings,omitempty"`
-	// Error is why it failed; then nothing was changed, unless a file system failed in the middle.
+	// Error is the reason for a failure. Nothing has been changed then, unless a file system failed
+	// halfway.
 	Error string `json:"error,omitempty"`
 }
 
-// ParseReport reads a termination message. What a newer release says besides is no mistake; the error is that the message is no
-// report, and the report then the zero value.
+// ParseReport parses a termination message. It ignores unknown fields, which a newer release may
+// add. On an error the report is the zero value.
 func ParseReport(message string) (Report, error) {
 	var report Report
 	if err := json.Unmarshal([]byte(message), &report); err != nil {
@@ -145,15 +155,16 @@ func ParseReport(message string) (Report, error) {
 	return report, nil
 }
 
-// RegistriesReport is about what K3s and RKE2 read at their start only.
+// RegistriesReport is about the file that K3s and RKE2 read only at their start.
 type RegistriesReport struct {
 	Path string `json:"path"`
-	// Changed is when the file was written, or put back or removed: K3s must have started later.
+	// Changed is when the file was written, restored or removed: K3s must have started later.
 	Changed time.Time `json:"changed"`
-	// Live says that containerd has the same already. Auth says that it has credentials, which without a restart only
-	// registries get that take them with each request, not those that want a token for them.
+	// Live reports that containerd already uses the same configuration. Auth reports that it contains
+	// credentials; without a restart, they reach only registries that accept them with each request,
+	// not those that require a token.
 	Live bool `json:"live,omitempty"`
 	Auth bool `json:"auth,omitempty"`
-	// Gone says that the file is not the release's any more.
+	// Gone reports that the file no longer belongs to the release.
 	Gone bool `json:"gone,omitempty"`
 }

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// Problems are all that is wrong with a configuration, each a line that begins with its place and ends with what to do. It is
-// the error of [Build].
+// Problems lists everything that is invalid in a configuration. Each line starts with the place and
+// ends with what to do. It is the error of [Build].
 type Problems []string
 
-// Error has one problem per line.
+// Error returns one problem per line.
 func (p Problems) Error() string { return strings.Join(p, "\n") }
 
-// findings collects what is found, in order; what is found twice is kept once.
+// findings collects problems and warnings in order, without duplicates.
 type findings struct{ problems, warnings []string }
 
 func (f *findings) problem(format string, args ...any) { add(&f.problems, format, args) }
@@ -29,7 +29,7 @@ func add(to *[]string, format string, args []any) {
 	*to = append(*to, text)
 }
 
-// err is nil where there are no problems.
+// err returns nil if there are no problems.
 func (f *findings) err() error {
 	if len(f.problems) == 0 {
 		return nil

@@ -1,62 +1,71 @@
 package noderuntime
 
-// A shape is what may stand at a place of a document: which forms, and what is shown of it. What no shape allows is neither
-// accepted nor shown.
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A shape describes the values allowed at a place in a document, and what is shown of them. Values
+// that no shape allows are neither accepted nor shown.
 type shape struct {
-	// fields are the keys of a mapping that has names.
+	// fields are the keys of a mapping with fixed keys.
 	fields map[string]*shape
-	// private says that a field nobody knows may be a secret by its very name, as a user name is.
+	// private means that an unknown key may itself be a secret, such as a user name.
 	private bool
-	// each is what stands at all keys of a mapping that has none of its own; key says what its keys are.
+	// each is the shape of all values of a mapping with arbitrary keys; key is the type of the keys.
 	each *shape
-	key  matter
-	// list is what a list's values are.
+	key  valueType
+	// list is the shape of a list's values.
 	list *shape
-	// scalar says what a scalar is; nothing where none may be.
-	scalar matter
+	// scalar is the type of a scalar; nothing if none is allowed.
+	scalar valueType
 }
 
-// A matter is what a text is about.
-type matter int
+// A valueType is the meaning of a string.
+type valueType int
 
 const (
-	nothing matter = iota
+	nothing valueType = iota
 	secret
-	switched       // true or false
+	toggle         // true or false
 	host           // docker.io, registry.example.com:5000, *
-	endpoint       // a URL whose scheme may be missing
+	endpoint       // a URL, possibly without a scheme
 	pattern        // of a rewrite
 	replacement    // of a rewrite
 	certificate    // path of a PEM file
 	capability     // pull, resolve, push, referrers
 	duration       // 10s
-	headerName     // of HTTP
-	location       // docker.io/library, a registry with or without a path
-	choice         // one word of a few
-	deprecatedAuth // endpoint of auths, which K3s does not read
+	headerName     // HTTP header name
+	location       // docker.io/library: a registry with an optional path
+	choice         // an enumeration
+	deprecatedAuth // endpoint in auths, which K3s ignores
 )
 
-func the(m matter) *shape       { return &shape{scalar: m} }
-func listOf(s *shape) *shape    { return &shape{list: s} }
-func oneOrMore(m matter) *shape { return &shape{scalar: m, list: the(m)} }
+func textOf(m valueType) *shape    { return &shape{scalar: m} }
+func listOf(s *shape) *shape       { return &shape{list: s} }
+func oneOrMore(m valueType) *shape { return &shape{scalar: m, list: textOf(m)} }
 
 type fields = map[string]*shape
 
 var authShape = &shape{private: true, fields: fields{
-	"username": the(secret), "password": the(secret), "auth": the(secret), "identity_token": the(secret), "token": the(secret),
+	"username": textOf(secret), "password": textOf(secret), "auth": textOf(secret), "identity_token": textOf(secret),
+	"token": textOf(secret),
 }}
 
-// registriesShape is K3s' registries.yaml: https://docs.k3s.io/installation/private-registry. "token" and "auths" are known to
-// be written, though K3s reads neither.
+// registriesShape is K3s' registries.yaml: https://docs.k3s.io/installation/private-registry. Users
+// also write "token" and "auths", which K3s ignores.
 var registriesShape = &shape{fields: fields{
 	"mirrors": {key: host, each: &shape{fields: fields{
-		"endpoint": listOf(the(endpoint)),
-		"rewrite":  {key: pattern, each: the(replacement)},
+		"endpoint": listOf(textOf(endpoint)),
+		"rewrite":  {key: pattern, each: textOf(replacement)},
 	}}},
 	"configs": {key: host, each: &shape{fields: fields{
 		"auth": authShape,
 		"tls": {fields: fields{
-			"ca_file": the(certificate), "cert_file": the(certificate), "key_file": the(certificate), "insecure_skip_verify": the(switched),
+			"ca_file": textOf(certificate), "cert_file": textOf(certificate), "key_file": textOf(certificate),
+			"insecure_skip_verify": textOf(toggle),
 		}},
 	}}},
 	"auths": {key: deprecatedAuth, each: authShape},
@@ -64,14 +73,14 @@ var registriesShape = &shape{fields: fields{
 
 func hostFields(more fields) fields {
 	all := fields{
-		"capabilities":  listOf(the(capability)),
+		"capabilities":  listOf(textOf(capability)),
 		"ca":            oneOrMore(certificate),
 		"client":        {scalar: certificate, list: oneOrMore(certificate)},
-		"skip_verify":   the(switched),
+		"skip_verify":   textOf(toggle),
 		"header":        {key: headerName, each: oneOrMore(secret)},
-		"override_path": the(switched),
-		"dial_timeout":  the(duration),
-		"rewrite":       {key: pattern, each: the(replacement)}, // K3s' and RKE2's containerd only
+		"override_path": textOf(toggle),
+		"dial_timeout":  textOf(duration),
+		"rewrite":       {key: pattern, each: textOf(replacement)}, // K3s and RKE2 only
 	}
 	for key, s := range more {
 		all[key] = s
@@ -79,20 +88,173 @@ func hostFields(more fields) fields {
 	return all
 }
 
-// hostsShape is containerd's hosts.toml: https://github.com/containerd/containerd/blob/main/docs/hosts.md.
+// hostsShape is containerd's hosts.toml:
+// https://github.com/containerd/containerd/blob/main/docs/hosts.md.
 var hostsShape = &shape{fields: hostFields(fields{
-	"server": the(endpoint),
+	"server": textOf(endpoint),
 	"host":   {key: endpoint, each: &shape{fields: hostFields(nil)}},
 })}
 
-// registriesConfShape is containers-registries.conf(5), as far as files of registries.conf.d usually go.
+// registriesConfShape is containers-registries.conf(5), limited to what files in registries.conf.d
+// use.
 var registriesConfShape = &shape{fields: fields{
-	"unqualified-search-registries": listOf(the(location)),
-	"short-name-mode":               the(choice),
-	"credential-helpers":            listOf(the(secret)),
-	"aliases":                       {key: location, each: the(location)},
+	"unqualified-search-registries": listOf(textOf(location)),
+	"short-name-mode":               textOf(choice),
+	"credential-helpers":            listOf(textOf(secret)),
+	"aliases":                       {key: location, each: textOf(location)},
 	"registry": listOf(&shape{fields: fields{
-		"prefix": the(location), "location": the(location), "insecure": the(switched), "blocked": the(switched), "mirror-by-digest-only": the(switched),
-		"mirror": listOf(&shape{fields: fields{"location": the(location), "insecure": the(switched), "pull-from-mirror": the(choice)}}),
+		"prefix": textOf(location), "location": textOf(location), "insecure": textOf(toggle), "blocked": textOf(toggle),
+		"mirror-by-digest-only": textOf(toggle),
+		"mirror": listOf(&shape{
+			fields: fields{"location": textOf(location), "insecure": textOf(toggle), "pull-from-mirror": textOf(choice)},
+		}),
 	}}),
 }}
+
+// at returns the shape at a key; for an unknown key, one that allows nothing.
+func (s *shape) at(key string) *shape {
+	if s.each != nil {
+		return s.each
+	}
+	if of := s.fields[key]; of != nil {
+		return of
+	}
+	return &shape{}
+}
+
+// nests reports whether n is a mapping or list that the shape allows.
+func (s *shape) nests(n *node) bool {
+	return n.form == mapping && (s.fields != nil || s.each != nil) || n.form == list && s.list != nil
+}
+
+// isTable reports whether n is a table or an array of tables that the shape allows.
+func (s *shape) isTable(n *node) bool {
+	if n.form == list && s.list != nil && s.list.fields != nil && len(n.list) > 0 {
+		for _, v := range n.list {
+			if v.form != mapping {
+				return false
+			}
+		}
+		return true
+	}
+	return n.form == mapping && (s.fields != nil || s.each != nil)
+}
+
+func (s *shape) onlyTables(n *node) bool {
+	for _, i := range n.items {
+		if !s.at(i.key).isTable(i.value) {
+			return false
+		}
+	}
+	return len(n.items) > 0
+}
+
+// forms describes the allowed forms.
+func (s *shape) forms() string {
+	var all []string
+	if s.fields != nil || s.each != nil {
+		all = append(all, mapping.String())
+	}
+	switch s.scalar {
+	case nothing:
+	case toggle:
+		all = append(all, "true or false")
+	default:
+		all = append(all, text.String())
+	}
+	if s.list != nil {
+		all = append(all, list.String())
+	}
+	return strings.Join(all, " or ")
+}
+
+// value returns what is shown of a value on one line, and what is hidden of it.
+func (s *shape) value(n *node) (shown, hidden string) {
+	switch {
+	case n.form == null:
+		return "", ""
+	case n.form == list && s.list != nil:
+		parts := make([]string, len(n.list))
+		for i, v := range n.list {
+			part, h := s.list.value(v)
+			parts[i], hidden = part, hidden+h
+		}
+		return "[" + strings.Join(parts, ", ") + "]", hidden
+	case !n.scalar() || s.scalar == nothing || (s.scalar == toggle) != (n.form == boolean):
+		return redacted, n.raw()
+	}
+	shown, hides := s.scalar.mask(n.text)
+	if hides {
+		hidden = n.raw()
+	}
+	if shown != redacted && s.scalar != toggle {
+		shown = strconv.Quote(shown)
+	}
+	return shown, hidden
+}
+
+// maskKey returns what may be shown of a key, depending on the keys that the mapping allows.
+func (s *shape) maskKey(i item) (shown string, hidden bool) {
+	key := i.key
+	switch {
+	case s.key == host && bareWord(key) && i.value.form != mapping:
+		return redacted, true
+	case s.each != nil:
+		return s.key.mask(key)
+	case s.fields[key] != nil:
+		return key, false
+	case word.MatchString(key) && s.guess(key) != "" || words.MatchString(key) && len(key) <= 24 && !s.private:
+		return key, false
+	}
+	return redacted, true
+}
+
+// aliases are names of the same settings in other formats.
+var aliases = map[string]string{
+	"identitytoken": "identity_token", "registrytoken": "identity_token",
+	"user": "username", "login": "username", "pass": "password", "passwd": "password",
+	"endpoints": "endpoint", "url": "endpoint", "rewrites": "rewrite",
+	"ca": "ca_file", "cafile": "ca_file", "cert": "cert_file", "key": "key_file",
+	"insecure": "insecure_skip_verify", "skipverify": "insecure_skip_verify", "insecureskipverify": "insecure_skip_verify",
+	"headers": "header", "hosts": "host", "capability": "capabilities",
+}
+
+// guess returns the field that key probably means, or an empty string.
+func (s *shape) guess(key string) string {
+	key = plain(key)
+	if alias := aliases[key]; s.fields[alias] != nil {
+		return alias
+	}
+	for _, field := range slices.Sorted(maps.Keys(s.fields)) {
+		// Short names tolerate fewer typos.
+		if d := distance(key, plain(field)); d == 0 || d <= 2 && len(field) > 4 || d == 1 && len(field) > 3 {
+			return field
+		}
+	}
+	return ""
+}
+
+func plain(key string) string {
+	return strings.NewReplacer("_", "", "-", "").Replace(strings.ToLower(key))
+}
+
+// distance is the Levenshtein distance.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"slices"
 
-	// The parser alone: what go-toml has around it to fill structures would be a third of what node configuration adds to
-	// registry-node, and loses the order of tables, which means something to containerd.
+	// Only the parser: the rest of go-toml, which decodes into structs, would add a third to the size
+	// of node configuration in registry-node, and loses the order of tables, which matters to
+	// containerd.
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// parseTOML reads a document. Errors say no more than line and column.
+// parseTOML parses a document. Errors contain only the line and column.
 func parseTOML(data []byte) (*node, error) {
 	root := &node{form: mapping}
 	table := root
@@ -31,19 +32,20 @@ func parseTOML(data []byte) (*node, error) {
 		if !ok {
 			key := e.Key()
 			key.Next()
-			return nil, fmt.Errorf("has something twice%s", position(&p, key.Node().Data))
+			return nil, fmt.Errorf("duplicate key%s", position(&p, key.Node().Data))
 		}
 	}
 	if err := p.Error(); err != nil {
 		if wrong := (*unstable.ParserError)(nil); errors.As(err, &wrong) {
-			return nil, fmt.Errorf("is not TOML that can be read%s", position(&p, wrong.Highlight))
+			return nil, fmt.Errorf("invalid TOML%s", position(&p, wrong.Highlight))
 		}
-		return nil, errors.New("is not TOML that can be read")
+		return nil, errors.New("invalid TOML")
 	}
 	return root, nil
 }
 
-// position is where a part of the document begins; nothing where it is not a part of it, as a key that has escapes is not.
+// position returns where a part of the document starts. It is empty if part is a copy, such as a
+// key with escapes.
 func position(p *unstable.Parser, part []byte) string {
 	offset := cap(p.Data()) - cap(part)
 	if offset < 0 || offset+len(part) > len(p.Data()) {
@@ -60,18 +62,19 @@ func keysOf(e *unstable.Node) (keys []string) {
 	return keys
 }
 
-// made says how a table came to be, which decides what may be added to it: https://toml.io/en/v1.0.0#table.
-type made int
+// origin is how a table was defined, which decides what may be added to it:
+// https://toml.io/en/v1.0.0#table.
+type origin int
 
 const (
-	implied  made = iota // by the header of a table in it
-	byHeader             // [a.b]
-	byDots               // a.b = …
-	byArray              // [[a.b]]
-	atOnce               // a = {…}, and all that is no table
+	implied  origin = iota // by the header of a subtable
+	byHeader               // [a.b]
+	byDots                 // a.b = …
+	byArray                // [[a.b]]
+	atOnce                 // a = {…}, and every value that is not a table
 )
 
-// child is the value at a key, and whether it was made now.
+// child returns the value at a key and whether it is new.
 func (n *node) child(key string) (v *node, fresh bool) {
 	if at := slices.IndexFunc(n.items, func(i item) bool { return i.key == key }); at >= 0 {
 		return n.items[at].value, false
@@ -81,16 +84,16 @@ func (n *node) child(key string) (v *node, fresh bool) {
 	return v, true
 }
 
-// above is the table that the last of a header's keys is in.
+// above returns the table that contains the last key of a header.
 func (n *node) above(keys []string) (*node, bool) {
 	for _, key := range keys[:len(keys)-1] {
 		v, fresh := n.child(key)
 		switch {
 		case fresh:
 			v.form = mapping
-		case v.made == byArray:
+		case v.origin == byArray:
 			v = v.list[len(v.list)-1]
-		case v.made == atOnce:
+		case v.origin == atOnce:
 			return n, false
 		}
 		n = v
@@ -104,10 +107,10 @@ func (n *node) table(keys []string) (*node, bool) {
 		return n, false
 	}
 	v, _ := n.child(keys[len(keys)-1])
-	if v.made != implied {
+	if v.origin != implied {
 		return n, false
 	}
-	v.form, v.made = mapping, byHeader
+	v.form, v.origin = mapping, byHeader
 	return v, true
 }
 
@@ -117,30 +120,30 @@ func (n *node) arrayTable(keys []string) (*node, bool) {
 		return n, false
 	}
 	v, fresh := n.child(keys[len(keys)-1])
-	if !fresh && v.made != byArray {
+	if !fresh && v.origin != byArray {
 		return n, false
 	}
-	table := &node{form: mapping, made: byHeader}
-	v.form, v.made, v.list = list, byArray, append(v.list, table)
+	table := &node{form: mapping, origin: byHeader}
+	v.form, v.origin, v.list = list, byArray, append(v.list, table)
 	return table, true
 }
 
 func (n *node) set(keys []string, value *unstable.Node) bool {
 	for _, key := range keys[:len(keys)-1] {
 		v, fresh := n.child(key)
-		if !fresh && v.made != byDots {
+		if !fresh && v.origin != byDots {
 			return false
 		}
-		v.form, v.made = mapping, byDots
+		v.form, v.origin = mapping, byDots
 		n = v
 	}
 	v, fresh := n.child(keys[len(keys)-1])
 	return fresh && v.fill(value)
 }
 
-// fill takes a value over; it cannot where an inline table has a key twice.
+// fill copies a value. It fails if an inline table has duplicate keys.
 func (n *node) fill(value *unstable.Node) bool {
-	n.made = atOnce
+	n.origin = atOnce
 	switch value.Kind {
 	case unstable.Array:
 		n.form = list

@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// A tomlWriter writes tables in the order that they are given in, which means something to containerd.
+// A tomlWriter writes tables in the given order, which matters to containerd.
 type tomlWriter struct{ bytes.Buffer }
 
 func (t *tomlWriter) line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
 
 func (t *tomlWriter) table(indent, header string) {
-	if t.Len() > 1 { // the first line is empty as it is: above it goes the mark
+	if t.Len() > 1 { // the first line is empty: the mark is written above it
 		t.line("")
 	}
 	t.line("%s%s", indent, header)
 }
 
-// quote is a text as TOML's basic string.
+// quote returns s as a basic string of TOML.
 func quote(s string) string {
 	var b strings.Builder
 	b.WriteByte('"')

@@ -5,26 +5,27 @@ import (
 	"strings"
 )
 
-// A node is a value of a document, whatever its format. The zero value is null.
+// A node is a value in a document of any format. The zero value is null.
 type node struct {
 	form form
-	// text is a scalar's, as it is written; strings without their quotes.
+	// text is a scalar as written, strings without their quotes.
 	text string
-	// items are a mapping's, in the document's order.
+	// items are the items of a mapping in document order.
 	items []item
-	// list are a list's.
+	// list are the values of a list.
 	list []*node
-	// made says of TOML what may be added.
-	made made
+	// origin decides what may be added to a TOML table.
+	origin origin
 }
 
 type item struct {
 	key   string
 	value *node
-	// twice says that the document has the key more than once; value is the last, which is what readers take.
-	twice bool
-	// earlier are the values that a merge or a repetition replaced. Readers that fill structures may keep parts of them.
-	earlier []*node
+	// duplicate means that the document repeats the key. value is the last one, which readers use.
+	duplicate bool
+	// replaced are the values that a merge or repetition replaced. Readers that decode into structs
+	// may keep parts of them.
+	replaced []*node
 }
 
 type form int
@@ -38,7 +39,7 @@ const (
 	list
 )
 
-// get is the value at a key of a mapping, or null.
+// get returns the value at a key of a mapping, or null.
 func (n *node) get(key string) *node {
 	for _, i := range n.items {
 		if i.key == key {
@@ -50,7 +51,7 @@ func (n *node) get(key string) *node {
 
 func (n *node) scalar() bool { return n.form == text || n.form == boolean || n.form == number }
 
-// raw tells nodes apart, secrets and all: it must not be shown.
+// raw returns a unique encoding, including secrets: it must not be shown.
 func (n *node) raw() string {
 	var b strings.Builder
 	n.writeRaw(&b)
@@ -69,4 +70,10 @@ func (n *node) writeRaw(b *strings.Builder) {
 		v.writeRaw(b)
 	}
 	b.WriteString(";")
+}
+
+func (f form) String() string {
+	return [...]string{
+		null: "empty", text: "a string", boolean: "true or false", number: "a number", mapping: "a mapping", list: "a list",
+	}[f]
 }

@@ -1,12 +1,12 @@
 package noderuntime
 
 import (
+	"bytes"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
 	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -14,7 +14,7 @@ import (
 
 var bareYAML = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_./-]*$`)
 
-// yaml writes what is in a node. path tells lines apart; it is not shown.
+// yaml writes the content of a node. path identifies lines and is not shown.
 func (w *writer) yaml(n *node, s *shape, indent, path string) {
 	switch {
 	case n.form == null:
@@ -27,7 +27,7 @@ func (w *writer) yaml(n *node, s *shape, indent, path string) {
 			shown, hidden := s.list.value(v)
 			w.add(indent+"- "+shown, path+"\x00"+shown, hidden)
 		}
-	default: // not what it should be
+	default: // not allowed by the shape
 		shown, hidden := s.value(n)
 		w.add(indent+shown, path, hidden)
 	}
@@ -62,47 +62,6 @@ func (w *writer) yamlItem(i item, s *shape, indent, path string) {
 	}
 }
 
-// at is the shape at a key; one that allows nothing where the key is not known.
-func (s *shape) at(key string) *shape {
-	if s.each != nil {
-		return s.each
-	}
-	if of := s.fields[key]; of != nil {
-		return of
-	}
-	return &shape{}
-}
-
-// nests says whether the value is a mapping or a list that may be one here.
-func (s *shape) nests(n *node) bool {
-	return n.form == mapping && (s.fields != nil || s.each != nil) || n.form == list && s.list != nil
-}
-
-// value is what is shown of a value on one line, and what is hidden of it.
-func (s *shape) value(n *node) (shown, hidden string) {
-	switch {
-	case n.form == null:
-		return "", ""
-	case n.form == list && s.list != nil:
-		parts := make([]string, len(n.list))
-		for i, v := range n.list {
-			part, h := s.list.value(v)
-			parts[i], hidden = part, hidden+h
-		}
-		return "[" + strings.Join(parts, ", ") + "]", hidden
-	case !n.scalar() || s.scalar == nothing || (s.scalar == switched) != (n.form == boolean):
-		return redacted, n.raw()
-	}
-	shown, hides := s.scalar.mask(n.text)
-	if hides {
-		hidden = n.raw()
-	}
-	if shown != redacted && s.scalar != switched {
-		shown = strconv.Quote(shown)
-	}
-	return shown, hidden
-}
-
 var bareTOML = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
 func tomlKey(key string) string {
@@ -112,7 +71,7 @@ func tomlKey(key string) string {
 	return strconv.Quote(key)
 }
 
-// toml writes the table at a path of keys: first its values, then the tables in it.
+// toml writes the table at a path: first its values, then its subtables.
 func (w *writer) toml(n *node, s *shape, indent, path string) {
 	for _, i := range n.items {
 		of := s.at(i.key)
@@ -154,29 +113,7 @@ func (w *writer) toml(n *node, s *shape, indent, path string) {
 	}
 }
 
-// isTable says whether the value is a table or an array of tables that may be one here.
-func (s *shape) isTable(n *node) bool {
-	if n.form == list && s.list != nil && s.list.fields != nil && len(n.list) > 0 {
-		for _, v := range n.list {
-			if v.form != mapping {
-				return false
-			}
-		}
-		return true
-	}
-	return n.form == mapping && (s.fields != nil || s.each != nil)
-}
-
-func (s *shape) onlyTables(n *node) bool {
-	for _, i := range n.items {
-		if !s.at(i.key).isTable(i.value) {
-			return false
-		}
-	}
-	return len(n.items) > 0
-}
-
-// viewCertificates has a line for each certificate of a PEM file; none where it has anything else.
+// viewCertificates returns a line per certificate of a PEM file; none if it contains anything else.
 func viewCertificates(data []byte) view {
 	var w writer
 	for {
@@ -188,7 +125,52 @@ func viewCertificates(data []byte) view {
 		if block.Type != "CERTIFICATE" || err != nil {
 			return nil
 		}
-		w.add(fmt.Sprintf("certificate %q, SHA-256 %s, until %s", cert.Subject, pki.Fingerprint(cert)[:16], cert.NotAfter.UTC().Format(time.DateOnly)), "", "")
+		w.add(
+			fmt.Sprintf(
+				"certificate %q, SHA-256 %s, until %s", cert.Subject, pki.Fingerprint(cert)[:16],
+				cert.NotAfter.UTC().Format(time.DateOnly),
+			),
+			"",
+			"",
+		)
 		data = rest
 	}
+}
+
+// A view is a file as it is displayed, line by line.
+type view []line
+
+// text renders the view. It marks hidden content that differs from before.
+func (v view) text(before view) string {
+	was := map[string]string{}
+	for _, l := range before {
+		if l.hidden != "" {
+			was[l.place] = l.hidden
+		}
+	}
+	var b bytes.Buffer
+	for _, l := range v {
+		b.WriteString(l.text)
+		if old, known := was[l.place]; known && l.hidden != "" && old != l.hidden {
+			b.WriteString(" (changed)")
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// A writer creates a view.
+type writer struct {
+	view
+	seen map[string]int
+}
+
+// add identifies a line by its path and the number of equal paths before it: lists may contain
+// duplicates.
+func (w *writer) add(text, path, hidden string) {
+	if w.seen == nil {
+		w.seen = map[string]int{}
+	}
+	w.view = append(w.view, line{text: text, place: fmt.Sprint(path, "\x00", w.seen[path]), hidden: hidden})
+	w.seen[path]++
 }

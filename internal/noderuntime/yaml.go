@@ -11,34 +11,35 @@ import (
 	"sort"
 	"sync/atomic"
 
-	// The very parser that K3s' reader uses, so that both see the same in a document, and a second one need not be carried.
+	// The same parser as K3s', so that both read a document alike and no second one is linked.
 	"gopkg.in/yaml.v2"
 )
 
-// parseYAML reads one document. Errors say no more than the line: the parser's own quote what they find there.
+// parseYAML parses one document. Errors contain only the line: the parser's own quote the content.
 func parseYAML(data []byte) (*node, error) {
 	var first any
 	if err := yaml.Unmarshal(data, &first); err != nil {
-		return nil, fmt.Errorf("is not YAML that can be read%s", atLine(err))
+		return nil, fmt.Errorf("invalid YAML%s", atLine(err))
 	}
 	if deep(first, maxDepth) {
-		return nil, errors.New("is nested deeper than anything that K3s reads")
+		return nil, errors.New("too deeply nested")
 	}
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	var root node
 	if err := decoder.Decode(&root); errors.Is(err, io.EOF) {
 		return &root, nil
 	} else if err != nil {
-		return nil, fmt.Errorf("is not YAML that can be read%s", atLine(err))
+		return nil, fmt.Errorf("invalid YAML%s", atLine(err))
 	}
 	var more node
 	if err := decoder.Decode(&more); errors.Is(err, io.EOF) || err == nil && more.form == null {
 		return &root, nil
 	}
-	return nil, errors.New("holds more than one document, and only the first would be read; leave out what follows its end")
+	return nil, errors.New("has more than one document; remove all but the first")
 }
 
-// maxDepth is three times as deep as registries.yaml goes. Below, each level is read anew for the one above it.
+// maxDepth is three times the depth of registries.yaml. Each level is parsed again for the level
+// above.
 const maxDepth = 15
 
 func deep(value any, left int) bool {
@@ -60,7 +61,7 @@ func deep(value any, left int) bool {
 
 var yamlLine = regexp.MustCompile(`^(?:yaml: )?(?:unmarshal errors:\s+)?line ([0-9]+): `)
 
-// atLine is " (line 3)" where an error of the YAML parser says it.
+// atLine returns " (line 3)" if an error of the YAML parser names a line.
 func atLine(err error) string {
 	if m := yamlLine.FindStringSubmatch(err.Error()); m != nil {
 		return " (line " + m[1] + ")"
@@ -68,24 +69,25 @@ func atLine(err error) string {
 	return ""
 }
 
-// A yamlKey is a key of a mapping. Each is another one, so that none replaces another before it was looked at, and at
-// says in which order they came.
+// A yamlKey is a key of a mapping. Every key is unique, so that none replaces another before it has
+// been inspected; at is its position in the document.
 type yamlKey struct {
 	at   int64
 	text string
 }
 
-// yamlKeys counts keys. It belongs to the process, because a key is read without knowing its document.
+// yamlKeys numbers keys. It is global, because a key is decoded without knowing its document.
 var yamlKeys atomic.Int64
 
-// inOrder sorts without a generic function, whose code there would be once more for this type alone: registry-node is small.
+// inOrder sorts keys. A generic sort would be instantiated once more just for this type, and
+// registry-node must stay small.
 type inOrder []yamlKey
 
 func (k inOrder) Len() int           { return len(k) }
 func (k inOrder) Less(i, j int) bool { return k[i].at < k[j].at }
 func (k inOrder) Swap(i, j int)      { k[i], k[j] = k[j], k[i] }
 
-// UnmarshalYAML implements [yaml.Unmarshaler]. A key is what K3s' reader makes of it: a string, whatever it looks like.
+// UnmarshalYAML implements [yaml.Unmarshaler]. As in K3s' parser, a key is always a string.
 func (k *yamlKey) UnmarshalYAML(unmarshal func(any) error) error {
 	k.at = yamlKeys.Add(1)
 	return unmarshal(&k.text)
@@ -124,11 +126,11 @@ func (n *node) UnmarshalYAML(unmarshal func(any) error) error {
 }
 
 func (n *node) unmarshalMapping(unmarshal func(any) error) error {
-	var values map[yamlKey]node // with what merges bring
+	var values map[yamlKey]node // including merged items
 	if err := unmarshal(&values); err != nil {
 		return err
 	}
-	var written yaml.MapSlice // without
+	var written yaml.MapSlice // without merged items
 	if err := unmarshal(&written); err != nil {
 		return err
 	}
@@ -141,23 +143,23 @@ func (n *node) unmarshalMapping(unmarshal func(any) error) error {
 	for _, key := range keys {
 		value := values[key]
 		if at := slices.IndexFunc(n.items, func(i item) bool { return i.key == key.text }); at >= 0 {
-			n.items[at].earlier = append(n.items[at].earlier, n.items[at].value)
+			n.items[at].replaced = append(n.items[at].replaced, n.items[at].value)
 			n.items[at].value = &value
 			continue
 		}
-		n.items = append(n.items, item{key: key.text, value: &value, twice: times[key.text] > 1})
+		n.items = append(n.items, item{key: key.text, value: &value, duplicate: times[key.text] > 1})
 	}
 	return nil
 }
 
-// settle makes of what merges and repetitions say more than once what readers that fill structures make of it: a field that
-// is a mapping keeps what later ones do not replace, while the value at a key of a map is the last.
+// settle resolves merges and repetitions like readers that decode into structs: mappings in fields
+// are merged, while map values are replaced by the last one.
 func (n *node) settle(s *shape) {
 	for at := range n.items {
 		i := &n.items[at]
 		of := s.at(i.key)
 		if s.fields != nil {
-			for _, earlier := range slices.Backward(i.earlier) {
+			for _, earlier := range slices.Backward(i.replaced) {
 				if i.value.form != mapping || earlier.form != mapping {
 					break
 				}
@@ -173,13 +175,18 @@ func (n *node) settle(s *shape) {
 	}
 }
 
-// under is a mapping with what the one above it does not replace.
+// under returns a mapping with the items of below that above does not replace.
 func under(below, above *node) *node {
 	both := &node{form: mapping}
 	for _, i := range below.items {
 		if over := slices.IndexFunc(above.items, func(j item) bool { return j.key == i.key }); over >= 0 {
 			j := above.items[over]
-			i = item{key: j.key, value: j.value, twice: j.twice, earlier: append(append(slices.Clone(i.earlier), i.value), j.earlier...)}
+			i = item{
+				key:       j.key,
+				value:     j.value,
+				duplicate: j.duplicate,
+				replaced:  append(append(slices.Clone(i.replaced), i.value), j.replaced...),
+			}
 		}
 		both.items = append(both.items, i)
 	}

@@ -395,7 +395,7 @@ func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
 		if !strings.Contains(i.metrics(), fmt.Sprintf("zarf_registry_tls_reload_errors_total %d\n", n+1)) {
 			t.Errorf("%s: it is not counted", tt.sentence)
 		}
-		if !i.logged(`"level":"ERROR"`, "cannot reload certificates, keeping the old ones", tt.want) {
+		if !i.logged(`"level":"ERROR"`, "cannot reload certificates, keeping the previous ones", tt.want) {
 			t.Errorf("%s: it is not logged", tt.sentence)
 		}
 	}

@@ -17,19 +17,19 @@ func configureCommand() *cobra.Command {
 	)
 	command := &cobra.Command{
 		Use:   "configure --config-dir DIR --host-root DIR",
-		Short: "Write what this node's container runtime reads about registries",
-		Long: `Write what this node's container runtime reads about registries: K3s' and RKE2's registries.yaml, containerd's hosts.toml, and
-what CRI-O and podman read below /etc/containers. It ends when that is done; run again it changes nothing.
+		Short: "Write the registry configuration of this node's container runtime",
+		Long: `Write the registry configuration of this node's container runtime: registries.yaml of K3s and RKE2, hosts.toml of
+containerd, and the files of CRI-O and podman below /etc/containers. The command is idempotent.
 
-DIR of --config-dir holds config.json, and where they are needed registries.yaml and ca.crt. The node's directories that
-config.json names are mounted below the one of --host-root, each at its own path.
+The directory in --config-dir contains config.json and, where needed, registries.yaml and ca.crt. The node's directories
+that config.json lists are mounted below the directory in --host-root, each at its own path.
 
-Everything is checked before the first write: a configuration that cannot work, a file of somebody else without force, a
-symbolic link, a file system that is read-only or full. Then nothing is changed, and the exit code is 3. Every file is
-replaced as a whole, and what was there before is kept beside it as NAME.before-zarf-registry. What is not wanted any more
-is put back, with --restore everything.
+Everything is checked before the first write: an invalid configuration, a file of somebody else without force, a symbolic
+link, a read-only or full file system. If a check fails, nothing is changed and the exit code is 3. Files are replaced
+atomically, and a previous file is kept as NAME.before-zarf-registry. Previous files are restored once ours are no longer
+configured, or all of them with --restore.
 
-The output says what is done to each file, secrets masked. --report gets the same in short, as JSON, also after a failure.`,
+The output lists the changes to each file, with secrets masked. --report gets a summary as JSON, also after a failure.`,
 		Example: `  registry-node configure --config-dir=/etc/zarf-registry/node-config --host-root=/host
   registry-node configure --config-dir=/etc/zarf-registry/node-config --host-root=/host --restore
   registry-node configure --config-dir=./config --host-root=/ --report=report.json   # on a node itself, as root`,
@@ -53,8 +53,9 @@ The output says what is done to each file, secrets masked. --report gets the sam
 	flags := command.Flags()
 	flags.StringVar(&options.ConfigDir, "config-dir", "", "`DIR` with config.json, registries.yaml and ca.crt")
 	flags.StringVar(&options.HostRoot, "host-root", "", "`DIR` that the node's directories are mounted below")
-	flags.StringVar(&options.Sum, "config-sum", "", "`SUM` of config.json and registries.yaml as the chart wrote them, which are waited for; empty takes what there is")
-	flags.BoolVar(&options.Restore, "restore", false, "want nothing: take away every file of the release, and put back what was there before")
+	flags.StringVar(&options.Sum, "config-sum", "",
+		"checksum (`SUM`) of the config.json and registries.yaml to wait for; if empty, use whatever is mounted")
+	flags.BoolVar(&options.Restore, "restore", false, "remove every file of the release and restore the previous files")
 	flags.StringVar(&report, "report", "/dev/termination-log", "`FILE` for the report; none if empty")
 	for _, name := range []string{"config-dir", "host-root"} {
 		if err := command.MarkFlagRequired(name); err != nil {

@@ -21,20 +21,20 @@ func probeCommand() *cobra.Command {
 	)
 	command := &cobra.Command{
 		Use:   "probe --address HOST:PORT [--image REPOSITORY:TAG]",
-		Short: "Say whether the registry can be pulled from at an address, and if not, why",
-		Long: `Ask a registry what a container runtime asks before a pull: the API's root, and with --image the manifest.
-What is wrong is said in words, with what to do about it. Exit code 0: it works, 1: it does not.`,
+		Short: "Check that images can be pulled from an address",
+		Long: `Send the requests that a container runtime sends before a pull: for the API's root and, with --image, for the
+manifest. If one fails, explain the cause and what to do. Exit code 0: pulls work, 1: they do not.`,
 		Example: `  registry-node probe --address=127.0.0.1:31999
   registry-node probe --address=127.0.0.1:31999 --image=zarf-registry/probe:1.0.0 --output=json
   registry-node probe --address=[::1]:31999 --tls --ca-file=/etc/zarf-registry/tls/ca.crt`,
 		Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
-				return refusal{fmt.Errorf("--output is %q, want text or json", output)}
+				return refusal{fmt.Errorf("invalid --output %q: want text or json", output)}
 			}
 			if caFile != "" {
 				if !config.TLS {
-					return refusal{fmt.Errorf("--ca-file needs --tls")}
+					return refusal{fmt.Errorf("--ca-file requires --tls")}
 				}
 				var err error
 				if config.RootCAs, err = readCAs(caFile); err != nil {
@@ -55,11 +55,12 @@ What is wrong is said in words, with what to do about it. Exit code 0: it works,
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&config.Address, "address", "", "`HOST:PORT` as image references have it")
-	flags.StringVar(&config.Image, "image", "", "`REPOSITORY:TAG` whose manifest is asked for; none if empty")
-	flags.BoolVar(&config.TLS, "tls", false, "ask with HTTPS")
-	flags.StringVar(&caFile, "ca-file", "", "`FILE` with the CAs that the certificate is verified against; the system's if empty")
-	flags.DurationVar(&config.Timeout, "timeout", 10*time.Second, "how long everything may take; a proxy whose registry is away answers only after its --retry-timeout")
+	flags.StringVar(&config.Address, "address", "", "`HOST:PORT` as in image references")
+	flags.StringVar(&config.Image, "image", "", "`REPOSITORY:TAG` whose manifest is requested; none if empty")
+	flags.BoolVar(&config.TLS, "tls", false, "use HTTPS")
+	flags.StringVar(&caFile, "ca-file", "", "`FILE` with the CAs that verify the certificate; the system's if empty")
+	flags.DurationVar(&config.Timeout, "timeout", 10*time.Second,
+		"total timeout; a proxy whose registry is unavailable responds only after its --retry-timeout")
 	flags.StringVar(&output, "output", "text", "`FORMAT` of the result: text or json")
 	if err := command.MarkFlagRequired("address"); err != nil {
 		panic(err)
@@ -74,7 +75,7 @@ func readCAs(file string) (*x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(data) {
-		return nil, fmt.Errorf("%s holds no certificate in PEM form", file)
+		return nil, fmt.Errorf("%s contains no certificate in PEM format", file)
 	}
 	return pool, nil
 }
@@ -84,14 +85,15 @@ func printResult(w io.Writer, output string, result probe.Result) error {
 		return json.NewEncoder(w).Encode(result)
 	}
 	for _, step := range result.Steps {
-		answer := "no answer"
+		response := "no response"
 		if step.Status != 0 {
-			answer = fmt.Sprint(step.Status)
+			response = fmt.Sprint(step.Status)
 		}
 		if step.Digest != "" {
-			answer += " " + step.Digest
+			response += " " + step.Digest
 		}
-		if _, err := fmt.Fprintf(w, "%s %s: %s (%d ms)\n", step.Method, step.URL, answer, step.Milliseconds); err != nil {
+		_, err := fmt.Fprintf(w, "%s %s: %s (%d ms)\n", step.Method, step.URL, response, step.Milliseconds)
+		if err != nil {
 			return err
 		}
 	}

@@ -23,16 +23,18 @@ func proxyCommand() *cobra.Command {
 	)
 	command := &cobra.Command{
 		Use:   "proxy --listen ADDRESS --registry HOST:PORT --tls-dir DIR",
-		Short: "Serve the cluster's registry on this node, for pulling",
-		Long: `Serve the cluster's registry on this node, for pulling: an HTTP/1.1 reverse proxy that reaches the registry with mutual TLS.
+		Short: "Serve the cluster's registry on this node for pulls",
+		Long: `Serve the cluster's registry on this node for pulls: an HTTP/1.1 reverse proxy that connects to the registry
+with mutual TLS.
 
-GET and HEAD only; credentials of clients are not passed on, the certificate in --tls-dir authorises. While the registry is
-away requests wait and are tried again, for --retry-timeout; a body that breaks off is continued. The certificates are read
-again when they change. SIGTERM ends the proxy after the requests under way, or after --drain-timeout.
+It serves GET and HEAD only. Credentials of clients are not forwarded: the certificate in --tls-dir authorizes pulls.
+While the registry is unavailable, requests wait and are retried for --retry-timeout, and interrupted bodies are
+resumed. Changed certificates are reloaded. On SIGTERM the proxy waits for requests in flight, at most for
+--drain-timeout.
 
-The registry is reached at its Service's ClusterIP, from the environment: <NAME>_SERVICE_HOST, where NAME is the first label
-of --registry. Where there is no such variable, and where that address does not work, the name is looked up. Whatever the
-address, the registry's certificate must be for the name in --registry.`,
+The proxy connects to the ClusterIP of the registry's Service, from the environment variable <NAME>_SERVICE_HOST, where
+NAME is the first label of the host in --registry. It resolves the host only if the variable is missing or the address
+does not work. The registry's certificate must always match the host in --registry.`,
 		Example: `  registry-node proxy --listen=127.0.0.1:31999 --registry=zarf-registry.zarf.svc:5000 \
     --tls-dir=/etc/zarf-registry/tls --metrics-listen=:9102
   registry-node proxy --listen=127.0.0.1:31999 --listen=[::1]:31999 --tls=always \
@@ -49,7 +51,7 @@ address, the registry's certificate must be for the name in --registry.`,
 			case "always", "never":
 				config.ServeTLS = tls == "always"
 			default:
-				return refusal{fmt.Errorf("--tls is %q, want always or never", tls)}
+				return refusal{fmt.Errorf("invalid --tls %q: want always or never", tls)}
 			}
 			if config.Source, err = tlsfiles.Open(tlsDir, tlsfiles.WithLogger(logger)); err != nil {
 				return refusal{err}
@@ -64,19 +66,25 @@ address, the registry's certificate must be for the name in --registry.`,
 			logger.Info("starting", "version", version.Version)
 			watch, cancel := context.WithCancel(context.WithoutCancel(command.Context()))
 			defer cancel()
-			go config.Source.Run(watch) // until the last request is answered
+			go config.Source.Run(watch) // until the last request has been answered
 			return p.Run(command.Context())
 		},
 	}
 	flags := command.Flags()
-	flags.StringArrayVar(&config.Listen, "listen", nil, "`ADDRESS` to serve on, an IP address and a port, or :port for all addresses; may be repeated")
-	flags.StringVar(&config.MetricsListen, "metrics-listen", "", "`ADDRESS` of /healthz, /readyz, /metrics and /loaded; none if empty")
+	flags.StringArrayVar(&config.Listen, "listen", nil,
+		"`ADDRESS` to serve on: IP address and port, or :port for all addresses; may be repeated")
+	flags.StringVar(&config.MetricsListen, "metrics-listen", "",
+		"`ADDRESS` of /healthz, /readyz, /metrics and /loaded; disabled if empty")
 	flags.StringVar(&config.Registry, "registry", "", "`HOST:PORT` of the registry's Service")
 	flags.StringVar(&tlsDir, "tls-dir", "", "`DIR` with tls.crt, tls.key and ca.crt")
-	flags.StringVar(&tls, "tls", "never", "`WHEN` to answer TLS too, beside plain HTTP on the same port: always or never; with never a client that tries TLS is told so at once")
-	flags.DurationVar(&config.RetryTimeout, "retry-timeout", proxy.DefaultRetryTimeout, "how long a request waits for a registry that is away")
-	flags.DurationVar(&config.DrainTimeout, "drain-timeout", proxy.DefaultDrainTimeout, "how long requests under way may take after SIGTERM")
-	flags.BoolVar(&config.ReusePort, "reuse-port", false, "share the port with a successor (SO_REUSEPORT), for updates without a gap")
+	flags.StringVar(&tls, "tls", "never",
+		"`WHEN` to serve TLS next to plain HTTP on the same port: always or never; never refuses TLS clients at once")
+	flags.DurationVar(&config.RetryTimeout, "retry-timeout", proxy.DefaultRetryTimeout,
+		"how long a request waits for an unavailable registry")
+	flags.DurationVar(&config.DrainTimeout, "drain-timeout", proxy.DefaultDrainTimeout,
+		"how long requests in flight may take after SIGTERM")
+	flags.BoolVar(&config.ReusePort, "reuse-port", false,
+		"share the port with a successor (SO_REUSEPORT), for updates without downtime")
 	log.Register(command.Flags())
 	for _, name := range []string{"listen", "registry", "tls-dir"} {
 		if err := command.MarkFlagRequired(name); err != nil {
@@ -86,9 +94,10 @@ address, the registry's certificate must be for the name in --registry.`,
 	return command
 }
 
-// releaseMemory gives back what pulls have used. Go would keep most of it for minutes: 15 MB resident instead of 10, on
-// every node of the cluster, for a proxy that idles nearly all of the time. A smaller GOGC or a memory limit save less
-// and cost CPU time under load. The first collection empties the pools of buffers, the second frees what was in them.
+// releaseMemory returns the memory used by pulls to the system. Go would keep most of it for
+// minutes: 15 MB resident instead of 10, on every node of the cluster, for a proxy that is idle
+// nearly all of the time. A smaller GOGC or a memory limit saves less and costs CPU time under
+// load. The first collection empties the buffer pools, the second frees their buffers.
 func releaseMemory() {
 	runtime.GC()
 	debug.FreeOSMemory()

@@ -1,8 +1,9 @@
-// Package root is the command tree of the registry-node program. It parses flags, sets up logs and turns errors into exit
-// codes; what the commands do is in internal/proxy, internal/probe and internal/nodeconfig.
+// Package root is the command tree of the registry-node program. It parses flags, configures
+// logging and maps errors to exit codes; internal/proxy, internal/probe and internal/nodeconfig
+// implement the commands.
 //
-// The program goes to every node through ConfigMaps, so it links nothing large: no client-go, Helm, ORAS, distribution or
-// Prometheus client. A test holds that.
+// The program is delivered to every node in ConfigMaps, so it must stay small: no client-go, Helm,
+// ORAS, distribution or Prometheus client. A test enforces that.
 package root
 
 import (
@@ -17,13 +18,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// refusal is an error of flags, arguments or what they name.
+// refusal is an error in flags, arguments or the files that they name.
 type refusal struct{ error }
 
 func (r refusal) Unwrap() error { return r.error }
 
-// Run runs the command of args and returns its exit code. Results go to stdout, logs and errors to stderr. When ctx ends,
-// a running proxy drains.
+// Run runs the command in args and returns its exit code. Results go to stdout, logs and errors to
+// stderr. When ctx ends, a running proxy drains.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	command := New()
 	command.SetArgs(args)
@@ -41,20 +42,20 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return exitcode.Failed
 }
 
-// New makes the command tree.
+// New creates the command tree.
 func New() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "registry-node",
-		Short: "The cluster's registry on a node's loopback",
-		Long: `What runs next to a container runtime: the proxy, so that it can pull from the cluster's registry on loopback, and what tells
-it which registries to use.
+		Short: "Serve the cluster's registry on a node",
+		Long: `The part of zarf-registry that runs next to a container runtime: a proxy that serves the cluster's registry
+on loopback, and commands that configure the runtime and check that pulls work.
 
-Exit codes: 0 done, 1 failed, 3 flags or a file that they name cannot be used and nothing was done.`,
+Exit codes: 0 done, 1 failed, 3 invalid flags or files, nothing was done.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return refusal{errors.New("give a command: proxy, probe, configure, pause or version")}
+			return refusal{errors.New("missing command: want proxy, probe, configure, pause or version")}
 		},
 		PersistentPreRunE: func(command *cobra.Command, _ []string) error {
 			if err := command.ValidateRequiredFlags(); err != nil {

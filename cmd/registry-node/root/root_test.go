@@ -44,30 +44,43 @@ func TestRefusals(t *testing.T) {
 		code int
 		want string // in stderr
 	}{
-		"no command":                         {nil, exitcode.Refused, "proxy, probe, configure, pause or version"},
-		"an unknown command":                 {[]string{"serve"}, exitcode.Refused, `"serve"`},
-		"an unknown flag":                    {[]string{"proxy", "--port=1"}, exitcode.Refused, "--port"},
-		"an argument":                        {proxy("now"), exitcode.Refused, `"now"`},
-		"a proxy without flags":              {[]string{"proxy"}, exitcode.Refused, `"listen", "registry", "tls-dir"`},
-		"an address that is none":            {proxy("--listen=x"), exitcode.Refused, `listen address "x"`},
-		"a registry that is none":            {proxy("--registry=:5000"), exitcode.Refused, `registry ":5000"`},
-		"a way to serve TLS that is none":    {proxy("--tls=auto"), exitcode.Refused, "always or never"},
-		"a duration that is none":            {proxy("--retry-timeout=60"), exitcode.Refused, "retry-timeout"},
-		"a negative duration":                {proxy("--drain-timeout=-1s"), exitcode.Refused, "negative"},
-		"a log format that is none":          {proxy("--log-format=xml"), exitcode.Refused, "json, text or auto"},
-		"a log level that is none":           {proxy("--log-level=loud"), exitcode.Refused, "log-level"},
-		"a directory without certificates":   {proxy("--tls-dir=" + t.TempDir()), exitcode.Refused, "tls.crt"},
-		"a port that is taken":               {proxy("--listen=" + taken.Addr().String()), exitcode.Failed, taken.Addr().String() + ": bind: address already in use"},
-		"a probe without an address":         {[]string{"probe"}, exitcode.Refused, `"address"`},
-		"a probe of an address that is none": {[]string{"probe", "--address=x"}, exitcode.Refused, "127.0.0.1:31999"},
-		"an output that is none":             {[]string{"probe", "--address=127.0.0.1:1", "--output=yaml"}, exitcode.Refused, "text or json"},
-		"a CA without TLS":                   {[]string{"probe", "--address=127.0.0.1:1", "--ca-file=x"}, exitcode.Refused, "--tls"},
-		"a CA file that is not there":        {[]string{"probe", "--address=127.0.0.1:1", "--tls", "--ca-file=/nowhere"}, exitcode.Refused, "/nowhere"},
-		"a CA file without a CA":             {[]string{"probe", "--address=127.0.0.1:1", "--tls", "--ca-file=" + notPEM}, exitcode.Refused, "no certificate"},
-		"configure without flags":            {[]string{"configure"}, exitcode.Refused, `"config-dir", "host-root"`},
-		"configure with an argument":         {[]string{"configure", "--config-dir=a", "--host-root=b", "x"}, exitcode.Refused, `"x"`},
-		"a pause with an argument":           {[]string{"pause", "10"}, exitcode.Refused, `"10"`},
-		"a version with an argument":         {[]string{"version", "x"}, exitcode.Refused, `"x"`},
+		"no command":                       {nil, exitcode.Refused, "proxy, probe, configure, pause or version"},
+		"an unknown command":               {[]string{"serve"}, exitcode.Refused, `"serve"`},
+		"an unknown flag":                  {[]string{"proxy", "--port=1"}, exitcode.Refused, "--port"},
+		"an argument":                      {proxy("now"), exitcode.Refused, `"now"`},
+		"a proxy without flags":            {[]string{"proxy"}, exitcode.Refused, `"listen", "registry", "tls-dir"`},
+		"an invalid address":               {proxy("--listen=x"), exitcode.Refused, `listen address "x"`},
+		"an invalid registry":              {proxy("--registry=:5000"), exitcode.Refused, `registry ":5000"`},
+		"an invalid --tls":                 {proxy("--tls=auto"), exitcode.Refused, "always or never"},
+		"an invalid duration":              {proxy("--retry-timeout=60"), exitcode.Refused, "retry-timeout"},
+		"a negative duration":              {proxy("--drain-timeout=-1s"), exitcode.Refused, "negative"},
+		"an invalid log format":            {proxy("--log-format=xml"), exitcode.Refused, "json, text or auto"},
+		"an invalid log level":             {proxy("--log-level=loud"), exitcode.Refused, "log-level"},
+		"a directory without certificates": {proxy("--tls-dir=" + t.TempDir()), exitcode.Refused, "tls.crt"},
+		"a port in use": {
+			proxy("--listen=" + taken.Addr().String()), exitcode.Failed,
+			taken.Addr().String() + ": bind: address already in use",
+		},
+		"a probe without an address":    {[]string{"probe"}, exitcode.Refused, `"address"`},
+		"a probe of an invalid address": {[]string{"probe", "--address=x"}, exitcode.Refused, "127.0.0.1:31999"},
+		"an invalid --output": {
+			[]string{"probe", "--address=127.0.0.1:1", "--output=yaml"}, exitcode.Refused, "text or json",
+		},
+		"a CA without TLS": {
+			[]string{"probe", "--address=127.0.0.1:1", "--ca-file=x"}, exitcode.Refused, "--tls",
+		},
+		"a missing CA file": {
+			[]string{"probe", "--address=127.0.0.1:1", "--tls", "--ca-file=/nowhere"}, exitcode.Refused, "/nowhere",
+		},
+		"a CA file without a CA": {
+			[]string{"probe", "--address=127.0.0.1:1", "--tls", "--ca-file=" + notPEM}, exitcode.Refused, "no certificate",
+		},
+		"configure without flags": {[]string{"configure"}, exitcode.Refused, `"config-dir", "host-root"`},
+		"configure with an argument": {
+			[]string{"configure", "--config-dir=a", "--host-root=b", "x"}, exitcode.Refused, `"x"`,
+		},
+		"a pause with an argument":   {[]string{"pause", "10"}, exitcode.Refused, `"10"`},
+		"a version with an argument": {[]string{"version", "x"}, exitcode.Refused, `"x"`},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			code, stdout, stderr := runArgs(t, tt.args...)
@@ -75,7 +88,7 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("exit code %d, want %d, and stderr with %q:\n%s%s", code, tt.code, tt.want, stdout, stderr)
 			}
 			if tt.code == exitcode.Refused && !strings.Contains(stderr, "--help") {
-				t.Errorf("stderr does not name the help:\n%s", stderr)
+				t.Errorf("stderr does not mention the help:\n%s", stderr)
 			}
 		})
 	}
@@ -98,48 +111,57 @@ func TestProbe(t *testing.T) {
 	}
 	code, stdout, stderr = runArgs(t, "probe", "--address="+address, "--image=other/b:1", "--output=json")
 	if code != exitcode.Failed || !strings.Contains(stdout, `"reason":"unknown-image"`) ||
-		!strings.HasPrefix(stderr, "registry-node: the registry has no other/b:1: NAME_UNKNOWN: repository name not known to registry\n") {
+		!strings.HasPrefix(
+			stderr, "registry-node: the registry has no other/b:1: NAME_UNKNOWN: repository name not known to registry\n",
+		) {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}
 }
 
-func TestProxyEndsWithItsContext(t *testing.T) {
+func TestProxy(t *testing.T) {
 	dir := t.TempDir()
 	tlsfilestest.WriteSecret(t, dir, tlsfilestest.NewCA(t, "ca").Files(t, "node", nil))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var stdout, stderr bytes.Buffer
-	code := Run(ctx, []string{"proxy", "--listen=127.0.0.1:0", "--registry=r.zarf.svc:5000", "--tls-dir=" + dir}, &stdout, &stderr)
+	code := Run(
+		ctx, []string{"proxy", "--listen=127.0.0.1:0", "--registry=r.zarf.svc:5000", "--tls-dir=" + dir}, &stdout, &stderr,
+	)
 	if code != 0 || stdout.Len() != 0 || !strings.HasPrefix(stderr.String(), `{"time":`) {
 		t.Errorf("exit code %d, stdout %q, stderr\n%s", code, &stdout, &stderr)
 	}
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{{"--help"}, {"proxy", "--help"}, {"probe", "--help"}, {"configure", "--help"}, {"pause", "--help"}, {"version", "--help"}} {
+	for _, args := range [][]string{{"--help"}, {"proxy", "--help"}, {"probe", "--help"}, {"configure", "--help"},
+		{"pause", "--help"}, {"version", "--help"}} {
 		if code, stdout, stderr := runArgs(t, args...); code != 0 || !strings.Contains(stdout, "Usage:") || stderr != "" {
 			t.Errorf("%v: exit code %d\n%s%s", args, code, stdout, stderr)
 		}
 	}
 }
 
-// The program goes to every node of a cluster through ConfigMaps and is to be small; and what is not in it cannot be
-// exploited there.
+// The program is delivered to every node in ConfigMaps and must stay small, and code that it does
+// not contain cannot be exploited there.
 func TestImports(t *testing.T) {
-	output, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "github.com/zarf-dev/zarf-registry/cmd/registry-node").CombinedOutput()
+	output, err := exec.CommandContext(
+		t.Context(), "go", "list", "-deps", "github.com/zarf-dev/zarf-registry/cmd/registry-node",
+	).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
 	allowed := []string{
 		"github.com/zarf-dev/zarf-registry/cmd/registry-node", "github.com/zarf-dev/zarf-registry/internal/",
-		"github.com/spf13/", "github.com/VictoriaMetrics/metrics", "github.com/valyala/", "golang.org/x/sys/", "golang.org/x/term",
+		"github.com/spf13/", "github.com/VictoriaMetrics/metrics", "github.com/valyala/", "golang.org/x/sys/",
+		"golang.org/x/term",
 		"github.com/aymanbagabas/go-udiff", "github.com/pelletier/go-toml/v2", "gopkg.in/yaml.v2",
-		// K3s' own reader of registries.yaml, and what stands in its package for pulling. Of that the linker keeps nothing to
-		// speak of: TestProcess holds the size.
+		// K3s' parser of registries.yaml, and the pull code in its package, of which the linker keeps
+		// hardly anything: TestProcess checks the size.
 		"github.com/rancher/wharfie/pkg/registries", "github.com/sirupsen/logrus", "github.com/google/go-containerregistry/",
 		"github.com/docker/cli/cli/config", "github.com/docker/docker-credential-helpers/", "github.com/mitchellh/go-homedir",
 		"github.com/opencontainers/", "github.com/containerd/stargz-snapshotter/estargz", "github.com/vbatts/tar-split/",
-		"github.com/klauspost/compress", "github.com/docker/distribution/registry/client/auth/challenge", "golang.org/x/sync/errgroup",
+		"github.com/klauspost/compress", "github.com/docker/distribution/registry/client/auth/challenge",
+		"golang.org/x/sync/errgroup",
 	}
 	var checked int
 	for pkg := range strings.Lines(string(output)) {
@@ -157,6 +179,6 @@ func TestImports(t *testing.T) {
 		}
 	}
 	if checked < 5 {
-		t.Errorf("only %d packages were checked: the test shows nothing", checked)
+		t.Errorf("only %d packages were checked: the test checked nothing", checked)
 	}
 }
