@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/zarf-dev/zarf-registry/internal/kube"
+	kube "github.com/zarf-dev/zarf-registry/internal/cluster"
 )
 
 const (

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/zarf-dev/zarf-registry/internal/check"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -81,7 +82,7 @@ func (f *checkFlags) common(flags *pflag.FlagSet) {
 // target reads what the clients have. A mounted Secret changes as a whole, so what is read
 // once belongs together.
 func (f *checkFlags) target() (check.Target, error) {
-	t := check.Target{Registry: f.registry, Plain: f.plain, AnonymousPull: f.anonymousPull, DialContext: dialService}
+	t := check.Target{Registry: f.registry, Plain: f.plain, AnonymousPull: f.anonymousPull, DialContext: cluster.DialService}
 	for _, certificate := range []struct {
 		dir string
 		to  **tlsfiles.Material

@@ -15,10 +15,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
-	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
@@ -38,7 +38,7 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 			return exitcode.Failed
 		}
 		fmt.Fprintf(stderr, "Error: %v\n", err)
-		if advice := kube.Advice(err); advice != "" {
+		if advice := cluster.Advice(err); advice != "" {
 			fmt.Fprintf(stderr, "%s\n", advice)
 		}
 		_, refused := errors.AsType[*hook.Refused](err)

@@ -2,21 +2,18 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
-	"net/url"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 )
 
@@ -24,8 +21,8 @@ const (
 	// collectionSilence is after what time without a word the registry is taken for
 	// gone: it says something every 5 seconds.
 	collectionSilence = time.Minute
-	// maxRefusal bounds what the registry may say instead of collecting.
-	maxRefusal = 64 << 10
+	// rolloutTimeout is how long a rollout in progress may delay a collection.
+	rolloutTimeout = 2 * time.Minute
 )
 
 // collectFlags are the flags of garbage-collect.
@@ -91,7 +88,7 @@ func (f *collectFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return &hook.Refused{Err: err}
 	}
-	config, client, err := kube.Connect(f.cluster.access)
+	config, client, err := cluster.Connect(f.cluster.access)
 	if err != nil {
 		return err
 	}
@@ -99,67 +96,22 @@ func (f *collectFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	encrypted, err := accessTLS(access)
+	registry := cluster.NewRegistry(config, client, f.cluster.namespace, f.cluster.release)
+	transport, err := registry.Transport(access)
 	if err != nil {
 		return err
 	}
-	tunnel := newRegistryTunnel(podTunnels{config, client}, f.cluster.namespace, f.cluster.release)
-	transport := &http.Transport{TLSClientConfig: encrypted, DialContext: tunnel.DialContext}
 	defer transport.CloseIdleConnections()
 	ctx := cmd.Context()
 	if !f.request.DryRun {
-		if err := awaitOneRevision(ctx, tunnel.pods, revisionPatience); err != nil {
+		if err := registry.AwaitRollout(ctx, rolloutTimeout); err != nil {
 			return fmt.Errorf("collecting garbage: %w", err)
 		}
 		var stop context.CancelFunc
-		ctx, stop = whileOneRevision(ctx, tunnel.pods)
+		ctx, stop = registry.WatchRollout(ctx)
 		defer stop()
 	}
 	return f.collect(ctx, transport, access, cmd.OutOrStdout(), log)
-}
-
-const (
-	// revisionPatience is how long a rollout may take that is under way.
-	revisionPatience = 2 * time.Minute
-	// revisionPoll is less than a pod takes from its creation to its first request.
-	revisionPoll = 2 * time.Second
-)
-
-// awaitOneRevision waits until all registry pods are of one revision: after an upgrade or
-// before a rollback some may be of a release that takes manifests while others collect.
-// The one that collects knows better, and so do all that are made like it.
-func awaitOneRevision(ctx context.Context, pods *registryPods, patience time.Duration) error {
-	end := time.Now().Add(patience)
-	for {
-		err := pods.oneRevision(ctx)
-		if !errors.Is(err, errRevisions) || time.Now().After(end) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(revisionPoll):
-		}
-	}
-}
-
-// whileOneRevision ends the context when another revision appears. A list that fails says
-// nothing.
-func whileOneRevision(ctx context.Context, pods *registryPods) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(revisionPoll):
-			}
-			if err := pods.oneRevision(ctx); errors.Is(err, errRevisions) {
-				cancel(err)
-			}
-		}
-	}()
-	return ctx, func() { cancel(nil) }
 }
 
 // collect asks for a collection and prints what it does.
@@ -171,7 +123,7 @@ func (f *collectFlags) collect(ctx context.Context, transport http.RoundTripper,
 	})
 	defer silence.Stop()
 	what := collected{DryRun: f.request.DryRun, Removed: []gc.Removed{}}
-	err := askCollection(ctx, transport, access, f.request, func(e gc.Event) error {
+	err := cluster.Collect(ctx, transport, access, f.request, func(e gc.Event) error {
 		silence.Reset(collectionSilence)
 		switch {
 		case e.Phase == gc.Settling:
@@ -205,49 +157,4 @@ func printCollected(w io.Writer, c collected) error {
 	_, err := fmt.Fprintf(w, "%s %s, manifests among them: %d; within the grace period, so kept: %d blobs\n",
 		verb, countedBytes(c.Blobs, c.Bytes), c.Manifests, c.Kept)
 	return err
-}
-
-// errCannotCollect is of a registry before there was anything to ask.
-var errCannotCollect = errors.New("the registry that runs cannot collect its garbage: it is of a former release; init-hook install brings the present one")
-
-// askCollection has the registry collect and tells each line of the answer but the last
-// one, where that is an error: it is returned.
-func askCollection(ctx context.Context, transport http.RoundTripper, access hook.Access, request gc.Request, tell func(gc.Event) error) error {
-	where := url.URL{Scheme: "https", Host: accessHost(access), Path: gc.Path, RawQuery: request.Query().Encode()}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, where.String(), nil)
-	if err != nil {
-		return err
-	}
-	r.SetBasicAuth(access.Username, access.Password)
-	response, err := transport.RoundTrip(r)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	switch response.StatusCode {
-	case http.StatusOK:
-	case http.StatusNotFound:
-		return errCannotCollect
-	default:
-		said, _ := io.ReadAll(io.LimitReader(response.Body, maxRefusal)) // the status says enough
-		return fmt.Errorf("the registry answers %s: %s", response.Status, strings.TrimSpace(string(said)))
-	}
-	lines := json.NewDecoder(response.Body)
-	for {
-		var e gc.Event
-		switch err := lines.Decode(&e); {
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return errors.New("the registry ended before it was done: look at its pod's log, and run it again")
-		case err != nil:
-			return fmt.Errorf("reading the registry's answer: %w", err)
-		case e.Error != "":
-			return errors.New(e.Error)
-		}
-		if err := tell(e); err != nil {
-			return err
-		}
-		if e.Result != nil {
-			return nil
-		}
-	}
 }

@@ -26,14 +26,14 @@ func TestGarbageCollect(t *testing.T) {
 		out    string
 		err    string
 	}{
-		"what is removed is told":    {collectFlags{output: "text"}, 200, phases + manifest + blob + result, "manifest a/b@sha256:m\nblob sha256:b 12 bytes\nremoved 1 (12 B), manifests among them: 1; within the grace period, so kept: 3 blobs\n", ""},
-		"nothing is removed by dry":  {collectFlags{output: "text", request: gc.Request{DryRun: true}}, 200, `{"result":{"kept":0}}`, "would remove 0, manifests among them: 0; within the grace period, so kept: 0 blobs\n", ""},
-		"all of it as JSON":          {collectFlags{output: "json"}, 200, phases + blob + result, `"removed"`, ""},
-		"a registry that fails":      {collectFlags{output: "text"}, 200, blob + `{"error":"disk gone"}`, "blob sha256:b 12 bytes\n", "disk gone"},
-		"one that ends in between":   {collectFlags{output: "text"}, 200, phases + blob, "", "ended before it was done"},
-		"one that breaks off a line": {collectFlags{output: "text"}, 200, `{"res`, "", "ended before it was done"},
-		"one of a former release":    {collectFlags{output: "text"}, 404, "", "", "former release"},
-		"one that is busy":           {collectFlags{output: "text"}, 409, "collected already\n", "", "409 Conflict: collected already"},
+		"what is removed is told":   {collectFlags{output: "text"}, 200, phases + manifest + blob + result, "manifest a/b@sha256:m\nblob sha256:b 12 bytes\nremoved 1 (12 B), manifests among them: 1; within the grace period, so kept: 3 blobs\n", ""},
+		"nothing is removed by dry": {collectFlags{output: "text", request: gc.Request{DryRun: true}}, 200, `{"result":{"kept":0}}`, "would remove 0, manifests among them: 0; within the grace period, so kept: 0 blobs\n", ""},
+		"all of it as JSON":         {collectFlags{output: "json"}, 200, phases + blob + result, `"removed"`, ""},
+		"a registry that fails":     {collectFlags{output: "text"}, 200, blob + `{"error":"disk gone"}`, "blob sha256:b 12 bytes\n", "disk gone"},
+		"one that stops early":      {collectFlags{output: "text"}, 200, phases + blob, "", "stopped before it had finished"},
+		"one that truncates a line": {collectFlags{output: "text"}, 200, `{"res`, "", "stopped before it had finished"},
+		"one of a previous release": {collectFlags{output: "text"}, 404, "", "", "does not support garbage collection"},
+		"one that is busy":          {collectFlags{output: "text"}, 409, "collected already\n", "", "409 Conflict: collected already"},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			tt.flags.request.Grace, tt.flags.request.Timeout = time.Hour, time.Minute

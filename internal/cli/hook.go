@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/certmanager"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -31,7 +31,7 @@ import (
 type hookFlags struct {
 	settings settings.Settings
 	timeout  time.Duration
-	access   kube.Access
+	access   cluster.Access
 	log      logging.Options
 
 	mode, modeSource, ipFamily, ipFamilySource, pauseImageSource, proxyTLS, clusterDomain string
@@ -187,7 +187,7 @@ func releaseFlags(flags *pflag.FlagSet, namespace, release, name *string) {
 }
 
 // accessFlags choose the cluster.
-func accessFlags(flags *pflag.FlagSet, access *kube.Access) {
+func accessFlags(flags *pflag.FlagSet, access *cluster.Access) {
 	flags.StringVar(&access.Kubeconfig, "kubeconfig", "", "kubeconfig file (default: KUBECONFIG, ~/.kube/config, then the pod's service account)")
 	flags.StringVar(&access.Context, "context", "", "the kubeconfig's context to use (default: its current one)")
 }
@@ -237,13 +237,13 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 
 // connection is a cluster, and how it was chosen.
 type connection struct {
-	access kube.Access
+	access cluster.Access
 	config *rest.Config
 	client kubernetes.Interface
 }
 
-func connect(access kube.Access) (connection, error) {
-	config, client, err := kube.Connect(access)
+func connect(access cluster.Access) (connection, error) {
+	config, client, err := cluster.Connect(access)
 	return connection{access, config, client}, err
 }
 

@@ -19,10 +19,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
@@ -354,9 +354,9 @@ func (r *imageRun) platforms(ctx context.Context) (images.Platforms, error) {
 		return images.ParsePlatforms(r.platform)
 	}
 	text, err := "", error(nil)
-	if _, client, connectErr := kube.Connect(r.cluster.access); connectErr == nil {
+	if _, client, connectErr := cluster.Connect(r.cluster.access); connectErr == nil {
 		text, err = nodePlatforms(ctx, client)
-	} else if r.cluster.access != (kube.Access{}) {
+	} else if r.cluster.access != (cluster.Access{}) {
 		return nil, connectErr // somebody has named one
 	}
 	if ctx.Err() != nil {

@@ -20,9 +20,9 @@ import (
 	"helm.sh/helm/v3/pkg/getter"
 	"k8s.io/client-go/rest"
 
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
-	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
@@ -34,7 +34,7 @@ import (
 // as helm has them.
 type chartFlags struct {
 	namespace, release, chart string
-	access                    kube.Access
+	access                    cluster.Access
 	log                       logging.Options
 	output                    string
 
@@ -201,7 +201,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 	}
 	// What the API server warns of: once each, and not in the form of klog.
 	rest.SetDefaultWarningHandler(rest.NewWarningWriter(cmd.ErrOrStderr(), rest.WarningWriterOptions{Deduplicate: true}))
-	config, client, err := kube.Connect(f.access)
+	config, client, err := cluster.Connect(f.access)
 	if err != nil {
 		return nil, err
 	}

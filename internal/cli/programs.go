@@ -3,26 +3,22 @@ package cli
 import (
 	"context"
 	"debug/elf"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/embedded"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
-	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -49,7 +45,7 @@ func (carriedPrograms) Payload(program, architecture string) (*injector.Payload,
 
 // hookRegistry is the registry as the hook uses it.
 type hookRegistry struct {
-	way way
+	*cluster.Registry
 	log *slog.Logger
 	// own is init-hook's own image; where it is nil, missing says why. Both are for
 	// pushing only.
@@ -57,26 +53,11 @@ type hookRegistry struct {
 	missing string
 }
 
-// way is how a process reaches the registry.
-type way interface {
-	// DialContext serves as an http.Transport's.
-	DialContext(ctx context.Context, network, address string) (net.Conn, error)
-	// plainOpen is hook.Registry's PlainOpen.
-	plainOpen(ctx context.Context, pod *corev1.Pod) (bool, error)
-	// dialPod dials a port of a pod that only its own node can reach. An error of the
-	// pod's side may arrive at the first Read, and the connection may know no deadlines.
-	dialPod(ctx context.Context, pod *corev1.Pod, port int) (net.Conn, error)
-}
-
 // newHookRegistry prepares the way to the registry. Only who is going to push is
 // asked for more rights than those in the namespace: from a workstation, to list nodes.
 func newHookRegistry(ctx context.Context, s settings.Settings, c connection, log *slog.Logger) (*hookRegistry, error) {
-	tunnels := podTunnels{config: c.config, client: c.client}
-	tunnel := newRegistryTunnel(tunnels, s.Namespace, s.Release)
-	r := &hookRegistry{log: log, way: tunnel}
-	if inPod(c.access) {
-		r.way = &podWay{tunnels, tunnel.pods}
-	}
+	r := &hookRegistry{Registry: cluster.NewRegistry(c.config, c.client, s.Namespace, s.Release), log: log}
+	r.Direct = c.access.InPod()
 	if !s.Push.Images {
 		r.missing = "this command pushes no images"
 		return r, nil
@@ -86,7 +67,7 @@ func newHookRegistry(ctx context.Context, s settings.Settings, c connection, log
 		return nil, fmt.Errorf("finding this program's own file: %w", err)
 	}
 	architectures := []string{runtime.GOARCH}
-	if !inPod(c.access) {
+	if !r.Direct {
 		nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return nil, fmt.Errorf("listing nodes: %w", err)
@@ -100,11 +81,6 @@ func newHookRegistry(ctx context.Context, s settings.Settings, c connection, log
 		r.own = &state.HookImage{Reference: imagesBelow + "/init-hook:" + version.Version, Architecture: runtime.GOARCH}
 	}
 	return r, nil
-}
-
-// inPod says whether this process is a pod of the cluster that it works on.
-func inPod(access kube.Access) bool {
-	return os.Getenv("KUBERNETES_SERVICE_HOST") != "" && access == (kube.Access{}) && os.Getenv("KUBECONFIG") == ""
 }
 
 // unfit says why this program's file makes no image FROM scratch for the nodes of
@@ -138,25 +114,15 @@ func (r *hookRegistry) ProbeImage(mode state.Mode) string {
 // HookImage is this program's own, where it can be one.
 func (r *hookRegistry) HookImage() *state.HookImage { return r.own }
 
-// PlainOpen asks the pod.
+// PlainOpen implements hook.Registry.
 func (r *hookRegistry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, plainTime)
-	defer cancel()
-	open, err := r.way.plainOpen(ctx, pod)
-	if err != nil {
-		return false, fmt.Errorf("asking port %d of pod %s/%s: %w", hook.PlainPort, pod.Namespace, pod.Name, err)
-	}
-	return open, nil
+	return r.Listening(ctx, pod, hook.PlainPort)
 }
-
-// plainTime bounds one look at the plain listener: it is either there at once or
-// something drops the packets.
-const plainTime = 5 * time.Second
 
 // PushProgramImages pushes the images of the carried programs and of init-hook
 // itself, so that Jobs of later upgrades can be pulled from the registry.
 func (r *hookRegistry) PushProgramImages(ctx context.Context, access hook.Access) ([]string, error) {
-	registry, err := openRegistry(access, remote.Options{DialContext: r.way.DialContext, Log: r.log})
+	registry, err := r.Open(access, remote.Options{Log: r.log})
 	if err != nil {
 		return nil, err
 	}
@@ -214,52 +180,4 @@ func (r *hookRegistry) images() ([]images.Item, error) {
 		return nil, err
 	}
 	return append(made, images.Item{Image: own, Content: source}), nil
-}
-
-// podWay is the way from a pod of the cluster.
-type podWay struct {
-	podTunnels
-	pods *registryPods
-}
-
-// DialContext dials one of several registry pods, for registryPods' reason, and
-// otherwise, or where they cannot be listed, their Service.
-func (w *podWay) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	pods, err := w.pods.ready(ctx)
-	if err != nil || len(pods) < 2 {
-		return dialService(ctx, network, address)
-	}
-	return w.pods.dial(ctx, pods, func(pod *corev1.Pod) (net.Conn, error) {
-		return (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, network, net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(registryPort)))
-	})
-}
-
-// dialService dials a Service of the pod's own namespace by the address that the
-// kubelet put into the environment, and by its DNS name where there is none: the
-// way to the registry must not depend on cluster DNS.
-func dialService(ctx context.Context, network, address string) (net.Conn, error) {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	service, _, _ := strings.Cut(host, ".")
-	variable := strings.ToUpper(strings.ReplaceAll(service, "-", "_")) + "_SERVICE_HOST"
-	if ip := os.Getenv(variable); ip != "" {
-		host = ip
-	}
-	return (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, network, net.JoinHostPort(host, port))
-}
-
-func (*podWay) plainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
-	if pod.Status.PodIP == "" {
-		return false, errors.New("it has no address yet")
-	}
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(hook.PlainPort)))
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	return true, conn.Close()
 }

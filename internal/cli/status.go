@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/metadata"
 
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/kube"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
@@ -22,7 +22,7 @@ import (
 // statusFlags are the flags of status.
 type statusFlags struct {
 	namespace, release, name string
-	access                   kube.Access
+	access                   cluster.Access
 	output                   string
 }
 
@@ -51,7 +51,7 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 	if err := validOutput(f.output); err != nil {
 		return &hook.Refused{Err: err}
 	}
-	config, client, err := kube.Connect(f.access)
+	config, client, err := cluster.Connect(f.access)
 	if err != nil {
 		return err
 	}
@@ -59,10 +59,10 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("using the kubeconfig: %w", err)
 	}
-	asks := &hookRegistry{way: newRegistryTunnel(podTunnels{config, client}, f.namespace, f.release)}
+	registry := cluster.NewRegistry(config, client, f.namespace, f.release)
 	report, err := status.Collect(cmd.Context(), status.Options{
 		Namespace: f.namespace, Release: f.release, Name: f.name,
-		Client: client, Metadata: names, Loaded: asks.Loaded, KubeletStarted: status.KubeletStarted(client.CoreV1().RESTClient()), Now: time.Now,
+		Client: client, Metadata: names, Loaded: registry.Loaded, KubeletStarted: status.KubeletStarted(client.CoreV1().RESTClient()), Now: time.Now,
 	})
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/tls"
@@ -12,6 +13,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"math/big"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -25,7 +27,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -288,9 +290,8 @@ func (w *world) comesFrom(t *testing.T, mode state.PKIMode) {
 func (w *world) isRefused(t *testing.T, data map[string][]byte) {
 	t.Helper()
 	registry := w.waitForRegistry(t, "")
-	tunnel, err := kube.NewTunnel(w.config, w.client, &registry, 5000)
-	if err != nil {
-		t.Fatal(err)
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return cluster.PortForward(w.config, w.client)(ctx, &registry, 5000)
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(w.secret(t, "-node-tls").Data["ca.crt"])
@@ -303,7 +304,7 @@ func (w *world) isRefused(t *testing.T, data map[string][]byte) {
 		// Sent even if the registry's list of acceptable CAs does not include the issuer.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
-	client := &http.Client{Transport: &http.Transport{DialContext: tunnel.DialContext, TLSClientConfig: config},
+	client := &http.Client{Transport: &http.Transport{DialContext: dial, TLSClientConfig: config},
 		Timeout: 20 * time.Second}
 	defer client.CloseIdleConnections()
 	response, err := client.Get("https://registry/v2/")

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -21,7 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -281,15 +282,14 @@ func testReach(t *testing.T, w *world) {
 	}
 }
 
-// testDoor connects to the registry through a tunnel to its pod.
+// testDoor connects to the registry through a port-forward to its pod.
 func testDoor(t *testing.T, w *world) {
 	registry := w.pods(t, "registry")
 	if len(registry) != 1 {
 		t.Fatalf("there are %d registry pods", len(registry))
 	}
-	tunnel, err := kube.NewTunnel(w.config, w.client, &registry[0], 5000)
-	if err != nil {
-		t.Fatal(err)
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return cluster.PortForward(w.config, w.client)(ctx, &registry[0], 5000)
 	}
 	secret := func(name string) map[string][]byte {
 		s, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+name, metav1.GetOptions{})
@@ -338,7 +338,7 @@ func testDoor(t *testing.T, w *world) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := &http.Client{Transport: &http.Transport{
-				DialContext: tunnel.DialContext,
+				DialContext: dial,
 				TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc",
 					Certificates: c.certificates},
 			}, Timeout: 20 * time.Second}

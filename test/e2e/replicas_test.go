@@ -2,12 +2,14 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -20,7 +22,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -139,9 +141,8 @@ type pushClient struct {
 
 func (w *world) pushClient(t *testing.T, pod corev1.Pod) pushClient {
 	t.Helper()
-	tunnel, err := kube.NewTunnel(w.config, w.client, &pod, 5000)
-	if err != nil {
-		t.Fatal(err)
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return cluster.PortForward(w.config, w.client)(ctx, &pod, 5000)
 	}
 	push := w.secret(t, "-push-tls").Data
 	pair, err := tls.X509KeyPair(push["tls.crt"], push["tls.key"])
@@ -151,7 +152,7 @@ func (w *world) pushClient(t *testing.T, pod corev1.Pod) pushClient {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(push["ca.crt"])
 	client := &http.Client{Transport: &http.Transport{
-		DialContext: tunnel.DialContext,
+		DialContext: dial,
 		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc",
 			Certificates: []tls.Certificate{pair}},
 	}, Timeout: time.Minute}

@@ -1,4 +1,4 @@
-package kube_test
+package cluster_test
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 )
 
 // manyNodes is an API server with a number of nodes, and as many pods, events and
@@ -104,7 +104,7 @@ func (m *manyNodes) connect() kubernetes.Interface {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		m.t.Fatal(err)
 	}
-	_, client, err := kube.Connect(kube.Access{Kubeconfig: file})
+	_, client, err := cluster.Connect(cluster.Access{Kubeconfig: file})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestOthersUseTheConfigurationForKindsThatKnowNoProtobuf(t *testing.T) {
 	if err := os.WriteFile(file, []byte(kubeconfig), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	config, _, err := kube.Connect(kube.Access{Kubeconfig: file})
+	config, _, err := cluster.Connect(cluster.Access{Kubeconfig: file})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"oras.land/oras-go/v2/registry/remote/auth"
 
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 )
@@ -33,7 +34,7 @@ func TestTheCredentialIsThePresentOne(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %+v", when, got, err, want)
 		}
 	}
-	host := accessHost(access)
+	host := cluster.Host(access)
 	is("in the beginning", host, auth.Credential{Username: "zarf-push", Password: "first"})
 	if _, err := client.CoreV1().Secrets("zarf").Update(context.Background(), secret("second"), metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package kube_test
+package cluster_test
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/zarf-dev/zarf-registry/internal/kube"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 )
 
 const kubeconfig = `apiVersion: v1
@@ -21,7 +21,7 @@ contexts: [{name: a, context: {cluster: a}}, {name: b, context: {cluster: b}}]
 current-context: a
 `
 
-func TestConnectChoosesTheClusterThatWasNamed(t *testing.T) {
+func TestConnectSelectsTheCluster(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	file := filepath.Join(t.TempDir(), "kubeconfig")
@@ -33,18 +33,18 @@ func TestConnectChoosesTheClusterThatWasNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
-		access     kube.Access
+		access     cluster.Access
 		host, fail string
 	}{
-		"the current context": {kube.Access{Kubeconfig: file}, "https://a.example", ""},
-		"another context":     {kube.Access{Kubeconfig: file, Context: "b"}, "https://b.example", ""},
-		"a context that is not there": {kube.Access{Kubeconfig: file, Context: "c"}, "",
+		"the current context": {cluster.Access{Kubeconfig: file}, "https://a.example", ""},
+		"another context":     {cluster.Access{Kubeconfig: file, Context: "b"}, "https://b.example", ""},
+		"an unknown context": {cluster.Access{Kubeconfig: file, Context: "c"}, "",
 			`context "c" does not exist`},
-		"a broken file":         {kube.Access{Kubeconfig: broken}, "", "--kubeconfig"},
-		"no kubeconfig, no pod": {kube.Access{}, "", "there is no cluster to talk to"},
+		"a broken file":         {cluster.Access{Kubeconfig: broken}, "", "--kubeconfig"},
+		"no kubeconfig, no pod": {cluster.Access{}, "", "no cluster configured"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			config, client, err := kube.Connect(c.access)
+			config, client, err := cluster.Connect(c.access)
 			if c.fail != "" {
 				if err == nil || !strings.Contains(err.Error(), c.fail) {
 					t.Errorf("error is %v, want one with %q", err, c.fail)
@@ -61,18 +61,18 @@ func TestConnectChoosesTheClusterThatWasNamed(t *testing.T) {
 	}
 }
 
-func TestAdviceIsGivenForWhatPeopleCanMend(t *testing.T) {
+func TestAdviceNamesTheRemedy(t *testing.T) {
 	secrets := schema.GroupResource{Resource: "secrets"}
 	for want, err := range map[string]error{
-		"ask for that permission": fmt.Errorf("reading: %w", apierrors.NewForbidden(secrets, "x", errors.New("no"))),
-		"does not know":           apierrors.NewUnauthorized("who are you"),
-		"run this again":          apierrors.NewConflict(secrets, "x", errors.New("changed")),
+		"request that permission": fmt.Errorf("reading: %w", apierrors.NewForbidden(secrets, "x", errors.New("no"))),
+		"rejects this identity":   apierrors.NewUnauthorized("who are you"),
+		"run the command again":   apierrors.NewConflict(secrets, "x", errors.New("changed")),
 	} {
-		if got := kube.Advice(err); !strings.Contains(got, want) {
+		if got := cluster.Advice(err); !strings.Contains(got, want) {
 			t.Errorf("advice for %v is %q", err, got)
 		}
 	}
-	if got := kube.Advice(errors.New("anything else")); got != "" {
+	if got := cluster.Advice(errors.New("anything else")); got != "" {
 		t.Errorf("advice for an unknown error is %q", got)
 	}
 }

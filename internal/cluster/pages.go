@@ -1,4 +1,4 @@
-package kube
+package cluster
 
 import (
 	"context"
@@ -13,15 +13,13 @@ import (
 	"k8s.io/client-go/tools/pager"
 )
 
-// pageSize is how many objects the API server is asked for at once, as kubectl asks:
-// with a node of 20 KiB that is 10 MB in the memory of both, not 100 of a cluster with
-// 5000 nodes.
+// pageSize is kubectl's. A page of nodes of 20 KiB takes 10 MB of memory on both sides; all nodes of a
+// 5000-node cluster would take 100 MB.
 const pageSize = 500
 
-// paged is a client that lists in pages what a cluster has many of: nodes, and what each
-// node adds pods, events and Services to. The other kinds are listed by release, whose
-// objects do not grow with the cluster. A list is whole or an error, as without pages;
-// where a page has expired before it was asked for, all is read again at once.
+// paged is a client that pages through lists which grow with the cluster: nodes, pods, events and
+// Services. Other kinds are listed by release. A list is complete or an error, as without paging; if a
+// page expires, the whole list is read again in one request.
 type paged struct{ kubernetes.Interface }
 
 func (c paged) CoreV1() typed.CoreV1Interface { return pagedCore{c.Interface.CoreV1()} }
@@ -66,7 +64,7 @@ func (s pagedServices) List(ctx context.Context, opts metav1.ListOptions) (*core
 	return listPages(ctx, opts, s.ServiceInterface.List)
 }
 
-// listPages calls list for one page after the other. Who asks for a limit gets what list gives.
+// listPages calls list page by page. Requests with a limit of their own are passed through.
 func listPages[L any, P interface {
 	*L
 	runtime.Object
@@ -83,7 +81,7 @@ func listPages[L any, P interface {
 		return nil, err
 	}
 	if whole, ok := found.(P); ok {
-		return whole, nil // of a single page
+		return whole, nil // a single page
 	}
 	items, err := meta.ExtractList(found)
 	if err != nil {

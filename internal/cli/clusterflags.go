@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// clusterFlags name the release whose registry is meant.
+type clusterFlags struct {
+	namespace, release, name string
+	access                   cluster.Access
+}
+
+func (f *clusterFlags) register(flags *pflag.FlagSet) {
+	releaseFlags(flags, &f.namespace, &f.release, &f.name)
+	accessFlags(flags, &f.access)
+}
+
+// validate rejects what no cluster needs to be asked about.
+func (f *clusterFlags) validate() error {
+	named := settings.Settings{Namespace: f.namespace, Release: f.release, Name: f.name}
+	return named.ValidateRelease()
+}
+
+// open prepares a client for the cluster's registry, through a port-forward with
+// mutual TLS, and returns the address that references in pods begin with. Of the
+// options those count that say how patient the client is.
+func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remote.Registry, string, error) {
+	config, client, err := cluster.Connect(f.access)
+	if err != nil {
+		return nil, "", err
+	}
+	access, address, err := f.readAccess(ctx, client)
+	if err != nil {
+		return nil, "", err
+	}
+	options.Credential = f.presentCredential(client, access)
+	options.LoginHint = fmt.Sprintf("if the Secret %s/%s%s has just been changed, try again in a minute; else init-hook credentials rotate puts it right", f.namespace, f.name, names.SuffixCredentials)
+	registry, err := cluster.NewRegistry(config, client, f.namespace, f.release).Open(access, options)
+	return registry, address, err
+}
+
+// presentCredential reads the push credential whenever the registry wants one, so that
+// what takes long goes on when the credential is rotated meanwhile. Where it cannot be
+// read any more, it is the one of access.
+func (f *clusterFlags) presentCredential(client kubernetes.Interface, access hook.Access) auth.CredentialFunc {
+	return func(ctx context.Context, host string) (auth.Credential, error) {
+		if host != cluster.Host(access) {
+			return auth.EmptyCredential, nil
+		}
+		present := access
+		if secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, f.name+names.SuffixCredentials, metav1.GetOptions{}); err == nil {
+			present = hook.NewAccess(f.name, f.namespace, &corev1.Secret{}, secret)
+		}
+		return auth.Credential{Username: present.Username, Password: present.Password}, nil
+	}
+}
+
+// readAccess reads what it takes to push, and the address that references begin
+// with.
+func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interface) (hook.Access, string, error) {
+	read := func(suffix string) (*corev1.Secret, error) {
+		name := f.name + suffix
+		secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("there is no Secret %s/%s: is zarf-registry installed in namespace %s? choose another with --namespace and --name", f.namespace, name, f.namespace)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading Secret %s/%s: %w", f.namespace, name, err)
+		}
+		return secret, nil
+	}
+	saved, err := read(names.SuffixState)
+	if err != nil {
+		return hook.Access{}, "", err
+	}
+	s, err := state.Decode(saved.Data[state.Key])
+	if err != nil {
+		return hook.Access{}, "", fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
+	}
+	if s.Desired.Mode == state.ModeExternal {
+		return hook.Access{}, "", fmt.Errorf("the cluster uses the external registry %s: there is no registry of ours; name that one with --to (and --prefix, for a path in it) or --from", s.Desired.Address)
+	}
+	certificate, err := read(names.SuffixPushTLS)
+	if err != nil {
+		return hook.Access{}, "", err
+	}
+	credentials, err := read(names.SuffixCredentials)
+	if err != nil {
+		return hook.Access{}, "", err
+	}
+	return hook.NewAccess(f.name, f.namespace, certificate, credentials), s.Desired.Address, nil
+}

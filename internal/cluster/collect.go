@@ -1,0 +1,62 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+)
+
+// maxErrorBody is how many bytes of a refusal are quoted.
+const maxErrorBody = 64 << 10
+
+// Collect asks the registry to collect garbage and passes each event to handle. An error that the
+// registry reports in its last event is returned.
+func Collect(
+	ctx context.Context, transport http.RoundTripper, access hook.Access, request gc.Request, handle func(gc.Event) error,
+) error {
+	target := url.URL{Scheme: "https", Host: Host(access), Path: gc.Path, RawQuery: request.Query().Encode()}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, target.String(), nil)
+	if err != nil {
+		return err
+	}
+	r.SetBasicAuth(access.Username, access.Password)
+	response, err := transport.RoundTrip(r)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	switch response.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
+		return errors.New("the registry's release does not support garbage collection: upgrade it with init-hook install")
+	default:
+		body, _ := io.ReadAll(io.LimitReader(response.Body, maxErrorBody)) // the status is enough
+		return fmt.Errorf("the registry answers %s: %s", response.Status, strings.TrimSpace(string(body)))
+	}
+	events := json.NewDecoder(response.Body)
+	for {
+		var e gc.Event
+		switch err := events.Decode(&e); {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return errors.New("the registry stopped before it had finished: check its pod's log, then run it again")
+		case err != nil:
+			return fmt.Errorf("reading the registry's response: %w", err)
+		case e.Error != "":
+			return errors.New(e.Error)
+		}
+		if err := handle(e); err != nil {
+			return err
+		}
+		if e.Result != nil {
+			return nil
+		}
+	}
+}

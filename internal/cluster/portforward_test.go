@@ -1,0 +1,59 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+)
+
+func forwarder(t *testing.T, handler http.HandlerFunc) func(context.Context) (net.Conn, error) {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	config := &rest.Config{Host: server.URL}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dial := cluster.PortForward(config, client)
+	return func(ctx context.Context) (net.Conn, error) {
+		return dial(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "p"}}, 9100)
+	}
+}
+
+func TestPortForwardEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	release := make(chan struct{})
+	dial := forwarder(t, func(http.ResponseWriter, *http.Request) {
+		cancel() // the API server has received the request and does not answer
+		<-release
+	})
+	t.Cleanup(func() { close(release) })
+	conn, err := dial(ctx)
+	if conn != nil || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "port-forward to port 9100 of pod zarf/p") {
+		t.Errorf("error is %v", err)
+	}
+	if _, err := dial(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a canceled context: error is %v", err)
+	}
+}
+
+func TestPortForwardErrorNamesThePort(t *testing.T) {
+	dial := forwarder(t, func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, `pods "p" is forbidden`, http.StatusForbidden)
+	})
+	if conn, err := dial(t.Context()); conn != nil || err == nil || !strings.Contains(err.Error(), "port-forward to port 9100 of pod zarf/p") || !strings.Contains(err.Error(), "forbidden") {
+		t.Errorf("error is %v", err)
+	}
+}

@@ -1,0 +1,222 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook"
+)
+
+func registryPod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "zarf", Labels: map[string]string{
+			"app.kubernetes.io/name": "zarf-registry", "app.kubernetes.io/instance": "zarf-registry", "app.kubernetes.io/component": "registry",
+		}},
+		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+	}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}
+
+func TestRegistryKeepsUsingOnePod(t *testing.T) {
+	client := fake.NewClientset(registryPod("b"), registryPod("c"),
+		registryPod("a", func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }),
+		registryPod("ending", func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1.Time{}, []string{"x"} }))
+	r := &Registry{Client: client, Namespace: "zarf", Release: "zarf-registry"}
+	var dialed []string
+	down := map[string]bool{}
+	r.Forward = func(_ context.Context, p *corev1.Pod, port int) (net.Conn, error) {
+		dialed = append(dialed, p.Name)
+		if port != registryPort {
+			t.Errorf("dialed port %d", port)
+		}
+		if down[p.Name] {
+			return nil, errors.New("no answer from " + p.Name)
+		}
+		one, other := net.Pipe()
+		_ = other.Close()
+		return one, nil
+	}
+	dial := func() error {
+		dialed = nil
+		conn, err := r.DialContext(t.Context(), "tcp", "ignored:1")
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err
+	}
+	set := func(name string, status corev1.ConditionStatus) {
+		t.Helper()
+		if _, err := client.CoreV1().Pods("zarf").Update(t.Context(), registryPod(name, func(p *corev1.Pod) { p.Status.Conditions[0].Status = status }), metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, step := range []struct {
+		name string
+		do   func()
+		want []string
+	}{
+		{"the first ready pod", func() {}, []string{"b"}},
+		{"the same pod again", func() {}, []string{"b"}},
+		{"the next pod if one does not answer", func() { down["b"] = true }, []string{"b", "c"}},
+		{"the pod that answered last, even if an earlier one recovers", func() { down["b"] = false }, []string{"c"}},
+		{"the same pod after another becomes ready", func() { set("a", corev1.ConditionTrue) }, []string{"c"}},
+		{"another pod when it is no longer ready", func() { set("c", corev1.ConditionFalse) }, []string{"a"}},
+	} {
+		step.do()
+		if err := dial(); err != nil || !slices.Equal(dialed, step.want) {
+			t.Errorf("%s: dialed %v, want %v; error %v", step.name, dialed, step.want, err)
+		}
+	}
+	down["a"], down["b"] = true, true
+	if err := dial(); err == nil || err.Error() != "no answer from a" {
+		t.Errorf("error is %v, want that of the first pod", err)
+	}
+	set("a", corev1.ConditionFalse)
+	set("b", corev1.ConditionFalse)
+	if err := dial(); err == nil || !strings.Contains(err.Error(), "no ready registry pod in namespace zarf") {
+		t.Errorf("error without pods is %v", err)
+	}
+}
+
+func TestRolloutIsDetected(t *testing.T) {
+	revision := func(hash string, phase corev1.PodPhase) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Labels["pod-template-hash"], p.Status.Phase = hash, phase
+		}
+	}
+	ending := func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1.Time{}, []string{"x"} }
+	client := fake.NewClientset(registryPod("a", revision("1", corev1.PodRunning)), registryPod("b", revision("1", corev1.PodRunning)),
+		registryPod("evicted", revision("0", corev1.PodFailed)))
+	pods := &Registry{Client: client, Namespace: "zarf", Release: "zarf-registry"}
+	if err := pods.AwaitRollout(t.Context(), 0); err != nil {
+		t.Errorf("two pods of one revision: %v", err)
+	}
+	ctx, stop := pods.WatchRollout(t.Context())
+	defer stop()
+	if err := client.Tracker().Add(registryPod("c", revision("2", corev1.PodPending))); err != nil {
+		t.Fatal(err)
+	}
+	if err := pods.AwaitRollout(t.Context(), 0); !errors.Is(err, ErrRollout) {
+		t.Errorf("a rollout starts: %v", err)
+	}
+	<-ctx.Done()
+	if err := context.Cause(ctx); !errors.Is(err, ErrRollout) {
+		t.Errorf("a rollout during a collection: %v", err)
+	}
+	pods.Client = fake.NewClientset(registryPod("a", revision("1", corev1.PodRunning), ending), registryPod("c", revision("2", corev1.PodRunning)))
+	if err := pods.AwaitRollout(t.Context(), 0); !errors.Is(err, ErrRollout) {
+		t.Errorf("a previous pod drains: %v", err)
+	}
+}
+
+func TestInPod(t *testing.T) {
+	for name, c := range map[string]struct {
+		service, kubeconfig string
+		access              Access
+		want                bool
+	}{
+		"a pod":                           {service: "10.0.0.1", want: true},
+		"a workstation":                   {},
+		"a pod for another cluster":       {service: "10.0.0.1", access: Access{Kubeconfig: "x"}},
+		"a pod with KUBECONFIG":           {service: "10.0.0.1", kubeconfig: "x"},
+		"a pod with a kubeconfig context": {service: "10.0.0.1", access: Access{Context: "x"}},
+	} {
+		t.Setenv("KUBERNETES_SERVICE_HOST", c.service)
+		t.Setenv("KUBECONFIG", c.kubeconfig)
+		if got := c.access.InPod(); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+func TestListeningDirect(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs all of 127.0.0.0/8")
+	}
+	// An address that no other test uses: the port is always the same.
+	pod := &corev1.Pod{Status: corev1.PodStatus{PodIP: "127.83.5.1"}}
+	r := &Registry{Direct: true}
+	if open, err := r.Listening(t.Context(), pod, hook.PlainPort); open || err != nil {
+		t.Errorf("no listener: %t, %v", open, err)
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(hook.PlainPort)))
+	if err != nil {
+		t.Skip(err)
+	}
+	defer l.Close()
+	if open, err := r.Listening(t.Context(), pod, hook.PlainPort); !open || err != nil {
+		t.Errorf("a listener: %t, %v", open, err)
+	}
+	if open, err := r.Listening(t.Context(), &corev1.Pod{}, hook.PlainPort); open || err == nil {
+		t.Errorf("a pod without an address: %t, %v", open, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if open, err := r.Listening(ctx, pod, hook.PlainPort); open || err == nil {
+		t.Errorf("a canceled context: %t, %v", open, err)
+	}
+}
+
+// failing is a forwarded connection whose first Read fails.
+type failing struct {
+	net.Conn
+	err error
+}
+
+func (f failing) Read([]byte) (int, error)    { return 0, f.err }
+func (f failing) Write(p []byte) (int, error) { return len(p), nil }
+func (f failing) Close() error                { return nil }
+
+func TestListeningForwarded(t *testing.T) {
+	listening := func(ctx context.Context, conn net.Conn) (bool, error) {
+		r := &Registry{Forward: func(context.Context, *corev1.Pod, int) (net.Conn, error) { return conn, nil }}
+		return r.Listening(ctx, &corev1.Pod{}, hook.PlainPort)
+	}
+	client, server := net.Pipe()
+	go func() {
+		request, err := http.ReadRequest(bufio.NewReader(server))
+		if err == nil && request.URL.Path == "/v2/" {
+			_, _ = io.WriteString(server, "HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+		}
+	}()
+	if open, err := listening(t.Context(), client); !open || err != nil {
+		t.Errorf("an answer: %t, %v", open, err)
+	}
+	for name, words := range map[string]string{
+		"containerd":    "port 5001 of pod zarf/r: error forwarding port 5001 to pod 1f, uid : failed to execute portforward in network namespace \"/var/run/netns/cni-1\": failed to connect to localhost:5001 inside namespace \"1f\", IPv4: dial tcp4 127.0.0.1:5001: connect: connection refused IPv6 dial tcp6: address localhost: no suitable address found",
+		"CRI-O's socat": "port 5001 of pod zarf/r: exit status 1: socat[12] E connect(5, AF=2 127.0.0.1:5001, 16): Connection refused",
+	} {
+		if open, err := listening(t.Context(), failing{err: errors.New(words)}); open || err != nil {
+			t.Errorf("%s: %t, %v", name, open, err)
+		}
+	}
+	if open, err := listening(t.Context(), failing{err: errors.New("lost connection to pod")}); open || err == nil {
+		t.Errorf("a broken connection: %t, %v", open, err)
+	}
+
+	// Forwarded connections support no deadlines: the context must end the wait.
+	client, server = net.Pipe()
+	go func() { _, _ = io.Copy(io.Discard, server) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if open, err := listening(ctx, noDeadlines{client}); open || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("no answer: %t, %v", open, err)
+	}
+}

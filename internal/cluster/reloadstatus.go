@@ -1,0 +1,110 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+)
+
+const (
+	// reloadStatusTimeout bounds one request. The response is small and in memory: what takes longer is
+	// a pod, a node or an API server that does not answer at all.
+	reloadStatusTimeout = 5 * time.Second
+	// maxReloadStatus is in bytes. A certificate takes about 300, and a ca.crt of 64 KiB holds a hundred.
+	maxReloadStatus = 1 << 20
+)
+
+// errNoReloadStatus is the error of pods of releases without a reload status.
+var errNoReloadStatus = errors.New("its release does not report a reload status")
+
+// Loaded returns the reload status of a pod of the registry or of a proxy. It always goes through the
+// API server: the port is on a loopback interface, or behind a NetworkPolicy.
+func (r *Registry) Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+	report, err := r.reloadStatus(ctx, pod)
+	if err != nil {
+		return nil, fmt.Errorf("reading the reload status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return report, nil
+}
+
+func (r *Registry) reloadStatus(ctx context.Context, pod *corev1.Pod) (report *reloadstatus.Report, err error) {
+	text, ok := pod.Annotations[names.AnnotationMetricsPort]
+	if !ok {
+		return nil, errNoReloadStatus
+	}
+	port, err := strconv.Atoi(text)
+	if err != nil || port < 1 || port > 65535 {
+		return nil, fmt.Errorf("annotation %s: invalid port %q", names.AnnotationMetricsPort, text)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, reloadStatusTimeout, fmt.Errorf("no answer within %s", reloadStatusTimeout))
+	defer cancel()
+	err = r.get(ctx, pod, port, reloadstatus.Path, func(response *http.Response) error {
+		report, err = decodeReloadStatus(response)
+		return err
+	})
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause // the error of the closed connection says less
+	}
+	if err != nil {
+		return nil, fmt.Errorf("port %d: %w", port, err)
+	}
+	return report, nil
+}
+
+func decodeReloadStatus(response *http.Response) (*reloadstatus.Report, error) {
+	switch response.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
+		return nil, errNoReloadStatus
+	default:
+		return nil, fmt.Errorf("response %s", response.Status)
+	}
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxReloadStatus+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(body) > maxReloadStatus {
+		return nil, fmt.Errorf("invalid response: more than %d bytes", maxReloadStatus)
+	}
+	var report reloadstatus.Report
+	// Newer releases may add fields.
+	if err := json.Unmarshal(body, &report); err != nil {
+		return nil, fmt.Errorf("invalid response: %w", err)
+	}
+	if err := validateCertificates(report.Certificates); err != nil {
+		return nil, fmt.Errorf("invalid response: %w", err)
+	}
+	return &report, nil
+}
+
+// sha256Hex is the format of SHA-256 digests in a report.
+var sha256Hex = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// validateCertificates rejects digests in an unknown format, which would compare as "not loaded yet".
+func validateCertificates(c reloadstatus.Certificates) error {
+	switch {
+	case c.Generation == 0:
+		return errors.New("no generation")
+	case !sha256Hex.MatchString(c.Leaf.SHA256):
+		return fmt.Errorf("leaf: invalid SHA-256 %q", c.Leaf.SHA256)
+	case len(c.Authorities) == 0:
+		return errors.New("no CA")
+	}
+	i := slices.IndexFunc(c.Authorities, func(ca reloadstatus.Certificate) bool { return !sha256Hex.MatchString(ca.SHA256) })
+	if i >= 0 {
+		return fmt.Errorf("CA %q: invalid SHA-256 %q", c.Authorities[i].Subject, c.Authorities[i].SHA256)
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+)
+
+// noDeadlines is a connection without deadlines, like a forwarded one.
+type noDeadlines struct{ net.Conn }
+
+func (noDeadlines) SetDeadline(time.Time) error      { return nil }
+func (noDeadlines) SetReadDeadline(time.Time) error  { return nil }
+func (noDeadlines) SetWriteDeadline(time.Time) error { return nil }
+
+func podWithPort(annotation string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "p", Annotations: map[string]string{names.AnnotationMetricsPort: annotation}}}
+}
+
+func sampleReport() *reloadstatus.Report {
+	at := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	certificate := func(subject, digit string) reloadstatus.Certificate {
+		return reloadstatus.Certificate{Subject: subject, Serial: "1f", SHA256: strings.Repeat(digit, 64), NotBefore: at, NotAfter: at.Add(time.Hour)}
+	}
+	return &reloadstatus.Report{
+		Certificates: reloadstatus.Certificates{Generation: 3, LoadedAt: at, Leaf: certificate("CN=leaf", "a"), Authorities: []reloadstatus.Certificate{certificate("CN=ca", "b")}, ReloadErrors: 2, Problem: "broken"},
+		Credentials:  &reloadstatus.Credentials{Push: strings.Repeat("c", 64)},
+	}
+}
+
+func TestLoaded(t *testing.T) {
+	want := sampleReport()
+	content, err := json.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := func(edit func(*reloadstatus.Report)) string {
+		r := sampleReport()
+		edit(r)
+		text, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	for name, c := range map[string]struct {
+		status int
+		answer string
+		want   string // "" is a report
+	}{
+		"a report":                     {200, string(content), ""},
+		"a newer release's report":     {200, `{"more": 1, ` + string(content[1:]), ""},
+		"not found":                    {404, "404 page not found", "its release does not report a reload status"},
+		"not ready":                    {503, "starting", "response 503 Service Unavailable"},
+		"no JSON":                      {200, "# metrics", "invalid character"},
+		"trailing data":                {200, string(content) + "{}", "after top-level value"},
+		"too large":                    {200, `{"certificates": "` + strings.Repeat("x", maxReloadStatus) + `"}`, "more than 1048576 bytes"},
+		"empty":                        {200, `{}`, "no generation"},
+		"a leaf without a fingerprint": {200, edited(func(r *reloadstatus.Report) { r.Certificates.Leaf.SHA256 = "AA:BB" }), `leaf: invalid SHA-256 "AA:BB"`},
+		"no CA":                        {200, edited(func(r *reloadstatus.Report) { r.Certificates.Authorities = nil }), "no CA"},
+		"a CA without a fingerprint":   {200, edited(func(r *reloadstatus.Report) { r.Certificates.Authorities[0].SHA256 = "" }), `CA "CN=ca": invalid SHA-256 ""`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method != http.MethodGet || r.URL.Path != reloadstatus.Path {
+					t.Errorf("requested %s %s", r.Method, r.URL.Path)
+				}
+				w.WriteHeader(c.status)
+				_, _ = io.WriteString(w, c.answer)
+			}))
+			defer server.Close()
+			dialed := 0
+			r := &Registry{Forward: func(ctx context.Context, _ *corev1.Pod, port int) (net.Conn, error) {
+				dialed = port
+				conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+				return noDeadlines{conn}, err
+			}}
+			got, err := r.Loaded(t.Context(), podWithPort("9100"))
+			if dialed != 9100 {
+				t.Errorf("dialed port %d", dialed)
+			}
+			if c.want == "" {
+				if diff := cmp.Diff(want, got); err != nil || diff != "" {
+					t.Errorf("error is %v (-want +got):\n%s", err, diff)
+				}
+				return
+			}
+			if err == nil || got != nil || !strings.HasPrefix(err.Error(), "reading the reload status of pod zarf/p: port 9100: ") || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error is %v, want one with %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestLoadedNamesThePod(t *testing.T) {
+	refused := errors.New("port 9100 of pod zarf/p: failed to execute portforward: connect: connection refused")
+	without := podWithPort("9100")
+	without.Annotations = nil
+	for name, c := range map[string]struct {
+		pod  *corev1.Pod
+		conn net.Conn
+		err  error
+		want string
+	}{
+		"of a previous release":   {without, nil, nil, "reading the reload status of pod zarf/p: its release does not report a reload status"},
+		"with a word for a port":  {podWithPort("metrics"), nil, nil, `reading the reload status of pod zarf/p: annotation zarf-registry/metrics-port: invalid port "metrics"`},
+		"with an impossible port": {podWithPort("65536"), nil, nil, `invalid port "65536"`},
+		"without a connection":    {podWithPort("9100"), nil, errors.New("pods \"p\" is forbidden"), `reading the reload status of pod zarf/p: port 9100: pods "p" is forbidden`},
+		"without a listener":      {podWithPort("9100"), failing{err: refused}, nil, "connection refused"},
+	} {
+		r := &Registry{Forward: func(context.Context, *corev1.Pod, int) (net.Conn, error) { return c.conn, c.err }}
+		if report, err := r.Loaded(t.Context(), c.pod); err == nil || report != nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error is %v, want one with %q", name, err, c.want)
+		}
+	}
+}
+
+func TestLoadedTimesOut(t *testing.T) {
+	for name, serve := range map[string]func(net.Conn){
+		"that says nothing": func(server net.Conn) { _, _ = io.Copy(io.Discard, server) },
+		"that stops halfway": func(server net.Conn) {
+			go func() { _, _ = io.Copy(io.Discard, server) }()
+			_, _ = fmt.Fprint(server, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+		},
+	} {
+		client, server := net.Pipe()
+		go serve(server)
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("the test's time is over"))
+		r := &Registry{Forward: func(context.Context, *corev1.Pod, int) (net.Conn, error) { return noDeadlines{client}, nil }}
+		_, err := r.Loaded(ctx, podWithPort("9100"))
+		if err == nil || !strings.Contains(err.Error(), "reading the reload status of pod zarf/p: port 9100: the test's time is over") {
+			t.Errorf("a pod %s: error is %v", name, err)
+		}
+		if _, err := client.Write([]byte("x")); err == nil {
+			t.Errorf("a pod %s: the connection stays open", name)
+		}
+		cancel()
+		server.Close()
+	}
+}
