@@ -1,6 +1,7 @@
-// Package loader is a folder of C and of the Go tests that drive it; it has no Go code of its own.
+// Package loader contains C programs and the Go tests that drive them. It has no Go code of its own.
 //
-// loader.c is a freestanding static program for amd64 and arm64 that runs in a pod whose image is a node's pause image: it puts together and
-// checks the payload that package internal/injector describes, writes the program that comes out, and executes it. probe.c is the
-// program of the image that proves that a node can pull. The Makefile is the only place that knows how they are built.
+// loader.c is a freestanding static program for amd64 and arm64. It runs in a pod whose image is a node's
+// pause image, joins and verifies the payload described in package internal/injector, writes its program
+// and executes it. probe.c is the program of the image that verifies that a node can pull. Only the
+// Makefile knows how they are built.
 package loader

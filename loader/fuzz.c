@@ -1,15 +1,16 @@
 //go:build ignore
 
 /*
- * The loader's inflate, manifest parser and SHA-256 in a program with a C library and sanitizers, for the fuzz tests: it answers requests on stdin until
- * that ends. Input and window lie in memory of just their size, so that the address sanitizer sees any step beyond them.
+ * The loader's inflate, manifest parser and SHA-256 with a C library and sanitizers, for the fuzz tests. It serves
+ * requests on stdin until EOF. Input and window are allocated with their exact size, so that the address sanitizer
+ * detects any access beyond them.
  *
  *	request: kind ('i', 'm' or 's'), piece size (4 bytes), size (4 bytes), data. All numbers little-endian.
- *	answer:  1 or 0 for accepted or not, size (4 bytes), data
+ *	response: 1 or 0 for accepted or rejected, size (4 bytes), data
  *
- * An 'i' is a gzip stream, given to the decoder in pieces of the piece size; the data of the answer is what it inflates to, at most 8 MiB.
- * An 'm' is a manifest; the answer is the manifest written from what was parsed. An 's' is anything, given in pieces too; the answer is
- * its SHA-256. Where something was not accepted, the data says why.
+ * 'i' is a gzip stream, passed to the decoder in pieces of the piece size; the response is the inflated data, at most
+ * 8 MiB. 'm' is a manifest; the response is the parsed manifest, encoded again. 's' is arbitrary data, also passed in
+ * pieces; the response is its SHA-256. If the request is rejected, the data is the reason.
  */
 #include <inttypes.h>
 #include <stdio.h>

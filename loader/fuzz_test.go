@@ -21,12 +21,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
-// The fuzz targets compare the loader's C with Go's, whose coverage it is that leads Go's fuzzer: it counts none of the C code.
+// The fuzz targets compare the loader's C code with Go's. Go's fuzzer is guided by the coverage of
+// the Go code; it does not measure that of the C code.
 
-// outputLimit is OUTPUT_LIMIT of fuzz.c.
+// outputLimit is OUTPUT_LIMIT in fuzz.c.
 const outputLimit = 8 << 20
 
-// A peer is a running loader-fuzz: the C code that is compared with Go's.
+// A peer is a running loader-fuzz, the C code under test.
 type peer struct {
 	mu     sync.Mutex
 	stdin  io.Writer
@@ -38,7 +39,7 @@ type peer struct {
 func startPeer(tb testing.TB) *peer {
 	tb.Helper()
 	cmd := exec.Command(buildFuzz(tb))
-	// Leaks show as growth long before they matter here, and looking for them needs a ptrace that some sandboxes refuse.
+	// Leak detection is not needed here and requires ptrace, which some sandboxes deny.
 	cmd.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0")
 	stderr := &bytes.Buffer{}
 	cmd.Stderr = stderr
@@ -61,7 +62,7 @@ func startPeer(tb testing.TB) *peer {
 	return p
 }
 
-// ask returns whether the C code accepted the data, and what it made of it.
+// ask returns whether the C code accepts the data, and its output.
 func (p *peer) ask(t *testing.T, kind byte, pieceSize int, data []byte) (accepted bool, answer []byte) {
 	t.Helper()
 	p.mu.Lock()
@@ -84,7 +85,7 @@ func (p *peer) ask(t *testing.T, kind byte, pieceSize int, data []byte) (accepte
 	return header[0] == 1, answer
 }
 
-// inflateGo is what the loader's gunzip is compared with: Go's, and the three rules of inflate.h.
+// inflateGo is the reference for the loader's gunzip: Go's, with the additional rules of inflate.h.
 func inflateGo(stream []byte) ([]byte, error) {
 	if len(stream) > 3 && stream[3]&0xe0 != 0 {
 		return nil, errors.New("reserved header flags")
@@ -113,22 +114,22 @@ func compareInflate(t *testing.T, p *peer, stream []byte, pieceSize int) {
 	accepted, got := p.ask(t, 'i', pieceSize, stream)
 	switch {
 	case accepted && err != nil:
-		t.Fatalf("C accepts what Go refuses: %v", err)
+		t.Fatalf("C accepts a stream that Go rejects: %v", err)
 	case !accepted && err == nil:
-		t.Fatalf("C refuses what Go accepts: %s", got)
+		t.Fatalf("C rejects a stream that Go accepts: %s", got)
 	case accepted && !bytes.Equal(got, want):
 		t.Fatalf("C inflates to %d bytes, Go to %d, and they differ", len(got), len(want))
 	}
 }
 
-// gzipOf wraps a deflate stream that inflates to the output.
+// gzipOf wraps a deflate stream that inflates to output.
 func gzipOf(deflated, output []byte) []byte {
 	stream := append([]byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255}, deflated...)
 	stream = binary.LittleEndian.AppendUint32(stream, crc32.ChecksumIEEE(output))
 	return binary.LittleEndian.AppendUint32(stream, uint32(len(output)))
 }
 
-// deflate compresses with Go at a level of compress/flate.
+// deflate compresses at a level of compress/flate.
 func deflate(tb testing.TB, level int, data []byte) []byte {
 	tb.Helper()
 	var b bytes.Buffer
@@ -143,7 +144,7 @@ func deflate(tb testing.TB, level int, data []byte) []byte {
 	return b.Bytes()
 }
 
-// sampleData has one kind of content for each way of deflate, each at most a few hundred KiB.
+// sampleData returns content for each mode of deflate, at most a few hundred KiB each.
 func sampleData() map[string][]byte {
 	random := rand.New(rand.NewPCG(1, 2))
 	noise := make([]byte, 300_000)
@@ -154,13 +155,13 @@ func sampleData() map[string][]byte {
 	for i := 0; i < len(text); i += 1 + random.IntN(200) {
 		text[i] = byte(random.Uint32())
 	}
-	// Each byte about half as frequent as the one before it: some codes get 15 bits.
+	// Each byte is about half as frequent as the previous one, which leads to codes of 15 bits.
 	var skewed []byte
 	for i := range 18 {
 		skewed = append(skewed, bytes.Repeat([]byte{byte(i * 7)}, 1<<(17-i))...)
 	}
 	random.Shuffle(len(skewed), func(i, j int) { skewed[i], skewed[j] = skewed[j], skewed[i] })
-	// The same 32,768 bytes again and again: matches over the longest distance there is.
+	// The same 32,768 bytes repeatedly: matches at the maximum distance.
 	far := bytes.Repeat(noise[:32768], 9)
 	return map[string][]byte{
 		"nothing":               nil,
@@ -179,7 +180,7 @@ func sampleData() map[string][]byte {
 
 var levels = []int{flate.NoCompression, flate.BestSpeed, 6, flate.BestCompression, flate.HuffmanOnly}
 
-func TestInflatesWhatGoDeflates(t *testing.T) {
+func TestInflatesGoStreams(t *testing.T) {
 	p := startPeer(t)
 	for name, data := range sampleData() {
 		t.Run(name, func(t *testing.T) {
@@ -188,7 +189,9 @@ func TestInflatesWhatGoDeflates(t *testing.T) {
 				for _, pieceSize := range []int{1, 8, 1000, len(stream)} {
 					accepted, got := p.ask(t, 'i', pieceSize, stream)
 					if !accepted || !bytes.Equal(got, data) {
-						t.Fatalf("level %d in pieces of %d: accepted = %v, %d bytes, want %d", level, pieceSize, accepted, len(got), len(data))
+						t.Fatalf(
+							"level %d in pieces of %d: accepted = %v, %d bytes, want %d", level, pieceSize, accepted, len(got), len(data),
+						)
 					}
 				}
 			}
@@ -196,7 +199,7 @@ func TestInflatesWhatGoDeflates(t *testing.T) {
 	}
 }
 
-func TestRefusesAStreamCutAnywhere(t *testing.T) {
+func TestRejectsTruncatedStreams(t *testing.T) {
 	p := startPeer(t)
 	data := sampleData()["text"][:3000]
 	for _, level := range levels {
@@ -229,19 +232,21 @@ func TestGzipHeaders(t *testing.T) {
 		header []byte
 		accept bool
 	}{
-		"without optional fields":              {header(0), true},
-		"text flag":                            {header(1), true},
-		"extra field":                          {header(4, "\x03\x00abc"), true},
-		"empty extra field":                    {header(4, "\x00\x00"), true},
-		"name":                                 {header(8, "name\x00"), true},
-		"comment":                              {header(16, "comment\x00"), true},
-		"name of 511 bytes":                    {header(8, long+"\x00"), true},
-		"name of 512 bytes":                    {header(8, long+"n\x00"), false},
-		"all fields and the header's checksum": {withHeaderSum(header(2|4|8|16, "\x01\x00x", "name\x00", "comment\x00")), true},
-		"wrong checksum of the header":         {header(2, "\x00\x00"), false},
-		"reserved flag":                        {header(0x20), false},
-		"another method":                       {[]byte{0x1f, 0x8b, 7, 0, 0, 0, 0, 0, 0, 0}, false},
-		"not gzip":                             {[]byte("PK\x03\x04......"), false},
+		"without optional fields": {header(0), true},
+		"text flag":               {header(1), true},
+		"extra field":             {header(4, "\x03\x00abc"), true},
+		"empty extra field":       {header(4, "\x00\x00"), true},
+		"name":                    {header(8, "name\x00"), true},
+		"comment":                 {header(16, "comment\x00"), true},
+		"name of 511 bytes":       {header(8, long+"\x00"), true},
+		"name of 512 bytes":       {header(8, long+"n\x00"), false},
+		"all fields and the header's checksum": {
+			withHeaderSum(header(2|4|8|16, "\x01\x00x", "name\x00", "comment\x00")), true,
+		},
+		"wrong checksum of the header": {header(2, "\x00\x00"), false},
+		"reserved flag":                {header(0x20), false},
+		"another method":               {[]byte{0x1f, 0x8b, 7, 0, 0, 0, 0, 0, 0, 0}, false},
+		"not gzip":                     {[]byte("PK\x03\x04......"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stream := append(test.header, tail...)
@@ -261,12 +266,12 @@ func TestGzipTrailers(t *testing.T) {
 		changed := slices.Clone(stream)
 		changed[at] ^= 1
 		if accepted, _ := p.ask(t, 'i', 100, changed); accepted {
-			t.Errorf("byte %d of the trailer may be anything", at-len(stream)+8)
+			t.Errorf("byte %d of the trailer is not verified", at-len(stream)+8)
 		}
 	}
 	for _, more := range []byte{0, 1, 0x1f} {
 		if accepted, _ := p.ask(t, 'i', 100, append(slices.Clone(stream), more)); accepted {
-			t.Errorf("something may follow the stream")
+			t.Errorf("trailing data is accepted")
 		}
 	}
 }
@@ -288,8 +293,8 @@ func TestSHA256(t *testing.T) {
 	}
 }
 
-// FuzzInflate gives both sides deflate streams. Where Go inflates one, it gets the gzip header and trailer that belong to it, so that
-// the mutations of a fuzzer reach the code behind the checksum.
+// FuzzInflate passes deflate streams to both sides. If Go can inflate the stream, it gets a
+// matching gzip header and trailer, so that mutations reach the code behind the checksum.
 func FuzzInflate(f *testing.F) {
 	p := startPeer(f)
 	for _, data := range sampleData() {
@@ -308,7 +313,7 @@ func FuzzInflate(f *testing.F) {
 	})
 }
 
-// FuzzGzip gives both sides whole gzip streams.
+// FuzzGzip passes complete gzip streams to both sides.
 func FuzzGzip(f *testing.F) {
 	p := startPeer(f)
 	for _, data := range sampleData() {
@@ -320,11 +325,13 @@ func FuzzGzip(f *testing.F) {
 	})
 }
 
-// FuzzManifest holds the two parsers together: what one accepts the other does, and writes again as it was.
+// FuzzManifest compares the two parsers: they accept the same manifests and encode them unchanged.
 func FuzzManifest(f *testing.F) {
 	p := startPeer(f)
 	for _, chunks := range []int{1, 2, 3, 11, 64} {
-		m := injector.Manifest{Program: injector.Program{Name: "registry-node", Architecture: "amd64"}, ProgramOffset: 512, ProgramSize: 5_701_632}
+		m := injector.Manifest{
+			Program: injector.Program{Name: "registry-node", Architecture: "amd64"}, ProgramOffset: 512, ProgramSize: 5_701_632,
+		}
 		for i := range chunks {
 			m.Chunks = append(m.Chunks, injector.Chunk{Size: injector.ChunkSize, SHA256: sha256.Sum256([]byte{byte(i)})})
 			m.LayerSize += injector.ChunkSize
@@ -336,9 +343,9 @@ func FuzzManifest(f *testing.F) {
 		m, err := injector.ParseManifest(data)
 		switch {
 		case accepted && err != nil:
-			t.Fatalf("C accepts what Go refuses: %v", err)
+			t.Fatalf("C accepts a manifest that Go rejects: %v", err)
 		case !accepted && err == nil:
-			t.Fatalf("C refuses what Go accepts: %s", answer)
+			t.Fatalf("C rejects a manifest that Go accepts: %s", answer)
 		case accepted && !bytes.Equal(answer, data):
 			t.Fatalf("C reads it as\n%s", answer)
 		case accepted && !bytes.Equal(m.Bytes(), data):
@@ -347,7 +354,7 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// TestManifestParsersAgree damages a manifest at every byte in several ways.
+// TestManifestParsersAgree damages each byte of a manifest in several ways.
 func TestManifestParsersAgree(t *testing.T) {
 	p := startPeer(t)
 	valid := validManifest()
@@ -375,7 +382,12 @@ func TestManifestParsersAgree(t *testing.T) {
 }
 
 func validManifest() []byte {
-	m := injector.Manifest{Program: injector.Program{Name: "registry-node", Architecture: "amd64"}, LayerSize: 1_000_010, ProgramOffset: 512, ProgramSize: 10_000}
+	m := injector.Manifest{
+		Program:       injector.Program{Name: "registry-node", Architecture: "amd64"},
+		LayerSize:     1_000_010,
+		ProgramOffset: 512,
+		ProgramSize:   10_000,
+	}
 	m.Chunks = []injector.Chunk{{Size: injector.ChunkSize}, {Size: 10}}
 	return m.Bytes()
 }

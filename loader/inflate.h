@@ -3,29 +3,30 @@
 /*
  * gunzip: one gzip member (RFC 1952) holding one deflate stream (RFC 1951), streaming, without allocation.
  *
- * Accepts and refuses what Go's compress/gzip accepts and refuses, with three rules of its own: reserved header flags must be zero (as the
- * RFC demands), nothing may follow the member, and the caller's output function may set a limit. Never reads or writes out of
- * bounds, and always ends: each step consumes input or is the last one.
+ * It accepts what Go's compress/gzip accepts, with three additional rules: reserved header flags must be zero (as the
+ * RFC requires), nothing may follow the member, and the caller's output function may set a limit. It never accesses
+ * memory out of bounds and always terminates: each step consumes input or is the last one.
  */
 #include <stddef.h>
 #include <stdint.h>
 
 enum {
-	GUNZIP_HISTORY = 32768,   /* how far back a match may reach: RFC 1951, 3.2.5 */
-	GUNZIP_FLUSH_AT = 131072, /* output is handed over in pieces of about 96 KiB: few calls, and still in the L2 cache */
+	GUNZIP_HISTORY = 32768,   /* maximum match distance: RFC 1951, 3.2.5 */
+	GUNZIP_FLUSH_AT = 131072, /* output in pieces of about 96 KiB: few calls, but still within the L2 cache */
 	GUNZIP_LONGEST_MATCH = 258,
 	GUNZIP_WINDOW = GUNZIP_FLUSH_AT + GUNZIP_LONGEST_MATCH + 8, /* matches are copied in units of 8 bytes */
 
-	GUNZIP_NAME_LIMIT = 512, /* of the optional file name and comment, with their NUL: as in Go's compress/gzip */
+	GUNZIP_NAME_LIMIT = 512, /* of the optional file name and comment, including NUL, as in Go's compress/gzip */
 
 	CODE_MAX_BITS = 15,
-	CODE_FAST_BITS = 10, /* codes up to this length are found with one look-up */
+	CODE_FAST_BITS = 10, /* codes up to this length need a single look-up */
 	CODE_MAX_SYMBOLS = 288,
 };
 
 /*
- * An entry of a decoding table: bits 0-3 the length of the code (an entry of 0 is "no such code"), bits 4-7 the number of extra bits,
- * then the flags, and from bit 16 on the literal byte, the base of a length or distance, or the code length symbol.
+ * An entry of a decoding table: bits 0-3 are the length of the code (an entry of 0 means "no such code"), bits 4-7 the
+ * number of extra bits, followed by the flags. From bit 16 on: the literal byte, the base of a length or distance, or
+ * the code length symbol.
  */
 enum { ENTRY_LITERAL = 1 << 8, ENTRY_END = 1 << 9, ENTRY_INVALID = 1 << 10 };
 
@@ -33,21 +34,21 @@ enum alphabet { ALPHABET_CODE_LENGTHS, ALPHABET_LITERALS_AND_LENGTHS, ALPHABET_D
 
 struct code {
 	uint32_t fast[1 << CODE_FAST_BITS];
-	uint32_t sorted[CODE_MAX_SYMBOLS]; /* entries in the order of their codes, for the longer ones */
+	uint32_t sorted[CODE_MAX_SYMBOLS]; /* entries in code order, for longer codes */
 	uint16_t count[CODE_MAX_BITS + 1]; /* codes of each length */
 };
 
 struct gunzip {
 	/* Set by the caller. */
-	size_t (*input)(void *context, const uint8_t **data);                 /* the next piece; 0 = there is no more */
-	int (*output)(void *context, const uint8_t *data, size_t size);       /* other than 0 = stop */
+	size_t (*input)(void *context, const uint8_t **data);                 /* the next piece; 0 = end */
+	int (*output)(void *context, const uint8_t *data, size_t size);       /* nonzero = stop */
 	void *context;
 	uint8_t *window; /* GUNZIP_WINDOW bytes */
 
 	/* Private. */
 	const uint8_t *next, *end;
 	uint64_t bits;
-	int bit_count; /* below 0 = the stream ended early. Bits above it are those of the bytes from next on, or 0. */
+	int bit_count; /* < 0: the stream is truncated. Higher bits are from the bytes at next, or 0. */
 	size_t position, flushed;
 	uint32_t crc, size;
 	uint32_t crc_table[8][256];
@@ -77,7 +78,7 @@ static void gunzip_crc_init(struct gunzip *z)
 			z->crc_table[t][i] = z->crc_table[t - 1][i] >> 8 ^ z->crc_table[0][z->crc_table[t - 1][i] & 255];
 }
 
-/* Eight bytes at a step, each through the table for its distance from the end of the step. */
+/* Eight bytes per step, each with the table for its distance from the end of the step. */
 static void gunzip_crc_update(struct gunzip *z, const uint8_t *data, size_t size)
 {
 	uint32_t crc = ~z->crc;
@@ -91,7 +92,7 @@ static void gunzip_crc_update(struct gunzip *z, const uint8_t *data, size_t size
 	z->crc = ~crc;
 }
 
-/* Fills the bit buffer to at least 56 bits, or with all there is. */
+/* Fills the bit buffer to at least 56 bits, or with the rest of the input. */
 static void gunzip_refill(struct gunzip *z)
 {
 	while (z->bit_count < 56) {
@@ -108,7 +109,7 @@ static void gunzip_refill(struct gunzip *z)
 	}
 }
 
-/* Takes up to 16 bits; -1 = the stream ended early. */
+/* Reads up to 16 bits; -1 = the stream is truncated. */
 static int32_t gunzip_take(struct gunzip *z, int count)
 {
 	gunzip_refill(z);
@@ -120,7 +121,7 @@ static int32_t gunzip_take(struct gunzip *z, int count)
 	return value;
 }
 
-/* Hands over what is new in the window and keeps the history. */
+/* Outputs the new data in the window and keeps the history. */
 static int gunzip_flush(struct gunzip *z)
 {
 	size_t size = z->position - z->flushed;
@@ -130,7 +131,7 @@ static int gunzip_flush(struct gunzip *z)
 		return -1;
 	if (z->position > GUNZIP_HISTORY) {
 		const uint8_t *from = z->window + z->position - GUNZIP_HISTORY;
-		/* Forwards and from above, so an overlap does no harm. */
+		/* Copies forwards to a lower address, so an overlap is harmless. */
 		for (size_t i = 0; i < GUNZIP_HISTORY; i += 8) {
 			uint64_t x = gunzip_load(from + i);
 			__builtin_memcpy(z->window + i, &x, 8);
@@ -165,8 +166,8 @@ static uint32_t code_entry(enum alphabet alphabet, unsigned symbol)
 }
 
 /*
- * Makes the decoding tables of a canonical Huffman code. A code must be complete; as in zlib and Go, one of a single code of one bit
- * passes, and so does an empty one, of which any use is an error. Returns -1 for any other.
+ * Builds the decoding tables of a canonical Huffman code. Returns -1 if the code is incomplete. As in zlib and Go, a
+ * single code of one bit is accepted, and so is an empty code, whose use is an error.
  */
 static int code_build(struct code *c, enum alphabet alphabet, const uint8_t *lengths, unsigned symbols)
 {
@@ -208,7 +209,7 @@ static int code_build(struct code *c, enum alphabet alphabet, const uint8_t *len
 	return 0;
 }
 
-/* The entry of a code longer than CODE_FAST_BITS, bit by bit; 0 = no such code. */
+/* Looks up a code longer than CODE_FAST_BITS, bit by bit; 0 = no such code. */
 __attribute__((noinline)) static uint32_t code_find_long(const struct code *c, uint64_t bits)
 {
 	unsigned code = 0, first = 0, index = 0;
@@ -231,7 +232,7 @@ static inline uint32_t code_find(const struct code *c, uint64_t bits)
 	return __builtin_expect(entry != 0, 1) ? entry : code_find_long(c, bits);
 }
 
-/* The symbols of a compressed block, to its end. NULL = fine. */
+/* Decodes a compressed block. NULL = success. */
 static const char *inflate_symbols(struct gunzip *z)
 {
 	/* The hot loop keeps these in registers. */
@@ -247,7 +248,7 @@ static const char *inflate_symbols(struct gunzip *z)
 				return gunzip_stopped;
 			position = z->position;
 		}
-		/* At least 56 bits, which the 48 of the longest sequence (15+5 for a length, 15+13 for a distance) fit in. */
+		/* At least 56 bits; the longest sequence has 48 (15+5 for a length, 15+13 for a distance). */
 		if (end - next >= 8) {
 			bits |= gunzip_load(next) << bit_count;
 			next += (63 - bit_count) >> 3;
@@ -293,7 +294,7 @@ static const char *inflate_symbols(struct gunzip *z)
 		if (bit_count < 0)
 			return gunzip_ends_early;
 
-		/* Until the window slides for the first time position is all that came before; from then on it is past the longest distance. */
+		/* Until the window first slides, position counts all previous output; later it exceeds the maximum distance. */
 		if (distance > position)
 			return "a deflate block refers to data before its start";
 		uint8_t *to = z->window + position, *stop = to + length;
@@ -319,7 +320,7 @@ static const char *inflate_symbols(struct gunzip *z)
 	return NULL;
 }
 
-/* The code lengths of a dynamic block, and from them its two codes. NULL = fine. */
+/* Reads the code lengths of a dynamic block and builds its two codes. NULL = success. */
 static const char *inflate_dynamic_codes(struct gunzip *z)
 {
 	static const uint8_t order[19] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
@@ -339,7 +340,7 @@ static const char *inflate_dynamic_codes(struct gunzip *z)
 			return gunzip_ends_early;
 		length_lengths[order[i]] = (uint8_t)length;
 	}
-	/* The code of the code lengths is used up before the literals' code is built. */
+	/* The code for code lengths is no longer needed when the literal code is built. */
 	if (code_build(&z->literals, ALPHABET_CODE_LENGTHS, length_lengths, 19))
 		return bad;
 
@@ -398,7 +399,7 @@ static const char *inflate_stored(struct gunzip *z)
 		if (z->position >= GUNZIP_FLUSH_AT && gunzip_flush(z))
 			return gunzip_stopped;
 		if (z->bit_count == 0) {
-			/* Past the bytes in the bit buffer, whole runs are copied; what it holds of the next ones must not stay. */
+			/* After the bytes in the bit buffer, copy whole runs. The buffered higher bits become invalid. */
 			z->bits = 0;
 			size_t run = (size_t)(z->end - z->next), room = GUNZIP_FLUSH_AT - z->position;
 			run = run < room ? run : room;
@@ -450,7 +451,7 @@ static const char *inflate(struct gunzip *z)
 	}
 }
 
-/* One byte of the header, counted into its checksum; -1 = the stream ended early. */
+/* Reads a byte of the header and adds it to the checksum; -1 = the stream is truncated. */
 static int32_t gunzip_header_byte(struct gunzip *z)
 {
 	int32_t value = gunzip_take(z, 8);
@@ -503,8 +504,8 @@ static const char *gunzip_header(struct gunzip *z)
 }
 
 /*
- * Inflates one member from input to output. NULL = all of it came out and its CRC-32 and size are right; else what is wrong. When input
- * or output stopped it, the caller knows better than the text does.
+ * Inflates one member from input to output. Returns NULL if the CRC-32 and size match, otherwise a description of the
+ * error. If input or output stopped it, the caller knows the real reason.
  */
 static const char *gunzip(struct gunzip *z)
 {

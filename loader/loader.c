@@ -1,21 +1,21 @@
 //go:build ignore
 
 /*
- * The loader: puts a program onto a node that holds nothing but the pause image.
+ * The loader runs a program on a node that has no image but the pause image.
  *
  *	loader [-w SECONDS] DIR TARGET [ARG...]
  *
- * It runs in a pod whose image is the pause image, as /payload/loader from a volume of ConfigMaps. It reads DIR/manifest, joins
- * DIR/chunk-00, chunk-01, ..., inflates them (they are a gzip-compressed image layer), takes the program out of the layer, writes it
- * to TARGET and executes it with the ARGs and its own environment. Nothing is inflated before its chunk's SHA-256 was found right, and
- * nothing gets the name TARGET before the program's SHA-256 was.
+ * It runs as /payload/loader, from a volume of ConfigMaps, in a pod whose image is the pause image. It reads
+ * DIR/manifest, joins DIR/chunk-00, chunk-01, ..., which are a gzip-compressed image layer, extracts the program, writes
+ * it to TARGET and executes it with the ARGs and its own environment. A chunk is inflated only after its SHA-256 has
+ * been verified, and the program is renamed to TARGET only after its own SHA-256 has been verified.
  *
- * A manifest or chunk that is missing or wrong is waited for, up to SECONDS in all (20 unless told), looking twice a second:
- * kubelets see new ConfigMaps one by one. Every look opens the files by their paths again, because a kubelet replaces all files of a volume
- * at once behind a symbolic link. When the manifest turns out to have changed meanwhile, the work starts again with the new one.
+ * It waits up to SECONDS in total (default 20) for a missing or damaged manifest or chunk, checking twice a second:
+ * kubelets see new ConfigMaps one by one. Each check opens the files by path, because a kubelet replaces all files of a
+ * volume at once behind a symbolic link. If the manifest changes meanwhile, the loader starts over with the new one.
  *
- * It prints nothing when all goes well without waiting. Every failure is one line on stderr and an exit code of its own. It is no
- * shell, no init and no supervisor: after execve nothing of it is left. It uses no C library: the image has none.
+ * It prints nothing if it succeeds without waiting. A failure prints one line to stderr and has its own exit code. It is
+ * not a shell, init or supervisor: execve replaces it. It uses no C library, because the image has none.
  */
 #include "sys.h"
 
@@ -24,26 +24,26 @@
 #include "sha256.h"
 
 enum exit_code {
-	EXIT_USAGE = 101,        /* the command line is wrong */
-	EXIT_MISSING = 102,      /* manifest or a chunk is not there or cannot be read */
-	EXIT_MANIFEST = 103,     /* the manifest is not one */
-	EXIT_CHUNK = 104,        /* a chunk is not the one that the manifest names */
-	EXIT_PROGRAM = 105,      /* right chunks do not make the program that the manifest names */
+	EXIT_USAGE = 101,        /* invalid command line */
+	EXIT_MISSING = 102,      /* the manifest or a chunk is missing or unreadable */
+	EXIT_MANIFEST = 103,     /* invalid manifest */
+	EXIT_CHUNK = 104,        /* a chunk does not match the manifest */
+	EXIT_PROGRAM = 105,      /* valid chunks, but the program does not match the manifest */
 	EXIT_ARCHITECTURE = 106, /* the payload is for another architecture */
 	EXIT_NO_SPACE = 107,     /* no space for TARGET */
 	EXIT_TARGET = 108,       /* TARGET cannot be written for another reason */
-	EXIT_EXEC = 109,         /* TARGET is right and cannot be executed */
+	EXIT_EXEC = 109,         /* TARGET is valid but cannot be executed */
 };
 
 enum {
 	DEFAULT_WAIT = 20,
 	MAX_WAIT = 3600,
-	LOOKS_PER_SECOND = 2,
+	CHECKS_PER_SECOND = 2,
 
 	MAX_PATH = 4096, /* PATH_MAX, with the NUL */
 
-	/* What a layer may hold after its program: up to 511 bytes of padding and the two empty blocks that end a tar; some
-	   writers fill up to 20 blocks. */
+	/* Limit of the data after the program: up to 511 bytes of padding and the two empty blocks that end a tar; some
+	   writers pad to 20 blocks. */
 	MAX_TRAILER = 20 * 512,
 };
 
@@ -53,24 +53,24 @@ static const char *directory;
 static const char *target;
 static char temporary[MAX_PATH];
 static int temporary_exists;
-static unsigned looks_left;
+static unsigned checks_left;
 static int announced;
 
 static uint8_t manifest_data[MANIFEST_MAX_SIZE + 1];
 static size_t manifest_size;
 static struct manifest manifest;
 
-/* A byte more than allowed, so that too much can be told from just enough. */
+/* One byte more than allowed, to detect a chunk that is too long. */
 static uint8_t buffer[MANIFEST_MAX_CHUNK_SIZE + 1];
 
-/* The line to be printed. What does not fit is cut off. */
+/* The line to print, truncated if too long. */
 static char line[1024];
 static size_t line_size;
 
 static void put(const char *text)
 {
 	for (; *text && line_size < sizeof line - 1; text++)
-		line[line_size++] = (uint8_t)*text < ' ' ? '?' : *text; /* a path could hold a line break */
+		line[line_size++] = (uint8_t)*text < ' ' ? '?' : *text; /* a path may contain a line break */
 }
 
 static void put_number(uint64_t number)
@@ -160,7 +160,7 @@ static void print_line(void)
 	sys_write(2, line, line_size);
 }
 
-/* Ends with what is in the line and what to do about it. */
+/* Prints the line with the next step, and exits. */
 __attribute__((noreturn)) static void fail(enum exit_code code, const char *next_step)
 {
 	if (temporary_exists)
@@ -171,20 +171,20 @@ __attribute__((noreturn)) static void fail(enum exit_code code, const char *next
 	sys_exit(code);
 }
 
-/* What is in the line may come right by itself: returns after half a second, or ends when there were enough looks. */
+/* For a problem that may resolve itself: waits half a second, or fails after the last check. */
 static void wait_or_fail(enum exit_code code)
 {
-	if (looks_left == 0)
+	if (checks_left == 0)
 		fail(code, repair);
 	if (!announced) {
 		announced = 1;
 		put(": waiting up to ");
-		put_number(looks_left / LOOKS_PER_SECOND);
+		put_number(checks_left / CHECKS_PER_SECOND);
 		put(" s for it to come right");
 		print_line();
 	}
-	looks_left--;
-	sys_sleep(1000 / LOOKS_PER_SECOND);
+	checks_left--;
+	sys_sleep(1000 / CHECKS_PER_SECOND);
 }
 
 static size_t length(const char *text)
@@ -195,7 +195,7 @@ static size_t length(const char *text)
 	return size;
 }
 
-/* Whether a and b, with what follows them, fit into a path; path gets them if so. */
+/* Concatenates a and b into path. Returns 0 if they do not fit. */
 static int join(char path[MAX_PATH], const char *a, const char *b)
 {
 	size_t a_size = length(a), b_size = length(b);
@@ -206,11 +206,11 @@ static int join(char path[MAX_PATH], const char *a, const char *b)
 	return 1;
 }
 
-/* Reads a file of DIR, at most limit bytes of it. Returns how many, or -errno. */
+/* Reads at most limit bytes of a file in DIR. Returns their number, or -errno. */
 static long read_file(const char *name, uint8_t *data, size_t limit)
 {
 	char path[MAX_PATH];
-	join(path, directory, name); /* checked when the program started */
+	join(path, directory, name); /* fits: checked in start */
 	int fd = sys_open(path, O_RDONLY | O_NONBLOCK, 0);
 	if (fd < 0)
 		return fd;
@@ -248,7 +248,7 @@ static void put_unreadable(long error)
 	}
 }
 
-/* Returns with a manifest that is right in itself and for this architecture. */
+/* Returns once the manifest is valid and for this architecture. */
 static void read_manifest(void)
 {
 	for (;;) {
@@ -287,7 +287,7 @@ static int manifest_changed(void)
 	return size != (long)manifest_size || !equal(now, manifest_data, manifest_size);
 }
 
-/* Reads a chunk into the buffer. 1 = it is right. 0 = the manifest is another one now. */
+/* Reads a chunk into the buffer. Returns 1 if it is valid, 0 if the manifest has changed. */
 static int read_chunk(uint32_t index)
 {
 	const struct manifest_chunk *want = &manifest.chunk[index];
@@ -332,8 +332,8 @@ static int read_chunk(uint32_t index)
 	}
 }
 
-/* Whether TARGET is already there, whole and executable, as a former start of this pod left it. */
-static int target_is_right(void)
+/* Whether TARGET is already complete and executable, as a previous start of this pod left it. */
+static int target_is_valid(void)
 {
 	struct sha256 hash;
 	uint8_t sum[32];
@@ -350,15 +350,16 @@ static int target_is_right(void)
 	}
 	sys_close(fd);
 	sha256_final(&hash, sum);
-	return hash.size == manifest.program_size && equal(sum, manifest.program_sha256, 32) && sys_access(target, X_OK) == 0;
+	return hash.size == manifest.program_size && equal(sum, manifest.program_sha256, 32) &&
+		sys_access(target, X_OK) == 0;
 }
 
-/* The program on its way from the chunks to the file. */
+/* The state of writing the program from the chunks to the file. */
 struct transfer {
 	uint32_t next_chunk;
 	int manifest_changed;
 	int fd;
-	uint64_t inflated; /* bytes of the layer so far */
+	uint64_t inflated; /* bytes of the layer */
 	struct sha256 hash;
 };
 
@@ -396,7 +397,7 @@ __attribute__((noreturn)) static void fail_writing(const char *verb, const char 
 static int transfer_output(void *context, const uint8_t *data, size_t size)
 {
 	struct transfer *t = context;
-	/* The program's part of this piece of the layer. */
+	/* The part of this data that belongs to the program. */
 	uint64_t start = manifest.program_offset, stop = start + manifest.program_size;
 	uint64_t from = t->inflated, to = from + size;
 	t->inflated = to;
@@ -419,14 +420,14 @@ static int transfer_output(void *context, const uint8_t *data, size_t size)
 	return 0;
 }
 
-/* Writes TARGET. 1 = done. 0 = the manifest changed meanwhile, and there is no TARGET of it. */
+/* Writes TARGET. Returns 1 on success, 0 if the manifest has changed. */
 static int write_target(void)
 {
 	static uint8_t window[GUNZIP_WINDOW];
 	static struct gunzip z;
 	struct transfer t = {0};
 
-	/* With O_EXCL nothing that somebody else left there is written to or followed. */
+	/* O_EXCL does not write to existing files or follow links. */
 	sys_unlink(temporary);
 	t.fd = sys_open(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600);
 	if (t.fd < 0)
@@ -445,8 +446,9 @@ static int write_target(void)
 		return 0;
 	}
 
-	/* Every chunk was as the manifest says, so what is wrong now is wrong with the payload as it was made, and waiting is no use. */
-	static const char rebuild[] = "re-run helm upgrade or init-hook prepare; if it stays, this payload was built wrong: use another version";
+	/* All chunks match the manifest, so any error now was made when the payload was built. Waiting does not help. */
+	static const char rebuild[] = "re-run helm upgrade or init-hook prepare; "
+		"if it stays, this payload was built wrong: use another version";
 	uint8_t sum[32];
 	sha256_final(&t.hash, sum);
 	start_line();
@@ -475,7 +477,7 @@ static int write_target(void)
 	int result = sys_fchmod(t.fd, 0555);
 	if (result < 0)
 		fail_writing("set the mode of", temporary, -result);
-	/* Some file systems tell only now that there was no space. An open file could not be executed either. */
+	/* Some file systems report a lack of space only now. An open file could not be executed either. */
 	result = sys_close(t.fd);
 	if (result < 0)
 		fail_writing("write", temporary, -result);
@@ -504,7 +506,7 @@ static unsigned parse_wait(const char *text)
 	return seconds;
 }
 
-/* Called by _start with the address of what the kernel put on the stack: argc, argv, NULL, environment, NULL. */
+/* Called by _start with the initial stack pointer, which points to argc, argv, NULL, environment, NULL. */
 __attribute__((noreturn, used)) void start(long *stack)
 {
 	long argc = stack[0];
@@ -512,9 +514,9 @@ __attribute__((noreturn, used)) void start(long *stack)
 	char **environment = argv + argc + 1;
 	char **next = argc > 0 ? argv + 1 : argv;
 
-	looks_left = DEFAULT_WAIT * LOOKS_PER_SECOND;
+	checks_left = DEFAULT_WAIT * CHECKS_PER_SECOND;
 	if (*next && equal(*next, "-w", 3)) {
-		looks_left = parse_wait(next[1]) * LOOKS_PER_SECOND;
+		checks_left = parse_wait(next[1]) * CHECKS_PER_SECOND;
 		next += 2;
 	}
 	if (!next[0] || !next[1])
@@ -528,7 +530,7 @@ __attribute__((noreturn, used)) void start(long *stack)
 
 	do
 		read_manifest();
-	while (!target_is_right() && !write_target());
+	while (!target_is_valid() && !write_target());
 
 	int result = sys_execve(target, next + 1, environment);
 	start_line();

@@ -22,7 +22,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
-// script is a program of at least this size, which says its name and its arguments; what follows its exit is noise.
+// script returns a program of at least this size that prints its name and arguments. Noise follows
+// its exit.
 func script(name string, size int) []byte {
 	program := []byte("#!/bin/sh\necho " + name + " \"$@\"\nexit 0\n")
 	noise := make([]byte, max(0, size-len(program)))
@@ -30,7 +31,8 @@ func script(name string, size int) []byte {
 	return append(program, noise...)
 }
 
-// repack compresses the archive of a layer anew, with a header that makes it as large as wanted, or as it comes for 0.
+// repack compresses a layer's archive again, padded by a gzip header to size bytes, or unpadded if
+// size is 0.
 func repack(t *testing.T, layer []byte, level, size int) []byte {
 	t.Helper()
 	archive := inflated(t, layer)
@@ -85,7 +87,9 @@ func layerOf(t *testing.T, program []byte) []byte {
 
 func encode(t *testing.T, m machine, layer []byte) *injector.Payload {
 	t.Helper()
-	payload, err := injector.Encode(injector.Program{Name: "registry", Architecture: m.architecture}, layer, readFile(t, m.loader))
+	payload, err := injector.Encode(
+		injector.Program{Name: "registry", Architecture: m.architecture}, layer, readFile(t, m.loader),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +103,7 @@ func writeFile(t *testing.T, path string, data []byte) {
 	}
 }
 
-// replaceFile puts a file in its place in one step, as a kubelet does.
+// replaceFile replaces a file atomically, as a kubelet does.
 func replaceFile(t *testing.T, path string, data []byte) {
 	t.Helper()
 	writeFile(t, path+".new", data)
@@ -127,7 +131,7 @@ func writeVolume(t *testing.T, dir string, payload *injector.Payload) {
 	}
 }
 
-// A pod has the folders that the loader is given.
+// A pod consists of the folders passed to the loader.
 type pod struct{ payload, target string }
 
 func newPod(t *testing.T, payload *injector.Payload) pod {
@@ -142,7 +146,7 @@ func newPod(t *testing.T, payload *injector.Payload) pod {
 func (p pod) chunk(index int) string { return filepath.Join(p.payload, injector.ChunkKey(index)) }
 func (p pod) manifest() string       { return filepath.Join(p.payload, injector.ManifestKey) }
 
-// written lists what lies in the target's folder.
+// written lists the target's folder.
 func (p pod) written(t *testing.T) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(p.target))
@@ -171,16 +175,16 @@ func TestExecutesTheProgram(t *testing.T) {
 		"of a few bytes":                     {layerOf(t, script("few", 0)), 1},
 		"of a full block of the archive":     {layerOf(t, script("block", 512)), 1},
 		"of a block and a byte":              {layerOf(t, script("block", 513)), 1},
-		"of one byte less than the window":   {layerOf(t, script("window", 131071-512)), 1},
-		"of just the window":                 {layerOf(t, script("window", 131072-512)), 1},
-		"of just a chunk":                    {repack(t, layerOf(t, script("chunk", 990_000)), 9, 1_000_000), 1},
+		"of a window less one byte":          {layerOf(t, script("window", 131071-512)), 1},
+		"of exactly a window":                {layerOf(t, script("window", 131072-512)), 1},
+		"of exactly a chunk":                 {repack(t, layerOf(t, script("chunk", 990_000)), 9, 1_000_000), 1},
 		"of a chunk and a byte":              {repack(t, layerOf(t, script("chunk", 990_000)), 9, 1_000_001), 2},
-		"of just three chunks":               {repack(t, layerOf(t, script("three", 2_990_000)), 9, 3_000_000), 3},
+		"of exactly three chunks":            {repack(t, layerOf(t, script("three", 2_990_000)), 9, 3_000_000), 3},
 		"of more than ten chunks":            {layerOf(t, script("many", 10_500_000)), 11},
 		"compressed fast":                    {repack(t, layerOf(t, script("fast", 300_000)), flate.BestSpeed, 0), 1},
-		"not compressed at all":              {repack(t, layerOf(t, script("stored", 2_500_000)), flate.NoCompression, 0), 3},
+		"uncompressed":                       {repack(t, layerOf(t, script("stored", 2_500_000)), flate.NoCompression, 0), 3},
 		"compressed with Huffman codes only": {repack(t, layerOf(t, script("huffman", 300_000)), flate.HuffmanOnly, 0), 1},
-		"that shrinks to a thousandth":       {layerOf(t, append(script("zeros", 0), make([]byte, 40_000_000)...)), 1},
+		"that compresses to a thousandth":    {layerOf(t, append(script("zeros", 0), make([]byte, 40_000_000)...)), 1},
 	}
 	onEachMachine(t, func(t *testing.T, m machine) {
 		for name, test := range payloads {
@@ -199,7 +203,7 @@ func TestExecutesTheProgram(t *testing.T) {
 					t.Fatalf("%+v", got)
 				}
 				if sum := sha256.Sum256(readFile(t, p.target)); sum != manifest.ProgramSHA256 {
-					t.Errorf("the target has another SHA-256 than the program")
+					t.Errorf("the target's SHA-256 differs from the program's")
 				}
 				info, err := os.Stat(p.target)
 				if err != nil {
@@ -216,7 +220,7 @@ func TestExecutesTheProgram(t *testing.T) {
 	})
 }
 
-func TestPassesArgumentsAndEnvironmentOn(t *testing.T) {
+func TestPassesArgumentsAndEnvironment(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -225,12 +229,14 @@ func TestPassesArgumentsAndEnvironmentOn(t *testing.T) {
 	onEachMachine(t, func(t *testing.T, m machine) {
 		p := newPod(t, encode(t, m, layer))
 		cmd := m.command("-w", "1", p.payload, p.target, "--one=1", "", "three words here", "-w")
-		cmd.Env = []string{"EMPTY=", roleVariable + "=print", "ODD=a=b c"} // in order: emulators shuffle it
-		wantResult(t, run(t, cmd), result{stdout: fmt.Sprintf("%q\n%q\n", []string{p.target, "--one=1", "", "three words here", "-w"}, cmd.Env)})
+		cmd.Env = []string{"EMPTY=", roleVariable + "=print", "ODD=a=b c"} // in order: emulators reorder it
+		wantResult(t, run(t, cmd), result{
+			stdout: fmt.Sprintf("%q\n%q\n", []string{p.target, "--one=1", "", "three words here", "-w"}, cmd.Env),
+		})
 	})
 }
 
-// raw is a payload that Encode would refuse to make: of any layer, with any manifest.
+// raw returns a payload that Encode would refuse: with any layer and manifest.
 func raw(m machine, layer []byte, change func(*injector.Manifest)) *injector.Payload {
 	manifest := injector.Manifest{
 		Program:       injector.Program{Name: "registry", Architecture: m.architecture},
@@ -264,7 +270,7 @@ func TestFailures(t *testing.T) {
 			return func(t *testing.T, p pod) {
 				manifest := strings.Replace(string(payload.Manifest), old, new, 1)
 				if manifest == string(payload.Manifest) {
-					t.Fatalf("%q does not stand in the manifest", old)
+					t.Fatalf("the manifest does not contain %q", old)
 				}
 				writeFile(t, p.manifest(), []byte(manifest))
 			}
@@ -298,67 +304,124 @@ func TestFailures(t *testing.T) {
 				os.Symlink(p.chunk(1), p.chunk(1))
 			}, 102, "chunk 01: cannot be read: too many symbolic links" + repair},
 
-			"an empty manifest":          {func(t *testing.T, p pod) { writeFile(t, p.manifest(), nil) }, 103, `manifest line 1: expected "zarf-registry payload 1"` + repair},
-			"a manifest of a later form": {edit("payload 1", "payload 2"), 103, `manifest line 1: expected "zarf-registry payload 1"` + repair},
+			"an empty manifest": {
+				func(t *testing.T, p pod) { writeFile(t, p.manifest(), nil) },
+				103,
+				`manifest line 1: expected "zarf-registry payload 1"` + repair,
+			},
+			"a manifest of a later version": {
+				edit("payload 1", "payload 2"), 103, `manifest line 1: expected "zarf-registry payload 1"` + repair,
+			},
 			"a manifest that is too long": {func(t *testing.T, p pod) {
 				writeFile(t, p.manifest(), append(slices.Clone(payload.Manifest), make([]byte, 8192-len(payload.Manifest)+1)...))
 			}, 103, "manifest line 1: expected a manifest of at most 8192 bytes" + repair},
-			"a manifest of the longest size that is not one": {func(t *testing.T, p pod) {
+			"a manifest of the maximum size that is invalid": {func(t *testing.T, p pod) {
 				writeFile(t, p.manifest(), append(slices.Clone(payload.Manifest), make([]byte, 8192-len(payload.Manifest))...))
 			}, 103, "manifest line 13: expected the end, after the last chunk" + repair},
-			"a name with a line break's escape": {edit("program registry", `program reg\nistry`), 103, "manifest line 2: expected the end of the line" + repair},
-			"too many chunks":                   {edit("chunks 3", "chunks 65"), 103, "manifest line 9: expected a number of chunks from 1 to 64" + repair},
-			"more chunks than it names":         {edit("chunks 3", "chunks 4"), 103, `manifest line 13: expected "chunk NN BYTES HEX"` + repair},
-			"a chunk larger than a ConfigMap":   {edit("chunk 00 1000000", "chunk 00 1048577"), 103, "manifest line 10: expected a chunk size from 1 to 1048576" + repair},
-			"chunks that do not add up":         {edit("chunk 00 1000000", "chunk 00 1000001"), 103, "manifest line 13: expected chunks that add up to the layer size" + repair},
-			"a number that overflows":           {edit("program-offset 512", "program-offset 18446744073709552128"), 103, "manifest line 6: expected a program offset from 0 to 65536" + repair},
-			"a program that is too large":       {edit("program-size 2500000", "program-size 268435457"), 103, "manifest line 7: expected a program size from 1 to 268435456" + repair},
+			"a name with an escaped line break": {
+				edit("program registry", `program reg\nistry`), 103, "manifest line 2: expected the end of the line" + repair,
+			},
+			"too many chunks": {
+				edit("chunks 3", "chunks 65"), 103, "manifest line 9: expected a number of chunks from 1 to 64" + repair,
+			},
+			"more chunks than announced": {
+				edit("chunks 3", "chunks 4"), 103, `manifest line 13: expected "chunk NN BYTES HEX"` + repair,
+			},
+			"a chunk larger than a ConfigMap": {
+				edit("chunk 00 1000000", "chunk 00 1048577"),
+				103,
+				"manifest line 10: expected a chunk size from 1 to 1048576" + repair,
+			},
+			"chunks that do not add up": {
+				edit("chunk 00 1000000", "chunk 00 1000001"),
+				103,
+				"manifest line 13: expected chunks that add up to the layer size" + repair,
+			},
+			"a number that overflows": {
+				edit("program-offset 512", "program-offset 18446744073709552128"),
+				103,
+				"manifest line 6: expected a program offset from 0 to 65536" + repair,
+			},
+			"a program that is too large": {
+				edit("program-size 2500000", "program-size 268435457"),
+				103,
+				"manifest line 7: expected a program size from 1 to 268435456" + repair,
+			},
 
 			"an altered chunk": {func(t *testing.T, p pod) { writeFile(t, p.chunk(1), altered) }, 104,
 				fmt.Sprintf("chunk 01: sha256 is %x, manifest says %x", sha256.Sum256(altered), sha256.Sum256(chunk1)) + repair},
 			"an altered manifest": {edit(fmt.Sprintf("%x", sha256.Sum256(chunk1)), strings.Repeat("0", 64)), 104,
 				fmt.Sprintf("chunk 01: sha256 is %x, manifest says %064x", sha256.Sum256(chunk1), 0) + repair},
-			"a chunk cut short": {func(t *testing.T, p pod) { writeFile(t, p.chunk(1), chunk1[:999_999]) }, 104, "chunk 01: has 999999 bytes, manifest says 1000000" + repair},
-			"an empty chunk":    {func(t *testing.T, p pod) { writeFile(t, p.chunk(1), nil) }, 104, "chunk 01: has 0 bytes, manifest says 1000000" + repair},
-			"a chunk too long":  {func(t *testing.T, p pod) { writeFile(t, p.chunk(1), append(slices.Clone(chunk1), 0)) }, 104, "chunk 01: has more bytes than the 1000000 of the manifest" + repair},
-			"a chunk for another": {func(t *testing.T, p pod) { writeFile(t, p.chunk(1), payload.Chunks[0]) }, 104,
-				fmt.Sprintf("chunk 01: sha256 is %x, manifest says %x", sha256.Sum256(payload.Chunks[0]), sha256.Sum256(chunk1)) + repair},
+			"a truncated chunk": {
+				func(t *testing.T, p pod) { writeFile(t, p.chunk(1), chunk1[:999_999]) },
+				104,
+				"chunk 01: has 999999 bytes, manifest says 1000000" + repair,
+			},
+			"an empty chunk": {
+				func(t *testing.T, p pod) { writeFile(t, p.chunk(1), nil) }, 104,
+				"chunk 01: has 0 bytes, manifest says 1000000" + repair,
+			},
+			"a chunk that is too long": {
+				func(t *testing.T, p pod) { writeFile(t, p.chunk(1), append(slices.Clone(chunk1), 0)) },
+				104,
+				"chunk 01: has more bytes than the 1000000 of the manifest" + repair,
+			},
+			"another chunk": {func(t *testing.T, p pod) { writeFile(t, p.chunk(1), payload.Chunks[0]) }, 104,
+				fmt.Sprintf(
+					"chunk 01: sha256 is %x, manifest says %x", sha256.Sum256(payload.Chunks[0]), sha256.Sum256(chunk1),
+				) + repair},
 
-			"a layer that is not gzip": {replaced(raw(m, archive[:3000], nil)), 105, "program registry: the gzip header is damaged" + rebuild},
-			"a layer that ends early":  {replaced(raw(m, layer[:1_500_000], func(m *injector.Manifest) { m.ProgramSize = len(program) })), 105, "program registry: the gzip stream ends early" + rebuild},
-			"a layer with something behind it": {replaced(raw(m, append(compress(archive[:2048]), 0), nil)), 105,
+			"a layer that is not gzip": {
+				replaced(raw(m, archive[:3000], nil)), 105, "program registry: the gzip header is damaged" + rebuild,
+			},
+			"a truncated layer": {
+				replaced(raw(m, layer[:1_500_000], func(m *injector.Manifest) { m.ProgramSize = len(program) })),
+				105,
+				"program registry: the gzip stream ends early" + rebuild,
+			},
+			"a layer with trailing data": {replaced(raw(m, append(compress(archive[:2048]), 0), nil)), 105,
 				"program registry: something follows the gzip stream" + rebuild},
-			"a layer with a wrong gzip checksum": {replaced(raw(m, gzipOf(deflate(t, 1, archive[:2048]), archive[:2047]), nil)), 105,
+			"a layer with a wrong gzip checksum": {replaced(
+				raw(m, gzipOf(deflate(t, 1, archive[:2048]), archive[:2047]), nil),
+			), 105,
 				"program registry: the gzip checksum or size is wrong" + rebuild},
 			"a layer that is too short for its program": {replaced(raw(m, compress(archive[:1000]), nil)), 105,
 				"program registry: has 488 bytes, manifest says 1000" + rebuild},
 			"a layer that ends before its program": {replaced(raw(m, compress(archive[:100]), nil)), 105,
 				"program registry: has 0 bytes, manifest says 1000" + rebuild},
-			"a layer that inflates without end": {replaced(raw(m, compress(make([]byte, 50_000_000)), nil)), 105,
+			"a layer that inflates endlessly": {replaced(raw(m, compress(make([]byte, 50_000_000)), nil)), 105,
 				"program registry: the gzip stream inflates to more than it may" + rebuild},
 			"another program": {replaced(raw(m, compress(archive[:2048]), nil)), 105,
 				fmt.Sprintf("program registry: sha256 is %x, manifest says %064x", sha256.Sum256(archive[512:1512]), 0) + rebuild},
-			"a program that begins elsewhere": {edit("program-offset 512", "program-offset 513"), 105,
-				fmt.Sprintf("program registry: sha256 is %x, manifest says %x", sha256.Sum256(archive[513:2_500_513]), sha256.Sum256(program)) + rebuild},
+			"a program that starts elsewhere": {edit("program-offset 512", "program-offset 513"), 105,
+				fmt.Sprintf(
+					"program registry: sha256 is %x, manifest says %x", sha256.Sum256(archive[513:2_500_513]), sha256.Sum256(program),
+				) + rebuild},
 
 			"a payload for another architecture": {edit("architecture "+m.architecture, "architecture "+other), 106,
-				"manifest: the payload is for " + other + ", this node is " + m.architecture + ": give the pod a nodeSelector kubernetes.io/arch that fits its payload\n"},
-			"a payload for an architecture whose name begins the same": {edit("architecture "+m.architecture, "architecture "+m.architecture+"e"), 106,
-				"manifest: the payload is for " + m.architecture + "e, this node is " + m.architecture + ": give the pod a nodeSelector kubernetes.io/arch that fits its payload\n"},
+				"manifest: the payload is for " + other + ", this node is " + m.architecture +
+					": give the pod a nodeSelector kubernetes.io/arch that fits its payload\n"},
+			"a payload for an architecture with the same prefix": {edit(
+				"architecture "+m.architecture, "architecture "+m.architecture+"e",
+			), 106,
+				"manifest: the payload is for " + m.architecture + "e, this node is " + m.architecture +
+					": give the pod a nodeSelector kubernetes.io/arch that fits its payload\n"},
 			"no folder for the target": {func(t *testing.T, p pod) { os.Remove(filepath.Dir(p.target)) }, 108,
 				"cannot create %s.tmp: no such file or directory: mount a writable emptyDir there\n"},
-			"a file where the target's folder should be": {func(t *testing.T, p pod) {
+			"a file in place of the target's folder": {func(t *testing.T, p pod) {
 				os.Remove(filepath.Dir(p.target))
 				writeFile(t, filepath.Dir(p.target), nil)
 			}, 108, "cannot create %s.tmp: not a directory: mount a writable emptyDir there\n"},
-			"a folder where the target should be": {func(t *testing.T, p pod) { os.Mkdir(p.target, 0o755) }, 108,
+			"a folder in place of the target": {func(t *testing.T, p pod) { os.Mkdir(p.target, 0o755) }, 108,
 				"cannot replace %s: is a directory: mount a writable emptyDir there\n"},
-			"a folder where the temporary file should be": {func(t *testing.T, p pod) { os.Mkdir(p.target+".tmp", 0o755) }, 108,
+			"a folder in place of the temporary file": {func(t *testing.T, p pod) { os.Mkdir(p.target+".tmp", 0o755) }, 108,
 				"cannot create %s.tmp: file exists: mount a writable emptyDir there\n"},
 			"a program that cannot be executed": {replaced(raw(m, compress(archive[:2048]), func(manifest *injector.Manifest) {
 				manifest.ProgramOffset = 513
 				manifest.ProgramSHA256 = sha256.Sum256(archive[513:1513])
-			})), 109, "cannot execute %s: exec format error: the volume must not be mounted noexec, and the program must be one for " + m.architecture + "\n"},
+			})), 109,
+				"cannot execute %s: exec format error: the volume must not be mounted noexec, and the program must be one for " +
+					m.architecture + "\n"},
 		} {
 			t.Run(name, func(t *testing.T) {
 				p := newPod(t, payload)
@@ -366,10 +429,10 @@ func TestFailures(t *testing.T) {
 				says := "zarf-registry loader: " + strings.ReplaceAll(test.says, "%s", p.target)
 				wantResult(t, run(t, m.command("-w", "0", p.payload, p.target)), result{code: test.code, stderr: says})
 				if info, err := os.Lstat(p.target); err == nil && info.Mode().IsRegular() && test.code != 109 {
-					t.Errorf("a target was left behind")
+					t.Errorf("a target was left")
 				}
 				if info, err := os.Lstat(p.target + ".tmp"); err == nil && info.Mode().IsRegular() {
-					t.Errorf("a temporary file was left behind")
+					t.Errorf("a temporary file was left")
 				}
 			})
 		}
@@ -384,35 +447,49 @@ func TestUsage(t *testing.T) {
 			args []string
 			says string
 		}{
-			"no arguments":             {nil, "DIR and TARGET are needed"},
-			"only a folder":            {[]string{"/payload"}, "DIR and TARGET are needed"},
-			"only a waiting time":      {[]string{"-w", "1"}, "DIR and TARGET are needed"},
-			"no waiting time":          {[]string{"-w"}, "-w takes a number of seconds from 0 to 3600"},
-			"an empty waiting time":    {[]string{"-w", "", "/payload", "/program"}, "-w takes a number of seconds from 0 to 3600"},
-			"a negative waiting time":  {[]string{"-w", "-1", "/payload", "/program"}, "-w takes a number of seconds from 0 to 3600"},
-			"a waiting time with unit": {[]string{"-w", "20s", "/payload", "/program"}, "-w takes a number of seconds from 0 to 3600"},
-			"a waiting time too long":  {[]string{"-w", "3601", "/payload", "/program"}, "-w takes a number of seconds from 0 to 3600"},
-			"a time that overflows":    {[]string{"-w", "4294967297", "/payload", "/program"}, "-w takes a number of seconds from 0 to 3600"},
-			"an option it lacks":       {[]string{"--help", "/program"}, "unknown option"},
-			"a folder's name too long": {[]string{long, "/program"}, "DIR or TARGET is too long"},
-			"a target's name too long": {[]string{"/payload", long}, "DIR or TARGET is too long"},
+			"no arguments":       {nil, "DIR and TARGET are needed"},
+			"only a folder":      {[]string{"/payload"}, "DIR and TARGET are needed"},
+			"only a wait time":   {[]string{"-w", "1"}, "DIR and TARGET are needed"},
+			"no wait time":       {[]string{"-w"}, "-w takes a number of seconds from 0 to 3600"},
+			"an empty wait time": {[]string{"-w", "", "/payload", "/program"}, "-w takes a number of seconds from 0 to 3600"},
+			"a negative wait time": {
+				[]string{"-w", "-1", "/payload", "/program"}, "-w takes a number of seconds from 0 to 3600",
+			},
+			"a wait time with a unit": {
+				[]string{"-w", "20s", "/payload", "/program"}, "-w takes a number of seconds from 0 to 3600",
+			},
+			"a wait time that is too long": {
+				[]string{"-w", "3601", "/payload", "/program"}, "-w takes a number of seconds from 0 to 3600",
+			},
+			"a wait time that overflows": {
+				[]string{"-w", "4294967297", "/payload", "/program"}, "-w takes a number of seconds from 0 to 3600",
+			},
+			"an unknown option":              {[]string{"--help", "/program"}, "unknown option"},
+			"a folder name that is too long": {[]string{long, "/program"}, "DIR or TARGET is too long"},
+			"a target name that is too long": {[]string{"/payload", long}, "DIR or TARGET is too long"},
 		} {
 			t.Run(name, func(t *testing.T) {
-				wantResult(t, run(t, m.command(test.args...)), result{code: 101, stderr: "zarf-registry loader: " + test.says + usage})
+				wantResult(t, run(t, m.command(test.args...)), result{
+					code: 101, stderr: "zarf-registry loader: " + test.says + usage,
+				})
 			})
 		}
 	})
 }
 
-func TestALineBreakInAPathDoesNotBreakTheLine(t *testing.T) {
+func TestLineBreakInAPath(t *testing.T) {
 	onEachMachine(t, func(t *testing.T, m machine) {
 		p := newPod(t, encode(t, m, layerOf(t, script("program", 0))))
 		got := run(t, m.command(p.payload, "/no\nsuch/folder"))
-		wantResult(t, got, result{code: 108, stderr: "zarf-registry loader: cannot create /no?such/folder.tmp: no such file or directory: mount a writable emptyDir there\n"})
+		wantResult(t, got, result{
+			code:   108,
+			stderr: "zarf-registry loader: cannot create /no?such/folder.tmp: no such file or directory: mount a writable emptyDir there\n",
+		})
 	})
 }
 
-// writeGeneration makes the files of a volume as a kubelet does: links to files behind ..data, which is switched in one step.
+// writeGeneration writes the files of a volume like a kubelet: as links through ..data, which is
+// switched atomically.
 func writeGeneration(t *testing.T, dir, generation string, payload *injector.Payload) {
 	t.Helper()
 	data := filepath.Join(dir, generation)
@@ -424,7 +501,10 @@ func writeGeneration(t *testing.T, dir, generation string, payload *injector.Pay
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = errors.Join(os.Symlink(generation, filepath.Join(dir, "..data_tmp")), os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+	err = errors.Join(
+		os.Symlink(generation, filepath.Join(dir, "..data_tmp")),
+		os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")),
+	)
 	for _, entry := range entries {
 		link := filepath.Join(dir, entry.Name())
 		if _, missing := os.Lstat(link); missing != nil {
@@ -436,7 +516,7 @@ func writeGeneration(t *testing.T, dir, generation string, payload *injector.Pay
 	}
 }
 
-func TestWaitsUntilThePayloadIsPutRight(t *testing.T) {
+func TestWaitsUntilThePayloadIsRepaired(t *testing.T) {
 	before, after := layerOf(t, script("before", 2_500_000)), layerOf(t, script("after", 3_500_000))
 	onEachMachine(t, func(t *testing.T, m machine) {
 		payload, next := encode(t, m, before), encode(t, m, after)
@@ -458,12 +538,12 @@ func TestWaitsUntilThePayloadIsPutRight(t *testing.T) {
 				func(t *testing.T, p pod) { replaceFile(t, p.chunk(0), payload.Chunks[0]) },
 				"chunk 00: missing", "before",
 			},
-			"an altered chunk is put right": {
+			"an altered chunk is repaired": {
 				func(t *testing.T, p pod) { writeVolume(t, p.payload, payload); writeFile(t, p.chunk(1), altered) },
 				func(t *testing.T, p pod) { replaceFile(t, p.chunk(1), payload.Chunks[1]) },
 				"chunk 01: sha256 is ", "before",
 			},
-			"a chunk cut short is put right": {
+			"a truncated chunk is repaired": {
 				func(t *testing.T, p pod) { writeVolume(t, p.payload, payload); writeFile(t, p.chunk(1), altered[:5]) },
 				func(t *testing.T, p pod) { replaceFile(t, p.chunk(1), payload.Chunks[1]) },
 				"chunk 01: has 5 bytes, ", "before",
@@ -473,7 +553,7 @@ func TestWaitsUntilThePayloadIsPutRight(t *testing.T) {
 				func(t *testing.T, p pod) { replaceFile(t, p.manifest(), payload.Manifest) },
 				"manifest: missing", "before",
 			},
-			"a damaged manifest is put right": {
+			"a damaged manifest is repaired": {
 				func(t *testing.T, p pod) {
 					writeVolume(t, p.payload, payload)
 					writeFile(t, p.manifest(), []byte("zarf"))
@@ -517,11 +597,12 @@ func TestWaitsUntilThePayloadIsPutRight(t *testing.T) {
 				t.Cleanup(func() { cmd.Process.Kill() })
 				stderr := bufio.NewReader(pipe)
 				line, err := stderr.ReadString('\n')
-				if err != nil || !strings.HasPrefix(line, "zarf-registry loader: "+test.waits) || !strings.HasSuffix(line, ": waiting up to 120 s for it to come right\n") {
+				if err != nil || !strings.HasPrefix(line, "zarf-registry loader: "+test.waits) ||
+					!strings.HasSuffix(line, ": waiting up to 120 s for it to come right\n") {
 					t.Fatalf("%q, %v", line, err)
 				}
 				if names := p.written(t); slices.Contains(names, "registry") {
-					t.Errorf("written while it waits: %v", names)
+					t.Errorf("written while waiting: %v", names)
 				}
 				test.repair(t, p)
 				rest, _ := io.ReadAll(stderr)
@@ -551,7 +632,7 @@ func TestGivesUpWaiting(t *testing.T) {
 	})
 }
 
-func TestAnExistingTarget(t *testing.T) {
+func TestExistingTarget(t *testing.T) {
 	program := script("program", 1_500_000)
 	layer := layerOf(t, program)
 	altered := slices.Clone(program)
@@ -569,7 +650,7 @@ func TestAnExistingTarget(t *testing.T) {
 			put  func(t *testing.T, p pod)
 			kept bool
 		}{
-			"that is right is executed without reading a chunk": {func(t *testing.T, p pod) {
+			"that is valid is executed without reading a chunk": {func(t *testing.T, p pod) {
 				writeFile(t, p.target, program)
 				os.Chmod(p.target, 0o555)
 				os.Remove(p.chunk(0))
@@ -578,17 +659,17 @@ func TestAnExistingTarget(t *testing.T) {
 				writeFile(t, p.target, altered)
 				os.Chmod(p.target, 0o555)
 			}, false},
-			"that was cut short is replaced": {func(t *testing.T, p pod) {
+			"that is truncated is replaced": {func(t *testing.T, p pod) {
 				writeFile(t, p.target, program[:1000])
 				os.Chmod(p.target, 0o555)
 			}, false},
-			"with something behind it is replaced": {func(t *testing.T, p pod) {
+			"with trailing data is replaced": {func(t *testing.T, p pod) {
 				writeFile(t, p.target, append(slices.Clone(program), '\n'))
 				os.Chmod(p.target, 0o555)
 			}, false},
-			"that is empty is replaced":               {func(t *testing.T, p pod) { writeFile(t, p.target, nil) }, false},
-			"that may not be executed is replaced":    {func(t *testing.T, p pod) { writeFile(t, p.target, program) }, false},
-			"that is a link into nowhere is replaced": {func(t *testing.T, p pod) { os.Symlink("/no/such/file", p.target) }, false},
+			"that is empty is replaced":           {func(t *testing.T, p pod) { writeFile(t, p.target, nil) }, false},
+			"that is not executable is replaced":  {func(t *testing.T, p pod) { writeFile(t, p.target, program) }, false},
+			"that is a dangling link is replaced": {func(t *testing.T, p pod) { os.Symlink("/no/such/file", p.target) }, false},
 		} {
 			t.Run(name, func(t *testing.T) {
 				p := newPod(t, payload)
@@ -624,7 +705,7 @@ func TestAnExistingTarget(t *testing.T) {
 			}
 			wantResult(t, run(t, m.command("-w", "0", p.payload, p.target)), result{stdout: "program\n"})
 			if got := readFile(t, victim); string(got) != "precious" {
-				t.Errorf("what the link points at was written to")
+				t.Errorf("the link's target was written to")
 			}
 			if names := p.written(t); !slices.Equal(names, []string{"registry"}) {
 				t.Errorf("written: %v", names)
@@ -633,7 +714,7 @@ func TestAnExistingTarget(t *testing.T) {
 	})
 }
 
-func TestVolumesThatCannotTakeTheProgram(t *testing.T) {
+func TestUnsuitableVolumes(t *testing.T) {
 	onEachMachine(t, func(t *testing.T, m machine) {
 		payload := encode(t, m, layerOf(t, script("program", 2_500_000)))
 		for name, test := range map[string]struct {
@@ -652,7 +733,8 @@ func TestVolumesThatCannotTakeTheProgram(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				p := newPod(t, payload)
 				dir := filepath.Dir(p.target)
-				script := "mount -t tmpfs " + test.mount + " none '" + dir + "'\n" + `code=0; "$@" || code=$?; echo left: $(ls -A '` + dir + `'); exit $code`
+				script := "mount -t tmpfs " + test.mount + " none '" + dir + "'\n" +
+					`code=0; "$@" || code=$?; echo left: $(ls -A '` + dir + `'); exit $code`
 				test.want.stderr = strings.ReplaceAll(test.want.stderr, "%s", p.target)
 				wantResult(t, inMountNamespace(t, script, m.command("-w", "0", p.payload, p.target)), test.want)
 			})
@@ -660,16 +742,17 @@ func TestVolumesThatCannotTakeTheProgram(t *testing.T) {
 	})
 }
 
-// TestRunsInARestrictedPod has what Kubernetes' "restricted" profile and the chart ask for, but for seccomp: not root, no capabilities, no
-// new privileges, a root file system that is read-only.
+// TestRunsInARestrictedPod applies Kubernetes' "restricted" profile and the chart's settings except
+// seccomp: not root, no capabilities, no new privileges, a read-only root file system.
 func TestRunsInARestrictedPod(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED, NOTHING WAS TESTED: only root can become somebody else")
+		t.Skip("SKIPPED, NOTHING WAS TESTED: requires root to change the user")
 	}
 	need(t, "setpriv")
 	onEachMachine(t, func(t *testing.T, m machine) {
 		p := newPod(t, encode(t, m, layerOf(t, script("program", 2_500_000))))
-		// The parents of a test's folders are root's alone, so the volume is mounted where everybody may go.
+		// Only root can enter the parents of a test's folders, so the volume is mounted at an accessible
+		// path.
 		script := `
 			mount -t tmpfs -o mode=1777 none /mnt
 			mkdir /mnt/payload /mnt/program
@@ -683,7 +766,8 @@ func TestRunsInARestrictedPod(t *testing.T) {
 	})
 }
 
-// TestNeedsFewSystemCalls runs the loader where every call that sys.h does not name is deadly: while it waits, fails and succeeds.
+// TestNeedsFewSystemCalls kills the loader at any system call that sys.h does not list: while it
+// waits, fails and succeeds.
 func TestNeedsFewSystemCalls(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -691,7 +775,7 @@ func TestNeedsFewSystemCalls(t *testing.T) {
 	}
 	onEachMachine(t, func(t *testing.T, m machine) {
 		if !m.native() {
-			t.Skip("the filter would bind the emulator")
+			t.Skip("the filter would affect the emulator")
 		}
 		strictly := func(args ...string) *exec.Cmd {
 			cmd := exec.Command(self, append([]string{m.loader}, args...)...)
@@ -699,7 +783,7 @@ func TestNeedsFewSystemCalls(t *testing.T) {
 			cmd.Env = []string{roleVariable + "=strict", "GODEBUG=asyncpreemptoff=1"}
 			return cmd
 		}
-		// The probe exits and does nothing else, so the filter suits it too.
+		// The probe only exits, so the filter suits it too.
 		p := newPod(t, encode(t, m, layerOf(t, readFile(t, m.probe))))
 		wantResult(t, run(t, strictly(p.payload, p.target)), result{})
 		wantResult(t, run(t, strictly(p.payload, p.target)), result{})
@@ -710,13 +794,13 @@ func TestNeedsFewSystemCalls(t *testing.T) {
 			"zarf-registry loader: manifest: missing: waiting up to 1 s for it to come right\n" +
 			"zarf-registry loader: manifest: missing: re-run helm upgrade or init-hook prepare to repair the payload\n"})
 
-		// The net must hold: a shell does not live without more calls.
+		// The filter must work: a shell needs more calls.
 		if got := run(t, func() *exec.Cmd {
 			cmd := exec.Command(self, "/bin/sh", "-c", "true")
 			cmd.Env = []string{roleVariable + "=strict", "GODEBUG=asyncpreemptoff=1"}
 			return cmd
 		}()); got.code != -1 {
-			t.Errorf("the filter let a shell live: %+v", got)
+			t.Errorf("the filter did not kill a shell: %+v", got)
 		}
 	})
 }
@@ -728,7 +812,7 @@ func TestProbeDoesNothing(t *testing.T) {
 	})
 }
 
-func TestProgramsAreSmallStaticAndPlain(t *testing.T) {
+func TestProgramsAreSmallAndStatic(t *testing.T) {
 	machines := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 	onEachMachine(t, func(t *testing.T, m machine) {
 		for path, limit := range map[string]int{m.loader: 16 << 10, m.probe: 1 << 10} {
@@ -755,7 +839,7 @@ func TestProgramsAreSmallStaticAndPlain(t *testing.T) {
 	})
 }
 
-func TestTwoBuildsAreTheSameAndWithoutWarnings(t *testing.T) {
+func TestBuildsAreReproducible(t *testing.T) {
 	onEachMachine(t, func(t *testing.T, m machine) {
 		dir := t.TempDir()
 		if said := runMake(t, dir, m.architecture); strings.Contains(said, "warning") {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// roleVariable makes the test binary do something else than test: it is also a program to be loaded ("print"), and one that locks
-// the door behind itself and then executes another ("strict").
+// roleVariable gives the test binary another role: a program to be loaded ("print"), or one that
+// applies a seccomp filter to itself and executes another program ("strict").
 const roleVariable = "LOADER_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -39,15 +39,18 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// execStrictly executes a program that may make none but the system calls of sys.h; any other kills it.
+// execStrictly executes a program that may make only the system calls of sys.h; any other kills it.
 func execStrictly(argv []string) error {
 	allowed := []uint32{
-		unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_OPENAT, unix.SYS_UNLINKAT, unix.SYS_RENAMEAT, unix.SYS_FACCESSAT,
+		unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_OPENAT, unix.SYS_UNLINKAT, unix.SYS_RENAMEAT,
+		unix.SYS_FACCESSAT,
 		unix.SYS_FCHMOD, unix.SYS_CLOCK_NANOSLEEP, unix.SYS_EXECVE, unix.SYS_EXIT_GROUP,
 	}
-	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}} // the number of the call
+	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}} // the system call number
 	for i, number := range allowed {
-		filter = append(filter, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: number, Jt: uint8(len(allowed) - i)})
+		filter = append(filter, unix.SockFilter{
+			Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: number, Jt: uint8(len(allowed) - i),
+		})
 	}
 	filter = append(filter,
 		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_KILL_PROCESS},
@@ -67,11 +70,16 @@ func execStrictly(argv []string) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return err
 	}
-	// From here to execve the thread must make no other call, so nothing of the Go runtime may come between.
-	if _, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program))); errno != 0 {
+	// From here to execve the thread must make no other call, so Go's runtime must not intervene.
+	if _, _, errno := unix.RawSyscall(
+		unix.SYS_PRCTL, unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)),
+	); errno != 0 {
 		return errno
 	}
-	_, _, errno := unix.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(&pointers[0])), uintptr(unsafe.Pointer(&environment[0])))
+	_, _, errno := unix.RawSyscall(
+		unix.SYS_EXECVE, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(&pointers[0])),
+		uintptr(unsafe.Pointer(&environment[0])),
+	)
 	return errno
 }
 
@@ -91,11 +99,13 @@ func need(tb testing.TB, tool string) {
 	}
 }
 
-// runMake builds targets of the Makefile into a folder and returns what make and the compilers said.
+// runMake builds targets of the Makefile into a folder and returns the output of make and the
+// compilers.
 func runMake(tb testing.TB, out string, targets ...string) string {
 	tb.Helper()
 	need(tb, "make")
-	// go test repeats an old result unless a file changed that the test itself, not a child of it, has opened.
+	// go test caches a result unless a file changed that the test itself, not a child process, has
+	// opened.
 	for _, pattern := range []string{"*.c", "*.h", "Makefile"} {
 		sources, err := filepath.Glob(pattern)
 		if err != nil || len(sources) == 0 {
@@ -114,7 +124,7 @@ func runMake(tb testing.TB, out string, targets ...string) string {
 	return string(said)
 }
 
-// built returns the path of a program of the Makefile, which it builds if that was not yet done.
+// built returns the path of a program of the Makefile, and builds it at the first call.
 func built(tb testing.TB, target, program string) string {
 	tb.Helper()
 	buildLock.Lock()
@@ -136,12 +146,12 @@ func buildFuzz(tb testing.TB) string {
 	return built(tb, "fuzz", "loader-fuzz")
 }
 
-// A machine is a loader and how it is run here.
+// A machine is a loader and the way to run it here.
 type machine struct {
 	architecture string
 	loader       string
 	probe        string
-	emulator     []string // comes before the command line of a foreign architecture
+	emulator     []string // precedes the command line for a foreign architecture
 }
 
 func (m machine) native() bool { return m.emulator == nil }
@@ -156,8 +166,9 @@ var toolchains = map[string]struct{ compiler, emulator string }{
 	"arm64": {"aarch64-linux-gnu-gcc", "qemu-aarch64-static"},
 }
 
-// onEachMachine runs a test with the loader of each architecture, under an emulator where it must be. An emulated loader executes
-// programs of the test's own architecture: the emulator leaves execve to the kernel.
+// onEachMachine runs a test with the loader of each architecture, emulated if necessary. An
+// emulated loader executes programs of the test's own architecture: the emulator passes execve to
+// the kernel.
 func onEachMachine(t *testing.T, test func(t *testing.T, m machine)) {
 	for architecture, tools := range toolchains {
 		t.Run(architecture, func(t *testing.T) {
@@ -192,7 +203,8 @@ func run(t *testing.T, cmd *exec.Cmd) result {
 	return result{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
 }
 
-// inMountNamespace runs a shell script in a mount namespace of its own, with the command line as its arguments.
+// inMountNamespace runs a shell script in a new mount namespace, with the command line as its
+// arguments.
 func inMountNamespace(t *testing.T, script string, command *exec.Cmd) result {
 	t.Helper()
 	options := []string{"-m"}
@@ -200,7 +212,7 @@ func inMountNamespace(t *testing.T, script string, command *exec.Cmd) result {
 		options = append(options, "-r")
 	}
 	if err := exec.Command("unshare", append(options, "true")...).Run(); err != nil {
-		t.Skipf("SKIPPED, NOTHING WAS TESTED: a mount namespace cannot be made: %v", err)
+		t.Skipf("SKIPPED, NOTHING WAS TESTED: cannot create a mount namespace: %v", err)
 	}
 	return run(t, exec.Command("unshare", slices.Concat(options, []string{"sh", "-ec", script, "sh"}, command.Args)...))
 }

@@ -1,8 +1,8 @@
 //go:build ignore
 
 /*
- * The payload's manifest. Its form is fixed to the byte (see the package comment of internal/injector, whose ParseManifest accepts
- * and refuses exactly the same): there is one way to write a manifest, so what is accepted can be written out again unchanged.
+ * Parser of the payload's manifest. The encoding is canonical, so a parsed manifest can be written again unchanged; see
+ * the package comment of internal/injector, whose ParseManifest accepts exactly the same manifests.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -10,7 +10,7 @@
 enum {
 	MANIFEST_MAX_SIZE = 8192,
 	MANIFEST_MAX_CHUNKS = 64,
-	MANIFEST_MAX_CHUNK_SIZE = 1 << 20, /* a ConfigMap holds no more */
+	MANIFEST_MAX_CHUNK_SIZE = 1 << 20, /* limit of a ConfigMap */
 	MANIFEST_MAX_PROGRAM_SIZE = 256 << 20,
 	MANIFEST_MAX_PROGRAM_OFFSET = 65536,
 	MANIFEST_MAX_NAME = 32,
@@ -36,7 +36,7 @@ struct manifest {
 struct manifest_cursor {
 	const uint8_t *next, *end;
 	unsigned line;     /* from 1 */
-	const char *error; /* what was expected there; NULL = nothing wrong yet. After an error nothing is read any more. */
+	const char *error; /* what was expected there; NULL = no error. Reading stops at the first error. */
 };
 
 static void manifest_text(struct manifest_cursor *c, const char *text, const char *expected)
@@ -56,7 +56,7 @@ static void manifest_end_line(struct manifest_cursor *c)
 		c->line++;
 }
 
-/* Decimal, without sign and leading zeros. */
+/* Decimal without sign and leading zeros. */
 static uint32_t manifest_number(struct manifest_cursor *c, uint32_t min, uint32_t max, const char *expected)
 {
 	uint64_t value = 0;
@@ -103,7 +103,7 @@ static void manifest_name(struct manifest_cursor *c, char name[MANIFEST_MAX_NAME
 		c->error = "a name of lower-case letters, digits and '-'";
 }
 
-/* Returns NULL, or what was expected at *line. *m is whole only after NULL. */
+/* Returns NULL, or what was expected at *line. *m is complete only after NULL. */
 static const char *manifest_parse(struct manifest *m, const uint8_t *data, size_t size, unsigned *line)
 {
 	struct manifest_cursor c = {data, data + size, 1, NULL};

@@ -1,6 +1,6 @@
 //go:build ignore
 
-/* The program of the probe image: it does nothing, and does it well. That a node could pull and run it is all it has to say. */
+/* The program of the probe image. It exits with 0: running it at all shows that the node could pull the image. */
 #include "sys.h"
 
 __attribute__((noreturn, used)) void start(long *stack)

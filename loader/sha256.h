@@ -6,8 +6,8 @@
 
 struct sha256 {
 	uint32_t state[8];
-	uint64_t size;     /* bytes so far */
-	uint8_t block[64]; /* the last size % 64 of them */
+	uint64_t size;     /* bytes hashed */
+	uint8_t block[64]; /* the last size % 64 bytes */
 };
 
 static void sha256_init(struct sha256 *s)
@@ -53,7 +53,7 @@ static void sha256_blocks(struct sha256 *s, const uint8_t *data, size_t blocks)
 			w[i] = w[i - 16] + w[i - 7] + (sha256_rotate(x, 7) ^ sha256_rotate(x, 18) ^ x >> 3) +
 			       (sha256_rotate(y, 17) ^ sha256_rotate(y, 19) ^ y >> 10);
 		}
-/* From round to round the eight variables change roles instead of moving their values; after eight rounds each has its own again. */
+/* Instead of moving values, the eight variables rotate their roles from round to round and are back after eight. */
 #define ROUND(a, b, c, d, e, f, g, h, i)                                                                                                  \
 	{                                                                                                                                 \
 		uint32_t t = h + (sha256_rotate(e, 6) ^ sha256_rotate(e, 11) ^ sha256_rotate(e, 25)) + (g ^ (e & (f ^ g))) + k[i] + w[i]; \
@@ -101,7 +101,7 @@ static void sha256_update(struct sha256 *s, const uint8_t *data, size_t size)
 		s->block[i] = data[i];
 }
 
-/* The sum of all that was given. The size stays what it was: of data, without padding. */
+/* Returns the hash of all data. size remains that of the data without padding. */
 static void sha256_final(struct sha256 *s, uint8_t sum[32])
 {
 	uint64_t bits = s->size * 8;

@@ -1,11 +1,11 @@
 //go:build ignore
 
 /*
- * What the loader needs from the kernel and from a compiler without a C library: system calls, the entry point and the memory
- * functions that GCC may call on its own. Linux on amd64 and arm64 only.
+ * The system calls, the entry point and the memory functions that GCC may call implicitly, for programs without a C
+ * library. Linux on amd64 and arm64 only.
  *
- * A call returns a value >= 0, or -errno. Only calls that every container runtime's default seccomp profile allows are used, and
- * the *at forms throughout: arm64 has no others.
+ * A call returns a value >= 0, or -errno. All of them are allowed by the default seccomp profile of every container
+ * runtime. They are the *at variants: arm64 has no others.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -37,7 +37,7 @@ static long sys4(long number, long a, long b, long c, long d)
 	return result;
 }
 
-/* The kernel enters with argc at the stack pointer; a C function wants the stack aligned to 16 bytes. */
+/* The kernel enters with argc at the stack pointer. C functions require a stack aligned to 16 bytes. */
 __asm__(".globl _start\n"
 	"_start:\n"
 	"	xor %ebp, %ebp\n"
@@ -101,7 +101,7 @@ enum {
 	EDQUOT = 122,
 };
 
-/* The same on both architectures (O_NOFOLLOW, for one, is not). */
+/* Constants that are equal on both architectures (O_NOFOLLOW, for example, is not). */
 enum { O_RDONLY = 0, O_WRONLY = 1, O_CREAT = 0100, O_EXCL = 0200, O_NONBLOCK = 04000, O_CLOEXEC = 02000000 };
 
 enum { AT_FDCWD = -100, X_OK = 1, CLOCK_MONOTONIC = 1 };
@@ -163,7 +163,7 @@ __attribute__((noreturn)) static void sys_exit(int code)
 		sys4(SYS_EXIT_GROUP, code, 0, 0, 0);
 }
 
-/* GCC turns some assignments and loops into calls of these even where nobody wrote one. */
+/* GCC compiles some assignments and loops to calls of these functions. */
 void *memcpy(void *restrict to, const void *restrict from, size_t size)
 {
 	uint8_t *t = to;
