@@ -70,7 +70,7 @@ func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *
 		var wrong *blob.Error
 		info, statErr := partial.Stat()
 		switch {
-		case errors.As(err, &wrong) && !errors.Is(err, io.ErrUnexpectedEOF), isFull(err), statErr == nil && info.Size() == 0:
+		case errors.As(err, &wrong) && !errors.Is(err, io.ErrUnexpectedEOF), IsDiskFull(err), statErr == nil && info.Size() == 0:
 			partial.discard() // but a blob, which has another name by now
 		default:
 			partial.Close()
@@ -125,7 +125,8 @@ func (s *Store) resume(ctx context.Context, desc ocispec.Descriptor, partial *lo
 	return s.copy(ctx, nil, hash, partial, size)
 }
 
-func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+// IsDiskFull reports whether an error is about a full disk or an exhausted quota.
+func IsDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // bufferSize is large enough for the kernel's calls not to count beside the hash,
 // and fits into a core's cache.

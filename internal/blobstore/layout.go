@@ -46,12 +46,7 @@ func (s *Store) init() error {
 			return err
 		}
 	}
-	err := s.writeNew(ocispec.ImageIndexFile, ocispec.Index{
-		Versioned: specs.Versioned{SchemaVersion: 2},
-		MediaType: ocispec.MediaTypeImageIndex,
-		Manifests: []ocispec.Descriptor{},
-	})
-	if err != nil {
+	if err := s.writeNew(ocispec.ImageIndexFile, emptyIndex()); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(s.dir, ocispec.ImageBlobsDir, digest.SHA256.String()), 0o755); err != nil {
@@ -117,52 +112,101 @@ func (s *Store) writeNew(name string, content any) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(s.dir, newPrefix)
+	temp, err := s.writeTemp(raw)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(f.Name()) }()
-	_, err = f.Write(raw)
-	err = errors.Join(err, f.Chmod(0o644), f.Close())
-	if err != nil {
-		return s.writing(err)
-	}
-	// A link, unlike a rename, replaces nothing that came meanwhile; but not every
-	// file system has it.
-	if err := os.Link(f.Name(), path); err == nil || errors.Is(err, fs.ErrExist) {
+	defer func() { _ = os.Remove(temp) }()
+	// Unlike a rename, a link does not replace a file that another process has just created. Not every file system
+	// has links.
+	if err := os.Link(temp, path); err == nil || errors.Is(err, fs.ErrExist) {
 		return nil
 	}
-	return os.Rename(f.Name(), path)
+	return os.Rename(temp, path)
 }
 
-// replaceFile writes a file at the store's root, whole, in the place of the former.
+// replaceFile replaces a file at the store's root atomically.
 func (s *Store) replaceFile(name string, raw []byte) error {
-	f, err := os.CreateTemp(s.dir, newPrefix)
+	temp, err := s.writeTemp(raw)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(raw)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), filepath.Join(s.dir, name))
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-		return s.writing(err)
+	if err := os.Rename(temp, filepath.Join(s.dir, name)); err != nil {
+		_ = os.Remove(temp)
+		return err
 	}
 	return nil
 }
 
-// isCache is nil if index.json names no image.
-func (s *Store) isCache() error {
-	raw, err := os.ReadFile(filepath.Join(s.dir, ocispec.ImageIndexFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+// writeTemp writes a temporary file at the store's root, synced to the disk, and returns its path.
+func (s *Store) writeTemp(raw []byte) (string, error) {
+	f, err := os.CreateTemp(s.dir, newPrefix)
+	if err != nil {
+		return "", err
 	}
+	_, err = f.Write(raw)
+	if err := errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
+		_ = os.Remove(f.Name())
+		return "", s.writing(err)
+	}
+	return f.Name(), nil
+}
+
+// UpdateIndex applies change to index.json and replaces it atomically. Concurrent updates, also those of other
+// processes, wait for each other.
+func (s *Store) UpdateIndex(change func(*ocispec.Index)) error {
+	if err := s.updateIndex(change); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Join(s.dir, ocispec.ImageIndexFile), err)
+	}
+	return nil
+}
+
+func (s *Store) updateIndex(change func(*ocispec.Index)) error {
+	dir, err := os.Open(s.dir)
 	if err != nil {
 		return err
 	}
-	var index ocispec.Index
-	if err := json.Unmarshal(raw, &index); err != nil {
+	defer dir.Close()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	index, err := s.readIndex()
+	if err != nil {
+		return err
+	}
+	change(&index)
+	raw, err := json.Marshal(index)
+	if err != nil {
+		return err
+	}
+	return s.replaceFile(ocispec.ImageIndexFile, raw)
+}
+
+func emptyIndex() ocispec.Index {
+	return ocispec.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: ocispec.MediaTypeImageIndex,
+		Manifests: []ocispec.Descriptor{},
+	}
+}
+
+// readIndex reads index.json. A missing file is an empty index.
+func (s *Store) readIndex() (ocispec.Index, error) {
+	index := emptyIndex()
+	raw, err := os.ReadFile(filepath.Join(s.dir, ocispec.ImageIndexFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return index, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, &index)
+	}
+	return index, err
+}
+
+// isCache is nil if index.json names no image.
+func (s *Store) isCache() error {
+	index, err := s.readIndex()
+	if err != nil {
 		return fmt.Errorf("%s: %w", ocispec.ImageIndexFile, err)
 	}
 	if n := len(index.Manifests); n > 0 {

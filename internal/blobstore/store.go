@@ -19,6 +19,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
@@ -475,7 +477,7 @@ func (s *Store) remember(d digest.Digest, st stamp) {
 
 // path is the digest's file. The digest must be valid.
 func (s *Store) path(d digest.Digest) string {
-	return filepath.Join(s.dir, ocispec.ImageBlobsDir, d.Algorithm().String(), d.Encoded())
+	return filepath.Join(s.dir, oci.BlobPath(d))
 }
 
 // validate is what is wrong with a descriptor's digest and size in themselves.
@@ -501,7 +503,7 @@ func validDigest(d digest.Digest) error {
 
 // writing is an error of writing to the store's directory.
 func (s *Store) writing(err error) error {
-	if isFull(err) {
+	if IsDiskFull(err) {
 		return fmt.Errorf("the disk of %s is full: make room there, or choose another directory: %w", s.dir, err)
 	}
 	return err

@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/meter"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
@@ -214,7 +215,7 @@ func (f *imageFlags) cacheAt() (string, error) {
 // imageRun is what a command about images works with.
 type imageRun struct {
 	*imageFlags
-	meter      *images.Meter
+	meter      *meter.Meter
 	log        *slog.Logger
 	registries *registries
 	ends       []func() error
@@ -223,7 +224,7 @@ type imageRun struct {
 // begin prepares a run whose flags were validated. --username is for the registry at
 // host, and those that plain tells are reached without TLS.
 func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host string) bool) (*imageRun, error) {
-	r := &imageRun{imageFlags: f, meter: images.NewMeter(cmd.ErrOrStderr())}
+	r := &imageRun{imageFlags: f, meter: meter.New(cmd.ErrOrStderr())}
 	var err error
 	if r.log, err = newProgress(r.meter, &f.log); err != nil {
 		return nil, &hook.Refused{Err: err}
@@ -233,7 +234,7 @@ func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host stri
 		if r.log, err = newProgress(cmd.ErrOrStderr(), &f.log); err != nil {
 			return nil, &hook.Refused{Err: err}
 		}
-		r.meter = images.NewMeter(recorded{r.log})
+		r.meter = meter.New(recorded{r.log})
 	}
 	r.registries, err = f.login.registries(cmd.InOrStdin(), host, plain, r.patience())
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/meter"
 )
 
 func newImagesCache() *cobra.Command {
@@ -67,7 +68,7 @@ func countedBytes(n int, bytes int64) string {
 	if n == 0 {
 		return "0"
 	}
-	return fmt.Sprintf("%d (%s)", n, images.FormatBytes(bytes))
+	return fmt.Sprintf("%d (%s)", n, meter.FormatBytes(bytes))
 }
 
 func newCacheVerify() *cobra.Command {
@@ -169,7 +170,7 @@ func (f *cacheCommand) printPruned(w io.Writer, p blobstore.Pruned) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(table, "blobs %s\t%s\n", did, countedBytes(p.Blobs, p.Bytes))
 	fmt.Fprintf(table, "interrupted downloads %s\t%s\n", did, countedBytes(p.Partials, p.PartialBytes))
-	fmt.Fprintf(table, "left\t%s\n", images.FormatBytes(p.LeftBytes))
+	fmt.Fprintf(table, "left\t%s\n", meter.FormatBytes(p.LeftBytes))
 	return table.Flush()
 }
 

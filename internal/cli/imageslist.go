@@ -18,6 +18,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/meter"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
@@ -253,7 +254,7 @@ func printList(w io.Writer, list []listed) error {
 	}
 	row("SOURCE", "REFERENCE", "DIGEST", "PLATFORMS", "SIZE")
 	for _, l := range list {
-		row(l.Source, cmp.Or(l.Reference, "-"), l.Digest.String(), cmp.Or(strings.Join(l.Platforms, ","), "-"), images.FormatBytes(l.Size))
+		row(l.Source, cmp.Or(l.Reference, "-"), l.Digest.String(), cmp.Or(strings.Join(l.Platforms, ","), "-"), meter.FormatBytes(l.Size))
 	}
 	return table.Flush()
 }

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"golang.org/x/sys/unix"
+	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
@@ -162,7 +162,7 @@ func (a *archive) unpack(ctx context.Context) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("is truncated: its compressed data ends early")
 	}
-	if isFull(err) {
+	if blobstore.IsDiskFull(err) {
 		return fmt.Errorf("unpacking to %s, which is full: make room there, choose another directory with TMPDIR, or unpack it with gunzip: %w", os.TempDir(), err)
 	}
 	if err != nil {
@@ -171,8 +171,6 @@ func (a *archive) unpack(ctx context.Context) error {
 	_, err = unpacked.Seek(0, io.SeekStart)
 	return err
 }
-
-func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // contextReader reads until the context ends.
 type contextReader struct {
@@ -241,7 +239,7 @@ func (a *archive) index(ctx context.Context, what string) error {
 // no harm here; but an archive that has one is not what an image tool wrote,
 // and it would do harm elsewhere.
 func (a *archive) add(header *tar.Header, at int64) error {
-	name, err := insideArchive(header.Name)
+	name, err := cleanEntryName(header.Name)
 	if err != nil {
 		return err
 	}
@@ -261,7 +259,7 @@ func (a *archive) add(header *tar.Header, at int64) error {
 		if header.Typeflag == tar.TypeSymlink && !path.IsAbs(target) {
 			target = path.Join(path.Dir(name), target)
 		}
-		if e.target, err = insideArchive(target); err != nil {
+		if e.target, err = cleanEntryName(target); err != nil {
 			return fmt.Errorf("is a link to %q, which %w", header.Linkname, err)
 		}
 	case tar.TypeGNUSparse:
@@ -277,7 +275,7 @@ func (a *archive) add(header *tar.Header, at int64) error {
 }
 
 // insideArchive cleans a name and refuses one that leads out of the archive.
-func insideArchive(name string) (string, error) {
+func cleanEntryName(name string) (string, error) {
 	if path.IsAbs(name) {
 		return "", errors.New("is an absolute path")
 	}

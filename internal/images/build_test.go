@@ -16,6 +16,8 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -242,7 +244,7 @@ func TestWriteArchiveToAFullDisk(t *testing.T) {
 	image := testImage(t, store, "a:1", 5_000_000, "amd64")
 	// Room for what an archive begins with.
 	err = WriteArchive(t.Context(), bufio.NewWriterSize(full, 1<<20), store, image)
-	if err == nil || !isFull(err) || !strings.Contains(err.Error(), "image a:1: blobs/sha256/") && !strings.Contains(err.Error(), "image docker.io/library/a:1: blobs/sha256/") {
+	if err == nil || !blobstore.IsDiskFull(err) || !strings.Contains(err.Error(), "image a:1: blobs/sha256/") && !strings.Contains(err.Error(), "image docker.io/library/a:1: blobs/sha256/") {
 		t.Errorf("error: %v", err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"slices"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -113,7 +114,7 @@ func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compress
 func (s *Source) dockerFile(what, name string) (blob.Blob, error) {
 	b, err := s.files.file(path.Clean(name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return blob.Blob{}, fmt.Errorf("%s %s: is missing in the source%s", what, name, s.doubt())
+		return blob.Blob{}, fmt.Errorf("%s %s: is missing in the source%s", what, name, s.truncationHint())
 	}
 	if err != nil {
 		return blob.Blob{}, fmt.Errorf("%s: %w", what, err)
@@ -161,4 +162,76 @@ func readAll(b blob.Blob) ([]byte, error) {
 	}
 	defer rc.Close()
 	return io.ReadAll(rc)
+}
+
+// dockerManifestFile lists the images of a docker archive.
+const dockerManifestFile = "manifest.json"
+
+// layoutIsWrong tells an archive whose OCI layout is not what its manifest.json is,
+// which docker itself goes by. Engine 25.0.0 writes an image's layers into its
+// OCI manifest in any order (https://github.com/moby/moby/issues/47150), 25.0 up to
+// 25.0.2 no image at all where it is saved by its ID or digest (issue 47210), and
+// all of them till now only the first such image of several (issue 51389).
+// What cannot be read is told when it is loaded.
+func layoutUnreliable(f files) bool {
+	var saved []dockerImage
+	var index ocispec.Index
+	source := &Source{files: f}
+	if source.readJSON(dockerManifestFile, &saved) != nil || source.readJSON(ocispec.ImageIndexFile, &index) != nil {
+		return false
+	}
+	manifests := map[string][]ocispec.Manifest{} // by the file of their configuration
+	source.collectManifests(index.Manifests, manifests, map[digest.Digest]bool{})
+	for _, image := range saved {
+		if _, isBlob := oci.ParseBlobPath(image.Config); !isBlob {
+			// Two descriptions that have nothing to do with each other.
+			return false
+		}
+		if !slices.ContainsFunc(manifests[image.Config], image.hasLayersOf) {
+			return true
+		}
+	}
+	return false
+}
+
+// collect finds the manifests that are there of images, by the files of their
+// configurations.
+func (s *Source) collectManifests(list []ocispec.Descriptor, found map[string][]ocispec.Manifest, seen map[digest.Digest]bool) {
+	for _, desc := range list {
+		if desc.Digest.Validate() != nil || seen[desc.Digest] {
+			continue
+		}
+		seen[desc.Digest] = true
+		switch {
+		case oci.IsIndex(desc.MediaType):
+			var index ocispec.Index
+			if s.readJSON(oci.BlobPath(desc.Digest), &index) == nil {
+				s.collectManifests(index.Manifests, found, seen)
+			}
+		case oci.IsManifest(desc.MediaType):
+			var manifest ocispec.Manifest
+			if s.readJSON(oci.BlobPath(desc.Digest), &manifest) == nil && manifest.Config.Digest.Validate() == nil {
+				config := oci.BlobPath(manifest.Config.Digest)
+				found[config] = append(found[config], manifest)
+			}
+		}
+	}
+}
+
+// agrees tells whether a manifest has the image's layers. manifest.json has a
+// foreign layer as what is in it, the manifest as what its owner gives.
+func (d dockerImage) hasLayersOf(manifest ocispec.Manifest) bool {
+	return slices.EqualFunc(manifest.Layers, d.Layers, func(layer ocispec.Descriptor, name string) bool {
+		return oci.IsNonDistributable(layer.MediaType) || layer.Digest.Validate() == nil && oci.BlobPath(layer.Digest) == name
+	})
+}
+
+// withoutLayout is files of which the OCI layout is not to be believed.
+type dockerOnly struct{ files }
+
+func (w dockerOnly) file(name string) (blob.Blob, error) {
+	if name == ocispec.ImageIndexFile || name == ocispec.ImageLayoutFile {
+		return blob.Blob{}, fs.ErrNotExist
+	}
+	return w.files.file(name)
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -65,7 +67,7 @@ func FuzzDescribed(f *testing.F) {
 			replacements = append(replacements, blob.name+"#", fmt.Sprint(len(data)), "blobs/sha256/"+blob.name, "blobs/sha256/"+d.Encoded(), blob.name, d.String())
 			if !written[d] {
 				written[d] = true
-				files = append(files, file{name: blobPath(d), data: data})
+				files = append(files, file{name: oci.BlobPath(d), data: data})
 			}
 		}
 		if index != "" {
@@ -135,11 +137,11 @@ func checkArchive(t *testing.T, dir string, b []byte) {
 	if !sound {
 		t.Error("what cannot be read was written")
 	}
-	copied := filepath.Join(dir, "copy")
-	if err := os.WriteFile(copied, again.Bytes(), 0o600); err != nil {
+	copyBlob := filepath.Join(dir, "copy")
+	if err := os.WriteFile(copyBlob, again.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	read, err := Open(t.Context(), copied)
+	read, err := Open(t.Context(), copyBlob)
 	if err != nil {
 		t.Fatalf("what was written cannot be read: %v", err)
 	}

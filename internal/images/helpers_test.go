@@ -316,7 +316,7 @@ func layoutFiles(t testing.TB, store *Store, listed ...ocispec.Descriptor) []fil
 		for _, node := range nodes {
 			if !seen[node.Digest] {
 				seen[node.Digest] = true
-				files = append(files, file{name: blobPath(node.Digest), data: fetchAll(t, store, node)})
+				files = append(files, file{name: oci.BlobPath(node.Digest), data: fetchAll(t, store, node)})
 			}
 		}
 	}

@@ -15,17 +15,11 @@ package images
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"slices"
 
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/content"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
-	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Image is an image, an index of images, or another OCI artifact.
@@ -56,157 +50,34 @@ func (i Image) name() string {
 	return i.Descriptor.Digest.String()
 }
 
-// blame says which content an error is about.
-func blame(desc ocispec.Descriptor, err error) error {
-	var bad *blob.Error
-	if errors.As(err, &bad) {
-		// Whoever was reading it is not to blame.
-		err = bad
-	}
-	return fmt.Errorf("%s %s: %w", oci.Kind(desc.MediaType), desc.Digest, err)
+// Item is an image and where its content is.
+type Item struct {
+	Image
+	Content Content
 }
 
-// successors are what a manifest or index is made of. What it refers to as its
-// subject is not: a signature is whole without the image that it is about.
-func successors(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-	if !oci.IsManifestOrIndex(desc.MediaType) {
-		return nil, nil
+// Items are images of one content.
+func Items(from Content, list ...Image) []Item {
+	var items []Item
+	for _, image := range list {
+		items = append(items, Item{image, from})
 	}
-	var parts struct {
-		Config    *ocispec.Descriptor  `json:"config"`
-		Layers    []ocispec.Descriptor `json:"layers"`
-		Manifests []ocispec.Descriptor `json:"manifests"`
-		Blobs     []ocispec.Descriptor `json:"blobs"`
-	}
-	if err := fetchJSON(ctx, src, desc, &parts); err != nil {
-		return nil, err
-	}
-	var list []ocispec.Descriptor
-	if parts.Config != nil {
-		list = append(list, *parts.Config)
-	}
-	list = slices.Concat(list, parts.Layers, parts.Manifests, parts.Blobs)
-	for _, next := range list {
-		if err := next.Digest.Validate(); err != nil {
-			return nil, blame(desc, fmt.Errorf("refers to %q, which is no digest: %w", next.Digest, err))
-		}
-		if next.Size < 0 {
-			return nil, blame(desc, fmt.Errorf("refers to %s with a size of %d bytes", next.Digest, next.Size))
-		}
-	}
-	return list, nil
+	return items
 }
 
-// graph returns root and all that it refers to, each digest once and what is
-// referred to before what refers to it. Layers that may not be redistributed
-// are left out, as they are when an image is pushed.
-func graph(ctx context.Context, src content.Fetcher, root ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-	var nodes []ocispec.Descriptor
-	seen := map[digest.Digest]bool{}
-	var visit func(desc ocispec.Descriptor) error
-	visit = func(desc ocispec.Descriptor) error {
-		if seen[desc.Digest] || oci.IsNonDistributable(desc.MediaType) {
-			return nil
-		}
-		seen[desc.Digest] = true
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := checkMetadataSize(desc); err != nil {
-			return err
-		}
-		list, err := successors(ctx, src, desc)
-		if err != nil {
-			return err
-		}
-		for _, next := range list {
-			if err := visit(next); err != nil {
-				return err
-			}
-		}
-		nodes = append(nodes, oci.Plain(desc))
-		return nil
-	}
-	if err := visit(root); err != nil {
-		return nil, err
-	}
-	return nodes, nil
+// Content is where the content of images comes from. It is safe for concurrent
+// use.
+type Content interface {
+	content.ReadOnlyStorage
+
+	// Blob returns content that lies on this machine; what is elsewhere is brought
+	// here first, and received is told how many bytes at which offset arrived.
+	// received may be nil. What is read from the blob is not verified in general.
+	Blob(ctx context.Context, desc ocispec.Descriptor, received func(offset, n int64)) (blob.Blob, error)
 }
 
-// checkMetadataSize refuses to read into memory what cannot be a manifest.
-func checkMetadataSize(desc ocispec.Descriptor) error {
-	if oci.IsManifestOrIndex(desc.MediaType) && desc.Size > oci.MaxManifestSize {
-		return blame(desc, fmt.Errorf("has %d bytes, and no registry takes more than %d", desc.Size, oci.MaxManifestSize))
-	}
-	return nil
-}
-
-func totalSize(nodes []ocispec.Descriptor) int64 {
-	var sum int64
-	for _, n := range nodes {
-		sum += n.Size
-	}
-	return sum
-}
-
-// platformsIn returns the platforms that an image names: those of an index's
-// manifests, or that of a manifest's configuration.
-func platformsIn(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor) ([]ocispec.Platform, error) {
-	switch {
-	case oci.IsIndex(desc.MediaType):
-		var index ocispec.Index
-		if err := fetchJSON(ctx, src, desc, &index); err != nil {
-			return nil, err
-		}
-		return platformsOf(index.Manifests), nil
-	case oci.IsManifest(desc.MediaType):
-		var manifest ocispec.Manifest
-		if err := fetchJSON(ctx, src, desc, &manifest); err != nil {
-			return nil, err
-		}
-		if !oci.IsConfig(manifest.Config.MediaType) {
-			return nil, nil
-		}
-		if manifest.Config.Size > oci.MaxManifestSize {
-			return nil, blame(manifest.Config, fmt.Errorf("has %d bytes, more than the %d that are read", manifest.Config.Size, oci.MaxManifestSize))
-		}
-		var config ocispec.Image
-		if err := fetchJSON(ctx, src, manifest.Config, &config); err != nil {
-			return nil, err
-		}
-		if config.OS == "" || config.Architecture == "" {
-			return nil, nil
-		}
-		return []ocispec.Platform{{OS: config.OS, Architecture: config.Architecture, Variant: config.Variant}}, nil
-	}
-	return nil, nil
-}
-
-// platformsOf collects the platforms of manifests in an index. BuildKit calls
-// the platform of its attestations unknown.
-func platformsOf(manifests []ocispec.Descriptor) []ocispec.Platform {
-	var found []ocispec.Platform
-	for _, m := range manifests {
-		if m.Platform == nil || m.Platform.OS == "unknown" {
-			continue
-		}
-		p := ocispec.Platform{OS: m.Platform.OS, Architecture: m.Platform.Architecture, Variant: m.Platform.Variant}
-		if !slices.ContainsFunc(found, func(q ocispec.Platform) bool {
-			return q.OS == p.OS && q.Architecture == p.Architecture && q.Variant == p.Variant
-		}) {
-			found = append(found, p)
-		}
-	}
-	return found
-}
-
-func fetchJSON(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor, into any) error {
-	raw, err := content.FetchAll(ctx, src, desc)
-	if err != nil {
-		return blame(desc, err)
-	}
-	if err := json.Unmarshal(raw, into); err != nil {
-		return blame(desc, fmt.Errorf("is not the JSON that it should be: %w", err))
-	}
-	return nil
-}
+var (
+	_ Content = (*Source)(nil)
+	_ Content = (*Store)(nil)
+	_ Content = (*remoteContent)(nil)
+)

@@ -3,7 +3,6 @@ package images
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,12 +12,9 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
-	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Layout is an OCI layout directory that images are written to. One that exists
@@ -26,8 +22,6 @@ import (
 // safe for concurrent use, and several processes may write to one directory.
 type Layout struct {
 	store *blobstore.Store
-	dir   string
-	mu    sync.Mutex // index.json
 }
 
 var _ Output = (*Layout)(nil)
@@ -38,7 +32,7 @@ func OpenLayout(dir string) (*Layout, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Layout{store: store, dir: dir}, nil
+	return &Layout{store: store}, nil
 }
 
 // Store is the layout's own blobs: what [ResolveOptions.Store] may be where there is
@@ -49,7 +43,7 @@ func (l *Layout) Store() *blobstore.Store { return l.store }
 func (l *Layout) Close() error { return l.store.Close() }
 
 // blob links a blob from the store that it is brought into, or copies it.
-func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *tally) error {
+func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error {
 	if source, ok := from.(*Source); ok && source.store != nil && source.store.Has(desc) {
 		if source.store != l.store {
 			if err := l.store.Link(ctx, desc, source.store); err != nil {
@@ -61,7 +55,7 @@ func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor
 	}
 	near, ok := from.(*remoteContent)
 	if !ok {
-		return copied(ctx, from, desc, l.store, t)
+		return copyBlob(ctx, from, desc, l.store, t)
 	}
 	// The layout may have what the cache has not any more.
 	if near.store != l.store && !near.store.Has(desc) && l.store.Has(desc) {
@@ -71,14 +65,14 @@ func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor
 		}
 	}
 	for attempt := 0; ; attempt++ {
-		if err := bring(ctx, from, desc, t); err != nil {
+		if err := fetchBlob(ctx, from, desc, t); err != nil {
 			return err
 		}
 		if near.store == l.store {
 			return nil
 		}
 		err := l.store.Link(ctx, desc, near.store)
-		if !errors.Is(err, fs.ErrNotExist) || attempt == lostAgain {
+		if !errors.Is(err, fs.ErrNotExist) || attempt == maxRefetches {
 			return err
 		}
 	}
@@ -90,87 +84,7 @@ func (l *Layout) image(_ context.Context, item Item) error {
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.changeIndex(func(index *ocispec.Index) { list(index, desc) })
-}
-
-// changeIndex writes another index.json in the place of the present one. Processes
-// that do so at once wait for each other, at a lock on the directory.
-func (l *Layout) changeIndex(change func(*ocispec.Index)) (err error) {
-	name := filepath.Join(l.dir, ocispec.ImageIndexFile)
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("%s: %w", name, err)
-		}
-	}()
-	dir, err := os.Open(l.dir)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		return err
-	}
-	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
-	raw, err := os.ReadFile(name)
-	if err == nil {
-		err = json.Unmarshal(raw, &index)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	change(&index)
-	if raw, err = json.Marshal(index); err != nil {
-		return err
-	}
-	f, err := temporary(name)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(raw)
-	if err := errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
-		_ = os.Remove(f.Name())
-		return err
-	}
-	return os.Rename(f.Name(), name)
-}
-
-// list puts an image into an index in the place of the one that has its name, or
-// of the nameless one that it is. One that has a tag and no name is another tool's,
-// which finds it by that: it stays.
-func list(index *ocispec.Index, desc ocispec.Descriptor) {
-	kept := index.Manifests[:0]
-	for _, other := range index.Manifests {
-		name, own := layoutName(other.Annotations), layoutName(desc.Annotations)
-		nameless := name == "" && other.Annotations[ocispec.AnnotationRefName] == ""
-		if name != "" && name == own || nameless && other.Digest == desc.Digest {
-			continue
-		}
-		kept = append(kept, other)
-	}
-	index.Manifests = append(kept, desc)
-}
-
-// named is the descriptor of an image with its name, where it has one, in all the
-// annotations that tools look for it in: containerd and docker in their own, ORAS and
-// skopeo in ref.name, and readers of layouts that crane's library made in base.name.
-func named(image Image) (ocispec.Descriptor, error) {
-	desc := oci.Plain(image.Descriptor)
-	if image.Reference == "" {
-		return desc, nil
-	}
-	name, err := parseReference(image.Reference)
-	if err != nil {
-		return desc, err
-	}
-	full := name.String()
-	desc.Annotations = map[string]string{
-		oci.AnnotationContainerdName:    full,
-		ocispec.AnnotationRefName:       full,
-		ocispec.AnnotationBaseImageName: full,
-	}
-	return desc, nil
+	return l.store.UpdateIndex(func(index *ocispec.Index) { list(index, desc) })
 }
 
 // Archive is an OCI archive that images are written to. [Archive.Write] gives it its
@@ -201,9 +115,9 @@ func temporary(path string) (*os.File, error) {
 }
 
 // blob brings a blob to this machine: it is written when all are there.
-func (a *Archive) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *tally) error {
+func (a *Archive) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error {
 	if _, ok := from.(*remoteContent); ok {
-		return bring(ctx, from, desc, t)
+		return fetchBlob(ctx, from, desc, t)
 	}
 	// It is verified when it is written.
 	if _, err := from.Blob(ctx, desc, nil); err != nil {
@@ -240,7 +154,7 @@ func (a *Archive) Write(ctx context.Context) (err error) {
 	if err == nil {
 		err = errors.Join(w.Flush(), f.Chmod(0o644), f.Sync(), f.Close())
 	}
-	if isFull(err) {
+	if blobstore.IsDiskFull(err) {
 		return fmt.Errorf("archive %s: the disk of %s is full: make room there, or write it elsewhere: %w", a.path, filepath.Dir(a.path), err)
 	}
 	if err != nil {

@@ -61,8 +61,8 @@ const annotationReference = "vnd.docker.reference.digest"
 
 // chosen are the manifests of an index to keep. For each platform it is the best
 // one that can run there: linux/arm/v6 where there is no linux/arm/v7.
-func (p Platforms) chosen(index ocispec.Index) ([]ocispec.Descriptor, error) {
-	keep := map[int]bool{}
+func (p Platforms) selectManifests(index ocispec.Index) ([]ocispec.Descriptor, error) {
+	storeFile := map[int]bool{}
 	for _, want := range p {
 		match := platforms.Only(want)
 		best := -1
@@ -77,11 +77,11 @@ func (p Platforms) chosen(index ocispec.Index) ([]ocispec.Descriptor, error) {
 		if best < 0 {
 			return nil, fmt.Errorf("there is none for %s, only for %s: choose with --platform", platforms.Format(want), Platforms(platformsOf(index.Manifests)))
 		}
-		keep[best] = true
+		storeFile[best] = true
 	}
 	var found []ocispec.Descriptor
 	for i, m := range index.Manifests {
-		if keep[i] {
+		if storeFile[i] {
 			found = append(found, m)
 		}
 	}
@@ -100,7 +100,7 @@ func (p Platforms) chosen(index ocispec.Index) ([]ocispec.Descriptor, error) {
 // narrow makes an image of an index's part for the platforms: the one manifest,
 // as it is, or an index of several, which put stores. What is no index of images
 // for platforms stays whole.
-func (p Platforms) narrow(ctx context.Context, from Content, image *Image, put func(mediaType string, v any) (ocispec.Descriptor, error)) error {
+func (p Platforms) filter(ctx context.Context, from Content, image *Image, put func(mediaType string, v any) (ocispec.Descriptor, error)) error {
 	if len(p) == 0 || !oci.IsIndex(image.Descriptor.MediaType) {
 		return nil
 	}
@@ -111,7 +111,7 @@ func (p Platforms) narrow(ctx context.Context, from Content, image *Image, put f
 	if len(platformsOf(index.Manifests)) == 0 {
 		return nil
 	}
-	found, err := p.chosen(index)
+	found, err := p.selectManifests(index)
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 // Output is where images are pulled to: a [Layout] or an [Archive].
 type Output interface {
 	// blob takes a blob over, and tells the tally what became of it.
-	blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *tally) error
+	blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error
 	// image notes that all blobs of an image are there.
 	image(ctx context.Context, item Item) error
 }
@@ -31,15 +31,15 @@ func Pull(ctx context.Context, items []Item, out Output, opts Options) ([]Result
 	opts = opts.withDefaults()
 	slots := semaphore.NewWeighted(int64(opts.Concurrency))
 	run := newRun(opts.Progress, len(items))
-	images := make([]*pulled, len(items))
+	images := make([]*imagePull, len(items))
 	for i, item := range items {
 		nodes, err := graph(ctx, item.Content, item.Descriptor)
 		if err != nil {
 			return nil, fmt.Errorf("image %s: %w", item.name(), err)
 		}
-		images[i] = &pulled{item, nodes, run.add(item.Image, nodes, 1)}
+		images[i] = &imagePull{item, nodes, run.add(item.Image, nodes, 1)}
 	}
-	return inOrder(ctx, opts, run, images, func(ctx context.Context, image *pulled, begun func()) (Result, error) {
+	return forEachImage(ctx, opts, run, images, func(ctx context.Context, image *imagePull, begun func()) (Result, error) {
 		result, err := image.pull(ctx, out, slots, begun)
 		if err != nil {
 			return result, fmt.Errorf("pulling image %s: %w", image.name(), err)
@@ -49,31 +49,31 @@ func Pull(ctx context.Context, items []Item, out Output, opts Options) ([]Result
 }
 
 // pulled is an image that is being pulled.
-type pulled struct {
+type imagePull struct {
 	Item
-	nodes []ocispec.Descriptor
-	tally *tally
+	nodes    []ocispec.Descriptor
+	progress *imageProgress
 }
 
-func (p *pulled) pull(ctx context.Context, out Output, slots *semaphore.Weighted, begun func()) (Result, error) {
-	p.tally.begin()
-	err := inSlots(ctx, slots, p.nodes, begun, func(ctx context.Context, desc ocispec.Descriptor) error {
-		return out.blob(ctx, p.Content, desc, p.tally)
+func (p *imagePull) pull(ctx context.Context, out Output, slots *semaphore.Weighted, begun func()) (Result, error) {
+	p.progress.begin()
+	err := forEachBlob(ctx, slots, p.nodes, begun, func(ctx context.Context, desc ocispec.Descriptor) error {
+		return out.blob(ctx, p.Content, desc, p.progress)
 	})
 	if err != nil {
-		return p.tally.result, err
+		return p.progress.result, err
 	}
 	if err := ctx.Err(); err != nil {
-		return p.tally.result, err
+		return p.progress.result, err
 	}
 	if err := out.image(ctx, p.Item); err != nil {
-		return p.tally.result, err
+		return p.progress.result, err
 	}
-	return p.tally.finish(p.Reference), nil
+	return p.progress.finish(p.Reference), nil
 }
 
 // bring brings a blob to this machine, counted, and skips what is here.
-func bring(ctx context.Context, from Content, desc ocispec.Descriptor, t *tally) error {
+func fetchBlob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error {
 	moved := false
 	received := t.received(desc)
 	_, err := from.Blob(ctx, desc, func(offset, n int64) {
@@ -92,7 +92,7 @@ func bring(ctx context.Context, from Content, desc ocispec.Descriptor, t *tally)
 }
 
 // copied copies a blob, verified, into a store.
-func copied(ctx context.Context, from Content, desc ocispec.Descriptor, store *blobstore.Store, t *tally) error {
+func copyBlob(ctx context.Context, from Content, desc ocispec.Descriptor, store *blobstore.Store, t *imageProgress) error {
 	received := t.received(desc)
 	fetched, err := store.Ensure(ctx, desc, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
 		b, err := from.Blob(ctx, desc, nil)
@@ -103,7 +103,7 @@ func copied(ctx context.Context, from Content, desc ocispec.Descriptor, store *b
 		if err != nil {
 			return nil, err
 		}
-		return counted(rc, offset, received), nil
+		return countReads(rc, offset, received), nil
 	})
 	if err != nil {
 		return err

@@ -86,11 +86,11 @@ func Host(ref string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return dialled(reference.Domain(named)), nil
+	return dialHost(reference.Domain(named)), nil
 }
 
 // dialled is where a registry answers.
-func dialled(domain string) string {
+func dialHost(domain string) string {
 	if domain == "docker.io" {
 		return "registry-1.docker.io"
 	}
@@ -98,7 +98,7 @@ func dialled(domain string) string {
 }
 
 // joined writes a repository and a tag or digest as one name.
-func joined(repository, tagOrDigest string) string {
+func joinReference(repository, tagOrDigest string) string {
 	if _, err := digest.Parse(tagOrDigest); err == nil {
 		return repository + "@" + tagOrDigest
 	}

@@ -128,7 +128,7 @@ func (o ResolveOptions) resolve(ctx context.Context, ref string) ([]Item, error)
 }
 
 func (o ResolveOptions) inRegistry(ctx context.Context, named reference.Named) ([]Item, error) {
-	reg, err := o.Registry(ctx, dialled(reference.Domain(named)))
+	reg, err := o.Registry(ctx, dialHost(reference.Domain(named)))
 	if err != nil {
 		return nil, err
 	}
@@ -159,20 +159,20 @@ func (o ResolveOptions) item(ctx context.Context, from *remoteContent, named ref
 	if err != nil {
 		return none, err
 	}
-	if err := checkRoot(desc); err != nil {
+	if err := checkMediaType(desc); err != nil {
 		return none, err
 	}
 	image := Image{Reference: named.String(), Descriptor: oci.Plain(desc)}
 	if _, byDigest := named.(reference.Digested); !byDigest {
-		if err := o.Platforms.narrow(ctx, from, &image, o.put(ctx)); err != nil {
+		if err := o.Platforms.filter(ctx, from, &image, o.put(ctx)); err != nil {
 			return none, err
 		}
 	}
-	return o.measured(ctx, from, image)
+	return o.describeImage(ctx, from, image)
 }
 
 // measured reads the manifests of an image, and notes its size and platforms.
-func (o ResolveOptions) measured(ctx context.Context, from Content, image Image) (Item, error) {
+func (o ResolveOptions) describeImage(ctx context.Context, from Content, image Image) (Item, error) {
 	nodes, err := graph(ctx, from, image.Descriptor)
 	if err != nil {
 		return Item{}, err
@@ -294,10 +294,10 @@ func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name str
 			continue
 		}
 		image.Reference = named.String()
-		if err := o.Platforms.narrow(ctx, source, &image, source.made.addJSON); err != nil {
+		if err := o.Platforms.filter(ctx, source, &image, source.made.addJSON); err != nil {
 			return nil, err
 		}
-		item, err := o.measured(ctx, source, image)
+		item, err := o.describeImage(ctx, source, image)
 		return []Item{item}, err
 	}
 	return nil, fmt.Errorf("the Docker daemon did not send it, but %s", names(source.Images()))
@@ -305,7 +305,7 @@ func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name str
 
 // checkRoot refuses what is no image, index or other artifact of a kind that
 // registries hold today.
-func checkRoot(desc ocispec.Descriptor) error {
+func checkMediaType(desc ocispec.Descriptor) error {
 	switch {
 	case oci.IsManifestOrIndex(desc.MediaType):
 		return checkMetadataSize(desc)

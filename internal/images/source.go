@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -97,8 +96,8 @@ func (s *Source) load(ctx context.Context, where string) error {
 		_, err := s.files.file(name)
 		return err == nil
 	}
-	if layoutIsWrong(s.files) {
-		s.files = withoutLayout{s.files}
+	if layoutUnreliable(s.files) {
+		s.files = dockerOnly{s.files}
 	}
 	const indexFile, layoutFile, dockerFile = ocispec.ImageIndexFile, ocispec.ImageLayoutFile, "manifest.json"
 	var err error
@@ -110,7 +109,7 @@ func (s *Source) load(ctx context.Context, where string) error {
 		s.kind = "docker " + where
 		err = s.loadDocker(ctx)
 	case has(layoutFile):
-		return fmt.Errorf("is an OCI %s without its %s%s", where, indexFile, s.doubt())
+		return fmt.Errorf("is an OCI %s without its %s%s", where, indexFile, s.truncationHint())
 	case has(indexFile):
 		return fmt.Errorf("has an %s, but no %s, which every OCI layout has", indexFile, layoutFile)
 	case has("repositories"):
@@ -131,7 +130,7 @@ func (s *Source) load(ctx context.Context, where string) error {
 }
 
 // doubt is added to errors about what is missing.
-func (s *Source) doubt() string {
+func (s *Source) truncationHint() string {
 	if s.files.whole() {
 		return ""
 	}
@@ -170,19 +169,19 @@ func (s *Source) blob(d digest.Digest) (blob.Blob, error) {
 	if err := d.Validate(); err != nil {
 		return blob.Blob{}, err
 	}
-	b, err := s.files.file(blobPath(d))
+	b, err := s.files.file(oci.BlobPath(d))
 	if errors.Is(err, fs.ErrNotExist) {
-		return blob.Blob{}, missingError(s.doubt())
+		return blob.Blob{}, missingBlobError(s.truncationHint())
 	}
 	return b, err
 }
 
 // missingError tells that a source lacks content; its value is a doubt.
-type missingError string
+type missingBlobError string
 
-func (e missingError) Error() string { return "is missing in the source" + string(e) }
+func (e missingBlobError) Error() string { return "is missing in the source" + string(e) }
 
-func (e missingError) Is(target error) bool { return target == errdef.ErrNotFound }
+func (e missingBlobError) Is(target error) bool { return target == errdef.ErrNotFound }
 
 // Images returns the images in the order in which the source lists them. One
 // with several names is several images.
@@ -269,16 +268,16 @@ func (s *Source) loadLayout(ctx context.Context) error {
 		}
 		s.addImage(image)
 	}
-	if err := s.leaveOutParts(ctx); err != nil {
+	if err := s.dropIndexMembers(ctx); err != nil {
 		return err
 	}
-	return s.nameBySubjects(ctx)
+	return s.nameBySubject(ctx)
 }
 
 // leaveOutParts drops images without a name that belong to an index: ORAS lists in
 // index.json every manifest that a layout has. It drops those that are there with a
 // name, too: skopeo and regctl have listed them by their tag alone.
-func (s *Source) leaveOutParts(ctx context.Context) error {
+func (s *Source) dropIndexMembers(ctx context.Context) error {
 	parts := map[digest.Digest]bool{}
 	for _, image := range s.images {
 		if image.Reference != "" {
@@ -304,7 +303,7 @@ func (s *Source) leaveOutParts(ctx context.Context) error {
 // nameBySubjects gives signatures, attestations and the like that stand in a layout
 // without a name the one that they have in a registry: the repository of what they
 // refer to, and their own digest.
-func (s *Source) nameBySubjects(ctx context.Context) error {
+func (s *Source) nameBySubject(ctx context.Context) error {
 	repositories := map[digest.Digest]string{} // of manifests and indexes
 	note := func(image Image) error {
 		nodes, err := graph(ctx, s, image.Descriptor)
@@ -365,30 +364,6 @@ func (s *Source) addImage(image Image) {
 	}
 }
 
-// tagOnly matches what is a tag and no name.
-// https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#pulling-manifests
-var tagOnly = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
-
-// layoutName finds an image's name in the annotations of its descriptor in
-// index.json. containerd and docker write the whole name and, as ref.name, the
-// tag; skopeo writes the tag alone, which is no name; ORAS writes a whole name as
-// ref.name; layouts from before that, made with crane's library, have nothing
-// but base.name. That last one otherwise tells what an image was built on, so
-// it counts only where ref.name is absent.
-func layoutName(annotations map[string]string) string {
-	if name := annotations[oci.AnnotationContainerdName]; name != "" {
-		return name
-	}
-	name, ok := annotations[ocispec.AnnotationRefName]
-	if !ok {
-		return annotations[ocispec.AnnotationBaseImageName]
-	}
-	if tagOnly.MatchString(name) {
-		return ""
-	}
-	return name
-}
-
 // layoutImage reads and checks an image that index.json lists.
 func (s *Source) layoutImage(ctx context.Context, desc ocispec.Descriptor) (Image, error) {
 	if !oci.IsManifestOrIndex(desc.MediaType) {
@@ -399,7 +374,7 @@ func (s *Source) layoutImage(ctx context.Context, desc ocispec.Descriptor) (Imag
 		return Image{}, err
 	}
 	if oci.IsIndex(desc.MediaType) && s.files.whole() {
-		if err := s.leaveOutMissing(ctx, &image); err != nil {
+		if err := s.dropMissingPlatforms(ctx, &image); err != nil {
 			return Image{}, err
 		}
 	}
@@ -416,10 +391,10 @@ func (s *Source) complete(ctx context.Context, image *Image) error {
 	for _, node := range nodes {
 		b, err := s.blob(node.Digest)
 		if err != nil {
-			return blame(node, err)
+			return wrapDescriptor(node, err)
 		}
 		if b.Size != node.Size {
-			return blame(node, blob.SizeError(b.Size, node))
+			return wrapDescriptor(node, blob.SizeError(b.Size, node))
 		}
 	}
 	image.Size = totalSize(nodes)
@@ -430,7 +405,7 @@ func (s *Source) complete(ctx context.Context, image *Image) error {
 // holds tells whether the source has an index's manifest, and what that refers to:
 // of a platform of which docker's containerd image store has pulled nothing but the
 // manifest, it saves that alone.
-func (s *Source) holds(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
+func (s *Source) hasManifest(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
 	ok, err := s.Exists(ctx, desc)
 	if err != nil || !ok || !oci.IsManifest(desc.MediaType) {
 		return ok, err
@@ -448,16 +423,16 @@ func (s *Source) holds(ctx context.Context, desc ocispec.Descriptor) (bool, erro
 // leaveOutMissing makes an index that the source holds in part into an image of
 // that part: the one manifest that is there, as it is, or an index of those
 // that are. A registry would refuse the index as it stands.
-func (s *Source) leaveOutMissing(ctx context.Context, image *Image) error {
+func (s *Source) dropMissingPlatforms(ctx context.Context, image *Image) error {
 	var index ocispec.Index
 	if err := fetchJSON(ctx, s, image.Descriptor, &index); err != nil {
 		return err
 	}
 	var present, missing []ocispec.Descriptor
 	for _, m := range index.Manifests {
-		ok, err := s.holds(ctx, m)
+		ok, err := s.hasManifest(ctx, m)
 		if err != nil {
-			return blame(m, err)
+			return wrapDescriptor(m, err)
 		}
 		if ok {
 			present = append(present, m)
@@ -481,4 +456,24 @@ func (s *Source) leaveOutMissing(ctx context.Context, image *Image) error {
 		Annotations: index.Annotations,
 	})
 	return err
+}
+
+// Blob returns content as it lies in the source.
+func (s *Source) Blob(_ context.Context, desc ocispec.Descriptor, _ func(offset, n int64)) (blob.Blob, error) {
+	b, err := s.blob(desc.Digest)
+	if err == nil && b.Size != desc.Size {
+		err = blob.SizeError(b.Size, desc)
+	}
+	return b, err
+}
+
+// Items returns the images to work on, each with a name. Without a reference
+// these are all, and each must have a name of its own. With one, the source must
+// hold a single image, and that is its name.
+func (s *Source) Items(reference string) ([]Item, error) {
+	list, err := s.choose(reference)
+	if err != nil {
+		return nil, fmt.Errorf("image source %s: %w", s.path, err)
+	}
+	return Items(s, list...), nil
 }

@@ -274,7 +274,7 @@ func TestIndexOfWhichAPartIsThere(t *testing.T) {
 	}
 	without := func(gone ...int) []file {
 		return slices.DeleteFunc(layoutFiles(t, store, annotated(image, containerdName("a:1"))), func(f file) bool {
-			return slices.ContainsFunc(gone, func(i int) bool { return f.name == blobPath(index.Manifests[i].Digest) })
+			return slices.ContainsFunc(gone, func(i int) bool { return f.name == oci.BlobPath(index.Manifests[i].Digest) })
 		})
 	}
 	linux := func(arch string) ocispec.Platform { return ocispec.Platform{OS: "linux", Architecture: arch} }
@@ -399,10 +399,10 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		"an index that is too large":          {makeTar(t, replaced("index.json", make([]byte, oci.MaxManifestSize+1))...), "OCI archive: index.json: has 4194305 bytes, more than the 4194304 that are read"},
 		"an index of something else":          {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"text/plain","digest":"sha256:abc","size":1}]}`))...), `OCI archive: image sha256:abc: media type "text/plain" is neither a manifest nor an index`},
 		"an index with a digest that is none": {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"`+ocispec.MediaTypeImageManifest+`","digest":"sha256:../../x","size":1}]}`))...), "OCI archive: image sha256:../../x: manifest sha256:../../x: invalid checksum digest length"},
-		"a missing layer":                     {makeTar(t, without(blobPath(layer.Digest))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": is missing in the source"},
-		"a missing manifest":                  {makeTar(t, without(blobPath(manifest.Digest))...), "OCI archive: image a:1: manifest " + manifest.Digest.String() + ": is missing in the source"},
-		"a manifest that was altered":         {makeTar(t, replaced(blobPath(manifest.Digest), damaged)...), "OCI archive: image a:1: manifest " + manifest.Digest.String() + ": does not match its digest: it was altered or damaged"},
-		"a layer of another size":             {makeTar(t, replaced(blobPath(layer.Digest), []byte("short"))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": has 5 bytes where its descriptor says 500"},
+		"a missing layer":                     {makeTar(t, without(oci.BlobPath(layer.Digest))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": is missing in the source"},
+		"a missing manifest":                  {makeTar(t, without(oci.BlobPath(manifest.Digest))...), "OCI archive: image a:1: manifest " + manifest.Digest.String() + ": is missing in the source"},
+		"a manifest that was altered":         {makeTar(t, replaced(oci.BlobPath(manifest.Digest), damaged)...), "OCI archive: image a:1: manifest " + manifest.Digest.String() + ": does not match its digest: it was altered or damaged"},
+		"a layer of another size":             {makeTar(t, replaced(oci.BlobPath(layer.Digest), []byte("short"))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": has 5 bytes where its descriptor says 500"},
 
 		"a path upwards":                {plus(file{name: "../../etc/cron.d/x"}), `entry "../../etc/cron.d/x" leads out of the archive`},
 		"a path upwards in between":     {plus(file{name: "blobs/../../x"}), `entry "blobs/../../x" leads out of the archive`},
@@ -410,8 +410,8 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		"a symbolic link out of it":     {plus(file{name: "x", link: "../../etc/passwd"}), `entry "x" is a link to "../../etc/passwd", which leads out of the archive`},
 		"an absolute symbolic link":     {plus(file{name: "x", link: "/etc/passwd"}), `entry "x" is a link to "/etc/passwd", which is an absolute path`},
 		"a hard link out of it":         {plus(file{name: "x", link: "../x", kind: tar.TypeLink}), `entry "x" is a link to "../x", which leads out of the archive`},
-		"a layer that is a broken link": {makeTar(t, with(blobPath(layer.Digest), func(f file) []file { return []file{{name: f.name, link: "nowhere"}} })...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " + blobPath(layer.Digest) + ": is a link to blobs/sha256/nowhere, which is not a file in the archive"},
-		"a layer that links to itself":  {makeTar(t, with(blobPath(layer.Digest), func(f file) []file { return []file{{name: f.name, link: layer.Digest.Encoded()}} })...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " + blobPath(layer.Digest) + ": is a link to " + blobPath(layer.Digest) + ", which is not a file in the archive"},
+		"a layer that is a broken link": {makeTar(t, with(oci.BlobPath(layer.Digest), func(f file) []file { return []file{{name: f.name, link: "nowhere"}} })...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " + oci.BlobPath(layer.Digest) + ": is a link to blobs/sha256/nowhere, which is not a file in the archive"},
+		"a layer that links to itself":  {makeTar(t, with(oci.BlobPath(layer.Digest), func(f file) []file { return []file{{name: f.name, link: layer.Digest.Encoded()}} })...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " + oci.BlobPath(layer.Digest) + ": is a link to " + oci.BlobPath(layer.Digest) + ", which is not a file in the archive"},
 		"a name that stands twice":      {plus(file{name: "./index.json", data: []byte("{}")}), `entry "./index.json" stands in it twice`},
 
 		"a docker archive without a layer":         {dockerWithout("/layer.tar"), "docker archive: image hello:1: layer " + dockerLayer + ": is missing in the source"},
@@ -441,8 +441,8 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 	t.Run("a device", func(t *testing.T) { checkOpenError(t, os.DevNull, "is neither a file nor a directory") })
 	t.Run("a directory with a layer that links out of it", func(t *testing.T) {
 		outside := writeTemp(t, "layer", fetchAll(t, store, layer))
-		dir := writeLayout(t, without(blobPath(layer.Digest)))
-		if err := os.Symlink(outside, filepath.Join(dir, filepath.FromSlash(blobPath(layer.Digest)))); err != nil {
+		dir := writeLayout(t, without(oci.BlobPath(layer.Digest)))
+		if err := os.Symlink(outside, filepath.Join(dir, filepath.FromSlash(oci.BlobPath(layer.Digest)))); err != nil {
 			t.Fatal(err)
 		}
 		_, err := Open(t.Context(), dir)

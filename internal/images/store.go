@@ -55,3 +55,15 @@ func (s *Store) addJSON(mediaType string, v any) (ocispec.Descriptor, error) {
 	s.add(desc.Digest, blob.FromBytes(raw))
 	return desc, nil
 }
+
+// Blob returns content as it lies in the store.
+func (s *Store) Blob(_ context.Context, desc ocispec.Descriptor, _ func(offset, n int64)) (blob.Blob, error) {
+	b, ok := s.blobs[desc.Digest]
+	if !ok {
+		return blob.Blob{}, errdef.ErrNotFound
+	}
+	if b.Size != desc.Size {
+		return blob.Blob{}, blob.SizeError(b.Size, desc)
+	}
+	return b, nil
+}

@@ -12,8 +12,6 @@ import (
 	"io"
 	"io/fs"
 	"path"
-	"slices"
-	"strings"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -166,17 +164,17 @@ func (s *stream) index(ctx context.Context, r *offsetReader, what string) error 
 			continue
 		}
 		end += (header.Size + tarBlock - 1) / tarBlock * tarBlock
-		if err := s.take(ctx, header, tr); err != nil {
+		if err := s.addFile(ctx, header, tr); err != nil {
 			return err
 		}
 	}
 }
 
 // take keeps the content of a file.
-func (s *stream) take(ctx context.Context, header *tar.Header, tr *tar.Reader) error {
+func (s *stream) addFile(ctx context.Context, header *tar.Header, tr *tar.Reader) error {
 	name := path.Clean(header.Name)
 	entry := &errorReader{Reader: tr}
-	b, err := s.keep(ctx, name, entry, header.Size)
+	b, err := s.storeFile(ctx, name, entry, header.Size)
 	var wrong *blob.Error
 	switch {
 	case errors.Is(entry.err, io.ErrUnexpectedEOF):
@@ -195,7 +193,7 @@ func (s *stream) take(ctx context.Context, header *tar.Header, tr *tar.Reader) e
 
 // keep returns the file's content as it lies in the store, or in memory where it
 // describes other files. What nobody reads any more is no blob.
-func (s *stream) keep(ctx context.Context, name string, r io.Reader, size int64) (blob.Blob, error) {
+func (s *stream) storeFile(ctx context.Context, name string, r io.Reader, size int64) (blob.Blob, error) {
 	dir, base := path.Split(name)
 	switch {
 	case dir == "" && isIndexFile(base) && size <= oci.MaxManifestSize:
@@ -205,7 +203,7 @@ func (s *stream) keep(ctx context.Context, name string, r io.Reader, size int64)
 		// What docker before 1.10 has for each layer. The tar's next entry is behind it.
 		return blob.Blob{}, nil
 	}
-	named, isBlob := blobDigest(name)
+	named, isBlob := oci.ParseBlobPath(name)
 	var other digest.Verifier // the store computes SHA-256
 	if isBlob && named.Algorithm() != digest.SHA256 {
 		other = named.Verifier()
@@ -229,88 +227,6 @@ func isIndexFile(name string) bool {
 		return true
 	}
 	return false
-}
-
-// dockerManifestFile lists the images of a docker archive.
-const dockerManifestFile = "manifest.json"
-
-// blobDigest is the digest that a file in an OCI layout is named after.
-func blobDigest(name string) (digest.Digest, bool) {
-	parts := strings.Split(name, "/")
-	if len(parts) != 3 || parts[0] != ocispec.ImageBlobsDir {
-		return "", false
-	}
-	d := digest.Digest(parts[1] + ":" + parts[2])
-	return d, d.Validate() == nil
-}
-
-// layoutIsWrong tells an archive whose OCI layout is not what its manifest.json is,
-// which docker itself goes by. Engine 25.0.0 writes an image's layers into its
-// OCI manifest in any order (https://github.com/moby/moby/issues/47150), 25.0 up to
-// 25.0.2 no image at all where it is saved by its ID or digest (issue 47210), and
-// all of them till now only the first such image of several (issue 51389).
-// What cannot be read is told when it is loaded.
-func layoutIsWrong(f files) bool {
-	var saved []dockerImage
-	var index ocispec.Index
-	source := &Source{files: f}
-	if source.readJSON(dockerManifestFile, &saved) != nil || source.readJSON(ocispec.ImageIndexFile, &index) != nil {
-		return false
-	}
-	manifests := map[string][]ocispec.Manifest{} // by the file of their configuration
-	source.collect(index.Manifests, manifests, map[digest.Digest]bool{})
-	for _, image := range saved {
-		if _, isBlob := blobDigest(image.Config); !isBlob {
-			// Two descriptions that have nothing to do with each other.
-			return false
-		}
-		if !slices.ContainsFunc(manifests[image.Config], image.agrees) {
-			return true
-		}
-	}
-	return false
-}
-
-// agrees tells whether a manifest has the image's layers. manifest.json has a
-// foreign layer as what is in it, the manifest as what its owner gives.
-func (d dockerImage) agrees(manifest ocispec.Manifest) bool {
-	return slices.EqualFunc(manifest.Layers, d.Layers, func(layer ocispec.Descriptor, name string) bool {
-		return oci.IsNonDistributable(layer.MediaType) || layer.Digest.Validate() == nil && blobPath(layer.Digest) == name
-	})
-}
-
-// collect finds the manifests that are there of images, by the files of their
-// configurations.
-func (s *Source) collect(list []ocispec.Descriptor, found map[string][]ocispec.Manifest, seen map[digest.Digest]bool) {
-	for _, desc := range list {
-		if desc.Digest.Validate() != nil || seen[desc.Digest] {
-			continue
-		}
-		seen[desc.Digest] = true
-		switch {
-		case oci.IsIndex(desc.MediaType):
-			var index ocispec.Index
-			if s.readJSON(blobPath(desc.Digest), &index) == nil {
-				s.collect(index.Manifests, found, seen)
-			}
-		case oci.IsManifest(desc.MediaType):
-			var manifest ocispec.Manifest
-			if s.readJSON(blobPath(desc.Digest), &manifest) == nil && manifest.Config.Digest.Validate() == nil {
-				config := blobPath(manifest.Config.Digest)
-				found[config] = append(found[config], manifest)
-			}
-		}
-	}
-}
-
-// withoutLayout is files of which the OCI layout is not to be believed.
-type withoutLayout struct{ files }
-
-func (w withoutLayout) file(name string) (blob.Blob, error) {
-	if name == ocispec.ImageIndexFile || name == ocispec.ImageLayoutFile {
-		return blob.Blob{}, fs.ErrNotExist
-	}
-	return w.files.file(name)
 }
 
 // offsetReader knows how much was read.

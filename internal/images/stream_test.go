@@ -284,7 +284,7 @@ func changeBlob(t *testing.T, files dockerdaemontest.Files, indexName string, ch
 	if err := json.Unmarshal(files[indexName].Data, &index); err != nil {
 		t.Fatal(err)
 	}
-	old := blobPath(index.Manifests[0].Digest)
+	old := oci.BlobPath(index.Manifests[0].Digest)
 	if err := json.Unmarshal(files[old].Data, &manifest); err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +292,7 @@ func changeBlob(t *testing.T, files dockerdaemontest.Files, indexName string, ch
 	raw := asJSON(t, manifest)
 	index.Manifests[0].Digest, index.Manifests[0].Size = digest.FromBytes(raw), int64(len(raw))
 	files = with(files,
-		dockerdaemontest.File{Name: blobPath(digest.FromBytes(raw)), Data: raw},
+		dockerdaemontest.File{Name: oci.BlobPath(digest.FromBytes(raw)), Data: raw},
 		dockerdaemontest.File{Name: indexName, Data: asJSON(t, index)})
 	delete(files, old)
 	return files
@@ -408,9 +408,9 @@ func TestOpenStreamRefuses(t *testing.T) {
 	image := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 9000)}}
 	modern, legacy := dockerdaemontest.Modern(image), dockerdaemontest.Legacy(image)
 	whole := modern.Bytes(t)
-	layerFile := blobPath(image.Layers[0].Digest())
+	layerFile := oci.BlobPath(image.Layers[0].Digest())
 	data := []byte("data")
-	sha512Name := blobPath(digest.SHA512.FromBytes(data))
+	sha512Name := oci.BlobPath(digest.SHA512.FromBytes(data))
 	// What writes tars here writes no sparse files.
 	sparse := makeTar(t, file{name: "a", data: data})
 	copy(sparse[257:], "ustar  \x00")

@@ -78,7 +78,7 @@ func (o *origin) fill(t *testing.T, from Content, list ...Image) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		refs = append(refs, joined(o.host()+"/"+repository, tag))
+		refs = append(refs, joinReference(o.host()+"/"+repository, tag))
 	}
 	o.count("")
 	return refs
@@ -188,14 +188,14 @@ func TestRoundTrips(t *testing.T) {
 	for kind, source := range pullBoth(t, items) {
 		t.Run(kind, func(t *testing.T) {
 			to := newTestRegistry(t, nil)
-			pushed, err := source.Items("")
+			imagePush, err := source.Items("")
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(pushed) != len(items) {
-				t.Errorf("%d images of %d", len(pushed), len(items))
+			if len(imagePush) != len(items) {
+				t.Errorf("%d images of %d", len(imagePush), len(items))
 			}
-			if _, err := Push(t.Context(), pushed, to.client(t, nil), Options{ImageConcurrency: 2}); err != nil {
+			if _, err := Push(t.Context(), imagePush, to.client(t, nil), Options{ImageConcurrency: 2}); err != nil {
 				t.Fatal(err)
 			}
 			sameInBoth(t, from.testRegistry, to, from.options.Store, items)
@@ -299,7 +299,7 @@ func TestImagesThatShareLayers(t *testing.T) {
 	}
 
 	to := newTestRegistry(t, nil)
-	source := mustOpen(t, layout.dir)
+	source := mustOpen(t, layout.store.Dir())
 	again, err := source.Items("")
 	if err != nil {
 		t.Fatal(err)
@@ -457,11 +457,11 @@ func TestReferrers(t *testing.T) {
 	}
 	to := newTestRegistry(t, nil)
 	for _, source := range pullBoth(t, items) {
-		pushed, err := source.Items("")
+		imagePush, err := source.Items("")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Push(t.Context(), pushed, to.client(t, nil), Options{}); err != nil {
+		if _, err := Push(t.Context(), imagePush, to.client(t, nil), Options{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -539,7 +539,7 @@ func TestPullTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	large := nodes[slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return d.Size == 50_000 })]
-	path := filepath.Join(cache, blobPath(large.Digest))
+	path := filepath.Join(cache, oci.BlobPath(large.Digest))
 	if err := os.Chmod(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -548,7 +548,7 @@ func TestPullTwice(t *testing.T) {
 	}
 	pull(openStore(t, cache), refs[0])
 	for _, dir := range []string{dir, cache} {
-		raw, err := os.ReadFile(filepath.Join(dir, blobPath(large.Digest)))
+		raw, err := os.ReadFile(filepath.Join(dir, oci.BlobPath(large.Digest)))
 		if err != nil || digest.FromBytes(raw) != large.Digest {
 			t.Errorf("%s was not mended: %v", dir, err)
 		}
@@ -656,9 +656,9 @@ func TestPlatforms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		chosen, err := p.chosen(index)
+		selectManifests, err := p.selectManifests(index)
 		var got []digest.Digest
-		for _, m := range chosen {
+		for _, m := range selectManifests {
 			got = append(got, m.Digest)
 		}
 		if err != nil || !slices.Equal(got, want) {
@@ -734,7 +734,7 @@ func TestBlobOf2GiB(t *testing.T) {
 	if _, err := Pull(t.Context(), items, layout, Options{}); err != nil {
 		t.Fatal(err)
 	}
-	again, err := mustOpen(t, layout.dir).Items("")
+	again, err := mustOpen(t, layout.store.Dir()).Items("")
 	if err != nil {
 		t.Fatal(err)
 	}

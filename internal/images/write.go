@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -91,9 +93,9 @@ func writeArchive(ctx context.Context, w io.Writer, items []Item) error {
 		}
 		rc, err := desc.from.Fetch(ctx, desc.Descriptor)
 		if err != nil {
-			return fmt.Errorf("image %s: %w", desc.image, blame(desc.Descriptor, err))
+			return fmt.Errorf("image %s: %w", desc.image, wrapDescriptor(desc.Descriptor, err))
 		}
-		err = writeFile(tw, blobPath(desc.Digest), desc.Size, rc)
+		err = writeFile(tw, oci.BlobPath(desc.Digest), desc.Size, rc)
 		rc.Close()
 		if err != nil {
 			return fmt.Errorf("image %s: %w", desc.image, err)
@@ -110,9 +112,4 @@ func writeFile(tw *tar.Writer, name string, size int64, r io.Reader) error {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
-}
-
-// blobPath is where an OCI layout has a blob. The digest must be valid.
-func blobPath(d digest.Digest) string {
-	return ocispec.ImageBlobsDir + "/" + d.Algorithm().String() + "/" + d.Encoded()
 }

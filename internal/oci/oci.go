@@ -1,10 +1,11 @@
-// Package oci defines media types, annotations and limits that the OCI specifications do not, and classifies
-// descriptors by their media type. It reads and parses no content.
+// Package oci defines media types, annotations and limits that the OCI specifications do not, classifies
+// descriptors by their media type, and knows the paths of an OCI layout. It reads no content.
 package oci
 
 import (
 	"strings"
 
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -93,4 +94,19 @@ func Kind(mediaType string) string {
 // wherever they come from.
 func Plain(desc ocispec.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: desc.Size}
+}
+
+// BlobPath returns the path of a blob in an OCI layout, relative to its root. The digest must be valid.
+func BlobPath(d digest.Digest) string {
+	return ocispec.ImageBlobsDir + "/" + d.Algorithm().String() + "/" + d.Encoded()
+}
+
+// ParseBlobPath returns the digest of the blob at a path in an OCI layout, and false if the path is not a blob's.
+func ParseBlobPath(path string) (digest.Digest, bool) {
+	parts := strings.Split(path, "/")
+	if len(parts) != 3 || parts[0] != ocispec.ImageBlobsDir {
+		return "", false
+	}
+	d := digest.Digest(parts[1] + ":" + parts[2])
+	return d, d.Validate() == nil
 }

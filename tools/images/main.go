@@ -19,6 +19,7 @@ import (
 	"syscall"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/meter"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
@@ -107,6 +108,6 @@ func writeArchive(ctx context.Context, out io.Writer, store *images.Store, image
 	if err := os.Rename(f.Name(), name); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s\n  %s\n  %s, %s\n", image.Reference, image.Descriptor.Digest, name, images.FormatBytes(image.Size))
+	fmt.Fprintf(out, "%s\n  %s\n  %s, %s\n", image.Reference, image.Descriptor.Digest, name, meter.FormatBytes(image.Size))
 	return nil
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/meter"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
@@ -109,7 +110,7 @@ func finish(work, output string) error {
 			return err
 		}
 		made = append(made, loaderName)
-		fmt.Printf("%-28s %s\n", loaderName, images.FormatBytes(int64(len(loader))))
+		fmt.Printf("%-28s %s\n", loaderName, meter.FormatBytes(int64(len(loader))))
 		for _, name := range images.ProgramNames {
 			layerName := name + "-" + arch + ".tar.gz"
 			layer, err := os.ReadFile(filepath.Join(output, layerName))
@@ -117,7 +118,7 @@ func finish(work, output string) error {
 				return err
 			}
 			made = append(made, layerName)
-			line := fmt.Sprintf("%-28s %s", layerName, images.FormatBytes(int64(len(layer))))
+			line := fmt.Sprintf("%-28s %s", layerName, meter.FormatBytes(int64(len(layer))))
 			if slices.Contains(carried, name) {
 				payload, err := injector.Encode(injector.Program{Name: name, Architecture: arch}, layer, loader)
 				if err != nil {

@@ -120,11 +120,9 @@ func (f Files) add(name string, data []byte) { f[name] = File{Name: name, Data: 
 
 func (f Files) addBlob(data []byte) digest.Digest {
 	d := digest.FromBytes(data)
-	f.add(blobPath(d), data)
+	f.add(oci.BlobPath(d), data)
 	return d
 }
-
-func blobPath(d digest.Digest) string { return "blobs/" + d.Algorithm().String() + "/" + d.Encoded() }
 
 // Write writes the entries as a tar as engines do: sorted by name, each directory
 // before what is in it.
@@ -275,10 +273,10 @@ func Modern(images ...Image) Files {
 			Config:    ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: files.addBlob(image.Config()), Size: int64(len(image.Config()))},
 			Layers:    []ocispec.Descriptor{},
 		}
-		s := saved{Config: blobPath(manifest.Config.Digest), RepoTags: image.Names, LayerSources: map[digest.Digest]ocispec.Descriptor{}}
+		s := saved{Config: oci.BlobPath(manifest.Config.Digest), RepoTags: image.Names, LayerSources: map[digest.Digest]ocispec.Descriptor{}}
 		for i, layer := range image.Layers {
 			desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: layer.Digest(), Size: layer.size()}
-			name := blobPath(desc.Digest)
+			name := oci.BlobPath(desc.Digest)
 			files[name] = File{Name: name, Size: layer.size(), Content: layer.open}
 			files.addBlob(v1Config(image, i))
 			if layer.Foreign {
@@ -387,9 +385,9 @@ func (i Index) add(files Files) (ocispec.Descriptor, saved) {
 		index.Manifests = append(index.Manifests, desc)
 		attest(desc, files)
 		if n == 0 { // the engine's own platform is what manifest.json has
-			s.Config = blobPath(image.ID())
+			s.Config = oci.BlobPath(image.ID())
 			for _, layer := range layers {
-				s.Layers = append(s.Layers, blobPath(layer.Digest))
+				s.Layers = append(s.Layers, oci.BlobPath(layer.Digest))
 			}
 		}
 	}
@@ -398,7 +396,7 @@ func (i Index) add(files Files) (ocispec.Descriptor, saved) {
 		config := Image{Architecture: architecture}.Config()
 		desc := addManifest(elsewhere, config, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString(architecture), Size: 1000})
 		if slices.Contains(i.Bare, architecture) {
-			files[blobPath(desc.Digest)] = elsewhere[blobPath(desc.Digest)]
+			files[oci.BlobPath(desc.Digest)] = elsewhere[oci.BlobPath(desc.Digest)]
 		}
 		desc.Platform = &ocispec.Platform{OS: "linux", Architecture: architecture}
 		index.Manifests = append(index.Manifests, desc)

@@ -1,4 +1,4 @@
-package images
+package meter
 
 import (
 	"fmt"
@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
 )
 
 const (
@@ -39,7 +41,7 @@ type Meter struct {
 
 	mu    sync.Mutex
 	begun time.Time
-	last  Progress
+	last  images.Progress
 	rate  float64   // bytes per second, 0 while not known
 	moved time.Time // when rate was computed
 	shown time.Time
@@ -49,8 +51,8 @@ type Meter struct {
 	sent, received, skipped int64
 }
 
-// NewMeter returns a meter that writes to w, which is a terminal or not.
-func NewMeter(w io.Writer) *Meter {
+// New returns a meter that writes to w, which is a terminal or not.
+func New(w io.Writer) *Meter {
 	m := &Meter{w: w, now: time.Now}
 	if file, ok := w.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
 		m.terminal = true
@@ -66,7 +68,7 @@ func NewMeter(w io.Writer) *Meter {
 }
 
 // Update shows progress. It is made for a run's options.
-func (m *Meter) Update(p Progress) {
+func (m *Meter) Update(p images.Progress) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
@@ -74,7 +76,7 @@ func (m *Meter) Update(p Progress) {
 		m.begun, m.moved, m.last = now, now, p
 		if !m.terminal {
 			m.shown = now
-			fmt.Fprintf(m.w, "%s%s\n", among("", p), FormatBytes(p.Total))
+			fmt.Fprintf(m.w, "%s%s\n", imageCount("", p), FormatBytes(p.Total))
 		}
 	}
 	pause := linePause
@@ -87,7 +89,7 @@ func (m *Meter) Update(p Progress) {
 	m.measure(p, now)
 	m.shown = now
 	if !m.terminal {
-		fmt.Fprintf(m.w, "%s%s\n", among(fmt.Sprintf("%d of ", p.ImagesDone), p), m.figures(p))
+		fmt.Fprintf(m.w, "%s%s\n", imageCount(fmt.Sprintf("%d of ", p.ImagesDone), p), m.figures(p))
 		return
 	}
 	m.erase()
@@ -96,7 +98,7 @@ func (m *Meter) Update(p Progress) {
 }
 
 // Done shows that an image is where it should be.
-func (m *Meter) Done(r Result) {
+func (m *Meter) Done(r images.Result) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.over()
@@ -106,7 +108,7 @@ func (m *Meter) Done(r Result) {
 	m.skipped += r.BytesSkipped
 	fmt.Fprintf(m.w, "%s: %s, %.1f s, %s\n", r.Reference, moved(r.BytesSent, r.BytesReceived, r.BytesSkipped), r.Duration.Seconds(), r.Digest)
 	if len(r.Omitted) > 0 {
-		fmt.Fprintf(m.w, "  without %s, which the source does not hold\n", strings.ReplaceAll(Platforms(r.Omitted).String(), ",", ", "))
+		fmt.Fprintf(m.w, "  without %s, which the source does not hold\n", strings.ReplaceAll(images.Platforms(r.Omitted).String(), ",", ", "))
 	}
 }
 
@@ -116,7 +118,7 @@ func (m *Meter) End() {
 	defer m.mu.Unlock()
 	m.over()
 	if m.images > 1 {
-		fmt.Fprintf(m.w, "%s: %s, %.1f s\n", howMany(m.images), moved(m.sent, m.received, m.skipped), m.now().Sub(m.begun).Seconds())
+		fmt.Fprintf(m.w, "%s: %s, %.1f s\n", formatImageCount(m.images), moved(m.sent, m.received, m.skipped), m.now().Sub(m.begun).Seconds())
 	}
 }
 
@@ -145,7 +147,7 @@ func (m *Meter) over() {
 }
 
 // measure computes the rate, in which what is older counts less and less.
-func (m *Meter) measure(p Progress, now time.Time) {
+func (m *Meter) measure(p images.Progress, now time.Time) {
 	passed := now.Sub(m.moved)
 	if passed <= 0 {
 		return
@@ -161,7 +163,7 @@ func (m *Meter) measure(p Progress, now time.Time) {
 
 // bar draws what was transferred as =, and what was there, before it, as -. What
 // does not fit into width is cut from the right, where the least important is.
-func (m *Meter) bar(p Progress, width int) string {
+func (m *Meter) bar(p images.Progress, width int) string {
 	share := func(part int64) int {
 		if p.Total <= 0 {
 			return barWidth
@@ -188,7 +190,7 @@ func (m *Meter) bar(p Progress, width int) string {
 	return string(runes[:width-1]) + "…"
 }
 
-func (m *Meter) figures(p Progress) string {
+func (m *Meter) figures(p images.Progress) string {
 	s := fmt.Sprintf("%s of %s", FormatBytes(p.Done+p.Skipped), FormatBytes(p.Total))
 	if m.rate >= 1 {
 		s += fmt.Sprintf(", %s/s", FormatBytes(int64(m.rate)))
@@ -221,14 +223,14 @@ func moved(sent, received, skipped int64) string {
 
 // among says what a line in a log is about: all images, or so many of them. A run
 // over something else has none.
-func among(part string, p Progress) string {
+func imageCount(part string, p images.Progress) string {
 	if p.Images == 0 {
 		return ""
 	}
-	return part + howMany(p.Images) + ", "
+	return part + formatImageCount(p.Images) + ", "
 }
 
-func howMany(images int) string {
+func formatImageCount(images int) string {
 	if images == 1 {
 		return "1 image"
 	}

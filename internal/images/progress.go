@@ -77,31 +77,31 @@ func newRun(report func(Progress), images int) *run {
 }
 
 // tally counts what became of an image's blobs.
-type tally struct {
+type imageProgress struct {
 	run    *run
 	result Result
 	start  time.Time
-	blobs  map[digest.Digest]*blobTally
-	legs   int64 // how often a byte moves: once, or twice from registry to registry
+	blobs  map[digest.Digest]*blobProgress
+	hops   int64 // how often a byte moves: once, or twice from registry to registry
 }
 
-type blobTally struct {
+type blobProgress struct {
 	size     int64
 	up, down int64 // how far it was sent, and received
 	counted  int64 // how much of size Progress has, as done
-	settled  bool
+	final    bool
 }
 
 // add makes a tally for another image of the run.
-func (r *run) add(image Image, nodes []ocispec.Descriptor, legs int64) *tally {
-	t := &tally{
+func (r *run) add(image Image, nodes []ocispec.Descriptor, hops int64) *imageProgress {
+	t := &imageProgress{
 		run:    r,
 		result: Result{Image: image.name(), Digest: image.Descriptor.Digest, Omitted: image.Omitted},
-		blobs:  map[digest.Digest]*blobTally{},
-		legs:   legs,
+		blobs:  map[digest.Digest]*blobProgress{},
+		hops:   hops,
 	}
 	for _, node := range nodes {
-		t.blobs[node.Digest] = &blobTally{size: node.Size}
+		t.blobs[node.Digest] = &blobProgress{size: node.Size}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -110,7 +110,7 @@ func (r *run) add(image Image, nodes []ocispec.Descriptor, legs int64) *tally {
 }
 
 // begin notes that the image's turn has come.
-func (t *tally) begin() { t.start = time.Now() }
+func (t *imageProgress) begin() { t.start = time.Now() }
 
 // started reports the run with all of its images in it.
 func (r *run) started() {
@@ -120,7 +120,7 @@ func (r *run) started() {
 }
 
 // sent returns what is to be told of each part of a blob that goes out.
-func (t *tally) sent(desc ocispec.Descriptor) func(offset, n int64) {
+func (t *imageProgress) sent(desc ocispec.Descriptor) func(offset, n int64) {
 	b := t.blobs[desc.Digest]
 	return func(offset, n int64) {
 		t.run.mu.Lock()
@@ -132,7 +132,7 @@ func (t *tally) sent(desc ocispec.Descriptor) func(offset, n int64) {
 }
 
 // received returns what is to be told of each part of a blob that comes in.
-func (t *tally) received(desc ocispec.Descriptor) func(offset, n int64) {
+func (t *imageProgress) received(desc ocispec.Descriptor) func(offset, n int64) {
 	b := t.blobs[desc.Digest]
 	return func(offset, n int64) {
 		t.run.mu.Lock()
@@ -144,15 +144,15 @@ func (t *tally) received(desc ocispec.Descriptor) func(offset, n int64) {
 }
 
 // moved counts what is new of a blob. The lock is held.
-func (t *tally) moved(b *blobTally) {
-	now := min(b.size, (b.up+b.down)/t.legs)
-	if b.settled || now <= b.counted {
+func (t *imageProgress) moved(b *blobProgress) {
+	now := min(b.size, (b.up+b.down)/t.hops)
+	if b.final || now <= b.counted {
 		return
 	}
 	t.count(b, now)
 }
 
-func (t *tally) count(b *blobTally, upTo int64) {
+func (t *imageProgress) count(b *blobProgress, upTo int64) {
 	t.run.progress.Done += upTo - b.counted
 	b.counted = upTo
 	t.run.progress.Image = t.result.Image
@@ -161,10 +161,10 @@ func (t *tally) count(b *blobTally, upTo int64) {
 
 // local notes that a blob need not be received any more: it is on this machine. Of one
 // that was never elsewhere, that says nothing.
-func (t *tally) local(desc ocispec.Descriptor) {
+func (t *imageProgress) local(desc ocispec.Descriptor) {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
-	if t.legs == 1 {
+	if t.hops == 1 {
 		return
 	}
 	b := t.blobs[desc.Digest]
@@ -173,18 +173,18 @@ func (t *tally) local(desc ocispec.Descriptor) {
 }
 
 // done notes that a blob has arrived.
-func (t *tally) done(desc ocispec.Descriptor) {
+func (t *imageProgress) done(desc ocispec.Descriptor) {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
-	if b := t.blobs[desc.Digest]; !b.settled {
+	if b := t.blobs[desc.Digest]; !b.final {
 		t.result.BlobsSent++
 		t.count(b, b.size)
-		b.settled = true
+		b.final = true
 	}
 }
 
 // mounted notes that the registry had a blob in another repository.
-func (t *tally) mounted(desc ocispec.Descriptor) {
+func (t *imageProgress) mounted(desc ocispec.Descriptor) {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
 	if t.skipped(t.blobs[desc.Digest]) {
@@ -193,7 +193,7 @@ func (t *tally) mounted(desc ocispec.Descriptor) {
 }
 
 // skip notes that a blob was there.
-func (t *tally) skip(desc ocispec.Descriptor) {
+func (t *imageProgress) skip(desc ocispec.Descriptor) {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
 	if t.skipped(t.blobs[desc.Digest]) {
@@ -201,11 +201,11 @@ func (t *tally) skip(desc ocispec.Descriptor) {
 	}
 }
 
-func (t *tally) skipped(b *blobTally) bool {
-	if b.settled {
+func (t *imageProgress) skipped(b *blobProgress) bool {
+	if b.final {
 		return false
 	}
-	b.settled = true
+	b.final = true
 	t.result.BytesSkipped += b.size - b.counted
 	t.run.progress.Skipped += b.size - b.counted
 	t.run.progress.Image = t.result.Image
@@ -215,7 +215,7 @@ func (t *tally) skipped(b *blobTally) bool {
 
 // finish notes that the image is whole where it should be; what nothing was said
 // of was there.
-func (t *tally) finish(reference string) Result {
+func (t *imageProgress) finish(reference string) Result {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
 	for _, b := range t.blobs {

@@ -1,4 +1,4 @@
-package images
+package meter
 
 import (
 	"bytes"
@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
 )
 
 // clocked is a meter whose time the test sets.
@@ -27,7 +29,7 @@ func clocked(terminal bool, width int) (*Meter, *bytes.Buffer, *time.Time) {
 
 func TestMeterInALog(t *testing.T) {
 	m, out, now := clocked(false, 0)
-	p := Progress{Image: "a:1", Images: 2, Total: 105e6}
+	p := images.Progress{Image: "a:1", Images: 2, Total: 105e6}
 	m.Update(p)
 	p.Skipped = 20e6
 	for range 25 { // a second each
@@ -39,13 +41,13 @@ func TestMeterInALog(t *testing.T) {
 	p.Done = 30e6
 	m.Update(p)
 	fmt.Fprintln(m, "a log line")
-	m.Done(Result{Reference: "reg:5000/library/a:1", BytesSent: 80e6, BytesSkipped: 20e6, Duration: 42 * time.Second, Digest: "sha256:abc"})
+	m.Done(images.Result{Reference: "reg:5000/library/a:1", BytesSent: 80e6, BytesSkipped: 20e6, Duration: 42 * time.Second, Digest: "sha256:abc"})
 	p.Image, p.ImagesDone, p.Done = "b:1", 1, 80e6
 	*now = now.Add(15 * time.Second)
 	m.Update(p)
-	m.Done(Result{Reference: "reg:5000/library/b:1", BytesReceived: 7, BytesSent: 5, Duration: 120 * time.Millisecond, Digest: "sha256:def",
+	m.Done(images.Result{Reference: "reg:5000/library/b:1", BytesReceived: 7, BytesSent: 5, Duration: 120 * time.Millisecond, Digest: "sha256:def",
 		Omitted: []ocispec.Platform{{OS: "linux", Architecture: "arm64"}, {OS: "linux", Architecture: "arm", Variant: "v7"}}})
-	m.Done(Result{Reference: "reg:5000/library/c:1", Digest: "sha256:e3b"})
+	m.Done(images.Result{Reference: "reg:5000/library/c:1", Digest: "sha256:e3b"})
 	m.End()
 	want := []string{
 		"2 images, 105.0 MB",
@@ -68,7 +70,7 @@ func TestMeterInALog(t *testing.T) {
 
 func TestMeterOnATerminal(t *testing.T) {
 	m, out, now := clocked(true, 120)
-	p := Progress{Images: 1, Total: 240e6}
+	p := images.Progress{Images: 1, Total: 240e6}
 	m.Update(p)
 	*now = now.Add(time.Second)
 	p.Image, p.Done, p.Skipped = "a:1", 60e6, 120e6
@@ -81,7 +83,7 @@ func TestMeterOnATerminal(t *testing.T) {
 	*now = now.Add(time.Second)
 	p.Done, p.ImagesDone = 120e6, 1
 	m.Update(p)
-	m.Done(Result{Reference: "reg/a:1", BytesSent: 120e6, BytesSkipped: 120e6, Duration: 2 * time.Second, Digest: "sha256:abc"})
+	m.Done(images.Result{Reference: "reg/a:1", BytesSent: 120e6, BytesSkipped: 120e6, Duration: 2 * time.Second, Digest: "sha256:abc"})
 	m.End()
 	const erase = "\r\x1b[K"
 	want := "0/1 [                    ] 0 B of 240.0 MB" + erase +
@@ -97,7 +99,7 @@ func TestMeterOnATerminal(t *testing.T) {
 
 // What counts most is left of what counts less, and fits into 80 columns.
 func TestMeterStaysOnOneLine(t *testing.T) {
-	p := Progress{Image: strings.Repeat("very/", 30) + "long:1", Images: 200, ImagesDone: 123, Total: 1234e9, Done: 100e9, Skipped: 500e9}
+	p := images.Progress{Image: strings.Repeat("very/", 30) + "long:1", Images: 200, ImagesDone: 123, Total: 1234e9, Done: 100e9, Skipped: 500e9}
 	for width, want := range map[int]string{
 		0: "", 1: "", 2: "", 3: "1…",
 		20: "123/200 [--------=…",
@@ -115,9 +117,9 @@ func TestMeterStaysOnOneLine(t *testing.T) {
 
 func TestMeterOfSomethingElseThanImages(t *testing.T) {
 	m, out, now := clocked(false, 0)
-	m.Update(Progress{Total: 10e6})
+	m.Update(images.Progress{Total: 10e6})
 	*now = now.Add(10 * time.Second)
-	m.Update(Progress{Total: 10e6, Done: 5e6})
+	m.Update(images.Progress{Total: 10e6, Done: 5e6})
 	m.End()
 	if want := "10.0 MB\n5.0 MB of 10.0 MB, 500.0 kB/s, 10s left\n"; out.String() != want {
 		t.Errorf("it says %q, want %q", out, want)
@@ -127,13 +129,13 @@ func TestMeterOfSomethingElseThanImages(t *testing.T) {
 func TestMeterTellsNoTimeThatNobodyKnows(t *testing.T) {
 	m, _, _ := clocked(true, 80)
 	m.rate = 1
-	if got, want := m.figures(Progress{Total: 9e18}), "0 B of 9.0 EB, 1 B/s"; got != want {
+	if got, want := m.figures(images.Progress{Total: 9e18}), "0 B of 9.0 EB, 1 B/s"; got != want {
 		t.Errorf("figures are %q, want %q", got, want)
 	}
-	if got, want := m.bar(Progress{Images: 1, Total: 9e18, Skipped: 9e18}, 80), "0/1 [--------------------] 9.0 EB of 9.0 EB, 1 B/s, 0s left, 9.0 EB already the…"; got != want {
+	if got, want := m.bar(images.Progress{Images: 1, Total: 9e18, Skipped: 9e18}, 80), "0/1 [--------------------] 9.0 EB of 9.0 EB, 1 B/s, 0s left, 9.0 EB already the…"; got != want {
 		t.Errorf("bar is %q, want %q", got, want)
 	}
-	if got, want := m.bar(Progress{}, 80), "[--------------------] 0 B of 0 B, 1 B/s, 0s left"; got != want {
+	if got, want := m.bar(images.Progress{}, 80), "[--------------------] 0 B of 0 B, 1 B/s, 0s left"; got != want {
 		t.Errorf("bar of nothing is %q, want %q", got, want)
 	}
 }
@@ -144,7 +146,7 @@ func TestMeterTellsTerminalsFromFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if NewMeter(f).terminal || NewMeter(&bytes.Buffer{}).terminal {
+	if New(f).terminal || New(&bytes.Buffer{}).terminal {
 		t.Error("a file is taken for a terminal")
 	}
 }

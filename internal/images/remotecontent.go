@@ -1,0 +1,70 @@
+package images
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
+)
+
+// remoteContent is a repository's content, of which a store keeps what was read.
+type remoteContent struct {
+	repo  *remote.Repository
+	store *blobstore.Store
+}
+
+// Blob brings a blob into the store, unless it is there.
+func (c *remoteContent) Blob(ctx context.Context, desc ocispec.Descriptor, received func(offset, n int64)) (blob.Blob, error) {
+	fetch := func(ctx context.Context, offset int64) (io.ReadCloser, error) {
+		if oci.IsManifestOrIndex(desc.MediaType) {
+			_, raw, err := c.repo.Manifest(ctx, desc.Digest.String())
+			if err != nil {
+				return nil, err
+			}
+			return countReads(io.NopCloser(bytes.NewReader(raw[min(offset, int64(len(raw))):])), offset, received), nil
+		}
+		rc, err := c.repo.Blob(ctx, desc, offset)
+		if err != nil {
+			return nil, err
+		}
+		return countReads(rc, offset, received), nil
+	}
+	// Another process may evict it, or find it damaged, between the two.
+	for attempt := 0; ; attempt++ {
+		if _, err := c.store.Ensure(ctx, desc, fetch); err != nil {
+			return blob.Blob{}, err
+		}
+		b, err := c.store.Get(ctx, desc)
+		if err == nil || !errors.Is(err, fs.ErrNotExist) || attempt == maxRefetches {
+			return b, err
+		}
+	}
+}
+
+// lostAgain is how often what another process took away is brought again.
+const maxRefetches = 3
+
+// Fetch returns content that was verified.
+func (c *remoteContent) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	b, err := c.Blob(ctx, desc, nil)
+	if err != nil {
+		return nil, err
+	}
+	return b.Open()
+}
+
+// Exists tells whether the repository has the content.
+func (c *remoteContent) Exists(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
+	if c.store.Has(desc) {
+		return true, nil
+	}
+	return c.repo.Exists(ctx, desc)
+}
