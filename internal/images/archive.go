@@ -20,15 +20,14 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
-// files are the files of a source, wherever they are. They are named with
-// slashes, relative to the source's root.
+// files are the files of a source. Names are slash-separated and relative to its root.
 type files interface {
-	// file finds a regular file, through links where they stay inside the
-	// source. The error of one that does not exist is [fs.ErrNotExist].
+	// file finds a regular file. It follows links within the source. If it does not exist, the error is
+	// [fs.ErrNotExist].
 	file(name string) (blob.Blob, error)
-	// names are some of the names at the root, for error messages.
+	// names returns some names at the root for error messages.
 	names() []string
-	// whole is false where the source may have lost its end.
+	// whole is false if the source may be truncated.
 	whole() bool
 	io.Closer
 }
@@ -62,16 +61,15 @@ func (d directory) whole() bool { return true }
 
 func (d directory) Close() error { return d.root.Close() }
 
-// maxNames is how many names an error message quotes: enough to recognise what
-// a file is.
+// maxNames is how many names an error message lists: enough to recognize the content.
 const maxNames = 4
 
-// archive is files in an uncompressed tar, read where they lie.
+// archive is files in an uncompressed tar, which is not unpacked.
 type archive struct {
 	*os.File
 	entries map[string]entry
 	order   []string // the first names
-	ended   bool     // the marker of the archive's end was found
+	ended   bool     // the end-of-archive marker was found
 	cleanup func() error
 }
 
@@ -84,8 +82,8 @@ type entry struct {
 func (a *archive) file(name string) (blob.Blob, error) {
 	e, ok := a.entries[name]
 	if ok && e.target != "" {
-		// docker save writes a layer that several images share once, and links to
-		// it from the others: one step is all there is to follow.
+		// docker save writes a layer that several images share once, and links to it from the others. One
+		// level of links is enough.
 		target := e.target
 		if e, ok = a.entries[target]; !ok || e.target != "" {
 			return blob.Blob{}, fmt.Errorf("%s: is a link to %s, which is not a file in the archive", name, target)
@@ -105,9 +103,8 @@ func (a *archive) Close() error {
 	return errors.Join(a.File.Close(), a.cleanup())
 }
 
-// openArchive indexes the tar in the file at path. A gzip-compressed one is
-// unpacked to a temporary file first: there is no other way to read it out of
-// order.
+// openArchive indexes the tar in a file. It unpacks gzip to a temporary file first, because compressed
+// data allows no random access.
 func openArchive(ctx context.Context, name string) (_ *archive, err error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -137,8 +134,7 @@ func openArchive(ctx context.Context, name string) (_ *archive, err error) {
 	return a, a.index(ctx, what)
 }
 
-// unpack replaces the archive's file by a temporary one with what was
-// compressed in it.
+// unpack replaces the archive's file by a temporary one with the uncompressed data.
 func (a *archive) unpack(ctx context.Context) error {
 	z, err := gzip.NewReader(a.File)
 	if err != nil {
@@ -156,7 +152,7 @@ func (a *archive) unpack(ctx context.Context) error {
 	compressed := a.File
 	a.File = unpacked
 	defer compressed.Close()
-	// Where it is possible to remove an open file, nothing can leave it behind.
+	// Where the system can remove open files, a crash leaves nothing behind.
 	_ = os.RemoveAll(dir)
 	_, err = io.Copy(unpacked, contextReader{ctx, z})
 	if errors.Is(err, io.ErrUnexpectedEOF) {
@@ -185,8 +181,7 @@ func (c contextReader) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
-// index finds where each file lies. what is said to be in the file if it is no
-// tar.
+// index records the position of each file. what describes the file if it is not a tar.
 func (a *archive) index(ctx context.Context, what string) error {
 	info, err := a.Stat()
 	if err != nil {
@@ -235,9 +230,8 @@ func (a *archive) index(ctx context.Context, what string) error {
 	}
 }
 
-// add notes an entry. Nothing is ever unpacked by name, so an odd one could do
-// no harm here; but an archive that has one is not what an image tool wrote,
-// and it would do harm elsewhere.
+// add records an entry. Names are never used to write files, but an archive with unsafe names was not
+// written by an image tool and would harm others.
 func (a *archive) add(header *tar.Header, at int64) error {
 	name, err := cleanEntryName(header.Name)
 	if err != nil {
@@ -268,13 +262,13 @@ func (a *archive) add(header *tar.Header, at int64) error {
 		return nil
 	}
 	if _, twice := a.entries[name]; twice {
-		return errors.New("stands in it twice")
+		return errors.New("occurs twice")
 	}
 	a.entries[name] = e
 	return nil
 }
 
-// insideArchive cleans a name and refuses one that leads out of the archive.
+// cleanEntryName cleans a name and rejects one outside of the archive.
 func cleanEntryName(name string) (string, error) {
 	if path.IsAbs(name) {
 		return "", errors.New("is an absolute path")
@@ -292,8 +286,7 @@ var (
 	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
 )
 
-// describe says what a file is that begins with head, for whoever took it for
-// an archive.
+// describe names the format of a file that begins with head but is not an archive.
 func describe(head []byte) string {
 	for _, known := range []struct {
 		magic []byte

@@ -19,16 +19,16 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
-// Layer is a layer of an image that is being built, and where its bytes are.
+// Layer is a layer of an image to build, and its content.
 type Layer struct {
 	desc   ocispec.Descriptor
-	diffID digest.Digest // of the tar inside
+	diffID digest.Digest // of the uncompressed tar
 	blob   blob.Blob
 }
 
-// GzipLayer is the layer in the file name of fsys, a gzip-compressed tar. The
-// file is read once to compute its digests and again for each use; of it
-// nothing stays in memory. It must not change as long as the layer is in use.
+// GzipLayer returns the layer in a gzip-compressed tar. It reads the file once to compute the digests
+// and again for each use, without holding it in memory. The file must not change while the layer is in
+// use.
 func GzipLayer(fsys fs.FS, name string) (Layer, error) {
 	f, err := fsys.Open(name)
 	if err != nil {
@@ -45,7 +45,7 @@ func GzipLayer(fsys fs.FS, name string) (Layer, error) {
 	if _, err := io.Copy(inner.Hash(), z); err != nil {
 		return Layer{}, fmt.Errorf("layer %s: %w", name, err)
 	}
-	// Past what the decompressor wanted, if anything is there.
+	// Read what the decompressor left.
 	if _, err := io.Copy(io.Discard, compressed); err != nil {
 		return Layer{}, fmt.Errorf("layer %s: %w", name, err)
 	}
@@ -56,11 +56,10 @@ func GzipLayer(fsys fs.FS, name string) (Layer, error) {
 	}, nil
 }
 
-// FileLayer is an uncompressed layer with one file: the one at filename, as
-// /name, executable by everyone and owned by root. The file is read once to
-// compute the digest and again for each use; of it nothing stays in memory. It
-// is for a program that puts itself into a registry: to compress it first would
-// take longer than to send it.
+// FileLayer returns an uncompressed layer with one file: the one at filename, as /name, owned by root
+// and executable by everyone. It reads the file once to compute the digest and again for each use,
+// without holding it in memory. It is for a program that pushes itself: compressing would take longer
+// than sending.
 func FileLayer(name, filename string) (Layer, error) {
 	info, err := os.Stat(filename)
 	if err != nil {
@@ -71,7 +70,7 @@ func FileLayer(name, filename string) (Layer, error) {
 	if err := tw.WriteHeader(fileHeader(name, info.Size(), 0o555)); err != nil {
 		return Layer{}, fmt.Errorf("layer of %s: %w", filename, err)
 	}
-	// Padding to a whole block, and the two blocks that end a tar.
+	// Padding to a whole block and the two blocks at the end of a tar.
 	tail := make([]byte, (tarBlock-info.Size()%tarBlock)%tarBlock+2*tarBlock)
 	b := blob.Blob{
 		Size: int64(head.Len()) + info.Size() + int64(len(tail)),
@@ -102,36 +101,33 @@ func FileLayer(name, filename string) (Layer, error) {
 	}, nil
 }
 
-// Spec is what an image of a single program says about itself.
+// Spec describes the image of a single program.
 type Spec struct {
-	// Reference is the image's name. The tag is its version. Neither is part of
-	// what the digest covers, except through Version.
+	// Reference is the image's name; its tag is the version. The digest depends only on Version.
 	Reference string
-	// Entrypoint is the command that the image runs.
+	// Entrypoint is the image's entrypoint.
 	Entrypoint []string
-	// Title, Version, Source and Licenses become the labels and annotations
-	// org.opencontainers.image.*, where they are set.
+	// Title, Version, Source and Licenses become the labels and annotations org.opencontainers.image.*,
+	// unless they are empty.
 	Title, Version, Source, Licenses string
 }
 
-// user runs the programs: the number that distroless images call nonroot.
+// user is the user ID that distroless images call nonroot.
 const user = "65532:65532"
 
-// epoch is when every image says that it was made: equal programs must give
-// equal images wherever and whenever they are built, a cluster included, which
-// knows nothing of the build's SOURCE_DATE_EPOCH.
+// epoch is the creation time of every image, so that equal programs give equal images, even in a
+// cluster, which does not know the build's SOURCE_DATE_EPOCH.
 var epoch = time.Unix(0, 0).UTC()
 
 // Variant is an image's layer for one architecture of Linux.
 type Variant struct {
-	// Architecture is named as Go names it.
+	// Architecture is a GOARCH.
 	Architecture string
 	Layer        Layer
 }
 
-// Build adds an image FROM scratch to the store: for each variant a
-// configuration and a manifest with one layer, and over them an index. Equal
-// arguments give the same bytes, and thereby the same digests.
+// Build adds an image FROM scratch to the store: for each variant a config and a manifest with one
+// layer, and an index of them. Equal arguments give equal digests.
 func (s *Store) Build(spec Spec, variants ...Variant) (Image, error) {
 	if len(variants) == 0 {
 		return Image{}, fmt.Errorf("image %s: no layer for any architecture", spec.Reference)
@@ -198,13 +194,11 @@ func (s *Store) Build(spec Spec, variants ...Variant) (Image, error) {
 // Architectures are those that the project's programs are built for.
 var Architectures = []string{"amd64", "arm64"}
 
-// ProgramNames are the images that [ProgramImages] makes, besides which there
-// is the one of init-hook.
+// ProgramNames are the images that [ProgramImages] builds. init-hook's image is separate.
 var ProgramNames = []string{"registry", "registry-node", "probe"}
 
-// NewSpec is the specification of the project's image of the program name in
-// the given version. repository is what stands before the name in its
-// reference, as in ghcr.io/zarf-dev/zarf-registry.
+// NewSpec returns the spec of one of the project's programs. repository is the prefix of the image's
+// name, as in ghcr.io/zarf-dev/zarf-registry.
 func NewSpec(repository, name, version string) Spec {
 	return Spec{
 		Reference:  repository + "/" + name + ":" + version,
@@ -216,11 +210,9 @@ func NewSpec(repository, name, version string) Spec {
 	}
 }
 
-// ProgramImages makes the images of the programs that a payload carries
-// ([ProgramNames]), from their layers in the files NAME-ARCHITECTURE.tar.gz of
-// layers. The layers are not copied. Digests depend on the layers and the
-// version alone: the release's archives and the registry in a cluster have the
-// same.
+// ProgramImages builds the images of the payload's programs ([ProgramNames]) from the files
+// NAME-ARCHITECTURE.tar.gz in layers, which are not copied. Digests depend only on the layers and the
+// version, so the release's archives and the registry in a cluster have the same.
 func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, error) {
 	store := &Store{}
 	var built []Image
@@ -245,14 +237,14 @@ func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, e
 	return store, built, nil
 }
 
-// SelfImage makes the image of the program at filename, which is in general
-// /proc/self/exe, for the one architecture that it runs on. Its layer is not
-// compressed, so its digest differs from that of the release's archive.
+// SelfImage builds the image of the program at filename, usually /proc/self/exe, for the architecture
+// that it runs on. Its layer is not compressed, so its digest differs from that of the release's
+// archive.
 //
-// So does its ID: a kubelet that has pulled an image knows it by its ID, and from then
-// on wants pods that name the same image otherwise to show that they could pull it,
-// though it was there before (Kubernetes 1.35 and later, imagePullCredentialsVerificationPolicy).
-// A node that was given the release's image by hand would so lose it for the Jobs.
+// Its title makes its ID differ as well: a kubelet that has pulled an image by ID requires pods with
+// another name for it to present credentials (Kubernetes 1.35 and later,
+// imagePullCredentialsVerificationPolicy). A node that was given the release's image by hand could no
+// longer use it for the Jobs.
 func SelfImage(filename, architecture, repository, name, version string) (*Store, Image, error) {
 	layer, err := FileLayer(name, filename)
 	if err != nil {
@@ -265,7 +257,7 @@ func SelfImage(filename, architecture, repository, name, version string) (*Store
 	return store, image, err
 }
 
-// counter counts what is written to it.
+// counter counts the bytes written to it.
 type counter int64
 
 func (c *counter) Write(p []byte) (int, error) {

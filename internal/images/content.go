@@ -9,7 +9,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
-// counted tells received of each read.
+// countReads returns rc with received, unless nil, called after every read.
 func countReads(rc io.ReadCloser, offset int64, received func(offset, n int64)) io.ReadCloser {
 	if received == nil {
 		return rc
@@ -51,7 +51,7 @@ func openAt(b blob.Blob, offset int64) (io.ReadCloser, error) {
 	return rc, nil
 }
 
-// readAllBlob reads small content that was checked to be small, and verifies it.
+// readAllBlob reads and verifies content of limited size.
 func readAllBlob(b blob.Blob, desc ocispec.Descriptor) ([]byte, error) {
 	rc, err := b.Fetch(desc)
 	if err != nil {

@@ -29,15 +29,14 @@ type dockerImage struct {
 	Layers   []string
 }
 
-// loadDocker reads the images of a docker archive, as OCI images. The
-// configuration stays as it is, and so do the layers; the manifest is made, and
-// is the same for the same archive.
+// loadDocker reads the images of a docker archive as OCI images. Configs and layers stay unchanged;
+// manifests are generated deterministically.
 func (s *Source) loadDocker(ctx context.Context) error {
 	var list []dockerImage
 	if err := s.readJSON("manifest.json", &list); err != nil {
 		return err
 	}
-	compressed := map[string]ocispec.Descriptor{} // layers by file: images share them
+	compressed := map[string]ocispec.Descriptor{} // by layer file: images share them
 	for i, saved := range list {
 		name := fmt.Sprintf("number %d", i+1)
 		if len(saved.RepoTags) > 0 {
@@ -62,8 +61,7 @@ func (s *Source) loadDocker(ctx context.Context) error {
 	return nil
 }
 
-// dockerManifest makes an image's manifest and registers its blobs under their
-// digests.
+// dockerManifest generates an image's manifest and registers its blobs under their digests.
 func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compressed map[string]ocispec.Descriptor) (ocispec.Descriptor, error) {
 	none := ocispec.Descriptor{}
 	configFile, err := s.dockerFile("configuration", saved.Config)
@@ -71,7 +69,7 @@ func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compress
 		return none, err
 	}
 	if configFile.Size > oci.MaxManifestSize {
-		return none, fmt.Errorf("configuration %s: has %d bytes, more than the %d that are read", saved.Config, configFile.Size, oci.MaxManifestSize)
+		return none, fmt.Errorf("configuration %s: has %d bytes: want at most %d", saved.Config, configFile.Size, oci.MaxManifestSize)
 	}
 	raw, err := readAll(configFile)
 	if err != nil {
@@ -79,10 +77,10 @@ func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compress
 	}
 	var config ocispec.Image
 	if err := json.Unmarshal(raw, &config); err != nil {
-		return none, fmt.Errorf("configuration %s: is not the JSON that it should be: %w", saved.Config, err)
+		return none, fmt.Errorf("configuration %s: is not valid JSON: %w", saved.Config, err)
 	}
 	if len(config.RootFS.DiffIDs) != len(saved.Layers) {
-		return none, fmt.Errorf("configuration %s: names %d layers, and manifest.json %d", saved.Config, len(config.RootFS.DiffIDs), len(saved.Layers))
+		return none, fmt.Errorf("configuration %s: lists %d layers, but manifest.json lists %d", saved.Config, len(config.RootFS.DiffIDs), len(saved.Layers))
 	}
 	manifest := ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2},
@@ -114,7 +112,7 @@ func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compress
 func (s *Source) dockerFile(what, name string) (blob.Blob, error) {
 	b, err := s.files.file(path.Clean(name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return blob.Blob{}, fmt.Errorf("%s %s: is missing in the source%s", what, name, s.truncationHint())
+		return blob.Blob{}, fmt.Errorf("%s %s: is missing from the source%s", what, name, s.truncationHint())
 	}
 	if err != nil {
 		return blob.Blob{}, fmt.Errorf("%s: %w", what, err)
@@ -122,10 +120,9 @@ func (s *Source) dockerFile(what, name string) (blob.Blob, error) {
 	return b, nil
 }
 
-// describeLayer computes a layer's descriptor. docker saves layers uncompressed:
-// then their digest must be the one that the configuration has for the content,
-// and they are not read here; it is verified when they are. Other tools compress
-// them, and the digest of that stands nowhere.
+// describeLayer returns a layer's descriptor. Docker saves layers uncompressed, so their digest is in
+// the config and is verified when they are read. Other tools compress layers, whose digests must be
+// computed here.
 func describeLayer(ctx context.Context, file blob.Blob, diffID digest.Digest) (ocispec.Descriptor, error) {
 	rc, err := file.Open()
 	if err != nil {
@@ -145,7 +142,7 @@ func describeLayer(ctx context.Context, file blob.Blob, diffID digest.Digest) (o
 		desc.MediaType = ocispec.MediaTypeImageLayerZstd
 	default:
 		if err := diffID.Validate(); err != nil {
-			return ocispec.Descriptor{}, fmt.Errorf("the configuration has %q as its digest: %w", diffID, err)
+			return ocispec.Descriptor{}, fmt.Errorf("the configuration lists invalid digest %q: %w", diffID, err)
 		}
 		desc.MediaType = ocispec.MediaTypeImageLayer
 		desc.Digest = diffID
@@ -167,12 +164,11 @@ func readAll(b blob.Blob) ([]byte, error) {
 // dockerManifestFile lists the images of a docker archive.
 const dockerManifestFile = "manifest.json"
 
-// layoutIsWrong tells an archive whose OCI layout is not what its manifest.json is,
-// which docker itself goes by. Engine 25.0.0 writes an image's layers into its
-// OCI manifest in any order (https://github.com/moby/moby/issues/47150), 25.0 up to
-// 25.0.2 no image at all where it is saved by its ID or digest (issue 47210), and
-// all of them till now only the first such image of several (issue 51389).
-// What cannot be read is told when it is loaded.
+// layoutUnreliable reports whether an archive's OCI layout contradicts its manifest.json, which is
+// what docker itself reads. Engine 25.0.0 writes an image's layers in random order
+// (https://github.com/moby/moby/issues/47150). 25.0 to 25.0.2 omit images that are saved by ID or
+// digest (issue 47210), and later engines omit all but the first of them (issue 51389). Unreadable
+// files are reported when they are loaded.
 func layoutUnreliable(f files) bool {
 	var saved []dockerImage
 	var index ocispec.Index
@@ -180,11 +176,11 @@ func layoutUnreliable(f files) bool {
 	if source.readJSON(dockerManifestFile, &saved) != nil || source.readJSON(ocispec.ImageIndexFile, &index) != nil {
 		return false
 	}
-	manifests := map[string][]ocispec.Manifest{} // by the file of their configuration
+	manifests := map[string][]ocispec.Manifest{} // by the path of their config
 	source.collectManifests(index.Manifests, manifests, map[digest.Digest]bool{})
 	for _, image := range saved {
 		if _, isBlob := oci.ParseBlobPath(image.Config); !isBlob {
-			// Two descriptions that have nothing to do with each other.
+			// The two descriptions are unrelated.
 			return false
 		}
 		if !slices.ContainsFunc(manifests[image.Config], image.hasLayersOf) {
@@ -194,8 +190,7 @@ func layoutUnreliable(f files) bool {
 	return false
 }
 
-// collect finds the manifests that are there of images, by the files of their
-// configurations.
+// collectManifests finds the manifests of images that exist, by the paths of their configs.
 func (s *Source) collectManifests(list []ocispec.Descriptor, found map[string][]ocispec.Manifest, seen map[digest.Digest]bool) {
 	for _, desc := range list {
 		if desc.Digest.Validate() != nil || seen[desc.Digest] {
@@ -218,15 +213,15 @@ func (s *Source) collectManifests(list []ocispec.Descriptor, found map[string][]
 	}
 }
 
-// agrees tells whether a manifest has the image's layers. manifest.json has a
-// foreign layer as what is in it, the manifest as what its owner gives.
+// hasLayersOf reports whether a manifest has the image's layers. manifest.json lists the content of
+// foreign layers, the manifest their original descriptors.
 func (d dockerImage) hasLayersOf(manifest ocispec.Manifest) bool {
 	return slices.EqualFunc(manifest.Layers, d.Layers, func(layer ocispec.Descriptor, name string) bool {
 		return oci.IsNonDistributable(layer.MediaType) || layer.Digest.Validate() == nil && oci.BlobPath(layer.Digest) == name
 	})
 }
 
-// withoutLayout is files of which the OCI layout is not to be believed.
+// dockerOnly hides the OCI layout of an archive.
 type dockerOnly struct{ files }
 
 func (w dockerOnly) file(name string) (blob.Blob, error) {

@@ -15,9 +15,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// graph returns root and all that it refers to, each digest once and what is
-// referred to before what refers to it. Layers that may not be redistributed
-// are left out, as they are when an image is pushed.
+// graph returns root and everything that it refers to, each digest once and dependencies first. It
+// omits non-distributable layers, which are not pushed either.
 func graph(ctx context.Context, src content.Fetcher, root ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	var nodes []ocispec.Descriptor
 	seen := map[digest.Digest]bool{}
@@ -51,8 +50,8 @@ func graph(ctx context.Context, src content.Fetcher, root ocispec.Descriptor) ([
 	return nodes, nil
 }
 
-// successors are what a manifest or index is made of. What it refers to as its
-// subject is not: a signature is whole without the image that it is about.
+// successors returns the descriptors in a manifest or index, except its subject: a signature is
+// complete without the image that it signs.
 func successors(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	if !oci.IsManifestOrIndex(desc.MediaType) {
 		return nil, nil
@@ -73,7 +72,7 @@ func successors(ctx context.Context, src content.Fetcher, desc ocispec.Descripto
 	list = slices.Concat(list, parts.Layers, parts.Manifests, parts.Blobs)
 	for _, next := range list {
 		if err := next.Digest.Validate(); err != nil {
-			return nil, wrapDescriptor(desc, fmt.Errorf("refers to %q, which is no digest: %w", next.Digest, err))
+			return nil, wrapDescriptor(desc, fmt.Errorf("refers to invalid digest %q: %w", next.Digest, err))
 		}
 		if next.Size < 0 {
 			return nil, wrapDescriptor(desc, fmt.Errorf("refers to %s with a size of %d bytes", next.Digest, next.Size))
@@ -82,10 +81,10 @@ func successors(ctx context.Context, src content.Fetcher, desc ocispec.Descripto
 	return list, nil
 }
 
-// checkMetadataSize refuses to read into memory what cannot be a manifest.
+// checkMetadataSize rejects manifests and indexes that are too large to read into memory.
 func checkMetadataSize(desc ocispec.Descriptor) error {
 	if oci.IsManifestOrIndex(desc.MediaType) && desc.Size > oci.MaxManifestSize {
-		return wrapDescriptor(desc, fmt.Errorf("has %d bytes, and no registry takes more than %d", desc.Size, oci.MaxManifestSize))
+		return wrapDescriptor(desc, fmt.Errorf("has %d bytes: registries accept at most %d", desc.Size, oci.MaxManifestSize))
 	}
 	return nil
 }
@@ -98,8 +97,7 @@ func totalSize(nodes []ocispec.Descriptor) int64 {
 	return sum
 }
 
-// platformsIn returns the platforms that an image names: those of an index's
-// manifests, or that of a manifest's configuration.
+// platformsIn returns the platforms of an index's manifests, or that of a manifest's config.
 func platformsIn(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor) ([]ocispec.Platform, error) {
 	switch {
 	case oci.IsIndex(desc.MediaType):
@@ -117,7 +115,7 @@ func platformsIn(ctx context.Context, src content.Fetcher, desc ocispec.Descript
 			return nil, nil
 		}
 		if manifest.Config.Size > oci.MaxManifestSize {
-			return nil, wrapDescriptor(manifest.Config, fmt.Errorf("has %d bytes, more than the %d that are read", manifest.Config.Size, oci.MaxManifestSize))
+			return nil, wrapDescriptor(manifest.Config, fmt.Errorf("has %d bytes: want at most %d", manifest.Config.Size, oci.MaxManifestSize))
 		}
 		var config ocispec.Image
 		if err := fetchJSON(ctx, src, manifest.Config, &config); err != nil {
@@ -131,8 +129,8 @@ func platformsIn(ctx context.Context, src content.Fetcher, desc ocispec.Descript
 	return nil, nil
 }
 
-// platformsOf collects the platforms of manifests in an index. BuildKit calls
-// the platform of its attestations unknown.
+// platformsOf returns the distinct platforms of manifests in an index. BuildKit gives its attestations
+// the platform "unknown".
 func platformsOf(manifests []ocispec.Descriptor) []ocispec.Platform {
 	var found []ocispec.Platform
 	for _, m := range manifests {
@@ -155,16 +153,16 @@ func fetchJSON(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor
 		return wrapDescriptor(desc, err)
 	}
 	if err := json.Unmarshal(raw, into); err != nil {
-		return wrapDescriptor(desc, fmt.Errorf("is not the JSON that it should be: %w", err))
+		return wrapDescriptor(desc, fmt.Errorf("is not valid JSON: %w", err))
 	}
 	return nil
 }
 
-// blame says which content an error is about.
+// wrapDescriptor adds the kind and digest of the content to an error.
 func wrapDescriptor(desc ocispec.Descriptor, err error) error {
 	var bad *blob.Error
 	if errors.As(err, &bad) {
-		// Whoever was reading it is not to blame.
+		// drop what was added by the reader of the content
 		err = bad
 	}
 	return fmt.Errorf("%s %s: %w", oci.Kind(desc.MediaType), desc.Digest, err)

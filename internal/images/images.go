@@ -1,16 +1,14 @@
-// Package images moves container images and other OCI artifacts between
-// registries, layouts, archives and Docker daemons, and builds the project's own.
+// Package images copies container images and other OCI artifacts between registries, OCI layouts,
+// archives and Docker daemons, and builds the project's own images.
 //
-// What a user has on disk is a [Source]: an OCI layout directory, an OCI archive
-// or a docker archive ([Open]), or what a Docker daemon saves ([OpenStream]).
-// [Resolve] finds images in registries by their names. A [Store] holds images that
-// this package built ([Store.Build], [ProgramImages]). All of them give an [Item]
-// for each image, which [Push] sends to a registry and [Pull] writes to a layout
-// or archive ([OpenLayout], [CreateArchive]).
+// A [Source] reads an OCI layout, an OCI archive or a docker archive from disk ([Open]) or the save
+// stream of a Docker daemon ([OpenStream]). [Resolve] finds images in registries by name. A [Store]
+// holds images that this package built ([Store.Build], [ProgramImages]). Each of them yields an [Item]
+// per image, which [Push] sends to a registry and [Pull] writes to a layout or archive ([OpenLayout],
+// [CreateArchive]).
 //
-// The package does not unpack layers, does not look inside a cluster and does not
-// know how a registry is reached (that is package remote's), nor where caches are
-// (package blobstore's).
+// The package does not unpack layers and does not know Kubernetes. Package remote speaks to
+// registries; package blobstore caches blobs.
 package images
 
 import (
@@ -24,25 +22,20 @@ import (
 
 // Image is an image, an index of images, or another OCI artifact.
 type Image struct {
-	// Reference is the image's name as its source gives it, not normalised.
-	// Empty where the source gives none.
+	// Reference is the image's name in its source, not normalized. Empty if the source has none.
 	Reference string
-	// Descriptor is the manifest or index; nothing but media type, digest and
-	// size is set.
+	// Descriptor is the manifest or index. Only its media type, digest and size are set.
 	Descriptor ocispec.Descriptor
-	// Platforms are those that the image can run on; empty where that is not
-	// known, as for a chart or a signature.
+	// Platforms are those that the image runs on. Empty if not known, as for a chart or a signature.
 	Platforms []ocispec.Platform
-	// Omitted are the platforms of an index whose manifests the source does
-	// not hold, and which are therefore left out. Docker's containerd image
-	// store saves an index whole though it pulled one platform of it.
+	// Omitted are the index's platforms that the source does not hold. Docker's containerd image store
+	// saves the whole index even if it pulled a single platform.
 	Omitted []ocispec.Platform
-	// Size is the number of bytes of all that belongs to the image, each blob
-	// counted once.
+	// Size is the sum of the sizes of all blobs in bytes, each counted once.
 	Size int64
 }
 
-// name is how errors and progress call the image.
+// name identifies the image in errors and progress.
 func (i Image) name() string {
 	if i.Reference != "" {
 		return i.Reference
@@ -50,13 +43,13 @@ func (i Image) name() string {
 	return i.Descriptor.Digest.String()
 }
 
-// Item is an image and where its content is.
+// Item is an image and its content.
 type Item struct {
 	Image
 	Content Content
 }
 
-// Items are images of one content.
+// Items returns the images of one content as items.
 func Items(from Content, list ...Image) []Item {
 	var items []Item
 	for _, image := range list {
@@ -65,14 +58,12 @@ func Items(from Content, list ...Image) []Item {
 	return items
 }
 
-// Content is where the content of images comes from. It is safe for concurrent
-// use.
+// Content provides the content of images. It is safe for concurrent use.
 type Content interface {
 	content.ReadOnlyStorage
 
-	// Blob returns content that lies on this machine; what is elsewhere is brought
-	// here first, and received is told how many bytes at which offset arrived.
-	// received may be nil. What is read from the blob is not verified in general.
+	// Blob returns content on this machine and downloads it if necessary. received, unless nil, is called
+	// for every n downloaded bytes at offset. Reading from the blob does not verify it.
 	Blob(ctx context.Context, desc ocispec.Descriptor, received func(offset, n int64)) (blob.Blob, error)
 }
 

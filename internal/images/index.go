@@ -8,9 +8,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// list puts an image into an index in the place of the one that has its name, or
-// of the nameless one that it is. One that has a tag and no name is another tool's,
-// which finds it by that: it stays.
+// list adds an image to an index and replaces the one of the same name, or the same unnamed one.
+// Entries with a tag but no name belong to other tools, which find them by tag; they stay.
 func list(index *ocispec.Index, desc ocispec.Descriptor) {
 	kept := index.Manifests[:0]
 	for _, other := range index.Manifests {
@@ -24,9 +23,9 @@ func list(index *ocispec.Index, desc ocispec.Descriptor) {
 	index.Manifests = append(kept, desc)
 }
 
-// named is the descriptor of an image with its name, where it has one, in all the
-// annotations that tools look for it in: containerd and docker in their own, ORAS and
-// skopeo in ref.name, and readers of layouts that crane's library made in base.name.
+// named returns an image's descriptor with its name in all annotations that tools read: containerd and
+// Docker use their own, ORAS and skopeo ref.name, and readers of layouts written by crane's library
+// base.name.
 func named(image Image) (ocispec.Descriptor, error) {
 	desc := oci.Plain(image.Descriptor)
 	if image.Reference == "" {
@@ -45,16 +44,14 @@ func named(image Image) (ocispec.Descriptor, error) {
 	return desc, nil
 }
 
-// tagOnly matches what is a tag and no name.
+// tagOnly matches a tag without a name.
 // https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#pulling-manifests
 var tagOnly = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
 
-// layoutName finds an image's name in the annotations of its descriptor in
-// index.json. containerd and docker write the whole name and, as ref.name, the
-// tag; skopeo writes the tag alone, which is no name; ORAS writes a whole name as
-// ref.name; layouts from before that, made with crane's library, have nothing
-// but base.name. That last one otherwise tells what an image was built on, so
-// it counts only where ref.name is absent.
+// layoutName returns an image's name from the annotations of its descriptor in index.json. containerd
+// and Docker write the full name and, as ref.name, the tag. skopeo writes only the tag, which is not a
+// name. ORAS writes the full name as ref.name. Old layouts of crane's library have only base.name. Its
+// usual meaning is the base image, so it is used only if ref.name is missing.
 func layoutName(annotations map[string]string) string {
 	if name := annotations[oci.AnnotationContainerdName]; name != "" {
 		return name

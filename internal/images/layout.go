@@ -17,16 +17,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 )
 
-// Layout is an OCI layout directory that images are written to. One that exists
-// keeps what it has; an image of a name that it has takes that one's place. It is
-// safe for concurrent use, and several processes may write to one directory.
+// Layout is an OCI layout directory that images are written to. It keeps existing images, except those
+// whose name a new image has. It is safe for concurrent use, also by several processes.
 type Layout struct {
 	store *blobstore.Store
 }
 
 var _ Output = (*Layout)(nil)
 
-// OpenLayout opens a layout, or makes it.
+// OpenLayout opens a layout and creates it if necessary.
 func OpenLayout(dir string) (*Layout, error) {
 	store, err := blobstore.Open(dir, blobstore.Options{})
 	if err != nil {
@@ -35,14 +34,13 @@ func OpenLayout(dir string) (*Layout, error) {
 	return &Layout{store: store}, nil
 }
 
-// Store is the layout's own blobs: what [ResolveOptions.Store] may be where there is
-// no cache.
+// Store returns the layout's blobs. It can be [ResolveOptions.Store] if there is no cache.
 func (l *Layout) Store() *blobstore.Store { return l.store }
 
-// Close ends the work. The layout stays.
+// Close releases the layout's resources.
 func (l *Layout) Close() error { return l.store.Close() }
 
-// blob links a blob from the store that it is brought into, or copies it.
+// blob links or copies a blob from the store that it was downloaded to.
 func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error {
 	if source, ok := from.(*Source); ok && source.store != nil && source.store.Has(desc) {
 		if source.store != l.store {
@@ -57,7 +55,7 @@ func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor
 	if !ok {
 		return copyBlob(ctx, from, desc, l.store, t)
 	}
-	// The layout may have what the cache has not any more.
+	// The layout may hold a blob that the cache has evicted.
 	if near.store != l.store && !near.store.Has(desc) && l.store.Has(desc) {
 		if _, err := l.store.Get(ctx, desc); err == nil {
 			t.skip(desc)
@@ -78,7 +76,7 @@ func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor
 	}
 }
 
-// image lists an image in index.json.
+// image adds an image to index.json.
 func (l *Layout) image(_ context.Context, item Item) error {
 	desc, err := named(item.Image)
 	if err != nil {
@@ -87,8 +85,8 @@ func (l *Layout) image(_ context.Context, item Item) error {
 	return l.store.UpdateIndex(func(index *ocispec.Index) { list(index, desc) })
 }
 
-// Archive is an OCI archive that images are written to. [Archive.Write] gives it its
-// name, in the place of whatever had it before. It is safe for concurrent use.
+// Archive is an OCI archive that images are written to. [Archive.Write] creates or replaces the file.
+// It is safe for concurrent use.
 type Archive struct {
 	path  string
 	mu    sync.Mutex
@@ -97,11 +95,11 @@ type Archive struct {
 
 var _ Output = (*Archive)(nil)
 
-// CreateArchive prepares an archive at path. Nothing is written yet, but that the
-// directory can be written to is known.
+// CreateArchive prepares an archive at path. It writes nothing, but checks that the directory is
+// writable.
 func CreateArchive(path string) (*Archive, error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("archive %s: there is something that is not a file", path)
+		return nil, fmt.Errorf("archive %s: exists and is not a regular file", path)
 	}
 	f, err := temporary(path)
 	if err != nil {
@@ -114,12 +112,12 @@ func temporary(path string) (*os.File, error) {
 	return os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 }
 
-// blob brings a blob to this machine: it is written when all are there.
+// blob downloads a blob. [Archive.Write] writes it.
 func (a *Archive) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error {
 	if _, ok := from.(*remoteContent); ok {
 		return fetchBlob(ctx, from, desc, t)
 	}
-	// It is verified when it is written.
+	// Write verifies it.
 	if _, err := from.Blob(ctx, desc, nil); err != nil {
 		return err
 	}
@@ -134,8 +132,7 @@ func (a *Archive) image(_ context.Context, item Item) error {
 	return nil
 }
 
-// Write writes the archive with all the images that were pulled to it. Equal images
-// give the same bytes.
+// Write writes the archive with all images that were pulled to it. Equal images give equal bytes.
 func (a *Archive) Write(ctx context.Context) (err error) {
 	f, err := temporary(a.path)
 	if err != nil {
@@ -147,7 +144,7 @@ func (a *Archive) Write(ctx context.Context) (err error) {
 			_ = os.Remove(f.Name())
 		}
 	}()
-	// Images that were pulled at once came in no order.
+	// Images that are pulled concurrently arrive in any order.
 	slices.SortStableFunc(a.items, func(x, y Item) int { return strings.Compare(x.Reference, y.Reference) })
 	w := bufio.NewWriterSize(f, 1<<20)
 	err = writeArchive(ctx, w, a.items)

@@ -8,23 +8,19 @@ import (
 	"strings"
 )
 
-// DaemonPrefix begins a reference to an image of the Docker engine on this
-// machine rather than of a registry, as in docker-daemon:nginx:1.27. Skopeo calls
-// it the same.
+// DaemonPrefix is the prefix of a reference to an image of the Docker engine on this machine, as in
+// docker-daemon:nginx:1.27. Skopeo uses the same.
 const DaemonPrefix = "docker-daemon:"
 
-// maxListLine bounds a line of a list file, in bytes. The longest reference there
-// can be has some 500.
+// maxListLine limits a line of a list file, in bytes. The longest valid reference has about 500.
 const maxListLine = 4096
 
-// ReadList reads a list file: one reference a line, as [CheckReference] takes it.
-// Blank lines are skipped, and so is what stands from a # to the end of a line,
-// where the # begins the line or follows a blank: no reference has either. Lines
-// may end in CR LF. A reference that stands there several times is returned once,
-// where it was first.
+// ReadList reads a list file with one reference per line, in [CheckReference]'s format. It skips blank
+// lines and comments, which start with # at the beginning of a line or after a blank. Lines may end in
+// CR LF. Duplicates are dropped.
 //
-// Errors name the file by name, and the line. A list without a reference is an
-// error: it is the wrong file more likely than nothing to do.
+// Errors contain name and the line number. An empty list is an error: it is more likely the wrong
+// file.
 func ReadList(r io.Reader, name string) ([]string, error) {
 	var refs []string
 	seen := map[string]bool{}
@@ -35,7 +31,7 @@ func ReadList(r io.Reader, name string) ([]string, error) {
 		line++
 		text := scanner.Text()
 		if line == 1 {
-			text = strings.TrimPrefix(text, "\ufeff") // editors of Windows begin a file with it
+			text = strings.TrimPrefix(text, "\ufeff") // Windows editors write a byte order mark
 		}
 		ref := strings.TrimSpace(withoutComment(text))
 		if ref == "" || seen[ref] {
@@ -49,11 +45,11 @@ func ReadList(r io.Reader, name string) ([]string, error) {
 	}
 	switch err := scanner.Err(); {
 	case errors.Is(err, bufio.ErrTooLong):
-		return nil, fmt.Errorf("%s:%d: has more than %d bytes in a line: a list file has one image reference a line", name, line+1, maxListLine)
+		return nil, fmt.Errorf("%s:%d: line has more than %d bytes: want one image reference per line", name, line+1, maxListLine)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", name, err)
 	case len(refs) == 0:
-		return nil, fmt.Errorf("%s: holds no image reference: it has one a line, and comments after #", name)
+		return nil, fmt.Errorf("%s: contains no image reference: want one per line, with comments after #", name)
 	}
 	return refs, nil
 }
@@ -67,11 +63,11 @@ func withoutComment(line string) string {
 	return line
 }
 
-// CheckReference refuses what names no image: neither a reference as docker and
-// containerd read it, nor one behind [DaemonPrefix].
+// CheckReference checks that ref is a reference as Docker and containerd parse it, optionally after
+// [DaemonPrefix].
 func CheckReference(ref string) error {
 	if ref == DaemonPrefix {
-		return fmt.Errorf("image reference %q: has no name after the colon, as in %snginx:1.27", ref, DaemonPrefix)
+		return fmt.Errorf("image reference %q: has no name after the colon: want one as in %snginx:1.27", ref, DaemonPrefix)
 	}
 	_, err := parseReference(strings.TrimPrefix(ref, DaemonPrefix))
 	return err

@@ -47,9 +47,9 @@ func TestReadListRefuses(t *testing.T) {
 		"a scheme":             {strings.NewReader("https://ghcr.io/a\n"), `my.txt:1: image reference "https://ghcr.io/a": invalid reference format`},
 		"a # inside of a name": {strings.NewReader("a#b\n"), `my.txt:1: image reference "a#b": invalid reference format`},
 		"an engine without an image": {strings.NewReader("docker-daemon:\n"),
-			`my.txt:1: image reference "docker-daemon:": has no name after the colon, as in docker-daemon:nginx:1.27`},
-		"nothing":       {strings.NewReader("# nothing\n"), "my.txt: holds no image reference: it has one a line, and comments after #"},
-		"an image file": {strings.NewReader("a:1\n" + strings.Repeat("x", 5000)), "my.txt:2: has more than 4096 bytes in a line: a list file has one image reference a line"},
+			`my.txt:1: image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
+		"nothing":       {strings.NewReader("# nothing\n"), "my.txt: contains no image reference: want one per line, with comments after #"},
+		"an image file": {strings.NewReader("a:1\n" + strings.Repeat("x", 5000)), "my.txt:2: line has more than 4096 bytes: want one image reference per line"},
 		"a broken disk": {iotest.ErrReader(errors.New("input/output error")), "my.txt: input/output error"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,13 +13,11 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// Platforms are those to keep of an index that a tag names. The zero value keeps
-// all.
+// Platforms are those to keep of an index that a tag refers to. Empty keeps all.
 type Platforms []ocispec.Platform
 
-// ParsePlatforms reads a list as users write it: "all", or platforms like
-// linux/amd64 and linux/arm/v7, separated by commas. Names are normalised
-// (x86_64 is amd64).
+// ParsePlatforms parses "all" or a comma-separated list such as linux/amd64,linux/arm/v7. It
+// normalizes names: x86_64 becomes amd64.
 func ParsePlatforms(text string) (Platforms, error) {
 	if text == "all" {
 		return nil, nil
@@ -27,7 +25,7 @@ func ParsePlatforms(text string) (Platforms, error) {
 	var list Platforms
 	for part := range strings.SplitSeq(text, ",") {
 		part = strings.TrimSpace(part)
-		// A bare architecture would be taken for one of the machine's own system.
+		// containerd would complete a bare architecture with this machine's OS.
 		if !strings.Contains(part, "/") {
 			return nil, fmt.Errorf("platform %q: want OS/ARCHITECTURE as in linux/amd64, several separated by commas, or all", part)
 		}
@@ -42,7 +40,7 @@ func ParsePlatforms(text string) (Platforms, error) {
 	return list, nil
 }
 
-// String writes them as [ParsePlatforms] reads them.
+// String formats the platforms as [ParsePlatforms] parses them.
 func (p Platforms) String() string {
 	if len(p) == 0 {
 		return "all"
@@ -54,13 +52,12 @@ func (p Platforms) String() string {
 	return strings.Join(names, ",")
 }
 
-// annotationReference is where BuildKit says which manifest of its index an
-// attestation is about.
+// annotationReference is BuildKit's annotation of the manifest that an attestation is about.
 // https://github.com/moby/buildkit/blob/v0.26.0/docs/attestations/attestation-storage.md
 const annotationReference = "vnd.docker.reference.digest"
 
-// chosen are the manifests of an index to keep. For each platform it is the best
-// one that can run there: linux/arm/v6 where there is no linux/arm/v7.
+// selectManifests returns the manifests of an index to keep. For each platform it selects the best
+// match, such as linux/arm/v6 if there is no linux/arm/v7.
 func (p Platforms) selectManifests(index ocispec.Index) ([]ocispec.Descriptor, error) {
 	storeFile := map[int]bool{}
 	for _, want := range p {
@@ -75,7 +72,7 @@ func (p Platforms) selectManifests(index ocispec.Index) ([]ocispec.Descriptor, e
 			}
 		}
 		if best < 0 {
-			return nil, fmt.Errorf("there is none for %s, only for %s: choose with --platform", platforms.Format(want), Platforms(platformsOf(index.Manifests)))
+			return nil, fmt.Errorf("no manifest for %s, only for %s: choose with --platform", platforms.Format(want), Platforms(platformsOf(index.Manifests)))
 		}
 		storeFile[best] = true
 	}
@@ -86,7 +83,7 @@ func (p Platforms) selectManifests(index ocispec.Index) ([]ocispec.Descriptor, e
 		}
 	}
 	if len(found) == 1 {
-		return found, nil // a manifest of its own, which no attestation can be attached to
+		return found, nil // a single manifest replaces the index, without attestations
 	}
 	for _, m := range index.Manifests {
 		about := m.Annotations[annotationReference]
@@ -97,9 +94,8 @@ func (p Platforms) selectManifests(index ocispec.Index) ([]ocispec.Descriptor, e
 	return found, nil
 }
 
-// narrow makes an image of an index's part for the platforms: the one manifest,
-// as it is, or an index of several, which put stores. What is no index of images
-// for platforms stays whole.
+// filter reduces an index to the platforms: to a single manifest, or to a new index of several, which
+// put stores. It does not change an index without platforms.
 func (p Platforms) filter(ctx context.Context, from Content, image *Image, put func(mediaType string, v any) (ocispec.Descriptor, error)) error {
 	if len(p) == 0 || !oci.IsIndex(image.Descriptor.MediaType) {
 		return nil
@@ -131,7 +127,7 @@ func (p Platforms) filter(ctx context.Context, from Content, image *Image, put f
 	return err
 }
 
-// runs tells whether an image that names its platform can run on one of those.
+// runs reports whether an image runs on one of the platforms, as far as it names its own.
 func (p Platforms) runs(image Image) bool {
 	if len(p) == 0 || len(image.Platforms) == 0 {
 		return true

@@ -9,47 +9,44 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Progress is how far a run is, over all of its images. None of its numbers ever
-// gets smaller, and a run that succeeded has Done + Skipped = Total. A blob that
-// several images share counts for each of them.
+// Progress is the progress of a run over all of its images. Its numbers never decrease, and a
+// successful run ends with Done + Skipped = Total. A blob that several images share counts for each.
 type Progress struct {
-	// Image is the name of one that moves now.
+	// Image is the name of an image that is being transferred.
 	Image string
-	// Images and ImagesDone are how many there are and how many are done.
+	// Images and ImagesDone count all and the completed images.
 	Images, ImagesDone int
-	// Total is the size of all that belongs to the images, in bytes.
+	// Total is the size of all images in bytes.
 	Total int64
-	// Done is how much of it was transferred, each byte counted once.
+	// Done is how many bytes were transferred, each counted once.
 	Done int64
-	// Skipped is how much of it was where it should be already.
+	// Skipped is how many bytes were at the destination already.
 	Skipped int64
 }
 
-// Result tells what was done about an image. Its JSON has the fields' names in
-// camel case, and seconds for the duration.
+// Result is the outcome for one image. Its JSON has camel-case field names and the duration in
+// seconds.
 type Result struct {
 	// Image is the image's name in its source.
 	Image string `json:"image"`
-	// Reference is where it is now: registry, repository, and tag or digest; its
-	// normalised name, for an image that was pulled.
+	// Reference is the image's new name with registry, repository, and tag or digest. For a pulled image
+	// it is the normalized name.
 	Reference string `json:"reference"`
 	// Digest is that of the manifest or index.
 	Digest digest.Digest `json:"digest"`
-	// Omitted is [Image.Omitted]: platforms that were not there to be taken.
+	// Omitted is [Image.Omitted].
 	Omitted []ocispec.Platform `json:"omitted,omitempty"`
-	// BlobsSent, BlobsMounted and BlobsSkipped count manifests, configurations and
-	// layers: those that were transferred, those that the registry took from another
-	// of its repositories, and those that were there.
+	// BlobsSent, BlobsMounted and BlobsSkipped count manifests, configs and layers: transferred, mounted
+	// from another repository of the registry, and present already.
 	BlobsSent    int `json:"blobsSent"`
 	BlobsMounted int `json:"blobsMounted"`
 	BlobsSkipped int `json:"blobsSkipped"`
-	// BytesSent counts all content that was sent to a registry, and BytesReceived
-	// all that came from one, including what went twice because of an error.
-	// BytesSkipped is the size of what was there or was mounted.
+	// BytesSent counts content sent to a registry and BytesReceived content received from one, including
+	// retransmissions. BytesSkipped is the size of what was present or mounted.
 	BytesSent     int64 `json:"bytesSent"`
 	BytesReceived int64 `json:"bytesReceived"`
 	BytesSkipped  int64 `json:"bytesSkipped"`
-	// Duration is how long it took.
+	// Duration is how long the transfer took.
 	Duration time.Duration `json:"-"`
 }
 
@@ -62,7 +59,7 @@ func (r Result) MarshalJSON() ([]byte, error) {
 	}{fields(r), r.Duration.Seconds()})
 }
 
-// run adds up the tallies of a run's images.
+// run sums up the progress of a run's images.
 type run struct {
 	mu       sync.Mutex
 	report   func(Progress)
@@ -76,23 +73,23 @@ func newRun(report func(Progress), images int) *run {
 	return &run{report: report, progress: Progress{Images: images}}
 }
 
-// tally counts what became of an image's blobs.
+// imageProgress tracks the blobs of an image.
 type imageProgress struct {
 	run    *run
 	result Result
 	start  time.Time
 	blobs  map[digest.Digest]*blobProgress
-	hops   int64 // how often a byte moves: once, or twice from registry to registry
+	hops   int64 // how often a byte is transferred: once, or twice from registry to registry
 }
 
 type blobProgress struct {
 	size     int64
-	up, down int64 // how far it was sent, and received
-	counted  int64 // how much of size Progress has, as done
+	up, down int64 // bytes sent and received, each counted once
+	counted  int64 // how much of size is in Progress.Done
 	final    bool
 }
 
-// add makes a tally for another image of the run.
+// add adds an image to the run.
 func (r *run) add(image Image, nodes []ocispec.Descriptor, hops int64) *imageProgress {
 	t := &imageProgress{
 		run:    r,
@@ -109,17 +106,17 @@ func (r *run) add(image Image, nodes []ocispec.Descriptor, hops int64) *imagePro
 	return t
 }
 
-// begin notes that the image's turn has come.
+// begin records that the transfer of the image starts.
 func (t *imageProgress) begin() { t.start = time.Now() }
 
-// started reports the run with all of its images in it.
+// started reports the run with all of its images.
 func (r *run) started() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.report(r.progress)
 }
 
-// sent returns what is to be told of each part of a blob that goes out.
+// sent returns a callback for bytes of a blob that were sent.
 func (t *imageProgress) sent(desc ocispec.Descriptor) func(offset, n int64) {
 	b := t.blobs[desc.Digest]
 	return func(offset, n int64) {
@@ -131,7 +128,7 @@ func (t *imageProgress) sent(desc ocispec.Descriptor) func(offset, n int64) {
 	}
 }
 
-// received returns what is to be told of each part of a blob that comes in.
+// received returns a callback for bytes of a blob that were received.
 func (t *imageProgress) received(desc ocispec.Descriptor) func(offset, n int64) {
 	b := t.blobs[desc.Digest]
 	return func(offset, n int64) {
@@ -143,7 +140,7 @@ func (t *imageProgress) received(desc ocispec.Descriptor) func(offset, n int64) 
 	}
 }
 
-// moved counts what is new of a blob. The lock is held.
+// moved counts new bytes of a blob. The caller holds the lock.
 func (t *imageProgress) moved(b *blobProgress) {
 	now := min(b.size, (b.up+b.down)/t.hops)
 	if b.final || now <= b.counted {
@@ -159,8 +156,8 @@ func (t *imageProgress) count(b *blobProgress, upTo int64) {
 	t.run.report(t.run.progress)
 }
 
-// local notes that a blob need not be received any more: it is on this machine. Of one
-// that was never elsewhere, that says nothing.
+// local records that a blob is on this machine and need not be downloaded. It has no effect on images
+// from this machine.
 func (t *imageProgress) local(desc ocispec.Descriptor) {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
@@ -172,7 +169,7 @@ func (t *imageProgress) local(desc ocispec.Descriptor) {
 	t.moved(b)
 }
 
-// done notes that a blob has arrived.
+// done records that a blob was transferred.
 func (t *imageProgress) done(desc ocispec.Descriptor) {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
@@ -183,7 +180,7 @@ func (t *imageProgress) done(desc ocispec.Descriptor) {
 	}
 }
 
-// mounted notes that the registry had a blob in another repository.
+// mounted records that the registry mounted a blob from another repository.
 func (t *imageProgress) mounted(desc ocispec.Descriptor) {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
@@ -192,7 +189,7 @@ func (t *imageProgress) mounted(desc ocispec.Descriptor) {
 	}
 }
 
-// skip notes that a blob was there.
+// skip records that a blob was present already.
 func (t *imageProgress) skip(desc ocispec.Descriptor) {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
@@ -213,8 +210,7 @@ func (t *imageProgress) skipped(b *blobProgress) bool {
 	return true
 }
 
-// finish notes that the image is whole where it should be; what nothing was said
-// of was there.
+// finish records that the image is complete. Blobs that were not recorded were present.
 func (t *imageProgress) finish(reference string) Result {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()

@@ -11,22 +11,19 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 )
 
-// Output is where images are pulled to: a [Layout] or an [Archive].
+// Output is the destination of a pull: a [Layout] or an [Archive].
 type Output interface {
-	// blob takes a blob over, and tells the tally what became of it.
+	// blob stores a blob and records its progress.
 	blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error
-	// image notes that all blobs of an image are there.
+	// image records that all blobs of an image are stored.
 	image(ctx context.Context, item Item) error
 }
 
-// Pull writes images, whole, to a layout or archive. Each blob's digest is
-// verified, and what is there already is not brought again. An image is listed in
-// a layout when all of it is there, so a pull that was interrupted leaves nothing
-// that looks whole, and the next one goes on; an archive is written in the end
-// ([Archive.Write]).
+// Pull writes whole images to a layout or archive. It verifies every digest and does not download
+// blobs that are present. A layout lists an image only when it is complete, so an interrupted pull
+// leaves no partial image, and the next one resumes it. [Archive.Write] writes an archive at the end.
 //
-// It ends with the first image that fails; the results are those of the images
-// that did not. Errors name the image and the blob.
+// Pull stops at the first image that fails, and returns the results of those that succeeded.
 func Pull(ctx context.Context, items []Item, out Output, opts Options) ([]Result, error) {
 	opts = opts.withDefaults()
 	slots := semaphore.NewWeighted(int64(opts.Concurrency))
@@ -39,8 +36,8 @@ func Pull(ctx context.Context, items []Item, out Output, opts Options) ([]Result
 		}
 		images[i] = &imagePull{item, nodes, run.add(item.Image, nodes, 1)}
 	}
-	return forEachImage(ctx, opts, run, images, func(ctx context.Context, image *imagePull, begun func()) (Result, error) {
-		result, err := image.pull(ctx, out, slots, begun)
+	return forEachImage(ctx, opts, run, images, func(ctx context.Context, image *imagePull, started func()) (Result, error) {
+		result, err := image.pull(ctx, out, slots, started)
 		if err != nil {
 			return result, fmt.Errorf("pulling image %s: %w", image.name(), err)
 		}
@@ -48,16 +45,16 @@ func Pull(ctx context.Context, items []Item, out Output, opts Options) ([]Result
 	})
 }
 
-// pulled is an image that is being pulled.
+// imagePull is the pull of one image.
 type imagePull struct {
 	Item
 	nodes    []ocispec.Descriptor
 	progress *imageProgress
 }
 
-func (p *imagePull) pull(ctx context.Context, out Output, slots *semaphore.Weighted, begun func()) (Result, error) {
+func (p *imagePull) pull(ctx context.Context, out Output, slots *semaphore.Weighted, started func()) (Result, error) {
 	p.progress.begin()
-	err := forEachBlob(ctx, slots, p.nodes, begun, func(ctx context.Context, desc ocispec.Descriptor) error {
+	err := forEachBlob(ctx, slots, p.nodes, started, func(ctx context.Context, desc ocispec.Descriptor) error {
 		return out.blob(ctx, p.Content, desc, p.progress)
 	})
 	if err != nil {
@@ -72,7 +69,7 @@ func (p *imagePull) pull(ctx context.Context, out Output, slots *semaphore.Weigh
 	return p.progress.finish(p.Reference), nil
 }
 
-// bring brings a blob to this machine, counted, and skips what is here.
+// fetchBlob downloads a blob unless it is on this machine.
 func fetchBlob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error {
 	moved := false
 	received := t.received(desc)
@@ -91,7 +88,7 @@ func fetchBlob(ctx context.Context, from Content, desc ocispec.Descriptor, t *im
 	return nil
 }
 
-// copied copies a blob, verified, into a store.
+// copyBlob copies a blob into a store and verifies it.
 func copyBlob(ctx context.Context, from Content, desc ocispec.Descriptor, store *blobstore.Store, t *imageProgress) error {
 	received := t.received(desc)
 	fetched, err := store.Ensure(ctx, desc, func(ctx context.Context, offset int64) (io.ReadCloser, error) {

@@ -18,19 +18,16 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
-// Push sends images, whole, to the repositories and tags that their references
-// map to ([Prefix.Repository]): an index with all its manifests, and what they
-// refer to. Content that lies in another registry is brought to this machine on
-// its way.
+// Push sends whole images to the repositories and tags of their references ([Prefix.Repository]): an
+// index with all its manifests and their blobs. Content of another registry passes through this
+// machine.
 //
-// What a repository has already is not sent; what another repository of the
-// registry has, it is asked to take from there; what several of the images share
-// is sent once. Every blob's digest is verified on its way.
+// Push sends only what the repository lacks. It asks the registry to mount blobs that another
+// repository has, and sends blobs that several images share once. It verifies every digest.
 //
-// Manifests go last and the tag with them, so a push that was interrupted leaves
-// nothing that looks whole, and the next one sends what is missing. It ends with
-// the first image that fails; the results are those of the images that did not.
-// Errors name the image and the blob.
+// Manifests are sent last and the tagged one at the very end, so an interrupted push leaves no partial
+// image, and the next one sends what is missing. Push stops at the first image that fails, and returns
+// the results of those that succeeded.
 func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options) ([]Result, error) {
 	opts = opts.withDefaults()
 	p := &pusher{
@@ -54,8 +51,8 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 		targets[target] = item.Image
 		images[i] = image
 	}
-	return forEachImage(ctx, opts, p.run, images, func(ctx context.Context, image *imagePush, begun func()) (Result, error) {
-		result, err := image.push(ctx, begun)
+	return forEachImage(ctx, opts, p.run, images, func(ctx context.Context, image *imagePush, started func()) (Result, error) {
+		result, err := image.push(ctx, started)
 		if err != nil {
 			return result, fmt.Errorf("pushing image %s to %s: %w", image.name(), reg.Host(), err)
 		}
@@ -63,24 +60,24 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 	})
 }
 
-// pusher is a run of Push.
+// pusher is the state of a Push.
 type pusher struct {
 	reg   *remote.Registry
 	opts  Options
-	slots *semaphore.Weighted // one for each blob under way
+	slots *semaphore.Weighted // one per blob in transfer
 	run   *run
 
 	mu    sync.Mutex
 	locks map[digest.Digest]*blobLock
 }
 
-// turn is whose turn it is with a blob, and which repositories have it for sure.
+// blobLock serializes the transfers of a blob, and records which repositories have it.
 type blobLock struct {
 	ch    chan struct{}
 	repos []string
 }
 
-// pushed is an image that is being pushed.
+// imagePush is the push of one image.
 type imagePush struct {
 	Item
 	*pusher
@@ -90,14 +87,14 @@ type imagePush struct {
 	progress *imageProgress
 }
 
-// plan looks at an image before anything is sent.
+// plan reads an image's manifests. It sends nothing.
 func (p *pusher) plan(ctx context.Context, item Item) (*imagePush, error) {
 	repository, tag, err := p.opts.Prefix.Repository(item.Reference)
 	if err != nil {
 		return nil, err
 	}
 	if d, err := digest.Parse(tag); err == nil && d != item.Descriptor.Digest {
-		return nil, fmt.Errorf("its name asks for %s, but it is %s", d, item.Descriptor.Digest)
+		return nil, fmt.Errorf("its reference has digest %s, but its content has %s", d, item.Descriptor.Digest)
 	}
 	repo, err := p.reg.Repository(repository)
 	if err != nil {
@@ -114,13 +111,13 @@ func (p *pusher) plan(ctx context.Context, item Item) (*imagePush, error) {
 	return &imagePush{Item: item, pusher: p, repo: repo, tag: tag, nodes: nodes, progress: p.run.add(item.Image, nodes, hops)}, nil
 }
 
-// push sends what is missing of the image: its blobs, then its manifests, those
-// that others refer to first, and at last the one that has the tag.
-func (p *imagePush) push(ctx context.Context, begun func()) (Result, error) {
+// push sends what the repository lacks: blobs, then manifests with dependencies first, and the tagged
+// one last.
+func (p *imagePush) push(ctx context.Context, started func()) (Result, error) {
 	p.progress.begin()
 	reference := joinReference(p.reg.Host()+"/"+p.repo.Name(), p.tag)
-	// One question is all it takes where the image is there. Whatever the registry
-	// answers else, not to know a tag that is yet to come is no reason to end.
+	// If the tag already has the digest, one request is enough. An error response is not fatal: the tag
+	// need not exist.
 	have, err := p.repo.Resolve(ctx, p.tag)
 	var answer *errcode.ErrorResponse
 	switch {
@@ -137,7 +134,7 @@ func (p *imagePush) push(ctx context.Context, begun func()) (Result, error) {
 			blobs = append(blobs, desc)
 		}
 	}
-	if err := forEachBlob(ctx, p.slots, blobs, begun, p.blob); err != nil {
+	if err := forEachBlob(ctx, p.slots, blobs, started, p.blob); err != nil {
 		return p.progress.result, err
 	}
 	if err := p.slots.Acquire(ctx, 1); err != nil {
@@ -152,7 +149,7 @@ func (p *imagePush) push(ctx context.Context, begun func()) (Result, error) {
 	return p.progress.finish(reference), ctx.Err()
 }
 
-// blob sees to it that the repository has a blob.
+// blob makes a blob part of the repository.
 func (p *imagePush) blob(ctx context.Context, desc ocispec.Descriptor) error {
 	lock := p.blobLock(desc.Digest)
 	select {
@@ -197,7 +194,7 @@ func (p *imagePush) blob(ctx context.Context, desc ocispec.Descriptor) error {
 }
 
 func (p *imagePush) send(ctx context.Context, desc ocispec.Descriptor, from string) (mounted bool, err error) {
-	// Content that lies elsewhere is read only when the registry wants it.
+	// Remote content is downloaded only if the registry needs it.
 	var here *blob.Blob
 	open := func() (io.ReadCloser, error) {
 		if here == nil {
@@ -213,7 +210,7 @@ func (p *imagePush) send(ctx context.Context, desc ocispec.Descriptor, from stri
 	return p.repo.PushBlob(ctx, desc, from, open, p.progress.sent(desc))
 }
 
-// manifest sends a manifest or index, and the tag with the image's own.
+// manifest sends a manifest or index, and tags the image's own.
 func (p *imagePush) manifest(ctx context.Context, desc ocispec.Descriptor) error {
 	tag := ""
 	if desc.Digest == p.Descriptor.Digest {

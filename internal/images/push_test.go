@@ -136,7 +136,7 @@ func TestPushByDigest(t *testing.T) {
 
 	other := testImage(t, store, image.Reference, 200, "amd64")
 	_, err = pushOne(t.Context(), store, other, server.client(t, nil), Options{})
-	if err == nil || !strings.Contains(err.Error(), "its name asks for "+image.Descriptor.Digest.String()+", but it is "+other.Descriptor.Digest.String()) {
+	if err == nil || !strings.Contains(err.Error(), "its reference has digest "+image.Descriptor.Digest.String()+", but its content has "+other.Descriptor.Digest.String()) {
 		t.Errorf("error: %v", err)
 	}
 }

@@ -9,13 +9,11 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Repository tells where an image goes in the registry: the repository's path,
-// and the tag or digest in it.
+// Repository returns the repository path and the tag or digest of an image in the registry.
 //
-// The reference is read as docker and containerd read it: a name without a
-// registry is Docker Hub's, one of Docker Hub's without a namespace is in
-// library/, and one without tag and digest has the tag latest. Then the
-// registry's host is dropped, whichever it is; all else stays:
+// The reference is parsed as Docker and containerd do: a name without a registry is Docker Hub's, one
+// of Docker Hub's without a namespace is in library/, and one without tag and digest has the tag
+// latest. The registry's host is dropped:
 //
 //	nginx                      library/nginx    latest
 //	docker.io/library/hello:1  library/hello    1
@@ -24,8 +22,7 @@ import (
 //	quay.io/a/b@sha256:…       a/b              sha256:…
 //	quay.io/a/b:1@sha256:…     a/b              sha256:…
 //
-// So images of one path in two registries go to one repository; a prefix keeps
-// them apart ([Prefix]).
+// Images with the same path in two registries share a repository unless a [Prefix] separates them.
 func Repository(ref string) (repository, tagOrDigest string, err error) {
 	named, err := parseReference(ref)
 	if err != nil {
@@ -34,24 +31,23 @@ func Repository(ref string) (repository, tagOrDigest string, err error) {
 	return reference.Path(named), tagOf(named), nil
 }
 
-// Prefix is put before the path of every repository that images are pushed to:
-// with the prefix team/mirror, nginx goes to team/mirror/library/nginx. Empty is
-// none.
+// Prefix is put before the path of every repository that images are pushed to: with the prefix
+// team/mirror, nginx goes to team/mirror/library/nginx. Empty is no prefix.
 type Prefix string
 
-// ParsePrefix checks a prefix as users write it; slashes at its ends are dropped.
+// ParsePrefix checks a prefix. It drops slashes at both ends.
 func ParsePrefix(text string) (Prefix, error) {
 	trimmed := strings.Trim(text, "/")
 	if text == "" {
 		return "", nil
 	}
 	if _, err := reference.WithName("localhost/" + trimmed); err != nil || trimmed == "" {
-		return "", fmt.Errorf("prefix %q: want what a repository's path may begin with, as in team or team/mirror: lower-case letters, digits, and separators between them", text)
+		return "", fmt.Errorf("prefix %q: want the beginning of a repository path, such as team or team/mirror: lower-case letters and digits with separators between them", text)
 	}
 	return Prefix(trimmed), nil
 }
 
-// Repository is [Repository] with the prefix.
+// Repository is like the function [Repository], with the prefix.
 func (p Prefix) Repository(ref string) (repository, tagOrDigest string, err error) {
 	repository, tagOrDigest, err = Repository(ref)
 	if p != "" && err == nil {
@@ -60,12 +56,12 @@ func (p Prefix) Repository(ref string) (repository, tagOrDigest string, err erro
 	return repository, tagOrDigest, err
 }
 
-// parseReference reads a name as users write it; it has a tag or a digest then.
+// parseReference parses a reference. The result has a tag or a digest.
 func parseReference(ref string) (reference.Named, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
 		if errors.Is(err, reference.ErrNameContainsUppercase) {
-			err = errors.New("a repository's name is in lower case")
+			err = errors.New("repository names are lower case")
 		}
 		return nil, fmt.Errorf("image reference %q: %w", ref, err)
 	}
@@ -79,8 +75,7 @@ func tagOf(named reference.Named) string {
 	return named.(reference.Tagged).Tag()
 }
 
-// Host is the registry that an image's name leads to, as it is dialled:
-// registry-1.docker.io for Docker Hub.
+// Host returns the registry of a reference as it is dialed: registry-1.docker.io for Docker Hub.
 func Host(ref string) (string, error) {
 	named, err := parseReference(ref)
 	if err != nil {
@@ -89,7 +84,7 @@ func Host(ref string) (string, error) {
 	return dialHost(reference.Domain(named)), nil
 }
 
-// dialled is where a registry answers.
+// dialHost returns the host that serves a registry's domain.
 func dialHost(domain string) string {
 	if domain == "docker.io" {
 		return "registry-1.docker.io"
@@ -97,7 +92,7 @@ func dialHost(domain string) string {
 	return domain
 }
 
-// joined writes a repository and a tag or digest as one name.
+// joinReference joins a repository and a tag or digest.
 func joinReference(repository, tagOrDigest string) string {
 	if _, err := digest.Parse(tagOrDigest); err == nil {
 		return repository + "@" + tagOrDigest

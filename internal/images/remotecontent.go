@@ -15,13 +15,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
-// remoteContent is a repository's content, of which a store keeps what was read.
+// remoteContent is a repository's content. Everything that is read is kept in a store.
 type remoteContent struct {
 	repo  *remote.Repository
 	store *blobstore.Store
 }
 
-// Blob brings a blob into the store, unless it is there.
+// Blob downloads a blob into the store, unless it is there.
 func (c *remoteContent) Blob(ctx context.Context, desc ocispec.Descriptor, received func(offset, n int64)) (blob.Blob, error) {
 	fetch := func(ctx context.Context, offset int64) (io.ReadCloser, error) {
 		if oci.IsManifestOrIndex(desc.MediaType) {
@@ -37,7 +37,7 @@ func (c *remoteContent) Blob(ctx context.Context, desc ocispec.Descriptor, recei
 		}
 		return countReads(rc, offset, received), nil
 	}
-	// Another process may evict it, or find it damaged, between the two.
+	// Another process may evict it in between, or find it damaged.
 	for attempt := 0; ; attempt++ {
 		if _, err := c.store.Ensure(ctx, desc, fetch); err != nil {
 			return blob.Blob{}, err
@@ -49,10 +49,10 @@ func (c *remoteContent) Blob(ctx context.Context, desc ocispec.Descriptor, recei
 	}
 }
 
-// lostAgain is how often what another process took away is brought again.
+// maxRefetches limits how often a blob is downloaded again after another process removed it.
 const maxRefetches = 3
 
-// Fetch returns content that was verified.
+// Fetch returns verified content.
 func (c *remoteContent) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
 	b, err := c.Blob(ctx, desc, nil)
 	if err != nil {
@@ -61,7 +61,7 @@ func (c *remoteContent) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.
 	return b.Open()
 }
 
-// Exists tells whether the repository has the content.
+// Exists reports whether the repository has the content.
 func (c *remoteContent) Exists(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
 	if c.store.Has(desc) {
 		return true, nil

@@ -20,36 +20,32 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
-// ResolveOptions tell where images are looked for, and which part of them is
-// wanted.
+// ResolveOptions configure [Resolve].
 type ResolveOptions struct {
-	// Registry returns the client for a registry by its host, as [Host] returns it.
-	// It may be called concurrently, and several times for one host.
+	// Registry returns the client for a registry by its host, as returned by [Host]. It may be called
+	// concurrently, and several times for a host.
 	Registry func(ctx context.Context, host string) (*remote.Registry, error)
-	// Daemon returns a Docker daemon's images of those names. It is called once, with
-	// all of them, and only where there are any.
+	// Daemon returns images of the Docker daemon. It is called at most once, with all names.
 	Daemon func(ctx context.Context, names []string) (*Source, error)
-	// Store keeps what was read: the cache, for example.
+	// Store keeps content that was read, for example in the cache.
 	Store *blobstore.Store
-	// Platforms are those to keep of an index that a tag names. What a digest names
-	// stays whole.
+	// Platforms are those to keep of an index that a tag refers to. An index that a digest refers to
+	// stays complete.
 	Platforms Platforms
-	// Referrers asks for what refers to the images too: signatures, attestations,
-	// SBOMs, by the registry's list of referrers and by cosign's tags.
+	// Referrers includes signatures, attestations and SBOMs of the images, from the registry's referrers
+	// API and cosign's tags.
 	Referrers bool
-	// Concurrency is how many requests are under way at once; 0 is
-	// [DefaultConcurrency].
+	// Concurrency is how many requests are sent at once. 0 is [DefaultConcurrency].
 	Concurrency int
-	// Log gets a line about an image that is not for the platforms. Nil is silent.
+	// Log gets a line about each image that does not match the platforms. Nil discards it.
 	Log *slog.Logger
 }
 
-// Resolve finds images by their names, in registries or in the Docker daemon
-// ([DaemonPrefix]), and reads their manifests, so that it is known how much there
-// is to transfer. Nothing else is read. The items are in the names' order, each
-// followed by what refers to it; a name that occurs twice is one item.
+// Resolve finds images by name, in registries or in the Docker daemon ([DaemonPrefix]), and reads
+// their manifests to know their size. It reads no other blobs. The items are in the order of the
+// names, each followed by its referrers. Duplicate names yield one item.
 //
-// An error names every image that was not found, or not for the platforms.
+// The error lists every image that was not found or does not match the platforms.
 func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, error) {
 	if opts.Concurrency <= 0 {
 		opts.Concurrency = DefaultConcurrency
@@ -90,7 +86,7 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 			names = append(names, strings.TrimPrefix(refs[i], DaemonPrefix))
 		}
 		if opts.Daemon == nil {
-			return nil, fmt.Errorf("image %s: the Docker daemon is no source here", refs[local[0]])
+			return nil, fmt.Errorf("image %s: the Docker daemon is not supported here", refs[local[0]])
 		}
 		source, err := opts.Daemon(ctx, names)
 		if err != nil {
@@ -114,7 +110,7 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 	return items, nil
 }
 
-// resolve finds one image and, if wanted, what refers to it.
+// resolve finds one image and, if requested, its referrers.
 func (o ResolveOptions) resolve(ctx context.Context, ref string) ([]Item, error) {
 	named, err := parseReference(ref)
 	if err != nil {
@@ -145,7 +141,7 @@ func (o ResolveOptions) inRegistry(ctx context.Context, named reference.Named) (
 	if o.Referrers {
 		about, err := o.referrers(ctx, from, named, item.Descriptor)
 		if err != nil {
-			return nil, fmt.Errorf("looking for what refers to it: %w", err)
+			return nil, fmt.Errorf("listing referrers: %w", err)
 		}
 		items = append(items, about...)
 	}
@@ -171,7 +167,7 @@ func (o ResolveOptions) item(ctx context.Context, from *remoteContent, named ref
 	return o.describeImage(ctx, from, image)
 }
 
-// measured reads the manifests of an image, and notes its size and platforms.
+// describeImage reads an image's manifests, and sets its size and platforms.
 func (o ResolveOptions) describeImage(ctx context.Context, from Content, image Image) (Item, error) {
 	nodes, err := graph(ctx, from, image.Descriptor)
 	if err != nil {
@@ -182,12 +178,12 @@ func (o ResolveOptions) describeImage(ctx context.Context, from Content, image I
 		return Item{}, err
 	}
 	if !o.Platforms.runs(image) {
-		o.Log.Warn("image is for another platform than asked for, and has no other", "image", image.Reference, "is for", Platforms(image.Platforms).String(), "asked for", o.Platforms.String())
+		o.Log.Warn("image does not run on the requested platforms", "image", image.Reference, "platforms", Platforms(image.Platforms).String(), "requested", o.Platforms.String())
 	}
 	return Item{image, from}, nil
 }
 
-// put keeps what this program made in the store.
+// put returns a function that stores generated JSON.
 func (o ResolveOptions) put(ctx context.Context) func(mediaType string, v any) (ocispec.Descriptor, error) {
 	return func(mediaType string, v any) (ocispec.Descriptor, error) {
 		raw, err := json.Marshal(v)
@@ -199,24 +195,21 @@ func (o ResolveOptions) put(ctx context.Context) func(mediaType string, v any) (
 	}
 }
 
-// maxReferrers bounds what is taken along of one image: signatures of signatures
-// have no end otherwise.
+// maxReferrers limits the referrers of one image: signatures can have signatures without end.
 const maxReferrers = 1000
 
-// cosignTags are the endings of the tags that cosign gives to what it has to say
-// about a digest, where it does not use the registry's list of referrers.
+// cosignTags are the suffixes of the tags that cosign uses without the referrers API.
 // https://github.com/sigstore/cosign/blob/v3.0.2/specs/SIGNATURE_SPEC.md#tag-based-discovery
 var cosignTags = []string{".sig", ".att", ".sbom"}
 
-// referrers finds what refers to an image, to its manifests, and to what refers
-// to those.
+// referrers finds the referrers of an image, of its manifests, and of those referrers.
 func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, named reference.Named, root ocispec.Descriptor) ([]Item, error) {
 	nodes, err := graph(ctx, from, root)
 	if err != nil {
 		return nil, err
 	}
 	queue := slices.DeleteFunc(nodes, func(d ocispec.Descriptor) bool { return !oci.IsManifestOrIndex(d.MediaType) })
-	slices.Reverse(queue) // the image before its parts
+	slices.Reverse(queue) // the image before its manifests
 	seen := map[string]bool{}
 	for _, desc := range queue {
 		seen[desc.Digest.String()] = true
@@ -230,7 +223,7 @@ func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, name
 		}
 		seen[item.Descriptor.Digest.String()] = true
 		if len(items) == maxReferrers {
-			return fmt.Errorf("there are more than %d", maxReferrers)
+			return fmt.Errorf("has more than %d referrers", maxReferrers)
 		}
 		items = append(items, item)
 		queue = append(queue, item.Descriptor)
@@ -247,7 +240,7 @@ func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, name
 				}
 				item, err := whole.item(ctx, from, byDigest)
 				if errors.Is(err, errdef.ErrNotFound) {
-					o.Log.Warn("the registry lists a referrer that it has not got", "image", named.String(), "referrer", desc.Digest.String())
+					o.Log.Warn("registry lists a referrer that does not exist", "image", named.String(), "referrer", desc.Digest.String())
 					continue
 				}
 				if err != nil {
@@ -282,7 +275,7 @@ func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, name
 	return items, nil
 }
 
-// fromDaemon finds an image by its name in what a Docker daemon saved.
+// fromDaemon finds an image by name in the save stream of a Docker daemon.
 func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name string) ([]Item, error) {
 	named, err := parseReference(name)
 	if err != nil {
@@ -300,17 +293,16 @@ func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name str
 		item, err := o.describeImage(ctx, source, image)
 		return []Item{item}, err
 	}
-	return nil, fmt.Errorf("the Docker daemon did not send it, but %s", names(source.Images()))
+	return nil, fmt.Errorf("the Docker daemon did not send it: got %s", names(source.Images()))
 }
 
-// checkRoot refuses what is no image, index or other artifact of a kind that
-// registries hold today.
+// checkMediaType rejects content that is not a supported manifest or index.
 func checkMediaType(desc ocispec.Descriptor) error {
 	switch {
 	case oci.IsManifestOrIndex(desc.MediaType):
 		return checkMetadataSize(desc)
 	case oci.IsSchema1(desc.MediaType):
-		return errors.New("is in Docker's manifest format of before 2016 (schema 1), which no container runtime of today reads: build or push it again")
+		return errors.New("uses Docker's manifest schema 1, which container runtimes no longer support: build or push it again")
 	}
 	return fmt.Errorf("media type %q is neither a manifest nor an index", desc.MediaType)
 }

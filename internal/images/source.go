@@ -23,30 +23,27 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// Source is a layout or archive that was opened for reading. It is safe for
-// concurrent use until it is closed.
+// Source is a layout or archive that is open for reading. It is safe for concurrent use until it is
+// closed.
 type Source struct {
 	path   string
-	kind   string // in words
+	kind   string // for messages: "OCI layout", "OCI archive" or "docker archive"
 	files  files
-	made   Store // manifests, and docker archives' blobs, that stand under no digest in the files
+	made   Store // generated manifests, and blobs of docker archives, which have no files named by digest
 	images []Image
-	store  *blobstore.Store // of what came as a stream: where the files are
+	store  *blobstore.Store // of a stream: holds the files
 }
 
 var _ content.ReadOnlyStorage = (*Source)(nil)
 
-// Open opens what is at path: an OCI layout directory, an OCI archive (a tar of
-// one) or a docker archive, as docker save has written it before version 25 and
-// other tools still do. Archives may be compressed with gzip. What it is, its
-// content tells, not its name; where an archive is both, the OCI layout counts.
+// Open opens an OCI layout directory, an OCI archive (a tar of a layout) or a docker archive, as
+// written by docker save before version 25 and by other tools. Archives may be compressed with gzip.
+// The format is detected from the content, not the name. If an archive is both, the OCI layout is
+// used.
 //
-// A source that was opened is complete: every image's manifests were read and
-// verified, and every blob is there in its size. The blobs' digests are
-// verified when they are read. Nothing is unpacked, but a compressed archive,
+// Open reads and verifies the manifests of all images, and checks that every blob exists and has the
+// right size. Digests of blobs are verified when they are read. Only compressed archives are unpacked,
 // to a temporary file that [Source.Close] removes.
-//
-// An error names path, what was found there, and what is wrong with it.
 func Open(ctx context.Context, path string) (*Source, error) {
 	s, err := open(ctx, path)
 	if err != nil {
@@ -90,7 +87,7 @@ func open(ctx context.Context, path string) (*Source, error) {
 	return s, nil
 }
 
-// load recognises what the files are and reads the images in them.
+// load detects the format and reads the images.
 func (s *Source) load(ctx context.Context, where string) error {
 	has := func(name string) bool {
 		_, err := s.files.file(name)
@@ -111,25 +108,25 @@ func (s *Source) load(ctx context.Context, where string) error {
 	case has(layoutFile):
 		return fmt.Errorf("is an OCI %s without its %s%s", where, indexFile, s.truncationHint())
 	case has(indexFile):
-		return fmt.Errorf("has an %s, but no %s, which every OCI layout has", indexFile, layoutFile)
+		return fmt.Errorf("has an %s, but no %s, which an OCI layout requires", indexFile, layoutFile)
 	case has("repositories"):
 		return errors.New("is a docker archive from before docker 1.10: save the image again with a newer docker")
 	case len(s.files.names()) == 0:
 		return errors.New("is empty")
 	default:
-		return fmt.Errorf("has no image in it: neither %s and %s (OCI layout) nor %s (docker archive), but %s",
+		return fmt.Errorf("contains no image: has neither %s and %s (OCI layout) nor %s (docker archive), but %s",
 			layoutFile, indexFile, dockerFile, strings.Join(s.files.names(), ", "))
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.kind, err)
 	}
 	if len(s.images) == 0 {
-		return fmt.Errorf("%s: has no image in it", s.kind)
+		return fmt.Errorf("%s: contains no image", s.kind)
 	}
 	return nil
 }
 
-// doubt is added to errors about what is missing.
+// truncationHint is appended to errors about missing content.
 func (s *Source) truncationHint() string {
 	if s.files.whole() {
 		return ""
@@ -140,11 +137,10 @@ func (s *Source) truncationHint() string {
 // Close releases the source's files.
 func (s *Source) Close() error { return s.files.Close() }
 
-// Kind says in words what the source is: "OCI layout", "OCI archive" or "docker
-// archive".
+// Kind returns "OCI layout", "OCI archive" or "docker archive".
 func (s *Source) Kind() string { return s.kind }
 
-// Fetch returns the content that desc describes, verified while it is read.
+// Fetch returns the content of desc, verified while it is read.
 func (s *Source) Fetch(_ context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
 	b, err := s.blob(desc.Digest)
 	if err != nil {
@@ -153,7 +149,7 @@ func (s *Source) Fetch(_ context.Context, desc ocispec.Descriptor) (io.ReadClose
 	return b.Fetch(desc)
 }
 
-// Exists tells whether the source has the content.
+// Exists reports whether the source has the content.
 func (s *Source) Exists(_ context.Context, desc ocispec.Descriptor) (bool, error) {
 	_, err := s.blob(desc.Digest)
 	if errors.Is(err, errdef.ErrNotFound) {
@@ -176,15 +172,15 @@ func (s *Source) blob(d digest.Digest) (blob.Blob, error) {
 	return b, err
 }
 
-// missingError tells that a source lacks content; its value is a doubt.
+// missingBlobError is about content that a source lacks. Its value is a truncationHint.
 type missingBlobError string
 
-func (e missingBlobError) Error() string { return "is missing in the source" + string(e) }
+func (e missingBlobError) Error() string { return "is missing from the source" + string(e) }
 
 func (e missingBlobError) Is(target error) bool { return target == errdef.ErrNotFound }
 
-// Images returns the images in the order in which the source lists them. One
-// with several names is several images.
+// Images returns the images in the source's order. An image with several names is listed once for
+// each.
 func (s *Source) Images() []Image { return slices.Clone(s.images) }
 
 func (s *Source) choose(reference string) ([]Image, error) {
@@ -210,7 +206,7 @@ func (s *Source) choose(reference string) ([]Image, error) {
 	return list, nil
 }
 
-// names lists images in an error message.
+// names lists images for an error message.
 func names(list []Image) string {
 	var quoted []string
 	for _, image := range list {
@@ -223,14 +219,14 @@ func names(list []Image) string {
 	return strings.Join(quoted, ", ")
 }
 
-// readJSON reads a file of the source that describes others.
+// readJSON reads a metadata file of the source.
 func (s *Source) readJSON(name string, into any) error {
 	b, err := s.files.file(name)
 	if err != nil {
 		return err
 	}
 	if b.Size > oci.MaxManifestSize {
-		return fmt.Errorf("%s: has %d bytes, more than the %d that are read", name, b.Size, oci.MaxManifestSize)
+		return fmt.Errorf("%s: has %d bytes: want at most %d", name, b.Size, oci.MaxManifestSize)
 	}
 	rc, err := b.Open()
 	if err != nil {
@@ -242,7 +238,7 @@ func (s *Source) readJSON(name string, into any) error {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if err := json.Unmarshal(raw, into); err != nil {
-		return fmt.Errorf("%s: is not the JSON that it should be: %w", name, err)
+		return fmt.Errorf("%s: is not valid JSON: %w", name, err)
 	}
 	return nil
 }
@@ -255,7 +251,7 @@ func (s *Source) loadLayout(ctx context.Context) error {
 		return err
 	}
 	if layout.Version != ocispec.ImageLayoutVersion {
-		return fmt.Errorf("%s: version is %q, and only %s is known", ocispec.ImageLayoutFile, layout.Version, ocispec.ImageLayoutVersion)
+		return fmt.Errorf("%s: unsupported version %q: want %s", ocispec.ImageLayoutFile, layout.Version, ocispec.ImageLayoutVersion)
 	}
 	var index ocispec.Index
 	if err := s.readJSON(ocispec.ImageIndexFile, &index); err != nil {
@@ -274,9 +270,9 @@ func (s *Source) loadLayout(ctx context.Context) error {
 	return s.nameBySubject(ctx)
 }
 
-// leaveOutParts drops images without a name that belong to an index: ORAS lists in
-// index.json every manifest that a layout has. It drops those that are there with a
-// name, too: skopeo and regctl have listed them by their tag alone.
+// dropIndexMembers drops images without a name that belong to an index: ORAS lists every manifest of a
+// layout in index.json. It also drops unnamed duplicates of named images, which skopeo and regctl list
+// by tag only.
 func (s *Source) dropIndexMembers(ctx context.Context) error {
 	parts := map[digest.Digest]bool{}
 	for _, image := range s.images {
@@ -300,9 +296,8 @@ func (s *Source) dropIndexMembers(ctx context.Context) error {
 	return nil
 }
 
-// nameBySubjects gives signatures, attestations and the like that stand in a layout
-// without a name the one that they have in a registry: the repository of what they
-// refer to, and their own digest.
+// nameBySubject names signatures, attestations and other artifacts without a name as a registry does:
+// by the repository of their subject and their own digest.
 func (s *Source) nameBySubject(ctx context.Context) error {
 	repositories := map[digest.Digest]string{} // of manifests and indexes
 	note := func(image Image) error {
@@ -312,7 +307,7 @@ func (s *Source) nameBySubject(ctx context.Context) error {
 		}
 		named, err := reference.ParseDockerRef(image.Reference)
 		if err != nil {
-			return nil // whoever uses the name will say so
+			return nil // the user of the name reports the error
 		}
 		for _, node := range nodes {
 			if oci.IsManifestOrIndex(node.MediaType) {
@@ -329,7 +324,7 @@ func (s *Source) nameBySubject(ctx context.Context) error {
 			return err
 		}
 	}
-	// A signature may be of a signature that comes later: until nothing new is found.
+	// The subject may be a signature that is listed later, so repeat until nothing changes.
 	for found := true; found; {
 		found = false
 		for _, i := range nameless {
@@ -364,7 +359,7 @@ func (s *Source) addImage(image Image) {
 	}
 }
 
-// layoutImage reads and checks an image that index.json lists.
+// layoutImage reads and checks an image in index.json.
 func (s *Source) layoutImage(ctx context.Context, desc ocispec.Descriptor) (Image, error) {
 	if !oci.IsManifestOrIndex(desc.MediaType) {
 		return Image{}, fmt.Errorf("media type %q is neither a manifest nor an index", desc.MediaType)
@@ -381,8 +376,7 @@ func (s *Source) layoutImage(ctx context.Context, desc ocispec.Descriptor) (Imag
 	return image, s.complete(ctx, &image)
 }
 
-// complete checks that all of an image is there, and notes its size and
-// platforms.
+// complete checks that an image's content exists, and sets its size and platforms.
 func (s *Source) complete(ctx context.Context, image *Image) error {
 	nodes, err := graph(ctx, s, image.Descriptor)
 	if err != nil {
@@ -402,9 +396,8 @@ func (s *Source) complete(ctx context.Context, image *Image) error {
 	return err
 }
 
-// holds tells whether the source has an index's manifest, and what that refers to:
-// of a platform of which docker's containerd image store has pulled nothing but the
-// manifest, it saves that alone.
+// hasManifest reports whether the source has an index's manifest and its config. If Docker's
+// containerd image store pulled only the manifest of a platform, it saves the manifest alone.
 func (s *Source) hasManifest(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
 	ok, err := s.Exists(ctx, desc)
 	if err != nil || !ok || !oci.IsManifest(desc.MediaType) {
@@ -420,9 +413,8 @@ func (s *Source) hasManifest(ctx context.Context, desc ocispec.Descriptor) (bool
 	return s.Exists(ctx, manifest.Config)
 }
 
-// leaveOutMissing makes an index that the source holds in part into an image of
-// that part: the one manifest that is there, as it is, or an index of those
-// that are. A registry would refuse the index as it stands.
+// dropMissingPlatforms reduces an index to the platforms that the source holds: to a single manifest,
+// or to a new index of several. A registry would reject the original index.
 func (s *Source) dropMissingPlatforms(ctx context.Context, image *Image) error {
 	var index ocispec.Index
 	if err := fetchJSON(ctx, s, image.Descriptor, &index); err != nil {
@@ -458,7 +450,7 @@ func (s *Source) dropMissingPlatforms(ctx context.Context, image *Image) error {
 	return err
 }
 
-// Blob returns content as it lies in the source.
+// Blob returns content as it is in the source.
 func (s *Source) Blob(_ context.Context, desc ocispec.Descriptor, _ func(offset, n int64)) (blob.Blob, error) {
 	b, err := s.blob(desc.Digest)
 	if err == nil && b.Size != desc.Size {
@@ -467,9 +459,8 @@ func (s *Source) Blob(_ context.Context, desc ocispec.Descriptor, _ func(offset,
 	return b, err
 }
 
-// Items returns the images to work on, each with a name. Without a reference
-// these are all, and each must have a name of its own. With one, the source must
-// hold a single image, and that is its name.
+// Items returns the images with their names. If reference is empty, it returns all images, and each
+// must have a name. Otherwise the source must hold one image, which gets that name.
 func (s *Source) Items(reference string) ([]Item, error) {
 	list, err := s.choose(reference)
 	if err != nil {

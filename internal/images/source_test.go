@@ -304,12 +304,12 @@ func TestIndexOfWhichAPartIsThere(t *testing.T) {
 	})
 	t.Run("none is an error", func(t *testing.T) {
 		checkOpenError(t, writeTemp(t, "a.tar", makeTar(t, without(0, 1, 2)...)),
-			"OCI archive: image a:1: manifest "+index.Manifests[0].Digest.String()+": is missing in the source")
+			"OCI archive: image a:1: manifest "+index.Manifests[0].Digest.String()+": is missing from the source")
 	})
 	t.Run("a part of an archive that was cut is an error", func(t *testing.T) {
 		cut := bytes.TrimSuffix(makeTar(t, without(1, 2)...), make([]byte, 2*tarBlock))
 		checkOpenError(t, writeTemp(t, "a.tar", cut),
-			"OCI archive: image a:1: manifest "+index.Manifests[1].Digest.String()+": is missing in the source (the archive has no end marker, so it seems to be truncated)")
+			"OCI archive: image a:1: manifest "+index.Manifests[1].Digest.String()+": is missing from the source (the archive has no end marker, so it seems to be truncated)")
 	})
 }
 
@@ -383,24 +383,24 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		"noise":                             {noise(7, 5000), "is not an image archive: it is data of an unknown kind"},
 		"a tar without entries":             {make([]byte, 2*tarBlock), "is not an image archive: it is a tar without entries"},
 		"compressed text":                   {gzipped(t, []byte(strings.Repeat("text ", 500))), "is not an image archive: it is gzip-compressed data without a tar in it"},
-		"a tar of something else":           {makeTar(t, file{name: "etc/passwd"}, file{name: "bin/sh"}), "has no image in it: neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but etc/passwd, bin/sh"},
-		"a layout packed with its folder":   {makeTar(t, file{name: "my/oci-layout"}, file{name: "my/index.json"}), "has no image in it: neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but my/oci-layout, my/index.json"},
+		"a tar of something else":           {makeTar(t, file{name: "etc/passwd"}, file{name: "bin/sh"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but etc/passwd, bin/sh"},
+		"a layout packed with its folder":   {makeTar(t, file{name: "my/oci-layout"}, file{name: "my/index.json"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but my/oci-layout, my/index.json"},
 		"an archive cut within a blob":      {whole[:len(whole)-2*tarBlock-100], "is truncated: it ends within entry " + layout[len(layout)-1].name},
 		"an archive cut within a header":    {whole[:2*tarBlock+100], "is truncated: it ends after entry oci-layout"},
-		"an archive cut between two blobs":  {bytes.TrimSuffix(makeTar(t, layout[:3]...), make([]byte, 2*tarBlock)), "OCI archive: image a:1: index " + image.Descriptor.Digest.String() + ": is missing in the source (the archive has no end marker, so it seems to be truncated)"},
+		"an archive cut between two blobs":  {bytes.TrimSuffix(makeTar(t, layout[:3]...), make([]byte, 2*tarBlock)), "OCI archive: image a:1: index " + image.Descriptor.Digest.String() + ": is missing from the source (the archive has no end marker, so it seems to be truncated)"},
 		"a compressed archive that was cut": {gzipped(t, whole)[:2000], "is truncated: its compressed data ends early"},
 		"an archive with a damaged header":  {corrupt(whole, 2*tarBlock+20), "is damaged after entry oci-layout: archive/tar: invalid tar header"},
 
 		"a layout without index":              {makeTar(t, without("index.json")...), "is an OCI archive without its index.json"},
-		"a layout without oci-layout":         {makeTar(t, without("oci-layout")...), "has an index.json, but no oci-layout, which every OCI layout has"},
-		"a layout of another version":         {makeTar(t, replaced("oci-layout", []byte(`{"imageLayoutVersion":"2.0.0"}`))...), `OCI archive: oci-layout: version is "2.0.0", and only 1.0.0 is known`},
-		"an index that is no JSON":            {makeTar(t, replaced("index.json", []byte("manifests: []"))...), "OCI archive: index.json: is not the JSON that it should be: invalid character 'm' looking for beginning of value"},
-		"an index without images":             {makeTar(t, replaced("index.json", []byte("{}"))...), "OCI archive: has no image in it"},
-		"an index that is too large":          {makeTar(t, replaced("index.json", make([]byte, oci.MaxManifestSize+1))...), "OCI archive: index.json: has 4194305 bytes, more than the 4194304 that are read"},
+		"a layout without oci-layout":         {makeTar(t, without("oci-layout")...), "has an index.json, but no oci-layout, which an OCI layout requires"},
+		"a layout of another version":         {makeTar(t, replaced("oci-layout", []byte(`{"imageLayoutVersion":"2.0.0"}`))...), `OCI archive: oci-layout: unsupported version "2.0.0": want 1.0.0`},
+		"an index that is no JSON":            {makeTar(t, replaced("index.json", []byte("manifests: []"))...), "OCI archive: index.json: is not valid JSON: invalid character 'm' looking for beginning of value"},
+		"an index without images":             {makeTar(t, replaced("index.json", []byte("{}"))...), "OCI archive: contains no image"},
+		"an index that is too large":          {makeTar(t, replaced("index.json", make([]byte, oci.MaxManifestSize+1))...), "OCI archive: index.json: has 4194305 bytes: want at most 4194304"},
 		"an index of something else":          {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"text/plain","digest":"sha256:abc","size":1}]}`))...), `OCI archive: image sha256:abc: media type "text/plain" is neither a manifest nor an index`},
 		"an index with a digest that is none": {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"`+ocispec.MediaTypeImageManifest+`","digest":"sha256:../../x","size":1}]}`))...), "OCI archive: image sha256:../../x: manifest sha256:../../x: invalid checksum digest length"},
-		"a missing layer":                     {makeTar(t, without(oci.BlobPath(layer.Digest))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": is missing in the source"},
-		"a missing manifest":                  {makeTar(t, without(oci.BlobPath(manifest.Digest))...), "OCI archive: image a:1: manifest " + manifest.Digest.String() + ": is missing in the source"},
+		"a missing layer":                     {makeTar(t, without(oci.BlobPath(layer.Digest))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": is missing from the source"},
+		"a missing manifest":                  {makeTar(t, without(oci.BlobPath(manifest.Digest))...), "OCI archive: image a:1: manifest " + manifest.Digest.String() + ": is missing from the source"},
 		"a manifest that was altered":         {makeTar(t, replaced(oci.BlobPath(manifest.Digest), damaged)...), "OCI archive: image a:1: manifest " + manifest.Digest.String() + ": does not match its digest: it was altered or damaged"},
 		"a layer of another size":             {makeTar(t, replaced(oci.BlobPath(layer.Digest), []byte("short"))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": has 5 bytes where its descriptor says 500"},
 
@@ -412,11 +412,11 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		"a hard link out of it":         {plus(file{name: "x", link: "../x", kind: tar.TypeLink}), `entry "x" is a link to "../x", which leads out of the archive`},
 		"a layer that is a broken link": {makeTar(t, with(oci.BlobPath(layer.Digest), func(f file) []file { return []file{{name: f.name, link: "nowhere"}} })...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " + oci.BlobPath(layer.Digest) + ": is a link to blobs/sha256/nowhere, which is not a file in the archive"},
 		"a layer that links to itself":  {makeTar(t, with(oci.BlobPath(layer.Digest), func(f file) []file { return []file{{name: f.name, link: layer.Digest.Encoded()}} })...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " + oci.BlobPath(layer.Digest) + ": is a link to " + oci.BlobPath(layer.Digest) + ", which is not a file in the archive"},
-		"a name that stands twice":      {plus(file{name: "./index.json", data: []byte("{}")}), `entry "./index.json" stands in it twice`},
+		"a name that stands twice":      {plus(file{name: "./index.json", data: []byte("{}")}), `entry "./index.json" occurs twice`},
 
-		"a docker archive without a layer":         {dockerWithout("/layer.tar"), "docker archive: image hello:1: layer " + dockerLayer + ": is missing in the source"},
-		"a docker archive without a configuration": {dockerWithout(dockerConfig.name), "docker archive: image hello:1: configuration " + dockerConfig.name + ": is missing in the source"},
-		"a docker archive without images":          {makeTar(t, file{name: "manifest.json", data: []byte("[]")}), "docker archive: has no image in it"},
+		"a docker archive without a layer":         {dockerWithout("/layer.tar"), "docker archive: image hello:1: layer " + dockerLayer + ": is missing from the source"},
+		"a docker archive without a configuration": {dockerWithout(dockerConfig.name), "docker archive: image hello:1: configuration " + dockerConfig.name + ": is missing from the source"},
+		"a docker archive without images":          {makeTar(t, file{name: "manifest.json", data: []byte("[]")}), "docker archive: contains no image"},
 		"a docker archive before docker 1.10":      {makeTar(t, file{name: "repositories"}), "is a docker archive from before docker 1.10: save the image again with a newer docker"},
 		"a docker archive that counts wrongly": {
 			makeTar(t, append(slices.Clone(docker[:len(docker)-2]), file{name: "manifest.json", data: asJSON(t, []dockerImage{{Config: dockerConfig.name, RepoTags: []string{"hello:1"}}})})...),
@@ -424,7 +424,7 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		},
 		"a docker archive that looks outside": {
 			makeTar(t, file{name: "manifest.json", data: asJSON(t, []dockerImage{{Config: "../../etc/passwd"}})}),
-			"docker archive: image number 1: configuration ../../etc/passwd: is missing in the source",
+			"docker archive: image number 1: configuration ../../etc/passwd: is missing from the source",
 		},
 	} {
 		t.Run(name, func(t *testing.T) { checkOpenError(t, writeTemp(t, "image.tar", c.data), c.want) })
@@ -436,7 +436,7 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 	t.Run("an empty directory", func(t *testing.T) { checkOpenError(t, t.TempDir(), "is empty") })
 	t.Run("a directory of something else", func(t *testing.T) {
 		checkOpenError(t, writeLayout(t, []file{{name: "Chart.yaml"}, {name: "values.yaml"}}),
-			"has no image in it: neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but Chart.yaml, values.yaml")
+			"contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but Chart.yaml, values.yaml")
 	})
 	t.Run("a device", func(t *testing.T) { checkOpenError(t, os.DevNull, "is neither a file nor a directory") })
 	t.Run("a directory with a layer that links out of it", func(t *testing.T) {
@@ -456,7 +456,7 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		d := digest.FromBytes(raw)
 		huge.add(d, blob.FromBytes(raw))
 		_, err := graph(t.Context(), huge, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: d, Size: int64(len(raw))})
-		if err == nil || !strings.Contains(err.Error(), "no registry takes more than 4194304") {
+		if err == nil || !strings.Contains(err.Error(), "registries accept at most 4194304") {
 			t.Errorf("error: %v", err)
 		}
 	})

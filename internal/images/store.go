@@ -13,16 +13,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
-// Store holds images in memory, or knows the files that they are in. Its zero
-// value is empty and ready for use. Reading from it is safe for concurrent use;
-// adding to it is not.
+// Store holds images in memory and in files that they were built from. The zero value is empty and
+// ready for use. Reading is safe for concurrent use; adding is not.
 type Store struct {
 	blobs map[digest.Digest]blob.Blob
 }
 
 var _ content.ReadOnlyStorage = (*Store)(nil)
 
-// Fetch returns the content that desc describes, verified while it is read.
+// Fetch returns the content of desc, verified while it is read.
 func (s *Store) Fetch(_ context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
 	b, ok := s.blobs[desc.Digest]
 	if !ok {
@@ -31,7 +30,7 @@ func (s *Store) Fetch(_ context.Context, desc ocispec.Descriptor) (io.ReadCloser
 	return b.Fetch(desc)
 }
 
-// Exists tells whether the store has the content.
+// Exists reports whether the store has the content.
 func (s *Store) Exists(_ context.Context, desc ocispec.Descriptor) (bool, error) {
 	_, ok := s.blobs[desc.Digest]
 	return ok, nil
@@ -44,8 +43,7 @@ func (s *Store) add(d digest.Digest, b blob.Blob) {
 	s.blobs[d] = b
 }
 
-// addJSON adds v's JSON, which is the same for equal values: Go sorts the keys
-// of maps.
+// addJSON adds v as JSON. Equal values have equal digests: encoding/json sorts map keys.
 func (s *Store) addJSON(mediaType string, v any) (ocispec.Descriptor, error) {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -56,7 +54,7 @@ func (s *Store) addJSON(mediaType string, v any) (ocispec.Descriptor, error) {
 	return desc, nil
 }
 
-// Blob returns content as it lies in the store.
+// Blob returns content as it is in the store.
 func (s *Store) Blob(_ context.Context, desc ocispec.Descriptor, _ func(offset, n int64)) (blob.Blob, error) {
 	b, ok := s.blobs[desc.Digest]
 	if !ok {

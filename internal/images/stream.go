@@ -21,20 +21,17 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// streamName is where an archive is said to be that comes as a stream.
+// streamName is the path of a stream in messages.
 const streamName = "(stream)"
 
-// OpenStream reads an OCI archive or docker archive, such as the save stream of a
-// Docker engine, once and to its end. What is in it goes straight into the store,
-// which must stay open as long as the source is, and which the caller closes; of it
-// all nothing but index.json and the like is held in memory. Streams may be
-// compressed with gzip. After an error, the store has what came before it, in whole
-// blobs.
+// OpenStream reads an OCI archive or docker archive, such as the save stream of a Docker engine, once
+// and to its end. It writes the content to the store, which the caller keeps open while the source is
+// in use. Only metadata files are held in memory. Streams may be compressed with gzip. After an error,
+// the store keeps the complete blobs that were read.
 //
-// It is as strict as [Open], and stricter in this: content under a digest in blobs/
-// that does not match it is an error now, and so is a stream without the marker of a
-// tar's end, for what comes last in a save stream tells what the rest is. It looks at
-// ctx before each read of r; to end a read that blocks is the caller's task.
+// In addition to [Open]'s checks, it verifies the digests of files in blobs/ immediately and requires
+// the end-of-archive marker, because the last entries of a save stream describe the rest. It checks
+// ctx before each read of r, but cannot interrupt a read that blocks.
 func OpenStream(ctx context.Context, r io.Reader, store *blobstore.Store) (*Source, error) {
 	s, err := openStream(ctx, r, store)
 	if err != nil {
@@ -62,11 +59,11 @@ func openStream(ctx context.Context, r io.Reader, store *blobstore.Store) (*Sour
 	return s, nil
 }
 
-// stream is files that came in a tar, and lie in a store by now.
+// stream is files of a tar that were written to a store.
 type stream struct {
-	listed  archive // of no file: its list of entries alone is used
+	listed  archive // without a file: only its entries are used
 	store   *blobstore.Store
-	content map[string]blob.Blob // of entries that are no links
+	content map[string]blob.Blob // of entries that are not links
 }
 
 func (s *stream) file(name string) (blob.Blob, error) {
@@ -88,18 +85,17 @@ func (s *stream) names() []string { return s.listed.names() }
 
 func (s *stream) whole() bool { return true }
 
-// Close does nothing: the files are the store's.
+// Close does nothing: the store owns the files.
 func (s *stream) Close() error { return nil }
 
-// readAhead is how much of a stream is asked for at once: as much as [io.Copy] has
-// between two files.
+// readAhead is as large as the buffer of [io.Copy].
 const readAhead = 32 << 10
 
 // read reads the whole stream.
 func (s *stream) read(ctx context.Context, r io.Reader) error {
 	source := &tailReader{Reader: contextReader{ctx, r}}
 	buffered := bufio.NewReaderSize(source, readAhead)
-	// Fewer bytes than asked for are no error yet: they are told from a tar below.
+	// A short read is not an error yet: index reports it.
 	head, _ := buffered.Peek(tarBlock)
 	what := describe(head)
 	tarred := &offsetReader{Reader: buffered}
@@ -114,20 +110,20 @@ func (s *stream) read(ctx context.Context, r io.Reader) error {
 	err := s.index(ctx, tarred, what)
 	switch {
 	case err == nil:
-		// The rest is padding, or what the engine says that went wrong.
+		// The rest is padding, or an error message of the engine.
 		if _, err = io.Copy(io.Discard, tarred); err != nil {
-			err = fmt.Errorf("breaks off after its last entry: %w", err)
+			err = fmt.Errorf("failed after its last entry: %w", err)
 		}
 	case errors.Is(err, tar.ErrHeader):
 		_, _ = io.CopyN(io.Discard, tarred, tailSize)
 	}
 	if message := source.engineError(); message != "" {
-		return fmt.Errorf("the engine could not finish it: %s", message)
+		return fmt.Errorf("the engine failed: %s", message)
 	}
 	return err
 }
 
-// index takes in each entry. what is said to be in the stream if it is no tar.
+// index stores each entry. what describes the stream if it is not a tar.
 func (s *stream) index(ctx context.Context, r *offsetReader, what string) error {
 	tr := tar.NewReader(r)
 	var last string
@@ -153,7 +149,7 @@ func (s *stream) index(ctx context.Context, r *offsetReader, what string) error 
 		case errors.Is(err, tar.ErrHeader):
 			return fmt.Errorf("is damaged after entry %s: %w", last, err)
 		case err != nil:
-			return fmt.Errorf("breaks off after entry %s: %w", last, err)
+			return fmt.Errorf("failed after entry %s: %w", last, err)
 		}
 		last = header.Name
 		if err := s.listed.add(header, r.offset); err != nil {
@@ -170,7 +166,7 @@ func (s *stream) index(ctx context.Context, r *offsetReader, what string) error 
 	}
 }
 
-// take keeps the content of a file.
+// addFile stores the content of a file.
 func (s *stream) addFile(ctx context.Context, header *tar.Header, tr *tar.Reader) error {
 	name := path.Clean(header.Name)
 	entry := &errorReader{Reader: tr}
@@ -180,7 +176,7 @@ func (s *stream) addFile(ctx context.Context, header *tar.Header, tr *tar.Reader
 	case errors.Is(entry.err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("is truncated: it ends within entry %s", header.Name)
 	case entry.err != nil:
-		return fmt.Errorf("breaks off within entry %s: %w", header.Name, entry.err)
+		return fmt.Errorf("failed within entry %s: %w", header.Name, entry.err)
 	case errors.As(err, &wrong):
 		return fmt.Errorf("entry %s: %w", header.Name, err)
 	case err != nil:
@@ -191,8 +187,8 @@ func (s *stream) addFile(ctx context.Context, header *tar.Header, tr *tar.Reader
 	return nil
 }
 
-// keep returns the file's content as it lies in the store, or in memory where it
-// describes other files. What nobody reads any more is no blob.
+// storeFile returns the file's content, in memory for metadata files and otherwise in the store. Files
+// that nothing reads yield an empty blob.
 func (s *stream) storeFile(ctx context.Context, name string, r io.Reader, size int64) (blob.Blob, error) {
 	dir, base := path.Split(name)
 	switch {
@@ -200,11 +196,11 @@ func (s *stream) storeFile(ctx context.Context, name string, r io.Reader, size i
 		raw, err := io.ReadAll(r)
 		return blob.FromBytes(raw), err
 	case dir != "" && (base == "VERSION" || base == "json"):
-		// What docker before 1.10 has for each layer. The tar's next entry is behind it.
+		// Per-layer files of Docker before 1.10. The tar reader skips their content.
 		return blob.Blob{}, nil
 	}
 	named, isBlob := oci.ParseBlobPath(name)
-	var other digest.Verifier // the store computes SHA-256
+	var other digest.Verifier // the store computes SHA-256 only
 	if isBlob && named.Algorithm() != digest.SHA256 {
 		other = named.Verifier()
 		r = io.TeeReader(r, other)
@@ -219,8 +215,7 @@ func (s *stream) storeFile(ctx context.Context, name string, r io.Reader, size i
 	return s.store.Get(ctx, desc)
 }
 
-// isIndexFile tells files that describe what else is in a source, by their names at
-// its root.
+// isIndexFile reports whether a file at a source's root is a metadata file.
 func isIndexFile(name string) bool {
 	switch name {
 	case ocispec.ImageIndexFile, ocispec.ImageLayoutFile, dockerManifestFile, "repositories":
@@ -229,7 +224,7 @@ func isIndexFile(name string) bool {
 	return false
 }
 
-// offsetReader knows how much was read.
+// offsetReader counts the bytes that were read.
 type offsetReader struct {
 	io.Reader
 	offset int64
@@ -242,7 +237,7 @@ func (r *offsetReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// errorReader remembers the error that was not the end.
+// errorReader records the first error other than EOF.
 type errorReader struct {
 	io.Reader
 	err error
@@ -257,10 +252,10 @@ func (r *errorReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// tailSize is enough for what an engine says last.
+// tailSize is enough for an engine's error message, in bytes.
 const tailSize = 4 << 10
 
-// tailReader remembers the last bytes of a stream.
+// tailReader keeps the last bytes of a stream.
 type tailReader struct {
 	io.Reader
 	tail []byte
@@ -277,9 +272,8 @@ func (r *tailReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// engineError is what an engine that fails in the middle of a stream writes into
-// it, wherever it is by then: a line of JSON, and no more. The API's documentation
-// does not tell of it; moby does, in getImagesGet.
+// engineError returns the error message of an engine that failed while it wrote the stream. It writes
+// a line of JSON at the current position and stops. This is not documented; see getImagesGet in moby.
 func (r *tailReader) engineError() string {
 	at := bytes.LastIndex(r.tail, []byte(`{"errorDetail":`))
 	if at < 0 {
@@ -290,7 +284,7 @@ func (r *tailReader) engineError() string {
 			Message string `json:"message"`
 		} `json:"errorDetail"`
 	}
-	// Nothing behind it: or else it is in a file.
+	// If something follows, it is content of a file.
 	if json.Unmarshal(r.tail[at:], &said) != nil {
 		return ""
 	}

@@ -358,7 +358,7 @@ func TestImagesFromAnEngine(t *testing.T) {
 					w.Write(raw[:100_000])
 					return errors.New(`open "/var/lib/docker": no such file`)
 				})
-				fails(t, `save one:1, two:2: image source (stream): the engine could not finish it: open "/var/lib/docker": no such file`)
+				fails(t, `save one:1, two:2: image source (stream): the engine failed: open "/var/lib/docker": no such file`)
 			})
 			t.Run("a connection that is reset", func(t *testing.T) {
 				start(t, func(w io.Writer, _ []string) error {
@@ -375,7 +375,7 @@ func TestImagesFromAnEngine(t *testing.T) {
 					dockerdaemontest.Reset(w)
 					return nil
 				})
-				fails(t, "breaks off after its last entry: unexpected EOF")
+				fails(t, "failed after its last entry: unexpected EOF")
 			})
 			t.Run("a stream without an end stops with the context", func(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
@@ -427,13 +427,13 @@ func TestOpenStreamRefuses(t *testing.T) {
 		"JSON":                             {[]byte(`{"a":1}`), "is not an image archive: it is JSON text"},
 		"gzip-compressed text":             {gzipped(t, []byte("text")), "is not an image archive: it is gzip-compressed data without a tar in it"},
 		"gzip-compressed data that is cut": {gzipped(t, whole)[:4000], "is truncated: it ends within entry " + slices.Sorted(maps.Keys(modern))[0]},
-		"an engine's error instead":        {dockerdaemontest.StreamError("boom"), "the engine could not finish it: boom"},
-		"an engine's error after a file":   {slices.Concat(makeTar(t, file{name: "a", data: data})[:2*tarBlock], dockerdaemontest.StreamError("boom")), "the engine could not finish it: boom"},
+		"an engine's error instead":        {dockerdaemontest.StreamError("boom"), "the engine failed: boom"},
+		"an engine's error after a file":   {slices.Concat(makeTar(t, file{name: "a", data: data})[:2*tarBlock], dockerdaemontest.StreamError("boom")), "the engine failed: boom"},
 		"an engine's long error after a file": {
 			slices.Concat(makeTar(t, file{name: "a", data: data})[:2*tarBlock], dockerdaemontest.StreamError(strings.Repeat("boom ", 300))),
-			"the engine could not finish it: " + strings.Repeat("boom ", 300),
+			"the engine failed: " + strings.Repeat("boom ", 300),
 		},
-		"an engine's error after all":     {slices.Concat(whole, dockerdaemontest.StreamError("boom")), "the engine could not finish it: boom"},
+		"an engine's error after all":     {slices.Concat(whole, dockerdaemontest.StreamError("boom")), "the engine failed: boom"},
 		"a tar that ends between files":   {bytes.TrimSuffix(whole, make([]byte, 2*tarBlock)), "is truncated: it ends after entry repositories, without the marker of an archive's end"},
 		"a tar without entries":           {make([]byte, 2*tarBlock), "is not an image archive: it is a tar without entries"},
 		"a name that leads out":           {makeTar(t, file{name: "../a", data: data}), `entry "../a" leads out of the archive`},
@@ -442,20 +442,20 @@ func TestOpenStreamRefuses(t *testing.T) {
 		"a link that leads out":           {makeTar(t, file{name: "a/b", link: "../../x"}), `entry "a/b" is a link to "../../x", which leads out of the archive`},
 		"an absolute link":                {makeTar(t, file{name: "a", link: "/etc/passwd"}), `entry "a" is a link to "/etc/passwd", which is an absolute path`},
 		"a hard link that leads out":      {makeTar(t, file{name: "a", link: "../x", kind: tar.TypeLink}), `entry "a" is a link to "../x", which leads out of the archive`},
-		"a file twice":                    {makeTar(t, file{name: "a", data: data}, file{name: "./a", data: data}), `entry "./a" stands in it twice`},
-		"a link in the place of a file":   {makeTar(t, file{name: "a", data: data}, file{name: "a", link: "b"}), `entry "a" stands in it twice`},
+		"a file twice":                    {makeTar(t, file{name: "a", data: data}, file{name: "./a", data: data}), `entry "./a" occurs twice`},
+		"a link in the place of a file":   {makeTar(t, file{name: "a", data: data}, file{name: "a", link: "b"}), `entry "a" occurs twice`},
 		"a sparse file":                   {sparse, `entry "a" is stored as a sparse file: pack the archive without that`},
-		"a tar without images":            {makeTar(t, file{name: "a", data: data}, file{name: "b"}), "has no image in it: neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but a, b"},
+		"a tar without images":            {makeTar(t, file{name: "a", data: data}, file{name: "b"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but a, b"},
 		"a blob that does not match":      {with(modern, dockerdaemontest.File{Name: layerFile, Data: noise(7, 9000)}).Bytes(t), "entry " + layerFile + ": does not match its digest: it was altered or damaged"},
 		"a blob that is another's":        {makeTar(t, file{name: "blobs/sha256/" + digest.FromString("x").Encoded(), data: data}), "entry blobs/sha256/" + digest.FromString("x").Encoded() + ": does not match its digest: it was altered or damaged"},
 		"a SHA-512 blob that matches not": {makeTar(t, file{name: sha512Name, data: []byte("date")}), "entry " + sha512Name + ": does not match its digest: it was altered or damaged"},
-		"a layer that is not there":       {without(legacy, "layer.tar").Bytes(t), "docker archive: image one:1: layer " + legacyLayer(legacy) + ": is missing in the source"},
+		"a layer that is not there":       {without(legacy, "layer.tar").Bytes(t), "docker archive: image one:1: layer " + legacyLayer(legacy) + ": is missing from the source"},
 		"a layer that is a link to nothing": {
 			with(legacy, dockerdaemontest.File{Name: legacyLayer(legacy), Link: "../x/layer.tar"}).Bytes(t),
 			"docker archive: image one:1: layer: " + legacyLayer(legacy) + ": is a link to x/layer.tar, which is not a file in the archive",
 		},
-		"an index that is no JSON": {with(modern, dockerdaemontest.File{Name: "index.json", Data: []byte("{")}).Bytes(t), "OCI archive: index.json: is not the JSON that it should be: unexpected end of JSON input"},
-		"an index of 5 MB":         {with(modern, dockerdaemontest.File{Name: "index.json", Data: make([]byte, 5<<20)}).Bytes(t), "OCI archive: index.json: has 5242880 bytes, more than the 4194304 that are read"},
+		"an index that is no JSON": {with(modern, dockerdaemontest.File{Name: "index.json", Data: []byte("{")}).Bytes(t), "OCI archive: index.json: is not valid JSON: unexpected end of JSON input"},
+		"an index of 5 MB":         {with(modern, dockerdaemontest.File{Name: "index.json", Data: make([]byte, 5<<20)}).Bytes(t), "OCI archive: index.json: has 5242880 bytes: want at most 4194304"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store, _ := newStore(t)

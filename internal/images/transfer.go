@@ -9,26 +9,23 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// DefaultConcurrency is how many blobs are transferred at once: enough to fill a
-// link while some blobs are small, and no more than skopeo's.
+// DefaultConcurrency is how many blobs are transferred at once: enough to fill a link even if some
+// blobs are small, and not more than skopeo's.
 const DefaultConcurrency = 6
 
-// Options change how [Push] and [Pull] work. The zero value is ready for use.
+// Options configure [Push] and [Pull]. The zero value is ready for use.
 type Options struct {
 	// Prefix is put before the path of every repository that is pushed to.
 	Prefix Prefix
-	// Concurrency is how many blobs are transferred at once, over all images; 0 is
-	// [DefaultConcurrency].
+	// Concurrency is how many blobs are transferred at once, over all images. 0 is [DefaultConcurrency].
 	Concurrency int
-	// ImageConcurrency is how many images are begun at once; 0 is 1. The next one
-	// begins when all blobs of one are on their way or there, so that there are
-	// Concurrency of them on their way to the end.
+	// ImageConcurrency is how many images are started at once. 0 is 1. The next image starts when all
+	// blobs of one are in transfer or done, so that Concurrency is used until the end.
 	ImageConcurrency int
-	// Progress is told how far the run is, often. It is not called concurrently, and
-	// must be quick: it holds up what is being transferred.
+	// Progress is called often, but not concurrently. It must return quickly, because it blocks
+	// transfers.
 	Progress func(Progress)
-	// Done is told of each image that is whole where it should be. It is not called
-	// concurrently.
+	// Done is called for each completed image, not concurrently.
 	Done func(Result)
 }
 
@@ -45,11 +42,10 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// inOrder does something about each of a run's images, begun in their order, and
-// returns the results of those that it was done for, in that order, too. do calls
-// begun when the next image may begin. Where an image fails, those before it are
-// brought to their end, and those after it are stopped.
-func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T, do func(ctx context.Context, image T, begun func()) (Result, error)) ([]Result, error) {
+// forEachImage calls do for each image, started in order, and returns the results of those that
+// succeeded, in order. do calls started when the next image may start. If an image fails, those before
+// it are completed and those after it are cancelled.
+func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T, do func(ctx context.Context, image T, started func()) (Result, error)) ([]Result, error) {
 	r.started()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -59,7 +55,7 @@ func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T, 
 		cancels = make([]context.CancelFunc, len(images))
 		results = make([]*Result, len(images))
 		errs    = make([]error, len(images))
-		first   = len(images) // of those that failed
+		first   = len(images) // the first that failed
 	)
 	places := semaphore.NewWeighted(int64(opts.ImageConcurrency))
 	for i, image := range images {
@@ -74,11 +70,11 @@ func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T, 
 		own, cancel := context.WithCancel(ctx)
 		cancels[i] = cancel
 		mu.Unlock()
-		begun := sync.OnceFunc(func() { places.Release(1) })
+		started := sync.OnceFunc(func() { places.Release(1) })
 		running.Go(func() {
 			defer cancel()
-			defer begun()
-			result, err := do(own, image, begun)
+			defer started()
+			result, err := do(own, image, started)
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil {
@@ -110,13 +106,13 @@ func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T, 
 	return list, ctx.Err()
 }
 
-// inSlots does something about each of an image's blobs, as many at a time as there
-// are slots, which images share. begun is called when the last of them has its slot.
-func forEachBlob(ctx context.Context, slots *semaphore.Weighted, blobs []ocispec.Descriptor, begun func(), do func(context.Context, ocispec.Descriptor) error) error {
+// forEachBlob calls do for each of an image's blobs, limited by the slots that images share. It calls
+// started when the last blob has its slot.
+func forEachBlob(ctx context.Context, slots *semaphore.Weighted, blobs []ocispec.Descriptor, started func(), do func(context.Context, ocispec.Descriptor) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, desc := range blobs {
 		if err := slots.Acquire(ctx, 1); err != nil {
-			break // the group has the reason, or the caller
+			break // the group or the caller reports the error
 		}
 		group.Go(func() error {
 			defer slots.Release(1)
@@ -126,6 +122,6 @@ func forEachBlob(ctx context.Context, slots *semaphore.Weighted, blobs []ocispec
 			return nil
 		})
 	}
-	begun()
+	started()
 	return group.Wait()
 }

@@ -404,7 +404,7 @@ func TestResolve(t *testing.T) {
 			t.Fatal("no error")
 		}
 		for _, want := range []string{
-			"image " + refs[0] + ": there is none for linux/s390x, only for linux/amd64,linux/arm64,linux/riscv64: choose with --platform",
+			"image " + refs[0] + ": no manifest for linux/s390x, only for linux/amd64,linux/arm64,linux/riscv64: choose with --platform",
 			"image " + from.host() + "/nothing:1: ", "not found",
 			`image reference "No:1"`,
 			"image elsewhere.example.com/x: no such host in this test: elsewhere.example.com",
@@ -579,7 +579,7 @@ func TestPullThatFailsLeavesNothingThatLooksWhole(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "pulling image "+refs[0]+": ") || !strings.Contains(err.Error(), " sha256:") {
 		t.Errorf("error: %v", err)
 	}
-	if _, err := Open(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "has no image in it") {
+	if _, err := Open(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "contains no image") {
 		t.Errorf("the layout: %v", err)
 	}
 	path := filepath.Join(t.TempDir(), "a.tar")

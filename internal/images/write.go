@@ -17,17 +17,16 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// tarBlock is the unit of a tar archive (POSIX.1, ustar).
+// tarBlock is the block size of a tar archive (POSIX.1, ustar).
 const tarBlock = 512
 
-// fileHeader is a file in a tar that is the same whoever writes it and when.
+// fileHeader returns a tar header that does not depend on user or time.
 func fileHeader(name string, size, mode int64) *tar.Header {
 	return &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: mode, ModTime: epoch}
 }
 
-// WriteArchive writes images, whole, as an OCI archive: a tar of an OCI layout,
-// which ctr, nerdctl, docker (from 25 on), podman, skopeo and [Open] read. Equal
-// images give the same bytes.
+// WriteArchive writes whole images as an OCI archive, a tar of an OCI layout. ctr, nerdctl, docker
+// (since 25), podman, skopeo and [Open] read it. Equal images give equal bytes.
 func WriteArchive(ctx context.Context, w io.Writer, src Content, images ...Image) error {
 	if err := writeArchive(ctx, w, Items(src, images...)); err != nil {
 		return fmt.Errorf("image archive: %w", err)
@@ -44,7 +43,7 @@ func writeArchive(ctx context.Context, w io.Writer, items []Item) error {
 	type placed struct {
 		ocispec.Descriptor
 		from  Content
-		image string // the first that has it
+		image string // the first that contains it
 	}
 	blobs := map[digest.Digest]placed{}
 	for _, item := range items {
