@@ -22,22 +22,19 @@ import (
 )
 
 const (
-	// ingestDir holds what is no blob yet. containerd and ORAS name it so, too.
+	// ingestDir holds incomplete blobs. containerd and ORAS use the same name.
 	ingestDir = "ingest"
-	// tempPrefix begins the names of files in it that nobody can continue.
+	// tempPrefix is the prefix of files in it that cannot be resumed.
 	tempPrefix = "tmp-"
 )
 
-// Ensure makes sure that desc's blob is in the store and right, and returns how
-// many bytes had to be fetched for that. What is there already is verified as by
-// [Store.Get].
+// Ensure makes sure that the store has desc's blob, and returns how many bytes were fetched. It
+// verifies an existing blob as [Store.Get] does.
 //
-// A blob is fetched by one goroutine of one process at a time; the others wait for
-// it. fetch is asked for the content from an offset on. It is more than 0 where an
-// earlier download was interrupted, and fetch may be called a second time, with 0,
-// where that turns out to have been another content. Its errors and those of the
-// reader, which Ensure closes, are returned as they are, and what came until then
-// stays for the next Ensure to continue. Content that ends early or does not match
+// One goroutine of one process at a time fetches a blob; the others wait. fetch returns the content
+// from offset on. offset is positive if an earlier download was interrupted, and fetch is called again
+// with 0 if that download had other content. Errors of fetch and its reader, which Ensure closes, are
+// returned as they are; the next Ensure resumes the download. Content that is short or does not match
 // is a [*blob.Error].
 func (s *Store) Ensure(ctx context.Context, desc ocispec.Descriptor, fetch func(ctx context.Context, offset int64) (io.ReadCloser, error)) (fetched int64, err error) {
 	release, err := s.acquire(ctx, desc)
@@ -54,7 +51,7 @@ func (s *Store) Ensure(ctx context.Context, desc ocispec.Descriptor, fetch func(
 			return 0, err
 		}
 		if _, err := os.Lstat(s.path(desc.Digest)); err == nil {
-			// Another process was quicker: by then, this file was a new one.
+			// Another process has finished the download, so this is a new file.
 			partial.discard()
 			continue
 		}
@@ -64,14 +61,14 @@ func (s *Store) Ensure(ctx context.Context, desc ocispec.Descriptor, fetch func(
 	}
 }
 
-// download completes a partial download, and unlocks it.
+// download completes a partial download and unlocks it.
 func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *lockedFile, fetch func(context.Context, int64) (io.ReadCloser, error)) (fetched int64, err error) {
 	defer func() {
 		var wrong *blob.Error
 		info, statErr := partial.Stat()
 		switch {
 		case errors.As(err, &wrong) && !errors.Is(err, io.ErrUnexpectedEOF), IsDiskFull(err), statErr == nil && info.Size() == 0:
-			partial.discard() // but a blob, which has another name by now
+			partial.discard() // a complete blob has another name by now
 		default:
 			partial.Close()
 		}
@@ -106,7 +103,7 @@ func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *
 	}
 }
 
-// resume hashes what is there of a download, and returns how much that is.
+// resume hashes the partial download and returns its size.
 func (s *Store) resume(ctx context.Context, desc ocispec.Descriptor, partial *lockedFile, hash hash.Hash) (int64, error) {
 	info, err := partial.Stat()
 	if err != nil {
@@ -128,14 +125,13 @@ func (s *Store) resume(ctx context.Context, desc ocispec.Descriptor, partial *lo
 // IsDiskFull reports whether an error is about a full disk or an exhausted quota.
 func IsDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// bufferSize is large enough for the kernel's calls not to count beside the hash,
-// and fits into a core's cache.
+// bufferSize makes system calls cheap compared to hashing, and fits into a core's cache.
 const bufferSize = 1 << 20
 
 var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 
-// copy reads n bytes of r, hashes them, and writes them to f if it is not nil. It
-// returns how many it did that with. An r that ends early is a [*blob.Error].
+// copy reads n bytes of r, hashes them and, unless f is nil, writes them to f. It returns how many
+// were processed. An r that ends early is a [*blob.Error].
 func (s *Store) copy(ctx context.Context, f *os.File, hash hash.Hash, r io.Reader, n int64) (done int64, err error) {
 	buffer := buffers.Get().(*[bufferSize]byte)
 	defer buffers.Put(buffer)
@@ -146,7 +142,7 @@ func (s *Store) copy(ctx context.Context, f *os.File, hash hash.Hash, r io.Reade
 		got, err := r.Read(buffer[:min(n-done, int64(len(buffer)))])
 		if got > 0 && f != nil {
 			if _, err := s.write(f, buffer[:got]); err != nil {
-				return done, s.writing(err)
+				return done, s.wrapDiskFull(err)
 			}
 		}
 		hash.Write(buffer[:got])
@@ -164,27 +160,27 @@ func (s *Store) copy(ctx context.Context, f *os.File, hash hash.Hash, r io.Reade
 	return done, nil
 }
 
-// place gives a file in ingest, whose content is the digest's, the digest's name.
+// place moves a complete file from ingest to its final name.
 func (s *Store) place(f *os.File, d digest.Digest) error {
 	path := s.path(d)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return s.writing(err)
+		return s.wrapDiskFull(err)
 	}
 	s.mu.Lock()
 	s.used[d] = true
 	s.mu.Unlock()
-	// To the nanosecond, so that no write to the file can leave its stamp as it is.
+	// With nanoseconds, so that any later write changes the stamp.
 	now := time.Now()
 	_ = os.Chtimes(f.Name(), now, now)
 	err := os.Rename(f.Name(), path)
 	if there, statErr := stampOf(path); err != nil && statErr == nil && !there.regular {
-		_ = s.damaged(d, there, "it is a directory")
+		_ = s.removeDamaged(d, there, "it is a directory")
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		return s.writing(err)
+		return s.wrapDiskFull(err)
 	}
-	// Not before: a partial download that cannot be written could not be continued.
+	// Not earlier: a read-only partial download could not be resumed.
 	_ = f.Chmod(0o444) // some file systems have no modes
 	st, err := stampOfFile(f)
 	if err != nil {
@@ -194,8 +190,8 @@ func (s *Store) place(f *os.File, d digest.Digest) error {
 	return nil
 }
 
-// acquire waits until no other goroutine works on desc's digest through this
-// Store, and keeps them from it until release is called.
+// acquire waits until no other goroutine of this Store works on desc's digest, and blocks others until
+// release.
 func (s *Store) acquire(ctx context.Context, desc ocispec.Descriptor) (release func(), err error) {
 	if err := validate(desc); err != nil {
 		return nil, err
@@ -224,20 +220,19 @@ func (s *Store) acquire(ctx context.Context, desc ocispec.Descriptor) (release f
 	}
 }
 
-// lockedFile is a file that is locked by flock(2) until it is closed. The lock is
-// the open file's, so that it ends with the process, however that ends.
+// lockedFile is a file with an flock(2), which the kernel releases when the process ends.
 type lockedFile struct{ *os.File }
 
-// discard removes and unlocks a file, unless it has got another name meanwhile.
+// discard removes and unlocks a file, unless it was renamed.
 func (f *lockedFile) discard() {
-	if same(f.File) {
+	if stillNamed(f.File) {
 		_ = os.Remove(f.Name())
 	}
 	f.Close()
 }
 
-// same is whether an open file is still the one of its name.
-func same(f *os.File) bool {
+// stillNamed reports whether an open file is still the one at its path.
+func stillNamed(f *os.File) bool {
 	open, err := f.Stat()
 	if err != nil {
 		return false
@@ -246,12 +241,11 @@ func same(f *os.File) bool {
 	return err == nil && os.SameFile(open, named)
 }
 
-// errLocked is about a file that another process, or another open file of this
-// one, has locked.
+// errLocked is about a file that is locked by another process or by another open file of this one.
 var errLocked = errors.New("is in use by another process")
 
-// tryLock opens and locks a file. flag is [os.O_CREATE] where it may be made. The
-// error of one that is locked is errLocked.
+// tryLock opens and locks a file. flag is [os.O_CREATE] to create it. The error is errLocked if it is
+// locked.
 func tryLock(path string, flag int) (*lockedFile, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|flag, 0o644)
@@ -259,10 +253,10 @@ func tryLock(path string, flag int) (*lockedFile, error) {
 			return nil, err
 		}
 		err = flock(f)
-		if err == nil && same(f) {
+		if err == nil && stillNamed(f) {
 			return &lockedFile{f}, nil
 		}
-		// Who had it locked before may have renamed or removed it.
+		// The previous owner may have renamed or removed it.
 		f.Close()
 		if err != nil {
 			return nil, err
@@ -285,21 +279,21 @@ func flock(f *os.File) error {
 	}
 }
 
-// Another process's lock is asked for at these intervals: first quickly, for small
-// blobs; then so that waiting costs nothing.
+// Other processes' locks are polled at these intervals, increasing: small blobs arrive quickly, and
+// long waits are cheap.
 const minPoll, maxPoll = 2 * time.Millisecond, 200 * time.Millisecond
 
-// lock makes, if need be, and locks a file in ingest, and waits until it can.
+// lock creates a file in ingest if necessary, waits until it can be locked, and locks it.
 func (s *Store) lock(ctx context.Context, path string) (*lockedFile, error) {
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
 		f, err := tryLock(path, os.O_CREATE)
 		if errors.Is(err, fs.ErrNotExist) {
 			if err = s.makeIngest(); err == nil {
-				err = errLocked // or removed again, by the Close of another
+				err = errLocked // another Store's Close may have removed it again
 			}
 		}
 		if !errors.Is(err, errLocked) {
-			return f, s.writing(err)
+			return f, s.wrapDiskFull(err)
 		}
 		select {
 		case <-ctx.Done():
@@ -309,7 +303,7 @@ func (s *Store) lock(ctx context.Context, path string) (*lockedFile, error) {
 	}
 }
 
-// makeIngest makes the directory that [Store.Close] removes when it is empty.
+// makeIngest creates the directory that [Store.Close] removes when it is empty.
 func (s *Store) makeIngest() error {
 	err := os.Mkdir(filepath.Join(s.dir, ingestDir), 0o755)
 	return ignore(err, fs.ErrExist)
@@ -319,14 +313,14 @@ func (s *Store) tempName() string {
 	return filepath.Join(s.dir, ingestDir, tempPrefix+rand.Text())
 }
 
-// createTemp makes and locks a file in ingest for content of unknown digest.
+// createTemp creates and locks a file in ingest for content of unknown digest.
 func (s *Store) createTemp() (*lockedFile, error) {
-	return s.lock(context.Background(), s.tempName()) // nobody else has that name
+	return s.lock(context.Background(), s.tempName()) // the name is unique
 }
 
-// removeDead removes the temporary files of processes that are no more, and partial
-// downloads of blobs that came in another way.
-func (s *Store) removeDead() {
+// removeStale removes temporary files of processes that have ended, and partial downloads of blobs
+// that exist.
+func (s *Store) removeStale() {
 	dir := filepath.Join(s.dir, ingestDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -351,8 +345,8 @@ func (s *Store) removeDead() {
 	}
 }
 
-// partialName is the name of a digest's partial download.
+// partialName returns the file name of a digest's partial download.
 func partialName(d digest.Digest) string { return strings.Replace(d.String(), ":", "-", 1) }
 
-// digestOf is the digest of a partial download's name; it need not be valid.
+// digestOf returns the digest of a partial download's name. It may be invalid.
 func digestOf(name string) digest.Digest { return digest.Digest(strings.Replace(name, "-", ":", 1)) }

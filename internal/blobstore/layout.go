@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// init recognises or makes what is in the directory, and tries to write there.
+// init checks or creates the layout, and checks that the directory is writable.
 func (s *Store) init() error {
 	if info, err := os.Stat(s.dir); err == nil && !info.IsDir() {
 		return errors.New("is not a directory")
@@ -24,15 +24,15 @@ func (s *Store) init() error {
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return err
 	}
-	if err := s.recognise(); errors.Is(err, fs.ErrNotExist) {
+	if err := s.checkLayout(); errors.Is(err, fs.ErrNotExist) {
 		names, err := s.names()
 		if err == nil && len(names) == 0 {
 			err = s.writeNew(ocispec.ImageLayoutFile, ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion})
 		} else if err == nil {
-			err = s.recognise() // another process may have made the layout in this moment
+			err = s.checkLayout() // another process may have just created the layout
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("is not empty and no OCI layout (it has %s, but no %s): choose an empty or new directory",
+			return fmt.Errorf("is neither empty nor an OCI layout (it has %s, but no %s): choose an empty or new directory",
 				strings.Join(names, ", "), ocispec.ImageLayoutFile)
 		}
 		if err != nil {
@@ -42,7 +42,7 @@ func (s *Store) init() error {
 		return err
 	}
 	if s.maxSize > 0 {
-		if err := s.isCache(); err != nil {
+		if err := s.checkCache(); err != nil {
 			return err
 		}
 	}
@@ -57,12 +57,12 @@ func (s *Store) init() error {
 		return err
 	}
 	t.discard()
-	s.removeDead()
+	s.removeStale()
 	return nil
 }
 
-// recognise reads oci-layout.
-func (s *Store) recognise() error {
+// checkLayout reads oci-layout.
+func (s *Store) checkLayout() error {
 	raw, err := os.ReadFile(filepath.Join(s.dir, ocispec.ImageLayoutFile))
 	if err != nil {
 		return err
@@ -72,21 +72,18 @@ func (s *Store) recognise() error {
 		return fmt.Errorf("%s: %w", ocispec.ImageLayoutFile, err)
 	}
 	if layout.Version != ocispec.ImageLayoutVersion {
-		return fmt.Errorf("is an OCI layout of version %q, where only %q is known: choose an empty or new directory", layout.Version, ocispec.ImageLayoutVersion)
+		return fmt.Errorf("is an OCI layout of unsupported version %q: want %q: choose an empty or new directory", layout.Version, ocispec.ImageLayoutVersion)
 	}
 	return nil
 }
 
-// maxNames is how many names an error message quotes: enough to recognise whose
-// directory it is.
+// maxNames is how many names an error message lists: enough to recognize the directory.
 const maxNames = 4
 
-// newPrefix begins the names of files at the store's root that get their own name
-// when they are whole.
+// newPrefix is the prefix of temporary files at the store's root.
 const newPrefix = ".new-"
 
-// names are some of the names in the directory, but for what a process that was
-// killed in the middle of Open left.
+// names returns some names in the directory, except temporary files of an Open that was killed.
 func (s *Store) names() ([]string, error) {
 	f, err := os.Open(s.dir)
 	if err != nil {
@@ -102,7 +99,7 @@ func (s *Store) names() ([]string, error) {
 	return found[:min(len(found), maxNames)], nil
 }
 
-// writeNew writes a file at the store's root as a whole, if it is not there.
+// writeNew creates a file at the store's root atomically, unless it exists.
 func (s *Store) writeNew(name string, content any) error {
 	path := filepath.Join(s.dir, name)
 	if _, err := os.Stat(path); err == nil {
@@ -147,7 +144,7 @@ func (s *Store) writeTemp(raw []byte) (string, error) {
 	_, err = f.Write(raw)
 	if err := errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
 		_ = os.Remove(f.Name())
-		return "", s.writing(err)
+		return "", s.wrapDiskFull(err)
 	}
 	return f.Name(), nil
 }
@@ -203,24 +200,23 @@ func (s *Store) readIndex() (ocispec.Index, error) {
 	return index, err
 }
 
-// isCache is nil if index.json names no image.
-func (s *Store) isCache() error {
+// checkCache returns an error if index.json lists images.
+func (s *Store) checkCache() error {
 	index, err := s.readIndex()
 	if err != nil {
 		return fmt.Errorf("%s: %w", ocispec.ImageIndexFile, err)
 	}
 	if n := len(index.Manifests); n > 0 {
-		return fmt.Errorf("is no cache: its %s names %d manifests, whose blobs must stay: choose another directory", ocispec.ImageIndexFile, n)
+		return fmt.Errorf("is not a cache: its %s lists %d manifests, whose blobs must not be evicted: choose another directory", ocispec.ImageIndexFile, n)
 	}
 	return nil
 }
 
-// tempStorePrefix begins the names of the directories of [OpenTemp].
+// tempStorePrefix is the prefix of the directories of [OpenTemp].
 const tempStorePrefix = "zarf-registry-blobs-"
 
-// OpenTemp opens a new store of this process's own in parent, or in the directory
-// for temporary files if parent is empty. [Store.Close] removes it. Before, it
-// removes those of processes that were killed.
+// OpenTemp creates a temporary store in parent, or in the system's temporary directory if parent is
+// empty. [Store.Close] removes it. OpenTemp also removes stores of processes that were killed.
 func OpenTemp(parent string) (*Store, error) {
 	if parent == "" {
 		parent = os.TempDir()
@@ -245,7 +241,7 @@ func OpenTemp(parent string) (*Store, error) {
 		}
 		lock, err := lockDir(dir)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errLocked) {
-			continue // another OpenTemp took it for a dead one, before it was locked
+			continue // another OpenTemp removed it before it was locked
 		}
 		var s *Store
 		if err == nil {
@@ -271,7 +267,7 @@ func lockDir(path string) (*os.File, error) {
 		f.Close()
 		return nil, err
 	}
-	if !same(f) {
+	if !stillNamed(f) {
 		f.Close()
 		return nil, fs.ErrNotExist
 	}

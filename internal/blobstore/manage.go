@@ -17,48 +17,47 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Info is what is in a store.
+// Info describes what a store holds.
 type Info struct {
 	Dir          string     `json:"dir"`
 	Blobs        int        `json:"blobs"`
 	Bytes        int64      `json:"bytes"`              // of the blobs
-	Partials     int        `json:"partialDownloads"`   // that the next Ensure continues
-	PartialBytes int64      `json:"partialBytes"`       // so far
-	MaxBytes     int64      `json:"maxBytes,omitempty"` // of the Store's options; 0: no bound
+	Partials     int        `json:"partialDownloads"`   // that the next Ensure resumes
+	PartialBytes int64      `json:"partialBytes"`       // downloaded so far
+	MaxBytes     int64      `json:"maxBytes,omitempty"` // the limit in Options; 0: unlimited
 	OldestUse    *time.Time `json:"oldestUse,omitempty"`
-	NewestUse    *time.Time `json:"newestUse,omitempty"` // nil where there is no blob
+	NewestUse    *time.Time `json:"newestUse,omitempty"` // nil if there is no blob
 }
 
-// Report is what [Store.Verify] found.
+// Report is the result of [Store.Verify].
 type Report struct {
-	Blobs   int             `json:"blobs"`   // that are right
-	Bytes   int64           `json:"bytes"`   // of them
+	Blobs   int             `json:"blobs"`   // that are intact
+	Bytes   int64           `json:"bytes"`   // of the intact blobs
 	Corrupt []digest.Digest `json:"corrupt"` // removed, sorted
 }
 
-// PruneOptions are what [Store.Prune] removes.
+// PruneOptions select what [Store.Prune] removes.
 type PruneOptions struct {
-	// MaxSize is how many bytes may stay. 0: the store's own [Options.MaxSize].
+	// MaxSize is how many bytes may stay. 0 is the store's own [Options.MaxSize].
 	MaxSize int64
-	// OlderThan removes what was not used for so long, also if there is room. 0:
-	// nothing.
+	// OlderThan removes what was not used for this long, even if there is room. 0 removes nothing.
 	OlderThan time.Duration
-	// All removes everything.
+	// All removes everything that is not in use.
 	All bool
-	// DryRun removes nothing, and reports what would be.
+	// DryRun only reports what would be removed.
 	DryRun bool
 }
 
-// Pruned is what [Store.Prune] removed.
+// Pruned is the result of [Store.Prune].
 type Pruned struct {
 	Blobs        int   `json:"blobs"`
 	Bytes        int64 `json:"bytes"`
 	Partials     int   `json:"partialDownloads"`
 	PartialBytes int64 `json:"partialBytes"`
-	LeftBytes    int64 `json:"leftBytes"` // blobs and partial downloads that stay
+	LeftBytes    int64 `json:"leftBytes"` // of blobs and partial downloads that stay
 }
 
-// file is a blob, or a partial download of one.
+// file is a blob or a partial download.
 type file struct {
 	path    string
 	digest  digest.Digest
@@ -67,8 +66,7 @@ type file struct {
 	used    time.Time
 }
 
-// files are all blobs and partial downloads, those first that were longest not
-// used. Files of other names are passed over.
+// files returns all blobs and partial downloads, least recently used first. It skips other files.
 func (s *Store) files(ctx context.Context) ([]file, error) {
 	var found []file
 	list := func(dir string, partial bool, toDigest func(name string) digest.Digest) error {
@@ -113,7 +111,7 @@ func (s *Store) files(ctx context.Context) ([]file, error) {
 	return found, errors.Join(errs...)
 }
 
-// Info counts what is in the store. Nothing is verified.
+// Info counts the store's blobs without verifying them.
 func (s *Store) Info(ctx context.Context) (Info, error) {
 	info := Info{Dir: s.dir, MaxBytes: s.maxSize}
 	files, err := s.files(ctx)
@@ -133,13 +131,12 @@ func (s *Store) Info(ctx context.Context) (Info, error) {
 	return info, err
 }
 
-// verifyAtOnce is how many blobs are hashed at once: more than one, so that one
-// reads while another hashes; few, so that the machine can do other things.
+// verifyAtOnce is how many blobs are hashed at once: enough to read one while hashing another, and few
+// enough to leave CPU to others.
 const verifyAtOnce = 2
 
-// Verify hashes every blob, whatever is known of it, and removes those that are not
-// what their digests say. progress, if it is not nil, is told how many bytes of
-// how many were looked at; it is called by one goroutine at a time.
+// Verify hashes every blob and removes those that do not match their digests. progress, unless nil, is
+// called with the bytes that were checked, not concurrently.
 func (s *Store) Verify(ctx context.Context, progress func(done, total int64)) (Report, error) {
 	files, err := s.files(ctx)
 	if err != nil {
@@ -151,7 +148,7 @@ func (s *Store) Verify(ctx context.Context, progress func(done, total int64)) (R
 		total += f.size
 	}
 	report := Report{Corrupt: []digest.Digest{}}
-	var mu sync.Mutex // of report, done and progress
+	var mu sync.Mutex // guards report, done and progress
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(verifyAtOnce)
 	for _, f := range files {
@@ -186,17 +183,16 @@ func (s *Store) Verify(ctx context.Context, progress func(done, total int64)) (R
 	return report, err
 }
 
-// Prune removes blobs and partial downloads, those first that were longest not
-// used. What this Store has used since it was opened stays, and so does what
-// somebody downloads now; another process that loses a blob has to fetch it again.
-// A layout whose index.json names images is refused.
+// Prune removes blobs and partial downloads, least recently used first. It keeps what this Store has
+// used since it was opened, and running downloads. Other processes fetch removed blobs again. It
+// rejects a layout whose index.json lists images.
 func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 	var pruned Pruned
-	if err := s.isCache(); err != nil {
+	if err := s.checkCache(); err != nil {
 		return pruned, fmt.Errorf("blob store %s: %w", s.dir, err)
 	}
 	if !opts.DryRun {
-		s.removeDead()
+		s.removeStale()
 	}
 	files, err := s.files(ctx)
 	if err != nil {
@@ -235,7 +231,7 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 	return pruned, nil
 }
 
-// remove removes a file unless it is in use, or would do so if dry.
+// remove removes a file unless it is in use. With dry, it only reports.
 func (s *Store) remove(f file, dry bool) (bool, error) {
 	if f.partial {
 		locked, err := tryLock(f.path, 0)
@@ -251,7 +247,7 @@ func (s *Store) remove(f file, dry bool) (bool, error) {
 		return true, nil
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock() // until it is removed, so that nobody begins to use it
+	defer s.mu.Unlock() // until it is removed, so that no use can start
 	if s.used[f.digest] {
 		return false, nil
 	}
@@ -265,7 +261,7 @@ func (s *Store) remove(f file, dry bool) (bool, error) {
 	return true, os.RemoveAll(f.path)
 }
 
-// ignore is err unless it is the one that does not matter.
+// ignore returns err unless it is the one to ignore.
 func ignore(err, unless error) error {
 	if errors.Is(err, unless) {
 		return nil
@@ -273,12 +269,11 @@ func ignore(err, unless error) error {
 	return err
 }
 
-// evictAfter is what part of its bound a store may take in before it looks whether
-// it has grown out of it: often enough for the disk not to fill in a long run, and
-// seldom enough for listing the blobs not to count.
+// evictAfter is the part of the limit that a store may grow before it checks its size: small enough
+// not to fill the disk in a long run, large enough for listing the blobs not to matter.
 const evictAfter = 8
 
-// grown evicts if much was added since it was done last.
+// grown evicts if the store has grown considerably since the last eviction.
 func (s *Store) grown(added int64) {
 	s.mu.Lock()
 	s.added += added
@@ -291,19 +286,18 @@ func (s *Store) grown(added int64) {
 		return
 	}
 	if _, err := s.evict(); err != nil {
-		s.log.Warn("old blobs could not be removed from the store", "dir", s.dir, "error", err)
+		s.log.Warn("cannot evict old blobs", "dir", s.dir, "error", err)
 	}
 }
 
-// evict removes what is more than the store's bound, and returns how many bytes are
-// left.
+// evict removes what exceeds the store's limit, and returns how many bytes are left.
 func (s *Store) evict() (left int64, err error) {
 	if s.maxSize == 0 {
 		return 0, nil
 	}
 	pruned, err := s.Prune(context.Background(), PruneOptions{})
 	if pruned.Blobs+pruned.Partials > 0 {
-		s.log.Info("removed what was longest not used from the store", "dir", s.dir, "blobs", pruned.Blobs, "partialDownloads", pruned.Partials, "bytes", pruned.Bytes+pruned.PartialBytes)
+		s.log.Info("evicted the least recently used blobs", "dir", s.dir, "blobs", pruned.Blobs, "partialDownloads", pruned.Partials, "bytes", pruned.Bytes+pruned.PartialBytes)
 	}
 	return pruned.LeftBytes, err
 }

@@ -1,7 +1,6 @@
-// Package blobstore keeps blobs in a directory that is an OCI image layout: a
-// cache that several processes share, a store for the length of one command, the
-// layout that an image is written into. It fetches nothing by itself, knows
-// nothing of what is in a blob, and writes no image's name into index.json.
+// Package blobstore keeps blobs in a directory that is an OCI image layout: a cache shared by several
+// processes, a temporary store, or the layout that images are written to. It downloads nothing itself
+// and does not parse blobs.
 package blobstore
 
 import (
@@ -28,33 +27,31 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
-// Options are how a [Store] is opened. The zero value is good.
+// Options configure a [Store]. The zero value is ready for use.
 type Options struct {
-	// MaxSize is how many bytes the store may hold before the blobs that were
-	// longest not used are removed. 0: there is no bound.
+	// MaxSize is how many bytes the store may hold before the least recently used blobs are evicted. 0 is
+	// unlimited.
 	MaxSize int64
-	// Trust is how long a blob that was verified is taken for right without being
-	// read again, by later processes too, if nothing about its file has changed since:
-	// neither inode, nor size, nor times. What a bad disk does to it shows later, then,
-	// or by [Store.Verify]. 0: each process verifies each blob before its first use.
+	// Trust is how long a verified blob is used without being read again, also by later processes, while
+	// inode, size and times of its file stay the same. Damage by a bad disk then shows later, or in
+	// [Store.Verify]. 0 makes each process verify each blob before its first use.
 	Trust time.Duration
-	// Log is told of blobs that were damaged, and of those evicted. Nil: nobody is.
+	// Log gets a line for each damaged blob and each eviction. Nil discards it.
 	Log *slog.Logger
 }
 
 // Store is blobs in an OCI layout directory, each under its digest:
 //
 //	oci-layout
-//	index.json                 made as an empty list if it is not there, else left alone
+//	index.json                 created empty if missing
 //	verified.json              what was verified, and when, with [Options.Trust]
-//	blobs/<algorithm>/<hex>    whole and verified, or it would not have this name; mode 0444
-//	ingest/<algorithm>-<hex>   what was downloaded of a blob so far; locked by who downloads it
-//	ingest/tmp-<random>        what is being written whose digest is not known yet; locked, too
+//	blobs/<algorithm>/<hex>    complete and verified; mode 0444
+//	ingest/<algorithm>-<hex>   partial download of a blob; locked by the downloading process
+//	ingest/tmp-<random>        content whose digest is not known yet; locked as well
 //
-// A blob gets its name by rename(2) or link(2), so that a process may be killed at
-// any moment. Nothing is synced to the disk: what a power cut damages is found when
-// the blob is used next, because every process verifies a blob before its first use
-// (see [Options.Trust] for the exception).
+// Blobs get their names by rename(2) or link(2), so a process may be killed at any time. They are not
+// synced to the disk: damage by a power failure is found at the next use, because every process
+// verifies a blob before its first use, except with [Options.Trust].
 //
 // It is safe for concurrent use, also by several processes on one directory.
 type Store struct {
@@ -62,23 +59,22 @@ type Store struct {
 	maxSize int64
 	trust   time.Duration
 	log     *slog.Logger
-	temp    *os.File // the directory, locked, where Close removes it
+	temp    *os.File // the locked directory, if Close removes it
 
-	mu       sync.Mutex
-	busy     map[digest.Digest]chan struct{} // closed when the goroutine that works on the digest is done
-	verified map[digest.Digest]stamp         // what blobs' files were when they were right
-	proven   map[digest.Digest]int64         // when they were, in nanoseconds since 1970
-	used     map[digest.Digest]bool          // not to be evicted
-	added    int64                           // bytes since the last eviction
+	mu         sync.Mutex
+	busy       map[digest.Digest]chan struct{} // closed when the goroutine that works on the digest is done
+	verified   map[digest.Digest]stamp         // the state of blobs' files when they were verified
+	verifiedAt map[digest.Digest]int64         // when that was, in nanoseconds since 1970
+	used       map[digest.Digest]bool          // not to be evicted
+	added      int64                           // bytes since the last eviction
 
-	link  func(from, to string) error             // os.Link
-	write func(f *os.File, b []byte) (int, error) // (*os.File).Write
+	link  func(from, to string) error             // os.Link, unless a test replaces it
+	write func(f *os.File, b []byte) (int, error) // (*os.File).Write, unless a test replaces it
 }
 
-// Open opens the store in dir and makes it where there is none yet. A directory
-// that has something in it but is no OCI layout, and one that cannot be written,
-// are refused; so is, where opts bounds the size, a layout whose index.json names
-// images, for what belongs to an image is not to be evicted.
+// Open opens the store in dir and creates it if necessary. It rejects a directory that is not
+// writable, or neither empty nor an OCI layout. If opts limits the size, it also rejects a layout
+// whose index.json lists images, because blobs of images must not be evicted.
 func Open(dir string, opts Options) (*Store, error) {
 	s, err := open(dir, opts)
 	if err != nil {
@@ -94,12 +90,12 @@ func open(dir string, opts Options) (*Store, error) {
 	}
 	s := &Store{
 		dir: dir, maxSize: opts.MaxSize, trust: opts.Trust, log: opts.Log,
-		busy:     map[digest.Digest]chan struct{}{},
-		verified: map[digest.Digest]stamp{},
-		proven:   map[digest.Digest]int64{},
-		used:     map[digest.Digest]bool{},
-		link:     os.Link,
-		write:    (*os.File).Write,
+		busy:       map[digest.Digest]chan struct{}{},
+		verified:   map[digest.Digest]stamp{},
+		verifiedAt: map[digest.Digest]int64{},
+		used:       map[digest.Digest]bool{},
+		link:       os.Link,
+		write:      (*os.File).Write,
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -110,16 +106,15 @@ func open(dir string, opts Options) (*Store, error) {
 		}
 		return nil, err
 	}
-	s.recall()
+	s.loadVerified()
 	return s, nil
 }
 
-// Dir is the store's directory, as an absolute path.
+// Dir returns the absolute path of the store's directory.
 func (s *Store) Dir() string { return s.dir }
 
-// Close evicts what is more than [Options.MaxSize], what this Store has used last of
-// all, or removes the store if it is of [OpenTemp]. Blobs that are still open can be
-// read to their end.
+// Close evicts blobs beyond [Options.MaxSize], those used by this Store last, or removes a store of
+// [OpenTemp]. Open blobs can still be read.
 func (s *Store) Close() error {
 	if s.temp != nil {
 		defer s.temp.Close()
@@ -127,21 +122,21 @@ func (s *Store) Close() error {
 	}
 	left, err := s.evict()
 	if err == nil && s.maxSize > 0 && left > s.maxSize {
-		// What was used in this run alone is too much, and nobody uses it any more.
+		// This run alone used more than MaxSize. It needs the blobs no longer.
 		s.mu.Lock()
 		clear(s.used)
 		s.mu.Unlock()
 		_, err = s.evict()
 	}
-	if err := s.note(); err != nil { // it only costs time
-		s.log.Warn("cannot write down what was verified, so it is verified again", "file", filepath.Join(s.dir, verifiedFile), "error", err)
+	if err := s.saveVerified(); err != nil { // an error costs only time
+		s.log.Warn("cannot record verified blobs; they will be verified again", "file", filepath.Join(s.dir, verifiedFile), "error", err)
 	}
-	_ = os.Remove(filepath.Join(s.dir, ingestDir)) // if it is empty; it is made when it is needed
+	_ = os.Remove(filepath.Join(s.dir, ingestDir)) // if it is empty; it is recreated on demand
 	return err
 }
 
-// Has is whether a blob of desc's digest and size is there. It is not verified,
-// but it will not be evicted by this Store any more.
+// Has reports whether a blob of desc's digest and size exists, without verifying it. This Store will
+// not evict it.
 func (s *Store) Has(desc ocispec.Descriptor) bool {
 	if validate(desc) != nil {
 		return false
@@ -156,11 +151,10 @@ func (s *Store) Has(desc ocispec.Descriptor) bool {
 	return true
 }
 
-// Get returns the blob of desc's digest, marks it as used, and keeps it from being
-// evicted by this Store. All of it was verified: now, or earlier through this
-// Store if its file is what it was then. What it opens is an [io.Seeker]. One that
-// is not there is [fs.ErrNotExist]; so is one that was damaged, and is removed. A
-// desc that gives a right blob another size is a [*blob.Error].
+// Get returns the blob of desc's digest, and keeps this Store from evicting it. It verifies the blob,
+// unless this Store has done so and the file is unchanged. The blob opens as an [io.Seeker]. The error
+// is [fs.ErrNotExist] if the blob does not exist, or was damaged and is now removed, and a
+// [*blob.Error] if the size differs from desc's.
 func (s *Store) Get(ctx context.Context, desc ocispec.Descriptor) (blob.Blob, error) {
 	release, err := s.acquire(ctx, desc)
 	if err != nil {
@@ -183,12 +177,11 @@ func (s *Store) Get(ctx context.Context, desc ocispec.Descriptor) (blob.Blob, er
 	}}, nil
 }
 
-// Add stores size bytes of r, not one of which need be known before, and returns
-// their digest (SHA-256) and size. It reads no further. An r that ends earlier is a
-// [*blob.Error]; its other errors are returned as they are.
+// Add stores size bytes of r and returns their digest (SHA-256) and size. If r ends early, the error
+// is a [*blob.Error]. Other errors of r are returned as they are.
 func (s *Store) Add(ctx context.Context, r io.Reader, size int64) (ocispec.Descriptor, error) {
 	if size < 0 {
-		return ocispec.Descriptor{}, fmt.Errorf("a blob of %d bytes", size)
+		return ocispec.Descriptor{}, fmt.Errorf("invalid blob size %d", size)
 	}
 	t, err := s.createTemp()
 	if err != nil {
@@ -203,7 +196,7 @@ func (s *Store) Add(ctx context.Context, r io.Reader, size int64) (ocispec.Descr
 	return desc, s.place(t.File, desc.Digest)
 }
 
-// Put stores raw, which must match desc, if it is not there.
+// Put stores raw, which must match desc, unless it exists.
 func (s *Store) Put(ctx context.Context, desc ocispec.Descriptor, raw []byte) error {
 	_, err := s.Ensure(ctx, desc, func(_ context.Context, offset int64) (io.ReadCloser, error) {
 		if size := int64(len(raw)); size != desc.Size {
@@ -214,10 +207,9 @@ func (s *Store) Put(ctx context.Context, desc ocispec.Descriptor, raw []byte) er
 	return err
 }
 
-// Link makes a blob of another store one of this store, too: as a link to the same
-// file or, where that is not possible, as a copy. It does nothing if this store has
-// it and it is right, and replaces it if it is not. One that from does not have, or
-// that is damaged there, is [fs.ErrNotExist].
+// Link adds a blob of another store as a hard link or, if that is not possible, as a copy. It does
+// nothing if this store has an intact copy, and replaces a damaged one. The error is [fs.ErrNotExist]
+// if from does not have the blob or its copy is damaged.
 func (s *Store) Link(ctx context.Context, desc ocispec.Descriptor, from *Store) error {
 	for {
 		if _, err := from.Get(ctx, desc); err != nil {
@@ -230,11 +222,10 @@ func (s *Store) Link(ctx context.Context, desc ocispec.Descriptor, from *Store) 
 	}
 }
 
-// errChanged is about a file of which another process has just made something
-// else than was verified or looked for, be it only by using it.
-var errChanged = errors.New("was changed by another process in this moment")
+// errChanged is about a file that another process has changed since it was verified, or only touched.
+var errChanged = errors.New("was changed by another process")
 
-// linkFrom links or copies a blob that was verified in another store.
+// linkFrom links or copies a verified blob of another store.
 func (s *Store) linkFrom(ctx context.Context, desc ocispec.Descriptor, from *Store) error {
 	release, err := s.acquire(ctx, desc)
 	if err != nil {
@@ -257,8 +248,7 @@ func (s *Store) linkFrom(ctx context.Context, desc ocispec.Descriptor, from *Sto
 	return s.copyFrom(ctx, desc.Digest, from)
 }
 
-// shares is whether the digest's file, as it was verified, is that of another
-// store, too.
+// shares reports whether the digest's verified file is also another store's.
 func (s *Store) shares(other *Store, d digest.Digest) bool {
 	st, err := stampOf(other.path(d))
 	if err != nil {
@@ -273,13 +263,12 @@ func (s *Store) shares(other *Store, d digest.Digest) bool {
 	return shared
 }
 
-// linkTo links the digest's file, if it still is the one that was verified, into
-// another store.
+// linkTo links the digest's file into another store, unless it has changed since it was verified.
 func (s *Store) linkTo(to *Store, d digest.Digest) error {
 	if err := os.MkdirAll(filepath.Dir(to.path(d)), 0o755); err != nil {
 		return err
 	}
-	s.mu.Lock() // a link changes its file's ctime: nobody may look before that is noted
+	s.mu.Lock() // a link changes its file's ctime, which must be recorded first
 	defer s.mu.Unlock()
 	before, err := stampOf(s.path(d))
 	if err != nil || before != s.verified[d] {
@@ -288,18 +277,17 @@ func (s *Store) linkTo(to *Store, d digest.Digest) error {
 	if err := to.link(s.path(d), to.path(d)); err != nil {
 		return err
 	}
-	if after, err := stampOf(to.path(d)); err == nil && after.like(before) {
+	if after, err := stampOf(to.path(d)); err == nil && after.sameContent(before) {
 		s.verified[d] = after
 		to.remember(d, after)
 	}
 	return nil
 }
 
-// copyPiece is how many bytes are copied before the context is asked again.
+// copyPiece is how many bytes are copied between checks of the context.
 const copyPiece = 64 << 20
 
-// copyFrom copies the digest's file, if it is the one that was verified, from
-// another store; the kernel does it (copy_file_range(2)).
+// copyFrom copies the digest's verified file from another store with copy_file_range(2).
 func (s *Store) copyFrom(ctx context.Context, d digest.Digest, from *Store) error {
 	src, st, err := from.open(d)
 	if err != nil {
@@ -309,7 +297,7 @@ func (s *Store) copyFrom(ctx context.Context, d digest.Digest, from *Store) erro
 	from.mu.Lock()
 	verified := from.verified[d]
 	from.mu.Unlock()
-	if !st.like(verified) {
+	if !st.sameContent(verified) {
 		return errChanged
 	}
 	t, err := s.createTemp()
@@ -323,18 +311,17 @@ func (s *Store) copyFrom(ctx context.Context, d digest.Digest, from *Store) erro
 		}
 		n, err := io.CopyN(t, src, min(left, copyPiece))
 		if err != nil {
-			return s.writing(err)
+			return s.wrapDiskFull(err)
 		}
 		left -= n
 	}
-	if now, err := stampOfFile(src); err != nil || !now.like(st) {
+	if now, err := stampOfFile(src); err != nil || !now.sameContent(st) {
 		return errChanged
 	}
 	return s.place(t.File, d)
 }
 
-// check verifies the digest's blob and marks it as used. The caller has acquired
-// the digest.
+// check verifies the digest's blob and marks it as used. The caller has acquired the digest.
 func (s *Store) check(ctx context.Context, desc ocispec.Descriptor) error {
 	s.mu.Lock()
 	s.used[desc.Digest] = true
@@ -351,9 +338,8 @@ func (s *Store) check(ctx context.Context, desc ocispec.Descriptor) error {
 	return nil
 }
 
-// verify opens the digest's file and hashes it, unless trust is set and it is what
-// it was when that was done last. A damaged one is removed, and not there. The
-// caller has acquired the digest.
+// verify opens the digest's file and hashes it, unless trust is set and it has not changed since. It
+// removes a damaged file. The caller has acquired the digest.
 func (s *Store) verify(ctx context.Context, d digest.Digest, trust bool) (*os.File, stamp, error) {
 	f, st, err := s.open(d)
 	if err != nil {
@@ -375,18 +361,18 @@ func (s *Store) verify(ctx context.Context, d digest.Digest, trust bool) (*os.Fi
 		f.Close()
 		why := "its content does not match its digest"
 		if err != nil {
-			why = err.Error() // a bad block of the disk, say
+			why = err.Error() // such as a bad block of the disk
 		}
-		return nil, stamp{}, s.damaged(d, st, why)
+		return nil, stamp{}, s.removeDamaged(d, st, why)
 	}
 	s.mu.Lock()
-	s.verified[d] = st // what it was before it was read: a change meanwhile counts
-	s.proven[d] = time.Now().UnixNano()
+	s.verified[d] = st // the state before it was read, to notice concurrent changes
+	s.verifiedAt[d] = time.Now().UnixNano()
 	s.mu.Unlock()
 	return f, st, nil
 }
 
-// open opens the digest's file. What is no file that can be read is damaged.
+// open opens the digest's file. A file that cannot be read is damaged.
 func (s *Store) open(d digest.Digest) (*os.File, stamp, error) {
 	path := s.path(d)
 	st, err := stampOf(path)
@@ -394,11 +380,11 @@ func (s *Store) open(d digest.Digest) (*os.File, stamp, error) {
 		return nil, stamp{}, err
 	}
 	if !st.regular {
-		return nil, stamp{}, s.damaged(d, st, "it is not a regular file")
+		return nil, stamp{}, s.removeDamaged(d, st, "it is not a regular file")
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrPermission) {
-		return nil, stamp{}, s.damaged(d, st, "it may not be read")
+		return nil, stamp{}, s.removeDamaged(d, st, "it is not readable")
 	}
 	if err != nil {
 		return nil, stamp{}, err
@@ -410,17 +396,16 @@ func (s *Store) open(d digest.Digest) (*os.File, stamp, error) {
 	return f, st, nil
 }
 
-// errDamaged is about a blob that was there and not right. It is [fs.ErrNotExist],
-// for it was removed.
+// errDamaged is about a blob that was damaged and is removed, so it is an [fs.ErrNotExist].
 var errDamaged = fmt.Errorf("was damaged and is removed: %w", fs.ErrNotExist)
 
-// damaged removes the digest's file, if it still is the one that was looked at when
-// it was st, and returns errDamaged.
-func (s *Store) damaged(d digest.Digest, st stamp, why string) error {
+// removeDamaged removes the digest's file, unless it has changed since it was st, and returns
+// errDamaged.
+func (s *Store) removeDamaged(d digest.Digest, st stamp, why string) error {
 	path, aside := s.path(d), s.tempName()
 	gone := fmt.Errorf("%s: %w", path, errDamaged)
-	if now, err := stampOf(path); err == nil && !now.like(st) {
-		return gone // another process has put the right one there
+	if now, err := stampOf(path); err == nil && !now.sameContent(st) {
+		return gone // another process has replaced it
 	}
 	err := s.makeIngest()
 	if err == nil {
@@ -432,31 +417,30 @@ func (s *Store) damaged(d digest.Digest, st stamp, why string) error {
 	if err != nil {
 		return fmt.Errorf("%s is damaged (%s) and cannot be removed: %w", path, why, err)
 	}
-	// It was moved rather than removed so that the right one, if another process
-	// was that quick, can go back.
-	if moved, err := stampOf(aside); err == nil && !moved.like(st) {
+	// It was moved instead of removed, so that a file that another process has just put there can be
+	// restored.
+	if moved, err := stampOf(aside); err == nil && !moved.sameContent(st) {
 		_ = os.Link(aside, path)
 	}
 	_ = os.RemoveAll(aside)
-	s.log.Warn("removed a damaged blob from the store", "digest", d.String(), "dir", s.dir, "why", why)
+	s.log.Warn("removed a damaged blob", "digest", d.String(), "dir", s.dir, "why", why)
 	return gone
 }
 
-// useGrain is how exactly the time of a blob's last use is kept. Marks that come
-// more often would make other processes, which see that the file has changed,
-// verify it again.
-const useGrain = time.Minute
+// useGranularity is the precision of a blob's last use. More frequent updates would make other
+// processes verify the changed file again.
+const useGranularity = time.Minute
 
-// touch marks the digest's file, which was verified when it was st, as used now.
+// touch marks the digest's file as used now. It was verified when it was st.
 func (s *Store) touch(f *os.File, d digest.Digest, st stamp) {
 	now := time.Now()
-	if now.Sub(time.Unix(st.mtime.Unix())).Abs() < useGrain {
+	if now.Sub(time.Unix(st.mtime.Unix())).Abs() < useGranularity {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if same, err := stampOfFile(f); err != nil || same != st {
-		return // it was changed since, and will be verified again
+		return // it has changed and will be verified again
 	}
 	if os.Chtimes(f.Name(), now, now) != nil {
 		return
@@ -466,27 +450,27 @@ func (s *Store) touch(f *os.File, d digest.Digest, st stamp) {
 	}
 }
 
-// remember notes that the digest's file is right and in use.
+// remember records that the digest's file is verified and in use.
 func (s *Store) remember(d digest.Digest, st stamp) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.used[d] = true
 	s.verified[d] = st
-	s.proven[d] = time.Now().UnixNano()
+	s.verifiedAt[d] = time.Now().UnixNano()
 }
 
-// path is the digest's file. The digest must be valid.
+// path returns the path of the digest's file. The digest must be valid.
 func (s *Store) path(d digest.Digest) string {
 	return filepath.Join(s.dir, oci.BlobPath(d))
 }
 
-// validate is what is wrong with a descriptor's digest and size in themselves.
+// validate checks a descriptor's digest and size.
 func validate(desc ocispec.Descriptor) error {
 	if err := validDigest(desc.Digest); err != nil {
 		return fmt.Errorf("digest %q: %w", desc.Digest, err)
 	}
 	if desc.Size < 0 {
-		return blob.NewError(fmt.Errorf("has a descriptor that says %d bytes", desc.Size))
+		return blob.NewError(fmt.Errorf("has a descriptor with size %d", desc.Size))
 	}
 	return nil
 }
@@ -501,16 +485,15 @@ func validDigest(d digest.Digest) error {
 	return nil
 }
 
-// writing is an error of writing to the store's directory.
-func (s *Store) writing(err error) error {
+// wrapDiskFull adds a remedy to errors about a full disk.
+func (s *Store) wrapDiskFull(err error) error {
 	if IsDiskFull(err) {
 		return fmt.Errorf("the disk of %s is full: make room there, or choose another directory: %w", s.dir, err)
 	}
 	return err
 }
 
-// stamp is what changes when somebody writes to a file, or puts another in its
-// place.
+// stamp is the state of a file that changes when it is written or replaced.
 type stamp struct {
 	inode        uint64
 	regular      bool
@@ -525,7 +508,7 @@ func newStamp(st *unix.Stat_t, path string, err error) (stamp, error) {
 	return stamp{inode: st.Ino, regular: st.Mode&unix.S_IFMT == unix.S_IFREG, size: st.Size, mtime: st.Mtim, ctime: st.Ctim}, nil
 }
 
-// stampOf is that of the file at path, which may be a link.
+// stampOf returns the stamp of the file at path. It does not follow links.
 func stampOf(path string) (stamp, error) {
 	var st unix.Stat_t
 	return newStamp(&st, path, unix.Lstat(path, &st))
@@ -536,9 +519,9 @@ func stampOfFile(f *os.File) (stamp, error) {
 	return newStamp(&st, f.Name(), unix.Fstat(int(f.Fd()), &st))
 }
 
-// like is whether both are of the same file with the same content, which may have
-// been linked or renamed in between: that changes ctime.
-func (s stamp) like(other stamp) bool {
+// sameContent reports whether both are of the same file with the same content. It ignores ctime, which
+// links and renames change.
+func (s stamp) sameContent(other stamp) bool {
 	s.ctime = other.ctime
 	return s == other
 }

@@ -185,10 +185,10 @@ func TestOpenLeavesAnIndexAlone(t *testing.T) {
 	}
 	s := openStore(t, dir, Options{})
 	desc := put(t, s, 1, 100)
-	if _, err := s.Prune(ctx, PruneOptions{All: true}); err == nil || !strings.Contains(err.Error(), "is no cache: its index.json names 1 manifests") {
+	if _, err := s.Prune(ctx, PruneOptions{All: true}); err == nil || !strings.Contains(err.Error(), "is not a cache: its index.json lists 1 manifests") {
 		t.Error("pruned a layout that has images:", err)
 	}
-	if _, err := Open(dir, Options{MaxSize: 1}); err == nil || !strings.Contains(err.Error(), "is no cache") {
+	if _, err := Open(dir, Options{MaxSize: 1}); err == nil || !strings.Contains(err.Error(), "is not a cache") {
 		t.Error("opened a layout that has images as a cache:", err)
 	}
 	if raw, err := os.ReadFile(path); err != nil || string(raw) != index {
@@ -207,11 +207,11 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		"a file":                       {map[string]string{"f": ""}, "f", "is not a directory"},
 		"below a file":                 {map[string]string{"f": ""}, "f/g", "not a directory"},
-		"another directory":            {map[string]string{"a": "", "b/": ""}, ".", "is not empty and no OCI layout (it has a, b, but no oci-layout): choose an empty or new directory"},
+		"another directory":            {map[string]string{"a": "", "b/": ""}, ".", "is neither empty nor an OCI layout (it has a, b, but no oci-layout): choose an empty or new directory"},
 		"crane's cache":                {map[string]string{"sha256:ba7816bf": "x"}, ".", "it has sha256:ba7816bf, but no oci-layout"},
 		"containerd's content":         {map[string]string{"blobs/": "", "ingest/": ""}, ".", "it has blobs, ingest, but no oci-layout"},
 		"many files":                   {map[string]string{"a": "", "b": "", "c": "", "d": "", "e": ""}, ".", "it has a, b, c, d, but"},
-		"a layout of the future":       {map[string]string{"oci-layout": `{"imageLayoutVersion":"9"}`}, ".", `is an OCI layout of version "9", where only "1.0.0" is known`},
+		"a layout of the future":       {map[string]string{"oci-layout": `{"imageLayoutVersion":"9"}`}, ".", `is an OCI layout of unsupported version "9": want "1.0.0"`},
 		"an oci-layout that is none":   {map[string]string{"oci-layout": "x"}, ".", "oci-layout: invalid character"},
 		"an index.json that is none":   {map[string]string{"oci-layout": `{"imageLayoutVersion":"1.0.0"}`, "index.json": "x"}, ".", "index.json: invalid character"},
 		"a file in place of the blobs": {map[string]string{"oci-layout": `{"imageLayoutVersion":"1.0.0"}`, "blobs": "x"}, ".", "blobs: not a directory"},
@@ -269,7 +269,7 @@ func TestDigestsAndSizes(t *testing.T) {
 		"sha384":             {desc: ocispec.Descriptor{Digest: digest.SHA384.FromBytes(raw), Size: 1000}, raw: raw, want: "is neither sha256 nor sha512"},
 		"unknown algorithm":  {desc: ocispec.Descriptor{Digest: "md5:900150983cd24fb0d6963f7d28e17f72", Size: 1000}, raw: raw, want: "unsupported digest algorithm"},
 		"upper case":         {desc: ocispec.Descriptor{Digest: digest.Digest("sha256:" + strings.ToUpper(desc.Digest.Encoded())), Size: 1000}, raw: raw, want: "invalid checksum digest format"},
-		"negative size":      {desc: ocispec.Descriptor{Digest: desc.Digest, Size: -1}, raw: raw, want: "says -1 bytes"},
+		"negative size":      {desc: ocispec.Descriptor{Digest: desc.Digest, Size: -1}, raw: raw, want: "descriptor with size -1"},
 		"another digest":     {desc: ocispec.Descriptor{Digest: empty.Digest, Size: 1000}, raw: raw, want: "does not match its digest"},
 		"empty, another":     {desc: ocispec.Descriptor{Digest: desc.Digest}, want: "does not match its digest"},
 		"larger than it is":  {desc: ocispec.Descriptor{Digest: desc.Digest, Size: 1001}, raw: raw, want: "ends 1 bytes early"},

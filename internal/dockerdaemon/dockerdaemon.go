@@ -1,7 +1,6 @@
-// Package dockerdaemon gets images out of a Docker engine, or of what speaks its
-// API, such as podman: it finds the engine as the docker command does, and asks
-// it for a save stream. It does not read the stream, does not pull into the
-// engine and changes nothing in it.
+// Package dockerdaemon saves images from a Docker engine, or another engine with its API, such as
+// podman. It finds the engine as the docker command does, and requests a save stream. It does not
+// parse the stream, pull images or change the engine.
 package dockerdaemon
 
 import (
@@ -20,25 +19,23 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Client talks to one engine. It is safe for concurrent use until it is closed.
+// Client is a connection to an engine. It is safe for concurrent use until it is closed.
 type Client struct {
 	api  *client.Client
-	host string // as a URL
+	host string // a URL
 }
 
-// answerTimeout bounds how long [Open] waits for an engine's answer: one that is
-// there answers a ping at once, and a socket that somebody else listens on may
-// never do.
+// answerTimeout limits how long [Open] waits for a ping. An engine answers at once, but another
+// program on the socket may never do.
 const answerTimeout = 15 * time.Second
 
-// Open connects to the engine that the docker command would use: that of
-// DOCKER_HOST, or of the docker context in DOCKER_CONTEXT or currentContext of
-// docker's config.json, or the one at docker's default socket. TLS is as in
-// DOCKER_TLS_VERIFY and DOCKER_CERT_PATH, or in the context; a certificate that
-// DOCKER_HOST's engine shows is always verified. DOCKER_API_VERSION, if set, is the
-// version of the API; else both sides agree on one, 1.40 (engine 19.03) or later.
+// Open connects to the engine that the docker command would use: that of DOCKER_HOST, of the docker
+// context in DOCKER_CONTEXT or in currentContext of docker's config.json, or the one at docker's
+// default socket. TLS settings come from DOCKER_TLS_VERIFY and DOCKER_CERT_PATH, or from the context.
+// The certificate of DOCKER_HOST's engine is always verified. The API version is DOCKER_API_VERSION or
+// negotiated, at least 1.40 (engine 19.03).
 //
-// An error names the engine, what named it, and the ways out.
+// An error names the engine, where its address comes from, and remedies.
 func Open(ctx context.Context) (*Client, error) {
 	at, err := findEndpoint()
 	if err != nil {
@@ -49,18 +46,17 @@ func Open(ctx context.Context) (*Client, error) {
 		return nil, fmt.Errorf("docker engine at %s: %w", at.host, context.Cause(ctx))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("docker engine at %s (%s): %w: %s", at.host, at.origin, err, waysOut)
+		return nil, fmt.Errorf("docker engine at %s (%s): %w: %s", at.host, at.origin, err, remedies)
 	}
 	return c, nil
 }
 
-const waysOut = "start it, name another with DOCKER_HOST or a docker context, " +
-	"or save the images where they are with docker save -o images.tar IMAGE… and use that file"
+const remedies = "start it, select another with DOCKER_HOST or a docker context, " +
+	"or use a file written by docker save -o images.tar IMAGE…"
 
 func connect(ctx context.Context, at endpoint) (*Client, error) {
-	// The options from the environment are not used as they come: they know no
-	// contexts, and they would not verify the certificate where DOCKER_TLS_VERIFY
-	// is not set.
+	// The client's own options from the environment ignore contexts, and do not verify the certificate
+	// unless DOCKER_TLS_VERIFY is set.
 	scheme := "http"
 	if at.tls != nil {
 		scheme = "https"
@@ -89,20 +85,18 @@ func connect(ctx context.Context, at endpoint) (*Client, error) {
 	return &Client{api: api, host: at.host}, nil
 }
 
-// Close closes connections that nobody uses.
+// Close closes idle connections.
 func (c *Client) Close() error { return c.api.Close() }
 
-// Host is the engine's address as a URL, such as unix:///var/run/docker.sock.
+// Host returns the engine's address as a URL, such as unix:///var/run/docker.sock.
 func (c *Client) Host() string { return c.host }
 
-// Save asks the engine for one save stream of all the images and gives it to read,
-// which need not read to its end. References are read as docker reads them: a name
-// without a tag is that of the tag latest (and never all tags, as for docker save),
-// and IDs may be shortened. All that the engine does not have are in one error,
-// before read is called.
+// Save requests one save stream of all images and passes it to read, which need not read to its end.
+// References are parsed as docker does: a name without a tag has the tag latest (never all tags, as
+// with docker save), and IDs may be shortened. If the engine lacks images, the error lists all of
+// them, and read is not called.
 //
-// An error of read is wrapped. When ctx ends, the stream does, too, and the error
-// is the context's.
+// Errors of read are wrapped. When ctx ends, the stream ends and the error is the context's.
 func (c *Client) Save(ctx context.Context, refs []string, read func(io.Reader) error) error {
 	if err := c.save(ctx, refs, read); err != nil {
 		if ctx.Err() != nil {
@@ -129,10 +123,10 @@ func (c *Client) save(ctx context.Context, refs []string, read func(io.Reader) e
 	return nil
 }
 
-// names are what the engine calls the images, each once.
+// names returns the engine's names of the images, each once.
 func (c *Client) names(ctx context.Context, refs []string) ([]string, error) {
 	if len(refs) == 0 {
-		return nil, errors.New("no image is named")
+		return nil, errors.New("no image given")
 	}
 	var names, unknown []string
 	for _, ref := range refs {
@@ -150,13 +144,13 @@ func (c *Client) names(ctx context.Context, refs []string) ([]string, error) {
 	case 0:
 		return names, nil
 	case 1:
-		return nil, fmt.Errorf("image %s is not there: get it with docker pull %[1]s, or leave the docker engine out and pull it from its registry", unknown[0])
+		return nil, fmt.Errorf("image %s not found: run docker pull %[1]s, or pull it from its registry without the docker engine", unknown[0])
 	}
-	return nil, fmt.Errorf("images %s are not there: get each with docker pull, or leave the docker engine out and pull them from their registries", strings.Join(unknown, ", "))
+	return nil, fmt.Errorf("images %s not found: run docker pull for each, or pull them from their registries without the docker engine", strings.Join(unknown, ", "))
 }
 
-// name is what the engine calls an image. Where it has none, the error is a
-// not-found one of errdefs.
+// name returns the engine's name of an image. The error is an errdefs not-found error if it does not
+// exist.
 func (c *Client) name(ctx context.Context, ref string) (string, error) {
 	parsed, err := reference.ParseAnyReference(ref)
 	if err != nil {
@@ -171,7 +165,7 @@ func (c *Client) name(ctx context.Context, ref string) (string, error) {
 	if err == nil || !errdefs.IsNotFound(err) || name == ref {
 		return name, err
 	}
-	// A shortened ID has the form of a name.
+	// A shortened ID looks like a name.
 	found, shortErr := c.api.ImageInspect(ctx, ref)
 	if shortErr != nil {
 		return "", err

@@ -17,10 +17,10 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// endpoint is where an engine is.
+// endpoint is the address of an engine.
 type endpoint struct {
-	host   string // as a URL
-	origin string // what named it, in words
+	host   string // a URL
+	origin string // where host comes from, for messages
 	tls    *tls.Config
 }
 
@@ -28,10 +28,10 @@ const (
 	envContext = "DOCKER_CONTEXT"
 	envConfig  = "DOCKER_CONFIG" // the directory of docker's configuration
 
-	// noContext is the name of the context that is none.
+	// noContext is the name that selects no context.
 	noContext = "default"
 
-	// The engine's ports for connections without and with TLS.
+	// The engine's ports without and with TLS.
 	// https://docs.docker.com/reference/cli/dockerd/#daemon-socket-option
 	plainPort, tlsPort = "2375", "2376"
 )
@@ -52,7 +52,7 @@ func findEndpoint() (endpoint, error) {
 	if name == "" || name == noContext {
 		return endpoint{
 			host:   client.DefaultDockerHost,
-			origin: "docker's default, as neither DOCKER_HOST nor a docker context names another",
+			origin: "docker's default: neither DOCKER_HOST nor a docker context is set",
 		}, nil
 	}
 	at, err := contextEndpoint(name)
@@ -62,7 +62,7 @@ func findEndpoint() (endpoint, error) {
 	return at, nil
 }
 
-// environmentEndpoint is the engine that DOCKER_HOST names.
+// environmentEndpoint returns the engine of DOCKER_HOST.
 func environmentEndpoint(host string) (endpoint, error) {
 	at := endpoint{origin: "from DOCKER_HOST"}
 	dir := os.Getenv(client.EnvOverrideCertPath)
@@ -90,8 +90,7 @@ func environmentEndpoint(host string) (endpoint, error) {
 	return at, nil
 }
 
-// checkHost refuses an address that this package cannot reach, and adds the port
-// that is usual where there is none.
+// checkHost rejects unsupported addresses and adds the default port.
 func checkHost(host string, secure bool) (string, error) {
 	scheme, address, _ := strings.Cut(host, "://")
 	switch scheme {
@@ -112,7 +111,7 @@ func checkHost(host string, secure bool) (string, error) {
 		}
 		return host, nil
 	case "ssh":
-		return "", fmt.Errorf("is an engine behind ssh, which is not supported: either let docker fetch the images (docker save -o images.tar IMAGE…) and push that file "+
+		return "", fmt.Errorf("ssh is not supported: either save the images (docker save -o images.tar IMAGE…) and push that file "+
 			"(init-hook images push images.tar), or forward the engine's socket (ssh -nNT -L \"$HOME/docker.sock\":/var/run/docker.sock %s) and set DOCKER_HOST=unix://$HOME/docker.sock", address)
 	}
 	return "", fmt.Errorf("scheme %s is not supported: use unix:///PATH or tcp://HOST:PORT", scheme)
@@ -129,12 +128,12 @@ func configDir() (string, error) {
 	return filepath.Join(home, ".docker"), nil
 }
 
-// currentContext is the context that docker's configuration has as the current
-// one, and where it says so. No file, no context.
+// currentContext returns the current context in docker's configuration and where it is set. Without
+// the file, both are empty.
 func currentContext() (name, origin string, err error) {
 	dir, err := configDir()
 	if err != nil {
-		// Without a home there is no configuration, and docker's default remains.
+		// Without a home directory there is no configuration, and docker's default applies.
 		return "", "", nil //nolint:nilerr // see above
 	}
 	file := filepath.Join(dir, "config.json")
@@ -142,13 +141,13 @@ func currentContext() (name, origin string, err error) {
 		CurrentContext string `json:"currentContext"`
 	}
 	if err := readJSON(file, &config); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", "", fmt.Errorf("docker's configuration: %w: mend the file, or set DOCKER_HOST", err)
+		return "", "", fmt.Errorf("docker's configuration: %w: fix the file, or set DOCKER_HOST", err)
 	}
 	return config.CurrentContext, "current in " + file, nil
 }
 
-// contextEndpoint is the engine of a context. Contexts lie in directories named
-// after the SHA-256 of their names.
+// contextEndpoint returns the engine of a context. Contexts are in directories named by the SHA-256 of
+// their names.
 func contextEndpoint(name string) (endpoint, error) {
 	dir, err := configDir()
 	if err != nil {
@@ -164,14 +163,14 @@ func contextEndpoint(name string) (endpoint, error) {
 	}
 	err = readJSON(filepath.Join(dir, "contexts", "meta", id, "meta.json"), &meta)
 	if errors.Is(err, fs.ErrNotExist) {
-		return endpoint{}, fmt.Errorf("there is none of this name in %s: docker context ls lists them, docker context use default leaves it", dir)
+		return endpoint{}, fmt.Errorf("not found in %s: list contexts with docker context ls, or reset with docker context use default", dir)
 	}
 	if err != nil {
 		return endpoint{}, err
 	}
 	engine, ok := meta.Endpoints["docker"]
 	if !ok || engine.Host == "" {
-		return endpoint{}, errors.New("has no address of an engine: docker context inspect shows it")
+		return endpoint{}, errors.New("has no engine address: check docker context inspect")
 	}
 	at := endpoint{origin: fmt.Sprintf("from docker context %q", name)}
 	certificates := filepath.Join(dir, "contexts", "tls", id, "docker")
@@ -189,9 +188,8 @@ func contextEndpoint(name string) (endpoint, error) {
 	return at, nil
 }
 
-// loadTLS reads the certificates in a directory under docker's names: ca.pem that
-// the engine's is signed with (the system's where it is absent), and cert.pem and
-// key.pem, which a client has where the engine wants one.
+// loadTLS reads the certificates in a directory by docker's names: ca.pem with the engine's CA
+// (optional; the system's by default), and optionally cert.pem and key.pem of the client.
 func loadTLS(dir string) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	ca, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
@@ -199,7 +197,7 @@ func loadTLS(dir string) (*tls.Config, error) {
 	case err == nil:
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(ca) {
-			return nil, errors.New("ca.pem: has no certificate in it")
+			return nil, errors.New("ca.pem: contains no certificate")
 		}
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err
@@ -227,7 +225,7 @@ func readJSON(file string, into any) error {
 		return err
 	}
 	if err := json.Unmarshal(raw, into); err != nil {
-		return fmt.Errorf("%s: is not the JSON that it should be: %w", file, err)
+		return fmt.Errorf("%s: is not valid JSON: %w", file, err)
 	}
 	return nil
 }

@@ -420,7 +420,7 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		"a docker archive before docker 1.10":      {makeTar(t, file{name: "repositories"}), "is a docker archive from before docker 1.10: save the image again with a newer docker"},
 		"a docker archive that counts wrongly": {
 			makeTar(t, append(slices.Clone(docker[:len(docker)-2]), file{name: "manifest.json", data: asJSON(t, []dockerImage{{Config: dockerConfig.name, RepoTags: []string{"hello:1"}}})})...),
-			"docker archive: image hello:1: configuration " + dockerConfig.name + ": names 1 layers, and manifest.json 0",
+			"docker archive: image hello:1: configuration " + dockerConfig.name + ": lists 1 layers, but manifest.json lists 0",
 		},
 		"a docker archive that looks outside": {
 			makeTar(t, file{name: "manifest.json", data: asJSON(t, []dockerImage{{Config: "../../etc/passwd"}})}),

@@ -30,7 +30,7 @@ func TestTrust(t *testing.T) {
 		if err := s.Put(t.Context(), desc, content); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * settled)
+		time.Sleep(2 * minAge)
 		return s
 	}
 	overwrite := func(t *testing.T, path string, b []byte) {
@@ -46,7 +46,7 @@ func TestTrust(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.verified[desc.Digest], s.proven[desc.Digest] = st, at.UnixNano()
+		s.verified[desc.Digest], s.verifiedAt[desc.Digest] = st, at.UnixNano()
 	}
 	for name, c := range map[string]struct {
 		between func(t *testing.T, s *Store)
@@ -57,7 +57,7 @@ func TestTrust(t *testing.T) {
 		"what is as it was is not read again": {
 			between: func(t *testing.T, s *Store) {
 				overwrite(t, s.path(desc.Digest), wrong)
-				time.Sleep(2 * settled)
+				time.Sleep(2 * minAge)
 				lie(t, s, time.Now())
 			},
 			trust: time.Hour, taken: true,
@@ -65,14 +65,14 @@ func TestTrust(t *testing.T) {
 		"without trust it is": {
 			between: func(t *testing.T, s *Store) {
 				overwrite(t, s.path(desc.Digest), wrong)
-				time.Sleep(2 * settled)
+				time.Sleep(2 * minAge)
 				lie(t, s, time.Now())
 			},
 		},
 		"what was verified long ago is read again": {
 			between: func(t *testing.T, s *Store) {
 				overwrite(t, s.path(desc.Digest), wrong)
-				time.Sleep(2 * settled)
+				time.Sleep(2 * minAge)
 				lie(t, s, time.Now().Add(-2*time.Hour))
 			},
 			trust: time.Hour,
@@ -80,7 +80,7 @@ func TestTrust(t *testing.T) {
 		"what was verified in the future is read again": {
 			between: func(t *testing.T, s *Store) {
 				overwrite(t, s.path(desc.Digest), wrong)
-				time.Sleep(2 * settled)
+				time.Sleep(2 * minAge)
 				lie(t, s, time.Now().Add(2*time.Hour))
 			},
 			trust: time.Hour,
@@ -164,7 +164,7 @@ func TestTrust(t *testing.T) {
 		if err := other.Link(t.Context(), desc, s); err != nil { // it is read, marked as used, and linked
 			t.Fatal(err)
 		}
-		time.Sleep(2 * settled)
+		time.Sleep(2 * minAge)
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
