@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The program travels to nodes in ConfigMaps: what it links is paid for in etcd.
+// TestImports limits the size of the program, which is shipped to nodes in ConfigMaps and so stored in etcd.
 func TestImports(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {
@@ -18,14 +18,14 @@ func TestImports(t *testing.T) {
 		distribution + "/storage/driver/gcs":         "no Google Cloud Storage",
 		distribution + "/storage/driver/azure":       "no Azure",
 		distribution + "/storage/driver/middleware/": "no storage middleware",
-		distribution + "/auth/":                      "the front authorises",
+		distribution + "/auth/":                      "the front end authorizes",
 		"cloud.google.com/":                          "no Google Cloud Storage",
 		"github.com/Azure/":                          "no Azure",
 		"k8s.io/":                                    "the registry does not talk to Kubernetes",
 		"sigs.k8s.io/":                               "the registry does not talk to Kubernetes",
-		"helm.sh/":                                   "Helm is init-hook's",
-		"oras.land/":                                 "clients are init-hook's",
-		"testing":                                    "tests stay in tests",
+		"helm.sh/":                                   "only init-hook uses Helm",
+		"oras.land/":                                 "only init-hook is a client",
+		"testing":                                    "only tests use it",
 	}
 	needed := map[string]bool{
 		distribution + "/handlers":                  false,

@@ -1,4 +1,4 @@
-// Command registry is the registry of the cluster and its garbage collector.
+// Command registry serves the cluster's OCI registry and collects its garbage.
 package main
 
 import (
@@ -12,6 +12,6 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	context.AfterFunc(ctx, stop) // a second signal terminates the process
 	os.Exit(root.Run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -289,14 +289,14 @@ func TestArgumentsAboutCertificatesReachTheHook(t *testing.T) {
 		}
 	}
 	for want, more := range map[string][]string{
-		`pki: unknown mode "dream"`:                         {"--pki-mode=dream"},
-		`invalid pki.source "dream"`:                        {"--pki-source=dream"},
-		"a certificate's lifetime of 1m0s is too short":     {"--pki-leaf-lifetime=1m"},
-		"an authority's lifetime of 2161h0m0s is too short": {"--pki-authority-lifetime=2161h"},
-		"needs the names of the Secrets of server and node": {"--pki-mode=existingSecret", "--pki-server-secret=a"},
-		"existing Secrets are for mode existingSecret":      {"--pki-server-secret=a"},
-		"an issuer is for mode certManager only":            {"--pki-issuer=a"},
-		"too short: choose 1h0m0s or more":                  {"--pki-mode=certManager", "--pki-leaf-lifetime=30m"},
+		`pki: unknown mode "dream"`:                                           {"--pki-mode=dream"},
+		`invalid pki.source "dream"`:                                          {"--pki-source=dream"},
+		"certificate lifetime 1m0s is too short":                              {"--pki-leaf-lifetime=1m"},
+		"CA lifetime 2161h0m0s is too short":                                  {"--pki-authority-lifetime=2161h"},
+		"needs the names of the server and node Secrets":                      {"--pki-mode=existingSecret", "--pki-server-secret=a"},
+		"existing Secrets must be set in mode existingSecret, and only there": {"--pki-server-secret=a"},
+		"an issuer may be set in mode certManager only":                       {"--pki-issuer=a"},
+		"too short: want at least 1h0m0s":                                     {"--pki-mode=certManager", "--pki-leaf-lifetime=30m"},
 	} {
 		_, err := parseJob(args(more...))
 		if _, refused := errors.AsType[*hook.Refused](err); !refused || !strings.Contains(err.Error(), want) {

@@ -1,55 +1,55 @@
-// Package gc is the word between the registry, which collects its garbage, and
-// init-hook, which asks it to: a request, and the lines of the answer. It collects
-// nothing itself.
+// Package gc defines the garbage-collection API between the registry and init-hook: the request and the
+// events of the response. Package registry implements the collection.
 package gc
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"strconv"
 	"time"
 )
 
-// Path is where the registry takes requests, by POST at the listener with mutual TLS
-// and with the push credential. The answer is a line of JSON, an [Event], for each thing
-// that is removed, and some in between so that nothing on the way takes the connection
-// for idle. The last one says how it ended. Who breaks the connection ends the
-// collection.
+// Path is the HTTP path of garbage collection. Requests are POSTs to the listener with mutual TLS, with
+// the push credential. The response has one line of JSON, an [Event], for each phase and each removed
+// object; phases are repeated so that the connection is never idle for long. The last event is the
+// result or an error. Closing the connection aborts the collection.
 const Path = "/zarf-registry/garbage-collection"
 
-// Bounds of a request.
+// Defaults and limits of a request.
 const (
-	// DefaultGrace is a day: no push takes longer.
+	// DefaultGrace is a day, because no push takes longer.
 	DefaultGrace = 24 * time.Hour
-	// DefaultTimeout is for a large bucket; the volume of a cluster takes seconds.
+	// DefaultTimeout is enough for a large bucket; a volume takes seconds.
 	DefaultTimeout = 30 * time.Minute
 	maxTimeout     = 24 * time.Hour
 )
 
 // Request says what to collect.
 type Request struct {
-	// DryRun removes nothing and holds nobody up.
+	// DryRun reports what would be removed. It removes nothing and does not delay pushes.
 	DryRun bool
-	// DeleteUntagged removes manifests that neither a tag nor an image index leads to.
+	// DeleteUntagged also removes manifests that neither a tag nor an image index refers to.
 	DeleteUntagged bool
-	// Grace protects what was pushed, mounted or looked for within it.
+	// Grace is the minimum age before collection: the time since a blob or manifest was last pushed, mounted
+	// or checked for existence.
 	Grace time.Duration
-	// Timeout bounds all of it. What is not done by then the next collection does.
+	// Timeout bounds the whole collection. The next collection removes the rest.
 	Timeout time.Duration
 }
 
-// Validate refuses what cannot be meant.
+// Validate returns an error if a duration is out of range.
 func (r Request) Validate() error {
 	switch {
 	case r.Grace < 0:
-		return fmt.Errorf("the grace period is %s: it cannot be negative", r.Grace)
+		return fmt.Errorf("invalid grace period %s: must not be negative", r.Grace)
 	case r.Timeout <= 0 || r.Timeout > maxTimeout:
-		return fmt.Errorf("the timeout is %s: it must be more than nothing and at most %s", r.Timeout, maxTimeout)
+		return fmt.Errorf("invalid timeout %s: must be positive and at most %s", r.Timeout, maxTimeout)
 	}
 	return nil
 }
 
-// Query is the request as it is sent.
+// Query encodes the request as URL query parameters.
 func (r Request) Query() url.Values {
 	return url.Values{
 		"dry-run":         {strconv.FormatBool(r.DryRun)},
@@ -59,13 +59,13 @@ func (r Request) Query() url.Values {
 	}
 }
 
-// ParseQuery reads a request. What is missing has its default; what it does not know
-// it refuses, because it might be what keeps something from being removed.
+// ParseQuery decodes a request. Missing parameters have their defaults. Unknown parameters are errors,
+// because they might restrict what is removed.
 func ParseQuery(query url.Values) (Request, error) {
 	r := Request{Grace: DefaultGrace, Timeout: DefaultTimeout}
 	for key, values := range query {
 		if len(values) != 1 {
-			return Request{}, fmt.Errorf("%s is given %d times", key, len(values))
+			return Request{}, fmt.Errorf("%s is set %d times", key, len(values))
 		}
 		var err error
 		switch key {
@@ -78,7 +78,7 @@ func ParseQuery(query url.Values) (Request, error) {
 		case "timeout":
 			r.Timeout, err = time.ParseDuration(values[0])
 		default:
-			err = fmt.Errorf("this registry knows no such setting")
+			err = errors.New("unknown parameter")
 		}
 		if err != nil {
 			return Request{}, fmt.Errorf("%s: %w", key, err)
@@ -87,33 +87,33 @@ func ParseQuery(query url.Values) (Request, error) {
 	return r, r.Validate()
 }
 
-// Phases of a collection, in their order.
+// Phases of a collection, in order.
 const (
-	// Settling waits until no manifest is being written any more.
+	// Settling waits until no manifest is being written.
 	Settling = "settling"
 	Marking  = "marking"
 	Sweeping = "sweeping"
 )
 
-// Event is a line of the answer. One of the fields is set.
+// Event is a line of the response. Exactly one field is set.
 type Event struct {
 	Phase   string   `json:"phase,omitempty"`
 	Removed *Removed `json:"removed,omitempty"`
 	Result  *Result  `json:"result,omitempty"`
-	// Error is why it failed, after which there is no other line.
+	// Error is why the collection failed. It is the last event.
 	Error string `json:"error,omitempty"`
 }
 
-// Removed is a manifest or a blob that is gone, or would be.
+// Removed is a removed manifest or blob; in a dry run, one that would be removed.
 type Removed struct {
-	// Repository is of manifests only.
+	// Repository is empty for blobs.
 	Repository string `json:"repository,omitempty"`
 	Digest     string `json:"digest"`
-	// Bytes are of blobs only. A manifest is a blob, too, which follows.
+	// Bytes is 0 for manifests: each manifest is also a blob, with an event of its own.
 	Bytes int64 `json:"bytes,omitempty"`
 }
 
-// String is a line for people.
+// String returns a human-readable line.
 func (r Removed) String() string {
 	if r.Repository != "" {
 		return fmt.Sprintf("manifest %s@%s", r.Repository, r.Digest)
@@ -121,12 +121,12 @@ func (r Removed) String() string {
 	return fmt.Sprintf("blob %s %d bytes", r.Digest, r.Bytes)
 }
 
-// Result is how much was removed, or would be.
+// Result counts what was removed; in a dry run, what would be removed.
 type Result struct {
 	Manifests int `json:"manifests"`
 	Blobs     int `json:"blobs"`
-	// Bytes are those of the blobs, manifests included.
+	// Bytes is the size of the blobs, including manifests.
 	Bytes int64 `json:"bytes"`
-	// Kept are blobs that nothing leads to and that the grace period protects.
+	// Kept counts unreferenced blobs that the grace period protects.
 	Kept int `json:"kept"`
 }

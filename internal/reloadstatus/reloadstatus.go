@@ -1,10 +1,10 @@
-// Package reloadstatus is what a running program has loaded of its mounted Secrets, as it
-// tells at /loaded beside its metrics: the registry and the proxies write it,
-// init-hook reads it to see that all of them follow before it drops what one of
-// them still needs.
+// Package reloadstatus defines the report of which certificates and credentials a running program has
+// loaded from its mounted Secrets. The registry and the proxies serve it at /loaded, next to their
+// metrics. init-hook reads it during a rotation, and removes the old CA only when all pods have loaded
+// the new one.
 //
-// It holds types, their JSON and how it is answered. Everything in it is public:
-// certificates are named by subject, serial and digest, and no key or password is in it.
+// The package contains the types, their JSON and the HTTP handler; it does not load anything. Reports
+// are public: they contain no keys or passwords, and identify certificates by subject, serial and digest.
 package reloadstatus
 
 import (
@@ -13,67 +13,65 @@ import (
 	"time"
 )
 
-// Path is where the report is served.
+// Path is the HTTP path of the report.
 const Path = "/loaded"
 
-// Report is the content of Path.
+// Report is the response of Path.
 type Report struct {
 	Certificates Certificates `json:"certificates"`
-	// Credentials are of the registry only.
+	// Credentials is nil for proxies.
 	Credentials *Credentials `json:"credentials,omitempty"`
-	// Collection is of the registry only.
+	// Collection is nil for proxies.
 	Collection *Collection `json:"collection,omitempty"`
 }
 
-// Collection is how garbage collection stands, as far as the pod has seen.
+// Collection is the status of garbage collection, as last seen by the pod.
 type Collection struct {
-	// ReadOnly says that no image can be pushed: garbage is being collected.
+	// ReadOnly means that images cannot be pushed, because garbage is being collected.
 	ReadOnly bool `json:"readOnly"`
-	// SucceededAt is when a collection last did; nil where none ever did.
+	// SucceededAt is the time of the last successful collection; nil if there was none.
 	SucceededAt *time.Time `json:"succeededAt,omitempty"`
-	// Problem is why the last one failed, empty where it did not.
+	// Problem is the error of the last collection; empty if it succeeded.
 	Problem string `json:"problem,omitempty"`
 }
 
-// Handler answers with what report returns at each request. Which methods reach it is
-// the caller's decision.
+// Handler responds to every request with the result of report. The caller restricts methods.
 func Handler(report func() Report) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
-		_ = json.NewEncoder(w).Encode(report()) // who asked may have gone
+		_ = json.NewEncoder(w).Encode(report()) // the client may have disconnected
 	})
 }
 
-// Certificates is the generation of tls.crt, tls.key and ca.crt that is in use.
+// Certificates describes the generation of tls.crt, tls.key and ca.crt in use.
 type Certificates struct {
-	// Generation counts the loads that changed something, from 1.
+	// Generation counts the loads with changes, starting at 1.
 	Generation uint64 `json:"generation"`
-	// LoadedAt is when this generation came into use.
+	// LoadedAt is when this generation was loaded.
 	LoadedAt time.Time `json:"loadedAt"`
 	// Leaf is the first certificate of tls.crt.
 	Leaf Certificate `json:"leaf"`
-	// Authorities are those of ca.crt, in its order.
+	// Authorities are the CAs of ca.crt, in order.
 	Authorities []Certificate `json:"authorities"`
-	// ReloadErrors counts the loads that failed; Problem is why the last one did,
-	// empty after one that did not.
+	// ReloadErrors counts failed loads. Problem is the error of the last load; empty if it succeeded.
 	ReloadErrors uint64 `json:"reloadErrors"`
 	Problem      string `json:"problem,omitempty"`
 }
 
-// Certificate names one certificate.
+// Certificate identifies a certificate.
 type Certificate struct {
 	Subject string `json:"subject"`
-	// Serial is in lower-case hexadecimal, as openssl has it but for the case.
+	// Serial is lower-case hexadecimal.
 	Serial string `json:"serial"`
-	// SHA256 is of the DER form, in lower-case hexadecimal: pki.Fingerprint.
+	// SHA256 is the digest of the DER encoding, in lower-case hexadecimal: pki.Fingerprint.
 	SHA256    string    `json:"sha256"`
 	NotBefore time.Time `json:"notBefore"`
 	NotAfter  time.Time `json:"notAfter"`
 }
 
-// Credentials are the SHA-256 of the htpasswd files in use, in lower-case
-// hexadecimal, empty where there is none.
+// Credentials are the SHA-256 digests of the htpasswd files in use, in lower-case hexadecimal; empty for a
+// missing file.
 type Credentials struct {
 	Push string `json:"push"`
 	Pull string `json:"pull"`

@@ -7,15 +7,14 @@ import (
 	"slices"
 )
 
-// NodeConfig says where files of the release may be on nodes, so that what was there
-// before is put back even after the values that named them are gone.
+// NodeConfig records where the release may have written files on nodes, so that they can be restored even
+// after the values that configured them are gone.
 type NodeConfig struct {
-	// Directories are absolute paths of the nodes, sorted. There is at least one.
+	// Directories are absolute paths on nodes, sorted and unique; at least one.
 	Directories []string `json:"directories"`
 }
 
-// Remember returns n with more directories, nil where there are none at all. n may be
-// nil, and is not changed.
+// Remember returns a copy of n with more directories, or nil if there are none. n may be nil.
 func (n *NodeConfig) Remember(directories ...string) *NodeConfig {
 	all := slices.Clone(directories)
 	if n != nil {
@@ -28,17 +27,17 @@ func (n *NodeConfig) Remember(directories ...string) *NodeConfig {
 	return &NodeConfig{Directories: slices.Compact(all)}
 }
 
-// Validate says what is impossible in n.
+// Validate returns the first problem of n.
 func (n NodeConfig) Validate() error {
 	if len(n.Directories) == 0 {
-		return errors.New("it names no directory")
+		return errors.New("no directories")
 	}
 	for i, d := range n.Directories {
 		switch {
 		case !path.IsAbs(d) || path.Clean(d) != d || d == "/":
-			return fmt.Errorf("%q is no directory that files may be in: name it by an absolute path without . and .. and without a slash at its end", d)
+			return fmt.Errorf("invalid directory %q: want an absolute path other than / without ., .. or a trailing slash", d)
 		case slices.Contains(n.Directories[:i], d):
-			return fmt.Errorf("%q is named twice", d)
+			return fmt.Errorf("duplicate directory %q", d)
 		}
 	}
 	return nil

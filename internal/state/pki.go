@@ -7,119 +7,117 @@ import (
 	"time"
 )
 
-// PKIMode is where the certificates of proxies, registry and pushers come from.
+// PKIMode is the source of the certificates of proxies, registry and pushers.
 type PKIMode string
 
-// The PKI modes. All of them end in the same Secrets.
+// The PKI modes. All of them fill the same Secrets.
 const (
-	// PKIInternal: init-hook makes them, with an authority of its own.
+	// PKIInternal: init-hook issues them, with its own CA.
 	PKIInternal PKIMode = "internal"
-	// PKIExistingSecret: they are copied from Secrets of the user.
+	// PKIExistingSecret: they are copied from the user's Secrets.
 	PKIExistingSecret PKIMode = "existingSecret"
-	// PKICertManager: cert-manager issues them; they are copied from its Secrets.
+	// PKICertManager: cert-manager issues them, and they are copied from its Secrets.
 	PKICertManager PKIMode = "certManager"
 )
 
-// PKI says where certificates come from and how long they are to live.
+// PKI configures the source and the lifetimes of certificates.
 type PKI struct {
 	Mode PKIMode `json:"mode"`
-	// LeafLifetime and AuthorityLifetime are of certificates that are made: in
-	// internal mode, by cert-manager, and of the push certificate where the user
-	// gives none.
+	// LeafLifetime and AuthorityLifetime apply to certificates that init-hook or cert-manager issues,
+	// including the push certificate if the user provides none.
 	LeafLifetime      Duration `json:"leafLifetime"`
 	AuthorityLifetime Duration `json:"authorityLifetime"`
-	// Existing are the user's Secrets; existingSecret mode only.
+	// Existing are the user's Secrets; only in existingSecret mode.
 	Existing *ExistingSecrets `json:"existing,omitempty"`
-	// Issuer is the user's cert-manager issuer; nil in certManager mode means one of
-	// our own.
+	// Issuer is the user's cert-manager issuer; only in certManager mode, where nil means the release's own.
 	Issuer *Issuer `json:"issuer,omitempty"`
-	// ClusterDomain is part of the registry's names.
+	// ClusterDomain is part of the registry's DNS names.
 	ClusterDomain string `json:"clusterDomain"`
-	// ServeTLS says that proxies answer TLS on the loopback address with the node
-	// certificate, which then must be for it.
+	// ServeTLS means that proxies serve TLS on the loopback address, with the node certificate, which then
+	// needs that address as a SAN.
 	ServeTLS bool `json:"serveTLS"`
 }
 
-// ExistingSecrets are names of Secrets with tls.crt, tls.key and ca.crt in the
-// release's namespace.
+// ExistingSecrets are names of Secrets in the release's namespace, with tls.crt, tls.key and ca.crt.
 type ExistingSecrets struct {
 	Server string `json:"server"`
 	Node   string `json:"node"`
-	// Push may be empty: then init-hook makes that certificate, with an authority of its own.
+	// Push may be empty: then init-hook issues that certificate, with its own CA.
 	Push string `json:"push,omitempty"`
-	// Authority is a Secret with ca.crt, for Secrets without that key; may be empty.
+	// Authority is an optional Secret with ca.crt, for Secrets without that key.
 	Authority string `json:"authority,omitempty"`
 }
 
-// Issuer refers to an issuer of cert-manager.
+// Issuer refers to a cert-manager issuer.
 type Issuer struct {
 	Name  string `json:"name"`
 	Kind  string `json:"kind"`
 	Group string `json:"group"`
 }
 
-// Shortest lifetimes. A certificate is renewed at half of its life; the kubelet may
-// take 90 s to bring it to a pod, and the CronJob a minute to run.
+// Minimum lifetimes. A certificate is renewed after half of its lifetime; the kubelet may take 90 s to
+// update it in a pod, and the CronJob up to a minute to start.
 const (
 	MinLeafLifetime = Duration(6 * time.Minute)
-	// MinCertManagerLifetime is cert-manager's own limit.
+	// MinCertManagerLifetime is cert-manager's limit.
 	MinCertManagerLifetime = Duration(time.Hour)
 )
 
-// Validate says what is impossible in p.
+// Validate returns the first problem of p.
 func (p PKI) Validate() error {
 	if !slices.Contains([]PKIMode{PKIInternal, PKIExistingSecret, PKICertManager}, p.Mode) {
-		return fmt.Errorf("unknown mode %q: choose internal, existingSecret or certManager", p.Mode)
+		return fmt.Errorf("unknown mode %q: want internal, existingSecret or certManager", p.Mode)
 	}
-	shortest := MinLeafLifetime
+	minimum := MinLeafLifetime
 	if p.Mode == PKICertManager {
-		shortest = MinCertManagerLifetime
+		minimum = MinCertManagerLifetime
 	}
 	switch {
-	case p.LeafLifetime < shortest:
-		return fmt.Errorf("a certificate's lifetime of %s is too short: choose %s or more", p.LeafLifetime, shortest)
+	case p.LeafLifetime < minimum:
+		return fmt.Errorf("certificate lifetime %s is too short: want at least %s", p.LeafLifetime, minimum)
 	case p.AuthorityLifetime < 2*p.LeafLifetime:
-		return fmt.Errorf("an authority's lifetime of %s is too short for certificates of %s: choose at least twice as much, since a leaf never outlives its authority", p.AuthorityLifetime, p.LeafLifetime)
+		return fmt.Errorf("CA lifetime %s is too short for a certificate lifetime of %s: want at least twice as much, "+
+			"because a certificate never outlives its CA", p.AuthorityLifetime, p.LeafLifetime)
 	case (p.Existing != nil) != (p.Mode == PKIExistingSecret):
-		return errors.New("existing Secrets are for mode existingSecret, which needs them")
+		return errors.New("existing Secrets must be set in mode existingSecret, and only there")
 	case p.Existing != nil && (p.Existing.Server == "" || p.Existing.Node == ""):
-		return errors.New("mode existingSecret needs the names of the Secrets of server and node certificate")
+		return errors.New("mode existingSecret needs the names of the server and node Secrets")
 	case p.Issuer != nil && p.Mode != PKICertManager:
-		return errors.New("an issuer is for mode certManager only")
+		return errors.New("an issuer may be set in mode certManager only")
 	case p.Issuer != nil && (p.Issuer.Name == "" || p.Issuer.Kind == "" || p.Issuer.Group == ""):
-		return errors.New("an issuer needs name, kind and group")
+		return errors.New("an issuer needs a name, a kind and a group")
 	case p.ClusterDomain == "":
-		return errors.New("the cluster's domain is empty")
+		return errors.New("cluster domain is empty")
 	}
 	return nil
 }
 
-// RotationPhase is how far a change of the trusted authorities has come.
+// RotationPhase is the phase of a CA rotation.
 type RotationPhase string
 
-// The phases, in their order. In each of them the proxies reach the registry.
+// The phases of a rotation, in order. Proxies can reach the registry in each of them.
 const (
-	// RotationTrust: former and new authorities are in every ca.crt; until all pods
-	// have loaded that, nobody shows a certificate of the new.
+	// RotationTrust: every ca.crt contains the previous and the new CA. No certificate of the new CA is used
+	// until all pods have loaded it.
 	RotationTrust RotationPhase = "trust"
-	// RotationReissue: the certificates are of the new authority; until all pods have
-	// loaded that, nobody forgets the former.
+	// RotationReissue: the new CA has issued the certificates. The previous CA stays trusted until all pods
+	// have loaded them.
 	RotationReissue RotationPhase = "reissue"
-	// RotationDrop: only the new authority is in every ca.crt.
+	// RotationDrop: every ca.crt contains only the new CA.
 	RotationDrop RotationPhase = "drop"
 )
 
-// Rotation is a change of the trusted authorities that is under way.
+// Rotation is a CA rotation in progress.
 type Rotation struct {
 	Phase RotationPhase `json:"phase"`
-	// Reason is why it was begun, Since when.
+	// Reason is why the rotation began, Since when.
 	Reason string    `json:"reason"`
 	Since  time.Time `json:"since"`
-	// Waiting says what was last seen to hold it up.
+	// Waiting is what the rotation was last seen to wait for.
 	Waiting string `json:"waiting,omitempty"`
 }
 
-// Duration is a time.Duration that stands in JSON as in Go: "8760h0m0s".
+// Duration is a time.Duration whose JSON is a string such as "8760h0m0s".
 type Duration time.Duration
 
 func (d Duration) String() string { return time.Duration(d).String() }

@@ -52,22 +52,22 @@ func TestWhatIsKnownOfCertificatesIsKept(t *testing.T) {
 	}
 }
 
-func TestImpossibleSettingsOfCertificatesAreRefused(t *testing.T) {
+func TestPKIValidateRejects(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*state.PKI)
 		want   string
 	}{
-		"an unknown mode":                        {func(p *state.PKI) { p.Mode = "vault" }, `unknown mode "vault": choose internal, existingSecret or certManager`},
-		"no mode":                                {func(p *state.PKI) { *p = state.PKI{} }, `unknown mode ""`},
-		"a leaf that lives too short":            {func(p *state.PKI) { p.LeafLifetime = state.Duration(5 * time.Minute) }, "lifetime of 5m0s is too short: choose 6m0s or more"},
-		"a leaf too short for cert-manager":      {func(p *state.PKI) { p.Mode, p.LeafLifetime = state.PKICertManager, state.Duration(30*time.Minute) }, "choose 1h0m0s or more"},
-		"an authority that lives too short":      {func(p *state.PKI) { p.AuthorityLifetime = p.LeafLifetime }, "choose at least twice as much"},
-		"existing Secrets in another mode":       {func(p *state.PKI) { p.Existing = existing }, "existing Secrets are for mode existingSecret"},
-		"no existing Secrets":                    {func(p *state.PKI) { p.Mode = state.PKIExistingSecret }, "which needs them"},
-		"existing Secrets without the node's":    {func(p *state.PKI) { p.Mode, p.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "x"} }, "server and node certificate"},
-		"an issuer in another mode":              {func(p *state.PKI) { p.Issuer = issuer }, "an issuer is for mode certManager only"},
-		"an issuer without a kind":               {func(p *state.PKI) { p.Mode, p.Issuer = state.PKICertManager, &state.Issuer{Name: "x", Group: "y"} }, "an issuer needs name, kind and group"},
-		"a registry without a domain to be part": {func(p *state.PKI) { p.ClusterDomain = "" }, "the cluster's domain is empty"},
+		"an unknown mode":              {func(p *state.PKI) { p.Mode = "vault" }, `unknown mode "vault": want internal, existingSecret or certManager`},
+		"no mode":                      {func(p *state.PKI) { *p = state.PKI{} }, `unknown mode ""`},
+		"a short certificate lifetime": {func(p *state.PKI) { p.LeafLifetime = state.Duration(5 * time.Minute) }, "lifetime 5m0s is too short: want at least 6m0s"},
+		"a certificate lifetime too short for cert-manager": {func(p *state.PKI) { p.Mode, p.LeafLifetime = state.PKICertManager, state.Duration(30*time.Minute) }, "want at least 1h0m0s"},
+		"a short CA lifetime":                               {func(p *state.PKI) { p.AuthorityLifetime = p.LeafLifetime }, "want at least twice as much"},
+		"existing Secrets in another mode":                  {func(p *state.PKI) { p.Existing = existing }, "existing Secrets must be set in mode existingSecret, and only there"},
+		"no existing Secrets":                               {func(p *state.PKI) { p.Mode = state.PKIExistingSecret }, "must be set in mode existingSecret"},
+		"existing Secrets without the node's":               {func(p *state.PKI) { p.Mode, p.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "x"} }, "server and node Secrets"},
+		"an issuer in another mode":                         {func(p *state.PKI) { p.Issuer = issuer }, "an issuer may be set in mode certManager only"},
+		"an issuer without a kind":                          {func(p *state.PKI) { p.Mode, p.Issuer = state.PKICertManager, &state.Issuer{Name: "x", Group: "y"} }, "an issuer needs a name, a kind and a group"},
+		"no cluster domain":                                 {func(p *state.PKI) { p.ClusterDomain = "" }, "cluster domain is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := internalPKI(c.change)

@@ -1,7 +1,6 @@
-// Package state is the memory of the mode: what a cluster's registry was last
-// asked to be, and what it was last proven to be. It encodes and decodes the
-// versioned JSON kept under the key state.json of the Secret
-// <fullname>-state, and validates it. It neither reads nor writes the cluster.
+// Package state defines the persistent state of a release: the settings that the last install or upgrade
+// requested, and those that were last verified. It encodes, decodes and validates the versioned JSON in
+// the key state.json of the Secret <fullname>-state. It does not access the cluster.
 package state
 
 import (
@@ -15,13 +14,12 @@ import (
 )
 
 const (
-	// Version is the format written by this release. A reader refuses newer
-	// ones: it cannot know what they mean.
+	// Version is the format that this release writes. Newer formats are errors.
 	Version = 1
-	// Key is the Secret's key under which the JSON stands.
+	// Key is the Secret's key of the JSON.
 	Key = "state.json"
-	// KeyRemovedService is the Secret's key under which the NodePort Service stands
-	// (as JSON) while a switch to proxy mode has removed it and nothing is proven yet.
+	// KeyRemovedService is the Secret's key of the NodePort Service, as JSON. It exists after a switch to proxy
+	// mode has removed the Service, until the new settings are verified.
 	KeyRemovedService = "removed-service.json"
 )
 
@@ -30,15 +28,15 @@ type Mode string
 
 // The modes.
 const (
-	// ModeProxy: a proxy on every node's loopback address, mutual TLS to the registry.
+	// ModeProxy: a proxy on every node's loopback address, with mutual TLS to the registry.
 	ModeProxy Mode = "proxy"
-	// ModeNodePort: a NodePort Service, which kube-proxy serves on loopback.
+	// ModeNodePort: a NodePort Service, which kube-proxy serves on the loopback address.
 	ModeNodePort Mode = "nodeport"
-	// ModeExternal: a registry that is not ours; nothing is deployed.
+	// ModeExternal: an external registry; nothing is deployed.
 	ModeExternal Mode = "external"
 )
 
-// IPFamily is the cluster's address families.
+// IPFamily is the IP families of the cluster.
 type IPFamily string
 
 // The IP families.
@@ -48,80 +46,74 @@ const (
 	DualStack IPFamily = "DualStack"
 )
 
-// Source says what decided a setting.
+// Source is where a setting comes from.
 type Source string
 
-// The sources, in the order in which they decide.
+// The sources, in order of precedence.
 const (
-	SourceValue   Source = "value"   // the user named it
-	SourceState   Source = "state"   // it was remembered
-	SourceCluster Source = "cluster" // it was seen in the cluster
-	SourceDefault Source = "default" // nothing else was known
+	SourceValue   Source = "value"   // the chart's values
+	SourceState   Source = "state"   // the previous state
+	SourceCluster Source = "cluster" // detected in the cluster
+	SourceDefault Source = "default" // none of the above
 )
 
-// Phase is how far the desired settings are realised.
+// Phase is how far the desired settings are applied.
 type Phase string
 
-// The phases.
+// The phases of settings.
 const (
-	// PhasePrepared: desired was written, the chart is being applied, nothing
-	// is proven.
+	// PhasePrepared: the desired settings are written and the chart is being applied; nothing is verified.
 	PhasePrepared Phase = "prepared"
-	// PhaseReady: current equals desired and every node that was ready pulled
-	// through its loopback address. In external mode nothing is to be proven.
+	// PhaseReady: current equals desired, and every ready node has pulled through its loopback address. In
+	// external mode nothing is verified.
 	PhaseReady Phase = "ready"
 )
 
-// Settings are one way for the registry to be reached.
+// Settings are how nodes reach the registry.
 type Settings struct {
 	Mode Mode `json:"mode"`
-	// Address is what image references begin with, host and port:
-	// "127.0.0.1:31999" or "[::1]:31999"; in external mode host, port and path of
-	// the registry as the user gave them.
+	// Address is the prefix of image references: host and port, such as "127.0.0.1:31999" or "[::1]:31999";
+	// in external mode the registry's host, port and path from the values.
 	Address string `json:"address"`
-	// Port is the port on each node's loopback address, the same in proxy and
-	// nodeport mode; 0 in external mode.
+	// Port is the port on each node's loopback address, in proxy and nodeport mode; 0 in external mode.
 	Port     int      `json:"port"`
 	IPFamily IPFamily `json:"ipFamily"`
-	// HostNetwork says whether proxies use their node's network namespace.
+	// HostNetwork means that proxies use the host network.
 	HostNetwork bool `json:"hostNetwork"`
-	// MTLS is where the certificates come from; empty in external mode, which has none.
+	// MTLS is the source of the certificates; empty in external mode, which has none.
 	MTLS PKIMode `json:"mtls"`
-	// DecidedBy is what decided the mode.
+	// DecidedBy is where the mode comes from.
 	DecidedBy Source `json:"decidedBy"`
 }
 
-// Same says whether two settings have the nodes reach the registry in the same
-// way, whoever decided them.
+// Same reports whether the settings are equal, ignoring DecidedBy.
 func (s Settings) Same(other Settings) bool {
 	s.DecidedBy = other.DecidedBy
 	return s == other
 }
 
-// State is the content of the Secret. Desired is what the last install or
-// upgrade asked for; Current is what was last proven and is nil until then. It
-// never says more than was proven.
+// State is the content of the Secret. Desired are the settings of the last install or upgrade. Current are
+// the last verified settings; nil until there are any.
 type State struct {
 	Version int       `json:"version"`
 	Phase   Phase     `json:"phase"`
 	Desired Settings  `json:"desired"`
 	Current *Settings `json:"current,omitempty"`
-	// Nodes are the names of the nodes that pulled in the last proof.
+	// Nodes are the names of the nodes that pulled in the last verification.
 	Nodes []string `json:"nodes,omitempty"`
-	// HookImage is init-hook's own image as finish pushed it into the registry,
-	// from where later Jobs can pull it; nil where it is not pushed.
+	// HookImage is init-hook's own image, which finish pushed to the registry for later Jobs; nil if it is not
+	// there.
 	HookImage *HookImage `json:"hookImage,omitempty"`
-	// PKI is what Prepare was last told of the certificates, so that they can be
-	// renewed without the chart's values; nil in external mode.
+	// PKI is the certificate configuration of the last prepare, for renewals without the chart's values; nil
+	// in external mode.
 	PKI *PKI `json:"pki,omitempty"`
-	// Rotation is under way, nil where none is.
+	// Rotation is nil unless a CA rotation is in progress.
 	Rotation *Rotation `json:"rotation,omitempty"`
-	// PushSecret is the user's Secret that the push credential is copied from, empty
-	// where the hook makes it.
+	// PushSecret is the user's Secret that the push credential is copied from; empty if init-hook generates it.
 	PushSecret string `json:"pushSecret,omitempty"`
-	// NodeConfig says where files of this release may be on nodes; nil where none are.
+	// NodeConfig is nil if the release has no files on nodes.
 	NodeConfig *NodeConfig `json:"nodeConfig,omitempty"`
-	// UpdatedBy is the release of init-hook that wrote the state, UpdatedAt when.
+	// UpdatedBy is the version of init-hook that wrote the state, UpdatedAt when.
 	UpdatedBy string    `json:"updatedBy"`
 	UpdatedAt time.Time `json:"updatedAt"`
 }
@@ -130,11 +122,11 @@ type State struct {
 type HookImage struct {
 	// Reference is "<repository>:<tag>", without the registry's address.
 	Reference string `json:"reference"`
-	// Architecture is the only one that it runs on, as in GOARCH.
+	// Architecture is the image's only architecture, as in GOARCH.
 	Architecture string `json:"architecture"`
 }
 
-// Encode validates s and returns its JSON, with the version set.
+// Encode sets the version, validates s and returns its JSON.
 func Encode(s State) ([]byte, error) {
 	s.Version = Version
 	if err := s.validate(); err != nil {
@@ -147,8 +139,8 @@ func Encode(s State) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// Decode reads the JSON that Encode wrote. A newer version, an unknown field or
-// an impossible value is an error, so that nobody overwrites what they cannot read.
+// Decode parses and validates JSON from Encode. Newer versions, unknown fields and invalid values are
+// errors, so that no program overwrites a state that it does not understand.
 func Decode(data []byte) (State, error) {
 	var version struct {
 		Version int `json:"version"`
@@ -157,7 +149,8 @@ func Decode(data []byte) (State, error) {
 		return State{}, fmt.Errorf("decoding state: %w", err)
 	}
 	if version.Version > Version {
-		return State{}, fmt.Errorf("decoding state: it has version %d, this release reads up to version %d: use the release that wrote it, or a newer one", version.Version, Version)
+		return State{}, fmt.Errorf("decoding state: version %d is newer than %d, the latest that this release supports: "+
+			"use the release that wrote it, or a newer one", version.Version, Version)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
@@ -166,7 +159,7 @@ func Decode(data []byte) (State, error) {
 		return State{}, fmt.Errorf("decoding state: %w", err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return State{}, errors.New("decoding state: there is more after the JSON object")
+		return State{}, errors.New("decoding state: data after the JSON object")
 	}
 	if err := s.validate(); err != nil {
 		return State{}, fmt.Errorf("decoding state: %w", err)
@@ -176,7 +169,7 @@ func Decode(data []byte) (State, error) {
 
 func (s State) validate() error {
 	if s.Version < 1 {
-		return fmt.Errorf("version %d is impossible", s.Version)
+		return fmt.Errorf("invalid version %d", s.Version)
 	}
 	if !slices.Contains([]Phase{PhasePrepared, PhaseReady}, s.Phase) {
 		return fmt.Errorf("unknown phase %q", s.Phase)
@@ -190,14 +183,15 @@ func (s State) validate() error {
 		}
 	}
 	if s.Phase == PhaseReady && s.Current == nil {
-		return errors.New("phase is ready but nothing is current")
+		return errors.New("phase is ready but current is not set")
 	}
 	if s.PKI != nil {
 		if err := s.PKI.Validate(); err != nil {
 			return fmt.Errorf("pki: %w", err)
 		}
 	}
-	if r := s.Rotation; r != nil && !slices.Contains([]RotationPhase{RotationTrust, RotationReissue, RotationDrop}, r.Phase) {
+	rotationPhases := []RotationPhase{RotationTrust, RotationReissue, RotationDrop}
+	if r := s.Rotation; r != nil && !slices.Contains(rotationPhases, r.Phase) {
 		return fmt.Errorf("rotation: unknown phase %q", r.Phase)
 	}
 	if s.NodeConfig != nil {
@@ -218,7 +212,7 @@ func (s Settings) validate() error {
 	case !slices.Contains([]IPFamily{IPv4, IPv6, DualStack}, s.IPFamily):
 		return fmt.Errorf("unknown IP family %q", s.IPFamily)
 	case s.Mode != ModeExternal && (s.Port < 1 || s.Port > 65535):
-		return fmt.Errorf("port %d is impossible", s.Port)
+		return fmt.Errorf("invalid port %d: want 1-65535", s.Port)
 	case s.Address == "":
 		return errors.New("address is empty")
 	}

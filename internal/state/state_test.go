@@ -20,17 +20,17 @@ func settings() state.Settings {
 	}
 }
 
-func TestWhatWasEncodedIsDecoded(t *testing.T) {
+func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 	current := settings()
 	for name, s := range map[string]state.State{
 		"prepared": {Phase: state.PhasePrepared, Desired: settings()},
 		"ready": {Phase: state.PhaseReady, Desired: settings(), Current: &current, Nodes: []string{"n1", "n2"},
 			UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)},
-		"with an image for later Jobs": {Phase: state.PhasePrepared, Desired: settings(),
+		"with a hook image": {Phase: state.PhasePrepared, Desired: settings(),
 			HookImage: &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}},
 		"nodeport": {Phase: state.PhasePrepared, Current: &current,
 			Desired: state.Settings{Mode: state.ModeNodePort, Address: "[::1]:31999", Port: 31999, IPFamily: state.IPv6, MTLS: "internal", DecidedBy: state.SourceCluster}},
-		"external, which has no port and no certificates": {Phase: state.PhasePrepared,
+		"external, without port and certificates": {Phase: state.PhasePrepared,
 			Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4, DecidedBy: state.SourceState}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -50,35 +50,35 @@ func TestWhatWasEncodedIsDecoded(t *testing.T) {
 	}
 }
 
-func TestAStateThatCannotBeUnderstoodIsRefused(t *testing.T) {
-	good := `{"version":1,"phase":"prepared","desired":{"mode":"proxy","address":"127.0.0.1:31999","port":31999,"ipFamily":"IPv4","hostNetwork":false,"mtls":"internal","decidedBy":"value"},"updatedBy":"","updatedAt":"2026-11-20T12:00:00Z"}`
-	if _, err := state.Decode([]byte(good)); err != nil {
-		t.Fatalf("the good state is refused: %v", err)
+func TestDecodeRejects(t *testing.T) {
+	valid := `{"version":1,"phase":"prepared","desired":{"mode":"proxy","address":"127.0.0.1:31999","port":31999,"ipFamily":"IPv4","hostNetwork":false,"mtls":"internal","decidedBy":"value"},"updatedBy":"","updatedAt":"2026-11-20T12:00:00Z"}`
+	if _, err := state.Decode([]byte(valid)); err != nil {
+		t.Fatalf("the valid state is rejected: %v", err)
 	}
 	replace := func(old, new string) string {
-		changed := strings.Replace(good, old, new, 1)
-		if changed == good {
-			t.Fatalf("%q is not in the good state", old)
+		changed := strings.Replace(valid, old, new, 1)
+		if changed == valid {
+			t.Fatalf("%q is not in the valid state", old)
 		}
 		return changed
 	}
 	for name, c := range map[string]struct{ data, want string }{
-		"empty":           {"", "unexpected end"},
-		"not JSON":        {"rubbish", "invalid character"},
-		"cut short":       {good[:40], "unexpected end"},
-		"two of them":     {good + "{}", "after top-level value"},
-		"newer version":   {replace(`"version":1`, `"version":2,"colour":"blue"`), "reads up to version 1"},
-		"no version":      {replace(`"version":1,`, ``), "version 0"},
-		"unknown field":   {replace(`"phase"`, `"colour":"blue","phase"`), "unknown field"},
-		"unknown mode":    {replace(`"proxy"`, `"carrier pigeon"`), "carrier pigeon"},
-		"unknown phase":   {replace(`"prepared"`, `"waning"`), "waning"},
-		"unknown family":  {replace(`"IPv4"`, `"IPX"`), "IPX"},
-		"impossible port": {replace(`"port":31999`, `"port":70000`), "70000"},
-		"ready, unproven": {replace(`"prepared"`, `"ready"`), "nothing is current"},
-		"no port":         {replace(`"port":31999`, `"port":0`), "port 0"},
-		"half an image":   {replace(`"updatedBy"`, `"hookImage":{"reference":"zarf-registry/init-hook:1","architecture":""},"updatedBy"`), "incomplete"},
-		"half a current":  {replace(`"updatedBy"`, `"current":{"mode":"proxy"},"updatedBy"`), "current: "},
-		"no address":      {replace(`"127.0.0.1:31999"`, `""`), "address is empty"},
+		"empty":               {"", "unexpected end"},
+		"not JSON":            {"rubbish", "invalid character"},
+		"cut short":           {valid[:40], "unexpected end"},
+		"two of them":         {valid + "{}", "after top-level value"},
+		"newer version":       {replace(`"version":1`, `"version":2,"colour":"blue"`), "newer than 1"},
+		"no version":          {replace(`"version":1,`, ``), "version 0"},
+		"unknown field":       {replace(`"phase"`, `"colour":"blue","phase"`), "unknown field"},
+		"unknown mode":        {replace(`"proxy"`, `"carrier pigeon"`), "carrier pigeon"},
+		"unknown phase":       {replace(`"prepared"`, `"waning"`), "waning"},
+		"unknown family":      {replace(`"IPv4"`, `"IPX"`), "IPX"},
+		"impossible port":     {replace(`"port":31999`, `"port":70000`), "70000"},
+		"ready, not verified": {replace(`"prepared"`, `"ready"`), "current is not set"},
+		"no port":             {replace(`"port":31999`, `"port":0`), "port 0"},
+		"half an image":       {replace(`"updatedBy"`, `"hookImage":{"reference":"zarf-registry/init-hook:1","architecture":""},"updatedBy"`), "incomplete"},
+		"half a current":      {replace(`"updatedBy"`, `"current":{"mode":"proxy"},"updatedBy"`), "current: "},
+		"no address":          {replace(`"127.0.0.1:31999"`, `""`), "address is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := state.Decode([]byte(c.data))
@@ -89,20 +89,20 @@ func TestAStateThatCannotBeUnderstoodIsRefused(t *testing.T) {
 	}
 }
 
-func TestSettingsAreTheSameWhoeverDecidedThem(t *testing.T) {
+func TestSameIgnoresTheSource(t *testing.T) {
 	a, b := settings(), settings()
 	b.DecidedBy = state.SourceState
 	if !a.Same(b) {
-		t.Error("another decision for the same settings makes them differ")
+		t.Error("settings from different sources differ")
 	}
 	b.HostNetwork = true
 	if a.Same(b) {
-		t.Error("host network makes no difference")
+		t.Error("settings with and without host network are the same")
 	}
 }
 
-// FuzzDecode: whatever is in the Secret, what is decoded keeps the rules below, and means the same when it is written
-// again and read back; and that is a fixed point.
+// FuzzDecode checks that every decoded state is valid, and does not change when it is encoded and decoded
+// again.
 func FuzzDecode(f *testing.F) {
 	current := settings()
 	full := state.State{
@@ -122,7 +122,7 @@ func FuzzDecode(f *testing.F) {
 		s, err := state.Decode(data)
 		if err != nil {
 			if !reflect.DeepEqual(s, state.State{}) {
-				t.Errorf("a state and an error: %+v, %v", s, err)
+				t.Errorf("Decode returned both a state and an error: %+v, %v", s, err)
 			}
 			return
 		}
@@ -132,9 +132,9 @@ func FuzzDecode(f *testing.F) {
 		if s.Phase == state.PhaseReady && s.Current == nil || s.Phase != state.PhaseReady && s.Phase != state.PhasePrepared {
 			t.Errorf("phase %q was decoded, with %+v as current", s.Phase, s.Current)
 		}
-		for _, way := range []*state.Settings{&s.Desired, s.Current} {
-			if way != nil && (way.Address == "" || way.Mode != state.ModeExternal && (way.Port < 1 || way.Port > 65535)) {
-				t.Errorf("settings were decoded that nobody can reach: %+v", way)
+		for _, settings := range []*state.Settings{&s.Desired, s.Current} {
+			if settings != nil && (settings.Address == "" || settings.Mode != state.ModeExternal && (settings.Port < 1 || settings.Port > 65535)) {
+				t.Errorf("decoded settings without an address or port: %+v", settings)
 			}
 		}
 		again, err := state.Encode(s)
@@ -146,10 +146,10 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("encoded but cannot be decoded: %v", err)
 		}
 		if diff := cmp.Diff(s, read, cmpopts.EquateEmpty()); diff != "" {
-			t.Errorf("read back it differs (-before +after):\n%s", diff)
+			t.Errorf("the state changed (-before +after):\n%s", diff)
 		}
 		if third, err := state.Encode(read); err != nil || !bytes.Equal(third, again) {
-			t.Errorf("written twice it is\n%s\nand\n%s\n%v", again, third, err)
+			t.Errorf("encoding is not stable:\n%s\nand\n%s\n%v", again, third, err)
 		}
 	})
 }

@@ -17,18 +17,17 @@ func garbageCollectCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "garbage-collect",
 		Short: "Remove blobs that no image needs",
-		Long: `Remove blobs that no image needs: deleting an image removes its name only.
+		Long: `Remove blobs that no image needs. Deleting an image removes only its manifest from a repository.
 
-This is for a registry that does not run, or whose storage can be reached from elsewhere; one in a cluster is asked
-with init-hook garbage-collect. A registry that runs meanwhile on the same storage keeps serving pulls. It finds in the
-storage that garbage is being collected, and takes no manifests until that is done: pushes wait. Who is killed here
-holds them up for one more minute.
+Use this command if the registry is stopped, or if its storage is accessible from elsewhere. For a registry in a
+cluster, use init-hook garbage-collect. A running registry with the same storage keeps serving pulls; pushes wait until
+the collection has finished. If this command is killed, they wait for another minute.
 
-What was pushed within --grace-period stays.`,
-		Example: `  # what would go?
+Everything pushed within --grace-period is kept.`,
+		Example: `  # show what would be removed
   registry garbage-collect --dry-run
 
-  # images that were overwritten by another of the same tag as well
+  # also remove images whose tag was moved to another image
   registry garbage-collect --delete-untagged`,
 		Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
@@ -54,16 +53,18 @@ What was pushed within --grace-period stays.`,
 			if request.DryRun {
 				verb = "would free"
 			}
-			_, err = fmt.Fprintf(command.OutOrStdout(), "%s %d bytes: %d blobs, %d manifests\n", verb, result.Bytes, result.Blobs, result.Manifests)
+			_, err = fmt.Fprintf(command.OutOrStdout(), "%s %d bytes: %d blobs, %d manifests\n",
+				verb, result.Bytes, result.Blobs, result.Manifests)
 			return err
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&config, "config", defaultConfig, "`FILE` of the configuration")
-	flags.BoolVar(&request.DryRun, "dry-run", false, "remove nothing, report what would be removed")
-	flags.BoolVar(&request.DeleteUntagged, "delete-untagged", false, "also remove manifests that neither a tag nor an image index leads to")
-	flags.DurationVar(&request.Grace, "grace-period", gc.DefaultGrace, "how long what was pushed stays in any case")
-	flags.DurationVar(&request.Timeout, "timeout", gc.DefaultTimeout, "how long it may take in all")
+	flags.StringVar(&config, "config", defaultConfig, "configuration `FILE`")
+	flags.BoolVar(&request.DryRun, "dry-run", false, "print what would be removed, without removing it")
+	flags.BoolVar(&request.DeleteUntagged, "delete-untagged", false,
+		"also remove manifests that neither a tag nor an image index refers to")
+	flags.DurationVar(&request.Grace, "grace-period", gc.DefaultGrace, "minimum age before collection")
+	flags.DurationVar(&request.Timeout, "timeout", gc.DefaultTimeout, "maximum duration of the collection")
 	logs.Register(command.Flags())
 	return command
 }

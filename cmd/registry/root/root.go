@@ -1,6 +1,5 @@
-// Package root is the command tree of the registry program. It parses flags,
-// sets up logs and turns errors into exit codes; what the commands do is in
-// internal/registry.
+// Package root is the command tree of the registry program. It parses flags, sets up logging and maps
+// errors to exit codes. The commands are implemented in package registry.
 package root
 
 import (
@@ -17,16 +16,16 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 )
 
-// usageError is an error of flags or arguments.
+// usageError is an invalid flag or argument.
 type usageError struct{ error }
 
-// setupError is an error of what the flags name.
+// setupError is an invalid configuration or file.
 type setupError struct{ error }
 
 func (e setupError) Unwrap() error { return e.error }
 
-// Run runs the command of args and returns its exit code. Results go to stdout,
-// logs and errors to stderr. When ctx ends, a running server drains.
+// Run runs the command in args and returns its exit code. It writes results to stdout, and logs and errors
+// to stderr. When ctx ends, a running server drains.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	command := New()
 	command.SetArgs(args)
@@ -40,7 +39,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var config *registry.ConfigError
 	switch {
 	case errors.As(err, &config):
-		fmt.Fprintf(stderr, "registry: the configuration %s cannot be used:\n", config.Path)
+		fmt.Fprintf(stderr, "registry: invalid configuration %s:\n", config.Path)
 		for _, problem := range config.Problems {
 			fmt.Fprintf(stderr, "  * %s\n", problem)
 		}
@@ -56,19 +55,19 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return exitcode.Failed
 }
 
-// New makes the command tree.
+// New returns the command tree.
 func New() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "registry",
 		Short: "The OCI registry of a Kubernetes cluster",
 		Long: `The OCI registry of a Kubernetes cluster: mutual TLS, storage on a volume or in S3.
 
-Exit codes: 0 done, 1 failed, 3 flags, configuration or a file that they name cannot be used and nothing was done.`,
+Exit codes: 0 success, 1 failure, 3 invalid flags, configuration or files (nothing was done).`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError{errors.New("give a command: serve, garbage-collect or version")}
+			return usageError{errors.New("missing command: want serve, garbage-collect or version")}
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
@@ -84,8 +83,7 @@ func noArgs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// newLogger makes the logger that the flags ask for, and routes distribution's
-// logs to it.
+// newLogger returns the logger that the flags configure, and routes distribution's logs to it.
 func newLogger(o logging.Options, w io.Writer) (*slog.Logger, error) {
 	log, err := o.New(w)
 	if err != nil {

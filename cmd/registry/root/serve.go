@@ -10,10 +10,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// defaultConfig is where the chart mounts the configuration.
+// defaultConfig is the path at which the chart mounts the configuration.
 const defaultConfig = "/etc/zarf-registry/config/config.yml"
 
-// defaultDrain fits into the 30 s that Kubernetes gives a pod to end.
+// defaultDrain fits into the default termination grace period of a pod, 30 s.
 const defaultDrain = 20 * time.Second
 
 func serveCommand() *cobra.Command {
@@ -22,35 +22,36 @@ func serveCommand() *cobra.Command {
 	var options registry.Options
 	command := &cobra.Command{
 		Use:   "serve",
-		Short: "Serve the registry until it is told to end",
+		Short: "Serve the registry",
 		Long: `Serve the registry until SIGTERM, then drain.
 
-The configuration file has distribution's format, of which the storage section is the one that matters; each of
-its settings can be overridden by the environment: REGISTRY_STORAGE_S3_ACCESSKEY is storage.s3.accesskey. The drivers
-are filesystem, s3 and inmemory. Settings that this registry would ignore are refused.
+The configuration file has distribution's format; its main section is storage, with one of the drivers filesystem, s3
+and inmemory. Environment variables override it: REGISTRY_STORAGE_S3_ACCESSKEY is storage.s3.accesskey. Settings that
+this registry does not support are errors.
 
-At --listen a client certificate is required. One of the organization zarf-registry:node may read; one of
-zarf-registry:push may read, and write with a user name and a password of --htpasswd. At --plain-listen the user name
-and the password alone decide. Certificates, CAs and users are followed when their files change.
+--listen requires a client certificate. A certificate with the organization zarf-registry:node may read; one with
+zarf-registry:push may read, and write with a user name and a password from --htpasswd. --plain-listen requires only a
+user name and a password. Certificates, CAs and users are reloaded when their files change.
 
-With --pull-htpasswd, --plain-listen is open exactly while that file is there: within a second of its coming its users
-are accepted and the address is open, within a second of its going new connections are refused, requests under way
-have 10 minutes to end, and its users are not accepted any more. A file that cannot be used opens nothing, and leaves
-the users before in force. An address that is taken is tried again. Without --pull-htpasswd it is always open.
+With --pull-htpasswd, --plain-listen is open only while that file exists. Within a second after the file appears, its
+users are accepted and the address is open. Within a second after it disappears, its users and new connections are
+refused, and requests in progress have 10 minutes to finish. An invalid file does not open the address; if it was valid
+before, the previous users stay in force. If the address is in use, opening it is retried. Without --pull-htpasswd,
+--plain-listen is always open.
 
-At --expose-listen clients outside of the cluster are served: with TLS and without a client certificate. The users of
---htpasswd may read and write, those of --pull-htpasswd and --expose-htpasswd read. Its certificate is that of --listen
-without --expose-tls-dir.
+--expose-listen serves clients outside the cluster, with TLS and without client certificates. Users of --htpasswd may
+read and write; users of --pull-htpasswd and --expose-htpasswd may read. Without --expose-tls-dir it uses the
+certificate of --listen.
 
-The repository zarf-registry/probe-proxy is served at --listen only, zarf-registry/probe-nodeport at --plain-listen
-only, but a certificate of zarf-registry:push leads to both: so a pull from one of them proves its way.`,
-		Example: `  # as the chart does
+The repository zarf-registry/probe-proxy is served at --listen only, and zarf-registry/probe-nodeport at --plain-listen
+only: a pull from one of them verifies that path. A certificate with zarf-registry:push has access to both.`,
+		Example: `  # like the chart
   registry serve
 
-  # S3, with the keys in the environment
+  # S3, with the keys from the environment
   REGISTRY_STORAGE_S3_ACCESSKEY=… REGISTRY_STORAGE_S3_SECRETKEY=… registry serve --config=s3.yml
 
-  # without TLS, on loopback, to try something out
+  # without TLS on the loopback address, for experiments
   htpasswd -Bbn me secret > users
   registry serve --config=config.yml --listen= --plain-listen=127.0.0.1:5000 --htpasswd=users`,
 		Args: noArgs,
@@ -72,22 +73,30 @@ only, but a certificate of zarf-registry:push leads to both: so a pull from one 
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&config, "config", defaultConfig, "`FILE` of the configuration")
-	flags.StringVar(&options.Listen, "listen", ":5000", "`ADDRESS` for clients with a certificate; empty for none")
+	flags.StringVar(&config, "config", defaultConfig, "configuration `FILE`")
+	flags.StringVar(&options.Listen, "listen", ":5000", "`ADDRESS` for clients with a certificate; empty disables it")
 	flags.StringVar(&options.TLSDir, "tls-dir", "/etc/zarf-registry/tls", "`DIRECTORY` of tls.crt, tls.key and ca.crt")
-	flags.StringVar(&options.PlainListen, "plain-listen", "", "`ADDRESS` for clients without TLS, open while the file of --pull-htpasswd is there; empty for none")
-	flags.BoolVar(&options.AnonymousPull, "anonymous-pull", false, "let anyone read at --plain-listen, while that is open")
-	flags.StringVar(&options.Htpasswd, "htpasswd", "/etc/zarf-registry/credentials/htpasswd", "`FILE` of the users who may pull and push, bcrypt only")
-	flags.StringVar(&options.UploadSecret, "upload-secret", "", "`FILE` of what signs the state of uploads, the same for all replicas; empty derives it from --htpasswd")
-	flags.StringVar(&options.PullHtpasswd, "pull-htpasswd", "", "`FILE` of the users who may only pull, which opens --plain-listen while it is there; empty for none")
-	flags.StringVar(&options.ExposeListen, "expose-listen", "", "`ADDRESS` for clients outside of the cluster, with TLS; empty for none")
-	flags.StringVar(&options.ExposeTLSDir, "expose-tls-dir", "", "`DIRECTORY` of tls.crt and tls.key for --expose-listen; empty for the certificate of --listen")
-	flags.StringVar(&options.ExposeHtpasswd, "expose-htpasswd", "", "`FILE` of more users who may only pull, at --expose-listen; empty for none")
-	flags.BoolVar(&options.ExposeAnonymousPull, "expose-anonymous-pull", false, "let anyone read at --expose-listen")
-	flags.StringVar(&options.HealthListen, "health-listen", ":5080", "`ADDRESS` of /healthz and /readyz; empty for none")
-	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090", "`ADDRESS` of /metrics and /loaded; empty for none")
-	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0, "how long to go on, not ready, when told to end")
-	flags.DurationVar(&options.DrainTimeout, "drain-timeout", defaultDrain, "how long requests may then take to end")
+	flags.StringVar(&options.PlainListen, "plain-listen", "",
+		"`ADDRESS` for clients without TLS, open only while the file of --pull-htpasswd exists; empty disables it")
+	flags.BoolVar(&options.AnonymousPull, "anonymous-pull", false, "allow anonymous reads at --plain-listen while it is open")
+	flags.StringVar(&options.Htpasswd, "htpasswd", "/etc/zarf-registry/credentials/htpasswd",
+		"`FILE` of users who may pull and push, bcrypt only")
+	flags.StringVar(&options.UploadSecret, "upload-secret", "",
+		"`FILE` of the secret that signs upload state, the same for all replicas; empty derives it from --htpasswd")
+	flags.StringVar(&options.PullHtpasswd, "pull-htpasswd", "",
+		"`FILE` of users who may only pull; --plain-listen is open while it exists; empty for none")
+	flags.StringVar(&options.ExposeListen, "expose-listen", "",
+		"`ADDRESS` for clients outside the cluster, with TLS; empty disables it")
+	flags.StringVar(&options.ExposeTLSDir, "expose-tls-dir", "",
+		"`DIRECTORY` of tls.crt and tls.key for --expose-listen; empty for the certificate of --listen")
+	flags.StringVar(&options.ExposeHtpasswd, "expose-htpasswd", "",
+		"`FILE` of more users who may only pull, at --expose-listen; empty for none")
+	flags.BoolVar(&options.ExposeAnonymousPull, "expose-anonymous-pull", false, "allow anonymous reads at --expose-listen")
+	flags.StringVar(&options.HealthListen, "health-listen", ":5080", "`ADDRESS` of /healthz and /readyz; empty disables it")
+	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090", "`ADDRESS` of /metrics and /loaded; empty disables it")
+	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0,
+		"how long to accept connections after shutdown begins, while not ready")
+	flags.DurationVar(&options.DrainTimeout, "drain-timeout", defaultDrain, "how long requests may then take to finish")
 	logs.Register(command.Flags())
 	return command
 }
