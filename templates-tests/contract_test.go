@@ -122,7 +122,7 @@ func TestTheJobsAcceptWhatTheChartDecided(t *testing.T) {
 // The proxy's arguments fit together: it would listen next.
 func TestTheProxyAcceptsItsArguments(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
-	authority, err := pki.NewAuthority("test", now, time.Hour)
+	authority, err := pki.NewCA("test", now, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}

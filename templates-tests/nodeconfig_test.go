@@ -695,7 +695,7 @@ func TestDirectoriesThatAreRememberedAreLookedAtAsThoseOfTheValues(t *testing.T)
 // What the chart writes is what the programs read, before anything is changed and on
 // every node.
 func TestTheProgramsAcceptWhatNodesAreToHave(t *testing.T) {
-	authority, err := pki.NewAuthority("test", time.Now(), time.Hour)
+	authority, err := pki.NewCA("test", time.Now(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}

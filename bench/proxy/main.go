@@ -148,7 +148,7 @@ const registryName = "zarf-registry.zarf.svc"
 // makeCertificates makes directories for registry and node, from one authority.
 func makeCertificates(dir string) (certificates, error) {
 	now := time.Now()
-	authority, err := pki.NewAuthority("bench", now, 0)
+	authority, err := pki.NewCA("bench", now, 0)
 	if err != nil {
 		return certificates{}, err
 	}

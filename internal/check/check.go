@@ -262,7 +262,7 @@ func digestOf(content []byte) string {
 // foreignCertificate is like that of a pusher in everything but who signed it.
 func foreignCertificate(like *tlsfiles.Material) (*tls.Certificate, error) {
 	now := time.Now()
-	authority, err := pki.NewAuthority(like.Leaf.Issuer.CommonName, now, time.Hour)
+	authority, err := pki.NewCA(like.Leaf.Issuer.CommonName, now, time.Hour)
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ func (f *pkiFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.mode, "pki-mode", string(state.PKIInternal), "where certificates come from: internal, existingSecret or certManager")
 	flags.StringVar(&f.source, "pki-source", string(state.SourceValue), "what decided that: value, state or default")
 	flags.DurationVar(&f.leaf, "pki-leaf-lifetime", pki.DefaultLeafLifetime, "how long certificates live; they are renewed at half of it")
-	flags.DurationVar(&f.authority, "pki-authority-lifetime", pki.DefaultAuthorityLifetime, "how long authorities live; they are replaced at half of it")
+	flags.DurationVar(&f.authority, "pki-authority-lifetime", pki.DefaultCALifetime, "how long authorities live; they are replaced at half of it")
 	flags.StringVar(&f.existing.Server, "pki-server-secret", "", "mode existingSecret: Secret with the registry's certificate")
 	flags.StringVar(&f.existing.Node, "pki-node-secret", "", "mode existingSecret: Secret with the proxies' certificate")
 	flags.StringVar(&f.existing.Push, "pki-push-secret", "", "mode existingSecret: Secret with the certificate for pushing; empty: it is made")

@@ -571,7 +571,7 @@ func TestTheAuthoritiesArePrintedAsTheyAreTrusted(t *testing.T) {
 	now := time.Now()
 	var both []byte
 	for _, name := range []string{"former", "new"} {
-		a, err := pki.NewAuthority(name, now, 0)
+		a, err := pki.NewCA(name, now, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

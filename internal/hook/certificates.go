@@ -275,16 +275,16 @@ func ownAuthority(p state.PKI) bool {
 // authority returns the authority of our own. It makes a new one where there is
 // none, where it cannot go on being used, and where it is the one to be replaced.
 // Its certificate stays in the trust of all as long as it is needed; its key is not.
-func (r *rotation) authority(ctx context.Context) (*pki.Authority, error) {
+func (r *rotation) authority(ctx context.Context) (*pki.CA, error) {
 	name := r.Settings.Name + names.SuffixCA
 	secret, err := r.secret(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	pair := keyPair(secret)
-	reason := pki.AuthorityRenewal(pair, time.Duration(r.pki.AuthorityLifetime), r.Now())
+	reason := pki.CARenewal(pair, time.Duration(r.pki.AuthorityLifetime), r.Now())
 	if reason == "" {
-		present, err := pki.ParseAuthority(pair)
+		present, err := pki.ParseCA(pair)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", r.object("Secret", name), err)
 		}
@@ -293,7 +293,7 @@ func (r *rotation) authority(ctx context.Context) (*pki.Authority, error) {
 		}
 		reason = askedFor
 	}
-	made, err := pki.NewAuthority(r.Settings.Name+" certificate authority", r.Now(), time.Duration(r.pki.AuthorityLifetime))
+	made, err := pki.NewCA(r.Settings.Name+" certificate authority", r.Now(), time.Duration(r.pki.AuthorityLifetime))
 	if err != nil {
 		return nil, err
 	}
@@ -309,7 +309,7 @@ func (r *rotation) authority(ctx context.Context) (*pki.Authority, error) {
 type wantedLeaf struct {
 	secretLeaf
 	copied    *sourceLeaf
-	authority *pki.Authority
+	authority *pki.CA
 }
 
 // trust is what whoever meets the certificate must trust.
@@ -345,7 +345,7 @@ func (r *rotation) wanted(ctx context.Context) ([]wantedLeaf, error) {
 	if err != nil {
 		return nil, err
 	}
-	var authority *pki.Authority
+	var authority *pki.CA
 	if ownAuthority(r.pki) {
 		if authority, err = r.authority(ctx); err != nil {
 			return nil, err

@@ -58,7 +58,7 @@ type cmBench struct {
 	controller func(*certmanagerv1.Certificate)
 	// authority signs for the user's issuer; issuedWith is what each Certificate was
 	// last issued for.
-	authority  *pki.Authority
+	authority  *pki.CA
 	issuedWith map[string]certmanagerv1.CertificateSpec
 	// intercept may answer a call, named "update certificates/zarf-registry-node".
 	intercept func(call string) error
@@ -73,7 +73,7 @@ func newCMBench(t *testing.T) *cmBench {
 	t.Helper()
 	b := &cmBench{T: t, log: &bytes.Buffer{}, objects: map[string]*unstructured.Unstructured{}, secrets: map[string]*corev1.Secret{}, issuedWith: map[string]certmanagerv1.CertificateSpec{}, left: -1}
 	var err error
-	if b.authority, err = pki.NewAuthority("corp", time.Now(), 20*365*24*time.Hour); err != nil {
+	if b.authority, err = pki.NewCA("corp", time.Now(), 20*365*24*time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	scheme := runtime.NewScheme()
@@ -371,7 +371,7 @@ func (b *cmBench) issue(c *certmanagerv1.Certificate) {
 	now := time.Now()
 	switch {
 	case c.Spec.IsCA:
-		if signer, err = pki.NewAuthority(c.Spec.CommonName, now, c.Spec.Duration.Duration); err == nil {
+		if signer, err = pki.NewCA(c.Spec.CommonName, now, c.Spec.Duration.Duration); err == nil {
 			pair = signer.KeyPair()
 		}
 	default:
@@ -380,7 +380,7 @@ func (b *cmBench) issue(c *certmanagerv1.Certificate) {
 				setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionFalse, "DoesNotExist", "Issuing certificate as Secret does not exist")
 				return
 			}
-			if signer, err = pki.ParseAuthority(pki.KeyPair{Certificate: ca.Data["tls.crt"], Key: ca.Data["tls.key"]}); err != nil {
+			if signer, err = pki.ParseCA(pki.KeyPair{Certificate: ca.Data["tls.crt"], Key: ca.Data["tls.key"]}); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -395,7 +395,7 @@ func (b *cmBench) issue(c *certmanagerv1.Certificate) {
 	setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionTrue, "Ready", "Certificate is up to date and has not expired")
 }
 
-func (b *cmBench) write(c *certmanagerv1.Certificate, pair pki.KeyPair, signer *pki.Authority) {
+func (b *cmBench) write(c *certmanagerv1.Certificate, pair pki.KeyPair, signer *pki.CA) {
 	b.issuedWith[c.Name] = *c.Spec.DeepCopy()
 	var labels map[string]string
 	if c.Spec.SecretTemplate != nil {

@@ -16,7 +16,7 @@ import (
 func TestWhatIsShownToTheOutsideIsCheckedBeforeAnythingChanges(t *testing.T) {
 	begin := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	issue := func(names ...string) pki.KeyPair {
-		authority, err := pki.NewAuthority("company", begin, 0)
+		authority, err := pki.NewCA("company", begin, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

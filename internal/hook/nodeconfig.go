@@ -120,7 +120,7 @@ func (i *inspection) registriesSecret(ctx context.Context) ([]byte, *problem, er
 // standInCA stands for the authorities that nodes will get: their own may not exist
 // yet, and nothing of what is checked depends on which they are.
 func (i *inspection) standInCA() ([]byte, error) {
-	authority, err := pki.NewAuthority("stand-in", i.Now(), time.Hour)
+	authority, err := pki.NewCA("stand-in", i.Now(), time.Hour)
 	if err != nil {
 		return nil, fmt.Errorf("making an authority to check the node configuration with: %w", err)
 	}

@@ -32,7 +32,7 @@ import (
 )
 
 var internalPKI = state.PKI{
-	Mode: state.PKIInternal, LeafLifetime: state.Duration(pki.DefaultLeafLifetime), AuthorityLifetime: state.Duration(pki.DefaultAuthorityLifetime),
+	Mode: state.PKIInternal, LeafLifetime: state.Duration(pki.DefaultLeafLifetime), AuthorityLifetime: state.Duration(pki.DefaultCALifetime),
 	ClusterDomain: "cluster.local",
 }
 
@@ -338,7 +338,7 @@ func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
 	var pair pki.KeyPair
 	var trust []byte
 	if c.Spec.IsCA {
-		authority, err := pki.NewAuthority(c.Spec.CommonName, b.now, c.Spec.Duration.Duration)
+		authority, err := pki.NewCA(c.Spec.CommonName, b.now, c.Spec.Duration.Duration)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -350,7 +350,7 @@ func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
 			return
 		}
 		f := filesOf(issuer)
-		authority, err := pki.ParseAuthority(pki.KeyPair{Certificate: f.certificate, Key: f.key})
+		authority, err := pki.ParseCA(pki.KeyPair{Certificate: f.certificate, Key: f.key})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -392,13 +392,13 @@ func (b *bench) changeSecret(name string, change func(*corev1.Secret)) {
 
 // somebody is an authority of the user.
 type somebody struct {
-	*pki.Authority
+	*pki.CA
 	b *bench
 }
 
 func (b *bench) somebody(name string) somebody {
 	b.Helper()
-	a, err := pki.NewAuthority(name, b.now, 10*365*24*time.Hour)
+	a, err := pki.NewCA(name, b.now, 10*365*24*time.Hour)
 	if err != nil {
 		b.Fatal(err)
 	}

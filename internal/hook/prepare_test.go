@@ -26,7 +26,7 @@ import (
 // checkPrepared holds after every Prepare that succeeded, whatever came before.
 func (b *bench) checkPrepared() {
 	b.Helper()
-	authority, err := pki.ParseAuthority(pki.KeyPair{Certificate: b.secret("zarf-registry-ca").Data["tls.crt"], Key: b.secret("zarf-registry-ca").Data["tls.key"]})
+	authority, err := pki.ParseCA(pki.KeyPair{Certificate: b.secret("zarf-registry-ca").Data["tls.crt"], Key: b.secret("zarf-registry-ca").Data["tls.key"]})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -174,7 +174,7 @@ func (c *commanded) ask(ctx context.Context, r *rotation, authority bool) (strin
 	if err != nil {
 		return "", err
 	}
-	if present, err := pki.ParseAuthority(keyPair(secret)); err == nil {
+	if present, err := pki.ParseCA(keyPair(secret)); err == nil {
 		r.askedAuthority = pki.Fingerprint(present.Certificate())
 	}
 	return fmt.Sprintf("the authority is to be replaced, and so are the certificates: %d", len(r.asked)), nil

@@ -31,7 +31,7 @@ func caError(data []byte) string {
 
 func authority(t *testing.T) []byte {
 	t.Helper()
-	a, err := pki.NewAuthority("nodes' proxies", time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), 24*time.Hour)
+	a, err := pki.NewCA("nodes' proxies", time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), 24*time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}

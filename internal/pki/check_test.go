@@ -465,7 +465,7 @@ func FuzzFiles(f *testing.F) {
 				t.Errorf("%q is taken for an authority", authority.Subject)
 			}
 		}
-		pki.AuthorityRenewal(pair, 0, now)
+		pki.CARenewal(pair, 0, now)
 		err = pki.Check(pair, bundle, serverRequirement, now)
 		if err != nil {
 			for line := range bytes.Lines(key) {

@@ -38,8 +38,8 @@ const (
 )
 
 const (
-	// DefaultAuthorityLifetime is how long a new authority is valid.
-	DefaultAuthorityLifetime = 5 * 365 * 24 * time.Hour
+	// DefaultCALifetime is how long a new authority is valid.
+	DefaultCALifetime = 5 * 365 * 24 * time.Hour
 	// DefaultLeafLifetime is how long a new leaf is valid. Renewal happens when
 	// less than half is left, so a cluster may go without an upgrade for half
 	// of this before a pull fails.
@@ -72,7 +72,7 @@ type KeyPair struct {
 
 // Authority is a parsed certificate authority that can sign. It is immutable
 // and safe for concurrent use.
-type Authority struct {
+type CA struct {
 	pair KeyPair
 	cert *x509.Certificate
 	key  crypto.Signer
@@ -95,13 +95,13 @@ type Leaf struct {
 	Lifetime time.Duration
 }
 
-// NewAuthority makes a self-signed certificate authority that may sign leaves
-// and no further authorities. A lifetime of zero means DefaultAuthorityLifetime.
+// NewCA makes a self-signed certificate authority that may sign leaves
+// and no further authorities. A lifetime of zero means DefaultCALifetime.
 //
 // Its subject is commonName with the certificate's serial number as serialNumber
 // attribute, because two authorities of one name are trusted during a rotation:
 // people, and the list of authorities in a TLS handshake, tell them apart by it.
-func NewAuthority(commonName string, now time.Time, lifetime time.Duration) (*Authority, error) {
+func NewCA(commonName string, now time.Time, lifetime time.Duration) (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("generating the authority's key: %w", err)
@@ -114,7 +114,7 @@ func NewAuthority(commonName string, now time.Time, lifetime time.Duration) (*Au
 		SerialNumber:          serial,
 		Subject:               pkix.Name{CommonName: commonName, SerialNumber: fmt.Sprintf("%x", serial)},
 		NotBefore:             now.Add(-Backdate),
-		NotAfter:              now.Add(cmp.Or(lifetime, DefaultAuthorityLifetime)),
+		NotAfter:              now.Add(cmp.Or(lifetime, DefaultCALifetime)),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
@@ -124,12 +124,12 @@ func NewAuthority(commonName string, now time.Time, lifetime time.Duration) (*Au
 	if err != nil {
 		return nil, fmt.Errorf("signing the authority: %w", err)
 	}
-	return ParseAuthority(pair)
+	return ParseCA(pair)
 }
 
-// ParseAuthority reads an authority back from its PEM form. It refuses a
+// ParseCA reads an authority back from its PEM form. It refuses a
 // certificate that may not sign others and a key that is not the certificate's.
-func ParseAuthority(pair KeyPair) (*Authority, error) {
+func ParseCA(pair KeyPair) (*CA, error) {
 	cert, key, err := pair.parse()
 	if err != nil {
 		return nil, err
@@ -137,18 +137,18 @@ func ParseAuthority(pair KeyPair) (*Authority, error) {
 	if err := checkAuthority(cert); err != nil {
 		return nil, err
 	}
-	return &Authority{pair: pair, cert: cert, key: key}, nil
+	return &CA{pair: pair, cert: cert, key: key}, nil
 }
 
 // KeyPair returns the authority's PEM form. The caller must not modify it.
-func (a *Authority) KeyPair() KeyPair { return a.pair }
+func (a *CA) KeyPair() KeyPair { return a.pair }
 
 // Certificate returns the authority's parsed certificate. The caller must not
 // modify it.
-func (a *Authority) Certificate() *x509.Certificate { return a.cert }
+func (a *CA) Certificate() *x509.Certificate { return a.cert }
 
 // Issue signs a new leaf with a new key.
-func (a *Authority) Issue(leaf Leaf, now time.Time) (KeyPair, error) {
+func (a *CA) Issue(leaf Leaf, now time.Time) (KeyPair, error) {
 	if len(leaf.Usages) == 0 {
 		return KeyPair{}, fmt.Errorf("leaf %q has no extended key usage", leaf.CommonName)
 	}
@@ -181,18 +181,18 @@ func (a *Authority) Issue(leaf Leaf, now time.Time) (KeyPair, error) {
 	return pair, nil
 }
 
-// AuthorityRenewal says why the stored authority cannot go on being used, or ""
+// CARenewal says why the stored authority cannot go on being used, or ""
 // where it can: it is missing or broken, less than half of its life is left, or
-// more than the wanted lifetime. A lifetime of zero means DefaultAuthorityLifetime.
-func AuthorityRenewal(pair KeyPair, lifetime time.Duration, now time.Time) string {
+// more than the wanted lifetime. A lifetime of zero means DefaultCALifetime.
+func CARenewal(pair KeyPair, lifetime time.Duration, now time.Time) string {
 	if pair.empty() {
 		return "there is none yet"
 	}
-	a, err := ParseAuthority(pair)
+	a, err := ParseCA(pair)
 	if err != nil {
 		return err.Error()
 	}
-	return lifetimeReason(a.cert, cmp.Or(lifetime, DefaultAuthorityLifetime), now)
+	return lifetimeReason(a.cert, cmp.Or(lifetime, DefaultCALifetime), now)
 }
 
 // LeafRenewal says why the stored leaf must be issued again, or "" where it can
@@ -200,7 +200,7 @@ func AuthorityRenewal(pair KeyPair, lifetime time.Duration, now time.Time) strin
 // certificates than an authority's own leaf has, has other names, usages or another
 // role than wanted, less than half of its life is left, or more than the wanted
 // lifetime.
-func LeafRenewal(pair KeyPair, want Leaf, a *Authority, now time.Time) string {
+func LeafRenewal(pair KeyPair, want Leaf, a *CA, now time.Time) string {
 	if pair.empty() {
 		return "there is none yet"
 	}
@@ -247,7 +247,7 @@ func (l Leaf) lifetime() time.Duration {
 	return cmp.Or(l.Lifetime, DefaultLeafLifetime)
 }
 
-// lifetimeReason judges a certificate that Issue or NewAuthority made, perhaps with
+// lifetimeReason judges a certificate that Issue or NewCA made, perhaps with
 // another lifetime than the one that is wanted now.
 func lifetimeReason(cert *x509.Certificate, want time.Duration, now time.Time) string {
 	left, life := cert.NotAfter.Sub(now), cert.NotAfter.Sub(cert.NotBefore)-Backdate

@@ -35,16 +35,16 @@ func nodeLeaf() pki.Leaf {
 	}
 }
 
-func authority(t *testing.T, at time.Time, lifetime time.Duration) *pki.Authority {
+func authority(t *testing.T, at time.Time, lifetime time.Duration) *pki.CA {
 	t.Helper()
-	a, err := pki.NewAuthority("test authority", at, lifetime)
+	a, err := pki.NewCA("test authority", at, lifetime)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return a
 }
 
-func issue(t *testing.T, a *pki.Authority, leaf pki.Leaf, at time.Time) pki.KeyPair {
+func issue(t *testing.T, a *pki.CA, leaf pki.Leaf, at time.Time) pki.KeyPair {
 	t.Helper()
 	pair, err := a.Issue(leaf, at)
 	if err != nil {
@@ -93,7 +93,7 @@ func TestIssuedCertificatesSayWhatWasAskedFor(t *testing.T) {
 func TestAuthoritiesOfOneNameCanBeToldApart(t *testing.T) {
 	// Both are read back from PEM, as a rotation reads them.
 	read := func() *x509.Certificate {
-		a, err := pki.ParseAuthority(authority(t, now, 0).KeyPair())
+		a, err := pki.ParseCA(authority(t, now, 0).KeyPair())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -236,7 +236,7 @@ func TestLeafRenewal(t *testing.T) {
 	cases := map[string]struct {
 		pair   pki.KeyPair
 		want   pki.Leaf
-		by     *pki.Authority
+		by     *pki.CA
 		at     time.Time
 		reason string
 	}{
@@ -299,7 +299,7 @@ func TestAuthorityRenewal(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			got := pki.AuthorityRenewal(c.pair, c.want, c.at)
+			got := pki.CARenewal(c.pair, c.want, c.at)
 			if (c.reason == "") != (got == "") || !strings.Contains(got, c.reason) {
 				t.Errorf("reason is %q, want one with %q", got, c.reason)
 			}

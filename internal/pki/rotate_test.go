@@ -26,7 +26,7 @@ func leafOf(role string) pki.Leaf {
 }
 
 // held are three Secrets with leaves of a and the given trust.
-func held(t *testing.T, a *pki.Authority, trust pki.Bundle) map[string]pki.Held {
+func held(t *testing.T, a *pki.CA, trust pki.Bundle) map[string]pki.Held {
 	t.Helper()
 	out := map[string]pki.Held{}
 	for _, role := range []string{server, node, push} {
@@ -42,7 +42,7 @@ func loadedAs(pod, role string, secrets map[string]pki.Held) pki.Loaded {
 
 func TestNext(t *testing.T) {
 	oldCA, newCA, nextCA := authority(t, now, 0), authority(t, now, 0), authority(t, now, 0)
-	bundle := func(as ...*pki.Authority) pki.Bundle {
+	bundle := func(as ...*pki.CA) pki.Bundle {
 		var b pki.Bundle
 		for _, a := range as {
 			b = b.Union(pki.NewBundle(a.Certificate()))
@@ -68,7 +68,7 @@ func TestNext(t *testing.T) {
 	silent := pki.Loaded{Pod: "proxy-c", Role: node, Problem: "it does not answer"}
 	silentRegistry := pki.Loaded{Pod: "registry-1", Role: server, Problem: "it does not answer"}
 	all := []string{node, push, server}
-	fingerprint := func(a *pki.Authority) string { return pki.Fingerprint(a.Certificate())[:16] }
+	fingerprint := func(a *pki.CA) string { return pki.Fingerprint(a.Certificate())[:16] }
 
 	cases := map[string]struct {
 		at      pki.Position

@@ -36,7 +36,7 @@ func (p *pod) running() bool { return p.leaf != nil }
 type engine struct {
 	position  *pki.Position
 	revisions map[string]int
-	authority *pki.Authority
+	authority *pki.CA
 	writes    []func() bool
 	done      bool
 }
@@ -48,8 +48,8 @@ type cluster struct {
 	next      func(pki.Position) pki.Step
 	secrets   map[string]secret
 	due       map[string]*x509.Certificate // the leaf that is past half of its life
-	authority *pki.Authority
-	former    []*pki.Authority
+	authority *pki.CA
+	former    []*pki.CA
 	recorded  int // odd: a change is recorded as under way
 	revision  int
 	pods      []*pod
@@ -65,7 +65,7 @@ func newCluster(t *testing.T, seed uint64, next func(pki.Position) pki.Step) *cl
 		secrets: map[string]secret{}, due: map[string]*x509.Certificate{}, verified: map[string]error{},
 		authority: authority(t, now, 0), engines: []*engine{{}, {}},
 	}
-	c.former = []*pki.Authority{c.authority}
+	c.former = []*pki.CA{c.authority}
 	for c.settle(); len(c.pods) < 5; {
 		c.addPod([]string{server, node, node}[len(c.pods)%3])
 	}

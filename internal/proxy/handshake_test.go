@@ -409,7 +409,7 @@ func TestClockSkew(t *testing.T) {
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			now := time.Now().Add(tt.issuer)
-			authority, err := pki.NewAuthority("ca", now, 0)
+			authority, err := pki.NewCA("ca", now, 0)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -341,7 +341,7 @@ func TestClocksThatDiffer(t *testing.T) {
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			now := time.Now().Add(tt.issuer)
-			made, err := pki.NewAuthority("ca", now, 0)
+			made, err := pki.NewCA("ca", now, 0)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -38,11 +38,11 @@ func TestMain(m *testing.M) {
 }
 
 // authority is a CA whose certificates need no attention.
-type authority struct{ *pki.Authority }
+type authority struct{ *pki.CA }
 
 func newAuthority(t testing.TB) authority {
 	t.Helper()
-	a, err := pki.NewAuthority("test", time.Now(), 0)
+	a, err := pki.NewCA("test", time.Now(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

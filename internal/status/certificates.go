@@ -285,7 +285,7 @@ func (c *collector) judgeAuthority(h *SecretCertificate, pair pki.KeyPair, found
 	if h.Why != "" {
 		return
 	}
-	_, err := pki.ParseAuthority(pair)
+	_, err := pki.ParseCA(pair)
 	switch now := c.Now(); {
 	case err != nil:
 		h.Why = sentences(err)

@@ -109,7 +109,7 @@ func TestCertificatesAndWhoHasLoadedThem(t *testing.T) {
 	if want := now.Add(pki.DefaultLeafLifetime / 2); !server.RenewAt.Equal(want) {
 		t.Errorf("it is renewed at %s, want %s", server.RenewAt, want)
 	}
-	if authority := r.Secrets[0]; authority.For != "authority" || !authority.RenewAt.Equal(now.Add(pki.DefaultAuthorityLifetime/2)) || authority.SHA256 != server.Authorities[0] {
+	if authority := r.Secrets[0]; authority.For != "authority" || !authority.RenewAt.Equal(now.Add(pki.DefaultCALifetime/2)) || authority.SHA256 != server.Authorities[0] {
 		t.Errorf("authority is %+v", authority)
 	}
 	var pods []string

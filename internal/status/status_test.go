@@ -121,7 +121,7 @@ func settings(mode state.Mode) state.Settings {
 func internalPKI() *state.PKI {
 	return &state.PKI{
 		Mode: state.PKIInternal, ClusterDomain: "cluster.local",
-		LeafLifetime: state.Duration(pki.DefaultLeafLifetime), AuthorityLifetime: state.Duration(pki.DefaultAuthorityLifetime),
+		LeafLifetime: state.Duration(pki.DefaultLeafLifetime), AuthorityLifetime: state.Duration(pki.DefaultCALifetime),
 	}
 }
 
@@ -187,12 +187,12 @@ func healthy(t *testing.T, mode state.Mode) cluster {
 var secretSuffixes = []string{"server-tls", "node-tls", "push-tls"}
 
 // certificate adds a Secret as the hook makes it, of an authority that it trusts.
-func (c cluster) certificate(t *testing.T, suffix string, authority *pki.Authority, from time.Time, lifetime time.Duration) {
+func (c cluster) certificate(t *testing.T, suffix string, authority *pki.CA, from time.Time, lifetime time.Duration) {
 	t.Helper()
 	c.add(secret(suffix, leafOf(t, suffix, authority, from, lifetime)))
 }
 
-func leafOf(t *testing.T, suffix string, authority *pki.Authority, from time.Time, lifetime time.Duration) map[string][]byte {
+func leafOf(t *testing.T, suffix string, authority *pki.CA, from time.Time, lifetime time.Duration) map[string][]byte {
 	t.Helper()
 	leaf := map[string]pki.Leaf{
 		"server-tls": {Organization: pki.OrganizationServer, DNSNames: []string{"zarf-registry.zarf.svc"}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
@@ -207,9 +207,9 @@ func leafOf(t *testing.T, suffix string, authority *pki.Authority, from time.Tim
 	return map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": authority.KeyPair().Certificate}
 }
 
-func newAuthority(t *testing.T, name string, from time.Time, lifetime time.Duration) *pki.Authority {
+func newAuthority(t *testing.T, name string, from time.Time, lifetime time.Duration) *pki.CA {
 	t.Helper()
-	a, err := pki.NewAuthority(name, from, lifetime)
+	a, err := pki.NewCA(name, from, lifetime)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func newAuthority(t *testing.T, name string, from time.Time, lifetime time.Durat
 }
 
 // authority replaces all certificates by those of another authority.
-func (c cluster) authority(t *testing.T, a *pki.Authority, from time.Time, lifetime time.Duration) cluster {
+func (c cluster) authority(t *testing.T, a *pki.CA, from time.Time, lifetime time.Duration) cluster {
 	t.Helper()
 	c.add(secret("ca", map[string][]byte{"tls.crt": a.KeyPair().Certificate, "tls.key": a.KeyPair().Key}))
 	for _, name := range secretSuffixes {

@@ -202,7 +202,7 @@ func (w *world) chartTestingNeeds(t *testing.T) {
 	w.putSecret(t, "pull-secret", map[string][]byte{}) // no image is pulled with it
 
 	w.startCertManager(t)
-	authority, err := pki.NewAuthority("company", time.Now(), 20000*time.Hour)
+	authority, err := pki.NewCA("company", time.Now(), 20000*time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}

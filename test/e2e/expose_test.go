@@ -58,7 +58,7 @@ func (o outside) status(t *testing.T, args ...string) string {
 func TestExpose(t *testing.T) {
 	w := ownCluster(t, "e2e-expose", layout{args: []string{"--nodes", "1"}})
 	host := w.nodeAddress(t, w.nodes[0])
-	authority, err := pki.NewAuthority("company", time.Now(), 0)
+	authority, err := pki.NewCA("company", time.Now(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -307,7 +307,7 @@ func testDoor(t *testing.T, w *world) {
 		}
 		return []tls.Certificate{c}
 	}
-	foreign, err := pki.NewAuthority("foreign", time.Now(), 0)
+	foreign, err := pki.NewCA("foreign", time.Now(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ type Certificates struct {
 // NewCertificates makes them, and the directory.
 func NewCertificates(dir string) (*Certificates, error) {
 	now := time.Now()
-	ca, err := pki.NewAuthority("bench", now, 0)
+	ca, err := pki.NewCA("bench", now, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -302,7 +302,7 @@ func TestConfigureK3s(t *testing.T) {
 
 // The life of a node with CRI-O and containerd.
 func TestConfigureCRIO(t *testing.T) {
-	authority, err := pki.NewAuthority("zarf-registry", time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC), 24*time.Hour)
+	authority, err := pki.NewCA("zarf-registry", time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC), 24*time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
