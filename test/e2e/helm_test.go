@@ -23,7 +23,9 @@ import (
 // values, to wait, and to roll back by themselves. It switches modes while every node
 // pulls, and no pull may fail.
 func TestHelm(t *testing.T) {
-	w := ownCluster(t, "e2e-helm", layout{long: true, open: true})
+	// helm template cannot find out which nodes have the image: both do.
+	w := ownCluster(t, "e2e-helm", layout{long: true, open: true,
+		args: []string{"--load", "n2=" + filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar")}})
 	helm3, helm4 := w.helm, strings.TrimSpace(run(t, w.testcluster, "tool", "helm4"))
 	newer := newerChart(t)
 	// A higher chart version changes a label of every object.

@@ -1,5 +1,5 @@
-// Command archive makes an OCI archive of an image FROM scratch with one static
-// program in it, for demonstrations where there is no container engine.
+// Command archive writes an OCI archive of an image FROM scratch with one static program, for
+// demonstrations without a container engine.
 package main
 
 import (
@@ -22,8 +22,8 @@ func main() {
 }
 
 func run() (err error) {
-	reference := flag.String("reference", "", "the image's name")
-	output := flag.String("output", "", "the archive's path")
+	reference := flag.String("reference", "", "name of the image")
+	output := flag.String("output", "", "path of the archive")
 	flag.Parse()
 	if *reference == "" || *output == "" || flag.NArg() != 1 {
 		return errors.New("usage: archive --reference NAME:TAG --output FILE PROGRAM")
@@ -35,7 +35,8 @@ func run() (err error) {
 		return err
 	}
 	store := &images.Store{}
-	image, err := store.Build(images.Spec{Reference: *reference, Entrypoint: []string{"/" + name}}, images.Variant{Architecture: runtime.GOARCH, Layer: layer})
+	image, err := store.Build(images.Spec{Reference: *reference, Entrypoint: []string{"/" + name}},
+		images.Variant{Architecture: runtime.GOARCH, Layer: layer})
 	if err != nil {
 		return err
 	}

@@ -15,17 +15,18 @@ import (
 )
 
 const (
-	// maxInputs is how many inputs of a target are committed: unit tests run all of them, every time.
+	// maxInputs limits the committed inputs of a target: unit tests run all of them.
 	maxInputs = 30
-	// maxInputSize is how large one may be, in bytes: what is larger nobody looks at.
+	// maxInputSize limits the size of a committed input, in bytes, so that reviewers can read it.
 	maxInputSize = 4 << 10
 )
 
-// blocks are the blocks of statements that ran, as a coverage profile names them.
+// blocks are the executed blocks of statements, named as in a coverage profile.
 type blocks map[string]bool
 
 func (t target) compileToCover(ctx context.Context) error {
-	imports, err := goOutput(ctx, "list", "-f", `{{join .Imports "\n"}}{{"\n"}}{{join .TestImports "\n"}}{{"\n"}}{{join .XTestImports "\n"}}`, t.path)
+	imports, err := goOutput(ctx, "list", "-f",
+		`{{join .Imports "\n"}}{{"\n"}}{{join .TestImports "\n"}}{{"\n"}}{{join .XTestImports "\n"}}`, t.path)
 	if err != nil {
 		return err
 	}
@@ -33,19 +34,20 @@ func (t target) compileToCover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	measured := append(slices.DeleteFunc(strings.Fields(string(imports)), func(path string) bool { return !reader.MatchString(path) }), strings.TrimSpace(string(module))+"/...")
+	measured := append(slices.DeleteFunc(strings.Fields(string(imports)),
+		func(path string) bool { return !reader.MatchString(path) }), strings.TrimSpace(string(module))+"/...")
 	slices.Sort(measured)
 	_, err = goOutput(ctx, "test", "-c", "-coverpkg", strings.Join(slices.Compact(measured), ","), "-o", t.program, t.path)
 	return err
 }
 
-// reader are the packages of others whose statements count, too, where a package or its tests import them: they read what an
-// input is. In others the same input does not run the same statements each time.
+// reader lists parsers outside the module whose statements count if a package or its tests import
+// them. With other packages, the same input does not always execute the same statements.
 var reader = regexp.MustCompile(`^(archive|compress|encoding|crypto/tls|crypto/x509|net/http|net/url)\b|yaml|toml`)
 
-// refresh adds to a target's committed corpus the inputs of Go's fuzz cache that reach statements which neither its seeds nor
-// its committed inputs reach: small ones first, then each that still adds something. It removes nothing: an input may be
-// there because it failed once.
+// refresh adds inputs of Go's fuzz cache to a target's committed corpus if they reach statements
+// that neither its seeds nor its committed inputs reach, small ones first. It removes nothing: an
+// input may have been committed because it once failed.
 func (t target) refresh(ctx context.Context) (string, error) {
 	found, err := inputs(filepath.Join(t.found, t.name))
 	if err != nil {
@@ -78,7 +80,7 @@ func (t target) refresh(ctx context.Context) (string, error) {
 		if slices.ContainsFunc(kept, func(k input) bool { return k.name == in.name }) || len(kept)+added >= maxInputs {
 			continue
 		}
-		// The test program reads its inputs from the package's own directory only.
+		// The test program reads inputs only from the package's own directory.
 		path := filepath.Join(committed, in.name)
 		if err := os.WriteFile(path, in.data, 0o644); err != nil {
 			return "", err
@@ -93,11 +95,12 @@ func (t target) refresh(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	_ = os.Remove(committed) // succeeds where it is empty
-	return fmt.Sprintf("%d inputs committed before, %d found, %d added; %d blocks of statements covered before, %d now", len(kept), len(found), added, before, len(covered)), nil
+	_ = os.Remove(committed) // fails if it is not empty
+	return fmt.Sprintf("%d inputs were committed, %d found, %d added; %d blocks of statements were covered, %d are now",
+		len(kept), len(found), added, before, len(covered)), nil
 }
 
-// addTo adds the blocks to others and says whether one was new.
+// addTo adds the blocks to others and reports whether one was new.
 func (b blocks) addTo(others blocks) bool {
 	before := len(others)
 	for block := range b {
@@ -111,8 +114,8 @@ type input struct {
 	data []byte
 }
 
-// inputs reads a corpus, the smallest input first; none where there is no such directory. What is too large to be
-// committed is left out.
+// inputs reads a corpus, the smallest input first, without those that are too large to be
+// committed. A missing directory is an empty corpus.
 func inputs(dir string) ([]input, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -132,7 +135,8 @@ func inputs(dir string) ([]input, error) {
 	return list, nil
 }
 
-// readProfile reads which blocks a coverage profile has a count for: lines of "file:from,to statements count".
+// readProfile returns the blocks that a coverage profile counts: lines of "file:from,to statements
+// count".
 func readProfile(path string) (blocks, error) {
 	file, err := os.Open(path)
 	if err != nil {

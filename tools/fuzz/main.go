@@ -5,9 +5,9 @@
 //	go run ./tools/fuzz -run 'FuzzMask|FuzzParse' -time 10m ./internal/noderuntime
 //	go run ./tools/fuzz -corpus
 //
-// It finds targets by reading the sources, where "go test -list" would compile and start every test of the module. It
-// fuzzes nothing by itself: the tests do, as with "go test -fuzz", one worker for each target, so that as many targets as there are jobs
-// use as many processors.
+// It finds targets by reading the sources: "go test -list" would compile and run every test
+// program of the module. Fuzzing is done by "go test -fuzz" with one worker for each target, so
+// that the number of jobs is the number of processors in use.
 package main
 
 import (
@@ -44,9 +44,11 @@ func main() {
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("fuzz", flag.ContinueOnError)
 	limit := flags.String("time", "1m", "how long each target is fuzzed, or how often: 1m, 1000x")
-	jobs := flags.Int("jobs", 2, "how many targets are fuzzed at a time")
-	only := flags.String("run", "", "regular expression: only the targets whose names match")
-	corpus := flags.Bool("corpus", false, "fuzz nothing: add to the committed corpora what past fuzzing on this machine found and no committed input covers")
+	jobs := flags.Int("jobs", 2, "number of targets that are fuzzed at a time")
+	only := flags.String("run", "", "regular expression of the names of targets to fuzz")
+	corpus := flags.Bool("corpus", false,
+		"do not fuzz: add inputs that past fuzzing on this machine found, and that reach new statements, to the committed "+
+			"corpora")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -63,7 +65,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	if len(targets) == 0 {
-		return fmt.Errorf("there is no fuzz target in %s with a name that matches %q", strings.Join(patterns, " "), *only)
+		return fmt.Errorf("no fuzz target in %s has a name that matches %q", strings.Join(patterns, " "), *only)
 	}
 	dir, err := os.MkdirTemp("", "fuzz-")
 	if err != nil {
@@ -78,8 +80,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		targets[i].found = filepath.Join(strings.TrimSpace(string(cache)), "fuzz", filepath.FromSlash(t.path))
 		targets[i].program = filepath.Join(dir, strings.ReplaceAll(t.path, "/", "-"))
 	}
-	// Each package once, and one after the other: the go command uses all processors by itself.
-	work, compile := func(ctx context.Context, t target) (string, error) { return t.fuzz(ctx, *limit) }, target.compileToFuzz
+	// One package at a time: the go command uses all processors by itself.
+	work, compile := func(ctx context.Context, t target) (string, error) { return t.fuzz(ctx, *limit) },
+		target.compileToFuzz
 	if *corpus {
 		work, compile = func(ctx context.Context, t target) (string, error) { return t.refresh(ctx) }, target.compileToCover
 	}
@@ -96,23 +99,24 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 
 // target is one fuzz target.
 type target struct {
-	pkg  string // as the go command takes it, relative to the module: "./internal/state"
+	pkg  string // relative to the module, as the go command takes it: "./internal/state"
 	dir  string // absolute
 	path string // import path
 	name string
 
-	program string // the package's tests, compiled
-	found   string // the directory where the go command keeps what fuzzing the package has found, by target
+	program string // the package's compiled tests
+	found   string // the go command's directory of inputs found by fuzzing the package, by target
 }
 
 func (t target) String() string { return strings.TrimPrefix(t.pkg, "./") + " " + t.name }
 
-// each does the work for every target, jobs at a time, and prints one line for each that is done. The error says how many
-// failed.
-func each(ctx context.Context, targets []target, jobs int, out io.Writer, work func(context.Context, target) (string, error)) error {
+// each does work for every target, jobs at a time, and prints one line for each. The error counts
+// failures.
+func each(ctx context.Context, targets []target, jobs int, out io.Writer,
+	work func(context.Context, target) (string, error)) error {
 	var (
 		running sync.WaitGroup
-		mu      sync.Mutex // of out
+		mu      sync.Mutex // guards out
 		failed  atomic.Int64
 		places  = make(chan struct{}, max(jobs, 1))
 	)
@@ -145,9 +149,10 @@ func each(ctx context.Context, targets []target, jobs int, out io.Writer, work f
 	return nil
 }
 
-// discover finds the fuzz targets of the packages, in the order of packages and files.
+// discover returns the fuzz targets of the packages, in the order of packages and files.
 func discover(ctx context.Context, patterns []string, wanted *regexp.Regexp) ([]target, error) {
-	format := `{{$p := .}}{{range .TestGoFiles}}{{$p.ImportPath}}{{"\t"}}{{$p.Module.Dir}}{{"\t"}}{{$p.Dir}}{{"\t"}}{{.}}{{"\n"}}{{end}}` +
+	format := `{{$p := .}}{{range .TestGoFiles}}{{$p.ImportPath}}{{"\t"}}{{$p.Module.Dir}}{{"\t"}}{{$p.Dir}}` +
+		`{{"\t"}}{{.}}{{"\n"}}{{end}}` +
 		`{{range .XTestGoFiles}}{{$p.ImportPath}}{{"\t"}}{{$p.Module.Dir}}{{"\t"}}{{$p.Dir}}{{"\t"}}{{.}}{{"\n"}}{{end}}`
 	list, err := goOutput(ctx, append([]string{"list", "-f", format}, patterns...)...)
 	if err != nil {
@@ -157,7 +162,7 @@ func discover(ctx context.Context, patterns []string, wanted *regexp.Regexp) ([]
 	for line := range strings.Lines(string(list)) {
 		fields := strings.Split(strings.TrimSpace(line), "\t")
 		if len(fields) != 4 {
-			continue // between two packages
+			continue // blank lines between packages
 		}
 		path, module, dir, file := fields[0], fields[1], fields[2], fields[3]
 		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(dir, file), nil, parser.SkipObjectResolution)
@@ -177,7 +182,7 @@ func discover(ctx context.Context, patterns []string, wanted *regexp.Regexp) ([]
 	return targets, nil
 }
 
-// fuzzTargets are the names of a file's fuzz targets: func FuzzX(*testing.F).
+// fuzzTargets returns the names of a file's fuzz targets: func FuzzX(*testing.F).
 func fuzzTargets(file *ast.File) []string {
 	var names []string
 	for _, decl := range file.Decls {
@@ -194,8 +199,8 @@ func fuzzTargets(file *ast.File) []string {
 	return names
 }
 
-// minimize bounds how often an input is tried to make it smaller. Go's default of a minute would take all of the time
-// where much is found, and nearly all of it where the coverage of an input is not the same each time.
+// minimize limits the attempts to make an input smaller. With Go's default of a minute, minimizing
+// would take most of the time.
 const minimize = "100x"
 
 func (t target) compileToFuzz(ctx context.Context) error {
@@ -203,12 +208,13 @@ func (t target) compileToFuzz(ctx context.Context) error {
 	return err
 }
 
-// fuzz fuzzes a target and returns what came of it. An error has all that is needed to do it again.
+// fuzz fuzzes a target and returns a summary. An error says how to reproduce the failure.
 func (t target) fuzz(ctx context.Context, limit string) (string, error) {
-	cmd := exec.CommandContext(ctx, t.program, "-test.run", "^$", "-test.fuzz", "^"+t.name+"$", "-test.fuzzcachedir", t.found,
+	cmd := exec.CommandContext(ctx, t.program, "-test.run", "^$", "-test.fuzz", "^"+t.name+"$", "-test.fuzzcachedir",
+		t.found,
 		"-test.fuzztime", limit, "-test.fuzzminimizetime", minimize, "-test.parallel", "1")
 	cmd.Dir = t.dir
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it ends its worker
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it stops its worker
 	cmd.WaitDelay = 10 * time.Second
 	output, err := cmd.CombinedOutput()
 	if ctx.Err() != nil {
@@ -221,12 +227,13 @@ func (t target) fuzz(ctx context.Context, limit string) (string, error) {
 }
 
 var (
-	// statusLine is what is printed every three seconds and at the end.
-	statusLine = regexp.MustCompile(`^fuzz: elapsed: \S+, execs: (\d+) \(\d+/sec\), new interesting: (\d+) \(total: (\d+)\)`)
+	// statusLine matches the line that is printed every three seconds and at the end.
+	statusLine = regexp.MustCompile(
+		`^fuzz: elapsed: \S+, execs: (\d+) \(\d+/sec\), new interesting: (\d+) \(total: (\d+)\)`)
 	failedLine = regexp.MustCompile(`Failing input written to (testdata/fuzz/\S+)`)
 )
 
-// summary says what the last status line says. A target that ran nothing is an error: it has checked nothing.
+// summary summarizes the last status line. A target that executed nothing is an error.
 func summary(output []byte) (string, error) {
 	var last []string
 	for scanner := bufio.NewScanner(bytes.NewReader(output)); scanner.Scan(); {
@@ -237,19 +244,22 @@ func summary(output []byte) (string, error) {
 	if last == nil || last[1] == "0" {
 		return "", fmt.Errorf("nothing was executed:\n%s", output)
 	}
-	return fmt.Sprintf("%9s executions, %s new interesting inputs, %s in all", last[1], last[2], last[3]), nil
+	return fmt.Sprintf("%9s executions, %s new interesting inputs, %s in total", last[1], last[2], last[3]), nil
 }
 
-// failure has the output, where the failing input is, and how to run it again.
+// failure returns an error with the output, the path of the failing input, and the command to run
+// it again.
 func (t target) failure(output []byte, err error) error {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
 		return err
 	}
-	where := "the input is one that is committed or that the target itself adds; again: go test " + t.pkg + " -run '^" + t.name + "$'"
+	where := "the input is committed or added by the target itself; to repeat: go test" + t.pkg + " -run '^" + t.name +
+		"$'"
 	if found := failedLine.FindSubmatch(output); found != nil {
 		file := string(found[1])
-		where = fmt.Sprintf("the input is %s: commit it with what mends it; again: go test %s -run '^%s$/^%s$'", filepath.ToSlash(filepath.Join(t.pkg, file)), t.pkg, t.name, filepath.Base(file))
+		where = fmt.Sprintf("the input is %s: commit it with the fix; to repeat: go test %s -run '^%s$/^%s$'",
+			filepath.ToSlash(filepath.Join(t.pkg, file)), t.pkg, t.name, filepath.Base(file))
 	}
 	return fmt.Errorf("%w\n%s\n%s", err, bytes.TrimSpace(output), where)
 }

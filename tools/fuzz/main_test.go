@@ -15,7 +15,9 @@ import (
 )
 
 func TestEveryTargetIsFound(t *testing.T) {
-	grep := exec.Command("git", "grep", "-hoE", `^func Fuzz[A-Za-z0-9]+\(f \*testing\.F\)`, "--", "*_test.go", ":!tools/fuzz") // whose tests have targets in their texts
+	// whose tests contain the text of targets
+	grep := exec.Command("git", "grep", "-hoE", `^func Fuzz[A-Za-z0-9]+\(f \*testing\.F\)`, "--", "*_test.go",
+		":!tools/fuzz")
 	grep.Dir = "../.."
 	written, err := grep.Output()
 	if err != nil {
@@ -34,12 +36,13 @@ func TestEveryTargetIsFound(t *testing.T) {
 		}
 	}
 	for line := range strings.Lines(string(written)) {
-		if name := strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(line), "func "), "(f *testing.F)"); !slices.Contains(names, name) {
-			t.Errorf("%s is not found", name)
+		if name := strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(line), "func "),
+			"(f *testing.F)"); !slices.Contains(names, name) {
+			t.Errorf("%s was not found", name)
 		}
 	}
 	if len(names) == 0 {
-		t.Error("none is found")
+		t.Error("no target was found")
 	}
 }
 
@@ -59,13 +62,15 @@ func TestThree(t *testing.T) {}
 	}
 }
 
-// module is one with a fuzz target that fails on what begins with an x, in the current directory.
+// module writes a module to the current directory, with a fuzz target that fails for inputs that
+// begin with x.
 func module(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
 	for name, content := range map[string]string{
 		"go.mod": "module example.com/m\n\ngo 1.26\n",
-		"a/a.go": "package a\n\n// Is says whether b begins with an x.\nfunc Is(b []byte) bool {\n\tif len(b) > 0 && b[0] == 'x' {\n\t\treturn true\n\t}\n\treturn false\n}\n",
+		"a/a.go": "package a\n\n// Is says whether b begins with an x.\nfunc Is(b []byte) bool {\n\tif len(b) > 0 && b[0] " +
+			"== 'x' {\n\t\treturn true\n\t}\n\treturn false\n}\n",
 		"a/a_test.go": `package a
 
 import "testing"
@@ -103,14 +108,15 @@ func TestWhatFailsIsSaidWithHowToRunItAgain(t *testing.T) {
 	}
 	for _, want := range []string{
 		`(?m)^FAIL  a FuzzBad: exit status 1$`,
-		`the input is a/testdata/fuzz/FuzzBad/[0-9a-f]+: commit it with what mends it; again: go test ./a -run '\^FuzzBad\$/\^[0-9a-f]+\$'`,
-		`(?m)^ok    a FuzzGood .* \d+ executions, \d+ new interesting inputs, \d+ in all$`,
+		`the input is a/testdata/fuzz/FuzzBad/[0-9a-f]+: commit it with the fix; ` +
+			`to repeat: go test ./a -run '\^FuzzBad\$/\^[0-9a-f]+\$'`,
+		`(?m)^ok    a FuzzGood .* \d+ executions, \d+ new interesting inputs, \d+ in total$`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {
 			t.Errorf("%s is not in\n%s", want, out.String())
 		}
 	}
-	// What was found is what the corpus lacks: one input reaches the statement that the seed does not.
+	// One input reaches the statement that the seed does not.
 	out.Reset()
 	if err := run(context.Background(), []string{"-corpus", "-run", "Good"}, &out); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
@@ -124,10 +130,12 @@ func TestWhatFailsIsSaidWithHowToRunItAgain(t *testing.T) {
 func TestNothingToDoIsAnError(t *testing.T) {
 	module(t)
 	var out bytes.Buffer
-	if err := run(t.Context(), []string{"-run", "Nothing"}, &out); err == nil || !strings.Contains(err.Error(), "no fuzz target") {
+	if err := run(t.Context(), []string{"-run", "Nothing"}, &out); err == nil ||
+		!strings.Contains(err.Error(), "no fuzz target") {
 		t.Errorf("error %v", err)
 	}
-	if _, err := summary([]byte("fuzz: elapsed: 0s, execs: 0 (0/sec), new interesting: 0 (total: 1)\nPASS\n")); err == nil {
-		t.Error("a target that ran nothing is taken for good")
+	if _, err := summary([]byte(
+		"fuzz: elapsed: 0s, execs: 0 (0/sec), new interesting: 0 (total: 1)\nPASS\n")); err == nil {
+		t.Error("a target that executed nothing counts as passed")
 	}
 }

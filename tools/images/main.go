@@ -35,11 +35,11 @@ func main() {
 const initHook = "init-hook"
 
 func run(ctx context.Context) error {
-	version := flag.String("version", "dev", "release, and the images' tag")
-	registry := flag.String("registry", "ghcr.io/zarf-dev/zarf-registry", "what stands before the images' names")
-	output := flag.String("output", "dist/images", "folder that gets the archives")
+	version := flag.String("version", "dev", "version of the release, and tag of the images")
+	registry := flag.String("registry", "ghcr.io/zarf-dev/zarf-registry", "prefix of the images' names")
+	output := flag.String("output", "dist/images", "folder to write the archives to")
 	payload := flag.String("payload", "internal/embedded/dist", "folder with the payload")
-	work := flag.String("work", "bin/images", "folder for the programs themselves")
+	work := flag.String("work", "bin/images", "folder to write the programs to")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
@@ -64,7 +64,7 @@ func run(ctx context.Context) error {
 	return write(ctx, os.Stdout, os.DirFS(*work), os.DirFS(*payload), *registry, *version, *output)
 }
 
-// write writes an archive for each image and prints what it is.
+// write writes an archive for each image and prints its name, digest and size.
 func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, version, output string) error {
 	var variants []images.Variant
 	for _, arch := range images.Architectures {
@@ -94,13 +94,14 @@ func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, ve
 	return nil
 }
 
-func writeArchive(ctx context.Context, out io.Writer, store *images.Store, image images.Image, name string) (err error) {
-	// Whole or not at all: something else may load it.
+func writeArchive(ctx context.Context, out io.Writer, store *images.Store, image images.Image,
+	name string) (err error) {
+	// Written to a temporary file and renamed: another program may read the archive.
 	f, err := os.CreateTemp(filepath.Dir(name), ".new-")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(f.Name()) }() // gone already where all went well
+	defer func() { _ = os.Remove(f.Name()) }() // fails after the rename
 	err = images.WriteArchive(ctx, f, store, image)
 	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
 		return fmt.Errorf("%s: %w", name, err)

@@ -76,7 +76,8 @@ func TestArchives(t *testing.T) {
 
 	delete(payload, "probe-arm64.tar.gz")
 	err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, one)
-	if err == nil || !strings.Contains(err.Error(), "image of probe for arm64") || !strings.Contains(err.Error(), "make payload") {
+	if err == nil || !strings.Contains(err.Error(), "image of probe for arm64") ||
+		!strings.Contains(err.Error(), "make payload") {
 		t.Errorf("error without a part of the payload: %v", err)
 	}
 }

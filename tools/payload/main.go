@@ -36,13 +36,13 @@ func main() {
 	}
 }
 
-// carried are the programs that reach nodes as payload.
+// carried are the programs that nodes get as payload.
 var carried = []string{"registry", "registry-node"}
 
 func run(ctx context.Context) error {
-	version := flag.String("version", "dev", "release that the programs say they are")
-	output := flag.String("output", "internal/embedded/dist", "folder that gets the payload")
-	work := flag.String("work", "bin/payload", "folder for the programs themselves")
+	version := flag.String("version", "dev", "version of the programs")
+	output := flag.String("output", "internal/embedded/dist", "folder to write the payload to")
+	work := flag.String("work", "bin/payload", "folder to write the programs to")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
@@ -79,14 +79,14 @@ func run(ctx context.Context) error {
 	return finish(*work, *output)
 }
 
-// buildLoader builds the programs in C. How is the loader's Makefile's business.
+// buildLoader builds the C programs with the loader's Makefile.
 func buildLoader(ctx context.Context, work string) error {
 	out, err := filepath.Abs(work)
 	if err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", "loader", "OUT="+out)
-	// This program may itself be run by a make, whose flags are not for this one.
+	// This program may itself be run by make, whose flags must not be inherited.
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
@@ -95,9 +95,9 @@ func buildLoader(ctx context.Context, work string) error {
 	return nil
 }
 
-// finish copies the loaders, encodes each payload as init-hook will do, so that a
-// program that has become too large is noticed here, and prints what there is.
-// Whatever else lies in output it removes: all of the folder is embedded.
+// finish copies the loaders, encodes each payload as init-hook does, to notice early if a program
+// has become too large, and prints sizes. It removes all other files from output, because the whole
+// folder is embedded.
 func finish(work, output string) error {
 	made := []string{".gitignore"}
 	for _, arch := range images.Architectures {

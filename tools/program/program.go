@@ -1,9 +1,7 @@
-// Package program builds the project's programs and their image layers for
-// every architecture, so that the same sources and the same toolchain give the
-// same bytes on every machine.
+// Package program builds the project's programs and their image layers for every architecture,
+// reproducibly: the same sources and toolchain give the same bytes on every machine.
 //
-// It runs the go command and writes files; it knows nothing of images and
-// payloads.
+// It runs the go command and writes files. Images and payloads are assembled elsewhere.
 package program
 
 import (
@@ -20,16 +18,16 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
-// versionVariable is where the linker puts the version.
+// versionVariable is the variable that the linker sets to the version.
 const versionVariable = "github.com/zarf-dev/zarf-registry/internal/version.Version"
 
-// tags are build tags by program. registry-node speaks HTTP/1.1 only, and is what every node fetches: without HTTP/2 it is
-// 0.14 MB smaller, compressed.
+// tags are build tags by program. registry-node speaks only HTTP/1.1, and every node fetches it:
+// without HTTP/2 it is 0.14 MB smaller, compressed.
 var tags = map[string]string{"registry-node": "nethttpomithttp2"}
 
-// Build builds the Go program of package pkg into the file output, static and
-// for Linux. Nothing of the machine gets into it: no paths, no state of the
-// repository, no settings of the environment that choose instructions.
+// Build builds the Go program of package pkg into the file output, static and for Linux. Paths, the
+// state of the repository, and environment variables that select instructions do not influence the
+// result.
 func Build(ctx context.Context, pkg, architecture, version, output string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags="+tags[path.Base(pkg)],
 		"-ldflags", "-s -w -X "+versionVariable+"="+version, "-o", output, pkg)
@@ -42,9 +40,9 @@ func Build(ctx context.Context, pkg, architecture, version, output string) error
 	return nil
 }
 
-// Layer makes the image layer of the program in the file program and writes it to
-// the file layer. It does nothing where that is done already, which the file
-// program.stamp remembers: to compress a large program takes seconds.
+// Layer writes the image layer of the program in the file program to the file layer. It does
+// nothing if program.stamp says that the layer is current: compressing a large program takes
+// seconds.
 func Layer(name, program, layer string) error {
 	stampFile := program + ".stamp"
 	before, err := stamp(program, layer)
@@ -75,8 +73,8 @@ func Layer(name, program, layer string) error {
 	return nil
 }
 
-// stamp identifies what a layer was made of and with what, and the layer: a new
-// compressor, and a layer that somebody touched, count as well.
+// stamp identifies the inputs of a layer and the layer itself, so that a new compressor or a
+// modified layer count as changes.
 func stamp(program, layer string) (string, error) {
 	tool, err := os.Executable()
 	if err != nil {
@@ -93,13 +91,13 @@ func stamp(program, layer string) (string, error) {
 	return all, nil
 }
 
-// WriteFile writes a file whole or not at all.
+// WriteFile writes a file atomically.
 func WriteFile(name string, content []byte, mode fs.FileMode) error {
 	temp, err := os.CreateTemp(filepath.Dir(name), ".new-")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(temp.Name()) }() // gone already where all went well
+	defer func() { _ = os.Remove(temp.Name()) }() // fails after the rename
 	_, err = temp.Write(content)
 	if err := errors.Join(err, temp.Chmod(mode), temp.Close()); err != nil {
 		return err

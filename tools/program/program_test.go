@@ -26,11 +26,12 @@ func TestBuild(t *testing.T) {
 	dir := t.TempDir()
 	for architecture, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
 		t.Run(architecture, func(t *testing.T) {
-			one, two, three := filepath.Join(dir, architecture), filepath.Join(dir, "again", architecture), filepath.Join(dir, architecture+"-3")
+			one, two, three := filepath.Join(dir, architecture), filepath.Join(dir, "again", architecture),
+				filepath.Join(dir, architecture+"-3")
 			if err := Build(t.Context(), hello, architecture, "1.2.3", one); err != nil {
 				t.Fatal(err)
 			}
-			// The machine's own settings must not matter.
+			// Settings of this machine must not matter.
 			t.Setenv("GOAMD64", "v3")
 			t.Setenv("GOFLAGS", "-buildvcs=true")
 			if err := Build(t.Context(), hello, architecture, "1.2.3", two); err != nil {

@@ -16,11 +16,9 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 )
 
-// packageChart writes the chart's package, NAME-VERSION.tgz, and returns its name.
-// It holds the files as they are, .helmignore obeyed, in order, all of one time:
-// helm package writes when each file was last touched. version, where it is not
-// empty, must be the chart's, so that a chart never asks for images of another
-// release.
+// packageChart writes the chart's package, NAME-VERSION.tgz, and returns its name. In contrast to
+// helm package it is reproducible: files are sorted and have the same time. Unless version is
+// empty, the chart must have that version, so that it never refers to images of another release.
 func packageChart(dir, version, output string, at time.Time) (string, error) {
 	c, err := loader.LoadDir(dir)
 	if err != nil {
@@ -30,22 +28,24 @@ func packageChart(dir, version, output string, at time.Time) (string, error) {
 		return "", fmt.Errorf("chart %s: %w", dir, err)
 	}
 	if version != "" && (c.Metadata.Version != version || c.Metadata.AppVersion != version) {
-		return "", fmt.Errorf("chart %s has version %s and appVersion %s, the release %s: change Chart.yaml, or leave VERSION to it",
+		return "", fmt.Errorf("chart %s has version %s and appVersion %s, but the release is %s: change Chart.yaml, or do "+
+			"not set VERSION",
 			dir, c.Metadata.Version, c.Metadata.AppVersion, version)
 	}
 	if len(c.Dependencies()) > 0 {
-		return "", fmt.Errorf("chart %s has dependencies, which this does not package", dir)
+		return "", fmt.Errorf("chart %s has dependencies, which are not supported", dir)
 	}
 	files := slices.Clone(c.Raw)
 	slices.SortFunc(files, func(a, b *chart.File) int { return cmp.Compare(a.Name, b.Name) })
 	var packed bytes.Buffer
-	z, err := gzip.NewWriterLevel(&packed, gzip.BestCompression) // without a name and a time
+	z, err := gzip.NewWriterLevel(&packed, gzip.BestCompression) // no name and no time
 	if err != nil {
 		return "", err
 	}
 	t := tar.NewWriter(z)
 	for _, f := range files {
-		header := &tar.Header{Typeflag: tar.TypeReg, Name: path.Join(c.Name(), f.Name), Mode: 0o644, Size: int64(len(f.Data)), ModTime: at, Format: tar.FormatPAX}
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: path.Join(c.Name(), f.Name), Mode: 0o644, Size: int64(len(f.Data)),
+			ModTime: at, Format: tar.FormatPAX}
 		if err := t.WriteHeader(header); err != nil {
 			return "", err
 		}

@@ -40,40 +40,39 @@ func main() {
 
 const initHook = "init-hook"
 
-// release is what is to be made, and of what.
+// release describes what to build and from what.
 type release struct {
 	version  string
-	registry string // what stands before the images' names
-	chart    string // the chart's folder
-	archives string // folder of the images' archives
-	// programs and carried are the folders of the programs themselves, init-hook's and
-	// those that it carries.
+	registry string // prefix of the images' names
+	chart    string // folder of the chart
+	archives string // folder of the image archives
+	// programs and carried are the folders of the binaries: init-hook's and those that it delivers.
 	programs, carried string
-	builder           string // who builds, as a URI
+	builder           string // the builder, as a URI
 	source            source
 	output            string
 }
 
-// source is what the release is built from.
+// source is the source of the release.
 type source struct {
 	commit string
-	time   time.Time // of the commit: the only time that gets into files
-	// changed says that files differ from the commit's.
+	time   time.Time // time of the commit, the only time in the files
+	// changed means that files differ from the commit's.
 	changed bool
 }
 
 func run(ctx context.Context) error {
 	r := release{}
 	flag.StringVar(&r.version, "version", "", "release")
-	flag.StringVar(&r.registry, "registry", "ghcr.io/zarf-dev/zarf-registry", "what stands before the images' names")
-	flag.StringVar(&r.chart, "chart", "charts/zarf-registry", "the chart's folder")
-	flag.StringVar(&r.archives, "images", "dist/images", "folder of the images' archives")
+	flag.StringVar(&r.registry, "registry", "ghcr.io/zarf-dev/zarf-registry", "prefix of the images' names")
+	flag.StringVar(&r.chart, "chart", "charts/zarf-registry", "folder of the chart")
+	flag.StringVar(&r.archives, "images", "dist/images", "folder of the image archives")
 	flag.StringVar(&r.programs, "programs", "bin/images", "folder of init-hook for each architecture")
-	flag.StringVar(&r.carried, "payload", "bin/payload", "folder of the programs that init-hook carries")
-	flag.StringVar(&r.builder, "builder", builderLocal, "who builds, as a `URI`; for the provenance statement")
-	flag.StringVar(&r.output, "output", "dist/release", "folder that gets the release, and nothing else")
-	chartOnly := flag.Bool("chart-only", false, "the chart's package only")
-	allowChanges := flag.Bool("allow-changes", false, "also where files differ from the commit; for trying it")
+	flag.StringVar(&r.carried, "payload", "bin/payload", "folder of the programs that init-hook delivers")
+	flag.StringVar(&r.builder, "builder", builderLocal, "builder as a `URI`, for the provenance statement")
+	flag.StringVar(&r.output, "output", "dist/release", "folder to write the release to, and nothing else")
+	chartOnly := flag.Bool("chart-only", false, "write only the chart's package")
+	allowChanges := flag.Bool("allow-changes", false, "allow files that differ from the commit, to try it")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
@@ -93,18 +92,20 @@ func run(ctx context.Context) error {
 		return err
 	}
 	if r.source.changed && !*allowChanges {
-		return errors.New("files differ from the commit that the provenance would name: commit them (git status), or try it with RELEASE_FLAGS=-allow-changes")
+		return errors.New("files differ from the commit that the provenance would name: commit them (git status), or try " +
+			"it with RELEASE_FLAGS=-allow-changes")
 	}
 	return r.make(os.Stdout)
 }
 
-// readSource asks git. SOURCE_DATE_EPOCH, where it is set, is the time
+// readSource asks git. SOURCE_DATE_EPOCH, if set, replaces the commit's time
 // (https://reproducible-builds.org/specs/source-date-epoch/).
 func readSource(ctx context.Context) (source, error) {
 	git := func(args ...string) (string, error) {
 		out, err := exec.CommandContext(ctx, "git", args...).Output()
 		if err != nil {
-			return "", fmt.Errorf("git %s: %w: a release is made of a commit, in a clone of the repository", strings.Join(args, " "), err)
+			return "", fmt.Errorf("git %s: %w: a release needs a commit in a clone of the repository", strings.Join(args, " "),
+				err)
 		}
 		return strings.TrimSpace(string(out)), nil
 	}
@@ -121,7 +122,7 @@ func readSource(ctx context.Context) (source, error) {
 	}
 	epoch, err := strconv.ParseInt(seconds, 10, 64)
 	if err != nil {
-		return source{}, fmt.Errorf("the time %q is not a number of seconds", seconds)
+		return source{}, fmt.Errorf("invalid time %q: want seconds since 1970", seconds)
 	}
 	s.time = time.Unix(epoch, 0).UTC()
 	status, err := git("status", "--porcelain")
@@ -129,7 +130,7 @@ func readSource(ctx context.Context) (source, error) {
 	return s, err
 }
 
-// make writes the release. The folder appears when all is in it.
+// make writes the release. The folder appears only once it is complete.
 func (r release) make(out io.Writer) (err error) {
 	if r.version == "" {
 		return errors.New("-version is missing")
@@ -141,7 +142,7 @@ func (r release) make(out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(work) }() // renamed where all went well
+	defer func() { _ = os.RemoveAll(work) }() // fails after the rename
 	if err := os.Chmod(work, 0o755); err != nil {
 		return err
 	}
@@ -149,10 +150,11 @@ func (r release) make(out io.Writer) (err error) {
 	if _, err := packageChart(r.chart, r.version, work, r.source.time); err != nil {
 		return err
 	}
-	built := map[string]*component{} // by the program's file name, NAME-ARCHITECTURE
+	built := map[string]*component{} // by file name, NAME-ARCHITECTURE
 	for _, arch := range images.Architectures {
 		for _, name := range append([]string{"loader"}, images.ProgramNames...) {
-			if built[name+"-"+arch], err = programComponent(name, arch, filepath.Join(r.carried, name+"-"+arch), r.version); err != nil {
+			if built[name+"-"+arch], err = programComponent(name, arch, filepath.Join(r.carried, name+"-"+arch),
+				r.version); err != nil {
 				return err
 			}
 		}

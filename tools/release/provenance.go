@@ -26,9 +26,8 @@ const (
 	fileSums       = "SHA256SUMS"
 )
 
-// An in-toto statement with a SLSA provenance predicate
-// (https://slsa.dev/spec/v1.0/provenance). What changes from run to run, such as
-// when it was built, is left out.
+// An in-toto statement with a SLSA provenance predicate (https://slsa.dev/spec/v1.0/provenance),
+// without fields that differ between builds, such as the build time.
 type (
 	statement struct {
 		Type          string    `json:"_type"`
@@ -61,7 +60,7 @@ type (
 	}
 )
 
-// writeProvenance says of all files in dir, and of the images, where they come from.
+// writeProvenance writes the provenance of all files in dir and of the images.
 func (r release) writeProvenance(dir string, pushed []subject, built map[string]*component) error {
 	s := statement{Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1"}
 	sums, err := sums(dir)
@@ -84,22 +83,26 @@ func (r release) writeProvenance(dir string, pushed []subject, built map[string]
 		}
 	}
 	if len(tools) != 1 {
-		return fmt.Errorf("the programs were built with %d toolchains: make clean, and build them again", len(tools))
+		return fmt.Errorf("the programs were built with %d different toolchains: run make clean and build them again",
+			len(tools))
 	}
 	d := &s.Predicate.BuildDefinition
 	d.BuildType = buildType
-	d.ExternalParameters = map[string]string{"repository": repository, "version": r.version, "registry": r.registry, "command": "make release"}
+	d.ExternalParameters = map[string]string{"repository": repository, "version": r.version, "registry": r.registry,
+		"command": "make release"}
 	d.InternalParameters = map[string]string{"go": slices.Sorted(maps.Keys(tools))[0]}
 	if r.source.changed {
 		d.InternalParameters["changed"] = "files differed from the commit"
 	}
-	d.ResolvedDependencies = []dependency{{URI: "git+" + repository, Digest: map[string]string{"gitCommit": r.source.commit}}}
+	d.ResolvedDependencies = []dependency{{URI: "git+" + repository,
+		Digest: map[string]string{"gitCommit": r.source.commit}}}
 	for _, purl := range slices.Sorted(maps.Keys(modules)) {
 		hash, err := dirHash(modules[purl])
 		if err != nil {
 			return err
 		}
-		d.ResolvedDependencies = append(d.ResolvedDependencies, dependency{URI: purl, Digest: map[string]string{"dirHash": hash}})
+		d.ResolvedDependencies = append(d.ResolvedDependencies, dependency{URI: purl,
+			Digest: map[string]string{"dirHash": hash}})
 	}
 	s.Predicate.RunDetails.Builder.ID = r.builder
 	content, err := json.MarshalIndent(s, "", "  ")
@@ -109,7 +112,7 @@ func (r release) writeProvenance(dir string, pushed []subject, built map[string]
 	return writeFile(filepath.Join(dir, fileProvenance), append(content, '\n'))
 }
 
-// sums are the SHA-256 of the files in dir, by name.
+// sums returns the SHA-256 of the files in dir, by name.
 func sums(dir string) (map[string]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -131,8 +134,7 @@ func sums(dir string) (map[string]string, error) {
 	return found, nil
 }
 
-// writeSums writes SHA256SUMS, which sha256sum --check reads, and prints what the
-// release has.
+// writeSums writes SHA256SUMS for sha256sum --check and prints the files of the release.
 func writeSums(dir string, out io.Writer) error {
 	sums, err := sums(dir)
 	if err != nil {

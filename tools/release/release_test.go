@@ -28,14 +28,15 @@ const chartDir = "../../charts/zarf-registry"
 
 var commitTime = time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
 
-// built makes what make images would have: one small Go program stands in for all.
+// built creates what make images would have built, with one small Go program in place of all.
 func built(t *testing.T) release {
 	t.Helper()
 	dir := t.TempDir()
 	r := release{
 		version: "0.1.0", registry: "example.com/zarf", chart: chartDir, builder: builderLocal,
-		archives: filepath.Join(dir, "images"), programs: filepath.Join(dir, "programs"), carried: filepath.Join(dir, "carried"),
-		output: filepath.Join(dir, "release"), source: source{commit: strings.Repeat("a1", 20), time: commitTime},
+		archives: filepath.Join(dir, "images"), programs: filepath.Join(dir, "programs"),
+		carried: filepath.Join(dir, "carried"),
+		output:  filepath.Join(dir, "release"), source: source{commit: strings.Repeat("a1", 20), time: commitTime},
 	}
 	for _, folder := range []string{r.archives, r.programs, r.carried} {
 		if err := os.Mkdir(folder, 0o755); err != nil {
@@ -44,9 +45,10 @@ func built(t *testing.T) release {
 	}
 	programs := map[string][]byte{}
 	for _, arch := range images.Architectures {
-		// One that has dependencies, as the real ones have.
+		// With dependencies, as the real programs have.
 		file := filepath.Join(dir, arch)
-		if err := program.Build(t.Context(), "github.com/zarf-dev/zarf-registry/tools/archive", arch, "0.1.0", file); err != nil {
+		if err := program.Build(t.Context(), "github.com/zarf-dev/zarf-registry/tools/archive", arch, "0.1.0",
+			file); err != nil {
 			t.Fatal(err)
 		}
 		content, err := os.ReadFile(file)
@@ -131,7 +133,7 @@ func TestRelease(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(r.output, "left over"), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		// Nothing of when it was checked out gets into it.
+		// The time of the checkout must not matter.
 		if err := r.make(io.Discard); err != nil {
 			t.Fatal(err)
 		}
@@ -173,7 +175,7 @@ func TestRelease(t *testing.T) {
 			}
 		}
 	})
-	t.Run("each bill of materials is of its file, and whole", func(t *testing.T) {
+	t.Run("each bill of materials is complete and of its file", func(t *testing.T) {
 		serials := map[string]bool{}
 		for _, name := range want {
 			if !strings.HasSuffix(name, suffixSBOM) {
@@ -199,12 +201,12 @@ func TestRelease(t *testing.T) {
 			for _, d := range b.Dependencies {
 				for _, ref := range append(d.DependsOn, d.Ref) {
 					if !refs[ref] {
-						t.Errorf("%s: %s is no component", name, ref)
+						t.Errorf("%s: %s is not a component", name, ref)
 					}
 				}
 			}
 			if len(b.Dependencies) != len(refs) {
-				t.Errorf("%s: %d components, of %d is said what they depend on", name, len(refs), len(b.Dependencies))
+				t.Errorf("%s: %d components, but dependencies of %d", name, len(refs), len(b.Dependencies))
 			}
 			file := strings.TrimSuffix(name, suffixSBOM)
 			archive := strings.HasSuffix(file, ".tar")
@@ -223,7 +225,7 @@ func TestRelease(t *testing.T) {
 			t.Errorf("serial numbers: %v", serials)
 		}
 	})
-	t.Run("what does not fit together is refused", func(t *testing.T) { refusals(t, r) })
+	t.Run("inconsistent input is refused", func(t *testing.T) { refusals(t, r) })
 }
 
 func TestChartPackage(t *testing.T) {
@@ -272,9 +274,10 @@ func refusals(t *testing.T, r release) {
 		change func(*release)
 		want   string
 	}{
-		"another version than the chart's":    {func(r *release) { r.version = "0.2.0" }, "change Chart.yaml"},
-		"no version":                          {func(r *release) { r.version = "" }, "-version is missing"},
-		"images for another registry":         {func(r *release) { r.registry = "example.com/other" }, "run make images again"},
+		"another version than the chart's": {func(r *release) { r.version = "0.2.0" }, "change Chart.yaml"},
+		"no version":                       {func(r *release) { r.version = "" }, "-version is missing"},
+		"images for another registry": {func(r *release) { r.registry = "example.com/other" },
+			"run make images again"},
 		"images that were not built":          {func(r *release) { r.archives = t.TempDir() }, "make images builds it"},
 		"programs that were not built":        {func(r *release) { r.programs = t.TempDir() }, "make images builds it"},
 		"carried programs that are not built": {func(r *release) { r.carried = t.TempDir() }, "make images builds it"},

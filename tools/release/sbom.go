@@ -21,26 +21,27 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 )
 
-// suffixSBOM ends the names of bills of materials (https://cyclonedx.org/specification/overview/#recognized-file-patterns).
+// suffixSBOM is the suffix of bills of materials
+// (https://cyclonedx.org/specification/overview/#recognized-file-patterns).
 const suffixSBOM = ".cdx.json"
 
-// component is a program, or an image, and what is in it.
+// component is a program or an image and its parts.
 type component struct {
 	kind      string // application, container or library
 	name      string
 	version   string
 	purl      string
 	reference string // the image's
-	// digest is the SHA-256 of the program's file, or of the image's index.
+	// digest is the SHA-256 of a program's file or of an image's index.
 	digest  string
 	arch    string
-	goTool  string // the toolchain that built it; empty for programs in C
+	goTool  string // the toolchain; empty for C programs
 	modules []*debug.Module
 	carries []*component
 }
 
-// programComponent reads the program in file: what the Go toolchain has written
-// into it, so that the list is of what is in it and not of what go.mod names.
+// programComponent reads the build information in a program's file, which lists what is really
+// linked, not what go.mod requires.
 func programComponent(name, arch, file, version string) (*component, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -68,21 +69,22 @@ func programComponent(name, arch, file, version string) (*component, error) {
 			m = m.Replace
 		}
 		if m.Sum == "" {
-			return nil, fmt.Errorf("%s: module %s has no checksum, so it is not one that others can get: take the replacement out of go.mod", file, m.Path)
+			return nil, fmt.Errorf("%s: module %s has no checksum, so others cannot get it: remove the replacement from go.mod",
+				file, m.Path)
 		}
 		c.modules = append(c.modules, m)
 	}
 	slices.SortFunc(c.modules, func(a, b *debug.Module) int { return cmp.Compare(a.Path, b.Path) })
 	if len(c.modules) == 0 {
-		return nil, fmt.Errorf("%s names no modules", file)
+		return nil, fmt.Errorf("%s has no build information", file)
 	}
 	return c, nil
 }
 
-// programsInC have nothing but their own source: no C library is linked.
+// programsInC consist only of their own source: no C library is linked.
 var programsInC = []string{"loader", "probe"}
 
-// imageComponent reads what the archive of the image name has.
+// imageComponent describes the image in the archive name.
 func (r release) imageComponent(name, archive string) (_ *component, err error) {
 	src, err := images.Open(context.Background(), archive)
 	if err != nil {
@@ -101,7 +103,8 @@ func (r release) imageComponent(name, archive string) (_ *component, err error) 
 	repository := strings.TrimSuffix(want, ":"+r.version)
 	return &component{
 		kind: "container", name: name, version: r.version, reference: want, digest: digest.Encoded(),
-		purl: "pkg:oci/" + name + "@" + url.QueryEscape(digest.String()) + "?repository_url=" + url.QueryEscape(repository) + "&tag=" + url.QueryEscape(r.version),
+		purl: "pkg:oci/" + name + "@" + url.QueryEscape(digest.String()) + "?repository_url=" + url.QueryEscape(repository) +
+			"&tag=" + url.QueryEscape(r.version),
 	}, nil
 }
 
@@ -156,13 +159,13 @@ func (c *component) bom() bomComponent {
 	}
 	b.Licenses[0].License.ID = "Apache-2.0"
 	if strings.HasPrefix(c.purl, "pkg:generic/") {
-		b.PURL = "" // nobody could look it up there
+		b.PURL = "" // purl has no use for it
 	}
 	return b
 }
 
-// parts lists what c is made of: the programs that it carries, and the modules and
-// the toolchain of each, once.
+// parts returns, without duplicates, what c consists of: the programs that it delivers, and the
+// modules and the toolchain of each.
 func (c *component) parts() (parts []bomComponent, dependencies []bomDependency) {
 	seen := map[string]bool{}
 	var walk func(c *component)
@@ -182,12 +185,13 @@ func (c *component) parts() (parts []bomComponent, dependencies []bomDependency)
 		}
 		if c.goTool != "" {
 			version := strings.TrimPrefix(c.goTool, "go")
-			add(bomComponent{Type: "library", Ref: "pkg:golang/std@" + version, Name: "std", Version: version, PURL: "pkg:golang/std@" + version})
+			add(bomComponent{Type: "library", Ref: "pkg:golang/std@" + version, Name: "std", Version: version,
+				PURL: "pkg:golang/std@" + version})
 		}
 		for _, m := range c.modules {
 			purl := modulePURL(m)
 			add(bomComponent{Type: "library", Ref: purl, Name: m.Path, Version: m.Version, PURL: purl,
-				// Not a hash of a file, so not one of CycloneDX's hashes.
+				// It is not the hash of a file, so it is not one of CycloneDX's hashes.
 				Properties: []bomProperty{{"zarf-registry:go.sum", m.Sum}}})
 		}
 		for _, carried := range c.carries {
@@ -209,26 +213,27 @@ func modulePURL(m *debug.Module) string {
 	return "pkg:golang/" + m.Path + "@" + url.PathEscape(m.Version)
 }
 
-// dirHash is a module's checksum as in-toto writes it
+// dirHash returns a module's checksum in the form of in-toto
 // (https://github.com/in-toto/attestation/blob/main/spec/v1/digest_set.md).
 func dirHash(m *debug.Module) (string, error) {
 	sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.Sum, "h1:"))
 	if err != nil || len(sum) != sha256.Size {
-		return "", fmt.Errorf("module %s has the checksum %q, which is not understood", m.Path, m.Sum)
+		return "", fmt.Errorf("module %s has the unsupported checksum %q", m.Path, m.Sum)
 	}
 	return hex.EncodeToString(sum), nil
 }
 
 func (r release) writeSBOM(name string, c *component) error {
-	b := bom{Format: "CycloneDX", SpecVersion: "1.6", Version: 1, Metadata: bomMetadata{Timestamp: r.source.time.Format(time.RFC3339), Component: c.bom()}}
+	b := bom{Format: "CycloneDX", SpecVersion: "1.6", Version: 1,
+		Metadata: bomMetadata{Timestamp: r.source.time.Format(time.RFC3339), Component: c.bom()}}
 	b.Components, b.Dependencies = c.parts()
-	// It names the content, so that the same content has the same name.
+	// Derived from the content, so that the same content has the same serial number.
 	content, err := json.Marshal(b)
 	if err != nil {
 		return err
 	}
 	id := sha256.Sum256(content)
-	id[6], id[8] = id[6]&0x0f|0x80, id[8]&0x3f|0x80 // version 8 of RFC 9562, whose bits are free
+	id[6], id[8] = id[6]&0x0f|0x80, id[8]&0x3f|0x80 // version 8 of RFC 9562: custom bits
 	b.Serial = fmt.Sprintf("urn:uuid:%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:16])
 	if content, err = json.MarshalIndent(b, "", "  "); err != nil {
 		return err

@@ -1,10 +1,10 @@
-// Command schemas writes JSON schemas of Kubernetes objects for kubeconform, made from the
-// OpenAPI document that each release of Kubernetes carries in its module k8s.io/kubernetes:
+// Command schemas writes JSON schemas of Kubernetes objects for kubeconform, made from the OpenAPI
+// document of each Kubernetes version in the module k8s.io/kubernetes:
 //
 //	schemas --output FOLDER v1.28.15 v1.36.3
 //
-// A version's schemas are in the folder of its name, one file for each kind. They refuse
-// fields that are not known. What is there already is not made again.
+// The schemas of a version are in a folder of its name, one file for each kind. They refuse unknown
+// fields. Existing folders are kept.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 )
 
 func main() {
-	output := flag.String("output", "", "folder for the schemas")
+	output := flag.String("output", "", "folder to write the schemas to")
 	flag.Parse()
 	if *output == "" || flag.NArg() == 0 {
 		fmt.Fprintln(os.Stderr, "usage: schemas --output FOLDER VERSION...")
@@ -34,7 +34,8 @@ func main() {
 	}
 }
 
-// write makes the schemas of a version beside their place, so that what has the name is whole.
+// write writes the schemas of a version to a temporary folder and renames it, so that a folder is
+// always complete.
 func write(dir, version string) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil
@@ -76,20 +77,21 @@ func write(dir, version string) error {
 	return nil
 }
 
-// download returns where the sources of a version are in Go's module cache.
+// download returns the folder of a version's sources in Go's module cache.
 func download(version string) (string, error) {
 	dir, err := os.MkdirTemp("", "schemas-")
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	// No module of ours requires it: its go.mod would come along.
-	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module build.invalid/schemas\n\ngo 1.26\n"), 0o644); err != nil {
+	// In a module of its own, because its go.mod must not influence ours.
+	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module build.invalid/schemas\n\ngo 1.26\n"),
+		0o644); err != nil {
 		return "", err
 	}
 	cmd := exec.Command("go", "mod", "download", "-json", "k8s.io/kubernetes@"+version)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
-	out, runErr := cmd.Output() // a failure is explained in the output
+	out, runErr := cmd.Output() // the output explains a failure
 	var module struct{ Dir, Error string }
 	if err := json.Unmarshal(out, &module); err != nil {
 		return "", errors.Join(runErr, err)
@@ -100,11 +102,11 @@ func download(version string) (string, error) {
 	return module.Dir, nil
 }
 
-// schema is one node of an OpenAPI or JSON schema document.
+// schema is a node of an OpenAPI or JSON schema document.
 type schema = map[string]any
 
-// convert makes a schema for each kind of an OpenAPI v2 document, by file name as kubeconform
-// forms it: kind, first word of the group, version, in lower case.
+// convert returns a schema for each kind of an OpenAPI v2 document, by the file name that
+// kubeconform uses: kind, first word of the group, version, in lower case.
 func convert(swagger []byte) (map[string][]byte, error) {
 	var document struct{ Definitions map[string]schema }
 	if err := json.Unmarshal(swagger, &document); err != nil {
@@ -113,7 +115,7 @@ func convert(swagger []byte) (map[string][]byte, error) {
 	for name, definition := range document.Definitions {
 		document.Definitions[name] = strict(definition).(schema)
 	}
-	// These two may be numbers too, which the document does not say.
+	// The document omits that these two may be numbers too.
 	document.Definitions["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = schema{"type": []any{"integer", "string"}}
 	document.Definitions["io.k8s.apimachinery.pkg.api.resource.Quantity"] = schema{"type": []any{"number", "string"}}
 	made := map[string][]byte{}
@@ -126,14 +128,15 @@ func convert(swagger []byte) (map[string][]byte, error) {
 		needed := map[string]schema{}
 		collect(definition, document.Definitions, needed)
 		whole := maps.Clone(definition)
-		// Which of the group's versions it is must be said, and rightly.
+		// apiVersion is required and must be one of the group's versions.
 		version := kind["version"].(string)
 		group := kind["group"].(string)
 		apiVersion := strings.TrimPrefix(group+"/"+version, "/")
 		properties := maps.Clone(whole["properties"].(schema))
 		properties["apiVersion"], properties["kind"] = schema{"const": apiVersion}, schema{"const": kind["kind"]}
 		required, _ := whole["required"].([]any)
-		whole["properties"], whole["required"], whole["definitions"] = properties, append([]any{"apiVersion", "kind"}, required...), needed
+		whole["properties"], whole["required"], whole["definitions"] = properties,
+			append([]any{"apiVersion", "kind"}, required...), needed
 		data, err := json.Marshal(whole)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
@@ -147,12 +150,11 @@ func convert(swagger []byte) (map[string][]byte, error) {
 	return made, nil
 }
 
-// strict returns a node without what only readers need, whose objects take no fields but
-// those that are known.
+// strict returns a node without texts for readers, whose objects refuse unknown fields.
 func strict(node any) any {
 	switch node := node.(type) {
 	case schema:
-		// A property may be called as one of the words that are left out here.
+		// A property may have the name of one of the removed keywords.
 		if properties, ok := node["properties"].(schema); ok {
 			if _, open := node["additionalProperties"]; !open && node["x-kubernetes-preserve-unknown-fields"] != true {
 				node["additionalProperties"] = false
@@ -162,7 +164,7 @@ func strict(node any) any {
 			}
 		}
 		delete(node, "description")
-		delete(node, "format") // of numbers and dates, for programs
+		delete(node, "format") // formats of numbers and dates
 		for key, value := range node {
 			if key != "properties" {
 				node[key] = strict(value)
@@ -178,7 +180,7 @@ func strict(node any) any {
 
 const below = "#/definitions/"
 
-// collect adds the definitions that a node refers to, and those that they refer to.
+// collect adds the definitions that a node refers to, recursively.
 func collect(node any, from, to map[string]schema) {
 	switch node := node.(type) {
 	case schema:

@@ -1,5 +1,5 @@
-// Package cli is the command line of testcertmanager: it prepares the cluster, runs
-// the controllers, and decides when they stop.
+// Package cli implements the command line of testcertmanager: it prepares the cluster, runs the
+// controllers, and stops them.
 package cli
 
 import (
@@ -27,11 +27,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/certmanager/internal/crd"
 )
 
-// verbosity is what cert-manager's chart sets.
+// verbosity is the default of cert-manager's chart.
 const verbosity = "2"
 
-// prepareTimeout is for an API server that does not answer: one that shares its
-// processor takes a few seconds.
+// prepareTimeout allows for an API server that takes a few seconds to answer on a busy machine.
 const prepareTimeout = time.Minute
 
 // Main runs testcertmanager and returns its exit code.
@@ -39,7 +38,7 @@ func Main(args []string) int {
 	logs := flag.NewFlagSet("klog", flag.PanicOnError)
 	klog.InitFlags(logs)
 	if err := logs.Set("v", verbosity); err != nil {
-		panic(err) // the flag is klog's, and the value a number
+		panic(err) // the flag exists in klog, and the value is a number
 	}
 	defer klog.Flush()
 
@@ -79,23 +78,27 @@ those of its controllers that issuers of the types selfSigned and CA need. It pr
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	flags := root.Flags()
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "the cluster, with the rights of an administrator (required)")
-	flags.StringVar(&o.namespace, "namespace", "cert-manager", "where a ClusterIssuer's Secret is looked for; made if it is missing")
-	flags.StringVar(&o.crds, "crds", "", "folder of cert-manager's CustomResourceDefinitions; empty: the one in Go's module cache")
-	flags.BoolVar(&o.stopOnStdinEOF, "stop-on-stdin-eof", false, "stop when standard input ends too: with a pipe, when the parent dies")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
+		"kubeconfig of the cluster, with administrator permissions (required)")
+	flags.StringVar(&o.namespace, "namespace", "cert-manager",
+		"namespace of the Secrets that ClusterIssuers name; created if it is missing")
+	flags.StringVar(&o.crds, "crds", "",
+		"folder of cert-manager's CustomResourceDefinitions (default: the one in Go's module cache)")
+	flags.BoolVar(&o.stopOnStdinEOF, "stop-on-stdin-eof", false,
+		"stop when stdin is closed too; with a pipe, when the parent process ends")
 	if err := root.MarkFlagRequired("kubeconfig"); err != nil {
 		panic(err) // the flag is declared above
 	}
 	return root
 }
 
-// run returns nil when it was asked to stop, by ctx or by the end of stdin.
+// run returns nil when it is stopped by ctx or by the end of stdin.
 func run(ctx context.Context, o options, stdin io.Reader, stdout io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if o.stopOnStdinEOF {
 		go func() {
-			_, _ = io.Copy(io.Discard, stdin) // an error ends it as well as the end does
+			_, _ = io.Copy(io.Discard, stdin) // an error ends it as well
 			cancel()
 		}()
 	}
@@ -111,7 +114,7 @@ func run(ctx context.Context, o options, stdin io.Reader, stdout io.Writer) erro
 	return err
 }
 
-// prepare makes what cert-manager's chart makes and the controllers need.
+// prepare creates the objects of cert-manager's chart that the controllers need.
 func prepare(ctx context.Context, o options) error {
 	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
 	defer cancel()
@@ -128,7 +131,7 @@ func prepare(ctx context.Context, o options) error {
 	if dir == "" {
 		info, ok := debug.ReadBuildInfo()
 		if !ok {
-			return errors.New("this program does not say what it was built from; name the folder of the CRDs with --crds")
+			return errors.New("this program has no build information; name the folder of the CRDs with --crds")
 		}
 		if dir, err = crd.ModuleDir(ctx, info); err != nil {
 			return fmt.Errorf("%w; build this program again, or name the folder with --crds", err)
@@ -144,7 +147,8 @@ func prepare(ctx context.Context, o options) error {
 	namespace := &unstructured.Unstructured{}
 	namespace.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
 	namespace.SetName(o.namespace)
-	_, err = client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).Create(ctx, namespace, metav1.CreateOptions{})
+	_, err = client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).Create(ctx, namespace,
+		metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("creating namespace %s: %w", o.namespace, err)
 	}

@@ -23,7 +23,8 @@ func TestItPreparesTheClusterIsReadyAndStopsWithItsInput(t *testing.T) {
 	stdin, parent := io.Pipe()
 	stdout, out := io.Pipe()
 	root := newRoot()
-	root.SetArgs([]string{"--kubeconfig", server.kubeconfig, "--crds", moduleCRDs(t), "--namespace", "certs", "--stop-on-stdin-eof"})
+	root.SetArgs([]string{"--kubeconfig", server.kubeconfig, "--crds", moduleCRDs(t), "--namespace", "certs",
+		"--stop-on-stdin-eof"})
 	root.SetIn(stdin)
 	root.SetOut(out)
 	ended := make(chan error, 1)
@@ -33,7 +34,7 @@ func TestItPreparesTheClusterIsReadyAndStopsWithItsInput(t *testing.T) {
 	}()
 
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "ready\n" {
-		t.Fatalf("first line %q, %v; the program's error: %v", line, err, <-ended)
+		t.Fatalf("first line %q, %v; error of the program: %v", line, err, <-ended)
 	}
 	server.mutex.Lock()
 	defer server.mutex.Unlock()
@@ -61,10 +62,11 @@ func TestFlags(t *testing.T) {
 		args []string
 		want string
 	}{
-		"a cluster must be named":            {nil, "kubeconfig"},
-		"the kubeconfig must be there":       {[]string{"--kubeconfig", "/does/not/exist"}, "/does/not/exist"},
-		"the CRDs must be there":             {[]string{"--kubeconfig", newServer(t).kubeconfig, "--crds", t.TempDir()}, "no *.yaml"},
-		"arguments without a flag are wrong": {[]string{"--kubeconfig", "x", "y"}, `"y"`},
+		"a cluster is required":     {nil, "kubeconfig"},
+		"the kubeconfig must exist": {[]string{"--kubeconfig", "/does/not/exist"}, "/does/not/exist"},
+		"the CRDs must exist": {[]string{"--kubeconfig", newServer(t).kubeconfig, "--crds", t.TempDir()},
+			"no *.yaml"},
+		"positional arguments are refused": {[]string{"--kubeconfig", "x", "y"}, `"y"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := newRoot()
@@ -76,17 +78,18 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// moduleCRDs is what --crds is by default. A test's build information does not say it.
+// moduleCRDs returns the default of --crds, which cannot be found from a test's build information.
 func moduleCRDs(t *testing.T) string {
 	t.Helper()
-	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/cert-manager/cert-manager").Output()
+	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}",
+		"github.com/cert-manager/cert-manager").Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}
 	return path.Join(strings.TrimSpace(string(dir)), "deploy", "crds")
 }
 
-// server is an API server without objects. It keeps what was applied, created and listed.
+// server is an API server without objects. It records what was applied, created and listed.
 type server struct {
 	kubeconfig string
 
@@ -119,7 +122,7 @@ func newServer(t *testing.T) *server {
 	return s
 }
 
-// applyCRD leaves the CRD as an API server does at first: without conditions.
+// applyCRD leaves the CRD without conditions, as an API server does at first.
 func (s *server) applyCRD(w http.ResponseWriter, r *http.Request) {
 	crd := map[string]any{}
 	if err := json.NewDecoder(r.Body).Decode(&crd); err != nil {
@@ -158,8 +161,8 @@ func (s *server) createNamespace(w http.ResponseWriter, r *http.Request) {
 	answer(w, map[string]any{"apiVersion": "v1", "kind": "Namespace"})
 }
 
-// list answers a watch with nothing until the client leaves. It does not stream lists
-// as a watch: clients then ask for a plain one.
+// list answers a watch with no events. It refuses to stream lists, whereupon clients request
+// ordinary lists.
 func (s *server) list(w http.ResponseWriter, r *http.Request) {
 	switch query := r.URL.Query(); {
 	case query.Get("sendInitialEvents") == "true":

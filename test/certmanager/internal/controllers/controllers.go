@@ -1,7 +1,7 @@
-// Package controllers runs those controllers of cert-manager that Certificates of
-// issuers of the types selfSigned and CA need. It does not elect a leader, serve
-// metrics or health, nor run the webhook, the CA injector or anything of ACME, Vault,
-// Venafi, Ingress, Gateway and CertificateSigningRequest.
+// Package controllers runs the controllers of cert-manager that Certificates with issuers of the
+// types selfSigned and CA need. It does not elect a leader or serve metrics or health checks, and
+// it runs neither the webhook, the CA injector, nor anything for ACME, Vault, Venafi, Ingress,
+// Gateway and CertificateSigningRequest.
 package controllers
 
 import (
@@ -25,12 +25,12 @@ import (
 	"github.com/cert-manager/cert-manager/pkg/controller/issuers"
 	"golang.org/x/sync/errgroup"
 
-	// The types of issuers that the controllers know register themselves.
+	// These packages register their types of issuers.
 	_ "github.com/cert-manager/cert-manager/pkg/issuer/ca"
 	_ "github.com/cert-manager/cert-manager/pkg/issuer/selfsigned"
 )
 
-// names are the controllers that run, as cert-manager's flag --controllers has them.
+// names are the enabled controllers, as in cert-manager's flag --controllers.
 var names = []string{
 	issuers.ControllerName,
 	clusterissuers.ControllerName,
@@ -45,7 +45,7 @@ var names = []string{
 	revisionmanager.ControllerName,
 }
 
-// The defaults of cert-manager's own controller program.
+// Defaults of cert-manager's controller program.
 const (
 	workers    = 5 // for each controller
 	clientQPS  = 20
@@ -54,23 +54,22 @@ const (
 	maxBackoff = 32 * time.Hour
 )
 
-// copiedAnnotations are the annotations of a Certificate that its CertificateRequests
-// get: all but those of programs that apply manifests. A default too.
+// copiedAnnotations are the annotations that CertificateRequests inherit from a Certificate: all
+// but those of tools that apply manifests. This too is a default.
 var copiedAnnotations = []string{"*", "-kubectl.kubernetes.io/", "-fluxcd.io/", "-argocd.argoproj.io/"}
 
-// Options say what to run against.
+// Options configure Run.
 type Options struct {
-	Kubeconfig string // path of a file
-	Namespace  string // of the Secrets that ClusterIssuers name
+	Kubeconfig string // path
+	Namespace  string // of Secrets that ClusterIssuers name
 
-	// SyncTimeout bounds the first list of each resource. Without it one that cannot be
-	// listed would be waited for without end. Zero is a minute.
+	// SyncTimeout limits the first list of each resource, which otherwise could block forever. Zero
+	// means a minute.
 	SyncTimeout time.Duration
 }
 
-// Run runs the controllers on all namespaces until ctx ends, calls ready once when
-// their caches hold what the cluster holds, and returns when all have stopped. It
-// returns an error if one cannot start.
+// Run runs the controllers for all namespaces until ctx ends, calls ready once when their caches
+// are filled, and returns when all have stopped. It returns an error if one cannot start.
 func Run(ctx context.Context, o Options, ready func()) error {
 	group, ctx := errgroup.WithContext(ctx)
 	factory, err := newFactory(ctx, o)
@@ -81,7 +80,7 @@ func Run(ctx context.Context, o Options, ready func()) error {
 	if err != nil {
 		return err
 	}
-	// A context of its own gives access to the informers that all of them share.
+	// A context of its own gives access to the informers that all controllers share.
 	shared, err := factory.Build()
 	if err != nil {
 		return fmt.Errorf("building the context of the informers: %w", err)
@@ -94,7 +93,7 @@ func Run(ctx context.Context, o Options, ready func()) error {
 			return nil
 		})
 	}
-	// After the controllers are built: a factory starts the informers that were asked for.
+	// After the controllers are built, because a factory starts the informers that were requested.
 	shared.SharedInformerFactory.Start(ctx.Done())
 	shared.KubeSharedInformerFactory.Start(ctx.Done())
 	group.Go(func() error {
@@ -125,7 +124,7 @@ func newFactory(ctx context.Context, o Options) (*controller.ContextFactory, err
 	return factory, nil
 }
 
-// build makes the controllers, by name. It does not start them.
+// build creates the controllers, by name, without starting them.
 func build(factory *controller.ContextFactory) (map[string]controller.Interface, error) {
 	loops := make(map[string]controller.Interface, len(names))
 	for _, name := range names {
@@ -142,7 +141,7 @@ func build(factory *controller.ContextFactory) (map[string]controller.Interface,
 	return loops, nil
 }
 
-// waitForCaches returns when every informer that was started has listed its objects.
+// waitForCaches waits until every started informer has listed its objects.
 func waitForCaches(ctx context.Context, shared *controller.Context, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -27,11 +27,12 @@ func TestEveryNamedControllerCanBeBuilt(t *testing.T) {
 
 func TestRunSaysWhichResourcesItCouldNotList(t *testing.T) {
 	o := Options{Kubeconfig: emptyServer(t), Namespace: "cert-manager", SyncTimeout: 100 * time.Millisecond}
-	err := Run(t.Context(), o, func() { t.Error("ready, without a list of anything") })
+	err := Run(t.Context(), o, func() { t.Error("ready, but nothing was listed") })
 	if err == nil {
 		t.Fatal("Run() = nil, want an error")
 	}
-	for _, kind := range []string{"v1.Issuer", "v1.ClusterIssuer", "v1.Certificate", "v1.CertificateRequest", "v1.Secret"} {
+	for _, kind := range []string{"v1.Issuer", "v1.ClusterIssuer", "v1.Certificate", "v1.CertificateRequest",
+		"v1.Secret"} {
 		if !strings.Contains(err.Error(), kind+" within 100ms") {
 			t.Errorf("the error does not name %s: %v", kind, err)
 		}
@@ -39,12 +40,13 @@ func TestRunSaysWhichResourcesItCouldNotList(t *testing.T) {
 }
 
 func TestRunRefusesAKubeconfigThatIsNotThere(t *testing.T) {
-	if err := Run(t.Context(), Options{Kubeconfig: "/does/not/exist"}, func() {}); err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
+	if err := Run(t.Context(), Options{Kubeconfig: "/does/not/exist"}, func() {}); err == nil ||
+		!strings.Contains(err.Error(), "/does/not/exist") {
 		t.Errorf("Run() = %v, want an error with the path", err)
 	}
 }
 
-// emptyServer is an API server that has nothing. It returns a kubeconfig's path.
+// emptyServer runs an API server without objects and returns the path of a kubeconfig.
 func emptyServer(t *testing.T) string {
 	t.Helper()
 	server := httptest.NewServer(http.NotFoundHandler())

@@ -1,5 +1,5 @@
-// Package crd finds, reads and applies cert-manager's CustomResourceDefinitions. It
-// does not remove them, nor convert objects between versions.
+// Package crd finds, reads and applies cert-manager's CustomResourceDefinitions. It neither removes
+// them nor converts objects between versions.
 package crd
 
 import (
@@ -21,19 +21,20 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// module is where the controllers and the CRDs come from.
+// module provides the controllers and the CRDs.
 const module = "github.com/cert-manager/cert-manager"
 
-// fieldManager owns what Apply writes.
+// fieldManager owns the fields that Apply writes.
 const fieldManager = "testcertmanager"
 
-// establishInterval is short beside the second or two that an API server takes.
+// establishInterval is short compared with the second or two that an API server takes.
 const establishInterval = 200 * time.Millisecond
 
-var resource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+var resource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+	Resource: "customresourcedefinitions"}
 
-// ModuleDir is the folder of the CRDs in Go's module cache, of the version that the
-// program with this build information was built from. It needs the go command.
+// ModuleDir returns the folder of the CRDs in Go's module cache, in the version that this build
+// information names. It needs the go command.
 func ModuleDir(ctx context.Context, info *debug.BuildInfo) (string, error) {
 	version, err := moduleVersion(info)
 	if err != nil {
@@ -56,11 +57,11 @@ func moduleVersion(info *debug.BuildInfo) (string, error) {
 			return dep.Version, nil
 		}
 	}
-	return "", fmt.Errorf("this program does not say which version of %s it was built from", module)
+	return "", fmt.Errorf("the build information does not name the version of %s", module)
 }
 
-// Read returns the CRDs of a folder, one in each file *.yaml. Other objects, and a
-// folder without CRDs, are errors.
+// Read returns the CRDs of a folder, one per file *.yaml. Other objects and an empty folder are
+// errors.
 func Read(dir string) ([]*unstructured.Unstructured, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
@@ -87,11 +88,12 @@ func Read(dir string) ([]*unstructured.Unstructured, error) {
 	return crds, nil
 }
 
-// Apply writes the CRDs and returns when the API server serves all of them, or when
-// ctx ends. It takes over CRDs that are already there.
+// Apply applies the CRDs and returns when the API server serves all of them, or when ctx ends. It
+// takes over existing CRDs.
 func Apply(ctx context.Context, client dynamic.Interface, crds []*unstructured.Unstructured) error {
 	for _, crd := range crds {
-		_, err := client.Resource(resource).Apply(ctx, crd.GetName(), crd, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+		_, err := client.Resource(resource).Apply(ctx, crd.GetName(), crd,
+			metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 		if err != nil {
 			return fmt.Errorf("applying CustomResourceDefinition %s: %w", crd.GetName(), err)
 		}
@@ -106,7 +108,8 @@ func Apply(ctx context.Context, client dynamic.Interface, crds []*unstructured.U
 			return established(now), nil
 		})
 		if err != nil {
-			return errors.Join(fmt.Errorf("waiting for CustomResourceDefinition %s to be established: %w", crd.GetName(), err), last)
+			return errors.Join(fmt.Errorf("waiting for CustomResourceDefinition %s to be established: %w", crd.GetName(), err),
+				last)
 		}
 	}
 	return nil

@@ -30,11 +30,13 @@ func TestModuleHasTheCRDOfEachKindThatTheControllersUse(t *testing.T) {
 		for _, v := range versions {
 			v := v.(map[string]any)
 			_, hasStatus, _ := unstructured.NestedMap(v, "subresources", "status")
-			served[schema.GroupVersionKind{Group: group, Version: v["name"].(string), Kind: kind}] = v["served"] == true && hasStatus
+			served[schema.GroupVersionKind{Group: group, Version: v["name"].(string), Kind: kind}] = v["served"] == true &&
+				hasStatus
 		}
 	}
 	for _, kind := range []string{
-		certmanager.IssuerKind, certmanager.ClusterIssuerKind, certmanager.CertificateKind, certmanager.CertificateRequestKind,
+		certmanager.IssuerKind, certmanager.ClusterIssuerKind, certmanager.CertificateKind,
+		certmanager.CertificateRequestKind,
 	} {
 		if gvk := certmanager.SchemeGroupVersion.WithKind(kind); !served[gvk] {
 			t.Errorf("no CRD in %s serves %s with a status", dir, gvk)
@@ -47,8 +49,10 @@ func TestModuleDirRefuses(t *testing.T) {
 		dep  debug.Module
 		want string
 	}{
-		"a program without cert-manager":     {debug.Module{Path: "example.com/other", Version: "v1.0.0"}, "does not say which version"},
-		"a module from elsewhere":            {debug.Module{Path: module, Version: "v1.0.0", Replace: &debug.Module{Path: "../mine"}}, "does not say which version"},
+		"a program without cert-manager": {debug.Module{Path: "example.com/other", Version: "v1.0.0"},
+			"does not name the version"},
+		"a module from elsewhere": {debug.Module{Path: module, Version: "v1.0.0",
+			Replace: &debug.Module{Path: "../mine"}}, "does not name the version"},
 		"a version that is not in the cache": {debug.Module{Path: module, Version: "v0.0.0-not-there"}, "v0.0.0-not-there"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -66,7 +70,7 @@ func TestReadRefuses(t *testing.T) {
 		want  string
 	}{
 		"a folder without CRDs":       {map[string]string{"README.md": "text"}, "no *.yaml"},
-		"what is not YAML":            {map[string]string{"a.yaml": "a: b: c"}, "parsing"},
+		"a file that is not YAML":     {map[string]string{"a.yaml": "a: b: c"}, "parsing"},
 		"an object of another kind":   {map[string]string{"a.yaml": "kind: Secret\nmetadata: {name: a}"}, `kind "Secret"`},
 		"a CRD without a name":        {map[string]string{"a.yaml": "kind: CustomResourceDefinition"}, `holds ""`},
 		"a file that holds no object": {map[string]string{"a.yaml": "# nothing"}, `kind ""`},
@@ -93,7 +97,8 @@ func TestEstablished(t *testing.T) {
 		"a new CRD has no conditions":         {nil, false},
 		"names are accepted first":            {[]any{condition("NamesAccepted", "True")}, false},
 		"the condition is there and is false": {[]any{condition("Established", "False")}, false},
-		"the CRD is served":                   {[]any{condition("NamesAccepted", "True"), condition("Established", "True")}, true},
+		"the CRD is served": {[]any{condition("NamesAccepted", "True"), condition("Established", "True")},
+			true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			crd := &unstructured.Unstructured{Object: map[string]any{"status": map[string]any{"conditions": test.conditions}}}
@@ -108,7 +113,7 @@ func condition(typ, status string) map[string]any {
 	return map[string]any{"type": typ, "status": status}
 }
 
-// builtFrom is the build information of the program: a test's does not name modules.
+// builtFrom returns build information that names a module, as that of a test does not.
 func builtFrom(t *testing.T) *debug.BuildInfo {
 	t.Helper()
 	version, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Version}}", module).Output()

@@ -1,5 +1,5 @@
-// Command testcluster boots a real Kubernetes cluster of several nodes on one
-// Linux machine, without Docker and without a virtual machine. See README.md.
+// Command testcluster boots a Kubernetes cluster of several nodes on one Linux machine, without
+// Docker or virtual machines. See README.md.
 package main
 
 import (
@@ -9,9 +9,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/cluster/internal/cli"
 )
 
-// A process that becomes another program must do so from its first thread. From
-// any other the kernel ends the first one before, and for a moment the process
-// looks like a zombie without namespaces to whoever wants to enter them.
+// exec must be called from the first thread. From any other, the kernel ends the first one before,
+// and for a moment the process appears as a zombie without namespaces that others cannot enter.
 func init() { runtime.LockOSThread() }
 
 func main() {

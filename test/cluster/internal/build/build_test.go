@@ -12,7 +12,8 @@ import (
 )
 
 func TestEveryChangeOfARecipeHasAKeyOfItsOwn(t *testing.T) {
-	base := Recipe{Name: "x", Module: "example.com/x", Version: "v1.0.0", Programs: map[string]string{"x": "example.com/x"}}
+	base := Recipe{Name: "x", Module: "example.com/x", Version: "v1.0.0",
+		Programs: map[string]string{"x": "example.com/x"}}
 	keys := map[string]string{base.Key(): "unchanged"}
 	if again := base; again.Key() != base.Key() {
 		t.Fatal("the same recipe has two keys")
@@ -90,8 +91,7 @@ replace (
 	}
 }
 
-// testCache returns a cache of its own for a recipe of a C program, which builds
-// in no time.
+// testCache returns an empty cache and a recipe of a C program, which builds quickly.
 func testCache(t *testing.T) (*Cache, Recipe) {
 	t.Helper()
 	if !needsGCC[0].met() || !needsGCC[1].met() {
@@ -102,7 +102,8 @@ func testCache(t *testing.T) (*Cache, Recipe) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return cache, Recipe{Name: "true", Version: "v1.0.0", C: "int main(void) { return 0; }", Programs: map[string]string{"true": ""}}
+	return cache, Recipe{Name: "true", Version: "v1.0.0", C: "int main(void) { return 0; }",
+		Programs: map[string]string{"true": ""}}
 }
 
 func TestWhatIsBuiltIsNotBuiltAgain(t *testing.T) {
@@ -111,7 +112,7 @@ func TestWhatIsBuiltIsNotBuiltAgain(t *testing.T) {
 		if err := cache.Ensure(context.Background(), recipe); err != nil {
 			t.Fatal(err)
 		}
-		// The second time there is no way to build it.
+		// The second time, building would fail.
 		t.Setenv("PATH", "/nowhere")
 	}
 	if info, err := os.Stat(cache.Program(recipe, "true")); err != nil || info.Mode()&0o111 == 0 {

@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultCacheDir is used when the environment variable CacheVariable is not set.
+// DefaultCacheDir is the cache unless the environment variable CacheVariable is set.
 const (
 	DefaultCacheDir = "/var/cache/zarf-registry"
 	CacheVariable   = "ZARF_REGISTRY_CACHE"
 )
 
-// A Cache is the directory that holds what was built. Any number of processes
-// may use it at once: two that want the same thing wait for one another.
+// A Cache is a directory of built programs. Concurrent processes may use it: each recipe is built
+// by one of them, and the others wait.
 type Cache struct {
 	dir string
 	log func(format string, args ...any)
 }
 
-// OpenCache returns the cache that the environment names. It writes nothing yet.
-// Progress is reported to log, a line at a time.
+// OpenCache returns the cache that the environment names, without writing. Progress is reported to
+// log, line by line.
 func OpenCache(log func(format string, args ...any)) (*Cache, error) {
 	dir := os.Getenv(CacheVariable)
 	if dir == "" {
@@ -43,9 +43,8 @@ func (c *Cache) Program(r Recipe, name string) string {
 	return filepath.Join(c.dir, r.Key(), "bin", name)
 }
 
-// Ensure builds a recipe unless the cache has it. The result appears in one
-// step: an interrupted build leaves nothing that looks finished, and the next one
-// goes on from what the Go tool had compiled.
+// Ensure builds a recipe unless it is in the cache. The result appears atomically. After an
+// interruption, the next build reuses what the Go tool had compiled.
 func (c *Cache) Ensure(ctx context.Context, r Recipe) error {
 	final := filepath.Join(c.dir, r.Key())
 	if complete(final) {
@@ -56,7 +55,7 @@ func (c *Cache) Ensure(ctx context.Context, r Recipe) error {
 		return err
 	}
 	defer unlock()
-	if complete(final) { // by the process that held the lock
+	if complete(final) { // built by the process that held the lock
 		return nil
 	}
 	if err := ensureDebianPackages(ctx, c.log, needsOf(r)); err != nil {
@@ -81,7 +80,7 @@ func (c *Cache) Ensure(ctx context.Context, r Recipe) error {
 	return nil
 }
 
-// EnsureAll builds each recipe in turn: the Go tool itself uses all processors.
+// EnsureAll builds recipes one at a time: the Go tool itself uses all processors.
 func (c *Cache) EnsureAll(ctx context.Context, recipes []Recipe) error {
 	for _, r := range recipes {
 		if err := c.Ensure(ctx, r); err != nil {
@@ -92,12 +91,11 @@ func (c *Cache) EnsureAll(ctx context.Context, recipes []Recipe) error {
 }
 
 func complete(dir string) bool {
-	_, err := os.Stat(dir) // it is made by a rename, so all of it is there or nothing
+	_, err := os.Stat(dir) // it is renamed into place, so it is complete or missing
 	return err == nil
 }
 
-// lock waits until this process alone builds the recipe. The lock goes away with
-// the process, however it ends.
+// lock waits for the exclusive right to build the recipe. The lock ends with the process.
 func (c *Cache) lock(ctx context.Context, r Recipe) (unlock func(), err error) {
 	dir := filepath.Join(c.dir, "work")
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// reportEvery is how often a long build says that it is still at work.
+// reportEvery is how often a long build reports progress.
 const reportEvery = 20 * time.Second
 
-// compile makes a recipe's programs in work/bin.
+// compile builds a recipe's programs in work/bin.
 func (c *Cache) compile(ctx context.Context, r Recipe, work string) error {
 	if r.C != "" {
 		return c.compileC(ctx, r, work)
@@ -29,8 +29,8 @@ func (c *Cache) compile(ctx context.Context, r Recipe, work string) error {
 	if err := c.writeModule(ctx, r, module); err != nil {
 		return err
 	}
-	// One call for all programs whose package has their name, so that what they
-	// share is compiled once and linking overlaps.
+	// A single call for all programs named like their package, so that shared packages are compiled
+	// once and linking overlaps.
 	args := []string{"build", "-v", "-trimpath", "-ldflags", linkerFlags(r)}
 	if len(r.Tags) > 0 {
 		args = append(args, "-tags", strings.Join(r.Tags, ","))
@@ -50,7 +50,7 @@ func (c *Cache) compile(ctx context.Context, r Recipe, work string) error {
 	}
 	for _, name := range r.ProgramNames() {
 		if _, err := os.Stat(filepath.Join(work, "bin", name)); err != nil {
-			return fmt.Errorf("the build ended without making %s: %w", name, err)
+			return fmt.Errorf("the build succeeded without writing %s: %w", name, err)
 		}
 	}
 	return nil
@@ -62,7 +62,8 @@ func (c *Cache) compileC(ctx context.Context, r Recipe, work string) error {
 		if err := os.WriteFile(source, []byte(r.C), 0o644); err != nil {
 			return err
 		}
-		if err := c.run(ctx, r, work, os.Environ(), "gcc", "-Os", "-static", "-s", "-o", filepath.Join(work, "bin", name), source); err != nil {
+		if err := c.run(ctx, r, work, os.Environ(), "gcc", "-Os", "-static", "-s", "-o", filepath.Join(work, "bin", name),
+			source); err != nil {
 			return err
 		}
 	}
@@ -77,8 +78,7 @@ func linkerFlags(r Recipe) string {
 	return strings.Join(flags, " ")
 }
 
-// goEnvironment keeps the user's proxy and caches, but nothing that would change
-// what is built.
+// goEnvironment keeps the user's proxy and caches, but no setting that would change the result.
 func goEnvironment(r Recipe) []string {
 	cgo := "0"
 	if r.CGO {
@@ -89,19 +89,19 @@ func goEnvironment(r Recipe) []string {
 		"GOOS=linux", "GOEXPERIMENT=", "GOBIN=")
 }
 
-// writeModule writes the small module that requires the recipe's module. It is
-// how commands are built whose module has replace directives, which `go install
-// path@version` refuses.
+// writeModule writes a module that requires the recipe's module: `go install path@version` refuses
+// modules with replace directives.
 func (c *Cache) writeModule(ctx context.Context, r Recipe, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	var gomod bytes.Buffer
-	fmt.Fprintf(&gomod, "module build.invalid/%s\n\ngo %s\n\nrequire %s %s\n", r.Name, goLanguageVersion, r.Module, r.Version)
+	fmt.Fprintf(&gomod, "module build.invalid/%s\n\ngo %s\n\nrequire %s %s\n", r.Name, goLanguageVersion, r.Module,
+		r.Version)
 	files := map[string]string{"go.sum": strings.Join(append(r.Sums, ""), "\n")}
 	maps.Copy(files, r.Sources)
 	if r.StagingVersion != "" {
-		// go mod download needs a module to stand in: this one, before its replacements are known.
+		// go mod download needs a module: this one, before its replacements are known.
 		files["go.mod"] = gomod.String()
 		if err := writeFiles(dir, files); err != nil {
 			return err
@@ -120,7 +120,7 @@ func (c *Cache) writeModule(ctx context.Context, r Recipe, dir string) error {
 	return writeFiles(dir, files)
 }
 
-// goLanguageVersion is the one of the module in which this program stands.
+// goLanguageVersion is the language version of this program's own module.
 const goLanguageVersion = "1.26.0"
 
 func writeFiles(dir string, files map[string]string) error {
@@ -132,12 +132,12 @@ func writeFiles(dir string, files map[string]string) error {
 	return nil
 }
 
-// stagingModules returns the modules that the recipe's module replaces by
-// directories of its own repository.
+// stagingModules returns the modules that the recipe's module replaces by directories of its own
+// repository.
 func stagingModules(ctx context.Context, r Recipe, dir string) ([]string, error) {
 	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", r.Module+"@"+r.Version)
 	download.Dir, download.Env = dir, goEnvironment(r)
-	out, runErr := download.Output() // a failure is explained in the output, as JSON
+	out, runErr := download.Output() // the output explains a failure, as JSON
 	var module struct{ Error, GoMod string }
 	if err := json.Unmarshal(out, &module); err != nil {
 		return nil, fmt.Errorf("downloading %s %s: %w", r.Module, r.Version, errors.Join(runErr, err))
@@ -168,8 +168,8 @@ func localReplacements(gomod string) []string {
 	return modules
 }
 
-// run runs a build tool with its output in a log file of the cache. While it
-// runs, it says now and then how far it is; when it fails, it shows the end of the log.
+// run runs a build tool, writes its output to a log file in the cache, and reports progress now and
+// then. An error includes the end of the log.
 func (c *Cache) run(ctx context.Context, r Recipe, dir string, env []string, name string, args ...string) error {
 	logPath := filepath.Join(c.dir, "work", r.Key()+".log")
 	logFile, err := os.Create(logPath)
@@ -180,7 +180,7 @@ func (c *Cache) run(ctx context.Context, r Recipe, dir string, env []string, nam
 	counter := &lineCounter{w: logFile}
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, env, counter, counter
-	// An interrupted Go tool removes its temporary files.
+	// An interrupt lets the Go tool remove its temporary files.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
 	start := time.Now()
@@ -203,10 +203,10 @@ func (c *Cache) run(ctx context.Context, r Recipe, dir string, env []string, nam
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return fmt.Errorf("%s: %w\n%s\n(all of it: %s)", name, err, lastLines(logPath, 20), logPath)
+	return fmt.Errorf("%s: %w\n%s\n(full log: %s)", name, err, lastLines(logPath, 20), logPath)
 }
 
-// lineCounter passes on what is written and counts the lines that are not about downloads.
+// lineCounter forwards what is written and counts lines that are not about downloads.
 type lineCounter struct {
 	w     io.Writer
 	lines atomic.Int64

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A need is a file or program of the machine and the Debian package that has it.
+// A need is a file or program and the Debian package that provides it.
 type need struct {
 	program, file, debian string
 }
@@ -29,7 +29,8 @@ var (
 		{program: "pkg-config", debian: "pkg-config"},
 		{file: "/usr/include/seccomp.h", debian: "libseccomp-dev"},
 	}, needsGCC...)
-	// What a running cluster calls: kube-proxy, kubelet, kube-router, the CNI plugins and this program.
+	// Called by a running cluster: by kube-proxy, kubelet, kube-router, the CNI plugins and this
+	// program.
 	needsCluster = []need{
 		{program: "ip", debian: "iproute2"},
 		{program: "iptables", debian: "iptables"},
@@ -52,8 +53,8 @@ func needsOf(r Recipe) []need {
 	}
 }
 
-// EnsureRuntime installs the Debian packages that a running cluster needs. Where
-// it may not install, it names the ones that are missing.
+// EnsureRuntime installs missing Debian packages. Without root or apt it returns an error that
+// names them.
 func EnsureRuntime(ctx context.Context, log func(format string, args ...any)) error {
 	return ensureDebianPackages(ctx, log, needsCluster)
 }
@@ -70,7 +71,7 @@ func ensureDebianPackages(ctx context.Context, log func(format string, args ...a
 	}
 	list := strings.Join(missing, " ")
 	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
-		return fmt.Errorf("this machine lacks %s (names of Debian packages): install them, or run this as root on Debian or Ubuntu", list)
+		return fmt.Errorf("missing Debian packages: %s: install them, or run this as root on Debian or Ubuntu", list)
 	}
 	log("installing Debian packages: %s", list)
 	for _, args := range [][]string{

@@ -20,7 +20,7 @@ import (
 	"strings"
 )
 
-// Versions of what makes a cluster, and of the tools. One place to change them.
+// Versions of the cluster's components and of the tools, in one place.
 const (
 	KubernetesVersion = "v1.36.3"
 	etcdVersion       = "v3.6.5"
@@ -32,9 +32,9 @@ const (
 	criToolsVersion   = "v1.36.0"
 )
 
-// A Recipe says how to build the programs of one Go module.
+// A Recipe describes how to build the programs of one Go module.
 type Recipe struct {
-	// Name of the recipe, and of its directory in the cache.
+	// Name of the recipe, and prefix of its directory in the cache.
 	Name string
 	// Module and Version as the Go module proxy knows them.
 	Module, Version string
@@ -47,22 +47,22 @@ type Recipe struct {
 	// StagingVersion, when set, replaces every module that Module's go.mod
 	// replaces by a local directory with that module's release of this version.
 	StagingVersion string `json:",omitempty"`
-	// Sums are lines for go.sum, for modules that the checksum database does not know.
+	// Sums are lines for go.sum, for modules that are missing in the checksum database.
 	Sums []string `json:",omitempty"`
 	// Tags and Variables (package.name=value) are passed to the Go tool.
 	Tags      []string `json:",omitempty"`
 	Variables []string `json:",omitempty"`
-	// CGO links against C libraries. Everything else is built without.
+	// CGO links against C libraries. Everything else is built without cgo.
 	CGO bool `json:",omitempty"`
 	// C is the source of a static C program, instead of a Go module.
 	C string `json:",omitempty"`
 }
 
-// Key returns the name of the directory in the cache: it changes whenever
-// something that can change the result does.
+// Key returns the name of the directory in the cache. It changes whenever an input of the build
+// changes.
 func (r Recipe) Key() string {
 	encoded, err := json.Marshal(r)
-	if err != nil { // a struct of strings, maps of strings and booleans always encodes
+	if err != nil { // strings, booleans and maps of strings can be encoded
 		panic(err)
 	}
 	hash := sha256.Sum256(append(encoded, runtime.Version()+runtime.GOARCH...))
@@ -79,8 +79,7 @@ func (r Recipe) ProgramNames() []string {
 	return names
 }
 
-// programs maps each package to the name of the program that it makes: the last
-// element of its path.
+// programs maps packages to the names of their programs: the last element of the path.
 func programs(prefix string, packages ...string) map[string]string {
 	m := make(map[string]string, len(packages))
 	for _, p := range packages {
@@ -90,8 +89,8 @@ func programs(prefix string, packages ...string) map[string]string {
 	return m
 }
 
-// pauseSource does what the pause program of Kubernetes does for a pod without
-// a shared process namespace: nothing, until it is told to stop.
+// pauseSource does what Kubernetes' pause program does in a pod without a shared process namespace:
+// it waits for a signal.
 const pauseSource = `#include <signal.h>
 #include <unistd.h>
 
@@ -116,8 +115,8 @@ import (
 func main() { etcdmain.Main(os.Args) }
 `
 
-// CoreDNS' own main package takes in the client libraries of three clouds. With
-// the plugins that a cluster's Corefile names, and no more, it builds in a third of the time.
+// CoreDNS' own main package includes the client libraries of three clouds. With only the plugins
+// that a cluster's Corefile names, it builds in a third of the time.
 const coreDNSSource = `package main
 
 import (
@@ -131,8 +130,8 @@ import (
 func main() { coremain.Run() }
 `
 
-// ClusterRecipes returns what a cluster is made of. The order is that of the
-// build: the smaller ones come first, so that a mistake shows early.
+// ClusterRecipes returns the recipes of a cluster's components, small ones first, so that mistakes
+// show early.
 func ClusterRecipes() []Recipe {
 	return []Recipe{
 		{Name: "pause", Version: "v1", C: pauseSource, Programs: map[string]string{"pause": ""}},
@@ -143,7 +142,8 @@ func ClusterRecipes() []Recipe {
 		},
 		{
 			Name: "cni-plugins", Module: "github.com/containernetworking/plugins", Version: cniVersion,
-			Programs: programs("github.com/containernetworking/plugins/plugins", "main/bridge", "main/loopback", "meta/portmap", "ipam/host-local"),
+			Programs: programs("github.com/containernetworking/plugins/plugins", "main/bridge", "main/loopback", "meta/portmap",
+				"ipam/host-local"),
 		},
 		{
 			Name: "containerd", Module: "github.com/containerd/containerd/v2", Version: containerdVersion,
@@ -153,8 +153,9 @@ func ClusterRecipes() []Recipe {
 		{
 			Name: "kubernetes", Module: "k8s.io/kubernetes", Version: KubernetesVersion,
 			StagingVersion: "v0" + strings.TrimPrefix(KubernetesVersion, "v1"),
-			Programs:       programs("k8s.io/kubernetes/cmd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"),
-			Variables:      kubernetesVersion(KubernetesVersion),
+			Programs: programs("k8s.io/kubernetes/cmd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
+				"kubelet", "kube-proxy", "kubectl"),
+			Variables: kubernetesVersion(KubernetesVersion),
 		},
 		{
 			Name: "etcd", Module: "go.etcd.io/etcd/server/v3", Version: etcdVersion,
@@ -183,8 +184,8 @@ func ClusterRecipes() []Recipe {
 	}
 }
 
-// kubernetesVersion returns the linker's variables that make Kubernetes' programs
-// report a version ("v1.36.3"), major and minor number apart.
+// kubernetesVersion returns linker variables that make Kubernetes' programs report a version
+// ("v1.36.3").
 func kubernetesVersion(version string) []string {
 	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
 	const pkg = "k8s.io/component-base/version."

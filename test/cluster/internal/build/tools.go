@@ -6,45 +6,56 @@ import (
 	"strings"
 )
 
-// tools are the pinned programs that this repository's own commands use. They are
-// built when they are asked for; only helm is part of every cluster's build.
+// tools are pinned programs for developing this repository, built when they are first used. Only
+// helm is part of every cluster.
 var tools = map[string]Recipe{
-	"age":           tool("age", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age"),
-	"age-keygen":    tool("age-keygen", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age-keygen"),
-	"crane":         tool("crane", "github.com/google/go-containerregistry", "v0.22.1", "github.com/google/go-containerregistry/cmd/crane"),
-	"ct":            tool("ct", "github.com/helm/chart-testing/v3", "v3.14.0", "github.com/helm/chart-testing/v3/ct", "github.com/helm/chart-testing/v3/ct/cmd.Version=v3.14.0"),
-	"ghostunnel":    ghostunnel,
-	"golangci-lint": tool("golangci-lint", "github.com/golangci/golangci-lint/v2", "v2.15.0", "github.com/golangci/golangci-lint/v2/cmd/golangci-lint", "main.version=2.15.0"),
-	"gotestsum":     tool("gotestsum", "gotest.tools/gotestsum", "v1.13.0", "gotest.tools/gotestsum"),
-	"helm":          tool("helm", "helm.sh/helm/v3", "v3.22.0", "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3/internal/version.version=v3.22.0"),
-	"helm-docs":     tool("helm-docs", "github.com/norwoodj/helm-docs", "v1.14.2", "github.com/norwoodj/helm-docs/cmd/helm-docs", "main.version=1.14.2"),
-	"helm4":         tool("helm4", "helm.sh/helm/v4", "v4.3.1", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4/internal/version.version=v4.3.1"),
-	"kubeconform":   tool("kubeconform", "github.com/yannh/kubeconform", "v0.8.0", "github.com/yannh/kubeconform/cmd/kubeconform", "main.version=v0.8.0"),
-	"promtool":      promtool,
-	"regctl":        tool("regctl", "github.com/regclient/regclient", "v0.11.7", "github.com/regclient/regclient/cmd/regctl"),
-	"sops":          tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
+	"age":        tool("age", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age"),
+	"age-keygen": tool("age-keygen", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age-keygen"),
+	"crane": tool("crane", "github.com/google/go-containerregistry", "v0.22.1",
+		"github.com/google/go-containerregistry/cmd/crane"),
+	"ct": tool("ct", "github.com/helm/chart-testing/v3", "v3.14.0", "github.com/helm/chart-testing/v3/ct",
+		"github.com/helm/chart-testing/v3/ct/cmd.Version=v3.14.0"),
+	"ghostunnel": ghostunnel,
+	"golangci-lint": tool("golangci-lint", "github.com/golangci/golangci-lint/v2", "v2.15.0",
+		"github.com/golangci/golangci-lint/v2/cmd/golangci-lint", "main.version=2.15.0"),
+	"gotestsum": tool("gotestsum", "gotest.tools/gotestsum", "v1.13.0", "gotest.tools/gotestsum"),
+	"helm": tool("helm", "helm.sh/helm/v3", "v3.22.0", "helm.sh/helm/v3/cmd/helm",
+		"helm.sh/helm/v3/internal/version.version=v3.22.0"),
+	"helm-docs": tool("helm-docs", "github.com/norwoodj/helm-docs", "v1.14.2",
+		"github.com/norwoodj/helm-docs/cmd/helm-docs", "main.version=1.14.2"),
+	"helm4": tool("helm4", "helm.sh/helm/v4", "v4.3.1", "helm.sh/helm/v4/cmd/helm",
+		"helm.sh/helm/v4/internal/version.version=v4.3.1"),
+	"kubeconform": tool("kubeconform", "github.com/yannh/kubeconform", "v0.8.0",
+		"github.com/yannh/kubeconform/cmd/kubeconform", "main.version=v0.8.0"),
+	"promtool": promtool,
+	"regctl":   tool("regctl", "github.com/regclient/regclient", "v0.11.7", "github.com/regclient/regclient/cmd/regctl"),
+	"sops":     tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
 }
 
-// promtool is for checking rules: without service discovery it needs none of the
-// client libraries of a dozen clouds, and a fraction of the time.
+// promtool checks rules only: without service discovery it needs no client libraries of clouds and
+// builds in a fraction of the time.
 var promtool = Recipe{
 	Name: "promtool", Module: "github.com/prometheus/prometheus", Version: "v0.313.5", Tags: []string{"remove_all_sd"},
 	Programs: programs("github.com/prometheus/prometheus/cmd", "promtool"),
 }
 
-// ghostunnel is one of those that bench/proxy measures.
+// ghostunnel is measured by bench/proxy.
 var ghostunnel = Recipe{
-	Name: "ghostunnel", Module: "github.com/ghostunnel/ghostunnel", Version: "v1.8.4", Variables: []string{"main.version=v1.8.4"},
-	CGO:      true, // v1.8.4 does not compile without
-	Programs: map[string]string{"ghostunnel": "github.com/ghostunnel/ghostunnel"},
-	Sums: []string{ // those of its own go.sum
-		"github.com/landlock-lsm/go-landlock v0.0.0-20241014143150-479ddab4c04c h1:nwPp7v5drD5P9tUDUGF5P6Mrg7qb/oCEJBmmjlMIwG0=",
-		"github.com/landlock-lsm/go-landlock v0.0.0-20241014143150-479ddab4c04c/go.mod h1:RSub3ourNF8Hf+swvw49Catm3s7HVf4hzdFxDUnEzdA=",
+	Name: "ghostunnel", Module: "github.com/ghostunnel/ghostunnel", Version: "v1.8.4",
+	Variables: []string{"main.version=v1.8.4"},
+	CGO:       true, // v1.8.4 does not compile without it
+	Programs:  map[string]string{"ghostunnel": "github.com/ghostunnel/ghostunnel"},
+	Sums: []string{ // from its own go.sum
+		"github.com/landlock-lsm/go-landlock v0.0.0-20241014143150-479ddab4c04c " +
+			"h1:nwPp7v5drD5P9tUDUGF5P6Mrg7qb/oCEJBmmjlMIwG0=",
+		"github.com/landlock-lsm/go-landlock v0.0.0-20241014143150-479ddab4c04c/go.mod " +
+			"h1:RSub3ourNF8Hf+swvw49Catm3s7HVf4hzdFxDUnEzdA=",
 	},
 }
 
 func tool(name, module, version, pkg string, variables ...string) Recipe {
-	return Recipe{Name: name, Module: module, Version: version, Programs: map[string]string{name: pkg}, Variables: variables}
+	return Recipe{Name: name, Module: module, Version: version, Programs: map[string]string{name: pkg},
+		Variables: variables}
 }
 
 // Tool returns the recipe of a pinned tool, or of a cluster's program, by its name.
@@ -57,10 +68,10 @@ func Tool(name string) (Recipe, error) {
 			return r, nil
 		}
 	}
-	return Recipe{}, fmt.Errorf("there is no tool %q: choose one of %s", name, strings.Join(ToolNames(), ", "))
+	return Recipe{}, fmt.Errorf("unknown tool %q: want one of %s", name, strings.Join(ToolNames(), ", "))
 }
 
-// ToolNames returns what Tool knows, in order: the tools, then the programs of a cluster.
+// ToolNames returns the names that Tool accepts: the tools, then the programs of a cluster.
 func ToolNames() []string {
 	seen := make(map[string]bool)
 	for name := range tools {

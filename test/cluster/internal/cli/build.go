@@ -9,7 +9,7 @@ import (
 func newBuild(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "build",
-		Short: "Build everything a cluster consists of into the cache",
+		Short: "Build all components of a cluster into the cache",
 		Long: `Build everything a cluster consists of: Kubernetes, etcd, containerd, runc, the CNI
 plugins, CoreDNS, kube-router, and helm and crictl for the tests. It takes about
 ten minutes on two cores, once. "up" does it too, if it is needed.

@@ -1,5 +1,5 @@
-// Package cli is the command line of testcluster: one file for each command. It
-// reads flags, calls package cluster, and turns errors into words and an exit code.
+// Package cli implements the command line of testcluster: one file for each command. It parses
+// flags, calls package cluster, and turns errors into messages and an exit code.
 package cli
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/cluster/internal/cluster"
 )
 
-// defaultName is the cluster that commands mean when they are not told.
+// defaultName is the name of the cluster unless --name is given.
 const defaultName = "zarf-registry"
 
 // Main runs testcluster and returns its exit code.
@@ -38,7 +38,7 @@ func Main(args []string) int {
 	return 1
 }
 
-// app is what commands share: the cluster's name, and where progress goes.
+// app is shared by all commands: the cluster's name, and the destination of progress messages.
 type app struct {
 	name  string
 	start time.Time
@@ -48,7 +48,7 @@ func newRoot() *cobra.Command {
 	a := &app{start: time.Now()}
 	root := &cobra.Command{
 		Use:   "testcluster",
-		Short: "A real Kubernetes cluster of several nodes on one Linux machine, without Docker",
+		Short: "A Kubernetes cluster of several nodes on one Linux machine, without Docker",
 		Long: `testcluster boots a real Kubernetes cluster on one Linux machine: each node has its
 own network and mount namespace, its own containerd, kubelet and kube-proxy. Nothing
 of it can reach outside, and nothing needs to be pulled: programs are built from
@@ -71,15 +71,15 @@ source once, into a cache.`,
 	return root
 }
 
-// log writes a line of progress with the time since the program began.
+// log writes a progress message with the time since the program started.
 func (a *app) log(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%6.1fs  %s\n", time.Since(a.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// open finds the cluster that the command is about.
+// open opens the cluster of the command.
 func (a *app) open() (*cluster.Cluster, error) { return cluster.Open(a.name, a.log) }
 
-// needRoot refuses before anything is changed.
+// needRoot fails before anything is changed.
 func needRoot(*cobra.Command, []string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("namespaces and mounts need root: run it with sudo")

@@ -73,12 +73,12 @@ func newPause(a *app) *cobra.Command {
 }
 
 func newResume(a *app) *cobra.Command {
-	return a.onComponent("resume", "Let a paused component go on",
+	return a.onComponent("resume", "Resume a paused component",
 		func(_ context.Context, c *cluster.Cluster, id string) error { return c.Resume(id) })
 }
 
 func newRestart(a *app) *cobra.Command {
-	return a.onComponent("restart", "Kill a component if it runs, and start it again",
+	return a.onComponent("restart", "Kill a component if it is running, and start it again",
 		func(ctx context.Context, c *cluster.Cluster, id string) error { return c.Restart(ctx, id) })
 }
 

@@ -9,9 +9,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/cluster/internal/cluster"
 )
 
-// newInternal returns the commands that clusters themselves consist of.
+// newInternal returns the commands that run as processes of a cluster.
 func newInternal() *cobra.Command {
-	parent := &cobra.Command{Use: "internal", Hidden: true, Short: "Parts of a cluster; not to be called by hand"}
+	parent := &cobra.Command{Use: "internal", Hidden: true,
+		Short: "Commands that run as parts of a cluster, not for users"}
 	parent.AddCommand(internalEnter(), internalHold(), internalMounts(), internalForward(), internalProvision())
 	return parent
 }
@@ -25,7 +26,8 @@ func internalEnter() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&entry.Cgroup, "cgroup", "", "cgroup to join")
 	cmd.Flags().StringVar(&entry.Netns, "netns", "", "network namespace to enter")
-	cmd.Flags().StringVar(&entry.Mount, "mount", "", "process (a directory in /proc) whose mount and host name namespaces to enter")
+	cmd.Flags().StringVar(&entry.Mount, "mount", "",
+		"process (a directory in /proc) whose mount and host name namespaces to enter")
 	return cmd
 }
 

@@ -32,11 +32,11 @@ kubectl the API server. "cp" stands for the control plane's network namespace.`,
 			return c.Exec(node, command)
 		},
 	}
-	cmd.Flags().SetInterspersed(false) // what follows the node is the command's
+	cmd.Flags().SetInterspersed(false) // flags after the node belong to the command
 	return cmd
 }
 
-// splitExec takes the arguments of exec apart. The dashes may be left out.
+// splitExec splits the arguments of exec. The dashes are optional.
 func splitExec(args []string) (node string, command []string, err error) {
 	if len(args) > 1 && args[1] == "--" {
 		args = slices.Delete(slices.Clone(args), 1, 2)
@@ -70,7 +70,7 @@ func newLoad(a *app) *cobra.Command {
 			return c.Load(cmd.Context(), args, nodes, wait)
 		},
 	}
-	cmd.Flags().BoolVar(&wait, "wait", false, "wait until the nodes' objects name the images, which takes up to 35 s")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until the nodes report the images, which takes up to 35 s")
 	cmd.Flags().StringSliceVar(&nodes, "nodes", nil, "nodes to load into (default all)")
 	return cmd
 }
@@ -81,7 +81,8 @@ func newAddNode(a *app) *cobra.Command {
 		Use:   "add-node [NAME]",
 		Short: "Add a node and wait until it is ready",
 		Example: `  testcluster add-node
-  testcluster add-node edge --pause-image example.com/pause:1 --node-labels zone=edge --register-with-taints dedicated=edge:NoSchedule`,
+  testcluster add-node edge --pause-image example.com/pause:1 \
+    --node-labels zone=edge --register-with-taints dedicated=edge:NoSchedule`,
 		Args:    cobra.MaximumNArgs(1),
 		PreRunE: needRoot,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -134,7 +135,7 @@ func newUnplug(a *app) *cobra.Command {
 }
 
 func newPlug(a *app) *cobra.Command {
-	return a.onNode("plug", "Connect a node again that was cut off",
+	return a.onNode("plug", "Reconnect a node that was cut off",
 		func(ctx context.Context, c *cluster.Cluster, node string) error { return c.Plug(ctx, node) })
 }
 
@@ -142,8 +143,9 @@ func (a *app) onNode(verb, short string, do func(context.Context, *cluster.Clust
 	return a.on("NODE", verb, short, "  testcluster "+verb+" n2", do)
 }
 
-// on is a command that does something to one part of the cluster, which its argument names.
-func (a *app) on(argument, verb, short, example string, do func(context.Context, *cluster.Cluster, string) error) *cobra.Command {
+// on returns a command for one part of the cluster, which its argument names.
+func (a *app) on(argument, verb, short, example string, do func(context.Context, *cluster.Cluster,
+	string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:     verb + " " + argument,
 		Short:   short,

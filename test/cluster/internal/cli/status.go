@@ -23,7 +23,7 @@ func newStatus(a *app) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
-				return fmt.Errorf("--output %q: choose text or json", output)
+				return fmt.Errorf("invalid --output %q: want text or json", output)
 			}
 			c, err := a.open()
 			if err != nil {
@@ -41,7 +41,7 @@ func newStatus(a *app) *cobra.Command {
 				err = printStatus(cmd, status)
 			}
 			if err == nil && !status.Healthy() {
-				err = errors.New("not everything runs")
+				err = errors.New("not all components and nodes are running")
 			}
 			return err
 		},
@@ -54,7 +54,8 @@ func printStatus(cmd *cobra.Command, s cluster.Status) error {
 	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "NODE\tREADY\tADDRESSES\tPODS\tPAUSE IMAGE\n")
 	for _, n := range s.Nodes {
-		fmt.Fprintf(w, "%s\t%t\t%s\t%s\t%s\n", n.Name, n.Ready, strings.Join(n.Addresses, ","), strings.Join(n.Pods, ","), n.PauseImage)
+		fmt.Fprintf(w, "%s\t%t\t%s\t%s\t%s\n", n.Name, n.Ready, strings.Join(n.Addresses, ","), strings.Join(n.Pods, ","),
+			n.PauseImage)
 	}
 	fmt.Fprintf(w, "\nCOMPONENT\tSTATE\tPID\n")
 	for _, component := range s.Components {

@@ -16,7 +16,7 @@ func newUp(a *app) *cobra.Command {
 	var replace bool
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Make a cluster and wait until it runs pods",
+		Short: "Create a cluster and wait until it runs pods",
 		Example: `  testcluster up
   testcluster up --name six --nodes 3 --ip-family IPv6 --kube-proxy nftables --portmap nftables
   testcluster up --pause-image n2=docker.io/rancher/mirrored-pause:3.6
@@ -70,14 +70,20 @@ func newUp(a *app) *cobra.Command {
 	flags := cmd.Flags()
 	flags.IntVar(&options.Nodes, "nodes", 2, "number of nodes; they are called n1, n2, ...")
 	flags.StringVar(&family, "ip-family", string(cluster.IPv4), "IPv4, IPv6 or DualStack")
-	flags.StringVar(&options.KubeProxy, "kube-proxy", cluster.IPTables, "mode of kube-proxy: iptables or nftables")
-	flags.StringVar(&options.PortMap, "portmap", cluster.IPTables, "how the CNI serves host ports: iptables or nftables")
-	flags.StringArrayVar(&pauseImages, "pause-image", nil, "pause image, as REF for all nodes or NODE=REF for one; repeatable (default "+cluster.DefaultPauseImage+")")
-	flags.StringArrayVar(&archives, "load", nil, "image archive that nodes have from the beginning, as ARCHIVE for all nodes or NODE=ARCHIVE for one; repeatable")
+	flags.StringVar(&options.KubeProxy, "kube-proxy", cluster.IPTables, "kube-proxy mode: iptables or nftables")
+	flags.StringVar(&options.PortMap, "portmap", cluster.IPTables,
+		"how the CNI plugin implements host ports: iptables or nftables")
+	flags.StringArrayVar(&pauseImages, "pause-image", nil,
+		"pause image, as REF for all nodes or NODE=REF for one; repeatable (default "+cluster.DefaultPauseImage+")")
+	flags.StringArrayVar(&archives, "load", nil,
+		"image archive to preload, as ARCHIVE for all nodes or NODE=ARCHIVE for one; repeatable")
 	flags.BoolVar(&options.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy objects")
-	flags.DurationVar(&options.NodeGrace, "node-grace", cluster.DefaultNodeGrace, "how long a node may be silent before it is NotReady; production has 50s")
-	flags.StringVar(&options.AuditPolicy, "audit-policy", "", "file with a policy for the API server to write log/audit.log by (default: no audit log)")
-	flags.Int64Var(&options.VolumesSize, "volumes-size", 0, "bytes that all volumes have together, in memory (default what the disk has)")
+	flags.DurationVar(&options.NodeGrace, "node-grace", cluster.DefaultNodeGrace,
+		"node grace period until a silent node becomes NotReady; the default in production is 50s")
+	flags.StringVar(&options.AuditPolicy, "audit-policy", "",
+		"audit policy file for the API server, which then writes log/audit.log (default: no audit log)")
+	flags.Int64Var(&options.VolumesSize, "volumes-size", 0,
+		"total size of all volumes in bytes, in memory (default: limited by the disk)")
 	flags.BoolVar(&replace, "replace", false, "remove a cluster of the same name first")
 	return cmd
 }
@@ -86,7 +92,7 @@ func newDown(a *app) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Remove a cluster and everything of it",
+		Short: "Remove a cluster",
 		Long: `Remove a cluster: its processes, containers, namespaces, mounts, cgroups and files.
 It works after a crash and on half-made clusters, and where there is no cluster it
 does nothing.`,

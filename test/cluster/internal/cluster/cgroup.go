@@ -16,25 +16,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroupParent holds the cgroups of all clusters.
+// cgroupParent is the parent of all clusters' cgroups.
 const cgroupParent = "/zarf-registry-test"
 
 func cgroupOf(elements ...string) string {
 	return filepath.Join(append([]string{cgroupParent}, elements...)...)
 }
 
-// cgroups is the cgroup file systems of the machine: one for version 2, one for
-// each controller for version 1.
+// cgroups are the cgroup mounts of the machine: one for version 2, one per controller for version
+// 1.
 type cgroups struct {
 	unified bool
 	mounts  []string
-	// second is where a hybrid machine has version 2 mounted besides. Nothing is
-	// controlled there, but container runtimes make cgroups in it.
+	// second is the additional version 2 mount of a hybrid machine. It controls nothing, but container
+	// runtimes create cgroups in it.
 	second []string
 }
 
-// findCgroups reads which cgroup version the machine has. Where both are
-// mounted (hybrid), Kubernetes works with version 1, so this does too.
+// findCgroups detects the cgroup version. If both are mounted (hybrid), it chooses version 1, as
+// Kubernetes does.
 func findCgroups() (cgroups, error) {
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -70,9 +70,9 @@ func parseCgroups(mountinfo []byte) cgroups {
 	return c
 }
 
-// tracking returns the mounts in which every process of a cluster is kept. For
-// version 1 it is the controller that only counts processes, and systemd's own
-// hierarchy, in which a login's processes would otherwise end with the login.
+// tracking returns the mounts in which every process of a cluster is kept. For version 1 these are
+// the pids controller and systemd's own hierarchy, in which processes would otherwise end with the
+// user's login.
 func (c cgroups) tracking() []string {
 	if c.unified {
 		return c.mounts
@@ -89,10 +89,10 @@ func (c cgroups) tracking() []string {
 	return mounts
 }
 
-// all returns every mount below which a cluster may have left cgroups.
+// all returns every mount below which a cluster may have cgroups.
 func (c cgroups) all() []string { return slices.Concat(c.mounts, c.second) }
 
-// create makes a cgroup and its parents everywhere.
+// create creates a cgroup and its parents in all mounts.
 func (c cgroups) create(path string) error {
 	for _, mount := range c.mounts {
 		dir := mount
@@ -107,7 +107,7 @@ func (c cgroups) create(path string) error {
 			if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 				return fmt.Errorf("making cgroup: %w", err)
 			}
-			// A new cgroup of the version 1 cpuset takes no process before it has these.
+			// A new cgroup of the version 1 cpuset accepts no process before these are set.
 			for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 				if err := inheritCpuset(parent, dir, name); err != nil && !c.unified {
 					return err
@@ -121,7 +121,7 @@ func (c cgroups) create(path string) error {
 func inheritCpuset(parent, dir, name string) error {
 	own, err := os.ReadFile(filepath.Join(dir, name))
 	if err != nil || len(bytes.TrimSpace(own)) > 0 {
-		return nil // another controller, or inherited already
+		return nil // another controller, or inherited
 	}
 	value, err := os.ReadFile(filepath.Join(parent, name))
 	if err != nil {
@@ -133,8 +133,7 @@ func inheritCpuset(parent, dir, name string) error {
 	return nil
 }
 
-// enableControllers passes every controller that a version 2 cgroup has to its
-// children.
+// enableControllers enables all available controllers for the children of a version 2 cgroup.
 func enableControllers(dir string) error {
 	available, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -144,10 +143,10 @@ func enableControllers(dir string) error {
 	if err != nil {
 		return fmt.Errorf("reading the controllers of cgroup %s: %w", dir, err)
 	}
-	// Only the machine's topmost cgroup, which has no type, may have both processes and
-	// children with controllers. Inside a container the topmost is another one, so its
-	// processes move into a leaf, as an init system would have done. It must come first:
-	// some controllers can be enabled without, and spoil the cgroup for the rest.
+	// Only the root cgroup, which has no type, may have both processes and children with controllers.
+	// Inside a container the topmost cgroup is not the root, so its processes move to a leaf, as an
+	// init system would do. This comes first: some controllers can be enabled without it and prevent
+	// the others.
 	if _, err := os.Stat(filepath.Join(dir, "cgroup.type")); err == nil {
 		if err := evacuate(dir); err != nil {
 			return fmt.Errorf("moving processes out of the way, from cgroup %s: %w", dir, err)
@@ -158,8 +157,8 @@ func enableControllers(dir string) error {
 			continue
 		}
 		err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0o644)
-		// A controller that cannot be passed on (cpu while real-time processes exist) is
-		// left out; the kubelet refuses to start if it needs that one, and says so.
+		// A controller that cannot be enabled (cpu while real-time processes exist) is skipped. If the
+		// kubelet needs it, it refuses to start with a message.
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("enabling controller %s below cgroup %s: %w", controller, dir, err)
 		}
@@ -167,10 +166,10 @@ func enableControllers(dir string) error {
 	return nil
 }
 
-// evacuate moves the processes of a cgroup, if it has any, into a leaf of it.
+// evacuate moves the processes of a cgroup to a leaf of it.
 func evacuate(dir string) error {
 	leaf := filepath.Join(dir, "init")
-	for range 10 { // processes fork meanwhile; it is over when none is left
+	for range 10 { // repeat, because processes fork meanwhile
 		pids, err := cgroupProcesses(dir)
 		if err != nil || len(pids) == 0 {
 			return err
@@ -198,18 +197,18 @@ func (c cgroups) join(path string) error {
 	return nil
 }
 
-// writePID moves a process into a cgroup; 0 is the one that writes.
+// writePID moves a process to a cgroup; 0 is the calling process.
 func writePID(dir string, pid int) error {
 	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o644)
 }
 
-// processes returns the ids of all processes in a cgroup and below it.
+// processes returns the PIDs in a cgroup and below it.
 func (c cgroups) processes(path string) []int {
 	var pids []int
 	for _, mount := range c.tracking() {
 		_ = filepath.WalkDir(filepath.Join(mount, path), func(dir string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
-				// A cgroup that vanishes meanwhile has no process left.
+				// A cgroup that vanishes meanwhile has no processes.
 				found, _ := cgroupProcesses(dir)
 				pids = append(pids, found...)
 			}
@@ -227,7 +226,7 @@ func cgroupProcesses(dir string) ([]int, error) {
 	}
 	var pids []int
 	for field := range strings.FieldsSeq(string(content)) {
-		// 0 stands for a process outside this one's process namespace.
+		// 0 stands for a process outside this PID namespace.
 		if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
 			pids = append(pids, pid)
 		}
@@ -235,8 +234,8 @@ func cgroupProcesses(dir string) ([]int, error) {
 	return pids, nil
 }
 
-// kill ends all processes in a cgroup and below it. Membership is asked again
-// through a handle of the process, so that an id that was used anew is safe.
+// kill kills all processes in a cgroup and below it. It checks membership again through a pidfd, so
+// that a reused PID is safe.
 func (c cgroups) kill(path string) {
 	c.thaw(path)
 	for _, pid := range c.processes(path) {
@@ -258,7 +257,7 @@ func inCgroup(content, path string) bool {
 	return false
 }
 
-// thaw lets frozen processes run, because a frozen one of version 1 does not die.
+// thaw unfreezes processes, because frozen ones of version 1 do not die.
 func (c cgroups) thaw(path string) {
 	for _, mount := range c.mounts {
 		_ = filepath.WalkDir(filepath.Join(mount, path), func(dir string, d fs.DirEntry, err error) error {
@@ -272,7 +271,7 @@ func (c cgroups) thaw(path string) {
 
 // remove removes a cgroup and those below it, once their processes are gone.
 func (c cgroups) remove(path string) error {
-	// The kernel lets go of a cgroup a moment after its last process was reaped.
+	// The kernel releases a cgroup shortly after its last process was reaped.
 	const patience = 5 * time.Second
 	var err error
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {

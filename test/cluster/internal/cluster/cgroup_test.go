@@ -23,20 +23,25 @@ func TestTheCgroupVersionIsRecognised(t *testing.T) {
 			unified:   true, mounts: "/sys/fs/cgroup", tracking: "/sys/fs/cgroup",
 		},
 		"version 1": {
-			mountinfo: "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n33 31 0:30 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n",
-			mounts:    "/sys/fs/cgroup/cpu,cpuacct /sys/fs/cgroup/pids", tracking: "/sys/fs/cgroup/pids",
+			mountinfo: "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n33 31 0:30 / " +
+				"/sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n",
+			mounts: "/sys/fs/cgroup/cpu,cpuacct /sys/fs/cgroup/pids", tracking: "/sys/fs/cgroup/pids",
 		},
 		"both, where Kubernetes uses version 1": {
-			mountinfo: "33 31 0:30 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n34 31 0:31 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n35 31 0:32 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
-			mounts:    "/sys/fs/cgroup/pids /sys/fs/cgroup/systemd", tracking: "/sys/fs/cgroup/pids /sys/fs/cgroup/systemd", second: "/sys/fs/cgroup/unified",
+			mountinfo: "33 31 0:30 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n34 31 0:31 / /sys/fs/cgroup/systemd rw " +
+				"- cgroup cgroup rw,name=systemd\n35 31 0:32 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+			mounts: "/sys/fs/cgroup/pids /sys/fs/cgroup/systemd", tracking: "/sys/fs/cgroup/pids /sys/fs/cgroup/systemd",
+			second: "/sys/fs/cgroup/unified",
 		},
 		"version 1 without the controller that counts": {
-			mountinfo: "32 31 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n", mounts: "/sys/fs/cgroup/memory", tracking: "/sys/fs/cgroup/memory",
+			mountinfo: "32 31 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n", mounts: "/sys/fs/cgroup/memory",
+			tracking: "/sys/fs/cgroup/memory",
 		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			got := parseCgroups([]byte(rest + c.mountinfo))
-			if got.unified != c.unified || strings.Join(got.mounts, " ") != c.mounts || strings.Join(got.second, " ") != c.second || strings.Join(got.tracking(), " ") != c.tracking {
+			if got.unified != c.unified || strings.Join(got.mounts, " ") != c.mounts ||
+				strings.Join(got.second, " ") != c.second || strings.Join(got.tracking(), " ") != c.tracking {
 				t.Errorf("got %+v, tracking %v", got, got.tracking())
 			}
 		})
@@ -64,7 +69,7 @@ func TestMembershipOfACgroup(t *testing.T) {
 	}
 }
 
-// TestTheLifeOfACgroup runs on whatever the machine has mounted, each version by itself.
+// TestTheLifeOfACgroup uses the machine's cgroup mounts, each version separately.
 func TestTheLifeOfACgroup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: cgroups are root's; run it as root")

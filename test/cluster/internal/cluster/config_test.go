@@ -45,7 +45,8 @@ func TestTheKubeletIsConfiguredForItsNode(t *testing.T) {
 				t.Errorf("taints: %+v", config.RegisterWithTaints)
 			}
 			args := strings.Join(c.kubelet(n).Args, " ")
-			for _, want := range []string{"--node-ip=" + join(family.Node(2)), "--hostname-override=n2", "--node-labels=zone=edge,a=b"} {
+			for _, want := range []string{"--node-ip=" + join(family.Node(2)), "--hostname-override=n2",
+				"--node-labels=zone=edge,a=b"} {
 				if !strings.Contains(args+" ", want+" ") {
 					t.Errorf("%s is not in %s", want, args)
 				}
@@ -93,7 +94,8 @@ func TestPodsGetAddressesOfTheirNodesRange(t *testing.T) {
 func TestContainerdUsesTheNodesPauseImage(t *testing.T) {
 	c := testCluster(t, IPv4)
 	config := c.containerdConfig(Node{Name: "n1", Index: 1, PauseImage: "example.com/pause:1"})
-	for _, want := range []string{`sandbox = "example.com/pause:1"`, `bin_dirs = ["` + c.path(binDir) + `"]`, `config_path = "/etc/containerd/certs.d"`, "restrict_oom_score_adj = true"} {
+	for _, want := range []string{`sandbox = "example.com/pause:1"`, `bin_dirs = ["` + c.path(binDir) + `"]`,
+		`config_path = "/etc/containerd/certs.d"`, "restrict_oom_score_adj = true"} {
 		if !strings.Contains(config, want) {
 			t.Errorf("%s is not in\n%s", want, config)
 		}
@@ -101,7 +103,8 @@ func TestContainerdUsesTheNodesPauseImage(t *testing.T) {
 }
 
 func TestTheAPIServerServesWhatThePlanSays(t *testing.T) {
-	for family, want := range map[Family]string{IPv4: "10.96.0.0/16", IPv6: "fd96::/112", DualStack: "10.96.0.0/16,fd96::/112"} {
+	for family, want := range map[Family]string{IPv4: "10.96.0.0/16", IPv6: "fd96::/112",
+		DualStack: "10.96.0.0/16,fd96::/112"} {
 		args := strings.Join(testCluster(t, family).apiServer().Args, " ")
 		if !strings.Contains(args, "--service-cluster-ip-range="+want+" ") {
 			t.Errorf("%s: %s", family, args)
@@ -112,7 +115,8 @@ func TestTheAPIServerServesWhatThePlanSays(t *testing.T) {
 func TestTheDNSHasAnEndpointForEachFamily(t *testing.T) {
 	for family, want := range map[Family]int{IPv4: 1, IPv6: 1, DualStack: 2} {
 		service, slices := testCluster(t, family).dnsObjects()
-		if len(slices) != want || len(service.Spec.ClusterIPs) != want || service.Spec.ClusterIP != service.Spec.ClusterIPs[0] {
+		if len(slices) != want || len(service.Spec.ClusterIPs) != want ||
+			service.Spec.ClusterIP != service.Spec.ClusterIPs[0] {
 			t.Errorf("%s: %d slices, addresses %v", family, len(slices), service.Spec.ClusterIPs)
 		}
 		if len(service.Spec.Selector) != 0 {
@@ -133,14 +137,15 @@ func TestTheDNSHasAnEndpointForEachFamily(t *testing.T) {
 }
 
 func TestVariablesOfTheClusterWinOverTheUsers(t *testing.T) {
-	got := mergeEnvironment([]string{"PATH=/bin", "TERM=x", "KUBECONFIG=/mine"}, []string{"PATH=/cluster", "KUBECONFIG=/its"})
+	got := mergeEnvironment([]string{"PATH=/bin", "TERM=x", "KUBECONFIG=/mine"},
+		[]string{"PATH=/cluster", "KUBECONFIG=/its"})
 	if want := "TERM=x PATH=/cluster KUBECONFIG=/its"; strings.Join(got, " ") != want {
 		t.Errorf("got %v", got)
 	}
 }
 
 func TestNamesOfNamespacesAreNotTheBeginningOfAnothers(t *testing.T) {
-	// Cluster "a" has a node "n1"; a cluster "a-n1" must not be taken for a part of it.
+	// Cluster "a" has a node "n1"; a cluster "a-n1" must not be mistaken for a part of it.
 	if strings.HasPrefix(netnsName("a-n1", controlPlaneName), netnsName("a", "")) {
 		t.Error("they would be removed together")
 	}
@@ -148,7 +153,8 @@ func TestNamesOfNamespacesAreNotTheBeginningOfAnothers(t *testing.T) {
 
 func TestArchiveImagesAreReadFromEitherKindOfIndex(t *testing.T) {
 	for file, content := range map[string]string{
-		"index.json":    `{"manifests":[{"annotations":{"io.containerd.image.name":"example.com/a-b:1"}},{"annotations":{}}]}`,
+		"index.json": `{"manifests":[{"annotations":{"io.containerd.image.name":"example.com/a-b:1"}},` +
+			`{"annotations":{}}]}`,
 		"manifest.json": `[{"RepoTags":["example.com/a-b:1"]}]`,
 	} {
 		var archive bytes.Buffer

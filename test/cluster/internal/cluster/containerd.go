@@ -50,8 +50,8 @@ state = "/run/containerd"
 `, containerdSocket, n.PauseImage, c.path(binDir))
 }
 
-// cniConfig is the network of a node's pods: a bridge of their own, addresses from
-// the node's range, and host ports.
+// cniConfig configures the network of a node's pods: a bridge, addresses from the node's range, and
+// host ports.
 func (c *Cluster) cniConfig(n Node) string {
 	type object = map[string]any
 	var ranges [][]object
@@ -81,10 +81,11 @@ func (c *Cluster) cniConfig(n Node) string {
 	return string(content) + "\n"
 }
 
-// startContainerd starts a node's container runtime and gives it the pause image.
+// startContainerd starts a node's container runtime and loads the pause image.
 func (c *Cluster) startContainerd(ctx context.Context, n Node) error {
 	id := processID(containerd, n.Name)
-	if err := c.start(Process{ID: id, Node: n.Name, Args: []string{containerd, "--config=" + containerdConfigPath}}); err != nil {
+	if err := c.start(Process{ID: id, Node: n.Name, Args: []string{containerd,
+		"--config=" + containerdConfigPath}}); err != nil {
 		return err
 	}
 	if err := c.waitForContainerd(ctx, n.Name); err != nil {
@@ -102,7 +103,7 @@ func (c *Cluster) startContainerd(ctx context.Context, n Node) error {
 	if _, err := c.run(ctx, n.Name, &archive, "ctr", "images", "import", "-"); err != nil {
 		return fmt.Errorf("loading the pause image: %w", err)
 	}
-	// A node that had pulled it would know it by its digest too.
+	// A node that has pulled an image also knows it by digest.
 	repository := n.PauseImage[:strings.LastIndex(n.PauseImage, ":")]
 	if _, err := c.run(ctx, n.Name, nil, "ctr", "images", "tag", n.PauseImage, repository+"@"+digest); err != nil {
 		return fmt.Errorf("naming the pause image by its digest: %w", err)
@@ -111,7 +112,7 @@ func (c *Cluster) startContainerd(ctx context.Context, n Node) error {
 }
 
 func (c *Cluster) waitForContainerd(ctx context.Context, node string) error {
-	return c.waitFor(ctx, processID(containerd, node), "its answer", 30*time.Second, func(ctx context.Context) error {
+	return c.waitFor(ctx, processID(containerd, node), "a response", 30*time.Second, func(ctx context.Context) error {
 		_, err := c.run(ctx, node, nil, "ctr", "version")
 		return err
 	})

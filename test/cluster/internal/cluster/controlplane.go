@@ -23,8 +23,8 @@ const (
 	auditPolicyFile = "audit-policy.yaml" // in configDir
 )
 
-// startControlPlane starts etcd, the API server and the way to it from the host,
-// and waits until the API server is ready.
+// startControlPlane starts etcd, the API server and its forwarder on the host, and waits until the
+// API server is ready.
 func (c *Cluster) startControlPlane(ctx context.Context) error {
 	for _, p := range []Process{c.etcd(), c.apiServer(), c.forwarder()} {
 		if err := c.start(p); err != nil {
@@ -44,7 +44,7 @@ func (c *Cluster) waitForAPI(ctx context.Context, client kubernetes.Interface) e
 	})
 }
 
-// startControllers starts what needs an API server that answers.
+// startControllers starts what requires a running API server.
 func (c *Cluster) startControllers() error {
 	for _, p := range []Process{c.controllerManager(), c.scheduler()} {
 		if err := c.start(p); err != nil {
@@ -61,7 +61,7 @@ func (c *Cluster) etcd() Process {
 		"--listen-client-urls=http://127.0.0.1:2379",
 		"--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380",
-		"--unsafe-no-fsync", // nobody restores a test cluster after a power failure
+		"--unsafe-no-fsync", // durability does not matter in a test cluster
 	}}
 }
 
@@ -89,7 +89,7 @@ func (c *Cluster) apiServer() Process {
 		"--enable-admission-plugins=NodeRestriction",
 		"--kubelet-client-certificate=" + config(kubeletClientCert),
 		"--kubelet-client-key=" + config(kubeletClientKey),
-		// Names of nodes are not in any DNS.
+		// Node names are not in any DNS.
 		"--kubelet-preferred-address-types=InternalIP",
 		"--allow-privileged=true",
 		"--v=1",
@@ -107,11 +107,11 @@ func (c *Cluster) controllerManager() Process {
 		"--cluster-signing-key-file=" + config(caKeyFile),
 		"--use-service-account-credentials=true",
 		"--leader-elect=false",
-		// The usual 20 requests a second make a start slow, and leave a claim half bound for
-		// so long that a kubelet may see it: it then looks again only after 15 s.
+		// The default of 20 requests a second slows the start down, and a claim stays half bound for so
+		// long that a kubelet may see it and retry only after 15 s.
 		"--kube-api-qps=500",
 		"--kube-api-burst=1000",
-		"--allocate-node-cidrs=false", // the address plan did that
+		"--allocate-node-cidrs=false", // the address plan assigns them
 		"--node-monitor-period=2s",
 		"--node-monitor-grace-period=" + c.Options.NodeGrace.String(),
 	}}
@@ -125,8 +125,8 @@ func (c *Cluster) scheduler() Process {
 	}}
 }
 
-// waitForControllers waits for what pods need from the controllers: the API server
-// answers long before they are done.
+// waitForControllers waits for what pods need from the controllers, which are slower than the API
+// server.
 func (c *Cluster) waitForControllers(ctx context.Context, client kubernetes.Interface) error {
 	return c.waitFor(ctx, manager, "the default service account", time.Minute, func(ctx context.Context) error {
 		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
@@ -136,13 +136,14 @@ func (c *Cluster) waitForControllers(ctx context.Context, client kubernetes.Inte
 
 // waitForNode waits until a node is ready to run pods.
 func (c *Cluster) waitForNode(ctx context.Context, client kubernetes.Interface, name string) error {
-	return c.waitFor(ctx, processID(kubelet, name), "node "+name+" to be ready", time.Minute, func(ctx context.Context) error {
-		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		return nodeReady(node)
-	})
+	return c.waitFor(ctx, processID(kubelet, name), "node "+name+" to be ready", time.Minute,
+		func(ctx context.Context) error {
+			node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			return nodeReady(node)
+		})
 }
 
 func nodeReady(node *corev1.Node) error {
@@ -172,8 +173,7 @@ func freePort() (int, error) {
 	return listener.Addr().(*net.TCPAddr).Port, nil
 }
 
-// installPrograms puts the cluster's programs, and a copy of this one, in the
-// cluster's own directory.
+// installPrograms copies the cluster's programs and this one to the cluster's directory.
 func (c *Cluster) installPrograms(programs map[string]string) error {
 	for name, path := range programs {
 		if err := linkOrCopy(path, c.path(binDir, name)); err != nil {

@@ -36,14 +36,15 @@ func (c *Cluster) startDNS(ctx context.Context, client kubernetes.Interface) err
 		return fmt.Errorf("creating the Service of the DNS: %w", err)
 	}
 	for _, slice := range slices {
-		if _, err := client.DiscoveryV1().EndpointSlices(slice.Namespace).Create(ctx, slice, metav1.CreateOptions{}); err != nil {
+		if _, err := client.DiscoveryV1().EndpointSlices(slice.Namespace).Create(ctx, slice,
+			metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("creating the endpoints of the DNS: %w", err)
 		}
 	}
 	return nil
 }
 
-// waitForDNS waits until CoreDNS knows the cluster's objects.
+// waitForDNS waits until CoreDNS has synced with the API server.
 func (c *Cluster) waitForDNS(ctx context.Context) error {
 	return c.waitFor(ctx, coreDNS, "its readiness", 30*time.Second, func(context.Context) error {
 		return InNetns(netnsPath(c.Options.Name, controlPlaneName), func() error {
@@ -52,8 +53,8 @@ func (c *Cluster) waitForDNS(ctx context.Context) error {
 	})
 }
 
-// httpOK asks for a path by HTTP and is content with status 200. It keeps to the
-// calling thread, which may be in another network namespace; net/http does not.
+// httpOK requests a path and returns an error unless the status is 200. It stays on the calling
+// thread, which may be in another network namespace; net/http does not.
 func httpOK(address, path string) error {
 	connection, err := net.DialTimeout("tcp", address, time.Second)
 	if err != nil {
@@ -77,7 +78,7 @@ func httpOK(address, path string) error {
 }
 
 func (c *Cluster) corefile() string {
-	// The cluster has no other names: anything else is refused at once.
+	// There are no other names: refuse all others at once.
 	return fmt.Sprintf(`.:53 {
     bind %s
     errors
@@ -88,7 +89,8 @@ func (c *Cluster) corefile() string {
         ttl 5
     }
 }
-`, strings.Join(texts(c.Options.Family.ControlPlane()), " "), dnsReadyPort, clusterDomain, c.path(configDir, adminConfig))
+`, strings.Join(texts(c.Options.Family.ControlPlane()), " "), dnsReadyPort, clusterDomain,
+		c.path(configDir, adminConfig))
 }
 
 func (c *Cluster) dnsObjects() (*corev1.Service, []*discoveryv1.EndpointSlice) {
@@ -99,13 +101,15 @@ func (c *Cluster) dnsObjects() (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	}
 	ports := map[string]corev1.Protocol{"dns": corev1.ProtocolUDP, "dns-tcp": corev1.ProtocolTCP}
 	service := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: dnsService, Namespace: metav1.NamespaceSystem, Labels: map[string]string{"k8s-app": dnsService}},
-		Spec:       corev1.ServiceSpec{ClusterIP: addresses[0].String(), ClusterIPs: texts(addresses), IPFamilyPolicy: &policy},
+		ObjectMeta: metav1.ObjectMeta{Name: dnsService, Namespace: metav1.NamespaceSystem,
+			Labels: map[string]string{"k8s-app": dnsService}},
+		Spec: corev1.ServiceSpec{ClusterIP: addresses[0].String(), ClusterIPs: texts(addresses), IPFamilyPolicy: &policy},
 	}
 	var endpointPorts []discoveryv1.EndpointPort
 	for name, protocol := range ports {
 		const port = int32(53)
-		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{Name: name, Protocol: protocol, Port: port, TargetPort: intstr.FromInt32(port)})
+		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{Name: name, Protocol: protocol, Port: port,
+			TargetPort: intstr.FromInt32(port)})
 		number := port
 		endpointPorts = append(endpointPorts, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &number})
 	}

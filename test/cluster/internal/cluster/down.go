@@ -11,16 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long Down waits for processes that were killed: as long as the
-// kernel may need to write out what they had open.
+// patience limits how long Down waits for killed processes, for which the kernel may have to flush
+// open files.
 const patience = 20 * time.Second
 
-// Down ends a cluster and removes everything of it: processes, namespaces, mounts,
-// cgroups, files. It does not need the cluster's state, only its name, so it works
-// after a crash and on half-made clusters; where there is nothing, it does nothing.
+// Down ends a cluster and removes processes, namespaces, mounts, cgroups and files. It needs only
+// the cluster's name, not its state, so it works after a crash and on incomplete clusters, and does
+// nothing if there is no cluster.
 //
-// Everything is killed at once and without notice. That is quick, and nothing of a
-// test cluster is worth an orderly end.
+// It kills all processes at once with SIGKILL. That is quick, and nothing of value is lost.
 func Down(ctx context.Context, name string, log func(format string, args ...any)) error {
 	if err := ValidateName("cluster", name); err != nil {
 		return err
@@ -34,7 +33,8 @@ func Down(ctx context.Context, name string, log func(format string, args ...any)
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(c.dir); errors.Is(err, os.ErrNotExist) && len(namespaces) == 0 && len(groups.processes(cgroupOf(name))) == 0 {
+	if _, err := os.Stat(c.dir); errors.Is(err, os.ErrNotExist) && len(namespaces) == 0 &&
+		len(groups.processes(cgroupOf(name))) == 0 {
 		return errors.Join(groups.remove(cgroupOf(name)), removeIfEmpty())
 	}
 	unlock, err := c.lock(ctx)
@@ -42,7 +42,7 @@ func Down(ctx context.Context, name string, log func(format string, args ...any)
 		return err
 	}
 	defer unlock()
-	if namespaces, err = netnsOf(name); err != nil { // another process may have had the lock
+	if namespaces, err = netnsOf(name); err != nil { // another process may have held the lock
 		return err
 	}
 	if err := c.killAll(ctx, groups, cgroupOf(name), namespaces, ""); err != nil {
@@ -62,20 +62,20 @@ func Down(ctx context.Context, name string, log func(format string, args ...any)
 	return removeIfEmpty()
 }
 
-// removeIfEmpty removes what all clusters share, if this was the last.
+// removeIfEmpty removes the clusters' shared directories if this was the last cluster.
 func removeIfEmpty() error {
 	groups, err := findCgroups()
 	if err != nil {
 		return err
 	}
 	for _, mount := range groups.all() {
-		_ = os.Remove(filepath.Join(mount, cgroupParent)) // it fails while other clusters use it
+		_ = os.Remove(filepath.Join(mount, cgroupParent)) // fails while other clusters use it
 	}
 	_ = os.Remove(StateRoot) // likewise
 	return nil
 }
 
-// killMember ends all processes of a node and removes its cgroups.
+// killMember kills all processes of a node and removes its cgroups.
 func (c *Cluster) killMember(ctx context.Context, node string) error {
 	groups, err := findCgroups()
 	if err != nil {
@@ -88,8 +88,8 @@ func (c *Cluster) killMember(ctx context.Context, node string) error {
 	return groups.remove(path)
 }
 
-// killAll kills until nothing is left: what is in the cgroup, what is in one of
-// the network namespaces, and what was recorded (of one node, or all).
+// killAll kills until nothing is left: processes in the cgroup, in one of the network namespaces,
+// and recorded processes (of one node, or all).
 func (c *Cluster) killAll(ctx context.Context, groups cgroups, cgroup string, namespaces []string, node string) error {
 	recorded, err := c.Processes()
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *Cluster) killAll(ctx context.Context, groups cgroups, cgroup string, na
 		var left []int
 		for _, p := range recorded {
 			if (node == "" || p.Node == node) && p.State() != Dead {
-				_ = p.signal(unix.SIGKILL) // it fails only when the process has just ended
+				_ = p.signal(unix.SIGKILL) // fails only if the process has just ended
 				left = append(left, p.PID)
 			}
 		}
@@ -118,7 +118,7 @@ func (c *Cluster) killAll(ctx context.Context, groups cgroups, cgroup string, na
 	}
 }
 
-// alive leaves out what has ended and was not reaped by its parent.
+// alive returns the processes that have not ended, without zombies.
 func alive(pids []int) []int {
 	var running []int
 	for _, pid := range pids {
@@ -129,13 +129,12 @@ func alive(pids []int) []int {
 	return running
 }
 
-// killInNetns kills whatever is in one of the network namespaces, such as a shell
-// that somebody opened there, and returns what it found.
+// killInNetns kills processes in the network namespaces, such as a user's shell, and returns them.
 func killInNetns(paths []string) []int {
 	inside := make(map[string]bool)
 	for _, path := range paths {
 		var s unix.Stat_t
-		// A name without a namespace is on the host's file system, and no process has its number.
+		// A name without a namespace is a plain file, whose inode matches no process.
 		if unix.Stat(path, &s) == nil {
 			inside[fmt.Sprintf("net:[%d]", s.Ino)] = true
 		}

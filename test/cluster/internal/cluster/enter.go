@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Entry is the cgroup and namespaces that a process is to run in.
+// An Entry is the cgroup and the namespaces for a process.
 type Entry struct {
 	Cgroup string
-	// Netns and Mount are paths of namespaces. Mount is the directory of a process
-	// in /proc whose mount and host name namespaces are meant.
+	// Netns and Mount are paths of namespaces. Mount is a directory in /proc of the process whose
+	// mount and host name namespaces are used.
 	Netns, Mount string
 }
 
@@ -29,7 +29,7 @@ func (e Entry) args() []string {
 	return []string{"internal", "enter", "--cgroup=" + e.Cgroup, "--netns=" + e.Netns, "--mount=" + e.Mount}
 }
 
-// entry returns where a process of the cluster belongs.
+// entry returns the entry for a process of the cluster.
 func (c *Cluster) entry(p Process) (Entry, error) {
 	member := p.Node
 	if member == "" {
@@ -52,10 +52,10 @@ func (c *Cluster) entry(p Process) (Entry, error) {
 	return e, nil
 }
 
-// Enter moves this process where the entry says and turns it into another
-// program. It returns only when that fails.
+// Enter moves this process to the entry's cgroup and namespaces and executes another program. It
+// returns only on failure.
 func Enter(e Entry, args, env []string) error {
-	// Namespaces belong to a thread, and exec keeps those of the one that calls it.
+	// Namespaces belong to a thread, and exec keeps those of the calling thread.
 	runtime.LockOSThread()
 	if e.Cgroup != "" {
 		groups, err := findCgroups()
@@ -75,7 +75,7 @@ func Enter(e Entry, args, env []string) error {
 		if err := setns(filepath.Join(e.Mount, "ns", "uts"), unix.CLONE_NEWUTS); err != nil {
 			return err
 		}
-		// A thread that shares its working directory with others may not change its mounts.
+		// A thread that shares its working directory cannot change its mount namespace.
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return fmt.Errorf("leaving the other threads: %w", err)
 		}
@@ -105,7 +105,7 @@ func setns(path string, kind int) error {
 	return nil
 }
 
-// lookPath finds a program in the PATH of env instead of this process's.
+// lookPath searches the PATH in env instead of this process's.
 func lookPath(name string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
@@ -125,8 +125,8 @@ func lookPath(name string, env []string) (string, error) {
 	return "", fmt.Errorf("there is no program %q in %s", name, path)
 }
 
-// Exec turns this process into a command on a node, or, for "cp", beside the
-// control plane. It returns only when that fails.
+// Exec replaces this process by a command on a node or, for "cp", beside the control plane. It
+// returns only on failure.
 func (c *Cluster) Exec(node string, args []string) error {
 	if node == controlPlaneName {
 		node = ""
@@ -140,7 +140,7 @@ func (c *Cluster) Exec(node string, args []string) error {
 	return Enter(e, args, mergeEnvironment(os.Environ(), c.environment()))
 }
 
-// mergeEnvironment returns base with the variables of override instead of its own.
+// mergeEnvironment returns base with the variables of override replaced.
 func mergeEnvironment(base, override []string) []string {
 	set := make(map[string]bool)
 	for _, variable := range override {
@@ -154,8 +154,7 @@ func mergeEnvironment(base, override []string) []string {
 	return append(merged, override...)
 }
 
-// run runs a command on a node and returns what it wrote. Its standard error is
-// part of the error.
+// run runs a command on a node and returns its output. Its stderr is part of the error.
 func (c *Cluster) run(ctx context.Context, node string, stdin io.Reader, args ...string) (string, error) {
 	e, err := c.entry(Process{Node: node})
 	if err != nil {

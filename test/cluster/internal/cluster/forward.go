@@ -13,7 +13,7 @@ import (
 
 const forwarder = "forwarder"
 
-// forwarder is the process through which the host reaches the API server.
+// forwarder is the process that gives the host access to the API server.
 func (c *Cluster) forwarder() Process {
 	return Process{ID: forwarder, OnHost: true, Args: []string{
 		c.self(), "internal", "forward",
@@ -23,9 +23,9 @@ func (c *Cluster) forwarder() Process {
 	}}
 }
 
-// Forward accepts connections at a TCP address and joins each with one to an
-// address inside a network namespace, until the context ends. The latter must not
-// need a name to be looked up: that would happen outside of the namespace.
+// Forward accepts connections at a TCP address and connects each to an address inside a network
+// namespace, until the context ends. That address must not be a name: resolution would happen
+// outside the namespace.
 func Forward(ctx context.Context, listen, netns, to string) error {
 	listener, err := net.Listen("tcp", listen)
 	if err != nil {
@@ -52,7 +52,7 @@ func forward(client net.Conn, netns, to string) {
 		return err
 	})
 	if err != nil {
-		// The client sees a connection that ends, as with a server that is down.
+		// The client sees a closed connection, as with a server that is down.
 		return
 	}
 	defer server.Close()
@@ -62,8 +62,8 @@ func forward(client net.Conn, netns, to string) {
 	wait.Wait()
 }
 
-// pipe copies until the source ends, and passes the end on. When the copying
-// fails, both connections are of no more use.
+// pipe copies until the source ends, and forwards the end. If copying fails, it closes both
+// connections.
 func pipe(to, from net.Conn) {
 	_, err := io.Copy(to, from)
 	if err != nil && !errors.Is(err, net.ErrClosed) {
@@ -72,6 +72,6 @@ func pipe(to, from net.Conn) {
 		return
 	}
 	if half, ok := to.(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite() // it fails only when the other side is gone already
+		_ = half.CloseWrite() // fails only if the peer is gone
 	}
 }

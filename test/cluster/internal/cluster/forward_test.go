@@ -17,7 +17,7 @@ func TestForwardingKeepsBothDirectionsAndTheirEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	go func() { // it answers only after it has seen the end of the question
+	go func() { // it answers only after the end of the request
 		connection, err := server.Accept()
 		if err != nil {
 			return

@@ -18,32 +18,31 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// reportLimit is longer than a kubelet may take to report a new image: it lists
-// images every 30 s and reports every 4 s.
+// reportLimit is longer than a kubelet takes to report a new image: it lists images every 30 s and
+// reports every 4 s.
 const reportLimit = 45 * time.Second
 
-// An Archive is an image archive, and the node that it is for.
+// An Archive is an image archive and the node to load it on.
 type Archive struct {
 	Path string
 	// Node is empty for all nodes.
 	Node string
 }
 
-// ValidateArchive says what is wrong with the path of an image archive.
+// ValidateArchive checks the path of an image archive.
 func ValidateArchive(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
 		return fmt.Errorf("image archive: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("image archive %s: that is not a file; give a tar of an OCI layout or of docker save", path)
+		return fmt.Errorf("image archive %s is not a file: give a tar of an OCI layout or of docker save", path)
 	}
 	return nil
 }
 
-// Load imports image archives into the container runtime of nodes. With wait, it
-// returns only when the nodes' objects name the images, which the kubelets see to
-// by themselves half a minute later.
+// Load imports image archives into the container runtime of nodes. With wait, it returns once the
+// nodes report the images, which takes up to half a minute.
 func (c *Cluster) Load(ctx context.Context, archives, nodes []string, wait bool) error {
 	var errs []error
 	for _, archive := range archives {
@@ -88,8 +87,7 @@ func (c *Cluster) Load(ctx context.Context, archives, nodes []string, wait bool)
 	return nil
 }
 
-// loadImage imports an archive into one node's container runtime and returns the
-// names of the images that were in it.
+// loadImage imports an archive into a node's container runtime and returns the names of its images.
 func (c *Cluster) loadImage(ctx context.Context, node, archive string) ([]string, error) {
 	f, err := os.Open(archive)
 	if err != nil {
@@ -101,7 +99,7 @@ func (c *Cluster) loadImage(ctx context.Context, node, archive string) ([]string
 		return nil, fmt.Errorf("loading %s: %w (an image archive is a tar of an OCI layout or of docker save)", archive, err)
 	}
 	if len(images) == 0 {
-		return nil, fmt.Errorf("loading %s: no image in it has a name", archive)
+		return nil, fmt.Errorf("loading %s: its images have no names", archive)
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, fmt.Errorf("loading %s: %w", archive, err)
@@ -113,8 +111,8 @@ func (c *Cluster) loadImage(ctx context.Context, node, archive string) ([]string
 	return images, nil
 }
 
-// archiveImages reads the images' names from an archive's own index: ctr prints
-// them in a form for people, with spaces for hyphens.
+// archiveImages reads image names from the archive's index, because ctr prints them for people,
+// with spaces instead of hyphens.
 func archiveImages(archive io.Reader) ([]string, error) {
 	var images []string
 	tr := tar.NewReader(archive)
@@ -156,20 +154,21 @@ func archiveImages(archive io.Reader) ([]string, error) {
 }
 
 func (c *Cluster) waitForReport(ctx context.Context, client kubernetes.Interface, name string, images []string) error {
-	return c.waitFor(ctx, processID(kubelet, name), "its report of new images", reportLimit, func(ctx context.Context) error {
-		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		var reported []string
-		for _, image := range node.Status.Images {
-			reported = append(reported, image.Names...)
-		}
-		for _, image := range images {
-			if !slices.Contains(reported, image) {
-				return fmt.Errorf("node %s does not name %s", name, image)
+	return c.waitFor(ctx, processID(kubelet, name), "the report of new images", reportLimit,
+		func(ctx context.Context) error {
+			node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
 			}
-		}
-		return nil
-	})
+			var reported []string
+			for _, image := range node.Status.Images {
+				reported = append(reported, image.Names...)
+			}
+			for _, image := range images {
+				if !slices.Contains(reported, image) {
+					return fmt.Errorf("node %s does not report %s", name, image)
+				}
+			}
+			return nil
+		})
 }

@@ -28,7 +28,7 @@ func (c *Cluster) innerServer() string {
 // outerServer is the API server's address on the host.
 func (c *Cluster) outerServer() string { return "https://127.0.0.1:" + strconv.Itoa(c.Port) }
 
-// kubeconfig returns a kubeconfig that has everything in itself.
+// kubeconfig returns a self-contained kubeconfig.
 func (c *Cluster) kubeconfig(ca *authority, now time.Time, server string, subject pkix.Name) ([]byte, error) {
 	cert, key, err := ca.issue(now, subject, nil)
 	if err != nil {
@@ -48,8 +48,8 @@ func (c *Cluster) kubeconfig(ca *authority, now time.Time, server string, subjec
 	return content, nil
 }
 
-// writeKubeconfigs makes the kubeconfigs of the administrator and of the control
-// plane's processes.
+// writeKubeconfigs writes the kubeconfigs of the administrator and of the control plane's
+// processes.
 func (c *Cluster) writeKubeconfigs(ca *authority, now time.Time) error {
 	admin := pkix.Name{CommonName: "admin", Organization: []string{adminGroup}}
 	files := make(map[string][]byte)
@@ -76,7 +76,7 @@ func (c *Cluster) writeKubeconfigs(ca *authority, now time.Time) error {
 
 func kubeconfigOf(component string) string { return component + ".kubeconfig" }
 
-// writeFiles writes files into a directory of the cluster, readable by root alone.
+// writeFiles writes files to a directory of the cluster, readable by root only.
 func (c *Cluster) writeFiles(dir string, files map[string][]byte) error {
 	for name, content := range files {
 		if err := writeFile(c.path(dir, name), content); err != nil {
@@ -96,8 +96,7 @@ func (c *Cluster) client() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
 	}
-	// Short, because a step of a start is asked again and again; client-go limits the
-	// rate by itself, which would only slow a start down.
+	// Short, because start-up polls; client-go's own rate limit would only slow it down.
 	config.Timeout = 5 * time.Second
 	config.QPS, config.Burst = -1, 0
 	client, err := kubernetes.NewForConfig(config)

@@ -32,7 +32,8 @@ const (
 
 // addKubelet adds what a node's kubelet reads to the files of the node.
 func (c *Cluster) addKubelet(files map[string][]byte, ca *authority, now time.Time, n Node) error {
-	kubeconfig, err := c.kubeconfig(ca, now, c.innerServer(), pkix.Name{CommonName: "system:node:" + n.Name, Organization: []string{"system:nodes"}})
+	kubeconfig, err := c.kubeconfig(ca, now, c.innerServer(), pkix.Name{CommonName: "system:node:" + n.Name,
+		Organization: []string{"system:nodes"}})
 	if err != nil {
 		return err
 	}
@@ -44,7 +45,7 @@ func (c *Cluster) addKubelet(files map[string][]byte, ca *authority, now time.Ti
 	return nil
 }
 
-// kubeletConfig returns the kubelet.config.k8s.io/v1beta1 configuration of a node.
+// kubeletConfig returns a node's kubelet.config.k8s.io/v1beta1 configuration.
 func (c *Cluster) kubeletConfig(n Node) ([]byte, error) {
 	type object = map[string]any
 	config := object{
@@ -60,7 +61,7 @@ func (c *Cluster) kubeletConfig(n Node) ([]byte, error) {
 		"healthzBindAddress":       "127.0.0.1",
 		"clusterDNS":               texts(c.Options.Family.DNSService()),
 		"clusterDomain":            clusterDomain,
-		"resolvConf":               "/dev/null", // pods resolve the cluster's names only
+		"resolvConf":               "/dev/null", // pods resolve only names of the cluster
 		"containerRuntimeEndpoint": "unix://" + containerdSocket,
 		"cgroupDriver":             "cgroupfs",
 		"cgroupRoot":               cgroupOf(c.Options.Name, n.Name),
@@ -69,12 +70,13 @@ func (c *Cluster) kubeletConfig(n Node) ([]byte, error) {
 		"failSwapOn":               false,
 		"volumePluginDir":          "/var/lib/kubelet/volumeplugins",
 		"staticPodPath":            "",
-		"maxPods":                  60,    // of the 254 addresses that a node has for them
-		"serializeImagePulls":      false, // or a pull that hangs blocks all others
-		// All nodes report the host's disk: neither its fullness nor its age is theirs.
-		"evictionHard":                object{"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+		"maxPods":                  60,    // of a node's 254 pod addresses
+		"serializeImagePulls":      false, // otherwise a hanging pull blocks all others
+		// Nodes share the host's disk, so pressure and image age say nothing about a node.
+		"evictionHard": object{"memory.available": "100Mi", "nodefs.available": "1%",
+			"imagefs.available": "1%"},
 		"imageGCHighThresholdPercent": 100,
-		// A test sees a change of a node's images, or its death, within seconds.
+		// Tests should notice changes of images, and the death of a node, within seconds.
 		"nodeStatusUpdateFrequency": "4s",
 		"nodeLeaseDurationSeconds":  16,
 	}
@@ -113,7 +115,7 @@ func (c *Cluster) kubelet(n Node) Process {
 	return Process{ID: processID(kubelet, n.Name), Node: n.Name, Args: args}
 }
 
-// waitForKubelet waits until a kubelet says that it is well.
+// waitForKubelet waits until a kubelet is healthy.
 func (c *Cluster) waitForKubelet(ctx context.Context, node string) error {
 	return c.waitFor(ctx, processID(kubelet, node), "/healthz", 30*time.Second, func(context.Context) error {
 		return InNetns(netnsPath(c.Options.Name, node), func() error {
@@ -136,7 +138,7 @@ func (c *Cluster) addKubeProxy(files map[string][]byte, ca *authority, now time.
 		"clientConnection": object{"kubeconfig": kubeProxyKubeconfig},
 		"clusterCIDR":      join(c.Options.Family.Pods()),
 		"hostnameOverride": n.Name,
-		// These would change parameters of the whole machine.
+		// Otherwise they would change parameters of the whole machine.
 		"conntrack":          object{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 		"healthzBindAddress": "",
 		"metricsBindAddress": "",
@@ -149,12 +151,13 @@ func (c *Cluster) addKubeProxy(files map[string][]byte, ca *authority, now time.
 }
 
 func (c *Cluster) kubeProxy(n Node) Process {
-	return Process{ID: processID(kubeProxy, n.Name), Node: n.Name, Args: []string{kubeProxy, "--config=" + kubeProxyConfigPath}}
+	return Process{ID: processID(kubeProxy, n.Name), Node: n.Name,
+		Args: []string{kubeProxy, "--config=" + kubeProxyConfigPath}}
 }
 
-// waitForServices waits until kube-proxy has made the API server's Service answer on a
-// node. Pods before that fail, and kube-router, which changes the packet filter too, may
-// get in the way of kube-proxy's first go, which is repeated after 30 s only.
+// waitForServices waits until kube-proxy serves the API server's Service on a node. Pods would fail
+// before, and kube-router, which also changes the packet filter, may disturb kube-proxy's first
+// sync, which is retried only after 30 s.
 func (c *Cluster) waitForServices(ctx context.Context, n Node) error {
 	service := c.Options.Family.Services()[0].Addr().Next()
 	family, iptables := "ip", "iptables"
@@ -180,7 +183,8 @@ var taintPattern = regexp.MustCompile(`^([^=:]+)(?:=([^=:]*))?:(NoSchedule|Prefe
 func parseTaint(text string) (corev1.Taint, error) {
 	parts := taintPattern.FindStringSubmatch(text)
 	if parts == nil || len(validation.IsQualifiedName(parts[1])) > 0 || len(validation.IsValidLabelValue(parts[2])) > 0 {
-		return corev1.Taint{}, fmt.Errorf("taint %q: write key=value:Effect, the effect being NoSchedule, PreferNoSchedule or NoExecute", text)
+		return corev1.Taint{}, fmt.Errorf(
+			"taint %q: write key=value:Effect, the effect being NoSchedule, PreferNoSchedule or NoExecute", text)
 	}
 	return corev1.Taint{Key: parts[1], Value: parts[2], Effect: corev1.TaintEffect(parts[3])}, nil
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Directories of a node below nodeDir. On the node they stand elsewhere: see MountNode.
+// Directories of a node below nodeDir. MountNode mounts them elsewhere on the node.
 const (
 	etcDir        = "etc"
 	etcWorkDir    = "etc.work"
@@ -21,15 +21,14 @@ const (
 	cniDir        = "cni"
 	logsDir       = "log"
 	optDir        = "opt"
-	varLibDir     = "varlib" // only a place to build /var/lib
+	varLibDir     = "varlib" // used to assemble /var/lib
 )
 
 var nodeDirs = []string{etcDir, etcWorkDir, kubeletDir, containerdDir, cniDir, logsDir, optDir, varLibDir}
 
-// MountNode gives the mount namespace of this process, which is a fresh copy of the
-// host's, the file system of a node: /usr and the like are the host's; what
-// Kubernetes and a container runtime write to is the node's own. All of it goes
-// away with the last process of the namespace.
+// MountNode turns the mount namespace of this process, a copy of the host's, into a node's file
+// system: /usr and the like are the host's; whatever Kubernetes and a container runtime write to is
+// the node's own. All mounts end with the last process of the namespace.
 func MountNode(clusterDir, node string) error {
 	own := func(dir string) string { return filepath.Join(clusterDir, nodeDir, node, dir) }
 	steps := []struct {
@@ -37,7 +36,7 @@ func MountNode(clusterDir, node string) error {
 		do   func() error
 	}{
 		{"cutting off the host's mounts", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }},
-		// Copies of other clusters' mounts would keep those alive after their end.
+		// Copies of other clusters' mounts would outlive them.
 		{"forgetting the host's network namespaces", func() error { return unmountBelow(netnsDir) }},
 		{"forgetting other clusters", func() error { return unmountBelow(StateRoot, filepath.Join(clusterDir, volumeDir)) }},
 		{"overlaying /etc", func() error {
@@ -47,18 +46,18 @@ func MountNode(clusterDir, node string) error {
 		{"covering /opt", func() error { return bind(own(optDir), "/opt") }},
 		{"covering /run", mountRun},
 		{"covering /var/lib", func() error {
-			// Programs, configuration and volumes, at the path they have on the host.
+			// Programs, configuration and volumes, at the same path as on the host.
 			cluster := strings.TrimPrefix(clusterDir, "/var/lib/")
 			return mountVarLib(own(varLibDir), []mount{
 				{"kubelet", own(kubeletDir)},
 				{"containerd", own(containerdDir)},
 				{"cni", own(cniDir)},
 				{cluster, clusterDir},
-				// They may be a file system of their own, which a mount of what is above leaves out.
+				// They may be separate file systems, which a bind mount of the parent excludes.
 				{filepath.Join(cluster, volumeDir), filepath.Join(clusterDir, volumeDir)},
 			})
 		}},
-		// The kubelet and runc pass mounts on to containers and back within the node.
+		// The kubelet and runc propagate mounts between containers and the node.
 		{"sharing mounts within the node", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "") }},
 		{"setting the host name", func() error { return unix.Sethostname([]byte(node)) }},
 	}
@@ -74,7 +73,7 @@ func bind(from, to string) error {
 	return unix.Mount(from, to, "", unix.MS_BIND, "")
 }
 
-// mountRun makes an empty /run: sockets of the host's services are none of a node's business.
+// mountRun mounts an empty /run: nodes must not see sockets of the host's services.
 func mountRun() error {
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
 		return err
@@ -87,12 +86,11 @@ func mountRun() error {
 	return nil
 }
 
-// A mount shows the directory from under a name.
+// Then the mount shows this directory.
 type mount struct{ name, from string }
 
-// mountVarLib makes a /var/lib that has nothing but the given directories, mounted in
-// that order. It is built aside and moved there, because what it is built from stands in
-// /var/lib.
+// mountVarLib mounts a /var/lib with only the given directories, in that order. It is assembled
+// elsewhere and moved there, because its sources are in /var/lib.
 func mountVarLib(aside string, dirs []mount) error {
 	if err := unix.Mount("tmpfs", aside, "tmpfs", 0, "mode=755"); err != nil {
 		return err
@@ -109,8 +107,8 @@ func mountVarLib(aside string, dirs []mount) error {
 	return unix.Mount(aside, "/var/lib", "", unix.MS_MOVE, "")
 }
 
-// limitVolumes makes the directory of all volumes a file system of that many bytes, in
-// memory. Down unmounts it.
+// limitVolumes mounts a memory file system of that size as the directory of all volumes. Down
+// unmounts it.
 func (c *Cluster) limitVolumes(bytes int64) error {
 	if err := unix.Mount("tmpfs", c.path(volumeDir), "tmpfs", 0, fmt.Sprintf("mode=755,size=%d", bytes)); err != nil {
 		return fmt.Errorf("making a file system for volumes: %w", err)
@@ -118,7 +116,7 @@ func (c *Cluster) limitVolumes(bytes int64) error {
 	return nil
 }
 
-// unmountBelow removes every mount at or below a directory, but those named.
+// unmountBelow unmounts everything at or below a directory, except the named mounts.
 func unmountBelow(dir string, but ...string) error {
 	points, err := mountsBelow(dir)
 	if err != nil {
@@ -130,7 +128,7 @@ func unmountBelow(dir string, but ...string) error {
 			continue
 		}
 		err := unix.Unmount(point, unix.MNT_DETACH)
-		// Another cluster that goes away meanwhile removes its own, here too.
+		// Another cluster may be removing its own mounts meanwhile.
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, fmt.Errorf("unmounting %s: %w", point, err))
 		}
@@ -138,7 +136,7 @@ func unmountBelow(dir string, but ...string) error {
 	return errors.Join(errs...)
 }
 
-// mountsBelow returns the mount points at or below a directory, the latest first.
+// mountsBelow returns the mount points at or below a directory, latest first.
 func mountsBelow(dir string) ([]string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {

@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netnsDir is where ip-netns(8) keeps network namespaces by name.
+// netnsDir is where ip-netns(8) keeps named network namespaces.
 const netnsDir = "/run/netns"
 
-// netnsName names the network namespace of a cluster's member. The dot cannot be
-// part of either name, so that no cluster's names begin like another's.
+// netnsName returns the name of a member's network namespace. Neither name can contain a dot, so
+// that no cluster's prefix matches another cluster's namespaces.
 func netnsName(cluster, member string) string { return "zr-" + cluster + "." + member }
 
 func netnsPath(cluster, member string) string {
 	return filepath.Join(netnsDir, netnsName(cluster, member))
 }
 
-// createNetns makes a network namespace that lasts until removeNetns.
+// createNetns creates a network namespace that lasts until removeNetns.
 func createNetns(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("making %s: %w", filepath.Dir(path), err)
@@ -34,8 +34,8 @@ func createNetns(path string) error {
 	pin.Close()
 	result := make(chan error)
 	go func() {
-		// The thread is left in the new namespace, so it must not serve anything
-		// else: without an unlock, it ends with this goroutine.
+		// The thread stays in the new namespace and must not be reused: as it is not unlocked, it ends
+		// with this goroutine.
 		runtime.LockOSThread()
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			result <- fmt.Errorf("making network namespace %s: %w", filepath.Base(path), err)
@@ -51,12 +51,12 @@ func createNetns(path string) error {
 	return <-result
 }
 
-// removeNetns forgets a network namespace by its path. It is well when there is none.
+// removeNetns removes a network namespace by its path, if it exists.
 func removeNetns(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH)
 		if err == nil {
-			continue // another cluster program may have put a mount on top
+			continue // another cluster's program may have mounted something on top
 		}
 		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("releasing network namespace %s: %w", filepath.Base(path), err)
@@ -69,7 +69,7 @@ func removeNetns(path string) error {
 	return nil
 }
 
-// netnsOf returns the paths of a cluster's network namespaces, found by name.
+// netnsOf returns the paths of a cluster's network namespaces.
 func netnsOf(cluster string) ([]string, error) {
 	entries, err := os.ReadDir(netnsDir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -84,8 +84,8 @@ func netnsOf(cluster string) ([]string, error) {
 	return paths, nil
 }
 
-// InNetns runs f on a thread that is in the network namespace. Sockets that f
-// opens belong to that namespace for ever; goroutines that f starts do not.
+// InNetns runs f on a thread in the network namespace. Sockets that f opens stay in that namespace;
+// goroutines that f starts do not run in it.
 func InNetns(path string, f func() error) error {
 	namespace, err := os.Open(path)
 	if err != nil {
@@ -94,7 +94,7 @@ func InNetns(path string, f func() error) error {
 	defer namespace.Close()
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and no unlock: see createNetns
+		runtime.LockOSThread() // not unlocked: see createNetns
 		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
 			result <- fmt.Errorf("entering network namespace %s: %w", filepath.Base(path), err)
 			return

@@ -8,9 +8,9 @@ import (
 
 const kubeRouter = "kube-router"
 
-// startNetworkPolicy starts the controller that enforces NetworkPolicy objects on
-// a node, and waits until its rules are in the packet filter. Of kube-router, only
-// that part runs. It works with iptables' and ipset's rules, whatever kube-proxy uses.
+// startNetworkPolicy starts the controller that enforces NetworkPolicies on a node, and waits until
+// its rules are installed. Only that part of kube-router runs. It uses iptables and ipset, whatever
+// kube-proxy uses.
 func (c *Cluster) startNetworkPolicy(ctx context.Context, n Node) error {
 	family := c.Options.Family
 	id := processID(kubeRouter, n.Name)

@@ -11,12 +11,12 @@ import (
 	"strings"
 )
 
-// bridge is the switch of the fabric, in the control plane's namespace.
+// bridge is the switch between the nodes, in the control plane's namespace.
 const bridge = "fabric0"
 
-// createFabric makes the control plane's namespace with the bridge that nodes are
-// plugged into. It is also the router between nodes' pods. It has no default route:
-// what is not of the cluster is unreachable, at once.
+// createFabric creates the control plane's namespace with the bridge that nodes are connected to.
+// It also routes between the nodes' pods. Without a default route, destinations outside the cluster
+// are unreachable at once.
 func (c *Cluster) createFabric(ctx context.Context) error {
 	member := controlPlaneName
 	if err := createNetns(netnsPath(c.Options.Name, member)); err != nil {
@@ -28,13 +28,14 @@ func (c *Cluster) createFabric(ctx context.Context) error {
 	var script strings.Builder
 	fmt.Fprintf(&script, "link set lo up\nlink add %s type bridge\nlink set %s up\n", bridge, bridge)
 	for _, address := range c.Options.Family.ControlPlane() {
-		fmt.Fprintf(&script, "address add %s dev %s%s\n", c.Options.Family.onFabric(address), bridge, withoutDAD(address.Is6()))
+		fmt.Fprintf(&script, "address add %s dev %s%s\n", c.Options.Family.onFabric(address), bridge,
+			withoutDAD(address.Is6()))
 	}
 	return c.ip(ctx, member, script.String())
 }
 
-// loadKernelModules loads what no program loads by itself. It is no error when that
-// cannot be done: a kernel may have it built in.
+// loadKernelModules loads modules that no program loads by itself. Failing is not an error: they
+// may be built into the kernel.
 func (c *Cluster) loadKernelModules(ctx context.Context) {
 	const bridgeFilter = "/proc/sys/net/bridge"
 	if _, err := os.Stat(bridgeFilter); err == nil {
@@ -42,11 +43,12 @@ func (c *Cluster) loadKernelModules(ctx context.Context) {
 	}
 	out, err := exec.CommandContext(ctx, "modprobe", "br_netfilter").CombinedOutput()
 	if _, statErr := os.Stat(bridgeFilter); statErr != nil {
-		c.log("this kernel has no br_netfilter (%v %s): pods will not reach Services by way of a pod on their own node", err, bytes.TrimSpace(out))
+		c.log("this kernel has no br_netfilter (%v %s): pods will not reach Services by way of a pod on their own node", err,
+			bytes.TrimSpace(out))
 	}
 }
 
-// connectNode makes a node's network namespace and plugs it into the fabric.
+// connectNode creates a node's network namespace and connects it to the fabric.
 func (c *Cluster) connectNode(ctx context.Context, n Node) error {
 	if err := createNetns(netnsPath(c.Options.Name, n.Name)); err != nil {
 		return err
@@ -71,7 +73,7 @@ func (c *Cluster) connectNode(ctx context.Context, n Node) error {
 	return c.ip(ctx, n.Name, node.String())
 }
 
-// disconnectNode removes what connectNode made. The node's processes have ended.
+// disconnectNode removes what connectNode created, once the node's processes have ended.
 func (c *Cluster) disconnectNode(ctx context.Context, n Node) error {
 	var script strings.Builder
 	for _, pods := range c.Options.Family.NodePods(n.Index) {
@@ -81,13 +83,13 @@ func (c *Cluster) disconnectNode(ctx context.Context, n Node) error {
 	return errors.Join(c.ip(ctx, controlPlaneName, script.String()), removeNetns(netnsPath(c.Options.Name, n.Name)))
 }
 
-// Unplug pulls a node's cable: nothing reaches the node any more, and it reaches
-// nothing. It says so at once to programs of the node, but not to those of others.
+// Unplug cuts a node off in both directions. Programs on the node notice the lost link at once,
+// others do not.
 func (c *Cluster) Unplug(ctx context.Context, node string) error {
 	return c.setCable(ctx, node, "down")
 }
 
-// Plug puts it back.
+// Plug reconnects the node.
 func (c *Cluster) Plug(ctx context.Context, node string) error { return c.setCable(ctx, node, "up") }
 
 func (c *Cluster) setCable(ctx context.Context, node, state string) error {
@@ -98,12 +100,11 @@ func (c *Cluster) setCable(ctx context.Context, node, state string) error {
 	return c.ip(ctx, controlPlaneName, fmt.Sprintf("link set %s %s\n", portOf(n), state))
 }
 
-// portOf names the fabric's end of a node's cable. Names of nodes can be longer
-// than those of interfaces.
+// portOf returns the interface at the fabric's end of a node's link. Node names can be longer than
+// interface names.
 func portOf(n Node) string { return fmt.Sprintf("node%d", n.Index) }
 
-// withoutDAD spares an IPv6 address the second or two in which the kernel looks
-// whether somebody else has it.
+// withoutDAD skips duplicate address detection of IPv6, which takes a second or two.
 func withoutDAD(is6 bool) string {
 	if is6 {
 		return " nodad"
@@ -126,13 +127,13 @@ func (c *Cluster) ip(ctx context.Context, member, script string) error {
 func (c *Cluster) tuneKernel(member string) error {
 	parameters := map[string]string{
 		"ipv4/ip_forward": "1",
-		// The router sends packets back out of the interface they came from, as it should.
+		// The router must send packets back out of the interface they came from.
 		"ipv4/conf/all/send_redirects":     "0",
 		"ipv4/conf/default/send_redirects": "0",
 		"ipv6/conf/all/forwarding":         "1",
 		"ipv6/conf/all/accept_dad":         "0",
 		"ipv6/conf/default/accept_dad":     "0",
-		// Packets that a bridge hands from pod to pod must see kube-proxy's rules.
+		// kube-proxy's rules must apply to packets that a bridge forwards between pods.
 		"bridge/bridge-nf-call-iptables":  "1",
 		"bridge/bridge-nf-call-ip6tables": "1",
 	}

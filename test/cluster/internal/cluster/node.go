@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// createNode makes a node's namespaces and starts its container runtime with the
-// pause image. It does not need an API server yet.
+// createNode creates a node's namespaces and starts its container runtime with the pause image. It
+// needs no API server.
 func (c *Cluster) createNode(ctx context.Context, ca *authority, n Node) error {
 	if err := c.connectNode(ctx, n); err != nil {
 		return err
@@ -32,7 +32,8 @@ func (c *Cluster) createNode(ctx context.Context, ca *authority, n Node) error {
 	if err := c.start(c.holder(n)); err != nil {
 		return err
 	}
-	if _, err := c.run(ctx, n.Name, nil, c.self(), "internal", "mounts", "--cluster="+c.dir, "--node="+n.Name); err != nil {
+	if _, err := c.run(ctx, n.Name, nil, c.self(), "internal", "mounts", "--cluster="+c.dir,
+		"--node="+n.Name); err != nil {
 		return err
 	}
 	if err := c.startContainerd(ctx, n); err != nil {
@@ -46,8 +47,8 @@ func (c *Cluster) createNode(ctx context.Context, ca *authority, n Node) error {
 	return nil
 }
 
-// joinNode starts what makes the node a member: kubelet, kube-proxy and, once the
-// node is known and its packet filter knows Services, the controller of network policies.
+// joinNode starts kubelet, kube-proxy and, once the node is registered and its packet filter knows
+// Services, the network policy controller.
 func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n Node) error {
 	for _, p := range []Process{c.kubelet(n), c.kubeProxy(n)} {
 		if err := c.start(p); err != nil {
@@ -66,7 +67,7 @@ func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n N
 	return nil
 }
 
-// holder is the process that keeps a node's mount and host name namespaces.
+// holder is the process that keeps a node's mount and host name namespaces alive.
 func (c *Cluster) holder(n Node) Process {
 	return Process{
 		ID: processID(holderName, n.Name), Node: n.Name, OnHost: true, Holds: true,
@@ -74,8 +75,8 @@ func (c *Cluster) holder(n Node) Process {
 	}
 }
 
-// writeNodeFiles writes what a node has of its own in /etc. It comes before the
-// overlay that shows these files, which does not allow changes from below.
+// writeNodeFiles writes a node's own files in /etc, before the overlay that shows them is mounted,
+// because its lower layers must not change.
 func (c *Cluster) writeNodeFiles(ca *authority, n Node) error {
 	for _, dir := range nodeDirs {
 		if err := os.MkdirAll(c.nodePath(n.Name, dir), 0o755); err != nil {
@@ -90,8 +91,8 @@ func (c *Cluster) writeNodeFiles(ca *authority, n Node) error {
 	files := map[string][]byte{
 		"/etc/hostname": []byte(n.Name + "\n"),
 		"/etc/hosts":    []byte(hosts.String()),
-		// Nodes have no DNS: a name fails at once instead of after a timeout.
-		"/etc/resolv.conf":                       []byte("# none: this node reaches nothing but its cluster\n"),
+		// Nodes have no DNS: names fail at once instead of after a timeout.
+		"/etc/resolv.conf":                       []byte("# none: this node reaches only its cluster\n"),
 		"/etc/crictl.yaml":                       []byte("runtime-endpoint: unix://" + containerdSocket + "\n"),
 		containerdConfigPath:                     []byte(c.containerdConfig(n)),
 		"/etc/cni/net.d/10-testcluster.conflist": []byte(c.cniConfig(n)),
@@ -112,8 +113,8 @@ func (c *Cluster) writeNodeFiles(ca *authority, n Node) error {
 	return nil
 }
 
-// AddNode makes one more node, waits until it is ready, and returns its name. An
-// empty name, index or pause image is chosen.
+// AddNode adds a node, waits until it is ready, and returns its name. An empty name, index or pause
+// image is chosen.
 func (c *Cluster) AddNode(ctx context.Context, n Node) (string, error) {
 	unlock, err := c.lock(ctx)
 	if err != nil {
@@ -129,14 +130,15 @@ func (c *Cluster) AddNode(ctx context.Context, n Node) (string, error) {
 	if n.PauseImage == "" {
 		n.PauseImage = c.Options.PauseImage
 	}
-	if err := errors.Join(ValidateName("node", n.Name), validateImage(n.PauseImage), validateTaints(n.Taints), validateLabels(n.Labels)); err != nil {
+	if err := errors.Join(ValidateName("node", n.Name), validateImage(n.PauseImage), validateTaints(n.Taints),
+		validateLabels(n.Labels)); err != nil {
 		return "", err
 	}
 	if _, err := c.node(n.Name); err == nil {
-		return "", fmt.Errorf("cluster %s has a node %s already", c.Options.Name, n.Name)
+		return "", fmt.Errorf("cluster %s already has a node %s", c.Options.Name, n.Name)
 	}
 	if c.NextIndex > maxNodes {
-		return "", fmt.Errorf("cluster %s has had %d nodes, which is all that its addresses allow", c.Options.Name, maxNodes)
+		return "", fmt.Errorf("cluster %s has used all of its %d node addresses", c.Options.Name, maxNodes)
 	}
 	n.Index = c.NextIndex
 	c.NextIndex++
@@ -194,7 +196,7 @@ func (c *Cluster) RemoveNode(ctx context.Context, name string) error {
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
-	// Its pods go with it: the controllers see that their node does not exist.
+	// Controllers then delete the pods, because their node no longer exists.
 	if err := client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 		errs = append(errs, fmt.Errorf("deleting node %s from the API server: %w", name, err))
 	}

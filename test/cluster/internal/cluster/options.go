@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// DefaultPauseImage is what nodes hold unless told otherwise: what kubeadm of the
-// cluster's Kubernetes version names.
+// DefaultPauseImage is the default pause image, that of kubeadm for the cluster's Kubernetes
+// version.
 const DefaultPauseImage = "registry.k8s.io/pause:3.10.1"
 
 // Modes of kube-proxy and of the CNI plugin that serves host ports.
@@ -19,17 +19,17 @@ const (
 	NFTables = "nftables"
 )
 
-// maxNodes is how many nodes the address plan has room for.
+// maxNodes is the capacity of the address plan.
 const maxNodes = 200
 
-// DefaultNodeGrace lets a test see a node's death within seconds: a kubelet reports
-// every 4 s, so one that missed four reports is gone, not slow.
+// DefaultNodeGrace lets tests notice a node's death within seconds: a kubelet reports every 4 s,
+// and one that missed four reports is considered dead.
 const DefaultNodeGrace = 16 * time.Second
 
-// Options is how a cluster is made. Add-node keeps to them.
+// Options describe a cluster. AddNode uses them too.
 type Options struct {
 	Name string `json:"name"`
-	// Nodes is the number of nodes that Up makes. They are called n1, n2 and so on.
+	// Nodes is the number of nodes that Up creates, named n1, n2 and so on.
 	Nodes     int    `json:"-"`
 	Family    Family `json:"ipFamily"`
 	KubeProxy string `json:"kubeProxy"`
@@ -37,30 +37,28 @@ type Options struct {
 	// PauseImage is for nodes that PauseImages does not name.
 	PauseImage  string            `json:"pauseImage"`
 	PauseImages map[string]string `json:"-"`
-	// Archives are image archives that nodes have before their kubelets start, so
-	// that the nodes' objects name the images from the beginning.
+	// Archives are image archives that nodes load before their kubelets start, so that the nodes
+	// report the images from the beginning.
 	Archives []Archive `json:"-"`
 	// NetworkPolicy runs a controller on each node that enforces NetworkPolicy objects.
 	NetworkPolicy bool `json:"networkPolicy"`
-	// NodeGrace is how long a node may be silent before it is NotReady, and its pods
-	// with it.
+	// NodeGrace is how long a node may be silent before it and its pods become NotReady.
 	NodeGrace time.Duration `json:"nodeGrace"`
-	// AuditPolicy is a file with a policy for the API server's audit log, which is
-	// audit.log beside the logs. Empty: there is none.
+	// AuditPolicy is an audit policy file for the API server, which then writes audit.log beside the
+	// logs. Empty: no audit log.
 	AuditPolicy string `json:"-"`
-	// VolumesSize is how many bytes all volumes have together, in memory; 0 is what the
-	// machine's disk has.
+	// VolumesSize is the total size of all volumes in bytes, in memory; 0 means limited by the disk.
 	VolumesSize int64 `json:"volumesSize"`
 }
 
 var (
 	namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$`)
-	// A tag is required: the kubelet and the chart under test find the image by it.
+	// A tag is required, because kubelet and chart find the image by it.
 	imagePattern = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+:[A-Za-z0-9_][A-Za-z0-9._-]*$`)
 )
 
-// ValidateName says whether a name can be that of a cluster or of a node: it becomes
-// part of paths, of cgroups and of network namespaces.
+// ValidateName checks the name of a cluster or node, which becomes part of paths, cgroups and
+// network namespaces.
 func ValidateName(what, name string) error {
 	if !namePattern.MatchString(name) {
 		return fmt.Errorf("%s name %q: use at most 40 of a-z, 0-9 and -, and neither begin nor end with -", what, name)
@@ -71,7 +69,7 @@ func ValidateName(what, name string) error {
 	return nil
 }
 
-// Validate looks for every mistake that can be found before anything is made.
+// Validate reports mistakes that can be found before anything is created.
 func (o Options) Validate() error {
 	var errs []error
 	if err := ValidateName("cluster", o.Name); err != nil {
@@ -91,7 +89,8 @@ func (o Options) Validate() error {
 		}
 	}
 	if o.NodeGrace < DefaultNodeGrace {
-		errs = append(errs, fmt.Errorf("--node-grace %s: choose %s or more, four reports of a kubelet", o.NodeGrace, DefaultNodeGrace))
+		errs = append(errs, fmt.Errorf("--node-grace %s: choose %s or more, four reports of a kubelet", o.NodeGrace,
+			DefaultNodeGrace))
 	}
 	if o.VolumesSize < 0 {
 		errs = append(errs, fmt.Errorf("--volumes-size %d: choose a number of bytes, or 0", o.VolumesSize))
@@ -101,7 +100,8 @@ func (o Options) Validate() error {
 	}
 	for node, image := range o.PauseImages {
 		if !o.hasNode(node) {
-			errs = append(errs, fmt.Errorf("--pause-image %s=%s: there will be no such node; the nodes are n1 to n%d", node, image, o.Nodes))
+			errs = append(errs, fmt.Errorf("--pause-image %s=%s: there will be no such node; the nodes are n1 to n%d", node,
+				image, o.Nodes))
 		}
 		if err := validateImage(image); err != nil {
 			errs = append(errs, err)
@@ -109,7 +109,8 @@ func (o Options) Validate() error {
 	}
 	for _, archive := range o.Archives {
 		if archive.Node != "" && !o.hasNode(archive.Node) {
-			errs = append(errs, fmt.Errorf("--load %s=%s: there will be no such node; the nodes are n1 to n%d", archive.Node, archive.Path, o.Nodes))
+			errs = append(errs, fmt.Errorf("--load %s=%s: there will be no such node; the nodes are n1 to n%d", archive.Node,
+				archive.Path, o.Nodes))
 		}
 		errs = append(errs, ValidateArchive(archive.Path))
 	}
@@ -154,7 +155,7 @@ func ParseArchives(values []string) []Archive {
 	var archives []Archive
 	for _, value := range values {
 		archive := Archive{Path: value}
-		// A path may have an equals sign, but what stands before it is no node's name then.
+		// A path may contain an equals sign, but no node name precedes it then.
 		if node, path, found := strings.Cut(value, "="); found && namePattern.MatchString(node) {
 			archive = Archive{Node: node, Path: path}
 		}

@@ -9,7 +9,8 @@ import (
 )
 
 func validOptions() Options {
-	return Options{Name: "test", Nodes: 2, Family: IPv4, KubeProxy: IPTables, PortMap: NFTables, PauseImage: DefaultPauseImage, NodeGrace: DefaultNodeGrace}
+	return Options{Name: "test", Nodes: 2, Family: IPv4, KubeProxy: IPTables, PortMap: NFTables,
+		PauseImage: DefaultPauseImage, NodeGrace: DefaultNodeGrace}
 }
 
 func TestOptionsAreRefusedBeforeAnythingIsMade(t *testing.T) {
@@ -19,28 +20,35 @@ func TestOptionsAreRefusedBeforeAnythingIsMade(t *testing.T) {
 	}
 	for sentence, c := range map[string]struct {
 		change func(*Options)
-		want   string // part of the error; empty for none
+		want   string // expected part of the error; empty for none
 	}{
-		"what up uses by itself is valid":           {func(*Options) {}, ""},
-		"a name must fit in paths":                  {func(o *Options) { o.Name = "../etc" }, "cluster name"},
-		"a name must not be empty":                  {func(o *Options) { o.Name = "" }, "cluster name"},
-		"a name with a dot would end another's":     {func(o *Options) { o.Name = "a.n1" }, "cluster name"},
-		"there is at least one node":                {func(o *Options) { o.Nodes = 0 }, "--nodes"},
-		"there are no more nodes than addresses":    {func(o *Options) { o.Nodes = maxNodes + 1 }, "--nodes"},
-		"the IP family is one of three":             {func(o *Options) { o.Family = "ipv4" }, "--ip-family"},
-		"kube-proxy has two modes here":             {func(o *Options) { o.KubeProxy = "ipvs" }, "--kube-proxy"},
-		"host ports have two modes":                 {func(o *Options) { o.PortMap = "" }, "--portmap"},
-		"a node may be slow":                        {func(o *Options) { o.NodeGrace = DefaultNodeGrace - 1 }, "--node-grace"},
-		"volumes have a size or none":               {func(o *Options) { o.VolumesSize = -1 }, "--volumes-size"},
-		"a pause image needs a tag":                 {func(o *Options) { o.PauseImage = "registry.k8s.io/pause" }, "pause image"},
-		"a pause image needs a registry":            {func(o *Options) { o.PauseImage = "pause:3" }, "pause image"},
-		"a pause image may be of a local registry":  {func(o *Options) { o.PauseImage = "localhost:5000/k8s/pause:3" }, ""},
-		"a pause image for a node that is not made": {func(o *Options) { o.PauseImages = map[string]string{"n3": DefaultPauseImage} }, "no such node"},
-		"an archive that is not there":              {func(o *Options) { o.Archives = []Archive{{Path: "/nowhere.tar"}} }, "no such file"},
-		"an audit policy that is not there":         {func(o *Options) { o.AuditPolicy = "/nowhere.yaml" }, "--audit-policy"},
-		"an archive that is a directory":            {func(o *Options) { o.Archives = []Archive{{Path: "/"}} }, "not a file"},
-		"an archive for a node that is not made":    {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n3"}} }, "no such node"},
-		"an archive for a node":                     {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n2"}} }, ""},
+		"what up uses by itself is valid":        {func(*Options) {}, ""},
+		"a name must fit in paths":               {func(o *Options) { o.Name = "../etc" }, "cluster name"},
+		"a name must not be empty":               {func(o *Options) { o.Name = "" }, "cluster name"},
+		"a name with a dot would end another's":  {func(o *Options) { o.Name = "a.n1" }, "cluster name"},
+		"there is at least one node":             {func(o *Options) { o.Nodes = 0 }, "--nodes"},
+		"there are no more nodes than addresses": {func(o *Options) { o.Nodes = maxNodes + 1 }, "--nodes"},
+		"the IP family is one of three":          {func(o *Options) { o.Family = "ipv4" }, "--ip-family"},
+		"kube-proxy has two modes here":          {func(o *Options) { o.KubeProxy = "ipvs" }, "--kube-proxy"},
+		"host ports have two modes":              {func(o *Options) { o.PortMap = "" }, "--portmap"},
+		"a node may be slow": {func(o *Options) { o.NodeGrace = DefaultNodeGrace - 1 },
+			"--node-grace"},
+		"volumes have a size or none": {func(o *Options) { o.VolumesSize = -1 }, "--volumes-size"},
+		"a pause image needs a tag": {func(o *Options) { o.PauseImage = "registry.k8s.io/pause" },
+			"pause image"},
+		"a pause image needs a registry":           {func(o *Options) { o.PauseImage = "pause:3" }, "pause image"},
+		"a pause image may be of a local registry": {func(o *Options) { o.PauseImage = "localhost:5000/k8s/pause:3" }, ""},
+		"a pause image for a node that is not made": {func(
+			o *Options) {
+			o.PauseImages = map[string]string{"n3": DefaultPauseImage}
+		}, "no such node"},
+		"an archive that is not there": {func(o *Options) { o.Archives = []Archive{{Path: "/nowhere.tar"}} },
+			"no such file"},
+		"an audit policy that is not there": {func(o *Options) { o.AuditPolicy = "/nowhere.yaml" }, "--audit-policy"},
+		"an archive that is a directory":    {func(o *Options) { o.Archives = []Archive{{Path: "/"}} }, "not a file"},
+		"an archive for a node that is not made": {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n3"}} },
+			"no such node"},
+		"an archive for a node": {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n2"}} }, ""},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			o := validOptions()
@@ -58,7 +66,8 @@ func TestOptionsAreRefusedBeforeAnythingIsMade(t *testing.T) {
 
 func TestEveryMistakeIsNamedAtOnce(t *testing.T) {
 	err := Options{}.Validate()
-	for _, part := range []string{"cluster name", "--nodes", "--ip-family", "--kube-proxy", "--portmap", "--node-grace", "pause image"} {
+	for _, part := range []string{"cluster name", "--nodes", "--ip-family", "--kube-proxy", "--portmap", "--node-grace",
+		"pause image"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is not in the error: %v", part, err)
 		}
@@ -108,7 +117,8 @@ func TestTaintsAndLabelsOfNodes(t *testing.T) {
 			t.Errorf("taint %q: %v", text, err)
 		}
 	}
-	for text, valid := range map[string]bool{"zone=edge": true, "example.com/zone=": true, "zone": false, "=x": false, "a=b c": false} {
+	for text, valid := range map[string]bool{"zone=edge": true, "example.com/zone=": true, "zone": false, "=x": false,
+		"a=b c": false} {
 		if err := validateLabels([]string{text}); (err == nil) != valid {
 			t.Errorf("label %q: %v", text, err)
 		}

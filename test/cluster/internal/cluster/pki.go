@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// lifetime of certificates: a test cluster is not meant to see a second month.
+// lifetime of certificates: longer than a test cluster is used.
 const lifetime = 30 * 24 * time.Hour
 
 // Files of the control plane's certificates and keys, in configDir.
@@ -29,8 +29,7 @@ const (
 	serviceAccountPub = "service-account.pub"
 )
 
-// authority is the one CA of a cluster. It signs the API server's certificate and
-// all clients.
+// authority is the CA of a cluster. It signs the API server's certificate and those of all clients.
 type authority struct {
 	cert    *x509.Certificate
 	key     *ecdsa.PrivateKey
@@ -91,8 +90,9 @@ func (c *Cluster) loadAuthority() (*authority, error) {
 	return parseAuthority(certPEM, key)
 }
 
-// issue makes a certificate: a server's if it has names, else a client's.
-func (a *authority) issue(now time.Time, subject pkix.Name, addresses []net.IP, names ...string) (certPEM, keyPEM []byte, err error) {
+// issue issues a server certificate if there are names, otherwise a client certificate.
+func (a *authority) issue(now time.Time, subject pkix.Name, addresses []net.IP, names ...string) (certPEM,
+	keyPEM []byte, err error) {
 	key, err := newKey()
 	if err != nil {
 		return nil, nil, err
@@ -123,7 +123,7 @@ func (a *authority) issue(now time.Time, subject pkix.Name, addresses []net.IP, 
 	return encodeCertificate(der), keyPEM, err
 }
 
-// writePKI makes the CA and what the control plane's processes need.
+// writePKI creates the CA and the certificates of the control plane's processes.
 func (c *Cluster) writePKI(now time.Time) (*authority, error) {
 	ca, err := newAuthority(now)
 	if err != nil {
@@ -142,7 +142,8 @@ func (c *Cluster) writePKI(now time.Time) (*authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	clientCert, clientKey, err := ca.issue(now, pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{adminGroup}}, nil)
+	clientCert, clientKey, err := ca.issue(now, pkix.Name{CommonName: "kube-apiserver-kubelet-client",
+		Organization: []string{adminGroup}}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -37,7 +37,8 @@ func TestTheKubeconfigFitsTheAPIServersCertificate(t *testing.T) {
 			}
 			roots := x509.NewCertPool()
 			roots.AppendCertsFromPEM(server.CertificateAuthorityData)
-			names := append([]string{"127.0.0.1", "localhost", "kubernetes.default.svc"}, texts(append(family.ControlPlane(), family.APIService()...))...)
+			names := append([]string{"127.0.0.1", "localhost", "kubernetes.default.svc"},
+				texts(append(family.ControlPlane(), family.APIService()...))...)
 			for _, name := range names {
 				if _, err := pair.Leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: roots, CurrentTime: now}); err != nil {
 					t.Errorf("%s: %v", name, err)
@@ -48,7 +49,8 @@ func TestTheKubeconfigFitsTheAPIServersCertificate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := client.Leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+			if _, err := client.Leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now,
+				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 				t.Errorf("the administrator's certificate: %v", err)
 			}
 			if info, err := os.Stat(c.Kubeconfig()); err != nil || info.Mode().Perm() != 0o600 {

@@ -6,22 +6,22 @@ import (
 	"strings"
 )
 
-// Family is the IP families of a cluster, in the words of a Service's ipFamilyPolicy.
+// Family is the IP families of a cluster, in the terms of a Service's ipFamilyPolicy.
 type Family string
 
-// The families. DualStack prefers IPv4, as most clusters of that kind do.
+// The families. DualStack prefers IPv4, as most dual-stack clusters do.
 const (
 	IPv4      Family = "IPv4"
 	IPv6      Family = "IPv6"
 	DualStack Family = "DualStack"
 )
 
-// family holds the addresses of one IP family. No packet with one of them leaves
-// the cluster's namespaces, so that all clusters use the same.
+// family holds the addresses of one IP family. No packet with them leaves the cluster's namespaces,
+// so that all clusters use the same addresses.
 type family struct {
-	fabric   netip.Prefix // joins control plane and nodes
+	fabric   netip.Prefix // connects control plane and nodes
 	pods     netip.Prefix // of all nodes
-	podBits  int          // length of one node's part of pods
+	podBits  int          // prefix length of one node's part of pods
 	services netip.Prefix
 }
 
@@ -40,8 +40,8 @@ var (
 	}
 )
 
-// Positions in a range of addresses: a Service range's first is the API server's,
-// its tenth by custom the DNS's; nodes come after the control plane.
+// Offsets in a range of addresses. In the Service range, the API server has the first and DNS by
+// convention the tenth address; nodes follow the control plane.
 const (
 	firstAddress    = 1
 	dnsAddress      = 10
@@ -74,7 +74,7 @@ func (f Family) DNSService() []netip.Addr {
 	return f.each(func(a family) netip.Addr { return nth(a.services.Addr(), dnsAddress) })
 }
 
-// Node returns the addresses of the node with an index from 1 on.
+// Node returns the addresses of the node with an index, counted from 1.
 func (f Family) Node(index int) []netip.Addr {
 	return f.each(func(a family) netip.Addr { return nth(a.fabric.Addr(), nodeAddressBase+uint64(index)) })
 }
@@ -87,12 +87,12 @@ func (f Family) each(address func(family) netip.Addr) []netip.Addr {
 	return addresses
 }
 
-// NodePods returns the ranges of the pods of one node.
+// NodePods returns the pod ranges of a node.
 func (f Family) NodePods(index int) []netip.Prefix {
 	var ranges []netip.Prefix
 	for _, a := range f.families() {
 		bytes := a.pods.Addr().AsSlice()
-		// The number of a node stands in the last 16 bits (IPv6) or 8 bits (IPv4) of the prefix.
+		// The node's index is in the last 16 bits (IPv6) or 8 bits (IPv4) of the prefix.
 		bytes[a.podBits/8-1] = byte(index)
 		address, _ := netip.AddrFromSlice(bytes)
 		ranges = append(ranges, netip.PrefixFrom(address, a.podBits))
@@ -118,17 +118,17 @@ func (f Family) Services() []netip.Prefix {
 	return ranges
 }
 
-// onFabric returns an address with the length of the fabric's prefix.
+// onFabric returns an address with the fabric's prefix length.
 func (f Family) onFabric(address netip.Addr) netip.Prefix {
 	for _, a := range f.families() {
 		if a.fabric.Contains(address) {
 			return netip.PrefixFrom(address, a.fabric.Bits())
 		}
 	}
-	panic("not an address of the fabric: " + address.String()) // callers pass ControlPlane and Node
+	panic("address outside the fabric:" + address.String()) // callers pass ControlPlane and Node
 }
 
-// unspecified is the address on which a server of this family listens everywhere.
+// unspecified is the family's wildcard address.
 func (f Family) unspecified() string {
 	if f == IPv4 {
 		return "0.0.0.0"
@@ -136,16 +136,16 @@ func (f Family) unspecified() string {
 	return "::"
 }
 
-// nth returns the address n after a.
+// nth returns the n-th address after a.
 func nth(a netip.Addr, n uint64) netip.Addr {
 	bytes := a.AsSlice()
-	low := bytes[len(bytes)-4:] // the ranges of the plan never carry further
+	low := bytes[len(bytes)-4:] // ranges of the plan do not overflow
 	binary.BigEndian.PutUint32(low, binary.BigEndian.Uint32(low)+uint32(n))
 	next, _ := netip.AddrFromSlice(bytes)
 	return next
 }
 
-// join writes addresses or ranges with commas, as Kubernetes' flags take them.
+// join joins addresses or ranges with commas, for Kubernetes' flags.
 func join[T interface{ String() string }](items []T) string {
 	return strings.Join(texts(items), ",")
 }

@@ -8,9 +8,10 @@ import (
 
 func TestThePlanGivesEachFamilyItsAddresses(t *testing.T) {
 	for family, want := range map[Family]struct{ controlPlane, api, dns, node2, pods2, allPods string }{
-		IPv4:      {"172.30.0.1", "10.96.0.1", "10.96.0.10", "172.30.0.12", "10.77.2.0/24", "10.77.0.0/16"},
-		IPv6:      {"fd30::1", "fd96::1", "fd96::a", "fd30::c", "fd77:0:0:2::/64", "fd77::/48"},
-		DualStack: {"172.30.0.1,fd30::1", "10.96.0.1,fd96::1", "10.96.0.10,fd96::a", "172.30.0.12,fd30::c", "10.77.2.0/24,fd77:0:0:2::/64", "10.77.0.0/16,fd77::/48"},
+		IPv4: {"172.30.0.1", "10.96.0.1", "10.96.0.10", "172.30.0.12", "10.77.2.0/24", "10.77.0.0/16"},
+		IPv6: {"fd30::1", "fd96::1", "fd96::a", "fd30::c", "fd77:0:0:2::/64", "fd77::/48"},
+		DualStack: {"172.30.0.1,fd30::1", "10.96.0.1,fd96::1", "10.96.0.10,fd96::a", "172.30.0.12,fd30::c",
+			"10.77.2.0/24,fd77:0:0:2::/64", "10.77.0.0/16,fd77::/48"},
 	} {
 		t.Run(string(family), func(t *testing.T) {
 			for _, c := range []struct{ what, got, want string }{

@@ -18,22 +18,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Process is one that this package started, as it is kept on disk: enough to
-// recognise it later, and to start it again.
+// A Process is a process of the cluster as recorded on disk: enough to recognize it later and to
+// start it again.
 type Process struct {
-	// ID names the process and its log: "etcd", or "kubelet.n1" for one of a node.
+	// ID names the process and its log: "etcd", or "kubelet.n1" on a node.
 	ID string `json:"id"`
 	// Node is empty for a process of the control plane.
 	Node string   `json:"node,omitempty"`
 	Args []string `json:"args"`
 	// OnHost keeps the process in the host's network namespace.
 	OnHost bool `json:"onHost,omitempty"`
-	// Holds gives it a mount and a host name namespace of its own.
+	// Holds gives it its own mount and host name namespaces.
 	Holds bool `json:"holds,omitempty"`
 
 	PID int `json:"pid"`
-	// Start is when it was started, in clock ticks since boot. Together with PID it
-	// names one process for as long as the machine runs.
+	// Start is the start time in clock ticks since boot. Together with PID it identifies a process
+	// until the machine reboots.
 	Start uint64 `json:"start"`
 }
 
@@ -44,7 +44,7 @@ const (
 	Dead    = "dead"
 )
 
-// State says whether it runs, by the process table.
+// State returns the state according to /proc.
 func (p Process) State() string {
 	stat, err := readStat(p.PID)
 	switch {
@@ -57,7 +57,7 @@ func (p Process) State() string {
 	}
 }
 
-// signal sends a signal to the process if it is still the one that was started.
+// signal sends a signal to the process if it is still the same one.
 func (p Process) signal(s unix.Signal) error {
 	if p.PID <= 0 {
 		return os.ErrProcessDone
@@ -67,7 +67,7 @@ func (p Process) signal(s unix.Signal) error {
 		return os.ErrProcessDone
 	}
 	defer closeHandle(handle)
-	if p.State() == Dead { // asked while the handle keeps the id from meaning another one
+	if p.State() == Dead { // checked while the pidfd prevents reuse of the PID
 		return os.ErrProcessDone
 	}
 	if err := unix.PidfdSendSignal(handle, s, nil, 0); err != nil {
@@ -76,8 +76,8 @@ func (p Process) signal(s unix.Signal) error {
 	return nil
 }
 
-// killIf kills a process for which ours holds, without a moment in which the id
-// could come to mean another one.
+// killIf kills a process for which ours returns true. A pidfd excludes that the PID is reused in
+// between.
 func killIf(pid int, ours func() bool) {
 	handle, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -85,11 +85,11 @@ func killIf(pid int, ours func() bool) {
 	}
 	defer closeHandle(handle)
 	if ours() {
-		_ = unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0) // it fails only when the process has ended
+		_ = unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0) // fails only if the process has ended
 	}
 }
 
-func closeHandle(handle int) { _ = unix.Close(handle) } // nothing was written that could be lost
+func closeHandle(handle int) { _ = unix.Close(handle) } // nothing was written
 
 type stat struct {
 	state byte
@@ -104,14 +104,14 @@ func readStat(pid int) (stat, error) {
 	return parseStat(string(content))
 }
 
-// parseStat reads proc_pid_stat(5). The program's name, in parentheses, may
-// itself have spaces and parentheses.
+// parseStat parses proc_pid_stat(5). The program's name, in parentheses, may contain spaces and
+// parentheses.
 func parseStat(content string) (stat, error) {
 	end := strings.LastIndexByte(content, ')')
 	fields := strings.Fields(content[end+1:])
-	const stateField, startField = 0, 19 // the third and the twenty-second of all
+	const stateField, startField = 0, 19 // fields 3 and 22
 	if end < 0 || len(fields) <= startField {
-		return stat{}, fmt.Errorf("not a process's stat: %q", content)
+		return stat{}, fmt.Errorf("invalid stat of a process: %q", content)
 	}
 	start, err := strconv.ParseUint(fields[startField], 10, 64)
 	if err != nil {
@@ -120,7 +120,7 @@ func parseStat(content string) (stat, error) {
 	return stat{state: fields[stateField][0], start: start}, nil
 }
 
-// A ComponentError is a failure that one process of the cluster is to blame for.
+// A ComponentError is a failure caused by a process of the cluster.
 type ComponentError struct {
 	ID, LogPath string
 	Err         error
@@ -129,11 +129,11 @@ type ComponentError struct {
 func (e *ComponentError) Error() string { return fmt.Sprintf("%s: %v", e.ID, e.Err) }
 func (e *ComponentError) Unwrap() error { return e.Err }
 
-// LogTail returns the last lines of the log of the process.
+// LogTail returns the last lines of the process's log.
 func (e *ComponentError) LogTail(lines int) string { return tail(e.LogPath, lines) }
 
 func tail(path string, lines int) string {
-	const enough = 32 << 10 // bytes; long lines are common in these logs
+	const enough = 32 << 10 // bytes; these logs often have long lines
 	f, err := os.Open(path)
 	if err != nil {
 		return ""
@@ -151,9 +151,8 @@ func tail(path string, lines int) string {
 	return strings.Join(all, "\n")
 }
 
-// start starts a process of the cluster and records it. While this program runs
-// on, the end of the process cancels the context with a ComponentError, so that
-// whoever waits for anything learns of it at once.
+// start starts a process of the cluster and records it. As long as this program runs, the end of
+// the process cancels the context with a ComponentError, which ends all waiting.
 func (c *Cluster) start(p Process) error {
 	logFile, err := os.OpenFile(c.logPath(p.ID), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -188,7 +187,7 @@ func (c *Cluster) start(p Process) error {
 	return c.record(p)
 }
 
-// record keeps a process on disk.
+// record writes the record of a process to disk.
 func (c *Cluster) record(p Process) error {
 	content, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
@@ -200,7 +199,7 @@ func (c *Cluster) record(p Process) error {
 	return nil
 }
 
-// Processes returns every process of the cluster that was recorded, in order of ID.
+// Processes returns all recorded processes of the cluster, sorted by ID.
 func (c *Cluster) Processes() ([]Process, error) {
 	files, err := filepath.Glob(filepath.Join(c.dir, processDir, "*.json"))
 	if err != nil {
@@ -225,7 +224,7 @@ func (c *Cluster) Processes() ([]Process, error) {
 	return processes, nil
 }
 
-// Process returns the record of one process.
+// Process returns the record of a process.
 func (c *Cluster) Process(id string) (Process, error) {
 	processes, err := c.Processes()
 	if err != nil {
@@ -241,8 +240,8 @@ func (c *Cluster) Process(id string) (Process, error) {
 	return Process{}, fmt.Errorf("cluster %s has no component %q: it has %s", c.Options.Name, id, strings.Join(ids, ", "))
 }
 
-// Kill ends one component the hard way, as a crash would, and returns when it has
-// ended. Nothing starts it again but Restart.
+// Kill kills a component as a crash would, and returns when it has ended. Only Restart starts it
+// again.
 func (c *Cluster) Kill(ctx context.Context, id string) error {
 	if err := c.signal(id, unix.SIGKILL); err != nil {
 		return err
@@ -250,11 +249,10 @@ func (c *Cluster) Kill(ctx context.Context, id string) error {
 	return c.waitForEnd(ctx, id)
 }
 
-// Pause stops one component as a hanging one would be: it keeps its connections
-// and answers nothing.
+// Pause stops a component as if it hung: connections stay open without a response.
 func (c *Cluster) Pause(id string) error { return c.signal(id, unix.SIGSTOP) }
 
-// Resume undoes Pause.
+// Resume reverts Pause.
 func (c *Cluster) Resume(id string) error { return c.signal(id, unix.SIGCONT) }
 
 func (c *Cluster) signal(id string, s unix.Signal) error {
@@ -264,24 +262,24 @@ func (c *Cluster) signal(id string, s unix.Signal) error {
 	}
 	err = p.signal(s)
 	if errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("%s does not run: testcluster restart %s --name %s", id, id, c.Options.Name)
+		return fmt.Errorf("%s is not running: testcluster restart %s --name %s", id, id, c.Options.Name)
 	}
 	return err
 }
 
 func (c *Cluster) waitForEnd(ctx context.Context, id string) error {
-	const limit = 10 * time.Second // a killed process may have much memory to give back
+	const limit = 10 * time.Second // the kernel may have much memory to free
 	return c.waitFor(ctx, id, "its end", limit, func(context.Context) error {
 		p, err := c.Process(id)
 		if err == nil && p.State() != Dead {
-			err = errors.New("still there")
+			err = errors.New("still running")
 		}
 		return err
 	})
 }
 
-// Restart ends a component, unless it has ended, starts it the way it was started
-// before, and waits until it is of use.
+// Restart kills a component if it is running, starts it with the same arguments, and waits until it
+// is usable.
 func (c *Cluster) Restart(ctx context.Context, id string) error {
 	unlock, err := c.lock(ctx)
 	if err != nil {
@@ -309,8 +307,7 @@ func (c *Cluster) Restart(ctx context.Context, id string) error {
 	return c.waitForUse(ctx, p)
 }
 
-// waitForUse waits until a component that was started does its work, as far as it
-// can be asked.
+// waitForUse waits until a started component works, as far as that can be checked.
 func (c *Cluster) waitForUse(ctx context.Context, p Process) error {
 	switch strings.TrimSuffix(p.ID, "."+p.Node) {
 	case etcd, apiServer, forwarder:
@@ -330,9 +327,10 @@ func (c *Cluster) waitForUse(ctx context.Context, p Process) error {
 	}
 }
 
-// waitFor asks until check is content, the cluster fails or the time is over. The
-// component is to blame for the latter.
-func (c *Cluster) waitFor(ctx context.Context, id, what string, limit time.Duration, check func(context.Context) error) error {
+// waitFor polls until check returns nil, the cluster fails, or the time is over, for which it
+// blames the component.
+func (c *Cluster) waitFor(ctx context.Context, id, what string, limit time.Duration,
+	check func(context.Context) error) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	for {

@@ -21,7 +21,8 @@ func TestTheStartTimeIsReadWhateverTheProgramIsCalled(t *testing.T) {
 			t.Errorf("%s: got %+v, %v", name, s, err)
 		}
 	}
-	for _, bad := range []string{"", "42 (sleep) S 1", "42 sleep S" + strings.Repeat(" x", 30), "42 (sleep) S" + strings.Repeat(" x", 30)} {
+	for _, bad := range []string{"", "42 (sleep) S 1", "42 sleep S" + strings.Repeat(" x", 30),
+		"42 (sleep) S" + strings.Repeat(" x", 30)} {
 		if _, err := parseStat(bad); err == nil {
 			t.Errorf("%q was accepted", bad)
 		}
@@ -41,7 +42,7 @@ func TestOnlyTheProcessThatWasStartedIsSignalled(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The same number, but of a process that started at another time.
+	// The same PID, but of a process that started at another time.
 	other := Process{ID: "sleep", PID: cmd.Process.Pid, Start: s.start + 1}
 	if got := other.State(); got != Dead {
 		t.Errorf("a process of another time is %s", got)
@@ -99,7 +100,8 @@ func TestRecordsOfProcessesAreReadBack(t *testing.T) {
 		}
 	}
 	got, err := c.Process("kubelet.n1")
-	if err != nil || got.PID != want.PID || got.Start != want.Start || got.Node != want.Node || strings.Join(got.Args, " ") != "kubelet --v=2" {
+	if err != nil || got.PID != want.PID || got.Start != want.Start || got.Node != want.Node ||
+		strings.Join(got.Args, " ") != "kubelet --v=2" {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	if _, err := c.Process("kubelet"); err == nil || !strings.Contains(err.Error(), "etcd, kubelet.n1") {
@@ -112,7 +114,8 @@ func TestWaitingEndsWhenAComponentDoes(t *testing.T) {
 	ctx, done := c.watch(context.Background())
 	defer done()
 	c.fail(&ComponentError{ID: "etcd", Err: errors.New("exit status 1")})
-	err := c.waitFor(ctx, "kube-apiserver", "/readyz", time.Hour, func(context.Context) error { return errors.New("not yet") })
+	err := c.waitFor(ctx, "kube-apiserver", "/readyz", time.Hour,
+		func(context.Context) error { return errors.New("not yet") })
 	var guilty *ComponentError
 	if !errors.As(err, &guilty) || guilty.ID != "etcd" {
 		t.Errorf("got %v", err)
@@ -124,7 +127,8 @@ func TestWaitingTooLongBlamesTheComponent(t *testing.T) {
 	if err := os.WriteFile(c.logPath("coredns"), []byte("one\ntwo\nthree\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err := c.waitFor(context.Background(), "coredns", "its readiness", time.Millisecond, func(context.Context) error { return errors.New("refused") })
+	err := c.waitFor(context.Background(), "coredns", "its readiness", time.Millisecond,
+		func(context.Context) error { return errors.New("refused") })
 	var guilty *ComponentError
 	if !errors.As(err, &guilty) || guilty.ID != "coredns" || !strings.Contains(err.Error(), "refused") {
 		t.Fatalf("got %v", err)

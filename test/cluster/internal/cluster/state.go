@@ -17,7 +17,7 @@ import (
 // StateRoot holds a directory for each cluster.
 const StateRoot = "/var/lib/zarf-registry-test"
 
-// What stands in a cluster's directory.
+// Contents of a cluster's directory.
 const (
 	stateFile      = "cluster.json"
 	kubeconfigFile = "kubeconfig" // for use on the host
@@ -29,7 +29,7 @@ const (
 	volumeDir      = "volumes" // one directory for each PersistentVolume
 )
 
-// Names of members and of processes that more than one file speaks of.
+// Names of members and processes used in several files.
 const (
 	controlPlaneName = "cp"
 	systemCgroup     = "system" // what is not in a pod
@@ -48,15 +48,15 @@ type Node struct {
 	Taints     []string `json:"taints,omitempty"`
 }
 
-// A Cluster is one cluster on this machine. Its methods that change something
-// hold the cluster's lock, so that two of them never overlap.
+// A Cluster is a cluster on this machine. Methods that change something hold the cluster's lock, so
+// that they never overlap.
 type Cluster struct {
 	Options Options `json:"options"`
 	Nodes   []Node  `json:"nodes"`
-	// NextIndex is the address of the next node. Those of removed nodes are not used
-	// again, because their connections may still be remembered somewhere.
+	// NextIndex determines the address of the next node. Addresses of removed nodes are not reused,
+	// because connections to them may still be tracked.
 	NextIndex int `json:"nextIndex"`
-	// Port is where the API server is reached on the host's 127.0.0.1.
+	// Port is the API server's port on the host's 127.0.0.1.
 	Port int `json:"port"`
 
 	dir string
@@ -70,7 +70,7 @@ func newCluster(options Options, log func(string, ...any)) *Cluster {
 	return &Cluster{Options: options, NextIndex: 1, dir: filepath.Join(StateRoot, options.Name), log: log}
 }
 
-// Open finds a cluster that Up made. Progress of later changes goes to log.
+// Open opens a cluster that Up created. Progress of later changes goes to log.
 func Open(name string, log func(format string, args ...any)) (*Cluster, error) {
 	if err := ValidateName("cluster", name); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func Open(name string, log func(format string, args ...any)) (*Cluster, error) {
 	c := newCluster(Options{Name: name}, log)
 	content, err := os.ReadFile(filepath.Join(c.dir, stateFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("there is no cluster %q: testcluster up --name %s", name, name)
+		return nil, fmt.Errorf("cluster %q does not exist: testcluster up --name %s", name, name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading cluster %s: %w", name, err)
@@ -89,7 +89,7 @@ func Open(name string, log func(format string, args ...any)) (*Cluster, error) {
 	return c, nil
 }
 
-// List returns the names of all clusters on this machine, half-made ones included.
+// List returns the names of all clusters on this machine, including incomplete ones.
 func List() ([]string, error) {
 	entries, err := os.ReadDir(StateRoot)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -115,7 +115,7 @@ func (c *Cluster) save() error {
 	return nil
 }
 
-// watch returns a context that ends when a process of the cluster does.
+// watch returns a context that ends when a process of the cluster ends.
 func (c *Cluster) watch(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c.mu.Lock()
@@ -137,8 +137,8 @@ func (c *Cluster) fail(err error) {
 	}
 }
 
-// lock makes the cluster's directory and waits until no other process changes the
-// cluster. The lock is on the directory itself, so that nothing is left of it.
+// lock creates the cluster's directory and waits until no other process changes the cluster. The
+// directory itself is locked, so that no lock file is left.
 func (c *Cluster) lock(ctx context.Context) (unlock func(), err error) {
 	for {
 		if err := os.MkdirAll(c.dir, 0o755); err != nil {
@@ -155,7 +155,7 @@ func (c *Cluster) lock(ctx context.Context) (unlock func(), err error) {
 			dir.Close()
 			return nil, err
 		}
-		// Whoever held it before may have removed the directory.
+		// The previous holder may have removed the directory.
 		locked, err1 := dir.Stat()
 		current, err2 := os.Stat(c.dir)
 		if err1 == nil && err2 == nil && os.SameFile(locked, current) {
@@ -202,11 +202,11 @@ func (c *Cluster) LogDir() string { return c.path(logDir) }
 // Kubeconfig returns the path of the kubeconfig that works on the host.
 func (c *Cluster) Kubeconfig() string { return c.path(kubeconfigFile) }
 
-// self is the copy of this program that the cluster's processes run, so that
-// rebuilding the original does not disturb them.
+// self is the copy of this program that the cluster's processes run, so that rebuilding the
+// original does not affect them.
 func (c *Cluster) self() string { return c.path(binDir, "testcluster") }
 
-// environment is what processes of the cluster and commands on nodes get.
+// environment is the environment of the cluster's processes and of commands on nodes.
 func (c *Cluster) environment() []string {
 	return []string{
 		"PATH=" + c.path(binDir) + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -214,7 +214,7 @@ func (c *Cluster) environment() []string {
 		"KUBECONFIG=" + c.path(configDir, adminConfig),
 		"CONTAINERD_ADDRESS=" + containerdSocket,
 		"CONTAINERD_NAMESPACE=k8s.io",
-		"CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1", // of cgroup version 1, at every call of ctr
+		"CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1", // about cgroup version 1, at every call of ctr
 	}
 }
 
@@ -227,7 +227,7 @@ func (c *Cluster) node(name string) (Node, error) {
 	return Node{}, fmt.Errorf("cluster %s has no node %q", c.Options.Name, name)
 }
 
-// writeFile replaces a file in one step: a reader sees the old or the new one.
+// writeFile replaces a file atomically.
 func writeFile(path string, content []byte) error {
 	temporary := path + ".tmp"
 	if err := os.WriteFile(temporary, content, 0o600); err != nil {
@@ -236,8 +236,8 @@ func writeFile(path string, content []byte) error {
 	return os.Rename(temporary, path)
 }
 
-// linkOrCopy puts a file at a second place. Being a link or a copy and not a
-// symbolic link, it works on a node that does not see the first place.
+// linkOrCopy puts a file at a second path. As a link or copy, unlike a symbolic link, it works on a
+// node that does not see the first path.
 func linkOrCopy(from, to string) error {
 	if err := os.Link(from, to); err == nil {
 		return nil

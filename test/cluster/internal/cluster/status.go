@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Status is what testcluster status prints.
+// Status is the output of testcluster status.
 type Status struct {
 	Name       string            `json:"name"`
 	Options    Options           `json:"options"`
@@ -16,7 +16,7 @@ type Status struct {
 	Logs       string            `json:"logs"`
 	Components []ComponentStatus `json:"components"`
 	Nodes      []NodeStatus      `json:"nodes"`
-	// APIError says why Ready of the nodes is not known.
+	// APIError says why the nodes' Ready is unknown.
 	APIError string `json:"apiError,omitempty"`
 }
 
@@ -36,7 +36,7 @@ type NodeStatus struct {
 	Ready     bool     `json:"ready"`
 }
 
-// Healthy says whether everything runs.
+// Healthy reports whether everything is running.
 func (s Status) Healthy() bool {
 	for _, component := range s.Components {
 		if component.State != Running {
@@ -51,7 +51,7 @@ func (s Status) Healthy() bool {
 	return s.APIError == ""
 }
 
-// Status looks at processes and asks the API server about nodes.
+// Status checks processes and lists nodes from the API server.
 func (c *Cluster) Status(ctx context.Context) (Status, error) {
 	s := Status{
 		Name: c.Options.Name, Options: c.Options,

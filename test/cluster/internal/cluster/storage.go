@@ -34,7 +34,8 @@ const (
 // startStorage starts the provisioner and makes its StorageClass the default.
 func (c *Cluster) startStorage(ctx context.Context, client kubernetes.Interface) error {
 	class := &storagev1.StorageClass{
-		ObjectMeta:  metav1.ObjectMeta{Name: storageClass, Annotations: map[string]string{"storageclass.kubernetes.io/is-default-class": "true"}},
+		ObjectMeta: metav1.ObjectMeta{Name: storageClass,
+			Annotations: map[string]string{"storageclass.kubernetes.io/is-default-class": "true"}},
 		Provisioner: provisionerDriver,
 	}
 	if _, err := client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
@@ -47,10 +48,9 @@ func (c *Cluster) startStorage(ctx context.Context, client kubernetes.Interface)
 	}})
 }
 
-// Provision makes a directory and a PersistentVolume for each claim of the
-// StorageClass, and removes both when the claim is gone, until the context ends.
-// A volume has no node affinity: all nodes see the same directory, so that it can
-// follow a pod to another node. Its size is not enforced.
+// Provision creates a directory and a PersistentVolume for each claim of the StorageClass, and
+// removes both once the claim is gone, until the context ends. A volume has no node affinity: all
+// nodes see the same directory, so it can follow a pod to another node. Its size is not enforced.
 func Provision(ctx context.Context, kubeconfig, volumes string, log *slog.Logger) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -71,7 +71,7 @@ func Provision(ctx context.Context, kubeconfig, volumes string, log *slog.Logger
 	notify := func() {
 		select {
 		case changed <- struct{}{}:
-		default: // somebody has said so
+		default: // already reported
 		}
 	}
 	handler := cache.ResourceEventHandlerFuncs{
@@ -91,7 +91,7 @@ func Provision(ctx context.Context, kubeconfig, volumes string, log *slog.Logger
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
 	for {
-		// Everything is looked at each time: a test cluster has a handful of volumes.
+		// Each pass looks at everything: a test cluster has a handful of volumes.
 		again := time.Minute
 		if err := p.reconcile(ctx); err != nil {
 			log.Error("reconciling volumes", "error", err)
@@ -121,7 +121,8 @@ func (p *volumeProvisioner) reconcile(ctx context.Context) error {
 	errs = append(errs, err)
 	for _, claim := range claims {
 		// The volume controller sets the annotation once it has found the class.
-		if claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil || claim.Annotations[annotationDriver] != provisionerDriver || claim.Spec.StorageClassName == nil {
+		if claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil ||
+			claim.Annotations[annotationDriver] != provisionerDriver || claim.Spec.StorageClassName == nil {
 			continue
 		}
 		class, err := p.classes.Get(*claim.Spec.StorageClassName)
@@ -142,13 +143,14 @@ func (p *volumeProvisioner) reconcile(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (p *volumeProvisioner) provision(ctx context.Context, claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
+func (p *volumeProvisioner) provision(ctx context.Context, claim *corev1.PersistentVolumeClaim,
+	class *storagev1.StorageClass) error {
 	volume := volumeFor(claim, class, p.dir)
 	if _, err := p.volumes.Get(volume.Name); err == nil {
-		return nil // made, and not yet bound
+		return nil // created, but not bound yet
 	}
 	path := volume.Spec.HostPath.Path
-	// Any user may write, as a volume with fsGroup would allow: hostPath has no fsGroup.
+	// Any user may write, as with fsGroup, which hostPath does not support.
 	const mode = 0o777
 	if err := errors.Join(os.MkdirAll(path, mode), os.Chmod(path, mode)); err != nil {
 		return fmt.Errorf("making the directory of claim %s/%s: %w", claim.Namespace, claim.Name, err)
@@ -168,16 +170,18 @@ func (p *volumeProvisioner) reclaim(ctx context.Context, volume *corev1.Persiste
 	if err := os.RemoveAll(volume.Spec.HostPath.Path); err != nil {
 		return fmt.Errorf("removing the directory of volume %s: %w", volume.Name, err)
 	}
-	if err := p.client.CoreV1().PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	if err := p.client.CoreV1().PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}); err != nil &&
+		!apierrors.IsNotFound(err) {
 		return fmt.Errorf("deleting volume %s: %w", volume.Name, err)
 	}
 	p.log.Info("volume removed", "volume", volume.Name)
 	return nil
 }
 
-// volumeFor returns the volume that satisfies a claim. Its name comes from the
-// claim's UID, so that making it twice is impossible.
-func volumeFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, dir string) *corev1.PersistentVolume {
+// volumeFor returns the volume for a claim. Its name is derived from the claim's UID, so that it
+// cannot be created twice.
+func volumeFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass,
+	dir string) *corev1.PersistentVolume {
 	name := "pvc-" + string(claim.UID)
 	reclaim := corev1.PersistentVolumeReclaimDelete
 	if class.ReclaimPolicy != nil {
@@ -187,7 +191,8 @@ func volumeFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClas
 	return &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{annotationProvidedBy: provisionerDriver}},
 		Spec: corev1.PersistentVolumeSpec{
-			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: claim.Spec.Resources.Requests[corev1.ResourceStorage]},
+			Capacity: corev1.ResourceList{
+				corev1.ResourceStorage: claim.Spec.Resources.Requests[corev1.ResourceStorage]},
 			AccessModes:                   slices.Clone(claim.Spec.AccessModes),
 			PersistentVolumeReclaimPolicy: reclaim,
 			StorageClassName:              class.Name,

@@ -19,19 +19,21 @@ import (
 func testClaim() *corev1.PersistentVolumeClaim {
 	class := storageClass
 	return &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "data", UID: "1234", Annotations: map[string]string{annotationDriver: provisionerDriver}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "data", UID: "1234",
+			Annotations: map[string]string{annotationDriver: provisionerDriver}},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: &class,
 			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
-			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+			Resources: corev1.VolumeResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
 		},
 	}
 }
 
-var testClass = &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: storageClass}, Provisioner: provisionerDriver}
+var testClass = &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: storageClass},
+	Provisioner: provisionerDriver}
 
-// reconcileOnce runs one pass over what the API server has, and returns how many
-// objects it wrote.
+// reconcileOnce runs one pass and returns how many objects it wrote.
 func reconcileOnce(t *testing.T, client *fake.Clientset, dir string) (writes int, err error) {
 	t.Helper()
 	factory := informers.NewSharedInformerFactory(client, 0)
@@ -70,7 +72,8 @@ func TestAClaimGetsADirectoryOnce(t *testing.T) {
 	if volume.Spec.NodeAffinity != nil {
 		t.Error("the volume could not follow its pod to another node")
 	}
-	if volume.Spec.AccessModes[0] != corev1.ReadWriteMany || volume.Spec.ClaimRef.UID != "1234" || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
+	if volume.Spec.AccessModes[0] != corev1.ReadWriteMany || volume.Spec.ClaimRef.UID != "1234" ||
+		volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
 		t.Errorf("got %+v", volume.Spec)
 	}
 	if info, err := os.Stat(volume.Spec.HostPath.Path); err != nil || info.Mode().Perm() != 0o777 {
@@ -98,7 +101,8 @@ func TestClaimsOfOthersAreLeftAlone(t *testing.T) {
 }
 
 func TestAReleasedVolumeIsRemovedByItsPolicy(t *testing.T) {
-	for policy, kept := range map[corev1.PersistentVolumeReclaimPolicy]bool{corev1.PersistentVolumeReclaimDelete: false, corev1.PersistentVolumeReclaimRetain: true} {
+	for policy, kept := range map[corev1.PersistentVolumeReclaimPolicy]bool{corev1.PersistentVolumeReclaimDelete: false,
+		corev1.PersistentVolumeReclaimRetain: true} {
 		t.Run(string(policy), func(t *testing.T) {
 			dir := t.TempDir()
 			class := testClass.DeepCopy()

@@ -11,15 +11,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Up makes a cluster and waits until it runs pods. programs maps the names of the
-// programs that a cluster consists of to their paths. When it fails, what was made
-// stays for inspection until Down.
+// Up creates a cluster and waits until it runs pods. programs maps the names of the components'
+// programs to paths. If it fails, what exists is kept for inspection until Down.
 func Up(ctx context.Context, options Options, programs map[string]string, log func(format string, args ...any)) error {
 	if err := options.Validate(); err != nil {
 		return err
 	}
 	c := newCluster(options, log)
-	// A machine that cannot is told so before anything is made.
+	// Report an unsuitable machine before anything is created.
 	groups, err := findCgroups()
 	if err != nil {
 		return err
@@ -65,7 +64,7 @@ func Up(ctx context.Context, options Options, programs map[string]string, log fu
 	return c.build(ctx, groups, programs)
 }
 
-// build makes the cluster in the order in which its parts need one another.
+// build creates the cluster's parts in the order of their dependencies.
 func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string]string) error {
 	var ca *authority
 	var client kubernetes.Interface
@@ -118,7 +117,7 @@ func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string
 	} {
 		start := time.Now()
 		if err := step.do(); err != nil {
-			// A process that ended is the cause, whatever else failed because of it.
+			// An ended process is the root cause of other failures.
 			if guilty, ok := errors.AsType[*ComponentError](context.Cause(ctx)); ok {
 				return guilty
 			}
@@ -129,7 +128,7 @@ func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string
 	return nil
 }
 
-// refuseRemains refuses to build on what a former cluster of the same name left.
+// refuseRemains fails if a previous cluster of the same name left anything.
 func (c *Cluster) refuseRemains(groups cgroups) error {
 	const advice = "testcluster down --name %[1]s removes it, up --replace does both"
 	entries, err := os.ReadDir(c.dir)
@@ -141,12 +140,12 @@ func (c *Cluster) refuseRemains(groups cgroups) error {
 		return err
 	}
 	if len(entries) > 0 || len(namespaces) > 0 || len(groups.processes(cgroupOf(c.Options.Name))) > 0 {
-		return fmt.Errorf("there is a cluster %[1]q, or what is left of one: "+advice, c.Options.Name)
+		return fmt.Errorf("cluster %[1]q exists, or its remains:"+advice, c.Options.Name)
 	}
 	return nil
 }
 
-// reload reads the state again, after the lock was taken.
+// reload reads the state again after the lock was taken.
 func (c *Cluster) reload() error {
 	fresh, err := Open(c.Options.Name, c.log)
 	if err != nil {

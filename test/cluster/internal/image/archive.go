@@ -1,6 +1,6 @@
-// Package image writes container image archives of one layer: an OCI image
-// layout in a tar, as `ctr images import` reads it. It makes the pause image of
-// the test cluster, and does not read, pull or push images.
+// Package image writes container image archives with one layer: an OCI image layout in a tar, for
+// `ctr images import`. The test cluster's pause image is made with it. It does not read, pull or
+// push images.
 package image
 
 import (
@@ -30,9 +30,8 @@ type descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// Write writes an image that holds one executable file, /name, and starts it as
-// user 65535 like Kubernetes' pause image does. The same input gives the same
-// bytes. It returns the digest of the image's manifest.
+// Write writes an image that has one executable file, /name, and runs it as user 65535 like
+// Kubernetes' pause image. It is reproducible, and returns the manifest's digest.
 func Write(w io.Writer, reference, name string, program []byte) (digest string, err error) {
 	layerTar, err := tarOf([]file{{name, 0o755, program}})
 	if err != nil {
@@ -87,7 +86,8 @@ func tarOf(files []file) ([]byte, error) {
 	var buffer bytes.Buffer
 	t := tar.NewWriter(&buffer)
 	for _, f := range files {
-		if err := t.WriteHeader(&tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.content)), Format: tar.FormatUSTAR}); err != nil {
+		if err := t.WriteHeader(&tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.content)),
+			Format: tar.FormatUSTAR}); err != nil {
 			return nil, err
 		}
 		if _, err := t.Write(f.content); err != nil {
@@ -114,7 +114,7 @@ func compress(content []byte) ([]byte, error) {
 
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
-	if err != nil { // only maps and strings come here
+	if err != nil { // maps and strings can be encoded
 		panic(err)
 	}
 	return b

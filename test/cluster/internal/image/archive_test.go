@@ -29,7 +29,8 @@ func TestTheArchiveIsAnOCILayoutWhoseDigestsAreRight(t *testing.T) {
 	var index struct{ Manifests []descriptor }
 	decode(t, files["index.json"], &index)
 	entry := index.Manifests[0]
-	if entry.Digest != digest || entry.Annotations["io.containerd.image.name"] != "example.com:5000/pause:3" || entry.Annotations["org.opencontainers.image.ref.name"] != "3" {
+	if entry.Digest != digest || entry.Annotations["io.containerd.image.name"] != "example.com:5000/pause:3" ||
+		entry.Annotations["org.opencontainers.image.ref.name"] != "3" {
 		t.Errorf("index: %+v", entry)
 	}
 	var manifest struct {
