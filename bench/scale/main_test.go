@@ -18,7 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries/registriestest"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
-	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	kube "github.com/zarf-dev/zarf-registry/internal/cluster"
 )
 
 // Our registry and init-hook are the test program itself, the latter in the least that
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 
 func readNodes(args []string) error {
 	kubeconfig, _ := strings.CutPrefix(args[0], "--kubeconfig=")
-	_, client, err := cluster.Connect(cluster.Access{Kubeconfig: kubeconfig})
+	_, client, err := kube.Connect(kube.Access{Kubeconfig: kubeconfig})
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func TestTheHookWorksOnTheCluster(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, client, err := cluster.Connect(cluster.Access{Kubeconfig: file})
+	_, client, err := kube.Connect(kube.Access{Kubeconfig: file})
 	if err != nil {
 		t.Fatal(err)
 	}
