@@ -9,15 +9,15 @@ import (
 	"slices"
 )
 
-// Bundle is a set of certificate authorities, in the order in which they stand in a
-// ca.crt. The zero value is empty. It is immutable and safe for concurrent use.
+// Bundle is a set of CAs in the order of a ca.crt. The zero value is empty. It is immutable and
+// safe for concurrent use.
 type Bundle struct{ certs []*x509.Certificate }
 
-// NewBundle makes a bundle. What is there twice is taken once.
+// NewBundle returns a bundle without duplicates.
 func NewBundle(certs ...*x509.Certificate) Bundle { return Bundle{}.with(certs) }
 
-// ParseBundle reads a ca.crt. It refuses anything in it that is not a certificate
-// authority, an empty file, and files over 256 KiB.
+// ParseBundle parses a ca.crt. It rejects anything that is not a CA, an empty file, and files over
+// 256 KiB.
 func ParseBundle(data []byte) (Bundle, error) {
 	blocks, err := parsePEM(data, maxBundle)
 	if err != nil {
@@ -48,7 +48,7 @@ func checkAuthority(cert *x509.Certificate) error {
 	return nil
 }
 
-// PEM is the bundle as a ca.crt holds it.
+// PEM encodes the bundle as a ca.crt.
 func (b Bundle) PEM() []byte {
 	var out bytes.Buffer
 	for _, cert := range b.certs {
@@ -57,10 +57,10 @@ func (b Bundle) PEM() []byte {
 	return out.Bytes()
 }
 
-// Certificates are the authorities. The caller must not modify them.
+// Certificates returns the CAs. The caller must not modify them.
 func (b Bundle) Certificates() []*x509.Certificate { return slices.Clone(b.certs) }
 
-// Fingerprints are those of the authorities, in order.
+// Fingerprints returns the fingerprints of the CAs in order.
 func (b Bundle) Fingerprints() []string {
 	out := make([]string, len(b.certs))
 	for i, cert := range b.certs {
@@ -69,18 +69,18 @@ func (b Bundle) Fingerprints() []string {
 	return out
 }
 
-// Empty says whether nothing is in it.
+// Empty reports whether the bundle is empty.
 func (b Bundle) Empty() bool { return len(b.certs) == 0 }
 
-// Union has the authorities of both, those of b first.
+// Union returns the CAs of both bundles, those of b first.
 func (b Bundle) Union(other Bundle) Bundle { return b.with(other.certs) }
 
-// Contains says whether all authorities of other are in b.
+// Contains reports whether all CAs of other are in b.
 func (b Bundle) Contains(other Bundle) bool {
 	return !slices.ContainsFunc(other.certs, func(cert *x509.Certificate) bool { return !b.has(cert) })
 }
 
-// Equal says whether both have the same authorities, in whatever order.
+// Equal reports whether both contain the same CAs, in any order.
 func (b Bundle) Equal(other Bundle) bool { return b.Contains(other) && other.Contains(b) }
 
 func (b Bundle) has(cert *x509.Certificate) bool { return slices.ContainsFunc(b.certs, cert.Equal) }

@@ -12,11 +12,9 @@ import (
 	"time"
 )
 
-// Roles are what a certificate entitles its holder to: which of the Organization
-// constants it carries as organization, organizational unit or URI, because not every
-// authority lets its customers choose all of them. Each is returned once, in the order
-// of the constants. Whatever else stands there is the authority's own business, and
-// never comes near a decision.
+// Roles returns the roles of a certificate: the Organization constants that it contains as
+// organization, organizational unit or URI, because not every CA lets its users choose all of them.
+// The result has no duplicates and is in the order of the constants. Other values are ignored.
 func Roles(cert *x509.Certificate) []string {
 	carried := slices.Concat(cert.Subject.Organization, cert.Subject.OrganizationalUnit)
 	for _, uri := range cert.URIs {
@@ -31,27 +29,27 @@ func Roles(cert *x509.Certificate) []string {
 	return roles
 }
 
-// Requirement is what a leaf of somebody else's making must be good for.
+// Requirement describes what a user's leaf must be valid for.
 type Requirement struct {
 	// DNSNames and IPAddresses are names that it must be valid for.
 	DNSNames    []string
 	IPAddresses []net.IP
 	// Usages are extended key usages that it must allow.
 	Usages []x509.ExtKeyUsage
-	// Role is one of the Organization constants that it must carry; empty: none.
+	// Role is the Organization constant that it must contain; empty: none.
 	Role string
-	// NotRole is one that it must not carry, and NotServer a DNS name that it must not
-	// be able to serve: its many holders could do what one of them is meant to; empty: none.
+	// NotRole is a role that it must not contain, and NotServer a DNS name that it must not be able to
+	// serve: otherwise its many holders could act as the single intended one. Empty: none.
 	NotRole, NotServer string
 }
 
-// maxTrust is how many authorities a user may ask to trust. Whoever needs more has
-// given a list of the world's authorities, each of which could then let anybody in.
+// maxTrust is the maximum number of user CAs. A longer list is probably that of all public CAs,
+// each of which could then grant access.
 const maxTrust = 20
 
-// Check says everything that keeps a leaf from being used, nil where nothing does:
-// each problem in a line of its own, in words that name what to change. "It" is the
-// leaf in them. Names out of the certificates are quoted, keys never.
+// Check returns every problem that makes a leaf unusable, nil if there is none. Each problem is one
+// line and names what to change; "it" is the leaf. Names from the certificates are quoted, keys
+// never.
 func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 	var problems []error
 	add := func(err error) {
@@ -67,7 +65,13 @@ func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 		add(errors.New("there is no authority to trust"))
 	}
 	if n := len(trust.certs); n > maxTrust {
-		add(fmt.Errorf("there are %d authorities to trust, more than %d: name those only that have issued the certificates, since each can issue more", n, maxTrust))
+		add(
+			fmt.Errorf(
+				"there are %d authorities to trust, more than %d: name those only that have issued the certificates, since each can issue more",
+				n,
+				maxTrust,
+			),
+		)
 	}
 	if len(chain) == 0 {
 		return errors.Join(problems...)
@@ -99,10 +103,20 @@ func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 		add(fmt.Errorf("it does not carry the role %s as organization (O), organizational unit (OU) or URI", want.Role))
 	}
 	if want.NotRole != "" && slices.Contains(Roles(leaf), want.NotRole) {
-		add(fmt.Errorf("it also carries the role %s, which its holders must not have: take another certificate for that role", want.NotRole))
+		add(
+			fmt.Errorf(
+				"it also carries the role %s, which its holders must not have: take another certificate for that role",
+				want.NotRole,
+			),
+		)
 	}
 	if want.NotServer != "" && allows(leaf, x509.ExtKeyUsageServerAuth) && leaf.VerifyHostname(want.NotServer) == nil {
-		add(fmt.Errorf("it allows server authentication as %s, so that its holders could pass themselves off as that: take another certificate for each", want.NotServer))
+		add(
+			fmt.Errorf(
+				"it allows server authentication as %s, so that its holders could pass themselves off as that: take another certificate for each",
+				want.NotServer,
+			),
+		)
 	}
 	if !trust.Empty() {
 		for _, err := range checkChain(chain, trust, want.Usages, now) {
@@ -143,7 +157,7 @@ func onlyFor(leaf *x509.Certificate) string {
 		names, more = names[:enough], fmt.Sprintf(" and %d more", len(names)-enough)
 	}
 	for i, name := range names {
-		names[i] = strings.Trim(strconv.Quote(name), `"`) // It comes from outside: no line breaks.
+		names[i] = strings.Trim(strconv.Quote(name), `"`) // untrusted input: no line breaks
 	}
 	return "only for " + strings.Join(names, ", ") + more
 }
@@ -163,13 +177,15 @@ func usageName(usage x509.ExtKeyUsage) string {
 	return fmt.Sprintf("usage %d", usage)
 }
 
-// checkChain says why peers with this trust would not believe the leaf. x509's own
-// verification decides; it tells one reason of many and hides the names, so where it
-// refuses, the way from the leaf up is walked for a better one.
+// checkChain returns the reasons why peers with this trust bundle would reject the leaf. x509's
+// verification decides, but it reports only one reason, without names. If it rejects the leaf, the
+// chain is walked for better reasons.
 func checkChain(chain []*x509.Certificate, trust Bundle, usages []x509.ExtKeyUsage, now time.Time) []error {
 	leaf := chain[0]
 	options := x509.VerifyOptions{
-		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{
+			x509.ExtKeyUsageAny,
+		},
 	}
 	for _, cert := range trust.certs {
 		options.Roots.AddCert(cert)
@@ -187,25 +203,27 @@ func checkChain(chain []*x509.Certificate, trust Bundle, usages []x509.ExtKeyUsa
 	}
 	var problems []error
 	for _, issuer := range verified[0][1:] {
-		if problem := weakness(issuer.PublicKey); problem != "" { // x509 takes any key
+		if problem := weakness(issuer.PublicKey); problem != "" { // x509 accepts any key
 			problems = append(problems, fmt.Errorf("authority %q: its key: %s", issuer.Subject, problem))
 		}
 	}
 	for _, usage := range usages {
 		options.KeyUsages = []x509.ExtKeyUsage{usage}
 		if _, err := leaf.Verify(options); err != nil && allows(leaf, usage) {
-			problems = append(problems, fmt.Errorf("an authority between it and the trusted one does not allow %s", usageName(usage)))
+			problems = append(
+				problems, fmt.Errorf("an authority between it and the trusted one does not allow %s", usageName(usage)),
+			)
 		}
 	}
 	return problems
 }
 
-// walk goes from the leaf to a trusted authority, and says what is wrong with the
-// certificates on the way, or where the way ends.
+// walk follows the chain from the leaf to a trusted CA. It returns the problems of the certificates
+// on the way, or where the chain ends.
 func walk(chain []*x509.Certificate, trust Bundle, now time.Time) []error {
 	var problems []error
 	cert := chain[0]
-	// No way is longer than this; one that is goes in a circle.
+	// No chain is longer than this unless it contains a cycle.
 	for below := range chain {
 		if trust.has(cert) {
 			return problems
@@ -225,7 +243,9 @@ func walk(chain []*x509.Certificate, trust Bundle, now time.Time) []error {
 			problems = append(problems, fmt.Errorf("%s %q: %s", where, issuer.Subject, problem))
 		}
 		if insecure(issuer.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature)) {
-			problems = append(problems, fmt.Errorf("%q is signed with %s, which nobody accepts any more", cert.Subject, cert.SignatureAlgorithm))
+			problems = append(
+				problems, fmt.Errorf("%q is signed with %s, which nobody accepts any more", cert.Subject, cert.SignatureAlgorithm),
+			)
 		}
 		if err := checkAuthority(issuer); err != nil {
 			problems = append(problems, err)
@@ -244,7 +264,7 @@ func walk(chain []*x509.Certificate, trust Bundle, now time.Time) []error {
 	return append(problems, noIssuer(cert, trust))
 }
 
-// issuerOf is who signed cert, if possible one that is valid now; nil where none did.
+// issuerOf returns the signer of cert, preferably one that is valid now; nil if there is none.
 func issuerOf(cert *x509.Certificate, candidates []*x509.Certificate, now time.Time) *x509.Certificate {
 	var found *x509.Certificate
 	for _, c := range candidates {
@@ -270,7 +290,9 @@ func noIssuer(cert *x509.Certificate, trust Bundle) error {
 	case bytes.Equal(cert.RawIssuer, cert.RawSubject):
 		return fmt.Errorf("%q is signed by itself and is not among the trusted authorities", cert.Subject)
 	case slices.ContainsFunc(trust.certs, sameName):
-		return fmt.Errorf("%q was not signed by the trusted authority %q, but by another key of that name", cert.Subject, cert.Issuer)
+		return fmt.Errorf(
+			"%q was not signed by the trusted authority %q, but by another key of that name", cert.Subject, cert.Issuer,
+		)
 	}
 	return fmt.Errorf("it does not lead to a trusted authority: wanted is %q, the issuer of %q, as intermediate in the chain or as trusted authority",
 		cert.Issuer, cert.Subject)

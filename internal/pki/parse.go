@@ -15,22 +15,21 @@ import (
 )
 
 const (
-	// maxPEM bounds a chain and a key: ten certificates with RSA keys are 25 KiB.
+	// maxPEM limits a chain and a key: ten certificates with RSA keys have 25 KiB.
 	maxPEM = 64 << 10
-	// maxBundle bounds a ca.crt. It is more, so that a union of such as were accepted
-	// can be read as well.
+	// maxBundle limits a ca.crt. It is larger, so that a union of accepted bundles can be parsed
+	// again.
 	maxBundle = 256 << 10
-	// maxChain is how many certificates a chain may have: verification tries every
-	// order, and chains of more than four are not met.
+	// maxChain limits the length of a chain: verification tries every order, and real chains have at
+	// most four certificates.
 	maxChain = 10
-	// minRSA and maxRSA bound RSA keys, in bits: shorter ones can be broken, and
-	// crypto/tls refuses longer ones.
+	// minRSA and maxRSA limit RSA keys, in bits: shorter ones are insecure, and crypto/tls rejects
+	// longer ones.
 	minRSA, maxRSA = 2048, 8192
 )
 
-// ParseChain reads a tls.crt: the leaf, then the intermediates that lead to an
-// authority. It refuses anything else in the file, more than 10 certificates, and
-// files over 64 KiB.
+// ParseChain parses a tls.crt: the leaf, then the intermediates that lead to a CA. It rejects
+// anything else in the file, more than 10 certificates, and files over 64 KiB.
 func ParseChain(data []byte) ([]*x509.Certificate, error) {
 	blocks, err := parsePEM(data, maxPEM)
 	if err != nil {
@@ -40,7 +39,9 @@ func ParseChain(data []byte) ([]*x509.Certificate, error) {
 	case len(blocks) == 0:
 		return nil, errors.New("the certificate is missing")
 	case len(blocks) > maxChain:
-		return nil, fmt.Errorf("parsing the certificate: the chain is too long, it has %d certificates and the limit is %d", len(blocks), maxChain)
+		return nil, fmt.Errorf(
+			"parsing the certificate: the chain is too long, it has %d certificates and the limit is %d", len(blocks), maxChain,
+		)
 	}
 	certs, err := parseCertificates(blocks)
 	if err != nil {
@@ -49,7 +50,7 @@ func ParseChain(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// parse reads a pair of one certificate and the key that belongs to it.
+// parse parses a pair of one certificate and its key.
 func (p KeyPair) parse() (*x509.Certificate, crypto.Signer, error) {
 	cert, err := ParseCertificate(p.Certificate)
 	if err != nil {
@@ -72,15 +73,15 @@ func belongs(key crypto.Signer, cert *x509.Certificate) bool {
 	return ok && public.Equal(cert.PublicKey)
 }
 
-// parseKey reads a private key of PKCS #8, PKCS #1 or SEC 1. What the parsers say is
-// not passed on: nothing that may come from a key leaves this function.
+// parseKey parses a private key of PKCS #8, PKCS #1 or SEC 1. It does not pass on the parsers'
+// errors, so that nothing from a key leaves this function.
 func parseKey(data PrivateKey) (crypto.Signer, error) {
 	blocks, err := parsePEM(data, maxPEM)
 	if err != nil {
 		return nil, fmt.Errorf("parsing the private key: %w", err)
 	}
 	if len(blocks) > 1 && blocks[0].Type == "EC PARAMETERS" {
-		blocks = blocks[1:] // openssl ecparam writes them first; the key repeats them.
+		blocks = blocks[1:] // openssl ecparam writes them first; the key repeats them
 	}
 	switch {
 	case len(blocks) == 0:
@@ -88,7 +89,9 @@ func parseKey(data PrivateKey) (crypto.Signer, error) {
 	case len(blocks) > 1:
 		return nil, fmt.Errorf("parsing the private key: there are %d PEM blocks where one is expected", len(blocks))
 	case blocks[0].Type == "ENCRYPTED PRIVATE KEY" || blocks[0].Headers["DEK-Info"] != "":
-		return nil, errors.New("parsing the private key: it is encrypted, and nobody is there to type a password: store it decrypted")
+		return nil, errors.New(
+			"parsing the private key: it is encrypted, and nobody is there to type a password: store it decrypted",
+		)
 	}
 	var key any
 	switch blocks[0].Type {
@@ -102,7 +105,9 @@ func parseKey(data PrivateKey) (crypto.Signer, error) {
 		return nil, fmt.Errorf("parsing the private key: found %s where a private key is expected", blockName(blocks[0]))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("parsing the private key: the content of %s is damaged or of an unknown kind", blockName(blocks[0]))
+		return nil, fmt.Errorf(
+			"parsing the private key: the content of %s is damaged or of an unknown kind", blockName(blocks[0]),
+		)
 	}
 	signer, ok := key.(crypto.Signer)
 	if !ok {
@@ -114,7 +119,7 @@ func parseKey(data PrivateKey) (crypto.Signer, error) {
 	return signer, nil
 }
 
-// weakness says why TLS or this package refuses a key, "" where it does not.
+// weakness returns the reason why TLS or this package rejects a key, "" if it does not.
 func weakness(public crypto.PublicKey) string {
 	switch key := public.(type) {
 	case *rsa.PublicKey:
@@ -140,7 +145,8 @@ func parseCertificates(blocks []*pem.Block) ([]*x509.Certificate, error) {
 			return nil, fmt.Errorf("found %s where a certificate is expected", blockName(block))
 		}
 		if len(block.Headers) != 0 {
-			return nil, fmt.Errorf("PEM block %d has headers, which a certificate has not", i+1) // crypto/x509 skips such blocks in silence
+			// crypto/x509 silently skips such blocks
+			return nil, fmt.Errorf("PEM block %d has headers, which a certificate has not", i+1)
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -151,9 +157,8 @@ func parseCertificates(blocks []*pem.Block) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// parsePEM reads a file of PEM blocks and nothing else. pem.Decode would skip what it
-// cannot read, and the rest would mean something else than was meant. Errors never
-// quote the file, which may be a key.
+// parsePEM parses a file that contains only PEM blocks. pem.Decode would skip invalid parts, which
+// would change the file's meaning. Errors never quote the file, which may be a key.
 func parsePEM(data []byte, limit int) ([]*pem.Block, error) {
 	if len(data) > limit {
 		return nil, fmt.Errorf("%d bytes are too many, the limit is %d", len(data), limit)
@@ -180,11 +185,12 @@ func parsePEM(data []byte, limit int) ([]*pem.Block, error) {
 	return blocks, nil
 }
 
-// blockName is how an error calls a block. A type can hold anything; only what is
-// known is repeated.
+// blockName is the name of a block in errors. A type can contain anything, so only known ones are
+// repeated.
 func blockName(block *pem.Block) string {
 	known := []string{
-		"CERTIFICATE", "CERTIFICATE REQUEST", "TRUSTED CERTIFICATE", "X509 CRL", "PKCS7", "PUBLIC KEY", "EC PARAMETERS", "DH PARAMETERS",
+		"CERTIFICATE", "CERTIFICATE REQUEST", "TRUSTED CERTIFICATE", "X509 CRL", "PKCS7", "PUBLIC KEY", "EC PARAMETERS",
+		"DH PARAMETERS",
 		"PRIVATE KEY", "RSA PRIVATE KEY", "EC PRIVATE KEY", "ENCRYPTED PRIVATE KEY", "DSA PRIVATE KEY", "OPENSSH PRIVATE KEY",
 	}
 	if slices.Contains(known, block.Type) {

@@ -1,13 +1,10 @@
-// Package pki makes and judges the certificates between the proxies, the
-// registry and whoever pushes: one certificate authority and the leaves that it
-// signs, ECDSA P-256 throughout. Those of others' making, with ECDSA, Ed25519 or RSA
-// keys, it checks (Check). And it says in which steps leaves and authorities change
-// while all are in use (Next).
+// Package pki issues and verifies the certificates between proxies, registry and push clients: one
+// CA and the leaves that it signs, all with ECDSA P-256. Check validates certificates of other
+// issuers, with ECDSA, Ed25519 or RSA keys. Next plans the steps of a rotation of leaves and CAs
+// that are in use.
 //
-// It decides and computes only. It reads no clock (every function that depends
-// on time takes now), does no I/O, knows no Kubernetes, and imports the
-// standard library alone; where the certificates are kept is its callers'
-// business.
+// The package only decides and computes. It imports the standard library only, does no I/O, reads
+// no clock (functions that depend on the time take now) and does not store certificates.
 package pki
 
 import (
@@ -28,9 +25,8 @@ import (
 	"time"
 )
 
-// The roles of a leaf, carried in its subject's organization. The registry
-// authorises by them: a node reads, a pusher may write as well if it also has
-// the push credential.
+// Roles of a leaf, stored as its subject's organization. The registry authorizes by them: a node
+// may read; a pusher may also write if it has the push credential too.
 const (
 	OrganizationServer = "zarf-registry:server"
 	OrganizationNode   = "zarf-registry:node"
@@ -38,19 +34,18 @@ const (
 )
 
 const (
-	// DefaultCALifetime is how long a new authority is valid.
+	// DefaultCALifetime is the validity of a new CA.
 	DefaultCALifetime = 5 * 365 * 24 * time.Hour
-	// DefaultLeafLifetime is how long a new leaf is valid. Renewal happens when
-	// less than half is left, so a cluster may go without an upgrade for half
-	// of this before a pull fails.
+	// DefaultLeafLifetime is the validity of a new leaf. Leaves are renewed when less than half is
+	// left, so a cluster may go half of this time without an upgrade before a pull fails.
 	DefaultLeafLifetime = 365 * 24 * time.Hour
-	// Backdate is how far before now a certificate begins to be valid, so that
-	// nodes whose clocks are behind accept it at once. Lifetimes do not count it.
+	// Backdate is how far in the past a certificate's validity starts, so that nodes whose clocks are
+	// behind accept it at once. Lifetimes do not include it.
 	Backdate = time.Hour
 )
 
-// PrivateKey is a PEM-encoded private key: of PKCS #8 where this package made it,
-// of PKCS #1 or SEC 1 where others did. It does not print itself.
+// PrivateKey is a PEM-encoded private key: PKCS #8 if created by this package, or PKCS #1 or SEC 1.
+// It does not print itself.
 type PrivateKey []byte
 
 // String hides the key from fmt.
@@ -62,27 +57,25 @@ func (PrivateKey) GoString() string { return "<private key>" }
 // LogValue hides the key from log/slog.
 func (PrivateKey) LogValue() slog.Value { return slog.StringValue("<private key>") }
 
-// KeyPair is a certificate and its private key, both PEM-encoded, as they stand
-// in the tls.crt and tls.key of a Kubernetes TLS Secret. The zero value is an
-// absent pair.
+// KeyPair is a certificate and its private key, both PEM-encoded, as in tls.crt and tls.key of a
+// Kubernetes TLS Secret. The zero value is an absent pair.
 type KeyPair struct {
 	Certificate []byte
 	Key         PrivateKey
 }
 
-// Authority is a parsed certificate authority that can sign. It is immutable
-// and safe for concurrent use.
+// CA is a parsed certificate authority that can sign. It is immutable and safe for concurrent use.
 type CA struct {
 	pair KeyPair
 	cert *x509.Certificate
 	key  crypto.Signer
 }
 
-// Leaf describes a certificate to be issued.
+// Leaf describes a certificate to issue.
 type Leaf struct {
-	// CommonName names the holder for people; nothing is decided by it.
+	// CommonName is informational only.
 	CommonName string
-	// Organization is the holder's role, one of the Organization constants.
+	// Organization is the role, one of the Organization constants.
 	Organization string
 	// DNSNames and IPAddresses are the subject alternative names. A client-only
 	// leaf needs none.
@@ -90,17 +83,16 @@ type Leaf struct {
 	IPAddresses []net.IP
 	// Usages are the extended key usages; at least one is required.
 	Usages []x509.ExtKeyUsage
-	// Lifetime counts from now; zero means DefaultLeafLifetime. A leaf never
-	// outlives its authority: its end is cut to the authority's.
+	// Lifetime starts now; zero means DefaultLeafLifetime. It is limited by the CA's expiry.
 	Lifetime time.Duration
 }
 
-// NewCA makes a self-signed certificate authority that may sign leaves
-// and no further authorities. A lifetime of zero means DefaultCALifetime.
+// NewCA creates a self-signed CA that may sign leaves but no other CAs. A lifetime of zero means
+// DefaultCALifetime.
 //
-// Its subject is commonName with the certificate's serial number as serialNumber
-// attribute, because two authorities of one name are trusted during a rotation:
-// people, and the list of authorities in a TLS handshake, tell them apart by it.
+// The subject is commonName plus the certificate's serial number as serialNumber attribute: two CAs
+// of the same name are trusted during a rotation, and users and the list of CAs in a TLS handshake
+// distinguish them by it.
 func NewCA(commonName string, now time.Time, lifetime time.Duration) (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -127,8 +119,8 @@ func NewCA(commonName string, now time.Time, lifetime time.Duration) (*CA, error
 	return ParseCA(pair)
 }
 
-// ParseCA reads an authority back from its PEM form. It refuses a
-// certificate that may not sign others and a key that is not the certificate's.
+// ParseCA parses the PEM form of a CA. It rejects a certificate that may not sign others, and a key
+// that does not match the certificate.
 func ParseCA(pair KeyPair) (*CA, error) {
 	cert, key, err := pair.parse()
 	if err != nil {
@@ -140,11 +132,10 @@ func ParseCA(pair KeyPair) (*CA, error) {
 	return &CA{pair: pair, cert: cert, key: key}, nil
 }
 
-// KeyPair returns the authority's PEM form. The caller must not modify it.
+// KeyPair returns the CA's PEM form. The caller must not modify it.
 func (a *CA) KeyPair() KeyPair { return a.pair }
 
-// Certificate returns the authority's parsed certificate. The caller must not
-// modify it.
+// Certificate returns the CA's parsed certificate. The caller must not modify it.
 func (a *CA) Certificate() *x509.Certificate { return a.cert }
 
 // Issue signs a new leaf with a new key.
@@ -153,7 +144,9 @@ func (a *CA) Issue(leaf Leaf, now time.Time) (KeyPair, error) {
 		return KeyPair{}, fmt.Errorf("leaf %q has no extended key usage", leaf.CommonName)
 	}
 	if !now.Before(a.cert.NotAfter) {
-		return KeyPair{}, fmt.Errorf("certificate authority %q expired at %s", a.cert.Subject, a.cert.NotAfter.Format(time.RFC3339))
+		return KeyPair{}, fmt.Errorf(
+			"certificate authority %q expired at %s", a.cert.Subject, a.cert.NotAfter.Format(time.RFC3339),
+		)
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -181,9 +174,9 @@ func (a *CA) Issue(leaf Leaf, now time.Time) (KeyPair, error) {
 	return pair, nil
 }
 
-// CARenewal says why the stored authority cannot go on being used, or ""
-// where it can: it is missing or broken, less than half of its life is left, or
-// more than the wanted lifetime. A lifetime of zero means DefaultCALifetime.
+// CARenewal returns the reason why the stored CA must be replaced, or "" if it can stay. Reasons
+// are: it is missing or broken, less than half of its lifetime is left, or more than the configured
+// lifetime. A lifetime of zero means DefaultCALifetime.
 func CARenewal(pair KeyPair, lifetime time.Duration, now time.Time) string {
 	if pair.empty() {
 		return "there is none yet"
@@ -195,10 +188,9 @@ func CARenewal(pair KeyPair, lifetime time.Duration, now time.Time) string {
 	return lifetimeReason(a.cert, cmp.Or(lifetime, DefaultCALifetime), now)
 }
 
-// LeafRenewal says why the stored leaf must be issued again, or "" where it can
-// stay: it is missing or broken, was signed by another authority or comes with more
-// certificates than an authority's own leaf has, has other names, usages or another
-// role than wanted, less than half of its life is left, or more than the wanted
+// LeafRenewal returns the reason why the stored leaf must be reissued, or "" if it can stay.
+// Reasons are: it is missing or broken, it is not signed by a or comes with a chain, its names,
+// usages or role differ, less than half of its lifetime is left, or more than the configured
 // lifetime.
 func LeafRenewal(pair KeyPair, want Leaf, a *CA, now time.Time) string {
 	if pair.empty() {
@@ -213,7 +205,8 @@ func LeafRenewal(pair KeyPair, want Leaf, a *CA, now time.Time) string {
 		return fmt.Sprintf("it was not signed by the present authority %s", Fingerprint(a.cert))
 	case cert.NotAfter.After(a.cert.NotAfter):
 		return "it outlives its authority"
-	case cert.Subject.CommonName != want.CommonName || !slices.Equal(cert.Subject.Organization, []string{want.Organization}):
+	case cert.Subject.CommonName != want.CommonName ||
+		!slices.Equal(cert.Subject.Organization, []string{want.Organization}):
 		return fmt.Sprintf("its subject is %q", cert.Subject)
 	case !sameSet(cert.DNSNames, want.DNSNames):
 		return fmt.Sprintf("its DNS names are %q, wanted %q", cert.DNSNames, want.DNSNames)
@@ -225,8 +218,7 @@ func LeafRenewal(pair KeyPair, want Leaf, a *CA, now time.Time) string {
 	return lifetimeReason(cert, want.lifetime(), now)
 }
 
-// ParseCertificate reads the one certificate of a PEM file. It refuses anything
-// else in the file, and files over 64 KiB.
+// ParseCertificate parses a PEM file with exactly one certificate of at most 64 KiB.
 func ParseCertificate(data []byte) (*x509.Certificate, error) {
 	chain, err := ParseChain(data)
 	if err != nil {
@@ -238,7 +230,7 @@ func ParseCertificate(data []byte) (*x509.Certificate, error) {
 	return chain[0], nil
 }
 
-// Fingerprint is the certificate's SHA-256 in hexadecimal, as people compare it.
+// Fingerprint returns the certificate's SHA-256 in hexadecimal.
 func Fingerprint(cert *x509.Certificate) string {
 	return fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
 }
@@ -247,11 +239,11 @@ func (l Leaf) lifetime() time.Duration {
 	return cmp.Or(l.Lifetime, DefaultLeafLifetime)
 }
 
-// lifetimeReason judges a certificate that Issue or NewCA made, perhaps with
-// another lifetime than the one that is wanted now.
+// lifetimeReason checks the remaining lifetime of a certificate that Issue or NewCA created,
+// possibly with another lifetime than is configured now.
 func lifetimeReason(cert *x509.Certificate, want time.Duration, now time.Time) string {
 	left, life := cert.NotAfter.Sub(now), cert.NotAfter.Sub(cert.NotBefore)-Backdate
-	if life <= 0 { // It was issued by a clock so far behind that its authority's begin was nearer than Backdate.
+	if life <= 0 { // The issuer's clock was so far behind that the CA's validity had started less than Backdate before.
 		life = want
 	}
 	switch {
@@ -262,14 +254,16 @@ func lifetimeReason(cert *x509.Certificate, want time.Duration, now time.Time) s
 	case left < life/2:
 		return fmt.Sprintf("%s of its %s are left, less than half", left.Round(time.Second), life)
 	case life > want && left > want:
-		// Both, because left alone also grows where a clock goes back.
+		// Check both, because left also grows when a clock is set back.
 		return fmt.Sprintf("%s of its %s are left, more than the wanted lifetime of %s", left.Round(time.Second), life, want)
 	}
 	return ""
 }
 
 func expired(cert *x509.Certificate, now time.Time) string {
-	return fmt.Sprintf("it expired at %s (%s ago)", cert.NotAfter.Format(time.RFC3339), now.Sub(cert.NotAfter).Round(time.Second))
+	return fmt.Sprintf(
+		"it expired at %s (%s ago)", cert.NotAfter.Format(time.RFC3339), now.Sub(cert.NotAfter).Round(time.Second),
+	)
 }
 
 func notYet(cert *x509.Certificate, now time.Time) string {
@@ -292,8 +286,8 @@ func sign(template, parent *x509.Certificate, key *ecdsa.PrivateKey, signer cryp
 	}, nil
 }
 
-// newSerial draws 128 random bits; RFC 5280 section 4.1.2.2 wants a positive
-// number of at most 20 octets.
+// newSerial returns 128 random bits. RFC 5280, section 4.1.2.2, requires a positive number of at
+// most 20 octets.
 func newSerial() (*big.Int, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 128))
 	if err != nil {

@@ -7,106 +7,103 @@ import (
 	"slices"
 )
 
-// Action is what a rotation does next.
+// Action is the next action of a rotation.
 type Action string
 
-// The actions.
+// Actions.
 const (
-	// Done: nothing is left to do.
+	// Done: nothing remains.
 	Done Action = "done"
-	// Observe: what the pods have loaded must be known first.
+	// Observe: determine first what the pods have loaded.
 	Observe Action = "observe"
-	// Wait: the pods named in Step.Waiting must load what is written first.
+	// Wait: the pods in Step.Waiting must first load what has been written.
 	Wait Action = "wait"
-	// WriteTrust: write Step.Trust into the ca.crt of every Secret that has a leaf.
+	// WriteTrust: write Step.Trust to the ca.crt of every Secret that has a leaf.
 	WriteTrust Action = "write trust"
-	// Reissue: replace the leaves of Step.Roles, each together with Step.Trust as its
-	// ca.crt, in one write.
+	// Reissue: replace the leaves of Step.Roles, each in one write together with Step.Trust as its
+	// ca.crt.
 	Reissue Action = "reissue"
 )
 
-// Position is where a rotation stands. Its fields are what was read just now;
-// nothing else is remembered between two steps.
+// Position is the state of a rotation. Its fields have just been read; nothing else is remembered
+// between steps.
 type Position struct {
-	// Want is the trust in which it shall end.
+	// Want is the trust bundle at the end of the rotation.
 	Want Bundle
-	// Held is what the Secrets hold, by role (the Organization constants).
+	// Held is the content of the Secrets, by role (the Organization constants).
 	Held map[string]Held
-	// Due are the roles whose leaf is to be replaced by one that Want trusts. Roles
-	// of Held without a leaf are due in any case.
+	// Due are the roles whose leaf must be replaced by one that Want trusts. Roles without a leaf in
+	// Held are always due.
 	Due []string
-	// Settled says that no change of trust is recorded as under way: when the last
-	// one ended, all pods had loaded what the Secrets trust. The record is made before
-	// the first write of a change, and cleared after Done.
+	// Settled means that no change of trust is recorded as in progress: at the end of the last one,
+	// all pods had loaded the trust bundles in the Secrets. The record is written before the first
+	// write of a change, and cleared after Done.
 	Settled bool
-	// Loaded is what the pods have loaded that are to be waited for; nil where it was
-	// not looked at.
+	// Loaded is what the relevant pods have loaded; nil if unknown.
 	Loaded []Loaded
-	// Observed says that Loaded is known, empty as it may be.
+	// Observed means that Loaded is known, even if it is empty.
 	Observed bool
 }
 
-// Held is what a Secret holds.
+// Held is the content of a Secret.
 type Held struct {
-	// Leaf is nil where there is none that a pod could load: it is missing, cannot be
-	// read, or has no private key of its own. Its pods go on with what they have, and
-	// load nothing until there is one.
+	// Leaf is nil if no pod could load it: it is missing, invalid, or has no matching private key. Its
+	// pods keep what they have, and load nothing until there is a leaf.
 	Leaf *x509.Certificate
-	// Trust is empty where there is none that can be read.
+	// Trust is empty if there is no valid bundle.
 	Trust Bundle
 }
 
 // Loaded is what a pod has loaded.
 type Loaded struct {
-	// Pod names it in Step.Waiting.
+	// Pod is its name in Step.Waiting.
 	Pod string
-	// Role is that of the Secret that it mounts.
+	// Role is that of the Secret that the pod mounts.
 	Role string
 	// Leaf and Trust are fingerprints.
 	Leaf  string
 	Trust []string
-	// Problem says why it could not be asked; then Leaf and Trust are empty, and the
-	// pod holds up every step that depends on it.
+	// Problem is the reason why the pod could not be queried. Leaf and Trust are then empty, and the
+	// pod blocks every step that depends on it.
 	Problem string
 }
 
-// Step is what Next decides.
+// Step is the decision of Next.
 type Step struct {
 	Action Action
 	// Trust is what WriteTrust and Reissue write.
 	Trust Bundle
-	// Drops says of WriteTrust that it ends the overlap: Trust is Position.Want, and
-	// lacks authorities that are trusted now.
+	// Drops marks the WriteTrust that ends the overlap: Trust is Position.Want and lacks CAs that are
+	// still trusted.
 	Drops bool
-	// Roles are those whose leaves Reissue replaces. They can be fewer than are due.
+	// Roles are those whose leaves Reissue replaces, possibly fewer than are due.
 	Roles []string
-	// Waiting says of each pod that holds the rotation up what is missing.
+	// Waiting describes what each blocking pod is missing.
 	Waiting []string
 	// Why explains the action, for the log.
 	Why string
 }
 
-// Next decides the next step of a change of leaves and authorities in which no
-// proxy and no registry ever meets a certificate that it does not trust: first all
-// trust the former and the new authorities, then the leaves are replaced, then the
-// former authorities are dropped, each once all pods have loaded the step before.
+// Next decides the next step of a rotation of leaves and CAs. No proxy or registry ever meets a
+// certificate that it does not trust: first all trust the previous and the new CAs, then the leaves
+// are replaced, then the previous CAs are dropped. Each step starts once all pods have loaded the
+// one before.
 //
-// A Secret can lose its leaf at any time, by deletion. Its pods cannot load a change
-// of trust before it has one again, so it gets its leaf first, as soon as those pods
-// trust it that can: the pods of the other Secrets.
+// A Secret can lose its leaf at any time, by deletion. Its pods cannot load a change of trust until
+// it has one again. It therefore gets its leaf first, as soon as all pods that can load the change,
+// those of the other Secrets, trust it.
 //
-// Two processes may follow Next at the same time, if a write fails where somebody else
-// has written since that Secret was read: a new authority has to be written into every
-// Secret, so whoever decided without knowing it fails. That is no help where Want goes
-// back to an authority that all trust still: the process that changes Want to such a
-// one must know that no other is about to drop it.
+// Two processes may follow Next concurrently if a write fails when somebody else has written the
+// Secret since it was read: a new CA must be written to every Secret, so a process that does not
+// know it fails. That does not help if Want returns to a CA that all still trust: the process that
+// sets such a Want must know that no other process is about to drop it.
 func Next(p Position) Step {
 	due := p.due()
 	union, same := Bundle{}, true
 	for _, role := range slices.Sorted(maps.Keys(p.Held)) {
 		held := p.Held[role]
 		union = union.Union(held.Trust)
-		// A Secret without anything says nothing about what its pods have loaded.
+		// An empty Secret says nothing about what its pods have loaded.
 		same = same && (held.Trust.Equal(p.Want) || held.Leaf == nil && held.Trust.Empty())
 	}
 	union = union.Union(p.Want)
@@ -114,47 +111,63 @@ func Next(p Position) Step {
 	for _, role := range slices.Sorted(maps.Keys(p.Held)) {
 		// One without a leaf gets its ca.crt together with the leaf.
 		if held := p.Held[role]; held.Leaf != nil && !held.Trust.Contains(p.Want) {
-			// Nobody is asked: trusting more makes nobody refused.
-			return Step{Action: WriteTrust, Trust: union, Why: fmt.Sprintf("the ca.crt for %s lacks authorities that are to be trusted", role)}
+			// No need to ask the pods: trusting more CAs breaks nothing.
+			return Step{
+				Action: WriteTrust, Trust: union, Why: fmt.Sprintf("the ca.crt for %s lacks CAs that must be trusted", role),
+			}
 		}
 	}
 	switch {
 	case p.Settled && same && len(due) != 0:
-		// This must work where pods cannot be asked: it is what happens every half life.
-		return Step{Action: Reissue, Trust: union, Roles: due, Why: "all pods have trusted the wanted authorities since the last change"}
+		// This must work even if pods cannot be queried: it happens at every half-life.
+		return Step{
+			Action: Reissue, Trust: union, Roles: due, Why: "all pods have trusted the desired CAs since the last change",
+		}
 	case p.Settled && same:
-		return Step{Action: Done, Why: "the certificates and the authorities are the wanted ones"}
+		return Step{Action: Done, Why: "certificates and CAs are up to date"}
 	case !p.Observed:
-		return Step{Action: Observe, Why: "what the pods have loaded decides what comes next"}
+		return Step{Action: Observe, Why: "the next step depends on what the pods have loaded"}
 	case len(due) != 0:
 		return p.reissue(due, union)
 	case !same:
 		if waiting := p.waiting(p.lacksLeaf); len(waiting) != 0 {
-			return Step{Action: Wait, Waiting: waiting, Why: "a former authority is dropped when no pod shows a certificate of it any more"}
+			return Step{Action: Wait, Waiting: waiting, Why: "a previous CA is dropped once no pod presents a certificate of it"}
 		}
-		return Step{Action: WriteTrust, Trust: p.Want, Drops: true, Why: "all pods show the present certificates: the former authorities are dropped"}
+		return Step{
+			Action: WriteTrust,
+			Trust:  p.Want,
+			Drops:  true,
+			Why:    "all pods present the current certificates: the previous CAs are dropped",
+		}
 	}
 	if waiting := p.waiting(p.lacksLeaf, p.lacksTrust, p.trustsMore); len(waiting) != 0 {
-		return Step{Action: Wait, Waiting: waiting, Why: "the change has ended when all pods have loaded it"}
+		return Step{Action: Wait, Waiting: waiting, Why: "the rotation ends once all pods have loaded it"}
 	}
-	return Step{Action: Done, Why: "all pods have loaded the wanted certificates and authorities"}
+	return Step{Action: Done, Why: "all pods have loaded the desired certificates and CAs"}
 }
 
 func (p Position) reissue(due []string, trust Bundle) Step {
 	waiting := p.waiting(p.lacksTrust)
 	if len(waiting) == 0 {
-		return Step{Action: Reissue, Trust: trust, Roles: due, Why: "all pods trust the wanted authorities"}
+		return Step{Action: Reissue, Trust: trust, Roles: due, Why: "all pods trust the desired CAs"}
 	}
 	first := slices.DeleteFunc(slices.Clone(due), func(role string) bool { return p.Held[role].Leaf != nil })
 	if len(first) != 0 {
-		others := p // Pods of those roles can load nothing before their leaf is there.
-		others.Loaded = slices.DeleteFunc(slices.Clone(p.Loaded), func(l Loaded) bool { return slices.Contains(first, l.Role) })
+		others := p // pods of those roles can load nothing until their leaf exists
+		others.Loaded = slices.DeleteFunc(
+			slices.Clone(p.Loaded), func(l Loaded) bool { return slices.Contains(first, l.Role) },
+		)
 		waiting = others.waiting(p.lacksTrust)
 		if len(waiting) == 0 {
-			return Step{Action: Reissue, Trust: trust, Roles: first, Why: "without these certificates their pods cannot load what they are to trust"}
+			return Step{
+				Action: Reissue,
+				Trust:  trust,
+				Roles:  first,
+				Why:    "without these certificates their pods cannot load the new trust bundle",
+			}
 		}
 	}
-	return Step{Action: Wait, Waiting: waiting, Why: "certificates of the wanted authorities are issued when all pods trust those"}
+	return Step{Action: Wait, Waiting: waiting, Why: "certificates of the desired CAs are issued once all pods trust them"}
 }
 
 func (p Position) due() []string {
@@ -168,7 +181,7 @@ func (p Position) due() []string {
 	return slices.Compact(due)
 }
 
-// waiting says of each pod what it lacks first.
+// waiting returns, for each pod, the first thing that it lacks.
 func (p Position) waiting(lacks ...func(Loaded) string) []string {
 	var out []string
 	for _, l := range p.Loaded {
@@ -213,7 +226,7 @@ func (p Position) lacksLeaf(l Loaded) string {
 	return ""
 }
 
-// Short is as much of a fingerprint as tells people one from another.
+// Short shortens a fingerprint for display.
 func Short(fingerprint string) string {
 	const enough = 16
 	return fingerprint[:min(enough, len(fingerprint))]
