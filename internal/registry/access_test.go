@@ -57,7 +57,7 @@ func attempts(existing string) map[string]attempt {
 		"to upload at once":                   {post, "/v2/a/blobs/uploads/?digest=" + nowhere, "x", false, accepted},
 		"to mount a blob":                     {post, "/v2/b/blobs/uploads/?mount=" + existing + "&from=a", "", false, created},
 		"to mount a blob from wherever it is": {post, "/v2/b/blobs/uploads/?mount=" + existing, "", false, created},
-		"to mount what is not there":          {post, "/v2/b/blobs/uploads/?mount=" + nowhere + "&from=a", "", false, accepted},
+		"mounts a missing blob":               {post, "/v2/b/blobs/uploads/?mount=" + nowhere + "&from=a", "", false, accepted},
 		"to go on with an upload":             {patch, upload, "x", false, missing},
 		"to end an upload":                    {put, upload + "?digest=" + nowhere, "x", false, missing},
 		"to cancel an upload":                 {remove, upload, "", false, missing},
@@ -69,9 +69,9 @@ func attempts(existing string) map[string]attempt {
 		"to write to an unknown path":         {put, "/v2/a/secrets/x", "", false, notThat},
 		"to post to the API":                  {post, "/v2/", "", false, ok},
 		"to delete the catalog":               {remove, "/v2/_catalog", "", false, unsupported},
-		"what is allowed":                     {http.MethodOptions, "/v2/a/blobs/" + existing, "", false, ok},
+		"allowed requests":                    {http.MethodOptions, "/v2/a/blobs/" + existing, "", false, ok},
 		"an echo":                             {http.MethodTrace, "/v2/a/blobs/" + existing, "", false, unsupported},
-		"with a method that nobody has":       {"BREW", "/v2/a/blobs/" + existing, "", false, unsupported},
+		"uses an unknown method":              {"BREW", "/v2/a/blobs/" + existing, "", false, unsupported},
 		"with a method in lower case":         {"put", "/v2/a/manifests/tag", "x", false, unsupported},
 	}
 }
@@ -300,11 +300,11 @@ func TestAuthorize(t *testing.T) {
 		"a pusher does not look at one without":            {mutual, "HEAD", "a" + uploads, push, roleNone, errcode.ErrorCodeUnauthorized},
 		"anonymous pull shows no upload":                   {open, "GET", "a" + uploads, nil, roleNone, errcode.ErrorCodeUnauthorized},
 		"a pull credential shows no upload":                {plain, "GET", "a" + uploads, nil, rolePull, errcode.ErrorCodeDenied},
-		"a probe's upload is bound to its way":             {plain, "GET", probeProxy + uploads, nil, unasked, errcode.ErrorCodeDenied},
+		"a probe's upload is bound to its path":            {plain, "GET", probeProxy + uploads, nil, unasked, errcode.ErrorCodeDenied},
 		"an unknown method is a write":                     {mutual, "BREW", "a", node, unasked, errcode.ErrorCodeDenied},
 		"a method in lower case is a write":                {mutual, "get", "a", node, unasked, errcode.ErrorCodeDenied},
 		"anonymous pull does not open a listener with TLS": {policy{mutualTLS: true, anonymousPull: true}, "GET", "a", nil, unasked, errcode.ErrorCodeDenied},
-		"without TLS nobody reads without a credential":    {plain, "GET", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
+		"reading without TLS needs a credential":           {plain, "GET", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
 		"without TLS a role means nothing":                 {plain, "GET", "a", push, roleNone, errcode.ErrorCodeUnauthorized},
 		"without TLS a pull credential reads":              {plain, "GET", "a", nil, rolePull, nil},
 		"without TLS a pull credential does not write":     {plain, "PUT", "a", nil, rolePull, errcode.ErrorCodeDenied},
@@ -326,7 +326,7 @@ func TestAuthorize(t *testing.T) {
 		"without TLS that of the proxies is not written":   {plain, "PUT", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
 		"anonymous pull opens the probe of the node port":  {open, "HEAD", probeNodePort, nil, unasked, nil},
 		"anonymous pull does not open that of the proxies": {open, "HEAD", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
-		"what is in no repository is read":                 {mutual, "GET", "", node, unasked, nil},
+		"requests outside repositories are read":           {mutual, "GET", "", node, unasked, nil},
 		"an anonymous write needs one":                     {open, "PUT", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
 	} {
 		t.Run(sentence, func(t *testing.T) {
@@ -354,7 +354,7 @@ func TestAuthorize(t *testing.T) {
 	})
 }
 
-func TestProbesAreBoundToTheirWay(t *testing.T) {
+func TestProbesAreServedOverTheirOwnPathOnly(t *testing.T) {
 	for _, anonymous := range []bool{false, true} {
 		i := start(t, newAuthority(t), t.TempDir(), func(o *Options) { o.AnonymousPull = anonymous })
 		pusher := i.pusher()
@@ -371,8 +371,8 @@ func TestProbesAreBoundToTheirWay(t *testing.T) {
 			"the proxies' probe is read with TLS only":       {"zarf-registry/probe-proxy", http.StatusOK, http.StatusForbidden},
 			"the node port's probe is read without TLS only": {"zarf-registry/probe-nodeport", http.StatusForbidden, http.StatusOK},
 			"a name that begins alike is any other":          {"zarf-registry/probe-proxy2", http.StatusOK, http.StatusOK},
-			"so is one that goes on":                         {"zarf-registry/probe-nodeport/manifests", http.StatusOK, http.StatusOK},
-			"and one that goes on with a route":              {"zarf-registry/probe-proxy/blobs/uploads", http.StatusOK, http.StatusOK},
+			"so is a longer path":                            {"zarf-registry/probe-nodeport/manifests", http.StatusOK, http.StatusOK},
+			"and a longer path that is a route":              {"zarf-registry/probe-proxy/blobs/uploads", http.StatusOK, http.StatusOK},
 			"and one that ends alike":                        {"x/zarf-registry/probe-proxy", http.StatusOK, http.StatusOK},
 		} {
 			t.Run(fmt.Sprintf("%s, anonymous pull %t", sentence, anonymous), func(t *testing.T) {
@@ -414,7 +414,7 @@ func TestProbesAreBoundToTheirWay(t *testing.T) {
 	}
 }
 
-func TestRequestsAreLoggedAsLoudAsTheyMatter(t *testing.T) {
+func TestLogLevelsOfRequests(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	pusher := i.client(i.ca.client(t, pki.OrganizationPush))
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)

@@ -102,7 +102,7 @@ func (p policy) authorize(method string, to target, roles []string, credential f
 	case has == roleNone && read:
 		return errcode.ErrorCodeUnauthorized.WithMessage("reading requires a user name and a password")
 	case has == roleNone:
-		return errcode.ErrorCodeUnauthorized.WithMessage("writing requires the user name and the password of the push credential")
+		return errcode.ErrorCodeUnauthorized.WithMessage("writing requires the push credential's user name and password")
 	case has < rolePush && !read:
 		return denied("this user may only pull: %s needs the push credential", to.describe(method))
 	}

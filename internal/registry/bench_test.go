@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// What a pull costs the registry, in its own process with the client: one
-// connection, blobs of two sizes.
+// BenchmarkPull measures pulls of two blob sizes over one connection, with client and server in one process.
 func BenchmarkPull(b *testing.B) {
 	i := start(b, newAuthority(b), b.TempDir())
 	node := i.node()

@@ -35,7 +35,7 @@ func (f oneFile) Reader(context.Context, string, int64) (io.ReadCloser, error) {
 	return io.NopCloser(f.content), f.err
 }
 
-func TestBlobsThatCannotBeReadAreCutOff(t *testing.T) {
+func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 	failure := errors.New("disk gone")
 	for sentence, tt := range map[string]struct {
 		file oneFile

@@ -15,7 +15,7 @@ import (
 
 const minimal = "version: 0.1\nstorage: {filesystem: {rootdirectory: /data}}\n"
 
-func TestLoadConfigForces(t *testing.T) {
+func TestLoadConfigOverridesSettings(t *testing.T) {
 	purging := func(changes ...any) map[any]any {
 		all := map[any]any{"enabled": true, "age": "24h", "interval": "12h", "dryrun": false}
 		for n := 0; n < len(changes); n += 2 {
@@ -172,7 +172,7 @@ func TestLoadConfigRefuses(t *testing.T) {
 
 // Layers that may not be redistributed are not here, and the image is taken all the
 // same: unless the configuration says where they may be.
-func TestLayersThatAreElsewhere(t *testing.T) {
+func TestForeignLayers(t *testing.T) {
 	const (
 		oci    = "application/vnd.oci.image.manifest.v1+json"
 		docker = "application/vnd.docker.distribution.manifest.v2+json"

@@ -65,7 +65,7 @@ func TestVerify(t *testing.T) {
 }
 
 // The first requests of a push come together.
-func TestVerifyPaysOnce(t *testing.T) {
+func TestVerifyCachesPasswords(t *testing.T) {
 	c := openUsers(t, htpasswd(t, "push", "secret"))
 	c.running = make(chan struct{}, 1)
 	c.running <- struct{}{} // the only place is taken while they arrive
@@ -127,7 +127,7 @@ func TestUnknownUsersCostAsMuchAsWrongPasswords(t *testing.T) {
 	c := openUsers(t, append(htpasswd(t, "cheap", "x"), []byte("dear:"+string(hash)+"\n")...))
 	cost, err := bcrypt.Cost(c.current.Load().dummyUser.hash)
 	if err != nil || cost != bcrypt.MinCost+1 {
-		t.Errorf("a stranger costs %d, %v", cost, err)
+		t.Errorf("the dummy user costs %d, %v", cost, err)
 	}
 	if _, err := c.verify(context.Background(), "nobody", "x"); err != nil || c.checks[checkRefused].Load() != 1 {
 		t.Errorf("no password was compared: %v", err)
@@ -155,14 +155,14 @@ func TestHtpasswdRefusals(t *testing.T) {
 				t.Fatalf("openCredentials() = %v, want something about %q", err, tt.want)
 			}
 			if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "$") {
-				t.Errorf("the error holds what is secret: %v", err)
+				t.Errorf("the error contains a secret: %v", err)
 			}
 		})
 	}
 }
 
 // Each step begins where the one before has ended.
-func TestTheFilesAreFollowedEachByItself(t *testing.T) {
+func TestCredentialFilesReloadIndependently(t *testing.T) {
 	dir := t.TempDir()
 	push, pull := writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "1")), filepath.Join(dir, "pull", "htpasswd")
 	c, err := openCredentials(slog.New(slog.DiscardHandler), push, pull, "")
@@ -194,17 +194,17 @@ func TestTheFilesAreFollowedEachByItself(t *testing.T) {
 		failure      string
 	}{
 		{"a directory that is not there has no users", func() {}, "push:1:3", false, false, ""},
-		{"the file comes", put(pull, htpasswd(t, "pull", "1")), "push:1:3 pull:1:2", true, true, ""},
+		{"the file appears", put(pull, htpasswd(t, "pull", "1")), "push:1:3 pull:1:2", true, true, ""},
 		{"nothing happens", func() {}, "push:1:3 pull:1:2", true, false, ""},
 		{"it changes", put(pull, htpasswd(t, "pull", "2")), "push:1:3 pull:2:2", true, true, ""},
 		{"it breaks", put(pull, []byte("rubbish")), "push:1:3 pull:2:2", true, false, "USER:HASH"},
 		{"the other changes while it is broken", put(push, htpasswd(t, "push", "2")), "push:2:3 pull:2:2", true, true, "USER:HASH"},
 		{"it is empty", put(pull, nil), "push:2:3 pull:2:2", true, false, "no user"},
 		{"it goes", remove(pull), "push:2:3", false, true, ""},
-		{"it comes broken", put(pull, []byte("rubbish")), "push:2:3", false, false, "USER:HASH"},
-		{"it comes with a user who may push", put(pull, htpasswd(t, "push", "1")), "push:2:3", false, false, `user "push" may already push`},
+		{"it appears and is invalid", put(pull, []byte("rubbish")), "push:2:3", false, false, "USER:HASH"},
+		{"it appears with a push user", put(pull, htpasswd(t, "push", "1")), "push:2:3", false, false, `user "push" may already push`},
 		{"it is good", put(pull, htpasswd(t, "pull", "1")), "push:2:3 pull:1:2", true, true, ""},
-		{"a user of it may push from now on", put(push, htpasswd(t, "pull", "2")), "pull:2:3", true, true, `user "pull" may already push`},
+		{"one of its users becomes a push user", put(push, htpasswd(t, "pull", "2")), "pull:2:3", true, true, `user "pull" may already push`},
 		{"not any more", put(push, htpasswd(t, "push", "1")), "push:1:3 pull:1:2", true, true, ""},
 		{"the other goes", remove(push), "push:1:3 pull:1:2", true, false, "no such file"},
 		{"it goes too, directory and all", remove(filepath.Dir(pull)), "push:1:3", false, true, "no such file"},
@@ -236,7 +236,7 @@ func TestTheFilesAreFollowedEachByItself(t *testing.T) {
 	}
 }
 
-func TestTheSecretIsThatOfThePushers(t *testing.T) {
+func TestSecretDependsOnThePushFileOnly(t *testing.T) {
 	push, pull := htpasswd(t, "push", "secret"), htpasswd(t, "pull", "secret")
 	secret := openUsers(t, push).secret("x")
 	for sentence, tt := range map[string]struct {
@@ -257,7 +257,7 @@ func TestTheSecretIsThatOfThePushers(t *testing.T) {
 	}
 }
 
-func TestUsersAreRememberedWhileOthersCome(t *testing.T) {
+func TestCachedPasswordsSurviveOtherUsers(t *testing.T) {
 	dir := t.TempDir()
 	pull := filepath.Join(dir, "pull")
 	c, err := openCredentials(slog.New(slog.DiscardHandler), writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "secret")), pull, "")

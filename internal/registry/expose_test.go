@@ -65,7 +65,7 @@ func (e exposed) somebody() client {
 	return e.from(&tls.Config{RootCAs: e.outside.pool(), ServerName: exposedName})
 }
 
-func TestWhoMayDoWhatFromOutside(t *testing.T) {
+func TestAuthorizationAtTheExposedListener(t *testing.T) {
 	e := startExposed(t)
 	d := e.pusher().pushBlob("a", "content").String()
 	pusherCertificate := e.ca.client(t, pki.OrganizationPush)
@@ -92,14 +92,14 @@ func TestWhoMayDoWhatFromOutside(t *testing.T) {
 			c.try(d, tt.may)
 		})
 	}
-	t.Run("a user of the outside is nobody at the node port", func(t *testing.T) {
+	t.Run("a user of the exposed listener is unknown at the node port", func(t *testing.T) {
 		c := e.plain().as(outsideUser, outsidePassword)
 		c.t = t
 		c.try(d, mayNothingYet)
 	})
 }
 
-func TestAnonymousPullFromOutsideIsOfThatListenerAlone(t *testing.T) {
+func TestExposedAnonymousPullAffectsOnlyItsListener(t *testing.T) {
 	e := startExposed(t, func(o *Options) { o.ExposeAnonymousPull = true })
 	d := e.pusher().pushBlob("a", "content").String()
 	e.somebody().must(http.StatusOK, "GET", "/v2/a/blobs/"+d, nil)
@@ -107,7 +107,7 @@ func TestAnonymousPullFromOutsideIsOfThatListenerAlone(t *testing.T) {
 	e.plain().must(http.StatusUnauthorized, "GET", "/v2/a/blobs/"+d, nil)
 }
 
-func TestTheProbesOfNodesAreNotThereFromOutside(t *testing.T) {
+func TestProbesAreRefusedAtTheExposedListener(t *testing.T) {
 	e := startExposed(t, func(o *Options) { o.ExposeAnonymousPull = true })
 	for _, repository := range []string{probeProxy, probeNodePort} {
 		a := e.somebody().as(pushUser, pushPassword).must(http.StatusForbidden, "GET", "/v2/"+repository+"/tags/list", nil)
@@ -117,7 +117,7 @@ func TestTheProbesOfNodesAreNotThereFromOutside(t *testing.T) {
 	}
 }
 
-func TestAnImageIsPushedAndPulledFromOutside(t *testing.T) {
+func TestPushAndPullAtTheExposedListener(t *testing.T) {
 	e := startExposed(t)
 	const mediaType = "application/vnd.oci.image.manifest.v1+json"
 	layer := random(1 << 20)
@@ -131,7 +131,7 @@ func TestAnImageIsPushedAndPulledFromOutside(t *testing.T) {
 	}
 }
 
-func TestTheOutsideIsServedWithTLSAndItsOwnCertificateOnly(t *testing.T) {
+func TestExposedListenerServesItsOwnCertificate(t *testing.T) {
 	e := startExposed(t)
 	for sentence, config := range map[string]*tls.Config{
 		"who trusts the cluster's authority": {RootCAs: e.ca.pool(), ServerName: serverName},
@@ -153,13 +153,13 @@ func TestTheOutsideIsServedWithTLSAndItsOwnCertificateOnly(t *testing.T) {
 	}
 }
 
-func TestWithoutACertificateOfItsOwnTheOutsideSeesThatOfTheRegistry(t *testing.T) {
+func TestExposedListenerFallsBackToTheRegistryCertificate(t *testing.T) {
 	e := startExposed(t, func(o *Options) { o.ExposeTLSDir = "" })
 	c := e.from(&tls.Config{RootCAs: e.ca.pool(), ServerName: serverName}).as(outsideUser, outsidePassword)
 	c.must(http.StatusOK, "GET", "/v2/", nil)
 }
 
-func TestFilesOfTheOutsideAreFollowed(t *testing.T) {
+func TestExposedListenerReloadsItsFiles(t *testing.T) {
 	e := startExposed(t)
 	before := e.server.exposed.Current().Leaf.SerialNumber
 	c := e.somebody().as("second", "another password")
@@ -184,12 +184,12 @@ func TestFilesOfTheOutsideAreFollowed(t *testing.T) {
 	metrics := e.metrics()
 	for _, name := range []string{"zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds", "zarf_registry_exposed_tls_reload_errors_total"} {
 		if !strings.Contains(metrics, "\n"+name+" ") {
-			t.Errorf("there is no metric %s", name)
+			t.Errorf("missing metric %s", name)
 		}
 	}
 }
 
-func TestAUserOfTheOutsideThatMayDoMoreAlreadyIsRefused(t *testing.T) {
+func TestExposedUserMustNotCollideWithOtherUsers(t *testing.T) {
 	e := startExposed(t)
 	for _, name := range []string{pushUser, pullUser} {
 		writeFile(t, e.htpasswd, bytes.Join([][]byte{htpasswd(t, name, "mine now"), htpasswd(t, outsideUser, outsidePassword)}, nil))
@@ -199,7 +199,7 @@ func TestAUserOfTheOutsideThatMayDoMoreAlreadyIsRefused(t *testing.T) {
 	}
 }
 
-func TestOptionsOfTheOutside(t *testing.T) {
+func TestExposeOptionsAreValidated(t *testing.T) {
 	for sentence, tt := range map[string]struct {
 		options Options
 		want    string

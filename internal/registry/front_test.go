@@ -103,7 +103,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 			time.Sleep(2 * stall)
 		}
 	})
-	t.Run("a body that nobody wants is not waited for", func(t *testing.T) {
+	t.Run("an unwanted body is not read to its end", func(t *testing.T) {
 		address, _ := frontServer(t, stall, func(http.ResponseWriter, *http.Request) {})
 		conn := dialPlain(t, address)
 		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
@@ -112,7 +112,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 			t.Errorf("the connection is still open after %q: %v", answer, err)
 		}
 	})
-	t.Run("a response that nobody takes is given up", func(t *testing.T) {
+	t.Run("a response that the client does not read is aborted", func(t *testing.T) {
 		results := make(chan result, 1)
 		address, _ := frontServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
 			n, err := io.Copy(w, &zeros{1 << 30})
@@ -145,7 +145,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 	})
 }
 
-func TestFrontHidesWhatIsNotForDistribution(t *testing.T) {
+func TestFrontRemovesCredentialsAndForwardedHeaders(t *testing.T) {
 	headers := make(chan http.Header, 1)
 	address, _ := frontServer(t, transferIdleTimeout, func(w http.ResponseWriter, r *http.Request) { headers <- r.Header })
 	request, err := http.NewRequest(http.MethodGet, "http://"+address+"/v2/", nil)
@@ -172,7 +172,7 @@ func TestFrontHidesWhatIsNotForDistribution(t *testing.T) {
 	}
 }
 
-func TestHandlersThatPanicAreCounted(t *testing.T) {
+func TestPanickingHandlersAreCounted(t *testing.T) {
 	address, f := frontServer(t, transferIdleTimeout, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	if _, err := http.Get("http://" + address); err == nil {
 		t.Error("the request was answered")
@@ -184,7 +184,7 @@ func TestHandlersThatPanicAreCounted(t *testing.T) {
 		`zarf_registry_http_requests_in_flight{listener="plain"} 0`,
 	} {
 		if !strings.Contains(recorder.Body.String(), want) {
-			t.Errorf("there is no %s", want)
+			t.Errorf("missing %s", want)
 		}
 	}
 }

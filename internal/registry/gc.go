@@ -19,8 +19,8 @@ func GarbageCollect(
 	ctx context.Context, config *configuration.Configuration, request gc.Request, report func(gc.Event),
 ) (gc.Result, error) {
 	if config.Storage.Type() == driverInMemory {
-		return gc.Result{}, errors.New("storage.inmemory has nothing to collect here, because it exists only in the running " +
-			"registry: run init-hook garbage-collect")
+		return gc.Result{}, errors.New("storage.inmemory has nothing to collect here, because it exists only in " +
+			"the running registry: run init-hook garbage-collect")
 	}
 	driver, err := openDriver(ctx, config.Storage)
 	if err != nil {

@@ -185,7 +185,7 @@ func TestHandshakes(t *testing.T) {
 		"no certificate":                {nil, always(withoutCertificate), may{}},
 		"a certificate of a foreign CA": {issue(foreign, pki.OrganizationPush, nil), always(unknownAuthority), may{}},
 		"a certificate of a foreign CA that is called like ours":       {issue(namesake, pki.OrganizationPush, nil), always(unknownAuthority), may{}},
-		"a certificate of a foreign CA, which comes along":             {issue(foreign, pki.OrganizationPush, nil, foreign), always(unknownAuthority), may{}},
+		"a certificate of a foreign CA, with that CA":                  {issue(foreign, pki.OrganizationPush, nil, foreign), always(unknownAuthority), may{}},
 		"a certificate that was signed with a node's, which is no CA":  {signedBy(t, node(lasting)), always(unknownAuthority), may{}},
 		"an expired certificate":                                       {push(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), always(outOfTime), may{}},
 		"a certificate that is not valid yet":                          {push(func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) }), always(outOfTime), may{}},
@@ -323,7 +323,7 @@ func TestConnectionsAndSessionsEndWithTheirCA(t *testing.T) {
 	}
 }
 
-func TestClocksThatDiffer(t *testing.T) {
+func TestClockSkew(t *testing.T) {
 	const off = 10 * time.Minute
 	for sentence, tt := range map[string]struct {
 		issuer, peer time.Duration
@@ -406,7 +406,7 @@ func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
 }
 
 // Expiry is judged by the peers: the registry loads such a certificate, tells so, and clients refuse it in clear words.
-func TestExpiredServerCertificateIsForClientsToRefuse(t *testing.T) {
+func TestExpiredServerCertificateIsServed(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	end := time.Now().Add(-time.Hour).Truncate(time.Second).UTC()
 	expired := i.ca.issue(t, pki.Leaf{

@@ -81,8 +81,8 @@ type leaseRecord struct {
 }
 
 // errLeaseHeld means that another process collects garbage in the same storage.
-var errLeaseHeld = errors.New("garbage is already being collected, by another replica or by registry garbage-collect: " +
-	"wait until it has finished")
+var errLeaseHeld = errors.New("garbage is already being collected, by another replica or by " +
+	"registry garbage-collect: wait until it has finished")
 
 // errLeaseLost means that a collector missed its renewDeadline, so that other processes may consider it
 // dead. It must not remove anything after that.

@@ -66,7 +66,7 @@ func TestRouteLogs(t *testing.T) {
 	}
 }
 
-func TestConnectionsThatFailAreLogged(t *testing.T) {
+func TestFailedConnectionsAreLogged(t *testing.T) {
 	for line, want := range map[string]string{
 		"http: TLS handshake error from 1.2.3.4:5: EOF":                                      "DEBUG",
 		"http: TLS handshake error from 1.2.3.4:5: tls: client didn't provide a certificate": "WARN",

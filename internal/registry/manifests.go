@@ -61,7 +61,8 @@ func (c *leaseClient) admit(ctx context.Context) (*leaseReading, error) {
 			return r, nil
 		}
 		if time.Now().After(deadline) {
-			return nil, unavailable("garbage is being collected: images can be pulled but not pushed until that is done; retry later")
+			return nil, unavailable("garbage is being collected: " +
+				"images can be pulled but not pushed until that is done; retry later")
 		}
 		if err := sleep(ctx, c.times.pollInterval); err != nil {
 			return nil, err

@@ -32,7 +32,9 @@ func withMounts(next http.Handler) http.Handler {
 
 // Create begins an upload. If the request names a stored blob, Create mounts it, whatever repository it
 // came from, and returns a [distribution.ErrBlobMounted].
-func (s blobStore) Create(ctx context.Context, options ...distribution.BlobCreateOption) (distribution.BlobWriter, error) {
+func (s blobStore) Create(
+	ctx context.Context, options ...distribution.BlobCreateOption,
+) (distribution.BlobWriter, error) {
 	if d, ok := ctx.Value(mountKey{}).(digest.Digest); ok {
 		s.source.use.note(d)
 		if size, ok := s.source.stored(ctx, d); ok {

@@ -50,15 +50,15 @@ func TestMount(t *testing.T) {
 				"from the repository that has it":             {"b", "?mount=" + d.String() + "&from=first", d},
 				"from a repository that has others":           {"c", "?mount=" + d.String() + "&from=e", d},
 				"from a repository that is not there":         {"d", "?mount=" + d.String() + "&from=nowhere", d},
-				"from what is no repository":                  {"f", "?mount=" + d.String() + "&from=NO%20NAME", d},
+				"from an invalid repository":                  {"f", "?mount=" + d.String() + "&from=NO%20NAME", d},
 				"into the repository that has it":             {"first", "?mount=" + d.String(), d},
 				"the empty blob":                              {"g", "?mount=" + empty.String(), empty},
-				"what nobody has":                             {"h", "?mount=" + absent.String(), ""},
-				"what nobody has, from a repository":          {"h", "?mount=" + absent.String() + "&from=first", ""},
+				"a missing blob":                              {"h", "?mount=" + absent.String(), ""},
+				"a missing blob, from a repository":           {"h", "?mount=" + absent.String() + "&from=first", ""},
 				"another algorithm's digest":                  {"h", "?mount=" + digest.SHA512.FromString("shared").String(), ""},
 				"an unknown algorithm":                        {"h", "?mount=md5:5d41402abc4b2a76b9719d911017c592", ""},
 				"a digest that is too short":                  {"h", "?mount=sha256:abc", ""},
-				"a way out of the storage":                    {"h", "?mount=sha256:../../../../etc/passwd", ""},
+				"a path traversal":                            {"h", "?mount=sha256:../../../../etc/passwd", ""},
 				"nothing":                                     {"h", "?mount=", ""},
 				"what a client means to send, without a wish": {"h", "", ""},
 			} {
@@ -111,7 +111,7 @@ func TestMount(t *testing.T) {
 					"a pusher with a wrong one":    {i.pusher().as(pushUser, "wrong"), http.StatusUnauthorized},
 					"nobody, without TLS":          {i.plain(), http.StatusUnauthorized},
 					"who may pull, without TLS":    {i.plain().as(pullUser, pullPassword), http.StatusForbidden},
-					"a node, a blob nobody has":    {node, http.StatusForbidden},
+					"a node, a missing blob":       {node, http.StatusForbidden},
 					"who may pull, and names from": {i.plain().as(pullUser, pullPassword), http.StatusForbidden},
 				} {
 					query := "?mount=" + d.String()
@@ -121,7 +121,7 @@ func TestMount(t *testing.T) {
 						query += "&from=first"
 					}
 					if got := tt.client.must(tt.status, "POST", "/v2/refused"+uploads+query, nil); got.Header.Get("Docker-Content-Digest") != "" {
-						t.Errorf("%s learns what is stored: %v", who, got.Header)
+						t.Errorf("%s can tell which blobs are stored: %v", who, got.Header)
 					}
 				}
 				node.must(http.StatusNotFound, "HEAD", "/v2/refused/blobs/"+d.String(), nil)
@@ -131,7 +131,7 @@ func TestMount(t *testing.T) {
 }
 
 // What is left of a blob is not mounted, whatever a cache says.
-func TestMountOfABlobWithoutItsData(t *testing.T) {
+func TestMountOfABlobWithoutData(t *testing.T) {
 	for sentence, tt := range map[string]struct {
 		damage func(data string) error
 		mended bool // by an upload: distribution leaves alone what is in its place

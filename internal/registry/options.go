@@ -80,7 +80,8 @@ func (o *Options) validate() error {
 	case o.PullHtpasswd != "" && o.PlainListen == "":
 		return errors.New("--pull-htpasswd needs --plain-listen: at --listen the client certificate authorizes reads")
 	case o.ExposeListen != "" && o.ExposeTLSDir == "" && o.Listen == "":
-		return errors.New("--expose-listen needs --expose-tls-dir, the directory of tls.crt and tls.key, or the certificate of --listen")
+		return errors.New("--expose-listen needs --expose-tls-dir, the directory of tls.crt and tls.key, " +
+			"or the certificate of --listen")
 	case o.ExposeListen == "" && (o.ExposeTLSDir != "" || o.ExposeHtpasswd != "" || o.ExposeAnonymousPull):
 		return errors.New("--expose-tls-dir, --expose-htpasswd and --expose-anonymous-pull need --expose-listen")
 	case o.ShutdownDelay < 0 || o.DrainTimeout < 0:

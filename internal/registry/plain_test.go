@@ -21,7 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-// freeAddress is one that nobody listens at.
+// freeAddress returns a free loopback address.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -32,8 +32,7 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// followed is a registry whose plain listener follows a mounted Secret, which is
-// empty at first.
+// followed is a registry whose plain listener follows a mounted Secret, which is empty at first.
 type followed struct {
 	*instance
 	volume string
@@ -52,13 +51,13 @@ func openFollowed(t *testing.T, changes ...func(*Options)) followed {
 	return followed{i, volume}
 }
 
-// come and go are what the kubelet does with the volume.
-func (f followed) come(user, password string) {
+// addUser and removeUsers update the volume like the kubelet.
+func (f followed) addUser(user, password string) {
 	f.t.Helper()
 	tlsfilestest.WriteSecret(f.t, f.volume, tlsfilestest.Files{"htpasswd": htpasswd(f.t, user, password)})
 }
 
-func (f followed) goAway() {
+func (f followed) removeUsers() {
 	f.t.Helper()
 	tlsfilestest.WriteSecret(f.t, f.volume, nil)
 }
@@ -75,11 +74,11 @@ func (f followed) waitClosed() {
 	f.t.Helper()
 	eventually(f.t, "the plain listener closes", func() bool { return f.server.plain.address() == nil })
 	if !f.refused() {
-		f.t.Error("it says that it is closed and is not")
+		f.t.Error("the address is nil but connections are accepted")
 	}
 }
 
-func TestThePlainListenerFollowsTheFile(t *testing.T) {
+func TestPlainListenerFollowsTheFile(t *testing.T) {
 	f := openFollowed(t)
 	f.run()
 	f.waitClosed()
@@ -88,15 +87,15 @@ func TestThePlainListenerFollowsTheFile(t *testing.T) {
 	pusher := f.client(f.ca.client(t, pki.OrganizationPush))
 	for n := range 3 {
 		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 0\n") {
-			t.Error("the metrics do not show that it is closed")
+			t.Error("the metric is not 0")
 		}
-		f.come(pullUser, pullPassword)
+		f.addUser(pullUser, pullPassword)
 		f.waitOpen()
 		if f.addresses["plain"] != address {
 			t.Fatalf("it opened at %s, want %s", f.addresses["plain"], address)
 		}
 		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 1\n") {
-			t.Error("the metrics do not show that it is open")
+			t.Error("the metric is not 1")
 		}
 		f.plain().must(http.StatusUnauthorized, "GET", path, nil)
 		kept := f.plain().as(pullUser, pullPassword)
@@ -106,9 +105,9 @@ func TestThePlainListenerFollowsTheFile(t *testing.T) {
 		f.plain().as(pushUser, pushPassword).must(http.StatusOK, "GET", path, nil)
 		pusher.as(pullUser, pullPassword).must(http.StatusForbidden, "POST", "/v2/a/blobs/uploads/", nil)
 
-		// Other users are no reason to close it.
-		f.come("other", "password")
-		eventually(t, "the other user is let in", func() bool {
+		// Changed users do not close it.
+		f.addUser("other", "password")
+		eventually(t, "the other user is accepted", func() bool {
 			return f.plain().as("other", "password").mustAny("GET", path).StatusCode == http.StatusOK
 		})
 		if a, wasOpen, err := reused(t, kept.as("other", "password"), path); err != nil || !wasOpen {
@@ -116,7 +115,7 @@ func TestThePlainListenerFollowsTheFile(t *testing.T) {
 		}
 		kept.must(http.StatusUnauthorized, "GET", path, nil)
 
-		f.goAway()
+		f.removeUsers()
 		f.waitClosed()
 		if a, err := kept.send("GET", path, nil); err == nil {
 			t.Errorf("an idle connection was kept: %d", a.StatusCode)
@@ -130,7 +129,7 @@ func TestThePlainListenerFollowsTheFile(t *testing.T) {
 		}
 	}
 	if !strings.Contains(f.logs.String(), `"why":"`+f.pull+` has users"`) || !strings.Contains(f.logs.String(), `"why":"`+f.pull+` has no users"`) {
-		t.Error("the logs do not say why")
+		t.Error("the reasons are not logged")
 	}
 }
 
@@ -148,17 +147,17 @@ func TestAnonymousPullFollowsTheFileToo(t *testing.T) {
 	f := openFollowed(t, func(o *Options) { o.AnonymousPull = true })
 	f.run()
 	f.waitClosed()
-	f.come(pullUser, pullPassword)
+	f.addUser(pullUser, pullPassword)
 	f.waitOpen()
 	f.plain().must(http.StatusOK, "GET", "/v2/", nil)
 	f.plain().must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
-	f.goAway()
+	f.removeUsers()
 	f.waitClosed()
 }
 
-func TestAFileThatIsThereOpensAtOnce(t *testing.T) {
+func TestExistingFileOpensThePlainListenerAtOnce(t *testing.T) {
 	f := openFollowed(t)
-	f.come(pullUser, pullPassword)
+	f.addUser(pullUser, pullPassword)
 	f.server.credentials.interval = time.Hour
 	if _, err := f.server.credentials.reload(); err != nil { // as Open would have
 		t.Fatal(err)
@@ -167,7 +166,7 @@ func TestAFileThatIsThereOpensAtOnce(t *testing.T) {
 	f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
 }
 
-func TestABrokenFileOpensNothing(t *testing.T) {
+func TestInvalidFileDoesNotOpenThePlainListener(t *testing.T) {
 	f := openFollowed(t, func(o *Options) {
 		tlsfilestest.WriteSecret(t, filepath.Dir(o.PullHtpasswd), tlsfilestest.Files{"htpasswd": []byte("rubbish")})
 	})
@@ -191,12 +190,12 @@ func TestABrokenFileOpensNothing(t *testing.T) {
 	if listening.address() != nil {
 		t.Error("a broken file opened it")
 	}
-	f.come(pullUser, pullPassword)
+	f.addUser(pullUser, pullPassword)
 	eventually(t, "it opens", func() bool { return listening.address() != nil })
 	tlsfilestest.WriteSecret(t, f.volume, tlsfilestest.Files{"htpasswd": []byte("more rubbish")})
 	looks()
 	if listening.address() == nil {
-		t.Error("a broken file closed it")
+		t.Error("an invalid file closed it")
 	}
 	if has, err := f.server.credentials.verify(ctx, pullUser, pullPassword); has != rolePull || err != nil {
 		t.Errorf("verify() = %d, %v", has, err)
@@ -206,7 +205,7 @@ func TestABrokenFileOpensNothing(t *testing.T) {
 	}
 }
 
-// slowUpload is an upload over the plain listener that ends when the test wants.
+// slowUpload is an upload over the plain listener that the test finishes.
 type slowUpload struct {
 	body   *io.PipeWriter
 	result chan error
@@ -229,28 +228,28 @@ func (f followed) slowUpload(content string) slowUpload {
 	if _, err := writer.Write([]byte(content[:len(content)/2])); err != nil {
 		f.t.Fatal(err)
 	}
-	eventually(f.t, "the upload is under way", func() bool { return f.inFlight("plain") == before+1 })
+	eventually(f.t, "the upload is in progress", func() bool { return f.inFlight("plain") == before+1 })
 	return u
 }
 
 // end sends the second half.
 func (u slowUpload) end(content string) error {
-	_, _ = u.body.Write([]byte(content[len(content)/2:])) // fails with the upload
+	_, _ = u.body.Write([]byte(content[len(content)/2:])) // fails if the upload does
 	_ = u.body.Close()
 	return <-u.result
 }
 
-func TestRequestsOfAClosedListenerEnd(t *testing.T) {
+func TestRequestsOfAClosedListenerFinish(t *testing.T) {
 	f := openFollowed(t)
-	f.come(pullUser, pullPassword)
+	f.addUser(pullUser, pullPassword)
 	f.run()
 	f.waitOpen()
 	uploads := map[string]slowUpload{}
 	for _, content := range []string{"the first time", "the second time", "the third time"} {
 		uploads[content] = f.slowUpload(content)
-		f.goAway()
+		f.removeUsers()
 		f.waitClosed()
-		f.come(pullUser, pullPassword) // while the former drains
+		f.addUser(pullUser, pullPassword) // while the previous listener drains
 		f.waitOpen()
 		f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
 	}
@@ -260,34 +259,34 @@ func TestRequestsOfAClosedListenerEnd(t *testing.T) {
 		}
 		f.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString(content).String(), nil)
 	}
-	eventually(t, "nothing drains any more", func() bool {
+	eventually(t, "no listener drains", func() bool {
 		f.server.plain.mu.Lock()
 		defer f.server.plain.mu.Unlock()
 		return len(f.server.plain.draining) == 0
 	})
 	if strings.Contains(f.logs.String(), "cut off") {
-		t.Error("something was cut off")
+		t.Error("a request was cut off")
 	}
 }
 
-func TestRequestsOfAClosedListenerAreCutOffInTheEnd(t *testing.T) {
+func TestRequestsOfAClosedListenerTimeOut(t *testing.T) {
 	f := openFollowed(t)
 	f.server.plain.timeout = 50 * time.Millisecond
-	f.come(pullUser, pullPassword)
+	f.addUser(pullUser, pullPassword)
 	f.run()
 	f.waitOpen()
 	upload := f.slowUpload("never ends")
-	f.goAway()
+	f.removeUsers()
 	f.waitClosed()
 	eventually(t, "it is logged", func() bool {
 		return strings.Contains(f.logs.String(), "requests of the closed plain listener were cut off")
 	})
 	if err := upload.end("never ends"); err == nil {
-		t.Error("the upload ended well")
+		t.Error("the upload succeeded")
 	}
 }
 
-func TestShutdownDrainsWhatWasClosedBefore(t *testing.T) {
+func TestShutdownDrainsClosedListeners(t *testing.T) {
 	for sentence, tt := range map[string]struct {
 		drain time.Duration
 		ends  bool
@@ -297,13 +296,13 @@ func TestShutdownDrainsWhatWasClosedBefore(t *testing.T) {
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			f := openFollowed(t, func(o *Options) { o.DrainTimeout = tt.drain })
-			f.come(pullUser, pullPassword)
+			f.addUser(pullUser, pullPassword)
 			f.run()
 			f.waitOpen()
 			closed := f.slowUpload("closed before")
-			f.goAway()
+			f.removeUsers()
 			f.waitClosed()
-			f.come(pullUser, pullPassword)
+			f.addUser(pullUser, pullPassword)
 			f.waitOpen()
 			open := f.slowUpload("open still")
 			stopped := make(chan error, 1)
@@ -336,7 +335,7 @@ func TestShutdownDrainsWhatWasClosedBefore(t *testing.T) {
 	}
 }
 
-func TestAnAddressThatIsTakenIsTriedAgain(t *testing.T) {
+func TestAddressInUseIsRetried(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -344,7 +343,7 @@ func TestAnAddressThatIsTakenIsTriedAgain(t *testing.T) {
 	defer taken.Close()
 	f := openFollowed(t, func(o *Options) { o.PlainListen = taken.Addr().String() })
 	f.run()
-	f.come(pullUser, pullPassword)
+	f.addUser(pullUser, pullPassword)
 	const message = "opening plain listener failed"
 	eventually(t, "it is logged", func() bool { return strings.Contains(f.logs.String(), message) })
 	f.node().must(http.StatusOK, "GET", "/v2/", nil)
@@ -360,9 +359,9 @@ func TestAnAddressThatIsTakenIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestAListenerThatFailsIsOpenedAgain(t *testing.T) {
+func TestFailedListenerIsReopened(t *testing.T) {
 	f := openFollowed(t)
-	f.come(pullUser, pullPassword)
+	f.addUser(pullUser, pullPassword)
 	f.run()
 	f.waitOpen()
 	upload := f.slowUpload("under way")
@@ -379,7 +378,7 @@ func TestAListenerThatFailsIsOpenedAgain(t *testing.T) {
 	}
 }
 
-func TestAPlainListenerWithoutAFileIsAlwaysOpen(t *testing.T) {
+func TestPlainListenerWithoutAFileIsAlwaysOpen(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -397,7 +396,7 @@ func TestAPlainListenerWithoutAFileIsAlwaysOpen(t *testing.T) {
 }
 
 // An upload is signed with a secret that must not change with the users who pull.
-func TestAnUploadGoesOnWhenPullersComeAndGo(t *testing.T) {
+func TestUploadSurvivesChangesOfPullUsers(t *testing.T) {
 	ca, root := newAuthority(t), t.TempDir()
 	first := start(t, ca, root)
 	location := first.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
@@ -414,7 +413,7 @@ func TestAnUploadGoesOnWhenPullersComeAndGo(t *testing.T) {
 // Pulls that come while it opens and closes are served whole or find nobody there.
 func TestOpeningAndClosingUnderLoad(t *testing.T) {
 	f := openFollowed(t)
-	f.come(pullUser, pullPassword)
+	f.addUser(pullUser, pullPassword)
 	f.run()
 	f.waitOpen()
 	content := random(1 << 20)
@@ -446,11 +445,11 @@ func TestOpeningAndClosingUnderLoad(t *testing.T) {
 	for range 10 {
 		from := served.Load()
 		eventually(t, "pulls are served", func() bool { return served.Load() > from+5 })
-		f.goAway()
+		f.removeUsers()
 		f.waitClosed()
 		from = refused.Load()
 		eventually(t, "pulls are refused", func() bool { return refused.Load() > from+5 })
-		f.come(pullUser, pullPassword)
+		f.addUser(pullUser, pullPassword)
 		f.waitOpen()
 	}
 	close(stop)
@@ -483,10 +482,10 @@ func pullOnce(address, path string) (body string, status int, err error) {
 }
 
 // The kubelet swaps directories while the file is looked at.
-func TestSwapsOfTheVolumeCloseNothing(t *testing.T) {
+func TestVolumeUpdatesDoNotCloseThePlainListener(t *testing.T) {
 	f := openFollowed(t)
 	f.server.credentials.interval = 20 * time.Microsecond
-	f.come(pullUser, pullPassword)
+	f.addUser(pullUser, pullPassword)
 	f.run()
 	f.waitOpen()
 	data := tlsfilestest.Files{"htpasswd": htpasswd(t, pullUser, pullPassword)}

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// authority is a CA whose certificates need no attention.
+// authority is a CA for tests.
 type authority struct{ *pki.CA }
 
 func newAuthority(t testing.TB) authority {
@@ -64,7 +64,7 @@ func (a authority) pool() *x509.CertPool {
 	return pool
 }
 
-// serverFiles is a certificate directory for the server, trusting a and others.
+// serverFiles returns a certificate directory for the server that trusts a and others.
 func (a authority) serverFiles(t testing.TB, others ...authority) tlsfilestest.Files {
 	t.Helper()
 	pair := a.issue(t, pki.Leaf{
@@ -129,14 +129,14 @@ type instance struct {
 	root      string // of the filesystem driver
 	tlsDir    string
 	htpasswd  string
-	pull      string            // the file that opens the plain listener
+	pull      string            // opens the plain listener
 	addresses map[string]string // by listener
 	stop      func() error
 	logs      *lockedBuffer
 	strange   *tlsfilestest.CA // of holder
 }
 
-// start runs what open makes, until the test ends.
+// start opens and runs a registry until the test ends.
 func start(t testing.TB, ca authority, root string, changes ...func(*Options)) *instance {
 	t.Helper()
 	i := open(t, ca, root, changes...)
@@ -144,8 +144,7 @@ func start(t testing.TB, ca authority, root string, changes ...func(*Options)) *
 	return i
 }
 
-// open makes a registry with all listeners, storage in root, and the
-// certificates of ca.
+// open opens a registry with all listeners, storage in root and certificates of ca.
 func open(t testing.TB, ca authority, root string, changes ...func(*Options)) *instance {
 	t.Helper()
 	dir := t.TempDir()
@@ -206,7 +205,7 @@ func (i *instance) run() {
 	}
 }
 
-// waitOpen waits until the plain listener is open, and takes note of its address.
+// waitOpen waits until the plain listener is open, and stores its address.
 func (i *instance) waitOpen() {
 	i.t.Helper()
 	eventually(i.t, "the plain listener opens", func() bool {
@@ -243,7 +242,7 @@ func (i *instance) plain() client {
 	return client{Client: &http.Client{Transport: transport}, t: i.t, base: "http://" + i.addresses["plain"]}
 }
 
-// pusher may do everything.
+// pusher returns a client that may read and write.
 func (i *instance) pusher() client {
 	return i.client(i.ca.client(i.t, pki.OrganizationPush)).as(pushUser, pushPassword)
 }
@@ -257,7 +256,7 @@ func (c client) as(user, password string) client {
 	return c
 }
 
-// answer is a response that has been read to its end.
+// answer is a response with its body.
 type answer struct {
 	*http.Response
 	body string
@@ -296,7 +295,7 @@ func (c client) send(method, path string, body io.Reader, headers ...string) (an
 	return answer{response, string(data)}, err
 }
 
-// must sends a request and requires a status.
+// must sends a request and fails the test unless the status is as given.
 func (c client) must(status int, method, path string, body io.Reader, headers ...string) answer {
 	c.t.Helper()
 	a, err := c.send(method, path, body, headers...)
@@ -319,8 +318,7 @@ func (c client) pushBlob(repository, content string) digest.Digest {
 	return d
 }
 
-// pushImage uploads an image of one layer under a tag and returns the manifest's
-// digest and text.
+// pushImage pushes an image with one layer and returns the manifest's digest and text.
 func (c client) pushImage(repository, tag, layer string) (digest.Digest, string) {
 	c.t.Helper()
 	const mediaType = "application/vnd.oci.image.manifest.v1+json"
@@ -362,12 +360,12 @@ func (b *lockedBuffer) String() string {
 	return b.text.String()
 }
 
-// eventually waits for what happens in other goroutines.
+// eventually polls until a condition of other goroutines is true.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("it never happened that %s", what)
+			t.Fatalf("timed out waiting until %s", what)
 		}
 	}
 }

@@ -154,12 +154,12 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 		c.waitClosed()
 		i.rawNode(t).must(http.StatusOK, "GET", "/v2/")
 	})
-	t.Run("one that is under way is answered, and closed when it is idle", func(t *testing.T) {
+	t.Run("one with a request in progress gets its response and is closed when idle", func(t *testing.T) {
 		i := lingering(t, time.Millisecond)
 		upload := i.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 		c := i.rawPusher(t)
 		c.write("PATCH %s HTTP/1.1\r\nHost: registry\r\nAuthorization: %s\r\nContent-Length: 4\r\n\r\nha", upload, c.authorization())
-		eventually(t, "the upload is under way", func() bool { return i.inFlight("tls") == 1 })
+		eventually(t, "the upload is in progress", func() bool { return i.inFlight("tls") == 1 })
 		i.replaceCertificates(before.serverFiles(t, after))
 		c.write("lf")
 		if response, err := c.read(); err != nil || response.StatusCode != http.StatusAccepted || response.Close {
@@ -219,7 +219,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 	})
 }
 
-func TestBrokenCertificatesKeepTheOld(t *testing.T) {
+func TestInvalidCertificatesKeepThePreviousOnes(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	files := i.ca.serverFiles(t)
 	files["tls.key"] = []byte("rubbish")
@@ -233,7 +233,7 @@ func TestBrokenCertificatesKeepTheOld(t *testing.T) {
 	}
 }
 
-func TestUsersFollowTheFile(t *testing.T) {
+func TestUsersAreReloaded(t *testing.T) {
 	i := open(t, newAuthority(t), t.TempDir())
 	i.server.credentials.interval = time.Millisecond
 	i.run()

@@ -52,11 +52,11 @@ func (i *instance) metric(name string) float64 {
 			return value
 		}
 	}
-	i.t.Fatalf("there is no metric %s", name)
+	i.t.Fatalf("missing metric %s", name)
 	return 0
 }
 
-// loaded is what the registry tells at /loaded.
+// loaded returns the report at /loaded.
 func (i *instance) loaded() (report reloadstatus.Report) {
 	i.t.Helper()
 	a := i.diagnostics("metrics").must(http.StatusOK, "GET", reloadstatus.Path, nil)
@@ -66,8 +66,7 @@ func (i *instance) loaded() (report reloadstatus.Report) {
 	return report
 }
 
-// inFlight is how many requests a listener serves. It can be asked after the
-// server has ended.
+// inFlight returns how many requests a listener serves, also after the server has stopped.
 func (i *instance) inFlight(listener string) float64 {
 	i.t.Helper()
 	var m dto.Metric
@@ -107,7 +106,7 @@ func TestHealthAndMetricsServeNothingElse(t *testing.T) {
 	i.node().must(http.StatusNotFound, "GET", "/loaded", nil)
 }
 
-func TestLoaded(t *testing.T) {
+func TestReloadReport(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	i := open(t, ca, t.TempDir())
 	i.server.credentials.interval = time.Millisecond
@@ -150,10 +149,10 @@ func TestLoaded(t *testing.T) {
 	if err := os.Rename(i.htpasswd+".new", i.htpasswd); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the new credentials are told", func() bool {
+	eventually(t, "the report has the new credentials", func() bool {
 		return *i.loaded().Credentials == reloadstatus.Credentials{Push: digest.FromBytes(next).Encoded()}
 	})
-	// What is in use is told, not what the file has.
+	// The report describes the users in force, not the file.
 	writeFile(t, i.htpasswd, []byte("rubbish"))
 	eventually(t, "the failure is counted", func() bool { return i.server.credentials.reloadErrors.Load() > 0 })
 	if got := i.loaded().Credentials.Push; got != digest.FromBytes(next).Encoded() {
@@ -166,8 +165,8 @@ func TestLoaded(t *testing.T) {
 	}
 }
 
-// The SHA-256 of the file of pushers is public, so nothing secret may be made of it.
-func TestSecretsAreNotMadeOfWhatIsTold(t *testing.T) {
+// The SHA-256 of the push file is public, so secrets must not be derived from it.
+func TestSecretsDoNotDependOnTheReport(t *testing.T) {
 	i := open(t, newAuthority(t), t.TempDir())
 	data, err := os.ReadFile(i.htpasswd)
 	if err != nil {
@@ -180,17 +179,17 @@ func TestSecretsAreNotMadeOfWhatIsTold(t *testing.T) {
 		mac := hmac.New(sha256.New, key)
 		mac.Write([]byte(purpose))
 		if got == hex.EncodeToString(mac.Sum(nil)) {
-			t.Errorf("the secret is made of %s", sentence)
+			t.Errorf("the secret is derived from %s", sentence)
 		}
 	}
 	mac := hmac.New(sha256.New, told[:])
 	mac.Write([]byte(seedPurpose))
 	if i.server.credentials.current.Load().push.seed == [sha256.Size]byte(mac.Sum(nil)) {
-		t.Error("the seed is made of the sum that is told")
+		t.Error("the seed is derived from the reported digest")
 	}
 	i.server.credentials.current.Load().push.sum = [sha256.Size]byte{}
 	if i.server.credentials.secret(purpose) != got {
-		t.Error("the secret depends on the sum that is told")
+		t.Error("the secret depends on the reported digest")
 	}
 }
 
@@ -220,7 +219,7 @@ func TestMetrics(t *testing.T) {
 		`process_resident_memory_bytes`,
 	} {
 		if !strings.Contains(text, want) {
-			t.Errorf("there is no %s", want)
+			t.Errorf("missing %s", want)
 		}
 	}
 	leaf := i.server.certificates.Current().Leaf
@@ -278,12 +277,12 @@ func TestStorageHealth(t *testing.T) {
 		failed   bool
 		want     string
 	}{
-		{"before the first check it is not ready", time.Time{}, false, "not checked yet"},
-		{"a first check that fails says why", time.Time{}, true, failure.Error()},
-		{"a success makes it ready", now, false, ""},
-		{"a failure shortly after is forgiven", now.Add(-29 * time.Second), true, ""},
-		{"failures for too long are not", now.Add(-30 * time.Second), true, failure.Error()},
-		{"neither is a check that never ends", now.Add(-30 * time.Second), false, "no response for 30s"},
+		{"not ready before the first check", time.Time{}, false, "not checked yet"},
+		{"the error of a failed first check", time.Time{}, true, failure.Error()},
+		{"ready after a success", now, false, ""},
+		{"a failure soon after is tolerated", now.Add(-29 * time.Second), true, ""},
+		{"failures for too long are not tolerated", now.Add(-30 * time.Second), true, failure.Error()},
+		{"neither is a check that hangs", now.Add(-30 * time.Second), false, "no response for 30s"},
 	} {
 		h.success.Store(nil)
 		if !step.good.IsZero() {
@@ -324,16 +323,16 @@ func TestUploadsMoveBetweenReplicas(t *testing.T) {
 		second func(first *Options) func(*Options)
 		status int
 	}{
-		"replicas whose users push alike share a secret": {func(first *Options) func(*Options) {
+		"replicas with the same push users share a secret": {func(first *Options) func(*Options) {
 			return func(o *Options) { o.Htpasswd = first.Htpasswd }
 		}, http.StatusCreated},
-		"so do those where one has no users who pull": {func(first *Options) func(*Options) {
+		"also if only one has pull users": {func(first *Options) func(*Options) {
 			return func(o *Options) { o.Htpasswd, o.PullHtpasswd = first.Htpasswd, "" }
 		}, http.StatusCreated},
-		"so do those with the same http.secret": {func(first *Options) func(*Options) {
+		"replicas with the same http.secret share it": {func(first *Options) func(*Options) {
 			return func(o *Options) { o.Config.HTTP.Secret = first.Config.HTTP.Secret }
 		}, http.StatusCreated},
-		"others do not": {func(*Options) func(*Options) { return func(*Options) {} }, http.StatusNotFound},
+		"other replicas do not": {func(*Options) func(*Options) { return func(*Options) {} }, http.StatusNotFound},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			one := start(t, ca, root)
@@ -344,13 +343,13 @@ func TestUploadsMoveBetweenReplicas(t *testing.T) {
 	}
 }
 
-func TestUploadsMoveBetweenReplicasThatSignAlike(t *testing.T) {
+func TestUploadsMoveBetweenReplicasWithTheSameUploadSecret(t *testing.T) {
 	ca, root := newAuthority(t), t.TempDir()
 	secret := func(content string) func(*Options) {
 		file := writeFile(t, filepath.Join(t.TempDir(), "upload-secret"), []byte(content))
 		return func(o *Options) { o.UploadSecret = file }
 	}
-	// Each has other users who push: one started after the credential was changed.
+	// Their push users differ, as if one was started after the credential was changed.
 	one := start(t, ca, root, secret(strings.Repeat("s", minUploadSecret)))
 	upload := one.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 	path := upload + "&digest=" + digest.FromString("moved").String()
@@ -373,7 +372,7 @@ func TestUploadsMoveBetweenReplicasThatSignAlike(t *testing.T) {
 	}
 }
 
-func TestShutdownLetsRequestsEnd(t *testing.T) {
+func TestShutdownLetsRequestsFinish(t *testing.T) {
 	i := open(t, newAuthority(t), t.TempDir(), func(o *Options) {
 		o.ShutdownDelay, o.DrainTimeout = 42*time.Second, time.Minute
 	})
@@ -400,14 +399,14 @@ func TestShutdownLetsRequestsEnd(t *testing.T) {
 	if _, err := rest.Write([]byte("slow ")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the upload is under way", func() bool { return i.inFlight("tls") == 1 })
+	eventually(t, "the upload is in progress", func() bool { return i.inFlight("tls") == 1 })
 	stopped := make(chan error, 1)
 	go func() { stopped <- i.stop() }()
 	eventually(t, "it says that it is shutting down", func() bool {
 		a, err := i.diagnostics("health").send("GET", "/readyz", nil)
 		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "shutting down")
 	})
-	// It still serves, but no connection is kept.
+	// It still serves, but keeps no connection open.
 	if a := i.node().must(http.StatusOK, "GET", "/v2/", nil); !a.Close {
 		t.Error("a connection is kept open during the shutdown delay")
 	}
@@ -431,7 +430,7 @@ func TestShutdownLetsRequestsEnd(t *testing.T) {
 	}
 }
 
-func TestShutdownCutsOffWhatDoesNotEnd(t *testing.T) {
+func TestShutdownCutsOffRequestsAfterTheTimeout(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir(), func(o *Options) { o.DrainTimeout = 50 * time.Millisecond })
 	c := i.pusher()
 	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
@@ -444,13 +443,13 @@ func TestShutdownCutsOffWhatDoesNotEnd(t *testing.T) {
 	if _, err := rest.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the upload is under way", func() bool { return i.inFlight("tls") == 1 })
+	eventually(t, "the upload is in progress", func() bool { return i.inFlight("tls") == 1 })
 	if err := i.stop(); err != nil {
 		t.Error(err)
 	}
 	rest.Close() // the client waits for its own body
 	if err := <-failed; err == nil {
-		t.Error("the upload ended well")
+		t.Error("the upload succeeded")
 	}
 	if !strings.Contains(i.logs.String(), "requests were cut off") {
 		t.Error("nothing is logged")
@@ -458,7 +457,7 @@ func TestShutdownCutsOffWhatDoesNotEnd(t *testing.T) {
 	eventually(t, "the handler is done with its files", func() bool { return i.inFlight("tls") == 0 })
 }
 
-func TestServeSaysWhichListenerFails(t *testing.T) {
+func TestServeNamesTheListenerThatFails(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -525,7 +524,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-func TestS3ThatIsNotThereDelaysReadinessOnly(t *testing.T) {
+func TestUnavailableS3DelaysOnlyReadiness(t *testing.T) {
 	i := open(t, newAuthority(t), t.TempDir(), func(o *Options) {
 		o.Config = loadConfig(t, `
 version: 0.1
@@ -534,14 +533,14 @@ health: {storagedriver: {interval: 20ms}}
 `).Config
 	})
 	i.run()
-	eventually(t, "it says what is wrong", func() bool {
+	eventually(t, "/readyz reports the error", func() bool {
 		a, err := i.diagnostics("health").send("GET", "/readyz", nil)
 		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "storage: ") && !strings.Contains(a.body, "not checked")
 	})
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)
 }
 
-// zeros is a body of so many zero bytes.
+// zeros is a body of zero bytes.
 type zeros struct{ left int64 }
 
 func (z *zeros) Read(p []byte) (int, error) {
@@ -554,8 +553,8 @@ func (z *zeros) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// A blob goes through in both directions without being held.
-func TestLargeBlobsNeedNoMemory(t *testing.T) {
+// TestLargeBlobsAreStreamed uploads and downloads a blob that does not fit into the allowed memory.
+func TestLargeBlobsAreStreamed(t *testing.T) {
 	const size, allowed = 128 << 20, 32 << 20
 	i := start(t, newAuthority(t), t.TempDir())
 	hash := digest.Canonical.Digester()
@@ -601,11 +600,11 @@ func TestLargeBlobsNeedNoMemory(t *testing.T) {
 	close(done)
 	<-sampled
 	if grown := int64(peak.Load()) - int64(before); grown > allowed {
-		t.Errorf("the heap grew by %d MiB while a blob of %d MiB went through", grown>>20, size>>20)
+		t.Errorf("the heap grew by %d MiB while a blob of %d MiB was uploaded and downloaded", grown>>20, size>>20)
 	}
 }
 
-// Distribution itself takes a buffer of 4 MiB for each blob that it serves.
+// Distribution itself allocates a buffer of 4 MiB for each blob that it serves.
 func TestSmallBlobsNeedLittleMemory(t *testing.T) {
 	const pulls, allowed = 20, 1 << 20
 	i := start(t, newAuthority(t), t.TempDir())

@@ -106,7 +106,9 @@ type storageHealth struct {
 // volume is the size of a filesystem, in bytes.
 type volume struct{ size, free uint64 }
 
-func newStorageHealth(config *configuration.Configuration, driver storagedriver.StorageDriver, log *slog.Logger) *storageHealth {
+func newStorageHealth(
+	config *configuration.Configuration, driver storagedriver.StorageDriver, log *slog.Logger,
+) *storageHealth {
 	interval, threshold := config.Health.StorageDriver.Interval, config.Health.StorageDriver.Threshold
 	if interval <= 0 {
 		interval = defaultHealthInterval

@@ -78,7 +78,8 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 	flags.StringVar(&options.TLSDir, "tls-dir", "/etc/zarf-registry/tls", "`DIRECTORY` of tls.crt, tls.key and ca.crt")
 	flags.StringVar(&options.PlainListen, "plain-listen", "",
 		"`ADDRESS` for clients without TLS, open only while the file of --pull-htpasswd exists; empty disables it")
-	flags.BoolVar(&options.AnonymousPull, "anonymous-pull", false, "allow anonymous reads at --plain-listen while it is open")
+	flags.BoolVar(&options.AnonymousPull, "anonymous-pull", false,
+		"allow anonymous reads at --plain-listen while it is open")
 	flags.StringVar(&options.Htpasswd, "htpasswd", "/etc/zarf-registry/credentials/htpasswd",
 		"`FILE` of users who may pull and push, bcrypt only")
 	flags.StringVar(&options.UploadSecret, "upload-secret", "",
@@ -92,8 +93,10 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 	flags.StringVar(&options.ExposeHtpasswd, "expose-htpasswd", "",
 		"`FILE` of more users who may only pull, at --expose-listen; empty for none")
 	flags.BoolVar(&options.ExposeAnonymousPull, "expose-anonymous-pull", false, "allow anonymous reads at --expose-listen")
-	flags.StringVar(&options.HealthListen, "health-listen", ":5080", "`ADDRESS` of /healthz and /readyz; empty disables it")
-	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090", "`ADDRESS` of /metrics and /loaded; empty disables it")
+	flags.StringVar(&options.HealthListen, "health-listen", ":5080",
+		"`ADDRESS` of /healthz and /readyz; empty disables it")
+	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090",
+		"`ADDRESS` of /metrics and /loaded; empty disables it")
 	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0,
 		"how long to accept connections after shutdown begins, while not ready")
 	flags.DurationVar(&options.DrainTimeout, "drain-timeout", defaultDrain, "how long requests may then take to finish")

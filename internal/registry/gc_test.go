@@ -28,7 +28,7 @@ func TestGarbageCollect(t *testing.T) {
 		t.Helper()
 		return collectNow(t, root, request)
 	}
-	// What a deleted image leaves: its manifest and its layer; its configuration is shared.
+	// A deleted image leaves its manifest and its layer; its configuration is shared.
 	orphans := gc.Result{Blobs: 2, Bytes: int64(len(deletedText) + len("deleted layer"))}
 	untagged := gc.Result{Manifests: 1, Blobs: 4, Bytes: orphans.Bytes + int64(len(overwrittenText)+len("overwritten layer"))}
 	nothing := gc.Result{}
@@ -40,11 +40,11 @@ func TestGarbageCollect(t *testing.T) {
 	}{
 		{"a dry run finds what a deleted image left", gc.Request{DryRun: true}, orphans, []string{"blob " + deleted.String(), "blob " + digest.FromString("deleted layer").String()}},
 		{"a dry run finds untagged manifests too", gc.Request{DryRun: true, DeleteUntagged: true}, untagged, []string{"manifest a/b@" + overwritten.String()}},
-		{"and removes nothing", gc.Request{}, orphans, []string{"blob " + deleted.String()}},
-		{"the second time there is nothing", gc.Request{}, nothing, nil},
+		{"and has removed nothing", gc.Request{}, orphans, []string{"blob " + deleted.String()}},
+		{"a second collection finds nothing", gc.Request{}, nothing, nil},
 		{"untagged manifests are removed when asked for", gc.Request{DeleteUntagged: true},
 			gc.Result{Manifests: 1, Blobs: 2, Bytes: untagged.Bytes - orphans.Bytes}, []string{"manifest a/b@" + overwritten.String(), "blob " + overwritten.String()}},
-		{"and then there is nothing", gc.Request{DeleteUntagged: true}, nothing, nil},
+		{"the second time it finds nothing", gc.Request{DeleteUntagged: true}, nothing, nil},
 	} {
 		t.Run(step.sentence, func(t *testing.T) {
 			got, report := collect(t, step.options)
@@ -67,13 +67,13 @@ func TestGarbageCollect(t *testing.T) {
 	again.node().must(http.StatusOK, "GET", "/v2/a/b/blobs/"+digest.FromString("kept layer").String(), nil)
 	again.node().must(http.StatusOK, "GET", "/v2/a/b/blobs/"+digest.FromString("new layer").String(), nil)
 	again.node().must(http.StatusNotFound, "GET", "/v2/a/b/blobs/"+digest.FromString("overwritten layer").String(), nil)
-	// What is gone can be pushed again.
+	// Removed blobs can be pushed again.
 	again.pusher().pushImage("c", "v1", "deleted layer")
 }
 
-// quick are the times of a collection, a hundred times as fast; but for those after which a
-// collector loses its lease and counts as dead. On a busy machine a heartbeat may be late by seconds,
-// and tests must not depend on that. Tests of dead collectors set these two to shortDeadline and shortLease.
+// quick is defaultLeaseTimes a hundred times as fast, except for renewDeadline and leaseDuration: on a busy
+// machine a heartbeat may be late by seconds, and tests must not depend on that. Tests of dead collectors
+// use shortDeadline and shortLease.
 var quick = leaseTimes{
 	pollInterval: 5 * time.Millisecond, validity: 100 * time.Millisecond, drainPeriod: 200 * time.Millisecond,
 	waitTimeout: 5 * time.Second,
@@ -85,7 +85,7 @@ const (
 	shortLease    = 600 * time.Millisecond
 )
 
-// collectNow collects beside whatever runs in root, and returns what was reported.
+// collectNow collects garbage in root, next to any running registry, and returns the result and the reported lines.
 func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, string) {
 	t.Helper()
 	if request.Timeout == 0 {
@@ -114,7 +114,7 @@ func fileLeases(t testing.TB, root string) *leaseClient {
 	return leases
 }
 
-func TestGarbageCollectEdges(t *testing.T) {
+func TestGarbageCollectWithoutContent(t *testing.T) {
 	request, ignore := gc.Request{Timeout: time.Minute}, func(gc.Event) {}
 	t.Run("a registry that was never pushed to", func(t *testing.T) {
 		options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+t.TempDir()+"}}\n")

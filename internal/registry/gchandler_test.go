@@ -32,7 +32,7 @@ const (
 	ociIndex    = "application/vnd.oci.image.index.v1+json"
 )
 
-// startQuick is a registry whose collections are quick.
+// startQuick starts a registry with quick collections.
 func startQuick(t testing.TB, ca authority, root string) *instance {
 	t.Helper()
 	i := open(t, ca, root)
@@ -41,7 +41,7 @@ func startQuick(t testing.TB, ca authority, root string) *instance {
 	return i
 }
 
-// collect asks for a collection and returns the lines of the answer.
+// collect requests a collection and returns the events of the response.
 func (c client) collect(request gc.Request) (events []gc.Event) {
 	c.t.Helper()
 	if request.Timeout == 0 {
@@ -60,7 +60,7 @@ func (c client) collect(request gc.Request) (events []gc.Event) {
 	}
 }
 
-func TestARunningRegistryCollects(t *testing.T) {
+func TestRunningRegistryCollectsGarbage(t *testing.T) {
 	ca := newAuthority(t)
 	i, other := startQuick(t, ca, t.TempDir()), (*instance)(nil)
 	c := i.pusher()
@@ -95,7 +95,7 @@ func TestARunningRegistryCollects(t *testing.T) {
 	c.must(http.StatusOK, "GET", "/v2/a/manifests/kept", nil, "Accept", ociManifest)
 	c.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("kept layer").String(), nil)
 
-	// The other replica knows as well, from the storage.
+	// The other replica reads the result from the storage.
 	_, _ = other.server.leases.read(t.Context(), 0)
 	for _, replica := range []*instance{i, other} {
 		report := replica.loaded().Collection
@@ -116,7 +116,7 @@ func TestARunningRegistryCollects(t *testing.T) {
 	}
 }
 
-func TestWhoMayAskForACollection(t *testing.T) {
+func TestGarbageCollectionRequiresThePushCredential(t *testing.T) {
 	i := startQuick(t, newAuthority(t), t.TempDir())
 	path := gc.Path + "?dry-run=true"
 	i.node().must(http.StatusForbidden, "POST", path, nil)
@@ -135,7 +135,7 @@ func TestWhoMayAskForACollection(t *testing.T) {
 	i.server.collecting.Unlock()
 }
 
-// image is one that a registry said it has.
+// image is one that a registry has accepted.
 type image struct {
 	repository, manifest string
 	layers               []string
@@ -173,7 +173,7 @@ func TestPushesRacingCollections(t *testing.T) {
 				mu.Lock()
 				tries++
 				held += refused
-				if pushed != nil && again { // these must be there in the end
+				if pushed != nil && again { // these must still exist at the end
 					taken = append(taken, *pushed)
 				}
 				mu.Unlock()
@@ -204,14 +204,14 @@ func TestPushesRacingCollections(t *testing.T) {
 		request := gc.Request{DeleteUntagged: true, Grace: 20 * time.Millisecond, Timeout: time.Minute}
 		result, err := collect(t.Context(), fileLeases(t, root), &blobsInUse{}, request, func(e gc.Event) {
 			if e.Phase == gc.Sweeping {
-				time.Sleep(50 * time.Millisecond) // a larger storage than this one
+				time.Sleep(50 * time.Millisecond) // simulates a larger storage
 			}
 		})
 		removed += result.Blobs
 		switch {
 		case err == nil:
 			collections++
-		case errors.Is(err, errLeaseLost): // the machine is busy
+		case errors.Is(err, errLeaseLost): // on a busy machine
 			abandoned++
 		default:
 			t.Error(err)
@@ -221,7 +221,7 @@ func TestPushesRacingCollections(t *testing.T) {
 	cancel()
 	pushing.Wait()
 	collectNow(t, root, gc.Request{DeleteUntagged: true})
-	t.Logf("%d pushes, %d to look at; %d collections removed %d blobs, %d lost their lease; %d times a push had to begin again",
+	t.Logf("%d pushes, %d to verify; %d collections removed %d blobs, %d lost their lease; %d pushes were refused",
 		tries, len(taken), collections, removed, abandoned, held)
 	for n, i := range taken {
 		c := replicas[n%len(replicas)].node()
@@ -234,9 +234,8 @@ func TestPushesRacingCollections(t *testing.T) {
 	}
 }
 
-// pushRacing pushes an image as clients do: what the registry says it has is not sent. It
-// returns nil where the push was refused, which it may be as long as it is told, and how
-// often it was.
+// pushRacing pushes an image like clients do, and skips blobs that the registry has. If the push is refused,
+// which is allowed, it returns nil and 1.
 func (c client) pushRacing(repository, tag string, contents []string) (*image, int) {
 	pushed := &image{repository: repository}
 	layers := []any{}
@@ -289,14 +288,14 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 	ca := newAuthority(t)
 	i := startQuick(t, ca, t.TempDir())
 	c := i.pusher()
-	h := acquire(t, fileLeases(t, i.root)) // another process
-	// Blobs are taken, and pulls are served.
+	h := acquire(t, fileLeases(t, i.root)) // by another process
+	// Blobs are accepted, and pulls are served.
 	c.pushBlob("a", "layer")
 	i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("layer").String(), nil)
 	if _, err := i.server.leases.acquire(t.Context()); !errors.Is(err, errLeaseHeld) {
-		t.Errorf("two at once: %v", err)
+		t.Errorf("acquired a held lease: %v", err)
 	}
-	eventually(t, "it is told that no image is taken", func() bool {
+	eventually(t, "the registry reports that it is read-only", func() bool {
 		_, _ = i.server.leases.read(t.Context(), 0)
 		return i.loaded().Collection.ReadOnly && strings.Contains(i.metrics(), "zarf_registry_read_only 1\n")
 	})
@@ -306,9 +305,9 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 		defer close(done)
 		c.pushImage("a", "v1", "layer")
 	}()
-	// It waits with its manifest, and goes on waiting.
+	// The push waits with its manifest, and keeps waiting.
 	config := "/v2/a/blobs/" + digest.FromString("{}").String()
-	eventually(t, "the blobs are there", func() bool {
+	eventually(t, "the blobs are stored", func() bool {
 		a, err := i.node().send("HEAD", config, nil)
 		return err == nil && a.StatusCode == http.StatusOK
 	})
@@ -317,7 +316,7 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 	c.must(http.StatusNotFound, "GET", "/v2/a/manifests/v1", nil, "Accept", ociManifest)
 	select {
 	case <-done:
-		t.Error("a manifest was taken")
+		t.Error("the manifest was accepted")
 	default:
 	}
 	release(h)
@@ -332,7 +331,7 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 	}
 	c.must(http.StatusNotFound, "GET", "/v2/a/manifests/v2", nil, "Accept", ociManifest)
 
-	// A collector that dies holds nothing up for long.
+	// A dead collector does not block manifests for long.
 	h.stopHeartbeats()
 	i.server.leases.times.waitTimeout, i.server.leases.times.leaseDuration = time.Minute, shortLease
 	c.must(http.StatusCreated, "PUT", "/v2/a/manifests/v2", strings.NewReader(text), "Content-Type", ociManifest)
@@ -346,23 +345,23 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 	}
 }
 
-// pushedManifest reads a manifest back.
+// pushedManifest pulls a manifest.
 func (c client) pushedManifest(repository, tag string) (digest.Digest, string) {
 	c.t.Helper()
 	a := c.must(http.StatusOK, "GET", "/v2/"+repository+"/manifests/"+tag, nil, "Accept", ociManifest)
 	return digest.FromString(a.body), a.body
 }
 
-// TestAManifestThatTakesTooLong is of a process that stood still between the look at the
-// storage and its answer.
-func TestAManifestThatTakesTooLong(t *testing.T) {
+// TestSlowManifestIsRefusedAfterACollection simulates a process that hangs between reading the lease and its
+// response.
+func TestSlowManifestIsRefusedAfterACollection(t *testing.T) {
 	for sentence, tt := range map[string]struct {
 		during func(t *testing.T, leases *leaseClient)
 		want   int
 	}{
-		"no collection began":         {func(*testing.T, *leaseClient) {}, http.StatusCreated},
-		"a collection came and ended": {func(t *testing.T, leases *leaseClient) { release(acquire(t, leases)) }, http.StatusServiceUnavailable},
-		"a collection began":          {func(t *testing.T, leases *leaseClient) { h := acquire(t, leases); t.Cleanup(func() { release(h) }) }, http.StatusServiceUnavailable},
+		"no collection begins":         {func(*testing.T, *leaseClient) {}, http.StatusCreated},
+		"a collection begins and ends": {func(t *testing.T, leases *leaseClient) { release(acquire(t, leases)) }, http.StatusServiceUnavailable},
+		"a collection begins":          {func(t *testing.T, leases *leaseClient) { h := acquire(t, leases); t.Cleanup(func() { release(h) }) }, http.StatusServiceUnavailable},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			root := t.TempDir()
@@ -395,7 +394,7 @@ func acquire(t testing.TB, leases *leaseClient) *lease {
 
 func release(l *lease) { l.release(gc.Result{}, nil) }
 
-// brokenDriver fails to write what holds manifests up.
+// brokenDriver fails to write the lease while broken.
 type brokenDriver struct {
 	storagedriver.StorageDriver
 	broken atomic.Bool
@@ -408,7 +407,7 @@ func (d *brokenDriver) PutContent(ctx context.Context, path string, content []by
 	return d.StorageDriver.PutContent(ctx, path, content)
 }
 
-func TestACollectorThatCannotSayThatItLivesEnds(t *testing.T) {
+func TestCollectorStopsWithoutHeartbeats(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	i.pusher().pushBlob("a", "garbage")
 	leases := fileLeases(t, i.root)
@@ -427,11 +426,11 @@ func TestACollectorThatCannotSayThatItLivesEnds(t *testing.T) {
 	i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("garbage").String(), nil)
 	driver.broken.Store(true)
 	if _, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {}); err == nil {
-		t.Error("a collection began without holding up manifests")
+		t.Error("a collection began without a lease")
 	}
 }
 
-func TestACollectionEndsWithWhoAskedForIt(t *testing.T) {
+func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
 	i := startQuick(t, newAuthority(t), t.TempDir())
 	i.server.leases.times.drainPeriod = time.Hour
 	c := i.pusher()
@@ -450,9 +449,9 @@ func TestACollectionEndsWithWhoAskedForIt(t *testing.T) {
 	if want := `{"phase":"settling"}` + "\n"; line != want || err != nil {
 		t.Fatalf("%q, %v", line, err)
 	}
-	eventually(t, "manifests are held up", func() bool { return i.loaded().Collection.ReadOnly || i.read(t).record.Held })
+	eventually(t, "manifests wait", func() bool { return i.loaded().Collection.ReadOnly || i.read(t).record.Held })
 	cancel()
-	eventually(t, "manifests are taken again", func() bool {
+	eventually(t, "manifests are accepted again", func() bool {
 		r := i.read(t)
 		return !r.record.Held && r.record.Failure != ""
 	})
@@ -471,7 +470,7 @@ func (i *instance) read(t testing.TB) *leaseReading {
 	return r
 }
 
-func TestARecordThatCannotBeReadHoldsManifestsUpForAWhile(t *testing.T) {
+func TestInvalidLeaseExpires(t *testing.T) {
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, filepath.Dir(leasePath)), 0o700); err != nil {
 		t.Fatal(err)
@@ -492,30 +491,30 @@ func TestARecordThatCannotBeReadHoldsManifestsUpForAWhile(t *testing.T) {
 	}
 }
 
-func TestAReadingThatTookLongTellsOfItsBeginning(t *testing.T) {
+func TestSlowLeaseReadingCountsFromItsBeginning(t *testing.T) {
 	leases := fileLeases(t, t.TempDir())
 	now := time.Now()
 	r := &leaseReading{record: leaseRecord{Held: true}, changed: now.Add(-time.Hour), at: now.Add(-time.Hour + quick.heartbeat)}
 	if !leases.held(r) {
-		t.Error("a collector was taken for dead because the storage had not answered")
+		t.Error("a collector counts as dead because the storage was slow")
 	}
 	r.at = now
 	if leases.held(r) {
-		t.Error("a collector that died holds manifests up")
+		t.Error("a dead collector blocks manifests")
 	}
 }
 
-// TestACollectorThatWasAwayDoesNotComeBack is of a storage that stood still, as an NFS
-// server does that starts again: meanwhile somebody may have taken a manifest.
-func TestACollectorThatWasAwayDoesNotComeBack(t *testing.T) {
+// TestCollectorStopsAfterItLostTheLease simulates a storage that hangs, like an NFS server
+// that restarts: another process may have accepted a manifest meanwhile.
+func TestCollectorStopsAfterItLostTheLease(t *testing.T) {
 	for sentence, away := range map[string]func(t *testing.T, leases *leaseClient, driver *brokenDriver){
-		"it could not write": func(_ *testing.T, _ *leaseClient, driver *brokenDriver) {
+		"the storage failed for a while": func(_ *testing.T, _ *leaseClient, driver *brokenDriver) {
 			driver.broken.Store(true)
 			time.Sleep(2 * shortDeadline)
 			driver.broken.Store(false)
 		},
-		"another has begun": func(t *testing.T, leases *leaseClient, _ *brokenDriver) {
-			for beat := range 20 { // as it lives; a beat of ours may come over one of its own
+		"another collector has acquired the lease": func(t *testing.T, leases *leaseClient, _ *brokenDriver) {
+			for beat := range 20 { // like a live collector; one of our heartbeats may overwrite its record
 				content, err := json.Marshal(leaseRecord{ID: "another", Held: true, Heartbeat: beat})
 				if err == nil {
 					err = leases.driver.PutContent(t.Context(), leasePath, content)
@@ -537,18 +536,18 @@ func TestACollectorThatWasAwayDoesNotComeBack(t *testing.T) {
 			_, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(e gc.Event) {
 				if e.Phase == gc.Sweeping {
 					away(t, leases, driver)
-					time.Sleep(4 * quick.heartbeat) // it writes again
+					time.Sleep(4 * quick.heartbeat) // it renews the lease again
 				}
 			})
 			if err == nil {
-				t.Error("it went on")
+				t.Error("the collector continued")
 			}
 			i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("garbage").String(), nil)
 		})
 	}
 }
 
-// refillingDriver fails once to delete a directory, as where a push puts a file into it meanwhile.
+// refillingDriver fails to delete a directory once, as if a push had written a file to it.
 type refillingDriver struct {
 	storagedriver.StorageDriver
 	once sync.Once
@@ -564,7 +563,7 @@ func (d *refillingDriver) Delete(ctx context.Context, name string) (err error) {
 	return d.StorageDriver.Delete(ctx, name)
 }
 
-func TestABlobThatIsPushedWhileItIsRemoved(t *testing.T) {
+func TestBlobPushedDuringItsRemovalIsKept(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	c := i.pusher()
 	c.pushBlob("a", "one")
@@ -580,12 +579,12 @@ func TestABlobThatIsPushedWhileItIsRemoved(t *testing.T) {
 	}
 }
 
-// readerFunc is a body that is sent when it is read.
+// readerFunc is a body that runs a function when it is read.
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-func TestAManifestThatIsSentSlowly(t *testing.T) {
+func TestSlowlySentManifestIsAccepted(t *testing.T) {
 	root := t.TempDir()
 	sent := strings.NewReader("a manifest")
 	var once sync.Once
@@ -619,7 +618,7 @@ func serve(t testing.TB, handler http.Handler, method, path string) *httptest.Re
 	return w
 }
 
-func TestWhatIsKept(t *testing.T) {
+func TestCollectionKeepsReferencedContent(t *testing.T) {
 	root := t.TempDir()
 	i := start(t, newAuthority(t), root)
 	c := i.pusher()
@@ -657,7 +656,7 @@ func TestWhatIsKept(t *testing.T) {
 	orphan := put("", ociManifest, simple("signature of untagged", untagged.String()))
 	named := put("named", ociManifest, map[string]any{"config": config, "layers": []any{}, "annotations": map[string]string{"base": untagged.String()}})
 	about := put("about", ociManifest, simple("about", untagged.String()))
-	// An upload under way, and one that is done but for its manifest.
+	// An unfinished upload, and a blob whose manifest is not pushed yet.
 	c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/", nil)
 	c.pushBlob("b", "no manifest")
 	kept := []digest.Digest{child, index, tagged, signature, attestation, named, about}
@@ -674,10 +673,10 @@ func TestWhatIsKept(t *testing.T) {
 		}
 	}
 	age(2 * time.Hour)
-	// What is old, and was mounted just now by a push whose manifest is yet to come.
+	// An old blob that a push has just mounted, before it sends its manifest.
 	c.must(http.StatusCreated, "POST", "/v2/c/blobs/uploads/?mount="+digest.FromString("no manifest").String(), nil)
 	if result, _ := collectNow(t, root, gc.Request{DryRun: true, Grace: time.Hour}); result != (gc.Result{Kept: 1}) {
-		t.Errorf("mounted just now: %+v", result)
+		t.Errorf("just mounted: %+v", result)
 	}
 	result, report := collectNow(t, root, gc.Request{DeleteUntagged: true, Grace: time.Hour})
 	if result.Manifests != 2 || result.Blobs != 4 || result.Kept != 1 {
@@ -693,18 +692,18 @@ func TestWhatIsKept(t *testing.T) {
 		c.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("layer of "+name).String(), nil)
 	}
 	age(2 * time.Hour)
-	// Only in this process: the client was told that it need not send it.
+	// Only in this process: a client was told that the blob exists.
 	i.server.leases.times = quick
 	c.must(http.StatusOK, "HEAD", "/v2/b/blobs/"+digest.FromString("no manifest").String(), nil)
 	if events := c.collect(gc.Request{Grace: time.Hour}); events[len(events)-1].Result.Kept != 1 {
-		t.Errorf("looked for just now: %+v", events)
+		t.Errorf("just checked: %+v", events)
 	}
 	if result, report := collectNow(t, root, gc.Request{Grace: time.Hour}); result.Blobs != 1 {
 		t.Errorf("%+v\n%s", result, report)
 	}
 }
 
-func TestNothingIsRemovedWhereAManifestIsNotUnderstood(t *testing.T) {
+func TestInvalidManifestPreventsCollection(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	c := i.pusher()
 	d, _ := c.pushImage("a", "v1", "layer")
@@ -715,10 +714,10 @@ func TestNothingIsRemovedWhereAManifestIsNotUnderstood(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	c.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("garbage").String(), nil)
-	c.pushImage("a", "v2", "layer of another") // manifests are taken again
+	c.pushImage("a", "v2", "layer of another") // manifests are accepted again
 }
 
-func TestACollectionThatTakesTooLongIsEndedByTheNext(t *testing.T) {
+func TestNextCollectionContinuesAfterATimeout(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	c := i.pusher()
 	for n := range 5 {
@@ -726,7 +725,7 @@ func TestACollectionThatTakesTooLongIsEndedByTheNext(t *testing.T) {
 	}
 	var result gc.Result
 	var err error
-	for timeout := time.Second; result.Blobs == 0 && timeout < time.Minute; timeout *= 2 { // a busy machine needs more
+	for timeout := time.Second; result.Blobs == 0 && timeout < time.Minute; timeout *= 2 { // a busy machine needs more time
 		result, err = collect(t.Context(), fileLeases(t, i.root), &blobsInUse{}, gc.Request{Timeout: timeout}, func(e gc.Event) {
 			if e.Removed != nil {
 				time.Sleep(timeout * 6 / 10)
@@ -742,7 +741,7 @@ func TestACollectionThatTakesTooLongIsEndedByTheNext(t *testing.T) {
 	}
 }
 
-// vanishingDriver has a directory go after it was found and before it is listed.
+// vanishingDriver removes a directory after it was found and before it is listed.
 type vanishingDriver struct {
 	storagedriver.StorageDriver
 	base string // of that directory
@@ -761,7 +760,7 @@ func (d vanishingDriver) Walk(ctx context.Context, from string, f storagedriver.
 	return storagedriver.WalkFallback(ctx, d, from, f, options...)
 }
 
-func TestATagThatIsDeletedMeanwhile(t *testing.T) {
+func TestTagDeletedDuringACollection(t *testing.T) {
 	root := t.TempDir()
 	i := start(t, newAuthority(t), root)
 	c := i.pusher()
