@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -40,52 +41,56 @@ func TestThePKIModeIsTheValueThenWhatIsRememberedThenInternal(t *testing.T) {
 	usersIssuer := func(p *state.PKI) {
 		p.Issuer = &state.Issuer{Name: "company", Kind: "ClusterIssuer", Group: "cert-manager.io"}
 	}
-	lifetimes := []string{"--pki-leaf-lifetime=8760h", "--pki-authority-lifetime=43800h"}
+	existing := func(server, node, push, authority string) func(*state.PKI) {
+		return func(p *state.PKI) {
+			p.Existing = &state.ExistingSecrets{Server: server, Node: node, Push: push, Authority: authority}
+		}
+	}
+	issuer := func(name, kind string) func(*state.PKI) {
+		return func(p *state.PKI) { p.Issuer = &state.Issuer{Name: name, Kind: kind, Group: "cert-manager.io"} }
+	}
+	// The lifetimes are those of the values in any case.
+	pki := func(mode state.PKIMode, source state.Source, edits ...func(*state.PKI)) jobsettings.PKI {
+		p := state.PKI{Mode: mode, LeafLifetime: state.Duration(8760 * time.Hour), AuthorityLifetime: state.Duration(43800 * time.Hour), ClusterDomain: "cluster.local"}
+		for _, edit := range edits {
+			edit(&p)
+		}
+		return jobsettings.PKI{PKI: p, Source: source}
+	}
 	for name, test := range map[string]struct {
 		cluster *cluster
 		values  []string
-		want    []string // besides the lifetimes, which are the values' in any case
+		want    jobsettings.PKI
 	}{
-		"nothing is seen": {nil, nil, []string{"--pki-mode=internal", "--pki-source=default"}},
-		"a new cluster":   {newCluster(kubernetes(corev1.IPv4Protocol)), nil, []string{"--pki-mode=internal", "--pki-source=default"}},
+		"nothing is seen": {nil, nil, pki(state.PKIInternal, state.SourceDefault)},
+		"a new cluster":   {newCluster(kubernetes(corev1.IPv4Protocol)), nil, pki(state.PKIInternal, state.SourceDefault)},
 		"a state of a release of before": {newCluster(kubernetes(corev1.IPv4Protocol), remembers(proven(settings(state.ModeProxy, state.IPv4)))), nil,
-			[]string{"--pki-mode=internal", "--pki-source=default"}},
-		"internal is remembered": {remembersCertificates(state.PKIInternal), nil, []string{"--pki-mode=internal", "--pki-source=state"}},
+			pki(state.PKIInternal, state.SourceDefault)},
+		"internal is remembered": {remembersCertificates(state.PKIInternal), nil, pki(state.PKIInternal, state.SourceState)},
 		"existingSecret is remembered": {remembersCertificates(state.PKIExistingSecret, usersSecrets), nil,
-			[]string{"--pki-mode=existingSecret", "--pki-source=state", "--pki-authority-secret=a", "--pki-node-secret=n", "--pki-push-secret=p", "--pki-server-secret=s"}},
+			pki(state.PKIExistingSecret, state.SourceState, existing("s", "n", "p", "a"))},
 		"one that is remembered is named anew": {remembersCertificates(state.PKIExistingSecret, usersSecrets), []string{"pki.existingSecret.node=other"},
-			[]string{"--pki-mode=existingSecret", "--pki-source=state", "--pki-authority-secret=a", "--pki-node-secret=other", "--pki-push-secret=p", "--pki-server-secret=s"}},
-		"certManager is remembered": {remembersCertificates(state.PKICertManager), nil, []string{"--pki-mode=certManager", "--pki-source=state"}},
+			pki(state.PKIExistingSecret, state.SourceState, existing("s", "other", "p", "a"))},
+		"certManager is remembered": {remembersCertificates(state.PKICertManager), nil, pki(state.PKICertManager, state.SourceState)},
 		"a user's issuer is remembered": {remembersCertificates(state.PKICertManager, usersIssuer), nil,
-			[]string{"--pki-mode=certManager", "--pki-source=state", "--pki-issuer=company", "--pki-issuer-kind=ClusterIssuer", "--pki-issuer-group=cert-manager.io"}},
+			pki(state.PKICertManager, state.SourceState, issuer("company", "ClusterIssuer"))},
 		"another issuer than the one that is remembered": {remembersCertificates(state.PKICertManager, usersIssuer), []string{"pki.certManager.issuerRef.name=team"},
-			[]string{"--pki-mode=certManager", "--pki-source=state", "--pki-issuer=team", "--pki-issuer-kind=Issuer", "--pki-issuer-group=cert-manager.io"}},
+			pki(state.PKICertManager, state.SourceState, issuer("team", "Issuer"))},
 		"internal against what is remembered": {remembersCertificates(state.PKIExistingSecret, usersSecrets), []string{"pki.mode=internal"},
-			[]string{"--pki-mode=internal", "--pki-source=value"}},
+			pki(state.PKIInternal, state.SourceValue)},
 		"certManager against what is remembered": {remembersCertificates(state.PKIInternal), []string{"pki.mode=certManager"},
-			[]string{"--pki-mode=certManager", "--pki-source=value"}},
+			pki(state.PKICertManager, state.SourceValue)},
 		"an issuer of our own against the one that is remembered": {remembersCertificates(state.PKICertManager, usersIssuer), []string{"pki.mode=certManager"},
-			[]string{"--pki-mode=certManager", "--pki-source=value"}},
+			pki(state.PKICertManager, state.SourceValue)},
 		"existingSecret with the least, against more that is remembered": {remembersCertificates(state.PKIExistingSecret, usersSecrets),
 			[]string{"pki.mode=existingSecret", "pki.existingSecret={server: x, node: z}"},
-			[]string{"--pki-mode=existingSecret", "--pki-source=value", "--pki-node-secret=z", "--pki-server-secret=x"}},
-		"the mode where nothing is seen": {nil, []string{"pki.mode=certManager"}, []string{"--pki-mode=certManager", "--pki-source=value"}},
+			pki(state.PKIExistingSecret, state.SourceValue, existing("x", "z", "", ""))},
+		"the mode where nothing is seen": {nil, []string{"pki.mode=certManager"}, pki(state.PKICertManager, state.SourceValue)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, test.values...), cluster: test.cluster}.render(t)
-			want := slices.Concat(test.want, lifetimes)
-			slices.Sort(want)
-			for _, step := range []string{"prepare", "finish"} {
-				var got []string
-				for _, arg := range hookArgs(t, out, step) {
-					if strings.HasPrefix(arg, "--pki-") {
-						got = append(got, arg)
-					}
-				}
-				slices.Sort(got)
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("%s is told (-want +got):\n%s", step, diff)
-				}
+			if diff := cmp.Diff(test.want, decided(out).PKI); diff != "" {
+				t.Errorf("the Jobs are told (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -93,10 +98,8 @@ func TestThePKIModeIsTheValueThenWhatIsRememberedThenInternal(t *testing.T) {
 
 func TestTheLifetimesAreTheValuesWhateverIsRemembered(t *testing.T) {
 	out := rendering{values: proxyMode(t, "pki.lifetime={certificate: 10m, authority: 1h}"), cluster: remembersCertificates(state.PKIInternal)}.render(t)
-	for _, want := range []string{"--pki-leaf-lifetime=10m", "--pki-authority-lifetime=1h", "--pki-source=state"} {
-		if args := hookArgs(t, out, "prepare"); !slices.Contains(args, want) {
-			t.Errorf("prepare is not told %s: %s", want, args)
-		}
+	if pki := decided(out).PKI; pki.LeafLifetime.String() != "10m0s" || pki.AuthorityLifetime.String() != "1h0m0s" || pki.Source != state.SourceState {
+		t.Errorf("the Jobs are told %+v", pki)
 	}
 }
 
@@ -123,14 +126,12 @@ func TestSecretsAndIssuersOfAnotherPKIModeAreRefused(t *testing.T) {
 func TestThePushCredentialMayBeTheUsers(t *testing.T) {
 	for _, mode := range []string{"true", "false"} {
 		out := rendering{values: with(t, nil, "registryProxy="+mode, "auth.existingSecret=mine")}.render(t)
-		for _, step := range []string{"prepare", "finish"} {
-			if args := hookArgs(t, out, step); !slices.Contains(args, "--push-secret=mine") {
-				t.Errorf("%s is told %s", step, args)
-			}
+		if secret := decided(out).Push.Secret; secret != "mine" {
+			t.Errorf("the Jobs are told %q", secret)
 		}
 	}
-	if args := hookArgs(t, rendering{}.render(t), "prepare"); slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--push-secret") }) {
-		t.Errorf("prepare is told %s", args)
+	if secret := decided(rendering{}.render(t)).Push.Secret; secret != "" {
+		t.Errorf("the Jobs are told %q", secret)
 	}
 }
 

@@ -202,9 +202,6 @@ func TestArgumentsNameWhatIsMounted(t *testing.T) {
 			c := w.program()
 			for _, arg := range slices.Concat(c.Command, c.Args) {
 				path := arg[strings.LastIndex(arg, "=")+1:]
-				if strings.HasPrefix(arg, "--node-directories") {
-					continue // of the nodes
-				}
 				if !strings.HasPrefix(path, "/etc/") && !strings.HasPrefix(path, "/payload") && !strings.HasPrefix(path, "/program") {
 					continue
 				}
@@ -244,8 +241,8 @@ func TestThePayloadIsCalledWhatTheJobsCallIt(t *testing.T) {
 
 func payloadIs(t *testing.T, out *output, id string) {
 	t.Helper()
-	if args := hookArgs(t, out, "prepare"); !slices.Contains(args, "--payload-id="+id) {
-		t.Errorf("prepare is not told --payload-id=%s: %s", id, args)
+	if got := decided(out).Injector.PayloadID; got != id {
+		t.Errorf("the Jobs are told the payload ID %s, not %s", got, id)
 	}
 	sources := 0
 	for _, w := range workloads(out) {
@@ -273,8 +270,8 @@ func payloadIs(t *testing.T, out *output, id string) {
 func TestEveryCheckMayBeIgnoredByItsName(t *testing.T) {
 	for _, check := range append(hook.Checks(), "all") {
 		out := rendering{values: proxyMode(t, "initHook.ignorePreflight=["+check+"]")}.render(t)
-		if args := hookArgs(t, out, "prepare"); !slices.Contains(args, "--ignore-preflight="+check) {
-			t.Errorf("prepare is told %s", args)
+		if ignored := decided(out).Preflight.Ignore; !slices.Equal(ignored, []string{check}) {
+			t.Errorf("prepare is told %s", ignored)
 		}
 	}
 	b, err := os.ReadFile(filepath.Join(chartDir, "values.schema.json"))

@@ -108,7 +108,7 @@ func TestOpenShiftChoosesUsersAndLetsProxiesHaveTheirPorts(t *testing.T) {
 		if diff := cmp.Diff(test.want, bindings(test.out)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
-		on := slices.Contains(hookArgs(t, test.out, "prepare"), "--openshift=true")
+		on := decided(test.out).OpenShift
 		if elsewhere := name == "elsewhere" || name == "denied"; on == elsewhere {
 			t.Errorf("%s: the Jobs are told of OpenShift: %t", name, on)
 		}

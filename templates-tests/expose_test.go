@@ -11,6 +11,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
 )
 
 // exposure is what of a rendering is for the outside.
@@ -194,11 +196,11 @@ func TestWhoMayReachThePortForTheOutside(t *testing.T) {
 // Prepare looks at what the registry would not start without.
 func TestPrepareIsToldWhatIsExposed(t *testing.T) {
 	out := rendering{values: proxyMode(t, "expose.service.enabled=true", "expose.hosts=[a.example.com, b.example.com]", "expose.tls.existingSecret=mine", "expose.pullUsersSecret=pullers")}.render(t)
-	args := hookArgs(t, out, "prepare")
-	for _, want := range []string{"--expose-tls-secret=mine", "--expose-users-secret=pullers", "--expose-hosts=a.example.com,b.example.com"} {
-		if !slices.Contains(args, want) {
-			t.Errorf("prepare is not told %s: %s", want, args)
-		}
+	want := jobsettings.Expose{
+		TLSSecret: "mine", UsersSecret: "pullers", Hosts: []string{"a.example.com", "b.example.com"}, Address: "a.example.com",
+	}
+	if diff := cmp.Diff(want, decided(out).Expose); diff != "" {
+		t.Errorf("the Jobs are told (-want +got):\n%s", diff)
 	}
 	readable := []string{}
 	for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
@@ -212,25 +214,25 @@ func TestPrepareIsToldWhatIsExposed(t *testing.T) {
 		}
 	}
 	// What cert-manager will make is not there yet.
-	if args := hookArgs(t, rendering{values: ciValues(t)["expose"]}.render(t), "prepare"); slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--expose-tls-secret") }) {
-		t.Error(args)
+	if secret := decided(rendering{values: ciValues(t)["expose"]}.render(t)).Expose.TLSSecret; secret != "" {
+		t.Errorf("prepare is told of %s", secret)
 	}
 }
 
 func TestToolsAreToldOfTheRegistryUnlessNobodyWantsIt(t *testing.T) {
 	for name, test := range map[string]struct {
 		sets  []string
-		told  string
+		told  bool
 		verbs []string // in kube-public
 	}{
-		"by default":              {[]string{"registryProxy=true"}, "true", []string{"get", "update", "delete", "create"}},
-		"nobody wants it":         {[]string{"registryProxy=true", "localRegistryHosting=false"}, "false", []string{"get", "delete"}},
-		"with an external one":    {[]string{"registryURL=registry.example.com"}, "false", []string{"get", "delete"}},
-		"values of a former time": {[]string{"registryProxy=true", "localRegistryHosting=null"}, "true", []string{"get", "update", "delete", "create"}},
+		"by default":              {[]string{"registryProxy=true"}, true, []string{"get", "update", "delete", "create"}},
+		"nobody wants it":         {[]string{"registryProxy=true", "localRegistryHosting=false"}, false, []string{"get", "delete"}},
+		"with an external one":    {[]string{"registryURL=registry.example.com"}, false, []string{"get", "delete"}},
+		"values of a former time": {[]string{"registryProxy=true", "localRegistryHosting=null"}, true, []string{"get", "update", "delete", "create"}},
 	} {
 		out := rendering{values: with(t, nil, test.sets...)}.render(t)
-		if args := hookArgs(t, out, "finish"); !slices.Contains(args, "--local-registry-hosting="+test.told) {
-			t.Errorf("%s: finish is told %s", name, args)
+		if told := decided(out).Finish.LocalRegistryHosting; told != test.told {
+			t.Errorf("%s: finish is told %t", name, told)
 		}
 		role := find[*rbacv1.Role](t, out, "zarf-zarf-registry-hook-hosting")
 		var verbs []string
@@ -252,10 +254,9 @@ func TestToolsAreToldOfTheRegistryUnlessNobodyWantsIt(t *testing.T) {
 		"expose.ingress={enabled: true}":                                  "registry.example.com",
 		"expose.gateway={enabled: true, parentRefs: [{name: edge}]}":      "registry.example.com",
 	} {
-		args := hookArgs(t, rendering{values: proxyMode(t, sets, "expose.hosts=[registry.example.com]", "expose.tls.existingSecret=mine")}.render(t), "finish")
-		i := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "--expose-address=") })
-		if i < 0 && want != "" || i >= 0 && args[i] != "--expose-address="+want {
-			t.Errorf("%s: finish is told %s", sets, args)
+		out := rendering{values: proxyMode(t, sets, "expose.hosts=[registry.example.com]", "expose.tls.existingSecret=mine")}.render(t)
+		if got := decided(out).Expose.Address; got != want {
+			t.Errorf("%s: finish is told %q", sets, got)
 		}
 	}
 }

@@ -1,8 +1,10 @@
 package templates
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -99,7 +101,7 @@ func fullNameOf(out *output) string {
 var invariants = map[string]func(out *output) []string{
 	"pods run restricted, and only the proxy uses the node's network": func(out *output) (wrong []string) {
 		// OpenShift chooses users and groups, and refuses others.
-		openshift := slices.Contains(hookArguments(out, "prepare"), "--openshift=true")
+		openshift := decided(out).OpenShift
 		for _, w := range workloads(out) {
 			spec := w.pod.Spec
 			if w.ofNodes() {
@@ -154,6 +156,21 @@ var invariants = map[string]func(out *output) []string{
 		for object, selector := range selectors {
 			if _, selects := selector["zarf.dev/agent"]; selects {
 				wrong = append(wrong, object+": selects by zarf.dev/agent")
+			}
+		}
+		return wrong
+	},
+	"all Jobs have the same valid settings, and no other pod has them": func(out *output) (wrong []string) {
+		want, err := settingsOf(out, "prepare")
+		for _, step := range []string{"prepare", "finish", "cleanup"} {
+			got, otherErr := settingsOf(out, step)
+			if err = cmp.Or(err, otherErr); err != nil || !reflect.DeepEqual(want, got) {
+				wrong = append(wrong, fmt.Sprintf("%s: %+v, not %+v (%v)", step, got, want, err))
+			}
+		}
+		for _, w := range workloads(out) {
+			if _, job := w.object.typed.(*batchv1.Job); !job && strings.Contains(fmt.Sprint(w.pod.Spec), "modeSource") {
+				wrong = append(wrong, fmt.Sprintf("%s has settings, which change with the cluster", w.object))
 			}
 		}
 		return wrong
@@ -319,7 +336,7 @@ var invariants = map[string]func(out *output) []string{
 				continue
 			}
 			found++
-			if s.Spec.Type != corev1.ServiceTypeNodePort || len(s.Spec.Ports) != 1 || !slices.Contains(hookArguments(out, "finish"), fmt.Sprintf("--port=%d", port.NodePort)) ||
+			if s.Spec.Type != corev1.ServiceTypeNodePort || len(s.Spec.Ports) != 1 || int(port.NodePort) != decided(out).Port ||
 				port.Port != 5001 || port.TargetPort.String() != "plain" || !is(s.Spec.IPFamilyPolicy, corev1.IPFamilyPolicyPreferDualStack) ||
 				s.Annotations["helm.sh/resource-policy"] != "keep" || !strings.HasSuffix(s.Name, "-nodeport") {
 				wrong = append(wrong, fmt.Sprintf("%s: %v", s.Name, s.Spec))
@@ -344,12 +361,7 @@ var invariants = map[string]func(out *output) []string{
 				wrong = append(wrong, d.Name+" is not kept: a switch would take it away before the node port is proven")
 			}
 		}
-		known := []string{}
-		for _, arg := range hookArguments(out, "finish") {
-			if list, ok := strings.CutPrefix(arg, "--proxies="); ok {
-				known = strings.Split(list, ",")
-			}
-		}
+		known := slices.Clone(decided(out).Proxy.DaemonSets)
 		slices.Sort(names)
 		slices.Sort(known)
 		if !slices.Equal(names, known) || (len(names) > 0) != (decidedMode(out) == "proxy") {
@@ -366,17 +378,13 @@ var invariants = map[string]func(out *output) []string{
 		return wrong
 	},
 	"the injected programs' images are those that the Jobs know": func(out *output) (wrong []string) {
-		var want, known []string
+		var want []string
 		for _, w := range workloads(out) {
 			if c := w.program(); c.Command[0] == "/payload/loader" && !slices.Contains(want, c.Image) {
 				want = append(want, c.Image)
 			}
 		}
-		for _, arg := range hookArguments(out, "prepare") {
-			if list, ok := strings.CutPrefix(arg, "--pause-images="); ok {
-				known = strings.Split(list, ",")
-			}
-		}
+		known := slices.Clone(decided(out).Injector.PauseImages)
 		for _, d := range all[*appsv1.Deployment](out) {
 			if c := d.Spec.Template.Spec.Containers[0]; len(known) > 0 && known[0] != c.Image {
 				wrong = append(wrong, fmt.Sprintf("the registry's %s is not the first of %s", c.Image, known))
@@ -766,7 +774,7 @@ func TestWhateverIsRenderedKeepsTheInvariants(t *testing.T) {
 
 // nodesHaveTheCA says whether nodes get a copy of the proxies' authority.
 func nodesHaveTheCA(out *output) bool {
-	return slices.Contains(hookArguments(out, "prepare"), "--node-ca=true")
+	return decided(out).NodeConfig.CA
 }
 
 // hookArguments are the arguments of the Job of a step.

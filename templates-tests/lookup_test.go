@@ -169,12 +169,12 @@ func TestEachNodeRunsItsProxyInAPauseImageThatItHas(t *testing.T) {
 			if diff := cmp.Diff(test.arm64, proxies(out, "arm64")); diff != "" {
 				t.Error("arm64:", diff)
 			}
-			wantSource := "--pause-image-source=cluster"
+			wantSource := state.SourceCluster
 			if test.nodes == nil || test.unseen {
-				wantSource = "--pause-image-source=default"
+				wantSource = state.SourceDefault
 			}
-			if args := hookArgs(t, out, "prepare"); !slices.Contains(args, wantSource) {
-				t.Errorf("prepare is not told %s: %s", wantSource, args)
+			if source := decided(out).Injector.PauseImageSource; source != wantSource {
+				t.Errorf("the source of the pause image is %s, want %s", source, wantSource)
 			}
 		})
 	}
@@ -324,15 +324,10 @@ func TestTheIPFamilyComesFromWhatPodsHave(t *testing.T) {
 				r.cluster = newCluster(test.objects...)
 			}
 			out := r.render(t)
-			args := hookArgs(t, out, "prepare")
-			_, port, _ := strings.Cut(test.address, "1:")
-			if port == "" {
-				_, port, _ = strings.Cut(test.address, "]:")
-			}
-			for _, want := range []string{"--ip-family=" + test.family, "--ip-family-source=" + test.source, "--host-network=" + test.hostNetwork, "--port=" + port} {
-				if !slices.Contains(args, want) {
-					t.Errorf("prepare is not told %s: %s", want, args)
-				}
+			d := decided(out)
+			got := []string{string(d.IPFamily), string(d.IPFamilySource), fmt.Sprint(d.Proxy.HostNetwork), d.Address}
+			if diff := cmp.Diff([]string{test.family, test.source, test.hostNetwork, test.address}, got); diff != "" {
+				t.Errorf("the Jobs are told (-want +got):\n%s", diff)
 			}
 			if notes := out.files["NOTES.txt"]; !strings.Contains(notes, test.address) {
 				t.Errorf("the notes do not name %s:\n%s", test.address, notes)
@@ -456,13 +451,4 @@ func TestTheClusterIsAskedOnceForEachThing(t *testing.T) {
 	if want := map[string]int{"v1 Node": 1, "v1 Service": 2, "v1 Secret": 1, "apps/v1 Deployment": 1}; !maps.Equal(times, want) {
 		t.Errorf("asked %v, want %v", times, want)
 	}
-}
-
-func hookArgs(t testing.TB, out *output, step string) []string {
-	t.Helper()
-	args := hookArguments(out, step)
-	if args == nil {
-		t.Fatalf("there is no Job %s", step)
-	}
-	return args
 }

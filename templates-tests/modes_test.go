@@ -13,6 +13,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -47,18 +48,9 @@ func TestTheModeIsTheValueThenWhatIsRememberedThenNodePort(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: with(t, nil, test.values...), cluster: test.cluster}.render(t)
-			for _, step := range []string{"prepare", "finish"} {
-				var got []string
-				for _, arg := range hookArgs(t, out, step) {
-					for _, flag := range []string{"--mode=", "--mode-source=", "--registry-url="} {
-						if value, ok := strings.CutPrefix(arg, flag); ok {
-							got = append(got, value)
-						}
-					}
-				}
-				if strings.Join(got, " ") != test.want {
-					t.Errorf("%s is told %s, want %s", step, got, test.want)
-				}
+			d := decided(out)
+			if got := strings.TrimSpace(fmt.Sprint(d.Mode, " ", d.ModeSource, " ", d.RegistryURL)); got != test.want {
+				t.Errorf("the Jobs are told %s, want %s", got, test.want)
 			}
 			if mode, _, _ := strings.Cut(test.want, " "); !strings.Contains(out.files["NOTES.txt"], "mode: "+mode) {
 				t.Errorf("the notes do not say %s:\n%s", mode, out.files["NOTES.txt"])
@@ -103,8 +95,8 @@ func TestAnExternalRegistryIsNamedAsImageReferencesNameIt(t *testing.T) {
 			}
 		case err != nil:
 			t.Errorf("%s: %v", url, err)
-		case !slices.Contains(hookArgs(t, out, "finish"), "--registry-url="+want):
-			t.Errorf("%s: %s", url, hookArgs(t, out, "finish"))
+		case decided(out).RegistryURL != want || decided(out).Address != want:
+			t.Errorf("%s: %+v", url, decided(out))
 		}
 	}
 }
@@ -309,19 +301,16 @@ func TestTheValuesOfAFormerReleaseCanBeReused(t *testing.T) {
 
 func TestTheJobsAreToldWhatWasAskedFor(t *testing.T) {
 	out := rendering{values: with(t, nil, "registryProxy=false", "auth.anonymousPull=true", "podSecurity.label=true", "initHook.ignorePreflight=[port, cri-o]", "proxy.tls=always", "proxy.hostNetwork=true")}.render(t)
-	for _, step := range []string{"prepare", "finish"} {
-		args := hookArgs(t, out, step)
-		for _, want := range []string{"--anonymous-pull=true", "--pod-security-label=true", "--ignore-preflight=port,cri-o", "--proxy-tls=always", "--host-network=true"} {
-			if !slices.Contains(args, want) {
-				t.Errorf("%s is not told %s: %s", step, want, args)
-			}
-		}
+	d := decided(out)
+	if !d.AnonymousPull || !d.PKI.ServeTLS || !d.Proxy.HostNetwork {
+		t.Errorf("the Jobs are told %+v", d)
 	}
-	if args := hookArgs(t, out, "cleanup"); !slices.Contains(args, "--pod-security-label=true") {
-		t.Errorf("cleanup is told %s", args)
+	want := jobsettings.Preflight{Ignore: []string{"port", "cri-o"}, LabelNamespace: true}
+	if diff := cmp.Diff(want, d.Preflight); diff != "" {
+		t.Errorf("prepare is told (-want +got):\n%s", diff)
 	}
-	if args := hookArgs(t, rendering{values: proxyMode(t)}.render(t), "prepare"); slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--ignore-preflight") }) {
-		t.Errorf("prepare is told to ignore nothing: %s", args)
+	if ignored := decided(rendering{values: proxyMode(t)}.render(t)).Preflight.Ignore; len(ignored) > 0 {
+		t.Errorf("prepare is told to ignore %s", ignored)
 	}
 }
 

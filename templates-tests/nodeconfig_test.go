@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/rancher/wharfie/pkg/registries"
 	"gopkg.in/yaml.v2"
 	appsv1 "k8s.io/api/apps/v1"
@@ -24,6 +25,7 @@ import (
 	configure "github.com/zarf-dev/zarf-registry/internal/nodeconfig"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -143,32 +145,18 @@ func TestWhatNodesAreToHave(t *testing.T) {
 			if test.inUse == "" {
 				test.inUse = strings.Join(test.want.Directories, ",")
 			}
-			for _, step := range []string{"prepare", "finish"} {
-				got := map[string]string{}
-				for _, arg := range hookArgs(t, out, step) {
-					if key, value, _ := strings.Cut(arg, "="); strings.HasPrefix(key, "--node-") {
-						got[key] = value
-					}
+			want := jobsettings.NodeConfig{Directories: test.want.Directories, CA: test.want.CRIO.CertsDirectory != ""}
+			if len(test.want.Directories) > 0 {
+				want.DaemonSets = []string{"zarf-registry-node-config-amd64", "zarf-registry-node-config-arm64"}
+				if test.inUse != "none" {
+					want.DirectoriesInUse = strings.Split(test.inUse, ",")
 				}
-				want := map[string]string{}
-				if len(test.want.Directories) > 0 {
-					want["--node-directories"] = strings.Join(test.want.Directories, ",")
-					if test.inUse != "none" {
-						want["--node-directories-in-use"] = test.inUse
-					}
-					if step == "finish" {
-						want["--node-configs"] = "zarf-registry-node-config-amd64,zarf-registry-node-config-arm64"
-					}
-				}
-				if name := test.want.K3s.ExistingSecret; name != "" {
-					want["--node-registries-secret"], want["--node-registries-key"] = name, test.want.K3s.ExistingSecretKey
-				}
-				if test.want.CRIO.CertsDirectory != "" {
-					want["--node-ca"] = "true"
-				}
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("%s is told:\n%s", step, diff)
-				}
+			}
+			if name := test.want.K3s.ExistingSecret; name != "" {
+				want.RegistriesSecret, want.RegistriesKey = name, test.want.K3s.ExistingSecretKey
+			}
+			if diff := cmp.Diff(want, decided(out).NodeConfig, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("the Jobs are told (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -401,13 +389,7 @@ func nodeSets(out *output) (wrong []string) {
 			wrong = append(wrong, fmt.Sprintf("%s have proxies, and %s are configured", proxied, groups["node-config"]))
 		}
 	}
-	var known []string
-	for _, arg := range hookArguments(out, "finish") {
-		if list, ok := strings.CutPrefix(arg, "--node-configs="); ok {
-			known = strings.Split(list, ",")
-		}
-	}
-	if !slices.Equal(names, known) {
+	if known := decided(out).NodeConfig.DaemonSets; !slices.Equal(names, known) {
 		wrong = append(wrong, fmt.Sprintf("%s, and finish knows %s", names, known))
 	}
 	var data []map[string][]byte
@@ -652,23 +634,20 @@ func TestPodsMayBeReplacedWhereNodesHaveACopyOfTheAuthority(t *testing.T) {
 
 // With an external registry there is nothing to be injected, but for this.
 func TestWithAnExternalRegistryThePayloadIsMadeForNodeConfigurationOnly(t *testing.T) {
-	external := func(sets ...string) []string {
-		return hookArgs(t, rendering{values: with(t, nil, append(sets, "registryURL=registry.example.com")...)}.render(t), "prepare")
-	}
-	if args := external(); !slices.Contains(args, "--injector=false") || slices.ContainsFunc(args, func(a string) bool {
-		return strings.HasPrefix(a, "--pause-images") || strings.HasPrefix(a, "--payload-id")
-	}) {
-		t.Errorf("without: %s", args)
-	}
-	args := external("nodeConfig.k3s.existingSecret=mine")
-	for _, want := range []string{"--injector=true", "--payload-id=0.1.0", "--architectures=amd64,arm64", "--pause-images=registry.k8s.io/pause:3.10.1", "--pause-image-source=default"} {
-		if !slices.Contains(args, want) {
-			t.Errorf("no %s: %s", want, args)
+	for name, test := range map[string]struct {
+		sets []string
+		want jobsettings.Injector
+	}{
+		"nothing on nodes": {nil, jobsettings.Injector{}},
+		"a file on nodes": {[]string{"nodeConfig.k3s.existingSecret=mine"}, jobsettings.Injector{
+			Enabled: true, PayloadID: "0.1.0", PauseImages: []string{"registry.k8s.io/pause:3.10.1"}, PauseImageSource: state.SourceDefault,
+		}},
+		"with ordinary images": {[]string{"nodeConfig.k3s.existingSecret=mine", "injector.enabled=false"}, jobsettings.Injector{PayloadID: "0.1.0"}},
+	} {
+		d := decided(rendering{values: with(t, nil, append(test.sets, "registryURL=registry.example.com")...)}.render(t))
+		if diff := cmp.Diff(test.want, d.Injector); diff != "" || !slices.Equal(d.Architectures, []string{"amd64", "arm64"}) {
+			t.Errorf("%s: the Jobs are told (-want +got), for %s:\n%s", name, d.Architectures, diff)
 		}
-	}
-	args = external("nodeConfig.k3s.existingSecret=mine", "injector.enabled=false")
-	if !slices.Contains(args, "--injector=false") || slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--pause-images") }) {
-		t.Errorf("with ordinary images: %s", args)
 	}
 }
 
@@ -805,13 +784,7 @@ func TestFilesArePutBackOnEveryNodeAndTheirPayloadIsKnown(t *testing.T) {
 			t.Errorf("%s: %v, %v", d.Name, spec.NodeSelector, spec.Tolerations)
 		}
 	}
-	payload := func(args []string) bool {
-		return slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--payload-id=") })
-	}
-	if args := hookArgs(t, out, "cleanup"); !payload(args) {
-		t.Errorf("cleanup is not told what they run: %s", args)
-	}
-	if args := hookArgs(t, rendering{values: proxyMode(t)}.render(t), "cleanup"); payload(args) {
-		t.Errorf("cleanup is told of a payload that nobody needs: %s", args)
+	if s, err := settingsOf(out, "cleanup"); err != nil || s.Injector.PayloadID != "0.1.0" || len(s.Architectures) != 2 {
+		t.Errorf("cleanup is not told what they run: %+v (%v)", s, err)
 	}
 }

@@ -22,12 +22,13 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
-	batchv1 "k8s.io/api/batch/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
+
+	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
 )
 
 const chartDir = "../charts/zarf-registry"
@@ -405,17 +406,24 @@ func with(t testing.TB, values map[string]any, sets ...string) map[string]any {
 	return copied
 }
 
-// decidedMode is what the Jobs are told.
-func decidedMode(out *output) string {
-	for _, job := range all[*batchv1.Job](out) {
-		for _, arg := range job.Spec.Template.Spec.Containers[0].Args {
-			if mode, ok := strings.CutPrefix(arg, "--mode="); ok {
-				return mode
-			}
+// settingsOf are the settings that the chart gives a Job of a step.
+func settingsOf(out *output, step string) (jobsettings.Settings, error) {
+	for _, arg := range hookArguments(out, step) {
+		if document, ok := strings.CutPrefix(arg, "--settings="); ok {
+			return jobsettings.Parse([]byte(document))
 		}
 	}
-	return ""
+	return jobsettings.Settings{}, fmt.Errorf("%s has no settings", step)
 }
+
+// decided are the settings of the Jobs; one of the invariants is that they are valid, and the same for all.
+func decided(out *output) jobsettings.Settings {
+	s, _ := settingsOf(out, "prepare")
+	return s
+}
+
+// decidedMode is the mode that the Jobs are told.
+func decidedMode(out *output) string { return string(decided(out).Mode) }
 
 // proxyMode is the least for a chart with all its parts.
 func proxyMode(t testing.TB, sets ...string) map[string]any {

@@ -34,7 +34,7 @@ func podTemplates(t testing.TB, out *output) map[string]string {
 
 func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
 	// Where a decision came from is all that may differ: it is remembered by now.
-	sources := regexp.MustCompile(`-source=(cluster|default)\n`)
+	sources := regexp.MustCompile(`"(\w*[sS]ource)":"(cluster|default)"`)
 	upgrades := 0
 	for _, installed := range matrix(t) {
 		cluster := clusters()[installed.cluster]()
@@ -47,24 +47,17 @@ func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
 		var hookImage *state.HookImage
 		remembered := strings.Contains(installed.cluster, "remembers")
 		if !remembered {
-			value := func(flag string) string {
-				for _, arg := range hookArgs(t, installed.output, "prepare") {
-					if text, ok := strings.CutPrefix(arg, "--"+flag+"="); ok {
-						return text
-					}
-				}
-				return ""
-			}
-			s := settings(state.Mode(value("mode")), state.IPFamily(value("ip-family")))
+			told := decided(installed.output)
+			s := settings(told.Mode, told.IPFamily)
 			if s.Mode == state.ModeExternal {
-				s.Address = value("registry-url")
+				s.Address = told.RegistryURL
 			}
 			secret := remembers(proven(s, func(s *state.State) {
-				if inUse := value("node-directories-in-use"); inUse != "" {
-					s.NodeConfig = s.NodeConfig.Remember(strings.Split(inUse, ",")...)
+				if inUse := told.NodeConfig.DirectoriesInUse; len(inUse) > 0 {
+					s.NodeConfig = s.NodeConfig.Remember(inUse...)
 				}
 			}))
-			secret.Name = value("name") + names.SuffixState
+			secret.Name = told.Name + names.SuffixState
 			objects = append(objects, secret)
 			// Jobs take the image that they pushed from the registry, where no node has it any more: so the Jobs are
 			// compared without it, and all else with it.
@@ -86,7 +79,7 @@ func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
 						chosen.files[name] = text
 					}
 				}
-				return sources.ReplaceAllString(chosen.text(), "-source=state\n")
+				return sources.ReplaceAllString(chosen.text(), `"$1":"state"`)
 			}
 			if diff := cmp.Diff(normal(installed.output), normal(upgraded)); diff != "" {
 				t.Errorf("%s:\n%s", installed.name, diff)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -29,6 +30,10 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 const (
@@ -278,7 +283,23 @@ func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 		return err
 	}
 	var said bytes.Buffer
-	command := exec.CommandContext(ctx, b.hook, "prepare", "--kubeconfig="+kubeconfig, "--mode=proxy", "--payload-id=bench", "--pause-images="+pauseImage, "--pause-image-source=cluster", "--log-format=text")
+	document, err := json.Marshal(settings.Settings{
+		Namespace: names.Namespace, Release: names.Chart, Name: names.Chart,
+		Mode: state.ModeProxy, ModeSource: state.SourceValue, Address: "127.0.0.1:31999", Port: 31999,
+		IPFamily: state.IPv4, IPFamilySource: state.SourceDefault, Architectures: []string{"amd64", "arm64"},
+		Injector: settings.Injector{
+			Enabled: true, PayloadID: "bench", PauseImages: []string{pauseImage}, PauseImageSource: state.SourceCluster,
+		},
+		PKI: settings.PKI{Source: state.SourceValue, PKI: state.PKI{
+			Mode: state.PKIInternal, LeafLifetime: state.Duration(pki.DefaultLeafLifetime),
+			AuthorityLifetime: state.Duration(pki.DefaultAuthorityLifetime), ClusterDomain: "cluster.local",
+		}},
+		Push: settings.Push{Images: true},
+	})
+	if err != nil {
+		return err
+	}
+	command := exec.CommandContext(ctx, b.hook, "prepare", "--kubeconfig="+kubeconfig, "--settings="+string(document), "--log-format=text")
 	command.Stdout, command.Stderr = &said, &said
 	began := time.Now()
 	if err := command.Start(); err != nil {
@@ -287,7 +308,7 @@ func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 	ended := make(chan struct{})
 	memory := make(chan int64, 1)
 	go func() { memory <- registries.WatchPeak(command.Process.Pid, ended) }()
-	err := command.Wait()
+	err = command.Wait()
 	took := time.Since(began)
 	close(ended)
 	peak := <-memory

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,21 +20,16 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
-	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// hookFlags are the flags of the commands that the chart's Jobs run, and of those
-// that look after certificates and credentials in between. The chart renders them;
-// people who run a step by hand may leave out what has a default.
+// hookFlags are the flags of the commands that the chart's Jobs run, and of those that look after
+// certificates and credentials between upgrades.
 type hookFlags struct {
 	settings settings.Settings
+	document string // of the settings, as the chart renders it
 	timeout  time.Duration
 	access   cluster.Access
 	log      logging.Options
-
-	mode, modeSource, ipFamily, ipFamilySource, pauseImageSource, proxyTLS, clusterDomain string
-
-	pki pkiFlags
 }
 
 func newPrepare() *cobra.Command { return (&hookFlags{}).prepare() }
@@ -46,70 +39,69 @@ func newCleanup() *cobra.Command { return (&hookFlags{}).cleanup() }
 func (f *hookFlags) prepare() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prepare",
-		Short: "Make what the chart's objects need: certificates, credentials, payload, desired mode",
-		Long: `prepare runs before the chart is applied. It reads the saved state, decides the
-mode, looks for everything that would stand in the way, makes certificates and the
-credentials, writes the programs' payload into ConfigMaps and records what is desired.
-What is already right is left alone, so it can be run again at any time.`,
-		Example: `  init-hook prepare --namespace zarf --mode proxy --payload-id 0.1.0 --pause-images registry.k8s.io/pause:3.10.1`,
+		Short: "Create what the chart's objects need: certificates, credentials, payload, desired mode",
+		Long: `prepare runs before the chart is applied. It reads the saved state, checks for everything that
+would prevent the installation, creates certificates and credentials, writes the programs' payload
+into ConfigMaps and records the desired mode. It does not change what is already right, so it can
+run again at any time.`,
+		Example: `  init-hook prepare --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, (*hook.Hook).Prepare)
 		},
 	}
-	f.common(cmd.Flags())
-	f.decisions(cmd.Flags())
+	f.job(cmd)
 	return cmd
 }
 
 func (f *hookFlags) finish() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "finish",
-		Short: "Wait for the rollout, push the project's images, prove a pull on every node, record the mode",
-		Long: `finish runs after the chart was applied. It waits for registry and proxies, pushes
-the project's own images into the registry, waits until nodes are configured, runs a pod on every node whose image is pulled
-through the loopback address, and only then records the mode as current and removes what
-another mode left.`,
-		Example: `  init-hook finish --namespace zarf --payload-id 0.1.0`,
+		Short: "Wait for the rollout, push the project's images, verify a pull on every node, record the mode",
+		Long: `finish runs after the chart is applied. It waits for the registry and the proxies, pushes the
+project's own images into the registry, waits until nodes are configured, and runs a pod on every
+node whose image is pulled through the loopback address. Only then it records the mode as current
+and removes what the previous mode left.`,
+		Example: `  init-hook finish --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, (*hook.Hook).Finish)
 		},
 	}
-	f.common(cmd.Flags())
-	f.decisions(cmd.Flags())
-	cmd.Flags().StringSliceVar(&f.settings.Proxy.DaemonSets, "proxies", nil, "the proxy DaemonSets that the chart renders; others of the release are deleted")
-	cmd.Flags().StringSliceVar(&f.settings.NodeConfig.DaemonSets, "node-configs", nil, "the DaemonSets that configure nodes, which are waited for (default: all of the release)")
-	cmd.Flags().BoolVar(&f.settings.Finish.Verify, "prove", true, "prove by a pull on every node")
+	f.job(cmd)
 	return cmd
 }
 
 func (f *hookFlags) cleanup() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:     "cleanup",
-		Short:   "Remove everything that prepare and finish made, except the registry's data",
+		Use:   "cleanup",
+		Short: "Remove everything that prepare and finish created, except the registry's data",
+		Long: `cleanup runs before the release is uninstalled. After helm uninstall --no-hooks, run it by hand: the
+name of the release replaces the settings of the chart.`,
 		Example: `  init-hook cleanup --namespace zarf`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, (*hook.Hook).Cleanup)
 		},
 	}
-	f.common(cmd.Flags())
-	// Cleanup puts back what --pod-security-label of prepare changed.
-	f.podSecurityLabel(cmd.Flags())
-	f.payload(cmd.Flags())
+	flags := cmd.Flags()
+	f.common(flags)
+	flags.BoolVar(&f.settings.Preflight.LabelNamespace, "pod-security-label", false,
+		"restore the Pod Security label of the namespace that prepare changed")
+	f.settingsFlag(flags)
+	for _, other := range []string{"namespace", "release", "name", "pod-security-label"} {
+		cmd.MarkFlagsMutuallyExclusive("settings", other)
+	}
 	return cmd
 }
 
-// parseJob reads the arguments of a rendered prepare or finish Job, with the
-// flags and the checks of the command that the Job runs.
+// parseJob reads the settings from the arguments of the rendered prepare Job, its command first.
 func parseJob(args []string) (settings.Settings, error) {
 	f := &hookFlags{}
-	commands := map[string]func() *cobra.Command{"prepare": f.prepare, "finish": f.finish}
-	if len(args) == 0 || commands[args[0]] == nil {
+	cmd := f.prepare()
+	if len(args) == 0 || args[0] != cmd.Name() {
 		return settings.Settings{}, fmt.Errorf("no Job of the chart has the arguments %q", args)
 	}
-	cmd := commands[args[0]]()
 	if err := cmd.ParseFlags(args[1:]); err != nil {
 		return settings.Settings{}, fmt.Errorf("the chart gives %s an argument that this init-hook does not know: use the chart of its own release: %w", args[0], err)
 	}
@@ -122,68 +114,42 @@ func parseJob(args []string) (settings.Settings, error) {
 	return f.settings, nil
 }
 
+// job adds the flags of a Job that needs all settings.
+func (f *hookFlags) job(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	f.settingsFlag(flags)
+	_ = cmd.MarkFlagRequired("settings") // fails only for an unknown flag
+	f.limits(flags)
+	progressFlags(flags, &f.log)
+}
+
+func (f *hookFlags) settingsFlag(flags *pflag.FlagSet) {
+	flags.StringVar(&f.document, "settings", "", "decisions of the chart, as JSON: what it renders into the arguments of its Jobs")
+}
+
+// common adds the flags of commands that need only the names of the release.
 func (f *hookFlags) common(flags *pflag.FlagSet) {
 	f.target(flags)
 	progressFlags(flags, &f.log)
 }
 
-// target is the release, the cluster, and how long to bother it.
+// target adds the flags that select the release and the cluster.
 func (f *hookFlags) target(flags *pflag.FlagSet) {
 	releaseFlags(flags, &f.settings.Namespace, &f.settings.Release, &f.settings.Name)
+	f.limits(flags)
+}
+
+// limits adds the flags that select the cluster and bound the run.
+func (f *hookFlags) limits(flags *pflag.FlagSet) {
 	accessFlags(flags, &f.access)
-	flags.DurationVar(&f.timeout, "timeout", 5*time.Minute, "how long it may take in all")
-}
-
-func (f *hookFlags) decisions(flags *pflag.FlagSet) {
-	o := &f.settings
-	flags.StringVar(&f.mode, "mode", string(state.ModeProxy), "how nodes reach the registry: proxy, nodeport or external")
-	flags.StringVar(&f.modeSource, "mode-source", string(state.SourceValue), "what decided the mode: value, state, cluster or default")
-	flags.StringVar(&o.RegistryURL, "registry-url", "", "the external registry, HOST[:PORT][/PATH]")
-	flags.IntVar(&o.Port, "port", 31999, "port on each node's loopback address")
-	flags.StringVar(&f.ipFamily, "ip-family", string(state.IPv4), "the cluster's: IPv4, IPv6 or DualStack")
-	flags.StringVar(&f.ipFamilySource, "ip-family-source", string(state.SourceDefault), "how the IP family is known: value, cluster or default")
-	flags.BoolVar(&o.Proxy.HostNetwork, "host-network", false, "proxies use their node's network namespace")
-	flags.StringVar(&f.proxyTLS, "proxy-tls", "never", "whether proxies answer TLS on the loopback address: always or never")
-	flags.BoolVar(&o.AnonymousPull, "anonymous-pull", false, "pulling through a node port needs no credential")
-	f.podSecurityLabel(flags)
-	flags.BoolVar(&o.OpenShift, "openshift", false, "pods get their user from the namespace's range, and their rights from SecurityContextConstraints")
-	flags.StringSliceVar(&o.Preflight.Ignore, "ignore-preflight", nil, "checks whose blockers count as warnings, or all")
-	f.payload(flags)
-	flags.StringSliceVar(&o.Injector.PauseImages, "pause-images", nil, "images that injected pods use, the registry's first")
-	flags.StringVar(&f.pauseImageSource, "pause-image-source", string(state.SourceDefault), "how the pause images are known: value, cluster or default")
-	flags.BoolVar(&o.Push.Images, "push-images", true, "push the project's own images into the registry")
-	flags.StringVar(&f.clusterDomain, "cluster-domain", "cluster.local", "the cluster's DNS domain")
-	f.pki.register(flags)
-	flags.StringSliceVar(&o.NodeConfig.Directories, "node-directories", nil, "directories of nodes that pods of the chart look after files in")
-	flags.StringSliceVar(&o.NodeConfig.DirectoriesInUse, "node-directories-in-use", nil, "those of --node-directories that files are written to; in the others former ones are put back")
-	flags.StringVar(&o.NodeConfig.RegistriesSecret, "node-registries-secret", "", "Secret of the user with K3s' registries.yaml")
-	flags.StringVar(&o.NodeConfig.RegistriesKey, "node-registries-key", "", "its key")
-	flags.BoolVar(&o.NodeConfig.CA, "node-ca", false, "the authorities of the proxies' certificates are written to nodes")
-	flags.StringVar(&o.Expose.TLSSecret, "expose-tls-secret", "", "Secret of the user with the certificate that clients outside of the cluster see")
-	flags.StringVar(&o.Expose.UsersSecret, "expose-users-secret", "", "Secret of the user with users who may only pull from there")
-	flags.StringVar(&o.Expose.Address, "expose-address", "", "where those clients find the registry, HOST[:PORT]")
-	flags.BoolVar(&o.Finish.LocalRegistryHosting, "local-registry-hosting", false, "tell tools of the registry in the ConfigMap "+hook.HostingNamespace+"/"+hook.HostingName+"; false removes one of this release")
-	flags.StringSliceVar(&o.Expose.Hosts, "expose-hosts", nil, "names by which those clients reach the registry")
-	flags.StringVar(&o.Push.Secret, "push-secret", "", "Secret of the user with the push credential, which is copied; empty: it is made")
-}
-
-// payload is what cleanup needs to know of it, too: pods that put files of nodes back run from it.
-func (f *hookFlags) payload(flags *pflag.FlagSet) {
-	o := &f.settings
-	flags.BoolVar(&o.Injector.Enabled, "injector", true, "programs reach the nodes as payload, not as images")
-	flags.StringVar(&o.Injector.PayloadID, "payload-id", "", "part of the payload's names that changes with its content")
-	flags.StringSliceVar(&o.Architectures, "architectures", []string{"amd64", "arm64"}, "architectures that the chart renders pods for")
-}
-
-func (f *hookFlags) podSecurityLabel(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.settings.Preflight.LabelNamespace, "pod-security-label", false, "label the namespace so that Pod Security admits the pods that nodes need; cleanup takes the label back")
+	flags.DurationVar(&f.timeout, "timeout", 5*time.Minute, "time limit for the whole run")
 }
 
 // releaseFlags name the release whose objects are meant.
 func releaseFlags(flags *pflag.FlagSet, namespace, release, name *string) {
-	flags.StringVarP(namespace, "namespace", "n", "zarf", "the namespace of the release's objects")
-	flags.StringVar(release, "release", "zarf-registry", "the release's name")
-	flags.StringVar(name, "name", "zarf-registry", "the chart's full name, from which the names of its objects are made")
+	flags.StringVarP(namespace, "namespace", "n", "zarf", "namespace of the release's objects")
+	flags.StringVar(release, "release", "zarf-registry", "name of the release")
+	flags.StringVar(name, "name", "zarf-registry", "full name of the chart, the prefix of the names of its objects")
 }
 
 // accessFlags choose the cluster.
@@ -192,27 +158,20 @@ func accessFlags(flags *pflag.FlagSet, access *cluster.Access) {
 	flags.StringVar(&access.Context, "context", "", "the kubeconfig's context to use (default: its current one)")
 }
 
-// validate rejects what no cluster needs to be asked about, and fills the typed fields of the
-// settings.
+// validate rejects flags that are wrong in any cluster, and reads the settings.
 func (f *hookFlags) validate(flags *pflag.FlagSet) error {
 	if f.timeout <= 0 {
 		return fmt.Errorf("invalid --timeout %s: want a positive duration", f.timeout)
 	}
-	s := &f.settings
-	if flags.Lookup("mode") == nil {
-		return s.ValidateRelease()
+	named := flags.Lookup("namespace") != nil
+	if named && f.document == "" {
+		return f.settings.ValidateRelease()
 	}
-	s.Mode, s.ModeSource = state.Mode(f.mode), state.Source(f.modeSource)
-	s.IPFamily, s.IPFamilySource = state.IPFamily(f.ipFamily), state.Source(f.ipFamilySource)
-	s.Injector.PauseImageSource = state.Source(f.pauseImageSource)
-	s.PKI.Source = state.Source(f.pki.source)
-	s.Address = s.RegistryURL
-	if s.Mode != state.ModeExternal {
-		host := map[bool]string{false: "127.0.0.1", true: "::1"}[s.IPFamily == state.IPv6]
-		s.Address = net.JoinHostPort(host, strconv.Itoa(s.Port))
-		s.PKI.PKI = f.pki.settings(f.clusterDomain, f.proxyTLS == "always")
+	var err error
+	if f.settings, err = settings.Parse([]byte(f.document)); err != nil {
+		return fmt.Errorf("invalid --settings: %w", err)
 	}
-	return s.Validate()
+	return nil
 }
 
 func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Context) error) error {

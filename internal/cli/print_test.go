@@ -199,31 +199,55 @@ func TestFlagsOfTheModeReplaceWhatAnEarlierReleaseSaid(t *testing.T) {
 	}
 }
 
+// jobSettings are settings that a Job accepts, with changes.
+func jobSettings(changes ...func(*settings.Settings)) settings.Settings {
+	s := settings.Settings{
+		Namespace: "a", Release: "b", Name: "c", Mode: state.ModeProxy, ModeSource: state.SourceState,
+		Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, IPFamilySource: state.SourceDefault,
+		Injector: settings.Injector{Enabled: true, PayloadID: "1", PauseImageSource: state.SourceDefault},
+		PKI: settings.PKI{Source: state.SourceValue, PKI: state.PKI{
+			Mode: state.PKIInternal, LeafLifetime: state.Duration(2160 * time.Hour), AuthorityLifetime: state.Duration(8760 * time.Hour), ClusterDomain: "example.org",
+		}},
+	}
+	for _, change := range changes {
+		change(&s)
+	}
+	return s
+}
+
+// jobArguments are the arguments of a Job with settings.
+func jobArguments(t *testing.T, step string, s settings.Settings, more ...string) []string {
+	t.Helper()
+	document, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append([]string{step, "--settings=" + string(document), "--timeout=4m", "--log-format=json"}, more...)
+}
+
 func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
-	shared := []string{"--namespace=a", "--release=b", "--name=c", "--mode=nodeport", "--mode-source=state", "--payload-id=1", "--push-images=false", "--timeout=4m", "--log-format=json"}
-	o, err := parseJob(append([]string{"prepare"}, shared...))
+	want := jobSettings(func(s *settings.Settings) {
+		s.NodeConfig = settings.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/containers"}, DirectoriesInUse: []string{"/etc/containers"},
+			RegistriesSecret: "corp", RegistriesKey: "registries.yaml", CA: true, DaemonSets: []string{"a", "b"}}
+		s.Push.Secret = "mine"
+	})
+	got, err := parseJob(jobArguments(t, "prepare", want))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.Namespace != "a" || o.Release != "b" || o.Name != "c" || o.Mode != state.ModeNodePort || o.ModeSource != state.SourceState || o.Push.Images {
-		t.Errorf("prepare: %+v", o)
-	}
-	o, err = parseJob(append([]string{"finish", "--proxies=d,e", "--prove=false"}, shared...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(o.Proxy.DaemonSets) != 2 || o.Finish.Verify || o.Mode != state.ModeNodePort {
-		t.Errorf("finish: %+v", o)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("settings (-want +got):\n%s", diff)
 	}
 	for name, c := range map[string]struct {
 		args []string
 		want string
 	}{
-		"nothing":          {nil, "no Job"},
-		"another command":  {[]string{"cleanup"}, "no Job"},
-		"an unknown flag":  {[]string{"prepare", "--colour=red"}, "use the chart of its own release"},
-		"an unknown mode":  {[]string{"prepare", "--mode=boat", "--payload-id=1"}, `invalid mode "boat"`},
-		"an argument more": {[]string{"finish", "more"}, `unknown command "more"`},
+		"nothing":                {nil, "no Job"},
+		"another command":        {[]string{"cleanup"}, "no Job"},
+		"an unknown flag":        {[]string{"prepare", "--colour=red"}, "use the chart of its own release"},
+		"no settings":            {[]string{"prepare"}, "invalid --settings: decoding settings: EOF"},
+		"an unknown setting":     {[]string{"prepare", `--settings={"colour":"red"}`}, `invalid --settings: decoding settings: json: unknown field "colour"`},
+		"an unexpected argument": {jobArguments(t, "prepare", want, "more"), `unknown command "more"`},
 	} {
 		if _, err := parseJob(c.args); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error is %v, want one with %q", name, err, c.want)
@@ -231,77 +255,75 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 	}
 }
 
-func TestArgumentsAboutNodesReachTheHook(t *testing.T) {
-	o, err := parseJob([]string{"finish", "--payload-id=1", "--node-directories=/etc/containerd/certs.d,/etc/containers", "--node-directories-in-use=/etc/containers",
-		"--node-registries-secret=corp", "--node-registries-key=registries.yaml", "--node-ca=true", "--node-configs=a,b"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := settings.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/containers"}, DirectoriesInUse: []string{"/etc/containers"},
-		RegistriesSecret: "corp", RegistriesKey: "registries.yaml", CA: true, DaemonSets: []string{"a", "b"}}
-	if diff := cmp.Diff(want, o.NodeConfig); diff != "" {
-		t.Error(diff)
-	}
-	for want, more := range map[string][]string{
-		`nodeConfig: directories: "etc" is no directory`:              {"--node-directories=etc"},
-		`nodeConfig: directories: "/etc/../root" is no directory`:     {"--node-directories=/etc/containers,/etc/../root"},
-		`nodeConfig: directoriesInUse: "/etc" is missing from`:        {"--node-directories=/etc/containers", "--node-directories-in-use=/etc"},
-		"nodeConfig: ca requires directories":                         {"--node-ca=true"},
-		"nodeConfig: registriesSecret and registriesKey require each": {"--node-directories=/etc/containers", "--node-registries-secret=corp"},
-		"registriesSecret and registriesKey require each other":       {"--node-registries-key=corp"},
+func TestInvalidSettingsAreRefused(t *testing.T) {
+	directories := func(s *settings.Settings) { s.NodeConfig.Directories = []string{"/etc/containers"} }
+	for want, change := range map[string]func(*settings.Settings){
+		`invalid mode "boat"`:                            func(s *settings.Settings) { s.Mode = "boat" },
+		`nodeConfig: directories: "etc" is no directory`: func(s *settings.Settings) { s.NodeConfig.Directories = []string{"etc"} },
+		`nodeConfig: directories: "/etc/../root" is no directory`: func(s *settings.Settings) {
+			s.NodeConfig.Directories = []string{"/etc/containers", "/etc/../root"}
+		},
+		`nodeConfig: directoriesInUse: "/etc" is missing from`: func(s *settings.Settings) {
+			directories(s)
+			s.NodeConfig.DirectoriesInUse = []string{"/etc"}
+		},
+		"nodeConfig: ca requires directories": func(s *settings.Settings) { s.NodeConfig.CA = true },
+		"nodeConfig: registriesSecret and registriesKey require each": func(s *settings.Settings) {
+			directories(s)
+			s.NodeConfig.RegistriesSecret = "corp"
+		},
+		"registriesSecret and registriesKey require each other": func(s *settings.Settings) { s.NodeConfig.RegistriesKey = "corp" },
+		`pki: unknown mode "dream"`:                             func(s *settings.Settings) { s.PKI.Mode = "dream" },
+		`invalid pki.source "dream"`:                            func(s *settings.Settings) { s.PKI.Source = "dream" },
+		"certificate lifetime 1m0s is too short": func(s *settings.Settings) {
+			s.PKI.LeafLifetime = state.Duration(time.Minute)
+		},
+		"CA lifetime 2161h0m0s is too short": func(s *settings.Settings) {
+			s.PKI.AuthorityLifetime = state.Duration(2161 * time.Hour)
+		},
+		"needs the names of the server and node Secrets": func(s *settings.Settings) {
+			s.PKI.Mode, s.PKI.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "a"}
+		},
+		"existing Secrets must be set in mode existingSecret, and only there": func(s *settings.Settings) { s.PKI.Existing = &state.ExistingSecrets{Server: "a"} },
+		"an issuer may be set in mode certManager only":                       func(s *settings.Settings) { s.PKI.Issuer = &state.Issuer{Name: "a"} },
+		"too short: want at least 1h0m0s": func(s *settings.Settings) {
+			s.PKI.Mode, s.PKI.LeafLifetime = state.PKICertManager, state.Duration(30*time.Minute)
+		},
 	} {
-		_, err := parseJob(append([]string{"prepare", "--payload-id=1"}, more...))
+		_, err := parseJob(jobArguments(t, "prepare", jobSettings(change)))
 		if _, refused := errors.AsType[*hook.Refused](err); !refused || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: error is %v, want one with %q", more, err, want)
+			t.Errorf("error is %v, want one with %q", err, want)
 		}
 	}
 }
 
-func TestArgumentsAboutCertificatesReachTheHook(t *testing.T) {
-	args := func(more ...string) []string {
-		return append([]string{"prepare", "--mode=proxy", "--payload-id=1", "--proxy-tls=always", "--cluster-domain=example.org", "--pki-leaf-lifetime=2160h", "--pki-authority-lifetime=8760h"}, more...)
-	}
-	pki := func(mode state.PKIMode) state.PKI {
-		return state.PKI{Mode: mode, LeafLifetime: state.Duration(2160 * time.Hour), AuthorityLifetime: state.Duration(8760 * time.Hour), ClusterDomain: "example.org", ServeTLS: true}
-	}
-	existing, certManager := pki(state.PKIExistingSecret), pki(state.PKICertManager)
-	existing.Existing = &state.ExistingSecrets{Server: "a", Node: "b", Push: "c", Authority: "d"}
-	certManager.Issuer = &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}
+func TestCleanupTakesSettingsOrTheNamesOfTheRelease(t *testing.T) {
 	for name, c := range map[string]struct {
-		args   []string
-		want   state.PKI
-		source state.Source
-		secret string
+		args []string
+		want string // of the error; "" is none
 	}{
-		"internal":       {args("--pki-mode=internal", "--pki-source=state"), pki(state.PKIInternal), state.SourceState, ""},
-		"existing":       {args("--pki-mode=existingSecret", "--pki-server-secret=a", "--pki-node-secret=b", "--pki-push-secret=c", "--pki-authority-secret=d", "--push-secret=mine"), existing, state.SourceValue, "mine"},
-		"cert-manager":   {args("--pki-mode=certManager", "--pki-issuer=corp", "--pki-issuer-kind=ClusterIssuer"), certManager, state.SourceValue, ""},
-		"our own issuer": {args("--pki-mode=certManager", "--pki-source=default"), pki(state.PKICertManager), state.SourceDefault, ""},
-		"external: none": {[]string{"prepare", "--mode=external", "--registry-url=a.b", "--payload-id=1"}, state.PKI{}, state.SourceValue, ""},
+		"settings":               {jobArguments(t, "cleanup", jobSettings())[1:], ""},
+		"the defaults":           {nil, ""},
+		"names":                  {[]string{"--namespace=a", "--release=b", "--name=c", "--pod-security-label"}, ""},
+		"an impossible name":     {[]string{"--namespace=A"}, `invalid namespace "A"`},
+		"invalid settings":       {[]string{"--settings={}"}, "invalid --settings: "},
+		"settings and a name":    {[]string{"--settings={}", "--name=c"}, "none of the others can be"},
+		"settings and the label": {[]string{"--settings={}", "--pod-security-label"}, "none of the others can be"},
 	} {
-		o, err := parseJob(c.args)
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-			continue
-		}
-		if diff := cmp.Diff(c.want, o.PKI.PKI); diff != "" || o.PKI.Source != c.source || o.Push.Secret != c.secret {
-			t.Errorf("%s: decided by %s, credential of %q (-want +got):\n%s", name, o.PKI.Source, o.Push.Secret, diff)
-		}
-	}
-	for want, more := range map[string][]string{
-		`pki: unknown mode "dream"`:                                           {"--pki-mode=dream"},
-		`invalid pki.source "dream"`:                                          {"--pki-source=dream"},
-		"certificate lifetime 1m0s is too short":                              {"--pki-leaf-lifetime=1m"},
-		"CA lifetime 2161h0m0s is too short":                                  {"--pki-authority-lifetime=2161h"},
-		"needs the names of the server and node Secrets":                      {"--pki-mode=existingSecret", "--pki-server-secret=a"},
-		"existing Secrets must be set in mode existingSecret, and only there": {"--pki-server-secret=a"},
-		"an issuer may be set in mode certManager only":                       {"--pki-issuer=a"},
-		"too short: want at least 1h0m0s":                                     {"--pki-mode=certManager", "--pki-leaf-lifetime=30m"},
-	} {
-		_, err := parseJob(args(more...))
-		if _, refused := errors.AsType[*hook.Refused](err); !refused || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: error is %v, want one with %q", more, err, want)
-		}
+		t.Run(name, func(t *testing.T) {
+			f := &hookFlags{}
+			cmd := f.cleanup()
+			err := cmd.ParseFlags(c.args)
+			if err == nil {
+				err = cmd.ValidateFlagGroups()
+			}
+			if err == nil {
+				err = f.validate(cmd.Flags())
+			}
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error is %v, want %q", err, c.want)
+			}
+		})
 	}
 }
 

@@ -126,7 +126,7 @@ func (r *run) apply(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", r.explainHelm("applying the chart", err)
 	}
-	err = r.readJobs(r.applied)
+	err = r.readSettings(r.applied)
 	if err != nil {
 		return "", errors.Join(err, r.markFailed(err))
 	}

@@ -276,7 +276,7 @@ func (r *run) render(ctx context.Context) (manifest string, err error) {
 	if err != nil {
 		return "", r.explainHelm("rendering the chart", err)
 	}
-	if err := r.readJobs(rendered); err != nil {
+	if err := r.readSettings(rendered); err != nil {
 		return "", err
 	}
 	r.namespaces = r.namespaces[:1]
@@ -297,24 +297,20 @@ func (r *run) renderStep(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s at %s, decided by %s", r.settings.Mode, r.settings.Address, r.settings.ModeSource), nil
 }
 
-// readJobs takes the settings of the rendered prepare and finish Jobs. Finish has all that
-// prepare has, and more.
-func (r *run) readJobs(rendered *release.Release) error {
-	for _, step := range []string{"prepare", "finish"} {
-		arguments, err := jobArguments(rendered, step)
-		if err != nil {
-			return err
-		}
-		if r.settings, err = r.Parse(arguments); err != nil {
-			return err
-		}
+// readSettings reads the settings from the rendered prepare Job; all Jobs have the same.
+func (r *run) readSettings(rendered *release.Release) error {
+	arguments, err := jobArguments(rendered, "prepare")
+	if err != nil {
+		return err
+	}
+	if r.settings, err = r.Parse(arguments); err != nil {
+		return err
 	}
 	r.nodeConfig = nil
 	if !r.settings.ConfiguresNodes() {
 		return nil
 	}
 	// The Secret that prepare would read is a hook, and hooks are not run.
-	var err error
 	r.nodeConfig, err = secretData(rendered.Manifest, r.settings.Name+names.SuffixNodeConfig)
 	return err
 }

@@ -85,22 +85,6 @@ that the registry mounts, empty for none; anonymousPull. */ -}}
 {{- $names | compact | uniq | toJson -}}
 {{- end -}}
 
-{{- /* The arguments of the Jobs. */ -}}
-{{- define "zarf-registry.expose.hookArgs" -}}
-{{- if include "zarf-registry.expose" . -}}
-{{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
-{{- if and $expose.tlsSecret (not $expose.issuer.name) }}
-- --expose-tls-secret={{ $expose.tlsSecret }}
-{{- end }}
-{{- with $expose.hosts }}
-- --expose-hosts={{ join "," . }}
-{{- end }}
-{{- with $expose.usersSecret }}
-- --expose-users-secret={{ . }}
-{{- end }}
-{{- end -}}
-{{- end -}}
-
 {{- /* The arguments of the registry. */ -}}
 {{- define "zarf-registry.expose.args" -}}
 {{- if include "zarf-registry.expose" . -}}

@@ -31,130 +31,119 @@ pre-install,pre-upgrade,pre-rollback,post-install,post-upgrade,post-rollback,pre
 {{- include "zarf-registry.hook.annotations" (dict "events" (include "zarf-registry.hook.events" .) "weight" "-10") -}}
 {{- end -}}
 
-{{- /* The arguments that all Jobs share. */ -}}
-{{- define "zarf-registry.hook.args" -}}
-- --namespace={{ include "zarf-registry.namespace" . }}
-- --release={{ .Release.Name }}
-- --name={{ include "zarf-registry.fullname" . }}
-- --pod-security-label={{ include "zarf-registry.podSecurityLabel" . | empty | not }}
-- --timeout={{ .Values.initHook.timeout }}
-- --log-format=json
-{{- end -}}
-
-{{- /* The arguments that prepare and finish have besides: what was decided, and by whom. With an external registry there
-is no address of ours, and nothing to be injected but what configures nodes. */ -}}
-{{- define "zarf-registry.hook.decisions" -}}
+{{- /* The decisions of the chart for all Jobs, with their sources: internal/settings, as JSON. It stands in the arguments of
+Jobs, so it names Secrets and holds none. Templates render what init-hook must create or check; what init-hook can
+derive from it is not in here. */ -}}
+{{- define "zarf-registry.hook.settings" -}}
 {{- $mode := include "zarf-registry.mode" . | fromJson -}}
 {{- $family := include "zarf-registry.ipFamily" . | fromJson -}}
-- --mode={{ $mode.value }}
-- --mode-source={{ $mode.source }}
-- --ip-family={{ $family.value }}
-- --ip-family-source={{ $family.source }}
-{{- if include "zarf-registry.openshift" . }}
-- --openshift=true
-{{- end }}
-{{- with .Values.initHook.ignorePreflight }}
-- --ignore-preflight={{ join "," . }}
-{{- end }}
-{{- if include "zarf-registry.internal" . }}
-- --port={{ .Values.port }}
-- --host-network={{ include "zarf-registry.hostNetwork" . }}
-- --proxy-tls={{ (include "zarf-registry.tls" . | fromJson).value }}
-- --anonymous-pull={{ include "zarf-registry.anonymousPull" . | empty | not }}
-{{- include "zarf-registry.hook.payload" . }}
-- --cluster-domain={{ .Values.clusterDomain }}
-{{- $pki := include "zarf-registry.pki" . | fromJson }}
-{{- $settings := include "zarf-registry.pki.settings" . | fromJson }}
-- --pki-mode={{ $pki.value }}
-- --pki-source={{ $pki.source }}
-- --pki-leaf-lifetime={{ $settings.leaf }}
-- --pki-authority-lifetime={{ $settings.authority }}
-{{- if eq $pki.value "existingSecret" }}
-{{- range $key, $name := $pki.existing }}
-{{- if $name }}
-- --pki-{{ $key }}-secret={{ $name }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- if $pki.issuer.name }}
-- --pki-issuer={{ $pki.issuer.name }}
-- --pki-issuer-kind={{ $pki.issuer.kind }}
-- --pki-issuer-group={{ $pki.issuer.group }}
-{{- end }}
-{{- with include "zarf-registry.pushSecret" . }}
-- --push-secret={{ . }}
-{{- end }}
-{{- include "zarf-registry.expose.hookArgs" . }}
-{{- else }}
-- --registry-url={{ $mode.url }}
-{{- if include "zarf-registry.injects" . }}
-{{- include "zarf-registry.hook.payload" . }}
-{{- else }}
-- --injector=false
-{{- end }}
-{{- end }}
-{{- if include "zarf-registry.nodeConfig" . }}
-- --node-directories={{ join "," .NodeConfig.config.directories }}
-{{- with .NodeConfig.inUse }}
-- --node-directories-in-use={{ join "," . }}
-{{- end }}
-{{- with .NodeConfig.config.k3s.existingSecret }}
-- --node-registries-secret={{ . }}
-- --node-registries-key={{ $.NodeConfig.config.k3s.existingSecretKey }}
-{{- end }}
-{{- if .NodeConfig.config.crio.certsDirectory }}
-- --node-ca=true
-{{- end }}
-{{- end }}
+{{- $injector := dict "enabled" (and .Values.injector.enabled (include "zarf-registry.injects" . | empty | not)) -}}
+{{- if include "zarf-registry.injects" . -}}
+{{- $_ := set $injector "payloadID" (include "zarf-registry.payloadID" .) -}}
+{{- end -}}
+{{- if $injector.enabled -}}
+{{- $_ := set $injector "pauseImages" (include "zarf-registry.pauseImages" . | fromJsonArray) -}}
+{{- $_ := set $injector "pauseImageSource" (include "zarf-registry.registry.pause" . | fromJson).source -}}
+{{- end -}}
+{{- $settings := dict
+  "namespace" (include "zarf-registry.namespace" .)
+  "release" .Release.Name
+  "name" (include "zarf-registry.fullname" .)
+  "mode" $mode.value
+  "modeSource" $mode.source
+  "address" (include "zarf-registry.address" .)
+  "port" (int .Values.port)
+  "ipFamily" $family.value
+  "ipFamilySource" $family.source
+  "architectures" .Values.injector.architectures
+  "openShift" (include "zarf-registry.openshift" . | empty | not)
+  "injector" $injector
+  "push" (dict "images" .Values.initHook.pushImages)
+  "preflight" (dict
+    "ignore" (default list .Values.initHook.ignorePreflight)
+    "labelNamespace" (include "zarf-registry.podSecurityLabel" . | empty | not))
+  "finish" (dict
+    "verify" .Values.initHook.prove
+    "localRegistryHosting" (include "zarf-registry.advertised" . | empty | not)) -}}
+{{- if include "zarf-registry.internal" . -}}
+{{- $_ := set $settings "anonymousPull" (include "zarf-registry.anonymousPull" . | empty | not) -}}
+{{- $_ := set $settings "proxy" (include "zarf-registry.hook.settings.proxy" . | fromJson) -}}
+{{- $_ := set $settings "pki" (include "zarf-registry.hook.settings.pki" . | fromJson) -}}
+{{- $_ := set $settings.push "secret" (include "zarf-registry.pushSecret" .) -}}
+{{- $_ := set $settings "expose" (include "zarf-registry.hook.settings.expose" . | fromJson) -}}
+{{- else -}}
+{{- $_ := set $settings "registryURL" $mode.url -}}
+{{- end -}}
+{{- if include "zarf-registry.nodeConfig" . -}}
+{{- $_ := set $settings "nodeConfig" (include "zarf-registry.hook.settings.nodeConfig" . | fromJson) -}}
+{{- end -}}
+{{- toJson $settings -}}
 {{- end -}}
 
-{{- /* The arguments that cleanup has besides: what the pods run that put files of nodes back. */ -}}
-{{- define "zarf-registry.hook.restores" -}}
-{{- if and (include "zarf-registry.nodeConfig" .) .Values.injector.enabled -}}
-- --payload-id={{ include "zarf-registry.payloadID" . }}
-- --architectures={{ join "," .Values.injector.architectures }}
-{{- end -}}
-{{- end -}}
-
-{{- /* What is injected, and into which images. */ -}}
-{{- define "zarf-registry.hook.payload" }}
-- --injector={{ .Values.injector.enabled }}
-- --payload-id={{ include "zarf-registry.payloadID" . }}
-- --architectures={{ join "," .Values.injector.architectures }}
-{{- if .Values.injector.enabled }}
-- --pause-images={{ include "zarf-registry.pauseImages" . | fromJsonArray | join "," }}
-- --pause-image-source={{ (include "zarf-registry.registry.pause" . | fromJson).source }}
-{{- end }}
-{{- end -}}
-
-{{- /* The arguments that finish has besides. */ -}}
-{{- define "zarf-registry.hook.results" -}}
-- --local-registry-hosting={{ include "zarf-registry.advertised" . | empty | not }}
-{{ with include "zarf-registry.expose.address" . -}}
-- --expose-address={{ . }}
-{{ end -}}
-{{- if include "zarf-registry.proxyMode" . -}}
+{{- define "zarf-registry.hook.settings.proxy" -}}
 {{- $names := list -}}
+{{- if include "zarf-registry.proxyMode" . -}}
 {{- range include "zarf-registry.proxies" . | fromJsonArray -}}
 {{- $names = append $names .name -}}
 {{- end -}}
-- --proxies={{ join "," $names }}
-{{ end -}}
-{{- if include "zarf-registry.nodeConfig" . -}}
+{{- end -}}
+{{- dict "hostNetwork" (eq (include "zarf-registry.hostNetwork" .) "true") "daemonSets" $names | toJson -}}
+{{- end -}}
+
+{{- define "zarf-registry.hook.settings.pki" -}}
+{{- $pki := include "zarf-registry.pki" . | fromJson -}}
+{{- $values := include "zarf-registry.pki.settings" . | fromJson -}}
+{{- $settings := dict
+  "mode" $pki.value
+  "source" $pki.source
+  "leafLifetime" $values.leaf
+  "authorityLifetime" $values.authority
+  "clusterDomain" .Values.clusterDomain
+  "serveTLS" (eq (include "zarf-registry.tls" . | fromJson).value "always") -}}
+{{- if eq $pki.value "existingSecret" -}}
+{{- $_ := set $settings "existing" $pki.existing -}}
+{{- end -}}
+{{- if $pki.issuer.name -}}
+{{- $_ := set $settings "issuer" $pki.issuer -}}
+{{- end -}}
+{{- toJson $settings -}}
+{{- end -}}
+
+{{- define "zarf-registry.hook.settings.expose" -}}
+{{- $settings := dict -}}
+{{- if include "zarf-registry.expose" . -}}
+{{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
+{{- $settings = dict
+  "hosts" $expose.hosts
+  "usersSecret" $expose.usersSecret
+  "address" (include "zarf-registry.expose.address" .) -}}
+{{- if not $expose.issuer.name -}}
+{{- $_ := set $settings "tlsSecret" $expose.tlsSecret -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $settings -}}
+{{- end -}}
+
+{{- define "zarf-registry.hook.settings.nodeConfig" -}}
+{{- $config := .NodeConfig.config -}}
 {{- $names := list -}}
 {{- range include "zarf-registry.nodeConfig.daemonsets" . | fromJsonArray -}}
 {{- $names = append $names .name -}}
 {{- end -}}
-- --node-configs={{ join "," $names }}
-{{ end -}}
-{{- if include "zarf-registry.internal" . -}}
-- --prove={{ .Values.initHook.prove }}
-- --push-images={{ .Values.initHook.pushImages }}
+{{- $settings := dict
+  "directories" $config.directories
+  "directoriesInUse" .NodeConfig.inUse
+  "ca" (empty $config.crio.certsDirectory | not)
+  "daemonSets" $names -}}
+{{- if $config.k3s.existingSecret -}}
+{{- $_ := set $settings "registriesSecret" $config.k3s.existingSecret -}}
+{{- $_ := set $settings "registriesKey" $config.k3s.existingSecretKey -}}
 {{- end -}}
+{{- toJson $settings -}}
 {{- end -}}
 
-{{- /* One Job. Takes root, step (the command, and the suffix of the name), events, args (the names of the helpers that give
-its arguments), stale (the Job may run long after it was rendered), and architecture, where only one will do. */ -}}
+{{- /* One Job. Takes root, step (the command, and the suffix of the name), events, stale (the Job may run long after it was
+rendered), and architecture, where only one will do. */ -}}
 {{- define "zarf-registry.hook.job" -}}
 {{- $image := include "zarf-registry.hookImage" .root | fromJson -}}
 {{- $hook := .root.Values.initHook -}}
@@ -227,11 +216,9 @@ spec:
             - /init-hook
           args:
             - {{ .step }}
-            {{- range .args }}
-            {{- with include . $.root }}
-            {{- . | trim | nindent 12 }}
-            {{- end }}
-            {{- end }}
+            {{- list (include "zarf-registry.hook.settings" .root | printf "--settings=%s") | toYaml | nindent 12 }}
+            - --timeout={{ $hook.timeout }}
+            - --log-format=json
           {{- with $hook.extraEnv }}
           env:
             {{- toYaml . | nindent 12 }}
