@@ -36,7 +36,8 @@ const (
 // with 0 if that download had other content. Errors of fetch and its reader, which Ensure closes, are
 // returned as they are; the next Ensure resumes the download. Content that is short or does not match
 // is a [*blob.Error].
-func (s *Store) Ensure(ctx context.Context, desc ocispec.Descriptor, fetch func(ctx context.Context, offset int64) (io.ReadCloser, error)) (fetched int64, err error) {
+func (s *Store) Ensure(ctx context.Context, desc ocispec.Descriptor,
+	fetch func(ctx context.Context, offset int64) (io.ReadCloser, error)) (fetched int64, err error) {
 	release, err := s.acquire(ctx, desc)
 	if err != nil {
 		return 0, err
@@ -62,12 +63,14 @@ func (s *Store) Ensure(ctx context.Context, desc ocispec.Descriptor, fetch func(
 }
 
 // download completes a partial download and unlocks it.
-func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *lockedFile, fetch func(context.Context, int64) (io.ReadCloser, error)) (fetched int64, err error) {
+func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *lockedFile,
+	fetch func(context.Context, int64) (io.ReadCloser, error)) (fetched int64, err error) {
 	defer func() {
 		var wrong *blob.Error
 		info, statErr := partial.Stat()
 		switch {
-		case errors.As(err, &wrong) && !errors.Is(err, io.ErrUnexpectedEOF), IsDiskFull(err), statErr == nil && info.Size() == 0:
+		case errors.As(err, &wrong) && !errors.Is(err, io.ErrUnexpectedEOF), IsDiskFull(err), statErr == nil &&
+			info.Size() == 0:
 			partial.discard() // a complete blob has another name by now
 		default:
 			partial.Close()
@@ -104,7 +107,8 @@ func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *
 }
 
 // resume hashes the partial download and returns its size.
-func (s *Store) resume(ctx context.Context, desc ocispec.Descriptor, partial *lockedFile, hash hash.Hash) (int64, error) {
+func (s *Store) resume(ctx context.Context, desc ocispec.Descriptor, partial *lockedFile,
+	hash hash.Hash) (int64, error) {
 	info, err := partial.Stat()
 	if err != nil {
 		return 0, err

@@ -72,7 +72,8 @@ func (s *Store) checkLayout() error {
 		return fmt.Errorf("%s: %w", ocispec.ImageLayoutFile, err)
 	}
 	if layout.Version != ocispec.ImageLayoutVersion {
-		return fmt.Errorf("is an OCI layout of unsupported version %q: want %q: choose an empty or new directory", layout.Version, ocispec.ImageLayoutVersion)
+		return fmt.Errorf("is an OCI layout of unsupported version %q: want %q: choose an empty or new directory",
+			layout.Version, ocispec.ImageLayoutVersion)
 	}
 	return nil
 }
@@ -207,7 +208,8 @@ func (s *Store) checkCache() error {
 		return fmt.Errorf("%s: %w", ocispec.ImageIndexFile, err)
 	}
 	if n := len(index.Manifests); n > 0 {
-		return fmt.Errorf("is not a cache: its %s lists %d manifests, whose blobs must not be evicted: choose another directory", ocispec.ImageIndexFile, n)
+		return fmt.Errorf("is not a cache: its %s lists %d manifests, which must stay: choose another directory",
+			ocispec.ImageIndexFile, n)
 	}
 	return nil
 }

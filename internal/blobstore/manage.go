@@ -297,7 +297,8 @@ func (s *Store) evict() (left int64, err error) {
 	}
 	pruned, err := s.Prune(context.Background(), PruneOptions{})
 	if pruned.Blobs+pruned.Partials > 0 {
-		s.log.Info("evicted the least recently used blobs", "dir", s.dir, "blobs", pruned.Blobs, "partialDownloads", pruned.Partials, "bytes", pruned.Bytes+pruned.PartialBytes)
+		s.log.Info("evicted the least recently used blobs", "dir", s.dir, "blobs", pruned.Blobs, "partialDownloads",
+			pruned.Partials, "bytes", pruned.Bytes+pruned.PartialBytes)
 	}
 	return pruned.LeftBytes, err
 }

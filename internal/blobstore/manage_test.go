@@ -61,15 +61,17 @@ func TestPrune(t *testing.T) {
 		want  Pruned
 		left  []int
 	}{
-		"nothing without a bound":         {want: Pruned{LeftBytes: 1050}, left: all},
-		"nothing where there is room":     {opts: PruneOptions{MaxSize: 1050}, want: Pruned{LeftBytes: 1050}, left: all},
-		"first the oldest, here half one": {opts: PruneOptions{MaxSize: 1049}, want: Pruned{Partials: 1, PartialBytes: 50, LeftBytes: 1000}, left: all},
+		"nothing without a bound":     {want: Pruned{LeftBytes: 1050}, left: all},
+		"nothing where there is room": {opts: PruneOptions{MaxSize: 1050}, want: Pruned{LeftBytes: 1050}, left: all},
+		"first the oldest, here half one": {opts: PruneOptions{MaxSize: 1049},
+			want: Pruned{Partials: 1, PartialBytes: 50, LeftBytes: 1000}, left: all},
 		"down to a size": {opts: PruneOptions{MaxSize: 350},
 			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, LeftBytes: 300}, left: []int{0, 1, 2}},
 		"down to the store's size": {store: Options{MaxSize: 350},
 			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, LeftBytes: 300}, left: []int{0, 1, 2}},
 		"what is older": {opts: PruneOptions{OlderThan: 8*time.Hour + time.Minute},
-			want: Pruned{Blobs: 2, Bytes: 200, Partials: 1, PartialBytes: 50, LeftBytes: 800}, left: []int{0, 1, 2, 3, 4, 5, 6, 7}},
+			want: Pruned{Blobs: 2, Bytes: 200, Partials: 1, PartialBytes: 50, LeftBytes: 800}, left: []int{0, 1, 2, 3, 4, 5, 6,
+				7}},
 		"what is older, and down to a size": {opts: PruneOptions{OlderThan: 8*time.Hour + time.Minute, MaxSize: 600},
 			want: Pruned{Blobs: 4, Bytes: 400, Partials: 1, PartialBytes: 50, LeftBytes: 600}, left: []int{0, 1, 2, 3, 4, 5}},
 		"all": {opts: PruneOptions{All: true}, want: Pruned{Blobs: 10, Bytes: 1000, Partials: 1, PartialBytes: 50}},
@@ -146,7 +148,7 @@ func TestHasKeeps(t *testing.T) {
 }
 
 // One run that uses more than the store may hold does not leave it like that.
-func TestCloseKeepsTheBound(t *testing.T) {
+func TestCloseKeepsTheLimit(t *testing.T) {
 	dir, blobs := aged(t)
 	s := openStore(t, dir, Options{MaxSize: 350})
 	for _, desc := range blobs {
@@ -157,12 +159,13 @@ func TestCloseKeepsTheBound(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := openStore(t, dir, Options{}).Info(ctx); err != nil || info.Bytes+info.PartialBytes > 350 || info.Blobs == 0 {
+	if info, err := openStore(t, dir, Options{}).Info(ctx); err != nil || info.Bytes+info.PartialBytes > 350 ||
+		info.Blobs == 0 {
 		t.Errorf("%+v, %v", info, err)
 	}
 }
 
-func TestPruneLeavesDownloadsThatGoOn(t *testing.T) {
+func TestPruneKeepsRunningDownloads(t *testing.T) {
 	s := openStore(t, t.TempDir(), Options{})
 	raw, desc := content(1, 100)
 	_, err := s.Ensure(ctx, desc, func(ctx context.Context, _ int64) (io.ReadCloser, error) {
@@ -179,7 +182,7 @@ func TestPruneLeavesDownloadsThatGoOn(t *testing.T) {
 	}
 }
 
-func TestRemovesWhatDeadProcessesLeft(t *testing.T) {
+func TestRemovesLeftoversOfDeadProcesses(t *testing.T) {
 	for name, clean := range map[string]func(s *Store) error{
 		"Open":  func(s *Store) error { _, err := Open(s.dir, Options{}); return err },
 		"Prune": func(s *Store) error { _, err := s.Prune(ctx, PruneOptions{}); return err },
@@ -238,7 +241,8 @@ func TestInfo(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := openStore(t, dir, Options{MaxSize: 5000}).Info(ctx)
-	if err != nil || got.Dir != dir || got.Blobs != 10 || got.Bytes != 1000 || got.Partials != 1 || got.PartialBytes != 50 || got.MaxBytes != 5000 {
+	if err != nil || got.Dir != dir || got.Blobs != 10 || got.Bytes != 1000 || got.Partials != 1 ||
+		got.PartialBytes != 50 || got.MaxBytes != 5000 {
 		t.Fatal(got, err)
 	}
 	if age := got.NewestUse.Sub(*got.OldestUse).Round(time.Hour); age != 9*time.Hour {
@@ -271,7 +275,8 @@ func TestVerify(t *testing.T) {
 		}
 		last = done
 	})
-	if err != nil || got.Blobs != 8 || got.Bytes != 800 || !slices.Equal(got.Corrupt, want) || last != 1000 || calls != 10 {
+	if err != nil || got.Blobs != 8 || got.Bytes != 800 || !slices.Equal(got.Corrupt, want) || last != 1000 ||
+		calls != 10 {
 		t.Error(got, err, last, calls)
 	}
 	if got := left(t, dir, blobs); len(got) != 8 {

@@ -137,7 +137,7 @@ func (forever) Read([]byte) (int, error) {
 	return 0, nil
 }
 
-func TestAKilledDownloadIsContinued(t *testing.T) {
+func TestAKilledDownloadIsResumed(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
 	raw, desc := content(1, 1<<20)
 	for _, at := range []int{100_000, 700_000} {
@@ -154,7 +154,7 @@ func TestAKilledDownloadIsContinued(t *testing.T) {
 		}
 		waiting, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 		if _, err := openStore(t, dir, Options{}).Ensure(waiting, desc, noFetch); !errors.Is(err, context.DeadlineExceeded) {
-			t.Error("it does not wait for another process:", err)
+			t.Error("Ensure does not wait for another process:", err)
 		}
 		cancel()
 		_ = cmd.Process.Kill()
@@ -234,7 +234,7 @@ type trickle struct{ r io.Reader }
 
 func (t *trickle) Read(b []byte) (int, error) { return t.r.Read(b[:min(len(b), 300)]) }
 
-func TestKilledAtAnyMoment(t *testing.T) {
+func TestKilledAtAnyTime(t *testing.T) {
 	kills := 150
 	if testing.Short() {
 		t.Log("15 kills instead of 150: -short is set")
@@ -472,7 +472,8 @@ func TestPermissions(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestPermissions$", "-test.v")
 		cmd.Env = append(os.Environ(), raceExit, variable+"=1", "TMPDIR="+dir)
 		cmd.Dir = dir
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, Pdeathsig: syscall.SIGKILL}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534},
+			Pdeathsig: syscall.SIGKILL}
 		if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS")) {
 			t.Errorf("%v\n%s", err, out)
 		}
@@ -498,10 +499,12 @@ func TestPermissions(t *testing.T) {
 	if err := os.Chmod(blobs, 0o555); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Ensure(ctx, desc, from(raw, nil)); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "is damaged (its content does not match its digest) and cannot be removed") {
+	if _, err := s.Ensure(ctx, desc, from(raw, nil)); err == nil || errors.Is(err, fs.ErrNotExist) ||
+		!strings.Contains(err.Error(), "is damaged (its content does not match its digest) and cannot be removed") {
 		t.Error(err)
 	}
-	if err := errors.Join(os.Chmod(blobs, 0o755), os.Chmod(dir, 0o555), os.RemoveAll(filepath.Join(dir, ingestDir))); err == nil {
+	if err := errors.Join(os.Chmod(blobs, 0o755), os.Chmod(dir, 0o555),
+		os.RemoveAll(filepath.Join(dir, ingestDir))); err == nil {
 		t.Error("modes mean nothing here")
 	}
 	locked := filepath.Join(t.TempDir(), "locked")
@@ -509,7 +512,8 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{locked, filepath.Join(locked, "new")} {
-		if _, err := Open(path, Options{}); err == nil || !strings.Contains(err.Error(), "permission denied") || !strings.Contains(err.Error(), "--no-cache") {
+		if _, err := Open(path, Options{}); err == nil || !strings.Contains(err.Error(), "permission denied") ||
+			!strings.Contains(err.Error(), "--no-cache") {
 			t.Error(err)
 		}
 	}

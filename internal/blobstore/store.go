@@ -102,7 +102,7 @@ func open(dir string, opts Options) (*Store, error) {
 	}
 	if err := s.init(); err != nil {
 		if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
-			err = fmt.Errorf("cannot be written: %w: choose another directory (for the cache with --cache-dir; --no-cache goes without one)", err)
+			err = fmt.Errorf("cannot be written: %w: choose another directory (--cache-dir for the cache, or --no-cache)", err)
 		}
 		return nil, err
 	}
@@ -129,7 +129,8 @@ func (s *Store) Close() error {
 		_, err = s.evict()
 	}
 	if err := s.saveVerified(); err != nil { // an error costs only time
-		s.log.Warn("cannot record verified blobs; they will be verified again", "file", filepath.Join(s.dir, verifiedFile), "error", err)
+		s.log.Warn("cannot record verified blobs; they will be verified again", "file", filepath.Join(s.dir, verifiedFile),
+			"error", err)
 	}
 	_ = os.Remove(filepath.Join(s.dir, ingestDir)) // if it is empty; it is recreated on demand
 	return err
@@ -505,7 +506,8 @@ func newStamp(st *unix.Stat_t, path string, err error) (stamp, error) {
 	if err != nil {
 		return stamp{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return stamp{inode: st.Ino, regular: st.Mode&unix.S_IFMT == unix.S_IFREG, size: st.Size, mtime: st.Mtim, ctime: st.Ctim}, nil
+	return stamp{inode: st.Ino, regular: st.Mode&unix.S_IFMT == unix.S_IFREG, size: st.Size, mtime: st.Mtim,
+		ctime: st.Ctim}, nil
 }
 
 // stampOf returns the stamp of the file at path. It does not follow links.

@@ -133,7 +133,7 @@ func ingested(t testing.TB, s *Store) []string {
 	return names
 }
 
-func TestOpenMakesALayout(t *testing.T) {
+func TestOpenCreatesALayout(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	s := openStore(t, dir, Options{MaxSize: 1})
 	for name, want := range map[string]string{
@@ -175,7 +175,7 @@ func TestOpenByManyAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-func TestOpenLeavesAnIndexAlone(t *testing.T) {
+func TestOpenKeepsAnIndex(t *testing.T) {
 	const index = `{"schemaVersion":2,"manifests":[{"mediaType":"m","digest":"sha256:00","size":1}],"x":1}`
 	dir := t.TempDir()
 	openStore(t, dir, Options{})
@@ -185,7 +185,8 @@ func TestOpenLeavesAnIndexAlone(t *testing.T) {
 	}
 	s := openStore(t, dir, Options{})
 	desc := put(t, s, 1, 100)
-	if _, err := s.Prune(ctx, PruneOptions{All: true}); err == nil || !strings.Contains(err.Error(), "is not a cache: its index.json lists 1 manifests") {
+	if _, err := s.Prune(ctx, PruneOptions{All: true}); err == nil ||
+		!strings.Contains(err.Error(), "is not a cache: its index.json lists 1 manifests") {
 		t.Error("pruned a layout that has images:", err)
 	}
 	if _, err := Open(dir, Options{MaxSize: 1}); err == nil || !strings.Contains(err.Error(), "is not a cache") {
@@ -199,22 +200,29 @@ func TestOpenLeavesAnIndexAlone(t *testing.T) {
 	}
 }
 
-func TestOpenRefuses(t *testing.T) {
+func TestOpenRejects(t *testing.T) {
 	for name, tt := range map[string]struct {
 		files map[string]string // a name that ends in / is a directory
 		path  string            // in the directory
 		want  string
 	}{
-		"a file":                       {map[string]string{"f": ""}, "f", "is not a directory"},
-		"below a file":                 {map[string]string{"f": ""}, "f/g", "not a directory"},
-		"another directory":            {map[string]string{"a": "", "b/": ""}, ".", "is neither empty nor an OCI layout (it has a, b, but no oci-layout): choose an empty or new directory"},
-		"crane's cache":                {map[string]string{"sha256:ba7816bf": "x"}, ".", "it has sha256:ba7816bf, but no oci-layout"},
-		"containerd's content":         {map[string]string{"blobs/": "", "ingest/": ""}, ".", "it has blobs, ingest, but no oci-layout"},
-		"many files":                   {map[string]string{"a": "", "b": "", "c": "", "d": "", "e": ""}, ".", "it has a, b, c, d, but"},
-		"a layout of the future":       {map[string]string{"oci-layout": `{"imageLayoutVersion":"9"}`}, ".", `is an OCI layout of unsupported version "9": want "1.0.0"`},
-		"an oci-layout that is none":   {map[string]string{"oci-layout": "x"}, ".", "oci-layout: invalid character"},
-		"an index.json that is none":   {map[string]string{"oci-layout": `{"imageLayoutVersion":"1.0.0"}`, "index.json": "x"}, ".", "index.json: invalid character"},
-		"a file in place of the blobs": {map[string]string{"oci-layout": `{"imageLayoutVersion":"1.0.0"}`, "blobs": "x"}, ".", "blobs: not a directory"},
+		"a file":       {map[string]string{"f": ""}, "f", "is not a directory"},
+		"below a file": {map[string]string{"f": ""}, "f/g", "not a directory"},
+		"another directory": {map[string]string{"a": "", "b/": ""}, ".",
+			"is neither empty nor an OCI layout (it has a, b, but no oci-layout): choose an empty or new directory"},
+		"crane's cache": {map[string]string{"sha256:ba7816bf": "x"}, ".",
+			"it has sha256:ba7816bf, but no oci-layout"},
+		"containerd's content": {map[string]string{"blobs/": "", "ingest/": ""}, ".",
+			"it has blobs, ingest, but no oci-layout"},
+		"many files": {map[string]string{"a": "", "b": "", "c": "", "d": "", "e": ""}, ".",
+			"it has a, b, c, d, but"},
+		"a layout of the future": {map[string]string{"oci-layout": `{"imageLayoutVersion":"9"}`}, ".",
+			`is an OCI layout of unsupported version "9": want "1.0.0"`},
+		"an invalid oci-layout": {map[string]string{"oci-layout": "x"}, ".", "oci-layout: invalid character"},
+		"an invalid index.json": {map[string]string{"oci-layout": `{"imageLayoutVersion":"1.0.0"}`, "index.json": "x"},
+			".", "index.json: invalid character"},
+		"a file in place of the blobs": {map[string]string{"oci-layout": `{"imageLayoutVersion":"1.0.0"}`, "blobs": "x"}, ".",
+			"blobs: not a directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -231,7 +239,8 @@ func TestOpenRefuses(t *testing.T) {
 			}
 			path := filepath.Join(dir, tt.path)
 			_, err := Open(path, Options{MaxSize: 1})
-			if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.HasPrefix(err.Error(), "blob store "+path+": ") {
+			if err == nil || !strings.Contains(err.Error(), tt.want) ||
+				!strings.HasPrefix(err.Error(), "blob store "+path+": ") {
 				t.Errorf("%v\nwant: %s", err, tt.want)
 			}
 			for name := range tt.files {
@@ -260,20 +269,29 @@ func TestDigestsAndSizes(t *testing.T) {
 		raw  []byte
 		want string // of the error
 	}{
-		"sha256":             {desc: desc, raw: raw},
-		"sha512":             {desc: sha512, raw: raw},
-		"empty":              {desc: empty},
-		"no digest":          {desc: ocispec.Descriptor{Size: 1000}, raw: raw, want: "invalid checksum digest format"},
-		"a path":             {desc: ocispec.Descriptor{Digest: digest.Digest("sha256:" + strings.Repeat("../", 21) + "a"), Size: 1000}, raw: raw, want: "invalid checksum digest format"},
-		"a short digest":     {desc: ocispec.Descriptor{Digest: "sha256:abcd", Size: 1000}, raw: raw, want: "invalid checksum digest length"},
-		"sha384":             {desc: ocispec.Descriptor{Digest: digest.SHA384.FromBytes(raw), Size: 1000}, raw: raw, want: "is neither sha256 nor sha512"},
-		"unknown algorithm":  {desc: ocispec.Descriptor{Digest: "md5:900150983cd24fb0d6963f7d28e17f72", Size: 1000}, raw: raw, want: "unsupported digest algorithm"},
-		"upper case":         {desc: ocispec.Descriptor{Digest: digest.Digest("sha256:" + strings.ToUpper(desc.Digest.Encoded())), Size: 1000}, raw: raw, want: "invalid checksum digest format"},
-		"negative size":      {desc: ocispec.Descriptor{Digest: desc.Digest, Size: -1}, raw: raw, want: "descriptor with size -1"},
-		"another digest":     {desc: ocispec.Descriptor{Digest: empty.Digest, Size: 1000}, raw: raw, want: "does not match its digest"},
-		"empty, another":     {desc: ocispec.Descriptor{Digest: desc.Digest}, want: "does not match its digest"},
-		"larger than it is":  {desc: ocispec.Descriptor{Digest: desc.Digest, Size: 1001}, raw: raw, want: "ends 1 bytes early"},
-		"smaller than it is": {desc: ocispec.Descriptor{Digest: desc.Digest, Size: 999}, raw: raw, want: "does not match its digest"},
+		"sha256":    {desc: desc, raw: raw},
+		"sha512":    {desc: sha512, raw: raw},
+		"empty":     {desc: empty},
+		"no digest": {desc: ocispec.Descriptor{Size: 1000}, raw: raw, want: "invalid checksum digest format"},
+		"a path": {desc: ocispec.Descriptor{Digest: digest.Digest("sha256:" + strings.Repeat("../", 21) + "a"),
+			Size: 1000}, raw: raw, want: "invalid checksum digest format"},
+		"a short digest": {desc: ocispec.Descriptor{Digest: "sha256:abcd", Size: 1000}, raw: raw,
+			want: "invalid checksum digest length"},
+		"sha384": {desc: ocispec.Descriptor{Digest: digest.SHA384.FromBytes(raw), Size: 1000}, raw: raw,
+			want: "is neither sha256 nor sha512"},
+		"unknown algorithm": {desc: ocispec.Descriptor{Digest: "md5:900150983cd24fb0d6963f7d28e17f72", Size: 1000}, raw: raw,
+			want: "unsupported digest algorithm"},
+		"upper case": {desc: ocispec.Descriptor{Digest: digest.Digest("sha256:" +
+			strings.ToUpper(desc.Digest.Encoded())), Size: 1000}, raw: raw, want: "invalid checksum digest format"},
+		"negative size": {desc: ocispec.Descriptor{Digest: desc.Digest, Size: -1}, raw: raw,
+			want: "descriptor with size -1"},
+		"another digest": {desc: ocispec.Descriptor{Digest: empty.Digest, Size: 1000}, raw: raw,
+			want: "does not match its digest"},
+		"empty, another": {desc: ocispec.Descriptor{Digest: desc.Digest}, want: "does not match its digest"},
+		"larger than it is": {desc: ocispec.Descriptor{Digest: desc.Digest, Size: 1001}, raw: raw,
+			want: "ends 1 bytes early"},
+		"smaller than it is": {desc: ocispec.Descriptor{Digest: desc.Digest, Size: 999}, raw: raw,
+			want: "does not match its digest"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openStore(t, t.TempDir(), Options{})
@@ -305,7 +323,8 @@ func TestPutVerifies(t *testing.T) {
 	s := openStore(t, t.TempDir(), Options{})
 	raw, desc := content(1, 100)
 	var wrong *blob.Error
-	for name, other := range map[string][]byte{"longer": append(raw, 1), "shorter": raw[:99], "another": bytes.Repeat([]byte{1}, 100)} {
+	for name, other := range map[string][]byte{"longer": append(raw, 1), "shorter": raw[:99],
+		"another": bytes.Repeat([]byte{1}, 100)} {
 		if err := s.Put(ctx, desc, other); !errors.As(err, &wrong) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -356,8 +375,8 @@ var damages = map[string]func(path string) error{
 func TestDamagedBlobs(t *testing.T) {
 	raw, desc := content(1, 30_000)
 	for name, damage := range damages {
-		for who, reopen := range map[string]bool{"this Store": false, "another Store": true} {
-			t.Run(name+", seen by "+who, func(t *testing.T) {
+		for reader, reopen := range map[string]bool{"this Store": false, "another Store": true} {
+			t.Run(name+", seen by "+reader, func(t *testing.T) {
 				var log bytes.Buffer
 				opts := Options{Log: slog.New(slog.NewTextHandler(&log, nil))}
 				dir := t.TempDir()
@@ -405,7 +424,8 @@ func TestDamagedBlobs(t *testing.T) {
 				mustBeRight(s)
 
 				s = setUp()
-				if got, err := s.Add(ctx, bytes.NewReader(raw), desc.Size); err != nil || got.Digest != desc.Digest || got.Size != desc.Size {
+				if got, err := s.Add(ctx, bytes.NewReader(raw), desc.Size); err != nil || got.Digest != desc.Digest ||
+					got.Size != desc.Size {
 					t.Fatal("Add:", got, err)
 				}
 				mustBeRight(s)
@@ -419,11 +439,12 @@ func TestDamagedBlobs(t *testing.T) {
 				mustBeRight(s)
 
 				s = setUp()
-				if report, err := s.Verify(ctx, nil); err != nil || !slices.Equal(report.Corrupt, []digest.Digest{desc.Digest}) || report.Blobs != 0 {
+				if report, err := s.Verify(ctx, nil); err != nil || !slices.Equal(report.Corrupt, []digest.Digest{desc.Digest}) ||
+					report.Blobs != 0 {
 					t.Fatal("Verify:", report, err)
 				}
 				if s.Has(desc) {
-					t.Error("it is still there")
+					t.Error("the blob still exists")
 				}
 
 				source = setUp()
@@ -471,7 +492,7 @@ func TestDamageRepairedByManyAtOnce(t *testing.T) {
 	}
 }
 
-func TestABlobThatIsOpenedIsOfItsSize(t *testing.T) {
+func TestOpenedBlobHasItsSize(t *testing.T) {
 	s := openStore(t, t.TempDir(), Options{})
 	desc := put(t, s, 1, 1000)
 	b, err := s.Get(ctx, desc)
@@ -552,7 +573,7 @@ func TestVerifiedOnce(t *testing.T) {
 	}
 }
 
-func TestEnsureContinues(t *testing.T) {
+func TestEnsureResumes(t *testing.T) {
 	raw, desc := content(1, 1<<20)
 	broken := errors.New("connection reset")
 	half := func(_ context.Context, offset int64) (io.ReadCloser, error) {
@@ -593,11 +614,11 @@ func TestEnsureContinues(t *testing.T) {
 			}
 			return nil
 		}, []int64{1000}},
-		"from an empty one":                         {partial(nil), []int64{0}},
-		"not, when all was there":                   {partial(raw), nil},
-		"anew, when it was longer than the blob":    {partial(append(slices.Clone(raw), 1)), []int64{0}},
-		"anew, when what was there was wrong":       {partial(wrong), []int64{1000, 0}},
-		"anew, when all was there and it was wrong": {partial(bytes.Repeat([]byte{1}, len(raw))), []int64{0}},
+		"from an empty one":                            {partial(nil), []int64{0}},
+		"not, when all was there":                      {partial(raw), nil},
+		"restarts if the partial download is too long": {partial(append(slices.Clone(raw), 1)), []int64{0}},
+		"restarts if the partial download is wrong":    {partial(wrong), []int64{1000, 0}},
+		"restarts if the complete download is wrong":   {partial(bytes.Repeat([]byte{1}, len(raw))), []int64{0}},
 		"from the beginning, when asking for it fails": {func(s *Store) error {
 			_, err := s.Ensure(ctx, desc, func(context.Context, int64) (io.ReadCloser, error) { return nil, broken })
 			if err != broken || len(ingested(t, s)) > 0 {
@@ -631,7 +652,7 @@ func TestEnsureContinues(t *testing.T) {
 	}
 }
 
-func TestEnsureGivesUpAfterOneMoreTry(t *testing.T) {
+func TestEnsureFailsAfterOneRetry(t *testing.T) {
 	s := openStore(t, t.TempDir(), Options{})
 	raw, desc := content(1, 1<<20)
 	_, _ = s.Ensure(ctx, desc, from(raw[:1000], nil))
@@ -656,7 +677,8 @@ func TestEnsureStopsWithItsContext(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	var offsets []int64
-	if _, err := s.Ensure(context.Background(), desc, from(raw, &offsets)); err != nil || !slices.Equal(offsets, []int64{n}) {
+	if _, err := s.Ensure(context.Background(), desc, from(raw, &offsets)); err != nil ||
+		!slices.Equal(offsets, []int64{n}) {
 		t.Error(offsets, err)
 	}
 }
@@ -681,7 +703,7 @@ func TestEnsureFetchesOnce(t *testing.T) {
 				wg.Go(func() {
 					n, err := s.Ensure(ctx, desc, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
 						fetches.Add(1)
-						time.Sleep(20 * time.Millisecond) // so that the others come while it goes on
+						time.Sleep(20 * time.Millisecond) // so that the others arrive during the download
 						return from(raw, nil)(ctx, offset)
 					})
 					bytesFetched.Add(n)
@@ -757,7 +779,8 @@ func TestDiskFullInjected(t *testing.T) {
 			}
 			mustSay := func(err error) {
 				t.Helper()
-				if !errors.Is(err, full) || !strings.Contains(err.Error(), "the disk of "+s.dir+" is full") || len(ingested(t, s)) > 0 {
+				if !errors.Is(err, full) || !strings.Contains(err.Error(), "the disk of "+s.dir+" is full") ||
+					len(ingested(t, s)) > 0 {
 					t.Error(err, ingested(t, s))
 				}
 			}
@@ -904,8 +927,9 @@ func TestLink(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if linked(t, source, target, desc) != tt.want || !bytes.Equal(mustRead(t, target, desc), raw) || len(ingested(t, target)) > 0 {
-				t.Error("not as it is to be", ingested(t, target))
+			if linked(t, source, target, desc) != tt.want || !bytes.Equal(mustRead(t, target, desc), raw) ||
+				len(ingested(t, target)) > 0 {
+				t.Error("unexpected state", ingested(t, target))
 			}
 			mustBeSound(t, target.dir)
 			if err := target.Link(ctx, desc, target); err != nil {
@@ -986,7 +1010,7 @@ func TestOpenTemp(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(dead); !errors.Is(err, fs.ErrNotExist) {
-		t.Error("what a killed process left is still there")
+		t.Error("leftovers of a killed process are still there")
 	}
 	if info, err := os.Stat(first.Dir()); err != nil || info.Mode().Perm() != 0o700 || !first.Has(desc) {
 		t.Error("the first is gone, or open to others:", err)

@@ -44,7 +44,8 @@ func (s *Store) readVerified() map[digest.Digest]verification {
 		err = json.Unmarshal(raw, &found)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.log.Warn("cannot read the record of verified blobs; they will be verified again", "file", filepath.Join(s.dir, verifiedFile), "error", err)
+		s.log.Warn("cannot read the record of verified blobs; they will be verified again", "file",
+			filepath.Join(s.dir, verifiedFile), "error", err)
 		return map[digest.Digest]verification{}
 	}
 	if found == nil { // JSON's null
@@ -67,7 +68,8 @@ func (s *Store) loadVerified() {
 		return
 	}
 	for d, p := range s.readVerified() {
-		s.verified[d] = stamp{inode: p.Inode, regular: true, size: p.Size, mtime: unix.NsecToTimespec(p.Mtime), ctime: unix.NsecToTimespec(p.Ctime)}
+		s.verified[d] = stamp{inode: p.Inode, regular: true, size: p.Size, mtime: unix.NsecToTimespec(p.Mtime),
+			ctime: unix.NsecToTimespec(p.Ctime)}
 		s.verifiedAt[d] = p.At
 	}
 }

@@ -149,7 +149,7 @@ func TestTrust(t *testing.T) {
 		})
 	}
 
-	t.Run("to use it, to link it and to verify it make it no other", func(t *testing.T) {
+	t.Run("using, linking and verifying it do not change it", func(t *testing.T) {
 		dir := t.TempDir()
 		s := put(t, dir)
 		long := time.Now().Add(-time.Hour)
@@ -178,7 +178,7 @@ func TestTrust(t *testing.T) {
 			t.Errorf("the file is %+v, the record %+v, %v", st, again.verified[desc.Digest], err)
 		}
 	})
-	t.Run("whatever the record is, it fails nothing", func(t *testing.T) {
+	t.Run("a broken record causes no failure", func(t *testing.T) {
 		for _, record := range []string{"", "null", "[]", `{"zz": {"at": 1}}`, `{"sha256": null}`} {
 			dir := t.TempDir()
 			s := put(t, dir)
@@ -205,7 +205,7 @@ func TestTrust(t *testing.T) {
 			t.Errorf("a record that cannot be written: %v", err)
 		}
 	})
-	t.Run("what is gone is forgotten", func(t *testing.T) {
+	t.Run("removed blobs are forgotten", func(t *testing.T) {
 		dir := t.TempDir()
 		s := put(t, dir)
 		if err := errors.Join(os.Remove(s.path(desc.Digest)), s.Close()); err != nil {

@@ -71,16 +71,21 @@ func TestSave(t *testing.T) {
 		"a name without a tag is that of latest":          {refs: []string{"nginx"}, want: "nginx:latest"},
 		"a whole name is what the engine calls the image": {refs: []string{"docker.io/library/nginx:1"}, want: "nginx:1"},
 		"a name in another registry":                      {refs: []string{"ghcr.io/a/alpine:3"}, want: "ghcr.io/a/alpine:3"},
-		"several in one stream":                           {refs: []string{"nginx:1", "ghcr.io/a/alpine:3"}, want: "nginx:1 ghcr.io/a/alpine:3"},
-		"one that is named twice is asked for once":       {refs: []string{"nginx", "nginx:latest"}, want: "nginx:latest"},
+		"several in one stream": {refs: []string{"nginx:1", "ghcr.io/a/alpine:3"},
+			want: "nginx:1 ghcr.io/a/alpine:3"},
+		"one that is named twice is asked for once": {refs: []string{"nginx", "nginx:latest"}, want: "nginx:latest"},
 		"an ID":                  {refs: []string{nginxID}, want: nginxID},
 		"the beginning of an ID": {refs: []string{"fedcba987654"}, want: alpineID},
-		"the beginning of an ID with its algorithm":       {refs: []string{"sha256:fedcba987654"}, want: "sha256:fedcba987654"},
-		"an image that is not there":                      {refs: []string{"nginx", "nope:1"}, err: "image nope:1 not found: run docker pull nope:1, or pull it from its registry without the docker engine"},
-		"all that are not there in one error":             {refs: []string{"nope", "nginx", "ghcr.io/no/no:2"}, err: "images nope, ghcr.io/no/no:2 not found: run docker pull for each, or pull them from their registries without the docker engine"},
-		"a name that has the beginning of no ID is no ID": {refs: []string{"abc"}, err: "image abc not found: run docker pull abc, or pull it from its registry without the docker engine"},
-		"what is no reference":                            {refs: []string{"Not A Name"}, err: "image Not A Name: invalid reference format: repository name (library/Not A Name) must be lowercase"},
-		"nothing":                                         {err: "no image given"},
+		"the beginning of an ID with its algorithm": {refs: []string{"sha256:fedcba987654"},
+			want: "sha256:fedcba987654"},
+		"an unknown image": {refs: []string{"nginx", "nope:1"},
+			err: "image nope:1 not found: run docker pull nope:1, or pull it from its registry without the docker engine"},
+		"all unknown images in one error": {refs: []string{"nope", "nginx", "ghcr.io/no/no:2"}, err: "images nope, ghcr.io/no/no:2 not found: run docker pull for each, or pull them from their registries without the docker engine"},
+		"a name that is not the prefix of an ID": {refs: []string{"abc"},
+			err: "image abc not found: run docker pull abc, or pull it from its registry without the docker engine"},
+		"an invalid reference": {refs: []string{"Not A Name"},
+			err: "image Not A Name: invalid reference format: repository name (library/Not A Name) must be lowercase"},
+		"nothing": {err: "no image given"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []byte
@@ -118,15 +123,17 @@ func TestSaveFails(t *testing.T) {
 			t.Error("a stream was read")
 			return nil
 		})
-		want := "docker engine at " + os.Getenv("DOCKER_HOST") + ": save nginx:1: Error response from daemon: layer does not exist"
+		want := "docker engine at " + os.Getenv("DOCKER_HOST") +
+			": save nginx:1: Error response from daemon: layer does not exist"
 		if err == nil || err.Error() != want {
 			t.Errorf("error %v\nwant  %s", err, want)
 		}
 	})
-	t.Run("an error of whoever reads is wrapped", func(t *testing.T) {
+	t.Run("an error of the reader is wrapped", func(t *testing.T) {
 		twoImages().ListenUnix(t)
 		mine := errors.New("mine")
-		if err := mustOpen(t).Save(t.Context(), []string{"nginx:1"}, func(io.Reader) error { return mine }); !errors.Is(err, mine) {
+		if err := mustOpen(t).Save(t.Context(), []string{"nginx:1"}, func(io.Reader) error { return mine }); !errors.Is(err,
+			mine) {
 			t.Errorf("error: %v", err)
 		}
 	})
@@ -146,7 +153,7 @@ func TestSaveFails(t *testing.T) {
 			t.Errorf("error: %v", err)
 		}
 	})
-	t.Run("a stream that stands still ends with the context", func(t *testing.T) {
+	t.Run("a stalled stream ends with the context", func(t *testing.T) {
 		engine := twoImages()
 		stuck := make(chan struct{})
 		engine.Stream = func(w io.Writer, _ []string) error {
@@ -243,13 +250,19 @@ func TestWhichEngineIsFound(t *testing.T) {
 		origin  string
 		err     string
 	}{
-		"docker's socket by default":       {host: "unix:///var/run/docker.sock", origin: "docker's default"},
-		"DOCKER_HOST":                      {env: map[string]string{"DOCKER_HOST": "unix:///run/x.sock"}, host: "unix:///run/x.sock", origin: "DOCKER_HOST"},
-		"DOCKER_HOST without a scheme":     {env: map[string]string{"DOCKER_HOST": "127.0.0.1:9"}, host: "tcp://127.0.0.1:9", origin: "DOCKER_HOST"},
-		"DOCKER_HOST without a port":       {env: map[string]string{"DOCKER_HOST": "tcp://engine"}, host: "tcp://engine:2375", origin: "DOCKER_HOST"},
-		"DOCKER_HOST with TLS and no port": {env: map[string]string{"DOCKER_HOST": "tcp://[::1]", "DOCKER_TLS_VERIFY": "1"}, host: "tcp://[::1]:2376", origin: "DOCKER_HOST"},
-		"the current context":              {config: `{"auths":{},"currentContext":"away"}`, context: away, host: "unix:///run/away.sock", origin: `context "away"`},
-		"DOCKER_CONTEXT":                   {env: map[string]string{"DOCKER_CONTEXT": "away"}, context: away, host: "unix:///run/away.sock", origin: `context "away"`},
+		"docker's socket by default": {host: "unix:///var/run/docker.sock", origin: "docker's default"},
+		"DOCKER_HOST": {env: map[string]string{"DOCKER_HOST": "unix:///run/x.sock"},
+			host: "unix:///run/x.sock", origin: "DOCKER_HOST"},
+		"DOCKER_HOST without a scheme": {env: map[string]string{"DOCKER_HOST": "127.0.0.1:9"}, host: "tcp://127.0.0.1:9",
+			origin: "DOCKER_HOST"},
+		"DOCKER_HOST without a port": {env: map[string]string{"DOCKER_HOST": "tcp://engine"}, host: "tcp://engine:2375",
+			origin: "DOCKER_HOST"},
+		"DOCKER_HOST with TLS and no port": {env: map[string]string{"DOCKER_HOST": "tcp://[::1]", "DOCKER_TLS_VERIFY": "1"},
+			host: "tcp://[::1]:2376", origin: "DOCKER_HOST"},
+		"the current context": {config: `{"auths":{},"currentContext":"away"}`, context: away,
+			host: "unix:///run/away.sock", origin: `context "away"`},
+		"DOCKER_CONTEXT": {env: map[string]string{"DOCKER_CONTEXT": "away"}, context: away,
+			host: "unix:///run/away.sock", origin: `context "away"`},
 		"DOCKER_CONTEXT before the current one": {
 			env: map[string]string{"DOCKER_CONTEXT": "default"}, config: `{"currentContext":"away"}`, context: away,
 			host: "unix:///var/run/docker.sock", origin: "docker's default",
@@ -258,16 +271,22 @@ func TestWhichEngineIsFound(t *testing.T) {
 			env: map[string]string{"DOCKER_HOST": "unix:///run/x.sock", "DOCKER_CONTEXT": "away"}, context: away,
 			host: "unix:///run/x.sock", origin: "DOCKER_HOST",
 		},
-		"a configuration without a context": {config: `{"auths":{}}`, host: "unix:///var/run/docker.sock", origin: "docker's default"},
-		"a context that is not there":       {config: `{"currentContext":"gone"}`, err: `docker context "gone" (current in DIR/config.json): not found in DIR: list contexts with docker context ls`},
-		"a context of something else":       {env: map[string]string{"DOCKER_CONTEXT": "away"}, context: `{"Endpoints":{"kubernetes":{"Host":"https://x"}}}`, err: "has no engine address"},
-		"a context that is no JSON":         {env: map[string]string{"DOCKER_CONTEXT": "away"}, context: `{`, err: "is not valid JSON"},
-		"a configuration that is no JSON":   {config: `{`, err: "docker's configuration: DIR/config.json: is not valid JSON"},
+		"a configuration without a context": {config: `{"auths":{}}`, host: "unix:///var/run/docker.sock",
+			origin: "docker's default"},
+		"an unknown context": {config: `{"currentContext":"gone"}`,
+			err: `docker context "gone" (current in DIR/config.json): not found in DIR: list contexts with docker context ls`},
+		"a context of something else": {env: map[string]string{"DOCKER_CONTEXT": "away"},
+			context: `{"Endpoints":{"kubernetes":{"Host":"https://x"}}}`, err: "has no engine address"},
+		"a context with invalid JSON": {env: map[string]string{"DOCKER_CONTEXT": "away"}, context: `{`,
+			err: "is not valid JSON"},
+		"a configuration with invalid JSON": {config: `{`, err: "docker's configuration: DIR/config.json: is not valid JSON"},
 		"an engine behind ssh":              {env: map[string]string{"DOCKER_HOST": "ssh://me@far"}, err: "docker save -o images.tar IMAGE…) and push that file (init-hook images push images.tar), or forward the engine's socket (ssh -nNT -L \"$HOME/docker.sock\":/var/run/docker.sock me@far)"},
 		"a context behind ssh":              {env: map[string]string{"DOCKER_CONTEXT": "away"}, context: `{"Endpoints":{"docker":{"Host":"ssh://me@far"}}}`, err: `docker context "away" (from DOCKER_CONTEXT): address ssh://me@far: ssh is not supported`},
-		"another scheme":                    {env: map[string]string{"DOCKER_HOST": "fd://3"}, err: "DOCKER_HOST=fd://3: scheme fd is not supported: use unix:///PATH or tcp://HOST:PORT"},
+		"another scheme": {env: map[string]string{"DOCKER_HOST": "fd://3"},
+			err: "DOCKER_HOST=fd://3: scheme fd is not supported: use unix:///PATH or tcp://HOST:PORT"},
 		"a directory of certificates that is not there": {
-			env: map[string]string{"DOCKER_HOST": "tcp://engine", "DOCKER_CERT_PATH": "/does/not/exist"}, err: "DOCKER_CERT_PATH: stat /does/not/exist",
+			env: map[string]string{"DOCKER_HOST": "tcp://engine",
+				"DOCKER_CERT_PATH": "/does/not/exist"}, err: "DOCKER_CERT_PATH: stat /does/not/exist",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -337,7 +356,8 @@ func TestOpenWithoutAnEngine(t *testing.T) {
 // file names.
 func certificates(t *testing.T) (server tls.Certificate, ca *x509.CertPool, client map[string][]byte) {
 	t.Helper()
-	issue := func(name string, template, parent *x509.Certificate, by *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
+	issue := func(name string, template, parent *x509.Certificate, by *ecdsa.PrivateKey) (*x509.Certificate,
+		*ecdsa.PrivateKey) {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if err != nil {
 			t.Fatal(err)
@@ -358,9 +378,12 @@ func certificates(t *testing.T) (server tls.Certificate, ca *x509.CertPool, clie
 		}
 		return cert, key
 	}
-	root, rootKey := issue("ca", &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, nil, nil)
-	engine, engineKey := issue("engine", &x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, root, rootKey)
-	user, userKey := issue("user", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, root, rootKey)
+	root, rootKey := issue("ca", &x509.Certificate{IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign}, nil, nil)
+	engine, engineKey := issue("engine", &x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, root, rootKey)
+	user, userKey := issue("user", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, root,
+		rootKey)
 	rawKey, err := x509.MarshalPKCS8PrivateKey(userKey)
 	if err != nil {
 		t.Fatal(err)
@@ -378,7 +401,8 @@ func TestTLS(t *testing.T) {
 	server, ca, client := certificates(t)
 	_, _, stranger := certificates(t)
 	listener := httptest.NewUnstartedServer(twoImages())
-	listener.TLS = &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: ca, ClientAuth: tls.RequireAndVerifyClientCert}
+	listener.TLS = &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: ca,
+		ClientAuth: tls.RequireAndVerifyClientCert}
 	listener.Config.ErrorLog = log.New(io.Discard, "", 0)
 	listener.StartTLS()
 	t.Cleanup(listener.Close)
@@ -409,15 +433,21 @@ func TestTLS(t *testing.T) {
 		"DOCKER_CERT_PATH and DOCKER_TLS_VERIFY":        {files: client, verify: "1"},
 		"docker's own directory with DOCKER_TLS_VERIFY": {inHome: client, verify: "1"},
 		"DOCKER_CERT_PATH alone verifies, too":          {files: otherCA, err: "certificate signed by unknown authority"},
-		"an engine whose CA is not trusted is refused":  {files: otherCA, verify: "1", err: "certificate signed by unknown authority"},
-		"an engine that wants a certificate":            {files: map[string][]byte{"ca.pem": client["ca.pem"]}, verify: "1", err: "certificate"},
-		"an engine that knows another client":           {files: map[string][]byte{"ca.pem": client["ca.pem"], "cert.pem": stranger["cert.pem"], "key.pem": stranger["key.pem"]}, verify: "1", err: "certificate"},
-		"a certificate without its key":                 {files: without("key.pem"), verify: "1", err: "key.pem: no such file"},
-		"a CA that is none":                             {files: map[string][]byte{"ca.pem": []byte("x")}, verify: "1", err: "ca.pem: contains no certificate"},
-		"no TLS where the engine has it":                {err: "docker engine at " + host},
-		"a context with its certificates":               {context: meta("false"), tls: client},
-		"a context with the wrong CA":                   {context: meta("false"), tls: otherCA, err: "certificate signed by unknown authority"},
-		"a context that says that nothing is verified":  {context: meta("true"), tls: otherCA},
+		"an engine whose CA is not trusted is refused": {files: otherCA, verify: "1",
+			err: "certificate signed by unknown authority"},
+		"an engine that wants a certificate": {files: map[string][]byte{"ca.pem": client["ca.pem"]}, verify: "1",
+			err: "certificate"},
+		"an engine that trusts another client": {files: map[string][]byte{"ca.pem": client["ca.pem"],
+			"cert.pem": stranger["cert.pem"], "key.pem": stranger["key.pem"]}, verify: "1", err: "certificate"},
+		"a certificate without its key": {files: without("key.pem"), verify: "1",
+			err: "key.pem: no such file"},
+		"an invalid CA": {files: map[string][]byte{"ca.pem": []byte("x")}, verify: "1",
+			err: "ca.pem: contains no certificate"},
+		"no TLS where the engine has it":  {err: "docker engine at " + host},
+		"a context with its certificates": {context: meta("false"), tls: client},
+		"a context with the wrong CA": {context: meta("false"), tls: otherCA,
+			err: "certificate signed by unknown authority"},
+		"a context that says that nothing is verified": {context: meta("true"), tls: otherCA},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := dockerdaemontest.ClearEnvironment(t)

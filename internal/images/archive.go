@@ -159,7 +159,8 @@ func (a *archive) unpack(ctx context.Context) error {
 		return errors.New("is truncated: its compressed data ends early")
 	}
 	if blobstore.IsDiskFull(err) {
-		return fmt.Errorf("unpacking to %s, which is full: make room there, choose another directory with TMPDIR, or unpack it with gunzip: %w", os.TempDir(), err)
+		return fmt.Errorf("unpacking to %s, which is full: make room there, set TMPDIR, or unpack it with gunzip: %w",
+			os.TempDir(), err)
 	}
 	if err != nil {
 		return fmt.Errorf("unpacking to %s: %w", os.TempDir(), err)

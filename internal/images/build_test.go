@@ -73,7 +73,8 @@ func TestProgramImages(t *testing.T) {
 				t.Fatal(err)
 			}
 			layer := files[name+"-"+arch+".tar.gz"].Data
-			if len(manifest.Layers) != 1 || manifest.Layers[0].Digest != digest.FromBytes(layer) || manifest.Layers[0].MediaType != ocispec.MediaTypeImageLayerGzip {
+			if len(manifest.Layers) != 1 || manifest.Layers[0].Digest != digest.FromBytes(layer) ||
+				manifest.Layers[0].MediaType != ocispec.MediaTypeImageLayerGzip {
 				t.Errorf("%s %s: layers %+v are not the payload's layer", name, arch, manifest.Layers)
 			}
 			var config ocispec.Image
@@ -96,7 +97,8 @@ func TestProgramImages(t *testing.T) {
 			if diff := cmp.Diff([]digest.Digest{digest.FromBytes(gunzip(t, layer))}, config.RootFS.DiffIDs); diff != "" {
 				t.Errorf("%s %s: %s", name, arch, diff)
 			}
-			if diff := cmp.Diff([]map[string]string{labels, labels}, []map[string]string{manifest.Annotations, index.Annotations}); diff != "" {
+			if diff := cmp.Diff([]map[string]string{labels, labels},
+				[]map[string]string{manifest.Annotations, index.Annotations}); diff != "" {
 				t.Errorf("%s %s: %s", name, arch, diff)
 			}
 		}
@@ -166,7 +168,8 @@ func TestProgramImagesArePushedAsTheyAre(t *testing.T) {
 		}
 		server.checkWhole(t, store, image)
 	}
-	if got := digest.FromBytes(server.get(t, "zarf-registry/registry-node/manifests/1.2.3")); got != list[1].Descriptor.Digest {
+	if got := digest.FromBytes(server.get(t,
+		"zarf-registry/registry-node/manifests/1.2.3")); got != list[1].Descriptor.Digest {
 		t.Errorf("zarf-registry/registry-node:1.2.3 is %s, want %s", got, list[1].Descriptor.Digest)
 	}
 }
@@ -229,7 +232,8 @@ func TestSelfImage(t *testing.T) {
 			t.Error("a kubelet would take them for one image")
 		}
 	})
-	if _, _, err := SelfImage(t.TempDir()+"/exe", "amd64", "zarf-registry", "init-hook", "1"); !errors.Is(err, fs.ErrNotExist) {
+	if _, _, err := SelfImage(t.TempDir()+"/exe", "amd64", "zarf-registry", "init-hook", "1"); !errors.Is(err,
+		fs.ErrNotExist) {
 		t.Errorf("error: %v", err)
 	}
 }
@@ -244,7 +248,8 @@ func TestWriteArchiveToAFullDisk(t *testing.T) {
 	image := testImage(t, store, "a:1", 5_000_000, "amd64")
 	// Room for what an archive begins with.
 	err = WriteArchive(t.Context(), bufio.NewWriterSize(full, 1<<20), store, image)
-	if err == nil || !blobstore.IsDiskFull(err) || !strings.Contains(err.Error(), "image a:1: blobs/sha256/") && !strings.Contains(err.Error(), "image docker.io/library/a:1: blobs/sha256/") {
+	if err == nil || !blobstore.IsDiskFull(err) || !strings.Contains(err.Error(), "image a:1: blobs/sha256/") &&
+		!strings.Contains(err.Error(), "image docker.io/library/a:1: blobs/sha256/") {
 		t.Errorf("error: %v", err)
 	}
 }
@@ -281,7 +286,8 @@ func TestWriteArchive(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		image, err := fixed.Build(NewSpec("ghcr.io/zarf-dev/zarf-registry", "registry", "1.2.3"), Variant{"amd64", layer}, Variant{"arm64", layer})
+		image, err := fixed.Build(NewSpec("ghcr.io/zarf-dev/zarf-registry", "registry", "1.2.3"), Variant{"amd64", layer},
+			Variant{"arm64", layer})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -351,7 +357,8 @@ func TestWriteArchive(t *testing.T) {
 		}
 		bad.add(nodes[0].Digest, blob.FromBytes(make([]byte, nodes[0].Size)))
 		err = WriteArchive(t.Context(), io.Discard, bad, list[0])
-		if err == nil || !strings.Contains(err.Error(), nodes[0].Digest.Encoded()) || !strings.Contains(err.Error(), "does not match its digest") {
+		if err == nil || !strings.Contains(err.Error(), nodes[0].Digest.Encoded()) ||
+			!strings.Contains(err.Error(), "does not match its digest") {
 			t.Errorf("error: %v", err)
 		}
 		full := errors.New("no space left on device")

@@ -77,7 +77,8 @@ func craneIndex(t *testing.T, architectures ...string) ggcr.ImageIndex {
 func signature(t *testing.T) ggcr.Image {
 	t.Helper()
 	image := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
-	image, err := mutate.AppendLayers(image, static.NewLayer([]byte(`{"critical":{}}`), "application/vnd.dev.cosign.simplesigning.v1+json"))
+	image, err := mutate.AppendLayers(image,
+		static.NewLayer([]byte(`{"critical":{}}`), "application/vnd.dev.cosign.simplesigning.v1+json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,9 +147,10 @@ func orasArtifact(t *testing.T, into *Store, name string, subject *ocispec.Descr
 	if err := oras.CopyGraph(t.Context(), into, packed, chart, oras.DefaultCopyGraphOptions); err != nil {
 		t.Fatal(err)
 	}
-	desc, err := oras.PackManifest(t.Context(), packed, oras.PackManifestVersion1_1, "application/vnd.cncf.helm.config.v1+json", oras.PackManifestOptions{
-		Layers: []ocispec.Descriptor{chart}, Subject: subject,
-	})
+	desc, err := oras.PackManifest(t.Context(), packed, oras.PackManifestVersion1_1,
+		"application/vnd.cncf.helm.config.v1+json", oras.PackManifestOptions{
+			Layers: []ocispec.Descriptor{chart}, Subject: subject,
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +181,8 @@ func goldens(t *testing.T) map[string]golden {
 			"docker.io/library/one:1": craneImage(t, 1),
 			"ghcr.io/a/two:1":         craneIndex(t, "amd64"),
 			"ghcr.io/a/two:sha256-0000000000000000000000000000000000000000000000000000000000000000.sig": signature(t),
-			"127.0.0.1:5000/three:latest": mutate.Annotations(craneImage(t, 2), map[string]string{"org.opencontainers.image.base.name": "docker.io/library/base:1"}).(ggcr.Image),
+			"127.0.0.1:5000/three:latest": mutate.Annotations(craneImage(t, 2),
+				map[string]string{"org.opencontainers.image.base.name": "docker.io/library/base:1"}).(ggcr.Image),
 		}),
 		"ORAS, one image":            orasLayout(t, store, single),
 		"ORAS, an index":             orasLayout(t, store, index),
@@ -531,7 +534,8 @@ func TestDockerArchivesOfCrane(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for how, src := range map[string]*Source{"a file": mustOpen(t, writeTemp(t, "a.tar", buf.Bytes())), "a stream": streamed} {
+	for how, src := range map[string]*Source{"a file": mustOpen(t, writeTemp(t, "a.tar", buf.Bytes())),
+		"a stream": streamed} {
 		got := describeStreamed(t, src)
 		if len(got) != 1 || got[0].Reference != "ghcr.io/a/b:1" {
 			t.Fatalf("%s: images: %+v", how, got)
@@ -544,15 +548,19 @@ func TestDockerArchivesOfCrane(t *testing.T) {
 
 // What docker saves is the same image from a file and from a stream.
 func TestWhatDockerSavesToAFile(t *testing.T) {
-	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 5000), layer(2, 100)}}
-	two := dockerdaemontest.Image{Names: []string{"two:2", "two:latest"}, Layers: []dockerdaemontest.Layer{layer(1, 5000), layer(0, 0)}}
+	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 5000),
+		layer(2, 100)}}
+	two := dockerdaemontest.Image{Names: []string{"two:2", "two:latest"}, Layers: []dockerdaemontest.Layer{layer(1, 5000),
+		layer(0, 0)}}
 	for name, files := range map[string]dockerdaemontest.Files{
 		"before 25":                      dockerdaemontest.Legacy(one, two),
 		"from 25 on":                     dockerdaemontest.Modern(one, two),
 		"from 25 on, an image by its ID": dockerdaemontest.Modern(one, dockerdaemontest.Image{Layers: two.Layers}),
 		"containerd's": dockerdaemontest.Containerd(
-			dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one}, Absent: []string{"arm64"}, Attested: true},
-			dockerdaemontest.Index{Name: "two:2", Images: []dockerdaemontest.Image{two, {Architecture: "arm64", Layers: one.Layers}}, Absent: []string{"s390x"}},
+			dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one}, Absent: []string{"arm64"},
+				Attested: true},
+			dockerdaemontest.Index{Name: "two:2", Images: []dockerdaemontest.Image{two,
+				{Architecture: "arm64", Layers: one.Layers}}, Absent: []string{"s390x"}},
 		),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -62,14 +62,16 @@ func (s *Source) loadDocker(ctx context.Context) error {
 }
 
 // dockerManifest generates an image's manifest and registers its blobs under their digests.
-func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compressed map[string]ocispec.Descriptor) (ocispec.Descriptor, error) {
+func (s *Source) dockerManifest(ctx context.Context, saved dockerImage,
+	compressed map[string]ocispec.Descriptor) (ocispec.Descriptor, error) {
 	none := ocispec.Descriptor{}
 	configFile, err := s.dockerFile("configuration", saved.Config)
 	if err != nil {
 		return none, err
 	}
 	if configFile.Size > oci.MaxManifestSize {
-		return none, fmt.Errorf("configuration %s: has %d bytes: want at most %d", saved.Config, configFile.Size, oci.MaxManifestSize)
+		return none, fmt.Errorf("configuration %s: has %d bytes: want at most %d", saved.Config, configFile.Size,
+			oci.MaxManifestSize)
 	}
 	raw, err := readAll(configFile)
 	if err != nil {
@@ -80,7 +82,8 @@ func (s *Source) dockerManifest(ctx context.Context, saved dockerImage, compress
 		return none, fmt.Errorf("configuration %s: is not valid JSON: %w", saved.Config, err)
 	}
 	if len(config.RootFS.DiffIDs) != len(saved.Layers) {
-		return none, fmt.Errorf("configuration %s: lists %d layers, but manifest.json lists %d", saved.Config, len(config.RootFS.DiffIDs), len(saved.Layers))
+		return none, fmt.Errorf("configuration %s: lists %d layers, but manifest.json lists %d", saved.Config,
+			len(config.RootFS.DiffIDs), len(saved.Layers))
 	}
 	manifest := ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2},
@@ -191,7 +194,8 @@ func layoutUnreliable(f files) bool {
 }
 
 // collectManifests finds the manifests of images that exist, by the paths of their configs.
-func (s *Source) collectManifests(list []ocispec.Descriptor, found map[string][]ocispec.Manifest, seen map[digest.Digest]bool) {
+func (s *Source) collectManifests(list []ocispec.Descriptor, found map[string][]ocispec.Manifest,
+	seen map[digest.Digest]bool) {
 	for _, desc := range list {
 		if desc.Digest.Validate() != nil || seen[desc.Digest] {
 			continue

@@ -30,7 +30,8 @@ func FuzzOpen(f *testing.F) {
 	f.Add(gzipped(f, makeTar(f, layout...)))
 	f.Add(makeTar(f, dockerArchive(f, []string{"a:1"}, layer, gzipped(f, layer))...))
 	f.Add(makeTar(f, append(layout, file{name: "x", link: "index.json"})...))
-	f.Add(makeTar(f, append(layout, file{name: "x", link: "index.json", kind: tar.TypeLink}, file{name: "y/", kind: tar.TypeDir})...))
+	f.Add(makeTar(f, append(layout, file{name: "x", link: "index.json", kind: tar.TypeLink},
+		file{name: "y/", kind: tar.TypeDir})...))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, b []byte) { checkArchive(t, dir, b) })
 }
@@ -51,20 +52,24 @@ func FuzzDescribed(f *testing.F) {
 	f.Add(config, manifest, "", saved)
 	f.Add(config, manifest, index, strings.Replace(saved, "layer.tar", "blobs/sha256/$layer", 1))
 	f.Add(config, index, strings.Replace(index, "manifest.v1", "index.v1", 1), "")
-	f.Add(config, strings.Replace(manifest, `{"s`, `{"subject":{"digest":"$manifest"},"s`, 1), strings.Replace(index, "image.name", "x", 1), "")
+	f.Add(config, strings.Replace(manifest, `{"s`, `{"subject":{"digest":"$manifest"},"s`, 1),
+		strings.Replace(index, "image.name", "x", 1), "")
 	f.Add(config, `{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"$absent","size":1,"platform":{"os":"linux","architecture":"arm64"}},`+
 		`{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"$config","size":$config#}]}`, strings.Replace(index, "manifest.v1", "index.v1", 1), "")
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, config, manifest, index, saved string) {
-		files := []file{{name: "oci-layout", data: []byte(`{"imageLayoutVersion":"1.0.0"}`)}, {name: "layer.tar", data: []byte("x")}}
+		files := []file{{name: "oci-layout", data: []byte(`{"imageLayoutVersion":"1.0.0"}`)},
+			{name: "layer.tar", data: []byte("x")}}
 		// Some of the texts name files by digests without their algorithm.
-		replacements := []string{"blobs/sha256/$absent", "blobs/sha256/" + digest.FromString("absent").Encoded(), "$absent", digest.FromString("absent").String()}
+		replacements := []string{"blobs/sha256/$absent", "blobs/sha256/" + digest.FromString("absent").Encoded(), "$absent",
+			digest.FromString("absent").String()}
 		settle := func(text string) []byte { return []byte(strings.NewReplacer(replacements...).Replace(text)) }
 		written := map[digest.Digest]bool{}
 		for _, blob := range []struct{ name, text string }{{"$layer", "x"}, {"$config", config}, {"$manifest", manifest}} {
 			data := settle(blob.text)
 			d := digest.FromBytes(data)
-			replacements = append(replacements, blob.name+"#", fmt.Sprint(len(data)), "blobs/sha256/"+blob.name, "blobs/sha256/"+d.Encoded(), blob.name, d.String())
+			replacements = append(replacements, blob.name+"#", fmt.Sprint(len(data)), "blobs/sha256/"+blob.name,
+				"blobs/sha256/"+d.Encoded(), blob.name, d.String())
 			if !written[d] {
 				written[d] = true
 				files = append(files, file{name: oci.BlobPath(d), data: data})
@@ -125,7 +130,8 @@ func checkArchive(t *testing.T, dir string, b []byte) {
 			}
 			if streamErr == nil {
 				if other, otherErr := readBlob(t, streamed, node); !bytes.Equal(other, data) || (err == nil) != (otherErr == nil) {
-					t.Errorf("%s is read from the stream as %d bytes, %v, from the file as %d bytes, %v", node.Digest, len(other), otherErr, len(data), err)
+					t.Errorf("%s is read from the stream as %d bytes, %v, from the file as %d bytes, %v", node.Digest, len(other),
+						otherErr, len(data), err)
 				}
 			}
 		}

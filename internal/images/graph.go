@@ -115,7 +115,8 @@ func platformsIn(ctx context.Context, src content.Fetcher, desc ocispec.Descript
 			return nil, nil
 		}
 		if manifest.Config.Size > oci.MaxManifestSize {
-			return nil, wrapDescriptor(manifest.Config, fmt.Errorf("has %d bytes: want at most %d", manifest.Config.Size, oci.MaxManifestSize))
+			return nil, wrapDescriptor(manifest.Config, fmt.Errorf("has %d bytes: want at most %d", manifest.Config.Size,
+				oci.MaxManifestSize))
 		}
 		var config ocispec.Image
 		if err := fetchJSON(ctx, src, manifest.Config, &config); err != nil {

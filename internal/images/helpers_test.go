@@ -40,7 +40,7 @@ const (
 )
 
 // testRegistry is distribution's registry behind TLS. Reading is free; writing
-// needs the credential. front, if any, stands before it.
+// needs the credential. front, unless nil, handles requests first.
 type testRegistry struct {
 	*httptest.Server
 	app      http.Handler
@@ -96,7 +96,7 @@ func (r *testRegistry) setFront(front func(http.ResponseWriter, *http.Request) b
 	r.front = front
 }
 
-// count tells how many requests began with the prefix, and forgets all.
+// count returns how many requests began with the prefix, and resets the record.
 func (r *testRegistry) count(prefix string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -145,7 +145,8 @@ func (r *testRegistry) get(t *testing.T, path string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, mediaType := range []string{ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageIndex, oci.MediaTypeDockerManifest, oci.MediaTypeDockerManifestList} {
+	for _, mediaType := range []string{ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageIndex,
+		oci.MediaTypeDockerManifest, oci.MediaTypeDockerManifestList} {
 		req.Header.Add("Accept", mediaType)
 	}
 	resp, err := r.Client().Do(req)
@@ -305,7 +306,8 @@ func layoutFiles(t testing.TB, store *Store, listed ...ocispec.Descriptor) []fil
 	t.Helper()
 	files := []file{
 		{name: ocispec.ImageLayoutFile, data: []byte(`{"imageLayoutVersion":"1.0.0"}`)},
-		{name: ocispec.ImageIndexFile, data: asJSON(t, ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, Manifests: listed})},
+		{name: ocispec.ImageIndexFile, data: asJSON(t, ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2},
+			Manifests: listed})},
 	}
 	seen := map[digest.Digest]bool{}
 	for _, desc := range listed {

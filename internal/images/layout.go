@@ -152,7 +152,8 @@ func (a *Archive) Write(ctx context.Context) (err error) {
 		err = errors.Join(w.Flush(), f.Chmod(0o644), f.Sync(), f.Close())
 	}
 	if blobstore.IsDiskFull(err) {
-		return fmt.Errorf("archive %s: the disk of %s is full: make room there, or write it elsewhere: %w", a.path, filepath.Dir(a.path), err)
+		return fmt.Errorf("archive %s: the disk of %s is full: make room there, or write it elsewhere: %w", a.path,
+			filepath.Dir(a.path), err)
 	}
 	if err != nil {
 		return fmt.Errorf("archive %s: %w", a.path, err)

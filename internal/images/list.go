@@ -45,7 +45,8 @@ func ReadList(r io.Reader, name string) ([]string, error) {
 	}
 	switch err := scanner.Err(); {
 	case errors.Is(err, bufio.ErrTooLong):
-		return nil, fmt.Errorf("%s:%d: line has more than %d bytes: want one image reference per line", name, line+1, maxListLine)
+		return nil, fmt.Errorf("%s:%d: line has more than %d bytes: want one image reference per line", name, line+1,
+			maxListLine)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", name, err)
 	case len(refs) == 0:

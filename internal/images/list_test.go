@@ -15,9 +15,10 @@ func TestReadList(t *testing.T) {
 		text string
 		want []string
 	}{
-		"one a line":                      {"nginx\nghcr.io/a/b:1\n", []string{"nginx", "ghcr.io/a/b:1"}},
-		"the last line without its end":   {"nginx", []string{"nginx"}},
-		"comments and blank lines":        {"# all of them\n\n  nginx:1 # the proxy\n\t# not this one\n\t b:2\t#x\n", []string{"nginx:1", "b:2"}},
+		"one a line":                    {"nginx\nghcr.io/a/b:1\n", []string{"nginx", "ghcr.io/a/b:1"}},
+		"the last line without its end": {"nginx", []string{"nginx"}},
+		"comments and blank lines": {"# all of them\n\n  nginx:1 # the proxy\n\t# not this one\n\t b:2\t#x\n",
+			[]string{"nginx:1", "b:2"}},
 		"a line twice":                    {"b\na\nb\n", []string{"b", "a"}},
 		"lines of Windows":                {"\ufeffa:1\r\nb:1\r\n\r\n", []string{"a:1", "b:1"}},
 		"a digest":                        {"a@" + emptySum + "\n", []string{"a@" + emptySum}},
@@ -43,13 +44,17 @@ func TestReadListRefuses(t *testing.T) {
 		r    io.Reader
 		want string
 	}{
-		"two on a line":        {strings.NewReader("a:1\n\nb:1 c:1\n"), `my.txt:3: image reference "b:1 c:1": invalid reference format`},
-		"a scheme":             {strings.NewReader("https://ghcr.io/a\n"), `my.txt:1: image reference "https://ghcr.io/a": invalid reference format`},
+		"two on a line": {strings.NewReader("a:1\n\nb:1 c:1\n"),
+			`my.txt:3: image reference "b:1 c:1": invalid reference format`},
+		"a scheme": {strings.NewReader("https://ghcr.io/a\n"),
+			`my.txt:1: image reference "https://ghcr.io/a": invalid reference format`},
 		"a # inside of a name": {strings.NewReader("a#b\n"), `my.txt:1: image reference "a#b": invalid reference format`},
 		"an engine without an image": {strings.NewReader("docker-daemon:\n"),
 			`my.txt:1: image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
-		"nothing":       {strings.NewReader("# nothing\n"), "my.txt: contains no image reference: want one per line, with comments after #"},
-		"an image file": {strings.NewReader("a:1\n" + strings.Repeat("x", 5000)), "my.txt:2: line has more than 4096 bytes: want one image reference per line"},
+		"nothing": {strings.NewReader("# nothing\n"),
+			"my.txt: contains no image reference: want one per line, with comments after #"},
+		"an image file": {strings.NewReader("a:1\n" + strings.Repeat("x", 5000)),
+			"my.txt:2: line has more than 4096 bytes: want one image reference per line"},
 		"a broken disk": {iotest.ErrReader(errors.New("input/output error")), "my.txt: input/output error"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -27,7 +27,8 @@ func ParsePlatforms(text string) (Platforms, error) {
 		part = strings.TrimSpace(part)
 		// containerd would complete a bare architecture with this machine's OS.
 		if !strings.Contains(part, "/") {
-			return nil, fmt.Errorf("platform %q: want OS/ARCHITECTURE as in linux/amd64, several separated by commas, or all", part)
+			return nil, fmt.Errorf("platform %q: want OS/ARCHITECTURE as in linux/amd64, several separated by commas, or all",
+				part)
 		}
 		p, err := platforms.Parse(part)
 		if err != nil {
@@ -72,7 +73,8 @@ func (p Platforms) selectManifests(index ocispec.Index) ([]ocispec.Descriptor, e
 			}
 		}
 		if best < 0 {
-			return nil, fmt.Errorf("no manifest for %s, only for %s: choose with --platform", platforms.Format(want), Platforms(platformsOf(index.Manifests)))
+			return nil, fmt.Errorf("no manifest for %s, only for %s: choose with --platform", platforms.Format(want),
+				Platforms(platformsOf(index.Manifests)))
 		}
 		storeFile[best] = true
 	}
@@ -96,7 +98,8 @@ func (p Platforms) selectManifests(index ocispec.Index) ([]ocispec.Descriptor, e
 
 // filter reduces an index to the platforms: to a single manifest, or to a new index of several, which
 // put stores. It does not change an index without platforms.
-func (p Platforms) filter(ctx context.Context, from Content, image *Image, put func(mediaType string, v any) (ocispec.Descriptor, error)) error {
+func (p Platforms) filter(ctx context.Context, from Content, image *Image,
+	put func(mediaType string, v any) (ocispec.Descriptor, error)) error {
 	if len(p) == 0 || !oci.IsIndex(image.Descriptor.MediaType) {
 		return nil
 	}

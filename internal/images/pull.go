@@ -36,13 +36,14 @@ func Pull(ctx context.Context, items []Item, out Output, opts Options) ([]Result
 		}
 		images[i] = &imagePull{item, nodes, run.add(item.Image, nodes, 1)}
 	}
-	return forEachImage(ctx, opts, run, images, func(ctx context.Context, image *imagePull, started func()) (Result, error) {
-		result, err := image.pull(ctx, out, slots, started)
-		if err != nil {
-			return result, fmt.Errorf("pulling image %s: %w", image.name(), err)
-		}
-		return result, nil
-	})
+	return forEachImage(ctx, opts, run, images,
+		func(ctx context.Context, image *imagePull, started func()) (Result, error) {
+			result, err := image.pull(ctx, out, slots, started)
+			if err != nil {
+				return result, fmt.Errorf("pulling image %s: %w", image.name(), err)
+			}
+			return result, nil
+		})
 }
 
 // imagePull is the pull of one image.
@@ -89,7 +90,8 @@ func fetchBlob(ctx context.Context, from Content, desc ocispec.Descriptor, t *im
 }
 
 // copyBlob copies a blob into a store and verifies it.
-func copyBlob(ctx context.Context, from Content, desc ocispec.Descriptor, store *blobstore.Store, t *imageProgress) error {
+func copyBlob(ctx context.Context, from Content, desc ocispec.Descriptor, store *blobstore.Store,
+	t *imageProgress) error {
 	received := t.received(desc)
 	fetched, err := store.Ensure(ctx, desc, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
 		b, err := from.Blob(ctx, desc, nil)

@@ -46,18 +46,20 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 		}
 		target := joinReference(image.repo.Name(), image.tag)
 		if other, taken := targets[target]; taken && other.Descriptor.Digest != item.Descriptor.Digest {
-			return nil, fmt.Errorf("%s and %s differ, but both would become %s: push them with different prefixes", other.name(), item.name(), target)
+			return nil, fmt.Errorf("%s and %s differ, but both would become %s: push them with different prefixes", other.name(),
+				item.name(), target)
 		}
 		targets[target] = item.Image
 		images[i] = image
 	}
-	return forEachImage(ctx, opts, p.run, images, func(ctx context.Context, image *imagePush, started func()) (Result, error) {
-		result, err := image.push(ctx, started)
-		if err != nil {
-			return result, fmt.Errorf("pushing image %s to %s: %w", image.name(), reg.Host(), err)
-		}
-		return result, nil
-	})
+	return forEachImage(ctx, opts, p.run, images,
+		func(ctx context.Context, image *imagePush, started func()) (Result, error) {
+			result, err := image.push(ctx, started)
+			if err != nil {
+				return result, fmt.Errorf("pushing image %s to %s: %w", image.name(), reg.Host(), err)
+			}
+			return result, nil
+		})
 }
 
 // pusher is the state of a Push.
@@ -108,7 +110,8 @@ func (p *pusher) plan(ctx context.Context, item Item) (*imagePush, error) {
 	if _, elsewhere := item.Content.(*remoteContent); elsewhere {
 		hops = 2
 	}
-	return &imagePush{Item: item, pusher: p, repo: repo, tag: tag, nodes: nodes, progress: p.run.add(item.Image, nodes, hops)}, nil
+	return &imagePush{Item: item, pusher: p, repo: repo, tag: tag, nodes: nodes,
+		progress: p.run.add(item.Image, nodes, hops)}, nil
 }
 
 // push sends what the repository lacks: blobs, then manifests with dependencies first, and the tagged

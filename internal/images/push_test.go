@@ -49,7 +49,8 @@ func TestPush(t *testing.T) {
 			if first.BlobsSent != len(nodes) || first.BlobsSkipped != 0 || first.BytesSent != total || first.BytesSkipped != 0 {
 				t.Errorf("first push: %+v, want all of %d blobs and %d bytes sent", first, len(nodes), total)
 			}
-			if want := server.host() + "/library/hello:1"; first.Reference != want || first.Digest != image.Descriptor.Digest || first.Image != image.Reference {
+			if want := server.host() + "/library/hello:1"; first.Reference != want || first.Digest != image.Descriptor.Digest ||
+				first.Image != image.Reference {
 				t.Errorf("first push: %+v, want reference %s", first, want)
 			}
 
@@ -86,7 +87,8 @@ func TestPush(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Layer, configuration and manifest for riscv64, and the index.
-			if more.BlobsSent != 4 || more.BlobsSkipped != len(nodes)-4 || more.BytesSent+more.BytesSkipped != totalSize(nodes) || more.BytesSent > 110_000 {
+			if more.BlobsSent != 4 || more.BlobsSkipped != len(nodes)-4 ||
+				more.BytesSent+more.BytesSkipped != totalSize(nodes) || more.BytesSent > 110_000 {
 				t.Errorf("push of an image that shares most: %+v, want 4 blobs sent", more)
 			}
 		})
@@ -101,10 +103,11 @@ func TestPushFromEachKindOfSource(t *testing.T) {
 	layout := layoutFiles(t, store, annotated(image, containerdName("docker.io/kinds/a:1")))
 	layer := makeTar(t, file{name: "a", data: noise(1, 50_000)})
 	for name, path := range map[string]string{
-		"layout":         writeLayout(t, layout),
-		"archive":        writeTemp(t, "a.tar", makeTar(t, layout...)),
-		"gzip":           writeTemp(t, "a.tar.gz", gzipped(t, makeTar(t, layout...))),
-		"docker-archive": writeTemp(t, "a.tar", makeTar(t, dockerArchive(t, []string{"docker.io/kinds/d:1"}, layer, layer, gzipped(t, layer))...)),
+		"layout":  writeLayout(t, layout),
+		"archive": writeTemp(t, "a.tar", makeTar(t, layout...)),
+		"gzip":    writeTemp(t, "a.tar.gz", gzipped(t, makeTar(t, layout...))),
+		"docker-archive": writeTemp(t, "a.tar", makeTar(t, dockerArchive(t, []string{"docker.io/kinds/d:1"}, layer, layer,
+			gzipped(t, layer))...)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			src := mustOpen(t, path)
@@ -142,7 +145,8 @@ func TestPushByDigest(t *testing.T) {
 }
 
 func TestResultAsJSON(t *testing.T) {
-	got := string(asJSON(t, Result{Image: "a:1", Reference: "r/a:1", Digest: "sha256:abc", BlobsSent: 1, BytesSent: 2, BytesSkipped: 3, Duration: 1500 * time.Millisecond}))
+	got := string(asJSON(t, Result{Image: "a:1", Reference: "r/a:1", Digest: "sha256:abc", BlobsSent: 1, BytesSent: 2,
+		BytesSkipped: 3, Duration: 1500 * time.Millisecond}))
 	want := `{"image":"a:1","reference":"r/a:1","digest":"sha256:abc","blobsSent":1,"blobsMounted":0,"blobsSkipped":0,"bytesSent":2,"bytesReceived":0,"bytesSkipped":3,"seconds":1.5}`
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -165,7 +169,7 @@ func TestPushLeavesOutWhatMayNotBeRedistributed(t *testing.T) {
 	}
 	image := Image{Reference: "windows:1", Descriptor: manifest}
 	// distribution wants the layer's URL to be allowed, or the layer to be there;
-	// what matters here is that nobody tries to send it.
+	// what matters here is that it is not sent.
 	server.setFront(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/manifests/") {
 			io.Copy(io.Discard, r.Body)
@@ -194,7 +198,8 @@ func (p *progress) report(next Progress) {
 	}
 	defer p.busy.Store(false)
 	p.calls++
-	if next.Done < p.last.Done || next.Skipped < p.last.Skipped || p.calls > 1 && next.Total != p.last.Total || next.Done+next.Skipped > next.Total {
+	if next.Done < p.last.Done || next.Skipped < p.last.Skipped || p.calls > 1 && next.Total != p.last.Total ||
+		next.Done+next.Skipped > next.Total {
 		p.t.Errorf("progress went from %+v to %+v", p.last, next)
 	}
 	p.last = next
@@ -213,12 +218,13 @@ func TestProgressOfAPushFollowsWhatIsSent(t *testing.T) {
 	store := &Store{}
 	image := testImage(t, store, "hello:1", 200_000, "amd64")
 	var before int64
-	_, err := pushOne(t.Context(), store, image, server.client(t, nil), Options{Concurrency: 1, Progress: func(p Progress) {
-		if step := p.Done - before; step > 150_000 {
-			t.Errorf("%d bytes were counted at once", step)
-		}
-		before = p.Done
-	}})
+	_, err := pushOne(t.Context(), store, image, server.client(t, nil),
+		Options{Concurrency: 1, Progress: func(p Progress) {
+			if step := p.Done - before; step > 150_000 {
+				t.Errorf("%d bytes were counted at once", step)
+			}
+			before = p.Done
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +257,8 @@ func TestPushThatWasInterruptedSendsTheRestTheNextTime(t *testing.T) {
 		return false
 	})
 	p := &progress{t: t}
-	_, err = pushOne(t.Context(), store, image, server.client(t, func(o *remote.Options) { o.Retries = 1 }), Options{Concurrency: 1, Progress: p.report})
+	_, err = pushOne(t.Context(), store, image, server.client(t, func(o *remote.Options) { o.Retries = 1 }),
+		Options{Concurrency: 1, Progress: p.report})
 	if err == nil {
 		t.Fatal("the first push did not fail")
 	}
@@ -365,22 +372,35 @@ func TestPushErrors(t *testing.T) {
 		want      []string
 		quick     bool // nothing is repeated that cannot get better
 	}{
-		"a blob that was altered is not sent whole": {src: altered, want: []string{"blob " + large.Digest.String() + ": does not match its digest: it was altered or damaged"}, quick: true},
-		"a blob that is missing":                    {src: withoutBlob, want: []string{"blob " + large.Digest.String() + ": not found"}, quick: true},
-		"an index that is missing":                  {src: withoutManifest, want: []string{"index " + image.Descriptor.Digest.String() + ": not found"}, quick: true},
-		"a name that is none":                       {reference: "No:1", want: []string{`image reference "No:1"`, "must be lowercase"}, quick: true},
-		"no name":                                   {reference: "-", want: []string{"invalid reference format"}, quick: true},
-		"no credential":                             {client: func(o *remote.Options) { o.Credential = nil }, want: []string{"pushing image hello:1 to " + server.host() + ": ", " sha256:", "requires a credential: log in with docker login"}, quick: true},
-		"no credential, with other advice":          {client: func(o *remote.Options) { o.Credential, o.LoginHint = nil, "ask the captain" }, want: []string{"requires a credential: ask the captain"}, quick: true},
+		"a blob that was altered is not sent whole": {src: altered, want: []string{"blob " + large.Digest.String() +
+			": does not match its digest: it was altered or damaged"}, quick: true},
+		"a blob that is missing": {src: withoutBlob, want: []string{"blob " + large.Digest.String() +
+			": not found"}, quick: true},
+		"an index that is missing": {src: withoutManifest,
+			want: []string{"index " + image.Descriptor.Digest.String() + ": not found"}, quick: true},
+		"an invalid name": {reference: "No:1",
+			want: []string{`image reference "No:1"`, "must be lowercase"}, quick: true},
+		"no name": {reference: "-", want: []string{"invalid reference format"},
+			quick: true},
+		"no credential": {client: func(o *remote.Options) { o.Credential = nil },
+			want: []string{"pushing image hello:1 to " + server.host() + ": ", " sha256:",
+				"requires a credential: log in with docker login"}, quick: true},
+		"no credential, with other advice": {client: func(o *remote.Options) {
+			o.Credential, o.LoginHint = nil,
+				"ask the captain"
+		}, want: []string{"requires a credential: ask the captain"}, quick: true},
 		"a wrong credential": {client: func(o *remote.Options) {
 			o.Credential = auth.StaticCredential(o.Host, auth.Credential{Username: testUser, Password: "wrong"})
 		}, want: []string{" sha256:", "401", "authentication required"}, quick: true},
-		"a certificate that is not trusted": {client: func(o *remote.Options) { o.TLS = nil }, want: []string{"certificate signed by unknown authority"}, quick: true},
-		"a certificate of another name":     {client: func(o *remote.Options) { o.TLS.ServerName = "registry.test" }, want: []string{"registry.test"}, quick: true},
-		"plain HTTP where there is TLS":     {client: func(o *remote.Options) { o.PlainHTTP = true }, want: []string{"400"}, quick: true},
-		"nobody there":                      {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = 1 }, want: []string{"connection refused"}},
-		"no retries":                        {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = -1 }, want: []string{"connection refused"}, quick: true},
-		"a context that has ended":          {ctx: cancelled(t), want: []string{"context canceled"}, quick: true},
+		"a certificate that is not trusted": {client: func(o *remote.Options) { o.TLS = nil },
+			want: []string{"certificate signed by unknown authority"}, quick: true},
+		"a certificate of another name": {client: func(o *remote.Options) { o.TLS.ServerName = "registry.test" },
+			want: []string{"registry.test"}, quick: true},
+		"plain HTTP where there is TLS": {client: func(o *remote.Options) { o.PlainHTTP = true }, want: []string{"400"},
+			quick: true},
+		"an unreachable registry":  {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = 1 }, want: []string{"connection refused"}},
+		"no retries":               {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = -1 }, want: []string{"connection refused"}, quick: true},
+		"a context that has ended": {ctx: cancelled(t), want: []string{"context canceled"}, quick: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer

@@ -42,7 +42,7 @@ func ParsePrefix(text string) (Prefix, error) {
 		return "", nil
 	}
 	if _, err := reference.WithName("localhost/" + trimmed); err != nil || trimmed == "" {
-		return "", fmt.Errorf("prefix %q: want the beginning of a repository path, such as team or team/mirror: lower-case letters and digits with separators between them", text)
+		return "", fmt.Errorf("prefix %q: want lower-case path components, such as team or team/mirror", text)
 	}
 	return Prefix(trimmed), nil
 }

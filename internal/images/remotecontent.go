@@ -22,7 +22,8 @@ type remoteContent struct {
 }
 
 // Blob downloads a blob into the store, unless it is there.
-func (c *remoteContent) Blob(ctx context.Context, desc ocispec.Descriptor, received func(offset, n int64)) (blob.Blob, error) {
+func (c *remoteContent) Blob(ctx context.Context, desc ocispec.Descriptor,
+	received func(offset, n int64)) (blob.Blob, error) {
 	fetch := func(ctx context.Context, offset int64) (io.ReadCloser, error) {
 		if oci.IsManifestOrIndex(desc.MediaType) {
 			_, raw, err := c.repo.Manifest(ctx, desc.Digest.String())

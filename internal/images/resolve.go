@@ -178,7 +178,8 @@ func (o ResolveOptions) describeImage(ctx context.Context, from Content, image I
 		return Item{}, err
 	}
 	if !o.Platforms.runs(image) {
-		o.Log.Warn("image does not run on the requested platforms", "image", image.Reference, "platforms", Platforms(image.Platforms).String(), "requested", o.Platforms.String())
+		o.Log.Warn("image does not run on the requested platforms", "image", image.Reference, "platforms",
+			Platforms(image.Platforms).String(), "requested", o.Platforms.String())
 	}
 	return Item{image, from}, nil
 }
@@ -203,7 +204,8 @@ const maxReferrers = 1000
 var cosignTags = []string{".sig", ".att", ".sbom"}
 
 // referrers finds the referrers of an image, of its manifests, and of those referrers.
-func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, named reference.Named, root ocispec.Descriptor) ([]Item, error) {
+func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, named reference.Named,
+	root ocispec.Descriptor) ([]Item, error) {
 	nodes, err := graph(ctx, from, root)
 	if err != nil {
 		return nil, err
@@ -240,7 +242,8 @@ func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, name
 				}
 				item, err := whole.item(ctx, from, byDigest)
 				if errors.Is(err, errdef.ErrNotFound) {
-					o.Log.Warn("registry lists a referrer that does not exist", "image", named.String(), "referrer", desc.Digest.String())
+					o.Log.Warn("registry lists a referrer that does not exist", "image", named.String(), "referrer",
+						desc.Digest.String())
 					continue
 				}
 				if err != nil {
@@ -256,7 +259,8 @@ func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, name
 			return nil, err
 		}
 		for _, ending := range cosignTags {
-			tag, err := reference.WithTag(reference.TrimNamed(named), about.Digest.Algorithm().String()+"-"+about.Digest.Encoded()+ending)
+			tag, err := reference.WithTag(reference.TrimNamed(named),
+				about.Digest.Algorithm().String()+"-"+about.Digest.Encoded()+ending)
 			if err != nil {
 				return nil, err
 			}
@@ -302,7 +306,7 @@ func checkMediaType(desc ocispec.Descriptor) error {
 	case oci.IsManifestOrIndex(desc.MediaType):
 		return checkMetadataSize(desc)
 	case oci.IsSchema1(desc.MediaType):
-		return errors.New("uses Docker's manifest schema 1, which container runtimes no longer support: build or push it again")
+		return errors.New("uses Docker's manifest schema 1, which is no longer supported: build or push it again")
 	}
 	return fmt.Errorf("media type %q is neither a manifest nor an index", desc.MediaType)
 }

@@ -251,7 +251,8 @@ func (s *Source) loadLayout(ctx context.Context) error {
 		return err
 	}
 	if layout.Version != ocispec.ImageLayoutVersion {
-		return fmt.Errorf("%s: unsupported version %q: want %s", ocispec.ImageLayoutFile, layout.Version, ocispec.ImageLayoutVersion)
+		return fmt.Errorf("%s: unsupported version %q: want %s", ocispec.ImageLayoutFile, layout.Version,
+			ocispec.ImageLayoutVersion)
 	}
 	var index ocispec.Index
 	if err := s.readJSON(ocispec.ImageIndexFile, &index); err != nil {

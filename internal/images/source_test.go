@@ -29,7 +29,8 @@ func TestOpenReadsEachKindOfSource(t *testing.T) {
 	store := &Store{}
 	image := testImage(t, store, "", 5000, "amd64", "arm64")
 	layout := layoutFiles(t, store, annotated(image, containerdName("docker.io/library/hello:1")))
-	docker := dockerArchive(t, []string{"hello:1"}, makeTar(t, file{name: "a", data: noise(1, 3000)}), makeTar(t, file{name: "b"}))
+	docker := dockerArchive(t, []string{"hello:1"}, makeTar(t, file{name: "a", data: noise(1, 3000)}),
+		makeTar(t, file{name: "b"}))
 	both := append(slices.Clone(layout), file{name: "manifest.json", data: []byte(`[{"Config":"not/looked/at"}]`)})
 	dotted := slices.Clone(layout)
 	for i := range dotted {
@@ -42,17 +43,30 @@ func TestOpenReadsEachKindOfSource(t *testing.T) {
 		reference string
 		platforms int
 	}{
-		"an OCI layout directory":                       {writeLayout(t, layout), "OCI layout", "docker.io/library/hello:1", 2},
-		"an OCI archive":                                {writeTemp(t, "image", makeTar(t, layout...)), "OCI archive", "docker.io/library/hello:1", 2},
-		"an OCI archive whatever its name":              {writeTemp(t, "image.zip", makeTar(t, layout...)), "OCI archive", "docker.io/library/hello:1", 2},
-		"an OCI archive compressed with gzip":           {writeTemp(t, "image.tar", gzipped(t, makeTar(t, layout...))), "OCI archive", "docker.io/library/hello:1", 2},
-		"an OCI archive as tar -C dir . makes it":       {writeTemp(t, "image.tar", makeTar(t, append([]file{{name: "./", kind: tar.TypeDir}}, dotted...)...)), "OCI archive", "docker.io/library/hello:1", 2},
-		"the OCI layout where docker save writes both":  {writeTemp(t, "image.tar", makeTar(t, both...)), "OCI archive", "docker.io/library/hello:1", 2},
-		"a docker archive":                              {writeTemp(t, "image.tar", makeTar(t, docker...)), "docker archive", "hello:1", 1},
-		"a docker archive compressed with gzip":         {writeTemp(t, "image.tar.gz", gzipped(t, makeTar(t, docker...))), "docker archive", "hello:1", 1},
-		"an OCI archive without the tar's end marker":   {writeTemp(t, "image.tar", bytes.TrimSuffix(makeTar(t, layout...), make([]byte, 2*tarBlock))), "OCI archive", "docker.io/library/hello:1", 2},
-		"a docker archive that somebody has unpacked":   {writeLayout(t, slices.DeleteFunc(slices.Clone(docker), func(f file) bool { return f.kind == tar.TypeDir })), "docker layout", "hello:1", 1},
-		"an OCI archive with another archive behind it": {writeTemp(t, "image.tar", append(makeTar(t, layout...), "more"...)), "OCI archive", "docker.io/library/hello:1", 2},
+		"an OCI layout directory": {writeLayout(t, layout), "OCI layout", "docker.io/library/hello:1",
+			2},
+		"an OCI archive": {writeTemp(t, "image", makeTar(t, layout...)), "OCI archive",
+			"docker.io/library/hello:1", 2},
+		"an OCI archive whatever its name": {writeTemp(t, "image.zip", makeTar(t, layout...)), "OCI archive",
+			"docker.io/library/hello:1", 2},
+		"an OCI archive compressed with gzip": {writeTemp(t, "image.tar", gzipped(t, makeTar(t, layout...))),
+			"OCI archive", "docker.io/library/hello:1", 2},
+		"an OCI archive as tar -C dir . makes it": {writeTemp(t, "image.tar",
+			makeTar(t, append([]file{{name: "./", kind: tar.TypeDir}},
+				dotted...)...)), "OCI archive", "docker.io/library/hello:1", 2},
+		"the OCI layout where docker save writes both": {writeTemp(t, "image.tar", makeTar(t, both...)), "OCI archive",
+			"docker.io/library/hello:1", 2},
+		"a docker archive": {writeTemp(t, "image.tar", makeTar(t, docker...)), "docker archive",
+			"hello:1", 1},
+		"a docker archive compressed with gzip": {writeTemp(t, "image.tar.gz", gzipped(t, makeTar(t, docker...))),
+			"docker archive", "hello:1", 1},
+		"an OCI archive without the tar's end marker": {writeTemp(t, "image.tar",
+			bytes.TrimSuffix(makeTar(t, layout...), make([]byte, 2*tarBlock))), "OCI archive", "docker.io/library/hello:1", 2},
+		"a docker archive that somebody has unpacked": {writeLayout(t,
+			slices.DeleteFunc(slices.Clone(docker),
+				func(f file) bool { return f.kind == tar.TypeDir })), "docker layout", "hello:1", 1},
+		"an OCI archive with another archive behind it": {writeTemp(t, "image.tar", append(makeTar(t, layout...), "more"...)),
+			"OCI archive", "docker.io/library/hello:1", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			src := mustOpen(t, c.path)
@@ -110,14 +124,18 @@ func TestImageNames(t *testing.T) {
 		annotations map[string]string
 		want        string
 	}{
-		"containerd's and docker's name":                {map[string]string{oci.AnnotationContainerdName: full, ocispec.AnnotationRefName: "1"}, full},
-		"ORAS's whole name":                             {map[string]string{ocispec.AnnotationRefName: full}, full},
-		"ORAS's and crane's":                            {map[string]string{ocispec.AnnotationRefName: full, ocispec.AnnotationBaseImageName: full}, full},
-		"a short but whole name":                        {map[string]string{ocispec.AnnotationRefName: "nginx:1"}, "nginx:1"},
-		"crane's name alone":                            {map[string]string{ocispec.AnnotationBaseImageName: full}, full},
-		"skopeo's tag is no name":                       {map[string]string{ocispec.AnnotationRefName: "latest"}, ""},
-		"what an image was built on is not its name":    {map[string]string{ocispec.AnnotationRefName: "1", ocispec.AnnotationBaseImageName: base}, ""},
-		"containerd's name although built on something": {map[string]string{oci.AnnotationContainerdName: full, ocispec.AnnotationBaseImageName: base}, full},
+		"containerd's and docker's name": {map[string]string{oci.AnnotationContainerdName: full,
+			ocispec.AnnotationRefName: "1"}, full},
+		"ORAS's whole name": {map[string]string{ocispec.AnnotationRefName: full}, full},
+		"ORAS's and crane's": {map[string]string{ocispec.AnnotationRefName: full,
+			ocispec.AnnotationBaseImageName: full}, full},
+		"a short but whole name":  {map[string]string{ocispec.AnnotationRefName: "nginx:1"}, "nginx:1"},
+		"crane's name alone":      {map[string]string{ocispec.AnnotationBaseImageName: full}, full},
+		"skopeo's tag is no name": {map[string]string{ocispec.AnnotationRefName: "latest"}, ""},
+		"what an image was built on is not its name": {map[string]string{ocispec.AnnotationRefName: "1",
+			ocispec.AnnotationBaseImageName: base}, ""},
+		"containerd's name although built on something": {map[string]string{oci.AnnotationContainerdName: full,
+			ocispec.AnnotationBaseImageName: base}, full},
 		"nothing": {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -154,21 +172,25 @@ func TestSelect(t *testing.T) {
 			want: []string{"docker.io/a/one:1", "docker.io/a/two:1"},
 		},
 		"one image with two names goes by both": {
-			src:  open(annotated(one, containerdName("docker.io/a/one:1")), annotated(one, containerdName("docker.io/a/one:latest"))),
+			src: open(annotated(one, containerdName("docker.io/a/one:1")),
+				annotated(one, containerdName("docker.io/a/one:latest"))),
 			want: []string{"docker.io/a/one:1", "docker.io/a/one:latest"},
 		},
 		"one image listed twice is one": {
 			src:  open(annotated(one, containerdName("docker.io/a/one:1")), annotated(one, containerdName("docker.io/a/one:1"))),
 			want: []string{"docker.io/a/one:1"},
 		},
-		"a reference names the one image":        {src: open(one.Descriptor), reference: "mine:1", want: []string{"mine:1"}},
-		"a reference renames one with two names": {src: open(annotated(one, containerdName("docker.io/a/one:1")), annotated(one, containerdName("a:2"))), reference: "mine:1", want: []string{"mine:1"}},
+		"a reference names the one image": {src: open(one.Descriptor), reference: "mine:1", want: []string{"mine:1"}},
+		"a reference renames one with two names": {src: open(annotated(one, containerdName("docker.io/a/one:1")),
+			annotated(one, containerdName("a:2"))), reference: "mine:1", want: []string{"mine:1"}},
 		"a reference for several is refused": {
 			src: open(annotated(one, containerdName("docker.io/a/one:1")), two.Descriptor), reference: "mine:1",
 			err: "--reference names one image, but there are several: docker.io/a/one:1, " + two.Descriptor.Digest.String(),
 		},
-		"no name is refused":    {src: open(one.Descriptor), err: "image " + one.Descriptor.Digest.String() + " has no name: give it one with --reference NAME:TAG"},
-		"a bad name is refused": {src: open(one.Descriptor), reference: "a b", err: `image reference "a b": invalid reference format`},
+		"no name is refused": {src: open(one.Descriptor), err: "image " + one.Descriptor.Digest.String() +
+			" has no name: give it one with --reference NAME:TAG"},
+		"a bad name is refused": {src: open(one.Descriptor), reference: "a b",
+			err: `image reference "a b": invalid reference format`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			list, err := c.src.Items(c.reference)
@@ -200,7 +222,8 @@ func TestDockerArchive(t *testing.T) {
 		files := dockerArchive(t, []string{"hello:1", "example.com/hello:2"}, big, small)
 		src := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, files...)))
 		list := src.Images()
-		if len(list) != 2 || list[0].Reference != "hello:1" || list[1].Reference != "example.com/hello:2" || list[0].Descriptor.Digest != list[1].Descriptor.Digest {
+		if len(list) != 2 || list[0].Reference != "hello:1" || list[1].Reference != "example.com/hello:2" ||
+			list[0].Descriptor.Digest != list[1].Descriptor.Digest {
 			t.Fatalf("images: %+v", list)
 		}
 		var manifest ocispec.Manifest
@@ -228,7 +251,10 @@ func TestDockerArchive(t *testing.T) {
 
 	t.Run("may have a link where a layer is shared", func(t *testing.T) {
 		files := dockerArchive(t, []string{"hello:1"}, big, big)
-		i := slices.IndexFunc(files, func(f file) bool { return strings.HasPrefix(f.name, "0") && strings.HasSuffix(f.name, "2/layer.tar") })
+		i := slices.IndexFunc(files, func(f file) bool {
+			return strings.HasPrefix(f.name, "0") &&
+				strings.HasSuffix(f.name, "2/layer.tar")
+		})
 		files[i] = file{name: files[i].name, link: "../" + strings.Repeat("0", 63) + "1/layer.tar"}
 		src := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, files...)))
 		var manifest ocispec.Manifest
@@ -250,7 +276,8 @@ func TestDockerArchive(t *testing.T) {
 		if err := fetchJSON(t.Context(), src, src.Images()[0].Descriptor, &manifest); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]ocispec.Descriptor{content.NewDescriptorFromBytes(ocispec.MediaTypeImageLayerGzip, packed)}, manifest.Layers); diff != "" {
+		if diff := cmp.Diff([]ocispec.Descriptor{content.NewDescriptorFromBytes(ocispec.MediaTypeImageLayerGzip, packed)},
+			manifest.Layers); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -284,7 +311,8 @@ func TestIndexOfWhichAPartIsThere(t *testing.T) {
 		if got.Descriptor.Digest != index.Manifests[0].Digest {
 			t.Errorf("image is %s, want the manifest for amd64", got.Descriptor.Digest)
 		}
-		if diff := cmp.Diff([][]ocispec.Platform{{linux("amd64")}, {linux("arm64"), linux("riscv64")}}, [][]ocispec.Platform{got.Platforms, got.Omitted}); diff != "" {
+		if diff := cmp.Diff([][]ocispec.Platform{{linux("amd64")}, {linux("arm64"), linux("riscv64")}},
+			[][]ocispec.Platform{got.Platforms, got.Omitted}); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -298,7 +326,8 @@ func TestIndexOfWhichAPartIsThere(t *testing.T) {
 		if diff := cmp.Diff([]ocispec.Descriptor{index.Manifests[0], index.Manifests[2]}, part.Manifests); diff != "" {
 			t.Error(diff)
 		}
-		if diff := cmp.Diff([][]ocispec.Platform{{linux("amd64"), linux("riscv64")}, {linux("arm64")}}, [][]ocispec.Platform{got.Platforms, got.Omitted}); diff != "" {
+		if diff := cmp.Diff([][]ocispec.Platform{{linux("amd64"), linux("riscv64")}, {linux("arm64")}},
+			[][]ocispec.Platform{got.Platforms, got.Omitted}); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -362,7 +391,10 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 	plus := func(more ...file) []byte { return makeTar(t, append(slices.Clone(layout), more...)...) }
 	docker := dockerArchive(t, []string{"hello:1"}, makeTar(t, file{name: "a"}))
 	dockerWithout := func(suffix string) []byte {
-		return makeTar(t, slices.DeleteFunc(slices.Clone(docker), func(f file) bool { return strings.HasSuffix(f.name, suffix) })...)
+		return makeTar(t, slices.DeleteFunc(slices.Clone(docker), func(f file) bool {
+			return strings.HasSuffix(f.name,
+				suffix)
+		})...)
 	}
 	dockerLayer := strings.Repeat("0", 63) + "1/layer.tar"
 	dockerConfig := docker[len(docker)-3]
@@ -373,53 +405,96 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		data []byte
 		want string
 	}{
-		"nothing":                           {nil, "is not an image archive: it is empty"},
-		"text":                              {[]byte("apiVersion: v1\nkind: Pod\n"), "is not an image archive: it is text"},
-		"long text":                         {[]byte(strings.Repeat("apiVersion: v1\n", 1000)), "is not an image archive: it is text"},
-		"JSON":                              {[]byte(`{"schemaVersion":2}`), "is not an image archive: it is JSON text"},
-		"a program":                         {append([]byte("\x7fELF"), make([]byte, 5000)...), "is not an image archive: it is a program"},
-		"a zip archive":                     {append([]byte("PK\x03\x04"), noise(1, 5000)...), "is not an image archive: it is a zip archive"},
-		"a zstd-compressed archive":         {append(slices.Clone(zstdMagic), noise(1, 5000)...), "is not an image archive: it is zstd-compressed: decompress it first"},
-		"noise":                             {noise(7, 5000), "is not an image archive: it is data of an unknown kind"},
-		"a tar without entries":             {make([]byte, 2*tarBlock), "is not an image archive: it is a tar without entries"},
-		"compressed text":                   {gzipped(t, []byte(strings.Repeat("text ", 500))), "is not an image archive: it is gzip-compressed data without a tar in it"},
-		"a tar of something else":           {makeTar(t, file{name: "etc/passwd"}, file{name: "bin/sh"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but etc/passwd, bin/sh"},
-		"a layout packed with its folder":   {makeTar(t, file{name: "my/oci-layout"}, file{name: "my/index.json"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but my/oci-layout, my/index.json"},
-		"an archive cut within a blob":      {whole[:len(whole)-2*tarBlock-100], "is truncated: it ends within entry " + layout[len(layout)-1].name},
-		"an archive cut within a header":    {whole[:2*tarBlock+100], "is truncated: it ends after entry oci-layout"},
-		"an archive cut between two blobs":  {bytes.TrimSuffix(makeTar(t, layout[:3]...), make([]byte, 2*tarBlock)), "OCI archive: image a:1: index " + image.Descriptor.Digest.String() + ": is missing from the source (the archive has no end marker, so it seems to be truncated)"},
+		"nothing": {nil, "is not an image archive: it is empty"},
+		"text":    {[]byte("apiVersion: v1\nkind: Pod\n"), "is not an image archive: it is text"},
+		"long text": {[]byte(strings.Repeat("apiVersion: v1\n", 1000)),
+			"is not an image archive: it is text"},
+		"JSON": {[]byte(`{"schemaVersion":2}`), "is not an image archive: it is JSON text"},
+		"a program": {append([]byte("\x7fELF"), make([]byte, 5000)...),
+			"is not an image archive: it is a program"},
+		"a zip archive": {append([]byte("PK\x03\x04"), noise(1, 5000)...),
+			"is not an image archive: it is a zip archive"},
+		"a zstd-compressed archive": {append(slices.Clone(zstdMagic), noise(1, 5000)...),
+			"is not an image archive: it is zstd-compressed: decompress it first"},
+		"noise": {noise(7, 5000), "is not an image archive: it is data of an unknown kind"},
+		"a tar without entries": {make([]byte, 2*tarBlock),
+			"is not an image archive: it is a tar without entries"},
+		"compressed text": {gzipped(t, []byte(strings.Repeat("text ", 500))),
+			"is not an image archive: it is gzip-compressed data without a tar in it"},
+		"a tar of something else":         {makeTar(t, file{name: "etc/passwd"}, file{name: "bin/sh"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but etc/passwd, bin/sh"},
+		"a layout packed with its folder": {makeTar(t, file{name: "my/oci-layout"}, file{name: "my/index.json"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but my/oci-layout, my/index.json"},
+		"an archive cut within a blob": {whole[:len(whole)-2*tarBlock-100], "is truncated: it ends within entry " +
+			layout[len(layout)-1].name},
+		"an archive cut within a header": {whole[:2*tarBlock+100], "is truncated: it ends after entry oci-layout"},
+		"an archive cut between two blobs": {bytes.TrimSuffix(makeTar(t, layout[:3]...), make([]byte, 2*tarBlock)),
+			"OCI archive: image a:1: index " + image.Descriptor.Digest.String() +
+				": is missing from the source (the archive has no end marker, so it seems to be truncated)"},
 		"a compressed archive that was cut": {gzipped(t, whole)[:2000], "is truncated: its compressed data ends early"},
-		"an archive with a damaged header":  {corrupt(whole, 2*tarBlock+20), "is damaged after entry oci-layout: archive/tar: invalid tar header"},
+		"an archive with a damaged header": {corrupt(whole, 2*tarBlock+20),
+			"is damaged after entry oci-layout: archive/tar: invalid tar header"},
 
-		"a layout without index":              {makeTar(t, without("index.json")...), "is an OCI archive without its index.json"},
-		"a layout without oci-layout":         {makeTar(t, without("oci-layout")...), "has an index.json, but no oci-layout, which an OCI layout requires"},
-		"a layout of another version":         {makeTar(t, replaced("oci-layout", []byte(`{"imageLayoutVersion":"2.0.0"}`))...), `OCI archive: oci-layout: unsupported version "2.0.0": want 1.0.0`},
-		"an index that is no JSON":            {makeTar(t, replaced("index.json", []byte("manifests: []"))...), "OCI archive: index.json: is not valid JSON: invalid character 'm' looking for beginning of value"},
-		"an index without images":             {makeTar(t, replaced("index.json", []byte("{}"))...), "OCI archive: contains no image"},
-		"an index that is too large":          {makeTar(t, replaced("index.json", make([]byte, oci.MaxManifestSize+1))...), "OCI archive: index.json: has 4194305 bytes: want at most 4194304"},
-		"an index of something else":          {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"text/plain","digest":"sha256:abc","size":1}]}`))...), `OCI archive: image sha256:abc: media type "text/plain" is neither a manifest nor an index`},
-		"an index with a digest that is none": {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"`+ocispec.MediaTypeImageManifest+`","digest":"sha256:../../x","size":1}]}`))...), "OCI archive: image sha256:../../x: manifest sha256:../../x: invalid checksum digest length"},
-		"a missing layer":                     {makeTar(t, without(oci.BlobPath(layer.Digest))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": is missing from the source"},
-		"a missing manifest":                  {makeTar(t, without(oci.BlobPath(manifest.Digest))...), "OCI archive: image a:1: manifest " + manifest.Digest.String() + ": is missing from the source"},
-		"a manifest that was altered":         {makeTar(t, replaced(oci.BlobPath(manifest.Digest), damaged)...), "OCI archive: image a:1: manifest " + manifest.Digest.String() + ": does not match its digest: it was altered or damaged"},
-		"a layer of another size":             {makeTar(t, replaced(oci.BlobPath(layer.Digest), []byte("short"))...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": has 5 bytes where its descriptor says 500"},
+		"a layout without index": {makeTar(t, without("index.json")...),
+			"is an OCI archive without its index.json"},
+		"a layout without oci-layout": {makeTar(t, without("oci-layout")...),
+			"has an index.json, but no oci-layout, which an OCI layout requires"},
+		"a layout of another version": {makeTar(t, replaced("oci-layout", []byte(`{"imageLayoutVersion":"2.0.0"}`))...), `OCI archive: oci-layout: unsupported version "2.0.0": want 1.0.0`},
+		"an index that is no JSON": {makeTar(t, replaced("index.json", []byte("manifests: []"))...),
+			"OCI archive: index.json: is not valid JSON: invalid character 'm' looking for beginning of value"},
+		"an index without images": {makeTar(t, replaced("index.json", []byte("{}"))...),
+			"OCI archive: contains no image"},
+		"an index that is too large": {makeTar(t, replaced("index.json", make([]byte, oci.MaxManifestSize+1))...),
+			"OCI archive: index.json: has 4194305 bytes: want at most 4194304"},
+		"an index of something else":      {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"text/plain","digest":"sha256:abc","size":1}]}`))...), `OCI archive: image sha256:abc: media type "text/plain" is neither a manifest nor an index`},
+		"an index with an invalid digest": {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"`+ocispec.MediaTypeImageManifest+`","digest":"sha256:../../x","size":1}]}`))...), "OCI archive: image sha256:../../x: manifest sha256:../../x: invalid checksum digest length"},
+		"a missing layer": {makeTar(t, without(oci.BlobPath(layer.Digest))...),
+			"OCI archive: image a:1: blob " + layer.Digest.String() + ": is missing from the source"},
+		"a missing manifest": {makeTar(t, without(oci.BlobPath(manifest.Digest))...),
+			"OCI archive: image a:1: manifest " + manifest.Digest.String() + ": is missing from the source"},
+		"a manifest that was altered": {makeTar(t, replaced(oci.BlobPath(manifest.Digest), damaged)...),
+			"OCI archive: image a:1: manifest " + manifest.Digest.String() +
+				": does not match its digest: it was altered or damaged"},
+		"a layer of another size": {makeTar(t, replaced(oci.BlobPath(layer.Digest), []byte("short"))...),
+			"OCI archive: image a:1: blob " + layer.Digest.String() + ": has 5 bytes where its descriptor says 500"},
 
-		"a path upwards":                {plus(file{name: "../../etc/cron.d/x"}), `entry "../../etc/cron.d/x" leads out of the archive`},
-		"a path upwards in between":     {plus(file{name: "blobs/../../x"}), `entry "blobs/../../x" leads out of the archive`},
-		"an absolute path":              {plus(file{name: "/etc/passwd"}), `entry "/etc/passwd" is an absolute path`},
-		"a symbolic link out of it":     {plus(file{name: "x", link: "../../etc/passwd"}), `entry "x" is a link to "../../etc/passwd", which leads out of the archive`},
-		"an absolute symbolic link":     {plus(file{name: "x", link: "/etc/passwd"}), `entry "x" is a link to "/etc/passwd", which is an absolute path`},
-		"a hard link out of it":         {plus(file{name: "x", link: "../x", kind: tar.TypeLink}), `entry "x" is a link to "../x", which leads out of the archive`},
-		"a layer that is a broken link": {makeTar(t, with(oci.BlobPath(layer.Digest), func(f file) []file { return []file{{name: f.name, link: "nowhere"}} })...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " + oci.BlobPath(layer.Digest) + ": is a link to blobs/sha256/nowhere, which is not a file in the archive"},
-		"a layer that links to itself":  {makeTar(t, with(oci.BlobPath(layer.Digest), func(f file) []file { return []file{{name: f.name, link: layer.Digest.Encoded()}} })...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " + oci.BlobPath(layer.Digest) + ": is a link to " + oci.BlobPath(layer.Digest) + ", which is not a file in the archive"},
-		"a name that stands twice":      {plus(file{name: "./index.json", data: []byte("{}")}), `entry "./index.json" occurs twice`},
+		"a path upwards": {plus(file{name: "../../etc/cron.d/x"}),
+			`entry "../../etc/cron.d/x" leads out of the archive`},
+		"a path upwards in between": {plus(file{name: "blobs/../../x"}),
+			`entry "blobs/../../x" leads out of the archive`},
+		"an absolute path": {plus(file{name: "/etc/passwd"}), `entry "/etc/passwd" is an absolute path`},
+		"a symbolic link out of it": {plus(file{name: "x", link: "../../etc/passwd"}),
+			`entry "x" is a link to "../../etc/passwd", which leads out of the archive`},
+		"an absolute symbolic link": {plus(file{name: "x", link: "/etc/passwd"}),
+			`entry "x" is a link to "/etc/passwd", which is an absolute path`},
+		"a hard link out of it": {plus(file{name: "x", link: "../x", kind: tar.TypeLink}),
+			`entry "x" is a link to "../x", which leads out of the archive`},
+		"a layer that is a broken link": {makeTar(t,
+			with(oci.BlobPath(layer.Digest), func(f file) []file {
+				return []file{{name: f.name,
+					link: "nowhere"}}
+			})...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " +
+			oci.BlobPath(layer.Digest) + ": is a link to blobs/sha256/nowhere, which is not a file in the archive"},
+		"a layer that links to itself": {makeTar(t,
+			with(oci.BlobPath(layer.Digest), func(f file) []file {
+				return []file{{name: f.name,
+					link: layer.Digest.Encoded()}}
+			})...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " +
+			oci.BlobPath(layer.Digest) + ": is a link to " + oci.BlobPath(layer.Digest) +
+			", which is not a file in the archive"},
+		"a duplicate name": {plus(file{name: "./index.json", data: []byte("{}")}),
+			`entry "./index.json" occurs twice`},
 
-		"a docker archive without a layer":         {dockerWithout("/layer.tar"), "docker archive: image hello:1: layer " + dockerLayer + ": is missing from the source"},
-		"a docker archive without a configuration": {dockerWithout(dockerConfig.name), "docker archive: image hello:1: configuration " + dockerConfig.name + ": is missing from the source"},
-		"a docker archive without images":          {makeTar(t, file{name: "manifest.json", data: []byte("[]")}), "docker archive: contains no image"},
-		"a docker archive before docker 1.10":      {makeTar(t, file{name: "repositories"}), "is a docker archive from before docker 1.10: save the image again with a newer docker"},
+		"a docker archive without a layer": {dockerWithout("/layer.tar"), "docker archive: image hello:1: layer " +
+			dockerLayer + ": is missing from the source"},
+		"a docker archive without a configuration": {dockerWithout(dockerConfig.name),
+			"docker archive: image hello:1: configuration " + dockerConfig.name + ": is missing from the source"},
+		"a docker archive without images": {makeTar(t, file{name: "manifest.json", data: []byte("[]")}),
+			"docker archive: contains no image"},
+		"a docker archive before docker 1.10": {makeTar(t, file{name: "repositories"}),
+			"is a docker archive from before docker 1.10: save the image again with a newer docker"},
 		"a docker archive that counts wrongly": {
-			makeTar(t, append(slices.Clone(docker[:len(docker)-2]), file{name: "manifest.json", data: asJSON(t, []dockerImage{{Config: dockerConfig.name, RepoTags: []string{"hello:1"}}})})...),
+			makeTar(t, append(slices.Clone(docker[:len(docker)-2]),
+				file{name: "manifest.json", data: asJSON(t,
+					[]dockerImage{{Config: dockerConfig.name, RepoTags: []string{"hello:1"}}})})...),
 			"docker archive: image hello:1: configuration " + dockerConfig.name + ": lists 1 layers, but manifest.json lists 0",
 		},
 		"a docker archive that looks outside": {
@@ -446,7 +521,8 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := Open(t.Context(), dir)
-		if err == nil || !strings.Contains(err.Error(), "path escapes from parent") || !strings.Contains(err.Error(), layer.Digest.String()) {
+		if err == nil || !strings.Contains(err.Error(), "path escapes from parent") ||
+			!strings.Contains(err.Error(), layer.Digest.String()) {
 			t.Errorf("error: %v", err)
 		}
 	})
@@ -455,7 +531,8 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		raw := append(manifestBytes(t, store, manifest), bytes.Repeat([]byte(" "), oci.MaxManifestSize)...)
 		d := digest.FromBytes(raw)
 		huge.add(d, blob.FromBytes(raw))
-		_, err := graph(t.Context(), huge, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: d, Size: int64(len(raw))})
+		_, err := graph(t.Context(), huge, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: d,
+			Size: int64(len(raw))})
 		if err == nil || !strings.Contains(err.Error(), "registries accept at most 4194304") {
 			t.Errorf("error: %v", err)
 		}

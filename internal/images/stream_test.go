@@ -133,10 +133,12 @@ func describeStreamed(t *testing.T, src *Source) []streamed {
 
 func TestOpenStreamReadsWhatEnginesSave(t *testing.T) {
 	base, app, tool, empty := layer(1, 70_000), layer(2, 3000), layer(3, 512), layer(0, 0)
-	one := dockerdaemontest.Image{Names: []string{"one:1", "ghcr.io/a/one:latest"}, Layers: []dockerdaemontest.Layer{base, app, empty}}
+	one := dockerdaemontest.Image{Names: []string{"one:1", "ghcr.io/a/one:latest"},
+		Layers: []dockerdaemontest.Layer{base, app, empty}}
 	two := dockerdaemontest.Image{Names: []string{"two:2"}, Layers: []dockerdaemontest.Layer{base, tool, empty, tool}}
 	nameless := dockerdaemontest.Image{Layers: []dockerdaemontest.Layer{tool, base}}
-	foreign := dockerdaemontest.Image{Names: []string{"windows:1"}, Layers: []dockerdaemontest.Layer{{Seed: 9, Size: 900, Foreign: true}, app}}
+	foreign := dockerdaemontest.Image{Names: []string{"windows:1"}, Layers: []dockerdaemontest.Layer{{Seed: 9, Size: 900,
+		Foreign: true}, app}}
 	digests := func(layers ...dockerdaemontest.Layer) (found []digest.Digest) {
 		for _, l := range layers {
 			found = append(found, l.Digest())
@@ -166,7 +168,8 @@ func TestOpenStreamReadsWhatEnginesSave(t *testing.T) {
 		want  []streamed
 	}{
 		"an engine before 25, images that share layers": {dockerdaemontest.Legacy(one, two), "docker archive", short},
-		"an engine before 25, an image by its ID":       {dockerdaemontest.Legacy(nameless), "docker archive", []streamed{{Layers: digests(tool, base)}}},
+		"an engine before 25, an image by its ID": {dockerdaemontest.Legacy(nameless), "docker archive",
+			[]streamed{{Layers: digests(tool, base)}}},
 		"an engine from 25 on, images that share layers": {
 			dockerdaemontest.Modern(one, two), "OCI archive", full,
 		},
@@ -181,24 +184,32 @@ func TestOpenStreamReadsWhatEnginesSave(t *testing.T) {
 			[]streamed{{Reference: "two:2", Layers: digests(base, tool, empty, tool)}, {Layers: digests(tool, base)}},
 		},
 		"engine 25.0.0, layers in any order": {
-			changeBlob(t, dockerdaemontest.Modern(two), "index.json", func(m *ocispec.Manifest) { slices.Reverse(m.Layers) }), "docker archive",
+			changeBlob(t, dockerdaemontest.Modern(two), "index.json",
+				func(m *ocispec.Manifest) { slices.Reverse(m.Layers) }), "docker archive",
 			[]streamed{{Reference: "two:2", Layers: digests(base, tool, empty, tool)}},
 		},
 		"engine 25.0.0, no layers": {
-			changeBlob(t, dockerdaemontest.Modern(two), "index.json", func(m *ocispec.Manifest) { m.Layers = nil }), "docker archive",
+			changeBlob(t, dockerdaemontest.Modern(two), "index.json",
+				func(m *ocispec.Manifest) { m.Layers = nil }), "docker archive",
 			[]streamed{{Reference: "two:2", Layers: digests(base, tool, empty, tool)}},
 		},
 		"engine 25.0.2, an image by its ID in no layout": {
-			with(dockerdaemontest.Modern(nameless), dockerdaemontest.File{Name: "index.json", Data: []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":null}`)}),
+			with(dockerdaemontest.Modern(nameless),
+				dockerdaemontest.File{Name: "index.json",
+					Data: []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":null}`)}),
 			"docker archive", []streamed{{Layers: digests(tool, base)}},
 		},
 		"containerd's store, one platform of several": {
-			dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one}, Absent: []string{"arm64", "s390x"}, Attested: true}),
-			"OCI archive", []streamed{{Reference: hub + "one:1", Layers: packed(base, app, empty), Omitted: []string{"arm64", "s390x"}}},
+			dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one},
+				Absent: []string{"arm64", "s390x"}, Attested: true}),
+			"OCI archive", []streamed{{Reference: hub + "one:1", Layers: packed(base, app, empty),
+				Omitted: []string{"arm64", "s390x"}}},
 		},
 		"containerd's store, one platform of several, and the manifest alone of another": {
-			dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one}, Absent: []string{"s390x"}, Bare: []string{"arm64"}}),
-			"OCI archive", []streamed{{Reference: hub + "one:1", Layers: packed(base, app, empty), Omitted: []string{"s390x", "arm64"}}},
+			dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one},
+				Absent: []string{"s390x"}, Bare: []string{"arm64"}}),
+			"OCI archive", []streamed{{Reference: hub + "one:1", Layers: packed(base, app, empty),
+				Omitted: []string{"s390x", "arm64"}}},
 		},
 		"containerd's store, all platforms": {
 			dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1", Attested: true, Images: []dockerdaemontest.Image{
@@ -240,7 +251,8 @@ func TestOpenStreamReadsWhatEnginesSave(t *testing.T) {
 }
 
 func TestOpenStreamWhateverIsAroundTheTar(t *testing.T) {
-	image := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 70_000), layer(0, 0)}}
+	image := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 70_000),
+		layer(0, 0)}}
 	for kind, files := range map[string]dockerdaemontest.Files{
 		"docker archive": dockerdaemontest.Legacy(image),
 		"OCI archive":    dockerdaemontest.Modern(image),
@@ -277,7 +289,8 @@ func with(files dockerdaemontest.Files, more ...dockerdaemontest.File) dockerdae
 }
 
 // changeBlob changes the one manifest that an index in the entries lists.
-func changeBlob(t *testing.T, files dockerdaemontest.Files, indexName string, change func(*ocispec.Manifest)) dockerdaemontest.Files {
+func changeBlob(t *testing.T, files dockerdaemontest.Files, indexName string,
+	change func(*ocispec.Manifest)) dockerdaemontest.Files {
 	t.Helper()
 	var index ocispec.Index
 	var manifest ocispec.Manifest
@@ -314,8 +327,10 @@ func saveAndOpen(ctx context.Context, t *testing.T, store *blobstore.Store, refs
 }
 
 func TestImagesFromAnEngine(t *testing.T) {
-	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 400_000), layer(2, 3000)}}
-	two := dockerdaemontest.Image{Names: []string{"two:2"}, Layers: []dockerdaemontest.Layer{layer(1, 400_000), layer(3, 3000)}}
+	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 400_000),
+		layer(2, 3000)}}
+	two := dockerdaemontest.Image{Names: []string{"two:2"}, Layers: []dockerdaemontest.Layer{layer(1, 400_000),
+		layer(3, 3000)}}
 	for name, files := range map[string]dockerdaemontest.Files{
 		"before 25":    dockerdaemontest.Legacy(one, two),
 		"from 25 on":   dockerdaemontest.Modern(one, two),
@@ -323,14 +338,16 @@ func TestImagesFromAnEngine(t *testing.T) {
 	} {
 		raw := files.Bytes(t)
 		start := func(t *testing.T, stream func(w io.Writer, names []string) error) {
-			engine := &dockerdaemontest.Engine{Images: map[string]string{"one:1": string(one.ID()), "two:2": string(two.ID())}, Stream: stream}
+			engine := &dockerdaemontest.Engine{Images: map[string]string{"one:1": string(one.ID()), "two:2": string(two.ID())},
+				Stream: stream}
 			engine.ListenUnix(t)
 		}
 		fails := func(t *testing.T, want string) {
 			t.Helper()
 			store, _ := newStore(t)
 			_, err := saveAndOpen(t.Context(), t, store, "one:1", "two:2")
-			if err == nil || !strings.HasPrefix(err.Error(), "docker engine at unix://") || !strings.Contains(err.Error(), want) {
+			if err == nil || !strings.HasPrefix(err.Error(), "docker engine at unix://") ||
+				!strings.Contains(err.Error(), want) {
 				t.Errorf("error %v\nwant  %s", err, want)
 			}
 			checkNothingHalf(t, store)
@@ -387,7 +404,7 @@ func TestImagesFromAnEngine(t *testing.T) {
 					}
 					for written := 0; ; written++ {
 						if _, err := tw.Write(make([]byte, 1<<16)); err != nil {
-							return nil //nolint:nilerr // nobody listens any more
+							return nil //nolint:nilerr // the client has gone
 						}
 						if written == 64 {
 							cancel(enough)
@@ -421,41 +438,63 @@ func TestOpenStreamRefuses(t *testing.T) {
 		stream []byte
 		err    string
 	}{
-		"nothing":                          {nil, "is not an image archive: it is empty"},
-		"text":                             {[]byte("no tar at all"), "is not an image archive: it is text"},
-		"long text":                        {bytes.Repeat([]byte("no tar at all\n"), 1000), "is not an image archive: it is text"},
-		"JSON":                             {[]byte(`{"a":1}`), "is not an image archive: it is JSON text"},
-		"gzip-compressed text":             {gzipped(t, []byte("text")), "is not an image archive: it is gzip-compressed data without a tar in it"},
-		"gzip-compressed data that is cut": {gzipped(t, whole)[:4000], "is truncated: it ends within entry " + slices.Sorted(maps.Keys(modern))[0]},
-		"an engine's error instead":        {dockerdaemontest.StreamError("boom"), "the engine failed: boom"},
-		"an engine's error after a file":   {slices.Concat(makeTar(t, file{name: "a", data: data})[:2*tarBlock], dockerdaemontest.StreamError("boom")), "the engine failed: boom"},
+		"nothing": {nil, "is not an image archive: it is empty"},
+		"text":    {[]byte("no tar at all"), "is not an image archive: it is text"},
+		"long text": {bytes.Repeat([]byte("no tar at all\n"), 1000),
+			"is not an image archive: it is text"},
+		"JSON": {[]byte(`{"a":1}`), "is not an image archive: it is JSON text"},
+		"gzip-compressed text": {gzipped(t, []byte("text")),
+			"is not an image archive: it is gzip-compressed data without a tar in it"},
+		"gzip-compressed data that is cut": {gzipped(t, whole)[:4000], "is truncated: it ends within entry " +
+			slices.Sorted(maps.Keys(modern))[0]},
+		"an engine's error instead": {dockerdaemontest.StreamError("boom"), "the engine failed: boom"},
+		"an engine's error after a file": {slices.Concat(makeTar(t, file{name: "a", data: data})[:2*tarBlock],
+			dockerdaemontest.StreamError("boom")), "the engine failed: boom"},
 		"an engine's long error after a file": {
-			slices.Concat(makeTar(t, file{name: "a", data: data})[:2*tarBlock], dockerdaemontest.StreamError(strings.Repeat("boom ", 300))),
+			slices.Concat(makeTar(t, file{name: "a", data: data})[:2*tarBlock],
+				dockerdaemontest.StreamError(strings.Repeat("boom ", 300))),
 			"the engine failed: " + strings.Repeat("boom ", 300),
 		},
-		"an engine's error after all":     {slices.Concat(whole, dockerdaemontest.StreamError("boom")), "the engine failed: boom"},
-		"a tar that ends between files":   {bytes.TrimSuffix(whole, make([]byte, 2*tarBlock)), "is truncated: it ends after entry repositories, without the marker of an archive's end"},
-		"a tar without entries":           {make([]byte, 2*tarBlock), "is not an image archive: it is a tar without entries"},
-		"a name that leads out":           {makeTar(t, file{name: "../a", data: data}), `entry "../a" leads out of the archive`},
-		"a name that leads out and in":    {makeTar(t, file{name: "b/../../a", data: data}), `entry "b/../../a" leads out of the archive`},
-		"an absolute name":                {makeTar(t, file{name: "/a", data: data}), `entry "/a" is an absolute path`},
-		"a link that leads out":           {makeTar(t, file{name: "a/b", link: "../../x"}), `entry "a/b" is a link to "../../x", which leads out of the archive`},
-		"an absolute link":                {makeTar(t, file{name: "a", link: "/etc/passwd"}), `entry "a" is a link to "/etc/passwd", which is an absolute path`},
-		"a hard link that leads out":      {makeTar(t, file{name: "a", link: "../x", kind: tar.TypeLink}), `entry "a" is a link to "../x", which leads out of the archive`},
-		"a file twice":                    {makeTar(t, file{name: "a", data: data}, file{name: "./a", data: data}), `entry "./a" occurs twice`},
-		"a link in the place of a file":   {makeTar(t, file{name: "a", data: data}, file{name: "a", link: "b"}), `entry "a" occurs twice`},
-		"a sparse file":                   {sparse, `entry "a" is stored as a sparse file: pack the archive without that`},
-		"a tar without images":            {makeTar(t, file{name: "a", data: data}, file{name: "b"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but a, b"},
-		"a blob that does not match":      {with(modern, dockerdaemontest.File{Name: layerFile, Data: noise(7, 9000)}).Bytes(t), "entry " + layerFile + ": does not match its digest: it was altered or damaged"},
-		"a blob that is another's":        {makeTar(t, file{name: "blobs/sha256/" + digest.FromString("x").Encoded(), data: data}), "entry blobs/sha256/" + digest.FromString("x").Encoded() + ": does not match its digest: it was altered or damaged"},
-		"a SHA-512 blob that matches not": {makeTar(t, file{name: sha512Name, data: []byte("date")}), "entry " + sha512Name + ": does not match its digest: it was altered or damaged"},
-		"a layer that is not there":       {without(legacy, "layer.tar").Bytes(t), "docker archive: image one:1: layer " + legacyLayer(legacy) + ": is missing from the source"},
+		"an engine's error after all": {slices.Concat(whole, dockerdaemontest.StreamError("boom")),
+			"the engine failed: boom"},
+		"a tar that ends between files": {bytes.TrimSuffix(whole, make([]byte, 2*tarBlock)),
+			"is truncated: it ends after entry repositories, without the marker of an archive's end"},
+		"a tar without entries": {make([]byte, 2*tarBlock), "is not an image archive: it is a tar without entries"},
+		"a name that leads out": {makeTar(t, file{name: "../a", data: data}),
+			`entry "../a" leads out of the archive`},
+		"a name that leads out and in": {makeTar(t, file{name: "b/../../a", data: data}),
+			`entry "b/../../a" leads out of the archive`},
+		"an absolute name": {makeTar(t, file{name: "/a", data: data}), `entry "/a" is an absolute path`},
+		"a link that leads out": {makeTar(t, file{name: "a/b", link: "../../x"}),
+			`entry "a/b" is a link to "../../x", which leads out of the archive`},
+		"an absolute link": {makeTar(t, file{name: "a", link: "/etc/passwd"}),
+			`entry "a" is a link to "/etc/passwd", which is an absolute path`},
+		"a hard link that leads out": {makeTar(t, file{name: "a", link: "../x", kind: tar.TypeLink}),
+			`entry "a" is a link to "../x", which leads out of the archive`},
+		"a file twice": {makeTar(t, file{name: "a", data: data}, file{name: "./a", data: data}),
+			`entry "./a" occurs twice`},
+		"a link in the place of a file": {makeTar(t, file{name: "a", data: data}, file{name: "a", link: "b"}),
+			`entry "a" occurs twice`},
+		"a sparse file":        {sparse, `entry "a" is stored as a sparse file: pack the archive without that`},
+		"a tar without images": {makeTar(t, file{name: "a", data: data}, file{name: "b"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but a, b"},
+		"a blob that does not match": {with(modern, dockerdaemontest.File{Name: layerFile, Data: noise(7,
+			9000)}).Bytes(t), "entry " + layerFile + ": does not match its digest: it was altered or damaged"},
+		"a blob that is another's": {makeTar(t, file{name: "blobs/sha256/" + digest.FromString("x").Encoded(),
+			data: data}), "entry blobs/sha256/" + digest.FromString("x").Encoded() +
+			": does not match its digest: it was altered or damaged"},
+		"a SHA-512 blob that matches not": {makeTar(t, file{name: sha512Name, data: []byte("date")}), "entry " + sha512Name +
+			": does not match its digest: it was altered or damaged"},
+		"a layer that is not there": {without(legacy, "layer.tar").Bytes(t), "docker archive: image one:1: layer " +
+			legacyLayer(legacy) + ": is missing from the source"},
 		"a layer that is a link to nothing": {
 			with(legacy, dockerdaemontest.File{Name: legacyLayer(legacy), Link: "../x/layer.tar"}).Bytes(t),
-			"docker archive: image one:1: layer: " + legacyLayer(legacy) + ": is a link to x/layer.tar, which is not a file in the archive",
+			"docker archive: image one:1: layer: " + legacyLayer(legacy) +
+				": is a link to x/layer.tar, which is not a file in the archive",
 		},
-		"an index that is no JSON": {with(modern, dockerdaemontest.File{Name: "index.json", Data: []byte("{")}).Bytes(t), "OCI archive: index.json: is not valid JSON: unexpected end of JSON input"},
-		"an index of 5 MB":         {with(modern, dockerdaemontest.File{Name: "index.json", Data: make([]byte, 5<<20)}).Bytes(t), "OCI archive: index.json: has 5242880 bytes: want at most 4194304"},
+		"an index that is no JSON": {with(modern, dockerdaemontest.File{Name: "index.json", Data: []byte("{")}).Bytes(t),
+			"OCI archive: index.json: is not valid JSON: unexpected end of JSON input"},
+		"an index of 5 MB": {with(modern, dockerdaemontest.File{Name: "index.json", Data: make([]byte,
+			5<<20)}).Bytes(t), "OCI archive: index.json: has 5242880 bytes: want at most 4194304"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store, _ := newStore(t)
@@ -505,9 +544,10 @@ func TestOpenStreamOfATruncatedStream(t *testing.T) {
 	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{shared, layer(2, 700)}}
 	two := dockerdaemontest.Image{Names: []string{"two:1"}, Layers: []dockerdaemontest.Layer{shared}}
 	for name, files := range map[string]dockerdaemontest.Files{
-		"before 25":    dockerdaemontest.Legacy(one, two),
-		"from 25 on":   dockerdaemontest.Modern(one, two),
-		"containerd's": dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one}, Absent: []string{"arm64"}}),
+		"before 25":  dockerdaemontest.Legacy(one, two),
+		"from 25 on": dockerdaemontest.Modern(one, two),
+		"containerd's": dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1",
+			Images: []dockerdaemontest.Image{one}, Absent: []string{"arm64"}}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			raw := files.Bytes(t)
@@ -598,8 +638,10 @@ func TestARealEngine(t *testing.T) {
 	defer api.Close()
 	const name, other = "zarf-registry-test/one:1", "zarf-registry-test/two:2"
 	shared := dockerdaemontest.Layer{Data: makeTar(t, file{name: "shared", data: noise(1, 100_000)})}
-	one := dockerdaemontest.Image{Names: []string{name}, Layers: []dockerdaemontest.Layer{shared, {Data: makeTar(t, file{name: "one", data: noise(2, 1000)})}}}
-	two := dockerdaemontest.Image{Names: []string{other}, Layers: []dockerdaemontest.Layer{shared, {Data: makeTar(t, file{name: "two"})}}}
+	one := dockerdaemontest.Image{Names: []string{name}, Layers: []dockerdaemontest.Layer{shared, {Data: makeTar(t,
+		file{name: "one", data: noise(2, 1000)})}}}
+	two := dockerdaemontest.Image{Names: []string{other}, Layers: []dockerdaemontest.Layer{shared, {Data: makeTar(t,
+		file{name: "two"})}}}
 	loaded, err := api.ImageLoad(t.Context(), bytes.NewReader(dockerdaemontest.Legacy(one, two).Bytes(t)))
 	if err != nil {
 		t.Fatal(err)
@@ -638,7 +680,8 @@ func TestARealEngine(t *testing.T) {
 			t.Errorf("layers of %s: %s", image.Names[0], diff)
 		}
 	}
-	if _, err := saveAndOpen(t.Context(), t, store, "zarf-registry-test/none:1"); err == nil || !strings.Contains(err.Error(), "docker pull zarf-registry-test/none:1") {
+	if _, err := saveAndOpen(t.Context(), t, store, "zarf-registry-test/none:1"); err == nil ||
+		!strings.Contains(err.Error(), "docker pull zarf-registry-test/none:1") {
 		t.Errorf("error of an image that is not there: %v", err)
 	}
 }

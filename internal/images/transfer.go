@@ -45,7 +45,8 @@ func (o Options) withDefaults() Options {
 // forEachImage calls do for each image, started in order, and returns the results of those that
 // succeeded, in order. do calls started when the next image may start. If an image fails, those before
 // it are completed and those after it are cancelled.
-func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T, do func(ctx context.Context, image T, started func()) (Result, error)) ([]Result, error) {
+func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T,
+	do func(ctx context.Context, image T, started func()) (Result, error)) ([]Result, error) {
 	r.started()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -108,7 +109,8 @@ func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T, 
 
 // forEachBlob calls do for each of an image's blobs, limited by the slots that images share. It calls
 // started when the last blob has its slot.
-func forEachBlob(ctx context.Context, slots *semaphore.Weighted, blobs []ocispec.Descriptor, started func(), do func(context.Context, ocispec.Descriptor) error) error {
+func forEachBlob(ctx context.Context, slots *semaphore.Weighted, blobs []ocispec.Descriptor, started func(),
+	do func(context.Context, ocispec.Descriptor) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, desc := range blobs {
 		if err := slots.Acquire(ctx, 1); err != nil {

@@ -135,7 +135,8 @@ func pullBoth(t *testing.T, items []Item) map[string]*Source {
 }
 
 // artifact makes a manifest of whatever kind, with layers of those sizes.
-func artifact(t testing.TB, store *Store, reference, mediaType, configType, layerType string, subject *ocispec.Descriptor, layers ...[]byte) Image {
+func artifact(t testing.TB, store *Store, reference, mediaType, configType, layerType string,
+	subject *ocispec.Descriptor, layers ...[]byte) Image {
 	t.Helper()
 	add := func(mediaType string, b []byte) ocispec.Descriptor {
 		desc := content.NewDescriptorFromBytes(mediaType, b)
@@ -168,16 +169,21 @@ func TestRoundTrips(t *testing.T) {
 	store := &Store{}
 	index := testImage(t, store, "docker.io/library/multi:1", 60_000, "amd64", "arm64", "riscv64")
 	chart := artifact(t, store, "quay.io/charts/app:1.2.3", ocispec.MediaTypeImageManifest,
-		"application/vnd.cncf.helm.config.v1+json", "application/vnd.cncf.helm.chart.content.v1.tar+gzip", nil, noise(7, 5000), noise(8, 300))
-	docker := artifact(t, store, "docker.io/team/v2:1", oci.MediaTypeDockerManifest, oci.MediaTypeDockerConfig, "application/vnd.docker.image.rootfs.diff.tar.gzip", nil, noise(9, 1000))
-	odd := artifact(t, store, "docker.io/team/odd:1", ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageConfig, ocispec.MediaTypeImageLayer, nil, nil, noise(10, 1), noise(11, 70_000))
+		"application/vnd.cncf.helm.config.v1+json", "application/vnd.cncf.helm.chart.content.v1.tar+gzip", nil, noise(7,
+			5000), noise(8, 300))
+	docker := artifact(t, store, "docker.io/team/v2:1", oci.MediaTypeDockerManifest, oci.MediaTypeDockerConfig,
+		"application/vnd.docker.image.rootfs.diff.tar.gzip", nil, noise(9, 1000))
+	odd := artifact(t, store, "docker.io/team/odd:1", ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageConfig,
+		ocispec.MediaTypeImageLayer, nil, nil, noise(10, 1), noise(11, 70_000))
 	signature := artifact(t, store, "", ocispec.MediaTypeImageManifest,
 		"application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.dev.cosign.simplesigning.v1+json", &index.Descriptor, []byte(`{"critical":{}}`))
 	signature.Reference = "docker.io/library/multi@" + signature.Descriptor.Digest.String()
-	old := artifact(t, store, "docker.io/team/v2:sha256-"+docker.Descriptor.Digest.Encoded()+".sig", ocispec.MediaTypeImageManifest,
+	old := artifact(t, store, "docker.io/team/v2:sha256-"+docker.Descriptor.Digest.Encoded()+".sig",
+		ocispec.MediaTypeImageManifest,
 		ocispec.MediaTypeImageConfig, "application/vnd.dev.cosign.simplesigning.v1+json", nil, []byte(`{"critical":{"old":1}}`))
 	layer := makeTar(t, file{name: "a", data: noise(1, 50_000)})
-	saved := mustOpen(t, writeTemp(t, "saved.tar", makeTar(t, dockerArchive(t, []string{"docker.io/team/saved:1"}, layer, gzipped(t, layer))...)))
+	saved := mustOpen(t, writeTemp(t, "saved.tar", makeTar(t, dockerArchive(t, []string{"docker.io/team/saved:1"}, layer,
+		gzipped(t, layer))...)))
 
 	refs := from.fill(t, store, index, chart, docker, odd, signature, old)
 	refs = append(refs, from.fill(t, saved, saved.Images()...)...)
@@ -326,7 +332,8 @@ func TestResolve(t *testing.T) {
 	from := newOrigin(t)
 	store := &Store{}
 	multi := testImage(t, store, "multi:1", 5000, "amd64", "arm64", "riscv64")
-	chart := artifact(t, store, "chart:1", ocispec.MediaTypeImageManifest, "application/vnd.cncf.helm.config.v1+json", "application/x", nil, noise(7, 500))
+	chart := artifact(t, store, "chart:1", ocispec.MediaTypeImageManifest, "application/vnd.cncf.helm.config.v1+json",
+		"application/x", nil, noise(7, 500))
 	refs := from.fill(t, store, multi, chart)
 	byDigest := from.host() + "/library/multi@" + multi.Descriptor.Digest.String()
 	var index ocispec.Index
@@ -344,7 +351,8 @@ func TestResolve(t *testing.T) {
 	}
 	t.Run("one platform of a tag is that manifest", func(t *testing.T) {
 		items := from.resolve(t, platforms("linux/arm64"), refs[0])
-		if items[0].Descriptor.Digest != arm.Digest || len(items[0].Platforms) != 1 || items[0].Platforms[0].Architecture != "arm64" {
+		if items[0].Descriptor.Digest != arm.Digest || len(items[0].Platforms) != 1 ||
+			items[0].Platforms[0].Architecture != "arm64" {
 			t.Errorf("%+v", items[0].Image)
 		}
 	})
@@ -354,7 +362,8 @@ func TestResolve(t *testing.T) {
 		if err := fetchJSON(t.Context(), items[0].Content, items[0].Descriptor, &part); err != nil {
 			t.Fatal(err)
 		}
-		if len(part.Manifests) != 2 || part.Manifests[0].Digest != index.Manifests[0].Digest || part.Manifests[1].Digest != arm.Digest {
+		if len(part.Manifests) != 2 || part.Manifests[0].Digest != index.Manifests[0].Digest ||
+			part.Manifests[1].Digest != arm.Digest {
 			t.Errorf("%+v", part)
 		}
 		for _, source := range pullBoth(t, items) {
@@ -377,7 +386,8 @@ func TestResolve(t *testing.T) {
 		}
 	})
 	t.Run("a chart has no platform", func(t *testing.T) {
-		if items := from.resolve(t, platforms("linux/s390x"), refs[1]); items[0].Descriptor.Digest != chart.Descriptor.Digest {
+		if items := from.resolve(t, platforms("linux/s390x"),
+			refs[1]); items[0].Descriptor.Digest != chart.Descriptor.Digest {
 			t.Errorf("%+v", items[0].Image)
 		}
 	})
@@ -399,7 +409,8 @@ func TestResolve(t *testing.T) {
 	t.Run("all that is wrong is said at once", func(t *testing.T) {
 		opts := from.options
 		platforms("linux/s390x")(&opts)
-		_, err := Resolve(t.Context(), []string{refs[0], from.host() + "/nothing:1", "No:1", "elsewhere.example.com/x", refs[1]}, opts)
+		_, err := Resolve(t.Context(), []string{refs[0], from.host() + "/nothing:1", "No:1", "elsewhere.example.com/x",
+			refs[1]}, opts)
 		if err == nil {
 			t.Fatal("no error")
 		}
@@ -426,7 +437,8 @@ func TestReferrers(t *testing.T) {
 	store := &Store{}
 	image := testImage(t, store, "signed:1", 5000, "amd64", "arm64")
 	note := func(reference string, subject *ocispec.Descriptor, text string) Image {
-		made := artifact(t, store, reference, ocispec.MediaTypeImageManifest, "application/vnd.example.note", "text/plain", subject, []byte(text))
+		made := artifact(t, store, reference, ocispec.MediaTypeImageManifest, "application/vnd.example.note", "text/plain",
+			subject, []byte(text))
 		if reference == "" {
 			made.Reference = "signed@" + made.Descriptor.Digest.String()
 		}
@@ -480,7 +492,8 @@ func TestReferrerThatIsGone(t *testing.T) {
 			return false
 		}
 		w.Header().Set("Content-Type", ocispec.MediaTypeImageIndex)
-		w.Write(asJSON(t, ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{gone}}))
+		w.Write(asJSON(t, ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex,
+			Manifests: []ocispec.Descriptor{gone}}))
 		return true
 	})
 	var log bytes.Buffer
@@ -576,7 +589,8 @@ func TestPullThatFailsLeavesNothingThatLooksWhole(t *testing.T) {
 	}
 	defer layout.Close()
 	_, err = Pull(t.Context(), items, layout, Options{})
-	if err == nil || !strings.Contains(err.Error(), "pulling image "+refs[0]+": ") || !strings.Contains(err.Error(), " sha256:") {
+	if err == nil || !strings.Contains(err.Error(), "pulling image "+refs[0]+": ") ||
+		!strings.Contains(err.Error(), " sha256:") {
 		t.Errorf("error: %v", err)
 	}
 	if _, err := Open(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "contains no image") {
@@ -603,7 +617,8 @@ func TestPushPlan(t *testing.T) {
 	store := &Store{}
 	one, two := testImage(t, store, "ghcr.io/a/b:1", 100, "amd64"), testImage(t, store, "quay.io/a/b:1", 200, "amd64")
 	_, err := Push(t.Context(), Items(store, one, two), server.client(t, nil), Options{})
-	if err == nil || !strings.Contains(err.Error(), "ghcr.io/a/b:1 and quay.io/a/b:1 differ, but both would become a/b:1: push them with different prefixes") {
+	if err == nil || !strings.Contains(err.Error(),
+		"ghcr.io/a/b:1 and quay.io/a/b:1 differ, but both would become a/b:1: push them with different prefixes") {
 		t.Errorf("error: %v", err)
 	}
 	if n := server.count(""); n != 0 {
@@ -668,7 +683,8 @@ func TestPlatforms(t *testing.T) {
 }
 
 func TestPrefix(t *testing.T) {
-	for text, want := range map[string]string{"": "library/nginx", "team": "team/library/nginx", "/a/b-c/": "a/b-c/library/nginx"} {
+	for text, want := range map[string]string{"": "library/nginx", "team": "team/library/nginx",
+		"/a/b-c/": "a/b-c/library/nginx"} {
 		p, err := ParsePrefix(text)
 		if err != nil {
 			t.Errorf("%q: %v", text, err)

@@ -106,9 +106,11 @@ func (m *Meter) Done(r images.Result) {
 	m.sent += r.BytesSent
 	m.received += r.BytesReceived
 	m.skipped += r.BytesSkipped
-	fmt.Fprintf(m.w, "%s: %s, %.1f s, %s\n", r.Reference, moved(r.BytesSent, r.BytesReceived, r.BytesSkipped), r.Duration.Seconds(), r.Digest)
+	fmt.Fprintf(m.w, "%s: %s, %.1f s, %s\n", r.Reference, moved(r.BytesSent, r.BytesReceived, r.BytesSkipped),
+		r.Duration.Seconds(), r.Digest)
 	if len(r.Omitted) > 0 {
-		fmt.Fprintf(m.w, "  without %s, which the source does not hold\n", strings.ReplaceAll(images.Platforms(r.Omitted).String(), ",", ", "))
+		fmt.Fprintf(m.w, "  without %s, which the source does not hold\n",
+			strings.ReplaceAll(images.Platforms(r.Omitted).String(), ",", ", "))
 	}
 }
 
@@ -118,7 +120,8 @@ func (m *Meter) End() {
 	defer m.mu.Unlock()
 	m.over()
 	if m.images > 1 {
-		fmt.Fprintf(m.w, "%s: %s, %.1f s\n", formatImageCount(m.images), moved(m.sent, m.received, m.skipped), m.now().Sub(m.begun).Seconds())
+		fmt.Fprintf(m.w, "%s: %s, %.1f s\n", formatImageCount(m.images), moved(m.sent, m.received, m.skipped),
+			m.now().Sub(m.begun).Seconds())
 	}
 }
 

@@ -41,11 +41,13 @@ func TestMeterInALog(t *testing.T) {
 	p.Done = 30e6
 	m.Update(p)
 	fmt.Fprintln(m, "a log line")
-	m.Done(images.Result{Reference: "reg:5000/library/a:1", BytesSent: 80e6, BytesSkipped: 20e6, Duration: 42 * time.Second, Digest: "sha256:abc"})
+	m.Done(images.Result{Reference: "reg:5000/library/a:1", BytesSent: 80e6, BytesSkipped: 20e6,
+		Duration: 42 * time.Second, Digest: "sha256:abc"})
 	p.Image, p.ImagesDone, p.Done = "b:1", 1, 80e6
 	*now = now.Add(15 * time.Second)
 	m.Update(p)
-	m.Done(images.Result{Reference: "reg:5000/library/b:1", BytesReceived: 7, BytesSent: 5, Duration: 120 * time.Millisecond, Digest: "sha256:def",
+	m.Done(images.Result{Reference: "reg:5000/library/b:1", BytesReceived: 7, BytesSent: 5,
+		Duration: 120 * time.Millisecond, Digest: "sha256:def",
 		Omitted: []ocispec.Platform{{OS: "linux", Architecture: "arm64"}, {OS: "linux", Architecture: "arm", Variant: "v7"}}})
 	m.Done(images.Result{Reference: "reg:5000/library/c:1", Digest: "sha256:e3b"})
 	m.End()
@@ -83,7 +85,8 @@ func TestMeterOnATerminal(t *testing.T) {
 	*now = now.Add(time.Second)
 	p.Done, p.ImagesDone = 120e6, 1
 	m.Update(p)
-	m.Done(images.Result{Reference: "reg/a:1", BytesSent: 120e6, BytesSkipped: 120e6, Duration: 2 * time.Second, Digest: "sha256:abc"})
+	m.Done(images.Result{Reference: "reg/a:1", BytesSent: 120e6, BytesSkipped: 120e6, Duration: 2 * time.Second,
+		Digest: "sha256:abc"})
 	m.End()
 	const erase = "\r\x1b[K"
 	want := "0/1 [                    ] 0 B of 240.0 MB" + erase +
@@ -99,7 +102,8 @@ func TestMeterOnATerminal(t *testing.T) {
 
 // What counts most is left of what counts less, and fits into 80 columns.
 func TestMeterStaysOnOneLine(t *testing.T) {
-	p := images.Progress{Image: strings.Repeat("very/", 30) + "long:1", Images: 200, ImagesDone: 123, Total: 1234e9, Done: 100e9, Skipped: 500e9}
+	p := images.Progress{Image: strings.Repeat("very/", 30) + "long:1", Images: 200, ImagesDone: 123, Total: 1234e9,
+		Done: 100e9, Skipped: 500e9}
 	for width, want := range map[int]string{
 		0: "", 1: "", 2: "", 3: "1…",
 		20: "123/200 [--------=…",
@@ -115,7 +119,7 @@ func TestMeterStaysOnOneLine(t *testing.T) {
 	}
 }
 
-func TestMeterOfSomethingElseThanImages(t *testing.T) {
+func TestMeterWithoutImages(t *testing.T) {
 	m, out, now := clocked(false, 0)
 	m.Update(images.Progress{Total: 10e6})
 	*now = now.Add(10 * time.Second)
@@ -126,13 +130,14 @@ func TestMeterOfSomethingElseThanImages(t *testing.T) {
 	}
 }
 
-func TestMeterTellsNoTimeThatNobodyKnows(t *testing.T) {
+func TestMeterHidesUnknownTimeLeft(t *testing.T) {
 	m, _, _ := clocked(true, 80)
 	m.rate = 1
 	if got, want := m.figures(images.Progress{Total: 9e18}), "0 B of 9.0 EB, 1 B/s"; got != want {
 		t.Errorf("figures are %q, want %q", got, want)
 	}
-	if got, want := m.bar(images.Progress{Images: 1, Total: 9e18, Skipped: 9e18}, 80), "0/1 [--------------------] 9.0 EB of 9.0 EB, 1 B/s, 0s left, 9.0 EB already the…"; got != want {
+	if got, want := m.bar(images.Progress{Images: 1, Total: 9e18, Skipped: 9e18},
+		80), "0/1 [--------------------] 9.0 EB of 9.0 EB, 1 B/s, 0s left, 9.0 EB already the…"; got != want {
 		t.Errorf("bar is %q, want %q", got, want)
 	}
 	if got, want := m.bar(images.Progress{}, 80), "[--------------------] 0 B of 0 B, 1 B/s, 0s left"; got != want {
@@ -140,7 +145,7 @@ func TestMeterTellsNoTimeThatNobodyKnows(t *testing.T) {
 	}
 }
 
-func TestMeterTellsTerminalsFromFiles(t *testing.T) {
+func TestMeterDetectsTerminals(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)

@@ -93,7 +93,8 @@ func (d *download) checkEnd() {
 	}
 	var more [1]byte
 	if n, _ := io.ReadFull(d.body, more[:]); n > 0 {
-		d.err = d.repo.registry.wrap(d.ctx, protocolErrorf("returned more than the %d bytes of the blob's descriptor", d.desc.Size))
+		d.err = d.repo.registry.wrap(d.ctx, protocolErrorf("returned more than the %d bytes of the blob's descriptor",
+			d.desc.Size))
 	}
 }
 
@@ -114,7 +115,8 @@ func (d *download) resume(err error) {
 
 // open requests the rest of the blob.
 func (d *download) open() error {
-	req, err := d.repo.newRequest(withTransfer(d.ctx, receivesBlob), http.MethodGet, "blobs/"+d.desc.Digest.String(), auth.ActionPull)
+	req, err := d.repo.newRequest(withTransfer(d.ctx, receivesBlob), http.MethodGet, "blobs/"+d.desc.Digest.String(),
+		auth.ActionPull)
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ func serve(t *testing.T, plain bool, answer http.HandlerFunc) *testRegistry {
 func TestBrokenDownload(t *testing.T) {
 	b := noise(11, 700_000)
 	desc := describe(b)
-	for name, ranges := range map[string]bool{"is continued": true, "begins again where ranges are not known": false} {
+	for name, ranges := range map[string]bool{"is continued": true, "restarts without support for ranges": false} {
 		t.Run(name, func(t *testing.T) {
 			var asked atomic.Int64
 			registry := serve(t, true, func(w http.ResponseWriter, r *http.Request) {
@@ -60,7 +60,7 @@ func TestBrokenDownload(t *testing.T) {
 			}
 		})
 	}
-	t.Run("that gets nowhere ends", func(t *testing.T) {
+	t.Run("without progress fails", func(t *testing.T) {
 		var asked atomic.Int64
 		registry := serve(t, true, func(w http.ResponseWriter, r *http.Request) {
 			asked.Add(1)
@@ -73,7 +73,7 @@ func TestBrokenDownload(t *testing.T) {
 			t.Errorf("asked %d times, want %d", asked.Load(), 1+DefaultRetries)
 		}
 	})
-	t.Run("that stands still is continued", func(t *testing.T) {
+	t.Run("that stalls is resumed", func(t *testing.T) {
 		var asked atomic.Int64
 		release := make(chan struct{})
 		defer close(release)
@@ -96,7 +96,7 @@ func TestBrokenDownload(t *testing.T) {
 	})
 }
 
-func TestRegistryThatLies(t *testing.T) {
+func TestInvalidResponses(t *testing.T) {
 	b := []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}`)
 	d := digest.FromBytes(b)
 	other := digest.FromString("other")
@@ -133,23 +133,28 @@ func TestRegistryThatLies(t *testing.T) {
 		do     func(ctx context.Context, repo *Repository) error
 		want   string
 	}{
-		"a manifest that is another one":      {manifest("", []byte("{}")), get(d.String()), "returned a manifest with digest " + string(digest.FromString("{}"))},
-		"a manifest said to be another one":   {manifest(other.String(), b), get(d.String()), "returned digest " + other.String()},
+		"another manifest": {manifest("", []byte("{}")), get(d.String()),
+			"returned a manifest with digest " + string(digest.FromString("{}"))},
+		"a manifest with the digest of another": {manifest(other.String(), b), get(d.String()), "returned digest " +
+			other.String()},
 		"a tagged manifest unlike its digest": {manifest(other.String(), b), get("v1"), ": want " + other.String()},
-		"a digest that is none":               {manifest("sha256:abc", b), get("v1"), `returned digest "sha256:abc"`},
+		"an invalid digest":                   {manifest("sha256:abc", b), get("v1"), `returned digest "sha256:abc"`},
 		"resolved to another one":             {manifest(other.String(), b), resolve(d.String()), "returned digest"},
-		"a manifest without end":              {manifest("", make([]byte, oci.MaxManifestSize+1)), get("v1"), "more than 4194304 bytes"},
+		"a manifest without end": {manifest("", make([]byte, oci.MaxManifestSize+1)), get("v1"),
+			"more than 4194304 bytes"},
 		"a manifest that ends early": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			w.Write(b)
 		}, get("v1"), "EOF"},
-		"a blob that is longer":  {manifest("", b), download(ocispec.Descriptor{Digest: d, Size: int64(len(b) - 1)}, 0), "bytes where its descriptor says"},
-		"a blob that is shorter": {manifest("", b), download(ocispec.Descriptor{Digest: d, Size: int64(len(b) + 1)}, 0), "bytes where its descriptor says"},
-		"a blob that goes on": {func(w http.ResponseWriter, r *http.Request) {
+		"a blob that is longer": {manifest("", b), download(ocispec.Descriptor{Digest: d, Size: int64(len(b) - 1)}, 0),
+			"bytes where its descriptor says"},
+		"a blob that is shorter": {manifest("", b), download(ocispec.Descriptor{Digest: d, Size: int64(len(b) + 1)}, 0),
+			"bytes where its descriptor says"},
+		"a blob that is too long": {func(w http.ResponseWriter, r *http.Request) {
 			w.(http.Flusher).Flush()
 			w.Write(b)
 		}, download(ocispec.Descriptor{Digest: d, Size: int64(len(b) - 1)}, 0), "returned more than the"},
-		"a part that is another one": {func(w http.ResponseWriter, r *http.Request) {
+		"another part": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Range", "bytes 3-9/"+strconv.Itoa(len(b)))
 			w.WriteHeader(http.StatusPartialContent)
 		}, download(ocispec.Descriptor{Digest: d, Size: int64(len(b))}, 5), "from byte 3 where byte 5"},
@@ -157,10 +162,10 @@ func TestRegistryThatLies(t *testing.T) {
 			w.Header().Set("Content-Range", "bytes 5-9/1000")
 			w.WriteHeader(http.StatusPartialContent)
 		}, download(ocispec.Descriptor{Digest: d, Size: int64(len(b))}, 5), "has 1000 bytes"},
-		"a part of nobody knows what": {func(w http.ResponseWriter, r *http.Request) {
+		"a part without Content-Range": {func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusPartialContent)
 		}, download(ocispec.Descriptor{Digest: d, Size: int64(len(b))}, 5), "invalid Content-Range"},
-		"no such part": {func(w http.ResponseWriter, r *http.Request) {
+		"an unsatisfiable range": {func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusRequestedRangeNotSatisfiable)
 		}, download(ocispec.Descriptor{Digest: d, Size: int64(len(b))}, 5), "ends before byte 5"},
 		"a blob of another size exists": {manifest("", b), func(ctx context.Context, repo *Repository) error {
@@ -171,7 +176,8 @@ func TestRegistryThatLies(t *testing.T) {
 			w.Header().Set(digestHeader, other.String())
 			w.WriteHeader(http.StatusCreated)
 		}, func(ctx context.Context, repo *Repository) error {
-			return repo.PushManifest(ctx, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: d, Size: int64(len(b))}, b, "v1")
+			return repo.PushManifest(ctx, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: d,
+				Size: int64(len(b))}, b, "v1")
 		}, other.String()},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -229,7 +235,7 @@ func TestRedirects(t *testing.T) {
 		return err
 	}
 
-	t.Run("of blobs are followed if allowed, and nobody's secrets go along", func(t *testing.T) {
+	t.Run("of blobs are followed if allowed, without credentials", func(t *testing.T) {
 		if _, err := run(t, cdn.URL, allowed, blobs); err != nil {
 			t.Fatal(err)
 		}
@@ -240,19 +246,22 @@ func TestRedirects(t *testing.T) {
 			t.Errorf("the other host was asked for %q", seen.Get("Range"))
 		}
 	})
-	t.Run("are refused if not allowed", func(t *testing.T) {
+	t.Run("are rejected unless allowed", func(t *testing.T) {
 		registry, err := run(t, cdn.URL, refusedOnes, blobs)
 		wantError(t, err, registry.host(), "redirected a blob download to "+cdn.host(), "not allowed")
 	})
-	t.Run("to HTTP are refused", func(t *testing.T) {
+	t.Run("to HTTP are rejected", func(t *testing.T) {
 		registry, err := run(t, plainCDN.URL, allowed, blobs)
 		wantError(t, err, registry.host(), "redirected from HTTPS to "+plainCDN.URL)
 	})
-	t.Run("to whom the system's CAs do not know are refused", func(t *testing.T) {
-		registry, err := run(t, cdn.URL, func(opts *Options) { opts.AllowRedirects, opts.cdnTLS = true, &tls.Config{RootCAs: x509.NewCertPool()} }, blobs)
+	t.Run("to hosts with an untrusted CA are rejected", func(t *testing.T) {
+		registry, err := run(t, cdn.URL, func(opts *Options) {
+			opts.AllowRedirects, opts.cdnTLS = true,
+				&tls.Config{RootCAs: x509.NewCertPool()}
+		}, blobs)
 		wantError(t, err, registry.host(), "request to "+cdn.host(), "untrusted CA")
 	})
-	t.Run("of manifests are refused", func(t *testing.T) {
+	t.Run("of manifests are rejected", func(t *testing.T) {
 		registry, err := run(t, cdn.URL, allowed, func(repo *Repository) error {
 			_, _, err := repo.Manifest(t.Context(), "v1")
 			return err
@@ -261,7 +270,7 @@ func TestRedirects(t *testing.T) {
 	})
 }
 
-func TestErrorsSayWhatToDo(t *testing.T) {
+func TestErrorsNameTheRemedy(t *testing.T) {
 	ok := func(w http.ResponseWriter, r *http.Request) {}
 	for name, test := range map[string]struct {
 		plain  bool
@@ -269,10 +278,14 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		change func(*Options)
 		want   []string
 	}{
-		"HTTPS where there is HTTP": {true, ok, func(opts *Options) { opts.PlainHTTP = false }, []string{"serves HTTP, not HTTPS", "--plain-http"}},
-		"HTTP where there is HTTPS": {false, ok, func(opts *Options) { opts.PlainHTTP = true }, []string{"omit --plain-http"}},
-		"a CA that nobody knows":    {false, ok, func(opts *Options) { opts.TLS = nil }, []string{"untrusted CA", "--ca-file"}},
-		"a certificate for another": {false, ok, func(opts *Options) { opts.TLS.ServerName = "elsewhere.example" }, []string{"invalid certificate", "elsewhere.example"}},
+		"HTTPS to an HTTP server": {true, ok, func(opts *Options) { opts.PlainHTTP = false },
+			[]string{"serves HTTP, not HTTPS", "--plain-http"}},
+		"HTTP to an HTTPS server": {false, ok, func(opts *Options) { opts.PlainHTTP = true },
+			[]string{"omit --plain-http"}},
+		"an unknown CA": {false, ok, func(opts *Options) { opts.TLS = nil },
+			[]string{"untrusted CA", "--ca-file"}},
+		"a certificate of another name": {false, ok, func(opts *Options) { opts.TLS.ServerName = "elsewhere.example" },
+			[]string{"invalid certificate", "elsewhere.example"}},
 		"no credential": {true, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("WWW-Authenticate", "Basic")
 			w.WriteHeader(401)
@@ -280,12 +293,16 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		"a wrong credential": {true, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("WWW-Authenticate", "Basic")
 			say(w, 401, "UNAUTHORIZED")
-		}, nil, []string{"rejected the credential", "docker login", "so says the test"}},
-		"forbidden":         {true, func(w http.ResponseWriter, r *http.Request) { say(w, 403, "DENIED") }, nil, []string{"denied access", "docker login"}},
-		"too many requests": {true, func(w http.ResponseWriter, r *http.Request) { say(w, 429, "TOOMANYREQUESTS") }, nil, []string{"limits the request rate", "later"}},
-		"down":              {true, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) }, nil, []string{"503"}},
-		"no registry":       {true, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(404) }, nil, []string{"not found"}},
-		"nobody there":      {true, ok, func(opts *Options) { opts.Host = "127.0.0.1:1" }, []string{"refused"}},
+		}, nil, []string{"rejected the credential", "docker login", "test message"}},
+		"forbidden": {true, func(w http.ResponseWriter, r *http.Request) { say(w, 403, "DENIED") }, nil,
+			[]string{"denied access", "docker login"}},
+		"too many requests": {true, func(w http.ResponseWriter, r *http.Request) { say(w, 429, "TOOMANYREQUESTS") }, nil,
+			[]string{"limits the request rate", "later"}},
+		"down": {true, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) }, nil,
+			[]string{"503"}},
+		"no registry": {true, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(404) }, nil,
+			[]string{"not found"}},
+		"an unreachable registry": {true, ok, func(opts *Options) { opts.Host = "127.0.0.1:1" }, []string{"refused"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			registry := serve(t, test.plain, test.answer)
@@ -311,7 +328,8 @@ func TestManifests(t *testing.T) {
 	ctx := t.Context()
 
 	raw := []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}`)
-	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromBytes(raw), Size: int64(len(raw))}
+	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromBytes(raw),
+		Size: int64(len(raw))}
 	for _, tag := range []string{"v1", "v2", ""} {
 		if err := repo.PushManifest(ctx, desc, raw, tag); err != nil {
 			t.Fatal(err)
@@ -351,21 +369,28 @@ func TestManifests(t *testing.T) {
 	}
 
 	signature := []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","artifactType":"example/signature","manifests":[],"subject":{"mediaType":"application/vnd.oci.image.index.v1+json","digest":"` + desc.Digest.String() + `","size":` + strconv.Itoa(len(raw)) + `}}`)
-	signed := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromBytes(signature), Size: int64(len(signature))}
+	signed := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromBytes(signature),
+		Size: int64(len(signature))}
 	if err := repo.PushManifest(ctx, signed, signature, ""); err != nil {
 		t.Fatal(err)
 	}
 	var referrers []ocispec.Descriptor
 	collect := func(page []ocispec.Descriptor) error { referrers = append(referrers, page...); return nil }
-	if err := repo.Referrers(ctx, desc, collect); err != nil || len(referrers) != 1 || referrers[0].Digest != signed.Digest {
+	if err := repo.Referrers(ctx, desc, collect); err != nil || len(referrers) != 1 ||
+		referrers[0].Digest != signed.Digest {
 		t.Errorf("referrers %v, error %v", referrers, err)
 	}
 
 	var tags, names []string
-	if err := repo.Tags(ctx, func(page []string) error { tags = append(tags, page...); return nil }); err != nil || !slices.Contains(tags, "v1") || !slices.Contains(tags, "v2") {
+	if err := repo.Tags(ctx, func(page []string) error { tags = append(tags, page...); return nil }); err != nil ||
+		!slices.Contains(tags, "v1") || !slices.Contains(tags, "v2") {
 		t.Errorf("tags %q, error %v", tags, err)
 	}
-	if err := reg.Repositories(ctx, func(page []string) error { names = append(names, page...); return nil }); err != nil || !slices.Equal(names, []string{"some/where"}) {
+	if err := reg.Repositories(ctx, func(page []string) error {
+		names = append(names,
+			page...)
+		return nil
+	}); err != nil || !slices.Equal(names, []string{"some/where"}) {
 		t.Errorf("repositories %q, error %v", names, err)
 	}
 	own := errors.New("enough")
@@ -385,8 +410,8 @@ func sameContent(a, b ocispec.Descriptor) bool {
 	return a.MediaType == b.MediaType && a.Digest == b.Digest && a.Size == b.Size
 }
 
-// TestResolveWithoutHelp has registries that do not say what HEAD should.
-func TestResolveWithoutHelp(t *testing.T) {
+// TestResolveWithoutDigestHeader has registries that do not say what HEAD should.
+func TestResolveWithoutDigestHeader(t *testing.T) {
 	raw := []byte("{}")
 	for name, status := range map[string]int{"no digest": http.StatusOK, "no HEAD": http.StatusMethodNotAllowed} {
 		t.Run(name, func(t *testing.T) {

@@ -32,7 +32,7 @@ const (
 )
 
 // testRegistry is distribution's registry. Reading is free; writing needs the
-// credential. front, if any, stands before it.
+// credential. front, unless nil, handles requests first.
 type testRegistry struct {
 	app http.Handler
 	*httptest.Server
@@ -102,7 +102,7 @@ func (r *testRegistry) setFront(front func(http.ResponseWriter, *http.Request) b
 	r.front = front
 }
 
-// count tells how many requests began with the prefix.
+// count returns how many requests began with the prefix.
 func (r *testRegistry) count(prefix string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -210,7 +210,7 @@ func (r *testRegistry) has(t testing.TB, name string, b []byte) {
 	t.Helper()
 	got, code := r.get(t, name+"/blobs/"+digest.FromBytes(b).String())
 	if code != http.StatusOK || !bytes.Equal(got, b) {
-		t.Errorf("the registry answers %d with %d bytes, which are not the %d of the blob", code, len(got), len(b))
+		t.Errorf("the registry responded %d with %d bytes, want the %d of the blob", code, len(got), len(b))
 	}
 }
 
@@ -218,7 +218,7 @@ func (r *testRegistry) has(t testing.TB, name string, b []byte) {
 func (r *testRegistry) hasNot(t testing.TB, name string, d digest.Digest) {
 	t.Helper()
 	if got, code := r.get(t, name+"/blobs/"+d.String()); code != http.StatusNotFound {
-		t.Errorf("the registry answers %d with %d bytes for a blob that it is not to have", code, len(got))
+		t.Errorf("the registry responded %d with %d bytes, want no such blob", code, len(got))
 	}
 }
 
@@ -266,7 +266,7 @@ func noSecret(t testing.TB, text string) {
 	t.Helper()
 	for _, secret := range []string{testPassword, "cHVzaDphLWxvbmctc2VjcmV0", "_state=", "Signature"} {
 		if strings.Contains(text, secret) {
-			t.Errorf("%q tells %q", text, secret)
+			t.Errorf("%q contains the secret %q", text, secret)
 		}
 	}
 }
@@ -298,7 +298,7 @@ func (b *lockedBuffer) String() string {
 func say(w http.ResponseWriter, status int, code string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	io.WriteString(w, `{"errors":[{"code":"`+code+`","message":"so says the test"}]}`)
+	io.WriteString(w, `{"errors":[{"code":"`+code+`","message":"test message"}]}`)
 }
 
 // clientTLS is what a client of the server needs.

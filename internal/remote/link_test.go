@@ -187,7 +187,7 @@ func (f *troubles) next() fault {
 	return drawn
 }
 
-// front does what registries and what stands before them do.
+// front fails as registries and load balancers do.
 func (f *troubles) front(w http.ResponseWriter, r *http.Request) bool {
 	f.mu.Lock()
 	wrong := f.draw(0.15)
@@ -265,12 +265,13 @@ func TestFaultyLink(t *testing.T) {
 	}
 }
 
-// viaLink marks requests, so that the registry knows whom to trouble.
+// viaLink marks the requests that may fail.
 const viaLink = "Via-Link"
 
 func faultyRun(t *testing.T, seed uint64, registry *testRegistry, fronts *sync.Map) {
 	rng := rand.New(rand.NewPCG(seed, 1))
-	trouble := &troubles{rng: rand.New(rand.NewPCG(seed, 2)), left: 6, kind: []string{reset, reset, reset, halfClose, trickle, stall}}
+	trouble := &troubles{rng: rand.New(rand.NewPCG(seed, 2)), left: 6, kind: []string{reset, reset, reset, halfClose,
+		trickle, stall}}
 	name := fmt.Sprintf("run/%d", seed)
 	next, before := trouble.next, trouble.front
 
@@ -360,7 +361,8 @@ func faultyRun(t *testing.T, seed uint64, registry *testRegistry, fronts *sync.M
 			t.Errorf("seed %d: %s: %v is about the wrong thing", seed, permanent, err)
 		}
 		right := map[string]bool{
-			reset:         strings.Contains(err.Error(), "reset") || strings.Contains(err.Error(), "EOF") || strings.Contains(err.Error(), "broken pipe") || strings.Contains(err.Error(), "closed"),
+			reset: strings.Contains(err.Error(), "reset") || strings.Contains(err.Error(), "EOF") ||
+				strings.Contains(err.Error(), "broken pipe") || strings.Contains(err.Error(), "closed"),
 			stall:         errors.Is(err, errIdleTimeout) || strings.Contains(err.Error(), "timeout"),
 			"forbidden":   statusCode(err) == http.StatusForbidden,
 			"unavailable": statusCode(err) == http.StatusServiceUnavailable,
@@ -422,7 +424,7 @@ func TestPushOverALinkThatBreaksEvery200MB(t *testing.T) {
 	checkWire(t, "push", l.wire.Load(), size, time.Since(start))
 
 	up.Store(false)
-	reg.Close() // its connections are still those that break on the way up
+	reg.Close() // its connections still fail on uploads
 	start = time.Now()
 	rc, err := repo.Blob(t.Context(), desc, 0)
 	if err != nil {
@@ -445,9 +447,9 @@ func checkWire(t *testing.T, what string, wire, size int64, took time.Duration) 
 	}
 }
 
-// TestSeedsDiffer has the faulty link's test check something: its runs must meet
+// TestFaultsCoverAllKinds has the faulty link's test check something: its runs must meet
 // every kind of fault.
-func TestSeedsDiffer(t *testing.T) {
+func TestFaultsCoverAllKinds(t *testing.T) {
 	var kinds []string
 	for seed := range uint64(100) {
 		f := &troubles{rng: rand.New(rand.NewPCG(seed, 1)), left: 6, kind: []string{reset, halfClose, trickle, stall}}

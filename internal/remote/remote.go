@@ -107,8 +107,9 @@ func New(opts Options) (*Registry, error) {
 	}
 	opts.responseTimeout = cmp.Or(opts.responseTimeout, defaultResponseTimeout)
 	r := &Registry{
-		remote:       reg,
-		retry:        &retryPolicy{budget: cmp.Or(opts.Retries, DefaultRetries), log: opts.Log, host: host, sleep: opts.sleep},
+		remote: reg,
+		retry: &retryPolicy{budget: cmp.Or(opts.Retries, DefaultRetries), log: opts.Log, host: host,
+			sleep: opts.sleep},
 		timeouts:     idleTimeouts{idle: opts.IdleTimeout, response: opts.responseTimeout},
 		loginHint:    opts.LoginHint,
 		repositories: map[string]*Repository{},

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestBlobsGoAndComeBack(t *testing.T) {
+func TestPushAndPullBlobs(t *testing.T) {
 	for name, plain := range map[string]bool{"over TLS": false, "over plain HTTP": true} {
 		t.Run(name, func(t *testing.T) {
 			registry := newTestRegistry(t, plain)

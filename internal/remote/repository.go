@@ -94,7 +94,8 @@ func (r *Repository) Tags(ctx context.Context, yield func(tags []string) error) 
 
 // Referrers calls yield with each page of the manifests whose subject is desc, such as signatures, and stops at
 // yield's first error.
-func (r *Repository) Referrers(ctx context.Context, desc ocispec.Descriptor, yield func([]ocispec.Descriptor) error) error {
+func (r *Repository) Referrers(ctx context.Context, desc ocispec.Descriptor,
+	yield func([]ocispec.Descriptor) error) error {
 	err := list(ctx, r.registry, yield, func(yield func([]ocispec.Descriptor) error) error {
 		return r.remote.Referrers(ctx, desc, "", yield)
 	})
@@ -144,7 +145,8 @@ func (r *Repository) exists(ctx context.Context, desc ocispec.Descriptor) (bool,
 }
 
 func (r *Repository) headBlob(ctx context.Context, desc ocispec.Descriptor) error {
-	req, err := r.newRequest(withTransfer(ctx, receivesBlob), http.MethodHead, "blobs/"+desc.Digest.String(), auth.ActionPull)
+	req, err := r.newRequest(withTransfer(ctx, receivesBlob), http.MethodHead, "blobs/"+desc.Digest.String(),
+		auth.ActionPull)
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,8 @@ func (r *Repository) PushBlob(ctx context.Context, desc ocispec.Descriptor, from
 	if progress == nil {
 		progress = func(int64, int64) {}
 	}
-	u := &upload{repo: r, desc: desc, from: from, open: open, progress: progress, digester: desc.Digest.Algorithm().Digester()}
+	u := &upload{repo: r, desc: desc, from: from, open: open, progress: progress,
+		digester: desc.Digest.Algorithm().Digester()}
 	mounted, err = u.push(ctx)
 	if u.contentErr != nil && ctx.Err() == nil {
 		return false, u.contentErr
@@ -115,7 +116,8 @@ func (u *upload) push(ctx context.Context) (mounted bool, err error) {
 			u.cancel(ctx, location)
 			return false, err
 		}
-		if !u.repo.registry.retry.backOff(ctx, attempt, nil, err, slog.String("blob", u.desc.Digest.String()), slog.Int64("offset", offset)) {
+		if !u.repo.registry.retry.backOff(ctx, attempt, nil, err, slog.String("blob", u.desc.Digest.String()),
+			slog.Int64("offset", offset)) {
 			return false, err
 		}
 		offset = 0
@@ -145,7 +147,8 @@ func (u *upload) push(ctx context.Context) (mounted bool, err error) {
 // lostUpload reports whether the registry does not know the upload, because it restarted or because its replicas do
 // not share upload state. A new upload may succeed.
 func lostUpload(err error) bool {
-	return statusCode(err) == http.StatusNotFound || hasErrorCode(err, errcode.ErrorCodeBlobUploadUnknown, errcode.ErrorCodeBlobUploadInvalid)
+	return statusCode(err) == http.StatusNotFound || hasErrorCode(err, errcode.ErrorCodeBlobUploadUnknown,
+		errcode.ErrorCodeBlobUploadInvalid)
 }
 
 // start starts an upload and returns its location, or nil if the registry mounted the blob.
@@ -217,7 +220,8 @@ func (u *upload) put(ctx context.Context, location *url.URL, offset int64) error
 		target.RawQuery += "&"
 	}
 	target.RawQuery += url.Values{"digest": {u.desc.Digest.String()}}.Encode()
-	req, err := http.NewRequestWithContext(withTransfer(timer.ctx, sendsBlob), http.MethodPut, target.String(), http.NoBody)
+	req, err := http.NewRequestWithContext(withTransfer(timer.ctx, sendsBlob), http.MethodPut, target.String(),
+		http.NoBody)
 	if err != nil {
 		return err
 	}

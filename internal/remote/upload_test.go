@@ -26,7 +26,7 @@ import (
 
 func TestMount(t *testing.T) {
 	b := noise(1, 100_000)
-	t.Run("a blob that another repository has is not sent", func(t *testing.T) {
+	t.Run("a blob of another repository is mounted", func(t *testing.T) {
 		registry := newTestRegistry(t, false)
 		desc := registry.put(t, "first", b)
 		open := func() (io.ReadCloser, error) { return nil, errors.New("opened") }
@@ -36,9 +36,10 @@ func TestMount(t *testing.T) {
 		}
 		registry.has(t, "second", b)
 	})
-	t.Run("one that is not there is sent in the session that the answer begins", func(t *testing.T) {
+	t.Run("a missing blob is sent in the upload that the response starts", func(t *testing.T) {
 		registry := newTestRegistry(t, false)
-		mounted, err := repository(t, registry.client(t, nil), "second").PushBlob(t.Context(), describe(b), "first", opener(b), nil)
+		mounted, err := repository(t, registry.client(t, nil), "second").PushBlob(t.Context(), describe(b), "first",
+			opener(b), nil)
 		if err != nil || mounted {
 			t.Fatalf("mounted %v, error %v", mounted, err)
 		}
@@ -47,7 +48,7 @@ func TestMount(t *testing.T) {
 			t.Errorf("%d uploads were begun, want 1", n)
 		}
 	})
-	t.Run("the registry is asked even if nobody knows who has it", func(t *testing.T) {
+	t.Run("without a source repository, the registry is asked as well", func(t *testing.T) {
 		registry := newTestRegistry(t, false)
 		repo := repository(t, registry.client(t, nil), "second")
 		if _, err := repo.PushBlob(t.Context(), describe(b), "", opener(b), nil); err != nil {
@@ -57,7 +58,7 @@ func TestMount(t *testing.T) {
 			t.Errorf("%d requests to mount, want 1: %q", n, registry.requests)
 		}
 	})
-	t.Run("what is there already is not sent to a registry that mounts nothing", func(t *testing.T) {
+	t.Run("an existing blob is not sent to a registry without mounts", func(t *testing.T) {
 		registry := newTestRegistry(t, false)
 		desc := registry.put(t, "second", b)
 		registry.setFront(func(_ http.ResponseWriter, r *http.Request) bool {
@@ -73,7 +74,7 @@ func TestMount(t *testing.T) {
 			t.Errorf("%d uploads were given up, want the one that was begun", n)
 		}
 	})
-	t.Run("a mount that is forbidden does not keep the blob from being sent", func(t *testing.T) {
+	t.Run("the blob is sent if the mount is forbidden", func(t *testing.T) {
 		registry := newTestRegistry(t, false)
 		registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
 			if r.URL.Query().Has("mount") {
@@ -82,7 +83,8 @@ func TestMount(t *testing.T) {
 			}
 			return false
 		})
-		mounted, err := repository(t, registry.client(t, nil), "second").PushBlob(t.Context(), describe(b), "first", opener(b), nil)
+		mounted, err := repository(t, registry.client(t, nil), "second").PushBlob(t.Context(), describe(b), "first",
+			opener(b), nil)
 		if err != nil || mounted {
 			t.Fatalf("mounted %v, error %v", mounted, err)
 		}
@@ -90,7 +92,7 @@ func TestMount(t *testing.T) {
 	})
 }
 
-func TestWrongContentIsHeldBack(t *testing.T) {
+func TestWrongContentIsNotCompleted(t *testing.T) {
 	right := noise(2, 3<<20)
 	wrong := bytes.Clone(right)
 	wrong[len(wrong)/2] ^= 1
@@ -99,12 +101,12 @@ func TestWrongContentIsHeldBack(t *testing.T) {
 		desc ocispec.Descriptor
 		want string
 	}{
-		"altered":                {wrong, describe(right), "does not match its digest"},
-		"small and altered":      {[]byte("b"), describe([]byte("a")), "does not match its digest"},
-		"short":                  {right[:len(right)-1], describe(right), "ends 1 bytes early"},
-		"long":                   {append(bytes.Clone(right), 0), describe(right), "its descriptor says"},
-		"empty and not to be":    {nil, describe([]byte("a")), "ends 1 bytes early"},
-		"not empty and to be so": {[]byte("a"), describe(nil), "its descriptor says"},
+		"altered":                   {wrong, describe(right), "does not match its digest"},
+		"small and altered":         {[]byte("b"), describe([]byte("a")), "does not match its digest"},
+		"short":                     {right[:len(right)-1], describe(right), "ends 1 bytes early"},
+		"long":                      {append(bytes.Clone(right), 0), describe(right), "its descriptor says"},
+		"empty instead of one byte": {nil, describe([]byte("a")), "ends 1 bytes early"},
+		"one byte instead of empty": {[]byte("a"), describe(nil), "its descriptor says"},
 	} {
 		for kind, fromFile := range map[string]bool{"over TLS": false, "from a file over plain HTTP": true} {
 			t.Run(name+" "+kind, func(t *testing.T) {
@@ -139,8 +141,7 @@ func TestWrongContentIsHeldBack(t *testing.T) {
 	}
 }
 
-// halfTaken stands before a registry, and takes the first PUT's body up to a point,
-// as if the link then broke.
+// halfTaken accepts the first PUT's body up to an offset and then closes the connection.
 func halfTaken(registry *testRegistry, upTo int64, status http.HandlerFunc) {
 	var puts atomic.Int64
 	registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
@@ -173,13 +174,16 @@ func TestBrokenUpload(t *testing.T) {
 	const taken = 1_234_567
 	b := noise(3, 3<<20)
 	for name, test := range map[string]struct {
-		status http.HandlerFunc // what is answered to who asks how much there is
+		status http.HandlerFunc // handles the request for the offset, unless nil
 		begun  int              // uploads
 		most   int64            // bytes that go twice
 	}{
 		"is continued where the registry has come to": {nil, 1, int64(len(b)) - taken},
 		"begins again where the registry does not know uploads any more": {
-			func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusNotFound, "BLOB_UPLOAD_UNKNOWN") }, 2, int64(len(b)),
+			func(w http.ResponseWriter, _ *http.Request) {
+				say(w, http.StatusNotFound,
+					"BLOB_UPLOAD_UNKNOWN")
+			}, 2, int64(len(b)),
 		},
 		"begins again where uploads cannot be asked about": {
 			func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusMethodNotAllowed) }, 2, int64(len(b)),
@@ -190,7 +194,7 @@ func TestBrokenUpload(t *testing.T) {
 				w.WriteHeader(http.StatusNoContent)
 			}, 2, int64(len(b)),
 		},
-		"begins again where nobody knows whether there is a byte": {
+		"restarts if the offset is ambiguous": {
 			func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Range", "0-0")
 				w.WriteHeader(http.StatusNoContent)
@@ -203,12 +207,13 @@ func TestBrokenUpload(t *testing.T) {
 				halfTaken(registry, taken, test.status)
 				var sent int64
 				highest := int64(0)
-				_, err := repository(t, registry.client(t, nil), "some/where").PushBlob(t.Context(), describe(b), "", open, func(offset, n int64) {
-					if offset < highest {
-						sent += min(offset+n, highest) - offset
-					}
-					highest = max(highest, offset+n)
-				})
+				_, err := repository(t, registry.client(t, nil), "some/where").PushBlob(t.Context(), describe(b), "", open,
+					func(offset, n int64) {
+						if offset < highest {
+							sent += min(offset+n, highest) - offset
+						}
+						highest = max(highest, offset+n)
+					})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -254,7 +259,7 @@ func TestUploadThatCannotSucceed(t *testing.T) {
 		},
 		"forbidden": {
 			func(w http.ResponseWriter, r *http.Request) bool { say(w, http.StatusForbidden, "DENIED"); return true },
-			[]string{"denied access", "so says the test", "docker login", "--password-stdin"},
+			[]string{"denied access", "test message", "docker login", "--password-stdin"},
 		},
 		"too large": {
 			func(w http.ResponseWriter, r *http.Request) bool {
@@ -317,7 +322,7 @@ func TestUploadThatCannotSucceed(t *testing.T) {
 	}
 }
 
-func TestRegistryThatAsksToWait(t *testing.T) {
+func TestRetryAfter(t *testing.T) {
 	b := noise(6, 100_000)
 	for name, test := range map[string]struct {
 		header     func() string
@@ -325,11 +330,13 @@ func TestRegistryThatAsksToWait(t *testing.T) {
 		notMoreBy  time.Duration
 		statusCode int
 	}{
-		"seconds":            {func() string { return "31" }, 31 * time.Second, 0, http.StatusTooManyRequests},
-		"a date":             {func() string { return time.Now().Add(50 * time.Second).UTC().Format(http.TimeFormat) }, 40 * time.Second, 11 * time.Second, http.StatusServiceUnavailable},
-		"too long":           {func() string { return "86400" }, maxRetryAfter, 0, http.StatusTooManyRequests},
-		"a date in the past": {func() string { return "Wed, 21 Oct 2015 07:28:00 GMT" }, firstDelay / 2, maxDelay, http.StatusTooManyRequests},
-		"nothing":            {func() string { return "" }, firstDelay / 2, maxDelay, http.StatusTooManyRequests},
+		"seconds": {func() string { return "31" }, 31 * time.Second, 0, http.StatusTooManyRequests},
+		"a date": {func() string { return time.Now().Add(50 * time.Second).UTC().Format(http.TimeFormat) },
+			40 * time.Second, 11 * time.Second, http.StatusServiceUnavailable},
+		"too long": {func() string { return "86400" }, maxRetryAfter, 0, http.StatusTooManyRequests},
+		"a date in the past": {func() string { return "Wed, 21 Oct 2015 07:28:00 GMT" }, firstDelay / 2, maxDelay,
+			http.StatusTooManyRequests},
+		"nothing": {func() string { return "" }, firstDelay / 2, maxDelay, http.StatusTooManyRequests},
 	} {
 		for _, method := range []string{http.MethodPost, http.MethodPut} {
 			t.Run(name+" "+method, func(t *testing.T) {
@@ -357,15 +364,15 @@ func TestRegistryThatAsksToWait(t *testing.T) {
 	}
 }
 
-// TestCancelledAtOnce ends contexts while something is waited for that never comes.
-func TestCancelledAtOnce(t *testing.T) {
+// TestCancellation ends contexts while something is waited for that never comes.
+func TestCancellation(t *testing.T) {
 	b := noise(7, 16<<20) // more than the sockets hold
 	var hang chan struct{}
 	for name, test := range map[string]struct {
 		front func(reached func()) func(w http.ResponseWriter, r *http.Request) bool
 		pull  bool
 	}{
-		"while an upload stands still": {front: func(reached func()) func(http.ResponseWriter, *http.Request) bool {
+		"during a stalled upload": {front: func(reached func()) func(http.ResponseWriter, *http.Request) bool {
 			return func(_ http.ResponseWriter, r *http.Request) bool {
 				if r.Method != http.MethodPut {
 					return false
@@ -391,7 +398,8 @@ func TestCancelledAtOnce(t *testing.T) {
 				return true
 			}
 		}},
-		"while a download stands still": {pull: true, front: func(reached func()) func(http.ResponseWriter, *http.Request) bool {
+		"during a stalled download": {pull: true, front: func(reached func()) func(http.ResponseWriter,
+			*http.Request) bool {
 			return func(w http.ResponseWriter, _ *http.Request) bool {
 				w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 				w.Write(b[:1000])
@@ -420,7 +428,7 @@ func TestCancelledAtOnce(t *testing.T) {
 				}
 				close(hang)
 				if n := registry.count("DELETE"); n > 0 {
-					t.Error("something was still asked for")
+					t.Error("a request was sent after the cancellation")
 				}
 			})
 		}
@@ -527,9 +535,13 @@ func TestTokenServerOfAnotherName(t *testing.T) {
 		realm func(registry string) string
 		wrong string
 	}{
-		"beside the registry":           {func(url string) string { return strings.Replace(url, "127.0.0.1", "localhost", 1) + "/token?account=a" }, ""},
+		"beside the registry": {func(url string) string {
+			return strings.Replace(url, "127.0.0.1", "localhost",
+				1) + "/token?account=a"
+		}, ""},
 		"where clouds have credentials": {func(string) string { return "http://169.254.169.254/token" }, "link-local"},
-		"that is not there":             {func(string) string { return "http://localhost:1/token" }, "token server localhost:1"},
+		"that is not there": {func(string) string { return "http://localhost:1/token" },
+			"token server localhost:1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			registry := newTestRegistry(t, true)
@@ -539,7 +551,8 @@ func TestTokenServerOfAnotherName(t *testing.T) {
 					if user, password, _ := r.BasicAuth(); user != testUser || password != testPassword {
 						t.Errorf("the token server was given %q", user)
 					}
-					if q := r.URL.Query(); q.Get("account") != "a" || q.Get("service") != "test" || q.Get("scope") == "" || !strings.HasPrefix(r.Host, "localhost:") {
+					if q := r.URL.Query(); q.Get("account") != "a" || q.Get("service") != "test" || q.Get("scope") == "" ||
+						!strings.HasPrefix(r.Host, "localhost:") {
 						t.Errorf("the token server was asked %s at %s", r.URL, r.Host)
 					}
 					io.WriteString(w, `{"token":"t"}`)
@@ -553,7 +566,8 @@ func TestTokenServerOfAnotherName(t *testing.T) {
 				r.SetBasicAuth(testUser, testPassword)
 				outer.ServeHTTP(w, r)
 			})
-			_, err := repository(t, registry.client(t, func(opts *Options) { opts.Retries = -1 }), "some/where").PushBlob(t.Context(), describe(b), "", opener(b), nil)
+			_, err := repository(t, registry.client(t, func(opts *Options) { opts.Retries = -1 }),
+				"some/where").PushBlob(t.Context(), describe(b), "", opener(b), nil)
 			if test.wrong != "" {
 				wantError(t, err, registry.host(), test.wrong)
 				return
@@ -566,7 +580,7 @@ func TestTokenServerOfAnotherName(t *testing.T) {
 }
 
 // A registry that accepts any content does not weaken verification.
-func TestRegistryThatTakesAnything(t *testing.T) {
+func TestRegistryThatAcceptsAnything(t *testing.T) {
 	b := noise(3, 1<<20)
 	for name, test := range map[string]struct {
 		content []byte
@@ -582,7 +596,8 @@ func TestRegistryThatTakesAnything(t *testing.T) {
 				}
 				w.WriteHeader(http.StatusCreated)
 			}))
-			_, err := repository(t, registry.client(t, nil), "some/where").PushBlob(t.Context(), describe(b), "", fileOpener(t, test.content), nil)
+			_, err := repository(t, registry.client(t, nil), "some/where").PushBlob(t.Context(), describe(b), "",
+				fileOpener(t, test.content), nil)
 			switch {
 			case test.wrong:
 				wantError(t, err, "does not match its digest")

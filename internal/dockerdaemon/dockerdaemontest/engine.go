@@ -57,11 +57,12 @@ func (e *Engine) ListenUnix(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "unix://"+path)
 }
 
-// ClearEnvironment makes a test independent of the docker configuration of whoever
-// runs it: there is none. It returns the directory in which one may be written.
+// ClearEnvironment makes a test independent of the user's docker configuration. It returns an empty directory for
+// the configuration.
 func ClearEnvironment(t *testing.T) string {
 	t.Helper()
-	for _, name := range []string{"DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION"} {
+	for _, name := range []string{"DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH",
+		"DOCKER_API_VERSION"} {
 		t.Setenv(name, "")
 	}
 	dir := t.TempDir()
@@ -137,7 +138,7 @@ func (e *Engine) save(w http.ResponseWriter, names []string) {
 	}
 }
 
-// StreamError is how an engine tells within a stream that it failed.
+// StreamError is the error message that an engine writes into a stream.
 func StreamError(message string) []byte {
 	return fmt.Appendf(nil, "{\"errorDetail\":{\"message\":%s},\"error\":%[1]s}\r\n", toJSON(message))
 }

@@ -133,7 +133,8 @@ func (f Files) Write(w io.Writer) error {
 		for i, c := range name {
 			if dir := name[:i+1]; c == '/' && !written[dir] {
 				written[dir] = true
-				if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755, ModTime: time.Unix(0, 0)}); err != nil {
+				if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755,
+					ModTime: time.Unix(0, 0)}); err != nil {
 					return err
 				}
 			}
@@ -146,7 +147,8 @@ func (f Files) Write(w io.Writer) error {
 }
 
 func (f File) write(tw *tar.Writer) error {
-	header := &tar.Header{Typeflag: tar.TypeReg, Name: f.Name, Mode: 0o644, Size: f.Size, ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
+	header := &tar.Header{Typeflag: tar.TypeReg, Name: f.Name, Mode: 0o644, Size: f.Size, ModTime: time.Unix(0, 0),
+		Format: tar.FormatPAX}
 	content := f.Content
 	switch {
 	case f.Link != "":
@@ -182,7 +184,8 @@ type saved struct {
 
 // v1Config is the configuration that docker before 1.10 wants for each layer.
 func v1Config(i Image, layer int) []byte {
-	return fmt.Appendf(nil, `{"id":"%s","created":"1970-01-01T00:00:00Z","container_config":{},"os":"linux"}`, v1ID(i, layer))
+	return fmt.Appendf(nil, `{"id":"%s","created":"1970-01-01T00:00:00Z","container_config":{},"os":"linux"}`,
+		v1ID(i, layer))
 }
 
 func v1ID(i Image, layer int) string {
@@ -226,7 +229,8 @@ func Legacy(images ...Image) Files {
 	at := map[digest.Digest]string{}
 	for _, image := range images {
 		config := image.Config()
-		s := saved{Config: digest.FromBytes(config).Encoded() + ".json", RepoTags: image.Names, LayerSources: map[digest.Digest]ocispec.Descriptor{}}
+		s := saved{Config: digest.FromBytes(config).Encoded() + ".json", RepoTags: image.Names,
+			LayerSources: map[digest.Digest]ocispec.Descriptor{}}
 		files.add(s.Config, config)
 		for i, layer := range image.Layers {
 			id := v1ID(image, i)
@@ -270,10 +274,12 @@ func Modern(images ...Image) Files {
 		manifest := ocispec.Manifest{
 			Versioned: specs.Versioned{SchemaVersion: 2},
 			MediaType: ocispec.MediaTypeImageManifest,
-			Config:    ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: files.addBlob(image.Config()), Size: int64(len(image.Config()))},
-			Layers:    []ocispec.Descriptor{},
+			Config: ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: files.addBlob(image.Config()),
+				Size: int64(len(image.Config()))},
+			Layers: []ocispec.Descriptor{},
 		}
-		s := saved{Config: oci.BlobPath(manifest.Config.Digest), RepoTags: image.Names, LayerSources: map[digest.Digest]ocispec.Descriptor{}}
+		s := saved{Config: oci.BlobPath(manifest.Config.Digest), RepoTags: image.Names,
+			LayerSources: map[digest.Digest]ocispec.Descriptor{}}
 		for i, layer := range image.Layers {
 			desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: layer.Digest(), Size: layer.size()}
 			name := oci.BlobPath(desc.Digest)
@@ -366,7 +372,8 @@ func (i Index) add(files Files) (ocispec.Descriptor, saved) {
 			MediaType: "application/vnd.in-toto+json", Digest: into.addBlob(statement), Size: int64(len(statement)),
 		})
 		desc.Platform = &unknown
-		desc.Annotations = map[string]string{"vnd.docker.reference.type": "attestation-manifest", "vnd.docker.reference.digest": of.Digest.String()}
+		desc.Annotations = map[string]string{"vnd.docker.reference.type": "attestation-manifest",
+			"vnd.docker.reference.digest": of.Digest.String()}
 		attestations = append(attestations, desc)
 	}
 	var s saved
@@ -376,7 +383,8 @@ func (i Index) add(files Files) (ocispec.Descriptor, saved) {
 			desc := foreign(layer)
 			if !layer.Foreign {
 				packed := Gzip(layer)
-				desc = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: files.addBlob(packed), Size: int64(len(packed))}
+				desc = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: files.addBlob(packed),
+					Size: int64(len(packed))}
 			}
 			layers = append(layers, desc)
 		}
@@ -394,7 +402,8 @@ func (i Index) add(files Files) (ocispec.Descriptor, saved) {
 	for _, architecture := range slices.Concat(i.Absent, i.Bare) {
 		elsewhere := Files{}
 		config := Image{Architecture: architecture}.Config()
-		desc := addManifest(elsewhere, config, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString(architecture), Size: 1000})
+		desc := addManifest(elsewhere, config, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip,
+			Digest: digest.FromString(architecture), Size: 1000})
 		if slices.Contains(i.Bare, architecture) {
 			files[oci.BlobPath(desc.Digest)] = elsewhere[oci.BlobPath(desc.Digest)]
 		}
@@ -414,8 +423,9 @@ func addManifest(files Files, config []byte, layers ...ocispec.Descriptor) ocisp
 	raw := toJSON(ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2},
 		MediaType: ocispec.MediaTypeImageManifest,
-		Config:    ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: files.addBlob(config), Size: int64(len(config))},
-		Layers:    layers,
+		Config: ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: files.addBlob(config),
+			Size: int64(len(config))},
+		Layers: layers,
 	})
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: files.addBlob(raw), Size: int64(len(raw))}
 }
