@@ -2,23 +2,17 @@ package blobstore
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"hash"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
-
-	"github.com/zarf-dev/zarf-registry/internal/blob"
 )
 
 const (
@@ -27,142 +21,6 @@ const (
 	// tempPrefix is the prefix of files in it that cannot be resumed.
 	tempPrefix = "tmp-"
 )
-
-// Ensure makes sure that the store has desc's blob, and returns how many bytes were fetched. It
-// verifies an existing blob as [Store.Get] does.
-//
-// One goroutine of one process at a time fetches a blob; the others wait. fetch returns the content
-// from offset on. offset is positive if an earlier download was interrupted, and fetch is called again
-// with 0 if that download had other content. Errors of fetch and its reader, which Ensure closes, are
-// returned as they are; the next Ensure resumes the download. Content that is short or does not match
-// is a [*blob.Error].
-func (s *Store) Ensure(ctx context.Context, desc ocispec.Descriptor,
-	fetch func(ctx context.Context, offset int64) (io.ReadCloser, error)) (fetched int64, err error) {
-	release, err := s.acquire(ctx, desc)
-	if err != nil {
-		return 0, err
-	}
-	defer release()
-	for {
-		if err := s.check(ctx, desc); !errors.Is(err, fs.ErrNotExist) {
-			return 0, err
-		}
-		partial, err := s.lock(ctx, filepath.Join(s.dir, ingestDir, partialName(desc.Digest)))
-		if err != nil {
-			return 0, err
-		}
-		if _, err := os.Lstat(s.path(desc.Digest)); err == nil {
-			// Another process has finished the download, so this is a new file.
-			partial.discard()
-			continue
-		}
-		fetched, err := s.download(ctx, desc, partial, fetch)
-		s.grown(fetched)
-		return fetched, err
-	}
-}
-
-// download completes a partial download and unlocks it.
-func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *lockedFile,
-	fetch func(context.Context, int64) (io.ReadCloser, error)) (fetched int64, err error) {
-	defer func() {
-		var wrong *blob.Error
-		info, statErr := partial.Stat()
-		switch {
-		case errors.As(err, &wrong) && !errors.Is(err, io.ErrUnexpectedEOF), IsDiskFull(err), statErr == nil &&
-			info.Size() == 0:
-			partial.discard() // a complete blob has another name by now
-		default:
-			partial.Close()
-		}
-	}()
-	for {
-		hash := desc.Digest.Algorithm().Hash()
-		offset, err := s.resume(ctx, desc, partial, hash)
-		if err != nil {
-			return fetched, err
-		}
-		if offset < desc.Size {
-			body, err := fetch(ctx, offset)
-			if err != nil {
-				return fetched, err
-			}
-			n, err := s.copy(ctx, partial.File, hash, body, desc.Size-offset)
-			body.Close()
-			fetched += n
-			if err != nil {
-				return fetched, err
-			}
-		}
-		if digest.NewDigest(desc.Digest.Algorithm(), hash) == desc.Digest {
-			return fetched, s.place(partial.File, desc.Digest)
-		}
-		if offset == 0 {
-			return fetched, blob.MismatchError()
-		}
-		if err := partial.Truncate(0); err != nil {
-			return fetched, err
-		}
-	}
-}
-
-// resume hashes the partial download and returns its size.
-func (s *Store) resume(ctx context.Context, desc ocispec.Descriptor, partial *lockedFile,
-	hash hash.Hash) (int64, error) {
-	info, err := partial.Stat()
-	if err != nil {
-		return 0, err
-	}
-	size := info.Size()
-	if size > desc.Size {
-		if err := partial.Truncate(0); err != nil {
-			return 0, err
-		}
-		size = 0
-	}
-	if _, err := partial.Seek(0, io.SeekStart); err != nil {
-		return 0, err
-	}
-	return s.copy(ctx, nil, hash, partial, size)
-}
-
-// IsDiskFull reports whether an error is about a full disk or an exhausted quota.
-func IsDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
-
-// bufferSize makes system calls cheap compared to hashing, and fits into a core's cache.
-const bufferSize = 1 << 20
-
-var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
-
-// copy reads n bytes of r, hashes them and, unless f is nil, writes them to f. It returns how many
-// were processed. An r that ends early is a [*blob.Error].
-func (s *Store) copy(ctx context.Context, f *os.File, hash hash.Hash, r io.Reader, n int64) (done int64, err error) {
-	buffer := buffers.Get().(*[bufferSize]byte)
-	defer buffers.Put(buffer)
-	for done < n {
-		if err := ctx.Err(); err != nil {
-			return done, err
-		}
-		got, err := r.Read(buffer[:min(n-done, int64(len(buffer)))])
-		if got > 0 && f != nil {
-			if _, err := s.write(f, buffer[:got]); err != nil {
-				return done, s.wrapDiskFull(err)
-			}
-		}
-		hash.Write(buffer[:got])
-		done += int64(got)
-		if done == n {
-			break
-		}
-		if errors.Is(err, io.EOF) {
-			return done, blob.ShortError(n - done)
-		}
-		if err != nil {
-			return done, err
-		}
-	}
-	return done, nil
-}
 
 // place moves a complete file from ingest to its final name.
 func (s *Store) place(f *os.File, d digest.Digest) error {
@@ -305,16 +163,6 @@ func (s *Store) lock(ctx context.Context, path string) (*lockedFile, error) {
 		case <-time.After(poll):
 		}
 	}
-}
-
-// makeIngest creates the directory that [Store.Close] removes when it is empty.
-func (s *Store) makeIngest() error {
-	err := os.Mkdir(filepath.Join(s.dir, ingestDir), 0o755)
-	return ignore(err, fs.ErrExist)
-}
-
-func (s *Store) tempName() string {
-	return filepath.Join(s.dir, ingestDir, tempPrefix+rand.Text())
 }
 
 // createTemp creates and locks a file in ingest for content of unknown digest.

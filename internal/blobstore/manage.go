@@ -261,14 +261,6 @@ func (s *Store) remove(f file, dry bool) (bool, error) {
 	return true, os.RemoveAll(f.path)
 }
 
-// ignore returns err unless it is the one to ignore.
-func ignore(err, unless error) error {
-	if errors.Is(err, unless) {
-		return nil
-	}
-	return err
-}
-
 // evictAfter is the part of the limit that a store may grow before it checks its size: small enough
 // not to fill the disk in a long run, large enough for listing the blobs not to matter.
 const evictAfter = 8
