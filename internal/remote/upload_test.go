@@ -290,7 +290,7 @@ func TestUploadThatCannotSucceed(t *testing.T) {
 			},
 			[]string{"before the whole blob was sent"},
 		},
-		"mismatched for ever": {
+		"always mismatched": {
 			func(w http.ResponseWriter, r *http.Request) bool {
 				if r.Method == http.MethodPut {
 					io.Copy(io.Discard, r.Body)
