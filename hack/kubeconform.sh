@@ -22,7 +22,7 @@ for version in "${versions[@]}"; do
   check=("$kubeconform" -strict -summary -kubernetes-version "$version" -skip "$others"
     -schema-location "$schemas/{{.NormalizedKubernetesVersion}}/{{.ResourceKind}}{{.KindSuffix}}.json")
   if "${check[@]}" <<<'{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: a, imag: b}]}}' >/dev/null; then
-    echo "Kubernetes $version: a field that there is not is accepted; nothing was checked" >&2
+    echo "Kubernetes $version: an unknown field is accepted, so nothing was checked" >&2
     exit 1
   fi
   echo "Kubernetes $version:"

@@ -43,7 +43,7 @@ show kubectl get nodes -o wide
 step "Install the chart: the command from the README"
 begin=$(date +%s.%N)
 show helm install zarf-registry charts/zarf-registry -n "$namespace" --create-namespace --set registryProxy=true
-printf '    (%.1f s, a proven pull on every node included)\n' "$(echo "$(date +%s.%N) $begin" | awk '{print $1-$2}')"
+printf '    (%.1f s, including a verified pull on every node)\n' "$(echo "$(date +%s.%N) $begin" | awk '{print $1-$2}')"
 
 step "What runs now: the registry on one node, a proxy on each"
 show kubectl -n "$namespace" get pods -o wide

@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// cost is what was asked of the API server since a node began to be.
+// cost is what was requested from the API server since a node was created.
 type cost struct {
-	// ofNode are the node's own requests for objects of the release's namespace, a watch
-	// counted once; ofOthers those of Kubernetes' controllers and scheduler.
+	// ofNode are the node's own requests for objects of the release's namespace, where a watch counts
+	// once; ofOthers those of Kubernetes' controllers and scheduler.
 	ofNode, ofOthers int
-	// all are the node's requests for whatever.
+	// all are all requests of the node.
 	all int
 }
 
 // readAudit counts the requests since begin in an audit log of level Metadata.
 func readAudit(log io.Reader, begin time.Time, node, namespace string) (c cost, err error) {
 	scanner := bufio.NewScanner(log)
-	scanner.Buffer(nil, 1<<20) // a line has all that is known of a user
+	scanner.Buffer(nil, 1<<20) // a line has everything known about a user
 	watches := map[string]bool{}
 	for scanner.Scan() {
 		var event struct {
@@ -34,7 +34,7 @@ func readAudit(log io.Reader, begin time.Time, node, namespace string) (c cost, 
 			return c, fmt.Errorf("a line of the audit log: %w", err)
 		}
 		if event.RequestReceivedTimestamp.Before(begin) || watches[event.AuditID] {
-			continue // a watch is there when it begins, and when it ends
+			continue // a watch is logged when it begins and when it ends
 		}
 		watches[event.AuditID] = event.Verb == "watch"
 		user := event.User.Username

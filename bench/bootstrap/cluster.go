@@ -24,8 +24,7 @@ const (
 	address   = "127.0.0.1:31999"
 )
 
-// auditPolicy has the API server note all that is asked of the release's namespace,
-// and all that nodes ask.
+// auditPolicy logs all requests for the release's namespace, and all requests of nodes.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -48,8 +47,8 @@ type cluster struct {
 	version    string // of the images
 }
 
-// newCluster makes one of two nodes. Where it fails, what it returns is to be taken
-// down, unless it is nil.
+// newCluster boots a cluster of two nodes. On failure the caller must still take it down, unless it
+// is nil.
 func newCluster(ctx context.Context, o options) (*cluster, error) {
 	dir, err := os.MkdirTemp("", "bench-bootstrap-")
 	if err != nil {
@@ -91,13 +90,13 @@ func newCluster(ctx context.Context, o options) (*cluster, error) {
 }
 
 func (c *cluster) down() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // also when the run was interrupted
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // also after an interrupt
 	defer cancel()
 	_, err := c.output(ctx, c.testcluster, "down", "--name", c.name)
 	return errors.Join(err, os.RemoveAll(c.dir))
 }
 
-// output runs a program against the cluster and returns what it says, trimmed.
+// output runs a program against the cluster and returns its trimmed output.
 func (c *cluster) output(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
@@ -114,11 +113,12 @@ func (c *cluster) onNode(ctx context.Context, node string, args ...string) (stri
 	return c.output(ctx, c.testcluster, append([]string{"exec", "--name", c.name, node, "--"}, args...)...)
 }
 
-// helmChart runs helm install or upgrade and returns what it took. Pulling needs no
-// credential in any mode, so that the loops can be the same in all.
+// helmChart runs helm install or upgrade and returns the duration. Pulls need no credential, so
+// that loops are the same in both modes.
 func (c *cluster) helmChart(ctx context.Context, verb string, args ...string) (time.Duration, error) {
 	begin := time.Now()
-	_, err := c.output(ctx, c.helm, append([]string{verb, release, c.chart, "--namespace", namespace, "--create-namespace", "--timeout", "5m", "--set=auth.anonymousPull=true"}, args...)...)
+	_, err := c.output(ctx, c.helm, append([]string{verb, release, c.chart, "--namespace", namespace, "--create-namespace",
+		"--timeout", "5m", "--set=auth.anonymousPull=true"}, args...)...)
 	return time.Since(begin), err
 }
 
@@ -137,9 +137,10 @@ func (c *cluster) until(ctx context.Context, what string, check func() (bool, er
 	}
 }
 
-// pods are those of a component of the release.
+// pods returns the pods of a component of the release.
 func (c *cluster) pods(ctx context.Context, component string) ([]corev1.Pod, error) {
-	list, err := c.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	list, err := c.client.CoreV1().Pods(namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
 	if err != nil {
 		return nil, err
 	}

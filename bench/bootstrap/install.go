@@ -29,7 +29,7 @@ const (
 	tableSeeding = "Seeding"
 )
 
-// phase is something that an installation gets to, in the order of the table.
+// phase is a milestone of an installation, in the order of the table.
 type phase struct{ name, about string }
 
 // The phases. Those with "log" are from the Jobs' logs.
@@ -45,7 +45,7 @@ var phases = []phase{
 	{proxiesReady, "on both nodes: watch"},
 	{"init-hook finish begins", "log"},
 	{"images pushed", "those that later upgrades and the proof pull: log"},
-	{proven, "a pod on each node ran from an image pulled through its proxy: log"},
+	{verified, "a pod on each node ran from an image pulled through its proxy: log"},
 	{"finish done", "log"},
 	{returned, "the command's end"},
 }
@@ -56,33 +56,34 @@ const (
 	payload       = "payload written"
 	registryReady = "registry ready"
 	proxiesReady  = "proxies ready"
-	proven        = "proven by a pull on every node"
+	verified      = "verified by a pull on every node"
 	returned      = "helm install returned"
 )
 
-// steps of the hook's log, by their names without number.
+// steps maps steps in the hook's log, by name without number, to phases.
 var steps = map[string]string{
 	"make the certificates":     certificates,
 	"seed the payload":          payload,
 	"push the project's images": "images pushed",
-	"prove by pulling":          proven,
+	"prove by pulling":          verified,
 }
 
 // timeline collects when things happened. It is safe for concurrent use.
 type timeline struct {
 	mu     sync.Mutex
-	reach  map[string]time.Time // phase by name, the last time where there are several
+	reach  map[string]time.Time // phase by name; the last time if there are several
 	took   map[string]time.Duration
-	events []string // of all that was seen, for -log
+	events []string // of all events, for -log
 	runs   map[string]bool
 	proxy  map[string]bool // nodes with a ready proxy
 }
 
 func newTimeline() *timeline {
-	return &timeline{reach: map[string]time.Time{}, took: map[string]time.Duration{}, runs: map[string]bool{}, proxy: map[string]bool{}}
+	return &timeline{reach: map[string]time.Time{}, took: map[string]time.Duration{}, runs: map[string]bool{},
+		proxy: map[string]bool{}}
 }
 
-// once notes when a phase was reached, the first time that it is said.
+// once records the first time of a phase.
 func (l *timeline) once(name string, at time.Time) {
 	if _, is := l.reach[name]; !is {
 		l.reach[name] = at
@@ -93,12 +94,16 @@ func (l *timeline) note(at time.Time, format string, args ...any) {
 	l.events = append(l.events, at.Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
-// pod takes what a watch says of a pod.
+// pod processes an event about a pod.
 func (l *timeline) pod(p *corev1.Pod, at time.Time, nodes int) (follow bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	running := slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Waiting == nil })
-	l.note(at, "pod %s on %s: %s, containers begun %t, ready %t", p.Name, p.Spec.NodeName, p.Status.Phase, running, ready(p))
+	running := slices.ContainsFunc(p.Status.ContainerStatuses, func(
+		s corev1.ContainerStatus) bool {
+		return s.State.Waiting == nil
+	})
+	l.note(at, "pod %s on %s: %s, containers begun %t, ready %t", p.Name, p.Spec.NodeName, p.Status.Phase, running,
+		ready(p))
 	switch component := p.Labels["app.kubernetes.io/component"]; component {
 	case "init-hook":
 		l.once(hookPod, at)
@@ -122,13 +127,13 @@ func (l *timeline) pod(p *corev1.Pod, at time.Time, nodes int) (follow bool) {
 	return follow
 }
 
-// line is one of the hook's log.
+// line is a line of the hook's log.
 type line struct {
 	Time                         time.Time
 	Msg, Phase, Step, Took, Name string
 }
 
-// logged takes a line of a hook Job's log.
+// logged processes a line of a hook Job's log.
 func (l *timeline) logged(raw []byte) error {
 	var at line
 	if err := json.Unmarshal(raw, &at); err != nil {
@@ -152,7 +157,7 @@ func (l *timeline) logged(raw []byte) error {
 	return nil
 }
 
-// missing are the phases that were not seen.
+// missing returns the phases that were not observed.
 func (l *timeline) missing() (names []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -197,7 +202,7 @@ func (c *cluster) observe(ctx context.Context, l *timeline) error {
 	return nil
 }
 
-// follow reads a Job's log to its end, which Helm deletes with the Job.
+// follow reads a Job's log to its end, because Helm deletes the Job.
 func (c *cluster) follow(ctx context.Context, l *timeline, pod string) {
 	stream, err := c.client.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
 	if err != nil {
@@ -238,7 +243,7 @@ func measureInstall(ctx context.Context, c *cluster, report *results.Report) err
 	l.mu.Unlock()
 	_ = c.until(ctx, "the end of the logs", func() (bool, error) { return len(l.missing()) == 0, nil })
 	if missing := l.missing(); len(missing) > 0 {
-		return fmt.Errorf("the installation was not seen to get to: %s", strings.Join(missing, ", "))
+		return fmt.Errorf("the installation did not reach: %s", strings.Join(missing, ", "))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -248,7 +253,8 @@ func measureInstall(ctx context.Context, c *cluster, report *results.Report) err
 		report.Add(tableInstall, p.name, sinceHook, "s", at.Sub(l.reach[hookPod]).Seconds())
 	}
 	report.Add(tableSeeding, ours, "writing the payload", "s", l.took["prepare: seed the payload"].Seconds())
-	say("installed in %.1f s, the registry ready %.1f s after the hook's pod was made", took.Seconds(), l.reach[registryReady].Sub(l.reach[hookPod]).Seconds())
+	say("installed in %.1f s, the registry ready %.1f s after the hook's pod was made", took.Seconds(),
+		l.reach[registryReady].Sub(l.reach[hookPod]).Seconds())
 	if c.log == "" {
 		return nil
 	}
@@ -257,18 +263,20 @@ func measureInstall(ctx context.Context, c *cluster, report *results.Report) err
 		return err
 	}
 	slices.Sort(l.events)
-	_, err = fmt.Fprintf(file, "%s helm install begins\n%s\n%s helm install returned\n\n", begin.Format("15:04:05.000"), strings.Join(l.events, "\n"), begin.Add(took).Format("15:04:05.000"))
+	_, err = fmt.Fprintf(file, "%s helm install begins\n%s\n%s helm install returned\n\n", begin.Format("15:04:05.000"),
+		strings.Join(l.events, "\n"), begin.Add(took).Format("15:04:05.000"))
 	return errors.Join(err, file.Close())
 }
 
-// measurePayload adds up what etcd has, and what each kind of pod fetches of it.
+// measurePayload sums up the payload in etcd and what each kind of pod fetches.
 func measurePayload(ctx context.Context, c *cluster, report *results.Report) error {
-	list, err := c.client.CoreV1().ConfigMaps(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
+	list, err := c.client.CoreV1().ConfigMaps(namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
 	if err != nil {
 		return err
 	}
 	if len(list.Items) == 0 {
-		return errors.New("there is no payload")
+		return errors.New("no payload found")
 	}
 	var all, node float64
 	for _, object := range list.Items {

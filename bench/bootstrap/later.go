@@ -33,11 +33,10 @@ const (
 	toProxy            = "switch to proxy mode"
 )
 
-// image is one that finish pushed, of some megabytes.
+// image is an image of some megabytes that finish pushed.
 func (c *cluster) image() string { return "zarf-registry/registry-node:" + c.version }
 
-// measureNode adds a node, and measures until its container runtime has pulled
-// through its own proxy.
+// measureNode adds a node and waits until its container runtime has pulled through its own proxy.
 func measureNode(ctx context.Context, c *cluster, report *results.Report) error {
 	const name = "later"
 	watching, cancel := context.WithCancel(ctx)
@@ -75,7 +74,10 @@ func measureNode(ctx context.Context, c *cluster, report *results.Report) error 
 		return err
 	}
 	report.Add(tableNode, ours, firstOfNode, "s", first.Sub(since).Seconds())
-	if err := c.until(ctx, "the proxy of the new node", func() (bool, error) { return c.proxiesReady(ctx, 3, nil) }); err != nil {
+	if err := c.until(ctx, "the proxy of the new node", func() (bool,
+		error) {
+		return c.proxiesReady(ctx, 3, nil)
+	}); err != nil {
 		return err
 	}
 	if err := sleep(ctx, 2*time.Second); err != nil { // its last requests
@@ -101,9 +103,11 @@ func measureNode(ctx context.Context, c *cluster, report *results.Report) error 
 		return err
 	}
 	report.Add(tableNode, ours, "bytes that the node has received in all, the pull included", "MB", received/1e6)
-	say("a node was added: Ready to first pull %.2f s, %d requests for the release", first.Sub(since).Seconds(), cost.ofNode+cost.ofOthers)
+	say("a node was added: Ready to first pull %.2f s, %d requests for the release", first.Sub(since).Seconds(),
+		cost.ofNode+cost.ofOthers)
 	_, err = c.output(ctx, c.testcluster, "remove-node", "--name", c.name, name)
-	return errors.Join(err, c.until(ctx, "the node to be gone", func() (bool, error) { return c.proxiesReady(ctx, 2, nil) }))
+	return errors.Join(err, c.until(ctx, "the node to be gone",
+		func() (bool, error) { return c.proxiesReady(ctx, 2, nil) }))
 }
 
 func nodeReady(n *corev1.Node) bool {
@@ -115,7 +119,7 @@ func nodeReady(n *corev1.Node) bool {
 	return false
 }
 
-// received is what a node's interface has received, in bytes.
+// received returns the bytes that a node's interface has received.
 func (c *cluster) received(ctx context.Context, node string) (float64, error) {
 	text, err := c.onNode(ctx, node, "cat", "/proc/net/dev")
 	if err != nil {
@@ -131,25 +135,25 @@ func parseReceived(text string) (float64, error) {
 			return strconv.ParseFloat(first, 64)
 		}
 	}
-	return 0, errors.New("there is no eth0")
+	return 0, errors.New("no interface eth0")
 }
 
-// proxiesReady says whether so many proxies are ready and no other is there, none of
-// them among the former ones.
-func (c *cluster) proxiesReady(ctx context.Context, want int, former map[types.UID]bool) (bool, error) {
+// proxiesReady reports whether exactly that many proxies exist, all ready and none of the previous
+// ones.
+func (c *cluster) proxiesReady(ctx context.Context, want int, previous map[types.UID]bool) (bool, error) {
 	pods, err := c.pods(ctx, "proxy")
 	if err != nil {
 		return false, err
 	}
 	for _, p := range pods {
-		if former[p.UID] || !ready(&p) {
+		if previous[p.UID] || !ready(&p) {
 			return false, nil
 		}
 	}
 	return len(pods) == want, nil
 }
 
-// under does something under a loop of pulls on each node, and reports what they saw.
+// under performs an operation during a pull loop on each node and reports the loops' results.
 func (c *cluster) under(ctx context.Context, report *results.Report, subject string, do func() error) error {
 	stop := filepath.Join(c.dir, "stop")
 	if err := os.RemoveAll(stop); err != nil {
@@ -174,7 +178,7 @@ func (c *cluster) under(ctx context.Context, report *results.Report, subject str
 	}
 	took := time.Since(begin)
 	if err == nil {
-		err = sleep(ctx, time.Second) // what breaks may break late
+		err = sleep(ctx, time.Second) // late failures count too
 	}
 	err = errors.Join(err, os.WriteFile(stop, nil, 0o600))
 	wait.Wait()
@@ -197,61 +201,63 @@ func (c *cluster) under(ctx context.Context, report *results.Report, subject str
 	report.Add(tableUnder, subject, "pulls", "", float64(all.Pulls))
 	report.Add(tableUnder, subject, "failed", "", float64(all.Failed))
 	report.Add(tableUnder, subject, "longest time without a pull that ended", "s", all.Gap.Seconds())
-	say("%s: %.1f s, %d pulls, %d failed, longest gap %.2f s", subject, took.Seconds(), all.Pulls, all.Failed, all.Gap.Seconds())
+	say("%s: %.1f s, %d pulls, %d failed, longest gap %.2f s", subject, took.Seconds(), all.Pulls, all.Failed,
+		all.Gap.Seconds())
 	return nil
 }
 
-// measureRollout has the proxies replaced, as an upgrade does.
+// measureRollout replaces the proxies, as an upgrade does.
 func measureRollout(way string) func(context.Context, *cluster, *results.Report) error {
 	return func(ctx context.Context, c *cluster, report *results.Report) error {
-		former := map[types.UID]bool{}
+		previous := map[types.UID]bool{}
 		pods, err := c.pods(ctx, "proxy")
 		if err != nil {
 			return err
 		}
 		for _, p := range pods {
-			former[p.UID] = true
+			previous[p.UID] = true
 		}
 		sets := c.client.AppsV1().DaemonSets(namespace)
 		list, err := sets.List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=proxy"})
 		if err != nil {
 			return err
 		}
-		// Of an architecture that no node has, there are none.
+		// Those for architectures without nodes have none.
 		here := slices.DeleteFunc(list.Items, func(d appsv1.DaemonSet) bool { return d.Status.DesiredNumberScheduled == 0 })
 		if len(here) != 1 {
 			return fmt.Errorf("there are %d DaemonSets of proxies", len(here))
 		}
 		return c.under(ctx, report, "rollout of the proxies, "+way, func() error {
 			patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"bench/at":%q}}}}}`, time.Now())
-			if _, err := sets.Patch(ctx, here[0].Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			if _, err := sets.Patch(ctx, here[0].Name, types.StrategicMergePatchType, []byte(patch),
+				metav1.PatchOptions{}); err != nil {
 				return err
 			}
-			return c.until(ctx, "the rollout", func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), former) })
+			return c.until(ctx, "the rollout", func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), previous) })
 		})
 	}
 }
 
 func measureRegistryRestart(ctx context.Context, c *cluster, report *results.Report) error {
-	former, err := c.pods(ctx, "registry")
+	previous, err := c.pods(ctx, "registry")
 	if err != nil {
 		return err
 	}
-	if len(former) != 1 {
-		return fmt.Errorf("there are %d pods of the registry", len(former))
+	if len(previous) != 1 {
+		return fmt.Errorf("there are %d pods of the registry", len(previous))
 	}
 	return c.under(ctx, report, registryDeleted, func() error {
-		if err := c.client.CoreV1().Pods(namespace).Delete(ctx, former[0].Name, metav1.DeleteOptions{}); err != nil {
+		if err := c.client.CoreV1().Pods(namespace).Delete(ctx, previous[0].Name, metav1.DeleteOptions{}); err != nil {
 			return err
 		}
 		return c.until(ctx, "another registry", func() (bool, error) {
 			pods, err := c.pods(ctx, "registry")
-			return err == nil && len(pods) == 1 && pods[0].UID != former[0].UID && ready(&pods[0]), err
+			return err == nil && len(pods) == 1 && pods[0].UID != previous[0].UID && ready(&pods[0]), err
 		})
 	})
 }
 
-// measureSwitch goes to nodeport mode and back.
+// measureSwitch switches to nodeport mode and back.
 func measureSwitch(ctx context.Context, c *cluster, report *results.Report) error {
 	for _, to := range []struct{ subject, value string }{{toNodePort, "false"}, {toProxy, "true"}} {
 		err := c.under(ctx, report, to.subject, func() error {
@@ -265,8 +271,10 @@ func measureSwitch(ctx context.Context, c *cluster, report *results.Report) erro
 	return nil
 }
 
-// hostNetwork changes the proxies. Nothing is measured.
+// hostNetwork changes the proxies without measuring.
 func hostNetwork(ctx context.Context, c *cluster, _ *results.Report) error {
-	_, err := c.helmChart(ctx, "upgrade", "--set=registryProxy=true", "--set=proxy.hostNetwork=true", "--set=initHook.prove=false", "--set=initHook.pushImages=false")
-	return errors.Join(err, c.until(ctx, "the proxies with host network", func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), nil) }))
+	_, err := c.helmChart(ctx, "upgrade", "--set=registryProxy=true", "--set=proxy.hostNetwork=true",
+		"--set=initHook.prove=false", "--set=initHook.pushImages=false")
+	return errors.Join(err, c.until(ctx, "the proxies with host network",
+		func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), nil) }))
 }

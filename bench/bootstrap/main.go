@@ -39,7 +39,7 @@ type options struct {
 	testcluster, images, chart, log string
 }
 
-// run is the program, or one of the children that it starts of itself on nodes.
+// run is the program, or a child process that it starts of itself on nodes.
 func run(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		switch args[0] {
@@ -63,7 +63,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	if flags.NArg() > 0 || o.runs < 1 {
-		return errors.New("there are no arguments but flags, and -n must be positive")
+		return errors.New("positional arguments are not supported, and -n must be positive")
 	}
 	if os.Getuid() != 0 {
 		return errors.New("the test cluster needs root")
@@ -97,11 +97,12 @@ func oneRun(ctx context.Context, o options, n int, report *results.Report) (err 
 	}
 	steps := []func(context.Context, *cluster, *results.Report) error{measureInstall, measurePayload}
 	if !o.installOnly {
-		later := []func(context.Context, *cluster, *results.Report) error{measureNode, measureRollout("host port"), measureRegistryRestart}
-		if n%2 == 1 { // what one leaves behind the next has to live with
+		later := []func(context.Context, *cluster, *results.Report) error{measureNode, measureRollout("host port"),
+			measureRegistryRestart}
+		if n%2 == 1 { // later measurements depend on earlier ones
 			later[0], later[2] = later[2], later[0]
 		}
-		// A switch ends in proxy mode with host port; host network is last.
+		// A switch ends in proxy mode with host ports; host network is last.
 		steps = append(append(steps, later...), measureSwitch, hostNetwork, measureRollout("host network"))
 	}
 	for _, step := range steps {
@@ -114,7 +115,7 @@ func oneRun(ctx context.Context, o options, n int, report *results.Report) (err 
 
 func say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
-// absolute is a path for children that run elsewhere.
+// absolute returns an absolute path, for children with another working directory.
 func absolute(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		return abs

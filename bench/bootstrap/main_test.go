@@ -25,7 +25,8 @@ var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 func at(seconds float64) time.Time { return noon.Add(time.Duration(seconds * float64(time.Second))) }
 
 func podOf(component, name, node string, running, isReady bool) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app.kubernetes.io/component": component}}, Spec: corev1.PodSpec{NodeName: node}}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{"app.kubernetes.io/component": component}}, Spec: corev1.PodSpec{NodeName: node}}
 	state := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}
 	if running {
 		state = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
@@ -79,7 +80,8 @@ func TestATimelineIsReadFromPodsAndLogs(t *testing.T) {
 	}
 	for name, seconds := range map[string]float64{
 		hookPod: 1, "init-hook prepare begins": 2.4, certificates: 4, payload: 5, "prepare done": 5.1,
-		"registry's container runs": 8, registryReady: 9, proxiesReady: 10, "init-hook finish begins": 8.99, "images pushed": 11, proven: 12,
+		"registry's container runs": 8, registryReady: 9, proxiesReady: 10, "init-hook finish begins": 8.99,
+		"images pushed": 11, verified: 12,
 	} {
 		if got := l.reach[name]; !got.Equal(at(seconds)) {
 			t.Errorf("%s at %s, want %s", name, got, at(seconds))
@@ -95,7 +97,8 @@ func TestATimelineIsReadFromPodsAndLogs(t *testing.T) {
 
 func TestAnAuditLogIsCounted(t *testing.T) {
 	line := func(id, user, verb, namespace, stage string, seconds float64) string {
-		return `{"auditID":"` + id + `","verb":"` + verb + `","stage":"` + stage + `","user":{"username":"` + user + `"},"objectRef":{"namespace":"` + namespace +
+		return `{"auditID":"` + id + `","verb":"` + verb + `","stage":"` + stage + `","user":{"username":"` + user +
+			`"},"objectRef":{"namespace":"` + namespace +
 			`"},"requestReceivedTimestamp":"` + at(seconds).Format(time.RFC3339Nano) + `"}` + "\n"
 	}
 	const node, daemons = "system:node:later", "system:serviceaccount:kube-system:daemon-set-controller"
@@ -146,8 +149,10 @@ func TestGapsAreBetweenPullsThatSucceed(t *testing.T) {
 func content(t *testing.T, damage bool) *httptest.Server {
 	t.Helper()
 	layer := "a layer"
-	manifest := `{"config":{"digest":"` + digest.FromString("{}").String() + `"},"layers":[{"digest":"` + digest.FromString(layer).String() + `"}]}`
-	index := `{"manifests":[{"digest":"sha256:0","platform":{"architecture":"pdp11"}},{"digest":"` + digest.FromString(manifest).String() + `","platform":{"architecture":"` + runtime.GOARCH + `"}}]}`
+	manifest := `{"config":{"digest":"` + digest.FromString("{}").String() + `"},"layers":[{"digest":"` +
+		digest.FromString(layer).String() + `"}]}`
+	index := `{"manifests":[{"digest":"sha256:0","platform":{"architecture":"pdp11"}},{"digest":"` +
+		digest.FromString(manifest).String() + `","platform":{"architecture":"` + runtime.GOARCH + `"}}]}`
 	served := map[string]string{
 		"/v2/a/b/manifests/1": index,
 		"/v2/a/b/manifests/" + digest.FromString(manifest).String(): manifest,
@@ -175,7 +180,7 @@ func TestAPullIsChecked(t *testing.T) {
 		want   string
 	}{
 		"whole":   {false, "1", ""},
-		"damaged": {true, "1", "came as another"},
+		"damaged": {true, "1", "has another digest"},
 		"missing": {false, "2", "404"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -197,7 +202,8 @@ func TestALoopEndsWithItsFile(t *testing.T) {
 	if err := run(t.Context(), []string{"no", "arguments"}); err == nil {
 		t.Error("arguments are taken")
 	}
-	if err := pullUntil(t.Context(), []string{"127.0.0.1:1", "a/b:1", stop}, &out); err != nil || !strings.HasPrefix(out.String(), `{"Pulls":0`) {
+	if err := pullUntil(t.Context(), []string{"127.0.0.1:1", "a/b:1", stop}, &out); err != nil ||
+		!strings.HasPrefix(out.String(), `{"Pulls":0`) {
 		t.Errorf("%v: %s", err, out.String())
 	}
 	ended, cancel := context.WithCancel(t.Context())
@@ -215,7 +221,8 @@ func TestEveryRowIsASubject(t *testing.T) {
 		}
 		names[s.Name] = true
 	}
-	for _, name := range append([]string{ours, rolloutHostPort, rolloutHostNetwork, registryDeleted, toNodePort, toProxy}, hookPod, certificates, payload, registryReady, proxiesReady, proven, returned) {
+	for _, name := range append([]string{ours, rolloutHostPort, rolloutHostNetwork, registryDeleted, toNodePort, toProxy},
+		hookPod, certificates, payload, registryReady, proxiesReady, verified, returned) {
 		if !names[name] {
 			t.Errorf("%s has no row", name)
 		}

@@ -22,17 +22,17 @@ const (
 	firstMode = "first-pull"
 )
 
-// pullPause is between two pulls of a loop: a gap is known to be this exact.
+// pullPause is the pause between two pulls of a loop, and the accuracy of gaps.
 const pullPause = 50 * time.Millisecond
 
-// pulls is what a loop saw.
+// pulls is the result of a loop.
 type pulls struct {
 	Pulls, Failed int
 	First         string        // the first failure
-	Gap           time.Duration // the longest time between the ends of two pulls that succeeded
+	Gap           time.Duration // the longest time between the ends of two successful pulls
 }
 
-// add takes the end of one pull.
+// add records the end of a pull.
 func (p *pulls) add(err error, last, now time.Time) time.Time {
 	p.Pulls++
 	if err != nil {
@@ -46,16 +46,16 @@ func (p *pulls) add(err error, last, now time.Time) time.Time {
 	return now
 }
 
-// pullUntil pulls an image from an address until a file exists, each time over a new
-// connection, and prints what it saw. It takes address, repository:tag, and the file.
+// pullUntil keeps pulling an image over new connections until a file exists, and prints the result.
+// Its arguments are address, repository:tag, and the file.
 func pullUntil(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) != 3 {
 		return errors.New("usage: pull HOST:PORT REPOSITORY:TAG STOP-FILE")
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // whoever made the file may have died
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // the parent may have died
 	defer cancel()
 	repository, tag, _ := strings.Cut(args[1], ":")
-	// No retries: a container runtime would have some.
+	// Without retries, which container runtimes make.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
 	var seen pulls
 	last := time.Now()
@@ -67,11 +67,11 @@ func pullUntil(ctx context.Context, args []string, out io.Writer) error {
 		last = seen.add(err, last, time.Now())
 		_ = sleep(ctx, pullPause)
 	}
-	return errors.New("nobody said to stop")
+	return errors.New("the stop file did not appear")
 }
 
-// pull takes an index, of it the manifest for this architecture, and of that config
-// and layers, and compares every digest.
+// pull pulls an index, the manifest for this architecture, and its config and layers, and verifies
+// every digest.
 func pull(ctx context.Context, client *http.Client, repository, tag string) error {
 	var index struct {
 		Manifests []struct {
@@ -108,7 +108,7 @@ func pull(ctx context.Context, client *http.Client, repository, tag string) erro
 				return err
 			}
 			if sum := sha256.Sum256(body); "sha256:"+hex.EncodeToString(sum[:]) != b.Digest {
-				return fmt.Errorf("blob %s came as another", b.Digest)
+				return fmt.Errorf("blob %s has another digest", b.Digest)
 			}
 		}
 		return nil
@@ -121,7 +121,8 @@ func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	request.Header["Accept"] = []string{"application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"}
+	request.Header["Accept"] = []string{"application/vnd.oci.image.index.v1+json",
+		"application/vnd.oci.image.manifest.v1+json"}
 	response, err := client.Do(request)
 	if err != nil {
 		return nil, err
@@ -134,8 +135,8 @@ func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	return body, err
 }
 
-// firstPull has the node's container runtime try to pull an image until that works,
-// and prints when it did. It takes the image, and how long it may take.
+// firstPull makes the node's container runtime pull an image until that succeeds, and prints the
+// time. Its arguments are the image and a timeout.
 func firstPull(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) != 2 {
 		return errors.New("usage: first-pull IMAGE ATMOST")

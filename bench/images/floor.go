@@ -16,21 +16,21 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// The first arguments of the children that are the floor; then come the host, a
-// layout, and the directory of the output.
+// First arguments of the floor's child processes; then come the host, a layout, and the output
+// directory.
 const (
 	floorPushMode = "floor-push"
 	floorPullMode = "floor-pull"
 )
 
 const (
-	// floorConnections are as many as init-hook has for layers.
+	// floorConnections is the number of layer connections of init-hook.
 	floorConnections = 6
 	floorRepository  = "bench/floor"
 )
 
-// floor is a client that does the least there is to do: it asks for nothing,
-// verifies nothing, and has one repository for everything.
+// floor is a client that does the minimum: it checks for no existing blobs, verifies nothing, and
+// uses one repository.
 type floor struct {
 	http.Client
 	base   string
@@ -39,14 +39,14 @@ type floor struct {
 
 func newFloor(args []string) *floor {
 	return &floor{
-		Client: http.Client{Transport: &http.Transport{MaxConnsPerHost: floorConnections, MaxIdleConnsPerHost: floorConnections}},
+		Client: http.Client{Transport: &http.Transport{MaxConnsPerHost: floorConnections,
+			MaxIdleConnsPerHost: floorConnections}},
 		base:   "http://" + args[0] + "/v2/" + floorRepository,
 		layout: args[1],
 	}
 }
 
-// floorPush sends every blob of a layout, then the manifests. Files go to the
-// socket by sendfile.
+// floorPush sends every blob of a layout, then the manifests. Go sends the files with sendfile.
 func floorPush(ctx context.Context, args []string) error {
 	f := newFloor(args)
 	blobs, manifests, err := f.contents()
@@ -68,8 +68,7 @@ func floorPush(ctx context.Context, args []string) error {
 	})
 }
 
-// floorPull writes every blob of a layout, as the registry has it, to files in
-// args[2].
+// floorPull writes every blob of a layout from the registry to files in args[2].
 func floorPull(ctx context.Context, args []string) error {
 	f, out := newFloor(args), args[2]
 	blobs, manifests, err := f.contents()
@@ -88,7 +87,7 @@ func floorPull(ctx context.Context, args []string) error {
 	return each(ctx, manifests, get(f.base+"/manifests/"))
 }
 
-// contents lists what is in the layout: manifests, and what they name.
+// contents lists the manifests and blobs of the layout.
 func (f *floor) contents() (blobs, manifests []ocispec.Descriptor, err error) {
 	var index ocispec.Index
 	if err := readJSON(filepath.Join(f.layout, ocispec.ImageIndexFile), &index); err != nil {
@@ -121,7 +120,7 @@ func readJSON(path string, v any) error {
 	return json.Unmarshal(raw, v)
 }
 
-// each calls do for all, as many at once as there are connections.
+// each calls do for all, with as many goroutines as connections.
 func each(ctx context.Context, all []ocispec.Descriptor, do func(context.Context, ocispec.Descriptor) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(floorConnections)
@@ -141,8 +140,9 @@ func (f *floor) put(ctx context.Context, to string, desc ocispec.Descriptor) err
 	return err
 }
 
-// send sends a request and returns the location that the answer gives.
-func (f *floor) send(ctx context.Context, method, to string, body io.Reader, desc ocispec.Descriptor, want int) (*url.URL, error) {
+// send sends a request and returns the Location of the response.
+func (f *floor) send(ctx context.Context, method, to string, body io.Reader, desc ocispec.Descriptor,
+	want int) (*url.URL, error) {
 	request, err := http.NewRequestWithContext(ctx, method, to, body)
 	if err != nil {
 		return nil, err

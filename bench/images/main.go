@@ -31,15 +31,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 )
 
-// space is what a full set takes at most: itself, the registry's, an output, a
-// cache, and their file systems' overhead, in bytes.
+// space is the maximum disk space of a full set in bytes: itself, the registry's storage, an
+// output, a cache, and file system overhead.
 const space = 8e9
 
 func main() {
 	program.Main("images", func(ctx context.Context, args []string) error { return run(ctx, args, os.Stdout) })
 }
 
-// run is the program, or one of the children that it starts of itself.
+// run is the program, or a child process that it starts of itself.
 func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if len(args) > 0 {
 		switch args[0] {
@@ -67,18 +67,19 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("images", flag.ContinueOnError)
 	flags.IntVar(&o.repetitions, "n", 3, "repetitions")
-	flags.StringVar(&o.tools, "tools", "", "names of the tools, separated by commas (default: all that are there)")
-	flags.StringVar(&o.dir, "dir", os.TempDir(), "where to put up to 8 GB that are removed in the end")
-	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.md and RESULTS.json to (default: the table goes to stdout)")
-	flags.Float64Var(&o.scale, "scale", 1, "size of the layers; 1 is 1.48 GB in all")
+	flags.StringVar(&o.tools, "tools", "", "names of the tools, separated by commas (default: all that are installed)")
+	flags.StringVar(&o.dir, "dir", os.TempDir(), "directory for up to 8 GB of temporary files")
+	flags.StringVar(&o.write, "write", "",
+		"directory to write RESULTS.md and RESULTS.json to (default: the table goes to stdout)")
+	flags.Float64Var(&o.scale, "scale", 1, "scale of the layer sizes; 1 is 1.48 GB in total")
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of the layers")
-	flags.StringVar(&o.initHook, "init-hook", "bin/init-hook", "the program to measure")
-	flags.StringVar(&o.get, "testcluster", "bin/testcluster", "the program that builds crane and regctl")
+	flags.StringVar(&o.initHook, "init-hook", "bin/init-hook", "path of init-hook")
+	flags.StringVar(&o.get, "testcluster", "bin/testcluster", "path of testcluster, which builds crane and regctl")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if flags.NArg() > 0 || o.repetitions < 1 || o.scale <= 0 {
-		return errors.New("there are no arguments but flags, and -n and -scale must be positive")
+		return errors.New("positional arguments are not supported, and -n and -scale must be positive")
 	}
 	if err := enoughSpace(o.dir, int64(space*o.scale)); err != nil {
 		return err
@@ -88,7 +89,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 
-	// No colon may be in it: skopeo takes what follows for a name.
+	// It must not contain a colon: skopeo would parse the rest as a name.
 	dir, err := os.MkdirTemp(o.dir, "bench-images-")
 	if err != nil {
 		return err
@@ -107,8 +108,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	report := newReport(o, set, found, time.Now())
 	for repetition := range o.repetitions {
-		// In another order each time: what one tool leaves to the disk, the next one has
-		// to live with.
+		// The order changes, because each tool leaves work for the disk to the next one.
 		for _, n := range rand.New(rand.NewPCG(o.seed, uint64(repetition))).Perm(len(found)) {
 			t := found[n]
 			if err := settle(ctx); err != nil {
@@ -130,11 +130,11 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return report.write(o.write)
 }
 
-// settlePause is for what a disk has to do about gigabytes that were removed: a
-// tool's cold push took up to half as long again without.
+// settlePause gives the disk time after gigabytes were removed: without it, a tool's cold push took
+// up to half as long again.
 const settlePause = 3 * time.Second
 
-// settle waits until the disk has nothing more to do.
+// settle waits until the disk is idle.
 func settle(ctx context.Context) error {
 	unix.Sync()
 	select {
@@ -145,19 +145,20 @@ func settle(ctx context.Context) error {
 	}
 }
 
-// enoughSpace returns an error where dir has less than need bytes free.
+// enoughSpace returns an error if dir has less than need bytes free.
 func enoughSpace(dir string, need int64) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return fmt.Errorf("looking for space in %s: %w", dir, err)
 	}
 	if free := int64(fs.Bavail) * fs.Bsize; free < need {
-		return fmt.Errorf("%s has %.1f GB free, and %.1f GB are needed: free some, or name another directory with -dir", dir, float64(free)/1e9, float64(need)/1e9)
+		return fmt.Errorf("%s has %.1f GB free, but %.1f GB are needed: free some, or name another directory with -dir", dir,
+			float64(free)/1e9, float64(need)/1e9)
 	}
 	return nil
 }
 
-// selected tells whether a comma-separated list, or an empty one, has name.
+// selected reports whether a comma-separated list has name, or is empty.
 func selected(list, name string) bool {
 	if list == "" {
 		return true

@@ -111,7 +111,8 @@ func TestBench(t *testing.T) {
 	if err := json.Unmarshal(raw, &got); err != nil {
 		t.Fatal(err)
 	}
-	if got.Set.Blobs != 330 || got.Set.Bytes == 0 || got.Machine.Cores == 0 || got.Machine.Kernel == "" || got.Machine.Memory == 0 {
+	if got.Set.Blobs != 330 || got.Set.Bytes == 0 || got.Machine.Cores == 0 || got.Machine.Kernel == "" ||
+		got.Machine.Memory == 0 {
 		t.Errorf("reported %+v", got)
 	}
 	measured := map[string]*measurement{}
@@ -145,7 +146,8 @@ func TestBench(t *testing.T) {
 			if most < got.Set.Bytes || most > got.Set.Bytes+want.requests*1000 || least == 0 || least > want.requests*1000 {
 				t.Errorf("%s: received %d, sent %d, of a set of %d bytes", operation, s.Received, s.Sent, got.Set.Bytes)
 			}
-			if s.Seconds <= 0 || s.ClientCPU <= 0 || s.CPU <= 0 || s.ClientPeak == 0 || s.RegistryPeak == 0 || s.Connections == 0 || s.Connections > floorConnections {
+			if s.Seconds <= 0 || s.ClientCPU <= 0 || s.CPU <= 0 || s.ClientPeak == 0 || s.RegistryPeak == 0 ||
+				s.Connections == 0 || s.Connections > floorConnections {
 				t.Errorf("%s: %+v", operation, s)
 			}
 		}
@@ -163,7 +165,8 @@ func TestWhatIsNotThereIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer registry.stop()
-	if err := checkPushed(ctx, registry.host, tool{}, set); err == nil || !strings.Contains(err.Error(), "has no manifest") {
+	if err := checkPushed(ctx, registry.host, tool{}, set); err == nil ||
+		!strings.Contains(err.Error(), "has no manifest") {
 		t.Errorf("an empty registry is one that has everything: %v", err)
 	}
 	if _, err := measureOperation(ctx, registry, [][]string{{"false"}}, t.TempDir()); err == nil {
@@ -207,7 +210,8 @@ func TestBadInput(t *testing.T) {
 		"too little space": {[]string{"-tools", "floor", "-scale", "1e9"}, "are needed"},
 		"no directory":     {[]string{"-tools", "floor", "-dir", filepath.Join(t.TempDir(), "none")}, "none"},
 		"an unknown tool":  {[]string{"-tools", "docker", "-scale", "0.0005"}, "no tool"},
-		"a missing tool":   {[]string{"-tools", "init-hook", "-init-hook", filepath.Join(t.TempDir(), "none"), "-scale", "0.0005"}, "no tool"},
+		"a missing tool": {[]string{"-tools", "init-hook", "-init-hook", filepath.Join(t.TempDir(), "none"), "-scale",
+			"0.0005"}, "no tool"},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			if err := bench(context.Background(), tt.args, io.Discard); err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -221,7 +225,8 @@ func TestSince(t *testing.T) {
 	before := counters{Received: 1, Sent: 2, Connections: 3, Requests: map[string]int64{"GET": 4, "PUT": 1}, CPU: 1}
 	after := counters{Received: 11, Sent: 22, Connections: 33, Requests: map[string]int64{"GET": 5, "PUT": 1}, CPU: 1.5}
 	got := after.since(before)
-	if got.Received != 10 || got.Sent != 20 || got.Connections != 30 || len(got.Requests) != 1 || got.Requests["GET"] != 1 || got.CPU != 0.5 {
+	if got.Received != 10 || got.Sent != 20 || got.Connections != 30 || len(got.Requests) != 1 ||
+		got.Requests["GET"] != 1 || got.CPU != 0.5 {
 		t.Errorf("since: %+v", got)
 	}
 	r := newReport(options{repetitions: 1}, &imageSet{}, nil, time.Unix(0, 0))

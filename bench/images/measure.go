@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// The operations, in the order in which they are measured.
+// The operations, in the order of measurement.
 const (
 	coldPush   = "cold push"
 	warmPush   = "warm push"
@@ -35,11 +35,10 @@ var operations = []struct{ name, about string }{
 }
 
 const (
-	// operationTimeout ends a tool that hangs. The slowest take half a minute.
+	// operationTimeout ends a hanging tool. The slowest one takes half a minute.
 	operationTimeout = 15 * time.Minute
-	// A client's peak is read after firstLook, then after twice that, and so on up to
-	// every lastLook. The kernel keeps it, so that only what a process takes in its
-	// last moment is missed.
+	// A client's peak memory is read after firstLook, then after twice that, and so on, at most every
+	// lastLook. The kernel keeps the peak, so only the last moment of a process is missed.
 	firstLook = time.Millisecond
 	lastLook  = 16 * time.Millisecond
 )
@@ -49,14 +48,14 @@ type sample struct {
 	Operation      string  `json:"operation"`
 	Seconds        float64 `json:"seconds"`
 	ClientCPU      float64 `json:"clientCPUSeconds"`
-	ClientPeak     int64   `json:"clientPeakBytes"` // the largest of its processes
+	ClientPeak     int64   `json:"clientPeakBytes"` // of the largest process
 	RegistryPeak   int64   `json:"registryPeakBytes"`
 	counters               // of the registry
 	ClientCommands int     `json:"commands"`
 }
 
-// measure lets a tool do everything once, in dir, which is removed. With verify
-// the blobs that were pulled are read and hashed.
+// measure runs all operations of a tool once in dir, which is removed. With verify, pulled blobs
+// are read and hashed.
 func measure(ctx context.Context, t tool, set *imageSet, dir string, verify bool) (samples []sample, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	registry, err := startRegistry(ctx, filepath.Join(dir, "registry"))
@@ -64,7 +63,8 @@ func measure(ctx context.Context, t tool, set *imageSet, dir string, verify bool
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, registry.stop()) }()
-	j := job{program: t.program, host: registry.host, set: set, cache: filepath.Join(dir, "cache"), list: filepath.Join(dir, "images.txt")}
+	j := job{program: t.program, host: registry.host, set: set, cache: filepath.Join(dir, "cache"),
+		list: filepath.Join(dir, "images.txt")}
 	if err := os.WriteFile(j.list, []byte(strings.Join(j.references(), "\n")+"\n"), 0o644); err != nil {
 		return nil, err
 	}
@@ -145,8 +145,8 @@ func measureOperation(ctx context.Context, registry *childRegistry, commands [][
 	return s, nil
 }
 
-// syncTree waits until the files in dir are on the disk, so that nothing of them is
-// written while the next operation is measured.
+// syncTree waits until the files in dir are written to disk, so that this does not happen during
+// the next operation.
 func syncTree(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
@@ -160,8 +160,8 @@ func syncTree(dir string) error {
 	})
 }
 
-// runClient runs a command whose settings and caches are in dir, and returns its
-// CPU seconds and the peak of its memory in bytes.
+// runClient runs a command with its settings and caches in dir, and returns its CPU seconds and
+// peak memory in bytes.
 func runClient(ctx context.Context, command []string, dir string) (seconds float64, memory int64, err error) {
 	var said bytes.Buffer
 	c := exec.CommandContext(ctx, command[0], command[1:]...)
@@ -169,9 +169,10 @@ func runClient(ctx context.Context, command []string, dir string) (seconds float
 	home := filepath.Join(dir, "home")
 	c.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + dir, "KUBECONFIG=" + os.DevNull,
-		"DOCKER_CONFIG=" + home, "REGCTL_CONFIG=" + filepath.Join(home, "regctl.json"), "REGISTRY_AUTH_FILE=" + filepath.Join(home, "auth.json"),
+		"DOCKER_CONFIG=" + home, "REGCTL_CONFIG=" + filepath.Join(home, "regctl.json"),
+		"REGISTRY_AUTH_FILE=" + filepath.Join(home, "auth.json"),
 		"XDG_RUNTIME_DIR=" + home, "XDG_DATA_HOME=" + home, "XDG_CACHE_HOME=" + home, "XDG_CONFIG_HOME=" + home,
-		"_CONTAINERS_ROOTLESS_UID=65534", // skopeo of root would keep what it learns in /var/lib
+		"_CONTAINERS_ROOTLESS_UID=65534", // skopeo as root would write to /var/lib
 	}
 	if err := os.MkdirAll(home, 0o700); err != nil {
 		return 0, 0, err
@@ -183,7 +184,7 @@ func runClient(ctx context.Context, command []string, dir string) (seconds float
 		return 0, 0, err
 	}
 	stop, done := make(chan struct{}), make(chan struct{})
-	var reached int64 // the goroutine's until done
+	var reached int64 // owned by the goroutine until done
 	go func() {
 		defer close(done)
 		for pause := firstLook; ; pause = min(2*pause, lastLook) {
@@ -204,15 +205,14 @@ func runClient(ctx context.Context, command []string, dir string) (seconds float
 	return cpu(c.ProcessState.SysUsage().(*syscall.Rusage)), reached, nil
 }
 
-// tail is the end of a long text.
+// tail returns the end of a long text.
 func tail(s string) string {
 	const most = 2000
 	return s[max(0, len(s)-most):]
 }
 
-// peak is the most memory that a process has had resident since its start or
-// resetPeak, in bytes; 0 where it is gone. It is exact where rusage's is not: that one begins
-// with what the parent had.
+// peak returns a process's peak resident memory since its start or resetPeak, in bytes; 0 if it has
+// ended. rusage would include what the parent had resident.
 func peak(pid int) int64 {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -227,14 +227,13 @@ func peak(pid int) int64 {
 	return 0
 }
 
-// resetPeak begins a new peak at what the process has now. Where the kernel
-// cannot, the peak is that of the whole run.
+// resetPeak resets the peak to the current value. If the kernel does not support that, the peak is
+// that of the whole run.
 func resetPeak(pid int) {
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 }
 
-// checkPushed requires every manifest in the registry, which has taken none
-// without its blobs.
+// checkPushed requires every manifest in the registry, which accepts none without its blobs.
 func checkPushed(ctx context.Context, host string, t tool, set *imageSet) error {
 	client := http.Client{Transport: new(http.Transport)}
 	defer client.CloseIdleConnections()
@@ -243,7 +242,8 @@ func checkPushed(ctx context.Context, host string, t tool, set *imageSet) error 
 		if t.repository != nil {
 			repository = t.repository(i)
 		}
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/v2/%s/manifests/%s", host, repository, i.manifest.Digest), nil)
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet,
+			fmt.Sprintf("http://%s/v2/%s/manifests/%s", host, repository, i.manifest.Digest), nil)
 		if err != nil {
 			return err
 		}

@@ -22,19 +22,19 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 )
 
-// registryMode is the first argument of the child that is the registry.
+// registryMode is the first argument of the registry's child process.
 const registryMode = "serve-registry"
 
-// counters are what a registry has seen since its start.
+// counters are a registry's counters since its start.
 type counters struct {
-	Received    int64            `json:"received"` // bytes of its connections, headers included
+	Received    int64            `json:"received"` // bytes of its connections, including headers
 	Sent        int64            `json:"sent"`
 	Connections int64            `json:"connections"`
 	Requests    map[string]int64 `json:"requests"` // by method
 	CPU         float64          `json:"registryCPUSeconds"`
 }
 
-// since returns what was counted after before.
+// since returns the difference to before.
 func (c counters) since(before counters) counters {
 	requests := map[string]int64{}
 	for method, n := range c.Requests {
@@ -42,16 +42,17 @@ func (c counters) since(before counters) counters {
 			requests[method] = n
 		}
 	}
-	return counters{c.Received - before.Received, c.Sent - before.Sent, c.Connections - before.Connections, requests, c.CPU - before.CPU}
+	return counters{c.Received - before.Received, c.Sent - before.Sent, c.Connections - before.Connections, requests,
+		c.CPU - before.CPU}
 }
 
-// serveRegistry serves a registry over plain HTTP that keeps its storage in the
-// directory args[0] and lets everyone do everything, on a port of loopback. It
-// writes its address to stdout, then counters for every line of stdin, and ends
-// with stdin.
+// serveRegistry serves a registry without access control over plain HTTP on a loopback port, with
+// its storage in the directory args[0]. It writes its address to stdout, then counters for every
+// line of stdin, and ends with stdin.
 func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
 	config := filepath.Join(args[0], "config.yml")
-	err := os.WriteFile(config, []byte("version: 0.1\nstorage: {filesystem: {rootdirectory: "+filepath.Join(args[0], "storage")+"}}\n"), 0o600)
+	err := os.WriteFile(config, []byte("version: 0.1\nstorage: {filesystem: {rootdirectory: "+
+		filepath.Join(args[0], "storage")+"}}\n"), 0o600)
 	if err != nil {
 		return err
 	}
@@ -100,7 +101,7 @@ func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
 	return nil
 }
 
-// cpu is the time that was computed for, in seconds.
+// cpu is the CPU time in seconds.
 func cpu(usage *syscall.Rusage) float64 {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
 }
@@ -140,7 +141,7 @@ func (l *countingListener) Accept() (net.Conn, error) {
 	return &countingConn{conn.(*net.TCPConn), l}, nil
 }
 
-// countingConn has ReadFrom, as a TCP connection has: files still go out by
+// countingConn implements ReadFrom as a TCP connection does, so that files are still sent with
 // sendfile.
 type countingConn struct {
 	*net.TCPConn
@@ -153,7 +154,7 @@ func (c *countingConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// WriteTo is what would be spliced from the connection.
+// WriteTo counts what would be spliced from the connection.
 func (c *countingConn) WriteTo(w io.Writer) (int64, error) {
 	n, err := c.TCPConn.WriteTo(w)
 	c.listener.received.Add(n)
@@ -180,7 +181,7 @@ type childRegistry struct {
 	stdout  *bufio.Reader
 }
 
-// startRegistry starts one with its storage in dir, which it makes.
+// startRegistry starts a registry with its storage in dir, which it creates.
 func startRegistry(ctx context.Context, dir string) (*childRegistry, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -215,7 +216,7 @@ func (r *childRegistry) stop() error {
 	return r.process.Wait()
 }
 
-// counters asks the registry for them.
+// counters requests the registry's counters.
 func (r *childRegistry) counters() (counters, error) {
 	var c counters
 	if _, err := fmt.Fprintln(r.stdin); err != nil {

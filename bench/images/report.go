@@ -15,7 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// report is what RESULTS.json says.
+// report is the content of RESULTS.json.
 type report struct {
 	Date        time.Time       `json:"date"`
 	Machine     results.Machine `json:"machine"`
@@ -39,7 +39,7 @@ type toolSummary struct {
 	About   string `json:"about"`
 }
 
-// measurement is all samples of an operation of a tool.
+// measurement holds all samples of a tool's operation.
 type measurement struct {
 	Tool      string   `json:"tool"`
 	Operation string   `json:"operation"`
@@ -49,8 +49,9 @@ type measurement struct {
 func newReport(o options, set *imageSet, found []tool, now time.Time) *report {
 	r := &report{
 		Date: now.UTC().Truncate(time.Second), Machine: results.ThisMachine(), Repetitions: o.repetitions,
-		Registry: "distribution v3 as bin/registry " + version.Version + " has it, without its front, storage on the file system, plain HTTP",
-		Set:      setSummary{len(set.images), len(set.blobs), set.bytes, o.seed},
+		Registry: "distribution v3 as bin/registry " + version.Version +
+			" has it, without its front, storage on the file system, plain HTTP",
+		Set: setSummary{len(set.images), len(set.blobs), set.bytes, o.seed},
 	}
 	for _, t := range found {
 		r.Tools = append(r.Tools, toolSummary{t.name, t.version, t.about})
@@ -68,7 +69,7 @@ func (r *report) add(tool string, s sample) {
 	r.Results = append(r.Results, &measurement{tool, s.Operation, []sample{s}})
 }
 
-// write writes both forms to dir.
+// write writes both files to dir.
 func (r *report) write(dir string) error {
 	raw, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -84,18 +85,20 @@ func (r *report) write(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "RESULTS.md"), text.Bytes(), 0o644)
 }
 
-// markdown writes a table for each operation.
+// markdown renders a table for each operation.
 func (r *report) markdown(w io.Writer) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# Image operations\n\nWritten by `make bench-images`, %s.\n\n", r.Date.Format(time.RFC3339))
-	fmt.Fprintf(&b, "%d images, %d blobs, %.2f GB. %d repetitions: the median, and in brackets the least and the most.\n", r.Set.Images, r.Set.Blobs, float64(r.Set.Bytes)/1e9, r.Repetitions)
+	fmt.Fprintf(&b, "%d images, %d blobs, %.2f GB. %d repetitions: the median, and in brackets the least and the most.\n",
+		r.Set.Images, r.Set.Blobs, float64(r.Set.Bytes)/1e9, r.Repetitions)
 	fmt.Fprintf(&b, "Client and registry share %s, on loopback.\n", r.Machine)
 	fmt.Fprintf(&b, "Registry: %s.\n\n", r.Registry)
 	b.WriteString("| tool | version | how |\n|---|---|---|\n")
 	for _, t := range r.Tools {
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", t.Name, t.Version, t.About)
 	}
-	b.WriteString("\nMB on the wire are what the sockets carried, headers of HTTP included. Peak memory is that of the largest process; CPU is that of all.\n")
+	b.WriteString("\nMB on the wire are what the sockets carried, headers of HTTP included. Peak memory is that of the " +
+		"largest process; CPU is that of all.\n")
 	for _, o := range operations {
 		var rows []*measurement
 		for _, t := range r.Tools {
@@ -109,23 +112,27 @@ func (r *report) markdown(w io.Writer) error {
 			continue
 		}
 		fmt.Fprintf(&b, "\n## %s%s\n\n%s\n\n", strings.ToUpper(o.name[:1]), o.name[1:], o.about)
-		b.WriteString("| tool | seconds | MB sent | MB received | requests | connections | client: peak MiB | CPU s | registry: peak MiB | CPU s |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
+		b.WriteString("| tool | seconds | MB sent | MB received | requests | connections | client: peak MiB | CPU s | " +
+			"registry: peak MiB | CPU s |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 		for _, m := range rows {
 			seconds := m.values(func(s sample) float64 { return s.Seconds })
 			median := func(of func(sample) float64) float64 { return results.Median(m.values(of)) }
 			fmt.Fprintf(&b, "| %s | **%.2f** (%.2f–%.2f) | %.1f | %.1f | %.0f | %.0f | %.0f | %.2f | %.0f | %.2f |\n", m.Tool,
 				results.Median(seconds), seconds[0], seconds[len(seconds)-1],
-				median(func(s sample) float64 { return float64(s.Received) / 1e6 }), median(func(s sample) float64 { return float64(s.Sent) / 1e6 }),
+				median(func(s sample) float64 { return float64(s.Received) / 1e6 }),
+				median(func(s sample) float64 { return float64(s.Sent) / 1e6 }),
 				median(sample.requests), median(func(s sample) float64 { return float64(s.Connections) }),
-				median(func(s sample) float64 { return float64(s.ClientPeak) / (1 << 20) }), median(func(s sample) float64 { return s.ClientCPU }),
-				median(func(s sample) float64 { return float64(s.RegistryPeak) / (1 << 20) }), median(func(s sample) float64 { return s.CPU }))
+				median(func(s sample) float64 { return float64(s.ClientPeak) / (1 << 20) }),
+				median(func(s sample) float64 { return s.ClientCPU }),
+				median(func(s sample) float64 { return float64(s.RegistryPeak) / (1 << 20) }),
+				median(func(s sample) float64 { return s.CPU }))
 		}
 	}
 	_, err := w.Write(b.Bytes())
 	return err
 }
 
-// requests are those of all methods.
+// requests counts those of all methods.
 func (s sample) requests() float64 {
 	var all int64
 	for _, n := range s.Requests {
@@ -134,7 +141,7 @@ func (s sample) requests() float64 {
 	return float64(all)
 }
 
-// values are those of all samples in order of size.
+// values returns those of all samples, sorted.
 func (m *measurement) values(of func(sample) float64) []float64 {
 	values := make([]float64, len(m.Samples))
 	for n, s := range m.Samples {

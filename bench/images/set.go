@@ -23,31 +23,31 @@ const (
 	members  = 8 // of each family
 )
 
-// Sizes of layers, in bytes: many small ones and a few that make most of the sum,
-// as in real images. A family has baseLayers once and ownLayers for each member.
-// With those of all families, whose scales add up to their number, these are 1.48 GB.
+// Sizes of layers in bytes: many small ones, and a few that make up most of the total, as in real
+// images. A family has baseLayers once and ownLayers for each member. With the scales of all
+// families, the total is 1.48 GB.
 var (
 	baseLayers   = []float64{60e6, 30e6, 15e6, 8e6, 4e6, 2e6, 1e6, 300e3, 50e3, 1e3}
 	ownLayers    = []float64{14e6, 5e6, 2.2e6, 700e3, 100e3}
 	familyScales = [families]float64{0.6, 0.8, 1, 1.2, 1.4}
 )
 
-// domain is the registry in the images' names. Nobody has it.
+// domain is the registry in the images' names. It does not exist.
 const domain = "registry.example"
 
-// imageSet is what is pushed and pulled.
+// imageSet is the set of images that is pushed and pulled.
 type imageSet struct {
-	// layout is an OCI layout of all images under their whole names.
+	// layout is an OCI layout of all images under their full names.
 	layout string
-	// tagged is the same under tags, for tools that know layouts by tags only.
+	// tagged is the same under tags, for tools that address images in layouts by tag.
 	tagged string
 	images []image
-	// blobs are all of them once: layers, configs and manifests.
+	// blobs are all distinct blobs: layers, configs and manifests.
 	blobs []ocispec.Descriptor
 	bytes int64 // of blobs
 }
 
-// image is one of the set.
+// image is an image of the set.
 type image struct {
 	repository string // without registry
 	tag        string // in tagged layouts
@@ -55,17 +55,17 @@ type image struct {
 	manifest   ocispec.Descriptor
 }
 
-// reference is what the image is called in a registry.
+// reference is the image's name in a registry.
 func (i image) reference(host string) string { return host + "/" + i.repository + ":v1" }
 
-// path is where a blob is.
+// path returns the path of a blob.
 func (s *imageSet) path(d digest.Digest) string { return blobFile(s.layout, d) }
 
 func blobFile(layout string, d digest.Digest) string {
 	return filepath.Join(layout, ocispec.ImageBlobsDir, d.Algorithm().String(), d.Encoded())
 }
 
-// makeSet makes the images in dir. Equal seeds and scales make equal images.
+// makeSet writes the images to dir. The same seed and scale give the same images.
 func makeSet(dir string, seed uint64, scale float64) (*imageSet, error) {
 	s := &imageSet{layout: filepath.Join(dir, "layout"), tagged: filepath.Join(dir, "tagged")}
 	if err := os.MkdirAll(filepath.Join(s.layout, ocispec.ImageBlobsDir, "sha256"), 0o755); err != nil {
@@ -77,7 +77,8 @@ func makeSet(dir string, seed uint64, scale float64) (*imageSet, error) {
 	jitter := rand.New(random)
 	layers := func(sizes []float64, scale float64) (made []layer, err error) {
 		for n, size := range sizes {
-			l, err := s.layer(random, fmt.Sprintf("data-%d", n), int64(size*scale*(0.9+0.2*jitter.Float64()))+16) // 16: no two are equal, however small the set
+			// at least 16, so that all are distinct in a small set
+			l, err := s.layer(random, fmt.Sprintf("data-%d", n), int64(size*scale*(0.9+0.2*jitter.Float64()))+16)
 			if err != nil {
 				return nil, err
 			}
@@ -115,8 +116,8 @@ type layer struct {
 	diffID digest.Digest
 }
 
-// layer makes a layer of one file of size random bytes. It is a gzip stream, as
-// tools recompress what is none, whose blocks are stored as they are.
+// layer writes a layer with one file of size random bytes. It is a gzip stream of stored blocks,
+// because tools recompress layers that are not compressed.
 func (s *imageSet) layer(random io.Reader, name string, size int64) (layer, error) {
 	file, err := os.Create(filepath.Join(s.layout, "layer"))
 	if err != nil {
@@ -146,15 +147,16 @@ func (s *imageSet) layer(random io.Reader, name string, size int64) (layer, erro
 	if err != nil {
 		return layer{}, err
 	}
-	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.NewDigest(digest.SHA256, compressed), Size: written}
+	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip,
+		Digest: digest.NewDigest(digest.SHA256, compressed), Size: written}
 	s.add(desc)
 	return layer{desc, digest.NewDigest(digest.SHA256, uncompressed)}, os.Rename(file.Name(), s.path(desc.Digest))
 }
 
-// onlyWriter keeps io.Copy to its buffer.
+// onlyWriter hides ReadFrom, so that io.Copy uses its buffer.
 type onlyWriter struct{ io.Writer }
 
-// manifest makes an image of layers.
+// manifest writes the manifest of an image with layers.
 func (s *imageSet) manifest(name string, layers []layer) (ocispec.Descriptor, error) {
 	config := ocispec.Image{
 		Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"},
@@ -176,7 +178,7 @@ func (s *imageSet) manifest(name string, layers []layer) (ocispec.Descriptor, er
 	return desc, err
 }
 
-// document adds a blob of JSON.
+// document adds a JSON blob.
 func (s *imageSet) document(mediaType string, v any) (ocispec.Descriptor, error) {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -192,13 +194,15 @@ func (s *imageSet) add(desc ocispec.Descriptor) {
 	s.bytes += desc.Size
 }
 
-// writeLayouts writes the files that say which images the blobs are.
+// writeLayouts writes the layouts' indexes.
 func (s *imageSet) writeLayouts() error {
 	named, tagged := make([]ocispec.Descriptor, 0, len(s.images)), make([]ocispec.Descriptor, 0, len(s.images))
 	for _, i := range s.images {
 		name := i.reference(domain)
-		one := annotated(i.manifest, map[string]string{"io.containerd.image.name": name, ocispec.AnnotationRefName: name, ocispec.AnnotationBaseImageName: name})
-		named, tagged = append(named, one), append(tagged, annotated(i.manifest, map[string]string{ocispec.AnnotationRefName: i.tag}))
+		one := annotated(i.manifest, map[string]string{"io.containerd.image.name": name, ocispec.AnnotationRefName: name,
+			ocispec.AnnotationBaseImageName: name})
+		named, tagged = append(named, one), append(tagged, annotated(i.manifest,
+			map[string]string{ocispec.AnnotationRefName: i.tag}))
 		if err := s.writeLayout(i.single, one); err != nil {
 			return err
 		}
@@ -214,19 +218,21 @@ func annotated(desc ocispec.Descriptor, annotations map[string]string) ocispec.D
 	return desc
 }
 
-// writeLayout writes an OCI layout of images, whose blobs are those of s.layout.
+// writeLayout writes an OCI layout of images that uses the blobs of s.layout.
 func (s *imageSet) writeLayout(dir string, images ...ocispec.Descriptor) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	if dir != s.layout {
-		if err := os.Symlink(filepath.Join(s.layout, ocispec.ImageBlobsDir), filepath.Join(dir, ocispec.ImageBlobsDir)); err != nil {
+		if err := os.Symlink(filepath.Join(s.layout, ocispec.ImageBlobsDir),
+			filepath.Join(dir, ocispec.ImageBlobsDir)); err != nil {
 			return err
 		}
 	}
 	for name, v := range map[string]any{
 		ocispec.ImageLayoutFile: ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion},
-		ocispec.ImageIndexFile:  ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: images},
+		ocispec.ImageIndexFile: ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2},
+			MediaType: ocispec.MediaTypeImageIndex, Manifests: images},
 	} {
 		var text bytes.Buffer
 		if err := json.NewEncoder(&text).Encode(v); err != nil {

@@ -10,16 +10,16 @@ import (
 	"strings"
 )
 
-// job is one tool's work in one repetition.
+// job is a tool's work in one repetition.
 type job struct {
 	program string
 	host    string // of the registry
 	set     *imageSet
 	cache   string // a directory for the tool's cache
-	list    string // a file of references, one a line
+	list    string // a file of references, one per line
 }
 
-// references are the names under which the registry has the images.
+// references are the images' names in the registry.
 func (j job) references() []string {
 	all := make([]string, len(j.set.images))
 	for n, i := range j.set.images {
@@ -28,8 +28,8 @@ func (j job) references() []string {
 	return all
 }
 
-// tool is a program that pushes and pulls. Each of its functions returns the
-// commands of an operation, which are run one after the other.
+// tool is a program that pushes and pulls. Each function returns the commands of an operation,
+// which run one after the other.
 type tool struct {
 	name    string
 	about   string // how it is used
@@ -37,16 +37,15 @@ type tool struct {
 	version string
 	push    func(job) [][]string
 	pull    func(j job, out string) [][]string
-	// cached is a pull from the tool's cache; nil where it has none.
+	// cached pulls from the tool's cache; nil without one.
 	cached func(j job, out string) [][]string
-	// fills tells that the cold pull has filled that cache.
+	// fills means that the cold pull fills that cache.
 	fills bool
-	// repository is where the registry has an image; nil for the image's own.
+	// repository returns the image's repository; nil for the image's own.
 	repository func(image) string
 }
 
-// tools returns the table, in the order of the first repetition. Their programs
-// are not looked for.
+// tools returns the table, in the order of the first repetition, without looking for the programs.
 func tools() []tool {
 	one := func(commands ...[]string) [][]string { return commands }
 	perImage := func(command func(j job, i image, out string) []string) func(job, string) [][]string {
@@ -61,7 +60,8 @@ func tools() []tool {
 		return func(j job) [][]string { return commands(j, "") }
 	}
 	ours := func(j job, out string) [][]string {
-		return one([]string{j.program, "images", "pull", "-f", j.list, "-o", out, "--plain-http", "--platform=all", "--cache-dir", j.cache})
+		return one([]string{j.program, "images", "pull", "-f", j.list, "-o", out, "--plain-http", "--platform=all",
+			"--cache-dir", j.cache})
 	}
 	craneImages := func(j job, out string) []string {
 		return append(append([]string{j.program, "pull", "--insecure", "--format=oci"}, j.references()...), out)
@@ -98,23 +98,28 @@ func tools() []tool {
 		{
 			name: "skopeo", about: "a process for each image",
 			push: toPush(perImage(func(j job, i image, _ string) []string {
-				return []string{j.program, "copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false", "oci:" + j.set.tagged + ":" + i.tag, "docker://" + i.reference(j.host)}
+				return []string{j.program, "copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false",
+					"oci:" + j.set.tagged + ":" + i.tag, "docker://" + i.reference(j.host)}
 			})),
 			pull: perImage(func(j job, i image, out string) []string {
-				return []string{j.program, "copy", "--quiet", "--insecure-policy", "--src-tls-verify=false", "docker://" + i.reference(j.host), "oci:" + out + ":" + i.tag}
+				return []string{j.program, "copy", "--quiet", "--insecure-policy", "--src-tls-verify=false",
+					"docker://" + i.reference(j.host), "oci:" + out + ":" + i.tag}
 			}),
 		},
 		{
 			name: "regctl", about: "a process for each image",
 			push: toPush(perImage(func(j job, i image, _ string) []string {
-				return []string{j.program, "--host", "reg=" + j.host + ",tls=disabled", "image", "copy", "ocidir://" + j.set.tagged + ":" + i.tag, i.reference(j.host)}
+				return []string{j.program, "--host", "reg=" + j.host + ",tls=disabled", "image", "copy",
+					"ocidir://" + j.set.tagged + ":" + i.tag, i.reference(j.host)}
 			})),
 			pull: perImage(func(j job, i image, out string) []string {
-				return []string{j.program, "--host", "reg=" + j.host + ",tls=disabled", "image", "copy", i.reference(j.host), "ocidir://" + out + ":" + i.tag}
+				return []string{j.program, "--host", "reg=" + j.host + ",tls=disabled", "image", "copy", i.reference(j.host),
+					"ocidir://" + out + ":" + i.tag}
 			}),
 		},
 		{
-			name: "floor", about: fmt.Sprintf("a client that hashes and checks nothing, %d connections: each blob once, to one repository", floorConnections),
+			name: "floor", about: fmt.Sprintf(
+				"a client that hashes and checks nothing, %d connections: each blob once, to one repository", floorConnections),
 			push: func(j job) [][]string { return one([]string{j.program, floorPushMode, j.host, j.set.layout}) },
 			pull: func(j job, out string) [][]string {
 				return one([]string{j.program, floorPullMode, j.host, j.set.layout, out})
@@ -124,8 +129,7 @@ func tools() []tool {
 	}
 }
 
-// findTools returns the tools that were asked for and are there. It says loudly
-// which are not.
+// findTools returns the selected tools that are installed, and prints which are missing.
 func findTools(ctx context.Context, o options) ([]tool, error) {
 	known, found := tools(), []tool(nil)
 	for _, t := range known {
@@ -143,25 +147,25 @@ func findTools(ctx context.Context, o options) ([]tool, error) {
 		found = append(found, t)
 	}
 	if len(found) == 0 {
-		return nil, errors.New("there is no tool to measure: see above, and -tools")
+		return nil, errors.New("no tool to measure: see above, and -tools")
 	}
 	return found, nil
 }
 
-// shortName is the name of a tool's program.
+// shortName returns the name of a tool's program.
 func shortName(name string) string {
 	short, _, _ := strings.Cut(name, ",")
 	return short
 }
 
-// find returns a tool's program and its version.
+// find returns a tool's program and version.
 func find(ctx context.Context, o options, name string) (program, version string, err error) {
 	switch name {
 	case "init-hook":
 		if program, err = filepath.Abs(o.initHook); err != nil {
 			return "", "", err
 		}
-		// A program of before has no such command, and would print another's help.
+		// An older version lacks the command and would print another one's help.
 		help, err := output(ctx, program, "images", "pull", "--help")
 		if err != nil {
 			return "", "", err
@@ -191,7 +195,7 @@ func find(ctx context.Context, o options, name string) (program, version string,
 	}
 }
 
-// output runs a command and returns what it writes to stdout.
+// output runs a command and returns its stdout.
 func output(ctx context.Context, name string, args ...string) (string, error) {
 	command := exec.CommandContext(ctx, name, args...)
 	command.Stderr = os.Stderr

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// clients is how many ask at once: a node that pulls several images.
+	// clients is the number of concurrent clients: a node that pulls several images.
 	clients = 8
-	// smallSize is what small requests ask for, in bytes: about a manifest.
+	// smallSize is the size of small responses in bytes: about that of a manifest.
 	smallSize = 1 << 10
-	// answerTimeout bounds any one request; a GiB takes a second or two.
+	// answerTimeout limits each request; a GiB takes a second or two.
 	answerTimeout = 2 * time.Minute
 )
 
-// load says how much is asked for.
+// load is how much is requested.
 type load struct {
 	connect, keep time.Duration
 	stream        int64 // bytes
@@ -31,14 +31,15 @@ type load struct {
 	quiet         time.Duration
 }
 
-// dialer makes a connection to the proxy, or to the registry with TLS.
+// dialer connects to the proxy, or to the registry with TLS.
 type dialer func(ctx context.Context) (net.Conn, error)
 
 func request(size int64, header string) []byte {
-	return fmt.Appendf(nil, "GET /v2/bench/blobs/%d HTTP/1.1\r\nHost: 127.0.0.1:31999\r\nUser-Agent: containerd/2.2\r\nAccept: */*\r\n%s\r\n", size, header)
+	return fmt.Appendf(nil, "GET /v2/bench/blobs/%d HTTP/1.1\r\nHost: 127.0.0.1:31999\r\nUser-Agent: "+
+		"containerd/2.2\r\nAccept: */*\r\n%s\r\n", size, header)
 }
 
-// ask sends a request of smallSize and reads the answer to its end.
+// ask sends a request of smallSize and reads the whole response.
 func ask(c net.Conn, request, buffer []byte) error {
 	if err := c.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
 		return err
@@ -60,7 +61,7 @@ func ask(c net.Conn, request, buffer []byte) error {
 	return checkSmall(buffer[:n], head)
 }
 
-// endOfHead is where the body begins, or -1.
+// endOfHead returns the offset of the body, or -1.
 func endOfHead(data []byte) int {
 	if n := bytes.Index(data, []byte("\r\n\r\n")); n >= 0 {
 		return n + 4
@@ -75,8 +76,7 @@ func checkSmall(data []byte, head int) error {
 	return nil
 }
 
-// connectLoad has the clients make a connection for each request. It returns how
-// long each took.
+// connectLoad opens a connection for each request. It returns how long each took.
 func connectLoad(ctx context.Context, dial dialer, d time.Duration) ([]time.Duration, time.Duration, error) {
 	request := request(smallSize, "Connection: close\r\n")
 	return together(d, func(buffer []byte, again func(time.Time) bool) error {
@@ -95,7 +95,7 @@ func connectLoad(ctx context.Context, dial dialer, d time.Duration) ([]time.Dura
 	})
 }
 
-// keepLoad has the clients ask on a connection each.
+// keepLoad keeps one connection per client.
 func keepLoad(ctx context.Context, dial dialer, d time.Duration) ([]time.Duration, time.Duration, error) {
 	request := request(smallSize, "")
 	return together(d, func(buffer []byte, again func(time.Time) bool) error {
@@ -116,7 +116,8 @@ func keepLoad(ctx context.Context, dial dialer, d time.Duration) ([]time.Duratio
 // together runs clients that do one request between two calls of again, which is
 // told when it began and says whether to do another. It returns what they took,
 // sorted.
-func together(d time.Duration, client func(buffer []byte, again func(time.Time) bool) error) (latencies []time.Duration, elapsed time.Duration, err error) {
+func together(d time.Duration, client func(buffer []byte, again func(time.Time) bool) error) (latencies []time.Duration,
+	elapsed time.Duration, err error) {
 	var mu sync.Mutex
 	var group sync.WaitGroup
 	began := time.Now()
@@ -143,8 +144,8 @@ func together(d time.Duration, client func(buffer []byte, again func(time.Time) 
 	return latencies, time.Since(began), err
 }
 
-// streamLoad fetches so many bodies of size at once, and checks their lengths and
-// samples of them.
+// streamLoad downloads that many bodies of size at once, and checks their lengths and samples of
+// their content.
 func streamLoad(ctx context.Context, dial dialer, streams int, size int64) (elapsed time.Duration, err error) {
 	failed := make([]error, streams)
 	var group sync.WaitGroup
@@ -201,7 +202,7 @@ func stream(ctx context.Context, dial dialer, size int64) error {
 	return nil
 }
 
-// sample compares the beginning of a piece of a body with what belongs there.
+// sample compares the beginning of a part of a body with the expected content.
 func sample(piece []byte, at int64) error {
 	want := content[at%int64(len(content)):]
 	n := min(64, len(piece), len(want))
@@ -211,11 +212,11 @@ func sample(piece []byte, at int64) error {
 	return nil
 }
 
-// idle are connections that have asked once.
+// idle are connections after one request.
 type idle []net.Conn
 
-// add makes as many more as it takes to have n. At a proxy that forks, each costs a
-// process and a handshake, so there are several at a time.
+// add opens connections until there are n, several at a time: a proxy that forks needs a process
+// and a handshake for each.
 func (i *idle) add(ctx context.Context, dial dialer, n int) error {
 	missing := n - len(*i)
 	if missing <= 0 {

@@ -34,7 +34,7 @@ import (
 
 func main() { program.Main("proxy", run) }
 
-// run is the program, or one of the children that it starts of itself.
+// run is the program, or a child process that it starts of itself.
 func run(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		switch args[0] {
@@ -59,15 +59,18 @@ func bench(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet("proxy", flag.ContinueOnError)
 	flags.IntVar(&o.runs, "n", 5, "runs")
 	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: the medians go to stdout)")
-	flags.StringVar(&o.subjects, "subjects", "", "names of what to measure, separated by commas (default: all that are there)")
-	flags.StringVar(&o.node, "registry-node", "bin/registry-node", "the program to measure")
+	flags.StringVar(&o.subjects, "subjects", "",
+		"names of what to measure, separated by commas (default: all that are there)")
+	flags.StringVar(&o.node, "registry-node", "bin/registry-node", "path of init-hook")
 	flags.StringVar(&o.testcluster, "testcluster", "bin/testcluster", "the program that builds ghostunnel")
-	flags.DurationVar(&o.load.connect, "connect", 1500*time.Millisecond, "how long to make new connections, after a third of that to warm up")
+	flags.DurationVar(&o.load.connect, "connect", 1500*time.Millisecond,
+		"how long to make new connections, after a third of that to warm up")
 	flags.DurationVar(&o.load.keep, "keep", 1000*time.Millisecond, "how long to ask on connections that stay")
 	flags.Int64Var(&o.load.stream, "stream", 1<<30, "bytes of a large body; of the four at once a quarter each")
 	flags.IntVar(&o.load.few, "few", 50, "idle connections to measure memory with")
 	flags.IntVar(&o.load.many, "many", 500, "many idle connections")
-	flags.DurationVar(&o.load.quiet, "quiet", 22*time.Second, "how long a proxy that was used is left alone before its memory is measured again")
+	flags.DurationVar(&o.load.quiet, "quiet", 22*time.Second,
+		"how long a proxy that was used is left alone before its memory is measured again")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -120,32 +123,36 @@ func bench(ctx context.Context, args []string) (err error) {
 	}
 	for _, measure := range m.report.Measures {
 		median, least, most := measure.Spread()
-		fmt.Printf("%-40s %-16s %-26s %10.4g (%.4g-%.4g) %s\n", measure.Table, measure.Subject, measure.What, median, least, most, measure.Unit)
+		fmt.Printf("%-40s %-16s %-26s %10.4g (%.4g-%.4g) %s\n", measure.Table, measure.Subject, measure.What, median, least,
+			most, measure.Unit)
 	}
 	return nil
 }
 
 func how(l load) string {
-	return fmt.Sprintf("Client, proxy and registry are processes of one machine and share its cores; the registry answers from memory, with TLS 1.3, and requires a client certificate. "+
-		"In each run every proxy is started anew, in another order, has its memory measured, and gets %d clients with a connection for each request for %s, "+
+	return fmt.Sprintf("Client, proxy and registry are processes of one machine and share its cores; the registry "+
+		"answers from memory, with TLS 1.3, and requires a client certificate. "+
+		"In each run every proxy is started anew, in another order, has its memory measured, and gets %d clients with a "+
+		"connection for each request for %s, "+
 		"%d clients with connections that stay for %s, one body of %.2f GiB, and four at once of a quarter each. "+
-		"CPU time is that of all of the proxy's processes (CLOCK_PROCESS_CPUTIME_ID, and what the kernel has of children that ended), "+
+		"CPU time is that of all of the proxy's processes (CLOCK_PROCESS_CPUTIME_ID, and what the kernel has of children "+
+		"that ended), "+
 		"memory is resident memory, of which what a proxy's processes share counts once. "+
 		"\"After load\" is with %d new connections when the proxy had nothing to do for %s.",
 		clients, l.connect, clients, l.keep, float64(l.stream)/(1<<30), l.few, l.quiet)
 }
 
-// certificates are files of what clients of the registry need.
+// certificates are the files that clients of the registry need.
 type certificates struct {
-	dir                string // with the names that registry-node wants
-	cert, key, ca, pem string // pem has both cert and key
+	dir                string // with the names that registry-node expects
+	cert, key, ca, pem string // pem has both certificate and key
 }
 
-// registryName is what the registry's certificate is for. It has the address too,
-// because socat compares with what it connects to.
+// registryName is the name in the registry's certificate, which also has the address, because socat
+// compares it with the destination.
 const registryName = "zarf-registry.zarf.svc"
 
-// makeCertificates makes directories for registry and node, from one authority.
+// makeCertificates creates directories for registry and node, with certificates of one CA.
 func makeCertificates(dir string) (certificates, error) {
 	now := time.Now()
 	authority, err := pki.NewCA("bench", now, 0)
@@ -153,8 +160,9 @@ func makeCertificates(dir string) (certificates, error) {
 		return certificates{}, err
 	}
 	for name, leaf := range map[string]pki.Leaf{
-		"registry": {DNSNames: []string{registryName}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
-		"node":     {Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+		"registry": {DNSNames: []string{registryName}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
+		"node": {Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
 	} {
 		leaf.CommonName = name
 		pair, err := authority.Issue(leaf, now)
@@ -181,8 +189,7 @@ func writeFile(path string, content []byte) error {
 	return os.WriteFile(path, content, 0o600)
 }
 
-// manyFiles lets this process and its children have as many files as they may: two
-// for each connection.
+// manyFiles raises the limit of open files, also for child processes: two for each connection.
 func manyFiles() error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {

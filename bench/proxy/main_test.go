@@ -37,7 +37,8 @@ func node(t *testing.T) string {
 func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
 	out := t.TempDir()
 	err := run(t.Context(), []string{
-		"-n=2", "-connect=30ms", "-keep=20ms", "-stream=4194304", "-few=2", "-many=9", "-quiet=1ms", "-registry-node=" + node(t),
+		"-n=2", "-connect=30ms", "-keep=20ms", "-stream=4194304", "-few=2", "-many=9", "-quiet=1ms",
+		"-registry-node=" + node(t),
 		"-subjects=registry-node,naive Go,direct", "-write=" + out,
 	})
 	if err != nil {
@@ -137,7 +138,8 @@ func TestStat(t *testing.T) {
 }
 
 func TestRollup(t *testing.T) {
-	good := "1-2 ---p 0 0 0 [rollup]\nRss: 9 kB\nPss: 5 kB\nShared_Clean: 1 kB\nShared_Dirty: 2 kB\nPrivate_Clean: 4 kB\nPrivate_Dirty: 8 kB\n"
+	good := "1-2 ---p 0 0 0 [rollup]\nRss: 9 kB\nPss: 5 kB\nShared_Clean: 1 kB\nShared_Dirty: 2 kB\nPrivate_Clean: 4 " +
+		"kB\nPrivate_Dirty: 8 kB\n"
 	if private, shared, err := parseRollup(good); err != nil || private != 12<<10 || shared != 3<<10 {
 		t.Errorf("%d, %d, %v", private, shared, err)
 	}
@@ -152,7 +154,8 @@ func TestWrongAnswersAreFound(t *testing.T) {
 	if err := checkSmall([]byte(good), endOfHead([]byte(good))); err != nil {
 		t.Error(err)
 	}
-	for _, bad := range []string{strings.Replace(good, "200", "404", 1), head + string(content[1:smallSize+1]), good + "x", good[:len(good)-1]} {
+	for _, bad := range []string{strings.Replace(good, "200", "404", 1), head + string(content[1:smallSize+1]), good + "x",
+		good[:len(good)-1]} {
 		if checkSmall([]byte(bad), endOfHead([]byte(bad))) == nil {
 			t.Errorf("%q is taken for right", bad[:40])
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
-// Tables of the report, which bench/report's targets name too.
+// Tables of the report; bench/report's targets refer to them.
 const (
 	tableConnect = "A new connection for each request of 1 KiB, 8 clients"
 	tableKeep    = "Requests of 1 KiB on 8 connections that stay"
@@ -29,8 +29,7 @@ const (
 
 const (
 	readyTimeout = 10 * time.Second
-	// reapPause lets a forking proxy take note of children that have ended, whose CPU
-	// time would not be counted.
+	// reapPause lets a forking proxy reap its children, whose CPU time would not be counted otherwise.
 	reapPause = 150 * time.Millisecond
 )
 
@@ -43,15 +42,14 @@ type measurement struct {
 	left         map[string]*leftover // by subject
 }
 
-// leftover is a proxy that has done its work, and is left alone before its memory is
-// measured again.
+// leftover is a proxy after the load, which idles before its memory is measured again.
 type leftover struct {
 	process *process
 	idle    idle
 	since   time.Time
 }
 
-// measure does one run of a subject.
+// measure performs one run of a subject.
 func (m *measurement) measure(ctx context.Context, s subject) error {
 	if err := m.finish(ctx, s.Name); err != nil {
 		return err
@@ -80,7 +78,8 @@ func (m *measurement) whileItRuns(ctx context.Context, name string, dial dialer,
 	for _, step := range []struct {
 		what string
 		n    int
-	}{{"fresh", 0}, {fmt.Sprintf("%d idle connections", m.load.few), m.load.few}, {fmt.Sprintf("%d idle connections", m.load.many), m.load.many}} {
+	}{{"fresh", 0}, {fmt.Sprintf("%d idle connections", m.load.few), m.load.few},
+		{fmt.Sprintf("%d idle connections", m.load.many), m.load.many}} {
 		if err := rest.idle.add(ctx, dial, step.n); err != nil {
 			return fmt.Errorf("%s: %w", step.what, err)
 		}
@@ -113,7 +112,7 @@ func (m *measurement) memory(name, what string, l *leftover) error {
 	return nil
 }
 
-// finish measures the memory of what a run has left and ends it.
+// finish measures the memory of what a run has left running, and stops it.
 func (m *measurement) finish(ctx context.Context, name string) error {
 	l := m.left[name]
 	if l == nil {
@@ -130,7 +129,7 @@ func (m *measurement) finish(ctx context.Context, name string) error {
 	return m.memory(name, fmt.Sprintf("%d after load", m.load.few), l)
 }
 
-// end ends what is left.
+// end stops what is left.
 func (m *measurement) end() {
 	for _, l := range m.left {
 		l.idle.close()
@@ -138,7 +137,7 @@ func (m *measurement) end() {
 	}
 }
 
-// loads measures everything but memory. Without a proxy there is no process.
+// loads measures everything except memory. Without a proxy there is no process.
 func (m *measurement) loads(ctx context.Context, name string, dial dialer, p *process) error {
 	if _, _, err := connectLoad(ctx, dial, m.load.connect/3); err != nil {
 		return fmt.Errorf("warming up: %w", err)
@@ -202,7 +201,7 @@ const (
 // used is CPU time in seconds.
 type used struct{ client, proxy float64 }
 
-// usage is what client and proxy use while do runs.
+// usage returns what client and proxy use while do runs.
 func usage(p *process, do func() error) (u used, err error) {
 	read := func() (u used, err error) {
 		if u.client, err = ownCPU(); err != nil || p == nil {
@@ -216,7 +215,7 @@ func usage(p *process, do func() error) (u used, err error) {
 	if err != nil {
 		return u, err
 	}
-	if before.client, err = ownCPU(); err != nil { // without what reading took
+	if before.client, err = ownCPU(); err != nil { // without the cost of reading
 		return u, err
 	}
 	if err := do(); err != nil {
@@ -226,12 +225,12 @@ func usage(p *process, do func() error) (u used, err error) {
 	return used{after.client - before.client, after.proxy - before.proxy}, err
 }
 
-// milliseconds is a quantile of sorted latencies.
+// milliseconds returns a quantile of sorted latencies.
 func milliseconds(sorted []time.Duration, quantile float64) float64 {
 	return sorted[int(float64(len(sorted)-1)*quantile)].Seconds() * 1000
 }
 
-// ratios adds how the run of ours was beside that of the client without a proxy.
+// ratios adds our values relative to those of the client without a proxy.
 func (m *measurement) ratios(run int) {
 	for _, of := range []struct{ table, measure, name string }{
 		{tableConnect, measureRate, "new connections"},
@@ -256,7 +255,7 @@ func (m *measurement) direct() (dialer, error) {
 	return func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", m.registry) }, nil
 }
 
-// start starts a proxy on a free port and waits for its first answer.
+// start starts a proxy on a free port and waits for its first response.
 func (m *measurement) start(ctx context.Context, s subject) (*process, dialer, error) {
 	address, err := freeAddress()
 	if err != nil {
@@ -266,7 +265,8 @@ func (m *measurement) start(ctx context.Context, s subject) (*process, dialer, e
 	if err != nil {
 		return nil, nil, err
 	}
-	at := setting{certificates: m.certificates, Listen: address, Registry: m.registry, registryHost: host, registryPort: port}
+	at := setting{certificates: m.certificates, Listen: address, Registry: m.registry, registryHost: host,
+		registryPort: port}
 	_, at.listenPort, err = net.SplitHostPort(address)
 	if err != nil {
 		return nil, nil, err
@@ -306,7 +306,7 @@ func (m *measurement) start(ctx context.Context, s subject) (*process, dialer, e
 	}
 }
 
-// freeAddress is one of loopback where nothing listens.
+// freeAddress returns a free loopback address.
 func freeAddress() (string, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

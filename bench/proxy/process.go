@@ -21,7 +21,7 @@ import (
 type process struct {
 	*exec.Cmd
 	log   *syncBuffer
-	ended io.Closer // is closed when it was stopped; may be nil
+	ended io.Closer // closed when it was stopped; may be nil
 }
 
 // start starts a command in a process group of its own. It ends with this process.
@@ -31,13 +31,13 @@ func start(command *exec.Cmd) (*process, error) {
 	if p.Stdout == nil {
 		p.Stdout = p.log
 	}
-	// SIGTERM, because nginx's workers would outlive a master that was killed.
+	// SIGTERM, because nginx's workers would outlive a killed master.
 	p.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	p.WaitDelay = time.Second
 	return p, p.Start()
 }
 
-// stop kills it with all of its group.
+// stop kills the process group.
 func (p *process) stop() {
 	_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL)
 	_ = p.Wait()
@@ -46,7 +46,7 @@ func (p *process) stop() {
 	}
 }
 
-// tree are the ids of the process and all that descend from it.
+// tree returns the PIDs of the process and its descendants.
 func (p *process) tree() ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -58,7 +58,7 @@ func (p *process) tree() ([]int, error) {
 		if err != nil {
 			continue
 		}
-		if stat, err := readStat(pid); err == nil { // else it has just ended
+		if stat, err := readStat(pid); err == nil { // otherwise it has just ended
 			children[stat.parent] = append(children[stat.parent], pid)
 		}
 	}
@@ -69,9 +69,8 @@ func (p *process) tree() ([]int, error) {
 	return all, nil
 }
 
-// cpu is the CPU time that the tree has used, those included that have ended and
-// whose parents have taken note, in seconds. Of processes that run it is exact; of
-// those that ended the sum is, to a hundredth of a second.
+// cpu returns the CPU time in seconds that the tree has used, including ended processes that were
+// reaped. For running processes it is exact, for ended ones accurate to a hundredth of a second.
 func (p *process) cpu() (float64, error) {
 	all, err := p.tree()
 	if err != nil {
@@ -87,8 +86,10 @@ func (p *process) cpu() (float64, error) {
 			return 0, err
 		}
 		var used unix.Timespec
-		// The clock of another process, as clock_getcpuclockid(3) makes its number: CPUCLOCK_SCHED is 2.
-		if err := unix.ClockGettime(int32(^pid<<3|2), &used); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it has ended
+		// The CPU clock of another process, with the id that clock_getcpuclockid(3) computes:
+		// CPUCLOCK_SCHED is 2.
+		// EINVAL: it has ended
+		if err := unix.ClockGettime(int32(^pid<<3|2), &used); err != nil && !errors.Is(err, unix.EINVAL) {
 			return 0, fmt.Errorf("CPU time of process %d: %w", pid, err)
 		}
 		sum += float64(used.Nano())/1e9 + stat.childrenCPU
@@ -96,8 +97,9 @@ func (p *process) cpu() (float64, error) {
 	return sum, nil
 }
 
-// memory is the resident memory of the tree, in bytes: what each process has for itself, and what they share, once: as
-// much as the one that shares the most. PSS would depend on who else has the same libraries loaded.
+// memory returns the resident memory of the tree in bytes: the private memory of each process, and
+// the shared memory once, as the maximum over the processes. PSS would depend on who else has the
+// same libraries loaded.
 func (p *process) memory() (int64, error) {
 	all, err := p.tree()
 	if err != nil {
@@ -121,7 +123,7 @@ func (p *process) memory() (int64, error) {
 	return private + shared, nil
 }
 
-// parseRollup reads what a process has for itself, and what it shares with others, in bytes, from its smaps_rollup.
+// parseRollup returns a process's private and shared memory in bytes, from its smaps_rollup.
 func parseRollup(text string) (private, shared int64, err error) {
 	seen := 0
 	for line := range strings.Lines(text) {
@@ -150,10 +152,10 @@ func parseRollup(text string) (private, shared int64, err error) {
 
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
-// stat is what is used of /proc/PID/stat, which proc(5) describes.
+// stat is the used part of /proc/PID/stat; see proc(5).
 type stat struct {
 	parent      int
-	childrenCPU float64 // of those that were waited for, in seconds
+	childrenCPU float64 // of children that were waited for, in seconds
 }
 
 func readStat(pid int) (stat, error) {
@@ -165,7 +167,7 @@ func readStat(pid int) (stat, error) {
 }
 
 func parseStat(text string) (s stat, err error) {
-	end := strings.LastIndexByte(text, ')') // of the name, which may have anything in it
+	end := strings.LastIndexByte(text, ')') // end of the name, which may contain anything
 	fields := strings.Fields(text[end+1:])
 	if end < 0 || len(fields) < 15 {
 		return stat{}, fmt.Errorf("%q is no stat of a process", text)
@@ -180,20 +182,20 @@ func parseStat(text string) (s stat, err error) {
 	return s, err
 }
 
-// ownCPU is the CPU time of this process, the client, in seconds.
+// ownCPU returns the CPU time of this process, the client, in seconds.
 func ownCPU() (float64, error) {
 	var used unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &used)
 	return float64(used.Nano()) / 1e9, err
 }
 
-// syncBuffer keeps the end of what a process says.
+// syncBuffer keeps the end of a process's output.
 type syncBuffer struct {
 	mu  sync.Mutex
 	all []byte
 }
 
-// logSize is how much of it.
+// logSize is its size.
 const logSize = 4 << 10
 
 func (b *syncBuffer) Write(p []byte) (int, error) {

@@ -22,21 +22,21 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
-// First arguments of the children that are this program itself.
+// First arguments of the child processes that run this program.
 const (
 	registryMode = "serve-registry"
 	naiveMode    = "serve-naive"
 )
 
-// content is what bodies repeat: random, so that it does not compress.
+// content is the repeated content of bodies: random, so that it does not compress.
 var content = func() []byte {
 	data := make([]byte, 1<<20)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(data)
 	return data
 }()
 
-// answer is what the registry has for any path: as many bytes as its last element
-// says, with the headers of a blob in distribution's answer.
+// answer answers any path with as many bytes as its last element says, and with the headers of
+// distribution for a blob.
 func answer(w http.ResponseWriter, r *http.Request) {
 	size, err := strconv.ParseInt(path.Base(r.URL.Path), 10, 64)
 	if err != nil {
@@ -57,9 +57,8 @@ func answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveRegistry serves on a port of loopback as the registry's front does, HTTP/1.1
-// with mutual TLS, with the certificates in args[0]. It writes its address to stdout
-// and ends with stdin.
+// serveRegistry serves on a loopback port as the registry's front does, HTTP/1.1 with mutual TLS,
+// with the certificates in args[0]. It writes its address to stdout and ends with stdin.
 func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
 	source, err := tlsfiles.Open(args[0])
 	if err != nil {
@@ -89,9 +88,8 @@ func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
 	return <-failed
 }
 
-// serveNaive is what the proxy is first of all measured against: a few lines around
-// the standard library's reverse proxy, with pooled connections. Its arguments are
-// its own address, the registry's, and the directory of the certificates.
+// serveNaive is the baseline: a few lines around the standard library's reverse proxy, with pooled
+// connections. Its arguments are its own address, the registry's, and the certificates' directory.
 func serveNaive(args []string) error {
 	source, err := tlsfiles.Open(args[2])
 	if err != nil {
@@ -111,14 +109,14 @@ func serveNaive(args []string) error {
 	return http.Serve(listener, proxy)
 }
 
-// startRegistry starts the registry as a process of its own.
+// startRegistry starts the registry in a process of its own.
 func startRegistry(dir string) (*process, string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, "", err
 	}
 	command := exec.Command(self, registryMode, dir)
-	stdin, err := command.StdinPipe() // it ends with this process, whatever becomes of that
+	stdin, err := command.StdinPipe() // it ends with this process in any case
 	if err != nil {
 		return nil, "", err
 	}

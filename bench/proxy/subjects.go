@@ -21,20 +21,20 @@ const (
 	directName = "direct"
 )
 
-// subject is a proxy that is measured.
+// subject is a proxy to be measured.
 type subject struct {
 	results.Subject
 	direct  bool // none: the client does TLS
 	program string
-	// config is the text of a file, with the words that setting.fill replaces; may be "".
+	// config is the text of a file, in which setting.fill replaces words; may be empty.
 	config string
-	// command returns arguments, and variables that are added to the environment.
+	// command returns arguments, and variables to add to the environment.
 	command func(setting) (args, environment []string)
-	// versionArgs make the program print its version; nil: it is this project's.
+	// versionArgs make the program print its version; nil: the version of this project.
 	versionArgs []string
 }
 
-// setting is what a proxy needs to know.
+// setting is what a proxy must know.
 type setting struct {
 	certificates
 	Listen, Registry                       string // host:port
@@ -50,7 +50,7 @@ func (s setting) fill(text string) string {
 	).Replace(text)
 }
 
-// subjects is the table, ours first.
+// subjects returns the table, ours first.
 func subjects() []subject {
 	file := func(args ...string) func(setting) (a, e []string) {
 		return func(s setting) (a, e []string) { return append(slices.Clone(args), s.config), nil }
@@ -60,23 +60,27 @@ func subjects() []subject {
 			Subject: results.Subject{Name: oursName, About: "as the chart starts it, without the listener for metrics"},
 			program: oursName,
 			command: func(s setting) (a, e []string) {
-				return []string{"proxy", "--listen=" + s.Listen, "--registry=" + registryName + ":" + s.registryPort, "--tls-dir=" + s.dir},
+				return []string{"proxy", "--listen=" + s.Listen, "--registry=" + registryName + ":" + s.registryPort,
+						"--tls-dir=" + s.dir},
 					[]string{"ZARF_REGISTRY_SERVICE_HOST=" + s.registryHost}
 			},
 		},
 		{
-			Subject: results.Subject{Name: naiveName, About: "`httputil.ReverseProxy` on an `http.Transport` that keeps 32 connections"},
+			Subject: results.Subject{Name: naiveName,
+				About: "`httputil.ReverseProxy` on an `http.Transport` that keeps 32 connections"},
 			program: naiveName,
 			command: func(s setting) (a, e []string) { return []string{naiveMode, s.Listen, s.Registry, s.dir}, nil },
 		},
 		{
-			Subject: results.Subject{Name: "nginx http", About: "`proxy_pass` to an upstream with `keepalive 32`; buffers of 64 KiB in memory only, a worker for each core"},
+			Subject: results.Subject{Name: "nginx http",
+				About: "`proxy_pass` to an upstream with `keepalive 32`; buffers of 64 KiB in memory only, a worker for each core"},
 			program: "nginx", versionArgs: []string{"-v"},
 			config:  nginxHTTP,
 			command: file("-c"),
 		},
 		{
-			Subject: results.Subject{Name: "nginx stream", About: "`proxy_ssl` in the stream module, with reuse of sessions; a worker for each core"},
+			Subject: results.Subject{Name: "nginx stream",
+				About: "`proxy_ssl` in the stream module, with reuse of sessions; a worker for each core"},
 			program: "nginx", versionArgs: []string{"-v"},
 			config:  nginxStream,
 			command: file("-c"),
@@ -103,12 +107,14 @@ func subjects() []subject {
 			Subject: results.Subject{Name: "ghostunnel", About: "`ghostunnel client`, without its log of connections"},
 			program: "ghostunnel", versionArgs: []string{"--version"},
 			command: func(s setting) (a, e []string) {
-				return []string{"client", "--listen=" + s.Listen, "--target=" + s.Registry, "--override-server-name=" + registryName,
+				return []string{"client", "--listen=" + s.Listen, "--target=" + s.Registry,
+					"--override-server-name=" + registryName,
 					"--cert=" + s.cert, "--key=" + s.key, "--cacert=" + s.ca, "--quiet=all"}, nil
 			},
 		},
 		{
-			Subject: results.Subject{Name: "socat", About: "upstream's proxy: `TCP4-LISTEN:…,reuseaddr,fork OPENSSL:…,verify=1`"},
+			Subject: results.Subject{Name: "socat",
+				About: "upstream's proxy: `TCP4-LISTEN:…,reuseaddr,fork OPENSSL:…,verify=1`"},
 			program: "socat", versionArgs: []string{"-V"},
 			command: func(s setting) (a, e []string) {
 				return []string{"TCP4-LISTEN:" + s.listenPort + ",bind=127.0.0.1,reuseaddr,fork",
@@ -116,14 +122,15 @@ func subjects() []subject {
 			},
 		},
 		{
-			Subject: results.Subject{Name: directName, About: "no proxy: the client does TLS itself, in Go, and resumes sessions for new connections"},
-			direct:  true,
+			Subject: results.Subject{Name: directName,
+				About: "no proxy: the client does TLS itself, in Go, and resumes sessions for new connections"},
+			direct: true,
 		},
 	}
 }
 
-// Timeouts are longer than anything takes; the number of requests that nginx allows
-// on a connection, 1000, is lifted, as registry-node has no such limit.
+// Timeouts are longer than any measurement. nginx's limit of 1000 requests per connection is
+// lifted, because registry-node has none.
 const (
 	nginxCommon = `
 user root;
@@ -208,8 +215,8 @@ sni = NAME
 `
 )
 
-// findSubjects returns those that were asked for and are there, with their programs
-// and versions. It says loudly which are not.
+// findSubjects returns the selected subjects that are installed, with their programs and versions,
+// and prints which are missing.
 func findSubjects(ctx context.Context, o options, dir string) (found []subject, err error) {
 	asked := strings.FieldsFunc(o.subjects, func(r rune) bool { return r == ',' })
 	for _, s := range subjects() {
@@ -231,7 +238,8 @@ func findSubjects(ctx context.Context, o options, dir string) (found []subject, 
 	return found, nil
 }
 
-// copyOfThis copies this program, so that none of its pages is in memory because client and registry use it.
+// copyOfThis copies this program, so that its pages are not already in memory because client and
+// registry use it.
 func copyOfThis(dir string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -274,7 +282,8 @@ func (s *subject) find(ctx context.Context, o options, dir string) (err error) {
 	return nil
 }
 
-// version finds the first word with a digit and a dot in what a program prints, or else takes its first word.
+// version returns the first word with a digit and a dot in the output of a program, otherwise the
+// first word.
 func version(text string) string {
 	words := strings.Fields(text)
 	for _, word := range words {

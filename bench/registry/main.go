@@ -33,8 +33,7 @@ func main() {
 	}
 }
 
-// run is the program, or one of the children that it starts of itself, which a signal
-// ends at once.
+// run is the program, or a child process that it starts of itself and that a signal ends at once.
 func run(args []string, stdout io.Writer) error {
 	if len(args) > 0 && children[args[0]] != nil {
 		return children[args[0]](args[1:])
@@ -83,16 +82,19 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	// The client must not be the one that collects garbage while others are measured.
+	// The client's garbage collection must not disturb the measurement.
 	debug.SetGCPercent(400)
-	selected := slices.DeleteFunc(subjects(o.program), func(s subject) bool { return o.subjects != "" && o.subjects != s.Name })
+	selected := slices.DeleteFunc(subjects(o.program), func(s subject) bool {
+		return o.subjects != "" &&
+			o.subjects != s.Name
+	})
 	if len(selected) == 0 {
 		return fmt.Errorf("there is no subject %q", o.subjects)
 	}
 	report := newReport(o, selected)
 	for n := range o.runs + 1 {
 		for i := range selected {
-			// In another order each time, so that none is always the one after the slowest.
+			// In another order each time, so that no subject always follows the slowest.
 			s := selected[(i+n)%len(selected)]
 			record := func(table, what, unit string, value float64) {
 				if n > 0 {
@@ -115,7 +117,11 @@ func newReport(o options, selected []subject) *results.Report {
 	for _, s := range selected {
 		all = append(all, s.Subject)
 	}
-	return results.New(fmt.Sprintf("`make bench-registry`: registry and client on one machine over loopback, mutual TLS 1.3, HTTP/1.1, one process for each and one client for all; storage in memory, so that no disk is "+
-		"measured; blobs of %.0f MB that do not compress. In each run every registry begins empty; the first round is not counted. CPU is the registry's alone, memory the most that was resident, "+
-		"the program's own pages included. A small request is `HEAD` of a manifest's tag or `GET` of its digest, by turns, as container runtimes do, from 8 clients with a connection each.", float64(o.size)/1e6), all...)
+	return results.New(fmt.Sprintf(
+		"`make bench-registry`: registry and client on one machine over loopback, mutual TLS 1.3, HTTP/1.1, one process "+
+			"for each and one client for all; storage in memory, so that no disk is "+
+			"measured; blobs of %.0f MB that do not compress. In each run every registry begins empty; the first round is "+
+			"not counted. CPU is the registry's alone, memory the most that was resident, "+
+			"the program's own pages included. A small request is `HEAD` of a manifest's tag or `GET` of its digest, by "+
+			"turns, as container runtimes do, from 8 clients with a connection each.", float64(o.size)/1e6), all...)
 }

@@ -46,7 +46,8 @@ func TestEverySubjectIsMeasuredInEveryRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string][]string{
-		tablePush:  {"one at a time", "four at a time", "one: CPU per GiB", "four: CPU per GiB", "one: memory", "four: memory"},
+		tablePush: {"one at a time", "four at a time", "one: CPU per GiB", "four: CPU per GiB", "one: memory",
+			"four: memory"},
 		tableSmall: {"requests", "p50", "p99", "CPU per request"},
 	}
 	want[tablePull] = want[tablePush]
@@ -60,21 +61,25 @@ func TestEverySubjectIsMeasuredInEveryRun(t *testing.T) {
 			}
 		}
 	}
-	if len(r.Subjects) != 4 || r.Subjects[0].Name != nameOurs || r.Subjects[1].Name != nameTheirs || !strings.HasPrefix(r.Subjects[1].Version, "v3.") && r.Subjects[1].Version != "" {
+	if len(r.Subjects) != 4 || r.Subjects[0].Name != nameOurs || r.Subjects[1].Name != nameTheirs ||
+		!strings.HasPrefix(r.Subjects[1].Version, "v3.") && r.Subjects[1].Version != "" {
 		t.Errorf("the subjects are %+v", r.Subjects)
 	}
 }
 
 func TestOneSubject(t *testing.T) {
 	var out bytes.Buffer
-	if err := bench(t.Context(), []string{"-n", "1", "-size", "1000", "-small", "10ms", "-subjects", nameFloor, "-dir", registriestest.Memory(t)}, &out); err != nil {
+	if err := bench(t.Context(), []string{"-n", "1", "-size", "1000", "-small", "10ms", "-subjects", nameFloor, "-dir",
+		registriestest.Memory(t)}, &out); err != nil {
 		t.Fatal(err)
 	}
 	var r results.Report
-	if err := json.Unmarshal(out.Bytes(), &r); err != nil || len(r.Subjects) != 1 || r.Find(tablePull, nameFloor, "one at a time") == nil {
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil || len(r.Subjects) != 1 ||
+		r.Find(tablePull, nameFloor, "one at a time") == nil {
 		t.Errorf("%v: %s", err, &out)
 	}
-	if err := bench(t.Context(), []string{"-subjects", "nobody", "-dir", registriestest.Memory(t), "-size", "1"}, &out); err == nil || !strings.Contains(err.Error(), "nobody") {
+	if err := bench(t.Context(), []string{"-subjects", "nobody", "-dir", registriestest.Memory(t), "-size", "1"},
+		&out); err == nil || !strings.Contains(err.Error(), "nobody") {
 		t.Errorf("error is %v", err)
 	}
 }

@@ -81,15 +81,17 @@ func (m *measurement) run(ctx context.Context, s subject, dir string) (err error
 		if m.verify {
 			into = hash
 		}
-		_, err := registries.Get(ctx, node, http.MethodGet, m.process.URL("/v2/"+repository+"/blobs/"+b.Digest.String()), "", b.Size, into)
+		_, err := registries.Get(ctx, node, http.MethodGet, m.process.URL("/v2/"+repository+"/blobs/"+b.Digest.String()), "",
+			b.Size, into)
 		if err == nil && m.verify && digest.NewDigest(digest.SHA256, hash) != b.Digest {
 			err = fmt.Errorf("%s was not what was pushed", b.Digest)
 		}
 		return err
 	}
-	// What a registry does once, such as looking at a password, is not part of what a push costs.
+	// Excludes one-time work, such as hashing the password.
 	warm := []byte("warm")
-	if err := push(ctx, blob{ocispec.Descriptor{Digest: digest.FromBytes(warm), Size: int64(len(warm))}, warm}); err != nil {
+	if err := push(ctx, blob{ocispec.Descriptor{Digest: digest.FromBytes(warm), Size: int64(len(warm))},
+		warm}); err != nil {
 		return err
 	}
 	first, rest := m.blobs[:alone], m.blobs[alone:]
@@ -112,7 +114,8 @@ func (m *measurement) run(ctx context.Context, s subject, dir string) (err error
 }
 
 // transfer moves blobs, a few at a time.
-func (m *measurement) transfer(ctx context.Context, table, how string, limit int, blobs []blob, do func(context.Context, blob) error) error {
+func (m *measurement) transfer(ctx context.Context, table, how string, limit int, blobs []blob,
+	do func(context.Context, blob) error) error {
 	total := int64(0)
 	seconds, cpu, memory, err := m.while(func() error {
 		group, ctx := errgroup.WithContext(ctx)
@@ -155,7 +158,7 @@ func (m *measurement) while(do func() error) (seconds, cpu float64, memory int64
 	return seconds, after - before, memory, err
 }
 
-// smallRequests asks for a manifest by its tag and by its digest for a while.
+// smallRequests requests a manifest by tag and by digest for a while.
 func (m *measurement) smallRequests(ctx context.Context, pusher *http.Client) error {
 	manifest, desc, err := registries.Manifest(m.blobs[0].Descriptor, m.blobs[1].Descriptor)
 	if err != nil {
@@ -164,7 +167,7 @@ func (m *measurement) smallRequests(ctx context.Context, pusher *http.Client) er
 	if err := registries.PushManifest(ctx, pusher, m.process, repository, "v1", desc.MediaType, manifest); err != nil {
 		return err
 	}
-	if _, err := m.ask(ctx, desc, m.small/5); err != nil { // connections, and what is made at the first request
+	if _, err := m.ask(ctx, desc, m.small/5); err != nil { // opens connections and fills caches
 		return err
 	}
 	var took []time.Duration
@@ -183,8 +186,9 @@ func (m *measurement) smallRequests(ctx context.Context, pusher *http.Client) er
 	return nil
 }
 
-// ask makes small requests for a time and returns how long each took.
-func (m *measurement) ask(ctx context.Context, manifest ocispec.Descriptor, during time.Duration) (all []time.Duration, err error) {
+// ask makes small requests for some time and returns their durations.
+func (m *measurement) ask(ctx context.Context, manifest ocispec.Descriptor, during time.Duration) (all []time.Duration,
+	err error) {
 	url := m.process.URL("/v2/" + repository + "/manifests/")
 	deadline := time.Now().Add(during)
 	took := make([][]time.Duration, smallClients)
@@ -194,12 +198,14 @@ func (m *measurement) ask(ctx context.Context, manifest ocispec.Descriptor, duri
 			client := registries.NewClient(m.certificates.Node())
 			defer client.CloseIdleConnections()
 			for {
-				for _, request := range []struct{ method, name string }{{http.MethodHead, "v1"}, {http.MethodGet, manifest.Digest.String()}} {
+				for _, request := range []struct{ method, name string }{{http.MethodHead, "v1"},
+					{http.MethodGet, manifest.Digest.String()}} {
 					began := time.Now()
 					if began.After(deadline) {
 						return nil
 					}
-					if _, err := registries.Get(ctx, client, request.method, url+request.name, manifest.MediaType, manifest.Size, io.Discard); err != nil {
+					if _, err := registries.Get(ctx, client, request.method, url+request.name, manifest.MediaType, manifest.Size,
+						io.Discard); err != nil {
 						return err
 					}
 					took[n] = append(took[n], time.Since(began))
@@ -211,7 +217,7 @@ func (m *measurement) ask(ctx context.Context, manifest ocispec.Descriptor, duri
 	return slices.Concat(took...), err
 }
 
-// quantile is that of sorted values, of which there must be one.
+// quantile returns a quantile of sorted values, at least one.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }

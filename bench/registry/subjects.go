@@ -38,8 +38,8 @@ const (
 	nameFloor    = "floor"
 )
 
-// The first arguments of the children; then come the address, the directory of the
-// certificates, and that of the storage.
+// First arguments of the child processes; then come the address, the certificates' directory, and
+// the storage directory.
 var children = map[string]func(args []string) error{
 	"serve-distribution": serveDistribution,
 	"serve-handlers":     serveHandlers,
@@ -62,17 +62,24 @@ func subjects(program string) []subject {
 		}
 	}
 	return []subject{
-		{results.Subject{Name: nameOurs, Version: "distribution " + version, About: "`registry serve` as the chart runs it: client certificates decide who reads, and a password besides who writes; metrics, no log of reads"},
+		{results.Subject{Name: nameOurs, Version: "distribution " + version,
+			About: "`registry serve` as the chart runs it: client certificates decide who reads, and a password besides who " +
+				"writes; metrics, no log of reads"},
 			func(ctx context.Context, dir string, c *registries.Certificates) (*registries.Process, error) {
 				return registries.StartOurs(ctx, program, dir, c)
 			}},
-		{results.Subject{Name: nameTheirs, Version: version, About: "distribution's own server: client certificates required, whoever has one may do everything; no access log, no traces"}, child("serve-distribution")},
-		{results.Subject{Name: nameHandlers, Version: version, About: "the same handlers in Go's HTTP server with nothing around them"}, child("serve-handlers")},
-		{results.Subject{Name: nameFloor, About: "Go's HTTP server with files: an upload goes to a file and through SHA-256, a download comes from the file"}, child("serve-floor")},
+		{results.Subject{Name: nameTheirs, Version: version,
+			About: "distribution's own server: client certificates required, any of which may do everything; no access " +
+				"log, no traces"}, child("serve-distribution")},
+		{results.Subject{Name: nameHandlers, Version: version,
+			About: "the same handlers in Go's HTTP server with nothing around them"}, child("serve-handlers")},
+		{results.Subject{Name: nameFloor,
+			About: "Go's HTTP server with files: an upload goes to a file and through SHA-256, a download comes from the file"},
+			child("serve-floor")},
 	}
 }
 
-// moduleVersion is what this program was built with.
+// moduleVersion returns the version of a module in this program.
 func moduleVersion(path string) string {
 	info, _ := debug.ReadBuildInfo()
 	if info != nil {
@@ -85,7 +92,7 @@ func moduleVersion(path string) string {
 	return ""
 }
 
-// serveDistribution is distribution's own server.
+// serveDistribution runs distribution's own server.
 func serveDistribution(args []string) error {
 	config, err := plainConfig(args)
 	if err != nil {
@@ -108,7 +115,8 @@ http:
   secret: bench
   relativeurls: true
   tls: {certificate: %q, key: %q, clientcas: [%q], minimumtls: tls1.2}
-`, storage, address, filepath.Join(certificates, "tls.crt"), filepath.Join(certificates, "tls.key"), filepath.Join(certificates, "ca.crt"))))
+`, storage, address, filepath.Join(certificates, "tls.crt"), filepath.Join(certificates, "tls.key"),
+		filepath.Join(certificates, "ca.crt"))))
 }
 
 func serveHandlers(args []string) error {
@@ -134,7 +142,7 @@ func serve(args []string, handler http.Handler) error {
 	return server.ListenAndServeTLS(filepath.Join(args[1], "tls.crt"), filepath.Join(args[1], "tls.key"))
 }
 
-// serveFloor keeps what is uploaded under its digest, manifests under their tags too.
+// serveFloor stores uploads under their digest, and manifests under their tags too.
 func serveFloor(args []string) error {
 	storage := args[2]
 	if err := os.MkdirAll(storage, 0o755); err != nil {
@@ -143,7 +151,7 @@ func serveFloor(args []string) error {
 	file := func(name string) string { return filepath.Join(storage, strings.ReplaceAll(name, "/", "_")) }
 	return serve(args, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		parts := strings.Split(r.URL.Path, "/")
-		name := parts[len(parts)-1] // a digest, a tag, or of an upload nothing
+		name := parts[len(parts)-1] // a digest, a tag, or nothing for an upload
 		switch r.Method {
 		case http.MethodPost:
 			w.Header().Set("Location", r.URL.Path)
@@ -170,7 +178,7 @@ func serveFloor(args []string) error {
 	}))
 }
 
-// receive writes what comes to a file that is then called by its digest.
+// receive writes a body to a file that is named after its digest.
 func receive(path string, from io.Reader, called func(string) string) (digest string, err error) {
 	into, err := os.Create(path)
 	if err != nil {

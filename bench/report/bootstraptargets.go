@@ -1,23 +1,30 @@
 package main
 
-// bootstrapTargets are those of an installation and of what comes after it.
+// bootstrapTargets are the targets of an installation and of later changes.
 func bootstrapTargets() []target {
 	const under = "Under a loop of pulls on each node"
 	one := func(what, want string, limit float64, table, subject, measure string) target {
-		return target{what: what, want: want, met: atMost(limit), benchmark: "bootstrap", table: table, subject: subject, measure: measure}
+		return target{what: what, want: want, met: atMost(limit), benchmark: "bootstrap", table: table, subject: subject,
+			measure: measure}
 	}
-	rollout := one("gap of pulls in a rollout of the proxies, host port", "< 2 s", 2, under, "rollout of the proxies, host port", "longest time without a pull that ended")
-	rollout.bound = "Kubernetes makes the new pod when the old one is gone, kubelets look for containers that ended once a second, and a new pod's network and volumes take about a second: [performance](../docs/performance.md#bootstrap)"
+	rollout := one("gap of pulls in a rollout of the proxies, host port", "< 2 s", 2, under,
+		"rollout of the proxies, host port", "longest time without a pull that ended")
+	rollout.bound = "Kubernetes makes the new pod when the old one is gone, kubelets look for containers that ended " +
+		"once a second, and a new pod's network and volumes take about a second: " +
+		"[performance](../docs/performance.md#bootstrap)"
 	return []target{
 		one("payload in etcd", "≤ 14 MB", 14, "Seeding", "zarf-registry", "payload in etcd"),
 		one("what of it a node fetches", "≤ 4 MB", 4, "Seeding", "zarf-registry", "a node fetches"),
 		one("seeding", "≤ 2 s", 2, "Seeding", "zarf-registry", "writing the payload"),
-		one("install: hook's pod made → registry ready", "≤ 15 s", 15, "Installing: when each phase was reached", "registry ready", "since the hook's pod was made"),
-		one("new node: Ready → first pull through its proxy", "≤ 6 s", 6, "A node is added", "zarf-registry", "Ready to first pull"),
+		one("install: hook's pod made → registry ready", "≤ 15 s", 15, "Installing: when each phase was reached",
+			"registry ready", "since the hook's pod was made"),
+		one("new node: Ready → first pull through its proxy", "≤ 6 s", 6, "A node is added", "zarf-registry",
+			"Ready to first pull"),
 		one("failed pulls while the registry's pod is replaced", "0", 0, under, "the registry's pod deleted", "failed"),
 		one("failed pulls in a switch to nodeport mode", "0", 0, under, "switch to nodeport mode", "failed"),
 		one("failed pulls in a switch to proxy mode", "0", 0, under, "switch to proxy mode", "failed"),
-		one("failed pulls in a rollout of the proxies, host network", "0", 0, under, "rollout of the proxies, host network", "failed"),
+		one("failed pulls in a rollout of the proxies, host network", "0", 0, under, "rollout of the proxies, host network",
+			"failed"),
 		rollout,
 	}
 }

@@ -1,7 +1,5 @@
-// Command report writes bench/RESULTS.md: the table of targets with what was
-// measured beside them, and the tables of every benchmark, from the reports that
-// the benchmarks left in their directories. It measures nothing; targets.go says
-// what the targets are.
+// Command report writes bench/RESULTS.md from the reports in the benchmarks' directories: a table
+// of targets with the measured values, and the tables of every benchmark.
 package main
 
 import (
@@ -27,7 +25,7 @@ var benchmarks = []struct{ dir, title string }{
 
 func main() {
 	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: report DIRECTORY, that of bench/")
+		fmt.Fprintln(os.Stderr, "usage: report DIRECTORY (that of bench/)")
 		os.Exit(1)
 	}
 	if err := run(os.Args[1]); err != nil {
@@ -41,7 +39,7 @@ func run(bench string) error {
 	for _, b := range benchmarks {
 		r, err := results.Read(filepath.Join(bench, b.dir))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // not measured yet, which the page says
+			continue // not measured yet; the page says so
 		}
 		if err != nil {
 			return err
@@ -53,7 +51,8 @@ func run(bench string) error {
 
 func page(reports map[string]*results.Report) []byte {
 	var b bytes.Buffer
-	b.WriteString("# Results\n\nWritten by `make bench`. Values are the median of all runs, in brackets the least and the most. What pushes and pulls of images take beside other tools is in [images/RESULTS.md](images/RESULTS.md).\n")
+	b.WriteString("# Results\n\nWritten by `make bench`. Values are the median of all runs, in brackets the least and " +
+		"the most. What pushes and pulls of images take beside other tools is in [images/RESULTS.md](images/RESULTS.md).\n")
 	b.WriteString("\n## Targets\n\n| what | target | ours | met | what bounds it |\n|---|---|---|---|---|\n")
 	for _, t := range targets {
 		ours, met := t.result(reports)
@@ -86,7 +85,7 @@ func writeSubjects(b *bytes.Buffer, r *results.Report) {
 	}
 }
 
-// tables are the headings in a report, in their order.
+// tables returns the headings of a report, in order.
 func tables(r *results.Report) []string {
 	var found []string
 	for _, m := range r.Measures {
@@ -97,7 +96,7 @@ func tables(r *results.Report) []string {
 	return found
 }
 
-// writeTable writes one with a row for each subject that has a value.
+// writeTable writes a table with a row for each subject that has a value.
 func writeTable(b *bytes.Buffer, r *results.Report, table string) {
 	var columns []*results.Measure
 	for _, m := range r.Measures {
@@ -125,7 +124,7 @@ func writeTable(b *bytes.Buffer, r *results.Report, table string) {
 	}
 }
 
-// spread is a measure as a table has it.
+// spread formats a measure for a table.
 func spread(m *results.Measure) string {
 	median, least, most := m.Spread()
 	if least == most {
@@ -134,7 +133,7 @@ func spread(m *results.Measure) string {
 	return fmt.Sprintf("%s (%s–%s)", number(median), number(least), number(most))
 }
 
-// number writes three digits, more of what is larger.
+// number formats three significant digits, more for large numbers.
 func number(x float64) string {
 	switch {
 	case x >= 100 || x == 0:

@@ -12,12 +12,15 @@ import (
 func TestThePageHasTargetsAndTables(t *testing.T) {
 	defer func(saved []target) { targets = saved }(targets)
 	targets = []target{
-		{what: "speed", want: "> 5", met: atLeast(5), benchmark: "proxy", table: "one stream", subject: "ours", measure: "throughput"},
-		{what: "cost", want: "< 2", met: atMost(2), benchmark: "proxy", table: "one stream", subject: "ours", measure: "CPU", bound: "the kernel"},
+		{what: "speed", want: "> 5", met: atLeast(5), benchmark: "proxy", table: "one stream", subject: "ours",
+			measure: "throughput"},
+		{what: "cost", want: "< 2", met: atMost(2), benchmark: "proxy", table: "one stream", subject: "ours", measure: "CPU",
+			bound: "the kernel"},
 		{what: "unknown", want: "1", met: atMost(1), benchmark: "scale", table: "x", subject: "ours", measure: "y"},
 	}
 	bench := t.TempDir()
-	r := results.New("Both on loopback.", results.Subject{Name: "ours", Version: "1"}, results.Subject{Name: "theirs", About: "as it comes"}, results.Subject{Name: "nobody"})
+	r := results.New("Both on loopback.", results.Subject{Name: "ours", Version: "1"},
+		results.Subject{Name: "theirs", About: "as it comes"}, results.Subject{Name: "nobody"})
 	for _, run := range []float64{10, 30, 20} {
 		r.Add("one stream", "ours", "throughput", "MB/s", run)
 	}
@@ -42,7 +45,8 @@ func TestThePageHasTargetsAndTables(t *testing.T) {
 		"| cost | < 2 | 2.50 s | no | the kernel |\n",
 		"| unknown | 1 | not measured | – |  |\n",
 		"Both on loopback.", "3 cores", "| theirs |  | as it comes |\n",
-		"### one stream\n\n| | throughput, MB/s | CPU, s |\n|---|--:|--:|\n| ours | 20.0 (10.0–30.0) | 2.50 |\n| theirs | 4.00 | – |\n",
+		"### one stream\n\n| | throughput, MB/s | CPU, s |\n|---|--:|--:|\n| ours | 20.0 (10.0–30.0) | 2.50 |\n| theirs | " +
+			"4.00 | – |\n",
 		"Not measured yet.",
 	} {
 		if !strings.Contains(string(text), want) {

@@ -55,23 +55,37 @@ func proxyTargets() []target {
 
 		requests, p99, each, gib = "requests", "p99", "CPU of the proxy for each", "CPU of the proxy"
 	)
-	naive := func(table, measure string, limit func(float64, string, string, string) func(float64, *results.Report) bool) func(float64, *results.Report) bool {
+	naive := func(table, measure string, limit func(float64, string, string, string) func(float64,
+		*results.Report) bool) func(float64, *results.Report) bool {
 		return limit(1, table, "naive Go", measure)
 	}
 	all := []target{
-		{what: "new connections", want: "> 4832/s, more than the naive proxy", met: both(atLeast(4832), naive(connect, requests, atLeastTimesOf)), table: connect, measure: requests},
-		{what: "new connections", want: "more than every other", met: atLeastOthers(1, connect, requests), table: connect, measure: requests, bound: boundConnect},
-		{what: "new connections: p99", want: "< 6.1 ms, less than the naive proxy", met: both(atMost(6.1), naive(connect, p99, timesOf)), table: connect, measure: p99},
-		{what: "new connections: p99", want: "less than every other", met: atMostOthers(1, connect, p99), table: connect, measure: p99, bound: boundConnect},
-		{what: "proxy CPU of a new connection", want: "< 0.06 ms", met: atMost(0.06), table: connect, measure: each, bound: boundConnect},
-		{what: "requests on connections that stay", want: "more than the naive proxy", met: naive(keep, requests, atLeastTimesOf), table: keep, measure: requests},
-		{what: "requests on connections that stay", want: "more than every other", met: atLeastOthers(1, keep, requests), table: keep, measure: requests, bound: boundKeep},
-		{what: "proxy CPU of a request on a connection that stays", want: "less than the naive proxy", met: naive(keep, each, timesOf), table: keep, measure: each},
-		{what: "proxy CPU per GiB, one body", want: "< 0.87 s", met: atMost(0.87), table: stream, measure: gib, bound: boundStream},
-		{what: "proxy CPU per GiB, one body", want: "less than every other", met: atMostOthers(1, stream, gib), table: stream, measure: gib, bound: boundStream},
-		{what: "one body", want: "within 5 % of every other", met: atLeastOthers(0.95, stream, "throughput"), table: stream, measure: "throughput", bound: boundStream},
-		{what: "four large bodies", want: "within 5 % of every other", met: atLeastOthers(0.95, streams, "throughput"), table: streams, measure: "throughput", bound: boundStream},
-		{what: "proxy memory, 50 idle connections", want: "≤ 11 MB", met: atMost(11), table: memory, measure: "50 idle connections", bound: boundMemory},
+		{what: "new connections", want: "> 4832/s, more than the naive proxy",
+			met: both(atLeast(4832), naive(connect, requests, atLeastTimesOf)), table: connect, measure: requests},
+		{what: "new connections", want: "more than every other", met: atLeastOthers(1, connect, requests), table: connect,
+			measure: requests, bound: boundConnect},
+		{what: "new connections: p99", want: "< 6.1 ms, less than the naive proxy",
+			met: both(atMost(6.1), naive(connect, p99, timesOf)), table: connect, measure: p99},
+		{what: "new connections: p99", want: "less than every other", met: atMostOthers(1, connect, p99), table: connect,
+			measure: p99, bound: boundConnect},
+		{what: "proxy CPU of a new connection", want: "< 0.06 ms", met: atMost(0.06), table: connect, measure: each,
+			bound: boundConnect},
+		{what: "requests on connections that stay", want: "more than the naive proxy",
+			met: naive(keep, requests, atLeastTimesOf), table: keep, measure: requests},
+		{what: "requests on connections that stay", want: "more than every other", met: atLeastOthers(1, keep, requests),
+			table: keep, measure: requests, bound: boundKeep},
+		{what: "proxy CPU of a request on a connection that stays", want: "less than the naive proxy",
+			met: naive(keep, each, timesOf), table: keep, measure: each},
+		{what: "proxy CPU per GiB, one body", want: "< 0.87 s", met: atMost(0.87), table: stream, measure: gib,
+			bound: boundStream},
+		{what: "proxy CPU per GiB, one body", want: "less than every other", met: atMostOthers(1, stream, gib), table: stream,
+			measure: gib, bound: boundStream},
+		{what: "one body", want: "within 5 % of every other", met: atLeastOthers(0.95, stream, "throughput"), table: stream,
+			measure: "throughput", bound: boundStream},
+		{what: "four large bodies", want: "within 5 % of every other", met: atLeastOthers(0.95, streams, "throughput"),
+			table: streams, measure: "throughput", bound: boundStream},
+		{what: "proxy memory, 50 idle connections", want: "≤ 11 MB", met: atMost(11), table: memory,
+			measure: "50 idle connections", bound: boundMemory},
 	}
 	for n := range all {
 		all[n].benchmark, all[n].subject = "proxy", proxyName
@@ -81,8 +95,12 @@ func proxyTargets() []target {
 
 // What bounds the proxy, where it misses a target; docs/performance.md has the profiles.
 const (
-	boundConnect = "net/http's server: a second goroutine and three more allocations of contexts for each request, on top of the system calls that all have ([profile](../docs/performance.md#new-connections))"
-	boundKeep    = "parsing and writing twice, which proxies of TCP do not ([profile](../docs/performance.md#requests-on-open-connections))"
-	boundStream  = "three quarters are the kernel's copies and AES-GCM, in Go ([profile](../docs/performance.md#large-bodies))"
-	boundMemory  = "7.6 MB of it are pages of the program's file, 1.1 MB of those what only `configure` uses ([what it is](../docs/performance.md#memory))"
+	boundConnect = "net/http's server: a second goroutine and three more allocations of contexts for each request, on " +
+		"top of the system calls that all have ([profile](../docs/performance.md#new-connections))"
+	boundKeep = "parsing and writing twice, which proxies of TCP do not " +
+		"([profile](../docs/performance.md#requests-on-open-connections))"
+	boundStream = "three quarters are the kernel's copies and AES-GCM, in Go " +
+		"([profile](../docs/performance.md#large-bodies))"
+	boundMemory = "7.6 MB of it are pages of the program's file, 1.1 MB of those what only `configure` uses ([what it " +
+		"is](../docs/performance.md#memory))"
 )

@@ -14,13 +14,15 @@ const besideDistribution = 0.05
 
 func registryTargets() (targets []target) {
 	const distribution = "distribution"
-	add := func(what, want string, met func(float64, string, string, string) func(float64, *results.Report) bool, share float64, table, measure string, bound ...string) {
+	add := func(what, want string, met func(float64, string, string, string) func(float64, *results.Report) bool,
+		share float64, table, measure string, bound ...string) {
 		targets = append(targets, target{what: "registry: " + what, want: want, met: met(share, table, distribution, measure),
 			benchmark: "registry", table: table, subject: "ours", measure: measure, bound: strings.Join(bound, "")})
 	}
 	const more, less = "≥ 95 % of distribution's own server", "≤ 105 % of distribution's own server"
 	add("pulls, one at a time", more, atLeastTimesOf, 1-besideDistribution, "Pulls", "one at a time",
-		"not known: the spreads overlap, and four at a time are faster and take less; client and registry wait for each other on two cores")
+		"not known: the spreads overlap, and four at a time are faster and take less; client and registry wait for each "+
+			"other on two cores")
 	add("pulls, four at a time", more, atLeastTimesOf, 1-besideDistribution, "Pulls", "four at a time")
 	add("CPU of pulls, four at a time", less, timesOf, 1+besideDistribution, "Pulls", "four: CPU per GiB")
 	add("memory at four pulls", less, timesOf, 1+besideDistribution, "Pulls", "four: memory")
@@ -41,14 +43,22 @@ const (
 )
 
 func scaleTargets() []target {
-	const same, different, herd, prepare = "Pulls of the same image", "Pulls of different images", "Thundering herd", "prepare, by nodes in the cluster"
+	const same, different, herd, prepare = "Pulls of the same image", "Pulls of different images", "Thundering herd",
+		"prepare, by nodes in the cluster"
 	return []target{
-		{what: "1000 nodes pull the same image: failed pulls", want: "0", met: atMost(0), benchmark: "scale", table: same, subject: "1000 nodes", measure: "failed pulls"},
-		{what: "1000 nodes pull different images: failed pulls", want: "0", met: atMost(0), benchmark: "scale", table: different, subject: "1000 nodes", measure: "failed pulls"},
-		{what: "herd of 1000 nodes: failed pulls", want: "0", met: atMost(0), benchmark: "scale", table: herd, subject: "1000 nodes, 3 MB", measure: "failed pulls"},
-		{what: "herd of 1000 nodes: the registry's memory", want: "≤ half of the chart's limit of 1 GiB", met: atMost(registryLimit / 2), benchmark: "scale", table: herd, subject: "1000 nodes, 3 MB", measure: "memory"},
-		{what: "herd of 10 nodes and 500 MB: bytes sent for each of the image and node", want: "≤ 1.01", met: atMost(1.01), benchmark: "scale", table: herd, subject: "10 nodes, 500 MB", measure: "sent per byte of image and node"},
-		{what: "herd of 10 nodes and 500 MB: Jain's index of fairness", want: "≥ 0.95", met: atLeast(0.95), benchmark: "scale", table: herd, subject: "10 nodes, 500 MB", measure: "Jain's index"},
-		{what: "prepare in a cluster of 5000 nodes: memory", want: "≤ the chart's limit of 512 MiB", met: atMost(hookLimit), benchmark: "scale", table: prepare, subject: "cluster of 5000 nodes", measure: "memory"},
+		{what: "1000 nodes pull the same image: failed pulls", want: "0", met: atMost(0), benchmark: "scale", table: same,
+			subject: "1000 nodes", measure: "failed pulls"},
+		{what: "1000 nodes pull different images: failed pulls", want: "0", met: atMost(0), benchmark: "scale",
+			table: different, subject: "1000 nodes", measure: "failed pulls"},
+		{what: "herd of 1000 nodes: failed pulls", want: "0", met: atMost(0), benchmark: "scale", table: herd,
+			subject: "1000 nodes, 3 MB", measure: "failed pulls"},
+		{what: "herd of 1000 nodes: the registry's memory", want: "≤ half of the chart's limit of 1 GiB",
+			met: atMost(registryLimit / 2), benchmark: "scale", table: herd, subject: "1000 nodes, 3 MB", measure: "memory"},
+		{what: "herd of 10 nodes and 500 MB: bytes sent for each of the image and node", want: "≤ 1.01", met: atMost(1.01),
+			benchmark: "scale", table: herd, subject: "10 nodes, 500 MB", measure: "sent per byte of image and node"},
+		{what: "herd of 10 nodes and 500 MB: Jain's index of fairness", want: "≥ 0.95", met: atLeast(0.95),
+			benchmark: "scale", table: herd, subject: "10 nodes, 500 MB", measure: "Jain's index"},
+		{what: "prepare in a cluster of 5000 nodes: memory", want: "≤ the chart's limit of 512 MiB", met: atMost(hookLimit),
+			benchmark: "scale", table: prepare, subject: "cluster of 5000 nodes", measure: "memory"},
 	}
 }

@@ -7,15 +7,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
-// target is what the project wants of one measure.
+// target is a goal for one measure.
 type target struct {
 	what string
-	// want is the target in words, and met decides about the median.
+	// want describes the target, and met decides about the median.
 	want string
 	met  func(median float64, r *results.Report) bool
 	// Where it was measured.
 	benchmark, table, subject, measure string
-	// bound says why a target is not met, and where the profile is; else "".
+	// bound says why a target is missed and where the profile is; otherwise "".
 	bound string
 }
 
@@ -46,7 +46,7 @@ func atLeastTimesOf(limit float64, table, subject, measure string) func(float64,
 // targets are those of the design, in its order.
 var targets = slices.Concat(proxyTargets(), registryTargets(), bootstrapTargets(), scaleTargets())
 
-// result is what was measured, and whether that meets the target.
+// result returns the measured value, and whether it meets the target.
 func (t target) result(reports map[string]*results.Report) (ours, met string) {
 	r := reports[t.benchmark]
 	if r == nil {

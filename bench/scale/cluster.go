@@ -38,7 +38,7 @@ import (
 
 const (
 	tablePrepare = "prepare, by nodes in the cluster"
-	// imagesOnNode is what a kubelet reports at most (nodeStatusMaxImages).
+	// imagesOnNode is the number of images that a kubelet reports at most (nodeStatusMaxImages).
 	imagesOnNode = 50
 	pauseImage   = "registry.k8s.io/pause:3.10.1"
 )
@@ -49,22 +49,24 @@ const (
 type cluster struct {
 	nodes *corev1.NodeList
 
-	requests, sent atomic.Int64 // bytes of answers' bodies
+	requests, sent atomic.Int64 // bytes of response bodies
 
 	mu      sync.Mutex
 	objects map[string]runtime.Object // by path
 	version int
-	pages   map[string][]byte // of nodes: encoding takes longer than reading
+	pages   map[string][]byte // pages of nodes: encoding them takes longer than reading
 }
 
 // lists are those of the resources that prepare asks for.
 var lists = map[string]runtime.Object{
-	"nodes": &corev1.NodeList{}, "pods": &corev1.PodList{}, "services": &corev1.ServiceList{}, "secrets": &corev1.SecretList{},
+	"nodes": &corev1.NodeList{}, "pods": &corev1.PodList{}, "services": &corev1.ServiceList{},
+	"secrets":    &corev1.SecretList{},
 	"configmaps": &corev1.ConfigMapList{}, "events": &corev1.EventList{},
 }
 
 func newCluster(nodes int) *cluster {
-	c := &cluster{nodes: &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}, objects: map[string]runtime.Object{}, pages: map[string][]byte{}}
+	c := &cluster{nodes: &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}},
+		objects: map[string]runtime.Object{}, pages: map[string][]byte{}}
 	for n := range nodes {
 		c.nodes.Items = append(c.nodes.Items, makeNode(n))
 	}
@@ -94,7 +96,7 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.sent.Add(int64(len(answer)))
 	w.Header().Set("Content-Type", format)
 	w.WriteHeader(code)
-	_, _ = w.Write(answer) // who asked may have gone
+	_, _ = w.Write(answer) // the client may be gone
 }
 
 func (c *cluster) answer(r *http.Request, format string) ([]byte, int, error) {
@@ -135,12 +137,13 @@ func encoded(object runtime.Object, code int, format string, err error) ([]byte,
 func encode(object runtime.Object, format string) ([]byte, error) {
 	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), format)
 	var raw bytes.Buffer
-	// All kinds of the scheme keep their own versions.
-	err := scheme.Codecs.EncoderForVersion(info.Serializer, schema.GroupVersions(scheme.Scheme.PrioritizedVersionsAllGroups())).Encode(object, &raw)
+	// All kinds of the scheme keep their versions.
+	err := scheme.Codecs.EncoderForVersion(info.Serializer, schema.GroupVersions(
+		scheme.Scheme.PrioritizedVersionsAllGroups())).Encode(object, &raw)
 	return raw.Bytes(), err
 }
 
-// page is one of the nodes.
+// page returns a page of nodes.
 func (c *cluster) page(from, limit, format string) ([]byte, error) {
 	key := from + " " + limit + " " + format
 	if page := c.pages[key]; page != nil {
@@ -178,7 +181,7 @@ func (c *cluster) list(resource, below, selector string) (runtime.Object, error)
 	return list, meta.SetList(list, items)
 }
 
-// write keeps an object, unless that is only tried.
+// write stores an object, unless it is a dry run.
 func (c *cluster) write(r *http.Request) (runtime.Object, error) {
 	raw, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -215,70 +218,90 @@ func makeNode(n int) corev1.Node {
 	zone := "eu-central-1" + string("abc"[n%3])
 	node := corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, UID: "6ef5c7a4-9d3c-4b57-8c1a-2f7d4be0f0a1", ResourceVersion: strconv.Itoa(1000 + n), CreationTimestamp: metav1.NewTime(time.Unix(1.7e9, 0)),
+			Name: name, UID: "6ef5c7a4-9d3c-4b57-8c1a-2f7d4be0f0a1", ResourceVersion: strconv.Itoa(1000 + n),
+			CreationTimestamp: metav1.NewTime(time.Unix(1.7e9, 0)),
 			Labels: map[string]string{
-				"beta.kubernetes.io/arch": "amd64", "beta.kubernetes.io/instance-type": "m6i.2xlarge", "beta.kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+				"beta.kubernetes.io/arch": "amd64", "beta.kubernetes.io/instance-type": "m6i.2xlarge",
+				"beta.kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
 				"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "node.kubernetes.io/instance-type": "m6i.2xlarge",
-				"topology.kubernetes.io/region": "eu-central-1", "topology.kubernetes.io/zone": zone, "topology.ebs.csi.aws.com/zone": zone, "example.com/pool": "default",
+				"topology.kubernetes.io/region": "eu-central-1", "topology.kubernetes.io/zone": zone,
+				"topology.ebs.csi.aws.com/zone": zone, "example.com/pool": "default",
 			},
 			Annotations: map[string]string{
-				"csi.volume.kubernetes.io/nodeid": `{"ebs.csi.aws.com":"i-0123456789abcdef0"}`, "node.alpha.kubernetes.io/ttl": "300",
-				"volumes.kubernetes.io/controller-managed-attach-detach": "true", "alpha.kubernetes.io/provided-node-ip": "10.0.0.1",
+				"csi.volume.kubernetes.io/nodeid":                        `{"ebs.csi.aws.com":"i-0123456789abcdef0"}`,
+				"node.alpha.kubernetes.io/ttl":                           "300",
+				"volumes.kubernetes.io/controller-managed-attach-detach": "true",
+				"alpha.kubernetes.io/provided-node-ip":                   "10.0.0.1",
 			},
 		},
-		Spec: corev1.NodeSpec{PodCIDR: "10.244.0.0/24", PodCIDRs: []string{"10.244.0.0/24"}, ProviderID: "aws:///" + zone + "/i-0123456789abcdef0"},
+		Spec: corev1.NodeSpec{PodCIDR: "10.244.0.0/24", PodCIDRs: []string{"10.244.0.0/24"},
+			ProviderID: "aws:///" + zone + "/i-0123456789abcdef0"},
 		Status: corev1.NodeStatus{
-			Capacity:    corev1.ResourceList{"cpu": resource.MustParse("8"), "memory": resource.MustParse("32Gi"), "pods": resource.MustParse("58"), "ephemeral-storage": resource.MustParse("100Gi"), "hugepages-2Mi": resource.MustParse("0")},
-			Allocatable: corev1.ResourceList{"cpu": resource.MustParse("7910m"), "memory": resource.MustParse("31Gi"), "pods": resource.MustParse("58"), "ephemeral-storage": resource.MustParse("90Gi"), "hugepages-2Mi": resource.MustParse("0")},
-			Addresses:   []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, {Type: corev1.NodeHostName, Address: name}},
-			NodeInfo: corev1.NodeSystemInfo{MachineID: "ec2a7d0f1f5b4b8d9b7e0c0f4a2b6c1d", SystemUUID: "ec2a7d0f-1f5b-4b8d-9b7e-0c0f4a2b6c1d", BootID: "0c9a4a52-6d0e-4a2f-9f4e-3b8e0c5b9f11",
-				KernelVersion: "6.12.30", OSImage: "Amazon Linux 2023", ContainerRuntimeVersion: "containerd://2.1.4", KubeletVersion: "v1.36.0", OperatingSystem: "linux", Architecture: "amd64"},
+			Capacity: corev1.ResourceList{"cpu": resource.MustParse("8"), "memory": resource.MustParse("32Gi"),
+				"pods": resource.MustParse("58"), "ephemeral-storage": resource.MustParse("100Gi"),
+				"hugepages-2Mi": resource.MustParse("0")},
+			Allocatable: corev1.ResourceList{"cpu": resource.MustParse("7910m"), "memory": resource.MustParse("31Gi"),
+				"pods": resource.MustParse("58"), "ephemeral-storage": resource.MustParse("90Gi"),
+				"hugepages-2Mi": resource.MustParse("0")},
+			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"},
+				{Type: corev1.NodeHostName, Address: name}},
+			NodeInfo: corev1.NodeSystemInfo{MachineID: "ec2a7d0f1f5b4b8d9b7e0c0f4a2b6c1d",
+				SystemUUID: "ec2a7d0f-1f5b-4b8d-9b7e-0c0f4a2b6c1d", BootID: "0c9a4a52-6d0e-4a2f-9f4e-3b8e0c5b9f11",
+				KernelVersion: "6.12.30", OSImage: "Amazon Linux 2023", ContainerRuntimeVersion: "containerd://2.1.4",
+				KubeletVersion: "v1.36.0", OperatingSystem: "linux", Architecture: "amd64"},
 		},
 	}
-	for _, kind := range []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeReady} {
+	for _, kind := range []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodeDiskPressure,
+		corev1.NodePIDPressure, corev1.NodeReady} {
 		status := corev1.ConditionFalse
 		if kind == corev1.NodeReady {
 			status = corev1.ConditionTrue
 		}
-		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{Type: kind, Status: status, LastHeartbeatTime: metav1.NewTime(time.Unix(1.7e9, 0)),
-			LastTransitionTime: metav1.NewTime(time.Unix(1.7e9, 0)), Reason: "KubeletHas" + string(kind), Message: "kubelet reports " + string(kind) + " as it is"})
+		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{Type: kind, Status: status,
+			LastHeartbeatTime:  metav1.NewTime(time.Unix(1.7e9, 0)),
+			LastTransitionTime: metav1.NewTime(time.Unix(1.7e9, 0)), Reason: "KubeletHas" + string(kind),
+			Message: "kubelet reports " + string(kind) + " as it is"})
 	}
 	for i := range imagesOnNode - 1 {
 		repository := fmt.Sprintf("602401143452.dkr.ecr.eu-central-1.amazonaws.com/team-%d/service-%d", i%7, i)
 		node.Status.Images = append(node.Status.Images, corev1.ContainerImage{SizeBytes: int64(1e8 - 1e6*i),
-			Names: []string{repository + "@sha256:" + strings.Repeat("0123456789abcdef", 4), fmt.Sprintf("%s:v1.%d.%d", repository, i, n%5)}})
+			Names: []string{repository + "@sha256:" + strings.Repeat("0123456789abcdef", 4),
+				fmt.Sprintf("%s:v1.%d.%d", repository, i, n%5)}})
 	}
 	node.Status.Images = append(node.Status.Images, corev1.ContainerImage{Names: []string{pauseImage}, SizeBytes: 3e5})
 	for i, manager := range []string{"kubelet", "cloud-controller-manager", "kube-controller-manager", "cni", "csi"} {
 		fields := `{"f:metadata":{"f:annotations":{".":{},"f:volumes.kubernetes.io/controller-managed-attach-detach":{}},"f:labels":{".":{}` +
 			strings.Repeat(`,"f:topology.kubernetes.io/zone":{}`, 12) + `}}}`
-		node.ManagedFields = append(node.ManagedFields, metav1.ManagedFieldsEntry{Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
-			Time: &metav1.Time{Time: time.Unix(1.7e9+int64(i), 0)}, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields)})
+		node.ManagedFields = append(node.ManagedFields, metav1.ManagedFieldsEntry{Manager: manager,
+			Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
+			Time: &metav1.Time{Time: time.Unix(1.7e9+int64(i), 0)}, FieldsType: "FieldsV1",
+			FieldsV1: metav1.NewFieldsV1(fields)})
 	}
 	return node
 }
 
-// nodeBytes is the size of a node as JSON.
+// nodeBytes returns the size of a node as JSON.
 func nodeBytes() int {
 	node := makeNode(4711)
 	raw, err := encode(&node, runtime.ContentTypeJSON)
 	if err != nil {
-		panic(err) // a node of our own making
+		panic(err) // encoding our own node does not fail
 	}
 	return len(raw)
 }
 
-// prepare measures init-hook's prepare on a cluster with so many nodes.
+// prepare measures init-hook's prepare on a cluster with that many nodes.
 func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 	c := newCluster(nodes)
 	server := httptest.NewServer(c)
 	defer server.Close()
 	kubeconfig := filepath.Join(b.dir, "kubeconfig")
-	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n", server.URL)
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: "+
+		"a, context: {cluster: a}}]\ncurrent-context: a\n", server.URL)
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		return err
 	}
-	// Once before, so that what is measured does not wait for the server to encode its pages.
+	// Once in advance, so that the measurement does not wait for the server to encode its pages.
 	if err := c.warm(ctx, server.URL); err != nil {
 		return err
 	}
@@ -299,7 +322,8 @@ func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 	if err != nil {
 		return err
 	}
-	command := exec.CommandContext(ctx, b.hook, "prepare", "--kubeconfig="+kubeconfig, "--settings="+string(document), "--log-format=text")
+	command := exec.CommandContext(ctx, b.hook, "prepare", "--kubeconfig="+kubeconfig, "--settings="+string(document),
+		"--log-format=text")
 	command.Stdout, command.Stderr = &said, &said
 	began := time.Now()
 	if err := command.Start(); err != nil {

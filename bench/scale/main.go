@@ -45,7 +45,7 @@ type options struct {
 	pulls, imageBytes int
 }
 
-// herd is a number of nodes that all want one image at once.
+// herd is a number of nodes that pull the same image at once.
 type herd struct {
 	nodes int
 	bytes int // of the image
@@ -65,8 +65,10 @@ func parse(args []string) (o options, err error) {
 	flags.IntVar(&o.pulls, "pulls", 1000, "how many images all nodes pull together")
 	flags.IntVar(&o.imageBytes, "image", 1e6, "bytes of such an image")
 	nodes := flags.String("nodes", "1,10,100,1000", "how many nodes pull, separated by commas; empty: none")
-	herds := flags.String("herds", "10x500,100x30,1000x3", "herds, NODESxMEGABYTES of the image, separated by commas; empty: none")
-	clusters := flags.String("clusters", "100,1000,5000", "how many nodes there are for prepare, separated by commas; empty: none")
+	herds := flags.String("herds", "10x500,100x30,1000x3",
+		"herds, NODESxMEGABYTES of the image, separated by commas; empty: none")
+	clusters := flags.String("clusters", "100,1000,5000",
+		"how many nodes there are for prepare, separated by commas; empty: none")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -92,7 +94,7 @@ func parse(args []string) (o options, err error) {
 	return o, nil
 }
 
-// numbers are positive, and separated; none are in an empty text.
+// numbers parses positive numbers, separated by commas; none in an empty text.
 func numbers(text, separator string) (all []int, err error) {
 	if text == "" {
 		return nil, nil
@@ -124,7 +126,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	// The clients must not be those that collect garbage while the registry is measured.
+	// The clients' own garbage collection must not disturb the measurement.
 	debug.SetGCPercent(400)
 
 	b := &benchmark{options: o, dir: dir, certificates: certificates, report: newReport(o)}
@@ -154,11 +156,11 @@ type benchmark struct {
 	dir          string
 	certificates *registries.Certificates
 	report       *results.Report
-	images       []image // of which different ones are pulled; the first is the same one
+	images       []image // numbers of nodes
 	herdImages   map[int]image
 }
 
-// task is one thing that is measured in a run.
+// task is one measurement of a run.
 type task struct {
 	name string
 	do   func(context.Context) error
@@ -167,14 +169,21 @@ type task struct {
 func (b *benchmark) work() (all []task) {
 	for _, n := range b.nodes {
 		all = append(all,
-			task{fmt.Sprintf("%d nodes, the same image", n), func(ctx context.Context) error { return b.pullMany(ctx, tableSame, n, b.images[:1]) }},
-			task{fmt.Sprintf("%d nodes, different images", n), func(ctx context.Context) error { return b.pullMany(ctx, tableDifferent, n, b.images) }})
+			task{fmt.Sprintf("%d nodes, the same image", n), func(ctx context.Context) error {
+				return b.pullMany(ctx, tableSame,
+					n, b.images[:1])
+			}},
+			task{fmt.Sprintf("%d nodes, different images", n), func(ctx context.Context) error {
+				return b.pullMany(ctx,
+					tableDifferent, n, b.images)
+			}})
 	}
 	for _, h := range b.herds {
 		all = append(all, task{"herd of " + h.String(), func(ctx context.Context) error { return b.stampede(ctx, h) }})
 	}
 	for _, n := range b.clusters {
-		all = append(all, task{fmt.Sprintf("prepare of %d nodes", n), func(ctx context.Context) error { return b.prepare(ctx, n) }})
+		all = append(all, task{fmt.Sprintf("prepare of %d nodes", n),
+			func(ctx context.Context) error { return b.prepare(ctx, n) }})
 	}
 	return all
 }
@@ -196,7 +205,8 @@ func allowFiles(o options) error {
 	}
 	raised := syscall.Rlimit{Cur: need, Max: max(limit.Max, need)}
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &raised); err != nil { // syscall's tells the children
-		return fmt.Errorf("%d nodes need %d open files, and only %d are allowed: be root, raise the limit with ulimit -n, or take fewer with -nodes and -herds: %w", nodes, need, limit.Cur, err)
+		return fmt.Errorf("%d nodes need %d open files, and only %d are allowed: be root, raise the limit with ulimit -n, "+
+			"or take fewer with -nodes and -herds: %w", nodes, need, limit.Cur, err)
 	}
 	return nil
 }
@@ -205,17 +215,24 @@ func newReport(o options) *results.Report {
 	var all []results.Subject
 	add := func(name, about string) { all = append(all, results.Subject{Name: name, About: about}) }
 	for _, n := range o.nodes {
-		add(nodesName(n), fmt.Sprintf("%d pulls of %.1f MB in all, %d by each, one after the other", max(n, o.pulls/n*n), float64(o.imageBytes)/1e6, max(1, o.pulls/n)))
+		add(nodesName(n), fmt.Sprintf("%d pulls of %.1f MB in all, %d by each, one after the other", max(n, o.pulls/n*n),
+			float64(o.imageBytes)/1e6, max(1, o.pulls/n)))
 	}
 	for _, h := range o.herds {
 		add(h.String(), "all begin at once, with new connections, and each pulls the image once")
 	}
 	for _, n := range o.clusters {
-		add(clusterName(n), fmt.Sprintf("`init-hook prepare`, as a new installation; a node is %.0f kB as JSON, with %d images", float64(nodeBytes())/1e3, imagesOnNode))
+		add(clusterName(n), fmt.Sprintf(
+			"`init-hook prepare`, as a new installation; a node is %.0f kB as JSON, with %d images", float64(nodeBytes())/1e3,
+			imagesOnNode))
 	}
-	return results.New(fmt.Sprintf("`make bench-scale`: one registry, and clients that are the proxies of so many nodes in one process, on one machine over loopback with mutual TLS 1.3; images are in memory. "+
-		"An image has a manifest, asked for by tag and by digest, a configuration and layers, %d at a time as containerd does. CPU and memory are the registry's alone, which begins anew for each row; "+
-		"memory is the most that was resident, the program's own pages included. Jain's index of the nodes' rates is 1 where all are served alike.", layersAtOnce), all...)
+	return results.New(fmt.Sprintf(
+		"`make bench-scale`: one registry, and clients that are the proxies of so many nodes in one process, on one "+
+			"machine over loopback with mutual TLS 1.3; images are in memory. "+
+			"An image has a manifest, asked for by tag and by digest, a configuration and layers, %d at a time as containerd "+
+			"does. CPU and memory are the registry's alone, which begins anew for each row; "+
+			"memory is the most that was resident, the program's own pages included. Jain's index of the nodes' rates is 1 "+
+			"where all are served alike.", layersAtOnce), all...)
 }
 
 func nodesName(n int) string {

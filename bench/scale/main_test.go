@@ -85,7 +85,8 @@ func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
 			if failed := value(table, nodes, "failed pulls"); failed != 0 {
 				t.Errorf("%s, %s: %v pulls failed", table, nodes, failed)
 			}
-			for _, what := range []string{"throughput", "an image, p50", "an image, p99", "CPU per GiB", "memory", "connections"} {
+			for _, what := range []string{"throughput", "an image, p50", "an image, p99", "CPU per GiB", "memory",
+				"connections"} {
 				if value(table, nodes, what) <= 0 {
 					t.Errorf("%s, %s: there is no %s", table, nodes, what)
 				}
@@ -96,7 +97,8 @@ func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
 	if factor := value(tableHerd, herd, "sent per byte of image and node"); factor < 1 || factor > 1.1 {
 		t.Errorf("the herd was sent %v times the image for each node", factor)
 	}
-	if first, last := value(tableHerd, herd, "first done"), value(tableHerd, herd, "last done"); first <= 0 || last < first {
+	if first, last := value(tableHerd, herd, "first done"), value(tableHerd, herd, "last done"); first <= 0 ||
+		last < first {
 		t.Errorf("the first was done after %v s, the last after %v s", first, last)
 	}
 	if requests := value(tablePrepare, "cluster of 3 nodes", "requests"); requests != 1 {
@@ -115,7 +117,8 @@ func TestTheHookWorksOnTheCluster(t *testing.T) {
 	server := httptest.NewServer(c)
 	defer server.Close()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n", server.URL)
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: "+
+		"a, context: {cluster: a}}]\ncurrent-context: a\n", server.URL)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -175,10 +178,12 @@ func TestJainsIndex(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	o, err := parse([]string{"-nodes", "", "-herds", "2x3,4x5", "-clusters", "6"})
-	if err != nil || len(o.nodes) != 0 || len(o.herds) != 2 || o.herds[1].String() != "4 nodes, 5 MB" || o.clusters[0] != 6 {
+	if err != nil || len(o.nodes) != 0 || len(o.herds) != 2 || o.herds[1].String() != "4 nodes, 5 MB" ||
+		o.clusters[0] != 6 {
 		t.Errorf("%+v, %v", o, err)
 	}
-	for _, bad := range [][]string{{"-nodes", "x"}, {"-nodes", "0"}, {"-herds", "3"}, {"-herds", "axb"}, {"-clusters", "-1"}, {"-n", "0"}, {"argument"}} {
+	for _, bad := range [][]string{{"-nodes", "x"}, {"-nodes", "0"}, {"-herds", "3"}, {"-herds", "axb"},
+		{"-clusters", "-1"}, {"-n", "0"}, {"argument"}} {
 		if _, err := parse(bad); err == nil {
 			t.Errorf("%v is accepted", bad)
 		}

@@ -28,7 +28,7 @@ const (
 	layersAtOnce = 3
 	// layersOfImage are as many, so that a small image is as parallel as a large one.
 	layersOfImage = 3
-	// differentImages are enough that two nodes seldom want the same one at a time.
+	// differentImages is the number of images: two nodes seldom pull the same one at a time.
 	differentImages = 100
 	configBytes     = 2000
 
@@ -37,7 +37,7 @@ const (
 	tableHerd      = "Thundering herd"
 )
 
-// image is one that was pushed.
+// image is a pushed image.
 type image struct {
 	repository string
 	manifest   ocispec.Descriptor
@@ -68,17 +68,19 @@ func (b *benchmark) push(ctx context.Context) (err error) {
 		if _, ok := b.herdImages[h.bytes]; ok {
 			continue
 		}
-		if b.herdImages[h.bytes], err = pushImage(ctx, client, process, fmt.Sprintf("bench/herd-%d", h.bytes), uint64(h.bytes), h.bytes); err != nil {
+		if b.herdImages[h.bytes], err = pushImage(ctx, client, process, fmt.Sprintf("bench/herd-%d", h.bytes),
+			uint64(h.bytes), h.bytes); err != nil {
 			return err
 		}
 	}
-	// That what is counted below are the bytes that were pushed, seen once.
+	// Verifies once that the registry serves the bytes that were pushed; below they are only counted.
 	node := newNode(b.certificates, new(traffic))
 	defer node.CloseIdleConnections()
 	for _, i := range b.images[:min(1, len(b.images))] {
 		for _, d := range i.blobs {
 			hash := digest.SHA256.Hash()
-			if _, err := registries.Get(ctx, node, http.MethodGet, process.URL("/v2/"+i.repository+"/blobs/"+d.Digest.String()), "", d.Size, hash); err != nil {
+			if _, err := registries.Get(ctx, node, http.MethodGet, process.URL("/v2/"+i.repository+"/blobs/"+d.Digest.String()),
+				"", d.Size, hash); err != nil {
 				return err
 			}
 			if digest.NewDigest(digest.SHA256, hash) != d.Digest {
@@ -93,7 +95,8 @@ func (b *benchmark) start(ctx context.Context) (*registries.Process, error) {
 	return registries.StartOurs(ctx, b.registry, filepath.Join(b.dir, "registry"), b.certificates)
 }
 
-func pushImage(ctx context.Context, client *http.Client, process *registries.Process, repository string, seed uint64, size int) (image, error) {
+func pushImage(ctx context.Context, client *http.Client, process *registries.Process, repository string, seed uint64,
+	size int) (image, error) {
 	i := image{repository: repository}
 	for n := range 1 + layersOfImage {
 		bytes := int64(configBytes)
@@ -129,8 +132,8 @@ const (
 	lastDelay        = 2 * time.Second
 )
 
-// get reads what a proxy is asked for, and tries again as it does, but for bodies that break
-// off: those it begins anew, where a proxy goes on.
+// get requests what a proxy is asked for and retries as it does. A broken body starts anew, where a
+// proxy would resume.
 func (t *traffic) get(ctx context.Context, client *http.Client, method, url, accept string, size int64) error {
 	began := time.Now()
 	for delay := firstDelay; ; delay = min(2*delay, lastDelay) {
@@ -150,8 +153,10 @@ func (t *traffic) get(ctx context.Context, client *http.Client, method, url, acc
 // pull does what a node's proxy does when its container runtime pulls an image.
 func (t *traffic) pull(ctx context.Context, client *http.Client, process *registries.Process, i image) error {
 	url := process.URL("/v2/" + i.repository)
-	for _, ask := range []struct{ method, name string }{{http.MethodHead, "v1"}, {http.MethodGet, i.manifest.Digest.String()}} {
-		if err := t.get(ctx, client, ask.method, url+"/manifests/"+ask.name, i.manifest.MediaType, i.manifest.Size); err != nil {
+	for _, ask := range []struct{ method, name string }{{http.MethodHead, "v1"},
+		{http.MethodGet, i.manifest.Digest.String()}} {
+		if err := t.get(ctx, client, ask.method, url+"/manifests/"+ask.name, i.manifest.MediaType,
+			i.manifest.Size); err != nil {
 			return err
 		}
 	}
@@ -165,11 +170,11 @@ func (t *traffic) pull(ctx context.Context, client *http.Client, process *regist
 	return group.Wait()
 }
 
-// traffic counts what the nodes of a measurement have open and receive.
+// traffic counts open connections and received bytes of the nodes.
 type traffic struct {
 	received   atomic.Int64 // bytes, TLS and headers included
 	open, most atomic.Int64
-	retries    atomic.Int64 // requests that were made again
+	retries    atomic.Int64 // retried requests
 }
 
 func newNode(c *registries.Certificates, t *traffic) *http.Client {
@@ -210,9 +215,9 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// outcome is what came of a measurement.
+// outcome is the result of a measurement.
 type outcome struct {
-	took     []time.Duration // of each pull that did not fail, sorted
+	took     []time.Duration // of each successful pull, sorted
 	failed   int
 	failure  error // one of them
 	seconds  float64
@@ -222,7 +227,7 @@ type outcome struct {
 	received int64 // bytes of images
 }
 
-// measure lets nodes pull at once, all from a new registry, each what images gives it.
+// measure lets nodes pull at once from a new registry, each the images that images returns for it.
 func (b *benchmark) measure(ctx context.Context, nodes int, images func(node int) []image) (o *outcome, err error) {
 	process, err := b.start(ctx)
 	if err != nil {
@@ -337,15 +342,15 @@ func (b *benchmark) stampede(ctx context.Context, h herd) error {
 	return nil
 }
 
-// tell says why pulls failed.
+// tell prints why pulls failed.
 func tell(o *outcome) {
 	if o.failed > 0 {
 		fmt.Fprintf(os.Stderr, "%d pulls failed, one of them: %v\n", o.failed, o.failure)
 	}
 }
 
-// jain is Jain's index of fairness of the rates of those who took so long for the same:
-// 1 where all are alike, 1/n where one has everything.
+// jain returns Jain's fairness index of the rates: 1 if all are equal, 1/n if one node gets
+// everything.
 func jain(took []time.Duration) float64 {
 	sum, squares := 0.0, 0.0
 	for _, t := range took {
@@ -356,7 +361,7 @@ func jain(took []time.Duration) float64 {
 	return sum * sum / (float64(len(took)) * squares)
 }
 
-// quantile is that of sorted values, of which there must be one.
+// quantile returns a quantile of sorted values, at least one.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }

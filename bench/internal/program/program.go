@@ -1,4 +1,4 @@
-// Package program is how the benchmarks' programs begin and end.
+// Package program has the start and end of the benchmarks' programs.
 package program
 
 import (
@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// Main runs a program with its arguments until it is done, and ends the process: with
-// exit code 1 and a line that begins with name where run fails. The first SIGINT or
-// SIGTERM ends run's context, a second one the process at once.
+// Main runs a program with its arguments and exits: with code 1 and a line that begins with name if
+// run fails. The first SIGINT or SIGTERM cancels run's context, a second one ends the process at
+// once.
 func Main(name string, run func(ctx context.Context, args []string) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)

@@ -20,31 +20,33 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
-// Certificates are an authority's: a server's in a directory, and clients' in memory.
+// Certificates are those of one CA: a server's in a directory, and clients' in memory.
 type Certificates struct {
-	// Dir has the server's tls.crt, tls.key and ca.crt.
+	// Dir holds the server's tls.crt, tls.key and ca.crt.
 	Dir string
 
 	node, push tls.Certificate
 	roots      *x509.CertPool
 }
 
-// NewCertificates makes them, and the directory.
+// NewCertificates issues them and creates the directory.
 func NewCertificates(dir string) (*Certificates, error) {
 	now := time.Now()
 	ca, err := pki.NewCA("bench", now, 0)
 	if err != nil {
 		return nil, err
 	}
-	server, err := ca.Issue(pki.Leaf{CommonName: "server", Organization: pki.OrganizationServer, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, now)
+	server, err := ca.Issue(pki.Leaf{CommonName: "server", Organization: pki.OrganizationServer,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		Usages:      []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, now)
 	if err != nil {
 		return nil, err
 	}
 	c := &Certificates{Dir: dir, roots: x509.NewCertPool()}
 	c.roots.AddCert(ca.Certificate())
 	for role, into := range map[string]*tls.Certificate{pki.OrganizationNode: &c.node, pki.OrganizationPush: &c.push} {
-		pair, err := ca.Issue(pki.Leaf{CommonName: "client", Organization: role, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
+		pair, err := ca.Issue(pki.Leaf{CommonName: "client", Organization: role,
+			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
 		if err != nil {
 			return nil, err
 		}
@@ -55,7 +57,8 @@ func NewCertificates(dir string) (*Certificates, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	for name, content := range map[string][]byte{"tls.crt": server.Certificate, "tls.key": server.Key, "ca.crt": ca.KeyPair().Certificate} {
+	for name, content := range map[string][]byte{"tls.crt": server.Certificate, "tls.key": server.Key,
+		"ca.crt": ca.KeyPair().Certificate} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			return nil, err
 		}
@@ -63,16 +66,16 @@ func NewCertificates(dir string) (*Certificates, error) {
 	return c, nil
 }
 
-// Node is a client's configuration that may read. Each has a session cache of its own.
+// Node returns a client's configuration that may read. Each has its own session cache.
 func (c *Certificates) Node() *tls.Config { return c.client(c.node) }
 
-// Push is a client's configuration that may write with the credential that Push gives.
+// Push returns a client's configuration that may write with the credential of Push.
 func (c *Certificates) Push() *tls.Config { return c.client(c.push) }
 
 func (c *Certificates) client(certificate tls.Certificate) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate}, RootCAs: c.roots,
-		ClientSessionCache: tls.NewLRUClientSessionCache(4), // as the proxies have it
+		ClientSessionCache: tls.NewLRUClientSessionCache(4), // as in the proxies
 	}
 }
 
@@ -80,11 +83,11 @@ const (
 	// idleConnections and idleTimeout are those of the proxies on nodes.
 	idleConnections = 32
 	idleTimeout     = 10 * time.Second
-	// bufferSize keeps a transport from thousands of small reads and writes a second.
+	// bufferSize avoids thousands of small reads and writes a second.
 	bufferSize = 32 << 10
 )
 
-// NewClient is an HTTP/1.1 client with a connection pool of its own.
+// NewClient returns an HTTP/1.1 client with its own connection pool.
 func NewClient(config *tls.Config) *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		TLSClientConfig: config, MaxIdleConnsPerHost: idleConnections, IdleConnTimeout: idleTimeout, DisableCompression: true,
@@ -92,9 +95,11 @@ func NewClient(config *tls.Config) *http.Client {
 	}}
 }
 
-// Push sends a blob in one request after the one that asks for it, and returns its digest.
-func Push(ctx context.Context, client *http.Client, p *Process, repository string, content io.Reader, size int64, d digest.Digest) error {
-	upload, err := send(ctx, client, http.MethodPost, p.URL("/v2/"+repository+"/blobs/uploads/"), nil, 0, "", http.StatusAccepted)
+// Push uploads a blob with one POST and one PUT, and returns its digest.
+func Push(ctx context.Context, client *http.Client, p *Process, repository string, content io.Reader, size int64,
+	d digest.Digest) error {
+	upload, err := send(ctx, client, http.MethodPost, p.URL("/v2/"+repository+"/blobs/uploads/"), nil, 0, "",
+		http.StatusAccepted)
 	if err != nil {
 		return err
 	}
@@ -102,18 +107,22 @@ func Push(ctx context.Context, client *http.Client, p *Process, repository strin
 	if strings.Contains(upload, "?") {
 		separator = "&"
 	}
-	_, err = send(ctx, client, http.MethodPut, upload+separator+"digest="+d.String(), content, size, "application/octet-stream", http.StatusCreated)
+	_, err = send(ctx, client, http.MethodPut, upload+separator+"digest="+d.String(), content, size,
+		"application/octet-stream", http.StatusCreated)
 	return err
 }
 
-// PushManifest sends a manifest under a tag.
-func PushManifest(ctx context.Context, client *http.Client, p *Process, repository, tag, mediaType, manifest string) error {
-	_, err := send(ctx, client, http.MethodPut, p.URL("/v2/"+repository+"/manifests/"+tag), strings.NewReader(manifest), int64(len(manifest)), mediaType, http.StatusCreated)
+// PushManifest uploads a manifest under a tag.
+func PushManifest(ctx context.Context, client *http.Client, p *Process, repository, tag, mediaType,
+	manifest string) error {
+	_, err := send(ctx, client, http.MethodPut, p.URL("/v2/"+repository+"/manifests/"+tag), strings.NewReader(manifest),
+		int64(len(manifest)), mediaType, http.StatusCreated)
 	return err
 }
 
-// send returns the location that the answer gives, "" where it gives none.
-func send(ctx context.Context, client *http.Client, method, to string, body io.Reader, size int64, mediaType string, want int) (string, error) {
+// send returns the Location of the response, or "".
+func send(ctx context.Context, client *http.Client, method, to string, body io.Reader, size int64, mediaType string,
+	want int) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, method, to, body)
 	if err != nil {
 		return "", err
@@ -147,8 +156,7 @@ func send(ctx context.Context, client *http.Client, method, to string, body io.R
 
 var buffers = sync.Pool{New: func() any { return new([256 << 10]byte) }}
 
-// Get reads an answer to its end and writes it to w, and returns how many bytes it had.
-// size is how many it must have.
+// Get writes a whole response to w and returns its length, which must be size.
 func Get(ctx context.Context, client *http.Client, method, url, accept string, size int64, w io.Writer) (int64, error) {
 	request, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
@@ -164,7 +172,7 @@ func Get(ctx context.Context, client *http.Client, method, url, accept string, s
 	defer response.Body.Close()
 	buffer := buffers.Get().(*[256 << 10]byte)
 	defer buffers.Put(buffer)
-	// Wrapped, so that what w could do by itself does not leave the buffer unused.
+	// Hides w's ReadFrom, so that the buffer is used.
 	n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{response.Body}, buffer[:])
 	switch {
 	case err != nil:

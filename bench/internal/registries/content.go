@@ -12,28 +12,30 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Random is size bytes that do not compress and are the same for equal seeds.
+// Random returns size bytes that do not compress and depend only on the seed.
 func Random(seed uint64, size int64) io.Reader {
 	var key [32]byte
 	binary.LittleEndian.PutUint64(key[:], seed)
 	return io.LimitReader(rand.NewChaCha8(key), size)
 }
 
-// Manifest is that of an image with a configuration and layers, which are looked at by
-// nobody who measures.
+// Manifest returns the manifest of an image with a configuration and layers, whose content does not
+// matter.
 func Manifest(config ocispec.Descriptor, layers ...ocispec.Descriptor) (string, ocispec.Descriptor, error) {
 	config.MediaType = ocispec.MediaTypeImageConfig
-	manifest := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Config: config}
+	manifest := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Config: config}
 	for _, l := range layers {
 		l.MediaType = ocispec.MediaTypeImageLayerGzip
 		manifest.Layers = append(manifest.Layers, l)
 	}
 	raw, err := json.Marshal(manifest)
-	return string(raw), ocispec.Descriptor{MediaType: manifest.MediaType, Digest: digest.FromBytes(raw), Size: int64(len(raw))}, err
+	return string(raw), ocispec.Descriptor{MediaType: manifest.MediaType, Digest: digest.FromBytes(raw),
+		Size: int64(len(raw))}, err
 }
 
-// StorageDir is a directory in memory where there is one, so that no disk is measured.
-// The caller removes it.
+// StorageDir creates a directory, in memory if possible, so that no disk is measured. The caller
+// removes it.
 func StorageDir(parent, pattern string) (string, error) {
 	if parent != "" {
 		return os.MkdirTemp(parent, pattern)

@@ -1,6 +1,6 @@
-// Package registries starts registries that are to be measured, each in a process of
-// its own on loopback with mutual TLS, pushes to them, pulls from them, and reads what
-// their processes take. It decides nothing about what is measured.
+// Package registries starts registries, each in a process of its own on loopback with mutual TLS,
+// pushes to them, pulls from them, and reads their CPU time and memory. What is measured is up to
+// its callers.
 package registries
 
 import (
@@ -23,25 +23,25 @@ import (
 )
 
 const (
-	// startTimeout is what a registry gets to answer; it takes a fraction of a second.
+	// startTimeout is how long a registry may take to answer; it takes a fraction of a second.
 	startTimeout = 30 * time.Second
-	// stopTimeout is what it gets to end before it is killed.
+	// stopTimeout is how long it may take to end before it is killed.
 	stopTimeout = 10 * time.Second
 
 	user, password = "bench", "bench-password"
 )
 
-// Process is a registry that runs.
+// Process is a running registry.
 type Process struct {
 	// Address is where it serves, HOST:PORT.
 	Address string
 
 	command *exec.Cmd
 	said    *bytes.Buffer
-	ended   chan struct{} // closed when it has
+	ended   chan struct{} // closed when it has ended
 }
 
-// FreeAddress returns an address of loopback that nobody listens at.
+// FreeAddress returns a free loopback address.
 func FreeAddress(ctx context.Context) (string, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -50,8 +50,8 @@ func FreeAddress(ctx context.Context) (string, error) {
 	return listener.Addr().String(), listener.Close()
 }
 
-// StartOurs starts program, which is bin/registry, as the chart's Deployment does, with
-// its storage and what else it needs in dir.
+// StartOurs starts program, which is bin/registry, as the chart's Deployment does, with its storage
+// and configuration in dir.
 func StartOurs(ctx context.Context, program, dir string, c *Certificates) (*Process, error) {
 	address, err := FreeAddress(ctx)
 	if err != nil {
@@ -73,26 +73,27 @@ func StartOurs(ctx context.Context, program, dir string, c *Certificates) (*Proc
 			return nil, err
 		}
 	}
-	return Start(ctx, address, c, program, "serve", "--config="+filepath.Join(dir, "config.yml"), "--listen="+address, "--tls-dir="+c.Dir,
+	return Start(ctx, address, c, program, "serve", "--config="+filepath.Join(dir, "config.yml"), "--listen="+address,
+		"--tls-dir="+c.Dir,
 		"--htpasswd="+filepath.Join(dir, "htpasswd"), "--upload-secret="+filepath.Join(dir, "upload-secret"),
 		"--plain-listen=127.0.0.1:0", "--pull-htpasswd="+filepath.Join(dir, "no-such-file"),
 		"--health-listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0", "--log-level=info", "--log-format=json")
 }
 
-// Start starts a program that serves at address with the certificates, and waits until
-// it answers.
+// Start starts a program that serves at address with the certificates, and waits until it answers.
 func Start(ctx context.Context, address string, c *Certificates, program string, args ...string) (*Process, error) {
-	p := &Process{Address: address, said: new(bytes.Buffer), ended: make(chan struct{}), command: exec.Command(program, args...)}
+	p := &Process{Address: address, said: new(bytes.Buffer), ended: make(chan struct{}),
+		command: exec.Command(program, args...)}
 	p.command.Stdout, p.command.Stderr = p.said, p.said
-	// The registry ends with the benchmark, however that ends; and no variable of this
-	// shell configures it. Theirs sends no traces, as in its own image.
+	// The registry ends with the benchmark in any case, and no variable of this shell configures it.
+	// Distribution sends no traces, as in its own image.
 	p.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p.command.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.TempDir(), "OTEL_TRACES_EXPORTER=none"}
 	if err := p.command.Start(); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", program, err)
 	}
 	go func() {
-		_ = p.command.Wait() // Stop tells, and an end before that is in what it said
+		_ = p.command.Wait() // Stop reports it, and an earlier end shows in the output
 		close(p.ended)
 	}()
 	client := NewClient(c.Node())
@@ -134,7 +135,7 @@ func (p *Process) Stop() error {
 	return nil
 }
 
-// CPU is the time that was computed for by the process since its start, in seconds.
+// CPU returns the CPU time of the process since its start, in seconds.
 func (p *Process) CPU() (float64, error) {
 	// clock_getcpuclockid(3): of a process, by the scheduler's account, in nanoseconds.
 	const scheduler = 2
@@ -145,8 +146,7 @@ func (p *Process) CPU() (float64, error) {
 	return time.Duration(spent.Nano()).Seconds(), nil
 }
 
-// PeakMemory is the most that the process has had resident since its start or
-// ResetPeak, in bytes, its program included.
+// PeakMemory returns the peak resident memory since the start or ResetPeak, in bytes.
 func (p *Process) PeakMemory() (int64, error) { return peak(p.command.Process.Pid) }
 
 func peak(pid int) (int64, error) {
@@ -164,12 +164,12 @@ func peak(pid int) (int64, error) {
 	return 0, fmt.Errorf("%s has no VmHWM", path)
 }
 
-// watchInterval is how often WatchPeak looks: the kernel keeps the peak, so that only what
-// a process takes in its last moment is missed.
+// watchInterval is how often WatchPeak reads: the kernel keeps the peak, so only the last moment of
+// a process is missed.
 const watchInterval = 5 * time.Millisecond
 
-// WatchPeak looks at a process until it has ended, and returns the most that it had
-// resident, in bytes. What the kernel tells its parent then begins with the parent's own.
+// WatchPeak reads a process's memory until it has ended, and returns the peak in bytes. What the
+// kernel reports to the parent would include the parent's own.
 func WatchPeak(pid int, ended <-chan struct{}) (most int64) {
 	for {
 		if now, err := peak(pid); err == nil {
@@ -183,7 +183,7 @@ func WatchPeak(pid int, ended <-chan struct{}) (most int64) {
 	}
 }
 
-// ResetPeak begins a new peak at what the process has now.
+// ResetPeak resets the peak to the current value.
 func (p *Process) ResetPeak() error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.command.Process.Pid), []byte("5"), 0)
 }

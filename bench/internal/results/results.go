@@ -1,6 +1,5 @@
-// Package results is what the benchmarks say: a report of measures, each with the
-// values of all runs, that is kept as RESULTS.json beside the benchmark. Package
-// bench/report makes the tables of them. It measures nothing.
+// Package results defines the report of a benchmark: measures, each with the values of all runs,
+// stored as RESULTS.json beside the benchmark. Package bench/report renders them.
 package results
 
 import (
@@ -18,14 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileName is that of a report in its benchmark's directory.
+// FileName is the name of a report in its benchmark's directory.
 const FileName = "RESULTS.json"
 
 // Report is one run of a benchmark. It is not safe for concurrent use.
 type Report struct {
 	Date    time.Time `json:"date"`
 	Machine Machine   `json:"machine"`
-	// How says how it was measured, a sentence or two of Markdown.
+	// How describes the method in a sentence or two of Markdown.
 	How string `json:"how"`
 	// Subjects are what was measured, ours first, in the order of the tables' rows.
 	Subjects []Subject `json:"subjects"`
@@ -33,14 +32,14 @@ type Report struct {
 	Measures []*Measure `json:"measures"`
 }
 
-// Machine is where it was measured; what the kernel does not tell is empty.
+// Machine is where it was measured; empty for what the kernel does not report.
 type Machine struct {
 	Cores     int     `json:"cores"`
 	CPU       string  `json:"cpu"`
 	Memory    int64   `json:"memoryBytes"`
 	Kernel    string  `json:"kernel"`
 	Go        string  `json:"go"`
-	LoadStart float64 `json:"loadAtStart"` // the average of the last minute
+	LoadStart float64 `json:"loadAtStart"` // average of the last minute
 }
 
 // Subject is a program, or a way of using it.
@@ -50,7 +49,7 @@ type Subject struct {
 	About   string `json:"about,omitempty"`
 }
 
-// Measure is one thing that was measured of one subject.
+// Measure is a measure of one subject.
 type Measure struct {
 	// Table is the heading under which it is shown.
 	Table   string    `json:"table"`
@@ -60,7 +59,7 @@ type Measure struct {
 	Runs    []float64 `json:"runs"` // in the order of the runs
 }
 
-// New begins a report: what it says of the machine's load is of now.
+// New starts a report. The machine's load is that of now.
 func New(how string, subjects ...Subject) *Report {
 	return &Report{Date: time.Now().UTC().Truncate(time.Second), Machine: ThisMachine(), How: how, Subjects: subjects}
 }
@@ -84,7 +83,7 @@ func (r *Report) Find(table, subject, what string) *Measure {
 	return nil
 }
 
-// Write writes the report to dir, for bench/report to read.
+// Write writes the report to dir, for bench/report.
 func (r *Report) Write(dir string) error {
 	raw, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -93,7 +92,7 @@ func (r *Report) Write(dir string) error {
 	return os.WriteFile(filepath.Join(dir, FileName), append(raw, '\n'), 0o644)
 }
 
-// Save is Write, or writes the same to w where dir is "".
+// Save writes the report to dir or, if dir is "", to w.
 func (r *Report) Save(dir string, w io.Writer) error {
 	if dir != "" {
 		return r.Write(dir)
@@ -117,7 +116,7 @@ func Read(dir string) (*Report, error) {
 	return r, nil
 }
 
-// Spread is the median of the runs, the least and the most. All are 0 of none.
+// Spread returns the median of the runs, the minimum and the maximum, all 0 without runs.
 func (m *Measure) Spread() (median, least, most float64) {
 	if m == nil || len(m.Runs) == 0 {
 		return 0, 0, 0
@@ -126,7 +125,7 @@ func (m *Measure) Spread() (median, least, most float64) {
 	return Median(sorted), sorted[0], sorted[len(sorted)-1]
 }
 
-// Median is the median of sorted values, of which there must be one.
+// Median returns the median of sorted values, at least one.
 func Median(sorted []float64) float64 {
 	half := len(sorted) / 2
 	if len(sorted)%2 == 1 {
@@ -135,7 +134,7 @@ func Median(sorted []float64) float64 {
 	return (sorted[half-1] + sorted[half]) / 2
 }
 
-// ThisMachine is what the kernel tells of it.
+// ThisMachine describes this machine.
 func ThisMachine() Machine {
 	m := Machine{Cores: runtime.NumCPU(), CPU: procValue("/proc/cpuinfo", "model name"), Go: runtime.Version()}
 	if m.CPU == "" {
@@ -154,12 +153,13 @@ func ThisMachine() Machine {
 	return m
 }
 
-// String is a machine in one line.
+// String describes the machine in one line.
 func (m Machine) String() string {
-	return fmt.Sprintf("%d cores (%s), %.0f GB of memory, Linux %s, %s; load when it began: %.2f", m.Cores, m.CPU, float64(m.Memory)/1e9, m.Kernel, m.Go, m.LoadStart)
+	return fmt.Sprintf("%d cores (%s), %.0f GB of memory, Linux %s, %s; load when it began: %.2f", m.Cores, m.CPU,
+		float64(m.Memory)/1e9, m.Kernel, m.Go, m.LoadStart)
 }
 
-// procValue is the first value of a key in a file of "key: value" lines.
+// procValue returns the first value of a key in a file of "key: value" lines.
 func procValue(path, key string) string {
 	raw, err := os.ReadFile(path)
 	if err != nil {

@@ -40,7 +40,8 @@ func TestSpread(t *testing.T) {
 		{[]float64{3, 1}, 2, 1, 3},
 		{[]float64{9, 1, 2}, 2, 1, 9},
 	} {
-		if median, least, most := (&Measure{Runs: tt.runs}).Spread(); median != tt.median || least != tt.least || most != tt.most {
+		if median, least, most := (&Measure{Runs: tt.runs}).Spread(); median != tt.median || least != tt.least ||
+			most != tt.most {
 			t.Errorf("of %v: %v (%v–%v)", tt.runs, median, least, most)
 		}
 	}
