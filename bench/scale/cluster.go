@@ -315,7 +315,7 @@ func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 		},
 		PKI: settings.PKI{Source: state.SourceValue, PKI: state.PKI{
 			Mode: state.PKIInternal, LeafLifetime: state.Duration(pki.DefaultLeafLifetime),
-			AuthorityLifetime: state.Duration(pki.DefaultAuthorityLifetime), ClusterDomain: "cluster.local",
+			AuthorityLifetime: state.Duration(pki.DefaultCALifetime), ClusterDomain: "cluster.local",
 		}},
 		Push: settings.Push{Images: true},
 	})
