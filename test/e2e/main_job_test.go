@@ -538,7 +538,7 @@ func testPermissions(t *testing.T, w *world) {
 		"wrong namespace": {w.command(t, w.hook, "images", "push", "-n", "elsewhere", archive),
 			[]string{"elsewhere/zarf-registry-state", "--namespace"}},
 		"no permission": {w.command(t, w.hook, "images", "push", "--kubeconfig", w.kubeconfigOfNobody(t), archive),
-			[]string{"cannot get resource", "secrets", "zarf", "ask for that permission"}},
+			[]string{"cannot get resource", "secrets", "zarf", "request that permission"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, errOut, err := try(c.cmd)
