@@ -122,6 +122,10 @@ lint: payload $(TESTCLUSTER) ## gofmt, go vet, golangci-lint, helm lint, ct lint
 	"$$($(TESTCLUSTER) tool helm)" lint --strict $(CHART) --set registryProxy=true
 	$(MAKE) --no-print-directory ct-lint kubeconform
 
+.PHONY: wording
+wording: ## Words and long lines to avoid: hack/wording.sh
+	hack/wording.sh
+
 .PHONY: ct-lint
 ct-lint: $(TESTCLUSTER) ## ct lint: yamllint, helm lint with every values file of ci/, and a higher version than on origin/main
 	PATH="$$(dirname "$$($(TESTCLUSTER) tool helm)"):$$PATH" hack/ct-lint.sh "$$($(TESTCLUSTER) tool ct)" $(CHART)
