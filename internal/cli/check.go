@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/zarf-dev/zarf-registry/internal/check"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/probe"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -40,7 +40,7 @@ one of another authority, and fails where one of them may do more, or less, than
 It needs no rights in the cluster, only the Secrets, mounted.`,
 		Example: `  init-hook check tls --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd, check.TLS) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd, probe.CheckTLS) },
 	}
 	f.common(cmd.Flags())
 	cmd.Flags().StringVar(&f.plain, "plain", "", "the listener that a node port leads to, HOST:PORT (default: none)")
@@ -52,15 +52,15 @@ func (f *checkFlags) push() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "push",
 		Short: "Push a small image, read it back as a node does, and delete it",
-		Long: `push fills the repository ` + check.Repository + ` with a small image of random content, reads it back
+		Long: `push fills the repository ` + probe.Repository + ` with a small image of random content, reads it back
 with a node's certificate, and deletes it. It needs no rights in the cluster, only the Secrets,
 mounted. What it sent stays on the volume until the next garbage collection: 20 KiB.`,
 		Example: `  init-hook check push --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			tag := fmt.Sprintf("check-%d", time.Now().UnixNano())
-			return f.run(cmd, func(ctx context.Context, t check.Target, each func(check.Step)) error {
-				return check.Push(ctx, t, tag, each)
+			return f.run(cmd, func(ctx context.Context, t probe.Target, each func(probe.Check)) error {
+				return probe.CheckPush(ctx, t, tag, each)
 			})
 		},
 	}
@@ -81,8 +81,8 @@ func (f *checkFlags) common(flags *pflag.FlagSet) {
 
 // target reads what the clients have. A mounted Secret changes as a whole, so what is read
 // once belongs together.
-func (f *checkFlags) target() (check.Target, error) {
-	t := check.Target{Registry: f.registry, Plain: f.plain, AnonymousPull: f.anonymousPull, DialContext: cluster.DialService}
+func (f *checkFlags) target() (probe.Target, error) {
+	t := probe.Target{Registry: f.registry, Plain: f.plain, AnonymousPull: f.anonymousPull, DialContext: cluster.DialService}
 	for _, certificate := range []struct {
 		dir string
 		to  **tlsfiles.Material
@@ -105,14 +105,14 @@ func (f *checkFlags) target() (check.Target, error) {
 
 // run prints a line for each step; what failed is in the error once more, which ends up in
 // the pod's termination message.
-func (f *checkFlags) run(cmd *cobra.Command, do func(context.Context, check.Target, func(check.Step)) error) error {
+func (f *checkFlags) run(cmd *cobra.Command, do func(context.Context, probe.Target, func(probe.Check)) error) error {
 	t, err := f.target()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(cmd.Context(), f.timeout, fmt.Errorf("not done within %s (--timeout)", f.timeout))
 	defer cancel()
-	err = do(ctx, t, func(s check.Step) { printStep(cmd.OutOrStdout(), s) })
+	err = do(ctx, t, func(s probe.Check) { printStep(cmd.OutOrStdout(), s) })
 	if err != nil && ctx.Err() != nil {
 		err = errors.Join(err, context.Cause(ctx))
 	}
@@ -122,7 +122,7 @@ func (f *checkFlags) run(cmd *cobra.Command, do func(context.Context, check.Targ
 	return nil
 }
 
-func printStep(w io.Writer, s check.Step) {
+func printStep(w io.Writer, s probe.Check) {
 	if s.Err != nil {
 		fmt.Fprintf(w, "FAIL  %s: %v\n", s.Name, s.Err)
 		return

@@ -1,8 +1,6 @@
-// Package probe asks a registry on a node's loopback address the questions that a container runtime asks before a pull,
-// and says in words what is wrong and what to do about it.
-//
-// It shows that the path from the node to the registry works. It does not pull layers, and it cannot show what a runtime
-// itself is configured to do: a pod that starts does.
+// Package probe checks a registry as its clients use it: Run asks what a container runtime asks before a
+// pull and explains failures; CheckTLS and CheckPush are what helm test runs. It needs no access to the
+// Kubernetes API. It does not test a runtime's configuration: only a pod that starts does.
 package probe
 
 import (

@@ -1,8 +1,4 @@
-// Package check tries a registry as its clients do, from inside the cluster: what
-// `helm test` runs. It needs no rights in the cluster, only the Secrets that pods mount,
-// and speaks plain net/http, so that it shares no mistake with the client that pushes.
-// It changes nothing but a repository of its own, which it empties again.
-package check
+package probe
 
 import (
 	"bytes"
@@ -27,53 +23,53 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
-// Repository is what Push writes to.
+// Repository is the repository that CheckPush writes to. It is empty afterwards.
 const Repository = "zarf-registry/check"
 
-// blobSize is small, since what a check leaves stays on the volume until the next garbage
-// collection, and more than one TLS record of 16 KiB.
+// blobSize is larger than a TLS record of 16 KiB, and small, because blobs stay on the volume until the
+// next garbage collection.
 const blobSize = 20 << 10
 
-// requestTime bounds one request: the registry is ready, or Helm would not test it.
-const requestTime = 20 * time.Second
+// requestTimeout bounds one request. The registry is ready, or Helm would not test it.
+const requestTimeout = 20 * time.Second
 
-// pause is how long a registry is left alone that asks for it.
-const pause = 2 * time.Second
+// retryInterval is the pause after a 429 or 503.
+const retryInterval = 2 * time.Second
 
-// reachTime is how long it may take until connections get through: the rules that let a new
-// pod through a NetworkPolicy may come some seconds after the pod.
-const reachTime = 30 * time.Second
+// reachTimeout bounds the wait for the first connection: NetworkPolicy rules may be applied some
+// seconds after a pod starts.
+const reachTimeout = 30 * time.Second
 
-// maxAnswer bounds what is read of an answer.
-const maxAnswer = 1 << 20
+// maxResponse is how many bytes of a response are read.
+const maxResponse = 1 << 20
 
-// Target is the registry, and what its clients have.
+// Target is a registry, and the credentials of its clients.
 type Target struct {
-	// Registry is the listener with mutual TLS, as HOST:PORT; the name is verified.
+	// Registry is the HOST:PORT of the listener with mutual TLS. The host name is verified.
 	Registry string
-	// Plain is the listener that a node port leads to, as HOST:PORT; empty where there is none.
+	// Plain is the HOST:PORT of the listener behind a node port, if any.
 	Plain string
-	// AnonymousPull tells that Plain serves images to anybody.
+	// AnonymousPull means that Plain serves images without a credential.
 	AnonymousPull bool
 	// Push and Node are the certificates of pushers and of proxies.
 	Push, Node *tlsfiles.Material
 	// Username and Password are the push credential.
 	Username, Password string
-	// DialContext serves as an http.Transport's; nil means the usual one.
+	// DialContext is an http.Transport's; nil means the default.
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Step is one thing that was tried.
-type Step struct {
-	// Name says what must hold.
+// Check is the outcome of one check.
+type Check struct {
+	// Name is the expectation.
 	Name string
-	// Err is why it does not, or nil.
+	// Err is why it is not met, or nil.
 	Err error
 }
 
-// TLS tries who is let in: every answer but the expected one is an error, and a step that
-// fails does not keep the others from being tried.
-func TLS(ctx context.Context, t Target, each func(Step)) error {
+// CheckTLS checks who may read and write. Every unexpected response is an error; the checks after a
+// failed one still run. It uses net/http only, so that it shares no bug with the client that pushes.
+func CheckTLS(ctx context.Context, t Target, each func(Check)) error {
 	foreign, err := foreignCertificate(t.Push)
 	if err != nil {
 		return err
@@ -99,13 +95,13 @@ func TLS(ctx context.Context, t Target, each func(Step)) error {
 		{"a pusher's certificate may not write with a wrong password", func() error {
 			return push.with(t.Username, t.Password+"-wrong").expect(ctx, http.StatusUnauthorized, http.MethodPost, "/v2/"+Repository+"/blobs/uploads/")
 		}},
-		{"nobody is let in without a certificate", func() error {
+		{"connections without a certificate are rejected", func() error {
 			return t.refused(ctx, nil)
 		}},
-		{"nobody is let in with a certificate of another authority", func() error {
+		{"connections with a certificate of another CA are rejected", func() error {
 			return t.refused(ctx, foreign)
 		}},
-		{"plain HTTP is not served where TLS is", func() error {
+		{"the TLS port does not serve plain HTTP", func() error {
 			return t.plain(t.Registry).expectNot(ctx, http.StatusOK, http.MethodGet, "/v2/")
 		}},
 	}
@@ -114,11 +110,11 @@ func TLS(ctx context.Context, t Target, each func(Step)) error {
 			return t.plain(t.Plain).expect(ctx, http.StatusUnauthorized, http.MethodGet, "/v2/")
 		}}
 		if t.AnonymousPull {
-			read = step{"the node port serves anybody", func() error {
+			read = step{"the node port serves anonymous pulls", func() error {
 				return t.plain(t.Plain).expect(ctx, http.StatusOK, http.MethodGet, "/v2/")
 			}}
 		}
-		steps = append(steps, read, step{"the node port takes nothing without a credential", func() error {
+		steps = append(steps, read, step{"the node port accepts no push without a credential", func() error {
 			return t.plain(t.Plain).expect(ctx, http.StatusUnauthorized, http.MethodPost, "/v2/"+Repository+"/blobs/uploads/")
 		}})
 	}
@@ -136,25 +132,25 @@ func TLS(ctx context.Context, t Target, each func(Step)) error {
 	return errors.Join(errs...)
 }
 
-// try does one step, tells of it, and returns why it failed, by its name.
-func try(each func(Step), name string, do func() error) error {
+// try runs one check and reports it.
+func try(each func(Check), name string, do func() error) error {
 	err := do()
-	each(Step{name, err})
+	each(Check{name, err})
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
 
-// Push pushes an image of random content under a tag, reads it back as a node does, and
-// deletes it. It ends at the first step that fails, but for deleting, which is always tried.
-func Push(ctx context.Context, t Target, tag string, each func(Step)) error {
+// CheckPush pushes an image with random content under a tag, reads it back with a node's certificate
+// and deletes it. It stops at the first failure but always tries to delete.
+func CheckPush(ctx context.Context, t Target, tag string, each func(Check)) error {
 	push, node := t.client(t.Push).with(t.Username, t.Password), t.client(t.Node)
 	layer := make([]byte, blobSize)
 	if _, err := rand.Read(layer); err != nil {
 		return err
 	}
-	// Random too: two checks at a time must not delete each other's.
+	// Unique too: concurrent checks must not delete each other's blobs.
 	config := fmt.Appendf(nil, `{"architecture":"amd64","os":"linux","author":%q,"rootfs":{"type":"layers","diff_ids":[%q]}}`, tag, digestOf(layer))
 	manifest, err := json.Marshal(map[string]any{
 		"schemaVersion": 2,
@@ -186,7 +182,7 @@ func Push(ctx context.Context, t Target, tag string, each func(Step)) error {
 				return err
 			}
 			if !bytes.Equal(got.body, manifest) {
-				return fmt.Errorf("GET %s/manifests/%s: %d bytes that are not those of the manifest", below, tag, len(got.body))
+				return fmt.Errorf("GET %s/manifests/%s: got %d bytes of other content", below, tag, len(got.body))
 			}
 			for _, blob := range blobs {
 				path := below + "/blobs/" + digestOf(blob)
@@ -195,15 +191,15 @@ func Push(ctx context.Context, t Target, tag string, each func(Step)) error {
 					return err
 				}
 				if !bytes.Equal(got.body, blob) {
-					return fmt.Errorf("GET %s: %d bytes that do not have this digest", path, len(got.body))
+					return fmt.Errorf("GET %s: got %d bytes with another digest", path, len(got.body))
 				}
 			}
 			return nil
 		})
 	}
-	return errors.Join(err, try(each, "it can be deleted, and is gone", func() error {
+	return errors.Join(err, try(each, "the image can be deleted", func() error {
 		var errs []error
-		// Blobs first: the manifest's tag is what a second try would be found by.
+		// Blobs first: a retry finds them through the manifest's tag.
 		for _, path := range []string{"/blobs/" + digestOf(layer), "/blobs/" + digestOf(config), "/manifests/" + digestOf(manifest)} {
 			_, err := push.send(ctx, http.StatusAccepted, http.MethodDelete, below+path, "", nil)
 			if err == nil {
@@ -215,10 +211,10 @@ func Push(ctx context.Context, t Target, tag string, each func(Step)) error {
 	}))
 }
 
-// reach waits until listeners take connections; everything else would fail without them.
-func (t Target) reach(ctx context.Context, each func(Step), addresses ...string) error {
-	const name = "the registry can be reached"
-	ctx, cancel := context.WithTimeout(ctx, reachTime)
+// reach waits until the listeners accept connections.
+func (t Target) reach(ctx context.Context, each func(Check), addresses ...string) error {
+	const name = "the registry is reachable"
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
 	dial := t.DialContext
 	if dial == nil {
@@ -237,14 +233,14 @@ func (t Target) reach(ctx context.Context, each func(Step), addresses ...string)
 			}
 			select {
 			case <-ctx.Done():
-				err := fmt.Errorf("%w; look whether its pod is ready, and whether a NetworkPolicy keeps this pod from it", errors.Join(last, ctx.Err()))
-				each(Step{name, err})
+				err := fmt.Errorf("%w; check that its pod is ready and that no NetworkPolicy blocks this pod", errors.Join(last, ctx.Err()))
+				each(Check{name, err})
 				return fmt.Errorf("%s: %w", name, err)
-			case <-time.After(reachTime / 60):
+			case <-time.After(reachTimeout / 60):
 			}
 		}
 	}
-	each(Step{name, nil})
+	each(Check{name, nil})
 	return nil
 }
 
@@ -259,14 +255,14 @@ func digestOf(content []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// foreignCertificate is like that of a pusher in everything but who signed it.
+// foreignCertificate returns a copy of a pusher's certificate, signed by another CA.
 func foreignCertificate(like *tlsfiles.Material) (*tls.Certificate, error) {
 	now := time.Now()
-	authority, err := pki.NewCA(like.Leaf.Issuer.CommonName, now, time.Hour)
+	ca, err := pki.NewCA(like.Leaf.Issuer.CommonName, now, time.Hour)
 	if err != nil {
 		return nil, err
 	}
-	pair, err := authority.Issue(pki.Leaf{CommonName: like.Leaf.Subject.CommonName, Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
+	pair, err := ca.Issue(pki.Leaf{CommonName: like.Leaf.Subject.CommonName, Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
 	if err != nil {
 		return nil, err
 	}
@@ -274,29 +270,29 @@ func foreignCertificate(like *tlsfiles.Material) (*tls.Certificate, error) {
 	return &certificate, err
 }
 
-// refused is content when the registry ends a connection with that certificate, or with
-// none, before it answers a request. With TLS 1.3 the client learns that at its first read.
+// refused returns nil if the registry closes a connection with that certificate, or without one, before
+// it answers a request. With TLS 1.3 the client notices at its first read.
 func (t Target) refused(ctx context.Context, certificate *tls.Certificate) error {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: t.Push.CAPool}
 	if certificate != nil {
-		// Sent even where the server names other authorities.
+		// Sent even if the server requests certificates of other CAs.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }
 	}
 	got, err := t.over(config).do(ctx, http.MethodGet, "/v2/", "", nil)
 	if err == nil {
-		return fmt.Errorf("GET https://%s/v2/ was answered with %s", t.Registry, got.status)
+		return fmt.Errorf("GET https://%s/v2/: unexpected response %s", t.Registry, got.status)
 	}
 	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" {
 		return nil
 	}
-	// The end of the connection may overtake the alert, where the request was under way.
+	// The connection may close before the alert arrives.
 	if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF) {
 		return nil
 	}
-	return fmt.Errorf("it was not refused, it failed: %w", err)
+	return fmt.Errorf("connection failed without being rejected: %w", err)
 }
 
-// client is one way to one listener.
+// client talks to one listener with one certificate.
 type client struct {
 	base               string
 	http               *http.Client
@@ -318,8 +314,8 @@ func (t Target) plain(address string) client {
 
 func (t Target) http(config *tls.Config) *http.Client {
 	return &http.Client{
-		Timeout: requestTime,
-		// A connection for each request: every one of them is a handshake that is checked.
+		Timeout: requestTimeout,
+		// One connection per request, to check a handshake each time.
 		Transport:     &http.Transport{TLSClientConfig: config, DialContext: t.DialContext, DisableKeepAlives: true},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
@@ -330,16 +326,16 @@ func (c client) with(username, password string) client {
 	return c
 }
 
-type answer struct {
+type reply struct {
 	code     int
 	status   string
 	location string
 	body     []byte
 }
 
-// do sends one request; a path may be a whole URL. What a registry cannot do for the time
-// being, as while it collects garbage, is asked for again until the context ends.
-func (c client) do(ctx context.Context, method, path, mediaType string, body []byte) (answer, error) {
+// do sends one request; path may be a URL. It retries while the registry is busy, for example collecting
+// garbage, until the context ends.
+func (c client) do(ctx context.Context, method, path, mediaType string, body []byte) (reply, error) {
 	for {
 		got, err := c.once(ctx, method, path, mediaType, body)
 		if err != nil || got.code != http.StatusServiceUnavailable && got.code != http.StatusTooManyRequests {
@@ -348,26 +344,26 @@ func (c client) do(ctx context.Context, method, path, mediaType string, body []b
 		select {
 		case <-ctx.Done():
 			return got, nil
-		case <-time.After(pause):
+		case <-time.After(retryInterval):
 		}
 	}
 }
 
-func (c client) once(ctx context.Context, method, path, mediaType string, body []byte) (answer, error) {
+func (c client) once(ctx context.Context, method, path, mediaType string, body []byte) (reply, error) {
 	base, err := url.Parse(c.base)
 	if err != nil {
-		return answer{}, err
+		return reply{}, err
 	}
-	to, err := base.Parse(path)
+	target, err := base.Parse(path)
 	if err != nil {
-		return answer{}, err
+		return reply{}, err
 	}
-	if to.Host != base.Host || to.Scheme != base.Scheme {
-		return answer{}, fmt.Errorf("the registry at %s sends its client to %s://%s", c.base, to.Scheme, to.Host)
+	if target.Host != base.Host || target.Scheme != base.Scheme {
+		return reply{}, fmt.Errorf("the registry at %s redirects to %s://%s", c.base, target.Scheme, target.Host)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, to.String(), bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, target.String(), bytes.NewReader(body))
 	if err != nil {
-		return answer{}, err
+		return reply{}, err
 	}
 	if mediaType != "" {
 		req.Header.Set("Content-Type", mediaType)
@@ -378,21 +374,21 @@ func (c client) once(ctx context.Context, method, path, mediaType string, body [
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return answer{}, err
+		return reply{}, err
 	}
 	defer resp.Body.Close()
-	content, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	content, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	if err != nil {
-		return answer{}, fmt.Errorf("%s %s: %w", method, to, err)
+		return reply{}, fmt.Errorf("%s %s: %w", method, target, err)
 	}
-	return answer{resp.StatusCode, resp.Status, resp.Header.Get("Location"), content}, nil
+	return reply{resp.StatusCode, resp.Status, resp.Header.Get("Location"), content}, nil
 }
 
-// send is do for one expected answer.
-func (c client) send(ctx context.Context, want int, method, path, mediaType string, body []byte) (answer, error) {
+// send is do with an expected status.
+func (c client) send(ctx context.Context, want int, method, path, mediaType string, body []byte) (reply, error) {
 	got, err := c.do(ctx, method, path, mediaType, body)
 	if err == nil && got.code != want {
-		err = fmt.Errorf("%s %s%s was answered with %s, not %d: %s", method, c.base, path, got.status, want, excerpt(got.body))
+		err = fmt.Errorf("%s %s%s: got %s, want %d: %s", method, c.base, path, got.status, want, excerpt(got.body))
 	}
 	return got, err
 }
@@ -405,12 +401,12 @@ func (c client) expect(ctx context.Context, want int, method, path string) error
 func (c client) expectNot(ctx context.Context, code int, method, path string) error {
 	got, err := c.do(ctx, method, path, "", nil)
 	if err == nil && got.code == code {
-		err = fmt.Errorf("%s %s%s was answered with %s", method, c.base, path, got.status)
+		err = fmt.Errorf("%s %s%s: unexpected response %s", method, c.base, path, got.status)
 	}
 	return err
 }
 
-// upload sends a blob in the two requests that every client uses.
+// upload sends a blob with POST and PUT.
 func (c client) upload(ctx context.Context, below string, blob []byte) error {
 	begun, err := c.send(ctx, http.StatusAccepted, http.MethodPost, below+"/blobs/uploads/", "", nil)
 	if err != nil {
@@ -424,7 +420,7 @@ func (c client) upload(ctx context.Context, below string, blob []byte) error {
 	return err
 }
 
-// excerpt is the beginning of an answer, in one line.
+// excerpt returns the beginning of a response on one line.
 func excerpt(body []byte) string {
 	const most = 300
 	text := strings.Join(strings.Fields(string(body)), " ")
@@ -432,7 +428,7 @@ func excerpt(body []byte) string {
 		text = text[:most] + "…"
 	}
 	if text == "" {
-		return "(nothing)"
+		return "(empty)"
 	}
 	return text
 }

@@ -1,4 +1,4 @@
-package check_test
+package probe_test
 
 import (
 	"context"
@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/crypto/bcrypt"
 
-	"github.com/zarf-dev/zarf-registry/internal/check"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/probe"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 
 // fixture is a registry of ours, and who has access to it.
 type fixture struct {
-	target  check.Target
+	target  probe.Target
 	ca      *tlsfilestest.CA
 	root    string
 	options registry.Options
@@ -103,13 +103,13 @@ func start(t *testing.T, change func(*registry.Options)) *fixture {
 }
 
 // target has a way to an address, whose name is that of the registry's Service.
-func target(t *testing.T, ca *tlsfilestest.CA, address string) check.Target {
+func target(t *testing.T, ca *tlsfilestest.CA, address string) probe.Target {
 	t.Helper()
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return check.Target{
+	return probe.Target{
 		Registry: net.JoinHostPort(name, port),
 		Push:     material(t, ca, pki.OrganizationPush), Node: material(t, ca, pki.OrganizationNode),
 		Username: "push", Password: "secret",
@@ -141,8 +141,8 @@ func freeAddress(t *testing.T) string {
 }
 
 // steps keeps what was tried.
-func steps(to *[]string) func(check.Step) {
-	return func(s check.Step) { *to = append(*to, fmt.Sprintf("%s: %v", s.Name, s.Err)) }
+func steps(to *[]string) func(probe.Check) {
+	return func(s probe.Check) { *to = append(*to, fmt.Sprintf("%s: %v", s.Name, s.Err)) }
 }
 
 func TestARegistryOfOursPasses(t *testing.T) {
@@ -151,22 +151,22 @@ func TestARegistryOfOursPasses(t *testing.T) {
 			f := start(t, func(o *registry.Options) { o.AnonymousPull = anonymous })
 			f.target.Plain, f.target.AnonymousPull = f.options.PlainListen, anonymous
 			var done []string
-			if err := check.TLS(t.Context(), f.target, steps(&done)); err != nil {
+			if err := probe.CheckTLS(t.Context(), f.target, steps(&done)); err != nil {
 				t.Error(err)
 			}
-			if err := check.Push(t.Context(), f.target, "check-1", steps(&done)); err != nil {
+			if err := probe.CheckPush(t.Context(), f.target, "check-1", steps(&done)); err != nil {
 				t.Error(err)
 			}
 			if len(done) != 11+4 {
 				t.Errorf("%d steps: %q", len(done), done)
 			}
-			links, err := filepath.Glob(filepath.Join(f.root, "docker/registry/v2/repositories", check.Repository, "_manifests/tags/*/current/link"))
+			links, err := filepath.Glob(filepath.Join(f.root, "docker/registry/v2/repositories", probe.Repository, "_manifests/tags/*/current/link"))
 			if err != nil || len(links) > 0 {
 				t.Errorf("left are %q, %v", links, err)
 			}
 			// What the values say and what the registry does are not the same.
 			f.target.AnonymousPull = !anonymous
-			if err := check.TLS(t.Context(), f.target, steps(&done)); err == nil || !strings.Contains(err.Error(), "the node port serves") {
+			if err := probe.CheckTLS(t.Context(), f.target, steps(&done)); err == nil || !strings.Contains(err.Error(), "the node port serves") {
 				t.Errorf("error is %v", err)
 			}
 		})
@@ -178,17 +178,17 @@ func TestFaultsAreFound(t *testing.T) {
 	f := start(t, nil)
 	other := tlsfilestest.NewCA(t, "other")
 	for title, c := range map[string]struct {
-		change func(*check.Target)
+		change func(*probe.Target)
 		want   string
 		steps  int // that fail
 	}{
-		"a wrong password": {func(t *check.Target) { t.Password = "wrong" }, "an image can be pushed: POST https://" + f.target.Registry + "/v2/zarf-registry/check/blobs/uploads/ was answered with 401", 0},
-		"the certificates of an authority that the registry does not know": {func(to *check.Target) {
+		"a wrong password": {func(t *probe.Target) { t.Password = "wrong" }, "an image can be pushed: POST https://" + f.target.Registry + "/v2/zarf-registry/check/blobs/uploads/: got 401", 0},
+		"the certificates of an authority that the registry does not know": {func(to *probe.Target) {
 			to.Push, to.Node = material(t, other, pki.OrganizationPush), material(t, other, pki.OrganizationNode)
 		}, "the registry's certificate is verified, and a node's certificate may read", 7},
-		"a node's certificate for pushing": {func(to *check.Target) { to.Push = to.Node }, "a pusher's certificate may not write without the push credential", 2},
-		"a pusher's certificate on nodes":  {func(to *check.Target) { to.Node = to.Push }, "a node's certificate may not write", 2},
-		"a port that nothing listens at":   {func(to *check.Target) { to.Registry = name + ":1" }, "the registry can be reached: dial tcp 127.0.0.1:1: connect: connection refused", 1},
+		"a node's certificate for pushing": {func(to *probe.Target) { to.Push = to.Node }, "a pusher's certificate may not write without the push credential", 2},
+		"a pusher's certificate on nodes":  {func(to *probe.Target) { to.Node = to.Push }, "a node's certificate may not write", 2},
+		"a port that nothing listens at":   {func(to *probe.Target) { to.Registry = name + ":1" }, "the registry is reachable: dial tcp 127.0.0.1:1: connect: connection refused", 1},
 	} {
 		t.Run(title, func(t *testing.T) {
 			target := f.target
@@ -199,9 +199,9 @@ func TestFaultsAreFound(t *testing.T) {
 			if strings.HasSuffix(target.Registry, ":1") {
 				time.AfterFunc(2*time.Second, cancel) // nobody will ever listen
 			}
-			err := check.TLS(ctx, target, steps(&all))
+			err := probe.CheckTLS(ctx, target, steps(&all))
 			if c.steps == 0 && err == nil {
-				err = check.Push(ctx, target, "check-1", steps(&all))
+				err = probe.CheckPush(ctx, target, "check-1", steps(&all))
 			}
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("error is %v", err)
@@ -234,9 +234,9 @@ func TestAnOpenRegistryIsFound(t *testing.T) {
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequestClientCert, ClientCAs: pool}
 	server.StartTLS()
 	defer server.Close()
-	err = check.TLS(t.Context(), target(t, ca, server.Listener.Addr().String()), func(check.Step) {})
+	err = probe.CheckTLS(t.Context(), target(t, ca, server.Listener.Addr().String()), func(probe.Check) {})
 	for _, want := range []string{
-		"nobody is let in without a certificate: GET https://", "nobody is let in with a certificate of another authority: GET https://",
+		"connections without a certificate are rejected: GET https://", "connections with a certificate of another CA are rejected: GET https://",
 		"a node's certificate may not write:", "without the push credential", "with a wrong password",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -265,7 +265,7 @@ func TestAPauseIsWaitedFor(t *testing.T) {
 	server.StartTLS()
 	defer server.Close()
 	to := target(t, ca, server.Listener.Addr().String())
-	if err := check.Push(t.Context(), to, "check-1", func(check.Step) {}); err == nil || !strings.Contains(err.Error(), "418") || asked < 2 {
+	if err := probe.CheckPush(t.Context(), to, "check-1", func(probe.Check) {}); err == nil || !strings.Contains(err.Error(), "418") || asked < 2 {
 		t.Errorf("asked %d times: %v", asked, err)
 	}
 }
@@ -280,7 +280,7 @@ func TestALateWayToTheRegistryIsWaitedFor(t *testing.T) {
 		}
 		return dial(ctx, network, address)
 	}
-	if err := check.Push(t.Context(), f.target, "check-1", func(check.Step) {}); err != nil {
+	if err := probe.CheckPush(t.Context(), f.target, "check-1", func(probe.Check) {}); err != nil {
 		t.Error(err)
 	}
 }
