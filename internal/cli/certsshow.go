@@ -85,7 +85,7 @@ func printCertificates(w io.Writer, r *status.CertificateReport) error {
 	}
 	verdict := "nothing needs attention"
 	if !r.Healthy {
-		verdict = "needs attention, see next"
+		verdict = "needs attention, see below"
 	}
 	fmt.Fprintf(w, "certificates of zarf-registry in namespace %s: %s\n\n", r.Namespace, verdict)
 
@@ -102,7 +102,7 @@ func printCertificates(w io.Writer, r *status.CertificateReport) error {
 		}
 	}
 	if len(r.Pods) > 0 {
-		fmt.Fprint(table, "\nPOD\tNODE\tLEAF\tHELD\tTRUSTS\tGENERATION\tLOADED\tERRORS\tREMARK\n")
+		fmt.Fprint(table, "\nPOD\tNODE\tLEAF\tHELD\tTRUSTS\tGENERATION\tLOADED\tERRORS\tMESSAGE\n")
 		for _, p := range r.Pods {
 			fmt.Fprintln(table, strings.Join(podCells(p), "\t"))
 		}

@@ -290,15 +290,15 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, 
 		}
 	} else {
 		if dryRun {
-			does := "install"
+			action := "install"
 			if plan.Upgrade {
-				does = "upgrade"
+				action = "upgrade"
 			}
-			fmt.Fprintf(w, "Dry run: this would %s release %s in namespace %s with chart %s.\n", does, f.release, f.namespace, c.Metadata.Version)
+			fmt.Fprintf(w, "Dry run: would %s release %s in namespace %s with chart %s.\n", action, f.release, f.namespace, c.Metadata.Version)
 		}
-		fmt.Fprintf(w, "%s mode at %s, decided by %s.\n", plan.Settings.Mode, plan.Settings.Address, plan.Settings.ModeSource)
+		fmt.Fprintf(w, "%s mode at %s, source: %s.\n", plan.Settings.Mode, plan.Settings.Address, plan.Settings.ModeSource)
 		printFindings(w, plan.Findings)
-		fmt.Fprintf(w, "\nblockers: %d, warnings: %d; nothing was changed\n", blockers, len(plan.Findings)-blockers)
+		fmt.Fprintf(w, "\nblockers: %d, warnings: %d; no changes were made\n", blockers, len(plan.Findings)-blockers)
 	}
 	if blockers > 0 {
 		return &silent{fmt.Errorf("%d blockers", blockers)}
@@ -350,10 +350,10 @@ Images come from {{.Address}} on every node:
   push   init-hook images push{{.Flags}} ARCHIVE...
   use    image: {{.Address}}/REPOSITORY:TAG
 {{- if .PullSecret}}
-         imagePullSecrets: [{name: {{.PullSecret}}}], a copy of Secret {{.Objects}}/{{.PullSecret}} in the pod's namespace
+         imagePullSecrets: [{name: {{.PullSecret}}}], after copying Secret {{.Objects}}/{{.PullSecret}} to the pod's namespace
 {{- end}}
 {{- end}}
-  look   init-hook status{{.Flags}}
+  check  init-hook status{{.Flags}}
 `))
 
 func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {

@@ -54,7 +54,7 @@ func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 	if _, ok := errors.AsType[*silent](err); !ok {
 		t.Errorf("a blocker gives the error %v", err)
 	}
-	same(t, "text", out.String(), `proxy mode at 127.0.0.1:31999, decided by value.
+	same(t, "text", out.String(), `proxy mode at 127.0.0.1:31999, source: value.
 
 blocker  port: Service default/web
   cause:  it has the port
@@ -65,7 +65,7 @@ warning  cri-o
   remedy: one line
           and another
 
-blockers: 1, warnings: 1; nothing was changed
+blockers: 1, warnings: 1; no changes were made
 `)
 
 	out.Reset()
@@ -73,7 +73,7 @@ blockers: 1, warnings: 1; nothing was changed
 	if err := f.printPlan(&out, c, plan, true); err != nil {
 		t.Errorf("a warning gives the error %v", err)
 	}
-	if want := "Dry run: this would install release zarf-registry in namespace zarf with chart 0.1.0.\n"; !strings.HasPrefix(out.String(), want) {
+	if want := "Dry run: would install release zarf-registry in namespace zarf with chart 0.1.0.\n"; !strings.HasPrefix(out.String(), want) {
 		t.Errorf("the dry run prints\n%s", &out)
 	}
 
@@ -116,7 +116,7 @@ Images come from 127.0.0.1:31999 on every node:
 
   push   init-hook images push ARCHIVE...
   use    image: 127.0.0.1:31999/REPOSITORY:TAG
-  look   init-hook status
+  check  init-hook status
 `},
 		"nodeport": {nodePort, `zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
 
@@ -124,8 +124,8 @@ Images come from 127.0.0.1:31999 on every node:
 
   push   init-hook images push --namespace other --name full ARCHIVE...
   use    image: 127.0.0.1:31999/REPOSITORY:TAG
-         imagePullSecrets: [{name: full-pull}], a copy of Secret other/full-pull in the pod's namespace
-  look   init-hook status --namespace other --name full
+         imagePullSecrets: [{name: full-pull}], after copying Secret other/full-pull to the pod's namespace
+  check  init-hook status --namespace other --name full
 `},
 		"nodeport without a credential": {anonymous, `zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
 
@@ -133,13 +133,13 @@ Images come from 127.0.0.1:31999 on every node:
 
   push   init-hook images push --namespace other --name full ARCHIVE...
   use    image: 127.0.0.1:31999/REPOSITORY:TAG
-  look   init-hook status --namespace other --name full
+  check  init-hook status --namespace other --name full
 `},
 		"external": {external, `zarf-registry 0.1.0 is installed: external mode, release zarf-registry in namespace zarf, revision 1.
 
 Images come from registry.example.com/team.
 
-  look   init-hook status
+  check  init-hook status
 `},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -400,19 +400,19 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 	}
 	same(t, "healthy", trimmed(out.String()), `zarf-registry in namespace zarf: healthy
 
-mode          proxy, proven
+mode          proxy, verified
 address       127.0.0.1:31999 (IPv4)
-decided       by value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
+source        value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
 release       zarf-registry, revision 3, deployed
 registry      ready on node n1
 payload       zarf-registry-payload-0.1.0-registry-amd64: complete, 9 ConfigMaps
-certificates  internal, no change of authorities under way
+certificates  internal, no CA rotation in progress
               zarf-registry-ca: 1800 days left
               zarf-registry-server-tls: 9m20s left
               zarf-registry-node-tls: not usable: it has expired
 
-NODE  READY  PULLS BY  OPEN  PROVEN  REMARK
-n1    yes    proxy     yes   yes
+NODE  READY  VIA    ENDPOINT  VERIFIED  MESSAGE
+n1    yes    proxy  yes       yes
 `)
 
 	r.NodeConfig = []status.NodeConfig{
@@ -425,11 +425,11 @@ n1    yes    proxy     yes   yes
 	if err := printStatus(&out, r); err != nil {
 		t.Fatal(err)
 	}
-	_, text, _ := strings.Cut(trimmed(out.String()), "n1    yes    proxy     yes   yes\n")
+	_, text, _ := strings.Cut(trimmed(out.String()), "n1    yes    proxy  yes       yes\n")
 	same(t, "with node configuration", text, `
-NODE  FILES                     WRITTEN               EFFECT               REMARK
+NODE  FILES                     WRITTEN               EFFECT               MESSAGE
 n1    3                         2026-11-21T14:03:11Z  in effect
-n2    0, 1 put back, 2 removed  -                     waits for a restart  sudo systemctl restart k3s; 2 warnings, the first: a
+n2    0, 1 restored, 2 removed  -                     waits for a restart  sudo systemctl restart k3s; 2 warnings, first: a
 n3    0                         -                     failed               no; warning: a
 n4    0                         -                     unknown              it was not asked
 `)
@@ -437,7 +437,7 @@ n4    0                         -                     unknown              it wa
 
 	r.Healthy, r.Helm = false, nil
 	r.State.Phase, r.State.Current, r.State.Desired.HostNetwork = state.PhasePrepared, &nodePort, true
-	r.Registry = &status.Registry{Why: "it has no pod"}
+	r.Registry = &status.Registry{Why: "no pod exists"}
 	r.Payloads[0].Complete, r.Payloads[0].Why = false, "ConfigMap x is missing"
 	r.Certificates, r.Nodes = nil, nil
 	r.Next = []string{"Do this.", "Do that."}
@@ -445,14 +445,14 @@ n4    0                         -                     unknown              it wa
 	if err := printStatus(&out, r); err != nil {
 		t.Fatal(err)
 	}
-	same(t, "unhealthy", trimmed(out.String()), `zarf-registry in namespace zarf: needs attention, see next
+	same(t, "unhealthy", trimmed(out.String()), `zarf-registry in namespace zarf: needs attention, see below
 
 mode      proxy, switching from nodeport
 address   127.0.0.1:31999 (IPv4, host network)
-decided   by value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
-release   zarf-registry, not kept by Helm
-registry  not ready: it has no pod
-payload   zarf-registry-payload-0.1.0-registry-amd64: not complete: ConfigMap x is missing
+source    value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
+release   zarf-registry, not managed by Helm
+registry  not ready: no pod exists
+payload   zarf-registry-payload-0.1.0-registry-amd64: incomplete: ConfigMap x is missing
 
 next
   - Do this.
@@ -463,13 +463,13 @@ next
 func TestTheOriginOfCertificatesIsALine(t *testing.T) {
 	rotation := &state.Rotation{Phase: state.RotationTrust, Since: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)}
 	for want, s := range map[string]*status.State{
-		"internal, as an earlier release made them":                                     {},
-		"certManager, no change of authorities under way":                               {PKI: &state.PKI{Mode: state.PKICertManager}},
-		"existingSecret, change of authorities since 2026-11-21T14:03:11Z, phase trust": {PKI: &state.PKI{Mode: state.PKIExistingSecret}, Rotation: rotation},
+		"internal, issued by an earlier release":                                     {},
+		"certManager, no CA rotation in progress":                               {PKI: &state.PKI{Mode: state.PKICertManager}},
+		"existingSecret, CA rotation since 2026-11-21T14:03:11Z, phase trust": {PKI: &state.PKI{Mode: state.PKIExistingSecret}, Rotation: rotation},
 	} {
 		same(t, "line", pkiLine(s), want)
 	}
-	same(t, "without a state", pkiLine(nil), "internal, as an earlier release made them")
+	same(t, "without a state", pkiLine(nil), "internal, issued by an earlier release")
 }
 
 func TestCertificatesArePrintedForPeople(t *testing.T) {
@@ -513,13 +513,13 @@ Secret zarf-registry-server-tls
   valid    2026-11-21T11:00:00Z to 2027-11-21T12:00:00Z, 365 days left
   renewal  from 2027-05-22T12:00:00Z on
 
-POD              NODE  LEAF              HELD  TRUSTS  GENERATION  LOADED                ERRORS  REMARK
+POD              NODE  LEAF              HELD  TRUSTS  GENERATION  LOADED                ERRORS  MESSAGE
 zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes   yes     12          2026-11-21T12:00:00Z  0
 `)
 
 	node.Valid, node.Why, node.Left, node.NotAfter = false, "it expired at 2026-11-21T11:30:00Z", -30*time.Minute, now.Add(-30*time.Minute)
 	node.IPAddresses, node.Source = []string{"127.0.0.1"}, &status.Source{Secret: "mine", SHA256: fingerprint("e"), Why: "it holds another certificate"}
-	missing := &status.SecretCertificate{Certificate: status.Certificate{Secret: "zarf-registry-push-tls", Why: "there is none"}, Source: &status.Source{Secret: "my-push", Why: "there is none"}}
+	missing := &status.SecretCertificate{Certificate: status.Certificate{Secret: "zarf-registry-push-tls", Why: "not found"}, Source: &status.Source{Secret: "my-push", Why: "not found"}}
 	server.Source = &status.Source{Secret: "my-server", SHA256: fingerprint("a"), Copied: true}
 	server.RenewAt, server.Roles = time.Time{}, nil
 	r.Healthy, r.Secrets = false, []*status.SecretCertificate{server, node, missing}
@@ -527,13 +527,13 @@ zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes   yes     12          2026-11-21T12
 	r.Rotation = &state.Rotation{Phase: state.RotationReissue, Reason: "the authority was asked for", Since: now, Waiting: "pod a:\nits leaf"}
 	r.Pods = append(r.Pods,
 		status.PodCertificates{Pod: "proxy-a", Node: "n2", Loaded: &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now, Leaf: reloadstatus.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Why: "tls.key: broken"},
-		status.PodCertificates{Pod: "proxy-b", Why: "it does not run yet"})
+		status.PodCertificates{Pod: "proxy-b", Why: "not running yet"})
 	r.Next = []string{"Do this."}
 	out.Reset()
 	if err := printCertificates(&out, r); err != nil {
 		t.Fatal(err)
 	}
-	same(t, "unhealthy", trimmed(out.String()), `certificates of zarf-registry in namespace zarf: needs attention, see next
+	same(t, "unhealthy", trimmed(out.String()), `certificates of zarf-registry in namespace zarf: needs attention, see below
 
 mode      existingSecret
 rotation  phase reissue, since 2026-11-21T12:00:00Z: the authority was asked for
@@ -561,13 +561,13 @@ Secret zarf-registry-node-tls
   problem  it expired at 2026-11-21T11:30:00Z
 
 Secret zarf-registry-push-tls
-  problem  there is none
-  source   Secret my-push: there is none
+  problem  not found
+  source   Secret my-push: not found
 
-POD              NODE  LEAF              HELD  TRUSTS  GENERATION  LOADED                ERRORS  REMARK
+POD              NODE  LEAF              HELD  TRUSTS  GENERATION  LOADED                ERRORS  MESSAGE
 zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes   yes     12          2026-11-21T12:00:00Z  0
 proxy-a          n2    bbbbbbbbbbbbbbbb  no    no      1           2026-11-21T12:00:00Z  3       tls.key: broken
-proxy-b          -     -                 -     -       -           -                     -       it does not run yet
+proxy-b          -     -                 -     -       -           -                     -       not running yet
 
 next
   - Do this.

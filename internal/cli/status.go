@@ -89,18 +89,18 @@ func tell[R any](w io.Writer, output string, report R, write func(io.Writer, R) 
 func printStatus(w io.Writer, r *status.Report) error {
 	verdict := "healthy"
 	if !r.Healthy {
-		verdict = "needs attention, see next"
+		verdict = "needs attention, see below"
 	}
 	fmt.Fprintf(w, "zarf-registry in namespace %s: %s\n\n", r.Namespace, verdict)
 
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if s := r.State; s != nil {
-		settings, phase := s.Desired, "proven"
+		settings, phase := s.Desired, "verified"
 		switch {
 		case s.Switching():
 			phase = fmt.Sprintf("switching from %s", s.Current.Mode)
 		case s.Phase != state.PhaseReady:
-			phase = "not proven yet"
+			phase = "not verified yet"
 		}
 		network := ""
 		if settings.HostNetwork {
@@ -108,14 +108,14 @@ func printStatus(w io.Writer, r *status.Report) error {
 		}
 		fmt.Fprintf(table, "mode\t%s, %s\n", settings.Mode, phase)
 		fmt.Fprintf(table, "address\t%s (%s%s)\n", settings.Address, settings.IPFamily, network)
-		fmt.Fprintf(table, "decided\tby %s; written %s by init-hook %s\n", settings.DecidedBy, s.UpdatedAt.Format(time.RFC3339), s.UpdatedBy)
+		fmt.Fprintf(table, "source\t%s; written %s by init-hook %s\n", settings.DecidedBy, s.UpdatedAt.Format(time.RFC3339), s.UpdatedBy)
 	} else {
 		fmt.Fprint(table, "mode\tunknown\n")
 	}
 	if h := r.Helm; h != nil {
 		fmt.Fprintf(table, "release\t%s, revision %d, %s\n", r.Release, h.Revision, h.Status)
 	} else {
-		fmt.Fprintf(table, "release\t%s, not kept by Helm\n", r.Release)
+		fmt.Fprintf(table, "release\t%s, not managed by Helm\n", r.Release)
 	}
 	if g := r.Registry; g != nil {
 		fmt.Fprintf(table, "registry\t%s\n", registryLine(g))
@@ -143,7 +143,7 @@ func printStatus(w io.Writer, r *status.Report) error {
 
 	if len(r.Nodes) > 0 {
 		fmt.Fprint(w, "\n")
-		fmt.Fprint(table, "NODE\tREADY\tPULLS BY\tOPEN\tPROVEN\tREMARK\n")
+		fmt.Fprint(table, "NODE\tREADY\tVIA\tENDPOINT\tVERIFIED\tMESSAGE\n")
 		for _, n := range r.Nodes {
 			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", n.Name, yesNo(n.Ready), n.Way, yesNo(n.Open), yesNo(n.Proven), n.Why)
 		}
@@ -153,7 +153,7 @@ func printStatus(w io.Writer, r *status.Report) error {
 	}
 	if len(r.NodeConfig) > 0 {
 		fmt.Fprint(w, "\n")
-		fmt.Fprint(table, "NODE\tFILES\tWRITTEN\tEFFECT\tREMARK\n")
+		fmt.Fprint(table, "NODE\tFILES\tWRITTEN\tEFFECT\tMESSAGE\n")
 		for _, n := range r.NodeConfig {
 			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", n.Node, filesLine(n), writtenLine(n), n.Effect, configRemark(n))
 		}
@@ -169,7 +169,7 @@ func printStatus(w io.Writer, r *status.Report) error {
 func filesLine(n status.NodeConfig) string {
 	line := strconv.Itoa(n.Written + n.Unchanged)
 	if n.Restored > 0 {
-		line += fmt.Sprintf(", %d put back", n.Restored)
+		line += fmt.Sprintf(", %d restored", n.Restored)
 	}
 	if n.Removed > 0 {
 		line += fmt.Sprintf(", %d removed", n.Removed)
@@ -198,7 +198,7 @@ func configRemark(n status.NodeConfig) string {
 	case 1:
 		remarks = append(remarks, "warning: "+w[0])
 	default:
-		remarks = append(remarks, fmt.Sprintf("%d warnings, the first: %s", len(w), w[0]))
+		remarks = append(remarks, fmt.Sprintf("%d warnings, first: %s", len(w), w[0]))
 	}
 	return strings.Join(remarks, "; ")
 }
@@ -218,11 +218,11 @@ func printNext(w io.Writer, next []string) {
 func pkiLine(s *status.State) string {
 	switch {
 	case s == nil || s.PKI == nil:
-		return "internal, as an earlier release made them"
+		return "internal, issued by an earlier release"
 	case s.Rotation == nil:
-		return string(s.PKI.Mode) + ", no change of authorities under way"
+		return string(s.PKI.Mode) + ", no CA rotation in progress"
 	}
-	return fmt.Sprintf("%s, change of authorities since %s, phase %s", s.PKI.Mode, s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase)
+	return fmt.Sprintf("%s, CA rotation since %s, phase %s", s.PKI.Mode, s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase)
 }
 
 func registryLine(g *status.Registry) string {
@@ -238,7 +238,7 @@ func registryLine(g *status.Registry) string {
 	}
 	pushes := ""
 	if g.Collection != nil && g.Collection.ReadOnly {
-		pushes = "; read-only: its garbage is being collected, pushes wait"
+		pushes = "; read-only: collecting garbage, pushes wait"
 	}
 	switch on := strings.Join(nodes, ", "); {
 	case !g.Ready:
@@ -252,7 +252,7 @@ func registryLine(g *status.Registry) string {
 
 func payloadLine(p status.Payload) string {
 	if !p.Complete {
-		return "not complete: " + p.Why
+		return "incomplete: " + p.Why
 	}
 	return fmt.Sprintf("complete, %d ConfigMaps", p.Wanted)
 }

@@ -116,7 +116,7 @@ func (c *collector) rotation() {
 	if s.Rotation.Waiting != "" {
 		waiting = ", waiting for: " + oneLine(s.Rotation.Waiting)
 	}
-	c.next("The change of authorities that was begun at %s has come to the phase %s%s: run %s, which goes on with it and says what holds it up.",
+	c.next("The CA rotation started at %s is in phase %s%s: run %s, which continues it and shows what it waits for.",
 		s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase, waiting, c.renew())
 }
 
@@ -207,7 +207,7 @@ func sourceName(name string, k kind, p state.PKI) string {
 // read reads a Secret, and says what can be said of it without the others. It is
 // nil where it may not be read.
 func (c *collector) read(ctx context.Context, kind, suffix string) (*SecretCertificate, pki.KeyPair, error) {
-	h := &SecretCertificate{Certificate: Certificate{Secret: c.Name + suffix, Why: "there is none"}, For: kind}
+	h := &SecretCertificate{Certificate: Certificate{Secret: c.Name + suffix, Why: "not found"}, For: kind}
 	secret, missing, err := c.secret(ctx, h.Secret)
 	switch {
 	case err != nil:
@@ -274,7 +274,7 @@ func (c *collector) judgeLeaf(h *SecretCertificate, pair pki.KeyPair, all []*Sec
 	}
 	for _, other := range all {
 		if other != h && !other.trust.Empty() && pki.Check(pair, other.trust, pki.Requirement{}, c.Now()) != nil {
-			h.Why = fmt.Sprintf("it does not lead to an authority in %s of Secret %s", names.KeyCA, other.Secret)
+			h.Why = fmt.Sprintf("it is not signed by a CA in %s of Secret %s", names.KeyCA, other.Secret)
 			return
 		}
 	}
@@ -325,7 +325,7 @@ func (c *collector) advise(h *SecretCertificate) {
 	case !h.Valid:
 		c.next("The certificate in Secret %s/%s is not usable (%s): %s.", c.Namespace, h.Secret, h.Why, c.mend(h))
 	case old:
-		c.next("The certificate in Secret %s/%s ends in %s, less than a quarter of its life: %s.", c.Namespace, h.Secret, Remaining(h.Left), c.mend(h))
+		c.next("The certificate in Secret %s/%s expires in %s, less than a quarter of its lifetime: %s.", c.Namespace, h.Secret, Remaining(h.Left), c.mend(h))
 	}
 }
 
@@ -333,11 +333,11 @@ func (c *collector) advise(h *SecretCertificate) {
 func (c *collector) mend(h *SecretCertificate) string {
 	switch {
 	case h.Source == nil:
-		return c.renew() + " makes a new one"
+		return c.renew() + " issues a new one"
 	case c.pki().Mode == state.PKICertManager:
-		return fmt.Sprintf("kubectl --namespace %s describe certificate %s says whether cert-manager renews it; %s copies it then", c.Namespace, strings.TrimSuffix(h.Source.Secret, names.SuffixIssued), c.renew())
+		return fmt.Sprintf("kubectl --namespace %s describe certificate %s shows whether cert-manager renews it; %s then copies it", c.Namespace, strings.TrimSuffix(h.Source.Secret, names.SuffixIssued), c.renew())
 	default:
-		return fmt.Sprintf("put the right one into Secret %s/%s; %s copies it then", c.Namespace, h.Source.Secret, c.renew())
+		return fmt.Sprintf("put a valid one into Secret %s/%s; %s then copies it", c.Namespace, h.Source.Secret, c.renew())
 	}
 }
 
@@ -352,11 +352,11 @@ func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
 		return err
 	}
 	if secret == nil && !missing {
-		s.Why = "it may not be read"
+		s.Why = "no permission to read it"
 		return nil
 	}
 	if missing {
-		s.Why = "there is none"
+		s.Why = "not found"
 		c.next("Secret %s/%s, from which %s is copied, is missing: %s.", c.Namespace, s.Secret, h.Secret, c.mendSource(h))
 		return nil
 	}
@@ -371,12 +371,12 @@ func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
 		s.Copied = true
 		return nil
 	}
-	s.Why = "it holds another certificate, which is not in use yet"
+	s.Why = "contains another certificate, which is not in use yet"
 	if r := c.report.State.Rotation; r != nil {
-		s.Why += ": the change of authorities comes first"
+		s.Why += ": the CA rotation comes first"
 		return nil // and says itself when it is late
 	}
-	c.next("Secret %s/%s holds another certificate than its copy %s: run %s, which checks and copies it.", c.Namespace, s.Secret, h.Secret, c.renew())
+	c.next("Secret %s/%s contains another certificate than its copy %s: run %s, which checks and copies it.", c.Namespace, s.Secret, h.Secret, c.renew())
 	return nil
 }
 
@@ -384,7 +384,7 @@ func (c *collector) mendSource(h *SecretCertificate) string {
 	if c.pki().Mode == state.PKICertManager {
 		return c.mend(h)
 	}
-	return fmt.Sprintf("make it, or name another one with pki.existingSecret.%s; until then %s stays what it is", h.For, h.Secret)
+	return fmt.Sprintf("create it, or set pki.existingSecret.%s; until then %s stays unchanged", h.For, h.Secret)
 }
 
 // Remaining writes a time that is left in days or, where that says nothing, exactly.

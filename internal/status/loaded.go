@@ -162,9 +162,9 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 			f := &found[i]
 			switch {
 			case notReady[f.Node]:
-				f.Why = "its node is not ready, so it was not asked"
+				f.Why = "node not ready"
 			case pods[i].Status.Phase != corev1.PodRunning:
-				f.Why = "it does not run yet"
+				f.Why = "not running yet"
 			default:
 				c.askPod(ctx, f, &pods[i], held)
 			}
@@ -212,7 +212,7 @@ func (c *collector) askPod(ctx context.Context, f *PodCertificates, pod *corev1.
 	}
 	i := slices.IndexFunc(held, func(h *SecretCertificate) bool { return h.Secret == f.Secret })
 	if i < 0 || held[i].SHA256 == "" || len(held[i].Authorities) == 0 {
-		f.Why = strings.Join(append(remarks, "what its Secret holds is not known"), "; ")
+		f.Why = strings.Join(append(remarks, "the content of its Secret is unknown"), "; ")
 		return
 	}
 	trusted := make([]string, len(report.Certificates.Authorities))
@@ -223,13 +223,13 @@ func (c *collector) askPod(ctx context.Context, f *PodCertificates, pod *corev1.
 	missing, surplus := without(held[i].Authorities, trusted), without(trusted, held[i].Authorities)
 	f.TrustHeld = missing == 0 && surplus == 0
 	if !f.LeafHeld {
-		remarks = append(remarks, "it uses another certificate than the Secret's")
+		remarks = append(remarks, "uses another certificate than the Secret")
 	}
 	if missing > 0 {
-		remarks = append(remarks, fmt.Sprintf("authorities of the Secret that it does not trust yet: %d", missing))
+		remarks = append(remarks, fmt.Sprintf("CAs of the Secret not trusted yet: %d", missing))
 	}
 	if surplus > 0 {
-		remarks = append(remarks, fmt.Sprintf("former authorities that it still trusts: %d", surplus))
+		remarks = append(remarks, fmt.Sprintf("previous CAs still trusted: %d", surplus))
 	}
 	if f.trouble == none && len(remarks) > 0 {
 		f.trouble = behind
@@ -254,13 +254,13 @@ func (c *collector) advisePods(found []PodCertificates) {
 		trouble      trouble
 		what, remedy string
 	}{
-		{failing, "cannot load what the Secret holds, and stays with what was loaded before",
-			fmt.Sprintf("%s puts the Secret right; where that changes nothing, kubectl --namespace %s logs POD says more", c.renew(), c.Namespace)},
-		{behind, "has not loaded what the Secret holds",
-			fmt.Sprintf("the node's kubelet brings it within 90 s; where it does not, kubectl --namespace %s describe pod POD says why", c.Namespace)},
-		{silent, "does not say what is loaded",
-			fmt.Sprintf("to ask takes the rights to get and create pods/portforward, and a node that the API server reaches; kubectl --namespace %s logs POD says how the pod is", c.Namespace)},
-		{former, "is of a former release", c.again() + " brings the present one"},
+		{failing, "cannot load the content of its Secret and keeps the previous one",
+			fmt.Sprintf("%s repairs the Secret; if that does not help, kubectl --namespace %s logs POD shows more", c.renew(), c.Namespace)},
+		{behind, "has not loaded the content of its Secret",
+			fmt.Sprintf("the kubelet delivers it within 90 s; if not, kubectl --namespace %s describe pod POD shows why", c.Namespace)},
+		{silent, "does not answer",
+			fmt.Sprintf("this requires permission to get and create pods/portforward, and a node that the API server can reach; kubectl --namespace %s logs POD shows its state", c.Namespace)},
+		{former, "runs a previous release", c.again() + " upgrades it"},
 	} {
 		var pods []string
 		why := ""

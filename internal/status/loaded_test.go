@@ -136,25 +136,25 @@ func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 		"another certificate": {func(c cluster, a answers) {
 			r := c.report(t, "push-tls")
 			a["proxy-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
-		}, "proxy-n1", "it uses another certificate than the Secret's", []string{"Pod zarf/proxy-n1 has not loaded what the Secret holds (it uses another certificate than the Secret's): the node's kubelet brings it within 90 s"}},
+		}, "proxy-n1", "uses another certificate than the Secret", []string{"Pod zarf/proxy-n1 has not loaded the content of its Secret (uses another certificate than the Secret): the kubelet delivers it within 90 s"}},
 		"former trust": {func(c cluster, a answers) {
 			r := c.report(t, "node-tls")
 			r.Certificates.Authorities = []reloadstatus.Certificate{certificate}
 			a["proxy-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
-		}, "proxy-n1", "authorities of the Secret that it does not trust yet: 1; former authorities that it still trusts: 1", []string{"has not loaded"}},
+		}, "proxy-n1", "CAs of the Secret not trusted yet: 1; previous CAs still trusted: 1", []string{"has not loaded"}},
 		"more trust than there should be": {func(c cluster, a answers) {
 			r := c.report(t, "server-tls")
 			r.Certificates.Authorities = append(r.Certificates.Authorities, certificate)
 			a["registry-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
-		}, "registry-n1", "former authorities that it still trusts: 1", []string{"Pod zarf/registry-n1 has not loaded"}},
+		}, "registry-n1", "previous CAs still trusted: 1", []string{"Pod zarf/registry-n1 has not loaded"}},
 		"a Secret that it cannot load": {func(c cluster, a answers) {
 			r := c.report(t, "node-tls")
 			r.Certificates.Problem, r.Certificates.ReloadErrors = "tls.key:\nbroken", 4
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return r, nil }
-		}, "proxy-n2", "tls.key: broken", []string{"Pod zarf/proxy-n2 cannot load what the Secret holds, and stays with what was loaded before (tls.key: broken): init-hook certs renew --namespace zarf puts the Secret right"}},
+		}, "proxy-n2", "tls.key: broken", []string{"Pod zarf/proxy-n2 cannot load the content of its Secret and keeps the previous one (tls.key: broken): init-hook certs renew --namespace zarf repairs the Secret"}},
 		"no answer": {func(_ cluster, a answers) {
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("no answer within 5s") }
-		}, "proxy-n2", "no answer within 5s", []string{"Pod zarf/proxy-n2 does not say what is loaded (no answer within 5s): to ask takes the rights to get and create pods/portforward"}},
+		}, "proxy-n2", "no answer within 5s", []string{"Pod zarf/proxy-n2 does not answer (no answer within 5s): this requires permission to get and create pods/portforward"}},
 		"no answer of one that is not ready": {func(c cluster, a answers) {
 			c["Pod proxy-n2"].(*corev1.Pod).Status.Conditions = nil
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("connection refused") }
@@ -162,18 +162,18 @@ func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 		"a former release": {func(c cluster, a answers) {
 			c["Pod proxy-n2"].(*corev1.Pod).Annotations = nil
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("it runs a release that cannot be asked") }
-		}, "proxy-n2", "it runs a release that cannot be asked", []string{"Pod zarf/proxy-n2 is of a former release (it runs a release that cannot be asked): init-hook install --namespace zarf brings the present one"}},
+		}, "proxy-n2", "it runs a release that cannot be asked", []string{"Pod zarf/proxy-n2 runs a previous release (it runs a release that cannot be asked): init-hook install --namespace zarf upgrades it"}},
 		"a node that is not ready": {func(c cluster, a answers) {
 			c.add(node("n2", false))
 			delete(a, "proxy-n2") // to ask it would take its time
-		}, "proxy-n2", "its node is not ready, so it was not asked", nil},
+		}, "proxy-n2", "node not ready", nil},
 		"a pod that does not run yet": {func(c cluster, a answers) {
 			c["Pod proxy-n2"].(*corev1.Pod).Status.Phase = corev1.PodPending
 			delete(a, "proxy-n2")
-		}, "proxy-n2", "it does not run yet", nil},
+		}, "proxy-n2", "not running yet", nil},
 		"a Secret that is gone": {func(c cluster, _ answers) {
 			c.drop("Secret zarf-registry-node-tls")
-		}, "proxy-n1", "what its Secret holds is not known", []string{"Secret zarf/zarf-registry-node-tls is not usable (there is none)"}},
+		}, "proxy-n1", "the content of its Secret is unknown", []string{"Secret zarf/zarf-registry-node-tls is not usable (not found)"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := healthy(t, state.ModeProxy)
@@ -244,7 +244,7 @@ func TestManyPodsWithOneTroubleAreOneSentence(t *testing.T) {
 	if most != 16 {
 		t.Errorf("%d were asked at once", most)
 	}
-	if len(r.Next) != 1 || !strings.HasPrefix(r.Next[0], "Each of 40 pods does not say what is loaded (proxy-m00, proxy-m01, proxy-m02, …; the first: no): ") {
+	if len(r.Next) != 1 || !strings.HasPrefix(r.Next[0], "Each of 40 pods does not answer (proxy-m00, proxy-m01, proxy-m02, …; the first: no): ") {
 		t.Errorf("next is %q", r.Next)
 	}
 }
@@ -278,20 +278,20 @@ func TestCopiesAreComparedWithTheirSource(t *testing.T) {
 		}, "zarf-registry-push-issued", true, "", nil},
 		"a new one": {func(c cluster) {
 			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", same(c, "node-tls")))
-		}, "", false, "it holds another certificate, which is not in use yet",
-			[]string{"Secret zarf/my-server holds another certificate than its copy zarf-registry-server-tls: run init-hook certs renew --namespace zarf"}},
+		}, "", false, "contains another certificate, which is not in use yet",
+			[]string{"Secret zarf/my-server contains another certificate than its copy zarf-registry-server-tls: run init-hook certs renew --namespace zarf"}},
 		"a new one whose authority nobody trusts yet": {func(c cluster) {
 			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", same(c, "node-tls")))
 			c.changeState(t, func(s *state.State) { s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now} })
-		}, "", false, "it holds another certificate, which is not in use yet: the change of authorities comes first", nil},
+		}, "", false, "contains another certificate, which is not in use yet: the CA rotation comes first", nil},
 		"none": {func(c cluster) {
 			c.existing(t, "").add(source("my-node", "", same(c, "node-tls")))
-		}, "", false, "there is none",
-			[]string{"Secret zarf/my-server, from which zarf-registry-server-tls is copied, is missing: make it, or name another one with pki.existingSecret.server"}},
+		}, "", false, "not found",
+			[]string{"Secret zarf/my-server, from which zarf-registry-server-tls is copied, is missing: create it, or set pki.existingSecret.server"}},
 		"none of cert-manager": {func(c cluster) {
 			c.certManager(t).add(source("zarf-registry-node-issued", "", same(c, "node-tls")), source("zarf-registry-push-issued", "", same(c, "push-tls")))
-		}, "zarf-registry-push-issued", false, "there is none",
-			[]string{"Secret zarf/zarf-registry-server-issued, from which zarf-registry-server-tls is copied, is missing: kubectl --namespace zarf describe certificate zarf-registry-server says"}},
+		}, "zarf-registry-push-issued", false, "not found",
+			[]string{"Secret zarf/zarf-registry-server-issued, from which zarf-registry-server-tls is copied, is missing: kubectl --namespace zarf describe certificate zarf-registry-server shows"}},
 		"rubbish": {func(c cluster) {
 			c.existing(t, "").add(source("my-server", "", map[string][]byte{"tls.crt": []byte("rubbish")}), source("my-node", "", same(c, "node-tls")))
 		}, "", false, "key tls.crt: ",

@@ -136,7 +136,7 @@ func newest(pods []corev1.Pod) map[string]corev1.Pod {
 func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
 	n := NodeConfig{Node: node, Pod: pod.Name, Warnings: []string{}}
 	if pod.Name == "" {
-		n.Effect, n.Why = EffectNotYet, "its pod does not exist yet"
+		n.Effect, n.Why = EffectNotYet, "pod does not exist yet"
 		return n
 	}
 	last, ok := lastRun(pod)
@@ -159,7 +159,7 @@ func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
 		n.Effect, n.Error = EffectFailed, cmp.Or(oneLine(report.Error), text, fmt.Sprintf("exit code %d", last.ExitCode))
 	case err != nil:
 		// So it is where the kubelet has forgotten the container since.
-		n.Effect, n.Why = EffectUnknown, "its report is gone; the pod's log may have it"
+		n.Effect, n.Why = EffectUnknown, "no report; check the pod's log"
 	case report.Error != "":
 		n.Effect, n.Error = EffectFailed, oneLine(report.Error)
 	default:
@@ -181,7 +181,7 @@ func lastRun(pod corev1.Pod) (*corev1.ContainerStateTerminated, bool) {
 // effects finds out which nodes wait for K3s or RKE2, which read registries.yaml when
 // they start and never again.
 func (c *collector) effects(ctx context.Context, nodes map[string]corev1.Node) error {
-	asking, cancel := context.WithTimeoutCause(ctx, kubeletsTime, fmt.Errorf("not all nodes could be asked within %s", kubeletsTime))
+	asking, cancel := context.WithTimeoutCause(ctx, kubeletsTime, fmt.Errorf("kubelets did not answer within %s", kubeletsTime))
 	defer cancel()
 	var group errgroup.Group
 	group.SetLimit(kubeletsAtOnce)
@@ -212,7 +212,7 @@ func (c *collector) effects(ctx context.Context, nodes map[string]corev1.Node) e
 // K3s is one process with its kubelet; RKE2 starts its own after it has read the file.
 func (c *collector) effect(ctx context.Context, n *NodeConfig, down bool) {
 	if down {
-		n.Effect, n.Why = EffectUnknown, "the node is not ready, so its kubelet was not asked when it was started"
+		n.Effect, n.Why = EffectUnknown, "node not ready; start time of the kubelet unknown"
 		return
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, kubeletTime, fmt.Errorf("no answer within %s", kubeletTime))
@@ -220,11 +220,11 @@ func (c *collector) effect(ctx context.Context, n *NodeConfig, down bool) {
 	started, err := c.KubeletStarted(ctx, n.Node)
 	switch cause := context.Cause(ctx); {
 	case apierrors.IsForbidden(err):
-		n.Effect, n.Why = EffectUnknown, "when K3s was started is not known: that needs the right to get nodes/proxy"
+		n.Effect, n.Why = EffectUnknown, "start time of K3s unknown: requires permission to get nodes/proxy"
 	case err != nil && cause != nil:
-		n.Effect, n.Why = EffectUnknown, "when K3s was started is not known: "+cause.Error()
+		n.Effect, n.Why = EffectUnknown, "start time of K3s unknown: "+cause.Error()
 	case err != nil:
-		n.Effect, n.Why = EffectUnknown, "when K3s was started is not known: "+oneLine(err.Error())
+		n.Effect, n.Why = EffectUnknown, "start time of K3s unknown: "+oneLine(err.Error())
 	case started.After(n.registries.Changed):
 	case n.registries.Live:
 		n.Effect = EffectCredentials
@@ -261,15 +261,15 @@ func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 		return !known || hook.NodeReady(node) // one that is not is named already
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return "", n.Effect == EffectNotYet && n.Pod == "" }) {
-		c.next("The container runtime of %s is not configured, for there is no pod that does it: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s says why.",
+		c.next("The container runtime of %s is not configured, because the pod for it does not exist: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s shows why.",
 			s, c.Namespace, c.Release, names.ComponentNodeConfig)
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return n.Why, n.Effect == EffectNotYet && n.Pod != "" && ready(n) }) {
-		c.next("The container runtime of %s is not configured yet (%s): kubectl --namespace %s describe pod %s says more.", s, s.reason, c.Namespace, s.pod)
+		c.next("The container runtime of %s is not configured yet (%s): kubectl --namespace %s describe pod %s shows more.", s, s.reason, c.Namespace, s.pod)
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return n.Error, n.Effect == EffectFailed && ready(n) }) {
-		c.next("The container runtime of %s could not be configured (%s): put that right with helm upgrade where it is in the values; where it is on the node, its pod tries again by itself. "+
-			"kubectl --namespace %s logs %s --all-containers has the whole log.", s, s.reason, c.Namespace, s.pod)
+		c.next("The container runtime of %s could not be configured (%s): fix the values with helm upgrade, or the node; the pod retries by itself. "+
+			"kubectl --namespace %s logs %s --all-containers shows the full log.", s, s.reason, c.Namespace, s.pod)
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return n.Restart, n.Effect.waits() }) {
 		how := "restart the K3s or RKE2 service"
@@ -310,7 +310,7 @@ func (s *shared) String() string {
 	case n == 1:
 		return "node " + s.nodes[0]
 	case n > nodesNamed:
-		return fmt.Sprintf("nodes %s, … (%d in all)", strings.Join(s.nodes[:nodesNamed], ", "), n)
+		return fmt.Sprintf("nodes %s, … (%d in total)", strings.Join(s.nodes[:nodesNamed], ", "), n)
 	}
 	return "nodes " + strings.Join(s.nodes, ", ")
 }
@@ -322,6 +322,6 @@ func (c *collector) forgotten() {
 	if s == nil || s.Phase != state.PhaseReady || len(s.NodeDirectories) == 0 {
 		return
 	}
-	c.next("Nodes may still hold files of the release in %s, and nothing looks after them: helm upgrade with --set 'nodeConfig.directories={%s}' puts back what was there before.",
+	c.next("Nodes may still hold files of the release in %s, and nothing manages them: helm upgrade with --set 'nodeConfig.directories={%s}' restores the original files.",
 		strings.Join(s.NodeDirectories, ", "), strings.Join(s.NodeDirectories, ","))
 }

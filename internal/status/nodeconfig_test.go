@@ -137,26 +137,26 @@ func TestAConfiguredNode(t *testing.T) {
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect"}},
 		"whose kubelet may not be asked": {message: registries(false, false), started: fails(fmt.Errorf("asking: %w", forbidden)),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "unknown", Restart: "sudo systemctl restart k3s-agent",
-				Why: "when K3s was started is not known: that needs the right to get nodes/proxy"}},
+				Why: "start time of K3s unknown: requires permission to get nodes/proxy"}},
 		"whose kubelet does not answer": {message: registries(true, true), started: fails(errors.New("no\nroute")),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "unknown", Restart: "sudo systemctl restart k3s-agent",
-				Why: "when K3s was started is not known: no route"}},
+				Why: "start time of K3s unknown: no route"}},
 		"that refuses": {exit: 2, message: message(noderuntime.Report{Error: "key x:\nunknown", Unchanged: 1, Changed: written}),
 			want: status.NodeConfig{Unchanged: 1, WrittenAt: written, Effect: "failed", Error: "key x: unknown"},
-			next: "The container runtime of node n1 could not be configured (key x: unknown): put that right"},
+			next: "The container runtime of node n1 could not be configured (key x: unknown): fix the values with helm upgrade"},
 		"that refuses, with no more than a log": {exit: 1, message: "loader: no\nmemory",
 			want: status.NodeConfig{Effect: "failed", Error: "loader: no memory"},
 			next: "could not be configured (loader: no memory)"},
 		"that was killed": {exit: 137,
 			want: status.NodeConfig{Effect: "failed", Error: "exit code 137"},
-			next: "kubectl --namespace zarf logs node-config-n1 --all-containers has the whole log"},
+			next: "kubectl --namespace zarf logs node-config-n1 --all-containers shows the full log"},
 		"that was killed after its report": {exit: 137, message: files,
 			want: status.NodeConfig{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, WrittenAt: written, Effect: "failed", Error: "exit code 137", Warnings: []string{"one line"}},
 			next: "(exit code 137)"},
 		"that says of itself that it failed": {message: `{"error":"no"}`,
 			want: status.NodeConfig{Effect: "failed", Error: "no"}, next: "(no)"},
 		"whose kubelet has forgotten the report": {message: "Unable to get init container status",
-			want: status.NodeConfig{Effect: "unknown", Why: "its report is gone; the pod's log may have it"}},
+			want: status.NodeConfig{Effect: "unknown", Why: "no report; check the pod's log"}},
 		"whose pod waits": {change: func(p *corev1.Pod) {
 			p.Status.InitContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such\nhost"}}
 			p.Status.InitContainerStatuses[0].Ready = false
@@ -238,8 +238,8 @@ func TestManyNodesShareASentence(t *testing.T) {
 		return written.Add(-time.Hour), nil
 	})
 	want := []string{
-		"The container runtime of nodes x00, x01, x02, x03, x04, x05, x06, x07, x08, x09, … (12 in all) could not be configured (no): ",
-		"run sudo systemctl restart k3s-agent on nodes a00, a01, a02, a03, a04, a05, a06, a07, a08, a09, … (12 in all).",
+		"The container runtime of nodes x00, x01, x02, x03, x04, x05, x06, x07, x08, x09, … (12 in total) could not be configured (no): ",
+		"run sudo systemctl restart k3s-agent on nodes a00, a01, a02, a03, a04, a05, a06, a07, a08, a09, … (12 in total).",
 		"run sudo systemctl restart k3s on nodes s00, s01.",
 	}
 	if len(r.Next) != len(want) {
@@ -263,7 +263,7 @@ func TestNodesWithoutAPodThatConfiguresThem(t *testing.T) {
 		t.Errorf("node configuration is %+v", r.NodeConfig)
 	}
 	if !slices.ContainsFunc(r.Next, func(s string) bool {
-		return strings.HasPrefix(s, "The container runtime of node n2 is not configured, for there is no pod") && strings.Contains(s, "component=node-config says why")
+		return strings.HasPrefix(s, "The container runtime of node n2 is not configured, because the pod for it does not exist") && strings.Contains(s, "component=node-config shows why")
 	}) {
 		t.Errorf("next is %q", r.Next)
 	}
@@ -329,8 +329,8 @@ func TestFilesThatNothingLooksAfterAreNamed(t *testing.T) {
 		})
 	}
 	r := remembers().collectStarted(t, notAsked(t))
-	want := "Nodes may still hold files of the release in /etc/containerd/certs.d, /etc/rancher/k3s, and nothing looks after them: " +
-		"helm upgrade with --set 'nodeConfig.directories={/etc/containerd/certs.d,/etc/rancher/k3s}' puts back what was there before."
+	want := "Nodes may still hold files of the release in /etc/containerd/certs.d, /etc/rancher/k3s, and nothing manages them: " +
+		"helm upgrade with --set 'nodeConfig.directories={/etc/containerd/certs.d,/etc/rancher/k3s}' restores the original files."
 	if len(r.Next) != 1 || r.Next[0] != want || len(r.State.NodeDirectories) != 2 {
 		t.Errorf("next is %q", r.Next)
 	}

@@ -73,8 +73,8 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 		node.Way, node.Proven = string(s.mode()), slices.Contains(s.Proven, n.Name)
 	}
 	if !node.Ready {
-		node.Why = "the node is not ready"
-		c.next("Node %s is not ready and pulls nothing: kubectl describe node %s says why.", n.Name, n.Name)
+		node.Why = "node not ready"
+		c.next("Node %s is not ready and cannot pull: kubectl describe node %s shows why.", n.Name, n.Name)
 	}
 	pod, hasProxy := proxies[n.Name]
 	// While a switch is under way, proxies matter in either direction.
@@ -89,7 +89,7 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 	case string(state.ModeNodePort):
 		node.Open = node.Ready && c.report.Registry != nil && c.report.Registry.ReadyPods() > 0
 		if node.Ready && !node.Open && node.Why == "" {
-			node.Why = "the registry is not ready"
+			node.Why = "registry not ready"
 		}
 	case string(state.ModeProxy):
 		node.Open = node.Ready && hasProxy && hook.PodReady(pod)
@@ -106,20 +106,20 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 	if p.Ready {
 		return ""
 	}
-	why := "its proxy is not ready: " + orUnknown(p.Why)
+	why := "proxy not ready: " + orUnknown(p.Why)
 	if !hook.NodeReady(n) {
 		return why // named already
 	}
 	if image := injectedImage(pod); image != "" && !hook.Reports(n, image) {
 		pauses := pauseImages(n)
 		if len(pauses) > 0 {
-			c.next("Node %s has the pause image %s, but its proxy is to run in %s: run %s (or helm upgrade), which makes a proxy for it.", n.Name, strings.Join(pauses, ", "), image, c.again())
+			c.next("Node %s has the pause image %s, but its proxy uses %s: run %s or helm upgrade, which adds a proxy for it.", n.Name, strings.Join(pauses, ", "), image, c.again())
 			return why + "; the node reports " + strings.Join(pauses, ", ") + ", not " + image
 		}
-		c.next("Node %s reports no pause image, and its proxy, which is to run in %s, is not ready (%s): bring that image onto the node, or name one that all nodes have with %s --set injector.image=IMAGE.", n.Name, image, orUnknown(p.Why), c.again())
+		c.next("Node %s reports no pause image, and its proxy, which uses %s, is not ready (%s): load that image on the node, or choose one that all nodes have with %s --set injector.image=IMAGE.", n.Name, image, orUnknown(p.Why), c.again())
 		return why + "; the node does not report " + image
 	}
-	c.next("The proxy of node %s is not ready (%s): kubectl --namespace %s describe pod %s says more.", n.Name, orUnknown(p.Why), c.Namespace, p.Name)
+	c.next("The proxy of node %s is not ready (%s): kubectl --namespace %s describe pod %s shows more.", n.Name, orUnknown(p.Why), c.Namespace, p.Name)
 	return why
 }
 
@@ -132,14 +132,14 @@ func (c *collector) noProxy(node *Node) {
 	}
 	switch {
 	case len(c.objects) == 0:
-		node.Why = "there are no proxies"
-		c.next("There is no proxy DaemonSet: run %s.", c.again())
+		node.Why = "no proxy DaemonSet"
+		c.next("The proxy DaemonSet is missing: run %s.", c.again())
 	case scheduled < wanted:
-		node.Why = "its proxy does not exist yet"
-		c.next("Node %s has no proxy yet: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=proxy says why.", node.Name, c.Namespace, c.Release)
+		node.Why = "proxy pod does not exist yet"
+		c.next("Node %s has no proxy pod yet: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=proxy shows why.", node.Name, c.Namespace, c.Release)
 	default:
 		// The user's decision, by proxy.nodeSelector or proxy.tolerations.
-		node.Way, node.Why = wayNone, "no proxy is meant to run on it"
+		node.Way, node.Why = wayNone, "excluded from proxy scheduling"
 	}
 }
 
@@ -179,7 +179,7 @@ func (c *collector) nodePort(ctx context.Context) error {
 	service, err := c.Client.CoreV1().Services(c.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		c.next("Service %s/%s is missing, so no node port leads to the registry: run %s.", c.Namespace, name, c.again())
+		c.next("Service %s/%s is missing, so the node port is closed: run %s.", c.Namespace, name, c.again())
 	case err != nil:
 		return c.unreadable("reading Service "+c.Namespace+"/"+name, err)
 	case !slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool { return int(p.NodePort) == s.port() }):
@@ -190,7 +190,7 @@ func (c *collector) nodePort(ctx context.Context) error {
 		return err
 	}
 	if missing || secret != nil && len(secret.Data[names.KeyHtpasswd]) == 0 {
-		c.next("Secret %s/%s has no key htpasswd, so the registry's plain port is closed: run %s.", c.Namespace, c.Name+names.SuffixPull, c.again())
+		c.next("Secret %s/%s has no key htpasswd, so the registry's plain listener is closed: run %s.", c.Namespace, c.Name+names.SuffixPull, c.again())
 	}
 	return nil
 }
@@ -225,14 +225,14 @@ func (c *collector) leftovers(ctx context.Context) error {
 			return err
 		}
 		if secret != nil && len(secret.Data[names.KeyHtpasswd]) > 0 {
-			found("the key htpasswd of Secret " + c.Namespace + "/" + secret.Name + ", which keeps the plain port open")
+			found("the key htpasswd of Secret " + c.Namespace + "/" + secret.Name + ", which keeps the plain listener open")
 		}
 	}
 	if mode == state.ModeExternal && c.deployment != nil {
 		found("Deployment " + c.Namespace + "/" + c.deployment.Name)
 	}
 	if len(c.report.Leftovers) > 0 {
-		c.next("Another mode has left %s: run %s, which removes it.", strings.Join(c.report.Leftovers, ", "), c.again())
+		c.next("Objects of another mode remain: %s: run %s, which removes them.", strings.Join(c.report.Leftovers, ", "), c.again())
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ func (c *collector) payloads(ctx context.Context) error {
 		}
 		c.report.Payloads = append(c.report.Payloads, p)
 		if !p.Complete {
-			c.next("Payload %s/%s is not complete (%s), so pods that start again will wait: %s writes it.", c.Namespace, name, p.Why, c.again())
+			c.next("Payload %s/%s is incomplete (%s), so restarting pods will wait: %s writes it.", c.Namespace, name, p.Why, c.again())
 		}
 	}
 	return nil
@@ -79,7 +79,7 @@ func (c *collector) payload(ctx context.Context, name string, present map[string
 		p.Why = "ConfigMap " + name + "-00 is missing"
 		return p, nil
 	case err != nil:
-		p.Why = "it could not be read"
+		p.Why = "could not be read"
 		return p, c.unreadable("reading ConfigMap "+c.Namespace+"/"+name+"-00", err)
 	}
 	manifest, err := injector.ParseManifest(first.BinaryData[injector.ManifestKey])

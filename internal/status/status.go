@@ -185,7 +185,7 @@ func Collect(ctx context.Context, o Options) (*Report, error) {
 
 func (c *collector) nextForUnreadable() {
 	for _, what := range c.report.Unreadable {
-		c.next("What could not be read was not checked (%s): ask for the right, or use another identity (--kubeconfig, --context).", what)
+		c.next("Not checked, because it could not be read (%s): request the permission, or use another identity (--kubeconfig, --context).", what)
 	}
 }
 
@@ -245,7 +245,7 @@ func (c *collector) state(ctx context.Context) error {
 		return err
 	}
 	if missing {
-		c.next("Secret %s/%s is missing, so nothing is known of the mode: %s writes it%s.", c.Namespace, name, c.again(), c.otherName(ctx))
+		c.next("Secret %s/%s is missing, so the mode is unknown: %s writes it%s.", c.Namespace, name, c.again(), c.otherName(ctx))
 	}
 	if secret == nil {
 		return nil
@@ -273,9 +273,9 @@ func (c *collector) phase(context.Context) error {
 	}
 	since := s.UpdatedAt.Format(time.RFC3339)
 	if s.Switching() {
-		c.next("A switch from %s to %s mode was begun at %s and is not done: unless a run is under way, run %s, which goes on with it.", s.Current.Mode, s.Desired.Mode, since, c.again())
+		c.next("A switch from %s to %s mode was started at %s and is not complete: unless a run is in progress, run %s, which continues it.", s.Current.Mode, s.Desired.Mode, since, c.again())
 	} else {
-		c.next("%s mode was prepared at %s and is not proven: unless a run is under way, run %s.", s.Desired.Mode, since, c.again())
+		c.next("%s mode was prepared at %s and is not verified: unless a run is in progress, run %s.", s.Desired.Mode, since, c.again())
 	}
 	return nil
 }
@@ -286,7 +286,7 @@ func (c *collector) otherName(ctx context.Context) string {
 	if err != nil || len(list.Items) == 0 {
 		return ""
 	}
-	return ", or name the release's objects: --name " + strings.TrimSuffix(list.Items[0].Name, names.SuffixState)
+	return ", or select the release's objects with --name " + strings.TrimSuffix(list.Items[0].Name, names.SuffixState)
 }
 
 // selector selects the release's objects of a component, whoever made them.
@@ -314,11 +314,11 @@ func (c *collector) helm(ctx context.Context) error {
 	}
 	switch {
 	case helm.Status == "uninstalling":
-		c.next("The release is being deleted: helm uninstall %s --namespace %s ends it.", c.Release, c.home)
+		c.next("The release is being deleted: run helm uninstall %s --namespace %s to finish.", c.Release, c.home)
 	case strings.HasPrefix(helm.Status, "pending-"):
-		c.next("Helm's revision %d is %s: unless a run is under way, run %s, which goes on with it.", helm.Revision, helm.Status, c.again())
+		c.next("Helm's revision %d is %s: unless a run is in progress, run %s, which continues it.", helm.Revision, helm.Status, c.again())
 	default:
-		c.next("Helm's revision %d is %s, helm history %s --namespace %s says why: run %s.", helm.Revision, helm.Status, c.Release, c.home, c.again())
+		c.next("Helm's revision %d is %s, helm history %s --namespace %s shows why: run %s.", helm.Revision, helm.Status, c.Release, c.home, c.again())
 	}
 	return nil
 }
@@ -394,7 +394,7 @@ func (c *collector) registry(ctx context.Context) error {
 	switch d := c.deployment; {
 	case d == nil && len(c.report.Unreadable) > 0:
 	case d == nil:
-		r.Why = "its Deployment is missing"
+		r.Why = "the Deployment is missing"
 		c.next("Deployment %s/%s is missing: run %s.", c.Namespace, c.Name, c.again())
 		return nil
 	case d.Spec.Replicas != nil:
@@ -402,18 +402,18 @@ func (c *collector) registry(ctx context.Context) error {
 	}
 	switch ready := r.ReadyPods(); {
 	case r.Wanted == 0:
-		r.Why = "it is scaled to no pods"
-		c.next("The registry is scaled to no pods: kubectl --namespace %s scale deployment %s --replicas 1.", c.Namespace, c.Name)
+		r.Why = "scaled to 0 pods"
+		c.next("The registry is scaled to 0 pods: run kubectl --namespace %s scale deployment %s --replicas 1.", c.Namespace, c.Name)
 	case ready >= r.Wanted:
 		r.Ready, r.Why = true, ""
 	case len(r.Pods) == 0:
-		r.Why = "it has no pod"
-		c.next("The registry has no pod: kubectl --namespace %s describe deployment %s says why.", c.Namespace, c.Name)
+		r.Why = "no pod exists"
+		c.next("The registry has no pod: kubectl --namespace %s describe deployment %s shows why.", c.Namespace, c.Name)
 	case ready > 0:
-		r.Why = cmp.Or(r.Why, "the others are not made")
-		c.next("Of %d pods of the registry %d are ready, which serve all (%s): kubectl --namespace %s describe pods --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry says more.", r.Wanted, ready, r.Why, c.Namespace, c.Release)
+		r.Why = cmp.Or(r.Why, "the others do not exist yet")
+		c.next("%d of %d registry pods are ready and serve all requests (%s): kubectl --namespace %s describe pods --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more.", ready, r.Wanted, r.Why, c.Namespace, c.Release)
 	default:
-		c.next("The registry is not ready (%s): kubectl --namespace %s describe pods --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry says more.", orUnknown(r.Why), c.Namespace, c.Release)
+		c.next("The registry is not ready (%s): kubectl --namespace %s describe pods --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more.", orUnknown(r.Why), c.Namespace, c.Release)
 	}
 	return nil
 }
@@ -461,7 +461,7 @@ func (c *collector) why(p corev1.Pod) string {
 		}
 		for _, t := range []*corev1.ContainerStateTerminated{s.State.Terminated, s.LastTerminationState.Terminated} {
 			if t != nil && t.ExitCode != 0 {
-				return oneLine(fmt.Sprintf("container %s ended with exit code %d: %s", s.Name, t.ExitCode, t.Message))
+				return oneLine(fmt.Sprintf("container %s exited with code %d: %s", s.Name, t.ExitCode, t.Message))
 			}
 		}
 		if w := s.State.Waiting; w != nil && w.Message != "" {
@@ -478,7 +478,7 @@ func (c *collector) why(p corev1.Pod) string {
 	}
 	for _, s := range p.Status.ContainerStatuses {
 		if s.State.Running != nil {
-			return "it is starting"
+			return "starting"
 		}
 		if w := s.State.Waiting; w != nil {
 			return w.Reason
@@ -488,14 +488,14 @@ func (c *collector) why(p corev1.Pod) string {
 }
 
 // ending is why a pod is not ready that was told to end.
-const ending = "it is ending"
+const ending = "terminating"
 
 // oneLine keeps a table a table.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 func orUnknown(why string) string {
 	if why == "" {
-		return "for no reason that it names"
+		return "no reason reported"
 	}
 	return why
 }

@@ -277,7 +277,7 @@ func TestTheReleaseMayHaveAnotherNamespaceThanItsObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "Helm's revision 11 is failed, helm history zarf-registry --namespace releases says why: run init-hook install --namespace releases."
+	want := "Helm's revision 11 is failed, helm history zarf-registry --namespace releases shows why: run init-hook install --namespace releases."
 	if r.Namespace != "zarf" || r.Helm == nil || r.Helm.Revision != 11 || !slices.Contains(r.Next, want) {
 		t.Errorf("in %s revision %v, next %q, want it to have %q", r.Namespace, r.Helm, r.Next, want)
 	}
@@ -415,7 +415,7 @@ func TestShortLivesAreMeasuredByThemselves(t *testing.T) {
 		t.Errorf("with 3 of 10 minutes left next is %q", r.Next)
 	}
 	c.certificate(t, "node-tls", a, now.Add(-8*time.Minute), 10*time.Minute)
-	if r, err = c.collect(t); err != nil || len(r.Next) != 1 || !strings.Contains(r.Next[0], "zarf-registry-node-tls ends in 2m0s") {
+	if r, err = c.collect(t); err != nil || len(r.Next) != 1 || !strings.Contains(r.Next[0], "zarf-registry-node-tls expires in 2m0s") {
 		t.Errorf("with 2 of 10 minutes left next is %q (%v)", r.Next, err)
 	}
 }
@@ -429,10 +429,10 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 	}{
 		"a switch that is not done": {state.ModeNodePort, func(c cluster) {
 			c.state(t, state.PhasePrepared, state.ModeProxy, state.ModeNodePort)
-		}, []string{"from nodeport to proxy mode was begun at 2026-11-21T11:00:00Z and is not done: unless a run is under way, run init-hook install --namespace zarf"}},
+		}, []string{"from nodeport to proxy mode was started at 2026-11-21T11:00:00Z and is not complete: unless a run is in progress, run init-hook install --namespace zarf"}},
 		"an installation that is not done": {state.ModeProxy, func(c cluster) {
 			c.state(t, state.PhasePrepared, state.ModeProxy, "")
-		}, []string{"proxy mode was prepared at 2026-11-21T11:00:00Z and is not proven"}},
+		}, []string{"proxy mode was prepared at 2026-11-21T11:00:00Z and is not verified"}},
 		"no state": {state.ModeProxy, func(c cluster) {
 			c.drop("Secret zarf-registry-state")
 		}, []string{"Secret zarf/zarf-registry-state is missing"}},
@@ -444,7 +444,7 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		}, []string{"it has version 2"}},
 		"helm's last run failed": {state.ModeProxy, func(c cluster) {
 			c.add(revision(11, "failed"))
-		}, []string{"revision 11 is failed, helm history zarf-registry --namespace zarf says why"}},
+		}, []string{"revision 11 is failed, helm history zarf-registry --namespace zarf shows why"}},
 		"helm was killed": {state.ModeProxy, func(c cluster) {
 			c.add(revision(11, "pending-upgrade"))
 		}, []string{"revision 11 is pending-upgrade"}},
@@ -468,12 +468,12 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			p := pod("registry", "n2", false)
 			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 104, Message: "chunk 2"}}
 			c.add(p)
-		}, []string{"Of 2 pods of the registry 1 are ready, which serve all (container registry ended with exit code 104: chunk 2)"}},
+		}, []string{"1 of 2 registry pods are ready and serve all requests (container registry exited with code 104: chunk 2)"}},
 		"a registry that does not start": {state.ModeNodePort, func(c cluster) {
 			p := pod("registry", "n1", false)
 			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 104, Message: "chunk 2 has\nanother SHA-256"}}
 			c.add(p)
-		}, []string{"ended with exit code 104: chunk 2 has another SHA-256"}},
+		}, []string{"exited with code 104: chunk 2 has another SHA-256"}},
 		"a registry that finds no node": {state.ModeProxy, func(c cluster) {
 			p := pod("registry", "n1", false)
 			p.Spec.NodeName, p.Status.ContainerStatuses = "", nil
@@ -493,17 +493,17 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		}, []string{"The proxy of node n2 is not ready (FailedMount: message 0): kubectl --namespace zarf describe pod proxy-n2"}},
 		"a node with another pause image": {state.ModeProxy, func(c cluster) {
 			c.add(node("n3", true, otherPause), pod("proxy", "n3", false))
-		}, []string{"Node n3 has the pause image " + otherPause + ", but its proxy is to run in " + pause}},
+		}, []string{"Node n3 has the pause image " + otherPause + ", but its proxy uses " + pause}},
 		"a node that reports no pause image": {state.ModeProxy, func(c cluster) {
 			c.add(node("n3", true, "docker.io/library/nginx:1"), pod("proxy", "n3", false))
 		}, []string{"--set injector.image=IMAGE"}},
 		"a node whose proxy is not there yet": {state.ModeProxy, func(c cluster) {
 			c.add(node("n3", true, pause))
 			c["DaemonSet zarf-registry-proxy-amd64"].(*appsv1.DaemonSet).Status.DesiredNumberScheduled = 3
-		}, []string{"Node n3 has no proxy yet"}},
+		}, []string{"Node n3 has no proxy pod yet"}},
 		"no proxies at all": {state.ModeProxy, func(c cluster) {
 			c.drop("DaemonSet zarf-registry-proxy-amd64", "Pod proxy-n1", "Pod proxy-n2")
-		}, []string{"There is no proxy DaemonSet"}},
+		}, []string{"The proxy DaemonSet is missing"}},
 		"a node that is down": {state.ModeProxy, func(c cluster) {
 			c.add(node("n2", false, pause), pod("proxy", "n2", false))
 		}, []string{"Node n2 is not ready"}},
@@ -518,21 +518,21 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		}, []string{"Secret zarf/zarf-registry-pull has no key htpasswd"}},
 		"what nodeport mode left": {state.ModeProxy, func(c cluster) {
 			c.add(&corev1.Service{ObjectMeta: meta("zarf-registry-nodeport", "registry")}, secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
-		}, []string{"Another mode has left Service zarf/zarf-registry-nodeport, the key htpasswd of Secret zarf/zarf-registry-pull"}},
+		}, []string{"Objects of another mode remain: Service zarf/zarf-registry-nodeport, the key htpasswd of Secret zarf/zarf-registry-pull"}},
 		"what proxy mode left": {state.ModeNodePort, func(c cluster) {
 			c.add(&appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-proxy-amd64", "proxy")})
-		}, []string{"Another mode has left DaemonSet zarf/zarf-registry-proxy-amd64"}},
+		}, []string{"Objects of another mode remain: DaemonSet zarf/zarf-registry-proxy-amd64"}},
 		"what a registry of ours left": {state.ModeExternal, func(c cluster) {
 			c.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry")})
-		}, []string{"Another mode has left Deployment zarf/zarf-registry"}},
+		}, []string{"Objects of another mode remain: Deployment zarf/zarf-registry"}},
 		"a certificate that ends soon": {state.ModeProxy, func(c cluster) {
 			a, from := newAuthority(t, "new", now.Add(-300*24*time.Hour), 0), now.Add(-300*24*time.Hour)
 			c.authority(t, a, now, 0)
 			c.certificate(t, "node-tls", a, from, 0)
-		}, []string{"Secret zarf/zarf-registry-node-tls ends in 65 days, less than a quarter of its life: init-hook certs renew --namespace zarf makes a new one"}},
+		}, []string{"Secret zarf/zarf-registry-node-tls expires in 65 days, less than a quarter of its lifetime: init-hook certs renew --namespace zarf issues a new one"}},
 		"an authority that ends soon": {state.ModeProxy, func(c cluster) {
 			c.authority(t, newAuthority(t, "old", now.Add(-time.Hour), 70*time.Minute), now, 5*time.Minute)
-		}, []string{"Secret zarf/zarf-registry-ca ends in 10m0s, less than a quarter of its life: init-hook certs renew"}},
+		}, []string{"Secret zarf/zarf-registry-ca expires in 10m0s, less than a quarter of its lifetime: init-hook certs renew"}},
 		"a certificate of another authority": {state.ModeProxy, func(c cluster) {
 			data := leafOf(t, "push-tls", otherAuthority, now, 0)
 			data["ca.crt"] = c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["ca.crt"]
@@ -541,8 +541,8 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		"a certificate that only its own Secret trusts": {state.ModeProxy, func(c cluster) {
 			c.certificate(t, "push-tls", otherAuthority, now, 0)
 		}, []string{
-			"Secret zarf/zarf-registry-push-tls is not usable (it does not lead to an authority in ca.crt of Secret zarf-registry-server-tls): init-hook certs renew --namespace zarf makes a new one",
-			"Secret zarf/zarf-registry-server-tls is not usable (it does not lead to an authority in ca.crt of Secret zarf-registry-push-tls)",
+			"Secret zarf/zarf-registry-push-tls is not usable (it is not signed by a CA in ca.crt of Secret zarf-registry-server-tls): init-hook certs renew --namespace zarf issues a new one",
+			"Secret zarf/zarf-registry-server-tls is not usable (it is not signed by a CA in ca.crt of Secret zarf-registry-push-tls)",
 			"Secret zarf/zarf-registry-node-tls is not usable",
 			"Secret zarf/zarf-registry-ca is not usable (it is not in ca.crt of Secret zarf-registry-push-tls)",
 		}},
@@ -565,10 +565,10 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (it is not valid for localhost, 127.0.0.1, ::1"}},
 		"a certificate that is missing": {state.ModeProxy, func(c cluster) {
 			c.drop("Secret zarf-registry-server-tls")
-		}, []string{"Secret zarf/zarf-registry-server-tls is not usable (there is none): init-hook certs renew --namespace zarf makes a new one"}},
+		}, []string{"Secret zarf/zarf-registry-server-tls is not usable (not found): init-hook certs renew --namespace zarf issues a new one"}},
 		"the same where the state does not say how to make one": {state.ModeProxy, func(c cluster) {
 			c.drop("Secret zarf-registry-server-tls").changeState(t, func(s *state.State) { s.PKI = nil })
-		}, []string{"(there is none): init-hook install --namespace zarf makes a new one"}},
+		}, []string{"(not found): init-hook install --namespace zarf issues a new one"}},
 		"a certificate that is rubbish": {state.ModeProxy, func(c cluster) {
 			c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["tls.crt"] = []byte("rubbish")
 		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (key tls.crt: "}},
@@ -580,23 +580,23 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		}, []string{"Secret zarf/zarf-registry-ca is not usable ("}},
 		"no authority": {state.ModeProxy, func(c cluster) {
 			c.drop("Secret zarf-registry-ca")
-		}, []string{"Secret zarf/zarf-registry-ca is not usable (there is none)"}},
+		}, []string{"Secret zarf/zarf-registry-ca is not usable (not found)"}},
 		"no authority, which makes the push certificate": {state.ModeProxy, func(c cluster) {
 			c.existing(t, "").drop("Secret zarf-registry-ca")
-		}, []string{"Secret zarf/zarf-registry-ca is not usable (there is none)"}},
+		}, []string{"Secret zarf/zarf-registry-ca is not usable (not found)"}},
 		"a certificate of the user that is missing": {state.ModeProxy, func(c cluster) {
 			c.existing(t, "my-push").drop("Secret zarf-registry-node-tls")
-		}, []string{"(there is none): put the right one into Secret zarf/my-node; init-hook certs renew --namespace zarf copies it then"}},
+		}, []string{"(not found): put a valid one into Secret zarf/my-node; init-hook certs renew --namespace zarf then copies it"}},
 		"one that cert-manager does not renew": {state.ModeProxy, func(c cluster) {
 			a := newAuthority(t, "corp", now.Add(-80*24*time.Hour), 0)
 			c.authority(t, a, now, 0).certManager(t)
 			c.certificate(t, "server-tls", a, now.Add(-80*24*time.Hour), 90*24*time.Hour)
-		}, []string{"Secret zarf/zarf-registry-server-tls ends in 10 days, less than a quarter of its life: kubectl --namespace zarf describe certificate zarf-registry-server says whether cert-manager renews it; init-hook certs renew --namespace zarf copies it then"}},
+		}, []string{"Secret zarf/zarf-registry-server-tls expires in 10 days, less than a quarter of its lifetime: kubectl --namespace zarf describe certificate zarf-registry-server shows whether cert-manager renews it; init-hook certs renew --namespace zarf then copies it"}},
 		"a change of authorities that stalls": {state.ModeProxy, func(c cluster) {
 			c.changeState(t, func(s *state.State) {
 				s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now.Add(-2 * time.Hour), Waiting: "pod a:\nasleep"}
 			})
-		}, []string{"begun at 2026-11-21T10:00:00Z has come to the phase trust, waiting for: pod a: asleep: run init-hook certs renew --namespace zarf"}},
+		}, []string{"started at 2026-11-21T10:00:00Z is in phase trust, waiting for: pod a: asleep: run init-hook certs renew --namespace zarf"}},
 		"a payload without its first part": {state.ModeProxy, func(c cluster) {
 			c.drop("ConfigMap " + registryLoad + "-00")
 		}, []string{"ConfigMap " + registryLoad + "-00 is missing"}},
@@ -605,7 +605,7 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		}, []string{"ConfigMap " + nodeLoad + "-01 is missing"}},
 		"a payload that is rubbish": {state.ModeProxy, func(c cluster) {
 			c["ConfigMap "+nodeLoad+"-00"].(*corev1.ConfigMap).BinaryData = nil
-		}, []string{"Payload zarf/" + nodeLoad + " is not complete"}},
+		}, []string{"Payload zarf/" + nodeLoad + " is incomplete"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := healthy(t, c.mode)
@@ -633,7 +633,7 @@ func TestNodesThatNeedNothing(t *testing.T) {
 	}{
 		"a node without a proxy, as the user decided": {func(c cluster) {
 			c.add(node("n3", true, pause))
-		}, status.Node{Name: "n3", Ready: true, Way: "none", Why: "no proxy is meant to run on it"}},
+		}, status.Node{Name: "n3", Ready: true, Way: "none", Why: "excluded from proxy scheduling"}},
 		"a node that was added after the last proof": {func(c cluster) {
 			c.add(node("n3", true, pause), pod("proxy", "n3", true))
 		}, status.Node{Name: "n3", Ready: true, Way: "proxy", Open: true}},
@@ -697,7 +697,7 @@ func TestMissingRightsAreNamedAndTheRestIsLookedAt(t *testing.T) {
 			if r.Healthy || len(r.Unreadable) == 0 || !strings.HasPrefix(r.Unreadable[0], c.want) || !strings.Contains(r.Unreadable[0], "forbidden") {
 				t.Errorf("unreadable is %q", r.Unreadable)
 			}
-			if !slices.ContainsFunc(r.Next, func(s string) bool { return strings.Contains(s, "ask for the right") }) {
+			if !slices.ContainsFunc(r.Next, func(s string) bool { return strings.Contains(s, "request the permission") }) {
 				t.Errorf("next is %q", r.Next)
 			}
 		})
