@@ -441,7 +441,7 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		}, []string{"--name full"}},
 		"a state from the future": {state.ModeProxy, func(c cluster) {
 			c.add(secret("state", map[string][]byte{state.Key: []byte(`{"version": 2}`)}))
-		}, []string{"it has version 2"}},
+		}, []string{"version 2 is newer than 1"}},
 		"helm's last run failed": {state.ModeProxy, func(c cluster) {
 			c.add(revision(11, "failed"))
 		}, []string{"revision 11 is failed, helm history zarf-registry --namespace zarf shows why"}},
