@@ -63,7 +63,8 @@ func TestATimelineIsReadFromPodsAndLogs(t *testing.T) {
 	if follows != 2 {
 		t.Errorf("%d logs are followed, want one of each Job", follows)
 	}
-	log := `{"time":"2026-01-02T12:00:02.5Z","msg":"step done","phase":"prepare","step":"1/8 look at the nodes","took":"100ms"}
+	log := `{"time":"2026-01-02T12:00:02.5Z","msg":"step done","phase":"prepare","step":"1/8 look at the nodes",` +
+		`"took":"100ms"}` + `
 {"time":"2026-01-02T12:00:03Z","msg":"waiting","for":"it"}
 {"time":"2026-01-02T12:00:04Z","msg":"step done","phase":"prepare","step":"5/8 make the certificates","took":"50ms"}
 {"time":"2026-01-02T12:00:05Z","msg":"step done","phase":"prepare","step":"7/8 seed the payload","took":"900ms"}

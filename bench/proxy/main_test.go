@@ -173,7 +173,8 @@ func TestVersions(t *testing.T) {
 		"nginx version: nginx/1.22.1\n":                                        "1.22.1",
 		"HAProxy version 2.6.12-1+deb12u4 2026/10/17 - https://haproxy.org/\n": "2.6.12-1+deb12u4",
 		"v1.8.4\n": "v1.8.4",
-		"socat by Gerhard Rieger and contributors - see www.dest-unreach.org\nsocat version 1.7.4.4 on 06 Nov 2022\n": "1.7.4.4",
+		"socat by Gerhard Rieger and contributors - see www.dest-unreach.org\n" +
+			"socat version 1.7.4.4 on 06 Nov 2022\n": "1.7.4.4",
 		"dev\n": "dev",
 		"":      "?",
 	} {

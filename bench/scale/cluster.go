@@ -270,7 +270,8 @@ func makeNode(n int) corev1.Node {
 	}
 	node.Status.Images = append(node.Status.Images, corev1.ContainerImage{Names: []string{pauseImage}, SizeBytes: 3e5})
 	for i, manager := range []string{"kubelet", "cloud-controller-manager", "kube-controller-manager", "cni", "csi"} {
-		fields := `{"f:metadata":{"f:annotations":{".":{},"f:volumes.kubernetes.io/controller-managed-attach-detach":{}},"f:labels":{".":{}` +
+		fields := `{"f:metadata":{"f:annotations":{".":{},"f:volumes.kubernetes.io/controller-managed-attach-detach":{}},` +
+			`"f:labels":{".":{}` +
 			strings.Repeat(`,"f:topology.kubernetes.io/zone":{}`, 12) + `}}}`
 		node.ManagedFields = append(node.ManagedFields, metav1.ManagedFieldsEntry{Manager: manager,
 			Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
