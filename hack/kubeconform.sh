@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Holds what the chart renders, with every values file, against the schemas of three minors of
-# Kubernetes: the oldest that Chart.yaml allows, one between, and the newest.
+# Validates the rendered chart, with every values file, against the schemas of three minor versions
+# of Kubernetes: the oldest that Chart.yaml allows, one in between, and the newest.
 #   hack/kubeconform.sh TESTCLUSTER CHART
 set -euo pipefail
 testcluster=$1 chart=$2
 versions=(1.28.15 1.34.5 1.36.3)
-# Kinds of others, whose schemas are not in Kubernetes' own document. The tests of the templates look at them.
+# Custom resources, whose schemas Kubernetes does not publish. The template tests check them.
 others=Certificate,Issuer,ServiceMonitor,PodMonitor,PrometheusRule,HTTPRoute,BackendTLSPolicy,TLSRoute,SecurityContextConstraints
 
 grep -q "^kubeVersion: .>=${versions[0]%.*}\.0" "$chart/Chart.yaml" || { echo "the oldest Kubernetes of $chart/Chart.yaml is not ${versions[0]%.*}: change $0 or it" >&2; exit 1; }

@@ -340,7 +340,7 @@ func TestTheRightsAreThoseThatTheJobsUse(t *testing.T) {
 			}
 		}
 	}
-	for _, rule := range find[*rbacv1.Role](t, rendering{values: proxyMode(t)}.render(t), "zarf-registry-hook").Rules {
+	for _, rule := range find[*rbacv1.Role](t, renderedFile(t, "proxy"), "zarf-registry-hook").Rules {
 		if slices.Contains(rule.Resources, "namespaces") {
 			t.Error("the namespace may be changed without podSecurity.label=true")
 		}

@@ -184,9 +184,7 @@ func exercised() (by map[string]string, total []string, err error) {
 			if tried[o.text]++; tried[o.text] > 2 {
 				continue
 			}
-			texts, err := rendering{
-				release: o.rendering.release, cluster: o.rendering.cluster, upgrade: o.rendering.upgrade,
-			}.helm(without(o.values, keys))
+			texts, err := o.rendering.helm(without(o.values, keys))
 			if err != nil || sumOf(texts) != o.sum {
 				by[leaf.path] = "a test"
 				if file := files[o.text]; file != "" {

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"helm.sh/helm/v3/pkg/chartutil"
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/google/go-cmp/cmp"
@@ -70,10 +69,7 @@ func TestThePageOfDistributionsNamesEveryFile(t *testing.T) {
 // onOpenShift renders for an API server that serves OpenShift's own groups.
 func onOpenShift(t *testing.T, values map[string]any) *output {
 	t.Helper()
-	before := chartutil.DefaultVersionSet
-	chartutil.DefaultCapabilities.APIVersions = append(slices.Clone(before), "security.openshift.io/v1")
-	defer func() { chartutil.DefaultCapabilities.APIVersions = before }()
-	return rendering{values: values}.render(t)
+	return rendering{values: values, apiVersions: []string{"security.openshift.io/v1"}}.render(t)
 }
 
 func TestOpenShiftChoosesUsersAndLetsProxiesHaveTheirPorts(t *testing.T) {

@@ -63,7 +63,7 @@ func TestEachWayFromOutsideHasItsObjects(t *testing.T) {
 }
 
 func TestTheServiceForTheOutsideIsAsAskedFor(t *testing.T) {
-	out := rendering{values: ciValues(t)["expose"]}.render(t)
+	out := renderedFile(t, "expose")
 	s := find[*corev1.Service](t, out, "zarf-registry-expose")
 	port := s.Spec.Ports[0]
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || port.Port != 8443 || port.TargetPort.StrVal != "exposed" || !is(port.AppProtocol, "https") || port.Name != "https" ||
@@ -71,12 +71,12 @@ func TestTheServiceForTheOutsideIsAsAskedFor(t *testing.T) {
 		s.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal || s.Annotations["example.com/internal"] != "true" {
 		t.Errorf("%v %v", s.Annotations, s.Spec)
 	}
-	s = find[*corev1.Service](t, rendering{values: ciValues(t)["expose-nodeport"]}.render(t), "zarf-registry-expose")
+	s = find[*corev1.Service](t, renderedFile(t, "expose-nodeport"), "zarf-registry-expose")
 	if s.Spec.Type != corev1.ServiceTypeNodePort || s.Spec.Ports[0].NodePort != 30443 {
 		t.Errorf("%v", s.Spec)
 	}
 	// Ingress and Gateway alone ask for no way into the cluster.
-	s = find[*corev1.Service](t, rendering{values: ciValues(t)["expose-ingress"]}.render(t), "zarf-registry-expose")
+	s = find[*corev1.Service](t, renderedFile(t, "expose-ingress"), "zarf-registry-expose")
 	if s.Spec.Type != corev1.ServiceTypeClusterIP || s.Spec.Ports[0].Port != 443 {
 		t.Errorf("%v", s.Spec)
 	}
@@ -91,7 +91,7 @@ func TestTheRegistryShowsTheOutsideItsCertificateAndItsUsers(t *testing.T) {
 		"expose-nodeport": {[]string{"--expose-listen=:5443", "--expose-tls-dir=/etc/zarf-registry/expose-tls"}, map[string]string{"expose-tls": "registry-example-com"}},
 		"expose-ingress":  {[]string{"--expose-listen=:5443"}, map[string]string{}},
 	} {
-		pod := find[*appsv1.Deployment](t, rendering{values: ciValues(t)[name]}.render(t), "zarf-registry").Spec.Template.Spec
+		pod := find[*appsv1.Deployment](t, renderedFile(t, name), "zarf-registry").Spec.Template.Spec
 		args := slices.DeleteFunc(pod.Containers[0].Args, func(a string) bool { return !strings.HasPrefix(a, "--expose") })
 		secrets := map[string]string{}
 		for _, v := range pod.Volumes {
@@ -109,7 +109,7 @@ func TestTheRegistryShowsTheOutsideItsCertificateAndItsUsers(t *testing.T) {
 }
 
 func TestIngressAndRouteLeadToTheServiceWithTLS(t *testing.T) {
-	out := rendering{values: ciValues(t)["expose-ingress"]}.render(t)
+	out := renderedFile(t, "expose-ingress")
 	i := find[*networkingv1.Ingress](t, out, "zarf-registry-expose")
 	backend := i.Spec.Rules[0].HTTP.Paths[0].Backend.Service
 	if len(i.Spec.TLS) != 1 || i.Spec.TLS[0].SecretName != "registry-example-com" || !slices.Equal(i.Spec.TLS[0].Hosts, []string{"registry.example.com"}) || !is(i.Spec.IngressClassName, "nginx") ||

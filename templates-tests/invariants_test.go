@@ -719,35 +719,8 @@ var invariants = map[string]func(out *output) []string{
 	},
 	"pods that look after nodes are root without rights, and see what they were told to": nodePods,
 	"the nodes that are configured are those that get everything back, and finish knows": nodeSets,
-	"nobody reaches a pod that listens on nothing": func(out *output) (wrong []string) {
-		for _, p := range all[*networkingv1.NetworkPolicy](out) {
-			component := p.Labels["app.kubernetes.io/component"]
-			closed := slices.Contains([]string{"init-hook", "certificates", "garbage-collection", "test", "node-config"}, component)
-			types := []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
-			if component == "node-config" {
-				types = append(types, networkingv1.PolicyTypeEgress)
-			}
-			if closed && len(p.Spec.Ingress)+len(p.Spec.Egress) > 0 || !slices.Equal(p.Spec.PolicyTypes, types) {
-				wrong = append(wrong, fmt.Sprintf("%s: %v", p.Name, p.Spec))
-			}
-		}
-		if len(all[*networkingv1.NetworkPolicy](out)) == 0 {
-			return wrong
-		}
-		for _, w := range workloads(out) {
-			if decidedMode(out) == "external" && !w.ofNodes() {
-				continue // there are the Jobs only, which are gone when all is done
-			}
-			guarded := slices.ContainsFunc(all[*networkingv1.NetworkPolicy](out), func(p *networkingv1.NetworkPolicy) bool {
-				return len(selects(p.Name, &p.Spec.PodSelector, []workload{w}, func(workload) bool { return true })) == 0
-			})
-			// A policy does not hold for pods with their node's network.
-			if !guarded && !w.pod.Spec.HostNetwork {
-				wrong = append(wrong, fmt.Sprintf("%s: no policy", w.object))
-			}
-		}
-		return wrong
-	},
+	"every component has exactly its network policy":                                     wrongNetworkPolicies,
+	"every role has exactly its rules":                                                   wrongPermissions,
 }
 
 // Every values file in every cluster, and with a short and a very long name.

@@ -622,13 +622,13 @@ func TestPromtoolFiresEachAlertForItsReason(t *testing.T) {
 			t.Errorf("no case fires %s", alert)
 		}
 	}
-	// What people get to read.
+	// The text of a notification.
 	message := map[string]any{"name": "the message", "interval": "1m", "input_series": series(t, volume(.08)), "alert_rule_test": []any{map[string]any{
 		"alertname": "ZarfRegistryVolumeNearlyFull", "eval_time": "30m", "exp_alerts": []any{map[string]any{
 			"exp_labels": map[string]string{"severity": "warning", "namespace": "zarf", "job": "zarf-registry"},
 			"exp_annotations": map[string]string{
 				"summary":     "The volume of registry zarf/zarf-registry is nearly full.",
-				"description": "8.0 % are free, less than 10. When it is full, pushes fail; pulls go on.",
+				"description": "8.0 % is free, less than 10 %. Pushes fail when the volume is full; pulls still work.",
 				"runbook_url": "https://github.com/zarf-dev/zarf-registry/blob/main/docs/monitoring.md#zarfregistryvolumenearlyfull",
 			}}}}}}
 	groups := find[*monitoringv1.PrometheusRule](t, rendering{values: monitored(t)}.render(t), "zarf-registry").Spec.Groups

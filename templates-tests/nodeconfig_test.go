@@ -743,7 +743,7 @@ func TestTheChartAllowsTheDirectoriesThatTheProgramsDo(t *testing.T) {
 }
 
 func TestAPodThatConfiguresComesToEveryNodeThatItIsFor(t *testing.T) {
-	out := rendering{values: ciValues(t)["node-config"]}.render(t)
+	out := renderedFile(t, "node-config")
 	for _, component := range []string{"node-config", "node-restore"} {
 		for _, d := range daemonSets(out, component) {
 			spec := d.Spec.Template.Spec

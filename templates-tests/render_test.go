@@ -44,14 +44,23 @@ type rendering struct {
 	values  map[string]any // as a values file has them
 	cluster *cluster       // nil means that lookup finds nothing, as in helm template
 	upgrade bool
-	version string       // of Kubernetes; "" means kubeVersion
-	chart   *chart.Chart // nil means the chart in the tree
+	version string // of Kubernetes; "" means kubeVersion
+
+	apiVersions []string     // that the API server has besides Helm's default ones
+	chart       *chart.Chart // nil means the chart in the tree
 }
 
 // output is a rendered chart.
 type output struct {
 	files   map[string]string // template path below templates/ → text
 	objects []object          // in the order of their files
+	values  chartutil.Values  // with the defaults of the chart
+}
+
+// value is a value by its path, nil where there is none.
+func (o *output) value(path string) any {
+	value, _ := get(o.values, strings.Split(path, "."))
+	return value
 }
 
 // object is one rendered object.
@@ -74,12 +83,20 @@ func loadChart(t testing.TB) *chart.Chart {
 	return c
 }
 
-// try renders the chart and decodes it as the API server would, unknown fields
-// refused. The error is Helm's own.
+// try renders the chart and decodes it as strictly as the API server. The error is Helm's own. Without a cluster or another
+// chart, the same values are rendered only once.
 func (r rendering) try(t testing.TB) (*output, error) {
 	t.Helper()
-	// Helm reads values as JSON does; a number must not be Go's int here only.
-	values, err := chartutil.ReadValues([]byte(mustYAML(t, r.values)))
+	text := mustYAML(t, r.values)
+	cacheable := r.cluster == nil && r.chart == nil
+	key := fmt.Sprint(r.release, r.upgrade, r.version, r.apiVersions, "\n", text)
+	if cacheable {
+		if out, ok := outputs.Load(key); ok {
+			return out.(*output).copy(), nil
+		}
+	}
+	// Helm reads values as JSON, in which all numbers are float64.
+	values, err := chartutil.ReadValues([]byte(text))
 	if err != nil {
 		t.Fatalf("reading the values: %v", err)
 	}
@@ -87,10 +104,17 @@ func (r rendering) try(t testing.TB) (*output, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.chart == nil {
+	c := r.chart
+	if c == nil {
 		observe(r, values, texts)
+		if c, err = marked(); err != nil {
+			return nil, err
+		}
 	}
 	out := &output{files: texts}
+	if out.values, err = chartutil.CoalesceValues(c, values); err != nil {
+		return nil, err
+	}
 	for _, name := range slices.Sorted(maps.Keys(out.files)) {
 		if !strings.HasSuffix(name, ".yaml") {
 			continue
@@ -104,7 +128,31 @@ func (r rendering) try(t testing.TB) (*output, error) {
 			out.objects = append(out.objects, o)
 		}
 	}
+	if cacheable {
+		outputs.Store(key, out.copy())
+	}
 	return out, nil
+}
+
+// outputs are renderings by what they depend on.
+var outputs sync.Map
+
+// copy returns an output whose objects a test may modify.
+func (o *output) copy() *output {
+	c := &output{files: maps.Clone(o.files), values: o.values, objects: slices.Clone(o.objects)}
+	for i := range c.objects {
+		c.objects[i] = c.objects[i].copy()
+	}
+	return c
+}
+
+func (o object) copy() object {
+	o.typed = o.typed.DeepCopyObject()
+	o.Unstructured = *o.DeepCopy()
+	if u, ok := o.typed.(*unstructured.Unstructured); ok {
+		o.Unstructured = *u
+	}
+	return o
 }
 
 // helm is what Helm does: texts by their template's path below templates/, without
@@ -120,6 +168,7 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	}
 	capabilities := chartutil.DefaultCapabilities.Copy()
 	capabilities.KubeVersion = kubeVersion
+	capabilities.APIVersions = append(slices.Clone(capabilities.APIVersions), r.apiVersions...)
 	if r.version != "" {
 		capabilities.KubeVersion.Version = r.version // nobody asks for Major and Minor
 	}
@@ -232,10 +281,7 @@ func decode(document string) (object, error) {
 		}
 		known, _ = decoded.LoadOrStore(document, o)
 	}
-	o := known.(object)
-	o.Unstructured = *o.DeepCopy()
-	o.typed = o.typed.DeepCopyObject()
-	return o, nil
+	return known.(object).copy(), nil
 }
 
 func decodeAnew(document string) (object, error) {
@@ -308,6 +354,17 @@ func mustYAML(t testing.TB, value any) string {
 // file says.
 func ciValues(t testing.TB) map[string]map[string]any {
 	t.Helper()
+	filesOnce.Do(func() { valuesByFile = readValuesFiles(t) })
+	return maps.Clone(valuesByFile)
+}
+
+var (
+	filesOnce    sync.Once
+	valuesByFile map[string]map[string]any
+)
+
+func readValuesFiles(t testing.TB) map[string]map[string]any {
+	t.Helper()
 	const suffix = "-values.yaml"
 	found := valuesFiles(t, filepath.Join(chartDir, "ci", "*"+suffix), suffix)
 	for name, values := range valuesFiles(t, "testdata/values/*"+suffix, suffix) {
@@ -348,27 +405,36 @@ type combination struct {
 	*output
 }
 
-// matrix renders every values file in every cluster, once for all tests: nobody
-// may change what it returns.
+// matrix renders every values file in every cluster, once for all tests, which must not modify what it returns.
 func matrix(t testing.TB) []combination {
 	t.Helper()
-	rendered.once.Do(func() {
+	matrixOnce.Do(func() {
 		for file, values := range ciValues(t) {
 			for where, cluster := range clusters() {
 				out := rendering{values: values, cluster: cluster()}.render(t)
-				rendered.all = append(rendered.all, combination{file + " in " + where, file, where, out})
+				allCombinations = append(allCombinations, combination{file + " in " + where, file, where, out})
 			}
 		}
 	})
-	if len(rendered.all) == 0 {
+	if len(allCombinations) == 0 {
 		t.Fatal("the matrix could not be rendered")
 	}
-	return rendered.all
+	return allCombinations
 }
 
-var rendered struct {
-	once sync.Once
-	all  []combination
+var (
+	matrixOnce      sync.Once
+	allCombinations []combination
+)
+
+// renderedFile returns a values file as `helm template` renders it.
+func renderedFile(t testing.TB, name string) *output {
+	t.Helper()
+	values, ok := ciValues(t)[name]
+	if !ok {
+		t.Fatalf("no values file %s", name)
+	}
+	return rendering{values: values}.render(t)
 }
 
 // with returns values with more of them set, each by its path and in YAML, as

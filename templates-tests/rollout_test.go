@@ -118,13 +118,13 @@ func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
 func TestAChartOfANewVersionAloneRestartsNothing(t *testing.T) {
 	c := loadChart(t)
 	c.Metadata.Version = "0.1.1"
-	if diff := cmp.Diff(podTemplates(t, rendering{values: proxyMode(t)}.render(t)), podTemplates(t, rendering{values: proxyMode(t), chart: c}.render(t))); diff != "" {
+	if diff := cmp.Diff(podTemplates(t, renderedFile(t, "proxy")), podTemplates(t, rendering{values: proxyMode(t), chart: c}.render(t))); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestWhatChangesReplacesJustThePodsThatItConcerns(t *testing.T) {
-	before := podTemplates(t, rendering{values: proxyMode(t)}.render(t))
+	before := podTemplates(t, renderedFile(t, "proxy"))
 	for set, want := range map[string]string{
 		"registry.storage.type=inmemory":     "Deployment",
 		"registry.logLevel=debug":            "Deployment",
@@ -174,7 +174,7 @@ func TestTheRegistryIsReplacedWithoutAPauseWhereTwoMayRun(t *testing.T) {
 		"replicas":       appsv1.RollingUpdateDeploymentStrategyType,
 		"autoscaling":    appsv1.RollingUpdateDeploymentStrategyType,
 	} {
-		for _, d := range all[*appsv1.Deployment](rendering{values: ciValues(t)[name]}.render(t)) {
+		for _, d := range all[*appsv1.Deployment](renderedFile(t, name)) {
 			if d.Spec.Strategy.Type != want {
 				t.Errorf("%s: %s, want %s", name, d.Spec.Strategy.Type, want)
 			}

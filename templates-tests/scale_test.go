@@ -90,7 +90,7 @@ func TestReplicasAreAskedToBeApart(t *testing.T) {
 }
 
 func TestTheAutoscalerAloneDecidesHowManyThereAre(t *testing.T) {
-	out := rendering{values: ciValues(t)["autoscaling"]}.render(t)
+	out := renderedFile(t, "autoscaling")
 	if replicas := registryOf(t, out).Spec.Replicas; replicas != nil {
 		t.Errorf("the Deployment says %d", *replicas)
 	}

@@ -11,10 +11,10 @@ import (
 
 // helm upgrade --reuse-values puts the former chart's values, defaults and all, in the
 // place of this chart's: what has come since is missing, whether it is used or not.
-// testdata/former-values.yaml are those that the chart had when values of its operation
+// testdata/previous-values.yaml are those that the chart had when values of its operation
 // (scale, metrics, garbage collection, access from outside) were not there yet.
 func TestEveryValuesFileRendersOverTheDefaultsOfAFormerChart(t *testing.T) {
-	data, err := os.ReadFile("testdata/former-values.yaml")
+	data, err := os.ReadFile("testdata/previous-values.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,239 @@
+package templates
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// A permission is one rule of a role: "verbs resources names", the names of objects with "-" for the full name of the
+// release at their beginning. Without names it holds for all objects of its namespace.
+type permission struct {
+	role string // component, and kind of the role
+	rule string
+	when func(p permissions) bool // nil means always
+}
+
+// permissions is what the rules of a rendering depend on.
+type permissions struct {
+	*output
+	mode, pki string
+}
+
+func (p permissions) internal() bool  { return p.mode != "external" }
+func (p permissions) hosting() bool   { return p.internal() && p.value("localRegistryHosting") != false }
+func (p permissions) noHosting() bool { return !p.hosting() }
+func (p permissions) rotation() bool  { return p.internal() && p.value("pki.rotation.schedule") != "" }
+func (p permissions) gc() bool {
+	return p.internal() && p.value("registry.garbageCollection.enabled") == true
+}
+func (p permissions) nodeConfig() bool {
+	return len(daemonSets(p.output, "node-config"))+len(daemonSets(p.output, "node-restore")) > 0
+}
+func (p permissions) nodeCA() bool      { return p.rotation() && nodesHaveTheCA(p.output) }
+func (p permissions) certManager() bool { return p.rotation() && p.pki == "certManager" }
+func (p permissions) podSecurity() bool { return p.value("podSecurity.label") == true }
+
+// expectedPermissions are all rules that the chart may render, and when.
+var expectedPermissions = []permission{
+	{"init-hook ClusterRole", "list nodes", nil},
+	{"init-hook ClusterRole", "list services", nil},
+
+	{"init-hook Role in kube-public", "delete,get,update configmaps local-registry-hosting", permissions.hosting},
+	{"init-hook Role in kube-public", "create configmaps", permissions.hosting},
+	{"init-hook Role in kube-public", "delete,get configmaps local-registry-hosting", permissions.noHosting},
+
+	{"init-hook Role", "create secrets", nil},
+	{
+		"init-hook Role",
+		"delete,get,update secrets -ca,-credentials,-node-tls,-pull,-push-tls,-server-tls,-state", nil,
+	},
+	{"init-hook Role", "delete,get secrets -ca-issued,-node-issued,-push-issued,-server-issued", nil},
+	{"init-hook Role", "create,delete,list configmaps", nil},
+	{"init-hook Role", "create,delete,list,patch pods", nil},
+	{"init-hook Role", "create,get pods/portforward", nil},
+	{"init-hook Role", "list events", nil},
+	{"init-hook Role", "create services", nil},
+	{"init-hook Role", "delete,get,patch services -nodeport", nil},
+	{"init-hook Role", "get,patch namespaces zarf", permissions.podSecurity},
+	{"init-hook Role", "get deployments.apps -", nil},
+	{"init-hook Role", "delete,list daemonsets.apps", nil},
+	{"init-hook Role", "delete,get jobs.batch -cleanup,-finish,-prepare", nil},
+	{"init-hook Role", "create certificates.cert-manager.io", nil},
+	{"init-hook Role", "create issuers.cert-manager.io", nil},
+	{"init-hook Role", "delete,get,update certificates.cert-manager.io -ca,-node,-push,-server", nil},
+	{"init-hook Role", "update certificates/status.cert-manager.io -ca,-node,-push,-server", nil},
+	{"init-hook Role", "delete,get,update issuers.cert-manager.io -ca,-selfsigned", nil},
+	{"init-hook Role", "list certificaterequests.cert-manager.io", nil},
+
+	{"certificates ClusterRole", "list nodes", permissions.rotation},
+	{"certificates Role", "create secrets", permissions.rotation},
+	{
+		"certificates Role",
+		"get,update secrets -ca,-credentials,-node-tls,-push-tls,-server-tls,-state", permissions.rotation,
+	},
+	{"certificates Role", "list pods", permissions.rotation},
+	{"certificates Role", "create,get pods/portforward", permissions.rotation},
+	{"certificates Role", "delete pods", permissions.nodeCA},
+	{"certificates Role", "list daemonsets.apps", permissions.nodeCA},
+	{"certificates Role", "get secrets -ca-issued,-node-issued,-push-issued,-server-issued", permissions.certManager},
+	{"certificates Role", "create certificates.cert-manager.io", permissions.certManager},
+	{"certificates Role", "get,update certificates.cert-manager.io -ca,-node,-push,-server", permissions.certManager},
+	{"certificates Role", "update certificates/status.cert-manager.io -ca,-node,-push,-server", permissions.certManager},
+	{"certificates Role", "list certificaterequests.cert-manager.io", permissions.certManager},
+	{"certificates Role", "create issuers.cert-manager.io", permissions.certManager},
+	{"certificates Role", "get,update issuers.cert-manager.io -ca,-selfsigned", permissions.certManager},
+
+	{"garbage-collection Role", "get secrets -credentials,-push-tls,-state", permissions.gc},
+	{"garbage-collection Role", "list pods", permissions.gc},
+	{"garbage-collection Role", "create,get pods/portforward", permissions.gc},
+}
+
+// userPermissions are the rules for objects of the user that the values name.
+func (p permissions) userPermissions() map[string][]string {
+	rules := map[string][]string{}
+	reads := func(role string, names ...string) {
+		names = slices.DeleteFunc(names, func(name string) bool { return name == "" })
+		slices.Sort(names)
+		if names = slices.Compact(names); len(names) > 0 {
+			rules[role] = append(rules[role], "get secrets "+strings.Join(names, ","))
+		}
+	}
+	text := func(path string) string { s, _ := p.value(path).(string); return s }
+	if p.internal() {
+		sources := []string{text("auth.existingSecret")}
+		if p.pki == "existingSecret" {
+			for _, of := range []string{"server", "node", "push", "ca"} {
+				sources = append(sources, text("pki.existingSecret."+of))
+			}
+		}
+		reads("init-hook Role", slices.Clone(sources)...)
+		if p.rotation() {
+			reads("certificates Role", sources...)
+		}
+		var exposed []string
+		if text("expose.tls.certManager.issuerRef.name") == "" {
+			exposed = append(exposed, text("expose.tls.existingSecret"))
+		}
+		for _, by := range []string{"service", "ingress", "gateway"} {
+			if p.value("expose."+by+".enabled") == true {
+				reads("init-hook Role", append(exposed, text("expose.pullUsersSecret"))...)
+				break
+			}
+		}
+		issuer := "pki.certManager.issuerRef."
+		ofCertManager := p.pki == "certManager" && text(issuer+"group") == "cert-manager.io"
+		if name := text(issuer + "name"); ofCertManager && name != "" && text(issuer+"kind") == "Issuer" {
+			rules["init-hook Role"] = append(rules["init-hook Role"], "get issuers.cert-manager.io "+name)
+		}
+	}
+	if p.nodeConfig() {
+		reads("init-hook Role", "-node-config-proposal", text("nodeConfig.k3s.existingSecret"))
+	}
+	return rules
+}
+
+// wrongPermissions reports every rule of a role that is not expected, and every expected one that is missing. It also
+// reports roles that are not bound to the ServiceAccount of their component alone.
+func wrongPermissions(out *output) (wrong []string) {
+	p := permissions{output: out, mode: decidedMode(out), pki: "internal"}
+	if mode, _ := p.value("pki.mode").(string); mode != "" {
+		p.pki = mode
+	}
+	want := p.userPermissions()
+	for _, e := range expectedPermissions {
+		if e.when == nil || e.when(p) {
+			want[e.role] = append(want[e.role], e.rule)
+		}
+	}
+	got := map[string][]string{}
+	role := func(o object) string {
+		name := o.GetLabels()["app.kubernetes.io/component"] + " " + o.GetKind()
+		if o.GetNamespace() == "kube-public" {
+			name += " in kube-public"
+		}
+		return name
+	}
+	for _, o := range out.objects {
+		switch r := o.typed.(type) {
+		case *rbacv1.Role:
+			got[role(o)] = append(got[role(o)], ruleTexts(r.Rules, fullNameOf(out))...)
+		case *rbacv1.ClusterRole:
+			got[role(o)] = append(got[role(o)], ruleTexts(r.Rules, "")...)
+			if r.AggregationRule != nil {
+				wrong = append(wrong, r.Name+" is aggregated")
+			}
+		case *rbacv1.RoleBinding:
+			wrong = append(wrong, wrongBinding(out, o, r.RoleRef, r.Subjects)...)
+		case *rbacv1.ClusterRoleBinding:
+			wrong = append(wrong, wrongBinding(out, o, r.RoleRef, r.Subjects)...)
+		}
+	}
+	for _, rules := range []map[string][]string{want, got} {
+		for _, list := range rules {
+			slices.Sort(list)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		wrong = append(wrong, "rules, - expected, + rendered:\n"+diff)
+	}
+	return wrong
+}
+
+// ruleTexts writes each rule as permission.rule does, one text per resource.
+func ruleTexts(rules []rbacv1.PolicyRule, fullName string) []string {
+	var texts []string
+	for _, rule := range rules {
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				if group != "" {
+					resource += "." + group
+				}
+				verbs, names := slices.Sorted(slices.Values(rule.Verbs)), slices.Clone(rule.ResourceNames)
+				for i, name := range names {
+					if rest, ok := strings.CutPrefix(name, fullName); ok && (rest == "" || rest[0] == '-') {
+						names[i] = "-" + strings.TrimPrefix(rest, "-")
+					}
+				}
+				slices.Sort(names)
+				text := strings.Join(verbs, ",") + " " + resource + " " + strings.Join(names, ",")
+				texts = append(texts, strings.TrimSpace(text))
+			}
+		}
+		if len(rule.NonResourceURLs) > 0 {
+			texts = append(texts, fmt.Sprintf("%s %s", rule.Verbs, rule.NonResourceURLs))
+		}
+	}
+	return texts
+}
+
+// wrongBinding reports a binding whose only subject is not the ServiceAccount of its component, or whose role is neither
+// of that component nor a SecurityContextConstraint of OpenShift.
+func wrongBinding(out *output, binding object, role rbacv1.RoleRef, subjects []rbacv1.Subject) (wrong []string) {
+	const label = "app.kubernetes.io/component"
+	component := binding.GetLabels()[label]
+	is := func(kind, name string) func(object) bool {
+		return func(o object) bool {
+			return o.GetKind() == kind && o.GetName() == name && o.GetLabels()[label] == component
+		}
+	}
+	constraint := map[string]string{"proxy": "hostnetwork-v2", "node-config": "privileged"}[component]
+	if constraint == "" || role.Kind != "ClusterRole" || role.Name != "system:openshift:scc:"+constraint {
+		i := slices.IndexFunc(out.objects, is(role.Kind, role.Name))
+		if i < 0 || role.Kind == "Role" && out.objects[i].GetNamespace() != binding.GetNamespace() {
+			wrong = append(wrong, fmt.Sprintf("%s: %s %s is not a role of %s", binding, role.Kind, role.Name, component))
+		}
+	}
+	if len(subjects) != 1 || subjects[0].Kind != "ServiceAccount" {
+		return append(wrong, fmt.Sprintf("%s: its subjects are %v", binding, subjects))
+	}
+	i := slices.IndexFunc(out.objects, is("ServiceAccount", subjects[0].Name))
+	if i < 0 || out.objects[i].GetNamespace() != subjects[0].Namespace {
+		wrong = append(wrong, fmt.Sprintf("%s: %v is not a ServiceAccount of %s", binding, subjects[0], component))
+	}
+	return wrong
+}
