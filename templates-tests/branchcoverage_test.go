@@ -20,15 +20,15 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// Which branches of the templates are taken is noted by marks: calls of lookup, the one
-// function of Helm that asks this program, for a kind that no cluster has.
+// Branch coverage of the templates works with marks: calls of lookup, the only template function that
+// calls back into this program, for an API version that no cluster has.
 const markVersion = "branches.test"
 
-// branch is one way through an if, with or range, or a define.
+// branch is one branch of an if, with or range, or the body of a define.
 type branch struct {
 	file string
 	line int
-	what string // the action, and "otherwise" where its condition does not hold
+	what string // the action, prefixed with "otherwise" for the branch without its condition
 }
 
 func (b branch) String() string { return fmt.Sprintf("%s:%d: %s", b.file, b.line, b.what) }
@@ -36,10 +36,10 @@ func (b branch) String() string { return fmt.Sprintf("%s:%d: %s", b.file, b.line
 var branches struct {
 	sync.Mutex
 	all   []branch
-	taken []int // how often, in the order of all
+	taken []int // number of times, in the order of all
 }
 
-// marked is the chart in the tree with marks. It renders the same.
+// marked returns the chart of this repository with marks, which do not change its output.
 var marked = sync.OnceValues(func() (*chart.Chart, error) {
 	c, err := loader.LoadDir(chartDir)
 	if err != nil {
@@ -59,11 +59,14 @@ var marked = sync.OnceValues(func() (*chart.Chart, error) {
 	return c, nil
 })
 
-// An action: what it trims before, what it says, what it trims behind. Strings may have braces.
-var actionForm = regexp.MustCompile("(?s)\\{\\{(-\\s)?\\s*(/\\*.*?\\*/|(?:\"(?:[^\"\\\\]|\\\\.)*\"|`[^`]*`|[^\"`])*?)\\s*?(\\s-)?\\}\\}")
+// actionForm matches an action: left trim marker, content, right trim marker. Strings may contain
+// braces.
+var actionForm = regexp.MustCompile(
+	"(?s)\\{\\{(-\\s)?\\s*(/\\*.*?\\*/|(?:\"(?:[^\"\\\\]|\\\\.)*\"|`[^`]*`|[^\"`])*?)\\s*?(\\s-)?\\}\\}",
+)
 
-// mark puts a mark at the beginning of each branch of a template, and an else with one
-// where there is none. A range over nothing leaves nothing out, and is no branch.
+// mark inserts a mark at the beginning of each branch of a template, and adds missing else branches. A
+// range needs none: it has no condition.
 func mark(file, text string, note func(branch) int) (string, error) {
 	type block struct {
 		what      string
@@ -127,7 +130,7 @@ func mark(file, text string, note func(branch) int) (string, error) {
 	return b.String(), nil
 }
 
-// watched notes marks, and passes on what else is looked up.
+// watched records marks and passes all other lookups on.
 type watched struct{ engine.ClientProvider }
 
 func (w watched) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
@@ -144,7 +147,7 @@ func (w watched) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableRes
 	return nothing{}, false, nil
 }
 
-// nowhere is no cluster: nothing is found in it, as in helm template.
+// nowhere is a missing cluster, as in helm template: lookups find nothing.
 type nowhere struct{}
 
 func (nowhere) GetClientFor(string, string) (dynamic.NamespaceableResourceInterface, bool, error) {
@@ -165,10 +168,10 @@ func (nothing) List(context.Context, metav1.ListOptions) (*unstructured.Unstruct
 	return nil, errNotFound
 }
 
-// errNotFound is made once: every mark of a rendering gets it.
+// errNotFound is shared, because every mark of a rendering returns it.
 var errNotFound = apierrors.NewNotFound(schema.GroupResource{}, "")
 
-func TestMarksChangeNothing(t *testing.T) {
+func TestBranchMarksDoNotChangeTheRendering(t *testing.T) {
 	for _, test := range []struct{ template, want string }{
 		{"a\n{{- if .x }}\n b\n{{- end }}\nc", "a\n{{- if .x }}M\n b\n{{- else}}M{{- end }}\nc"},
 		{`{{- if eq "}}" .x -}} b {{ else -}} c {{- end -}}`, `{{- if eq "}}" .x -}}M-  b {{ else -}}M-  c {{- end -}}`},
@@ -180,7 +183,9 @@ func TestMarksChangeNothing(t *testing.T) {
 		if err != nil {
 			t.Errorf("%q: %v", test.template, err)
 		}
-		got = regexp.MustCompile(`\{\{\$_ := lookup "branches.test" "\d+" "" "x"( -)?\}\}`).ReplaceAllStringFunc(got, func(m string) string {
+		got = regexp.MustCompile(
+			`\{\{\$_ := lookup "branches.test" "\d+" "" "x"( -)?\}\}`,
+		).ReplaceAllStringFunc(got, func(m string) string {
 			if strings.HasSuffix(m, " -}}") {
 				return "M- "
 			}
@@ -192,7 +197,7 @@ func TestMarksChangeNothing(t *testing.T) {
 	}
 	for _, broken := range []string{"{{ if .x }}", "{{ end }}", "{{ else }}"} {
 		if _, err := mark("test", broken, func(branch) int { return 0 }); err == nil {
-			t.Errorf("%q is marked", broken)
+			t.Errorf("%q is accepted", broken)
 		}
 	}
 	plain := loadChart(t)
@@ -204,7 +209,7 @@ func TestMarksChangeNothing(t *testing.T) {
 		}
 		got, err := rendering{cluster: cluster}.helm(ciValues(t)[name])
 		if err != nil || !maps.Equal(got, want) {
-			t.Errorf("%s: with marks it renders something else, error %v", name, err)
+			t.Errorf("%s: marks change the rendering, error %v", name, err)
 		}
 	}
 }

@@ -18,10 +18,11 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// certificatesFrom has the state remember where certificates come from.
+// certificatesFrom records a source of certificates in the state.
 func certificatesFrom(mode state.PKIMode, edits ...func(*state.PKI)) func(*state.State) {
 	p := &state.PKI{
-		Mode: mode, LeafLifetime: state.Duration(2160 * time.Hour), AuthorityLifetime: state.Duration(8760 * time.Hour), ClusterDomain: "cluster.local",
+		Mode: mode, LeafLifetime: state.Duration(2160 * time.Hour), AuthorityLifetime: state.Duration(8760 * time.Hour),
+		ClusterDomain: "cluster.local",
 	}
 	for _, edit := range edits {
 		edit(p)
@@ -29,12 +30,15 @@ func certificatesFrom(mode state.PKIMode, edits ...func(*state.PKI)) func(*state
 	return func(s *state.State) { s.PKI = p }
 }
 
-// remembersCertificates is a cluster in proxy mode.
+// remembersCertificates returns a cluster in proxy mode whose state records a source of certificates.
 func remembersCertificates(mode state.PKIMode, edits ...func(*state.PKI)) *cluster {
-	return newCluster(kubernetes(corev1.IPv4Protocol), remembers(proven(settings(state.ModeProxy, state.IPv4), certificatesFrom(mode, edits...))))
+	return newCluster(
+		kubernetes(corev1.IPv4Protocol),
+		remembers(ready(settings(state.ModeProxy, state.IPv4), certificatesFrom(mode, edits...))),
+	)
 }
 
-func TestThePKIModeIsTheValueThenWhatIsRememberedThenInternal(t *testing.T) {
+func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 	usersSecrets := func(p *state.PKI) {
 		p.Existing = &state.ExistingSecrets{Server: "s", Node: "n", Push: "p", Authority: "a"}
 	}
@@ -51,7 +55,10 @@ func TestThePKIModeIsTheValueThenWhatIsRememberedThenInternal(t *testing.T) {
 	}
 	// The lifetimes are those of the values in any case.
 	pki := func(mode state.PKIMode, source state.Source, edits ...func(*state.PKI)) jobsettings.PKI {
-		p := state.PKI{Mode: mode, LeafLifetime: state.Duration(8760 * time.Hour), AuthorityLifetime: state.Duration(43800 * time.Hour), ClusterDomain: "cluster.local"}
+		p := state.PKI{
+			Mode: mode, LeafLifetime: state.Duration(8760 * time.Hour), AuthorityLifetime: state.Duration(43800 * time.Hour),
+			ClusterDomain: "cluster.local",
+		}
 		for _, edit := range edits {
 			edit(&p)
 		}
@@ -62,30 +69,37 @@ func TestThePKIModeIsTheValueThenWhatIsRememberedThenInternal(t *testing.T) {
 		values  []string
 		want    jobsettings.PKI
 	}{
-		"nothing is seen": {nil, nil, pki(state.PKIInternal, state.SourceDefault)},
-		"a new cluster":   {newCluster(kubernetes(corev1.IPv4Protocol)), nil, pki(state.PKIInternal, state.SourceDefault)},
-		"a state of a release of before": {newCluster(kubernetes(corev1.IPv4Protocol), remembers(proven(settings(state.ModeProxy, state.IPv4)))), nil,
+		"no cluster":    {nil, nil, pki(state.PKIInternal, state.SourceDefault)},
+		"a new cluster": {newCluster(kubernetes(corev1.IPv4Protocol)), nil, pki(state.PKIInternal, state.SourceDefault)},
+		"a state without PKI settings": {newCluster(kubernetes(corev1.IPv4Protocol), remembers(ready(settings(state.ModeProxy, state.IPv4)))), nil,
 			pki(state.PKIInternal, state.SourceDefault)},
-		"internal is remembered": {remembersCertificates(state.PKIInternal), nil, pki(state.PKIInternal, state.SourceState)},
-		"existingSecret is remembered": {remembersCertificates(state.PKIExistingSecret, usersSecrets), nil,
+		"the state says internal": {remembersCertificates(state.PKIInternal), nil, pki(state.PKIInternal, state.SourceState)},
+		"the state says existingSecret": {remembersCertificates(state.PKIExistingSecret, usersSecrets), nil,
 			pki(state.PKIExistingSecret, state.SourceState, existing("s", "n", "p", "a"))},
-		"one that is remembered is named anew": {remembersCertificates(state.PKIExistingSecret, usersSecrets), []string{"pki.existingSecret.node=other"},
+		"a value overrides one Secret of the " +
+			"state": {remembersCertificates(state.PKIExistingSecret, usersSecrets), []string{"pki.existingSecret.node=other"},
 			pki(state.PKIExistingSecret, state.SourceState, existing("s", "other", "p", "a"))},
-		"certManager is remembered": {remembersCertificates(state.PKICertManager), nil, pki(state.PKICertManager, state.SourceState)},
-		"a user's issuer is remembered": {remembersCertificates(state.PKICertManager, usersIssuer), nil,
+		"the state says certManager": {
+			remembersCertificates(state.PKICertManager), nil, pki(state.PKICertManager, state.SourceState),
+		},
+		"the state names an issuer": {remembersCertificates(state.PKICertManager, usersIssuer), nil,
 			pki(state.PKICertManager, state.SourceState, issuer("company", "ClusterIssuer"))},
-		"another issuer than the one that is remembered": {remembersCertificates(state.PKICertManager, usersIssuer), []string{"pki.certManager.issuerRef.name=team"},
+		"a value overrides the issuer of the " +
+			"state": {remembersCertificates(state.PKICertManager, usersIssuer), []string{"pki.certManager.issuerRef.name=team"},
 			pki(state.PKICertManager, state.SourceState, issuer("team", "Issuer"))},
-		"internal against what is remembered": {remembersCertificates(state.PKIExistingSecret, usersSecrets), []string{"pki.mode=internal"},
+		"internal overrides the state": {remembersCertificates(state.PKIExistingSecret, usersSecrets), []string{"pki.mode=internal"},
 			pki(state.PKIInternal, state.SourceValue)},
-		"certManager against what is remembered": {remembersCertificates(state.PKIInternal), []string{"pki.mode=certManager"},
+		"certManager overrides the state": {remembersCertificates(state.PKIInternal), []string{"pki.mode=certManager"},
 			pki(state.PKICertManager, state.SourceValue)},
-		"an issuer of our own against the one that is remembered": {remembersCertificates(state.PKICertManager, usersIssuer), []string{"pki.mode=certManager"},
+		"certManager without an issuer overrides the issuer of the " +
+			"state": {remembersCertificates(state.PKICertManager, usersIssuer), []string{"pki.mode=certManager"},
 			pki(state.PKICertManager, state.SourceValue)},
-		"existingSecret with the least, against more that is remembered": {remembersCertificates(state.PKIExistingSecret, usersSecrets),
+		"existingSecret overrides all Secrets of the state": {remembersCertificates(state.PKIExistingSecret, usersSecrets),
 			[]string{"pki.mode=existingSecret", "pki.existingSecret={server: x, node: z}"},
 			pki(state.PKIExistingSecret, state.SourceValue, existing("x", "z", "", ""))},
-		"the mode where nothing is seen": {nil, []string{"pki.mode=certManager"}, pki(state.PKICertManager, state.SourceValue)},
+		"certManager without a cluster": {
+			nil, []string{"pki.mode=certManager"}, pki(state.PKICertManager, state.SourceValue),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, test.values...), cluster: test.cluster}.render(t)
@@ -96,34 +110,46 @@ func TestThePKIModeIsTheValueThenWhatIsRememberedThenInternal(t *testing.T) {
 	}
 }
 
-func TestTheLifetimesAreTheValuesWhateverIsRemembered(t *testing.T) {
-	out := rendering{values: proxyMode(t, "pki.lifetime={certificate: 10m, authority: 1h}"), cluster: remembersCertificates(state.PKIInternal)}.render(t)
-	if pki := decided(out).PKI; pki.LeafLifetime.String() != "10m0s" || pki.AuthorityLifetime.String() != "1h0m0s" || pki.Source != state.SourceState {
+func TestCertificateLifetimesComeFromValuesOnly(t *testing.T) {
+	out := rendering{
+		values:  proxyMode(t, "pki.lifetime={certificate: 10m, authority: 1h}"),
+		cluster: remembersCertificates(state.PKIInternal),
+	}.render(t)
+	if pki := decided(out).PKI; pki.LeafLifetime.String() != "10m0s" || pki.AuthorityLifetime.String() != "1h0m0s" ||
+		pki.Source != state.SourceState {
 		t.Errorf("the Jobs are told %+v", pki)
 	}
 }
 
-// What stands in the values for another mode would be silently useless, whoever
-// decided the mode.
-func TestSecretsAndIssuersOfAnotherPKIModeAreRefused(t *testing.T) {
+// Values for another mode would be ignored silently, whatever selected the mode.
+func TestRejectsSecretsAndIssuersOfAnotherPKIMode(t *testing.T) {
 	for _, test := range []struct {
 		cluster *cluster
 		set     string
 		want    string
 	}{
-		{nil, "pki.existingSecret.server=s", "pki.existingSecret.server: with pki.mode internal, which is decided by default"},
-		{remembersCertificates(state.PKICertManager), "pki.existingSecret.ca=a", "pki.existingSecret.ca: with pki.mode certManager, which is decided by state"},
-		{remembersCertificates(state.PKIInternal), "pki.certManager.issuerRef.name=i", "pki.certManager.issuerRef.name: with pki.mode internal, which is decided by state"},
+		{
+			nil, "pki.existingSecret.server=s", "pki.existingSecret.server: with pki.mode internal, which is decided by default",
+		},
+		{
+			remembersCertificates(state.PKICertManager), "pki.existingSecret.ca=a",
+			"pki.existingSecret.ca: with pki.mode certManager, which is decided by state",
+		},
+		{
+			remembersCertificates(state.PKIInternal), "pki.certManager.issuerRef.name=i",
+			"pki.certManager.issuerRef.name: with pki.mode internal, which is decided by state",
+		},
 	} {
-		if _, err := (rendering{values: proxyMode(t, test.set), cluster: test.cluster}).try(t); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := (rendering{values: proxyMode(t, test.set), cluster: test.cluster}).try(t); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want … %s …", test.set, err, test.want)
 		}
-		// An external registry has no certificates of ours.
+		// With an external registry the values have no effect.
 		rendering{values: with(t, nil, test.set, "registryURL=registry.example.com")}.render(t)
 	}
 }
 
-func TestThePushCredentialMayBeTheUsers(t *testing.T) {
+func TestExistingPushCredentialIsPassedToTheJobs(t *testing.T) {
 	for _, mode := range []string{"true", "false"} {
 		out := rendering{values: with(t, nil, "registryProxy="+mode, "auth.existingSecret=mine")}.render(t)
 		if secret := decided(out).Push.Secret; secret != "mine" {
@@ -135,8 +161,7 @@ func TestThePushCredentialMayBeTheUsers(t *testing.T) {
 	}
 }
 
-// rights are what a Role and a ClusterRole grant: resource and name, or * for any
-// name → verbs.
+// rights returns the verbs that rules grant, by resource and name; * stands for any name.
 func rights(rules ...rbacv1.PolicyRule) map[string]string {
 	found := map[string]string{}
 	for _, rule := range rules {
@@ -156,7 +181,7 @@ func rights(rules ...rbacv1.PolicyRule) map[string]string {
 	return found
 }
 
-func TestTheCronJobsRightsAreTheseAndNoOthers(t *testing.T) {
+func TestCertificatesCronJobHasMinimalPermissions(t *testing.T) {
 	always := map[string]string{
 		"secrets *":                         "create",
 		"secrets zarf-registry-state":       "get update",
@@ -194,12 +219,17 @@ func TestTheCronJobsRightsAreTheseAndNoOthers(t *testing.T) {
 	}{
 		"internal":      {nil, nil},
 		"nodeport mode": {[]string{"registryProxy=false"}, nil},
-		"the user's Secrets": {[]string{"pki.mode=existingSecret", "pki.existingSecret={server: s, node: m, push: p, ca: s}", "auth.existingSecret=c"}, map[string]string{
+		"existing Secrets": {[]string{"pki.mode=existingSecret", "pki.existingSecret={server: s, node: m, push: p, ca: " +
+			"s}", "auth.existingSecret=c"}, map[string]string{
 			"secrets s": "get", "secrets m": "get", "secrets p": "get", "secrets c": "get",
 		}},
-		"cert-manager, with an issuer of our own": {[]string{"pki.mode=certManager"}, certManager},
-		"cert-manager, with the user's issuer":    {[]string{"pki.mode=certManager", "pki.certManager.issuerRef.name=i"}, certManager},
-		"cert-manager, with a ClusterIssuer":      {[]string{"pki.mode=certManager", "pki.certManager.issuerRef={name: i, kind: ClusterIssuer}"}, certManager},
+		"cert-manager with the chart's issuer": {[]string{"pki.mode=certManager"}, certManager},
+		"cert-manager with an existing Issuer": {
+			[]string{"pki.mode=certManager", "pki.certManager.issuerRef.name=i"}, certManager,
+		},
+		"cert-manager with a ClusterIssuer": {
+			[]string{"pki.mode=certManager", "pki.certManager.issuerRef={name: i, kind: ClusterIssuer}"}, certManager,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, test.sets...)}.render(t)
@@ -209,26 +239,36 @@ func TestTheCronJobsRightsAreTheseAndNoOthers(t *testing.T) {
 					want[key] = verbs
 				}
 			}
-			got := rights(append(find[*rbacv1.Role](t, out, "zarf-registry-certificates").Rules, find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-certificates").Rules...)...)
+			got := rights(append(
+				find[*rbacv1.Role](t, out, "zarf-registry-certificates").Rules,
+				find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-certificates").Rules...,
+			)...)
 			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("wanted (-), granted (+):\n%s", diff)
+				t.Errorf("permissions (-want +got):\n%s", diff)
 			}
-			// Whatever the CronJob may do the Jobs may do: they run the same code.
-			jobs := rights(append(find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules, find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-hook").Rules...)...)
+			// The Jobs run the same code, so they need all of the CronJob's permissions.
+			jobs := rights(append(
+				find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules,
+				find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-hook").Rules...,
+			)...)
 			for key, verbs := range got {
 				if !subset(strings.Fields(verbs), strings.Fields(jobs[key])...) {
-					t.Errorf("the CronJob may %s %s, the Jobs may %s", verbs, key, jobs[key])
+					t.Errorf("the CronJob may %s %s, the Jobs only %s", verbs, key, jobs[key])
 				}
 			}
 		})
 	}
 }
 
-func TestTheJobsMayReadTheUsersSecretsAndNothingElseOfThem(t *testing.T) {
+func TestJobsCanOnlyReadUserSecrets(t *testing.T) {
 	granted := func(sets ...string) map[string]string {
-		return rights(find[*rbacv1.Role](t, rendering{values: proxyMode(t, sets...)}.render(t), "zarf-registry-hook").Rules...)
+		return rights(
+			find[*rbacv1.Role](t, rendering{values: proxyMode(t, sets...)}.render(t), "zarf-registry-hook").Rules...,
+		)
 	}
-	got := granted("pki.mode=existingSecret", "pki.existingSecret={server: s, node: m, push: p, ca: a}", "auth.existingSecret=c")
+	got := granted(
+		"pki.mode=existingSecret", "pki.existingSecret={server: s, node: m, push: p, ca: a}", "auth.existingSecret=c",
+	)
 	for _, name := range []string{"s", "m", "p", "a", "c"} {
 		if verbs := got["secrets "+name]; verbs != "get" {
 			t.Errorf("%s: %q", name, verbs)
@@ -241,14 +281,16 @@ func TestTheJobsMayReadTheUsersSecretsAndNothingElseOfThem(t *testing.T) {
 		}
 	}
 	if len(got) != len(without)+5 {
-		t.Errorf("%d rights, without Secrets of the user %d", len(got), len(without))
+		t.Errorf("%d permissions, %d without existing Secrets", len(got), len(without))
 	}
-	if verbs := granted("pki.mode=certManager", "pki.certManager.issuerRef.name=i")["cert-manager.io/issuers i"]; verbs != "get" {
-		t.Errorf("the user's issuer: %q", verbs)
+	if verbs := granted(
+		"pki.mode=certManager", "pki.certManager.issuerRef.name=i",
+	)["cert-manager.io/issuers i"]; verbs != "get" {
+		t.Errorf("the existing issuer: %q", verbs)
 	}
 }
 
-func TestThereIsNoCronJobWithoutASchedule(t *testing.T) {
+func TestCertificatesCronJobRequiresASchedule(t *testing.T) {
 	for _, sets := range [][]string{{"pki.rotation.schedule=''"}, {"registryURL=registry.example.com"}} {
 		for _, o := range (rendering{values: with(t, nil, sets...)}).render(t).objects {
 			if o.GetLabels()["app.kubernetes.io/component"] == "certificates" {
@@ -260,18 +302,21 @@ func TestThereIsNoCronJobWithoutASchedule(t *testing.T) {
 	c := find[*batchv1.CronJob](t, out, "zarf-registry-certificates")
 	job := c.Spec.JobTemplate.Spec
 	args := job.Template.Spec.Containers[0].Args
-	want := []string{"certs", "renew", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry", "--timeout=5m", "--log-format=json"}
+	want := []string{
+		"certs", "renew", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry", "--timeout=5m",
+		"--log-format=json",
+	}
 	if c.Spec.Schedule != "@daily" || *job.ActiveDeadlineSeconds != 330 || !slices.Equal(args, want) {
 		t.Errorf("%s, %d s, %s", c.Spec.Schedule, *job.ActiveDeadlineSeconds, args)
 	}
 	for _, o := range out.objects {
 		if o.GetLabels()["app.kubernetes.io/component"] == "certificates" && o.hook() != "" {
-			t.Errorf("%s is a hook: it would be gone between upgrades", o)
+			t.Errorf("%s is a hook, which Helm deletes after each upgrade", o)
 		}
 	}
 }
 
-// near is where the CronJob's pod prefers to be.
+// near returns the component and the nodes that a pod prefers to run close to.
 func near(spec corev1.PodSpec) (component string, nodes []string) {
 	if spec.Affinity == nil {
 		return "", nil
@@ -291,7 +336,7 @@ func near(spec corev1.PodSpec) (component string, nodes []string) {
 	return component, nodes
 }
 
-func TestTheCronJobsImageIsOneThatItsNodesCanRun(t *testing.T) {
+func TestCertificatesCronJobImageMatchesItsNodes(t *testing.T) {
 	const pushed = "127.0.0.1:31999/zarf-registry/init-hook:0.1.0"
 	digest := "sha256:" + strings.Repeat("a", 64)
 	notReady := node("r", "arm64")
@@ -300,7 +345,10 @@ func TestTheCronJobsImageIsOneThatItsNodesCanRun(t *testing.T) {
 	labelled.Labels = map[string]string{"disk": "fast"}
 	other := node("o", "s390x")
 	knows := func(image *state.HookImage, edits ...func(*state.State)) runtime.Object {
-		return remembers(proven(settings(state.ModeProxy, state.IPv4), append([]func(*state.State){func(s *state.State) { s.HookImage = image }}, edits...)...))
+		return remembers(ready(
+			settings(state.ModeProxy, state.IPv4),
+			append([]func(*state.State){func(s *state.State) { s.HookImage = image }}, edits...)...,
+		))
 	}
 	onARM := &state.HookImage{Reference: "zarf-registry/init-hook:0.0.9", Architecture: "arm64"}
 	a, b := node("a", "amd64"), node("b", "arm64")
@@ -309,32 +357,70 @@ func TestTheCronJobsImageIsOneThatItsNodesCanRun(t *testing.T) {
 		values       []string
 		image        string // "" means the configured one
 		architecture string // of the CronJob
-		finish       string // the architecture that finish is bound to
+		finish       string // the architecture that finish requires
 		nodes        []string
 	}{
-		"no cluster is seen":                       {image: pushed},
-		"one architecture":                         {[]runtime.Object{a, notReady}, nil, pushed, "amd64", "", nil},
-		"two, and nobody has the image":            {[]runtime.Object{b, a}, nil, pushed, "amd64", "amd64", nil},
-		"two, and one has the image":               {[]runtime.Object{a, node("h", "arm64", hookImage)}, nil, pushed, "arm64", "", nil},
-		"two, and both have the image":             {[]runtime.Object{node("g", "amd64", hookImage), node("h", "arm64", hookImage)}, nil, pushed, "amd64", "amd64", nil},
-		"two, and the last one was of arm64":       {[]runtime.Object{a, b, knows(onARM)}, nil, pushed, "arm64", "arm64", nil},
-		"the last one was of arm64, now gone":      {[]runtime.Object{a, knows(onARM)}, nil, pushed, "amd64", "", nil},
-		"the Jobs run the pushed one too":          {[]runtime.Object{a, b, knows(pushedHookImage)}, nil, pushed, "amd64", "amd64", nil},
-		"only one has a payload":                   {[]runtime.Object{a, b}, []string{"injector.architectures=[arm64]"}, pushed, "arm64", "arm64", nil},
-		"a node that nothing is made for":          {[]runtime.Object{a, other}, nil, pushed, "amd64", "amd64", nil},
-		"an architecture that nothing is made for": {[]runtime.Object{other, node("p", "ppc64le")}, nil, "", "", "", nil},
-		"a node selector":                          {[]runtime.Object{a, labelled}, []string{"initHook.nodeSelector={disk: fast}"}, pushed, "arm64", "", nil},
-		"a node selector with the architecture":    {[]runtime.Object{a, b}, []string{"initHook.nodeSelector={kubernetes.io/arch: arm64}"}, pushed, "arm64", "arm64", nil},
-		"an affinity, which may mean any":          {[]runtime.Object{a, b}, []string{"initHook.affinity={nodeAffinity: {}}"}, "", "", "", nil},
-		"an affinity, and one architecture":        {[]runtime.Object{a}, []string{"initHook.affinity={nodeAffinity: {}}"}, pushed, "amd64", "", nil},
-		"nothing is pushed":                        {[]runtime.Object{a, b, node("h", "arm64", hookImage)}, []string{"initHook.pushImages=false"}, "", "", "", []string{"h"}},
-		"nothing may be pulled":                    {[]runtime.Object{a}, []string{"initHook.image.pullPolicy=Never"}, "", "", "", nil},
-		"a workstation that could not push it":     {[]runtime.Object{a, knows(nil)}, nil, "", "", "", nil},
-		"nothing is known of another registry":     {[]runtime.Object{a, remembers(proven(settings(state.ModeExternal, state.IPv4)))}, nil, pushed, "amd64", "", nil},
-		"another tag":                              {[]runtime.Object{a}, []string{"initHook.image.tag=0.2.0"}, "127.0.0.1:31999/zarf-registry/init-hook:0.2.0", "amd64", "", nil},
-		"a digest":                                 {[]runtime.Object{a}, []string{"initHook.image.tag=0.2.0", "initHook.image.digest=" + digest}, pushed, "amd64", "", nil},
-		"another port":                             {[]runtime.Object{a}, []string{"port=32000"}, "127.0.0.1:32000/zarf-registry/init-hook:0.1.0", "amd64", "", nil},
-		"an IPv6 cluster":                          {[]runtime.Object{a, kubernetes(corev1.IPv6Protocol)}, nil, "[::1]:31999/zarf-registry/init-hook:0.1.0", "amd64", "", nil},
+		"no cluster":       {image: pushed},
+		"one architecture": {[]runtime.Object{a, notReady}, nil, pushed, "amd64", "", nil},
+		"two architectures, no node has the image": {[]runtime.Object{b, a}, nil, pushed, "amd64", "amd64", nil},
+		"two architectures, one has the image": {
+			[]runtime.Object{a, node("h", "arm64", hookImage)}, nil, pushed, "arm64", "", nil,
+		},
+		"two architectures, both have the image": {
+			[]runtime.Object{node("g", "amd64", hookImage), node("h", "arm64", hookImage)}, nil, pushed, "amd64", "amd64", nil,
+		},
+		"two architectures, the pushed image is for arm64": {
+			[]runtime.Object{a, b, knows(onARM)}, nil, pushed, "arm64", "arm64", nil,
+		},
+		"the pushed image is for arm64, which is gone": {
+			[]runtime.Object{a, knows(onARM)}, nil, pushed, "amd64", "", nil,
+		},
+		"the Jobs use the pushed image too": {
+			[]runtime.Object{a, b, knows(pushedHookImage)}, nil, pushed, "amd64", "amd64", nil,
+		},
+		"the payload is for one architecture": {
+			[]runtime.Object{a, b}, []string{"injector.architectures=[arm64]"}, pushed, "arm64", "arm64", nil,
+		},
+		"a node of an unsupported architecture": {[]runtime.Object{a, other}, nil, pushed, "amd64", "amd64", nil},
+		"only unsupported architectures":        {[]runtime.Object{other, node("p", "ppc64le")}, nil, "", "", "", nil},
+		"a node selector": {
+			[]runtime.Object{a, labelled}, []string{"initHook.nodeSelector={disk: fast}"}, pushed, "arm64", "", nil,
+		},
+		"a node selector for an architecture": {
+			[]runtime.Object{a, b}, []string{"initHook.nodeSelector={kubernetes.io/arch: arm64}"}, pushed, "arm64", "arm64", nil,
+		},
+		"an affinity, with two architectures": {
+			[]runtime.Object{a, b}, []string{"initHook.affinity={nodeAffinity: {}}"}, "", "", "", nil,
+		},
+		"an affinity, with one architecture": {
+			[]runtime.Object{a}, []string{"initHook.affinity={nodeAffinity: {}}"}, pushed, "amd64", "", nil,
+		},
+		"no image is pushed": {
+			[]runtime.Object{a, b, node("h", "arm64", hookImage)}, []string{"initHook.pushImages=false"}, "", "", "",
+			[]string{"h"},
+		},
+		"pulls are disabled": {
+			[]runtime.Object{a}, []string{"initHook.image.pullPolicy=Never"}, "", "", "", nil,
+		},
+		"a workstation could not push the image": {[]runtime.Object{a, knows(nil)}, nil, "", "", "", nil},
+		"the state has an external registry": {
+			[]runtime.Object{a, remembers(ready(settings(state.ModeExternal, state.IPv4)))}, nil, pushed, "amd64", "", nil,
+		},
+		"another tag": {
+			[]runtime.Object{a}, []string{"initHook.image.tag=0.2.0"}, "127.0.0.1:31999/zarf-registry/init-hook:0.2.0", "amd64",
+			"", nil,
+		},
+		"a digest": {
+			[]runtime.Object{a}, []string{"initHook.image.tag=0.2.0", "initHook.image.digest=" + digest}, pushed, "amd64", "",
+			nil,
+		},
+		"another port": {
+			[]runtime.Object{a}, []string{"port=32000"}, "127.0.0.1:32000/zarf-registry/init-hook:0.1.0", "amd64", "", nil,
+		},
+		"an IPv6 cluster": {
+			[]runtime.Object{a, kubernetes(corev1.IPv6Protocol)}, nil, "[::1]:31999/zarf-registry/init-hook:0.1.0", "amd64", "",
+			nil,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := rendering{values: proxyMode(t, append([]string{"imagePullSecrets=[{name: mine}]"}, test.values...)...)}
@@ -352,42 +438,52 @@ func TestTheCronJobsImageIsOneThatItsNodesCanRun(t *testing.T) {
 				}
 			}
 			if c.Image != test.image || c.ImagePullPolicy != wantPolicy || fmt.Sprint(spec.ImagePullSecrets) != wantSecrets {
-				t.Errorf("%s, %s, with %v; want %s, %s, with %s", c.Image, c.ImagePullPolicy, spec.ImagePullSecrets, test.image, wantPolicy, wantSecrets)
+				t.Errorf(
+					"%s, %s, with %v; want %s, %s, with %s", c.Image, c.ImagePullPolicy, spec.ImagePullSecrets, test.image, wantPolicy,
+					wantSecrets,
+				)
 			}
 			if got := spec.NodeSelector["kubernetes.io/arch"]; got != test.architecture {
-				t.Errorf("it runs on %q, want %q", got, test.architecture)
+				t.Errorf("it runs on architecture %q, want %q", got, test.architecture)
 			}
 			finish := find[*batchv1.Job](t, out, "zarf-registry-finish").Spec.Template.Spec
 			if got := finish.NodeSelector["kubernetes.io/arch"]; got != test.finish {
-				t.Errorf("finish, which pushes it, runs on %q, want %q", got, test.finish)
+				t.Errorf("finish, which pushes the image, runs on architecture %q, want %q", got, test.finish)
 			}
 			component, nodes := near(spec)
 			if component != "registry" || !slices.Equal(nodes, test.nodes) {
-				t.Errorf("it goes near %q, to %s", component, nodes)
+				t.Errorf("it prefers to run near %q, on %s", component, nodes)
 			}
 			if in, _ := nodeFields(spec.Affinity); len(in) > 0 {
-				t.Errorf("it requires %s, which may be gone when it runs", in)
+				t.Errorf("it requires nodes %s, which may be gone when it runs", in)
 			}
 		})
 	}
 }
 
-// The CronJob pulls as everybody does.
-func TestTheCronJobPullsWithWhatTheModeNeeds(t *testing.T) {
+// The CronJob pulls from the registry like any other pod.
+func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
 	for name, test := range map[string]struct {
 		sets    []string
 		secrets string
 		where   map[string]string
 	}{
 		"proxy mode": {[]string{"registryProxy=true"}, "[]", map[string]string{"kubernetes.io/os": "linux"}},
-		"where proxies are": {[]string{"registryProxy=true", "proxy.nodeSelector={images: 'true'}", "initHook.nodeSelector={disk: fast}"}, "[]",
+		"only on nodes with proxies": {[]string{"registryProxy=true", "proxy.nodeSelector={images: 'true'}", "initHook.nodeSelector={disk: fast}"}, "[]",
 			map[string]string{"kubernetes.io/os": "linux", "images": "true", "disk": "fast"}},
-		"nodeport mode":    {[]string{"registryProxy=false", "proxy.nodeSelector={images: 'true'}"}, "[{zarf-registry-pull}]", map[string]string{"kubernetes.io/os": "linux"}},
-		"anybody may pull": {[]string{"registryProxy=false", "auth.anonymousPull=true"}, "[]", map[string]string{"kubernetes.io/os": "linux"}},
+		"nodeport mode": {
+			[]string{"registryProxy=false", "proxy.nodeSelector={images: 'true'}"}, "[{zarf-registry-pull}]",
+			map[string]string{"kubernetes.io/os": "linux"},
+		},
+		"anonymous pulls": {
+			[]string{"registryProxy=false", "auth.anonymousPull=true"}, "[]", map[string]string{"kubernetes.io/os": "linux"},
+		},
 		"the configured image": {[]string{"registryProxy=true", "initHook.pushImages=false", "proxy.nodeSelector={images: 'true'}", "imagePullSecrets=[{name: mine}]"}, "[{mine}]",
 			map[string]string{"kubernetes.io/os": "linux"}},
 	} {
-		spec := find[*batchv1.CronJob](t, rendering{values: with(t, nil, test.sets...)}.render(t), "zarf-registry-certificates").Spec.JobTemplate.Spec.Template.Spec
+		spec := find[*batchv1.CronJob](
+			t, rendering{values: with(t, nil, test.sets...)}.render(t), "zarf-registry-certificates",
+		).Spec.JobTemplate.Spec.Template.Spec
 		if got := fmt.Sprint(spec.ImagePullSecrets); got != test.secrets {
 			t.Errorf("%s: %s, want %s", name, got, test.secrets)
 		}
@@ -395,23 +491,41 @@ func TestTheCronJobPullsWithWhatTheModeNeeds(t *testing.T) {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}
-	spec := find[*batchv1.CronJob](t, rendering{values: proxyMode(t, "initHook.affinity={podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}, podAntiAffinity: {}}")}.render(t), "zarf-registry-certificates").Spec.JobTemplate.Spec.Template.Spec
+	spec := find[*batchv1.CronJob](
+		t,
+		rendering{
+			values: proxyMode(
+				t, "initHook.affinity={podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}, podAntiAffinity: {}}",
+			),
+		}.render(t),
+		"zarf-registry-certificates",
+	).Spec.JobTemplate.Spec.Template.Spec
 	if component, _ := near(spec); component != "" || spec.Affinity.PodAntiAffinity == nil {
 		t.Errorf("the user's affinity was changed: %v", spec.Affinity)
 	}
 }
 
-// The names that the chart and the Jobs share.
-func TestTheChartKnowsTheSecretsOfTheJobs(t *testing.T) {
-	suffixes := []string{names.SuffixState, names.SuffixCA, names.SuffixServerTLS, names.SuffixNodeTLS, names.SuffixPushTLS, names.SuffixCredentials, names.SuffixPull}
+// The chart must reject the names of all Secrets that the Jobs create.
+func TestRejectsNamesOfGeneratedSecrets(t *testing.T) {
+	suffixes := []string{
+		names.SuffixState, names.SuffixCA, names.SuffixServerTLS, names.SuffixNodeTLS, names.SuffixPushTLS,
+		names.SuffixCredentials, names.SuffixPull,
+	}
 	if diff := cmp.Diff(suffixes, hookMade); diff != "" {
 		t.Error(diff)
 	}
 	for _, suffix := range slices.Concat(suffixes, issued) {
-		for _, path := range []string{"auth.existingSecret", "pki.existingSecret.server", "pki.existingSecret.node", "pki.existingSecret.push", "pki.existingSecret.ca"} {
+		for _, path := range []string{
+			"auth.existingSecret", "pki.existingSecret.server", "pki.existingSecret.node", "pki.existingSecret.push",
+			"pki.existingSecret.ca",
+		} {
 			name := "zarf-registry" + suffix
-			_, err := rendering{values: proxyMode(t, "pki.mode=existingSecret", "pki.existingSecret={server: s, node: m}", path+"="+name)}.try(t)
-			if want := "zarf-registry: " + path + ": Secret " + name + " is one that the Jobs make; name one of your own"; err == nil || !strings.HasSuffix(err.Error(), want) {
+			_, err := rendering{
+				values: proxyMode(t, "pki.mode=existingSecret", "pki.existingSecret={server: s, node: m}", path+"="+name),
+			}.try(t)
+			if want := "zarf-registry: " + path + ": Secret " + name + " is one that the Jobs make; name one of your " +
+				"own"; err == nil ||
+				!strings.HasSuffix(err.Error(), want) {
 				t.Errorf("%s=%s: %v", path, name, err)
 			}
 		}

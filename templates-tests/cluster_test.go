@@ -20,7 +20,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// cluster is what lookup sees: objects in a fake API. It counts the questions.
+// cluster is a fake API for lookup, which records the requests.
 type cluster struct {
 	client *fake.FakeDynamicClient
 	asked  []string
@@ -30,7 +30,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 	return &cluster{client: fake.NewSimpleDynamicClient(scheme.Scheme, objects...)}
 }
 
-// GetClientFor is Helm's engine.ClientProvider.
+// GetClientFor implements Helm's engine.ClientProvider.
 func (c *cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
 	c.asked = append(c.asked, apiVersion+" "+kind)
 	for _, known := range []struct {
@@ -46,16 +46,18 @@ func (c *cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableRe
 			return c.client.Resource(resource), known.namespaced, nil
 		}
 	}
-	return nil, false, fmt.Errorf("the chart asks for %s %s, which the design does not allow it", apiVersion, kind)
+	return nil, false, fmt.Errorf("unexpected lookup of %s %s", apiVersion, kind)
 }
 
-// node is a ready Linux node with containerd that reports images.
+// node returns a ready Linux node with containerd that reports images.
 func node(name, architecture string, images ...string) *corev1.Node {
 	n := &corev1.Node{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Status: corev1.NodeStatus{
-			NodeInfo:   corev1.NodeSystemInfo{Architecture: architecture, OperatingSystem: "linux", ContainerRuntimeVersion: "containerd://2.1.4"},
+			NodeInfo: corev1.NodeSystemInfo{
+				Architecture: architecture, OperatingSystem: "linux", ContainerRuntimeVersion: "containerd://2.1.4",
+			},
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
 		},
 	}
@@ -65,7 +67,7 @@ func node(name, architecture string, images ...string) *corev1.Node {
 	return n
 }
 
-// service is a Service as far as its IP families.
+// service returns a Service with IP families.
 func service(namespace, name string, families ...corev1.IPFamily) *corev1.Service {
 	return &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
@@ -74,12 +76,12 @@ func service(namespace, name string, families ...corev1.IPFamily) *corev1.Servic
 	}
 }
 
-// kubernetes is the one Service that every cluster has.
+// kubernetes returns the Service default/kubernetes, which every cluster has.
 func kubernetes(families ...corev1.IPFamily) *corev1.Service {
 	return service(metav1.NamespaceDefault, "kubernetes", families...)
 }
 
-// settings are those of a mode with the usual address of its IP family.
+// settings returns the settings of a mode, with the default address of its IP family.
 func settings(mode state.Mode, family state.IPFamily) state.Settings {
 	s := state.Settings{Mode: mode, IPFamily: family, MTLS: "internal", DecidedBy: state.SourceValue}
 	switch {
@@ -93,21 +95,24 @@ func settings(mode state.Mode, family state.IPFamily) state.Settings {
 	return s
 }
 
-// proven is the state that finish leaves. Edits change it.
-func proven(s state.Settings, edits ...func(*state.State)) state.State {
+// ready returns the state after finish, with edits applied.
+func ready(s state.Settings, edits ...func(*state.State)) state.State {
 	current := s
-	saved := state.State{Phase: state.PhaseReady, Desired: s, Current: &current, UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}
+	saved := state.State{
+		Phase: state.PhaseReady, Desired: s, Current: &current, UpdatedBy: "0.1.0",
+		UpdatedAt: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC),
+	}
 	for _, edit := range edits {
 		edit(&saved)
 	}
 	return saved
 }
 
-// remembers is the Secret with the state, as the hook writes it.
+// remembers returns the state Secret as the hook writes it.
 func remembers(s state.State) *corev1.Secret {
 	data, err := state.Encode(s)
 	if err != nil {
-		panic(err) // a test's own mistake
+		panic(err) // a mistake in the test
 	}
 	return stateSecret(string(data))
 }
@@ -120,34 +125,41 @@ func stateSecret(json string) *corev1.Secret {
 	}
 }
 
-// pushedHookImage is init-hook's image as the state names it, hookImage from where its name leads.
+// pushedHookImage is the init-hook image as the state records it; hookImage is the configured one.
 var pushedHookImage = &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}
 
-// image is an image as a node reports it, of a size in bytes.
+// image returns an image as a node reports it, with its size in bytes.
 func image(size int64, names ...string) corev1.ContainerImage {
 	return corev1.ContainerImage{Names: names, SizeBytes: size}
 }
 
-// holding is a node that reports images with their sizes.
+// holding returns a node that reports images with their sizes.
 func holding(name, architecture string, images ...corev1.ContainerImage) *corev1.Node {
 	n := node(name, architecture)
 	n.Status.Images = images
 	return n
 }
 
-// crowded is a node with a list of images that was cut off: the kubelet reports
-// the 50 largest. The smallest ones of its list are those given.
+// crowded returns a node with a truncated image list: kubelets report only the 50 largest images. The
+// given images are the smallest of the list.
 func crowded(name, architecture string, images ...corev1.ContainerImage) *corev1.Node {
 	for i := len(images); i < 50; i++ {
 		digest := strings.Repeat(fmt.Sprintf("%02x", i), 32)
-		images = append(images, image(int64(i+1)*100e6, fmt.Sprintf("example.com/%s/app-%d@sha256:%s", name, i, digest), fmt.Sprintf("example.com/%s/app-%d:1", name, i)))
+		images = append(
+			images,
+			image(
+				int64(i+1)*100e6, fmt.Sprintf("example.com/%s/app-%d@sha256:%s", name, i, digest),
+				fmt.Sprintf("example.com/%s/app-%d:1", name, i),
+			),
+		)
 	}
 	return holding(name, architecture, images...)
 }
 
 const hookImage = "ghcr.io/zarf-dev/zarf-registry/init-hook:0.1.0"
 
-// clusters are the ones that every combination is rendered for; nil is none.
+// clusters are those in which matrix renders every values file. A nil cluster stands for helm
+// template.
 func clusters() map[string]func() *cluster {
 	crio := node("c", "amd64", "registry.k8s.io/pause:3.10")
 	crio.Status.NodeInfo.ContainerRuntimeVersion = "cri-o://1.35.0"
@@ -156,30 +168,38 @@ func clusters() map[string]func() *cluster {
 	return map[string]func() *cluster{
 		"no cluster": func() *cluster { return nil },
 		"a new cluster": func() *cluster {
-			return newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10", hookImage), node("b", "amd64", "registry.k8s.io/pause:3.10"))
+			return newCluster(
+				kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10", hookImage),
+				node("b", "amd64", "registry.k8s.io/pause:3.10"),
+			)
 		},
 		"an IPv6 cluster": func() *cluster { return newCluster(kubernetes(corev1.IPv6Protocol), node("a", "arm64")) },
 		"a cluster that remembers proxy mode": func() *cluster {
 			return newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"), node("b", "amd64", "registry.k8s.io/pause:3.9"),
-				remembers(proven(settings(state.ModeProxy, state.IPv4), func(s *state.State) { s.HookImage = pushedHookImage })))
+				remembers(ready(settings(state.ModeProxy, state.IPv4), func(s *state.State) { s.HookImage = pushedHookImage })))
 		},
 		"a cluster that remembers nodeport mode": func() *cluster {
 			return newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10", hookImage),
-				remembers(proven(settings(state.ModeNodePort, state.IPv4), func(s *state.State) { s.HookImage = pushedHookImage })))
+				remembers(ready(settings(state.ModeNodePort, state.IPv4), func(s *state.State) { s.HookImage = pushedHookImage })))
 		},
 		"a cluster that remembers an external registry": func() *cluster {
-			return newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64"), remembers(proven(settings(state.ModeExternal, state.IPv4))))
+			return newCluster(
+				kubernetes(corev1.IPv4Protocol), node("a", "amd64"), remembers(ready(settings(state.ModeExternal, state.IPv4))),
+			)
 		},
 		"a dual-stack cluster": func() *cluster { return newCluster(kubernetes(corev1.IPv4Protocol), dual) },
 		"a cluster of all sorts": func() *cluster {
 			return newCluster(kubernetes(corev1.IPv4Protocol), crio,
-				node("a", "amd64", "registry.k8s.io/pause:3.9", hookImage), node("b", "amd64", "docker.io/rancher/mirrored-pause:3.6"),
-				node("d", "arm64", "registry.k8s.io/pause:3.10"), node("e", "arm64", "registry.k8s.io/pause:3.8"), node("f", "amd64"), crowded("g", "amd64"))
+				node("a", "amd64", "registry.k8s.io/pause:3.9", hookImage),
+				node("b", "amd64", "docker.io/rancher/mirrored-pause:3.6"),
+				node(
+					"d", "arm64", "registry.k8s.io/pause:3.10",
+				), node("e", "arm64", "registry.k8s.io/pause:3.8"), node("f", "amd64"), crowded("g", "amd64"))
 		},
 	}
 }
 
-// listed returns what a cluster has of a kind of the core group.
+// listed returns the objects of a kind of the core group in a cluster.
 func listed(t testing.TB, c *cluster, kind string) []runtime.Object {
 	t.Helper()
 	resource, _, err := c.GetClientFor("v1", kind)

@@ -30,17 +30,17 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
-// trees makes the command tree of each program that the chart runs.
+// trees returns the command tree of each program that the chart runs.
 var trees = map[string]func() *cobra.Command{
 	"registry":      registryroot.New,
 	"registry-node": noderoot.New,
 	"init-hook":     func() *cobra.Command { return cli.New(io.Discard, io.Discard) },
 }
 
-// program is the base name of what a container runs, whatever brings it there.
+// program returns the base name of the program that a container runs, injected or not.
 func program(c corev1.Container) string { return filepath.Base(c.Command[len(c.Command)-1]) }
 
-// command is a container that runs a program of the project.
+// command is a container that runs a program of this project.
 type command struct {
 	corev1.Container
 	workload workload
@@ -49,7 +49,7 @@ type command struct {
 func commands(out *output) (found []command) {
 	for _, w := range workloads(out) {
 		for _, c := range containers(w.pod.Spec) {
-			// The pause image has one of its own.
+			// The pause image has its own entry point.
 			if len(c.Command) > 0 {
 				found = append(found, command{c, w})
 			}
@@ -58,7 +58,7 @@ func commands(out *output) (found []command) {
 	return found
 }
 
-func TestEveryProgramUnderstandsItsArguments(t *testing.T) {
+func TestProgramsParseTheirArguments(t *testing.T) {
 	parsed := map[string]int{}
 	for _, combination := range matrix(t) {
 		for _, c := range commands(combination.output) {
@@ -88,16 +88,19 @@ func TestEveryProgramUnderstandsItsArguments(t *testing.T) {
 			parsed[program(c.Container)+" "+path]++
 		}
 	}
-	for _, want := range []string{"registry serve", "registry-node proxy", "registry-node configure", "registry-node pause", "init-hook prepare", "init-hook finish", "init-hook cleanup", "init-hook certs renew", "init-hook version", "init-hook check push", "init-hook check tls"} {
+	for _, want := range []string{
+		"registry serve", "registry-node proxy", "registry-node configure", "registry-node pause", "init-hook prepare",
+		"init-hook finish", "init-hook cleanup", "init-hook certs renew", "init-hook version", "init-hook check push",
+		"init-hook check tls",
+	} {
 		if parsed[want] == 0 {
 			t.Errorf("%s was never parsed: %v", want, parsed)
 		}
 	}
 }
 
-// The Jobs' arguments fit together: the program gets as far as looking for its
-// cluster.
-func TestTheJobsAcceptWhatTheChartDecided(t *testing.T) {
+// The arguments of the Jobs are consistent if the program gets as far as connecting to a cluster.
+func TestJobsAcceptTheirArguments(t *testing.T) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	t.Setenv("HOME", t.TempDir())
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
@@ -107,7 +110,7 @@ func TestTheJobsAcceptWhatTheChartDecided(t *testing.T) {
 			if w.selector != nil || args[0] == "version" {
 				continue
 			}
-			if args[0] == "check" { // needs no cluster, but what is mounted
+			if args[0] == "check" { // needs mounted files, but no cluster
 				want = "/etc/zarf-registry/push"
 			}
 			command := cli.New(io.Discard, io.Discard)
@@ -119,18 +122,22 @@ func TestTheJobsAcceptWhatTheChartDecided(t *testing.T) {
 	}
 }
 
-// The proxy's arguments fit together: it would listen next.
-func TestTheProxyAcceptsItsArguments(t *testing.T) {
+// The arguments of the proxy are consistent if it could start to listen.
+func TestProxyAcceptsItsArguments(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
-	authority, err := pki.NewCA("test", now, time.Hour)
+	ca, err := pki.NewCA("test", now, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pair, err := authority.Issue(pki.Leaf{Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
+	pair, err := ca.Issue(
+		pki.Leaf{Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, data := range map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": authority.KeyPair().Certificate} {
+	for name, data := range map[string][]byte{
+		"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": ca.KeyPair().Certificate,
+	} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -153,22 +160,25 @@ func TestTheProxyAcceptsItsArguments(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := proxy.New(proxy.Config{Listen: listen, MetricsListen: value("metrics-listen"), Registry: value("registry"), Source: source}); err != nil {
+			if _, err := proxy.New(
+				proxy.Config{Listen: listen, MetricsListen: value("metrics-listen"), Registry: value("registry"), Source: source},
+			); err != nil {
 				t.Errorf("%s: %s: %v", combination.name, d.Name, err)
 			}
-			// The certificate is for the name that the proxy verifies.
+			// The certificate contains the name that the proxy verifies.
 			name := find[*corev1.Service](t, combination.output, strings.Split(value("registry"), ".")[0])
 			if want := name.Name + "." + name.Namespace + ".svc:5000"; value("registry") != want {
-				t.Errorf("%s: %s: the registry is %s, want %s", combination.name, d.Name, value("registry"), want)
+				t.Errorf("%s: %s: --registry=%s, want %s", combination.name, d.Name, value("registry"), want)
 			}
-			if grace, drain := *d.Spec.Template.Spec.TerminationGracePeriodSeconds, value("drain-timeout"); drain != "20s" || grace <= 20 {
-				t.Errorf("%s: %s: drains for %s of %d s", combination.name, d.Name, drain, grace)
+			if grace, drain := *d.Spec.Template.Spec.TerminationGracePeriodSeconds, value("drain-timeout"); drain != "20s" ||
+				grace <= 20 {
+				t.Errorf("%s: %s: drain timeout %s, grace period %d s", combination.name, d.Name, drain, grace)
 			}
 		}
 	}
 }
 
-func TestTheRegistryAcceptsItsConfiguration(t *testing.T) {
+func TestRegistryAcceptsItsConfiguration(t *testing.T) {
 	for name, values := range ciValues(t) {
 		for _, m := range all[*corev1.ConfigMap](rendering{values: values}.render(t)) {
 			if strings.HasSuffix(m.Name, "-dashboard") {
@@ -194,15 +204,16 @@ func TestTheRegistryAcceptsItsConfiguration(t *testing.T) {
 	}
 }
 
-// Every file and folder that an argument names is mounted.
-func TestArgumentsNameWhatIsMounted(t *testing.T) {
+// All files and directories in arguments are mounted.
+func TestPathsInArgumentsAreMounted(t *testing.T) {
 	named := 0
 	for name, values := range ciValues(t) {
 		for _, w := range workloads(rendering{values: values}.render(t)) {
 			c := w.program()
 			for _, arg := range slices.Concat(c.Command, c.Args) {
 				path := arg[strings.LastIndex(arg, "=")+1:]
-				if !strings.HasPrefix(path, "/etc/") && !strings.HasPrefix(path, "/payload") && !strings.HasPrefix(path, "/program") {
+				if !strings.HasPrefix(path, "/etc/") && !strings.HasPrefix(path, "/payload") &&
+					!strings.HasPrefix(path, "/program") {
 					continue
 				}
 				named++
@@ -219,12 +230,15 @@ func TestArgumentsNameWhatIsMounted(t *testing.T) {
 	}
 }
 
-func TestThePayloadIsCalledWhatTheJobsCallIt(t *testing.T) {
-	for _, tag := range []string{"0.1.0", "v1.2.3", "1.0.0-rc.1_build", "Latest", "_private", "a-very-long-tag-that-is-cut-in-the-middle", "nineteen-letters-xx-cut", "1..2", "1.-2", "1-.2", "___", "0.1.0-"} {
+func TestPayloadNamesMatchTheInjector(t *testing.T) {
+	for _, tag := range []string{
+		"0.1.0", "v1.2.3", "1.0.0-rc.1_build", "Latest", "_private", "a-very-long-tag-that-is-cut-in-the-middle",
+		"nineteen-letters-xx-cut", "1..2", "1.-2", "1-.2", "___", "0.1.0-",
+	} {
 		want, wantErr := injector.PayloadID(tag)
 		out, err := rendering{values: proxyMode(t, "initHook.image.tag="+mustYAML(t, tag))}.try(t)
 		if (err == nil) != (wantErr == nil) {
-			t.Errorf("tag %s: the chart says %v, the injector %v", tag, err, wantErr)
+			t.Errorf("tag %s: error of the chart %v, of the injector %v", tag, err, wantErr)
 			continue
 		}
 		if err == nil {
@@ -236,7 +250,9 @@ func TestThePayloadIsCalledWhatTheJobsCallIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	payloadIs(t, rendering{values: proxyMode(t, "initHook.image.tag=ignored", "initHook.image.digest="+digest)}.render(t), want)
+	payloadIs(
+		t, rendering{values: proxyMode(t, "initHook.image.tag=ignored", "initHook.image.digest="+digest)}.render(t), want,
+	)
 }
 
 func payloadIs(t *testing.T, out *output, id string) {
@@ -252,12 +268,12 @@ func payloadIs(t *testing.T, out *output, id string) {
 			continue
 		}
 		if len(chunks.Sources) != p.MaxChunks() {
-			t.Errorf("%s: %d chunks, the injector makes up to %d", w.object, len(chunks.Sources), p.MaxChunks())
+			t.Errorf("%s: %d chunks, the injector creates up to %d", w.object, len(chunks.Sources), p.MaxChunks())
 		}
 		for i, source := range chunks.Sources {
 			sources++
 			if want := injector.ConfigMapName("zarf-registry", id, p, i); source.ConfigMap.Name != want {
-				t.Errorf("%s: %s, the injector writes %s", w.object, source.ConfigMap.Name, want)
+				t.Errorf("%s: ConfigMap %s, the injector creates %s", w.object, source.ConfigMap.Name, want)
 			}
 		}
 	}
@@ -266,12 +282,12 @@ func payloadIs(t *testing.T, out *output, id string) {
 	}
 }
 
-// What the schema lets be ignored is what there is.
-func TestEveryCheckMayBeIgnoredByItsName(t *testing.T) {
+// The enum of the schema lists exactly the existing checks.
+func TestEveryPreflightCheckCanBeIgnored(t *testing.T) {
 	for _, check := range append(hook.Checks(), "all") {
 		out := rendering{values: proxyMode(t, "initHook.ignorePreflight=["+check+"]")}.render(t)
 		if ignored := decided(out).Preflight.Ignore; !slices.Equal(ignored, []string{check}) {
-			t.Errorf("prepare is told %s", ignored)
+			t.Errorf("arguments of prepare: %s", ignored)
 		}
 	}
 	b, err := os.ReadFile(filepath.Join(chartDir, "values.schema.json"))
@@ -282,17 +298,19 @@ func TestEveryCheckMayBeIgnoredByItsName(t *testing.T) {
 	if err := json.Unmarshal(b, &schema); err != nil {
 		t.Fatal(err)
 	}
-	named, _, err := unstructured.NestedStringSlice(schema, "properties", "initHook", "properties", "ignorePreflight", "items", "enum")
+	named, _, err := unstructured.NestedStringSlice(
+		schema, "properties", "initHook", "properties", "ignorePreflight", "items", "enum",
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(append([]string{"all"}, hook.Checks()...), named); diff != "" {
-		t.Errorf("checks (-), in the schema (+):\n%s", diff)
+		t.Errorf("preflight checks (-), in the schema (+):\n%s", diff)
 	}
 }
 
-// The Jobs may do what the hook package does with the cluster, and nothing else.
-func TestTheRightsAreThoseThatTheJobsUse(t *testing.T) {
+// The permissions of the Jobs are exactly those that the hook package uses.
+func TestJobPermissionsMatchTheirClient(t *testing.T) {
 	out := rendering{values: proxyMode(t, "podSecurity.label=true")}.render(t)
 	granted := map[string][]string{}
 	grant := func(rules []rbacv1.PolicyRule) {
@@ -318,7 +336,7 @@ func TestTheRightsAreThoseThatTheJobsUse(t *testing.T) {
 			used[resource] = append(used[resource], verb)
 		}
 	}
-	// hook.Registry asks pods what they have loaded.
+	// hook.Registry asks pods for their reload status.
 	used["pods/portforward"] = []string{"get", "create"}
 	for _, verbs := range []map[string][]string{granted, used} {
 		for resource := range verbs {
@@ -330,19 +348,22 @@ func TestTheRightsAreThoseThatTheJobsUse(t *testing.T) {
 		t.Errorf("used (-), granted (+):\n%s", diff)
 	}
 	var secretNames []string
-	for _, suffix := range []string{names.SuffixState, names.SuffixCA, names.SuffixServerTLS, names.SuffixNodeTLS, names.SuffixPushTLS, names.SuffixCredentials, names.SuffixPull} {
+	for _, suffix := range []string{
+		names.SuffixState, names.SuffixCA, names.SuffixServerTLS, names.SuffixNodeTLS, names.SuffixPushTLS,
+		names.SuffixCredentials, names.SuffixPull,
+	} {
 		secretNames = append(secretNames, "zarf-registry"+suffix)
 	}
 	for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
 		if slices.Contains(rule.Resources, "secrets") && slices.Contains(rule.Verbs, "update") {
 			if diff := cmp.Diff(secretNames, rule.ResourceNames); diff != "" {
-				t.Errorf("Secrets of the Jobs (-), granted (+):\n%s", diff)
+				t.Errorf("generated Secrets (-), granted (+):\n%s", diff)
 			}
 		}
 	}
 	for _, rule := range find[*rbacv1.Role](t, renderedFile(t, "proxy"), "zarf-registry-hook").Rules {
 		if slices.Contains(rule.Resources, "namespaces") {
-			t.Error("the namespace may be changed without podSecurity.label=true")
+			t.Error("the Jobs may change the namespace without podSecurity.label=true")
 		}
 	}
 }

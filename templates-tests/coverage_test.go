@@ -19,17 +19,16 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// When all tests have run, two things are asked of their renderings: which values have
-// been set to something that changes what is rendered, and which branches of the templates
-// have been taken. What has not fails, and is named; -v tells what each value was
-// exercised by.
+// After all tests have run, coverage checks that every value was set to something that changes a
+// rendering, and that every branch of the templates was taken. It reports those that were not. With -v
+// it lists which file or test exercised each value.
 
-// observation is a rendering that succeeded.
+// observation is a successful rendering.
 type observation struct {
 	rendering rendering
 	values    map[string]any
-	text      string            // the values; set when all tests have run
-	sum       [sha256.Size]byte // of its texts
+	text      string            // the values as YAML; set when all tests have run
+	sum       [sha256.Size]byte // of the rendered texts
 }
 
 var observed struct {
@@ -51,22 +50,22 @@ func sumOf(texts map[string]string) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// untaken are branches that no rendering can take, by file and what they say, each with
-// the reason. One that is taken must not stand here.
+// untaken lists the branches that no rendering can take, with the reason. A branch that is taken must
+// not be listed.
 var untaken = map[string]string{
-	"_decisions.tpl: otherwise: with .Values.registry":               "it only shortens what follows: values.yaml has it",
-	"_helpers.tpl: otherwise: with .Values.initHook.image":           "it only shortens what follows: values.yaml has it",
-	"registry/_scale.tpl: otherwise: with $registry.autoscaling":     "it only shortens what follows: it is there where it is enabled",
-	"registry/_config.tpl: otherwise: with .Values.registry.storage": "it only shortens what follows: values.yaml has it",
-	"validate.yaml: otherwise: with .Values.registry":                "it only shortens what follows: values.yaml has it",
+	"_decisions.tpl: otherwise: with .Values.registry":               "values.yaml always has it",
+	"_helpers.tpl: otherwise: with .Values.initHook.image":           "values.yaml always has it",
+	"registry/_scale.tpl: otherwise: with $registry.autoscaling":     "it exists if it is enabled",
+	"registry/_config.tpl: otherwise: with .Values.registry.storage": "values.yaml always has it",
+	"validate.yaml: otherwise: with .Values.registry":                "values.yaml always has it",
 }
 
-// inert are values that cannot be set to anything that changes what is rendered, each with
-// the reason. One that can must not stand here.
+// inert lists the values that cannot change any rendering, with the reason. A value that can must not
+// be listed.
 var inert = map[string]string{}
 
 func TestMain(m *testing.M) {
-	// A rendering makes much garbage and keeps little.
+	// Rendering allocates much and retains little.
 	debug.SetGCPercent(400)
 	code := m.Run()
 	whole := true
@@ -75,16 +74,16 @@ func TestMain(m *testing.M) {
 	}
 	if whole {
 		if problems := coverage(os.Stdout); len(problems) > 0 {
-			fmt.Println("FAIL: what nobody has exercised may be broken; add a values file, or a test:\n  " + strings.Join(problems, "\n  "))
+			fmt.Println("FAIL: not exercised; add a values file or a test:\n  " + strings.Join(problems, "\n  "))
 			code = 1
 		}
 	}
 	os.Exit(code)
 }
 
-// coverage writes what was exercised and returns what was not.
+// coverage writes a summary and returns what was not exercised.
 func coverage(w io.Writer) (problems []string) {
-	// Before values are, which takes branches too.
+	// Copied before exercised, which renders and takes branches too.
 	branches.Lock()
 	taken := slices.Clone(branches.taken)
 	branches.Unlock()
@@ -96,9 +95,9 @@ func coverage(w io.Writer) (problems []string) {
 		how := by[path]
 		switch {
 		case how == "" && inert[path] == "":
-			problems = append(problems, "values.yaml: "+path+": no rendering changes with it")
+			problems = append(problems, "values.yaml: "+path+": it changes no rendering")
 		case how != "" && inert[path] != "":
-			problems = append(problems, "values.yaml: "+path+": "+how+" shows its effect, so it must not be among those that have none")
+			problems = append(problems, "values.yaml: "+path+": "+how+" shows its effect, so remove it from inert")
 		case testing.Verbose():
 			if how == "" {
 				how = "none: " + inert[path]
@@ -106,7 +105,7 @@ func coverage(w io.Writer) (problems []string) {
 			fmt.Fprintf(w, "    %-50s %s\n", path, how)
 		}
 	}
-	fmt.Fprintf(w, "values:   %d of %d change what is rendered\n", len(by), len(total))
+	fmt.Fprintf(w, "values:   %d of %d change a rendering\n", len(by), len(total))
 	reached := 0
 	for i, b := range branches.all {
 		key := b.file + ": " + b.what
@@ -114,18 +113,18 @@ func coverage(w io.Writer) (problems []string) {
 		case taken[i] > 0:
 			reached++
 			if untaken[key] != "" {
-				problems = append(problems, b.String()+": it is taken, so it must not be among those that cannot be")
+				problems = append(problems, b.String()+": it is taken, so remove it from untaken")
 			}
 		case untaken[key] == "":
-			problems = append(problems, b.String()+": no rendering takes it")
+			problems = append(problems, b.String()+": never taken")
 		}
 	}
 	fmt.Fprintf(w, "branches: %d of %d taken\n", reached, len(branches.all))
 	return problems
 }
 
-// exercised says of each value of values.yaml by which rendering it was shown to have an
-// effect: a rendering that differs, or fails, when the value is left out.
+// exercised returns, for each value of values.yaml, a rendering that changes or fails when the value
+// is removed.
 func exercised() (by map[string]string, total []string, err error) {
 	b, err := os.ReadFile(filepath.Join(chartDir, "values.yaml"))
 	if err != nil {
@@ -135,7 +134,7 @@ func exercised() (by map[string]string, total []string, err error) {
 	if err := yaml.Unmarshal(b, &defaults); err != nil {
 		return nil, nil, err
 	}
-	files := map[string]string{} // values as text → file
+	files := map[string]string{} // values as YAML → file name
 	var paths []string
 	for _, dir := range []string{filepath.Join(chartDir, "ci"), "testdata/values"} {
 		in, err := filepath.Glob(filepath.Join(dir, "*-values.yaml"))
@@ -159,7 +158,7 @@ func exercised() (by map[string]string, total []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// Files first: they are what people read.
+	// Prefer files to tests in the report, because users read them.
 	var inFiles, inTests []observation
 	for _, o := range observed.all {
 		o.text = asText(o.values)
@@ -180,7 +179,7 @@ func exercised() (by map[string]string, total []string, err error) {
 			if !given || reflect.DeepEqual(value, normal) {
 				continue
 			}
-			// The same values in another cluster seldom show more.
+			// The same values in more clusters rarely show an effect.
 			if tried[o.text]++; tried[o.text] > 2 {
 				continue
 			}
@@ -200,7 +199,7 @@ func exercised() (by map[string]string, total []string, err error) {
 func asText(values map[string]any) string {
 	b, err := yaml.Marshal(values)
 	if err != nil {
-		panic(err) // it was read from text
+		panic(err) // it was decoded from YAML
 	}
 	return string(b)
 }
@@ -217,7 +216,7 @@ func get(values map[string]any, keys []string) (any, bool) {
 	return get(below, keys[1:])
 }
 
-// without copies values, leaving one out.
+// without returns a copy of values without one of them.
 func without(values map[string]any, keys []string) map[string]any {
 	copied := maps.Clone(values)
 	if below, ok := copied[keys[0]].(map[string]any); ok && len(keys) > 1 {

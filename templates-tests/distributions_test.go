@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -15,7 +14,7 @@ import (
 
 const valuesOfDistributions = "../docs/values"
 
-// distributions are the values files that docs/distributions.md has people install with.
+// distributions returns the values files that docs/distributions.md recommends.
 func distributions(t testing.TB) map[string]map[string]any {
 	t.Helper()
 	found := valuesFiles(t, filepath.Join(valuesOfDistributions, "*.yaml"), ".yaml")
@@ -25,12 +24,12 @@ func distributions(t testing.TB) map[string]map[string]any {
 	return found
 }
 
-func TestTheValuesOfEveryDistributionKeepTheInvariants(t *testing.T) {
+func TestDistributionValuesKeepTheInvariants(t *testing.T) {
 	for name, values := range distributions(t) {
 		for where, cluster := range clusters() {
 			out, err := rendering{values: values, cluster: cluster()}.try(t)
 			if err != nil {
-				// What CRI-O needs cannot be for nodes of a family that the file does not choose.
+				// Settings for CRI-O may conflict with an IP family that the file does not select.
 				t.Errorf("%s in %s: %v", name, where, err)
 				continue
 			}
@@ -43,15 +42,17 @@ func TestTheValuesOfEveryDistributionKeepTheInvariants(t *testing.T) {
 	}
 }
 
-func TestThePageOfDistributionsNamesEveryFile(t *testing.T) {
+func TestDistributionsPageListsEveryValuesFile(t *testing.T) {
 	page, err := os.ReadFile("../docs/distributions.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	named := map[string]bool{}
-	for _, row := range regexp.MustCompile(`(?m)^\| [^|]+ \| \[(\w+)\.yaml\]\(values/(\w+)\.yaml\) \| (tested|reasoned)[^|]* \| [^|]+ \| [^|]+ \|$`).FindAllStringSubmatch(string(page), -1) {
+	for _, row := range regexp.MustCompile(
+		`(?m)^\| [^|]+ \| \[(\w+)\.yaml\]\(values/(\w+)\.yaml\) \| (tested|reasoned)[^|]* \| [^|]+ \| [^|]+ \|$`,
+	).FindAllStringSubmatch(string(page), -1) {
 		if row[1] != row[2] {
-			t.Errorf("%s leads to %s", row[1], row[2])
+			t.Errorf("the link %s leads to %s", row[1], row[2])
 		}
 		named[row[1]] = true
 	}
@@ -62,17 +63,17 @@ func TestThePageOfDistributionsNamesEveryFile(t *testing.T) {
 		delete(named, name)
 	}
 	for name := range named {
-		t.Errorf("there is no %s.yaml", name)
+		t.Errorf("%s.yaml does not exist", name)
 	}
 }
 
-// onOpenShift renders for an API server that serves OpenShift's own groups.
+// onOpenShift renders for an API server that serves an API group of OpenShift.
 func onOpenShift(t *testing.T, values map[string]any) *output {
 	t.Helper()
 	return rendering{values: values, apiVersions: []string{"security.openshift.io/v1"}}.render(t)
 }
 
-func TestOpenShiftChoosesUsersAndLetsProxiesHaveTheirPorts(t *testing.T) {
+func TestOpenShiftSecurityContextConstraints(t *testing.T) {
 	const crio = "nodeConfig.mirrors=[docker.io]"
 	bindings := func(out *output) map[string]string {
 		found := map[string]string{}
@@ -92,27 +93,32 @@ func TestOpenShiftChoosesUsersAndLetsProxiesHaveTheirPorts(t *testing.T) {
 		out  *output
 		want map[string]string
 	}{
-		"elsewhere":                       {rendering{values: proxyMode(t, crio)}.render(t), map[string]string{}},
-		"seen":                            {onOpenShift(t, proxyMode(t)), proxy},
-		"seen, with files of nodes":       {onOpenShift(t, proxyMode(t, crio)), both},
-		"said":                            {rendering{values: proxyMode(t, crio, "openshift.enabled=true")}.render(t), both},
-		"denied":                          {onOpenShift(t, proxyMode(t, "openshift.enabled=false")), map[string]string{}},
-		"nodeport mode, after proxies":    {onOpenShift(t, with(t, nil, "registryProxy=false")), proxy},
-		"an external registry":            {onOpenShift(t, with(t, nil, "registryURL=registry.example.com")), map[string]string{}},
-		"values of before (reuse-values)": {onOpenShift(t, proxyMode(t, "openshift=null")), proxy},
+		"another distribution":              {rendering{values: proxyMode(t, crio)}.render(t), map[string]string{}},
+		"detected":                          {onOpenShift(t, proxyMode(t)), proxy},
+		"detected, with node configuration": {onOpenShift(t, proxyMode(t, crio)), both},
+		"enabled": {
+			rendering{values: proxyMode(t, crio, "openshift.enabled=true")}.render(t), both,
+		},
+		"disabled":      {onOpenShift(t, proxyMode(t, "openshift.enabled=false")), map[string]string{}},
+		"nodeport mode": {onOpenShift(t, with(t, nil, "registryProxy=false")), proxy},
+		"an external registry": {
+			onOpenShift(t, with(t, nil, "registryURL=registry.example.com")), map[string]string{},
+		},
+		"values without the key (reuse-values)": {onOpenShift(t, proxyMode(t, "openshift=null")), proxy},
 	} {
 		if diff := cmp.Diff(test.want, bindings(test.out)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 		on := decided(test.out).OpenShift
-		if elsewhere := name == "elsewhere" || name == "denied"; on == elsewhere {
-			t.Errorf("%s: the Jobs are told of OpenShift: %t", name, on)
+		if elsewhere := name == "another distribution" || name == "disabled"; on == elsewhere {
+			t.Errorf("%s: --openshift is %t", name, on)
 		}
 		for _, w := range workloads(test.out) {
 			if w.ofNodes() {
 				continue
 			}
-			if c := w.pod.Spec.SecurityContext; (c.RunAsUser == nil && c.RunAsGroup == nil && c.FSGroup == nil) != on || !is(c.RunAsNonRoot, true) {
+			if c := w.pod.Spec.SecurityContext; (c.RunAsUser == nil && c.RunAsGroup == nil && c.FSGroup == nil) != on ||
+				!is(c.RunAsNonRoot, true) {
 				t.Errorf("%s: %s: %v", name, w.object, c)
 			}
 		}

@@ -15,7 +15,7 @@ import (
 	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
 )
 
-// exposure is what of a rendering is for the outside.
+// exposure returns the objects that expose the registry outside the cluster.
 func exposure(out *output) []string {
 	var found []string
 	for _, o := range out.objects {
@@ -29,25 +29,40 @@ func exposure(out *output) []string {
 func TestNothingIsExposedByDefault(t *testing.T) {
 	for _, mode := range []string{"registryProxy=true", "registryProxy=false", "registryURL=registry.example.com"} {
 		out := rendering{values: with(t, nil, mode)}.render(t)
-		if found := exposure(out); len(found) > 0 || strings.Contains(out.text(), "--expose") || strings.Contains(out.text(), "5443") {
+		if found := exposure(out); len(found) > 0 || strings.Contains(out.text(), "--expose") ||
+			strings.Contains(out.text(), "5443") {
 			t.Errorf("%s: %s", mode, found)
 		}
 	}
 }
 
-func TestEachWayFromOutsideHasItsObjects(t *testing.T) {
+func TestExposeCreatesTheExpectedObjects(t *testing.T) {
 	const hosts, tls = "expose.hosts=[registry.example.com]", "expose.tls.existingSecret=mine"
 	gateway := "expose.gateway={enabled: true, parentRefs: [{name: edge}]}"
 	for name, test := range map[string]struct {
 		sets []string
 		want []string
 	}{
-		"a load balancer":            {[]string{"expose.service.enabled=true", tls}, []string{"Service zarf-registry-expose"}},
-		"cert-manager":               {[]string{"expose.service.enabled=true", hosts, "expose.tls.certManager.issuerRef.name=company"}, []string{"Certificate zarf-registry-expose", "Service zarf-registry-expose"}},
-		"an Ingress":                 {[]string{"expose.ingress.enabled=true", hosts}, []string{"Ingress zarf-registry-expose", "Service zarf-registry-expose"}},
-		"a Gateway":                  {[]string{gateway, hosts, tls}, []string{"BackendTLSPolicy zarf-registry-expose", "HTTPRoute zarf-registry-expose", "Service zarf-registry-expose"}},
-		"a Gateway told by others":   {[]string{gateway, "expose.gateway.backendTLSPolicy.enabled=false", hosts}, []string{"HTTPRoute zarf-registry-expose", "Service zarf-registry-expose"}},
-		"values without any of them": {[]string{hosts, tls, "expose.anonymousPull=true"}, nil},
+		"a load balancer": {
+			[]string{"expose.service.enabled=true", tls}, []string{"Service zarf-registry-expose"},
+		},
+		"cert-manager": {
+			[]string{"expose.service.enabled=true", hosts, "expose.tls.certManager.issuerRef.name=company"},
+			[]string{"Certificate zarf-registry-expose", "Service zarf-registry-expose"},
+		},
+		"an Ingress": {
+			[]string{"expose.ingress.enabled=true", hosts},
+			[]string{"Ingress zarf-registry-expose", "Service zarf-registry-expose"},
+		},
+		"a Gateway": {
+			[]string{gateway, hosts, tls},
+			[]string{"BackendTLSPolicy zarf-registry-expose", "HTTPRoute zarf-registry-expose", "Service zarf-registry-expose"},
+		},
+		"a Gateway without BackendTLSPolicy": {
+			[]string{gateway, "expose.gateway.backendTLSPolicy.enabled=false", hosts},
+			[]string{"HTTPRoute zarf-registry-expose", "Service zarf-registry-expose"},
+		},
+		"no way is enabled": {[]string{hosts, tls, "expose.anonymousPull=true"}, nil},
 	} {
 		for _, mode := range []string{"registryProxy=true", "registryProxy=false"} {
 			out := rendering{values: with(t, nil, append(test.sets, mode)...)}.render(t)
@@ -56,40 +71,52 @@ func TestEachWayFromOutsideHasItsObjects(t *testing.T) {
 			}
 			args := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec.Containers[0].Args
 			if slices.Contains(args, "--expose-listen=:5443") != (test.want != nil) {
-				t.Errorf("%s, %s: the registry is told %s", name, mode, args)
+				t.Errorf("%s, %s: arguments of the registry: %s", name, mode, args)
 			}
 		}
 	}
 }
 
-func TestTheServiceForTheOutsideIsAsAskedFor(t *testing.T) {
+func TestExposeServiceFollowsItsValues(t *testing.T) {
 	out := renderedFile(t, "expose")
 	s := find[*corev1.Service](t, out, "zarf-registry-expose")
 	port := s.Spec.Ports[0]
-	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || port.Port != 8443 || port.TargetPort.StrVal != "exposed" || !is(port.AppProtocol, "https") || port.Name != "https" ||
-		!is(s.Spec.LoadBalancerClass, "example.com/lb") || !slices.Equal(s.Spec.LoadBalancerSourceRanges, []string{"192.0.2.0/24"}) ||
-		s.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal || s.Annotations["example.com/internal"] != "true" {
+	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || port.Port != 8443 || port.TargetPort.StrVal != "exposed" ||
+		!is(port.AppProtocol, "https") || port.Name != "https" ||
+		!is(s.Spec.LoadBalancerClass, "example.com/lb") ||
+		!slices.Equal(s.Spec.LoadBalancerSourceRanges, []string{"192.0.2.0/24"}) ||
+		s.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal ||
+		s.Annotations["example.com/internal"] != "true" {
 		t.Errorf("%v %v", s.Annotations, s.Spec)
 	}
 	s = find[*corev1.Service](t, renderedFile(t, "expose-nodeport"), "zarf-registry-expose")
 	if s.Spec.Type != corev1.ServiceTypeNodePort || s.Spec.Ports[0].NodePort != 30443 {
 		t.Errorf("%v", s.Spec)
 	}
-	// Ingress and Gateway alone ask for no way into the cluster.
+	// With only an Ingress or a Gateway, the Service is internal.
 	s = find[*corev1.Service](t, renderedFile(t, "expose-ingress"), "zarf-registry-expose")
 	if s.Spec.Type != corev1.ServiceTypeClusterIP || s.Spec.Ports[0].Port != 443 {
 		t.Errorf("%v", s.Spec)
 	}
 }
 
-func TestTheRegistryShowsTheOutsideItsCertificateAndItsUsers(t *testing.T) {
+func TestExposedListenerUsesItsCertificateAndUsers(t *testing.T) {
 	for name, test := range map[string]struct {
 		args    []string
-		secrets map[string]string // volume → Secret
+		secrets map[string]string // by volume
 	}{
-		"expose":          {[]string{"--expose-listen=:5443", "--expose-tls-dir=/etc/zarf-registry/expose-tls", "--expose-htpasswd=/etc/zarf-registry/expose-users/htpasswd", "--expose-anonymous-pull"}, map[string]string{"expose-tls": "zarf-registry-expose-tls", "expose-users": "pullers"}},
-		"expose-nodeport": {[]string{"--expose-listen=:5443", "--expose-tls-dir=/etc/zarf-registry/expose-tls"}, map[string]string{"expose-tls": "registry-example-com"}},
-		"expose-ingress":  {[]string{"--expose-listen=:5443"}, map[string]string{}},
+		"expose": {
+			[]string{
+				"--expose-listen=:5443", "--expose-tls-dir=/etc/zarf-registry/expose-tls",
+				"--expose-htpasswd=/etc/zarf-registry/expose-users/htpasswd", "--expose-anonymous-pull",
+			},
+			map[string]string{"expose-tls": "zarf-registry-expose-tls", "expose-users": "pullers"},
+		},
+		"expose-nodeport": {
+			[]string{"--expose-listen=:5443", "--expose-tls-dir=/etc/zarf-registry/expose-tls"},
+			map[string]string{"expose-tls": "registry-example-com"},
+		},
+		"expose-ingress": {[]string{"--expose-listen=:5443"}, map[string]string{}},
 	} {
 		pod := find[*appsv1.Deployment](t, renderedFile(t, name), "zarf-registry").Spec.Template.Spec
 		args := slices.DeleteFunc(pod.Containers[0].Args, func(a string) bool { return !strings.HasPrefix(a, "--expose") })
@@ -97,7 +124,8 @@ func TestTheRegistryShowsTheOutsideItsCertificateAndItsUsers(t *testing.T) {
 		for _, v := range pod.Volumes {
 			if strings.HasPrefix(v.Name, "expose-") {
 				secrets[v.Name] = v.Secret.SecretName
-				if !is(v.Secret.DefaultMode, 0o440) || len(v.Secret.Items) == 0 || is(v.Secret.Optional, true) != (v.Name == "expose-users") {
+				if !is(v.Secret.DefaultMode, 0o440) || len(v.Secret.Items) == 0 ||
+					is(v.Secret.Optional, true) != (v.Name == "expose-users") {
 					t.Errorf("%s: %s is %v", name, v.Name, v.Secret)
 				}
 			}
@@ -108,16 +136,24 @@ func TestTheRegistryShowsTheOutsideItsCertificateAndItsUsers(t *testing.T) {
 	}
 }
 
-func TestIngressAndRouteLeadToTheServiceWithTLS(t *testing.T) {
+func TestIngressAndHTTPRouteUseTLS(t *testing.T) {
 	out := renderedFile(t, "expose-ingress")
 	i := find[*networkingv1.Ingress](t, out, "zarf-registry-expose")
 	backend := i.Spec.Rules[0].HTTP.Paths[0].Backend.Service
-	if len(i.Spec.TLS) != 1 || i.Spec.TLS[0].SecretName != "registry-example-com" || !slices.Equal(i.Spec.TLS[0].Hosts, []string{"registry.example.com"}) || !is(i.Spec.IngressClassName, "nginx") ||
-		i.Spec.Rules[0].Host != "registry.example.com" || backend.Name != "zarf-registry-expose" || backend.Port.Name != "https" || i.Annotations["nginx.ingress.kubernetes.io/backend-protocol"] != "HTTPS" {
+	if len(i.Spec.TLS) != 1 || i.Spec.TLS[0].SecretName != "registry-example-com" ||
+		!slices.Equal(i.Spec.TLS[0].Hosts, []string{"registry.example.com"}) || !is(i.Spec.IngressClassName, "nginx") ||
+		i.Spec.Rules[0].Host != "registry.example.com" || backend.Name != "zarf-registry-expose" ||
+		backend.Port.Name != "https" || i.Annotations["nginx.ingress.kubernetes.io/backend-protocol"] != "HTTPS" {
 		t.Errorf("%v", i)
 	}
-	// Whatever is left out, there is no Ingress without TLS.
-	i = find[*networkingv1.Ingress](t, rendering{values: proxyMode(t, "expose.ingress.enabled=true", "expose.hosts=[a.example.com, b.example.com]")}.render(t), "zarf-registry-expose")
+	// An Ingress always uses TLS.
+	i = find[*networkingv1.Ingress](
+		t,
+		rendering{
+			values: proxyMode(t, "expose.ingress.enabled=true", "expose.hosts=[a.example.com, b.example.com]"),
+		}.render(t),
+		"zarf-registry-expose",
+	)
 	if len(i.Spec.TLS) != 1 || len(i.Spec.TLS[0].Hosts) != 2 || len(i.Spec.Rules) != 2 || i.Spec.IngressClassName != nil {
 		t.Errorf("%v", i)
 	}
@@ -128,7 +164,7 @@ func TestIngressAndRouteLeadToTheServiceWithTLS(t *testing.T) {
 				return u.Object["spec"].(map[string]any)
 			}
 		}
-		t.Fatalf("there is no %s", kind)
+		t.Fatalf("no %s was rendered", kind)
 		return nil
 	}
 	want := `hostnames:
@@ -157,27 +193,44 @@ rules:
 		sets []string
 		want string
 	}{
-		"a certificate of the user":      {[]string{"expose.tls.existingSecret=mine"}, "hostname: a.example.com\nwellKnownCACertificates: System\n"},
-		"one of a private authority":     {[]string{"expose.tls.existingSecret=mine", "expose.gateway.backendTLSPolicy.caConfigMap=ours"}, "caCertificateRefs:\n- group: \"\"\n  kind: ConfigMap\n  name: ours\nhostname: a.example.com\n"},
-		"the registry's own certificate": {[]string{"expose.gateway.backendTLSPolicy.caConfigMap=ours"}, "caCertificateRefs:\n- group: \"\"\n  kind: ConfigMap\n  name: ours\nhostname: zarf-registry.zarf.svc\n"},
+		"an existing certificate": {
+			[]string{"expose.tls.existingSecret=mine"}, "hostname: a.example.com\nwellKnownCACertificates: System\n",
+		},
+		"an existing certificate of a private CA": {
+			[]string{"expose.tls.existingSecret=mine", "expose.gateway.backendTLSPolicy.caConfigMap=ours"},
+			"caCertificateRefs:\n- group: \"\"\n  kind: ConfigMap\n  name: ours\nhostname: a.example.com\n",
+		},
+		"the registry's own certificate": {
+			[]string{"expose.gateway.backendTLSPolicy.caConfigMap=ours"},
+			"caCertificateRefs:\n- group: \"\"\n  kind: ConfigMap\n  name: ours\nhostname: zarf-registry.zarf.svc\n",
+		},
 	} {
-		spec := foreign(proxyMode(t, append([]string{gateway, "expose.hosts=[a.example.com]"}, test.sets...)...), "BackendTLSPolicy")
+		spec := foreign(
+			proxyMode(t, append([]string{gateway, "expose.hosts=[a.example.com]"}, test.sets...)...), "BackendTLSPolicy",
+		)
 		if diff := cmp.Diff(test.want, mustYAML(t, spec["validation"])); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}
 	certificate := foreign(ciValues(t)["expose"], "Certificate")
-	if diff := cmp.Diff("group: awspca.cert-manager.io\nkind: AWSPCAClusterIssuer\nname: company\n", mustYAML(t, certificate["issuerRef"])); diff != "" || certificate["secretName"] != "zarf-registry-expose-tls" {
+	if diff := cmp.Diff(
+		"group: awspca.cert-manager.io\nkind: AWSPCAClusterIssuer\nname: company\n", mustYAML(t, certificate["issuerRef"]),
+	); diff != "" ||
+		certificate["secretName"] != "zarf-registry-expose-tls" {
 		t.Errorf("%v %s", certificate, diff)
 	}
 }
 
-func TestWhoMayReachThePortForTheOutside(t *testing.T) {
+func TestNetworkPolicyLimitsTheExposedPort(t *testing.T) {
 	for _, test := range []struct {
 		from string
 		want int
 	}{{"null", 0}, {"[{ipBlock: {cidr: 192.0.2.0/24}}]", 1}} {
-		out := rendering{values: proxyMode(t, "expose.service.enabled=true", "expose.tls.existingSecret=mine", "networkPolicy.exposeFrom="+test.from)}.render(t)
+		out := rendering{
+			values: proxyMode(
+				t, "expose.service.enabled=true", "expose.tls.existingSecret=mine", "networkPolicy.exposeFrom="+test.from,
+			),
+		}.render(t)
 		found := false
 		for _, rule := range find[*networkingv1.NetworkPolicy](t, out, "zarf-registry").Spec.Ingress {
 			if rule.Ports[0].Port.IntValue() == 5443 {
@@ -188,16 +241,22 @@ func TestWhoMayReachThePortForTheOutside(t *testing.T) {
 			}
 		}
 		if !found {
-			t.Error("there is no rule")
+			t.Error("no rule for the exposed port")
 		}
 	}
 }
 
-// Prepare looks at what the registry would not start without.
-func TestPrepareIsToldWhatIsExposed(t *testing.T) {
-	out := rendering{values: proxyMode(t, "expose.service.enabled=true", "expose.hosts=[a.example.com, b.example.com]", "expose.tls.existingSecret=mine", "expose.pullUsersSecret=pullers")}.render(t)
+// prepare checks the Secrets without which the registry would not start.
+func TestPrepareChecksExposeSecrets(t *testing.T) {
+	out := rendering{
+		values: proxyMode(
+			t, "expose.service.enabled=true", "expose.hosts=[a.example.com, b.example.com]", "expose.tls.existingSecret=mine",
+			"expose.pullUsersSecret=pullers",
+		),
+	}.render(t)
 	want := jobsettings.Expose{
-		TLSSecret: "mine", UsersSecret: "pullers", Hosts: []string{"a.example.com", "b.example.com"}, Address: "a.example.com",
+		TLSSecret: "mine", UsersSecret: "pullers", Hosts: []string{"a.example.com", "b.example.com"},
+		Address: "a.example.com",
 	}
 	if diff := cmp.Diff(want, decided(out).Expose); diff != "" {
 		t.Errorf("the Jobs are told (-want +got):\n%s", diff)
@@ -210,25 +269,29 @@ func TestPrepareIsToldWhatIsExposed(t *testing.T) {
 	}
 	for _, want := range []string{"mine", "pullers"} {
 		if !slices.Contains(readable, want) {
-			t.Errorf("prepare may not read %s: %s", want, readable)
+			t.Errorf("prepare cannot read Secret %s, only %s", want, readable)
 		}
 	}
-	// What cert-manager will make is not there yet.
+	// cert-manager has not created its Secret yet.
 	if secret := decided(rendering{values: ciValues(t)["expose"]}.render(t)).Expose.TLSSecret; secret != "" {
 		t.Errorf("prepare is told of %s", secret)
 	}
 }
 
-func TestToolsAreToldOfTheRegistryUnlessNobodyWantsIt(t *testing.T) {
+func TestLocalRegistryHosting(t *testing.T) {
 	for name, test := range map[string]struct {
 		sets  []string
 		told  bool
 		verbs []string // in kube-public
 	}{
-		"by default":              {[]string{"registryProxy=true"}, true, []string{"get", "update", "delete", "create"}},
-		"nobody wants it":         {[]string{"registryProxy=true", "localRegistryHosting=false"}, false, []string{"get", "delete"}},
-		"with an external one":    {[]string{"registryURL=registry.example.com"}, false, []string{"get", "delete"}},
-		"values of a former time": {[]string{"registryProxy=true", "localRegistryHosting=null"}, true, []string{"get", "update", "delete", "create"}},
+		"by default": {[]string{"registryProxy=true"}, true, []string{"get", "update", "delete", "create"}},
+		"disabled": {
+			[]string{"registryProxy=true", "localRegistryHosting=false"}, false, []string{"get", "delete"},
+		},
+		"an external registry": {[]string{"registryURL=registry.example.com"}, false, []string{"get", "delete"}},
+		"values without the key": {
+			[]string{"registryProxy=true", "localRegistryHosting=null"}, true, []string{"get", "update", "delete", "create"},
+		},
 	} {
 		out := rendering{values: with(t, nil, test.sets...)}.render(t)
 		if told := decided(out).Finish.LocalRegistryHosting; told != test.told {
@@ -238,7 +301,9 @@ func TestToolsAreToldOfTheRegistryUnlessNobodyWantsIt(t *testing.T) {
 		var verbs []string
 		for _, rule := range role.Rules {
 			verbs = append(verbs, rule.Verbs...)
-			if !slices.Equal(rule.Resources, []string{"configmaps"}) || !slices.Equal(rule.Verbs, []string{"create"}) && !slices.Equal(rule.ResourceNames, []string{"local-registry-hosting"}) {
+			if !slices.Equal(rule.Resources, []string{"configmaps"}) ||
+				!slices.Equal(rule.Verbs, []string{"create"}) &&
+					!slices.Equal(rule.ResourceNames, []string{"local-registry-hosting"}) {
 				t.Errorf("%s: %v", name, rule)
 			}
 		}
@@ -254,7 +319,9 @@ func TestToolsAreToldOfTheRegistryUnlessNobodyWantsIt(t *testing.T) {
 		"expose.ingress={enabled: true}":                                  "registry.example.com",
 		"expose.gateway={enabled: true, parentRefs: [{name: edge}]}":      "registry.example.com",
 	} {
-		out := rendering{values: proxyMode(t, sets, "expose.hosts=[registry.example.com]", "expose.tls.existingSecret=mine")}.render(t)
+		out := rendering{
+			values: proxyMode(t, sets, "expose.hosts=[registry.example.com]", "expose.tls.existingSecret=mine"),
+		}.render(t)
 		if got := decided(out).Expose.Address; got != want {
 			t.Errorf("%s: finish is told %q", sets, got)
 		}

@@ -9,12 +9,12 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-func TestGarbageIsCollectedOnRequestOnly(t *testing.T) {
+func TestGarbageCollectionCronJob(t *testing.T) {
 	const on = "registry.garbageCollection.enabled=true"
 	for name, sets := range map[string][]string{
-		"by default":                 {"registryProxy=true"},
-		"an external registry":       {"registryURL=registry.example.com", on},
-		"values of a former release": {"registryProxy=true", "registry.garbageCollection=null"},
+		"by default":             {"registryProxy=true"},
+		"an external registry":   {"registryURL=registry.example.com", on},
+		"values without the key": {"registryProxy=true", "registry.garbageCollection=null"},
 	} {
 		for _, o := range (rendering{values: with(t, nil, sets...)}).render(t).objects {
 			if o.GetLabels()["app.kubernetes.io/component"] == "garbage-collection" {
@@ -29,15 +29,19 @@ func TestGarbageIsCollectedOnRequestOnly(t *testing.T) {
 		deadline int64
 		args     []string
 	}{
-		"as it is": {nil, "30 3 * * 0", 1830, []string{"--grace-period=24h", "--delete-untagged=false", "--timeout=30m"}},
-		"all set": {[]string{"registry.garbageCollection={schedule: '@daily', deleteUntagged: true, gracePeriod: 0s, timeout: 2m}"}, "@daily", 150,
+		"defaults": {nil, "30 3 * * 0", 1830, []string{"--grace-period=24h", "--delete-untagged=false", "--timeout=30m"}},
+		"all values set": {[]string{"registry.garbageCollection={schedule: '@daily', deleteUntagged: true, gracePeriod: " +
+			"0s, timeout: 2m}"}, "@daily", 150,
 			[]string{"--grace-period=0s", "--delete-untagged=true", "--timeout=2m"}},
 	} {
 		out := rendering{values: proxyMode(t, append(test.sets, on)...)}.render(t)
 		c := find[*batchv1.CronJob](t, out, "zarf-registry-gc")
 		job := c.Spec.JobTemplate.Spec
 		args := job.Template.Spec.Containers[0].Args
-		want := slices.Concat([]string{"garbage-collect", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry"}, test.args, []string{"--log-format=json"})
+		want := slices.Concat(
+			[]string{"garbage-collect", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry"}, test.args,
+			[]string{"--log-format=json"},
+		)
 		if c.Spec.Schedule != test.schedule || *job.ActiveDeadlineSeconds != test.deadline {
 			t.Errorf("%s: %s, %d s", name, c.Spec.Schedule, *job.ActiveDeadlineSeconds)
 		}
@@ -45,17 +49,17 @@ func TestGarbageIsCollectedOnRequestOnly(t *testing.T) {
 			t.Errorf("%s: %s", name, diff)
 		}
 		if component, _ := near(job.Template.Spec); component != "registry" {
-			t.Errorf("%s: it goes near %q", name, component)
+			t.Errorf("%s: it prefers to run near %q", name, component)
 		}
 		for _, o := range out.objects {
 			if o.GetLabels()["app.kubernetes.io/component"] == "garbage-collection" && o.hook() != "" {
-				t.Errorf("%s is a hook: it would be gone between upgrades", o)
+				t.Errorf("%s is a hook, which Helm deletes after each upgrade", o)
 			}
 		}
 	}
 }
 
-func TestTheCollectorMayAskAndNothingElse(t *testing.T) {
+func TestGarbageCollectionHasMinimalPermissions(t *testing.T) {
 	out := rendering{values: proxyMode(t, "registry.garbageCollection.enabled=true")}.render(t)
 	got := rights(find[*rbacv1.Role](t, out, "zarf-registry-gc").Rules...)
 	want := map[string]string{
@@ -66,11 +70,11 @@ func TestTheCollectorMayAskAndNothingElse(t *testing.T) {
 		"pods/portforward *":                "get create",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("wanted (-), granted (+):\n%s", diff)
+		t.Errorf("permissions (-want +got):\n%s", diff)
 	}
 	for _, r := range all[*rbacv1.ClusterRole](out) {
 		if r.Labels["app.kubernetes.io/component"] == "garbage-collection" {
-			t.Errorf("it has ClusterRole %s", r.Name)
+			t.Errorf("unexpected ClusterRole %s", r.Name)
 		}
 	}
 }

@@ -19,14 +19,14 @@ var update = flag.Bool("update", false, "write the golden files")
 
 const goldenDir = "testdata/golden"
 
-// completeGoldens are the values files whose golden file is the complete rendering. The golden file of every other values
-// file lists the differences from the nearest of these.
+// completeGoldens are the values files whose golden file is the complete rendering. The golden file of
+// every other values file lists the differences from the nearest of these.
 var completeGoldens = []string{"default", "proxy", "external", "everything", "node-config"}
 
 const differencesHeader = "# Differences from "
 
-// The golden files make every change of the rendered objects visible in a review. Whether an object is right is up to the
-// other tests.
+// The golden files make every change of the rendered objects visible in a review. Whether an object is
+// right is up to the other tests.
 func TestRenderedObjectsMatchTheGoldenFiles(t *testing.T) {
 	manifests := map[string]manifest{}
 	for name := range ciValues(t) {
@@ -183,7 +183,8 @@ const chartLabel = "helm.sh/chart"
 // compacted are the lines of compact by its arguments: most objects appear in many renderings.
 var compacted = map[string][]string{}
 
-// compact writes every map and list that fits on one line in flow style, and the standard labels of an object as one.
+// compact writes every map and list that fits on one line in flow style, and the standard labels of an
+// object as one.
 func compact(t testing.TB, document string, standard map[string]string) []string {
 	t.Helper()
 	key := document + mustYAML(t, standard)
@@ -231,10 +232,20 @@ func child(node *yaml3.Node, key string) *yaml3.Node {
 	return nil
 }
 
-// fold gives a node flow style where that fits on a line. Lists of arguments keep a line for each.
+// fold gives a node flow style where that fits on a line. Lists of arguments keep a line for each,
+// and the JSON document of --settings becomes YAML.
 func fold(node *yaml3.Node, depth int) error {
 	const width = 120
 	node.HeadComment, node.LineComment, node.FootComment = "", "", ""
+	if document, ok := strings.CutPrefix(node.Value, "--settings="); ok {
+		var settings yaml3.Node
+		if err := yaml3.Unmarshal([]byte(document), &settings); err != nil {
+			return err
+		}
+		var key yaml3.Node
+		key.SetString("--settings")
+		*node = yaml3.Node{Kind: yaml3.MappingNode, Content: []*yaml3.Node{&key, settings.Content[0]}}
+	}
 	if node.Kind == yaml3.ScalarNode {
 		return reference(node)
 	}
@@ -273,9 +284,9 @@ func reference(node *yaml3.Node) error {
 	return err
 }
 
-// differencesFrom lists, object by object, how a manifest differs from a base. An object that only the base has is a
-// single line, one that the base lacks is complete. Changed lines follow the YAML path of the place in the base, which
-// stays the same when the base changes elsewhere.
+// differencesFrom lists, object by object, how a manifest differs from a base. An object that only the
+// base has is a single line, one that the base lacks is complete. Changed lines follow the YAML path
+// of the place in the base, which stays the same when the base changes elsewhere.
 func differencesFrom(name string, base, changed manifest) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s%s.yaml\n", differencesHeader, name)
@@ -351,8 +362,8 @@ func changedLines(old, current []string) string {
 	return b.String()
 }
 
-// yamlPaths are the paths of lines, each of them unique: args[2] is the third element of args, and the lines of a block
-// scalar are numbered.
+// yamlPaths are the paths of lines, each of them unique: args[2] is the third element of args, and the
+// lines of a block scalar are numbered.
 func yamlPaths(lines []string) []string {
 	type level struct {
 		depth int // twice the indentation, and one more for the dash of an element, which may stand below its key

@@ -9,7 +9,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// testPods are the pods of helm test, by what follows the full name.
+// testPods returns the pods of helm test by the suffix of their names.
 func testPods(out *output) map[string]*corev1.Pod {
 	found := map[string]*corev1.Pod{}
 	for _, p := range all[*corev1.Pod](out) {
@@ -19,30 +19,39 @@ func testPods(out *output) map[string]*corev1.Pod {
 	return found
 }
 
-func TestHelmTestPullsPushesAndChecksTLS(t *testing.T) {
+func TestHelmTestPods(t *testing.T) {
 	for name, c := range map[string]struct {
 		values map[string]any
-		want   []string // of pods
-		args   []string // of the one for TLS
-		secret string   // to pull with
+		want   []string // pods
+		args   []string // of the pod tls
+		secret string   // image pull secret
 	}{
-		"proxy mode":        {proxyMode(t), []string{"pull", "push", "tls"}, nil, ""},
-		"nodeport mode":     {with(t, nil, "registryProxy=false"), []string{"pull", "push", "tls"}, []string{"--plain=zarf-registry-nodeport.zarf.svc:5001", "--anonymous-pull=false"}, "zarf-registry-pull"},
-		"anonymous pull":    {with(t, nil, "registryProxy=false", "auth.anonymousPull=true"), []string{"pull", "push", "tls"}, []string{"--anonymous-pull=true"}, ""},
-		"nothing is pushed": {proxyMode(t, "initHook.pushImages=false", "imagePullSecrets=[{name: mine}]"), []string{"push", "tls"}, nil, "mine"},
-		"external":          {with(t, nil, "registryURL=registry.example.com"), nil, nil, ""},
-		"not wanted":        {proxyMode(t, "tests.enabled=false"), nil, nil, ""},
+		"proxy mode": {proxyMode(t), []string{"pull", "push", "tls"}, nil, ""},
+		"nodeport mode": {
+			with(t, nil, "registryProxy=false"), []string{"pull", "push", "tls"},
+			[]string{"--plain=zarf-registry-nodeport.zarf.svc:5001", "--anonymous-pull=false"}, "zarf-registry-pull",
+		},
+		"anonymous pull": {
+			with(t, nil, "registryProxy=false", "auth.anonymousPull=true"), []string{"pull", "push", "tls"},
+			[]string{"--anonymous-pull=true"}, "",
+		},
+		"no image is pushed": {
+			proxyMode(t, "initHook.pushImages=false", "imagePullSecrets=[{name: mine}]"), []string{"push", "tls"}, nil, "mine",
+		},
+		"external": {with(t, nil, "registryURL=registry.example.com"), nil, nil, ""},
+		"disabled": {proxyMode(t, "tests.enabled=false"), nil, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: c.values}.render(t)
 			pods := testPods(out)
 			for _, test := range []string{"pull", "push", "tls"} {
 				if _, there := pods[test]; there != slices.Contains(c.want, test) {
-					t.Errorf("pod %s is there: %t", test, there)
+					t.Errorf("pod %s exists: %t", test, there)
 				}
 			}
 			for _, p := range pods {
-				if secrets := p.Spec.ImagePullSecrets; len(secrets) > 1 || (len(secrets) == 1) != (c.secret != "") || len(secrets) == 1 && secrets[0].Name != c.secret {
+				if secrets := p.Spec.ImagePullSecrets; len(secrets) > 1 || (len(secrets) == 1) != (c.secret != "") ||
+					len(secrets) == 1 && secrets[0].Name != c.secret {
 					t.Errorf("%s pulls with %v, want %q", p.Name, secrets, c.secret)
 				}
 			}
@@ -50,19 +59,20 @@ func TestHelmTestPullsPushesAndChecksTLS(t *testing.T) {
 				args := tls.Spec.Containers[0].Args
 				for _, want := range c.args {
 					if !slices.Contains(args, want) {
-						t.Errorf("%s is told %v, not %s", tls.Name, args, want)
+						t.Errorf("arguments of %s: %v lack %s", tls.Name, args, want)
 					}
 				}
 				if c.args == nil && slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--plain=") }) {
-					t.Errorf("%s is told of a node port: %v", tls.Name, args)
+					t.Errorf("arguments of %s contain a node port: %v", tls.Name, args)
 				}
 			}
 			if pull := pods["pull"]; pull != nil {
-				if c := pull.Spec.Containers[0]; c.ImagePullPolicy != corev1.PullAlways || !strings.HasPrefix(c.Image, "127.0.0.1:31999/zarf-registry/init-hook:") {
+				if c := pull.Spec.Containers[0]; c.ImagePullPolicy != corev1.PullAlways ||
+					!strings.HasPrefix(c.Image, "127.0.0.1:31999/zarf-registry/init-hook:") {
 					t.Errorf("%s pulls %s %s", pull.Name, c.Image, c.ImagePullPolicy)
 				}
 			}
-			// The registry lets them in exactly where there are any.
+			// The network policy admits the test pods only if there are any.
 			letIn := false
 			for _, policy := range all[*networkingv1.NetworkPolicy](out) {
 				for _, rule := range policy.Spec.Ingress {
@@ -72,33 +82,39 @@ func TestHelmTestPullsPushesAndChecksTLS(t *testing.T) {
 				}
 			}
 			if letIn != (len(c.want) > 0) {
-				t.Errorf("the pods are let in: %t", letIn)
+				t.Errorf("the network policy admits the pods: %t", letIn)
 			}
 		})
 	}
 }
 
-func TestValuesOfHelmTestTakeEffect(t *testing.T) {
-	out := rendering{values: proxyMode(t, "tests.timeout=90s", "tests.resources={requests: {cpu: 11m, memory: 33Mi}}", "initHook.nodeSelector={a: b}", "proxy.nodeSelector={c: d}")}.render(t)
+func TestHelmTestPodsFollowTheirValues(t *testing.T) {
+	out := rendering{
+		values: proxyMode(
+			t, "tests.timeout=90s", "tests.resources={requests: {cpu: 11m, memory: 33Mi}}", "initHook.nodeSelector={a: b}",
+			"proxy.nodeSelector={c: d}",
+		),
+	}.render(t)
 	pods := testPods(out)
 	for test, p := range pods {
 		c := p.Spec.Containers[0]
-		if *p.Spec.ActiveDeadlineSeconds != 150 || c.Resources.Requests.Cpu().String() != "11m" || c.Resources.Requests.Memory().String() != "33Mi" || c.Resources.Limits.Memory().String() != "128Mi" {
+		if *p.Spec.ActiveDeadlineSeconds != 150 || c.Resources.Requests.Cpu().String() != "11m" ||
+			c.Resources.Requests.Memory().String() != "33Mi" || c.Resources.Limits.Memory().String() != "128Mi" {
 			t.Errorf("%s: deadline %d, resources %v", p.Name, *p.Spec.ActiveDeadlineSeconds, c.Resources)
 		}
 		if test != "pull" && !slices.Contains(c.Args, "--timeout=90s") {
-			t.Errorf("%s is told %v", p.Name, c.Args)
+			t.Errorf("arguments of %s: %v", p.Name, c.Args)
 		}
 		if p.Spec.NodeSelector["a"] != "b" || p.Spec.NodeSelector["c"] != "d" {
-			t.Errorf("%s goes to %v", p.Name, p.Spec.NodeSelector)
+			t.Errorf("node selector of %s: %v", p.Name, p.Spec.NodeSelector)
 		}
 	}
 	if len(pods) != 3 {
 		t.Errorf("%d pods", len(pods))
 	}
-	// As helm upgrade --reuse-values leaves it.
+	// As with helm upgrade --reuse-values.
 	reused := rendering{values: proxyMode(t, "tests=null")}.render(t)
 	if len(testPods(reused)) != 3 || *testPods(reused)["tls"].Spec.ActiveDeadlineSeconds != 120 {
-		t.Errorf("without the values of tests: %v", testPods(reused))
+		t.Errorf("without the key tests: %v", testPods(reused))
 	}
 }

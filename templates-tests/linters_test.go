@@ -13,9 +13,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// rule is a check of kube-linter or Polaris, by its name there. Neither program can be had
-// from the Go module proxy, so their rules are kept here: by a function, by an invariant that
-// says the same and more, or not at all, with the reason.
+// rule is a check of kube-linter or Polaris, by its name there. Neither program is available from the
+// Go module proxy, so each of their checks is implemented here, covered by an invariant, or omitted
+// for a reason.
 type rule struct {
 	check     func(out *output) []string
 	invariant string
@@ -23,33 +23,35 @@ type rule struct {
 }
 
 const (
-	restricted = "pods run restricted, and only the proxy uses the node's network"
-	probed     = "servers have all three probes, on ports that exist"
-	requests   = "containers ask for CPU and memory and leave their last words"
-	referred   = "what pods refer to is rendered or made by the Jobs"
-	selecting  = "selectors find their own pods and no others"
-	unreached  = "nobody reaches a pod that listens on nothing"
-	tokens     = "only the Jobs get a token"
-	fewRights  = "rights are no more than the Jobs need"
-	ofNodes    = "pods that look after nodes are root without rights, and see what they were told to"
+	restricted = "pods comply with the restricted level, and only proxies use the node's network"
+	probed     = "servers have all three probes, on existing ports"
+	requests   = "containers request CPU and memory and leave a termination message"
+	referred   = "objects that pods refer to are rendered or created by the Jobs"
+	selecting  = "selectors match their own pods only"
+	unreached  = "every component has exactly its network policy"
+	tokens     = "only Jobs mount a token"
+	fewRights  = "roles have no broad permissions"
+	ofNodes    = "pods that write node files run as root without capabilities, and mount configured directories only"
 )
 
 var linterRules = map[string]rule{
 	// kube-linter
-	"dangling-service":                 {invariant: selecting},
-	"mismatching-selector":             {invariant: selecting},
-	"dangling-networkpolicy":           {invariant: selecting},
-	"deprecated-service-account-field": {check: eachPod(func(s corev1.PodSpec) bool { return s.DeprecatedServiceAccount != "" })},
-	"docker-sock":                      {check: mounts(regexp.MustCompile(`\.sock$|^/var/run|^/run`))},
-	"sensitive-host-mounts":            {invariant: ofNodes},
-	"drop-net-raw-capability":          {invariant: restricted},
-	"privilege-escalation-container":   {invariant: restricted},
-	"privileged-container":             {invariant: restricted},
-	"run-as-non-root":                  {invariant: restricted},
-	"no-read-only-root-fs":             {invariant: restricted},
-	"host-ipc":                         {invariant: restricted},
-	"host-pid":                         {invariant: restricted},
-	"host-network":                     {invariant: restricted},
+	"dangling-service":       {invariant: selecting},
+	"mismatching-selector":   {invariant: selecting},
+	"dangling-networkpolicy": {invariant: selecting},
+	"deprecated-service-account-field": {
+		check: eachPod(func(s corev1.PodSpec) bool { return s.DeprecatedServiceAccount != "" }),
+	},
+	"docker-sock":                    {check: mounts(regexp.MustCompile(`\.sock$|^/var/run|^/run`))},
+	"sensitive-host-mounts":          {invariant: ofNodes},
+	"drop-net-raw-capability":        {invariant: restricted},
+	"privilege-escalation-container": {invariant: restricted},
+	"privileged-container":           {invariant: restricted},
+	"run-as-non-root":                {invariant: restricted},
+	"no-read-only-root-fs":           {invariant: restricted},
+	"host-ipc":                       {invariant: restricted},
+	"host-pid":                       {invariant: restricted},
+	"host-network":                   {invariant: restricted},
 	"duplicate-env-var": {check: eachContainer(func(c corev1.Container) bool {
 		seen := map[string]bool{}
 		return slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
@@ -78,27 +80,37 @@ var linterRules = map[string]rule{
 	"ssh-port": {check: eachContainer(func(c corev1.Container) bool {
 		return slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.ContainerPort == 22 })
 	})},
-	"unsafe-sysctls":                 {check: eachPod(func(s corev1.PodSpec) bool { return s.SecurityContext != nil && len(s.SecurityContext.Sysctls) > 0 })},
-	"unset-cpu-requirements":         {invariant: requests},
-	"unset-memory-requirements":      {invariant: requests},
-	"wildcard-in-rules":              {invariant: fewRights},
-	"access-to-secrets":              {invariant: fewRights},
-	"access-to-create-pods":          {not: "the Jobs prove a pull by a pod on every node; the right ends with the Job"},
-	"job-ttl-seconds-after-finished": {not: "Helm deletes Jobs that succeeded; those that failed have a week, and those of a CronJob its history limits"},
-	"minimum-three-replicas":         {not: "a volume of one writer allows one; registry.replicas is for the others"},
-	"no-anti-affinity":               {not: "one replica is the default; with more the pods are spread"},
+	"unsafe-sysctls": {
+		check: eachPod(func(s corev1.PodSpec) bool { return s.SecurityContext != nil && len(s.SecurityContext.Sysctls) > 0 }),
+	},
+	"unset-cpu-requirements":    {invariant: requests},
+	"unset-memory-requirements": {invariant: requests},
+	"wildcard-in-rules":         {invariant: fewRights},
+	"access-to-secrets":         {invariant: fewRights},
+	"access-to-create-pods": {
+		not: "the Jobs verify a pull with a pod on every node; the permission ends with the Job",
+	},
+	"job-ttl-seconds-after-finished": {
+		not: "Helm deletes successful Jobs; failed ones are kept for a week, and those of a CronJob up to its history limits",
+	},
+	"minimum-three-replicas": {
+		not: "a ReadWriteOnce volume allows only one; registry.replicas is for other storage",
+	},
+	"no-anti-affinity": {not: "the default is one replica; several are spread"},
 	// Polaris
-	"deploymentMissingReplicas":       {not: "as minimum-three-replicas"},
-	"priorityClassNotSet":             {not: "registry and proxies have one; hook Jobs and tests run with the default one, and empty values are the user's"},
+	"deploymentMissingReplicas": {not: "see minimum-three-replicas"},
+	"priorityClassNotSet": {
+		not: "registry and proxies have one; hook Jobs and tests use the default, and values may be empty",
+	},
 	"tagNotSpecified":                 {check: eachContainer(func(c corev1.Container) bool { return !pinned(c.Image) })},
-	"pullPolicyNotAlways":             {not: "nodes that cannot pull are what the chart is for"},
+	"pullPolicyNotAlways":             {not: "the chart is for nodes that cannot pull"},
 	"livenessProbeMissing":            {invariant: probed},
 	"readinessProbeMissing":           {invariant: probed},
 	"pdbDisruptionsIsGreaterThanZero": {check: blockingBudget},
-	"topologySpreadConstraint":        {not: "as no-anti-affinity"},
+	"topologySpreadConstraint":        {not: "see no-anti-affinity"},
 	"cpuRequestsMissing":              {invariant: requests},
 	"memoryRequestsMissing":           {invariant: requests},
-	"cpuLimitsMissing":                {not: "a limit would slow pulls down while the node idles"},
+	"cpuLimitsMissing":                {not: "a limit would throttle pulls on an idle node"},
 	"automountServiceAccountToken":    {invariant: tokens},
 	"hostIPCSet":                      {invariant: restricted},
 	"hostPIDSet":                      {invariant: restricted},
@@ -113,7 +125,11 @@ var linterRules = map[string]rule{
 	"runAsPrivileged":                 {invariant: restricted},
 	"runAsRootAllowed":                {invariant: restricted},
 	"missingNetworkPolicy":            {invariant: unreached},
-	"procMount":                       {check: eachContainer(func(c corev1.Container) bool { return c.SecurityContext != nil && c.SecurityContext.ProcMount != nil })},
+	"procMount": {
+		check: eachContainer(
+			func(c corev1.Container) bool { return c.SecurityContext != nil && c.SecurityContext.ProcMount != nil },
+		),
+	},
 	"hostProcess": {check: eachContainer(func(c corev1.Container) bool {
 		return c.SecurityContext != nil && c.SecurityContext.WindowsOptions != nil
 	})},
@@ -127,11 +143,11 @@ var linterRules = map[string]rule{
 	"clusterrolePodExecAttach":       {check: roles("pods/exec", "pods/attach")},
 	"rolebindingClusterAdminRole":    {check: ownRoles},
 	"clusterrolebindingClusterAdmin": {check: ownRoles},
-	"metadataAndInstanceMismatched":  {not: "the instance is the release, and fullnameOverride is the user's: names are those of the release's objects"},
-	"missingPodDisruptionBudget":     {not: "one replica is the default, and a budget would block drains"},
+	"metadataAndInstanceMismatched":  {not: "the instance is the release, but fullnameOverride may change names"},
+	"missingPodDisruptionBudget":     {not: "the default is one replica, for which a budget would block drains"},
 }
 
-// pinned says of an image which one it is: by a tag other than latest, or a digest.
+// pinned reports whether an image has a digest, or a tag other than latest.
 func pinned(image string) bool {
 	name := image[strings.LastIndex(image, "/")+1:]
 	_, digest, _ := strings.Cut(name, "@")
@@ -165,13 +181,16 @@ func eachContainer(wrong func(corev1.Container) bool) func(*output) []string {
 
 func mounts(path *regexp.Regexp) func(*output) []string {
 	return eachPod(func(s corev1.PodSpec) bool {
-		return slices.ContainsFunc(s.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && path.MatchString(v.HostPath.Path) })
+		return slices.ContainsFunc(
+			s.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && path.MatchString(v.HostPath.Path) },
+		)
 	})
 }
 
 func oldVersions(out *output) (found []string) {
 	for _, o := range out.objects {
-		if version := o.GetAPIVersion(); strings.HasPrefix(version, "extensions/") || strings.Contains(version, "beta") || strings.Contains(version, "alpha") {
+		if version := o.GetAPIVersion(); strings.HasPrefix(version, "extensions/") || strings.Contains(version, "beta") ||
+			strings.Contains(version, "alpha") {
 			found = append(found, fmt.Sprintf("%s: %s", o, version))
 		}
 	}
@@ -180,7 +199,8 @@ func oldVersions(out *output) (found []string) {
 
 func blockingBudget(out *output) (found []string) {
 	for _, b := range all[*policyv1.PodDisruptionBudget](out) {
-		if b.Spec.MinAvailable != nil || b.Spec.MaxUnavailable == nil || b.Spec.MaxUnavailable.String() == "0" || b.Spec.MaxUnavailable.String() == "0%" {
+		if b.Spec.MinAvailable != nil || b.Spec.MaxUnavailable == nil || b.Spec.MaxUnavailable.String() == "0" ||
+			b.Spec.MaxUnavailable.String() == "0%" {
 			found = append(found, b.Name)
 		}
 	}
@@ -226,10 +246,13 @@ func roles(resources ...string) func(*output) []string {
 	}
 }
 
-// ownRoles finds bindings to roles that the chart did not make, as cluster-admin.
+// ownRoles reports bindings to cluster-admin.
 func ownRoles(out *output) (found []string) {
 	check := func(name string, role rbacv1.RoleRef) {
-		if !slices.ContainsFunc(out.objects, func(o object) bool { return o.GetKind() == role.Kind && o.GetName() == role.Name }) && role.Name == "cluster-admin" {
+		if !slices.ContainsFunc(
+			out.objects, func(o object) bool { return o.GetKind() == role.Kind && o.GetName() == role.Name },
+		) &&
+			role.Name == "cluster-admin" {
 			found = append(found, name)
 		}
 	}
@@ -242,7 +265,7 @@ func ownRoles(out *output) (found []string) {
 	return found
 }
 
-func TestTheRulesOfKubeLinterAndPolarisHold(t *testing.T) {
+func TestKubeLinterAndPolarisRules(t *testing.T) {
 	checked := 0
 	for name, r := range linterRules {
 		switch {
@@ -264,7 +287,10 @@ func TestTheRulesOfKubeLinterAndPolarisHold(t *testing.T) {
 	if checked == 0 {
 		t.Error("nothing was checked")
 	}
-	for image, want := range map[string]bool{"a/b": false, "a/b:latest": false, "a:5000/b": false, "a/b:1.2": true, "a:5000/b:v1": true, "a/b@sha256:" + strings.Repeat("0", 64): true} {
+	for image, want := range map[string]bool{
+		"a/b": false, "a/b:latest": false, "a:5000/b": false, "a/b:1.2": true, "a:5000/b:v1": true,
+		"a/b@sha256:" + strings.Repeat("0", 64): true,
+	} {
 		if pinned(image) != want {
 			t.Errorf("%s is pinned: %t", image, !want)
 		}

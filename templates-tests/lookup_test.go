@@ -17,8 +17,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// proxies describes the DaemonSets of an architecture: image, and the nodes that
-// it is for (=) or not for (≠).
+// proxies describes the DaemonSets of an architecture: the image, and the nodes that it requires (=)
+// or excludes (≠).
 func proxies(out *output, architecture string) []string {
 	var found []string
 	for _, d := range daemonSets(out, "proxy") {
@@ -40,7 +40,7 @@ func proxies(out *output, architecture string) []string {
 	return found
 }
 
-func TestEachNodeRunsItsProxyInAPauseImageThatItHas(t *testing.T) {
+func TestProxiesRunInThePauseImagesOfTheirNodes(t *testing.T) {
 	const k8s = "registry.k8s.io/pause:"
 	windows := node("w", "amd64", k8s+"9.9")
 	windows.Status.NodeInfo.OperatingSystem = "windows"
@@ -49,117 +49,166 @@ func TestEachNodeRunsItsProxyInAPauseImageThatItHas(t *testing.T) {
 	for name, test := range map[string]struct {
 		nodes        []runtime.Object
 		amd64, arm64 []string // arm64: nil means the default image
-		unseen       bool     // no image for the registry is seen
+		unseen       bool     // no image for the registry is found
 	}{
-		"without nodes the image that kubeadm brings today": {
+		"no nodes: kubeadm's current pause image": {
 			amd64: []string{k8s + "3.10.1"},
 		},
-		"the image that all have": {
+		"an image that all nodes have": {
 			nodes: []runtime.Object{node("a", "amd64", "docker.io/library/app:1", k8s+"3.9"), node("b", "amd64", k8s+"3.9")},
 			amd64: []string{k8s + "3.9"},
 		},
-		"the newest is for all but the nodes that lack it": {
-			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64", k8s+"3.10"), node("c", "amd64", k8s+"3.9"), node("d", "amd64", k8s+"3.8")},
+		"the newest, except on nodes that lack it": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.9"), node("b", "amd64", k8s+"3.10"), node("c", "amd64", k8s+"3.9"),
+				node("d", "amd64", k8s+"3.8"),
+			},
 			amd64: []string{k8s + "3.10 ≠ d a c", k8s + "3.8 = d", k8s + "3.9 = a c"},
 		},
 		"versions are compared as numbers": {
 			nodes: []runtime.Object{node("a", "amd64", k8s+"3.10", k8s+"3.9"), node("b", "amd64", k8s+"3.10.1", k8s+"3.10")},
 			amd64: []string{k8s + "3.10 = a", k8s + "3.10.1 ≠ a"},
 		},
-		"a node that has the newest among others is no exception": {
+		"a node with the newest among others": {
 			nodes: []runtime.Object{node("a", "amd64", k8s+"3.8", k8s+"3.10"), node("b", "amd64", k8s+"3.10")},
 			amd64: []string{k8s + "3.10"},
 		},
-		"a node whose list was cut off takes the smallest image that it reports": {
-			nodes: []runtime.Object{node("a", "amd64", k8s+"3.10"), crowded("b", "amd64", image(9e6, "docker.io/library/tool@"+digest, "docker.io/library/tool:1"))},
-			amd64: []string{"docker.io/library/tool:1 = b", k8s + "3.10 ≠ b"},
-		},
-		"nodes whose lists were cut off take the smallest image that they share": {
+		"a node with a truncated list uses its smallest image": {
 			nodes: []runtime.Object{
 				node("a", "amd64", k8s+"3.10"),
-				crowded("b", "amd64", image(8e6, "docker.io/library/only-b:1"), image(9e6, "docker.io/library/small:1"), image(10e6, "docker.io/library/tool:1")),
+				crowded("b", "amd64", image(9e6, "docker.io/library/tool@"+digest, "docker.io/library/tool:1")),
+			},
+			amd64: []string{"docker.io/library/tool:1 = b", k8s + "3.10 ≠ b"},
+		},
+		"nodes with truncated lists use their smallest common image": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.10"),
+				crowded(
+					"b", "amd64", image(8e6, "docker.io/library/only-b:1"), image(9e6, "docker.io/library/small:1"),
+					image(10e6, "docker.io/library/tool:1"),
+				),
 				crowded("c", "amd64", image(9e6, "docker.io/library/small:1"), image(10e6, "docker.io/library/tool:1")),
 				crowded("d", "amd64", image(10e6, "docker.io/library/tool:1"), image(9e6, "docker.io/library/small:1")),
 			},
 			amd64: []string{"docker.io/library/small:1 = b c d", k8s + "3.10 ≠ b c d"},
 		},
-		"nodes whose lists were cut off and share nothing go with the most": {
+		"nodes with truncated lists and no common image use the majority's": {
 			nodes: []runtime.Object{node("a", "amd64", k8s+"3.10"), crowded("b", "amd64"), crowded("c", "amd64")},
 			amd64: []string{k8s + "3.10"},
 		},
-		"nodes whose lists were cut off and other exceptions are apart": {
-			nodes: []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "amd64", k8s+"3.9"), crowded("c", "amd64", image(9e6, "docker.io/library/small:1"))},
+		"nodes with truncated lists and other exceptions": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.10"), node("b", "amd64", k8s+"3.9"),
+				crowded("c", "amd64", image(9e6, "docker.io/library/small:1")),
+			},
 			amd64: []string{"docker.io/library/small:1 = c", k8s + "3.10 ≠ c b", k8s + "3.9 = b"},
 		},
-		"where no node reports a pause image the smallest that all share is for new nodes too": {
-			nodes: []runtime.Object{crowded("a", "amd64", image(9e6, "docker.io/library/small:1")), crowded("b", "amd64", image(9e6, "docker.io/library/small:1"))},
+		"no pause image: the smallest common image, for new nodes too": {
+			nodes: []runtime.Object{
+				crowded("a", "amd64", image(9e6, "docker.io/library/small:1")),
+				crowded("b", "amd64", image(9e6, "docker.io/library/small:1")),
+			},
 			amd64: []string{"docker.io/library/small:1"},
 		},
-		"where no node reports a pause image and they share nothing it is the default": {
+		"no pause image and no common image: the default": {
 			nodes: []runtime.Object{crowded("a", "amd64"), crowded("b", "amd64")}, unseen: true,
 			amd64: []string{k8s + "3.10.1"},
 		},
-		"a pause image at the end of a full list counts": {
+		"a pause image at the end of a full list": {
 			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), crowded("b", "amd64", image(3e5, k8s+"3.9"))},
 			amd64: []string{k8s + "3.9"},
 		},
 		"CRI-O without pause images": {
-			nodes: []runtime.Object{holding("a", "amd64", image(4e8, "quay.io/cni:1"), image(9e6, "quay.io/small@"+digest)), holding("b", "amd64", image(9e6, "quay.io/small@"+digest))},
+			nodes: []runtime.Object{
+				holding("a", "amd64", image(4e8, "quay.io/cni:1"), image(9e6, "quay.io/small@"+digest)),
+				holding("b", "amd64", image(9e6, "quay.io/small@"+digest)),
+			},
 			amd64: []string{"quay.io/small@" + digest},
 		},
-		"a digest that all share is better than a tag that one has": {
+		"a common digest is preferred to a tag of one node": {
 			nodes: []runtime.Object{node("z", "amd64", k8s+"3.9"),
-				holding("a", "amd64", image(9e6, "quay.io/small@"+digest)), holding("b", "amd64", image(8e6, "quay.io/smaller:1"), image(9e6, "quay.io/small@"+digest))},
+				holding("a", "amd64", image(9e6, "quay.io/small@"+digest)),
+				holding("b", "amd64", image(8e6, "quay.io/smaller:1"), image(9e6, "quay.io/small@"+digest))},
 			amd64: []string{"quay.io/small@" + digest + " = a b", k8s + "3.9 ≠ a b"},
 		},
-		"of one size a tag before a digest": {
+		"of the same size, a tag is preferred to a digest": {
 			nodes: []runtime.Object{holding("a", "amd64", image(9e6, "quay.io/a@"+digest), image(9e6, "quay.io/b:1"))},
 			amd64: []string{"quay.io/b:1"},
 		},
-		"images of this registry and without a name are none": {
+		"images of this registry and unnamed images are ignored": {
 			nodes: []runtime.Object{node("z", "amd64", k8s+"3.9"), holding("a", "amd64",
-				image(1, "127.0.0.1:31999/team/tiny:1"), image(2, "[::1]:31999/team/tiny:1"), image(3, "<none>@<none>", "<none>:<none>"), image(4, "127.0.0.1:31999/pause:9.9"), image(9e6, "quay.io/small:1"))},
+				image(1, "127.0.0.1:31999/team/tiny:1"), image(2, "[::1]:31999/team/tiny:1"),
+				image(3, "<none>@<none>", "<none>:<none>"), image(4, "127.0.0.1:31999/pause:9.9"), image(9e6, "quay.io/small:1"))},
 			amd64: []string{"quay.io/small:1 = a", k8s + "3.9 ≠ a"},
 		},
-		"a node that has reported nothing yet goes with the most": {
+		"a node without images uses the majority's image": {
 			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64")},
 			amd64: []string{k8s + "3.9"},
 		},
-		"cut off on one architecture only": {
-			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), crowded("b", "amd64", image(9e6, "quay.io/small:1")), crowded("c", "arm64", image(8e6, "quay.io/arm:1"))},
+		"truncated lists on one architecture only": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.9"), crowded("b", "amd64", image(9e6, "quay.io/small:1")),
+				crowded("c", "arm64", image(8e6, "quay.io/arm:1")),
+			},
 			amd64: []string{"quay.io/small:1 = b", k8s + "3.9 ≠ b"},
 			arm64: []string{"quay.io/arm:1"},
 		},
-		"of one version the image of more nodes": {
-			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64", "k8s.gcr.io/pause:3.9"), node("c", "amd64", "k8s.gcr.io/pause:3.9")},
+		"of the same version, the image of more nodes": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.9"), node("b", "amd64", "k8s.gcr.io/pause:3.9"),
+				node("c", "amd64", "k8s.gcr.io/pause:3.9"),
+			},
 			amd64: []string{"k8s.gcr.io/pause:3.9 ≠ a", k8s + "3.9 = a"},
 		},
-		"architectures are apart": {
-			nodes: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "arm64", k8s+"3.10"), node("c", "arm64", "k8s.gcr.io/pause-arm64:3.1")},
+		"architectures are independent": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.9"), node("b", "arm64", k8s+"3.10"), node("c", "arm64", "k8s.gcr.io/pause-arm64:3.1"),
+			},
 			amd64: []string{k8s + "3.9"},
 			arm64: []string{"k8s.gcr.io/pause-arm64:3.1 = c", k8s + "3.10 ≠ c"},
 		},
-		"the tag is taken where a tag and a digest are reported": {
+		"a tag is preferred to a digest of the same image": {
 			nodes: []runtime.Object{twoNames},
 			amd64: []string{k8s + "3.10"},
 		},
-		"a digest is as good where there is no tag": {
+		"a digest without a tag": {
 			nodes: []runtime.Object{node("a", "amd64", "registry.k8s.io/pause@sha256:"+strings.Repeat("e", 64))},
 			amd64: []string{"registry.k8s.io/pause@sha256:" + strings.Repeat("e", 64)},
 		},
-		"Windows nodes do not count": {
+		"Windows nodes are ignored": {
 			nodes: []runtime.Object{windows, node("a", "amd64", k8s+"3.9")},
 			amd64: []string{k8s + "3.9"},
 		},
-		"RKE2":        {nodes: []runtime.Object{node("a", "amd64", "docker.io/rancher/mirrored-pause:3.6")}, amd64: []string{"docker.io/rancher/mirrored-pause:3.6"}},
-		"EKS":         {nodes: []runtime.Object{node("a", "amd64", "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/pause:3.10")}, amd64: []string{"602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/pause:3.10"}},
-		"AKS":         {nodes: []runtime.Object{node("a", "amd64", "mcr.microsoft.com/oss/v2/kubernetes/pause:3.6")}, amd64: []string{"mcr.microsoft.com/oss/v2/kubernetes/pause:3.6"}},
-		"GKE":         {nodes: []runtime.Object{node("a", "amd64", "gke.gcr.io/pause:3.8")}, amd64: []string{"gke.gcr.io/pause:3.8"}},
-		"a mirror":    {nodes: []runtime.Object{node("a", "amd64", "mirror.internal:5000/k8s/pause:v3.9")}, amd64: []string{"mirror.internal:5000/k8s/pause:v3.9"}},
-		"a lookalike": {nodes: []runtime.Object{node("a", "amd64", "example.com/menopause:1", "example.com/pause/tool:1", "example.com/pauses:1", k8s+"3.9")}, amd64: []string{k8s + "3.9"}},
+		"RKE2": {
+			nodes: []runtime.Object{node("a", "amd64", "docker.io/rancher/mirrored-pause:3.6")},
+			amd64: []string{"docker.io/rancher/mirrored-pause:3.6"},
+		},
+		"EKS": {
+			nodes: []runtime.Object{node("a", "amd64", "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/pause:3.10")},
+			amd64: []string{"602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/pause:3.10"},
+		},
+		"AKS": {
+			nodes: []runtime.Object{node("a", "amd64", "mcr.microsoft.com/oss/v2/kubernetes/pause:3.6")},
+			amd64: []string{"mcr.microsoft.com/oss/v2/kubernetes/pause:3.6"},
+		},
+		"GKE": {
+			nodes: []runtime.Object{node("a", "amd64", "gke.gcr.io/pause:3.8")}, amd64: []string{"gke.gcr.io/pause:3.8"},
+		},
+		"a mirror": {
+			nodes: []runtime.Object{node("a", "amd64", "mirror.internal:5000/k8s/pause:v3.9")},
+			amd64: []string{"mirror.internal:5000/k8s/pause:v3.9"},
+		},
+		"a lookalike": {
+			nodes: []runtime.Object{
+				node("a", "amd64", "example.com/menopause:1", "example.com/pause/tool:1", "example.com/pauses:1", k8s+"3.9"),
+			},
+			amd64: []string{k8s + "3.9"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out := rendering{values: proxyMode(t), cluster: newCluster(append(test.nodes, kubernetes(corev1.IPv4Protocol))...)}.render(t)
+			out := rendering{
+				values: proxyMode(t), cluster: newCluster(append(test.nodes, kubernetes(corev1.IPv4Protocol))...),
+			}.render(t)
 			if diff := cmp.Diff(test.amd64, proxies(out, "amd64")); diff != "" {
 				t.Error("amd64:", diff)
 			}
@@ -180,7 +229,7 @@ func TestEachNodeRunsItsProxyInAPauseImageThatItHas(t *testing.T) {
 	}
 }
 
-// running is the registry's Deployment as a former rendering left it.
+// running returns the registry's Deployment of a previous rendering.
 func running(architecture, image string) *appsv1.Deployment {
 	return &appsv1.Deployment{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
@@ -192,7 +241,7 @@ func running(architecture, image string) *appsv1.Deployment {
 	}
 }
 
-func TestTheRegistryRunsWhereItCanAndStaysWhereItIs(t *testing.T) {
+func TestRegistryKeepsItsArchitectureAndPauseImage(t *testing.T) {
 	const k8s = "registry.k8s.io/pause:"
 	for name, test := range map[string]struct {
 		objects      []runtime.Object
@@ -201,72 +250,90 @@ func TestTheRegistryRunsWhereItCanAndStaysWhereItIs(t *testing.T) {
 		image        string
 		excluded     []string
 	}{
-		"amd64 where nothing is known": {
+		"amd64 without a cluster": {
 			architecture: "amd64", image: k8s + "3.10.1",
 		},
-		"amd64 where there is any": {
+		"amd64 if there is any": {
 			objects:      []runtime.Object{node("a", "arm64", k8s+"3.10"), node("b", "amd64", k8s+"3.9")},
 			architecture: "amd64", image: k8s + "3.9",
 		},
-		"arm64 where there is nothing else": {
+		"arm64 if there is no other": {
 			objects:      []runtime.Object{node("a", "arm64", k8s+"3.10")},
 			architecture: "arm64", image: k8s + "3.10",
 		},
-		"an architecture that has a payload": {
-			objects: []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "arm64", k8s+"3.10")}, values: []string{"injector.architectures=[arm64]"},
+		"an architecture with a payload": {
+			objects:      []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "arm64", k8s+"3.10")},
+			values:       []string{"injector.architectures=[arm64]"},
 			architecture: "arm64", image: k8s + "3.10",
 		},
-		"the architecture that is named": {
-			objects: []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "arm64", k8s+"3.8")}, values: []string{"registry.architecture=arm64"},
+		"the architecture of the values": {
+			objects:      []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "arm64", k8s+"3.8")},
+			values:       []string{"registry.architecture=arm64"},
 			architecture: "arm64", image: k8s + "3.8",
 		},
 		"not on nodes that lack its pause image": {
 			objects:      []runtime.Object{node("a", "amd64", k8s+"3.10"), node("b", "amd64", k8s+"3.9"), node("c", "amd64")},
 			architecture: "amd64", image: k8s + "3.10", excluded: []string{"b"},
 		},
-		"still on arm64 when an amd64 node has joined": {
-			objects:      []runtime.Object{node("a", "arm64", k8s+"3.10"), node("b", "amd64", k8s+"3.10"), running("arm64", k8s+"3.10")},
+		"stays on arm64 when an amd64 node joins": {
+			objects: []runtime.Object{
+				node("a", "arm64", k8s+"3.10"), node("b", "amd64", k8s+"3.10"), running("arm64", k8s+"3.10"),
+			},
 			architecture: "arm64", image: k8s + "3.10",
 		},
-		"still in its pause image when a node with a newer one has joined": {
-			objects:      []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64", k8s+"3.10"), running("amd64", k8s+"3.9")},
+		"keeps its pause image when a node with a newer one joins": {
+			objects: []runtime.Object{
+				node("a", "amd64", k8s+"3.9"), node("b", "amd64", k8s+"3.10"), running("amd64", k8s+"3.9"),
+			},
 			architecture: "amd64", image: k8s + "3.9", excluded: []string{"b"},
 		},
-		"in another pause image when no node has its own any more": {
+		"changes its pause image when no node has it": {
 			objects:      []runtime.Object{node("b", "amd64", k8s+"3.10"), running("amd64", k8s+"3.9")},
 			architecture: "amd64", image: k8s + "3.10",
 		},
-		"on another architecture when no node has its own any more": {
+		"changes its architecture when no node has it": {
 			objects:      []runtime.Object{node("b", "amd64", k8s+"3.10"), running("arm64", k8s+"3.10")},
 			architecture: "amd64", image: k8s + "3.10",
 		},
-		"still in its pause image when its node's list is cut off by now": {
-			objects:      []runtime.Object{node("a", "amd64", k8s+"3.10"), crowded("b", "amd64", image(9e6, "quay.io/small:1")), running("amd64", k8s+"3.9")},
+		"keeps its pause image when its node's list becomes truncated": {
+			objects: []runtime.Object{
+				node("a", "amd64", k8s+"3.10"), crowded("b", "amd64", image(9e6, "quay.io/small:1")), running("amd64", k8s+"3.9"),
+			},
 			architecture: "amd64", image: k8s + "3.9", excluded: []string{"a"},
 		},
-		"not moved from a node whose list is cut off by now": {
-			objects:      []runtime.Object{node("a", "amd64", k8s+"3.10"), crowded("b", "amd64", image(9e6, "quay.io/small:1")), running("amd64", k8s+"3.10")},
+		"stays on a node whose list becomes truncated": {
+			objects: []runtime.Object{
+				node("a", "amd64", k8s+"3.10"), crowded("b", "amd64", image(9e6, "quay.io/small:1")), running("amd64", k8s+"3.10"),
+			},
 			architecture: "amd64", image: k8s + "3.10",
 		},
-		"not on nodes that have no pause image": {
+		"not on nodes without a pause image": {
 			objects:      []runtime.Object{node("a", "amd64", k8s+"3.10"), holding("b", "amd64", image(9e6, "quay.io/small:1"))},
 			architecture: "amd64", image: k8s + "3.10", excluded: []string{"b"},
 		},
-		"in another image where no node has a pause image": {
-			objects:      []runtime.Object{holding("a", "amd64", image(9e6, "quay.io/small:1")), holding("b", "amd64", image(9e6, "quay.io/small:1"))},
+		"another image if no node has a pause image": {
+			objects: []runtime.Object{
+				holding("a", "amd64", image(9e6, "quay.io/small:1")), holding("b", "amd64", image(9e6, "quay.io/small:1")),
+			},
 			architecture: "amd64", image: "quay.io/small:1",
 		},
-		"still in that image when a node with a pause image has joined": {
-			objects:      []runtime.Object{holding("a", "amd64", image(9e6, "quay.io/small:1")), node("b", "amd64", k8s+"3.10"), running("amd64", "quay.io/small:1")},
+		"keeps that image when a node with a pause image joins": {
+			objects: []runtime.Object{
+				holding("a", "amd64", image(9e6, "quay.io/small:1")), node("b", "amd64", k8s+"3.10"),
+				running("amd64", "quay.io/small:1"),
+			},
 			architecture: "amd64", image: "quay.io/small:1", excluded: []string{"b"},
 		},
-		"in the image that is named": {
-			objects: []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64", k8s+"3.10")}, values: []string{"injector.image=example.com/pause:1"},
+		"the image of the values": {
+			objects:      []runtime.Object{node("a", "amd64", k8s+"3.9"), node("b", "amd64", k8s+"3.10")},
+			values:       []string{"injector.image=example.com/pause:1"},
 			architecture: "amd64", image: "example.com/pause:1",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out := rendering{values: proxyMode(t, test.values...), cluster: newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...)}.render(t)
+			out := rendering{
+				values: proxyMode(t, test.values...), cluster: newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...),
+			}.render(t)
 			spec := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec
 			_, excluded := nodeFields(spec.Affinity)
 			got := fmt.Sprint(spec.NodeSelector["kubernetes.io/arch"], spec.Containers[0].Image, excluded)
@@ -277,12 +344,16 @@ func TestTheRegistryRunsWhereItCanAndStaysWhereItIs(t *testing.T) {
 	}
 }
 
-// A node selector's terms are alternatives: a node that is left out must be left
-// out of each.
-func TestNodesAreLeftOutOfEveryTermOfTheUsersAffinity(t *testing.T) {
+// The terms of a node selector are alternatives, so every term must exclude a node.
+func TestExcludedNodesAreAddedToEveryAffinityTerm(t *testing.T) {
 	values := ciValues(t)["everything"]
-	cluster := newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.9"), node("b", "amd64", "registry.k8s.io/pause:3.10"))
-	spec := find[*appsv1.Deployment](t, rendering{values: values, cluster: cluster}.render(t), "cluster-images").Spec.Template.Spec
+	cluster := newCluster(
+		kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.9"),
+		node("b", "amd64", "registry.k8s.io/pause:3.10"),
+	)
+	spec := find[*appsv1.Deployment](
+		t, rendering{values: values, cluster: cluster}.render(t), "cluster-images",
+	).Spec.Template.Spec
 	terms := spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 	if len(terms) != 2 || len(terms[0].MatchExpressions) != 1 || len(terms[1].MatchFields) != 2 {
 		t.Fatalf("the user's terms were changed: %v", terms)
@@ -295,7 +366,7 @@ func TestNodesAreLeftOutOfEveryTermOfTheUsersAffinity(t *testing.T) {
 	}
 }
 
-func TestTheIPFamilyComesFromWhatPodsHave(t *testing.T) {
+func TestIPFamilyIsDetected(t *testing.T) {
 	dual := node("a", "amd64")
 	dual.Spec.PodCIDRs = []string{"fd00:244::/64", "10.244.0.0/24"}
 	single := node("a", "amd64")
@@ -306,17 +377,45 @@ func TestTheIPFamilyComesFromWhatPodsHave(t *testing.T) {
 		family, source, hostNetwork string
 		address                     string
 	}{
-		"IPv4 where nothing is known":                       {nil, nil, "IPv4", "default", "false", "127.0.0.1:31999"},
-		"IPv4":                                              {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, nil, "IPv4", "cluster", "false", "127.0.0.1:31999"},
-		"IPv6":                                              {[]runtime.Object{kubernetes(corev1.IPv6Protocol), node("a", "amd64")}, nil, "IPv6", "cluster", "true", "[::1]:31999"},
-		"DualStack by the nodes' pod addresses":             {[]runtime.Object{kubernetes(corev1.IPv6Protocol), dual}, nil, "DualStack", "cluster", "false", "127.0.0.1:31999"},
-		"DualStack by the DNS Service":                      {[]runtime.Object{kubernetes(corev1.IPv4Protocol), service("kube-system", "kube-dns", corev1.IPv4Protocol, corev1.IPv6Protocol)}, nil, "DualStack", "cluster", "false", "127.0.0.1:31999"},
-		"what is remembered against the cluster":            {[]runtime.Object{kubernetes(corev1.IPv6Protocol), dual, remembers(proven(settings(state.ModeProxy, state.IPv4)))}, nil, "IPv4", "state", "false", "127.0.0.1:31999"},
-		"IPv6 is remembered":                                {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single, remembers(proven(settings(state.ModeNodePort, state.IPv6)))}, nil, "IPv6", "state", "true", "[::1]:31999"},
-		"the value against what is remembered":              {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single, remembers(proven(settings(state.ModeProxy, state.IPv6)))}, []string{"ipFamily=IPv4"}, "IPv4", "value", "false", "127.0.0.1:31999"},
-		"the value against the cluster":                     {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, []string{"ipFamily=IPv6"}, "IPv6", "value", "true", "[::1]:31999"},
-		"hostNetwork where it is asked for":                 {[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, []string{"proxy.hostNetwork=true"}, "IPv4", "cluster", "true", "127.0.0.1:31999"},
-		"the port in the address and in the Jobs' argument": {nil, []string{"port=32123"}, "IPv4", "default", "false", "127.0.0.1:32123"},
+		"IPv4 without a cluster": {nil, nil, "IPv4", "default", "false", "127.0.0.1:31999"},
+		"IPv4": {
+			[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, nil, "IPv4", "cluster", "false", "127.0.0.1:31999",
+		},
+		"IPv6": {
+			[]runtime.Object{kubernetes(corev1.IPv6Protocol), node("a", "amd64")}, nil, "IPv6", "cluster", "true", "[::1]:31999",
+		},
+		"DualStack by the nodes' pod addresses": {
+			[]runtime.Object{kubernetes(corev1.IPv6Protocol), dual}, nil, "DualStack", "cluster", "false", "127.0.0.1:31999",
+		},
+		"DualStack by the DNS Service": {
+			[]runtime.Object{
+				kubernetes(corev1.IPv4Protocol), service("kube-system", "kube-dns", corev1.IPv4Protocol, corev1.IPv6Protocol),
+			},
+			nil, "DualStack", "cluster", "false", "127.0.0.1:31999",
+		},
+		"the state overrides the cluster": {
+			[]runtime.Object{kubernetes(corev1.IPv6Protocol), dual, remembers(ready(settings(state.ModeProxy, state.IPv4)))},
+			nil, "IPv4", "state", "false", "127.0.0.1:31999",
+		},
+		"the state says IPv6": {
+			[]runtime.Object{
+				kubernetes(corev1.IPv4Protocol), single, remembers(ready(settings(state.ModeNodePort, state.IPv6))),
+			},
+			nil, "IPv6", "state", "true", "[::1]:31999",
+		},
+		"the value overrides the state": {
+			[]runtime.Object{kubernetes(corev1.IPv4Protocol), single, remembers(ready(settings(state.ModeProxy, state.IPv6)))},
+			[]string{"ipFamily=IPv4"}, "IPv4", "value", "false", "127.0.0.1:31999",
+		},
+		"the value overrides the cluster": {
+			[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, []string{"ipFamily=IPv6"}, "IPv6", "value", "true",
+			"[::1]:31999",
+		},
+		"hostNetwork of the values": {
+			[]runtime.Object{kubernetes(corev1.IPv4Protocol), single}, []string{"proxy.hostNetwork=true"}, "IPv4", "cluster",
+			"true", "127.0.0.1:31999",
+		},
+		"the port is part of the address": {nil, []string{"port=32123"}, "IPv4", "default", "false", "127.0.0.1:32123"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := rendering{values: proxyMode(t, test.values...)}
@@ -349,14 +448,16 @@ func TestTheIPFamilyComesFromWhatPodsHave(t *testing.T) {
 	}
 }
 
-func TestAHostPortIsRefusedOnAnIPv6Cluster(t *testing.T) {
-	_, err := rendering{values: proxyMode(t, "proxy.hostNetwork=false"), cluster: newCluster(kubernetes(corev1.IPv6Protocol))}.try(t)
+func TestRejectsHostPortOnIPv6Clusters(t *testing.T) {
+	_, err := rendering{
+		values: proxyMode(t, "proxy.hostNetwork=false"), cluster: newCluster(kubernetes(corev1.IPv6Protocol)),
+	}.try(t)
 	if err == nil || !strings.Contains(err.Error(), "zarf-registry: proxy.hostNetwork: ") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestTheProxyAnswersTLSWhereARuntimeNeedsIt(t *testing.T) {
+func TestProxyServesTLSForCRIO(t *testing.T) {
 	for runtimeVersion, want := range map[string]string{
 		"containerd://2.1.4":       "never",
 		"cri-o://1.34.9":           "never",
@@ -369,7 +470,9 @@ func TestTheProxyAnswersTLSWhereARuntimeNeedsIt(t *testing.T) {
 	} {
 		n := node("b", "amd64")
 		n.Status.NodeInfo.ContainerRuntimeVersion = runtimeVersion
-		out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64"), n)}.render(t)
+		out := rendering{
+			values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64"), n),
+		}.render(t)
 		for _, d := range daemonSets(out, "proxy") {
 			if args := d.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--tls="+want) {
 				t.Errorf("with %q: %s, want --tls=%s", runtimeVersion, args, want)
@@ -378,30 +481,36 @@ func TestTheProxyAnswersTLSWhereARuntimeNeedsIt(t *testing.T) {
 	}
 }
 
-func TestTheJobsGoWhereTheirImageIs(t *testing.T) {
+func TestJobsRunOnNodesWithTheirImage(t *testing.T) {
 	notReady := node("c", "amd64", hookImage)
 	notReady.Status.Conditions[0].Status = corev1.ConditionFalse
-	nodes := []runtime.Object{kubernetes(corev1.IPv4Protocol), node("a", "amd64"), node("b", "amd64", hookImage), notReady, node("d", "arm64", "docker.io/library/large:1", hookImage)}
+	nodes := []runtime.Object{
+		kubernetes(corev1.IPv4Protocol), node("a", "amd64"), node("b", "amd64", hookImage), notReady,
+		node("d", "arm64", "docker.io/library/large:1", hookImage),
+	}
 	for name, test := range map[string]struct {
 		objects []runtime.Object
 		values  []string
 		want    []string
 	}{
-		"the nodes that are ready and report it": {nodes, nil, []string{"b", "d"}},
-		"anywhere if no node reports it":         {nodes[:2], nil, nil},
-		"the image that is named":                {nodes, []string{"initHook.image.tag=other"}, nil},
+		"ready nodes that report it":  {nodes, nil, []string{"b", "d"}},
+		"any node if none reports it": {nodes[:2], nil, nil},
+		"the image of the values":     {nodes, []string{"initHook.image.tag=other"}, nil},
 		"by a digest": {
-			append([]runtime.Object{node("e", "amd64", "ghcr.io/zarf-dev/zarf-registry/init-hook@sha256:"+strings.Repeat("a", 64))}, nodes...),
+			append(
+				[]runtime.Object{node("e", "amd64", "ghcr.io/zarf-dev/zarf-registry/init-hook@sha256:"+strings.Repeat("a", 64))},
+				nodes...,
+			),
 			[]string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, []string{"e"},
 		},
-		"where the node selector says": {nodes, []string{"initHook.nodeSelector={disk: fast}"}, nil},
+		"the node selector": {nodes, []string{"initHook.nodeSelector={disk: fast}"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, test.values...), cluster: newCluster(test.objects...)}.render(t)
 			for _, job := range all[*batchv1.Job](out) {
 				affinity := job.Spec.Template.Spec.Affinity
 				got, _ := nodeFields(affinity)
-				// The Job that runs at the end of a release's life must run even when these nodes are gone.
+				// This Job runs when the release is uninstalled, and these nodes may be gone by then.
 				if job.Name == "zarf-registry-cleanup" {
 					if got != nil {
 						t.Errorf("cleanup requires nodes %s", got)
@@ -420,9 +529,9 @@ func TestTheJobsGoWhereTheirImageIs(t *testing.T) {
 	}
 }
 
-// Explicit values win, and with all of them nobody asks: so what `helm template`
-// renders for GitOps is what `helm install` would.
-func TestWithEverythingExplicitTheClusterIsNotAsked(t *testing.T) {
+// With explicit values the chart looks up nothing, so `helm template` renders the same for GitOps as
+// `helm install`.
+func TestExplicitValuesNeedNoLookup(t *testing.T) {
 	values := ciValues(t)["explicit"]
 	alone := rendering{values: values}.render(t).text()
 	for where, make := range clusters() {
@@ -439,8 +548,8 @@ func TestWithEverythingExplicitTheClusterIsNotAsked(t *testing.T) {
 	}
 }
 
-// A large cluster is asked once for each kind, not once for each template.
-func TestTheClusterIsAskedOnceForEachThing(t *testing.T) {
+// In a large cluster lookups are slow: one for each kind, not one for each template.
+func TestEachResourceIsLookedUpOnce(t *testing.T) {
 	cluster := newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"))
 	rendering{values: proxyMode(t), cluster: cluster}.render(t)
 	times := map[string]int{}
@@ -448,7 +557,9 @@ func TestTheClusterIsAskedOnceForEachThing(t *testing.T) {
 		times[kind]++
 	}
 	// The two Services are default/kubernetes and the cluster's DNS.
-	if want := map[string]int{"v1 Node": 1, "v1 Service": 2, "v1 Secret": 1, "apps/v1 Deployment": 1}; !maps.Equal(times, want) {
+	if want := map[string]int{
+		"v1 Node": 1, "v1 Service": 2, "v1 Secret": 1, "apps/v1 Deployment": 1,
+	}; !maps.Equal(times, want) {
 		t.Errorf("asked %v, want %v", times, want)
 	}
 }

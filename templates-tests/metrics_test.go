@@ -20,30 +20,46 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// alertNames are the alerts of files/alerts.yaml, in their order there.
+// alertNames are the alerts of files/alerts.yaml, in the same order.
 var alertNames = []string{
-	"ZarfRegistryDown", "ZarfRegistryStorageUnhealthy", "ZarfRegistryVolumeNearlyFull", "ZarfRegistryVolumeFull", "ZarfRegistryErrors",
+	"ZarfRegistryDown", "ZarfRegistryStorageUnhealthy", "ZarfRegistryVolumeNearlyFull", "ZarfRegistryVolumeFull",
+	"ZarfRegistryErrors",
 	"ZarfRegistryCertificateOverdue", "ZarfRegistryCertificateExpiring", "ZarfRegistryAuthorityExpiring",
-	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing", "ZarfRegistryGarbageCollectionFailing", "ZarfRegistryReadOnly", "ZarfRegistryProxyDown", "ZarfRegistryProxyErrors",
+	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing", "ZarfRegistryGarbageCollectionFailing",
+	"ZarfRegistryReadOnly", "ZarfRegistryProxyDown", "ZarfRegistryProxyErrors",
 	"ZarfRegistryProxyMissing", "ZarfRegistryJobFailing",
 }
 
-// monitored is proxy mode with all that metrics can have, by way of PodMonitors.
+// monitored returns values for proxy mode with all monitoring features and PodMonitors.
 func monitored(t testing.TB, sets ...string) map[string]any {
 	t.Helper()
-	return proxyMode(t, append([]string{"networkPolicy.metricsFrom=[{podSelector: {}}]", "metrics={podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}"}, sets...)...)
+	return proxyMode(
+		t,
+		append(
+			[]string{
+				"networkPolicy.metricsFrom=[{podSelector: {}}]",
+				"metrics={podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}",
+			},
+			sets...,
+		)...,
+	)
 }
 
-func TestNothingIsMonitoredUnlessAsked(t *testing.T) {
+func TestMonitoringIsDisabledByDefault(t *testing.T) {
 	for _, combination := range matrix(t) {
 		for _, o := range combination.objects {
-			if strings.HasPrefix(o.file, "metrics/") && !strings.HasPrefix(combination.file, "monitoring") && combination.file != "podmonitor" {
+			if strings.HasPrefix(o.file, "metrics/") && !strings.HasPrefix(combination.file, "monitoring") &&
+				combination.file != "podmonitor" {
 				t.Errorf("%s: %s", combination.name, o)
 			}
 		}
 	}
 	for name, values := range map[string]map[string]any{
-		"external mode": with(t, nil, "registryURL=registry.example.com", "metrics={service: {enabled: true}, podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}"),
+		"external mode": with(
+			t, nil, "registryURL=registry.example.com",
+			"metrics={service: {enabled: true}, podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: "+
+				"{enabled: true}}",
+		),
 	} {
 		for _, o := range (rendering{values: values}).render(t).objects {
 			if strings.HasPrefix(o.file, "metrics/") {
@@ -53,8 +69,8 @@ func TestNothingIsMonitoredUnlessAsked(t *testing.T) {
 	}
 }
 
-// What a monitor selects is there: its Service, the pods of that, and a port called metrics.
-func TestMonitorsFindTheirPods(t *testing.T) {
+// Monitors must select existing Services, and pods with a port named metrics.
+func TestMonitorsSelectTheirPods(t *testing.T) {
 	pods := func(out *output, selector map[string]string) (found []corev1.PodTemplateSpec) {
 		for _, w := range workloads(out) {
 			if labels.SelectorFromSet(selector).Matches(labels.Set(w.pod.Labels)) {
@@ -87,7 +103,8 @@ func TestMonitorsFindTheirPods(t *testing.T) {
 			if r.TargetLabel == "job" {
 				job = *r.Replacement
 			}
-			node = node || r.TargetLabel == "node" && slices.Equal(r.SourceLabels, []monitoringv1.LabelName{"__meta_kubernetes_pod_node_name"})
+			node = node ||
+				r.TargetLabel == "node" && slices.Equal(r.SourceLabels, []monitoringv1.LabelName{"__meta_kubernetes_pod_node_name"})
 		}
 		if !node {
 			t.Errorf("%s does not name the node", what)
@@ -100,12 +117,16 @@ func TestMonitorsFindTheirPods(t *testing.T) {
 		jobs []string
 	}{
 		{"PodMonitors", []string{"metrics.podMonitor.enabled=true"}, []string{"zarf-registry", "zarf-registry-proxy"}},
-		{"ServiceMonitors", []string{"metrics.serviceMonitor.enabled=true"}, []string{"zarf-registry", "zarf-registry-proxy"}},
+		{
+			"ServiceMonitors", []string{"metrics.serviceMonitor.enabled=true"}, []string{"zarf-registry", "zarf-registry-proxy"},
+		},
 		{"hostNetwork", []string{"metrics.podMonitor.enabled=true", "proxy.hostNetwork=true"}, []string{"zarf-registry"}},
 		{"nodeport mode", []string{"metrics.serviceMonitor.enabled=true", "registryProxy=false"}, []string{"zarf-registry"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			out := rendering{values: proxyMode(t, append(test.sets, "networkPolicy.metricsFrom=[{podSelector: {}}]")...)}.render(t)
+			out := rendering{
+				values: proxyMode(t, append(test.sets, "networkPolicy.metricsFrom=[{podSelector: {}}]")...),
+			}.render(t)
 			var jobs []string
 			for _, m := range all[*monitoringv1.PodMonitor](out) {
 				hasPort(t, out, m.Name, m.Spec.Selector.MatchLabels)
@@ -147,15 +168,21 @@ func TestMonitorsFindTheirPods(t *testing.T) {
 	}
 }
 
-func TestMetricsValuesHaveTheirEffect(t *testing.T) {
+func TestMonitoringFollowsItsValues(t *testing.T) {
 	base := monitored(t)
 	for _, test := range []struct{ set, file, want string }{
 		{"metrics.service.enabled=true", "metrics/proxy-service.yaml", "clusterIP: None"},
 		{"metrics.podMonitor.interval=15s", "metrics/proxy-podmonitor.yaml", `interval: "15s"`},
 		{"metrics.podMonitor.scrapeTimeout=5s", "metrics/registry-podmonitor.yaml", `scrapeTimeout: "5s"`},
 		{"metrics.podMonitor.labels={prometheus: main}", "metrics/registry-podmonitor.yaml", "prometheus: main"},
-		{"metrics.podMonitor.relabelings=[{targetLabel: cluster, replacement: east}]", "metrics/registry-podmonitor.yaml", "targetLabel: cluster"},
-		{"metrics.podMonitor.metricRelabelings=[{action: drop, regex: go_.*}]", "metrics/registry-podmonitor.yaml", "regex: go_.*"},
+		{
+			"metrics.podMonitor.relabelings=[{targetLabel: cluster, replacement: east}]", "metrics/registry-podmonitor.yaml",
+			"targetLabel: cluster",
+		},
+		{
+			"metrics.podMonitor.metricRelabelings=[{action: drop, regex: go_.*}]", "metrics/registry-podmonitor.yaml",
+			"regex: go_.*",
+		},
 		{"metrics.prometheusRule.labels={prometheus: main}", "metrics/prometheusrule.yaml", "prometheus: main"},
 		{"metrics.prometheusRule.alertLabels={team: platform}", "metrics/prometheusrule.yaml", "team: platform"},
 		{"metrics.prometheusRule.alertLabels={severity: none}", "metrics/prometheusrule.yaml", "severity: critical"},
@@ -169,23 +196,26 @@ func TestMetricsValuesHaveTheirEffect(t *testing.T) {
 		{"fullnameOverride=images", "metrics/prometheusrule.yaml", `job="images-proxy"`},
 	} {
 		text := rendering{values: with(t, base, test.set)}.render(t).files[test.file]
-		if unwanted, ok := strings.CutPrefix(test.want, "!"); text == "" || strings.Contains(text, strings.TrimPrefix(test.want, "!")) == ok {
+		if unwanted, ok := strings.CutPrefix(test.want, "!"); text == "" ||
+			strings.Contains(text, strings.TrimPrefix(test.want, "!")) == ok {
 			t.Errorf("%s: %s: want %s, unwanted %t:\n%s", test.set, test.file, test.want, unwanted != test.want, text)
 		}
 	}
 }
 
-// alerts are the rules of the chart with its defaults.
+// alerts returns the rules of the chart with default values.
 func alerts(t testing.TB) []monitoringv1.Rule {
 	t.Helper()
 	var rules []monitoringv1.Rule
-	for _, group := range find[*monitoringv1.PrometheusRule](t, rendering{values: monitored(t)}.render(t), "zarf-registry").Spec.Groups {
+	for _, group := range find[*monitoringv1.PrometheusRule](
+		t, rendering{values: monitored(t)}.render(t), "zarf-registry",
+	).Spec.Groups {
 		rules = append(rules, group.Rules...)
 	}
 	return rules
 }
 
-// panels are the queries of the dashboard by panel, as Grafana asks them of this release.
+// panels returns the queries of the dashboard by panel, as Grafana sends them for this release.
 func panels(t testing.TB) map[string]string {
 	t.Helper()
 	config := find[*corev1.ConfigMap](t, rendering{values: monitored(t)}.render(t), "zarf-registry-dashboard")
@@ -210,7 +240,9 @@ func panels(t testing.TB) map[string]string {
 			t.Errorf("panel %q asks for nothing", panel.Title)
 		}
 		for _, target := range panel.Targets {
-			found[fmt.Sprintf("%s, %d %s", panel.Title, panel.ID, target.RefID)] = strings.NewReplacer("$namespace", "zarf", "$release", "zarf-registry", "$__rate_interval", "5m").Replace(target.Expr)
+			found[fmt.Sprintf("%s, %d %s", panel.Title, panel.ID, target.RefID)] = strings.NewReplacer(
+				"$namespace", "zarf", "$release", "zarf-registry", "$__rate_interval", "5m",
+			).Replace(target.Expr)
 		}
 	}
 	if len(found) < 20 || dashboard.UID == "" {
@@ -219,13 +251,13 @@ func panels(t testing.TB) map[string]string {
 	return found
 }
 
-// sample is one line of a page of metrics.
+// sample is one line of a metrics page.
 type sample struct {
 	name, value string
 	labels      map[string]string
 }
 
-// captured reads a page of metrics as a program gave it, which test/e2e captures and compares with real pods.
+// captured reads a metrics page. test/e2e captures the pages from real pods, and compares them.
 func captured(t testing.TB, file string) []sample {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", "metrics", file))
@@ -256,19 +288,21 @@ func captured(t testing.TB, file string) []sample {
 	return found
 }
 
-// pages are the captured pages, with the labels that Prometheus gives to the targets.
+// pages returns the captured pages with the target labels that Prometheus adds.
 var pages = map[string]map[string]string{
-	"registry.txt":           {"namespace": "zarf", "job": "zarf-registry", "pod": "zarf-registry-1", "node": "n1"},
-	"proxy.txt":              {"namespace": "zarf", "job": "zarf-registry-proxy", "pod": "zarf-registry-proxy-amd64-1", "node": "n1"},
+	"registry.txt": {"namespace": "zarf", "job": "zarf-registry", "pod": "zarf-registry-1", "node": "n1"},
+	"proxy.txt": {
+		"namespace": "zarf", "job": "zarf-registry-proxy", "pod": "zarf-registry-proxy-amd64-1", "node": "n1",
+	},
 	"kube-state-metrics.txt": {"job": "kube-state-metrics"},
 }
 
 var selector = regexp.MustCompile(`\b([a-z][a-z0-9_]*_[a-z0-9_]*|up)\{`)
 
-// Every metric that an alert or a panel names is told by a real pod, each with
-// selectors, so that no other registry's is taken for this one's.
-func TestAlertsAndPanelsNameMetricsThatExist(t *testing.T) {
-	exist := map[string]bool{"up": true} // Prometheus itself makes it of each target
+// Every metric in alerts and panels must be exported by a real pod, and be selected by namespace and
+// job, so that several registries do not mix.
+func TestAlertsAndPanelsUseExistingMetrics(t *testing.T) {
+	exist := map[string]bool{"up": true} // Prometheus adds it for each target
 	for file := range pages {
 		for _, s := range captured(t, file) {
 			exist[s.name] = true
@@ -288,7 +322,9 @@ func TestAlertsAndPanelsNameMetricsThatExist(t *testing.T) {
 				t.Errorf("%s: no pod tells %s", name, match[1])
 			}
 		}
-		for _, bare := range regexp.MustCompile(`\b(zarf_registry|registry_|kube_|go_|process_)[a-z0-9_]+\b[^{a-z0-9_]`).FindAllString(expression, -1) {
+		for _, bare := range regexp.MustCompile(
+			`\b(zarf_registry|registry_|kube_|go_|process_)[a-z0-9_]+\b[^{a-z0-9_]`,
+		).FindAllString(expression, -1) {
 			t.Errorf("%s: %s has no selector", name, bare)
 		}
 		if n := strings.Count(expression, `namespace="zarf"`); n != len(found) {
@@ -308,7 +344,9 @@ func TestEveryAlertIsDocumented(t *testing.T) {
 		if !regexp.MustCompile(`(?m)^### ` + rule.Alert + `$`).Match(b) {
 			t.Errorf("docs/monitoring.md does not say what to do about %s", rule.Alert)
 		}
-		if rule.For == nil || rule.Labels["severity"] == "" || rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" || !strings.HasSuffix(rule.Annotations["runbook_url"], "#"+strings.ToLower(rule.Alert)) {
+		if rule.For == nil || rule.Labels["severity"] == "" || rule.Annotations["summary"] == "" ||
+			rule.Annotations["description"] == "" ||
+			!strings.HasSuffix(rule.Annotations["runbook_url"], "#"+strings.ToLower(rule.Alert)) {
 			t.Errorf("%s: %+v", rule.Alert, rule)
 		}
 	}
@@ -317,19 +355,21 @@ func TestEveryAlertIsDocumented(t *testing.T) {
 	}
 	for _, heading := range regexp.MustCompile(`(?m)^### (ZarfRegistry\w+)$`).FindAllStringSubmatch(string(b), -1) {
 		if !slices.Contains(names, heading[1]) {
-			t.Errorf("docs/monitoring.md tells of %s, which there is not", heading[1])
+			t.Errorf("docs/monitoring.md documents %s, which does not exist", heading[1])
 		}
 	}
 }
 
-// The table of docs/monitoring.md has the project's own metrics, all of them.
+// The table of docs/monitoring.md lists exactly the project's own metrics.
 func TestEveryMetricIsDocumented(t *testing.T) {
 	b, err := os.ReadFile("../docs/monitoring.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	documented := map[string]bool{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `(zarf_registry_[a-z_]+)` \\| ([^|]*) \\| ([^|]+) \\|$").FindAllStringSubmatch(string(b), -1) {
+	for _, row := range regexp.MustCompile(
+		"(?m)^\\| `(zarf_registry_[a-z_]+)` \\| ([^|]*) \\| ([^|]+) \\|$",
+	).FindAllStringSubmatch(string(b), -1) {
 		documented[row[1]+" "+strings.ReplaceAll(strings.TrimSpace(row[2]), "`", "")] = true
 	}
 	told := map[string]bool{}
@@ -339,7 +379,8 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 				continue
 			}
 			name := s.name
-			if base := regexp.MustCompile("_(bucket|sum|count)$").ReplaceAllString(name, ""); base != name && strings.HasSuffix(base, "_seconds") {
+			if base := regexp.MustCompile("_(bucket|sum|count)$").ReplaceAllString(name, ""); base != name &&
+				strings.HasSuffix(base, "_seconds") {
 				name = base
 			}
 			names := slices.Sorted(maps.Keys(s.labels))
@@ -360,7 +401,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	}
 }
 
-// promtool is the program of Prometheus; make alerts says where it is.
+// promtool returns the path of promtool, which make alerts sets.
 func promtool(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	program := os.Getenv("PROMTOOL")
@@ -375,19 +416,19 @@ func promtool(t *testing.T, args ...string) (string, error) {
 	return string(out), err
 }
 
-// change is what differs from the captured pages, over an hour and some minutes. Without values it
-// takes away the samples that match; with them it gives them those, one a minute in
-// promtool's notation, or adds a series where none matches.
+// change modifies the captured pages, for somewhat more than an hour. Without values it removes the
+// matching samples. With values, in promtool's notation with one sample a minute, it replaces those of
+// matching series or adds a series.
 type change struct {
-	name   string // of a metric; empty for all of the job
+	name   string // of a metric; empty matches all of the job
 	labels map[string]string
 	values string
 }
 
-// always is a value that stays.
+// always returns a constant series.
 func always(value float64) string { return strconv.FormatFloat(value, 'f', -1, 64) + "+0x65" }
 
-// series are those of the captured pages with changes, for promtool. Its time begins at 0, the moment of the capture.
+// series returns the captured pages with changes, for promtool. Time 0 is the time of the capture.
 func series(t *testing.T, changes []change) []map[string]string {
 	t.Helper()
 	var found []sample
@@ -420,13 +461,13 @@ func series(t *testing.T, changes []change) []map[string]string {
 			t.Fatal(err)
 		}
 		if s.name == "zarf_registry_storage_free_bytes" {
-			// The machine that it was captured on may have been nearly full.
+			// The disk of the capturing machine may have been nearly full.
 			if value, err = strconv.ParseFloat(size, 64); err != nil {
 				t.Fatal(err)
 			}
 			value /= 2
 		}
-		if strings.HasSuffix(s.name, "_timestamp_seconds") && value != 0 { // 0 is never
+		if strings.HasSuffix(s.name, "_timestamp_seconds") && value != 0 { // 0 means never
 			value -= epoch
 		}
 		found[i].value = always(value)
@@ -463,7 +504,7 @@ func series(t *testing.T, changes []change) []map[string]string {
 	return all
 }
 
-// promtoolTests runs cases, which say what was firing at any time within the hour.
+// promtoolTests runs cases, each with the alerts that must fire within the hour.
 func promtoolTests(t *testing.T, groups any, cases map[string][]change, want map[string][]string, more ...map[string]any) {
 	t.Helper()
 	dir := t.TempDir()
@@ -485,7 +526,12 @@ func promtoolTests(t *testing.T, groups any, cases map[string][]change, want map
 			samples = append(samples, map[string]any{"labels": fmt.Sprintf("{alertname=%q}", alert), "value": 1})
 		}
 		tests = append(tests, map[string]any{"name": name, "interval": "1m", "input_series": series(t, cases[name]),
-			"promql_expr_test": []any{map[string]any{"expr": `group by (alertname) (count_over_time(ALERTS{alertstate="firing"}[66m]))`, "eval_time": "65m", "exp_samples": samples}}})
+			"promql_expr_test": []any{
+				map[string]any{
+					"expr": `group by (alertname) (count_over_time(ALERTS{alertstate="firing"}[66m]))`, "eval_time": "65m",
+					"exp_samples": samples,
+				},
+			}})
 	}
 	for _, test := range more {
 		tests = append(tests, test)
@@ -496,8 +542,8 @@ func promtoolTests(t *testing.T, groups any, cases map[string][]change, want map
 	}
 }
 
-// Each alert fires on the captured series with what it is for, and on nothing else.
-func TestPromtoolFiresEachAlertForItsReason(t *testing.T) {
+// Each alert fires for its own cause, and for no other.
+func TestPromtoolAlerts(t *testing.T) {
 	const lifetime = 1000000.0
 	registry := func(more map[string]string) map[string]string {
 		labels := maps.Clone(pages["registry.txt"])
@@ -509,7 +555,7 @@ func TestPromtoolFiresEachAlertForItsReason(t *testing.T) {
 		maps.Copy(labels, more)
 		return labels
 	}
-	// left is a certificate that has a part of its life left in the end.
+	// left sets the remaining lifetime of a certificate at the end of the series.
 	left := func(part float64) []change {
 		return []change{
 			{"zarf_registry_tls_certificate_lifetime_seconds", registry(nil), always(lifetime)},
@@ -530,88 +576,124 @@ func TestPromtoolFiresEachAlertForItsReason(t *testing.T) {
 			{"zarf_registry_http_requests_total", registry(failed), fmt.Sprintf("0+%dx65", bad)},
 		}
 	}
-	job := map[string]string{"job": "kube-state-metrics", "namespace": "zarf", "job_name": "zarf-registry-certificates-29400137"}
+	job := map[string]string{
+		"job": "kube-state-metrics", "namespace": "zarf", "job_name": "zarf-registry-certificates-29400137",
+	}
 	failed := maps.Clone(job)
 	failed["condition"] = "true"
-	daemonset := map[string]string{"job": "kube-state-metrics", "namespace": "zarf", "daemonset": "zarf-registry-proxy-amd64"}
+	daemonset := map[string]string{
+		"job": "kube-state-metrics", "namespace": "zarf", "daemonset": "zarf-registry-proxy-amd64",
+	}
 	cronjob := map[string]string{"job": "kube-state-metrics", "namespace": "zarf", "cronjob": "zarf-registry-certificates"}
-	elsewhere := registry(map[string]string{"namespace": "elsewhere"})
+	elsewhere := registry(map[string]string{"namespace": "another distribution"})
 
 	cases := map[string][]change{
-		"as captured":                 nil,
-		"no registry pod":             {{"", map[string]string{"job": "zarf-registry"}, ""}},
-		"no proxy in nodeport mode":   {{"", map[string]string{"job": "zarf-registry-proxy"}, ""}},
-		"the storage does not answer": {{"zarf_registry_storage_healthy", registry(nil), always(0)}},
-		"11 % of the volume are free": volume(.11),
-		"9 % of the volume are free":  volume(.09),
-		"3 % of the volume are free":  volume(.03),
-		"a store that has no size":    {{"zarf_registry_storage_size_bytes", registry(nil), always(0)}, {"zarf_registry_storage_free_bytes", registry(nil), always(0)}},
-		"4 % errors":                  answers(96, 4),
-		"6 % errors":                  answers(94, 6),
-		"6 % errors while garbage is collected": {
-			{"zarf_registry_http_requests_total", registry(map[string]string{"listener": "tls", "method": "GET", "code": "200"}), "0+94x65"},
-			{"zarf_registry_http_requests_total", registry(map[string]string{"listener": "tls", "method": "PUT", "code": "503"}), "0x5 0+6x29 174x30"},
+		"as captured":                nil,
+		"no registry pod":            {{"", map[string]string{"job": "zarf-registry"}, ""}},
+		"no proxy in nodeport mode":  {{"", map[string]string{"job": "zarf-registry-proxy"}, ""}},
+		"unavailable storage":        {{"zarf_registry_storage_healthy", registry(nil), always(0)}},
+		"11 % of the volume is free": volume(.11),
+		"9 % of the volume is free":  volume(.09),
+		"3 % of the volume is free":  volume(.03),
+		"storage without a size": {
+			{"zarf_registry_storage_size_bytes", registry(nil), always(0)},
+			{"zarf_registry_storage_free_bytes", registry(nil), always(0)},
+		},
+		"4 % errors": answers(96, 4),
+		"6 % errors": answers(94, 6),
+		"6 % errors during garbage collection": {
+			{
+				"zarf_registry_http_requests_total", registry(map[string]string{"listener": "tls", "method": "GET", "code": "200"}),
+				"0+94x65",
+			},
+			{
+				"zarf_registry_http_requests_total", registry(map[string]string{"listener": "tls", "method": "PUT", "code": "503"}),
+				"0x5 0+6x29 174x30",
+			},
 			{"zarf_registry_read_only", registry(nil), "0x5 1x29 0x30"},
 		},
-		"a collection that failed": {{"zarf_registry_gc_last_failed", registry(nil), always(1)}},
-		"no pushes for two hours":  {{"zarf_registry_read_only", registry(nil), "1x120"}},
-		"9 % of the outer certificate's life is left": {
+		"a failed garbage collection": {{"zarf_registry_gc_last_failed", registry(nil), always(1)}},
+		"no pushes for two hours":     {{"zarf_registry_read_only", registry(nil), "1x120"}},
+		"9 % of the exposed certificate's lifetime is left": {
 			{"zarf_registry_exposed_tls_certificate_lifetime_seconds", registry(nil), always(lifetime)},
 			{"zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds", registry(nil), always(3600 + .09*lifetime)},
 		},
-		"outer certificates that cannot be loaded": {{"zarf_registry_exposed_tls_reload_errors_total", registry(nil), "0+1x65"}},
-		"half of a certificate's life is left":     left(.5),
-		"29 % of a certificate's life is left":     left(.29),
-		"9 % of a certificate's life is left":      left(.09),
+		"exposed certificates that cannot be loaded": {
+			{"zarf_registry_exposed_tls_reload_errors_total", registry(nil), "0+1x65"},
+		},
+		"half of a certificate's lifetime is left": left(.5),
+		"29 % of a certificate's lifetime is left": left(.29),
+		"9 % of a certificate's lifetime is left":  left(.09),
 		"a proxy kept its old certificate": {
 			{"zarf_registry_proxy_certificate_lifetime_seconds", proxy(nil), always(lifetime)},
 			{"zarf_registry_proxy_certificate_expiry_timestamp_seconds", proxy(nil), always(3600 + .2*lifetime)},
 		},
-		"an authority at its end": {
+		"an expiring CA": {
 			{"zarf_registry_tls_certificate_lifetime_seconds", registry(nil), always(lifetime)},
 			{"zarf_registry_tls_certificate_expiry_timestamp_seconds", registry(nil), always(3600 + .9*lifetime)},
 			{"zarf_registry_tls_authority_expiry_timestamp_seconds", registry(nil), always(3600 + .2*lifetime)},
 		},
-		"certificates that cannot be loaded":           {{"zarf_registry_tls_reload_errors_total", registry(nil), "0+1x65"}},
-		"a proxy's certificates that cannot be loaded": {{"zarf_registry_proxy_certificate_reload_errors_total", proxy(nil), "0+1x65"}},
-		"one load that failed":                         {{"zarf_registry_tls_reload_errors_total", registry(nil), "0x30 1x30"}},
-		"credentials that cannot be loaded":            {{"zarf_registry_credential_reload_errors_total", registry(nil), "0+1x65"}},
-		"a proxy that does not answer":                 {{"", map[string]string{"job": "zarf-registry-proxy"}, ""}, {"up", proxy(nil), always(0)}},
-		"a proxy that cannot reach the registry":       {{"zarf_registry_proxy_requests_total", proxy(map[string]string{"method": "GET", "code": "503"}), "0+1x65"}},
-		"a registry that was away for 3 minutes":       {{"zarf_registry_proxy_requests_total", proxy(map[string]string{"method": "GET", "code": "503"}), "0x20 0+5x3 15x40"}},
-		"a node without a proxy":                       {{"kube_daemonset_status_number_ready", daemonset, always(1)}},
-		"a renewal that failed":                        {{"kube_cronjob_status_last_successful_time", cronjob, always(300)}, {"kube_job_failed", failed, always(1)}},
-		"a renewal that never succeeded":               {{"kube_cronjob_status_last_successful_time", cronjob, ""}},
-		"another release that is full":                 {{"zarf_registry_storage_size_bytes", elsewhere, always(1e9)}, {"zarf_registry_storage_free_bytes", elsewhere, always(1)}},
+		"certificates that cannot be loaded": {{"zarf_registry_tls_reload_errors_total", registry(nil), "0+1x65"}},
+		"a proxy's certificates that cannot be loaded": {
+			{"zarf_registry_proxy_certificate_reload_errors_total", proxy(nil), "0+1x65"},
+		},
+		"a single failed reload": {
+			{"zarf_registry_tls_reload_errors_total", registry(nil), "0x30 1x30"},
+		},
+		"credentials that cannot be loaded": {
+			{"zarf_registry_credential_reload_errors_total", registry(nil), "0+1x65"},
+		},
+		"a proxy that is down": {
+			{"", map[string]string{"job": "zarf-registry-proxy"}, ""}, {"up", proxy(nil), always(0)},
+		},
+		"a proxy that cannot reach the registry": {
+			{"zarf_registry_proxy_requests_total", proxy(map[string]string{"method": "GET", "code": "503"}), "0+1x65"},
+		},
+		"a registry that was away for 3 minutes": {
+			{"zarf_registry_proxy_requests_total", proxy(map[string]string{"method": "GET", "code": "503"}), "0x20 0+5x3 15x40"},
+		},
+		"a node without a proxy": {{"kube_daemonset_status_number_ready", daemonset, always(1)}},
+		"a failed renewal": {
+			{"kube_cronjob_status_last_successful_time", cronjob, always(300)}, {"kube_job_failed", failed, always(1)},
+		},
+		"a renewal that has never succeeded": {{"kube_cronjob_status_last_successful_time", cronjob, ""}},
+		"a full volume of another release": {
+			{"zarf_registry_storage_size_bytes", elsewhere, always(1e9)},
+			{"zarf_registry_storage_free_bytes", elsewhere, always(1)},
+		},
 	}
 	want := map[string][]string{
-		"no registry pod":                              {"ZarfRegistryDown"},
-		"6 % errors while garbage is collected":        nil,
-		"a collection that failed":                     {"ZarfRegistryGarbageCollectionFailing"},
-		"no pushes for two hours":                      {"ZarfRegistryReadOnly"},
-		"9 % of the outer certificate's life is left":  {"ZarfRegistryCertificateExpiring", "ZarfRegistryCertificateOverdue"},
-		"outer certificates that cannot be loaded":     {"ZarfRegistryReloadFailing"},
-		"the storage does not answer":                  {"ZarfRegistryStorageUnhealthy"},
-		"9 % of the volume are free":                   {"ZarfRegistryVolumeNearlyFull"},
-		"3 % of the volume are free":                   {"ZarfRegistryVolumeFull", "ZarfRegistryVolumeNearlyFull"},
-		"6 % errors":                                   {"ZarfRegistryErrors"},
-		"29 % of a certificate's life is left":         {"ZarfRegistryCertificateOverdue"},
-		"9 % of a certificate's life is left":          {"ZarfRegistryCertificateExpiring", "ZarfRegistryCertificateOverdue"},
+		"no registry pod":                      {"ZarfRegistryDown"},
+		"6 % errors during garbage collection": nil,
+		"a failed garbage collection":          {"ZarfRegistryGarbageCollectionFailing"},
+		"no pushes for two hours":              {"ZarfRegistryReadOnly"},
+		"9 % of the exposed certificate's lifetime is left": {
+			"ZarfRegistryCertificateExpiring", "ZarfRegistryCertificateOverdue",
+		},
+		"exposed certificates that cannot be loaded": {"ZarfRegistryReloadFailing"},
+		"unavailable storage":                        {"ZarfRegistryStorageUnhealthy"},
+		"9 % of the volume is free":                  {"ZarfRegistryVolumeNearlyFull"},
+		"3 % of the volume is free":                  {"ZarfRegistryVolumeFull", "ZarfRegistryVolumeNearlyFull"},
+		"6 % errors":                                 {"ZarfRegistryErrors"},
+		"29 % of a certificate's lifetime is left":   {"ZarfRegistryCertificateOverdue"},
+		"9 % of a certificate's lifetime is left": {
+			"ZarfRegistryCertificateExpiring", "ZarfRegistryCertificateOverdue",
+		},
 		"a proxy kept its old certificate":             {"ZarfRegistryCertificateOverdue"},
-		"an authority at its end":                      {"ZarfRegistryAuthorityExpiring"},
+		"an expiring CA":                               {"ZarfRegistryAuthorityExpiring"},
 		"certificates that cannot be loaded":           {"ZarfRegistryReloadFailing"},
 		"a proxy's certificates that cannot be loaded": {"ZarfRegistryReloadFailing"},
 		"credentials that cannot be loaded":            {"ZarfRegistryCredentialsFailing"},
-		"a proxy that does not answer":                 {"ZarfRegistryProxyDown"},
+		"a proxy that is down":                         {"ZarfRegistryProxyDown"},
 		"a proxy that cannot reach the registry":       {"ZarfRegistryProxyErrors"},
 		"a node without a proxy":                       {"ZarfRegistryProxyMissing"},
-		"a renewal that failed":                        {"ZarfRegistryJobFailing"},
-		"a renewal that never succeeded":               {"ZarfRegistryJobFailing"},
+		"a failed renewal":                             {"ZarfRegistryJobFailing"},
+		"a renewal that has never succeeded":           {"ZarfRegistryJobFailing"},
 	}
 	fired := map[string]bool{}
 	for name, names := range want {
 		if _, ok := cases[name]; !ok {
-			t.Errorf("%q is no case", name)
+			t.Errorf("unknown case %q", name)
 		}
 		for _, alert := range names {
 			fired[alert] = true
@@ -635,8 +717,8 @@ func TestPromtoolFiresEachAlertForItsReason(t *testing.T) {
 	promtoolTests(t, groups, cases, want, message)
 }
 
-// Every query of the dashboard has an answer on the captured series.
-func TestPromtoolAnswersEveryPanel(t *testing.T) {
+// Every query of the dashboard has a result on the captured series.
+func TestPromtoolDashboardQueries(t *testing.T) {
 	var rules []any
 	var want []string
 	for name, expression := range panels(t) {
@@ -645,6 +727,8 @@ func TestPromtoolAnswersEveryPanel(t *testing.T) {
 	}
 	slices.Sort(want)
 	promtoolTests(t, []any{map[string]any{"name": "panels", "rules": rules}}, map[string][]change{
-		"after garbage was collected": {{"zarf_registry_gc_last_success_timestamp_seconds", pages["registry.txt"], always(60)}},
-	}, map[string][]string{"after garbage was collected": want})
+		"after a garbage collection": {
+			{"zarf_registry_gc_last_success_timestamp_seconds", pages["registry.txt"], always(60)},
+		},
+	}, map[string][]string{"after a garbage collection": want})
 }

@@ -17,34 +17,57 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-func TestTheModeIsTheValueThenWhatIsRememberedThenNodePort(t *testing.T) {
+func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
 	inMode := func(mode state.Mode) *cluster {
-		return newCluster(kubernetes(corev1.IPv4Protocol), remembers(proven(settings(mode, state.IPv4))))
+		return newCluster(kubernetes(corev1.IPv4Protocol), remembers(ready(settings(mode, state.IPv4))))
 	}
 	prepared := state.State{Phase: state.PhasePrepared, Desired: settings(state.ModeProxy, state.IPv4)}
-	others := remembers(proven(settings(state.ModeProxy, state.IPv4)))
+	others := remembers(ready(settings(state.ModeProxy, state.IPv4)))
 	others.Namespace = "other"
 	for name, test := range map[string]struct {
 		cluster *cluster
 		values  []string
 		want    string // mode, source, and the external registry
 	}{
-		"nothing is seen":                                 {nil, nil, "nodeport default"},
-		"a new cluster":                                   {newCluster(kubernetes(corev1.IPv4Protocol)), nil, "nodeport cluster"},
-		"what another namespace remembers":                {newCluster(kubernetes(corev1.IPv4Protocol), others), nil, "nodeport cluster"},
-		"proxy is remembered":                             {inMode(state.ModeProxy), nil, "proxy state"},
-		"nodeport is remembered":                          {inMode(state.ModeNodePort), nil, "nodeport state"},
-		"an external registry is remembered":              {inMode(state.ModeExternal), nil, "external state registry.example.com/team"},
-		"what was desired and never proven":               {newCluster(kubernetes(corev1.IPv4Protocol), remembers(prepared)), nil, "proxy state"},
-		"true":                                            {nil, []string{"registryProxy=true"}, "proxy value"},
-		"false":                                           {nil, []string{"registryProxy=false"}, "nodeport value"},
-		"true against what is remembered":                 {inMode(state.ModeNodePort), []string{"registryProxy=true"}, "proxy value"},
-		"false against what is remembered":                {inMode(state.ModeProxy), []string{"registryProxy=false"}, "nodeport value"},
-		"false against an external registry":              {inMode(state.ModeExternal), []string{"registryProxy=false"}, "nodeport value"},
-		"an external registry":                            {nil, []string{"registryURL=registry.example.com"}, "external value registry.example.com"},
-		"an external registry against what is remembered": {inMode(state.ModeProxy), []string{"registryURL=registry.example.com"}, "external value registry.example.com"},
-		"an external registry and false":                  {nil, []string{"registryURL=registry.example.com", "registryProxy=false"}, "external value registry.example.com"},
-		"another external registry":                       {inMode(state.ModeExternal), []string{"registryURL=https://registry.example.org/"}, "external value registry.example.org"},
+		"no cluster": {nil, nil, "nodeport default"},
+		"a new cluster": {
+			newCluster(kubernetes(corev1.IPv4Protocol)), nil, "nodeport cluster",
+		},
+		"the state of another namespace": {
+			newCluster(kubernetes(corev1.IPv4Protocol), others), nil, "nodeport cluster",
+		},
+		"the state says proxy":    {inMode(state.ModeProxy), nil, "proxy state"},
+		"the state says nodeport": {inMode(state.ModeNodePort), nil, "nodeport state"},
+		"the state has an external registry": {
+			inMode(state.ModeExternal), nil, "external state registry.example.com/team",
+		},
+		"a desired mode that was never verified": {
+			newCluster(kubernetes(corev1.IPv4Protocol), remembers(prepared)), nil, "proxy state",
+		},
+		"true":  {nil, []string{"registryProxy=true"}, "proxy value"},
+		"false": {nil, []string{"registryProxy=false"}, "nodeport value"},
+		"true overrides the state": {
+			inMode(state.ModeNodePort), []string{"registryProxy=true"}, "proxy value",
+		},
+		"false overrides the state": {
+			inMode(state.ModeProxy), []string{"registryProxy=false"}, "nodeport value",
+		},
+		"false overrides an external registry": {
+			inMode(state.ModeExternal), []string{"registryProxy=false"}, "nodeport value",
+		},
+		"an external registry": {
+			nil, []string{"registryURL=registry.example.com"}, "external value registry.example.com",
+		},
+		"an external registry overrides the state": {
+			inMode(state.ModeProxy), []string{"registryURL=registry.example.com"}, "external value registry.example.com",
+		},
+		"an external registry and false": {
+			nil, []string{"registryURL=registry.example.com", "registryProxy=false"}, "external value registry.example.com",
+		},
+		"another external registry": {
+			inMode(state.ModeExternal), []string{"registryURL=https://registry.example.org/"},
+			"external value registry.example.org",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: with(t, nil, test.values...), cluster: test.cluster}.render(t)
@@ -53,13 +76,13 @@ func TestTheModeIsTheValueThenWhatIsRememberedThenNodePort(t *testing.T) {
 				t.Errorf("the Jobs are told %s, want %s", got, test.want)
 			}
 			if mode, _, _ := strings.Cut(test.want, " "); !strings.Contains(out.files["NOTES.txt"], "mode: "+mode) {
-				t.Errorf("the notes do not say %s:\n%s", mode, out.files["NOTES.txt"])
+				t.Errorf("the notes lack %s:\n%s", mode, out.files["NOTES.txt"])
 			}
 		})
 	}
 }
 
-func TestAnExternalRegistryIsNamedAsImageReferencesNameIt(t *testing.T) {
+func TestRegistryURLIsNormalized(t *testing.T) {
 	for url, want := range map[string]string{
 		"registry.example.com":            "registry.example.com",
 		"https://registry.example.com/":   "registry.example.com",
@@ -91,7 +114,7 @@ func TestAnExternalRegistryIsNamedAsImageReferencesNameIt(t *testing.T) {
 		switch {
 		case want == "":
 			if err == nil || !strings.Contains(err.Error(), "zarf-registry: registryURL: ") {
-				t.Errorf("%s is accepted, or for another reason refused: %v", url, err)
+				t.Errorf("%s: want a rejection of this URL, got %v", url, err)
 			}
 		case err != nil:
 			t.Errorf("%s: %v", url, err)
@@ -101,10 +124,10 @@ func TestAnExternalRegistryIsNamedAsImageReferencesNameIt(t *testing.T) {
 	}
 }
 
-// unreadable are states that must not be guessed at, by what is said of them.
+// unreadable returns invalid states, by the error that they cause.
 func unreadable(t testing.TB) map[string]string {
 	t.Helper()
-	data, err := state.Encode(proven(settings(state.ModeProxy, state.IPv4)))
+	data, err := state.Encode(ready(settings(state.ModeProxy, state.IPv4)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,66 +138,94 @@ func unreadable(t testing.TB) map[string]string {
 		}
 		return changed
 	}
-	const remedy = "; nothing was changed: put it right; or delete it and say what it said, with registryProxy or registryURL, and pki.mode"
+	const remedy = "; nothing was changed: put it right; or delete it and say what it said, with registryProxy or " +
+		"registryURL, and pki.mode"
 	return map[string]string{
-		"":                          "its key state.json cannot be read as JSON (unexpected end of JSON input)" + remedy,
-		"rubbish":                   "its key state.json cannot be read as JSON (invalid character 'r' looking for beginning of value)" + remedy,
-		string(data[:40]):           "its key state.json cannot be read as JSON (unexpected end of JSON input)" + remedy,
-		string(data) + "{}":         "its key state.json cannot be read as JSON (invalid character '{' after top-level value)" + remedy,
-		"[]":                        "its key state.json cannot be read as JSON (json: cannot unmarshal array into Go value of type map[string]interface {})" + remedy,
-		"null":                      "its version is <nil>" + remedy,
-		"{}":                        "its version is <nil>" + remedy,
-		replace(": 1,", ": 2,"):     "it has version 2, and this chart reads up to version 1; nothing was changed: use the chart that wrote it, or a newer one",
+		"": "its key state.json cannot be read as JSON (unexpected end of JSON input)" + remedy,
+		"rubbish": "its key state.json cannot be read as JSON (invalid character 'r' looking for " +
+			"beginning of value)" + remedy,
+		string(data[:40]): "its key state.json cannot be read as JSON (unexpected end of JSON input)" + remedy,
+		string(data) + "{}": "its key state.json cannot be read as JSON (invalid character '{' after top-level " +
+			"value)" + remedy,
+		"[]": "its key state.json cannot be read as JSON (json: cannot unmarshal array into Go " +
+			"value of type map[string]interface {})" + remedy,
+		"null": "its version is <nil>" + remedy,
+		"{}":   "its version is <nil>" + remedy,
+		replace(": 1,", ": 2,"): "it has version 2, and this chart reads up to version 1; nothing was changed: use the " +
+			"chart that wrote it, or a newer one",
 		replace(": 1,", ": 0,"):     "its version is 0" + remedy,
 		replace(": 1,", `: "1.5",`): "its version is 1.5" + remedy,
-		replace(`"mode": "proxy"`, `"mode": "carrier pigeon"`):                           "its mode is carrier pigeon, which there is not" + remedy,
-		replace(`"mode": "proxy",`, ``):                                                  "its mode is <nil>, which there is not" + remedy,
-		replace(`"desired"`, `"desire"`):                                                 "its mode is <nil>, which there is not" + remedy,
-		replace(`"ipFamily": "IPv4"`, `"ipFamily": "IPX"`):                               "its IP family is IPX, which there is not" + remedy,
-		replace(`"address": "127.0.0.1:31999"`, `"address": ""`):                         "it has no address" + remedy,
-		replace(`"address": "127.0.0.1:31999"`, `"address": 31999`):                      "it has no address" + remedy,
-		replace(`"updatedBy"`, `"pki": {"mode": "letter"}, "updatedBy"`):                 "its PKI mode is letter, which there is not" + remedy,
-		replace(`"updatedBy"`, `"pki": {"clusterDomain": "c"}, "updatedBy"`):             "its PKI mode is <nil>, which there is not" + remedy,
-		replace(`"updatedBy"`, `"nodeConfig": ["/etc/k0s"], "updatedBy"`):                "its directories of nodes are no list" + remedy,
-		replace(`"updatedBy"`, `"nodeConfig": {"directories": "/etc/k0s"}, "updatedBy"`): "its directories of nodes are no list" + remedy,
-		replace(`"updatedBy"`, `"nodeConfig": {"directories": [1]}, "updatedBy"`):        "it names 1, which is no directory of a container runtime's configuration" + remedy,
+		replace(
+			`"mode": "proxy"`, `"mode": "carrier pigeon"`,
+		): "its mode is carrier pigeon, which there is not" + remedy,
+		replace(`"mode": "proxy",`, ``):  "its mode is <nil>, which there is not" + remedy,
+		replace(`"desired"`, `"desire"`): "its mode is <nil>, which there is not" + remedy,
+		replace(
+			`"ipFamily": "IPv4"`, `"ipFamily": "IPX"`,
+		): "its IP family is IPX, which there is not" + remedy,
+		replace(`"address": "127.0.0.1:31999"`, `"address": ""`):    "it has no address" + remedy,
+		replace(`"address": "127.0.0.1:31999"`, `"address": 31999`): "it has no address" + remedy,
+		replace(
+			`"updatedBy"`, `"pki": {"mode": "letter"}, "updatedBy"`,
+		): "its PKI mode is letter, which there is not" + remedy,
+		replace(
+			`"updatedBy"`, `"pki": {"clusterDomain": "c"}, "updatedBy"`,
+		): "its PKI mode is <nil>, which there is not" + remedy,
+		replace(
+			`"updatedBy"`, `"nodeConfig": ["/etc/k0s"], "updatedBy"`,
+		): "its directories of nodes are no list" + remedy,
+		replace(
+			`"updatedBy"`, `"nodeConfig": {"directories": "/etc/k0s"}, "updatedBy"`,
+		): "its directories of nodes are no list" + remedy,
+		replace(
+			`"updatedBy"`, `"nodeConfig": {"directories": [1]}, "updatedBy"`,
+		): "it names 1, which is no directory of a container runtime's configuration" + remedy,
 	}
 }
 
-func TestAStateThatCannotBeReadStopsTheRendering(t *testing.T) {
+func TestRejectsInvalidState(t *testing.T) {
 	for json, want := range unreadable(t) {
 		want = "zarf-registry: Secret zarf/zarf-registry-state: " + want
 		for _, sets := range [][]string{nil, {"registryProxy=true"}, {"registryURL=registry.example.com"}} {
-			_, err := rendering{values: with(t, nil, sets...), cluster: newCluster(kubernetes(corev1.IPv4Protocol), stateSecret(json))}.try(t)
+			_, err := rendering{
+				values: with(t, nil, sets...), cluster: newCluster(kubernetes(corev1.IPv4Protocol), stateSecret(json)),
+			}.try(t)
 			if err == nil {
 				t.Errorf("%s is accepted with %s", json, sets)
 			} else if !strings.HasSuffix(err.Error(), ": "+want) {
 				t.Errorf("%s with %s:\n got %v\nwant … %s", json, sets, err, want)
 			}
 		}
-		// What the hook refuses is what matters; the chart must not be stricter.
+		// The hook must reject them too: the chart must not be stricter.
 		if _, err := state.Decode([]byte(json)); err == nil {
 			t.Errorf("the hook accepts %s", json)
 		}
 	}
 	without := stateSecret("")
 	without.Data = nil
-	if _, err := (rendering{cluster: newCluster(kubernetes(corev1.IPv4Protocol), without)}).try(t); err == nil || !strings.Contains(err.Error(), "Secret zarf/zarf-registry-state: its key state.json") {
+	if _, err := (rendering{cluster: newCluster(kubernetes(corev1.IPv4Protocol), without)}).try(t); err == nil ||
+		!strings.Contains(err.Error(), "Secret zarf/zarf-registry-state: its key state.json") {
 		t.Errorf("a Secret without data: %v", err)
 	}
 }
 
-// Whatever else is set and wherever: the pods of the registry, what selects and
-// what guards them are the same in both modes, so that a switch disturbs none.
-func TestASwitchChangesNothingOfTheRegistry(t *testing.T) {
+// The registry's pods, Services and policies are the same in both modes, whatever else is configured,
+// so that a switch does not interrupt pulls.
+func TestSwitchingModesDoesNotChangeTheRegistry(t *testing.T) {
 	lasting := func(out *output) string {
 		var texts []string
-		for _, name := range []string{"registry/deployment", "registry/service", "registry/serviceaccount", "registry/configmap", "registry/networkpolicy", "registry/persistentvolumeclaim", "proxy/serviceaccount", "proxy/networkpolicy", "init-hook/networkpolicy", "certificates/networkpolicy", "certificates/role", "certificates/serviceaccount"} {
+		for _, name := range []string{
+			"registry/deployment", "registry/service", "registry/serviceaccount", "registry/configmap", "registry/networkpolicy",
+			"registry/persistentvolumeclaim", "proxy/serviceaccount", "proxy/networkpolicy", "init-hook/networkpolicy",
+			"certificates/networkpolicy", "certificates/role", "certificates/serviceaccount",
+		} {
 			texts = append(texts, out.files[name+".yaml"])
 		}
-		// Proxies have a certificate that nodes may have to trust; a node port has none.
+		// Only proxies have a CA that nodes may have to trust.
 		all := strings.Join(texts, "---\n")
-		for _, rule := range []string{"[\"\"]\n    resources: [pods]\n    verbs: [delete]\n", "[apps]\n    resources: [daemonsets]\n    verbs: [list]\n"} {
+		for _, rule := range []string{
+			"[\"\"]\n    resources: [pods]\n    verbs: [delete]\n", "[apps]\n    resources: [daemonsets]\n    verbs: [list]\n",
+		} {
 			all = strings.Replace(all, "  - apiGroups: "+rule, "", 1)
 		}
 		return all
@@ -182,22 +233,24 @@ func TestASwitchChangesNothingOfTheRegistry(t *testing.T) {
 	compared := 0
 	for _, before := range matrix(t) {
 		other, ok := map[string]string{"proxy": "false", "nodeport": "true"}[decidedMode(before.output)]
-		// What nodes are to have there, mirrors and proxies' certificates, cannot be in nodeport mode.
+		// Mirrors and the proxies' CA are not available in nodeport mode.
 		if !ok || strings.HasPrefix(before.file, "node-config") {
 			continue
 		}
 		compared++
-		after := rendering{values: with(t, ciValues(t)[before.file], "registryProxy="+other), cluster: clusters()[before.cluster]()}.render(t)
+		after := rendering{
+			values: with(t, ciValues(t)[before.file], "registryProxy="+other), cluster: clusters()[before.cluster](),
+		}.render(t)
 		if diff := cmp.Diff(lasting(before.output), lasting(after)); diff != "" {
 			t.Errorf("%s:\n%s", before.name, diff)
 		}
 	}
 	if compared < 50 {
-		t.Fatalf("%d were compared", compared)
+		t.Fatalf("only %d renderings were compared", compared)
 	}
 }
 
-func TestTheRegistryOpensItsPlainPortForThePullSecretOnly(t *testing.T) {
+func TestPlainListenerRequiresThePullSecret(t *testing.T) {
 	for _, test := range []struct {
 		sets      []string
 		anonymous bool
@@ -210,17 +263,18 @@ func TestTheRegistryOpensItsPlainPortForThePullSecretOnly(t *testing.T) {
 			}
 		}
 		if slices.Contains(args, "--anonymous-pull") != test.anonymous {
-			t.Errorf("%s: --anonymous-pull is there: %t", test.sets, !test.anonymous)
+			t.Errorf("%s: --anonymous-pull is set: %t", test.sets, !test.anonymous)
 		}
 		i := slices.IndexFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "pull" })
 		s := d.Spec.Template.Spec.Volumes[i].Secret
-		if s.SecretName != "zarf-registry-pull" || !is(s.Optional, true) || !is(s.DefaultMode, 0o440) || len(s.Items) != 1 || s.Items[0].Key != "htpasswd" {
+		if s.SecretName != "zarf-registry-pull" || !is(s.Optional, true) || !is(s.DefaultMode, 0o440) || len(s.Items) != 1 ||
+			s.Items[0].Key != "htpasswd" {
 			t.Errorf("the volume is %v", s)
 		}
 	}
 }
 
-// peers says who is let in, by port: components, "all", or the number of other peers.
+// peers returns who may connect, by port: components, or "all".
 func peers(p *networkingv1.NetworkPolicy) map[int]string {
 	found := map[int]string{}
 	for _, rule := range p.Spec.Ingress {
@@ -239,7 +293,7 @@ func peers(p *networkingv1.NetworkPolicy) map[int]string {
 	return found
 }
 
-func TestWhoMayReachTheRegistryDependsOnTheProxiesNetworkOnly(t *testing.T) {
+func TestNetworkPolicyFollowsTheProxiesNetwork(t *testing.T) {
 	for hostNetwork, want := range map[string]map[int]string{
 		"false": {5000: "proxy init-hook test", 5001: "all"},
 		"true":  {5000: "all", 5001: "all"},
@@ -253,8 +307,8 @@ func TestWhoMayReachTheRegistryDependsOnTheProxiesNetworkOnly(t *testing.T) {
 	}
 }
 
-// What concerns proxies alone is no reason to refuse another mode.
-func TestWhatCannotWorkForProxiesCanWithoutThem(t *testing.T) {
+// Invalid values for proxies do not matter in other modes.
+func TestProxyValuesAreValidatedInProxyModeOnly(t *testing.T) {
 	for _, sets := range [][]string{
 		{"ipFamily=IPv6", "proxy.hostNetwork=false"},
 		{"proxy.hostNetwork=true", "proxy.metricsPort=31999"},
@@ -276,31 +330,39 @@ func TestWhatCannotWorkForProxiesCanWithoutThem(t *testing.T) {
 	}
 }
 
-// helm upgrade --reuse-values takes the former chart's values, defaults and all,
-// in place of this chart's: what has come since is missing.
-func TestTheValuesOfAFormerReleaseCanBeReused(t *testing.T) {
+// helm upgrade --reuse-values replaces the chart's values, including its defaults, with those of the
+// previous release, so newer values are missing.
+func TestReusesValuesOfAReleaseWithoutNewKeys(t *testing.T) {
 	for _, sets := range [][]string{{"registryProxy=true"}, {"registryProxy=false"}, nil} {
-		former := loadChart(t)
+		previous := loadChart(t)
 		for _, key := range []string{"registryURL", "auth", "podSecurity", "pki", "nodeConfig", "expose", "openshift"} {
-			if _, ok := former.Values[key]; !ok {
+			if _, ok := previous.Values[key]; !ok {
 				t.Fatalf("values.yaml has no %s", key)
 			}
-			delete(former.Values, key)
+			delete(previous.Values, key)
 		}
-		delete(former.Values["initHook"].(map[string]any), "ignorePreflight")
+		delete(previous.Values["initHook"].(map[string]any), "ignorePreflight")
 		if sets == nil {
-			// As of a release that had modes, and no certificates but its own.
-			former.Values["auth"] = map[string]any{"anonymousPull": false}
+			// As in a release with modes, but with generated certificates only.
+			previous.Values["auth"] = map[string]any{"anonymousPull": false}
 		}
 		values := with(t, nil, sets...)
-		if diff := cmp.Diff(rendering{values: values}.render(t).text(), rendering{values: values, chart: former, upgrade: true}.render(t).text()); diff != "" {
+		if diff := cmp.Diff(
+			rendering{values: values}.render(t).text(),
+			rendering{values: values, chart: previous, upgrade: true}.render(t).text(),
+		); diff != "" {
 			t.Errorf("%s:\n%s", sets, diff)
 		}
 	}
 }
 
-func TestTheJobsAreToldWhatWasAskedFor(t *testing.T) {
-	out := rendering{values: with(t, nil, "registryProxy=false", "auth.anonymousPull=true", "podSecurity.label=true", "initHook.ignorePreflight=[port, cri-o]", "proxy.tls=always", "proxy.hostNetwork=true")}.render(t)
+func TestValuesArePassedToTheJobs(t *testing.T) {
+	out := rendering{
+		values: with(
+			t, nil, "registryProxy=false", "auth.anonymousPull=true", "podSecurity.label=true",
+			"initHook.ignorePreflight=[port, cri-o]", "proxy.tls=always", "proxy.hostNetwork=true",
+		),
+	}.render(t)
 	d := decided(out)
 	if !d.AnonymousPull || !d.PKI.ServeTLS || !d.Proxy.HostNetwork {
 		t.Errorf("the Jobs are told %+v", d)
@@ -314,13 +376,13 @@ func TestTheJobsAreToldWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestTheJobsComeFromTheRegistryWhereNoNodeHasTheirImage(t *testing.T) {
+func TestJobsUseThePushedImageIfNoNodeHasTheConfiguredOne(t *testing.T) {
 	const pushed = "127.0.0.1:31999/zarf-registry/init-hook:0.1.0"
 	knows := func(mode state.Mode, edits ...func(*state.State)) runtime.Object {
 		with := func(s *state.State) { s.HookImage = pushedHookImage }
-		return remembers(proven(settings(mode, state.IPv4), append([]func(*state.State){with}, edits...)...))
+		return remembers(ready(settings(mode, state.IPv4), append([]func(*state.State){with}, edits...)...))
 	}
-	unproven := func(s *state.State) { s.Phase, s.Current = state.PhasePrepared, nil }
+	unverified := func(s *state.State) { s.Phase, s.Current = state.PhasePrepared, nil }
 	a, b := node("a", "amd64"), node("b", "amd64", "docker.io/library/app:1")
 	for name, test := range map[string]struct {
 		objects []runtime.Object
@@ -328,42 +390,72 @@ func TestTheJobsComeFromTheRegistryWhereNoNodeHasTheirImage(t *testing.T) {
 		want    string // "" means the configured image
 		prefers []string
 	}{
-		"proxy mode":                   {[]runtime.Object{a, b, knows(state.ModeProxy)}, nil, pushed, nil},
-		"nodeport mode":                {[]runtime.Object{a, b, knows(state.ModeNodePort)}, nil, pushed, nil},
-		"from one mode into the other": {[]runtime.Object{a, b, knows(state.ModeNodePort)}, []string{"registryProxy=true"}, pushed, nil},
-		"halfway": {[]runtime.Object{a, b, knows(state.ModeNodePort, func(s *state.State) {
+		"proxy mode":    {[]runtime.Object{a, b, knows(state.ModeProxy)}, nil, pushed, nil},
+		"nodeport mode": {[]runtime.Object{a, b, knows(state.ModeNodePort)}, nil, pushed, nil},
+		"a switch between modes": {
+			[]runtime.Object{a, b, knows(state.ModeNodePort)}, []string{"registryProxy=true"}, pushed, nil,
+		},
+		"an interrupted switch": {[]runtime.Object{a, b, knows(state.ModeNodePort, func(s *state.State) {
 			s.Phase, s.Desired = state.PhasePrepared, settings(state.ModeProxy, state.IPv4)
 		})}, nil, pushed, nil},
-		"nodes that have it from there are preferred":   {[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy)}, nil, pushed, []string{"c"}},
-		"never proven, but a node has it from there":    {[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy, unproven)}, nil, pushed, []string{"c"}},
-		"pushed and not yet proven":                     {[]runtime.Object{a, knows(state.ModeProxy, unproven)}, nil, pushed, nil},
-		"a node has the configured one":                 {[]runtime.Object{a, node("c", "amd64", hookImage), node("d", "amd64", pushed), knows(state.ModeProxy)}, nil, "", nil},
-		"nothing was pushed":                            {[]runtime.Object{a, remembers(proven(settings(state.ModeProxy, state.IPv4)))}, nil, "", nil},
-		"another version carries another payload":       {[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"initHook.image.tag=0.2.0"}, "", nil},
-		"a digest says nothing of the version":          {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, "", nil},
-		"where nothing may be pulled":                   {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.pullPolicy=Never"}, "", nil},
-		"the address changes in the middle":             {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"port=32000"}, "", nil},
-		"the registry goes in the middle":               {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"registryURL=registry.example.com"}, "", nil},
-		"a node selector says where the Jobs' image is": {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.nodeSelector={disk: fast}"}, "", nil},
+		"nodes with the pushed image are preferred": {
+			[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy)}, nil, pushed, []string{"c"},
+		},
+		"never verified, but a node has the pushed image": {
+			[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy, unverified)}, nil, pushed, []string{"c"},
+		},
+		"pushed and not yet verified": {
+			[]runtime.Object{a, knows(state.ModeProxy, unverified)}, nil, pushed, nil,
+		},
+		"a node has the configured image": {
+			[]runtime.Object{a, node("c", "amd64", hookImage), node("d", "amd64", pushed), knows(state.ModeProxy)}, nil, "", nil,
+		},
+		"no image was pushed": {
+			[]runtime.Object{a, remembers(ready(settings(state.ModeProxy, state.IPv4)))}, nil, "", nil,
+		},
+		"another version": {
+			[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"initHook.image.tag=0.2.0"}, "",
+			nil,
+		},
+		"a digest": {
+			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, "",
+			nil,
+		},
+		"pulls are disabled": {
+			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.pullPolicy=Never"}, "", nil,
+		},
+		"the address changes during the upgrade": {
+			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"port=32000"}, "", nil,
+		},
+		"the registry is removed during the upgrade": {
+			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"registryURL=registry.example.com"}, "", nil,
+		},
+		"a node selector": {
+			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.nodeSelector={disk: fast}"}, "", nil,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out := rendering{values: with(t, nil, append([]string{"imagePullSecrets=[{name: mine}]"}, test.values...)...), cluster: newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...)}.render(t)
+			out := rendering{
+				values:  with(t, nil, append([]string{"imagePullSecrets=[{name: mine}]"}, test.values...)...),
+				cluster: newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...),
+			}.render(t)
 			for _, job := range all[*batchv1.Job](out) {
 				spec := job.Spec.Template.Spec
 				image := spec.Containers[0].Image
 				secrets := fmt.Sprint(spec.ImagePullSecrets)
 				if test.want == "" {
 					if strings.HasPrefix(image, "127.") || secrets != "[{mine}]" || spec.NodeSelector["kubernetes.io/arch"] != "" {
-						t.Errorf("%s: %s with %s on %s", job.Name, image, secrets, spec.NodeSelector)
+						t.Errorf("%s: image %s, pull secrets %s, node selector %s", job.Name, image, secrets, spec.NodeSelector)
 					}
 					continue
 				}
-				if image != test.want || secrets != "[{mine} {zarf-registry-pull}]" || spec.NodeSelector["kubernetes.io/arch"] != "amd64" {
-					t.Errorf("%s: %s with %s on %s", job.Name, image, secrets, spec.NodeSelector)
+				if image != test.want || secrets != "[{mine} {zarf-registry-pull}]" ||
+					spec.NodeSelector["kubernetes.io/arch"] != "amd64" {
+					t.Errorf("%s: image %s, pull secrets %s, node selector %s", job.Name, image, secrets, spec.NodeSelector)
 				}
 				var prefers []string
 				if in, _ := nodeFields(spec.Affinity); len(in) > 0 {
-					t.Errorf("%s requires %s, and could be pulled anywhere", job.Name, in)
+					t.Errorf("%s requires nodes %s, but any node could pull the image", job.Name, in)
 				}
 				if spec.Affinity != nil {
 					for _, term := range spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
@@ -378,16 +470,23 @@ func TestTheJobsComeFromTheRegistryWhereNoNodeHasTheirImage(t *testing.T) {
 	}
 }
 
-// Whatever taint a node has: its proxy must come, and stay.
-func TestAProxyToleratesEverything(t *testing.T) {
+// A node needs its proxy whatever its taints.
+func TestProxiesTolerateAllTaints(t *testing.T) {
 	tainted := node("t", "amd64", "registry.k8s.io/pause:3.9")
-	tainted.Spec.Taints = []corev1.Taint{{Key: "dedicated", Value: "gpu", Effect: corev1.TaintEffectNoSchedule}, {Key: "leaving", Effect: corev1.TaintEffectNoExecute}}
-	out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"), tainted)}.render(t)
+	tainted.Spec.Taints = []corev1.Taint{
+		{Key: "dedicated", Value: "gpu", Effect: corev1.TaintEffectNoSchedule},
+		{Key: "leaving", Effect: corev1.TaintEffectNoExecute},
+	}
+	out := rendering{
+		values:  proxyMode(t),
+		cluster: newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"), tainted),
+	}.render(t)
 	covered := false
 	for _, d := range daemonSets(out, "proxy") {
 		for i := range tainted.Spec.Taints {
 			if !slices.ContainsFunc(d.Spec.Template.Spec.Tolerations, func(tol corev1.Toleration) bool {
-				return tol.Key == "" && tol.Operator == corev1.TolerationOpExists && tol.Effect == "" && tol.TolerationSeconds == nil
+				return tol.Key == "" && tol.Operator == corev1.TolerationOpExists && tol.Effect == "" &&
+					tol.TolerationSeconds == nil
 			}) {
 				t.Errorf("%s does not tolerate %v", d.Name, tainted.Spec.Taints[i])
 			}
@@ -396,6 +495,6 @@ func TestAProxyToleratesEverything(t *testing.T) {
 		covered = covered || slices.Contains(in, "t")
 	}
 	if !covered {
-		t.Error("the tainted node has no proxy in its own pause image")
+		t.Error("no proxy for the tainted node")
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// wrongNetworkPolicies compares every NetworkPolicy, with all of its rules and whole peers, with the one that its component
-// is to have, and reports workloads without a policy.
+// wrongNetworkPolicies compares every NetworkPolicy, with all of its rules and whole peers, with the
+// one that its component is to have, and reports workloads without a policy.
 func wrongNetworkPolicies(out *output) (wrong []string) {
 	want, got := expectedNetworkPolicies(out), map[string]networkingv1.NetworkPolicySpec{}
 	for _, p := range all[*networkingv1.NetworkPolicy](out) {

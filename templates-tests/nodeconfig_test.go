@@ -37,8 +37,8 @@ const (
 	crioConf        = "/etc/containers/registries.conf.d"
 )
 
-// nodeConfig is what the pods that look after nodes are told, the zero value where
-// there are none.
+// nodeConfig returns the configuration for the pods that write node files, the zero value if there is
+// none.
 func nodeConfig(t testing.TB, out *output) noderuntime.Config {
 	t.Helper()
 	var config noderuntime.Config
@@ -55,7 +55,7 @@ func nodeConfig(t testing.TB, out *output) noderuntime.Config {
 	return config
 }
 
-// runs gives a node a runtime and a kubelet.
+// runs sets the container runtime and the kubelet version of a node.
 func runs(n *corev1.Node, runtimeVersion, kubeletVersion string) *corev1.Node {
 	n.Status.NodeInfo.ContainerRuntimeVersion, n.Status.NodeInfo.KubeletVersion = runtimeVersion, kubeletVersion
 	return n
@@ -73,12 +73,16 @@ func crioNode(name, version string) *corev1.Node {
 	return runs(node(name, "amd64"), "cri-o://"+version, "v1.35.0")
 }
 
-// leftFiles is a state in which nodes may have files.
+// leftFiles records directories in the state in which nodes may have files.
 func leftFiles(mode state.Mode, directories ...string) runtime.Object {
-	return remembers(proven(settings(mode, state.IPv4), func(s *state.State) { s.NodeConfig = &state.NodeConfig{Directories: directories} }))
+	return remembers(
+		ready(
+			settings(mode, state.IPv4), func(s *state.State) { s.NodeConfig = &state.NodeConfig{Directories: directories} },
+		),
+	)
 }
 
-func TestWhatNodesAreToHave(t *testing.T) {
+func TestNodeConfiguration(t *testing.T) {
 	const registries = "nodeConfig.k3s.registries={mirrors: {docker.io: {endpoint: [https://a.example]}}}"
 	release := func(c noderuntime.Config) noderuntime.Config {
 		c.Release = "zarf/zarf-registry"
@@ -90,48 +94,263 @@ func TestWhatNodesAreToHave(t *testing.T) {
 	k3s := noderuntime.K3s{File: "/etc/rancher/k3s/registries.yaml", Live: true, LiveDirectory: k3sCerts}
 	for name, test := range map[string]struct {
 		values  []string
-		objects []runtime.Object // nil: there is no cluster to be seen
+		objects []runtime.Object // nil means no cluster
 		want    noderuntime.Config
-		inUse   string // "": all
+		inUse   string // "" means all
 	}{
-		"nothing is asked for":                           {nil, nil, noderuntime.Config{}, ""},
-		"nothing is asked for on any node":               {nil, []runtime.Object{k3sNode("a"), node("b", "amd64"), crioNode("c", "1.34.2")}, noderuntime.Config{}, ""},
-		"switches alone are nothing":                     {[]string{"nodeConfig.force=true", "nodeConfig.tlsDirectories=[/etc/ssl]", "nodeConfig.runtimes=[k3s]", "nodeConfig.k3s.path=/etc/rancher/x.yaml"}, nil, noderuntime.Config{}, ""},
-		"mirrors where nobody knows what the nodes run":  {[]string{"nodeConfig.mirrors=[docker.io]"}, nil, release(noderuntime.Config{Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}}), ""},
-		"mirrors with containerd":                        {[]string{"nodeConfig.mirrors=[docker.io, '*', '!quay.io']"}, []runtime.Object{node("a", "amd64")}, release(noderuntime.Config{Directories: []string{containerdCerts}, Mirrors: []string{"docker.io", "*", "!quay.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}}), ""},
-		"mirrors with K3s":                               {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{k3sNode("a")}, release(noderuntime.Config{Directories: []string{k3sCerts}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{k3sCerts}}}), ""},
-		"mirrors with RKE2":                              {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{rke2Node("a")}, release(noderuntime.Config{Directories: []string{rke2Certs}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{rke2Certs}}}), ""},
-		"mirrors with CRI-O":                             {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.34.1")}, release(noderuntime.Config{Directories: []string{crioConf}, Mirrors: []string{"docker.io"}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf}}), ""},
-		"mirrors with several":                           {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.35.0"), node("b", "arm64")}, release(noderuntime.Config{Directories: []string{containerdCerts, crioCerts, crioConf}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts, ConfDirectory: crioConf}}), ""},
-		"the named runtimes against those of the nodes":  {[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.runtimes=[rke2]"}, []runtime.Object{k3sNode("a"), crioNode("b", "1.35.0")}, release(noderuntime.Config{Directories: []string{rke2Certs}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{rke2Certs}}}), ""},
-		"a path of containerd":                           {[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.containerd.path=/var/snap/microk8s/current/args/certs.d/"}, nil, release(noderuntime.Config{Directories: []string{"/var/snap/microk8s/current/args/certs.d"}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{"/var/snap/microk8s/current/args/certs.d"}}}), ""},
-		"hosts of containerd, and the certificates":      {[]string{`nodeConfig.containerd.hosts={a.example: "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = [[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n"}`}, nil, release(noderuntime.Config{Directories: []string{containerdCerts}, TLSDirectories: []string{"/etc/pki/a", "/opt/b"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}, Hosts: map[string]string{"a.example": "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = [[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n"}}}), ""},
-		"K3s' registries":                                {[]string{registries}, []runtime.Object{k3sNode("a")}, release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}), ""},
-		"K3s' registries without a cluster":              {[]string{registries}, nil, release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}), ""},
-		"K3s' registries and mirrors without a cluster":  {[]string{registries, "nodeConfig.mirrors=[ghcr.io]"}, nil, release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, Mirrors: []string{"ghcr.io"}, Containerd: noderuntime.Containerd{Directories: []string{k3sCerts}}, K3s: k3s}), ""},
-		"RKE2's registries":                              {[]string{registries}, []runtime.Object{rke2Node("a")}, release(noderuntime.Config{Directories: []string{"/etc/rancher/rke2", rke2Certs}, K3s: noderuntime.K3s{File: "/etc/rancher/rke2/registries.yaml", Live: true, LiveDirectory: rke2Certs}}), ""},
-		"K3s' registries after a restart only":           {[]string{registries, "nodeConfig.k3s.live=false"}, nil, release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s"}, K3s: noderuntime.K3s{File: "/etc/rancher/k3s/registries.yaml"}}), ""},
-		"K3s' registries elsewhere":                      {[]string{registries, "nodeConfig.k3s.path=/etc/rancher/other/private.yaml", "nodeConfig.k3s.livePath=/var/lib/rancher/other"}, nil, release(noderuntime.Config{Directories: []string{"/etc/rancher/other", "/var/lib/rancher/other"}, K3s: noderuntime.K3s{File: "/etc/rancher/other/private.yaml", Live: true, LiveDirectory: "/var/lib/rancher/other"}}), ""},
-		"a Secret with K3s' registries":                  {[]string{"nodeConfig.k3s.existingSecret=mine"}, nil, release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: noderuntime.K3s{File: k3s.File, Live: true, LiveDirectory: k3sCerts, ExistingSecret: "mine", ExistingSecretKey: "registries.yaml"}}), ""},
-		"force, and directories with certificates":       {[]string{registries, "nodeConfig.force=true", "nodeConfig.tlsDirectories=[/opt/c/, /etc/rancher/k3s/tls, /opt/c/d, /opt/cd]"}, nil, release(noderuntime.Config{Force: true, Directories: []string{"/etc/rancher/k3s", k3sCerts}, TLSDirectories: []string{"/opt/c", "/opt/cd"}, K3s: k3s}), ""},
-		"CRI-O 1.35":                                     {nil, []runtime.Object{crioNode("a", "1.35.0")}, release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), ""},
-		"CRI-O 1.35 among others":                        {nil, []runtime.Object{k3sNode("b"), crioNode("a", "1.36.1")}, release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), ""},
-		"CRI-O 1.35 in plain HTTP":                       {[]string{"proxy.tls=never"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, ""},
-		"CRI-O 1.35 with a node port":                    {[]string{"registryProxy=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, ""},
-		"CRI-O 1.35 with an external registry":           {[]string{"registryProxy=null", "registryURL=registry.example.com"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, ""},
-		"CRI-O 1.35, not wanted":                         {[]string{"nodeConfig.crio.ca=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, ""},
-		"CRI-O that is named":                            {[]string{"proxy.tls=always", "nodeConfig.runtimes=[crio]"}, nil, release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), ""},
-		"CRI-O 1.34 that is asked for it":                {[]string{"proxy.tls=always", "nodeConfig.crio.ca=true", "nodeConfig.crio.certsPath=/etc/containers/own.d"}, []runtime.Object{crioNode("a", "1.34.0")}, release(noderuntime.Config{Directories: []string{"/etc/containers/own.d"}, CRIO: noderuntime.CRIO{CertsDirectory: "/etc/containers/own.d"}}), ""},
-		"plain HTTP for CRI-O":                           {[]string{"nodeConfig.crio.insecure=true", "nodeConfig.crio.confPath=/etc/crio/conf"}, nil, release(noderuntime.Config{Directories: []string{"/etc/crio/conf"}, CRIO: noderuntime.CRIO{ConfDirectory: "/etc/crio/conf", Insecure: true}}), ""},
-		"plain HTTP for CRI-O with a node port":          {[]string{"registryProxy=false", "nodeConfig.crio.insecure=true"}, nil, release(noderuntime.Config{Directories: []string{crioConf}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf, Insecure: true}}), ""},
-		"mirrors with a node port that asks for nothing": {[]string{"registryProxy=false", "auth.anonymousPull=true", "nodeConfig.mirrors=[docker.io]"}, nil, release(noderuntime.Config{Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}}), ""},
-		"mirrors on IPv6":                                {[]string{"ipFamily=IPv6", "port=32000", "nodeConfig.mirrors=[docker.io]"}, nil, release(noderuntime.Config{Address: "[::1]:32000", Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}}), ""},
-		"where files were before":                        {nil, []runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, "/etc/rancher/k3s")}, release(noderuntime.Config{Directories: []string{containerdCerts, "/etc/rancher/k3s"}}), "none"},
-		"where files were before, with a node port":      {[]string{"registryProxy=null"}, []runtime.Object{leftFiles(state.ModeNodePort, containerdCerts)}, release(noderuntime.Config{Directories: []string{containerdCerts}}), "none"},
-		"where files were before, and are":               {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, crioConf)}, release(noderuntime.Config{Directories: []string{containerdCerts, crioConf}, Mirrors: []string{"docker.io"}, Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}}}), containerdCerts},
-		"where files were before, as somebody says":      {[]string{"nodeConfig.directories=[/etc/crio/x/, /etc/k0s]"}, nil, release(noderuntime.Config{Directories: []string{"/etc/crio/x", "/etc/k0s"}}), "none"},
-		"both":                             {[]string{"nodeConfig.directories=[/etc/k0s]"}, []runtime.Object{leftFiles(state.ModeProxy, containerdCerts)}, release(noderuntime.Config{Directories: []string{containerdCerts, "/etc/k0s"}}), "none"},
-		"nobody is asked where files were": {[]string{"nodeConfig.directories=[]"}, []runtime.Object{leftFiles(state.ModeProxy, containerdCerts)}, noderuntime.Config{}, ""},
+		"nothing is configured": {nil, nil, noderuntime.Config{}, ""},
+		"nothing is configured for any node": {
+			nil, []runtime.Object{k3sNode("a"), node("b", "amd64"), crioNode("c", "1.34.2")}, noderuntime.Config{}, "",
+		},
+		"options without configuration": {
+			[]string{
+				"nodeConfig.force=true", "nodeConfig.tlsDirectories=[/etc/ssl]", "nodeConfig.runtimes=[k3s]",
+				"nodeConfig.k3s.path=/etc/rancher/x.yaml",
+			},
+			nil, noderuntime.Config{}, "",
+		},
+		"mirrors with unknown runtimes": {
+			[]string{"nodeConfig.mirrors=[docker.io]"}, nil,
+			release(noderuntime.Config{
+				Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+			}),
+			"",
+		},
+		"mirrors with containerd": {
+			[]string{"nodeConfig.mirrors=[docker.io, '*', '!quay.io']"}, []runtime.Object{node("a", "amd64")},
+			release(noderuntime.Config{
+				Directories: []string{containerdCerts}, Mirrors: []string{"docker.io", "*", "!quay.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+			}),
+			"",
+		},
+		"mirrors with K3s": {
+			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{k3sNode("a")},
+			release(noderuntime.Config{
+				Directories: []string{k3sCerts}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{k3sCerts}},
+			}),
+			"",
+		},
+		"mirrors with RKE2": {
+			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{rke2Node("a")},
+			release(noderuntime.Config{
+				Directories: []string{rke2Certs}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{rke2Certs}},
+			}),
+			"",
+		},
+		"mirrors with CRI-O": {
+			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.34.1")},
+			release(noderuntime.Config{
+				Directories: []string{crioConf}, Mirrors: []string{"docker.io"}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf},
+			}),
+			"",
+		},
+		"mirrors with several runtimes": {
+			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.35.0"), node("b", "arm64")},
+			release(noderuntime.Config{
+				Directories: []string{containerdCerts, crioCerts, crioConf}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+				CRIO:       noderuntime.CRIO{CertsDirectory: crioCerts, ConfDirectory: crioConf},
+			}),
+			"",
+		},
+		"runtimes of the values override those of the nodes": {
+			[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.runtimes=[rke2]"},
+			[]runtime.Object{k3sNode("a"), crioNode("b", "1.35.0")},
+			release(noderuntime.Config{
+				Directories: []string{rke2Certs}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{rke2Certs}},
+			}),
+			"",
+		},
+		"a path for containerd": {
+			[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.containerd.path=/var/snap/microk8s/current/args/certs.d/"},
+			nil,
+			release(noderuntime.Config{
+				Directories: []string{"/var/snap/microk8s/current/args/certs.d"}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{"/var/snap/microk8s/current/args/certs.d"}},
+			}),
+			"",
+		},
+		"hosts for containerd with certificates": {
+			[]string{
+				`nodeConfig.containerd.hosts={a.example: "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = [[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n"}`,
+			},
+			nil,
+			release(noderuntime.Config{
+				Directories: []string{containerdCerts}, TLSDirectories: []string{"/etc/pki/a", "/opt/b"},
+				Containerd: noderuntime.Containerd{
+					Directories: []string{containerdCerts},
+					Hosts: map[string]string{
+						"a.example": "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = " +
+							"[[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n",
+					},
+				},
+			}),
+			"",
+		},
+		"K3s' registries": {
+			[]string{registries}, []runtime.Object{k3sNode("a")},
+			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}), "",
+		},
+		"K3s' registries without a cluster": {
+			[]string{registries}, nil,
+			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}), "",
+		},
+		"K3s' registries and mirrors without a cluster": {
+			[]string{registries, "nodeConfig.mirrors=[ghcr.io]"}, nil,
+			release(noderuntime.Config{
+				Directories: []string{"/etc/rancher/k3s", k3sCerts}, Mirrors: []string{"ghcr.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{k3sCerts}}, K3s: k3s,
+			}),
+			"",
+		},
+		"RKE2's registries": {
+			[]string{registries}, []runtime.Object{rke2Node("a")},
+			release(noderuntime.Config{
+				Directories: []string{"/etc/rancher/rke2", rke2Certs},
+				K3s:         noderuntime.K3s{File: "/etc/rancher/rke2/registries.yaml", Live: true, LiveDirectory: rke2Certs},
+			}),
+			"",
+		},
+		"K3s' registries without live": {
+			[]string{registries, "nodeConfig.k3s.live=false"}, nil,
+			release(noderuntime.Config{
+				Directories: []string{"/etc/rancher/k3s"}, K3s: noderuntime.K3s{File: "/etc/rancher/k3s/registries.yaml"},
+			}),
+			"",
+		},
+		"K3s' registries at another path": {
+			[]string{
+				registries, "nodeConfig.k3s.path=/etc/rancher/other/private.yaml", "nodeConfig.k3s.livePath=/var/lib/rancher/other",
+			},
+			nil,
+			release(noderuntime.Config{
+				Directories: []string{"/etc/rancher/other", "/var/lib/rancher/other"},
+				K3s: noderuntime.K3s{
+					File: "/etc/rancher/other/private.yaml", Live: true, LiveDirectory: "/var/lib/rancher/other",
+				},
+			}),
+			"",
+		},
+		"a Secret with K3s' registries": {
+			[]string{"nodeConfig.k3s.existingSecret=mine"}, nil,
+			release(noderuntime.Config{
+				Directories: []string{"/etc/rancher/k3s", k3sCerts},
+				K3s: noderuntime.K3s{
+					File: k3s.File, Live: true, LiveDirectory: k3sCerts, ExistingSecret: "mine", ExistingSecretKey: "registries.yaml",
+				},
+			}),
+			"",
+		},
+		"force, and directories with certificates": {
+			[]string{
+				registries, "nodeConfig.force=true", "nodeConfig.tlsDirectories=[/opt/c/, /etc/rancher/k3s/tls, /opt/c/d, /opt/cd]",
+			},
+			nil,
+			release(noderuntime.Config{
+				Force: true, Directories: []string{"/etc/rancher/k3s", k3sCerts}, TLSDirectories: []string{"/opt/c", "/opt/cd"},
+				K3s: k3s,
+			}),
+			"",
+		},
+		"CRI-O 1.35": {
+			nil, []runtime.Object{crioNode("a", "1.35.0")},
+			release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), "",
+		},
+		"CRI-O 1.35 among others": {
+			nil, []runtime.Object{k3sNode("b"), crioNode("a", "1.36.1")},
+			release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), "",
+		},
+		"CRI-O 1.35 in plain HTTP": {
+			[]string{"proxy.tls=never"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, "",
+		},
+		"CRI-O 1.35 with a node port": {
+			[]string{"registryProxy=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, "",
+		},
+		"CRI-O 1.35 with an external registry": {
+			[]string{"registryProxy=null", "registryURL=registry.example.com"}, []runtime.Object{crioNode("a", "1.35.0")},
+			noderuntime.Config{}, "",
+		},
+		"CRI-O 1.35, disabled": {
+			[]string{"nodeConfig.crio.ca=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, "",
+		},
+		"CRI-O of the values": {
+			[]string{"proxy.tls=always", "nodeConfig.runtimes=[crio]"}, nil,
+			release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), "",
+		},
+		"CRI-O 1.34, enabled": {
+			[]string{"proxy.tls=always", "nodeConfig.crio.ca=true", "nodeConfig.crio.certsPath=/etc/containers/own.d"},
+			[]runtime.Object{crioNode("a", "1.34.0")},
+			release(noderuntime.Config{
+				Directories: []string{"/etc/containers/own.d"}, CRIO: noderuntime.CRIO{CertsDirectory: "/etc/containers/own.d"},
+			}),
+			"",
+		},
+		"plain HTTP for CRI-O": {
+			[]string{"nodeConfig.crio.insecure=true", "nodeConfig.crio.confPath=/etc/crio/conf"}, nil,
+			release(noderuntime.Config{
+				Directories: []string{"/etc/crio/conf"}, CRIO: noderuntime.CRIO{ConfDirectory: "/etc/crio/conf", Insecure: true},
+			}),
+			"",
+		},
+		"plain HTTP for CRI-O with a node port": {
+			[]string{"registryProxy=false", "nodeConfig.crio.insecure=true"}, nil,
+			release(
+				noderuntime.Config{
+					Directories: []string{crioConf}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf, Insecure: true},
+				},
+			),
+			"",
+		},
+		"mirrors with an anonymous node port": {
+			[]string{"registryProxy=false", "auth.anonymousPull=true", "nodeConfig.mirrors=[docker.io]"}, nil,
+			release(noderuntime.Config{
+				Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+			}),
+			"",
+		},
+		"mirrors on IPv6": {
+			[]string{"ipFamily=IPv6", "port=32000", "nodeConfig.mirrors=[docker.io]"}, nil,
+			release(noderuntime.Config{
+				Address: "[::1]:32000", Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+			}),
+			"",
+		},
+		"recorded directories": {
+			nil, []runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, "/etc/rancher/k3s")},
+			release(noderuntime.Config{Directories: []string{containerdCerts, "/etc/rancher/k3s"}}), "none",
+		},
+		"recorded directories in nodeport mode": {
+			[]string{"registryProxy=null"}, []runtime.Object{leftFiles(state.ModeNodePort, containerdCerts)},
+			release(noderuntime.Config{Directories: []string{containerdCerts}}), "none",
+		},
+		"recorded directories that are still configured": {
+			[]string{"nodeConfig.mirrors=[docker.io]"},
+			[]runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, crioConf)},
+			release(noderuntime.Config{
+				Directories: []string{containerdCerts, crioConf}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+			}),
+			containerdCerts,
+		},
+		"directories of the values": {
+			[]string{"nodeConfig.directories=[/etc/crio/x/, /etc/k0s]"}, nil,
+			release(noderuntime.Config{Directories: []string{"/etc/crio/x", "/etc/k0s"}}), "none",
+		},
+		"both": {
+			[]string{"nodeConfig.directories=[/etc/k0s]"}, []runtime.Object{leftFiles(state.ModeProxy, containerdCerts)},
+			release(noderuntime.Config{Directories: []string{containerdCerts, "/etc/k0s"}}), "none",
+		},
+		"an empty list disables the lookup": {
+			[]string{"nodeConfig.directories=[]"}, []runtime.Object{leftFiles(state.ModeProxy, containerdCerts)},
+			noderuntime.Config{}, "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := rendering{values: proxyMode(t, test.values...)}
@@ -162,15 +381,21 @@ func TestWhatNodesAreToHave(t *testing.T) {
 	}
 }
 
-func TestTheRegistriesArriveAsTheyAre(t *testing.T) {
+func TestRegistriesYAMLIsUnchanged(t *testing.T) {
 	const text = "# of ours\nmirrors:\n  docker.io: # first\n    endpoint: ['https://a.example']\n\n"
 	for name, test := range map[string]struct{ value, want string }{
-		"a string, byte for byte":  {mustYAML(t, text), text},
-		"a string that is no YAML": {mustYAML(t, "configs: ["), "configs: ["},
-		"a string of no map":       {mustYAML(t, "- configs"), "- configs"},
-		"a map":                    {"{configs: {'*': {tls: {insecure_skip_verify: true}}, docker.io: {}}}", "configs:\n  '*':\n    tls:\n      insecure_skip_verify: true\n  docker.io: {}\n"},
-		"a map with wrong types":   {"{configs: [a], mirrors: 1}", "configs:\n- a\nmirrors: 1\n"},
-		"configs of wrong types":   {"{configs: {a: b, c: {tls: d}, e: {tls: {ca_file: [f], key_file: ~}}}}", "configs:\n  a: b\n  c:\n    tls: d\n  e:\n    tls:\n      ca_file:\n      - f\n      key_file: null\n"},
+		"a string":                   {mustYAML(t, text), text},
+		"a string that is not YAML":  {mustYAML(t, "configs: ["), "configs: ["},
+		"a string that is not a map": {mustYAML(t, "- configs"), "- configs"},
+		"a map": {
+			"{configs: {'*': {tls: {insecure_skip_verify: true}}, docker.io: {}}}",
+			"configs:\n  '*':\n    tls:\n      insecure_skip_verify: true\n  docker.io: {}\n",
+		},
+		"a map with wrong types": {"{configs: [a], mirrors: 1}", "configs:\n- a\nmirrors: 1\n"},
+		"configs of wrong types": {
+			"{configs: {a: b, c: {tls: d}, e: {tls: {ca_file: [f], key_file: ~}}}}",
+			"configs:\n  a: b\n  c:\n    tls: d\n  e:\n    tls:\n      ca_file:\n      - f\n      key_file: null\n",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, "nodeConfig.k3s.registries="+test.value)}.render(t)
@@ -181,52 +406,61 @@ func TestTheRegistriesArriveAsTheyAre(t *testing.T) {
 			}
 		})
 	}
-	out := rendering{values: proxyMode(t, "nodeConfig.k3s.existingSecret=mine", "nodeConfig.k3s.existingSecretKey=k")}.render(t)
+	out := rendering{
+		values: proxyMode(t, "nodeConfig.k3s.existingSecret=mine", "nodeConfig.k3s.existingSecretKey=k"),
+	}.render(t)
 	if data := find[*corev1.Secret](t, out, "zarf-registry-node-config").Data; len(data) != 1 {
-		t.Errorf("with a Secret of the user's: %d keys", len(data))
+		t.Errorf("with an existing Secret: %d keys", len(data))
 	}
 }
 
-// Helm reads 0123 as 83 and 12345678901234567890 as 1.2345678901234567e+19, and a node
-// would get that for a password.
-func TestATextOfTheRegistriesThatHelmReadsAsSomethingElseIsRefused(t *testing.T) {
-	const end = ": must be a text, and Helm reads it as a number or a truth value, which loses how it was written; put it in quotes, or use --set-string"
+// Helm decodes 0123 as 83 and 12345678901234567890 as 1.2345678901234567e+19, which nodes would then
+// use as passwords.
+func TestRejectsUnquotedRegistriesText(t *testing.T) {
+	const end = ": must be a text, and Helm reads it as a number or a truth value, which loses how it was written; put " +
+		"it in quotes, or use --set-string"
 	for value, want := range map[string]string{
-		"{configs: {a.b: {auth: {password: 0123}}}}":                                      `configs."a.b".auth.password`,
-		"{configs: {a.b: {auth: {password: 12345678901234567890}}}}":                      `configs."a.b".auth.password`,
-		"{configs: {a.b: {auth: {username: 83.0}}}}":                                      `configs."a.b".auth.username`,
-		"{configs: {'*': {auth: {auth: yes}}}}":                                           `configs."*".auth.auth`,
-		"{configs: {'[::1]:83': {auth: {identity_token: 83}}}}":                           `configs."[::1]:83".auth.identity_token`,
-		"{configs: {a: {auth: {token: 83}}}}":                                             `configs."a".auth.token`,
-		"{configs: {a: {tls: {ca_file: 83}}}}":                                            `configs."a".tls.ca_file`,
-		"{configs: {a: {tls: {cert_file: no}}}}":                                          `configs."a".tls.cert_file`,
-		"{configs: {a: {tls: {key_file: [83]}}}}":                                         `configs."a".tls.key_file`,
-		"{mirrors: {a: {endpoint: [b, 83]}}}":                                             `mirrors."a".endpoint`,
-		"{mirrors: {a: {rewrite: {b: 83}}}}":                                              `mirrors."a".rewrite`,
-		"{auths: {a: {password: 83}}}":                                                    `auths."a".password`,
-		"{configs: {'user:8383@a': {auth: {password: 83}}}}":                              `configs.<REDACTED>.auth.password`,
-		"{configs: {a: {auth: {password: 83}}, b: {auth: {username: 84, password: 85}}}}": `configs."a".auth.password, nodeConfig.k3s.registries.configs."b".auth.password, nodeConfig.k3s.registries.configs."b".auth.username`,
+		"{configs: {a.b: {auth: {password: 0123}}}}":                 `configs."a.b".auth.password`,
+		"{configs: {a.b: {auth: {password: 12345678901234567890}}}}": `configs."a.b".auth.password`,
+		"{configs: {a.b: {auth: {username: 83.0}}}}":                 `configs."a.b".auth.username`,
+		"{configs: {'*': {auth: {auth: yes}}}}":                      `configs."*".auth.auth`,
+		"{configs: {'[::1]:83': {auth: {identity_token: " +
+			"83}}}}": `configs."[::1]:83".auth.identity_token`,
+		"{configs: {a: {auth: {token: 83}}}}":                `configs."a".auth.token`,
+		"{configs: {a: {tls: {ca_file: 83}}}}":               `configs."a".tls.ca_file`,
+		"{configs: {a: {tls: {cert_file: no}}}}":             `configs."a".tls.cert_file`,
+		"{configs: {a: {tls: {key_file: [83]}}}}":            `configs."a".tls.key_file`,
+		"{mirrors: {a: {endpoint: [b, 83]}}}":                `mirrors."a".endpoint`,
+		"{mirrors: {a: {rewrite: {b: 83}}}}":                 `mirrors."a".rewrite`,
+		"{auths: {a: {password: 83}}}":                       `auths."a".password`,
+		"{configs: {'user:8383@a': {auth: {password: 83}}}}": `configs.<REDACTED>.auth.password`,
+		"{configs: {a: {auth: {password: 83}}, b: {auth: {username: 84, password: " +
+			"85}}}}": `configs."a".auth.password, nodeConfig.k3s.registries.configs."b".auth.password, nodeConfig.k3s.registries.configs."b".auth.username`,
 	} {
 		_, err := rendering{values: proxyMode(t, "nodeConfig.k3s.registries="+value)}.try(t)
 		if err == nil || !strings.HasSuffix(err.Error(), "zarf-registry: nodeConfig.k3s.registries."+want+end) {
 			t.Errorf("%s: %v", value, err)
 		} else if strings.Contains(err.Error(), "83") != strings.Contains(value, ":83'") {
-			t.Errorf("%s: the value is in: %v", value, err)
+			t.Errorf("%s: the error contains the value: %v", value, err)
 		}
 	}
-	// A text is kept, whatever it looks like, to K3s' own reader.
+	// A string is passed unchanged to K3s' own parser.
 	for _, text := range []string{
-		"0123", "83", "1e3", "1.50", "yes", "null", "~", "2001-01-02", "0x1F", "1_000", "=", "<<", "a: b", "#a", "'", `"`, "\\", " a ", "a\n", "\na", "a\r\nb\r\n", "a\tb", "\t", "\u2028", "\ufeff", "\u00e9",
-		"\U0001F511", "%a", "@a", "`a", "{a}", "[a]", "*a", "&a", "!a", "|", ">", "- a", "? a", "---", "...", strings.Repeat("a long word ", 40), strings.Repeat("a", 500) + " " + strings.Repeat("b", 500), "<&>", "",
+		"0123", "83", "1e3", "1.50", "yes", "null", "~", "2001-01-02", "0x1F", "1_000", "=", "<<", "a: b", "#a", "'", `"`,
+		"\\", " a ", "a\n", "\na", "a\r\nb\r\n", "a\tb", "\t", "\u2028", "\ufeff", "\u00e9",
+		"\U0001F511", "%a", "@a", "`a", "{a}", "[a]", "*a", "&a", "!a", "|", ">", "- a", "? a", "---", "...",
+		strings.Repeat("a long word ", 40), strings.Repeat("a", 500) + " " + strings.Repeat("b", 500), "<&>", "",
 	} {
 		values := proxyMode(t)
 		values["nodeConfig"] = map[string]any{"k3s": map[string]any{"registries": map[string]any{
 			"configs": map[string]any{"a.example": map[string]any{"auth": map[string]any{"username": "u", "password": text}}},
 		}}}
-		data := find[*corev1.Secret](t, rendering{values: values}.render(t), "zarf-registry-node-config").Data[noderuntime.KeyRegistries]
+		data := find[*corev1.Secret](
+			t, rendering{values: values}.render(t), "zarf-registry-node-config",
+		).Data[noderuntime.KeyRegistries]
 		var got registries.Registry
 		if !bytes.HasSuffix(data, []byte("\n")) {
-			t.Errorf("%q: no newline ends the document, and a text in a block that is its last would lose its own", text)
+			t.Errorf("%q: the document does not end with a newline, which a final block scalar needs", text)
 		}
 		if err := yaml.Unmarshal(data, &got); err != nil {
 			t.Errorf("%q: %v", text, err)
@@ -236,20 +470,26 @@ func TestATextOfTheRegistriesThatHelmReadsAsSomethingElseIsRefused(t *testing.T)
 	}
 }
 
-func TestCertificatesThatTheRegistriesNameAreMounted(t *testing.T) {
+func TestReferencedCertificateDirectoriesAreMounted(t *testing.T) {
 	for name, test := range map[string]struct {
 		tls  string
 		want []string
 	}{
-		"a file":                       {"{ca_file: /etc/ssl/corporate/ca.pem}", []string{"/etc/ssl/corporate"}},
-		"three files":                  {"{ca_file: /a/ca.pem, cert_file: /c/tls.crt, key_file: /b/tls.key}", []string{"/a", "/b", "/c"}},
-		"a directory in another":       {"{ca_file: /a/ca.pem, cert_file: /a/b/tls.crt, key_file: /ab/tls.key}", []string{"/a", "/ab"}},
-		"where files are written":      {"{ca_file: /etc/rancher/k3s/ca.pem, cert_file: /etc/rancher/k3s/tls/tls.crt}", nil},
-		"at the root":                  {"{ca_file: /ca.pem}", nil},
-		"not absolute":                 {"{ca_file: etc/ca.pem, cert_file: ''}", nil},
-		"elsewhere than it says":       {"{ca_file: /etc/ssl/../passwd/ca.pem, cert_file: /etc/./ca.pem}", nil},
-		"what a mount has no name for": {"{ca_file: '/a:b/ca.pem', cert_file: \"/a\\nb/c\"}", nil},
-		"what is no path":              {"{ca_file: [/a/b], cert_file: {a: b}, key_file: ''}", nil},
+		"a file": {"{ca_file: /etc/ssl/corporate/ca.pem}", []string{"/etc/ssl/corporate"}},
+		"three files": {
+			"{ca_file: /a/ca.pem, cert_file: /c/tls.crt, key_file: /b/tls.key}", []string{"/a", "/b", "/c"},
+		},
+		"a directory in another": {
+			"{ca_file: /a/ca.pem, cert_file: /a/b/tls.crt, key_file: /ab/tls.key}", []string{"/a", "/ab"},
+		},
+		"a directory that is written to": {
+			"{ca_file: /etc/rancher/k3s/ca.pem, cert_file: /etc/rancher/k3s/tls/tls.crt}", nil,
+		},
+		"at the root":                   {"{ca_file: /ca.pem}", nil},
+		"not absolute":                  {"{ca_file: etc/ca.pem, cert_file: ''}", nil},
+		"a path with ..":                {"{ca_file: /etc/ssl/../passwd/ca.pem, cert_file: /etc/./ca.pem}", nil},
+		"a path that cannot be mounted": {"{ca_file: '/a:b/ca.pem', cert_file: \"/a\\nb/c\"}", nil},
+		"not a path":                    {"{ca_file: [/a/b], cert_file: {a: b}, key_file: ''}", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, "nodeConfig.k3s.registries={configs: {a: {tls: "+test.tls+"}}}")}.render(t)
@@ -265,8 +505,8 @@ func TestCertificatesThatTheRegistriesNameAreMounted(t *testing.T) {
 	}
 }
 
-// nodePods has what is wrong with the pods that look after nodes: they are root's, and
-// see no more of their node than they have to.
+// nodePods reports violations by pods that write node files: they run as root, but without
+// capabilities, and mount only the directories that they need.
 func nodePods(out *output) (wrong []string) {
 	var config noderuntime.Config
 	for _, s := range all[*corev1.Secret](out) {
@@ -287,19 +527,24 @@ func nodePods(out *output) (wrong []string) {
 			continue
 		}
 		c := spec.SecurityContext
-		if c == nil || !is(c.RunAsNonRoot, true) || !is(c.RunAsUser, 65535) || c.FSGroup != nil || c.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		if c == nil || !is(c.RunAsNonRoot, true) || !is(c.RunAsUser, 65535) || c.FSGroup != nil ||
+			c.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
 			say("the pod's security context is %v", c)
 		}
 		for _, c := range containers(spec) {
 			s := c.SecurityContext
-			if s == nil || !is(s.AllowPrivilegeEscalation, false) || !is(s.Privileged, false) || !is(s.ReadOnlyRootFilesystem, true) ||
-				s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(s.Capabilities.Add) > 0 ||
-				s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || len(c.Ports) > 0 || len(c.Env) > 0 || len(c.EnvFrom) > 0 {
+			if s == nil || !is(s.AllowPrivilegeEscalation, false) || !is(s.Privileged, false) ||
+				!is(s.ReadOnlyRootFilesystem, true) ||
+				s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
+				len(s.Capabilities.Add) > 0 ||
+				s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || len(c.Ports) > 0 ||
+				len(c.Env) > 0 || len(c.EnvFrom) > 0 {
 				say("%s may more than it must", c.Name)
 			}
 		}
 		configure, pause := spec.InitContainers[0], spec.Containers[0]
-		if s := configure.SecurityContext; !is(s.RunAsUser, 0) || !is(s.RunAsNonRoot, false) || s.SELinuxOptions == nil || s.SELinuxOptions.Type != "spc_t" {
+		if s := configure.SecurityContext; !is(s.RunAsUser, 0) || !is(s.RunAsNonRoot, false) || s.SELinuxOptions == nil ||
+			s.SELinuxOptions.Type != "spc_t" {
 			say("configure cannot write to a node: %v", s)
 		}
 		if s := pause.SecurityContext; !is(s.RunAsNonRoot, true) || s.RunAsUser != nil {
@@ -319,7 +564,8 @@ func nodePods(out *output) (wrong []string) {
 			switch {
 			case v.HostPath != nil:
 				seen[v.HostPath.Path] = !m.ReadOnly
-				if m.MountPath != "/host"+v.HostPath.Path || !is(v.HostPath.Type, corev1.HostPathDirectoryOrCreate) || m.MountPropagation != nil {
+				if m.MountPath != "/host"+v.HostPath.Path || !is(v.HostPath.Type, corev1.HostPathDirectoryOrCreate) ||
+					m.MountPropagation != nil {
 					say("%s is mounted at %s", v.HostPath.Path, m.MountPath)
 				}
 			case m.ReadOnly != (m.Name != "program"):
@@ -332,7 +578,8 @@ func nodePods(out *output) (wrong []string) {
 		}
 		for _, directory := range config.Directories {
 			want[directory] = true
-			if !strings.HasPrefix(directory, "/etc/") && !strings.HasPrefix(directory, "/var/") || path.Clean(directory) != directory {
+			if !strings.HasPrefix(directory, "/etc/") && !strings.HasPrefix(directory, "/var/") ||
+				path.Clean(directory) != directory {
 				say("it writes to %s", directory)
 			}
 		}
@@ -345,12 +592,14 @@ func nodePods(out *output) (wrong []string) {
 			}
 		}
 		secrets := volumes["config"].Projected
-		if secrets == nil || !is(secrets.DefaultMode, 0o400) || secrets.Sources[0].Secret.Name != fullNameOf(out)+"-node-config" {
+		if secrets == nil || !is(secrets.DefaultMode, 0o400) ||
+			secrets.Sources[0].Secret.Name != fullNameOf(out)+"-node-config" {
 			say("its configuration comes from %v", secrets)
 			continue
 		}
 		for _, source := range secrets.Sources[1:] {
-			if s := source.Secret; s == nil || len(s.Items) != 1 || s.Name != fullNameOf(out)+"-node-tls" && !is(s.Optional, true) {
+			if s := source.Secret; s == nil || len(s.Items) != 1 ||
+				s.Name != fullNameOf(out)+"-node-tls" && !is(s.Optional, true) {
 				say("it gets %v", source)
 			}
 		}
@@ -358,7 +607,7 @@ func nodePods(out *output) (wrong []string) {
 	return wrong
 }
 
-// nodeSets has what is wrong with the DaemonSets that look after nodes.
+// nodeSets reports violations by the DaemonSets that write or restore node files.
 func nodeSets(out *output) (wrong []string) {
 	groups := map[string][]string{}
 	var names []string
@@ -367,7 +616,7 @@ func nodeSets(out *output) (wrong []string) {
 			groups[component] = append(groups[component], d.Spec.Selector.MatchLabels["zarf-registry/nodes"])
 			rolling := d.Spec.UpdateStrategy.RollingUpdate
 			if rolling == nil || rolling.MaxUnavailable == nil || rolling.MaxSurge != nil {
-				wrong = append(wrong, d.Name+": two of its pods may be on one node, or none is replaced")
+				wrong = append(wrong, d.Name+": wrong selector or update strategy")
 			}
 			if (d.Annotations["helm.sh/hook"] == "pre-delete") != (component == "node-restore") {
 				wrong = append(wrong, fmt.Sprintf("%s: hook %q", d.Name, d.Annotations["helm.sh/hook"]))
@@ -378,33 +627,37 @@ func nodeSets(out *output) (wrong []string) {
 		}
 	}
 	if !slices.Equal(groups["node-config"], groups["node-restore"]) {
-		wrong = append(wrong, fmt.Sprintf("%s are configured, and %s put back", groups["node-config"], groups["node-restore"]))
+		wrong = append(
+			wrong, fmt.Sprintf("configured groups %s, restored groups %s", groups["node-config"], groups["node-restore"]),
+		)
 	}
-	if sets := daemonSets(out, "proxy"); len(sets) > 0 && len(names) > 0 && sets[0].Spec.Template.Spec.Containers[0].Command[0] == "/payload/loader" {
+	if sets := daemonSets(out, "proxy"); len(sets) > 0 && len(names) > 0 &&
+		sets[0].Spec.Template.Spec.Containers[0].Command[0] == "/payload/loader" {
 		var proxied []string
 		for _, d := range sets {
 			proxied = append(proxied, d.Spec.Selector.MatchLabels["zarf-registry/proxies"])
 		}
 		if !slices.Equal(proxied, groups["node-config"]) {
-			wrong = append(wrong, fmt.Sprintf("%s have proxies, and %s are configured", proxied, groups["node-config"]))
+			wrong = append(wrong, fmt.Sprintf("groups with proxies %s, configured groups %s", proxied, groups["node-config"]))
 		}
 	}
 	if known := decided(out).NodeConfig.DaemonSets; !slices.Equal(names, known) {
-		wrong = append(wrong, fmt.Sprintf("%s, and finish knows %s", names, known))
+		wrong = append(wrong, fmt.Sprintf("rendered %s, known to finish %s", names, known))
 	}
 	var data []map[string][]byte
 	for _, s := range all[*corev1.Secret](out) {
 		data = append(data, s.Data)
 	}
-	if len(data) > 0 && (len(data) != 2 || !maps.EqualFunc(data[0], data[1], slices.Equal)) || (len(data) > 0) != (len(names) > 0) {
-		wrong = append(wrong, fmt.Sprintf("%d Secrets, or prepare checks something else than what is applied", len(data)))
+	if len(data) > 0 && (len(data) != 2 || !maps.EqualFunc(data[0], data[1], slices.Equal)) ||
+		(len(data) > 0) != (len(names) > 0) {
+		wrong = append(wrong, fmt.Sprintf("%d Secrets, or prepare does not check what is applied", len(data)))
 	}
 	return wrong
 }
 
-// The main container is what the node has anyway; the program is there only where that
-// is no pause image.
-func TestThePodStaysAsPauseWhereTheNodeHasIt(t *testing.T) {
+// The main container runs the node's pause image. It runs the injected program only on nodes without
+// one.
+func TestNodeConfigPodsPauseAfterwards(t *testing.T) {
 	const k8s = "registry.k8s.io/pause:3.10"
 	small := holding("b", "amd64", image(9e6, "quay.io/small:1"))
 	for name, test := range map[string]struct {
@@ -412,18 +665,41 @@ func TestThePodStaysAsPauseWhereTheNodeHasIt(t *testing.T) {
 		nodes  []runtime.Object
 		want   []string
 	}{
-		"pause":                          {nil, []runtime.Object{node("a", "amd64", k8s)}, []string{k8s + " configure | " + k8s}},
-		"an unknown node":                {nil, nil, []string{k8s + ".1 configure | " + k8s + ".1"}},
-		"RKE2":                           {nil, []runtime.Object{node("a", "amd64", "docker.io/rancher/mirrored-pause:3.6")}, []string{"docker.io/rancher/mirrored-pause:3.6 configure | docker.io/rancher/mirrored-pause:3.6"}},
-		"another image":                  {nil, []runtime.Object{small}, []string{"quay.io/small:1 configure | quay.io/small:1 loader pause"}},
-		"both":                           {nil, []runtime.Object{node("a", "amd64", k8s), small}, []string{k8s + " configure | " + k8s, "quay.io/small:1 configure | quay.io/small:1 loader pause"}},
-		"an image that is named":         {[]string{"injector.image=example.com/busybox:1"}, nil, []string{"example.com/busybox:1 configure | example.com/busybox:1 loader pause"}},
-		"ordinary images":                {[]string{"injector.enabled=false"}, []runtime.Object{node("a", "amd64", k8s)}, []string{"registry-node configure | " + k8s}},
-		"ordinary images, unknown nodes": {[]string{"injector.enabled=false"}, nil, []string{"registry-node configure | registry-node pause"}},
-		"ordinary images, another image": {[]string{"injector.enabled=false"}, []runtime.Object{small}, []string{"registry-node configure | registry-node pause"}},
+		"pause": {
+			nil, []runtime.Object{node("a", "amd64", k8s)}, []string{k8s + " configure | " + k8s},
+		},
+		"an unknown node": {nil, nil, []string{k8s + ".1 configure | " + k8s + ".1"}},
+		"RKE2": {
+			nil, []runtime.Object{node("a", "amd64", "docker.io/rancher/mirrored-pause:3.6")},
+			[]string{"docker.io/rancher/mirrored-pause:3.6 configure | docker.io/rancher/mirrored-pause:3.6"},
+		},
+		"another image": {
+			nil, []runtime.Object{small}, []string{"quay.io/small:1 configure | quay.io/small:1 loader pause"},
+		},
+		"both": {
+			nil, []runtime.Object{node("a", "amd64", k8s), small},
+			[]string{k8s + " configure | " + k8s, "quay.io/small:1 configure | quay.io/small:1 loader pause"},
+		},
+		"an image of the values": {
+			[]string{"injector.image=example.com/busybox:1"}, nil,
+			[]string{"example.com/busybox:1 configure | example.com/busybox:1 loader pause"},
+		},
+		"ordinary images": {
+			[]string{"injector.enabled=false"}, []runtime.Object{node("a", "amd64", k8s)},
+			[]string{"registry-node configure | " + k8s},
+		},
+		"ordinary images, unknown nodes": {
+			[]string{"injector.enabled=false"}, nil, []string{"registry-node configure | registry-node pause"},
+		},
+		"ordinary images, another image": {
+			[]string{"injector.enabled=false"}, []runtime.Object{small},
+			[]string{"registry-node configure | registry-node pause"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := rendering{values: proxyMode(t, append(test.values, "nodeConfig.mirrors=[docker.io]", "injector.architectures=[amd64]")...)}
+			r := rendering{
+				values: proxyMode(t, append(test.values, "nodeConfig.mirrors=[docker.io]", "injector.architectures=[amd64]")...),
+			}
 			if test.nodes != nil {
 				r.cluster = newCluster(append(test.nodes, kubernetes(corev1.IPv4Protocol))...)
 			}
@@ -447,7 +723,7 @@ func TestThePodStaysAsPauseWhereTheNodeHasIt(t *testing.T) {
 				line := says(spec.InitContainers[0]) + " | " + says(spec.Containers[0])
 				got = append(got, line)
 				if mounts := spec.Containers[0].VolumeMounts; (len(mounts) > 0) != strings.Contains(line, "loader pause") {
-					t.Errorf("%s: pause has %v", d.Name, mounts)
+					t.Errorf("%s: the pause container has %v", d.Name, mounts)
 				}
 			}
 			slices.Sort(got)
@@ -462,8 +738,8 @@ func TestThePodStaysAsPauseWhereTheNodeHasIt(t *testing.T) {
 	}
 }
 
-// Whatever stands in the values: it is in the two Secrets, and nowhere else.
-func TestWhatIsSecretStandsInSecretsOnly(t *testing.T) {
+// Credentials in the values appear in the two Secrets only.
+func TestCredentialsAreInSecretsOnly(t *testing.T) {
 	secrets := []string{"hush-user", "hush-word", "hush-token", "hush-header", "hush-endpoint"}
 	registries := map[string]any{
 		"mirrors": map[string]any{"docker.io": map[string]any{"endpoint": []any{"https://u:hush-endpoint@a.example"}}},
@@ -474,9 +750,16 @@ func TestWhatIsSecretStandsInSecretsOnly(t *testing.T) {
 	}
 	hosts := "[host.\"https://a.example\".header]\n  ca = \"/etc/ssl/c/ca.pem\"\n  Authorization = \"/hush-header/x\"\n"
 	for name, value := range map[string]any{
-		"a map": registries, "a string": mustYAML(t, registries), "a string that is no YAML": "configs: {hush-user: [hush-word hush-token: hush-endpoint: /a: /b",
-		"a string of something else": "hush-user hush-word hush-token hush-endpoint", "a map of something else": map[string]any{"configs": "hush-user hush-word hush-token hush-endpoint"},
-		"maps of something else": map[string]any{"configs": map[string]any{"hush-user": "hush-word", "b": map[string]any{"tls": "hush-token"}, "c": map[string]any{"tls": map[string]any{"ca_file": "hush-endpoint/x"}}}},
+		"a map": registries, "a string": mustYAML(t, registries),
+		"a string that is not YAML": "configs: {hush-user: [hush-word hush-token: hush-endpoint: /a: /b",
+		"a string with wrong types": "hush-user hush-word hush-token hush-endpoint",
+		"a map of something else":   map[string]any{"configs": "hush-user hush-word hush-token hush-endpoint"},
+		"maps with wrong types": map[string]any{
+			"configs": map[string]any{
+				"hush-user": "hush-word", "b": map[string]any{"tls": "hush-token"},
+				"c": map[string]any{"tls": map[string]any{"ca_file": "hush-endpoint/x"}},
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			values := proxyMode(t, "nodeConfig.containerd.hosts="+mustYAML(t, map[string]string{"b.example": hosts}))
@@ -495,24 +778,24 @@ func TestWhatIsSecretStandsInSecretsOnly(t *testing.T) {
 					case there && o.GetKind() == "Secret":
 						found++
 					case there:
-						t.Errorf("%s has %s", o, secret)
+						t.Errorf("%s contains %s", o, secret)
 					}
 				}
 			}
 			if found != 2*len(secrets) {
-				t.Errorf("the Secrets have %d, want each of %d in both", found, len(secrets))
+				t.Errorf("the Secrets contain %d values, want each of %d in both", found, len(secrets))
 			}
 			for _, secret := range secrets {
 				if strings.Contains(out.files["NOTES.txt"], secret) {
-					t.Errorf("the notes have %s", secret)
+					t.Errorf("the notes contain %s", secret)
 				}
 			}
 		})
 	}
 }
 
-// A refusal of the chart is printed by Helm, and read by everybody.
-func TestNoRefusalQuotesASecret(t *testing.T) {
+// Helm prints error messages, which may end up in logs.
+func TestErrorsDoNotContainCredentials(t *testing.T) {
 	for _, sets := range [][]string{
 		{"nodeConfig.k3s.registries=[hush-word]"},
 		{"nodeConfig.k3s.registries=1234567890"},
@@ -532,7 +815,7 @@ func TestNoRefusalQuotesASecret(t *testing.T) {
 	}
 }
 
-func TestAChangedConfigurationReplacesThePodsThatWriteIt(t *testing.T) {
+func TestChangedNodeConfigurationReplacesItsPods(t *testing.T) {
 	checksums := func(t *testing.T, objects []runtime.Object, sets ...string) []string {
 		t.Helper()
 		r := rendering{values: proxyMode(t, sets...)}
@@ -551,42 +834,48 @@ func TestAChangedConfigurationReplacesThePodsThatWriteIt(t *testing.T) {
 	base := []string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.k3s.registries={configs: {a: {auth: {password: x}}}}"}
 	before := checksums(t, nil, base...)
 	for _, set := range []string{
-		"nodeConfig.mirrors=[ghcr.io]", "nodeConfig.k3s.registries={configs: {a: {auth: {password: z}}}}", "nodeConfig.force=true", "port=32000", "nodeConfig.k3s.live=false",
-		"nodeConfig.directories=[/etc/k0s]", "nodeConfig.tlsDirectories=[/opt]", "nodeConfig.containerd.hosts={a: b}", "nodeConfig.crio.insecure=true",
+		"nodeConfig.mirrors=[ghcr.io]", "nodeConfig.k3s.registries={configs: {a: {auth: {password: z}}}}",
+		"nodeConfig.force=true", "port=32000", "nodeConfig.k3s.live=false",
+		"nodeConfig.directories=[/etc/k0s]", "nodeConfig.tlsDirectories=[/opt]", "nodeConfig.containerd.hosts={a: b}",
+		"nodeConfig.crio.insecure=true",
 	} {
 		if slices.Equal(before, checksums(t, nil, append(slices.Clone(base), set)...)) {
-			t.Errorf("%s changes nothing", set)
+			t.Errorf("%s does not change the checksum", set)
 		}
 	}
 	for _, set := range []string{
-		"nodeConfig.updateStrategy.maxUnavailable=1", "commonAnnotations={a: b}", "registry.logLevel=debug", "proxy.logLevel=debug", "nodeConfig.priorityClassName=high", "pki.mode=certManager", "podSecurity.label=true",
+		"nodeConfig.updateStrategy.maxUnavailable=1", "commonAnnotations={a: b}", "registry.logLevel=debug",
+		"proxy.logLevel=debug", "nodeConfig.priorityClassName=high", "pki.mode=certManager", "podSecurity.label=true",
 	} {
 		if !slices.Equal(before, checksums(t, nil, append(slices.Clone(base), set)...)) {
-			t.Errorf("%s changes the configuration", set)
+			t.Errorf("%s changes the checksum", set)
 		}
 	}
 	secret := func(version string) runtime.Object {
-		return &corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "mine", ResourceVersion: version}}
+		return &corev1.Secret{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "mine", ResourceVersion: version},
+		}
 	}
 	existing := "nodeConfig.k3s.existingSecret=mine"
 	first := checksums(t, []runtime.Object{k3sNode("a"), secret("1")}, existing)
 	if slices.Equal(first, checksums(t, []runtime.Object{k3sNode("a"), secret("2")}, existing)) {
-		t.Error("a changed Secret of the user's changes nothing")
+		t.Error("a changed Secret does not change the checksum")
 	}
 	if !slices.Equal(first, checksums(t, []runtime.Object{k3sNode("a"), secret("1")}, existing)) {
-		t.Error("without a change the checksum changes")
+		t.Error("the checksum changes without a change")
 	}
-	checksums(t, []runtime.Object{k3sNode("a")}, existing) // it may not exist
+	checksums(t, []runtime.Object{k3sNode("a")}, existing) // it may be missing
 	checksums(t, nil, existing)
 }
 
-func TestNothingOfNodeConfigurationIsThereWithoutAReason(t *testing.T) {
+func TestNodeConfigurationIsDisabledByDefault(t *testing.T) {
 	for _, c := range matrix(t) {
 		crio := c.cluster == "a cluster of all sorts" && decidedMode(c.output) == "proxy" && c.file != "explicit"
 		want := crio || strings.HasPrefix(c.file, "node-config")
 		got := slices.ContainsFunc(c.objects, func(o object) bool { return strings.HasPrefix(o.file, "node-config/") })
 		if got != want {
-			t.Errorf("%s: there is node configuration: %t", c.name, got)
+			t.Errorf("%s: node configuration is rendered: %t", c.name, got)
 		}
 		if strings.Contains(c.files["NOTES.txt"], "component=node-config") != want {
 			t.Errorf("%s: the notes are\n%s", c.name, c.files["NOTES.txt"])
@@ -594,7 +883,7 @@ func TestNothingOfNodeConfigurationIsThereWithoutAReason(t *testing.T) {
 	}
 }
 
-func TestTheJobsReadWhatNodesAreToHave(t *testing.T) {
+func TestJobsReadTheNodeConfiguration(t *testing.T) {
 	readable := func(out *output) (names []string) {
 		for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
 			if slices.Contains(rule.Resources, "secrets") && slices.Equal(rule.Verbs, []string{"get"}) {
@@ -614,9 +903,8 @@ func TestTheJobsReadWhatNodesAreToHave(t *testing.T) {
 	}
 }
 
-// The CronJob replaces pods for a new authority, where nodes have a copy of it; there
-// alone may it delete any.
-func TestPodsMayBeReplacedWhereNodesHaveACopyOfTheAuthority(t *testing.T) {
+// The CronJob may delete pods only if nodes have a copy of the CA, which the pods must then replace.
+func TestCronJobCanReplacePodsThatCopyTheCA(t *testing.T) {
 	for _, c := range matrix(t) {
 		for _, r := range all[*rbacv1.Role](c.output) {
 			if r.Labels["app.kubernetes.io/component"] != "certificates" {
@@ -632,17 +920,20 @@ func TestPodsMayBeReplacedWhereNodesHaveACopyOfTheAuthority(t *testing.T) {
 	}
 }
 
-// With an external registry there is nothing to be injected, but for this.
-func TestWithAnExternalRegistryThePayloadIsMadeForNodeConfigurationOnly(t *testing.T) {
+// With an external registry only node configuration needs injected programs.
+func TestExternalRegistryNeedsAPayloadForNodeConfigurationOnly(t *testing.T) {
 	for name, test := range map[string]struct {
 		sets []string
 		want jobsettings.Injector
 	}{
 		"nothing on nodes": {nil, jobsettings.Injector{}},
 		"a file on nodes": {[]string{"nodeConfig.k3s.existingSecret=mine"}, jobsettings.Injector{
-			Enabled: true, PayloadID: "0.1.0", PauseImages: []string{"registry.k8s.io/pause:3.10.1"}, PauseImageSource: state.SourceDefault,
+			Enabled: true, PayloadID: "0.1.0", PauseImages: []string{"registry.k8s.io/pause:3.10.1"},
+			PauseImageSource: state.SourceDefault,
 		}},
-		"with ordinary images": {[]string{"nodeConfig.k3s.existingSecret=mine", "injector.enabled=false"}, jobsettings.Injector{PayloadID: "0.1.0"}},
+		"with ordinary images": {
+			[]string{"nodeConfig.k3s.existingSecret=mine", "injector.enabled=false"}, jobsettings.Injector{PayloadID: "0.1.0"},
+		},
 	} {
 		d := decided(rendering{values: with(t, nil, append(test.sets, "registryURL=registry.example.com")...)}.render(t))
 		if diff := cmp.Diff(test.want, d.Injector); diff != "" || !slices.Equal(d.Architectures, []string{"amd64", "arm64"}) {
@@ -651,11 +942,17 @@ func TestWithAnExternalRegistryThePayloadIsMadeForNodeConfigurationOnly(t *testi
 	}
 }
 
-// The Secret with the state can be written by somebody: no directory of it gets into a
-// pod that runs as root, but those that the values may name too.
-func TestDirectoriesThatAreRememberedAreLookedAtAsThoseOfTheValues(t *testing.T) {
-	for _, directory := range []string{"/", "/etc", "/etc/kubernetes", "/root/.ssh", "/etc/containerd/../kubernetes", "etc/containerd", "/etc/containerdx", "/etc/containerd,/etc", "/etc/containerd:/etc", ""} {
-		data, err := state.Encode(proven(settings(state.ModeProxy, state.IPv4), func(s *state.State) { s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/k0s"}} }))
+// Others may be able to write the state Secret, so pods that run as root mount only those recorded
+// directories that the values may name too.
+func TestRecordedDirectoriesAreMounted(t *testing.T) {
+	for _, directory := range []string{
+		"/", "/etc", "/etc/kubernetes", "/root/.ssh", "/etc/containerd/../kubernetes", "etc/containerd", "/etc/containerdx",
+		"/etc/containerd,/etc", "/etc/containerd:/etc", "",
+	} {
+		data, err := state.Encode(ready(
+			settings(state.ModeProxy, state.IPv4),
+			func(s *state.State) { s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/k0s"}} },
+		))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -664,17 +961,23 @@ func TestDirectoriesThatAreRememberedAreLookedAtAsThoseOfTheValues(t *testing.T)
 			t.Fatal(err)
 		}
 		saved := strings.Replace(string(data), `"/etc/k0s"`, string(quoted), 1)
-		_, err = rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), stateSecret(saved))}.try(t)
-		if err == nil || !strings.Contains(err.Error(), "zarf-registry: Secret zarf/zarf-registry-state: it names "+directory+", which is no directory of a container runtime's configuration; nothing was changed") {
+		_, err = rendering{
+			values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), stateSecret(saved)),
+		}.try(t)
+		if err == nil ||
+			!strings.Contains(
+				err.Error(),
+				"zarf-registry: Secret zarf/zarf-registry-state: it names "+directory+", which is no directory of a container "+
+					"runtime's configuration; nothing was changed",
+			) {
 			t.Errorf("%q: %v", directory, err)
 		}
 	}
 }
 
-// What the chart writes is what the programs read, before anything is changed and on
-// every node.
-func TestTheProgramsAcceptWhatNodesAreToHave(t *testing.T) {
-	authority, err := pki.NewCA("test", time.Now(), time.Hour)
+// The programs accept the rendered configuration, both before anything is changed and on each node.
+func TestProgramsAcceptTheNodeConfiguration(t *testing.T) {
+	ca, err := pki.NewCA("test", time.Now(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -695,13 +998,14 @@ func TestTheProgramsAcceptWhatNodesAreToHave(t *testing.T) {
 					inputs.Registries = []byte("mirrors: {}\n")
 				}
 				if config.CRIO.CertsDirectory != "" {
-					inputs.CA = authority.KeyPair().Certificate
+					inputs.CA = ca.KeyPair().Certificate
 				}
-				// The pods wait for just this Secret.
+				// The pods wait for exactly this Secret.
 				sum := "--config-sum=" + configure.Sum(s.Data[noderuntime.KeyConfig], s.Data[noderuntime.KeyRegistries])
 				for _, d := range all[*appsv1.DaemonSet](c.output) {
-					if inits := d.Spec.Template.Spec.InitContainers; d.Labels["app.kubernetes.io/component"] == "node-config" && !slices.Contains(inits[0].Args, sum) {
-						t.Errorf("%s: DaemonSet %s waits for another Secret than %s: %v", c.name, d.Name, sum, inits[0].Args)
+					if inits := d.Spec.Template.Spec.InitContainers; d.Labels["app.kubernetes.io/component"] == "node-config" &&
+						!slices.Contains(inits[0].Args, sum) {
+						t.Errorf("%s: DaemonSet %s does not wait for Secret %s: %v", c.name, d.Name, sum, inits[0].Args)
 					}
 				}
 				wanted, err := noderuntime.Build(inputs)
@@ -715,23 +1019,31 @@ func TestTheProgramsAcceptWhatNodesAreToHave(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []noderuntime.Kind{noderuntime.KindRegistries, noderuntime.KindHosts, noderuntime.KindRegistriesConf, noderuntime.KindCA} {
+	for _, kind := range []noderuntime.Kind{
+		noderuntime.KindRegistries, noderuntime.KindHosts, noderuntime.KindRegistriesConf, noderuntime.KindCA,
+	} {
 		if files[kind] == 0 {
 			t.Errorf("no %s was built: %v", kind, files)
 		}
 	}
 }
 
-func TestTheChartAllowsTheDirectoriesThatTheProgramsDo(t *testing.T) {
+func TestChartAndProgramsAllowTheSameDirectories(t *testing.T) {
 	allowed := 0
 	for _, directory := range []string{
-		"/etc/containerd", "/etc/containerd/certs.d", "/etc/containers/x", "/etc/rancher/k3s", "/etc/k0s/containerd.d", "/etc/crio", "/var/lib/rancher/a/b", "/var/snap/microk8s/current/args/certs.d", "/var/snap/k8s/common",
-		"/etc", "/etc/containerdx", "/var/lib", "/var/lib/kubelet", "/var/snap", "/var/snap/other", "/opt", "/", "/etc/containerd/../shadow", "/etc/containerd/./x", "etc/containerd",
+		"/etc/containerd", "/etc/containerd/certs.d", "/etc/containers/x", "/etc/rancher/k3s", "/etc/k0s/containerd.d",
+		"/etc/crio", "/var/lib/rancher/a/b", "/var/snap/microk8s/current/args/certs.d", "/var/snap/k8s/common",
+		"/etc", "/etc/containerdx", "/var/lib", "/var/lib/kubelet", "/var/snap", "/var/snap/other", "/opt", "/",
+		"/etc/containerd/../shadow", "/etc/containerd/./x", "etc/containerd",
 	} {
-		_, chart := rendering{values: proxyMode(t, "nodeConfig.mirrors=[docker.io]", "nodeConfig.containerd.path="+directory)}.try(t)
-		_, programs := noderuntime.Build(noderuntime.Inputs{Config: noderuntime.Config{Release: "a/b", Directories: []string{directory}}})
+		_, chart := rendering{
+			values: proxyMode(t, "nodeConfig.mirrors=[docker.io]", "nodeConfig.containerd.path="+directory),
+		}.try(t)
+		_, programs := noderuntime.Build(
+			noderuntime.Inputs{Config: noderuntime.Config{Release: "a/b", Directories: []string{directory}}},
+		)
 		if (chart == nil) != (programs == nil) {
-			t.Errorf("%s: the chart says %v, the programs %v", directory, chart, programs)
+			t.Errorf("%s: allowed by the chart %v, by the programs %v", directory, chart, programs)
 		}
 		if chart == nil {
 			allowed++
@@ -742,14 +1054,16 @@ func TestTheChartAllowsTheDirectoriesThatTheProgramsDo(t *testing.T) {
 	}
 }
 
-func TestAPodThatConfiguresComesToEveryNodeThatItIsFor(t *testing.T) {
+func TestNodeConfigPodsRunOnEveryNode(t *testing.T) {
 	out := renderedFile(t, "node-config")
 	for _, component := range []string{"node-config", "node-restore"} {
 		for _, d := range daemonSets(out, component) {
 			spec := d.Spec.Template.Spec
 			if spec.PriorityClassName != "system-node-critical" ||
-				d.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 1 || d.Spec.Template.Labels["example.com/tier"] != "node" || d.Spec.Template.Annotations["example.com/scrape"] != "false" {
-				t.Errorf("%s does not have what the values say", d.Name)
+				d.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 1 ||
+				d.Spec.Template.Labels["example.com/tier"] != "node" ||
+				d.Spec.Template.Annotations["example.com/scrape"] != "false" {
+				t.Errorf("%s does not follow the values", d.Name)
 			}
 			for _, c := range containers(spec) {
 				if c.Resources.Requests.Cpu().String() != "2m" || c.Resources.Limits.Memory().String() != "64Mi" {
@@ -758,9 +1072,12 @@ func TestAPodThatConfiguresComesToEveryNodeThatItIsFor(t *testing.T) {
 			}
 		}
 	}
-	for _, d := range daemonSets(rendering{values: proxyMode(t, "nodeConfig.mirrors=[a.example]")}.render(t), "node-config") {
+	for _, d := range daemonSets(
+		rendering{values: proxyMode(t, "nodeConfig.mirrors=[a.example]")}.render(t), "node-config",
+	) {
 		spec := d.Spec.Template.Spec
-		if len(spec.Tolerations) != 1 || spec.Tolerations[0].Operator != corev1.TolerationOpExists || spec.Tolerations[0].Key != "" || len(spec.NodeSelector) != 2 {
+		if len(spec.Tolerations) != 1 || spec.Tolerations[0].Operator != corev1.TolerationOpExists ||
+			spec.Tolerations[0].Key != "" || len(spec.NodeSelector) != 2 {
 			t.Errorf("%s: %v %v", d.Name, spec.Tolerations, spec.NodeSelector)
 		}
 		if d.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String() != "10%" {
@@ -772,15 +1089,20 @@ func TestAPodThatConfiguresComesToEveryNodeThatItIsFor(t *testing.T) {
 	}
 }
 
-func TestFilesArePutBackOnEveryNodeAndTheirPayloadIsKnown(t *testing.T) {
-	out := rendering{values: proxyMode(t, "nodeConfig.mirrors=[docker.io]", "nodeConfig.nodeSelector={pool: a}", "nodeConfig.tolerations=[]")}.render(t)
+func TestRestorePodsRunOnEveryNode(t *testing.T) {
+	out := rendering{
+		values: proxyMode(
+			t, "nodeConfig.mirrors=[docker.io]", "nodeConfig.nodeSelector={pool: a}", "nodeConfig.tolerations=[]",
+		),
+	}.render(t)
 	for _, d := range daemonSets(out, "node-config") {
 		if spec := d.Spec.Template.Spec; spec.NodeSelector["pool"] != "a" || len(spec.Tolerations) > 0 {
 			t.Errorf("%s: %v, %v", d.Name, spec.NodeSelector, spec.Tolerations)
 		}
 	}
 	for _, d := range daemonSets(out, "node-restore") {
-		if spec := d.Spec.Template.Spec; len(spec.NodeSelector) != 2 || len(spec.Tolerations) != 1 || spec.Tolerations[0].Operator != corev1.TolerationOpExists {
+		if spec := d.Spec.Template.Spec; len(spec.NodeSelector) != 2 || len(spec.Tolerations) != 1 ||
+			spec.Tolerations[0].Operator != corev1.TolerationOpExists {
 			t.Errorf("%s: %v, %v", d.Name, spec.NodeSelector, spec.Tolerations)
 		}
 	}

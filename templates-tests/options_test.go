@@ -15,20 +15,21 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// What users want of any chart: their registry of images, their namespace, their labels.
+// Tests of options that are common to many charts: image registry, namespace, labels.
 
-// every has all kinds of pods that the chart makes.
+// every returns values with which the chart renders all kinds of pods.
 func every(t *testing.T, sets ...string) map[string]any {
 	t.Helper()
 	return proxyMode(t, append([]string{"nodeConfig.mirrors=[docker.io]"}, sets...)...)
 }
 
-// optionsOf are where the values of each component's pods stand.
+// optionsOf are the paths of the values of each component's pods.
 var optionsOf = map[string]string{
-	"registry": "registry", "proxy": "proxy", "init-hook": "initHook", "certificates": "pki.rotation", "node-config": "nodeConfig", "node-restore": "nodeConfig",
+	"registry": "registry", "proxy": "proxy", "init-hook": "initHook", "certificates": "pki.rotation",
+	"node-config": "nodeConfig", "node-restore": "nodeConfig",
 }
 
-func TestUsersCannotTakeTheAgentLabelAway(t *testing.T) {
+func TestAgentLabelCannotBeOverridden(t *testing.T) {
 	sets := []string{"commonLabels={zarf.dev/agent: mutate}"}
 	for _, path := range optionsOf {
 		sets = append(sets, path+".podLabels={zarf.dev/agent: mutate}")
@@ -44,7 +45,7 @@ func TestUsersCannotTakeTheAgentLabelAway(t *testing.T) {
 	}
 }
 
-func TestAllPodsTakeLabelsAnnotationsEnvironmentAndPriority(t *testing.T) {
+func TestPodOptionsApplyToAllPods(t *testing.T) {
 	var sets []string
 	for _, path := range optionsOf {
 		sets = append(sets, path+".podLabels={example.com/of: "+path+"}", path+".podAnnotations={example.com/of: "+path+"}",
@@ -53,21 +54,26 @@ func TestAllPodsTakeLabelsAnnotationsEnvironmentAndPriority(t *testing.T) {
 	found := map[string]bool{}
 	for _, w := range workloads(rendering{values: every(t, sets...)}.render(t)) {
 		if w.component() == "test" {
-			continue // of helm test, for a minute
+			continue // pods of helm test
 		}
 		path := optionsOf[w.component()]
 		if path == "" {
-			t.Errorf("%s: where are the values of component %q? add them to optionsOf", w.object, w.component())
+			t.Errorf("%s: optionsOf lacks component %q", w.object, w.component())
 			continue
 		}
 		found[w.component()] = true
 		c := w.program()
 		got := []string{
-			w.pod.Labels["example.com/of"], w.pod.Annotations["example.com/of"], strings.TrimPrefix(w.pod.Spec.PriorityClassName, "of-"),
-			fmt.Sprint(slices.Contains(c.Env, corev1.EnvVar{Name: "OF", Value: path})), c.Resources.Requests.Cpu().String(), c.Resources.Limits.Memory().String(),
+			w.pod.Labels["example.com/of"], w.pod.Annotations["example.com/of"],
+			strings.TrimPrefix(w.pod.Spec.PriorityClassName, "of-"),
+			fmt.Sprint(slices.Contains(c.Env, corev1.EnvVar{Name: "OF", Value: path})), c.Resources.Requests.Cpu().String(),
+			c.Resources.Limits.Memory().String(),
 		}
 		if diff := cmp.Diff([]string{path, path, strings.ToLower(path), "true", "7m", "77Mi"}, got); diff != "" {
-			t.Errorf("%s, labels, annotations, priority, environment, requests and limits of %s (-), of the pod (+):\n%s", w.object, path, diff)
+			t.Errorf(
+				"%s, labels, annotations, priority, environment, requests and limits of %s (-), of the pod (+):\n%s", w.object,
+				path, diff,
+			)
 		}
 	}
 	if len(found) != len(optionsOf) {
@@ -75,16 +81,21 @@ func TestAllPodsTakeLabelsAnnotationsEnvironmentAndPriority(t *testing.T) {
 	}
 }
 
-func TestProgramsComeFromTheImagesOfTheirValues(t *testing.T) {
+func TestImagesFollowTheirValues(t *testing.T) {
 	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	for _, test := range []struct {
 		image, want string
 		policy      corev1.PullPolicy
 	}{
-		{"{registry: mirror.internal:5000, repository: a/b, tag: v1, pullPolicy: Always}", "mirror.internal:5000/a/b:v1", corev1.PullAlways},
+		{
+			"{registry: mirror.internal:5000, repository: a/b, tag: v1, pullPolicy: Always}", "mirror.internal:5000/a/b:v1",
+			corev1.PullAlways,
+		},
 		{"{registry: '', repository: a/b, digest: '" + digest + "', pullPolicy: Never}", "a/b@" + digest, corev1.PullNever},
 	} {
-		out := rendering{values: proxyMode(t, "injector.enabled=false", "registry.image="+test.image, "proxy.image="+test.image)}.render(t)
+		out := rendering{
+			values: proxyMode(t, "injector.enabled=false", "registry.image="+test.image, "proxy.image="+test.image),
+		}.render(t)
 		seen := 0
 		for _, w := range workloads(out) {
 			if c := w.program(); w.component() == "registry" || w.component() == "proxy" {
@@ -100,12 +111,12 @@ func TestProgramsComeFromTheImagesOfTheirValues(t *testing.T) {
 	}
 }
 
-func TestANameTakesThePlaceOfTheCharts(t *testing.T) {
+func TestNameOverride(t *testing.T) {
 	out := rendering{release: "r", values: proxyMode(t, "nameOverride=images")}.render(t)
 	find[*appsv1.Deployment](t, out, "r-images")
 }
 
-func TestS3IsConfiguredAsItsValuesSay(t *testing.T) {
+func TestS3FollowsItsValues(t *testing.T) {
 	for _, value := range []string{"encrypt", "skipVerify", "forcePathStyle"} {
 		out := rendering{values: with(t, ciValues(t)["s3"], "registry.storage.s3."+value+"=true")}.render(t)
 		config := find[*corev1.ConfigMap](t, out, "zarf-registry-config").Data["config.yml"]
@@ -115,7 +126,7 @@ func TestS3IsConfiguredAsItsValuesSay(t *testing.T) {
 	}
 }
 
-func TestProxiesCanDoWithoutTolerations(t *testing.T) {
+func TestProxyTolerationsCanBeEmpty(t *testing.T) {
 	for _, d := range daemonSets(rendering{values: proxyMode(t, "proxy.tolerations=[]")}.render(t), "proxy") {
 		if len(d.Spec.Template.Spec.Tolerations) > 0 {
 			t.Errorf("%s tolerates %v", d.Name, d.Spec.Template.Spec.Tolerations)
@@ -123,7 +134,7 @@ func TestProxiesCanDoWithoutTolerations(t *testing.T) {
 	}
 }
 
-func TestTheCollectorGoesWithoutTolerationsWhereTheJobsDo(t *testing.T) {
+func TestGarbageCollectionUsesTheJobsTolerations(t *testing.T) {
 	out := rendering{values: proxyMode(t, "registry.garbageCollection.enabled=true", "initHook.tolerations=[]")}.render(t)
 	for _, c := range all[*batchv1.CronJob](out) {
 		if tolerations := c.Spec.JobTemplate.Spec.Template.Spec.Tolerations; len(tolerations) > 0 {
@@ -132,46 +143,68 @@ func TestTheCollectorGoesWithoutTolerationsWhereTheJobsDo(t *testing.T) {
 	}
 }
 
-func TestAGroupWithoutAlertsIsLeftOut(t *testing.T) {
-	text := rendering{values: with(t, ciValues(t)["monitoring"], "metrics.prometheusRule.kubeStateMetrics=true", "metrics.prometheusRule.disabled=[ZarfRegistryProxyMissing, ZarfRegistryJobFailing]")}.render(t).text()
+func TestEmptyAlertGroupsAreOmitted(t *testing.T) {
+	text := rendering{
+		values: with(
+			t, ciValues(t)["monitoring"], "metrics.prometheusRule.kubeStateMetrics=true",
+			"metrics.prometheusRule.disabled=[ZarfRegistryProxyMissing, ZarfRegistryJobFailing]",
+		),
+	}.render(t).text()
 	if strings.Contains(text, "zarf-registry-kube-state-metrics") || !strings.Contains(text, "ZarfRegistryDown") {
 		t.Errorf("the rules are\n%s", text)
 	}
 }
 
-// What is strange in a cluster is left alone.
-func TestStrangeThingsInAClusterDecideNothing(t *testing.T) {
+// Unexpected objects in the cluster do not affect the rendering.
+func TestUnexpectedClusterObjectsAreIgnored(t *testing.T) {
 	docker := node("docker", "amd64", "registry.k8s.io/pause:3.10")
 	docker.Status.NodeInfo.ContainerRuntimeVersion = "docker://28.0.0"
 	unnamed := node("unnamed", "", hookImage)
-	running := &appsv1.Deployment{TypeMeta: metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"}, ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry"}}
+	running := &appsv1.Deployment{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry"},
+	}
 	running.Spec.Template.Spec.Containers = []corev1.Container{{Name: "sidecar", Image: "example.com/sidecar:1"}}
-	out := rendering{cluster: newCluster(kubernetes(corev1.IPv4Protocol), docker, unnamed, running), values: every(t)}.render(t)
+	out := rendering{
+		cluster: newCluster(kubernetes(corev1.IPv4Protocol), docker, unnamed, running), values: every(t),
+	}.render(t)
 	for _, w := range workloads(out) {
 		if strings.Contains(w.program().Image, "sidecar") {
 			t.Errorf("%s runs in %s", w.object, w.program().Image)
 		}
 	}
-	if files := find[*corev1.Secret](t, out, "zarf-registry-node-config").Data["config.json"]; !strings.Contains(string(files), "/etc/containerd/certs.d") {
-		t.Errorf("nodes are to have %s", files)
+	if files := find[*corev1.Secret](t, out, "zarf-registry-node-config").Data["config.json"]; !strings.Contains(
+		string(files), "/etc/containerd/certs.d",
+	) {
+		t.Errorf("node configuration: %s", files)
 	}
 }
 
-func TestTheRegistryIsSpreadAsItsValuesSay(t *testing.T) {
-	own := &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": "zarf-registry", "app.kubernetes.io/instance": "zarf-registry", "app.kubernetes.io/component": "registry"}}
+func TestTopologySpreadConstraints(t *testing.T) {
+	own := &metav1.LabelSelector{
+		MatchLabels: map[string]string{
+			"app.kubernetes.io/name": "zarf-registry", "app.kubernetes.io/instance": "zarf-registry",
+			"app.kubernetes.io/component": "registry",
+		},
+	}
 	out := rendering{values: proxyMode(t, `registry.topologySpreadConstraints=[
 		{maxSkew: 1, topologyKey: topology.kubernetes.io/zone, whenUnsatisfiable: ScheduleAnyway},
 		{maxSkew: 2, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {a: b}}}]`)}.render(t)
 	want := []corev1.TopologySpreadConstraint{
 		{MaxSkew: 1, TopologyKey: corev1.LabelTopologyZone, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: own},
-		{MaxSkew: 2, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}},
+		{
+			MaxSkew: 2, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule,
+			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}},
+		},
 	}
-	if diff := cmp.Diff(want, find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec.TopologySpreadConstraints); diff != "" {
+	if diff := cmp.Diff(
+		want, find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec.TopologySpreadConstraints,
+	); diff != "" {
 		t.Error(diff)
 	}
 }
 
-func TestAGlobalRegistryIsThatOfAllImages(t *testing.T) {
+func TestGlobalImageRegistry(t *testing.T) {
 	sets := []string{"global.imageRegistry=mirror.internal:5000", "injector.enabled=false"}
 	for _, path := range []string{"initHook", "registry", "proxy"} {
 		sets = append(sets, path+".image.registry=elsewhere.example.com")
@@ -180,19 +213,25 @@ func TestAGlobalRegistryIsThatOfAllImages(t *testing.T) {
 	for _, w := range workloads(rendering{values: every(t, sets...)}.render(t)) {
 		for _, c := range containers(w.pod.Spec) {
 			if strings.Contains(c.Image, "pause") || strings.HasPrefix(c.Image, "127.0.0.1:") {
-				continue // the node's own, and what comes from this registry
+				continue // the node's own image, or one from this registry
 			}
 			images[c.Image[:strings.LastIndex(c.Image, ":")]] = true
 		}
 	}
 	const prefix = "mirror.internal:5000/zarf-dev/zarf-registry/"
-	if diff := cmp.Diff(map[string]bool{prefix + "init-hook": true, prefix + "registry": true, prefix + "registry-node": true}, images); diff != "" {
+	if diff := cmp.Diff(
+		map[string]bool{prefix + "init-hook": true, prefix + "registry": true, prefix + "registry-node": true}, images,
+	); diff != "" {
 		t.Error(diff)
 	}
 }
 
-func TestGlobalPullSecretsComeBeforeTheChartsOwn(t *testing.T) {
-	out := rendering{values: every(t, "global.imagePullSecrets=[a, {name: b}]", "imagePullSecrets=[{name: b}, {name: c}]", "initHook.pushImages=false")}.render(t)
+func TestGlobalPullSecretsPrecedeTheChartsOwn(t *testing.T) {
+	out := rendering{
+		values: every(
+			t, "global.imagePullSecrets=[a, {name: b}]", "imagePullSecrets=[{name: b}, {name: c}]", "initHook.pushImages=false",
+		),
+	}.render(t)
 	want := []corev1.LocalObjectReference{{Name: "a"}, {Name: "b"}, {Name: "c"}}
 	for _, w := range workloads(out) {
 		if diff := cmp.Diff(want, w.pod.Spec.ImagePullSecrets); diff != "" {
@@ -212,16 +251,17 @@ func TestExtraObjectsAreRenderedAsTemplates(t *testing.T) {
 		}
 		text := find[*corev1.ConfigMap](t, out, "of-text")
 		if text.Namespace != "zarf" || text.Labels["app.kubernetes.io/component"] != "extra" {
-			t.Errorf("%s: the object of a text is %v", name, text)
+			t.Errorf("%s: the object from a string is %v", name, text)
 		}
 	}
 }
 
-// Helm keeps its record in the release's namespace; everything else, and what the Jobs
-// and the workstation are told, is of the other one.
-func TestAnotherNamespaceHasEverything(t *testing.T) {
+// Only Helm's release record stays in the release's namespace. All objects are in the other one, and
+// the Jobs and the notes use it.
+func TestNamespaceOverrideAppliesToAllObjects(t *testing.T) {
 	for name, values := range map[string]map[string]any{
-		"proxy": every(t, "podSecurity.label=true"), "nodeport": {"registryProxy": false}, "external": ciValues(t)["external"], "cert-manager": ciValues(t)["cert-manager"],
+		"proxy": every(t, "podSecurity.label=true"), "nodeport": {"registryProxy": false},
+		"external": ciValues(t)["external"], "cert-manager": ciValues(t)["cert-manager"],
 	} {
 		before := rendering{values: values}.render(t).text()
 		out := rendering{values: with(t, values, "namespaceOverride=images")}.render(t)
@@ -234,13 +274,17 @@ func TestAnotherNamespaceHasEverything(t *testing.T) {
 				t.Errorf("%s: %s is in namespace %q", name, o, o.GetNamespace())
 			}
 		}
-		for _, sign := range []string{"--namespace=zarf\n", "--namespace zarf ", "zarf-registry.zarf.svc", "\"zarf\"", " zarf\n"} {
-			if text := strings.ReplaceAll(out.text(), "helm test zarf-registry --namespace zarf\n", ""); strings.Contains(text, sign) {
-				t.Errorf("%s: it says %q", name, sign)
+		for _, sign := range []string{
+			"--namespace=zarf\n", "--namespace zarf ", "zarf-registry.zarf.svc", "\"zarf\"", " zarf\n",
+		} {
+			if text := strings.ReplaceAll(
+				out.text(), "helm test zarf-registry --namespace zarf\n", "",
+			); strings.Contains(text, sign) {
+				t.Errorf("%s: it contains %q", name, sign)
 			}
-			// What is looked for is what there is without.
+			// The expected text is the rendering without the override.
 			if name == "proxy" && sign != " zarf\n" && !strings.Contains(before, sign) {
-				t.Errorf("%q is never rendered", sign)
+				t.Errorf("%q was never rendered", sign)
 			}
 		}
 		for name, check := range invariants {
@@ -251,10 +295,11 @@ func TestAnotherNamespaceHasEverything(t *testing.T) {
 	}
 }
 
-const movedRefusal = "zarf-registry: namespaceOverride: release zarf-registry has its registry in namespace zarf, and images, state and certificates do not move; set it to that namespace, or uninstall the release before"
+const movedRefusal = "zarf-registry: namespaceOverride: release zarf-registry has its registry in namespace zarf, " +
+	"and images, state and certificates do not move; set it to that namespace, or uninstall the release before"
 
-func TestARegistryDoesNotMoveToAnotherNamespace(t *testing.T) {
-	here := proven(settings(state.ModeProxy, state.IPv4))
+func TestRejectsMovingToAnotherNamespace(t *testing.T) {
+	here := ready(settings(state.ModeProxy, state.IPv4))
 	there := remembers(here)
 	there.Namespace = "images"
 	labelled := remembers(here)
@@ -266,11 +311,19 @@ func TestARegistryDoesNotMoveToAnotherNamespace(t *testing.T) {
 		sets    []string
 		refused bool
 	}{
-		"nothing is remembered anywhere":       {newCluster(kubernetes(corev1.IPv4Protocol)), []string{"namespaceOverride=images"}, false},
-		"it is remembered in the other one":    {newCluster(kubernetes(corev1.IPv4Protocol), there), []string{"namespaceOverride=images"}, false},
-		"it is remembered where it was":        {newCluster(kubernetes(corev1.IPv4Protocol), labelled), []string{"namespaceOverride=images"}, true},
-		"another release is remembered there":  {newCluster(kubernetes(corev1.IPv4Protocol), others), []string{"namespaceOverride=images"}, false},
-		"the release's own namespace is named": {newCluster(kubernetes(corev1.IPv4Protocol), labelled), []string{"namespaceOverride=zarf"}, false},
+		"no state": {newCluster(kubernetes(corev1.IPv4Protocol)), []string{"namespaceOverride=images"}, false},
+		"the state is in the other namespace": {
+			newCluster(kubernetes(corev1.IPv4Protocol), there), []string{"namespaceOverride=images"}, false,
+		},
+		"the state is in the release's namespace": {
+			newCluster(kubernetes(corev1.IPv4Protocol), labelled), []string{"namespaceOverride=images"}, true,
+		},
+		"the state of another release": {
+			newCluster(kubernetes(corev1.IPv4Protocol), others), []string{"namespaceOverride=images"}, false,
+		},
+		"the release's own namespace": {
+			newCluster(kubernetes(corev1.IPv4Protocol), labelled), []string{"namespaceOverride=zarf"}, false,
+		},
 	} {
 		out, err := rendering{cluster: test.cluster, values: with(t, nil, test.sets...), upgrade: true}.try(t)
 		switch {
@@ -278,8 +331,8 @@ func TestARegistryDoesNotMoveToAnotherNamespace(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		case !test.refused && err != nil:
 			t.Errorf("%s: %v", name, err)
-		case name == "it is remembered in the other one" && decidedMode(out) != "proxy":
-			t.Errorf("%s: it is %s mode", name, decidedMode(out))
+		case name == "the state is in the other namespace" && decidedMode(out) != "proxy":
+			t.Errorf("%s: mode %s", name, decidedMode(out))
 		}
 	}
 }

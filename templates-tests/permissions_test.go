@@ -10,8 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A permission is one rule of a role: "verbs resources names", the names of objects with "-" for the full name of the
-// release at their beginning. Without names it holds for all objects of its namespace.
+// A permission is one rule of a role: "verbs resources names", the names of objects with "-" for the
+// full name of the release at their beginning. Without names it holds for all objects of its
+// namespace.
 type permission struct {
 	role string // component, and kind of the role
 	rule string
@@ -137,8 +138,8 @@ func (p permissions) userPermissions() map[string][]string {
 	return rules
 }
 
-// wrongPermissions reports every rule of a role that is not expected, and every expected one that is missing. It also
-// reports roles that are not bound to the ServiceAccount of their component alone.
+// wrongPermissions reports every rule of a role that is not expected, and every expected one that is
+// missing. It also reports roles that are not bound to the ServiceAccount of their component alone.
 func wrongPermissions(out *output) (wrong []string) {
 	p := permissions{output: out, mode: decidedMode(out), pki: "internal"}
 	if mode, _ := p.value("pki.mode").(string); mode != "" {
@@ -211,8 +212,8 @@ func ruleTexts(rules []rbacv1.PolicyRule, fullName string) []string {
 	return texts
 }
 
-// wrongBinding reports a binding whose only subject is not the ServiceAccount of its component, or whose role is neither
-// of that component nor a SecurityContextConstraint of OpenShift.
+// wrongBinding reports a binding whose only subject is not the ServiceAccount of its component, or
+// whose role is neither of that component nor a SecurityContextConstraint of OpenShift.
 func wrongBinding(out *output, binding object, role rbacv1.RoleRef, subjects []rbacv1.Subject) (wrong []string) {
 	const label = "app.kubernetes.io/component"
 	component := binding.GetLabels()[label]

@@ -21,11 +21,11 @@ const securityDocument = "../docs/security.md"
 // documentedPort is a row of the table of ports.
 type documentedPort struct {
 	number int
-	value  string // the value that sets it, where one does
+	value  string // the value that configures it, if any
 	pod    string
 }
 
-// documentedPorts reads the table that begins with "| Port | Pod |".
+// documentedPorts parses the table that begins with "| Port | Pod |".
 func documentedPorts(t testing.TB) []documentedPort {
 	t.Helper()
 	text, err := os.ReadFile(securityDocument)
@@ -55,8 +55,8 @@ func documentedPorts(t testing.TB) []documentedPort {
 	return found
 }
 
-// openPorts are those of a rendering, by pod: what containers declare, what their
-// arguments make them listen on, and the node ports, whose pod is "node".
+// openPorts returns the ports of a rendering by pod: declared container ports, ports on which the
+// arguments make programs listen, and node ports, whose pod is "node".
 func openPorts(out *output) map[string][]int {
 	found := map[string][]int{}
 	add := func(pod string, port int32) {
@@ -128,20 +128,24 @@ func TestEveryPortIsInTheSecurityDocument(t *testing.T) {
 	}
 }
 
-func TestAPortThatIsNotDocumentedIsNoticed(t *testing.T) {
+func TestUndocumentedPortsAreDetected(t *testing.T) {
 	c := loadChart(t)
 	for _, file := range c.Templates {
 		if file.Name == "templates/registry/deployment.yaml" {
-			file.Data = []byte(strings.Replace(string(file.Data), "            - --drain-timeout=", "            - --debug-listen=:6060\n            - --drain-timeout=", 1))
+			file.Data = []byte(strings.Replace(
+				string(file.Data), "            - --drain-timeout=",
+				"            - --debug-listen=:6060\n            - --drain-timeout=", 1,
+			))
 		}
 	}
-	if ports := openPorts(rendering{chart: c}.render(t)); !slices.Contains(ports["registry"], 6060) || slices.Contains(slices.Sorted(maps.Keys(ports)), "init-hook") {
+	if ports := openPorts(rendering{chart: c}.render(t)); !slices.Contains(ports["registry"], 6060) ||
+		slices.Contains(slices.Sorted(maps.Keys(ports)), "init-hook") {
 		t.Errorf("found %v", ports)
 	}
 }
 
-// The document says which test shows a claim; a test that was renamed shows nothing.
-func TestTheSecurityDocumentNamesTestsThatExist(t *testing.T) {
+// The document names the test that verifies each claim, so those tests must exist.
+func TestSecurityDocumentNamesExistingTests(t *testing.T) {
 	document, err := os.ReadFile(securityDocument)
 	if err != nil {
 		t.Fatal(err)
@@ -162,11 +166,11 @@ func TestTheSecurityDocumentNamesTestsThatExist(t *testing.T) {
 	}
 	named := regexp.MustCompile("`(Test[A-Z]\\w+)").FindAllSubmatch(document, -1)
 	if len(named) < 20 {
-		t.Errorf("it names only %d tests", len(named))
+		t.Errorf("the document names only %d tests", len(named))
 	}
 	for _, name := range named {
 		if !there[string(name[1])] {
-			t.Errorf("there is no test %s", name[1])
+			t.Errorf("test %s does not exist", name[1])
 		}
 	}
 }

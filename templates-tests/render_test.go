@@ -1,6 +1,6 @@
-// Package templates tests the chart by rendering it in this process with Helm's
-// own engine: what is rendered, not what the templates look like. It knows
-// nothing of a real cluster; what only a cluster can show is left to test/e2e.
+// Package templates tests the chart by rendering it in-process with Helm's engine. It checks what is
+// rendered, not the text of the templates. It needs no cluster; test/e2e installs the chart on a real
+// one.
 package templates
 
 import (
@@ -33,37 +33,36 @@ import (
 
 const chartDir = "../charts/zarf-registry"
 
-// kubeVersion is what the chart is rendered for. The chart asks for nothing that
-// differs from one version to the next.
+// kubeVersion is the version of Kubernetes to render for. The chart renders the same for every
+// version.
 var kubeVersion = chartutil.KubeVersion{Version: "v1.31.0", Major: "1", Minor: "31"}
 
-// rendering is one way to render the chart. Its zero value, given values, is
-// `helm template` with a release called as the chart.
+// rendering describes how to render the chart. With only values it is `helm template zarf-registry`.
 type rendering struct {
 	release string         // "" means zarf-registry
-	values  map[string]any // as a values file has them
+	values  map[string]any // as in a values file
 	cluster *cluster       // nil means that lookup finds nothing, as in helm template
 	upgrade bool
 	version string // of Kubernetes; "" means kubeVersion
 
-	apiVersions []string     // that the API server has besides Helm's default ones
-	chart       *chart.Chart // nil means the chart in the tree
+	apiVersions []string     // of the API server, in addition to Helm's defaults
+	chart       *chart.Chart // nil means the chart of this repository
 }
 
 // output is a rendered chart.
 type output struct {
-	files   map[string]string // template path below templates/ → text
+	files   map[string]string // by path below templates/
 	objects []object          // in the order of their files
-	values  chartutil.Values  // with the defaults of the chart
+	values  chartutil.Values  // including the chart's defaults
 }
 
-// value is a value by its path, nil where there is none.
+// value returns a value by its path, nil if there is none.
 func (o *output) value(path string) any {
 	value, _ := get(o.values, strings.Split(path, "."))
 	return value
 }
 
-// object is one rendered object.
+// object is a rendered object.
 type object struct {
 	unstructured.Unstructured
 	file  string
@@ -83,8 +82,8 @@ func loadChart(t testing.TB) *chart.Chart {
 	return c
 }
 
-// try renders the chart and decodes it as strictly as the API server. The error is Helm's own. Without a cluster or another
-// chart, the same values are rendered only once.
+// try renders the chart and decodes it as strictly as the API server. The error is Helm's own. Without
+// a cluster and with the chart of this repository, the same values are rendered only once.
 func (r rendering) try(t testing.TB) (*output, error) {
 	t.Helper()
 	text := mustYAML(t, r.values)
@@ -134,10 +133,10 @@ func (r rendering) try(t testing.TB) (*output, error) {
 	return out, nil
 }
 
-// outputs are renderings by what they depend on.
+// outputs caches renderings by their parameters.
 var outputs sync.Map
 
-// copy returns an output whose objects a test may modify.
+// copy returns an output whose objects may be modified.
 func (o *output) copy() *output {
 	c := &output{files: maps.Clone(o.files), values: o.values, objects: slices.Clone(o.objects)}
 	for i := range c.objects {
@@ -155,14 +154,16 @@ func (o object) copy() object {
 	return o
 }
 
-// helm is what Helm does: texts by their template's path below templates/, without
-// those that have none. Which branches the chart in the tree takes is noted.
+// helm renders the chart as Helm does. It returns non-empty texts by the path of their template below
+// templates/, and records which branches were taken.
 func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	release := r.release
 	if release == "" {
 		release = "zarf-registry"
 	}
-	options := chartutil.ReleaseOptions{Name: release, Namespace: "zarf", IsInstall: !r.upgrade, IsUpgrade: r.upgrade, Revision: 1}
+	options := chartutil.ReleaseOptions{
+		Name: release, Namespace: "zarf", IsInstall: !r.upgrade, IsUpgrade: r.upgrade, Revision: 1,
+	}
 	if r.upgrade {
 		options.Revision = 2
 	}
@@ -170,7 +171,7 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	capabilities.KubeVersion = kubeVersion
 	capabilities.APIVersions = append(slices.Clone(capabilities.APIVersions), r.apiVersions...)
 	if r.version != "" {
-		capabilities.KubeVersion.Version = r.version // nobody asks for Major and Minor
+		capabilities.KubeVersion.Version = r.version // templates use neither Major nor Minor
 	}
 	c, lookups := r.chart, engine.ClientProvider(nowhere{})
 	if r.cluster != nil {
@@ -185,7 +186,7 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	}
 	values, err := chartutil.ToRenderValuesWithSchemaValidation(c, given, options, capabilities, r.chart == nil)
 	if err == nil && r.chart == nil && !accepted(values) {
-		values, err = chartutil.ToRenderValues(c, given, options, capabilities) // which says why
+		values, err = chartutil.ToRenderValues(c, given, options, capabilities) // for its error message
 	}
 	if err != nil {
 		return nil, err
@@ -203,8 +204,8 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	return found, nil
 }
 
-// accepted says whether the schema of the chart in the tree takes values, as Helm's own validation does, which compiles the schema
-// anew for each rendering. Where it says no, Helm is asked.
+// accepted reports whether values match the schema of this repository's chart. Helm compiles the
+// schema for each rendering, so Helm's own validation is only used for its error message.
 func accepted(top chartutil.Values) bool {
 	schema, err := compiled()
 	if err != nil {
@@ -239,7 +240,7 @@ func (r rendering) render(t testing.TB) *output {
 		t.Fatalf("rendering: %v", err)
 	}
 	if len(out.objects) == 0 {
-		t.Fatal("rendering: no object")
+		t.Fatal("rendering: no objects")
 	}
 	return out
 }
@@ -257,21 +258,23 @@ func documents(text string) []string {
 }
 
 func init() {
-	// The kinds of the Prometheus operator, decoded as strictly as those of Kubernetes.
+	// The kinds of the Prometheus operator are decoded as strictly as those of Kubernetes.
 	if err := monitoringv1.AddToScheme(scheme.Scheme); err != nil {
 		panic(err)
 	}
 }
 
-var strict = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+var strict = json.NewSerializerWithOptions(
+	json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true},
+)
 
-// foreign are the API groups of others whose objects are not decoded into types, but held to the chart's own rules only.
+// foreign are API groups whose objects are not decoded into typed structs.
 var foreign = []string{"gateway.networking.k8s.io", "cert-manager.io"}
 
-// decoded are objects by their text: most of what one rendering has others have, too.
+// decoded caches objects by their text, because most objects appear in many renderings.
 var decoded sync.Map
 
-// decode returns an object of its own to each caller.
+// decode returns a new copy of an object to each caller.
 func decode(document string) (object, error) {
 	known, ok := decoded.Load(document)
 	if !ok {
@@ -306,7 +309,7 @@ func decodeAnew(document string) (object, error) {
 	return o, err
 }
 
-// find returns the object of a kind and name, as its type in k8s.io/api.
+// find returns the object of a type and name.
 func find[T runtime.Object](t testing.TB, out *output, name string) T {
 	t.Helper()
 	for _, o := range out.objects {
@@ -315,11 +318,11 @@ func find[T runtime.Object](t testing.TB, out *output, name string) T {
 		}
 	}
 	var zero T
-	t.Fatalf("there is no %T called %s", zero, name)
+	t.Fatalf("no %T named %s", zero, name)
 	return zero
 }
 
-// all returns every object of a kind.
+// all returns all objects of a type.
 func all[T runtime.Object](out *output) []T {
 	var found []T
 	for _, o := range out.objects {
@@ -330,7 +333,7 @@ func all[T runtime.Object](out *output) []T {
 	return found
 }
 
-// text is everything that was rendered, for comparing.
+// text returns everything that was rendered, for comparison.
 func (o *output) text() string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(o.files)) {
@@ -348,10 +351,9 @@ func mustYAML(t testing.TB, value any) string {
 	return string(b)
 }
 
-// ciValues returns the values files by their names: those of ci/, which chart-testing
-// installs one after the other (TestChartTesting of test/e2e), and those of
-// testdata/values, which need what no test cluster has, or would say there what another
-// file says.
+// ciValues returns all values files by name: those of ci/, which chart-testing installs
+// (TestChartTesting in test/e2e), and those of testdata/values, which need what no test cluster has,
+// or would add nothing to the installations.
 func ciValues(t testing.TB) map[string]map[string]any {
 	t.Helper()
 	filesOnce.Do(func() { valuesByFile = readValuesFiles(t) })
@@ -369,15 +371,15 @@ func readValuesFiles(t testing.TB) map[string]map[string]any {
 	found := valuesFiles(t, filepath.Join(chartDir, "ci", "*"+suffix), suffix)
 	for name, values := range valuesFiles(t, "testdata/values/*"+suffix, suffix) {
 		if _, twice := found[name]; twice {
-			t.Fatalf("%s is in both folders", name)
+			t.Fatalf("%s is in both directories", name)
 		}
 		found[name] = values
 	}
 	return found
 }
 
-// valuesFiles reads the values files of a pattern, of which there must be some, by their
-// names without the suffix.
+// valuesFiles reads the values files that match a pattern, of which there must be at least one, by
+// name without the suffix.
 func valuesFiles(t testing.TB, pattern, suffix string) map[string]map[string]any {
 	t.Helper()
 	files, err := filepath.Glob(pattern)
@@ -399,13 +401,14 @@ func valuesFiles(t testing.TB, pattern, suffix string) map[string]map[string]any
 	return found
 }
 
-// combination is one of the renderings that many tests look at.
+// combination is a values file rendered in a cluster.
 type combination struct {
 	name, file, cluster string
 	*output
 }
 
-// matrix renders every values file in every cluster, once for all tests, which must not modify what it returns.
+// matrix renders every values file in every cluster, once for all tests. Tests must not modify the
+// result.
 func matrix(t testing.TB) []combination {
 	t.Helper()
 	matrixOnce.Do(func() {
@@ -437,8 +440,7 @@ func renderedFile(t testing.TB, name string) *output {
 	return rendering{values: values}.render(t)
 }
 
-// with returns values with more of them set, each by its path and in YAML, as
-// --set would.
+// with returns a copy of values with more of them set, each as path=YAML, like --set.
 func with(t testing.TB, values map[string]any, sets ...string) map[string]any {
 	t.Helper()
 	var copied map[string]any
@@ -491,7 +493,7 @@ func decided(out *output) jobsettings.Settings {
 // decidedMode is the mode that the Jobs are told.
 func decidedMode(out *output) string { return string(decided(out).Mode) }
 
-// proxyMode is the least for a chart with all its parts.
+// proxyMode returns the minimal values for proxy mode.
 func proxyMode(t testing.TB, sets ...string) map[string]any {
 	t.Helper()
 	return with(t, map[string]any{"registryProxy": true}, sets...)

@@ -9,11 +9,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// helm upgrade --reuse-values puts the former chart's values, defaults and all, in the
-// place of this chart's: what has come since is missing, whether it is used or not.
-// testdata/previous-values.yaml are those that the chart had when values of its operation
-// (scale, metrics, garbage collection, access from outside) were not there yet.
-func TestEveryValuesFileRendersOverTheDefaultsOfAFormerChart(t *testing.T) {
+// helm upgrade --reuse-values replaces the chart's values, including its defaults, with those of the
+// previous release, so newer values are missing. testdata/previous-values.yaml contains the defaults
+// of a release before scaling, metrics, garbage collection and expose.
+func TestValuesFilesRenderOverPreviousDefaults(t *testing.T) {
 	data, err := os.ReadFile("testdata/previous-values.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -22,12 +21,12 @@ func TestEveryValuesFileRendersOverTheDefaultsOfAFormerChart(t *testing.T) {
 	files["nothing"] = nil
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		t.Run(name, func(t *testing.T) {
-			former := loadChart(t)
-			former.Values = nil
-			if err := yaml.Unmarshal(data, &former.Values); err != nil {
+			previous := loadChart(t)
+			previous.Values = nil
+			if err := yaml.Unmarshal(data, &previous.Values); err != nil {
 				t.Fatal(err)
 			}
-			got, err := rendering{values: files[name], chart: former, upgrade: true}.try(t)
+			got, err := rendering{values: files[name], chart: previous, upgrade: true}.try(t)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -39,7 +38,7 @@ func TestEveryValuesFileRendersOverTheDefaultsOfAFormerChart(t *testing.T) {
 			}
 			want := rendering{values: files[name], upgrade: true}.render(t)
 			if g, w := names(got), names(want); !slices.Equal(g, w) {
-				t.Errorf("rendered are %q, and over this chart's defaults %q", g, w)
+				t.Errorf("rendered %q, with the current defaults %q", g, w)
 			}
 		})
 	}

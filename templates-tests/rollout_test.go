@@ -17,7 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// podTemplates is what decides whether pods are replaced, by workload.
+// podTemplates returns the pod templates by workload. A changed template replaces its pods.
 func podTemplates(t testing.TB, out *output) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -32,8 +32,8 @@ func podTemplates(t testing.TB, out *output) map[string]string {
 	return found
 }
 
-func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
-	// Where a decision came from is all that may differ: it is remembered by now.
+func TestUpgradeWithoutChangesRestartsNothing(t *testing.T) {
+	// Only the source of a decision may differ, because the state now records the decision.
 	sources := regexp.MustCompile(`"(\w*[sS]ource)":"(cluster|default)"`)
 	upgrades := 0
 	for _, installed := range matrix(t) {
@@ -42,7 +42,7 @@ func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
 			continue
 		}
 		upgrades++
-		// What the cluster has after the install.
+		// objects are in the cluster after the installation.
 		objects := slices.Concat(listed(t, cluster, "Node"), listed(t, cluster, "Service"), listed(t, cluster, "Secret"))
 		var hookImage *state.HookImage
 		remembered := strings.Contains(installed.cluster, "remembers")
@@ -52,15 +52,15 @@ func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
 			if s.Mode == state.ModeExternal {
 				s.Address = told.RegistryURL
 			}
-			secret := remembers(proven(s, func(s *state.State) {
+			secret := remembers(ready(s, func(s *state.State) {
 				if inUse := told.NodeConfig.DirectoriesInUse; len(inUse) > 0 {
 					s.NodeConfig = s.NodeConfig.Remember(inUse...)
 				}
 			}))
 			secret.Name = told.Name + names.SuffixState
 			objects = append(objects, secret)
-			// Jobs take the image that they pushed from the registry, where no node has it any more: so the Jobs are
-			// compared without it, and all else with it.
+			// If no node has the configured image, the Jobs use the one that they pushed. So the Jobs are
+			// compared without a pushed image, everything else with it.
 			hookImage = pushedHookImage
 		}
 		for _, d := range all[*appsv1.Deployment](installed.output) {
@@ -107,7 +107,7 @@ func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
 				}
 			}
 		}
-		// Pods of helm test are made anew by each.
+		// helm test creates new pods for each run.
 		compare(objects, func(file string) bool { return !job(file) && !strings.HasPrefix(file, "tests/") })
 	}
 	if upgrades == 0 {
@@ -115,15 +115,17 @@ func TestAnUpgradeWithoutAChangeRestartsNothing(t *testing.T) {
 	}
 }
 
-func TestAChartOfANewVersionAloneRestartsNothing(t *testing.T) {
+func TestNewChartVersionAloneRestartsNothing(t *testing.T) {
 	c := loadChart(t)
 	c.Metadata.Version = "0.1.1"
-	if diff := cmp.Diff(podTemplates(t, renderedFile(t, "proxy")), podTemplates(t, rendering{values: proxyMode(t), chart: c}.render(t))); diff != "" {
+	if diff := cmp.Diff(
+		podTemplates(t, renderedFile(t, "proxy")), podTemplates(t, rendering{values: proxyMode(t), chart: c}.render(t)),
+	); diff != "" {
 		t.Error(diff)
 	}
 }
 
-func TestWhatChangesReplacesJustThePodsThatItConcerns(t *testing.T) {
+func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 	before := podTemplates(t, renderedFile(t, "proxy"))
 	for set, want := range map[string]string{
 		"registry.storage.type=inmemory":     "Deployment",
@@ -150,20 +152,20 @@ func TestWhatChangesReplacesJustThePodsThatItConcerns(t *testing.T) {
 		"commonAnnotations={a: b}":                                         "",
 		"registry.serviceAccount.annotations={a: b}":                       "",
 		"proxy.updateStrategy.maxUnavailable=2":                            "",
-		"registry.persistence.accessModes=[ReadWriteMany]":                 "Deployment", // it goes on for a while when it is told to end
+		"registry.persistence.accessModes=[ReadWriteMany]":                 "Deployment", // it gets a shutdown delay
 		"registry.podDisruptionBudget.maxUnavailable=2":                    "",
 	} {
 		after := podTemplates(t, rendering{values: proxyMode(t, set)}.render(t))
 		for object := range before {
 			kind, _, _ := strings.Cut(object, " ")
 			if changed := before[object] != after[object]; changed != strings.Contains(want, kind) {
-				t.Errorf("%s: %s changed: %t", set, object, changed)
+				t.Errorf("%s: pod template of %s changed: %t", set, object, changed)
 			}
 		}
 	}
 }
 
-func TestTheRegistryIsReplacedWithoutAPauseWhereTwoMayRun(t *testing.T) {
+func TestRegistryRollsOverWithSharedStorage(t *testing.T) {
 	for name, want := range map[string]appsv1.DeploymentStrategyType{
 		"default":        appsv1.RecreateDeploymentStrategyType,
 		"ephemeral":      appsv1.RecreateDeploymentStrategyType,
@@ -182,28 +184,34 @@ func TestTheRegistryIsReplacedWithoutAPauseWhereTwoMayRun(t *testing.T) {
 	}
 }
 
-func TestTheVolumeOutlivesTheRelease(t *testing.T) {
+func TestPersistentVolumeClaim(t *testing.T) {
 	claims := func(sets ...string) []*corev1.PersistentVolumeClaim {
 		return all[*corev1.PersistentVolumeClaim](rendering{values: proxyMode(t, sets...)}.render(t))
 	}
 	const policy = "helm.sh/resource-policy"
-	if c := claims(); len(c) != 1 || c[0].Annotations[policy] != "keep" || c[0].Spec.StorageClassName != nil || c[0].Spec.Resources.Requests.Storage().String() != "20Gi" {
+	if c := claims(); len(c) != 1 || c[0].Annotations[policy] != "keep" || c[0].Spec.StorageClassName != nil ||
+		c[0].Spec.Resources.Requests.Storage().String() != "20Gi" {
 		t.Errorf("by default: %v", c)
 	}
 	if c := claims("registry.persistence.retain=false"); len(c) != 1 || c[0].Annotations[policy] != "" {
 		t.Errorf("with retain=false: %v", c)
 	}
 	for class, want := range map[string]string{"fast": "fast", "''": ""} {
-		if c := claims("registry.persistence.storageClass=" + class); len(c) != 1 || c[0].Spec.StorageClassName == nil || *c[0].Spec.StorageClassName != want {
+		if c := claims("registry.persistence.storageClass=" + class); len(c) != 1 || c[0].Spec.StorageClassName == nil ||
+			*c[0].Spec.StorageClassName != want {
 			t.Errorf("with storageClass=%s: %v", class, c)
 		}
 	}
-	for _, set := range []string{"registry.persistence.enabled=false", "registry.persistence.existingClaim=mine", "registry.storage.type=inmemory"} {
+	for _, set := range []string{
+		"registry.persistence.enabled=false", "registry.persistence.existingClaim=mine", "registry.storage.type=inmemory",
+	} {
 		if c := claims(set); len(c) != 0 {
 			t.Errorf("with %s: %v", set, c)
 		}
 	}
-	spec := find[*appsv1.Deployment](t, rendering{values: proxyMode(t, "registry.persistence.existingClaim=mine")}.render(t), "zarf-registry").Spec.Template.Spec
+	spec := find[*appsv1.Deployment](
+		t, rendering{values: proxyMode(t, "registry.persistence.existingClaim=mine")}.render(t), "zarf-registry",
+	).Spec.Template.Spec
 	if text := fmt.Sprint(spec.Volumes); !strings.Contains(text, "ClaimName:mine") {
 		t.Errorf("the existing claim is not mounted: %s", text)
 	}

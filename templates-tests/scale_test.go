@@ -17,7 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// shared is storage that several pods can have.
+// shared are values for storage that several pods can use.
 const shared = "registry.persistence.accessModes=[ReadWriteMany]"
 
 func registryOf(t testing.TB, out *output) *appsv1.Deployment {
@@ -25,13 +25,15 @@ func registryOf(t testing.TB, out *output) *appsv1.Deployment {
 	return find[*appsv1.Deployment](t, out, "zarf-registry")
 }
 
-func TestReplicasRunWhereTheStorageAllowsIt(t *testing.T) {
+func TestReplicasRequireSharedStorage(t *testing.T) {
 	s3 := []string{"registry.storage.type=s3", "registry.storage.s3={bucket: b, region: r}"}
 	for name, sets := range map[string][]string{
-		"a volume of its own with ReadWriteMany":  {shared},
-		"an existing claim that is ReadWriteMany": {shared, "registry.persistence.existingClaim=mine"},
-		"S3": s3,
-		"S3, whatever the volume would have been": append([]string{"registry.persistence.enabled=false"}, s3...),
+		"a claim with ReadWriteMany":           {shared},
+		"an existing claim with ReadWriteMany": {shared, "registry.persistence.existingClaim=mine"},
+		"S3":                                   s3,
+		"S3 with any access mode": append(
+			[]string{"registry.persistence.enabled=false"}, s3...,
+		),
 	} {
 		d := registryOf(t, rendering{values: proxyMode(t, append(sets, "registry.replicas=2")...)}.render(t))
 		if d.Spec.Replicas == nil || *d.Spec.Replicas != 2 {
@@ -41,58 +43,76 @@ func TestReplicasRunWhereTheStorageAllowsIt(t *testing.T) {
 			t.Errorf("%s: strategy %v", name, d.Spec.Strategy)
 		}
 	}
-	// One pod needs none of it, whatever the storage.
+	// A single pod needs no spreading, whatever the storage.
 	rendering{values: proxyMode(t, "registry.autoscaling={enabled: true, minReplicas: 1, maxReplicas: 1}")}.render(t)
 }
 
-func TestReplicasAreAskedToBeApart(t *testing.T) {
+func TestReplicasAreSpread(t *testing.T) {
 	spec := func(sets ...string) corev1.PodSpec {
 		return registryOf(t, rendering{values: proxyMode(t, append(sets, shared)...)}.render(t)).Spec.Template.Spec
 	}
 	if one := spec(); len(one.TopologySpreadConstraints) != 0 || one.Affinity != nil {
-		t.Errorf("of one pod: %v, %v", one.TopologySpreadConstraints, one.Affinity)
+		t.Errorf("with a single pod: %v, %v", one.TopologySpreadConstraints, one.Affinity)
 	}
 	for _, set := range []string{"registry.replicas=2", "registry.autoscaling.enabled=true"} {
 		d := registryOf(t, rendering{values: proxyMode(t, set, shared)}.render(t))
 		own := &metav1.LabelSelector{MatchLabels: d.Spec.Selector.MatchLabels}
-		// A node without a label for one of the constraints' topologies is scored for none of them: only the one that all
-		// nodes have is a constraint.
+		// The scheduler ignores all constraints on nodes that lack the label of one. So the only constraint
+		// is on a label that all nodes have.
 		if diff := cmp.Diff([]corev1.TopologySpreadConstraint{{
-			MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: own, MatchLabelKeys: []string{"pod-template-hash"},
+			MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: own,
+			MatchLabelKeys: []string{"pod-template-hash"},
 		}}, d.Spec.Template.Spec.TopologySpreadConstraints); diff != "" {
 			t.Errorf("%s: %s", set, diff)
 		}
-		term := corev1.PodAffinityTerm{TopologyKey: corev1.LabelTopologyZone, LabelSelector: own, MatchLabelKeys: []string{"pod-template-hash"}}
+		term := corev1.PodAffinityTerm{
+			TopologyKey: corev1.LabelTopologyZone, LabelSelector: own, MatchLabelKeys: []string{"pod-template-hash"},
+		}
 		zones := func(version string) *corev1.PodAntiAffinity {
-			out := rendering{values: proxyMode(t, set, shared, "registry.affinity={podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}}"), version: version}.render(t)
+			out := rendering{
+				values: proxyMode(
+					t, set, shared, "registry.affinity={podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}}",
+				),
+				version: version,
+			}.render(t)
 			affinity := registryOf(t, out).Spec.Template.Spec.Affinity
 			if affinity.PodAffinity == nil {
-				t.Errorf("%s: the user's affinity is lost", set)
+				t.Errorf("%s: the affinity of the values is missing", set)
 			}
 			return affinity.PodAntiAffinity
 		}
 		for _, version := range []string{"v1.31.0", "v1.30.9"} {
-			if diff := cmp.Diff(&corev1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{Weight: 100, PodAffinityTerm: term}}}, zones(version)); diff != "" {
+			if diff := cmp.Diff(
+				&corev1.PodAntiAffinity{
+					PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{
+						{Weight: 100, PodAffinityTerm: term},
+					},
+				},
+				zones(version),
+			); diff != "" {
 				t.Errorf("%s, Kubernetes %s: %s", set, version, diff)
 			}
-			term.MatchLabelKeys = nil // not known to 1.30 yet
+			term.MatchLabelKeys = nil // unknown to Kubernetes 1.30
 		}
 	}
 	for _, own := range []string{
-		"registry.affinity.podAntiAffinity={requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: kubernetes.io/hostname, labelSelector: {}}]}",
-		"registry.topologySpreadConstraints=[{maxSkew: 1, topologyKey: rack, whenUnsatisfiable: ScheduleAnyway, labelSelector: {}}]",
+		"registry.affinity.podAntiAffinity={requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: " +
+			"kubernetes.io/hostname, labelSelector: {}}]}",
+		"registry.topologySpreadConstraints=[{maxSkew: 1, topologyKey: rack, whenUnsatisfiable: ScheduleAnyway, " +
+			"labelSelector: {}}]",
 	} {
 		s := spec("registry.replicas=2", own)
-		if s.Affinity != nil && len(s.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) > 0 || len(s.TopologySpreadConstraints) > 0 && s.TopologySpreadConstraints[0].TopologyKey != "rack" {
-			t.Errorf("beside rules of the user: %v, %v", s.Affinity, s.TopologySpreadConstraints)
+		if s.Affinity != nil && len(s.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) > 0 ||
+			len(s.TopologySpreadConstraints) > 0 && s.TopologySpreadConstraints[0].TopologyKey != "rack" {
+			t.Errorf("with rules in the values: %v, %v", s.Affinity, s.TopologySpreadConstraints)
 		}
 	}
 }
 
-func TestTheAutoscalerAloneDecidesHowManyThereAre(t *testing.T) {
+func TestAutoscalerReplacesReplicas(t *testing.T) {
 	out := renderedFile(t, "autoscaling")
 	if replicas := registryOf(t, out).Spec.Replicas; replicas != nil {
-		t.Errorf("the Deployment says %d", *replicas)
+		t.Errorf("the Deployment has %d replicas", *replicas)
 	}
 	scalers := all[*autoscalingv2.HorizontalPodAutoscaler](out)
 	if len(scalers) != 1 {
@@ -102,7 +122,8 @@ func TestTheAutoscalerAloneDecidesHowManyThereAre(t *testing.T) {
 	if to := spec.ScaleTargetRef; to.APIVersion != "apps/v1" || to.Kind != "Deployment" || to.Name != "zarf-registry" {
 		t.Errorf("it scales %v", to)
 	}
-	if *spec.MinReplicas != 3 || spec.MaxReplicas != 9 || len(spec.Metrics) != 1 || *spec.Metrics[0].Resource.Target.AverageUtilization != 60 {
+	if *spec.MinReplicas != 3 || spec.MaxReplicas != 9 || len(spec.Metrics) != 1 ||
+		*spec.Metrics[0].Resource.Target.AverageUtilization != 60 {
 		t.Errorf("the values are not in %v", spec)
 	}
 	if b := spec.Behavior; b == nil || *b.ScaleDown.StabilizationWindowSeconds != 600 {
@@ -110,12 +131,12 @@ func TestTheAutoscalerAloneDecidesHowManyThereAre(t *testing.T) {
 	}
 	for _, c := range matrix(t) {
 		if c.file != "autoscaling" && len(all[*autoscalingv2.HorizontalPodAutoscaler](c.output)) != 0 {
-			t.Errorf("%s has an autoscaler that nobody asked for", c.name)
+			t.Errorf("%s: unexpected autoscaler", c.name)
 		}
 	}
 }
 
-func TestNoBudgetHoldsUpADrain(t *testing.T) {
+func TestDisruptionBudgetNeverBlocksADrain(t *testing.T) {
 	budgets := 0
 	for _, c := range matrix(t) {
 		found := all[*policyv1.PodDisruptionBudget](c.output)
@@ -126,14 +147,14 @@ func TestNoBudgetHoldsUpADrain(t *testing.T) {
 		for _, b := range found {
 			budgets++
 			if b.Spec.MinAvailable != nil || b.Spec.MaxUnavailable == nil {
-				t.Fatalf("%s: it says what must stay: %v", c.name, b.Spec)
+				t.Fatalf("%s: it has minAvailable: %v", c.name, b.Spec)
 			}
-			// At least one of any number of pods may go.
+			// At least one pod of any number may be evicted.
 			if n, err := intstr.GetScaledValueFromIntOrPercent(b.Spec.MaxUnavailable, 1, true); err != nil || n < 1 {
-				t.Errorf("%s: of one pod %d may go, error %v", c.name, n, err)
+				t.Errorf("%s: %d of one pod may be evicted, error %v", c.name, n, err)
 			}
 			if p := b.Spec.UnhealthyPodEvictionPolicy; p == nil || *p != policyv1.AlwaysAllow {
-				t.Errorf("%s: a pod that serves nobody holds up a drain: %v", c.name, p)
+				t.Errorf("%s: an unhealthy pod blocks a drain: %v", c.name, p)
 			}
 			selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 			for _, w := range workloads(c.output) {
@@ -147,17 +168,22 @@ func TestNoBudgetHoldsUpADrain(t *testing.T) {
 	if budgets == 0 {
 		t.Fatal("nothing was checked")
 	}
-	for set, want := range map[string]string{"registry.podDisruptionBudget.maxUnavailable=2": "2", "registry.podDisruptionBudget.maxUnavailable=50%": "50%"} {
+	for set, want := range map[string]string{
+		"registry.podDisruptionBudget.maxUnavailable=2": "2", "registry.podDisruptionBudget.maxUnavailable=50%": "50%",
+	} {
 		b := find[*policyv1.PodDisruptionBudget](t, rendering{values: proxyMode(t, set)}.render(t), "zarf-registry")
 		if got := b.Spec.MaxUnavailable.String(); got != want {
-			t.Errorf("%s gives %s", set, got)
+			t.Errorf("%s: maxUnavailable is %s", set, got)
 		}
 	}
-	// What --reuse-values leaves out.
-	find[*policyv1.PodDisruptionBudget](t, rendering{values: proxyMode(t, "registry.podDisruptionBudget=null", "registry.autoscaling=null")}.render(t), "zarf-registry")
+	// As with --reuse-values.
+	find[*policyv1.PodDisruptionBudget](
+		t, rendering{values: proxyMode(t, "registry.podDisruptionBudget=null", "registry.autoscaling=null")}.render(t),
+		"zarf-registry",
+	)
 }
 
-func TestAPodThatIsReplacedGoesOnUntilOthersAreAskedInstead(t *testing.T) {
+func TestReplacedPodsKeepServingDuringShutdownDelay(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		sets []string
@@ -168,8 +194,10 @@ func TestAPodThatIsReplacedGoesOnUntilOthersAreAskedInstead(t *testing.T) {
 		{"two pods", []string{shared, "registry.replicas=2"}, true},
 	} {
 		args := registryOf(t, rendering{values: proxyMode(t, test.sets...)}.render(t)).Spec.Template.Spec.Containers[0].Args
-		if has := slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--shutdown-delay=") }); has != test.want {
-			t.Errorf("%s: --shutdown-delay is given: %t", test.name, has)
+		if has := slices.ContainsFunc(
+			args, func(a string) bool { return strings.HasPrefix(a, "--shutdown-delay=") },
+		); has != test.want {
+			t.Errorf("%s: --shutdown-delay is set: %t", test.name, has)
 		}
 	}
 }

@@ -16,13 +16,13 @@ import (
 	yaml3 "go.yaml.in/yaml/v3"
 )
 
-// values.yaml is the one source: its comments are what README.md and values.schema.json
-// say of a value, its values are the defaults there, and its order theirs. Types and
-// limits are written into the schema by hand, and Helm checks the defaults by them.
+// values.yaml is the source of README.md and values.schema.json: of the descriptions, the defaults and
+// the order. Types and limits are maintained in the schema, and Helm validates the defaults against
+// them.
 
 var writeSchema = flag.Bool("write-schema", false, "write values.schema.json with what values.yaml says")
 
-// description is what the comment of a value says: the text after "# -- ".
+// description returns the text of a value's comment after "# -- ".
 func description(comment string) (string, bool) {
 	text, ok := strings.CutPrefix(comment, "# -- ")
 	lines := strings.Split(text, "\n")
@@ -45,7 +45,7 @@ func documented() ([]leaf, error) {
 	return found, nil
 }
 
-// readYAML reads a file of the chart, in YAML or JSON, with order and comments.
+// readYAML reads a YAML or JSON file of the chart, with order and comments.
 func readYAML(file string) (*yaml3.Node, error) {
 	b, err := os.ReadFile(filepath.Join(chartDir, file))
 	if err != nil {
@@ -58,7 +58,7 @@ func readYAML(file string) (*yaml3.Node, error) {
 	return document.Content[0], nil
 }
 
-// field returns what an object has under a key, nil where it has nothing.
+// field returns the value of a key, nil if there is none.
 func field(object *yaml3.Node, key string) *yaml3.Node {
 	for i := 0; i+1 < len(object.Content); i += 2 {
 		if object.Content[i].Value == key {
@@ -68,7 +68,7 @@ func field(object *yaml3.Node, key string) *yaml3.Node {
 	return nil
 }
 
-// setField puts a field at the end of an object, or in the place where it was.
+// setField sets a key of an object, in place or at the end.
 func setField(object *yaml3.Node, key string, value *yaml3.Node) {
 	for i := 0; i+1 < len(object.Content); i += 2 {
 		if object.Content[i].Value == key {
@@ -79,11 +79,11 @@ func setField(object *yaml3.Node, key string, value *yaml3.Node) {
 	object.Content = append(object.Content, &yaml3.Node{Kind: yaml3.ScalarNode, Tag: "!!str", Value: key}, value)
 }
 
-// fill writes into a schema what values.yaml says: order, descriptions, defaults.
+// fill copies order, descriptions and defaults from values.yaml to a schema.
 func fill(schema, values *yaml3.Node, path string) error {
 	properties := field(schema, "properties")
 	if properties == nil {
-		return fmt.Errorf("values.schema.json: %q says nothing of the values that values.yaml has there", path)
+		return fmt.Errorf("values.schema.json: %q has no properties for the values in values.yaml", path)
 	}
 	var ordered []*yaml3.Node
 	var errs []error
@@ -107,14 +107,19 @@ func fill(schema, values *yaml3.Node, path string) error {
 	}
 	for i := 0; i+1 < len(properties.Content); i += 2 {
 		if field(values, properties.Content[i].Value) == nil {
-			errs = append(errs, fmt.Errorf("values.schema.json: %s is not in values.yaml", strings.TrimPrefix(path+"."+properties.Content[i].Value, ".")))
+			errs = append(
+				errs,
+				fmt.Errorf(
+					"values.schema.json: %s is not in values.yaml", strings.TrimPrefix(path+"."+properties.Content[i].Value, "."),
+				),
+			)
 		}
 	}
 	properties.Content = ordered
 	return errors.Join(errs...)
 }
 
-// writeJSON writes what was read as YAML as JSON, in its order.
+// writeJSON writes a YAML node as JSON, in its order.
 func writeJSON(b *bytes.Buffer, node *yaml3.Node) error {
 	switch node.Kind {
 	case yaml3.MappingNode:
@@ -149,13 +154,13 @@ func writeJSON(b *bytes.Buffer, node *yaml3.Node) error {
 			return err
 		}
 		encoder := json.NewEncoder(b)
-		encoder.SetEscapeHTML(false) // for those who read it
+		encoder.SetEscapeHTML(false) // for readability
 		return encoder.Encode(value)
 	}
 	return nil
 }
 
-func TestTheSchemaSaysWhatValuesYAMLSays(t *testing.T) {
+func TestSchemaMatchesValuesYAML(t *testing.T) {
 	schema, err := readYAML("values.schema.json")
 	if err != nil {
 		t.Fatal(err)
@@ -187,12 +192,14 @@ func TestTheSchemaSaysWhatValuesYAMLSays(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want.String(), string(got)); diff != "" {
-		t.Errorf("%s is not what values.yaml says (go test ./templates-tests -run Schema -write-schema writes it):\n%s", file, diff)
+		t.Errorf(
+			"%s does not match values.yaml (go test ./templates-tests -run Schema -write-schema updates it):\n%s", file, diff,
+		)
 	}
 }
 
-// helm-docs writes the table of README.md (make generate); this notices where it was not.
-func TestTheREADMEHasEveryValueAsValuesYAMLSaysIt(t *testing.T) {
+// helm-docs writes the table of README.md (make generate).
+func TestREADMEMatchesValuesYAML(t *testing.T) {
 	b, err := os.ReadFile(filepath.Join(chartDir, "README.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +219,9 @@ func TestTheREADMEHasEveryValueAsValuesYAMLSaysIt(t *testing.T) {
 		if !slices.ContainsFunc(rows, func(row string) bool {
 			return strings.HasPrefix(row, "| `"+leaf.path+"` |") && strings.Contains(row, strings.ReplaceAll(text, "|", `\|`))
 		}) {
-			t.Errorf("README.md: no row of %s with what values.yaml says (make generate writes it): %s", leaf.path, text)
+			t.Errorf(
+				"README.md: no row for %s with the description in values.yaml (make generate updates it): %s", leaf.path, text,
+			)
 		}
 	}
 }

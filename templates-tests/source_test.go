@@ -42,38 +42,41 @@ func templates(t testing.TB) map[string]string {
 
 var comments = regexp.MustCompile(`(?s)\{\{-? ?/\*.*?\*/ ?-?\}\}`)
 
-func TestTheTemplatesKeepTheirRules(t *testing.T) {
+func TestTemplateConventions(t *testing.T) {
 	define := regexp.MustCompile(`\{\{-? ?define "([^"]*)"`)
 	kind := regexp.MustCompile(`(?m)^kind: `)
 	condition := regexp.MustCompile(`^\{\{- if (and \()?include "zarf-registry\.[a-zA-Z.]+" \.`)
-	random := regexp.MustCompile(`\b(now|randAlpha\w*|randNumeric|randAscii|randBytes|uuidv4|genCA\w*|genSelfSigned\w*|genSignedCert\w*|genPrivateKey|htpasswd|bcrypt|getHostByName)[ )]`)
+	random := regexp.MustCompile(
+		`\b(now|randAlpha\w*|randNumeric|randAscii|randBytes|uuidv4|genCA\w*|genSelfSigned\w*|genSignedCert\w*|genPrivateKey|htpasswd|bcrypt|getHostByName)[ )]`,
+	)
 	defined := map[string]string{}
 	for file, text := range templates(t) {
 		code := comments.ReplaceAllString(text, "")
 		for _, match := range define.FindAllStringSubmatch(text, -1) {
 			if !strings.HasPrefix(match[1], "zarf-registry.") {
-				t.Errorf("%s: %q does not begin with zarf-registry.: it would meet the templates of other charts", file, match[1])
+				t.Errorf("%s: %q does not begin with zarf-registry., so it may conflict with other charts", file, match[1])
 			}
 			if other := defined[match[1]]; other != "" {
-				t.Errorf("%s: %q is in %s too", file, match[1], other)
+				t.Errorf("%s: %q is defined in %s too", file, match[1], other)
 			}
 			defined[match[1]] = file
 		}
 		if strings.Contains(code, "lookup ") != (file == "_cluster.tpl") {
-			t.Errorf("%s: lookup belongs into _cluster.tpl, and nowhere else", file)
+			t.Errorf("%s: lookup is only allowed in _cluster.tpl", file)
 		}
-		// _cluster.tpl asks whether the release was in its own namespace before, and NOTES.txt tells of helm's own commands.
-		if strings.Contains(code, ".Release.Namespace") && file != "_helpers.tpl" && file != "_cluster.tpl" && file != "NOTES.txt" {
-			t.Errorf("%s: objects are in the namespace that include \"zarf-registry.namespace\" gives, not in .Release.Namespace", file)
+		// _cluster.tpl checks the release's previous namespace, and NOTES.txt prints Helm commands.
+		if strings.Contains(code, ".Release.Namespace") && file != "_helpers.tpl" && file != "_cluster.tpl" &&
+			file != "NOTES.txt" {
+			t.Errorf("%s: use include \"zarf-registry.namespace\" instead of .Release.Namespace", file)
 		}
 		if found := random.FindString(code); found != "" {
-			t.Errorf("%s: %q gives something else at every upgrade", file, found)
+			t.Errorf("%s: %q changes at every upgrade", file, found)
 		}
 		if strings.Contains(file, "/") && strings.HasSuffix(file, ".yaml") {
-			// The Jobs and what they need, which are hooks, are there in every mode.
+			// The Jobs and their objects are rendered in every mode.
 			always := strings.HasPrefix(file, "init-hook/") && file != "init-hook/networkpolicy.yaml"
 			if first, _, _ := strings.Cut(text, "\n"); condition.MatchString(first) == always {
-				t.Errorf("%s: the first line is not the condition, by a named helper: %s", file, first)
+				t.Errorf("%s: the first line is not a condition that includes a named helper: %s", file, first)
 			}
 			if n := len(kind.FindAllString(text, -1)); n > 1 {
 				t.Errorf("%s: %d objects", file, n)
@@ -82,7 +85,7 @@ func TestTheTemplatesKeepTheirRules(t *testing.T) {
 	}
 	used := map[string]bool{}
 	for _, text := range templates(t) {
-		// Some helpers are passed by name: whatever names one and does not define it uses it.
+		// Some helpers are passed by name, so any mention outside a define is a use.
 		for _, match := range regexp.MustCompile(`(define )?"(zarf-registry\.[^"]*)"`).FindAllStringSubmatch(text, -1) {
 			if match[1] == "" {
 				used[match[2]] = true
@@ -91,13 +94,13 @@ func TestTheTemplatesKeepTheirRules(t *testing.T) {
 	}
 	for name, file := range defined {
 		if !used[name] {
-			t.Errorf("%s: nobody includes %q", file, name)
+			t.Errorf("%s: %q is never included", file, name)
 		}
 	}
 }
 
 // As helm lint --strict does.
-func TestLintFindsNothing(t *testing.T) {
+func TestHelmLint(t *testing.T) {
 	for name, values := range ciValues(t) {
 		for _, message := range lint.AllWithKubeVersion(chartDir, values, "zarf", &kubeVersion).Messages {
 			if message.Severity >= support.WarningSev {
@@ -107,9 +110,9 @@ func TestLintFindsNothing(t *testing.T) {
 	}
 }
 
-// Helm keeps the chart in every release's Secret, in base64 within JSON that is gzipped,
-// and that holds 1 MiB, with the rendered objects. A quarter is for the chart.
-func TestTheChartLeavesTheReleaseSecretRoom(t *testing.T) {
+// Helm stores the chart and the rendered objects in a Secret for each release, as base64 in gzipped
+// JSON, limited to 1 MiB. The chart may use a quarter of it.
+func TestChartFitsInTheReleaseSecret(t *testing.T) {
 	c := loadChart(t)
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
@@ -120,9 +123,9 @@ func TestTheChartLeavesTheReleaseSecretRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	if size := base64.StdEncoding.EncodedLen(packed.Len()); size < 10<<10 || size > 256<<10 {
-		t.Errorf("the chart takes %d bytes of the Secret", size)
+		t.Errorf("the chart uses %d bytes of the Secret", size)
 	} else {
-		t.Logf("the chart takes %d KiB of the Secret's 1024", size>>10)
+		t.Logf("the chart uses %d of the Secret's 1024 KiB", size>>10)
 	}
 	for _, file := range c.Files {
 		if strings.HasPrefix(file.Name, "ci/") {
@@ -131,7 +134,7 @@ func TestTheChartLeavesTheReleaseSecretRoom(t *testing.T) {
 	}
 }
 
-func TestTheNotesAreShortAndSayWhatToDo(t *testing.T) {
+func TestNotesAreShortAndActionable(t *testing.T) {
 	most := 0
 	for _, c := range matrix(t) {
 		notes, mode := c.files["NOTES.txt"], decidedMode(c.output)
@@ -149,50 +152,59 @@ func TestTheNotesAreShortAndSayWhatToDo(t *testing.T) {
 			if name := fullNameOf(c.output); name != "zarf-registry" {
 				flags = " --name " + name
 			}
-			says = append(says, "\n  init-hook images push"+flags+" ARCHIVE...\n", "\n  init-hook status"+flags+"\n", "helm test ", ":3")
+			says = append(
+				says, "\n  init-hook images push"+flags+" ARCHIVE...\n", "\n  init-hook status"+flags+"\n", "helm test ", ":3",
+			)
 			if strings.HasPrefix(c.file, "expose") {
 				says = append(says, "\n  from outside:     registry.example.com")
 			}
 			anonymous := c.file == "nodeport-anonymous"
 			if (mode == "nodeport" && !anonymous) != strings.Contains(notes, pull) {
-				t.Errorf("%s: the notes ask for a credential that no pull needs, or for none that it does:\n%s", c.name, notes)
+				t.Errorf("%s: the notes mention a credential that is not needed, or lack one that is:\n%s", c.name, notes)
 			}
 			if (c.file == "no-rotation") != strings.Contains(notes, "or run init-hook certs renew, before") {
-				t.Errorf("%s: the notes say, or do not say, that nothing renews the certificates:\n%s", c.name, notes)
+				t.Errorf("%s: wrong hint about certificate renewal in the notes:\n%s", c.name, notes)
 			}
 		}
 		for _, want := range says {
 			if !strings.Contains(notes, want) {
-				t.Errorf("%s: the notes do not say %q:\n%s", c.name, want, notes)
+				t.Errorf("%s: the notes lack %q:\n%s", c.name, want, notes)
 			}
 		}
 	}
-	// All at once: the longest that there can be.
+	// The longest possible notes.
 	longest := rendering{values: with(t, nil, "registryProxy=false", "pki.rotation.schedule=''", "nodeConfig.containerd.hosts={a.example.com: x}", "nodeConfig.runtimes=[containerd]",
 		"expose.service.enabled=true", "expose.tls.existingSecret=mine")}.render(t).files["NOTES.txt"]
-	if lines := strings.Count(strings.TrimSpace(longest), "\n") + 1; lines > 15 || lines < most || !strings.Contains(longest, "  from outside:     kubectl --namespace zarf get service zarf-registry-expose\n") {
+	if lines := strings.Count(strings.TrimSpace(longest), "\n") + 1; lines > 15 || lines < most ||
+		!strings.Contains(longest, "  from outside:     kubectl --namespace zarf get service zarf-registry-expose\n") {
 		t.Errorf("%d lines:\n%s", lines, longest)
 	}
-	t.Logf("at most %d lines", most)
+	t.Logf("the longest notes have %d lines", most)
 }
 
-func TestTheNotesPrintOnlyTheFlagsThatInitHookNeeds(t *testing.T) {
+func TestNotesPrintRequiredFlagsOnly(t *testing.T) {
 	for name, c := range map[string]struct {
 		release string
 		values  map[string]any
 		flags   string
 	}{
-		"the defaults":        {"", nil, ""},
-		"another release":     {"mine", nil, " --release mine --name mine-zarf-registry"},
-		"another full name":   {"", with(t, nil, "fullnameOverride=mine"), " --name mine"},
-		"another namespace":   {"", with(t, nil, "namespaceOverride=mine"), " --namespace mine"},
-		"everything is other": {"r", with(t, nil, "fullnameOverride=mine", "namespaceOverride=ours"), " --namespace ours --release r --name mine"},
+		"the defaults":      {"", nil, ""},
+		"another release":   {"mine", nil, " --release mine --name mine-zarf-registry"},
+		"another full name": {"", with(t, nil, "fullnameOverride=mine"), " --name mine"},
+		"another namespace": {"", with(t, nil, "namespaceOverride=mine"), " --namespace mine"},
+		"all of them": {
+			"r", with(t, nil, "fullnameOverride=mine", "namespaceOverride=ours"), " --namespace ours --release r --name mine",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			notes := rendering{release: c.release, values: with(t, c.values, "pki.rotation.schedule=''")}.render(t).files["NOTES.txt"]
-			for _, want := range []string{"  init-hook images push%s ARCHIVE...\n", "  init-hook status%s\n", "run init-hook certs renew%s, before"} {
+			notes := rendering{
+				release: c.release, values: with(t, c.values, "pki.rotation.schedule=''"),
+			}.render(t).files["NOTES.txt"]
+			for _, want := range []string{
+				"  init-hook images push%s ARCHIVE...\n", "  init-hook status%s\n", "run init-hook certs renew%s, before",
+			} {
 				if want = fmt.Sprintf(want, c.flags); !strings.Contains(notes, want) {
-					t.Errorf("the notes do not say %q:\n%s", want, notes)
+					t.Errorf("the notes lack %q:\n%s", want, notes)
 				}
 			}
 		})

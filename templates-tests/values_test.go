@@ -14,7 +14,7 @@ import (
 	yaml3 "go.yaml.in/yaml/v3"
 )
 
-func TestTheSchemaRefusesWhatIsUnknownOrOfAnotherType(t *testing.T) {
+func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 	for _, test := range []struct{ set, where string }{
 		{"unknown=1", "''"},
 		{"proxy.unknown=1", "/proxy"},
@@ -118,7 +118,10 @@ func TestTheSchemaRefusesWhatIsUnknownOrOfAnotherType(t *testing.T) {
 		{"metrics.podMonitor.scrapeTimeout=soon", "/metrics/podMonitor/scrapeTimeout"},
 		{"metrics.podMonitor.labels=[a]", "/metrics/podMonitor/labels"},
 		{"metrics.prometheusRule.thresholds.volumeFreePercent=0", "/metrics/prometheusRule/thresholds/volumeFreePercent"},
-		{"metrics.prometheusRule.thresholds.certificateLifePercent=50", "/metrics/prometheusRule/thresholds/certificateLifePercent"},
+		{
+			"metrics.prometheusRule.thresholds.certificateLifePercent=50",
+			"/metrics/prometheusRule/thresholds/certificateLifePercent",
+		},
 		{"metrics.prometheusRule.disabled=ZarfRegistryDown", "/metrics/prometheusRule/disabled"},
 		{"metrics.dashboard.enabled=yes please", "/metrics/dashboard/enabled"},
 		{"networkPolicy.metricsFrom=[{}]", "/networkPolicy/metricsFrom"},
@@ -138,22 +141,24 @@ func TestTheSchemaRefusesWhatIsUnknownOrOfAnotherType(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s is accepted", test.set)
 		} else if !strings.Contains(err.Error(), test.where) {
-			t.Errorf("%s: the message does not name %s: %v", test.set, test.where, err)
+			t.Errorf("%s: the error does not contain %s: %v", test.set, test.where, err)
 		}
 	}
 }
 
-func TestTheSchemaAcceptsWhatACommandLineGives(t *testing.T) {
+func TestSchemaAcceptsCommandLineValues(t *testing.T) {
 	for _, set := range []string{
-		"global={imageRegistry: example.com, storageClass: fast}", // Helm gives a chart its parent's globals
+		"global={imageRegistry: example.com, storageClass: fast}", // Helm passes a parent chart's globals
 		"global=null", "global.imagePullSecrets=[a]",
 		"registry.persistence.storageClass=", "registry.persistence.storageClass=''", "registry.persistence.size=1.5Ti",
 		"proxy.resources.requests.cpu=1", "proxy.resources.requests.cpu=0.5", "proxy.updateStrategy.maxUnavailable=25%",
-		"pki.mode=null", "pki.rotation.schedule=''", "pki.rotation.schedule='@every 30m'", "pki.rotation.schedule='0,30 */2 1-5 JAN mon-fri'", "pki.rotation.schedule='@hourly'",
+		"pki.mode=null", "pki.rotation.schedule=''", "pki.rotation.schedule='@every 30m'",
+		"pki.rotation.schedule='0,30 */2 1-5 JAN mon-fri'", "pki.rotation.schedule='@hourly'",
 		"pki.lifetime={certificate: 6m, authority: 12m}", "pki.rotation.resources={}",
 		"initHook.timeout=1h30m", "initHook.image.tag=v1.2.3-rc.1_x", "initHook.tolerations=[]", "fullnameOverride=images",
 		"registry.extraEnv=[{name: A, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]",
-		"nodeConfig.directories=null", "nodeConfig.k3s.registries=''", "nodeConfig.k3s.registries={}", "nodeConfig.crio.ca=false", "nodeConfig.containerd.hosts={}", "nodeConfig=null", "nodeConfig.mirrors=null",
+		"nodeConfig.directories=null", "nodeConfig.k3s.registries=''", "nodeConfig.k3s.registries={}",
+		"nodeConfig.crio.ca=false", "nodeConfig.containerd.hosts={}", "nodeConfig=null", "nodeConfig.mirrors=null",
 		"nodeConfig.updateStrategy.maxUnavailable=100%", "nodeConfig.resources={}", "nodeConfig.tolerations=[]",
 		"metrics=null", "metrics.prometheusRule={enabled: true}", "metrics.dashboard={enabled: true, labels: {}}",
 		"networkPolicy.metricsFrom=[{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {podSelector: {}}]",
@@ -162,70 +167,269 @@ func TestTheSchemaAcceptsWhatACommandLineGives(t *testing.T) {
 	}
 }
 
-// failure is what cannot work, in proxy mode if no other is set, and the message
-// that says what to do.
+// failure is an invalid combination of values, in proxy mode unless set otherwise, and the error that
+// says what to do.
 type failure struct {
 	sets []string
 	want string
 }
 
 var failures = []failure{
-	{[]string{"registryURL=registry.example.com"}, "zarf-registry: registryURL: with an external registry nothing of ours is deployed that a proxy could lead to, and the nodes' references name that registry, not a proxy; remove registryURL, or registryProxy=true"},
-	{[]string{"registryProxy=null", "registryURL=http://registry.example.com"}, `zarf-registry: registryURL: "http://registry.example.com" asks for plain HTTP, which container runtimes refuse of any registry but one on loopback; serve it with TLS, and set HOST[:PORT][/PATH]`},
-	{[]string{"registryProxy=null", "registryURL=registry/team"}, `zarf-registry: registryURL: "registry/team" is not what image references begin with; set HOST[:PORT][/PATH], where HOST has a dot or a port, as registry.example.com/team`},
-	{[]string{"fullnameOverride=1st"}, `zarf-registry: fullnameOverride: "1st" cannot be a Service's name; set it to lower-case letters, digits and dashes that begin with a letter`},
-	{[]string{"nameOverride=a.b"}, `zarf-registry: fullnameOverride: "zarf-registry-a.b" cannot be a Service's name; set it to lower-case letters, digits and dashes that begin with a letter`},
-	{[]string{"commonLabels={app.kubernetes.io/name: mine}"}, "zarf-registry: commonLabels: selectors need app.kubernetes.io/name as the chart sets it; remove it"},
-	{[]string{"registry.podLabels={app.kubernetes.io/component: mine}"}, "zarf-registry: registry.podLabels: selectors need app.kubernetes.io/component as the chart sets it; remove it"},
-	{[]string{"proxy.podLabels={zarf-registry/proxies: mine}"}, "zarf-registry: proxy.podLabels: selectors need zarf-registry/proxies as the chart sets it; remove it"},
-	{[]string{"registry.nodeSelector={kubernetes.io/os: windows}"}, "zarf-registry: registry.nodeSelector: the chart sets kubernetes.io/os to linux; remove it"},
-	{[]string{"initHook.nodeSelector={kubernetes.io/os: linux}"}, "zarf-registry: initHook.nodeSelector: the chart sets kubernetes.io/os to linux; remove it"},
-	{[]string{"proxy.nodeSelector={kubernetes.io/arch: amd64}"}, "zarf-registry: proxy.nodeSelector: the chart sets kubernetes.io/arch; remove it and set registry.architecture or injector.architectures"},
-	{[]string{"ipFamily=IPv6", "proxy.hostNetwork=false"}, "zarf-registry: proxy.hostNetwork: a hostPort cannot answer on [::1]; set it to auto or true"},
-	{[]string{"proxy.hostNetwork=true", "proxy.metricsPort=31999"}, "zarf-registry: proxy.metricsPort: 31999 is the port of the images too; set another"},
-	{[]string{"proxy.metricsPort=5000"}, "zarf-registry: proxy.metricsPort: the proxy listens on 5000 itself; set another"},
-	{[]string{"proxy.updateStrategy.maxUnavailable=0"}, "zarf-registry: proxy.updateStrategy.maxUnavailable: two proxies cannot share a hostPort, so one must go before the next comes; set it to at least 1"},
-	{[]string{"proxy.updateStrategy.maxUnavailable=0%"}, "zarf-registry: proxy.updateStrategy.maxUnavailable: two proxies cannot share a hostPort, so one must go before the next comes; set it to at least 1"},
-	{[]string{"registry.podAnnotations={zarf-registry/metrics-port: '1'}"}, "zarf-registry: registry.podAnnotations: zarf-registry/metrics-port is the chart's and the Jobs' to set; remove it"},
-	{[]string{"proxy.podAnnotations={zarf-registry/refreshed-at: now}"}, "zarf-registry: proxy.podAnnotations: zarf-registry/refreshed-at is the chart's and the Jobs' to set; remove it"},
-	{[]string{"pki.mode=existingSecret", "pki.existingSecret.node=m"}, "zarf-registry: pki.existingSecret.server: pki.mode=existingSecret needs it; set it to a Secret with tls.crt, tls.key and ca.crt"},
-	{[]string{"pki.mode=existingSecret", "pki.existingSecret.server=s"}, "zarf-registry: pki.existingSecret.node: pki.mode=existingSecret needs it; set it to a Secret with tls.crt, tls.key and ca.crt"},
-	{[]string{"pki.mode=internal", "pki.existingSecret.push=p"}, "zarf-registry: pki.existingSecret.push: with pki.mode internal, which is decided by value, nobody reads it; set pki.mode=existingSecret, or remove it"},
-	{[]string{"pki.mode=internal", "pki.certManager.issuerRef.name=i"}, "zarf-registry: pki.certManager.issuerRef.name: with pki.mode internal, which is decided by value, nobody asks it; set pki.mode=certManager, or remove it"},
-	{[]string{"auth.existingSecret=zarf-registry-credentials"}, "zarf-registry: auth.existingSecret: Secret zarf-registry-credentials is one that the Jobs make; name one of your own"},
-	{[]string{"pki.mode=existingSecret", "pki.existingSecret={server: zarf-registry-server-tls, node: m}"}, "zarf-registry: pki.existingSecret.server: Secret zarf-registry-server-tls is one that the Jobs make; name one of your own"},
-	{[]string{"pki.lifetime.certificate=5m59s"}, "zarf-registry: pki.lifetime.certificate: with pki.mode internal, 5m59s is too short for a renewal to reach every pod in time; set it to at least 6m"},
-	{[]string{"pki.mode=certManager", "pki.lifetime.certificate=59m"}, "zarf-registry: pki.lifetime.certificate: with pki.mode certManager, 59m is too short for a renewal to reach every pod in time; set it to at least 1h"},
-	{[]string{"pki.lifetime.authority=17519h"}, "zarf-registry: pki.lifetime.authority: 17519h is less than twice pki.lifetime.certificate, which is 8760h and never outlives it; set it to at least twice as much"},
-	{[]string{"pki.rotation.schedule=17 * * *"}, `zarf-registry: pki.rotation.schedule: "17 * * *" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`},
-	{[]string{"pki.rotation.schedule=0 17 * * * *"}, `zarf-registry: pki.rotation.schedule: "0 17 * * * *" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`},
-	{[]string{"pki.rotation.schedule=once in a blue moon"}, `zarf-registry: pki.rotation.schedule: "once in a blue moon" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`},
-	{[]string{"pki.rotation.schedule='@often'"}, `zarf-registry: pki.rotation.schedule: "@often" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`},
-	{[]string{"pki.rotation.timeout=1m59s"}, "zarf-registry: pki.rotation.timeout: 1m59s is too short, for a kubelet may take 90s to bring a certificate to a pod; set it to at least 2m"},
-	{[]string{"injector.enabled=false", "injector.image=example.com/pause:1"}, "zarf-registry: injector.image: nothing is injected with injector.enabled=false; remove it, or set registry.image and proxy.image"},
-	{[]string{"registry.architecture=arm64", "injector.architectures=[amd64]"}, "zarf-registry: registry.architecture: arm64 is not among injector.architectures; add it there"},
-	{[]string{"initHook.image.tag=1..2"}, `zarf-registry: initHook.image.tag: "1..2" cannot stand in the name of a ConfigMap; set another tag, with letters or digits on both sides of each dot`},
-	{[]string{"initHook.timeout=10s"}, "zarf-registry: initHook.timeout: 10s is too short for a rollout; set it to at least 30s"},
-	{[]string{"registry.replicas=2"}, "zarf-registry: registry.replicas: several pods can have a volume only with the access mode ReadWriteMany, and persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it"},
-	{[]string{"registry.replicas=2", "registry.persistence.existingClaim=mine"}, "zarf-registry: registry.replicas: several pods can have a volume only with the access mode ReadWriteMany, and persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it"},
-	{[]string{"registry.replicas=2", "registry.persistence.enabled=false"}, "zarf-registry: registry.replicas: with persistence.enabled=false each pod would have images of its own; set it to 1, storage.type=s3, or a volume with persistence.accessModes={ReadWriteMany}"},
-	{[]string{"registry.replicas=2", "registry.storage.type=inmemory"}, "zarf-registry: registry.replicas: with storage.type=inmemory each pod would have images of its own; set it to 1, or storage.type=s3"},
-	{[]string{"registry.autoscaling.enabled=true"}, "zarf-registry: registry.autoscaling.maxReplicas: several pods can have a volume only with the access mode ReadWriteMany, and persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it"},
-	{[]string{"registry.autoscaling.enabled=true", "registry.replicas=2"}, "zarf-registry: registry.replicas: with autoscaling.enabled=true the autoscaler decides how many there are; set autoscaling.minReplicas instead"},
-	{[]string{"registry.autoscaling={enabled: true, minReplicas: 6}"}, "zarf-registry: registry.autoscaling.minReplicas: 6 is more than autoscaling.maxReplicas, which is 5; set it to at most that"},
-	{[]string{"registry.autoscaling.enabled=true", "registry.resources.requests={cpu: null}"}, "zarf-registry: registry.autoscaling.targetCPUUtilizationPercentage: it is of what the pods request, and they request no CPU; set registry.resources.requests.cpu"},
-	{[]string{"registry.podDisruptionBudget.maxUnavailable=0"}, "zarf-registry: registry.podDisruptionBudget.maxUnavailable: no node with a registry pod could be drained; set it to at least 1, or podDisruptionBudget.enabled=false"},
-	{[]string{"registry.podDisruptionBudget.maxUnavailable=0%"}, "zarf-registry: registry.podDisruptionBudget.maxUnavailable: no node with a registry pod could be drained; set it to at least 1, or podDisruptionBudget.enabled=false"},
-	{[]string{"registry.garbageCollection.schedule=30 3 * *"}, `zarf-registry: registry.garbageCollection.schedule: "30 3 * *" is no schedule of cron; set five fields, as 30 3 * * 0, or @weekly`},
-	{[]string{"registry.garbageCollection.schedule=''"}, `zarf-registry: registry.garbageCollection.schedule: "" is no schedule of cron; set five fields, as 30 3 * * 0, or @weekly`},
-	{[]string{"registry.garbageCollection.timeout=1m59s"}, "zarf-registry: registry.garbageCollection.timeout: 1m59s is not between 2m, of which 20s pass before anything is removed, and 24h; set it to about what the largest run has taken, twice"},
-	{[]string{"registry.garbageCollection.timeout=24h1s"}, "zarf-registry: registry.garbageCollection.timeout: 24h1s is not between 2m, of which 20s pass before anything is removed, and 24h; set it to about what the largest run has taken, twice"},
-	{[]string{"registry.storage.type=s3", "registry.storage.s3.region=r"}, "zarf-registry: registry.storage.s3.bucket: storage.type=s3 needs it; set it"},
-	{[]string{"registry.storage.type=s3", "registry.storage.s3.bucket=b"}, "zarf-registry: registry.storage.s3.region: storage.type=s3 needs it; set it"},
-	{[]string{"nodeConfig.podLabels={zarf-registry/nodes: mine}"}, "zarf-registry: nodeConfig.podLabels: selectors need zarf-registry/nodes as the chart sets it; remove it"},
-	{[]string{"nodeConfig.podAnnotations={zarf-registry/node-config-checksum: '1'}"}, "zarf-registry: nodeConfig.podAnnotations: zarf-registry/node-config-checksum is the chart's and the Jobs' to set; remove it"},
-	{[]string{"nodeConfig.nodeSelector={kubernetes.io/os: linux}"}, "zarf-registry: nodeConfig.nodeSelector: the chart sets kubernetes.io/os to linux; remove it"},
-	{[]string{"nodeConfig.nodeSelector={kubernetes.io/arch: amd64}"}, "zarf-registry: nodeConfig.nodeSelector: the chart sets kubernetes.io/arch; remove it and set registry.architecture or injector.architectures"},
+	{
+		[]string{"registryURL=registry.example.com"},
+		"zarf-registry: registryURL: with an external registry nothing of ours is deployed that a proxy could lead to, and " +
+			"the nodes' references name that registry, not a proxy; remove registryURL, or registryProxy=true",
+	},
+	{
+		[]string{"registryProxy=null", "registryURL=http://registry.example.com"},
+		`zarf-registry: registryURL: "http://registry.example.com" asks for plain HTTP, which container runtimes refuse of any registry but one on loopback; serve it with TLS, and set HOST[:PORT][/PATH]`,
+	},
+	{
+		[]string{"registryProxy=null", "registryURL=registry/team"},
+		`zarf-registry: registryURL: "registry/team" is not what image references begin with; set HOST[:PORT][/PATH], where HOST has a dot or a port, as registry.example.com/team`,
+	},
+	{
+		[]string{"fullnameOverride=1st"},
+		`zarf-registry: fullnameOverride: "1st" cannot be a Service's name; set it to lower-case letters, digits and dashes that begin with a letter`,
+	},
+	{
+		[]string{"nameOverride=a.b"},
+		`zarf-registry: fullnameOverride: "zarf-registry-a.b" cannot be a Service's name; set it to lower-case letters, digits and dashes that begin with a letter`,
+	},
+	{
+		[]string{"commonLabels={app.kubernetes.io/name: mine}"},
+		"zarf-registry: commonLabels: selectors need app.kubernetes.io/name as the chart sets it; remove it",
+	},
+	{
+		[]string{"registry.podLabels={app.kubernetes.io/component: mine}"},
+		"zarf-registry: registry.podLabels: selectors need app.kubernetes.io/component as the chart sets it; remove it",
+	},
+	{
+		[]string{"proxy.podLabels={zarf-registry/proxies: mine}"},
+		"zarf-registry: proxy.podLabels: selectors need zarf-registry/proxies as the chart sets it; remove it",
+	},
+	{
+		[]string{"registry.nodeSelector={kubernetes.io/os: windows}"},
+		"zarf-registry: registry.nodeSelector: the chart sets kubernetes.io/os to linux; remove it",
+	},
+	{
+		[]string{"initHook.nodeSelector={kubernetes.io/os: linux}"},
+		"zarf-registry: initHook.nodeSelector: the chart sets kubernetes.io/os to linux; remove it",
+	},
+	{
+		[]string{"proxy.nodeSelector={kubernetes.io/arch: amd64}"},
+		"zarf-registry: proxy.nodeSelector: the chart sets kubernetes.io/arch; remove it and set registry.architecture or " +
+			"injector.architectures",
+	},
+	{
+		[]string{"ipFamily=IPv6", "proxy.hostNetwork=false"},
+		"zarf-registry: proxy.hostNetwork: a hostPort cannot answer on [::1]; set it to auto or true",
+	},
+	{
+		[]string{"proxy.hostNetwork=true", "proxy.metricsPort=31999"},
+		"zarf-registry: proxy.metricsPort: 31999 is the port of the images too; set another",
+	},
+	{
+		[]string{"proxy.metricsPort=5000"}, "zarf-registry: proxy.metricsPort: the proxy listens on 5000 itself; set another",
+	},
+	{
+		[]string{"proxy.updateStrategy.maxUnavailable=0"},
+		"zarf-registry: proxy.updateStrategy.maxUnavailable: two proxies cannot share a hostPort, so one must go before " +
+			"the next comes; set it to at least 1",
+	},
+	{
+		[]string{"proxy.updateStrategy.maxUnavailable=0%"},
+		"zarf-registry: proxy.updateStrategy.maxUnavailable: two proxies cannot share a hostPort, so one must go before " +
+			"the next comes; set it to at least 1",
+	},
+	{
+		[]string{"registry.podAnnotations={zarf-registry/metrics-port: '1'}"},
+		"zarf-registry: registry.podAnnotations: zarf-registry/metrics-port is the chart's and the Jobs' to set; remove it",
+	},
+	{
+		[]string{"proxy.podAnnotations={zarf-registry/refreshed-at: now}"},
+		"zarf-registry: proxy.podAnnotations: zarf-registry/refreshed-at is the chart's and the Jobs' to set; remove it",
+	},
+	{
+		[]string{"pki.mode=existingSecret", "pki.existingSecret.node=m"},
+		"zarf-registry: pki.existingSecret.server: pki.mode=existingSecret needs it; set it to a Secret with tls.crt, " +
+			"tls.key and ca.crt",
+	},
+	{
+		[]string{"pki.mode=existingSecret", "pki.existingSecret.server=s"},
+		"zarf-registry: pki.existingSecret.node: pki.mode=existingSecret needs it; set it to a Secret with tls.crt, " +
+			"tls.key and ca.crt",
+	},
+	{
+		[]string{"pki.mode=internal", "pki.existingSecret.push=p"},
+		"zarf-registry: pki.existingSecret.push: with pki.mode internal, which is decided by value, nobody reads it; set " +
+			"pki.mode=existingSecret, or remove it",
+	},
+	{
+		[]string{"pki.mode=internal", "pki.certManager.issuerRef.name=i"},
+		"zarf-registry: pki.certManager.issuerRef.name: with pki.mode internal, which is decided by value, nobody asks it; " +
+			"set pki.mode=certManager, or remove it",
+	},
+	{
+		[]string{"auth.existingSecret=zarf-registry-credentials"},
+		"zarf-registry: auth.existingSecret: Secret zarf-registry-credentials is one that the Jobs make; name one of your " +
+			"own",
+	},
+	{
+		[]string{"pki.mode=existingSecret", "pki.existingSecret={server: zarf-registry-server-tls, node: m}"},
+		"zarf-registry: pki.existingSecret.server: Secret zarf-registry-server-tls is one that the Jobs make; name one of " +
+			"your own",
+	},
+	{
+		[]string{"pki.lifetime.certificate=5m59s"},
+		"zarf-registry: pki.lifetime.certificate: with pki.mode internal, 5m59s is too short for a renewal to reach every " +
+			"pod in time; set it to at least 6m",
+	},
+	{
+		[]string{"pki.mode=certManager", "pki.lifetime.certificate=59m"},
+		"zarf-registry: pki.lifetime.certificate: with pki.mode certManager, 59m is too short for a renewal to reach every " +
+			"pod in time; set it to at least 1h",
+	},
+	{
+		[]string{"pki.lifetime.authority=17519h"},
+		"zarf-registry: pki.lifetime.authority: 17519h is less than twice pki.lifetime.certificate, which is 8760h and " +
+			"never outlives it; set it to at least twice as much",
+	},
+	{
+		[]string{"pki.rotation.schedule=17 * * *"},
+		`zarf-registry: pki.rotation.schedule: "17 * * *" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
+	},
+	{
+		[]string{"pki.rotation.schedule=0 17 * * * *"},
+		`zarf-registry: pki.rotation.schedule: "0 17 * * * *" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
+	},
+	{
+		[]string{"pki.rotation.schedule=once in a blue moon"},
+		`zarf-registry: pki.rotation.schedule: "once in a blue moon" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
+	},
+	{
+		[]string{"pki.rotation.schedule='@often'"},
+		`zarf-registry: pki.rotation.schedule: "@often" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
+	},
+	{
+		[]string{"pki.rotation.timeout=1m59s"},
+		"zarf-registry: pki.rotation.timeout: 1m59s is too short, for a kubelet may take 90s to bring a certificate to a " +
+			"pod; set it to at least 2m",
+	},
+	{
+		[]string{"injector.enabled=false", "injector.image=example.com/pause:1"},
+		"zarf-registry: injector.image: nothing is injected with injector.enabled=false; remove it, or set registry.image " +
+			"and proxy.image",
+	},
+	{
+		[]string{"registry.architecture=arm64", "injector.architectures=[amd64]"},
+		"zarf-registry: registry.architecture: arm64 is not among injector.architectures; add it there",
+	},
+	{
+		[]string{"initHook.image.tag=1..2"},
+		`zarf-registry: initHook.image.tag: "1..2" cannot stand in the name of a ConfigMap; set another tag, with letters or digits on both sides of each dot`,
+	},
+	{
+		[]string{"initHook.timeout=10s"},
+		"zarf-registry: initHook.timeout: 10s is too short for a rollout; set it to at least 30s",
+	},
+	{
+		[]string{"registry.replicas=2"},
+		"zarf-registry: registry.replicas: several pods can have a volume only with the access mode ReadWriteMany, and " +
+			"persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or " +
+			"persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it",
+	},
+	{
+		[]string{"registry.replicas=2", "registry.persistence.existingClaim=mine"},
+		"zarf-registry: registry.replicas: several pods can have a volume only with the access mode ReadWriteMany, and " +
+			"persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or " +
+			"persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it",
+	},
+	{
+		[]string{"registry.replicas=2", "registry.persistence.enabled=false"},
+		"zarf-registry: registry.replicas: with persistence.enabled=false each pod would have images of its own; set it to " +
+			"1, storage.type=s3, or a volume with persistence.accessModes={ReadWriteMany}",
+	},
+	{
+		[]string{"registry.replicas=2", "registry.storage.type=inmemory"},
+		"zarf-registry: registry.replicas: with storage.type=inmemory each pod would have images of its own; set it to 1, " +
+			"or storage.type=s3",
+	},
+	{
+		[]string{"registry.autoscaling.enabled=true"},
+		"zarf-registry: registry.autoscaling.maxReplicas: several pods can have a volume only with the access mode " +
+			"ReadWriteMany, and persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or " +
+			"persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it",
+	},
+	{
+		[]string{"registry.autoscaling.enabled=true", "registry.replicas=2"},
+		"zarf-registry: registry.replicas: with autoscaling.enabled=true the autoscaler decides how many there are; set " +
+			"autoscaling.minReplicas instead",
+	},
+	{
+		[]string{"registry.autoscaling={enabled: true, minReplicas: 6}"},
+		"zarf-registry: registry.autoscaling.minReplicas: 6 is more than autoscaling.maxReplicas, which is 5; set it to at " +
+			"most that",
+	},
+	{
+		[]string{"registry.autoscaling.enabled=true", "registry.resources.requests={cpu: null}"},
+		"zarf-registry: registry.autoscaling.targetCPUUtilizationPercentage: it is of what the pods request, and they " +
+			"request no CPU; set registry.resources.requests.cpu",
+	},
+	{
+		[]string{"registry.podDisruptionBudget.maxUnavailable=0"},
+		"zarf-registry: registry.podDisruptionBudget.maxUnavailable: no node with a registry pod could be drained; set it " +
+			"to at least 1, or podDisruptionBudget.enabled=false",
+	},
+	{
+		[]string{"registry.podDisruptionBudget.maxUnavailable=0%"},
+		"zarf-registry: registry.podDisruptionBudget.maxUnavailable: no node with a registry pod could be drained; set it " +
+			"to at least 1, or podDisruptionBudget.enabled=false",
+	},
+	{
+		[]string{"registry.garbageCollection.schedule=30 3 * *"},
+		`zarf-registry: registry.garbageCollection.schedule: "30 3 * *" is no schedule of cron; set five fields, as 30 3 * * 0, or @weekly`,
+	},
+	{
+		[]string{"registry.garbageCollection.schedule=''"},
+		`zarf-registry: registry.garbageCollection.schedule: "" is no schedule of cron; set five fields, as 30 3 * * 0, or @weekly`,
+	},
+	{
+		[]string{"registry.garbageCollection.timeout=1m59s"},
+		"zarf-registry: registry.garbageCollection.timeout: 1m59s is not between 2m, of which 20s pass before anything is " +
+			"removed, and 24h; set it to about what the largest run has taken, twice",
+	},
+	{
+		[]string{"registry.garbageCollection.timeout=24h1s"},
+		"zarf-registry: registry.garbageCollection.timeout: 24h1s is not between 2m, of which 20s pass before anything is " +
+			"removed, and 24h; set it to about what the largest run has taken, twice",
+	},
+	{
+		[]string{"registry.storage.type=s3", "registry.storage.s3.region=r"},
+		"zarf-registry: registry.storage.s3.bucket: storage.type=s3 needs it; set it",
+	},
+	{
+		[]string{"registry.storage.type=s3", "registry.storage.s3.bucket=b"},
+		"zarf-registry: registry.storage.s3.region: storage.type=s3 needs it; set it",
+	},
+	{
+		[]string{"nodeConfig.podLabels={zarf-registry/nodes: mine}"},
+		"zarf-registry: nodeConfig.podLabels: selectors need zarf-registry/nodes as the chart sets it; remove it",
+	},
+	{
+		[]string{"nodeConfig.podAnnotations={zarf-registry/node-config-checksum: '1'}"},
+		"zarf-registry: nodeConfig.podAnnotations: zarf-registry/node-config-checksum is the chart's and the Jobs' to set; " +
+			"remove it",
+	},
+	{
+		[]string{"nodeConfig.nodeSelector={kubernetes.io/os: linux}"},
+		"zarf-registry: nodeConfig.nodeSelector: the chart sets kubernetes.io/os to linux; remove it",
+	},
+	{
+		[]string{"nodeConfig.nodeSelector={kubernetes.io/arch: amd64}"},
+		"zarf-registry: nodeConfig.nodeSelector: the chart sets kubernetes.io/arch; remove it and set " +
+			"registry.architecture or injector.architectures",
+	},
 	{[]string{"nodeConfig.k3s.path=/etc/registries.yaml"}, notThere("k3s.path", "/etc/registries.yaml")},
 	{[]string{"nodeConfig.k3s.path=/etc/rancher"}, notThere("k3s.path", "/etc/rancher")},
 	{[]string{"nodeConfig.k3s.path=/etc/rancher/../shadow"}, notThere("k3s.path", "/etc/rancher/../shadow")},
@@ -233,64 +437,224 @@ var failures = []failure{
 	{[]string{"nodeConfig.k3s.livePath=/var/lib/rancher/./x"}, notThere("k3s.livePath", "/var/lib/rancher/./x")},
 	{[]string{"nodeConfig.containerd.path=etc/containerd"}, notThere("containerd.path", "etc/containerd")},
 	{[]string{"nodeConfig.containerd.path=/etc/containerd/.."}, notThere("containerd.path", "/etc/containerd/..")},
-	{[]string{"nodeConfig.containerd.path=/etc/containerd-of-mine"}, notThere("containerd.path", "/etc/containerd-of-mine")},
-	{[]string{"nodeConfig.containerd.path='/etc/containerd/a,/etc'"}, notThere("containerd.path", "/etc/containerd/a,/etc")},
+	{
+		[]string{"nodeConfig.containerd.path=/etc/containerd-of-mine"},
+		notThere("containerd.path", "/etc/containerd-of-mine"),
+	},
+	{
+		[]string{"nodeConfig.containerd.path='/etc/containerd/a,/etc'"},
+		notThere("containerd.path", "/etc/containerd/a,/etc"),
+	},
 	{[]string{"nodeConfig.crio.certsPath=/"}, notThere("crio.certsPath", "/")},
 	{[]string{"nodeConfig.crio.confPath=/etc"}, notThere("crio.confPath", "/etc")},
 	{[]string{"nodeConfig.directories=[/etc/containerd, /etc/kubernetes]"}, notThere("directories", "/etc/kubernetes")},
-	{[]string{"nodeConfig.tlsDirectories=[/]"}, `zarf-registry: nodeConfig.tlsDirectories: "/" cannot be mounted; set absolute paths below / without .., commas and colons`},
-	{[]string{"nodeConfig.tlsDirectories=[/etc/ssl/../kubernetes]"}, `zarf-registry: nodeConfig.tlsDirectories: "/etc/ssl/../kubernetes" cannot be mounted; set absolute paths below / without .., commas and colons`},
-	{[]string{"nodeConfig.runtimes=[rke2, k3s]"}, "zarf-registry: nodeConfig.runtimes: K3s and RKE2 have different paths, and a cluster is made of one of them; remove k3s or rke2"},
-	{[]string{"nodeConfig.k3s.registries={configs: {a: {auth: {password: 0123}}}}"}, `zarf-registry: nodeConfig.k3s.registries.configs."a".auth.password: must be a text, and Helm reads it as a number or a truth value, which loses how it was written; put it in quotes, or use --set-string`},
-	{[]string{"nodeConfig.k3s={registries: {mirrors: {}}, existingSecret: mine}"}, "zarf-registry: nodeConfig.k3s.existingSecret: there is one registries.yaml, and nodeConfig.k3s.registries says it already; remove one of them"},
-	{[]string{"nodeConfig.k3s.existingSecret=zarf-registry-credentials"}, "zarf-registry: nodeConfig.k3s.existingSecret: Secret zarf-registry-credentials is one that the Jobs make; name one of your own"},
-	{[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.k3s.existingSecret=zarf-registry-state"}, "zarf-registry: nodeConfig.k3s.existingSecret: Secret zarf-registry-state is one that the Jobs make; name one of your own"},
-	{[]string{"nodeConfig.updateStrategy.maxUnavailable=0"}, "zarf-registry: nodeConfig.updateStrategy.maxUnavailable: one pod must go before the next comes; set it to at least 1"},
-	{[]string{"nodeConfig.updateStrategy.maxUnavailable=0%"}, "zarf-registry: nodeConfig.updateStrategy.maxUnavailable: one pod must go before the next comes; set it to at least 1"},
-	{[]string{"registryProxy=false", "nodeConfig.mirrors=[docker.io]"}, "zarf-registry: nodeConfig.mirrors: a node port wants a credential, which a runtime does not send to a mirror; set registryProxy=true or auth.anonymousPull=true"},
-	{[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.mirrors=[docker.io]"}, "zarf-registry: nodeConfig.mirrors: with an external registry nothing on the nodes could be a mirror; remove them, and name that registry in nodeConfig.containerd.hosts or nodeConfig.k3s.registries"},
-	{[]string{"nodeConfig.containerd.hosts={a.example: b}", "nodeConfig.runtimes=[crio]"}, "zarf-registry: nodeConfig.containerd.hosts: no node runs containerd, which alone reads them; remove them, or set nodeConfig.containerd.path"},
-	{[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.crio.insecure=true"}, "zarf-registry: nodeConfig.crio.insecure: with an external registry there is no address of ours; remove it"},
-	{[]string{"registryProxy=false", "nodeConfig.crio.ca=true"}, "zarf-registry: nodeConfig.crio.ca: the certificate is that of the proxies, which are there in proxy mode only; set registryProxy=true, or nodeConfig.crio.ca=auto"},
-	{[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.crio.ca=true"}, "zarf-registry: nodeConfig.crio.ca: the certificate is that of the proxies, which are there in proxy mode only; set registryProxy=true, or nodeConfig.crio.ca=auto"},
-	{[]string{"proxy.tls=never", "nodeConfig.crio.ca=true"}, "zarf-registry: nodeConfig.crio.ca: the proxies show no certificate, since proxy.tls is never, which is decided by value; set proxy.tls=always, or nodeConfig.crio.ca=auto"},
-	{[]string{"nodeConfig.crio.ca=true"}, "zarf-registry: nodeConfig.crio.ca: the proxies show no certificate, since proxy.tls is never, which is decided by default; set proxy.tls=always, or nodeConfig.crio.ca=auto"},
-	{[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.k3s.existingSecret=mine", "initHook.image.tag=1..2"}, `zarf-registry: initHook.image.tag: "1..2" cannot stand in the name of a ConfigMap; set another tag, with letters or digits on both sides of each dot`},
-	{[]string{"tests.timeout=9s"}, "zarf-registry: tests.timeout: 9s is too short for a pod to reach the registry; set it to at least 10s"},
-	{[]string{"networkPolicy.enabled=false", "metrics={serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}"}, "zarf-registry: metrics.podMonitor.enabled: metrics.serviceMonitor.enabled has the same pods scraped, and each sample would come twice; set one of them to false"},
-	{[]string{"metrics.podMonitor.enabled=true"}, "zarf-registry: networkPolicy.metricsFrom: metrics.podMonitor.enabled is true, and nobody may read metrics; name the pods of your Prometheus, or set networkPolicy.enabled=false"},
-	{[]string{"metrics.serviceMonitor.enabled=true"}, "zarf-registry: networkPolicy.metricsFrom: metrics.serviceMonitor.enabled is true, and nobody may read metrics; name the pods of your Prometheus, or set networkPolicy.enabled=false"},
-	{[]string{"metrics.prometheusRule.disabled=[TooLoud]"}, `zarf-registry: metrics.prometheusRule.disabled: there is no alert "TooLoud"; set names out of ` + strings.Join(alertNames, ", ")},
-	{[]string{"metrics.podMonitor.labels={app.kubernetes.io/name: mine}"}, "zarf-registry: metrics.podMonitor.labels: app.kubernetes.io/name is the chart's to set; remove it"},
-	{[]string{"registry.persistence.existingClaim=mine", "registry.storage.type=inmemory"}, "zarf-registry: registry.persistence.existingClaim: a claim is used with storage.type=filesystem and persistence.enabled=true only; set those, or remove it"},
-	{[]string{"registry.persistence.existingClaim=mine", "registry.persistence.enabled=false"}, "zarf-registry: registry.persistence.existingClaim: a claim is used with storage.type=filesystem and persistence.enabled=true only; set those, or remove it"},
+	{
+		[]string{"nodeConfig.tlsDirectories=[/]"},
+		`zarf-registry: nodeConfig.tlsDirectories: "/" cannot be mounted; set absolute paths below / without .., commas and colons`,
+	},
+	{
+		[]string{"nodeConfig.tlsDirectories=[/etc/ssl/../kubernetes]"},
+		`zarf-registry: nodeConfig.tlsDirectories: "/etc/ssl/../kubernetes" cannot be mounted; set absolute paths below / without .., commas and colons`,
+	},
+	{
+		[]string{"nodeConfig.runtimes=[rke2, k3s]"},
+		"zarf-registry: nodeConfig.runtimes: K3s and RKE2 have different paths, and a cluster is made of one of them; " +
+			"remove k3s or rke2",
+	},
+	{
+		[]string{"nodeConfig.k3s.registries={configs: {a: {auth: {password: 0123}}}}"},
+		`zarf-registry: nodeConfig.k3s.registries.configs."a".auth.password: must be a text, and Helm reads it as a number or a truth value, which loses how it was written; put it in quotes, or use --set-string`,
+	},
+	{
+		[]string{"nodeConfig.k3s={registries: {mirrors: {}}, existingSecret: mine}"},
+		"zarf-registry: nodeConfig.k3s.existingSecret: there is one registries.yaml, and nodeConfig.k3s.registries says it " +
+			"already; remove one of them",
+	},
+	{
+		[]string{"nodeConfig.k3s.existingSecret=zarf-registry-credentials"},
+		"zarf-registry: nodeConfig.k3s.existingSecret: Secret zarf-registry-credentials is one that the Jobs make; name " +
+			"one of your own",
+	},
+	{
+		[]string{
+			"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.k3s.existingSecret=zarf-registry-state",
+		},
+		"zarf-registry: nodeConfig.k3s.existingSecret: Secret zarf-registry-state is one that the Jobs make; name one of " +
+			"your own",
+	},
+	{
+		[]string{"nodeConfig.updateStrategy.maxUnavailable=0"},
+		"zarf-registry: nodeConfig.updateStrategy.maxUnavailable: one pod must go before the next comes; set it to at " +
+			"least 1",
+	},
+	{
+		[]string{"nodeConfig.updateStrategy.maxUnavailable=0%"},
+		"zarf-registry: nodeConfig.updateStrategy.maxUnavailable: one pod must go before the next comes; set it to at " +
+			"least 1",
+	},
+	{
+		[]string{"registryProxy=false", "nodeConfig.mirrors=[docker.io]"},
+		"zarf-registry: nodeConfig.mirrors: a node port wants a credential, which a runtime does not send to a mirror; set " +
+			"registryProxy=true or auth.anonymousPull=true",
+	},
+	{
+		[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.mirrors=[docker.io]"},
+		"zarf-registry: nodeConfig.mirrors: with an external registry nothing on the nodes could be a mirror; remove them, " +
+			"and name that registry in nodeConfig.containerd.hosts or nodeConfig.k3s.registries",
+	},
+	{
+		[]string{"nodeConfig.containerd.hosts={a.example: b}", "nodeConfig.runtimes=[crio]"},
+		"zarf-registry: nodeConfig.containerd.hosts: no node runs containerd, which alone reads them; remove them, or set " +
+			"nodeConfig.containerd.path",
+	},
+	{
+		[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.crio.insecure=true"},
+		"zarf-registry: nodeConfig.crio.insecure: with an external registry there is no address of ours; remove it",
+	},
+	{
+		[]string{"registryProxy=false", "nodeConfig.crio.ca=true"},
+		"zarf-registry: nodeConfig.crio.ca: the certificate is that of the proxies, which are there in proxy mode only; " +
+			"set registryProxy=true, or nodeConfig.crio.ca=auto",
+	},
+	{
+		[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.crio.ca=true"},
+		"zarf-registry: nodeConfig.crio.ca: the certificate is that of the proxies, which are there in proxy mode only; " +
+			"set registryProxy=true, or nodeConfig.crio.ca=auto",
+	},
+	{
+		[]string{"proxy.tls=never", "nodeConfig.crio.ca=true"},
+		"zarf-registry: nodeConfig.crio.ca: the proxies show no certificate, since proxy.tls is never, which is decided by " +
+			"value; set proxy.tls=always, or nodeConfig.crio.ca=auto",
+	},
+	{
+		[]string{"nodeConfig.crio.ca=true"},
+		"zarf-registry: nodeConfig.crio.ca: the proxies show no certificate, since proxy.tls is never, which is decided by " +
+			"default; set proxy.tls=always, or nodeConfig.crio.ca=auto",
+	},
+	{
+		[]string{
+			"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.k3s.existingSecret=mine",
+			"initHook.image.tag=1..2",
+		},
+		`zarf-registry: initHook.image.tag: "1..2" cannot stand in the name of a ConfigMap; set another tag, with letters or digits on both sides of each dot`,
+	},
+	{
+		[]string{"tests.timeout=9s"},
+		"zarf-registry: tests.timeout: 9s is too short for a pod to reach the registry; set it to at least 10s",
+	},
+	{
+		[]string{"networkPolicy.enabled=false", "metrics={serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}"},
+		"zarf-registry: metrics.podMonitor.enabled: metrics.serviceMonitor.enabled has the same pods scraped, and each " +
+			"sample would come twice; set one of them to false",
+	},
+	{
+		[]string{"metrics.podMonitor.enabled=true"},
+		"zarf-registry: networkPolicy.metricsFrom: metrics.podMonitor.enabled is true, and nobody may read metrics; name " +
+			"the pods of your Prometheus, or set networkPolicy.enabled=false",
+	},
+	{
+		[]string{"metrics.serviceMonitor.enabled=true"},
+		"zarf-registry: networkPolicy.metricsFrom: metrics.serviceMonitor.enabled is true, and nobody may read metrics; " +
+			"name the pods of your Prometheus, or set networkPolicy.enabled=false",
+	},
+	{
+		[]string{"metrics.prometheusRule.disabled=[TooLoud]"},
+		`zarf-registry: metrics.prometheusRule.disabled: there is no alert "TooLoud"; set names out of ` + strings.Join(alertNames, ", "),
+	},
+	{
+		[]string{"metrics.podMonitor.labels={app.kubernetes.io/name: mine}"},
+		"zarf-registry: metrics.podMonitor.labels: app.kubernetes.io/name is the chart's to set; remove it",
+	},
+	{
+		[]string{"registry.persistence.existingClaim=mine", "registry.storage.type=inmemory"},
+		"zarf-registry: registry.persistence.existingClaim: a claim is used with storage.type=filesystem and " +
+			"persistence.enabled=true only; set those, or remove it",
+	},
+	{
+		[]string{"registry.persistence.existingClaim=mine", "registry.persistence.enabled=false"},
+		"zarf-registry: registry.persistence.existingClaim: a claim is used with storage.type=filesystem and " +
+			"persistence.enabled=true only; set those, or remove it",
+	},
 }
 
 func init() {
 	const service = "expose.service={enabled: true, type: NodePort}"
 	failures = append(failures,
-		failure{[]string{"registryProxy=null", "registryURL=registry.example.com", service, "expose.tls.existingSecret=mine"}, "zarf-registry: expose: with an external registry there is none of ours to expose; remove it"},
-		failure{[]string{service, "expose.tls={existingSecret: mine, certManager: {issuerRef: {name: company}}}"}, "zarf-registry: expose.tls.existingSecret: cert-manager is to issue the certificate (expose.tls.certManager.issuerRef.name); remove one of them"},
-		failure{[]string{service}, "zarf-registry: expose.tls.existingSecret: clients outside verify the name that they ask for, which the registry's own certificate does not have; set it, or expose.tls.certManager.issuerRef.name"},
-		failure{[]string{service, "expose.tls.certManager.issuerRef.name=company"}, "zarf-registry: expose.hosts: cert-manager issues the certificate for these names, and there are none; set them"},
-		failure{[]string{"expose.ingress.enabled=true"}, "zarf-registry: expose.hosts: Ingress and HTTPRoute lead these names to the registry, and there are none; set them"},
-		failure{[]string{"expose.gateway.enabled=true", "expose.hosts=[a.example.com]"}, "zarf-registry: expose.gateway.parentRefs: an HTTPRoute without a Gateway leads nowhere; name the Gateway"},
-		failure{[]string{"expose.gateway={enabled: true, parentRefs: [{name: edge}]}", "expose.hosts=[a.example.com]"}, "zarf-registry: expose.gateway.backendTLSPolicy.caConfigMap: the registry's own certificate is of an authority that no gateway knows; set expose.tls, or name a ConfigMap with that authority, which init-hook certs ca prints"},
-		failure{[]string{"expose.service={enabled: true, type: ClusterIP, nodePort: 30443}", "expose.tls.existingSecret=mine"}, "zarf-registry: expose.service.nodePort: a Service of type ClusterIP has no node port; set expose.service.type=NodePort, or remove it"},
-		failure{[]string{"expose.service={enabled: true, type: NodePort, nodePort: 31999}", "expose.tls.existingSecret=mine"}, "zarf-registry: expose.service.nodePort: 31999 is the port on the nodes' loopback addresses; set another"},
-		failure{[]string{"expose.service={enabled: true, type: NodePort, loadBalancerClass: a}", "expose.tls.existingSecret=mine"}, "zarf-registry: expose.service.loadBalancerClass: only a Service of type LoadBalancer has it; set expose.service.type=LoadBalancer, or remove it"},
-		failure{[]string{"expose.service={enabled: true, type: ClusterIP, externalTrafficPolicy: Local}", "expose.tls.existingSecret=mine"}, "zarf-registry: expose.service.externalTrafficPolicy: nothing external comes to a Service of type ClusterIP; remove it"},
-		failure{[]string{service, "expose.tls.existingSecret=zarf-registry-server-tls"}, "zarf-registry: expose.tls.existingSecret: Secret zarf-registry-server-tls is one that the Jobs make; name one of your own"},
-		failure{[]string{service, "expose.tls.existingSecret=mine", "expose.pullUsersSecret=zarf-registry-pull"}, "zarf-registry: expose.pullUsersSecret: Secret zarf-registry-pull is one that the Jobs make; name one of your own"},
+		failure{
+			[]string{"registryProxy=null", "registryURL=registry.example.com", service, "expose.tls.existingSecret=mine"},
+			"zarf-registry: expose: with an external registry there is none of ours to expose; remove it",
+		},
+		failure{
+			[]string{service, "expose.tls={existingSecret: mine, certManager: {issuerRef: {name: company}}}"},
+			"zarf-registry: expose.tls.existingSecret: cert-manager is to issue the certificate " +
+				"(expose.tls.certManager.issuerRef.name); remove one of them",
+		},
+		failure{
+			[]string{service},
+			"zarf-registry: expose.tls.existingSecret: clients outside verify the name that they ask for, which the " +
+				"registry's own certificate does not have; set it, or expose.tls.certManager.issuerRef.name",
+		},
+		failure{
+			[]string{service, "expose.tls.certManager.issuerRef.name=company"},
+			"zarf-registry: expose.hosts: cert-manager issues the certificate for these names, and there are none; set them",
+		},
+		failure{
+			[]string{"expose.ingress.enabled=true"},
+			"zarf-registry: expose.hosts: Ingress and HTTPRoute lead these names to the registry, and there are none; set them",
+		},
+		failure{
+			[]string{"expose.gateway.enabled=true", "expose.hosts=[a.example.com]"},
+			"zarf-registry: expose.gateway.parentRefs: an HTTPRoute without a Gateway leads nowhere; name the Gateway",
+		},
+		failure{
+			[]string{"expose.gateway={enabled: true, parentRefs: [{name: edge}]}", "expose.hosts=[a.example.com]"},
+			"zarf-registry: expose.gateway.backendTLSPolicy.caConfigMap: the registry's own certificate is of an authority " +
+				"that no gateway knows; set expose.tls, or name a ConfigMap with that authority, which init-hook certs ca prints",
+		},
+		failure{
+			[]string{"expose.service={enabled: true, type: ClusterIP, nodePort: 30443}", "expose.tls.existingSecret=mine"},
+			"zarf-registry: expose.service.nodePort: a Service of type ClusterIP has no node port; set " +
+				"expose.service.type=NodePort, or remove it",
+		},
+		failure{
+			[]string{"expose.service={enabled: true, type: NodePort, nodePort: 31999}", "expose.tls.existingSecret=mine"},
+			"zarf-registry: expose.service.nodePort: 31999 is the port on the nodes' loopback addresses; set another",
+		},
+		failure{
+			[]string{"expose.service={enabled: true, type: NodePort, loadBalancerClass: a}", "expose.tls.existingSecret=mine"},
+			"zarf-registry: expose.service.loadBalancerClass: only a Service of type LoadBalancer has it; set " +
+				"expose.service.type=LoadBalancer, or remove it",
+		},
+		failure{
+			[]string{
+				"expose.service={enabled: true, type: ClusterIP, externalTrafficPolicy: Local}", "expose.tls.existingSecret=mine",
+			},
+			"zarf-registry: expose.service.externalTrafficPolicy: nothing external comes to a Service of type ClusterIP; " +
+				"remove it",
+		},
+		failure{
+			[]string{service, "expose.tls.existingSecret=zarf-registry-server-tls"},
+			"zarf-registry: expose.tls.existingSecret: Secret zarf-registry-server-tls is one that the Jobs make; name one of " +
+				"your own",
+		},
+		failure{
+			[]string{service, "expose.tls.existingSecret=mine", "expose.pullUsersSecret=zarf-registry-pull"},
+			"zarf-registry: expose.pullUsersSecret: Secret zarf-registry-pull is one that the Jobs make; name one of your own",
+		},
 	)
 }
 
-// notThere is the refusal of a path.
+// notThere returns the error for an invalid path.
 func notThere(value, path string) string {
-	return fmt.Sprintf("zarf-registry: nodeConfig.%s: %q is not where container runtimes have their configuration; set an absolute path without .. below /etc/containerd, /etc/containers, /etc/rancher, /etc/k0s, /etc/crio, /var/lib/rancher, /var/snap/microk8s or /var/snap/k8s", value, path)
+	return fmt.Sprintf(
+		"zarf-registry: nodeConfig.%s: %q is not where container runtimes have their configuration; set an absolute path "+
+			"without .. below /etc/containerd, /etc/containers, /etc/rancher, /etc/k0s, /etc/crio, /var/lib/rancher, "+
+			"/var/snap/microk8s or /var/snap/k8s",
+		value, path,
+	)
 }
 
-func TestWhatCannotWorkIsRefusedWithWhatToDo(t *testing.T) {
+func TestRejectsInvalidCombinations(t *testing.T) {
 	for _, test := range failures {
 		_, err := rendering{values: proxyMode(t, test.sets...)}.try(t)
 		if err == nil {
@@ -301,8 +665,8 @@ func TestWhatCannotWorkIsRefusedWithWhatToDo(t *testing.T) {
 	}
 }
 
-// validations tells the definitions apart that validate.yaml includes, one of each
-// area, and returns the rest of a template.
+// validations splits the text of validate.yaml and its definitions by area, and returns the rest of a
+// template.
 func validations(text string) (names []string, rest string) {
 	parts := strings.Split(text, "{{- define \"")
 	rest = parts[0]
@@ -316,7 +680,7 @@ func validations(text string) (names []string, rest string) {
 	return names, rest
 }
 
-func TestEveryRefusalHasItsFormAndItsTest(t *testing.T) {
+func TestEveryFailMessageIsTested(t *testing.T) {
 	calls := regexp.MustCompile(`\bfail (?:\(printf )?"((?:[^"\\]|\\.)*)"`)
 	messages := append(slices.Clone(failures), failure{want: movedRefusal})
 	for _, want := range unreadable(t) {
@@ -325,12 +689,14 @@ func TestEveryRefusalHasItsFormAndItsTest(t *testing.T) {
 	found := 0
 	for file, text := range templates(t) {
 		all := calls.FindAllStringSubmatch(text, -1)
-		if n := len(regexp.MustCompile(`\b(fail|required) `).FindAllString(comments.ReplaceAllString(text, ""), -1)); n != len(all) {
-			t.Errorf("%s: %d refusals, of which %d have a message of their own", file, n, len(all))
+		if n := len(
+			regexp.MustCompile(`\b(fail|required) `).FindAllString(comments.ReplaceAllString(text, ""), -1),
+		); n != len(all) {
+			t.Errorf("%s: %d calls of fail, but %d with a literal message", file, n, len(all))
 		}
 		names, rest := validations(text)
 		if file != "validate.yaml" && calls.MatchString(rest) {
-			t.Errorf("%s: refusals belong into validate.yaml, or into a definition that it includes, zarf-registry.<area>.validate", file)
+			t.Errorf("%s: fail is only allowed in validate.yaml, or in a zarf-registry.<area>.validate that it includes", file)
 		}
 		for _, name := range names {
 			if !strings.Contains(templates(t)["validate.yaml"], fmt.Sprintf("include %q", name)) {
@@ -342,18 +708,20 @@ func TestEveryRefusalHasItsFormAndItsTest(t *testing.T) {
 			if !regexp.MustCompile(`^zarf-registry: (%s|[a-zA-Z0-9.]+(\.%s)?|Secret %s/%s-state): .+; `).MatchString(call[1]) {
 				t.Errorf("%s: %q is not of the form zarf-registry: <value path>: <why>; <what to do>", file, call[1])
 			}
-			form := regexp.MustCompile("^" + regexp.MustCompile(`%[qsd]`).ReplaceAllString(regexp.QuoteMeta(call[1]), ".*") + "$")
+			form := regexp.MustCompile(
+				"^" + regexp.MustCompile(`%[qsd]`).ReplaceAllString(regexp.QuoteMeta(call[1]), ".*") + "$",
+			)
 			if !slices.ContainsFunc(messages, func(f failure) bool { return form.MatchString(f.want) }) {
 				t.Errorf("%s: no test for %q", file, call[1])
 			}
 		}
 	}
 	if found == 0 {
-		t.Fatal("no refusal found")
+		t.Fatal("no call of fail found")
 	}
 }
 
-// leaf is a value that has no values below it, with the comment above it.
+// leaf is a value without nested values, and the comment above it.
 type leaf struct{ path, comment string }
 
 func leaves(node *yaml3.Node, path string) (found []leaf) {
@@ -369,8 +737,8 @@ func leaves(node *yaml3.Node, path string) (found []leaf) {
 	return found
 }
 
-// isLeaf says whether a value is one: an object is where its keys are the user's, so that
-// it is empty, or what Kubernetes defines.
+// isLeaf reports whether a value is a leaf. A map is a leaf if its keys are the user's, so that it is
+// empty by default, or if Kubernetes defines them.
 func isLeaf(key, value *yaml3.Node) bool {
 	return value.Kind != yaml3.MappingNode || len(value.Content) == 0 || key.Value == "resources"
 }
@@ -392,7 +760,7 @@ func TestEveryValueIsDocumented(t *testing.T) {
 	}
 }
 
-func TestSchemaAndValuesNameTheSameValues(t *testing.T) {
+func TestSchemaAndValuesHaveTheSameKeys(t *testing.T) {
 	b, err := os.ReadFile(filepath.Join(chartDir, "values.schema.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -414,15 +782,15 @@ func TestSchemaAndValuesNameTheSameValues(t *testing.T) {
 		if s.Ref != "" {
 			s = root.Definitions[strings.TrimPrefix(s.Ref, "#/definitions/")]
 		}
-		// What Kubernetes defines is one value of the chart.
+		// An object that Kubernetes defines is a single value of the chart.
 		name := path[strings.LastIndex(path, ".")+1:]
 		if len(s.Properties) == 0 || slices.Contains([]string{"resources", "affinity", "behavior"}, name) {
 			inSchema = append(inSchema, path)
 			return
 		}
-		// Charts around this one have globals of their own.
+		// Parent charts have their own globals.
 		if s.Additional != false && path != "global" {
-			t.Errorf("values.schema.json: %q is open", path)
+			t.Errorf("values.schema.json: %q allows additional properties", path)
 		}
 		for _, key := range slices.Sorted(maps.Keys(s.Properties)) {
 			walk(s.Properties[key], strings.TrimPrefix(path+"."+key, "."))
