@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/internal/cli"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 )
 
 const top = ".."
@@ -417,7 +417,7 @@ func TestNamedTestsExist(t *testing.T) {
 // quotes every cause of preflight and every advice of status.
 func TestTroubleshooting(t *testing.T) {
 	page := pages(t)["docs/troubleshooting.md"]
-	for _, check := range hook.Checks() {
+	for _, check := range preflight.Checks() {
 		if !strings.Contains(page, "| `"+check+"` |") {
 			t.Errorf("no row for preflight check %s", check)
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/proxy"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
@@ -284,7 +285,7 @@ func payloadIs(t *testing.T, out *output, id string) {
 
 // The enum of the schema lists exactly the existing checks.
 func TestEveryPreflightCheckCanBeIgnored(t *testing.T) {
-	for _, check := range append(hook.Checks(), "all") {
+	for _, check := range append(preflight.Checks(), "all") {
 		out := rendering{values: proxyMode(t, "initHook.ignorePreflight=["+check+"]")}.render(t)
 		if ignored := decided(out).Preflight.Ignore; !slices.Equal(ignored, []string{check}) {
 			t.Errorf("arguments of prepare: %s", ignored)
@@ -304,7 +305,7 @@ func TestEveryPreflightCheckCanBeIgnored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(append([]string{"all"}, hook.Checks()...), named); diff != "" {
+	if diff := cmp.Diff(append([]string{"all"}, preflight.Checks()...), named); diff != "" {
 		t.Errorf("preflight checks (-), in the schema (+):\n%s", diff)
 	}
 }
@@ -324,18 +325,29 @@ func TestJobPermissionsMatchTheirClient(t *testing.T) {
 	grant(find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-hook").Rules)
 	grant(find[*rbacv1.Role](t, out, "zarf-zarf-registry-hook-hosting").Rules)
 	used := map[string][]string{}
-	for _, field := range reflect.VisibleFields(reflect.TypeFor[hook.Cluster]()) {
-		for i := range field.Type.NumMethod() {
-			resource := strings.TrimPrefix(strings.ToLower(field.Name), "cluster")
-			resource = strings.Replace(resource, "mapnames", "maps", 1)
-			verb := strings.ToLower(field.Type.Method(i).Name)
-			if verb == "updatestatus" {
-				used[resource+"/status"] = append(used[resource+"/status"], "update")
+	var collect func(reflect.Type)
+	collect = func(cluster reflect.Type) {
+		for _, field := range reflect.VisibleFields(cluster) {
+			if field.Type.Kind() == reflect.Struct {
+				collect(field.Type)
 				continue
 			}
-			used[resource] = append(used[resource], verb)
+			resource := strings.ToLower(field.Name)
+			for _, prefix := range []string{"all", "hosting", "verify"} {
+				resource = strings.TrimPrefix(resource, prefix)
+			}
+			resource = strings.Replace(resource, "mapnames", "maps", 1)
+			for i := range field.Type.NumMethod() {
+				verb := strings.ToLower(field.Type.Method(i).Name)
+				if verb == "updatestatus" {
+					used[resource+"/status"] = append(used[resource+"/status"], "update")
+					continue
+				}
+				used[resource] = append(used[resource], verb)
+			}
 		}
 	}
+	collect(reflect.TypeFor[hook.Cluster]())
 	// hook.Registry asks pods for their reload status.
 	used["pods/portforward"] = []string{"get", "create"}
 	for _, verbs := range []map[string][]string{granted, used} {

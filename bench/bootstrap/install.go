@@ -62,10 +62,10 @@ const (
 
 // steps maps steps in the hook's log, by name without number, to phases.
 var steps = map[string]string{
-	"make the certificates":     certificates,
+	"issue the certificates":    certificates,
 	"seed the payload":          payload,
 	"push the project's images": "images pushed",
-	"prove by pulling":          verified,
+	"verify pulls":              verified,
 }
 
 // timeline collects when things happened. It is safe for concurrent use.

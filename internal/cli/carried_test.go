@@ -20,8 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -29,7 +29,7 @@ import (
 // noted is a hook that notes what it is asked to do.
 type noted struct{ phases *[]string }
 
-func (n noted) Preflight(context.Context) ([]hook.Finding, error) {
+func (n noted) Preflight(context.Context) ([]preflight.Finding, error) {
 	n.add("preflight")
 	return nil, nil
 }

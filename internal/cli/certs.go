@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -83,7 +84,7 @@ next run goes on), 3 when another try would fail in the same way.`,
   init-hook certs renew --namespace zarf --timeout 15m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, (*hook.Hook).Renew)
+			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Certs().Renew(ctx) })
 		},
 	}
 	f.common(cmd.Flags())
@@ -112,7 +113,7 @@ renew goes on), 3 when another try would fail in the same way.`,
   init-hook certs rotate --ca --timeout 15m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Rotate(ctx, authority) })
+			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Certs().Rotate(ctx, authority) })
 		},
 	}
 	f.common(cmd.Flags())
@@ -140,11 +141,11 @@ way.`,
   init-hook credentials rotate --pull`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			credential := hook.PushCredential
+			credential := certs.PushCredential
 			if pull {
-				credential = hook.PullCredential
+				credential = certs.PullCredential
 			}
-			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.RotateCredential(ctx, credential) })
+			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Certs().RotateCredential(ctx, credential) })
 		},
 	}
 	f.common(cmd.Flags())

@@ -16,9 +16,13 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/certmanager"
+	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/payload"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 )
 
@@ -216,30 +220,37 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 	if err != nil {
 		return nil, fmt.Errorf("using the kubeconfig: %w", err)
 	}
-	names, err := metadata.NewForConfig(c.config)
+	metadataOnly, err := metadata.NewForConfig(c.config)
 	if err != nil {
 		return nil, fmt.Errorf("using the kubeconfig: %w", err)
 	}
-	namespace, core := s.Namespace, c.client.CoreV1()
+	namespace, core, apps := s.Namespace, c.client.CoreV1(), c.client.AppsV1()
 	return &hook.Hook{
 		Settings: s,
 		Cluster: hook.Cluster{
-			Nodes:           core.Nodes(),
-			Namespaces:      core.Namespaces(),
-			Secrets:         core.Secrets(namespace),
-			ConfigMaps:      core.ConfigMaps(namespace),
-			ConfigMapNames:  names.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace),
-			Pods:            core.Pods(namespace),
-			Events:          core.Events(namespace),
-			Deployments:     c.client.AppsV1().Deployments(namespace),
-			DaemonSets:      c.client.AppsV1().DaemonSets(namespace),
-			Jobs:            c.client.BatchV1().Jobs(namespace),
-			Services:        core.Services(namespace),
-			ClusterServices: core.Services(metav1.NamespaceAll), ClusterConfigMaps: core.ConfigMaps(hook.HostingNamespace),
-
-			Certificates:        certmanager.Certificates(dynamics, namespace),
-			CertificateRequests: certmanager.Requests(dynamics, namespace),
-			Issuers:             certmanager.Issuers(dynamics, namespace),
+			Secrets: core.Secrets(namespace),
+			Nodes: nodes.Cluster{
+				Nodes: core.Nodes(), Pods: core.Pods(namespace), Events: core.Events(namespace), DaemonSets: apps.DaemonSets(namespace),
+			},
+			Certs: certs.Cluster{
+				Pods:                core.Pods(namespace),
+				Certificates:        certmanager.Certificates(dynamics, namespace),
+				CertificateRequests: certmanager.Requests(dynamics, namespace),
+				Issuers:             certmanager.Issuers(dynamics, namespace),
+			},
+			Payload: payload.Cluster{
+				ConfigMaps:     core.ConfigMaps(namespace),
+				ConfigMapNames: metadataOnly.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace),
+				Pods:           core.Pods(namespace),
+			},
+			Preflight: preflight.Cluster{
+				Namespaces: core.Namespaces(), AllServices: core.Services(metav1.NamespaceAll), Services: core.Services(namespace), Pods: core.Pods(namespace),
+			},
+			VerifyPods:        core.Pods(namespace),
+			Deployments:       apps.Deployments(namespace),
+			Jobs:              c.client.BatchV1().Jobs(namespace),
+			Services:          core.Services(namespace),
+			HostingConfigMaps: core.ConfigMaps(hook.HostingNamespace),
 		},
 		Programs: carriedPrograms{},
 		Registry: registry,

@@ -25,6 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
@@ -269,9 +270,9 @@ func (f *chartFlags) runPreflight(cmd *cobra.Command) error {
 
 // printedPlan is a plan as JSON.
 type printedPlan struct {
-	Mode     state.Mode     `json:"mode"`
-	Address  string         `json:"address"`
-	Findings []hook.Finding `json:"findings"`
+	Mode     state.Mode          `json:"mode"`
+	Address  string              `json:"address"`
+	Findings []preflight.Finding `json:"findings"`
 	// Of a dry run only.
 	Upgrade  *bool  `json:"upgrade,omitempty"`
 	Chart    string `json:"chart,omitempty"`
@@ -281,7 +282,7 @@ type printedPlan struct {
 func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, dryRun bool) error {
 	blockers := len(install.Blockers(plan.Findings))
 	if f.output == "json" {
-		printed := printedPlan{Mode: plan.Settings.Mode, Address: plan.Settings.Address, Findings: append([]hook.Finding{}, plan.Findings...)}
+		printed := printedPlan{Mode: plan.Settings.Mode, Address: plan.Settings.Address, Findings: append([]preflight.Finding{}, plan.Findings...)}
 		if dryRun {
 			printed.Upgrade, printed.Chart, printed.Manifest = &plan.Upgrade, c.Metadata.Version, plan.Manifest
 		}
@@ -307,7 +308,7 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, 
 }
 
 // printFindings writes what people read: each finding with its cause and remedy.
-func printFindings(w io.Writer, findings []hook.Finding) {
+func printFindings(w io.Writer, findings []preflight.Finding) {
 	for _, f := range findings {
 		fmt.Fprintf(w, "\n%-8s %s", f.Severity, f.Check)
 		if f.Object != "" {

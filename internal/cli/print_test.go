@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -45,9 +46,9 @@ var proxyOptions = settings.Settings{
 func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 	f := &chartFlags{namespace: "zarf", release: "zarf-registry", output: "text"}
 	c := &chart.Chart{Metadata: &chart.Metadata{Version: "0.1.0"}}
-	plan := &install.Plan{Settings: proxyOptions, Manifest: "kind: A\n", Findings: []hook.Finding{
-		{Check: "port", Severity: hook.Blocker, Object: "Service default/web", Cause: "it has the port", Remedy: "kubectl delete service web"},
-		{Check: "cri-o", Severity: hook.Warning, Cause: "a <strange> runtime", Remedy: "one line\nand another"},
+	plan := &install.Plan{Settings: proxyOptions, Manifest: "kind: A\n", Findings: []preflight.Finding{
+		{Check: "port", Severity: preflight.Blocker, Object: "Service default/web", Cause: "it has the port", Remedy: "kubectl delete service web"},
+		{Check: "cri-o", Severity: preflight.Warning, Cause: "a <strange> runtime", Remedy: "one line\nand another"},
 	}}
 	var out bytes.Buffer
 	err := f.printPlan(&out, c, plan, false)

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 )
 
 // progressFlags are the flags of the log of a command that people run.
@@ -101,7 +101,7 @@ func (p *progress) line(r slog.Record, attrs []slog.Attr) string {
 	}
 	prefix := "         "
 	if r.Message == "preflight" {
-		finding := hook.Finding{Check: value["check"], Object: value["object"], Cause: value["cause"], Remedy: value["remedy"]}
+		finding := preflight.Finding{Check: value["check"], Object: value["object"], Cause: value["cause"], Remedy: value["remedy"]}
 		return prefix + "warning: " + finding.String()
 	}
 	switch {

@@ -27,6 +27,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
@@ -275,7 +276,7 @@ func (r *Registry) readyPods(ctx context.Context) ([]corev1.Pod, error) {
 		return nil, err
 	}
 	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool {
-		return p.DeletionTimestamp != nil || !hook.PodReady(p)
+		return p.DeletionTimestamp != nil || !nodes.PodReady(p)
 	})
 	if len(pods) == 0 {
 		return nil, fmt.Errorf("release %s has no ready registry pod in namespace %s: check: kubectl -n %s get pods",

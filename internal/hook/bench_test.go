@@ -25,9 +25,13 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	kubetesting "k8s.io/client-go/testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/payload"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -168,7 +172,6 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	b := &bench{T: t, client: fake.NewClientset(), tracker: kubetesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder()), registry: &registry{image: &state.HookImage{Reference: "zarf-registry/init-hook:dev", Architecture: "amd64"}},
 		log: &bytes.Buffer{}, now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), left: -1}
 	var log sync.Mutex
-	core, apps := b.client.CoreV1(), b.client.AppsV1()
 	b.hook = rendered{&hook.Hook{
 		Settings: settings.Settings{
 			Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry",
@@ -180,12 +183,8 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 			Finish:        settings.Finish{Verify: true, LocalRegistryHosting: true},
 			PKI:           settings.PKI{PKI: internalPKI, Source: state.SourceValue},
 		},
-		Timeout: 5 * time.Minute,
-		Cluster: hook.Cluster{
-			Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), ConfigMapNames: metadataClient{core.ConfigMaps("zarf")}, Pods: core.Pods("zarf"),
-			Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"), Jobs: b.client.BatchV1().Jobs("zarf"),
-			Namespaces: core.Namespaces(), Services: core.Services("zarf"), ClusterServices: core.Services(""), ClusterConfigMaps: core.ConfigMaps("kube-public"),
-		},
+		Timeout:  5 * time.Minute,
+		Cluster:  clusterOf(b.client),
 		Programs: programs{},
 		Registry: b.registry,
 		Log:      slog.New(slog.NewJSONHandler(writer(func(p []byte) { log.Lock(); b.log.Write(p); log.Unlock() }), nil)),
@@ -199,6 +198,22 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	b.mode(state.ModeProxy)
 	b.client.PrependReactor("*", "*", b.react)
 	return b
+}
+
+// clusterOf is what the hook needs of a client, without cert-manager.
+func clusterOf(client *fake.Clientset) hook.Cluster {
+	core, apps := client.CoreV1(), client.AppsV1()
+	pods := core.Pods("zarf")
+	return hook.Cluster{
+		Secrets:     core.Secrets("zarf"),
+		Nodes:       nodes.Cluster{Nodes: core.Nodes(), Pods: pods, Events: core.Events("zarf"), DaemonSets: apps.DaemonSets("zarf")},
+		Certs:       certs.Cluster{Pods: pods},
+		Payload:     payload.Cluster{ConfigMaps: core.ConfigMaps("zarf"), ConfigMapNames: metadataClient{core.ConfigMaps("zarf")}, Pods: pods},
+		Preflight:   preflight.Cluster{Namespaces: core.Namespaces(), AllServices: core.Services(""), Services: core.Services("zarf"), Pods: pods},
+		VerifyPods:  pods,
+		Deployments: apps.Deployments("zarf"), Jobs: client.BatchV1().Jobs("zarf"), Services: core.Services("zarf"),
+		HostingConfigMaps: core.ConfigMaps("kube-public"),
+	}
 }
 
 // rendered is a Hook whose settings get the address that the chart would render.
@@ -215,7 +230,7 @@ func (r rendered) render() *hook.Hook {
 
 func (r rendered) Prepare(ctx context.Context) error { return r.render().Prepare(ctx) }
 func (r rendered) Finish(ctx context.Context) error  { return r.render().Finish(ctx) }
-func (r rendered) Preflight(ctx context.Context) ([]hook.Finding, error) {
+func (r rendered) Preflight(ctx context.Context) ([]preflight.Finding, error) {
 	return r.render().Preflight(ctx)
 }
 
@@ -732,7 +747,7 @@ func killedAtEachWrite(t *testing.T, setUp func() *bench, run func(*bench) error
 }
 
 // metadataClient lists ConfigMaps as the metadata client does.
-type metadataClient struct{ hook.ConfigMaps }
+type metadataClient struct{ payload.ConfigMaps }
 
 func (n metadataClient) List(ctx context.Context, options metav1.ListOptions) (*metav1.PartialObjectMetadataList, error) {
 	list, err := n.ConfigMaps.List(ctx, options)

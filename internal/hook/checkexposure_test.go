@@ -8,8 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -36,17 +36,17 @@ func TestWhatIsShownToTheOutsideIsCheckedBeforeAnythingChanges(t *testing.T) {
 	for name, c := range map[string]struct {
 		tls, users *corev1.Secret
 		later      time.Duration
-		severity   hook.Severity
+		severity   preflight.Severity
 		want       []string // of the one finding; none: nothing is found
 	}{
 		"all is well":               {tls(good.Certificate, good.Key), users("htpasswd"), 0, "", nil},
-		"no certificate":            {nil, users("htpasswd"), 0, hook.Blocker, []string{"Secret zarf/outside", "does not exist", "kubectl -n zarf create secret tls outside"}},
-		"rubbish":                   {tls([]byte("rubbish"), good.Key), users("htpasswd"), 0, hook.Blocker, []string{"Secret zarf/outside", "a tls.crt that the registry would refuse"}},
-		"the key of another":        {tls(good.Certificate, other.Key), users("htpasswd"), 0, hook.Blocker, []string{"tls.crt and a tls.key", "private key does not match"}},
-		"a certificate for another": {tls(other.Certificate, other.Key), users("htpasswd"), 0, hook.Warning, []string{"is not for registry.example.com"}},
-		"an expired certificate":    {tls(good.Certificate, good.Key), users("htpasswd"), 2 * time.Hour, hook.Warning, []string{"expired at 2026-11-20 13:00 UTC"}},
-		"no users":                  {tls(good.Certificate, good.Key), nil, 0, hook.Warning, []string{"Secret zarf/users", "does not exist", "htpasswd -Bbn"}},
-		"users under another key":   {tls(good.Certificate, good.Key), users("auth"), 0, hook.Warning, []string{"Secret zarf/users", "has no key htpasswd"}},
+		"no certificate":            {nil, users("htpasswd"), 0, preflight.Blocker, []string{"Secret zarf/outside", "does not exist", "kubectl -n zarf create secret tls outside"}},
+		"rubbish":                   {tls([]byte("rubbish"), good.Key), users("htpasswd"), 0, preflight.Blocker, []string{"Secret zarf/outside", "a tls.crt that the registry would refuse"}},
+		"the key of another":        {tls(good.Certificate, other.Key), users("htpasswd"), 0, preflight.Blocker, []string{"tls.crt and a tls.key", "private key does not match"}},
+		"a certificate for another": {tls(other.Certificate, other.Key), users("htpasswd"), 0, preflight.Warning, []string{"is not for registry.example.com"}},
+		"an expired certificate":    {tls(good.Certificate, good.Key), users("htpasswd"), 2 * time.Hour, preflight.Warning, []string{"expired at 2026-11-20 13:00 UTC"}},
+		"no users":                  {tls(good.Certificate, good.Key), nil, 0, preflight.Warning, []string{"Secret zarf/users", "does not exist", "htpasswd -Bbn"}},
+		"users under another key":   {tls(good.Certificate, good.Key), users("auth"), 0, preflight.Warning, []string{"Secret zarf/users", "has no key htpasswd"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -142,7 +142,7 @@ func TestRotatingThePushCredentialWaitsForTheRegistry(t *testing.T) {
 		b.slow = map[string]time.Duration{registryPod: 15 * time.Second}
 		before := b.secret("zarf-registry-credentials").Data["password"]
 		begin := time.Now()
-		b.must(b.hook.RotateCredential(t.Context(), hook.PushCredential))
+		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
 		if bytes.Equal(before, b.secret("zarf-registry-credentials").Data["password"]) {
 			t.Error("the password is the former one")
 		}
@@ -160,7 +160,7 @@ func TestRotatingThePushCredentialWaitsForTheRegistry(t *testing.T) {
 			c.change()
 			b.hook.Timeout = 2 * time.Minute
 			begin = time.Now()
-			b.mustFail(b.hook.RotateCredential(t.Context(), hook.PushCredential), false, "Secret zarf/zarf-registry-credentials is written, but not every pod of the registry takes it", c.want)
+			b.mustFail(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential), false, "Secret zarf/zarf-registry-credentials is written, but not every pod of the registry takes it", c.want)
 			if took := time.Since(begin); took > 2*time.Minute {
 				t.Errorf("%s: it took %s", name, took)
 			}
@@ -170,7 +170,7 @@ func TestRotatingThePushCredentialWaitsForTheRegistry(t *testing.T) {
 		// A pod that is not ready serves nobody.
 		b.deaf = map[string]bool{registryPod: true}
 		b.change(registryPod, func(p *corev1.Pod) { p.Status.Conditions = nil })
-		b.must(b.hook.RotateCredential(t.Context(), hook.PushCredential))
+		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
 	})
 }
 
@@ -178,7 +178,7 @@ func TestAPushCredentialOfTheUserIsNotRotated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.give("robot", "good") })
 		b.asTheCronJobDoes()
-		b.mustFail(b.hook.RotateCredential(t.Context(), hook.PushCredential), true, "a copy of Secret zarf/corp-credential: change it there, then run init-hook certs renew")
+		b.mustFail(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential), true, "a copy of Secret zarf/corp-credential: change it there, then run init-hook certs renew")
 		if w := b.writes(); len(w) != 0 {
 			t.Errorf("it wrote %q", w)
 		}
@@ -197,7 +197,7 @@ func TestRotatingThePullCredentialKeepsTheListenerAsItIs(t *testing.T) {
 				before := maps.Clone(b.secret("zarf-registry-pull").Data)
 				options := b.hook.Settings
 				b.asTheCronJobDoes()
-				b.must(b.hook.RotateCredential(t.Context(), hook.PullCredential))
+				b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PullCredential))
 				after := b.secret("zarf-registry-pull")
 				if bytes.Equal(before["password"], after.Data["password"]) {
 					t.Error("the password is the former one")
@@ -230,7 +230,7 @@ func TestACredentialThatSomebodyElseWritesIsReadAgain(t *testing.T) {
 				b.changeSecret("zarf-registry-credentials", func(s *corev1.Secret) { s.Annotations = map[string]string{"somebody": "else"} })
 			}
 		}
-		b.must(b.hook.RotateCredential(t.Context(), hook.PushCredential))
+		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
 		b.checkCredential("zarf-push", "")
 		if once || b.secret("zarf-registry-credentials").Annotations["somebody"] != "else" {
 			t.Error("what somebody else wrote is gone")

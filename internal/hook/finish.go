@@ -3,108 +3,122 @@ package hook
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/steps"
 )
 
-// Finish waits for what the chart applied, pushes the project's images, proves on
-// every node that a pull works, records what was proven, and only then deletes what
-// the former mode left.
+// Finish waits for what the chart applied, pushes the project's images, verifies a pull on every
+// node, records the verified mode, and only then deletes what the previous mode left.
 //
-// In proxy mode the NodePort Service of the former mode goes before the proof,
-// because it hides the proxies; it is put back where the proof fails.
+// In proxy mode it deletes the NodePort Service of the previous mode before it verifies, because
+// that Service hides the proxies. If verification fails, it restores the Service.
 func (h *Hook) Finish(ctx context.Context) error {
-	f := &finishing{Hook: h}
-	defer f.deleteProofs() // also those of a run that was killed, whatever its mode
-	return h.runSteps(ctx, "finish", f.steps())
+	f := &finishing{run: h.start()}
+	defer f.verifier.DeletePods() // also those of a run that was killed, whatever its mode
+	return f.phase(ctx, "finish", f.steps())
 }
 
-// finishing is what the steps of one Finish hand on to each other.
+// finishing is what the steps of one Finish share.
 type finishing struct {
-	*Hook
-	// switching: this run, or one that was killed, removed the NodePort Service.
+	*run
+	// switching: this run, or one that was killed, deleted the NodePort Service.
 	switching bool
-	proven    []string
-	// rotated: no change of authorities is under way any more.
+	verified  []string
+	// rotated: no CA rotation is in progress any more.
 	rotated bool
 }
 
-func (f *finishing) steps() []step {
-	rotate := step{"finish the change of authorities", "the former ones are trusted until all pods show certificates of the new", f.rotate}
-	unneeded := step{"delete what other PKI modes left", "nobody trusts it any more", f.unneeded}
-	configured := step{"wait for the node configuration", "CRI-O needs the authority before it can pull; and a node that refuses is named", onlyIf(f.Settings.ConfiguresNodes(), f.waitNodeConfig)}
-	push := step{"push the project's images", "later upgrades and the proof pull them from the registry itself", onlyIf(f.Settings.Push.Images, f.push)}
-	prove := step{"prove by pulling", "only a pull on every node covers network plugin, kube-proxy and container runtime at once", onlyIf(f.Settings.Finish.Verify, f.prove)}
-	advertise := step{"tell tools of the registry", "those that build images look for it in " + HostingNamespace, f.advertise}
-	record := step{"record the proven mode", "the state never says more than was proven", f.record}
-
-	collect := step{"collect former payloads", "no pod needs them any more", f.collect}
-	payload := step{"delete the payload", "nothing starts from it any more", f.deletePayload}
-	if f.Settings.ConfiguresNodes() {
-		payload = collect
-	}
-
-	switch f.Settings.Mode {
+func (f *finishing) steps() []steps.Step {
+	s := &f.Settings
+	var (
+		readState = steps.Step{Name: "read the saved state", Run: f.readState,
+			Why: "only what prepare recorded can be finished"}
+		waitRegistry = steps.Step{Name: "wait for the registry", Run: f.waitRegistry,
+			Why: "nodes and pushes need it"}
+		push = steps.Step{Name: "push the project's images", Run: steps.OnlyIf(s.Push.Images, f.push),
+			Why: "later upgrades and the verification pull them from the registry itself"}
+		configured = steps.Step{Name: "wait for the node configuration", Run: steps.OnlyIf(s.ConfiguresNodes(), f.WaitConfigured),
+			Why: "CRI-O needs the CA before it can pull; and a node that refuses is reported"}
+		verifyNodes = steps.Step{Name: "verify pulls", Run: steps.OnlyIf(s.Finish.Verify, f.verify),
+			Why: "only a pull on every node covers network plugin, kube-proxy and container runtime at once"}
+		record = steps.Step{Name: "record the verified mode", Run: f.record,
+			Why: "the state never claims more than was verified"}
+		closePlain = steps.Step{Name: "close the plain listener", Run: f.certs.ClosePlain,
+			Why: "outside of nodeport mode the registry serves nothing in plain text"}
+		deleteProxies = steps.Step{Name: "delete previous proxies", Run: f.DeletePreviousProxies,
+			Why: "the chart no longer renders them"}
+		collect = steps.Step{Name: "collect previous payloads", Run: f.collect,
+			Why: "no pod needs them any more"}
+		advertise = steps.Step{Name: "advertise the registry", Run: f.advertise,
+			Why: "tools that build images look for it in " + HostingNamespace}
+		rotate = steps.Step{Name: "finish the CA rotation", Run: f.rotate,
+			Why: "the previous CA stays trusted until all pods show certificates of the new one"}
+		unneeded = steps.Step{Name: "delete what other PKI modes left", Run: f.unneeded,
+			Why: "nothing trusts it any more"}
+	)
+	switch s.Mode {
 	case state.ModeNodePort:
-		return []step{
-			{"read the saved state", "only what prepare recorded can be finished", f.readState},
-			{"wait for the registry", "node ports and pushes need it", f.waitRegistry},
-			{"look at the NodePort Service", "each node pulls through it", f.lookAtService},
-			{"wait for the node port's listener", "the NodePort Service leads to it", f.openPlain},
-			push,
-			configured,
-			prove,
-			record,
-			{"delete the proxies", "each node was seen to pull without them", f.deleteFormerProxies},
-			collect,
-			advertise,
-			rotate,
-			unneeded,
+		return []steps.Step{
+			readState,
+			waitRegistry,
+			{Name: "check the NodePort Service", Run: f.checkService, Why: "each node pulls through it"},
+			{Name: "wait for the plain listener", Run: f.certs.OpenPlain, Why: "the NodePort Service leads to it"},
+			push, configured, verifyNodes, record, deleteProxies, collect, advertise, rotate, unneeded,
 		}
 	case state.ModeExternal:
-		return []step{
-			{"read the saved state", "only what prepare recorded can be finished", f.readState},
-			configured,
-			record,
-			{"delete the NodePort Service", "it leads nowhere any more", f.deleteService},
-			{"delete the proxies", "they lead nowhere any more", f.deleteFormerProxies},
-			{"close the node port's listener", "nothing shall be served in plain text that nobody asks for", f.closePlain},
-			advertise,
-			payload,
+		deletePayload := steps.Step{Name: "delete the payload", Run: f.payload.Delete, Why: "nothing starts from it any more"}
+		if s.ConfiguresNodes() {
+			deletePayload = collect
+		}
+		return []steps.Step{
+			readState, configured, record,
+			{Name: "delete the NodePort Service", Run: f.deleteService, Why: "it leads nowhere any more"},
+			deleteProxies, closePlain, advertise, deletePayload,
 		}
 	default:
-		return append(f.orPutBack([]step{
-			{"read the saved state", "only what prepare recorded can be finished", f.readState},
-			{"wait for the registry", "proxies and pushes need it", f.waitRegistry},
+		return append(f.orRestoreService([]steps.Step{
+			readState,
+			waitRegistry,
 			push, // while the proxies start
-			{"wait for the proxies", "each node pulls through its own", f.waitProxies},
+			{Name: "wait for the proxies", Run: f.WaitProxies, Why: "each node pulls through its own"},
 			configured,
-			{"remove the NodePort Service", "kube-proxy would answer in the proxies' place; it is put back if the proof fails", f.removeService},
-			prove,
-		}), []step{
-			{"close the node port's listener", "nothing leaves the registry in plain text in proxy mode", f.closePlain},
-			record,
-			{"delete former proxies", "the chart does not render them any more", f.deleteFormerProxies},
-			collect,
-			advertise,
-			rotate,
-			unneeded,
-		}...)
+			{Name: "remove the NodePort Service", Run: f.removeService,
+				Why: "kube-proxy would answer in the proxies' place; it is restored if verification fails"},
+			verifyNodes,
+		}), closePlain, record, deleteProxies, collect, advertise, rotate, unneeded)
 	}
 }
 
-// readState refuses to finish what prepare did not begin: the steps delete what
-// the mode does not need.
+func (f *finishing) waitRegistry(ctx context.Context) (string, error) {
+	return f.WaitRegistry(ctx, f.cluster.Deployments)
+}
+
+func (f *finishing) verify(ctx context.Context) (did string, err error) {
+	f.verified, did, err = f.verifier.Nodes(ctx, f.switching)
+	return did, err
+}
+
+// collect deletes previous payloads. Proxies that the chart no longer renders are about to end.
+func (f *finishing) collect(ctx context.Context) (string, error) {
+	return f.payload.Collect(ctx, func(pod corev1.Pod) bool {
+		return pod.Labels[names.LabelComponent] == names.ComponentProxy && !f.UsesProxy(pod)
+	})
+}
+
+// readState refuses to finish what prepare did not begin: the steps delete what the mode does not
+// need.
 func (f *finishing) readState(ctx context.Context) (string, error) {
-	_, s, err := f.mustLoadState(ctx)
+	_, s, err := f.RequireState(ctx)
 	if err != nil {
 		return "", err
 	}
 	if d := s.Desired; d.Mode != f.Settings.Mode || d.Address != f.Settings.Address {
-		return "", refuse("prepare recorded %s mode at %s, but finish was asked for %s mode at %s: run prepare for that first, or helm upgrade, which runs both",
+		return "", release.Refuse("prepare recorded %s mode at %s, but finish was asked for %s mode at %s: run prepare for that first, or helm upgrade, which runs both",
 			d.Mode, d.Address, f.Settings.Mode, f.Settings.Address)
 	}
 	return fmt.Sprintf("%s mode at %s is desired", s.Desired.Mode, s.Desired.Address), nil
@@ -112,95 +126,64 @@ func (f *finishing) readState(ctx context.Context) (string, error) {
 
 func (f *finishing) record(ctx context.Context) (string, error) {
 	did := ""
-	err := f.updateStateSecret(ctx, func(_ *corev1.Secret, s *state.State) (bool, []byte) {
+	err := f.UpdateStateSecret(ctx, func(_ *corev1.Secret, s *state.State) (bool, []byte) {
 		desired := s.Desired
 		switch {
 		case f.Settings.Mode == state.ModeExternal:
 			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, nil
-			did = "current is external, where there is nothing to prove"
+			did = "current is external, which needs no verification"
 		case f.Settings.Finish.Verify:
-			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, f.proven
-			did = fmt.Sprintf("current is %s, proven on %d nodes", desired.Mode, len(f.proven))
+			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, f.verified
+			did = fmt.Sprintf("current is %s, verified on %d nodes", desired.Mode, len(f.verified))
 		case s.Current != nil && s.Current.Same(desired):
-			did = "current stays as it was proven before: the proof was switched off (initHook.prove=false)"
+			did = "current stays as it was verified before: verification is disabled (initHook.prove=false)"
 		default:
 			s.Current, s.Nodes = nil, nil
-			did = "nothing is current: the proof was switched off (initHook.prove=false)"
+			did = "nothing is current: verification is disabled (initHook.prove=false)"
 		}
-		return true, nil // the NodePort Service is not to be put back any more
+		return true, nil // from here on the NodePort Service is not restored
 	})
 	return did, err
 }
 
-// rotate goes on with the change of authorities where Prepare, which cannot ask pods
-// that do not run yet, had to leave it. Pods that do not follow in time fail
-// nothing: all go on working, and the CronJob goes on with it.
-func (f *finishing) rotate(ctx context.Context) (string, error) {
-	_, s, err := f.mustLoadState(ctx)
+// rotate continues a CA rotation where Prepare had to stop.
+func (f *finishing) rotate(ctx context.Context) (did string, err error) {
+	_, s, err := f.RequireState(ctx)
 	if err != nil {
 		return "", err
 	}
 	if s.PKI == nil {
-		return "nothing: prepare was of a release that recorded nothing of it", nil
+		return "nothing: a release without PKI settings ran prepare", nil
 	}
-	r := &rotation{Hook: f.Hook, pki: *s.PKI, patience: patience(ctx, finishPatience)}
-	waiting, err := r.run(ctx)
-	if err != nil {
-		return "", err
-	}
-	if len(waiting) > 0 {
-		f.Log.Warn("the change of authorities is not finished; everything works, and init-hook certs renew, which the CronJob runs, goes on with it",
-			"waiting", enumerate(waiting))
-		return fmt.Sprintf("%s; not finished, it waits for pods: %d", r.did(), len(waiting)), nil
-	}
-	f.rotated = true
-	return r.did(), nil
+	f.rotated, did, err = f.certs.FinishRotation(ctx, *s.PKI)
+	return did, err
 }
 
 func (f *finishing) unneeded(ctx context.Context) (string, error) {
 	if !f.rotated {
 		return "nothing: it may still be needed", nil
 	}
-	_, s, err := f.mustLoadState(ctx)
+	_, s, err := f.RequireState(ctx)
 	if err != nil || s.PKI == nil {
 		return "nothing", err
 	}
-	return f.deleteUnneeded(ctx, *s.PKI)
+	return f.certs.DeleteUnneeded(ctx, *s.PKI)
 }
 
-// orPutBack has the NodePort Service put back when a step fails, also when the run
-// is out of time or was told to end: until the proof it is what the nodes pulled by.
-func (f *finishing) orPutBack(steps []step) []step {
-	for i, s := range steps {
-		if s.run == nil {
+// orRestoreService restores the NodePort Service when a step fails, also when the run is out of time
+// or interrupted: until pulls are verified, nodes depend on it.
+func (f *finishing) orRestoreService(list []steps.Step) []steps.Step {
+	for i, s := range list {
+		if s.Run == nil {
 			continue
 		}
-		steps[i].run = func(ctx context.Context) (string, error) {
-			did, err := s.run(ctx)
+		list[i].Run = func(ctx context.Context) (string, error) {
+			did, err := s.Run(ctx)
 			if err != nil {
-				err = f.putBack(err)
+				err = f.restoreService(err)
 			}
 			return did, err
 		}
 	}
-	return steps
-}
-
-// usesProxy says whether a pod is a proxy of a DaemonSet that the chart renders.
-func (f *finishing) usesProxy(pod corev1.Pod) bool {
-	for _, owner := range pod.OwnerReferences {
-		if owner.Kind == "DaemonSet" {
-			return f.renders(owner.Name)
-		}
-	}
-	return false
-}
-
-// renders says whether the chart renders a proxy DaemonSet. Who runs finish by hand
-// in proxy mode need not know their names: then all are.
-func (f *finishing) renders(daemonSet string) bool {
-	if f.Settings.Mode != state.ModeProxy {
-		return false
-	}
-	return len(f.Settings.Proxy.DaemonSets) == 0 || slices.Contains(f.Settings.Proxy.DaemonSets, daemonSet)
+	return list
 }

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -31,8 +32,8 @@ const (
 // hostingConfigMap is what is said of this registry. host is the way from outside of
 // the cluster; where there is none of its own it is the nodes' address, which is right
 // for whoever is on a node.
-func (h *Hook) hostingConfigMap() *corev1.ConfigMap {
-	o := &h.Settings
+func (r *run) hostingConfigMap() *corev1.ConfigMap {
+	o := &r.Settings
 	inside := fmt.Sprintf("%s.%s.svc.%s:5000", o.Name, o.Namespace, o.PKI.ClusterDomain)
 	outside := o.Address
 	if o.Expose.Address != "" {
@@ -42,17 +43,17 @@ func (h *Hook) hostingConfigMap() *corev1.ConfigMap {
 	for _, field := range [][2]string{{"host", outside}, {"hostFromContainerRuntime", o.Address}, {"hostFromClusterNetwork", inside}, {"help", hostingHelp}} {
 		fmt.Fprintf(&text, "%s: %s\n", field[0], strconv.Quote(field[1]))
 	}
-	annotated := annotations()
-	annotated[names.AnnotationOwner] = h.hostingOwner()
+	annotated := release.Annotations()
+	annotated[names.AnnotationOwner] = r.hostingOwner()
 	return &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: HostingName, Namespace: HostingNamespace, Labels: h.labels(names.ComponentHosting), Annotations: annotated,
+			Name: HostingName, Namespace: HostingNamespace, Labels: r.Labels(names.ComponentHosting), Annotations: annotated,
 		},
 		Data: map[string]string{HostingKey: text.String()},
 	}
 }
 
-func (h *Hook) hostingOwner() string { return h.Settings.Namespace + "/" + h.Settings.Release }
+func (r *run) hostingOwner() string { return r.Settings.Namespace + "/" + r.Settings.Release }
 
 // advertise writes the ConfigMap, unless it is somebody else's; with an external
 // registry, or where nobody wants it, it removes the one that this release wrote.
@@ -62,7 +63,7 @@ func (f *finishing) advertise(ctx context.Context) (string, error) {
 		return f.withdraw(ctx)
 	}
 	did := ""
-	err := againOnConflict(ctx, func() (err error) {
+	err := release.RetryOnConflict(ctx, func() (err error) {
 		did, err = f.tryAdvertise(ctx)
 		return err
 	})
@@ -71,10 +72,10 @@ func (f *finishing) advertise(ctx context.Context) (string, error) {
 
 func (f *finishing) tryAdvertise(ctx context.Context) (string, error) {
 	want := f.hostingConfigMap()
-	have, err := f.Cluster.ClusterConfigMaps.Get(ctx, HostingName, metav1.GetOptions{})
+	have, err := f.cluster.HostingConfigMaps.Get(ctx, HostingName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		_, err := f.Cluster.ClusterConfigMaps.Create(ctx, want, metav1.CreateOptions{})
+		_, err := f.cluster.HostingConfigMaps.Create(ctx, want, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			return "left alone: somebody else has just made it", nil
 		}
@@ -91,7 +92,7 @@ func (f *finishing) tryAdvertise(ctx context.Context) (string, error) {
 	}
 	changed := have.DeepCopy()
 	changed.Data = want.Data
-	if _, err := f.Cluster.ClusterConfigMaps.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
+	if _, err := f.cluster.HostingConfigMaps.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
 		return "", fmt.Errorf("updating %s: %w", hostingObject, err)
 	}
 	return "updated " + hostingObject, nil
@@ -100,34 +101,34 @@ func (f *finishing) tryAdvertise(ctx context.Context) (string, error) {
 const hostingObject = "ConfigMap " + HostingNamespace + "/" + HostingName
 
 // withdraw removes the ConfigMap where this release wrote it.
-func (h *Hook) withdraw(ctx context.Context) (string, error) {
-	have, err := h.Cluster.ClusterConfigMaps.Get(ctx, HostingName, metav1.GetOptions{})
+func (r *run) withdraw(ctx context.Context) (string, error) {
+	have, err := r.cluster.HostingConfigMaps.Get(ctx, HostingName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return "there is none", nil
 	case err != nil:
-		return h.unlessForbidden("", fmt.Errorf("reading %s: %w", hostingObject, err))
-	case !h.ownsHosting(have):
+		return r.unlessForbidden("", fmt.Errorf("reading %s: %w", hostingObject, err))
+	case !r.ownsHosting(have):
 		return fmt.Sprintf("left alone: %s is of %s", hostingObject, hostingOwnerOf(have)), nil
 	}
 	// Only the one that was looked at: another may have been made since.
-	err = h.Cluster.ClusterConfigMaps.Delete(ctx, HostingName, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &have.UID}})
+	err = r.cluster.HostingConfigMaps.Delete(ctx, HostingName, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &have.UID}})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return h.unlessForbidden("", fmt.Errorf("deleting %s: %w", hostingObject, err))
+		return r.unlessForbidden("", fmt.Errorf("deleting %s: %w", hostingObject, err))
 	}
 	return "deleted " + hostingObject, nil
 }
 
-func (h *Hook) unlessForbidden(did string, err error) (string, error) {
+func (r *run) unlessForbidden(did string, err error) (string, error) {
 	if apierrors.IsForbidden(err) {
-		h.Log.Warn("tools that look for the cluster's registry are not told of this one: set localRegistryHosting=false, or grant the right", "error", err.Error())
+		r.Log.Warn("tools that look for the cluster's registry are not told of this one: set localRegistryHosting=false, or grant the right", "error", err.Error())
 		return "nothing: it is forbidden", nil
 	}
 	return did, err
 }
 
-func (h *Hook) ownsHosting(have *corev1.ConfigMap) bool {
-	return have.Labels[names.LabelManagedBy] == names.Manager && have.Annotations[names.AnnotationOwner] == h.hostingOwner()
+func (r *run) ownsHosting(have *corev1.ConfigMap) bool {
+	return have.Labels[names.LabelManagedBy] == names.Manager && have.Annotations[names.AnnotationOwner] == r.hostingOwner()
 }
 
 // hostingOwnerOf names in words whose ConfigMap it is.

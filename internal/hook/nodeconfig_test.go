@@ -11,13 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // nodeFindings are those of the check, and whether there are others.
-func (b *bench) nodeFindings() []hook.Finding {
+func (b *bench) nodeFindings() []preflight.Finding {
 	b.Helper()
 	findings, err := b.hook.Preflight(b.Context())
 	if err != nil {
@@ -86,7 +86,7 @@ func TestNodeConfigurationIsCheckedBeforeAnythingChanges(t *testing.T) {
 				b.mustPrepare()
 				return
 			}
-			if len(findings) != 1 || findings[0].Severity != hook.Blocker || findings[0].Remedy == "" {
+			if len(findings) != 1 || findings[0].Severity != preflight.Blocker || findings[0].Remedy == "" {
 				t.Fatalf("it finds %v", findings)
 			}
 			b.mustFail(b.hook.Prepare(t.Context()), true, append(c.want, "nothing was changed")...)
@@ -126,7 +126,7 @@ func TestDirectoriesThatABlindRenderingForgetsAreNamed(t *testing.T) {
 			}))
 			b.mode(mode)
 			found := b.nodeFindings()
-			if len(found) != 1 || found[0].Severity != hook.Warning {
+			if len(found) != 1 || found[0].Severity != preflight.Warning {
 				t.Fatalf("it finds %v", found)
 			}
 			for _, want := range []string{"nodeConfig: files of this release may be in " + certsD + ", /etc/rancher/k3s on nodes", "--set nodeConfig.directories={" + certsD + ",/etc/rancher/k3s}"} {

@@ -50,7 +50,7 @@ func TestARotationIsFollowedByNodes(t *testing.T) {
 		if want := []string{"ca", "state", "node", "n1", "n2", "state", "node", "state", "node", "n1", "n2", "state"}; !slices.Equal(got, want) {
 			t.Errorf("the order is %q, want %q", got, want)
 		}
-		for _, want := range []string{"to write the present authorities", "the node has other authorities than the present ones", "DaemonSet zarf/zarf-registry-node-config-amd64: 0 of 2 pods exist"} {
+		for _, want := range []string{"to write the current CAs", "its node has outdated CAs", "DaemonSet zarf/zarf-registry-node-config-amd64: 0 of 2 pods exist"} {
 			if !strings.Contains(b.log.String(), want) {
 				t.Errorf("the log has no %q", want)
 			}
@@ -111,7 +111,7 @@ func TestANodeThatDoesNotWriteHoldsAChangeUpAndIsNamed(t *testing.T) {
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1, Message: `{"error":"/etc/containers is read-only"}`}}
 		b.asTheCronJobDoes()
 		before := b.secret("zarf-registry-node-tls").Data["tls.crt"]
-		b.mustFail(b.rotate(), false, "not all pods follow, and everything works as before", "pod zarf/node-config-n2-", "on node n2: it has not written the authorities yet", "/etc/containers is read-only")
+		b.mustFail(b.rotate(), false, "not all pods follow, and everything works as before", "pod zarf/node-config-n2-", "on node n2: it has not written the CAs yet", "/etc/containers is read-only")
 		if string(before) != string(b.secret("zarf-registry-node-tls").Data["tls.crt"]) {
 			t.Error("a certificate that n2 does not believe is shown")
 		}
@@ -119,7 +119,7 @@ func TestANodeThatDoesNotWriteHoldsAChangeUpAndIsNamed(t *testing.T) {
 			t.Errorf("recorded is %+v", r)
 		}
 		// A run that knows nothing of what that one deleted waits as well.
-		b.mustFail(b.renew(), false, "on node n2: it has not written the authorities yet")
+		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet")
 		b.ends = nil
 		for _, pod := range b.nodePods() {
 			if pod.Spec.NodeName == "n2" {
@@ -140,20 +140,20 @@ func TestANodeThatNeverWritesIsLeftBehindBeforeTheCertificatesExpire(t *testing.
 		b.unwatched = true
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1}}
 		b.asTheCronJobDoes()
-		b.mustFail(b.rotate(), false, "on node n2: it has not written the authorities yet")
+		b.mustFail(b.rotate(), false, "on node n2: it has not written the CAs yet")
 		leaf := func() []byte { return b.secret("zarf-registry-node-tls").Data["tls.crt"] }
 		before := leaf()
 		b.now = b.now.Add(pki.DefaultLeafLifetime * 8 / 10)
-		b.mustFail(b.renew(), false, "on node n2: it has not written the authorities yet")
+		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet")
 		if !bytes.Equal(before, leaf()) {
 			t.Error("n2 was not waited for")
 		}
 		b.now = b.now.Add(pki.DefaultLeafLifetime * 15 / 100)
-		b.mustFail(b.renew(), false, "on node n2: it has not written the authorities yet") // and the former are trusted until then
+		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet") // and the former are trusted until then
 		if bytes.Equal(before, leaf()) {
 			t.Error("the certificates are left to expire")
 		}
-		if !strings.Contains(b.log.String(), "nodes are not waited for any longer") {
+		if !strings.Contains(b.log.String(), "no longer waiting for nodes") {
 			t.Errorf("it does not say so:\n%s", b.log)
 		}
 	})
@@ -174,7 +174,7 @@ func TestPodsThatMayNotBeDeletedAreNamedWithTheCommand(t *testing.T) {
 			}
 			return nil
 		}
-		b.mustFail(b.rotate(), false, "the node has other authorities than the present ones", "cannot delete resource", "kubectl --namespace zarf delete pod node-config-n1-")
+		b.mustFail(b.rotate(), false, "its node has outdated CAs", "cannot delete resource", "kubectl --namespace zarf delete pod node-config-n1-")
 		b.forbid = nil
 		b.must(b.renew())
 		b.checkConverged()
@@ -195,7 +195,7 @@ func TestANodeThatWasAwayGetsTheAuthoritiesAfterwards(t *testing.T) {
 		b.asTheCronJobDoes()
 		b.must(b.rotate())
 		b.checkNodesFollow("n1")
-		if !strings.Contains(b.log.String(), `"msg":"a node that is not ready holds nothing up; it gets the authorities when it is back","node":"n2"`) {
+		if !strings.Contains(b.log.String(), `"msg":"not waiting for a node that is not ready; it gets the CAs when it is back","node":"n2"`) {
 			t.Errorf("it does not say so:\n%s", b.log)
 		}
 		ready()

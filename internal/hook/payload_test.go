@@ -49,9 +49,11 @@ func TestAWrongChunkIsReplacedAndWaitingPodsRestarted(t *testing.T) {
 	if err := cms.Delete(t.Context(), "zarf-registry-payload-0.1.0-registry-amd64-01", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	podLabels := labels("proxy")
+	podLabels["zarf.dev/agent"] = "ignore"
 	pod := func(name string, exit int32, ready bool) *corev1.Pod {
 		return &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "zarf", Labels: labels("proxy")},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "zarf", Labels: podLabels},
 			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Ready: ready, LastTerminationState: corev1.ContainerState{
 				Terminated: &corev1.ContainerStateTerminated{ExitCode: exit}}}}},
 		}

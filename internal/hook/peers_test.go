@@ -275,7 +275,7 @@ func (b *bench) installCertManager() {
 	}
 	b.dynamics = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 	b.dynamics.PrependReactor("*", "*", b.react)
-	c := &b.hook.Cluster
+	c := &b.hook.Cluster.Certs
 	c.Certificates = certmanager.Certificates(b.dynamics, "zarf")
 	c.CertificateRequests = certmanager.Requests(b.dynamics, "zarf")
 	c.Issuers = certmanager.Issuers(b.dynamics, "zarf")
@@ -499,14 +499,9 @@ func meta2(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name,
 func (b *bench) elsewhere(run func(hook.Cluster)) {
 	client := fake.NewClientset()
 	client.PrependReactor("*", "*", b.react)
-	core, apps := client.CoreV1(), client.AppsV1()
 	dynamics, c := b.dynamics, b.hook.Cluster
+	b.hook.Cluster = clusterOf(client)
 	b.installCertManager()
-	run(hook.Cluster{
-		Nodes: core.Nodes(), Secrets: core.Secrets("zarf"), ConfigMaps: core.ConfigMaps("zarf"), ConfigMapNames: metadataClient{core.ConfigMaps("zarf")}, Pods: core.Pods("zarf"),
-		Events: core.Events("zarf"), Deployments: apps.Deployments("zarf"), DaemonSets: apps.DaemonSets("zarf"), Jobs: client.BatchV1().Jobs("zarf"),
-		Namespaces: core.Namespaces(), Services: core.Services("zarf"), ClusterServices: core.Services(""),
-		Certificates: b.hook.Cluster.Certificates, CertificateRequests: b.hook.Cluster.CertificateRequests, Issuers: b.hook.Cluster.Issuers,
-	})
+	run(b.hook.Cluster)
 	b.dynamics, b.hook.Cluster = dynamics, c
 }

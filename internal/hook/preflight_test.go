@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -116,14 +116,14 @@ func invalidPort(message string) error {
 }
 
 func TestPreflightFinds(t *testing.T) {
-	const blocker, warning = hook.Blocker, hook.Warning
+	const blocker, warning = preflight.Blocker, preflight.Warning
 	type nodes = []runtime.Object
 	for name, c := range map[string]struct {
 		objects  nodes
 		options  []func(*settings.Settings)
 		admit    func(runtime.Object) error
 		check    string // empty: nothing is found
-		severity hook.Severity
+		severity preflight.Severity
 		want     []string
 	}{
 		"nothing on a good cluster":                  {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}},
@@ -222,7 +222,7 @@ func TestPreflightFinds(t *testing.T) {
 				if f.Check != c.check || f.Severity != c.severity || f.Object == "" || f.Cause == "" || f.Remedy == "" || strings.Contains(f.String(), "\n") {
 					t.Errorf("finding is %+v, want a %s of %s", f, c.severity, c.check)
 				}
-				if !slices.Contains(hook.Checks(), f.Check) {
+				if !slices.Contains(preflight.Checks(), f.Check) {
 					t.Errorf("%s is no check", f.Check)
 				}
 			}
@@ -244,7 +244,7 @@ func TestPreflightFinds(t *testing.T) {
 				}
 				b.hook.Settings.Preflight.Ignore = []string{c.check}
 				again, err := b.hook.Preflight(t.Context())
-				if err != nil || slices.ContainsFunc(again, func(f hook.Finding) bool { return f.Severity == blocker }) {
+				if err != nil || slices.ContainsFunc(again, func(f preflight.Finding) bool { return f.Severity == blocker }) {
 					t.Errorf("ignored, it is still a blocker: %v (%v)", again, err)
 				}
 				return
@@ -270,7 +270,7 @@ func TestAllBlockersAreInOneRefusalAndAllCanBeIgnored(t *testing.T) {
 	b.hook.Settings.Preflight.Ignore = []string{"port", "cri-o"}
 	b.mustFail(b.hook.Prepare(t.Context()), true, "\n  pause-image: ")
 	findings, err := b.hook.Preflight(t.Context())
-	if err != nil || len(findings) != 3 || findings[0].Check != "pause-image" || findings[0].Severity != hook.Blocker {
+	if err != nil || len(findings) != 3 || findings[0].Check != "pause-image" || findings[0].Severity != preflight.Blocker {
 		t.Errorf("the blocker is not the first: %v (%v)", findings, err)
 	}
 	b.hook.Settings.Preflight.Ignore = []string{"all"}
@@ -298,7 +298,7 @@ func TestAMissingRightIsNamed(t *testing.T) {
 				b.mustFail(err, true, right)
 				return
 			}
-			if err != nil || len(findings) != 1 || findings[0].Check != c.left || findings[0].Severity != hook.Warning || !strings.Contains(findings[0].Cause, right) {
+			if err != nil || len(findings) != 1 || findings[0].Check != c.left || findings[0].Severity != preflight.Warning || !strings.Contains(findings[0].Cause, right) {
 				t.Errorf("found %v (%v)", findings, err)
 			}
 		})
@@ -321,7 +321,7 @@ func TestANamespaceThatWasJustMadeIsWaitedFor(t *testing.T) {
 		}
 		b.admit = refusePods(missing)
 		findings, err := b.hook.Preflight(t.Context())
-		if err != nil || len(findings) == 0 || findings[0].Check != "admission" || findings[0].Severity != hook.Blocker {
+		if err != nil || len(findings) == 0 || findings[0].Check != "admission" || findings[0].Severity != preflight.Blocker {
 			t.Errorf("found %v (%v)", findings, err)
 		}
 	})

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
@@ -217,7 +217,7 @@ func TestWhatSignsUploadsOutlivesTheCredential(t *testing.T) {
 		b := installed(t)
 		b.asTheCronJobDoes()
 		before := b.secret(name).Data
-		b.must(b.hook.RotateCredential(t.Context(), hook.PushCredential))
+		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
 		if after := b.secret(name).Data; bytes.Equal(before["password"], after["password"]) || !bytes.Equal(before[key], after[key]) {
 			t.Error("after a rotation it is another")
 		}
@@ -344,7 +344,7 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 		"no nodes":            {[]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}}, nil, []string{"has no nodes"}},
 		"a newer state":       {[]runtime.Object{node("n1"), savedState(`{"version":2}`)}, nil, []string{"Secret zarf/zarf-registry-state, key state.json: decoding state: it has version 2"}},
 		"an unreadable state": {[]runtime.Object{node("n1"), savedState(`rubbish`)}, nil, []string{"decoding state"}},
-		"a state of others":   {[]runtime.Object{node("n1"), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil, []string{"was not made by init-hook"}},
+		"a state of others":   {[]runtime.Object{node("n1"), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil, []string{"was not created by init-hook"}},
 		"nodeport mode undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeNodePort, local, state.IPv4)}, byDefault(state.ModeProxy),
 			[]string{"uses nodeport mode", "rendered without seeing", "--set registryProxy=false to keep it", "--set registryProxy=true to switch"}},
 		"proxy mode undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)}, byDefault(state.ModeNodePort),

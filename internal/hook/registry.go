@@ -8,34 +8,24 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/verify"
 )
 
 // Registry is the registry as the steps use it.
 type Registry interface {
+	certs.Registry
+	verify.Images
 	// PushProgramImages pushes the project's own images below zarf-registry/ and
 	// returns them as "<repository>:<tag>". What the registry has is not sent.
 	PushProgramImages(ctx context.Context, access Access) ([]string, error)
 	// HookImage is init-hook's own image as PushProgramImages pushes it; nil where
 	// it does not, because this process does not run on Linux.
 	HookImage() *state.HookImage
-	// ProbeImage is the "<repository>:<tag>" of the tiny image that proves a pull
-	// in a mode: the registry serves zarf-registry/probe-proxy to proxies only, and
-	// zarf-registry/probe-nodeport at the plain listener only, so that a pull cannot
-	// succeed by the other way.
-	ProbeImage(mode state.Mode) string
-	// PlainOpen says whether the plain listener of a registry pod accepts
-	// connections. An error means that nothing could be found out.
-	PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error)
-	// Loaded asks a pod of the registry or of a proxy what it has loaded. An error
-	// means that it could not be asked.
-	Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error)
 }
-
-// PlainPort is the registry's port without TLS, which the node port leads to.
-const PlainPort = 5001
 
 // Access is what it takes to write to the registry from inside the cluster.
 type Access struct {
@@ -50,12 +40,12 @@ type Access struct {
 // push credential.
 func NewAccess(name, namespace string, certificate, credentials *corev1.Secret) Access {
 	return Access{
-		ServerName:  serverName(name, namespace),
+		ServerName:  release.ServerName(name, namespace),
 		Authority:   certificate.Data[names.KeyCA],
-		Certificate: certificate.Data[keyCertificate],
-		Key:         certificate.Data[keyPrivateKey],
-		Username:    string(credentials.Data[keyUsername]),
-		Password:    string(credentials.Data[keyPassword]),
+		Certificate: certificate.Data[corev1.TLSCertKey],
+		Key:         certificate.Data[corev1.TLSPrivateKeyKey],
+		Username:    string(credentials.Data[certs.KeyUsername]),
+		Password:    string(credentials.Data[certs.KeyPassword]),
 	}
 }
 
@@ -64,12 +54,12 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	images, err := f.Registry.PushProgramImages(ctx, access)
+	images, err := f.registry.PushProgramImages(ctx, access)
 	if err != nil {
 		return "", err
 	}
-	if own := f.Registry.HookImage(); own != nil {
-		err := f.updateState(ctx, func(s *state.State) bool {
+	if own := f.registry.HookImage(); own != nil {
+		err := f.UpdateState(ctx, func(s *state.State) bool {
 			same := s.HookImage != nil && *s.HookImage == *own
 			s.HookImage = own
 			return !same
@@ -83,9 +73,9 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 
 func (f *finishing) access(ctx context.Context) (Access, error) {
 	read := func(suffix, made string) (*corev1.Secret, error) {
-		s, err := f.secret(ctx, f.Settings.Name+suffix)
+		s, err := f.Secret(ctx, f.Settings.Name+suffix)
 		if err == nil && s == nil {
-			err = fmt.Errorf("%s is missing: run %s again, by helm upgrade or init-hook prepare", f.object("Secret", f.Settings.Name+suffix), made)
+			err = fmt.Errorf("%s is missing: run %s again, by helm upgrade or init-hook prepare", f.Object("Secret", f.Settings.Name+suffix), made)
 		}
 		return s, err
 	}

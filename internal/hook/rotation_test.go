@@ -16,9 +16,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -36,8 +38,8 @@ func installed(t *testing.T, change ...func(*bench)) *bench {
 	return b
 }
 
-func (b *bench) renew() error  { return b.hook.Renew(b.Context()) }
-func (b *bench) rotate() error { return b.hook.Rotate(b.Context(), true) }
+func (b *bench) renew() error  { return b.hook.Certs().Renew(b.Context()) }
+func (b *bench) rotate() error { return b.hook.Certs().Rotate(b.Context(), true) }
 
 func (b *bench) must(err error) {
 	b.Helper()
@@ -104,7 +106,7 @@ var changes = map[string]struct {
 		again:  (*bench).renew, // goes on with what rotate began
 	},
 	"leaves that were asked for": {
-		run: func(b *bench) error { return b.hook.Rotate(b.Context(), false) },
+		run: func(b *bench) error { return b.hook.Certs().Rotate(b.Context(), false) },
 	},
 	"internal to existingSecret": {
 		change: func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) },
@@ -317,7 +319,7 @@ func TestTwoRunsThatMeet(t *testing.T) {
 								other.Cluster = cluster
 								other.Settings = settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry"}
 								other.Timeout = 4 * time.Minute
-								if err := other.Renew(context.Background()); err != nil {
+								if err := other.Certs().Renew(context.Background()); err != nil {
 									t.Logf("the other run: %v", err)
 								}
 							})
@@ -380,7 +382,7 @@ func TestPrepareWaitsForNobodyAndFinishGoesOn(t *testing.T) {
 		if r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Reason, "zarf-registry-server-tls is due: Secret zarf/corp-server has another certificate") || !strings.Contains(r.Waiting, "pod zarf/proxy-n2 on node n2: it does not trust") {
 			t.Errorf("recorded is %+v", r)
 		}
-		if !strings.Contains(b.log.String(), "finish goes on with the change of authorities, which waits for: pod zarf/") {
+		if !strings.Contains(b.log.String(), "finish continues the CA rotation, which waits for: pod zarf/") {
 			t.Errorf("prepare does not say so:\n%s", b.log)
 		}
 		b.helm()
@@ -564,7 +566,7 @@ func TestLeavesThatWereAskedForAreReplacedOnce(t *testing.T) {
 		for _, role := range []string{"ca", "server-tls", "node-tls", "push-tls"} {
 			before[role] = b.secret("zarf-registry-" + role).Data["tls.crt"]
 		}
-		b.must(b.hook.Rotate(t.Context(), false))
+		b.must(b.hook.Certs().Rotate(t.Context(), false))
 		for role, old := range before {
 			if same := bytes.Equal(old, b.secret("zarf-registry-" + role).Data["tls.crt"]); same != (role == "ca") {
 				t.Errorf("%s is the same: %t", role, same)
@@ -595,11 +597,11 @@ func TestWhatCannotBeRotatedIsRefused(t *testing.T) {
 		}, (*bench).renew, []string{"says nothing of the certificates", "helm upgrade"}},
 		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) }, (*bench).rotate,
 			[]string{"copies of Secret zarf/corp-server, Secret zarf/corp-node, Secret zarf/corp-push: renew them there, then run init-hook certs renew"}},
-		"an unknown credential":   {func(*bench) {}, func(b *bench) error { return b.hook.RotateCredential(b.Context(), "x") }, []string{`there is no "x" credential`}},
-		"no pull credential":      {func(*bench) {}, func(b *bench) error { return b.hook.RotateCredential(b.Context(), hook.PullCredential) }, []string{"Secret zarf/zarf-registry-pull does not exist: there is a pull credential in nodeport mode only"}},
-		"no push credential":      {func(b *bench) { b.remove("secrets", "zarf-registry-credentials") }, func(b *bench) error { return b.hook.RotateCredential(b.Context(), hook.PushCredential) }, []string{"Secret zarf/zarf-registry-credentials is missing"}},
-		"a Secret of our name":    {func(b *bench) { b.changeSecret("zarf-registry-node-tls", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-node-tls exists and was not made by init-hook"}},
-		"an authority of a users": {func(b *bench) { b.changeSecret("zarf-registry-ca", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-ca exists and was not made by init-hook"}},
+		"an unknown credential":   {func(*bench) {}, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), "x") }, []string{`there is no "x" credential`}},
+		"no pull credential":      {func(*bench) {}, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PullCredential) }, []string{"Secret zarf/zarf-registry-pull does not exist: there is a pull credential in nodeport mode only"}},
+		"no push credential":      {func(b *bench) { b.remove("secrets", "zarf-registry-credentials") }, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PushCredential) }, []string{"Secret zarf/zarf-registry-credentials is missing"}},
+		"a Secret of our name":    {func(b *bench) { b.changeSecret("zarf-registry-node-tls", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-node-tls exists and was not created by init-hook"}},
+		"an authority of a users": {func(b *bench) { b.changeSecret("zarf-registry-ca", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-ca exists and was not created by init-hook"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -620,7 +622,7 @@ func TestInExternalModeThereIsNothingToRenew(t *testing.T) {
 	b.upgrade(state.ModeExternal)
 	b.forget()
 	b.asTheCronJobDoes()
-	for _, run := range []func() error{b.renew, b.rotate, func() error { return b.hook.RotateCredential(t.Context(), hook.PushCredential) }} {
+	for _, run := range []func() error{b.renew, b.rotate, func() error { return b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential) }} {
 		b.must(run())
 	}
 	if w := b.writes(); len(w) != 0 {
@@ -658,7 +660,7 @@ func TestCertManagerIsAskedForOtherCertificates(t *testing.T) {
 				b := installed(t, func(b *bench) { b.installed = true; b.pki(state.PKICertManager) })
 				ca, node := b.secret("zarf-registry-ca-issued").Data["tls.crt"], b.secret("zarf-registry-node-tls").Data["tls.crt"]
 				b.asTheCronJobDoes()
-				b.must(b.hook.Rotate(t.Context(), authority))
+				b.must(b.hook.Certs().Rotate(t.Context(), authority))
 				b.checkConverged()
 				if bytes.Equal(node, b.secret("zarf-registry-node-tls").Data["tls.crt"]) {
 					t.Error("the certificate is the former one")
@@ -778,7 +780,7 @@ func TestBadCertificatesOfTheUser(t *testing.T) {
 					}
 					b.mustFail(b.hook.Prepare(t.Context()), true, inPreflight...)
 					found, err := b.hook.Preflight(t.Context())
-					if err != nil || len(found) == 0 || found[0].Check != "certificates" || found[0].Severity != hook.Blocker || found[0].Remedy == "" {
+					if err != nil || len(found) == 0 || found[0].Check != "certificates" || found[0].Severity != preflight.Blocker || found[0].Remedy == "" {
 						t.Errorf("preflight alone finds %+v (%v)", found, err)
 					}
 					b.hook.Settings.Preflight.Ignore = []string{"certificates"}
@@ -839,7 +841,7 @@ func TestOfManyPodsOnlyTheFirstAreNamed(t *testing.T) {
 		}
 		b.hook.Timeout = time.Minute
 		err := b.rotate()
-		b.mustFail(err, false, "and as many more: 33")
+		b.mustFail(err, false, "and 33 more")
 		if n := len(err.Error()); n > 3000 {
 			t.Errorf("the error has %d characters", n)
 		}

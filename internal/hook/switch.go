@@ -6,16 +6,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -23,26 +22,26 @@ const (
 	// kubeProxyTime is what kube-proxy gets to take the rules of a removed Service
 	// away; it does so within a second of hearing of it.
 	kubeProxyTime = 3 * time.Second
-	// putBackTime bounds putting the NodePort Service back. A Job's pod that is told
+	// restoreTimeout bounds putting the NodePort Service back. A Job's pod that is told
 	// to end is killed after 30 seconds.
-	putBackTime = 20 * time.Second
-	// putBackListenerTime is what the registry gets to open its plain listener again,
+	restoreTimeout = 20 * time.Second
+	// restoreListenerTimeout is what the registry gets to open its plain listener again,
 	// where it was closed already.
-	putBackListenerTime = 10 * time.Second
+	restoreListenerTimeout = 10 * time.Second
 )
 
 // nodePort returns the release's NodePort Service, nil where there is none or
 // where that name is another's.
-func (h *Hook) nodePort(ctx context.Context) (*corev1.Service, error) {
-	name := h.Settings.Name + names.SuffixNodePort
-	s, err := h.Cluster.Services.Get(ctx, name, metav1.GetOptions{})
+func (r *run) nodePort(ctx context.Context) (*corev1.Service, error) {
+	name := r.Settings.Name + names.SuffixNodePort
+	s, err := r.cluster.Services.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("reading %s: %w", h.object("Service", name), err)
-	case s.Labels[names.LabelInstance] != h.Settings.Release:
-		h.Log.Warn("a Service has the name of this release's NodePort Service and belongs to somebody else; it stays", "service", name)
+		return nil, fmt.Errorf("reading %s: %w", r.Object("Service", name), err)
+	case s.Labels[names.LabelInstance] != r.Settings.Release:
+		r.Log.Warn("a Service has the name of this release's NodePort Service and belongs to somebody else; it stays", "service", name)
 		return nil, nil
 	}
 	return s, nil
@@ -59,17 +58,17 @@ func nodePorts(s *corev1.Service) []int {
 	return ports
 }
 
-func (f *finishing) lookAtService(ctx context.Context) (string, error) {
+func (f *finishing) checkService(ctx context.Context) (string, error) {
 	s, err := f.nodePort(ctx)
 	if err != nil {
 		return "", err
 	}
-	object := f.object("Service", f.Settings.Name+names.SuffixNodePort)
+	object := f.Object("Service", f.Settings.Name+names.SuffixNodePort)
 	if s == nil {
-		return "", refuse("%s of release %s is missing: run helm upgrade, which makes it", object, f.Settings.Release)
+		return "", release.Refuse("%s of release %s is missing: run helm upgrade, which makes it", object, f.Settings.Release)
 	}
 	if !slices.Contains(nodePorts(s), f.Settings.Port) {
-		return "", refuse("%s has the node ports %v, not %d: run helm upgrade, which changes it", object, nodePorts(s), f.Settings.Port)
+		return "", release.Refuse("%s has the node ports %v, not %d: run helm upgrade, which changes it", object, nodePorts(s), f.Settings.Port)
 	}
 	return fmt.Sprintf("%s has node port %d", object, f.Settings.Port), nil
 }
@@ -81,12 +80,12 @@ func (f *finishing) removeService(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	secret, _, err := f.mustLoadState(ctx)
+	secret, _, err := f.RequireState(ctx)
 	if err != nil {
 		return "", err
 	}
 	if service == nil {
-		if removedService(secret) == nil {
+		if release.RemovedService(secret) == nil {
 			return "nothing: there is none", nil
 		}
 		f.switching = true
@@ -103,10 +102,10 @@ func (f *finishing) removeService(ctx context.Context) (string, error) {
 		Spec: withoutClusterIP(service.Spec),
 	})
 	if err != nil {
-		return "", fmt.Errorf("encoding %s: %w", f.object("Service", service.Name), err)
+		return "", fmt.Errorf("encoding %s: %w", f.Object("Service", service.Name), err)
 	}
-	err = f.updateStateSecret(ctx, func(secret *corev1.Secret, _ *state.State) (bool, []byte) {
-		return !bytes.Equal(removedService(secret), copied), copied
+	err = f.UpdateStateSecret(ctx, func(secret *corev1.Secret, _ *state.State) (bool, []byte) {
+		return !bytes.Equal(release.RemovedService(secret), copied), copied
 	})
 	if err != nil {
 		return "", err
@@ -114,10 +113,10 @@ func (f *finishing) removeService(ctx context.Context) (string, error) {
 	if err := f.deleteOneService(ctx, service); err != nil {
 		return "", err
 	}
-	if err := sleep(ctx, kubeProxyTime); err != nil {
+	if err := release.Sleep(ctx, kubeProxyTime); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("deleted %s; a copy is in %s until the proxies are proven", f.object("Service", service.Name), f.object("Secret", secret.Name)), nil
+	return fmt.Sprintf("deleted %s; a copy is in %s until the proxies are proven", f.Object("Service", service.Name), f.Object("Secret", secret.Name)), nil
 }
 
 func withoutClusterIP(spec corev1.ServiceSpec) corev1.ServiceSpec {
@@ -125,37 +124,37 @@ func withoutClusterIP(spec corev1.ServiceSpec) corev1.ServiceSpec {
 	return spec
 }
 
-func (h *Hook) deleteOneService(ctx context.Context, s *corev1.Service) error {
-	err := h.Cluster.Services.Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
+func (r *run) deleteOneService(ctx context.Context, s *corev1.Service) error {
+	err := r.cluster.Services.Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("deleting %s: %w", h.object("Service", s.Name), err)
+		return fmt.Errorf("deleting %s: %w", r.Object("Service", s.Name), err)
 	}
 	return nil
 }
 
 // deleteService deletes the NodePort Service for good.
-func (h *Hook) deleteService(ctx context.Context) (string, error) {
-	service, err := h.nodePort(ctx)
+func (r *run) deleteService(ctx context.Context) (string, error) {
+	service, err := r.nodePort(ctx)
 	if err != nil {
 		return "", err
 	}
 	if service == nil {
 		return "nothing: there is none", nil
 	}
-	if err := h.deleteOneService(ctx, service); err != nil {
+	if err := r.deleteOneService(ctx, service); err != nil {
 		return "", err
 	}
-	return "deleted " + h.object("Service", service.Name), nil
+	return "deleted " + r.Object("Service", service.Name), nil
 }
 
-// putBack makes the NodePort Service again that this run, or one that was killed,
+// restoreService makes the NodePort Service again that this run, or one that was killed,
 // removed, and returns the error that made it necessary together with what came of it.
-func (f *finishing) putBack(failure error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), putBackTime) // the run's own may have ended
+func (f *finishing) restoreService(failure error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout) // the run's own may have ended
 	defer cancel()
-	name := f.object("Service", f.Settings.Name+names.SuffixNodePort)
+	name := f.Object("Service", f.Settings.Name+names.SuffixNodePort)
 	for {
-		put, err := f.tryPutBack(ctx)
+		put, err := f.tryRestoreService(ctx)
 		switch {
 		case err == nil && put:
 			f.Log.Info("the NodePort Service was put back", "service", name)
@@ -163,7 +162,7 @@ func (f *finishing) putBack(failure error) error {
 		case err == nil:
 			return failure
 		}
-		if sleepErr := sleep(ctx, pollInterval); sleepErr != nil {
+		if sleepErr := release.Sleep(ctx, release.PollInterval); sleepErr != nil {
 			f.Log.Error("whether the NodePort Service is to be put back could not be found out, or it could not be", "service", name, "error", err.Error())
 			if !f.switching {
 				return failure
@@ -173,14 +172,14 @@ func (f *finishing) putBack(failure error) error {
 	}
 }
 
-// tryPutBack says whether it made the Service; it does nothing where none was
+// tryRestoreService says whether it made the Service; it does nothing where none was
 // removed, or where there is one.
-func (f *finishing) tryPutBack(ctx context.Context) (bool, error) {
-	secret, _, err := f.loadState(ctx)
+func (f *finishing) tryRestoreService(ctx context.Context) (bool, error) {
+	secret, _, err := f.LoadState(ctx)
 	if err != nil {
 		return false, err
 	}
-	copied := removedService(secret)
+	copied := release.RemovedService(secret)
 	if copied == nil {
 		return false, nil
 	}
@@ -189,90 +188,38 @@ func (f *finishing) tryPutBack(ctx context.Context) (bool, error) {
 	}
 	var service corev1.Service
 	if err := json.Unmarshal(copied, &service); err != nil {
-		return false, fmt.Errorf("%s, key %s: %w", f.object("Secret", secret.Name), state.KeyRemovedService, err)
+		return false, fmt.Errorf("%s, key %s: %w", f.Object("Secret", secret.Name), state.KeyRemovedService, err)
 	}
 	// A run that was killed may have closed the listener already. It opens in a
 	// moment; the Service goes back in any case.
-	if _, err := f.writePull(ctx); err != nil {
+	if _, err := f.certs.WritePull(ctx); err != nil {
 		return false, err
 	}
-	listener, cancel := context.WithTimeout(ctx, putBackListenerTime)
+	listener, cancel := context.WithTimeout(ctx, restoreListenerTimeout)
 	defer cancel()
-	if _, err := f.awaitPlain(listener, true); err != nil {
+	if _, err := f.certs.AwaitPlain(listener, true); err != nil {
 		f.Log.Warn("the node port's listener was not seen to be open", "error", err.Error())
 	}
 	owners := service.ManagedFields
 	service.ManagedFields = nil
-	if _, err := f.Cluster.Services.Create(ctx, &service, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
-		return false, fmt.Errorf("creating %s: %w", f.object("Service", service.Name), err)
+	if _, err := f.cluster.Services.Create(ctx, &service, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return false, fmt.Errorf("creating %s: %w", f.Object("Service", service.Name), err)
 	}
-	f.giveBack(ctx, service.Name, owners)
+	f.restoreFieldOwners(ctx, service.Name, owners)
 	return true, nil
 }
 
-// giveBack makes the fields of a Service those of whom they were. Who applies on the
+// restoreFieldOwners makes the fields of a Service those of whom they were. Who applies on the
 // server's side (Helm 4, Argo CD, Flux) could not change them otherwise.
-func (f *finishing) giveBack(ctx context.Context, name string, owners []metav1.ManagedFieldsEntry) {
+func (f *finishing) restoreFieldOwners(ctx context.Context, name string, owners []metav1.ManagedFieldsEntry) {
 	if len(owners) == 0 {
 		return
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"managedFields": owners}})
 	if err == nil {
-		_, err = f.Cluster.Services.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err = f.cluster.Services.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
 	if err != nil {
 		f.Log.Warn("the fields of the Service that was put back belong to init-hook now; helm upgrade may need --force-conflicts", "service", name, "error", err.Error())
 	}
-}
-
-// proxySets lists the release's proxy DaemonSets, those that the chart renders
-// apart from those that it does not render any more.
-func (f *finishing) proxySets(ctx context.Context) (rendered, former []appsv1.DaemonSet, err error) {
-	list, err := f.Cluster.DaemonSets.List(ctx, f.selector(names.ComponentProxy))
-	if err != nil {
-		return nil, nil, fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", f.Settings.Namespace, err)
-	}
-	for _, d := range list.Items {
-		if f.renders(d.Name) {
-			rendered = append(rendered, d)
-		} else {
-			former = append(former, d)
-		}
-	}
-	return rendered, former, nil
-}
-
-// deleteFormerProxies deletes the proxies that the chart does not render any more.
-// Helm leaves them, because nodes may pull through them until others are proven.
-func (f *finishing) deleteFormerProxies(ctx context.Context) (string, error) {
-	_, former, err := f.proxySets(ctx)
-	if err != nil {
-		return "", err
-	}
-	return f.deleteDaemonSets(ctx, former)
-}
-
-func (h *Hook) deleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet) (string, error) {
-	var names []string
-	for _, d := range sets {
-		err := h.Cluster.DaemonSets.Delete(ctx, d.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &d.UID}})
-		if err != nil && !apierrors.IsNotFound(err) {
-			return "", fmt.Errorf("deleting %s: %w", h.object("DaemonSet", d.Name), err)
-		}
-		names = append(names, d.Name)
-	}
-	if len(names) == 0 {
-		return "nothing: there are none", nil
-	}
-	return "deleted " + strings.Join(names, ", "), nil
-}
-
-// stillServed adds to an error that proxies of the former mode still answer.
-func (f *finishing) stillServed(failure error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's own may have ended
-	defer cancel()
-	if _, former, err := f.proxySets(ctx); err != nil || len(former) == 0 {
-		return failure
-	}
-	return fmt.Errorf("%w; the proxies are still there: nodes pull through them as before", failure)
 }

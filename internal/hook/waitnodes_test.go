@@ -213,7 +213,7 @@ func TestOfManyNodesThatRefuseOnlyTheFirstAreNamed(t *testing.T) {
 		b.helmNodes(nodes)
 		b.helm()
 		err := b.hook.Finish(t.Context())
-		b.mustFail(err, true, "node n00 refuses: no no", "node n09 refuses", "and as many more: 20")
+		b.mustFail(err, true, "node n00 refuses: no no", "node n09 refuses", "and 20 more")
 		if len(err.Error()) > 15000 || strings.Contains(err.Error(), "n10") {
 			t.Errorf("the error has %d characters", len(err.Error()))
 		}

@@ -27,6 +27,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 )
 
@@ -52,7 +53,7 @@ type Options struct {
 
 // Hook is what the hook Jobs do. *hook.Hook is one.
 type Hook interface {
-	Preflight(ctx context.Context) ([]hook.Finding, error)
+	Preflight(ctx context.Context) ([]preflight.Finding, error)
 	Prepare(ctx context.Context) error
 	Finish(ctx context.Context) error
 }
@@ -77,7 +78,7 @@ type Plan struct {
 	// Settings are those of the rendered Jobs.
 	Settings settings.Settings
 	// Findings are those of the preflight, blockers first.
-	Findings []hook.Finding
+	Findings []preflight.Finding
 	// Upgrade says whether the release exists already.
 	Upgrade bool
 	// Manifest is what Helm would apply, without hooks.
@@ -97,7 +98,7 @@ type Result struct {
 }
 
 // Blocked is the error of a preflight that found blockers. Nothing was changed.
-type Blocked struct{ Findings []hook.Finding }
+type Blocked struct{ Findings []preflight.Finding }
 
 func (e *Blocked) Error() string {
 	var lines strings.Builder
@@ -108,8 +109,8 @@ func (e *Blocked) Error() string {
 }
 
 // Blockers returns the blockers among findings.
-func Blockers(findings []hook.Finding) []hook.Finding {
-	return slices.DeleteFunc(slices.Clone(findings), func(f hook.Finding) bool { return f.Severity != hook.Blocker })
+func Blockers(findings []preflight.Finding) []preflight.Finding {
+	return slices.DeleteFunc(slices.Clone(findings), func(f preflight.Finding) bool { return f.Severity != preflight.Blocker })
 }
 
 // Plan renders the chart with what the cluster says, and runs the preflight. It
@@ -344,7 +345,7 @@ func (r *run) makeNamespace(ctx context.Context) (string, error) {
 // missing is a finding where the namespace does not exist and something of the
 // user's is to be in it: to make the namespace only to say so would leave nothing
 // that the user could make it in.
-func (r *run) missing() []hook.Finding {
+func (r *run) missing() []preflight.Finding {
 	if r.objects().object != nil {
 		return nil
 	}
@@ -369,8 +370,8 @@ func (r *run) missing() []hook.Finding {
 		return nil
 	}
 	namespace := r.objects().name
-	return []hook.Finding{{
-		Check: "certificates", Severity: hook.Blocker, Object: "namespace " + namespace,
+	return []preflight.Finding{{
+		Check: "certificates", Severity: preflight.Blocker, Object: "namespace " + namespace,
 		Cause:  fmt.Sprintf("it does not exist, so it cannot have %s, which the values name", strings.Join(objects, ", ")),
 		Remedy: fmt.Sprintf("kubectl create namespace %s, make them in it, then run this again", namespace),
 	}}

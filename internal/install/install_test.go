@@ -30,6 +30,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -93,7 +94,7 @@ type bench struct {
 	client *fake.Clientset
 	events []string
 
-	findings                     []hook.Finding
+	findings                     []preflight.Finding
 	preflightErr                 error
 	prepare, finish              error
 	during                       map[string]func() // called in that phase
@@ -113,7 +114,7 @@ func (h recordedHook) note(phase string) {
 	}
 }
 
-func (h recordedHook) Preflight(context.Context) ([]hook.Finding, error) {
+func (h recordedHook) Preflight(context.Context) ([]preflight.Finding, error) {
 	h.note("preflight")
 	return h.findings, h.preflightErr
 }
@@ -309,7 +310,7 @@ func TestValuesOfTheLastReleaseStay(t *testing.T) {
 }
 
 func TestABlockerLeavesNothingBehind(t *testing.T) {
-	blocker := hook.Finding{Check: "port", Severity: hook.Blocker, Object: "Service default/web", Cause: "it has the port", Remedy: "kubectl delete service web"}
+	blocker := preflight.Finding{Check: "port", Severity: preflight.Blocker, Object: "Service default/web", Cause: "it has the port", Remedy: "kubectl delete service web"}
 	for name, c := range map[string]struct {
 		objects   []runtime.Object
 		namespace bool // afterwards
@@ -319,7 +320,7 @@ func TestABlockerLeavesNothingBehind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)
-			b.findings = []hook.Finding{blocker, {Severity: hook.Warning, Cause: "a mere warning"}}
+			b.findings = []preflight.Finding{blocker, {Severity: preflight.Warning, Cause: "a mere warning"}}
 			_, err := b.Installer.Run(t.Context())
 			blocked, ok := errors.AsType[*install.Blocked](err)
 			if !ok || len(blocked.Findings) != 2 {
@@ -386,7 +387,7 @@ func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
 
 func TestPlanChangesNothing(t *testing.T) {
 	b := newBench(t)
-	b.findings = []hook.Finding{{Check: "port", Severity: hook.Blocker}}
+	b.findings = []preflight.Finding{{Check: "port", Severity: preflight.Blocker}}
 	plan, err := b.Plan(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -646,7 +647,7 @@ func TestObjectsMayHaveAnotherNamespaceThanTheRelease(t *testing.T) {
 	})
 	t.Run("a blocker leaves neither behind", func(t *testing.T) {
 		b := newBench(t, namespace())
-		b.Parse, b.findings = elsewhere, []hook.Finding{{Check: "port", Severity: hook.Blocker}}
+		b.Parse, b.findings = elsewhere, []preflight.Finding{{Check: "port", Severity: preflight.Blocker}}
 		if _, err := b.Installer.Run(t.Context()); err == nil {
 			t.Error("it is not blocked")
 		}

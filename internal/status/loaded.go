@@ -11,8 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -134,7 +134,7 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 		component, suffix string
 		selector          metav1.ListOptions
 	}{
-		{"registry", names.SuffixServerTLS, hook.RegistryPods(c.Release)},
+		{"registry", names.SuffixServerTLS, nodes.RegistryPods(c.Release)},
 		{"proxy", names.SuffixNodeTLS, selector(c.Release, "proxy")},
 	} {
 		list, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, of.selector)
@@ -152,7 +152,7 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 				continue // it takes no requests any more
 			}
 			pods = append(pods, p)
-			found = append(found, PodCertificates{Pod: p.Name, Node: p.Spec.NodeName, Component: of.component, Secret: c.Name + of.suffix, Ready: hook.PodReady(p)})
+			found = append(found, PodCertificates{Pod: p.Name, Node: p.Spec.NodeName, Component: of.component, Secret: c.Name + of.suffix, Ready: nodes.PodReady(p)})
 		}
 	}
 	var group errgroup.Group
@@ -187,7 +187,7 @@ func (c *collector) nodesNotReady(ctx context.Context) (map[string]bool, error) 
 	}
 	notReady := map[string]bool{}
 	for _, n := range list.Items {
-		notReady[n.Name] = !hook.NodeReady(n)
+		notReady[n.Name] = !nodes.NodeReady(n)
 	}
 	return notReady, nil
 }

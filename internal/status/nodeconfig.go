@@ -13,9 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	nodestate "github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -102,7 +102,7 @@ func (c *collector) nodeConfig(ctx context.Context) error {
 	for name, n := range nodes {
 		// Where every pod that is wanted exists, a node without one is the user's
 		// decision, by nodeConfig.nodeSelector or nodeConfig.tolerations.
-		if scheduled < wanted && hook.NodeReady(n) && names[name].Name == "" {
+		if scheduled < wanted && nodestate.NodeReady(n) && names[name].Name == "" {
 			names[name] = corev1.Pod{}
 		}
 	}
@@ -195,7 +195,7 @@ func (c *collector) effects(ctx context.Context, nodes map[string]corev1.Node) e
 		}
 		node, known := nodes[n.Node]
 		group.Go(func() error {
-			c.effect(asking, n, known && !hook.NodeReady(node))
+			c.effect(asking, n, known && !nodestate.NodeReady(node))
 			if n.Effect != EffectYes {
 				n.Restart = restart(node)
 			}
@@ -258,7 +258,7 @@ func restart(n corev1.Node) string {
 func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 	ready := func(n NodeConfig) bool {
 		node, known := nodes[n.Node]
-		return !known || hook.NodeReady(node) // one that is not is named already
+		return !known || nodestate.NodeReady(node) // one that is not is named already
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return "", n.Effect == EffectNotYet && n.Pod == "" }) {
 		c.next("The container runtime of %s is not configured, because the pod for it does not exist: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s shows why.",

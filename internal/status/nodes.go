@@ -10,8 +10,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -51,7 +52,7 @@ func (c *collector) nodes(ctx context.Context) error {
 	for _, p := range pods.Items {
 		old, ok := proxies[p.Spec.NodeName]
 		// During a rollout there may be two: the one that serves counts.
-		if !ok || !hook.PodReady(old) {
+		if !ok || !nodes.PodReady(old) {
 			proxies[p.Spec.NodeName] = p
 		}
 	}
@@ -67,7 +68,7 @@ func (c *collector) nodes(ctx context.Context) error {
 }
 
 func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
-	node := Node{Name: n.Name, Ready: hook.NodeReady(n)}
+	node := Node{Name: n.Name, Ready: nodes.NodeReady(n)}
 	s := c.report.State
 	if s != nil {
 		node.Way, node.Proven = string(s.mode()), slices.Contains(s.Proven, n.Name)
@@ -92,7 +93,7 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 			node.Why = "registry not ready"
 		}
 	case string(state.ModeProxy):
-		node.Open = node.Ready && hasProxy && hook.PodReady(pod)
+		node.Open = node.Ready && hasProxy && nodes.PodReady(pod)
 		if !hasProxy && node.Ready {
 			c.noProxy(&node)
 		}
@@ -107,10 +108,10 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 		return ""
 	}
 	why := "proxy not ready: " + orUnknown(p.Why)
-	if !hook.NodeReady(n) {
+	if !nodes.NodeReady(n) {
 		return why // named already
 	}
-	if image := injectedImage(pod); image != "" && !hook.Reports(n, image) {
+	if image := injectedImage(pod); image != "" && !nodes.Reports(n, image) {
 		pauses := pauseImages(n)
 		if len(pauses) > 0 {
 			c.next("Node %s has the pause image %s, but its proxy uses %s: run %s or helm upgrade, which adds a proxy for it.", n.Name, strings.Join(pauses, ", "), image, c.again())
@@ -158,7 +159,7 @@ func injectedImage(pod corev1.Pod) string {
 func pauseImages(n corev1.Node) []string {
 	var found []string
 	for _, image := range n.Status.Images {
-		names := slices.DeleteFunc(slices.Clone(image.Names), func(name string) bool { return !hook.PauseImage.MatchString(name) })
+		names := slices.DeleteFunc(slices.Clone(image.Names), func(name string) bool { return !preflight.PauseImage.MatchString(name) })
 		tagged := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return strings.Contains(name, "@") })
 		if len(tagged) > 0 {
 			names = tagged

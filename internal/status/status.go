@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -375,7 +375,7 @@ func (c *collector) registry(ctx context.Context) error {
 	}
 	r := &Registry{Pods: []Pod{}}
 	c.report.Registry = r
-	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, hook.RegistryPods(c.Release))
+	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, nodes.RegistryPods(c.Release))
 	if err != nil {
 		if err := c.unreadable("listing the registry's pods in namespace "+c.Namespace, err); err != nil {
 			return err
@@ -425,7 +425,7 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 		return
 	}
 	for _, p := range pods {
-		if p.DeletionTimestamp != nil || !hook.PodReady(p) {
+		if p.DeletionTimestamp != nil || !nodes.PodReady(p) {
 			continue
 		}
 		report, err := c.Loaded(ctx, &p)
@@ -442,7 +442,7 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 
 // pod says whether a pod is ready, and if not why.
 func (c *collector) pod(p corev1.Pod) Pod {
-	pod := Pod{Name: p.Name, Node: p.Spec.NodeName, Ready: p.DeletionTimestamp == nil && hook.PodReady(p)}
+	pod := Pod{Name: p.Name, Node: p.Spec.NodeName, Ready: p.DeletionTimestamp == nil && nodes.PodReady(p)}
 	if !pod.Ready {
 		pod.Why = c.why(p)
 	}

@@ -1,4 +1,4 @@
-package hook
+package certs
 
 import (
 	"cmp"
@@ -11,12 +11,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -35,10 +34,6 @@ const (
 	finishPatience = 2 * time.Minute
 	// reservedTime is left of a run's time for what comes after waiting.
 	reservedTime = 20 * time.Second
-	// namedAtMost bounds how many pods a message names.
-	namedAtMost = 10
-	// maxConflicts bounds how often in a row somebody else may write first.
-	maxConflicts = 20
 
 	// maxWrites bounds the rounds of one run that write: a change takes four, and a
 	// few may come one after the other. Who writes more goes in a circle.
@@ -51,7 +46,7 @@ const (
 // plan: in each round it reads everything again, has pki.Next decide, and does
 // that one thing; so it can be ended at any point, and another run goes on.
 type rotation struct {
-	*Hook
+	*Keeper
 	pki state.PKI
 	// patience is how long pods are waited for in all; 0: they are looked at once.
 	patience time.Duration
@@ -80,10 +75,9 @@ type rotation struct {
 	complaints map[string]string
 	refreshed  time.Time
 	logged     map[string]bool
-	nodes      readyNodes
-	// replaced are the pods that were deleted so that their successors write the
-	// present authorities.
-	replaced map[types.UID]bool
+	nodes      nodes.ReadyNodes
+	// onNodes are the nodes' copies of the CAs.
+	onNodes *nodes.CACopies
 }
 
 // note remembers and logs that a Secret was written.
@@ -131,14 +125,14 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 			}
 			conflicts = 0
 			continue
-		case err != nil && conflict(err) && conflicts < maxConflicts:
+		case err != nil && release.IsConflict(err) && conflicts < release.MaxConflicts:
 			conflicts++
 			r.Log.Info("somebody else wrote at the same time; everything is read again", "error", err.Error())
-			if err := sleep(ctx, pollInterval); err != nil {
+			if err := release.Sleep(ctx, release.PollInterval); err != nil {
 				return nil, err
 			}
 			continue
-		case err != nil && (ctx.Err() != nil || !mayPass(err) || !time.Now().Before(end)):
+		case err != nil && (ctx.Err() != nil || !release.IsTransient(err) || !time.Now().Before(end)):
 			return nil, err
 		case err != nil:
 			// The API server may be restarting: as good as not knowing.
@@ -146,34 +140,20 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 		case !time.Now().Before(end):
 			return waiting, r.recordWaiting(ctx, waiting)
 		}
-		if err := sleep(ctx, min(rotationPoll, max(0, time.Until(end)))); err != nil {
+		if err := release.Sleep(ctx, min(rotationPoll, max(0, time.Until(end)))); err != nil {
 			return waiting, err
 		}
 	}
 }
 
-// conflict says whether somebody else wrote what was to be written.
-func conflict(err error) bool {
-	if _, refused := errors.AsType[*Refused](err); refused {
-		return false
-	}
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
-}
-
-// mayPass says whether an error may be gone in a moment.
-func mayPass(err error) bool {
-	_, refused := errors.AsType[*Refused](err)
-	return !refused && retriable(err)
-}
-
 // round reads everything, decides, and does one thing.
 func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting []string, err error) {
-	stateSecret, saved, err := r.loadState(ctx)
+	stateSecret, saved, err := r.LoadState(ctx)
 	if err != nil {
 		return false, nil, err
 	}
 	if saved == nil && r.fresh == nil {
-		return false, nil, r.noState()
+		return false, nil, r.NoState()
 	}
 	wanted, err := r.wanted(ctx)
 	if err != nil {
@@ -199,7 +179,7 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 	case pki.Done:
 		if saved != nil && saved.Rotation != nil {
 			saved.Rotation = nil
-			if err := r.saveState(ctx, stateSecret, *saved, removedService(stateSecret)); err != nil {
+			if err := r.SaveState(ctx, stateSecret, *saved, release.RemovedService(stateSecret)); err != nil {
 				return false, nil, err
 			}
 			r.Log.Info("the change of authorities is done", "why", next.Why)
@@ -208,7 +188,7 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 		return true, nil, nil
 	case pki.Wait:
 		waiting = r.explain(next.Waiting)
-		r.once("waiting", "for", "pods to load what is written", "missing", enumerate(waiting), "why", next.Why)
+		r.once("waiting", "for", "pods to load what is written", "missing", release.List(waiting), "why", next.Why)
 		r.wake(ctx)
 		return false, waiting, nil
 	case pki.WriteTrust:
@@ -272,7 +252,7 @@ func (r *rotation) recordPhase(ctx context.Context, secret *corev1.Secret, saved
 		reason := r.reason
 		for _, h := range held {
 			if h.due != "" {
-				reason = cmp.Or(reason, fmt.Sprintf("the certificate in %s is due: %s", r.object("Secret", r.Settings.Name+h.suffix), h.due))
+				reason = cmp.Or(reason, fmt.Sprintf("the certificate in %s is due: %s", r.Object("Secret", r.Settings.Name+h.suffix), h.due))
 			}
 		}
 		begun = &state.Rotation{Reason: cmp.Or(reason, "other authorities are to be trusted"), Since: r.Now().UTC().Truncate(time.Second)}
@@ -280,13 +260,13 @@ func (r *rotation) recordPhase(ctx context.Context, secret *corev1.Secret, saved
 	changed := *next
 	changed.Rotation = &state.Rotation{Phase: phase, Reason: begun.Reason, Since: begun.Since}
 	r.Log.Info("the change of authorities goes on", "rotation", phase, "reason", begun.Reason, "since", begun.Since)
-	return r.saveState(ctx, secret, changed, removedService(secret))
+	return r.SaveState(ctx, secret, changed, release.RemovedService(secret))
 }
 
 // recordWaiting records what holds the change up when patience is over.
 func (r *rotation) recordWaiting(ctx context.Context, waiting []string) error {
-	text := enumerate(waiting)
-	err := r.updateState(ctx, func(s *state.State) bool {
+	text := release.List(waiting)
+	err := r.UpdateState(ctx, func(s *state.State) bool {
 		if s.Rotation == nil || s.Rotation.Waiting == text {
 			return false
 		}
@@ -332,7 +312,7 @@ func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) 
 }
 
 func (r *rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trust pki.Bundle) error {
-	return r.writeSecret(ctx, h.secret, r.Settings.Name+h.suffix, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(pair, trust.PEM()))
+	return r.WriteSecret(ctx, h.secret, r.Settings.Name+h.suffix, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(pair, trust.PEM()))
 }
 
 // components are whose pods mount the Secret of a role. Nobody mounts that of pushing.
@@ -347,15 +327,11 @@ type peer struct {
 // key tells pods apart, also those that have the same name one after the other.
 func (p peer) key() string { return p.pod.Name + " " + string(p.pod.UID) }
 
-func (h *Hook) peerName(pod *corev1.Pod) string {
-	return fmt.Sprintf("%s on node %s", h.object("pod", pod.Name), pod.Spec.NodeName)
-}
-
 // peers lists the pods of a role that run on ready nodes. Those on others are
 // named, and count for nothing: they serve nobody, and load everything when they
 // are back.
 func (r *rotation) peers(ctx context.Context, role string) ([]peer, error) {
-	pods, err := r.runningPods(ctx, &r.nodes, components[role], func(pod *corev1.Pod) {
+	pods, err := r.RunningPods(ctx, &r.nodes, components[role], func(pod *corev1.Pod) {
 		r.once("a pod on a node that is not ready holds nothing up", "pod", pod.Name, "node", pod.Spec.NodeName)
 	})
 	var out []peer
@@ -363,53 +339,6 @@ func (r *rotation) peers(ctx context.Context, role string) ([]peer, error) {
 		out = append(out, peer{pod, role})
 	}
 	return out, err
-}
-
-// readyNodes are the names of the nodes that were ready when they were last looked
-// at. The list of a large cluster is long, and who waits looks every second.
-type readyNodes struct {
-	names map[string]bool
-	at    time.Time
-}
-
-func (h *Hook) lookAtNodes(ctx context.Context, known *readyNodes) error {
-	if known.names != nil && time.Since(known.at) < refreshEvery {
-		return nil
-	}
-	nodes, err := h.Cluster.Nodes.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return fmt.Errorf("listing nodes: %w", refuseForbidden(err))
-	}
-	known.names, known.at = map[string]bool{}, time.Now()
-	for _, n := range nodes.Items {
-		known.names[n.Name] = NodeReady(n)
-	}
-	return nil
-}
-
-// runningPods lists the running pods of a component on ready nodes, and tells of
-// those on others.
-func (h *Hook) runningPods(ctx context.Context, nodes *readyNodes, component string, away func(*corev1.Pod)) ([]corev1.Pod, error) {
-	list, err := h.Cluster.Pods.List(ctx, h.selector(component))
-	if err != nil {
-		return nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Settings.Namespace, refuseForbidden(err))
-	}
-	if len(list.Items) == 0 {
-		return nil, nil
-	}
-	if err := h.lookAtNodes(ctx, nodes); err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool {
-		if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
-			return true
-		}
-		ready := nodes.names[pod.Spec.NodeName]
-		if !ready {
-			away(&pod)
-		}
-		return !ready
-	}), nil
 }
 
 // observe asks the pods what they have loaded, all those at least that had not
@@ -479,10 +408,10 @@ func (r *rotation) observe(ctx context.Context, held []heldLeaf, position pki.Po
 // ask asks a pod what it has loaded, and returns with it what the pod says is wrong
 // with what it could not load. It is nil where the pod cannot be asked and is not ready.
 func (r *rotation) ask(ctx context.Context, p peer) (*pki.Loaded, string) {
-	out := &pki.Loaded{Pod: r.peerName(&p.pod), Role: p.role}
+	out := &pki.Loaded{Pod: r.PodName(&p.pod), Role: p.role}
 	report, err := r.askPod(ctx, &p.pod)
 	if err != nil {
-		if !PodReady(p.pod) {
+		if !nodes.PodReady(p.pod) {
 			return nil, err.Error()
 		}
 		out.Problem = err.Error()
@@ -496,13 +425,13 @@ func (r *rotation) ask(ctx context.Context, p peer) (*pki.Loaded, string) {
 }
 
 // askPod asks a pod what it has loaded.
-func (h *Hook) askPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+func (k *Keeper) askPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
 	if pod.Annotations[names.AnnotationMetricsPort] == "" {
 		return nil, errors.New("it runs a release that cannot be asked what it has loaded; helm upgrade replaces it")
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	report, err := h.Registry.Loaded(ctx, pod)
+	report, err := k.Registry.Loaded(ctx, pod)
 	if err != nil {
 		return nil, fmt.Errorf("it cannot be asked what it has loaded: %w", err)
 	}
@@ -517,14 +446,6 @@ func patience(ctx context.Context, most time.Duration) time.Duration {
 	}
 	rest := time.Until(deadline)
 	return max(0, min(most, rest-min(reservedTime, rest/2)))
-}
-
-// enumerate names the first of what is waited for, and counts the others.
-func enumerate(waiting []string) string {
-	if more := len(waiting) - namedAtMost; more > 0 {
-		return fmt.Sprintf("%s; and as many more: %d", strings.Join(waiting[:namedAtMost], "; "), more)
-	}
-	return strings.Join(waiting, "; ")
 }
 
 // explain adds to what pods lack what they themselves say about it.
@@ -565,11 +486,60 @@ func (r *rotation) tell(ctx context.Context, held []heldLeaf) {
 // wake has kubelets look at the Secrets of the pods that do not follow yet. Who may
 // not annotate pods waits for the kubelets' own time.
 func (r *rotation) wake(ctx context.Context) {
-	if len(r.late) == 0 || time.Since(r.refreshed) < refreshEvery {
+	if len(r.late) == 0 || time.Since(r.refreshed) < refreshInterval {
 		return
 	}
 	r.refreshed = time.Now()
 	if err := r.refresh(ctx, r.late); err != nil {
 		r.once("pods could not be annotated; kubelets bring their Secrets up to date by themselves, which takes up to 90 seconds", "error", err.Error())
 	}
+}
+
+// awaitNodes has the copies of the authorities that nodes hold for CRI-O follow ca.crt
+// of the node certificate, and says of each node what holds the next step up. CRI-O
+// verifies what proxies show by its copy, which a pod writes when it starts: so before
+// another certificate is shown each copy must have its authority, and a change has ended
+// when none has a former one any more.
+//
+// Where certificates that must be replaced are near their end, nodes that cannot write are
+// left behind, rather than all of them.
+//
+// A renewal under authorities that stay asks nobody, as with pods: it must go on
+// whatever nodes do. Nodes that were away during a change get theirs afterwards.
+func (r *rotation) awaitNodes(ctx context.Context, saved *state.State, held []heldLeaf, position pki.Position, next pki.Step) ([]string, error) {
+	if saved == nil || saved.NodeConfig == nil {
+		return nil, nil // no file is on any node
+	}
+	i := slices.IndexFunc(held, func(h heldLeaf) bool { return h.role() == pki.OrganizationNode })
+	if i < 0 || held[i].held.Leaf == nil || held[i].held.Trust.Empty() {
+		return nil, nil // there is nothing that a node could be given
+	}
+	shown := next.Action == pki.Reissue && !position.Settled && slices.Contains(next.Roles, pki.OrganizationNode)
+	if !shown && next.Action != pki.Done {
+		return nil, nil
+	}
+	if r.onNodes == nil {
+		r.onNodes = &nodes.CACopies{Observer: r.Observer, Once: r.once, Ready: &r.nodes}
+	}
+	waiting, err := r.onNodes.Outdated(ctx, held[i].held.Trust.Fingerprints(), position.Settled)
+	if len(waiting) > 0 && shown && nearEnd(held, next.Roles, r.Now()) {
+		r.once("no longer waiting for nodes: the certificates are about to expire, and then no node could pull; on these, CRI-O trusts no proxy until they are done",
+			"missing", release.List(waiting))
+		return nil, err
+	}
+	if len(waiting) > 0 {
+		r.once("waiting", "for", "nodes to write the current CAs", "missing", release.List(waiting),
+			"why", "CRI-O must trust what a proxy is about to show, and forget what none shows any more")
+	}
+	return waiting, err
+}
+
+// nearEnd says whether a tenth or less is left of the life of a certificate that is to be
+// replaced. What holds a change up has been named since the middle of it.
+func nearEnd(held []heldLeaf, roles []string, now time.Time) bool {
+	const part = 10
+	return slices.ContainsFunc(held, func(h heldLeaf) bool {
+		leaf := h.held.Leaf
+		return slices.Contains(roles, h.role()) && leaf != nil && now.After(leaf.NotAfter.Add(-leaf.NotAfter.Sub(leaf.NotBefore)/part))
+	})
 }

@@ -1,4 +1,4 @@
-package hook
+package certs
 
 import (
 	"cmp"
@@ -21,6 +21,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -58,25 +59,25 @@ type certManagerWanted struct {
 	certificates []*certmanagerv1.Certificate
 }
 
-func (h *Hook) certManagerWanted(p state.PKI) certManagerWanted {
+func (k *Keeper) certManagerWanted(p state.PKI) certManagerWanted {
 	var wanted certManagerWanted
-	ref := cmmeta.IssuerReference{Group: certmanagerv1.SchemeGroupVersion.Group, Kind: certmanagerv1.IssuerKind, Name: h.Settings.Name + names.SuffixCA}
+	ref := cmmeta.IssuerReference{Group: certmanagerv1.SchemeGroupVersion.Group, Kind: certmanagerv1.IssuerKind, Name: k.Settings.Name + names.SuffixCA}
 	if p.Issuer != nil {
 		ref = cmmeta.IssuerReference{Group: p.Issuer.Group, Kind: p.Issuer.Kind, Name: p.Issuer.Name}
 	} else {
-		selfSigned := cmmeta.IssuerReference{Group: ref.Group, Kind: ref.Kind, Name: h.Settings.Name + suffixSelfSigned}
-		authority := h.certificate(names.SuffixCA, time.Duration(p.AuthorityLifetime), selfSigned)
+		selfSigned := cmmeta.IssuerReference{Group: ref.Group, Kind: ref.Kind, Name: k.Settings.Name + suffixSelfSigned}
+		authority := k.certificate(names.SuffixCA, time.Duration(p.AuthorityLifetime), selfSigned)
 		authority.Spec.IsCA = true
-		authority.Spec.CommonName = h.Settings.Name + " certificate authority"
+		authority.Spec.CommonName = k.Settings.Name + " certificate authority"
 		authority.Spec.Usages = []certmanagerv1.KeyUsage{certmanagerv1.UsageDigitalSignature, certmanagerv1.UsageCertSign, certmanagerv1.UsageCRLSign}
 		wanted.certificates = append(wanted.certificates, authority)
 		wanted.issuers = []*certmanagerv1.Issuer{
-			h.issuer(selfSigned.Name, certmanagerv1.IssuerConfig{SelfSigned: &certmanagerv1.SelfSignedIssuer{}}),
-			h.issuer(ref.Name, certmanagerv1.IssuerConfig{CA: &certmanagerv1.CAIssuer{SecretName: authority.Spec.SecretName}}),
+			k.issuer(selfSigned.Name, certmanagerv1.IssuerConfig{SelfSigned: &certmanagerv1.SelfSignedIssuer{}}),
+			k.issuer(ref.Name, certmanagerv1.IssuerConfig{CA: &certmanagerv1.CAIssuer{SecretName: authority.Spec.SecretName}}),
 		}
 	}
-	for _, l := range h.leaves(p) {
-		c := h.certificate(strings.TrimSuffix(l.suffix, "-tls"), time.Duration(p.LeafLifetime), ref)
+	for _, l := range k.leaves(p) {
+		c := k.certificate(strings.TrimSuffix(l.suffix, "-tls"), time.Duration(p.LeafLifetime), ref)
 		c.Spec.CommonName = l.leaf.CommonName
 		c.Spec.Subject = &certmanagerv1.X509Subject{Organizations: []string{l.leaf.Organization}}
 		// Not every issuer lets its customers choose the subject.
@@ -100,13 +101,13 @@ func (h *Hook) certManagerWanted(p state.PKI) certManagerWanted {
 }
 
 // certificate is what all of our Certificates have.
-func (h *Hook) certificate(suffix string, lifetime time.Duration, issuer cmmeta.IssuerReference) *certmanagerv1.Certificate {
+func (k *Keeper) certificate(suffix string, lifetime time.Duration, issuer cmmeta.IssuerReference) *certmanagerv1.Certificate {
 	revisions := int32(1)
 	return &certmanagerv1.Certificate{
-		ObjectMeta: metav1.ObjectMeta{Name: h.Settings.Name + suffix, Namespace: h.Settings.Namespace, Labels: h.labels(names.ComponentCertificates), Annotations: annotations()},
+		ObjectMeta: metav1.ObjectMeta{Name: k.Settings.Name + suffix, Namespace: k.Settings.Namespace, Labels: k.Labels(names.ComponentCertificates), Annotations: release.Annotations()},
 		Spec: certmanagerv1.CertificateSpec{
-			SecretName:     h.Settings.Name + suffix + names.SuffixIssued,
-			SecretTemplate: &certmanagerv1.CertificateSecretTemplate{Labels: h.labels(names.ComponentCertificates), Annotations: annotations()},
+			SecretName:     k.Settings.Name + suffix + names.SuffixIssued,
+			SecretTemplate: &certmanagerv1.CertificateSecretTemplate{Labels: k.Labels(names.ComponentCertificates), Annotations: release.Annotations()},
 			Duration:       &metav1.Duration{Duration: lifetime},
 			// The rule of the internal mode as well: renewed when half is left.
 			RenewBefore: &metav1.Duration{Duration: lifetime / 2},
@@ -122,9 +123,9 @@ func (h *Hook) certificate(suffix string, lifetime time.Duration, issuer cmmeta.
 	}
 }
 
-func (h *Hook) issuer(name string, config certmanagerv1.IssuerConfig) *certmanagerv1.Issuer {
+func (k *Keeper) issuer(name string, config certmanagerv1.IssuerConfig) *certmanagerv1.Issuer {
 	return &certmanagerv1.Issuer{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: h.Settings.Namespace, Labels: h.labels(names.ComponentCertificates), Annotations: annotations()},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: k.Settings.Namespace, Labels: k.Labels(names.ComponentCertificates), Annotations: release.Annotations()},
 		Spec:       certmanagerv1.IssuerSpec{IssuerConfig: config},
 	}
 }
@@ -224,27 +225,27 @@ type object[T any] interface {
 
 // keep makes an object, or puts right what differs, and returns it as it then is. One
 // that is being deleted is returned as it is.
-func keep[T any, P object[T]](ctx context.Context, h *Hook, kind string, api keeper[T], want P, put func(have, want P) []string) (P, error) {
-	name := h.object(kind, want.GetName())
+func keep[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api keeper[T], want P, put func(have, want P) []string) (P, error) {
+	name := k.Object(kind, want.GetName())
 	read, err := api.Get(ctx, want.GetName(), metav1.GetOptions{})
 	have := P(read)
 	if apierrors.IsNotFound(err) {
 		read, err = api.Create(ctx, want, metav1.CreateOptions{})
 		if apierrors.IsNotFound(err) {
-			return nil, refuse("creating %s: %w; %s", name, err, certManagerMissing)
+			return nil, release.Refuse("creating %s: %w; %s", name, err, certManagerMissing)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("creating %s: %w", name, refuseForbidden(err))
+			return nil, fmt.Errorf("creating %s: %w", name, release.RefuseForbidden(err))
 		}
-		h.Log.Info("made for cert-manager", "object", name)
+		k.Log.Info("made for cert-manager", "object", name)
 		have = read
 		return have, changedBack(name, put(have, want))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", name, refuseForbidden(err))
+		return nil, fmt.Errorf("reading %s: %w", name, release.RefuseForbidden(err))
 	}
 	if have.GetLabels()[names.LabelManagedBy] != names.Manager {
-		return nil, refuse("%s exists and was not made by init-hook: rename or delete it, or install under another name (--set fullnameOverride=…)", name)
+		return nil, k.NotOurs(kind, want.GetName())
 	}
 	if have.GetDeletionTimestamp() != nil {
 		return have, nil
@@ -254,9 +255,9 @@ func keep[T any, P object[T]](ctx context.Context, h *Hook, kind string, api kee
 		return have, nil
 	}
 	if read, err = api.Update(ctx, have, metav1.UpdateOptions{}); err != nil {
-		return nil, fmt.Errorf("updating %s: %w", name, refuseForbidden(err))
+		return nil, fmt.Errorf("updating %s: %w", name, release.RefuseForbidden(err))
 	}
-	h.Log.Info("put right for cert-manager", "object", name, "fields", fields)
+	k.Log.Info("put right for cert-manager", "object", name, "fields", fields)
 	have = read
 	return have, changedBack(name, put(have, want))
 }
@@ -266,7 +267,7 @@ func changedBack(name string, fields []string) error {
 	if len(fields) == 0 {
 		return nil
 	}
-	return refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: have it leave this object alone", name, strings.Join(fields, ", "))
+	return release.Refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: have it leave this object alone", name, strings.Join(fields, ", "))
 }
 
 // issued is a Certificate with the Secret that it asks for, nil where there is none.
@@ -276,20 +277,20 @@ type issued struct {
 }
 
 // keepCertManager makes or puts right all objects, and returns the Certificates.
-func (h *Hook) keepCertManager(ctx context.Context, wanted certManagerWanted) ([]issued, error) {
+func (k *Keeper) keepCertManager(ctx context.Context, wanted certManagerWanted) ([]issued, error) {
 	for _, want := range wanted.issuers {
-		if _, err := keep(ctx, h, "Issuer", h.Cluster.Issuers, want, putIssuer); err != nil {
+		if _, err := keep(ctx, k, "Issuer", k.Cluster.Issuers, want, putIssuer); err != nil {
 			return nil, err
 		}
 	}
 	var all []issued
 	for _, want := range wanted.certificates {
 		// First the Secret: cert-manager would overwrite somebody else's.
-		secret, err := h.issuedSecret(ctx, want)
+		secret, err := k.issuedSecret(ctx, want)
 		if err != nil {
-			return nil, refuseForbidden(err)
+			return nil, release.RefuseForbidden(err)
 		}
-		certificate, err := keep(ctx, h, "Certificate", h.Cluster.Certificates, want, putCertificate)
+		certificate, err := keep(ctx, k, "Certificate", k.Cluster.Certificates, want, putCertificate)
 		if err != nil {
 			return nil, err
 		}
@@ -301,25 +302,20 @@ func (h *Hook) keepCertManager(ctx context.Context, wanted certManagerWanted) ([
 // issuedSecret returns the Secret of a Certificate, or nil where there is none. One
 // without our label is ours as well where cert-manager wrote it for a Certificate of
 // ours: somebody may have changed that, and it is about to be put right.
-func (h *Hook) issuedSecret(ctx context.Context, of *certmanagerv1.Certificate) (*corev1.Secret, error) {
-	secret, err := h.secret(ctx, of.Spec.SecretName)
-	if err == nil || !isRefused(err) {
+func (k *Keeper) issuedSecret(ctx context.Context, of *certmanagerv1.Certificate) (*corev1.Secret, error) {
+	secret, err := k.Secret(ctx, of.Spec.SecretName)
+	if err == nil || !release.IsRefused(err) {
 		return secret, err
 	}
-	certificate, certificateErr := h.Cluster.Certificates.Get(ctx, of.Name, metav1.GetOptions{})
+	certificate, certificateErr := k.Cluster.Certificates.Get(ctx, of.Name, metav1.GetOptions{})
 	if certificateErr != nil || certificate.Labels[names.LabelManagedBy] != names.Manager {
 		return nil, err
 	}
-	secret, getErr := h.Cluster.Secrets.Get(ctx, of.Spec.SecretName, metav1.GetOptions{})
+	secret, getErr := k.Secrets.Get(ctx, of.Spec.SecretName, metav1.GetOptions{})
 	if getErr != nil || secret.Annotations[certmanagerv1.CertificateNameKey] != of.Name {
 		return nil, err
 	}
 	return secret, nil
-}
-
-func isRefused(err error) bool {
-	refused := (*Refused)(nil)
-	return errors.As(err, &refused)
 }
 
 // condition returns nil where there is no such condition.
@@ -369,9 +365,9 @@ func (i issued) failure() string {
 
 // issueAgain has cert-manager issue a certificate anew, whatever it thinks of the
 // present one and however long it would wait after a failure.
-func (h *Hook) issueAgain(ctx context.Context, i issued) error {
+func (k *Keeper) issueAgain(ctx context.Context, i issued) error {
 	changed := i.DeepCopy()
-	now := metav1.NewTime(h.Now())
+	now := metav1.NewTime(k.Now())
 	condition := certmanagerv1.CertificateCondition{
 		Type: certmanagerv1.CertificateConditionIssuing, Status: cmmeta.ConditionTrue,
 		Reason: reasonManuallyTriggered, Message: "init-hook asked for a new certificate",
@@ -385,10 +381,10 @@ func (h *Hook) issueAgain(ctx context.Context, i issued) error {
 		}
 		*former = condition
 	}
-	if _, err := h.Cluster.Certificates.UpdateStatus(ctx, changed, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("asking for a new issuance in the status of %s: %w", h.object("Certificate", i.Name), refuseForbidden(err))
+	if _, err := k.Cluster.Certificates.UpdateStatus(ctx, changed, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("asking for a new issuance in the status of %s: %w", k.Object("Certificate", i.Name), release.RefuseForbidden(err))
 	}
-	h.Log.Info("asked cert-manager for a new certificate", "object", h.object("Certificate", i.Name))
+	k.Log.Info("asked cert-manager for a new certificate", "object", k.Object("Certificate", i.Name))
 	return nil
 }
 
@@ -401,7 +397,7 @@ type unissued struct {
 }
 
 // awaitIssued looks until nothing is waited for.
-func (h *Hook) awaitIssued(ctx context.Context, look func(context.Context) ([]unissued, error)) error {
+func (k *Keeper) awaitIssued(ctx context.Context, look func(context.Context) ([]unissued, error)) error {
 	begin := time.Now()
 	limited, cancel := context.WithTimeout(ctx, certManagerTime)
 	defer cancel()
@@ -421,20 +417,20 @@ func (h *Hook) awaitIssued(ctx context.Context, look func(context.Context) ([]un
 			lookErr = err
 		}
 		if n := slices.IndexFunc(waiting, func(u unissued) bool { return u.failed }); n >= 0 {
-			return h.notIssued(ctx, slices.Concat(waiting[n:], waiting[:n]), 0)
+			return k.notIssued(ctx, slices.Concat(waiting[n:], waiting[:n]), 0)
 		}
 		missing := ""
 		switch {
 		case lookErr != nil:
 			missing = lookErr.Error()
 		case len(waiting) > 0:
-			missing = h.object("Certificate", waiting[0].Name) + ": " + waiting[0].why
+			missing = k.Object("Certificate", waiting[0].Name) + ": " + waiting[0].why
 		}
 		if missing != reported {
-			h.Log.Info("waiting", "for", "cert-manager", "missing", missing)
+			k.Log.Info("waiting", "for", "cert-manager", "missing", missing)
 			reported = missing
 		}
-		if sleep(limited, certManagerPoll) == nil {
+		if release.Sleep(limited, certManagerPoll) == nil {
 			continue
 		}
 		took := time.Since(begin).Round(time.Second)
@@ -442,9 +438,9 @@ func (h *Hook) awaitIssued(ctx context.Context, look func(context.Context) ([]un
 		case len(waiting) == 0:
 			err = fmt.Errorf("waiting %s for cert-manager: %w", took, lookErr)
 		case lookErr != nil:
-			err = fmt.Errorf("%w; and then %w", h.notIssued(ctx, waiting, took), lookErr)
+			err = fmt.Errorf("%w; and then %w", k.notIssued(ctx, waiting, took), lookErr)
 		default:
-			err = h.notIssued(ctx, waiting, took)
+			err = k.notIssued(ctx, waiting, took)
 		}
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w: %w", err, ctx.Err())
@@ -457,26 +453,26 @@ func (h *Hook) awaitIssued(ctx context.Context, look func(context.Context) ([]un
 // the same time, or cert-manager's webhook, which starts after everything else, does
 // not answer yet.
 func passing(err error) bool {
-	if isRefused(err) {
+	if release.IsRefused(err) {
 		return false
 	}
-	return retriable(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsInternalError(err)
+	return release.IsTransient(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsInternalError(err)
 }
 
 // notIssued says of the first Certificate everything that is known, since the others
 // mostly wait for the same, and often for the first.
-func (h *Hook) notIssued(ctx context.Context, waiting []unissued, took time.Duration) error {
+func (k *Keeper) notIssued(ctx context.Context, waiting []unissued, took time.Duration) error {
 	c := waiting[0]
 	var b strings.Builder
-	b.WriteString(h.object("Certificate", c.Name))
+	b.WriteString(k.Object("Certificate", c.Name))
 	if c.failed {
 		fmt.Fprintf(&b, " was not issued: cert-manager gave up at %s: %s", c.Status.LastFailureTime.UTC().Format(time.RFC3339), c.why)
 	} else {
 		fmt.Fprintf(&b, " is not ready after %s: %s", took, c.why)
 	}
-	b.WriteString(h.requestComplaint(ctx, c.Certificate))
+	b.WriteString(k.requestComplaint(ctx, c.Certificate))
 	ref := c.Spec.IssuerRef
-	kubectl := "kubectl --namespace " + h.Settings.Namespace
+	kubectl := "kubectl --namespace " + k.Settings.Namespace
 	fmt.Fprintf(&b, "; look at its issuer (%s describe %s %s), then at %s describe certificate %s", kubectl, issuerResource(ref), ref.Name, kubectl, c.Name)
 	if len(waiting) > 1 {
 		var others []string
@@ -500,10 +496,10 @@ func issuerResource(ref cmmeta.IssuerReference) string {
 
 // requestComplaint is what the newest request of a Certificate says is wrong, for a
 // message; "" where nothing is, or where it cannot be read.
-func (h *Hook) requestComplaint(ctx context.Context, c *certmanagerv1.Certificate) string {
+func (k *Keeper) requestComplaint(ctx context.Context, c *certmanagerv1.Certificate) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second) // the run's own context may have ended
 	defer cancel()
-	list, err := h.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{})
+	list, err := k.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return ""
 	}
@@ -524,7 +520,7 @@ func (h *Hook) requestComplaint(ctx context.Context, c *certmanagerv1.Certificat
 	if complaint == "" {
 		return ""
 	}
-	return fmt.Sprintf("; %s: %s", h.object("CertificateRequest", newest.Name), complaint)
+	return fmt.Sprintf("; %s: %s", k.Object("CertificateRequest", newest.Name), complaint)
 }
 
 func requestProblem(r certmanagerv1.CertificateRequest) string {
@@ -557,11 +553,11 @@ func requestProblem(r certmanagerv1.CertificateRequest) string {
 
 // certManagerSources keeps our Certificates, and the issuer where the user has none,
 // waits until all are issued, and returns the Secrets that cert-manager wrote.
-func (h *Hook) certManagerSources(ctx context.Context, p state.PKI) (state.ExistingSecrets, error) {
-	wanted := h.certManagerWanted(p)
+func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.ExistingSecrets, error) {
+	wanted := k.certManagerWanted(p)
 	seen := map[string]bool{}
-	err := h.awaitIssued(ctx, func(ctx context.Context) ([]unissued, error) {
-		all, err := h.keepCertManager(ctx, wanted)
+	err := k.awaitIssued(ctx, func(ctx context.Context) ([]unissued, error) {
+		all, err := k.keepCertManager(ctx, wanted)
 		if err != nil {
 			return nil, err
 		}
@@ -570,13 +566,13 @@ func (h *Hook) certManagerSources(ctx context.Context, p state.PKI) (state.Exist
 			why, failure := i.notReady(), i.failure()
 			switch {
 			case why == "" && failure != "" && !seen[i.Name]:
-				h.Log.Warn("cert-manager cannot renew a certificate; the present one is used", "object", h.object("Certificate", i.Name),
-					"reason", failure, "until", i.Status.NotAfter.String(), "remedy", fmt.Sprintf("kubectl --namespace %s describe certificate %s", h.Settings.Namespace, i.Name))
+				k.Log.Warn("cert-manager cannot renew a certificate; the present one is used", "object", k.Object("Certificate", i.Name),
+					"reason", failure, "until", i.Status.NotAfter.String(), "remedy", fmt.Sprintf("kubectl --namespace %s describe certificate %s", k.Settings.Namespace, i.Name))
 			case why == "":
 			case failure != "" && !seen[i.Name]:
 				// Of an earlier run. What it was may have been mended since, and
 				// cert-manager would wait for hours.
-				if err := h.issueAgain(ctx, i); err != nil {
+				if err := k.issueAgain(ctx, i); err != nil {
 					return nil, err
 				}
 				waiting = append(waiting, unissued{i, failure, false})
@@ -593,61 +589,61 @@ func (h *Hook) certManagerSources(ctx context.Context, p state.PKI) (state.Exist
 		return state.ExistingSecrets{}, err
 	}
 	if p.Issuer != nil {
-		if err := h.deleteOwnIssuer(ctx); err != nil {
+		if err := k.deleteOwnIssuer(ctx); err != nil {
 			return state.ExistingSecrets{}, err
 		}
 	}
-	name := h.Settings.Name
+	name := k.Settings.Name
 	return state.ExistingSecrets{Server: name + suffixServer + names.SuffixIssued, Node: name + suffixNode + names.SuffixIssued, Push: name + suffixPush + names.SuffixIssued}, nil
 }
 
 // deleteOwnIssuer deletes the authority of a time when the user had no issuer: its key
 // is of use to thieves only.
-func (h *Hook) deleteOwnIssuer(ctx context.Context) error {
-	deleted, err := h.deleteCertManagerObjects(ctx, []string{names.SuffixCA}, []string{names.SuffixCA, suffixSelfSigned})
-	if missingRight(err) {
-		h.Log.Warn("objects of the former issuer remain; helm upgrade deletes them", "error", err.Error())
+func (k *Keeper) deleteOwnIssuer(ctx context.Context) error {
+	deleted, err := k.deleteCertManagerObjects(ctx, []string{names.SuffixCA}, []string{names.SuffixCA, suffixSelfSigned})
+	if release.MissingPermission(err) {
+		k.Log.Warn("objects of the former issuer remain; helm upgrade deletes them", "error", err.Error())
 		return nil
 	}
 	if len(deleted) > 0 {
-		h.Log.Info("deleted our own issuer, since there is another", "objects", deleted)
+		k.Log.Info("deleted our own issuer, since there is another", "objects", deleted)
 	}
 	return err
 }
 
 // certManagerRenew has cert-manager issue all certificates anew, due or not, with
 // authority the authority's first, and waits for them.
-func (h *Hook) certManagerRenew(ctx context.Context, p state.PKI, authority bool) error {
-	wanted := h.certManagerWanted(p)
+func (k *Keeper) certManagerRenew(ctx context.Context, p state.PKI, authority bool) error {
+	wanted := k.certManagerWanted(p)
 	leaves := wanted.certificates
 	var trust pki.Bundle
 	switch {
 	case authority && p.Issuer != nil:
-		return refuse("the authority is that of %s %s, which is not this release's: replace it there, then run init-hook certs rotate, which has all certificates signed anew", p.Issuer.Kind, p.Issuer.Name)
+		return release.Refuse("the authority is that of %s %s, which is not this release's: replace it there, then run init-hook certs rotate, which has all certificates signed anew", p.Issuer.Kind, p.Issuer.Name)
 	case p.Issuer == nil:
 		leaves = wanted.certificates[1:]
 	}
 	if authority {
 		own := wanted.certificates[:1]
-		made, err := h.reissue(ctx, wanted, own, pki.Bundle{})
+		made, err := k.reissue(ctx, wanted, own, pki.Bundle{})
 		if err != nil {
 			return err
 		}
 		if trust, err = pki.ParseBundle([]byte(made[0].certificatePEM())); err != nil {
-			return fmt.Errorf("the new authority in %s: %w", h.object("Secret", own[0].Spec.SecretName), err)
+			return fmt.Errorf("the new authority in %s: %w", k.Object("Secret", own[0].Spec.SecretName), err)
 		}
 	}
-	_, err := h.reissue(ctx, wanted, leaves, trust)
+	_, err := k.reissue(ctx, wanted, leaves, trust)
 	return err
 }
 
 // reissue replaces certificates, and returns them as they then are. They must be of
 // the authorities in trust, if any are.
-func (h *Hook) reissue(ctx context.Context, wanted certManagerWanted, due []*certmanagerv1.Certificate, trust pki.Bundle) ([]issued, error) {
+func (k *Keeper) reissue(ctx context.Context, wanted certManagerWanted, due []*certmanagerv1.Certificate, trust pki.Bundle) ([]issued, error) {
 	former := map[string]string{} // what was there when a new one was asked for
 	var done []issued
-	err := h.awaitIssued(ctx, func(ctx context.Context) ([]unissued, error) {
-		all, err := h.keepCertManager(ctx, wanted)
+	err := k.awaitIssued(ctx, func(ctx context.Context) ([]unissued, error) {
+		all, err := k.keepCertManager(ctx, wanted)
 		if err != nil {
 			return nil, err
 		}
@@ -677,7 +673,7 @@ func (h *Hook) reissue(ctx context.Context, wanted certManagerWanted, due []*cer
 				why, ask = "it is of the former authority, another was asked for", true
 			}
 			if ask {
-				if err := h.issueAgain(ctx, i); err != nil {
+				if err := k.issueAgain(ctx, i); err != nil {
 					return nil, err
 				}
 				former[i.Name] = i.certificatePEM()
@@ -709,7 +705,7 @@ type remover[T any] interface {
 }
 
 // remove deletes those of the objects that are ours, and returns their names.
-func remove[T any, P object[T]](ctx context.Context, h *Hook, kind string, api remover[T], objects []string) ([]string, error) {
+func remove[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api remover[T], objects []string) ([]string, error) {
 	var deleted []string
 	for _, name := range objects {
 		have, err := api.Get(ctx, name, metav1.GetOptions{})
@@ -717,23 +713,23 @@ func remove[T any, P object[T]](ctx context.Context, h *Hook, kind string, api r
 		case apierrors.IsNotFound(err):
 			continue
 		case err != nil:
-			return deleted, fmt.Errorf("reading %s: %w", h.object(kind, name), refuseForbidden(err))
+			return deleted, fmt.Errorf("reading %s: %w", k.Object(kind, name), release.RefuseForbidden(err))
 		case P(have).GetLabels()[names.LabelManagedBy] != names.Manager:
-			h.Log.Warn("an object was not made by init-hook and stays", "object", h.object(kind, name))
+			k.Log.Warn("an object was not made by init-hook and stays", "object", k.Object(kind, name))
 			continue
 		}
 		if err := api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return deleted, fmt.Errorf("deleting %s: %w", h.object(kind, name), refuseForbidden(err))
+			return deleted, fmt.Errorf("deleting %s: %w", k.Object(kind, name), release.RefuseForbidden(err))
 		}
 		deleted = append(deleted, kind+" "+name)
 	}
 	return deleted, nil
 }
 
-// deleteCertManager deletes all that certManagerSources made, and the Secrets that
+// DeleteCertManager deletes all that certManagerSources made, and the Secrets that
 // cert-manager wrote for it.
-func (h *Hook) deleteCertManager(ctx context.Context) (string, error) {
-	deleted, err := h.deleteCertManagerObjects(ctx, []string{suffixServer, suffixNode, suffixPush, names.SuffixCA}, []string{names.SuffixCA, suffixSelfSigned})
+func (k *Keeper) DeleteCertManager(ctx context.Context) (string, error) {
+	deleted, err := k.deleteCertManagerObjects(ctx, []string{suffixServer, suffixNode, suffixPush, names.SuffixCA}, []string{names.SuffixCA, suffixSelfSigned})
 	if err != nil {
 		return "", err
 	}
@@ -745,123 +741,24 @@ func (h *Hook) deleteCertManager(ctx context.Context) (string, error) {
 
 // deleteCertManagerObjects deletes Certificates, Issuers, and the Secrets of the
 // Certificates last: as long as those are there, cert-manager writes them again.
-func (h *Hook) deleteCertManagerObjects(ctx context.Context, certificates, issuers []string) ([]string, error) {
+func (k *Keeper) deleteCertManagerObjects(ctx context.Context, certificates, issuers []string) ([]string, error) {
 	var certificateNames, issuerNames, secretNames []string
 	for _, suffix := range certificates {
-		certificateNames = append(certificateNames, h.Settings.Name+suffix)
-		secretNames = append(secretNames, h.Settings.Name+suffix+names.SuffixIssued)
+		certificateNames = append(certificateNames, k.Settings.Name+suffix)
+		secretNames = append(secretNames, k.Settings.Name+suffix+names.SuffixIssued)
 	}
 	for _, suffix := range issuers {
-		issuerNames = append(issuerNames, h.Settings.Name+suffix)
+		issuerNames = append(issuerNames, k.Settings.Name+suffix)
 	}
-	deleted, err := remove(ctx, h, "Certificate", h.Cluster.Certificates, certificateNames)
+	deleted, err := remove(ctx, k, "Certificate", k.Cluster.Certificates, certificateNames)
 	if err != nil {
 		return deleted, err
 	}
-	more, err := remove(ctx, h, "Issuer", h.Cluster.Issuers, issuerNames)
+	more, err := remove(ctx, k, "Issuer", k.Cluster.Issuers, issuerNames)
 	deleted = append(deleted, more...)
 	if err != nil {
 		return deleted, err
 	}
-	more, err = remove(ctx, h, "Secret", h.Cluster.Secrets, secretNames)
+	more, err = remove(ctx, k, "Secret", k.Secrets, secretNames)
 	return append(deleted, more...), err
-}
-
-// certManagerFindings looks for what keeps cert-manager from issuing. ClusterIssuers
-// and issuers of others are not looked at: that takes rights beyond the namespace or
-// beyond cert-manager, which nothing else here needs; waiting for the Certificates
-// says what is wrong with them.
-func (i *inspection) certManagerFindings(ctx context.Context) ([]Finding, error) {
-	p := i.Settings.PKI.PKI
-	if p.Mode != state.PKICertManager {
-		return nil, nil
-	}
-	_, err := i.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{Limit: 1})
-	if apierrors.IsNotFound(err) {
-		return []Finding{{Check: checkCertificates, Severity: Blocker, Object: "namespace " + i.Settings.Namespace,
-			Cause:  "pki.mode is certManager, and the cluster does not know cert-manager's API",
-			Remedy: "install cert-manager first, see https://cert-manager.io/docs/installation/, or do without it: --set pki.mode=internal"}}, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("listing the CertificateRequests in namespace %s: %w", i.Settings.Namespace, refuseForbidden(err))
-	}
-	findings, err := i.foreignObjects(ctx, i.certManagerWanted(p))
-	if err != nil || p.Issuer == nil {
-		return findings, err
-	}
-	found, err := i.checkIssuer(ctx, *p.Issuer)
-	return append(findings, found...), err
-}
-
-// foreignObjects are those that have a name of ours, and that somebody else made.
-func (i *inspection) foreignObjects(ctx context.Context, wanted certManagerWanted) ([]Finding, error) {
-	var findings []Finding
-	check := func(kind, name string, ours bool, err error) error {
-		switch {
-		case apierrors.IsNotFound(err):
-		case err != nil:
-			return fmt.Errorf("reading %s: %w", i.object(kind, name), refuseForbidden(err))
-		case !ours:
-			findings = append(findings, Finding{Check: checkCertificates, Severity: Blocker, Object: i.object(kind, name),
-				Cause:  "init-hook did not make it, and needs that name",
-				Remedy: "rename or delete it, or install under another name: --set fullnameOverride=…"})
-		}
-		return nil
-	}
-	for _, want := range wanted.issuers {
-		have, err := i.Cluster.Issuers.Get(ctx, want.Name, metav1.GetOptions{})
-		if err := check("Issuer", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager, err); err != nil {
-			return nil, err
-		}
-	}
-	for _, want := range wanted.certificates {
-		have, err := i.Cluster.Certificates.Get(ctx, want.Name, metav1.GetOptions{})
-		if err := check("Certificate", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager, err); err != nil {
-			return nil, err
-		}
-		_, err = i.issuedSecret(ctx, want)
-		foreign := isRefused(err)
-		if foreign {
-			err = nil
-		}
-		if err := check("Secret", want.Spec.SecretName, !foreign, err); err != nil {
-			return nil, err
-		}
-	}
-	return findings, nil
-}
-
-// checkIssuer looks at the user's issuer, where it is of the namespace.
-func (i *inspection) checkIssuer(ctx context.Context, ref state.Issuer) ([]Finding, error) {
-	if ref.Group != certmanagerv1.SchemeGroupVersion.Group || ref.Kind == certmanagerv1.ClusterIssuerKind {
-		return nil, nil
-	}
-	finding := func(cause, remedy string) ([]Finding, error) {
-		return []Finding{{Check: checkCertificates, Severity: Blocker, Object: i.object(ref.Kind, ref.Name), Cause: cause, Remedy: remedy}}, nil
-	}
-	const another = "name another: --set pki.certManager.issuerRef.name=…"
-	if ref.Kind != certmanagerv1.IssuerKind {
-		return finding("cert-manager has no issuers of that kind", "name Issuer or ClusterIssuer (--set pki.certManager.issuerRef.kind=…), or the group of that kind (--set pki.certManager.issuerRef.group=…)")
-	}
-	issuer, err := i.Cluster.Issuers.Get(ctx, ref.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return finding("it does not exist, and pki.certManager.issuerRef names it", "make it first, or "+another)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", i.object("Issuer", ref.Name), refuseForbidden(err))
-	}
-	describe := fmt.Sprintf("look at kubectl --namespace %s describe issuer %s, or %s", i.Settings.Namespace, ref.Name, another)
-	n := slices.IndexFunc(issuer.Status.Conditions, func(c certmanagerv1.IssuerCondition) bool { return c.Type == certmanagerv1.IssuerConditionReady })
-	switch {
-	case issuer.Spec.SelfSigned != nil:
-		return finding("it has every certificate sign itself, so proxies and registry would not trust each other", "name an issuer that has an authority, or none to have one made (--set pki.certManager.issuerRef.name=)")
-	case issuer.Spec.ACME != nil:
-		return finding("it is of kind ACME, which does not tell its authority (ca.crt) and gives out no names of inside the cluster", "name an issuer that has an authority, or none to have one made (--set pki.certManager.issuerRef.name=)")
-	case n < 0 || issuer.Status.Conditions[n].ObservedGeneration < issuer.Generation:
-		return finding("cert-manager has not looked at it: its controller may not run", describe)
-	case issuer.Status.Conditions[n].Status != cmmeta.ConditionTrue:
-		c := issuer.Status.Conditions[n]
-		return finding(fmt.Sprintf("it is not ready: %s: %s", c.Reason, c.Message), describe)
-	}
-	return nil, nil
 }

@@ -1,4 +1,4 @@
-package hook
+package preflight
 
 import (
 	"context"
@@ -11,18 +11,19 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // lookAtExposure is the check of what the registry shows to clients outside of the
 // cluster. Without the certificate its pod would not start, and the one before is
 // gone by then.
-func (i *inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
+func (i *Inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 	var found []Finding
 	add := func(severity Severity, object, remedy, cause string, args ...any) {
 		found = append(found, Finding{Check: checkExpose, Severity: severity, Object: object, Cause: fmt.Sprintf(cause, args...), Remedy: remedy})
 	}
 	if name := i.Settings.Expose.TLSSecret; name != "" {
-		object := i.object("Secret", name)
+		object := i.Object("Secret", name)
 		secret, err := i.userSecret(ctx, name)
 		switch {
 		case err != nil:
@@ -35,7 +36,7 @@ func (i *inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 		}
 	}
 	if name := i.Settings.Expose.UsersSecret; name != "" {
-		object := i.object("Secret", name)
+		object := i.Object("Secret", name)
 		remedy := fmt.Sprintf("htpasswd -Bbn USER PASSWORD > htpasswd; kubectl -n %s create secret generic %s --from-file=htpasswd", i.Settings.Namespace, name)
 		secret, err := i.userSecret(ctx, name)
 		switch {
@@ -51,18 +52,18 @@ func (i *inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 }
 
 // userSecret reads a Secret of the user; nil where there is none.
-func (i *inspection) userSecret(ctx context.Context, name string) (*corev1.Secret, error) {
-	secret, err := i.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
+func (i *Inspection) userSecret(ctx context.Context, name string) (*corev1.Secret, error) {
+	secret, err := i.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("reading %s: %w", i.object("Secret", name), refuseForbidden(err))
+		return nil, fmt.Errorf("reading %s: %w", i.Object("Secret", name), release.RefuseForbidden(err))
 	}
 	return secret, nil
 }
 
-func (i *inspection) lookAtExposedCertificate(object string, secret *corev1.Secret, add func(severity Severity, object, remedy, cause string, args ...any)) {
+func (i *Inspection) lookAtExposedCertificate(object string, secret *corev1.Secret, add func(severity Severity, object, remedy, cause string, args ...any)) {
 	const remedy = "put the certificate with its chain into tls.crt, and its key into tls.key"
 	chain, err := pki.ParseChain(secret.Data[corev1.TLSCertKey])
 	if err != nil {

@@ -1,4 +1,4 @@
-package hook
+package nodes
 
 import (
 	"cmp"
@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // saidAtMost bounds what is passed on of a termination message: several nodes may
@@ -153,7 +154,7 @@ func madeFrom(pod corev1.Pod, sets []appsv1.DaemonSet) bool {
 
 // nodeWait waits until the pods of a component have done their work on each node.
 type nodeWait struct {
-	*Hook
+	*Observer
 	component, what string
 	// names are the DaemonSets that must be there; empty: those that are there.
 	names []string
@@ -169,9 +170,9 @@ type nodeWait struct {
 // meet the same.
 func (w *nodeWait) run(ctx context.Context) error {
 	var refused error
-	err := w.wait(ctx, w.what, func() (string, error) {
+	err := w.Wait(ctx, w.what, func() (string, error) {
 		missing, err := w.look(ctx)
-		if refusal, is := errors.AsType[*Refused](err); is {
+		if refusal, is := errors.AsType[*release.Refused](err); is {
 			refused = refusal
 			return "", nil
 		}
@@ -184,11 +185,11 @@ func (w *nodeWait) run(ctx context.Context) error {
 }
 
 func (w *nodeWait) look(ctx context.Context) (missing string, err error) {
-	sets, pods, err := w.nodeSets(ctx, w.component)
+	sets, pods, err := w.DaemonSets(ctx, w.component)
 	if err != nil {
 		return "", err
 	}
-	if w.ready, err = w.nodesReady(ctx); err != nil {
+	if w.ready, err = w.NodesReady(ctx); err != nil {
 		return "", err
 	}
 	if len(w.names) > 0 {
@@ -196,7 +197,7 @@ func (w *nodeWait) look(ctx context.Context) (missing string, err error) {
 	}
 	for _, name := range w.names {
 		if !slices.ContainsFunc(sets, func(d appsv1.DaemonSet) bool { return d.Name == name }) {
-			return w.object("DaemonSet", name) + " is missing", nil
+			return w.Object("DaemonSet", name) + " is missing", nil
 		}
 	}
 	w.coverage = cover(sets, pods, w.ready)
@@ -223,7 +224,7 @@ func (w *nodeWait) look(ctx context.Context) (missing string, err error) {
 	case w.coverage.missing != "":
 		return w.coverage.missing, nil
 	case len(waiting) > 0:
-		return "not done on " + named("node", waiting), nil
+		return "not done on " + release.ListNodes(waiting), nil
 	}
 	return "", nil
 }
@@ -236,7 +237,7 @@ func (w *nodeWait) startAnew(ctx context.Context) (started int, err error) {
 		if p.failed == "" && !w.again[p.Spec.NodeName] {
 			continue
 		}
-		if err := w.deletePod(ctx, &p.Pod); err != nil {
+		if err := w.DeletePod(ctx, &p.Pod); err != nil {
 			return started, err
 		}
 		started++
@@ -244,10 +245,10 @@ func (w *nodeWait) startAnew(ctx context.Context) (started int, err error) {
 	return started, nil
 }
 
-func (h *Hook) deletePod(ctx context.Context, pod *corev1.Pod) error {
-	err := h.Cluster.Pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+func (o *Observer) DeletePod(ctx context.Context, pod *corev1.Pod) error {
+	err := o.Cluster.Pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // another has its name
-		return fmt.Errorf("deleting %s: %w", h.object("pod", pod.Name), err)
+		return fmt.Errorf("deleting %s: %w", o.Object("pod", pod.Name), err)
 	}
 	return nil
 }
@@ -257,24 +258,24 @@ func (w *nodeWait) refusals(sets []appsv1.DaemonSet) error {
 	var refusals []string
 	for _, p := range w.coverage.pods {
 		if p.failed != "" && p.exit == exitcode.Refused && madeFrom(p.Pod, sets) {
-			refusals = append(refusals, fmt.Sprintf("node %s refuses: %s (%s)", p.Spec.NodeName, cmp.Or(said("", p.report, true), p.failed), w.object("pod", p.Name)))
+			refusals = append(refusals, fmt.Sprintf("node %s refuses: %s (%s)", p.Spec.NodeName, cmp.Or(said("", p.report, true), p.failed), w.Object("pod", p.Name)))
 		}
 	}
 	if len(refusals) == 0 {
 		return nil
 	}
-	return refuse("%s", enumerate(refusals))
+	return release.Refuse("%s", release.List(refusals))
 }
 
-// nodeSets lists the DaemonSets of a component, and their pods.
-func (h *Hook) nodeSets(ctx context.Context, component string) ([]appsv1.DaemonSet, []corev1.Pod, error) {
-	sets, err := h.Cluster.DaemonSets.List(ctx, h.selector(component))
+// DaemonSets lists the DaemonSets of a component, and their pods.
+func (o *Observer) DaemonSets(ctx context.Context, component string) ([]appsv1.DaemonSet, []corev1.Pod, error) {
+	sets, err := o.Cluster.DaemonSets.List(ctx, o.Selector(component))
 	if err != nil {
-		return nil, nil, fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", component, h.Settings.Namespace, err)
+		return nil, nil, fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", component, o.Settings.Namespace, err)
 	}
-	pods, err := h.Cluster.Pods.List(ctx, h.selector(component))
+	pods, err := o.Cluster.Pods.List(ctx, o.Selector(component))
 	if err != nil {
-		return nil, nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, h.Settings.Namespace, err)
+		return nil, nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, o.Settings.Namespace, err)
 	}
 	return sets.Items, pods.Items, nil
 }

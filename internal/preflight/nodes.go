@@ -1,4 +1,4 @@
-package hook
+package preflight
 
 import (
 	"cmp"
@@ -9,23 +9,23 @@ import (
 	"strconv"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // The checks that need nothing but the nodes and the saved state.
 
 // address finds references that the decision changes.
-func (i *inspection) address() []Finding {
-	if i.saved == nil {
+func (i *Inspection) address() []Finding {
+	if i.Saved == nil {
 		return nil
 	}
-	before := i.saved.Desired
-	if i.saved.Current != nil {
-		before = *i.saved.Current
+	before := i.Saved.Desired
+	if i.Saved.Current != nil {
+		before = *i.Saved.Current
 	}
-	now := i.desired
+	now := i.Desired
 	if before.Address == now.Address {
 		return nil
 	}
@@ -52,7 +52,7 @@ var criOVersion = regexp.MustCompile(`^cri-o://v?(\d+)\.(\d+)`)
 
 // criO finds nodes whose container runtime accepts no plain HTTP on the loopback
 // address: CRI-O 1.35 and later.
-func (i *inspection) criO() []Finding {
+func (i *Inspection) criO() []Finding {
 	var nodes []string
 	for _, n := range i.nodes {
 		if m := criOVersion.FindStringSubmatch(n.Status.NodeInfo.ContainerRuntimeVersion); m != nil {
@@ -70,7 +70,7 @@ func (i *inspection) criO() []Finding {
 		return nil // what it wants is written on the nodes
 	}
 	const wants = "CRI-O 1.35 and later pulls with TLS only, from the loopback address too"
-	f := Finding{Check: checkCRIO, Severity: Blocker, Object: named("node", nodes)}
+	f := Finding{Check: checkCRIO, Severity: Blocker, Object: release.ListNodes(nodes)}
 	switch {
 	case i.Settings.Mode == state.ModeNodePort:
 		f.Cause = wants + ", and a node port answers in plain HTTP"
@@ -87,7 +87,7 @@ func (i *inspection) criO() []Finding {
 }
 
 // architecture finds nodes that no program is there for.
-func (i *inspection) architecture() []Finding {
+func (i *Inspection) architecture() []Finding {
 	o := &i.Settings
 	if o.Mode == state.ModeNodePort && !o.Injector.Enabled {
 		return nil // nothing runs on the nodes but the registry, from an image
@@ -103,7 +103,7 @@ func (i *inspection) architecture() []Finding {
 	}
 	var findings []Finding
 	for _, arch := range slices.Sorted(maps.Keys(without)) {
-		f := Finding{Check: checkArch, Severity: Warning, Object: named("node", without[arch])}
+		f := Finding{Check: checkArch, Severity: Warning, Object: release.ListNodes(without[arch])}
 		f.Cause = fmt.Sprintf("the chart has proxies for %s and none for %s, so that these nodes cannot pull", strings.Join(o.Architectures, " and "), arch)
 		if o.Mode == state.ModeNodePort {
 			f.Cause = fmt.Sprintf("the chart has programs for %s and none for %s, so that these nodes cannot run the registry, and whether they can pull is not proven", strings.Join(o.Architectures, " and "), arch)
@@ -118,9 +118,9 @@ func (i *inspection) architecture() []Finding {
 	if !o.Injector.Enabled {
 		return findings
 	}
-	for _, arch := range i.nodeArchitectures() {
+	for _, arch := range i.Architectures() {
 		for _, program := range o.Programs() {
-			if _, err := i.payload(program, arch); err != nil {
+			if _, err := i.Payload.Payload(program, arch); err != nil {
 				findings = append(findings, Finding{Check: checkArch, Severity: Blocker, Object: fmt.Sprintf("program %s for %s", program, arch),
 					Cause: err.Error(), Remedy: "or take the architecture out of injector.architectures"})
 			}
@@ -138,7 +138,7 @@ const reportedImages = 50
 var PauseImage = regexp.MustCompile(`(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]`)
 
 // pauseImage finds nodes that do not hold any of the images that injected pods use.
-func (i *inspection) pauseImage() []Finding {
+func (i *Inspection) pauseImage() []Finding {
 	o := &i.Settings
 	if !o.Injector.Enabled {
 		return nil
@@ -147,11 +147,11 @@ func (i *inspection) pauseImage() []Finding {
 	reported := map[string]int{} // pause images by the number of nodes
 	some, with := false, false
 	for _, n := range i.nodes {
-		if !NodeReady(n) || len(n.Status.Images) == 0 {
+		if !nodes.NodeReady(n) || len(n.Status.Images) == 0 {
 			continue
 		}
 		some = true
-		if slices.ContainsFunc(o.Injector.PauseImages, func(image string) bool { return Reports(n, image) }) {
+		if slices.ContainsFunc(o.Injector.PauseImages, func(image string) bool { return nodes.Reports(n, image) }) {
 			with = true
 			continue
 		}
@@ -175,7 +175,7 @@ func (i *inspection) pauseImage() []Finding {
 	case len(without) == 0:
 		return nil
 	}
-	f := Finding{Check: checkPauseImage, Severity: Warning, Object: named("node", without)}
+	f := Finding{Check: checkPauseImage, Severity: Warning, Object: release.ListNodes(without)}
 	// In node port mode the registry needs one node only.
 	if blind && (o.Mode == state.ModeProxy || !with) {
 		f.Severity = Blocker
@@ -192,13 +192,6 @@ func (i *inspection) pauseImage() []Finding {
 		f.Remedy = "name an image that they hold: --set injector.image=IMAGE"
 	}
 	return []Finding{f}
-}
-
-// Reports says whether a node's kubelet reports an image by that name.
-func Reports(n corev1.Node, image string) bool {
-	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool {
-		return slices.Contains(i.Names, image)
-	})
 }
 
 // named names one object or several of a kind: "node n1", "nodes n1, n2".

@@ -1,4 +1,4 @@
-package hook
+package preflight
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -22,7 +23,7 @@ const accountTime = 10 * time.Second
 
 // tryPods has the API server say whether it would accept the pods of the chart, and
 // whether it would change them.
-func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
+func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 	var pods []*corev1.Pod
 	if i.Settings.Mode != state.ModeExternal {
 		pods = append(pods, i.registryLike())
@@ -56,8 +57,8 @@ func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
 				f.Severity = Warning
 				f.Remedy = "none is needed: prepare labels it, as podSecurity.label=true says"
 			}
-		case missingRight(err):
-			return nil, fmt.Errorf("trying a pod of the %s with a dry run: %w", what, refuseForbidden(err))
+		case release.MissingPermission(err):
+			return nil, fmt.Errorf("trying a pod of the %s with a dry run: %w", what, release.RefuseForbidden(err))
 		case noDryRun(err):
 			f.Severity = Warning
 			f.Cause = fmt.Sprintf("whether it accepts the pods of the %s cannot be tried: %s", what, err)
@@ -79,7 +80,7 @@ func (i *inspection) tryPods(ctx context.Context) ([]Finding, error) {
 }
 
 // changed finds what admission changed and the injector cannot do without.
-func (i *inspection) changed(asked, answer *corev1.Pod) []Finding {
+func (i *Inspection) changed(asked, answer *corev1.Pod) []Finding {
 	if !i.Settings.Injector.Enabled || len(answer.Spec.Containers) == 0 {
 		return nil
 	}
@@ -99,10 +100,10 @@ func (i *inspection) changed(asked, answer *corev1.Pod) []Finding {
 }
 
 // tryPod creates a pod with a dry run.
-func (i *inspection) tryPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
+func (i *Inspection) tryPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	for begin := time.Now(); ; {
 		var answer *corev1.Pod
-		err := retryOverload(ctx, func() error {
+		err := release.RetryOverload(ctx, func() error {
 			var err error
 			answer, err = i.Cluster.Pods.Create(ctx, pod, dryRun)
 			return err
@@ -110,7 +111,7 @@ func (i *inspection) tryPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, 
 		if err == nil || !strings.Contains(err.Error(), "error looking up service account") || time.Since(begin) > accountTime {
 			return answer, err
 		}
-		if sleepErr := sleep(ctx, pollInterval); sleepErr != nil {
+		if sleepErr := release.Sleep(ctx, release.PollInterval); sleepErr != nil {
 			return nil, err
 		}
 	}
@@ -123,7 +124,7 @@ func constrained(err error) bool {
 
 // grantedByChart says that the chart binds a constraint to the ServiceAccount of such
 // pods, which is not there yet when the pod is tried.
-func (i *inspection) grantedByChart(pod *corev1.Pod) bool {
+func (i *Inspection) grantedByChart(pod *corev1.Pod) bool {
 	name := pod.Spec.Containers[0].Name
 	return name == names.ComponentProxy || name == names.ComponentNodeConfig
 }
@@ -139,12 +140,12 @@ func podSecurity(err error) (violation string, violated bool) {
 }
 
 // registryLike is a pod as those of the registry, as far as admission is concerned.
-func (i *inspection) registryLike() *corev1.Pod {
+func (i *Inspection) registryLike() *corev1.Pod {
 	return i.podLike(names.ComponentRegistry, "zarf-dev/zarf-registry/registry")
 }
 
 // proxyLike is a pod as those of the proxies.
-func (i *inspection) proxyLike() *corev1.Pod {
+func (i *Inspection) proxyLike() *corev1.Pod {
 	pod := i.podLike(names.ComponentProxy, "zarf-dev/zarf-registry/registry-node")
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	if i.Settings.Proxy.HostNetwork || i.Settings.IPFamily == state.IPv6 {
@@ -157,7 +158,7 @@ func (i *inspection) proxyLike() *corev1.Pod {
 }
 
 // nodeConfigLike is a pod as those that configure nodes.
-func (i *inspection) nodeConfigLike() *corev1.Pod {
+func (i *Inspection) nodeConfigLike() *corev1.Pod {
 	pod := i.podLike(names.ComponentNodeConfig, "zarf-dev/zarf-registry/registry-node")
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	// The directories are the nodes' root's.
@@ -172,7 +173,7 @@ func (i *inspection) nodeConfigLike() *corev1.Pod {
 }
 
 // privilegedLike are pods as those that need the Pod Security level privileged.
-func (i *inspection) privilegedLike() []*corev1.Pod {
+func (i *Inspection) privilegedLike() []*corev1.Pod {
 	var pods []*corev1.Pod
 	if i.Settings.Mode == state.ModeProxy {
 		pods = append(pods, i.proxyLike())
@@ -183,7 +184,7 @@ func (i *inspection) privilegedLike() []*corev1.Pod {
 	return pods
 }
 
-func (i *inspection) podLike(component, repository string) *corev1.Pod {
+func (i *Inspection) podLike(component, repository string) *corev1.Pod {
 	image := "ghcr.io/" + repository // the chart's, without injector
 	if i.Settings.Injector.Enabled && len(i.Settings.Injector.PauseImages) > 0 {
 		image = i.Settings.Injector.PauseImages[0]
@@ -193,14 +194,14 @@ func (i *inspection) podLike(component, repository string) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: i.Settings.Name + "-preflight-",
 			Namespace:    i.Settings.Namespace,
-			Labels:       i.podLabels(component),
+			Labels:       i.PodLabels(component),
 		},
 		Spec: corev1.PodSpec{
 			AutomountServiceAccountToken: &no,
-			SecurityContext:              i.restrictedPod(),
+			SecurityContext:              i.RestrictedPod(),
 			Containers: []corev1.Container{{
 				Name: component, Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
-				SecurityContext: restrictedContainer(),
+				SecurityContext: release.RestrictedContainer(),
 				// The chart's own; quotas want some.
 				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
 					corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi"),

@@ -1,4 +1,4 @@
-package hook
+package certs
 
 import (
 	"bytes"
@@ -16,41 +16,46 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
+
+// PlainPort is the registry's port without TLS, to which the node port leads.
+const PlainPort = 5001
 
 const (
 	// pullUser is the user that pulls through a node port.
 	pullUser = "zarf-pull"
-	// plainPortName is the name of the container port of the registry's plain
+	// PlainPortName is the name of the container port of the registry's plain
 	// listener.
-	plainPortName = "plain"
+	PlainPortName = "plain"
 	// listenerTime is how long the registry may take to open or close its plain
 	// listener. A kubelet looks at a pod's Secrets every 60 to 90 seconds by itself.
 	listenerTime = 2 * time.Minute
-	// refreshEvery is how often the pods are annotated while waiting: the kubelet
+	// refreshInterval is how often the pods are annotated while waiting: the kubelet
 	// may have looked before it heard of the Secret's change.
-	refreshEvery = 10 * time.Second
+	refreshInterval = 10 * time.Second
 )
 
-// openPlain makes the pull credential and has the registry's plain listener opened.
+// OpenPlain makes the pull credential and has the registry's plain listener opened.
 // A registry that does not run yet opens it when it starts.
-func (h *Hook) openPlain(ctx context.Context) (string, error) {
-	wrote, err := h.writePull(ctx)
+func (k *Keeper) OpenPlain(ctx context.Context) (string, error) {
+	wrote, err := k.WritePull(ctx)
 	if err != nil {
 		return "", err
 	}
-	pods, err := h.awaitPlain(ctx, true)
+	pods, err := k.AwaitPlain(ctx, true)
 	if err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%s; the listener is open, registry pods: %d", wrote, pods), nil
 }
 
-// closePlain has the registry's plain listener closed. The pull credential stays:
+// ClosePlain has the registry's plain listener closed. The pull credential stays:
 // copies of it in other namespaces are right again after the next switch.
-func (h *Hook) closePlain(ctx context.Context) (string, error) {
-	name := h.Settings.Name + names.SuffixPull
-	secret, err := h.secret(ctx, name)
+func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
+	name := k.Settings.Name + names.SuffixPull
+	secret, err := k.Secret(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -60,23 +65,23 @@ func (h *Hook) closePlain(ctx context.Context) (string, error) {
 	if _, open := secret.Data[names.KeyHtpasswd]; open {
 		data := maps.Clone(secret.Data)
 		delete(data, names.KeyHtpasswd)
-		if err := h.writeSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
+		if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
 			return "", err
 		}
 	}
 	// Also where a run that was killed removed the key: it may not have seen the end.
-	pods, err := h.awaitPlain(ctx, false)
+	pods, err := k.AwaitPlain(ctx, false)
 	if err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("it is closed, registry pods: %d", pods), nil
 }
 
-// writePull makes the Secret for pulling through the node port, or puts it right,
+// WritePull makes the Secret for pulling through the node port, or puts it right,
 // and says in words what it did.
-func (h *Hook) writePull(ctx context.Context) (string, error) {
-	name := h.Settings.Name + names.SuffixPull
-	secret, err := h.secret(ctx, name)
+func (k *Keeper) WritePull(ctx context.Context) (string, error) {
+	name := k.Settings.Name + names.SuffixPull
+	secret, err := k.Secret(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -85,32 +90,32 @@ func (h *Hook) writePull(ctx context.Context) (string, error) {
 		data = maps.Clone(secret.Data)
 	}
 	var reasons []string
-	if len(data[keyUsername]) == 0 || len(data[keyPassword]) == 0 {
+	if len(data[KeyUsername]) == 0 || len(data[KeyPassword]) == 0 {
 		reasons = append(reasons, "there was no credential")
 		password, err := newPassword()
 		if err != nil {
 			return "", err
 		}
-		data = map[string][]byte{keyUsername: []byte(pullUser), keyPassword: password}
+		data = map[string][]byte{KeyUsername: []byte(pullUser), KeyPassword: password}
 	}
-	config, err := dockerConfig(h.Settings.Address, string(data[keyUsername]), string(data[keyPassword]))
+	config, err := dockerConfig(k.Settings.Address, string(data[KeyUsername]), string(data[KeyPassword]))
 	if err != nil {
 		return "", err
 	}
 	if !bytes.Equal(data[corev1.DockerConfigJsonKey], config) {
-		reasons = append(reasons, "it was not for "+h.Settings.Address)
+		reasons = append(reasons, "it was not for "+k.Settings.Address)
 		data[corev1.DockerConfigJsonKey] = config
 	}
-	if !htpasswdMatches(data[names.KeyHtpasswd], data[keyUsername], data[keyPassword]) {
+	if !htpasswdMatches(data[names.KeyHtpasswd], data[KeyUsername], data[KeyPassword]) {
 		reasons = append(reasons, "it kept the listener closed")
-		if data[names.KeyHtpasswd], err = newHtpasswd(data[keyUsername], data[keyPassword]); err != nil {
-			return "", fmt.Errorf("hashing the password of %s: %w", h.object("Secret", name), err)
+		if data[names.KeyHtpasswd], err = newHtpasswd(data[KeyUsername], data[KeyPassword]); err != nil {
+			return "", fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
 		}
 	}
 	if len(reasons) == 0 {
 		return name + " is right", nil
 	}
-	if err := h.writeSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
+	if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("wrote %s: %s", name, strings.Join(reasons, ", ")), nil
@@ -126,57 +131,57 @@ func dockerConfig(address, username, password string) ([]byte, error) {
 	return json.Marshal(map[string]map[string]entry{"auths": {address: {username, password, []byte(username + ":" + password)}}})
 }
 
-// awaitPlain waits until the plain listener is open, or closed, on every ready
+// AwaitPlain waits until the plain listener is open, or closed, on every ready
 // registry pod, and returns how many those are.
-func (h *Hook) awaitPlain(ctx context.Context, open bool) (int, error) {
+func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, listenerTime)
 	defer cancel()
 	var refreshed time.Time
 	for {
-		pods, wrong, err := h.plainPods(ctx, open)
+		pods, wrong, err := k.plainPods(ctx, open)
 		if err == nil && len(wrong) == 0 {
 			return pods, nil
 		}
-		if err == nil && time.Since(refreshed) >= refreshEvery {
+		if err == nil && time.Since(refreshed) >= refreshInterval {
 			refreshed = time.Now()
-			err = h.refresh(ctx, slices.Collect(maps.Keys(wrong)))
+			err = k.refresh(ctx, slices.Collect(maps.Keys(wrong)))
 		}
-		if err != nil && ctx.Err() == nil && !retriable(err) {
+		if err != nil && ctx.Err() == nil && !release.IsTransient(err) {
 			return 0, err
 		}
-		if sleepErr := sleep(ctx, pollInterval); sleepErr != nil {
+		if sleepErr := release.Sleep(ctx, release.PollInterval); sleepErr != nil {
 			want := "open"
 			if !open {
 				want = "close"
 			}
 			var complaints []string
 			for _, pod := range slices.Sorted(maps.Keys(wrong)) {
-				complaints = append(complaints, fmt.Sprintf("%s: %s", h.object("pod", pod), wrong[pod]))
+				complaints = append(complaints, fmt.Sprintf("%s: %s", k.Object("pod", pod), wrong[pod]))
 			}
 			if err != nil {
 				complaints = append(complaints, err.Error())
 			}
 			return 0, fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; look at that pod's log: %w",
-				want, names.KeyHtpasswd, h.object("Secret", h.Settings.Name+names.SuffixPull), strings.Join(complaints, "; "), sleepErr)
+				want, names.KeyHtpasswd, k.Object("Secret", k.Settings.Name+names.SuffixPull), strings.Join(complaints, "; "), sleepErr)
 		}
 	}
 }
 
 // plainPods returns how many ready registry pods there are, and of those whose
 // plain listener is not as it should be what is wrong.
-func (h *Hook) plainPods(ctx context.Context, open bool) (pods int, wrong map[string]string, err error) {
-	list, err := h.Cluster.Pods.List(ctx, h.selector(names.ComponentRegistry))
+func (k *Keeper) plainPods(ctx context.Context, open bool) (pods int, wrong map[string]string, err error) {
+	list, err := k.Observer.Cluster.Pods.List(ctx, k.Selector(names.ComponentRegistry))
 	if err != nil {
-		return 0, nil, fmt.Errorf("listing the registry pods in namespace %s: %w", h.Settings.Namespace, err)
+		return 0, nil, fmt.Errorf("listing the registry pods in namespace %s: %w", k.Settings.Namespace, err)
 	}
 	wrong = map[string]string{}
 	for _, pod := range list.Items {
 		// The chart before this one had no such listener; Helm is about to replace its pods.
-		if pod.DeletionTimestamp != nil || !PodReady(pod) || !hasPort(pod, plainPortName) {
+		if pod.DeletionTimestamp != nil || !nodes.PodReady(pod) || !hasPort(pod, PlainPortName) {
 			continue
 		}
 		pods++
-		switch isOpen, err := h.Registry.PlainOpen(ctx, &pod); {
+		switch isOpen, err := k.Registry.PlainOpen(ctx, &pod); {
 		case err != nil:
 			wrong[pod.Name] = err.Error()
 		case isOpen != open && open:
@@ -195,23 +200,17 @@ func hasPort(pod corev1.Pod, name string) bool {
 }
 
 // refresh has the kubelets bring the Secrets of pods up to date.
-func (h *Hook) refresh(ctx context.Context, pods []string) error {
+func (k *Keeper) refresh(ctx context.Context, pods []string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"annotations": map[string]string{names.AnnotationRefreshed: h.Now().UTC().Format(time.RFC3339Nano)},
+		"annotations": map[string]string{names.AnnotationRefreshed: k.Now().UTC().Format(time.RFC3339Nano)},
 	}})
 	if err != nil {
 		return err
 	}
 	for _, pod := range pods {
-		if _, err := h.Cluster.Pods.Patch(ctx, pod, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("annotating %s: %w", h.object("pod", pod), err)
+		if _, err := k.Cluster.Pods.Patch(ctx, pod, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("annotating %s: %w", k.Object("pod", pod), err)
 		}
 	}
 	return nil
-}
-
-// retriable says whether an error may be gone in a moment: the API server is
-// restarting or busy. What it refuses stays refused.
-func retriable(err error) bool {
-	return overloaded(err) || apierrors.ReasonForError(err) == metav1.StatusReasonUnknown
 }

@@ -1,4 +1,4 @@
-package hook
+package preflight
 
 import (
 	"context"
@@ -11,16 +11,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // lookAtServices are the checks that need the cluster's Services.
-func (i *inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
-	list, err := i.Cluster.ClusterServices.List(ctx, metav1.ListOptions{})
+func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
+	list, err := i.Cluster.AllServices.List(ctx, metav1.ListOptions{})
 	var findings []Finding
 	switch {
-	case missingRight(err):
+	case release.MissingPermission(err):
 		list = &corev1.ServiceList{}
 		findings = append(findings, Finding{Check: checkPort, Severity: Warning, Object: fmt.Sprintf("port %d", i.Settings.Port),
 			Cause:  "whether another Service has it is not known: " + err.Error(),
@@ -54,7 +56,7 @@ type portUser struct {
 	own             bool
 }
 
-func (i *inspection) portUsers(services []corev1.Service) []portUser {
+func (i *Inspection) portUsers(services []corev1.Service) []portUser {
 	var users []portUser
 	for _, s := range services {
 		taken := int(s.Spec.HealthCheckNodePort) == i.Settings.Port
@@ -72,15 +74,15 @@ func (i *inspection) portUsers(services []corev1.Service) []portUser {
 }
 
 // tryService has the API server say whether it would accept the NodePort Service.
-func (i *inspection) tryService(ctx context.Context) ([]Finding, error) {
+func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
 	policy := corev1.IPFamilyPolicyPreferDualStack
-	err := retryOverload(ctx, func() error {
+	err := release.RetryOverload(ctx, func() error {
 		_, err := i.Cluster.Services.Create(ctx, &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: i.Settings.Name + names.SuffixNodePort + "-", Namespace: i.Settings.Namespace, Labels: i.labels(names.ComponentRegistry)},
+			ObjectMeta: metav1.ObjectMeta{GenerateName: i.Settings.Name + names.SuffixNodePort + "-", Namespace: i.Settings.Namespace, Labels: i.Labels(names.ComponentRegistry)},
 			Spec: corev1.ServiceSpec{
 				Type: corev1.ServiceTypeNodePort, IPFamilyPolicy: &policy,
 				Selector: map[string]string{names.LabelInstance: i.Settings.Release, names.LabelComponent: names.ComponentRegistry},
-				Ports: []corev1.ServicePort{{Name: "registry", Port: PlainPort, TargetPort: intstr.FromString(plainPortName),
+				Ports: []corev1.ServicePort{{Name: "registry", Port: certs.PlainPort, TargetPort: intstr.FromString(certs.PlainPortName),
 					NodePort: int32(i.Settings.Port), Protocol: corev1.ProtocolTCP}},
 			},
 		}, dryRun)
@@ -90,7 +92,7 @@ func (i *inspection) tryService(ctx context.Context) ([]Finding, error) {
 	switch {
 	case err == nil, namespaceMissing(err): // tryPods says the latter
 		return nil, nil
-	case missingRight(err):
+	case release.MissingPermission(err):
 		return []Finding{{Check: checkPortRange, Severity: Warning, Object: object,
 			Cause: "whether it can be a node port is not known: " + err.Error(), Remedy: "ask for the right to create Services in namespace " + i.Settings.Namespace}}, nil
 	case strings.Contains(err.Error(), "not in the valid range"):
@@ -100,17 +102,17 @@ func (i *inspection) tryService(ctx context.Context) ([]Finding, error) {
 		return []Finding{{Check: checkPort, Severity: Blocker, Object: object,
 			Cause: "another Service has it as its node port: " + err.Error(), Remedy: "find it (kubectl get services --all-namespaces), or --set port=PORT"}}, nil
 	case refusal(err):
-		return []Finding{{Check: checkAdmission, Severity: Blocker, Object: i.object("Service", i.Settings.Name+names.SuffixNodePort),
+		return []Finding{{Check: checkAdmission, Severity: Blocker, Object: i.Object("Service", i.Settings.Name+names.SuffixNodePort),
 			Cause: "the cluster does not accept it: " + err.Error(), Remedy: "change the policy or quota that it names, or --set registryProxy=true"}}, nil
 	case noDryRun(err):
-		return []Finding{{Check: checkAdmission, Severity: Warning, Object: i.object("Service", i.Settings.Name+names.SuffixNodePort),
+		return []Finding{{Check: checkAdmission, Severity: Warning, Object: i.Object("Service", i.Settings.Name+names.SuffixNodePort),
 			Cause: "whether the cluster accepts it cannot be tried: " + err.Error(), Remedy: "see whether the installation succeeds"}}, nil
 	}
 	return nil, fmt.Errorf("trying the NodePort Service with a dry run: %w", err)
 }
 
 // ipFamily finds a family that was rendered and that the cluster does not have.
-func (i *inspection) ipFamily(services []corev1.Service) []Finding {
+func (i *Inspection) ipFamily(services []corev1.Service) []Finding {
 	v4, v6, known := i.families(services)
 	if !known {
 		return nil
@@ -134,7 +136,7 @@ func (i *inspection) ipFamily(services []corev1.Service) []Finding {
 
 // families are those that the cluster's Services or pods have. Nodes may have
 // addresses of another family besides; they count where the pods' are not known.
-func (i *inspection) families(services []corev1.Service) (v4, v6, known bool) {
+func (i *Inspection) families(services []corev1.Service) (v4, v6, known bool) {
 	add := func(address string) {
 		switch {
 		case address == "" || address == corev1.ClusterIPNone:
@@ -186,7 +188,7 @@ func noDryRun(err error) bool {
 
 // refusal: the API server, a policy or a webhook would not have the object.
 func refusal(err error) bool {
-	if noDryRun(err) || missingRight(err) {
+	if noDryRun(err) || release.MissingPermission(err) {
 		return false
 	}
 	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) ||

@@ -1,4 +1,4 @@
-package hook
+package certs
 
 import (
 	"bytes"
@@ -22,13 +22,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
 // Keys of the credentials Secret and of the pull Secret.
 const (
-	keyUsername = "username"
-	keyPassword = "password"
+	KeyUsername = "username"
+	KeyPassword = "password"
 )
 
 const (
@@ -38,24 +40,19 @@ const (
 	maxPassword = 72
 )
 
-func (p *preparation) credentials(ctx context.Context) (string, error) {
-	copied := p.saved != nil && p.saved.PushSecret != ""
-	return p.pushCredential(ctx, p.Settings.Push.Secret, copied)
-}
-
-// pushCredential makes the push credential, or copies it from the user's Secret.
-// formerly says that it was a copy so far.
-func (h *Hook) pushCredential(ctx context.Context, from string, formerly bool) (did string, err error) {
-	err = againOnConflict(ctx, func() error {
-		did, err = h.tryPushCredential(ctx, from, formerly)
+// WritePush generates the push credential, or copies it from the user's Secret. copied tells that it
+// was a copy so far.
+func (k *Keeper) WritePush(ctx context.Context, from string, copied bool) (did string, err error) {
+	err = release.RetryOnConflict(ctx, func() error {
+		did, err = k.tryWritePush(ctx, from, copied)
 		return err
 	})
 	return did, err
 }
 
-func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool) (string, error) {
-	name := h.Settings.Name + names.SuffixCredentials
-	secret, err := h.secret(ctx, name)
+func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (string, error) {
+	name := k.Settings.Name + names.SuffixCredentials
+	secret, err := k.Secret(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -68,22 +65,22 @@ func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool
 	if from != "" {
 		// People choose it, so it may be guessed.
 		cost = bcrypt.DefaultCost
-		source, problems, err := h.pushSource(ctx, from)
+		source, problems, err := k.pushSource(ctx, from)
 		if err != nil {
 			return "", err
 		}
 		if err := refuseAll(problems); err != nil {
 			return "", err
 		}
-		if !bytes.Equal(data[keyUsername], source[keyUsername]) || !bytes.Equal(data[keyPassword], source[keyPassword]) {
-			reason = h.object("Secret", from) + " has another credential"
+		if !bytes.Equal(data[KeyUsername], source[KeyUsername]) || !bytes.Equal(data[KeyPassword], source[KeyPassword]) {
+			reason = k.Object("Secret", from) + " has another credential"
 			maps.Copy(data, source)
 		}
 	} else {
 		switch {
-		case len(data[keyUsername]) == 0 || len(data[keyPassword]) == 0:
+		case len(data[KeyUsername]) == 0 || len(data[KeyPassword]) == 0:
 			reason = "there is none yet"
-		case formerly || string(data[keyUsername]) != pushUser:
+		case copied || string(data[KeyUsername]) != pushUser:
 			reason = "it was copied from a Secret that is not named any more"
 		}
 		if reason != "" {
@@ -91,7 +88,7 @@ func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool
 			if err != nil {
 				return "", err
 			}
-			data[keyUsername], data[keyPassword] = []byte(pushUser), password
+			data[KeyUsername], data[KeyPassword] = []byte(pushUser), password
 		}
 	}
 	if len(data[names.KeyUploadSecret]) == 0 {
@@ -100,16 +97,16 @@ func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool
 			return "", err
 		}
 	}
-	if !htpasswdMatches(data[names.KeyHtpasswd], data[keyUsername], data[keyPassword]) || htpasswdCost(data[names.KeyHtpasswd]) < cost {
+	if !htpasswdMatches(data[names.KeyHtpasswd], data[KeyUsername], data[KeyPassword]) || htpasswdCost(data[names.KeyHtpasswd]) < cost {
 		reason = cmp.Or(reason, "its htpasswd does not match its password")
-		if data[names.KeyHtpasswd], err = hashPassword(data[keyUsername], data[keyPassword], cost); err != nil {
-			return "", fmt.Errorf("hashing the password of %s: %w", h.object("Secret", name), err)
+		if data[names.KeyHtpasswd], err = hashPassword(data[KeyUsername], data[KeyPassword], cost); err != nil {
+			return "", fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
 		}
 	}
 	if reason == "" {
 		return "it is valid, nothing made", nil
 	}
-	if err := h.writeSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeOpaque, data); err != nil {
+	if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeOpaque, data); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("wrote %s: %s", name, reason), nil
@@ -117,22 +114,22 @@ func (h *Hook) tryPushCredential(ctx context.Context, from string, formerly bool
 
 // pushSource reads the user's push credential and says what is wrong with it, but
 // never what it is.
-func (h *Hook) pushSource(ctx context.Context, name string) (map[string][]byte, []problem, error) {
-	object := h.object("Secret", name)
-	secret, err := h.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
+func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte, []Problem, error) {
+	object := k.Object("Secret", name)
+	secret, err := k.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, []problem{{object, "does not exist", "make it, or name another: --set auth.existingSecret=…"}}, nil
+		return nil, []Problem{{object, "does not exist", "make it, or name another: --set auth.existingSecret=…"}}, nil
 	case err != nil:
-		return nil, nil, fmt.Errorf("reading %s: %w", object, refuseForbidden(err))
+		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 	case secret.Labels[names.LabelManagedBy] == names.Manager:
-		return nil, []problem{{object, "was made by init-hook, which overwrites and deletes it", "name a Secret of your own"}}, nil
+		return nil, []Problem{{object, "was made by init-hook, which overwrites and deletes it", "name a Secret of your own"}}, nil
 	}
-	var problems []problem
+	var problems []Problem
 	wrong := func(remedy, format string, args ...any) {
-		problems = append(problems, problem{object, fmt.Sprintf(format, args...), remedy})
+		problems = append(problems, Problem{object, fmt.Sprintf(format, args...), remedy})
 	}
-	for _, key := range []string{keyUsername, keyPassword} {
+	for _, key := range []string{KeyUsername, KeyPassword} {
 		value := string(secret.Data[key])
 		switch {
 		case value == "":
@@ -141,7 +138,7 @@ func (h *Hook) pushSource(ctx context.Context, name string) (map[string][]byte, 
 			wrong("write it without a line break: printf, not echo", "has control characters in %s, which HTTP does not transport", key)
 		}
 	}
-	username, password := string(secret.Data[keyUsername]), secret.Data[keyPassword]
+	username, password := string(secret.Data[KeyUsername]), secret.Data[KeyPassword]
 	switch {
 	case strings.Contains(username, ":"):
 		wrong("choose another", "has a username with a colon, at which HTTP would end it")
@@ -153,16 +150,7 @@ func (h *Hook) pushSource(ctx context.Context, name string) (map[string][]byte, 
 	if len(password) > maxPassword {
 		wrong("choose a shorter one", "has a password of %d bytes; of more than %d, bcrypt would ignore the rest", len(password), maxPassword)
 	}
-	return map[string][]byte{keyUsername: []byte(username), keyPassword: password}, problems, nil
-}
-
-// lookAtPushSecret is the check of the push credential that the user provides.
-func (i *inspection) lookAtPushSecret(ctx context.Context) ([]Finding, error) {
-	if i.Settings.Push.Secret == "" {
-		return nil, nil
-	}
-	_, problems, err := i.pushSource(ctx, i.Settings.Push.Secret)
-	return findings(checkCredentials, problems), err
+	return map[string][]byte{KeyUsername: []byte(username), KeyPassword: password}, problems, nil
 }
 
 func newPassword() ([]byte, error) {
@@ -204,11 +192,11 @@ func htpasswdCost(htpasswd []byte) int {
 
 // credentialRotation replaces one credential.
 type credentialRotation struct {
-	*commanded
+	*command
 	credential Credential
 	// htpasswd is what the registry is to load; nil where it is to have none.
 	htpasswd []byte
-	nodes    readyNodes
+	nodes    nodes.ReadyNodes
 }
 
 // secretName is the Secret of the credential.
@@ -222,18 +210,18 @@ func (c *credentialRotation) secretName() string {
 func (c *credentialRotation) write(ctx context.Context) (string, error) {
 	name := c.secretName()
 	if c.credential == PushCredential && c.saved.PushSecret != "" {
-		return "", refuse("the push credential is a copy of %s: change it there, then run init-hook certs renew", c.object("Secret", c.saved.PushSecret))
+		return "", release.Refuse("the push credential is a copy of %s: change it there, then run init-hook certs renew", c.Object("Secret", c.saved.PushSecret))
 	}
-	err := againOnConflict(ctx, func() error {
-		secret, err := c.secret(ctx, name)
+	err := release.RetryOnConflict(ctx, func() error {
+		secret, err := c.Secret(ctx, name)
 		if err != nil {
 			return err
 		}
 		if secret == nil && c.credential == PullCredential {
-			return refuse("%s does not exist: there is a pull credential in nodeport mode only", c.object("Secret", name))
+			return release.Refuse("%s does not exist: there is a pull credential in nodeport mode only", c.Object("Secret", name))
 		}
 		if secret == nil {
-			return refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare, which make it", c.object("Secret", name))
+			return release.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare, which make it", c.Object("Secret", name))
 		}
 		return c.replace(ctx, secret)
 	})
@@ -243,7 +231,7 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 	if c.credential == PullCredential {
 		c.Log.Warn("copies of the pull Secret in other namespaces, and whatever else holds its password, must be renewed now", "secret", name)
 	}
-	return "wrote " + c.object("Secret", name), nil
+	return "wrote " + c.Object("Secret", name), nil
 }
 
 func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret) error {
@@ -252,24 +240,24 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 	if err != nil {
 		return err
 	}
-	data[keyPassword] = password
+	data[KeyPassword] = password
 	// Where the pull Secret has no htpasswd, the plain listener is closed, and stays so.
 	_, has := data[names.KeyHtpasswd]
 	c.htpasswd = nil
 	if has || c.credential == PushCredential {
-		if c.htpasswd, err = newHtpasswd(data[keyUsername], password); err != nil {
-			return fmt.Errorf("hashing the password of %s: %w", c.object("Secret", secret.Name), err)
+		if c.htpasswd, err = newHtpasswd(data[KeyUsername], password); err != nil {
+			return fmt.Errorf("hashing the password of %s: %w", c.Object("Secret", secret.Name), err)
 		}
 		data[names.KeyHtpasswd] = c.htpasswd
 	}
 	kind := corev1.SecretTypeOpaque
 	if c.credential == PullCredential {
 		kind = corev1.SecretTypeDockerConfigJson
-		if data[corev1.DockerConfigJsonKey], err = dockerConfig(c.saved.Desired.Address, string(data[keyUsername]), string(password)); err != nil {
+		if data[corev1.DockerConfigJsonKey], err = dockerConfig(c.saved.Desired.Address, string(data[KeyUsername]), string(password)); err != nil {
 			return err
 		}
 	}
-	return c.writeSecret(ctx, secret, secret.Name, names.ComponentCredentials, kind, data)
+	return c.WriteSecret(ctx, secret, secret.Name, names.ComponentCredentials, kind, data)
 }
 
 // await waits until every ready registry pod has loaded the credential.
@@ -284,25 +272,25 @@ func (c *credentialRotation) await(ctx context.Context) (string, error) {
 	for {
 		pods, late, err := c.late(ctx, want)
 		switch {
-		case err != nil && (!mayPass(err) || !time.Now().Before(end)):
+		case err != nil && (!release.IsTransient(err) || !time.Now().Before(end)):
 			return "", err
 		case err == nil && len(late) == 0:
 			return fmt.Sprintf("registry pods that take it: %d", pods), nil
 		case !time.Now().Before(end):
 			var lines []string
 			for _, pod := range slices.Sorted(maps.Keys(late)) {
-				lines = append(lines, fmt.Sprintf("%s: %s", c.object("pod", pod), late[pod]))
+				lines = append(lines, fmt.Sprintf("%s: %s", c.Object("pod", pod), late[pod]))
 			}
 			return "", fmt.Errorf("%s is written, but not every pod of the registry takes it: %s; look at that pod's log; a pod that starts again takes it at once",
-				c.object("Secret", c.secretName()), strings.Join(lines, "; "))
+				c.Object("Secret", c.secretName()), strings.Join(lines, "; "))
 		}
-		if len(late) > 0 && time.Since(refreshed) >= refreshEvery {
+		if len(late) > 0 && time.Since(refreshed) >= refreshInterval {
 			refreshed = time.Now()
 			if err := c.refresh(ctx, slices.Collect(maps.Keys(late))); err != nil {
 				c.Log.Info("pods could not be annotated; kubelets bring their Secrets up to date by themselves, which takes up to 90 seconds", "error", err.Error())
 			}
 		}
-		if err := sleep(ctx, min(rotationPoll, max(0, time.Until(end)))); err != nil {
+		if err := release.Sleep(ctx, min(rotationPoll, max(0, time.Until(end)))); err != nil {
 			return "", err
 		}
 	}
@@ -311,13 +299,13 @@ func (c *credentialRotation) await(ctx context.Context) (string, error) {
 // late returns how many ready registry pods there are, and of those that have not
 // loaded the credential why not.
 func (c *credentialRotation) late(ctx context.Context, want string) (int, map[string]string, error) {
-	pods, err := c.runningPods(ctx, &c.nodes, names.ComponentRegistry, func(*corev1.Pod) {})
+	pods, err := c.RunningPods(ctx, &c.nodes, names.ComponentRegistry, func(*corev1.Pod) {})
 	if err != nil {
 		return 0, nil, err
 	}
 	late, ready := map[string]string{}, 0
 	for _, pod := range pods {
-		if !PodReady(pod) {
+		if !nodes.PodReady(pod) {
 			continue
 		}
 		ready++

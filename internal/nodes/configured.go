@@ -1,4 +1,4 @@
-package hook
+package nodes
 
 import (
 	"context"
@@ -9,17 +9,18 @@ import (
 	"strings"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// waitNodeConfig waits until each ready node has what it is to have, and remembers where
+// WaitConfigured waits until each ready node has what it is to have, and remembers where
 // files may be from now on.
-func (f *finishing) waitNodeConfig(ctx context.Context) (string, error) {
-	w := &nodeWait{Hook: f.Hook, component: names.ComponentNodeConfig, what: "the node configuration", names: f.Settings.NodeConfig.DaemonSets}
+func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
+	w := &nodeWait{Observer: o, component: names.ComponentNodeConfig, what: "the node configuration", names: o.Settings.NodeConfig.DaemonSets}
 	if err := w.run(ctx); err != nil {
 		return "", fmt.Errorf("%w; see the log of such a pod (container configure), put right what it says, then run helm upgrade again; on a node that refuses nothing was changed", err)
 	}
-	f.tellOfNodes(w.coverage.pods)
+	o.tellOfNodes(w.coverage.pods)
 
 	var notReady []string
 	for _, node := range slices.Sorted(maps.Keys(w.ready)) {
@@ -28,14 +29,14 @@ func (f *finishing) waitNodeConfig(ctx context.Context) (string, error) {
 		}
 	}
 	remembered := ""
-	err := f.updateState(ctx, func(s *state.State) bool {
+	err := o.UpdateState(ctx, func(s *state.State) bool {
 		if len(notReady) > 0 {
 			// They may still have what was written before.
-			remembered = "; directories are forgotten by a later upgrade only, because not ready is " + named("node", notReady)
+			remembered = "; directories are forgotten by a later upgrade only, because not ready is " + release.ListNodes(notReady)
 			return false
 		}
 		var none *state.NodeConfig
-		next := none.Remember(f.Settings.NodeConfig.DirectoriesInUse...)
+		next := none.Remember(o.Settings.NodeConfig.DirectoriesInUse...)
 		same := reflect.DeepEqual(next, s.NodeConfig)
 		s.NodeConfig = next
 		return !same
@@ -48,7 +49,7 @@ func (f *finishing) waitNodeConfig(ctx context.Context) (string, error) {
 
 // tellOfNodes logs what the nodes warn of, and where K3s is to be restarted, once for
 // all nodes that say the same.
-func (h *Hook) tellOfNodes(pods []nodePod) {
+func (o *Observer) tellOfNodes(pods []nodePod) {
 	warnings, restarts, idle := map[string][]string{}, map[string][]string{}, map[string][]string{}
 	for _, p := range pods {
 		for _, warning := range p.report.Warnings {
@@ -62,14 +63,14 @@ func (h *Hook) tellOfNodes(pods []nodePod) {
 		}
 	}
 	for _, warning := range slices.Sorted(maps.Keys(warnings)) {
-		h.Log.Warn("node configuration", "on", named("node", warnings[warning]), "warning", warning)
+		o.Log.Warn("node configuration", "on", release.ListNodes(warnings[warning]), "warning", warning)
 	}
 	const atStart = "registries.yaml is read when K3s or RKE2 starts"
 	for _, hint := range slices.Sorted(maps.Keys(restarts)) {
-		h.Log.Warn(atStart, "on", named("node", restarts[hint]), "restart", hint)
+		o.Log.Warn(atStart, "on", release.ListNodes(restarts[hint]), "restart", hint)
 	}
 	for _, hint := range slices.Sorted(maps.Keys(idle)) {
-		h.Log.Info(atStart, "on", named("node", idle[hint]), "restart", hint)
+		o.Log.Info(atStart, "on", release.ListNodes(idle[hint]), "restart", hint)
 	}
 }
 

@@ -1,4 +1,4 @@
-package hook
+package certs
 
 import (
 	"bytes"
@@ -17,6 +17,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -36,15 +37,15 @@ type secretLeaf struct {
 func (l secretLeaf) role() string { return l.leaf.Organization }
 
 // leaves are the certificates of a release, as an authority of our own issues them.
-func (h *Hook) leaves(p state.PKI) []secretLeaf {
-	serverName, lifetime := serverName(h.Settings.Name, h.Settings.Namespace), time.Duration(p.LeafLifetime)
+func (k *Keeper) leaves(p state.PKI) []secretLeaf {
+	serverName, lifetime := k.ServerName(), time.Duration(p.LeafLifetime)
 	return []secretLeaf{
 		{names.SuffixServerTLS, pki.Leaf{
-			CommonName:   h.Settings.Name,
+			CommonName:   k.Settings.Name,
 			Organization: pki.OrganizationServer,
 			DNSNames: []string{
-				h.Settings.Name,
-				h.Settings.Name + "." + h.Settings.Namespace,
+				k.Settings.Name,
+				k.Settings.Name + "." + k.Settings.Namespace,
 				serverName,
 				serverName + "." + p.ClusterDomain,
 			},
@@ -52,7 +53,7 @@ func (h *Hook) leaves(p state.PKI) []secretLeaf {
 			Lifetime: lifetime,
 		}},
 		{names.SuffixNodeTLS, pki.Leaf{
-			CommonName:   h.Settings.Name + "-proxy",
+			CommonName:   k.Settings.Name + "-proxy",
 			Organization: pki.OrganizationNode,
 			// The proxy serves TLS on its node's loopback address with the
 			// certificate that it shows the registry.
@@ -62,7 +63,7 @@ func (h *Hook) leaves(p state.PKI) []secretLeaf {
 			Lifetime:    lifetime,
 		}},
 		{names.SuffixPushTLS, pki.Leaf{
-			CommonName:   h.Settings.Name + "-push",
+			CommonName:   k.Settings.Name + "-push",
 			Organization: pki.OrganizationPush,
 			Usages:       []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 			Lifetime:     lifetime,
@@ -75,11 +76,11 @@ const loopbackName = "localhost"
 func loopback() []net.IP { return []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback} }
 
 // requirement is what a certificate of somebody else's making must be good for.
-func (h *Hook) requirement(role string, p state.PKI) pki.Requirement {
+func (k *Keeper) requirement(role string, p state.PKI) pki.Requirement {
 	switch role {
 	case pki.OrganizationServer:
 		return pki.Requirement{
-			DNSNames: []string{serverName(h.Settings.Name, h.Settings.Namespace)}, // what clients verify
+			DNSNames: []string{k.ServerName()}, // what clients verify
 			Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		}
 	case pki.OrganizationNode:
@@ -88,7 +89,7 @@ func (h *Hook) requirement(role string, p state.PKI) pki.Requirement {
 			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 			// It is on every node.
 			NotRole:   pki.OrganizationPush,
-			NotServer: serverName(h.Settings.Name, h.Settings.Namespace),
+			NotServer: k.ServerName(),
 		}
 		if p.ServeTLS {
 			want.Usages = append(want.Usages, x509.ExtKeyUsageServerAuth)
@@ -107,21 +108,22 @@ type sourceLeaf struct {
 	trust pki.Bundle
 }
 
-// problem is what is wrong with an object of the user; cause goes on from its name.
-type problem struct{ object, cause, remedy string }
+// Problem is something wrong with an object of the user. Cause continues a sentence that begins with
+// the object's name.
+type Problem struct{ Object, Cause, Remedy string }
 
-func (p problem) String() string { return p.object + " " + p.cause }
+func (p Problem) String() string { return p.Object + " " + p.Cause }
 
 // refuseAll is the error of all problems, nil where there are none.
-func refuseAll(problems []problem) error {
+func refuseAll(problems []Problem) error {
 	if len(problems) == 0 {
 		return nil
 	}
 	lines := make([]string, len(problems))
 	for i, p := range problems {
-		lines[i] = strings.ReplaceAll(fmt.Sprintf("%s; %s", p, p.remedy), "\n", " ")
+		lines[i] = strings.ReplaceAll(fmt.Sprintf("%s; %s", p, p.Remedy), "\n", " ")
 	}
-	return refuse("%s", strings.Join(lines, "\n  "))
+	return release.Refuse("%s", strings.Join(lines, "\n  "))
 }
 
 // sourceSecret names the Secret of a role.
@@ -138,11 +140,11 @@ func sourceSecret(from state.ExistingSecrets, role string) string {
 
 // sources reads the Secrets that certificates are copied from, and says everything
 // that is wrong with them. Roles without a Secret are left out.
-func (h *Hook) sources(ctx context.Context, p state.PKI, from state.ExistingSecrets) (map[string]sourceLeaf, []problem, error) {
-	var problems []problem
+func (k *Keeper) sources(ctx context.Context, p state.PKI, from state.ExistingSecrets) (map[string]sourceLeaf, []Problem, error) {
+	var problems []Problem
 	var fallback []byte // of the Secret that only has ca.crt
 	if from.Authority != "" {
-		secret, found, err := h.sourceSecret(ctx, p, from.Authority, names.KeyCA)
+		secret, found, err := k.sourceSecret(ctx, p, from.Authority, names.KeyCA)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -150,18 +152,18 @@ func (h *Hook) sources(ctx context.Context, p state.PKI, from state.ExistingSecr
 		if secret != nil {
 			fallback = secret.Data[names.KeyCA]
 			if _, err := pki.ParseBundle(fallback); len(fallback) > 0 && err != nil {
-				problems = append(problems, badAuthority(h.object("Secret", from.Authority), err))
+				problems = append(problems, badAuthority(k.Object("Secret", from.Authority), err))
 				fallback = nil
 			}
 		}
 	}
 	leaves := map[string]sourceLeaf{}
-	for _, l := range h.leaves(p) {
+	for _, l := range k.leaves(p) {
 		name := sourceSecret(from, l.role())
 		if name == "" {
 			continue
 		}
-		leaf, found, err := h.source(ctx, p, l.role(), name, from.Authority, fallback)
+		leaf, found, err := k.source(ctx, p, l.role(), name, from.Authority, fallback)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -171,24 +173,24 @@ func (h *Hook) sources(ctx context.Context, p state.PKI, from state.ExistingSecr
 	return leaves, problems, nil
 }
 
-func (h *Hook) source(ctx context.Context, p state.PKI, role, name, authority string, fallback []byte) (sourceLeaf, []problem, error) {
-	secret, problems, err := h.sourceSecret(ctx, p, name, keyCertificate, keyPrivateKey)
+func (k *Keeper) source(ctx context.Context, p state.PKI, role, name, authority string, fallback []byte) (sourceLeaf, []Problem, error) {
+	secret, problems, err := k.sourceSecret(ctx, p, name, keyCertificate, keyPrivateKey)
 	if err != nil || secret == nil {
 		return sourceLeaf{}, problems, err
 	}
-	object := h.object("Secret", name)
+	object := k.Object("Secret", name)
 	trust := secret.Data[names.KeyCA]
 	switch {
 	case len(trust) > 0:
 	case len(fallback) > 0:
 		trust = fallback
 	case p.Mode == state.PKICertManager:
-		problems = append(problems, problem{object, "has no key " + names.KeyCA + ": its issuer does not tell its authority",
+		problems = append(problems, Problem{object, "has no key " + names.KeyCA + ": its issuer does not tell its authority",
 			"choose an issuer that does, as those of the kinds CA and SelfSigned do, or mode existingSecret"})
 	case authority != "":
 		// What is wrong with that Secret is said of it.
 	default:
-		problems = append(problems, problem{object, "has no key " + names.KeyCA + ", and pki.existingSecret.ca names no other",
+		problems = append(problems, Problem{object, "has no key " + names.KeyCA + ", and pki.existingSecret.ca names no other",
 			"put the PEM of the authority there that signed the certificate, or name a Secret that has it"})
 	}
 	if len(problems) > 0 || len(trust) == 0 {
@@ -196,18 +198,18 @@ func (h *Hook) source(ctx context.Context, p state.PKI, role, name, authority st
 	}
 	bundle, err := pki.ParseBundle(trust)
 	if err != nil {
-		return sourceLeaf{}, []problem{badAuthority(object, err)}, nil
+		return sourceLeaf{}, []Problem{badAuthority(object, err)}, nil
 	}
-	if err := pki.Check(keyPair(secret), bundle, h.requirement(role, p), h.Now()); err != nil {
+	if err := pki.Check(keyPair(secret), bundle, k.requirement(role, p), k.Now()); err != nil {
 		for line := range strings.Lines(err.Error()) {
-			problems = append(problems, problem{object, "holds no certificate for " + purpose(role) + ": " + strings.TrimSpace(line), "replace it"})
+			problems = append(problems, Problem{object, "holds no certificate for " + purpose(role) + ": " + strings.TrimSpace(line), "replace it"})
 		}
 	}
 	return sourceLeaf{object, keyPair(secret), bundle}, problems, nil
 }
 
-func badAuthority(object string, err error) problem {
-	return problem{object, fmt.Sprintf("has a key %s that cannot be used: %v", names.KeyCA, err), "put the PEM of the certificate authorities there, and nothing else"}
+func badAuthority(object string, err error) Problem {
+	return Problem{object, fmt.Sprintf("has a key %s that cannot be used: %v", names.KeyCA, err), "put the PEM of the certificate authorities there, and nothing else"}
 }
 
 // purpose says what a role is for.
@@ -224,47 +226,26 @@ func purpose(role string) string {
 
 // sourceSecret reads a Secret that is not of our making, and says what it lacks. It is
 // nil where there is none that could be meant.
-func (h *Hook) sourceSecret(ctx context.Context, p state.PKI, name string, keys ...string) (*corev1.Secret, []problem, error) {
-	object := h.object("Secret", name)
-	secret, err := h.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
+func (k *Keeper) sourceSecret(ctx context.Context, p state.PKI, name string, keys ...string) (*corev1.Secret, []Problem, error) {
+	object := k.Object("Secret", name)
+	secret, err := k.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, []problem{{object, "does not exist", "make it, or name another"}}, nil
+		return nil, []Problem{{object, "does not exist", "make it, or name another"}}, nil
 	case err != nil:
-		return nil, nil, fmt.Errorf("reading %s: %w", object, refuseForbidden(err))
+		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 	case p.Mode == state.PKIExistingSecret && secret.Labels[names.LabelManagedBy] == names.Manager:
-		return nil, []problem{{object, "was made by init-hook, which overwrites and deletes it", "name a Secret of your own"}}, nil
+		return nil, []Problem{{object, "was made by init-hook, which overwrites and deletes it", "name a Secret of your own"}}, nil
 	case secret.Type != corev1.SecretTypeTLS && secret.Type != corev1.SecretTypeOpaque && secret.Type != "":
-		return nil, []problem{{object, fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque), "name one that holds a certificate"}}, nil
+		return nil, []Problem{{object, fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque), "name one that holds a certificate"}}, nil
 	}
-	var problems []problem
+	var problems []Problem
 	for _, key := range keys {
 		if len(secret.Data[key]) == 0 {
-			problems = append(problems, problem{object, "has no key " + key, "put it there, in PEM"})
+			problems = append(problems, Problem{object, "has no key " + key, "put it there, in PEM"})
 		}
 	}
 	return secret, problems, nil
-}
-
-// lookAtCertificates is the check of what certificates are made or copied from.
-func (i *inspection) lookAtCertificates(ctx context.Context) ([]Finding, error) {
-	p := i.Settings.PKI.PKI
-	switch p.Mode {
-	case state.PKICertManager:
-		return i.certManagerFindings(ctx)
-	case state.PKIExistingSecret:
-		_, problems, err := i.sources(ctx, p, *p.Existing)
-		return findings(checkCertificates, problems), err
-	}
-	return nil, nil
-}
-
-func findings(check string, problems []problem) []Finding {
-	var out []Finding
-	for _, p := range problems {
-		out = append(out, Finding{Check: check, Severity: Blocker, Object: p.object, Cause: "it " + p.cause, Remedy: p.remedy})
-	}
-	return out
 }
 
 // ownAuthority says whether certificates are issued by the authority that init-hook keeps.
@@ -277,7 +258,7 @@ func ownAuthority(p state.PKI) bool {
 // Its certificate stays in the trust of all as long as it is needed; its key is not.
 func (r *rotation) authority(ctx context.Context) (*pki.CA, error) {
 	name := r.Settings.Name + names.SuffixCA
-	secret, err := r.secret(ctx, name)
+	secret, err := r.Secret(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -286,7 +267,7 @@ func (r *rotation) authority(ctx context.Context) (*pki.CA, error) {
 	if reason == "" {
 		present, err := pki.ParseCA(pair)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", r.object("Secret", name), err)
+			return nil, fmt.Errorf("%s: %w", r.Object("Secret", name), err)
 		}
 		if r.askedAuthority != pki.Fingerprint(present.Certificate()) {
 			return present, nil
@@ -297,11 +278,11 @@ func (r *rotation) authority(ctx context.Context) (*pki.CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.writeSecret(ctx, secret, name, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(made.KeyPair(), nil)); err != nil {
+	if err := r.WriteSecret(ctx, secret, name, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(made.KeyPair(), nil)); err != nil {
 		return nil, err
 	}
 	r.note("authority made", name, reason)
-	r.reason = cmp.Or(r.reason, fmt.Sprintf("the authority in %s is new: %s", r.object("Secret", name), reason))
+	r.reason = cmp.Or(r.reason, fmt.Sprintf("the authority in %s is new: %s", r.Object("Secret", name), reason))
 	return made, nil
 }
 
@@ -394,10 +375,10 @@ type heldLeaf struct {
 }
 
 // readHeld reads one of our Secrets. What no pod could load is due, and no leaf.
-func (h *Hook) readHeld(ctx context.Context, w wantedLeaf) (heldLeaf, error) {
+func (k *Keeper) readHeld(ctx context.Context, w wantedLeaf) (heldLeaf, error) {
 	out := heldLeaf{wantedLeaf: w}
 	var err error
-	if out.secret, err = h.secret(ctx, h.Settings.Name+w.suffix); err != nil {
+	if out.secret, err = k.Secret(ctx, k.Settings.Name+w.suffix); err != nil {
 		return out, err
 	}
 	if out.secret == nil {
@@ -433,26 +414,26 @@ func secretData(pair pki.KeyPair, trust []byte) map[string][]byte {
 	return data
 }
 
-// deleteUnneeded deletes what other PKI modes left, once nobody trusts it any more.
-func (h *Hook) deleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
+// DeleteUnneeded deletes what other PKI modes left, once nobody trusts it any more.
+func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
 	var did []string
-	if name := h.Settings.Name + names.SuffixCA; !ownAuthority(p) {
-		secret, err := h.secret(ctx, name)
+	if name := k.Settings.Name + names.SuffixCA; !ownAuthority(p) {
+		secret, err := k.Secret(ctx, name)
 		if err != nil {
 			return "", err
 		}
 		if secret != nil {
-			err := h.Cluster.Secrets.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
+			err := k.Secrets.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
 			if err != nil && !apierrors.IsNotFound(err) {
-				return "", fmt.Errorf("deleting %s: %w", h.object("Secret", name), err)
+				return "", fmt.Errorf("deleting %s: %w", k.Object("Secret", name), err)
 			}
-			did = append(did, "deleted "+h.object("Secret", name))
+			did = append(did, "deleted "+k.Object("Secret", name))
 		}
 	}
 	if p.Mode != state.PKICertManager {
-		deleted, err := h.deleteCertManager(ctx)
+		deleted, err := k.DeleteCertManager(ctx)
 		switch {
-		case missingRight(err):
+		case release.MissingPermission(err):
 			did = append(did, "cert-manager's objects may not be looked at: none were made with these rights")
 		case err != nil:
 			return "", err

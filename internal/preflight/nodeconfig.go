@@ -1,4 +1,4 @@
-package hook
+package preflight
 
 import (
 	"context"
@@ -7,37 +7,38 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // lookAtNodeConfig has what nodes are to have checked, as each node will, before
 // anything is changed.
-func (i *inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
+func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 	findings := i.forgottenDirectories()
 	if !i.Settings.ConfiguresNodes() {
 		return findings, nil
 	}
-	object := i.object("Secret", i.Settings.Name+names.SuffixNodeConfig)
+	object := i.Object("Secret", i.Settings.Name+names.SuffixNodeConfig)
 	block := func(object, cause, remedy string) {
 		findings = append(findings, Finding{Check: checkNodeConfig, Severity: Blocker, Object: object, Cause: cause, Remedy: remedy})
 	}
 	data := i.NodeConfigData
 	if data == nil {
 		proposal := i.Settings.Name + names.SuffixNodeProposal
-		object = i.object("Secret", proposal)
-		secret, err := i.Cluster.Secrets.Get(ctx, proposal, metav1.GetOptions{})
+		object = i.Object("Secret", proposal)
+		secret, err := i.Secrets.Get(ctx, proposal, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			block(object, "it does not exist, so that what nodes are to have cannot be checked", "run helm upgrade or init-hook install, which make it for the time of prepare")
 			return findings, nil
 		case err != nil:
-			return nil, fmt.Errorf("reading %s: %w", object, refuseForbidden(err))
+			return nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 		}
 		data = secret.Data
 	}
@@ -55,7 +56,7 @@ func (i *inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 			return nil, err
 		}
 		if missing != nil {
-			block(missing.object, missing.cause, missing.remedy)
+			block(missing.Object, missing.Cause, missing.Remedy)
 			registries = []byte("{}\n") // what else is wrong is said besides
 		}
 		inputs.Registries = registries
@@ -80,11 +81,11 @@ func (i *inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 
 // forgottenDirectories finds directories that may hold files of the release and that no
 // pod would look after: the chart remembers them where it sees the cluster.
-func (i *inspection) forgottenDirectories() []Finding {
-	if i.saved == nil || i.saved.NodeConfig == nil {
+func (i *Inspection) forgottenDirectories() []Finding {
+	if i.Saved == nil || i.Saved.NodeConfig == nil {
 		return nil
 	}
-	forgotten := slices.DeleteFunc(slices.Clone(i.saved.NodeConfig.Directories), func(d string) bool {
+	forgotten := slices.DeleteFunc(slices.Clone(i.Saved.NodeConfig.Directories), func(d string) bool {
 		return slices.Contains(i.Settings.NodeConfig.Directories, d)
 	})
 	if len(forgotten) == 0 {
@@ -99,42 +100,30 @@ func (i *inspection) forgottenDirectories() []Finding {
 
 // registriesSecret reads registries.yaml from the user's Secret, or says what is
 // missing of it.
-func (i *inspection) registriesSecret(ctx context.Context) ([]byte, *problem, error) {
+func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *certs.Problem, error) {
 	name, key := i.Settings.NodeConfig.RegistriesSecret, i.Settings.NodeConfig.RegistriesKey
-	object := i.object("Secret", name)
+	object := i.Object("Secret", name)
 	remedy := fmt.Sprintf("make it, with K3s' registries.yaml under the key %s, or name another in nodeConfig.k3s.existingSecret and existingSecretKey", key)
-	secret, err := i.Cluster.Secrets.Get(ctx, name, metav1.GetOptions{})
+	secret, err := i.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, &problem{object, "it does not exist, and nodeConfig.k3s.existingSecret names it", remedy}, nil
+		return nil, &certs.Problem{Object: object, Cause: "it does not exist, and nodeConfig.k3s.existingSecret names it", Remedy: remedy}, nil
 	case err != nil:
-		return nil, nil, fmt.Errorf("reading %s: %w", object, refuseForbidden(err))
+		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 	}
 	registries, has := secret.Data[key]
 	if !has {
-		return nil, &problem{object, "it has no key " + key + ", which nodeConfig.k3s.existingSecretKey names", remedy}, nil
+		return nil, &certs.Problem{Object: object, Cause: "it has no key " + key + ", which nodeConfig.k3s.existingSecretKey names", Remedy: remedy}, nil
 	}
 	return registries, nil, nil
 }
 
-// standInCA stands for the authorities that nodes will get: their own may not exist
-// yet, and nothing of what is checked depends on which they are.
-func (i *inspection) standInCA() ([]byte, error) {
-	authority, err := pki.NewCA("stand-in", i.Now(), time.Hour)
+// standInCA returns a CA certificate in place of those that nodes will get: these may not exist yet,
+// and no check depends on which they are.
+func (i *Inspection) standInCA() ([]byte, error) {
+	ca, err := pki.NewCA("stand-in", i.Now(), time.Hour)
 	if err != nil {
-		return nil, fmt.Errorf("making an authority to check the node configuration with: %w", err)
+		return nil, fmt.Errorf("creating a CA to check the node configuration with: %w", err)
 	}
-	return authority.KeyPair().Certificate, nil
-}
-
-// mountsSecret says whether a pod has a Secret mounted.
-func mountsSecret(spec corev1.PodSpec, name string) bool {
-	return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
-		if v.Secret != nil && v.Secret.SecretName == name {
-			return true
-		}
-		return v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool {
-			return s.Secret != nil && s.Secret.Name == name
-		})
-	})
+	return ca.KeyPair().Certificate, nil
 }

@@ -1,4 +1,4 @@
-package hook
+package preflight
 
 import (
 	"context"
@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/names"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 const (
@@ -21,36 +23,36 @@ const (
 	labelTime = 10 * time.Second
 )
 
-// labelNamespace has Pod Security admit the pods that nodes need, if it does not already.
-func (p *preparation) labelNamespace(ctx context.Context) (string, error) {
-	violation, err := p.podSecurityViolation(ctx)
+// LabelNamespace has Pod Security admit the pods that nodes need, if it does not already.
+func (i *Inspection) LabelNamespace(ctx context.Context) (string, error) {
+	violation, err := i.podSecurityViolation(ctx)
 	if err != nil {
 		return "", err
 	}
 	if violation == "" {
 		return "nothing: Pod Security admits all pods already", nil
 	}
-	name := p.Settings.Namespace
-	namespace, err := p.Cluster.Namespaces.Get(ctx, name, metav1.GetOptions{})
+	name := i.Settings.Namespace
+	namespace, err := i.Cluster.Namespaces.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return "", fmt.Errorf("reading namespace %s: %w", name, refuseForbidden(err))
+		return "", fmt.Errorf("reading namespace %s: %w", name, release.RefuseForbidden(err))
 	}
 	before := namespace.Labels[labelEnforce]
 	if before == levelPrivileged {
-		return "", refuse("namespace %s has the label %s=%s already, and Pod Security refuses pods of the release all the same: %s", name, labelEnforce, levelPrivileged, violation)
+		return "", release.Refuse("namespace %s has the label %s=%s already, and Pod Security refuses pods of the release all the same: %s", name, labelEnforce, levelPrivileged, violation)
 	}
-	if err := p.patchNamespace(ctx, namespace, levelPrivileged, before); err != nil {
+	if err := i.patchNamespace(ctx, namespace, levelPrivileged, before); err != nil {
 		return "", err
 	}
 	for deadline := time.Now().Add(labelTime); violation != ""; {
-		if violation, err = p.podSecurityViolation(ctx); err != nil {
+		if violation, err = i.podSecurityViolation(ctx); err != nil {
 			return "", err
 		}
 		if violation != "" && time.Now().After(deadline) {
-			return "", refuse("namespace %s has the label %s=%s now, and Pod Security refuses pods of the release all the same: %s", name, labelEnforce, levelPrivileged, violation)
+			return "", release.Refuse("namespace %s has the label %s=%s now, and Pod Security refuses pods of the release all the same: %s", name, labelEnforce, levelPrivileged, violation)
 		}
 		if violation != "" {
-			if err := sleep(ctx, pollInterval); err != nil {
+			if err := release.Sleep(ctx, release.PollInterval); err != nil {
 				return "", err
 			}
 		}
@@ -60,7 +62,7 @@ func (p *preparation) labelNamespace(ctx context.Context) (string, error) {
 
 // podSecurityViolation is what Pod Security says first about a pod that nodes need, ""
 // where it admits all.
-func (i *inspection) podSecurityViolation(ctx context.Context) (string, error) {
+func (i *Inspection) podSecurityViolation(ctx context.Context) (string, error) {
 	for _, pod := range i.privilegedLike() {
 		_, err := i.tryPod(ctx, pod)
 		if violation, violated := podSecurity(err); violated {
@@ -73,13 +75,13 @@ func (i *inspection) podSecurityViolation(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// restoreLabel gives the namespace the label back that it had before labelNamespace,
+// RestoreLabel gives the namespace the label back that it had before LabelNamespace,
 // unless somebody has changed it since.
-func (h *Hook) restoreLabel(ctx context.Context) (string, error) {
-	name := h.Settings.Namespace
-	namespace, err := h.Cluster.Namespaces.Get(ctx, name, metav1.GetOptions{})
+func (i *Inspection) RestoreLabel(ctx context.Context) (string, error) {
+	name := i.Settings.Namespace
+	namespace, err := i.Cluster.Namespaces.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return "", fmt.Errorf("reading namespace %s: %w", name, refuseForbidden(err))
+		return "", fmt.Errorf("reading namespace %s: %w", name, release.RefuseForbidden(err))
 	}
 	before, changed := namespace.Annotations[names.AnnotationEnforceBefore]
 	if !changed {
@@ -89,7 +91,7 @@ func (h *Hook) restoreLabel(ctx context.Context) (string, error) {
 	if level == levelPrivileged {
 		level = before
 	}
-	if err := h.patchNamespace(ctx, namespace, level, nil); err != nil {
+	if err := i.patchNamespace(ctx, namespace, level, nil); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("namespace %s has %s=%q", name, labelEnforce, level), nil
@@ -98,7 +100,7 @@ func (h *Hook) restoreLabel(ctx context.Context) (string, error) {
 // patchNamespace sets the namespace's Pod Security level ("" for none), and the
 // annotation of the one before (nil for none). A change by somebody else in between
 // is an error: the Job runs again.
-func (h *Hook) patchNamespace(ctx context.Context, namespace *corev1.Namespace, level string, before any) error {
+func (i *Inspection) patchNamespace(ctx context.Context, namespace *corev1.Namespace, level string, before any) error {
 	var label any
 	if level != "" {
 		label = level
@@ -114,8 +116,8 @@ func (h *Hook) patchNamespace(ctx context.Context, namespace *corev1.Namespace, 
 	if err != nil {
 		return err
 	}
-	if _, err := h.Cluster.Namespaces.Patch(ctx, namespace.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("labelling namespace %s: %w", namespace.Name, refuseForbidden(err))
+	if _, err := i.Cluster.Namespaces.Patch(ctx, namespace.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("labelling namespace %s: %w", namespace.Name, release.RefuseForbidden(err))
 	}
 	return nil
 }

@@ -1,0 +1,216 @@
+package certs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/steps"
+)
+
+// commandPatience is how long pods are waited for if a run has no deadline.
+const commandPatience = time.Hour
+
+// Renew renews the certificates that are due, continues a CA rotation that is in progress, and
+// copies what has changed in Secrets of the user. It takes the PKI settings from the saved state.
+func (k *Keeper) Renew(ctx context.Context) error {
+	c := &command{Keeper: k}
+	// A credential that cannot be copied must not prevent the renewal of certificates, nor the other
+	// way round.
+	var credential error
+	copyCredential := func(ctx context.Context) (string, error) {
+		if c.external() || c.saved.PushSecret == "" {
+			return "nothing: the credential is not a copy", nil
+		}
+		did, err := k.WritePush(ctx, c.saved.PushSecret, true)
+		if err != nil {
+			k.Log.Error("cannot copy the push credential; the current one stays in use", "error", err.Error())
+			credential = fmt.Errorf("renew: copy the push credential: %w", err)
+			return "nothing: see the error", nil
+		}
+		return did, nil
+	}
+	err := k.run(ctx, "renew", []steps.Step{
+		{Name: "read the saved state", Run: c.readState, Why: "it tells where certificates and credentials come from"},
+		{Name: "copy the push credential", Run: copyCredential, Why: "the user may have changed it"},
+		{Name: "renew the certificates", Why: "each is replaced at half of its lifetime, or when its source has another", Run: func(ctx context.Context) (string, error) {
+			return c.rotate(ctx, &rotation{})
+		}},
+		{Name: "delete what other PKI modes left", Run: c.unneeded, Why: "nothing trusts it any more"},
+	})
+	return errors.Join(err, credential)
+}
+
+// Rotate replaces all certificates, due or not, and with ca the CA that signs them as well. It
+// returns when every pod has loaded them.
+func (k *Keeper) Rotate(ctx context.Context, ca bool) error {
+	c := &command{Keeper: k}
+	r := &rotation{observed: true}
+	return k.run(ctx, "rotate", []steps.Step{
+		{Name: "read the saved state", Run: c.readState, Why: "it tells where certificates come from"},
+		{Name: "request new certificates", Why: "they are replaced whether they are due or not", Run: func(ctx context.Context) (string, error) {
+			return c.ask(ctx, r, ca)
+		}},
+		{Name: "replace the certificates", Why: "each pod must trust what another is about to show", Run: func(ctx context.Context) (string, error) {
+			return c.rotate(ctx, r)
+		}},
+		{Name: "delete what other PKI modes left", Run: c.unneeded, Why: "nothing trusts it any more"},
+	})
+}
+
+// Credential is one of the two user names and passwords.
+type Credential string
+
+// The credentials.
+const (
+	PushCredential Credential = "push"
+	PullCredential Credential = "pull"
+)
+
+// RotateCredential replaces a credential that prepare generated, and returns when the registry
+// accepts the new one.
+func (k *Keeper) RotateCredential(ctx context.Context, credential Credential) error {
+	c := &credentialRotation{command: &command{Keeper: k}, credential: credential}
+	if credential != PushCredential && credential != PullCredential {
+		return release.Refuse("unknown credential %q: want %s or %s", credential, PushCredential, PullCredential)
+	}
+	unlessExternal := func(work steps.Work) steps.Work {
+		return func(ctx context.Context) (string, error) {
+			if c.external() {
+				return nothingExternal, nil
+			}
+			return work(ctx)
+		}
+	}
+	return k.run(ctx, "rotate credential", []steps.Step{
+		{Name: "read the saved state", Run: c.readState, Why: "it tells where the credential comes from"},
+		{Name: fmt.Sprintf("replace the %s credential", credential), Run: unlessExternal(c.write), Why: "whoever knows the previous one loses access"},
+		{Name: "wait for the registry", Run: unlessExternal(c.await), Why: "until it has loaded the new one, it accepts the previous one"},
+	})
+}
+
+const nothingExternal = "nothing: external mode has no certificates and credentials of ours"
+
+// command is a run that uses what prepare recorded.
+type command struct {
+	*Keeper
+	saved *state.State
+	// rotating: a CA rotation was in progress when the run began.
+	rotating bool
+}
+
+func (c *command) external() bool { return c.saved.Desired.Mode == state.ModeExternal }
+
+func (c *command) readState(ctx context.Context) (string, error) {
+	_, saved, err := c.LoadState(ctx)
+	switch {
+	case err != nil:
+		return "", release.RefuseForbidden(err)
+	case saved == nil:
+		return "", c.NoState()
+	}
+	c.saved = saved
+	switch {
+	case c.external():
+		return nothingExternal, nil
+	case saved.PKI == nil:
+		return "", release.Refuse("%s says nothing of the certificates, because it was written by release %s: run helm upgrade, init-hook install or init-hook prepare first",
+			c.Object("Secret", c.Settings.Name+names.SuffixState), cmp.Or(saved.UpdatedBy, "unknown"))
+	}
+	c.rotating = saved.Rotation != nil
+	if c.rotating {
+		return fmt.Sprintf("certificates are of mode %s; a change of authorities is under way since %s, in phase %s: %s",
+			saved.PKI.Mode, saved.Rotation.Since.Format(time.RFC3339), saved.Rotation.Phase, saved.Rotation.Reason), nil
+	}
+	return fmt.Sprintf("certificates are of mode %s", saved.PKI.Mode), nil
+}
+
+// ask has r replace what would not be due.
+func (c *command) ask(ctx context.Context, r *rotation, authority bool) (string, error) {
+	if c.external() {
+		return nothingExternal, nil
+	}
+	p := *c.saved.PKI
+	r.reason = "init-hook certs rotate asked for it"
+	if p.Mode == state.PKIExistingSecret {
+		names := []string{c.Object("Secret", p.Existing.Server), c.Object("Secret", p.Existing.Node)}
+		if p.Existing.Push != "" {
+			names = append(names, c.Object("Secret", p.Existing.Push))
+		}
+		return "", release.Refuse("the certificates are copies of %s: renew them there, then run init-hook certs renew", strings.Join(names, ", "))
+	}
+	if authority && p.Issuer != nil {
+		return "", release.Refuse("the authority is that of %s %s, which is not ours: replace it there, then run init-hook certs rotate, which has all certificates issued again", p.Issuer.Kind, p.Issuer.Name)
+	}
+	if authority && c.rotating {
+		c.Log.Warn("a change of authorities is under way; this run goes on with it and begins no other",
+			"since", c.saved.Rotation.Since, "rotation", c.saved.Rotation.Phase, "reason", c.saved.Rotation.Reason)
+		return "nothing: a change of authorities is under way, and is gone on with", nil
+	}
+	if p.Mode == state.PKICertManager {
+		if err := c.certManagerRenew(ctx, p, authority); err != nil {
+			return "", err
+		}
+		return "cert-manager has issued other certificates", nil
+	}
+	for _, l := range c.leaves(p) {
+		secret, err := c.Secret(ctx, c.Settings.Name+l.suffix)
+		if err != nil {
+			return "", err
+		}
+		if chain, err := pki.ParseChain(keyPair(secret).Certificate); err == nil {
+			r.asked = append(r.asked, pki.Fingerprint(chain[0]))
+		}
+	}
+	if !authority {
+		return fmt.Sprintf("certificates to replace: %d", len(r.asked)), nil
+	}
+	secret, err := c.Secret(ctx, c.Settings.Name+names.SuffixCA)
+	if err != nil {
+		return "", err
+	}
+	if present, err := pki.ParseCA(keyPair(secret)); err == nil {
+		r.askedAuthority = pki.Fingerprint(present.Certificate())
+	}
+	return fmt.Sprintf("the authority is to be replaced, and so are the certificates: %d", len(r.asked)), nil
+}
+
+// rotate has r go on until nothing is left to do.
+func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
+	if c.external() {
+		return nothingExternal, nil
+	}
+	r.Keeper, r.pki, r.patience = c.Keeper, *c.saved.PKI, patience(ctx, commandPatience)
+	waiting, err := r.run(ctx)
+	if err != nil {
+		return "", err
+	}
+	if len(waiting) > 0 {
+		return "", fmt.Errorf("not all pods follow, and everything works as before: %s; see the pods' logs; init-hook certs renew, or the CronJob, goes on with it", release.List(waiting))
+	}
+	if r.observed {
+		return r.did() + "; all pods have loaded it", nil
+	}
+	return r.did(), nil
+}
+
+// unneeded deletes what Finish could not, because a change was under way. Where that
+// fails the next upgrade does it.
+func (c *command) unneeded(ctx context.Context) (string, error) {
+	if c.external() || !c.rotating {
+		return "nothing: the last upgrade did it", nil
+	}
+	did, err := c.DeleteUnneeded(ctx, *c.saved.PKI)
+	if err != nil {
+		c.Log.Warn("what other PKI modes left could not be deleted; the next upgrade does it", "error", err.Error())
+		return "nothing: see the warning", nil
+	}
+	return did, nil
+}

@@ -1,0 +1,137 @@
+package certs
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
+	cmmeta "github.com/cert-manager/cert-manager/pkg/apis/meta/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// Problems returns what prevents certificates from being issued or copied.
+func (k *Keeper) Problems(ctx context.Context, p state.PKI) ([]Problem, error) {
+	switch p.Mode {
+	case state.PKICertManager:
+		return k.certManagerProblems(ctx, p)
+	case state.PKIExistingSecret:
+		_, problems, err := k.sources(ctx, p, *p.Existing)
+		return sentences(problems), err
+	}
+	return nil, nil
+}
+
+// PushProblems returns what is wrong with the user's Secret with the push credential.
+func (k *Keeper) PushProblems(ctx context.Context, name string) ([]Problem, error) {
+	_, problems, err := k.pushSource(ctx, name)
+	return sentences(problems), err
+}
+
+// sentences completes causes that continue a sentence.
+func sentences(problems []Problem) []Problem {
+	for i := range problems {
+		problems[i].Cause = "it " + problems[i].Cause
+	}
+	return problems
+}
+
+// certManagerProblems looks for what keeps cert-manager from issuing. ClusterIssuers
+// and issuers of others are not looked at: that takes rights beyond the namespace or
+// beyond cert-manager, which nothing else here needs; waiting for the Certificates
+// says what is wrong with them.
+func (k *Keeper) certManagerProblems(ctx context.Context, p state.PKI) ([]Problem, error) {
+	_, err := k.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{Limit: 1})
+	if apierrors.IsNotFound(err) {
+		return []Problem{{Object: "namespace " + k.Settings.Namespace,
+			Cause:  "pki.mode is certManager, and the cluster does not know cert-manager's API",
+			Remedy: "install cert-manager first, see https://cert-manager.io/docs/installation/, or do without it: --set pki.mode=internal"}}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listing the CertificateRequests in namespace %s: %w", k.Settings.Namespace, release.RefuseForbidden(err))
+	}
+	problems, err := k.foreignObjects(ctx, k.certManagerWanted(p))
+	if err != nil || p.Issuer == nil {
+		return problems, err
+	}
+	found, err := k.checkIssuer(ctx, *p.Issuer)
+	return append(problems, found...), err
+}
+
+// foreignObjects are those that have a name of ours, and that somebody else made.
+func (k *Keeper) foreignObjects(ctx context.Context, wanted certManagerWanted) ([]Problem, error) {
+	var problems []Problem
+	check := func(kind, name string, ours bool, err error) error {
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return fmt.Errorf("reading %s: %w", k.Object(kind, name), release.RefuseForbidden(err))
+		case !ours:
+			problems = append(problems, Problem{Object: k.Object(kind, name),
+				Cause:  "init-hook did not make it, and needs that name",
+				Remedy: "rename or delete it, or install under another name: --set fullnameOverride=…"})
+		}
+		return nil
+	}
+	for _, want := range wanted.issuers {
+		have, err := k.Cluster.Issuers.Get(ctx, want.Name, metav1.GetOptions{})
+		if err := check("Issuer", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager, err); err != nil {
+			return nil, err
+		}
+	}
+	for _, want := range wanted.certificates {
+		have, err := k.Cluster.Certificates.Get(ctx, want.Name, metav1.GetOptions{})
+		if err := check("Certificate", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager, err); err != nil {
+			return nil, err
+		}
+		_, err = k.issuedSecret(ctx, want)
+		foreign := release.IsRefused(err)
+		if foreign {
+			err = nil
+		}
+		if err := check("Secret", want.Spec.SecretName, !foreign, err); err != nil {
+			return nil, err
+		}
+	}
+	return problems, nil
+}
+
+// checkIssuer looks at the user's issuer, where it is of the namespace.
+func (k *Keeper) checkIssuer(ctx context.Context, ref state.Issuer) ([]Problem, error) {
+	if ref.Group != certmanagerv1.SchemeGroupVersion.Group || ref.Kind == certmanagerv1.ClusterIssuerKind {
+		return nil, nil
+	}
+	problem := func(cause, remedy string) ([]Problem, error) {
+		return []Problem{{Object: k.Object(ref.Kind, ref.Name), Cause: cause, Remedy: remedy}}, nil
+	}
+	const another = "name another: --set pki.certManager.issuerRef.name=…"
+	if ref.Kind != certmanagerv1.IssuerKind {
+		return problem("cert-manager has no issuers of that kind", "name Issuer or ClusterIssuer (--set pki.certManager.issuerRef.kind=…), or the group of that kind (--set pki.certManager.issuerRef.group=…)")
+	}
+	issuer, err := k.Cluster.Issuers.Get(ctx, ref.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return problem("it does not exist, and pki.certManager.issuerRef names it", "make it first, or "+another)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", k.Object("Issuer", ref.Name), release.RefuseForbidden(err))
+	}
+	describe := fmt.Sprintf("look at kubectl --namespace %s describe issuer %s, or %s", k.Settings.Namespace, ref.Name, another)
+	n := slices.IndexFunc(issuer.Status.Conditions, func(c certmanagerv1.IssuerCondition) bool { return c.Type == certmanagerv1.IssuerConditionReady })
+	switch {
+	case issuer.Spec.SelfSigned != nil:
+		return problem("it has every certificate sign itself, so proxies and registry would not trust each other", "name an issuer that has an authority, or none to have one made (--set pki.certManager.issuerRef.name=)")
+	case issuer.Spec.ACME != nil:
+		return problem("it is of kind ACME, which does not tell its authority (ca.crt) and gives out no names of inside the cluster", "name an issuer that has an authority, or none to have one made (--set pki.certManager.issuerRef.name=)")
+	case n < 0 || issuer.Status.Conditions[n].ObservedGeneration < issuer.Generation:
+		return problem("cert-manager has not looked at it: its controller may not run", describe)
+	case issuer.Status.Conditions[n].Status != cmmeta.ConditionTrue:
+		c := issuer.Status.Conditions[n]
+		return problem(fmt.Sprintf("it is not ready: %s: %s", c.Reason, c.Message), describe)
+	}
+	return nil, nil
+}

@@ -1,0 +1,186 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+func (o *Observer) WaitProxies(ctx context.Context) (string, error) {
+	covered := 0
+	err := o.Wait(ctx, "the proxies", func() (string, error) {
+		sets, former, err := o.ProxySets(ctx)
+		if err != nil {
+			return "", err
+		}
+		for _, name := range o.Settings.Proxy.DaemonSets {
+			if !slices.ContainsFunc(sets, func(d appsv1.DaemonSet) bool { return d.Name == name }) {
+				return o.Object("DaemonSet", name) + " is missing", nil
+			}
+		}
+		nodes, err := o.NodesReady(ctx)
+		if err != nil {
+			return "", err
+		}
+		pods, err := o.ProxyPods(ctx)
+		if err != nil {
+			return "", err
+		}
+		if len(former) > 0 && slices.ContainsFunc(pods, unschedulable) {
+			return "the nodes' port, which former proxies hold", o.makeRoom(ctx, former)
+		}
+		var missing string
+		missing, covered = proxiesMissing(sets, pods, nodes)
+		return missing, nil
+	}, names.ComponentProxy)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d nodes have a ready proxy", covered), nil
+}
+
+// ProxyPods lists the pods of the proxies that the chart renders.
+func (o *Observer) ProxyPods(ctx context.Context) ([]corev1.Pod, error) {
+	pods, err := o.Cluster.Pods.List(ctx, o.Selector(names.ComponentProxy))
+	if err != nil {
+		return nil, fmt.Errorf("listing the proxy pods in namespace %s: %w", o.Settings.Namespace, err)
+	}
+	return slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !o.UsesProxy(p) }), nil
+}
+
+// unschedulable: a proxy goes to one node only, so the scheduler has no place for
+// it when something on that node is in its way.
+func unschedulable(p corev1.Pod) bool {
+	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && strings.Contains(c.Message, "free ports")
+	})
+}
+
+// makeRoom deletes former proxies before others are proven: a host port belongs to
+// one pod, and the nodes of a group that was split or renamed have two that want it.
+func (o *Observer) makeRoom(ctx context.Context, former []appsv1.DaemonSet) error {
+	did, err := o.DeleteDaemonSets(ctx, former)
+	if err == nil {
+		o.Log.Info("former proxies held the port of new ones", "did", did)
+	}
+	return err
+}
+
+// proxiesMissing says what the proxies are still waiting for, "" when nothing.
+// Pods on nodes that are down do not count, and neither does a rollout that only
+// those hold up. Pods of nodes that are gone stay for a while and mean nothing.
+func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string]bool) (missing string, covered int) {
+	podsDown, desired := 0, 0
+	var waiting []string
+	for _, p := range pods {
+		nodeReady, nodeExists := nodes[p.Spec.NodeName]
+		switch {
+		case p.Spec.NodeName != "" && !nodeExists:
+		case nodeExists && !nodeReady:
+			podsDown++ // also one that is to end: nobody ends it there, and its successor waits for that
+		case p.DeletionTimestamp != nil:
+		case PodReady(p):
+			covered++
+		default:
+			waiting = append(waiting, p.Spec.NodeName)
+		}
+	}
+	for _, d := range sets {
+		if d.Status.ObservedGeneration < d.Generation {
+			return fmt.Sprintf("DaemonSet %s/%s: the controller has not seen the last change", d.Namespace, d.Name), covered
+		}
+		desired += int(d.Status.DesiredNumberScheduled)
+		if outdated := int(d.Status.DesiredNumberScheduled - d.Status.UpdatedNumberScheduled); outdated > podsDown {
+			return fmt.Sprintf("DaemonSet %s/%s: %d pods are not yet made from the last change", d.Namespace, d.Name, outdated), covered
+		}
+	}
+	if len(waiting) > 0 {
+		slices.Sort(waiting)
+		return "proxies not ready on nodes " + strings.Join(waiting, ", "), covered
+	}
+	if covered+podsDown < desired {
+		return fmt.Sprintf("%d of %d proxy pods exist", covered+podsDown, desired), covered
+	}
+	return "", covered
+}
+
+// ProxySets lists the release's proxy DaemonSets, those that the chart renders
+// apart from those that it does not render any more.
+func (o *Observer) ProxySets(ctx context.Context) (rendered, former []appsv1.DaemonSet, err error) {
+	list, err := o.Cluster.DaemonSets.List(ctx, o.Selector(names.ComponentProxy))
+	if err != nil {
+		return nil, nil, fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", o.Settings.Namespace, err)
+	}
+	for _, d := range list.Items {
+		if o.renders(d.Name) {
+			rendered = append(rendered, d)
+		} else {
+			former = append(former, d)
+		}
+	}
+	return rendered, former, nil
+}
+
+// DeletePreviousProxies deletes the proxies that the chart does not render any more.
+// Helm leaves them, because nodes may pull through them until others are proven.
+func (o *Observer) DeletePreviousProxies(ctx context.Context) (string, error) {
+	_, former, err := o.ProxySets(ctx)
+	if err != nil {
+		return "", err
+	}
+	return o.DeleteDaemonSets(ctx, former)
+}
+
+func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet) (string, error) {
+	var names []string
+	for _, d := range sets {
+		err := o.Cluster.DaemonSets.Delete(ctx, d.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &d.UID}})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("deleting %s: %w", o.Object("DaemonSet", d.Name), err)
+		}
+		names = append(names, d.Name)
+	}
+	if len(names) == 0 {
+		return "nothing: there are none", nil
+	}
+	return "deleted " + strings.Join(names, ", "), nil
+}
+
+// StillServed adds to an error that proxies of the former mode still answer.
+func (o *Observer) StillServed(failure error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's own may have ended
+	defer cancel()
+	if _, former, err := o.ProxySets(ctx); err != nil || len(former) == 0 {
+		return failure
+	}
+	return fmt.Errorf("%w; the proxies are still there: nodes pull through them as before", failure)
+}
+
+// UsesProxy says whether a pod is a proxy of a DaemonSet that the chart renders.
+func (o *Observer) UsesProxy(pod corev1.Pod) bool {
+	for _, owner := range pod.OwnerReferences {
+		if owner.Kind == "DaemonSet" {
+			return o.renders(owner.Name)
+		}
+	}
+	return false
+}
+
+// renders says whether the chart renders a proxy DaemonSet. Who runs finish by hand
+// in proxy mode need not know their names: then all are.
+func (o *Observer) renders(daemonSet string) bool {
+	if o.Settings.Mode != state.ModeProxy {
+		return false
+	}
+	return len(o.Settings.Proxy.DaemonSets) == 0 || slices.Contains(o.Settings.Proxy.DaemonSets, daemonSet)
+}

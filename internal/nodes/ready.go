@@ -1,0 +1,117 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
+)
+
+// NodesReady says of every node that runs Linux whether it is ready.
+func (o *Observer) NodesReady(ctx context.Context) (map[string]bool, error) {
+	nodes, err := o.Cluster.Nodes.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("listing nodes: %w", err)
+	}
+	isReady := map[string]bool{}
+	for _, n := range nodes.Items {
+		if Linux(n) {
+			isReady[n.Name] = NodeReady(n)
+		}
+	}
+	return isReady, nil
+}
+
+// PodReady says whether a pod's status has it ready.
+func PodReady(p corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+func (o *Observer) PodName(pod *corev1.Pod) string {
+	return fmt.Sprintf("%s on node %s", o.Object("pod", pod.Name), pod.Spec.NodeName)
+}
+
+// readyAge is how long a list of nodes counts as current.
+const readyAge = 10 * time.Second
+
+// ReadyNodes are the names of the nodes that were ready when they were last looked
+// at. The list of a large cluster is long, and who waits looks every second.
+type ReadyNodes struct {
+	names map[string]bool
+	at    time.Time
+}
+
+func (o *Observer) Refresh(ctx context.Context, known *ReadyNodes) error {
+	if known.names != nil && time.Since(known.at) < readyAge {
+		return nil
+	}
+	nodes, err := o.Cluster.Nodes.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("listing nodes: %w", release.RefuseForbidden(err))
+	}
+	known.names, known.at = map[string]bool{}, time.Now()
+	for _, n := range nodes.Items {
+		known.names[n.Name] = NodeReady(n)
+	}
+	return nil
+}
+
+// RunningPods lists the running pods of a component on ready nodes, and tells of
+// those on others.
+func (o *Observer) RunningPods(ctx context.Context, nodes *ReadyNodes, component string, away func(*corev1.Pod)) ([]corev1.Pod, error) {
+	list, err := o.Cluster.Pods.List(ctx, o.Selector(component))
+	if err != nil {
+		return nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, o.Settings.Namespace, release.RefuseForbidden(err))
+	}
+	if len(list.Items) == 0 {
+		return nil, nil
+	}
+	if err := o.Refresh(ctx, nodes); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool {
+		if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
+			return true
+		}
+		ready := nodes.names[pod.Spec.NodeName]
+		if !ready {
+			away(&pod)
+		}
+		return !ready
+	}), nil
+}
+
+// NodeReady says whether a node's status has it ready.
+func NodeReady(n corev1.Node) bool {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func Linux(n corev1.Node) bool {
+	os := n.Status.NodeInfo.OperatingSystem
+	return os == "" || os == "linux"
+}
+
+// Reports says whether a node's kubelet reports an image by that name.
+func Reports(n corev1.Node, image string) bool {
+	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool {
+		return slices.Contains(i.Names, image)
+	})
+}
+
+// RegistryPods selects the pods of a release's registry.
+func RegistryPods(release string) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: names.Selector(release, names.ComponentRegistry)}
+}

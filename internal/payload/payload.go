@@ -1,0 +1,58 @@
+// Package payload writes the programs that nodes run into ConfigMaps, and deletes what no pod needs
+// any more. It does not decide which programs the nodes need, and does not encode them; package
+// injector does.
+package payload
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/release"
+)
+
+// Programs are the programs that this binary carries for the nodes.
+type Programs interface {
+	// Payload returns a program's payload for an architecture, as in GOARCH. An error names what is
+	// missing and how to get it.
+	Payload(program, architecture string) (*injector.Payload, error)
+}
+
+// Cluster is what a Seeder needs of Kubernetes, in the release's namespace. client-go's typed
+// clients satisfy each part.
+type Cluster struct {
+	ConfigMaps ConfigMaps
+	// ConfigMapNames lists the same ConfigMaps without their content, which is megabytes.
+	ConfigMapNames Metadata
+	Pods           Pods
+}
+
+// ConfigMaps lists and replaces ConfigMaps.
+type ConfigMaps interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*corev1.ConfigMapList, error)
+	Create(ctx context.Context, configMap *corev1.ConfigMap, opts metav1.CreateOptions) (*corev1.ConfigMap, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// Metadata lists objects without their content, as client-go's metadata client does.
+type Metadata interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*metav1.PartialObjectMetadataList, error)
+}
+
+// Pods lists and deletes pods.
+type Pods interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*corev1.PodList, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// Seeder writes and deletes the payload of one release. Its exported fields must be set. It is not
+// safe for concurrent use.
+type Seeder struct {
+	*release.Release
+	Cluster  Cluster
+	Programs Programs
+
+	encoded map[injector.Program]*injector.Payload
+}

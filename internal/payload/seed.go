@@ -1,0 +1,304 @@
+package payload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
+)
+
+const (
+	// payloadWriters is how many ConfigMaps are written at once: etcd commits a
+	// megabyte in some milliseconds, so more would only queue there, and
+	// managed control planes throttle bursts (zarf-dev/zarf#5093).
+	payloadWriters = 4
+)
+
+// The loader's own exit codes; any other is the program's.
+const (
+	loaderExitFirst = 101
+	loaderExitLast  = 109
+)
+
+// Seed writes the payload of the programs for each of the architectures.
+func (s *Seeder) Seed(ctx context.Context, programs, architectures []string) (string, error) {
+	have, err := s.objects(ctx)
+	if err != nil {
+		return "", err
+	}
+	var total counts
+	for _, arch := range architectures {
+		for _, program := range programs {
+			payload, err := s.Payload(program, arch)
+			if err != nil {
+				return "", err
+			}
+			w := writer{Seeder: s, payload: payload, have: have}
+			if err := w.run(ctx); err != nil {
+				return "", err
+			}
+			total.add(w.counts)
+		}
+	}
+	restarted := 0
+	if total.written > 0 {
+		if restarted, err = s.restartLoaders(ctx); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("wrote %d ConfigMaps (%d bytes; %d of them replaced wrong ones), kept %d, restarted %d waiting pods",
+		total.written, total.bytes, total.replaced, total.kept, restarted), nil
+}
+
+// counts are what was done with ConfigMaps.
+type counts struct{ written, bytes, kept, replaced int }
+
+func (c *counts) add(more counts) {
+	c.written += more.written
+	c.bytes += more.bytes
+	c.kept += more.kept
+	c.replaced += more.replaced
+}
+
+// Payload encodes a program, once.
+func (s *Seeder) Payload(program, architecture string) (*injector.Payload, error) {
+	key := injector.Program{Name: program, Architecture: architecture}
+	if p := s.encoded[key]; p != nil {
+		return p, nil
+	}
+	p, err := s.Programs.Payload(program, architecture)
+	if err != nil {
+		return nil, err
+	}
+	if s.encoded == nil {
+		s.encoded = map[injector.Program]*injector.Payload{}
+	}
+	s.encoded[key] = p
+	return p, nil
+}
+
+func (s *Seeder) objects(ctx context.Context) (map[string]*corev1.ConfigMap, error) {
+	list, err := s.Cluster.ConfigMaps.List(ctx, s.Selector(names.ComponentPayload))
+	if err != nil {
+		return nil, fmt.Errorf("listing the payload ConfigMaps in namespace %s: %w", s.Settings.Namespace, err)
+	}
+	have := make(map[string]*corev1.ConfigMap, len(list.Items))
+	for i := range list.Items {
+		have[list.Items[i].Name] = &list.Items[i]
+	}
+	return have, nil
+}
+
+// objectNames are the names of the same, in order.
+func (s *Seeder) objectNames(ctx context.Context) ([]string, error) {
+	list, err := s.Cluster.ConfigMapNames.List(ctx, s.Selector(names.ComponentPayload))
+	if err != nil {
+		return nil, fmt.Errorf("listing the payload ConfigMaps in namespace %s: %w", s.Settings.Namespace, err)
+	}
+	names := make([]string, len(list.Items))
+	for i, object := range list.Items {
+		names[i] = object.Name
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// writer writes one payload: what is right already is kept, what differs is
+// replaced, chunk 00 comes last because pods wait for it.
+//
+// The ConfigMaps are not immutable. A kubelet would not watch immutable ones, but
+// neither would it ever look at one again that it has seen: on Kubernetes 1.36 a
+// damaged chunk that was put right stayed damaged for new pods of that node. The
+// loader's checksums are what guards the content.
+type writer struct {
+	*Seeder
+	payload *injector.Payload
+	have    map[string]*corev1.ConfigMap
+
+	counts
+}
+
+func (w *writer) run(ctx context.Context) error {
+	objects := w.payload.Objects()
+	var todo []injector.Object
+	for _, o := range objects {
+		existing := w.have[w.name(o)]
+		if existing != nil && right(existing, o) {
+			w.kept++
+			continue
+		}
+		if existing != nil {
+			w.replaced++
+			w.Log.Warn("a payload ConfigMap differs from what it must hold and is replaced", "configMap", existing.Name)
+		}
+		todo = append(todo, o)
+		w.written++
+		for _, v := range o.Data {
+			w.bytes += len(v)
+		}
+	}
+	first := func(o injector.Object) bool { return o.Index == 0 }
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(payloadWriters)
+	for _, o := range slices.DeleteFunc(slices.Clone(todo), first) {
+		group.Go(func() error { return w.write(groupCtx, o) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	if i := slices.IndexFunc(todo, first); i >= 0 {
+		return w.write(ctx, todo[i])
+	}
+	return nil
+}
+
+func (w *writer) name(o injector.Object) string {
+	return injector.ConfigMapName(w.Settings.Name, w.Settings.Injector.PayloadID, w.payload.Program, o.Index)
+}
+
+func (w *writer) write(ctx context.Context, o injector.Object) error {
+	name := w.name(o)
+	if old := w.have[name]; old != nil {
+		err := release.RetryOverload(ctx, func() error {
+			return w.Cluster.ConfigMaps.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &old.UID}})
+		})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("deleting %s: %w", w.Object("ConfigMap", name), err)
+		}
+	}
+	err := release.RetryOverload(ctx, func() error {
+		_, err := w.Cluster.ConfigMaps.Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.Settings.Namespace, Labels: w.Labels(names.ComponentPayload), Annotations: release.Annotations()},
+			BinaryData: o.Data,
+		}, metav1.CreateOptions{})
+		return err
+	})
+	if apierrors.IsAlreadyExists(err) {
+		// A write whose answer was lost, or another run's: right either way if
+		// the content is.
+		list, listErr := w.Cluster.ConfigMaps.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		if listErr == nil && len(list.Items) == 1 && right(&list.Items[0], o) {
+			return nil
+		}
+		return fmt.Errorf("creating %s: somebody else made it meanwhile, with other content; run this again when no other run is under way: %w", w.Object("ConfigMap", name), errors.Join(err, listErr))
+	}
+	if err != nil {
+		return fmt.Errorf("creating %s: %w", w.Object("ConfigMap", name), err)
+	}
+	return nil
+}
+
+func right(c *corev1.ConfigMap, o injector.Object) bool {
+	return (c.Immutable == nil || !*c.Immutable) && len(c.Data) == 0 &&
+		maps.EqualFunc(c.BinaryData, o.Data, slices.Equal)
+}
+
+// restartLoaders deletes the pods whose loader gave up on a payload that was
+// wrong: new ones start at once, these only when their back-off is over.
+func (s *Seeder) restartLoaders(ctx context.Context) (int, error) {
+	restarted := 0
+	for _, component := range []string{names.ComponentRegistry, names.ComponentProxy, names.ComponentNodeConfig} {
+		pods, err := s.Cluster.Pods.List(ctx, s.Selector(component))
+		if err != nil {
+			return restarted, fmt.Errorf("listing the %s pods in namespace %s: %w", component, s.Settings.Namespace, err)
+		}
+		for _, pod := range pods.Items {
+			if !loaderFailed(pod) {
+				continue
+			}
+			if err := s.Cluster.Pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				return restarted, fmt.Errorf("deleting %s, whose loader gave up: %w", s.Object("pod", pod.Name), err)
+			}
+			restarted++
+		}
+	}
+	return restarted, nil
+}
+
+func loaderFailed(pod corev1.Pod) bool {
+	return slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses), func(c corev1.ContainerStatus) bool {
+		for _, t := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
+			if t != nil && !c.Ready && t.ExitCode >= loaderExitFirst && t.ExitCode <= loaderExitLast {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// Collect deletes the payload that no pod needs. leaving tells which pods are about to end.
+func (s *Seeder) Collect(ctx context.Context, leaving func(corev1.Pod) bool) (string, error) {
+	have, err := s.objectNames(ctx)
+	if err != nil {
+		return "", err
+	}
+	pods, err := s.Cluster.Pods.List(ctx, metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s", names.LabelInstance, s.Settings.Release)})
+	if err != nil {
+		return "", fmt.Errorf("listing the pods in namespace %s: %w", s.Settings.Namespace, err)
+	}
+	needed := map[string]bool{}
+	for _, pod := range pods.Items {
+		if leaving(pod) {
+			continue
+		}
+		for _, v := range pod.Spec.Volumes {
+			if v.Projected == nil {
+				continue
+			}
+			for _, source := range v.Projected.Sources {
+				if source.ConfigMap != nil {
+					needed[source.ConfigMap.Name] = true
+				}
+			}
+		}
+	}
+	var current []string // prefixes of what pods that start from now on need
+	if s.Settings.Injector.Enabled {
+		for _, program := range s.Settings.Programs() {
+			for _, arch := range s.Settings.Architectures {
+				name := injector.ConfigMapName(s.Settings.Name, s.Settings.Injector.PayloadID, injector.Program{Name: program, Architecture: arch}, 0)
+				current = append(current, strings.TrimSuffix(name, "00"))
+			}
+		}
+	}
+	previous := slices.DeleteFunc(slices.Clone(have), func(name string) bool {
+		return needed[name] || slices.ContainsFunc(current, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	})
+	if err := s.deleteConfigMaps(ctx, previous); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("deleted %d ConfigMaps of previous payloads, %d remain", len(previous), len(have)-len(previous)), nil
+}
+
+// deleteConfigMaps deletes ConfigMaps that may be gone already.
+func (s *Seeder) deleteConfigMaps(ctx context.Context, names []string) error {
+	for _, name := range names {
+		if err := s.Cluster.ConfigMaps.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("deleting %s: %w", s.Object("ConfigMap", name), err)
+		}
+	}
+	return nil
+}
+
+// Delete deletes all payload of the release.
+func (s *Seeder) Delete(ctx context.Context) (string, error) {
+	have, err := s.objectNames(ctx)
+	if err != nil {
+		return "", err
+	}
+	if err := s.deleteConfigMaps(ctx, have); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("deleted %d ConfigMaps", len(have)), nil
+}

@@ -1,0 +1,123 @@
+package preflight
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+func (i *Inspection) Look(ctx context.Context) (string, error) {
+	list, err := i.Observer.Cluster.Nodes.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", fmt.Errorf("listing nodes: %w", release.RefuseForbidden(err))
+	}
+	// Windows nodes run no pod of this project and pull no image of Linux.
+	i.nodes = slices.DeleteFunc(list.Items, func(n corev1.Node) bool { return !nodes.Linux(n) })
+	if len(i.nodes) == 0 {
+		return "", release.Refuse("the cluster has no nodes that run Linux: add one, then run this again")
+	}
+	byArchitecture := map[string]int{}
+	for _, n := range i.nodes {
+		byArchitecture[n.Status.NodeInfo.Architecture]++
+	}
+	var parts []string
+	for _, arch := range slices.Sorted(maps.Keys(byArchitecture)) {
+		parts = append(parts, fmt.Sprintf("%d %s", byArchitecture[arch], arch))
+	}
+	return fmt.Sprintf("found %d nodes (%s)", len(i.nodes), strings.Join(parts, ", ")), nil
+}
+
+func (i *Inspection) ReadState(ctx context.Context) (string, error) {
+	var err error
+	_, i.Saved, err = i.LoadState(ctx)
+	if err != nil {
+		return "", release.RefuseForbidden(err)
+	}
+	if i.Saved == nil {
+		return "found none: this is a new installation", nil
+	}
+	if i.Saved.Current == nil {
+		return fmt.Sprintf("found %s desired, never proven", i.Saved.Desired.Mode), nil
+	}
+	return fmt.Sprintf("found %s desired, and %s at %s proven", i.Saved.Desired.Mode, i.Saved.Current.Mode, i.Saved.Current.Address), nil
+}
+
+func (i *Inspection) Decide(context.Context) (string, error) {
+	o := &i.Settings
+	external := o.Mode == state.ModeExternal
+	switch {
+	case !external && o.RegistryURL != "":
+		return "", release.Refuse("registryURL is %s and registryProxy is %t: an external registry is not deployed by this release, so there is nothing that a proxy or a node port could lead to; "+
+			"and images would be named by %s, not by the registry's address: leave out one of the two (--set registryURL= or --set registryProxy=null)",
+			o.RegistryURL, o.Mode == state.ModeProxy, o.Address)
+	case external && o.RegistryURL == "":
+		return "", release.Refuse("external mode without a registry: name it, --set registryURL=HOST[:PORT][/PATH]")
+	case external && strings.Contains(o.RegistryURL, "://"):
+		return "", release.Refuse("registryURL is %s: image references have no scheme, name it as HOST[:PORT][/PATH]", o.RegistryURL)
+	}
+	if !external {
+		if err := o.PKI.Validate(); err != nil {
+			return "", release.Refuse("the settings of the certificates are impossible: %w", err)
+		}
+	}
+	if i.Saved != nil {
+		if err := i.undoing(i.Saved.Desired); err != nil {
+			return "", err
+		}
+	}
+	i.Desired = state.Settings{Mode: o.Mode, Address: o.Address, IPFamily: o.IPFamily, DecidedBy: o.ModeSource}
+	if !external {
+		i.Desired.Port, i.Desired.HostNetwork, i.Desired.MTLS = o.Port, o.Proxy.HostNetwork, o.PKI.Mode
+	}
+	return fmt.Sprintf("%s at %s on %s, decided by %s", i.Desired.Mode, i.Desired.Address, i.Desired.IPFamily, i.Desired.DecidedBy), nil
+}
+
+// undoing refuses a decision that nobody made and that differs from the saved one.
+func (i *Inspection) undoing(saved state.Settings) error {
+	const blind = "but the chart was rendered without seeing the cluster and fell back to %s"
+	o := &i.Settings
+	if o.ModeSource == state.SourceDefault && saved.Mode != o.Mode {
+		return release.Refuse("the cluster uses %s mode, "+blind+" mode: name the mode, %s to keep it, or %s to switch",
+			saved.Mode, o.Mode, setMode(saved.Mode, saved.Address), setMode(o.Mode, o.RegistryURL))
+	}
+	if o.IPFamilySource == state.SourceDefault && saved.IPFamily != o.IPFamily && o.Mode != state.ModeExternal {
+		return release.Refuse("the cluster's registry is set up for %s, "+blind+": name it, --set ipFamily=%s", saved.IPFamily, o.IPFamily, saved.IPFamily)
+	}
+	used := saved.MTLS
+	if i.Saved.PKI != nil {
+		used = i.Saved.PKI.Mode
+	}
+	if o.PKI.Source == state.SourceDefault && used != "" && used != o.PKI.Mode && o.Mode != state.ModeExternal {
+		return release.Refuse("the cluster's certificates are of mode %s, "+blind+": name the mode, --set pki.mode=%s to keep it, or --set pki.mode=%s to change it",
+			used, o.PKI.Mode, used, o.PKI.Mode)
+	}
+	return nil
+}
+
+// setMode is the option of Helm that names a mode.
+func setMode(mode state.Mode, registryURL string) string {
+	if mode == state.ModeExternal {
+		return "--set registryURL=" + registryURL
+	}
+	return fmt.Sprintf("--set registryProxy=%t", mode == state.ModeProxy)
+}
+
+// Architectures are those that nodes have and the chart renders pods for.
+func (i *Inspection) Architectures() []string {
+	found := map[string]bool{}
+	for _, n := range i.nodes {
+		if arch := n.Status.NodeInfo.Architecture; slices.Contains(i.Settings.Architectures, arch) {
+			found[arch] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
+}

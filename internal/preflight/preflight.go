@@ -1,0 +1,236 @@
+package preflight
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/zarf-dev/zarf-registry/internal/certs"
+	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/payload"
+	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/steps"
+)
+
+// Severity is how much a finding matters.
+type Severity string
+
+// The severities.
+const (
+	// Blocker: what was asked for cannot work; nothing is changed.
+	Blocker Severity = "blocker"
+	// Warning: it can work, but not everywhere or not as expected.
+	Warning Severity = "warning"
+)
+
+// Finding is something about the cluster that stands in the way.
+type Finding struct {
+	// Check is the name of the check, as Settings.Preflight.Ignore has it.
+	Check    string   `json:"check"`
+	Severity Severity `json:"severity"`
+	// Object is what it is about: "Service default/web", "node n1".
+	Object string `json:"object,omitempty"`
+	// Cause is what is wrong and what would come of it, in a sentence.
+	Cause string `json:"cause"`
+	// Remedy is the command that mends it, or what else to do.
+	Remedy string `json:"remedy"`
+}
+
+// String is the finding in one line.
+func (f Finding) String() string {
+	parts := []string{f.Check, f.Object, f.Cause}
+	line := strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
+	if f.Remedy != "" {
+		line += "; " + f.Remedy
+	}
+	return strings.ReplaceAll(line, "\n", " ")
+}
+
+// The names of the checks.
+const (
+	checkPodSecurity = "pod-security"
+	checkAdmission   = "admission"
+	checkAlwaysPull  = "always-pull-images"
+	checkPort        = "port"
+	checkPortRange   = "port-range"
+	checkIPFamily    = "ip-family"
+	checkCRIO        = "cri-o"
+	checkArch        = "architecture"
+	checkPauseImage  = "pause-image"
+	checkAddress     = "address"
+	// What the user provides.
+	checkCertificates = "certificates"
+	checkCredentials  = "credentials"
+	checkNodeConfig   = "nodeConfig"
+	checkExpose       = "expose"
+)
+
+// ignoreAll stands for all checks in Settings.Preflight.Ignore.
+const ignoreAll = "all"
+
+// Checks are the names of all checks, which Settings.Preflight.Ignore chooses from.
+func Checks() []string {
+	return []string{
+		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
+		checkIPFamily, checkCRIO, checkArch, checkPauseImage, checkAddress,
+		checkCertificates, checkCredentials, checkNodeConfig, checkExpose,
+	}
+}
+
+// Cluster is what an Inspection needs of Kubernetes. client-go's typed clients satisfy each part.
+type Cluster struct {
+	Namespaces Namespaces
+	// AllServices are the Services of all namespaces, Services and Pods those of the release's.
+	AllServices ServiceLister
+	Services    ServiceCreator
+	Pods        PodCreator
+}
+
+// Namespaces reads and labels the release's namespace; used with Settings.Preflight.LabelNamespace only.
+type Namespaces interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Namespace, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*corev1.Namespace, error)
+}
+
+// ServiceLister lists Services.
+type ServiceLister interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*corev1.ServiceList, error)
+}
+
+// ServiceCreator creates Services, with dry runs only.
+type ServiceCreator interface {
+	Create(ctx context.Context, service *corev1.Service, opts metav1.CreateOptions) (*corev1.Service, error)
+}
+
+// PodCreator creates pods, with dry runs only.
+type PodCreator interface {
+	Create(ctx context.Context, pod *corev1.Pod, opts metav1.CreateOptions) (*corev1.Pod, error)
+}
+
+// Inspection collects what prepare must know before it changes anything. Its exported fields must
+// be set. Look, ReadState, Decide and Check run in this order; the fields below are what they find.
+type Inspection struct {
+	*nodes.Observer
+	Cluster Cluster
+	Certs   *certs.Keeper
+	Payload *payload.Seeder
+	// NodeConfigData is the data of the rendered Secret with the node configuration. Nil: Check
+	// reads it from the Secret that the chart creates for it.
+	NodeConfigData map[string][]byte
+
+	// Saved is the saved state, nil if there is none.
+	Saved *state.State
+	// Desired is what the settings ask for.
+	Desired state.Settings
+
+	nodes []corev1.Node
+	// nodeConfig is the chart's node configuration; empty if there is none or it is invalid.
+	nodeConfig noderuntime.Config
+}
+
+// Run looks for everything that would prevent prepare and finish from succeeding, and changes
+// nothing. It returns all findings, blockers first. An error means that it could not look, or that
+// the settings contradict the saved state.
+func (i *Inspection) Run(ctx context.Context) ([]Finding, error) {
+	for _, look := range []steps.Work{i.Look, i.ReadState, i.Decide} {
+		if _, err := look(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return i.inspect(ctx)
+}
+
+// Check runs the checks and refuses if there are blockers. It logs warnings.
+func (i *Inspection) Check(ctx context.Context) (string, error) {
+	findings, err := i.inspect(ctx)
+	if err != nil {
+		return "", err
+	}
+	var blockers []string
+	for _, f := range findings {
+		if f.Severity == Blocker {
+			blockers = append(blockers, "\n  "+f.String())
+			continue
+		}
+		i.Log.Warn("preflight", "check", f.Check, "object", f.Object, "cause", f.Cause, "remedy", f.Remedy)
+	}
+	if len(blockers) > 0 {
+		return "", release.Refuse("nothing was changed, because of:%s", strings.Join(blockers, ""))
+	}
+	return fmt.Sprintf("found no blockers, %d warnings", len(findings)), nil
+}
+
+// inspect runs the checks that matter in the mode.
+func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
+	for _, name := range i.Settings.Preflight.Ignore {
+		if name != ignoreAll && !slices.Contains(Checks(), name) {
+			return nil, release.Refuse("--ignore-preflight names %q, which is no check: choose among %s, or %s", name, strings.Join(Checks(), ", "), ignoreAll)
+		}
+	}
+	ours := i.Settings.Mode != state.ModeExternal
+	looks := []func(context.Context) ([]Finding, error){i.lookAtNodeConfig}
+	if ours {
+		looks = append(looks, i.lookAtServices, i.certificates, i.pushSecret, i.lookAtExposure)
+	}
+	if ours || i.Settings.ConfiguresNodes() {
+		looks = append(looks, i.tryPods)
+	}
+	findings := i.address()
+	for _, look := range looks {
+		found, err := look(ctx)
+		if err != nil {
+			return nil, err
+		}
+		findings = append(findings, found...)
+	}
+	if ours {
+		findings = append(findings, i.criO()...)
+	}
+	if ours || i.Settings.ConfiguresNodes() {
+		findings = slices.Concat(findings, i.architecture(), i.pauseImage())
+	}
+	for n, f := range findings {
+		if slices.Contains(i.Settings.Preflight.Ignore, f.Check) || slices.Contains(i.Settings.Preflight.Ignore, ignoreAll) {
+			findings[n].Severity = Warning
+		}
+	}
+	slices.SortStableFunc(findings, func(a, b Finding) int {
+		rank := func(f Finding) int { return cmp.Compare(f.Severity, Blocker) } // "blocker" is the smaller word
+		if c := cmp.Compare(rank(a), rank(b)); c != 0 {
+			return c
+		}
+		return cmp.Compare(slices.Index(Checks(), a.Check), slices.Index(Checks(), b.Check))
+	})
+	return findings, nil
+}
+
+// certificates checks what certificates are issued or copied from.
+func (i *Inspection) certificates(ctx context.Context) ([]Finding, error) {
+	problems, err := i.Certs.Problems(ctx, i.Settings.PKI.PKI)
+	return blockers(checkCertificates, problems), err
+}
+
+// pushSecret checks the user's Secret with the push credential.
+func (i *Inspection) pushSecret(ctx context.Context) ([]Finding, error) {
+	if i.Settings.Push.Secret == "" {
+		return nil, nil
+	}
+	problems, err := i.Certs.PushProblems(ctx, i.Settings.Push.Secret)
+	return blockers(checkCredentials, problems), err
+}
+
+func blockers(check string, problems []certs.Problem) []Finding {
+	var out []Finding
+	for _, p := range problems {
+		out = append(out, Finding{Check: check, Severity: Blocker, Object: p.Object, Cause: p.Cause, Remedy: p.Remedy})
+	}
+	return out
+}

@@ -1,0 +1,146 @@
+package release
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// PollInterval is the interval between looks at the cluster while waiting: too short for people to
+// notice, and long enough for an API server that answers in milliseconds.
+const PollInterval = 200 * time.Millisecond
+
+// MaxConflicts bounds how often in a row another writer may win.
+const MaxConflicts = 20
+
+const (
+	// overloadTries bounds how often a write is tried while the API server is overloaded; with the
+	// delays below that takes about a minute.
+	overloadTries = 8
+	// overloadDelay is the first delay, doubled each time up to maxOverloadDelay, unless the server
+	// suggests one.
+	overloadDelay    = 250 * time.Millisecond
+	maxOverloadDelay = 15 * time.Second
+)
+
+// Refused is an error that a retry would meet again: the request cannot work.
+type Refused struct{ Err error }
+
+func (e *Refused) Error() string { return e.Err.Error() }
+func (e *Refused) Unwrap() error { return e.Err }
+
+// Refuse returns a Refused error.
+func Refuse(format string, args ...any) error { return &Refused{Err: fmt.Errorf(format, args...)} }
+
+// IsRefused reports whether an error must not be retried.
+func IsRefused(err error) bool {
+	_, refused := errors.AsType[*Refused](err)
+	return refused
+}
+
+// RefuseForbidden turns a missing permission into a Refused error. The API server's message names
+// the permission and the user that lacks it.
+func RefuseForbidden(err error) error {
+	if MissingPermission(err) {
+		return Refuse("%w; request that permission, or run this as a user who has it", err)
+	}
+	return err
+}
+
+// MissingPermission distinguishes a missing permission from other reasons for which something is
+// forbidden: quotas, Pod Security, policies.
+func MissingPermission(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), " cannot ") && strings.Contains(err.Error(), " resource ")
+}
+
+// IsConflict reports whether another writer changed the object first.
+func IsConflict(err error) bool {
+	return !IsRefused(err) && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err))
+}
+
+// IsTransient reports whether an error may disappear by itself: the API server is restarting or
+// overloaded. What it refuses stays refused.
+func IsTransient(err error) bool {
+	return !IsRefused(err) && (overloaded(err) || apierrors.ReasonForError(err) == metav1.StatusReasonUnknown)
+}
+
+// overloaded recognizes the answers of an overloaded API server. etcd's own "too many requests"
+// arrives as an internal error that quotes it.
+func overloaded(err error) bool {
+	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsServiceUnavailable(err) ||
+		apierrors.IsInternalError(err) && (strings.Contains(err.Error(), "too many requests") || strings.Contains(err.Error(), "ResourceExhausted"))
+}
+
+// RetryOnConflict repeats a function that reads and then writes, as long as another writer wins:
+// the CronJob and an upgrade may run at the same time.
+func RetryOnConflict(ctx context.Context, do func() error) error {
+	for range MaxConflicts {
+		if err := do(); !IsConflict(err) {
+			return err
+		}
+		if err := Sleep(ctx, PollInterval); err != nil {
+			return err
+		}
+	}
+	return do()
+}
+
+// RetryOverload repeats a write while the API server is overloaded.
+func RetryOverload(ctx context.Context, write func() error) error {
+	delay := overloadDelay
+	for try := 1; ; try++ {
+		err := write()
+		if err == nil || !overloaded(err) || try == overloadTries {
+			return err
+		}
+		pause := delay + rand.N(delay/2)
+		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
+			pause = time.Duration(seconds)*time.Second + rand.N(delay/2)
+		}
+		if sleepErr := Sleep(ctx, pause); sleepErr != nil {
+			return errors.Join(err, sleepErr)
+		}
+		delay = min(2*delay, maxOverloadDelay)
+	}
+}
+
+// Sleep waits, or returns the context's error if that ends first.
+func Sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}
+
+// listed bounds how many objects a message names.
+const listed = 10
+
+// List names the first of several things in a message, and counts the others.
+func List(things []string) string {
+	if more := len(things) - listed; more > 0 {
+		return fmt.Sprintf("%s; and %d more", strings.Join(things[:listed], "; "), more)
+	}
+	return strings.Join(things, "; ")
+}
+
+// ListNodes names nodes in a message: "node n1", "nodes n1, n2".
+func ListNodes(nodes []string) string {
+	switch {
+	case len(nodes) == 1:
+		return "node " + nodes[0]
+	case len(nodes) > listed:
+		return fmt.Sprintf("nodes %s and %d more", strings.Join(nodes[:listed], ", "), len(nodes)-listed)
+	}
+	return "nodes " + strings.Join(nodes, ", ")
+}

@@ -1,0 +1,85 @@
+// Package release holds what all steps of a hook share: the settings of one release, its Secrets
+// and saved state, errors that must not be retried, and retries of those that may. It decides
+// nothing about certificates, nodes or modes.
+package release
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
+)
+
+// Release is one release in a cluster. All fields must be set.
+type Release struct {
+	Settings settings.Settings
+	// Secrets are those of Settings.Namespace.
+	Secrets Secrets
+	Log     *slog.Logger
+	Now     func() time.Time
+}
+
+// Object names a namespaced object in messages.
+func (r *Release) Object(kind, name string) string {
+	return fmt.Sprintf("%s %s/%s", kind, r.Settings.Namespace, name)
+}
+
+// Selector selects this release's objects of a component, whoever created them.
+func (r *Release) Selector(component string) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: names.Selector(r.Settings.Release, component)}
+}
+
+// Labels returns the labels of an object that a hook creates.
+func (r *Release) Labels(component string) map[string]string {
+	return names.Labels(r.Settings.Release, component)
+}
+
+// PodLabels returns the labels of a pod that a hook creates.
+func (r *Release) PodLabels(component string) map[string]string {
+	return names.PodLabels(r.Settings.Release, component)
+}
+
+// ServerName returns the DNS name that every client of the registry verifies.
+func (r *Release) ServerName() string { return ServerName(r.Settings.Name, r.Settings.Namespace) }
+
+// ServerName returns the DNS name that every client of a release's registry verifies.
+func ServerName(name, namespace string) string { return name + "." + namespace + ".svc" }
+
+// Annotations returns those of objects that hooks create and keep. If Argo CD tracks an
+// Application's objects by the label that ours have too (its default before 3.0), it would prune
+// ours as being in no manifest.
+func Annotations() map[string]string {
+	return map[string]string{
+		"argocd.argoproj.io/sync-options":    "Prune=false",
+		"argocd.argoproj.io/compare-options": "IgnoreExtraneous",
+	}
+}
+
+// RestrictedPod and RestrictedContainer return the security contexts of the project's pods. They
+// pass Pod Security's strictest level.
+func (r *Release) RestrictedPod() *corev1.PodSecurityContext {
+	yes, id := true, int64(65532) // the conventional non-root user of images built from scratch
+	context := &corev1.PodSecurityContext{
+		RunAsNonRoot: &yes, RunAsUser: &id, RunAsGroup: &id,
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+	if r.Settings.OpenShift {
+		context.RunAsUser, context.RunAsGroup = nil, nil
+	}
+	return context
+}
+
+// RestrictedContainer is described at RestrictedPod.
+func RestrictedContainer() *corev1.SecurityContext {
+	no, yes := false, true
+	return &corev1.SecurityContext{
+		AllowPrivilegeEscalation: &no,
+		ReadOnlyRootFilesystem:   &yes,
+		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+	}
+}

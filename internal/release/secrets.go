@@ -1,0 +1,143 @@
+package release
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/version"
+)
+
+// Secrets reads and writes Secrets by name.
+type Secrets interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Secret, error)
+	Create(ctx context.Context, secret *corev1.Secret, opts metav1.CreateOptions) (*corev1.Secret, error)
+	Update(ctx context.Context, secret *corev1.Secret, opts metav1.UpdateOptions) (*corev1.Secret, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// Secret returns a Secret, or nil if there is none. A Secret that init-hook did not create is an
+// error and never overwritten.
+func (r *Release) Secret(ctx context.Context, name string) (*corev1.Secret, error) {
+	s, err := r.Secrets.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading %s: %w", r.Object("Secret", name), err)
+	case s.Labels[names.LabelManagedBy] != names.Manager:
+		return nil, r.NotOurs("Secret", name)
+	}
+	return s, nil
+}
+
+// NotOurs is the error of an object that has a name of ours and that init-hook did not create.
+func (r *Release) NotOurs(kind, name string) error {
+	return Refuse("%s exists and was not created by init-hook: rename or delete it, or install under another name (--set fullnameOverride=…)",
+		r.Object(kind, name))
+}
+
+// WriteSecret creates the Secret, or updates the one that was read. If another writer was faster,
+// that is an error, and nothing is overwritten.
+func (r *Release) WriteSecret(ctx context.Context, old *corev1.Secret, name, component string, kind corev1.SecretType, data map[string][]byte) error {
+	if old == nil {
+		_, err := r.Secrets.Create(ctx, &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: r.Settings.Namespace, Labels: r.Labels(component), Annotations: Annotations()},
+			Type:       kind,
+			Data:       data,
+		}, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("creating %s: %w", r.Object("Secret", name), err)
+		}
+		return nil
+	}
+	changed := old.DeepCopy()
+	changed.Data = data
+	if changed.Annotations == nil {
+		changed.Annotations = map[string]string{}
+	}
+	maps.Copy(changed.Annotations, Annotations()) // earlier releases set none
+	if _, err := r.Secrets.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("updating %s: %w", r.Object("Secret", name), err)
+	}
+	return nil
+}
+
+// LoadState returns the state's Secret and its content, nil if there is none.
+func (r *Release) LoadState(ctx context.Context) (*corev1.Secret, *state.State, error) {
+	name := r.Settings.Name + names.SuffixState
+	secret, err := r.Secret(ctx, name)
+	if err != nil || secret == nil {
+		return nil, nil, err
+	}
+	s, err := state.Decode(secret.Data[state.Key])
+	if err != nil {
+		return nil, nil, Refuse("%s, key %s: %w", r.Object("Secret", name), state.Key, err)
+	}
+	return secret, &s, nil
+}
+
+// RequireState is LoadState for steps that run after prepare.
+func (r *Release) RequireState(ctx context.Context) (*corev1.Secret, *state.State, error) {
+	secret, s, err := r.LoadState(ctx)
+	if err == nil && s == nil {
+		err = fmt.Errorf("%s is missing: run prepare again, by helm upgrade or init-hook prepare", r.Object("Secret", r.Settings.Name+names.SuffixState))
+	}
+	return secret, s, err
+}
+
+// NoState is the error of commands that need what prepare recorded.
+func (r *Release) NoState() error {
+	return Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare first", r.Object("Secret", r.Settings.Name+names.SuffixState))
+}
+
+// SaveState writes the state, and beside it the NodePort Service that a switch has removed; nil if
+// none is to be restored.
+func (r *Release) SaveState(ctx context.Context, old *corev1.Secret, s state.State, removedService []byte) error {
+	s.UpdatedBy, s.UpdatedAt = version.Version, r.Now().UTC().Truncate(0)
+	encoded, err := state.Encode(s)
+	if err != nil {
+		return err
+	}
+	data := map[string][]byte{state.Key: encoded}
+	if removedService != nil {
+		data[state.KeyRemovedService] = removedService
+	}
+	return r.WriteSecret(ctx, old, r.Settings.Name+names.SuffixState, names.ComponentState, corev1.SecretTypeOpaque, data)
+}
+
+// RemovedService returns the NodePort Service in the state's Secret, nil if there is none.
+func RemovedService(secret *corev1.Secret) []byte {
+	if secret == nil {
+		return nil
+	}
+	return secret.Data[state.KeyRemovedService]
+}
+
+// UpdateState changes the saved state, unless change returns false. After a conflict it reads and
+// changes the state again.
+func (r *Release) UpdateState(ctx context.Context, change func(*state.State) bool) error {
+	return r.UpdateStateSecret(ctx, func(secret *corev1.Secret, s *state.State) (bool, []byte) {
+		return change(s), RemovedService(secret)
+	})
+}
+
+// UpdateStateSecret is UpdateState for changes of the NodePort Service beside the state.
+func (r *Release) UpdateStateSecret(ctx context.Context, change func(*corev1.Secret, *state.State) (changed bool, removedService []byte)) error {
+	return RetryOnConflict(ctx, func() error {
+		secret, s, err := r.RequireState(ctx)
+		if err != nil {
+			return err
+		}
+		if changed, removed := change(secret, s); changed {
+			return r.SaveState(ctx, secret, *s, removed)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,74 @@
+// Package steps runs ordered steps and logs what each one did, why, and how long it took. It knows
+// nothing of the steps themselves, and does not undo any.
+package steps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/release"
+)
+
+// Work does the work of a step and describes in words what it did.
+type Work = func(context.Context) (did string, err error)
+
+// Step is one line of a table of contents.
+type Step struct {
+	Name string
+	// Why is logged with the step, so that a log explains itself.
+	Why string
+	// Run does the work. Nil: the step does not apply and is left out.
+	Run Work
+}
+
+// OnlyIf returns work, or nil to leave the step out.
+func OnlyIf(on bool, work Work) Work {
+	if !on {
+		return nil
+	}
+	return work
+}
+
+// Runner runs the steps of a phase. Log and Now must be set.
+type Runner struct {
+	Phase string
+	Log   *slog.Logger
+	Now   func() time.Time
+	// Timeout bounds all steps together; 0 means no limit.
+	Timeout time.Duration
+}
+
+// Run runs the steps in order until one fails, and returns its error with the names of the phase
+// and the step.
+func (r Runner) Run(ctx context.Context, steps []Step) error {
+	if r.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, r.Timeout, fmt.Errorf("not done within %s", r.Timeout))
+		defer cancel()
+	}
+	begin := r.Now()
+	steps = slices.DeleteFunc(steps, func(s Step) bool { return s.Run == nil })
+	for i, s := range steps {
+		log := r.Log.With("phase", r.Phase, "step", fmt.Sprintf("%d/%d %s", i+1, len(steps), s.Name))
+		stepBegin := r.Now()
+		did, err := s.Run(ctx)
+		if err != nil {
+			if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.DeadlineExceeded) {
+				err = release.Refuse("%w (%w)", err, cause)
+			}
+			log.Error("step failed", "why", s.Why, "took", r.since(stepBegin), "error", err.Error())
+			return fmt.Errorf("%s: %s: %w", r.Phase, s.Name, err)
+		}
+		log.Info("step done", "did", did, "why", s.Why, "took", r.since(stepBegin))
+	}
+	r.Log.Info("phase done", "phase", r.Phase, "took", r.since(begin))
+	return nil
+}
+
+func (r Runner) since(begin time.Time) string {
+	return r.Now().Sub(begin).Round(time.Millisecond).String()
+}
