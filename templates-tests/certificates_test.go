@@ -129,15 +129,15 @@ func TestRejectsSecretsAndIssuersOfAnotherPKIMode(t *testing.T) {
 		want    string
 	}{
 		{
-			nil, "pki.existingSecret.server=s", "pki.existingSecret.server: with pki.mode internal, which is decided by default",
+			nil, "pki.existingSecret.server=s", "pki.existingSecret.server: pki.mode internal (source: default)",
 		},
 		{
 			remembersCertificates(state.PKICertManager), "pki.existingSecret.ca=a",
-			"pki.existingSecret.ca: with pki.mode certManager, which is decided by state",
+			"pki.existingSecret.ca: pki.mode certManager (source: state)",
 		},
 		{
 			remembersCertificates(state.PKIInternal), "pki.certManager.issuerRef.name=i",
-			"pki.certManager.issuerRef.name: with pki.mode internal, which is decided by state",
+			"pki.certManager.issuerRef.name: pki.mode internal (source: state)",
 		},
 	} {
 		if _, err := (rendering{values: proxyMode(t, test.set), cluster: test.cluster}).try(t); err == nil ||
@@ -523,8 +523,7 @@ func TestRejectsNamesOfGeneratedSecrets(t *testing.T) {
 			_, err := rendering{
 				values: proxyMode(t, "pki.mode=existingSecret", "pki.existingSecret={server: s, node: m}", path+"="+name),
 			}.try(t)
-			if want := "zarf-registry: " + path + ": Secret " + name + " is one that the Jobs make; name one of your " +
-				"own"; err == nil ||
+			if want := "zarf-registry: " + path + ": Secret " + name + " is created by the Jobs; name one of your own"; err == nil ||
 				!strings.HasSuffix(err.Error(), want) {
 				t.Errorf("%s=%s: %v", path, name, err)
 			}

@@ -107,7 +107,7 @@ func TestJobsAcceptTheirArguments(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	for _, combination := range matrix(t) {
 		for _, w := range workloads(combination.output) {
-			args, want := w.pod.Spec.Containers[0].Args, "no cluster to talk to"
+			args, want := w.pod.Spec.Containers[0].Args, "no cluster configured"
 			if w.selector != nil || args[0] == "version" {
 				continue
 			}

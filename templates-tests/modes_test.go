@@ -138,8 +138,8 @@ func unreadable(t testing.TB) map[string]string {
 		}
 		return changed
 	}
-	const remedy = "; nothing was changed: put it right; or delete it and say what it said, with registryProxy or " +
-		"registryURL, and pki.mode"
+	const remedy = "; nothing was changed: correct it, or delete it and set registryProxy or registryURL, and " +
+		"pki.mode, as it recorded them"
 	return map[string]string{
 		"": "its key state.json cannot be read as JSON (unexpected end of JSON input)" + remedy,
 		"rubbish": "its key state.json cannot be read as JSON (invalid character 'r' looking for " +
@@ -157,29 +157,29 @@ func unreadable(t testing.TB) map[string]string {
 		replace(": 1,", `: "1.5",`): "its version is 1.5" + remedy,
 		replace(
 			`"mode": "proxy"`, `"mode": "carrier pigeon"`,
-		): "its mode is carrier pigeon, which there is not" + remedy,
-		replace(`"mode": "proxy",`, ``):  "its mode is <nil>, which there is not" + remedy,
-		replace(`"desired"`, `"desire"`): "its mode is <nil>, which there is not" + remedy,
+		): "its mode is invalid: carrier pigeon" + remedy,
+		replace(`"mode": "proxy",`, ``):  "its mode is invalid: <nil>" + remedy,
+		replace(`"desired"`, `"desire"`): "its mode is invalid: <nil>" + remedy,
 		replace(
 			`"ipFamily": "IPv4"`, `"ipFamily": "IPX"`,
-		): "its IP family is IPX, which there is not" + remedy,
+		): "its IP family is invalid: IPX" + remedy,
 		replace(`"address": "127.0.0.1:31999"`, `"address": ""`):    "it has no address" + remedy,
 		replace(`"address": "127.0.0.1:31999"`, `"address": 31999`): "it has no address" + remedy,
 		replace(
 			`"updatedBy"`, `"pki": {"mode": "letter"}, "updatedBy"`,
-		): "its PKI mode is letter, which there is not" + remedy,
+		): "its PKI mode is invalid: letter" + remedy,
 		replace(
 			`"updatedBy"`, `"pki": {"clusterDomain": "c"}, "updatedBy"`,
-		): "its PKI mode is <nil>, which there is not" + remedy,
+		): "its PKI mode is invalid: <nil>" + remedy,
 		replace(
 			`"updatedBy"`, `"nodeConfig": ["/etc/k0s"], "updatedBy"`,
-		): "its directories of nodes are no list" + remedy,
+		): "its node directories are not a list" + remedy,
 		replace(
 			`"updatedBy"`, `"nodeConfig": {"directories": "/etc/k0s"}, "updatedBy"`,
-		): "its directories of nodes are no list" + remedy,
+		): "its node directories are not a list" + remedy,
 		replace(
 			`"updatedBy"`, `"nodeConfig": {"directories": [1]}, "updatedBy"`,
-		): "it names 1, which is no directory of a container runtime's configuration" + remedy,
+		): "it names 1, which is not a configuration directory of a container runtime" + remedy,
 	}
 }
 

@@ -417,7 +417,7 @@ func TestRegistriesYAMLIsUnchanged(t *testing.T) {
 // Helm decodes 0123 as 83 and 12345678901234567890 as 1.2345678901234567e+19, which nodes would then
 // use as passwords.
 func TestRejectsUnquotedRegistriesText(t *testing.T) {
-	const end = ": must be a text, and Helm reads it as a number or a truth value, which loses how it was written; put " +
+	const end = ": must be a string, but Helm parsed a number or boolean; put " +
 		"it in quotes, or use --set-string"
 	for value, want := range map[string]string{
 		"{configs: {a.b: {auth: {password: 0123}}}}":                 `configs."a.b".auth.password`,

@@ -295,8 +295,8 @@ func TestNamespaceOverrideAppliesToAllObjects(t *testing.T) {
 	}
 }
 
-const movedRefusal = "zarf-registry: namespaceOverride: release zarf-registry has its registry in namespace zarf, " +
-	"and images, state and certificates do not move; set it to that namespace, or uninstall the release before"
+const movedRefusal = "zarf-registry: namespaceOverride: release zarf-registry has its registry in namespace " +
+	"zarf; images, state and certificates cannot move: set it to that namespace, or uninstall the release first"
 
 func TestRejectsMovingToAnotherNamespace(t *testing.T) {
 	here := ready(settings(state.ModeProxy, state.IPv4))

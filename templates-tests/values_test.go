@@ -177,36 +177,36 @@ type failure struct {
 var failures = []failure{
 	{
 		[]string{"registryURL=registry.example.com"},
-		"zarf-registry: registryURL: with an external registry nothing of ours is deployed that a proxy could lead to, and " +
-			"the nodes' references name that registry, not a proxy; remove registryURL, or registryProxy=true",
+		"zarf-registry: registryURL: proxies need a registry that the chart deploys; remove registryURL, or " +
+			"registryProxy=true",
 	},
 	{
 		[]string{"registryProxy=null", "registryURL=http://registry.example.com"},
-		`zarf-registry: registryURL: "http://registry.example.com" asks for plain HTTP, which container runtimes refuse of any registry but one on loopback; serve it with TLS, and set HOST[:PORT][/PATH]`,
+		`zarf-registry: registryURL: "http://registry.example.com" is plain HTTP, which container runtimes accept only from loopback addresses; serve it with TLS, and set HOST[:PORT][/PATH]`,
 	},
 	{
 		[]string{"registryProxy=null", "registryURL=registry/team"},
-		`zarf-registry: registryURL: "registry/team" is not what image references begin with; set HOST[:PORT][/PATH], where HOST has a dot or a port, as registry.example.com/team`,
+		`zarf-registry: registryURL: "registry/team" is not the beginning of an image reference; set HOST[:PORT][/PATH], where HOST has a dot or a port, as registry.example.com/team`,
 	},
 	{
 		[]string{"fullnameOverride=1st"},
-		`zarf-registry: fullnameOverride: "1st" cannot be a Service's name; set it to lower-case letters, digits and dashes that begin with a letter`,
+		`zarf-registry: fullnameOverride: "1st" is not a valid Service name; set it to lower-case letters, digits and dashes that begin with a letter`,
 	},
 	{
 		[]string{"nameOverride=a.b"},
-		`zarf-registry: fullnameOverride: "zarf-registry-a.b" cannot be a Service's name; set it to lower-case letters, digits and dashes that begin with a letter`,
+		`zarf-registry: fullnameOverride: "zarf-registry-a.b" is not a valid Service name; set it to lower-case letters, digits and dashes that begin with a letter`,
 	},
 	{
 		[]string{"commonLabels={app.kubernetes.io/name: mine}"},
-		"zarf-registry: commonLabels: selectors need app.kubernetes.io/name as the chart sets it; remove it",
+		"zarf-registry: commonLabels: app.kubernetes.io/name is reserved for selectors; remove it",
 	},
 	{
 		[]string{"registry.podLabels={app.kubernetes.io/component: mine}"},
-		"zarf-registry: registry.podLabels: selectors need app.kubernetes.io/component as the chart sets it; remove it",
+		"zarf-registry: registry.podLabels: app.kubernetes.io/component is reserved for selectors; remove it",
 	},
 	{
 		[]string{"proxy.podLabels={zarf-registry/proxies: mine}"},
-		"zarf-registry: proxy.podLabels: selectors need zarf-registry/proxies as the chart sets it; remove it",
+		"zarf-registry: proxy.podLabels: zarf-registry/proxies is reserved for selectors; remove it",
 	},
 	{
 		[]string{"registry.nodeSelector={kubernetes.io/os: windows}"},
@@ -227,28 +227,28 @@ var failures = []failure{
 	},
 	{
 		[]string{"proxy.hostNetwork=true", "proxy.metricsPort=31999"},
-		"zarf-registry: proxy.metricsPort: 31999 is the port of the images too; set another",
+		"zarf-registry: proxy.metricsPort: 31999 is also the port of images; set another",
 	},
 	{
 		[]string{"proxy.metricsPort=5000"}, "zarf-registry: proxy.metricsPort: the proxy listens on 5000 itself; set another",
 	},
 	{
 		[]string{"proxy.updateStrategy.maxUnavailable=0"},
-		"zarf-registry: proxy.updateStrategy.maxUnavailable: two proxies cannot share a hostPort, so one must go before " +
-			"the next comes; set it to at least 1",
+		"zarf-registry: proxy.updateStrategy.maxUnavailable: two proxies cannot share a hostPort, so one must stop " +
+			"before the next starts; set it to at least 1",
 	},
 	{
 		[]string{"proxy.updateStrategy.maxUnavailable=0%"},
-		"zarf-registry: proxy.updateStrategy.maxUnavailable: two proxies cannot share a hostPort, so one must go before " +
-			"the next comes; set it to at least 1",
+		"zarf-registry: proxy.updateStrategy.maxUnavailable: two proxies cannot share a hostPort, so one must stop " +
+			"before the next starts; set it to at least 1",
 	},
 	{
 		[]string{"registry.podAnnotations={zarf-registry/metrics-port: '1'}"},
-		"zarf-registry: registry.podAnnotations: zarf-registry/metrics-port is the chart's and the Jobs' to set; remove it",
+		"zarf-registry: registry.podAnnotations: zarf-registry/metrics-port is reserved for the chart and its Jobs; remove it",
 	},
 	{
 		[]string{"proxy.podAnnotations={zarf-registry/refreshed-at: now}"},
-		"zarf-registry: proxy.podAnnotations: zarf-registry/refreshed-at is the chart's and the Jobs' to set; remove it",
+		"zarf-registry: proxy.podAnnotations: zarf-registry/refreshed-at is reserved for the chart and its Jobs; remove it",
 	},
 	{
 		[]string{"pki.mode=existingSecret", "pki.existingSecret.node=m"},
@@ -262,22 +262,21 @@ var failures = []failure{
 	},
 	{
 		[]string{"pki.mode=internal", "pki.existingSecret.push=p"},
-		"zarf-registry: pki.existingSecret.push: with pki.mode internal, which is decided by value, nobody reads it; set " +
+		"zarf-registry: pki.existingSecret.push: pki.mode internal (source: value) does not use it; set " +
 			"pki.mode=existingSecret, or remove it",
 	},
 	{
 		[]string{"pki.mode=internal", "pki.certManager.issuerRef.name=i"},
-		"zarf-registry: pki.certManager.issuerRef.name: with pki.mode internal, which is decided by value, nobody asks it; " +
+		"zarf-registry: pki.certManager.issuerRef.name: pki.mode internal (source: value) does not use it; " +
 			"set pki.mode=certManager, or remove it",
 	},
 	{
 		[]string{"auth.existingSecret=zarf-registry-credentials"},
-		"zarf-registry: auth.existingSecret: Secret zarf-registry-credentials is one that the Jobs make; name one of your " +
-			"own",
+		"zarf-registry: auth.existingSecret: Secret zarf-registry-credentials is created by the Jobs; name one of your own",
 	},
 	{
 		[]string{"pki.mode=existingSecret", "pki.existingSecret={server: zarf-registry-server-tls, node: m}"},
-		"zarf-registry: pki.existingSecret.server: Secret zarf-registry-server-tls is one that the Jobs make; name one of " +
+		"zarf-registry: pki.existingSecret.server: Secret zarf-registry-server-tls is created by the Jobs; name one of " +
 			"your own",
 	},
 	{
@@ -297,23 +296,23 @@ var failures = []failure{
 	},
 	{
 		[]string{"pki.rotation.schedule=17 * * *"},
-		`zarf-registry: pki.rotation.schedule: "17 * * *" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
+		`zarf-registry: pki.rotation.schedule: "17 * * *" is not a cron schedule; set five fields such as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
 	},
 	{
 		[]string{"pki.rotation.schedule=0 17 * * * *"},
-		`zarf-registry: pki.rotation.schedule: "0 17 * * * *" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
+		`zarf-registry: pki.rotation.schedule: "0 17 * * * *" is not a cron schedule; set five fields such as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
 	},
 	{
 		[]string{"pki.rotation.schedule=once in a blue moon"},
-		`zarf-registry: pki.rotation.schedule: "once in a blue moon" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
+		`zarf-registry: pki.rotation.schedule: "once in a blue moon" is not a cron schedule; set five fields such as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
 	},
 	{
 		[]string{"pki.rotation.schedule='@often'"},
-		`zarf-registry: pki.rotation.schedule: "@often" is no schedule of cron; set five fields, as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
+		`zarf-registry: pki.rotation.schedule: "@often" is not a cron schedule; set five fields such as 17 * * * *, or @hourly, or nothing to renew at upgrades only`,
 	},
 	{
 		[]string{"pki.rotation.timeout=1m59s"},
-		"zarf-registry: pki.rotation.timeout: 1m59s is too short, for a kubelet may take 90s to bring a certificate to a " +
+		"zarf-registry: pki.rotation.timeout: 1m59s is too short: a kubelet may take 90s to update a certificate in a " +
 			"pod; set it to at least 2m",
 	},
 	{
@@ -327,7 +326,7 @@ var failures = []failure{
 	},
 	{
 		[]string{"initHook.image.tag=1..2"},
-		`zarf-registry: initHook.image.tag: "1..2" cannot stand in the name of a ConfigMap; set another tag, with letters or digits on both sides of each dot`,
+		`zarf-registry: initHook.image.tag: "1..2" cannot be part of a ConfigMap's name; set another tag, with letters or digits on both sides of each dot`,
 	},
 	{
 		[]string{"initHook.timeout=10s"},
@@ -335,35 +334,35 @@ var failures = []failure{
 	},
 	{
 		[]string{"registry.replicas=2"},
-		"zarf-registry: registry.replicas: several pods can have a volume only with the access mode ReadWriteMany, and " +
+		"zarf-registry: registry.replicas: several pods need a volume with the access mode ReadWriteMany, and " +
 			"persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or " +
 			"persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it",
 	},
 	{
 		[]string{"registry.replicas=2", "registry.persistence.existingClaim=mine"},
-		"zarf-registry: registry.replicas: several pods can have a volume only with the access mode ReadWriteMany, and " +
+		"zarf-registry: registry.replicas: several pods need a volume with the access mode ReadWriteMany, and " +
 			"persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or " +
 			"persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it",
 	},
 	{
 		[]string{"registry.replicas=2", "registry.persistence.enabled=false"},
-		"zarf-registry: registry.replicas: with persistence.enabled=false each pod would have images of its own; set it to " +
+		"zarf-registry: registry.replicas: with persistence.enabled=false each pod would have its own images; set it to " +
 			"1, storage.type=s3, or a volume with persistence.accessModes={ReadWriteMany}",
 	},
 	{
 		[]string{"registry.replicas=2", "registry.storage.type=inmemory"},
-		"zarf-registry: registry.replicas: with storage.type=inmemory each pod would have images of its own; set it to 1, " +
+		"zarf-registry: registry.replicas: with storage.type=inmemory each pod would have its own images; set it to 1, " +
 			"or storage.type=s3",
 	},
 	{
 		[]string{"registry.autoscaling.enabled=true"},
-		"zarf-registry: registry.autoscaling.maxReplicas: several pods can have a volume only with the access mode " +
+		"zarf-registry: registry.autoscaling.maxReplicas: several pods need a volume with the access mode " +
 			"ReadWriteMany, and persistence.accessModes has ReadWriteOnce; set it to 1, storage.type=s3, or " +
 			"persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it",
 	},
 	{
 		[]string{"registry.autoscaling.enabled=true", "registry.replicas=2"},
-		"zarf-registry: registry.replicas: with autoscaling.enabled=true the autoscaler decides how many there are; set " +
+		"zarf-registry: registry.replicas: with autoscaling.enabled=true, the autoscaler sets the number of pods; set " +
 			"autoscaling.minReplicas instead",
 	},
 	{
@@ -373,36 +372,36 @@ var failures = []failure{
 	},
 	{
 		[]string{"registry.autoscaling.enabled=true", "registry.resources.requests={cpu: null}"},
-		"zarf-registry: registry.autoscaling.targetCPUUtilizationPercentage: it is of what the pods request, and they " +
-			"request no CPU; set registry.resources.requests.cpu",
+		"zarf-registry: registry.autoscaling.targetCPUUtilizationPercentage: it is relative to the CPU request, and " +
+			"there is none; set registry.resources.requests.cpu",
 	},
 	{
 		[]string{"registry.podDisruptionBudget.maxUnavailable=0"},
-		"zarf-registry: registry.podDisruptionBudget.maxUnavailable: no node with a registry pod could be drained; set it " +
+		"zarf-registry: registry.podDisruptionBudget.maxUnavailable: nodes with a registry pod could not be drained; set it " +
 			"to at least 1, or podDisruptionBudget.enabled=false",
 	},
 	{
 		[]string{"registry.podDisruptionBudget.maxUnavailable=0%"},
-		"zarf-registry: registry.podDisruptionBudget.maxUnavailable: no node with a registry pod could be drained; set it " +
+		"zarf-registry: registry.podDisruptionBudget.maxUnavailable: nodes with a registry pod could not be drained; set it " +
 			"to at least 1, or podDisruptionBudget.enabled=false",
 	},
 	{
 		[]string{"registry.garbageCollection.schedule=30 3 * *"},
-		`zarf-registry: registry.garbageCollection.schedule: "30 3 * *" is no schedule of cron; set five fields, as 30 3 * * 0, or @weekly`,
+		`zarf-registry: registry.garbageCollection.schedule: "30 3 * *" is not a cron schedule; set five fields such as 30 3 * * 0, or @weekly`,
 	},
 	{
 		[]string{"registry.garbageCollection.schedule=''"},
-		`zarf-registry: registry.garbageCollection.schedule: "" is no schedule of cron; set five fields, as 30 3 * * 0, or @weekly`,
+		`zarf-registry: registry.garbageCollection.schedule: "" is not a cron schedule; set five fields such as 30 3 * * 0, or @weekly`,
 	},
 	{
 		[]string{"registry.garbageCollection.timeout=1m59s"},
-		"zarf-registry: registry.garbageCollection.timeout: 1m59s is not between 2m, of which 20s pass before anything is " +
-			"removed, and 24h; set it to about what the largest run has taken, twice",
+		"zarf-registry: registry.garbageCollection.timeout: 1m59s is not between 2m and 24h; set it to about twice the " +
+			"duration of the longest run",
 	},
 	{
 		[]string{"registry.garbageCollection.timeout=24h1s"},
-		"zarf-registry: registry.garbageCollection.timeout: 24h1s is not between 2m, of which 20s pass before anything is " +
-			"removed, and 24h; set it to about what the largest run has taken, twice",
+		"zarf-registry: registry.garbageCollection.timeout: 24h1s is not between 2m and 24h; set it to about twice the " +
+			"duration of the longest run",
 	},
 	{
 		[]string{"registry.storage.type=s3", "registry.storage.s3.region=r"},
@@ -414,12 +413,12 @@ var failures = []failure{
 	},
 	{
 		[]string{"nodeConfig.podLabels={zarf-registry/nodes: mine}"},
-		"zarf-registry: nodeConfig.podLabels: selectors need zarf-registry/nodes as the chart sets it; remove it",
+		"zarf-registry: nodeConfig.podLabels: zarf-registry/nodes is reserved for selectors; remove it",
 	},
 	{
 		[]string{"nodeConfig.podAnnotations={zarf-registry/node-config-checksum: '1'}"},
-		"zarf-registry: nodeConfig.podAnnotations: zarf-registry/node-config-checksum is the chart's and the Jobs' to set; " +
-			"remove it",
+		"zarf-registry: nodeConfig.podAnnotations: zarf-registry/node-config-checksum is reserved for the chart and " +
+			"its Jobs; remove it",
 	},
 	{
 		[]string{"nodeConfig.nodeSelector={kubernetes.io/os: linux}"},
@@ -458,85 +457,84 @@ var failures = []failure{
 	},
 	{
 		[]string{"nodeConfig.runtimes=[rke2, k3s]"},
-		"zarf-registry: nodeConfig.runtimes: K3s and RKE2 have different paths, and a cluster is made of one of them; " +
-			"remove k3s or rke2",
+		"zarf-registry: nodeConfig.runtimes: K3s and RKE2 use different paths, so nodes cannot run both; remove k3s or " +
+			"rke2",
 	},
 	{
 		[]string{"nodeConfig.k3s.registries={configs: {a: {auth: {password: 0123}}}}"},
-		`zarf-registry: nodeConfig.k3s.registries.configs."a".auth.password: must be a text, and Helm reads it as a number or a truth value, which loses how it was written; put it in quotes, or use --set-string`,
+		`zarf-registry: nodeConfig.k3s.registries.configs."a".auth.password: must be a string, but Helm parsed a number or boolean; put it in quotes, or use --set-string`,
 	},
 	{
 		[]string{"nodeConfig.k3s={registries: {mirrors: {}}, existingSecret: mine}"},
-		"zarf-registry: nodeConfig.k3s.existingSecret: there is one registries.yaml, and nodeConfig.k3s.registries says it " +
-			"already; remove one of them",
+		"zarf-registry: nodeConfig.k3s.existingSecret: it conflicts with nodeConfig.k3s.registries; remove one of them",
 	},
 	{
 		[]string{"nodeConfig.k3s.existingSecret=zarf-registry-credentials"},
-		"zarf-registry: nodeConfig.k3s.existingSecret: Secret zarf-registry-credentials is one that the Jobs make; name " +
+		"zarf-registry: nodeConfig.k3s.existingSecret: Secret zarf-registry-credentials is created by the Jobs; name " +
 			"one of your own",
 	},
 	{
 		[]string{
 			"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.k3s.existingSecret=zarf-registry-state",
 		},
-		"zarf-registry: nodeConfig.k3s.existingSecret: Secret zarf-registry-state is one that the Jobs make; name one of " +
+		"zarf-registry: nodeConfig.k3s.existingSecret: Secret zarf-registry-state is created by the Jobs; name one of " +
 			"your own",
 	},
 	{
 		[]string{"nodeConfig.updateStrategy.maxUnavailable=0"},
-		"zarf-registry: nodeConfig.updateStrategy.maxUnavailable: one pod must go before the next comes; set it to at " +
+		"zarf-registry: nodeConfig.updateStrategy.maxUnavailable: a pod must stop before the next starts; set it to at " +
 			"least 1",
 	},
 	{
 		[]string{"nodeConfig.updateStrategy.maxUnavailable=0%"},
-		"zarf-registry: nodeConfig.updateStrategy.maxUnavailable: one pod must go before the next comes; set it to at " +
+		"zarf-registry: nodeConfig.updateStrategy.maxUnavailable: a pod must stop before the next starts; set it to at " +
 			"least 1",
 	},
 	{
 		[]string{"registryProxy=false", "nodeConfig.mirrors=[docker.io]"},
-		"zarf-registry: nodeConfig.mirrors: a node port wants a credential, which a runtime does not send to a mirror; set " +
+		"zarf-registry: nodeConfig.mirrors: the node port requires a credential, and runtimes send none to mirrors; set " +
 			"registryProxy=true or auth.anonymousPull=true",
 	},
 	{
 		[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.mirrors=[docker.io]"},
-		"zarf-registry: nodeConfig.mirrors: with an external registry nothing on the nodes could be a mirror; remove them, " +
+		"zarf-registry: nodeConfig.mirrors: an external registry cannot be a mirror on the nodes; remove them, " +
 			"and name that registry in nodeConfig.containerd.hosts or nodeConfig.k3s.registries",
 	},
 	{
 		[]string{"nodeConfig.containerd.hosts={a.example: b}", "nodeConfig.runtimes=[crio]"},
-		"zarf-registry: nodeConfig.containerd.hosts: no node runs containerd, which alone reads them; remove them, or set " +
+		"zarf-registry: nodeConfig.containerd.hosts: only containerd reads them, and no node runs it; remove them, or set " +
 			"nodeConfig.containerd.path",
 	},
 	{
 		[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.crio.insecure=true"},
-		"zarf-registry: nodeConfig.crio.insecure: with an external registry there is no address of ours; remove it",
+		"zarf-registry: nodeConfig.crio.insecure: an external registry has no loopback address; remove it",
 	},
 	{
 		[]string{"registryProxy=false", "nodeConfig.crio.ca=true"},
-		"zarf-registry: nodeConfig.crio.ca: the certificate is that of the proxies, which are there in proxy mode only; " +
-			"set registryProxy=true, or nodeConfig.crio.ca=auto",
+		"zarf-registry: nodeConfig.crio.ca: only proxies have the certificate, and only proxy mode has proxies; set " +
+			"registryProxy=true, or nodeConfig.crio.ca=auto",
 	},
 	{
 		[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.crio.ca=true"},
-		"zarf-registry: nodeConfig.crio.ca: the certificate is that of the proxies, which are there in proxy mode only; " +
-			"set registryProxy=true, or nodeConfig.crio.ca=auto",
+		"zarf-registry: nodeConfig.crio.ca: only proxies have the certificate, and only proxy mode has proxies; set " +
+			"registryProxy=true, or nodeConfig.crio.ca=auto",
 	},
 	{
 		[]string{"proxy.tls=never", "nodeConfig.crio.ca=true"},
-		"zarf-registry: nodeConfig.crio.ca: the proxies show no certificate, since proxy.tls is never, which is decided by " +
-			"value; set proxy.tls=always, or nodeConfig.crio.ca=auto",
+		"zarf-registry: nodeConfig.crio.ca: proxies have no certificate, since proxy.tls is never (source: value); set " +
+			"proxy.tls=always, or nodeConfig.crio.ca=auto",
 	},
 	{
 		[]string{"nodeConfig.crio.ca=true"},
-		"zarf-registry: nodeConfig.crio.ca: the proxies show no certificate, since proxy.tls is never, which is decided by " +
-			"default; set proxy.tls=always, or nodeConfig.crio.ca=auto",
+		"zarf-registry: nodeConfig.crio.ca: proxies have no certificate, since proxy.tls is never (source: default); " +
+			"set proxy.tls=always, or nodeConfig.crio.ca=auto",
 	},
 	{
 		[]string{
 			"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.k3s.existingSecret=mine",
 			"initHook.image.tag=1..2",
 		},
-		`zarf-registry: initHook.image.tag: "1..2" cannot stand in the name of a ConfigMap; set another tag, with letters or digits on both sides of each dot`,
+		`zarf-registry: initHook.image.tag: "1..2" cannot be part of a ConfigMap's name; set another tag, with letters or digits on both sides of each dot`,
 	},
 	{
 		[]string{"tests.timeout=9s"},
@@ -544,36 +542,36 @@ var failures = []failure{
 	},
 	{
 		[]string{"networkPolicy.enabled=false", "metrics={serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}"},
-		"zarf-registry: metrics.podMonitor.enabled: metrics.serviceMonitor.enabled has the same pods scraped, and each " +
-			"sample would come twice; set one of them to false",
+		"zarf-registry: metrics.podMonitor.enabled: metrics.serviceMonitor.enabled scrapes the same pods; set one of " +
+			"them to false",
 	},
 	{
 		[]string{"metrics.podMonitor.enabled=true"},
-		"zarf-registry: networkPolicy.metricsFrom: metrics.podMonitor.enabled is true, and nobody may read metrics; name " +
+		"zarf-registry: networkPolicy.metricsFrom: metrics.podMonitor.enabled needs access to the metrics; name " +
 			"the pods of your Prometheus, or set networkPolicy.enabled=false",
 	},
 	{
 		[]string{"metrics.serviceMonitor.enabled=true"},
-		"zarf-registry: networkPolicy.metricsFrom: metrics.serviceMonitor.enabled is true, and nobody may read metrics; " +
-			"name the pods of your Prometheus, or set networkPolicy.enabled=false",
+		"zarf-registry: networkPolicy.metricsFrom: metrics.serviceMonitor.enabled needs access to the metrics; name " +
+			"the pods of your Prometheus, or set networkPolicy.enabled=false",
 	},
 	{
 		[]string{"metrics.prometheusRule.disabled=[TooLoud]"},
-		`zarf-registry: metrics.prometheusRule.disabled: there is no alert "TooLoud"; set names out of ` + strings.Join(alertNames, ", "),
+		`zarf-registry: metrics.prometheusRule.disabled: unknown alert "TooLoud"; set names of ` + strings.Join(alertNames, ", "),
 	},
 	{
 		[]string{"metrics.podMonitor.labels={app.kubernetes.io/name: mine}"},
-		"zarf-registry: metrics.podMonitor.labels: app.kubernetes.io/name is the chart's to set; remove it",
+		"zarf-registry: metrics.podMonitor.labels: app.kubernetes.io/name is reserved for the chart; remove it",
 	},
 	{
 		[]string{"registry.persistence.existingClaim=mine", "registry.storage.type=inmemory"},
-		"zarf-registry: registry.persistence.existingClaim: a claim is used with storage.type=filesystem and " +
-			"persistence.enabled=true only; set those, or remove it",
+		"zarf-registry: registry.persistence.existingClaim: a claim needs storage.type=filesystem and " +
+			"persistence.enabled=true; set those, or remove it",
 	},
 	{
 		[]string{"registry.persistence.existingClaim=mine", "registry.persistence.enabled=false"},
-		"zarf-registry: registry.persistence.existingClaim: a claim is used with storage.type=filesystem and " +
-			"persistence.enabled=true only; set those, or remove it",
+		"zarf-registry: registry.persistence.existingClaim: a claim needs storage.type=filesystem and " +
+			"persistence.enabled=true; set those, or remove it",
 	},
 }
 
@@ -582,34 +580,34 @@ func init() {
 	failures = append(failures,
 		failure{
 			[]string{"registryProxy=null", "registryURL=registry.example.com", service, "expose.tls.existingSecret=mine"},
-			"zarf-registry: expose: with an external registry there is none of ours to expose; remove it",
+			"zarf-registry: expose: an external registry cannot be exposed; remove it",
 		},
 		failure{
 			[]string{service, "expose.tls={existingSecret: mine, certManager: {issuerRef: {name: company}}}"},
-			"zarf-registry: expose.tls.existingSecret: cert-manager is to issue the certificate " +
+			"zarf-registry: expose.tls.existingSecret: cert-manager issues the certificate " +
 				"(expose.tls.certManager.issuerRef.name); remove one of them",
 		},
 		failure{
 			[]string{service},
-			"zarf-registry: expose.tls.existingSecret: clients outside verify the name that they ask for, which the " +
-				"registry's own certificate does not have; set it, or expose.tls.certManager.issuerRef.name",
+			"zarf-registry: expose.tls.existingSecret: clients outside verify the host name, which the registry's own " +
+				"certificate lacks; set it, or expose.tls.certManager.issuerRef.name",
 		},
 		failure{
 			[]string{service, "expose.tls.certManager.issuerRef.name=company"},
-			"zarf-registry: expose.hosts: cert-manager issues the certificate for these names, and there are none; set them",
+			"zarf-registry: expose.hosts: cert-manager needs names for the certificate; set them",
 		},
 		failure{
 			[]string{"expose.ingress.enabled=true"},
-			"zarf-registry: expose.hosts: Ingress and HTTPRoute lead these names to the registry, and there are none; set them",
+			"zarf-registry: expose.hosts: Ingress and HTTPRoute need host names; set them",
 		},
 		failure{
 			[]string{"expose.gateway.enabled=true", "expose.hosts=[a.example.com]"},
-			"zarf-registry: expose.gateway.parentRefs: an HTTPRoute without a Gateway leads nowhere; name the Gateway",
+			"zarf-registry: expose.gateway.parentRefs: an HTTPRoute needs a Gateway; name it",
 		},
 		failure{
 			[]string{"expose.gateway={enabled: true, parentRefs: [{name: edge}]}", "expose.hosts=[a.example.com]"},
-			"zarf-registry: expose.gateway.backendTLSPolicy.caConfigMap: the registry's own certificate is of an authority " +
-				"that no gateway knows; set expose.tls, or name a ConfigMap with that authority, which init-hook certs ca prints",
+			"zarf-registry: expose.gateway.backendTLSPolicy.caConfigMap: gateways do not trust the CA of the registry's " +
+				"own certificate; set expose.tls, or name a ConfigMap with that CA, which init-hook certs ca prints",
 		},
 		failure{
 			[]string{"expose.service={enabled: true, type: ClusterIP, nodePort: 30443}", "expose.tls.existingSecret=mine"},
@@ -622,24 +620,24 @@ func init() {
 		},
 		failure{
 			[]string{"expose.service={enabled: true, type: NodePort, loadBalancerClass: a}", "expose.tls.existingSecret=mine"},
-			"zarf-registry: expose.service.loadBalancerClass: only a Service of type LoadBalancer has it; set " +
+			"zarf-registry: expose.service.loadBalancerClass: it needs a Service of type LoadBalancer; set " +
 				"expose.service.type=LoadBalancer, or remove it",
 		},
 		failure{
 			[]string{
 				"expose.service={enabled: true, type: ClusterIP, externalTrafficPolicy: Local}", "expose.tls.existingSecret=mine",
 			},
-			"zarf-registry: expose.service.externalTrafficPolicy: nothing external comes to a Service of type ClusterIP; " +
+			"zarf-registry: expose.service.externalTrafficPolicy: a Service of type ClusterIP has no external traffic; " +
 				"remove it",
 		},
 		failure{
 			[]string{service, "expose.tls.existingSecret=zarf-registry-server-tls"},
-			"zarf-registry: expose.tls.existingSecret: Secret zarf-registry-server-tls is one that the Jobs make; name one of " +
-				"your own",
+			"zarf-registry: expose.tls.existingSecret: Secret zarf-registry-server-tls is created by the Jobs; name one " +
+				"of your own",
 		},
 		failure{
 			[]string{service, "expose.tls.existingSecret=mine", "expose.pullUsersSecret=zarf-registry-pull"},
-			"zarf-registry: expose.pullUsersSecret: Secret zarf-registry-pull is one that the Jobs make; name one of your own",
+			"zarf-registry: expose.pullUsersSecret: Secret zarf-registry-pull is created by the Jobs; name one of your own",
 		},
 	)
 }
@@ -647,7 +645,7 @@ func init() {
 // notThere returns the error for an invalid path.
 func notThere(value, path string) string {
 	return fmt.Sprintf(
-		"zarf-registry: nodeConfig.%s: %q is not where container runtimes have their configuration; set an absolute path "+
+		"zarf-registry: nodeConfig.%s: %q is not a configuration directory of a container runtime; set an absolute path "+
 			"without .. below /etc/containerd, /etc/containers, /etc/rancher, /etc/k0s, /etc/crio, /var/lib/rancher, "+
 			"/var/snap/microk8s or /var/snap/k8s",
 		value, path,

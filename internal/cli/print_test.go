@@ -464,8 +464,8 @@ next
 func TestTheOriginOfCertificatesIsALine(t *testing.T) {
 	rotation := &state.Rotation{Phase: state.RotationTrust, Since: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)}
 	for want, s := range map[string]*status.State{
-		"internal, issued by an earlier release":                                     {},
-		"certManager, no CA rotation in progress":                               {PKI: &state.PKI{Mode: state.PKICertManager}},
+		"internal, issued by an earlier release":                              {},
+		"certManager, no CA rotation in progress":                             {PKI: &state.PKI{Mode: state.PKICertManager}},
 		"existingSecret, CA rotation since 2026-11-21T14:03:11Z, phase trust": {PKI: &state.PKI{Mode: state.PKIExistingSecret}, Rotation: rotation},
 	} {
 		same(t, "line", pkiLine(s), want)

@@ -1,10 +1,9 @@
-{{- /* What the cluster says. The only file that calls lookup, so the only one whose output depends on the cluster.
-Every fact is empty where there is no cluster (helm template, Argo CD) or nothing to be known, and nothing here is asked
-for when a value says it already.
+{{- /* The state of the cluster. This is the only file that calls lookup, so only its output depends on the cluster.
+Without a cluster (helm template, Argo CD) every fact is empty. Nothing is looked up that a value decides.
 
-Objects are read once in a rendering and kept in the root context, so that all templates see the same cluster. */ -}}
+Each object is read once per rendering and kept in the root context, so all templates see the same cluster. */ -}}
 
-{{- /* Puts the Linux nodes into .ClusterNodes: name → node. */ -}}
+{{- /* Sets .ClusterNodes to the Linux nodes: name → node. */ -}}
 {{- define "zarf-registry.cluster.loadNodes" -}}
 {{- if not (hasKey . "ClusterNodes") -}}
 {{- $nodes := dict -}}
@@ -17,26 +16,26 @@ Objects are read once in a rendering and kept in the root context, so that all t
 {{- end -}}
 {{- end -}}
 
-{{- /* Puts the Service that every cluster has, default/kubernetes, into .ClusterService. */ -}}
+{{- /* Sets .ClusterService to default/kubernetes, which every cluster has. */ -}}
 {{- define "zarf-registry.cluster.loadService" -}}
 {{- if not (hasKey . "ClusterService") -}}
 {{- $_ := set . "ClusterService" (lookup "v1" "Service" "default" "kubernetes") -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* "true" where there is a cluster to be seen: only there does no answer mean that there is nothing. */ -}}
+{{- /* "true" if a cluster can be seen. Only then does an empty lookup mean that an object does not exist. */ -}}
 {{- define "zarf-registry.cluster.seen" -}}
 {{- include "zarf-registry.cluster.loadService" . -}}
 {{- if .ClusterService -}}true{{- end -}}
 {{- end -}}
 
-{{- /* What the hook remembers: JSON that is empty where nothing is remembered, else
+{{- /* The recorded state, as JSON; empty if there is none:
   mode, address, ipFamily  the desired settings
-  hookImage                reference and architecture of init-hook's image in the registry, where it was pushed
-  pki                      where certificates come from: mode, existing (names of the user's Secrets), issuer
-  nodeDirectories          where nodes may have files of this release
-or, for a Secret that cannot be read, problem and remedy only: validate.yaml refuses those. The Jobs read it once more, and
-more strictly (internal/state). */ -}}
+  hookImage                reference and architecture of init-hook's image in the registry, if it was pushed
+  pki                      source of certificates: mode, existing (names of the user's Secrets), issuer
+  nodeDirectories          directories of nodes that may have files of this release
+For a Secret that cannot be read, only problem and remedy: validate.yaml fails with them. It covers what rendering
+depends on; init-hook validates the rest (internal/state). */ -}}
 {{- define "zarf-registry.cluster.state" -}}
 {{- if not (hasKey . "ClusterState") -}}
 {{- $state := dict -}}
@@ -47,7 +46,7 @@ more strictly (internal/state). */ -}}
 {{- $nodes := kindIs "map" $saved.nodeConfig | ternary $saved.nodeConfig dict -}}
 {{- $directories := kindIs "slice" $nodes.directories | ternary $nodes.directories list -}}
 {{- $problem := "" -}}
-{{- $remedy := "put it right; or delete it and say what it said, with registryProxy or registryURL, and pki.mode" -}}
+{{- $remedy := "correct it, or delete it and set registryProxy or registryURL, and pki.mode, as it recorded them" -}}
 {{- if hasKey $saved "Error" -}}
 {{- $problem = printf "its key state.json cannot be read as JSON (%s)" $saved.Error -}}
 {{- else if and (kindIs "float64" $saved.version) (gt (toString $saved.version | float64) 1.0) -}}
@@ -56,20 +55,20 @@ more strictly (internal/state). */ -}}
 {{- else if ne (toString $saved.version) "1" -}}
 {{- $problem = printf "its version is %v" $saved.version -}}
 {{- else if not (has $desired.mode (list "proxy" "nodeport" "external")) -}}
-{{- $problem = printf "its mode is %v, which there is not" $desired.mode -}}
+{{- $problem = printf "its mode is invalid: %v" $desired.mode -}}
 {{- else if not (has $desired.ipFamily (list "IPv4" "IPv6" "DualStack")) -}}
-{{- $problem = printf "its IP family is %v, which there is not" $desired.ipFamily -}}
+{{- $problem = printf "its IP family is invalid: %v" $desired.ipFamily -}}
 {{- else if not (and (kindIs "string" $desired.address) $desired.address) -}}
 {{- $problem = "it has no address" -}}
 {{- else if and $saved.pki (not (has $pki.mode (list "internal" "existingSecret" "certManager"))) -}}
-{{- $problem = printf "its PKI mode is %v, which there is not" $pki.mode -}}
+{{- $problem = printf "its PKI mode is invalid: %v" $pki.mode -}}
 {{- else if or (not (kindIs "slice" (default list $nodes.directories))) (and $saved.nodeConfig (not (kindIs "map" $saved.nodeConfig))) -}}
-{{- $problem = "its directories of nodes are no list" -}}
+{{- $problem = "its node directories are not a list" -}}
 {{- else -}}
-{{- /* They are mounted into pods that run as root. */ -}}
+{{- /* These directories are mounted into pods that run as root. */ -}}
 {{- range $directories -}}
 {{- if not (include "zarf-registry.nodeConfig.allowed" (toString .)) -}}
-{{- $problem = printf "it names %v, which is no directory of a container runtime's configuration" . -}}
+{{- $problem = printf "it names %v, which is not a configuration directory of a container runtime" . -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -87,8 +86,8 @@ more strictly (internal/state). */ -}}
 {{- .ClusterState | toJson -}}
 {{- end -}}
 
-{{- /* The release's namespace, where this release is remembered there and its objects are to be in another one. Where it was before
-that is of no release is not known. */ -}}
+{{- /* The release's namespace, if the state of this release is there and namespaceOverride names another one. A
+previous namespaceOverride is unknown. */ -}}
 {{- define "zarf-registry.cluster.elsewhere" -}}
 {{- if ne (include "zarf-registry.namespace" .) .Release.Namespace -}}
 {{- if not (include "zarf-registry.cluster.state" . | fromJson) -}}
@@ -100,13 +99,13 @@ that is of no release is not known. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The IP family that is remembered. */ -}}
+{{- /* The recorded IP family. */ -}}
 {{- define "zarf-registry.cluster.savedIPFamily" -}}
 {{- default "" (include "zarf-registry.cluster.state" . | fromJson).ipFamily -}}
 {{- end -}}
 
-{{- /* The IP family: DualStack only where pods are seen to have both, since everything else may have a second address
-that leads nowhere. */ -}}
+{{- /* The IP family. DualStack only if pods have both families: the second address of anything else may not be
+reachable. */ -}}
 {{- define "zarf-registry.cluster.ipFamily" -}}
 {{- if not (hasKey . "ClusterIPFamily") -}}
 {{- $family := "" -}}
@@ -129,7 +128,7 @@ that leads nowhere. */ -}}
 {{- .ClusterIPFamily -}}
 {{- end -}}
 
-{{- /* "always" where a node runs a CRI-O that refuses plain HTTP from loopback: 1.35 and later. */ -}}
+{{- /* "always" if a node runs CRI-O 1.35 or later, which refuses plain HTTP from loopback addresses. */ -}}
 {{- define "zarf-registry.cluster.tls" -}}
 {{- include "zarf-registry.cluster.loadNodes" . -}}
 {{- $answer := "" -}}
@@ -144,7 +143,7 @@ that leads nowhere. */ -}}
 {{- $answer -}}
 {{- end -}}
 
-{{- /* The runtimes of the nodes, as nodeConfig.runtimes calls them: JSON array, sorted. */ -}}
+{{- /* The nodes' container runtimes, named as in nodeConfig.runtimes: sorted JSON array. */ -}}
 {{- define "zarf-registry.cluster.runtimes" -}}
 {{- include "zarf-registry.cluster.loadNodes" . -}}
 {{- $found := dict -}}
@@ -165,7 +164,8 @@ that leads nowhere. */ -}}
 {{- keys $found | sortAlpha | toJson -}}
 {{- end -}}
 
-{{- /* The version of a Secret of this namespace, which changes with each change of it. Takes root, name. */ -}}
+{{- /* The resource version of a Secret in this namespace; every change of the Secret changes it. Takes root,
+name. */ -}}
 {{- define "zarf-registry.cluster.secretVersion" -}}
 {{- $key := printf "ClusterSecretVersion-%s" .name -}}
 {{- if not (hasKey .root $key) -}}
@@ -174,7 +174,7 @@ that leads nowhere. */ -}}
 {{- get .root $key -}}
 {{- end -}}
 
-{{- /* The running registry: JSON of its architecture and image. It stays where its volume is for as long as it can. */ -}}
+{{- /* Architecture and image of the running registry, as JSON. It stays with its volume for as long as possible. */ -}}
 {{- define "zarf-registry.cluster.registry" -}}
 {{- if not (hasKey . "ClusterRegistry") -}}
 {{- $pod := dig "spec" "template" "spec" dict (lookup "apps/v1" "Deployment" (include "zarf-registry.namespace" .) (include "zarf-registry.fullname" .)) -}}
@@ -189,7 +189,7 @@ that leads nowhere. */ -}}
 {{- .ClusterRegistry | toJson -}}
 {{- end -}}
 
-{{- /* The architecture for the registry. */ -}}
+{{- /* The architecture of the registry: that of the running one if possible, else amd64 before arm64. */ -}}
 {{- define "zarf-registry.cluster.architecture" -}}
 {{- include "zarf-registry.cluster.loadNodes" . -}}
 {{- $present := dict -}}
@@ -206,9 +206,9 @@ that leads nowhere. */ -}}
 {{- $answer -}}
 {{- end -}}
 
-{{- /* The names of an image as a node reports it that a pod may use: tagged names, or digests where there is no tag.
-Those that lead to this registry are left out, since what brings the registry up must not come from it. Takes the names,
-returns a JSON array. */ -}}
+{{- /* The names under which a pod can use an image that a node reports: tagged names, or digests if there is no tag.
+Names in this registry are left out: the registry must not depend on itself. Takes the names, returns a JSON
+array. */ -}}
 {{- define "zarf-registry.cluster.imageNames" -}}
 {{- $tagged := list -}}
 {{- $digests := list -}}
@@ -224,13 +224,14 @@ returns a JSON array. */ -}}
 {{- default $digests $tagged | toJson -}}
 {{- end -}}
 
-{{- /* The images that injected programs run in, for one architecture: JSON of
-  image       the newest pause image that any node reports: new nodes are likely to have it
-  nodes       those that report a pause image
-  exceptions  image → the nodes that report other pause images but not that one, by the newest of their own; and the nodes
-              that report images but no pause image, by the smallest image that they have in common
-The kubelet reports the 50 largest images only, and pause is the smallest; CRI-O may have none. Any image will do, since
-its programs are not used. Where no node reports a pause image, that smallest image is for all. Takes root, architecture. */ -}}
+{{- /* The images that injected programs run in, for one architecture, as JSON:
+  image       the newest pause image that a node reports: new nodes are likely to have it
+  nodes       the nodes that report a pause image
+  exceptions  image → nodes: nodes with other pause images, by their newest one; and nodes that report images but no
+              pause image, by the smallest image that they have in common
+The kubelet reports only the 50 largest images, and pause is the smallest; CRI-O may have none. Any image works, since
+its programs are not used. If no node reports a pause image, the smallest common image serves all nodes.
+Takes root, architecture. */ -}}
 {{- define "zarf-registry.cluster.pause" -}}
 {{- $key := printf "ClusterPause-%s" .architecture -}}
 {{- if not (hasKey .root $key) -}}
@@ -262,7 +263,7 @@ its programs are not used. Where no node reports a pause image, that smallest im
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- /* Sorts as text in the order that is wanted: newest, then on most nodes, then by name. */ -}}
+{{- /* Sort key: newest, then on most nodes, then by name. */ -}}
 {{- $rank := dict -}}
 {{- range $image, $n := $count -}}
 {{- $version := list -}}
@@ -299,7 +300,7 @@ its programs are not used. Where no node reports a pause image, that smallest im
 {{- get .root $key | toJson -}}
 {{- end -}}
 
-{{- /* The smallest image that all these nodes report, or nothing. Takes nodes, name → node. */ -}}
+{{- /* The smallest image that all given nodes report, or nothing. Takes nodes, name → node. */ -}}
 {{- define "zarf-registry.cluster.smallest" -}}
 {{- $count := dict -}}
 {{- $bytes := dict -}}
@@ -316,7 +317,7 @@ its programs are not used. Where no node reports a pause image, that smallest im
 {{- $_ := set $bytes $image (max $size (default 0 (get $bytes $image))) -}}
 {{- end -}}
 {{- end -}}
-{{- /* Sorts as text in the order that is wanted: smallest, then a tag before a digest, then by name. */ -}}
+{{- /* Sort key: smallest, then tags before digests, then by name. */ -}}
 {{- $rank := dict -}}
 {{- range $image, $n := $count -}}
 {{- if eq (int $n) (len $) -}}
@@ -328,9 +329,9 @@ its programs are not used. Where no node reports a pause image, that smallest im
 {{- end -}}
 {{- end -}}
 
-{{- /* What the nodes of an architecture say of an image: JSON of the nodes that are known to be with it, and without it,
-and unknown. A list of 50 images may have been cut short, so it says nothing of what is not in it, unless it reaches down
-to a pause image. Takes root, architecture, image. */ -}}
+{{- /* The nodes of an architecture by whether they have an image, as JSON: with, without, unknown. A list of 50 images
+may be truncated, so a missing image means nothing unless the list includes a pause image. Takes root, architecture,
+image. */ -}}
 {{- define "zarf-registry.cluster.holders" -}}
 {{- include "zarf-registry.cluster.loadNodes" .root -}}
 {{- $pauses := (include "zarf-registry.cluster.pause" . | fromJson).nodes -}}
@@ -351,7 +352,7 @@ to a pause image. Takes root, architecture, image. */ -}}
 {{- $answer | toJson -}}
 {{- end -}}
 
-{{- /* The nodes that are ready and report an image: JSON array of names. Takes root, image. */ -}}
+{{- /* The ready nodes that report an image: JSON array of names. Takes root, image. */ -}}
 {{- define "zarf-registry.cluster.ready" -}}
 {{- include "zarf-registry.cluster.loadNodes" .root -}}
 {{- $names := list -}}
@@ -365,8 +366,8 @@ to a pause image. Takes root, architecture, image. */ -}}
 {{- $names | uniq | toJson -}}
 {{- end -}}
 
-{{- /* The architectures of nodes: JSON array, sorted. Takes root; names, those nodes, or where there are none the ready ones
-with all of labels. */ -}}
+{{- /* The architectures of nodes: sorted JSON array. Takes root, names (the nodes; empty: the ready nodes that have all
+of labels). */ -}}
 {{- define "zarf-registry.cluster.architectures" -}}
 {{- include "zarf-registry.cluster.loadNodes" .root -}}
 {{- $found := dict -}}
@@ -389,7 +390,7 @@ with all of labels. */ -}}
 {{- keys $found | sortAlpha | toJson -}}
 {{- end -}}
 
-{{- /* "true" for a node that is ready. */ -}}
+{{- /* "true" for a ready node. */ -}}
 {{- define "zarf-registry.cluster.isReady" -}}
 {{- range dig "status" "conditions" list . -}}
 {{- if and (eq .type "Ready") (eq .status "True") -}}true{{- end -}}

@@ -1,6 +1,6 @@
-{{- /* What runs init-hook now and then, and where: its image comes from the registry itself, once it is there. */ -}}
+{{- /* CronJobs that run init-hook. Their image is in the registry itself, once it is there. */ -}}
 
-{{- /* What to pull that image with. */ -}}
+{{- /* The pull secrets for that image. */ -}}
 {{- define "zarf-registry.cronjob.pullSecrets" -}}
 {{- $secrets := include "zarf-registry.pullSecrets" . | fromJsonArray -}}
 {{- if (include "zarf-registry.certificates.image" . | fromJson).pushed -}}
@@ -14,7 +14,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* Which nodes can. */ -}}
+{{- /* The nodes that can run that image. */ -}}
 {{- define "zarf-registry.cronjob.nodeSelector" -}}
 {{- $image := include "zarf-registry.certificates.image" . | fromJson -}}
 {{- $selector := dict "kubernetes.io/os" "linux" -}}
@@ -23,14 +23,14 @@
 {{- end -}}
 {{- $selector = merge $selector (default dict .Values.initHook.nodeSelector) -}}
 {{- if and $image.pushed (include "zarf-registry.proxyMode" .) -}}
-{{- /* A node without a proxy cannot pull from the registry. */ -}}
+{{- /* Nodes without a proxy cannot pull from the registry. */ -}}
 {{- $selector = merge $selector (default dict .Values.proxy.nodeSelector) -}}
 {{- end -}}
 {{- toYaml $selector -}}
 {{- end -}}
 
-{{- /* The CronJob. Takes root, name (its ServiceAccount's too), component, settings (schedule, timeout, resources; podLabels,
-podAnnotations, priorityClassName and extraEnv may be missing), command (a list), flags (a list of more). */ -}}
+{{- /* A CronJob. Takes root, name (also of its ServiceAccount), component, settings (schedule, timeout, resources;
+optional: podLabels, podAnnotations, priorityClassName, extraEnv), command (list), flags (list). */ -}}
 {{- define "zarf-registry.cronjob" -}}
 {{- $settings := .settings -}}
 {{- $image := include "zarf-registry.certificates.image" .root | fromJson -}}
@@ -41,9 +41,9 @@ metadata:
   {{- include "zarf-registry.metadata" (dict "root" .root "name" .name "component" .component) | nindent 2 }}
 spec:
   schedule: {{ $settings.schedule | quote }}
-  {{- /* One run at a time: the next one goes on where this one stopped. */}}
+  {{- /* One run at a time: the next one continues where this one stopped. */}}
   concurrencyPolicy: Forbid
-  {{- /* A run that was missed, as while the control plane was down, is made up for. */}}
+  {{- /* Catch up a missed run, for example after control plane downtime. */}}
   startingDeadlineSeconds: 1800
   successfulJobsHistoryLimit: 1
   failedJobsHistoryLimit: 1
@@ -52,9 +52,9 @@ spec:
       labels:
         {{- include "zarf-registry.podLabels" (dict "root" .root "component" .component) | nindent 8 }}
     spec:
-      {{- /* As of the other Jobs: half a minute after the program's own end. */}}
+      {{- /* As for the other Jobs: 30 s after the program's own timeout. */}}
       activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $settings.timeout) 30 }}
-      {{- /* One more try, for a registry that was just moving. The next run comes soon enough. */}}
+      {{- /* One retry, in case the registry was restarting. The next run comes soon. */}}
       backoffLimit: 1
       podFailurePolicy:
         {{- include "zarf-registry.hook.podFailurePolicy" .root | nindent 8 }}

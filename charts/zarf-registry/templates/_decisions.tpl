@@ -1,9 +1,9 @@
-{{- /* What the chart decides, each by the same order: explicit value, then what is remembered (mode, IP family, PKI mode only),
-then what the cluster says, then a default. A decision is JSON: value, and source (value, state, cluster or default), which
-the Jobs are told, so that a rendering that could not see the cluster never undoes what is saved there. */ -}}
+{{- /* The decisions of the chart. Order: explicit value, recorded state (mode, IP family and PKI mode only), cluster,
+default. A decision is JSON with value and source (value, state, cluster or default). Jobs get the source, so a
+rendering that cannot see the cluster never overwrites what is recorded there. */ -}}
 
-{{- /* Takes root; explicit, where "" and "auto" are no answer; saved and fact, the helpers that ask the state, where it is
-asked, and the cluster; default. */ -}}
+{{- /* Takes root; explicit ("" and "auto" mean undecided); saved and fact, the helpers that return the recorded value
+and the cluster's; default. */ -}}
 {{- define "zarf-registry.decide" -}}
 {{- $saved := "" -}}
 {{- if has .explicit (list nil "" "auto") -}}
@@ -24,7 +24,7 @@ asked, and the cluster; default. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* How nodes reach the registry: proxy, nodeport or external, and for external its url. */ -}}
+{{- /* How nodes reach the registry: proxy, nodeport or external; for external with url. */ -}}
 {{- define "zarf-registry.mode" -}}
 {{- if .Values.registryURL -}}
 {{- dict "value" "external" "source" "value" "url" (.Values.registryURL | trimPrefix "https://" | trimSuffix "/") | toJson -}}
@@ -54,7 +54,7 @@ asked, and the cluster; default. */ -}}
 {{- include "zarf-registry.decide" (dict "root" . "explicit" .Values.registry.architecture "fact" "zarf-registry.cluster.architecture" "default" (first .Values.injector.architectures)) -}}
 {{- end -}}
 
-{{- /* Whether the proxies share the node's network, "true" or "false": nothing can rewrite a packet so that a hostPort
+{{- /* Whether the proxies use the node's network, "true" or "false": no packet can be rewritten so that a hostPort
 answers on ::1. */ -}}
 {{- define "zarf-registry.hostNetwork" -}}
 {{- if kindIs "bool" .Values.proxy.hostNetwork -}}
@@ -64,7 +64,7 @@ answers on ::1. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* What image references begin with. */ -}}
+{{- /* The address that image references begin with. */ -}}
 {{- define "zarf-registry.address" -}}
 {{- $mode := include "zarf-registry.mode" . | fromJson -}}
 {{- if eq $mode.value "external" -}}
@@ -75,8 +75,8 @@ answers on ::1. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The pause image of one architecture's nodes: value, source, and exceptions, which is image → names of nodes.
-Takes root, architecture. */ -}}
+{{- /* The pause image of one architecture's nodes: value, source, and exceptions (image → names of nodes). Takes root,
+architecture. */ -}}
 {{- define "zarf-registry.pause" -}}
 {{- if .root.Values.injector.image -}}
 {{- dict "value" .root.Values.injector.image "source" "value" "exceptions" dict | toJson -}}
@@ -90,9 +90,9 @@ Takes root, architecture. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The pause image of the registry: value, source, and excluded, the nodes that are known not to have it. A registry
-that runs keeps its image until no node can have it: a newer one on a new node must not send the registry away from its
-volume. Without the injector there is none. */ -}}
+{{- /* The pause image of the registry: value, source, and excluded, the nodes known to lack it. A running registry
+keeps its image while any node can have it: a newer image on a new node must not move the registry away from its volume.
+Empty without the injector. */ -}}
 {{- define "zarf-registry.registry.pause" -}}
 {{- if not .Values.injector.enabled -}}
 {{- dict "value" "" "source" "default" "excluded" list | toJson -}}
@@ -114,9 +114,9 @@ volume. Without the injector there is none. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The nodes, in groups that differ by architecture and pause image, a JSON array: for each architecture one for each
-exception, and one for all other nodes. Of each: group (its name, for a label), architecture, pause and its source, and only or excluded,
-names of nodes. Without images there is one for each architecture. Takes root, images ("true" or ""). */ -}}
+{{- /* The nodes in groups by architecture and pause image, as a JSON array: for each architecture one group per
+exception and one for all other nodes. Fields: group (its name, for a label), architecture, pause, source, and only or
+excluded (names of nodes). Without images, one group per architecture. Takes root, images ("true" or ""). */ -}}
 {{- define "zarf-registry.groups" -}}
 {{- $groups := list -}}
 {{- range $architecture := .root.Values.injector.architectures -}}
@@ -134,7 +134,7 @@ names of nodes. Without images there is one for each architecture. Takes root, i
 {{- $groups | toJson -}}
 {{- end -}}
 
-{{- /* The DaemonSets of proxies in proxy mode, a JSON array: groups, each with the name of its DaemonSet. */ -}}
+{{- /* The proxy DaemonSets of proxy mode: JSON array of groups, each with the name of its DaemonSet. */ -}}
 {{- define "zarf-registry.proxies" -}}
 {{- $groups := include "zarf-registry.groups" (dict "root" . "images" (.Values.injector.enabled | ternary "true" "")) | fromJsonArray -}}
 {{- range $groups -}}
@@ -143,8 +143,8 @@ names of nodes. Without images there is one for each architecture. Takes root, i
 {{- $groups | toJson -}}
 {{- end -}}
 
-{{- /* The images that injected programs run in: the registry's, and where there are proxies or pods that configure nodes
-theirs. JSON array. */ -}}
+{{- /* The images that injected programs run in, as a JSON array: the registry's first, then those of the nodes'
+pods. */ -}}
 {{- define "zarf-registry.pauseImages" -}}
 {{- $images := list (include "zarf-registry.registry.pause" . | fromJson).value -}}
 {{- if or (include "zarf-registry.proxyMode" .) (include "zarf-registry.nodeConfig" .) -}}
@@ -155,10 +155,10 @@ theirs. JSON array. */ -}}
 {{- $images | uniq | toJson -}}
 {{- end -}}
 
-{{- /* The image that the Jobs run: value; nodes, those that report it; and pushed, the architecture of the one that
-`finish` pushed into this registry. That one is for clusters where no node has the image of the values any more, or ever
-had. It must be of the configured version, since it carries the payload; and its address must stay for the length of the
-upgrade, which the Jobs are in the middle of. A nodeSelector or affinity for the Jobs rules it out. */ -}}
+{{- /* The image of the Jobs: value; nodes, the ready nodes that report it; pushed, the architecture if it is the image
+that finish pushed into this registry. The pushed image serves clusters where no node has the configured one. It must be
+of the configured version, since it carries the payload, and its address must not change in the upgrade that the Jobs
+are part of. A nodeSelector or affinity for the Jobs excludes it. */ -}}
 {{- define "zarf-registry.hookImage" -}}
 {{- $configured := .Values.initHook.image -}}
 {{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "image" $configured)) "nodes" list "pushed" "" -}}
@@ -180,9 +180,9 @@ upgrade, which the Jobs are in the middle of. A nodeSelector or affinity for the
 {{- $answer | toJson -}}
 {{- end -}}
 
-{{- /* Where certificates come from: value (the PKI mode) and source; existing, the names of the user's Secrets; and issuer,
-whose name may be empty. A mode that is named has what the values name beside it; one that is remembered keeps what was
-named then, where the values are silent. */ -}}
+{{- /* The source of certificates: value (the PKI mode) and source; existing, the names of the user's Secrets; issuer,
+whose name may be empty. A mode from the values takes only what the values name; a recorded mode keeps what was recorded
+where the values are silent. */ -}}
 {{- define "zarf-registry.pki" -}}
 {{- $pki := default dict .Values.pki -}}
 {{- $existing := dict -}}
@@ -207,9 +207,8 @@ named then, where the values are silent. */ -}}
 {{- $answer | toJson -}}
 {{- end -}}
 
-{{- /* What stands in the values about certificates and is no decision, as JSON: leaf and authority (lifetimes), schedule,
-timeout, and resources, priorityClassName, extraEnv, podAnnotations and podLabels of the CronJob's pods. All of it is missing in the values that `helm upgrade --reuse-values` takes over from a release of before;
-the defaults are those of values.yaml. */ -}}
+{{- /* Certificate settings that are not decisions, as JSON. `helm upgrade --reuse-values` from an older release lacks
+them; the defaults are those of values.yaml. */ -}}
 {{- define "zarf-registry.pki.settings" -}}
 {{- $pki := default dict .Values.pki -}}
 {{- $resources := dict "requests" (dict "cpu" "20m" "memory" "64Mi") "limits" (dict "memory" "512Mi") -}}
@@ -225,12 +224,12 @@ the defaults are those of values.yaml. */ -}}
   "podLabels" (dig "rotation" "podLabels" dict $pki) | toJson -}}
 {{- end -}}
 
-{{- /* The user's Secret with the push credential, or nothing. */ -}}
+{{- /* The user's Secret with the push credential; may be empty. */ -}}
 {{- define "zarf-registry.pushSecret" -}}
 {{- dig "existingSecret" "" (default dict .Values.auth) -}}
 {{- end -}}
 
-{{- /* The user's Secrets that are read and copied: JSON array of names. */ -}}
+{{- /* The user's Secrets that the Jobs copy: JSON array of names. */ -}}
 {{- define "zarf-registry.sourceSecrets" -}}
 {{- $pki := include "zarf-registry.pki" . | fromJson -}}
 {{- $names := list (include "zarf-registry.pushSecret" .) -}}
@@ -240,8 +239,8 @@ the defaults are those of values.yaml. */ -}}
 {{- $names | compact | uniq | toJson -}}
 {{- end -}}
 
-{{- /* What the Jobs make, by what follows the full name: certificates, and what cert-manager puts them into before they are
-copied. */ -}}
+{{- /* Suffixes of the Secrets that the Jobs create, and of those that cert-manager writes for them
+(internal/names). */ -}}
 {{- define "zarf-registry.madeSecrets" -}}
 {{- list "state" "ca" "server-tls" "node-tls" "push-tls" "credentials" "pull" | toJson -}}
 {{- end -}}
@@ -250,11 +249,10 @@ copied. */ -}}
 {{- list "ca-issued" "server-issued" "node-issued" "push-issued" | toJson -}}
 {{- end -}}
 
-{{- /* The image that the CronJob runs: value; pushed, "true" where it comes from this registry; architecture, the only one
-that it then runs on, empty where the nodes are of one; and pin, "true" where `finish` must run on that one too, since it
-pushes itself. It comes from the registry, so that no node must keep it; from elsewhere where nobody pushes it (a
-workstation of another kind than the nodes, which then has left no word of it in the state), or where a user's affinity
-leaves open on which architecture `finish` runs. */ -}}
+{{- /* The image of the CronJob: value; pushed, "true" if it is in this registry; architecture, the only one it can run
+on, empty if all nodes have the same; pin, "true" if finish must run on that architecture too, since finish pushes its
+own image. The pushed image needs no copy on any node. It is not used if nobody pushes it (an incompatible workstation,
+which then records no hookImage), or if a user's affinity leaves the architecture of finish open. */ -}}
 {{- define "zarf-registry.certificates.image" -}}
 {{- $hook := .Values.initHook -}}
 {{- $image := include "zarf-registry.hookImage" . | fromJson -}}
@@ -281,7 +279,7 @@ leaves open on which architecture `finish` runs. */ -}}
 {{- end -}}
 {{- end -}}
 {{- if $pushed -}}
-{{- /* As the pushed image is tagged: by its version, which a digest does not tell. */ -}}
+{{- /* The tag of the pushed image: the version, which a digest does not contain. */ -}}
 {{- $tag := $hook.image.digest | empty | ternary (default .Chart.AppVersion $hook.image.tag) .Chart.AppVersion -}}
 {{- $_ := set $answer "value" (printf "%s/zarf-registry/init-hook:%s" (include "zarf-registry.address" .) $tag) -}}
 {{- $_ := set $answer "pushed" "true" -}}
@@ -290,9 +288,9 @@ leaves open on which architecture `finish` runs. */ -}}
 {{- $answer | toJson -}}
 {{- end -}}
 
-{{- /* Conditions: "true" or empty, the first line of the templates. */ -}}
+{{- /* Conditions: "true" or empty. Templates begin with one. */ -}}
 
-{{- /* A registry of ours is deployed: proxy and nodeport mode. */ -}}
+{{- /* The chart deploys a registry: proxy and nodeport mode. */ -}}
 {{- define "zarf-registry.internal" -}}
 {{- if ne (include "zarf-registry.mode" . | fromJson).value "external" -}}true{{- end -}}
 {{- end -}}
@@ -305,23 +303,22 @@ leaves open on which architecture `finish` runs. */ -}}
 {{- if eq (include "zarf-registry.mode" . | fromJson).value "nodeport" -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Programs of ours run on nodes, whose payload the Jobs make. */ -}}
+{{- /* The Jobs create a payload, because programs of the project run on nodes. */ -}}
 {{- define "zarf-registry.injects" -}}
 {{- if or (include "zarf-registry.internal" .) (include "zarf-registry.nodeConfig" .) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Proxies, where there are any, have a hostPort. In nodeport mode too: they may still serve during a switch. */ -}}
+{{- /* Proxies use a hostPort. True in nodeport mode too: proxies may still serve during a switch. */ -}}
 {{- define "zarf-registry.hostPort" -}}
 {{- if and (include "zarf-registry.internal" .) (eq (include "zarf-registry.hostNetwork" .) "false") -}}true{{- end -}}
 {{- end -}}
 
-{{- /* What came with the modes is missing in the values that `helm upgrade --reuse-values` takes over from a release of
-before. */ -}}
+{{- /* `helm upgrade --reuse-values` from an older release lacks auth. */ -}}
 {{- define "zarf-registry.anonymousPull" -}}
 {{- if (default dict .Values.auth).anonymousPull -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Tools are told of the registry, in a namespace that is for such things. */ -}}
+{{- /* finish announces the registry in kube-public (KEP-1755). */ -}}
 {{- define "zarf-registry.advertised" -}}
 {{- if and (include "zarf-registry.internal" .) (ne (toString .Values.localRegistryHosting) "false") -}}true{{- end -}}
 {{- end -}}
@@ -330,14 +327,14 @@ before. */ -}}
 {{- if (default dict .Values.podSecurity).label -}}true{{- end -}}
 {{- end -}}
 
-{{- /* cert-manager's issuer is an object of the release's namespace that the user made. */ -}}
+{{- /* The user's cert-manager issuer is an object in the release's namespace. */ -}}
 {{- define "zarf-registry.pki.issuerHere" -}}
 {{- $pki := include "zarf-registry.pki" . | fromJson -}}
 {{- $here := and (eq (toString $pki.issuer.kind) "Issuer") (eq (toString $pki.issuer.group) "cert-manager.io") -}}
 {{- if and (eq $pki.value "certManager") $pki.issuer.name $here -}}true{{- end -}}
 {{- end -}}
 
-{{- /* A CronJob looks after the certificates. */ -}}
+{{- /* A CronJob renews certificates. */ -}}
 {{- define "zarf-registry.certificates" -}}
 {{- if and (include "zarf-registry.internal" .) (include "zarf-registry.pki.settings" . | fromJson).schedule -}}true{{- end -}}
 {{- end -}}
@@ -348,7 +345,7 @@ before. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* Whether two registry pods may run at once, for the time of a rollout. */ -}}
+{{- /* Two registry pods can run at once, if only during a rollout. */ -}}
 {{- define "zarf-registry.sharedStorage" -}}
 {{- with .Values.registry -}}
 {{- $claim := and (eq .storage.type "filesystem") .persistence.enabled -}}

@@ -1,7 +1,7 @@
-{{- /* Names, labels, images and durations: what every template needs and no cluster can change. */ -}}
+{{- /* Names, labels, images and durations. Nothing here depends on the cluster. */ -}}
 
-{{- /* The prefix of every name. 42 characters leave room for the longest suffix of a name that also becomes a label,
-"-proxy-amd64-" and 8 hex digits, in the 63 that a label may have. */ -}}
+{{- /* The prefix of every object name. 42 characters leave room for the longest suffix of a name that is also a label
+value, "-proxy-amd64-" and 8 hex digits, within a label's 63. */ -}}
 {{- define "zarf-registry.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
@@ -13,36 +13,35 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* Where every object is that belongs to a namespace, and where the Jobs work. Helm's own record of the release stays in the
-release's namespace. */ -}}
+{{- /* The namespace of all namespaced objects. Helm's release record stays in the release's namespace. */ -}}
 {{- define "zarf-registry.namespace" -}}
 {{- default .Release.Namespace .Values.namespaceOverride -}}
 {{- end -}}
 
-{{- /* What selectors match: never changes between versions, since selectors are immutable. The Jobs look for the same
-labels, so the name is the project's, whatever the objects are called. Takes root, component. */ -}}
+{{- /* The labels of selectors. They never change between versions, since selectors are immutable. The Jobs select by
+them too, so the name is constant. Takes root, component. */ -}}
 {{- define "zarf-registry.selectorLabels" -}}
 app.kubernetes.io/name: zarf-registry
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{- /* Zarf's admission webhook rewrites the images of pods without this label to this registry, so the registry could not
-start. Never part of a selector: selectors are immutable. */ -}}
+{{- /* Zarf's admission webhook rewrites the images of pods without this label to this registry, so the registry could
+not start. Never part of a selector: selectors are immutable. */ -}}
 {{- define "zarf-registry.agentLabel" -}}
 zarf.dev/agent: ignore
 {{- end -}}
 
-{{- /* The labels of a pod: without the chart's version, so that a new chart alone restarts nothing. Takes root, component,
-selector (labels of the selector besides selectorLabels), extra (labels of the user). */ -}}
+{{- /* The labels of a pod: without the chart's version, so that a new chart alone restarts nothing. Takes root,
+component, selector (labels of the selector besides selectorLabels), extra (labels of the user). */ -}}
 {{- define "zarf-registry.podLabels" -}}
 {{- $own := include "zarf-registry.selectorLabels" . | fromYaml -}}
 {{- $own = merge $own (include "zarf-registry.agentLabel" . | fromYaml) (default dict .selector) -}}
 {{- merge $own (default dict .extra) (default dict .root.Values.commonLabels) | toYaml -}}
 {{- end -}}
 
-{{- /* The body of an object's metadata. Takes root, name, component, labels, annotations; namespace, where it is not the release's; cluster is
-true for an object without a namespace. */ -}}
+{{- /* The metadata of an object. Takes root, name, component, labels, annotations; namespace (default: the release's);
+cluster, true for cluster-scoped objects. */ -}}
 {{- define "zarf-registry.metadata" -}}
 {{- $labels := include "zarf-registry.selectorLabels" . | fromYaml -}}
 {{- $_ := set $labels "app.kubernetes.io/managed-by" .root.Release.Service -}}
@@ -61,15 +60,15 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{- /* The annotations of what stays when it is not rendered any more. Argo CD takes Helm's for the deletion of the Application
-only (argoproj/argo-cd#17819), and has one of its own for the rest: a list, to which the user's are added. */ -}}
+{{- /* Annotations of objects that stay when they are no longer rendered. Argo CD honours Helm's annotation only when
+the Application is deleted (argoproj/argo-cd#17819) and has its own sync option, which is merged with the user's. */ -}}
 {{- define "zarf-registry.kept" -}}
 {{- $options := get (default dict .Values.commonAnnotations) "argocd.argoproj.io/sync-options" | splitList "," -}}
 helm.sh/resource-policy: keep
 argocd.argoproj.io/sync-options: {{ append $options "Prune=false" | compact | uniq | join "," }}
 {{- end -}}
 
-{{- /* An image reference. With a digest the tag is left out: runtimes ignore it, and nodes report the two apart.
+{{- /* An image reference. With a digest, the tag is omitted: runtimes ignore it, and nodes report both separately.
 Takes root, image. */ -}}
 {{- define "zarf-registry.image" -}}
 {{- $version := printf ":%s" (default .root.Chart.AppVersion .image.tag) -}}
@@ -83,7 +82,7 @@ Takes root, image. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The pull secrets of all charts of an installation, then those of this one: JSON array of references. */ -}}
+{{- /* Pull secrets: global ones first, then the chart's. JSON array of references. */ -}}
 {{- define "zarf-registry.pullSecrets" -}}
 {{- $secrets := list -}}
 {{- range concat (default list (default dict .Values.global).imagePullSecrets) (default list .Values.imagePullSecrets) -}}
@@ -92,12 +91,12 @@ Takes root, image. */ -}}
 {{- $secrets | uniq | toJson -}}
 {{- end -}}
 
-{{- /* "true" for an image that is pause by its name. */ -}}
+{{- /* "true" for a pause image, by its name. */ -}}
 {{- define "zarf-registry.isPause" -}}
 {{- if regexMatch "(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]" . -}}true{{- end -}}
 {{- end -}}
 
-{{- /* The part of the payload's names that tells versions apart. The same rule as internal/injector.PayloadID. */ -}}
+{{- /* The version part of the payload's names. Same rule as internal/injector.PayloadID. */ -}}
 {{- define "zarf-registry.payloadID" -}}
 {{- with .Values.initHook.image -}}
 {{- if .digest -}}
@@ -109,8 +108,7 @@ Takes root, image. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The name of what looks after the certificates. A CronJob's name may have 52 characters, for it is followed by a time in
-the names of its Jobs. */ -}}
+{{- /* The name of the certificates CronJob. At most 52 characters: Jobs append a timestamp. */ -}}
 {{- define "zarf-registry.certificates.name" -}}
 {{- printf "%s-certificates" (include "zarf-registry.fullname" . | trunc 39 | trimSuffix "-") -}}
 {{- end -}}
@@ -119,7 +117,7 @@ the names of its Jobs. */ -}}
 {{- printf "%s-%s" (include "zarf-registry.namespace" .) (include "zarf-registry.certificates.name" .) -}}
 {{- end -}}
 
-{{- /* The seconds of a Go duration such as 1h30m: templates can add a duration to a date, but not read one. */ -}}
+{{- /* The seconds of a Go duration such as 1h30m. Templates can add a duration to a date, but not parse one. */ -}}
 {{- define "zarf-registry.seconds" -}}
 {{- $day := toDate "2006-01-02" "2000-01-02" -}}
 {{- sub (dateModify . $day | unixEpoch) (unixEpoch $day) -}}

@@ -1,7 +1,7 @@
-{{- /* What the pods have in common. */ -}}
+{{- /* Parts shared by all pods. */ -}}
 
-{{- /* 65532 is the user of nobody in particular that images from scratch agree on. OpenShift takes users and groups from the namespace's range,
-and refuses others. */ -}}
+{{- /* 65532 is the conventional nonroot user of images built from scratch. OpenShift assigns users and groups from the
+namespace's range and refuses others. */ -}}
 {{- define "zarf-registry.pod.securityContext" -}}
 runAsNonRoot: true
 {{- if not (include "zarf-registry.openshift" .) }}
@@ -26,14 +26,13 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{- /* A required node affinity for the terms of the user, each with the nodes left out that are named. Takes affinity,
-excluded. */ -}}
+{{- /* The user's affinity, with the given nodes excluded from each required term. Takes affinity, excluded. */ -}}
 {{- define "zarf-registry.pod.affinity" -}}
 {{- $affinity := deepCopy (default dict .affinity) -}}
 {{- if .excluded -}}
 {{- $fields := list -}}
 {{- range .excluded -}}
-{{- /* A field may be compared with one value only. */ -}}
+{{- /* A field selector compares with one value only. */ -}}
 {{- $fields = append $fields (dict "key" "metadata.name" "operator" "NotIn" "values" (list .)) -}}
 {{- end -}}
 {{- $terms := list -}}
@@ -49,7 +48,7 @@ excluded. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* One node selector term for each node that is named. Takes a list of names. */ -}}
+{{- /* One node selector term per node. Takes a list of names. */ -}}
 {{- define "zarf-registry.pod.nodeTerms" -}}
 {{- range . }}
 - matchFields:
@@ -60,8 +59,8 @@ excluded. */ -}}
 {{- end }}
 {{- end -}}
 
-{{- /* How a container gets its program: from the payload, in the image that the node has for pause, or from an image
-of its own. Takes root, program, image (the program's own), pause. */ -}}
+{{- /* Image and command of a container: the payload in the node's pause image, or the program's own image. Takes root,
+program, image (the program's own), pause. */ -}}
 {{- define "zarf-registry.program.container" -}}
 {{- if .root.Values.injector.enabled -}}
 image: {{ .pause | quote }}
@@ -89,11 +88,11 @@ command:
 {{- end -}}
 {{- end -}}
 
-{{- /* Chunk 00 says how many there are and is written last, so a pod waits for it and takes of the others what there is.
-Takes root, program, architecture. */ -}}
+{{- /* Chunk 00 has the number of chunks and is written last: pods wait for it, and the others are optional. Takes root,
+program, architecture. */ -}}
 {{- define "zarf-registry.program.volumes" -}}
 {{- if .root.Values.injector.enabled -}}
-{{- /* Twice what the programs need today: a chunk is 1 MB, and the loader writes the program beside the one it replaces. */ -}}
+{{- /* Twice the current need. A chunk is 1 MB, and the loader writes a program next to the one it replaces. */ -}}
 {{- $chunks := dict "registry" 16 "registry-node" 5 -}}
 {{- $size := dict "registry" "128Mi" "registry-node" "64Mi" -}}
 {{- $payload := printf "%s-payload-%s-%s-%s" (include "zarf-registry.fullname" .root) (include "zarf-registry.payloadID" .root) .program .architecture -}}
@@ -114,7 +113,7 @@ Takes root, program, architecture. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* A Secret with tls.crt, tls.key and ca.crt, mounted whole: a subPath would never change. Takes a Secret's name. */ -}}
+{{- /* A Secret with tls.crt, tls.key and ca.crt, mounted as a whole: a subPath is never updated. Takes the name. */ -}}
 {{- define "zarf-registry.tls.volume" -}}
 - name: tls
   secret:

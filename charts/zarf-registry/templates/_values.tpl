@@ -1,11 +1,11 @@
-{{- /* What cannot work of the values that belong to no part of the chart alone. */ -}}
+{{- /* Checks of values that belong to no single component. */ -}}
 {{- define "zarf-registry.values.validate" -}}
 {{- with include "zarf-registry.cluster.elsewhere" . -}}
-{{- fail (printf "zarf-registry: namespaceOverride: release %s has its registry in namespace %s, and images, state and certificates do not move; set it to that namespace, or uninstall the release before" $.Release.Name .) -}}
+{{- fail (printf "zarf-registry: namespaceOverride: release %s has its registry in namespace %s; images, state and certificates cannot move: set it to that namespace, or uninstall the release first" $.Release.Name .) -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* "true" where the user has objects of their own. */ -}}
+{{- /* "true" if the user adds objects. */ -}}
 {{- define "zarf-registry.extraObjects" -}}
 {{- if .Values.extraObjects -}}true{{- end -}}
 {{- end -}}

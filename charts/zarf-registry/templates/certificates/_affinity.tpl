@@ -1,5 +1,5 @@
-{{- /* Beside the registry, if it can be: that node is alive, which the tolerations alone do not ask for, and has the image
-from the last run. An image from elsewhere goes first to the nodes that have it. */ -}}
+{{- /* Prefer the registry's node: it is alive, which the tolerations do not ensure, and has the image from the last
+run. An image from elsewhere prefers the nodes that have it. */ -}}
 {{- define "zarf-registry.certificates.affinity" -}}
 {{- $affinity := deepCopy (default dict .Values.initHook.affinity) -}}
 {{- if not $affinity.podAffinity -}}

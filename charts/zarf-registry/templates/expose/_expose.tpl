@@ -1,8 +1,8 @@
 {{- /* Access from outside of the cluster: what is rendered, and what cannot work. */ -}}
 
-{{- /* The values, with the defaults of values.yaml where `helm upgrade --reuse-values` takes over those of a release of
-before. JSON: service, ingress, gateway and backendTLS as they stand; hosts; issuer; tlsSecret and usersSecret, the names of the Secrets
-that the registry mounts, empty for none; anonymousPull. */ -}}
+{{- /* The expose values with defaults, as JSON: service, ingress, gateway, backendTLS; hosts; issuer; tlsSecret and
+usersSecret, the names of the Secrets that the registry mounts (may be empty); anonymousPull. `helm upgrade
+--reuse-values` from an older release lacks them. */ -}}
 {{- define "zarf-registry.expose.settings" -}}
 {{- $expose := default dict .Values.expose -}}
 {{- $service := merge (deepCopy (default dict $expose.service)) (dict "enabled" false "type" "LoadBalancer" "port" 443) -}}
@@ -28,7 +28,7 @@ that the registry mounts, empty for none; anonymousPull. */ -}}
 {{- printf "%s-expose" (include "zarf-registry.fullname" .) -}}
 {{- end -}}
 
-{{- /* Something leads to the registry from outside. */ -}}
+{{- /* Access from outside of the cluster is enabled. */ -}}
 {{- define "zarf-registry.expose.asked" -}}
 {{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
 {{- if or $expose.service.enabled $expose.ingress.enabled $expose.gateway.enabled -}}true{{- end -}}
@@ -55,7 +55,7 @@ that the registry mounts, empty for none; anonymousPull. */ -}}
 {{- if and (include "zarf-registry.expose" .) (include "zarf-registry.expose.settings" . | fromJson).issuer.name -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Where clients outside find the registry, HOST[:PORT]; empty where nobody said. */ -}}
+{{- /* The registry's address for clients outside, HOST[:PORT]; empty if unknown. */ -}}
 {{- define "zarf-registry.expose.address" -}}
 {{- if include "zarf-registry.expose" . -}}
 {{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
@@ -72,7 +72,8 @@ that the registry mounts, empty for none; anonymousPull. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The user's Secrets that the registry mounts: JSON array of names. What cert-manager makes is not among them. */ -}}
+{{- /* The user's Secrets that the registry mounts: JSON array of names. Without the one that cert-manager
+writes. */ -}}
 {{- define "zarf-registry.expose.secrets" -}}
 {{- $names := list -}}
 {{- if include "zarf-registry.expose" . -}}
@@ -85,7 +86,7 @@ that the registry mounts, empty for none; anonymousPull. */ -}}
 {{- $names | compact | uniq | toJson -}}
 {{- end -}}
 
-{{- /* The arguments of the registry. */ -}}
+{{- /* Arguments of the registry. */ -}}
 {{- define "zarf-registry.expose.args" -}}
 {{- if include "zarf-registry.expose" . -}}
 {{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
@@ -137,7 +138,7 @@ that the registry mounts, empty for none; anonymousPull. */ -}}
   secret:
     secretName: {{ . | quote }}
     defaultMode: 0440
-    {{- /* Whoever may only pull is no reason for the registry not to start. */}}
+    {{- /* The registry starts without it: it affects only users who pull. */}}
     optional: true
     items:
       - key: htpasswd
@@ -151,26 +152,26 @@ that the registry mounts, empty for none; anonymousPull. */ -}}
 {{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
 {{- $service := $expose.service -}}
 {{- if not (include "zarf-registry.internal" .) -}}
-{{- fail "zarf-registry: expose: with an external registry there is none of ours to expose; remove it" -}}
+{{- fail "zarf-registry: expose: an external registry cannot be exposed; remove it" -}}
 {{- end -}}
 {{- if and $expose.issuer.name (dig "tls" "existingSecret" "" .Values.expose) -}}
-{{- fail "zarf-registry: expose.tls.existingSecret: cert-manager is to issue the certificate (expose.tls.certManager.issuerRef.name); remove one of them" -}}
+{{- fail "zarf-registry: expose.tls.existingSecret: cert-manager issues the certificate (expose.tls.certManager.issuerRef.name); remove one of them" -}}
 {{- end -}}
 {{- if and $service.enabled (not $expose.tlsSecret) -}}
-{{- fail "zarf-registry: expose.tls.existingSecret: clients outside verify the name that they ask for, which the registry's own certificate does not have; set it, or expose.tls.certManager.issuerRef.name" -}}
+{{- fail "zarf-registry: expose.tls.existingSecret: clients outside verify the host name, which the registry's own certificate lacks; set it, or expose.tls.certManager.issuerRef.name" -}}
 {{- end -}}
 {{- if not $expose.hosts -}}
 {{- if $expose.issuer.name -}}
-{{- fail "zarf-registry: expose.hosts: cert-manager issues the certificate for these names, and there are none; set them" -}}
+{{- fail "zarf-registry: expose.hosts: cert-manager needs names for the certificate; set them" -}}
 {{- else if or $expose.ingress.enabled $expose.gateway.enabled -}}
-{{- fail "zarf-registry: expose.hosts: Ingress and HTTPRoute lead these names to the registry, and there are none; set them" -}}
+{{- fail "zarf-registry: expose.hosts: Ingress and HTTPRoute need host names; set them" -}}
 {{- end -}}
 {{- end -}}
 {{- if and $expose.gateway.enabled (not $expose.gateway.parentRefs) -}}
-{{- fail "zarf-registry: expose.gateway.parentRefs: an HTTPRoute without a Gateway leads nowhere; name the Gateway" -}}
+{{- fail "zarf-registry: expose.gateway.parentRefs: an HTTPRoute needs a Gateway; name it" -}}
 {{- end -}}
 {{- if and (include "zarf-registry.expose.backendTLS" .) (not $expose.tlsSecret) (not $expose.backendTLS.caConfigMap) -}}
-{{- fail "zarf-registry: expose.gateway.backendTLSPolicy.caConfigMap: the registry's own certificate is of an authority that no gateway knows; set expose.tls, or name a ConfigMap with that authority, which init-hook certs ca prints" -}}
+{{- fail "zarf-registry: expose.gateway.backendTLSPolicy.caConfigMap: gateways do not trust the CA of the registry's own certificate; set expose.tls, or name a ConfigMap with that CA, which init-hook certs ca prints" -}}
 {{- end -}}
 {{- if $service.enabled -}}
 {{- if $service.nodePort -}}
@@ -183,12 +184,12 @@ that the registry mounts, empty for none; anonymousPull. */ -}}
 {{- if ne $service.type "LoadBalancer" -}}
 {{- range list "loadBalancerClass" "loadBalancerSourceRanges" -}}
 {{- if get $service . -}}
-{{- fail (printf "zarf-registry: expose.service.%s: only a Service of type LoadBalancer has it; set expose.service.type=LoadBalancer, or remove it" .) -}}
+{{- fail (printf "zarf-registry: expose.service.%s: it needs a Service of type LoadBalancer; set expose.service.type=LoadBalancer, or remove it" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and $service.externalTrafficPolicy (eq $service.type "ClusterIP") -}}
-{{- fail "zarf-registry: expose.service.externalTrafficPolicy: nothing external comes to a Service of type ClusterIP; remove it" -}}
+{{- fail "zarf-registry: expose.service.externalTrafficPolicy: a Service of type ClusterIP has no external traffic; remove it" -}}
 {{- end -}}
 {{- end -}}
 {{- $ours := list -}}
@@ -197,7 +198,7 @@ that the registry mounts, empty for none; anonymousPull. */ -}}
 {{- end -}}
 {{- range $path, $name := dict "tls.existingSecret" $expose.tlsSecret "pullUsersSecret" $expose.usersSecret "ingress.tlsSecret" (default "" $expose.ingress.tlsSecret) -}}
 {{- if has $name $ours -}}
-{{- fail (printf "zarf-registry: expose.%s: Secret %s is one that the Jobs make; name one of your own" $path $name) -}}
+{{- fail (printf "zarf-registry: expose.%s: Secret %s is created by the Jobs; name one of your own" $path $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,5 +1,5 @@
-{{- /* What removes from the registry what no image needs. A release that was upgraded with --reuse-values may not have
-these values yet. */ -}}
+{{- /* Garbage-collection settings. `helm upgrade --reuse-values` from an older release lacks them; the defaults are
+those of values.yaml. */ -}}
 {{- define "zarf-registry.gc.settings" -}}
 {{- $set := default dict .Values.registry.garbageCollection -}}
 {{- $resources := dict "requests" (dict "cpu" "10m" "memory" "32Mi") "limits" (dict "memory" "128Mi") -}}
@@ -12,7 +12,7 @@ these values yet. */ -}}
   "resources" (dig "resources" $resources $set) | toJson -}}
 {{- end -}}
 
-{{- /* Whether there is a CronJob for it. */ -}}
+{{- /* The chart renders a CronJob for garbage collection. */ -}}
 {{- define "zarf-registry.gc" -}}
 {{- if and (include "zarf-registry.internal" .) (include "zarf-registry.gc.settings" . | fromJson).enabled -}}true{{- end -}}
 {{- end -}}
@@ -21,13 +21,13 @@ these values yet. */ -}}
 {{- printf "%s-gc" (include "zarf-registry.fullname" .) -}}
 {{- end -}}
 
-{{- /* Takes root, cron: what a schedule looks like. */ -}}
+{{- /* Takes root, cron (the pattern of a schedule). */ -}}
 {{- define "zarf-registry.gc.validate" -}}
 {{- $settings := include "zarf-registry.gc.settings" .root | fromJson -}}
 {{- if not (regexMatch .cron $settings.schedule) -}}
-{{- fail (printf "zarf-registry: registry.garbageCollection.schedule: %q is no schedule of cron; set five fields, as 30 3 * * 0, or @weekly" $settings.schedule) -}}
+{{- fail (printf "zarf-registry: registry.garbageCollection.schedule: %q is not a cron schedule; set five fields such as 30 3 * * 0, or @weekly" $settings.schedule) -}}
 {{- end -}}
 {{- if or (lt (include "zarf-registry.seconds" $settings.timeout | int) 120) (gt (include "zarf-registry.seconds" $settings.timeout | int) 86400) -}}
-{{- fail (printf "zarf-registry: registry.garbageCollection.timeout: %s is not between 2m, of which 20s pass before anything is removed, and 24h; set it to about what the largest run has taken, twice" $settings.timeout) -}}
+{{- fail (printf "zarf-registry: registry.garbageCollection.timeout: %s is not between 2m and 24h; set it to about twice the duration of the longest run" $settings.timeout) -}}
 {{- end -}}
 {{- end -}}

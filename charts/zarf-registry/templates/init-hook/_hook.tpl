@@ -1,17 +1,17 @@
-{{- /* What the Jobs and the objects that they need have in common. */ -}}
+{{- /* Parts shared by the hook Jobs and the objects that they need. */ -}}
 
 {{- define "zarf-registry.hook.name" -}}
 {{- printf "%s-hook" (include "zarf-registry.fullname" .) -}}
 {{- end -}}
 
-{{- /* The name of what belongs to no namespace: with the namespace, so that two releases of one name do not take each
-other's rights away. */ -}}
+{{- /* The name of cluster-scoped objects, with the namespace: releases of one name in two namespaces must not share
+rights. */ -}}
 {{- define "zarf-registry.hook.clusterName" -}}
 {{- printf "%s-%s" (include "zarf-registry.namespace" .) (include "zarf-registry.hook.name" .) -}}
 {{- end -}}
 
-{{- /* Hooks of one weight run in the order of their names, so each has a weight: identity, rights, Job. A Job that
-failed stays, so that its log can be read until the next run. Takes events, weight. */ -}}
+{{- /* Hooks of one weight run in the order of their names, so identity, rights and Jobs have different weights. A
+failed Job stays until the next run, for its log. Takes events, weight. */ -}}
 {{- define "zarf-registry.hook.annotations" -}}
 helm.sh/hook: {{ .events }}
 helm.sh/hook-weight: {{ .weight | quote }}
@@ -22,7 +22,7 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 pre-install,pre-upgrade,pre-rollback,post-install,post-upgrade,post-rollback,pre-delete
 {{- end -}}
 
-{{- /* The annotations of the ServiceAccount (weight -20) and of the RBAC objects (-10), as an object. */ -}}
+{{- /* Annotations of the ServiceAccount (weight -20) and of the RBAC objects (-10). */ -}}
 {{- define "zarf-registry.hook.identity" -}}
 {{- include "zarf-registry.hook.annotations" (dict "events" (include "zarf-registry.hook.events" .) "weight" "-20") -}}
 {{- end -}}
@@ -31,9 +31,9 @@ pre-install,pre-upgrade,pre-rollback,post-install,post-upgrade,post-rollback,pre
 {{- include "zarf-registry.hook.annotations" (dict "events" (include "zarf-registry.hook.events" .) "weight" "-10") -}}
 {{- end -}}
 
-{{- /* The decisions of the chart for all Jobs, with their sources: internal/settings, as JSON. It stands in the arguments of
-Jobs, so it names Secrets and holds none. Templates render what init-hook must create or check; what init-hook can
-derive from it is not in here. */ -}}
+{{- /* The decisions of the chart for all Jobs, with their sources: internal/settings, as JSON. It stands in the
+arguments of Jobs, so it names Secrets and holds none. Templates render what init-hook must create or check; what
+init-hook can derive from it is not in here. */ -}}
 {{- define "zarf-registry.hook.settings" -}}
 {{- $mode := include "zarf-registry.mode" . | fromJson -}}
 {{- $family := include "zarf-registry.ipFamily" . | fromJson -}}
@@ -142,8 +142,8 @@ derive from it is not in here. */ -}}
 {{- toJson $settings -}}
 {{- end -}}
 
-{{- /* One Job. Takes root, step (the command, and the suffix of the name), events, stale (the Job may run long after it was
-rendered), and architecture, where only one will do. */ -}}
+{{- /* One Job. Takes root, step (the command, and the suffix of the name), events, stale (the Job may run long after it
+was rendered), and architecture, where only one will do. */ -}}
 {{- define "zarf-registry.hook.job" -}}
 {{- $image := include "zarf-registry.hookImage" .root | fromJson -}}
 {{- $hook := .root.Values.initHook -}}
@@ -154,13 +154,13 @@ kind: Job
 metadata:
   {{- include "zarf-registry.metadata" (dict "root" .root "name" (printf "%s-%s" (include "zarf-registry.fullname" .root) .step) "component" "init-hook" "annotations" $annotations) | nindent 2 }}
 spec:
-  {{- /* The program ends by its own timeout, and says why; this is for the pod that never gets that far. Half a minute
-  later, since the Job's end by a deadline takes its pod and log with it. */}}
+  {{- /* The program stops at its own timeout and reports why; this deadline is for pods that never start. It is 30 s
+  longer, since a Job that exceeds its deadline loses its pod and log. */}}
   activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $hook.timeout) 30 }}
-  {{- /* A week for reading the log of one that failed; Helm deletes the others. */}}
+  {{- /* Failed Jobs keep their log for a week; Helm deletes the others. */}}
   ttlSecondsAfterFinished: 604800
-  {{- /* A run continues what the last one left, so trying again can help. It cannot where the program refuses (2), and a
-  pod that was evicted, or whose node went away, does not count. */}}
+  {{- /* A run continues the previous one, so retries help, except after a refusal (exit code 3). Evicted pods and lost
+  nodes do not count. */}}
   backoffLimit: 2
   podFailurePolicy:
     {{- include "zarf-registry.hook.podFailurePolicy" . | nindent 4 }}
@@ -173,11 +173,11 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
     spec:
-      {{- /* Never: with OnFailure the pod, and with it the log, is deleted when the Job has failed. */}}
+      {{- /* With OnFailure, the pod and its log would be deleted when the Job fails. */}}
       restartPolicy: Never
       serviceAccountName: {{ include "zarf-registry.hook.name" .root }}
       automountServiceAccountToken: true
-      {{- /* The registry's address comes from the environment: pushing must not wait for the cluster's DNS. */}}
+      {{- /* Pushes take the registry's address from the environment and do not depend on cluster DNS. */}}
       enableServiceLinks: true
       {{- with $hook.priorityClassName }}
       priorityClassName: {{ . | quote }}
@@ -244,8 +244,8 @@ rules:
         - 3
 {{- end -}}
 
-{{- /* The nodes that have the image already. They are only preferred by a Job that may run long after it was rendered, when
-they may be gone, and where the image can be pulled from the registry. Takes root, stale. */ -}}
+{{- /* The nodes that have the image. They are only preferred if the Job may run long after it was rendered, when they
+may be gone, or if the image can be pulled from the registry. Takes root, stale. */ -}}
 {{- define "zarf-registry.hook.affinity" -}}
 {{- $image := include "zarf-registry.hookImage" .root | fromJson -}}
 {{- if .root.Values.initHook.affinity -}}

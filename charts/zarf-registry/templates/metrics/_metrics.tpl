@@ -1,5 +1,5 @@
-{{- /* What Prometheus and Grafana get. Values may be missing: `helm upgrade --reuse-values` takes over those of a release of
-before. The defaults are those of values.yaml. */ -}}
+{{- /* Prometheus and Grafana. `helm upgrade --reuse-values` from an older release lacks these values; the defaults are
+those of values.yaml. */ -}}
 
 {{- define "zarf-registry.metrics.settings" -}}
 {{- $monitor := dict "enabled" false "interval" "" "scrapeTimeout" "" "labels" dict "relabelings" list "metricRelabelings" list -}}
@@ -13,7 +13,7 @@ before. The defaults are those of values.yaml. */ -}}
 {{- mergeOverwrite $defaults (deepCopy (default dict .Values.metrics)) | toJson -}}
 {{- end -}}
 
-{{- /* Conditions, the first line of the templates. */ -}}
+{{- /* Conditions: templates begin with one. */ -}}
 
 {{- define "zarf-registry.metrics.serviceMonitor" -}}
 {{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).serviceMonitor.enabled -}}true{{- end -}}
@@ -23,12 +23,12 @@ before. The defaults are those of values.yaml. */ -}}
 {{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).podMonitor.enabled -}}true{{- end -}}
 {{- end -}}
 
-{{- /* A ServiceMonitor finds pods by a Service. */ -}}
+{{- /* A ServiceMonitor finds pods through a Service. */ -}}
 {{- define "zarf-registry.metrics.service" -}}
 {{- if or (include "zarf-registry.metrics.serviceMonitor" .) (and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).service.enabled) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* With hostNetwork proxies tell their metrics on the node's loopback interface only, where no Prometheus can be. */ -}}
+{{- /* With hostNetwork, proxies serve metrics on the node's loopback interface, which Prometheus cannot reach. */ -}}
 {{- define "zarf-registry.metrics.proxies" -}}
 {{- if and (include "zarf-registry.proxyMode" .) (include "zarf-registry.hostPort" .) -}}true{{- end -}}
 {{- end -}}
@@ -41,7 +41,7 @@ before. The defaults are those of values.yaml. */ -}}
 {{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).dashboard.enabled -}}true{{- end -}}
 {{- end -}}
 
-{{- /* A headless Service, whose only use is to be found. Takes root, component, suffix. */ -}}
+{{- /* A headless Service, only for discovery. Takes root, component, suffix, port. */ -}}
 {{- define "zarf-registry.metrics.headless" -}}
 {{- $settings := include "zarf-registry.metrics.settings" .root | fromJson -}}
 metadata:
@@ -60,8 +60,8 @@ spec:
       appProtocol: http
 {{- end -}}
 
-{{- /* How a target is scraped. Alerts and dashboard select by the labels job and namespace, and name the label node, so these are
-the same whatever finds the target. Takes root, job, monitor (its values). */ -}}
+{{- /* How a target is scraped. Alerts and the dashboard use the labels job, namespace and node, so these are the same
+for every kind of discovery. Takes root, job, monitor (its values). */ -}}
 {{- define "zarf-registry.metrics.endpoint" -}}
 port: metrics
 path: /metrics
@@ -117,8 +117,8 @@ spec:
       {{- include "zarf-registry.metrics.endpoint" (dict "job" $name "monitor" $monitor) | nindent 6 }}
 {{- end -}}
 
-{{- /* The groups of files/alerts.yaml for this release, as JSON. The file is not a template: what Prometheus expands in it looks
-like one. Words that begin with a dollar sign in capitals are replaced. */ -}}
+{{- /* The groups of files/alerts.yaml for this release, as JSON. The file is not a template: Prometheus has its own
+template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- define "zarf-registry.metrics.alerts" -}}
 {{- $rule := (include "zarf-registry.metrics.settings" . | fromJson).prometheusRule -}}
 {{- $file := .Files.Get "files/alerts.yaml"
@@ -151,12 +151,12 @@ like one. Words that begin with a dollar sign in capitals are replaced. */ -}}
 {{- $settings := include "zarf-registry.metrics.settings" . | fromJson -}}
 {{- if include "zarf-registry.internal" . -}}
 {{- if and $settings.serviceMonitor.enabled $settings.podMonitor.enabled -}}
-{{- fail "zarf-registry: metrics.podMonitor.enabled: metrics.serviceMonitor.enabled has the same pods scraped, and each sample would come twice; set one of them to false" -}}
+{{- fail "zarf-registry: metrics.podMonitor.enabled: metrics.serviceMonitor.enabled scrapes the same pods; set one of them to false" -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
 {{- range list "serviceMonitor" "podMonitor" -}}
 {{- if (get $settings .).enabled -}}
-{{- fail (printf "zarf-registry: networkPolicy.metricsFrom: metrics.%s.enabled is true, and nobody may read metrics; name the pods of your Prometheus, or set networkPolicy.enabled=false" .) -}}
+{{- fail (printf "zarf-registry: networkPolicy.metricsFrom: metrics.%s.enabled needs access to the metrics; name the pods of your Prometheus, or set networkPolicy.enabled=false" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -168,13 +168,13 @@ like one. Words that begin with a dollar sign in capitals are replaced. */ -}}
 {{- end -}}
 {{- range $settings.prometheusRule.disabled -}}
 {{- if not (has . $known) -}}
-{{- fail (printf "zarf-registry: metrics.prometheusRule.disabled: there is no alert %q; set names out of %s" . (join ", " $known)) -}}
+{{- fail (printf "zarf-registry: metrics.prometheusRule.disabled: unknown alert %q; set names of %s" . (join ", " $known)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $path, $labels := dict "metrics.serviceMonitor.labels" $settings.serviceMonitor.labels "metrics.podMonitor.labels" $settings.podMonitor.labels "metrics.prometheusRule.labels" $settings.prometheusRule.labels "metrics.dashboard.labels" $settings.dashboard.labels -}}
 {{- range $key, $_ := $labels -}}
 {{- if hasPrefix "app.kubernetes.io/" $key -}}
-{{- fail (printf "zarf-registry: %s: %s is the chart's to set; remove it" $path $key) -}}
+{{- fail (printf "zarf-registry: %s: %s is reserved for the chart; remove it" $path $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,8 +1,8 @@
-{{- /* What nodes are to have, and which of their directories it takes. Everything here is decided once in a rendering and kept
-in the root context. What the user wrote is never part of a message: it may be a secret. */ -}}
+{{- /* The node configuration and its directories, computed once per rendering and kept in the root context. Messages
+never contain what the user wrote: it may be secret. */ -}}
 
-{{- /* What stands in the values, as JSON. All of it is missing in the values that `helm upgrade --reuse-values` takes over from a
-release of before; the defaults are those of values.yaml. */ -}}
+{{- /* nodeConfig with defaults, as JSON. `helm upgrade --reuse-values` from an older release lacks them; the defaults
+are those of values.yaml. */ -}}
 {{- define "zarf-registry.nodeConfig.settings" -}}
 {{- $values := default dict .Values.nodeConfig -}}
 {{- dict
@@ -33,19 +33,18 @@ release of before; the defaults are those of values.yaml. */ -}}
   "podLabels" (dig "podLabels" dict $values) | toJson -}}
 {{- end -}}
 
-{{- /* "true" for a path that can be mounted, and stands for itself: absolute, without what leads elsewhere, and without what
-separates paths in arguments. */ -}}
+{{- /* "true" for a path that can be mounted: absolute, without . and .., and without separators of lists. */ -}}
 {{- define "zarf-registry.nodeConfig.isPath" -}}
 {{- if and (regexMatch "^(/[^/:,\\\\[:cntrl:]]+)+/?$" .) (not (regexMatch "/\\.\\.?(/|$)" .)) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* "true" for a directory that may be written to: where container runtimes have their configuration. */ -}}
+{{- /* "true" for a directory that may be written to: the configuration directories of container runtimes. */ -}}
 {{- define "zarf-registry.nodeConfig.allowed" -}}
 {{- $roots := "^/(etc/(containerd|containers|rancher|k0s|crio)|var/lib/rancher|var/snap/(microk8s|k8s))(/|$)" -}}
 {{- if and (include "zarf-registry.nodeConfig.isPath" .) (regexMatch $roots .) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* What the nodes run: JSON array. What nobody knows is K3s where that is what is configured. */ -}}
+{{- /* The nodes' runtimes: JSON array. If unknown: k3s if that is configured, else containerd. */ -}}
 {{- define "zarf-registry.nodeConfig.runtimes" -}}
 {{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
 {{- $runtimes := $settings.runtimes -}}
@@ -58,7 +57,7 @@ separates paths in arguments. */ -}}
 {{- $runtimes | toJson -}}
 {{- end -}}
 
-{{- /* k3s or rke2, which have different paths. */ -}}
+{{- /* k3s or rke2: their paths differ. */ -}}
 {{- define "zarf-registry.nodeConfig.distribution" -}}
 {{- $runtimes := include "zarf-registry.nodeConfig.runtimes" . | fromJsonArray -}}
 {{- and (has "rke2" $runtimes) (not (has "k3s" $runtimes)) | ternary "rke2" "k3s" -}}
@@ -72,7 +71,7 @@ separates paths in arguments. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* containerd's directories, of all nodes: JSON array. */ -}}
+{{- /* containerd's configuration directories on all nodes: JSON array. */ -}}
 {{- define "zarf-registry.nodeConfig.containerd" -}}
 {{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
 {{- $directories := list -}}
@@ -90,7 +89,8 @@ separates paths in arguments. */ -}}
 {{- $directories | uniq | sortAlpha | toJson -}}
 {{- end -}}
 
-{{- /* "true" where nodes are to trust the proxies' certificates: a CRI-O that refuses plain HTTP from loopback needs it. */ -}}
+{{- /* "true" if nodes must trust the proxies' certificates: CRI-O that refuses plain HTTP from loopback needs
+it. */ -}}
 {{- define "zarf-registry.nodeConfig.ca" -}}
 {{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
 {{- if kindIs "bool" $settings.ca -}}
@@ -102,8 +102,8 @@ separates paths in arguments. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* Directories with certificates that the configuration names: JSON array. What cannot be mounted is left out; then it is
-not looked at. */ -}}
+{{- /* Directories of the certificates that the configuration names: JSON array. Paths that cannot be mounted are left
+out, and not checked. */ -}}
 {{- define "zarf-registry.nodeConfig.certificates" -}}
 {{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
 {{- $files := list -}}
@@ -120,7 +120,7 @@ not looked at. */ -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- /* Of hosts.toml the values of these two keys, up to the next key's sign: nothing else in it may get out. */ -}}
+{{- /* Only the values of these two keys of hosts.toml: nothing else in it may leak. */ -}}
 {{- range $text := $settings.hosts -}}
 {{- range regexFindAll "(?m)^[ \\t]*(ca|client)[ \\t]*=[^=]*" (toString $text) -1 -}}
 {{- range regexFindAll "[\"']/[^\"'\\n]+[\"']" . -1 -}}
@@ -139,8 +139,9 @@ not looked at. */ -}}
 {{- without ($directories | uniq | sortAlpha) "/" | toJson -}}
 {{- end -}}
 
-{{- /* Places of registries.yaml in the values where a text goes and a number or a truth value is: JSON array. Helm has read
-such a value already, 0123 as 83 and 1.50 as 1.5, and what was written is lost. Hosts are named as far as they look like some. */ -}}
+{{- /* Places of registries.yaml in the values where a text goes and a number or a truth value is: JSON array. Helm has
+read such a value already, 0123 as 83 and 1.50 as 1.5, and what was written is lost. Hosts are named as far as they look
+like some. */ -}}
 {{- define "zarf-registry.nodeConfig.unquoted" -}}
 {{- $registries := (include "zarf-registry.nodeConfig.settings" . | fromJson).registries -}}
 {{- $texts := dict -}}
@@ -236,7 +237,8 @@ such a value already, 0123 as 83 and 1.50 as 1.5, and what was written is lost. 
 {{- $_ := set $config.crio "insecure" $settings.insecure -}}
 {{- $inUse = append $inUse (clean $settings.confPath) -}}
 {{- end -}}
-{{- /* Where files of before may be. A rendering that cannot see the cluster has to be told. */ -}}
+{{- /* Directories that may have files of previous revisions. A rendering that cannot see the cluster depends on the
+value. */ -}}
 {{- $former := default list $settings.directories -}}
 {{- if or $former (kindIs "invalid" $settings.directories) -}}
 {{- $former = default list (include "zarf-registry.cluster.state" . | fromJson).nodeDirectories | concat $former -}}
@@ -247,7 +249,7 @@ such a value already, 0123 as 83 and 1.50 as 1.5, and what was written is lost. 
 {{- end -}}
 {{- $directories = $directories | uniq | sortAlpha -}}
 {{- $_ := set $config "directories" $directories -}}
-{{- /* What is mounted already needs no second place. */ -}}
+{{- /* Directories inside mounted ones need no mount. */ -}}
 {{- $certificates := list -}}
 {{- range $settings.tlsDirectories -}}
 {{- $certificates = append $certificates (clean .) -}}
@@ -270,13 +272,13 @@ such a value already, 0123 as 83 and 1.50 as 1.5, and what was written is lost. 
 {{- end -}}
 {{- end -}}
 
-{{- /* "true" where nodes are to have files, or may have files that are to go. */ -}}
+{{- /* "true" if nodes get files, or may have files that must be removed. */ -}}
 {{- define "zarf-registry.nodeConfig" -}}
 {{- include "zarf-registry.nodeConfig.load" . -}}
 {{- if .NodeConfig.config.directories -}}true{{- end -}}
 {{- end -}}
 
-{{- /* The data of the Secret with all of it. The same for the one that `prepare` reads before. */ -}}
+{{- /* The data of the Secret with the node configuration, and of its proposal for prepare. */ -}}
 {{- define "zarf-registry.nodeConfig.data" -}}
 {{- include "zarf-registry.nodeConfig.load" . -}}
 config.json: {{ .NodeConfig.config | toJson | b64enc }}
@@ -285,13 +287,13 @@ registries.yaml: {{ b64enc . }}
 {{- end }}
 {{- end -}}
 
-{{- /* By which a pod knows that the kubelet has mounted what it is made for. The same rule as internal/nodeconfig.Sum. */ -}}
+{{- /* A pod compares this sum with what the kubelet mounted. Same rule as internal/nodeconfig.Sum. */ -}}
 {{- define "zarf-registry.nodeConfig.sum" -}}
 {{- include "zarf-registry.nodeConfig.load" . -}}
 {{- printf "%s\n%s" (.NodeConfig.config | toJson) .NodeConfig.registries | sha256sum | trunc 32 -}}
 {{- end -}}
 
-{{- /* What pods are replaced for when it changes. The user's Secret counts where it can be seen. */ -}}
+{{- /* Pods are replaced when this changes. Includes the user's Secret if it can be seen. */ -}}
 {{- define "zarf-registry.nodeConfig.checksum" -}}
 {{- $version := "" -}}
 {{- with (include "zarf-registry.nodeConfig.settings" . | fromJson).existingSecret -}}
@@ -300,8 +302,8 @@ registries.yaml: {{ b64enc . }}
 {{- printf "%s\n%s" (include "zarf-registry.nodeConfig.data" .) $version | sha256sum | trunc 32 -}}
 {{- end -}}
 
-{{- /* The DaemonSets that look after the nodes, a JSON array: groups, each with the names of the one that configures and of
-the one that puts everything back. Their suffixes are longer than a full name leaves room for. */ -}}
+{{- /* The node DaemonSets: JSON array of groups, each with the names of the one that configures and the one that
+restores. Their suffixes are longer than the full name leaves room for. */ -}}
 {{- define "zarf-registry.nodeConfig.daemonsets" -}}
 {{- $fullname := include "zarf-registry.fullname" . | trunc 35 | trimSuffix "-" -}}
 {{- $groups := include "zarf-registry.groups" (dict "root" . "images" "true") | fromJsonArray -}}

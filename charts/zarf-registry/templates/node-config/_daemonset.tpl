@@ -1,5 +1,5 @@
-{{- /* One DaemonSet that looks after the nodes of a group. Takes root, what "zarf-registry.nodeConfig.daemonsets" says of it,
-and restores, where it puts back what was there before, as a hook before the release goes. */ -}}
+{{- /* A DaemonSet that manages files of a group's nodes. Takes root, a group of "zarf-registry.nodeConfig.daemonsets",
+and restores: it restores the original files, as a hook before the release is deleted. */ -}}
 {{- define "zarf-registry.nodeConfig.daemonset" -}}
 {{- include "zarf-registry.nodeConfig.load" .root }}
 {{- $fullname := include "zarf-registry.fullname" .root }}
@@ -7,14 +7,14 @@ and restores, where it puts back what was there before, as a hook before the rel
 {{- $settings := include "zarf-registry.nodeConfig.settings" .root | fromJson }}
 {{- $values := .root.Values }}
 {{- $component := .restores | ternary "node-restore" "node-config" }}
-{{- /* Two DaemonSets would adopt each other's pods if their selectors were the same. */}}
+{{- /* DaemonSets with equal selectors would adopt each other's pods. */}}
 {{- $selector := include "zarf-registry.selectorLabels" (dict "root" .root "component" $component) | fromYaml }}
 {{- $_ := set $selector "zarf-registry/nodes" .group }}
 {{- $annotations := dict }}
 {{- if .restores }}
 {{- $annotations = include "zarf-registry.nodeConfig.hook" (dict "events" "pre-delete") | fromYaml }}
 {{- end }}
-{{- /* Where the node has pause itself, nothing of ours stays on it. */}}
+{{- /* With the node's own pause image, nothing of the project stays on the node. */}}
 {{- $pause := and (include "zarf-registry.isPause" .pause) (or $values.injector.enabled (eq .source "cluster")) -}}
 apiVersion: apps/v1
 kind: DaemonSet
@@ -39,7 +39,7 @@ spec:
       serviceAccountName: {{ $fullname }}-node-config
       automountServiceAccountToken: false
       enableServiceLinks: false
-      {{- /* pause ends at once, and a configuration that is under way may be cut off at any point. */}}
+      {{- /* pause stops at once, and writing files can be interrupted at any point. */}}
       terminationGracePeriodSeconds: 5
       {{- with $settings.priorityClassName }}
       priorityClassName: {{ . | quote }}
@@ -48,7 +48,7 @@ spec:
       imagePullSecrets:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-      {{- /* The user of the pause image. No fsGroup: the files of the volumes stay root's alone. */}}
+      {{- /* The user of the pause image. No fsGroup: only root may read the volumes. */}}
       securityContext:
         runAsNonRoot: true
         runAsUser: 65535
@@ -61,7 +61,7 @@ spec:
         {{- with .restores | ternary dict $settings.nodeSelector }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- /* Files are put back on every node: it may have been one of those that are configured. */}}
+      {{- /* Restore on every node: any of them may have been configured before. */}}
       {{- with .restores | ternary (list (dict "operator" "Exists")) $settings.tolerations }}
       tolerations:
         {{- toYaml . | nindent 8 }}
@@ -96,8 +96,8 @@ spec:
           {{- end }}
           resources:
             {{- toYaml $settings.resources | nindent 12 }}
-          {{- /* Root, since the files are root's; without capabilities that is all that it may. SELinux lets no confined
-          container write to a node's files. */}}
+          {{- /* Root, because it owns the files; without capabilities that is its only privilege. SELinux denies
+          confined containers writing to a node's files. */}}
           securityContext:
             allowPrivilegeEscalation: false
             capabilities:
@@ -161,7 +161,7 @@ spec:
               - secret:
                   name: {{ $fullname }}-node-config
               {{- if $config.k3s.existingSecret }}
-              {{- /* Optional, so that the program can say what is missing. */}}
+              {{- /* Optional, so that the program can report what is missing. */}}
               - secret:
                   name: {{ $config.k3s.existingSecret | quote }}
                   optional: true
@@ -183,7 +183,8 @@ spec:
             type: DirectoryOrCreate
         {{- end }}
         {{- range $i, $directory := $config.tlsDirectories }}
-        {{- /* Made where it is missing: then the program says which file is not there, and no pod waits for ever. */}}
+        {{- /* Created if missing: then the program reports which file does not exist, instead of a pod that never
+        starts. */}}
         - name: certificates-{{ $i }}
           hostPath:
             path: {{ $directory | quote }}
@@ -191,7 +192,7 @@ spec:
         {{- end }}
 {{- end -}}
 
-{{- /* Before the Jobs, which go by it, and not to stay, whatever becomes of them. Takes events. */ -}}
+{{- /* Created before the Jobs, which need it, and deleted in any case. Takes events. */ -}}
 {{- define "zarf-registry.nodeConfig.hook" -}}
 helm.sh/hook: {{ .events }}
 helm.sh/hook-weight: "-5"

@@ -1,6 +1,6 @@
-{{- /* What OpenShift needs: no users of ours, and SecurityContextConstraints for the pods that need more than its default. */ -}}
+{{- /* OpenShift: no fixed users, and SecurityContextConstraints for pods that need more than the default. */ -}}
 
-{{- /* What the API server is known to serve is asked, not looked up: helm template and Argo CD are told with --api-versions. */ -}}
+{{- /* Asks Capabilities instead of lookup: helm template and Argo CD set them with --api-versions. */ -}}
 {{- define "zarf-registry.openshift" -}}
 {{- $enabled := toString (default dict .Values.openshift).enabled -}}
 {{- if or (eq $enabled "true") (and (ne $enabled "false") (.Capabilities.APIVersions.Has "security.openshift.io/v1")) -}}true{{- end -}}
@@ -14,7 +14,7 @@
 {{- if and (include "zarf-registry.openshift" .) (include "zarf-registry.nodeConfig" .) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* OpenShift has a ClusterRole for each of its constraints. Takes root, component, constraint. */ -}}
+{{- /* OpenShift has a ClusterRole for each constraint. Takes root, component, constraint. */ -}}
 {{- define "zarf-registry.openshift.binding" -}}
 {{- $account := printf "%s-%s" (include "zarf-registry.fullname" .root) .component -}}
 apiVersion: rbac.authorization.k8s.io/v1

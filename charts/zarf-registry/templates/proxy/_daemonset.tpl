@@ -1,15 +1,15 @@
-{{- /* One DaemonSet of proxies. Takes root, and what "zarf-registry.proxies" says of it. */ -}}
+{{- /* A DaemonSet of proxies. Takes root and a group of "zarf-registry.proxies". */ -}}
 {{- define "zarf-registry.proxy.daemonset" -}}
 {{- $fullname := include "zarf-registry.fullname" .root }}
 {{- $values := .root.Values }}
 {{- $proxy := $values.proxy }}
 {{- $hostPort := include "zarf-registry.hostPort" .root }}
 {{- $family := (include "zarf-registry.ipFamily" .root | fromJson).value }}
-{{- /* Two DaemonSets would adopt each other's pods if their selectors were the same. */}}
+{{- /* DaemonSets with equal selectors would adopt each other's pods. */}}
 {{- $selector := include "zarf-registry.selectorLabels" (dict "root" .root "component" "proxy") | fromYaml }}
 {{- $_ := set $selector "zarf-registry/proxies" .group }}
-{{- /* Kept when a switch to nodeport mode no longer renders them: nodes pull through them until `finish` has seen a pull
-through the node port on each, and deletes them. */}}
+{{- /* Kept when a switch to nodeport mode no longer renders them: nodes pull through them until finish has verified a
+pull through the node port on each, and deletes them. */}}
 {{- $annotations := include "zarf-registry.kept" .root | fromYaml -}}
 apiVersion: apps/v1
 kind: DaemonSet
@@ -21,11 +21,11 @@ spec:
   updateStrategy:
     type: RollingUpdate
     rollingUpdate:
-      {{- /* No maxSurge: two pods can never have one hostPort, and the rollout would wait for ever. */}}
+      {{- /* No maxSurge: two pods cannot share a hostPort, and the rollout would never finish. */}}
       maxUnavailable: {{ $proxy.updateStrategy.maxUnavailable }}
   {{- else }}
-  {{- /* Old and new share the port for a moment. The probes go to that port too, so the old pod may answer for the new
-  one: the exec probe holds until the program is there, and these seconds until it listens. */}}
+  {{- /* Old and new pods briefly share the port. Probes use that port too, so the old pod may answer for the new one:
+  the exec probe waits for the program, and these seconds until it listens. */}}
   minReadySeconds: 3
   updateStrategy:
     type: RollingUpdate
@@ -41,18 +41,18 @@ spec:
       labels:
         {{- include "zarf-registry.podLabels" (dict "root" .root "component" "proxy" "selector" $selector "extra" $proxy.podLabels) | nindent 8 }}
       annotations:
-        {{- /* Where `init-hook` asks what the pod has loaded. */}}
+        {{- /* Port on which init-hook asks what the pod has loaded. */}}
         {{- merge (dict "zarf-registry/metrics-port" (int $proxy.metricsPort | toString)) (default dict $proxy.podAnnotations) | toYaml | nindent 8 }}
     spec:
       serviceAccountName: {{ $fullname }}-proxy
       automountServiceAccountToken: false
-      {{- /* The registry's address comes from the environment: no pull may wait for the cluster's DNS. */}}
+      {{- /* Pulls take the registry's address from the environment and do not depend on cluster DNS. */}}
       enableServiceLinks: true
       {{- if not $hostPort }}
       hostNetwork: true
       dnsPolicy: ClusterFirstWithHostNet
       {{- end }}
-      {{- /* --drain-timeout, and time to end. */}}
+      {{- /* --drain-timeout, plus time to exit. */}}
       terminationGracePeriodSeconds: 30
       {{- with $proxy.priorityClassName }}
       priorityClassName: {{ . | quote }}
@@ -94,7 +94,7 @@ spec:
             - --listen=:5000
             - --metrics-listen=:{{ $proxy.metricsPort }}
             {{- else }}
-            {{- /* Loopback only: this is the node's network. */}}
+            {{- /* Loopback only, since this is the node's network. */}}
             {{- if ne $family "IPv6" }}
             - --listen=127.0.0.1:{{ $values.port }}
             {{- end }}
@@ -175,7 +175,7 @@ httpGet:
   {{- if include "zarf-registry.hostPort" .root }}
   port: metrics
   {{- else }}
-  {{- /* Probes come from the node, whose loopback interface is the pod's. */}}
+  {{- /* Probes come from the node, whose loopback interface the pod shares. */}}
   host: {{ eq (include "zarf-registry.ipFamily" .root | fromJson).value "IPv6" | ternary "::1" "127.0.0.1" | quote }}
   port: {{ .root.Values.proxy.metricsPort }}
   {{- end }}

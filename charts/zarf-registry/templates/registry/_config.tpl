@@ -1,4 +1,4 @@
-{{- /* The storage in distribution's form. The rest are arguments of the program, or it knows better itself. */ -}}
+{{- /* The storage configuration in distribution's format. Everything else is an argument of the program. */ -}}
 {{- define "zarf-registry.registry.config" -}}
 version: 0.1
 storage:
@@ -8,7 +8,7 @@ storage:
     rootdirectory: /var/lib/registry
   {{- else if eq .type "s3" }}
   s3:
-    {{- /* Without keys here the driver takes them from the environment or from the pod's identity. */}}
+    {{- /* Without keys, the driver takes them from the environment or the pod's identity. */}}
     {{- range $key, $value := pick .s3 "bucket" "region" "regionEndpoint" "rootDirectory" }}
     {{- if $value }}
     {{ lower $key }}: {{ $value | quote }}

@@ -1,25 +1,25 @@
-{{- /* How many registry pods there are, and where. */ -}}
+{{- /* Number and placement of registry pods. */ -}}
 
-{{- /* "true" where the autoscaler decides how many. */ -}}
+{{- /* "true" if the autoscaler sets the number of pods. */ -}}
 {{- define "zarf-registry.autoscaled" -}}
 {{- if and (include "zarf-registry.internal" .) (dig "autoscaling" "enabled" false .Values.registry) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* "true" where there is more than one, or may be. */ -}}
+{{- /* "true" if there can be more than one pod. */ -}}
 {{- define "zarf-registry.several" -}}
 {{- if include "zarf-registry.autoscaled" . -}}
 {{- if gt (int .Values.registry.autoscaling.maxReplicas) 1 -}}true{{- end -}}
 {{- else if gt (int .Values.registry.replicas) 1 -}}true{{- end -}}
 {{- end -}}
 
-{{- /* "true" where nodes with registry pods are drained one after the other. */ -}}
+{{- /* "true" if drains evict one registry pod at a time. */ -}}
 {{- define "zarf-registry.disruptionBudget" -}}
 {{- if and (include "zarf-registry.internal" .) (dig "podDisruptionBudget" "enabled" true .Values.registry) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Replicas on one node, or in one zone, go together. They are asked to be apart and not made to: a registry on a node with
-another is better than none. Pods of another revision do not count, or a rollout on two nodes would end with both on one. Rules of
-the user take the place of these; a constraint of the user's counts the registry's pods unless it says which. */ -}}
+{{- /* Spread pods over nodes and zones, as a preference: a registry next to another is better than none. Pods of
+another revision do not count, or a rollout on two nodes could end with both on one. The user's constraints replace
+these; one without labelSelector counts the registry's pods. */ -}}
 {{- define "zarf-registry.registry.spread" -}}
 {{- $pods := include "zarf-registry.registry.pods" . | fromYaml -}}
 {{- if .Values.registry.topologySpreadConstraints -}}
@@ -37,8 +37,8 @@ the user take the place of these; a constraint of the user's counts the registry
 {{- end -}}
 {{- end -}}
 
-{{- /* The user's affinity, and zones. They are no topology spread constraint: where nodes have no label for one of the constraints'
-topologies, and at sea and in factories few have a zone, the scheduler heeds none of them. JSON. */ -}}
+{{- /* The user's affinity, and zones, as JSON. Zones are not a topology spread constraint: the scheduler ignores all
+constraints on nodes that lack one of their topology labels, and on-premises nodes rarely have a zone. */ -}}
 {{- define "zarf-registry.registry.affinity" -}}
 {{- $affinity := deepCopy (default dict .Values.registry.affinity) -}}
 {{- if include "zarf-registry.registry.spreadByUs" . -}}
@@ -52,7 +52,7 @@ topologies, and at sea and in factories few have a zone, the scheduler heeds non
 {{- toJson $affinity -}}
 {{- end -}}
 
-{{- /* "true" where there are several registry pods and the user does not say where. */ -}}
+{{- /* "true" if there are several pods and the user does not place them. */ -}}
 {{- define "zarf-registry.registry.spreadByUs" -}}
 {{- $affinity := default dict .Values.registry.affinity -}}
 {{- if and (include "zarf-registry.several" .) (not $affinity.podAntiAffinity) (not .Values.registry.topologySpreadConstraints) -}}true{{- end -}}
@@ -67,31 +67,31 @@ matchLabels:
 {{- $registry := .Values.registry -}}
 {{- $budget := default dict $registry.podDisruptionBudget -}}
 {{- if and (include "zarf-registry.disruptionBudget" .) (regexMatch "^0+%?$" (toString (dig "maxUnavailable" 1 $budget))) -}}
-{{- fail "zarf-registry: registry.podDisruptionBudget.maxUnavailable: no node with a registry pod could be drained; set it to at least 1, or podDisruptionBudget.enabled=false" -}}
+{{- fail "zarf-registry: registry.podDisruptionBudget.maxUnavailable: nodes with a registry pod could not be drained; set it to at least 1, or podDisruptionBudget.enabled=false" -}}
 {{- end -}}
 {{- $path := "replicas" -}}
 {{- if include "zarf-registry.autoscaled" . -}}
 {{- $path = "autoscaling.maxReplicas" -}}
 {{- with $registry.autoscaling -}}
 {{- if gt (int $registry.replicas) 1 -}}
-{{- fail "zarf-registry: registry.replicas: with autoscaling.enabled=true the autoscaler decides how many there are; set autoscaling.minReplicas instead" -}}
+{{- fail "zarf-registry: registry.replicas: with autoscaling.enabled=true, the autoscaler sets the number of pods; set autoscaling.minReplicas instead" -}}
 {{- end -}}
 {{- if gt (int .minReplicas) (int .maxReplicas) -}}
 {{- fail (printf "zarf-registry: registry.autoscaling.minReplicas: %d is more than autoscaling.maxReplicas, which is %d; set it to at most that" (int .minReplicas) (int .maxReplicas)) -}}
 {{- end -}}
 {{- if not (dig "requests" "cpu" "" (default dict $registry.resources)) -}}
-{{- fail "zarf-registry: registry.autoscaling.targetCPUUtilizationPercentage: it is of what the pods request, and they request no CPU; set registry.resources.requests.cpu" -}}
+{{- fail "zarf-registry: registry.autoscaling.targetCPUUtilizationPercentage: it is relative to the CPU request, and there is none; set registry.resources.requests.cpu" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and (include "zarf-registry.several" .) (not (include "zarf-registry.sharedStorage" .)) -}}
 {{- $storage := $registry.storage.type -}}
 {{- if eq $storage "inmemory" -}}
-{{- fail (printf "zarf-registry: registry.%s: with storage.type=inmemory each pod would have images of its own; set it to 1, or storage.type=s3" $path) -}}
+{{- fail (printf "zarf-registry: registry.%s: with storage.type=inmemory each pod would have its own images; set it to 1, or storage.type=s3" $path) -}}
 {{- else if not $registry.persistence.enabled -}}
-{{- fail (printf "zarf-registry: registry.%s: with persistence.enabled=false each pod would have images of its own; set it to 1, storage.type=s3, or a volume with persistence.accessModes={ReadWriteMany}" $path) -}}
+{{- fail (printf "zarf-registry: registry.%s: with persistence.enabled=false each pod would have its own images; set it to 1, storage.type=s3, or a volume with persistence.accessModes={ReadWriteMany}" $path) -}}
 {{- else -}}
-{{- fail (printf "zarf-registry: registry.%s: several pods can have a volume only with the access mode ReadWriteMany, and persistence.accessModes has %s; set it to 1, storage.type=s3, or persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it" $path (join ", " $registry.persistence.accessModes)) -}}
+{{- fail (printf "zarf-registry: registry.%s: several pods need a volume with the access mode ReadWriteMany, and persistence.accessModes has %s; set it to 1, storage.type=s3, or persistence.accessModes={ReadWriteMany} if the class (or the existing claim) has it" $path (join ", " $registry.persistence.accessModes)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

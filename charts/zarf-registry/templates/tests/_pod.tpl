@@ -1,7 +1,7 @@
-{{- /* The pods of `helm test`: only that command makes them. */ -}}
+{{- /* The pods of `helm test`. */ -}}
 
-{{- /* What stands in the values, as JSON: enabled, timeout, resources. It is missing in the values that `helm upgrade
---reuse-values` takes over from a release of before; the defaults are those of values.yaml. */ -}}
+{{- /* The test settings, as JSON. `helm upgrade --reuse-values` from an older release lacks them; the defaults are
+those of values.yaml. */ -}}
 {{- define "zarf-registry.tests.settings" -}}
 {{- $tests := default dict .Values.tests -}}
 {{- $resources := dict "requests" (dict "cpu" "10m" "memory" "32Mi") "limits" (dict "memory" "128Mi") -}}
@@ -11,12 +11,12 @@
   "resources" (dig "resources" $resources $tests) | toJson -}}
 {{- end -}}
 
-{{- /* Condition: there is a registry to be tested. */ -}}
+{{- /* Condition: the chart deploys a registry, and tests are enabled. */ -}}
 {{- define "zarf-registry.tests" -}}
 {{- if and (include "zarf-registry.internal" .) (include "zarf-registry.tests.settings" . | fromJson).enabled -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Condition: init-hook's own image is in the registry, so that a pod of it is a pull through its node's address. */ -}}
+{{- /* Condition: init-hook's image is in the registry, so starting a pod of it pulls through the node's address. */ -}}
 {{- define "zarf-registry.tests.pull" -}}
 {{- if include "zarf-registry.tests" . -}}
 {{- (include "zarf-registry.certificates.image" . | fromJson).pushed -}}
@@ -32,14 +32,15 @@
 {{- printf "%s-tests" (include "zarf-registry.fullname" .) -}}
 {{- end -}}
 
-{{- /* The pods stay until the next run, whether they succeed or fail: helm test --logs reads their logs after it has deleted
-what hook-succeeded and hook-failed name. It reads the logs of all test hooks, so only pods may be test hooks. */ -}}
+{{- /* The pods stay until the next run, whether they succeed or fail: helm test --logs reads their logs after it has
+deleted what hook-succeeded and hook-failed name. It reads the logs of all test hooks, so only pods may be test
+hooks. */ -}}
 {{- define "zarf-registry.tests.annotations" -}}
 helm.sh/hook: test
 helm.sh/hook-delete-policy: before-hook-creation
 {{- end -}}
 
-{{- /* What the checks talk to, and with what. */ -}}
+{{- /* Arguments of the checks: the registry and its credentials. */ -}}
 {{- define "zarf-registry.tests.args" -}}
 {{- $fullname := include "zarf-registry.fullname" . -}}
 - --registry={{ $fullname }}.{{ include "zarf-registry.namespace" . }}.svc:5000
@@ -56,8 +57,8 @@ helm.sh/hook-delete-policy: before-hook-creation
 {{- end -}}
 {{- end -}}
 
-{{- /* One pod. Takes root, test (the suffix of the name), args (a list), more (the names of helpers that give further
-arguments), secrets ("true" mounts what clients of the registry have), pull ("true" pulls the image at each run). */ -}}
+{{- /* A pod. Takes root, test (the suffix of the name), args (list), more (helpers that return more arguments), secrets
+("true" mounts the clients' Secrets), pull ("true" pulls the image in each run). */ -}}
 {{- define "zarf-registry.tests.pod" -}}
 {{- $settings := include "zarf-registry.tests.settings" .root | fromJson -}}
 {{- $image := include "zarf-registry.certificates.image" .root | fromJson -}}
@@ -68,8 +69,8 @@ kind: Pod
 metadata:
   {{- include "zarf-registry.metadata" (dict "root" .root "name" (printf "%s-%s" (include "zarf-registry.tests.name" .root) .test) "component" "test" "labels" (include "zarf-registry.agentLabel" . | fromYaml) "annotations" (include "zarf-registry.tests.annotations" . | fromYaml)) | nindent 2 }}
 spec:
-  {{- /* The program ends by its own timeout, and says why; a pod whose image cannot be pulled ends a minute later, and not
-  with Helm's own timeout, which would say nothing. */}}
+  {{- /* The program stops at its own timeout and reports why. A pod whose image cannot be pulled stops a minute later,
+  before Helm's timeout, which would report nothing. */}}
   activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $settings.timeout) 60 }}
   restartPolicy: Never
   serviceAccountName: {{ include "zarf-registry.tests.serviceAccount" .root }}
@@ -125,7 +126,7 @@ spec:
       {{- end }}
 {{- end -}}
 
-{{- /* Everything that cannot work. */ -}}
+{{- /* Checks of the test settings. */ -}}
 {{- define "zarf-registry.tests.validate" -}}
 {{- $timeout := (include "zarf-registry.tests.settings" . | fromJson).timeout -}}
 {{- if lt (include "zarf-registry.seconds" $timeout | int) 10 -}}
