@@ -342,7 +342,7 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 		want    []string
 	}{
 		"no nodes":            {[]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}}, nil, []string{"has no nodes"}},
-		"a newer state":       {[]runtime.Object{node("n1"), savedState(`{"version":2}`)}, nil, []string{"Secret zarf/zarf-registry-state, key state.json: decoding state: it has version 2"}},
+		"a newer state":       {[]runtime.Object{node("n1"), savedState(`{"version":2}`)}, nil, []string{"Secret zarf/zarf-registry-state, key state.json: decoding state: version 2 is newer than 1"}},
 		"an unreadable state": {[]runtime.Object{node("n1"), savedState(`rubbish`)}, nil, []string{"decoding state"}},
 		"a state of others":   {[]runtime.Object{node("n1"), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil, []string{"was not created by init-hook"}},
 		"nodeport mode undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeNodePort, local, state.IPv4)}, byDefault(state.ModeProxy),

@@ -407,7 +407,7 @@ func TestFinishWithoutPatienceLeftWarnsAndTheCronJobGoesOn(t *testing.T) {
 		if r := b.state().Rotation; r == nil || !strings.Contains(r.Waiting, "pod zarf/proxy-n2 on node n2") || strings.Contains(r.Waiting, "proxy-n1") {
 			t.Errorf("recorded is %+v", r)
 		}
-		if !strings.Contains(b.log.String(), `"level":"WARN","msg":"the change of authorities is not finished`) || b.get("secrets", "zarf-registry-ca") == nil {
+		if !strings.Contains(b.log.String(), `"level":"WARN","msg":"the CA rotation is not finished`) || b.get("secrets", "zarf-registry-ca") == nil {
 			t.Errorf("it does not say so, or deleted what is needed:\n%s", b.log)
 		}
 		b.checkFinished()
@@ -597,7 +597,7 @@ func TestWhatCannotBeRotatedIsRefused(t *testing.T) {
 		}, (*bench).renew, []string{"says nothing of the certificates", "helm upgrade"}},
 		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) }, (*bench).rotate,
 			[]string{"copies of Secret zarf/corp-server, Secret zarf/corp-node, Secret zarf/corp-push: renew them there, then run init-hook certs renew"}},
-		"an unknown credential":   {func(*bench) {}, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), "x") }, []string{`there is no "x" credential`}},
+		"an unknown credential":   {func(*bench) {}, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), "x") }, []string{`unknown credential "x"`}},
 		"no pull credential":      {func(*bench) {}, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PullCredential) }, []string{"Secret zarf/zarf-registry-pull does not exist: there is a pull credential in nodeport mode only"}},
 		"no push credential":      {func(b *bench) { b.remove("secrets", "zarf-registry-credentials") }, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PushCredential) }, []string{"Secret zarf/zarf-registry-credentials is missing"}},
 		"a Secret of our name":    {func(b *bench) { b.changeSecret("zarf-registry-node-tls", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-node-tls exists and was not created by init-hook"}},
