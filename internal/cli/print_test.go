@@ -259,9 +259,11 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 func TestInvalidSettingsAreRefused(t *testing.T) {
 	directories := func(s *settings.Settings) { s.NodeConfig.Directories = []string{"/etc/containers"} }
 	for want, change := range map[string]func(*settings.Settings){
-		`invalid mode "boat"`:                            func(s *settings.Settings) { s.Mode = "boat" },
-		`nodeConfig: directories: "etc" is no directory`: func(s *settings.Settings) { s.NodeConfig.Directories = []string{"etc"} },
-		`nodeConfig: directories: "/etc/../root" is no directory`: func(s *settings.Settings) {
+		`invalid mode "boat"`: func(s *settings.Settings) { s.Mode = "boat" },
+		`nodeConfig: directories: invalid directory "etc": want an absolute path`: func(s *settings.Settings) {
+			s.NodeConfig.Directories = []string{"etc"}
+		},
+		`nodeConfig: directories: invalid directory "/etc/../root": want an absolute path`: func(s *settings.Settings) {
 			s.NodeConfig.Directories = []string{"/etc/containers", "/etc/../root"}
 		},
 		`nodeConfig: directoriesInUse: "/etc" is missing from`: func(s *settings.Settings) {
