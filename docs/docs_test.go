@@ -424,8 +424,8 @@ func TestTroubleshooting(t *testing.T) {
 	}
 	said := normal(page)
 	for pkg, of := range map[string]func(ast.Node) []ast.Expr{
-		"internal/status": statusSentences,
-		"internal/hook":   findingCauses,
+		"internal/status":    statusSentences,
+		"internal/preflight": findingCauses,
 	} {
 		messages := messagesOf(t, pkg, of)
 		if len(messages) < 20 {

@@ -129,7 +129,7 @@ func TestDirectoriesThatABlindRenderingForgetsAreNamed(t *testing.T) {
 			if len(found) != 1 || found[0].Severity != preflight.Warning {
 				t.Fatalf("it finds %v", found)
 			}
-			for _, want := range []string{"nodeConfig: files of this release may be in " + certsD + ", /etc/rancher/k3s on nodes", "--set nodeConfig.directories={" + certsD + ",/etc/rancher/k3s}"} {
+			for _, want := range []string{"nodeConfig: files of this release may remain in " + certsD + ", /etc/rancher/k3s on nodes", "--set nodeConfig.directories={" + certsD + ",/etc/rancher/k3s}"} {
 				if !strings.Contains(found[0].String(), want) {
 					t.Errorf("finding is %s, want one with %q", found[0], want)
 				}
@@ -182,7 +182,7 @@ func TestPodsThatConfigureNodesAreTriedAndNeedTheirLevel(t *testing.T) {
 			b.configureNodes(false)
 			b.mode(mode)
 			b.admit = podSecurityAt(b)
-			b.mustFail(b.hook.Prepare(t.Context()), true, "pod-security: namespace zarf: Pod Security refuses the pods of the node config: ", "hostPath volumes", "enforce=privileged")
+			b.mustFail(b.hook.Prepare(t.Context()), true, "pod-security: namespace zarf: Pod Security rejects the pods of the node config: ", "hostPath volumes", "enforce=privileged")
 			b.hook.Settings.Preflight.LabelNamespace = true
 			b.mustPrepare()
 			if b.level() != "privileged" {

@@ -169,13 +169,13 @@ func TestPreflightFinds(t *testing.T) {
 		"nothing about CRI-O 1.34": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))}},
 
 		"some nodes without a program": {objects: nodes{node("n1"), node("n2", architecture("s390x")), node("n3", architecture("s390x"))}, check: "architecture", severity: warning, want: []string{"nodes n2, n3", "s390x", "injector.architectures"}},
-		"no node with a program":       {objects: nodes{node("n2", architecture("s390x"))}, check: "architecture", severity: blocker, want: []string{"no node is left"}},
+		"no node with a program":       {objects: nodes{node("n2", architecture("s390x"))}, check: "architecture", severity: blocker, want: []string{"no node remains"}},
 		"a program that is not carried": {objects: nodes{node("n1"), node("n2", architecture("arm64"))}, check: "architecture", severity: blocker,
 			want: []string{"program registry for arm64: no payload of registry for arm64"}},
 		"nothing about an image on another architecture": {objects: nodes{node("n1"), node("n2", architecture("s390x"))}, options: []func(*settings.Settings){modeOf(state.ModeNodePort), func(o *settings.Settings) { o.Injector.Enabled = false }}},
 
 		"a pause image that was rendered blind": {objects: nodes{node("n1", images("registry.k8s.io/pause:3.9")), node("n2", images("registry.k8s.io/pause:3.9", "rancher/mirrored-pause:3.6"))}, options: []func(*settings.Settings){blindPause},
-			check: "pause-image", severity: blocker, want: []string{"nodes n1, n2", pauseImage, "they hold registry.k8s.io/pause:3.9, rancher/mirrored-pause:3.6", "--set injector.image=registry.k8s.io/pause:3.9"}},
+			check: "pause-image", severity: blocker, want: []string{"nodes n1, n2", pauseImage, "they report registry.k8s.io/pause:3.9, rancher/mirrored-pause:3.6", "--set injector.image=registry.k8s.io/pause:3.9"}},
 		"a node without any pause image": {objects: nodes{node("n1"), node("n2", images("docker.io/library/app:1"))}, check: "pause-image", severity: warning, want: []string{"node n2", "--set injector.image=IMAGE"}},
 		"no pause image at all": {objects: nodes{node("n1", images()), node("n2", images())}, options: []func(*settings.Settings){blindPause}, check: "pause-image", severity: blocker,
 			want: []string{"no pause image is known", "--set injector.image="}},
@@ -189,14 +189,14 @@ func TestPreflightFinds(t *testing.T) {
 		"a webhook that changes images":                   {objects: nodes{node("n1")}, admit: changePods(func(c *corev1.Container) { c.Image = "mirror.example.com/" + c.Image }), check: "admission", severity: warning, want: []string{"mirror.example.com/" + pauseImage}},
 		"a webhook that refuses":                          {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" denied the request: no`)), check: "admission", severity: blocker, want: []string{"policy.example.com"}},
 		"a webhook that is down":                          {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com"`))), check: "admission", severity: blocker, want: []string{"policy.example.com"}},
-		"a webhook that cannot be tried":                  {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" does not support dry run`)), check: "admission", severity: warning, want: []string{"cannot be tried"}},
+		"a webhook that cannot be tried":                  {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" does not support dry run`)), check: "admission", severity: warning, want: []string{"cannot check"}},
 		"a quota":                                         {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: few"))), check: "admission", severity: blocker, want: []string{"exceeded quota: few"}},
 		"no namespace yet":                                {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "zarf")), check: "admission", severity: warning, want: []string{"does not exist yet"}},
 
 		"another address": {objects: nodes{node("n1"), saved(t, state.ModeProxy, "127.0.0.1:30500", state.IPv4)}, check: "address", severity: warning,
 			want: []string{"address 127.0.0.1:31999", "127.0.0.1:30500 can no longer be pulled", "--set registryProxy=true"}},
 		"an external registry in the place of ours": {objects: nodes{node("n1"), saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4)}, options: []func(*settings.Settings){modeOf(state.ModeExternal), func(o *settings.Settings) { o.RegistryURL = registryURL }},
-			check: "address", severity: warning, want: []string{registryURL, "its volume stays", "--set registryProxy=false --set registryURL= --set port=31999 --set ipFamily=IPv4"}},
+			check: "address", severity: warning, want: []string{registryURL, "its volume is kept", "--set registryProxy=false --set registryURL= --set port=31999 --set ipFamily=IPv4"}},
 		"ours in the place of an external registry": {objects: nodes{node("n1"), saved(t, state.ModeExternal, registryURL, state.IPv4)}, check: "address", severity: warning, want: []string{"--set registryURL=" + registryURL}},
 		"nothing about a new external registry":     {objects: nodes{node("n1", runtimeVersion("cri-o://1.35.0"), images("a:1"))}, options: []func(*settings.Settings){modeOf(state.ModeExternal), func(o *settings.Settings) { o.RegistryURL = registryURL }}, admit: refusePods(errors.New("no pods are tried"))},
 	} {

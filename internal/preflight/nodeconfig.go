@@ -74,7 +74,7 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 		return findings, nil
 	}
 	for _, warning := range wanted.Warnings {
-		findings = append(findings, Finding{Check: checkNodeConfig, Severity: Warning, Cause: warning, Remedy: "none is needed where that is as it should be"})
+		findings = append(findings, Finding{Check: checkNodeConfig, Severity: Warning, Cause: warning, Remedy: "no action is needed if this is intended"})
 	}
 	return findings, nil
 }
@@ -93,7 +93,7 @@ func (i *Inspection) forgottenDirectories() []Finding {
 	}
 	return []Finding{{
 		Check: checkNodeConfig, Severity: Warning,
-		Cause:  fmt.Sprintf("files of this release may be in %s on nodes, and nothing that is rendered looks after them (helm template, Argo CD and helm rollback go by what they know), so that they stay there as they are", strings.Join(forgotten, ", ")),
+		Cause:  fmt.Sprintf("files of this release may remain in %s on nodes, because no rendered pod manages these directories", strings.Join(forgotten, ", ")),
 		Remedy: fmt.Sprintf("name them: --set nodeConfig.directories={%s}", strings.Join(forgotten, ",")),
 	}}
 }
@@ -107,13 +107,13 @@ func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *certs.Probl
 	secret, err := i.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, &certs.Problem{Object: object, Cause: "it does not exist, and nodeConfig.k3s.existingSecret names it", Remedy: remedy}, nil
+		return nil, &certs.Problem{Object: object, Cause: "it does not exist, but nodeConfig.k3s.existingSecret names it", Remedy: remedy}, nil
 	case err != nil:
 		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 	}
 	registries, has := secret.Data[key]
 	if !has {
-		return nil, &certs.Problem{Object: object, Cause: "it has no key " + key + ", which nodeConfig.k3s.existingSecretKey names", Remedy: remedy}, nil
+		return nil, &certs.Problem{Object: object, Cause: "it has no key " + key + " (nodeConfig.k3s.existingSecretKey)", Remedy: remedy}, nil
 	}
 	return registries, nil, nil
 }

@@ -31,11 +31,11 @@ func (i *Inspection) address() []Finding {
 	}
 	f := Finding{
 		Check: checkAddress, Severity: Warning, Object: "address " + now.Address,
-		Cause:  fmt.Sprintf("image references begin with it from now on, and those that begin with %s can no longer be pulled", before.Address),
+		Cause:  fmt.Sprintf("image references now start with this address, and references that start with %s can no longer be pulled", before.Address),
 		Remedy: fmt.Sprintf("change the references, or keep the address: %s", setAddress(before)),
 	}
 	if now.Mode == state.ModeExternal {
-		f.Cause += "; the registry in the cluster is deleted, its volume stays"
+		f.Cause += "; the registry in the cluster is deleted, its volume is kept"
 	}
 	return []Finding{f}
 }
@@ -73,14 +73,14 @@ func (i *Inspection) criO() []Finding {
 	f := Finding{Check: checkCRIO, Severity: Blocker, Object: release.ListNodes(nodes)}
 	switch {
 	case i.Settings.Mode == state.ModeNodePort:
-		f.Cause = wants + ", and a node port answers in plain HTTP"
+		f.Cause = wants + ", but a node port serves plain HTTP"
 		f.Remedy = "--set registryProxy=true"
 	case !i.Settings.PKI.ServeTLS:
-		f.Cause = wants + ", and the proxies answer in plain HTTP"
+		f.Cause = wants + ", but the proxies serve plain HTTP"
 		f.Remedy = "--set proxy.tls=always"
 	default:
 		f.Severity = Warning
-		f.Cause = wants + ", and must trust the certificates of the proxies"
+		f.Cause = wants + ", and must trust the CA of the proxies"
 		f.Remedy = fmt.Sprintf("--set nodeConfig.crio.ca=true; or, once there are certificates, write what init-hook certs ca prints to /etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Settings.Address)
 	}
 	return []Finding{f}
@@ -104,13 +104,13 @@ func (i *Inspection) architecture() []Finding {
 	var findings []Finding
 	for _, arch := range slices.Sorted(maps.Keys(without)) {
 		f := Finding{Check: checkArch, Severity: Warning, Object: release.ListNodes(without[arch])}
-		f.Cause = fmt.Sprintf("the chart has proxies for %s and none for %s, so that these nodes cannot pull", strings.Join(o.Architectures, " and "), arch)
+		f.Cause = fmt.Sprintf("the chart has proxies for %s but not for %s, so these nodes cannot pull", strings.Join(o.Architectures, " and "), arch)
 		if o.Mode == state.ModeNodePort {
-			f.Cause = fmt.Sprintf("the chart has programs for %s and none for %s, so that these nodes cannot run the registry, and whether they can pull is not proven", strings.Join(o.Architectures, " and "), arch)
+			f.Cause = fmt.Sprintf("the chart has programs for %s but not for %s, so these nodes cannot run the registry, and their pulls are not verified", strings.Join(o.Architectures, " and "), arch)
 		}
 		if !left {
 			f.Severity = Blocker
-			f.Cause += "; no node is left"
+			f.Cause += "; no node remains"
 		}
 		f.Remedy = fmt.Sprintf("use an init-hook that carries programs for %s, and add it to injector.architectures", arch)
 		findings = append(findings, f)
@@ -122,7 +122,7 @@ func (i *Inspection) architecture() []Finding {
 		for _, program := range o.Programs() {
 			if _, err := i.Payload.Payload(program, arch); err != nil {
 				findings = append(findings, Finding{Check: checkArch, Severity: Blocker, Object: fmt.Sprintf("program %s for %s", program, arch),
-					Cause: err.Error(), Remedy: "or take the architecture out of injector.architectures"})
+					Cause: err.Error(), Remedy: "or remove the architecture from injector.architectures"})
 			}
 		}
 	}
@@ -170,7 +170,7 @@ func (i *Inspection) pauseImage() []Finding {
 	switch {
 	case !some && blind:
 		return []Finding{{Check: checkPauseImage, Severity: Blocker, Object: "all nodes",
-			Cause:  "no pause image is known: no node reports any image, and the chart was rendered without seeing the cluster",
+			Cause:  "no pause image is known: no node reports any image, and the chart was rendered without cluster access",
 			Remedy: "name the image that the nodes hold: --set injector.image=IMAGE"}}
 	case len(without) == 0:
 		return nil
@@ -184,9 +184,9 @@ func (i *Inspection) pauseImage() []Finding {
 	found := slices.SortedFunc(maps.Keys(reported), func(a, b string) int {
 		return cmp.Or(cmp.Compare(reported[b], reported[a]), cmp.Compare(b, a))
 	})
-	f.Cause = fmt.Sprintf("injected pods use %s, which these nodes do not hold", strings.Join(o.Injector.PauseImages, " or "))
+	f.Cause = fmt.Sprintf("injected pods use %s, which these nodes do not report", strings.Join(o.Injector.PauseImages, " or "))
 	if len(found) > 0 {
-		f.Cause += "; they hold " + strings.Join(found, ", ")
+		f.Cause += "; they report " + strings.Join(found, ", ")
 		f.Remedy = "--set injector.image=" + found[0]
 	} else {
 		f.Remedy = "name an image that they hold: --set injector.image=IMAGE"

@@ -41,17 +41,17 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 			continue
 		case namespaceMissing(err):
 			f.Severity = Warning
-			f.Cause = "it does not exist yet, so that its policies cannot be tried"
+			f.Cause = "it does not exist yet, so its policies cannot be checked"
 			f.Remedy = "none is needed: preflight runs again when it is there"
 			return append(findings, f), nil
 		case i.Settings.OpenShift && constrained(err) && i.grantedByChart(pod):
 			continue
 		case constrained(err):
-			f.Cause = fmt.Sprintf("OpenShift's SecurityContextConstraints do not let the pods of the %s be: %s", what, err)
+			f.Cause = fmt.Sprintf("OpenShift's SecurityContextConstraints reject the pods of the %s: %s", what, err)
 			f.Remedy = "--set openshift.enabled=true, which binds those that are needed; or bind them to its ServiceAccounts"
 		case violated:
 			f.Check = checkPodSecurity
-			f.Cause = fmt.Sprintf("Pod Security refuses the pods of the %s: %s", what, violation)
+			f.Cause = fmt.Sprintf("Pod Security rejects the pods of the %s: %s", what, violation)
 			f.Remedy = fmt.Sprintf("kubectl label --overwrite namespace %s %s=%s, or --set podSecurity.label=true", i.Settings.Namespace, labelEnforce, levelPrivileged)
 			if i.Settings.LabelsNamespace() {
 				f.Severity = Warning
@@ -61,10 +61,10 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 			return nil, fmt.Errorf("trying a pod of the %s with a dry run: %w", what, release.RefuseForbidden(err))
 		case noDryRun(err):
 			f.Severity = Warning
-			f.Cause = fmt.Sprintf("whether it accepts the pods of the %s cannot be tried: %s", what, err)
-			f.Remedy = "see whether the installation succeeds"
+			f.Cause = fmt.Sprintf("cannot check whether it admits the pods of the %s: %s", what, err)
+			f.Remedy = "continue, and check the result of the installation"
 		case refusal(err):
-			f.Cause = fmt.Sprintf("it does not accept the pods of the %s: %s", what, err)
+			f.Cause = fmt.Sprintf("it rejects the pods of the %s: %s", what, err)
 			f.Remedy = "change the policy, quota or webhook that it names, or exempt the namespace from it"
 		default:
 			return nil, fmt.Errorf("trying a pod of the %s with a dry run: %w", what, err)
@@ -88,12 +88,12 @@ func (i *Inspection) changed(asked, answer *corev1.Pod) []Finding {
 	container, object := answer.Spec.Containers[0], "namespace "+i.Settings.Namespace
 	if container.ImagePullPolicy == corev1.PullAlways {
 		findings = append(findings, Finding{Check: checkAlwaysPull, Severity: Blocker, Object: object,
-			Cause:  "admission (the plugin AlwaysPullImages, or a webhook) has every pod pull its image anew, and the pause image that injected pods use is nowhere to be pulled from",
+			Cause:  "admission (AlwaysPullImages or a webhook) forces every pod to pull its image, but nodes cannot pull the pause image that injected pods use",
 			Remedy: "exempt the namespace from it, or --set injector.enabled=false where nodes can pull the project's images"})
 	}
 	if image := asked.Spec.Containers[0].Image; container.Image != image {
 		findings = append(findings, Finding{Check: checkAdmission, Severity: Warning, Object: object,
-			Cause:  fmt.Sprintf("a webhook changes the image %s to %s, which nodes may not hold, so that injected pods may not start", image, container.Image),
+			Cause:  fmt.Sprintf("a webhook changes the image %s to %s, which nodes may not have, so injected pods may not start", image, container.Image),
 			Remedy: "exempt the namespace from it"})
 	}
 	return findings

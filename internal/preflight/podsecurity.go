@@ -39,7 +39,7 @@ func (i *Inspection) LabelNamespace(ctx context.Context) (string, error) {
 	}
 	before := namespace.Labels[labelEnforce]
 	if before == levelPrivileged {
-		return "", release.Refuse("namespace %s has the label %s=%s already, and Pod Security refuses pods of the release all the same: %s", name, labelEnforce, levelPrivileged, violation)
+		return "", release.Refuse("namespace %s has the label %s=%s already, and Pod Security still rejects pods of the release: %s", name, labelEnforce, levelPrivileged, violation)
 	}
 	if err := i.patchNamespace(ctx, namespace, levelPrivileged, before); err != nil {
 		return "", err
@@ -49,7 +49,7 @@ func (i *Inspection) LabelNamespace(ctx context.Context) (string, error) {
 			return "", err
 		}
 		if violation != "" && time.Now().After(deadline) {
-			return "", release.Refuse("namespace %s has the label %s=%s now, and Pod Security refuses pods of the release all the same: %s", name, labelEnforce, levelPrivileged, violation)
+			return "", release.Refuse("namespace %s has the label %s=%s now, and Pod Security still rejects pods of the release: %s", name, labelEnforce, levelPrivileged, violation)
 		}
 		if violation != "" {
 			if err := release.Sleep(ctx, release.PollInterval); err != nil {

@@ -25,7 +25,7 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	case release.MissingPermission(err):
 		list = &corev1.ServiceList{}
 		findings = append(findings, Finding{Check: checkPort, Severity: Warning, Object: fmt.Sprintf("port %d", i.Settings.Port),
-			Cause:  "whether another Service has it is not known: " + err.Error(),
+			Cause:  "cannot check whether another Service uses it: " + err.Error(),
 			Remedy: "ask for the right to list the Services of all namespaces, or make sure of it"})
 	case err != nil:
 		return nil, fmt.Errorf("listing the Services of all namespaces: %w", err)
@@ -37,7 +37,7 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 			continue
 		}
 		findings = append(findings, Finding{Check: checkPort, Severity: Blocker, Object: fmt.Sprintf("Service %s/%s", user.namespace, user.name),
-			Cause:  fmt.Sprintf("it has node port %d, on which the nodes shall find the registry", i.Settings.Port),
+			Cause:  fmt.Sprintf("it uses node port %d, the port of the registry", i.Settings.Port),
 			Remedy: fmt.Sprintf("give it another (kubectl --namespace %s edit service %s), or the registry: --set port=PORT", user.namespace, user.name)})
 	}
 	if len(users) == 0 && i.Settings.Mode == state.ModeNodePort {
@@ -94,19 +94,19 @@ func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
 		return nil, nil
 	case release.MissingPermission(err):
 		return []Finding{{Check: checkPortRange, Severity: Warning, Object: object,
-			Cause: "whether it can be a node port is not known: " + err.Error(), Remedy: "ask for the right to create Services in namespace " + i.Settings.Namespace}}, nil
+			Cause: "cannot check whether it is a valid node port: " + err.Error(), Remedy: "request permission to create Services in namespace " + i.Settings.Namespace}}, nil
 	case strings.Contains(err.Error(), "not in the valid range"):
 		return []Finding{{Check: checkPortRange, Severity: Blocker, Object: object,
-			Cause: "the cluster's node ports have another range: " + err.Error(), Remedy: "take a port of that range: --set port=PORT, or --set registryProxy=true, which takes any"}}, nil
+			Cause: "it is outside the cluster's node port range: " + err.Error(), Remedy: "use a port in that range: --set port=PORT, or --set registryProxy=true, which allows any port"}}, nil
 	case strings.Contains(err.Error(), "already allocated"):
 		return []Finding{{Check: checkPort, Severity: Blocker, Object: object,
-			Cause: "another Service has it as its node port: " + err.Error(), Remedy: "find it (kubectl get services --all-namespaces), or --set port=PORT"}}, nil
+			Cause: "another Service uses it as its node port: " + err.Error(), Remedy: "find it (kubectl get services --all-namespaces), or --set port=PORT"}}, nil
 	case refusal(err):
 		return []Finding{{Check: checkAdmission, Severity: Blocker, Object: i.Object("Service", i.Settings.Name+names.SuffixNodePort),
-			Cause: "the cluster does not accept it: " + err.Error(), Remedy: "change the policy or quota that it names, or --set registryProxy=true"}}, nil
+			Cause: "the cluster rejects it: " + err.Error(), Remedy: "change the named policy or quota, or --set registryProxy=true"}}, nil
 	case noDryRun(err):
 		return []Finding{{Check: checkAdmission, Severity: Warning, Object: i.Object("Service", i.Settings.Name+names.SuffixNodePort),
-			Cause: "whether the cluster accepts it cannot be tried: " + err.Error(), Remedy: "see whether the installation succeeds"}}, nil
+			Cause: "cannot check whether the cluster accepts it: " + err.Error(), Remedy: "continue, and check the result of the installation"}}, nil
 	}
 	return nil, fmt.Errorf("trying the NodePort Service with a dry run: %w", err)
 }
@@ -135,7 +135,7 @@ func (i *Inspection) ipFamily(services []corev1.Service) []Finding {
 		lacks = "IPv6"
 	}
 	return []Finding{{Check: checkIPFamily, Severity: Blocker, Object: "ipFamily " + string(rendered),
-		Cause:  fmt.Sprintf("Services and pods of this cluster have no %s, so that nothing would answer at %s", lacks, i.Settings.Address),
+		Cause:  fmt.Sprintf("this cluster has no %s for Services and pods, so nothing would answer at %s", lacks, i.Settings.Address),
 		Remedy: "--set ipFamily=" + has}}
 }
 
