@@ -27,16 +27,16 @@ const (
 	keyPrivateKey  = corev1.TLSPrivateKeyKey
 )
 
-// secretLeaf is a certificate to hold, with the suffix of its Secret's name.
+// secretLeaf is a certificate of the release, with the suffix of the name of its Secret.
 type secretLeaf struct {
 	suffix string
 	leaf   pki.Leaf
 }
 
-// role is what the certificate entitles to.
+// role returns what the certificate authorizes its holder for.
 func (l secretLeaf) role() string { return l.leaf.Organization }
 
-// leaves are the certificates of a release, as an authority of our own issues them.
+// leaves returns the certificates of a release, as its own CA issues them.
 func (k *Keeper) leaves(p state.PKI) []secretLeaf {
 	serverName, lifetime := k.ServerName(), time.Duration(p.LeafLifetime)
 	return []secretLeaf{
@@ -55,8 +55,8 @@ func (k *Keeper) leaves(p state.PKI) []secretLeaf {
 		{names.SuffixNodeTLS, pki.Leaf{
 			CommonName:   k.Settings.Name + "-proxy",
 			Organization: pki.OrganizationNode,
-			// The proxy serves TLS on its node's loopback address with the
-			// certificate that it shows the registry.
+			// The proxy serves TLS on the loopback address of its node with the certificate that it presents
+			// to the registry.
 			DNSNames:    []string{loopbackName},
 			IPAddresses: loopback(),
 			Usages:      []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
@@ -75,19 +75,19 @@ const loopbackName = "localhost"
 
 func loopback() []net.IP { return []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback} }
 
-// requirement is what a certificate of somebody else's making must be good for.
+// requirement returns what a certificate that init-hook did not issue must satisfy.
 func (k *Keeper) requirement(role string, p state.PKI) pki.Requirement {
 	switch role {
 	case pki.OrganizationServer:
 		return pki.Requirement{
-			DNSNames: []string{k.ServerName()}, // what clients verify
+			DNSNames: []string{k.ServerName()}, // the name that clients verify
 			Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		}
 	case pki.OrganizationNode:
 		want := pki.Requirement{
 			Role:   role,
 			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-			// It is on every node.
+			// The private key is on every node.
 			NotRole:   pki.OrganizationPush,
 			NotServer: k.ServerName(),
 		}
@@ -101,20 +101,20 @@ func (k *Keeper) requirement(role string, p state.PKI) pki.Requirement {
 	}
 }
 
-// sourceLeaf is a certificate of somebody else's making, and where it was found.
+// sourceLeaf is a certificate to copy, and the object that it was read from.
 type sourceLeaf struct {
 	from  string
 	pair  pki.KeyPair
 	trust pki.Bundle
 }
 
-// Problem is something wrong with an object of the user. Cause continues a sentence that begins with
-// the object's name.
+// Problem describes what is wrong with an object of the user. Cause continues a sentence that
+// begins with the name of the object.
 type Problem struct{ Object, Cause, Remedy string }
 
 func (p Problem) String() string { return p.Object + " " + p.Cause }
 
-// refuseAll is the error of all problems, nil where there are none.
+// refuseAll returns one error for all problems, nil if there are none.
 func refuseAll(problems []Problem) error {
 	if len(problems) == 0 {
 		return nil
@@ -126,7 +126,7 @@ func refuseAll(problems []Problem) error {
 	return release.Refuse("%s", strings.Join(lines, "\n  "))
 }
 
-// sourceSecret names the Secret of a role.
+// sourceSecret returns the name of the Secret of a role, "" if the role has none.
 func sourceSecret(from state.ExistingSecrets, role string) string {
 	switch role {
 	case pki.OrganizationServer:
@@ -138,11 +138,11 @@ func sourceSecret(from state.ExistingSecrets, role string) string {
 	}
 }
 
-// sources reads the Secrets that certificates are copied from, and says everything
-// that is wrong with them. Roles without a Secret are left out.
+// sources reads the Secrets that certificates are copied from, and returns all their problems. It
+// omits roles without a Secret.
 func (k *Keeper) sources(ctx context.Context, p state.PKI, from state.ExistingSecrets) (map[string]sourceLeaf, []Problem, error) {
 	var problems []Problem
-	var fallback []byte // of the Secret that only has ca.crt
+	var fallback []byte // from the Secret that has only ca.crt
 	if from.Authority != "" {
 		secret, found, err := k.sourceSecret(ctx, p, from.Authority, names.KeyCA)
 		if err != nil {
@@ -152,7 +152,7 @@ func (k *Keeper) sources(ctx context.Context, p state.PKI, from state.ExistingSe
 		if secret != nil {
 			fallback = secret.Data[names.KeyCA]
 			if _, err := pki.ParseBundle(fallback); len(fallback) > 0 && err != nil {
-				problems = append(problems, badAuthority(k.Object("Secret", from.Authority), err))
+				problems = append(problems, badCA(k.Object("Secret", from.Authority), err))
 				fallback = nil
 			}
 		}
@@ -173,7 +173,7 @@ func (k *Keeper) sources(ctx context.Context, p state.PKI, from state.ExistingSe
 	return leaves, problems, nil
 }
 
-func (k *Keeper) source(ctx context.Context, p state.PKI, role, name, authority string, fallback []byte) (sourceLeaf, []Problem, error) {
+func (k *Keeper) source(ctx context.Context, p state.PKI, role, name, caSecret string, fallback []byte) (sourceLeaf, []Problem, error) {
 	secret, problems, err := k.sourceSecret(ctx, p, name, keyCertificate, keyPrivateKey)
 	if err != nil || secret == nil {
 		return sourceLeaf{}, problems, err
@@ -187,8 +187,8 @@ func (k *Keeper) source(ctx context.Context, p state.PKI, role, name, authority 
 	case p.Mode == state.PKICertManager:
 		problems = append(problems, Problem{object, "has no key " + names.KeyCA + ": its issuer does not tell its authority",
 			"choose an issuer that does, as those of the kinds CA and SelfSigned do, or mode existingSecret"})
-	case authority != "":
-		// What is wrong with that Secret is said of it.
+	case caSecret != "":
+		// The problems of that Secret are reported separately.
 	default:
 		problems = append(problems, Problem{object, "has no key " + names.KeyCA + ", and pki.existingSecret.ca names no other",
 			"put the PEM of the authority there that signed the certificate, or name a Secret that has it"})
@@ -198,7 +198,7 @@ func (k *Keeper) source(ctx context.Context, p state.PKI, role, name, authority 
 	}
 	bundle, err := pki.ParseBundle(trust)
 	if err != nil {
-		return sourceLeaf{}, []Problem{badAuthority(object, err)}, nil
+		return sourceLeaf{}, []Problem{badCA(object, err)}, nil
 	}
 	if err := pki.Check(keyPair(secret), bundle, k.requirement(role, p), k.Now()); err != nil {
 		for line := range strings.Lines(err.Error()) {
@@ -208,11 +208,11 @@ func (k *Keeper) source(ctx context.Context, p state.PKI, role, name, authority 
 	return sourceLeaf{object, keyPair(secret), bundle}, problems, nil
 }
 
-func badAuthority(object string, err error) Problem {
+func badCA(object string, err error) Problem {
 	return Problem{object, fmt.Sprintf("has a key %s that cannot be used: %v", names.KeyCA, err), "put the PEM of the certificate authorities there, and nothing else"}
 }
 
-// purpose says what a role is for.
+// purpose returns what certificates of a role are for, for messages.
 func purpose(role string) string {
 	switch role {
 	case pki.OrganizationServer:
@@ -224,8 +224,8 @@ func purpose(role string) string {
 	}
 }
 
-// sourceSecret reads a Secret that is not of our making, and says what it lacks. It is
-// nil where there is none that could be meant.
+// sourceSecret reads a Secret that init-hook did not create, and returns its problems. The Secret
+// is nil if it cannot be used at all.
 func (k *Keeper) sourceSecret(ctx context.Context, p state.PKI, name string, keys ...string) (*corev1.Secret, []Problem, error) {
 	object := k.Object("Secret", name)
 	secret, err := k.Secrets.Get(ctx, name, metav1.GetOptions{})
@@ -248,15 +248,15 @@ func (k *Keeper) sourceSecret(ctx context.Context, p state.PKI, name string, key
 	return secret, problems, nil
 }
 
-// ownAuthority says whether certificates are issued by the authority that init-hook keeps.
-func ownAuthority(p state.PKI) bool {
+// ownCA reports whether the release has its own CA, which init-hook creates and stores.
+func ownCA(p state.PKI) bool {
 	return p.Mode == state.PKIInternal || p.Mode == state.PKIExistingSecret && p.Existing.Push == ""
 }
 
-// authority returns the authority of our own. It makes a new one where there is
-// none, where it cannot go on being used, and where it is the one to be replaced.
-// Its certificate stays in the trust of all as long as it is needed; its key is not.
-func (r *rotation) authority(ctx context.Context) (*pki.CA, error) {
+// currentCA returns the release's own CA. It creates a new one if there is none, if the current one
+// can no longer be used, or if this run replaces it. The certificate of the previous CA stays in
+// the trust bundles as long as it is needed. Its key is discarded.
+func (r *rotation) currentCA(ctx context.Context) (*pki.CA, error) {
 	name := r.Settings.Name + names.SuffixCA
 	secret, err := r.Secret(ctx, name)
 	if err != nil {
@@ -269,7 +269,7 @@ func (r *rotation) authority(ctx context.Context) (*pki.CA, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", r.Object("Secret", name), err)
 		}
-		if r.askedAuthority != pki.Fingerprint(present.Certificate()) {
+		if r.requestedCA != pki.Fingerprint(present.Certificate()) {
 			return present, nil
 		}
 		reason = askedFor
@@ -286,25 +286,25 @@ func (r *rotation) authority(ctx context.Context) (*pki.CA, error) {
 	return made, nil
 }
 
-// wantedLeaf is where a certificate comes from: a copy, or an authority of our own.
+// wantedLeaf is a certificate that a Secret should hold: a copy, or one that our own CA issues.
 type wantedLeaf struct {
 	secretLeaf
-	copied    *sourceLeaf
-	authority *pki.CA
+	copied *sourceLeaf
+	ca     *pki.CA
 }
 
-// trust is what whoever meets the certificate must trust.
+// trust returns the CAs that peers must trust to accept the certificate.
 func (w wantedLeaf) trust() pki.Bundle {
 	if w.copied != nil {
 		return w.copied.trust
 	}
-	return pki.NewBundle(w.authority.Certificate())
+	return pki.NewBundle(w.ca.Certificate())
 }
 
-// due says why the held certificate is to be replaced, "" where it can stay.
+// due returns why the certificate in the Secret must be replaced, "" if it can stay.
 func (w wantedLeaf) due(held pki.KeyPair, now time.Time) string {
 	if w.copied == nil {
-		return pki.LeafRenewal(held, w.leaf, w.authority, now)
+		return pki.LeafRenewal(held, w.leaf, w.ca, now)
 	}
 	if !bytes.Equal(held.Certificate, w.copied.pair.Certificate) || !bytes.Equal(held.Key, w.copied.pair.Key) {
 		return w.copied.from + " has another certificate"
@@ -316,25 +316,25 @@ func (w wantedLeaf) make(now time.Time) (pki.KeyPair, error) {
 	if w.copied != nil {
 		return w.copied.pair, nil
 	}
-	return w.authority.Issue(w.leaf, now)
+	return w.ca.Issue(w.leaf, now)
 }
 
-// wanted is what the Secrets shall hold in the end. Nothing is made as long as
-// something is wrong with what is to be copied.
+// wanted returns the certificates that the Secrets should hold. It does not create a CA while there
+// are problems with the certificates to copy.
 func (r *rotation) wanted(ctx context.Context) ([]wantedLeaf, error) {
 	copies, err := r.copies(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var authority *pki.CA
-	if ownAuthority(r.pki) {
-		if authority, err = r.authority(ctx); err != nil {
+	var ca *pki.CA
+	if ownCA(r.pki) {
+		if ca, err = r.currentCA(ctx); err != nil {
 			return nil, err
 		}
 	}
 	var out []wantedLeaf
 	for _, l := range r.leaves(r.pki) {
-		w := wantedLeaf{secretLeaf: l, authority: authority}
+		w := wantedLeaf{secretLeaf: l, ca: ca}
 		if copied, ok := copies[l.role()]; ok {
 			w.copied = &copied
 		}
@@ -343,7 +343,7 @@ func (r *rotation) wanted(ctx context.Context) ([]wantedLeaf, error) {
 	return out, nil
 }
 
-// copies reads and checks what is copied. cert-manager is asked once in a run.
+// copies reads and checks the certificates to copy. It waits for cert-manager only once per run.
 func (r *rotation) copies(ctx context.Context) (map[string]sourceLeaf, error) {
 	switch {
 	case r.pki.Mode == state.PKIInternal:
@@ -364,17 +364,18 @@ func (r *rotation) copies(ctx context.Context) (map[string]sourceLeaf, error) {
 	return copies, refuseAll(problems)
 }
 
-// heldLeaf is what one of our Secrets holds.
+// heldLeaf is the current content of a certificate Secret.
 type heldLeaf struct {
 	wantedLeaf
 	secret *corev1.Secret
 	pair   pki.KeyPair
 	held   pki.Held
-	// due says why the certificate is to be replaced, "" where it can stay.
+	// due is why the certificate must be replaced, "" if it can stay.
 	due string
 }
 
-// readHeld reads one of our Secrets. What no pod could load is due, and no leaf.
+// readHeld reads a certificate Secret. A certificate that no pod could load is due, and its
+// held.Leaf is nil.
 func (k *Keeper) readHeld(ctx context.Context, w wantedLeaf) (heldLeaf, error) {
 	out := heldLeaf{wantedLeaf: w}
 	var err error
@@ -386,7 +387,7 @@ func (k *Keeper) readHeld(ctx context.Context, w wantedLeaf) (heldLeaf, error) {
 		return out, nil
 	}
 	out.pair = keyPair(out.secret)
-	out.held.Trust, _ = pki.ParseBundle(out.secret.Data[names.KeyCA]) // what cannot be read is written again
+	out.held.Trust, _ = pki.ParseBundle(out.secret.Data[names.KeyCA]) // an invalid bundle is overwritten
 	chain, err := pki.ParseChain(out.pair.Certificate)
 	if err == nil {
 		_, err = tls.X509KeyPair(out.pair.Certificate, out.pair.Key)
@@ -414,10 +415,11 @@ func secretData(pair pki.KeyPair, trust []byte) map[string][]byte {
 	return data
 }
 
-// DeleteUnneeded deletes what other PKI modes left, once nobody trusts it any more.
+// DeleteUnneeded deletes the objects of PKI modes that are no longer in use. Call it only when
+// nothing trusts their certificates any more.
 func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
 	var did []string
-	if name := k.Settings.Name + names.SuffixCA; !ownAuthority(p) {
+	if name := k.Settings.Name + names.SuffixCA; !ownCA(p) {
 		secret, err := k.Secret(ctx, name)
 		if err != nil {
 			return "", err

@@ -26,15 +26,15 @@ import (
 )
 
 const (
-	// certManagerTime is how long cert-manager may take: with an issuer in the cluster
-	// it needs seconds, and whoever signs by hand takes longer than any run.
-	certManagerTime = 90 * time.Second
-	// certManagerPoll is how often its objects are looked at meanwhile.
+	// certManagerTimeout is the wait timeout for cert-manager. An issuer in the cluster needs seconds;
+	// manual approval takes longer than any run.
+	certManagerTimeout = 90 * time.Second
+	// certManagerPoll is the interval at which cert-manager's objects are read while waiting.
 	certManagerPoll = time.Second
 )
 
-// Suffixes of the names of cert-manager's objects, after Settings.Name. A Secret that
-// cert-manager writes has the name of its Certificate plus names.SuffixIssued.
+// Suffixes of the names of cert-manager objects, after Settings.Name. The Secret of a Certificate
+// has the name of the Certificate plus names.SuffixIssued.
 const (
 	suffixServer     = "-server"
 	suffixNode       = "-node"
@@ -42,8 +42,8 @@ const (
 	suffixSelfSigned = "-selfsigned"
 )
 
-// Reasons of the condition Issuing. The first is what cert-manager's own command for
-// renewing sets; the second stands where issuing has ended well.
+// Reasons of the condition Issuing. cmctl renew sets the first. cert-manager sets the second after
+// a successful issuance.
 const (
 	reasonManuallyTriggered = "ManuallyTriggered"
 	reasonIssued            = "Issued"
@@ -51,11 +51,11 @@ const (
 
 const certManagerMissing = "cert-manager is not installed: install it first, see https://cert-manager.io/docs/installation/, or do without it, --set pki.mode=internal"
 
-// certManagerWanted are the objects that shall be there.
+// certManagerWanted are the cert-manager objects that should exist.
 type certManagerWanted struct {
-	// issuers are empty where the user has one.
+	// issuers is empty if the user has an issuer.
 	issuers []*certmanagerv1.Issuer
-	// certificates begin with the authority's, where it is ours.
+	// certificates starts with that of the CA, if the CA is our own.
 	certificates []*certmanagerv1.Certificate
 }
 
@@ -66,21 +66,21 @@ func (k *Keeper) certManagerWanted(p state.PKI) certManagerWanted {
 		ref = cmmeta.IssuerReference{Group: p.Issuer.Group, Kind: p.Issuer.Kind, Name: p.Issuer.Name}
 	} else {
 		selfSigned := cmmeta.IssuerReference{Group: ref.Group, Kind: ref.Kind, Name: k.Settings.Name + suffixSelfSigned}
-		authority := k.certificate(names.SuffixCA, time.Duration(p.AuthorityLifetime), selfSigned)
-		authority.Spec.IsCA = true
-		authority.Spec.CommonName = k.Settings.Name + " certificate authority"
-		authority.Spec.Usages = []certmanagerv1.KeyUsage{certmanagerv1.UsageDigitalSignature, certmanagerv1.UsageCertSign, certmanagerv1.UsageCRLSign}
-		wanted.certificates = append(wanted.certificates, authority)
+		ca := k.certificate(names.SuffixCA, time.Duration(p.AuthorityLifetime), selfSigned)
+		ca.Spec.IsCA = true
+		ca.Spec.CommonName = k.Settings.Name + " certificate authority"
+		ca.Spec.Usages = []certmanagerv1.KeyUsage{certmanagerv1.UsageDigitalSignature, certmanagerv1.UsageCertSign, certmanagerv1.UsageCRLSign}
+		wanted.certificates = append(wanted.certificates, ca)
 		wanted.issuers = []*certmanagerv1.Issuer{
 			k.issuer(selfSigned.Name, certmanagerv1.IssuerConfig{SelfSigned: &certmanagerv1.SelfSignedIssuer{}}),
-			k.issuer(ref.Name, certmanagerv1.IssuerConfig{CA: &certmanagerv1.CAIssuer{SecretName: authority.Spec.SecretName}}),
+			k.issuer(ref.Name, certmanagerv1.IssuerConfig{CA: &certmanagerv1.CAIssuer{SecretName: ca.Spec.SecretName}}),
 		}
 	}
 	for _, l := range k.leaves(p) {
 		c := k.certificate(strings.TrimSuffix(l.suffix, "-tls"), time.Duration(p.LeafLifetime), ref)
 		c.Spec.CommonName = l.leaf.CommonName
 		c.Spec.Subject = &certmanagerv1.X509Subject{Organizations: []string{l.leaf.Organization}}
-		// Not every issuer lets its customers choose the subject.
+		// Some issuers ignore the requested subject.
 		c.Spec.URIs = []string{l.leaf.Organization}
 		c.Spec.DNSNames = l.leaf.DNSNames
 		for _, ip := range l.leaf.IPAddresses {
@@ -100,7 +100,7 @@ func (k *Keeper) certManagerWanted(p state.PKI) certManagerWanted {
 	return wanted
 }
 
-// certificate is what all of our Certificates have.
+// certificate returns a Certificate with the fields that all of our Certificates share.
 func (k *Keeper) certificate(suffix string, lifetime time.Duration, issuer cmmeta.IssuerReference) *certmanagerv1.Certificate {
 	revisions := int32(1)
 	return &certmanagerv1.Certificate{
@@ -109,15 +109,15 @@ func (k *Keeper) certificate(suffix string, lifetime time.Duration, issuer cmmet
 			SecretName:     k.Settings.Name + suffix + names.SuffixIssued,
 			SecretTemplate: &certmanagerv1.CertificateSecretTemplate{Labels: k.Labels(names.ComponentCertificates), Annotations: release.Annotations()},
 			Duration:       &metav1.Duration{Duration: lifetime},
-			// The rule of the internal mode as well: renewed when half is left.
+			// Renew at half of the lifetime, as in internal mode.
 			RenewBefore: &metav1.Duration{Duration: lifetime / 2},
 			PrivateKey: &certmanagerv1.CertificatePrivateKey{
 				Algorithm: certmanagerv1.ECDSAKeyAlgorithm, Size: 256, Encoding: certmanagerv1.PKCS8,
-				// cert-manager before 1.18 would keep the key.
+				// cert-manager before 1.18 reuses the key by default.
 				RotationPolicy: certmanagerv1.RotationPolicyAlways,
 			},
 			IssuerRef: issuer,
-			// Former CertificateRequests are of no use to anybody.
+			// Previous CertificateRequests are not needed.
 			RevisionHistoryLimit: &revisions,
 		},
 	}
@@ -130,9 +130,9 @@ func (k *Keeper) issuer(name string, config certmanagerv1.IssuerConfig) *certman
 	}
 }
 
-// putCertificate changes have where it is not as wanted, and returns the names of the
-// fields. What nobody wants anything of stays: defaults, and what others add.
-func putCertificate(have, want *certmanagerv1.Certificate) []string {
+// updateCertificate sets the fields of have that differ from want, and returns their names. It
+// keeps fields that want does not set, such as defaults and additions of others.
+func updateCertificate(have, want *certmanagerv1.Certificate) []string {
 	to, from := &have.Spec, &want.Spec
 	if to.Subject == nil {
 		to.Subject = &certmanagerv1.X509Subject{}
@@ -153,11 +153,11 @@ func putCertificate(have, want *certmanagerv1.Certificate) []string {
 			fields = append(fields, field)
 		}
 	}
-	put("metadata.labels", putLabels(&have.Labels, want.Labels))
-	put("metadata.annotations", putLabels(&have.Annotations, want.Annotations))
+	put("metadata.labels", mergeLabels(&have.Labels, want.Labels))
+	put("metadata.annotations", mergeLabels(&have.Annotations, want.Annotations))
 	put("spec.secretName", set(&to.SecretName, from.SecretName))
-	put("spec.secretTemplate.labels", putLabels(&to.SecretTemplate.Labels, from.SecretTemplate.Labels))
-	put("spec.secretTemplate.annotations", putLabels(&to.SecretTemplate.Annotations, from.SecretTemplate.Annotations))
+	put("spec.secretTemplate.labels", mergeLabels(&to.SecretTemplate.Labels, from.SecretTemplate.Labels))
+	put("spec.secretTemplate.annotations", mergeLabels(&to.SecretTemplate.Annotations, from.SecretTemplate.Annotations))
 	put("spec.duration", set(&to.Duration, from.Duration))
 	put("spec.renewBefore", set(&to.RenewBefore, from.RenewBefore))
 	put("spec.isCA", set(&to.IsCA, from.IsCA))
@@ -176,13 +176,14 @@ func putCertificate(have, want *certmanagerv1.Certificate) []string {
 	return fields
 }
 
-// putIssuer is putCertificate for an Issuer, which can be of one kind only.
-func putIssuer(have, want *certmanagerv1.Issuer) []string {
+// updateIssuer is updateCertificate for an Issuer. It replaces the issuer type as a whole, because
+// an Issuer can have only one.
+func updateIssuer(have, want *certmanagerv1.Issuer) []string {
 	var fields []string
-	if putLabels(&have.Labels, want.Labels) {
+	if mergeLabels(&have.Labels, want.Labels) {
 		fields = append(fields, "metadata.labels")
 	}
-	if putLabels(&have.Annotations, want.Annotations) {
+	if mergeLabels(&have.Annotations, want.Annotations) {
 		fields = append(fields, "metadata.annotations")
 	}
 	to, from := have.Spec.IssuerConfig, want.Spec.IssuerConfig
@@ -202,7 +203,7 @@ func set[T any](have *T, want T) bool {
 	return true
 }
 
-func putLabels(have *map[string]string, want map[string]string) bool {
+func mergeLabels(have *map[string]string, want map[string]string) bool {
 	all := maps.Clone(*have)
 	if all == nil {
 		all = map[string]string{}
@@ -211,8 +212,8 @@ func putLabels(have *map[string]string, want map[string]string) bool {
 	return set(have, all)
 }
 
-// keeper is what it takes to keep an object of one kind as it shall be.
-type keeper[T any] interface {
+// ensurer is the client for one kind of objects that ensure needs.
+type ensurer[T any] interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*T, error)
 	Create(ctx context.Context, object *T, opts metav1.CreateOptions) (*T, error)
 	Update(ctx context.Context, object *T, opts metav1.UpdateOptions) (*T, error)
@@ -223,9 +224,9 @@ type object[T any] interface {
 	metav1.Object
 }
 
-// keep makes an object, or puts right what differs, and returns it as it then is. One
-// that is being deleted is returned as it is.
-func keep[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api keeper[T], want P, put func(have, want P) []string) (P, error) {
+// ensure creates an object or updates the fields that differ, and returns its current version. It
+// does not change an object that is being deleted.
+func ensure[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api ensurer[T], want P, put func(have, want P) []string) (P, error) {
 	name := k.Object(kind, want.GetName())
 	read, err := api.Get(ctx, want.GetName(), metav1.GetOptions{})
 	have := P(read)
@@ -262,7 +263,8 @@ func keep[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api k
 	return have, changedBack(name, put(have, want))
 }
 
-// changedBack refuses to fight: every write of a Certificate may be a new issuance.
+// changedBack returns an error if a write did not stick. Writing again would start a fight, and
+// every write of a Certificate may trigger an issuance.
 func changedBack(name string, fields []string) error {
 	if len(fields) == 0 {
 		return nil
@@ -270,27 +272,27 @@ func changedBack(name string, fields []string) error {
 	return release.Refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: have it leave this object alone", name, strings.Join(fields, ", "))
 }
 
-// issued is a Certificate with the Secret that it asks for, nil where there is none.
+// issued is a Certificate and its Secret. The Secret is nil if it does not exist.
 type issued struct {
 	*certmanagerv1.Certificate
 	secret *corev1.Secret
 }
 
-// keepCertManager makes or puts right all objects, and returns the Certificates.
-func (k *Keeper) keepCertManager(ctx context.Context, wanted certManagerWanted) ([]issued, error) {
+// ensureCertManager creates or updates all objects, and returns the Certificates.
+func (k *Keeper) ensureCertManager(ctx context.Context, wanted certManagerWanted) ([]issued, error) {
 	for _, want := range wanted.issuers {
-		if _, err := keep(ctx, k, "Issuer", k.Cluster.Issuers, want, putIssuer); err != nil {
+		if _, err := ensure(ctx, k, "Issuer", k.Cluster.Issuers, want, updateIssuer); err != nil {
 			return nil, err
 		}
 	}
 	var all []issued
 	for _, want := range wanted.certificates {
-		// First the Secret: cert-manager would overwrite somebody else's.
+		// Check the Secret first: cert-manager would overwrite one that is not ours.
 		secret, err := k.issuedSecret(ctx, want)
 		if err != nil {
 			return nil, release.RefuseForbidden(err)
 		}
-		certificate, err := keep(ctx, k, "Certificate", k.Cluster.Certificates, want, putCertificate)
+		certificate, err := ensure(ctx, k, "Certificate", k.Cluster.Certificates, want, updateCertificate)
 		if err != nil {
 			return nil, err
 		}
@@ -299,9 +301,9 @@ func (k *Keeper) keepCertManager(ctx context.Context, wanted certManagerWanted) 
 	return all, nil
 }
 
-// issuedSecret returns the Secret of a Certificate, or nil where there is none. One
-// without our label is ours as well where cert-manager wrote it for a Certificate of
-// ours: somebody may have changed that, and it is about to be put right.
+// issuedSecret returns the Secret of a Certificate, or nil if it does not exist. A Secret without
+// our label is accepted if cert-manager wrote it for one of our Certificates: its labels may have
+// been changed, and cert-manager is about to restore them.
 func (k *Keeper) issuedSecret(ctx context.Context, of *certmanagerv1.Certificate) (*corev1.Secret, error) {
 	secret, err := k.Secret(ctx, of.Spec.SecretName)
 	if err == nil || !release.IsRefused(err) {
@@ -318,7 +320,7 @@ func (k *Keeper) issuedSecret(ctx context.Context, of *certmanagerv1.Certificate
 	return secret, nil
 }
 
-// condition returns nil where there is no such condition.
+// condition returns nil if there is no such condition.
 func (i issued) condition(kind certmanagerv1.CertificateConditionType) *certmanagerv1.CertificateCondition {
 	n := slices.IndexFunc(i.Status.Conditions, func(c certmanagerv1.CertificateCondition) bool { return c.Type == kind })
 	if n < 0 {
@@ -327,7 +329,7 @@ func (i issued) condition(kind certmanagerv1.CertificateConditionType) *certmana
 	return &i.Status.Conditions[n]
 }
 
-// notReady says why the Secret is not what the Certificate asks for, "" where it is.
+// notReady returns why the Secret does not match the Certificate yet, "" if it does.
 func (i issued) notReady() string {
 	ready := i.condition(certmanagerv1.CertificateConditionReady)
 	switch {
@@ -352,8 +354,8 @@ func (i issued) certificatePEM() string {
 	return string(i.secret.Data[keyCertificate])
 }
 
-// failure is why cert-manager has given up for now, "" where it has not. It tries
-// again after an hour, and from then on waits longer each time.
+// failure returns why the last issuance failed, "" if it did not. cert-manager retries after an
+// hour at the earliest, with exponential backoff.
 func (i issued) failure() string {
 	issuing := i.condition(certmanagerv1.CertificateConditionIssuing)
 	if issuing == nil || issuing.Status != cmmeta.ConditionFalse || issuing.Reason == reasonIssued ||
@@ -363,8 +365,8 @@ func (i issued) failure() string {
 	return fmt.Sprintf("%s: %s", issuing.Reason, issuing.Message)
 }
 
-// issueAgain has cert-manager issue a certificate anew, whatever it thinks of the
-// present one and however long it would wait after a failure.
+// issueAgain triggers a new issuance, regardless of the state of the current certificate and of the
+// backoff after a failure.
 func (k *Keeper) issueAgain(ctx context.Context, i issued) error {
 	changed := i.DeepCopy()
 	now := metav1.NewTime(k.Now())
@@ -373,13 +375,13 @@ func (k *Keeper) issueAgain(ctx context.Context, i issued) error {
 		Reason: reasonManuallyTriggered, Message: "init-hook asked for a new certificate",
 		ObservedGeneration: i.Generation, LastTransitionTime: &now,
 	}
-	if former := (issued{changed, nil}).condition(condition.Type); former == nil {
+	if previous := (issued{changed, nil}).condition(condition.Type); previous == nil {
 		changed.Status.Conditions = append(changed.Status.Conditions, condition)
 	} else {
-		if former.Status == condition.Status {
-			condition.LastTransitionTime = former.LastTransitionTime
+		if previous.Status == condition.Status {
+			condition.LastTransitionTime = previous.LastTransitionTime
 		}
-		*former = condition
+		*previous = condition
 	}
 	if _, err := k.Cluster.Certificates.UpdateStatus(ctx, changed, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("asking for a new issuance in the status of %s: %w", k.Object("Certificate", i.Name), release.RefuseForbidden(err))
@@ -388,18 +390,18 @@ func (k *Keeper) issueAgain(ctx context.Context, i issued) error {
 	return nil
 }
 
-// unissued is a Certificate that is waited for.
+// unissued is a Certificate that is not issued yet.
 type unissued struct {
 	issued
 	why string
-	// failed says that waiting is of no use.
+	// failed reports that waiting is pointless.
 	failed bool
 }
 
-// awaitIssued looks until nothing is waited for.
+// awaitIssued polls look until it returns no more Certificates to wait for.
 func (k *Keeper) awaitIssued(ctx context.Context, look func(context.Context) ([]unissued, error)) error {
 	begin := time.Now()
-	limited, cancel := context.WithTimeout(ctx, certManagerTime)
+	limited, cancel := context.WithTimeout(ctx, certManagerTimeout)
 	defer cancel()
 	var waiting []unissued
 	var lookErr error
@@ -411,7 +413,7 @@ func (k *Keeper) awaitIssued(ctx context.Context, look func(context.Context) ([]
 			return nil
 		case err == nil:
 			waiting, lookErr = found, nil
-		case limited.Err() == nil && !passing(err):
+		case limited.Err() == nil && !retryable(err):
 			return err
 		case limited.Err() == nil || lookErr == nil && waiting == nil:
 			lookErr = err
@@ -449,18 +451,17 @@ func (k *Keeper) awaitIssued(ctx context.Context, look func(context.Context) ([]
 	}
 }
 
-// passing says whether an error may be gone at the next look: somebody else wrote at
-// the same time, or cert-manager's webhook, which starts after everything else, does
-// not answer yet.
-func passing(err error) bool {
+// retryable reports whether an error may be gone at the next poll: a conflict, or cert-manager's
+// webhook, which starts last, is not ready yet.
+func retryable(err error) bool {
 	if release.IsRefused(err) {
 		return false
 	}
 	return release.IsTransient(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsInternalError(err)
 }
 
-// notIssued says of the first Certificate everything that is known, since the others
-// mostly wait for the same, and often for the first.
+// notIssued returns an error with all details about the first Certificate. The others usually have
+// the same problem, or wait for the first.
 func (k *Keeper) notIssued(ctx context.Context, waiting []unissued, took time.Duration) error {
 	c := waiting[0]
 	var b strings.Builder
@@ -484,8 +485,8 @@ func (k *Keeper) notIssued(ctx context.Context, waiting []unissued, took time.Du
 	return errors.New(b.String())
 }
 
-// issuerResource is how kubectl is told an issuer's kind: external ones need the
-// group, because others may have the same kind.
+// issuerResource returns the resource name of an issuer for kubectl. External issuers need the
+// group, because kinds are not unique.
 func issuerResource(ref cmmeta.IssuerReference) string {
 	kind := strings.ToLower(ref.Kind)
 	if ref.Group == certmanagerv1.SchemeGroupVersion.Group {
@@ -494,10 +495,10 @@ func issuerResource(ref cmmeta.IssuerReference) string {
 	return kind + "." + ref.Group
 }
 
-// requestComplaint is what the newest request of a Certificate says is wrong, for a
-// message; "" where nothing is, or where it cannot be read.
+// requestComplaint returns the problem of the newest CertificateRequest of a Certificate as part of
+// a message. It is "" if there is none or if it cannot be read.
 func (k *Keeper) requestComplaint(ctx context.Context, c *certmanagerv1.Certificate) string {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second) // the run's own context may have ended
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second) // ctx may have expired
 	defer cancel()
 	list, err := k.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -524,7 +525,7 @@ func (k *Keeper) requestComplaint(ctx context.Context, c *certmanagerv1.Certific
 }
 
 func requestProblem(r certmanagerv1.CertificateRequest) string {
-	// A denial says more than what comes of it.
+	// A denial is more specific than the conditions that follow from it.
 	for _, bad := range []struct {
 		kind   certmanagerv1.CertificateRequestConditionType
 		status cmmeta.ConditionStatus
@@ -551,13 +552,14 @@ func requestProblem(r certmanagerv1.CertificateRequest) string {
 	return "its issuer has not looked at it"
 }
 
-// certManagerSources keeps our Certificates, and the issuer where the user has none,
-// waits until all are issued, and returns the Secrets that cert-manager wrote.
+// certManagerSources creates or updates our Certificates, and the Issuers if the user has none. It
+// waits until all certificates are issued, and returns the names of the Secrets that cert-manager
+// wrote.
 func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.ExistingSecrets, error) {
 	wanted := k.certManagerWanted(p)
 	seen := map[string]bool{}
 	err := k.awaitIssued(ctx, func(ctx context.Context) ([]unissued, error) {
-		all, err := k.keepCertManager(ctx, wanted)
+		all, err := k.ensureCertManager(ctx, wanted)
 		if err != nil {
 			return nil, err
 		}
@@ -570,8 +572,8 @@ func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.Exi
 					"reason", failure, "until", i.Status.NotAfter.String(), "remedy", fmt.Sprintf("kubectl --namespace %s describe certificate %s", k.Settings.Namespace, i.Name))
 			case why == "":
 			case failure != "" && !seen[i.Name]:
-				// Of an earlier run. What it was may have been mended since, and
-				// cert-manager would wait for hours.
+				// The failure is from an earlier run. Its cause may be fixed by now, but cert-manager's backoff
+				// can take hours.
 				if err := k.issueAgain(ctx, i); err != nil {
 					return nil, err
 				}
@@ -597,8 +599,8 @@ func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.Exi
 	return state.ExistingSecrets{Server: name + suffixServer + names.SuffixIssued, Node: name + suffixNode + names.SuffixIssued, Push: name + suffixPush + names.SuffixIssued}, nil
 }
 
-// deleteOwnIssuer deletes the authority of a time when the user had no issuer: its key
-// is of use to thieves only.
+// deleteOwnIssuer deletes our own CA and Issuers after the user has named an issuer. The key of
+// that CA has no more use and should not be left around.
 func (k *Keeper) deleteOwnIssuer(ctx context.Context) error {
 	deleted, err := k.deleteCertManagerObjects(ctx, []string{names.SuffixCA}, []string{names.SuffixCA, suffixSelfSigned})
 	if release.MissingPermission(err) {
@@ -611,19 +613,19 @@ func (k *Keeper) deleteOwnIssuer(ctx context.Context) error {
 	return err
 }
 
-// certManagerRenew has cert-manager issue all certificates anew, due or not, with
-// authority the authority's first, and waits for them.
-func (k *Keeper) certManagerRenew(ctx context.Context, p state.PKI, authority bool) error {
+// certManagerRenew triggers a new issuance of all certificates, whether due or not, and waits for
+// it. If ca is set, it starts with the CA.
+func (k *Keeper) certManagerRenew(ctx context.Context, p state.PKI, ca bool) error {
 	wanted := k.certManagerWanted(p)
 	leaves := wanted.certificates
 	var trust pki.Bundle
 	switch {
-	case authority && p.Issuer != nil:
+	case ca && p.Issuer != nil:
 		return release.Refuse("the authority is that of %s %s, which is not this release's: replace it there, then run init-hook certs rotate, which has all certificates signed anew", p.Issuer.Kind, p.Issuer.Name)
 	case p.Issuer == nil:
 		leaves = wanted.certificates[1:]
 	}
-	if authority {
+	if ca {
 		own := wanted.certificates[:1]
 		made, err := k.reissue(ctx, wanted, own, pki.Bundle{})
 		if err != nil {
@@ -637,13 +639,13 @@ func (k *Keeper) certManagerRenew(ctx context.Context, p state.PKI, authority bo
 	return err
 }
 
-// reissue replaces certificates, and returns them as they then are. They must be of
-// the authorities in trust, if any are.
+// reissue triggers a new issuance of certificates, and returns them once they are issued. Their CAs
+// must include those in trust.
 func (k *Keeper) reissue(ctx context.Context, wanted certManagerWanted, due []*certmanagerv1.Certificate, trust pki.Bundle) ([]issued, error) {
-	former := map[string]string{} // what was there when a new one was asked for
+	previous := map[string]string{} // the certificates before the new issuance
 	var done []issued
 	err := k.awaitIssued(ctx, func(ctx context.Context) ([]unissued, error) {
-		all, err := k.keepCertManager(ctx, wanted)
+		all, err := k.ensureCertManager(ctx, wanted)
 		if err != nil {
 			return nil, err
 		}
@@ -653,7 +655,7 @@ func (k *Keeper) reissue(ctx context.Context, wanted certManagerWanted, due []*c
 			if !slices.ContainsFunc(due, func(c *certmanagerv1.Certificate) bool { return c.Name == i.Name }) {
 				continue
 			}
-			before, asked := former[i.Name]
+			before, asked := previous[i.Name]
 			issuing := i.condition(certmanagerv1.CertificateConditionIssuing)
 			why, ask := i.notReady(), false
 			switch {
@@ -669,14 +671,14 @@ func (k *Keeper) reissue(ctx context.Context, wanted certManagerWanted, due []*c
 			case i.certificatePEM() == before:
 				why = "its Secret " + i.Spec.SecretName + " has the former certificate"
 			case !i.trusts(trust):
-				// cert-manager signs with what it last saw of the authority's Secret.
+				// cert-manager may have signed with a cached version of the CA Secret.
 				why, ask = "it is of the former authority, another was asked for", true
 			}
 			if ask {
 				if err := k.issueAgain(ctx, i); err != nil {
 					return nil, err
 				}
-				former[i.Name] = i.certificatePEM()
+				previous[i.Name] = i.certificatePEM()
 			}
 			if why != "" {
 				waiting = append(waiting, unissued{i, why, false})
@@ -689,7 +691,7 @@ func (k *Keeper) reissue(ctx context.Context, wanted certManagerWanted, due []*c
 	return done, err
 }
 
-// trusts says whether the Secret comes with all authorities of a bundle.
+// trusts reports whether the ca.crt of the Secret contains all CAs of a bundle.
 func (i issued) trusts(bundle pki.Bundle) bool {
 	if bundle.Empty() {
 		return true
@@ -698,13 +700,13 @@ func (i issued) trusts(bundle pki.Bundle) bool {
 	return err == nil && have.Contains(bundle)
 }
 
-// remover is what it takes to delete objects of one kind.
+// remover is the client for one kind of objects that remove needs.
 type remover[T any] interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*T, error)
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-// remove deletes those of the objects that are ours, and returns their names.
+// remove deletes those of the objects that are ours, and returns their kinds and names.
 func remove[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api remover[T], objects []string) ([]string, error) {
 	var deleted []string
 	for _, name := range objects {
@@ -726,8 +728,8 @@ func remove[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api
 	return deleted, nil
 }
 
-// DeleteCertManager deletes all that certManagerSources made, and the Secrets that
-// cert-manager wrote for it.
+// DeleteCertManager deletes the objects that init-hook created for cert-manager, and the Secrets
+// that cert-manager wrote for them.
 func (k *Keeper) DeleteCertManager(ctx context.Context) (string, error) {
 	deleted, err := k.deleteCertManagerObjects(ctx, []string{suffixServer, suffixNode, suffixPush, names.SuffixCA}, []string{names.SuffixCA, suffixSelfSigned})
 	if err != nil {
@@ -739,8 +741,8 @@ func (k *Keeper) DeleteCertManager(ctx context.Context) (string, error) {
 	return "deleted " + strings.Join(deleted, ", "), nil
 }
 
-// deleteCertManagerObjects deletes Certificates, Issuers, and the Secrets of the
-// Certificates last: as long as those are there, cert-manager writes them again.
+// deleteCertManagerObjects deletes Certificates and Issuers, and then the Secrets of the
+// Certificates: cert-manager would write them again while their Certificates exist.
 func (k *Keeper) deleteCertManagerObjects(ctx context.Context, certificates, issuers []string) ([]string, error) {
 	var certificateNames, issuerNames, secretNames []string
 	for _, suffix := range certificates {

@@ -883,7 +883,7 @@ func TestWhatCertManagerWaitsForIsSaid(t *testing.T) {
 				c.play(b)
 				_, took, err := b.run(c.p)
 				wantError(t, err, c.want...)
-				if took < certManagerTime || took > certManagerTime+2*certManagerPoll || refused(err) {
+				if took < certManagerTimeout || took > certManagerTimeout+2*certManagerPoll || refused(err) {
 					t.Errorf("after %s, refused: %t", took, refused(err))
 				}
 				if name == "one of three" && strings.Contains(err.Error(), "not ready either") {
@@ -921,7 +921,7 @@ func (r cmRequests) List(ctx context.Context, opts metav1.ListOptions) (*certman
 func TestALookThatTheEndCutsShortSaysNothing(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		b.controller = b.pend
-		b.keeper.Cluster.Certificates = cmSlow{b.keeper.Cluster.Certificates, time.Now().Add(certManagerTime - 10*time.Second)}
+		b.keeper.Cluster.Certificates = cmSlow{b.keeper.Cluster.Certificates, time.Now().Add(certManagerTimeout - 10*time.Second)}
 		_, _, err := b.run(corpIssuer())
 		wantError(t, err, "Certificate zarf/zarf-registry-server is not ready after 1m30s: DoesNotExist")
 		if strings.Contains(err.Error(), "deadline") {
@@ -1140,7 +1140,7 @@ func TestWhatPassesIsWaitedFor(t *testing.T) {
 				}
 				_, took, err := b.run(ownIssuer())
 				wantError(t, err, "waiting 1m30s for cert-manager: ", passing.Error())
-				if took < certManagerTime || refused(err) {
+				if took < certManagerTimeout || refused(err) {
 					t.Errorf("after %s, refused: %t", took, refused(err))
 				}
 			})

@@ -1,6 +1,9 @@
-// Package certs keeps the certificates and credentials of a release in its Secrets: it issues them,
-// copies them from the user's Secrets or from cert-manager, and replaces them in an order in which
-// proxies and registry trust each other at every moment. Package pki decides that order.
+// Package certs issues, copies, renews and rotates the certificates and credentials of a release,
+// and stores them in its Secrets. Certificates come from the release's own CA, from cert-manager,
+// or from Secrets of the user. During a CA rotation the proxies and the registry trust each other
+// at every step.
+//
+// It does not decide the order of a rotation; package pki does.
 package certs
 
 import (
@@ -17,9 +20,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/steps"
 )
 
-// Cluster is what a Keeper needs of Kubernetes, in the release's namespace. client-go's typed
-// clients and package certmanager satisfy the parts. Where cert-manager is not installed, its three
-// answer NotFound.
+// Cluster is the Kubernetes API that a Keeper uses, limited to the namespace of the release. The
+// typed clients of client-go and package certmanager implement its parts. If cert-manager is not
+// installed, its three clients return NotFound errors.
 type Cluster struct {
 	Pods                Pods
 	Certificates        Certificates
@@ -27,12 +30,12 @@ type Cluster struct {
 	Issuers             Issuers
 }
 
-// Pods annotates pods whose kubelets are to refresh mounted Secrets at once.
+// Pods annotates pods, which makes their kubelets refresh mounted Secrets at once.
 type Pods interface {
 	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*corev1.Pod, error)
 }
 
-// Certificates reads and writes Certificates of cert-manager; UpdateStatus requests a new issuance.
+// Certificates reads and writes cert-manager's Certificates. UpdateStatus triggers a new issuance.
 type Certificates interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*certmanagerv1.Certificate, error)
 	Create(ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.CreateOptions) (*certmanagerv1.Certificate, error)
@@ -41,12 +44,12 @@ type Certificates interface {
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-// CertificateRequests lists what tells why a Certificate is not issued.
+// CertificateRequests lists the requests that tell why a Certificate is not issued.
 type CertificateRequests interface {
 	List(ctx context.Context, opts metav1.ListOptions) (*certmanagerv1.CertificateRequestList, error)
 }
 
-// Issuers reads and writes Issuers of cert-manager.
+// Issuers reads and writes cert-manager's Issuers.
 type Issuers interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*certmanagerv1.Issuer, error)
 	Create(ctx context.Context, issuer *certmanagerv1.Issuer, opts metav1.CreateOptions) (*certmanagerv1.Issuer, error)
@@ -54,21 +57,22 @@ type Issuers interface {
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-// Registry asks the pods of the registry and of the proxies.
+// Registry queries the registry pods and the proxy pods.
 type Registry interface {
 	// PlainOpen reports whether the plain listener of a registry pod accepts connections. An error
-	// means that nothing is known.
+	// means that the state of the listener is unknown.
 	PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error)
-	// Loaded returns what a pod of the registry or of a proxy has loaded.
+	// Loaded returns the certificates and credentials that a registry pod or a proxy pod has loaded.
 	Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error)
 }
 
-// Keeper keeps the certificates and credentials of one release. Its fields must be set.
+// Keeper manages the certificates and credentials of one release. Observer, Cluster and Registry
+// must be set.
 type Keeper struct {
 	*nodes.Observer
 	Cluster  Cluster
 	Registry Registry
-	// Timeout bounds a command; 0 means no limit.
+	// Timeout limits a command. Zero means no limit.
 	Timeout time.Duration
 }
 

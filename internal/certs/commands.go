@@ -15,15 +15,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/steps"
 )
 
-// commandPatience is how long pods are waited for if a run has no deadline.
-const commandPatience = time.Hour
+// commandTimeout is the wait timeout for pods if the context has no deadline.
+const commandTimeout = time.Hour
 
 // Renew renews the certificates that are due, continues a CA rotation that is in progress, and
-// copies what has changed in Secrets of the user. It takes the PKI settings from the saved state.
+// copies what has changed in the user's Secrets. It uses the PKI settings in the saved state.
 func (k *Keeper) Renew(ctx context.Context) error {
 	c := &command{Keeper: k}
-	// A credential that cannot be copied must not prevent the renewal of certificates, nor the other
-	// way round.
+	// A failure to copy the credential must not prevent the renewal of the certificates, nor the
+	// reverse.
 	var credential error
 	copyCredential := func(ctx context.Context) (string, error) {
 		if c.external() || c.saved.PushSecret == "" {
@@ -43,39 +43,39 @@ func (k *Keeper) Renew(ctx context.Context) error {
 		{Name: "renew the certificates", Why: "each is replaced at half of its lifetime, or when its source has another", Run: func(ctx context.Context) (string, error) {
 			return c.rotate(ctx, &rotation{})
 		}},
-		{Name: "delete what other PKI modes left", Run: c.unneeded, Why: "nothing trusts it any more"},
+		{Name: "delete what other PKI modes left", Run: c.deleteUnneeded, Why: "nothing trusts it any more"},
 	})
 	return errors.Join(err, credential)
 }
 
-// Rotate replaces all certificates, due or not, and with ca the CA that signs them as well. It
-// returns when every pod has loaded them.
+// Rotate replaces all certificates, whether due or not. If ca is set, it replaces the CA as well.
+// It returns when every pod has loaded the new certificates.
 func (k *Keeper) Rotate(ctx context.Context, ca bool) error {
 	c := &command{Keeper: k}
 	r := &rotation{observed: true}
 	return k.run(ctx, "rotate", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it tells where certificates come from"},
 		{Name: "request new certificates", Why: "they are replaced whether they are due or not", Run: func(ctx context.Context) (string, error) {
-			return c.ask(ctx, r, ca)
+			return c.request(ctx, r, ca)
 		}},
 		{Name: "replace the certificates", Why: "each pod must trust what another is about to show", Run: func(ctx context.Context) (string, error) {
 			return c.rotate(ctx, r)
 		}},
-		{Name: "delete what other PKI modes left", Run: c.unneeded, Why: "nothing trusts it any more"},
+		{Name: "delete what other PKI modes left", Run: c.deleteUnneeded, Why: "nothing trusts it any more"},
 	})
 }
 
-// Credential is one of the two user names and passwords.
+// Credential names one of the two pairs of user name and password.
 type Credential string
 
-// The credentials.
+// The credentials of a release.
 const (
 	PushCredential Credential = "push"
 	PullCredential Credential = "pull"
 )
 
-// RotateCredential replaces a credential that prepare generated, and returns when the registry
-// accepts the new one.
+// RotateCredential replaces a generated credential. It returns when the registry accepts the new
+// one.
 func (k *Keeper) RotateCredential(ctx context.Context, credential Credential) error {
 	c := &credentialRotation{command: &command{Keeper: k}, credential: credential}
 	if credential != PushCredential && credential != PullCredential {
@@ -98,11 +98,11 @@ func (k *Keeper) RotateCredential(ctx context.Context, credential Credential) er
 
 const nothingExternal = "nothing: external mode has no certificates and credentials of ours"
 
-// command is a run that uses what prepare recorded.
+// command is one run with the settings that prepare saved.
 type command struct {
 	*Keeper
 	saved *state.State
-	// rotating: a CA rotation was in progress when the run began.
+	// rotating reports whether a CA rotation was in progress when the run began.
 	rotating bool
 }
 
@@ -132,8 +132,8 @@ func (c *command) readState(ctx context.Context) (string, error) {
 	return fmt.Sprintf("certificates are of mode %s", saved.PKI.Mode), nil
 }
 
-// ask has r replace what would not be due.
-func (c *command) ask(ctx context.Context, r *rotation, authority bool) (string, error) {
+// request makes r replace certificates that are not due.
+func (c *command) request(ctx context.Context, r *rotation, ca bool) (string, error) {
 	if c.external() {
 		return nothingExternal, nil
 	}
@@ -146,16 +146,16 @@ func (c *command) ask(ctx context.Context, r *rotation, authority bool) (string,
 		}
 		return "", release.Refuse("the certificates are copies of %s: renew them there, then run init-hook certs renew", strings.Join(names, ", "))
 	}
-	if authority && p.Issuer != nil {
+	if ca && p.Issuer != nil {
 		return "", release.Refuse("the authority is that of %s %s, which is not ours: replace it there, then run init-hook certs rotate, which has all certificates issued again", p.Issuer.Kind, p.Issuer.Name)
 	}
-	if authority && c.rotating {
+	if ca && c.rotating {
 		c.Log.Warn("a change of authorities is under way; this run goes on with it and begins no other",
 			"since", c.saved.Rotation.Since, "rotation", c.saved.Rotation.Phase, "reason", c.saved.Rotation.Reason)
 		return "nothing: a change of authorities is under way, and is gone on with", nil
 	}
 	if p.Mode == state.PKICertManager {
-		if err := c.certManagerRenew(ctx, p, authority); err != nil {
+		if err := c.certManagerRenew(ctx, p, ca); err != nil {
 			return "", err
 		}
 		return "cert-manager has issued other certificates", nil
@@ -166,28 +166,28 @@ func (c *command) ask(ctx context.Context, r *rotation, authority bool) (string,
 			return "", err
 		}
 		if chain, err := pki.ParseChain(keyPair(secret).Certificate); err == nil {
-			r.asked = append(r.asked, pki.Fingerprint(chain[0]))
+			r.requested = append(r.requested, pki.Fingerprint(chain[0]))
 		}
 	}
-	if !authority {
-		return fmt.Sprintf("certificates to replace: %d", len(r.asked)), nil
+	if !ca {
+		return fmt.Sprintf("certificates to replace: %d", len(r.requested)), nil
 	}
 	secret, err := c.Secret(ctx, c.Settings.Name+names.SuffixCA)
 	if err != nil {
 		return "", err
 	}
 	if present, err := pki.ParseCA(keyPair(secret)); err == nil {
-		r.askedAuthority = pki.Fingerprint(present.Certificate())
+		r.requestedCA = pki.Fingerprint(present.Certificate())
 	}
-	return fmt.Sprintf("the authority is to be replaced, and so are the certificates: %d", len(r.asked)), nil
+	return fmt.Sprintf("the authority is to be replaced, and so are the certificates: %d", len(r.requested)), nil
 }
 
-// rotate has r go on until nothing is left to do.
+// rotate runs r until nothing is left to do.
 func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
 	if c.external() {
 		return nothingExternal, nil
 	}
-	r.Keeper, r.pki, r.patience = c.Keeper, *c.saved.PKI, patience(ctx, commandPatience)
+	r.Keeper, r.pki, r.timeout = c.Keeper, *c.saved.PKI, waitTimeout(ctx, commandTimeout)
 	waiting, err := r.run(ctx)
 	if err != nil {
 		return "", err
@@ -201,9 +201,9 @@ func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
 	return r.did(), nil
 }
 
-// unneeded deletes what Finish could not, because a change was under way. Where that
-// fails the next upgrade does it.
-func (c *command) unneeded(ctx context.Context) (string, error) {
+// deleteUnneeded deletes what finish had to keep because a CA rotation was in progress. If that fails,
+// the next upgrade deletes it.
+func (c *command) deleteUnneeded(ctx context.Context) (string, error) {
 	if c.external() || !c.rotating {
 		return "nothing: the last upgrade did it", nil
 	}

@@ -34,14 +34,14 @@ const (
 )
 
 const (
-	// pushUser is the name of the only user that may write, where we choose it.
+	// pushUser is the user name of a generated push credential. Only the push user may write.
 	pushUser = "zarf-push"
-	// maxPassword is how many bytes of a password bcrypt looks at.
+	// maxPassword is the number of bytes of a password that bcrypt uses.
 	maxPassword = 72
 )
 
-// WritePush generates the push credential, or copies it from the user's Secret. copied tells that it
-// was a copy so far.
+// WritePush generates the push credential, or copies it from the user's Secret if from names one.
+// copied reports whether the current credential is a copy. The returned text describes what it did.
 func (k *Keeper) WritePush(ctx context.Context, from string, copied bool) (did string, err error) {
 	err = release.RetryOnConflict(ctx, func() error {
 		did, err = k.tryWritePush(ctx, from, copied)
@@ -63,7 +63,7 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 	cost := bcrypt.MinCost
 	reason := ""
 	if from != "" {
-		// People choose it, so it may be guessed.
+		// A person chose the password, so it may be guessable.
 		cost = bcrypt.DefaultCost
 		source, problems, err := k.pushSource(ctx, from)
 		if err != nil {
@@ -112,8 +112,8 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 	return fmt.Sprintf("wrote %s: %s", name, reason), nil
 }
 
-// pushSource reads the user's push credential and says what is wrong with it, but
-// never what it is.
+// pushSource reads the user's push credential and returns its problems. Their texts never contain
+// the password.
 func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte, []Problem, error) {
 	object := k.Object("Secret", name)
 	secret, err := k.Secrets.Get(ctx, name, metav1.GetOptions{})
@@ -154,16 +154,16 @@ func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte
 }
 
 func newPassword() ([]byte, error) {
-	random := make([]byte, 32) // 256 bits: beyond guessing
+	random := make([]byte, 32) // 256 bits
 	if _, err := rand.Read(random); err != nil {
 		return nil, fmt.Errorf("drawing a password: %w", err)
 	}
 	return []byte(base64.RawURLEncoding.EncodeToString(random)), nil
 }
 
-// newHtpasswd hashes a password that newPassword drew. A slow hash protects
-// passwords that can be guessed; those have 256 random bits. And a registry that is
-// short of CPU would take seconds for one.
+// newHtpasswd hashes a password that newPassword generated, at the lowest cost. A slow hash
+// protects guessable passwords; generated ones have 256 random bits. On a registry that is short of
+// CPU, each login would take seconds.
 func newHtpasswd(username, password []byte) ([]byte, error) {
 	return hashPassword(username, password, bcrypt.MinCost)
 }
@@ -194,12 +194,12 @@ func htpasswdCost(htpasswd []byte) int {
 type credentialRotation struct {
 	*command
 	credential Credential
-	// htpasswd is what the registry is to load; nil where it is to have none.
+	// htpasswd is the file that the registry must load. It is nil if the plain listener is closed.
 	htpasswd []byte
 	nodes    nodes.ReadyNodes
 }
 
-// secretName is the Secret of the credential.
+// secretName returns the name of the Secret that holds the credential.
 func (c *credentialRotation) secretName() string {
 	if c.credential == PullCredential {
 		return c.Settings.Name + names.SuffixPull
@@ -241,7 +241,7 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 		return err
 	}
 	data[KeyPassword] = password
-	// Where the pull Secret has no htpasswd, the plain listener is closed, and stays so.
+	// A pull Secret without htpasswd means that the plain listener is closed. It stays closed.
 	_, has := data[names.KeyHtpasswd]
 	c.htpasswd = nil
 	if has || c.credential == PushCredential {
@@ -267,7 +267,7 @@ func (c *credentialRotation) await(ctx context.Context) (string, error) {
 	}
 	sum := sha256.Sum256(c.htpasswd)
 	want := hex.EncodeToString(sum[:])
-	end := time.Now().Add(patience(ctx, commandPatience))
+	end := time.Now().Add(waitTimeout(ctx, commandTimeout))
 	var refreshed time.Time
 	for {
 		pods, late, err := c.late(ctx, want)
@@ -296,8 +296,8 @@ func (c *credentialRotation) await(ctx context.Context) (string, error) {
 	}
 }
 
-// late returns how many ready registry pods there are, and of those that have not
-// loaded the credential why not.
+// late returns the number of ready registry pods, and for each one that has not loaded the
+// credential the reason.
 func (c *credentialRotation) late(ctx context.Context, want string) (int, map[string]string, error) {
 	pods, err := c.RunningPods(ctx, &c.nodes, names.ComponentRegistry, func(*corev1.Pod) {})
 	if err != nil {
@@ -309,7 +309,7 @@ func (c *credentialRotation) late(ctx context.Context, want string) (int, map[st
 			continue
 		}
 		ready++
-		report, err := c.askPod(ctx, &pod)
+		report, err := c.queryPod(ctx, &pod)
 		switch {
 		case err != nil:
 			late[pod.Name] = err.Error()

@@ -20,25 +20,24 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// PlainPort is the registry's port without TLS, to which the node port leads.
+// PlainPort is the port of the registry without TLS. The node port forwards to it.
 const PlainPort = 5001
 
 const (
-	// pullUser is the user that pulls through a node port.
+	// pullUser is the user name for pulls through the node port.
 	pullUser = "zarf-pull"
-	// PlainPortName is the name of the container port of the registry's plain
-	// listener.
+	// PlainPortName is the name of the container port of the registry's plain listener.
 	PlainPortName = "plain"
-	// listenerTime is how long the registry may take to open or close its plain
-	// listener. A kubelet looks at a pod's Secrets every 60 to 90 seconds by itself.
+	// listenerTime is the wait timeout for the registry to open or close its plain listener. A kubelet
+	// refreshes the Secrets of a pod every 60 to 90 seconds.
 	listenerTime = 2 * time.Minute
-	// refreshInterval is how often the pods are annotated while waiting: the kubelet
-	// may have looked before it heard of the Secret's change.
+	// refreshInterval is the interval at which pods are annotated again while waiting: the kubelet may
+	// have refreshed them before it saw the new Secret.
 	refreshInterval = 10 * time.Second
 )
 
-// OpenPlain makes the pull credential and has the registry's plain listener opened.
-// A registry that does not run yet opens it when it starts.
+// OpenPlain creates the pull credential and waits until the registry has opened its plain listener.
+// A registry that does not run yet opens it on startup.
 func (k *Keeper) OpenPlain(ctx context.Context) (string, error) {
 	wrote, err := k.WritePull(ctx)
 	if err != nil {
@@ -51,8 +50,8 @@ func (k *Keeper) OpenPlain(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s; the listener is open, registry pods: %d", wrote, pods), nil
 }
 
-// ClosePlain has the registry's plain listener closed. The pull credential stays:
-// copies of it in other namespaces are right again after the next switch.
+// ClosePlain waits until the registry has closed its plain listener. The pull credential stays, so
+// that copies of it in other namespaces are valid again after the next switch to nodeport mode.
 func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
 	name := k.Settings.Name + names.SuffixPull
 	secret, err := k.Secret(ctx, name)
@@ -69,7 +68,8 @@ func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	// Also where a run that was killed removed the key: it may not have seen the end.
+	// Wait even if the key is already gone: the run that deleted it may have been killed before the
+	// listener closed.
 	pods, err := k.AwaitPlain(ctx, false)
 	if err != nil {
 		return "", err
@@ -77,8 +77,8 @@ func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
 	return fmt.Sprintf("it is closed, registry pods: %d", pods), nil
 }
 
-// WritePull makes the Secret for pulling through the node port, or puts it right,
-// and says in words what it did.
+// WritePull creates or repairs the Secret for pulls through the node port. The returned text
+// describes what it did.
 func (k *Keeper) WritePull(ctx context.Context) (string, error) {
 	name := k.Settings.Name + names.SuffixPull
 	secret, err := k.Secret(ctx, name)
@@ -121,18 +121,18 @@ func (k *Keeper) WritePull(ctx context.Context) (string, error) {
 	return fmt.Sprintf("wrote %s: %s", name, strings.Join(reasons, ", ")), nil
 }
 
-// dockerConfig is the content of an image pull Secret.
+// dockerConfig returns the content of an image pull Secret.
 func dockerConfig(address, username, password string) ([]byte, error) {
 	type entry struct {
 		Username string `json:"username"`
 		Password string `json:"password"`
-		Auth     []byte `json:"auth"` // base64 of username:password, which encoding/json makes of bytes
+		Auth     []byte `json:"auth"` // username:password; encoding/json writes bytes as base64
 	}
 	return json.Marshal(map[string]map[string]entry{"auths": {address: {username, password, []byte(username + ":" + password)}}})
 }
 
-// AwaitPlain waits until the plain listener is open, or closed, on every ready
-// registry pod, and returns how many those are.
+// AwaitPlain waits until the plain listener is open, or closed, on every ready registry pod. It
+// returns the number of these pods.
 func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, listenerTime)
 	defer cancel()
@@ -167,8 +167,8 @@ func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
 	}
 }
 
-// plainPods returns how many ready registry pods there are, and of those whose
-// plain listener is not as it should be what is wrong.
+// plainPods returns the number of ready registry pods, and a message for each one whose plain
+// listener is not in the wanted state.
 func (k *Keeper) plainPods(ctx context.Context, open bool) (pods int, wrong map[string]string, err error) {
 	list, err := k.Observer.Cluster.Pods.List(ctx, k.Selector(names.ComponentRegistry))
 	if err != nil {
@@ -176,7 +176,7 @@ func (k *Keeper) plainPods(ctx context.Context, open bool) (pods int, wrong map[
 	}
 	wrong = map[string]string{}
 	for _, pod := range list.Items {
-		// The chart before this one had no such listener; Helm is about to replace its pods.
+		// Pods of an earlier chart have no such listener, and Helm is about to replace them.
 		if pod.DeletionTimestamp != nil || !nodes.PodReady(pod) || !hasPort(pod, PlainPortName) {
 			continue
 		}
@@ -199,7 +199,7 @@ func hasPort(pod corev1.Pod, name string) bool {
 	})
 }
 
-// refresh has the kubelets bring the Secrets of pods up to date.
+// refresh annotates pods, which makes their kubelets refresh the mounted Secrets at once.
 func (k *Keeper) refresh(ctx context.Context, pods []string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"annotations": map[string]string{names.AnnotationRefreshed: k.Now().UTC().Format(time.RFC3339Nano)},

@@ -9,17 +9,17 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// Issue issues or copies the certificates for prepare, as far as possible at once. If that changes
-// the trusted CAs, Rotate of finish completes it: only then do pods run that can report what they
-// have loaded. fresh is the state to record with the rotation if none is saved; recorded tells that
-// a saved state has PKI settings.
+// Issue issues or copies the certificates for prepare, as far as possible without waiting for pods.
+// If that changes the trusted CAs, FinishRotation completes the CA rotation: only then do pods run
+// that can report what they have loaded. If no state is saved yet, fresh is saved together with the
+// rotation. recorded reports whether the saved state has PKI settings.
 func (k *Keeper) Issue(ctx context.Context, p state.PKI, fresh state.State, recorded bool) (did string, err error) {
 	r := &rotation{Keeper: k, pki: p, fresh: &fresh}
 	if _, err := r.copies(ctx); err != nil {
 		return "", err
 	}
 	if recorded {
-		// From here on the CronJob must want the same.
+		// From here on the CronJob must use the same settings.
 		err := k.UpdateState(ctx, func(s *state.State) bool {
 			same := s.PKI != nil && reflect.DeepEqual(*s.PKI, r.pki)
 			s.PKI = &r.pki
@@ -39,10 +39,10 @@ func (k *Keeper) Issue(ctx context.Context, p state.PKI, fresh state.State, reco
 	return r.did(), nil
 }
 
-// FinishRotation continues a CA rotation where prepare had to stop. Pods that do not follow in time
-// are no error: all of them keep working, and the CronJob continues the rotation.
+// FinishRotation continues a CA rotation where prepare had to stop. It is not an error if pods have
+// not loaded the certificates in time: they keep working, and the CronJob continues the rotation.
 func (k *Keeper) FinishRotation(ctx context.Context, p state.PKI) (finished bool, did string, err error) {
-	r := &rotation{Keeper: k, pki: p, patience: patience(ctx, finishPatience)}
+	r := &rotation{Keeper: k, pki: p, timeout: waitTimeout(ctx, finishTimeout)}
 	waiting, err := r.run(ctx)
 	if err != nil {
 		return false, "", err

@@ -27,13 +27,14 @@ func (k *Keeper) Problems(ctx context.Context, p state.PKI) ([]Problem, error) {
 	return nil, nil
 }
 
-// PushProblems returns what is wrong with the user's Secret with the push credential.
+// PushProblems returns what is wrong with the user's Secret for the push credential. name is the
+// name of that Secret.
 func (k *Keeper) PushProblems(ctx context.Context, name string) ([]Problem, error) {
 	_, problems, err := k.pushSource(ctx, name)
 	return sentences(problems), err
 }
 
-// sentences completes causes that continue a sentence.
+// sentences turns causes that continue a sentence into complete ones.
 func sentences(problems []Problem) []Problem {
 	for i := range problems {
 		problems[i].Cause = "it " + problems[i].Cause
@@ -41,10 +42,10 @@ func sentences(problems []Problem) []Problem {
 	return problems
 }
 
-// certManagerProblems looks for what keeps cert-manager from issuing. ClusterIssuers
-// and issuers of others are not looked at: that takes rights beyond the namespace or
-// beyond cert-manager, which nothing else here needs; waiting for the Certificates
-// says what is wrong with them.
+// certManagerProblems checks what prevents cert-manager from issuing. It does not check
+// ClusterIssuers and external issuers: reading them needs permissions outside the namespace or
+// outside the API of cert-manager, which init-hook does not need otherwise. If one of those is
+// broken, waiting for the Certificates reports it.
 func (k *Keeper) certManagerProblems(ctx context.Context, p state.PKI) ([]Problem, error) {
 	_, err := k.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{Limit: 1})
 	if apierrors.IsNotFound(err) {
@@ -63,7 +64,8 @@ func (k *Keeper) certManagerProblems(ctx context.Context, p state.PKI) ([]Proble
 	return append(problems, found...), err
 }
 
-// foreignObjects are those that have a name of ours, and that somebody else made.
+// foreignObjects returns a Problem for each object that has one of our names and was not created by
+// init-hook.
 func (k *Keeper) foreignObjects(ctx context.Context, wanted certManagerWanted) ([]Problem, error) {
 	var problems []Problem
 	check := func(kind, name string, ours bool, err error) error {
@@ -101,7 +103,7 @@ func (k *Keeper) foreignObjects(ctx context.Context, wanted certManagerWanted) (
 	return problems, nil
 }
 
-// checkIssuer looks at the user's issuer, where it is of the namespace.
+// checkIssuer checks the user's issuer if it is an Issuer in the namespace.
 func (k *Keeper) checkIssuer(ctx context.Context, ref state.Issuer) ([]Problem, error) {
 	if ref.Group != certmanagerv1.SchemeGroupVersion.Group || ref.Kind == certmanagerv1.ClusterIssuerKind {
 		return nil, nil

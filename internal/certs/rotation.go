@@ -21,66 +21,67 @@ import (
 )
 
 const (
-	// rotationPoll is how often the pods are looked at while they are waited for.
+	// rotationPoll is the interval at which pods are queried while waiting for them.
 	rotationPoll = time.Second
-	// askTime bounds asking one pod; lookTime asking all of them, where there is no
-	// patience left.
-	askTime  = 5 * time.Second
-	lookTime = 15 * time.Second
-	// askedAtOnce bounds how many tunnels through the API server are open.
-	askedAtOnce = 16
-	// finishPatience is how long Finish waits for pods: longer than a kubelet takes
-	// to bring a Secret to its pods, once for each of the two waits.
-	finishPatience = 2 * time.Minute
-	// reservedTime is left of a run's time for what comes after waiting.
+	// queryTimeout limits one query of a pod. roundTimeout limits the queries of all pods if the wait
+	// timeout has expired.
+	queryTimeout = 5 * time.Second
+	roundTimeout = 15 * time.Second
+	// maxQueries limits the number of open tunnels through the API server.
+	maxQueries = 16
+	// finishTimeout is the wait timeout of finish for pods. It is longer than a kubelet takes to
+	// refresh the Secrets of its pods, once for each of the two waits of a CA rotation.
+	finishTimeout = 2 * time.Minute
+	// reservedTime is the part of the time until the deadline that is left for the steps after
+	// waiting.
 	reservedTime = 20 * time.Second
 
-	// maxWrites bounds the rounds of one run that write: a change takes four, and a
-	// few may come one after the other. Who writes more goes in a circle.
+	// maxWrites limits the writing rounds of one run. A CA rotation takes four, and several rotations
+	// can follow each other. More rounds mean an endless loop.
 	maxWrites = 50
 
 	askedFor = "it was asked for"
 )
 
-// rotation brings the certificate Secrets to what is wanted of them. It keeps no
-// plan: in each round it reads everything again, has pki.Next decide, and does
-// that one thing; so it can be ended at any point, and another run goes on.
+// rotation replaces the content of the certificate Secrets step by step. It keeps no plan: each
+// round reads everything again, calls pki.Next for the next step, and takes that one step. A run
+// can therefore be killed at any point, and another run continues.
 type rotation struct {
 	*Keeper
 	pki state.PKI
-	// patience is how long pods are waited for in all; 0: they are looked at once.
-	patience time.Duration
-	// fresh is recorded with a change's phase where no state is saved yet.
+	// timeout is the total wait timeout for pods. Zero means that pods are queried once.
+	timeout time.Duration
+	// fresh is saved together with the rotation if no state is saved yet.
 	fresh *state.State
-	// observed has it end only when all pods were seen to have loaded everything.
+	// observed makes the run end only when all pods are known to have loaded everything.
 	observed bool
-	// asked are the fingerprints of the certificates to be replaced, due or not, and
-	// askedAuthority that of the authority.
-	asked          []string
-	askedAuthority string
+	// requested are the fingerprints of the certificates to replace even if they are not due.
+	// requestedCA is the fingerprint of the CA to replace.
+	requested   []string
+	requestedCA string
 
-	// from are the Secrets that are copied, once known.
+	// from are the Secrets to copy from, nil until known.
 	from *state.ExistingSecrets
-	// reason is why a change of authorities is begun, as far as it is known.
+	// reason is why the CA rotation starts, "" if unknown.
 	reason string
-	// wrote are the Secrets that were written, in order.
+	// wrote are the names of the Secrets that this run has written, in order.
 	wrote []string
 
-	// seen is what the pods that follow had loaded, as long as target is what they are
-	// to load; late are the names of the others.
-	seen   map[string]pki.Loaded
+	// loaded holds the answers of the pods that have loaded target, by peer.key. late are the names of
+	// the other pods.
+	loaded map[string]pki.Loaded
 	target string
 	late   []string
-	// complaints are what pods themselves say about loading.
-	complaints map[string]string
+	// loadErrors holds what pods report about certificates that they could not load, by pod name.
+	loadErrors map[string]string
 	refreshed  time.Time
 	logged     map[string]bool
 	nodes      nodes.ReadyNodes
-	// onNodes are the nodes' copies of the CAs.
+	// onNodes are the copies of the CAs on the nodes.
 	onNodes *nodes.CACopies
 }
 
-// note remembers and logs that a Secret was written.
+// note logs and records that a Secret was written.
 func (r *rotation) note(what, secret, reason string) {
 	r.Log.Info(what, "secret", secret, "reason", reason)
 	if !slices.Contains(r.wrote, secret) {
@@ -88,7 +89,7 @@ func (r *rotation) note(what, secret, reason string) {
 	}
 }
 
-// once logs a line that every round would repeat.
+// once logs a line that every round would repeat only the first time.
 func (r *rotation) once(message string, args ...any) {
 	key := fmt.Sprint(append([]any{message}, args...)...)
 	if r.logged[key] {
@@ -101,7 +102,7 @@ func (r *rotation) once(message string, args ...any) {
 	r.Log.Info(message, args...)
 }
 
-// did says in words what was written.
+// did describes what the run has written.
 func (r *rotation) did() string {
 	if len(r.wrote) == 0 {
 		return "all are valid, nothing issued"
@@ -109,17 +110,17 @@ func (r *rotation) did() string {
 	return "wrote " + strings.Join(r.wrote, ", ")
 }
 
-// run goes as far as patience allows. What is left to wait for then is returned:
-// of each pod what it lacks.
+// run takes steps until nothing is left to do or the timeout expires. It returns what each pod is
+// still missing then.
 func (r *rotation) run(ctx context.Context) ([]string, error) {
-	end := time.Now().Add(r.patience)
+	end := time.Now().Add(r.timeout)
 	conflicts, writes := 0, 0
 	for {
 		done, waiting, err := r.round(ctx, end)
 		switch {
 		case done:
 			return nil, nil
-		case err == nil && len(waiting) == 0: // it wrote something
+		case err == nil && len(waiting) == 0: // the round wrote something
 			if writes++; writes > maxWrites {
 				return nil, fmt.Errorf("the certificates are not as wanted after %d rounds of writing, the last of which wrote %s: does something else write them?", maxWrites, strings.Join(r.wrote, ", "))
 			}
@@ -135,7 +136,7 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 		case err != nil && (ctx.Err() != nil || !release.IsTransient(err) || !time.Now().Before(end)):
 			return nil, err
 		case err != nil:
-			// The API server may be restarting: as good as not knowing.
+			// The API server may be restarting.
 			r.once("waiting", "for", "the API server", "error", err.Error())
 		case !time.Now().Before(end):
 			return waiting, r.recordWaiting(ctx, waiting)
@@ -146,7 +147,7 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 	}
 }
 
-// round reads everything, decides, and does one thing.
+// round reads everything, decides on the next step, and takes it.
 func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting []string, err error) {
 	stateSecret, saved, err := r.LoadState(ctx)
 	if err != nil {
@@ -184,12 +185,12 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 			}
 			r.Log.Info("the change of authorities is done", "why", next.Why)
 		}
-		r.tell(ctx, held)
+		r.refreshAll(ctx, held)
 		return true, nil, nil
 	case pki.Wait:
 		waiting = r.explain(next.Waiting)
 		r.once("waiting", "for", "pods to load what is written", "missing", release.List(waiting), "why", next.Why)
-		r.wake(ctx)
+		r.refreshLate(ctx)
 		return false, waiting, nil
 	case pki.WriteTrust:
 		phase := state.RotationTrust
@@ -211,7 +212,7 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 	return false, nil, fmt.Errorf("the next step of the certificates' renewal is %q (%s), which cannot be", next.Action, next.Why)
 }
 
-// position reads the Secrets and says where the renewal stands.
+// position reads the Secrets and returns the state of the rotation.
 func (r *rotation) position(ctx context.Context, wanted []wantedLeaf) ([]heldLeaf, pki.Position, error) {
 	p := pki.Position{Held: map[string]pki.Held{}}
 	var held []heldLeaf
@@ -222,7 +223,7 @@ func (r *rotation) position(ctx context.Context, wanted []wantedLeaf) ([]heldLea
 		}
 		switch {
 		case h.due != "":
-		case slices.Contains(r.asked, pki.Fingerprint(h.held.Leaf)):
+		case slices.Contains(r.requested, pki.Fingerprint(h.held.Leaf)):
 			h.due = askedFor
 		default:
 			h.due = w.due(h.pair, r.Now())
@@ -237,8 +238,8 @@ func (r *rotation) position(ctx context.Context, wanted []wantedLeaf) ([]heldLea
 	return held, p, nil
 }
 
-// recordPhase records how far the change has come before anything of that phase is
-// written: who finds the Secrets changed must find that it is under way.
+// recordPhase saves the phase of the CA rotation before anything of that phase is written: another
+// process that finds the Secrets changed must also find that a rotation is in progress.
 func (r *rotation) recordPhase(ctx context.Context, secret *corev1.Secret, saved *state.State, phase state.RotationPhase, held []heldLeaf) error {
 	next := saved
 	if saved == nil {
@@ -263,7 +264,7 @@ func (r *rotation) recordPhase(ctx context.Context, secret *corev1.Secret, saved
 	return r.SaveState(ctx, secret, changed, release.RemovedService(secret))
 }
 
-// recordWaiting records what holds the change up when patience is over.
+// recordWaiting saves what the CA rotation waits for when the timeout expires.
 func (r *rotation) recordWaiting(ctx context.Context, waiting []string) error {
 	text := release.List(waiting)
 	err := r.UpdateState(ctx, func(s *state.State) bool {
@@ -315,7 +316,8 @@ func (r *rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trus
 	return r.WriteSecret(ctx, h.secret, r.Settings.Name+h.suffix, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(pair, trust.PEM()))
 }
 
-// components are whose pods mount the Secret of a role. Nobody mounts that of pushing.
+// components are the components whose pods mount the Secret of a role. No pod mounts the push
+// certificate.
 var components = map[string]string{pki.OrganizationServer: names.ComponentRegistry, pki.OrganizationNode: names.ComponentProxy}
 
 // peer is a running pod that loads certificates.
@@ -324,12 +326,11 @@ type peer struct {
 	role string
 }
 
-// key tells pods apart, also those that have the same name one after the other.
+// key identifies a pod. A pod name is not enough, because it can be reused.
 func (p peer) key() string { return p.pod.Name + " " + string(p.pod.UID) }
 
-// peers lists the pods of a role that run on ready nodes. Those on others are
-// named, and count for nothing: they serve nobody, and load everything when they
-// are back.
+// peers lists the pods of a role on ready nodes. Pods on other nodes are only logged: they serve
+// nobody, and load everything when their node is back.
 func (r *rotation) peers(ctx context.Context, role string) ([]peer, error) {
 	pods, err := r.RunningPods(ctx, &r.nodes, components[role], func(pod *corev1.Pod) {
 		r.once("a pod on a node that is not ready holds nothing up", "pod", pod.Name, "node", pod.Spec.NodeName)
@@ -341,8 +342,8 @@ func (r *rotation) peers(ctx context.Context, role string) ([]peer, error) {
 	return out, err
 }
 
-// observe asks the pods what they have loaded, all those at least that had not
-// followed yet.
+// observe returns what the pods have loaded. It queries only the pods that have not loaded the
+// target before.
 func (r *rotation) observe(ctx context.Context, held []heldLeaf, position pki.Position, end time.Time) ([]pki.Loaded, error) {
 	target := fmt.Sprint(position.Due, position.Want.Fingerprints())
 	var peers []peer
@@ -362,54 +363,54 @@ func (r *rotation) observe(ctx context.Context, held []heldLeaf, position pki.Po
 		peers = append(peers, of...)
 	}
 	if r.target != target {
-		r.target, r.seen, r.refreshed = target, map[string]pki.Loaded{}, time.Time{}
+		r.target, r.loaded, r.refreshed = target, map[string]pki.Loaded{}, time.Time{}
 	}
-	ctx, cancel := context.WithTimeout(ctx, max(lookTime, time.Until(end)))
+	ctx, cancel := context.WithTimeout(ctx, max(roundTimeout, time.Until(end)))
 	defer cancel()
 	answers := make([]*pki.Loaded, len(peers))
 	complaints := make([]string, len(peers))
 	var group errgroup.Group
-	group.SetLimit(askedAtOnce)
+	group.SetLimit(maxQueries)
 	for i, p := range peers {
-		if seen, ok := r.seen[p.key()]; ok {
+		if seen, ok := r.loaded[p.key()]; ok {
 			answers[i] = &seen
 			continue
 		}
 		group.Go(func() error {
-			answers[i], complaints[i] = r.ask(ctx, p)
+			answers[i], complaints[i] = r.query(ctx, p)
 			return nil
 		})
 	}
-	_ = group.Wait() // none returns an error
+	_ = group.Wait() // never fails
 	var out []pki.Loaded
-	r.complaints = map[string]string{}
+	r.loadErrors = map[string]string{}
 	for i, answer := range answers {
 		if answer == nil {
 			r.once("a pod that is not ready and cannot be asked holds nothing up", "pod", peers[i].pod.Name, "problem", complaints[i])
 			continue
 		}
 		out = append(out, *answer)
-		r.complaints[answer.Pod] = complaints[i]
+		r.loadErrors[answer.Pod] = complaints[i]
 		alone := position
 		alone.Loaded = []pki.Loaded{*answer}
 		if pki.Next(alone).Action != pki.Wait {
-			r.seen[peers[i].key()] = *answer
+			r.loaded[peers[i].key()] = *answer
 		}
 	}
 	r.late = nil
 	for _, p := range peers {
-		if _, follows := r.seen[p.key()]; !follows {
+		if _, follows := r.loaded[p.key()]; !follows {
 			r.late = append(r.late, p.pod.Name)
 		}
 	}
 	return out, nil
 }
 
-// ask asks a pod what it has loaded, and returns with it what the pod says is wrong
-// with what it could not load. It is nil where the pod cannot be asked and is not ready.
-func (r *rotation) ask(ctx context.Context, p peer) (*pki.Loaded, string) {
+// query asks a pod what it has loaded. It also returns the pod's error about certificates that it
+// could not load. The result is nil if the pod cannot be queried and is not ready.
+func (r *rotation) query(ctx context.Context, p peer) (*pki.Loaded, string) {
 	out := &pki.Loaded{Pod: r.PodName(&p.pod), Role: p.role}
-	report, err := r.askPod(ctx, &p.pod)
+	report, err := r.queryPod(ctx, &p.pod)
 	if err != nil {
 		if !nodes.PodReady(p.pod) {
 			return nil, err.Error()
@@ -418,18 +419,18 @@ func (r *rotation) ask(ctx context.Context, p peer) (*pki.Loaded, string) {
 		return out, ""
 	}
 	out.Leaf = report.Certificates.Leaf.SHA256
-	for _, authority := range report.Certificates.Authorities {
-		out.Trust = append(out.Trust, authority.SHA256)
+	for _, ca := range report.Certificates.Authorities {
+		out.Trust = append(out.Trust, ca.SHA256)
 	}
 	return out, report.Certificates.Problem
 }
 
-// askPod asks a pod what it has loaded.
-func (k *Keeper) askPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+// queryPod asks a pod what it has loaded.
+func (k *Keeper) queryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
 	if pod.Annotations[names.AnnotationMetricsPort] == "" {
 		return nil, errors.New("it runs a release that cannot be asked what it has loaded; helm upgrade replaces it")
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	report, err := k.Registry.Loaded(ctx, pod)
 	if err != nil {
@@ -438,8 +439,9 @@ func (k *Keeper) askPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Rep
 	return report, nil
 }
 
-// patience is what is left to wait for pods out of a run's time, at most most.
-func patience(ctx context.Context, most time.Duration) time.Duration {
+// waitTimeout returns the time until the deadline of ctx, minus a reserve for the steps after
+// waiting, but at most limit.
+func waitTimeout(ctx context.Context, most time.Duration) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return most
@@ -448,11 +450,11 @@ func patience(ctx context.Context, most time.Duration) time.Duration {
 	return max(0, min(most, rest-min(reservedTime, rest/2)))
 }
 
-// explain adds to what pods lack what they themselves say about it.
+// explain adds the load errors of the pods to the descriptions of what they are missing.
 func (r *rotation) explain(waiting []string) []string {
 	out := slices.Clone(waiting)
 	for i, line := range out {
-		for pod, complaint := range r.complaints {
+		for pod, complaint := range r.loadErrors {
 			if complaint != "" && strings.Contains(line, pod) {
 				out[i] += fmt.Sprintf(" (it says: %s)", complaint)
 			}
@@ -461,9 +463,9 @@ func (r *rotation) explain(waiting []string) []string {
 	return out
 }
 
-// tell has kubelets bring at once to the pods what was written, where nobody has
-// waited for them. Nothing depends on it.
-func (r *rotation) tell(ctx context.Context, held []heldLeaf) {
+// refreshAll makes kubelets refresh the written Secrets at once if no pod was waited for. It is
+// best effort.
+func (r *rotation) refreshAll(ctx context.Context, held []heldLeaf) {
 	if len(r.wrote) == 0 || !r.refreshed.IsZero() {
 		return
 	}
@@ -480,12 +482,12 @@ func (r *rotation) tell(ctx context.Context, held []heldLeaf) {
 			r.late = append(r.late, p.pod.Name)
 		}
 	}
-	r.wake(ctx)
+	r.refreshLate(ctx)
 }
 
-// wake has kubelets look at the Secrets of the pods that do not follow yet. Who may
-// not annotate pods waits for the kubelets' own time.
-func (r *rotation) wake(ctx context.Context) {
+// refreshLate makes kubelets refresh the Secrets of the pods that have not loaded them yet. It is
+// best effort: kubelets refresh them on their own after a while.
+func (r *rotation) refreshLate(ctx context.Context) {
 	if len(r.late) == 0 || time.Since(r.refreshed) < refreshInterval {
 		return
 	}
@@ -495,24 +497,24 @@ func (r *rotation) wake(ctx context.Context) {
 	}
 }
 
-// awaitNodes has the copies of the authorities that nodes hold for CRI-O follow ca.crt
-// of the node certificate, and says of each node what holds the next step up. CRI-O
-// verifies what proxies show by its copy, which a pod writes when it starts: so before
-// another certificate is shown each copy must have its authority, and a change has ended
-// when none has a former one any more.
+// awaitNodes makes the copies of the CAs on the nodes follow the ca.crt of the node certificate,
+// and returns what each node that blocks the next step is missing. CRI-O verifies the proxies with
+// these copies, which a pod writes on startup. A proxy may therefore present a certificate of a new
+// CA only once all copies contain that CA, and the rotation has ended only once no copy contains a
+// previous CA.
 //
-// Where certificates that must be replaced are near their end, nodes that cannot write are
-// left behind, rather than all of them.
+// If a certificate that must be replaced is about to expire, the rotation no longer waits for nodes
+// that cannot write: otherwise no node could pull.
 //
-// A renewal under authorities that stay asks nobody, as with pods: it must go on
-// whatever nodes do. Nodes that were away during a change get theirs afterwards.
+// A renewal by the same CAs does not wait for nodes, nor for pods: it must succeed whatever state
+// they are in. Nodes that were away during a rotation get the current CAs later.
 func (r *rotation) awaitNodes(ctx context.Context, saved *state.State, held []heldLeaf, position pki.Position, next pki.Step) ([]string, error) {
 	if saved == nil || saved.NodeConfig == nil {
-		return nil, nil // no file is on any node
+		return nil, nil // the nodes have no copies
 	}
 	i := slices.IndexFunc(held, func(h heldLeaf) bool { return h.role() == pki.OrganizationNode })
 	if i < 0 || held[i].held.Leaf == nil || held[i].held.Trust.Empty() {
-		return nil, nil // there is nothing that a node could be given
+		return nil, nil // there is no bundle to copy
 	}
 	shown := next.Action == pki.Reissue && !position.Settled && slices.Contains(next.Roles, pki.OrganizationNode)
 	if !shown && next.Action != pki.Done {
@@ -522,7 +524,7 @@ func (r *rotation) awaitNodes(ctx context.Context, saved *state.State, held []he
 		r.onNodes = &nodes.CACopies{Observer: r.Observer, Once: r.once, Ready: &r.nodes}
 	}
 	waiting, err := r.onNodes.Outdated(ctx, held[i].held.Trust.Fingerprints(), position.Settled)
-	if len(waiting) > 0 && shown && nearEnd(held, next.Roles, r.Now()) {
+	if len(waiting) > 0 && shown && nearExpiry(held, next.Roles, r.Now()) {
 		r.once("no longer waiting for nodes: the certificates are about to expire, and then no node could pull; on these, CRI-O trusts no proxy until they are done",
 			"missing", release.List(waiting))
 		return nil, err
@@ -534,9 +536,9 @@ func (r *rotation) awaitNodes(ctx context.Context, saved *state.State, held []he
 	return waiting, err
 }
 
-// nearEnd says whether a tenth or less is left of the life of a certificate that is to be
-// replaced. What holds a change up has been named since the middle of it.
-func nearEnd(held []heldLeaf, roles []string, now time.Time) bool {
+// nearExpiry reports whether at most a tenth of the lifetime of a certificate to replace is left.
+// Renewal starts at half of the lifetime, and what blocks it is reported from then on.
+func nearExpiry(held []heldLeaf, roles []string, now time.Time) bool {
 	const part = 10
 	return slices.ContainsFunc(held, func(h heldLeaf) bool {
 		leaf := h.held.Leaf

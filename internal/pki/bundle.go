@@ -31,14 +31,14 @@ func ParseBundle(data []byte) (Bundle, error) {
 		return Bundle{}, fmt.Errorf("parsing authorities: %w", err)
 	}
 	for _, cert := range certs {
-		if err := checkAuthority(cert); err != nil {
+		if err := checkIsCA(cert); err != nil {
 			return Bundle{}, err
 		}
 	}
 	return NewBundle(certs...), nil
 }
 
-func checkAuthority(cert *x509.Certificate) error {
+func checkIsCA(cert *x509.Certificate) error {
 	switch {
 	case !cert.IsCA || !cert.BasicConstraintsValid:
 		return fmt.Errorf("certificate %q is not a certificate authority", cert.Subject)

@@ -247,7 +247,7 @@ func walk(chain []*x509.Certificate, trust Bundle, now time.Time) []error {
 				problems, fmt.Errorf("%q is signed with %s, which nobody accepts any more", cert.Subject, cert.SignatureAlgorithm),
 			)
 		}
-		if err := checkAuthority(issuer); err != nil {
+		if err := checkIsCA(issuer); err != nil {
 			problems = append(problems, err)
 		}
 		if err := validAt(issuer, now); err != nil {

@@ -126,7 +126,7 @@ func ParseCA(pair KeyPair) (*CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkAuthority(cert); err != nil {
+	if err := checkIsCA(cert); err != nil {
 		return nil, err
 	}
 	return &CA{pair: pair, cert: cert, key: key}, nil
