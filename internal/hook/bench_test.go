@@ -40,14 +40,14 @@ import (
 const (
 	pauseImage  = "registry.k8s.io/pause:3.10.1"
 	registryURL = "registry.example.com/team"
-	// serviceName and proxyName are what the chart calls them.
+	// The chart's names for these objects.
 	serviceName = "zarf-registry-nodeport"
 	proxyName   = "zarf-registry-proxy-amd64"
 	registryPod = "zarf-registry-1"
 )
 
-// payloads are made out of noise, the same each time: of several chunks, which is
-// slow to keep for the fake cluster, or small.
+// payloads consist of several chunks of pseudo-random data, which the fake cluster stores slowly.
+// smallPayloads consist of one.
 var payloads, smallPayloads = makePayloads(1_100_000), makePayloads(1000)
 
 func makePayloads(size int) map[injector.Program]*injector.Payload {
@@ -86,16 +86,17 @@ func (s programs) Payload(program, architecture string) (*injector.Payload, erro
 	return p, nil
 }
 
-// registry is a hook.Registry whose plain listener follows the Secret when its pod
-// is annotated or starts.
+// registry is a hook.Registry whose plain listener follows the Secret once its pod is annotated or
+// starts.
 type registry struct {
 	pushed []hook.Access
 	err    error
 	image  *state.HookImage
-	// open is the plain listener; deaf: it never changes; unreachable: nobody can tell.
+	// open is the state of the plain listener. If deaf, it never changes; if unreachable, its state is
+	// unknown.
 	open, deaf  bool
 	unreachable error
-	// loaded answers for pods.
+	// loaded returns what a pod has loaded.
 	loaded func(*corev1.Pod) (*reloadstatus.Report, error)
 }
 
@@ -115,46 +116,46 @@ func (r *registry) Loaded(_ context.Context, pod *corev1.Pod) (*reloadstatus.Rep
 	return r.loaded(pod)
 }
 
-// bench is a hook with a fake cluster. The fake keeps objects as the API server
-// would; what kubelets and controllers do is done by react.
+// bench is a Hook with a fake cluster. The fake stores objects like the API server; react simulates
+// kubelets and controllers.
 type bench struct {
 	*testing.T
 	client *fake.Clientset
-	// versions counts the versions of Secrets.
+	// versions counts the resource versions of Secrets.
 	versions int
-	// tracker keeps the objects. The client's own keeps managed fields besides, which
-	// nothing here needs and which costs most of the time.
+	// tracker stores the objects. The client's own also stores managed fields, which no test needs and
+	// which take most of the time.
 	tracker  kubetesting.ObjectTracker
 	hook     rendered
 	registry *registry
 	log      *bytes.Buffer
 	now      time.Time
 
-	// admit decides about dry runs, and may change the object.
+	// admit decides about dry runs and may change the object.
 	admit func(runtime.Object) error
-	// failing is what the kubelet of a node says about every pull.
+	// failing maps a node to its kubelet's error for every pull.
 	failing map[string]string
-	// noLoopback: kube-proxy serves no node port on the loopback address.
+	// noLoopback is true if kube-proxy serves no node port on the loopback address.
 	noLoopback bool
-	// podsCreated counts the pods that were created, dry runs included.
+	// podsCreated counts the created pods, including dry runs.
 	podsCreated int
-	// proofs are the proving pods that were created.
+	// proofs are the verification pods that were created.
 	proofs []*corev1.Pod
 
-	// left is how many writes succeed before the process is killed, with the last
-	// one done but not answered if lost; negative: it lives.
+	// left is the number of writes that succeed before the process is killed. If lost, the last one is
+	// done but its response is lost. A negative number means no kill.
 	left       int
 	lost, dead bool
-	// watched: before each write a node is to be able to pull.
+	// watched is true if a node must be able to pull before each write.
 	watched bool
 	made    int
-	// interfere is called before each write: somebody else writes then.
+	// interfere is called before each write, to simulate another writer.
 	interfere func(string)
 	// after is called after each write.
 	after func(string)
-	// forbid refuses writes, by what describe says of them.
+	// forbid rejects writes by their description; see describe.
 	forbid func(string) error
-	// wrote is what describe says of the writes.
+	// wrote holds the descriptions of the writes.
 	wrote []string
 
 	kubelets
@@ -200,7 +201,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	return b
 }
 
-// clusterOf is what the hook needs of a client, without cert-manager.
+// clusterOf returns the clients that the hook needs, without cert-manager.
 func clusterOf(client *fake.Clientset) hook.Cluster {
 	core, apps := client.CoreV1(), client.AppsV1()
 	pods := core.Pods("zarf")
@@ -234,7 +235,7 @@ func (r rendered) Preflight(ctx context.Context) ([]preflight.Finding, error) {
 	return r.render().Preflight(ctx)
 }
 
-// mode changes what the chart would render.
+// mode sets what the chart would render for a mode.
 func (b *bench) mode(mode state.Mode) {
 	o := &b.hook.Settings
 	o.Mode, o.RegistryURL, o.Proxy.DaemonSets = mode, "", nil
@@ -246,8 +247,7 @@ func (b *bench) mode(mode state.Mode) {
 	}
 }
 
-// react is the API server's work, and that of kubelets and controllers. The fake
-// calls it for one action after the other.
+// react simulates the API server, kubelets and controllers. The fake serializes the calls.
 func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 	if b.dead {
 		return true, nil, errKilled
@@ -340,8 +340,8 @@ func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
 	return object, nil
 }
 
-// lock is the API server's optimistic locking, for Secrets: one that was read is
-// updated only if nobody wrote it since.
+// lock simulates the API server's optimistic locking for Secrets: an update fails if the Secret has
+// changed since it was read.
 func (b *bench) lock(a kubetesting.Action) error {
 	write, ok := a.(interface{ GetObject() runtime.Object })
 	if !ok || a.GetResource().Resource != "secrets" {
@@ -358,7 +358,7 @@ func (b *bench) lock(a kubetesting.Action) error {
 	return nil
 }
 
-// readSecret has the registry see its Secret.
+// readSecret makes the registry read its Secret.
 func (b *bench) readSecret() {
 	if b.registry.deaf {
 		return
@@ -377,7 +377,7 @@ func (b *bench) checkPod(pod *corev1.Pod) {
 	}
 }
 
-// pull is what the kubelet does with a proving pod.
+// pull simulates what the kubelet does with a verification pod.
 func (b *bench) pull(pod *corev1.Pod) {
 	b.proofs = append(b.proofs, pod)
 	image := pod.Spec.Containers[0].Image
@@ -398,7 +398,8 @@ func (b *bench) pull(pod *corev1.Pod) {
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: message}}}}
 }
 
-// canPull: kube-proxy's rules for a node port come before a proxy's host port.
+// canPull reports whether a node can pull. kube-proxy's rules for a node port take precedence over
+// a proxy's host port.
 func (b *bench) canPull() bool {
 	if b.get("services", serviceName) != nil {
 		return b.registry.open
@@ -416,7 +417,7 @@ func resource(name string) schema.GroupVersionResource {
 	return group.WithResource(name)
 }
 
-// get returns an object behind the API server's back, nil where there is none.
+// get returns an object from the tracker, or nil if there is none.
 func (b *bench) get(kind, name string) runtime.Object {
 	o, err := b.tracker.Get(resource(kind), "zarf", name)
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -436,7 +437,7 @@ func (b *bench) remove(kind string, names ...string) {
 	}
 }
 
-// add makes an object behind the API server's back, if it is not there.
+// add stores an object in the tracker unless it exists, and reports whether it did.
 func (b *bench) add(o runtime.Object) bool {
 	err := b.tracker.Add(o)
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -526,8 +527,8 @@ var running = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: podReady}
 
 var podReady = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 
-// helm is what Helm and the controllers do between Prepare and Finish; NodePort
-// Service and proxies of the former mode stay.
+// helm simulates Helm and the controllers between Prepare and Finish. It keeps the NodePort Service
+// and the proxies of the previous mode.
 func (b *bench) helm(nodes ...string) {
 	b.Helper()
 	if len(nodes) == 0 {
@@ -580,7 +581,7 @@ func describe(a kubetesting.Action) string {
 	return a.GetVerb() + " " + a.GetResource().Resource + " " + name
 }
 
-// writes are the verbs and names of everything that changed the cluster, since forget.
+// writes returns the verb and name of every write since forget.
 func (b *bench) writes() []string { return b.wrote }
 
 func (b *bench) forget() {
@@ -620,7 +621,7 @@ func (b *bench) mustFinish() {
 	}
 }
 
-// begin is a helm upgrade to a mode, or the installation, up to finish.
+// begin runs a helm upgrade to a mode, or the installation, up to finish.
 func (b *bench) begin(mode state.Mode) {
 	b.Helper()
 	b.mode(mode)
@@ -628,14 +629,14 @@ func (b *bench) begin(mode state.Mode) {
 	b.helm()
 }
 
-// upgrade is a whole helm upgrade to a mode, or the installation.
+// upgrade runs a complete helm upgrade to a mode, or the installation.
 func (b *bench) upgrade(mode state.Mode) {
 	b.Helper()
 	b.begin(mode)
 	b.mustFinish()
 }
 
-// mustFail checks an error and whether it would be tried again.
+// mustFail checks an error and whether it is a Refused error.
 func (b *bench) mustFail(err error, refused bool, want ...string) {
 	b.Helper()
 	for _, w := range want {
@@ -648,7 +649,7 @@ func (b *bench) mustFail(err error, refused bool, want ...string) {
 	}
 }
 
-// checkFinished holds after every Finish that succeeded, whatever came before.
+// checkFinished checks what holds after every successful Finish.
 func (b *bench) checkFinished() {
 	b.Helper()
 	mode := b.hook.Settings.Mode
@@ -683,7 +684,7 @@ func (b *bench) checkFinished() {
 	if err != nil {
 		b.Fatal(err)
 	}
-	programs := map[bool]bool{} // of the proxies, of the registry
+	programs := map[bool]bool{} // programs of the proxies (true) and of the registry (false)
 	for _, cm := range cms.Items {
 		programs[strings.Contains(cm.Name, "-registry-node-")] = true
 	}
@@ -701,12 +702,12 @@ func (b *bench) checkNoProofs() {
 	}
 }
 
-// shortened says whether -short leaves the nth write out: the race detector makes
-// them ten times as slow, and finds in few what it finds in all.
+// shortened reports whether -short skips the nth write. The race detector slows these tests down
+// tenfold, and a few writes suffice for it.
 func shortened(n int) bool { return testing.Short() && n%25 != 0 }
 
-// killedAtEachWrite makes a bench, runs a phase that is killed at its nth write,
-// before the write or after it, and hands the bench on alive; for each n.
+// killedAtEachWrite runs a phase once for each of its writes n. The phase is killed before or after
+// the nth write; then receives the bench with the kill disabled.
 func killedAtEachWrite(t *testing.T, setUp func() *bench, run func(*bench) error, then func(*bench)) {
 	t.Helper()
 	whole := setUp()
@@ -726,7 +727,7 @@ func killedAtEachWrite(t *testing.T, setUp func() *bench, run func(*bench) error
 		for _, lost := range []bool{false, true} {
 			b := setUp()
 			b.left, b.lost = n, lost
-			// Pods are deleted, and told of new certificates, as far as that succeeds.
+			// Pod deletions and annotations are best effort.
 			tried := strings.HasPrefix(write, "delete pods") || strings.HasPrefix(write, "patch pods")
 			if err := run(b); err == nil && !tried {
 				t.Fatalf("killed at write %d of %d (%s), it succeeded", n+1, total, write)
@@ -746,7 +747,7 @@ func killedAtEachWrite(t *testing.T, setUp func() *bench, run func(*bench) error
 	}
 }
 
-// metadataClient lists ConfigMaps as the metadata client does.
+// metadataClient lists ConfigMaps like the metadata client.
 type metadataClient struct{ payload.ConfigMaps }
 
 func (n metadataClient) List(ctx context.Context, options metav1.ListOptions) (*metav1.PartialObjectMetadataList, error) {

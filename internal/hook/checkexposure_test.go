@@ -37,7 +37,7 @@ func TestWhatIsShownToTheOutsideIsCheckedBeforeAnythingChanges(t *testing.T) {
 		tls, users *corev1.Secret
 		later      time.Duration
 		severity   preflight.Severity
-		want       []string // of the one finding; none: nothing is found
+		want       []string // of the one finding; nil: no finding
 	}{
 		"all is well":               {tls(good.Certificate, good.Key), users("htpasswd"), 0, "", nil},
 		"no certificate":            {nil, users("htpasswd"), 0, preflight.Blocker, []string{"Secret zarf/outside", "does not exist", "kubectl -n zarf create secret tls outside"}},

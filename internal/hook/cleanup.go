@@ -15,9 +15,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/steps"
 )
 
-// Cleanup removes everything that Prepare and Finish created, and what Helm keeps for their sake:
-// the NodePort Service and the proxies. It works in every mode and in the middle of a switch. The
-// registry's volume is the chart's, and stays unless its values say otherwise.
+// Cleanup deletes everything that Prepare and Finish created, and the objects that Helm keeps for
+// them: the NodePort Service and the proxies. It works in every mode and in the middle of a switch.
+// The registry's volume belongs to the chart and stays unless the chart's values say otherwise.
 func (h *Hook) Cleanup(ctx context.Context) error {
 	r := h.start()
 	restore := func(ctx context.Context) (string, error) { return r.Restore(ctx, r.seedRestorers) }
@@ -47,8 +47,9 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 	})
 }
 
-// seedRestorers writes missing payload of the pods that restore the nodes' files: they belong to the
-// last revision, and Prepare may have been refused before it wrote that revision's payload.
+// seedRestorers writes missing payload for the pods that restore the nodes' files. These pods
+// belong to the last revision, and Prepare may have been refused before it wrote that revision's
+// payload.
 func (r *run) seedRestorers(ctx context.Context) error {
 	if !r.Settings.Injector.Enabled || r.Settings.Injector.PayloadID == "" {
 		return nil
@@ -61,12 +62,12 @@ func (r *run) seedRestorers(ctx context.Context) error {
 	return err
 }
 
-// together is how far apart the Jobs of one kubectl apply may be made.
+// together is the maximum age difference of Jobs created by one kubectl apply.
 const together = 30 * time.Second
 
-// checkJobs refuses to delete what was not asked for: where prepare, finish and cleanup
-// were made together, and finish before prepare had ended. Helm and Argo CD delete
-// prepare's Job before they make finish's; who makes them by hand waits in between.
+// checkJobs refuses an unintended cleanup: prepare, finish and cleanup were created together, and
+// finish was created before prepare had ended. Helm and Argo CD delete prepare's Job before they
+// create finish's; users who create the Jobs by hand wait in between.
 func (r *run) checkJobs(ctx context.Context) (string, error) {
 	const fine = "they were not all made at once"
 	var jobs []*batchv1.Job
@@ -85,7 +86,7 @@ func (r *run) checkJobs(ctx context.Context) (string, error) {
 	made := func(a, b *batchv1.Job) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) }
 	ended := prepare.Status.CompletionTime
 	switch {
-	case len(cleanup.Status.Conditions) > 0: // that one has ended, and this is another
+	case len(cleanup.Status.Conditions) > 0: // that Job has ended; this is another run
 	case ended != nil && !finish.CreationTimestamp.Before(ended):
 	case slices.MaxFunc(jobs, made).CreationTimestamp.Sub(slices.MinFunc(jobs, made).CreationTimestamp.Time) > together:
 	default:
@@ -104,7 +105,7 @@ func (r *run) deleteCertManager(ctx context.Context) (string, error) {
 }
 
 func (r *run) deleteJobs(ctx context.Context) (string, error) {
-	background := metav1.DeletePropagationBackground // with their pods
+	background := metav1.DeletePropagationBackground // also deletes the pods
 	deleted := 0
 	for _, name := range []string{r.Settings.Name + "-prepare", r.Settings.Name + "-finish"} {
 		err := r.cluster.Jobs.Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})

@@ -14,7 +14,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// checkClean: of this release only what Helm deletes by itself is left.
+// checkClean checks that only those objects of this release are left that Helm deletes itself.
 func (b *bench) checkClean(foreign ...string) {
 	b.Helper()
 	left := []string{}
@@ -75,7 +75,7 @@ func TestCleanupLeavesNothingOfOursAndAllOfOthers(t *testing.T) {
 			b.add(daemonSet(proxyName + "-old"))
 			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-test-tls", "test")})
 			b.add(&corev1.Pod{ObjectMeta: otherRelease("other-test-tls", "test")})
-			for range 2 { // the second finds nothing and is content
+			for range 2 { // the second run finds nothing to delete
 				if err := b.hook.Cleanup(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -126,8 +126,8 @@ func TestCleanupLeavesAServiceOfThatNameToItsOwner(t *testing.T) {
 	b.checkClean("Service " + serviceName)
 }
 
-// Wherever a switch was killed, uninstalling leaves nothing; nor does it when it is
-// itself killed and run again.
+// An uninstallation leaves nothing, wherever a switch was killed, even if the cleanup is killed too
+// and repeated.
 func TestCleanupHalfWayThroughASwitch(t *testing.T) {
 	for _, from := range allModes {
 		for _, to := range allModes {
@@ -177,14 +177,14 @@ func TestCleanupKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	})
 }
 
-// kubectl apply of all that helm template prints makes the Job of cleanup beside those
-// that install.
+// kubectl apply of the whole output of helm template creates cleanup's Job beside those of prepare
+// and finish.
 func TestCleanupRefusesToRunBesideTheOtherJobs(t *testing.T) {
 	for name, c := range map[string]struct {
 		apart   time.Duration
 		without string
 		ended   bool
-		waited  bool // prepare had ended when finish was made
+		waited  bool // finish was created after prepare had ended
 		refused bool
 	}{
 		"all made by one command":                     {apart: 2 * time.Second, refused: true},

@@ -16,14 +16,14 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// give makes or replaces the user's Secret with the push credential.
+// give creates or replaces the user's Secret with the push credential.
 func (b *bench) give(username, password string) {
 	b.Helper()
 	b.hook.Settings.Push.Secret = "corp-credential"
 	b.putSecret(&corev1.Secret{ObjectMeta: meta2("corp-credential"), Data: map[string][]byte{"username": []byte(username), "password": []byte(password)}})
 }
 
-// checkCredential checks what the registry would accept for pushing.
+// checkCredential checks which credential the registry accepts for pushing.
 func (b *bench) checkCredential(username, password string) {
 	b.Helper()
 	d := b.secret("zarf-registry-credentials").Data
@@ -121,7 +121,7 @@ func TestBadPushCredentialsOfTheUser(t *testing.T) {
 				if b.hook.Settings.Push.Secret != "corp-credential" {
 					return
 				}
-				// Certificates are renewed all the same.
+				// Certificates are renewed nevertheless.
 				b.asTheCronJobDoes()
 				b.now = b.now.Add(8 * 30 * 24 * time.Hour)
 				before := b.secret("zarf-registry-node-tls").Data["tls.crt"]
@@ -167,7 +167,7 @@ func TestRotatingThePushCredentialWaitsForTheRegistry(t *testing.T) {
 			clear(b.deaf)
 			clear(b.mute)
 		}
-		// A pod that is not ready serves nobody.
+		// A pod that is not ready serves no client.
 		b.deaf = map[string]bool{registryPod: true}
 		b.change(registryPod, func(p *corev1.Pod) { p.Status.Conditions = nil })
 		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))

@@ -19,17 +19,17 @@ import (
 // that Service hides the proxies. If verification fails, it restores the Service.
 func (h *Hook) Finish(ctx context.Context) error {
 	f := &finishing{run: h.start()}
-	defer f.verifier.DeletePods() // also those of a run that was killed, whatever its mode
+	defer f.verifier.DeletePods() // also those of a killed run in either mode
 	return f.phase(ctx, "finish", f.steps())
 }
 
-// finishing is what the steps of one Finish share.
+// finishing holds what the steps of one Finish share.
 type finishing struct {
 	*run
-	// switching: this run, or one that was killed, deleted the NodePort Service.
+	// switching is true if this run, or one that was killed, deleted the NodePort Service.
 	switching bool
 	verified  []string
-	// rotated: no CA rotation is in progress any more.
+	// rotated is true if no CA rotation is in progress any more.
 	rotated bool
 }
 
@@ -110,8 +110,8 @@ func (f *finishing) collect(ctx context.Context) (string, error) {
 	})
 }
 
-// readState refuses to finish what prepare did not begin: the steps delete what the mode does not
-// need.
+// readState refuses to run without a prepare of the same settings, because the steps delete what
+// the mode does not need.
 func (f *finishing) readState(ctx context.Context) (string, error) {
 	_, s, err := f.RequireState(ctx)
 	if err != nil {
@@ -170,8 +170,8 @@ func (f *finishing) unneeded(ctx context.Context) (string, error) {
 	return f.certs.DeleteUnneeded(ctx, *s.PKI)
 }
 
-// orRestoreService restores the NodePort Service when a step fails, also when the run is out of time
-// or interrupted: until pulls are verified, nodes depend on it.
+// orRestoreService wraps each step so that its failure restores the NodePort Service, even if the
+// run timed out or was interrupted: nodes depend on the Service until pulls are verified.
 func (f *finishing) orRestoreService(list []steps.Step) []steps.Step {
 	for i, s := range list {
 		if s.Run == nil {

@@ -51,8 +51,8 @@ func TestFinishProvesEveryReadyNodeAndSaysSo(t *testing.T) {
 	}
 }
 
-// So it is in an upgrade: the controller deletes the former proxy of a node that is not
-// ready at once, and nobody there ends it.
+// In an upgrade the controller deletes the previous proxy of a node that is not ready at once, but
+// no kubelet stops it there.
 func TestAProxyThatCannotEndSinceItsNodeIsNotReadyHoldsNothingUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
@@ -175,11 +175,11 @@ func TestWaitingInVainSaysWhatThePodsComplainAbout(t *testing.T) {
 	})
 }
 
-// Kubernetes replaces such a pod after five minutes, which is longer than a Job has.
+// Kubernetes replaces such a pod after five minutes, which exceeds a Job's time limit.
 func TestAReplicaThatIsDownWithItsNodeHoldsNothingUp(t *testing.T) {
 	for name, c := range map[string]struct {
 		available int32
-		lost      string // the node of the pod that is not available
+		lost      string // the node of the unavailable pod
 		want      string
 	}{
 		"its node is not ready": {1, "down", ""},
@@ -213,7 +213,7 @@ func TestProxiesThatHoldTheirSuccessorsPortMakeRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
-		// The group was renamed: n1's new proxy waits for the port of the old one.
+		// The group was renamed: n1's new proxy waits for the host port of the previous one.
 		b.remove("daemonsets", proxyName)
 		b.remove("pods", "proxy-n1", "proxy-n2")
 		b.add(daemonSet(proxyName+"-old", "n1"))
@@ -225,13 +225,13 @@ func TestProxiesThatHoldTheirSuccessorsPortMakeRoom(t *testing.T) {
 		waiting.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable",
 			Message: "0/2 nodes are available: 1 node(s) didn't have free ports for the requested pod ports."}}
 		b.add(waiting)
-		go func() { // the scheduler and the kubelet
+		go func() { // simulates the scheduler and the kubelet
 			for b.get("daemonsets", proxyName+"-old") != nil {
 				time.Sleep(time.Second)
 			}
 			b.add(proxyPod(proxyName, "n2"))
 			b.add(proxyPod(proxyName, "n1"))
-			b.remove("pods", "proxy-new-n1") // last: until then finish waits
+			b.remove("pods", "proxy-new-n1") // last: finish waits for this
 		}()
 		b.mustFinish()
 		b.checkFinished()
@@ -248,7 +248,7 @@ func TestFormerProxiesThatAreInNobodysWayGoAfterTheProof(t *testing.T) {
 		b.mustFinish()
 		w := b.writes()
 		before, _, removed := strings.Cut(strings.Join(w, "\n"), "delete daemonsets "+proxyName+"-old")
-		// Twice: what was pushed, and what was proven.
+		// One update after the push, one after the verification.
 		if !removed || strings.Count(before, "update secrets zarf-registry-state") != 2 {
 			t.Errorf("the order is %q", w)
 		}

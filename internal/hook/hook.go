@@ -1,4 +1,4 @@
-// Package hook is what the chart's hook Jobs do, as ordered steps: Prepare before the chart is
+// Package hook implements the chart's hook Jobs as ordered steps: Prepare before the chart is
 // applied, Finish after it, Cleanup before it is deleted. Each can be killed at any point and run
 // again. The package owns the order of the steps; the packages preflight, certs, payload, nodes and
 // verify do most of the work. It touches no field of an object that the chart renders.
@@ -24,19 +24,19 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/verify"
 )
 
-// Refused is the error of what a retry would meet again.
+// Refused is an error that a retry would hit again.
 type Refused = release.Refused
 
-// Hook runs the phases. Unless a field says otherwise, it must be set. A Hook keeps no state between
-// phases.
+// Hook runs the phases. All fields must be set unless documented otherwise. A Hook keeps no state
+// between phases.
 type Hook struct {
 	Settings settings.Settings
-	// NodeConfigData is the data of the rendered Secret with the node configuration, which may hold
-	// secrets. Nil: Prepare reads it from the Secret that the chart creates for it.
+	// NodeConfigData is the data of the rendered Secret with the node configuration, which may be
+	// confidential. If nil, Prepare reads it from the Secret that the chart creates for it.
 	NodeConfigData map[string][]byte
-	// FinishFollows tells that the process which runs Prepare applies the chart and runs Finish. If
-	// images are pushed, Prepare then records init-hook's image, which Finish will push, because the
-	// Jobs of the chart refer to it.
+	// FinishFollows is true if the process that runs Prepare also applies the chart and runs Finish.
+	// If images are pushed, Prepare then records init-hook's image, which Finish will push, because
+	// the chart's Jobs refer to it.
 	FinishFollows bool
 	// Timeout bounds a phase; 0 means no limit.
 	Timeout time.Duration
@@ -48,8 +48,8 @@ type Hook struct {
 	Now      func() time.Time
 }
 
-// Cluster is what the steps need of Kubernetes. Unless noted, the parts are those of
-// Settings.Namespace. client-go's typed clients satisfy each.
+// Cluster holds the Kubernetes clients that the steps need. Unless noted otherwise, they are scoped
+// to Settings.Namespace. client-go's typed clients satisfy each interface.
 type Cluster struct {
 	Secrets     release.Secrets
 	Nodes       nodes.Cluster
@@ -60,7 +60,7 @@ type Cluster struct {
 	Deployments nodes.Deployments
 	Jobs        Jobs
 	Services    Services
-	// HostingConfigMaps are those of HostingNamespace.
+	// HostingConfigMaps is scoped to HostingNamespace.
 	HostingConfigMaps ConfigMaps
 }
 
@@ -70,8 +70,7 @@ type Jobs interface {
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-// Services reads, deletes and recreates the NodePort Service. Patch restores the owners of its
-// fields.
+// Services reads, deletes and recreates the NodePort Service. Patch restores its managed fields.
 type Services interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Service, error)
 	Create(ctx context.Context, service *corev1.Service, opts metav1.CreateOptions) (*corev1.Service, error)
@@ -98,7 +97,7 @@ func (h *Hook) Preflight(ctx context.Context) ([]preflight.Finding, error) {
 	return h.start().inspection().Run(ctx)
 }
 
-// Certs returns what keeps the release's certificates and credentials between upgrades.
+// Certs returns the keeper of the release's certificates and credentials.
 func (h *Hook) Certs() *certs.Keeper { return h.start().certs }
 
 // run is one run of a phase.

@@ -16,11 +16,11 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// KEP-1755 has tools that build and push images, such as Tilt and Skaffold, look for
-// the cluster's registry in a ConfigMap of this name. There is one for the whole
-// cluster, so it belongs to whoever came first.
+// Tools that build and push images, such as Tilt and Skaffold, look for the cluster's registry in
+// this ConfigMap (KEP-1755). There is only one per cluster, so the first registry that creates it
+// owns it.
 const (
-	// HostingNamespace and HostingName are where that ConfigMap is.
+	// HostingNamespace and HostingName locate that ConfigMap.
 	HostingNamespace = "kube-public"
 	HostingName      = "local-registry-hosting"
 	// HostingKey is its only key.
@@ -29,9 +29,9 @@ const (
 	hostingHelp = "https://github.com/zarf-dev/zarf-registry/blob/main/docs/expose.md#tools-that-look-for-a-registry"
 )
 
-// hostingConfigMap is what is said of this registry. host is the way from outside of
-// the cluster; where there is none of its own it is the nodes' address, which is right
-// for whoever is on a node.
+// hostingConfigMap returns the ConfigMap that describes this registry. Its host is the address for
+// clients outside the cluster. Without one it is the loopback address, which works on the nodes
+// only.
 func (r *run) hostingConfigMap() *corev1.ConfigMap {
 	o := &r.Settings
 	inside := fmt.Sprintf("%s.%s.svc.%s:5000", o.Name, o.Namespace, o.PKI.ClusterDomain)
@@ -55,9 +55,9 @@ func (r *run) hostingConfigMap() *corev1.ConfigMap {
 
 func (r *run) hostingOwner() string { return r.Settings.Namespace + "/" + r.Settings.Release }
 
-// advertise writes the ConfigMap, unless it is somebody else's; with an external
-// registry, or where nobody wants it, it removes the one that this release wrote.
-// Nothing depends on it, so a missing right fails nothing.
+// advertise writes the ConfigMap unless another registry owns it. With an external registry, or if
+// advertising is off, it deletes the ConfigMap that this release wrote. Nothing depends on the
+// ConfigMap, so a missing permission is no failure.
 func (f *finishing) advertise(ctx context.Context) (string, error) {
 	if !f.Settings.Finish.LocalRegistryHosting || f.Settings.Mode == state.ModeExternal {
 		return f.withdraw(ctx)
@@ -100,7 +100,7 @@ func (f *finishing) tryAdvertise(ctx context.Context) (string, error) {
 
 const hostingObject = "ConfigMap " + HostingNamespace + "/" + HostingName
 
-// withdraw removes the ConfigMap where this release wrote it.
+// withdraw deletes the ConfigMap if this release wrote it.
 func (r *run) withdraw(ctx context.Context) (string, error) {
 	have, err := r.cluster.HostingConfigMaps.Get(ctx, HostingName, metav1.GetOptions{})
 	switch {
@@ -111,7 +111,7 @@ func (r *run) withdraw(ctx context.Context) (string, error) {
 	case !r.ownsHosting(have):
 		return fmt.Sprintf("left alone: %s is of %s", hostingObject, hostingOwnerOf(have)), nil
 	}
-	// Only the one that was looked at: another may have been made since.
+	// Delete only the object that was read: another may have been created since.
 	err = r.cluster.HostingConfigMaps.Delete(ctx, HostingName, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &have.UID}})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return r.unlessForbidden("", fmt.Errorf("deleting %s: %w", hostingObject, err))
@@ -131,7 +131,7 @@ func (r *run) ownsHosting(have *corev1.ConfigMap) bool {
 	return have.Labels[names.LabelManagedBy] == names.Manager && have.Annotations[names.AnnotationOwner] == r.hostingOwner()
 }
 
-// hostingOwnerOf names in words whose ConfigMap it is.
+// hostingOwnerOf describes the owner of the ConfigMap for messages.
 func hostingOwnerOf(have *corev1.ConfigMap) string {
 	if owner := have.Annotations[names.AnnotationOwner]; owner != "" && have.Labels[names.LabelManagedBy] == names.Manager {
 		return "release " + owner

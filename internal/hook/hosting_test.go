@@ -14,7 +14,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// hosting is what tools read, nil where there is nothing to be read.
+// hosting returns the ConfigMap's content as tools read it, or nil.
 func (b *bench) hosting() map[string]string {
 	b.Helper()
 	cm, err := b.client.CoreV1().ConfigMaps("kube-public").Get(b.Context(), "local-registry-hosting", metav1.GetOptions{})
@@ -35,7 +35,7 @@ func TestToolsAreToldOfTheRegistry(t *testing.T) {
 	for name, c := range map[string]struct {
 		mode    state.Mode
 		arrange func(*settings.Settings)
-		want    []string // host, hostFromContainerRuntime, hostFromClusterNetwork; none: nothing is said
+		want    []string // host, hostFromContainerRuntime, hostFromClusterNetwork; nil: no ConfigMap
 	}{
 		"proxy mode":              {state.ModeProxy, func(*settings.Settings) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
 		"nodeport mode":           {state.ModeNodePort, func(*settings.Settings) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
@@ -108,7 +108,7 @@ func TestWhatSomebodyElseTellsToolsStays(t *testing.T) {
 	}
 }
 
-// When the first release goes, the next upgrade of the second speaks for itself.
+// Once the first release is uninstalled, the next upgrade of the second writes the ConfigMap.
 func TestTheSecondReleaseSpeaksWhenTheFirstIsGone(t *testing.T) {
 	b := newBench(t)
 	b.add(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "local-registry-hosting", Namespace: "kube-public"}, Data: map[string]string{"localRegistryHosting.v1": "host: a\n"}})

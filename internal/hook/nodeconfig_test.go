@@ -16,7 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// nodeFindings are those of the check, and whether there are others.
+// nodeFindings returns the findings of the node configuration check and fails on any others.
 func (b *bench) nodeFindings() []preflight.Finding {
 	b.Helper()
 	findings, err := b.hook.Preflight(b.Context())
@@ -54,7 +54,7 @@ func TestNodeConfigurationIsCheckedBeforeAnythingChanges(t *testing.T) {
 	const good, bad = "mirrors: {docker.io: {endpoint: [\"https://a.example\"]}}\n", "configs: {a.example: {auth: {username: mallory, pasword: hunter2}}}\n"
 	for name, c := range map[string]struct {
 		arrange func(*bench)
-		want    []string // of one blocker; none: nothing is found
+		want    []string // of one blocker; nil: no finding
 	}{
 		"what is right":                    {func(b *bench) { b.configureNodes(true) }, nil},
 		"registries.yaml of the values":    {func(b *bench) { k3s(b, good) }, nil},

@@ -19,13 +19,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// strict is an installation whose nodes run CRI-O, which trusts its copy only.
+// strict is an installation whose nodes run CRI-O, which trusts only its own copy of the CAs.
 func strict(t *testing.T, change ...func(*bench)) *bench {
 	t.Helper()
 	return installed(t, append([]func(*bench){func(b *bench) { b.configureNodes(true) }}, change...)...)
 }
 
-// TestARotationIsFollowedByNodes is watched at each write by checkNodesTrust.
+// checkNodesTrust checks each write.
 func TestARotationIsFollowedByNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
@@ -46,7 +46,7 @@ func TestARotationIsFollowedByNodes(t *testing.T) {
 				}
 			}
 		}
-		// Trust written, nodes have it, reissued, dropped, nodes have it, done.
+		// Trust bundle written, nodes updated, leaves reissued, old CA dropped, nodes updated, done.
 		if want := []string{"ca", "state", "node", "n1", "n2", "state", "node", "state", "node", "n1", "n2", "state"}; !slices.Equal(got, want) {
 			t.Errorf("the order is %q, want %q", got, want)
 		}
@@ -59,7 +59,8 @@ func TestARotationIsFollowedByNodes(t *testing.T) {
 }
 
 func TestEachChangeOfAuthoritiesIsFollowedByNodes(t *testing.T) {
-	// Two of them are killed at each write, which takes ten times as long; the order of what is written is the same in all.
+	// Killing at each write takes ten times as long, so only two cases do; all write in the same
+	// order.
 	for name, killed := range map[string]bool{
 		"leaves in the middle of their life": false, "an authority in the middle of its life": false, "an authority that was asked for": true,
 		"internal to existingSecret": false, "existingSecret to certManager": true, "other certificates of the user, of another authority": false,
@@ -118,7 +119,7 @@ func TestANodeThatDoesNotWriteHoldsAChangeUpAndIsNamed(t *testing.T) {
 		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Waiting, "node n2") || strings.Contains(r.Waiting, "node n1") {
 			t.Errorf("recorded is %+v", r)
 		}
-		// A run that knows nothing of what that one deleted waits as well.
+		// A run that does not know what the first run deleted waits as well.
 		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet")
 		b.ends = nil
 		for _, pod := range b.nodePods() {
@@ -133,7 +134,7 @@ func TestANodeThatDoesNotWriteHoldsAChangeUpAndIsNamed(t *testing.T) {
 	})
 }
 
-// A node that is full for ever must not have the certificates of all others expire.
+// A node whose disk stays full must not let the certificates of all others expire.
 func TestANodeThatNeverWritesIsLeftBehindBeforeTheCertificatesExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
@@ -149,7 +150,7 @@ func TestANodeThatNeverWritesIsLeftBehindBeforeTheCertificatesExpire(t *testing.
 			t.Error("n2 was not waited for")
 		}
 		b.now = b.now.Add(pki.DefaultLeafLifetime * 15 / 100)
-		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet") // and the former are trusted until then
+		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet") // until then the previous CAs are trusted
 		if bytes.Equal(before, leaf()) {
 			t.Error("the certificates are left to expire")
 		}
@@ -206,7 +207,7 @@ func TestANodeThatWasAwayGetsTheAuthoritiesAfterwards(t *testing.T) {
 	})
 }
 
-// Renewing leaves must go on whatever nodes do.
+// Leaves are renewed whatever nodes do.
 func TestARenewalUnderTheSameAuthorityDoesNotWaitForNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
@@ -226,7 +227,7 @@ func TestARenewalUnderTheSameAuthorityDoesNotWaitForNodes(t *testing.T) {
 	})
 }
 
-// Without files on nodes, nobody needs the rights that following them takes.
+// Without files on nodes, the permissions for updating them are not needed.
 func TestWithoutAuthoritiesOnNodesNothingIsAskedOfThem(t *testing.T) {
 	for name, c := range map[string]func(*bench){
 		"no node configuration":          func(*bench) {},

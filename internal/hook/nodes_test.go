@@ -24,14 +24,14 @@ const (
 	criOCert = "/etc/containers/certs.d"
 )
 
-// nodeFiles is what the chart's DaemonSets do on nodes: their controller keeps a pod on
-// each, whose init container writes files when it starts.
+// nodeFiles simulates the chart's DaemonSets on nodes: the controller keeps a pod on each node,
+// whose init container writes files when it starts.
 type nodeFiles struct {
-	// disk are the authorities that a node's CRI-O trusts.
+	// disk holds the CAs that a node's CRI-O trusts.
 	disk map[string][]byte
-	// ends is how the init container ends on a node where it does not end well.
+	// ends maps a node to how the init container fails there.
 	ends map[string]corev1.ContainerStateTerminated
-	// reports is what it says on a node where it does.
+	// reports maps a node to what the init container reports on success.
 	reports map[string]noderuntime.Report
 	// slowly is how long a successor takes to start.
 	slowly     time.Duration
@@ -45,8 +45,7 @@ type successor struct {
 	due  time.Time
 }
 
-// configureNodes has the chart render node configuration, with the authority for CRI-O
-// or without.
+// configureNodes renders node configuration, with or without the CA for CRI-O.
 func (b *bench) configureNodes(ca bool) {
 	b.Helper()
 	o := &b.hook.Settings
@@ -85,7 +84,7 @@ func (b *bench) nodeSet(component string, nodes []string) *appsv1.DaemonSet {
 	return set
 }
 
-// helmNodes is what Helm and the controller do with node configuration.
+// helmNodes simulates what Helm and the controller do with node configuration.
 func (b *bench) helmNodes(nodes []string) {
 	b.Helper()
 	if len(b.hook.Settings.NodeConfig.Directories) == 0 {
@@ -103,7 +102,7 @@ func (b *bench) helmNodes(nodes []string) {
 	}
 }
 
-// replaceSet changes the DaemonSet that configures nodes, and no pod.
+// replaceSet changes the DaemonSet that configures nodes, but no pod.
 func (b *bench) replaceSet(change func(*appsv1.DaemonSet)) {
 	b.Helper()
 	set := b.nodeSetOf()
@@ -113,7 +112,7 @@ func (b *bench) replaceSet(change func(*appsv1.DaemonSet)) {
 	}
 }
 
-// uninstall is what Helm does before cleanup.
+// uninstall simulates what Helm does before cleanup.
 func (b *bench) uninstall(nodes ...string) {
 	b.Helper()
 	set := b.nodeSet("node-restore", nodes)
@@ -124,7 +123,7 @@ func (b *bench) uninstall(nodes ...string) {
 	}
 }
 
-// startNodePod makes a pod whose init container has ended already.
+// startNodePod creates a pod whose init container has ended.
 func (b *bench) startNodePod(set *appsv1.DaemonSet, node string) {
 	b.podsMade++
 	component := set.Labels["app.kubernetes.io/component"]
@@ -166,10 +165,10 @@ func (b *bench) writeAuthorities(component, node string, report *noderuntime.Rep
 	}
 	b.disk[node] = trust
 	report.CA = bundle.Fingerprints()
-	slices.Reverse(report.CA) // their order means nothing
+	slices.Reverse(report.CA) // the order must not matter
 }
 
-// endedBy returns what the controller does once a pod or a DaemonSet is gone.
+// endedBy returns what the controller does after the deletion of a pod or a DaemonSet.
 func (b *bench) endedBy(a kubetesting.Action) func() {
 	d, ok := a.(kubetesting.DeleteActionImpl)
 	if !ok {
@@ -214,7 +213,7 @@ func (b *bench) startSuccessors() {
 	}
 }
 
-// nodePods are the pods that write files of nodes, by name.
+// nodePods returns the pods that write files on nodes, by name.
 func (b *bench) nodePods() []corev1.Pod {
 	b.Helper()
 	list, err := b.tracker.List(resource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "zarf")
@@ -228,7 +227,8 @@ func (b *bench) nodePods() []corev1.Pod {
 	return pods
 }
 
-// checkNodesTrust: a CRI-O believes whatever a proxy shows, or might at this moment.
+// checkNodesTrust checks that every CRI-O trusts the certificates that a proxy serves or may serve
+// at this moment.
 func (b *bench) checkNodesTrust(when string, proxies []files) {
 	b.Helper()
 	for node, trust := range b.disk {
@@ -244,7 +244,7 @@ func (b *bench) checkNodesTrust(when string, proxies []files) {
 	}
 }
 
-// checkNodesFollow: each node trusts what is trusted now, and nothing else.
+// checkNodesFollow checks that each node trusts exactly the current CAs.
 func (b *bench) checkNodesFollow(nodes ...string) {
 	b.Helper()
 	b.startSuccessors()

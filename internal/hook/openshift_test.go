@@ -12,7 +12,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// constraints is OpenShift's admission of pods for who has no more than restricted-v2.
+// constraints simulates OpenShift's pod admission for users limited to restricted-v2.
 func constraints(object runtime.Object) error {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -39,7 +39,7 @@ func TestOpenShiftsConstraintsAreKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(findings) != 2 { // of the registry's pods, and of the proxies'
+	if len(findings) != 2 { // one for the registry's pods, one for the proxies'
 		t.Error(findings)
 	}
 	for _, f := range findings {

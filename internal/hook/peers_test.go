@@ -36,7 +36,7 @@ var internalPKI = state.PKI{
 	ClusterDomain: "cluster.local",
 }
 
-// files are a generation of what a certificate's Secret holds.
+// files is one generation of a certificate Secret's content.
 type files struct{ certificate, key, trust []byte }
 
 func filesOf(o runtime.Object) files {
@@ -51,7 +51,7 @@ func (f files) same(other files) bool {
 	return bytes.Equal(f.certificate, other.certificate) && bytes.Equal(f.key, other.key) && bytes.Equal(f.trust, other.trust)
 }
 
-// usable says why a program refuses to load files, nil where it does not.
+// usable returns why a program would refuse to load the files, or nil.
 func (f files) usable() error {
 	if _, err := tls.X509KeyPair(f.certificate, f.key); err != nil {
 		return err
@@ -60,7 +60,7 @@ func (f files) usable() error {
 	return err
 }
 
-// believes says why somebody with the trust of f refuses the certificate of other.
+// believes returns why a peer with the trust bundle of f rejects the certificate of other, or nil.
 func (f files) believes(other files, usage x509.ExtKeyUsage, name string, now time.Time) error {
 	chain, err := pki.ParseChain(other.certificate)
 	if err != nil {
@@ -75,28 +75,28 @@ func (f files) believes(other files, usage x509.ExtKeyUsage, name string, now ti
 	return err
 }
 
-// kubelets bring Secrets to pods, whose programs load them, all of one or nothing.
-// They do so when a pod is annotated, or by themselves after a while.
+// kubelets update Secrets in pods, whose programs load all files or none. This happens when a pod
+// is annotated, or by itself after a while.
 type kubelets struct {
 	mu   sync.Mutex
 	pods map[string]*loading
-	// slow is how long after an annotation a pod has loaded; deaf pods never load.
+	// slow maps a pod to the delay between an annotation and its reload. deaf pods never reload.
 	slow map[string]time.Duration
 	deaf map[string]bool
-	// mute is why a pod cannot be asked.
+	// mute maps a pod to the error of asking it.
 	mute map[string]error
-	// asked counts how often a pod was asked.
+	// asked counts how often each pod was asked.
 	asked map[string]int
-	// unwatched: what pods trust is not checked.
+	// unwatched disables the check of what pods trust.
 	unwatched bool
-	// believed are pairs that were found to believe each other: verifying is slow.
+	// believed caches verified pairs, because verification is slow.
 	believed map[string]bool
 }
 
 type loading struct {
 	files       files
 	credentials string
-	due         time.Time // when it loads next; zero: nothing has it look
+	due         time.Time // time of the next load; zero: none is scheduled
 	problem     string
 	generation  uint64
 }
@@ -118,7 +118,7 @@ func (b *bench) started(pod *corev1.Pod) {
 	b.load(pod)
 }
 
-// load is called with the lock held.
+// The caller of load holds the lock.
 func (b *bench) load(pod *corev1.Pod) {
 	p := b.pods[pod.Name]
 	if p == nil || b.deaf[pod.Name] {
@@ -161,7 +161,7 @@ func (b *bench) reload(name string) {
 	}
 }
 
-// loadAll has all kubelets do their work.
+// loadAll makes all pods load their current files.
 func (b *bench) loadAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -170,7 +170,7 @@ func (b *bench) loadAll() {
 	}
 }
 
-// report is what a pod says when it is asked.
+// report returns a pod's reload status.
 func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -216,8 +216,8 @@ func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
 	return r, nil
 }
 
-// checkTrust: whatever proxies and registries have loaded, or might load from their
-// Secret at this moment, they believe each other; and whoever pushes too.
+// checkTrust checks that proxies, registries and clients that push trust each other, with whatever
+// they have loaded or may load from their Secret at this moment.
 func (b *bench) checkTrust(when string) {
 	b.Helper()
 	if b.unwatched {
@@ -260,11 +260,11 @@ func (b *bench) checkTrust(when string) {
 	b.checkNodesTrust(when, candidates["proxy"])
 }
 
-// certManager is cert-manager: it issues at once what is asked for.
+// certManager simulates cert-manager: it issues certificates at once.
 type certManager struct {
 	installed bool
 	dynamics  *dynamicfake.FakeDynamicClient
-	// unready is the message of the condition of Certificates that are not issued.
+	// unready is the condition message of Certificates that are not issued.
 	unready string
 }
 
@@ -281,7 +281,8 @@ func (b *bench) installCertManager() {
 	c.Issuers = certmanager.Issuers(b.dynamics, "zarf")
 }
 
-// certManagerAnswers where there is no cert-manager, and where it is asked for lists.
+// certManagerAnswers handles requests for cert-manager's API if it is not installed, and
+// list requests.
 func (b *bench) certManagerAnswers(a kubetesting.Action) (bool, runtime.Object, error) {
 	r := a.GetResource()
 	switch {
@@ -298,7 +299,7 @@ func (b *bench) certManagerAnswers(a kubetesting.Action) (bool, runtime.Object, 
 	return false, nil, nil
 }
 
-// certManagerWorks is what its controllers do when a Certificate is written.
+// certManagerWorks simulates its controllers when a Certificate is written.
 func (b *bench) certManagerWorks(a kubetesting.Action) {
 	write, ok := a.(interface{ GetObject() runtime.Object })
 	if !ok || a.GetResource().Resource != "certificates" || a.GetVerb() == "delete" {
@@ -372,7 +373,7 @@ func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
 		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": trust}})
 }
 
-// putSecret makes or replaces a Secret behind the API server's back.
+// putSecret creates or replaces a Secret in the tracker.
 func (b *bench) putSecret(s *corev1.Secret) {
 	b.Helper()
 	s.Namespace = "zarf"
@@ -382,7 +383,7 @@ func (b *bench) putSecret(s *corev1.Secret) {
 	b.add(s)
 }
 
-// changeSecret changes a Secret behind the API server's back.
+// changeSecret changes a Secret in the tracker.
 func (b *bench) changeSecret(name string, change func(*corev1.Secret)) {
 	b.Helper()
 	s := b.secret(name).DeepCopy()
@@ -390,7 +391,7 @@ func (b *bench) changeSecret(name string, change func(*corev1.Secret)) {
 	b.putSecret(s)
 }
 
-// somebody is an authority of the user.
+// somebody is a CA of the user.
 type somebody struct {
 	*pki.CA
 	b *bench
@@ -405,14 +406,14 @@ func (b *bench) somebody(name string) somebody {
 	return somebody{a, b}
 }
 
-// good are certificates that nothing is wrong with.
+// good holds valid certificates.
 var good = map[string]pki.Leaf{
 	"corp-server": {CommonName: "the registry", DNSNames: []string{"zarf-registry.zarf.svc"}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
 	"corp-node":   {CommonName: "the nodes", Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
 	"corp-push":   {CommonName: "pushing", Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
 }
 
-// give makes or replaces a Secret of the user.
+// give creates or replaces a Secret of the user.
 func (s somebody) give(name string, change ...func(*pki.Leaf)) {
 	s.b.Helper()
 	leaf := good[name]
@@ -427,7 +428,7 @@ func (s somebody) give(name string, change ...func(*pki.Leaf)) {
 		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": s.KeyPair().Certificate}})
 }
 
-// pki changes what the chart would say of certificates.
+// pki sets what the chart would render for a PKI mode.
 func (b *bench) pki(mode state.PKIMode) {
 	p := internalPKI
 	p.Mode = mode
@@ -437,8 +438,8 @@ func (b *bench) pki(mode state.PKIMode) {
 	b.hook.Settings.PKI.PKI = p
 }
 
-// checkConverged: all Secrets have what is wanted, all pods have loaded it, and
-// nothing is under way.
+// checkConverged checks that all Secrets have the desired content, all pods have loaded it, and no
+// rotation is in progress.
 func (b *bench) checkConverged() {
 	b.Helper()
 	if r := b.state().Rotation; r != nil {
@@ -477,7 +478,7 @@ func (b *bench) checkConverged() {
 	}
 }
 
-// checkOnlyNeeded: what other PKI modes left is gone.
+// checkOnlyNeeded checks that nothing of other PKI modes is left.
 func (b *bench) checkOnlyNeeded() {
 	b.Helper()
 	p := *b.state().PKI
@@ -492,10 +493,10 @@ func (b *bench) checkOnlyNeeded() {
 
 var metav1Now = metav1.NewTime(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC))
 
-// meta2 is of what nobody of ours made.
+// meta2 is the metadata of an object that someone else created.
 func meta2(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name, Namespace: "zarf"} }
 
-// elsewhere runs with another client of the same cluster, while the first one writes.
+// elsewhere runs with another client of the same cluster, while the first one is writing.
 func (b *bench) elsewhere(run func(hook.Cluster)) {
 	client := fake.NewClientset()
 	client.PrependReactor("*", "*", b.react)

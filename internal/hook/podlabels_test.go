@@ -7,7 +7,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// The fixture checks the label of each pod that is created; this is where both kinds are.
+// The bench checks the label of each created pod. This test makes sure that there is one of each
+// kind.
 func TestCreatedPodsHaveTheLabelThatZarfsAgentIgnores(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

@@ -36,8 +36,8 @@ func (b *bench) namespace() *corev1.Namespace {
 
 func (b *bench) level() string { b.Helper(); return b.namespace().Labels[enforce] }
 
-// podSecurityAt admits as Pod Security does by the namespace's label; where there is
-// none, the cluster's default is baseline.
+// podSecurityAt simulates Pod Security with the namespace's label, and the level baseline without
+// one.
 func podSecurityAt(b *bench) func(runtime.Object) error {
 	return func(o runtime.Object) error {
 		pod, ok := o.(*corev1.Pod)
@@ -91,7 +91,7 @@ func TestTheNamespaceIsLabelledWhenAskedAndGetsItsLabelBack(t *testing.T) {
 				b := newBench(t, node("n1"), node("n2"), namespace(before))
 				b.admit = podSecurityAt(b)
 				b.hook.Settings.Preflight.LabelNamespace = true
-				for range 2 { // the second must not take our own label for the former one
+				for range 2 { // the second run must not save our own label as the previous one
 					b.upgrade(state.ModeProxy)
 					n := b.namespace()
 					if got, ok := n.Annotations["zarf-registry/pod-security-enforce-before"]; !ok || got != before || n.Labels[enforce] != "privileged" {

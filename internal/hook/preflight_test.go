@@ -20,7 +20,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// kubernetesService is the API server's, by which the cluster's families are known.
+// kubernetesService is the API server's Service, which shows the cluster's IP families.
 func kubernetesService(ips ...string) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default"}, Spec: corev1.ServiceSpec{ClusterIP: ips[0], ClusterIPs: ips}}
 }
@@ -106,7 +106,7 @@ func changePods(change func(*corev1.Container)) func(runtime.Object) error {
 	}
 }
 
-// forbiddenBy is what somebody without a right is told.
+// forbiddenBy is the API server's error for a missing permission.
 func forbiddenBy(verb, resource string) error {
 	return apierrors.NewForbidden(corev1.Resource(resource), "", fmt.Errorf(`User "jane" cannot %s resource "%s" in API group "" in the namespace "zarf"`, verb, resource))
 }
@@ -122,7 +122,7 @@ func TestPreflightFinds(t *testing.T) {
 		objects  nodes
 		options  []func(*settings.Settings)
 		admit    func(runtime.Object) error
-		check    string // empty: nothing is found
+		check    string // empty: no finding
 		severity preflight.Severity
 		want     []string
 	}{
@@ -236,7 +236,7 @@ func TestPreflightFinds(t *testing.T) {
 				}
 			}
 
-			// Prepare says the same, and refuses all blockers at once.
+			// Prepare reports the same, and all blockers at once.
 			err = b.hook.Prepare(t.Context())
 			if c.severity == blocker {
 				b.mustFail(err, true, append(c.want, "nothing was changed")...)
@@ -281,7 +281,7 @@ func TestAllBlockersAreInOneRefusalAndAllCanBeIgnored(t *testing.T) {
 func TestAMissingRightIsNamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		verb, resource string
-		left           string // the check that is left out; empty: an error
+		left           string // the ignored check; empty: an error
 	}{
 		"to list nodes":        {"list", "nodes", ""},
 		"to read the state":    {"get", "secrets", ""},

@@ -42,7 +42,7 @@ func (h *Hook) Prepare(ctx context.Context) error {
 	})
 }
 
-// preparation is what the steps of one Prepare share.
+// preparation holds what the steps of one Prepare share.
 type preparation struct {
 	*run
 	*preflight.Inspection
@@ -69,7 +69,7 @@ func (p *preparation) seed(ctx context.Context) (string, error) {
 
 func (p *preparation) record(ctx context.Context) (string, error) {
 	err := release.RetryOnConflict(ctx, func() error {
-		// Read again: the step that issues certificates writes it, and so does the CronJob.
+		// Read the state again: the step that issues certificates writes it, and so does the CronJob.
 		secret, saved, err := p.run.LoadState(ctx)
 		if err != nil {
 			return err
@@ -89,7 +89,7 @@ func (p *preparation) next(saved *state.State) state.State {
 	if saved != nil {
 		s.Current, s.Nodes, s.NodeConfig = saved.Current, saved.Nodes, saved.NodeConfig
 	}
-	// From here on pods may write there; Finish forgets directories again.
+	// Pods may write to these directories from now on. Finish removes them from the list.
 	s.NodeConfig = s.NodeConfig.Remember(decided.NodeConfig.Directories...)
 	if p.Desired.Mode == state.ModeExternal {
 		return s

@@ -23,7 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// checkPrepared holds after every Prepare that succeeded, whatever came before.
+// checkPrepared checks what holds after every successful Prepare.
 func (b *bench) checkPrepared() {
 	b.Helper()
 	authority, err := pki.ParseCA(pki.KeyPair{Certificate: b.secret("zarf-registry-ca").Data["tls.crt"], Key: b.secret("zarf-registry-ca").Data["tls.key"]})
@@ -78,7 +78,7 @@ func (b *bench) checkPrepared() {
 	}
 }
 
-// checkPull checks the Secret for pulling through a node port.
+// checkPull checks the Secret for pulls through a node port.
 func checkPull(b *bench, s *corev1.Secret, open bool) {
 	b.Helper()
 	user, password := string(s.Data["username"]), string(s.Data["password"])
@@ -123,7 +123,7 @@ func TestPrepareTwiceWritesOnce(t *testing.T) {
 	b.mustPrepare()
 	b.forget()
 	b.mustPrepare()
-	// The state is written each time: who prepared last, and when.
+	// The state is written each time: it records who ran prepare last, and when.
 	if got, want := b.writes(), []string{"update secrets zarf-registry-state"}; !slices.Equal(got, want) {
 		t.Errorf("the second run wrote %q, want %q", got, want)
 	}
@@ -203,7 +203,7 @@ func TestWhatSignsUploadsOutlivesTheCredential(t *testing.T) {
 		}
 		before = now
 	}
-	// Releases before this one made none.
+	// Earlier releases did not create it.
 	s := b.secret(name)
 	delete(s.Data, key)
 	b.remove("secrets", name)
@@ -302,7 +302,7 @@ func TestPrepareKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	}
 }
 
-// savedState is a Secret with a state.
+// savedState returns a Secret with a state.
 func savedState(content string) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: meta("zarf-registry-state", "state"), Data: map[string][]byte{"state.json": []byte(content)}}
 }
@@ -316,7 +316,7 @@ func saved(t *testing.T, mode state.Mode, address string, family state.IPFamily)
 	return savedWith(t, func(s *state.State) { s.Desired, s.Current = settings, &settings })
 }
 
-// issuedPKI has cert-manager issue.
+// issuedPKI is a PKI with certificates from cert-manager.
 var issuedPKI = func() state.PKI { p := internalPKI; p.Mode = state.PKICertManager; return p }()
 
 func savedWith(t *testing.T, change func(*state.State)) *corev1.Secret {
@@ -416,8 +416,8 @@ func TestWhatWasRememberedOrNamedIsNoUndoing(t *testing.T) {
 	}
 }
 
-// A Job's image names what can be pulled: finish records it when it has pushed it, and
-// prepare only in a process that goes on with finish.
+// A Job's image must be pullable: finish records it after the push. prepare records it only if the
+// same process runs finish.
 func TestTheImageOfTheJobsIsRecordedByWhoPushesIt(t *testing.T) {
 	b := newBench(t)
 	b.mustPrepare()
@@ -430,14 +430,14 @@ func TestTheImageOfTheJobsIsRecordedByWhoPushesIt(t *testing.T) {
 	if got := b.state().HookImage; got == nil || *got != *image {
 		t.Errorf("recorded is %+v", got)
 	}
-	b.registry.image = nil // a process that cannot be an image
+	b.registry.image = nil // on other systems than Linux
 	b.mustPrepare()
 	if got := b.state().HookImage; got == nil || *got != *image {
 		t.Errorf("remembered is %+v", got)
 	}
 }
 
-// What is recorded outlives each write of the state, whoever makes it.
+// The record survives every writer of the state.
 func TestWhatPrepareRecordsOfCertificatesStays(t *testing.T) {
 	b := newBench(t)
 	b.corp()

@@ -69,7 +69,7 @@ func TestTheReasonIsTakenFromTheEventThatHasOne(t *testing.T) {
 		b.failing = map[string]string{"n1": "Back-off pulling image"}
 		go func() {
 			time.Sleep(10 * time.Second)
-			synctest.Wait() // for what the run has written meanwhile
+			synctest.Wait() // for the run's writes
 			for i, message := range []string{"Failed to pull image: x509: certificate signed by unknown authority", "Error: ErrImagePull", "Error: ImagePullBackOff"} {
 				b.add(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: message[:9] + string(rune('a'+i)), Namespace: "zarf"}, Type: "Warning", Reason: "Failed", Message: message,
 					InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: b.proofs[0].Name}, LastTimestamp: metav1.NewTime(b.now.Add(time.Duration(i) * time.Second))})

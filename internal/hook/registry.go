@@ -15,29 +15,28 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/verify"
 )
 
-// Registry is the registry as the steps use it.
+// Registry is the part of a registry that the steps use.
 type Registry interface {
 	certs.Registry
 	verify.Images
-	// PushProgramImages pushes the project's own images below zarf-registry/ and
-	// returns them as "<repository>:<tag>". What the registry has is not sent.
+	// PushProgramImages pushes the project's own images below zarf-registry/ and returns them as
+	// "<repository>:<tag>". It skips blobs that the registry already has.
 	PushProgramImages(ctx context.Context, access Access) ([]string, error)
-	// HookImage is init-hook's own image as PushProgramImages pushes it; nil where
-	// it does not, because this process does not run on Linux.
+	// HookImage returns init-hook's own image as PushProgramImages pushes it. It is nil if this
+	// process does not run on Linux, because then the image is not pushed.
 	HookImage() *state.HookImage
 }
 
-// Access is what it takes to write to the registry from inside the cluster.
+// Access holds what a client inside the cluster needs to push to the registry.
 type Access struct {
 	// ServerName is the DNS name of the registry's Service, verified against the registry's certificate.
 	ServerName string
-	// Authority, Certificate and Key are PEM-encoded.
+	// Authority is the CA bundle. All three are PEM-encoded.
 	Authority, Certificate, Key []byte
 	Username, Password          string
 }
 
-// NewAccess puts together what stands in the Secrets of push certificate and
-// push credential.
+// NewAccess returns the Access in the Secrets of the push certificate and the push credential.
 func NewAccess(name, namespace string, certificate, credentials *corev1.Secret) Access {
 	return Access{
 		ServerName:  release.ServerName(name, namespace),

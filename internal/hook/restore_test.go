@@ -45,8 +45,8 @@ func TestCleanupPutsBackTheNodesFilesBeforeAnythingElseGoes(t *testing.T) {
 	}
 }
 
-// TestCleanupBringsThePayloadOfPodsThatPutFilesBack: they are those of the last revision,
-// which prepare may have refused before it wrote its payload.
+// The pods belong to the last revision. prepare may have been refused before it wrote that
+// revision's payload.
 func TestCleanupBringsThePayloadOfPodsThatPutFilesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
@@ -68,8 +68,8 @@ func TestCleanupBringsThePayloadOfPodsThatPutFilesBack(t *testing.T) {
 	})
 }
 
-// helmAgain is what Helm does before cleanup where what the pods need is not there, be it
-// gone or never made: the controller cannot make them.
+// helmAgain simulates Helm before cleanup if the objects that the pods need are missing: the
+// controller cannot create the pods.
 func (b *bench) helmAgain() { b.add(b.nodeSet("node-restore", []string{"n1", "n2"})) }
 
 func TestCleanupDoesNotWaitForPodsThatAreNotNeededAndCannotBeMade(t *testing.T) {
@@ -113,7 +113,7 @@ func TestCleanupDoesNotWaitForPodsThatAreNotNeededAndCannotBeMade(t *testing.T) 
 	}
 }
 
-// Helm was ended between prepare and the first object of the chart.
+// Helm was stopped between prepare and the first object of the chart.
 func TestAReleaseThatWasNeverAppliedIsCleanedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -128,7 +128,7 @@ func TestAReleaseThatWasNeverAppliedIsCleanedUp(t *testing.T) {
 	})
 }
 
-// helm rollback to a revision of before the node configuration leaves the files.
+// helm rollback to a revision without node configuration keeps the files.
 func TestCleanupNamesTheFilesThatNobodyPutsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
@@ -193,7 +193,7 @@ func TestANodeThatCannotPutItsFilesBackIsNamed(t *testing.T) {
 				if b.get("secrets", "zarf-registry-node-tls") == nil || b.proxies() == 0 {
 					t.Error("other things were deleted")
 				}
-				// Helm makes the DaemonSet anew.
+				// Helm recreates the DaemonSet.
 				b.remove("daemonsets", "zarf-registry-node-restore-amd64")
 				for _, pod := range b.nodePods() {
 					b.remove("pods", pod.Name)
@@ -223,7 +223,7 @@ func TestNodesThatAreNotReadyAreSkippedWhenFilesArePutBack(t *testing.T) {
 	})
 }
 
-// A pod that had not come to its end may have written after the files were put back.
+// A pod that had not finished may have written files after they were restored.
 func TestFilesArePutBackOnceMoreWhereSomebodyMayHaveWrittenSince(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)

@@ -48,14 +48,14 @@ func (b *bench) must(err error) {
 	}
 }
 
-// asTheCronJobDoes leaves of the options what the CronJob's command line has.
+// asTheCronJobDoes limits the settings to those in the CronJob's command line.
 func (b *bench) asTheCronJobDoes() {
 	o := b.hook.Settings
 	b.hook.Settings = settings.Settings{Namespace: o.Namespace, Release: o.Release, Name: o.Name}
 	b.hook.Timeout = 10 * time.Minute
 }
 
-// TestARotationOfTheAuthority is watched at each write by checkTrust.
+// checkTrust checks each write.
 func TestARotationOfTheAuthority(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
@@ -79,11 +79,11 @@ func TestARotationOfTheAuthority(t *testing.T) {
 	})
 }
 
-// changes are what is done to a cluster that runs, each until nothing is left to do.
+// changes are changes to a running cluster, each until nothing is left to do.
 var changes = map[string]struct {
 	before, change func(*bench)
 	run            func(*bench) error
-	// again is what is run after a kill, run where it is nil.
+	// again repeats the change after a kill. If nil, run does.
 	again func(*bench) error
 }{
 	"leaves in the middle of their life": {
@@ -103,7 +103,7 @@ var changes = map[string]struct {
 	"an authority that was asked for": {
 		change: func(b *bench) { b.asTheCronJobDoes() },
 		run:    (*bench).rotate,
-		again:  (*bench).renew, // goes on with what rotate began
+		again:  (*bench).renew, // continues what rotate began
 	},
 	"leaves that were asked for": {
 		run: func(b *bench) error { return b.hook.Certs().Rotate(b.Context(), false) },
@@ -163,7 +163,7 @@ var changes = map[string]struct {
 	},
 }
 
-// corp makes all Secrets of a user, by one new authority.
+// corp creates all Secrets of a user, signed by one new CA.
 func (b *bench) corp() {
 	b.Helper()
 	a := b.somebody(fmt.Sprint("corp ", b.versions))
@@ -212,7 +212,7 @@ func TestAChangeConverges(t *testing.T) {
 						if len(b.writes()) == 0 {
 							t.Error("it wrote nothing")
 						}
-						// Those that need not wait for pods do not.
+						// These do not wait for pods.
 						b.checkConverged()
 						b.must(c.run(b))
 						b.checkConverged()
@@ -253,7 +253,7 @@ func TestAChangeKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	}
 }
 
-// Wherever a change of modes is killed, the user may go back, or on to something else.
+// Wherever a PKI mode change is killed, the user can return to the previous mode or choose another.
 func TestAChangeKilledAtAnyWriteCanBeUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const name = "internal to existingSecret"
@@ -288,7 +288,7 @@ func TestAFirstInstallationKilledAtAnyWrite(t *testing.T) {
 	}
 }
 
-// The CronJob and an upgrade meet at each write of the one.
+// The CronJob and an upgrade run at the same time; one starts at each write of the other.
 func TestTwoRunsThatMeet(t *testing.T) {
 	for name, c := range changes {
 		t.Run(name, func(t *testing.T) {
@@ -314,7 +314,7 @@ func TestTwoRunsThatMeet(t *testing.T) {
 						}
 						if seen++; seen == n+1 {
 							meeting = true
-							// The fake calls this with its lock held: it is another client's turn.
+							// The fake calls this with its lock held, so use another client.
 							b.elsewhere(func(cluster hook.Cluster) {
 								other.Cluster = cluster
 								other.Settings = settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry"}
@@ -458,7 +458,7 @@ func TestRenewWithoutPatienceLeftNamesThePods(t *testing.T) {
 	}
 }
 
-// change changes a pod behind the API server's back.
+// change changes a pod in the tracker.
 func (b *bench) change(pod string, change func(*corev1.Pod)) {
 	b.Helper()
 	p := b.get("pods", pod).(*corev1.Pod).DeepCopy()
@@ -673,7 +673,7 @@ func TestCertManagerIsAskedForOtherCertificates(t *testing.T) {
 	}
 }
 
-// What users do wrong is said before anything is changed, and changes nothing later.
+// Mistakes of the user are reported before anything changes, and change nothing later.
 func TestBadCertificatesOfTheUser(t *testing.T) {
 	edit := func(name string, change func(*corev1.Secret)) func(*bench) {
 		return func(b *bench) { b.changeSecret(name, change) }
@@ -800,8 +800,8 @@ func TestBadCertificatesOfTheUser(t *testing.T) {
 	}
 }
 
-// Pods of the release before this one cannot be asked. Prepare goes on without them,
-// and helm upgrade replaces them before finish asks.
+// Pods of earlier releases have no status endpoint. Prepare continues without them, and helm
+// upgrade replaces them before finish asks.
 func TestAnUpgradeFromAReleaseWhosePodsCannotBeAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
@@ -826,7 +826,7 @@ func TestAnUpgradeFromAReleaseWhosePodsCannotBeAsked(t *testing.T) {
 	})
 }
 
-// In a large cluster messages and the state stay readable.
+// Messages and the state stay readable in a large cluster.
 func TestOfManyPodsOnlyTheFirstAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
@@ -851,7 +851,7 @@ func TestOfManyPodsOnlyTheFirstAreNamed(t *testing.T) {
 	})
 }
 
-// Two that want different things would go on for ever.
+// Two runs with different goals would continue forever.
 func TestWhoIsUndoneEachTimeGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)

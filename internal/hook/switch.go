@@ -19,19 +19,18 @@ import (
 )
 
 const (
-	// kubeProxyTime is what kube-proxy gets to take the rules of a removed Service
-	// away; it does so within a second of hearing of it.
+	// kubeProxyTime is how long kube-proxy gets to remove the rules of a deleted Service. It takes
+	// less than a second after it sees the deletion.
 	kubeProxyTime = 3 * time.Second
-	// restoreTimeout bounds putting the NodePort Service back. A Job's pod that is told
-	// to end is killed after 30 seconds.
+	// restoreTimeout bounds restoring the NodePort Service. The kubelet kills a Job's pod 30 seconds
+	// after it asked the pod to terminate.
 	restoreTimeout = 20 * time.Second
-	// restoreListenerTimeout is what the registry gets to open its plain listener again,
-	// where it was closed already.
+	// restoreListenerTimeout bounds the wait until the registry has reopened its plain listener.
 	restoreListenerTimeout = 10 * time.Second
 )
 
-// nodePort returns the release's NodePort Service, nil where there is none or
-// where that name is another's.
+// nodePort returns the release's NodePort Service. It is nil if there is no Service with that name
+// or the Service belongs to someone else.
 func (r *run) nodePort(ctx context.Context) (*corev1.Service, error) {
 	name := r.Settings.Name + names.SuffixNodePort
 	s, err := r.cluster.Services.Get(ctx, name, metav1.GetOptions{})
@@ -47,7 +46,7 @@ func (r *run) nodePort(ctx context.Context) (*corev1.Service, error) {
 	return s, nil
 }
 
-// nodePorts are the node ports of a Service.
+// nodePorts returns the node ports of a Service.
 func nodePorts(s *corev1.Service) []int {
 	var ports []int
 	for _, p := range s.Spec.Ports {
@@ -73,8 +72,8 @@ func (f *finishing) checkService(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s has node port %d", object, f.Settings.Port), nil
 }
 
-// removeService deletes the NodePort Service, of which a copy is kept in the
-// state's Secret until the proxies are proven.
+// removeService deletes the NodePort Service. It keeps a copy in the state Secret until pulls
+// through the proxies are verified.
 func (f *finishing) removeService(ctx context.Context) (string, error) {
 	service, err := f.nodePort(ctx)
 	if err != nil {
@@ -132,7 +131,7 @@ func (r *run) deleteOneService(ctx context.Context, s *corev1.Service) error {
 	return nil
 }
 
-// deleteService deletes the NodePort Service for good.
+// deleteService deletes the NodePort Service permanently.
 func (r *run) deleteService(ctx context.Context) (string, error) {
 	service, err := r.nodePort(ctx)
 	if err != nil {
@@ -147,10 +146,10 @@ func (r *run) deleteService(ctx context.Context) (string, error) {
 	return "deleted " + r.Object("Service", service.Name), nil
 }
 
-// restoreService makes the NodePort Service again that this run, or one that was killed,
-// removed, and returns the error that made it necessary together with what came of it.
+// restoreService recreates the NodePort Service that this run, or one that was killed, deleted. It
+// returns the error that made this necessary together with the outcome.
 func (f *finishing) restoreService(failure error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout) // the run's own may have ended
+	ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout) // the run's context may have ended
 	defer cancel()
 	name := f.Object("Service", f.Settings.Name+names.SuffixNodePort)
 	for {
@@ -172,8 +171,8 @@ func (f *finishing) restoreService(failure error) error {
 	}
 }
 
-// tryRestoreService says whether it made the Service; it does nothing where none was
-// removed, or where there is one.
+// tryRestoreService reports whether it recreated the Service. It does nothing if no Service was
+// deleted or one exists.
 func (f *finishing) tryRestoreService(ctx context.Context) (bool, error) {
 	secret, _, err := f.LoadState(ctx)
 	if err != nil {
@@ -190,8 +189,8 @@ func (f *finishing) tryRestoreService(ctx context.Context) (bool, error) {
 	if err := json.Unmarshal(copied, &service); err != nil {
 		return false, fmt.Errorf("%s, key %s: %w", f.Object("Secret", secret.Name), state.KeyRemovedService, err)
 	}
-	// A run that was killed may have closed the listener already. It opens in a
-	// moment; the Service goes back in any case.
+	// A run that was killed may have closed the listener already. It reopens within moments; the
+	// Service is restored either way.
 	if _, err := f.certs.WritePull(ctx); err != nil {
 		return false, err
 	}
@@ -209,8 +208,8 @@ func (f *finishing) tryRestoreService(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// restoreFieldOwners makes the fields of a Service those of whom they were. Who applies on the
-// server's side (Helm 4, Argo CD, Flux) could not change them otherwise.
+// restoreFieldOwners restores the managed fields of a Service. Without them, server-side apply
+// (Helm 4, Argo CD, Flux) could not change those fields.
 func (f *finishing) restoreFieldOwners(ctx context.Context, name string, owners []metav1.ManagedFieldsEntry) {
 	if len(owners) == 0 {
 		return

@@ -52,8 +52,8 @@ func TestASwitchKeepsThePullCredential(t *testing.T) {
 	})
 }
 
-// Prepare or Finish of a switch is killed at each of its writes; then the same
-// upgrade runs again, or the user goes back.
+// Prepare or Finish of a switch is killed at each of its writes. Then the same upgrade runs again,
+// or the user switches back.
 func TestASwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	for _, from := range allModes {
 		for _, to := range allModes {
@@ -64,7 +64,7 @@ func TestASwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 				t.Run(string(from)+" to "+string(to)+", "+name, func(t *testing.T) {
 					t.Parallel()
 					synctest.Test(t, func(t *testing.T) {
-						// Nothing of ours answers in external mode.
+						// External mode has no endpoint of ours.
 						watched := from != state.ModeExternal && to != state.ModeExternal
 						installed := func() *bench {
 							b := newBench(t)
@@ -131,8 +131,8 @@ func TestASwitchToProxiesThatFailPutsTheServiceBack(t *testing.T) {
 	})
 }
 
-// A run that was killed after the proof may have closed the listener already. If
-// the next one cannot prove the proxies, the Service alone would lead nowhere.
+// A run that was killed after the verification may have closed the listener. If the next run's
+// verification fails, restoring the Service without the listener would not help.
 func TestAServiceThatIsPutBackLeadsSomewhere(t *testing.T) {
 	for _, left := range []string{"delete services " + serviceName, "update secrets zarf-registry-pull"} {
 		t.Run("killed after "+left, func(t *testing.T) {
@@ -218,7 +218,7 @@ func TestAServiceThatCannotBePutBackIsSaidToBeMissing(t *testing.T) {
 	})
 }
 
-// The failing switch itself is killed, while it puts things back too.
+// The failing switch is killed too, also while it restores the Service.
 func TestAFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failing := func(b *bench) error {

@@ -68,8 +68,8 @@ func TestNodesThatAreNotReadyHoldNothingUpAndAreRemembered(t *testing.T) {
 	})
 }
 
-// So it is in an upgrade: the controller deletes the former pod of a node that is not
-// ready at once, and nobody there ends it.
+// In an upgrade the controller deletes the previous pod of a node that is not ready at once, but no
+// kubelet stops it there.
 func TestAPodThatCannotEndSinceItsNodeIsNotReadyHoldsNothingUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
@@ -93,7 +93,7 @@ func TestAPodThatCannotEndSinceItsNodeIsNotReadyHoldsNothingUp(t *testing.T) {
 	})
 }
 
-// The controller counts pods of the former configuration, and does not say where they are.
+// The controller counts pods of the previous configuration but does not say where they are.
 func TestAFormerPodOnAReadyNodeIsNotTakenForOneThatIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
@@ -111,7 +111,7 @@ func TestAFormerPodOnAReadyNodeIsNotTakenForOneThatIsAway(t *testing.T) {
 	})
 }
 
-// A look at a large cluster is long, for this process and for the API server.
+// A poll of a large cluster is expensive for this process and for the API server.
 func TestTheLongerALookTakesTheFewerThereAre(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -154,7 +154,7 @@ func TestANodeThatRefusesIsNamedAtOnce(t *testing.T) {
 				if n := b.state().NodeConfig; n == nil || !slices.Contains(n.Directories, certsD) {
 					t.Errorf("remembered are %+v", n)
 				}
-				// What was in the way is put right on the node; the pod waits for its back-off.
+				// The problem is fixed on the node, while the pod waits for its back-off.
 				b.ends = nil
 				b.mustFinish()
 				b.checkFinished()
@@ -220,14 +220,14 @@ func TestOfManyNodesThatRefuseOnlyTheFirstAreNamed(t *testing.T) {
 	})
 }
 
-// A pod of before the upgrade says nothing about what is to be now.
+// A pod from before the upgrade says nothing about the new configuration.
 func TestARefusalOfTheFormerConfigurationDoesNotCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.configureNodes(false)
 		b.mustPrepare()
 		b.helm()
-		// The controller has still to replace the pod of n2, which fails again meanwhile.
+		// The controller has yet to replace the pod of n2, which fails again meanwhile.
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("the former configuration")}
 		set := b.nodeSet("node-config", []string{"n1", "n2"})
 		set.Spec.Template.Annotations = map[string]string{"zarf-registry/node-config-checksum": "0"}

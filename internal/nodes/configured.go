@@ -13,8 +13,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// WaitConfigured waits until each ready node has what it is to have, and remembers where
-// files may be from now on.
+// WaitConfigured waits until each ready node is configured, and saves the directories that may hold
+// files from now on.
 func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 	w := &nodeWait{Observer: o, component: names.ComponentNodeConfig, what: "the node configuration", names: o.Settings.NodeConfig.DaemonSets}
 	if err := w.run(ctx); err != nil {
@@ -31,7 +31,7 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 	remembered := ""
 	err := o.UpdateState(ctx, func(s *state.State) bool {
 		if len(notReady) > 0 {
-			// They may still have what was written before.
+			// These nodes may still have files of an earlier configuration.
 			remembered = "; directories are forgotten by a later upgrade only, because not ready is " + release.ListNodes(notReady)
 			return false
 		}
@@ -47,8 +47,8 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 	return fmt.Sprintf("done on %d nodes%s", len(w.coverage.pods), remembered), nil
 }
 
-// tellOfNodes logs what the nodes warn of, and where K3s is to be restarted, once for
-// all nodes that say the same.
+// tellOfNodes logs the nodes' warnings and where K3s needs a restart. Nodes with the same message
+// share one line.
 func (o *Observer) tellOfNodes(pods []nodePod) {
 	warnings, restarts, idle := map[string][]string{}, map[string][]string{}, map[string][]string{}
 	for _, p := range pods {
@@ -74,9 +74,9 @@ func (o *Observer) tellOfNodes(pods []nodePod) {
 	}
 }
 
-// restartHint says how to restart K3s or RKE2 and what waits for that, and whether
-// anything does; "" where the pod changed nothing that they read. Both times are by the
-// node's own clock.
+// restartHint says how to restart K3s or RKE2 and what takes effect then, and whether a restart is
+// needed. The hint is "" if the pod changed no file that they read. Both timestamps come from the
+// node's clock.
 func restartHint(p nodePod) (hint string, needed bool) {
 	r := p.report.Registries
 	if r == nil || r.Changed.IsZero() || r.Changed.Before(p.began.Time) {

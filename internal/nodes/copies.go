@@ -14,25 +14,25 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// CACopies are the copies of the proxies' CA certificates that nodes hold for CRI-O.
+// CACopies tracks the copies of the proxies' CA certificates that nodes hold for CRI-O.
 type CACopies struct {
 	*Observer
-	// Once logs a line that every look would repeat.
+	// Once logs a message that would otherwise repeat with every poll.
 	Once func(message string, args ...any)
-	// Ready are the nodes as they were last seen.
+	// Ready caches the names of the ready nodes.
 	Ready *ReadyNodes
 
-	// replaced are the pods that were deleted so that their successors write the current CAs.
+	// replaced holds the pods that were deleted so that their successors write the current CAs.
 	replaced map[types.UID]bool
 }
 
-// Outdated returns what is missing until the nodes have the CAs with these fingerprints. It deletes
-// each pod once whose node has others, so that its successor writes these. If settled, it ignores
-// pods that do not exist yet, since they will write the current CAs.
+// Outdated describes the nodes that lack the CAs with these fingerprints. It deletes each pod once
+// whose node has others, so that its successor writes these. If settled, it ignores pods that do
+// not exist yet, since they will write the current CAs.
 func (c *CACopies) Outdated(ctx context.Context, fingerprints []string, settled bool) ([]string, error) {
 	sets, pods, err := c.DaemonSets(ctx, names.ComponentNodeConfig)
 	if release.MissingPermission(err) {
-		// Where nodes get no CAs, the chart does not grant that permission either.
+		// If nodes get no CAs, the chart does not grant this permission.
 		sets, pods, err = c.ownersOf(ctx, names.ComponentNodeConfig)
 	}
 	if err != nil {
@@ -70,8 +70,8 @@ func (c *CACopies) Outdated(ctx context.Context, fingerprints []string, settled 
 	return waiting, nil
 }
 
-// writesCAs tells whether the pods of a DaemonSet write CAs to nodes: one of them reported so, or
-// all mount them and none has got that far.
+// writesCAs reports whether the pods of a DaemonSet write CAs to nodes: one of them reported so, or
+// all mount the CAs and none has finished yet.
 func (c *CACopies) writesCAs(set appsv1.DaemonSet, covered coverage) bool {
 	if slices.ContainsFunc(covered.pods, func(p nodePod) bool { return len(p.report.CA) > 0 }) {
 		return true
@@ -79,8 +79,8 @@ func (c *CACopies) writesCAs(set appsv1.DaemonSet, covered coverage) bool {
 	return mountsSecret(set.Spec.Template.Spec, c.Settings.Name+names.SuffixNodeTLS) && !slices.ContainsFunc(covered.pods, func(p nodePod) bool { return p.done })
 }
 
-// ownersOf stands in for the DaemonSets where listing them is forbidden: it derives them from their
-// pods, and does not see missing pods.
+// ownersOf replaces listing DaemonSets if that is forbidden. It derives them from their pods, so it
+// does not see missing pods.
 func (c *CACopies) ownersOf(ctx context.Context, component string) ([]appsv1.DaemonSet, []corev1.Pod, error) {
 	pods, err := c.Cluster.Pods.List(ctx, c.Selector(component))
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *CACopies) ownersOf(ctx context.Context, component string) ([]appsv1.Dae
 	return sets, pods.Items, nil
 }
 
-// replace deletes a pod, once, and returns in words why it could not.
+// replace deletes a pod once. It returns the reason if it could not.
 func (c *CACopies) replace(ctx context.Context, pod *corev1.Pod) string {
 	if c.replaced[pod.UID] {
 		return ""
@@ -122,7 +122,7 @@ func because(complaint string) string {
 	return " (" + complaint + ")"
 }
 
-// mountsSecret tells whether a pod mounts a Secret.
+// mountsSecret reports whether a pod mounts a Secret.
 func mountsSecret(spec corev1.PodSpec, name string) bool {
 	return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
 		if v.Secret != nil && v.Secret.SecretName == name {

@@ -13,8 +13,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// Cluster is what an Observer needs of Kubernetes. client-go's typed clients satisfy each part; all
-// but Nodes are those of the release's namespace.
+// Cluster holds the Kubernetes clients that an Observer needs. All but Nodes are scoped to the
+// release's namespace. client-go's typed clients satisfy each interface.
 type Cluster struct {
 	Nodes      Nodes
 	Pods       Pods

@@ -21,20 +21,19 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// saidAtMost bounds what is passed on of a termination message: several nodes may
-// say much.
+// saidAtMost limits how much of a termination message is quoted, because several nodes may fail.
 const saidAtMost = 1000
 
-// nodePod is a pod that writes files of its node, and what it says of that.
+// nodePod is a pod that writes files on its node, with the result that it reports.
 type nodePod struct {
 	corev1.Pod
-	// done: its init containers have ended well.
+	// done is true if the init containers succeeded.
 	done bool
-	// report is what its init container left; empty where it left none.
+	// report is what the init container reported. It is empty if there is no report.
 	report noderuntime.Report
-	// began is when that init container did, by the node's clock.
+	// began is when the init container started, by the node's clock.
 	began metav1.Time
-	// failed is why its last try failed, with exit code exit; "" where none did.
+	// failed is why the last attempt failed, with exit code exit. It is "" if none failed.
 	failed string
 	exit   int32
 }
@@ -51,7 +50,7 @@ func readNodePod(pod corev1.Pod) nodePod {
 			continue
 		}
 		report, err := noderuntime.ParseReport(ended.Message)
-		is := err == nil // it may be the loader's words, or the end of a log
+		is := err == nil // else it comes from the loader, or is the end of a log
 		if is {
 			n.report, n.began = report, ended.StartedAt
 		}
@@ -63,8 +62,8 @@ func readNodePod(pod corev1.Pod) nodePod {
 	return n
 }
 
-// said is what a termination message says is wrong, in one line: of a report its error,
-// else the end, where logs have their errors.
+// said returns the problem in a termination message as one line: the error of a report, or else the
+// end of the message, where logs have their errors.
 func said(message string, report noderuntime.Report, is bool) string {
 	if is {
 		message = report.Error
@@ -79,19 +78,19 @@ func said(message string, report noderuntime.Report, is bool) string {
 	return "… " + strings.ToValidUTF8(text[len(text)-saidAtMost:], "")
 }
 
-// coverage is how far the pods of DaemonSets are that write nodes' files.
+// coverage is the progress of the pods of DaemonSets that write files on nodes.
 type coverage struct {
-	// pods are those on ready nodes, and those without a node yet.
+	// pods are the pods on ready nodes and those without a node yet.
 	pods []nodePod
-	// down are the nodes that are not ready and have one.
+	// down are the nodes that have a pod but are not ready.
 	down []string
-	// missing says which pods are not there yet, "" where all are.
+	// missing describes the pods that do not exist yet. It is "" if all exist.
 	missing string
 }
 
-// cover looks at the pods of DaemonSets. Those on nodes that are not ready hold nothing
-// up, whether they are to end or not: there nobody ends them, and no successor starts
-// before that. On other nodes those that are about to end count for nothing.
+// cover returns the progress of the pods of DaemonSets. Pods on nodes that are not ready never hold
+// up a wait, terminating or not: no kubelet stops them, and their successors start only afterwards.
+// On other nodes terminating pods are ignored.
 func cover(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) coverage {
 	var c coverage
 	for _, set := range sets {
@@ -115,7 +114,8 @@ func cover(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) co
 		c.down = slices.AppendSeq(c.down, maps.Keys(away))
 		desired := int(set.Status.DesiredNumberScheduled)
 		missing := ""
-		// How many are outdated says not where they are: nodes that are not ready may have the present ones.
+		// The number of outdated pods does not say where they are: nodes that are not ready may have the
+		// current ones.
 		switch outdated := desired - int(set.Status.UpdatedNumberScheduled); {
 		case set.Status.ObservedGeneration < set.Generation:
 			missing = "the controller has not seen the last change"
@@ -133,7 +133,7 @@ func cover(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) co
 	return c
 }
 
-// ownerOf is the name of a pod's DaemonSet.
+// ownerOf returns the name of a pod's DaemonSet.
 func ownerOf(pod corev1.Pod) string {
 	for _, owner := range pod.OwnerReferences {
 		if owner.Kind == "DaemonSet" {
@@ -143,8 +143,8 @@ func ownerOf(pod corev1.Pod) string {
 	return ""
 }
 
-// madeFrom says whether a pod is made for the configuration of its DaemonSet's present
-// template, as far as that says which it is: see ownersOf.
+// madeFrom reports whether a pod was created for the configuration in its DaemonSet's current
+// template. It returns true if the template does not tell: see ownersOf.
 func madeFrom(pod corev1.Pod, sets []appsv1.DaemonSet) bool {
 	return slices.ContainsFunc(sets, func(set appsv1.DaemonSet) bool {
 		want, says := set.Spec.Template.Annotations[names.AnnotationNodeConfig]
@@ -152,13 +152,13 @@ func madeFrom(pod corev1.Pod, sets []appsv1.DaemonSet) bool {
 	})
 }
 
-// nodeWait waits until the pods of a component have done their work on each node.
+// nodeWait waits until the pods of a component have finished on each node.
 type nodeWait struct {
 	*Observer
 	component, what string
-	// names are the DaemonSets that must be there; empty: those that are there.
+	// names are the DaemonSets to wait for. If empty, all existing ones.
 	names []string
-	// again are nodes whose work must be done once more, done or not.
+	// again are nodes whose pod must run once more even if it has finished.
 	again map[string]bool
 
 	looked   bool
@@ -166,8 +166,8 @@ type nodeWait struct {
 	ready    map[string]bool
 }
 
-// run waits. The error is Refused as soon as a node refuses: then another try would
-// meet the same.
+// run waits. It returns a Refused error as soon as a node refuses, because a retry would fail the
+// same way.
 func (w *nodeWait) run(ctx context.Context) error {
 	var refused error
 	err := w.Wait(ctx, w.what, func() (string, error) {
@@ -229,9 +229,9 @@ func (w *nodeWait) look(ctx context.Context) (missing string, err error) {
 	return "", nil
 }
 
-// startAnew deletes the pods that have failed before they were first looked at. What was
-// in their way may have been put right since; their successors start at once, they
-// themselves only when their back-off is over. So whatever fails from now on counts.
+// startAnew deletes the pods that failed before this wait began. The cause may be fixed by now, and
+// successors start at once, while the pods themselves would wait for their back-off. Any failure
+// from now on counts.
 func (w *nodeWait) startAnew(ctx context.Context) (started int, err error) {
 	for _, p := range w.coverage.pods {
 		if p.failed == "" && !w.again[p.Spec.NodeName] {
@@ -247,13 +247,13 @@ func (w *nodeWait) startAnew(ctx context.Context) (started int, err error) {
 
 func (o *Observer) DeletePod(ctx context.Context, pod *corev1.Pod) error {
 	err := o.Cluster.Pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // another has its name
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // a conflict means that its name is reused
 		return fmt.Errorf("deleting %s: %w", o.Object("pod", pod.Name), err)
 	}
 	return nil
 }
 
-// refusals names the nodes that refuse.
+// refusals returns an error that names the nodes that refuse.
 func (w *nodeWait) refusals(sets []appsv1.DaemonSet) error {
 	var refusals []string
 	for _, p := range w.coverage.pods {
@@ -280,6 +280,6 @@ func (o *Observer) DaemonSets(ctx context.Context, component string) ([]appsv1.D
 	return sets.Items, pods.Items, nil
 }
 
-// goneTime is what pods get to end: their time of grace, and what the kubelet and the
-// garbage collector need besides.
+// goneTime bounds the deletion of pods: their grace period, plus the time of the kubelet and the
+// garbage collector.
 const goneTime = 2 * time.Minute

@@ -58,16 +58,16 @@ func (o *Observer) ProxyPods(ctx context.Context) ([]corev1.Pod, error) {
 	return slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !o.UsesProxy(p) }), nil
 }
 
-// unschedulable: a proxy goes to one node only, so the scheduler has no place for
-// it when something on that node is in its way.
+// unschedulable reports whether the scheduler has no place for a proxy. A proxy is bound to one
+// node, so this means that something on that node is in its way.
 func unschedulable(p corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && strings.Contains(c.Message, "free ports")
 	})
 }
 
-// makeRoom deletes former proxies before others are proven: a host port belongs to
-// one pod, and the nodes of a group that was split or renamed have two that want it.
+// makeRoom deletes previous proxies before pulls through the new ones are verified. Only one pod
+// can have a host port, and a node group that was split or renamed has two that need it.
 func (o *Observer) makeRoom(ctx context.Context, former []appsv1.DaemonSet) error {
 	did, err := o.DeleteDaemonSets(ctx, former)
 	if err == nil {
@@ -76,9 +76,9 @@ func (o *Observer) makeRoom(ctx context.Context, former []appsv1.DaemonSet) erro
 	return err
 }
 
-// proxiesMissing says what the proxies are still waiting for, "" when nothing.
-// Pods on nodes that are down do not count, and neither does a rollout that only
-// those hold up. Pods of nodes that are gone stay for a while and mean nothing.
+// proxiesMissing describes what the proxies are still waiting for, or returns "". Pods on nodes
+// that are down do not count, and neither does a rollout that only those hold up. Pods of deleted
+// nodes stay for a while and are ignored.
 func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string]bool) (missing string, covered int) {
 	podsDown, desired := 0, 0
 	var waiting []string
@@ -87,7 +87,7 @@ func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string
 		switch {
 		case p.Spec.NodeName != "" && !nodeExists:
 		case nodeExists && !nodeReady:
-			podsDown++ // also one that is to end: nobody ends it there, and its successor waits for that
+			podsDown++ // even if terminating: no kubelet stops it there, and its successor waits for that
 		case p.DeletionTimestamp != nil:
 		case PodReady(p):
 			covered++
@@ -114,8 +114,8 @@ func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string
 	return "", covered
 }
 
-// ProxySets lists the release's proxy DaemonSets, those that the chart renders
-// apart from those that it does not render any more.
+// ProxySets lists the release's proxy DaemonSets: those that the chart renders, and those that it
+// no longer renders.
 func (o *Observer) ProxySets(ctx context.Context) (rendered, former []appsv1.DaemonSet, err error) {
 	list, err := o.Cluster.DaemonSets.List(ctx, o.Selector(names.ComponentProxy))
 	if err != nil {
@@ -131,8 +131,8 @@ func (o *Observer) ProxySets(ctx context.Context) (rendered, former []appsv1.Dae
 	return rendered, former, nil
 }
 
-// DeletePreviousProxies deletes the proxies that the chart does not render any more.
-// Helm leaves them, because nodes may pull through them until others are proven.
+// DeletePreviousProxies deletes the proxies that the chart no longer renders. Helm keeps them,
+// because nodes may pull through them until pulls through the new ones are verified.
 func (o *Observer) DeletePreviousProxies(ctx context.Context) (string, error) {
 	_, former, err := o.ProxySets(ctx)
 	if err != nil {
@@ -156,9 +156,9 @@ func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet
 	return "deleted " + strings.Join(names, ", "), nil
 }
 
-// StillServed adds to an error that proxies of the former mode still answer.
+// StillServed adds to an error that proxies of the previous mode still serve pulls.
 func (o *Observer) StillServed(failure error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's own may have ended
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's context may have ended
 	defer cancel()
 	if _, former, err := o.ProxySets(ctx); err != nil || len(former) == 0 {
 		return failure
@@ -166,7 +166,7 @@ func (o *Observer) StillServed(failure error) error {
 	return fmt.Errorf("%w; the proxies are still there: nodes pull through them as before", failure)
 }
 
-// UsesProxy says whether a pod is a proxy of a DaemonSet that the chart renders.
+// UsesProxy reports whether a pod is a proxy of a DaemonSet that the chart renders.
 func (o *Observer) UsesProxy(pod corev1.Pod) bool {
 	for _, owner := range pod.OwnerReferences {
 		if owner.Kind == "DaemonSet" {
@@ -176,8 +176,8 @@ func (o *Observer) UsesProxy(pod corev1.Pod) bool {
 	return false
 }
 
-// renders says whether the chart renders a proxy DaemonSet. Who runs finish by hand
-// in proxy mode need not know their names: then all are.
+// renders reports whether the chart renders a proxy DaemonSet. A user who runs finish by hand in
+// proxy mode need not pass their names; then it is true for all.
 func (o *Observer) renders(daemonSet string) bool {
 	if o.Settings.Mode != state.ModeProxy {
 		return false

@@ -13,7 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// NodesReady says of every node that runs Linux whether it is ready.
+// NodesReady maps the name of every Linux node to whether it is ready.
 func (o *Observer) NodesReady(ctx context.Context) (map[string]bool, error) {
 	nodes, err := o.Cluster.Nodes.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -28,7 +28,7 @@ func (o *Observer) NodesReady(ctx context.Context) (map[string]bool, error) {
 	return isReady, nil
 }
 
-// PodReady says whether a pod's status has it ready.
+// PodReady reports whether a pod's status says that it is ready.
 func PodReady(p corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
@@ -39,11 +39,11 @@ func (o *Observer) PodName(pod *corev1.Pod) string {
 	return fmt.Sprintf("%s on node %s", o.Object("pod", pod.Name), pod.Spec.NodeName)
 }
 
-// readyAge is how long a list of nodes counts as current.
+// readyAge is how long a list of nodes is considered current.
 const readyAge = 10 * time.Second
 
-// ReadyNodes are the names of the nodes that were ready when they were last looked
-// at. The list of a large cluster is long, and who waits looks every second.
+// ReadyNodes caches the names of the ready nodes. The list of a large cluster is long, and waits
+// poll every second.
 type ReadyNodes struct {
 	names map[string]bool
 	at    time.Time
@@ -64,8 +64,7 @@ func (o *Observer) Refresh(ctx context.Context, known *ReadyNodes) error {
 	return nil
 }
 
-// RunningPods lists the running pods of a component on ready nodes, and tells of
-// those on others.
+// RunningPods lists the running pods of a component on ready nodes, and logs those on other nodes.
 func (o *Observer) RunningPods(ctx context.Context, nodes *ReadyNodes, component string, away func(*corev1.Pod)) ([]corev1.Pod, error) {
 	list, err := o.Cluster.Pods.List(ctx, o.Selector(component))
 	if err != nil {
@@ -89,7 +88,7 @@ func (o *Observer) RunningPods(ctx context.Context, nodes *ReadyNodes, component
 	}), nil
 }
 
-// NodeReady says whether a node's status has it ready.
+// NodeReady reports whether a node's status says that it is ready.
 func NodeReady(n corev1.Node) bool {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
@@ -104,7 +103,7 @@ func Linux(n corev1.Node) bool {
 	return os == "" || os == "linux"
 }
 
-// Reports says whether a node's kubelet reports an image by that name.
+// Reports reports whether a node's kubelet lists an image under that name.
 func Reports(n corev1.Node, image string) bool {
 	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool {
 		return slices.Contains(i.Names, image)

@@ -36,8 +36,8 @@ func (o *Observer) WaitRegistry(ctx context.Context, deployments Deployments) (s
 	return o.Object("Deployment", name) + " is rolled out", nil
 }
 
-// registryPodsDown counts the registry's pods on nodes that are not ready. Kubernetes
-// replaces them minutes later.
+// registryPodsDown counts the registry's pods on nodes that are not ready. Kubernetes replaces them
+// only minutes later.
 func (o *Observer) registryPodsDown(ctx context.Context) (int32, error) {
 	nodes, err := o.NodesReady(ctx)
 	if err != nil {
@@ -56,9 +56,8 @@ func (o *Observer) registryPodsDown(ctx context.Context) (int32, error) {
 	return down, nil
 }
 
-// deploymentMissing says what a rollout is still waiting for, "" when nothing. Of
-// several pods those need not be available that are down with their nodes, as long as
-// one is.
+// deploymentMissing describes what a rollout is still waiting for, or returns "". Of several
+// replicas, those on nodes that are down need not be available as long as one other is.
 func deploymentMissing(d *appsv1.Deployment, down int32) string {
 	want := int32(1)
 	if d.Spec.Replicas != nil {

@@ -14,14 +14,14 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// madeTime is how long the first of the pods that put files back may take to be made. The
-// controller makes them at once, unless something that they name is not there.
+// madeTime bounds the wait for the first pod that restores files. The controller creates these pods
+// at once, unless an object that they refer to is missing.
 const madeTime = time.Minute
 
-// Restore waits until each ready node has back the files that it had before the
-// release, which pods do that Helm makes before Cleanup runs. It forgets the directories
-// then: a run that is ended afterwards has taken away what such pods need, so that those
-// of the next can never run.
+// Restore waits until each ready node has the files back that it had before the release. The pods
+// that restore them are created by Helm before Cleanup runs. Restore then clears the directories in
+// the state: an interrupted Cleanup may have deleted what the pods need, and the next run must not
+// wait for pods that can never start.
 func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error) (string, error) {
 	sets, err := o.Cluster.DaemonSets.List(ctx, o.Selector(names.ComponentNodeRestore))
 	if err != nil {
@@ -44,7 +44,7 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 		o.left(directories, "the release has no pods that would put back what was there before, or its hooks were left out")
 		return "nothing: no pods are there that would, because the release has no files on nodes or its hooks were left out", nil
 	case err == nil && len(directories) == 0 && len(configuring) == 0:
-		// So it is after an installation that was refused, too: it has made nothing that these pods need.
+		// This also holds after a refused installation, which created nothing that these pods need.
 		if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil {
 			return "", err
 		}
@@ -58,7 +58,7 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 		return "", err
 	}
 	if len(configuring) == 0 {
-		// Nothing tells whether the release was ever applied, which brings what the pods need.
+		// Nothing records whether the release, which brings what the pods need, was ever applied.
 		if complaint := o.restorersMissing(ctx); complaint != nil && ctx.Err() == nil {
 			o.left(directories, complaint.Error())
 			if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil {
@@ -85,13 +85,13 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 			return "", err
 		}
 	}
-	if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil { // Helm does so too
+	if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil { // Helm deletes them too
 		return "", err
 	}
 	return fmt.Sprintf("done on %d nodes, skipped because they are not ready: %d", len(w.coverage.pods), len(w.coverage.down)), nil
 }
 
-// left says where files may stay that nobody puts back.
+// left logs the directories where files may stay that no pod restores.
 func (o *Observer) left(directories []string, why string) {
 	if len(directories) > 0 {
 		o.Log.Warn("files of the release may stay on nodes; each says so in its first line, and what was there before is beside it, as FILE.before-zarf-registry",
@@ -99,8 +99,8 @@ func (o *Observer) left(directories []string, why string) {
 	}
 }
 
-// restorersMissing says what keeps all pods that put files back from being made, nil
-// where one is there or none is wanted.
+// restorersMissing returns why no pod that restores files can be created. It is nil if one exists
+// or none is wanted.
 func (o *Observer) restorersMissing(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, madeTime)
 	defer cancel()
@@ -118,8 +118,8 @@ func (o *Observer) restorersMissing(ctx context.Context) error {
 	}, names.ComponentNodeRestore)
 }
 
-// endNodeConfig has nobody write files of nodes any more, and returns the nodes where
-// somebody still might have while they were put back.
+// endNodeConfig stops the pods that write files on nodes. It returns the nodes where such a pod may
+// have run while the files were restored.
 func (o *Observer) endNodeConfig(ctx context.Context) (unfinished map[string]bool, err error) {
 	sets, pods, err := o.DaemonSets(ctx, names.ComponentNodeConfig)
 	if err != nil {
@@ -145,7 +145,7 @@ func (o *Observer) endNodeConfig(ctx context.Context) (unfinished map[string]boo
 		if err != nil {
 			return "", err
 		}
-		// On other nodes nobody tells the pod to end, and nobody else runs either.
+		// The kubelets of other nodes neither stop these pods nor start others.
 		left := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !ready[p.Spec.NodeName] })
 		var names []string
 		for _, p := range left {

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// restFactor is how many times as long as a look took is rested after it: of a thousand
-	// nodes and their pods a look is tens of megabytes.
+	// restFactor is the pause after a poll as a multiple of its duration. With a thousand nodes, a
+	// poll transfers tens of megabytes.
 	restFactor = 4
-	// longestRest bounds that, since what took long may have been the API server's restart.
+	// longestRest bounds the pause, since a slow poll may have met a restart of the API server.
 	longestRest = 5 * time.Second
 )
 
-// Wait polls until check finds nothing missing, the less often the longer a look takes. When the context ends first, the
-// error says what was missing and what the component's pods complain about.
+// Wait polls until check finds nothing missing, less often the longer a poll takes. If the context
+// ends first, the error says what was missing and what is wrong with the component's pods.
 func (o *Observer) Wait(ctx context.Context, what string, check func() (missing string, err error), component string) error {
 	reported := ""
 	for {
@@ -32,7 +32,7 @@ func (o *Observer) Wait(ctx context.Context, what string, check func() (missing 
 		rest := min(max(release.PollInterval, restFactor*time.Since(begin)), longestRest)
 		switch {
 		case err != nil && ctx.Err() == nil:
-			// The API server may be restarting: as good as not knowing.
+			// The API server may be restarting, so treat this as unknown.
 			missing = err.Error()
 		case err == nil && missing == "":
 			return nil
@@ -47,9 +47,9 @@ func (o *Observer) Wait(ctx context.Context, what string, check func() (missing 
 	}
 }
 
-// complaints gathers what the pods of a component say is wrong, for a message.
+// complaints describes for a message what is wrong with the pods of a component.
 func (o *Observer) complaints(component string) string {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's own context has ended
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's context has ended
 	defer cancel()
 	pods, err := o.Cluster.Pods.List(ctx, o.Selector(component))
 	if err != nil {
@@ -76,8 +76,7 @@ func (o *Observer) complaints(component string) string {
 	return "; " + release.List(lines)
 }
 
-// Warnings returns the newest warning event of each pod that says more than that
-// there was an error.
+// Warnings returns the newest warning event of each pod, ignoring those without details.
 func (o *Observer) Warnings(ctx context.Context) map[string]string {
 	events, err := o.Cluster.Events.List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,type=Warning"})
 	if err != nil {
@@ -85,7 +84,7 @@ func (o *Observer) Warnings(ctx context.Context) map[string]string {
 	}
 	newest := map[string]corev1.Event{}
 	for _, e := range events.Items {
-		// Beside "Failed to pull image …: why", kubelets say "Error: ErrImagePull".
+		// Besides "Failed to pull image …: why", kubelets send "Error: ErrImagePull".
 		if strings.HasPrefix(e.Message, "Error: Err") || strings.HasPrefix(e.Message, "Error: ImagePull") {
 			continue
 		}
@@ -100,7 +99,7 @@ func (o *Observer) Warnings(ctx context.Context) map[string]string {
 	return out
 }
 
-// podComplaint is what a pod's status says is wrong with it, "" where it says nothing.
+// PodComplaint returns what a pod's status says is wrong, or "".
 func PodComplaint(p corev1.Pod) string {
 	if failed := readNodePod(p).failed; failed != "" {
 		return failed

@@ -1,5 +1,5 @@
-// Package payload writes the programs that nodes run into ConfigMaps, and deletes what no pod needs
-// any more. It does not decide which programs the nodes need, and does not encode them; package
+// Package payload writes the programs that nodes run into ConfigMaps, and deletes payload that no
+// pod needs any more. It neither decides which programs the nodes need nor encodes them; package
 // injector does.
 package payload
 
@@ -13,15 +13,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// Programs are the programs that this binary carries for the nodes.
+// Programs provides the programs that this binary embeds for the nodes.
 type Programs interface {
-	// Payload returns a program's payload for an architecture, as in GOARCH. An error names what is
-	// missing and how to get it.
+	// Payload returns a program's payload for an architecture (a GOARCH value). The error names what
+	// is missing and how to get it.
 	Payload(program, architecture string) (*injector.Payload, error)
 }
 
-// Cluster is what a Seeder needs of Kubernetes, in the release's namespace. client-go's typed
-// clients satisfy each part.
+// Cluster holds the Kubernetes clients that a Seeder needs, scoped to the release's namespace.
+// client-go's typed clients satisfy each interface.
 type Cluster struct {
 	ConfigMaps ConfigMaps
 	// ConfigMapNames lists the same ConfigMaps without their content, which is megabytes.

@@ -19,19 +19,19 @@ import (
 )
 
 const (
-	// payloadWriters is how many ConfigMaps are written at once: etcd commits a
-	// megabyte in some milliseconds, so more would only queue there, and
-	// managed control planes throttle bursts (zarf-dev/zarf#5093).
+	// payloadWriters is the number of concurrent ConfigMap writes. etcd commits a megabyte in
+	// milliseconds, so more would only queue there, and managed control planes throttle bursts
+	// (zarf-dev/zarf#5093).
 	payloadWriters = 4
 )
 
-// The loader's own exit codes; any other is the program's.
+// These are the loader's exit codes; any other is the program's.
 const (
 	loaderExitFirst = 101
 	loaderExitLast  = 109
 )
 
-// Seed writes the payload of the programs for each of the architectures.
+// Seed writes the payload of the programs for each architecture.
 func (s *Seeder) Seed(ctx context.Context, programs, architectures []string) (string, error) {
 	have, err := s.objects(ctx)
 	if err != nil {
@@ -61,7 +61,7 @@ func (s *Seeder) Seed(ctx context.Context, programs, architectures []string) (st
 		total.written, total.bytes, total.replaced, total.kept, restarted), nil
 }
 
-// counts are what was done with ConfigMaps.
+// counts counts ConfigMaps by outcome.
 type counts struct{ written, bytes, kept, replaced int }
 
 func (c *counts) add(more counts) {
@@ -100,7 +100,7 @@ func (s *Seeder) objects(ctx context.Context) (map[string]*corev1.ConfigMap, err
 	return have, nil
 }
 
-// objectNames are the names of the same, in order.
+// objectNames returns the sorted names of the release's payload ConfigMaps.
 func (s *Seeder) objectNames(ctx context.Context) ([]string, error) {
 	list, err := s.Cluster.ConfigMapNames.List(ctx, s.Selector(names.ComponentPayload))
 	if err != nil {
@@ -114,13 +114,12 @@ func (s *Seeder) objectNames(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// writer writes one payload: what is right already is kept, what differs is
-// replaced, chunk 00 comes last because pods wait for it.
+// writer writes one payload. It keeps correct chunks, replaces damaged ones, and writes chunk 00
+// last because pods wait for it.
 //
-// The ConfigMaps are not immutable. A kubelet would not watch immutable ones, but
-// neither would it ever look at one again that it has seen: on Kubernetes 1.36 a
-// damaged chunk that was put right stayed damaged for new pods of that node. The
-// loader's checksums are what guards the content.
+// The ConfigMaps are not immutable, although kubelets would not watch immutable ones: a kubelet
+// never reads an immutable ConfigMap again. On Kubernetes 1.36 a damaged chunk stayed damaged for
+// new pods of the node after it was fixed. The loader's checksums guard the content.
 type writer struct {
 	*Seeder
 	payload *injector.Payload
@@ -185,8 +184,8 @@ func (w *writer) write(ctx context.Context, o injector.Object) error {
 		return err
 	})
 	if apierrors.IsAlreadyExists(err) {
-		// A write whose answer was lost, or another run's: right either way if
-		// the content is.
+		// The response to this write was lost, or another run wrote it. Either is fine if the content is
+		// correct.
 		list, listErr := w.Cluster.ConfigMaps.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 		if listErr == nil && len(list.Items) == 1 && right(&list.Items[0], o) {
 			return nil
@@ -204,8 +203,8 @@ func right(c *corev1.ConfigMap, o injector.Object) bool {
 		maps.EqualFunc(c.BinaryData, o.Data, slices.Equal)
 }
 
-// restartLoaders deletes the pods whose loader gave up on a payload that was
-// wrong: new ones start at once, these only when their back-off is over.
+// restartLoaders deletes the pods whose loader failed on a damaged payload. Their successors start
+// at once, while the pods themselves would wait for their back-off.
 func (s *Seeder) restartLoaders(ctx context.Context) (int, error) {
 	restarted := 0
 	for _, component := range []string{names.ComponentRegistry, names.ComponentProxy, names.ComponentNodeConfig} {
@@ -237,7 +236,8 @@ func loaderFailed(pod corev1.Pod) bool {
 	})
 }
 
-// Collect deletes the payload that no pod needs. leaving tells which pods are about to end.
+// Collect deletes the payload that no pod needs. leaving reports whether a pod is about to
+// terminate.
 func (s *Seeder) Collect(ctx context.Context, leaving func(corev1.Pod) bool) (string, error) {
 	have, err := s.objectNames(ctx)
 	if err != nil {
@@ -263,7 +263,7 @@ func (s *Seeder) Collect(ctx context.Context, leaving func(corev1.Pod) bool) (st
 			}
 		}
 	}
-	var current []string // prefixes of what pods that start from now on need
+	var current []string // prefixes that pods started from now on need
 	if s.Settings.Injector.Enabled {
 		for _, program := range s.Settings.Programs() {
 			for _, arch := range s.Settings.Architectures {
@@ -281,7 +281,7 @@ func (s *Seeder) Collect(ctx context.Context, leaving func(corev1.Pod) bool) (st
 	return fmt.Sprintf("deleted %d ConfigMaps of previous payloads, %d remain", len(previous), len(have)-len(previous)), nil
 }
 
-// deleteConfigMaps deletes ConfigMaps that may be gone already.
+// deleteConfigMaps deletes ConfigMaps. A missing one is not an error.
 func (s *Seeder) deleteConfigMaps(ctx context.Context, names []string) error {
 	for _, name := range names {
 		if err := s.Cluster.ConfigMaps.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

@@ -20,7 +20,7 @@ func (i *Inspection) Look(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("listing nodes: %w", release.RefuseForbidden(err))
 	}
-	// Windows nodes run no pod of this project and pull no image of Linux.
+	// Windows nodes run none of this project's pods and pull no Linux images.
 	i.nodes = slices.DeleteFunc(list.Items, func(n corev1.Node) bool { return !nodes.Linux(n) })
 	if len(i.nodes) == 0 {
 		return "", release.Refuse("the cluster has no nodes that run Linux: add one, then run this again")
@@ -81,7 +81,7 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	return fmt.Sprintf("%s at %s on %s, decided by %s", i.Desired.Mode, i.Desired.Address, i.Desired.IPFamily, i.Desired.DecidedBy), nil
 }
 
-// undoing refuses a decision that nobody made and that differs from the saved one.
+// undoing refuses a default that contradicts the saved state: nobody asked for that change.
 func (i *Inspection) undoing(saved state.Settings) error {
 	const blind = "but the chart was rendered without seeing the cluster and fell back to %s"
 	o := &i.Settings
@@ -103,7 +103,7 @@ func (i *Inspection) undoing(saved state.Settings) error {
 	return nil
 }
 
-// setMode is the option of Helm that names a mode.
+// setMode returns the Helm options that select a mode.
 func setMode(mode state.Mode, registryURL string) string {
 	if mode == state.ModeExternal {
 		return "--set registryURL=" + registryURL
@@ -111,7 +111,7 @@ func setMode(mode state.Mode, registryURL string) string {
 	return fmt.Sprintf("--set registryProxy=%t", mode == state.ModeProxy)
 }
 
-// Architectures are those that nodes have and the chart renders pods for.
+// Architectures returns the nodes' architectures that the chart renders pods for.
 func (i *Inspection) Architectures() []string {
 	found := map[string]bool{}
 	for _, n := range i.nodes {

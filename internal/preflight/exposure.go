@@ -14,9 +14,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// lookAtExposure is the check of what the registry shows to clients outside of the
-// cluster. Without the certificate its pod would not start, and the one before is
-// gone by then.
+// lookAtExposure checks the certificate and the listeners for clients outside the cluster. Without
+// the certificate the registry's new pod would not start, after the previous pod is already gone.
 func (i *Inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 	var found []Finding
 	add := func(severity Severity, object, remedy, cause string, args ...any) {
@@ -51,7 +50,7 @@ func (i *Inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 	return found, nil
 }
 
-// userSecret reads a Secret of the user; nil where there is none.
+// userSecret reads a Secret that the user created. It returns nil if there is none.
 func (i *Inspection) userSecret(ctx context.Context, name string) (*corev1.Secret, error) {
 	secret, err := i.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {

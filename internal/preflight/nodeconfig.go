@@ -17,8 +17,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// lookAtNodeConfig has what nodes are to have checked, as each node will, before
-// anything is changed.
+// lookAtNodeConfig validates the node configuration the way each node will, before anything
+// changes.
 func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 	findings := i.forgottenDirectories()
 	if !i.Settings.ConfiguresNodes() {
@@ -57,7 +57,7 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 		}
 		if missing != nil {
 			block(missing.Object, missing.Cause, missing.Remedy)
-			registries = []byte("{}\n") // what else is wrong is said besides
+			registries = []byte("{}\n") // so that other problems are reported too
 		}
 		inputs.Registries = registries
 	}
@@ -79,8 +79,8 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 	return findings, nil
 }
 
-// forgottenDirectories finds directories that may hold files of the release and that no
-// pod would look after: the chart remembers them where it sees the cluster.
+// forgottenDirectories finds directories that may hold files of the release but that no pod would
+// clean up. The chart remembers them only if it can read the cluster.
 func (i *Inspection) forgottenDirectories() []Finding {
 	if i.Saved == nil || i.Saved.NodeConfig == nil {
 		return nil
@@ -98,8 +98,7 @@ func (i *Inspection) forgottenDirectories() []Finding {
 	}}
 }
 
-// registriesSecret reads registries.yaml from the user's Secret, or says what is
-// missing of it.
+// registriesSecret reads registries.yaml from the user's Secret, or returns the problem with it.
 func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *certs.Problem, error) {
 	name, key := i.Settings.NodeConfig.RegistriesSecret, i.Settings.NodeConfig.RegistriesKey
 	object := i.Object("Secret", name)
@@ -118,8 +117,8 @@ func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *certs.Probl
 	return registries, nil, nil
 }
 
-// standInCA returns a CA certificate in place of those that nodes will get: these may not exist yet,
-// and no check depends on which they are.
+// standInCA returns a CA certificate in place of those that nodes will get. They may not exist yet,
+// and no check depends on their content.
 func (i *Inspection) standInCA() ([]byte, error) {
 	ca, err := pki.NewCA("stand-in", i.Now(), time.Hour)
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// The checks that need nothing but the nodes and the saved state.
+// These checks need only the nodes and the saved state.
 
-// address finds references that the decision changes.
+// address finds image references that the decision changes.
 func (i *Inspection) address() []Finding {
 	if i.Saved == nil {
 		return nil
@@ -40,7 +40,7 @@ func (i *Inspection) address() []Finding {
 	return []Finding{f}
 }
 
-// setAddress are the options of Helm that give an address.
+// setAddress returns the Helm options that set an address.
 func setAddress(s state.Settings) string {
 	if s.Mode == state.ModeExternal {
 		return setMode(s.Mode, s.Address)
@@ -50,8 +50,7 @@ func setAddress(s state.Settings) string {
 
 var criOVersion = regexp.MustCompile(`^cri-o://v?(\d+)\.(\d+)`)
 
-// criO finds nodes whose container runtime accepts no plain HTTP on the loopback
-// address: CRI-O 1.35 and later.
+// criO finds nodes with CRI-O 1.35 or later, which accepts no plain HTTP on the loopback address.
 func (i *Inspection) criO() []Finding {
 	var nodes []string
 	for _, n := range i.nodes {
@@ -67,7 +66,7 @@ func (i *Inspection) criO() []Finding {
 		return nil
 	}
 	if i.Settings.NodeConfig.CA || i.nodeConfig.CRIO.ConfDirectory != "" && i.nodeConfig.CRIO.Insecure {
-		return nil // what it wants is written on the nodes
+		return nil // the node configuration provides what CRI-O needs
 	}
 	const wants = "CRI-O 1.35 and later pulls with TLS only, from the loopback address too"
 	f := Finding{Check: checkCRIO, Severity: Blocker, Object: release.ListNodes(nodes)}
@@ -86,11 +85,11 @@ func (i *Inspection) criO() []Finding {
 	return []Finding{f}
 }
 
-// architecture finds nodes that no program is there for.
+// architecture finds nodes whose architecture no program is built for.
 func (i *Inspection) architecture() []Finding {
 	o := &i.Settings
 	if o.Mode == state.ModeNodePort && !o.Injector.Enabled {
-		return nil // nothing runs on the nodes but the registry, from an image
+		return nil // only the registry runs on the nodes, from an image
 	}
 	without := map[string][]string{}
 	left := false
@@ -129,22 +128,22 @@ func (i *Inspection) architecture() []Finding {
 	return findings
 }
 
-// reportedImages is how many images a kubelet reports at most (nodeStatusMaxImages).
-// A list that is that long says nothing about small images.
+// reportedImages is the kubelet's limit on reported images (nodeStatusMaxImages). A list of that
+// length may lack small images.
 const reportedImages = 50
 
 // PauseImage matches the names of pause images. The chart has the same pattern in
 // zarf-registry.cluster.pause.
 var PauseImage = regexp.MustCompile(`(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]`)
 
-// pauseImage finds nodes that do not hold any of the images that injected pods use.
+// pauseImage finds nodes that hold none of the images that injected pods use.
 func (i *Inspection) pauseImage() []Finding {
 	o := &i.Settings
 	if !o.Injector.Enabled {
 		return nil
 	}
 	var without []string
-	reported := map[string]int{} // pause images by the number of nodes
+	reported := map[string]int{} // number of nodes by pause image
 	some, with := false, false
 	for _, n := range i.nodes {
 		if !nodes.NodeReady(n) || len(n.Status.Images) == 0 {
@@ -176,11 +175,11 @@ func (i *Inspection) pauseImage() []Finding {
 		return nil
 	}
 	f := Finding{Check: checkPauseImage, Severity: Warning, Object: release.ListNodes(without)}
-	// In node port mode the registry needs one node only.
+	// In node port mode the registry needs only one node.
 	if blind && (o.Mode == state.ModeProxy || !with) {
 		f.Severity = Blocker
 	}
-	// The most widespread first; of those the last by name, which has the highest version.
+	// The most widespread image first; among those, the last by name, which has the highest version.
 	found := slices.SortedFunc(maps.Keys(reported), func(a, b string) int {
 		return cmp.Or(cmp.Compare(reported[b], reported[a]), cmp.Compare(b, a))
 	})
@@ -194,9 +193,9 @@ func (i *Inspection) pauseImage() []Finding {
 	return []Finding{f}
 }
 
-// named names one object or several of a kind: "node n1", "nodes n1, n2".
+// named formats one or several objects of a kind: "node n1", "nodes n1, n2".
 func named(kind string, names []string) string {
-	const most = 10 // a line is to be read
+	const most = 10 // keeps the line readable
 	s := kind
 	if len(names) != 1 {
 		s += "s"

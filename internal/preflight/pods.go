@@ -17,12 +17,12 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// accountTime is how long the default ServiceAccount of a namespace that was just
-// made may take to appear; no pod is admitted before.
+// accountTime bounds the wait for the default ServiceAccount of a new namespace. The API server
+// admits no pod before it exists.
 const accountTime = 10 * time.Second
 
-// tryPods has the API server say whether it would accept the pods of the chart, and
-// whether it would change them.
+// tryPods creates the chart's pods with a dry run, to see whether the API server would reject or
+// change them.
 func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 	var pods []*corev1.Pod
 	if i.Settings.Mode != state.ModeExternal {
@@ -71,7 +71,7 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 		}
 		findings = append(findings, f)
 	}
-	seen := map[Finding]bool{} // several pods may say the same
+	seen := map[Finding]bool{} // several pods may have the same finding
 	return slices.DeleteFunc(findings, func(f Finding) bool {
 		again := seen[f]
 		seen[f] = true
@@ -79,7 +79,7 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 	}), nil
 }
 
-// changed finds what admission changed and the injector cannot do without.
+// changed finds changes by admission that break the injector.
 func (i *Inspection) changed(asked, answer *corev1.Pod) []Finding {
 	if !i.Settings.Injector.Enabled || len(answer.Spec.Containers) == 0 {
 		return nil
@@ -117,20 +117,20 @@ func (i *Inspection) tryPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, 
 	}
 }
 
-// constrained tells a refusal of OpenShift's SecurityContextConstraints.
+// constrained recognizes a rejection by OpenShift's SecurityContextConstraints.
 func constrained(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "security context constraint")
 }
 
-// grantedByChart says that the chart binds a constraint to the ServiceAccount of such
-// pods, which is not there yet when the pod is tried.
+// grantedByChart reports whether the chart binds a constraint to the ServiceAccount of such pods.
+// The binding does not exist yet when the pod is tried.
 func (i *Inspection) grantedByChart(pod *corev1.Pod) bool {
 	name := pod.Spec.Containers[0].Name
 	return name == names.ComponentProxy || name == names.ComponentNodeConfig
 }
 
-// podSecurity returns what Pod Security says is wrong with a pod:
-// `"baseline:latest": hostPort (container "proxy" uses hostPort 31999)`.
+// podSecurity returns the violation that Pod Security reports for a pod: `"baseline:latest":
+// hostPort (container "proxy" uses hostPort 31999)`.
 func podSecurity(err error) (violation string, violated bool) {
 	if !apierrors.IsForbidden(err) {
 		return "", false
@@ -139,12 +139,12 @@ func podSecurity(err error) (violation string, violated bool) {
 	return violation, violated
 }
 
-// registryLike is a pod as those of the registry, as far as admission is concerned.
+// registryLike returns a pod that admission treats like the registry's pods.
 func (i *Inspection) registryLike() *corev1.Pod {
 	return i.podLike(names.ComponentRegistry, "zarf-dev/zarf-registry/registry")
 }
 
-// proxyLike is a pod as those of the proxies.
+// proxyLike returns a pod that admission treats like the proxies.
 func (i *Inspection) proxyLike() *corev1.Pod {
 	pod := i.podLike(names.ComponentProxy, "zarf-dev/zarf-registry/registry-node")
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
@@ -157,11 +157,11 @@ func (i *Inspection) proxyLike() *corev1.Pod {
 	return pod
 }
 
-// nodeConfigLike is a pod as those that configure nodes.
+// nodeConfigLike returns a pod that admission treats like the pods that configure nodes.
 func (i *Inspection) nodeConfigLike() *corev1.Pod {
 	pod := i.podLike(names.ComponentNodeConfig, "zarf-dev/zarf-registry/registry-node")
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-	// The directories are the nodes' root's.
+	// The directories belong to root on the nodes.
 	root, no := int64(0), false
 	pod.Spec.SecurityContext.RunAsUser, pod.Spec.SecurityContext.RunAsGroup, pod.Spec.SecurityContext.RunAsNonRoot = &root, &root, &no
 	for n, directory := range i.Settings.NodeConfig.Directories {
@@ -172,7 +172,7 @@ func (i *Inspection) nodeConfigLike() *corev1.Pod {
 	return pod
 }
 
-// privilegedLike are pods as those that need the Pod Security level privileged.
+// privilegedLike returns pods that need the Pod Security level privileged.
 func (i *Inspection) privilegedLike() []*corev1.Pod {
 	var pods []*corev1.Pod
 	if i.Settings.Mode == state.ModeProxy {
@@ -185,7 +185,7 @@ func (i *Inspection) privilegedLike() []*corev1.Pod {
 }
 
 func (i *Inspection) podLike(component, repository string) *corev1.Pod {
-	image := "ghcr.io/" + repository // the chart's, without injector
+	image := "ghcr.io/" + repository // the chart's image without the injector
 	if i.Settings.Injector.Enabled && len(i.Settings.Injector.PauseImages) > 0 {
 		image = i.Settings.Injector.PauseImages[0]
 	}
@@ -202,7 +202,7 @@ func (i *Inspection) podLike(component, repository string) *corev1.Pod {
 			Containers: []corev1.Container{{
 				Name: component, Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
 				SecurityContext: release.RestrictedContainer(),
-				// The chart's own; quotas want some.
+				// The chart's own requests, which a quota may require.
 				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
 					corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi"),
 				}},

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// labelEnforce is the label by which a namespace's Pod Security level is set.
+	// labelEnforce is the label that sets a namespace's Pod Security level.
 	labelEnforce = "pod-security.kubernetes.io/enforce"
-	// levelPrivileged is the only level that admits a host port or a node's directory.
+	// levelPrivileged is the only level that admits a host port or a hostPath volume.
 	levelPrivileged = "privileged"
-	// labelTime is how long the API servers may take to hear of a namespace's label.
+	// labelTime bounds how long the API servers may take to see a change of the label.
 	labelTime = 10 * time.Second
 )
 
-// LabelNamespace has Pod Security admit the pods that nodes need, if it does not already.
+// LabelNamespace sets the namespace's Pod Security level if it rejects the pods that run on nodes.
 func (i *Inspection) LabelNamespace(ctx context.Context) (string, error) {
 	violation, err := i.podSecurityViolation(ctx)
 	if err != nil {
@@ -60,8 +60,8 @@ func (i *Inspection) LabelNamespace(ctx context.Context) (string, error) {
 	return fmt.Sprintf("namespace %s has %s=%s, before %q", name, labelEnforce, levelPrivileged, before), nil
 }
 
-// podSecurityViolation is what Pod Security says first about a pod that nodes need, ""
-// where it admits all.
+// podSecurityViolation returns the first Pod Security violation of a pod that runs on nodes, or ""
+// if all are admitted.
 func (i *Inspection) podSecurityViolation(ctx context.Context) (string, error) {
 	for _, pod := range i.privilegedLike() {
 		_, err := i.tryPod(ctx, pod)
@@ -75,8 +75,8 @@ func (i *Inspection) podSecurityViolation(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// RestoreLabel gives the namespace the label back that it had before LabelNamespace,
-// unless somebody has changed it since.
+// RestoreLabel restores the label that the namespace had before LabelNamespace, unless someone has
+// changed it since.
 func (i *Inspection) RestoreLabel(ctx context.Context) (string, error) {
 	name := i.Settings.Namespace
 	namespace, err := i.Cluster.Namespaces.Get(ctx, name, metav1.GetOptions{})
@@ -97,9 +97,8 @@ func (i *Inspection) RestoreLabel(ctx context.Context) (string, error) {
 	return fmt.Sprintf("namespace %s has %s=%q", name, labelEnforce, level), nil
 }
 
-// patchNamespace sets the namespace's Pod Security level ("" for none), and the
-// annotation of the one before (nil for none). A change by somebody else in between
-// is an error: the Job runs again.
+// patchNamespace sets the namespace's Pod Security level ("" deletes it) and the annotation with
+// the previous level (nil deletes it). A concurrent change is an error; the Job then runs again.
 func (i *Inspection) patchNamespace(ctx context.Context, namespace *corev1.Namespace, level string, before any) error {
 	var label any
 	if level != "" {

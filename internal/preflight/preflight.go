@@ -20,31 +20,31 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/steps"
 )
 
-// Severity is how much a finding matters.
+// Severity is the severity of a finding.
 type Severity string
 
 // The severities.
 const (
-	// Blocker: what was asked for cannot work; nothing is changed.
+	// Blocker means that the release cannot work; nothing is changed.
 	Blocker Severity = "blocker"
-	// Warning: it can work, but not everywhere or not as expected.
+	// Warning means that the release works, but not everywhere or not as expected.
 	Warning Severity = "warning"
 )
 
-// Finding is something about the cluster that stands in the way.
+// Finding is a problem of the cluster or the settings.
 type Finding struct {
-	// Check is the name of the check, as Settings.Preflight.Ignore has it.
+	// Check is the name of the check, as used in Settings.Preflight.Ignore.
 	Check    string   `json:"check"`
 	Severity Severity `json:"severity"`
-	// Object is what it is about: "Service default/web", "node n1".
+	// Object is the affected object: "Service default/web", "node n1".
 	Object string `json:"object,omitempty"`
-	// Cause is what is wrong and what would come of it, in a sentence.
+	// Cause says in one sentence what is wrong and what it would lead to.
 	Cause string `json:"cause"`
-	// Remedy is the command that mends it, or what else to do.
+	// Remedy is the command that fixes it, or another way out.
 	Remedy string `json:"remedy"`
 }
 
-// String is the finding in one line.
+// String formats the finding as one line.
 func (f Finding) String() string {
 	parts := []string{f.Check, f.Object, f.Cause}
 	line := strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
@@ -66,7 +66,7 @@ const (
 	checkArch        = "architecture"
 	checkPauseImage  = "pause-image"
 	checkAddress     = "address"
-	// What the user provides.
+	// These check what the user provides.
 	checkCertificates = "certificates"
 	checkCredentials  = "credentials"
 	checkNodeConfig   = "nodeConfig"
@@ -76,7 +76,7 @@ const (
 // ignoreAll stands for all checks in Settings.Preflight.Ignore.
 const ignoreAll = "all"
 
-// Checks are the names of all checks, which Settings.Preflight.Ignore chooses from.
+// Checks returns the names of all checks, which are the valid values of Settings.Preflight.Ignore.
 func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
@@ -85,16 +85,19 @@ func Checks() []string {
 	}
 }
 
-// Cluster is what an Inspection needs of Kubernetes. client-go's typed clients satisfy each part.
+// Cluster holds the Kubernetes clients that an Inspection needs. client-go's typed clients satisfy
+// each interface.
 type Cluster struct {
 	Namespaces Namespaces
-	// AllServices are the Services of all namespaces, Services and Pods those of the release's.
+	// AllServices lists the Services of all namespaces. Services and Pods are scoped to the release's
+	// namespace.
 	AllServices ServiceLister
 	Services    ServiceCreator
 	Pods        PodCreator
 }
 
-// Namespaces reads and labels the release's namespace; used with Settings.Preflight.LabelNamespace only.
+// Namespaces reads and labels the release's namespace. It is used only with
+// Settings.Preflight.LabelNamespace.
 type Namespaces interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Namespace, error)
 	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*corev1.Namespace, error)
@@ -116,29 +119,29 @@ type PodCreator interface {
 }
 
 // Inspection collects what prepare must know before it changes anything. Its exported fields must
-// be set. Look, ReadState, Decide and Check run in this order; the fields below are what they find.
+// be set. Look, ReadState, Decide and Check run in this order and fill the fields below.
 type Inspection struct {
 	*nodes.Observer
 	Cluster Cluster
 	Certs   *certs.Keeper
 	Payload *payload.Seeder
-	// NodeConfigData is the data of the rendered Secret with the node configuration. Nil: Check
+	// NodeConfigData is the data of the rendered Secret with the node configuration. If nil, Check
 	// reads it from the Secret that the chart creates for it.
 	NodeConfigData map[string][]byte
 
-	// Saved is the saved state, nil if there is none.
+	// Saved is the saved state, or nil if there is none.
 	Saved *state.State
-	// Desired is what the settings ask for.
+	// Desired is the state that the settings ask for.
 	Desired state.Settings
 
 	nodes []corev1.Node
-	// nodeConfig is the chart's node configuration; empty if there is none or it is invalid.
+	// nodeConfig is the chart's node configuration. It is empty if there is none or it is invalid.
 	nodeConfig noderuntime.Config
 }
 
 // Run looks for everything that would prevent prepare and finish from succeeding, and changes
-// nothing. It returns all findings, blockers first. An error means that it could not look, or that
-// the settings contradict the saved state.
+// nothing. It returns all findings, blockers first. An error means that a check could not run, or
+// that the settings contradict the saved state.
 func (i *Inspection) Run(ctx context.Context) ([]Finding, error) {
 	for _, look := range []steps.Work{i.Look, i.ReadState, i.Decide} {
 		if _, err := look(ctx); err != nil {
@@ -148,7 +151,7 @@ func (i *Inspection) Run(ctx context.Context) ([]Finding, error) {
 	return i.inspect(ctx)
 }
 
-// Check runs the checks and refuses if there are blockers. It logs warnings.
+// Check runs the checks and logs warnings. It returns a Refused error if there are blockers.
 func (i *Inspection) Check(ctx context.Context) (string, error) {
 	findings, err := i.inspect(ctx)
 	if err != nil {
@@ -168,7 +171,7 @@ func (i *Inspection) Check(ctx context.Context) (string, error) {
 	return fmt.Sprintf("found no blockers, %d warnings", len(findings)), nil
 }
 
-// inspect runs the checks that matter in the mode.
+// inspect runs the checks that apply to the mode.
 func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	for _, name := range i.Settings.Preflight.Ignore {
 		if name != ignoreAll && !slices.Contains(Checks(), name) {
@@ -203,7 +206,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 		}
 	}
 	slices.SortStableFunc(findings, func(a, b Finding) int {
-		rank := func(f Finding) int { return cmp.Compare(f.Severity, Blocker) } // "blocker" is the smaller word
+		rank := func(f Finding) int { return cmp.Compare(f.Severity, Blocker) } // "blocker" sorts before "warning"
 		if c := cmp.Compare(rank(a), rank(b)); c != 0 {
 			return c
 		}
@@ -212,7 +215,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	return findings, nil
 }
 
-// certificates checks what certificates are issued or copied from.
+// certificates checks the Secrets that certificates are issued or copied from.
 func (i *Inspection) certificates(ctx context.Context) ([]Finding, error) {
 	problems, err := i.Certs.Problems(ctx, i.Settings.PKI.PKI)
 	return blockers(checkCertificates, problems), err

@@ -17,7 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// lookAtServices are the checks that need the cluster's Services.
+// lookAtServices runs the checks that need the cluster's Services.
 func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	list, err := i.Cluster.AllServices.List(ctx, metav1.ListOptions{})
 	var findings []Finding
@@ -50,7 +50,7 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	return findings, nil
 }
 
-// portUser is a Service that has the registry's port as a node port.
+// portUser is a Service that uses the registry's port as a node port.
 type portUser struct {
 	namespace, name string
 	own             bool
@@ -61,7 +61,7 @@ func (i *Inspection) portUsers(services []corev1.Service) []portUser {
 	for _, s := range services {
 		taken := int(s.Spec.HealthCheckNodePort) == i.Settings.Port
 		for _, p := range s.Spec.Ports {
-			// One number is one node port for all protocols, but only TCP is in a proxy's way.
+			// A node port number is shared by all protocols, but only TCP conflicts with a proxy.
 			other := i.Settings.Mode == state.ModeProxy && p.Protocol != "" && p.Protocol != corev1.ProtocolTCP
 			taken = taken || int(p.NodePort) == i.Settings.Port && !other
 		}
@@ -73,7 +73,7 @@ func (i *Inspection) portUsers(services []corev1.Service) []portUser {
 	return users
 }
 
-// tryService has the API server say whether it would accept the NodePort Service.
+// tryService creates the NodePort Service with a dry run, to see whether the API server accepts it.
 func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
 	policy := corev1.IPFamilyPolicyPreferDualStack
 	err := release.RetryOverload(ctx, func() error {
@@ -90,7 +90,7 @@ func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
 	})
 	object := fmt.Sprintf("port %d", i.Settings.Port)
 	switch {
-	case err == nil, namespaceMissing(err): // tryPods says the latter
+	case err == nil, namespaceMissing(err): // tryPods reports a missing namespace
 		return nil, nil
 	case release.MissingPermission(err):
 		return []Finding{{Check: checkPortRange, Severity: Warning, Object: object,
@@ -111,7 +111,7 @@ func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
 	return nil, fmt.Errorf("trying the NodePort Service with a dry run: %w", err)
 }
 
-// ipFamily finds a family that was rendered and that the cluster does not have.
+// ipFamily finds a rendered IP family that the cluster does not support.
 func (i *Inspection) ipFamily(services []corev1.Service) []Finding {
 	if i.Settings.Mode == state.ModeNodePort && i.Settings.ModeSource == state.SourceValue && i.Settings.IPFamily == state.IPv6 {
 		return []Finding{{Check: checkIPFamily, Severity: Blocker, Object: "ipFamily IPv6",
@@ -139,8 +139,8 @@ func (i *Inspection) ipFamily(services []corev1.Service) []Finding {
 		Remedy: "--set ipFamily=" + has}}
 }
 
-// families are those that the cluster's Services or pods have. Nodes may have
-// addresses of another family besides; they count where the pods' are not known.
+// families returns the IP families of the cluster's Services and pods. Nodes may have addresses of
+// another family too; these count only if the pods' families are unknown.
 func (i *Inspection) families(services []corev1.Service) (v4, v6, known bool) {
 	add := func(address string) {
 		switch {
@@ -178,20 +178,20 @@ func (i *Inspection) families(services []corev1.Service) (v4, v6, known bool) {
 	return v4, v6, known
 }
 
-// dryRun has the API server do everything but keep the object.
+// dryRun has the API server process a request without storing the object.
 var dryRun = metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
 
-// namespaceMissing: the chart is not installed yet, and helm makes the namespace.
+// namespaceMissing reports whether the namespace does not exist. Helm creates it at installation.
 func namespaceMissing(err error) bool {
 	return apierrors.IsNotFound(err) && strings.Contains(err.Error(), "namespaces ")
 }
 
-// noDryRun: a webhook would do something that cannot be undone.
+// noDryRun reports whether a webhook rejected the dry run because it has side effects.
 func noDryRun(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "does not support dry run")
 }
 
-// refusal: the API server, a policy or a webhook would not have the object.
+// refusal reports whether the API server, a policy or a webhook rejected the object.
 func refusal(err error) bool {
 	if noDryRun(err) || release.MissingPermission(err) {
 		return false

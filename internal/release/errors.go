@@ -12,16 +12,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// PollInterval is the interval between looks at the cluster while waiting: too short for people to
-// notice, and long enough for an API server that answers in milliseconds.
+// PollInterval is the polling interval of waits: short enough to go unnoticed, and long enough for
+// an API server that answers in milliseconds.
 const PollInterval = 200 * time.Millisecond
 
-// MaxConflicts bounds how often in a row another writer may win.
+// MaxConflicts limits consecutive update conflicts.
 const MaxConflicts = 20
 
 const (
-	// overloadTries bounds how often a write is tried while the API server is overloaded; with the
-	// delays below that takes about a minute.
+	// overloadTries limits the attempts of a write while the API server is overloaded. With the delays
+	// below they take about a minute.
 	overloadTries = 8
 	// overloadDelay is the first delay, doubled each time up to maxOverloadDelay, unless the server
 	// suggests one.
@@ -29,7 +29,7 @@ const (
 	maxOverloadDelay = 15 * time.Second
 )
 
-// Refused is an error that a retry would meet again: the request cannot work.
+// Refused is an error that a retry would hit again: the request cannot work.
 type Refused struct{ Err error }
 
 func (e *Refused) Error() string { return e.Err.Error() }
@@ -53,8 +53,8 @@ func RefuseForbidden(err error) error {
 	return err
 }
 
-// MissingPermission distinguishes a missing permission from other reasons for which something is
-// forbidden: quotas, Pod Security, policies.
+// MissingPermission distinguishes a missing RBAC permission from other causes of a Forbidden error:
+// quotas, Pod Security, policies.
 func MissingPermission(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), " cannot ") && strings.Contains(err.Error(), " resource ")
 }
@@ -64,22 +64,22 @@ func IsConflict(err error) bool {
 	return !IsRefused(err) && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err))
 }
 
-// IsTransient reports whether an error may disappear by itself: the API server is restarting or
-// overloaded. What it refuses stays refused.
+// IsTransient reports whether an error may go away by itself because the API server is restarting
+// or overloaded. A rejected request stays rejected.
 func IsTransient(err error) bool {
 	return !IsRefused(err) && (overloaded(err) || apierrors.ReasonForError(err) == metav1.StatusReasonUnknown)
 }
 
-// overloaded recognizes the answers of an overloaded API server. etcd's own "too many requests"
-// arrives as an internal error that quotes it.
+// overloaded recognizes the responses of an overloaded API server. etcd's "too many requests"
+// arrives quoted in an internal error.
 func overloaded(err error) bool {
 	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsServiceUnavailable(err) ||
 		apierrors.IsInternalError(err) && (strings.Contains(err.Error(), "too many requests") || strings.Contains(err.Error(), "ResourceExhausted"))
 }
 
-// RetryOnConflict repeats a function that reads and then writes, as long as another writer wins:
-// the CronJob and an upgrade may run at the same time.
+// RetryOnConflict repeats a read-modify-write function while it hits update conflicts: the CronJob
+// and an upgrade may run at the same time.
 func RetryOnConflict(ctx context.Context, do func() error) error {
 	for range MaxConflicts {
 		if err := do(); !IsConflict(err) {
@@ -111,7 +111,7 @@ func RetryOverload(ctx context.Context, write func() error) error {
 	}
 }
 
-// Sleep waits, or returns the context's error if that ends first.
+// Sleep waits for d. It returns the context's error if that ends first.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -123,10 +123,10 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// listed bounds how many objects a message names.
+// listed limits how many objects a message names.
 const listed = 10
 
-// List names the first of several things in a message, and counts the others.
+// List formats several things for a message: it names the first and counts the rest.
 func List(things []string) string {
 	if more := len(things) - listed; more > 0 {
 		return fmt.Sprintf("%s; and %d more", strings.Join(things[:listed], "; "), more)
@@ -134,7 +134,7 @@ func List(things []string) string {
 	return strings.Join(things, "; ")
 }
 
-// ListNodes names nodes in a message: "node n1", "nodes n1, n2".
+// ListNodes formats nodes for a message: "node n1", "nodes n1, n2".
 func ListNodes(nodes []string) string {
 	switch {
 	case len(nodes) == 1:

@@ -1,5 +1,5 @@
 // Package release holds what all steps of a hook share: the settings of one release, its Secrets
-// and saved state, errors that must not be retried, and retries of those that may. It decides
+// and saved state, errors that must not be retried, and retries for errors that may be. It decides
 // nothing about certificates, nodes or modes.
 package release
 
@@ -18,13 +18,13 @@ import (
 // Release is one release in a cluster. All fields must be set.
 type Release struct {
 	Settings settings.Settings
-	// Secrets are those of Settings.Namespace.
+	// Secrets is scoped to Settings.Namespace.
 	Secrets Secrets
 	Log     *slog.Logger
 	Now     func() time.Time
 }
 
-// Object names a namespaced object in messages.
+// Object formats a namespaced object for messages.
 func (r *Release) Object(kind, name string) string {
 	return fmt.Sprintf("%s %s/%s", kind, r.Settings.Namespace, name)
 }
@@ -50,9 +50,9 @@ func (r *Release) ServerName() string { return ServerName(r.Settings.Name, r.Set
 // ServerName returns the DNS name that every client of a release's registry verifies.
 func ServerName(name, namespace string) string { return name + "." + namespace + ".svc" }
 
-// Annotations returns those of objects that hooks create and keep. If Argo CD tracks an
-// Application's objects by the label that ours have too (its default before 3.0), it would prune
-// ours as being in no manifest.
+// Annotations returns the annotations of objects that hooks create and keep. They stop Argo CD from
+// pruning these objects: before 3.0 it tracks an Application's objects by default with a label that
+// ours have too, and ours are in no manifest.
 func Annotations() map[string]string {
 	return map[string]string{
 		"argocd.argoproj.io/sync-options":    "Prune=false",
@@ -61,7 +61,7 @@ func Annotations() map[string]string {
 }
 
 // RestrictedPod and RestrictedContainer return the security contexts of the project's pods. They
-// pass Pod Security's strictest level.
+// pass the Pod Security level "restricted".
 func (r *Release) RestrictedPod() *corev1.PodSecurityContext {
 	yes, id := true, int64(65532) // the conventional non-root user of images built from scratch
 	context := &corev1.PodSecurityContext{
@@ -74,7 +74,7 @@ func (r *Release) RestrictedPod() *corev1.PodSecurityContext {
 	return context
 }
 
-// RestrictedContainer is described at RestrictedPod.
+// RestrictedContainer is the container's part; see RestrictedPod.
 func RestrictedContainer() *corev1.SecurityContext {
 	no, yes := false, true
 	return &corev1.SecurityContext{

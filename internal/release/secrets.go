@@ -22,8 +22,8 @@ type Secrets interface {
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-// Secret returns a Secret, or nil if there is none. A Secret that init-hook did not create is an
-// error and never overwritten.
+// Secret returns a Secret, or nil if there is none. It returns an error for a Secret that init-hook
+// did not create; such a Secret is never overwritten.
 func (r *Release) Secret(ctx context.Context, name string) (*corev1.Secret, error) {
 	s, err := r.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -37,14 +37,15 @@ func (r *Release) Secret(ctx context.Context, name string) (*corev1.Secret, erro
 	return s, nil
 }
 
-// NotOurs is the error of an object that has a name of ours and that init-hook did not create.
+// NotOurs returns the error for an object that has one of our names but that init-hook did not
+// create.
 func (r *Release) NotOurs(kind, name string) error {
 	return Refuse("%s exists and was not created by init-hook: rename or delete it, or install under another name (--set fullnameOverride=…)",
 		r.Object(kind, name))
 }
 
-// WriteSecret creates the Secret, or updates the one that was read. If another writer was faster,
-// that is an error, and nothing is overwritten.
+// WriteSecret creates the Secret, or updates the one that was read. It fails on a conflict and
+// never overwrites another writer's change.
 func (r *Release) WriteSecret(ctx context.Context, old *corev1.Secret, name, component string, kind corev1.SecretType, data map[string][]byte) error {
 	if old == nil {
 		_, err := r.Secrets.Create(ctx, &corev1.Secret{
@@ -69,7 +70,7 @@ func (r *Release) WriteSecret(ctx context.Context, old *corev1.Secret, name, com
 	return nil
 }
 
-// LoadState returns the state's Secret and its content, nil if there is none.
+// LoadState returns the state Secret and its content, both nil if there is none.
 func (r *Release) LoadState(ctx context.Context) (*corev1.Secret, *state.State, error) {
 	name := r.Settings.Name + names.SuffixState
 	secret, err := r.Secret(ctx, name)
@@ -83,7 +84,7 @@ func (r *Release) LoadState(ctx context.Context) (*corev1.Secret, *state.State, 
 	return secret, &s, nil
 }
 
-// RequireState is LoadState for steps that run after prepare.
+// RequireState is LoadState for steps that run after prepare. A missing state is an error.
 func (r *Release) RequireState(ctx context.Context) (*corev1.Secret, *state.State, error) {
 	secret, s, err := r.LoadState(ctx)
 	if err == nil && s == nil {
@@ -92,13 +93,13 @@ func (r *Release) RequireState(ctx context.Context) (*corev1.Secret, *state.Stat
 	return secret, s, err
 }
 
-// NoState is the error of commands that need what prepare recorded.
+// NoState returns the error of commands that need the state that prepare saves.
 func (r *Release) NoState() error {
 	return Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare first", r.Object("Secret", r.Settings.Name+names.SuffixState))
 }
 
-// SaveState writes the state, and beside it the NodePort Service that a switch has removed; nil if
-// none is to be restored.
+// SaveState writes the state, together with the NodePort Service that a switch has deleted (nil if
+// none is to be restored).
 func (r *Release) SaveState(ctx context.Context, old *corev1.Secret, s state.State, removedService []byte) error {
 	s.UpdatedBy, s.UpdatedAt = version.Version, r.Now().UTC().Truncate(0)
 	encoded, err := state.Encode(s)
@@ -112,7 +113,7 @@ func (r *Release) SaveState(ctx context.Context, old *corev1.Secret, s state.Sta
 	return r.WriteSecret(ctx, old, r.Settings.Name+names.SuffixState, names.ComponentState, corev1.SecretTypeOpaque, data)
 }
 
-// RemovedService returns the NodePort Service in the state's Secret, nil if there is none.
+// RemovedService returns the deleted NodePort Service from the state Secret, or nil.
 func RemovedService(secret *corev1.Secret) []byte {
 	if secret == nil {
 		return nil
@@ -128,7 +129,7 @@ func (r *Release) UpdateState(ctx context.Context, change func(*state.State) boo
 	})
 }
 
-// UpdateStateSecret is UpdateState for changes of the NodePort Service beside the state.
+// UpdateStateSecret is UpdateState for changes of the NodePort Service stored with the state.
 func (r *Release) UpdateStateSecret(ctx context.Context, change func(*corev1.Secret, *state.State) (changed bool, removedService []byte)) error {
 	return RetryOnConflict(ctx, func() error {
 		secret, s, err := r.RequireState(ctx)

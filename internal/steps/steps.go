@@ -1,5 +1,5 @@
 // Package steps runs ordered steps and logs what each one did, why, and how long it took. It knows
-// nothing of the steps themselves, and does not undo any.
+// nothing about the content of the steps, and does not roll back.
 package steps
 
 import (
@@ -16,7 +16,7 @@ import (
 // Work does the work of a step and describes in words what it did.
 type Work = func(context.Context) (did string, err error)
 
-// Step is one line of a table of contents.
+// Step is one named step of a phase.
 type Step struct {
 	Name string
 	// Why is logged with the step, so that a log explains itself.

@@ -70,7 +70,7 @@ func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string
 	if len(eligible) == 0 {
 		return nil, "", errors.New("no node can be verified: none is ready and able to pull; check the nodes, and in proxy mode the proxy DaemonSets")
 	}
-	v.DeletePods() // those of a run that was killed
+	v.DeletePods() // from a run that was killed
 
 	image := v.Settings.Address + "/" + v.Images.ProbeImage(v.Settings.Mode)
 	begin := v.Now()
@@ -237,7 +237,7 @@ func (v *Verifier) complaints(ctx context.Context) map[string]string {
 // failures names each node that could not pull, with the kubelet's complaint and what to do about
 // it.
 func (v *Verifier) failures(open map[string]string, image string, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's own context has ended
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's context has ended
 	defer cancel()
 	complaints := v.complaints(ctx)
 	var errs []error
@@ -297,7 +297,7 @@ func (v *Verifier) pod(node, image string) *corev1.Pod {
 			Labels:       v.PodLabels(names.ComponentProbe),
 		},
 		Spec: corev1.PodSpec{
-			// Directly on the node: the scheduler plays no part in a pull.
+			// Set directly: the scheduler plays no part in a pull.
 			NodeName:                      node,
 			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 			RestartPolicy:                 corev1.RestartPolicyNever,
@@ -318,7 +318,7 @@ func (v *Verifier) pod(node, image string) *corev1.Pod {
 
 // DeletePods deletes the pods of this run and of runs that were killed.
 func (v *Verifier) DeletePods() {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // also when the run's own context has ended
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // also if the run's context has ended
 	defer cancel()
 	pods, err := v.Pods.List(ctx, v.Selector(names.ComponentProbe))
 	if err != nil {
