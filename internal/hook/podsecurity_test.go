@@ -145,7 +145,7 @@ func TestANamespaceIsNotLabelledWithoutNeedOrForNothing(t *testing.T) {
 			return nil
 		}
 		for range 2 {
-			b.mustFail(b.hook.Prepare(t.Context()), true, "enforce=privileged", "all the same")
+			b.mustFail(b.hook.Prepare(t.Context()), true, "enforce=privileged", "still rejects pods")
 		}
 	})
 }

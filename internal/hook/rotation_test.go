@@ -628,7 +628,7 @@ func TestInExternalModeThereIsNothingToRenew(t *testing.T) {
 	if w := b.writes(); len(w) != 0 {
 		t.Errorf("it wrote %q", w)
 	}
-	if !strings.Contains(b.log.String(), "in external mode there are no certificates and credentials of ours") {
+	if !strings.Contains(b.log.String(), "external mode has no certificates and credentials of ours") {
 		t.Errorf("it does not say so:\n%s", b.log)
 	}
 }
