@@ -13,7 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-func TestWhatIsShownToTheOutsideIsCheckedBeforeAnythingChanges(t *testing.T) {
+func TestPreflightChecksExposure(t *testing.T) {
 	begin := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	issue := func(names ...string) pki.KeyPair {
 		authority, err := pki.NewCA("company", begin, 0)
@@ -39,14 +39,14 @@ func TestWhatIsShownToTheOutsideIsCheckedBeforeAnythingChanges(t *testing.T) {
 		severity   preflight.Severity
 		want       []string // of the one finding; nil: no finding
 	}{
-		"all is well":               {tls(good.Certificate, good.Key), users("htpasswd"), 0, "", nil},
-		"no certificate":            {nil, users("htpasswd"), 0, preflight.Blocker, []string{"Secret zarf/outside", "does not exist", "kubectl -n zarf create secret tls outside"}},
-		"rubbish":                   {tls([]byte("rubbish"), good.Key), users("htpasswd"), 0, preflight.Blocker, []string{"Secret zarf/outside", "a tls.crt that the registry would refuse"}},
-		"the key of another":        {tls(good.Certificate, other.Key), users("htpasswd"), 0, preflight.Blocker, []string{"tls.crt and a tls.key", "private key does not match"}},
-		"a certificate for another": {tls(other.Certificate, other.Key), users("htpasswd"), 0, preflight.Warning, []string{"is not for registry.example.com"}},
-		"an expired certificate":    {tls(good.Certificate, good.Key), users("htpasswd"), 2 * time.Hour, preflight.Warning, []string{"expired at 2026-11-20 13:00 UTC"}},
-		"no users":                  {tls(good.Certificate, good.Key), nil, 0, preflight.Warning, []string{"Secret zarf/users", "does not exist", "htpasswd -Bbn"}},
-		"users under another key":   {tls(good.Certificate, good.Key), users("auth"), 0, preflight.Warning, []string{"Secret zarf/users", "has no key htpasswd"}},
+		"valid":                        {tls(good.Certificate, good.Key), users("htpasswd"), 0, "", nil},
+		"no certificate":               {nil, users("htpasswd"), 0, preflight.Blocker, []string{"Secret zarf/outside", "does not exist", "kubectl -n zarf create secret tls outside"}},
+		"not PEM":                      {tls([]byte("rubbish"), good.Key), users("htpasswd"), 0, preflight.Blocker, []string{"Secret zarf/outside", "a tls.crt that the registry would refuse"}},
+		"key of another certificate":   {tls(good.Certificate, other.Key), users("htpasswd"), 0, preflight.Blocker, []string{"tls.crt and a tls.key", "private key does not match"}},
+		"certificate for another name": {tls(other.Certificate, other.Key), users("htpasswd"), 0, preflight.Warning, []string{"is not for registry.example.com"}},
+		"expired certificate":          {tls(good.Certificate, good.Key), users("htpasswd"), 2 * time.Hour, preflight.Warning, []string{"expired at 2026-11-20 13:00 UTC"}},
+		"missing htpasswd Secret":      {tls(good.Certificate, good.Key), nil, 0, preflight.Warning, []string{"Secret zarf/users", "does not exist", "htpasswd -Bbn"}},
+		"users under another key":      {tls(good.Certificate, good.Key), users("auth"), 0, preflight.Warning, []string{"Secret zarf/users", "has no key htpasswd"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

@@ -55,7 +55,7 @@ func (b *bench) checkClean(foreign ...string) {
 	b.checkNoProofs()
 }
 
-func TestCleanupLeavesNothingOfOursAndAllOfOthers(t *testing.T) {
+func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			b := newBench(t)
@@ -88,7 +88,7 @@ func TestCleanupLeavesNothingOfOursAndAllOfOthers(t *testing.T) {
 	}
 }
 
-func TestCleanupInEachPKIModeLeavesTheUsersSecrets(t *testing.T) {
+func TestCleanupKeepsUserSecretsInEachPKIMode(t *testing.T) {
 	for _, mode := range []state.PKIMode{state.PKIExistingSecret, state.PKICertManager} {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -114,7 +114,7 @@ func TestCleanupInEachPKIModeLeavesTheUsersSecrets(t *testing.T) {
 	}
 }
 
-func TestCleanupLeavesAServiceOfThatNameToItsOwner(t *testing.T) {
+func TestCleanupKeepsServiceOfAnotherOwner(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeProxy)
 	s := nodePortService()
@@ -128,7 +128,7 @@ func TestCleanupLeavesAServiceOfThatNameToItsOwner(t *testing.T) {
 
 // An uninstallation leaves nothing, wherever a switch was killed, even if the cleanup is killed too
 // and repeated.
-func TestCleanupHalfWayThroughASwitch(t *testing.T) {
+func TestCleanupInTheMiddleOfASwitch(t *testing.T) {
 	for _, from := range allModes {
 		for _, to := range allModes {
 			if from == to {
@@ -179,7 +179,7 @@ func TestCleanupKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 
 // kubectl apply of the whole output of helm template creates cleanup's Job beside those of prepare
 // and finish.
-func TestCleanupRefusesToRunBesideTheOtherJobs(t *testing.T) {
+func TestCleanupRefusesToRunTogetherWithTheOtherJobs(t *testing.T) {
 	for name, c := range map[string]struct {
 		apart   time.Duration
 		without string
@@ -187,13 +187,13 @@ func TestCleanupRefusesToRunBesideTheOtherJobs(t *testing.T) {
 		waited  bool // finish was created after prepare had ended
 		refused bool
 	}{
-		"all made by one command":                     {apart: 2 * time.Second, refused: true},
-		"made one after the other, and quickly":       {apart: 2 * time.Second, waited: true},
-		"cleanup made later":                          {apart: time.Minute},
-		"prepare deleted, as Helm does":               {apart: 2 * time.Second, without: "zarf-registry-prepare"},
-		"finish never made, for prepare failed":       {apart: 2 * time.Second, without: "zarf-registry-finish"},
-		"run by hand":                                 {apart: 2 * time.Second, without: "zarf-registry-cleanup"},
-		"run by hand after it was refused in the Job": {apart: 2 * time.Second, ended: true},
+		"all created by one command":            {apart: 2 * time.Second, refused: true},
+		"created one after the other":           {apart: 2 * time.Second, waited: true},
+		"cleanup created later":                 {apart: time.Minute},
+		"prepare deleted, as Helm does":         {apart: 2 * time.Second, without: "zarf-registry-prepare"},
+		"finish missing because prepare failed": {apart: 2 * time.Second, without: "zarf-registry-finish"},
+		"run by hand":                           {apart: 2 * time.Second, without: "zarf-registry-cleanup"},
+		"run by hand after the Job was refused": {apart: 2 * time.Second, ended: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

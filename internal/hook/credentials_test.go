@@ -44,7 +44,7 @@ func (b *bench) checkCredential(username, password string) {
 	}
 }
 
-func TestThePushCredentialOfTheUserIsCopiedAndFollowed(t *testing.T) {
+func TestUserPushCredentialIsCopiedAndUpdated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.checkCredential("zarf-push", "")
@@ -83,24 +83,24 @@ func TestThePushCredentialOfTheUserIsCopiedAndFollowed(t *testing.T) {
 	})
 }
 
-func TestBadPushCredentialsOfTheUser(t *testing.T) {
+func TestRejectsInvalidUserPushCredentials(t *testing.T) {
 	n := -1
 	for name, c := range map[string]struct {
 		change func(*bench)
 		want   string
 	}{
-		"missing":            {func(b *bench) { b.remove("secrets", "corp-credential") }, "does not exist"},
-		"no username":        {func(b *bench) { b.give("", "p") }, "has no key username"},
-		"no password":        {func(b *bench) { b.give("robot", "") }, "has no key password"},
-		"a colon":            {func(b *bench) { b.give("ro:bot", "p") }, "has a username with a colon"},
-		"a comment":          {func(b *bench) { b.give("#robot", "p") }, "has a username that begins with #"},
-		"blanks":             {func(b *bench) { b.give(" robot", "p") }, "has a username that begins with # or has blanks around it"},
-		"the puller's":       {func(b *bench) { b.give("zarf-pull", "p") }, "has the username zarf-pull, which is that of who may only pull"},
-		"73 bytes":           {func(b *bench) { b.give("robot", strings.Repeat("x", 73)) }, "has a password of 73 bytes"},
-		"a line break":       {func(b *bench) { b.give("robot", "p\n") }, "has control characters in password"},
-		"no UTF-8":           {func(b *bench) { b.give("robot\xff", "p") }, "has control characters in username"},
-		"one of ours":        {func(b *bench) { b.hook.Settings.Push.Secret = "zarf-registry-credentials" }, "was made by init-hook"},
-		"two things at once": {func(b *bench) { b.give("ro:bot", "") }, "has no key password"},
+		"missing":                         {func(b *bench) { b.remove("secrets", "corp-credential") }, "does not exist"},
+		"no username":                     {func(b *bench) { b.give("", "p") }, "has no key username"},
+		"no password":                     {func(b *bench) { b.give("robot", "") }, "has no key password"},
+		"a colon":                         {func(b *bench) { b.give("ro:bot", "p") }, "has a username with a colon"},
+		"leading #":                       {func(b *bench) { b.give("#robot", "p") }, "has a username that begins with #"},
+		"surrounding spaces":              {func(b *bench) { b.give(" robot", "p") }, "has a username that begins with # or has blanks around it"},
+		"username of the pull credential": {func(b *bench) { b.give("zarf-pull", "p") }, "has the username zarf-pull, which is that of who may only pull"},
+		"password of 73 bytes":            {func(b *bench) { b.give("robot", strings.Repeat("x", 73)) }, "has a password of 73 bytes"},
+		"a line break":                    {func(b *bench) { b.give("robot", "p\n") }, "has control characters in password"},
+		"invalid UTF-8":                   {func(b *bench) { b.give("robot\xff", "p") }, "has control characters in username"},
+		"Secret created by init-hook":     {func(b *bench) { b.hook.Settings.Push.Secret = "zarf-registry-credentials" }, "was made by init-hook"},
+		"two problems":                    {func(b *bench) { b.give("ro:bot", "") }, "has no key password"},
 	} {
 		if n++; shortened(n) {
 			continue
@@ -135,7 +135,7 @@ func TestBadPushCredentialsOfTheUser(t *testing.T) {
 	}
 }
 
-func TestRotatingThePushCredentialWaitsForTheRegistry(t *testing.T) {
+func TestRotatePushCredentialWaitsForRegistry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.asTheCronJobDoes()
@@ -154,8 +154,8 @@ func TestRotatingThePushCredentialWaitsForTheRegistry(t *testing.T) {
 			change func()
 			want   string
 		}{
-			"it does not load":   {func() { b.deaf = map[string]bool{registryPod: true} }, "pod zarf/zarf-registry-1: it has another one"},
-			"it cannot be asked": {func() { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} }, "pod zarf/zarf-registry-1: it cannot be asked what it has loaded: i/o timeout"},
+			"not loaded": {func() { b.deaf = map[string]bool{registryPod: true} }, "pod zarf/zarf-registry-1: it has another one"},
+			"no status":  {func() { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} }, "pod zarf/zarf-registry-1: it cannot be asked what it has loaded: i/o timeout"},
 		} {
 			c.change()
 			b.hook.Timeout = 2 * time.Minute
@@ -174,7 +174,7 @@ func TestRotatingThePushCredentialWaitsForTheRegistry(t *testing.T) {
 	})
 }
 
-func TestAPushCredentialOfTheUserIsNotRotated(t *testing.T) {
+func TestUserPushCredentialIsNotRotated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.give("robot", "good") })
 		b.asTheCronJobDoes()
@@ -185,7 +185,7 @@ func TestAPushCredentialOfTheUserIsNotRotated(t *testing.T) {
 	})
 }
 
-func TestRotatingThePullCredentialKeepsTheListenerAsItIs(t *testing.T) {
+func TestRotatePullCredentialKeepsListenerState(t *testing.T) {
 	for _, mode := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -220,7 +220,7 @@ func TestRotatingThePullCredentialKeepsTheListenerAsItIs(t *testing.T) {
 	}
 }
 
-func TestACredentialThatSomebodyElseWritesIsReadAgain(t *testing.T) {
+func TestCredentialIsReadAgainAfterAConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		once := true

@@ -15,7 +15,7 @@ import (
 
 var allModes = []state.Mode{state.ModeProxy, state.ModeNodePort, state.ModeExternal}
 
-func TestFinishProvesEveryReadyNodeAndSaysSo(t *testing.T) {
+func TestFinishVerifiesAndRecordsEveryReadyNode(t *testing.T) {
 	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
 		t.Run(string(mode), func(t *testing.T) {
 			b := newBench(t, node("n1"), node("n2"), node("gone", notReady), node("windows", func(n *corev1.Node) { n.Status.NodeInfo.OperatingSystem = "windows" }))
@@ -53,7 +53,7 @@ func TestFinishProvesEveryReadyNodeAndSaysSo(t *testing.T) {
 
 // In an upgrade the controller deletes the previous proxy of a node that is not ready at once, but
 // no kubelet stops it there.
-func TestAProxyThatCannotEndSinceItsNodeIsNotReadyHoldsNothingUp(t *testing.T) {
+func TestTerminatingProxyOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
 		b.mode(state.ModeProxy)
@@ -73,7 +73,7 @@ func TestAProxyThatCannotEndSinceItsNodeIsNotReadyHoldsNothingUp(t *testing.T) {
 	})
 }
 
-func TestFinishInExternalModeOnlyRecordsAndRemoves(t *testing.T) {
+func TestFinishInExternalModeOnlyRecordsAndDeletes(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeExternal)
 	b.checkFinished()
@@ -82,7 +82,7 @@ func TestFinishInExternalModeOnlyRecordsAndRemoves(t *testing.T) {
 	}
 }
 
-func TestFinishRefusesWhatPrepareDidNotBegin(t *testing.T) {
+func TestFinishRequiresPrepare(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeNodePort)
 	b.mode(state.ModeProxy)
@@ -94,7 +94,7 @@ func TestFinishRefusesWhatPrepareDidNotBegin(t *testing.T) {
 	fresh.mustFail(fresh.hook.Finish(t.Context()), false, "Secret zarf/zarf-registry-state is missing: run prepare")
 }
 
-func TestFinishWithoutAProofClaimsNothing(t *testing.T) {
+func TestFinishWithoutVerificationRecordsNoVerifiedMode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -116,14 +116,14 @@ func TestFinishWithoutAProofClaimsNothing(t *testing.T) {
 	})
 }
 
-func TestANodePortServiceThatIsMissingOrWrongIsAnError(t *testing.T) {
+func TestFinishFailsOnMissingOrWrongNodePortService(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*corev1.Service)
 		want   string
 	}{
-		"missing":      {nil, "Service zarf/zarf-registry-nodeport of release zarf-registry is missing: run helm upgrade"},
-		"another's":    {func(s *corev1.Service) { s.Labels["app.kubernetes.io/instance"] = "other" }, "is missing"},
-		"another port": {func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 31000 }, "has the node ports [31000], not 31999: run helm upgrade"},
+		"missing":                    {nil, "Service zarf/zarf-registry-nodeport of release zarf-registry is missing: run helm upgrade"},
+		"Service of another release": {func(s *corev1.Service) { s.Labels["app.kubernetes.io/instance"] = "other" }, "is missing"},
+		"wrong port":                 {func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 31000 }, "has the node ports [31000], not 31999: run helm upgrade"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
@@ -157,7 +157,7 @@ func TestFinishKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	}
 }
 
-func TestWaitingInVainSaysWhatThePodsComplainAbout(t *testing.T) {
+func TestWaitTimeoutReportsPodErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.mustPrepare()
@@ -176,15 +176,15 @@ func TestWaitingInVainSaysWhatThePodsComplainAbout(t *testing.T) {
 }
 
 // Kubernetes replaces such a pod after five minutes, which exceeds a Job's time limit.
-func TestAReplicaThatIsDownWithItsNodeHoldsNothingUp(t *testing.T) {
+func TestReplicaOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
 	for name, c := range map[string]struct {
 		available int32
 		lost      string // the node of the unavailable pod
 		want      string
 	}{
-		"its node is not ready": {1, "down", ""},
-		"its node is ready":     {1, "n2", "1 of 2 pods are available"},
-		"no other serves":       {0, "down", "0 of 2 pods are available"},
+		"node not ready":             {1, "down", ""},
+		"node ready":                 {1, "n2", "1 of 2 pods are available"},
+		"no other replica available": {0, "down", "0 of 2 pods are available"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestAReplicaThatIsDownWithItsNodeHoldsNothingUp(t *testing.T) {
 	}
 }
 
-func TestProxiesThatHoldTheirSuccessorsPortMakeRoom(t *testing.T) {
+func TestPreviousProxiesWithTheSameHostPortAreDeletedFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
@@ -238,7 +238,7 @@ func TestProxiesThatHoldTheirSuccessorsPortMakeRoom(t *testing.T) {
 	})
 }
 
-func TestFormerProxiesThatAreInNobodysWayGoAfterTheProof(t *testing.T) {
+func TestPreviousProxiesAreDeletedAfterVerification(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.mustPrepare()
@@ -264,7 +264,7 @@ func TestFinishByHandInProxyModeKeepsAllProxies(t *testing.T) {
 	b.checkFinished()
 }
 
-func TestARenderedProxyThatIsMissingIsWaitedFor(t *testing.T) {
+func TestFinishWaitsForMissingProxy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.mustPrepare()

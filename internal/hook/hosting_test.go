@@ -31,18 +31,18 @@ func (b *bench) hosting() map[string]string {
 	return said
 }
 
-func TestToolsAreToldOfTheRegistry(t *testing.T) {
+func TestAdvertisesRegistry(t *testing.T) {
 	for name, c := range map[string]struct {
 		mode    state.Mode
 		arrange func(*settings.Settings)
 		want    []string // host, hostFromContainerRuntime, hostFromClusterNetwork; nil: no ConfigMap
 	}{
-		"proxy mode":              {state.ModeProxy, func(*settings.Settings) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"nodeport mode":           {state.ModeNodePort, func(*settings.Settings) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"an IPv6 cluster":         {state.ModeProxy, func(o *settings.Settings) { o.IPFamily = state.IPv6 }, []string{"[::1]:31999", "[::1]:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"with a way from outside": {state.ModeProxy, func(o *settings.Settings) { o.Expose.Address = "registry.example.com:8443" }, []string{"registry.example.com:8443", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"an external registry":    {state.ModeExternal, func(*settings.Settings) {}, nil},
-		"nobody wants it":         {state.ModeProxy, func(o *settings.Settings) { o.Finish.LocalRegistryHosting = false }, nil},
+		"proxy mode":               {state.ModeProxy, func(*settings.Settings) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"nodeport mode":            {state.ModeNodePort, func(*settings.Settings) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"an IPv6 cluster":          {state.ModeProxy, func(o *settings.Settings) { o.IPFamily = state.IPv6 }, []string{"[::1]:31999", "[::1]:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"with an external address": {state.ModeProxy, func(o *settings.Settings) { o.Expose.Address = "registry.example.com:8443" }, []string{"registry.example.com:8443", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"an external registry":     {state.ModeExternal, func(*settings.Settings) {}, nil},
+		"turned off":               {state.ModeProxy, func(o *settings.Settings) { o.Finish.LocalRegistryHosting = false }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
@@ -66,7 +66,7 @@ func TestToolsAreToldOfTheRegistry(t *testing.T) {
 	}
 }
 
-func TestWhatToolsAreToldFollowsTheRelease(t *testing.T) {
+func TestAdvertisementFollowsTheRelease(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeProxy)
 	b.hook.Settings.Expose.Address = "registry.example.com"
@@ -81,14 +81,14 @@ func TestWhatToolsAreToldFollowsTheRelease(t *testing.T) {
 	}
 }
 
-func TestWhatSomebodyElseTellsToolsStays(t *testing.T) {
+func TestKeepsAdvertisementOfAnotherRegistry(t *testing.T) {
 	const theirs = "host: \"localhost:5000\"\n"
 	for name, meta := range map[string]metav1.ObjectMeta{
-		"somebody by hand":     {},
-		"another release":      {Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}, Annotations: map[string]string{"zarf-registry/owner": "zarf/other"}},
-		"another namespace":    {Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}, Annotations: map[string]string{"zarf-registry/owner": "images/zarf-registry"}},
-		"our name, by hand":    {Annotations: map[string]string{"zarf-registry/owner": "zarf/zarf-registry"}},
-		"what k3d and kind do": {Labels: map[string]string{"app": "kind"}},
+		"created by hand":                  {},
+		"another release":                  {Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}, Annotations: map[string]string{"zarf-registry/owner": "zarf/other"}},
+		"another namespace":                {Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}, Annotations: map[string]string{"zarf-registry/owner": "images/zarf-registry"}},
+		"our annotation without our label": {Annotations: map[string]string{"zarf-registry/owner": "zarf/zarf-registry"}},
+		"created by k3d or kind":           {Labels: map[string]string{"app": "kind"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
@@ -109,7 +109,7 @@ func TestWhatSomebodyElseTellsToolsStays(t *testing.T) {
 }
 
 // Once the first release is uninstalled, the next upgrade of the second writes the ConfigMap.
-func TestTheSecondReleaseSpeaksWhenTheFirstIsGone(t *testing.T) {
+func TestSecondReleaseAdvertisesAfterTheFirstIsUninstalled(t *testing.T) {
 	b := newBench(t)
 	b.add(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "local-registry-hosting", Namespace: "kube-public"}, Data: map[string]string{"localRegistryHosting.v1": "host: a\n"}})
 	b.upgrade(state.ModeProxy)
@@ -122,7 +122,7 @@ func TestTheSecondReleaseSpeaksWhenTheFirstIsGone(t *testing.T) {
 	}
 }
 
-func TestWithoutTheRightToTellToolsNothingFails(t *testing.T) {
+func TestMissingPermissionToAdvertiseIsNoError(t *testing.T) {
 	b := newBench(t)
 	b.forbid = func(action string) error {
 		if strings.Contains(action, "local-registry-hosting") {

@@ -31,7 +31,7 @@ func (b *bench) nodeFindings() []preflight.Finding {
 	return findings
 }
 
-func TestNodeConfigurationIsCheckedBeforeAnythingChanges(t *testing.T) {
+func TestPreflightChecksNodeConfiguration(t *testing.T) {
 	const k3sDirectory = "/etc/rancher/k3s"
 	k3s := func(b *bench, registries string) {
 		config := noderuntime.Config{Release: "zarf/zarf-registry", Directories: []string{k3sDirectory}, K3s: noderuntime.K3s{File: k3sDirectory + "/registries.yaml"}}
@@ -56,24 +56,24 @@ func TestNodeConfigurationIsCheckedBeforeAnythingChanges(t *testing.T) {
 		arrange func(*bench)
 		want    []string // of one blocker; nil: no finding
 	}{
-		"what is right":                    {func(b *bench) { b.configureNodes(true) }, nil},
-		"registries.yaml of the values":    {func(b *bench) { k3s(b, good) }, nil},
-		"registries.yaml of the user":      {corp("registries.yaml", good), nil},
-		"registries.yaml with a mistake":   {func(b *bench) { k3s(b, bad) }, []string{"pasword", "nothing was written on any node"}},
-		"the user's with a mistake":        {corp("registries.yaml", bad), []string{"pasword"}},
-		"no Secret of the user":            {func(b *bench) { k3s(b, "") }, []string{"nodeConfig: Secret zarf/corp-registries: it does not exist", "nodeConfig.k3s.existingSecret"}},
-		"no such key in the user's Secret": {corp("other.yaml", good), []string{"Secret zarf/corp-registries: it has no key registries.yaml", "nodeConfig.k3s.existingSecretKey"}},
+		"valid":                                        {func(b *bench) { b.configureNodes(true) }, nil},
+		"registries.yaml in the values":                {func(b *bench) { k3s(b, good) }, nil},
+		"registries.yaml in the user's Secret":         {corp("registries.yaml", good), nil},
+		"invalid registries.yaml in the values":        {func(b *bench) { k3s(b, bad) }, []string{"pasword", "nothing was written on any node"}},
+		"invalid registries.yaml in the user's Secret": {corp("registries.yaml", bad), []string{"pasword"}},
+		"missing Secret of the user":                   {func(b *bench) { k3s(b, "") }, []string{"nodeConfig: Secret zarf/corp-registries: it does not exist", "nodeConfig.k3s.existingSecret"}},
+		"missing key in the user's Secret":             {corp("other.yaml", good), []string{"Secret zarf/corp-registries: it has no key registries.yaml", "nodeConfig.k3s.existingSecretKey"}},
 		"a configuration of another release": {func(b *bench) {
 			b.configureNodes(false)
 			b.hook.NodeConfigData["config.json"] = []byte(`{"colour":1}`)
 		}, []string{"Secret zarf/zarf-registry-node-config: its key config.json cannot be used", "own release"}},
-		"no Secret that the chart should make": {func(b *bench) { b.configureNodes(false); b.hook.NodeConfigData = nil }, []string{"Secret zarf/zarf-registry-node-config-proposal: it does not exist", "helm upgrade"}},
-		"the Secret that the chart makes": {func(b *bench) {
+		"missing Secret of the chart": {func(b *bench) { b.configureNodes(false); b.hook.NodeConfigData = nil }, []string{"Secret zarf/zarf-registry-node-config-proposal: it does not exist", "helm upgrade"}},
+		"Secret of the chart": {func(b *bench) {
 			b.configureNodes(false)
 			b.add(&corev1.Secret{ObjectMeta: meta2("zarf-registry-node-config-proposal"), Data: b.hook.NodeConfigData})
 			b.hook.NodeConfigData = nil
 		}, nil},
-		"in external mode too": {func(b *bench) { k3s(b, bad); b.mode(state.ModeExternal) }, []string{"pasword"}},
+		"external mode": {func(b *bench) { k3s(b, bad); b.mode(state.ModeExternal) }, []string{"pasword"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
@@ -100,7 +100,7 @@ func TestNodeConfigurationIsCheckedBeforeAnythingChanges(t *testing.T) {
 	}
 }
 
-func TestARightThatIsMissingForNodeConfigurationIsNamed(t *testing.T) {
+func TestPreflightNamesMissingPermissionForNodeConfiguration(t *testing.T) {
 	b := newBench(t)
 	b.configureNodes(false)
 	b.hook.NodeConfigData = nil
@@ -114,7 +114,7 @@ func TestARightThatIsMissingForNodeConfigurationIsNamed(t *testing.T) {
 	b.mustFail(err, true, "reading Secret zarf/zarf-registry-node-config-proposal", `cannot get resource "secrets"`)
 }
 
-func TestDirectoriesThatABlindRenderingForgetsAreNamed(t *testing.T) {
+func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
 	for name, mode := range map[string]state.Mode{"in proxy mode": state.ModeProxy, "in external mode": state.ModeExternal} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, node("n1"), savedWith(t, func(s *state.State) {
@@ -147,7 +147,7 @@ func TestDirectoriesThatABlindRenderingForgetsAreNamed(t *testing.T) {
 	}
 }
 
-func TestPrepareRemembersEveryDirectoryThatPodsMayWriteTo(t *testing.T) {
+func TestPrepareSavesAllDirectoriesThatPodsMayWriteTo(t *testing.T) {
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			b := newBench(t, node("n1"), node("n2"), savedWith(t, func(s *state.State) {
@@ -175,7 +175,7 @@ func TestPrepareRemembersEveryDirectoryThatPodsMayWriteTo(t *testing.T) {
 	}
 }
 
-func TestPodsThatConfigureNodesAreTriedAndNeedTheirLevel(t *testing.T) {
+func TestPreflightTriesNodeConfigPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, mode := range []state.Mode{state.ModeNodePort, state.ModeExternal} {
 			b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
@@ -192,13 +192,13 @@ func TestPodsThatConfigureNodesAreTriedAndNeedTheirLevel(t *testing.T) {
 	})
 }
 
-func TestWhatCriOWantsIsNoFindingWhereNodesGetIt(t *testing.T) {
+func TestNoCRIOFindingWithMatchingNodeConfiguration(t *testing.T) {
 	for name, c := range map[string]struct {
 		tls    string
 		change func(*bench)
 	}{
-		"the authority": {"always", func(b *bench) { b.configureNodes(true) }},
-		"that the address may be asked without verification": {"never", func(b *bench) {
+		"CA on nodes": {"always", func(b *bench) { b.configureNodes(true) }},
+		"insecure registry on nodes": {"never", func(b *bench) {
 			config := noderuntime.Config{Release: "zarf/zarf-registry", Address: "127.0.0.1:31999", Directories: []string{"/etc/containers/registries.conf.d"}}
 			config.CRIO.ConfDirectory, config.CRIO.Insecure = "/etc/containers/registries.conf.d", true
 			b.hook.Settings.NodeConfig.Directories, b.hook.NodeConfigData = config.Directories, configData(b, config)
@@ -222,7 +222,7 @@ func TestWhatCriOWantsIsNoFindingWhereNodesGetIt(t *testing.T) {
 	}
 }
 
-func TestAProgramForNodesThatIsNotCarriedIsABlockerInExternalMode(t *testing.T) {
+func TestMissingNodeProgramIsABlockerInExternalMode(t *testing.T) {
 	b := newBench(t, node("n1", architecture("arm64")))
 	b.configureNodes(false)
 	b.mode(state.ModeExternal)

@@ -26,7 +26,7 @@ func strict(t *testing.T, change ...func(*bench)) *bench {
 }
 
 // checkNodesTrust checks each write.
-func TestARotationIsFollowedByNodes(t *testing.T) {
+func TestNodesFollowRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.checkNodesFollow("n1", "n2")
@@ -58,12 +58,12 @@ func TestARotationIsFollowedByNodes(t *testing.T) {
 	})
 }
 
-func TestEachChangeOfAuthoritiesIsFollowedByNodes(t *testing.T) {
+func TestNodesFollowEveryCAChange(t *testing.T) {
 	// Killing at each write takes ten times as long, so only two cases do; all write in the same
 	// order.
 	for name, killed := range map[string]bool{
-		"leaves in the middle of their life": false, "an authority in the middle of its life": false, "an authority that was asked for": true,
-		"internal to existingSecret": false, "existingSecret to certManager": true, "other certificates of the user, of another authority": false,
+		"leaves at half of their lifetime": false, "CA at half of its lifetime": false, "forced CA rotation": true,
+		"internal to existingSecret": false, "existingSecret to certManager": true, "new user certificates from another CA": false,
 	} {
 		c := changes[name]
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestEachChangeOfAuthoritiesIsFollowedByNodes(t *testing.T) {
 	}
 }
 
-func TestANodeThatDoesNotWriteHoldsAChangeUpAndIsNamed(t *testing.T) {
+func TestNodeWithoutCurrentCAsBlocksRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1, Message: `{"error":"/etc/containers is read-only"}`}}
@@ -135,7 +135,7 @@ func TestANodeThatDoesNotWriteHoldsAChangeUpAndIsNamed(t *testing.T) {
 }
 
 // A node whose disk stays full must not let the certificates of all others expire.
-func TestANodeThatNeverWritesIsLeftBehindBeforeTheCertificatesExpire(t *testing.T) {
+func TestNodeWithoutCurrentCAsIsSkippedBeforeExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.unwatched = true
@@ -164,7 +164,7 @@ func (b *bench) nodeSetOf() *appsv1.DaemonSet {
 	return b.get("daemonsets", "zarf-registry-node-config-amd64").(*appsv1.DaemonSet)
 }
 
-func TestPodsThatMayNotBeDeletedAreNamedWithTheCommand(t *testing.T) {
+func TestMissingPermissionToDeletePodsIsReportedWithTheCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.asTheCronJobDoes()
@@ -183,7 +183,7 @@ func TestPodsThatMayNotBeDeletedAreNamedWithTheCommand(t *testing.T) {
 	})
 }
 
-func TestANodeThatWasAwayGetsTheAuthoritiesAfterwards(t *testing.T) {
+func TestReturningNodeGetsCurrentCAs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.unwatched = true
@@ -208,7 +208,7 @@ func TestANodeThatWasAwayGetsTheAuthoritiesAfterwards(t *testing.T) {
 }
 
 // Leaves are renewed whatever nodes do.
-func TestARenewalUnderTheSameAuthorityDoesNotWaitForNodes(t *testing.T) {
+func TestRenewalUnderTheSameCADoesNotWaitForNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1}}
@@ -228,7 +228,7 @@ func TestARenewalUnderTheSameAuthorityDoesNotWaitForNodes(t *testing.T) {
 }
 
 // Without files on nodes, the permissions for updating them are not needed.
-func TestWithoutAuthoritiesOnNodesNothingIsAskedOfThem(t *testing.T) {
+func TestWithoutCAsOnNodesNodePodsAreIgnored(t *testing.T) {
 	for name, c := range map[string]func(*bench){
 		"no node configuration":          func(*bench) {},
 		"node configuration without CAs": func(b *bench) { b.configureNodes(false) },

@@ -31,7 +31,7 @@ func constraints(object runtime.Object) error {
 	return nil
 }
 
-func TestOpenShiftsConstraintsAreKept(t *testing.T) {
+func TestOpenShiftConstraints(t *testing.T) {
 	b := newBench(t)
 	b.add(kubernetesService("10.96.0.1"))
 	b.admit = constraints

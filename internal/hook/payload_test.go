@@ -33,7 +33,7 @@ func TestChunkZeroIsWrittenLast(t *testing.T) {
 	}
 }
 
-func TestAWrongChunkIsReplacedAndWaitingPodsRestarted(t *testing.T) {
+func TestDamagedChunkIsReplacedAndWaitingPodsRestart(t *testing.T) {
 	b := newBench(t)
 	b.mustPrepare()
 	name := "zarf-registry-payload-0.1.0-registry-node-amd64-01"
@@ -78,7 +78,7 @@ func TestAWrongChunkIsReplacedAndWaitingPodsRestarted(t *testing.T) {
 	}
 }
 
-func TestABusyAPIServerIsAskedAgain(t *testing.T) {
+func TestSeedRetriesWhileAPIServerIsOverloaded(t *testing.T) {
 	b := newBench(t)
 	var mu sync.Mutex
 	answers := []error{

@@ -61,7 +61,7 @@ func podSecurityAt(b *bench) func(runtime.Object) error {
 	}
 }
 
-func TestPodSecurityBlocksProxiesAndSaysHowToLabelTheNamespace(t *testing.T) {
+func TestPodSecurityFindingSaysHowToLabelTheNamespace(t *testing.T) {
 	for name, hostNetwork := range map[string]bool{"hostPort (": false, "host namespaces (": true} {
 		b := newBench(t, node("n1"), namespace("baseline"))
 		b.hook.Settings.Proxy.HostNetwork = hostNetwork
@@ -84,7 +84,7 @@ func TestPodSecurityAdmitsNodePortMode(t *testing.T) {
 	}
 }
 
-func TestTheNamespaceIsLabelledWhenAskedAndGetsItsLabelBack(t *testing.T) {
+func TestNamespaceLabelIsSetOnRequestAndRestored(t *testing.T) {
 	for name, before := range map[string]string{"a level": "baseline", "no level": ""} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestTheNamespaceIsLabelledWhenAskedAndGetsItsLabelBack(t *testing.T) {
 	}
 }
 
-func TestALabelThatSomebodyChangedSinceIsTheirs(t *testing.T) {
+func TestNamespaceLabelChangedByOthersIsKept(t *testing.T) {
 	b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
 	b.admit = podSecurityAt(b)
 	b.hook.Settings.Preflight.LabelNamespace = true
@@ -128,7 +128,7 @@ func TestALabelThatSomebodyChangedSinceIsTheirs(t *testing.T) {
 	}
 }
 
-func TestANamespaceIsNotLabelledWithoutNeedOrForNothing(t *testing.T) {
+func TestNamespaceIsLabelledOnlyIfThatHelps(t *testing.T) {
 	b := newBench(t, node("n1"), namespace("restricted"))
 	b.hook.Settings.Preflight.LabelNamespace = true
 	b.mustPrepare() // the cluster does not enforce it
@@ -150,7 +150,7 @@ func TestANamespaceIsNotLabelledWithoutNeedOrForNothing(t *testing.T) {
 	})
 }
 
-func TestCleanupLeavesTheLabelWithoutBeingAsked(t *testing.T) {
+func TestCleanupKeepsNamespaceLabelUnlessRequested(t *testing.T) {
 	b := newBench(t, node("n1"), namespace("baseline"))
 	b.mustPrepare()
 	if err := b.hook.Cleanup(t.Context()); err != nil {

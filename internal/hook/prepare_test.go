@@ -104,7 +104,7 @@ func checkPull(b *bench, s *corev1.Secret, open bool) {
 	}
 }
 
-func TestPrepareMakesAllThatTheChartNeeds(t *testing.T) {
+func TestPrepareCreatesAllObjectsThatTheChartNeeds(t *testing.T) {
 	b := newBench(t)
 	b.mustPrepare()
 	b.checkPrepared()
@@ -129,7 +129,7 @@ func TestPrepareTwiceWritesOnce(t *testing.T) {
 	}
 }
 
-func TestCertificatesAreKeptUntilHalfOfTheirLifeIsOver(t *testing.T) {
+func TestCertificatesAreKeptUntilHalfOfTheirLifetime(t *testing.T) {
 	b := newBench(t)
 	b.mustPrepare()
 	before, ca := b.secret("zarf-registry-server-tls").Data["tls.crt"], b.secret("zarf-registry-ca").Data["tls.crt"]
@@ -149,7 +149,7 @@ func TestCertificatesAreKeptUntilHalfOfTheirLifeIsOver(t *testing.T) {
 	}
 }
 
-func TestPrepareInNodePortModeMakesThePullCredential(t *testing.T) {
+func TestPrepareInNodePortModeCreatesPullCredential(t *testing.T) {
 	b := newBench(t)
 	b.mode(state.ModeNodePort)
 	b.mustPrepare()
@@ -171,7 +171,7 @@ func TestPrepareInNodePortModeMakesThePullCredential(t *testing.T) {
 	}
 }
 
-func TestPrepareInExternalModeOnlyRemembers(t *testing.T) {
+func TestPrepareInExternalModeOnlySavesState(t *testing.T) {
 	b := newBench(t)
 	b.mode(state.ModeExternal)
 	b.mustPrepare()
@@ -184,7 +184,7 @@ func TestPrepareInExternalModeOnlyRemembers(t *testing.T) {
 	}
 }
 
-func TestWhatSignsUploadsOutlivesTheCredential(t *testing.T) {
+func TestUploadSigningKeySurvivesCredentialRotation(t *testing.T) {
 	const name, key = "zarf-registry-credentials", "upload-secret"
 	b := newBench(t)
 	b.mustPrepare()
@@ -224,7 +224,7 @@ func TestWhatSignsUploadsOutlivesTheCredential(t *testing.T) {
 	})
 }
 
-func TestThePullCredentialFollowsTheAddressAndStaysTheSame(t *testing.T) {
+func TestPullCredentialFollowsAddress(t *testing.T) {
 	b := newBench(t)
 	b.mode(state.ModeNodePort)
 	b.mustPrepare()
@@ -240,7 +240,7 @@ func TestThePullCredentialFollowsTheAddressAndStaysTheSame(t *testing.T) {
 	}
 }
 
-func TestPrepareWaitsForTheListenerOfARunningRegistry(t *testing.T) {
+func TestPrepareWaitsForListenerOfRunningRegistry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
@@ -257,8 +257,8 @@ func TestPrepareWaitsForTheListenerOfARunningRegistry(t *testing.T) {
 		change func(*registry)
 		want   string
 	}{
-		"it stays closed":      {func(r *registry) { r.deaf = true }, "pod zarf/zarf-registry-1: it is still closed"},
-		"it cannot be reached": {func(r *registry) { r.unreachable = errors.New("i/o timeout") }, "pod zarf/zarf-registry-1: i/o timeout"},
+		"listener stays closed": {func(r *registry) { r.deaf = true }, "pod zarf/zarf-registry-1: it is still closed"},
+		"registry unreachable":  {func(r *registry) { r.unreachable = errors.New("i/o timeout") }, "pod zarf/zarf-registry-1: i/o timeout"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -331,7 +331,7 @@ func savedWith(t *testing.T, change func(*state.State)) *corev1.Secret {
 	return savedState(string(data))
 }
 
-func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
+func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
 	const local = "127.0.0.1:31999"
 	byDefault := func(mode state.Mode) func(*settings.Settings) {
 		return func(o *settings.Settings) { o.Mode, o.ModeSource = mode, state.SourceDefault }
@@ -341,34 +341,34 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 		change  func(*settings.Settings)
 		want    []string
 	}{
-		"no nodes":            {[]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}}, nil, []string{"has no nodes"}},
-		"a newer state":       {[]runtime.Object{node("n1"), savedState(`{"version":2}`)}, nil, []string{"Secret zarf/zarf-registry-state, key state.json: decoding state: version 2 is newer than 1"}},
-		"an unreadable state": {[]runtime.Object{node("n1"), savedState(`rubbish`)}, nil, []string{"decoding state"}},
-		"a state of others":   {[]runtime.Object{node("n1"), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil, []string{"was not created by init-hook"}},
-		"nodeport mode undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeNodePort, local, state.IPv4)}, byDefault(state.ModeProxy),
+		"no nodes":                      {[]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}}, nil, []string{"has no nodes"}},
+		"a newer state":                 {[]runtime.Object{node("n1"), savedState(`{"version":2}`)}, nil, []string{"Secret zarf/zarf-registry-state, key state.json: decoding state: version 2 is newer than 1"}},
+		"an unreadable state":           {[]runtime.Object{node("n1"), savedState(`rubbish`)}, nil, []string{"decoding state"}},
+		"state Secret of another owner": {[]runtime.Object{node("n1"), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil, []string{"was not created by init-hook"}},
+		"blind rendering reverts nodeport mode": {[]runtime.Object{node("n1"), saved(t, state.ModeNodePort, local, state.IPv4)}, byDefault(state.ModeProxy),
 			[]string{"uses nodeport mode", "rendered without seeing", "--set registryProxy=false to keep it", "--set registryProxy=true to switch"}},
-		"proxy mode undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)}, byDefault(state.ModeNodePort),
+		"blind rendering reverts proxy mode": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)}, byDefault(state.ModeNodePort),
 			[]string{"uses proxy mode", "--set registryProxy=true to keep it", "--set registryProxy=false to switch"}},
-		"external mode undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeExternal, registryURL, state.IPv4)}, byDefault(state.ModeNodePort),
+		"blind rendering reverts external mode": {[]runtime.Object{node("n1"), saved(t, state.ModeExternal, registryURL, state.IPv4)}, byDefault(state.ModeNodePort),
 			[]string{"uses external mode", "--set registryURL=registry.example.com/team to keep it"}},
-		"the IP family undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, "[::1]:31999", state.IPv6)},
+		"blind rendering reverts the IP family": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, "[::1]:31999", state.IPv6)},
 			func(o *settings.Settings) { o.IPFamilySource = state.SourceDefault }, []string{"set up for IPv6", "fell back to IPv4", "--set ipFamily=IPv6"}},
-		"proxies to an external registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.RegistryURL = registryURL },
+		"proxy mode with an external registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.RegistryURL = registryURL },
 			[]string{"registryURL is registry.example.com/team and registryProxy is true", "not deployed by this release", "--set registryURL="}},
-		"node ports to an external registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeNodePort, registryURL },
+		"nodeport mode with an external registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeNodePort, registryURL },
 			[]string{"registryProxy is false", "not deployed by this release"}},
-		"external without a registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode = state.ModeExternal }, []string{"--set registryURL="}},
-		"an external registry with a scheme": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeExternal, "http://registry.example.com" },
+		"external mode without a registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode = state.ModeExternal }, []string{"--set registryURL="}},
+		"external registry with a scheme": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeExternal, "http://registry.example.com" },
 			[]string{"HOST[:PORT][/PATH]"}},
-		"no word about certificates": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.PKI = state.PKI{} },
+		"no PKI settings": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.PKI = state.PKI{} },
 			[]string{`the settings of the certificates are impossible: unknown mode ""`}},
-		"certificates that live too short": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.LeafLifetime = state.Duration(time.Minute) },
+		"certificate lifetime too short": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.LeafLifetime = state.Duration(time.Minute) },
 			[]string{"certificate lifetime 1m0s is too short: want at least 6m0s"}},
 		"existing Secrets without names": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.Mode = state.PKIExistingSecret }, []string{"existing Secrets must be set in mode existingSecret, and only there"}},
-		"the PKI mode undone by a blind rendering": {[]runtime.Object{node("n1"), savedWith(t, func(s *state.State) { s.PKI = &issuedPKI })},
+		"blind rendering reverts the PKI mode": {[]runtime.Object{node("n1"), savedWith(t, func(s *state.State) { s.PKI = &issuedPKI })},
 			func(o *settings.Settings) { o.PKI.Source = state.SourceDefault },
 			[]string{"certificates are of mode certManager", "rendered without seeing the cluster and fell back to internal", "--set pki.mode=certManager to keep it", "--set pki.mode=internal to change it"}},
-		"the PKI mode of a former release undone by a blind rendering": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)},
+		"blind rendering reverts the PKI mode of an earlier release": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)},
 			func(o *settings.Settings) { o.PKI.PKI, o.PKI.Source = issuedPKI, state.SourceDefault }, []string{"certificates are of mode internal", "--set pki.mode=internal to keep it"}},
 		"cert-manager is not installed": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.PKI = issuedPKI }, []string{"certificates: ", "does not know cert-manager's API", "--set pki.mode=internal"}},
 		"an unknown check to ignore": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Preflight.Ignore = []string{"port", "prot"} },
@@ -390,7 +390,7 @@ func TestPrepareRefusesBeforeAnythingIsChanged(t *testing.T) {
 	}
 }
 
-func TestWhatWasRememberedOrNamedIsNoUndoing(t *testing.T) {
+func TestPrepareAcceptsExplicitOrUnchangedSettings(t *testing.T) {
 	for name, c := range map[string]struct {
 		saved  *corev1.Secret
 		change func(*settings.Settings)
@@ -401,10 +401,10 @@ func TestWhatWasRememberedOrNamedIsNoUndoing(t *testing.T) {
 		"the same family by default":   {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *settings.Settings) { o.IPFamilySource = state.SourceDefault }},
 		"another PKI mode by value":    {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }), func(*settings.Settings) {}},
 		"the same PKI mode by default": {savedWith(t, func(s *state.State) { s.PKI = &internalPKI }), func(o *settings.Settings) { o.PKI.Source = state.SourceDefault }},
-		"external, whatever the certificates": {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }), func(o *settings.Settings) {
+		"external mode with another PKI mode": {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }), func(o *settings.Settings) {
 			o.Mode, o.RegistryURL, o.PKI.PKI, o.PKI.Source = state.ModeExternal, registryURL, state.PKI{}, state.SourceDefault
 		}},
-		"external, whatever the families": {saved(t, state.ModeProxy, "[::1]:31999", state.IPv6), func(o *settings.Settings) {
+		"external mode with another IP family": {saved(t, state.ModeProxy, "[::1]:31999", state.IPv6), func(o *settings.Settings) {
 			o.Mode, o.RegistryURL, o.IPFamilySource = state.ModeExternal, registryURL, state.SourceDefault
 		}},
 	} {
@@ -418,7 +418,7 @@ func TestWhatWasRememberedOrNamedIsNoUndoing(t *testing.T) {
 
 // A Job's image must be pullable: finish records it after the push. prepare records it only if the
 // same process runs finish.
-func TestTheImageOfTheJobsIsRecordedByWhoPushesIt(t *testing.T) {
+func TestHookImageIsRecordedByThePusher(t *testing.T) {
 	b := newBench(t)
 	b.mustPrepare()
 	if got := b.state().HookImage; got != nil {
@@ -438,7 +438,7 @@ func TestTheImageOfTheJobsIsRecordedByWhoPushesIt(t *testing.T) {
 }
 
 // The record survives every writer of the state.
-func TestWhatPrepareRecordsOfCertificatesStays(t *testing.T) {
+func TestPKIStateSurvivesLaterWrites(t *testing.T) {
 	b := newBench(t)
 	b.corp()
 	b.pki(state.PKIExistingSecret)

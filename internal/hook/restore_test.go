@@ -25,7 +25,7 @@ func configured(t *testing.T, mode state.Mode) *bench {
 	return b
 }
 
-func TestCleanupPutsBackTheNodesFilesBeforeAnythingElseGoes(t *testing.T) {
+func TestCleanupRestoresNodeFilesFirst(t *testing.T) {
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestCleanupPutsBackTheNodesFilesBeforeAnythingElseGoes(t *testing.T) {
 
 // The pods belong to the last revision. prepare may have been refused before it wrote that
 // revision's payload.
-func TestCleanupBringsThePayloadOfPodsThatPutFilesBack(t *testing.T) {
+func TestCleanupSeedsPayloadOfRestorePods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
 		b.hook.Settings.Injector.PayloadID = "refused"
@@ -72,7 +72,7 @@ func TestCleanupBringsThePayloadOfPodsThatPutFilesBack(t *testing.T) {
 // controller cannot create the pods.
 func (b *bench) helmAgain() { b.add(b.nodeSet("node-restore", []string{"n1", "n2"})) }
 
-func TestCleanupDoesNotWaitForPodsThatAreNotNeededAndCannotBeMade(t *testing.T) {
+func TestCleanupDoesNotWaitForUnneededRestorePods(t *testing.T) {
 	for name, setUp := range map[string]func(*testing.T) *bench{
 		"an installation that prepare has refused": func(t *testing.T) *bench { return newBench(t) },
 		"an uninstallation that ended after everything was put back": func(t *testing.T) *bench {
@@ -114,7 +114,7 @@ func TestCleanupDoesNotWaitForPodsThatAreNotNeededAndCannotBeMade(t *testing.T) 
 }
 
 // Helm was stopped between prepare and the first object of the chart.
-func TestAReleaseThatWasNeverAppliedIsCleanedUp(t *testing.T) {
+func TestCleanupOfReleaseThatWasNeverApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.configureNodes(false)
@@ -129,7 +129,7 @@ func TestAReleaseThatWasNeverAppliedIsCleanedUp(t *testing.T) {
 }
 
 // helm rollback to a revision without node configuration keeps the files.
-func TestCleanupNamesTheFilesThatNobodyPutsBack(t *testing.T) {
+func TestCleanupNamesFilesThatAreNotRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
 		b.hook.Settings.NodeConfig.Directories, b.hook.Settings.NodeConfig.DaemonSets, b.hook.Settings.NodeConfig.CA = nil, nil, false
@@ -142,7 +142,7 @@ func TestCleanupNamesTheFilesThatNobodyPutsBack(t *testing.T) {
 	})
 }
 
-func TestCleanupSaysWhereK3sIsToBeRestarted(t *testing.T) {
+func TestCleanupSaysWhereToRestartK3s(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeNodePort)
 		b.reports = map[string]noderuntime.Report{"n1": {Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Changed: b.now, Gone: true}}}
@@ -172,13 +172,13 @@ func TestCleanupWaitsForSlowNodes(t *testing.T) {
 	})
 }
 
-func TestANodeThatCannotPutItsFilesBackIsNamed(t *testing.T) {
+func TestCleanupNamesNodeThatCannotRestoreFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		end    corev1.ContainerStateTerminated
 		atOnce bool
 	}{
-		"it refuses": {refused("/etc/containerd is read-only"), true},
-		"it fails":   {corev1.ContainerStateTerminated{ExitCode: 1, Message: `{"error":"/etc/containerd is read-only"}`}, false},
+		"node refuses": {refused("/etc/containerd is read-only"), true},
+		"node fails":   {corev1.ContainerStateTerminated{ExitCode: 1, Message: `{"error":"/etc/containerd is read-only"}`}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestANodeThatCannotPutItsFilesBackIsNamed(t *testing.T) {
 	}
 }
 
-func TestNodesThatAreNotReadyAreSkippedWhenFilesArePutBack(t *testing.T) {
+func TestCleanupSkipsNodesThatAreNotReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeNodePort)
 		if err := b.tracker.Update(resource("nodes"), node("n2", notReady), ""); err != nil {
@@ -224,7 +224,7 @@ func TestNodesThatAreNotReadyAreSkippedWhenFilesArePutBack(t *testing.T) {
 }
 
 // A pod that had not finished may have written files after they were restored.
-func TestFilesArePutBackOnceMoreWhereSomebodyMayHaveWrittenSince(t *testing.T) {
+func TestFilesAreRestoredAgainWhereAnUnfinishedPodMayHaveWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
 		for _, pod := range b.nodePods() {
@@ -244,7 +244,7 @@ func TestFilesArePutBackOnceMoreWhereSomebodyMayHaveWrittenSince(t *testing.T) {
 	})
 }
 
-func TestPodsThatDoNotEndAreNamed(t *testing.T) {
+func TestCleanupNamesPodsThatDoNotTerminate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeNodePort)
 		b.uninstall("n1", "n2")

@@ -56,7 +56,7 @@ func (b *bench) asTheCronJobDoes() {
 }
 
 // checkTrust checks each write.
-func TestARotationOfTheAuthority(t *testing.T) {
+func TestCARotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.asTheCronJobDoes()
@@ -86,11 +86,11 @@ var changes = map[string]struct {
 	// again repeats the change after a kill. If nil, run does.
 	again func(*bench) error
 }{
-	"leaves in the middle of their life": {
+	"leaves at half of their lifetime": {
 		change: func(b *bench) { b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3) },
 		run:    (*bench).renew,
 	},
-	"an authority in the middle of its life": {
+	"CA at half of its lifetime": {
 		before: func(b *bench) { b.hook.Settings.PKI.AuthorityLifetime = 2 * b.hook.Settings.PKI.LeafLifetime },
 		change: func(b *bench) {
 			b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
@@ -100,12 +100,12 @@ var changes = map[string]struct {
 		},
 		run: (*bench).renew,
 	},
-	"an authority that was asked for": {
+	"forced CA rotation": {
 		change: func(b *bench) { b.asTheCronJobDoes() },
 		run:    (*bench).rotate,
 		again:  (*bench).renew, // continues what rotate began
 	},
-	"leaves that were asked for": {
+	"forced leaf renewal": {
 		run: func(b *bench) error { return b.hook.Certs().Rotate(b.Context(), false) },
 	},
 	"internal to existingSecret": {
@@ -131,31 +131,31 @@ var changes = map[string]struct {
 		},
 		run: (*bench).prepareAndFinish,
 	},
-	"other certificates of the user, of another authority": {
+	"new user certificates from another CA": {
 		before: func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) },
 		change: func(b *bench) { b.corp() },
 		run:    (*bench).renew,
 	},
-	"one other certificate of the user, of another authority": {
+	"one new user certificate from another CA": {
 		before: func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) },
 		change: func(b *bench) { b.somebody("corp 2").give("corp-server") },
 		run:    (*bench).renew,
 	},
-	"a certificate that is gone": {
+	"missing certificate": {
 		change: func(b *bench) { b.remove("secrets", "zarf-registry-node-tls") },
 		run:    (*bench).renew,
 	},
-	"a certificate and the authority that are gone": {
+	"missing certificate and CA": {
 		change: func(b *bench) { b.remove("secrets", "zarf-registry-node-tls", "zarf-registry-ca") },
 		run:    (*bench).renew,
 	},
-	"an authority that is broken": {
+	"damaged CA": {
 		change: func(b *bench) {
 			b.changeSecret("zarf-registry-ca", func(s *corev1.Secret) { s.Data["tls.key"] = []byte("rubbish") })
 		},
 		run: (*bench).renew,
 	},
-	"a trust that is broken": {
+	"damaged trust bundle": {
 		change: func(b *bench) {
 			b.changeSecret("zarf-registry-server-tls", func(s *corev1.Secret) { s.Data["ca.crt"] = []byte("rubbish") })
 		},
@@ -200,7 +200,7 @@ func installedBefore(t *testing.T, name string) *bench {
 	return b
 }
 
-func TestAChangeConverges(t *testing.T) {
+func TestChangeConverges(t *testing.T) {
 	for name, c := range changes {
 		t.Run(name, func(t *testing.T) {
 			for speed, slow := range map[string]time.Duration{"at once": 0, "late": 10 * time.Second} {
@@ -230,7 +230,7 @@ func TestAChangeConverges(t *testing.T) {
 	}
 }
 
-func TestAChangeKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+func TestChangeKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	for name, c := range changes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -254,7 +254,7 @@ func TestAChangeKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 }
 
 // Wherever a PKI mode change is killed, the user can return to the previous mode or choose another.
-func TestAChangeKilledAtAnyWriteCanBeUndone(t *testing.T) {
+func TestChangeKilledAtAnyWriteCanBeReverted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const name = "internal to existingSecret"
 		killedAtEachWrite(t, func() *bench { return installedBefore(t, name) }, (*bench).prepareAndFinish, func(b *bench) {
@@ -266,7 +266,7 @@ func TestAChangeKilledAtAnyWriteCanBeUndone(t *testing.T) {
 	})
 }
 
-func TestAFirstInstallationKilledAtAnyWrite(t *testing.T) {
+func TestInstallationKilledAtAnyWrite(t *testing.T) {
 	for name, c := range changes {
 		if c.before == nil {
 			continue
@@ -289,7 +289,7 @@ func TestAFirstInstallationKilledAtAnyWrite(t *testing.T) {
 }
 
 // The CronJob and an upgrade run at the same time; one starts at each write of the other.
-func TestTwoRunsThatMeet(t *testing.T) {
+func TestConcurrentRuns(t *testing.T) {
 	for name, c := range changes {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -340,7 +340,7 @@ func TestTwoRunsThatMeet(t *testing.T) {
 	}
 }
 
-func TestAnEndlessConflictIsAnError(t *testing.T) {
+func TestEndlessConflictIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
@@ -353,7 +353,7 @@ func TestAnEndlessConflictIsAnError(t *testing.T) {
 	})
 }
 
-func TestARenewalOfLeavesAsksNobody(t *testing.T) {
+func TestLeafRenewalDoesNotWaitForPods(t *testing.T) {
 	b := installed(t)
 	b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
 	b.mute = map[string]error{registryPod: errors.New("no")}
@@ -365,7 +365,7 @@ func TestARenewalOfLeavesAsksNobody(t *testing.T) {
 	b.checkConverged()
 }
 
-func TestPrepareWaitsForNobodyAndFinishGoesOn(t *testing.T) {
+func TestPrepareDoesNotWaitForPodsAndFinishContinuesRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.corp()
@@ -392,7 +392,7 @@ func TestPrepareWaitsForNobodyAndFinishGoesOn(t *testing.T) {
 	})
 }
 
-func TestFinishWithoutPatienceLeftWarnsAndTheCronJobGoesOn(t *testing.T) {
+func TestFinishWarnsOnWaitTimeoutAndCronJobContinuesRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.corp()
@@ -419,18 +419,18 @@ func TestFinishWithoutPatienceLeftWarnsAndTheCronJobGoesOn(t *testing.T) {
 	})
 }
 
-func TestRenewWithoutPatienceLeftNamesThePods(t *testing.T) {
+func TestRenewWaitTimeoutNamesThePods(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*bench)
 		want   []string
 	}{
-		"they do not load": {func(b *bench) { b.deaf = map[string]bool{"proxy-n2": true} },
+		"pods do not load": {func(b *bench) { b.deaf = map[string]bool{"proxy-n2": true} },
 			[]string{"pod zarf/proxy-n2 on node n2: it does not trust"}},
-		"they cannot be asked": {func(b *bench) { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} },
+		"pods cannot be asked": {func(b *bench) { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} },
 			[]string{"pod zarf/zarf-registry-1 on node n1: it cannot be asked what it has loaded: i/o timeout"}},
-		"they are of a former release": {func(b *bench) { b.change("proxy-n1", func(p *corev1.Pod) { p.Annotations = nil }) },
+		"pods of an earlier release": {func(b *bench) { b.change("proxy-n1", func(p *corev1.Pod) { p.Annotations = nil }) },
 			[]string{"pod zarf/proxy-n1 on node n1: it runs a release that cannot be asked what it has loaded"}},
-		"they say what is wrong": {func(b *bench) {
+		"pods report an error": {func(b *bench) {
 			b.deaf = map[string]bool{"proxy-n2": true}
 			b.pods["proxy-n2"].problem = "permission denied"
 		}, []string{"pod zarf/proxy-n2", "(it says: permission denied)"}},
@@ -468,7 +468,7 @@ func (b *bench) change(pod string, change func(*corev1.Pod)) {
 	}
 }
 
-func TestWhoServesNobodyHoldsNothingUp(t *testing.T) {
+func TestPodsThatServeNoClientDoNotBlockRotation(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*bench)
 		log    string
@@ -479,7 +479,7 @@ func TestWhoServesNobodyHoldsNothingUp(t *testing.T) {
 				b.Fatal(err)
 			}
 		}, "a pod on a node that is not ready holds nothing up"},
-		"neither ready nor to be asked": {func(b *bench) {
+		"neither ready nor reachable": {func(b *bench) {
 			b.change("proxy-n2", func(p *corev1.Pod) { p.Status.Conditions = nil })
 			b.mute = map[string]error{"proxy-n2": errors.New("connection refused")}
 		}, "a pod that is not ready and cannot be asked holds nothing up"},
@@ -505,7 +505,7 @@ func TestWhoServesNobodyHoldsNothingUp(t *testing.T) {
 	}
 }
 
-func TestPodsThatMayNotBeAnnotatedAreWaitedFor(t *testing.T) {
+func TestMissingPermissionToAnnotatePodsIsNoError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.forbid = func(write string) error {
@@ -527,7 +527,7 @@ func TestPodsThatMayNotBeAnnotatedAreWaitedFor(t *testing.T) {
 	})
 }
 
-func TestOfManyPodsOnlyThoseThatDoNotFollowAreAskedAgain(t *testing.T) {
+func TestOnlyOutdatedPodsAreAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.slow = map[string]time.Duration{"proxy-n2": 30 * time.Second}
@@ -539,7 +539,7 @@ func TestOfManyPodsOnlyThoseThatDoNotFollowAreAskedAgain(t *testing.T) {
 	})
 }
 
-func TestAForcedRotationGoesOnWithTheOneThatIsUnderWay(t *testing.T) {
+func TestForcedRotationContinuesOneInProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.deaf = map[string]bool{"proxy-n2": true}
@@ -558,7 +558,7 @@ func TestAForcedRotationGoesOnWithTheOneThatIsUnderWay(t *testing.T) {
 	})
 }
 
-func TestLeavesThatWereAskedForAreReplacedOnce(t *testing.T) {
+func TestForcedLeafRenewalReplacesLeavesOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.asTheCronJobDoes()
@@ -581,7 +581,7 @@ func TestLeavesThatWereAskedForAreReplacedOnce(t *testing.T) {
 	})
 }
 
-func TestWhatCannotBeRotatedIsRefused(t *testing.T) {
+func TestRotationRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
 		before func(*bench)
 		run    func(*bench) error
@@ -589,7 +589,7 @@ func TestWhatCannotBeRotatedIsRefused(t *testing.T) {
 	}{
 		"no state": {func(b *bench) { b.remove("secrets", "zarf-registry-state") }, (*bench).renew,
 			[]string{"Secret zarf/zarf-registry-state is missing: run helm upgrade, init-hook install or init-hook prepare first"}},
-		"a state without certificates": {func(b *bench) {
+		"state without certificates": {func(b *bench) {
 			s := b.state()
 			s.PKI = nil
 			data, _ := state.Encode(s)
@@ -597,11 +597,11 @@ func TestWhatCannotBeRotatedIsRefused(t *testing.T) {
 		}, (*bench).renew, []string{"says nothing of the certificates", "helm upgrade"}},
 		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) }, (*bench).rotate,
 			[]string{"copies of Secret zarf/corp-server, Secret zarf/corp-node, Secret zarf/corp-push: renew them there, then run init-hook certs renew"}},
-		"an unknown credential":   {func(*bench) {}, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), "x") }, []string{`unknown credential "x"`}},
-		"no pull credential":      {func(*bench) {}, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PullCredential) }, []string{"Secret zarf/zarf-registry-pull does not exist: there is a pull credential in nodeport mode only"}},
-		"no push credential":      {func(b *bench) { b.remove("secrets", "zarf-registry-credentials") }, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PushCredential) }, []string{"Secret zarf/zarf-registry-credentials is missing"}},
-		"a Secret of our name":    {func(b *bench) { b.changeSecret("zarf-registry-node-tls", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-node-tls exists and was not created by init-hook"}},
-		"an authority of a users": {func(b *bench) { b.changeSecret("zarf-registry-ca", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-ca exists and was not created by init-hook"}},
+		"an unknown credential":           {func(*bench) {}, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), "x") }, []string{`unknown credential "x"`}},
+		"no pull credential":              {func(*bench) {}, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PullCredential) }, []string{"Secret zarf/zarf-registry-pull does not exist: there is a pull credential in nodeport mode only"}},
+		"no push credential":              {func(b *bench) { b.remove("secrets", "zarf-registry-credentials") }, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PushCredential) }, []string{"Secret zarf/zarf-registry-credentials is missing"}},
+		"foreign Secret with our name":    {func(b *bench) { b.changeSecret("zarf-registry-node-tls", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-node-tls exists and was not created by init-hook"}},
+		"foreign CA Secret with our name": {func(b *bench) { b.changeSecret("zarf-registry-ca", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-ca exists and was not created by init-hook"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -617,7 +617,7 @@ func TestWhatCannotBeRotatedIsRefused(t *testing.T) {
 	}
 }
 
-func TestInExternalModeThereIsNothingToRenew(t *testing.T) {
+func TestRenewInExternalModeDoesNothing(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeExternal)
 	b.forget()
@@ -633,7 +633,7 @@ func TestInExternalModeThereIsNothingToRenew(t *testing.T) {
 	}
 }
 
-func TestTheAPIServerMayRestartWhilePodsAreWaitedFor(t *testing.T) {
+func TestWaitForPodsSurvivesAPIServerRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.slow = map[string]time.Duration{"proxy-n2": 30 * time.Second}
@@ -653,7 +653,7 @@ func TestTheAPIServerMayRestartWhilePodsAreWaitedFor(t *testing.T) {
 	})
 }
 
-func TestCertManagerIsAskedForOtherCertificates(t *testing.T) {
+func TestRotationWithCertManager(t *testing.T) {
 	for name, authority := range map[string]bool{"leaves": false, "authority": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -674,7 +674,7 @@ func TestCertManagerIsAskedForOtherCertificates(t *testing.T) {
 }
 
 // Mistakes of the user are reported before anything changes, and change nothing later.
-func TestBadCertificatesOfTheUser(t *testing.T) {
+func TestRejectsInvalidUserCertificates(t *testing.T) {
 	edit := func(name string, change func(*corev1.Secret)) func(*bench) {
 		return func(b *bench) { b.changeSecret(name, change) }
 	}
@@ -692,16 +692,16 @@ func TestBadCertificatesOfTheUser(t *testing.T) {
 			[]string{"Secret zarf/corp-server has no key tls.crt", "Secret zarf/corp-server has no key tls.key"}},
 		"no ca.crt anywhere": {edit("corp-server", func(s *corev1.Secret) { delete(s.Data, "ca.crt") }),
 			[]string{"Secret zarf/corp-server has no key ca.crt, and pki.existingSecret.ca names no other"}},
-		"the other Secret is missing": {func(b *bench) { b.hook.Settings.PKI.Existing.Authority = "corp-ca" }, []string{"Secret zarf/corp-ca does not exist"}},
-		"the other Secret is bad": {func(b *bench) {
+		"missing CA Secret": {func(b *bench) { b.hook.Settings.PKI.Existing.Authority = "corp-ca" }, []string{"Secret zarf/corp-ca does not exist"}},
+		"invalid CA Secret": {func(b *bench) {
 			b.putSecret(&corev1.Secret{ObjectMeta: meta2("corp-ca"), Data: map[string][]byte{"ca.crt": []byte("rubbish")}})
 			b.hook.Settings.PKI.Existing.Authority = "corp-ca"
 		}, []string{"Secret zarf/corp-ca has a key ca.crt that cannot be used"}},
 		"another type": {edit("corp-node", func(s *corev1.Secret) { s.Type = corev1.SecretTypeDockerConfigJson }),
 			[]string{"Secret zarf/corp-node is of type kubernetes.io/dockerconfigjson, not kubernetes.io/tls or Opaque"}},
-		"one of ours": {func(b *bench) { b.hook.Settings.PKI.Existing.Server = "zarf-registry-server-tls" },
+		"Secret created by init-hook": {func(b *bench) { b.hook.Settings.PKI.Existing.Server = "zarf-registry-server-tls" },
 			[]string{"Secret zarf/zarf-registry-server-tls was made by init-hook, which overwrites and deletes it"}},
-		"another's key": {func(b *bench) {
+		"key of another certificate": {func(b *bench) {
 			key := b.secret("corp-node").Data["tls.key"]
 			b.changeSecret("corp-server", func(s *corev1.Secret) { s.Data["tls.key"] = key })
 		}, []string{"Secret zarf/corp-server holds no certificate for the registry: the private key does not belong to the certificate"}},
@@ -718,7 +718,7 @@ func TestBadCertificatesOfTheUser(t *testing.T) {
 			b.somebody("corp new").give("corp-node")
 			b.now = now
 		}, []string{"Secret zarf/corp-node", "not valid before"}},
-		"the clock is 10 minutes off": {func(b *bench) {
+		"clock off by 10 minutes": {func(b *bench) {
 			now := b.now
 			b.now = b.now.Add(pki.Backdate + 10*time.Minute)
 			b.somebody("corp new").give("corp-node")
@@ -730,30 +730,30 @@ func TestBadCertificatesOfTheUser(t *testing.T) {
 			[]string{"Secret zarf/corp-server", "server authentication"}},
 		"another role": {give("corp-node", func(l *pki.Leaf) { l.Organization = "Example Inc." }),
 			[]string{"Secret zarf/corp-node", "zarf-registry:node"}},
-		"a node that could push": {func(b *bench) { b.hook.Settings.PKI.Existing.Node = "corp-push" },
+		"node certificate that can push": {func(b *bench) { b.hook.Settings.PKI.Existing.Node = "corp-push" },
 			[]string{"Secret zarf/corp-push", "it also carries the role zarf-registry:push"}},
-		"a node that could be taken for the registry": {give("corp-node", func(l *pki.Leaf) {
+		"node certificate with the registry's name": {give("corp-node", func(l *pki.Leaf) {
 			l.DNSNames, l.Usages = []string{"zarf-registry.zarf.svc"}, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
 		}), []string{"Secret zarf/corp-node", "server authentication as zarf-registry.zarf.svc"}},
-		"no names for loopback, where proxies serve TLS": {func(b *bench) { b.hook.Settings.PKI.ServeTLS = true },
+		"no loopback names although proxies serve TLS": {func(b *bench) { b.hook.Settings.PKI.ServeTLS = true },
 			[]string{"Secret zarf/corp-node", "server authentication", "127.0.0.1", "localhost"}},
-		"an authority that is none": {func(b *bench) {
+		"CA certificate without CA flag": {func(b *bench) {
 			leaf := b.secret("corp-server").Data["tls.crt"]
 			b.changeSecret("corp-server", func(s *corev1.Secret) { s.Data["ca.crt"] = leaf })
 		}, []string{"Secret zarf/corp-server has a key ca.crt that cannot be used", "authority"}},
-		"another authority": {func(b *bench) {
+		"leaf of another CA": {func(b *bench) {
 			other := b.somebody("corp other").KeyPair().Certificate
 			b.changeSecret("corp-push", func(s *corev1.Secret) { s.Data["ca.crt"] = other })
 		}, []string{"Secret zarf/corp-push holds no certificate for pushing"}},
-		"a chain that is too long": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = bytes.Repeat(s.Data["tls.crt"], 20) }),
+		"certificate chain too long": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = bytes.Repeat(s.Data["tls.crt"], 20) }),
 			[]string{"Secret zarf/corp-server", "it has 20 certificates and the limit is 10"}},
-		"rubbish after the certificate": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = append(s.Data["tls.crt"], "rubbish"...) }),
+		"trailing data after the certificate": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = append(s.Data["tls.crt"], "rubbish"...) }),
 			[]string{"Secret zarf/corp-server", "PEM"}},
 		"10 MB": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = bytes.Repeat([]byte("x"), 10<<20) }),
 			[]string{"Secret zarf/corp-server", "10485760 bytes are too many"}},
-		"10 MB of authorities": {edit("corp-server", func(s *corev1.Secret) { s.Data["ca.crt"] = bytes.Repeat([]byte("x"), 10<<20) }),
+		"10 MB of CAs": {edit("corp-server", func(s *corev1.Secret) { s.Data["ca.crt"] = bytes.Repeat([]byte("x"), 10<<20) }),
 			[]string{"Secret zarf/corp-server has a key ca.crt that cannot be used", "10485760 bytes are too many"}},
-		"two of them": {func(b *bench) {
+		"two invalid Secrets": {func(b *bench) {
 			b.remove("secrets", "corp-push")
 			b.changeSecret("corp-node", func(s *corev1.Secret) { s.Data["tls.key"] = []byte("x") })
 		}, []string{"Secret zarf/corp-push does not exist", "Secret zarf/corp-node holds no certificate for the proxies"}},
@@ -802,7 +802,7 @@ func TestBadCertificatesOfTheUser(t *testing.T) {
 
 // Pods of earlier releases have no status endpoint. Prepare continues without them, and helm
 // upgrade replaces them before finish asks.
-func TestAnUpgradeFromAReleaseWhosePodsCannotBeAsked(t *testing.T) {
+func TestUpgradeFromReleaseWithoutStatusEndpoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		for _, pod := range []string{registryPod, "proxy-n1", "proxy-n2"} {
@@ -827,7 +827,7 @@ func TestAnUpgradeFromAReleaseWhosePodsCannotBeAsked(t *testing.T) {
 }
 
 // Messages and the state stay readable in a large cluster.
-func TestOfManyPodsOnlyTheFirstAreNamed(t *testing.T) {
+func TestOnlyTheFirstOfManyPodsAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		for n := range 40 {
@@ -852,7 +852,7 @@ func TestOfManyPodsOnlyTheFirstAreNamed(t *testing.T) {
 }
 
 // Two runs with different goals would continue forever.
-func TestWhoIsUndoneEachTimeGivesUp(t *testing.T) {
+func TestRunGivesUpIfItsChangesAreRevertedEachTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.unwatched = true

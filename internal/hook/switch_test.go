@@ -17,7 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-func TestSwitchesFromEachModeToEach(t *testing.T) {
+func TestSwitchBetweenAllModes(t *testing.T) {
 	for _, from := range allModes {
 		for _, to := range allModes {
 			t.Run(string(from)+" to "+string(to), func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestSwitchesFromEachModeToEach(t *testing.T) {
 	}
 }
 
-func TestASwitchKeepsThePullCredential(t *testing.T) {
+func TestSwitchKeepsPullCredential(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -54,7 +54,7 @@ func TestASwitchKeepsThePullCredential(t *testing.T) {
 
 // Prepare or Finish of a switch is killed at each of its writes. Then the same upgrade runs again,
 // or the user switches back.
-func TestASwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+func TestSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	for _, from := range allModes {
 		for _, to := range allModes {
 			if from == to {
@@ -94,7 +94,7 @@ func TestASwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 
 const noHostPort = "dial tcp 127.0.0.1:31999: connect: connection refused"
 
-func TestASwitchToProxiesThatFailPutsTheServiceBack(t *testing.T) {
+func TestFailedSwitchToProxyRestoresService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -133,7 +133,7 @@ func TestASwitchToProxiesThatFailPutsTheServiceBack(t *testing.T) {
 
 // A run that was killed after the verification may have closed the listener. If the next run's
 // verification fails, restoring the Service without the listener would not help.
-func TestAServiceThatIsPutBackLeadsSomewhere(t *testing.T) {
+func TestRestoredServiceHasAListener(t *testing.T) {
 	for _, left := range []string{"delete services " + serviceName, "update secrets zarf-registry-pull"} {
 		t.Run("killed after "+left, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -162,7 +162,7 @@ func TestAServiceThatIsPutBackLeadsSomewhere(t *testing.T) {
 	}
 }
 
-func TestASwitchThatIsToldToEndPutsTheServiceBack(t *testing.T) {
+func TestInterruptedSwitchRestoresService(t *testing.T) {
 	for name, end := range map[string]func(*bench, context.CancelFunc){
 		"by a signal":    func(_ *bench, cancel context.CancelFunc) { time.AfterFunc(10*time.Second, cancel) },
 		"by its timeout": func(b *bench, _ context.CancelFunc) { b.hook.Timeout = 10 * time.Second },
@@ -187,7 +187,7 @@ func TestASwitchThatIsToldToEndPutsTheServiceBack(t *testing.T) {
 	}
 }
 
-func TestAServiceIsPutBackThroughAnAPIServerThatRestarts(t *testing.T) {
+func TestServiceIsRestoredDuringAPIServerRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -205,7 +205,7 @@ func TestAServiceIsPutBackThroughAnAPIServerThatRestarts(t *testing.T) {
 	})
 }
 
-func TestAServiceThatCannotBePutBackIsSaidToBeMissing(t *testing.T) {
+func TestFailureToRestoreServiceIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -219,7 +219,7 @@ func TestAServiceThatCannotBePutBackIsSaidToBeMissing(t *testing.T) {
 }
 
 // The failing switch is killed too, also while it restores the Service.
-func TestAFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+func TestFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failing := func(b *bench) error {
 			b.failing = map[string]string{"n2": noHostPort}
@@ -258,7 +258,7 @@ func TestAFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	})
 }
 
-func TestASwitchToNodePortsThatFailLeavesTheProxies(t *testing.T) {
+func TestFailedSwitchToNodePortKeepsProxies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
@@ -281,7 +281,7 @@ func TestASwitchToNodePortsThatFailLeavesTheProxies(t *testing.T) {
 	})
 }
 
-func TestARemovedServiceIsKeptAcrossPrepare(t *testing.T) {
+func TestPrepareKeepsCopyOfRemovedService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -303,7 +303,7 @@ func TestARemovedServiceIsKeptAcrossPrepare(t *testing.T) {
 	})
 }
 
-func TestTheListenerIsSeenClosedBeforeTheModeIsRecorded(t *testing.T) {
+func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -322,7 +322,7 @@ func TestTheListenerIsSeenClosedBeforeTheModeIsRecorded(t *testing.T) {
 	})
 }
 
-func TestPayloadOfProxiesThatAreEndingIsCollected(t *testing.T) {
+func TestPayloadOfTerminatingProxiesIsCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)

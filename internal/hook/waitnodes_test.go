@@ -22,7 +22,7 @@ func refused(text string) corev1.ContainerStateTerminated {
 	return corev1.ContainerStateTerminated{ExitCode: exitcode.Refused, Message: fmt.Sprintf(`{"release":"zarf/zarf-registry","written":0,"unchanged":0,"error":%q}`, text)}
 }
 
-func TestFinishWaitsForTheNodesAndRemembersWhatIsInUse(t *testing.T) {
+func TestFinishWaitsForNodesAndSavesDirectoriesInUse(t *testing.T) {
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestFinishWaitsForTheNodesAndRemembersWhatIsInUse(t *testing.T) {
 	}
 }
 
-func TestNodesThatAreNotReadyHoldNothingUpAndAreRemembered(t *testing.T) {
+func TestNotReadyNodesDoNotBlockFinishAndTheirDirectoriesAreKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), node("n2"), node("n3", notReady), savedWith(t, func(s *state.State) {
 			s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/rancher/k3s"}}
@@ -70,7 +70,7 @@ func TestNodesThatAreNotReadyHoldNothingUpAndAreRemembered(t *testing.T) {
 
 // In an upgrade the controller deletes the previous pod of a node that is not ready at once, but no
 // kubelet stops it there.
-func TestAPodThatCannotEndSinceItsNodeIsNotReadyHoldsNothingUp(t *testing.T) {
+func TestTerminatingPodOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
 		b.configureNodes(false)
@@ -94,7 +94,7 @@ func TestAPodThatCannotEndSinceItsNodeIsNotReadyHoldsNothingUp(t *testing.T) {
 }
 
 // The controller counts pods of the previous configuration but does not say where they are.
-func TestAFormerPodOnAReadyNodeIsNotTakenForOneThatIsAway(t *testing.T) {
+func TestPreviousPodOnReadyNodeBlocksFinish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
 		b.configureNodes(false)
@@ -112,7 +112,7 @@ func TestAFormerPodOnAReadyNodeIsNotTakenForOneThatIsAway(t *testing.T) {
 }
 
 // A poll of a large cluster is expensive for this process and for the API server.
-func TestTheLongerALookTakesTheFewerThereAre(t *testing.T) {
+func TestSlowPollsAreLessFrequent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.configureNodes(false)
@@ -132,7 +132,7 @@ func TestTheLongerALookTakesTheFewerThereAre(t *testing.T) {
 	})
 }
 
-func TestANodeThatRefusesIsNamedAtOnce(t *testing.T) {
+func TestRefusingNodeIsReportedAtOnce(t *testing.T) {
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -163,16 +163,16 @@ func TestANodeThatRefusesIsNamedAtOnce(t *testing.T) {
 	}
 }
 
-func TestNodesThatFailOtherwiseAreWaitedForUntilTimeIsOver(t *testing.T) {
+func TestFailingNodesAreRetriedUntilTimeout(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  corev1.ContainerStateTerminated
 		want string
 	}{
-		"a report":      {corev1.ContainerStateTerminated{ExitCode: 1, Message: `{"error":"no space left on device"}`}, "container configure ended with exit code 1: no space left on device"},
-		"other text":    {corev1.ContainerStateTerminated{ExitCode: 102, Message: "zarf-registry loader: chunk 03: missing\n"}, "exit code 102: zarf-registry loader: chunk 03: missing"},
-		"other JSON":    {corev1.ContainerStateTerminated{ExitCode: 1, Message: `[1]`}, "exit code 1: [1]"},
-		"the end of it": {corev1.ContainerStateTerminated{ExitCode: 1, Message: strings.Repeat("x\n", 2000) + "panic: index out of range"}, "x x panic: index out of range"},
-		"nothing":       {corev1.ContainerStateTerminated{ExitCode: 137}, "exit code 137: it said nothing"},
+		"a report":              {corev1.ContainerStateTerminated{ExitCode: 1, Message: `{"error":"no space left on device"}`}, "container configure ended with exit code 1: no space left on device"},
+		"other text":            {corev1.ContainerStateTerminated{ExitCode: 102, Message: "zarf-registry loader: chunk 03: missing\n"}, "exit code 102: zarf-registry loader: chunk 03: missing"},
+		"other JSON":            {corev1.ContainerStateTerminated{ExitCode: 1, Message: `[1]`}, "exit code 1: [1]"},
+		"end of a long message": {corev1.ContainerStateTerminated{ExitCode: 1, Message: strings.Repeat("x\n", 2000) + "panic: index out of range"}, "x x panic: index out of range"},
+		"no message":            {corev1.ContainerStateTerminated{ExitCode: 137}, "exit code 137: it said nothing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -197,7 +197,7 @@ func TestNodesThatFailOtherwiseAreWaitedForUntilTimeIsOver(t *testing.T) {
 	}
 }
 
-func TestOfManyNodesThatRefuseOnlyTheFirstAreNamed(t *testing.T) {
+func TestOnlyTheFirstOfManyRefusingNodesAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.configureNodes(false)
@@ -221,7 +221,7 @@ func TestOfManyNodesThatRefuseOnlyTheFirstAreNamed(t *testing.T) {
 }
 
 // A pod from before the upgrade says nothing about the new configuration.
-func TestARefusalOfTheFormerConfigurationDoesNotCount(t *testing.T) {
+func TestRefusalOfPreviousConfigurationIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.configureNodes(false)
@@ -253,7 +253,7 @@ func TestARefusalOfTheFormerConfigurationDoesNotCount(t *testing.T) {
 	})
 }
 
-func TestWhatNodesWarnOfAndWhoIsToRestartK3sIsLogged(t *testing.T) {
+func TestNodeWarningsAndK3sRestartsAreLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.configureNodes(false)
@@ -293,7 +293,7 @@ func TestWhatNodesWarnOfAndWhoIsToRestartK3sIsLogged(t *testing.T) {
 	})
 }
 
-func TestANodeConfigurationThatIsNotThereIsWaitedFor(t *testing.T) {
+func TestFinishWaitsForMissingNodeConfiguration(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*bench)
 		want   string
@@ -306,18 +306,18 @@ func TestANodeConfigurationThatIsNotThereIsWaitedFor(t *testing.T) {
 				}
 			}
 		}, "DaemonSet zarf/zarf-registry-node-config-amd64: 1 of 2 pods exist"},
-		"a pod that is ending": {func(b *bench) {
+		"terminating pod": {func(b *bench) {
 			for _, pod := range b.nodePods() {
 				b.change(pod.Name, func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1Now, []string{"x"} })
 			}
 		}, "0 of 2 pods exist"},
-		"a controller that sleeps": {func(b *bench) {
+		"stale controller": {func(b *bench) {
 			set := b.nodeSet("node-config", []string{"n1", "n2"})
 			set.Generation, set.Status.ObservedGeneration = 2, 1
 			b.remove("daemonsets", set.Name)
 			b.add(set)
 		}, "the controller has not seen the last change"},
-		"pods of the former configuration": {func(b *bench) {
+		"pods of the previous configuration": {func(b *bench) {
 			set := b.nodeSet("node-config", []string{"n1", "n2"})
 			set.Status.UpdatedNumberScheduled = 1
 			b.remove("daemonsets", set.Name)

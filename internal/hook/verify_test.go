@@ -13,21 +13,21 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-func TestANodeThatCannotPullIsNamedAndNothingIsRecorded(t *testing.T) {
+func TestFailedPullNamesTheNodeAndRecordsNothing(t *testing.T) {
 	for name, c := range map[string]struct {
 		mode    state.Mode
 		says    string
 		refused bool
 		want    []string
 	}{
-		"no host port":                 {state.ModeProxy, noHostPort, false, []string{"probe-proxy:dev", "connection refused", "proxy.hostNetwork=true"}},
-		"past the proxy":               {state.ModeProxy, "unexpected status: 403 Forbidden", false, []string{"did not go through the node's proxy"}},
-		"no registry":                  {state.ModeProxy, "503 Service Unavailable", false, []string{"logs of the proxy pod"}},
-		"the node says nothing useful": {state.ModeProxy, "oh", false, []string{"logs of the proxy pod"}},
-		"no node port on loopback":     {state.ModeNodePort, noHostPort, true, []string{"probe-nodeport:dev", "serves no node port on the loopback address", "--set registryProxy=true"}},
-		"a wrong credential":           {state.ModeNodePort, "401 Unauthorized", false, []string{"puts the Secret …-pull right"}},
-		"a firewall":                   {state.ModeNodePort, "dial tcp: i/o timeout", false, []string{"registry's port 5001"}},
-		"TLS only":                     {state.ModeNodePort, "http: server gave HTTP response to HTTPS client", false, []string{"--set registryProxy=true --set proxy.tls=always"}},
+		"no host port":              {state.ModeProxy, noHostPort, false, []string{"probe-proxy:dev", "connection refused", "proxy.hostNetwork=true"}},
+		"pull bypasses the proxy":   {state.ModeProxy, "unexpected status: 403 Forbidden", false, []string{"did not go through the node's proxy"}},
+		"no registry":               {state.ModeProxy, "503 Service Unavailable", false, []string{"logs of the proxy pod"}},
+		"unhelpful kubelet message": {state.ModeProxy, "oh", false, []string{"logs of the proxy pod"}},
+		"no node port on loopback":  {state.ModeNodePort, noHostPort, true, []string{"probe-nodeport:dev", "serves no node port on the loopback address", "--set registryProxy=true"}},
+		"wrong credential":          {state.ModeNodePort, "401 Unauthorized", false, []string{"puts the Secret …-pull right"}},
+		"firewall":                  {state.ModeNodePort, "dial tcp: i/o timeout", false, []string{"registry's port 5001"}},
+		"TLS only":                  {state.ModeNodePort, "http: server gave HTTP response to HTTPS client", false, []string{"--set registryProxy=true --set proxy.tls=always"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -48,7 +48,7 @@ func TestANodeThatCannotPullIsNamedAndNothingIsRecorded(t *testing.T) {
 	}
 }
 
-func TestAProofIsNotHopelessWhileOneNodeSaysSomethingElse(t *testing.T) {
+func TestVerificationContinuesWhileOneNodeMaySucceed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.begin(state.ModeNodePort)
@@ -61,7 +61,7 @@ func TestAProofIsNotHopelessWhileOneNodeSaysSomethingElse(t *testing.T) {
 	})
 }
 
-func TestTheReasonIsTakenFromTheEventThatHasOne(t *testing.T) {
+func TestFailureReasonComesFromTheEventWithDetails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"))
 		b.mustPrepare()
@@ -79,7 +79,7 @@ func TestTheReasonIsTakenFromTheEventThatHasOne(t *testing.T) {
 	})
 }
 
-func TestNodesWithoutAProvingImageAreLeftOut(t *testing.T) {
+func TestNodesWithoutAProbeImageAreSkipped(t *testing.T) {
 	other := func(n *corev1.Node) { n.Status.NodeInfo.Architecture = "s390x" }
 	b := newBench(t, node("n1"), node("n2"), node("n3", other))
 	b.upgrade(state.ModeNodePort)
@@ -89,7 +89,7 @@ func TestNodesWithoutAProvingImageAreLeftOut(t *testing.T) {
 	}
 }
 
-func TestWithoutAnyNodeToProveNothingIsClaimed(t *testing.T) {
+func TestNoEligibleNodeRecordsNoVerifiedMode(t *testing.T) {
 	b := newBench(t, node("n1", notReady))
 	b.mustPrepare()
 	b.helm("n1")
