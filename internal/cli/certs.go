@@ -17,23 +17,23 @@ import (
 )
 
 func newCerts() *cobra.Command {
-	return group("certs", "Look after the certificates of registry, proxies and pushers",
+	return group("certs", "Manage the certificates of registry, proxies and push clients",
 		(&certsShowFlags{}).command(), (&hookFlags{}).certsCA(), (&hookFlags{}).certsRenew(), (&hookFlags{}).certsRotate())
 }
 
 func newCredentials() *cobra.Command {
-	return group("credentials", "Look after the user names and passwords of the registry", (&hookFlags{}).credentialsRotate())
+	return group("credentials", "Manage the credentials of the registry", (&hookFlags{}).credentialsRotate())
 }
 
 func (f *hookFlags) certsCA() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ca",
-		Short: "Print the certificate authorities that registry and proxies trust",
-		Long: `ca prints the certificate authorities that the proxies' and the registry's certificates
-lead to, as PEM, for clients that verify them: container runtimes that use HTTPS on the
-loopback address (/etc/containers/certs.d/127.0.0.1:31999/ca.crt), skopeo, crane, curl.
+		Short: "Print the CA certificates that registry and proxies trust",
+		Long: `ca prints the CA certificates of the registry and the proxies as PEM. Clients that verify
+them need these: container runtimes that use HTTPS on the loopback address
+(/etc/containers/certs.d/127.0.0.1:31999/ca.crt), skopeo, crane, curl.
 
-While the authority is being changed, the former and the new one are printed.`,
+During a CA rotation it prints the previous and the new CA.`,
 		Example: `  init-hook certs ca
   init-hook certs ca > /etc/containers/certs.d/127.0.0.1:31999/ca.crt`,
 		Args: cobra.NoArgs,
@@ -43,26 +43,29 @@ While the authority is being changed, the former and the new one are printed.`,
 				return err
 			}
 			defer stop()
-			return f.printAuthorities(ctx, cmd.OutOrStdout(), c.client)
+			return f.printCA(ctx, cmd.OutOrStdout(), c.client)
 		},
 	}
 	f.target(cmd.Flags())
 	return cmd
 }
 
-// printAuthorities reads a Secret whose ca.crt is the same in every mode.
-func (f *hookFlags) printAuthorities(ctx context.Context, w io.Writer, client kubernetes.Interface) error {
+// printCA prints ca.crt of the node Secret, which is the same in every mode.
+func (f *hookFlags) printCA(ctx context.Context, w io.Writer, client kubernetes.Interface) error {
 	namespace, name := f.settings.Namespace, f.settings.Name+names.SuffixNodeTLS
 	secret, err := client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return fmt.Errorf("there is no Secret %s/%s: either zarf-registry is not installed in namespace %s (choose another with --namespace and --name), or it uses an external registry, which has no certificates of ours", namespace, name, namespace)
+		return fmt.Errorf("Secret %s/%s not found: either zarf-registry is not installed in namespace %s "+
+			"(select another with --namespace and --name), or it uses an external registry, which needs no certificates",
+			namespace, name, namespace)
 	case err != nil:
 		return fmt.Errorf("reading Secret %s/%s: %w", namespace, name, err)
 	}
 	bundle, err := pki.ParseBundle(secret.Data[names.KeyCA])
 	if err != nil {
-		return fmt.Errorf("Secret %s/%s, key %s: %w: init-hook certs renew%s puts it right", namespace, name, names.KeyCA, err, releaseArguments(namespace, f.settings.Release, f.settings.Name))
+		return fmt.Errorf("Secret %s/%s, key %s: %w: run init-hook certs renew%s to repair it",
+			namespace, name, names.KeyCA, err, releaseArguments(namespace, f.settings.Release, f.settings.Name))
 	}
 	_, err = w.Write(bundle.PEM())
 	return err
@@ -71,15 +74,14 @@ func (f *hookFlags) printAuthorities(ctx context.Context, w io.Writer, client ku
 func (f *hookFlags) certsRenew() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "renew",
-		Short: "Renew the certificates that are due, and go on with a change of authorities",
-		Long: `renew replaces what less than half of its lifetime is left of, or what is broken; copies
-what was renewed in Secrets of the user or by cert-manager; and goes on with a change of
-authorities that is under way, until every pod has loaded it. It restarts nothing. The
-chart's CronJob runs it; so does every helm upgrade. Where nothing is due it changes
-nothing.
+		Short: "Renew certificates that are due, and continue a CA rotation",
+		Long: `renew replaces certificates past half of their lifetime and broken ones, copies certificates
+that the user or cert-manager has renewed, and continues a CA rotation until every pod has
+loaded the result. It restarts nothing, and changes nothing if nothing is due. The chart's
+CronJob and every helm upgrade do the same.
 
-Exit codes: 0 when everything is done, 1 when it failed or --timeout was over first (the
-next run goes on), 3 when another try would fail in the same way.`,
+Exit codes: 0 on success, 1 on failure or timeout (the next run continues), 3 if a retry
+would fail in the same way.`,
 		Example: `  init-hook certs renew
   init-hook certs renew --namespace zarf --timeout 15m`,
 		Args: cobra.NoArgs,
@@ -92,32 +94,31 @@ next run goes on), 3 when another try would fail in the same way.`,
 }
 
 func (f *hookFlags) certsRotate() *cobra.Command {
-	var authority bool
+	var ca bool
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Replace all certificates now, with --ca their authority too",
-		Long: `rotate replaces the certificates of registry, proxies and pushers, due or not, and returns
-when every pod has loaded them. It restarts nothing, and no pull fails meanwhile.
+		Short: "Replace all certificates now, with --ca also the CA",
+		Long: `rotate replaces the certificates of registry, proxies and push clients, due or not, and
+returns when every pod has loaded them. It restarts nothing, and pulls keep working.
 
-With --ca the certificate authority is replaced as well: first all pods trust the former
-and the new one, then the certificates are replaced, then the former is dropped, each
-once every pod has loaded the step before. Where such a change is under way already,
-that one is brought to its end. Clients that were given the output of certs ca need the
-new one.
+With --ca it replaces the CA too: pods first trust both CAs, then the certificates are
+replaced, then the previous CA is removed. Each step waits until every pod has loaded the
+previous one. A rotation already in progress is completed instead. Clients that use the
+output of certs ca need the new output.
 
-Certificates that the user brings (pki.mode=existingSecret) are the user's to replace.
+It does not replace certificates from the user's Secrets (pki.mode=existingSecret).
 
-Exit codes: 0 when everything is done, 1 when it failed or --timeout was over first (certs
-renew goes on), 3 when another try would fail in the same way.`,
+Exit codes: 0 on success, 1 on failure or timeout (certs renew continues), 3 if a retry would
+fail in the same way.`,
 		Example: `  init-hook certs rotate
   init-hook certs rotate --ca --timeout 15m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Certs().Rotate(ctx, authority) })
+			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Certs().Rotate(ctx, ca) })
 		},
 	}
 	f.common(cmd.Flags())
-	cmd.Flags().BoolVar(&authority, "ca", false, "replace the certificate authority as well")
+	cmd.Flags().BoolVar(&ca, "ca", false, "also replace the CA")
 	return cmd
 }
 
@@ -125,18 +126,17 @@ func (f *hookFlags) credentialsRotate() *cobra.Command {
 	var pull bool
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Replace the password for pushing, or with --pull the one for pulling",
-		Long: `rotate makes a new password and returns when the registry takes it, and the former one no
-longer. It restarts nothing. Whoever pushes by init-hook images push notices nothing.
+		Short: "Replace the push password, or with --pull the pull password",
+		Long: `rotate generates a new password and returns when the registry accepts it and rejects the
+previous one. It restarts nothing. init-hook images push uses the new password automatically.
 
-With --pull it is the password for pulling through a node port. Copies of its Secret in
-other namespaces must be renewed then.
+With --pull it replaces the password for pulls through a node port. Update copies of its
+Secret in other namespaces afterwards.
 
-A credential that the user brings (auth.existingSecret) is the user's to replace:
-certs renew copies it.
+It does not replace a credential from the user's Secret (auth.existingSecret); certs renew
+copies that one.
 
-Exit codes: 0 when it is done, 1 when it failed, 3 when another try would fail in the same
-way.`,
+Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.`,
 		Example: `  init-hook credentials rotate
   init-hook credentials rotate --pull`,
 		Args: cobra.NoArgs,
@@ -145,16 +145,18 @@ way.`,
 			if pull {
 				credential = certs.PullCredential
 			}
-			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Certs().RotateCredential(ctx, credential) })
+			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error {
+				return h.Certs().RotateCredential(ctx, credential)
+			})
 		},
 	}
 	f.common(cmd.Flags())
-	cmd.Flags().BoolVar(&pull, "pull", false, "replace the password for pulling instead")
+	cmd.Flags().BoolVar(&pull, "pull", false, "replace the pull password instead")
 	return cmd
 }
 
-// connect is the beginning of a command that looks at a release: the context ends
-// with --timeout.
+// connect validates the flags and connects to the cluster. The context ends after
+// --timeout.
 func (f *hookFlags) connect(cmd *cobra.Command) (context.Context, connection, func(), error) {
 	if err := f.validate(cmd.Flags()); err != nil {
 		return nil, connection{}, nil, &hook.Refused{Err: err}

@@ -152,7 +152,7 @@ func TestCertificatesOfAnExternalRegistryAreNone(t *testing.T) {
 		}
 	}
 	var out, errOut bytes.Buffer
-	if code := cli.Run([]string{"certs", "ca", "--kubeconfig", server.kubeconfig}, &out, &errOut); code != 1 || out.Len() > 0 || !strings.Contains(errOut.String(), "external registry, which has no certificates of ours") {
+	if code := cli.Run([]string{"certs", "ca", "--kubeconfig", server.kubeconfig}, &out, &errOut); code != 1 || out.Len() > 0 || !strings.Contains(errOut.String(), "external registry, which needs no certificates") {
 		t.Errorf("certs ca: exit code %d, output %q, error:\n%s", code, &out, &errOut)
 	}
 }

@@ -28,16 +28,15 @@ type certsShowFlags struct {
 func (f *certsShowFlags) command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show",
-		Short: "Show the certificates, and which pod has loaded what of them",
-		Long: `show looks at the certificates of registry, proxies and pushers, asks every pod through
-the API server what it has loaded of them, and changes nothing. It shows how far a change
-of authorities has come. For everything that is wrong it says what to do. What this
-identity may not read is named and left out; to ask pods takes the rights to get and
-create pods/portforward.
+		Short: "Show the certificates and what each pod has loaded",
+		Long: `show prints the certificates of registry, proxies and push clients, what every pod has loaded,
+the progress of a CA rotation, and what to do about each problem. It changes nothing. Objects
+that this identity may not read are reported and skipped. Querying pods requires permission
+to get and create pods/portforward.
 
-Fingerprints are SHA-256, shortened to 16 digits in text and whole in JSON.
+Fingerprints are SHA-256, in text shortened to 16 digits.
 
-Exit codes: 0 when nothing needs attention, 1 when something does.`,
+Exit codes: 0 if nothing needs attention, 1 otherwise.`,
 		Example: `  init-hook certs show
   watch init-hook certs show
   init-hook certs show --output json | jq '.pods[] | select(.leafHeld | not)'`,
@@ -73,13 +72,14 @@ func (f *certsShowFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	return tell(cmd.OutOrStdout(), f.output, report, printCertificates, report.Next)
+	return render(cmd.OutOrStdout(), f.output, report, printCertificates, report.Next)
 }
 
-// printCertificates writes what people read.
+// printCertificates writes the report as text.
 func printCertificates(w io.Writer, r *status.CertificateReport) error {
 	if r.External != "" {
-		fmt.Fprintf(w, "zarf-registry in namespace %s uses the external registry %s: there are no certificates of ours\n", r.Namespace, r.External)
+		fmt.Fprintf(w, "zarf-registry in namespace %s uses the external registry %s and has no certificates\n",
+			r.Namespace, r.External)
 		printNext(w, r.Next)
 		return nil
 	}
@@ -114,7 +114,7 @@ func printCertificates(w io.Writer, r *status.CertificateReport) error {
 	return nil
 }
 
-// pkiLines say how certificates are made, and how far a change of authorities is.
+// pkiLines describe how certificates are issued, and the progress of a CA rotation.
 func pkiLines(p *state.PKI, r *state.Rotation) [][2]string {
 	lines := [][2]string{{"mode", "not recorded yet"}}
 	if p != nil {
@@ -126,11 +126,12 @@ func pkiLines(p *state.PKI, r *state.Rotation) [][2]string {
 		}
 		lines = [][2]string{{"mode", text}}
 		if p.Mode != state.PKIExistingSecret || p.Existing != nil && p.Existing.Push == "" {
-			lines = append(lines, [2]string{"lifetimes", fmt.Sprintf("certificates %s, authorities %s", lifetime(p.LeafLifetime), lifetime(p.AuthorityLifetime))})
+			lines = append(lines, [2]string{"lifetimes",
+				fmt.Sprintf("certificates %s, CA %s", lifetime(p.LeafLifetime), lifetime(p.AuthorityLifetime))})
 		}
 	}
 	if r == nil {
-		return append(lines, [2]string{"rotation", "none under way"})
+		return append(lines, [2]string{"rotation", "none in progress"})
 	}
 	lines = append(lines, [2]string{"rotation", fmt.Sprintf("phase %s, since %s: %s", r.Phase, r.Since.Format(time.RFC3339), r.Reason)})
 	if r.Waiting != "" {
@@ -156,7 +157,7 @@ func certificateLines(s *status.SecretCertificate) [][2]string {
 	}
 	renewal := ""
 	if !s.RenewAt.IsZero() {
-		renewal = "from " + s.RenewAt.UTC().Format(time.RFC3339) + " on"
+		renewal = "due from " + s.RenewAt.UTC().Format(time.RFC3339)
 	}
 	left := "expired"
 	if s.Left > 0 {
@@ -169,7 +170,8 @@ func certificateLines(s *status.SecretCertificate) [][2]string {
 		{"serial", s.Serial},
 		{"sha256", pki.Short(s.SHA256)},
 		{"trusts", strings.Join(trusts, ", ")},
-		{"valid", fmt.Sprintf("%s to %s, %s", s.NotBefore.UTC().Format(time.RFC3339), s.NotAfter.UTC().Format(time.RFC3339), left)},
+		{"valid", fmt.Sprintf("%s to %s, %s",
+			s.NotBefore.UTC().Format(time.RFC3339), s.NotAfter.UTC().Format(time.RFC3339), left)},
 		{"renewal", renewal},
 		{"source", sourceLine(s.Source)},
 		{"problem", s.Why},

@@ -19,11 +19,12 @@ import (
 )
 
 func newCheck() *cobra.Command {
-	return group("check", "Try the registry from a pod, as its clients do: what helm test runs",
+	return group("check", "Test the registry from a pod, as its clients use it (run by helm test)",
 		(&checkFlags{}).tls(), (&checkFlags{}).push())
 }
 
-// checkFlags say where the registry is, and where the Secrets of its clients are mounted.
+// checkFlags are the flags of the check commands: the registry's address, and where the
+// Secrets of its clients are mounted.
 type checkFlags struct {
 	registry, plain                  string
 	pushDir, nodeDir, credentialsDir string
@@ -34,27 +35,27 @@ type checkFlags struct {
 func (f *checkFlags) tls() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tls",
-		Short: "Check who is let in by the registry, and who is not",
-		Long: `tls talks to the registry with the certificates of nodes and pushers, without one, and with
-one of another authority, and fails where one of them may do more, or less, than it should.
-It needs no rights in the cluster, only the Secrets, mounted.`,
+		Short: "Check which clients the registry accepts and rejects",
+		Long: `tls connects to the registry with the node and push certificates, without a certificate and
+with one from another CA. It fails if any of them may do more or less than it should. It
+needs no permissions in the cluster, only the mounted Secrets.`,
 		Example: `  init-hook check tls --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd, probe.CheckTLS) },
 	}
 	f.common(cmd.Flags())
-	cmd.Flags().StringVar(&f.plain, "plain", "", "the listener that a node port leads to, HOST:PORT (default: none)")
-	cmd.Flags().BoolVar(&f.anonymousPull, "anonymous-pull", false, "that listener serves images to anybody")
+	cmd.Flags().StringVar(&f.plain, "plain", "", "HOST:PORT of the listener behind the node port (default: none)")
+	cmd.Flags().BoolVar(&f.anonymousPull, "anonymous-pull", false, "expect that listener to serve images without authentication")
 	return cmd
 }
 
 func (f *checkFlags) push() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "push",
-		Short: "Push a small image, read it back as a node does, and delete it",
-		Long: `push fills the repository ` + probe.Repository + ` with a small image of random content, reads it back
-with a node's certificate, and deletes it. It needs no rights in the cluster, only the Secrets,
-mounted. What it sent stays on the volume until the next garbage collection: 20 KiB.`,
+		Short: "Push a small image, pull it as a node does, and delete it",
+		Long: `push writes a small image with random content to the repository ` + probe.Repository + `, pulls it
+with a node's certificate, and deletes it. It needs no permissions in the cluster, only the
+mounted Secrets. Its blobs (20 KiB) stay on the volume until the next garbage collection.`,
 		Example: `  init-hook check push --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -69,18 +70,19 @@ mounted. What it sent stays on the volume until the next garbage collection: 20 
 }
 
 func (f *checkFlags) common(flags *pflag.FlagSet) {
-	flags.StringVar(&f.registry, "registry", "", "the registry's listener with mutual TLS, HOST:PORT; the name is verified")
-	flags.StringVar(&f.pushDir, "push-dir", "/etc/zarf-registry/push", "folder with tls.crt, tls.key and ca.crt of a pusher")
-	flags.StringVar(&f.nodeDir, "node-dir", "/etc/zarf-registry/node", "folder with tls.crt, tls.key and ca.crt of a node")
-	flags.StringVar(&f.credentialsDir, "credentials-dir", "/etc/zarf-registry/credentials", "folder with the push credential: the files username and password")
-	flags.DurationVar(&f.timeout, "timeout", time.Minute, "how long it may take in all")
+	flags.StringVar(&f.registry, "registry", "", "HOST:PORT of the registry's mutual TLS listener; the host name is verified")
+	flags.StringVar(&f.pushDir, "push-dir", "/etc/zarf-registry/push", "directory with tls.crt, tls.key and ca.crt for pushing")
+	flags.StringVar(&f.nodeDir, "node-dir", "/etc/zarf-registry/node", "directory with tls.crt, tls.key and ca.crt of a node")
+	flags.StringVar(&f.credentialsDir, "credentials-dir", "/etc/zarf-registry/credentials",
+		"directory with the push credential: the files username and password")
+	flags.DurationVar(&f.timeout, "timeout", time.Minute, "time limit for the whole run")
 	if err := cobra.MarkFlagRequired(flags, "registry"); err != nil {
 		panic(err) // the flag is registered above
 	}
 }
 
-// target reads what the clients have. A mounted Secret changes as a whole, so what is read
-// once belongs together.
+// target reads certificates and credentials. A mounted Secret is replaced atomically, so the
+// files of one read match.
 func (f *checkFlags) target() (probe.Target, error) {
 	t := probe.Target{Registry: f.registry, Plain: f.plain, AnonymousPull: f.anonymousPull, DialContext: cluster.DialService}
 	for _, certificate := range []struct {
@@ -103,8 +105,8 @@ func (f *checkFlags) target() (probe.Target, error) {
 	return t, nil
 }
 
-// run prints a line for each step; what failed is in the error once more, which ends up in
-// the pod's termination message.
+// run prints a line for each step. The error repeats the failed steps, because it becomes the
+// pod's termination message.
 func (f *checkFlags) run(cmd *cobra.Command, do func(context.Context, probe.Target, func(probe.Check)) error) error {
 	t, err := f.target()
 	if err != nil {
@@ -117,7 +119,7 @@ func (f *checkFlags) run(cmd *cobra.Command, do func(context.Context, probe.Targ
 		err = errors.Join(err, context.Cause(ctx))
 	}
 	if err != nil {
-		return fmt.Errorf("%w\nlook at init-hook status, and at the log of the registry's pod", err)
+		return fmt.Errorf("%w\ncheck init-hook status and the log of the registry pod", err)
 	}
 	return nil
 }

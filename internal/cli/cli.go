@@ -1,7 +1,7 @@
-// Package cli is init-hook's command tree: the chart's hook Jobs and the
-// workstation's commands in one program. It parses, connects the packages that do
-// the work, and turns errors into one line that says what to do next. It decides
-// nothing.
+// Package cli implements init-hook's command tree: the commands of the chart's hook
+// Jobs and those for a workstation. It parses flags, connects the packages that do
+// the work, and turns errors into messages and exit codes. It contains no logic
+// about the registry.
 package cli
 
 import (
@@ -22,8 +22,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// Run executes the command line and returns the process's exit code: 0 when it
-// did what was asked, else one of those of package exitcode.
+// Run executes the command line and returns the process's exit code: 0 on success,
+// otherwise one of the codes of package exitcode.
 func Run(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -34,7 +34,7 @@ func Run(args []string, stdout, stderr io.Writer) int {
 
 func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	if err := root.ExecuteContext(ctx); err != nil {
-		if _, said := errors.AsType[*silent](err); said {
+		if _, printed := errors.AsType[*silent](err); printed {
 			return exitcode.Failed
 		}
 		fmt.Fprintf(stderr, "Error: %v\n", err)
@@ -51,7 +51,7 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	return 0
 }
 
-// silent is an error whose output has said everything.
+// silent is an error that the output already explains; it is not printed.
 type silent struct{ err error }
 
 func (e *silent) Error() string { return e.err.Error() }
@@ -60,11 +60,11 @@ func (e *silent) Error() string { return e.err.Error() }
 func New(stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "init-hook",
-		Short: "Set up, prove and fill the registry of a Kubernetes cluster that has none",
-		Long: `init-hook is the companion of the zarf-registry chart. People run install, status,
-preflight, images, certs, credentials and garbage-collect from a workstation; the chart's
-hook Jobs run prepare, finish and cleanup, its CronJobs certs renew and garbage-collect,
-and helm test runs check.`,
+		Short: "Set up, verify and fill an image registry inside a Kubernetes cluster",
+		Long: `init-hook is the companion of the zarf-registry chart. From a workstation, run install,
+preflight, status, images, certs, credentials and garbage-collect. The chart's hook Jobs run
+prepare, finish and cleanup, its CronJobs run certs renew and garbage-collect, and helm test
+runs check.`,
 		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -88,7 +88,7 @@ and helm test runs check.`,
 	return root
 }
 
-// group is a command that only leads to others, and refuses a name that none has.
+// group returns a command that only holds subcommands. It rejects unknown ones.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short, Args: cobra.NoArgs,

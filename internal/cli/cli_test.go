@@ -61,7 +61,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"unknown log format":             {[]string{"cleanup", "--log-format", "xml"}, 3, `invalid --log-format "xml"`},
 		"no cluster":                     {[]string{"cleanup"}, 1, "--kubeconfig or KUBECONFIG"},
 		"no such kubeconfig":             {[]string{"cleanup", "--kubeconfig", "/nonexistent"}, 1, "/nonexistent"},
-		"nothing to push":                {[]string{"images", "push"}, 3, "there is nothing to push"},
+		"nothing to push":                {[]string{"images", "push"}, 3, "nothing to push"},
 		"no such archive":                {[]string{"images", "push", "/nonexistent.tar"}, 1, "/nonexistent.tar"},
 		"an archive of rubbish":          {[]string{"images", "push", rubbish}, 1, rubbish},
 		"unknown output":                 {[]string{"images", "push", "--output", "xml", rubbish}, 3, `--output is "xml"`},
@@ -98,7 +98,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"certs rotate: no cluster":       {[]string{"certs", "rotate", "--ca"}, 1, "--kubeconfig or KUBECONFIG"},
 		"credentials: unknown flag":      {[]string{"credentials", "rotate", "--push"}, 1, "unknown flag: --push"},
 		"credentials: no cluster":        {[]string{"credentials", "rotate", "--pull"}, 1, "--kubeconfig or KUBECONFIG"},
-		"one name for two":               {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 3, "--reference names one image"},
+		"one name for two":               {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 3, "--reference names a single image"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, out, errOut := run(t, c.args...)

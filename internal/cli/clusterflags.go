@@ -19,7 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// clusterFlags name the release whose registry is meant.
+// clusterFlags select the release whose registry is used.
 type clusterFlags struct {
 	namespace, release, name string
 	access                   cluster.Access
@@ -30,15 +30,15 @@ func (f *clusterFlags) register(flags *pflag.FlagSet) {
 	accessFlags(flags, &f.access)
 }
 
-// validate rejects what no cluster needs to be asked about.
+// validate rejects flags that are wrong in any cluster.
 func (f *clusterFlags) validate() error {
 	named := settings.Settings{Namespace: f.namespace, Release: f.release, Name: f.name}
 	return named.ValidateRelease()
 }
 
-// open prepares a client for the cluster's registry, through a port-forward with
-// mutual TLS, and returns the address that references in pods begin with. Of the
-// options those count that say how patient the client is.
+// open returns a client of the cluster's registry, through a port-forward with mutual
+// TLS, and the address that image references in pods begin with. Of the options, only
+// retries, connections and the log are used.
 func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remote.Registry, string, error) {
 	config, client, err := cluster.Connect(f.access)
 	if err != nil {
@@ -49,14 +49,14 @@ func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remot
 		return nil, "", err
 	}
 	options.Credential = f.presentCredential(client, access)
-	options.LoginHint = fmt.Sprintf("if the Secret %s/%s%s has just been changed, try again in a minute; else init-hook credentials rotate puts it right", f.namespace, f.name, names.SuffixCredentials)
+	options.LoginHint = fmt.Sprintf("if Secret %s/%s%s has just changed, retry in a minute; otherwise run init-hook credentials rotate",
+		f.namespace, f.name, names.SuffixCredentials)
 	registry, err := cluster.NewRegistry(config, client, f.namespace, f.release).Open(access, options)
 	return registry, address, err
 }
 
-// presentCredential reads the push credential whenever the registry wants one, so that
-// what takes long goes on when the credential is rotated meanwhile. Where it cannot be
-// read any more, it is the one of access.
+// presentCredential reads the push credential each time the registry requests one, so that
+// long transfers survive a rotation. If it cannot be read, the credential of access is used.
 func (f *clusterFlags) presentCredential(client kubernetes.Interface, access hook.Access) auth.CredentialFunc {
 	return func(ctx context.Context, host string) (auth.Credential, error) {
 		if host != cluster.Host(access) {
@@ -70,14 +70,15 @@ func (f *clusterFlags) presentCredential(client kubernetes.Interface, access hoo
 	}
 }
 
-// readAccess reads what it takes to push, and the address that references begin
-// with.
+// readAccess reads certificate and credential for pushing, and the address that image
+// references begin with.
 func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interface) (hook.Access, string, error) {
 	read := func(suffix string) (*corev1.Secret, error) {
 		name := f.name + suffix
 		secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("there is no Secret %s/%s: is zarf-registry installed in namespace %s? choose another with --namespace and --name", f.namespace, name, f.namespace)
+			return nil, fmt.Errorf("Secret %s/%s not found: is zarf-registry installed in namespace %s? "+
+				"select another with --namespace and --name", f.namespace, name, f.namespace)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("reading Secret %s/%s: %w", f.namespace, name, err)
@@ -93,7 +94,8 @@ func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interfa
 		return hook.Access{}, "", fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
 	}
 	if s.Desired.Mode == state.ModeExternal {
-		return hook.Access{}, "", fmt.Errorf("the cluster uses the external registry %s: there is no registry of ours; name that one with --to (and --prefix, for a path in it) or --from", s.Desired.Address)
+		return hook.Access{}, "", fmt.Errorf("the cluster uses the external registry %s and has none of its own: "+
+			"select the external one with --to (and --prefix for a path in it) or --from", s.Desired.Address)
 	}
 	certificate, err := read(names.SuffixPushTLS)
 	if err != nil {

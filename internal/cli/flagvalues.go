@@ -11,12 +11,12 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// parsedValue is a flag whose text is checked when it is read; the error says what
-// the flag takes, and cobra names the flag before it.
+// parsedValue is a flag whose value is validated when it is parsed. The error says what
+// the flag accepts; cobra adds the flag's name.
 type parsedValue[T any] struct {
 	into  *T
-	text  string // as it was given
-	kind  string // of value, for the help
+	text  string // as given
+	kind  string // shown in the help
 	parse func(string) (T, error)
 }
 
@@ -35,19 +35,19 @@ func (v *parsedValue[T]) String() string { return v.text }
 // Type implements [pflag.Value].
 func (v *parsedValue[T]) Type() string { return v.kind }
 
-// numberFlag adds a flag that takes a whole number.
-func numberFlag(flags *pflag.FlagSet, into *int, name string, least, most, value int, usage string) {
+// numberFlag adds a flag that accepts an integer from minimum to maximum.
+func numberFlag(flags *pflag.FlagSet, into *int, name string, minimum, maximum, value int, usage string) {
 	*into = value
 	flags.Var(&parsedValue[int]{into: into, text: strconv.Itoa(value), kind: "int", parse: func(text string) (int, error) {
 		n, err := strconv.Atoi(text)
-		if err != nil || n < least || n > most {
-			return 0, fmt.Errorf("it takes a number from %d to %d", least, most)
+		if err != nil || n < minimum || n > maximum {
+			return 0, fmt.Errorf("want a number from %d to %d", minimum, maximum)
 		}
 		return n, nil
 	}}, name, usage)
 }
 
-// sizeFlag adds a flag that takes a number of bytes, as in 20GB.
+// sizeFlag adds a flag that accepts a size in bytes, such as 20GB.
 func sizeFlag(flags *pflag.FlagSet, into *int64, name, value, usage string) {
 	v := &parsedValue[int64]{into: into, kind: "SIZE", parse: parseSize}
 	if value != "" {
@@ -56,13 +56,13 @@ func sizeFlag(flags *pflag.FlagSet, into *int64, name, value, usage string) {
 	flags.Var(v, name, usage)
 }
 
-// ageFlag adds a flag that takes a duration, as in 720h or 30d.
+// ageFlag adds a flag that accepts a duration, such as 720h or 30d.
 func ageFlag(flags *pflag.FlagSet, into *time.Duration, name, usage string) {
 	flags.Var(&parsedValue[time.Duration]{into: into, kind: "DURATION", parse: parseAge}, name, usage)
 }
 
-// sizeUnits are those that people write: of ten with a B, of two with an iB, and
-// Kubernetes' without the B. Upper and lower case are one.
+// sizeUnits are the accepted units, in any case: decimal (GB), binary (GiB), and
+// Kubernetes' forms without the B.
 var sizeUnits = map[string]float64{
 	"": 1, "b": 1,
 	"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
@@ -71,9 +71,9 @@ var sizeUnits = map[string]float64{
 	"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40,
 }
 
-var errSize = errors.New("it takes a size, as in 20GB, 1.5TB or 500MiB")
+var errSize = errors.New("want a size such as 20GB, 1.5TB or 500MiB")
 
-// parseSize reads a number of bytes.
+// parseSize parses a size in bytes.
 func parseSize(text string) (int64, error) {
 	end := strings.IndexFunc(text, func(r rune) bool { return (r < '0' || r > '9') && r != '.' })
 	if end < 0 {
@@ -86,18 +86,18 @@ func parseSize(text string) (int64, error) {
 	}
 	bytes := math.Round(number * unit)
 	if bytes >= math.MaxInt64 {
-		return 0, fmt.Errorf("%w, and no more than 8 EiB", errSize)
+		return 0, fmt.Errorf("%w, less than 8 EiB", errSize)
 	}
 	return int64(bytes), nil
 }
 
-var errAge = errors.New("it takes a duration, as in 90m, 720h or 30d")
+var errAge = errors.New("want a duration such as 90m, 720h or 30d")
 
-// parseAge reads a duration, which may be in days.
+// parseAge parses a duration, which may be in days.
 func parseAge(text string) (time.Duration, error) {
 	if days, ok := strings.CutSuffix(text, "d"); ok {
 		n, err := strconv.Atoi(days)
-		if err != nil || n <= 0 || n > 36500 { // a century; a Duration ends after three
+		if err != nil || n <= 0 || n > 36500 { // 100 years; time.Duration holds less than 300
 			return 0, errAge
 		}
 		return time.Duration(n) * 24 * time.Hour, nil

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// collectionSilence is after what time without a word the registry is taken for
-	// gone: it says something every 5 seconds.
+	// collectionSilence is how long the registry may send no event before it counts as
+	// gone. It sends one every 5 seconds.
 	collectionSilence = time.Minute
 	// rolloutTimeout is how long a rollout in progress may delay a collection.
 	rolloutTimeout = 2 * time.Minute
@@ -37,24 +37,23 @@ func newGarbageCollect() *cobra.Command {
 	f := &collectFlags{}
 	cmd := &cobra.Command{
 		Use:   "garbage-collect",
-		Short: "Remove from the registry of the cluster what no image needs",
-		Long: `garbage-collect asks the registry of the cluster, through a port-forward with mutual TLS
-and with the push credential, to remove the layers of images that were deleted:
-deleting an image, or pushing another under its tag, frees nothing by itself. The chart's
-CronJob runs it with registry.garbageCollection.enabled.
+		Short: "Remove unreferenced blobs and manifests from the cluster's registry",
+		Long: `garbage-collect asks the cluster's registry to delete blobs that no image uses. Deleting an
+image, or pushing another one under its tag, does not free space by itself. The connection is
+a port-forward with mutual TLS and the push credential. With
+registry.garbageCollection.enabled the chart's CronJob runs this command.
 
-Pulls go on meanwhile. Pushes go on, too, but for the last step of an image, which waits
-until the end, and for at least 20 seconds. Whatever ends early, this command, the registry
-or its node, images are taken again at once or after a minute, and nothing is damaged: the
-next collection removes the rest.
+Pulls are never blocked. Pushes can upload blobs, but their final step, the manifest, waits
+until collection has finished (at least 20 seconds). If this command, the registry or its
+node is interrupted, pushes continue within a minute, nothing is damaged, and the next
+collection removes the rest.
 
-What was pushed within --grace-period stays, as do uploads under way.
+Content pushed within --grace-period and uploads in progress are kept.
 
-It prints a line for each thing that is removed, and how much that was; with --output json
-an object of both.
+It prints a line for each removed object and a summary, or an object with both with
+--output json.
 
-Exit codes: 0 when it is done, 1 when it failed or --timeout was over first, 3 when another
-try would fail in the same way.`,
+Exit codes: 0 on success, 1 on failure or timeout, 3 if a retry would fail in the same way.`,
 		Example: `  init-hook garbage-collect --dry-run
   init-hook garbage-collect
   init-hook garbage-collect --delete-untagged --grace-period 720h`,
@@ -63,10 +62,11 @@ try would fail in the same way.`,
 	}
 	flags := cmd.Flags()
 	f.cluster.register(flags)
-	flags.BoolVar(&f.request.DryRun, "dry-run", false, "remove nothing, and print what would be removed; pushes do not wait")
-	flags.BoolVar(&f.request.DeleteUntagged, "delete-untagged", false, "also remove images that neither a tag nor an index leads to, such as those whose tag was given to another; pods that name them by digest cannot be pulled any more")
-	flags.DurationVar(&f.request.Grace, "grace-period", gc.DefaultGrace, "how long what was pushed stays in any case")
-	flags.DurationVar(&f.request.Timeout, "timeout", gc.DefaultTimeout, "how long it may take in all")
+	flags.BoolVar(&f.request.DryRun, "dry-run", false, "only print what would be removed; pushes do not wait")
+	flags.BoolVar(&f.request.DeleteUntagged, "delete-untagged", false,
+		"also remove images that no tag or index references; pods can then no longer pull them by digest")
+	flags.DurationVar(&f.request.Grace, "grace-period", gc.DefaultGrace, "minimum age before content is removed")
+	flags.DurationVar(&f.request.Timeout, "timeout", gc.DefaultTimeout, "time limit for the whole run")
 	flags.StringVarP(&f.output, "output", "o", "text", "text or json")
 	complete(cmd, "output", "text", "json")
 	progressFlags(flags, &f.log)
@@ -114,12 +114,14 @@ func (f *collectFlags) run(cmd *cobra.Command) error {
 	return f.collect(ctx, transport, access, cmd.OutOrStdout(), log)
 }
 
-// collect asks for a collection and prints what it does.
-func (f *collectFlags) collect(ctx context.Context, transport http.RoundTripper, access hook.Access, stdout io.Writer, log *slog.Logger) error {
+// collect runs a collection and prints its events.
+func (f *collectFlags) collect(
+	ctx context.Context, transport http.RoundTripper, access hook.Access, stdout io.Writer, log *slog.Logger,
+) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	silence := time.AfterFunc(collectionSilence, func() {
-		cancel(fmt.Errorf("the registry has said nothing for %s: look at its pod's log, and run it again", collectionSilence))
+		cancel(fmt.Errorf("the registry sent no event for %s: check the log of its pod, then run it again", collectionSilence))
 	})
 	defer silence.Stop()
 	what := collected{DryRun: f.request.DryRun, Removed: []gc.Removed{}}
@@ -127,7 +129,7 @@ func (f *collectFlags) collect(ctx context.Context, transport http.RoundTripper,
 		silence.Reset(collectionSilence)
 		switch {
 		case e.Phase == gc.Settling:
-			log.Debug("waiting until no image is being written", "phase", e.Phase)
+			log.Debug("waiting for pushes in progress", "phase", e.Phase)
 		case e.Phase != "":
 			log.Debug("collecting", "phase", e.Phase)
 		case e.Removed != nil && f.output == "text":
@@ -146,7 +148,7 @@ func (f *collectFlags) collect(ctx context.Context, transport http.RoundTripper,
 		}
 		return fmt.Errorf("collecting garbage: %w", err)
 	}
-	return tell(stdout, f.output, what, printCollected, nil)
+	return render(stdout, f.output, what, printCollected, nil)
 }
 
 func printCollected(w io.Writer, c collected) error {
@@ -154,7 +156,7 @@ func printCollected(w io.Writer, c collected) error {
 	if c.DryRun {
 		verb = "would remove"
 	}
-	_, err := fmt.Fprintf(w, "%s %s, manifests among them: %d; within the grace period, so kept: %d blobs\n",
+	_, err := fmt.Fprintf(w, "%s %s, %d of them manifests; kept %d blobs within the grace period\n",
 		verb, countedBytes(c.Blobs, c.Bytes), c.Manifests, c.Kept)
 	return err
 }

@@ -26,8 +26,8 @@ func TestGarbageCollect(t *testing.T) {
 		out    string
 		err    string
 	}{
-		"what is removed is told":   {collectFlags{output: "text"}, 200, phases + manifest + blob + result, "manifest a/b@sha256:m\nblob sha256:b 12 bytes\nremoved 1 (12 B), manifests among them: 1; within the grace period, so kept: 3 blobs\n", ""},
-		"nothing is removed by dry": {collectFlags{output: "text", request: gc.Request{DryRun: true}}, 200, `{"result":{"kept":0}}`, "would remove 0, manifests among them: 0; within the grace period, so kept: 0 blobs\n", ""},
+		"what is removed is told":   {collectFlags{output: "text"}, 200, phases + manifest + blob + result, "manifest a/b@sha256:m\nblob sha256:b 12 bytes\nremoved 1 (12 B), 1 of them manifests; kept 3 blobs within the grace period\n", ""},
+		"nothing is removed by dry": {collectFlags{output: "text", request: gc.Request{DryRun: true}}, 200, `{"result":{"kept":0}}`, "would remove 0, 0 of them manifests; kept 0 blobs within the grace period\n", ""},
 		"all of it as JSON":         {collectFlags{output: "json"}, 200, phases + blob + result, `"removed"`, ""},
 		"a registry that fails":     {collectFlags{output: "text"}, 200, blob + `{"error":"disk gone"}`, "blob sha256:b 12 bytes\n", "disk gone"},
 		"one that stops early":      {collectFlags{output: "text"}, 200, phases + blob, "", "stopped before it had finished"},

@@ -31,35 +31,35 @@ import (
 func newImages() *cobra.Command {
 	cmd := group("images", "Pull, push, copy and list images",
 		newImagesPull(), newImagesPush(), newImagesCopy(), newImagesList(), newImagesCache())
-	// What is wrong with the command line, another try would meet again.
+	// A retry would fail on the same command line.
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &hook.Refused{Err: err} })
 	return cmd
 }
 
 const (
-	// maxConcurrency bounds what may be done at once: more connections than that,
-	// most registries and proxies take for an attack.
+	// maxConcurrency bounds parallel transfers: most registries and proxies treat more
+	// connections as an attack.
 	maxConcurrency = 100
 
-	// maxRetries bounds --retries: with pauses of up to 8 s, an hour takes 450.
+	// maxRetries bounds --retries: with pauses of up to 8 s, 450 retries take an hour.
 	maxRetries = 1000
 
-	// defaultCacheSize keeps the images of a few applications.
+	// defaultCacheSize holds the images of a few applications.
 	defaultCacheSize = "20GB"
 
-	// cacheTrust is how long blobs in the cache that are as they were when they were
-	// verified need not be read again: a day's work on the same images.
+	// cacheTrust is how long an unchanged blob in the cache counts as verified: a day's
+	// work on the same images.
 	cacheTrust = 24 * time.Hour
 
-	// nodesTimeout is how long the cluster has to tell its nodes' platforms: who has
-	// a kubeconfig of a cluster that is off should not wait for it.
+	// nodesTimeout bounds the query for the nodes' platforms, so that the kubeconfig of
+	// an unreachable cluster does not delay a pull.
 	nodesTimeout = 3 * time.Second
 
 	cacheVariable = "ZARF_REGISTRY_IMAGE_CACHE"
 )
 
-// imageFlags are the flags that the commands about images share. Each registers
-// those that it has.
+// imageFlags are the flags that the images commands share. Each command registers
+// those that it supports.
 type imageFlags struct {
 	cluster clusterFlags
 	output  string
@@ -78,8 +78,8 @@ type imageFlags struct {
 	noCache   bool
 }
 
-// reportFlags say how results and what happens on the way are told. --output is -o,
-// as it is everywhere, unless that is where images are pulled to.
+// reportFlags adds the flags of output and log. The shorthand of --output is -o, unless
+// another flag (--out) has it.
 func (f *imageFlags) reportFlags(cmd *cobra.Command) {
 	short := "o"
 	if cmd.Flags().ShorthandLookup(short) != nil {
@@ -91,42 +91,50 @@ func (f *imageFlags) reportFlags(cmd *cobra.Command) {
 }
 
 func (f *imageFlags) transferFlags(flags *pflag.FlagSet) {
-	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency, "how many blobs are transferred at once; 1 where the network is poor")
-	numberFlag(flags, &f.imageConcurrency, "image-concurrency", 1, maxConcurrency, 1, "how many images are begun at once; with 1, the next begins when all blobs of one are on their way")
+	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency,
+		"number of parallel blob transfers; use 1 on a poor network")
+	numberFlag(flags, &f.imageConcurrency, "image-concurrency", 1, maxConcurrency, 1,
+		"number of images started in parallel; with 1, the next image starts when all blobs of the previous one are in transfer")
 	f.retryFlag(flags)
 }
 
 func (f *imageFlags) retryFlag(flags *pflag.FlagSet) {
-	numberFlag(flags, &f.retries, "retries", 0, maxRetries, remote.DefaultRetries, "how often what failed for a reason that may pass is tried again without getting further")
+	numberFlag(flags, &f.retries, "retries", 0, maxRetries, remote.DefaultRetries,
+		"number of retries without progress after a transient failure")
 }
 
 func (f *imageFlags) selectionFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringArrayVarP(&f.lists, "file", "f", nil, "read references from `LIST`, one a line, with comments after #; - is stdin; may be given several times")
-	flags.StringVar(&f.platform, "platform", "auto", "what to take of an index that a tag names: `PLATFORMS` such as linux/amd64,linux/arm64, all, or auto: those of the cluster's nodes, or this machine's where no cluster answers")
+	flags.StringArrayVarP(&f.lists, "file", "f", nil,
+		"read references from `LIST`, one per line, with comments after #; - is stdin; can be repeated")
+	flags.StringVar(&f.platform, "platform", "auto",
+		"`PLATFORMS` to select from an index that a tag names: a list such as linux/amd64,linux/arm64, all, or auto "+
+			"(the platforms of the cluster's nodes, or of this machine if no cluster answers)")
 	complete(cmd, "platform", "auto", "all", "linux/amd64", "linux/arm64", "linux/amd64,linux/arm64")
-	flags.BoolVar(&f.referrers, "referrers", false, "take along what refers to the images: signatures, attestations, SBOMs")
+	flags.BoolVar(&f.referrers, "referrers", false, "include artifacts that refer to the images: signatures, attestations, SBOMs")
 }
 
 func (f *imageFlags) cacheFlags(cmd *cobra.Command) {
 	f.cacheDirFlag(cmd)
-	sizeFlag(cmd.Flags(), &f.cacheSize, "cache-size", defaultCacheSize, "what the cache may hold; what was longest not used is removed. 0 is no bound")
-	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "use no cache")
+	sizeFlag(cmd.Flags(), &f.cacheSize, "cache-size", defaultCacheSize, "maximum size of the cache, by removing the least recently used blobs; 0 means no limit")
+	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "do not use the cache")
 }
 
 func (f *imageFlags) cacheDirFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.cacheDir, "cache-dir", "", "the cache, an OCI layout `DIRECTORY` of blobs that several processes may use at once (default: "+cacheVariable+", else zarf-registry/images in the user's cache directory)")
-	_ = cmd.MarkFlagDirname("cache-dir") // it fails for a flag that does not exist only
+	cmd.Flags().StringVar(&f.cacheDir, "cache-dir", "",
+		"cache `DIRECTORY`, which several processes can share "+
+			"(default: $"+cacheVariable+", or zarf-registry/images in the user's cache directory)")
+	_ = cmd.MarkFlagDirname("cache-dir") // fails only for an unknown flag
 }
 
-// complete adds the values that a shell offers for a flag.
+// complete adds shell completion for the values of a flag.
 func complete(cmd *cobra.Command, flag string, values ...string) {
-	// It fails for a flag that does not exist only.
+	// It fails only for an unknown flag.
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// least refuses fewer arguments.
-func least(n int, want string) cobra.PositionalArgs {
+// minimumArgs rejects fewer than n arguments with the error want.
+func minimumArgs(n int, want string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) < n {
 			return &hook.Refused{Err: errors.New(want)}
@@ -135,8 +143,8 @@ func least(n int, want string) cobra.PositionalArgs {
 	}
 }
 
-// validate refuses what nothing needs to be asked about, of the flags that the
-// command has.
+// validate checks the values of the flags that the command has, without asking a
+// registry or cluster.
 func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 	errs := []error{validOutput(f.output)}
 	if flags.Lookup("namespace") != nil {
@@ -151,12 +159,12 @@ func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 		}
 	}
 	if f.noCache && (flags.Changed("cache-dir") || flags.Changed("cache-size")) {
-		errs = append(errs, errors.New("--no-cache leaves nothing to say by --cache-dir and --cache-size: give either"))
+		errs = append(errs, errors.New("--no-cache cannot be combined with --cache-dir or --cache-size"))
 	}
 	return errors.Join(append(errs, f.login.validate())...)
 }
 
-// references are those of the arguments and of the list files, each once.
+// references returns the references of the arguments and the list files, without duplicates.
 func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, error) {
 	var refs []string
 	for _, ref := range args {
@@ -166,7 +174,7 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 		refs = append(refs, ref)
 	}
 	if i := slices.Index(f.lists, "-"); i >= 0 && (f.login.passwordStdin || slices.Contains(f.lists[i+1:], "-")) {
-		return nil, errors.New("--file: stdin can be one thing only: the password, or one list of references")
+		return nil, errors.New("--file: stdin can be read only once: for the password or for one list of references")
 	}
 	for _, name := range f.lists {
 		list, err := func() ([]string, error) {
@@ -186,7 +194,7 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 		refs = append(refs, list...)
 	}
 	if len(refs) == 0 {
-		return nil, errors.New("there is nothing to do: name images, or a list of them with --file")
+		return nil, errors.New("no images given: name them as arguments or in a list with --file")
 	}
 	var unique []string
 	for _, ref := range refs {
@@ -197,7 +205,7 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 	return unique, nil
 }
 
-// cacheAt is the cache's directory.
+// cacheAt returns the cache's directory.
 func (f *imageFlags) cacheAt() (string, error) {
 	if f.cacheDir != "" {
 		return f.cacheDir, nil
@@ -207,12 +215,12 @@ func (f *imageFlags) cacheAt() (string, error) {
 	}
 	dir, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("there is no place for the cache (%w): name one with --cache-dir or %s", err, cacheVariable)
+		return "", fmt.Errorf("no directory for the cache (%w): set --cache-dir or %s", err, cacheVariable)
 	}
 	return filepath.Join(dir, "zarf-registry", "images"), nil
 }
 
-// imageRun is what a command about images works with.
+// imageRun holds the clients and open files of one run of an images command.
 type imageRun struct {
 	*imageFlags
 	meter      *meter.Meter
@@ -221,8 +229,8 @@ type imageRun struct {
 	ends       []func() error
 }
 
-// begin prepares a run whose flags were validated. --username is for the registry at
-// host, and those that plain tells are reached without TLS.
+// begin prepares a run with validated flags. --username applies to the registry at host.
+// Registries for which plain returns true are reached without TLS.
 func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host string) bool) (*imageRun, error) {
 	r := &imageRun{imageFlags: f, meter: meter.New(cmd.ErrOrStderr())}
 	var err error
@@ -230,13 +238,13 @@ func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host stri
 		return nil, &hook.Refused{Err: err}
 	}
 	if f.log.Format != "auto" {
-		// Whoever reads the log reads nothing but records.
+		// In a structured log, progress is made of records too.
 		if r.log, err = newProgress(cmd.ErrOrStderr(), &f.log); err != nil {
 			return nil, &hook.Refused{Err: err}
 		}
 		r.meter = meter.New(recorded{r.log})
 	}
-	r.registries, err = f.login.registries(cmd.InOrStdin(), host, plain, r.patience())
+	r.registries, err = f.login.registries(cmd.InOrStdin(), host, plain, r.retryOptions())
 	if err != nil {
 		return nil, &hook.Refused{Err: err}
 	}
@@ -244,7 +252,7 @@ func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host stri
 	return r, nil
 }
 
-// recorded writes lines as the messages of a log.
+// recorded logs each line as a message.
 type recorded struct{ log *slog.Logger }
 
 // Write implements [io.Writer].
@@ -255,20 +263,20 @@ func (r recorded) Write(lines []byte) (int, error) {
 	return len(lines), nil
 }
 
-// patience is how hard the run's clients try.
-func (r *imageRun) patience() remote.Options {
+// retryOptions returns the client options of the run: retries, connections and log.
+func (r *imageRun) retryOptions() remote.Options {
 	options := remote.Options{Retries: r.retries, MaxIdleConns: r.concurrency, Log: r.log}
 	if r.retries == 0 {
-		options.Retries = -1 // the client's words for never
+		options.Retries = -1 // disables retries
 	}
 	return options
 }
 
-// atEnd has something done when the run ends; what came last comes first.
+// atEnd registers a function for the end of the run. The last one registered runs first.
 func (r *imageRun) atEnd(end func() error) { r.ends = append(r.ends, end) }
 
-// end closes what the run has opened. The error is about how it is left, for what
-// cannot be closed was written in part.
+// end closes everything that the run opened. An error may mean that a file was written
+// only in part.
 func (r *imageRun) end() error {
 	r.meter.End()
 	var errs []error
@@ -278,7 +286,7 @@ func (r *imageRun) end() error {
 	return errors.Join(errs...)
 }
 
-// cache opens the cache, or returns nil where there is to be none.
+// cache opens the cache. It returns nil with --no-cache.
 func (r *imageRun) cache() (*blobstore.Store, error) {
 	if r.noCache {
 		return nil, nil
@@ -295,8 +303,8 @@ func (r *imageRun) cache() (*blobstore.Store, error) {
 	return store, nil
 }
 
-// temporary opens a store that is gone after the run, in the directory for
-// temporary files if parent is "".
+// temporary opens a store that is removed after the run. An empty parent means the
+// directory for temporary files.
 func (r *imageRun) temporary(parent string) (*blobstore.Store, error) {
 	store, err := blobstore.OpenTemp(parent)
 	if err != nil {
@@ -306,7 +314,7 @@ func (r *imageRun) temporary(parent string) (*blobstore.Store, error) {
 	return store, nil
 }
 
-// cacheOr opens the cache or, without one, a store that is gone after the run.
+// cacheOr opens the cache or, with --no-cache, a temporary store.
 func (r *imageRun) cacheOr(parent string) (*blobstore.Store, error) {
 	store, err := r.cache()
 	if store == nil && err == nil {
@@ -315,7 +323,7 @@ func (r *imageRun) cacheOr(parent string) (*blobstore.Store, error) {
 	return store, err
 }
 
-// resolve finds images in registries and in the Docker engine.
+// resolve resolves references in registries and in the Docker engine.
 func (r *imageRun) resolve(ctx context.Context, refs []string, store *blobstore.Store) ([]images.Item, error) {
 	platforms, err := r.platforms(ctx)
 	if err != nil {
@@ -327,7 +335,7 @@ func (r *imageRun) resolve(ctx context.Context, refs []string, store *blobstore.
 	})
 }
 
-// daemon returns what reads images of the Docker engine, once, into the store.
+// daemon returns a function that exports images of the Docker engine into the store.
 func (r *imageRun) daemon(store *blobstore.Store) func(context.Context, []string) (*images.Source, error) {
 	return func(ctx context.Context, names []string) (*images.Source, error) {
 		client, err := dockerdaemon.Open(ctx)
@@ -349,7 +357,7 @@ func (r *imageRun) daemon(store *blobstore.Store) func(context.Context, []string
 	}
 }
 
-// platforms are those of --platform. What auto turned out to be is told.
+// platforms returns the platforms of --platform. It logs what auto resolves to.
 func (r *imageRun) platforms(ctx context.Context) (images.Platforms, error) {
 	if r.platform != "auto" {
 		return images.ParsePlatforms(r.platform)
@@ -358,26 +366,27 @@ func (r *imageRun) platforms(ctx context.Context) (images.Platforms, error) {
 	if _, client, connectErr := cluster.Connect(r.cluster.access); connectErr == nil {
 		text, err = nodePlatforms(ctx, client)
 	} else if r.cluster.access != (cluster.Access{}) {
-		return nil, connectErr // somebody has named one
+		return nil, connectErr // a cluster was selected explicitly
 	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	if text != "" {
-		r.log.Info("taking the platforms of the cluster's nodes (--platform)", "platforms", text)
+		r.log.Info("using the platforms of the cluster's nodes (--platform)", "platforms", text)
 	} else {
 		text = "linux/" + runtime.GOARCH
 		if err != nil {
-			r.log.Warn("the cluster does not tell the platforms of its nodes, taking this machine's (--platform)", "platforms", text, "error", err)
+			r.log.Warn("cannot read the platforms of the cluster's nodes, using this machine's (--platform)",
+				"platforms", text, "error", err)
 		} else {
-			r.log.Info("taking this machine's platform, for there is no cluster to ask (--platform)", "platforms", text)
+			r.log.Info("no cluster configured, using this machine's platform (--platform)", "platforms", text)
 		}
 	}
 	return images.ParsePlatforms(text)
 }
 
-// nodePlatforms are those of the cluster's Linux nodes, as --platform takes them,
-// sorted: images for Windows are rarely in one index with others.
+// nodePlatforms returns the platforms of the cluster's Linux nodes, sorted, in the form of
+// --platform. Windows nodes are ignored: their images are rarely in an index with others.
 func nodePlatforms(ctx context.Context, client kubernetes.Interface) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, nodesTimeout, fmt.Errorf("no answer within %s", nodesTimeout))
 	defer cancel()
@@ -391,22 +400,23 @@ func nodePlatforms(ctx context.Context, client kubernetes.Interface) (string, er
 	var found []string
 	for _, node := range nodes.Items {
 		info := node.Status.NodeInfo
-		if platform := info.OperatingSystem + "/" + info.Architecture; info.OperatingSystem == "linux" && info.Architecture != "" && !slices.Contains(found, platform) {
+		platform := info.OperatingSystem + "/" + info.Architecture
+		if info.OperatingSystem == "linux" && info.Architecture != "" && !slices.Contains(found, platform) {
 			found = append(found, platform)
 		}
 	}
 	slices.Sort(found)
 	if len(found) == 0 {
-		return "", errors.New("it has no Linux node")
+		return "", errors.New("the cluster has no Linux node")
 	}
 	return strings.Join(found, ","), nil
 }
 
-// report prints what became of images, all or those before the first that failed,
-// and returns the error in words of the command line.
+// report prints the results, which on failure are those of the images that were
+// completed, and returns the failure as an error for the user.
 func (r *imageRun) report(cmd *cobra.Command, results []images.Result, failure error) error {
 	if failure != nil && cmd.Context().Err() != nil {
-		failure = errors.New("interrupted: the same command goes on where this one ended")
+		failure = errors.New("interrupted: run the same command again to continue")
 		if r.noCache {
 			failure = errors.New("interrupted")
 		}

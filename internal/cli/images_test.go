@@ -358,7 +358,7 @@ func TestThePlatformIsThisMachinesWhereThereIsNoCluster(t *testing.T) {
 	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
 	index := from.putIndex(t, "app:1")
 	code, _, errOut := c.context(t.Context(), "", "copy", from.host()+"/app:1", "--to", to.host(), "--plain-http", "--from-plain-http")
-	if want := "taking this machine's platform, for there is no cluster to ask (--platform) platforms=linux/" + runtime.GOARCH; code != 0 || !strings.Contains(errOut, want) {
+	if want := "no cluster configured, using this machine's platform (--platform) platforms=linux/" + runtime.GOARCH; code != 0 || !strings.Contains(errOut, want) {
 		t.Errorf("exit code %d, it does not say which platform:\n%s", code, errOut)
 	}
 	if got := to.has(t, "app:1"); got == index {
@@ -382,10 +382,10 @@ func TestCredentialsComeFromWhereUsersLoggedIn(t *testing.T) {
 
 	c = newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.host() + `":"absent"}}`})
 	message, _ := c.fails(1, "", "pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "-o", filepath.Join(c.home, "out"))
-	if !strings.Contains(message, "credential helper docker-credential-absent, which "+c.home+"/.docker/config.json names for "+from.host()+": is not in PATH") {
+	if !strings.Contains(message, "credential helper docker-credential-absent, configured for "+from.host()+" in "+c.home+"/.docker/config.json: not in PATH") {
 		t.Errorf("the error does not say which helper fails:\n%s", message)
 	}
-	if strings.Contains(message, "trying again") {
+	if strings.Contains(message, "retrying") {
 		t.Errorf("a helper that fails is tried again:\n%s", message)
 	}
 }
@@ -475,7 +475,7 @@ func TestAnInterruptedRunSaysHowToGoOn(t *testing.T) {
 	from.front.Store(&stop)
 	args := []string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "a.tar")}
 	code, out, errOut := c.context(ctx, "", args...)
-	if code != 1 || out != "" || !strings.HasSuffix(errOut, "Error: interrupted: the same command goes on where this one ended\n") {
+	if code != 1 || out != "" || !strings.HasSuffix(errOut, "Error: interrupted: run the same command again to continue\n") {
 		t.Errorf("exit code %d, it prints %q and says\n%s", code, out, errOut)
 	}
 	if left, err := filepath.Glob(filepath.Join(c.home, "*a.tar*")); err != nil || len(left) > 0 {
@@ -537,8 +537,8 @@ func TestThePlatformsAreThoseOfTheLinuxNodes(t *testing.T) {
 		"one":        {[]kruntime.Object{node("a", "linux", "arm64")}, "linux/arm64", ""},
 		"several":    {[]kruntime.Object{node("a", "linux", "arm64"), node("b", "linux", "amd64"), node("c", "linux", "arm64")}, "linux/amd64,linux/arm64", ""},
 		"Windows":    {[]kruntime.Object{node("a", "windows", "amd64"), node("b", "linux", "amd64")}, "linux/amd64", ""},
-		"not up yet": {[]kruntime.Object{node("a", "", "")}, "", "it has no Linux node"},
-		"none":       {nil, "", "it has no Linux node"},
+		"not up yet": {[]kruntime.Object{node("a", "", "")}, "", "the cluster has no Linux node"},
+		"none":       {nil, "", "the cluster has no Linux node"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := nodePlatforms(t.Context(), fake.NewClientset(c.nodes...))
@@ -581,7 +581,7 @@ current-context: a
 			t.Setenv("KUBECONFIG", kubeconfig)
 		}
 		code, _, errOut := c.context(t.Context(), "", pull(more...)...)
-		if want := "taking the platforms of the cluster's nodes (--platform) platforms=linux/arm64"; code != 0 || !strings.Contains(errOut, want) {
+		if want := "using the platforms of the cluster's nodes (--platform) platforms=linux/arm64"; code != 0 || !strings.Contains(errOut, want) {
 			t.Errorf("exit code %d:\n%swant %s", code, errOut, want)
 		}
 		if out := c.run("list", filepath.Join(c.home, "app.tar")); !strings.Contains(out, " linux/arm64 ") {
@@ -593,7 +593,7 @@ current-context: a
 	}
 	api.Close()
 	code, _, errOut := c.context(t.Context(), "", pull()...)
-	if want := "warning: the cluster does not tell the platforms of its nodes, taking this machine's (--platform) platforms=linux/"; code != 0 || !strings.Contains(errOut, want) {
+	if want := "warning: cannot read the platforms of the cluster's nodes, using this machine's (--platform) platforms=linux/"; code != 0 || !strings.Contains(errOut, want) {
 		t.Errorf("exit code %d:\n%swant %s", code, errOut, want)
 	}
 }
@@ -683,7 +683,7 @@ func TestListSaysThatARegistryDoesNotTell(t *testing.T) {
 		}
 		reg.front.Store(&silent)
 		message, out := c.fails(1, "", "list", "--plain-http", "--from", reg.host())
-		if !strings.Contains(message, reg.host()+" does not tell what repositories it has") || out != "" {
+		if !strings.Contains(message, "cannot list the repositories of "+reg.host()) || out != "" {
 			t.Errorf("with status %d it prints %q and says\n%s", status, out, message)
 		}
 	}
@@ -827,12 +827,12 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no concurrency":             {pull("--oci-concurrency", "0"), `invalid argument "0" for "--oci-concurrency" flag: it takes a number from 1 to 100`},
-		"concurrency in words":       {push("--oci-concurrency", "six"), `invalid argument "six" for "--oci-concurrency" flag: it takes a number from 1 to 100`},
-		"too many images at once":    {duplicate("--image-concurrency", "101"), `invalid argument "101" for "--image-concurrency" flag: it takes a number from 1 to 100`},
-		"less than no retries":       {push("--retries", "-1"), `invalid argument "-1" for "--retries" flag: it takes a number from 0 to 1000`},
-		"a size without a unit":      {pull("--cache-size", "20XB"), `invalid argument "20XB" for "--cache-size" flag: it takes a size, as in 20GB, 1.5TB or 500MiB`},
-		"a size without an end":      {pull("--cache-size", "9EB"), `invalid argument "9EB" for "--cache-size" flag: it takes a size, as in 20GB, 1.5TB or 500MiB`},
+		"no concurrency":             {pull("--oci-concurrency", "0"), `invalid argument "0" for "--oci-concurrency" flag: want a number from 1 to 100`},
+		"concurrency in words":       {push("--oci-concurrency", "six"), `invalid argument "six" for "--oci-concurrency" flag: want a number from 1 to 100`},
+		"too many images at once":    {duplicate("--image-concurrency", "101"), `invalid argument "101" for "--image-concurrency" flag: want a number from 1 to 100`},
+		"less than no retries":       {push("--retries", "-1"), `invalid argument "-1" for "--retries" flag: want a number from 0 to 1000`},
+		"a size without a unit":      {pull("--cache-size", "20XB"), `invalid argument "20XB" for "--cache-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
+		"a size without an end":      {pull("--cache-size", "9EB"), `invalid argument "9EB" for "--cache-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
 		"an unknown flag":            {pull("--colour"), "unknown flag: --colour"},
 		"an unknown output":          {pull("--output", "yaml"), `--output is "yaml": choose text or json`},
 		"an unknown log format":      {push("--log-format", "xml"), `invalid --log-format "xml": want json, text or auto`},
@@ -840,56 +840,56 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		"a release":                  {duplicate("--release", "Not One"), `invalid release name "Not One"`},
 		"a chart's name":             {[]string{"list", "--name", "a.b"}, `invalid name "a.b": want a DNS label`},
 		"an architecture alone":      {pull("--platform", "amd64"), `--platform: platform "amd64": want OS/ARCHITECTURE as in linux/amd64, several separated by commas, or all`},
-		"a cache and none":           {pull("--no-cache", "--cache-size", "1GB"), "--no-cache leaves nothing to say by --cache-dir and --cache-size: give either"},
-		"nothing to pull":            {[]string{"pull", "-o", out}, "there is nothing to do: name images, or a list of them with --file"},
-		"nothing to copy":            {[]string{"copy"}, "there is nothing to do: name images, or a list of them with --file"},
-		"nothing to push":            {[]string{"push"}, "there is nothing to push: name archives, layout directories, or docker-daemon:NAME"},
-		"no place to pull to":        {[]string{"pull", "nginx"}, "--out is missing: it takes where to pull to, a layout directory or an archive that ends in .tar"},
-		"a compressed archive":       {[]string{"pull", "nginx", "-o", out + ".tar.gz"}, "--out is " + out + ".tar.gz, but archives are not compressed, for layers are already: let it end in .tar"},
-		"a file for a layout":        {[]string{"pull", "nginx", "-o", noPEM}, "--out is " + noPEM + ", a file: archives end in .tar, and layouts are directories"},
-		"a directory for an archive": {[]string{"pull", "nginx", "-o", directory}, "--out is " + directory + ", which ends in .tar, but is a directory"},
-		"no directory for it":        {[]string{"pull", "nginx", "-o", out + "/deep/layout"}, "--out is " + out + "/deep/layout, but there is no directory " + out + "/deep"},
+		"a cache and none":           {pull("--no-cache", "--cache-size", "1GB"), "--no-cache cannot be combined with --cache-dir or --cache-size"},
+		"nothing to pull":            {[]string{"pull", "-o", out}, "no images given: name them as arguments or in a list with --file"},
+		"nothing to copy":            {[]string{"copy"}, "no images given: name them as arguments or in a list with --file"},
+		"nothing to push":            {[]string{"push"}, "nothing to push: name archives, layout directories or docker-daemon:NAME"},
+		"no place to pull to":        {[]string{"pull", "nginx"}, "--out is required: want a layout directory, or an archive that ends in .tar"},
+		"a compressed archive":       {[]string{"pull", "nginx", "-o", out + ".tar.gz"}, "invalid --out " + out + ".tar.gz: archives are not compressed, because layers already are: use .tar"},
+		"a file for a layout":        {[]string{"pull", "nginx", "-o", noPEM}, "invalid --out " + noPEM + ": it is a file; archives end in .tar, and layouts are directories"},
+		"a directory for an archive": {[]string{"pull", "nginx", "-o", directory}, "invalid --out " + directory + ": it ends in .tar, but is a directory"},
+		"no directory for it":        {[]string{"pull", "nginx", "-o", out + "/deep/layout"}, "invalid --out " + out + "/deep/layout: directory " + out + "/deep does not exist"},
 		"no reference":               {[]string{"pull", "https://ghcr.io/a", "-o", out}, `image reference "https://ghcr.io/a": invalid reference format`},
 		"no reference in a list":     {pull("-f", badList), "--file: " + badList + `:2: image reference "my nginx": invalid reference format`},
 		"an empty list":              {pull("-f", noList), "--file: " + noList + ": contains no image reference: want one per line, with comments after #"},
 		"no such list":               {pull("-f", "/nonexistent"), "--file: open /nonexistent: no such file or directory"},
-		"stdin for two":              {pull("-f", "-", "--username", "u", "--password-stdin"), "--file: stdin can be one thing only: the password, or one list of references"},
-		"stdin twice":                {pull("-f", "-", "-f", "-"), "--file: stdin can be one thing only: the password, or one list of references"},
-		"a name without a password":  {pull("--username", "u"), `--username needs --password-stdin: echo "$PASSWORD" | init-hook … --username NAME --password-stdin`},
-		"a password without a name":  {push("--password-stdin"), "--password-stdin needs --username: whose password is it?"},
+		"stdin for two":              {pull("-f", "-", "--username", "u", "--password-stdin"), "--file: stdin can be read only once: for the password or for one list of references"},
+		"stdin twice":                {pull("-f", "-", "-f", "-"), "--file: stdin can be read only once: for the password or for one list of references"},
+		"a name without a password":  {pull("--username", "u"), `--username requires --password-stdin: echo "$PASSWORD" | init-hook … --username NAME --password-stdin`},
+		"a password without a name":  {push("--password-stdin"), "--password-stdin requires --username"},
 		"no password":                {pull("--username", "u", "--password-stdin"), "--password-stdin: stdin is empty: pipe the password into it"},
 		"one name for two registries": {pull("ghcr.io/a/b", "--username", "u", "--password-stdin"),
-			"--username is for one registry, but the images are not all of one: pull them one registry at a time, or log in with docker login"},
+			"--username applies to one registry, but the images are from several: pull them one registry at a time, or use docker login"},
 		"one name for two sources": {duplicate("ghcr.io/a/b", "--username", "u", "--password-stdin"),
-			"--username is for one registry, but the images are not all of one: copy them one registry at a time, or log in with docker login"},
-		"a name for the cluster":          {push("--username", "u", "--password-stdin"), "--username is about the registry of --to, and there is none: the cluster's has a credential of its own"},
-		"a name for the cluster, to list": {[]string{"list", "--username", "u", "--password-stdin"}, "--username is about the registry of --from, and there is none"},
-		"no TLS for the cluster":          {push("--plain-http"), "--plain-http is about the registry of --to, and there is none: the cluster's is reached with mutual TLS"},
-		"no TLS for the cluster, to copy": {duplicate("--plain-http"), "--plain-http is about the registry of --to, and there is none: the cluster's is reached with mutual TLS"},
-		"no TLS for the cluster, to list": {[]string{"list", "--plain-http"}, "--plain-http is about the registry of --from, and there is none"},
+			"--username applies to one registry, but the images are from several: copy them one registry at a time, or use docker login"},
+		"a name for the cluster":          {push("--username", "u", "--password-stdin"), "--username requires --to: the cluster's registry has its own credential"},
+		"a name for the cluster, to list": {[]string{"list", "--username", "u", "--password-stdin"}, "--username requires --from"},
+		"no TLS for the cluster":          {push("--plain-http"), "--plain-http requires --to: the cluster's registry uses mutual TLS"},
+		"no TLS for the cluster, to copy": {duplicate("--plain-http"), "--plain-http requires --to: the cluster's registry uses mutual TLS"},
+		"no TLS for the cluster, to list": {[]string{"list", "--plain-http"}, "--plain-http requires --from"},
 		"no such authority":               {pull("--ca-file", "/nonexistent"), "--ca-file: open /nonexistent: no such file or directory"},
-		"no authority":                    {pull("--ca-file", noPEM), "--ca-file: " + noPEM + " holds no certificate in PEM"},
-		"a URL to push to":                {push("--to", "https://a.example"), `--to is "https://a.example": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost, without a scheme (--plain-http does without TLS)`},
-		"a path to push to":               {push("--to", "a.example/team"), `--to is "a.example/team": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost; the path is for --prefix team`},
-		"a name to push to":               {push("--to", "registry"), `--to is "registry": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost`},
-		"no port to push to":              {push("--to", "a.example:http"), `--to is "a.example:http": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost`},
-		"no registry to push to":          {push("--to", ""), `--to is "": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost`},
-		"no registry to list":             {[]string{"list", "--from", ""}, `--from is "": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost`},
-		"a layout that is the cache":      {pull("--cache-dir", out), "--out is " + out + ", which is the cache, and that holds no images, only blobs that come and go: choose another place for either"},
-		"a path to list":                  {[]string{"list", "--from", "a.example/team"}, `--from is "a.example/team": want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost, without a path`},
-		"a registry and an archive":       {[]string{"list", "a.tar", "--from", "a.example"}, "--from lists a registry, and arguments are archives, layouts and images of the Docker engine: give either"},
+		"no authority":                    {pull("--ca-file", noPEM), "--ca-file: " + noPEM + " contains no PEM certificate"},
+		"a URL to push to":                {push("--to", "https://a.example"), `invalid --to "https://a.example": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost, without a scheme (for HTTP, use --plain-http)`},
+		"a path to push to":               {push("--to", "a.example/team"), `invalid --to "a.example/team": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost; give the path with --prefix team`},
+		"a name to push to":               {push("--to", "registry"), `invalid --to "registry": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
+		"no port to push to":              {push("--to", "a.example:http"), `invalid --to "a.example:http": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
+		"no registry to push to":          {push("--to", ""), `invalid --to "": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
+		"no registry to list":             {[]string{"list", "--from", ""}, `invalid --from "": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
+		"a layout that is the cache":      {pull("--cache-dir", out), "invalid --out " + out + ": it is the cache, which keeps no images: choose another directory for either"},
+		"a path to list":                  {[]string{"list", "--from", "a.example/team"}, `invalid --from "a.example/team": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost, without a path`},
+		"a registry and an archive":       {[]string{"list", "a.tar", "--from", "a.example"}, "--from lists a registry and cannot be combined with archives, layouts or images of the Docker engine"},
 		"a prefix in upper case":          {push("--prefix", "Team"), `--prefix: prefix "Team": want lower-case path components, such as team or team/mirror`},
 		"a prefix upwards":                {duplicate("--prefix", "../team"), `--prefix: prefix "../team": want lower-case path components, such as team or team/mirror`},
 		"no name to push under":           {push("--reference", "a b"), `--reference: image reference "a b": invalid reference format`},
-		"one name for two images":         {duplicate("alpine", "--reference", "a:1"), "--reference names one image: copy one with it"},
-		"one name for two archives":       {push("b.tar", "--reference", "a:1"), "--reference names one image: give one source with it"},
+		"one name for two images":         {duplicate("alpine", "--reference", "a:1"), "--reference names a single image: give one image"},
+		"one name for two archives":       {push("b.tar", "--reference", "a:1"), "--reference names a single image: give one source"},
 		"an engine without an image":      {[]string{"push", "docker-daemon:"}, `image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
 		"an engine to list":               {[]string{"list", "docker-daemon:"}, `image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
-		"nothing to prune":                {[]string{"cache", "prune"}, "say what is to be removed: --size, --older-than or --all"},
-		"all and some":                    {[]string{"cache", "prune", "--all", "--size", "1GB"}, "--all leaves nothing to say by --size and --older-than: give either"},
-		"prune to nothing":                {[]string{"cache", "prune", "--size", "0"}, "--size is 0: --all removes everything"},
-		"prune the future":                {[]string{"cache", "prune", "--older-than", "-1h"}, `invalid argument "-1h" for "--older-than" flag: it takes a duration, as in 90m, 720h or 30d`},
-		"prune to a word":                 {[]string{"cache", "prune", "--size", "little"}, `invalid argument "little" for "--size" flag: it takes a size, as in 20GB, 1.5TB or 500MiB`},
+		"nothing to prune":                {[]string{"cache", "prune"}, "want --size, --older-than or --all"},
+		"all and some":                    {[]string{"cache", "prune", "--all", "--size", "1GB"}, "--all cannot be combined with --size or --older-than"},
+		"prune to nothing":                {[]string{"cache", "prune", "--size", "0"}, "invalid --size 0: use --all to remove everything"},
+		"prune the future":                {[]string{"cache", "prune", "--older-than", "-1h"}, `invalid argument "-1h" for "--older-than" flag: want a duration such as 90m, 720h or 30d`},
+		"prune to a word":                 {[]string{"cache", "prune", "--size", "little"}, `invalid argument "little" for "--size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
 		"an output for the cache":         {[]string{"cache", "info", "--output", "wide"}, `--output is "wide": choose text or json`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -17,10 +17,10 @@ import (
 )
 
 func newImagesCache() *cobra.Command {
-	return group("cache", "Look after the cache that pulls and copies share", newCacheInfo(), newCacheVerify(), newCachePrune())
+	return group("cache", "Manage the cache that pulls and copies share", newCacheInfo(), newCacheVerify(), newCachePrune())
 }
 
-// cacheCommand is a command about the cache.
+// cacheCommand is one of the cache commands.
 type cacheCommand struct {
 	imageFlags
 	prune blobstore.PruneOptions
@@ -30,9 +30,9 @@ func newCacheInfo() *cobra.Command {
 	f := &cacheCommand{}
 	cmd := &cobra.Command{
 		Use:   "info",
-		Short: "Show where the cache is, what it holds and when it was used",
-		Long: `info shows where the cache is, how much it holds, how much of that are downloads that were
-interrupted and will be continued, and when blobs were used. It removes no blob.`,
+		Short: "Show the cache's directory, size and last use",
+		Long: `info shows the directory of the cache, its size, the size of interrupted downloads, which a
+later run resumes, and when its blobs were used. It removes nothing.`,
 		Example: `  init-hook images cache info
   init-hook images cache info --output json | jq .bytes`,
 		Args: cobra.NoArgs,
@@ -42,7 +42,7 @@ interrupted and will be continued, and when blobs were used. It removes no blob.
 				if err != nil {
 					return err
 				}
-				return tell(cmd.OutOrStdout(), f.output, info, printCacheInfo, nil)
+				return render(cmd.OutOrStdout(), f.output, info, printCacheInfo, nil)
 			})
 		},
 	}
@@ -63,7 +63,7 @@ func printCacheInfo(w io.Writer, info blobstore.Info) error {
 	return table.Flush()
 }
 
-// countedBytes is a number of things and their size.
+// countedBytes formats a number of objects and their size.
 func countedBytes(n int, bytes int64) string {
 	if n == 0 {
 		return "0"
@@ -75,12 +75,12 @@ func newCacheVerify() *cobra.Command {
 	f := &cacheCommand{}
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Read everything in the cache, and remove what was damaged",
-		Long: `verify reads every blob in the cache, compares it with its digest, and removes those that
-do not match: they are fetched again when they are needed. Nobody has to run it: blobs are
-verified before they are used anyway, those whose files are unchanged once a day.
+		Short: "Verify all blobs in the cache and remove damaged ones",
+		Long: `verify reads every blob in the cache, compares it with its digest, and removes damaged ones;
+they are downloaded again when needed. Running it is optional: blobs are verified before use
+anyway, unchanged files once a day.
 
-Exit codes: 0 when all blobs are right, 1 when some were damaged, or it failed.`,
+Exit codes: 0 if all blobs are intact, 1 if some were damaged or verify failed.`,
 		Example: `  init-hook images cache verify
   init-hook images cache verify --output json | jq -r '.corrupt[]'`,
 		Args: cobra.NoArgs,
@@ -97,7 +97,7 @@ Exit codes: 0 when all blobs are right, 1 when some were damaged, or it failed.`
 				for _, d := range report.Corrupt {
 					damaged = append(damaged, d.String())
 				}
-				return tell(cmd.OutOrStdout(), f.output, report, printCacheReport, damaged)
+				return render(cmd.OutOrStdout(), f.output, report, printCacheReport, damaged)
 			})
 		},
 	}
@@ -118,11 +118,10 @@ func newCachePrune() *cobra.Command {
 	f := &cacheCommand{}
 	cmd := &cobra.Command{
 		Use:   "prune",
-		Short: "Remove what was longest not used from the cache",
-		Long: `prune removes blobs from the cache, those first that were longest not used, and downloads
-that were interrupted: down to a size, what is older than some time, both, or all. What
-another process uses at the moment may go too; it is fetched again then. Downloads that
-are under way stay.`,
+		Short: "Remove the least recently used blobs from the cache",
+		Long: `prune removes blobs and interrupted downloads from the cache, the least recently used first:
+down to a size, beyond an age, both, or all. It may remove a blob that another process is
+about to use; that process downloads it again. Downloads in progress are kept.`,
 		Example: `  init-hook images cache prune --size 5GB
   init-hook images cache prune --older-than 30d --dry-run
   init-hook images cache prune --all`,
@@ -136,14 +135,14 @@ are under way stay.`,
 				if err != nil {
 					return err
 				}
-				return tell(cmd.OutOrStdout(), f.output, pruned, f.printPruned, nil)
+				return render(cmd.OutOrStdout(), f.output, pruned, f.printPruned, nil)
 			})
 		},
 	}
-	sizeFlag(cmd.Flags(), &f.prune.MaxSize, "size", "", "what may stay")
-	ageFlag(cmd.Flags(), &f.prune.OlderThan, "older-than", "remove what was not used for so long, also if there is room")
+	sizeFlag(cmd.Flags(), &f.prune.MaxSize, "size", "", "prune down to this size")
+	ageFlag(cmd.Flags(), &f.prune.OlderThan, "older-than", "remove what was not used for this long")
 	cmd.Flags().BoolVar(&f.prune.All, "all", false, "remove everything")
-	cmd.Flags().BoolVar(&f.prune.DryRun, "dry-run", false, "remove nothing, and show what would be removed")
+	cmd.Flags().BoolVar(&f.prune.DryRun, "dry-run", false, "only show what would be removed")
 	f.cacheDirFlag(cmd)
 	f.reportFlags(cmd)
 	return cmd
@@ -153,11 +152,11 @@ func (f *cacheCommand) checkPrune(cmd *cobra.Command) error {
 	size, age := cmd.Flags().Changed("size"), cmd.Flags().Changed("older-than")
 	switch {
 	case f.prune.All && (size || age):
-		return errors.New("--all leaves nothing to say by --size and --older-than: give either")
+		return errors.New("--all cannot be combined with --size or --older-than")
 	case !f.prune.All && !size && !age:
-		return errors.New("say what is to be removed: --size, --older-than or --all")
+		return errors.New("want --size, --older-than or --all")
 	case size && f.prune.MaxSize == 0:
-		return errors.New("--size is 0: --all removes everything")
+		return errors.New("invalid --size 0: use --all to remove everything")
 	}
 	return nil
 }
@@ -174,7 +173,7 @@ func (f *cacheCommand) printPruned(w io.Writer, p blobstore.Pruned) error {
 	return table.Flush()
 }
 
-// run opens the cache, without a bound, so that nothing is evicted by looking at it.
+// run opens the cache without a size limit, so that opening it evicts nothing.
 func (f *cacheCommand) run(cmd *cobra.Command, do func(context.Context, *blobstore.Store, *imageRun) error) error {
 	if err := f.validate(cmd.Flags()); err != nil {
 		return &hook.Refused{Err: err}

@@ -13,7 +13,7 @@ import (
 type copyFlags struct {
 	imageFlags
 	destinationFlags
-	// fromPlainHTTP is what plainHTTP is, about the registries that are copied from.
+	// fromPlainHTTP is --plain-http for the source registries.
 	fromPlainHTTP bool
 }
 
@@ -21,31 +21,30 @@ func newImagesCopy() *cobra.Command {
 	f := &copyFlags{}
 	cmd := &cobra.Command{
 		Use:   "copy REFERENCE...",
-		Short: "Copy images from registries into the registry of the cluster",
-		Long: `copy brings images from registries, or behind docker-daemon: from the Docker engine on this
-machine, into the registry of the cluster, as init-hook images push does, or with --to
-into another registry. It is pull and push in one, for machines that reach both: blobs go
-through the cache, and what the destination has is not fetched. All kinds of artifacts can
-be copied.
+		Short: "Copy images from registries into the cluster's registry",
+		Long: `copy copies images from registries, or with docker-daemon:NAME from the local Docker engine,
+into the cluster's registry, or with --to into another one. It combines pull and push for
+machines that reach both sides. Blobs pass through the cache; blobs that the destination
+already has are not downloaded. Any OCI artifact can be copied.
 
-References are what docker pull takes: nginx is docker.io/library/nginx:latest, and becomes
-127.0.0.1:31999/library/nginx:latest, or with --prefix mirror
+References have the form of docker pull: nginx means docker.io/library/nginx:latest and
+becomes 127.0.0.1:31999/library/nginx:latest, or with --prefix mirror
 127.0.0.1:31999/mirror/library/nginx:latest.
 
-Of an index that a tag names, --platform chooses what is taken. What a digest names stays
-whole. An image that is not there is an error before anything is transferred. What was
-interrupted goes on when it is run again.
+If a tag names an index, --platform selects from it. References by digest are copied
+completely. A missing image is an error before anything is transferred. To continue an
+interrupted copy, run the same command again.
 
-Credentials are those of docker login and podman login, and of credential helpers
-(REGISTRY_AUTH_FILE, DOCKER_CONFIG), or of --username: for the registry of --to or, without
-it, for the one that all images come from.
+Credentials come from docker login, podman login and credential helpers (REGISTRY_AUTH_FILE,
+DOCKER_CONFIG), or from --username: for the registry of --to or, without it, for the single
+registry of all images.
 
-It prints the references that pods use, one a line, or with --output json an array of what
-was done about each image: references, digests, bytes, seconds. When one fails, those that
-are in the registry by then are printed all the same. Progress goes to stderr.
+It prints the references that pods use, one per line, or with --output json an array with
+the references, digests, bytes and seconds of each image. If an image fails, the images
+completed before are still printed. Progress goes to stderr.
 
-Exit codes: 0 when all images are in the registry, 1 when one failed, 3 when the command
-line cannot be right.`,
+Exit codes: 0 if all images are in the registry, 1 if one failed, 3 if the command line is
+invalid.`,
 		Example: `  init-hook images copy nginx:1.27
   init-hook images copy -f images.txt --platform all --referrers
   echo "$TOKEN" | init-hook images copy ghcr.io/team/app:1 --username robot --password-stdin
@@ -58,8 +57,9 @@ line cannot be right.`,
 	f.transferFlags(cmd.Flags())
 	f.cacheFlags(cmd)
 	f.login.register(cmd, "the registry of --to")
-	cmd.Flags().Lookup("username").Usage = "user name for the registry of --to or, without it, for the one that all images come from, instead of what docker login, podman login or a credential helper keeps"
-	cmd.Flags().BoolVar(&f.fromPlainHTTP, "from-plain-http", false, "reach the registries that images come from without TLS")
+	cmd.Flags().Lookup("username").Usage = "user name for the registry of --to or, without it, for the single registry of " +
+		"all images (default: the login of docker, podman or a credential helper)"
+	cmd.Flags().BoolVar(&f.fromPlainHTTP, "from-plain-http", false, "use HTTP without TLS for the source registries")
 	f.cluster.register(cmd.Flags())
 	f.reportFlags(cmd)
 	return cmd
@@ -94,7 +94,7 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 		}
 		if f.reference != "" {
 			if items[0].Reference = f.reference; len(items) > 1 {
-				return nil, errors.New("--reference names one image, but others refer to it (--referrers): they belong into its repository; use --prefix")
+				return nil, errors.New("--reference cannot name several images, and others refer to this one (--referrers): use --prefix")
 			}
 		}
 		return r.push(cmd.Context(), items, to, f.to, prefix)
@@ -102,8 +102,8 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 	return r.report(cmd, results, errors.Join(failure, r.end()))
 }
 
-// check returns the references, where the registry of --to answers, "" for the
-// cluster's, and the prefix.
+// check returns the references, the host of --to ("" for the cluster's registry), and the
+// prefix.
 func (f *copyFlags) check(cmd *cobra.Command, args []string) (refs []string, to string, prefix images.Prefix, err error) {
 	refuse := func(err error) ([]string, string, images.Prefix, error) { return nil, "", "", err }
 	if err := f.validate(cmd.Flags()); err != nil {
@@ -116,10 +116,11 @@ func (f *copyFlags) check(cmd *cobra.Command, args []string) (refs []string, to 
 		return refuse(err)
 	}
 	if f.reference != "" && len(refs) > 1 {
-		return refuse(errors.New("--reference names one image: copy one with it"))
+		return refuse(errors.New("--reference names a single image: give one image"))
 	}
 	if f.login.username != "" && to == "" && soleHost(refs) == "" {
-		return refuse(errors.New("--username is for one registry, but the images are not all of one: copy them one registry at a time, or log in with docker login"))
+		return refuse(errors.New("--username applies to one registry, but the images are from several: " +
+			"copy them one registry at a time, or use docker login"))
 	}
 	return refs, to, prefix, nil
 }

@@ -32,19 +32,17 @@ func newImagesList() *cobra.Command {
 	f := &listFlags{}
 	cmd := &cobra.Command{
 		Use:   "list [SOURCE...]",
-		Short: "List the images in the registry of the cluster, in another one, or in archives and layouts",
-		Long: `list shows what tags the registry of the cluster has, or with --from another registry, or
-what is in OCI archives, OCI layout directories, docker archives and, behind
-docker-daemon:, images of the Docker engine: reference, digest, platforms and size. The
-size is that of all that belongs to an image, each blob counted once; images may share
-blobs. What has no tag is not listed.
+		Short: "List images in the cluster's registry, another registry, archives or layouts",
+		Long: `list shows the tags of the cluster's registry, or with --from of another one, or the images
+in OCI archives, OCI layout directories, docker archives and, with docker-daemon:NAME, in the
+Docker engine: reference, digest, platforms and size. The size is that of the complete image,
+each blob counted once; images may share blobs. Untagged images are not listed.
 
-Many registries do not tell what repositories they have; Docker Hub and ghcr.io are such.
+Many registries do not support listing repositories, among them Docker Hub and ghcr.io.
 
-Manifests that were read are kept in the cache.
+Manifests are kept in the cache.
 
-Exit codes: 0 when all of it is listed, 1 when it failed, 3 when the command line cannot be
-right.`,
+Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  init-hook images list
   init-hook images list app.tar
   init-hook images list --from registry.example.com:5000
@@ -53,7 +51,7 @@ right.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.from, "from", "", "list the registry at `HOST[:PORT]` instead of the cluster's")
-	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency, "how many requests are under way at once")
+	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency, "number of parallel requests")
 	f.retryFlag(flags)
 	f.cacheFlags(cmd)
 	f.login.register(cmd, "the registry of --from")
@@ -64,9 +62,9 @@ right.`,
 
 // listed is an image as list prints it.
 type listed struct {
-	// Source is the archive or layout, empty for a registry.
+	// Source is the archive or layout. It is empty for a registry.
 	Source string `json:"source,omitempty"`
-	// Reference is empty where the source gives the image no name.
+	// Reference is empty if the source does not name the image.
 	Reference string        `json:"reference"`
 	Digest    digest.Digest `json:"digest"`
 	MediaType string        `json:"mediaType"`
@@ -96,10 +94,10 @@ func (f *listFlags) run(cmd *cobra.Command, args []string) error {
 	if err := errors.Join(err, r.end()); err != nil {
 		return err
 	}
-	return tell(cmd.OutOrStdout(), f.output, list, printList, nil)
+	return render(cmd.OutOrStdout(), f.output, list, printList, nil)
 }
 
-// check returns where the registry of --from answers, "" for the cluster's.
+// check returns the host of --from, "" for the cluster's registry.
 func (f *listFlags) check(cmd *cobra.Command, args []string) (host string, err error) {
 	if err := f.validate(cmd.Flags()); err != nil {
 		return "", err
@@ -112,14 +110,14 @@ func (f *listFlags) check(cmd *cobra.Command, args []string) (host string, err e
 	given := f.login.given()
 	switch {
 	case host != "" && len(args) > 0:
-		return "", errors.New("--from lists a registry, and arguments are archives, layouts and images of the Docker engine: give either")
+		return "", errors.New("--from lists a registry and cannot be combined with archives, layouts or images of the Docker engine")
 	case host == "" && given != "":
-		return "", fmt.Errorf("%s is about the registry of --from, and there is none", given)
+		return "", fmt.Errorf("%s requires --from", given)
 	}
 	return host, checkSources(args)
 }
 
-// listSources lists what is in sources, in the order in which they were given.
+// listSources lists the images in sources, in the given order.
 func (r *imageRun) listSources(ctx context.Context, sources []string) ([]listed, error) {
 	list := []listed{}
 	paths, engine := splitSources(sources)
@@ -167,7 +165,7 @@ func (r *imageRun) listRegistry(ctx context.Context, registry *remote.Registry, 
 	if err != nil {
 		return nil, err
 	}
-	// Tags that went meanwhile are no errors: images are found one by one.
+	// Images are resolved one by one, so that a tag deleted meanwhile is not an error.
 	var mu sync.Mutex
 	list := []listed{}
 	group, ctx := errgroup.WithContext(ctx)
@@ -201,7 +199,7 @@ func (r *imageRun) listRegistry(ctx context.Context, registry *remote.Registry, 
 	return list, nil
 }
 
-// tags are the references of all tags in a registry, in no order.
+// tags returns the references of all tags in a registry, unsorted.
 func (r *imageRun) tags(ctx context.Context, registry *remote.Registry, address string) ([]string, error) {
 	var repositories []string
 	err := registry.Repositories(ctx, func(names []string) error {
@@ -209,7 +207,7 @@ func (r *imageRun) tags(ctx context.Context, registry *remote.Registry, address 
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%s does not tell what repositories it has (many registries do not; look at it with its own tools): %w", address, err)
+		return nil, fmt.Errorf("cannot list the repositories of %s (many registries do not support it; use their own tools): %w", address, err)
 	}
 	var mu sync.Mutex
 	var refs []string
@@ -230,7 +228,7 @@ func (r *imageRun) tags(ctx context.Context, registry *remote.Registry, address 
 				return nil
 			})
 			if errors.Is(err, errdef.ErrNotFound) {
-				return nil // all of its tags were deleted
+				return nil // all of its tags are deleted
 			}
 			if err != nil {
 				return fmt.Errorf("repository %s/%s: %w", address, name, err)
@@ -241,8 +239,7 @@ func (r *imageRun) tags(ctx context.Context, registry *remote.Registry, address 
 	return refs, group.Wait()
 }
 
-// printList writes what people read. The source is a column where there are
-// several.
+// printList writes a table. The source is a column if there are several.
 func printList(w io.Writer, list []listed) error {
 	several := slices.ContainsFunc(list, func(l listed) bool { return l.Source != list[0].Source })
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -254,7 +251,8 @@ func printList(w io.Writer, list []listed) error {
 	}
 	row("SOURCE", "REFERENCE", "DIGEST", "PLATFORMS", "SIZE")
 	for _, l := range list {
-		row(l.Source, cmp.Or(l.Reference, "-"), l.Digest.String(), cmp.Or(strings.Join(l.Platforms, ","), "-"), meter.FormatBytes(l.Size))
+		row(l.Source, cmp.Or(l.Reference, "-"), l.Digest.String(), cmp.Or(strings.Join(l.Platforms, ","), "-"),
+			meter.FormatBytes(l.Size))
 	}
 	return table.Flush()
 }

@@ -25,32 +25,30 @@ func newImagesPull() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pull REFERENCE...",
 		Short: "Pull images into an OCI layout directory or archive",
-		Long: `pull brings images from registries into an OCI layout directory or, where --out ends in
-.tar, an OCI archive, which init-hook images push, skopeo, crane and ORAS read. All kinds
-of artifacts can be pulled: container images, indexes, Helm charts, signatures.
+		Long: `pull downloads images from registries into an OCI layout directory or, if --out ends in
+.tar, into an OCI archive. init-hook images push, skopeo, crane and ORAS can read both. Any
+OCI artifact can be pulled: container images, indexes, Helm charts, signatures.
 
-References are what docker pull takes: nginx is docker.io/library/nginx:latest. Behind
-docker-daemon: they name images of the Docker engine on this machine.
+References have the form of docker pull: nginx means docker.io/library/nginx:latest.
+docker-daemon:NAME is an image of the local Docker engine.
 
-Of an index that a tag names, --platform chooses what is taken. What a digest names stays
-whole. An image that is not there is an error before anything is transferred.
+If a tag names an index, --platform selects from it. References by digest are pulled
+completely. A missing image is an error before anything is transferred.
 
-A layout keeps what it has; an image of the same name is replaced. An archive is replaced
-as a whole, when all images are there.
+Images in an existing layout are kept, except those with the same name. An existing archive
+is replaced once all images are complete.
 
-Every blob is verified and kept in a cache, which later pulls and copies take it from. A
-pull that was interrupted goes on when it is run again; --no-cache does so for a layout
-only.
+Every blob is verified and kept in the cache for later pulls and copies. To continue an
+interrupted pull, run the same command again; with --no-cache, only a layout continues.
 
-Credentials are those of docker login and podman login, and of credential helpers
-(REGISTRY_AUTH_FILE, DOCKER_CONFIG), or of --username.
+Credentials come from docker login, podman login and credential helpers (REGISTRY_AUTH_FILE,
+DOCKER_CONFIG), or from --username.
 
-It prints the names of the images, one a line, or with --output json an array of what was
-done about each: names, digests, bytes, seconds. When one fails, those that a layout has
-got by then are printed all the same. Progress goes to stderr.
+It prints the names of the images, one per line, or with --output json an array with the
+names, digests, bytes and seconds of each image. If an image fails, the images already in a
+layout are still printed. Progress goes to stderr.
 
-Exit codes: 0 when all images are there, 1 when one failed, 3 when the command line cannot
-be right.`,
+Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line is invalid.`,
 		Example: `  init-hook images pull nginx:1.27 ghcr.io/stefanprodan/podinfo:6.7.1 -o images.tar
   init-hook images pull -f images.txt -o layout --platform linux/amd64,linux/arm64
   init-hook images pull --referrers ghcr.io/stefanprodan/charts/podinfo:6.7.1 -o chart.tar
@@ -58,7 +56,7 @@ be right.`,
 		ValidArgsFunction: completeReferences,
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
-	cmd.Flags().StringVarP(&f.out, "out", "o", "", "the `PATH` to pull to: an archive if it ends in .tar, else a layout directory")
+	cmd.Flags().StringVarP(&f.out, "out", "o", "", "`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
 	f.selectionFlags(cmd)
 	f.transferFlags(cmd.Flags())
 	f.cacheFlags(cmd)
@@ -68,8 +66,7 @@ be right.`,
 	return cmd
 }
 
-// completeReferences offers what a reference may begin with, for the shell knows no
-// registry.
+// completeReferences completes the only known prefix of a reference.
 func completeReferences(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return []string{images.DaemonPrefix}, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }
@@ -87,7 +84,7 @@ func (f *pullFlags) run(cmd *cobra.Command, args []string) error {
 	return r.report(cmd, results, errors.Join(failure, r.end()))
 }
 
-// check returns the references, and the registry that --username is for.
+// check returns the references, and the registry to which --username applies.
 func (f *pullFlags) check(cmd *cobra.Command, args []string) (refs []string, host string, err error) {
 	if err := errors.Join(f.validate(cmd.Flags()), f.checkOut()); err != nil {
 		return nil, "", err
@@ -97,7 +94,8 @@ func (f *pullFlags) check(cmd *cobra.Command, args []string) (refs []string, hos
 	}
 	host = soleHost(refs)
 	if f.login.username != "" && host == "" {
-		return nil, "", errors.New("--username is for one registry, but the images are not all of one: pull them one registry at a time, or log in with docker login")
+		return nil, "", errors.New("--username applies to one registry, but the images are from several: " +
+			"pull them one registry at a time, or use docker login")
 	}
 	return refs, host, nil
 }
@@ -105,26 +103,26 @@ func (f *pullFlags) check(cmd *cobra.Command, args []string) (refs []string, hos
 func (f *pullFlags) checkOut() error {
 	switch info, err := os.Stat(f.out); {
 	case f.out == "":
-		return errors.New("--out is missing: it takes where to pull to, a layout directory or an archive that ends in .tar")
+		return errors.New("--out is required: want a layout directory, or an archive that ends in .tar")
 	case f.archive() && err == nil && info.IsDir():
-		return fmt.Errorf("--out is %s, which ends in .tar, but is a directory", f.out)
+		return fmt.Errorf("invalid --out %s: it ends in .tar, but is a directory", f.out)
 	case f.archive():
 	case strings.HasSuffix(f.out, ".tar.gz"), strings.HasSuffix(f.out, ".tgz"), strings.HasSuffix(f.out, ".tar.zst"):
-		return fmt.Errorf("--out is %s, but archives are not compressed, for layers are already: let it end in .tar", f.out)
+		return fmt.Errorf("invalid --out %s: archives are not compressed, because layers already are: use .tar", f.out)
 	case err == nil && !info.IsDir():
-		return fmt.Errorf("--out is %s, a file: archives end in .tar, and layouts are directories", f.out)
+		return fmt.Errorf("invalid --out %s: it is a file; archives end in .tar, and layouts are directories", f.out)
 	}
 	if dir, err := f.cacheAt(); err == nil && !f.noCache && samePlace(f.out, dir) {
-		return fmt.Errorf("--out is %s, which is the cache, and that holds no images, only blobs that come and go: choose another place for either", f.out)
+		return fmt.Errorf("invalid --out %s: it is the cache, which keeps no images: choose another directory for either", f.out)
 	}
 	parent := filepath.Dir(f.out)
 	if info, err := os.Stat(parent); err != nil || !info.IsDir() {
-		return fmt.Errorf("--out is %s, but there is no directory %s", f.out, parent)
+		return fmt.Errorf("invalid --out %s: directory %s does not exist", f.out, parent)
 	}
 	return nil
 }
 
-// samePlace is whether two paths are of one directory, which need not be there yet.
+// samePlace reports whether two paths name the same directory, which may not exist yet.
 func samePlace(a, b string) bool {
 	infoA, errA := os.Stat(a)
 	infoB, errB := os.Stat(b)
@@ -138,7 +136,7 @@ func samePlace(a, b string) bool {
 
 func (f *pullFlags) archive() bool { return strings.HasSuffix(f.out, ".tar") }
 
-// pull returns what the output has got.
+// pull returns the images that the output contains.
 func (f *pullFlags) pull(ctx context.Context, r *imageRun, refs []string) ([]images.Result, error) {
 	if f.archive() {
 		return f.pullArchive(ctx, r, refs)
@@ -167,7 +165,7 @@ func (f *pullFlags) pullArchive(ctx context.Context, r *imageRun, refs []string)
 	if err != nil {
 		return nil, err
 	}
-	// Beside the archive there is room for what goes into it.
+	// The archive's file system must have room for its content anyway.
 	store, err := r.cacheOr(filepath.Dir(f.out))
 	if err != nil {
 		return nil, err
@@ -181,7 +179,7 @@ func (f *pullFlags) pullArchive(ctx context.Context, r *imageRun, refs []string)
 		err = archive.Write(ctx)
 	}
 	if err != nil {
-		return nil, err // whatever arrived, the archive does not have it
+		return nil, err // an incomplete archive is not written
 	}
 	return results, nil
 }

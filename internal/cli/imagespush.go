@@ -15,7 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
-// destinationFlags say where images are pushed to, and under which names.
+// destinationFlags select the destination of images and their names there.
 type destinationFlags struct {
 	to, prefix, reference string
 }
@@ -23,18 +23,18 @@ type destinationFlags struct {
 func (f *destinationFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.to, "to", "", "push to the registry at `HOST[:PORT]` instead of the cluster's")
-	flags.StringVar(&f.prefix, "prefix", "", "put `PATH` before the path of every image: with team, nginx becomes team/library/nginx")
-	flags.StringVar(&f.reference, "reference", "", "`NAME` to push a single image under, instead of its own")
+	flags.StringVar(&f.prefix, "prefix", "", "`PATH` to prepend to each repository: with team, nginx becomes team/library/nginx")
+	flags.StringVar(&f.reference, "reference", "", "`NAME` for a single image, instead of its own")
 }
 
-// check returns where the registry of --to answers, "" for the cluster's.
+// check returns the host of --to, "" for the cluster's registry.
 func (f *destinationFlags) check(flags *pflag.FlagSet, login *registryFlags) (host string, prefix images.Prefix, err error) {
-	if flags.Changed("to") { // be it to "", from a variable that is not set
+	if flags.Changed("to") { // also to "", by an unset variable
 		if host, err = dialledHost("to", f.to); err != nil {
 			return "", "", err
 		}
 	} else if login.plainHTTP {
-		return "", "", errors.New("--plain-http is about the registry of --to, and there is none: the cluster's is reached with mutual TLS")
+		return "", "", errors.New("--plain-http requires --to: the cluster's registry uses mutual TLS")
 	}
 	if prefix, err = images.ParsePrefix(f.prefix); err != nil {
 		return "", "", fmt.Errorf("--prefix: %w", err)
@@ -57,35 +57,35 @@ func newImagesPush() *cobra.Command {
 	f := &pushFlags{}
 	cmd := &cobra.Command{
 		Use:   "push SOURCE...",
-		Short: "Push images from archives, layouts and the Docker engine into the registry of the cluster",
-		Long: `push sends the images of OCI archives, OCI layout directories, docker archives (as "docker
-save" writes them) and, behind docker-daemon:, of the Docker engine on this machine into
-the registry of the cluster, through a port-forward with mutual TLS and with the push
-credential; or with --to into another registry.
+		Short: "Push images from archives, layouts and the Docker engine into the cluster's registry",
+		Long: `push uploads images from OCI archives, OCI layout directories, docker archives (written by
+docker save) and, with docker-daemon:NAME, from the local Docker engine into the cluster's
+registry. The connection is a port-forward with mutual TLS and the push credential. With
+--to, the destination is another registry.
 
-An image goes to its own path without its registry's name: ghcr.io/a/b:1 becomes
-127.0.0.1:31999/a/b:1, and nginx becomes 127.0.0.1:31999/library/nginx:latest. With
---prefix mirror it becomes 127.0.0.1:31999/mirror/library/nginx:latest.
+The registry's name is dropped from the path: ghcr.io/a/b:1 becomes 127.0.0.1:31999/a/b:1,
+and nginx becomes 127.0.0.1:31999/library/nginx:latest, or with --prefix mirror
+127.0.0.1:31999/mirror/library/nginx:latest.
 
-What the registry has in another repository is not sent, but mounted, and what the images
-share is sent once. Uploads that break are continued. What is there is not sent again, so
-a push that was interrupted is simply run again.
+Blobs that images share are sent once. Blobs that the registry already has are not sent;
+blobs of its other repositories are mounted. Interrupted uploads resume. To continue an
+interrupted push, run the same command again.
 
-Credentials for --to are those of docker login and podman login, and of credential helpers
-(REGISTRY_AUTH_FILE, DOCKER_CONFIG), or of --username.
+Credentials for --to come from docker login, podman login and credential helpers
+(REGISTRY_AUTH_FILE, DOCKER_CONFIG), or from --username.
 
-It prints the references that pods use, one a line, or with --output json an array of what
-was done about each image: references, digests, bytes, seconds. When one fails, those that
-are in the registry by then are printed all the same. Progress goes to stderr.
+It prints the references that pods use, one per line, or with --output json an array with
+the references, digests, bytes and seconds of each image. If an image fails, the images
+completed before are still printed. Progress goes to stderr.
 
-Exit codes: 0 when all images are in the registry, 1 when one failed, 3 when the command
-line cannot be right.`,
+Exit codes: 0 if all images are in the registry, 1 if one failed, 3 if the command line is
+invalid.`,
 		Example: `  init-hook images push app.tar
   init-hook images push --reference example.com/team/app:1 ./layout-directory
   docker save nginx:1.27 -o nginx.tar && init-hook images push nginx.tar
   init-hook images push docker-daemon:team/app:1
   init-hook images push --to registry.example.com --prefix mirror images.tar`,
-		Args: least(1, "there is nothing to push: name archives, layout directories, or "+images.DaemonPrefix+"NAME"),
+		Args: minimumArgs(1, "nothing to push: name archives, layout directories or "+images.DaemonPrefix+"NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	f.register(cmd)
@@ -106,7 +106,7 @@ func (f *pushFlags) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	results, failure := func() ([]images.Result, error) {
-		// Every source is looked at before anything is sent.
+		// All sources are opened before anything is sent.
 		items, err := r.sources(cmd.Context(), args, f.reference)
 		if err != nil {
 			return nil, err
@@ -124,15 +124,15 @@ func (f *pushFlags) check(cmd *cobra.Command, sources []string) (host string, pr
 		return "", "", err
 	}
 	if f.login.username != "" && host == "" {
-		return "", "", errors.New("--username is about the registry of --to, and there is none: the cluster's has a credential of its own")
+		return "", "", errors.New("--username requires --to: the cluster's registry has its own credential")
 	}
 	if f.reference != "" && len(sources) > 1 {
-		return "", "", errors.New("--reference names one image: give one source with it")
+		return "", "", errors.New("--reference names a single image: give one source")
 	}
 	return host, prefix, checkSources(sources)
 }
 
-// checkSources refuses names of the Docker engine's images that cannot be such.
+// checkSources rejects invalid names of images in the Docker engine.
 func checkSources(sources []string) error {
 	_, engine := splitSources(sources)
 	for _, source := range engine {
@@ -143,7 +143,7 @@ func checkSources(sources []string) error {
 	return nil
 }
 
-// splitSources tells layouts and archives from images of the Docker engine.
+// splitSources separates layouts and archives from images of the Docker engine.
 func splitSources(sources []string) (paths, engine []string) {
 	for _, source := range sources {
 		if strings.HasPrefix(source, images.DaemonPrefix) {
@@ -155,8 +155,8 @@ func splitSources(sources []string) (paths, engine []string) {
 	return paths, engine
 }
 
-// sources opens layouts, archives and, after those, images of the Docker engine, and
-// returns the images in them.
+// sources opens layouts and archives, then images of the Docker engine, and returns the
+// images in them.
 func (r *imageRun) sources(ctx context.Context, sources []string, reference string) ([]images.Item, error) {
 	var items []images.Item
 	paths, engine := splitSources(sources)
@@ -181,11 +181,11 @@ func (r *imageRun) sources(ctx context.Context, sources []string, reference stri
 	return append(items, list...), err
 }
 
-// open opens a layout or an archive for the length of the run.
+// open opens a layout or an archive until the end of the run.
 func (r *imageRun) open(ctx context.Context, path string) (*images.Source, error) {
 	source, err := images.Open(ctx, path)
 	if errors.Is(err, fs.ErrNotExist) && images.CheckReference(path) == nil {
-		err = fmt.Errorf("%w: archives and layout directories are taken here; init-hook images copy takes images of registries", err)
+		err = fmt.Errorf("%w: push accepts archives and layout directories; use init-hook images copy for images in registries", err)
 	}
 	if err == nil {
 		r.atEnd(source.Close)
@@ -193,7 +193,7 @@ func (r *imageRun) open(ctx context.Context, path string) (*images.Source, error
 	return source, err
 }
 
-// engine finds images of the Docker engine, in one stream.
+// engine exports images of the Docker engine in one stream.
 func (r *imageRun) engine(ctx context.Context, refs []string) ([]images.Item, error) {
 	store, err := r.temporary("")
 	if err != nil {
@@ -202,8 +202,8 @@ func (r *imageRun) engine(ctx context.Context, refs []string) ([]images.Item, er
 	return images.Resolve(ctx, refs, images.ResolveOptions{Daemon: r.daemon(store), Store: store, Log: r.log})
 }
 
-// push sends images to the registry that answers at host and is called to, or to the
-// cluster's where host is "". Their references are what others call them by.
+// push pushes images to the registry at host, or to the cluster's registry if host is "".
+// The references in the results begin with to, or with the address that pods use.
 func (r *imageRun) push(ctx context.Context, items []images.Item, host, to string, prefix images.Prefix) ([]images.Result, error) {
 	registry, address, err := r.destination(ctx, host, to)
 	if err != nil {
@@ -227,13 +227,13 @@ func (r *imageRun) push(ctx context.Context, items []images.Item, host, to strin
 	return results, err
 }
 
-// destination returns a registry, and what references to it begin with.
+// destination returns a registry and the address that its references begin with.
 func (r *imageRun) destination(ctx context.Context, host, to string) (*remote.Registry, string, error) {
 	if host != "" {
 		registry, err := r.registries.get(ctx, host)
 		return registry, to, err
 	}
-	registry, address, err := r.cluster.open(ctx, r.patience())
+	registry, address, err := r.cluster.open(ctx, r.retryOptions())
 	if err != nil {
 		return nil, "", err
 	}
@@ -241,7 +241,7 @@ func (r *imageRun) destination(ctx context.Context, host, to string) (*remote.Re
 	return registry, address, nil
 }
 
-// options are those of a transfer that the meter shows.
+// options returns the options of a transfer whose progress the meter shows.
 func (r *imageRun) options() images.Options {
 	return images.Options{
 		Concurrency: r.concurrency, ImageConcurrency: r.imageConcurrency,

@@ -17,20 +17,20 @@ import (
 	"oras.land/oras-go/v2/registry/remote/credentials"
 )
 
-// dockerHubKey is what docker login keeps Docker Hub's credential under; the hosts
-// are what the Hub is called otherwise.
+// dockerHubKey is the key under which docker login stores the credential of Docker Hub.
+// dockerHubHosts are the Hub's host names.
 const dockerHubKey = "https://index.docker.io/v1/"
 
 var dockerHubHosts = map[string]bool{"docker.io": true, "index.docker.io": true, "registry-1.docker.io": true}
 
-// maxPassword bounds a password that is read from stdin, in bytes: tokens of
-// cloud providers have some thousand.
+// maxPassword bounds a password read from stdin, in bytes. Tokens of cloud providers have
+// a few thousand.
 const maxPassword = 64 << 10
 
-// maxHelperMessage bounds what is quoted of a credential helper, in bytes.
+// maxHelperMessage bounds the quoted output of a credential helper, in bytes.
 const maxHelperMessage = 300
 
-// readPassword reads all of r, without the end of the line, as docker login does.
+// readPassword reads all of r without the trailing newline, as docker login does.
 func readPassword(r io.Reader) (string, error) {
 	raw, err := io.ReadAll(io.LimitReader(r, maxPassword+1))
 	if err != nil {
@@ -41,19 +41,18 @@ func readPassword(r io.Reader) (string, error) {
 	case password == "":
 		return "", errors.New("--password-stdin: stdin is empty: pipe the password into it")
 	case len(raw) > maxPassword:
-		return "", fmt.Errorf("--password-stdin: stdin holds more than %d bytes, which is no password", maxPassword)
+		return "", fmt.Errorf("--password-stdin: stdin has more than %d bytes", maxPassword)
 	case strings.ContainsAny(password, "\r\n\x00"):
-		return "", errors.New("--password-stdin: stdin holds several lines: a password is one")
+		return "", errors.New("--password-stdin: stdin has several lines: want one")
 	}
 	return password, nil
 }
 
-// loginFiles are the files that docker login and podman login keep credentials in,
-// the first that has one for a host wins. What REGISTRY_AUTH_FILE names comes
-// first, as it does for podman and skopeo.
+// loginFiles returns the files in which docker login and podman login store credentials,
+// in order of precedence. REGISTRY_AUTH_FILE comes first, as for podman and skopeo.
 // https://github.com/containers/image/blob/main/docs/containers-auth.json.5.md
 func loginFiles() []string {
-	home, _ := os.UserHomeDir() // without one there are no files in it
+	home, _ := os.UserHomeDir() // without a home directory, its files are skipped
 	in := func(dir string, path ...string) string {
 		if dir == "" {
 			return ""
@@ -74,8 +73,8 @@ func loginFiles() []string {
 	return files
 }
 
-// loginFile is such a file. Only what says where a credential is, is looked at
-// here; oras-go reads it.
+// loginFile is one of these files. The fields here only locate a credential; oras-go reads
+// it.
 type loginFile struct {
 	path        string
 	Store       string                     `json:"credsStore"`
@@ -84,7 +83,7 @@ type loginFile struct {
 	store       credentials.Store
 }
 
-// readLoginFile returns nil where there is no such file, or an empty one.
+// readLoginFile returns nil if the file does not exist or is empty.
 func readLoginFile(path string) (*loginFile, error) {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(strings.TrimSpace(string(raw))) == 0 {
@@ -99,48 +98,51 @@ func readLoginFile(path string) (*loginFile, error) {
 		return nil, fmt.Errorf("reading the registries' credentials in %s: %w", path, err)
 	}
 	if err := json.Unmarshal(raw, f); err != nil {
-		// The JSON package's own words may quote what is in the file.
-		where := "it is not the JSON that docker login and podman login write"
+		// Errors of encoding/json may quote secrets in the file.
+		where := "it is not in the format of docker login and podman login"
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) {
-			where = fmt.Sprintf("it is not JSON from byte %d on", syntax.Offset)
+			where = fmt.Sprintf("invalid JSON at byte %d", syntax.Offset)
 		}
-		return nil, fmt.Errorf("reading the registries' credentials in %s: %s: mend it, or log in anew", path, where)
+		return nil, fmt.Errorf("reading the registries' credentials in %s: %s: repair the file or log in again", path, where)
 	}
 	if f.store, err = credentials.NewStore(path, credentials.StoreOptions{}); err != nil {
-		return nil, fmt.Errorf("reading the registries' credentials in %s: it is not what docker login and podman login write: mend it, or log in anew", path)
+		return nil, fmt.Errorf("reading the registries' credentials in %s: "+
+			"it is not in the format of docker login and podman login: repair the file or log in again", path)
 	}
 	return f, nil
 }
 
-// helper is the credential helper that the file names for a key, "" for none.
+// helper returns the credential helper for a key, or "".
 func (f *loginFile) helper(key string) string { return cmp.Or(f.Helpers[key], f.Store) }
 
-// get returns the empty credential where the file has none for the key.
+// get returns the credential for a key, or the empty credential.
 func (f *loginFile) get(ctx context.Context, key string) (auth.Credential, error) {
 	credential, err := f.store.Get(ctx, key)
 	switch helper := f.helper(key); {
 	case err == nil:
 		return credential, nil
 	case helper == "":
-		// Not the error itself: it quotes what it could not read.
-		return auth.EmptyCredential, fmt.Errorf("the credential for %s in %s is not what docker login and podman login write: log in anew", key, f.path)
+		// Without the original error, which quotes the content.
+		return auth.EmptyCredential, fmt.Errorf("the credential for %s in %s is not in the format of docker login and podman login: log in again",
+			key, f.path)
 	default:
-		return auth.EmptyCredential, fmt.Errorf("credential helper docker-credential-%s, which %s names for %s: %w", helper, f.path, key, helperError(err))
+		return auth.EmptyCredential, fmt.Errorf("credential helper docker-credential-%s, configured for %s in %s: %w",
+			helper, key, f.path, helperError(err))
 	}
 }
 
-// helperError is what a helper said, unless that holds a secret or a whole page.
+// helperError returns a helper's error without secrets, shortened to its first line.
 func helperError(err error) error {
 	var syntax *json.SyntaxError
 	text := err.Error()
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
-		return errors.New("is not in PATH: install it, or log in anew")
+		return errors.New("not in PATH: install it or log in again")
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.As(err, &syntax), strings.Contains(text, "json:"):
-		return errors.New("answered something that is not JSON")
+		return errors.New("invalid JSON output")
 	case strings.Contains(strings.ToLower(text), `"secret"`):
 		return errors.New("failed")
 	}
@@ -151,17 +153,17 @@ func helperError(err error) error {
 	return fmt.Errorf("failed: %s", text)
 }
 
-// logins finds the credentials that the user has logged in with. The files are
-// read once, when the first registry needs them.
+// logins provides the stored credentials of the user. The files are read once, for the
+// first registry that needs them.
 type logins struct {
 	read  bool
 	files []*loginFile
 	err   error
 }
 
-// credential returns the way to a registry's credential: asked for when the
-// registry asks for one, so that a helper that wants a hand on a key is not run in
-// vain. Files that cannot be read are an error at once.
+// credential returns a function that looks up the credential of a registry. It runs a
+// helper, which may prompt the user, only when the registry requires a credential.
+// Unreadable files are reported immediately.
 func (l *logins) credential() (auth.CredentialFunc, error) {
 	if !l.read {
 		l.read = true

@@ -121,27 +121,27 @@ func TestCredentialsThatCannotBeReadAreNamedAndNotShown(t *testing.T) {
 		want           string // HOME stands for the home's path
 	}{
 		"not JSON": {`{"auths": {"a.example": hunter2`, "",
-			"reading the registries' credentials in HOME/.docker/config.json: it is not JSON from byte 25 on: mend it, or log in anew"},
+			"reading the registries' credentials in HOME/.docker/config.json: invalid JSON at byte 25: repair the file or log in again"},
 		"cut off": {`{"auths": {"a.example": {"auth": "hunter2`, "",
-			"reading the registries' credentials in HOME/.docker/config.json: it is not JSON from byte 41 on: mend it, or log in anew"},
+			"reading the registries' credentials in HOME/.docker/config.json: invalid JSON at byte 41: repair the file or log in again"},
 		"another kind of file": {`{"auths": ["hunter2"]}`, "",
-			"reading the registries' credentials in HOME/.docker/config.json: it is not the JSON that docker login and podman login write: mend it, or log in anew"},
+			"reading the registries' credentials in HOME/.docker/config.json: it is not in the format of docker login and podman login: repair the file or log in again"},
 		"an entry of another kind": {`{"auths": {"a.example": "hunter2"}}`, "",
-			"the credential for a.example in HOME/.docker/config.json is not what docker login and podman login write: log in anew"},
+			"the credential for a.example in HOME/.docker/config.json is not in the format of docker login and podman login: log in again"},
 		"an entry without a colon": {`{"auths": {"a.example": {"auth": "` + encoded + `"}}}`, "",
-			"the credential for a.example in HOME/.docker/config.json is not what docker login and podman login write: log in anew"},
+			"the credential for a.example in HOME/.docker/config.json is not in the format of docker login and podman login: log in again"},
 		"no such helper": {`{"credsStore": "absent-one"}`, "",
-			"credential helper docker-credential-absent-one, which HOME/.docker/config.json names for a.example: is not in PATH: install it, or log in anew"},
+			"credential helper docker-credential-absent-one, configured for a.example in HOME/.docker/config.json: not in PATH: install it or log in again"},
 		"a helper that fails": {`{"credHelpers": {"a.example": "own"}}`, "echo the keychain is locked; exit 1",
-			"credential helper docker-credential-own, which HOME/.docker/config.json names for a.example: failed: the keychain is locked"},
+			"credential helper docker-credential-own, configured for a.example in HOME/.docker/config.json: failed: the keychain is locked"},
 		"a helper that fails without a word": {`{"credsStore": "own"}`, "exit 3",
-			"credential helper docker-credential-own, which HOME/.docker/config.json names for a.example: failed: exit status 3"},
+			"credential helper docker-credential-own, configured for a.example in HOME/.docker/config.json: failed: exit status 3"},
 		"a helper that fails and tells": {`{"credsStore": "own"}`, `echo '{"Username":"u","Secret":"hunter2"}'; exit 1`,
-			"credential helper docker-credential-own, which HOME/.docker/config.json names for a.example: failed"},
+			"credential helper docker-credential-own, configured for a.example in HOME/.docker/config.json: failed"},
 		"a helper that tells something else": {`{"credsStore": "own"}`, "echo hunter2",
-			"credential helper docker-credential-own, which HOME/.docker/config.json names for a.example: answered something that is not JSON"},
+			"credential helper docker-credential-own, configured for a.example in HOME/.docker/config.json: invalid JSON output"},
 		"a helper that tells a number": {`{"credsStore": "own"}`, `echo '{"Secret": 1}'`,
-			"credential helper docker-credential-own, which HOME/.docker/config.json names for a.example: answered something that is not JSON"},
+			"credential helper docker-credential-own, configured for a.example in HOME/.docker/config.json: invalid JSON output"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			home := loginHome(t, map[string]string{".docker/config.json": c.config})
@@ -171,8 +171,8 @@ func TestPasswordsAreOneLineOfStdin(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                "--password-stdin: stdin is empty: pipe the password into it",
 		"\n":                              "--password-stdin: stdin is empty: pipe the password into it",
-		"user\nsecret\n":                  "--password-stdin: stdin holds several lines: a password is one",
-		strings.Repeat("x", 64<<10) + "y": "--password-stdin: stdin holds more than 65536 bytes, which is no password",
+		"user\nsecret\n":                  "--password-stdin: stdin has several lines: want one",
+		strings.Repeat("x", 64<<10) + "y": "--password-stdin: stdin has more than 65536 bytes",
 	} {
 		if _, err := readPassword(strings.NewReader(text)); err == nil || err.Error() != want {
 			t.Errorf("of %d bytes the error is %v, want %s", len(text), err, want)

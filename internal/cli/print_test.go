@@ -389,7 +389,7 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 		State:    &status.State{Phase: state.PhaseReady, Desired: proxy, Current: &proxy, PKI: &state.PKI{Mode: state.PKIInternal}, UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)},
 		Helm:     &status.Revision{Revision: 3, Status: "deployed"},
 		Registry: &status.Registry{Ready: true, Pods: []status.Pod{{Name: "r", Node: "n1", Ready: true}}},
-		Nodes:    []status.Node{{Name: "n1", Ready: true, Way: "proxy", Open: true, Proven: true}},
+		Nodes:    []status.Node{{Name: "n1", Ready: true, Via: "proxy", Endpoint: true, Verified: true}},
 		Certificates: []status.Certificate{
 			{Secret: "zarf-registry-ca", Valid: true, DaysLeft: 1800, Left: 1800*24*time.Hour + time.Minute},
 			{Secret: "zarf-registry-server-tls", Valid: true, Left: 9*time.Minute + 20*time.Second},
@@ -503,8 +503,8 @@ func TestCertificatesArePrintedForPeople(t *testing.T) {
 	same(t, "healthy", trimmed(out.String()), `certificates of zarf-registry in namespace zarf: nothing needs attention
 
 mode       internal
-lifetimes  certificates 365 days, authorities 1825 days
-rotation   none under way
+lifetimes  certificates 365 days, CA 1825 days
+rotation   none in progress
 
 Secret zarf-registry-server-tls
   subject  CN=zarf-registry,O=zarf-registry:server (zarf-registry:server)
@@ -514,7 +514,7 @@ Secret zarf-registry-server-tls
   sha256   aaaaaaaaaaaaaaaa
   trusts   cccccccccccccccc
   valid    2026-11-21T11:00:00Z to 2027-11-21T12:00:00Z, 365 days left
-  renewal  from 2027-05-22T12:00:00Z on
+  renewal  due from 2027-05-22T12:00:00Z
 
 POD              NODE  LEAF              HELD  TRUSTS  GENERATION  LOADED                ERRORS  MESSAGE
 zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes   yes     12          2026-11-21T12:00:00Z  0
@@ -580,7 +580,7 @@ next
 	if err := printCertificates(&out, &status.CertificateReport{Namespace: "zarf", Healthy: true, External: "registry.example.com/team"}); err != nil {
 		t.Fatal(err)
 	}
-	same(t, "external", out.String(), "zarf-registry in namespace zarf uses the external registry registry.example.com/team: there are no certificates of ours\n")
+	same(t, "external", out.String(), "zarf-registry in namespace zarf uses the external registry registry.example.com/team and has no certificates\n")
 }
 
 func TestIssuersAreNamed(t *testing.T) {
@@ -588,8 +588,8 @@ func TestIssuersAreNamed(t *testing.T) {
 		Mode: state.PKICertManager, Issuer: &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"},
 		LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(90 * time.Minute),
 	}, nil)
-	same(t, "lines", fmt.Sprint(lines), "[[mode certManager, issuer ClusterIssuer corp of cert-manager.io] [lifetimes certificates 1h0m, authorities 1h30m] [rotation none under way]]")
-	same(t, "unknown", fmt.Sprint(pkiLines(nil, nil)), "[[mode not recorded yet] [rotation none under way]]")
+	same(t, "lines", fmt.Sprint(lines), "[[mode certManager, issuer ClusterIssuer corp of cert-manager.io] [lifetimes certificates 1h0m, CA 1h30m] [rotation none in progress]]")
+	same(t, "unknown", fmt.Sprint(pkiLines(nil, nil)), "[[mode not recorded yet] [rotation none in progress]]")
 }
 
 func TestTheAuthoritiesArePrintedAsTheyAreTrusted(t *testing.T) {
@@ -605,18 +605,18 @@ func TestTheAuthoritiesArePrintedAsTheyAreTrusted(t *testing.T) {
 	f := &hookFlags{settings: settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "full"}}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "full-node-tls"}, Data: map[string][]byte{"ca.crt": both, "tls.key": []byte("secret")}}
 	var out bytes.Buffer
-	if err := f.printAuthorities(t.Context(), &out, fake.NewClientset(secret)); err != nil {
+	if err := f.printCA(t.Context(), &out, fake.NewClientset(secret)); err != nil {
 		t.Fatal(err)
 	}
 	same(t, "bundle", out.String(), string(both))
 
 	secret.Data["ca.crt"] = []byte("rubbish")
 	for want, client := range map[string]*fake.Clientset{
-		"there is no Secret zarf/full-node-tls: either zarf-registry is not installed": fake.NewClientset(),
-		"init-hook certs renew --name full puts it right":                              fake.NewClientset(secret),
+		"Secret zarf/full-node-tls not found: either zarf-registry is not installed": fake.NewClientset(),
+		"run init-hook certs renew --name full to repair it":                         fake.NewClientset(secret),
 	} {
 		out.Reset()
-		if err := f.printAuthorities(t.Context(), &out, client); err == nil || out.Len() > 0 || !strings.Contains(err.Error(), want) {
+		if err := f.printCA(t.Context(), &out, client); err == nil || out.Len() > 0 || !strings.Contains(err.Error(), want) {
 			t.Errorf("error is %v, want one with %q; output %q", err, want, &out)
 		}
 	}

@@ -26,10 +26,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// imagesBelow is the repository path of the project's own images in the registry.
+// imagesBelow is the path prefix of the project's own images in the registry.
 const imagesBelow = "zarf-registry"
 
-// carriedPrograms are the programs inside this binary.
+// carriedPrograms provides the programs embedded in this binary.
 type carriedPrograms struct{}
 
 func (carriedPrograms) Payload(program, architecture string) (*injector.Payload, error) {
@@ -44,18 +44,18 @@ func (carriedPrograms) Payload(program, architecture string) (*injector.Payload,
 	return injector.Encode(injector.Program{Name: program, Architecture: architecture}, layer, loader)
 }
 
-// hookRegistry is the registry as the hook uses it.
+// hookRegistry implements the hook's view of the registry.
 type hookRegistry struct {
 	*cluster.Registry
 	log *slog.Logger
-	// own is init-hook's own image; where it is nil, missing says why. Both are for
-	// pushing only.
+	// own is init-hook's own image. If it is nil, missing says why. Both are used only
+	// for pushing.
 	own     *state.HookImage
 	missing string
 }
 
-// newHookRegistry prepares the way to the registry. Only who is going to push is
-// asked for more rights than those in the namespace: from a workstation, to list nodes.
+// newHookRegistry prepares access to the registry. Only pushes from a workstation need a
+// permission outside the namespace: to list nodes.
 func newHookRegistry(ctx context.Context, s settings.Settings, c connection, log *slog.Logger) (*hookRegistry, error) {
 	r := &hookRegistry{Registry: cluster.NewRegistry(c.config, c.client, s.Namespace, s.Release), log: log}
 	r.Direct = c.access.InPod()
@@ -84,18 +84,18 @@ func newHookRegistry(ctx context.Context, s settings.Settings, c connection, log
 	return r, nil
 }
 
-// unfit says why this program's file makes no image FROM scratch for the nodes of
-// a cluster, "" where it does.
+// unfit returns why this program's file cannot be an image FROM scratch for the nodes of
+// the cluster, or "" if it can.
 func unfit(executable string, architectures []string) string {
 	if runtime.GOOS != "linux" {
 		return "this init-hook runs on " + runtime.GOOS
 	}
 	if !slices.Contains(architectures, runtime.GOARCH) {
-		return "no node runs programs for " + runtime.GOARCH
+		return "no node has architecture " + runtime.GOARCH
 	}
 	file, err := elf.Open(executable)
 	if err != nil {
-		return "its own file cannot be read: " + err.Error()
+		return "its executable cannot be read: " + err.Error()
 	}
 	defer func() { _ = file.Close() }()
 	if slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
@@ -104,15 +104,15 @@ func unfit(executable string, architectures []string) string {
 	return ""
 }
 
-// probeImage is the repository of the image that proves a mode.
+// probeImage returns the repository of the image that verifies a mode.
 func probeImage(mode state.Mode) string { return imagesBelow + "/probe-" + string(mode) }
 
-// ProbeImage names the image that proves a mode.
+// ProbeImage returns the reference of the image that verifies a mode.
 func (r *hookRegistry) ProbeImage(mode state.Mode) string {
 	return probeImage(mode) + ":" + version.Version
 }
 
-// HookImage is this program's own, where it can be one.
+// HookImage returns init-hook's own image, or nil if there is none.
 func (r *hookRegistry) HookImage() *state.HookImage { return r.own }
 
 // PlainOpen implements hook.Registry.
@@ -120,8 +120,8 @@ func (r *hookRegistry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, er
 	return r.Listening(ctx, pod, certs.PlainPort)
 }
 
-// PushProgramImages pushes the images of the carried programs and of init-hook
-// itself, so that Jobs of later upgrades can be pulled from the registry.
+// PushProgramImages pushes the images of the embedded programs and of init-hook itself,
+// so that Jobs of later upgrades can pull them from the registry.
 func (r *hookRegistry) PushProgramImages(ctx context.Context, access hook.Access) ([]string, error) {
 	registry, err := r.Open(access, remote.Options{Log: r.log})
 	if err != nil {
@@ -133,10 +133,10 @@ func (r *hookRegistry) PushProgramImages(ctx context.Context, access hook.Access
 		return nil, err
 	}
 
-	// An image has few blobs: two at once keep both ends busy.
+	// Images have few blobs: two images in parallel keep the connection busy.
 	_, err = images.Push(ctx, list, registry, images.Options{ImageConcurrency: 2, Done: func(result images.Result) {
-		r.log.Info("image pushed", "image", strings.TrimPrefix(result.Reference, registry.Host()+"/"), "digest", result.Digest.String(),
-			"sent", result.BytesSent, "skipped", result.BytesSkipped, "took", result.Duration.Round(time.Millisecond).String())
+		r.log.Info("image pushed", "image", strings.TrimPrefix(result.Reference, registry.Host()+"/"),
+			"digest", result.Digest.String(), "sent", result.BytesSent, "skipped", result.BytesSkipped, "took", result.Duration.Round(time.Millisecond).String())
 	}})
 	if err != nil {
 		return nil, err
@@ -148,9 +148,9 @@ func (r *hookRegistry) PushProgramImages(ctx context.Context, access hook.Access
 	return pushed, nil
 }
 
-// images makes what PushProgramImages pushes.
+// images returns the images that PushProgramImages pushes.
 func (r *hookRegistry) images() ([]images.Item, error) {
-	// The registry's name in these references is dropped when they are pushed.
+	// Pushing drops the registry's name from these references.
 	const host = "docker.io/"
 	carried, list, err := images.ProgramImages(embedded.Layers(), host+imagesBelow, version.Version)
 	if err != nil {
@@ -162,7 +162,7 @@ func (r *hookRegistry) images() ([]images.Item, error) {
 			made = append(made, images.Item{Image: image, Content: carried})
 			continue
 		}
-		// One image under two names, each of which the registry serves in one way only.
+		// One image under two names: the registry serves each of them in one mode only.
 		for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
 			image.Reference = host + r.ProbeImage(mode)
 			made = append(made, images.Item{Image: image, Content: carried})

@@ -67,7 +67,7 @@ func TestOwnImageIsForNodesThatCanRunIt(t *testing.T) {
 	if why := unfit(static, []string{"sparc64", runtime.GOARCH}); why != "" {
 		t.Error(why)
 	}
-	if why := unfit(static, []string{"sparc64"}); !strings.Contains(why, "no node runs") {
+	if why := unfit(static, []string{"sparc64"}); !strings.Contains(why, "no node has architecture") {
 		t.Errorf("on a cluster of another architecture: %q", why)
 	}
 	if why := unfit("/etc/hostname", []string{runtime.GOARCH}); !strings.Contains(why, "cannot be read") {

@@ -14,14 +14,14 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 )
 
-// progressFlags are the flags of the log of a command that people run.
+// progressFlags adds the log flags of a command for interactive use.
 func progressFlags(flags *pflag.FlagSet, options *logging.Options) {
 	options.Register(flags)
-	flags.Lookup("log-level").Usage = "least `LEVEL` of what is told on the way: debug, info, warn or error"
-	flags.Lookup("log-format").Usage = "`FORMAT` of what is told on the way: json, text, or auto: lines to read"
+	flags.Lookup("log-level").Usage = "minimum log `LEVEL`: debug, info, warn or error"
+	flags.Lookup("log-format").Usage = "log `FORMAT`: json, text, or auto (readable lines)"
 }
 
-// newProgress returns that log.
+// newProgress returns the logger for these options.
 func newProgress(w io.Writer, options *logging.Options) (*slog.Logger, error) {
 	if options.Format != "auto" {
 		return options.New(w)
@@ -29,15 +29,15 @@ func newProgress(w io.Writer, options *logging.Options) (*slog.Logger, error) {
 	return slog.New(&progress{out: &lines{w: w}, level: options.Level}), nil
 }
 
-// progress is a slog.Handler that writes a line for people about each step that
-// is done, and about everything else as it is.
+// progress is a slog.Handler that writes readable lines: one for each completed step, and
+// one for every other record with its attributes.
 type progress struct {
 	out   *lines
 	level slog.Level
 	attrs []slog.Attr
 }
 
-// lines are written whole, whoever writes at the same time.
+// lines serializes writes, so that lines do not interleave.
 type lines struct {
 	sync.Mutex
 	w io.Writer
@@ -53,7 +53,7 @@ func (p *progress) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return &with
 }
 
-// WithGroup implements slog.Handler. The project's logs have no groups.
+// WithGroup implements slog.Handler. The project's logs use no groups.
 func (p *progress) WithGroup(string) slog.Handler { return p }
 
 // Handle implements slog.Handler.
@@ -75,7 +75,7 @@ func (p *progress) line(r slog.Record, attrs []slog.Attr) string {
 	for _, a := range attrs {
 		value[a.Key] = a.Value.String()
 	}
-	// What a step's line has said already.
+	// rest formats the attributes, except those that the line contains already.
 	rest := func(but ...string) string {
 		var b strings.Builder
 	next:

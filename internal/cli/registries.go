@@ -18,7 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
-// registryFlags say how registries other than the cluster's are reached.
+// registryFlags configure access to registries other than the cluster's.
 type registryFlags struct {
 	username      string
 	passwordStdin bool
@@ -26,27 +26,29 @@ type registryFlags struct {
 	caFile        string
 }
 
-// register adds the flags; which says in words which registry they are about.
+// register adds the flags. which names the registry that they apply to, for the help.
 func (f *registryFlags) register(cmd *cobra.Command, which string) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.username, "username", "", "user name for "+which+", instead of what docker login, podman login or a credential helper keeps")
+	flags.StringVar(&f.username, "username", "",
+		"user name for "+which+" (default: the login of docker, podman or a credential helper)")
 	flags.BoolVar(&f.passwordStdin, "password-stdin", false, "read the password for --username from stdin")
-	flags.BoolVar(&f.plainHTTP, "plain-http", false, "reach "+which+" without TLS")
-	flags.StringVar(&f.caFile, "ca-file", "", "trust the certificate authorities in `FILE` (PEM) besides the system's, for all registries but the cluster's")
-	_ = cmd.MarkFlagFilename("ca-file", "pem", "crt", "cer") // it fails for a flag that does not exist only
+	flags.BoolVar(&f.plainHTTP, "plain-http", false, "use HTTP without TLS for "+which)
+	flags.StringVar(&f.caFile, "ca-file", "",
+		"`FILE` with CA certificates (PEM) to trust in addition to the system's, for all registries but the cluster's")
+	_ = cmd.MarkFlagFilename("ca-file", "pem", "crt", "cer") // fails only for an unknown flag
 }
 
 func (f *registryFlags) validate() error {
 	switch {
 	case f.username != "" && !f.passwordStdin:
-		return errors.New("--username needs --password-stdin: echo \"$PASSWORD\" | init-hook … --username NAME --password-stdin")
+		return errors.New("--username requires --password-stdin: echo \"$PASSWORD\" | init-hook … --username NAME --password-stdin")
 	case f.username == "" && f.passwordStdin:
-		return errors.New("--password-stdin needs --username: whose password is it?")
+		return errors.New("--password-stdin requires --username")
 	}
 	return nil
 }
 
-// given names the first flag that is about one registry, "" for none.
+// given returns the first given flag that applies to a single registry, or "".
 func (f *registryFlags) given() string {
 	switch {
 	case f.username != "":
@@ -57,41 +59,41 @@ func (f *registryFlags) given() string {
 	return ""
 }
 
-// dialledHost is where the registry answers that a flag names, or an error that
-// says what the flag takes.
+// dialledHost returns the host of the registry that a flag names. The error says what the
+// flag accepts.
 func dialledHost(flag, registry string) (string, error) {
-	const want = "want HOST[:PORT], as in registry.example.com, 10.0.0.1:5000 or localhost"
+	const want = "want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost"
 	if _, path, ok := strings.Cut(registry, "/"); ok {
 		if strings.Contains(registry, "://") {
-			return "", fmt.Errorf("--%s is %q: %s, without a scheme (--plain-http does without TLS)", flag, registry, want)
+			return "", fmt.Errorf("invalid --%s %q: %s, without a scheme (for HTTP, use --plain-http)", flag, registry, want)
 		}
 		if flag == "to" {
-			return "", fmt.Errorf("--%s is %q: %s; the path is for --prefix %s", flag, registry, want, path)
+			return "", fmt.Errorf("invalid --%s %q: %s; give the path with --prefix %s", flag, registry, want, path)
 		}
-		return "", fmt.Errorf("--%s is %q: %s, without a path", flag, registry, want)
+		return "", fmt.Errorf("invalid --%s %q: %s, without a path", flag, registry, want)
 	}
-	// As the beginning of a reference it must be read as a registry, not as the
-	// beginning of a path on Docker Hub.
+	// At the start of a reference it must parse as a registry, not as a path on Docker Hub.
 	host, err := images.Host(registry + "/x")
 	hub := dockerHubHosts[registry]
 	if err != nil || !hub && host != registry {
-		return "", fmt.Errorf("--%s is %q: %s", flag, registry, want)
+		return "", fmt.Errorf("invalid --%s %q: %s", flag, registry, want)
 	}
 	return host, nil
 }
 
-// registries makes the clients of registries, each once. It is safe for concurrent
-// use.
+// registries creates one client per registry. It is safe for concurrent use.
 type registries struct {
 	options func(host string) (remote.Options, error)
 	mu      sync.Mutex
 	clients map[string]*remote.Registry
 }
 
-// registries prepares the clients of a run. The credential is for the registry at
-// host, and those that plain tells are reached without TLS. The password is read
-// now.
-func (f *registryFlags) registries(stdin io.Reader, host string, plain func(host string) bool, patience remote.Options) (*registries, error) {
+// registries prepares the clients of a run and reads the password. The given credential
+// applies to the registry at host. Registries for which plain returns true are reached
+// without TLS.
+func (f *registryFlags) registries(
+	stdin io.Reader, host string, plain func(host string) bool, retry remote.Options,
+) (*registries, error) {
 	var given auth.CredentialFunc
 	if f.passwordStdin {
 		password, err := readPassword(stdin)
@@ -108,7 +110,7 @@ func (f *registryFlags) registries(stdin io.Reader, host string, plain func(host
 	}
 	kept := &logins{}
 	return &registries{clients: map[string]*remote.Registry{}, options: func(to string) (remote.Options, error) {
-		options := patience
+		options := retry
 		options.Host, options.TLS, options.AllowRedirects = to, trust, true
 		options.PlainHTTP = plain(to)
 		if to == host && given != nil {
@@ -121,8 +123,8 @@ func (f *registryFlags) registries(stdin io.Reader, host string, plain func(host
 	}}, nil
 }
 
-// trust is the system's authorities and those of --ca-file, nil for the system's
-// alone.
+// trust returns a TLS configuration with the CAs of the system and of --ca-file, or nil
+// without --ca-file.
 func (f *registryFlags) trust() (*tls.Config, error) {
 	if f.caFile == "" {
 		return nil, nil
@@ -136,7 +138,7 @@ func (f *registryFlags) trust() (*tls.Config, error) {
 		roots = x509.NewCertPool()
 	}
 	if !roots.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("--ca-file: %s holds no certificate in PEM", f.caFile)
+		return nil, fmt.Errorf("--ca-file: %s contains no PEM certificate", f.caFile)
 	}
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}, nil
 }
@@ -168,8 +170,7 @@ func (r *registries) close() {
 	}
 }
 
-// soleHost is the registry of the references if it is the same for all, "" if they
-// have several or none.
+// soleHost returns the registry of the references if it is the same for all, otherwise "".
 func soleHost(refs []string) string {
 	sole := ""
 	for _, ref := range refs {

@@ -31,11 +31,11 @@ func newStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show mode, registry, nodes, certificates and release, and what to do next",
-		Long: `status looks at everything that belongs to the registry and changes nothing. For
-everything that is wrong it says what to do. What this identity may not read is named
-and left out.
+		Long: `status reports the state of the registry, the nodes, the certificates and the release, and
+what to do about each problem. It changes nothing. Objects that this identity may not read
+are reported and skipped.
 
-Exit codes: 0 when nothing needs attention, 1 when something does.`,
+Exit codes: 0 if nothing needs attention, 1 otherwise.`,
 		Example: `  init-hook status
   init-hook status --output json | jq .next`,
 		Args: cobra.NoArgs,
@@ -62,17 +62,18 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 	registry := cluster.NewRegistry(config, client, f.namespace, f.release)
 	report, err := status.Collect(cmd.Context(), status.Options{
 		Namespace: f.namespace, Release: f.release, Name: f.name,
-		Client: client, Metadata: names, Loaded: registry.Loaded, KubeletStarted: status.KubeletStarted(client.CoreV1().RESTClient()), Now: time.Now,
+		Client: client, Metadata: names, Loaded: registry.Loaded,
+		KubeletStarted: status.KubeletStarted(client.CoreV1().RESTClient()), Now: time.Now,
 	})
 	if err != nil {
 		return err
 	}
-	return tell(cmd.OutOrStdout(), f.output, report, printStatus, report.Next)
+	return render(cmd.OutOrStdout(), f.output, report, printStatus, report.Next)
 }
 
-// tell writes a report as JSON, or as write does for people. Where there is something
-// to do next the exit code says so too.
-func tell[R any](w io.Writer, output string, report R, write func(io.Writer, R) error, next []string) error {
+// render writes a report as JSON or, with write, as text. If next is not empty, it returns
+// an error without a message, for the exit code.
+func render[R any](w io.Writer, output string, report R, write func(io.Writer, R) error, next []string) error {
 	if output == "json" {
 		write = func(w io.Writer, report R) error { return printJSON(w, report) }
 	}
@@ -80,12 +81,12 @@ func tell[R any](w io.Writer, output string, report R, write func(io.Writer, R) 
 		return err
 	}
 	if len(next) > 0 {
-		return &silent{fmt.Errorf("%d things to do", len(next))}
+		return &silent{fmt.Errorf("%d problems", len(next))}
 	}
 	return nil
 }
 
-// printStatus writes what people read.
+// printStatus writes the report as text.
 func printStatus(w io.Writer, r *status.Report) error {
 	verdict := "healthy"
 	if !r.Healthy {
@@ -145,7 +146,8 @@ func printStatus(w io.Writer, r *status.Report) error {
 		fmt.Fprint(w, "\n")
 		fmt.Fprint(table, "NODE\tREADY\tVIA\tENDPOINT\tVERIFIED\tMESSAGE\n")
 		for _, n := range r.Nodes {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", n.Name, yesNo(n.Ready), n.Way, yesNo(n.Open), yesNo(n.Proven), n.Why)
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n",
+				n.Name, yesNo(n.Ready), n.Via, yesNo(n.Endpoint), yesNo(n.Verified), n.Why)
 		}
 		if err := table.Flush(); err != nil {
 			return err
@@ -155,7 +157,7 @@ func printStatus(w io.Writer, r *status.Report) error {
 		fmt.Fprint(w, "\n")
 		fmt.Fprint(table, "NODE\tFILES\tWRITTEN\tEFFECT\tMESSAGE\n")
 		for _, n := range r.NodeConfig {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", n.Node, filesLine(n), writtenLine(n), n.Effect, configRemark(n))
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", n.Node, filesLine(n), writtenLine(n), n.Effect, configMessage(n))
 		}
 		if err := table.Flush(); err != nil {
 			return err
@@ -165,7 +167,7 @@ func printStatus(w io.Writer, r *status.Report) error {
 	return nil
 }
 
-// filesLine says how many files a node has, and what became of others.
+// filesLine counts the configuration files on a node, and those restored or removed.
 func filesLine(n status.NodeConfig) string {
 	line := strconv.Itoa(n.Written + n.Unchanged)
 	if n.Restored > 0 {
@@ -184,26 +186,26 @@ func writtenLine(n status.NodeConfig) string {
 	return n.WrittenAt.UTC().Format(time.RFC3339)
 }
 
-// configRemark is what is particular about a node's configuration: what is wrong with
-// it first, of several warnings one.
-func configRemark(n status.NodeConfig) string {
-	var remarks []string
-	for _, remark := range []string{n.Error, cmp.Or(n.Why, n.Restart)} { // no command where it is not known to be needed
-		if remark != "" {
-			remarks = append(remarks, remark)
+// configMessage is the message about a node's configuration: errors first, and one of
+// several warnings.
+func configMessage(n status.NodeConfig) string {
+	var messages []string
+	for _, message := range []string{n.Error, cmp.Or(n.Why, n.Restart)} {
+		if message != "" {
+			messages = append(messages, message)
 		}
 	}
 	switch w := n.Warnings; len(w) {
 	case 0:
 	case 1:
-		remarks = append(remarks, "warning: "+w[0])
+		messages = append(messages, "warning: "+w[0])
 	default:
-		remarks = append(remarks, fmt.Sprintf("%d warnings, first: %s", len(w), w[0]))
+		messages = append(messages, fmt.Sprintf("%d warnings, first: %s", len(w), w[0]))
 	}
-	return strings.Join(remarks, "; ")
+	return strings.Join(messages, "; ")
 }
 
-// printNext writes what there is to do, if anything.
+// printNext writes the next steps, if any.
 func printNext(w io.Writer, next []string) {
 	if len(next) > 0 {
 		fmt.Fprint(w, "\nnext\n")
@@ -213,8 +215,7 @@ func printNext(w io.Writer, next []string) {
 	}
 }
 
-// pkiLine says where certificates come from, and how far a change of their
-// authorities is.
+// pkiLine describes the source of certificates and the progress of a CA rotation.
 func pkiLine(s *status.State) string {
 	switch {
 	case s == nil || s.PKI == nil:

@@ -17,25 +17,25 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// Certificate is the one of a Secret.
+// Certificate describes the certificate in a Secret.
 type Certificate struct {
 	Secret   string    `json:"secret"`
 	Subject  string    `json:"subject,omitempty"`
 	NotAfter time.Time `json:"notAfter,omitzero"`
-	// DaysLeft are whole days until NotAfter, negative after it; Left is the same to
-	// the second.
+	// DaysLeft is the number of whole days until NotAfter, negative after it. Left is the
+	// same to the second.
 	DaysLeft int           `json:"daysLeft"`
 	Left     time.Duration `json:"-"`
-	// Valid says that it is in force, leads to the authorities that the others trust,
-	// and is good for what it is for; Why says why not.
+	// Valid reports whether the certificate is in its validity period, is signed by a CA
+	// that its peers trust, and has the required names and usages. Why says why not.
 	Valid bool   `json:"valid"`
 	Why   string `json:"why,omitempty"`
 }
 
-// SecretCertificate is all that a Secret says of its certificate.
+// SecretCertificate describes a certificate Secret in detail.
 type SecretCertificate struct {
 	Certificate
-	// For is whose it is: authority, server, node or push.
+	// For is the owner: authority (the CA), server, node or push.
 	For         string    `json:"for"`
 	CommonName  string    `json:"commonName,omitempty"`
 	Roles       []string  `json:"roles,omitempty"`
@@ -46,43 +46,41 @@ type SecretCertificate struct {
 	SHA256      string    `json:"sha256,omitempty"`
 	Issuer      string    `json:"issuer,omitempty"`
 	NotBefore   time.Time `json:"notBefore,omitzero"`
-	// RenewAt is when it is due to be renewed by init-hook or cert-manager; zero where
-	// that is the user's business.
+	// RenewAt is when init-hook or cert-manager renews it. It is zero if the user does.
 	RenewAt time.Time `json:"renewAt,omitzero"`
-	// Authorities are the SHA-256 of the certificates in ca.crt.
+	// Authorities are the SHA-256 fingerprints of the certificates in ca.crt.
 	Authorities []string `json:"authorities,omitempty"`
-	// Source is what it is copied from; nil where init-hook makes it.
+	// Source is the Secret it is copied from. It is nil if init-hook issues it.
 	Source *Source `json:"source,omitempty"`
 
-	chain []*x509.Certificate // empty where it cannot be read
+	chain []*x509.Certificate // empty if it cannot be parsed
 	trust pki.Bundle
 }
 
-// Source is the Secret of the user, or of cert-manager, that a certificate is
-// copied from.
+// Source is the Secret of the user or of cert-manager from which a certificate is copied.
 type Source struct {
 	Secret   string    `json:"secret"`
 	SHA256   string    `json:"sha256,omitempty"`
 	NotAfter time.Time `json:"notAfter,omitzero"`
-	// Copied says that what it holds is in use; Why says why not, or why that is not known.
+	// Copied reports whether its content is in use. Why says why not, or why this is unknown.
 	Copied bool   `json:"copied"`
 	Why    string `json:"why,omitempty"`
 }
 
-// kind is one of the certificates that every mode has.
+// kind describes one of the leaf certificates of every mode.
 type kind struct {
 	name, suffix string
 	usages       []x509.ExtKeyUsage
 	role         string
-	// existing is the user's Secret, issued the end of the name of cert-manager's.
+	// existing returns the user's Secret. issued is the suffix of cert-manager's.
 	existing func(state.ExistingSecrets) string
 	issued   string
 }
 
-const kindAuthority = "authority"
+const kindCA = "authority"
 
 var leaves = []kind{
-	{"server", names.SuffixServerTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, "", // clients go by its name
+	{"server", names.SuffixServerTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, "", // clients verify its name
 		func(e state.ExistingSecrets) string { return e.Server }, "-server"},
 	{"node", names.SuffixNodeTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, pki.OrganizationNode,
 		func(e state.ExistingSecrets) string { return e.Node }, "-node"},
@@ -90,7 +88,7 @@ var leaves = []kind{
 		func(e state.ExistingSecrets) string { return e.Push }, "-push"},
 }
 
-// certificates looks at the Secrets for the report of status.
+// certificates adds the certificate Secrets to the report.
 func (c *collector) certificates(ctx context.Context) error {
 	if c.external() {
 		return nil
@@ -103,8 +101,8 @@ func (c *collector) certificates(ctx context.Context) error {
 	return err
 }
 
-// stalled is when a change of authorities needs attention: the CronJob goes on with
-// it every hour, unless it is told otherwise.
+// stalled is the age at which a CA rotation needs attention. By default, the CronJob
+// continues it every hour.
 const stalled = time.Hour
 
 func (c *collector) rotation() {
@@ -120,8 +118,8 @@ func (c *collector) rotation() {
 		s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase, waiting, c.renew())
 }
 
-// pki is how the certificates are made. A state that an earlier release wrote does
-// not say; that release knew one way.
+// pki returns how certificates are issued. A state of an earlier release does not record
+// it; those releases had only the internal mode.
 func (c *collector) pki() state.PKI {
 	if s := c.report.State; s != nil && s.PKI != nil {
 		return *s.PKI
@@ -129,16 +127,15 @@ func (c *collector) pki() state.PKI {
 	return state.PKI{Mode: state.PKIInternal}
 }
 
-// authorityOfOurs says whether certificates of a mode lead to an authority whose
-// key init-hook holds.
-func authorityOfOurs(p state.PKI) bool {
+// ownCA reports whether init-hook holds the key of the CA.
+func ownCA(p state.PKI) bool {
 	return p.Mode == state.PKIInternal || p.Mode == state.PKIExistingSecret && p.Existing != nil && p.Existing.Push == ""
 }
 
-// renew is the command that puts right what is wrong with a certificate.
+// renew returns the command that repairs a certificate.
 func (c *collector) renew() string {
 	if s := c.report.State; s == nil || s.PKI == nil {
-		return c.again() // it has to be told first how certificates are made
+		return c.again() // the state does not record yet how certificates are issued
 	}
 	command := "init-hook certs renew --namespace " + c.Namespace
 	if c.Release != "zarf-registry" {
@@ -150,14 +147,13 @@ func (c *collector) renew() string {
 	return command
 }
 
-// held looks at the Secrets that the pods mount, and at the authority's where there
-// is to be one.
+// held reads the Secrets that pods mount, and the CA's if init-hook holds it.
 func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 	p := c.pki()
 	pairs := map[*SecretCertificate]pki.KeyPair{}
 	var list []*SecretCertificate
-	if authorityOfOurs(p) {
-		h, pair, err := c.read(ctx, kindAuthority, names.SuffixCA)
+	if ownCA(p) {
+		h, pair, err := c.read(ctx, kindCA, names.SuffixCA)
 		if err != nil {
 			return nil, err
 		}
@@ -181,10 +177,10 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 		found = append(found, h)
 	}
 	for _, h := range found {
-		c.judgeLeaf(h, pairs[h], found)
+		c.checkLeaf(h, pairs[h], found)
 	}
 	for _, h := range list {
-		c.judgeAuthority(h, pairs[h], found)
+		c.checkCA(h, pairs[h], found)
 	}
 	list = append(list, found...)
 	for _, h := range list {
@@ -193,7 +189,7 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 	return list, nil
 }
 
-// sourceName is the Secret that a certificate is copied from, "" where it is made.
+// sourceName returns the Secret from which a certificate is copied, or "".
 func sourceName(name string, k kind, p state.PKI) string {
 	switch {
 	case p.Mode == state.PKICertManager:
@@ -204,8 +200,8 @@ func sourceName(name string, k kind, p state.PKI) string {
 	return ""
 }
 
-// read reads a Secret, and says what can be said of it without the others. It is
-// nil where it may not be read.
+// read reads a Secret and describes it without regard to the others. It returns nil if
+// reading is forbidden.
 func (c *collector) read(ctx context.Context, kind, suffix string) (*SecretCertificate, pki.KeyPair, error) {
 	h := &SecretCertificate{Certificate: Certificate{Secret: c.Name + suffix, Why: "not found"}, For: kind}
 	secret, missing, err := c.secret(ctx, h.Secret)
@@ -224,7 +220,7 @@ func (c *collector) read(ctx context.Context, kind, suffix string) (*SecretCerti
 		return h, pair, nil
 	}
 	h.describe(h.chain[0], c.Now())
-	if kind == kindAuthority {
+	if kind == kindCA {
 		h.trust = pki.NewBundle(h.chain[0])
 		return h, pair, nil
 	}
@@ -253,9 +249,9 @@ func (h *SecretCertificate) describe(cert *x509.Certificate, now time.Time) {
 	h.Serial, h.SHA256 = fmt.Sprintf("%x", cert.SerialNumber), pki.Fingerprint(cert)
 }
 
-// judgeLeaf sees whether the others accept a leaf. They trust the ca.crt of their
-// own Secrets, each of which is written by itself.
-func (c *collector) judgeLeaf(h *SecretCertificate, pair pki.KeyPair, all []*SecretCertificate) {
+// checkLeaf checks whether its peers accept a leaf. Each trusts the ca.crt of its own
+// Secret, and the Secrets are written one by one.
+func (c *collector) checkLeaf(h *SecretCertificate, pair pki.KeyPair, all []*SecretCertificate) {
 	if h.Why != "" {
 		return
 	}
@@ -281,7 +277,7 @@ func (c *collector) judgeLeaf(h *SecretCertificate, pair pki.KeyPair, all []*Sec
 	h.Valid = true
 }
 
-func (c *collector) judgeAuthority(h *SecretCertificate, pair pki.KeyPair, found []*SecretCertificate) {
+func (c *collector) checkCA(h *SecretCertificate, pair pki.KeyPair, found []*SecretCertificate) {
 	if h.Why != "" {
 		return
 	}
@@ -294,7 +290,7 @@ func (c *collector) judgeAuthority(h *SecretCertificate, pair pki.KeyPair, found
 	case now.Before(h.NotBefore):
 		h.Why = "it is not valid before " + h.NotBefore.Format(time.RFC3339)
 	}
-	// A new one is written before anybody is told to trust it.
+	// During a rotation, a new CA is written before pods trust it.
 	if s := c.report.State; h.Why == "" && (s == nil || s.Rotation == nil) {
 		for _, leaf := range found {
 			if !leaf.trust.Empty() && !leaf.trust.Contains(h.trust) {
@@ -306,19 +302,19 @@ func (c *collector) judgeAuthority(h *SecretCertificate, pair pki.KeyPair, found
 	h.Valid = h.Why == ""
 }
 
-// advise says what to do about a certificate, and when it is due.
+// advise adds the next steps for a certificate and sets when it is due.
 func (c *collector) advise(h *SecretCertificate) {
 	old := false
 	if len(h.chain) > 0 {
 		begin := h.chain[0].NotBefore
 		if issued := begin.Add(pki.Backdate); h.Source == nil && issued.Before(h.NotAfter) {
-			begin = issued // as pki makes and judges them
+			begin = issued // as in package pki
 		}
 		life := h.NotAfter.Sub(begin)
 		if h.Source == nil || c.pki().Mode == state.PKICertManager {
 			h.RenewAt = begin.Add(life / 2)
 		}
-		// It was due at half of its life, so nothing has renewed it since.
+		// It was due at half of its lifetime, so renewal does not work.
 		old = h.Left < life/4
 	}
 	switch {
@@ -329,7 +325,7 @@ func (c *collector) advise(h *SecretCertificate) {
 	}
 }
 
-// mend is how to get a better certificate than h.
+// mend describes how to replace the certificate.
 func (c *collector) mend(h *SecretCertificate) string {
 	switch {
 	case h.Source == nil:
@@ -341,7 +337,7 @@ func (c *collector) mend(h *SecretCertificate) string {
 	}
 }
 
-// source compares a certificate with what it is copied from.
+// source compares a certificate with the Secret it is copied from.
 func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
 	s := h.Source
 	if s == nil {
@@ -374,7 +370,7 @@ func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
 	s.Why = "contains another certificate, which is not in use yet"
 	if r := c.report.State.Rotation; r != nil {
 		s.Why += ": the CA rotation comes first"
-		return nil // and says itself when it is late
+		return nil // rotation reports itself when it is late
 	}
 	c.next("Secret %s/%s contains another certificate than its copy %s: run %s, which checks and copies it.", c.Namespace, s.Secret, h.Secret, c.renew())
 	return nil
@@ -387,7 +383,7 @@ func (c *collector) mendSource(h *SecretCertificate) string {
 	return fmt.Sprintf("create it, or set pki.existingSecret.%s; until then %s stays unchanged", h.For, h.Secret)
 }
 
-// Remaining writes a time that is left in days or, where that says nothing, exactly.
+// Remaining formats a remaining time in days or, below two days, precisely.
 func Remaining(left time.Duration) string {
 	switch {
 	case left >= 48*time.Hour:
@@ -398,5 +394,5 @@ func Remaining(left time.Duration) string {
 	return left.Truncate(time.Second).String()
 }
 
-// sentences makes one line of an error that has several.
+// sentences joins the lines of an error.
 func sentences(err error) string { return oneLine(strings.ReplaceAll(err.Error(), "\n", "; ")) }

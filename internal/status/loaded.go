@@ -17,71 +17,74 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// CertificateReport is all that can be found out about the certificates. Its JSON is
-// what init-hook certs show prints.
+// CertificateReport describes the certificates and what pods have loaded. Its JSON is the
+// output of init-hook certs show.
 type CertificateReport struct {
 	Namespace string `json:"namespace"`
 	Release   string `json:"release"`
 	Name      string `json:"name"`
-	// Healthy says that Next is empty.
+	// Healthy reports whether Next is empty.
 	Healthy bool `json:"healthy"`
-	// External is the registry in external mode, which has no certificates of ours.
+	// External is the address of the external registry, which has no certificates here.
 	External string `json:"external,omitempty"`
-	// PKI is how certificates are made; nil where the state does not say.
+	// PKI is how certificates are issued. It is nil if the state does not record it.
 	PKI *state.PKI `json:"pki,omitempty"`
-	// Rotation is a change of authorities that is under way.
+	// Rotation is the CA rotation in progress, or nil.
 	Rotation *state.Rotation      `json:"rotation,omitempty"`
 	Secrets  []*SecretCertificate `json:"secrets"`
 	Pods     []PodCertificates    `json:"pods"`
-	// Unreadable is what could not be read, with the reason.
+	// Unreadable lists objects that could not be read, with the reason.
 	Unreadable []string `json:"unreadable"`
-	// Next is what to do, one sentence for everything that is wrong.
+	// Next lists what to do, one sentence for each problem.
 	Next []string `json:"next"`
 }
 
-// PodCertificates is what a pod of the registry or of a proxy has loaded.
+// PodCertificates describes what a pod of the registry or a proxy has loaded.
 type PodCertificates struct {
 	Pod  string `json:"pod"`
 	Node string `json:"node,omitempty"`
-	// Component is registry or proxy, Secret the one that it mounts.
+	// Component is registry or proxy. Secret is the one that the pod mounts.
 	Component string `json:"component"`
 	Secret    string `json:"secret"`
 	Ready     bool   `json:"ready"`
-	// Loaded is its answer; nil where there is none, then Why says why.
+	// Loaded is the response of the pod. If it is nil, Why says why.
 	Loaded *reloadstatus.Report `json:"loaded,omitempty"`
-	// LeafHeld says that it uses the certificate that the Secret holds now, TrustHeld
-	// that it trusts the authorities in ca.crt, and no other.
+	// LeafHeld reports whether the pod uses the certificate in the Secret. TrustHeld
+	// reports whether it trusts exactly the CAs in ca.crt.
 	LeafHeld  bool   `json:"leafHeld"`
 	TrustHeld bool   `json:"trustHeld"`
 	Why       string `json:"why,omitempty"`
 
-	trouble trouble
+	problem problem
 }
 
-// trouble is what is to be done about a pod.
-type trouble int
+// problem classifies what is wrong with a pod.
+type problem int
 
 const (
-	none trouble = iota
-	// former: it was made before there was anything to ask.
-	former
-	// silent: it does not answer.
+	none problem = iota
+	// outdated: an earlier release created it, which has no status endpoint.
+	outdated
+	// silent: it does not respond.
 	silent
-	// behind: it has not loaded what its Secret holds.
+	// behind: it has not loaded the content of its Secret.
 	behind
-	// failing: it cannot load what its Secret holds.
+	// failing: it cannot load the content of its Secret.
 	failing
 )
 
-// askedAtOnce bounds how many pods are asked at the same time: each question is a
+// maxConcurrentPods bounds how many pods are queried in parallel: each query is a
 // connection through the API server.
-const askedAtOnce = 16
+const maxConcurrentPods = 16
 
-// CollectCertificates looks at the certificates, and asks the pods what they have
-// loaded of them. The error is ErrNotInstalled, or that the cluster does not answer.
+// CollectCertificates reads the certificates and queries pods for what they have loaded.
+// The error is ErrNotInstalled, or the cluster does not respond.
 func CollectCertificates(ctx context.Context, o Options) (*CertificateReport, error) {
 	c := &collector{Options: o, report: &Report{Unreadable: []string{}, Next: []string{}}}
-	r := &CertificateReport{Namespace: o.Namespace, Release: o.Release, Name: o.Name, Secrets: []*SecretCertificate{}, Pods: []PodCertificates{}}
+	r := &CertificateReport{
+		Namespace: o.Namespace, Release: o.Release, Name: o.Name,
+		Secrets: []*SecretCertificate{}, Pods: []PodCertificates{},
+	}
 	for _, look := range []func(context.Context) error{c.locate, c.state} {
 		if err := look(ctx); err != nil {
 			return nil, err
@@ -122,7 +125,7 @@ func CollectCertificates(ctx context.Context, o Options) (*CertificateReport, er
 	return r, nil
 }
 
-// ask asks every pod, those of the registry first.
+// ask queries every pod, those of the registry first.
 func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCertificates, error) {
 	notReady, err := c.nodesNotReady(ctx)
 	if err != nil {
@@ -149,14 +152,17 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 		})
 		for _, p := range list.Items {
 			if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
-				continue // it takes no requests any more
+				continue // it no longer serves requests
 			}
 			pods = append(pods, p)
-			found = append(found, PodCertificates{Pod: p.Name, Node: p.Spec.NodeName, Component: of.component, Secret: c.Name + of.suffix, Ready: nodes.PodReady(p)})
+			found = append(found, PodCertificates{
+				Pod: p.Name, Node: p.Spec.NodeName, Component: of.component,
+				Secret: c.Name + of.suffix, Ready: nodes.PodReady(p),
+			})
 		}
 	}
 	var group errgroup.Group
-	group.SetLimit(askedAtOnce)
+	group.SetLimit(maxConcurrentPods)
 	for i := range found {
 		group.Go(func() error {
 			f := &found[i]
@@ -178,8 +184,8 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 	return found, nil
 }
 
-// nodesNotReady are the nodes whose pods could not answer. Who may not list nodes
-// asks all pods.
+// nodesNotReady returns the nodes whose pods cannot respond. Without permission to list
+// nodes it returns none, and all pods are queried.
 func (c *collector) nodesNotReady(ctx context.Context) (map[string]bool, error) {
 	list, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -198,21 +204,21 @@ func (c *collector) askPod(ctx context.Context, f *PodCertificates, pod *corev1.
 		f.Why = oneLine(err.Error())
 		switch _, can := pod.Annotations[names.AnnotationMetricsPort]; {
 		case !can:
-			f.trouble = former
+			f.problem = outdated
 		case f.Ready:
-			f.trouble = silent // one that is not ready is not served by anybody
+			f.problem = silent // a pod that is not ready need not respond
 		}
 		return
 	}
 	f.Loaded = report
-	var remarks []string
+	var messages []string
 	if problem := report.Certificates.Problem; problem != "" {
-		f.trouble = failing
-		remarks = append(remarks, oneLine(problem))
+		f.problem = failing
+		messages = append(messages, oneLine(problem))
 	}
 	i := slices.IndexFunc(held, func(h *SecretCertificate) bool { return h.Secret == f.Secret })
 	if i < 0 || held[i].SHA256 == "" || len(held[i].Authorities) == 0 {
-		f.Why = strings.Join(append(remarks, "the content of its Secret is unknown"), "; ")
+		f.Why = strings.Join(append(messages, "the content of its Secret is unknown"), "; ")
 		return
 	}
 	trusted := make([]string, len(report.Certificates.Authorities))
@@ -223,21 +229,21 @@ func (c *collector) askPod(ctx context.Context, f *PodCertificates, pod *corev1.
 	missing, surplus := without(held[i].Authorities, trusted), without(trusted, held[i].Authorities)
 	f.TrustHeld = missing == 0 && surplus == 0
 	if !f.LeafHeld {
-		remarks = append(remarks, "uses another certificate than the Secret")
+		messages = append(messages, "uses another certificate than the Secret")
 	}
 	if missing > 0 {
-		remarks = append(remarks, fmt.Sprintf("CAs of the Secret not trusted yet: %d", missing))
+		messages = append(messages, fmt.Sprintf("CAs of the Secret not trusted yet: %d", missing))
 	}
 	if surplus > 0 {
-		remarks = append(remarks, fmt.Sprintf("previous CAs still trusted: %d", surplus))
+		messages = append(messages, fmt.Sprintf("previous CAs still trusted: %d", surplus))
 	}
-	if f.trouble == none && len(remarks) > 0 {
-		f.trouble = behind
+	if f.problem == none && len(messages) > 0 {
+		f.problem = behind
 	}
-	f.Why = strings.Join(remarks, "; ")
+	f.Why = strings.Join(messages, "; ")
 }
 
-// without counts what of a is not in b.
+// without counts the elements of a that are not in b.
 func without(a, b []string) int {
 	n := 0
 	for _, s := range a {
@@ -248,10 +254,10 @@ func without(a, b []string) int {
 	return n
 }
 
-// advisePods says what to do, in one sentence for all pods with the same trouble.
+// advisePods adds the next steps, one sentence for all pods with the same problem.
 func (c *collector) advisePods(found []PodCertificates) {
 	for _, kind := range []struct {
-		trouble      trouble
+		problem      problem
 		what, remedy string
 	}{
 		{failing, "cannot load the content of its Secret and keeps the previous one",
@@ -260,17 +266,17 @@ func (c *collector) advisePods(found []PodCertificates) {
 			fmt.Sprintf("the kubelet delivers it within 90 s; if not, kubectl --namespace %s describe pod POD shows why", c.Namespace)},
 		{silent, "does not answer",
 			fmt.Sprintf("this requires permission to get and create pods/portforward, and a node that the API server can reach; kubectl --namespace %s logs POD shows its state", c.Namespace)},
-		{former, "runs a previous release", c.again() + " upgrades it"},
+		{outdated, "runs a previous release", c.again() + " upgrades it"},
 	} {
 		var pods []string
 		why := ""
 		for _, f := range found {
-			if f.trouble == kind.trouble {
+			if f.problem == kind.problem {
 				pods = append(pods, f.Pod)
 				why = cmp.Or(why, f.Why)
 			}
 		}
-		const named = 3 // the table has all of them
+		const named = 3 // the table lists all of them
 		switch n := len(pods); {
 		case n == 0:
 			continue

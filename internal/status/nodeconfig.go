@@ -19,32 +19,31 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// NodeConfig is how far the configuration of a node's container runtime is. The
-// counts are those of the pod's last run.
+// NodeConfig describes the configuration of a node's container runtime. The counts are
+// those of the pod's last run.
 type NodeConfig struct {
 	Node string `json:"node"`
-	// Pod is the one that configures the node, "" where there is none.
+	// Pod configures the node; "" if it does not exist.
 	Pod       string `json:"pod,omitempty"`
 	Written   int    `json:"written"`
 	Unchanged int    `json:"unchanged"`
 	Restored  int    `json:"restored"`
 	Removed   int    `json:"removed"`
-	// WrittenAt is when the newest of the files was written; zero where there is none.
+	// WrittenAt is when the newest file was written. It is zero if there is none.
 	WrittenAt time.Time `json:"writtenAt,omitzero"`
 	Effect    Effect    `json:"effect"`
-	// Restart is the command on the node that ends the wait for a restart, or may do so
-	// where the effect is unknown; "" where it is not known whether K3s or RKE2 runs there.
+	// Restart is the command on the node that restarts K3s or RKE2, if that is or may be
+	// required; "" if the distribution is unknown.
 	Restart  string   `json:"restart,omitempty"`
 	Warnings []string `json:"warnings"`
-	// Error is why the last run failed. Why says why the effect is not known, or why
-	// there is none yet.
+	// Error is why the last run failed. Why says why the effect is unknown or missing.
 	Error string `json:"error,omitempty"`
 	Why   string `json:"why,omitempty"`
 
 	registries *noderuntime.RegistriesReport
 }
 
-// Effect says whether the container runtime goes by its configuration.
+// Effect says whether the container runtime uses its configuration.
 type Effect string
 
 // The effects.
@@ -53,27 +52,27 @@ const (
 	EffectCredentials Effect = "in effect; credentials after a restart"
 	EffectRestart     Effect = "waits for a restart"
 	EffectUnknown     Effect = "unknown"
-	// EffectNotYet: no run has ended so far, so what is on the node is what was there before.
+	// EffectNotYet: no run has finished, so the node still has its previous files.
 	EffectNotYet Effect = "not yet written"
 	EffectFailed Effect = "failed"
 )
 
-// waits says that K3s or RKE2 should be started anew.
+// waits reports whether K3s or RKE2 should be restarted.
 func (e Effect) waits() bool { return e == EffectCredentials || e == EffectRestart }
 
 const (
-	// kubeletsAtOnce bounds how many kubelets are asked at the same time: K3s' metrics
-	// are megabytes, and all of them come through the API server.
+	// kubeletsAtOnce bounds parallel queries of kubelets: the metrics of K3s have
+	// megabytes, and all pass through the API server.
 	kubeletsAtOnce = 8
-	// kubeletsTime bounds the asking of all.
+	// kubeletsTime bounds the queries of all kubelets.
 	kubeletsTime = time.Minute
-	// kubeletTime bounds one question: a kubelet answers in far less than a second.
+	// kubeletTime bounds one query. A kubelet responds in far less than a second.
 	kubeletTime = 5 * time.Second
-	// nodesNamed bounds the nodes in one sentence; the table has all of them.
+	// nodesNamed bounds the nodes in one sentence. The table lists all.
 	nodesNamed = 10
 )
 
-// nodeConfig looks at what the pods that configure the nodes have left behind.
+// nodeConfig reports the results of the pods that configure nodes.
 func (c *collector) nodeConfig(ctx context.Context) error {
 	sets, err := c.Client.AppsV1().DaemonSets(c.Namespace).List(ctx, selector(c.Release, names.ComponentNodeConfig))
 	if err != nil {
@@ -97,11 +96,11 @@ func (c *collector) nodeConfig(ctx context.Context) error {
 		wanted += d.Status.DesiredNumberScheduled
 		scheduled += d.Status.CurrentNumberScheduled
 	}
-	// Who may not list nodes sees those that have a pod.
+	// Without permission to list nodes, only nodes with a pod are reported.
 	names := maps.Clone(byNode)
 	for name, n := range nodes {
-		// Where every pod that is wanted exists, a node without one is the user's
-		// decision, by nodeConfig.nodeSelector or nodeConfig.tolerations.
+		// If all desired pods exist, nodeConfig.nodeSelector or nodeConfig.tolerations
+		// excludes the nodes without one.
 		if scheduled < wanted && nodestate.NodeReady(n) && names[name].Name == "" {
 			names[name] = corev1.Pod{}
 		}
@@ -116,8 +115,8 @@ func (c *collector) nodeConfig(ctx context.Context) error {
 	return nil
 }
 
-// newest picks one pod for each node: during a rollout there may be two, and one that
-// was evicted has a successor.
+// newest returns the newest pod of each node. There may be two during a rollout or after
+// an eviction.
 func newest(pods []corev1.Pod) map[string]corev1.Pod {
 	byNode := map[string]corev1.Pod{}
 	for _, p := range pods {
@@ -132,7 +131,7 @@ func newest(pods []corev1.Pod) map[string]corev1.Pod {
 	return byNode
 }
 
-// configured is what is known of one node without asking its kubelet.
+// configured describes a node as far as possible without querying its kubelet.
 func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
 	n := NodeConfig{Node: node, Pod: pod.Name, Warnings: []string{}}
 	if pod.Name == "" {
@@ -145,7 +144,7 @@ func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
 		return n
 	}
 	report, err := noderuntime.ParseReport(last.Message)
-	text := "" // in the report's place: the end of the log, or what the kubelet says
+	text := "" // instead of a report: the end of the log, or a message of the kubelet
 	if err != nil {
 		text = oneLine(last.Message)
 	}
@@ -158,7 +157,7 @@ func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
 	case last.ExitCode != 0:
 		n.Effect, n.Error = EffectFailed, cmp.Or(oneLine(report.Error), text, fmt.Sprintf("exit code %d", last.ExitCode))
 	case err != nil:
-		// So it is where the kubelet has forgotten the container since.
+		// The kubelet may have removed the container since.
 		n.Effect, n.Why = EffectUnknown, "no report; check the pod's log"
 	case report.Error != "":
 		n.Effect, n.Error = EffectFailed, oneLine(report.Error)
@@ -168,7 +167,7 @@ func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
 	return n
 }
 
-// lastRun is how the init container ended, the last time that it did.
+// lastRun returns the last termination of the init container.
 func lastRun(pod corev1.Pod) (*corev1.ContainerStateTerminated, bool) {
 	for _, s := range pod.Status.InitContainerStatuses {
 		if last := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated); last != nil {
@@ -178,10 +177,11 @@ func lastRun(pod corev1.Pod) (*corev1.ContainerStateTerminated, bool) {
 	return nil, false
 }
 
-// effects finds out which nodes wait for K3s or RKE2, which read registries.yaml when
-// they start and never again.
+// effects determines which nodes wait for a restart of K3s or RKE2, which read
+// registries.yaml only when they start.
 func (c *collector) effects(ctx context.Context, nodes map[string]corev1.Node) error {
-	asking, cancel := context.WithTimeoutCause(ctx, kubeletsTime, fmt.Errorf("kubelets did not answer within %s", kubeletsTime))
+	asking, cancel := context.WithTimeoutCause(ctx, kubeletsTime,
+		fmt.Errorf("kubelets did not answer within %s", kubeletsTime))
 	defer cancel()
 	var group errgroup.Group
 	group.SetLimit(kubeletsAtOnce)
@@ -191,7 +191,7 @@ func (c *collector) effects(ctx context.Context, nodes map[string]corev1.Node) e
 			continue
 		}
 		if n.registries.Live && !n.registries.Auth {
-			continue // containerd has all of it, whenever K3s was started
+			continue // containerd reads it without a restart
 		}
 		node, known := nodes[n.Node]
 		group.Go(func() error {
@@ -208,8 +208,8 @@ func (c *collector) effects(ctx context.Context, nodes map[string]corev1.Node) e
 	return nil
 }
 
-// effect compares when registries.yaml was written with when the kubelet was started.
-// K3s is one process with its kubelet; RKE2 starts its own after it has read the file.
+// effect compares the times of registries.yaml and of the kubelet's start. K3s and its
+// kubelet are one process; RKE2 starts the kubelet after reading the file.
 func (c *collector) effect(ctx context.Context, n *NodeConfig, down bool) {
 	if down {
 		n.Effect, n.Why = EffectUnknown, "node not ready; start time of the kubelet unknown"
@@ -233,10 +233,10 @@ func (c *collector) effect(ctx context.Context, n *NodeConfig, down bool) {
 	}
 }
 
-// restart is the command that starts a node's K3s or RKE2 anew; pods run on meanwhile.
-// It is "" where the kubelet is of neither, or is not known.
+// restart returns the command that restarts a node's K3s or RKE2, during which pods keep
+// running. It is "" if the kubelet is of neither or unknown.
 func restart(n corev1.Node) string {
-	// A server may be one for etcd only.
+	// A server may run only etcd.
 	_, controlPlane := n.Labels["node-role.kubernetes.io/control-plane"]
 	_, etcd := n.Labels["node-role.kubernetes.io/etcd"]
 	server := controlPlane || etcd
@@ -253,12 +253,12 @@ func restart(n corev1.Node) string {
 	return ""
 }
 
-// adviseNodeConfig says what to do, in one sentence for all nodes that need the same.
-// An effect that is not known is none of it: the right to ask is more than it looks.
+// adviseNodeConfig adds the next steps, one sentence for all nodes that need the same. An
+// unknown effect is not a problem, because a query requires an extra permission.
 func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 	ready := func(n NodeConfig) bool {
 		node, known := nodes[n.Node]
-		return !known || nodestate.NodeReady(node) // one that is not is named already
+		return !known || nodestate.NodeReady(node) // nodes reports the others
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return "", n.Effect == EffectNotYet && n.Pod == "" }) {
 		c.next("The container runtime of %s is not configured, because the pod for it does not exist: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s shows why.",
@@ -280,14 +280,14 @@ func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 	}
 }
 
-// shared are the nodes that need the same for one reason.
+// shared is a group of nodes that need the same for one reason.
 type shared struct {
 	reason string
 	nodes  []string
-	pod    string // the first node's
+	pod    string // of the first node
 }
 
-// sharing gathers the nodes that applies names, by reason, in the order of their names.
+// sharing groups the nodes for which applies returns true by reason, ordered by name.
 func (c *collector) sharing(applies func(NodeConfig) (reason string, yes bool)) []*shared {
 	var found []*shared
 	for _, n := range c.report.NodeConfig {
@@ -304,7 +304,7 @@ func (c *collector) sharing(applies func(NodeConfig) (reason string, yes bool)) 
 	return found
 }
 
-// String names the nodes, not all where there are many.
+// String lists the nodes, shortened if there are many.
 func (s *shared) String() string {
 	switch n := len(s.nodes); {
 	case n == 1:
@@ -315,8 +315,8 @@ func (s *shared) String() string {
 	return "nodes " + strings.Join(s.nodes, ", ")
 }
 
-// forgotten says what to do about files that nothing looks after any more. In the
-// middle of a run that is so for a moment.
+// forgotten adds the next step for files on nodes that nothing manages any more. During a
+// run this is temporary.
 func (c *collector) forgotten() {
 	s := c.report.State
 	if s == nil || s.Phase != state.PhaseReady || len(s.NodeDirectories) == 0 {

@@ -16,20 +16,20 @@ import (
 
 const (
 	startMetric = "process_start_time_seconds"
-	// maxMetrics bounds what is read of a kubelet's metrics. They are sorted by name; a
-	// K3s server has some ten megabytes of the API server's before the line that is looked for.
+	// maxMetrics bounds how much of a kubelet's metrics is read. They are sorted by name; on
+	// a K3s server, about ten megabytes of API server metrics precede startMetric.
 	maxMetrics = 64 << 20
 )
 
-// KubeletStarted returns an Options.KubeletStarted that asks kubelets through the API
-// server, by their metrics. The client is the one of the core API.
+// KubeletStarted returns a function for Options.KubeletStarted that reads the kubelets'
+// metrics through the API server. The client is that of the core API.
 func KubeletStarted(client rest.Interface) func(ctx context.Context, node string) (time.Time, error) {
 	return func(ctx context.Context, node string) (time.Time, error) {
 		metrics, err := client.Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("metrics").Stream(ctx)
 		if err != nil {
-			return time.Time{}, fmt.Errorf("asking the kubelet of node %s for its metrics: %w", node, err)
+			return time.Time{}, fmt.Errorf("requesting the metrics of the kubelet of node %s: %w", node, err)
 		}
-		defer metrics.Close() // with it what has not been read is not sent
+		defer metrics.Close() // stops the transfer of the rest
 		started, err := startTime(metrics, maxMetrics)
 		if err != nil {
 			return time.Time{}, fmt.Errorf("reading the metrics of the kubelet of node %s: %w", node, err)
@@ -38,7 +38,7 @@ func KubeletStarted(client rest.Interface) func(ctx context.Context, node string
 	}
 }
 
-// startTime reads up to the line with the start of the process.
+// startTime reads up to the line with the start time of the process.
 func startTime(metrics io.Reader, limit int64) (time.Time, error) {
 	bounded := &io.LimitedReader{R: metrics, N: limit}
 	lines := bufio.NewScanner(bounded)
@@ -49,7 +49,7 @@ func startTime(metrics io.Reader, limit int64) (time.Time, error) {
 		}
 		seconds, err := strconv.ParseFloat(value, 64)
 		if sane := seconds > 0 && seconds <= math.MaxUint32; err != nil || !sane { // NaN is not
-			return time.Time{}, fmt.Errorf("%s is %q", startMetric, value)
+			return time.Time{}, fmt.Errorf("invalid %s %q", startMetric, value)
 		}
 		whole, part := math.Modf(seconds)
 		return time.Unix(int64(whole), int64(part*float64(time.Second))), nil
@@ -58,7 +58,7 @@ func startTime(metrics io.Reader, limit int64) (time.Time, error) {
 	case err != nil:
 		return time.Time{}, err
 	case bounded.N <= 0:
-		return time.Time{}, fmt.Errorf("they have more than %d bytes before %s", limit, startMetric)
+		return time.Time{}, fmt.Errorf("more than %d bytes before %s", limit, startMetric)
 	}
-	return time.Time{}, errors.New("they do not have " + startMetric)
+	return time.Time{}, errors.New("missing " + startMetric)
 }

@@ -53,10 +53,10 @@ func TestAKubeletThatDoesNotSay(t *testing.T) {
 		answer http.HandlerFunc
 		want   string
 	}{
-		"has no such metric":    {answers("a 1\n"), "they do not have process_start_time_seconds"},
-		"has a metric of words": {answers("process_start_time_seconds soon\n"), `process_start_time_seconds is "soon"`},
-		"has a metric of zero":  {answers("process_start_time_seconds 0\n"), `process_start_time_seconds is "0"`},
-		"has no number":         {answers("process_start_time_seconds NaN\n"), `process_start_time_seconds is "NaN"`},
+		"has no such metric":    {answers("a 1\n"), "missing process_start_time_seconds"},
+		"has a metric of words": {answers("process_start_time_seconds soon\n"), `invalid process_start_time_seconds "soon"`},
+		"has a metric of zero":  {answers("process_start_time_seconds 0\n"), `invalid process_start_time_seconds "0"`},
+		"has no number":         {answers("process_start_time_seconds NaN\n"), `invalid process_start_time_seconds "NaN"`},
 		"has one endless line":  {answers(strings.Repeat("x", 1<<20)), "token too long"},
 		"never comes to it": {func(w http.ResponseWriter, _ *http.Request) {
 			line := strings.Repeat("x", 1023) + "\n"
@@ -66,7 +66,7 @@ func TestAKubeletThatDoesNotSay(t *testing.T) {
 				}
 			}
 		}, "more than 67108864 bytes before process_start_time_seconds"},
-		"is gone": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }, "asking the kubelet of node n1 for its metrics"},
+		"is gone": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }, "requesting the metrics of the kubelet of node n1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if when, err := started(t, c.answer); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -16,25 +16,25 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// Node is one node and its way to the images.
+// Node describes a node and its access to images.
 type Node struct {
 	Name string `json:"name"`
-	// Ready is the node's own condition.
+	// Ready is the node's condition.
 	Ready bool `json:"ready"`
-	// Way is how it pulls: proxy, nodeport or external; none where no proxy is
-	// meant to run on it.
-	Way string `json:"way"`
-	// Open says that its way works as far as can be seen: the proxy is ready; the
-	// node port leads to a ready registry.
-	Open bool `json:"open"`
-	// Proven says that it pulled in the last proof.
-	Proven bool `json:"proven"`
-	// Why says why the way is not open, or what else is particular.
+	// Via is how the node pulls: proxy, nodeport or external, or none if no proxy is
+	// scheduled on it.
+	Via string `json:"way"`
+	// Endpoint reports whether the endpoint appears to work: the proxy is ready, or the
+	// registry behind the node port is.
+	Endpoint bool `json:"open"`
+	// Verified reports whether the node pulled in the last verification.
+	Verified bool `json:"proven"`
+	// Why says why the endpoint does not work, or what else is unusual.
 	Why string `json:"why,omitempty"`
 }
 
-// wayNone is the way that is no mode.
-const wayNone = "none"
+// viaNone is the only value of Via that is not a mode.
+const viaNone = "none"
 
 func (c *collector) nodes(ctx context.Context) error {
 	list, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -51,7 +51,7 @@ func (c *collector) nodes(ctx context.Context) error {
 	proxies := map[string]corev1.Pod{} // by node
 	for _, p := range pods.Items {
 		old, ok := proxies[p.Spec.NodeName]
-		// During a rollout there may be two: the one that serves counts.
+		// During a rollout there may be two; prefer the ready one.
 		if !ok || !nodes.PodReady(old) {
 			proxies[p.Spec.NodeName] = p
 		}
@@ -59,7 +59,7 @@ func (c *collector) nodes(ctx context.Context) error {
 	slices.SortFunc(list.Items, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
 	for _, n := range list.Items {
 		if os := n.Status.NodeInfo.OperatingSystem; os != "" && os != "linux" {
-			continue // nothing of the project runs there
+			continue // nothing runs there
 		}
 		c.linux = append(c.linux, n)
 		c.report.Nodes = append(c.report.Nodes, c.node(n, proxies))
@@ -71,29 +71,29 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 	node := Node{Name: n.Name, Ready: nodes.NodeReady(n)}
 	s := c.report.State
 	if s != nil {
-		node.Way, node.Proven = string(s.mode()), slices.Contains(s.Proven, n.Name)
+		node.Via, node.Verified = string(s.mode()), slices.Contains(s.Verified, n.Name)
 	}
 	if !node.Ready {
 		node.Why = "node not ready"
 		c.next("Node %s is not ready and cannot pull: kubectl describe node %s shows why.", n.Name, n.Name)
 	}
 	pod, hasProxy := proxies[n.Name]
-	// While a switch is under way, proxies matter in either direction.
+	// During a switch, proxies matter in both directions.
 	if hasProxy && (s == nil || s.mode() == state.ModeProxy || s.Desired.Mode == state.ModeProxy) {
 		if why := c.proxy(n, pod); why != "" && node.Ready {
 			node.Why = why
 		}
 	}
-	switch node.Way {
+	switch node.Via {
 	case string(state.ModeExternal):
-		node.Open = node.Ready
+		node.Endpoint = node.Ready
 	case string(state.ModeNodePort):
-		node.Open = node.Ready && c.report.Registry != nil && c.report.Registry.ReadyPods() > 0
-		if node.Ready && !node.Open && node.Why == "" {
+		node.Endpoint = node.Ready && c.report.Registry != nil && c.report.Registry.ReadyPods() > 0
+		if node.Ready && !node.Endpoint && node.Why == "" {
 			node.Why = "registry not ready"
 		}
 	case string(state.ModeProxy):
-		node.Open = node.Ready && hasProxy && nodes.PodReady(pod)
+		node.Endpoint = node.Ready && hasProxy && nodes.PodReady(pod)
 		if !hasProxy && node.Ready {
 			c.noProxy(&node)
 		}
@@ -101,7 +101,7 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 	return node
 }
 
-// proxy says why a node's proxy is not ready, "" where it is.
+// proxy returns why a node's proxy is not ready, or "" if it is.
 func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 	p := c.pod(pod)
 	if p.Ready {
@@ -124,7 +124,7 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 	return why
 }
 
-// noProxy tells a node that gets no proxy from one whose proxy is missing.
+// noProxy distinguishes a node excluded from proxies from one whose proxy is missing.
 func (c *collector) noProxy(node *Node) {
 	wanted, scheduled := int32(0), int32(0)
 	for _, d := range c.objects {
@@ -139,13 +139,12 @@ func (c *collector) noProxy(node *Node) {
 		node.Why = "proxy pod does not exist yet"
 		c.next("Node %s has no proxy pod yet: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=proxy shows why.", node.Name, c.Namespace, c.Release)
 	default:
-		// The user's decision, by proxy.nodeSelector or proxy.tolerations.
-		node.Way, node.Why = wayNone, "excluded from proxy scheduling"
+		// Excluded by proxy.nodeSelector or proxy.tolerations.
+		node.Via, node.Why = viaNone, "excluded from proxy scheduling"
 	}
 }
 
-// injectedImage is the image of a pod that gets its program from the payload, ""
-// of any other.
+// injectedImage returns the image of a pod whose program comes from a payload, or "".
 func injectedImage(pod corev1.Pod) string {
 	for _, container := range pod.Spec.Containers {
 		if len(container.Command) > 0 && container.Command[0] == "/payload/loader" {
@@ -155,11 +154,13 @@ func injectedImage(pod corev1.Pod) string {
 	return ""
 }
 
-// pauseImages are those that a node reports, by tag where they have one.
+// pauseImages returns the pause images that a node reports, by tag if they have one.
 func pauseImages(n corev1.Node) []string {
 	var found []string
 	for _, image := range n.Status.Images {
-		names := slices.DeleteFunc(slices.Clone(image.Names), func(name string) bool { return !preflight.PauseImage.MatchString(name) })
+		names := slices.DeleteFunc(slices.Clone(image.Names), func(name string) bool {
+			return !preflight.PauseImage.MatchString(name)
+		})
 		tagged := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return strings.Contains(name, "@") })
 		if len(tagged) > 0 {
 			names = tagged
@@ -170,7 +171,7 @@ func pauseImages(n corev1.Node) []string {
 	return found
 }
 
-// nodePort checks what nodeport mode needs besides a registry.
+// nodePort checks the Service and the pull Secret of nodeport mode.
 func (c *collector) nodePort(ctx context.Context) error {
 	s := c.report.State
 	if s == nil || s.mode() != state.ModeNodePort {
@@ -196,8 +197,7 @@ func (c *collector) nodePort(ctx context.Context) error {
 	return nil
 }
 
-// leftovers looks for what another mode has left. In the middle of a switch it is
-// meant to be there.
+// leftovers finds objects of another mode. During a switch they are expected.
 func (c *collector) leftovers(ctx context.Context) error {
 	s := c.report.State
 	if s == nil || s.Phase != state.PhaseReady {

@@ -14,28 +14,27 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
-// Payload is what a program is injected from.
+// Payload describes the ConfigMaps from which a program is injected.
 type Payload struct {
-	// Name is that of its ConfigMaps, without their number.
+	// Name is the name of its ConfigMaps without their number.
 	Name string `json:"name"`
-	// Present of Wanted ConfigMaps are there; Wanted is 0 where the first of them,
-	// which knows it, is not.
+	// Present of Wanted ConfigMaps exist. Wanted is 0 if the first one, which records the
+	// number, is missing.
 	Present int `json:"present"`
 	Wanted  int `json:"wanted"`
-	// Complete says that all are there. What they hold is not looked at: the
-	// loader does.
+	// Complete reports whether all exist. The loader verifies their content.
 	Complete bool   `json:"complete"`
 	Why      string `json:"why,omitempty"`
 }
 
-// payloads checks what the present pods would be started from again.
+// payloads checks the payloads that restarted pods need.
 func (c *collector) payloads(ctx context.Context) error {
 	var templates []corev1.PodTemplateSpec
 	if c.deployment != nil {
 		templates = append(templates, c.deployment.Spec.Template)
 	}
 	for _, d := range slices.Concat(c.objects, c.configObjects) {
-		// A DaemonSet without nodes needs no payload, and gets none.
+		// A DaemonSet without nodes has no payload.
 		if d.Status.DesiredNumberScheduled > 0 {
 			templates = append(templates, d.Spec.Template)
 		}
@@ -65,7 +64,7 @@ func (c *collector) payloads(ctx context.Context) error {
 	return nil
 }
 
-// payload reads the manifest of a payload, which is in its first ConfigMap.
+// payload reads the manifest of a payload in its first ConfigMap.
 func (c *collector) payload(ctx context.Context, name string, present map[string]bool) (Payload, error) {
 	p := Payload{Name: name}
 	for object := range present {
@@ -98,7 +97,7 @@ func (c *collector) payload(ctx context.Context, name string, present map[string
 	return p, nil
 }
 
-// payloadNames takes from pod templates which payloads their volumes are made of.
+// payloadNames returns the payloads in the volumes of pod templates.
 func payloadNames(templates []corev1.PodTemplateSpec) []string {
 	var names []string
 	for _, t := range templates {

@@ -1,7 +1,6 @@
-// Package status looks at an installed registry and says how it is: its mode, its
-// registry, each node's way to it, its certificates, its release, and what to do
-// about everything that is wrong. It changes nothing, and what it may not read it
-// names and goes on.
+// Package status reports the state of an installation: mode, registry, each node's access
+// to images, certificates, Helm release, and what to do about each problem. It changes
+// nothing. Objects that it may not read are listed in the report and skipped.
 package status
 
 import (
@@ -28,74 +27,72 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// Options say which registry, and how to reach it.
+// Options select the installation and how to reach it.
 type Options struct {
 	// Namespace is that of the objects.
 	Namespace, Release, Name string
 	Client                   kubernetes.Interface
-	// Metadata reads names and labels of what is large: payload, releases.
+	// Metadata reads names and labels of large objects: payloads, releases.
 	Metadata metadata.Interface
-	// Loaded asks a pod of the registry or of a proxy what it has loaded. Collect asks
-	// the registry only, and goes without where it is nil.
+	// Loaded queries a pod of the registry or a proxy for what it has loaded. Collect
+	// queries only the registry, and may have nil here.
 	Loaded func(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error)
-	// KubeletStarted says when a node's kubelet was started; for Collect only. A
-	// forbidden answer is not known, which is no error.
+	// KubeletStarted returns when a node's kubelet was started. Only Collect uses it. If
+	// it fails, the effect of node configuration is reported as unknown.
 	KubeletStarted func(ctx context.Context, node string) (time.Time, error)
 	Now            func() time.Time
 }
 
-// Report is what was found. Its JSON is what init-hook status prints.
+// Report is the result of Collect. Its JSON is the output of init-hook status.
 type Report struct {
 	Namespace string `json:"namespace"`
 	Release   string `json:"release"`
 	Name      string `json:"name"`
-	// Healthy says that Next is empty.
+	// Healthy reports whether Next is empty.
 	Healthy bool `json:"healthy"`
-	// State is the saved state; nil where it is missing or cannot be read.
+	// State is the saved state. It is nil if it is missing or unreadable.
 	State *State `json:"state,omitempty"`
-	// Helm is the newest revision; nil where there is none, as with Argo CD.
+	// Helm is the latest revision. It is nil if there is none, as with Argo CD.
 	Helm *Revision `json:"helm,omitempty"`
 	// Registry is nil in external mode.
 	Registry *Registry `json:"registry,omitempty"`
 	Nodes    []Node    `json:"nodes"`
-	// NodeConfig is of each node whose container runtime is configured; empty where
-	// none is.
+	// NodeConfig has an entry for each node whose container runtime is configured.
 	NodeConfig   []NodeConfig  `json:"nodeConfig"`
 	Certificates []Certificate `json:"certificates"`
 	Payloads     []Payload     `json:"payloads"`
-	// Leftovers are objects of another mode than the one in use.
+	// Leftovers are objects of a mode that is not in use.
 	Leftovers []string `json:"leftovers"`
-	// Unreadable is what could not be read, with the reason.
+	// Unreadable lists objects that could not be read, with the reason.
 	Unreadable []string `json:"unreadable"`
-	// Next is what to do, one sentence for everything that is wrong.
+	// Next lists what to do, one sentence for each problem.
 	Next []string `json:"next"`
 }
 
-// State is the saved state as far as it matters to people.
+// State is the part of the saved state that the report shows.
 type State struct {
 	Phase   state.Phase     `json:"phase"`
 	Desired state.Settings  `json:"desired"`
 	Current *state.Settings `json:"current,omitempty"`
-	// Proven are the nodes that pulled in the last proof.
-	Proven []string `json:"proven"`
-	// PKI is how certificates are made; nil in external mode, and after releases that
-	// did not record it.
+	// Verified are the nodes that pulled in the last verification.
+	Verified []string `json:"proven"`
+	// PKI is how certificates are issued. It is nil in external mode, and if an earlier
+	// release, which does not record it, wrote the state.
 	PKI *state.PKI `json:"pki,omitempty"`
-	// Rotation is a change of authorities that is under way.
+	// Rotation is the CA rotation in progress, or nil.
 	Rotation *state.Rotation `json:"rotation,omitempty"`
-	// NodeDirectories are those of nodes that may hold files of the release.
+	// NodeDirectories are directories on nodes that may contain files of the release.
 	NodeDirectories []string  `json:"nodeDirectories,omitempty"`
 	UpdatedBy       string    `json:"updatedBy"`
 	UpdatedAt       time.Time `json:"updatedAt"`
 }
 
-// Switching says whether the cluster is between two modes: a switch is under way,
-// or was interrupted.
+// Switching reports whether a switch between two modes is in progress or was interrupted.
 func (s *State) Switching() bool {
 	return s.Phase != state.PhaseReady && s.Current != nil && s.Current.Mode != s.Desired.Mode
 }
 
-// mode is the one that nodes use: what was proven last, else what was asked for.
+// mode returns the mode that nodes use: the last verified one, else the desired one.
 func (s *State) mode() state.Mode {
 	if s.Current != nil {
 		return s.Current.Mode
@@ -103,7 +100,7 @@ func (s *State) mode() state.Mode {
 	return s.Desired.Mode
 }
 
-// port is the one on each node's loopback address.
+// port returns the port on each node's loopback address.
 func (s *State) port() int {
 	if s.Current != nil {
 		return s.Current.Port
@@ -111,25 +108,25 @@ func (s *State) port() int {
 	return s.Desired.Port
 }
 
-// Revision is one of a Helm release.
+// Revision is a revision of a Helm release.
 type Revision struct {
 	Revision int `json:"revision"`
-	// Status is Helm's: deployed, failed, pending-upgrade and so on.
+	// Status is Helm's status: deployed, failed, pending-upgrade and so on.
 	Status string `json:"status"`
 }
 
-// Registry is the registry's Deployment.
+// Registry describes the registry's Deployment.
 type Registry struct {
-	// Ready says that as many pods are ready as are Wanted; Why says why not.
+	// Ready reports whether Wanted pods are ready. Why says why not.
 	Ready  bool   `json:"ready"`
 	Wanted int    `json:"wanted"`
 	Why    string `json:"why,omitempty"`
 	Pods   []Pod  `json:"pods"`
-	// Collection is how garbage collection stands; nil where no pod could be asked.
+	// Collection is the state of garbage collection. It is nil if no pod responded.
 	Collection *reloadstatus.Collection `json:"collection,omitempty"`
 }
 
-// ReadyPods counts them. Of several, one serves all.
+// ReadyPods counts the ready pods. One is enough to serve all requests.
 func (r *Registry) ReadyPods() int {
 	n := 0
 	for _, p := range r.Pods {
@@ -140,7 +137,7 @@ func (r *Registry) ReadyPods() int {
 	return n
 }
 
-// Pod is one pod.
+// Pod describes a pod of the registry.
 type Pod struct {
 	Name  string `json:"name"`
 	Node  string `json:"node,omitempty"`
@@ -148,31 +145,33 @@ type Pod struct {
 	Why   string `json:"why,omitempty"`
 }
 
-// ErrNotInstalled is the error of Collect where there is nothing to look at.
+// ErrNotInstalled is the error of Collect and CollectCertificates without an installation.
 var ErrNotInstalled = errors.New("zarf-registry is not installed")
 
 // collector gathers a report.
 type collector struct {
 	Options
 	report *Report
-	home   string // the namespace of Helm's record: not that of the objects where the value namespaceOverride names another
+	home   string // the namespace of the Helm release; differs from Namespace with namespaceOverride
 
 	objects       []appsv1.DaemonSet // of the proxies
 	configObjects []appsv1.DaemonSet // of node configuration
 	deployment    *appsv1.Deployment
 	warnings      map[string]string // of pods, by name
-	linux         []corev1.Node     // empty where they may not be listed
+	linux         []corev1.Node     // empty if listing nodes is forbidden
 }
 
-// Collect looks at everything. The error is ErrNotInstalled, or that the cluster
-// does not answer.
+// Collect reports the state of the installation. The error is ErrNotInstalled, or the
+// cluster does not respond.
 func Collect(ctx context.Context, o Options) (*Report, error) {
 	c := &collector{Options: o, report: &Report{
 		Namespace: o.Namespace, Release: o.Release, Name: o.Name,
-		Nodes: []Node{}, NodeConfig: []NodeConfig{}, Certificates: []Certificate{}, Payloads: []Payload{}, Leftovers: []string{}, Unreadable: []string{}, Next: []string{},
+		Nodes: []Node{}, NodeConfig: []NodeConfig{}, Certificates: []Certificate{}, Payloads: []Payload{},
+		Leftovers: []string{}, Unreadable: []string{}, Next: []string{},
 	}}
 	for _, look := range []func(context.Context) error{
-		c.locate, c.state, c.phase, c.helm, c.workloads, c.installed, c.events, c.registry, c.nodes, c.nodeConfig, c.nodePort, c.certificates, c.payloads, c.leftovers,
+		c.locate, c.state, c.phase, c.helm, c.workloads, c.installed, c.events,
+		c.registry, c.nodes, c.nodeConfig, c.nodePort, c.certificates, c.payloads, c.leftovers,
 	} {
 		if err := look(ctx); err != nil {
 			return nil, err
@@ -189,14 +188,14 @@ func (c *collector) nextForUnreadable() {
 	}
 }
 
-// next notes what to do, once.
+// next adds a sentence to the next steps, without duplicates.
 func (c *collector) next(format string, args ...any) {
 	if sentence := fmt.Sprintf(format, args...); !slices.Contains(c.report.Next, sentence) {
 		c.report.Next = append(c.report.Next, sentence)
 	}
 }
 
-// again is the command that puts right whatever prepare, the chart or finish can.
+// again returns the command that repeats the installation.
 func (c *collector) again() string {
 	command := "init-hook install --namespace " + c.home
 	if c.Release != "zarf-registry" {
@@ -205,8 +204,8 @@ func (c *collector) again() string {
 	return command
 }
 
-// unreadable notes an answer of the API server that is an error, and returns every
-// other one: then the cluster cannot be asked at all.
+// unreadable records an error response of the API server and returns nil. It returns any
+// other error, because then the cluster cannot be reached.
 func (c *collector) unreadable(what string, err error) error {
 	if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown {
 		return fmt.Errorf("%s: %w", what, err)
@@ -215,7 +214,7 @@ func (c *collector) unreadable(what string, err error) error {
 	return nil
 }
 
-// secret reads a Secret, nil where there is none or where it may not be read.
+// secret reads a Secret. It is nil if it does not exist or reading is forbidden.
 func (c *collector) secret(ctx context.Context, name string) (secret *corev1.Secret, missing bool, err error) {
 	secret, err = c.Client.CoreV1().Secrets(c.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -227,8 +226,7 @@ func (c *collector) secret(ctx context.Context, name string) (secret *corev1.Sec
 	return secret, false, nil
 }
 
-// locate finds out where Helm has its record. What cannot be read here is reported by
-// workloads.
+// locate determines the namespace of the Helm release. workloads reports read errors.
 func (c *collector) locate(ctx context.Context) error {
 	c.home = c.Namespace
 	deployment, err := c.Client.AppsV1().Deployments(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
@@ -256,7 +254,7 @@ func (c *collector) state(ctx context.Context) error {
 		return nil
 	}
 	c.report.State = &State{
-		Phase: s.Phase, Desired: s.Desired, Current: s.Current, Proven: append([]string{}, s.Nodes...),
+		Phase: s.Phase, Desired: s.Desired, Current: s.Current, Verified: append([]string{}, s.Nodes...),
 		PKI: s.PKI, Rotation: s.Rotation, UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt,
 	}
 	if s.NodeConfig != nil {
@@ -265,7 +263,7 @@ func (c *collector) state(ctx context.Context) error {
 	return nil
 }
 
-// phase says what is to be done where the desired mode is not proven.
+// phase adds the next step if the desired mode is not verified.
 func (c *collector) phase(context.Context) error {
 	s := c.report.State
 	if s == nil || s.Phase == state.PhaseReady {
@@ -280,7 +278,7 @@ func (c *collector) phase(context.Context) error {
 	return nil
 }
 
-// otherName says under which other name the release's state is.
+// otherName returns advice if the release's state has another name.
 func (c *collector) otherName(ctx context.Context) string {
 	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(c.Namespace).List(ctx, selector(c.Release, "state"))
 	if err != nil || len(list.Items) == 0 {
@@ -289,7 +287,7 @@ func (c *collector) otherName(ctx context.Context) string {
 	return ", or select the release's objects with --name " + strings.TrimSuffix(list.Items[0].Name, names.SuffixState)
 }
 
-// selector selects the release's objects of a component, whoever made them.
+// selector selects the release's objects of a component, made by the chart or the hooks.
 func selector(release, component string) metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: names.Selector(release, component)}
 }
@@ -342,10 +340,10 @@ func (c *collector) workloads(ctx context.Context) error {
 	return nil
 }
 
-// installed ends the look where there is nothing at all.
+// installed returns ErrNotInstalled if no object of the release exists.
 func (c *collector) installed(context.Context) error {
 	r := c.report
-	// "Nothing found" must not come of "nothing may be read".
+	// Unreadable objects may exist.
 	if r.State != nil || c.deployment != nil || len(c.objects) > 0 || len(r.Unreadable) > 0 || r.Helm != nil && r.Helm.Status != "uninstalled" {
 		return nil
 	}
@@ -418,8 +416,9 @@ func (c *collector) registry(ctx context.Context) error {
 	return nil
 }
 
-// collection asks the first pod that answers: what they know is in the storage. To ask
-// takes a right that looking at everything else does not, so none answering is no trouble.
+// collection queries the first pod that responds: all share the state in the storage. A
+// query requires a permission that the rest of the report does not, so no response is not
+// a problem.
 func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 	if c.Loaded == nil {
 		return
@@ -440,7 +439,7 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 	}
 }
 
-// pod says whether a pod is ready, and if not why.
+// pod describes a pod and, if it is not ready, why.
 func (c *collector) pod(p corev1.Pod) Pod {
 	pod := Pod{Name: p.Name, Node: p.Spec.NodeName, Ready: p.DeletionTimestamp == nil && nodes.PodReady(p)}
 	if !pod.Ready {
@@ -449,8 +448,7 @@ func (c *collector) pod(p corev1.Pod) Pod {
 	return pod
 }
 
-// why is what a pod that is not ready says of itself, else what its newest
-// warning says.
+// why returns why a pod is not ready: from its status, else from its latest warning event.
 func (c *collector) why(p corev1.Pod) string {
 	if p.DeletionTimestamp != nil {
 		return ending
@@ -487,10 +485,10 @@ func (c *collector) why(p corev1.Pod) string {
 	return ""
 }
 
-// ending is why a pod is not ready that was told to end.
+// ending is why a pod that is being deleted is not ready.
 const ending = "terminating"
 
-// oneLine keeps a table a table.
+// oneLine joins lines, for tables.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 func orUnknown(why string) string {

@@ -335,7 +335,7 @@ func TestNothingIsToBeDoneInAHealthyCluster(t *testing.T) {
 			if r.Helm == nil || r.Helm.Revision != 10 || r.Helm.Status != "deployed" {
 				t.Errorf("release is %+v", r.Helm)
 			}
-			if len(r.Nodes) != 2 || r.Nodes[0] != (status.Node{Name: "n1", Ready: true, Way: string(mode), Open: true, Proven: true}) {
+			if len(r.Nodes) != 2 || r.Nodes[0] != (status.Node{Name: "n1", Ready: true, Via: string(mode), Endpoint: true, Verified: true}) {
 				t.Errorf("nodes are %+v", r.Nodes)
 			}
 			certificates, payloads := 4, map[state.Mode]int{state.ModeProxy: 2, state.ModeNodePort: 1}[mode]
@@ -633,13 +633,13 @@ func TestNodesThatNeedNothing(t *testing.T) {
 	}{
 		"a node without a proxy, as the user decided": {func(c cluster) {
 			c.add(node("n3", true, pause))
-		}, status.Node{Name: "n3", Ready: true, Way: "none", Why: "excluded from proxy scheduling"}},
+		}, status.Node{Name: "n3", Ready: true, Via: "none", Why: "excluded from proxy scheduling"}},
 		"a node that was added after the last proof": {func(c cluster) {
 			c.add(node("n3", true, pause), pod("proxy", "n3", true))
-		}, status.Node{Name: "n3", Ready: true, Way: "proxy", Open: true}},
+		}, status.Node{Name: "n3", Ready: true, Via: "proxy", Endpoint: true}},
 		"a node that holds more images than it reports": {func(c cluster) {
 			c.add(node("n3", true), pod("proxy", "n3", true))
-		}, status.Node{Name: "n3", Ready: true, Way: "proxy", Open: true}},
+		}, status.Node{Name: "n3", Ready: true, Via: "proxy", Endpoint: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := healthy(t, state.ModeProxy)

@@ -105,7 +105,7 @@ func (w *world) isHealthy(t *testing.T) {
 		t.Errorf("not healthy: %s", text)
 	}
 	for _, node := range report.Nodes {
-		if !node.Open || !node.Proven {
+		if !node.Endpoint || !node.Verified {
 			t.Errorf("node %s: %s", node.Name, mustJSON(node))
 		}
 	}

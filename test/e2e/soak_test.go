@@ -206,7 +206,7 @@ func (s *soaking) healthy(t *testing.T) error {
 			strings.Join(report.Next, "; "))
 	}
 	for _, n := range report.Nodes {
-		if !n.Ready || !n.Open {
+		if !n.Ready || !n.Endpoint {
 			return fmt.Errorf("node %s: %s", n.Name, mustJSON(n))
 		}
 	}
