@@ -139,8 +139,8 @@ type bench struct {
 	noLoopback bool
 	// podsCreated counts the created pods, including dry runs.
 	podsCreated int
-	// proofs are the verification pods that were created.
-	proofs []*corev1.Pod
+	// probePods are the verification pods that were created.
+	probePods []*corev1.Pod
 
 	// left is the number of writes that succeed before the process is killed. If lost, the last one is
 	// done but its response is lost. A negative number means no kill.
@@ -379,7 +379,7 @@ func (b *bench) checkPod(pod *corev1.Pod) {
 
 // pull simulates what the kubelet does with a verification pod.
 func (b *bench) pull(pod *corev1.Pod) {
-	b.proofs = append(b.proofs, pod)
+	b.probePods = append(b.probePods, pod)
 	image := pod.Spec.Containers[0].Image
 	byNodePort := strings.Contains(image, "/probe-nodeport:")
 	service := b.get("services", serviceName) != nil && !b.noLoopback
@@ -645,7 +645,7 @@ func (b *bench) mustFail(err error, refused bool, want ...string) {
 		}
 	}
 	if _, is := errors.AsType[*hook.Refused](err); err != nil && is != refused {
-		b.Errorf("refused for good: %t, want %t: %v", is, refused, err)
+		b.Errorf("refused: %t, want %t: %v", is, refused, err)
 	}
 }
 
@@ -658,13 +658,13 @@ func (b *bench) checkFinished() {
 		b.Errorf("state is %+v", s)
 	}
 	if want := []string{"n1", "n2"}; mode != state.ModeExternal && !slices.Equal(s.Nodes, want) {
-		b.Errorf("proven nodes are %q, want %q", s.Nodes, want)
+		b.Errorf("verified nodes are %q, want %q", s.Nodes, want)
 	}
 	if i := s.HookImage; mode != state.ModeExternal && (i == nil || *i != *b.registry.image) {
 		b.Errorf("the image of later Jobs is %+v", i)
 	}
 	if _, kept := b.secret("zarf-registry-state").Data[state.KeyRemovedService]; kept {
-		b.Error("a NodePort Service would still be put back")
+		b.Error("a NodePort Service would still be restored")
 	}
 	if there := b.get("services", serviceName) != nil; there != (mode == state.ModeNodePort) {
 		b.Errorf("in %s mode, a NodePort Service: %t", mode, there)
@@ -691,14 +691,14 @@ func (b *bench) checkFinished() {
 	if programs[true] != (mode == state.ModeProxy || len(b.hook.Settings.NodeConfig.Directories) > 0) || programs[false] != (mode != state.ModeExternal) {
 		b.Errorf("in %s mode, payload of the proxies: %t, of the registry: %t", mode, programs[true], programs[false])
 	}
-	b.checkNoProofs()
+	b.checkNoProbePods()
 }
 
-func (b *bench) checkNoProofs() {
+func (b *bench) checkNoProbePods() {
 	b.Helper()
 	pods, err := b.client.CoreV1().Pods("zarf").List(context.Background(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=probe"})
 	if err != nil || len(pods.Items) != 0 {
-		b.Errorf("%d proving pods remain (%v)", len(pods.Items), err)
+		b.Errorf("%d probe pods remain (%v)", len(pods.Items), err)
 	}
 }
 

@@ -16,11 +16,11 @@ import (
 func TestPreflightChecksExposure(t *testing.T) {
 	begin := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	issue := func(names ...string) pki.KeyPair {
-		authority, err := pki.NewCA("company", begin, 0)
+		ca, err := pki.NewCA("company", begin, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		pair, err := authority.Issue(pki.Leaf{CommonName: names[0], DNSNames: names, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, Lifetime: time.Hour}, begin)
+		pair, err := ca.Issue(pki.Leaf{CommonName: names[0], DNSNames: names, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, Lifetime: time.Hour}, begin)
 		if err != nil {
 			t.Fatal(err)
 		}

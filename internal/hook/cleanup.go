@@ -90,7 +90,7 @@ func (r *run) checkJobs(ctx context.Context) (string, error) {
 	case ended != nil && !finish.CreationTimestamp.Before(ended):
 	case slices.MaxFunc(jobs, made).CreationTimestamp.Sub(slices.MinFunc(jobs, made).CreationTimestamp.Time) > together:
 	default:
-		return "", release.Refuse("the Jobs prepare, finish and cleanup were made at the same time, as kubectl apply does with all that helm template prints: nothing was deleted; " +
+		return "", release.Refuse("the Jobs prepare, finish and cleanup were created at the same time, as kubectl apply does with the output of helm template: nothing was deleted; " +
 			"leave out the Jobs with helm template --no-hooks and apply them one after the other, as docs/gitops.md says")
 	}
 	return fine, nil
@@ -99,7 +99,7 @@ func (r *run) checkJobs(ctx context.Context) (string, error) {
 func (r *run) deleteCertManager(ctx context.Context) (string, error) {
 	did, err := r.certs.DeleteCertManager(ctx)
 	if release.MissingPermission(err) {
-		return "nothing: they may not be looked at, so none were made with these rights", nil
+		return "nothing: this identity may not read Jobs, so none were created for it", nil
 	}
 	return did, err
 }
@@ -152,7 +152,7 @@ func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 		case err != nil:
 			return "", fmt.Errorf("reading %s: %w", r.Object("Secret", name), err)
 		case secret.Labels[names.LabelManagedBy] != names.Manager:
-			r.Log.Warn("a Secret was not made by init-hook and stays", "secret", name)
+			r.Log.Warn("keeping a Secret that was not made by init-hook", "secret", name)
 			continue
 		}
 		if err := r.Secrets.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

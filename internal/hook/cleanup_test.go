@@ -52,7 +52,7 @@ func (b *bench) checkClean(foreign ...string) {
 			b.Errorf("left are %q, want %q", left, foreign)
 		}
 	}
-	b.checkNoProofs()
+	b.checkNoProbePods()
 }
 
 func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
@@ -220,7 +220,7 @@ func TestCleanupRefusesToRunTogetherWithTheOtherJobs(t *testing.T) {
 				}
 				return
 			}
-			b.mustFail(err, true, "prepare, finish and cleanup were made at the same time", "nothing was deleted", "--no-hooks")
+			b.mustFail(err, true, "prepare, finish and cleanup were created at the same time", "nothing was deleted", "--no-hooks")
 			b.secret("zarf-registry-state")
 		})
 	}

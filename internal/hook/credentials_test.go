@@ -144,7 +144,7 @@ func TestRotatePushCredentialWaitsForRegistry(t *testing.T) {
 		begin := time.Now()
 		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
 		if bytes.Equal(before, b.secret("zarf-registry-credentials").Data["password"]) {
-			t.Error("the password is the former one")
+			t.Error("the password is the previous one")
 		}
 		b.checkCredential("zarf-push", "")
 		if took := time.Since(begin); took < 15*time.Second || took > 20*time.Second {
@@ -200,7 +200,7 @@ func TestRotatePullCredentialKeepsListenerState(t *testing.T) {
 				b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PullCredential))
 				after := b.secret("zarf-registry-pull")
 				if bytes.Equal(before["password"], after.Data["password"]) {
-					t.Error("the password is the former one")
+					t.Error("the password is the previous one")
 				}
 				checkPull(b, after, mode == state.ModeNodePort)
 				if !strings.Contains(b.log.String(), "copies of the pull Secret in other namespaces") {
@@ -233,7 +233,7 @@ func TestCredentialIsReadAgainAfterAConflict(t *testing.T) {
 		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
 		b.checkCredential("zarf-push", "")
 		if once || b.secret("zarf-registry-credentials").Annotations["somebody"] != "else" {
-			t.Error("what somebody else wrote is gone")
+			t.Error("the other writer's change is gone")
 		}
 	})
 }

@@ -28,9 +28,9 @@ func TestFinishVerifiesAndRecordsEveryReadyNode(t *testing.T) {
 			b.checkPrepared()
 			image := "127.0.0.1:31999/zarf-registry/probe-" + string(mode) + ":dev"
 			var pulled []string
-			for _, p := range b.proofs {
+			for _, p := range b.probePods {
 				if p.Spec.Containers[0].Image != image || p.Spec.Containers[0].ImagePullPolicy != corev1.PullAlways {
-					t.Errorf("the proving pod has %+v", p.Spec.Containers[0])
+					t.Errorf("the probe pod has %+v", p.Spec.Containers[0])
 				}
 				secret := len(p.Spec.ImagePullSecrets) == 1 && p.Spec.ImagePullSecrets[0].Name == "zarf-registry-pull"
 				if secret != (mode == state.ModeNodePort) {
@@ -39,13 +39,13 @@ func TestFinishVerifiesAndRecordsEveryReadyNode(t *testing.T) {
 				pulled = append(pulled, p.Spec.NodeName)
 			}
 			if want := []string{"n1", "n2"}; !slices.Equal(pulled, want) {
-				t.Errorf("proven are %q, want %q", pulled, want)
+				t.Errorf("verified nodes are %q, want %q", pulled, want)
 			}
 			if a := b.registry.pushed; len(a) != 1 || a[0].ServerName != "zarf-registry.zarf.svc" || a[0].Username == "" || len(a[0].Key) == 0 {
 				t.Errorf("pushed with %d accesses", len(a))
 			}
 			if b.get("configmaps", old.Name) != nil {
-				t.Error("the former payload is still there")
+				t.Error("the previous payload still exists")
 			}
 		})
 	}
@@ -77,8 +77,8 @@ func TestFinishInExternalModeOnlyRecordsAndDeletes(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeExternal)
 	b.checkFinished()
-	if len(b.proofs) != 0 || len(b.registry.pushed) != 0 {
-		t.Error("it proved or pushed")
+	if len(b.probePods) != 0 || len(b.registry.pushed) != 0 {
+		t.Error("it verified pulls or pushed")
 	}
 }
 
@@ -101,17 +101,17 @@ func TestFinishWithoutVerificationRecordsNoVerifiedMode(t *testing.T) {
 		b.hook.Settings.Finish.Verify = false
 		b.upgrade(state.ModeNodePort)
 		if s := b.state(); s.Phase != state.PhasePrepared || s.Current == nil || s.Current.Mode != state.ModeNodePort {
-			t.Errorf("what was proven before is forgotten: %+v", s)
+			t.Errorf("the verified mode was lost: %+v", s)
 		}
 		b.upgrade(state.ModeProxy)
 		if s := b.state(); s.Phase != state.PhasePrepared || s.Current != nil || s.Nodes != nil {
-			t.Errorf("state claims more than was proven: %+v", s)
+			t.Errorf("the state records more than was verified: %+v", s)
 		}
 		if b.get("services", serviceName) != nil || b.proxies() != 1 || b.registry.open {
 			t.Error("the steps did not run")
 		}
 		if _, kept := b.secret("zarf-registry-state").Data[state.KeyRemovedService]; kept {
-			t.Error("the Service would still be put back")
+			t.Error("the Service would still be restored")
 		}
 	})
 }

@@ -77,7 +77,7 @@ func (f *finishing) tryAdvertise(ctx context.Context) (string, error) {
 	case apierrors.IsNotFound(err):
 		_, err := f.cluster.HostingConfigMaps.Create(ctx, want, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
-			return "left alone: somebody else has just made it", nil
+			return "left alone: another registry has just created it", nil
 		}
 		if err != nil {
 			return "", fmt.Errorf("creating %s: %w", hostingObject, err)
@@ -86,9 +86,9 @@ func (f *finishing) tryAdvertise(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", fmt.Errorf("reading %s: %w", hostingObject, err)
 	case !f.ownsHosting(have):
-		return fmt.Sprintf("left alone: %s is of %s", hostingObject, hostingOwnerOf(have)), nil
+		return fmt.Sprintf("left alone: %s belongs to %s", hostingObject, hostingOwnerOf(have)), nil
 	case maps.Equal(have.Data, want.Data):
-		return "it says so already", nil
+		return "unchanged", nil
 	}
 	changed := have.DeepCopy()
 	changed.Data = want.Data
@@ -105,11 +105,11 @@ func (r *run) withdraw(ctx context.Context) (string, error) {
 	have, err := r.cluster.HostingConfigMaps.Get(ctx, HostingName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return "there is none", nil
+		return "nothing: it does not exist", nil
 	case err != nil:
 		return r.unlessForbidden("", fmt.Errorf("reading %s: %w", hostingObject, err))
 	case !r.ownsHosting(have):
-		return fmt.Sprintf("left alone: %s is of %s", hostingObject, hostingOwnerOf(have)), nil
+		return fmt.Sprintf("left alone: %s belongs to %s", hostingObject, hostingOwnerOf(have)), nil
 	}
 	// Delete only the object that was read: another may have been created since.
 	err = r.cluster.HostingConfigMaps.Delete(ctx, HostingName, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &have.UID}})
@@ -121,8 +121,8 @@ func (r *run) withdraw(ctx context.Context) (string, error) {
 
 func (r *run) unlessForbidden(did string, err error) (string, error) {
 	if apierrors.IsForbidden(err) {
-		r.Log.Warn("tools that look for the cluster's registry are not told of this one: set localRegistryHosting=false, or grant the right", "error", err.Error())
-		return "nothing: it is forbidden", nil
+		r.Log.Warn("cannot advertise the registry to tools: grant the permission, or set localRegistryHosting=false", "error", err.Error())
+		return "nothing: the permission is missing", nil
 	}
 	return did, err
 }
@@ -136,5 +136,5 @@ func hostingOwnerOf(have *corev1.ConfigMap) string {
 	if owner := have.Annotations[names.AnnotationOwner]; owner != "" && have.Labels[names.LabelManagedBy] == names.Manager {
 		return "release " + owner
 	}
-	return "somebody else"
+	return "another owner"
 }

@@ -95,7 +95,7 @@ func TestKeepsAdvertisementOfAnotherRegistry(t *testing.T) {
 			meta.Name, meta.Namespace = "local-registry-hosting", "kube-public"
 			b.add(&corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{"localRegistryHosting.v1": theirs}})
 			b.upgrade(state.ModeProxy)
-			if !strings.Contains(b.log.String(), "left alone: ConfigMap kube-public/local-registry-hosting is of ") {
+			if !strings.Contains(b.log.String(), "left alone: ConfigMap kube-public/local-registry-hosting belongs to ") {
 				t.Error("it does not say so")
 			}
 			if err := b.hook.Cleanup(t.Context()); err != nil {

@@ -136,7 +136,7 @@ func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
 			}
 			b.mustPrepare()
 			if n := b.state().NodeConfig; n == nil || len(n.Directories) != 2 {
-				t.Errorf("remembered are %+v", n)
+				t.Errorf("the saved directories are %+v", n)
 			}
 			b.hook.Settings.NodeConfig.Directories = []string{certsD, "/etc/rancher/k3s"}
 			b.hook.NodeConfigData = configData(b, noderuntime.Config{Release: "zarf/zarf-registry", Directories: b.hook.Settings.NodeConfig.Directories})
@@ -157,7 +157,7 @@ func TestPrepareSavesAllDirectoriesThatPodsMayWriteTo(t *testing.T) {
 			b.mode(mode)
 			b.mustPrepare()
 			if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, []string{certsD, "/etc/rancher/k3s"}) {
-				t.Errorf("remembered are %+v", n)
+				t.Errorf("the saved directories are %+v", n)
 			}
 			programs := map[string]bool{}
 			cms, _ := b.client.CoreV1().ConfigMaps("zarf").List(t.Context(), metav1.ListOptions{})

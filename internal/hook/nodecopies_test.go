@@ -114,7 +114,7 @@ func TestNodeWithoutCurrentCAsBlocksRotation(t *testing.T) {
 		before := b.secret("zarf-registry-node-tls").Data["tls.crt"]
 		b.mustFail(b.rotate(), false, "not all pods follow, and everything works as before", "pod zarf/node-config-n2-", "on node n2: it has not written the CAs yet", "/etc/containers is read-only")
 		if string(before) != string(b.secret("zarf-registry-node-tls").Data["tls.crt"]) {
-			t.Error("a certificate that n2 does not believe is shown")
+			t.Error("a certificate that n2 does not trust is served")
 		}
 		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Waiting, "node n2") || strings.Contains(r.Waiting, "node n1") {
 			t.Errorf("recorded is %+v", r)

@@ -237,7 +237,7 @@ func (b *bench) checkNodesTrust(when string, proxies []files) {
 				continue
 			}
 			if err := (files{trust: trust}).believes(p, x509.ExtKeyUsageAny, "", b.now); err != nil {
-				b.Errorf("%s: CRI-O of node %s does not believe what its proxy shows: %v", when, node, err)
+				b.Errorf("%s: CRI-O of node %s does not trust its proxy's certificate: %v", when, node, err)
 				return
 			}
 		}
@@ -251,7 +251,7 @@ func (b *bench) checkNodesFollow(nodes ...string) {
 	trust := filesOf(b.get("secrets", "zarf-registry-node-tls")).trust
 	for _, node := range nodes {
 		if !bytes.Equal(b.disk[node], trust) {
-			b.Errorf("node %s has other authorities than the present ones", node)
+			b.Errorf("node %s does not trust exactly the current CAs", node)
 		}
 	}
 }

@@ -53,12 +53,12 @@ func TestOpenShiftConstraints(t *testing.T) {
 		t.Errorf("with openshift.enabled: %v, %v", findings, err)
 	}
 	b.upgrade(state.ModeProxy)
-	if len(b.proofs) == 0 {
-		t.Fatal("nothing was proven")
+	if len(b.probePods) == 0 {
+		t.Fatal("no pull was verified")
 	}
-	for _, pod := range b.proofs {
+	for _, pod := range b.probePods {
 		if c := pod.Spec.SecurityContext; c.RunAsUser != nil || c.RunAsGroup != nil || !*c.RunAsNonRoot {
-			t.Errorf("a proving pod has the security context %v", c)
+			t.Errorf("a probe pod has the security context %v", c)
 		}
 	}
 }

@@ -251,7 +251,7 @@ func (b *bench) checkTrust(when string) {
 				continue
 			}
 			if err := errors.Join(c.believes(r, x509.ExtKeyUsageServerAuth, server, b.now), r.believes(c, x509.ExtKeyUsageClientAuth, "", b.now)); err != nil {
-				b.Errorf("%s: a client and the registry do not believe each other: %v", when, err)
+				b.Errorf("%s: a client and the registry do not trust each other: %v", when, err)
 				return
 			}
 			b.believed[pair] = true
@@ -339,11 +339,11 @@ func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
 	var pair pki.KeyPair
 	var trust []byte
 	if c.Spec.IsCA {
-		authority, err := pki.NewCA(c.Spec.CommonName, b.now, c.Spec.Duration.Duration)
+		ca, err := pki.NewCA(c.Spec.CommonName, b.now, c.Spec.Duration.Duration)
 		if err != nil {
 			b.Fatal(err)
 		}
-		pair = authority.KeyPair()
+		pair = ca.KeyPair()
 		trust = pair.Certificate
 	} else {
 		issuer := b.get("secrets", "zarf-registry-ca-issued")
@@ -351,7 +351,7 @@ func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
 			return
 		}
 		f := filesOf(issuer)
-		authority, err := pki.ParseCA(pki.KeyPair{Certificate: f.certificate, Key: f.key})
+		ca, err := pki.ParseCA(pki.KeyPair{Certificate: f.certificate, Key: f.key})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -364,7 +364,7 @@ func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
 				leaf.Usages = append(leaf.Usages, x509.ExtKeyUsageServerAuth)
 			}
 		}
-		if pair, err = authority.Issue(leaf, b.now); err != nil {
+		if pair, err = ca.Issue(leaf, b.now); err != nil {
 			b.Fatal(err)
 		}
 		trust = f.certificate
@@ -391,19 +391,19 @@ func (b *bench) changeSecret(name string, change func(*corev1.Secret)) {
 	b.putSecret(s)
 }
 
-// somebody is a CA of the user.
-type somebody struct {
+// userCA is a CA of the user.
+type userCA struct {
 	*pki.CA
 	b *bench
 }
 
-func (b *bench) somebody(name string) somebody {
+func (b *bench) userCA(name string) userCA {
 	b.Helper()
 	a, err := pki.NewCA(name, b.now, 10*365*24*time.Hour)
 	if err != nil {
 		b.Fatal(err)
 	}
-	return somebody{a, b}
+	return userCA{a, b}
 }
 
 // good holds valid certificates.
@@ -414,7 +414,7 @@ var good = map[string]pki.Leaf{
 }
 
 // give creates or replaces a Secret of the user.
-func (s somebody) give(name string, change ...func(*pki.Leaf)) {
+func (s userCA) give(name string, change ...func(*pki.Leaf)) {
 	s.b.Helper()
 	leaf := good[name]
 	for _, c := range change {
@@ -443,7 +443,7 @@ func (b *bench) pki(mode state.PKIMode) {
 func (b *bench) checkConverged() {
 	b.Helper()
 	if r := b.state().Rotation; r != nil {
-		b.Errorf("a change is under way: %+v", r)
+		b.Errorf("a rotation is in progress: %+v", r)
 	}
 	b.loadAll()
 	b.checkTrust("in the end")
@@ -470,11 +470,11 @@ func (b *bench) checkConverged() {
 				b.Errorf("the certificate for %s is not that of %s", role, source)
 			}
 		} else if err := (files{trust: b.secret("zarf-registry-ca").Data["tls.crt"]}).believes(held, x509.ExtKeyUsageAny, "", b.now); err != nil {
-			b.Errorf("the certificate for %s is not of our authority: %v", role, err)
+			b.Errorf("the certificate for %s is not from our CA: %v", role, err)
 		}
 	}
 	if n := strings.Count(string(trust), "BEGIN CERTIFICATE"); n != 1 && p.Mode != state.PKIExistingSecret {
-		b.Errorf("%d authorities are trusted", n)
+		b.Errorf("%d CAs are trusted", n)
 	}
 }
 
@@ -484,7 +484,7 @@ func (b *bench) checkOnlyNeeded() {
 	p := *b.state().PKI
 	own := p.Mode == state.PKIInternal || p.Mode == state.PKIExistingSecret && p.Existing.Push == ""
 	if there := b.get("secrets", "zarf-registry-ca") != nil; there != own {
-		b.Errorf("there is an authority of our own: %t", there)
+		b.Errorf("our own CA exists: %t", there)
 	}
 	if there := b.get("secrets", "zarf-registry-server-issued") != nil; there != (p.Mode == state.PKICertManager) {
 		b.Errorf("there is what cert-manager issued: %t", there)

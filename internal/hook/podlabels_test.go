@@ -14,8 +14,8 @@ func TestCreatedPodsHaveTheLabelThatZarfAgentIgnores(t *testing.T) {
 		b := newBench(t)
 		b.add(kubernetesService("10.96.0.1"))
 		b.upgrade(state.ModeProxy)
-		if len(b.proofs) == 0 || b.podsCreated <= len(b.proofs) {
-			t.Errorf("%d pods were created, %d of them to verify pulls: none was a dry run", b.podsCreated, len(b.proofs))
+		if len(b.probePods) == 0 || b.podsCreated <= len(b.probePods) {
+			t.Errorf("%d pods were created, %d of them to verify pulls: none was a dry run", b.podsCreated, len(b.probePods))
 		}
 	})
 }

@@ -25,7 +25,7 @@ func kubernetesService(ips ...string) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default"}, Spec: corev1.ServiceSpec{ClusterIP: ips[0], ClusterIPs: ips}}
 }
 
-func somebodysService(change ...func(*corev1.Service)) *corev1.Service {
+func otherService(change ...func(*corev1.Service)) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "shop"}, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080, Protocol: corev1.ProtocolTCP}, {Port: 81, NodePort: 31999, Protocol: corev1.ProtocolTCP}}}}
 	for _, c := range change {
@@ -129,16 +129,16 @@ func TestPreflightFinds(t *testing.T) {
 		"no finding on a healthy cluster":                  {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}},
 		"no finding on a healthy cluster in nodeport mode": {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)}},
 
-		"node port of another Service": {objects: nodes{node("n1"), somebodysService()}, check: "port", severity: blocker,
+		"node port of another Service": {objects: nodes{node("n1"), otherService()}, check: "port", severity: blocker,
 			want: []string{"Service shop/web", "node port 31999", "kubectl --namespace shop edit service web", "--set port="}},
-		"node port of another Service, nodeport mode": {objects: nodes{node("n1"), somebodysService()}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "port", severity: blocker, want: []string{"Service shop/web"}},
-		"health check node port of another Service": {objects: nodes{node("n1"), somebodysService(func(s *corev1.Service) { s.Spec.Ports = nil; s.Spec.HealthCheckNodePort = 31999 })},
+		"node port of another Service, nodeport mode": {objects: nodes{node("n1"), otherService()}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "port", severity: blocker, want: []string{"Service shop/web"}},
+		"health check node port of another Service": {objects: nodes{node("n1"), otherService(func(s *corev1.Service) { s.Spec.Ports = nil; s.Spec.HealthCheckNodePort = 31999 })},
 			check: "port", severity: blocker, want: []string{"Service shop/web"}},
-		"ignores a UDP node port in proxy mode": {objects: nodes{node("n1"), somebodysService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })}},
-		"UDP node port in nodeport mode": {objects: nodes{node("n1"), somebodysService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })},
+		"ignores a UDP node port in proxy mode": {objects: nodes{node("n1"), otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })}},
+		"UDP node port in nodeport mode": {objects: nodes{node("n1"), otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })},
 			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "port", severity: blocker},
 		"ignores the release's own Service": {objects: nodes{node("n1"), nodePortService()}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
-			admit: refuseServices(errors.New("nobody asks for the port that is there already"))},
+			admit: refuseServices(errors.New("the allocated port must not be requested"))},
 		"Service of another release": {objects: nodes{node("n1"), func() *corev1.Service { s := nodePortService(); s.Labels = nil; return s }()},
 			check: "port", severity: blocker, want: []string{"Service zarf/zarf-registry-nodeport"}},
 		"node port allocated meanwhile": {objects: nodes{node("n1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
@@ -261,7 +261,7 @@ func TestPreflightFinds(t *testing.T) {
 }
 
 func TestPrepareReportsAllBlockersAndAllCanBeIgnored(t *testing.T) {
-	b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0"), images("registry.k8s.io/pause:3.9")), somebodysService())
+	b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0"), images("registry.k8s.io/pause:3.9")), otherService())
 	b.hook.Settings.Injector.PauseImageSource = state.SourceDefault
 	err := b.hook.Prepare(t.Context())
 	b.mustFail(err, true, "\n  port: ", "\n  cri-o: ", "\n  pause-image: ")

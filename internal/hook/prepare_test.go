@@ -26,7 +26,7 @@ import (
 // checkPrepared checks what holds after every successful Prepare.
 func (b *bench) checkPrepared() {
 	b.Helper()
-	authority, err := pki.ParseCA(pki.KeyPair{Certificate: b.secret("zarf-registry-ca").Data["tls.crt"], Key: b.secret("zarf-registry-ca").Data["tls.key"]})
+	ca, err := pki.ParseCA(pki.KeyPair{Certificate: b.secret("zarf-registry-ca").Data["tls.crt"], Key: b.secret("zarf-registry-ca").Data["tls.key"]})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -36,11 +36,11 @@ func (b *bench) checkPrepared() {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := cert.CheckSignatureFrom(authority.Certificate()); err != nil {
+		if err := cert.CheckSignatureFrom(ca.Certificate()); err != nil {
 			b.Errorf("%s: %v", s.Name, err)
 		}
 		if !bytes.Equal(s.Data["ca.crt"], b.secret("zarf-registry-ca").Data["tls.crt"]) {
-			b.Errorf("%s: ca.crt is not the authority", s.Name)
+			b.Errorf("%s: ca.crt is not the CA", s.Name)
 		}
 		if want := "zarf-registry:" + name; cert.Subject.Organization[0] != want {
 			b.Errorf("%s: organization is %q, want %q", s.Name, cert.Subject.Organization, want)
@@ -109,7 +109,7 @@ func TestPrepareCreatesAllObjectsThatTheChartNeeds(t *testing.T) {
 	b.mustPrepare()
 	b.checkPrepared()
 	if s := b.state(); s.Phase != state.PhasePrepared || s.Current != nil {
-		t.Errorf("state claims more than was proven: %+v", s)
+		t.Errorf("the state records more than was verified: %+v", s)
 	}
 	for _, secret := range []string{string(b.secret("zarf-registry-credentials").Data["password"]), "PRIVATE KEY"} {
 		if strings.Contains(b.log.String(), secret) {
@@ -145,7 +145,7 @@ func TestCertificatesAreKeptUntilHalfOfTheirLifetime(t *testing.T) {
 		t.Error("a certificate with a third of its life left was kept")
 	}
 	if !bytes.Equal(ca, b.secret("zarf-registry-ca").Data["tls.crt"]) {
-		t.Error("the authority was replaced, which breaks every connection")
+		t.Error("the CA was replaced, which breaks every connection")
 	}
 }
 
@@ -219,7 +219,7 @@ func TestUploadSigningKeySurvivesCredentialRotation(t *testing.T) {
 		before := b.secret(name).Data
 		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
 		if after := b.secret(name).Data; bytes.Equal(before["password"], after["password"]) || !bytes.Equal(before[key], after[key]) {
-			t.Error("after a rotation it is another")
+			t.Error("a rotation changed it")
 		}
 	})
 }
@@ -433,7 +433,7 @@ func TestHookImageIsRecordedByThePusher(t *testing.T) {
 	b.registry.image = nil // on other systems than Linux
 	b.mustPrepare()
 	if got := b.state().HookImage; got == nil || *got != *image {
-		t.Errorf("remembered is %+v", got)
+		t.Errorf("saved is %+v", got)
 	}
 }
 

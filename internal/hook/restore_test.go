@@ -63,7 +63,7 @@ func TestCleanupSeedsPayloadOfRestorePods(t *testing.T) {
 			t.Errorf("it wrote %q", writes)
 		}
 		if slices.ContainsFunc(writes, func(w string) bool { return strings.Contains(w, "payload-refused-registry-amd64") }) {
-			t.Error("the registry's payload, which nobody needs any more, was written")
+			t.Error("the registry's payload was written although no pod needs it")
 		}
 	})
 }
@@ -75,7 +75,7 @@ func (b *bench) helmAgain() { b.add(b.nodeSet("node-restore", []string{"n1", "n2
 func TestCleanupDoesNotWaitForUnneededRestorePods(t *testing.T) {
 	for name, setUp := range map[string]func(*testing.T) *bench{
 		"an installation that prepare has refused": func(t *testing.T) *bench { return newBench(t) },
-		"an uninstallation that ended after everything was put back": func(t *testing.T) *bench {
+		"cleanup that ended after all files were restored": func(t *testing.T) *bench {
 			b := configured(t, state.ModeProxy)
 			b.uninstall("n1", "n2")
 			b.must(b.hook.Cleanup(t.Context()))
@@ -122,7 +122,7 @@ func TestCleanupOfReleaseThatWasNeverApplied(t *testing.T) {
 		b.helmAgain()
 		b.must(b.hook.Cleanup(t.Context()))
 		b.checkClean()
-		if !strings.Contains(b.log.String(), `"in":"/etc/containerd/certs.d","why":"waiting for the pods that put the nodes' files back: none of DaemonSet zarf/zarf-registry-node-restore-amd64 is made`) {
+		if !strings.Contains(b.log.String(), `"in":"/etc/containerd/certs.d","why":"waiting for the pods that restore the nodes' files: DaemonSet zarf/zarf-registry-node-restore-amd64 has no pods`) {
 			t.Errorf("it does not say so:\n%s", b.log)
 		}
 	})

@@ -64,7 +64,7 @@ func TestCARotation(t *testing.T) {
 		b.must(b.rotate())
 		b.checkConverged()
 		if bytes.Equal(before, b.secret("zarf-registry-ca").Data["tls.crt"]) {
-			t.Error("the authority is the former one")
+			t.Error("the CA is the previous one")
 		}
 		const state, ca, server, node, push = "update secrets zarf-registry-state", "update secrets zarf-registry-ca", "update secrets zarf-registry-server-tls", "update secrets zarf-registry-node-tls", "update secrets zarf-registry-push-tls"
 		want := []string{ca, state, server, node, push, state, server, node, push, state, server, node, push, state}
@@ -138,7 +138,7 @@ var changes = map[string]struct {
 	},
 	"one new user certificate from another CA": {
 		before: func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) },
-		change: func(b *bench) { b.somebody("corp 2").give("corp-server") },
+		change: func(b *bench) { b.userCA("corp 2").give("corp-server") },
 		run:    (*bench).renew,
 	},
 	"missing certificate": {
@@ -166,7 +166,7 @@ var changes = map[string]struct {
 // corp creates all Secrets of a user, signed by one new CA.
 func (b *bench) corp() {
 	b.Helper()
-	a := b.somebody(fmt.Sprint("corp ", b.versions))
+	a := b.userCA(fmt.Sprint("corp ", b.versions))
 	for _, name := range []string{"corp-server", "corp-node", "corp-push"} {
 		a.give(name)
 	}
@@ -544,16 +544,16 @@ func TestForcedRotationContinuesOneInProgress(t *testing.T) {
 		b := installed(t)
 		b.deaf = map[string]bool{"proxy-n2": true}
 		b.mustFail(b.rotate(), false, "not all pods follow")
-		authority := b.secret("zarf-registry-ca").Data["tls.crt"]
+		oldCA := b.secret("zarf-registry-ca").Data["tls.crt"]
 		clear(b.deaf)
 		b.must(b.rotate())
 		b.checkConverged()
-		if !bytes.Equal(authority, b.secret("zarf-registry-ca").Data["tls.crt"]) || !strings.Contains(b.log.String(), "begins no other") {
-			t.Errorf("it began another, or does not say so:\n%s", b.log)
+		if !bytes.Equal(oldCA, b.secret("zarf-registry-ca").Data["tls.crt"]) || !strings.Contains(b.log.String(), "begins no other") {
+			t.Errorf("it began another rotation, or does not say so:\n%s", b.log)
 		}
 		b.must(b.rotate())
-		if bytes.Equal(authority, b.secret("zarf-registry-ca").Data["tls.crt"]) {
-			t.Error("after its end none can be begun")
+		if bytes.Equal(oldCA, b.secret("zarf-registry-ca").Data["tls.crt"]) {
+			t.Error("no new rotation can begin after it ended")
 		}
 	})
 }
@@ -654,19 +654,19 @@ func TestWaitForPodsSurvivesAPIServerRestart(t *testing.T) {
 }
 
 func TestRotationWithCertManager(t *testing.T) {
-	for name, authority := range map[string]bool{"leaves": false, "authority": true} {
+	for name, rotateCA := range map[string]bool{"leaves": false, "CA": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := installed(t, func(b *bench) { b.installed = true; b.pki(state.PKICertManager) })
 				ca, node := b.secret("zarf-registry-ca-issued").Data["tls.crt"], b.secret("zarf-registry-node-tls").Data["tls.crt"]
 				b.asTheCronJobDoes()
-				b.must(b.hook.Certs().Rotate(t.Context(), authority))
+				b.must(b.hook.Certs().Rotate(t.Context(), rotateCA))
 				b.checkConverged()
 				if bytes.Equal(node, b.secret("zarf-registry-node-tls").Data["tls.crt"]) {
-					t.Error("the certificate is the former one")
+					t.Error("the certificate is the previous one")
 				}
-				if same := bytes.Equal(ca, b.secret("zarf-registry-ca-issued").Data["tls.crt"]); same == authority {
-					t.Errorf("the authority is the former one: %t", same)
+				if same := bytes.Equal(ca, b.secret("zarf-registry-ca-issued").Data["tls.crt"]); same == rotateCA {
+					t.Errorf("the CA is the previous one: %t", same)
 				}
 			})
 		})
@@ -679,7 +679,7 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 		return func(b *bench) { b.changeSecret(name, change) }
 	}
 	give := func(name string, change func(*pki.Leaf)) func(*bench) {
-		return func(b *bench) { b.somebody("corp").give(name, change) }
+		return func(b *bench) { b.userCA("corp").give(name, change) }
 	}
 	for name, c := range map[string]struct {
 		change func(*bench)
@@ -708,20 +708,20 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 		"expired": {func(b *bench) {
 			now := b.now
 			b.now = b.now.Add(-9 * 365 * 24 * time.Hour)
-			a := b.somebody("corp old")
+			a := b.userCA("corp old")
 			a.give("corp-node", func(l *pki.Leaf) { l.Lifetime = time.Hour })
 			b.now = now
 		}, []string{"Secret zarf/corp-node holds no certificate for the proxies: it expired"}},
 		"not yet valid": {func(b *bench) {
 			now := b.now
 			b.now = b.now.Add(48 * time.Hour)
-			b.somebody("corp new").give("corp-node")
+			b.userCA("corp new").give("corp-node")
 			b.now = now
 		}, []string{"Secret zarf/corp-node", "not valid before"}},
 		"clock off by 10 minutes": {func(b *bench) {
 			now := b.now
 			b.now = b.now.Add(pki.Backdate + 10*time.Minute)
-			b.somebody("corp new").give("corp-node")
+			b.userCA("corp new").give("corp-node")
 			b.now = now
 		}, []string{"Secret zarf/corp-node", "not valid before"}},
 		"other names": {give("corp-server", func(l *pki.Leaf) { l.DNSNames = []string{"registry.example.com"} }),
@@ -742,7 +742,7 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 			b.changeSecret("corp-server", func(s *corev1.Secret) { s.Data["ca.crt"] = leaf })
 		}, []string{"Secret zarf/corp-server has a key ca.crt that cannot be used", "authority"}},
 		"leaf of another CA": {func(b *bench) {
-			other := b.somebody("corp other").KeyPair().Certificate
+			other := b.userCA("corp other").KeyPair().Certificate
 			b.changeSecret("corp-push", func(s *corev1.Secret) { s.Data["ca.crt"] = other })
 		}, []string{"Secret zarf/corp-push holds no certificate for pushing"}},
 		"certificate chain too long": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = bytes.Repeat(s.Data["tls.crt"], 20) }),

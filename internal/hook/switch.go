@@ -40,7 +40,7 @@ func (r *run) nodePort(ctx context.Context) (*corev1.Service, error) {
 	case err != nil:
 		return nil, fmt.Errorf("reading %s: %w", r.Object("Service", name), err)
 	case s.Labels[names.LabelInstance] != r.Settings.Release:
-		r.Log.Warn("a Service has the name of this release's NodePort Service and belongs to somebody else; it stays", "service", name)
+		r.Log.Warn("keeping a Service with the name of this release's NodePort Service, because another owner created it", "service", name)
 		return nil, nil
 	}
 	return s, nil
@@ -64,7 +64,7 @@ func (f *finishing) checkService(ctx context.Context) (string, error) {
 	}
 	object := f.Object("Service", f.Settings.Name+names.SuffixNodePort)
 	if s == nil {
-		return "", release.Refuse("%s of release %s is missing: run helm upgrade, which makes it", object, f.Settings.Release)
+		return "", release.Refuse("%s of release %s is missing: run helm upgrade, which creates it", object, f.Settings.Release)
 	}
 	if !slices.Contains(nodePorts(s), f.Settings.Port) {
 		return "", release.Refuse("%s has the node ports %v, not %d: run helm upgrade, which changes it", object, nodePorts(s), f.Settings.Port)
@@ -85,10 +85,10 @@ func (f *finishing) removeService(ctx context.Context) (string, error) {
 	}
 	if service == nil {
 		if release.RemovedService(secret) == nil {
-			return "nothing: there is none", nil
+			return "nothing: it does not exist", nil
 		}
 		f.switching = true
-		return "nothing: a run that did not end removed it", nil
+		return "nothing: an interrupted run deleted it", nil
 	}
 	f.switching = true
 	copied, err := json.Marshal(&corev1.Service{
@@ -115,7 +115,7 @@ func (f *finishing) removeService(ctx context.Context) (string, error) {
 	if err := release.Sleep(ctx, kubeProxyTime); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("deleted %s; a copy is in %s until the proxies are proven", f.Object("Service", service.Name), f.Object("Secret", secret.Name)), nil
+	return fmt.Sprintf("deleted %s; a copy is in %s until the proxies are verified", f.Object("Service", service.Name), f.Object("Secret", secret.Name)), nil
 }
 
 func withoutClusterIP(spec corev1.ServiceSpec) corev1.ServiceSpec {
@@ -138,7 +138,7 @@ func (r *run) deleteService(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if service == nil {
-		return "nothing: there is none", nil
+		return "nothing: it does not exist", nil
 	}
 	if err := r.deleteOneService(ctx, service); err != nil {
 		return "", err
@@ -156,17 +156,17 @@ func (f *finishing) restoreService(failure error) error {
 		put, err := f.tryRestoreService(ctx)
 		switch {
 		case err == nil && put:
-			f.Log.Info("the NodePort Service was put back", "service", name)
-			return fmt.Errorf("%w; %s was put back: nodes pull as before", failure, name)
+			f.Log.Info("restored the NodePort Service", "service", name)
+			return fmt.Errorf("%w; %s was restored: nodes pull as before", failure, name)
 		case err == nil:
 			return failure
 		}
 		if sleepErr := release.Sleep(ctx, release.PollInterval); sleepErr != nil {
-			f.Log.Error("whether the NodePort Service is to be put back could not be found out, or it could not be", "service", name, "error", err.Error())
+			f.Log.Error("cannot restore the NodePort Service, or cannot tell whether it is needed", "service", name, "error", err.Error())
 			if !f.switching {
 				return failure
 			}
-			return fmt.Errorf("%w; %s could not be put back (%w): run helm upgrade --set registryProxy=false, which makes it again", failure, name, err)
+			return fmt.Errorf("%w; %s could not be restored (%w): run helm upgrade --set registryProxy=false, which recreates it", failure, name, err)
 		}
 	}
 }
@@ -197,7 +197,7 @@ func (f *finishing) tryRestoreService(ctx context.Context) (bool, error) {
 	listener, cancel := context.WithTimeout(ctx, restoreListenerTimeout)
 	defer cancel()
 	if _, err := f.certs.AwaitPlain(listener, true); err != nil {
-		f.Log.Warn("the node port's listener was not seen to be open", "error", err.Error())
+		f.Log.Warn("the listener of the node port did not open", "error", err.Error())
 	}
 	owners := service.ManagedFields
 	service.ManagedFields = nil
@@ -219,6 +219,6 @@ func (f *finishing) restoreFieldOwners(ctx context.Context, name string, owners 
 		_, err = f.cluster.Services.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
 	if err != nil {
-		f.Log.Warn("the fields of the Service that was put back belong to init-hook now; helm upgrade may need --force-conflicts", "service", name, "error", err.Error())
+		f.Log.Warn("init-hook now owns the fields of the restored Service; helm upgrade may need --force-conflicts", "service", name, "error", err.Error())
 	}
 }

@@ -103,7 +103,7 @@ func TestFailedSwitchToProxyRestoresService(t *testing.T) {
 		b.watched = true
 		b.failing = map[string]string{"n2": noHostPort}
 		begin := time.Now()
-		b.mustFail(b.hook.Finish(t.Context()), true, "node n2 could not pull", "proxy.hostNetwork=true", "Service zarf/zarf-registry-nodeport was put back: nodes pull as before")
+		b.mustFail(b.hook.Finish(t.Context()), true, "node n2 could not pull", "proxy.hostNetwork=true", "Service zarf/zarf-registry-nodeport was restored: nodes pull as before")
 		if took := time.Since(begin); took > 50*time.Second {
 			t.Errorf("a node was without the Service for up to %s", took)
 		}
@@ -115,15 +115,15 @@ func TestFailedSwitchToProxyRestoresService(t *testing.T) {
 			t.Errorf("it was %+v and is %+v", before, after)
 		}
 		if after.Spec.ClusterIP != "" || after.Spec.ClusterIPs != nil || after.ResourceVersion != "" {
-			t.Errorf("it has what belonged to the former one: %+v", after)
+			t.Errorf("it has fields of the previous Service: %+v", after)
 		}
 		if s := b.state(); s.Phase != state.PhasePrepared || s.Desired.Mode != state.ModeProxy || s.Current == nil || s.Current.Mode != state.ModeNodePort {
 			t.Errorf("state is %+v", s)
 		}
 		if b.proxies() != 1 || !b.registry.open {
-			t.Error("the next run could not go on")
+			t.Error("the next run could not continue")
 		}
-		b.checkNoProofs()
+		b.checkNoProbePods()
 
 		b.failing = nil
 		b.upgrade(state.ModeProxy)
@@ -152,7 +152,7 @@ func TestRestoredServiceHasAListener(t *testing.T) {
 				b.client.ReactionChain = b.client.ReactionChain[1:]
 				b.left, b.dead, b.watched = -1, false, true
 				b.failing = map[string]string{"n1": noHostPort}
-				b.mustFail(b.hook.Finish(t.Context()), true, "was put back: nodes pull as before")
+				b.mustFail(b.hook.Finish(t.Context()), true, "was restored: nodes pull as before")
 				if b.get("services", serviceName) == nil || !b.registry.open {
 					t.Error("the Service is not there or leads nowhere")
 				}
@@ -177,11 +177,11 @@ func TestInterruptedSwitchRestoresService(t *testing.T) {
 				defer cancel()
 				end(b, cancel)
 				err := b.hook.Finish(ctx)
-				b.mustFail(err, b.hook.Timeout == 10*time.Second, "was put back: nodes pull as before")
+				b.mustFail(err, b.hook.Timeout == 10*time.Second, "was restored: nodes pull as before")
 				if b.get("services", serviceName) == nil || !b.registry.open {
 					t.Error("the Service is not there or leads nowhere")
 				}
-				b.checkNoProofs()
+				b.checkNoProbePods()
 			})
 		})
 	}
@@ -198,7 +198,7 @@ func TestServiceIsRestoredDuringAPIServerRestart(t *testing.T) {
 			down--
 			return down >= 0, nil, errors.New("connect: connection refused")
 		})
-		b.mustFail(b.hook.Finish(t.Context()), true, "was put back")
+		b.mustFail(b.hook.Finish(t.Context()), true, "was restored")
 		if b.get("services", serviceName) == nil {
 			t.Error("the Service is gone")
 		}
@@ -214,7 +214,7 @@ func TestFailureToRestoreServiceIsReported(t *testing.T) {
 		b.client.PrependReactor("create", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
 			return true, nil, errors.New("the port is taken")
 		})
-		b.mustFail(b.hook.Finish(t.Context()), true, "could not be put back", "the port is taken", "--set registryProxy=false")
+		b.mustFail(b.hook.Finish(t.Context()), true, "could not be restored", "the port is taken", "--set registryProxy=false")
 	})
 }
 
@@ -241,7 +241,7 @@ func TestFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 		}
 		writes := whole.writes()
 		if !slices.Contains(writes, "create services "+serviceName) {
-			t.Fatalf("it did not put the Service back: %q", writes)
+			t.Fatalf("it did not restore the Service: %q", writes)
 		}
 		for n := range writes {
 			for _, next := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
@@ -314,7 +314,7 @@ func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
 			t.Errorf("state is %+v", s)
 		}
 		if b.get("services", serviceName) != nil {
-			t.Error("the Service was put back, although the proxies are proven and the listener was told to close")
+			t.Error("the Service was restored although the proxies are verified and the listener was told to close")
 		}
 		b.registry.deaf = false
 		b.upgrade(state.ModeProxy)

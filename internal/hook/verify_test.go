@@ -40,9 +40,9 @@ func TestFailedPullNamesTheNodeAndRecordsNothing(t *testing.T) {
 					t.Errorf("a node that pulled is blamed: %v", err)
 				}
 				if s := b.state(); s.Phase != state.PhasePrepared || s.Current != nil {
-					t.Errorf("state claims more than was proven: %+v", s)
+					t.Errorf("the state records more than was verified: %+v", s)
 				}
-				b.checkNoProofs()
+				b.checkNoProbePods()
 			})
 		})
 	}
@@ -72,7 +72,7 @@ func TestFailureReasonComesFromTheEventWithDetails(t *testing.T) {
 			synctest.Wait() // for the run's writes
 			for i, message := range []string{"Failed to pull image: x509: certificate signed by unknown authority", "Error: ErrImagePull", "Error: ImagePullBackOff"} {
 				b.add(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: message[:9] + string(rune('a'+i)), Namespace: "zarf"}, Type: "Warning", Reason: "Failed", Message: message,
-					InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: b.proofs[0].Name}, LastTimestamp: metav1.NewTime(b.now.Add(time.Duration(i) * time.Second))})
+					InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: b.probePods[0].Name}, LastTimestamp: metav1.NewTime(b.now.Add(time.Duration(i) * time.Second))})
 			}
 		}()
 		b.mustFail(b.hook.Finish(t.Context()), false, "certificate signed by unknown authority", "--set proxy.tls=never")
@@ -85,7 +85,7 @@ func TestNodesWithoutAProbeImageAreSkipped(t *testing.T) {
 	b.upgrade(state.ModeNodePort)
 	b.checkFinished()
 	if !strings.Contains(b.log.String(), "skipping a node: there is no image for its architecture") {
-		t.Error("nobody says so")
+		t.Error("the log does not say so")
 	}
 }
 

@@ -32,12 +32,12 @@ func TestFinishWaitsForNodesAndSavesDirectoriesInUse(t *testing.T) {
 				b.upgrade(mode)
 				b.checkFinished()
 				if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, b.hook.Settings.NodeConfig.DirectoriesInUse) {
-					t.Errorf("remembered are %+v, in use %q", n, b.hook.Settings.NodeConfig.DirectoriesInUse)
+					t.Errorf("the saved directories are %+v, in use %q", n, b.hook.Settings.NodeConfig.DirectoriesInUse)
 				}
 				b.hook.Settings.NodeConfig.DirectoriesInUse = nil
 				b.upgrade(mode)
 				if n := b.state().NodeConfig; n != nil {
-					t.Errorf("when all is put back, remembered are %+v", n)
+					t.Errorf("after all files are restored, the saved directories are %+v", n)
 				}
 				b.hook.Settings.NodeConfig.Directories, b.hook.Settings.NodeConfig.DaemonSets, b.hook.Settings.NodeConfig.CA = nil, nil, false
 				b.upgrade(mode)
@@ -60,9 +60,9 @@ func TestNotReadyNodesDoNotBlockFinishAndTheirDirectoriesAreKept(t *testing.T) {
 		b.helm()
 		b.mustFinish()
 		if n := b.state().NodeConfig; n == nil || len(n.Directories) != 2 {
-			t.Errorf("remembered are %+v", n)
+			t.Errorf("the saved directories are %+v", n)
 		}
-		if !strings.Contains(b.log.String(), "done on 2 nodes; directories are forgotten by a later upgrade only, because not ready is node n3") {
+		if !strings.Contains(b.log.String(), "done on 2 nodes; their directories stay recorded until a later upgrade, because these nodes are not ready: node n3") {
 			t.Errorf("it does not say so:\n%s", b.log)
 		}
 	})
@@ -107,7 +107,7 @@ func TestPreviousPodOnReadyNodeBlocksFinish(t *testing.T) {
 				b.change(pod.Name, func(p *corev1.Pod) { p.Annotations = map[string]string{"zarf-registry/node-config-checksum": "0"} })
 			}
 		}
-		b.mustFail(b.hook.Finish(t.Context()), true, "waiting for the node configuration: ", "1 pods are not yet made from the last change")
+		b.mustFail(b.hook.Finish(t.Context()), true, "waiting for the node configuration: ", "1 pods are not updated yet")
 	})
 }
 
@@ -142,17 +142,17 @@ func TestRefusingNodeIsReportedAtOnce(t *testing.T) {
 				b.mustPrepare()
 				b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("/etc/containerd/certs.d/ghcr.io/hosts.toml was not written by zarf-registry: nodeConfig.force=true replaces it")}
 				b.helm()
-				proofs := len(b.proofs)
+				probePods := len(b.probePods)
 				begin := time.Now()
 				b.mustFail(b.hook.Finish(t.Context()), true, "wait for the node configuration: node n2 refuses: /etc/containerd/certs.d/ghcr.io/hosts.toml was not written", "nodeConfig.force=true", "(pod zarf/node-config-n2-", "run helm upgrade again")
 				if took := time.Since(begin); took > 10*time.Second {
 					t.Errorf("it took %s", took)
 				}
-				if len(b.proofs) != proofs {
-					t.Error("something was proven")
+				if len(b.probePods) != probePods {
+					t.Error("a pull was verified")
 				}
 				if n := b.state().NodeConfig; n == nil || !slices.Contains(n.Directories, certsD) {
-					t.Errorf("remembered are %+v", n)
+					t.Errorf("the saved directories are %+v", n)
 				}
 				// The problem is fixed on the node, while the pod waits for its back-off.
 				b.ends = nil
@@ -172,7 +172,7 @@ func TestFailingNodesAreRetriedUntilTimeout(t *testing.T) {
 		"other text":            {corev1.ContainerStateTerminated{ExitCode: 102, Message: "zarf-registry loader: chunk 03: missing\n"}, "exit code 102: zarf-registry loader: chunk 03: missing"},
 		"other JSON":            {corev1.ContainerStateTerminated{ExitCode: 1, Message: `[1]`}, "exit code 1: [1]"},
 		"end of a long message": {corev1.ContainerStateTerminated{ExitCode: 1, Message: strings.Repeat("x\n", 2000) + "panic: index out of range"}, "x x panic: index out of range"},
-		"no message":            {corev1.ContainerStateTerminated{ExitCode: 137}, "exit code 137: it said nothing"},
+		"no message":            {corev1.ContainerStateTerminated{ExitCode: 137}, "exit code 137: no message"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -228,7 +228,7 @@ func TestRefusalOfPreviousConfigurationIsIgnored(t *testing.T) {
 		b.mustPrepare()
 		b.helm()
 		// The controller has yet to replace the pod of n2, which fails again meanwhile.
-		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("the former configuration")}
+		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("the previous configuration")}
 		set := b.nodeSet("node-config", []string{"n1", "n2"})
 		set.Spec.Template.Annotations = map[string]string{"zarf-registry/node-config-checksum": "0"}
 		for _, pod := range b.nodePods() {
@@ -288,7 +288,7 @@ func TestNodeWarningsAndK3sRestartsAreLogged(t *testing.T) {
 			}
 		}
 		if strings.Contains(b.log.String(), `"on":"node n3"`) {
-			t.Error("a node that changed nothing is to be restarted")
+			t.Error("an unchanged node needs a restart")
 		}
 	})
 }
@@ -322,7 +322,7 @@ func TestFinishWaitsForMissingNodeConfiguration(t *testing.T) {
 			set.Status.UpdatedNumberScheduled = 1
 			b.remove("daemonsets", set.Name)
 			b.add(set)
-		}, "1 pods are not yet made from the last change"},
+		}, "1 pods are not updated yet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -362,7 +362,7 @@ func TestFinishWithNodesKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 					b.mustFinish()
 					b.checkFinished()
 					if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, b.hook.Settings.NodeConfig.DirectoriesInUse) {
-						t.Errorf("remembered are %+v", n)
+						t.Errorf("the saved directories are %+v", n)
 					}
 				})
 			})

@@ -18,7 +18,7 @@ import (
 func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 	w := &nodeWait{Observer: o, component: names.ComponentNodeConfig, what: "the node configuration", names: o.Settings.NodeConfig.DaemonSets}
 	if err := w.run(ctx); err != nil {
-		return "", fmt.Errorf("%w; see the log of such a pod (container configure), put right what it says, then run helm upgrade again; on a node that refuses nothing was changed", err)
+		return "", fmt.Errorf("%w; see the log of such a pod (container configure), fix the problem, then run helm upgrade again; nothing was changed on a node that refuses", err)
 	}
 	o.tellOfNodes(w.coverage.pods)
 
@@ -32,7 +32,7 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 	err := o.UpdateState(ctx, func(s *state.State) bool {
 		if len(notReady) > 0 {
 			// These nodes may still have files of an earlier configuration.
-			remembered = "; directories are forgotten by a later upgrade only, because not ready is " + release.ListNodes(notReady)
+			remembered = "; their directories stay recorded until a later upgrade, because these nodes are not ready: " + release.ListNodes(notReady)
 			return false
 		}
 		var none *state.NodeConfig

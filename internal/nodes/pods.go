@@ -56,7 +56,7 @@ func readNodePod(pod corev1.Pod) nodePod {
 		}
 		if ended.ExitCode != 0 && !n.done && n.failed == "" {
 			n.exit = ended.ExitCode
-			n.failed = fmt.Sprintf("container %s ended with exit code %d: %s", c.Name, ended.ExitCode, cmp.Or(said(ended.Message, report, is), "it said nothing"))
+			n.failed = fmt.Sprintf("container %s ended with exit code %d: %s", c.Name, ended.ExitCode, cmp.Or(said(ended.Message, report, is), "no message"))
 		}
 	}
 	return n
@@ -94,7 +94,7 @@ type coverage struct {
 func cover(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) coverage {
 	var c coverage
 	for _, set := range sets {
-		have, former, away := 0, 0, map[string]bool{}
+		have, previous, away := 0, 0, map[string]bool{}
 		for _, pod := range pods {
 			isReady, exists := ready[pod.Spec.NodeName]
 			switch {
@@ -107,7 +107,7 @@ func cover(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) co
 				have++
 				c.pods = append(c.pods, readNodePod(pod))
 				if !madeFrom(pod, []appsv1.DaemonSet{set}) {
-					former++
+					previous++
 				}
 			}
 		}
@@ -119,8 +119,8 @@ func cover(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) co
 		switch outdated := desired - int(set.Status.UpdatedNumberScheduled); {
 		case set.Status.ObservedGeneration < set.Generation:
 			missing = "the controller has not seen the last change"
-		case former > 0 || outdated > len(away):
-			missing = fmt.Sprintf("%d pods are not yet made from the last change", max(former, outdated))
+		case previous > 0 || outdated > len(away):
+			missing = fmt.Sprintf("%d pods are not updated yet", max(previous, outdated))
 		case have+len(away) < desired:
 			missing = fmt.Sprintf("%d of %d pods exist", have+len(away), desired)
 		}
@@ -208,7 +208,7 @@ func (w *nodeWait) look(ctx context.Context) (missing string, err error) {
 		}
 		w.looked = true
 		if started > 0 {
-			return "pods that had failed before start anew", nil
+			return "pods that failed before are restarted", nil
 		}
 	}
 	if err := w.refusals(sets); err != nil {

@@ -19,7 +19,7 @@ import (
 func (o *Observer) WaitProxies(ctx context.Context) (string, error) {
 	covered := 0
 	err := o.Wait(ctx, "the proxies", func() (string, error) {
-		sets, former, err := o.ProxySets(ctx)
+		sets, previous, err := o.ProxySets(ctx)
 		if err != nil {
 			return "", err
 		}
@@ -36,8 +36,8 @@ func (o *Observer) WaitProxies(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if len(former) > 0 && slices.ContainsFunc(pods, unschedulable) {
-			return "the nodes' port, which former proxies hold", o.makeRoom(ctx, former)
+		if len(previous) > 0 && slices.ContainsFunc(pods, unschedulable) {
+			return "the nodes' port, which previous proxies hold", o.makeRoom(ctx, previous)
 		}
 		var missing string
 		missing, covered = proxiesMissing(sets, pods, nodes)
@@ -68,10 +68,10 @@ func unschedulable(p corev1.Pod) bool {
 
 // makeRoom deletes previous proxies before pulls through the new ones are verified. Only one pod
 // can have a host port, and a node group that was split or renamed has two that need it.
-func (o *Observer) makeRoom(ctx context.Context, former []appsv1.DaemonSet) error {
-	did, err := o.DeleteDaemonSets(ctx, former)
+func (o *Observer) makeRoom(ctx context.Context, previous []appsv1.DaemonSet) error {
+	did, err := o.DeleteDaemonSets(ctx, previous)
 	if err == nil {
-		o.Log.Info("former proxies held the port of new ones", "did", did)
+		o.Log.Info("deleted previous proxies that held the port of new ones", "did", did)
 	}
 	return err
 }
@@ -101,7 +101,7 @@ func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string
 		}
 		desired += int(d.Status.DesiredNumberScheduled)
 		if outdated := int(d.Status.DesiredNumberScheduled - d.Status.UpdatedNumberScheduled); outdated > podsDown {
-			return fmt.Sprintf("DaemonSet %s/%s: %d pods are not yet made from the last change", d.Namespace, d.Name, outdated), covered
+			return fmt.Sprintf("DaemonSet %s/%s: %d pods are not updated yet", d.Namespace, d.Name, outdated), covered
 		}
 	}
 	if len(waiting) > 0 {
@@ -116,7 +116,7 @@ func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string
 
 // ProxySets lists the release's proxy DaemonSets: those that the chart renders, and those that it
 // no longer renders.
-func (o *Observer) ProxySets(ctx context.Context) (rendered, former []appsv1.DaemonSet, err error) {
+func (o *Observer) ProxySets(ctx context.Context) (rendered, previous []appsv1.DaemonSet, err error) {
 	list, err := o.Cluster.DaemonSets.List(ctx, o.Selector(names.ComponentProxy))
 	if err != nil {
 		return nil, nil, fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", o.Settings.Namespace, err)
@@ -125,20 +125,20 @@ func (o *Observer) ProxySets(ctx context.Context) (rendered, former []appsv1.Dae
 		if o.renders(d.Name) {
 			rendered = append(rendered, d)
 		} else {
-			former = append(former, d)
+			previous = append(previous, d)
 		}
 	}
-	return rendered, former, nil
+	return rendered, previous, nil
 }
 
 // DeletePreviousProxies deletes the proxies that the chart no longer renders. Helm keeps them,
 // because nodes may pull through them until pulls through the new ones are verified.
 func (o *Observer) DeletePreviousProxies(ctx context.Context) (string, error) {
-	_, former, err := o.ProxySets(ctx)
+	_, previous, err := o.ProxySets(ctx)
 	if err != nil {
 		return "", err
 	}
-	return o.DeleteDaemonSets(ctx, former)
+	return o.DeleteDaemonSets(ctx, previous)
 }
 
 func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet) (string, error) {
@@ -160,7 +160,7 @@ func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet
 func (o *Observer) StillServed(failure error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's context may have ended
 	defer cancel()
-	if _, former, err := o.ProxySets(ctx); err != nil || len(former) == 0 {
+	if _, previous, err := o.ProxySets(ctx); err != nil || len(previous) == 0 {
 		return failure
 	}
 	return fmt.Errorf("%w; the proxies are still there: nodes pull through them as before", failure)

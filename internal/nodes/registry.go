@@ -67,9 +67,9 @@ func deploymentMissing(d *appsv1.Deployment, down int32) string {
 	case s.ObservedGeneration < d.Generation:
 		return "the controller has not seen the last change"
 	case s.UpdatedReplicas < want:
-		return fmt.Sprintf("%d of %d pods are made from the last change", s.UpdatedReplicas, want)
+		return fmt.Sprintf("%d of %d pods are updated", s.UpdatedReplicas, want)
 	case s.Replicas > want:
-		return fmt.Sprintf("%d former pods are still there", s.Replicas-want)
+		return fmt.Sprintf("%d previous pods still exist", s.Replicas-want)
 	case s.AvailableReplicas < want && (s.AvailableReplicas == 0 || s.AvailableReplicas+down < want):
 		return fmt.Sprintf("%d of %d pods are available", s.AvailableReplicas, want)
 	}

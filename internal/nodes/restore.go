@@ -33,7 +33,7 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 	}
 	_, saved, err := o.LoadState(ctx)
 	if err != nil {
-		o.Log.Warn("where nodes may have files of the release cannot be read", "error", err.Error())
+		o.Log.Warn("cannot read which directories on nodes may have files of the release", "error", err.Error())
 	}
 	var directories []string
 	if saved != nil && saved.NodeConfig != nil {
@@ -41,17 +41,17 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 	}
 	switch {
 	case len(sets.Items) == 0:
-		o.left(directories, "the release has no pods that would put back what was there before, or its hooks were left out")
-		return "nothing: no pods are there that would, because the release has no files on nodes or its hooks were left out", nil
+		o.left(directories, "the release has no pods that restore them, or its hooks were left out")
+		return "nothing: there are no pods that restore files, because the release has no files on nodes or its hooks were left out", nil
 	case err == nil && len(directories) == 0 && len(configuring) == 0:
 		// This also holds after a refused installation, which created nothing that these pods need.
 		if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil {
 			return "", err
 		}
-		return "nothing: the release has no files on nodes, or they have been put back", nil
+		return "nothing: the release has no files on nodes, or they were restored", nil
 	}
 	if err := seed(ctx); err != nil {
-		o.Log.Warn("the payload for the pods that put files back could not be looked at; they may have it all the same", "error", err.Error())
+		o.Log.Warn("cannot check the payload of the pods that restore files; it may exist nevertheless", "error", err.Error())
 	}
 	unfinished, err := o.endNodeConfig(ctx)
 	if err != nil {
@@ -64,12 +64,12 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 			if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil {
 				return "", err
 			}
-			return "nothing: the pods that would cannot be made", nil
+			return "nothing: the pods that restore files cannot be created", nil
 		}
 	}
-	w := &nodeWait{Observer: o, component: names.ComponentNodeRestore, what: "the nodes' files to be put back", again: unfinished}
+	w := &nodeWait{Observer: o, component: names.ComponentNodeRestore, what: "the nodes' files to be restored", again: unfinished}
 	if err := w.run(ctx); err != nil {
-		return "", fmt.Errorf("%w; put that right on the node and run helm uninstall again, or leave the files as they are: helm uninstall --no-hooks, then init-hook cleanup", err)
+		return "", fmt.Errorf("%w; fix the problem on the node and run helm uninstall again, or leave the files as they are: helm uninstall --no-hooks, then init-hook cleanup", err)
 	}
 	o.tellOfNodes(w.coverage.pods)
 	if len(w.coverage.down) > 0 {
@@ -104,14 +104,14 @@ func (o *Observer) left(directories []string, why string) {
 func (o *Observer) restorersMissing(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, madeTime)
 	defer cancel()
-	return o.Wait(ctx, "the pods that put the nodes' files back", func() (string, error) {
+	return o.Wait(ctx, "the pods that restore the nodes' files", func() (string, error) {
 		sets, pods, err := o.DaemonSets(ctx, names.ComponentNodeRestore)
 		if err != nil || len(pods) > 0 {
 			return "", err
 		}
 		for _, set := range sets {
 			if set.Status.ObservedGeneration < set.Generation || set.Status.DesiredNumberScheduled > 0 {
-				return "none of " + o.Object("DaemonSet", set.Name) + " is made", nil
+				return o.Object("DaemonSet", set.Name) + " has no pods", nil
 			}
 		}
 		return "", nil

@@ -139,7 +139,7 @@ func (w *writer) run(ctx context.Context) error {
 		}
 		if existing != nil {
 			w.replaced++
-			w.Log.Warn("a payload ConfigMap differs from what it must hold and is replaced", "configMap", existing.Name)
+			w.Log.Warn("replacing a payload ConfigMap with wrong content", "configMap", existing.Name)
 		}
 		todo = append(todo, o)
 		w.written++
@@ -190,7 +190,7 @@ func (w *writer) write(ctx context.Context, o injector.Object) error {
 		if listErr == nil && len(list.Items) == 1 && right(&list.Items[0], o) {
 			return nil
 		}
-		return fmt.Errorf("creating %s: somebody else made it meanwhile, with other content; run this again when no other run is under way: %w", w.Object("ConfigMap", name), errors.Join(err, listErr))
+		return fmt.Errorf("creating %s: another run created it meanwhile with other content; run this again when no other run is in progress: %w", w.Object("ConfigMap", name), errors.Join(err, listErr))
 	}
 	if err != nil {
 		return fmt.Errorf("creating %s: %w", w.Object("ConfigMap", name), err)

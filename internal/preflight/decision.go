@@ -46,9 +46,9 @@ func (i *Inspection) ReadState(ctx context.Context) (string, error) {
 		return "found none: this is a new installation", nil
 	}
 	if i.Saved.Current == nil {
-		return fmt.Sprintf("found %s desired, never proven", i.Saved.Desired.Mode), nil
+		return fmt.Sprintf("found %s desired, never verified", i.Saved.Desired.Mode), nil
 	}
-	return fmt.Sprintf("found %s desired, and %s at %s proven", i.Saved.Desired.Mode, i.Saved.Current.Mode, i.Saved.Current.Address), nil
+	return fmt.Sprintf("found %s desired, and %s at %s verified", i.Saved.Desired.Mode, i.Saved.Current.Mode, i.Saved.Current.Address), nil
 }
 
 func (i *Inspection) Decide(context.Context) (string, error) {

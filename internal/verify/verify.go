@@ -148,7 +148,7 @@ func (v *Verifier) batch(run context.Context, selected []string, image string, s
 				switch {
 				case !ours:
 				case p.Status.Phase == corev1.PodFailed:
-					return fmt.Errorf("node %s: %s: it was pulled but could not run: %s", node, v.Object("pod", p.Name), nodes.PodComplaint(p)+p.Status.Message)
+					return fmt.Errorf("node %s: %s: the image was pulled but could not run: %s", node, v.Object("pod", p.Name), nodes.PodComplaint(p)+p.Status.Message)
 				case ran(p):
 					delete(open, p.Name)
 				}

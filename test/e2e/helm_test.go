@@ -98,7 +98,7 @@ func TestHelm(t *testing.T) {
 		unblock := w.blockOnceServiceIsGone(t)
 		out, err := with(helm4, here, "upgrade", "--server-side=true", proxyMode, "--set=initHook.timeout=60s")
 		unblock()
-		if err == nil || !strings.Contains(out, "was put back") {
+		if err == nil || !strings.Contains(out, "was restored") {
 			t.Fatalf("%v: %s", err, out)
 		}
 		w.fieldsAreHelms(t)
