@@ -967,8 +967,8 @@ func TestRecordedDirectoriesAreMounted(t *testing.T) {
 		if err == nil ||
 			!strings.Contains(
 				err.Error(),
-				"zarf-registry: Secret zarf/zarf-registry-state: it names "+directory+", which is no directory of a container "+
-					"runtime's configuration; nothing was changed",
+				"zarf-registry: Secret zarf/zarf-registry-state: it names "+directory+", which is not a "+
+					"configuration directory of a container runtime; nothing was changed",
 			) {
 			t.Errorf("%q: %v", directory, err)
 		}

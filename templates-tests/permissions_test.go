@@ -60,7 +60,6 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "list events", nil},
 	{"init-hook Role", "create services", nil},
 	{"init-hook Role", "delete,get,patch services -nodeport", nil},
-	{"init-hook Role", "get,patch namespaces zarf", permissions.podSecurity},
 	{"init-hook Role", "get deployments.apps -", nil},
 	{"init-hook Role", "delete,list daemonsets.apps", nil},
 	{"init-hook Role", "delete,get jobs.batch -cleanup,-finish,-prepare", nil},
@@ -94,7 +93,7 @@ var expectedPermissions = []permission{
 	{"garbage-collection Role", "create,get pods/portforward", permissions.gc},
 }
 
-// userPermissions are the rules for objects of the user that the values name.
+// userPermissions are the rules for the user's objects that the values name, and for the release's namespace.
 func (p permissions) userPermissions() map[string][]string {
 	rules := map[string][]string{}
 	reads := func(role string, names ...string) {
@@ -130,6 +129,13 @@ func (p permissions) userPermissions() map[string][]string {
 		ofCertManager := p.pki == "certManager" && text(issuer+"group") == "cert-manager.io"
 		if name := text(issuer + "name"); ofCertManager && name != "" && text(issuer+"kind") == "Issuer" {
 			rules["init-hook Role"] = append(rules["init-hook Role"], "get issuers.cert-manager.io "+name)
+		}
+	}
+	if p.podSecurity() {
+		for _, o := range p.objects {
+			if o.GetKind() == "Role" && o.GetLabels()["app.kubernetes.io/component"] == "init-hook" && o.GetNamespace() != "kube-public" {
+				rules["init-hook Role"] = append(rules["init-hook Role"], "get,patch namespaces "+o.GetNamespace())
+			}
 		}
 	}
 	if p.nodeConfig() {

@@ -151,7 +151,7 @@ func testFailingHelmTest(t *testing.T, w *world) {
 		log, _, err := try(w.command(t, w.kubectl, "logs", "-n", namespace, release+"-test-push"))
 		t.Logf("log:\n%s", log)
 		if err == nil && strings.Contains(log, "FAIL  an image can be pushed") &&
-			strings.Contains(log, "was answered with 401") {
+			strings.Contains(log, "got 401") {
 			break
 		}
 		if time.Since(begin) > time.Minute {

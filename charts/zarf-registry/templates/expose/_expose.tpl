@@ -55,9 +55,8 @@ usersSecret, the names of the Secrets that the registry mounts (may be empty); a
 {{- if and (include "zarf-registry.expose" .) (include "zarf-registry.expose.settings" . | fromJson).issuer.name -}}true{{- end -}}
 {{- end -}}
 
-{{- /* The registry's address for clients outside, HOST[:PORT]; empty if unknown. */ -}}
+{{- /* The registry's address for clients outside, HOST[:PORT]; empty if unknown. Only with zarf-registry.expose. */ -}}
 {{- define "zarf-registry.expose.address" -}}
-{{- if include "zarf-registry.expose" . -}}
 {{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
 {{- $host := first $expose.hosts -}}
 {{- $service := $expose.service -}}
@@ -68,7 +67,6 @@ usersSecret, the names of the Secrets that the registry mounts (may be empty); a
 {{- printf "%s:%d" $host (int $service.nodePort) -}}
 {{- else if eq $service.type "LoadBalancer" -}}
 {{- eq (int $service.port) 443 | ternary $host (printf "%s:%d" $host (int $service.port)) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 
