@@ -170,8 +170,10 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	if len(objects) == 0 {
 		objects = []runtime.Object{node("n1"), node("n2")}
 	}
-	b := &bench{T: t, client: fake.NewClientset(), tracker: kubetesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder()), registry: &registry{image: &state.HookImage{Reference: "zarf-registry/init-hook:dev", Architecture: "amd64"}},
-		log: &bytes.Buffer{}, now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), left: -1}
+	b := &bench{T: t, client: fake.NewClientset(), tracker: kubetesting.NewObjectTracker(scheme.Scheme,
+		scheme.Codecs.UniversalDecoder()),
+		registry: &registry{image: &state.HookImage{Reference: "zarf-registry/init-hook:dev", Architecture: "amd64"}},
+		log:      &bytes.Buffer{}, now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), left: -1}
 	var log sync.Mutex
 	b.hook = rendered{&hook.Hook{
 		Settings: settings.Settings{
@@ -179,10 +181,11 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 			ModeSource: state.SourceValue,
 			Port:       31999, IPFamily: state.IPv4, IPFamilySource: state.SourceCluster,
 			Architectures: []string{"amd64", "arm64"},
-			Injector:      settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: []string{pauseImage}, PauseImageSource: state.SourceCluster},
-			Push:          settings.Push{Images: true},
-			Finish:        settings.Finish{Verify: true, LocalRegistryHosting: true},
-			PKI:           settings.PKI{PKI: internalPKI, Source: state.SourceValue},
+			Injector: settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: []string{pauseImage},
+				PauseImageSource: state.SourceCluster},
+			Push:   settings.Push{Images: true},
+			Finish: settings.Finish{Verify: true, LocalRegistryHosting: true},
+			PKI:    settings.PKI{PKI: internalPKI, Source: state.SourceValue},
 		},
 		Timeout:  5 * time.Minute,
 		Cluster:  clusterOf(b.client),
@@ -206,11 +209,14 @@ func clusterOf(client *fake.Clientset) hook.Cluster {
 	core, apps := client.CoreV1(), client.AppsV1()
 	pods := core.Pods("zarf")
 	return hook.Cluster{
-		Secrets:     core.Secrets("zarf"),
-		Nodes:       nodes.Cluster{Nodes: core.Nodes(), Pods: pods, Events: core.Events("zarf"), DaemonSets: apps.DaemonSets("zarf")},
-		Certs:       certs.Cluster{Pods: pods},
-		Payload:     payload.Cluster{ConfigMaps: core.ConfigMaps("zarf"), ConfigMapNames: metadataClient{core.ConfigMaps("zarf")}, Pods: pods},
-		Preflight:   preflight.Cluster{Namespaces: core.Namespaces(), AllServices: core.Services(""), Services: core.Services("zarf"), Pods: pods},
+		Secrets: core.Secrets("zarf"),
+		Nodes: nodes.Cluster{Nodes: core.Nodes(), Pods: pods, Events: core.Events("zarf"),
+			DaemonSets: apps.DaemonSets("zarf")},
+		Certs: certs.Cluster{Pods: pods},
+		Payload: payload.Cluster{ConfigMaps: core.ConfigMaps("zarf"),
+			ConfigMapNames: metadataClient{core.ConfigMaps("zarf")}, Pods: pods},
+		Preflight: preflight.Cluster{Namespaces: core.Namespaces(), AllServices: core.Services(""),
+			Services: core.Services("zarf"), Pods: pods},
 		VerifyPods:  pods,
 		Deployments: apps.Deployments("zarf"), Jobs: client.BatchV1().Jobs("zarf"), Services: core.Services("zarf"),
 		HostingConfigMaps: core.ConfigMaps("kube-public"),
@@ -349,8 +355,10 @@ func (b *bench) lock(a kubetesting.Action) error {
 	}
 	object := metaOf(write.GetObject())
 	if a.GetVerb() == "update" {
-		if have := b.get("secrets", object.GetName()); have != nil && metaOf(have).GetResourceVersion() != object.GetResourceVersion() {
-			return apierrors.NewConflict(corev1.Resource("secrets"), object.GetName(), errors.New("the object has been modified"))
+		if have := b.get("secrets", object.GetName()); have != nil &&
+			metaOf(have).GetResourceVersion() != object.GetResourceVersion() {
+			return apierrors.NewConflict(corev1.Resource("secrets"), object.GetName(),
+				errors.New("the object has been modified"))
 		}
 	}
 	b.versions++
@@ -407,7 +415,8 @@ func (b *bench) canPull() bool {
 	return b.proxies() > 0
 }
 
-var groups = map[string]schema.GroupVersion{"daemonsets": appsv1.SchemeGroupVersion, "deployments": appsv1.SchemeGroupVersion}
+var groups = map[string]schema.GroupVersion{"daemonsets": appsv1.SchemeGroupVersion,
+	"deployments": appsv1.SchemeGroupVersion}
 
 func resource(name string) schema.GroupVersionResource {
 	group, ok := groups[name]
@@ -476,7 +485,8 @@ func node(name string, change ...func(*corev1.Node)) *corev1.Node {
 	n := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Status: corev1.NodeStatus{
-			NodeInfo:   corev1.NodeSystemInfo{Architecture: "amd64", OperatingSystem: "linux", ContainerRuntimeVersion: "containerd://2.1.4"},
+			NodeInfo: corev1.NodeSystemInfo{Architecture: "amd64", OperatingSystem: "linux",
+				ContainerRuntimeVersion: "containerd://2.1.4"},
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
 			Images:     []corev1.ContainerImage{{Names: []string{pauseImage}}},
 		},
@@ -508,12 +518,14 @@ func nodePortService() *corev1.Service {
 	return &corev1.Service{ObjectMeta: m, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeNodePort, ClusterIP: "10.96.0.9", ClusterIPs: []string{"10.96.0.9"}, IPFamilyPolicy: &policy,
 		Selector: map[string]string{"app.kubernetes.io/component": "registry"},
-		Ports:    []corev1.ServicePort{{Name: "registry", Port: 5001, TargetPort: intstr.FromString("plain"), NodePort: 31999, Protocol: corev1.ProtocolTCP}},
+		Ports: []corev1.ServicePort{{Name: "registry", Port: 5001, TargetPort: intstr.FromString("plain"), NodePort: 31999,
+			Protocol: corev1.ProtocolTCP}},
 	}}
 }
 
 func daemonSet(name string, nodes ...string) *appsv1.DaemonSet {
-	return &appsv1.DaemonSet{ObjectMeta: meta(name, "proxy"), Status: appsv1.DaemonSetStatus{DesiredNumberScheduled: int32(len(nodes)), UpdatedNumberScheduled: int32(len(nodes))}}
+	return &appsv1.DaemonSet{ObjectMeta: meta(name, "proxy"), Status: appsv1.DaemonSetStatus{DesiredNumberScheduled: int32(
+		len(nodes)), UpdatedNumberScheduled: int32(len(nodes))}}
 }
 
 func proxyPod(daemonSet, node string) *corev1.Pod {
@@ -545,7 +557,8 @@ func (b *bench) helm(nodes ...string) {
 	b.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry"), Spec: appsv1.DeploymentSpec{Replicas: &one},
 		Status: appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, AvailableReplicas: 1}})
 	pod := &corev1.Pod{ObjectMeta: meta(registryPod, "registry"), Status: running, Spec: corev1.PodSpec{
-		NodeName: nodes[0], Containers: []corev1.Container{{Name: "registry", Ports: []corev1.ContainerPort{{Name: "plain", ContainerPort: 5001}}}}}}
+		NodeName: nodes[0], Containers: []corev1.Container{{Name: "registry",
+			Ports: []corev1.ContainerPort{{Name: "plain", ContainerPort: 5001}}}}}}
 	pod.Annotations = map[string]string{names.AnnotationMetricsPort: "5003"}
 	if b.add(pod) {
 		b.readSecret()
@@ -654,7 +667,8 @@ func (b *bench) checkFinished() {
 	b.Helper()
 	mode := b.hook.Settings.Mode
 	s := b.state()
-	if s.Phase != state.PhaseReady || s.Current == nil || *s.Current != s.Desired || s.Desired.Mode != mode || s.Desired.Address != b.hook.Settings.Address {
+	if s.Phase != state.PhaseReady || s.Current == nil || *s.Current != s.Desired || s.Desired.Mode != mode ||
+		s.Desired.Address != b.hook.Settings.Address {
 		b.Errorf("state is %+v", s)
 	}
 	if want := []string{"n1", "n2"}; mode != state.ModeExternal && !slices.Equal(s.Nodes, want) {
@@ -688,7 +702,8 @@ func (b *bench) checkFinished() {
 	for _, cm := range cms.Items {
 		programs[strings.Contains(cm.Name, "-registry-node-")] = true
 	}
-	if programs[true] != (mode == state.ModeProxy || len(b.hook.Settings.NodeConfig.Directories) > 0) || programs[false] != (mode != state.ModeExternal) {
+	if programs[true] != (mode == state.ModeProxy || len(b.hook.Settings.NodeConfig.Directories) > 0) ||
+		programs[false] != (mode != state.ModeExternal) {
 		b.Errorf("in %s mode, payload of the proxies: %t, of the registry: %t", mode, programs[true], programs[false])
 	}
 	b.checkNoProbePods()
@@ -696,7 +711,8 @@ func (b *bench) checkFinished() {
 
 func (b *bench) checkNoProbePods() {
 	b.Helper()
-	pods, err := b.client.CoreV1().Pods("zarf").List(context.Background(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=probe"})
+	pods, err := b.client.CoreV1().Pods("zarf").List(context.Background(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=probe"})
 	if err != nil || len(pods.Items) != 0 {
 		b.Errorf("%d probe pods remain (%v)", len(pods.Items), err)
 	}
@@ -750,7 +766,8 @@ func killedAtEachWrite(t *testing.T, setUp func() *bench, run func(*bench) error
 // metadataClient lists ConfigMaps like the metadata client.
 type metadataClient struct{ payload.ConfigMaps }
 
-func (n metadataClient) List(ctx context.Context, options metav1.ListOptions) (*metav1.PartialObjectMetadataList, error) {
+func (n metadataClient) List(ctx context.Context, options metav1.ListOptions) (*metav1.PartialObjectMetadataList,
+	error) {
 	list, err := n.ConfigMaps.List(ctx, options)
 	if err != nil {
 		return nil, err

@@ -20,7 +20,8 @@ func TestPreflightChecksExposure(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		pair, err := ca.Issue(pki.Leaf{CommonName: names[0], DNSNames: names, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, Lifetime: time.Hour}, begin)
+		pair, err := ca.Issue(pki.Leaf{CommonName: names[0], DNSNames: names,
+			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, Lifetime: time.Hour}, begin)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -28,7 +29,8 @@ func TestPreflightChecksExposure(t *testing.T) {
 	}
 	good, other := issue("registry.example.com"), issue("other.example.com")
 	tls := func(certificate, key []byte) *corev1.Secret {
-		return &corev1.Secret{ObjectMeta: meta2("outside"), Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": certificate, "tls.key": key}}
+		return &corev1.Secret{ObjectMeta: meta2("outside"), Type: corev1.SecretTypeTLS,
+			Data: map[string][]byte{"tls.crt": certificate, "tls.key": key}}
 	}
 	users := func(key string) *corev1.Secret {
 		return &corev1.Secret{ObjectMeta: meta2("users"), Data: map[string][]byte{key: []byte("a:b")}}
@@ -39,14 +41,21 @@ func TestPreflightChecksExposure(t *testing.T) {
 		severity   preflight.Severity
 		want       []string // of the one finding; nil: no finding
 	}{
-		"valid":                        {tls(good.Certificate, good.Key), users("htpasswd"), 0, "", nil},
-		"no certificate":               {nil, users("htpasswd"), 0, preflight.Blocker, []string{"Secret zarf/outside", "does not exist", "kubectl -n zarf create secret tls outside"}},
-		"not PEM":                      {tls([]byte("rubbish"), good.Key), users("htpasswd"), 0, preflight.Blocker, []string{"Secret zarf/outside", "a tls.crt that the registry would refuse"}},
-		"key of another certificate":   {tls(good.Certificate, other.Key), users("htpasswd"), 0, preflight.Blocker, []string{"tls.crt and a tls.key", "private key does not match"}},
-		"certificate for another name": {tls(other.Certificate, other.Key), users("htpasswd"), 0, preflight.Warning, []string{"is not for registry.example.com"}},
-		"expired certificate":          {tls(good.Certificate, good.Key), users("htpasswd"), 2 * time.Hour, preflight.Warning, []string{"expired at 2026-11-20 13:00 UTC"}},
-		"missing htpasswd Secret":      {tls(good.Certificate, good.Key), nil, 0, preflight.Warning, []string{"Secret zarf/users", "does not exist", "htpasswd -Bbn"}},
-		"users under another key":      {tls(good.Certificate, good.Key), users("auth"), 0, preflight.Warning, []string{"Secret zarf/users", "has no key htpasswd"}},
+		"valid": {tls(good.Certificate, good.Key), users("htpasswd"), 0, "", nil},
+		"no certificate": {nil, users("htpasswd"), 0, preflight.Blocker,
+			[]string{"Secret zarf/outside", "does not exist", "kubectl -n zarf create secret tls outside"}},
+		"not PEM": {tls([]byte("rubbish"), good.Key), users("htpasswd"), 0, preflight.Blocker,
+			[]string{"Secret zarf/outside", "a tls.crt that the registry would refuse"}},
+		"key of another certificate": {tls(good.Certificate, other.Key), users("htpasswd"), 0, preflight.Blocker,
+			[]string{"tls.crt and a tls.key", "private key does not match"}},
+		"certificate for another name": {tls(other.Certificate, other.Key), users("htpasswd"), 0, preflight.Warning,
+			[]string{"is not for registry.example.com"}},
+		"expired certificate": {tls(good.Certificate, good.Key), users("htpasswd"), 2 * time.Hour, preflight.Warning,
+			[]string{"expired at 2026-11-20 13:00 UTC"}},
+		"missing htpasswd Secret": {tls(good.Certificate, good.Key), nil, 0, preflight.Warning,
+			[]string{"Secret zarf/users", "does not exist", "htpasswd -Bbn"}},
+		"users under another key": {tls(good.Certificate, good.Key), users("auth"), 0, preflight.Warning,
+			[]string{"Secret zarf/users", "has no key htpasswd"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

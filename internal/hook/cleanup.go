@@ -42,7 +42,8 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 			Why: "state, certificates and credentials end with the release"},
 		{Name: "delete cert-manager's objects", Run: r.deleteCertManager,
 			Why: "without the state no CronJob recreates them"},
-		{Name: "restore the namespace's label", Run: steps.OnlyIf(r.Settings.Preflight.LabelNamespace, r.inspection().RestoreLabel),
+		{Name: "restore the namespace's label", Run: steps.OnlyIf(r.Settings.Preflight.LabelNamespace,
+			r.inspection().RestoreLabel),
 			Why: "podSecurity.label=true: prepare may have changed it"},
 	})
 }
@@ -90,8 +91,9 @@ func (r *run) checkJobs(ctx context.Context) (string, error) {
 	case ended != nil && !finish.CreationTimestamp.Before(ended):
 	case slices.MaxFunc(jobs, made).CreationTimestamp.Sub(slices.MinFunc(jobs, made).CreationTimestamp.Time) > together:
 	default:
-		return "", release.Refuse("the Jobs prepare, finish and cleanup were created at the same time, as kubectl apply does with the output of helm template: nothing was deleted; " +
-			"leave out the Jobs with helm template --no-hooks and apply them one after the other, as docs/gitops.md says")
+		return "", release.Refuse(
+			"the Jobs prepare, finish and cleanup were created at the same time, as kubectl apply does with the output of helm template: nothing was deleted; " +
+				"leave out the Jobs with helm template --no-hooks and apply them one after the other, as docs/gitops.md says")
 	}
 	return fine, nil
 }
@@ -143,7 +145,8 @@ func (r *run) deleteTestPods(ctx context.Context) (string, error) {
 
 func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 	deleted := 0
-	for _, suffix := range []string{names.SuffixState, names.SuffixPull, names.SuffixCredentials, names.SuffixPushTLS, names.SuffixNodeTLS, names.SuffixServerTLS, names.SuffixCA} {
+	for _, suffix := range []string{names.SuffixState, names.SuffixPull, names.SuffixCredentials, names.SuffixPushTLS,
+		names.SuffixNodeTLS, names.SuffixServerTLS, names.SuffixCA} {
 		name := r.Settings.Name + suffix
 		secret, err := r.Secrets.Get(ctx, name, metav1.GetOptions{})
 		switch {

@@ -102,9 +102,11 @@ func TestCleanupKeepsUserSecretsInEachPKIMode(t *testing.T) {
 				}, func(b *bench) error { return b.hook.Cleanup(t.Context()) }, func(b *bench) {
 					b.must(b.hook.Cleanup(t.Context()))
 					b.checkClean("Secret corp-credential", "Secret corp-node", "Secret corp-push", "Secret corp-server")
-					for _, object := range []string{"certificates ca", "certificates server", "certificates node", "certificates push", "issuers ca", "issuers selfsigned"} {
+					for _, object := range []string{"certificates ca", "certificates server", "certificates node", "certificates push",
+						"issuers ca", "issuers selfsigned"} {
 						kind, name, _ := strings.Cut(object, " ")
-						if _, err := b.tracker.Get(certmanagerv1.SchemeGroupVersion.WithResource(kind), "zarf", "zarf-registry-"+name); err == nil {
+						if _, err := b.tracker.Get(certmanagerv1.SchemeGroupVersion.WithResource(kind), "zarf",
+							"zarf-registry-"+name); err == nil {
 							t.Errorf("%s is still there", object)
 						}
 					}
@@ -200,7 +202,8 @@ func TestCleanupRefusesToRunTogetherWithTheOtherJobs(t *testing.T) {
 			b.upgrade(state.ModeProxy)
 			made := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)
 			for _, name := range []string{"zarf-registry-prepare", "zarf-registry-finish", "zarf-registry-cleanup"} {
-				job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "zarf", CreationTimestamp: metav1.NewTime(made)}}
+				job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "zarf",
+					CreationTimestamp: metav1.NewTime(made)}}
 				if made = made.Add(c.apart); c.ended {
 					job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}
 				}
@@ -220,7 +223,8 @@ func TestCleanupRefusesToRunTogetherWithTheOtherJobs(t *testing.T) {
 				}
 				return
 			}
-			b.mustFail(err, true, "prepare, finish and cleanup were created at the same time", "nothing was deleted", "--no-hooks")
+			b.mustFail(err, true, "prepare, finish and cleanup were created at the same time", "nothing was deleted",
+				"--no-hooks")
 			b.secret("zarf-registry-state")
 		})
 	}

@@ -20,7 +20,8 @@ import (
 func (b *bench) give(username, password string) {
 	b.Helper()
 	b.hook.Settings.Push.Secret = "corp-credential"
-	b.putSecret(&corev1.Secret{ObjectMeta: meta2("corp-credential"), Data: map[string][]byte{"username": []byte(username), "password": []byte(password)}})
+	b.putSecret(&corev1.Secret{ObjectMeta: meta2("corp-credential"),
+		Data: map[string][]byte{"username": []byte(username), "password": []byte(password)}})
 }
 
 // checkCredential checks which credential the registry accepts for pushing.
@@ -89,18 +90,22 @@ func TestRejectsInvalidUserPushCredentials(t *testing.T) {
 		change func(*bench)
 		want   string
 	}{
-		"missing":                         {func(b *bench) { b.remove("secrets", "corp-credential") }, "does not exist"},
-		"no username":                     {func(b *bench) { b.give("", "p") }, "has no key username"},
-		"no password":                     {func(b *bench) { b.give("robot", "") }, "has no key password"},
-		"a colon":                         {func(b *bench) { b.give("ro:bot", "p") }, "has a username with a colon"},
-		"leading #":                       {func(b *bench) { b.give("#robot", "p") }, "has a username that begins with #"},
-		"surrounding spaces":              {func(b *bench) { b.give(" robot", "p") }, "has a username that begins with # or has blanks around it"},
-		"username of the pull credential": {func(b *bench) { b.give("zarf-pull", "p") }, "has the username zarf-pull, which is that of who may only pull"},
-		"password of 73 bytes":            {func(b *bench) { b.give("robot", strings.Repeat("x", 73)) }, "has a password of 73 bytes"},
-		"a line break":                    {func(b *bench) { b.give("robot", "p\n") }, "has control characters in password"},
-		"invalid UTF-8":                   {func(b *bench) { b.give("robot\xff", "p") }, "has control characters in username"},
-		"Secret created by init-hook":     {func(b *bench) { b.hook.Settings.Push.Secret = "zarf-registry-credentials" }, "was made by init-hook"},
-		"two problems":                    {func(b *bench) { b.give("ro:bot", "") }, "has no key password"},
+		"missing":     {func(b *bench) { b.remove("secrets", "corp-credential") }, "does not exist"},
+		"no username": {func(b *bench) { b.give("", "p") }, "has no key username"},
+		"no password": {func(b *bench) { b.give("robot", "") }, "has no key password"},
+		"a colon":     {func(b *bench) { b.give("ro:bot", "p") }, "has a username with a colon"},
+		"leading #":   {func(b *bench) { b.give("#robot", "p") }, "has a username that begins with #"},
+		"surrounding spaces": {func(b *bench) { b.give(" robot", "p") },
+			"has a username that begins with # or has blanks around it"},
+		"username of the pull credential": {func(b *bench) { b.give("zarf-pull", "p") },
+			"has the username zarf-pull, which is that of who may only pull"},
+		"password of 73 bytes": {func(b *bench) { b.give("robot", strings.Repeat("x", 73)) },
+			"has a password of 73 bytes"},
+		"a line break":  {func(b *bench) { b.give("robot", "p\n") }, "has control characters in password"},
+		"invalid UTF-8": {func(b *bench) { b.give("robot\xff", "p") }, "has control characters in username"},
+		"Secret created by init-hook": {func(b *bench) { b.hook.Settings.Push.Secret = "zarf-registry-credentials" },
+			"was made by init-hook"},
+		"two problems": {func(b *bench) { b.give("ro:bot", "") }, "has no key password"},
 	} {
 		if n++; shortened(n) {
 			continue
@@ -154,13 +159,16 @@ func TestRotatePushCredentialWaitsForRegistry(t *testing.T) {
 			change func()
 			want   string
 		}{
-			"not loaded": {func() { b.deaf = map[string]bool{registryPod: true} }, "pod zarf/zarf-registry-1: it has another one"},
-			"no status":  {func() { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} }, "pod zarf/zarf-registry-1: it cannot be asked what it has loaded: i/o timeout"},
+			"not loaded": {func() { b.deaf = map[string]bool{registryPod: true} },
+				"pod zarf/zarf-registry-1: it has another one"},
+			"no status": {func() { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} },
+				"pod zarf/zarf-registry-1: it cannot be asked what it has loaded: i/o timeout"},
 		} {
 			c.change()
 			b.hook.Timeout = 2 * time.Minute
 			begin = time.Now()
-			b.mustFail(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential), false, "Secret zarf/zarf-registry-credentials is written, but not every pod of the registry takes it", c.want)
+			b.mustFail(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential), false,
+				"Secret zarf/zarf-registry-credentials is written, but not every pod of the registry takes it", c.want)
 			if took := time.Since(begin); took > 2*time.Minute {
 				t.Errorf("%s: it took %s", name, took)
 			}
@@ -178,7 +186,8 @@ func TestUserPushCredentialIsNotRotated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.give("robot", "good") })
 		b.asTheCronJobDoes()
-		b.mustFail(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential), true, "a copy of Secret zarf/corp-credential: change it there, then run init-hook certs renew")
+		b.mustFail(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential), true,
+			"a copy of Secret zarf/corp-credential: change it there, then run init-hook certs renew")
 		if w := b.writes(); len(w) != 0 {
 			t.Errorf("it wrote %q", w)
 		}
@@ -227,7 +236,8 @@ func TestCredentialIsReadAgainAfterAConflict(t *testing.T) {
 		b.interfere = func(write string) {
 			if once && write == "update secrets zarf-registry-credentials" {
 				once = false
-				b.changeSecret("zarf-registry-credentials", func(s *corev1.Secret) { s.Annotations = map[string]string{"somebody": "else"} })
+				b.changeSecret("zarf-registry-credentials",
+					func(s *corev1.Secret) { s.Annotations = map[string]string{"somebody": "else"} })
 			}
 		}
 		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))

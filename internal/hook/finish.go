@@ -42,7 +42,8 @@ func (f *finishing) steps() []steps.Step {
 			Why: "nodes and pushes need it"}
 		push = steps.Step{Name: "push the project's images", Run: steps.OnlyIf(s.Push.Images, f.push),
 			Why: "later upgrades and the verification pull them from the registry itself"}
-		configured = steps.Step{Name: "wait for the node configuration", Run: steps.OnlyIf(s.ConfiguresNodes(), f.WaitConfigured),
+		configured = steps.Step{Name: "wait for the node configuration",
+			Run: steps.OnlyIf(s.ConfiguresNodes(), f.WaitConfigured),
 			Why: "CRI-O needs the CA before it can pull; and a node that refuses is reported"}
 		verifyNodes = steps.Step{Name: "verify pulls", Run: steps.OnlyIf(s.Finish.Verify, f.verify),
 			Why: "only a pull on every node covers network plugin, kube-proxy and container runtime at once"}
@@ -118,7 +119,8 @@ func (f *finishing) readState(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if d := s.Desired; d.Mode != f.Settings.Mode || d.Address != f.Settings.Address {
-		return "", release.Refuse("prepare recorded %s mode at %s, but finish was asked for %s mode at %s: run prepare for that first, or helm upgrade, which runs both",
+		return "", release.Refuse(
+			"prepare recorded %s mode at %s, but finish was asked for %s mode at %s: run prepare for that first, or helm upgrade, which runs both",
 			d.Mode, d.Address, f.Settings.Mode, f.Settings.Address)
 	}
 	return fmt.Sprintf("%s mode at %s is desired", s.Desired.Mode, s.Desired.Address), nil

@@ -18,7 +18,8 @@ var allModes = []state.Mode{state.ModeProxy, state.ModeNodePort, state.ModeExter
 func TestFinishVerifiesAndRecordsEveryReadyNode(t *testing.T) {
 	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
 		t.Run(string(mode), func(t *testing.T) {
-			b := newBench(t, node("n1"), node("n2"), node("gone", notReady), node("windows", func(n *corev1.Node) { n.Status.NodeInfo.OperatingSystem = "windows" }))
+			b := newBench(t, node("n1"), node("n2"), node("gone", notReady),
+				node("windows", func(n *corev1.Node) { n.Status.NodeInfo.OperatingSystem = "windows" }))
 			b.begin(mode)
 			b.add(proxyPod(proxyName, "removed"))
 			old := &corev1.ConfigMap{ObjectMeta: meta("zarf-registry-payload-0.0.9-registry-amd64-00", "payload")}
@@ -41,7 +42,8 @@ func TestFinishVerifiesAndRecordsEveryReadyNode(t *testing.T) {
 			if want := []string{"n1", "n2"}; !slices.Equal(pulled, want) {
 				t.Errorf("verified nodes are %q, want %q", pulled, want)
 			}
-			if a := b.registry.pushed; len(a) != 1 || a[0].ServerName != "zarf-registry.zarf.svc" || a[0].Username == "" || len(a[0].Key) == 0 {
+			if a := b.registry.pushed; len(a) != 1 || a[0].ServerName != "zarf-registry.zarf.svc" || a[0].Username == "" ||
+				len(a[0].Key) == 0 {
 				t.Errorf("pushed with %d accesses", len(a))
 			}
 			if b.get("configmaps", old.Name) != nil {
@@ -86,7 +88,8 @@ func TestFinishRequiresPrepare(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeNodePort)
 	b.mode(state.ModeProxy)
-	b.mustFail(b.hook.Finish(t.Context()), true, "prepare recorded nodeport mode at 127.0.0.1:31999", "asked for proxy mode")
+	b.mustFail(b.hook.Finish(t.Context()), true, "prepare recorded nodeport mode at 127.0.0.1:31999",
+		"asked for proxy mode")
 	if b.get("services", serviceName) == nil {
 		t.Error("the NodePort Service is gone")
 	}
@@ -121,9 +124,12 @@ func TestFinishFailsOnMissingOrWrongNodePortService(t *testing.T) {
 		change func(*corev1.Service)
 		want   string
 	}{
-		"missing":                    {nil, "Service zarf/zarf-registry-nodeport of release zarf-registry is missing: run helm upgrade"},
-		"Service of another release": {func(s *corev1.Service) { s.Labels["app.kubernetes.io/instance"] = "other" }, "is missing"},
-		"wrong port":                 {func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 31000 }, "has the node ports [31000], not 31999: run helm upgrade"},
+		"missing": {nil,
+			"Service zarf/zarf-registry-nodeport of release zarf-registry is missing: run helm upgrade"},
+		"Service of another release": {func(s *corev1.Service) { s.Labels["app.kubernetes.io/instance"] = "other" },
+			"is missing"},
+		"wrong port": {func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 31000 },
+			"has the node ports [31000], not 31999: run helm upgrade"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
@@ -167,11 +173,14 @@ func TestWaitTimeoutReportsPodErrors(t *testing.T) {
 		b.remove("deployments", d.Name)
 		b.add(d)
 		b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-2", "registry"), Spec: corev1.PodSpec{NodeName: "n1"},
-			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "registry", LastTerminationState: corev1.ContainerState{
-				Terminated: &corev1.ContainerStateTerminated{ExitCode: 102, Message: "zarf-registry loader: chunk 03: missing"}}}}}})
+			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "registry",
+				LastTerminationState: corev1.ContainerState{
+					Terminated: &corev1.ContainerStateTerminated{ExitCode: 102,
+						Message: "zarf-registry loader: chunk 03: missing"}}}}}})
 		b.hook.Timeout = time.Minute
 		b.mustFail(b.hook.Finish(t.Context()), true,
-			"Deployment zarf/zarf-registry: 0 of 1 pods are available", "pod zarf/zarf-registry-2 on node n1", "chunk 03: missing", "not done within 1m0s")
+			"Deployment zarf/zarf-registry: 0 of 1 pods are available", "pod zarf/zarf-registry-2 on node n1",
+			"chunk 03: missing", "not done within 1m0s")
 	})
 }
 
@@ -222,7 +231,8 @@ func TestPreviousProxiesWithTheSameHostPortAreDeletedFirst(t *testing.T) {
 		b.helm("n2")
 		waiting := proxyPod(proxyName, "n1")
 		waiting.Name, waiting.Spec.NodeName = "proxy-new-n1", ""
-		waiting.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable",
+		waiting.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+			Reason:  "Unschedulable",
 			Message: "0/2 nodes are available: 1 node(s) didn't have free ports for the requested pod ports."}}
 		b.add(waiting)
 		go func() { // simulates the scheduler and the kubelet

@@ -74,7 +74,8 @@ type Jobs interface {
 type Services interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Service, error)
 	Create(ctx context.Context, service *corev1.Service, opts metav1.CreateOptions) (*corev1.Service, error)
-	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*corev1.Service, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions,
+		subresources ...string) (*corev1.Service, error)
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
@@ -133,7 +134,8 @@ func (h *Hook) start() *run {
 
 func (r *run) inspection() *preflight.Inspection {
 	return &preflight.Inspection{
-		Observer: r.Observer, Cluster: r.cluster.Preflight, Certs: r.certs, Payload: r.payload, NodeConfigData: r.nodeConfigData,
+		Observer: r.Observer, Cluster: r.cluster.Preflight, Certs: r.certs, Payload: r.payload,
+		NodeConfigData: r.nodeConfigData,
 	}
 }
 

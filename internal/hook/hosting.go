@@ -40,7 +40,8 @@ func (r *run) hostingConfigMap() *corev1.ConfigMap {
 		outside = o.Expose.Address
 	}
 	var text strings.Builder
-	for _, field := range [][2]string{{"host", outside}, {"hostFromContainerRuntime", o.Address}, {"hostFromClusterNetwork", inside}, {"help", hostingHelp}} {
+	for _, field := range [][2]string{{"host", outside}, {"hostFromContainerRuntime", o.Address},
+		{"hostFromClusterNetwork", inside}, {"help", hostingHelp}} {
 		fmt.Fprintf(&text, "%s: %s\n", field[0], strconv.Quote(field[1]))
 	}
 	annotated := release.Annotations()
@@ -112,7 +113,8 @@ func (r *run) withdraw(ctx context.Context) (string, error) {
 		return fmt.Sprintf("left alone: %s belongs to %s", hostingObject, hostingOwnerOf(have)), nil
 	}
 	// Delete only the object that was read: another may have been created since.
-	err = r.cluster.HostingConfigMaps.Delete(ctx, HostingName, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &have.UID}})
+	err = r.cluster.HostingConfigMaps.Delete(ctx, HostingName,
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &have.UID}})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return r.unlessForbidden("", fmt.Errorf("deleting %s: %w", hostingObject, err))
 	}
@@ -121,19 +123,22 @@ func (r *run) withdraw(ctx context.Context) (string, error) {
 
 func (r *run) unlessForbidden(did string, err error) (string, error) {
 	if apierrors.IsForbidden(err) {
-		r.Log.Warn("cannot advertise the registry to tools: grant the permission, or set localRegistryHosting=false", "error", err.Error())
+		r.Log.Warn("cannot advertise the registry to tools: grant the permission, or set localRegistryHosting=false", "error",
+			err.Error())
 		return "nothing: the permission is missing", nil
 	}
 	return did, err
 }
 
 func (r *run) ownsHosting(have *corev1.ConfigMap) bool {
-	return have.Labels[names.LabelManagedBy] == names.Manager && have.Annotations[names.AnnotationOwner] == r.hostingOwner()
+	return have.Labels[names.LabelManagedBy] == names.Manager &&
+		have.Annotations[names.AnnotationOwner] == r.hostingOwner()
 }
 
 // hostingOwnerOf describes the owner of the ConfigMap for messages.
 func hostingOwnerOf(have *corev1.ConfigMap) string {
-	if owner := have.Annotations[names.AnnotationOwner]; owner != "" && have.Labels[names.LabelManagedBy] == names.Manager {
+	if owner := have.Annotations[names.AnnotationOwner]; owner != "" &&
+		have.Labels[names.LabelManagedBy] == names.Manager {
 		return "release " + owner
 	}
 	return "another owner"

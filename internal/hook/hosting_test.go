@@ -37,12 +37,17 @@ func TestAdvertisesRegistry(t *testing.T) {
 		arrange func(*settings.Settings)
 		want    []string // host, hostFromContainerRuntime, hostFromClusterNetwork; nil: no ConfigMap
 	}{
-		"proxy mode":               {state.ModeProxy, func(*settings.Settings) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"nodeport mode":            {state.ModeNodePort, func(*settings.Settings) {}, []string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"an IPv6 cluster":          {state.ModeProxy, func(o *settings.Settings) { o.IPFamily = state.IPv6 }, []string{"[::1]:31999", "[::1]:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"with an external address": {state.ModeProxy, func(o *settings.Settings) { o.Expose.Address = "registry.example.com:8443" }, []string{"registry.example.com:8443", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
-		"an external registry":     {state.ModeExternal, func(*settings.Settings) {}, nil},
-		"turned off":               {state.ModeProxy, func(o *settings.Settings) { o.Finish.LocalRegistryHosting = false }, nil},
+		"proxy mode": {state.ModeProxy, func(*settings.Settings) {},
+			[]string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"nodeport mode": {state.ModeNodePort, func(*settings.Settings) {},
+			[]string{"127.0.0.1:31999", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"an IPv6 cluster": {state.ModeProxy, func(o *settings.Settings) { o.IPFamily = state.IPv6 },
+			[]string{"[::1]:31999", "[::1]:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"with an external address": {state.ModeProxy,
+			func(o *settings.Settings) { o.Expose.Address = "registry.example.com:8443" },
+			[]string{"registry.example.com:8443", "127.0.0.1:31999", "zarf-registry.zarf.svc.cluster.local:5000"}},
+		"an external registry": {state.ModeExternal, func(*settings.Settings) {}, nil},
+		"turned off":           {state.ModeProxy, func(o *settings.Settings) { o.Finish.LocalRegistryHosting = false }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
@@ -50,7 +55,8 @@ func TestAdvertisesRegistry(t *testing.T) {
 			b.upgrade(c.mode)
 			var want map[string]string
 			if c.want != nil {
-				want = map[string]string{"host": c.want[0], "hostFromContainerRuntime": c.want[1], "hostFromClusterNetwork": c.want[2], "help": b.hosting()["help"]}
+				want = map[string]string{"host": c.want[0], "hostFromContainerRuntime": c.want[1],
+					"hostFromClusterNetwork": c.want[2], "help": b.hosting()["help"]}
 			}
 			if got := b.hosting(); !maps.Equal(got, want) || want != nil && !strings.HasPrefix(got["help"], "https://") {
 				t.Errorf("it says %v, want %v", got, want)
@@ -84,9 +90,11 @@ func TestAdvertisementFollowsTheRelease(t *testing.T) {
 func TestKeepsAdvertisementOfAnotherRegistry(t *testing.T) {
 	const theirs = "host: \"localhost:5000\"\n"
 	for name, meta := range map[string]metav1.ObjectMeta{
-		"created by hand":                  {},
-		"another release":                  {Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}, Annotations: map[string]string{"zarf-registry/owner": "zarf/other"}},
-		"another namespace":                {Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}, Annotations: map[string]string{"zarf-registry/owner": "images/zarf-registry"}},
+		"created by hand": {},
+		"another release": {Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"},
+			Annotations: map[string]string{"zarf-registry/owner": "zarf/other"}},
+		"another namespace": {Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"},
+			Annotations: map[string]string{"zarf-registry/owner": "images/zarf-registry"}},
 		"our annotation without our label": {Annotations: map[string]string{"zarf-registry/owner": "zarf/zarf-registry"}},
 		"created by k3d or kind":           {Labels: map[string]string{"app": "kind"}},
 	} {
@@ -111,7 +119,8 @@ func TestKeepsAdvertisementOfAnotherRegistry(t *testing.T) {
 // Once the first release is uninstalled, the next upgrade of the second writes the ConfigMap.
 func TestSecondReleaseAdvertisesAfterTheFirstIsUninstalled(t *testing.T) {
 	b := newBench(t)
-	b.add(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "local-registry-hosting", Namespace: "kube-public"}, Data: map[string]string{"localRegistryHosting.v1": "host: a\n"}})
+	b.add(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "local-registry-hosting", Namespace: "kube-public"},
+		Data: map[string]string{"localRegistryHosting.v1": "host: a\n"}})
 	b.upgrade(state.ModeProxy)
 	if err := b.tracker.Delete(resource("configmaps"), "kube-public", "local-registry-hosting"); err != nil {
 		t.Fatal(err)

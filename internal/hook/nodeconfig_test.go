@@ -34,10 +34,12 @@ func (b *bench) nodeFindings() []preflight.Finding {
 func TestPreflightChecksNodeConfiguration(t *testing.T) {
 	const k3sDirectory = "/etc/rancher/k3s"
 	k3s := func(b *bench, registries string) {
-		config := noderuntime.Config{Release: "zarf/zarf-registry", Directories: []string{k3sDirectory}, K3s: noderuntime.K3s{File: k3sDirectory + "/registries.yaml"}}
+		config := noderuntime.Config{Release: "zarf/zarf-registry", Directories: []string{k3sDirectory},
+			K3s: noderuntime.K3s{File: k3sDirectory + "/registries.yaml"}}
 		if registries == "" {
 			config.K3s.ExistingSecret, config.K3s.ExistingSecretKey = "corp-registries", "registries.yaml"
-			b.hook.Settings.NodeConfig.RegistriesSecret, b.hook.Settings.NodeConfig.RegistriesKey = "corp-registries", "registries.yaml"
+			b.hook.Settings.NodeConfig.RegistriesSecret, b.hook.Settings.NodeConfig.RegistriesKey = "corp-registries",
+				"registries.yaml"
 		}
 		b.hook.Settings.NodeConfig.Directories = config.Directories
 		b.hook.NodeConfigData = configData(b, config)
@@ -51,23 +53,28 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 			b.add(&corev1.Secret{ObjectMeta: meta2("corp-registries"), Data: map[string][]byte{key: []byte(content)}})
 		}
 	}
-	const good, bad = "mirrors: {docker.io: {endpoint: [\"https://a.example\"]}}\n", "configs: {a.example: {auth: {username: mallory, pasword: hunter2}}}\n"
+	const good, bad = "mirrors: {docker.io: {endpoint: [\"https://a.example\"]}}\n",
+		"configs: {a.example: {auth: {username: mallory, pasword: hunter2}}}\n"
 	for name, c := range map[string]struct {
 		arrange func(*bench)
 		want    []string // of one blocker; nil: no finding
 	}{
-		"valid":                                        {func(b *bench) { b.configureNodes(true) }, nil},
-		"registries.yaml in the values":                {func(b *bench) { k3s(b, good) }, nil},
-		"registries.yaml in the user's Secret":         {corp("registries.yaml", good), nil},
-		"invalid registries.yaml in the values":        {func(b *bench) { k3s(b, bad) }, []string{"pasword", "nothing was written on any node"}},
+		"valid":                                {func(b *bench) { b.configureNodes(true) }, nil},
+		"registries.yaml in the values":        {func(b *bench) { k3s(b, good) }, nil},
+		"registries.yaml in the user's Secret": {corp("registries.yaml", good), nil},
+		"invalid registries.yaml in the values": {func(b *bench) { k3s(b, bad) },
+			[]string{"pasword", "nothing was written on any node"}},
 		"invalid registries.yaml in the user's Secret": {corp("registries.yaml", bad), []string{"pasword"}},
-		"missing Secret of the user":                   {func(b *bench) { k3s(b, "") }, []string{"nodeConfig: Secret zarf/corp-registries: it does not exist", "nodeConfig.k3s.existingSecret"}},
-		"missing key in the user's Secret":             {corp("other.yaml", good), []string{"Secret zarf/corp-registries: it has no key registries.yaml", "nodeConfig.k3s.existingSecretKey"}},
+		"missing Secret of the user": {func(b *bench) { k3s(b, "") },
+			[]string{"nodeConfig: Secret zarf/corp-registries: it does not exist", "nodeConfig.k3s.existingSecret"}},
+		"missing key in the user's Secret": {corp("other.yaml", good),
+			[]string{"Secret zarf/corp-registries: it has no key registries.yaml", "nodeConfig.k3s.existingSecretKey"}},
 		"a configuration of another release": {func(b *bench) {
 			b.configureNodes(false)
 			b.hook.NodeConfigData["config.json"] = []byte(`{"colour":1}`)
 		}, []string{"Secret zarf/zarf-registry-node-config: its key config.json cannot be used", "own release"}},
-		"missing Secret of the chart": {func(b *bench) { b.configureNodes(false); b.hook.NodeConfigData = nil }, []string{"Secret zarf/zarf-registry-node-config-proposal: it does not exist", "helm upgrade"}},
+		"missing Secret of the chart": {func(b *bench) { b.configureNodes(false); b.hook.NodeConfigData = nil },
+			[]string{"Secret zarf/zarf-registry-node-config-proposal: it does not exist", "helm upgrade"}},
 		"Secret of the chart": {func(b *bench) {
 			b.configureNodes(false)
 			b.add(&corev1.Secret{ObjectMeta: meta2("zarf-registry-node-config-proposal"), Data: b.hook.NodeConfigData})
@@ -93,7 +100,8 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 			if w := b.writes(); len(w) != 0 {
 				t.Errorf("it wrote %q", w)
 			}
-			if said := b.log.String() + findings[0].String(); strings.Contains(said, "hunter2") || strings.Contains(said, "mallory") {
+			if said := b.log.String() + findings[0].String(); strings.Contains(said, "hunter2") ||
+				strings.Contains(said, "mallory") {
 				t.Errorf("it tells what stands in a Secret: %s", said)
 			}
 		})
@@ -115,7 +123,8 @@ func TestPreflightNamesMissingPermissionForNodeConfiguration(t *testing.T) {
 }
 
 func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
-	for name, mode := range map[string]state.Mode{"in proxy mode": state.ModeProxy, "in external mode": state.ModeExternal} {
+	for name, mode := range map[string]state.Mode{"in proxy mode": state.ModeProxy,
+		"in external mode": state.ModeExternal} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, node("n1"), savedWith(t, func(s *state.State) {
 				s.NodeConfig = &state.NodeConfig{Directories: []string{certsD, "/etc/rancher/k3s"}}
@@ -129,7 +138,8 @@ func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
 			if len(found) != 1 || found[0].Severity != preflight.Warning {
 				t.Fatalf("it finds %v", found)
 			}
-			for _, want := range []string{"nodeConfig: files of this release may remain in " + certsD + ", /etc/rancher/k3s on nodes", "--set nodeConfig.directories={" + certsD + ",/etc/rancher/k3s}"} {
+			for _, want := range []string{"nodeConfig: files of this release may remain in " + certsD +
+				", /etc/rancher/k3s on nodes", "--set nodeConfig.directories={" + certsD + ",/etc/rancher/k3s}"} {
 				if !strings.Contains(found[0].String(), want) {
 					t.Errorf("finding is %s, want one with %q", found[0], want)
 				}
@@ -139,7 +149,8 @@ func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
 				t.Errorf("the saved directories are %+v", n)
 			}
 			b.hook.Settings.NodeConfig.Directories = []string{certsD, "/etc/rancher/k3s"}
-			b.hook.NodeConfigData = configData(b, noderuntime.Config{Release: "zarf/zarf-registry", Directories: b.hook.Settings.NodeConfig.Directories})
+			b.hook.NodeConfigData = configData(b, noderuntime.Config{Release: "zarf/zarf-registry",
+				Directories: b.hook.Settings.NodeConfig.Directories})
 			if found := b.nodeFindings(); len(found) != 0 {
 				t.Errorf("named, they are still missed: %v", found)
 			}
@@ -182,7 +193,9 @@ func TestPreflightTriesNodeConfigPods(t *testing.T) {
 			b.configureNodes(false)
 			b.mode(mode)
 			b.admit = podSecurityAt(b)
-			b.mustFail(b.hook.Prepare(t.Context()), true, "pod-security: namespace zarf: Pod Security rejects the pods of the node config: ", "hostPath volumes", "enforce=privileged")
+			b.mustFail(b.hook.Prepare(t.Context()), true,
+				"pod-security: namespace zarf: Pod Security rejects the pods of the node config: ", "hostPath volumes",
+				"enforce=privileged")
 			b.hook.Settings.Preflight.LabelNamespace = true
 			b.mustPrepare()
 			if b.level() != "privileged" {
@@ -199,7 +212,8 @@ func TestNoCRIOFindingWithMatchingNodeConfiguration(t *testing.T) {
 	}{
 		"CA on nodes": {"always", func(b *bench) { b.configureNodes(true) }},
 		"insecure registry on nodes": {"never", func(b *bench) {
-			config := noderuntime.Config{Release: "zarf/zarf-registry", Address: "127.0.0.1:31999", Directories: []string{"/etc/containers/registries.conf.d"}}
+			config := noderuntime.Config{Release: "zarf/zarf-registry", Address: "127.0.0.1:31999",
+				Directories: []string{"/etc/containers/registries.conf.d"}}
 			config.CRIO.ConfDirectory, config.CRIO.Insecure = "/etc/containers/registries.conf.d", true
 			b.hook.Settings.NodeConfig.Directories, b.hook.NodeConfigData = config.Directories, configData(b, config)
 		}},

@@ -38,8 +38,9 @@ func TestNodesFollowRotation(t *testing.T) {
 		var got []string
 		for _, w := range b.writes() {
 			for prefix, short := range map[string]string{
-				"update secrets zarf-registry-state": "state", "update secrets zarf-registry-ca": "ca", "update secrets zarf-registry-node-tls": "node",
-				"delete pods node-config-n1": "n1", "delete pods node-config-n2": "n2",
+				"update secrets zarf-registry-state": "state", "update secrets zarf-registry-ca": "ca",
+				"update secrets zarf-registry-node-tls": "node",
+				"delete pods node-config-n1":            "n1", "delete pods node-config-n2": "n2",
 			} {
 				if strings.HasPrefix(w, prefix) {
 					got = append(got, short)
@@ -47,10 +48,12 @@ func TestNodesFollowRotation(t *testing.T) {
 			}
 		}
 		// Trust bundle written, nodes updated, leaves reissued, old CA dropped, nodes updated, done.
-		if want := []string{"ca", "state", "node", "n1", "n2", "state", "node", "state", "node", "n1", "n2", "state"}; !slices.Equal(got, want) {
+		if want := []string{"ca", "state", "node", "n1", "n2", "state", "node", "state", "node", "n1", "n2",
+			"state"}; !slices.Equal(got, want) {
 			t.Errorf("the order is %q, want %q", got, want)
 		}
-		for _, want := range []string{"to write the current CAs", "its node has outdated CAs", "DaemonSet zarf/zarf-registry-node-config-amd64: 0 of 2 pods exist"} {
+		for _, want := range []string{"to write the current CAs", "its node has outdated CAs",
+			"DaemonSet zarf/zarf-registry-node-config-amd64: 0 of 2 pods exist"} {
 			if !strings.Contains(b.log.String(), want) {
 				t.Errorf("the log has no %q", want)
 			}
@@ -63,7 +66,8 @@ func TestNodesFollowEveryCAChange(t *testing.T) {
 	// order.
 	for name, killed := range map[string]bool{
 		"leaves at half of their lifetime": false, "CA at half of its lifetime": false, "forced CA rotation": true,
-		"internal to existingSecret": false, "existingSecret to certManager": true, "new user certificates from another CA": false,
+		"internal to existingSecret": false, "existingSecret to certManager": true,
+		"new user certificates from another CA": false,
 	} {
 		c := changes[name]
 		t.Run(name, func(t *testing.T) {
@@ -109,14 +113,17 @@ func TestNodesFollowEveryCAChange(t *testing.T) {
 func TestNodeWithoutCurrentCAsBlocksRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
-		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1, Message: `{"error":"/etc/containers is read-only"}`}}
+		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1,
+			Message: `{"error":"/etc/containers is read-only"}`}}
 		b.asTheCronJobDoes()
 		before := b.secret("zarf-registry-node-tls").Data["tls.crt"]
-		b.mustFail(b.rotate(), false, "not all pods follow, and everything works as before", "pod zarf/node-config-n2-", "on node n2: it has not written the CAs yet", "/etc/containers is read-only")
+		b.mustFail(b.rotate(), false, "not all pods follow, and everything works as before", "pod zarf/node-config-n2-",
+			"on node n2: it has not written the CAs yet", "/etc/containers is read-only")
 		if string(before) != string(b.secret("zarf-registry-node-tls").Data["tls.crt"]) {
 			t.Error("a certificate that n2 does not trust is served")
 		}
-		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Waiting, "node n2") || strings.Contains(r.Waiting, "node n1") {
+		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Waiting, "node n2") ||
+			strings.Contains(r.Waiting, "node n1") {
 			t.Errorf("recorded is %+v", r)
 		}
 		// A run that does not know what the first run deleted waits as well.
@@ -175,7 +182,8 @@ func TestMissingPermissionToDeletePodsIsReportedWithTheCommand(t *testing.T) {
 			}
 			return nil
 		}
-		b.mustFail(b.rotate(), false, "its node has outdated CAs", "cannot delete resource", "kubectl --namespace zarf delete pod node-config-n1-")
+		b.mustFail(b.rotate(), false, "its node has outdated CAs", "cannot delete resource",
+			"kubectl --namespace zarf delete pod node-config-n1-")
 		b.forbid = nil
 		b.must(b.renew())
 		b.checkConverged()
@@ -196,7 +204,8 @@ func TestReturningNodeGetsCurrentCAs(t *testing.T) {
 		b.asTheCronJobDoes()
 		b.must(b.rotate())
 		b.checkNodesFollow("n1")
-		if !strings.Contains(b.log.String(), `"msg":"not waiting for a node that is not ready; it gets the CAs when it is back","node":"n2"`) {
+		if !strings.Contains(b.log.String(),
+			`"msg":"not waiting for a node that is not ready; it gets the CAs when it is back","node":"n2"`) {
 			t.Errorf("it does not say so:\n%s", b.log)
 		}
 		ready()
@@ -244,7 +253,8 @@ func TestWithoutCAsOnNodesNodePodsAreIgnored(t *testing.T) {
 					}
 				}
 				b.client.PrependReactor("list", "daemonsets", func(kubetesting.Action) (bool, runtime.Object, error) {
-					return true, nil, apierrors.NewForbidden(corev1.Resource("daemonsets"), "", errors.New(`User "x" cannot list resource "daemonsets"`))
+					return true, nil, apierrors.NewForbidden(corev1.Resource("daemonsets"), "",
+						errors.New(`User "x" cannot list resource "daemonsets"`))
 				})
 				b.asTheCronJobDoes()
 				b.must(b.rotate())

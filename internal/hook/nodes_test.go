@@ -49,10 +49,11 @@ type successor struct {
 func (b *bench) configureNodes(ca bool) {
 	b.Helper()
 	o := &b.hook.Settings
-	config := noderuntime.Config{Release: "zarf/zarf-registry", Directories: []string{certsD}, Containerd: noderuntime.Containerd{
-		Directories: []string{certsD},
-		Hosts:       map[string]string{"example.com": "server = \"https://example.com\"\n[host]\n"},
-	}}
+	config := noderuntime.Config{Release: "zarf/zarf-registry", Directories: []string{certsD},
+		Containerd: noderuntime.Containerd{
+			Directories: []string{certsD},
+			Hosts:       map[string]string{"example.com": "server = \"https://example.com\"\n[host]\n"},
+		}}
 	if ca {
 		config.Address = "127.0.0.1:31999"
 		config.Directories = append(config.Directories, criOCert)
@@ -77,9 +78,10 @@ func (b *bench) nodeSet(component string, nodes []string) *appsv1.DaemonSet {
 	set.ObjectMeta = meta(set.Name, component)
 	set.Spec.Template.Annotations = map[string]string{"zarf-registry/node-config-checksum": "1"}
 	if b.hook.Settings.NodeConfig.CA {
-		set.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
-			Sources: []corev1.VolumeProjection{{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "zarf-registry-node-tls"}}}},
-		}}}}
+		set.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "config",
+			VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+				Sources: []corev1.VolumeProjection{{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "zarf-registry-node-tls"}}}},
+			}}}}
 	}
 	return set
 }
@@ -127,7 +129,8 @@ func (b *bench) uninstall(nodes ...string) {
 func (b *bench) startNodePod(set *appsv1.DaemonSet, node string) {
 	b.podsMade++
 	component := set.Labels["app.kubernetes.io/component"]
-	pod := &corev1.Pod{ObjectMeta: meta(fmt.Sprintf("%s-%s-%d", component, node, b.podsMade), component), Spec: corev1.PodSpec{NodeName: node, Volumes: set.Spec.Template.Spec.Volumes}}
+	pod := &corev1.Pod{ObjectMeta: meta(fmt.Sprintf("%s-%s-%d", component, node, b.podsMade), component),
+		Spec: corev1.PodSpec{NodeName: node, Volumes: set.Spec.Template.Spec.Volumes}}
 	pod.UID = types.UID("uid of " + pod.Name)
 	pod.Annotations = set.Spec.Template.Annotations
 	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: set.Name}}

@@ -46,7 +46,8 @@ func TestDamagedChunkIsReplacedAndWaitingPodsRestart(t *testing.T) {
 	if _, err := cms.Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := cms.Delete(t.Context(), "zarf-registry-payload-0.1.0-registry-amd64-01", metav1.DeleteOptions{}); err != nil {
+	if err := cms.Delete(t.Context(), "zarf-registry-payload-0.1.0-registry-amd64-01",
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	podLabels := labels("proxy")
@@ -54,8 +55,9 @@ func TestDamagedChunkIsReplacedAndWaitingPodsRestart(t *testing.T) {
 	pod := func(name string, exit int32, ready bool) *corev1.Pod {
 		return &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "zarf", Labels: podLabels},
-			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Ready: ready, LastTerminationState: corev1.ContainerState{
-				Terminated: &corev1.ContainerStateTerminated{ExitCode: exit}}}}},
+			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Ready: ready,
+				LastTerminationState: corev1.ContainerState{
+					Terminated: &corev1.ContainerStateTerminated{ExitCode: exit}}}}},
 		}
 	}
 	for _, p := range []*corev1.Pod{pod("waiting", 104, false), pod("running", 104, true), pod("crashing", 1, false)} {

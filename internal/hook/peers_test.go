@@ -32,8 +32,9 @@ import (
 )
 
 var internalPKI = state.PKI{
-	Mode: state.PKIInternal, LeafLifetime: state.Duration(pki.DefaultLeafLifetime), AuthorityLifetime: state.Duration(pki.DefaultCALifetime),
-	ClusterDomain: "cluster.local",
+	Mode: state.PKIInternal, LeafLifetime: state.Duration(pki.DefaultLeafLifetime),
+	AuthorityLifetime: state.Duration(pki.DefaultCALifetime),
+	ClusterDomain:     "cluster.local",
 }
 
 // files is one generation of a certificate Secret's content.
@@ -48,7 +49,8 @@ func filesOf(o runtime.Object) files {
 }
 
 func (f files) same(other files) bool {
-	return bytes.Equal(f.certificate, other.certificate) && bytes.Equal(f.key, other.key) && bytes.Equal(f.trust, other.trust)
+	return bytes.Equal(f.certificate, other.certificate) && bytes.Equal(f.key, other.key) &&
+		bytes.Equal(f.trust, other.trust)
 }
 
 // usable returns why a program would refuse to load the files, or nil.
@@ -66,7 +68,8 @@ func (f files) believes(other files, usage x509.ExtKeyUsage, name string, now ti
 	if err != nil {
 		return err
 	}
-	options := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage}, DNSName: name}
+	options := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now,
+		KeyUsages: []x509.ExtKeyUsage{usage}, DNSName: name}
 	options.Roots.AppendCertsFromPEM(f.trust)
 	for _, c := range chain[1:] {
 		options.Intermediates.AddCert(c)
@@ -125,7 +128,8 @@ func (b *bench) load(pod *corev1.Pod) {
 		return
 	}
 	p.due = time.Time{}
-	if s := b.get("secrets", "zarf-registry-credentials"); s != nil && pod.Labels["app.kubernetes.io/component"] == "registry" {
+	if s := b.get("secrets", "zarf-registry-credentials"); s != nil &&
+		pod.Labels["app.kubernetes.io/component"] == "registry" {
 		p.credentials = fmt.Sprintf("%x", sha256.Sum256(s.(*corev1.Secret).Data["htpasswd"]))
 	}
 	next := filesOf(b.get("secrets", mounted[pod.Labels["app.kubernetes.io/component"]]))
@@ -201,7 +205,8 @@ func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: p.generation, Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}, Problem: p.problem}}
+	r := &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: p.generation,
+		Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}, Problem: p.problem}}
 	for _, f := range trust.Fingerprints() {
 		r.Certificates.Authorities = append(r.Certificates.Authorities, reloadstatus.Certificate{SHA256: f})
 	}
@@ -250,7 +255,8 @@ func (b *bench) checkTrust(when string) {
 			if b.believed[pair] || r.usable() != nil || c.usable() != nil {
 				continue
 			}
-			if err := errors.Join(c.believes(r, x509.ExtKeyUsageServerAuth, server, b.now), r.believes(c, x509.ExtKeyUsageClientAuth, "", b.now)); err != nil {
+			if err := errors.Join(c.believes(r, x509.ExtKeyUsageServerAuth, server, b.now),
+				r.believes(c, x509.ExtKeyUsageClientAuth, "", b.now)); err != nil {
 				b.Errorf("%s: a client and the registry do not trust each other: %v", when, err)
 				return
 			}
@@ -270,7 +276,8 @@ type certManager struct {
 
 func (b *bench) installCertManager() {
 	kinds := map[schema.GroupVersionResource]string{}
-	for resource, kind := range map[string]string{"certificates": "CertificateList", "certificaterequests": "CertificateRequestList", "issuers": "IssuerList"} {
+	for resource, kind := range map[string]string{"certificates": "CertificateList",
+		"certificaterequests": "CertificateRequestList", "issuers": "IssuerList"} {
 		kinds[certmanagerv1.SchemeGroupVersion.WithResource(resource)] = kind
 	}
 	b.dynamics = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
@@ -311,7 +318,8 @@ func (b *bench) certManagerWorks(a kubetesting.Action) {
 		b.Error(err)
 		return
 	}
-	ready := certmanagerv1.CertificateCondition{Type: certmanagerv1.CertificateConditionReady, Status: cmmeta.ConditionTrue, ObservedGeneration: c.Generation}
+	ready := certmanagerv1.CertificateCondition{Type: certmanagerv1.CertificateConditionReady,
+		Status: cmmeta.ConditionTrue, ObservedGeneration: c.Generation}
 	if b.unready != "" {
 		ready.Status, ready.Reason, ready.Message = cmmeta.ConditionFalse, "Pending", b.unready
 	} else {
@@ -355,7 +363,8 @@ func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		leaf := pki.Leaf{CommonName: c.Spec.CommonName, Organization: c.Spec.Subject.Organizations[0], DNSNames: c.Spec.DNSNames, Lifetime: c.Spec.Duration.Duration}
+		leaf := pki.Leaf{CommonName: c.Spec.CommonName, Organization: c.Spec.Subject.Organizations[0],
+			DNSNames: c.Spec.DNSNames, Lifetime: c.Spec.Duration.Duration}
 		for _, u := range c.Spec.Usages {
 			switch u {
 			case certmanagerv1.UsageClientAuth:
@@ -369,7 +378,8 @@ func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
 		}
 		trust = f.certificate
 	}
-	b.putSecret(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: c.Spec.SecretName, Labels: c.Spec.SecretTemplate.Labels}, Type: corev1.SecretTypeTLS,
+	b.putSecret(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: c.Spec.SecretName,
+		Labels: c.Spec.SecretTemplate.Labels}, Type: corev1.SecretTypeTLS,
 		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": trust}})
 }
 
@@ -408,9 +418,12 @@ func (b *bench) userCA(name string) userCA {
 
 // good holds valid certificates.
 var good = map[string]pki.Leaf{
-	"corp-server": {CommonName: "the registry", DNSNames: []string{"zarf-registry.zarf.svc"}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
-	"corp-node":   {CommonName: "the nodes", Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
-	"corp-push":   {CommonName: "pushing", Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+	"corp-server": {CommonName: "the registry", DNSNames: []string{"zarf-registry.zarf.svc"},
+		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
+	"corp-node": {CommonName: "the nodes", Organization: pki.OrganizationNode,
+		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+	"corp-push": {CommonName: "pushing", Organization: pki.OrganizationPush,
+		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
 }
 
 // give creates or replaces a Secret of the user.
@@ -456,7 +469,8 @@ func (b *bench) checkConverged() {
 	case state.PKIExistingSecret:
 		want = map[string]string{"server": p.Existing.Server, "node": p.Existing.Node, "push": p.Existing.Push}
 	case state.PKICertManager:
-		want = map[string]string{"server": "zarf-registry-server-issued", "node": "zarf-registry-node-issued", "push": "zarf-registry-push-issued"}
+		want = map[string]string{"server": "zarf-registry-server-issued", "node": "zarf-registry-node-issued",
+			"push": "zarf-registry-push-issued"}
 	}
 	var trust []byte
 	for _, role := range []string{"server", "node", "push"} {
@@ -469,7 +483,8 @@ func (b *bench) checkConverged() {
 			if f := filesOf(b.secret(source)); !bytes.Equal(f.certificate, held.certificate) || !bytes.Equal(f.key, held.key) {
 				b.Errorf("the certificate for %s is not that of %s", role, source)
 			}
-		} else if err := (files{trust: b.secret("zarf-registry-ca").Data["tls.crt"]}).believes(held, x509.ExtKeyUsageAny, "", b.now); err != nil {
+		} else if err := (files{trust: b.secret("zarf-registry-ca").Data["tls.crt"]}).believes(held, x509.ExtKeyUsageAny, "",
+			b.now); err != nil {
 			b.Errorf("the certificate for %s is not from our CA: %v", role, err)
 		}
 	}

@@ -57,7 +57,8 @@ func podSecurityAt(b *bench) func(runtime.Object) error {
 		if why == "" {
 			return nil
 		}
-		return apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New(`violates PodSecurity "baseline:latest": `+why))
+		return apierrors.NewForbidden(corev1.Resource("pods"), "x",
+			errors.New(`violates PodSecurity "baseline:latest": `+why))
 	}
 }
 
@@ -67,7 +68,8 @@ func TestPodSecurityFindingSaysHowToLabelTheNamespace(t *testing.T) {
 		b.hook.Settings.Proxy.HostNetwork = hostNetwork
 		b.admit = podSecurityAt(b)
 		b.mustFail(b.hook.Prepare(t.Context()), true, "pod-security: namespace zarf: ", name,
-			"kubectl label --overwrite namespace zarf pod-security.kubernetes.io/enforce=privileged", "--set podSecurity.label=true")
+			"kubectl label --overwrite namespace zarf pod-security.kubernetes.io/enforce=privileged",
+			"--set podSecurity.label=true")
 		if w := b.writes(); len(w) != 0 {
 			t.Errorf("it wrote %q", w)
 		}
@@ -94,7 +96,8 @@ func TestNamespaceLabelIsSetOnRequestAndRestored(t *testing.T) {
 				for range 2 { // the second run must not save our own label as the previous one
 					b.upgrade(state.ModeProxy)
 					n := b.namespace()
-					if got, ok := n.Annotations["zarf-registry/pod-security-enforce-before"]; !ok || got != before || n.Labels[enforce] != "privileged" {
+					if got, ok := n.Annotations["zarf-registry/pod-security-enforce-before"]; !ok || got != before ||
+						n.Labels[enforce] != "privileged" {
 						t.Errorf("namespace has %v, %v", n.Labels, n.Annotations)
 					}
 				}
@@ -102,7 +105,8 @@ func TestNamespaceLabelIsSetOnRequestAndRestored(t *testing.T) {
 					t.Fatal(err)
 				}
 				n := b.namespace()
-				if _, there := n.Labels[enforce]; n.Labels[enforce] != before || there != (before != "") || len(n.Annotations) != 0 {
+				if _, there := n.Labels[enforce]; n.Labels[enforce] != before || there != (before != "") ||
+					len(n.Annotations) != 0 {
 					t.Errorf("namespace has %v, %v", n.Labels, n.Annotations)
 				}
 			})
@@ -140,7 +144,8 @@ func TestNamespaceIsLabelledOnlyIfThatHelps(t *testing.T) {
 		b.hook.Settings.Preflight.LabelNamespace = true
 		b.admit = func(o runtime.Object) error {
 			if pod, ok := o.(*corev1.Pod); ok && strings.HasPrefix(pod.Spec.Containers[0].Name, "proxy") {
-				return apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New(`violates PodSecurity "restricted:latest": hostPort`))
+				return apierrors.NewForbidden(corev1.Resource("pods"), "x",
+					errors.New(`violates PodSecurity "restricted:latest": hostPort`))
 			}
 			return nil
 		}

@@ -22,12 +22,14 @@ import (
 
 // kubernetesService is the API server's Service, which shows the cluster's IP families.
 func kubernetesService(ips ...string) *corev1.Service {
-	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default"}, Spec: corev1.ServiceSpec{ClusterIP: ips[0], ClusterIPs: ips}}
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default"},
+		Spec: corev1.ServiceSpec{ClusterIP: ips[0], ClusterIPs: ips}}
 }
 
 func otherService(change ...func(*corev1.Service)) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "shop"}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080, Protocol: corev1.ProtocolTCP}, {Port: 81, NodePort: 31999, Protocol: corev1.ProtocolTCP}}}}
+		Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080,
+			Protocol: corev1.ProtocolTCP}, {Port: 81, NodePort: 31999, Protocol: corev1.ProtocolTCP}}}}
 	for _, c := range change {
 		c(s)
 	}
@@ -108,11 +110,13 @@ func changePods(change func(*corev1.Container)) func(runtime.Object) error {
 
 // forbiddenBy is the API server's error for a missing permission.
 func forbiddenBy(verb, resource string) error {
-	return apierrors.NewForbidden(corev1.Resource(resource), "", fmt.Errorf(`User "jane" cannot %s resource "%s" in API group "" in the namespace "zarf"`, verb, resource))
+	return apierrors.NewForbidden(corev1.Resource(resource), "",
+		fmt.Errorf(`User "jane" cannot %s resource "%s" in API group "" in the namespace "zarf"`, verb, resource))
 }
 
 func invalidPort(message string) error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: "Failure", Reason: metav1.StatusReasonInvalid, Code: 422, Message: message}}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: "Failure", Reason: metav1.StatusReasonInvalid,
+		Code: 422, Message: message}}
 }
 
 func TestPreflightFinds(t *testing.T) {
@@ -126,79 +130,157 @@ func TestPreflightFinds(t *testing.T) {
 		severity preflight.Severity
 		want     []string
 	}{
-		"no finding on a healthy cluster":                  {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}},
-		"no finding on a healthy cluster in nodeport mode": {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)}},
+		"no finding on a healthy cluster": {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}},
+		"no finding on a healthy cluster in nodeport mode": {objects: nodes{node("n1"), kubernetesService("10.96.0.1")},
+			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}},
 
 		"node port of another Service": {objects: nodes{node("n1"), otherService()}, check: "port", severity: blocker,
 			want: []string{"Service shop/web", "node port 31999", "kubectl --namespace shop edit service web", "--set port="}},
-		"node port of another Service, nodeport mode": {objects: nodes{node("n1"), otherService()}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "port", severity: blocker, want: []string{"Service shop/web"}},
-		"health check node port of another Service": {objects: nodes{node("n1"), otherService(func(s *corev1.Service) { s.Spec.Ports = nil; s.Spec.HealthCheckNodePort = 31999 })},
+		"node port of another Service, nodeport mode": {objects: nodes{node("n1"), otherService()},
+			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "port", severity: blocker,
+			want: []string{"Service shop/web"}},
+		"health check node port of another Service": {objects: nodes{node("n1"),
+			otherService(func(s *corev1.Service) { s.Spec.Ports = nil; s.Spec.HealthCheckNodePort = 31999 })},
 			check: "port", severity: blocker, want: []string{"Service shop/web"}},
-		"ignores a UDP node port in proxy mode": {objects: nodes{node("n1"), otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })}},
-		"UDP node port in nodeport mode": {objects: nodes{node("n1"), otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })},
+		"ignores a UDP node port in proxy mode": {objects: nodes{node("n1"),
+			otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })}},
+		"UDP node port in nodeport mode": {objects: nodes{node("n1"),
+			otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })},
 			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "port", severity: blocker},
-		"ignores the release's own Service": {objects: nodes{node("n1"), nodePortService()}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
-			admit: refuseServices(errors.New("the allocated port must not be requested"))},
-		"Service of another release": {objects: nodes{node("n1"), func() *corev1.Service { s := nodePortService(); s.Labels = nil; return s }()},
+		"ignores the release's own Service": {objects: nodes{node("n1"), nodePortService()},
+			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
+			admit:   refuseServices(errors.New("the allocated port must not be requested"))},
+		"Service of another release": {objects: nodes{node("n1"),
+			func() *corev1.Service { s := nodePortService(); s.Labels = nil; return s }()},
 			check: "port", severity: blocker, want: []string{"Service zarf/zarf-registry-nodeport"}},
-		"node port allocated meanwhile": {objects: nodes{node("n1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
-			admit: refuseServices(invalidPort("spec.ports[0].nodePort: Invalid value: 31999: provided port is already allocated")), check: "port", severity: blocker},
-		"port outside the node port range": {objects: nodes{node("n1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
-			admit: refuseServices(invalidPort("spec.ports[0].nodePort: Invalid value: 5999: provided port is not in the valid range. The range of valid ports is 30000-32767")),
+		"node port allocated meanwhile": {objects: nodes{node("n1")},
+			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
+			admit: refuseServices(
+				invalidPort("spec.ports[0].nodePort: Invalid value: 31999: provided port is already allocated")), check: "port",
+			severity: blocker},
+		"port outside the node port range": {objects: nodes{node("n1")},
+			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
+			admit: refuseServices(
+				invalidPort("spec.ports[0].nodePort: Invalid value: 5999: provided port is not in the valid range. The range of valid ports is 30000-32767")),
 			check: "port-range", severity: blocker, want: []string{"30000-32767", "--set port=", "--set registryProxy=true"}},
-		"ignores the node port range in proxy mode": {objects: nodes{node("n1")}, admit: refuseServices(invalidPort("not in the valid range"))},
-		"missing permission to create Services": {objects: nodes{node("n1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, admit: refuseServices(forbiddenBy("create", "services")),
-			check: "port-range", severity: warning, want: []string{`User "jane" cannot create resource "services"`}},
-		"policy against node ports": {objects: nodes{node("n1")}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
-			admit: refuseServices(apierrors.NewForbidden(corev1.Resource("services"), "x", errors.New("exceeded quota: none, services.nodeports=0"))),
+		"ignores the node port range in proxy mode": {objects: nodes{node("n1")},
+			admit: refuseServices(invalidPort("not in the valid range"))},
+		"missing permission to create Services": {objects: nodes{node("n1")},
+			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
+			admit:   refuseServices(forbiddenBy("create", "services")),
+			check:   "port-range", severity: warning, want: []string{`User "jane" cannot create resource "services"`}},
+		"policy against node ports": {objects: nodes{node("n1")}, options: []func(
+			*settings.Settings){modeOf(state.ModeNodePort)},
+			admit: refuseServices(apierrors.NewForbidden(corev1.Resource("services"), "x",
+				errors.New("exceeded quota: none, services.nodeports=0"))),
 			check: "admission", severity: blocker, want: []string{"exceeded quota", "--set registryProxy=true"}},
 
-		"IPv4 on an IPv6-only cluster":                    {objects: nodes{node("n1", podCIDRs("fd00:1::/64")), kubernetesService("fd00::1")}, check: "ip-family", severity: blocker, want: []string{"no IPv4", "--set ipFamily=IPv6"}},
-		"dual-stack on an IPv6-only cluster":              {objects: nodes{node("n1", podCIDRs("fd00:1::/64")), kubernetesService("fd00::1")}, options: []func(*settings.Settings){family(state.DualStack)}, check: "ip-family", severity: blocker, want: []string{"--set ipFamily=IPv6"}},
-		"an explicit node port on an IPv6-only cluster":   {objects: nodes{node("n1", podCIDRs("fd00:1::/64")), kubernetesService("fd00::1")}, options: []func(*settings.Settings){family(state.IPv6), modeOf(state.ModeNodePort)}, check: "ip-family", severity: blocker, want: []string{"registryProxy=false", "--set registryProxy=true"}},
-		"IPv6 on an IPv4-only cluster":                    {objects: nodes{node("n1", podCIDRs("10.1.0.0/24")), kubernetesService("10.96.0.1")}, options: []func(*settings.Settings){family(state.IPv6)}, check: "ip-family", severity: blocker, want: []string{"[::1]:31999", "--set ipFamily=IPv4"}},
-		"IPv6 addresses on nodes only":                    {objects: nodes{node("n1", podCIDRs("10.1.0.0/24"), internalIP("fd00::5"))}, options: []func(*settings.Settings){family(state.IPv6)}, check: "ip-family", severity: blocker},
-		"ignores an additional family of pods":            {objects: nodes{node("n1", podCIDRs("fd00:1::/64", "10.1.0.0/24")), kubernetesService("fd00::1")}},
-		"accepts node addresses if pod CIDRs are unknown": {objects: nodes{node("n1", internalIP("10.0.0.5")), kubernetesService("fd00::1")}},
-		"accepts any family if none is known":             {objects: nodes{node("n1")}, options: []func(*settings.Settings){family(state.IPv6)}},
+		"IPv4 on an IPv6-only cluster": {objects: nodes{node("n1", podCIDRs("fd00:1::/64")),
+			kubernetesService("fd00::1")}, check: "ip-family", severity: blocker,
+			want: []string{"no IPv4", "--set ipFamily=IPv6"}},
+		"dual-stack on an IPv6-only cluster": {objects: nodes{node("n1", podCIDRs("fd00:1::/64")),
+			kubernetesService("fd00::1")}, options: []func(*settings.Settings){family(state.DualStack)}, check: "ip-family",
+			severity: blocker, want: []string{"--set ipFamily=IPv6"}},
+		"an explicit node port on an IPv6-only cluster": {objects: nodes{node("n1", podCIDRs("fd00:1::/64")),
+			kubernetesService("fd00::1")}, options: []func(*settings.Settings){family(state.IPv6), modeOf(state.ModeNodePort)},
+			check: "ip-family", severity: blocker, want: []string{"registryProxy=false", "--set registryProxy=true"}},
+		"IPv6 on an IPv4-only cluster": {objects: nodes{node("n1", podCIDRs("10.1.0.0/24")),
+			kubernetesService("10.96.0.1")}, options: []func(*settings.Settings){family(state.IPv6)}, check: "ip-family",
+			severity: blocker, want: []string{"[::1]:31999", "--set ipFamily=IPv4"}},
+		"IPv6 addresses on nodes only": {objects: nodes{node("n1", podCIDRs("10.1.0.0/24"),
+			internalIP("fd00::5"))}, options: []func(*settings.Settings){family(state.IPv6)}, check: "ip-family",
+			severity: blocker},
+		"ignores an additional family of pods": {objects: nodes{node("n1", podCIDRs("fd00:1::/64", "10.1.0.0/24")),
+			kubernetesService("fd00::1")}},
+		"accepts node addresses if pod CIDRs are unknown": {objects: nodes{node("n1", internalIP("10.0.0.5")),
+			kubernetesService("fd00::1")}},
+		"accepts any family if none is known": {objects: nodes{node("n1")},
+			options: []func(*settings.Settings){family(state.IPv6)}},
 
-		"CRI-O 1.35 with node ports":    {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.35.0"))}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "cri-o", severity: blocker, want: []string{"node n2", "--set registryProxy=true"}},
-		"CRI-O 1.36 with plain proxies": {objects: nodes{node("n2", runtimeVersion("cri-o://v1.36.1"))}, check: "cri-o", severity: blocker, want: []string{"--set proxy.tls=always"}},
-		"CRI-O 2 with TLS": {objects: nodes{node("n2", runtimeVersion("cri-o://2.0.0"))}, options: []func(*settings.Settings){func(o *settings.Settings) { o.PKI.ServeTLS = true }}, check: "cri-o", severity: warning,
-			want: []string{"init-hook certs ca", "/etc/containers/certs.d/127.0.0.1:31999/ca.crt"}},
+		"CRI-O 1.35 with node ports": {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.35.0"))},
+			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "cri-o", severity: blocker,
+			want: []string{"node n2", "--set registryProxy=true"}},
+		"CRI-O 1.36 with plain proxies": {objects: nodes{node("n2", runtimeVersion("cri-o://v1.36.1"))}, check: "cri-o",
+			severity: blocker, want: []string{"--set proxy.tls=always"}},
+		"CRI-O 2 with TLS": {objects: nodes{node("n2", runtimeVersion("cri-o://2.0.0"))},
+			options: []func(*settings.Settings){func(o *settings.Settings) { o.PKI.ServeTLS = true }}, check: "cri-o",
+			severity: warning,
+			want:     []string{"init-hook certs ca", "/etc/containers/certs.d/127.0.0.1:31999/ca.crt"}},
 		"no finding for CRI-O 1.34": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))}},
 
-		"some nodes of an unsupported architecture": {objects: nodes{node("n1"), node("n2", architecture("s390x")), node("n3", architecture("s390x"))}, check: "architecture", severity: warning, want: []string{"nodes n2, n3", "s390x", "injector.architectures"}},
-		"only nodes of an unsupported architecture": {objects: nodes{node("n2", architecture("s390x"))}, check: "architecture", severity: blocker, want: []string{"no node remains"}},
-		"program missing in this binary": {objects: nodes{node("n1"), node("n2", architecture("arm64"))}, check: "architecture", severity: blocker,
+		"some nodes of an unsupported architecture": {objects: nodes{node("n1"), node("n2", architecture("s390x")),
+			node("n3", architecture("s390x"))}, check: "architecture", severity: warning,
+			want: []string{"nodes n2, n3", "s390x", "injector.architectures"}},
+		"only nodes of an unsupported architecture": {objects: nodes{node("n2", architecture("s390x"))},
+			check: "architecture", severity: blocker, want: []string{"no node remains"}},
+		"program missing in this binary": {objects: nodes{node("n1"), node("n2", architecture("arm64"))},
+			check: "architecture", severity: blocker,
 			want: []string{"program registry for arm64: no payload of registry for arm64"}},
-		"ignores architectures without injector": {objects: nodes{node("n1"), node("n2", architecture("s390x"))}, options: []func(*settings.Settings){modeOf(state.ModeNodePort), func(o *settings.Settings) { o.Injector.Enabled = false }}},
+		"ignores architectures without injector": {objects: nodes{node("n1"), node("n2", architecture("s390x"))},
+			options: []func(*settings.Settings){modeOf(state.ModeNodePort),
+				func(o *settings.Settings) { o.Injector.Enabled = false }}},
 
-		"pause image of a blind rendering": {objects: nodes{node("n1", images("registry.k8s.io/pause:3.9")), node("n2", images("registry.k8s.io/pause:3.9", "rancher/mirrored-pause:3.6"))}, options: []func(*settings.Settings){blindPause},
-			check: "pause-image", severity: blocker, want: []string{"nodes n1, n2", pauseImage, "they report registry.k8s.io/pause:3.9, rancher/mirrored-pause:3.6", "--set injector.image=registry.k8s.io/pause:3.9"}},
-		"node without a pause image": {objects: nodes{node("n1"), node("n2", images("docker.io/library/app:1"))}, check: "pause-image", severity: warning, want: []string{"node n2", "--set injector.image=IMAGE"}},
-		"no node with a pause image": {objects: nodes{node("n1", images()), node("n2", images())}, options: []func(*settings.Settings){blindPause}, check: "pause-image", severity: blocker,
+		"pause image of a blind rendering": {objects: nodes{node("n1", images("registry.k8s.io/pause:3.9")),
+			node("n2", images("registry.k8s.io/pause:3.9", "rancher/mirrored-pause:3.6"))},
+			options: []func(*settings.Settings){blindPause},
+			check:   "pause-image", severity: blocker, want: []string{"nodes n1, n2", pauseImage,
+				"they report registry.k8s.io/pause:3.9, rancher/mirrored-pause:3.6",
+				"--set injector.image=registry.k8s.io/pause:3.9"}},
+		"node without a pause image": {objects: nodes{node("n1"), node("n2", images("docker.io/library/app:1"))},
+			check: "pause-image", severity: warning, want: []string{"node n2", "--set injector.image=IMAGE"}},
+		"no node with a pause image": {objects: nodes{node("n1", images()), node("n2", images())},
+			options: []func(*settings.Settings){blindPause}, check: "pause-image", severity: blocker,
 			want: []string{"no pause image is known", "--set injector.image="}},
-		"ignores truncated image lists":                        {objects: nodes{node("n1"), node("n2", manyImages)}, options: []func(*settings.Settings){blindPause}},
-		"ignores nodes that are not ready":                     {objects: nodes{node("n1"), node("n2", images("a:1"), notReady)}},
-		"ignores pause images without injector":                {objects: nodes{node("n1", images("a:1"))}, options: []func(*settings.Settings){blindPause, func(o *settings.Settings) { o.Injector.Enabled = false }}},
-		"accepts one node with a pause image in nodeport mode": {objects: nodes{node("n1"), node("n2", images("a:1"))}, options: []func(*settings.Settings){blindPause, modeOf(state.ModeNodePort)}, check: "pause-image", severity: warning},
+		"ignores truncated image lists": {objects: nodes{node("n1"), node("n2", manyImages)},
+			options: []func(*settings.Settings){blindPause}},
+		"ignores nodes that are not ready": {objects: nodes{node("n1"),
+			node("n2", images("a:1"), notReady)}},
+		"ignores pause images without injector": {objects: nodes{node("n1", images("a:1"))},
+			options: []func(*settings.Settings){blindPause, func(o *settings.Settings) { o.Injector.Enabled = false }}},
+		"accepts one node with a pause image in nodeport mode": {objects: nodes{node("n1"), node("n2", images("a:1"))},
+			options: []func(*settings.Settings){blindPause, modeOf(state.ModeNodePort)}, check: "pause-image",
+			severity: warning},
 
-		"AlwaysPullImages":                          {objects: nodes{node("n1")}, admit: changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways }), check: "always-pull-images", severity: blocker, want: []string{"AlwaysPullImages", "--set injector.enabled=false"}},
-		"ignores AlwaysPullImages without injector": {objects: nodes{node("n1")}, options: []func(*settings.Settings){func(o *settings.Settings) { o.Injector.Enabled = false }}, admit: changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways })},
-		"webhook that changes images":               {objects: nodes{node("n1")}, admit: changePods(func(c *corev1.Container) { c.Image = "mirror.example.com/" + c.Image }), check: "admission", severity: warning, want: []string{"mirror.example.com/" + pauseImage}},
-		"webhook that rejects pods":                 {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" denied the request: no`)), check: "admission", severity: blocker, want: []string{"policy.example.com"}},
-		"webhook that is down":                      {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com"`))), check: "admission", severity: blocker, want: []string{"policy.example.com"}},
-		"webhook without dry-run support":           {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" does not support dry run`)), check: "admission", severity: warning, want: []string{"cannot check"}},
-		"quota":                                     {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: few"))), check: "admission", severity: blocker, want: []string{"exceeded quota: few"}},
-		"missing namespace":                         {objects: nodes{node("n1")}, admit: refusePods(apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "zarf")), check: "admission", severity: warning, want: []string{"does not exist yet"}},
+		"AlwaysPullImages": {objects: nodes{node("n1")},
+			admit: changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways }), check: "always-pull-images",
+			severity: blocker, want: []string{"AlwaysPullImages", "--set injector.enabled=false"}},
+		"ignores AlwaysPullImages without injector": {objects: nodes{node("n1")},
+			options: []func(*settings.Settings){func(o *settings.Settings) { o.Injector.Enabled = false }},
+			admit:   changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways })},
+		"webhook that changes images": {objects: nodes{node("n1")},
+			admit: changePods(func(c *corev1.Container) { c.Image = "mirror.example.com/" + c.Image }), check: "admission",
+			severity: warning, want: []string{"mirror.example.com/" + pauseImage}},
+		"webhook that rejects pods": {objects: nodes{node("n1")},
+			admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" denied the request: no`)),
+			check: "admission", severity: blocker, want: []string{"policy.example.com"}},
+		"webhook that is down": {objects: nodes{node("n1")},
+			admit: refusePods(apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com"`))),
+			check: "admission", severity: blocker, want: []string{"policy.example.com"}},
+		"webhook without dry-run support": {objects: nodes{node("n1")},
+			admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" does not support dry run`)),
+			check: "admission", severity: warning, want: []string{"cannot check"}},
+		"quota": {objects: nodes{node("n1")}, admit: refusePods(
+			apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: few"))), check: "admission",
+			severity: blocker, want: []string{"exceeded quota: few"}},
+		"missing namespace": {objects: nodes{node("n1")}, admit: refusePods(
+			apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "zarf")), check: "admission", severity: warning,
+			want: []string{"does not exist yet"}},
 
-		"changed address": {objects: nodes{node("n1"), saved(t, state.ModeProxy, "127.0.0.1:30500", state.IPv4)}, check: "address", severity: warning,
+		"changed address": {objects: nodes{node("n1"), saved(t, state.ModeProxy, "127.0.0.1:30500", state.IPv4)},
+			check: "address", severity: warning,
 			want: []string{"address 127.0.0.1:31999", "127.0.0.1:30500 can no longer be pulled", "--set registryProxy=true"}},
-		"switch to an external registry": {objects: nodes{node("n1"), saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4)}, options: []func(*settings.Settings){modeOf(state.ModeExternal), func(o *settings.Settings) { o.RegistryURL = registryURL }},
-			check: "address", severity: warning, want: []string{registryURL, "its volume is kept", "--set registryProxy=false --set registryURL= --set port=31999 --set ipFamily=IPv4"}},
-		"switch from an external registry":       {objects: nodes{node("n1"), saved(t, state.ModeExternal, registryURL, state.IPv4)}, check: "address", severity: warning, want: []string{"--set registryURL=" + registryURL}},
-		"no finding for a new external registry": {objects: nodes{node("n1", runtimeVersion("cri-o://1.35.0"), images("a:1"))}, options: []func(*settings.Settings){modeOf(state.ModeExternal), func(o *settings.Settings) { o.RegistryURL = registryURL }}, admit: refusePods(errors.New("no pods are tried"))},
+		"switch to an external registry": {objects: nodes{node("n1"),
+			saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4)},
+			options: []func(*settings.Settings){modeOf(state.ModeExternal),
+				func(o *settings.Settings) { o.RegistryURL = registryURL }},
+			check: "address", severity: warning, want: []string{registryURL, "its volume is kept",
+				"--set registryProxy=false --set registryURL= --set port=31999 --set ipFamily=IPv4"}},
+		"switch from an external registry": {objects: nodes{node("n1"),
+			saved(t, state.ModeExternal, registryURL, state.IPv4)}, check: "address", severity: warning,
+			want: []string{"--set registryURL=" + registryURL}},
+		"no finding for a new external registry": {objects: nodes{node("n1", runtimeVersion("cri-o://1.35.0"),
+			images("a:1"))}, options: []func(*settings.Settings){modeOf(state.ModeExternal),
+			func(o *settings.Settings) { o.RegistryURL = registryURL }}, admit: refusePods(errors.New("no pods are tried"))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)
@@ -220,7 +302,8 @@ func TestPreflightFinds(t *testing.T) {
 				return
 			}
 			for _, f := range findings {
-				if f.Check != c.check || f.Severity != c.severity || f.Object == "" || f.Cause == "" || f.Remedy == "" || strings.Contains(f.String(), "\n") {
+				if f.Check != c.check || f.Severity != c.severity || f.Object == "" || f.Cause == "" || f.Remedy == "" ||
+					strings.Contains(f.String(), "\n") {
 					t.Errorf("finding is %+v, want a %s of %s", f, c.severity, c.check)
 				}
 				if !slices.Contains(preflight.Checks(), f.Check) {
@@ -271,7 +354,8 @@ func TestPrepareReportsAllBlockersAndAllCanBeIgnored(t *testing.T) {
 	b.hook.Settings.Preflight.Ignore = []string{"port", "cri-o"}
 	b.mustFail(b.hook.Prepare(t.Context()), true, "\n  pause-image: ")
 	findings, err := b.hook.Preflight(t.Context())
-	if err != nil || len(findings) != 3 || findings[0].Check != "pause-image" || findings[0].Severity != preflight.Blocker {
+	if err != nil || len(findings) != 3 || findings[0].Check != "pause-image" ||
+		findings[0].Severity != preflight.Blocker {
 		t.Errorf("the blocker is not the first: %v (%v)", findings, err)
 	}
 	b.hook.Settings.Preflight.Ignore = []string{"all"}
@@ -299,7 +383,8 @@ func TestPreflightNamesMissingPermission(t *testing.T) {
 				b.mustFail(err, true, right)
 				return
 			}
-			if err != nil || len(findings) != 1 || findings[0].Check != c.left || findings[0].Severity != preflight.Warning || !strings.Contains(findings[0].Cause, right) {
+			if err != nil || len(findings) != 1 || findings[0].Check != c.left || findings[0].Severity != preflight.Warning ||
+				!strings.Contains(findings[0].Cause, right) {
 				t.Errorf("found %v (%v)", findings, err)
 			}
 		})
@@ -308,7 +393,8 @@ func TestPreflightNamesMissingPermission(t *testing.T) {
 
 func TestPreflightWaitsForNewNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		missing := apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New(`error looking up service account zarf/default: serviceaccount "default" not found`))
+		missing := apierrors.NewForbidden(corev1.Resource("pods"), "x",
+			errors.New(`error looking up service account zarf/default: serviceaccount "default" not found`))
 		b := newBench(t, node("n1"))
 		tries := 0
 		b.admit = func(runtime.Object) error {

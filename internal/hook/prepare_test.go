@@ -26,7 +26,8 @@ import (
 // checkPrepared checks what holds after every successful Prepare.
 func (b *bench) checkPrepared() {
 	b.Helper()
-	ca, err := pki.ParseCA(pki.KeyPair{Certificate: b.secret("zarf-registry-ca").Data["tls.crt"], Key: b.secret("zarf-registry-ca").Data["tls.key"]})
+	ca, err := pki.ParseCA(pki.KeyPair{Certificate: b.secret("zarf-registry-ca").Data["tls.crt"],
+		Key: b.secret("zarf-registry-ca").Data["tls.key"]})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -178,7 +179,8 @@ func TestPrepareInExternalModeOnlySavesState(t *testing.T) {
 	if got, want := b.writes(), []string{"create secrets zarf-registry-state"}; !slices.Equal(got, want) {
 		t.Errorf("it wrote %q, want %q", got, want)
 	}
-	want := state.Settings{Mode: state.ModeExternal, Address: registryURL, IPFamily: state.IPv4, DecidedBy: state.SourceValue}
+	want := state.Settings{Mode: state.ModeExternal, Address: registryURL, IPFamily: state.IPv4,
+		DecidedBy: state.SourceValue}
 	if s := b.state(); s.Desired != want || s.HookImage != nil {
 		t.Errorf("state is %+v", s)
 	}
@@ -193,7 +195,8 @@ func TestUploadSigningKeySurvivesCredentialRotation(t *testing.T) {
 		t.Fatalf("it has %d bytes", len(first[key]))
 	}
 	before := first
-	b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "zarf"}, Data: map[string][]byte{"username": []byte("me"), "password": []byte("secret")}})
+	b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "zarf"},
+		Data: map[string][]byte{"username": []byte("me"), "password": []byte("secret")}})
 	for _, from := range []string{"mine", ""} {
 		b.hook.Settings.Push.Secret = from
 		b.mustPrepare()
@@ -218,7 +221,8 @@ func TestUploadSigningKeySurvivesCredentialRotation(t *testing.T) {
 		b.asTheCronJobDoes()
 		before := b.secret(name).Data
 		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
-		if after := b.secret(name).Data; bytes.Equal(before["password"], after["password"]) || !bytes.Equal(before[key], after[key]) {
+		if after := b.secret(name).Data; bytes.Equal(before["password"], after["password"]) ||
+			!bytes.Equal(before[key], after[key]) {
 			t.Error("a rotation changed it")
 		}
 	})
@@ -258,7 +262,8 @@ func TestPrepareWaitsForListenerOfRunningRegistry(t *testing.T) {
 		want   string
 	}{
 		"listener stays closed": {func(r *registry) { r.deaf = true }, "pod zarf/zarf-registry-1: it is still closed"},
-		"registry unreachable":  {func(r *registry) { r.unreachable = errors.New("i/o timeout") }, "pod zarf/zarf-registry-1: i/o timeout"},
+		"registry unreachable": {func(r *registry) { r.unreachable = errors.New("i/o timeout") },
+			"pod zarf/zarf-registry-1: i/o timeout"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -278,7 +283,8 @@ func TestPrepareWaitsForListenerOfRunningRegistry(t *testing.T) {
 func TestPrepareDoesNotWaitForPodsOfAChartWithoutTheListener(t *testing.T) {
 	b := newBench(t)
 	b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-0", "registry"), Status: corev1.PodStatus{Conditions: podReady},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "registry", Ports: []corev1.ContainerPort{{Name: "registry", ContainerPort: 5000}}}}}})
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "registry",
+			Ports: []corev1.ContainerPort{{Name: "registry", ContainerPort: 5000}}}}}})
 	b.mode(state.ModeNodePort)
 	b.mustPrepare()
 }
@@ -304,12 +310,14 @@ func TestPrepareKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 
 // savedState returns a Secret with a state.
 func savedState(content string) *corev1.Secret {
-	return &corev1.Secret{ObjectMeta: meta("zarf-registry-state", "state"), Data: map[string][]byte{"state.json": []byte(content)}}
+	return &corev1.Secret{ObjectMeta: meta("zarf-registry-state", "state"),
+		Data: map[string][]byte{"state.json": []byte(content)}}
 }
 
 func saved(t *testing.T, mode state.Mode, address string, family state.IPFamily) *corev1.Secret {
 	t.Helper()
-	settings := state.Settings{Mode: mode, Address: address, IPFamily: family, MTLS: "internal", DecidedBy: state.SourceValue}
+	settings := state.Settings{Mode: mode, Address: address, IPFamily: family, MTLS: "internal",
+		DecidedBy: state.SourceValue}
 	if mode != state.ModeExternal {
 		settings.Port = 31999
 	}
@@ -321,7 +329,8 @@ var issuedPKI = func() state.PKI { p := internalPKI; p.Mode = state.PKICertManag
 
 func savedWith(t *testing.T, change func(*state.State)) *corev1.Secret {
 	t.Helper()
-	settings := state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, MTLS: "internal", DecidedBy: state.SourceValue}
+	settings := state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4,
+		MTLS: "internal", DecidedBy: state.SourceValue}
 	s := state.State{Phase: state.PhaseReady, Desired: settings, Current: &settings}
 	change(&s)
 	data, err := state.Encode(s)
@@ -341,37 +350,62 @@ func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
 		change  func(*settings.Settings)
 		want    []string
 	}{
-		"no nodes":                      {[]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}}, nil, []string{"has no nodes"}},
-		"a newer state":                 {[]runtime.Object{node("n1"), savedState(`{"version":2}`)}, nil, []string{"Secret zarf/zarf-registry-state, key state.json: decoding state: version 2 is newer than 1"}},
-		"an unreadable state":           {[]runtime.Object{node("n1"), savedState(`rubbish`)}, nil, []string{"decoding state"}},
-		"state Secret of another owner": {[]runtime.Object{node("n1"), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil, []string{"was not created by init-hook"}},
-		"blind rendering reverts nodeport mode": {[]runtime.Object{node("n1"), saved(t, state.ModeNodePort, local, state.IPv4)}, byDefault(state.ModeProxy),
-			[]string{"uses nodeport mode", "rendered without seeing", "--set registryProxy=false to keep it", "--set registryProxy=true to switch"}},
-		"blind rendering reverts proxy mode": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)}, byDefault(state.ModeNodePort),
+		"no nodes": {[]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}},
+			nil, []string{"has no nodes"}},
+		"a newer state": {[]runtime.Object{node("n1"), savedState(`{"version":2}`)}, nil,
+			[]string{"Secret zarf/zarf-registry-state, key state.json: decoding state: version 2 is newer than 1"}},
+		"an unreadable state": {[]runtime.Object{node("n1"), savedState(`rubbish`)}, nil,
+			[]string{"decoding state"}},
+		"state Secret of another owner": {[]runtime.Object{node("n1"),
+			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil,
+			[]string{"was not created by init-hook"}},
+		"blind rendering reverts nodeport mode": {[]runtime.Object{node("n1"),
+			saved(t, state.ModeNodePort, local, state.IPv4)}, byDefault(state.ModeProxy),
+			[]string{"uses nodeport mode", "rendered without seeing", "--set registryProxy=false to keep it",
+				"--set registryProxy=true to switch"}},
+		"blind rendering reverts proxy mode": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)},
+			byDefault(state.ModeNodePort),
 			[]string{"uses proxy mode", "--set registryProxy=true to keep it", "--set registryProxy=false to switch"}},
-		"blind rendering reverts external mode": {[]runtime.Object{node("n1"), saved(t, state.ModeExternal, registryURL, state.IPv4)}, byDefault(state.ModeNodePort),
+		"blind rendering reverts external mode": {[]runtime.Object{node("n1"),
+			saved(t, state.ModeExternal, registryURL, state.IPv4)}, byDefault(state.ModeNodePort),
 			[]string{"uses external mode", "--set registryURL=registry.example.com/team to keep it"}},
-		"blind rendering reverts the IP family": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, "[::1]:31999", state.IPv6)},
-			func(o *settings.Settings) { o.IPFamilySource = state.SourceDefault }, []string{"set up for IPv6", "fell back to IPv4", "--set ipFamily=IPv6"}},
-		"proxy mode with an external registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.RegistryURL = registryURL },
-			[]string{"registryURL is registry.example.com/team and registryProxy is true", "not deployed by this release", "--set registryURL="}},
-		"nodeport mode with an external registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeNodePort, registryURL },
+		"blind rendering reverts the IP family": {[]runtime.Object{node("n1"),
+			saved(t, state.ModeProxy, "[::1]:31999", state.IPv6)},
+			func(o *settings.Settings) { o.IPFamilySource = state.SourceDefault },
+			[]string{"set up for IPv6", "fell back to IPv4", "--set ipFamily=IPv6"}},
+		"proxy mode with an external registry": {[]runtime.Object{node("n1")},
+			func(o *settings.Settings) { o.RegistryURL = registryURL },
+			[]string{"registryURL is registry.example.com/team and registryProxy is true", "not deployed by this release",
+				"--set registryURL="}},
+		"nodeport mode with an external registry": {[]runtime.Object{node("n1")},
+			func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeNodePort, registryURL },
 			[]string{"registryProxy is false", "not deployed by this release"}},
-		"external mode without a registry": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode = state.ModeExternal }, []string{"--set registryURL="}},
-		"external registry with a scheme": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeExternal, "http://registry.example.com" },
+		"external mode without a registry": {[]runtime.Object{node("n1")},
+			func(o *settings.Settings) { o.Mode = state.ModeExternal }, []string{"--set registryURL="}},
+		"external registry with a scheme": {[]runtime.Object{node("n1")},
+			func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeExternal, "http://registry.example.com" },
 			[]string{"HOST[:PORT][/PATH]"}},
 		"no PKI settings": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.PKI = state.PKI{} },
 			[]string{`the settings of the certificates are impossible: unknown mode ""`}},
-		"certificate lifetime too short": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.LeafLifetime = state.Duration(time.Minute) },
+		"certificate lifetime too short": {[]runtime.Object{node("n1")},
+			func(o *settings.Settings) { o.PKI.LeafLifetime = state.Duration(time.Minute) },
 			[]string{"certificate lifetime 1m0s is too short: want at least 6m0s"}},
-		"existing Secrets without names": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.Mode = state.PKIExistingSecret }, []string{"existing Secrets must be set in mode existingSecret, and only there"}},
-		"blind rendering reverts the PKI mode": {[]runtime.Object{node("n1"), savedWith(t, func(s *state.State) { s.PKI = &issuedPKI })},
+		"existing Secrets without names": {[]runtime.Object{node("n1")},
+			func(o *settings.Settings) { o.PKI.Mode = state.PKIExistingSecret },
+			[]string{"existing Secrets must be set in mode existingSecret, and only there"}},
+		"blind rendering reverts the PKI mode": {[]runtime.Object{node("n1"),
+			savedWith(t, func(s *state.State) { s.PKI = &issuedPKI })},
 			func(o *settings.Settings) { o.PKI.Source = state.SourceDefault },
-			[]string{"certificates are of mode certManager", "rendered without seeing the cluster and fell back to internal", "--set pki.mode=certManager to keep it", "--set pki.mode=internal to change it"}},
-		"blind rendering reverts the PKI mode of an earlier release": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)},
-			func(o *settings.Settings) { o.PKI.PKI, o.PKI.Source = issuedPKI, state.SourceDefault }, []string{"certificates are of mode internal", "--set pki.mode=internal to keep it"}},
-		"cert-manager is not installed": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.PKI = issuedPKI }, []string{"certificates: ", "does not know cert-manager's API", "--set pki.mode=internal"}},
-		"an unknown check to ignore": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.Preflight.Ignore = []string{"port", "prot"} },
+			[]string{"certificates are of mode certManager", "rendered without seeing the cluster and fell back to internal",
+				"--set pki.mode=certManager to keep it", "--set pki.mode=internal to change it"}},
+		"blind rendering reverts the PKI mode of an earlier release": {[]runtime.Object{node("n1"),
+			saved(t, state.ModeProxy, local, state.IPv4)},
+			func(o *settings.Settings) { o.PKI.PKI, o.PKI.Source = issuedPKI, state.SourceDefault },
+			[]string{"certificates are of mode internal", "--set pki.mode=internal to keep it"}},
+		"cert-manager is not installed": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.PKI = issuedPKI },
+			[]string{"certificates: ", "does not know cert-manager's API", "--set pki.mode=internal"}},
+		"an unknown check to ignore": {[]runtime.Object{node("n1")},
+			func(o *settings.Settings) { o.Preflight.Ignore = []string{"port", "prot"} },
 			[]string{`"prot"`, "pod-security, admission, always-pull-images, port, port-range, ip-family, cri-o, architecture, pause-image, address, certificates, credentials, nodeConfig, expose, or all"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -395,18 +429,26 @@ func TestPrepareAcceptsExplicitOrUnchangedSettings(t *testing.T) {
 		saved  *corev1.Secret
 		change func(*settings.Settings)
 	}{
-		"another mode by value":        {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(*settings.Settings) {}},
-		"another mode by a rollback":   {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4), func(o *settings.Settings) { o.ModeSource = state.SourceState }},
-		"the same mode by default":     {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *settings.Settings) { o.ModeSource = state.SourceDefault }},
-		"the same family by default":   {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4), func(o *settings.Settings) { o.IPFamilySource = state.SourceDefault }},
-		"another PKI mode by value":    {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }), func(*settings.Settings) {}},
-		"the same PKI mode by default": {savedWith(t, func(s *state.State) { s.PKI = &internalPKI }), func(o *settings.Settings) { o.PKI.Source = state.SourceDefault }},
-		"external mode with another PKI mode": {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }), func(o *settings.Settings) {
-			o.Mode, o.RegistryURL, o.PKI.PKI, o.PKI.Source = state.ModeExternal, registryURL, state.PKI{}, state.SourceDefault
-		}},
-		"external mode with another IP family": {saved(t, state.ModeProxy, "[::1]:31999", state.IPv6), func(o *settings.Settings) {
-			o.Mode, o.RegistryURL, o.IPFamilySource = state.ModeExternal, registryURL, state.SourceDefault
-		}},
+		"another mode by value": {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4),
+			func(*settings.Settings) {}},
+		"another mode by a rollback": {saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4),
+			func(o *settings.Settings) { o.ModeSource = state.SourceState }},
+		"the same mode by default": {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4),
+			func(o *settings.Settings) { o.ModeSource = state.SourceDefault }},
+		"the same family by default": {saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4),
+			func(o *settings.Settings) { o.IPFamilySource = state.SourceDefault }},
+		"another PKI mode by value": {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }),
+			func(*settings.Settings) {}},
+		"the same PKI mode by default": {savedWith(t, func(s *state.State) { s.PKI = &internalPKI }),
+			func(o *settings.Settings) { o.PKI.Source = state.SourceDefault }},
+		"external mode with another PKI mode": {savedWith(t, func(s *state.State) { s.PKI = &issuedPKI }),
+			func(o *settings.Settings) {
+				o.Mode, o.RegistryURL, o.PKI.PKI, o.PKI.Source = state.ModeExternal, registryURL, state.PKI{}, state.SourceDefault
+			}},
+		"external mode with another IP family": {saved(t, state.ModeProxy, "[::1]:31999", state.IPv6),
+			func(o *settings.Settings) {
+				o.Mode, o.RegistryURL, o.IPFamilySource = state.ModeExternal, registryURL, state.SourceDefault
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, node("n1"), c.saved)
@@ -448,7 +490,9 @@ func TestPKIStateSurvivesLaterWrites(t *testing.T) {
 	check := func(when string) {
 		t.Helper()
 		s := b.state()
-		if s.PKI == nil || *s.PKI.Existing != (state.ExistingSecrets{Server: "corp-server", Node: "corp-node"}) || s.PKI.ClusterDomain != "cluster.local" || s.PushSecret != "corp-credential" || s.Desired.MTLS != state.PKIExistingSecret {
+		if s.PKI == nil || *s.PKI.Existing != (state.ExistingSecrets{Server: "corp-server", Node: "corp-node"}) ||
+			s.PKI.ClusterDomain != "cluster.local" || s.PushSecret != "corp-credential" ||
+			s.Desired.MTLS != state.PKIExistingSecret {
 			t.Errorf("%s: state is %+v, with %+v", when, s, s.PKI)
 		}
 	}

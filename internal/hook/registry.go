@@ -74,7 +74,8 @@ func (f *finishing) access(ctx context.Context) (Access, error) {
 	read := func(suffix, made string) (*corev1.Secret, error) {
 		s, err := f.Secret(ctx, f.Settings.Name+suffix)
 		if err == nil && s == nil {
-			err = fmt.Errorf("%s is missing: run %s again, by helm upgrade or init-hook prepare", f.Object("Secret", f.Settings.Name+suffix), made)
+			err = fmt.Errorf("%s is missing: run %s again, by helm upgrade or init-hook prepare",
+				f.Object("Secret", f.Settings.Name+suffix), made)
 		}
 		return s, err
 	}

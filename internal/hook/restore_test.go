@@ -37,7 +37,8 @@ func TestCleanupRestoresNodeFilesFirst(t *testing.T) {
 					t.Errorf("left are %d pods, and files on %d nodes", len(b.nodePods()), len(b.disk))
 				}
 				w := b.writes()
-				if want := []string{"delete daemonsets zarf-registry-node-config-amd64", "update secrets zarf-registry-state", "delete daemonsets zarf-registry-node-restore-amd64"}; !slices.Equal(w[:3], want) {
+				if want := []string{"delete daemonsets zarf-registry-node-config-amd64", "update secrets zarf-registry-state",
+					"delete daemonsets zarf-registry-node-restore-amd64"}; !slices.Equal(w[:3], want) {
 					t.Errorf("it wrote %q", w)
 				}
 			})
@@ -122,7 +123,8 @@ func TestCleanupOfReleaseThatWasNeverApplied(t *testing.T) {
 		b.helmAgain()
 		b.must(b.hook.Cleanup(t.Context()))
 		b.checkClean()
-		if !strings.Contains(b.log.String(), `"in":"/etc/containerd/certs.d","why":"waiting for the pods that restore the nodes' files: DaemonSet zarf/zarf-registry-node-restore-amd64 has no pods`) {
+		if !strings.Contains(b.log.String(),
+			`"in":"/etc/containerd/certs.d","why":"waiting for the pods that restore the nodes' files: DaemonSet zarf/zarf-registry-node-restore-amd64 has no pods`) {
 			t.Errorf("it does not say so:\n%s", b.log)
 		}
 	})
@@ -132,7 +134,8 @@ func TestCleanupOfReleaseThatWasNeverApplied(t *testing.T) {
 func TestCleanupNamesFilesThatAreNotRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
-		b.hook.Settings.NodeConfig.Directories, b.hook.Settings.NodeConfig.DaemonSets, b.hook.Settings.NodeConfig.CA = nil, nil, false
+		b.hook.Settings.NodeConfig.Directories, b.hook.Settings.NodeConfig.DaemonSets, b.hook.Settings.NodeConfig.CA = nil,
+			nil, false
 		b.upgrade(state.ModeProxy)
 		b.must(b.hook.Cleanup(t.Context()))
 		b.checkClean()
@@ -148,7 +151,8 @@ func TestCleanupSaysWhereToRestartK3s(t *testing.T) {
 		b.reports = map[string]noderuntime.Report{"n1": {Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Changed: b.now, Gone: true}}}
 		b.uninstall("n1", "n2")
 		b.must(b.hook.Cleanup(t.Context()))
-		if !strings.Contains(b.log.String(), `"on":"node n1","restart":"systemctl restart k3s, on agents k3s-agent: until then what /etc/rancher/k3s/registries.yaml said stays in effect"`) {
+		if !strings.Contains(b.log.String(),
+			`"on":"node n1","restart":"systemctl restart k3s, on agents k3s-agent: until then what /etc/rancher/k3s/registries.yaml said stays in effect"`) {
 			t.Errorf("it does not say so:\n%s", b.log)
 		}
 	})
@@ -178,7 +182,8 @@ func TestCleanupNamesNodeThatCannotRestoreFiles(t *testing.T) {
 		atOnce bool
 	}{
 		"node refuses": {refused("/etc/containerd is read-only"), true},
-		"node fails":   {corev1.ContainerStateTerminated{ExitCode: 1, Message: `{"error":"/etc/containerd is read-only"}`}, false},
+		"node fails": {corev1.ContainerStateTerminated{ExitCode: 1, Message: `{"error":"/etc/containerd is read-only"}`},
+			false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -186,7 +191,8 @@ func TestCleanupNamesNodeThatCannotRestoreFiles(t *testing.T) {
 				b.ends = map[string]corev1.ContainerStateTerminated{"node-restore n2": c.end}
 				b.uninstall("n1", "n2")
 				begin := time.Now()
-				b.mustFail(b.hook.Cleanup(t.Context()), true, "restore the nodes' files: ", "node n2", "/etc/containerd is read-only", "run helm uninstall again", "helm uninstall --no-hooks, then init-hook cleanup")
+				b.mustFail(b.hook.Cleanup(t.Context()), true, "restore the nodes' files: ", "node n2",
+					"/etc/containerd is read-only", "run helm uninstall again", "helm uninstall --no-hooks, then init-hook cleanup")
 				if took := time.Since(begin); took < 10*time.Second != c.atOnce {
 					t.Errorf("it took %s", took)
 				}
@@ -217,7 +223,8 @@ func TestCleanupSkipsNodesThatAreNotReady(t *testing.T) {
 		b.uninstall("n1", "n2")
 		b.must(b.hook.Cleanup(t.Context()))
 		b.checkClean()
-		if !strings.Contains(b.log.String(), `"nodes":"node n2"`) || !strings.Contains(b.log.String(), "FILE.before-zarf-registry") {
+		if !strings.Contains(b.log.String(), `"nodes":"node n2"`) ||
+			!strings.Contains(b.log.String(), "FILE.before-zarf-registry") {
 			t.Errorf("it does not say so:\n%s", b.log)
 		}
 	})
@@ -252,7 +259,8 @@ func TestCleanupNamesPodsThatDoNotTerminate(t *testing.T) {
 		stray.Name, stray.OwnerReferences[0].Name = "node-config-stray", "another"
 		b.add(stray)
 		begin := time.Now()
-		b.mustFail(b.hook.Cleanup(t.Context()), false, "waiting for the pods that configure nodes to end: pod zarf/node-config-stray on node n1")
+		b.mustFail(b.hook.Cleanup(t.Context()), false,
+			"waiting for the pods that configure nodes to end: pod zarf/node-config-stray on node n1")
 		if took := time.Since(begin); took > 3*time.Minute {
 			t.Errorf("it took %s", took)
 		}

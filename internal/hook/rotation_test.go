@@ -66,9 +66,14 @@ func TestCARotation(t *testing.T) {
 		if bytes.Equal(before, b.secret("zarf-registry-ca").Data["tls.crt"]) {
 			t.Error("the CA is the previous one")
 		}
-		const state, ca, server, node, push = "update secrets zarf-registry-state", "update secrets zarf-registry-ca", "update secrets zarf-registry-server-tls", "update secrets zarf-registry-node-tls", "update secrets zarf-registry-push-tls"
+		const state, ca, server, node, push = "update secrets zarf-registry-state", "update secrets zarf-registry-ca",
+			"update secrets zarf-registry-server-tls", "update secrets zarf-registry-node-tls",
+			"update secrets zarf-registry-push-tls"
 		want := []string{ca, state, server, node, push, state, server, node, push, state, server, node, push, state}
-		if got := slices.DeleteFunc(slices.Clone(b.writes()), func(w string) bool { return strings.HasPrefix(w, "patch pods") }); !slices.Equal(got, want) {
+		if got := slices.DeleteFunc(slices.Clone(b.writes()), func(
+			w string) bool {
+			return strings.HasPrefix(w, "patch pods")
+		}); !slices.Equal(got, want) {
 			t.Errorf("it wrote\n%q, want\n%q", got, want)
 		}
 		for _, pod := range []string{registryPod, "proxy-n1", "proxy-n2"} {
@@ -379,7 +384,9 @@ func TestPrepareDoesNotWaitForPodsAndFinishContinuesRotation(t *testing.T) {
 			t.Errorf("prepare took %s", took)
 		}
 		r := b.state().Rotation
-		if r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Reason, "zarf-registry-server-tls is due: Secret zarf/corp-server has another certificate") || !strings.Contains(r.Waiting, "pod zarf/proxy-n2 on node n2: it does not trust") {
+		if r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Reason,
+			"zarf-registry-server-tls is due: Secret zarf/corp-server has another certificate") ||
+			!strings.Contains(r.Waiting, "pod zarf/proxy-n2 on node n2: it does not trust") {
 			t.Errorf("recorded is %+v", r)
 		}
 		if !strings.Contains(b.log.String(), "finish continues the CA rotation, which waits for: pod zarf/") {
@@ -404,10 +411,12 @@ func TestFinishWarnsOnWaitTimeoutAndCronJobContinuesRotation(t *testing.T) {
 		if took := time.Since(begin); took < 2*time.Minute || took > 3*time.Minute {
 			t.Errorf("finish took %s", took)
 		}
-		if r := b.state().Rotation; r == nil || !strings.Contains(r.Waiting, "pod zarf/proxy-n2 on node n2") || strings.Contains(r.Waiting, "proxy-n1") {
+		if r := b.state().Rotation; r == nil || !strings.Contains(r.Waiting, "pod zarf/proxy-n2 on node n2") ||
+			strings.Contains(r.Waiting, "proxy-n1") {
 			t.Errorf("recorded is %+v", r)
 		}
-		if !strings.Contains(b.log.String(), `"level":"WARN","msg":"the CA rotation is not finished`) || b.get("secrets", "zarf-registry-ca") == nil {
+		if !strings.Contains(b.log.String(), `"level":"WARN","msg":"the CA rotation is not finished`) ||
+			b.get("secrets", "zarf-registry-ca") == nil {
 			t.Errorf("it does not say so, or deleted what is needed:\n%s", b.log)
 		}
 		b.checkFinished()
@@ -486,7 +495,8 @@ func TestPodsThatServeNoClientDoNotBlockRotation(t *testing.T) {
 		"being deleted": {func(b *bench) {
 			b.change("proxy-n2", func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1Now, []string{"x"} })
 		}, ""},
-		"not running": {func(b *bench) { b.change("proxy-n2", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }) }, ""},
+		"not running": {func(b *bench) { b.change("proxy-n2", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }) },
+			""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -548,7 +558,8 @@ func TestForcedRotationContinuesOneInProgress(t *testing.T) {
 		clear(b.deaf)
 		b.must(b.rotate())
 		b.checkConverged()
-		if !bytes.Equal(oldCA, b.secret("zarf-registry-ca").Data["tls.crt"]) || !strings.Contains(b.log.String(), "begins no other") {
+		if !bytes.Equal(oldCA, b.secret("zarf-registry-ca").Data["tls.crt"]) ||
+			!strings.Contains(b.log.String(), "begins no other") {
 			t.Errorf("it began another rotation, or does not say so:\n%s", b.log)
 		}
 		b.must(b.rotate())
@@ -595,13 +606,28 @@ func TestRotationRefusals(t *testing.T) {
 			data, _ := state.Encode(s)
 			b.changeSecret("zarf-registry-state", func(s *corev1.Secret) { s.Data["state.json"] = data })
 		}, (*bench).renew, []string{"says nothing of the certificates", "helm upgrade"}},
-		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) }, (*bench).rotate,
+		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) },
+			(*bench).rotate,
 			[]string{"copies of Secret zarf/corp-server, Secret zarf/corp-node, Secret zarf/corp-push: renew them there, then run init-hook certs renew"}},
-		"an unknown credential":           {func(*bench) {}, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), "x") }, []string{`unknown credential "x"`}},
-		"no pull credential":              {func(*bench) {}, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PullCredential) }, []string{"Secret zarf/zarf-registry-pull does not exist: there is a pull credential in nodeport mode only"}},
-		"no push credential":              {func(b *bench) { b.remove("secrets", "zarf-registry-credentials") }, func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PushCredential) }, []string{"Secret zarf/zarf-registry-credentials is missing"}},
-		"foreign Secret with our name":    {func(b *bench) { b.changeSecret("zarf-registry-node-tls", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-node-tls exists and was not created by init-hook"}},
-		"foreign CA Secret with our name": {func(b *bench) { b.changeSecret("zarf-registry-ca", func(s *corev1.Secret) { s.Labels = nil }) }, (*bench).renew, []string{"Secret zarf/zarf-registry-ca exists and was not created by init-hook"}},
+		"an unknown credential": {func(*bench) {}, func(
+			b *bench) error {
+			return b.hook.Certs().RotateCredential(b.Context(), "x")
+		}, []string{`unknown credential "x"`}},
+		"no pull credential": {func(*bench) {}, func(
+			b *bench) error {
+			return b.hook.Certs().RotateCredential(b.Context(), certs.PullCredential)
+		}, []string{"Secret zarf/zarf-registry-pull does not exist: there is a pull credential in nodeport mode only"}},
+		"no push credential": {func(b *bench) { b.remove("secrets", "zarf-registry-credentials") },
+			func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PushCredential) },
+			[]string{"Secret zarf/zarf-registry-credentials is missing"}},
+		"foreign Secret with our name": {func(b *bench) {
+			b.changeSecret("zarf-registry-node-tls",
+				func(s *corev1.Secret) { s.Labels = nil })
+		}, (*bench).renew, []string{"Secret zarf/zarf-registry-node-tls exists and was not created by init-hook"}},
+		"foreign CA Secret with our name": {func(b *bench) {
+			b.changeSecret("zarf-registry-ca",
+				func(s *corev1.Secret) { s.Labels = nil })
+		}, (*bench).renew, []string{"Secret zarf/zarf-registry-ca exists and was not created by init-hook"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -622,7 +648,10 @@ func TestRenewInExternalModeDoesNothing(t *testing.T) {
 	b.upgrade(state.ModeExternal)
 	b.forget()
 	b.asTheCronJobDoes()
-	for _, run := range []func() error{b.renew, b.rotate, func() error { return b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential) }} {
+	for _, run := range []func() error{b.renew, b.rotate, func() error {
+		return b.hook.Certs().RotateCredential(
+			t.Context(), certs.PushCredential)
+	}} {
 		b.must(run())
 	}
 	if w := b.writes(); len(w) != 0 {
@@ -685,14 +714,18 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 		change func(*bench)
 		want   []string
 	}{
-		"a Secret is missing": {func(b *bench) { b.remove("secrets", "corp-server") }, []string{"Secret zarf/corp-server does not exist"}},
+		"a Secret is missing": {func(b *bench) { b.remove("secrets", "corp-server") },
+			[]string{"Secret zarf/corp-server does not exist"}},
 		"all are missing": {func(b *bench) { b.remove("secrets", "corp-server", "corp-node", "corp-push") },
-			[]string{"Secret zarf/corp-server does not exist", "Secret zarf/corp-node does not exist", "Secret zarf/corp-push does not exist"}},
-		"two keys are missing": {edit("corp-server", func(s *corev1.Secret) { s.Data = map[string][]byte{"ca.crt": s.Data["ca.crt"]} }),
+			[]string{"Secret zarf/corp-server does not exist", "Secret zarf/corp-node does not exist",
+				"Secret zarf/corp-push does not exist"}},
+		"two keys are missing": {edit("corp-server",
+			func(s *corev1.Secret) { s.Data = map[string][]byte{"ca.crt": s.Data["ca.crt"]} }),
 			[]string{"Secret zarf/corp-server has no key tls.crt", "Secret zarf/corp-server has no key tls.key"}},
 		"no ca.crt anywhere": {edit("corp-server", func(s *corev1.Secret) { delete(s.Data, "ca.crt") }),
 			[]string{"Secret zarf/corp-server has no key ca.crt, and pki.existingSecret.ca names no other"}},
-		"missing CA Secret": {func(b *bench) { b.hook.Settings.PKI.Existing.Authority = "corp-ca" }, []string{"Secret zarf/corp-ca does not exist"}},
+		"missing CA Secret": {func(b *bench) { b.hook.Settings.PKI.Existing.Authority = "corp-ca" },
+			[]string{"Secret zarf/corp-ca does not exist"}},
 		"invalid CA Secret": {func(b *bench) {
 			b.putSecret(&corev1.Secret{ObjectMeta: meta2("corp-ca"), Data: map[string][]byte{"ca.crt": []byte("rubbish")}})
 			b.hook.Settings.PKI.Existing.Authority = "corp-ca"
@@ -726,14 +759,16 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 		}, []string{"Secret zarf/corp-node", "not valid before"}},
 		"other names": {give("corp-server", func(l *pki.Leaf) { l.DNSNames = []string{"registry.example.com"} }),
 			[]string{"Secret zarf/corp-server", "it is not valid for zarf-registry.zarf.svc, only for registry.example.com"}},
-		"another usage": {give("corp-server", func(l *pki.Leaf) { l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
+		"another usage": {give("corp-server",
+			func(l *pki.Leaf) { l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
 			[]string{"Secret zarf/corp-server", "server authentication"}},
 		"another role": {give("corp-node", func(l *pki.Leaf) { l.Organization = "Example Inc." }),
 			[]string{"Secret zarf/corp-node", "zarf-registry:node"}},
 		"node certificate that can push": {func(b *bench) { b.hook.Settings.PKI.Existing.Node = "corp-push" },
 			[]string{"Secret zarf/corp-push", "it also carries the role zarf-registry:push"}},
 		"node certificate with the registry's name": {give("corp-node", func(l *pki.Leaf) {
-			l.DNSNames, l.Usages = []string{"zarf-registry.zarf.svc"}, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
+			l.DNSNames, l.Usages = []string{"zarf-registry.zarf.svc"},
+				[]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
 		}), []string{"Secret zarf/corp-node", "server authentication as zarf-registry.zarf.svc"}},
 		"no loopback names although proxies serve TLS": {func(b *bench) { b.hook.Settings.PKI.ServeTLS = true },
 			[]string{"Secret zarf/corp-node", "server authentication", "127.0.0.1", "localhost"}},
@@ -745,9 +780,13 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 			other := b.userCA("corp other").KeyPair().Certificate
 			b.changeSecret("corp-push", func(s *corev1.Secret) { s.Data["ca.crt"] = other })
 		}, []string{"Secret zarf/corp-push holds no certificate for pushing"}},
-		"certificate chain too long": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = bytes.Repeat(s.Data["tls.crt"], 20) }),
+		"certificate chain too long": {edit("corp-server", func(s *corev1.Secret) {
+			s.Data["tls.crt"] = bytes.Repeat(
+				s.Data["tls.crt"], 20)
+		}),
 			[]string{"Secret zarf/corp-server", "it has 20 certificates and the limit is 10"}},
-		"trailing data after the certificate": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = append(s.Data["tls.crt"], "rubbish"...) }),
+		"trailing data after the certificate": {edit("corp-server",
+			func(s *corev1.Secret) { s.Data["tls.crt"] = append(s.Data["tls.crt"], "rubbish"...) }),
 			[]string{"Secret zarf/corp-server", "PEM"}},
 		"10 MB": {edit("corp-server", func(s *corev1.Secret) { s.Data["tls.crt"] = bytes.Repeat([]byte("x"), 10<<20) }),
 			[]string{"Secret zarf/corp-server", "10485760 bytes are too many"}},
@@ -780,12 +819,14 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 					}
 					b.mustFail(b.hook.Prepare(t.Context()), true, inPreflight...)
 					found, err := b.hook.Preflight(t.Context())
-					if err != nil || len(found) == 0 || found[0].Check != "certificates" || found[0].Severity != preflight.Blocker || found[0].Remedy == "" {
+					if err != nil || len(found) == 0 || found[0].Check != "certificates" || found[0].Severity != preflight.Blocker ||
+						found[0].Remedy == "" {
 						t.Errorf("preflight alone finds %+v (%v)", found, err)
 					}
 					b.hook.Settings.Preflight.Ignore = []string{"certificates"}
 					b.mustFail(b.hook.Prepare(t.Context()), true, c.want...)
-					if running && *b.state().PKI.Existing == *b.hook.Settings.PKI.Existing && b.state().PKI.ServeTLS == b.hook.Settings.PKI.ServeTLS {
+					if running && *b.state().PKI.Existing == *b.hook.Settings.PKI.Existing &&
+						b.state().PKI.ServeTLS == b.hook.Settings.PKI.ServeTLS {
 						b.mustFail(b.renew(), true, c.want...)
 					}
 					if w := b.writes(); len(w) != 0 {
@@ -815,7 +856,8 @@ func TestUpgradeFromReleaseWithoutStatusEndpoint(t *testing.T) {
 		b.corp()
 		b.pki(state.PKIExistingSecret)
 		b.mustPrepare()
-		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Waiting, "runs a release that cannot be asked") {
+		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust ||
+			!strings.Contains(r.Waiting, "runs a release that cannot be asked") {
 			t.Errorf("recorded is %+v", r)
 		}
 		b.remove("pods", registryPod, "proxy-n1", "proxy-n2")
@@ -863,6 +905,7 @@ func TestRunGivesUpIfItsChangesAreRevertedEachTime(t *testing.T) {
 				b.putSecret(old.DeepCopy())
 			}
 		}
-		b.mustFail(b.renew(), false, "not as wanted after 50 rounds of writing", "zarf-registry-node-tls", "does something else write them?")
+		b.mustFail(b.renew(), false, "not as wanted after 50 rounds of writing", "zarf-registry-node-tls",
+			"does something else write them?")
 	})
 }

@@ -40,7 +40,8 @@ func (r *run) nodePort(ctx context.Context) (*corev1.Service, error) {
 	case err != nil:
 		return nil, fmt.Errorf("reading %s: %w", r.Object("Service", name), err)
 	case s.Labels[names.LabelInstance] != r.Settings.Release:
-		r.Log.Warn("keeping a Service with the name of this release's NodePort Service, because another owner created it", "service", name)
+		r.Log.Warn("keeping a Service with the name of this release's NodePort Service, because another owner created it",
+			"service", name)
 		return nil, nil
 	}
 	return s, nil
@@ -64,10 +65,12 @@ func (f *finishing) checkService(ctx context.Context) (string, error) {
 	}
 	object := f.Object("Service", f.Settings.Name+names.SuffixNodePort)
 	if s == nil {
-		return "", release.Refuse("%s of release %s is missing: run helm upgrade, which creates it", object, f.Settings.Release)
+		return "", release.Refuse("%s of release %s is missing: run helm upgrade, which creates it", object,
+			f.Settings.Release)
 	}
 	if !slices.Contains(nodePorts(s), f.Settings.Port) {
-		return "", release.Refuse("%s has the node ports %v, not %d: run helm upgrade, which changes it", object, nodePorts(s), f.Settings.Port)
+		return "", release.Refuse("%s has the node ports %v, not %d: run helm upgrade, which changes it", object,
+			nodePorts(s), f.Settings.Port)
 	}
 	return fmt.Sprintf("%s has node port %d", object, f.Settings.Port), nil
 }
@@ -115,7 +118,8 @@ func (f *finishing) removeService(ctx context.Context) (string, error) {
 	if err := release.Sleep(ctx, kubeProxyTime); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("deleted %s; a copy is in %s until the proxies are verified", f.Object("Service", service.Name), f.Object("Secret", secret.Name)), nil
+	return fmt.Sprintf("deleted %s; a copy is in %s until the proxies are verified", f.Object("Service", service.Name),
+		f.Object("Secret", secret.Name)), nil
 }
 
 func withoutClusterIP(spec corev1.ServiceSpec) corev1.ServiceSpec {
@@ -162,7 +166,8 @@ func (f *finishing) restoreService(failure error) error {
 			return failure
 		}
 		if sleepErr := release.Sleep(ctx, release.PollInterval); sleepErr != nil {
-			f.Log.Error("cannot restore the NodePort Service, or cannot tell whether it is needed", "service", name, "error", err.Error())
+			f.Log.Error("cannot restore the NodePort Service, or cannot tell whether it is needed", "service", name, "error",
+				err.Error())
 			if !f.switching {
 				return failure
 			}
@@ -201,7 +206,8 @@ func (f *finishing) tryRestoreService(ctx context.Context) (bool, error) {
 	}
 	owners := service.ManagedFields
 	service.ManagedFields = nil
-	if _, err := f.cluster.Services.Create(ctx, &service, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := f.cluster.Services.Create(ctx, &service, metav1.CreateOptions{}); err != nil &&
+		!apierrors.IsAlreadyExists(err) {
 		return false, fmt.Errorf("creating %s: %w", f.Object("Service", service.Name), err)
 	}
 	f.restoreFieldOwners(ctx, service.Name, owners)
@@ -219,6 +225,7 @@ func (f *finishing) restoreFieldOwners(ctx context.Context, name string, owners 
 		_, err = f.cluster.Services.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
 	if err != nil {
-		f.Log.Warn("init-hook now owns the fields of the restored Service; helm upgrade may need --force-conflicts", "service", name, "error", err.Error())
+		f.Log.Warn("init-hook now owns the fields of the restored Service; helm upgrade may need --force-conflicts",
+			"service", name, "error", err.Error())
 	}
 }

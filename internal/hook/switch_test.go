@@ -103,7 +103,8 @@ func TestFailedSwitchToProxyRestoresService(t *testing.T) {
 		b.watched = true
 		b.failing = map[string]string{"n2": noHostPort}
 		begin := time.Now()
-		b.mustFail(b.hook.Finish(t.Context()), true, "node n2 could not pull", "proxy.hostNetwork=true", "Service zarf/zarf-registry-nodeport was restored: nodes pull as before")
+		b.mustFail(b.hook.Finish(t.Context()), true, "node n2 could not pull", "proxy.hostNetwork=true",
+			"Service zarf/zarf-registry-nodeport was restored: nodes pull as before")
 		if took := time.Since(begin); took > 50*time.Second {
 			t.Errorf("a node was without the Service for up to %s", took)
 		}
@@ -111,13 +112,15 @@ func TestFailedSwitchToProxyRestoresService(t *testing.T) {
 		if after == nil {
 			t.Fatal("the Service is gone")
 		}
-		if after.Spec.Ports[0] != before.Spec.Ports[0] || !maps.Equal(after.Annotations, before.Annotations) || !maps.Equal(after.Labels, before.Labels) || !maps.Equal(after.Spec.Selector, before.Spec.Selector) {
+		if after.Spec.Ports[0] != before.Spec.Ports[0] || !maps.Equal(after.Annotations, before.Annotations) ||
+			!maps.Equal(after.Labels, before.Labels) || !maps.Equal(after.Spec.Selector, before.Spec.Selector) {
 			t.Errorf("it was %+v and is %+v", before, after)
 		}
 		if after.Spec.ClusterIP != "" || after.Spec.ClusterIPs != nil || after.ResourceVersion != "" {
 			t.Errorf("it has fields of the previous Service: %+v", after)
 		}
-		if s := b.state(); s.Phase != state.PhasePrepared || s.Desired.Mode != state.ModeProxy || s.Current == nil || s.Current.Mode != state.ModeNodePort {
+		if s := b.state(); s.Phase != state.PhasePrepared || s.Desired.Mode != state.ModeProxy || s.Current == nil ||
+			s.Current.Mode != state.ModeNodePort {
 			t.Errorf("state is %+v", s)
 		}
 		if b.proxies() != 1 || !b.registry.open {
@@ -214,7 +217,8 @@ func TestFailureToRestoreServiceIsReported(t *testing.T) {
 		b.client.PrependReactor("create", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
 			return true, nil, errors.New("the port is taken")
 		})
-		b.mustFail(b.hook.Finish(t.Context()), true, "could not be restored", "the port is taken", "--set registryProxy=false")
+		b.mustFail(b.hook.Finish(t.Context()), true, "could not be restored", "the port is taken",
+			"--set registryProxy=false")
 	})
 }
 
@@ -265,7 +269,8 @@ func TestFailedSwitchToNodePortKeepsProxies(t *testing.T) {
 		b.begin(state.ModeNodePort)
 		b.noLoopback = true // kube-proxy in nftables mode
 		begin := time.Now()
-		b.mustFail(b.hook.Finish(t.Context()), true, "nodes n1, n2 could not pull 127.0.0.1:31999/zarf-registry/probe-nodeport:dev", "403 Forbidden",
+		b.mustFail(b.hook.Finish(t.Context()), true,
+			"nodes n1, n2 could not pull 127.0.0.1:31999/zarf-registry/probe-nodeport:dev", "403 Forbidden",
 			"in nftables mode", "--set registryProxy=true", "the proxies are still there: nodes pull through them as before")
 		if took := time.Since(begin); took < 19*time.Second || took > 25*time.Second {
 			t.Errorf("it took %s to see that it is hopeless", took)
@@ -297,7 +302,8 @@ func TestPrepareKeepsCopyOfRemovedService(t *testing.T) {
 		b.left, b.dead = -1, false
 		b.mustPrepare()
 		var kept corev1.Service
-		if err := json.Unmarshal(b.secret("zarf-registry-state").Data[state.KeyRemovedService], &kept); err != nil || kept.Kind != "Service" || kept.Name != serviceName {
+		if err := json.Unmarshal(b.secret("zarf-registry-state").Data[state.KeyRemovedService], &kept); err != nil ||
+			kept.Kind != "Service" || kept.Name != serviceName {
 			t.Errorf("kept is %+v (%v)", kept, err)
 		}
 	})
@@ -309,7 +315,8 @@ func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
 		b.upgrade(state.ModeNodePort)
 		b.begin(state.ModeProxy)
 		b.registry.deaf = true
-		b.mustFail(b.hook.Finish(t.Context()), false, "waiting for the registry to close its plain listener", "pod zarf/zarf-registry-1: it is still open")
+		b.mustFail(b.hook.Finish(t.Context()), false, "waiting for the registry to close its plain listener",
+			"pod zarf/zarf-registry-1: it is still open")
 		if s := b.state(); s.Current == nil || s.Current.Mode != state.ModeNodePort {
 			t.Errorf("state is %+v", s)
 		}

@@ -20,14 +20,18 @@ func TestFailedPullNamesTheNodeAndRecordsNothing(t *testing.T) {
 		refused bool
 		want    []string
 	}{
-		"no host port":              {state.ModeProxy, noHostPort, false, []string{"probe-proxy:dev", "connection refused", "proxy.hostNetwork=true"}},
-		"pull bypasses the proxy":   {state.ModeProxy, "unexpected status: 403 Forbidden", false, []string{"did not go through the node's proxy"}},
+		"no host port": {state.ModeProxy, noHostPort, false,
+			[]string{"probe-proxy:dev", "connection refused", "proxy.hostNetwork=true"}},
+		"pull bypasses the proxy": {state.ModeProxy, "unexpected status: 403 Forbidden", false,
+			[]string{"did not go through the node's proxy"}},
 		"no registry":               {state.ModeProxy, "503 Service Unavailable", false, []string{"logs of the proxy pod"}},
 		"unhelpful kubelet message": {state.ModeProxy, "oh", false, []string{"logs of the proxy pod"}},
-		"no node port on loopback":  {state.ModeNodePort, noHostPort, true, []string{"probe-nodeport:dev", "serves no node port on the loopback address", "--set registryProxy=true"}},
-		"wrong credential":          {state.ModeNodePort, "401 Unauthorized", false, []string{"puts the Secret …-pull right"}},
-		"firewall":                  {state.ModeNodePort, "dial tcp: i/o timeout", false, []string{"registry's port 5001"}},
-		"TLS only":                  {state.ModeNodePort, "http: server gave HTTP response to HTTPS client", false, []string{"--set registryProxy=true --set proxy.tls=always"}},
+		"no node port on loopback": {state.ModeNodePort, noHostPort, true,
+			[]string{"probe-nodeport:dev", "serves no node port on the loopback address", "--set registryProxy=true"}},
+		"wrong credential": {state.ModeNodePort, "401 Unauthorized", false, []string{"puts the Secret …-pull right"}},
+		"firewall":         {state.ModeNodePort, "dial tcp: i/o timeout", false, []string{"registry's port 5001"}},
+		"TLS only": {state.ModeNodePort, "http: server gave HTTP response to HTTPS client", false,
+			[]string{"--set registryProxy=true --set proxy.tls=always"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -70,9 +74,12 @@ func TestFailureReasonComesFromTheEventWithDetails(t *testing.T) {
 		go func() {
 			time.Sleep(10 * time.Second)
 			synctest.Wait() // for the run's writes
-			for i, message := range []string{"Failed to pull image: x509: certificate signed by unknown authority", "Error: ErrImagePull", "Error: ImagePullBackOff"} {
-				b.add(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: message[:9] + string(rune('a'+i)), Namespace: "zarf"}, Type: "Warning", Reason: "Failed", Message: message,
-					InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: b.probePods[0].Name}, LastTimestamp: metav1.NewTime(b.now.Add(time.Duration(i) * time.Second))})
+			for i, message := range []string{"Failed to pull image: x509: certificate signed by unknown authority",
+				"Error: ErrImagePull", "Error: ImagePullBackOff"} {
+				b.add(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: message[:9] + string(rune('a'+i)), Namespace: "zarf"},
+					Type: "Warning", Reason: "Failed", Message: message,
+					InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: b.probePods[0].Name},
+					LastTimestamp:  metav1.NewTime(b.now.Add(time.Duration(i) * time.Second))})
 			}
 		}()
 		b.mustFail(b.hook.Finish(t.Context()), false, "certificate signed by unknown authority", "--set proxy.tls=never")

@@ -19,7 +19,8 @@ import (
 )
 
 func refused(text string) corev1.ContainerStateTerminated {
-	return corev1.ContainerStateTerminated{ExitCode: exitcode.Refused, Message: fmt.Sprintf(`{"release":"zarf/zarf-registry","written":0,"unchanged":0,"error":%q}`, text)}
+	return corev1.ContainerStateTerminated{ExitCode: exitcode.Refused,
+		Message: fmt.Sprintf(`{"release":"zarf/zarf-registry","written":0,"unchanged":0,"error":%q}`, text)}
 }
 
 func TestFinishWaitsForNodesAndSavesDirectoriesInUse(t *testing.T) {
@@ -31,7 +32,8 @@ func TestFinishWaitsForNodesAndSavesDirectoriesInUse(t *testing.T) {
 				b.hook.Settings.NodeConfig.Directories = append(b.hook.Settings.NodeConfig.Directories, "/etc/rancher/k3s")
 				b.upgrade(mode)
 				b.checkFinished()
-				if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, b.hook.Settings.NodeConfig.DirectoriesInUse) {
+				if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories,
+					b.hook.Settings.NodeConfig.DirectoriesInUse) {
 					t.Errorf("the saved directories are %+v, in use %q", n, b.hook.Settings.NodeConfig.DirectoriesInUse)
 				}
 				b.hook.Settings.NodeConfig.DirectoriesInUse = nil
@@ -39,7 +41,8 @@ func TestFinishWaitsForNodesAndSavesDirectoriesInUse(t *testing.T) {
 				if n := b.state().NodeConfig; n != nil {
 					t.Errorf("after all files are restored, the saved directories are %+v", n)
 				}
-				b.hook.Settings.NodeConfig.Directories, b.hook.Settings.NodeConfig.DaemonSets, b.hook.Settings.NodeConfig.CA = nil, nil, false
+				b.hook.Settings.NodeConfig.Directories, b.hook.Settings.NodeConfig.DaemonSets, b.hook.Settings.NodeConfig.CA = nil,
+					nil, false
 				b.upgrade(mode)
 				b.checkFinished()
 			})
@@ -62,7 +65,8 @@ func TestNotReadyNodesDoNotBlockFinishAndTheirDirectoriesAreKept(t *testing.T) {
 		if n := b.state().NodeConfig; n == nil || len(n.Directories) != 2 {
 			t.Errorf("the saved directories are %+v", n)
 		}
-		if !strings.Contains(b.log.String(), "done on 2 nodes; their directories stay recorded until a later upgrade, because these nodes are not ready: node n3") {
+		if !strings.Contains(b.log.String(),
+			"done on 2 nodes; their directories stay recorded until a later upgrade, because these nodes are not ready: node n3") {
 			t.Errorf("it does not say so:\n%s", b.log)
 		}
 	})
@@ -104,7 +108,10 @@ func TestPreviousPodOnReadyNodeBlocksFinish(t *testing.T) {
 		b.replaceSet(func(d *appsv1.DaemonSet) { d.Status.UpdatedNumberScheduled = 2 })
 		for _, pod := range b.nodePods() {
 			if pod.Spec.NodeName == "n2" {
-				b.change(pod.Name, func(p *corev1.Pod) { p.Annotations = map[string]string{"zarf-registry/node-config-checksum": "0"} })
+				b.change(pod.Name, func(
+					p *corev1.Pod) {
+					p.Annotations = map[string]string{"zarf-registry/node-config-checksum": "0"}
+				})
 			}
 		}
 		b.mustFail(b.hook.Finish(t.Context()), true, "waiting for the node configuration: ", "1 pods are not updated yet")
@@ -140,11 +147,14 @@ func TestRefusingNodeIsReportedAtOnce(t *testing.T) {
 				b.upgrade(mode)
 				b.configureNodes(false)
 				b.mustPrepare()
-				b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("/etc/containerd/certs.d/ghcr.io/hosts.toml was not written by zarf-registry: nodeConfig.force=true replaces it")}
+				b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused(
+					"/etc/containerd/certs.d/ghcr.io/hosts.toml was not written by zarf-registry: nodeConfig.force=true replaces it")}
 				b.helm()
 				probePods := len(b.probePods)
 				begin := time.Now()
-				b.mustFail(b.hook.Finish(t.Context()), true, "wait for the node configuration: node n2 refuses: /etc/containerd/certs.d/ghcr.io/hosts.toml was not written", "nodeConfig.force=true", "(pod zarf/node-config-n2-", "run helm upgrade again")
+				b.mustFail(b.hook.Finish(t.Context()), true,
+					"wait for the node configuration: node n2 refuses: /etc/containerd/certs.d/ghcr.io/hosts.toml was not written",
+					"nodeConfig.force=true", "(pod zarf/node-config-n2-", "run helm upgrade again")
 				if took := time.Since(begin); took > 10*time.Second {
 					t.Errorf("it took %s", took)
 				}
@@ -168,11 +178,15 @@ func TestFailingNodesAreRetriedUntilTimeout(t *testing.T) {
 		end  corev1.ContainerStateTerminated
 		want string
 	}{
-		"a report":              {corev1.ContainerStateTerminated{ExitCode: 1, Message: `{"error":"no space left on device"}`}, "container configure ended with exit code 1: no space left on device"},
-		"other text":            {corev1.ContainerStateTerminated{ExitCode: 102, Message: "zarf-registry loader: chunk 03: missing\n"}, "exit code 102: zarf-registry loader: chunk 03: missing"},
-		"other JSON":            {corev1.ContainerStateTerminated{ExitCode: 1, Message: `[1]`}, "exit code 1: [1]"},
-		"end of a long message": {corev1.ContainerStateTerminated{ExitCode: 1, Message: strings.Repeat("x\n", 2000) + "panic: index out of range"}, "x x panic: index out of range"},
-		"no message":            {corev1.ContainerStateTerminated{ExitCode: 137}, "exit code 137: no message"},
+		"a report": {corev1.ContainerStateTerminated{ExitCode: 1,
+			Message: `{"error":"no space left on device"}`},
+			"container configure ended with exit code 1: no space left on device"},
+		"other text": {corev1.ContainerStateTerminated{ExitCode: 102,
+			Message: "zarf-registry loader: chunk 03: missing\n"}, "exit code 102: zarf-registry loader: chunk 03: missing"},
+		"other JSON": {corev1.ContainerStateTerminated{ExitCode: 1, Message: `[1]`}, "exit code 1: [1]"},
+		"end of a long message": {corev1.ContainerStateTerminated{ExitCode: 1,
+			Message: strings.Repeat("x\n", 2000) + "panic: index out of range"}, "x x panic: index out of range"},
+		"no message": {corev1.ContainerStateTerminated{ExitCode: 137}, "exit code 137: no message"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -183,7 +197,8 @@ func TestFailingNodesAreRetriedUntilTimeout(t *testing.T) {
 				b.helm()
 				begin := time.Now()
 				err := b.hook.Finish(t.Context())
-				b.mustFail(err, true, "waiting for the node configuration: not done on node n2; pod zarf/node-config-n2-", " on node n2: ", c.want, "not done within 5m0s")
+				b.mustFail(err, true, "waiting for the node configuration: not done on node n2; pod zarf/node-config-n2-",
+					" on node n2: ", c.want, "not done within 5m0s")
 				if took := time.Since(begin); took < 4*time.Minute {
 					t.Errorf("it gave up after %s", took)
 				}
@@ -260,7 +275,8 @@ func TestNodeWarningsAndK3sRestartsAreLogged(t *testing.T) {
 		b.mustPrepare()
 		now, before := b.now, b.now.Add(-time.Hour)
 		report := func(path string, changed time.Time, live, auth, gone bool) noderuntime.Report {
-			return noderuntime.Report{Registries: &noderuntime.RegistriesReport{Path: path, Changed: changed, Live: live, Auth: auth, Gone: gone}, Warnings: []string{"docker.io is asked directly"}}
+			return noderuntime.Report{Registries: &noderuntime.RegistriesReport{Path: path, Changed: changed, Live: live,
+				Auth: auth, Gone: gone}, Warnings: []string{"docker.io is asked directly"}}
 		}
 		b.reports = map[string]noderuntime.Report{
 			"n1": report("/etc/rancher/k3s/registries.yaml", now, true, true, false),
@@ -298,7 +314,8 @@ func TestFinishWaitsForMissingNodeConfiguration(t *testing.T) {
 		change func(*bench)
 		want   string
 	}{
-		"no DaemonSet": {func(b *bench) { b.remove("daemonsets", "zarf-registry-node-config-amd64") }, "DaemonSet zarf/zarf-registry-node-config-amd64 is missing"},
+		"no DaemonSet": {func(b *bench) { b.remove("daemonsets", "zarf-registry-node-config-amd64") },
+			"DaemonSet zarf/zarf-registry-node-config-amd64 is missing"},
 		"no pod on a node": {func(b *bench) {
 			for _, pod := range b.nodePods() {
 				if pod.Spec.NodeName == "n2" {
@@ -361,7 +378,8 @@ func TestFinishWithNodesKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 					b.ends = nil
 					b.mustFinish()
 					b.checkFinished()
-					if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, b.hook.Settings.NodeConfig.DirectoriesInUse) {
+					if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories,
+						b.hook.Settings.NodeConfig.DirectoriesInUse) {
 						t.Errorf("the saved directories are %+v", n)
 					}
 				})

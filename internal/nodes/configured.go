@@ -16,7 +16,8 @@ import (
 // WaitConfigured waits until each ready node is configured, and saves the directories that may hold
 // files from now on.
 func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
-	w := &nodeWait{Observer: o, component: names.ComponentNodeConfig, what: "the node configuration", names: o.Settings.NodeConfig.DaemonSets}
+	w := &nodeWait{Observer: o, component: names.ComponentNodeConfig, what: "the node configuration",
+		names: o.Settings.NodeConfig.DaemonSets}
 	if err := w.run(ctx); err != nil {
 		return "", fmt.Errorf("%w; see the log of such a pod (container configure), fix the problem, then run helm upgrade again; nothing was changed on a node that refuses", err)
 	}
@@ -32,7 +33,8 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 	err := o.UpdateState(ctx, func(s *state.State) bool {
 		if len(notReady) > 0 {
 			// These nodes may still have files of an earlier configuration.
-			remembered = "; their directories stay recorded until a later upgrade, because these nodes are not ready: " + release.ListNodes(notReady)
+			remembered = "; their directories stay recorded until a later upgrade, because these nodes are not ready: " +
+				release.ListNodes(notReady)
 			return false
 		}
 		var none *state.NodeConfig

@@ -60,7 +60,9 @@ func (c *CACopies) Outdated(ctx context.Context, fingerprints []string, settled 
 				waiting = append(waiting, c.PodName(&p.Pod)+": it has not written the CAs yet"+because(PodComplaint(p.Pod)))
 			case !p.done || len(p.report.CA) == 0 || slices.Equal(slices.Sorted(slices.Values(p.report.CA)), want):
 			default:
-				waiting = append(waiting, c.PodName(&p.Pod)+": its node has outdated CAs until this pod's successor writes the current ones"+c.replace(ctx, &p.Pod))
+				waiting = append(waiting,
+					c.PodName(&p.Pod)+": its node has outdated CAs until this pod's successor writes the current ones"+
+						c.replace(ctx, &p.Pod))
 			}
 		}
 		if covered.missing != "" && !settled {
@@ -76,7 +78,8 @@ func (c *CACopies) writesCAs(set appsv1.DaemonSet, covered coverage) bool {
 	if slices.ContainsFunc(covered.pods, func(p nodePod) bool { return len(p.report.CA) > 0 }) {
 		return true
 	}
-	return mountsSecret(set.Spec.Template.Spec, c.Settings.Name+names.SuffixNodeTLS) && !slices.ContainsFunc(covered.pods, func(p nodePod) bool { return p.done })
+	return mountsSecret(set.Spec.Template.Spec, c.Settings.Name+names.SuffixNodeTLS) &&
+		!slices.ContainsFunc(covered.pods, func(p nodePod) bool { return p.done })
 }
 
 // ownersOf replaces listing DaemonSets if that is forbidden. It derives them from their pods, so it
@@ -105,7 +108,8 @@ func (c *CACopies) replace(ctx context.Context, pod *corev1.Pod) string {
 		return ""
 	}
 	if err := c.DeletePod(ctx, pod); err != nil {
-		return fmt.Sprintf(" (%s; kubectl --namespace %s delete pod %s)", release.RefuseForbidden(err), pod.Namespace, pod.Name)
+		return fmt.Sprintf(" (%s; kubectl --namespace %s delete pod %s)", release.RefuseForbidden(err), pod.Namespace,
+			pod.Name)
 	}
 	if c.replaced == nil {
 		c.replaced = map[types.UID]bool{}

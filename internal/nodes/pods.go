@@ -56,7 +56,8 @@ func readNodePod(pod corev1.Pod) nodePod {
 		}
 		if ended.ExitCode != 0 && !n.done && n.failed == "" {
 			n.exit = ended.ExitCode
-			n.failed = fmt.Sprintf("container %s ended with exit code %d: %s", c.Name, ended.ExitCode, cmp.Or(said(ended.Message, report, is), "no message"))
+			n.failed = fmt.Sprintf("container %s ended with exit code %d: %s", c.Name, ended.ExitCode,
+				cmp.Or(said(ended.Message, report, is), "no message"))
 		}
 	}
 	return n
@@ -148,7 +149,8 @@ func ownerOf(pod corev1.Pod) string {
 func madeFrom(pod corev1.Pod, sets []appsv1.DaemonSet) bool {
 	return slices.ContainsFunc(sets, func(set appsv1.DaemonSet) bool {
 		want, says := set.Spec.Template.Annotations[names.AnnotationNodeConfig]
-		return set.Name == ownerOf(pod) && set.Status.ObservedGeneration >= set.Generation && (!says || pod.Annotations[names.AnnotationNodeConfig] == want)
+		return set.Name == ownerOf(pod) && set.Status.ObservedGeneration >= set.Generation &&
+			(!says || pod.Annotations[names.AnnotationNodeConfig] == want)
 	})
 }
 
@@ -258,7 +260,8 @@ func (w *nodeWait) refusals(sets []appsv1.DaemonSet) error {
 	var refusals []string
 	for _, p := range w.coverage.pods {
 		if p.failed != "" && p.exit == exitcode.Refused && madeFrom(p.Pod, sets) {
-			refusals = append(refusals, fmt.Sprintf("node %s refuses: %s (%s)", p.Spec.NodeName, cmp.Or(said("", p.report, true), p.failed), w.Object("pod", p.Name)))
+			refusals = append(refusals, fmt.Sprintf("node %s refuses: %s (%s)", p.Spec.NodeName,
+				cmp.Or(said("", p.report, true), p.failed), w.Object("pod", p.Name)))
 		}
 	}
 	if len(refusals) == 0 {

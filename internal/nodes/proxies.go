@@ -144,7 +144,8 @@ func (o *Observer) DeletePreviousProxies(ctx context.Context) (string, error) {
 func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet) (string, error) {
 	var names []string
 	for _, d := range sets {
-		err := o.Cluster.DaemonSets.Delete(ctx, d.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &d.UID}})
+		err := o.Cluster.DaemonSets.Delete(ctx, d.Name,
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &d.UID}})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return "", fmt.Errorf("deleting %s: %w", o.Object("DaemonSet", d.Name), err)
 		}

@@ -65,10 +65,12 @@ func (o *Observer) Refresh(ctx context.Context, known *ReadyNodes) error {
 }
 
 // RunningPods lists the running pods of a component on ready nodes, and logs those on other nodes.
-func (o *Observer) RunningPods(ctx context.Context, nodes *ReadyNodes, component string, away func(*corev1.Pod)) ([]corev1.Pod, error) {
+func (o *Observer) RunningPods(ctx context.Context, nodes *ReadyNodes, component string,
+	away func(*corev1.Pod)) ([]corev1.Pod, error) {
 	list, err := o.Cluster.Pods.List(ctx, o.Selector(component))
 	if err != nil {
-		return nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, o.Settings.Namespace, release.RefuseForbidden(err))
+		return nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, o.Settings.Namespace,
+			release.RefuseForbidden(err))
 	}
 	if len(list.Items) == 0 {
 		return nil, nil

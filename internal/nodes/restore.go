@@ -25,7 +25,8 @@ const madeTime = time.Minute
 func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error) (string, error) {
 	sets, err := o.Cluster.DaemonSets.List(ctx, o.Selector(names.ComponentNodeRestore))
 	if err != nil {
-		return "", fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", names.ComponentNodeRestore, o.Settings.Namespace, err)
+		return "", fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", names.ComponentNodeRestore,
+			o.Settings.Namespace, err)
 	}
 	configuring, _, err := o.DaemonSets(ctx, names.ComponentNodeConfig)
 	if err != nil {
@@ -67,7 +68,8 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 			return "nothing: the pods that restore files cannot be created", nil
 		}
 	}
-	w := &nodeWait{Observer: o, component: names.ComponentNodeRestore, what: "the nodes' files to be restored", again: unfinished}
+	w := &nodeWait{Observer: o, component: names.ComponentNodeRestore, what: "the nodes' files to be restored",
+		again: unfinished}
 	if err := w.run(ctx); err != nil {
 		return "", fmt.Errorf("%w; fix the problem on the node and run helm uninstall again, or leave the files as they are: helm uninstall --no-hooks, then init-hook cleanup", err)
 	}
@@ -88,7 +90,8 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 	if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil { // Helm deletes them too
 		return "", err
 	}
-	return fmt.Sprintf("done on %d nodes, skipped because they are not ready: %d", len(w.coverage.pods), len(w.coverage.down)), nil
+	return fmt.Sprintf("done on %d nodes, skipped because they are not ready: %d", len(w.coverage.pods),
+		len(w.coverage.down)), nil
 }
 
 // left logs the directories where files may stay that no pod restores.

@@ -24,7 +24,8 @@ const (
 
 // Wait polls until check finds nothing missing, less often the longer a poll takes. If the context
 // ends first, the error says what was missing and what is wrong with the component's pods.
-func (o *Observer) Wait(ctx context.Context, what string, check func() (missing string, err error), component string) error {
+func (o *Observer) Wait(ctx context.Context, what string, check func() (missing string, err error),
+	component string) error {
 	reported := ""
 	for {
 		begin := time.Now()

@@ -170,7 +170,8 @@ func (w *writer) write(ctx context.Context, o injector.Object) error {
 	name := w.name(o)
 	if old := w.have[name]; old != nil {
 		err := release.RetryOverload(ctx, func() error {
-			return w.Cluster.ConfigMaps.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &old.UID}})
+			return w.Cluster.ConfigMaps.Delete(ctx, name,
+				metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &old.UID}})
 		})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("deleting %s: %w", w.Object("ConfigMap", name), err)
@@ -178,7 +179,8 @@ func (w *writer) write(ctx context.Context, o injector.Object) error {
 	}
 	err := release.RetryOverload(ctx, func() error {
 		_, err := w.Cluster.ConfigMaps.Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.Settings.Namespace, Labels: w.Labels(names.ComponentPayload), Annotations: release.Annotations()},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.Settings.Namespace, Labels: w.Labels(names.ComponentPayload),
+				Annotations: release.Annotations()},
 			BinaryData: o.Data,
 		}, metav1.CreateOptions{})
 		return err
@@ -226,14 +228,15 @@ func (s *Seeder) restartLoaders(ctx context.Context) (int, error) {
 }
 
 func loaderFailed(pod corev1.Pod) bool {
-	return slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses), func(c corev1.ContainerStatus) bool {
-		for _, t := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
-			if t != nil && !c.Ready && t.ExitCode >= loaderExitFirst && t.ExitCode <= loaderExitLast {
-				return true
+	return slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses),
+		func(c corev1.ContainerStatus) bool {
+			for _, t := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
+				if t != nil && !c.Ready && t.ExitCode >= loaderExitFirst && t.ExitCode <= loaderExitLast {
+					return true
+				}
 			}
-		}
-		return false
-	})
+			return false
+		})
 }
 
 // Collect deletes the payload that no pod needs. leaving reports whether a pod is about to
@@ -243,7 +246,8 @@ func (s *Seeder) Collect(ctx context.Context, leaving func(corev1.Pod) bool) (st
 	if err != nil {
 		return "", err
 	}
-	pods, err := s.Cluster.Pods.List(ctx, metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s", names.LabelInstance, s.Settings.Release)})
+	pods, err := s.Cluster.Pods.List(ctx, metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s", names.LabelInstance,
+		s.Settings.Release)})
 	if err != nil {
 		return "", fmt.Errorf("listing the pods in namespace %s: %w", s.Settings.Namespace, err)
 	}
@@ -267,18 +271,23 @@ func (s *Seeder) Collect(ctx context.Context, leaving func(corev1.Pod) bool) (st
 	if s.Settings.Injector.Enabled {
 		for _, program := range s.Settings.Programs() {
 			for _, arch := range s.Settings.Architectures {
-				name := injector.ConfigMapName(s.Settings.Name, s.Settings.Injector.PayloadID, injector.Program{Name: program, Architecture: arch}, 0)
+				name := injector.ConfigMapName(s.Settings.Name, s.Settings.Injector.PayloadID,
+					injector.Program{Name: program, Architecture: arch}, 0)
 				current = append(current, strings.TrimSuffix(name, "00"))
 			}
 		}
 	}
 	previous := slices.DeleteFunc(slices.Clone(have), func(name string) bool {
-		return needed[name] || slices.ContainsFunc(current, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		return needed[name] || slices.ContainsFunc(current, func(prefix string) bool {
+			return strings.HasPrefix(name,
+				prefix)
+		})
 	})
 	if err := s.deleteConfigMaps(ctx, previous); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("deleted %d ConfigMaps of previous payloads, %d remain", len(previous), len(have)-len(previous)), nil
+	return fmt.Sprintf("deleted %d ConfigMaps of previous payloads, %d remain", len(previous), len(have)-len(previous)),
+		nil
 }
 
 // deleteConfigMaps deletes ConfigMaps. A missing one is not an error.

@@ -48,7 +48,8 @@ func (i *Inspection) ReadState(ctx context.Context) (string, error) {
 	if i.Saved.Current == nil {
 		return fmt.Sprintf("found %s desired, never verified", i.Saved.Desired.Mode), nil
 	}
-	return fmt.Sprintf("found %s desired, and %s at %s verified", i.Saved.Desired.Mode, i.Saved.Current.Mode, i.Saved.Current.Address), nil
+	return fmt.Sprintf("found %s desired, and %s at %s verified", i.Saved.Desired.Mode, i.Saved.Current.Mode,
+		i.Saved.Current.Address), nil
 }
 
 func (i *Inspection) Decide(context.Context) (string, error) {
@@ -56,13 +57,15 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	external := o.Mode == state.ModeExternal
 	switch {
 	case !external && o.RegistryURL != "":
-		return "", release.Refuse("registryURL is %s and registryProxy is %t: an external registry is not deployed by this release, so there is nothing that a proxy or a node port could lead to; "+
-			"and images would be named by %s, not by the registry's address: leave out one of the two (--set registryURL= or --set registryProxy=null)",
+		return "", release.Refuse(
+			"registryURL is %s and registryProxy is %t: an external registry is not deployed by this release, so there is nothing that a proxy or a node port could lead to; "+
+				"and images would be named by %s, not by the registry's address: leave out one of the two (--set registryURL= or --set registryProxy=null)",
 			o.RegistryURL, o.Mode == state.ModeProxy, o.Address)
 	case external && o.RegistryURL == "":
 		return "", release.Refuse("external mode without a registry: name it, --set registryURL=HOST[:PORT][/PATH]")
 	case external && strings.Contains(o.RegistryURL, "://"):
-		return "", release.Refuse("registryURL is %s: image references have no scheme, name it as HOST[:PORT][/PATH]", o.RegistryURL)
+		return "", release.Refuse("registryURL is %s: image references have no scheme, name it as HOST[:PORT][/PATH]",
+			o.RegistryURL)
 	}
 	if !external {
 		if err := o.PKI.Validate(); err != nil {
@@ -78,7 +81,8 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	if !external {
 		i.Desired.Port, i.Desired.HostNetwork, i.Desired.MTLS = o.Port, o.Proxy.HostNetwork, o.PKI.Mode
 	}
-	return fmt.Sprintf("%s at %s on %s, decided by %s", i.Desired.Mode, i.Desired.Address, i.Desired.IPFamily, i.Desired.DecidedBy), nil
+	return fmt.Sprintf("%s at %s on %s, decided by %s", i.Desired.Mode, i.Desired.Address, i.Desired.IPFamily,
+		i.Desired.DecidedBy), nil
 }
 
 // undoing refuses a default that contradicts the saved state: nobody asked for that change.
@@ -90,14 +94,16 @@ func (i *Inspection) undoing(saved state.Settings) error {
 			saved.Mode, o.Mode, setMode(saved.Mode, saved.Address), setMode(o.Mode, o.RegistryURL))
 	}
 	if o.IPFamilySource == state.SourceDefault && saved.IPFamily != o.IPFamily && o.Mode != state.ModeExternal {
-		return release.Refuse("the cluster's registry is set up for %s, "+blind+": name it, --set ipFamily=%s", saved.IPFamily, o.IPFamily, saved.IPFamily)
+		return release.Refuse("the cluster's registry is set up for %s, "+blind+": name it, --set ipFamily=%s",
+			saved.IPFamily, o.IPFamily, saved.IPFamily)
 	}
 	used := saved.MTLS
 	if i.Saved.PKI != nil {
 		used = i.Saved.PKI.Mode
 	}
 	if o.PKI.Source == state.SourceDefault && used != "" && used != o.PKI.Mode && o.Mode != state.ModeExternal {
-		return release.Refuse("the cluster's certificates are of mode %s, "+blind+": name the mode, --set pki.mode=%s to keep it, or --set pki.mode=%s to change it",
+		return release.Refuse("the cluster's certificates are of mode %s, "+blind+
+			": name the mode, --set pki.mode=%s to keep it, or --set pki.mode=%s to change it",
 			used, o.PKI.Mode, used, o.PKI.Mode)
 	}
 	return nil

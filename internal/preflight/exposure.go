@@ -19,7 +19,8 @@ import (
 func (i *Inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 	var found []Finding
 	add := func(severity Severity, object, remedy, cause string, args ...any) {
-		found = append(found, Finding{Check: checkExpose, Severity: severity, Object: object, Cause: fmt.Sprintf(cause, args...), Remedy: remedy})
+		found = append(found, Finding{Check: checkExpose, Severity: severity, Object: object,
+			Cause: fmt.Sprintf(cause, args...), Remedy: remedy})
 	}
 	if name := i.Settings.Expose.TLSSecret; name != "" {
 		object := i.Object("Secret", name)
@@ -28,7 +29,9 @@ func (i *Inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 		case err != nil:
 			return nil, err
 		case secret == nil:
-			add(Blocker, object, fmt.Sprintf("kubectl -n %s create secret tls %s --cert=FILE --key=FILE, or name another: --set expose.tls.existingSecret=…", i.Settings.Namespace, name),
+			add(Blocker, object, fmt.Sprintf(
+				"kubectl -n %s create secret tls %s --cert=FILE --key=FILE, or name another: --set expose.tls.existingSecret=…",
+				i.Settings.Namespace, name),
 				"does not exist, and the registry would not start without it")
 		default:
 			i.lookAtExposedCertificate(object, secret, add)
@@ -44,7 +47,8 @@ func (i *Inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 		case secret == nil:
 			add(Warning, object, remedy, "does not exist: until it comes, only the push credential pulls from outside")
 		case len(secret.Data[names.KeyHtpasswd]) == 0:
-			add(Warning, object, remedy, "has no key %s: until it comes, only the push credential pulls from outside", names.KeyHtpasswd)
+			add(Warning, object, remedy, "has no key %s: until it comes, only the push credential pulls from outside",
+				names.KeyHtpasswd)
 		}
 	}
 	return found, nil
@@ -62,7 +66,8 @@ func (i *Inspection) userSecret(ctx context.Context, name string) (*corev1.Secre
 	return secret, nil
 }
 
-func (i *Inspection) lookAtExposedCertificate(object string, secret *corev1.Secret, add func(severity Severity, object, remedy, cause string, args ...any)) {
+func (i *Inspection) lookAtExposedCertificate(object string, secret *corev1.Secret,
+	add func(severity Severity, object, remedy, cause string, args ...any)) {
 	const remedy = "put the certificate with its chain into tls.crt, and its key into tls.key"
 	chain, err := pki.ParseChain(secret.Data[corev1.TLSCertKey])
 	if err != nil {
@@ -75,11 +80,13 @@ func (i *Inspection) lookAtExposedCertificate(object string, secret *corev1.Secr
 	}
 	leaf := chain[0]
 	if now := i.Now(); now.After(leaf.NotAfter) {
-		add(Warning, object, "renew it; the registry follows the Secret", "its certificate expired at %s: clients outside will refuse it", leaf.NotAfter.UTC().Format("2006-01-02 15:04 MST"))
+		add(Warning, object, "renew it; the registry follows the Secret",
+			"its certificate expired at %s: clients outside will refuse it", leaf.NotAfter.UTC().Format("2006-01-02 15:04 MST"))
 	}
 	for _, host := range i.Settings.Expose.Hosts {
 		if err := leaf.VerifyHostname(host); err != nil {
-			add(Warning, object, "have it issued for that name too, or correct expose.hosts", "its certificate is not for %s: clients outside that ask for that name will refuse it", host)
+			add(Warning, object, "have it issued for that name too, or correct expose.hosts",
+				"its certificate is not for %s: clients outside that ask for that name will refuse it", host)
 		}
 	}
 }

@@ -26,7 +26,8 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 	}
 	object := i.Object("Secret", i.Settings.Name+names.SuffixNodeConfig)
 	block := func(object, cause, remedy string) {
-		findings = append(findings, Finding{Check: checkNodeConfig, Severity: Blocker, Object: object, Cause: cause, Remedy: remedy})
+		findings = append(findings, Finding{Check: checkNodeConfig, Severity: Blocker, Object: object, Cause: cause,
+			Remedy: remedy})
 	}
 	data := i.NodeConfigData
 	if data == nil {
@@ -35,7 +36,8 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 		secret, err := i.Secrets.Get(ctx, proposal, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
-			block(object, "it does not exist, so that what nodes are to have cannot be checked", "run helm upgrade or init-hook install, which make it for the time of prepare")
+			block(object, "it does not exist, so that what nodes are to have cannot be checked",
+				"run helm upgrade or init-hook install, which make it for the time of prepare")
 			return findings, nil
 		case err != nil:
 			return nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
@@ -44,7 +46,8 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 	}
 	config, err := noderuntime.ParseConfig(data[noderuntime.KeyConfig])
 	if err != nil {
-		block(object, fmt.Sprintf("its key %s cannot be used: %s", noderuntime.KeyConfig, err), "use the chart of this init-hook's own release")
+		block(object, fmt.Sprintf("its key %s cannot be used: %s", noderuntime.KeyConfig, err),
+			"use the chart of this init-hook's own release")
 		return findings, nil
 	}
 	i.nodeConfig = config
@@ -74,7 +77,8 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 		return findings, nil
 	}
 	for _, warning := range wanted.Warnings {
-		findings = append(findings, Finding{Check: checkNodeConfig, Severity: Warning, Cause: warning, Remedy: "no action is needed if this is intended"})
+		findings = append(findings, Finding{Check: checkNodeConfig, Severity: Warning, Cause: warning,
+			Remedy: "no action is needed if this is intended"})
 	}
 	return findings, nil
 }
@@ -106,13 +110,15 @@ func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *certs.Probl
 	secret, err := i.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, &certs.Problem{Object: object, Cause: "it does not exist, but nodeConfig.k3s.existingSecret names it", Remedy: remedy}, nil
+		return nil, &certs.Problem{Object: object, Cause: "it does not exist, but nodeConfig.k3s.existingSecret names it",
+			Remedy: remedy}, nil
 	case err != nil:
 		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 	}
 	registries, has := secret.Data[key]
 	if !has {
-		return nil, &certs.Problem{Object: object, Cause: "it has no key " + key + " (nodeConfig.k3s.existingSecretKey)", Remedy: remedy}, nil
+		return nil, &certs.Problem{Object: object, Cause: "it has no key " + key + " (nodeConfig.k3s.existingSecretKey)",
+			Remedy: remedy}, nil
 	}
 	return registries, nil, nil
 }

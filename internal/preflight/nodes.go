@@ -80,7 +80,8 @@ func (i *Inspection) criO() []Finding {
 	default:
 		f.Severity = Warning
 		f.Cause = wants + ", and must trust the CA of the proxies"
-		f.Remedy = fmt.Sprintf("--set nodeConfig.crio.ca=true; or, once there are certificates, write what init-hook certs ca prints to /etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Settings.Address)
+		f.Remedy = fmt.Sprintf(
+			"--set nodeConfig.crio.ca=true; or, once there are certificates, write what init-hook certs ca prints to /etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Settings.Address)
 	}
 	return []Finding{f}
 }
@@ -103,9 +104,11 @@ func (i *Inspection) architecture() []Finding {
 	var findings []Finding
 	for _, arch := range slices.Sorted(maps.Keys(without)) {
 		f := Finding{Check: checkArch, Severity: Warning, Object: release.ListNodes(without[arch])}
-		f.Cause = fmt.Sprintf("the chart has proxies for %s but not for %s, so these nodes cannot pull", strings.Join(o.Architectures, " and "), arch)
+		f.Cause = fmt.Sprintf("the chart has proxies for %s but not for %s, so these nodes cannot pull",
+			strings.Join(o.Architectures, " and "), arch)
 		if o.Mode == state.ModeNodePort {
-			f.Cause = fmt.Sprintf("the chart has programs for %s but not for %s, so these nodes cannot run the registry, and their pulls are not verified", strings.Join(o.Architectures, " and "), arch)
+			f.Cause = fmt.Sprintf(
+				"the chart has programs for %s but not for %s, so these nodes cannot run the registry, and their pulls are not verified", strings.Join(o.Architectures, " and "), arch)
 		}
 		if !left {
 			f.Severity = Blocker
@@ -120,8 +123,9 @@ func (i *Inspection) architecture() []Finding {
 	for _, arch := range i.Architectures() {
 		for _, program := range o.Programs() {
 			if _, err := i.Payload.Payload(program, arch); err != nil {
-				findings = append(findings, Finding{Check: checkArch, Severity: Blocker, Object: fmt.Sprintf("program %s for %s", program, arch),
-					Cause: err.Error(), Remedy: "or remove the architecture from injector.architectures"})
+				findings = append(findings, Finding{Check: checkArch, Severity: Blocker,
+					Object: fmt.Sprintf("program %s for %s", program, arch),
+					Cause:  err.Error(), Remedy: "or remove the architecture from injector.architectures"})
 			}
 		}
 	}
@@ -183,7 +187,8 @@ func (i *Inspection) pauseImage() []Finding {
 	found := slices.SortedFunc(maps.Keys(reported), func(a, b string) int {
 		return cmp.Or(cmp.Compare(reported[b], reported[a]), cmp.Compare(b, a))
 	})
-	f.Cause = fmt.Sprintf("injected pods use %s, which these nodes do not report", strings.Join(o.Injector.PauseImages, " or "))
+	f.Cause = fmt.Sprintf("injected pods use %s, which these nodes do not report",
+		strings.Join(o.Injector.PauseImages, " or "))
 	if len(found) > 0 {
 		f.Cause += "; they report " + strings.Join(found, ", ")
 		f.Remedy = "--set injector.image=" + found[0]

@@ -52,7 +52,8 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 		case violated:
 			f.Check = checkPodSecurity
 			f.Cause = fmt.Sprintf("Pod Security rejects the pods of the %s: %s", what, violation)
-			f.Remedy = fmt.Sprintf("kubectl label --overwrite namespace %s %s=%s, or --set podSecurity.label=true", i.Settings.Namespace, labelEnforce, levelPrivileged)
+			f.Remedy = fmt.Sprintf("kubectl label --overwrite namespace %s %s=%s, or --set podSecurity.label=true",
+				i.Settings.Namespace, labelEnforce, levelPrivileged)
 			if i.Settings.LabelsNamespace() {
 				f.Severity = Warning
 				f.Remedy = "none is needed: prepare labels it, as podSecurity.label=true says"
@@ -93,7 +94,8 @@ func (i *Inspection) changed(asked, answer *corev1.Pod) []Finding {
 	}
 	if image := asked.Spec.Containers[0].Image; container.Image != image {
 		findings = append(findings, Finding{Check: checkAdmission, Severity: Warning, Object: object,
-			Cause:  fmt.Sprintf("a webhook changes the image %s to %s, which nodes may not have, so injected pods may not start", image, container.Image),
+			Cause: fmt.Sprintf("a webhook changes the image %s to %s, which nodes may not have, so injected pods may not start",
+				image, container.Image),
 			Remedy: "exempt the namespace from it"})
 	}
 	return findings
@@ -108,7 +110,8 @@ func (i *Inspection) tryPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, 
 			answer, err = i.Cluster.Pods.Create(ctx, pod, dryRun)
 			return err
 		})
-		if err == nil || !strings.Contains(err.Error(), "error looking up service account") || time.Since(begin) > accountTime {
+		if err == nil || !strings.Contains(err.Error(), "error looking up service account") ||
+			time.Since(begin) > accountTime {
 			return answer, err
 		}
 		if sleepErr := release.Sleep(ctx, release.PollInterval); sleepErr != nil {
@@ -153,7 +156,8 @@ func (i *Inspection) proxyLike() *corev1.Pod {
 		pod.Spec.DNSPolicy = corev1.DNSClusterFirstWithHostNet
 		return pod
 	}
-	pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "registry", ContainerPort: 5000, HostIP: "127.0.0.1", HostPort: int32(i.Settings.Port), Protocol: corev1.ProtocolTCP}}
+	pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "registry", ContainerPort: 5000, HostIP: "127.0.0.1",
+		HostPort: int32(i.Settings.Port), Protocol: corev1.ProtocolTCP}}
 	return pod
 }
 
@@ -163,11 +167,14 @@ func (i *Inspection) nodeConfigLike() *corev1.Pod {
 	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	// The directories belong to root on the nodes.
 	root, no := int64(0), false
-	pod.Spec.SecurityContext.RunAsUser, pod.Spec.SecurityContext.RunAsGroup, pod.Spec.SecurityContext.RunAsNonRoot = &root, &root, &no
+	pod.Spec.SecurityContext.RunAsUser, pod.Spec.SecurityContext.RunAsGroup, pod.Spec.SecurityContext.RunAsNonRoot = &root,
+		&root, &no
 	for n, directory := range i.Settings.NodeConfig.Directories {
 		name := fmt.Sprintf("host-%d", n)
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}}})
-		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/host" + directory})
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name,
+			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}}})
+		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts,
+			corev1.VolumeMount{Name: name, MountPath: "/host" + directory})
 	}
 	return pod
 }

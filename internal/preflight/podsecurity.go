@@ -39,7 +39,9 @@ func (i *Inspection) LabelNamespace(ctx context.Context) (string, error) {
 	}
 	before := namespace.Labels[labelEnforce]
 	if before == levelPrivileged {
-		return "", release.Refuse("namespace %s has the label %s=%s already, and Pod Security still rejects pods of the release: %s", name, labelEnforce, levelPrivileged, violation)
+		return "", release.Refuse(
+			"namespace %s has the label %s=%s already, and Pod Security still rejects pods of the release: %s", name,
+			labelEnforce, levelPrivileged, violation)
 	}
 	if err := i.patchNamespace(ctx, namespace, levelPrivileged, before); err != nil {
 		return "", err
@@ -49,7 +51,9 @@ func (i *Inspection) LabelNamespace(ctx context.Context) (string, error) {
 			return "", err
 		}
 		if violation != "" && time.Now().After(deadline) {
-			return "", release.Refuse("namespace %s has the label %s=%s now, and Pod Security still rejects pods of the release: %s", name, labelEnforce, levelPrivileged, violation)
+			return "", release.Refuse(
+				"namespace %s has the label %s=%s now, and Pod Security still rejects pods of the release: %s", name, labelEnforce,
+				levelPrivileged, violation)
 		}
 		if violation != "" {
 			if err := release.Sleep(ctx, release.PollInterval); err != nil {
@@ -115,7 +119,8 @@ func (i *Inspection) patchNamespace(ctx context.Context, namespace *corev1.Names
 	if err != nil {
 		return err
 	}
-	if _, err := i.Cluster.Namespaces.Patch(ctx, namespace.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := i.Cluster.Namespaces.Patch(ctx, namespace.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("labelling namespace %s: %w", namespace.Name, release.RefuseForbidden(err))
 	}
 	return nil

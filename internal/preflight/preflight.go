@@ -100,7 +100,8 @@ type Cluster struct {
 // Settings.Preflight.LabelNamespace.
 type Namespaces interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Namespace, error)
-	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*corev1.Namespace, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions,
+		subresources ...string) (*corev1.Namespace, error)
 }
 
 // ServiceLister lists Services.
@@ -175,7 +176,8 @@ func (i *Inspection) Check(ctx context.Context) (string, error) {
 func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	for _, name := range i.Settings.Preflight.Ignore {
 		if name != ignoreAll && !slices.Contains(Checks(), name) {
-			return nil, release.Refuse("--ignore-preflight names %q, which is no check: choose among %s, or %s", name, strings.Join(Checks(), ", "), ignoreAll)
+			return nil, release.Refuse("--ignore-preflight names %q, which is no check: choose among %s, or %s", name,
+				strings.Join(Checks(), ", "), ignoreAll)
 		}
 	}
 	ours := i.Settings.Mode != state.ModeExternal

@@ -24,7 +24,8 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	switch {
 	case release.MissingPermission(err):
 		list = &corev1.ServiceList{}
-		findings = append(findings, Finding{Check: checkPort, Severity: Warning, Object: fmt.Sprintf("port %d", i.Settings.Port),
+		findings = append(findings, Finding{Check: checkPort, Severity: Warning,
+			Object: fmt.Sprintf("port %d", i.Settings.Port),
 			Cause:  "cannot check whether another Service uses it: " + err.Error(),
 			Remedy: "ask for the right to list the Services of all namespaces, or make sure of it"})
 	case err != nil:
@@ -36,9 +37,11 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 		if user.own {
 			continue
 		}
-		findings = append(findings, Finding{Check: checkPort, Severity: Blocker, Object: fmt.Sprintf("Service %s/%s", user.namespace, user.name),
+		findings = append(findings, Finding{Check: checkPort, Severity: Blocker,
+			Object: fmt.Sprintf("Service %s/%s", user.namespace, user.name),
 			Cause:  fmt.Sprintf("it uses node port %d, the port of the registry", i.Settings.Port),
-			Remedy: fmt.Sprintf("give it another (kubectl --namespace %s edit service %s), or the registry: --set port=PORT", user.namespace, user.name)})
+			Remedy: fmt.Sprintf("give it another (kubectl --namespace %s edit service %s), or the registry: --set port=PORT",
+				user.namespace, user.name)})
 	}
 	if len(users) == 0 && i.Settings.Mode == state.ModeNodePort {
 		found, err := i.tryService(ctx)
@@ -66,7 +69,8 @@ func (i *Inspection) portUsers(services []corev1.Service) []portUser {
 			taken = taken || int(p.NodePort) == i.Settings.Port && !other
 		}
 		if taken {
-			own := s.Namespace == i.Settings.Namespace && s.Name == i.Settings.Name+names.SuffixNodePort && s.Labels[names.LabelInstance] == i.Settings.Release
+			own := s.Namespace == i.Settings.Namespace && s.Name == i.Settings.Name+names.SuffixNodePort &&
+				s.Labels[names.LabelInstance] == i.Settings.Release
 			users = append(users, portUser{s.Namespace, s.Name, own})
 		}
 	}
@@ -78,12 +82,14 @@ func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
 	policy := corev1.IPFamilyPolicyPreferDualStack
 	err := release.RetryOverload(ctx, func() error {
 		_, err := i.Cluster.Services.Create(ctx, &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: i.Settings.Name + names.SuffixNodePort + "-", Namespace: i.Settings.Namespace, Labels: i.Labels(names.ComponentRegistry)},
+			ObjectMeta: metav1.ObjectMeta{GenerateName: i.Settings.Name + names.SuffixNodePort + "-",
+				Namespace: i.Settings.Namespace, Labels: i.Labels(names.ComponentRegistry)},
 			Spec: corev1.ServiceSpec{
 				Type: corev1.ServiceTypeNodePort, IPFamilyPolicy: &policy,
 				Selector: map[string]string{names.LabelInstance: i.Settings.Release, names.LabelComponent: names.ComponentRegistry},
-				Ports: []corev1.ServicePort{{Name: "registry", Port: certs.PlainPort, TargetPort: intstr.FromString(certs.PlainPortName),
-					NodePort: int32(i.Settings.Port), Protocol: corev1.ProtocolTCP}},
+				Ports: []corev1.ServicePort{{Name: "registry", Port: certs.PlainPort,
+					TargetPort: intstr.FromString(certs.PlainPortName),
+					NodePort:   int32(i.Settings.Port), Protocol: corev1.ProtocolTCP}},
 			},
 		}, dryRun)
 		return err
@@ -94,26 +100,34 @@ func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
 		return nil, nil
 	case release.MissingPermission(err):
 		return []Finding{{Check: checkPortRange, Severity: Warning, Object: object,
-			Cause: "cannot check whether it is a valid node port: " + err.Error(), Remedy: "request permission to create Services in namespace " + i.Settings.Namespace}}, nil
+			Cause:  "cannot check whether it is a valid node port: " + err.Error(),
+			Remedy: "request permission to create Services in namespace " + i.Settings.Namespace}}, nil
 	case strings.Contains(err.Error(), "not in the valid range"):
 		return []Finding{{Check: checkPortRange, Severity: Blocker, Object: object,
-			Cause: "it is outside the cluster's node port range: " + err.Error(), Remedy: "use a port in that range: --set port=PORT, or --set registryProxy=true, which allows any port"}}, nil
+			Cause:  "it is outside the cluster's node port range: " + err.Error(),
+			Remedy: "use a port in that range: --set port=PORT, or --set registryProxy=true, which allows any port"}}, nil
 	case strings.Contains(err.Error(), "already allocated"):
 		return []Finding{{Check: checkPort, Severity: Blocker, Object: object,
-			Cause: "another Service uses it as its node port: " + err.Error(), Remedy: "find it (kubectl get services --all-namespaces), or --set port=PORT"}}, nil
+			Cause:  "another Service uses it as its node port: " + err.Error(),
+			Remedy: "find it (kubectl get services --all-namespaces), or --set port=PORT"}}, nil
 	case refusal(err):
-		return []Finding{{Check: checkAdmission, Severity: Blocker, Object: i.Object("Service", i.Settings.Name+names.SuffixNodePort),
-			Cause: "the cluster rejects it: " + err.Error(), Remedy: "change the named policy or quota, or --set registryProxy=true"}}, nil
+		return []Finding{{Check: checkAdmission, Severity: Blocker,
+			Object: i.Object("Service", i.Settings.Name+names.SuffixNodePort),
+			Cause:  "the cluster rejects it: " + err.Error(),
+			Remedy: "change the named policy or quota, or --set registryProxy=true"}}, nil
 	case noDryRun(err):
-		return []Finding{{Check: checkAdmission, Severity: Warning, Object: i.Object("Service", i.Settings.Name+names.SuffixNodePort),
-			Cause: "cannot check whether the cluster accepts it: " + err.Error(), Remedy: "continue, and check the result of the installation"}}, nil
+		return []Finding{{Check: checkAdmission, Severity: Warning,
+			Object: i.Object("Service", i.Settings.Name+names.SuffixNodePort),
+			Cause:  "cannot check whether the cluster accepts it: " + err.Error(),
+			Remedy: "continue, and check the result of the installation"}}, nil
 	}
 	return nil, fmt.Errorf("trying the NodePort Service with a dry run: %w", err)
 }
 
 // ipFamily finds a rendered IP family that the cluster does not support.
 func (i *Inspection) ipFamily(services []corev1.Service) []Finding {
-	if i.Settings.Mode == state.ModeNodePort && i.Settings.ModeSource == state.SourceValue && i.Settings.IPFamily == state.IPv6 {
+	if i.Settings.Mode == state.ModeNodePort && i.Settings.ModeSource == state.SourceValue &&
+		i.Settings.IPFamily == state.IPv6 {
 		return []Finding{{Check: checkIPFamily, Severity: Blocker, Object: "ipFamily IPv6",
 			Cause:  "registryProxy=false cannot work on an IPv6-only cluster: kube-proxy serves no node port on [::1]",
 			Remedy: "use proxies: --set registryProxy=true"}}
@@ -135,7 +149,8 @@ func (i *Inspection) ipFamily(services []corev1.Service) []Finding {
 		lacks = "IPv6"
 	}
 	return []Finding{{Check: checkIPFamily, Severity: Blocker, Object: "ipFamily " + string(rendered),
-		Cause:  fmt.Sprintf("this cluster has no %s for Services and pods, so nothing would answer at %s", lacks, i.Settings.Address),
+		Cause: fmt.Sprintf("this cluster has no %s for Services and pods, so nothing would answer at %s", lacks,
+			i.Settings.Address),
 		Remedy: "--set ipFamily=" + has}}
 }
 

@@ -56,7 +56,8 @@ func RefuseForbidden(err error) error {
 // MissingPermission distinguishes a missing RBAC permission from other causes of a Forbidden error:
 // quotas, Pod Security, policies.
 func MissingPermission(err error) bool {
-	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), " cannot ") && strings.Contains(err.Error(), " resource ")
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), " cannot ") &&
+		strings.Contains(err.Error(), " resource ")
 }
 
 // IsConflict reports whether another writer changed the object first.
@@ -75,7 +76,8 @@ func IsTransient(err error) bool {
 func overloaded(err error) bool {
 	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsServiceUnavailable(err) ||
-		apierrors.IsInternalError(err) && (strings.Contains(err.Error(), "too many requests") || strings.Contains(err.Error(), "ResourceExhausted"))
+		apierrors.IsInternalError(err) && (strings.Contains(err.Error(), "too many requests") ||
+			strings.Contains(err.Error(), "ResourceExhausted"))
 }
 
 // RetryOnConflict repeats a read-modify-write function while it hits update conflicts: the CronJob

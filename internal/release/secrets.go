@@ -46,12 +46,14 @@ func (r *Release) NotOurs(kind, name string) error {
 
 // WriteSecret creates the Secret, or updates the one that was read. It fails on a conflict and
 // never overwrites another writer's change.
-func (r *Release) WriteSecret(ctx context.Context, old *corev1.Secret, name, component string, kind corev1.SecretType, data map[string][]byte) error {
+func (r *Release) WriteSecret(ctx context.Context, old *corev1.Secret, name, component string, kind corev1.SecretType,
+	data map[string][]byte) error {
 	if old == nil {
 		_, err := r.Secrets.Create(ctx, &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: r.Settings.Namespace, Labels: r.Labels(component), Annotations: Annotations()},
-			Type:       kind,
-			Data:       data,
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: r.Settings.Namespace, Labels: r.Labels(component),
+				Annotations: Annotations()},
+			Type: kind,
+			Data: data,
 		}, metav1.CreateOptions{})
 		if err != nil {
 			return fmt.Errorf("creating %s: %w", r.Object("Secret", name), err)
@@ -88,14 +90,16 @@ func (r *Release) LoadState(ctx context.Context) (*corev1.Secret, *state.State, 
 func (r *Release) RequireState(ctx context.Context) (*corev1.Secret, *state.State, error) {
 	secret, s, err := r.LoadState(ctx)
 	if err == nil && s == nil {
-		err = fmt.Errorf("%s is missing: run prepare again, by helm upgrade or init-hook prepare", r.Object("Secret", r.Settings.Name+names.SuffixState))
+		err = fmt.Errorf("%s is missing: run prepare again, by helm upgrade or init-hook prepare",
+			r.Object("Secret", r.Settings.Name+names.SuffixState))
 	}
 	return secret, s, err
 }
 
 // NoState returns the error of commands that need the state that prepare saves.
 func (r *Release) NoState() error {
-	return Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare first", r.Object("Secret", r.Settings.Name+names.SuffixState))
+	return Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare first",
+		r.Object("Secret", r.Settings.Name+names.SuffixState))
 }
 
 // SaveState writes the state, together with the NodePort Service that a switch has deleted (nil if
@@ -130,7 +134,8 @@ func (r *Release) UpdateState(ctx context.Context, change func(*state.State) boo
 }
 
 // UpdateStateSecret is UpdateState for changes of the NodePort Service stored with the state.
-func (r *Release) UpdateStateSecret(ctx context.Context, change func(*corev1.Secret, *state.State) (changed bool, removedService []byte)) error {
+func (r *Release) UpdateStateSecret(ctx context.Context, change func(*corev1.Secret, *state.State) (changed bool,
+	removedService []byte)) error {
 	return RetryOnConflict(ctx, func() error {
 		secret, s, err := r.RequireState(ctx)
 		if err != nil {

@@ -68,7 +68,8 @@ func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string
 		return nil, "", err
 	}
 	if len(eligible) == 0 {
-		return nil, "", errors.New("no node can be verified: none is ready and able to pull; check the nodes, and in proxy mode the proxy DaemonSets")
+		return nil, "", errors.New(
+			"no node can be verified: none is ready and able to pull; check the nodes, and in proxy mode the proxy DaemonSets")
 	}
 	v.DeletePods() // from a run that was killed
 
@@ -83,7 +84,8 @@ func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string
 		}
 	}
 	took := v.Now().Sub(begin).Round(time.Millisecond)
-	return eligible, fmt.Sprintf("pulled %s on %d of %d nodes (%s) in %s", image, len(eligible), len(eligible), strings.Join(eligible, ", "), took), nil
+	return eligible, fmt.Sprintf("pulled %s on %d of %d nodes (%s) in %s", image, len(eligible), len(eligible),
+		strings.Join(eligible, ", "), took), nil
 }
 
 // eligible returns the nodes that should be able to pull.
@@ -148,7 +150,8 @@ func (v *Verifier) batch(run context.Context, selected []string, image string, s
 				switch {
 				case !ours:
 				case p.Status.Phase == corev1.PodFailed:
-					return fmt.Errorf("node %s: %s: the image was pulled but could not run: %s", node, v.Object("pod", p.Name), nodes.PodComplaint(p)+p.Status.Message)
+					return fmt.Errorf("node %s: %s: the image was pulled but could not run: %s", node, v.Object("pod", p.Name),
+						nodes.PodComplaint(p)+p.Status.Message)
 				case ran(p):
 					delete(open, p.Name)
 				}
@@ -183,9 +186,10 @@ func (v *Verifier) batch(run context.Context, selected []string, image string, s
 // ran tells whether a pod's container has run, so that its image was pulled. A kubelet takes two
 // more seconds to report that the pod has succeeded.
 func ran(p corev1.Pod) bool {
-	return p.Status.Phase == corev1.PodSucceeded || slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
-		return c.State.Running != nil || c.State.Terminated != nil && c.State.Terminated.ExitCode == 0
-	})
+	return p.Status.Phase == corev1.PodSucceeded || slices.ContainsFunc(p.Status.ContainerStatuses,
+		func(c corev1.ContainerStatus) bool {
+			return c.State.Running != nil || c.State.Terminated != nil && c.State.Terminated.ExitCode == 0
+		})
 }
 
 // hopeless returns an error if every node that has not pulled reports that no kube-proxy serves the
@@ -246,7 +250,8 @@ func (v *Verifier) failures(open map[string]string, image string, limit time.Dur
 		if complaint == "" {
 			complaint = "its kubelet reported nothing within " + limit.String()
 		}
-		errs = append(errs, fmt.Errorf("node %s could not pull %s: %s; %s", open[pod], image, complaint, advice(v.Settings.Mode, complaint)))
+		errs = append(errs, fmt.Errorf("node %s could not pull %s: %s; %s", open[pod], image, complaint,
+			advice(v.Settings.Mode, complaint)))
 	}
 	return errors.Join(errs...)
 }
