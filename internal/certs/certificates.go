@@ -185,13 +185,13 @@ func (k *Keeper) source(ctx context.Context, p state.PKI, role, name, caSecret s
 	case len(fallback) > 0:
 		trust = fallback
 	case p.Mode == state.PKICertManager:
-		problems = append(problems, Problem{object, "has no key " + names.KeyCA + ": its issuer does not tell its authority",
-			"choose an issuer that does, as those of the kinds CA and SelfSigned do, or mode existingSecret"})
+		problems = append(problems, Problem{object, "has no key " + names.KeyCA + ": its issuer does not provide its CA",
+			"use an issuer that does, such as a CA issuer, or pki.mode=existingSecret"})
 	case caSecret != "":
 		// The problems of that Secret are reported separately.
 	default:
 		problems = append(problems, Problem{object, "has no key " + names.KeyCA + ", and pki.existingSecret.ca names no other",
-			"put the PEM of the authority there that signed the certificate, or name a Secret that has it"})
+			"add the PEM of the CA that signed the certificate, or name a Secret that has it"})
 	}
 	if len(problems) > 0 || len(trust) == 0 {
 		return sourceLeaf{}, problems, nil
@@ -209,7 +209,7 @@ func (k *Keeper) source(ctx context.Context, p state.PKI, role, name, caSecret s
 }
 
 func badCA(object string, err error) Problem {
-	return Problem{object, fmt.Sprintf("has a key %s that cannot be used: %v", names.KeyCA, err), "put the PEM of the certificate authorities there, and nothing else"}
+	return Problem{object, fmt.Sprintf("has a key %s that cannot be used: %v", names.KeyCA, err), "it must contain the PEM of the CA certificates and nothing else"}
 }
 
 // purpose returns what certificates of a role are for, for messages.
@@ -231,18 +231,18 @@ func (k *Keeper) sourceSecret(ctx context.Context, p state.PKI, name string, key
 	secret, err := k.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, []Problem{{object, "does not exist", "make it, or name another"}}, nil
+		return nil, []Problem{{object, "does not exist", "create it, or name another"}}, nil
 	case err != nil:
 		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 	case p.Mode == state.PKIExistingSecret && secret.Labels[names.LabelManagedBy] == names.Manager:
-		return nil, []Problem{{object, "was made by init-hook, which overwrites and deletes it", "name a Secret of your own"}}, nil
+		return nil, []Problem{{object, "was made by init-hook, which overwrites and deletes it", "name your own Secret"}}, nil
 	case secret.Type != corev1.SecretTypeTLS && secret.Type != corev1.SecretTypeOpaque && secret.Type != "":
-		return nil, []Problem{{object, fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque), "name one that holds a certificate"}}, nil
+		return nil, []Problem{{object, fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque), "name one that contains a certificate"}}, nil
 	}
 	var problems []Problem
 	for _, key := range keys {
 		if len(secret.Data[key]) == 0 {
-			problems = append(problems, Problem{object, "has no key " + key, "put it there, in PEM"})
+			problems = append(problems, Problem{object, "has no key " + key, "add it, in PEM"})
 		}
 	}
 	return secret, problems, nil
@@ -281,7 +281,7 @@ func (r *rotation) currentCA(ctx context.Context) (*pki.CA, error) {
 	if err := r.WriteSecret(ctx, secret, name, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(made.KeyPair(), nil)); err != nil {
 		return nil, err
 	}
-	r.note("authority made", name, reason)
+	r.note("CA created", name, reason)
 	r.reason = cmp.Or(r.reason, fmt.Sprintf("the authority in %s is new: %s", r.Object("Secret", name), reason))
 	return made, nil
 }
@@ -436,7 +436,7 @@ func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error
 		deleted, err := k.DeleteCertManager(ctx)
 		switch {
 		case release.MissingPermission(err):
-			did = append(did, "cert-manager's objects may not be looked at: none were made with these rights")
+			did = append(did, "no permission to read cert-manager objects, so none were created")
 		case err != nil:
 			return "", err
 		case deleted != "nothing":
@@ -444,7 +444,7 @@ func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error
 		}
 	}
 	if len(did) == 0 {
-		return "nothing: there is nothing of that", nil
+		return "nothing: there are no such objects", nil
 	}
 	return strings.Join(did, ", "), nil
 }

@@ -49,7 +49,7 @@ const (
 	reasonIssued            = "Issued"
 )
 
-const certManagerMissing = "cert-manager is not installed: install it first, see https://cert-manager.io/docs/installation/, or do without it, --set pki.mode=internal"
+const certManagerMissing = "cert-manager is not installed: install it first, see https://cert-manager.io/docs/installation/, or use --set pki.mode=internal"
 
 // certManagerWanted are the cert-manager objects that should exist.
 type certManagerWanted struct {
@@ -238,7 +238,7 @@ func ensure[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api
 		if err != nil {
 			return nil, fmt.Errorf("creating %s: %w", name, release.RefuseForbidden(err))
 		}
-		k.Log.Info("made for cert-manager", "object", name)
+		k.Log.Info("created for cert-manager", "object", name)
 		have = read
 		return have, changedBack(name, put(have, want))
 	}
@@ -258,7 +258,7 @@ func ensure[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api
 	if read, err = api.Update(ctx, have, metav1.UpdateOptions{}); err != nil {
 		return nil, fmt.Errorf("updating %s: %w", name, release.RefuseForbidden(err))
 	}
-	k.Log.Info("put right for cert-manager", "object", name, "fields", fields)
+	k.Log.Info("updated for cert-manager", "object", name, "fields", fields)
 	have = read
 	return have, changedBack(name, put(have, want))
 }
@@ -269,7 +269,7 @@ func changedBack(name string, fields []string) error {
 	if len(fields) == 0 {
 		return nil
 	}
-	return release.Refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: have it leave this object alone", name, strings.Join(fields, ", "))
+	return release.Refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: exclude this object from it", name, strings.Join(fields, ", "))
 }
 
 // issued is a Certificate and its Secret. The Secret is nil if it does not exist.
@@ -336,9 +336,9 @@ func (i issued) notReady() string {
 	case i.DeletionTimestamp != nil:
 		return "it is being deleted"
 	case ready == nil:
-		return "cert-manager has not looked at it: does its controller run?"
+		return "cert-manager has not processed it: is its controller running?"
 	case ready.ObservedGeneration < i.Generation:
-		return "cert-manager has not looked at its last change: does its controller run?"
+		return "cert-manager has not processed its last change: is its controller running?"
 	case ready.Status != cmmeta.ConditionTrue:
 		return fmt.Sprintf("%s: %s", ready.Reason, ready.Message)
 	case len(i.certificatePEM()) == 0:
@@ -384,9 +384,9 @@ func (k *Keeper) issueAgain(ctx context.Context, i issued) error {
 		*previous = condition
 	}
 	if _, err := k.Cluster.Certificates.UpdateStatus(ctx, changed, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("asking for a new issuance in the status of %s: %w", k.Object("Certificate", i.Name), release.RefuseForbidden(err))
+		return fmt.Errorf("requesting a new issuance in the status of %s: %w", k.Object("Certificate", i.Name), release.RefuseForbidden(err))
 	}
-	k.Log.Info("asked cert-manager for a new certificate", "object", k.Object("Certificate", i.Name))
+	k.Log.Info("requested a new certificate from cert-manager", "object", k.Object("Certificate", i.Name))
 	return nil
 }
 
@@ -480,7 +480,7 @@ func (k *Keeper) notIssued(ctx context.Context, waiting []unissued, took time.Du
 		for _, u := range waiting[1:] {
 			others = append(others, u.Name)
 		}
-		fmt.Fprintf(&b, "; not ready either: %s", strings.Join(others, ", "))
+		fmt.Fprintf(&b, "; also not ready: %s", strings.Join(others, ", "))
 	}
 	return errors.New(b.String())
 }
@@ -547,9 +547,9 @@ func requestProblem(r certmanagerv1.CertificateRequest) string {
 	case has(certmanagerv1.CertificateRequestConditionReady):
 		return ""
 	case !has(certmanagerv1.CertificateRequestConditionApproved):
-		return "nobody has approved it"
+		return "it is not approved"
 	}
-	return "its issuer has not looked at it"
+	return "its issuer has not processed it"
 }
 
 // certManagerSources creates or updates our Certificates, and the Issuers if the user has none. It
@@ -568,7 +568,7 @@ func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.Exi
 			why, failure := i.notReady(), i.failure()
 			switch {
 			case why == "" && failure != "" && !seen[i.Name]:
-				k.Log.Warn("cert-manager cannot renew a certificate; the present one is used", "object", k.Object("Certificate", i.Name),
+				k.Log.Warn("cert-manager cannot renew a certificate; the current one stays in use", "object", k.Object("Certificate", i.Name),
 					"reason", failure, "until", i.Status.NotAfter.String(), "remedy", fmt.Sprintf("kubectl --namespace %s describe certificate %s", k.Settings.Namespace, i.Name))
 			case why == "":
 			case failure != "" && !seen[i.Name]:
@@ -604,11 +604,11 @@ func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.Exi
 func (k *Keeper) deleteOwnIssuer(ctx context.Context) error {
 	deleted, err := k.deleteCertManagerObjects(ctx, []string{names.SuffixCA}, []string{names.SuffixCA, suffixSelfSigned})
 	if release.MissingPermission(err) {
-		k.Log.Warn("objects of the former issuer remain; helm upgrade deletes them", "error", err.Error())
+		k.Log.Warn("objects of the previous issuer remain; helm upgrade deletes them", "error", err.Error())
 		return nil
 	}
 	if len(deleted) > 0 {
-		k.Log.Info("deleted our own issuer, since there is another", "objects", deleted)
+		k.Log.Info("deleted our own issuer, because the user has named one", "objects", deleted)
 	}
 	return err
 }
@@ -621,7 +621,7 @@ func (k *Keeper) certManagerRenew(ctx context.Context, p state.PKI, ca bool) err
 	var trust pki.Bundle
 	switch {
 	case ca && p.Issuer != nil:
-		return release.Refuse("the authority is that of %s %s, which is not this release's: replace it there, then run init-hook certs rotate, which has all certificates signed anew", p.Issuer.Kind, p.Issuer.Name)
+		return release.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook certs rotate, which reissues all certificates", p.Issuer.Kind, p.Issuer.Name)
 	case p.Issuer == nil:
 		leaves = wanted.certificates[1:]
 	}
@@ -632,7 +632,7 @@ func (k *Keeper) certManagerRenew(ctx context.Context, p state.PKI, ca bool) err
 			return err
 		}
 		if trust, err = pki.ParseBundle([]byte(made[0].certificatePEM())); err != nil {
-			return fmt.Errorf("the new authority in %s: %w", k.Object("Secret", own[0].Spec.SecretName), err)
+			return fmt.Errorf("the new CA in %s: %w", k.Object("Secret", own[0].Spec.SecretName), err)
 		}
 	}
 	_, err := k.reissue(ctx, wanted, leaves, trust)
@@ -661,7 +661,7 @@ func (k *Keeper) reissue(ctx context.Context, wanted certManagerWanted, due []*c
 			switch {
 			case i.DeletionTimestamp != nil:
 			case !asked:
-				why, ask = "a new certificate was asked for", true
+				why, ask = "a new certificate was requested", true
 			case i.failure() != "":
 				waiting = append(waiting, unissued{i, i.failure(), true})
 				continue
@@ -669,10 +669,10 @@ func (k *Keeper) reissue(ctx context.Context, wanted certManagerWanted, due []*c
 				why = fmt.Sprintf("%s: %s", issuing.Reason, issuing.Message)
 			case why != "":
 			case i.certificatePEM() == before:
-				why = "its Secret " + i.Spec.SecretName + " has the former certificate"
+				why = "its Secret " + i.Spec.SecretName + " still has the previous certificate"
 			case !i.trusts(trust):
 				// cert-manager may have signed with a cached version of the CA Secret.
-				why, ask = "it is of the former authority, another was asked for", true
+				why, ask = "the previous CA signed it; another was requested", true
 			}
 			if ask {
 				if err := k.issueAgain(ctx, i); err != nil {
@@ -717,7 +717,7 @@ func remove[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api
 		case err != nil:
 			return deleted, fmt.Errorf("reading %s: %w", k.Object(kind, name), release.RefuseForbidden(err))
 		case P(have).GetLabels()[names.LabelManagedBy] != names.Manager:
-			k.Log.Warn("an object was not made by init-hook and stays", "object", k.Object(kind, name))
+			k.Log.Warn("keeping an object that init-hook did not make", "object", k.Object(kind, name))
 			continue
 		}
 		if err := api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

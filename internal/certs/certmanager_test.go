@@ -712,7 +712,7 @@ func TestAWebhookThatChangesACertificateIsNotFought(t *testing.T) {
 		b.keeper.Cluster.Certificates = cmWebhook{client}
 		writes := b.writesOf(func() {
 			_, took, err := b.run(corpIssuer())
-			wantError(t, err, "Certificate zarf/zarf-registry-server was written, but something in the cluster, such as an admission webhook, changes spec.duration: have it leave this object alone")
+			wantError(t, err, "Certificate zarf/zarf-registry-server was written, but something in the cluster, such as an admission webhook, changes spec.duration: exclude this object from it")
 			if !refused(err) || took > time.Second {
 				t.Errorf("refused: %t, after %s", refused(err), took)
 			}
@@ -830,8 +830,8 @@ func TestWhatCertManagerWaitsForIsSaid(t *testing.T) {
 		want []string
 	}{
 		"its controller does not run": {corpIssuer(), func(b *cmBench) { b.controller = nil }, []string{
-			"Certificate zarf/zarf-registry-server is not ready after 1m30s: cert-manager has not looked at it: does its controller run?; look at",
-			"(kubectl --namespace zarf describe clusterissuer corp), then at kubectl --namespace zarf describe certificate zarf-registry-server; not ready either: zarf-registry-node, zarf-registry-push"}},
+			"Certificate zarf/zarf-registry-server is not ready after 1m30s: cert-manager has not processed it: is its controller running?; look at",
+			"(kubectl --namespace zarf describe clusterissuer corp), then at kubectl --namespace zarf describe certificate zarf-registry-server; also not ready: zarf-registry-node, zarf-registry-push"}},
 		"the issuer does not exist": {corpIssuer(), func(b *cmBench) { b.controller = b.pend }, []string{
 			"Certificate zarf/zarf-registry-server is not ready after 1m30s: DoesNotExist: Issuing certificate as Secret does not exist; " +
 				`CertificateRequest zarf/zarf-registry-server-1: Pending: Referenced "ClusterIssuer" not found; look at`}},
@@ -875,7 +875,7 @@ func TestWhatCertManagerWaitsForIsSaid(t *testing.T) {
 			b.mustRun(corpIssuer())
 			b.controller = nil
 			b.change("zarf-registry-node", func(c *certmanagerv1.Certificate) { c.Spec.DNSNames = nil })
-		}, []string{"Certificate zarf/zarf-registry-node is not ready after 1m30s: cert-manager has not looked at its last change"}},
+		}, []string{"Certificate zarf/zarf-registry-node is not ready after 1m30s: cert-manager has not processed its last change"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -886,7 +886,7 @@ func TestWhatCertManagerWaitsForIsSaid(t *testing.T) {
 				if took < certManagerTimeout || took > certManagerTimeout+2*certManagerPoll || refused(err) {
 					t.Errorf("after %s, refused: %t", took, refused(err))
 				}
-				if name == "one of three" && strings.Contains(err.Error(), "not ready either") {
+				if name == "one of three" && strings.Contains(err.Error(), "also not ready") {
 					t.Error(err)
 				}
 			})
@@ -1001,10 +1001,10 @@ func TestOfTheRequestsTheNewestIsQuoted(t *testing.T) {
 		"an invalid one": {func(b *cmBench) {
 			b.request(name, "a", 1, time.Now(), ready("Pending", "x"), condition(certmanagerv1.CertificateRequestConditionInvalidRequest, cmmeta.ConditionTrue, "Bad", "no such usage"))
 		}, "; CertificateRequest zarf/a: Bad: no such usage"},
-		"approved by nobody": {func(b *cmBench) { b.request(name, "a", 1, time.Now()) }, "; CertificateRequest zarf/a: nobody has approved it"},
+		"approved by nobody": {func(b *cmBench) { b.request(name, "a", 1, time.Now()) }, "; CertificateRequest zarf/a: it is not approved"},
 		"looked at by no issuer": {func(b *cmBench) {
 			b.request(name, "a", 1, time.Now(), condition(certmanagerv1.CertificateRequestConditionApproved, cmmeta.ConditionTrue, "cert-manager.io", "approved"))
-		}, "; CertificateRequest zarf/a: its issuer has not looked at it"},
+		}, "; CertificateRequest zarf/a: its issuer has not processed it"},
 		"one that is done": {func(b *cmBench) {
 			b.request(name, "a", 1, time.Now(), condition(certmanagerv1.CertificateRequestConditionReady, cmmeta.ConditionTrue, "Issued", "x"))
 		}, ""},
@@ -1242,7 +1242,7 @@ func TestRenewingWhatWasNeverMadeMakesIt(t *testing.T) {
 func TestTheAuthorityOfAUsersIssuerIsNotOurs(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		err := b.keeper.certManagerRenew(b.Context(), corpIssuer(), true)
-		wantError(t, err, "the authority is that of ClusterIssuer corp, which is not this release's: replace it there, then run init-hook certs rotate")
+		wantError(t, err, "the CA belongs to ClusterIssuer corp, not to this release: replace it there, then run init-hook certs rotate")
 		if !refused(err) || len(b.writes) > 0 {
 			t.Errorf("refused: %t, wrote %v", refused(err), b.writes)
 		}
@@ -1286,8 +1286,8 @@ func TestARenewalThatDoesNotComeIsAnError(t *testing.T) {
 	}{
 		"the issuer refuses":       {func(b *cmBench) { b.controller = b.fail }, "was not issued: cert-manager gave up at", true},
 		"nobody looks":             {func(b *cmBench) { b.controller = nil }, "is not ready after 1m30s: ManuallyTriggered: init-hook asked for a new certificate", false},
-		"the same certificate":     {func(b *cmBench) { b.controller = func(c *certmanagerv1.Certificate) { dropCondition(c, "Issuing") } }, "is not ready after 1m30s: its Secret zarf-registry-server-issued has the former certificate", false},
-		"the answer is a conflict": {func(b *cmBench) { b.conflicts("update status of certificates/zarf-registry-server") }, "asking for a new issuance in the status of Certificate zarf/zarf-registry-server: ", false},
+		"the same certificate":     {func(b *cmBench) { b.controller = func(c *certmanagerv1.Certificate) { dropCondition(c, "Issuing") } }, "is not ready after 1m30s: its Secret zarf-registry-server-issued still has the previous certificate", false},
+		"the answer is a conflict": {func(b *cmBench) { b.conflicts("update status of certificates/zarf-registry-server") }, "requesting a new issuance in the status of Certificate zarf/zarf-registry-server: ", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
@@ -1509,12 +1509,12 @@ func TestPreflightOfCertManager(t *testing.T) {
 		"somebody's issuer": {issuerRef("corp", "StepIssuer", "certmanager.step.sm"), func(*cmBench) {}, nil},
 		"not installed": {ownIssuer(), func(b *cmBench) { b.intercept = notInstalled },
 			[]string{"namespace zarf: pki.mode is certManager, and the cluster does not know cert-manager's API; install cert-manager first, see https://cert-manager.io/docs/installation/, or do without it: --set pki.mode=internal"}},
-		"no Issuer":                   {corp, func(*cmBench) {}, []string{"Issuer zarf/corp: it does not exist, and pki.certManager.issuerRef names it; make it first, or name another"}},
+		"no Issuer":                   {corp, func(*cmBench) {}, []string{"Issuer zarf/corp: it does not exist, and pki.certManager.issuerRef names it; create it first, or name another"}},
 		"an Issuer that is not ready": {corp, issuer(ca, ready(cmmeta.ConditionFalse, 2)), []string{`Issuer zarf/corp: it is not ready: ErrGetKeyPair: secret "corp" not found; look at kubectl --namespace zarf describe issuer corp`}},
-		"an Issuer that was changed":  {corp, issuer(ca, ready(cmmeta.ConditionTrue, 1)), []string{"Issuer zarf/corp: cert-manager has not looked at it"}},
-		"a new Issuer":                {corp, issuer(ca), []string{"Issuer zarf/corp: cert-manager has not looked at it: its controller may not run"}},
+		"an Issuer that was changed":  {corp, issuer(ca, ready(cmmeta.ConditionTrue, 1)), []string{"Issuer zarf/corp: cert-manager has not processed it"}},
+		"a new Issuer":                {corp, issuer(ca), []string{"Issuer zarf/corp: cert-manager has not processed it: its controller may not be running"}},
 		"a self-signing one":          {corp, issuer(certmanagerv1.IssuerConfig{SelfSigned: &certmanagerv1.SelfSignedIssuer{}}, ready(cmmeta.ConditionTrue, 2)), []string{"Issuer zarf/corp: it has every certificate sign itself"}},
-		"ACME":                        {corp, issuer(certmanagerv1.IssuerConfig{ACME: &cmacme.ACMEIssuer{}}, ready(cmmeta.ConditionTrue, 2)), []string{"Issuer zarf/corp: it is of kind ACME, which does not tell its authority"}},
+		"ACME":                        {corp, issuer(certmanagerv1.IssuerConfig{ACME: &cmacme.ACMEIssuer{}}, ready(cmmeta.ConditionTrue, 2)), []string{"Issuer zarf/corp: it is an ACME issuer, which does not provide its CA"}},
 		"a kind that is none":         {issuerRef("corp", "StepIssuer", "cert-manager.io"), func(*cmBench) {}, []string{"StepIssuer zarf/corp: cert-manager has no issuers of that kind"}},
 		"objects of others": {ownIssuer(), func(b *cmBench) {
 			b.store("certificates", "Certificate", &certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node"}})

@@ -40,7 +40,7 @@ func (k *Keeper) Renew(ctx context.Context) error {
 	err := k.run(ctx, "renew", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it tells where certificates and credentials come from"},
 		{Name: "copy the push credential", Run: copyCredential, Why: "the user may have changed it"},
-		{Name: "renew the certificates", Why: "each is replaced at half of its lifetime, or when its source has another", Run: func(ctx context.Context) (string, error) {
+		{Name: "renew the certificates", Why: "each is replaced at half of its lifetime, or when its source changes", Run: func(ctx context.Context) (string, error) {
 			return c.rotate(ctx, &rotation{})
 		}},
 		{Name: "delete what other PKI modes left", Run: c.deleteUnneeded, Why: "nothing trusts it any more"},
@@ -55,10 +55,10 @@ func (k *Keeper) Rotate(ctx context.Context, ca bool) error {
 	r := &rotation{observed: true}
 	return k.run(ctx, "rotate", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it tells where certificates come from"},
-		{Name: "request new certificates", Why: "they are replaced whether they are due or not", Run: func(ctx context.Context) (string, error) {
+		{Name: "request new certificates", Why: "they are replaced even if they are not due", Run: func(ctx context.Context) (string, error) {
 			return c.request(ctx, r, ca)
 		}},
-		{Name: "replace the certificates", Why: "each pod must trust what another is about to show", Run: func(ctx context.Context) (string, error) {
+		{Name: "replace the certificates", Why: "all pods must trust a certificate before it is presented", Run: func(ctx context.Context) (string, error) {
 			return c.rotate(ctx, r)
 		}},
 		{Name: "delete what other PKI modes left", Run: c.deleteUnneeded, Why: "nothing trusts it any more"},
@@ -91,12 +91,12 @@ func (k *Keeper) RotateCredential(ctx context.Context, credential Credential) er
 	}
 	return k.run(ctx, "rotate credential", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it tells where the credential comes from"},
-		{Name: fmt.Sprintf("replace the %s credential", credential), Run: unlessExternal(c.write), Why: "whoever knows the previous one loses access"},
-		{Name: "wait for the registry", Run: unlessExternal(c.await), Why: "until it has loaded the new one, it accepts the previous one"},
+		{Name: fmt.Sprintf("replace the %s credential", credential), Run: unlessExternal(c.write), Why: "the previous one loses access"},
+		{Name: "wait for the registry", Run: unlessExternal(c.await), Why: "it accepts the previous one until it has loaded the new one"},
 	})
 }
 
-const nothingExternal = "nothing: external mode has no certificates and credentials of ours"
+const nothingExternal = "nothing: external mode needs no certificates and credentials"
 
 // command is one run with the settings that prepare saved.
 type command struct {
@@ -121,12 +121,12 @@ func (c *command) readState(ctx context.Context) (string, error) {
 	case c.external():
 		return nothingExternal, nil
 	case saved.PKI == nil:
-		return "", release.Refuse("%s says nothing of the certificates, because it was written by release %s: run helm upgrade, init-hook install or init-hook prepare first",
+		return "", release.Refuse("%s has no PKI settings, because release %s wrote it: run helm upgrade, init-hook install or init-hook prepare first",
 			c.Object("Secret", c.Settings.Name+names.SuffixState), cmp.Or(saved.UpdatedBy, "unknown"))
 	}
 	c.rotating = saved.Rotation != nil
 	if c.rotating {
-		return fmt.Sprintf("certificates are of mode %s; a change of authorities is under way since %s, in phase %s: %s",
+		return fmt.Sprintf("certificates are of mode %s; a CA rotation is in progress since %s, in phase %s: %s",
 			saved.PKI.Mode, saved.Rotation.Since.Format(time.RFC3339), saved.Rotation.Phase, saved.Rotation.Reason), nil
 	}
 	return fmt.Sprintf("certificates are of mode %s", saved.PKI.Mode), nil
@@ -147,18 +147,18 @@ func (c *command) request(ctx context.Context, r *rotation, ca bool) (string, er
 		return "", release.Refuse("the certificates are copies of %s: renew them there, then run init-hook certs renew", strings.Join(names, ", "))
 	}
 	if ca && p.Issuer != nil {
-		return "", release.Refuse("the authority is that of %s %s, which is not ours: replace it there, then run init-hook certs rotate, which has all certificates issued again", p.Issuer.Kind, p.Issuer.Name)
+		return "", release.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook certs rotate, which reissues all certificates", p.Issuer.Kind, p.Issuer.Name)
 	}
 	if ca && c.rotating {
-		c.Log.Warn("a change of authorities is under way; this run goes on with it and begins no other",
+		c.Log.Warn("a CA rotation is in progress; this run continues it and does not start another",
 			"since", c.saved.Rotation.Since, "rotation", c.saved.Rotation.Phase, "reason", c.saved.Rotation.Reason)
-		return "nothing: a change of authorities is under way, and is gone on with", nil
+		return "nothing: a CA rotation is in progress and continues", nil
 	}
 	if p.Mode == state.PKICertManager {
 		if err := c.certManagerRenew(ctx, p, ca); err != nil {
 			return "", err
 		}
-		return "cert-manager has issued other certificates", nil
+		return "cert-manager has issued new certificates", nil
 	}
 	for _, l := range c.leaves(p) {
 		secret, err := c.Secret(ctx, c.Settings.Name+l.suffix)
@@ -179,7 +179,7 @@ func (c *command) request(ctx context.Context, r *rotation, ca bool) (string, er
 	if present, err := pki.ParseCA(keyPair(secret)); err == nil {
 		r.requestedCA = pki.Fingerprint(present.Certificate())
 	}
-	return fmt.Sprintf("the authority is to be replaced, and so are the certificates: %d", len(r.requested)), nil
+	return fmt.Sprintf("replacing the CA and %d certificates", len(r.requested)), nil
 }
 
 // rotate runs r until nothing is left to do.
@@ -193,10 +193,10 @@ func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
 		return "", err
 	}
 	if len(waiting) > 0 {
-		return "", fmt.Errorf("not all pods follow, and everything works as before: %s; see the pods' logs; init-hook certs renew, or the CronJob, goes on with it", release.List(waiting))
+		return "", fmt.Errorf("not all pods have loaded the certificates; all of them keep working: %s; see the logs of the pods; init-hook certs renew, or the CronJob, continues the rotation", release.List(waiting))
 	}
 	if r.observed {
-		return r.did() + "; all pods have loaded it", nil
+		return r.did() + "; all pods have loaded them", nil
 	}
 	return r.did(), nil
 }
@@ -205,11 +205,11 @@ func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
 // the next upgrade deletes it.
 func (c *command) deleteUnneeded(ctx context.Context) (string, error) {
 	if c.external() || !c.rotating {
-		return "nothing: the last upgrade did it", nil
+		return "nothing: the last upgrade deleted it", nil
 	}
 	did, err := c.DeleteUnneeded(ctx, *c.saved.PKI)
 	if err != nil {
-		c.Log.Warn("what other PKI modes left could not be deleted; the next upgrade does it", "error", err.Error())
+		c.Log.Warn("cannot delete what other PKI modes left; the next upgrade tries again", "error", err.Error())
 		return "nothing: see the warning", nil
 	}
 	return did, nil

@@ -92,7 +92,7 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 		}
 	}
 	if len(data[names.KeyUploadSecret]) == 0 {
-		reason = cmp.Or(reason, "it had nothing to sign uploads with")
+		reason = cmp.Or(reason, "it had no key for signing uploads")
 		if data[names.KeyUploadSecret], err = newPassword(); err != nil {
 			return "", err
 		}
@@ -119,11 +119,11 @@ func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte
 	secret, err := k.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, []Problem{{object, "does not exist", "make it, or name another: --set auth.existingSecret=…"}}, nil
+		return nil, []Problem{{object, "does not exist", "create it, or name another: --set auth.existingSecret=…"}}, nil
 	case err != nil:
 		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 	case secret.Labels[names.LabelManagedBy] == names.Manager:
-		return nil, []Problem{{object, "was made by init-hook, which overwrites and deletes it", "name a Secret of your own"}}, nil
+		return nil, []Problem{{object, "was made by init-hook, which overwrites and deletes it", "name your own Secret"}}, nil
 	}
 	var problems []Problem
 	wrong := func(remedy, format string, args ...any) {
@@ -133,22 +133,22 @@ func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte
 		value := string(secret.Data[key])
 		switch {
 		case value == "":
-			wrong("put it there", "has no key %s", key)
+			wrong("add it", "has no key %s", key)
 		case !utf8.ValidString(value) || strings.ContainsFunc(value, unicode.IsControl):
-			wrong("write it without a line break: printf, not echo", "has control characters in %s, which HTTP does not transport", key)
+			wrong("write it without a line break: printf, not echo", "has control characters in %s, which HTTP does not allow", key)
 		}
 	}
 	username, password := string(secret.Data[KeyUsername]), secret.Data[KeyPassword]
 	switch {
 	case strings.Contains(username, ":"):
-		wrong("choose another", "has a username with a colon, at which HTTP would end it")
+		wrong("choose another", "has a username with a colon, which ends the username in HTTP")
 	case username != strings.TrimSpace(username) || strings.HasPrefix(username, "#"):
 		wrong("choose another", "has a username that begins with # or has blanks around it, which htpasswd files cannot hold")
 	case username == pullUser:
-		wrong("choose another", "has the username %s, which is that of who may only pull", pullUser)
+		wrong("choose another", "has the username %s, which is reserved for the pull credential", pullUser)
 	}
 	if len(password) > maxPassword {
-		wrong("choose a shorter one", "has a password of %d bytes; of more than %d, bcrypt would ignore the rest", len(password), maxPassword)
+		wrong("choose a shorter one", "has a password of %d bytes; bcrypt ignores all after the first %d", len(password), maxPassword)
 	}
 	return map[string][]byte{KeyUsername: []byte(username), KeyPassword: password}, problems, nil
 }
@@ -156,7 +156,7 @@ func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte
 func newPassword() ([]byte, error) {
 	random := make([]byte, 32) // 256 bits
 	if _, err := rand.Read(random); err != nil {
-		return nil, fmt.Errorf("drawing a password: %w", err)
+		return nil, fmt.Errorf("generating a password: %w", err)
 	}
 	return []byte(base64.RawURLEncoding.EncodeToString(random)), nil
 }
@@ -218,10 +218,10 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 			return err
 		}
 		if secret == nil && c.credential == PullCredential {
-			return release.Refuse("%s does not exist: there is a pull credential in nodeport mode only", c.Object("Secret", name))
+			return release.Refuse("%s does not exist: only nodeport mode has a pull credential", c.Object("Secret", name))
 		}
 		if secret == nil {
-			return release.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare, which make it", c.Object("Secret", name))
+			return release.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it", c.Object("Secret", name))
 		}
 		return c.replace(ctx, secret)
 	})
@@ -229,7 +229,7 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if c.credential == PullCredential {
-		c.Log.Warn("copies of the pull Secret in other namespaces, and whatever else holds its password, must be renewed now", "secret", name)
+		c.Log.Warn("update all copies of the pull Secret in other namespaces, and all other uses of its password, now", "secret", name)
 	}
 	return "wrote " + c.Object("Secret", name), nil
 }
@@ -263,7 +263,7 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 // await waits until every ready registry pod has loaded the credential.
 func (c *credentialRotation) await(ctx context.Context) (string, error) {
 	if c.htpasswd == nil {
-		return "nothing: the node port's listener is closed", nil
+		return "nothing: the listener of the node port is closed", nil
 	}
 	sum := sha256.Sum256(c.htpasswd)
 	want := hex.EncodeToString(sum[:])
@@ -275,19 +275,19 @@ func (c *credentialRotation) await(ctx context.Context) (string, error) {
 		case err != nil && (!release.IsTransient(err) || !time.Now().Before(end)):
 			return "", err
 		case err == nil && len(late) == 0:
-			return fmt.Sprintf("registry pods that take it: %d", pods), nil
+			return fmt.Sprintf("loaded by %d registry pods", pods), nil
 		case !time.Now().Before(end):
 			var lines []string
 			for _, pod := range slices.Sorted(maps.Keys(late)) {
 				lines = append(lines, fmt.Sprintf("%s: %s", c.Object("pod", pod), late[pod]))
 			}
-			return "", fmt.Errorf("%s is written, but not every pod of the registry takes it: %s; look at that pod's log; a pod that starts again takes it at once",
+			return "", fmt.Errorf("%s is written, but not every registry pod has loaded it: %s; see the logs of these pods; restarting a pod loads it",
 				c.Object("Secret", c.secretName()), strings.Join(lines, "; "))
 		}
 		if len(late) > 0 && time.Since(refreshed) >= refreshInterval {
 			refreshed = time.Now()
 			if err := c.refresh(ctx, slices.Collect(maps.Keys(late))); err != nil {
-				c.Log.Info("pods could not be annotated; kubelets bring their Secrets up to date by themselves, which takes up to 90 seconds", "error", err.Error())
+				c.Log.Info("cannot annotate pods; their kubelets refresh the Secrets within 90 seconds", "error", err.Error())
 			}
 		}
 		if err := release.Sleep(ctx, min(rotationPoll, max(0, time.Until(end)))); err != nil {
@@ -314,9 +314,9 @@ func (c *credentialRotation) late(ctx context.Context, want string) (int, map[st
 		case err != nil:
 			late[pod.Name] = err.Error()
 		case report.Credentials == nil:
-			late[pod.Name] = "it does not tell its credentials"
+			late[pod.Name] = "it does not report its credentials"
 		case c.has(report.Credentials) != want:
-			late[pod.Name] = "it has another one"
+			late[pod.Name] = "it has loaded another one"
 		}
 	}
 	return ready, late, nil

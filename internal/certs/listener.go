@@ -47,7 +47,7 @@ func (k *Keeper) OpenPlain(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s; the listener is open, registry pods: %d", wrote, pods), nil
+	return fmt.Sprintf("%s; the listener is open on %d registry pods", wrote, pods), nil
 }
 
 // ClosePlain waits until the registry has closed its plain listener. The pull credential stays, so
@@ -59,7 +59,7 @@ func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if secret == nil {
-		return "nothing: it was never opened", nil
+		return "nothing: it was never open", nil
 	}
 	if _, open := secret.Data[names.KeyHtpasswd]; open {
 		data := maps.Clone(secret.Data)
@@ -74,7 +74,7 @@ func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("it is closed, registry pods: %d", pods), nil
+	return fmt.Sprintf("closed on %d registry pods", pods), nil
 }
 
 // WritePull creates or repairs the Secret for pulls through the node port. The returned text
@@ -91,7 +91,7 @@ func (k *Keeper) WritePull(ctx context.Context) (string, error) {
 	}
 	var reasons []string
 	if len(data[KeyUsername]) == 0 || len(data[KeyPassword]) == 0 {
-		reasons = append(reasons, "there was no credential")
+		reasons = append(reasons, "it had no credential")
 		password, err := newPassword()
 		if err != nil {
 			return "", err
@@ -107,13 +107,13 @@ func (k *Keeper) WritePull(ctx context.Context) (string, error) {
 		data[corev1.DockerConfigJsonKey] = config
 	}
 	if !htpasswdMatches(data[names.KeyHtpasswd], data[KeyUsername], data[KeyPassword]) {
-		reasons = append(reasons, "it kept the listener closed")
+		reasons = append(reasons, "it had no valid htpasswd")
 		if data[names.KeyHtpasswd], err = newHtpasswd(data[KeyUsername], data[KeyPassword]); err != nil {
 			return "", fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
 		}
 	}
 	if len(reasons) == 0 {
-		return name + " is right", nil
+		return name + " is up to date", nil
 	}
 	if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
 		return "", err
@@ -161,7 +161,7 @@ func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
 			if err != nil {
 				complaints = append(complaints, err.Error())
 			}
-			return 0, fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; look at that pod's log: %w",
+			return 0, fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; see the log of that pod: %w",
 				want, names.KeyHtpasswd, k.Object("Secret", k.Settings.Name+names.SuffixPull), strings.Join(complaints, "; "), sleepErr)
 		}
 	}

@@ -117,7 +117,7 @@ func (k *Keeper) checkIssuer(ctx context.Context, ref state.Issuer) ([]Problem, 
 	}
 	issuer, err := k.Cluster.Issuers.Get(ctx, ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return problem("it does not exist, and pki.certManager.issuerRef names it", "make it first, or "+another)
+		return problem("it does not exist, and pki.certManager.issuerRef names it", "create it first, or "+another)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", k.Object("Issuer", ref.Name), release.RefuseForbidden(err))
@@ -126,11 +126,11 @@ func (k *Keeper) checkIssuer(ctx context.Context, ref state.Issuer) ([]Problem, 
 	n := slices.IndexFunc(issuer.Status.Conditions, func(c certmanagerv1.IssuerCondition) bool { return c.Type == certmanagerv1.IssuerConditionReady })
 	switch {
 	case issuer.Spec.SelfSigned != nil:
-		return problem("it has every certificate sign itself, so proxies and registry would not trust each other", "name an issuer that has an authority, or none to have one made (--set pki.certManager.issuerRef.name=)")
+		return problem("it issues self-signed certificates, so proxies and registry would not trust each other", "use an issuer with a CA, or none to have one created (--set pki.certManager.issuerRef.name=)")
 	case issuer.Spec.ACME != nil:
-		return problem("it is of kind ACME, which does not tell its authority (ca.crt) and gives out no names of inside the cluster", "name an issuer that has an authority, or none to have one made (--set pki.certManager.issuerRef.name=)")
+		return problem("it is an ACME issuer, which does not provide its CA (ca.crt) and cannot issue for names inside the cluster", "use an issuer with a CA, or none to have one created (--set pki.certManager.issuerRef.name=)")
 	case n < 0 || issuer.Status.Conditions[n].ObservedGeneration < issuer.Generation:
-		return problem("cert-manager has not looked at it: its controller may not run", describe)
+		return problem("cert-manager has not processed it: its controller may not be running", describe)
 	case issuer.Status.Conditions[n].Status != cmmeta.ConditionTrue:
 		c := issuer.Status.Conditions[n]
 		return problem(fmt.Sprintf("it is not ready: %s: %s", c.Reason, c.Message), describe)

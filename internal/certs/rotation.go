@@ -122,13 +122,13 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 			return nil, nil
 		case err == nil && len(waiting) == 0: // the round wrote something
 			if writes++; writes > maxWrites {
-				return nil, fmt.Errorf("the certificates are not as wanted after %d rounds of writing, the last of which wrote %s: does something else write them?", maxWrites, strings.Join(r.wrote, ", "))
+				return nil, fmt.Errorf("the certificates are still not current after %d writes, the last of which wrote %s: does something else write them?", maxWrites, strings.Join(r.wrote, ", "))
 			}
 			conflicts = 0
 			continue
 		case err != nil && release.IsConflict(err) && conflicts < release.MaxConflicts:
 			conflicts++
-			r.Log.Info("somebody else wrote at the same time; everything is read again", "error", err.Error())
+			r.Log.Info("conflict with another writer; reading everything again", "error", err.Error())
 			if err := release.Sleep(ctx, release.PollInterval); err != nil {
 				return nil, err
 			}
@@ -183,13 +183,13 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 			if err := r.SaveState(ctx, stateSecret, *saved, release.RemovedService(stateSecret)); err != nil {
 				return false, nil, err
 			}
-			r.Log.Info("the change of authorities is done", "why", next.Why)
+			r.Log.Info("the CA rotation is complete", "why", next.Why)
 		}
 		r.refreshAll(ctx, held)
 		return true, nil, nil
 	case pki.Wait:
 		waiting = r.explain(next.Waiting)
-		r.once("waiting", "for", "pods to load what is written", "missing", release.List(waiting), "why", next.Why)
+		r.once("waiting", "for", "pods to load the new Secrets", "missing", release.List(waiting), "why", next.Why)
 		r.refreshLate(ctx)
 		return false, waiting, nil
 	case pki.WriteTrust:
@@ -209,7 +209,7 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 		}
 		return false, nil, r.reissue(ctx, held, next)
 	}
-	return false, nil, fmt.Errorf("the next step of the certificates' renewal is %q (%s), which cannot be", next.Action, next.Why)
+	return false, nil, fmt.Errorf("unknown rotation action %q (%s)", next.Action, next.Why)
 }
 
 // position reads the Secrets and returns the state of the rotation.
@@ -260,7 +260,7 @@ func (r *rotation) recordPhase(ctx context.Context, secret *corev1.Secret, saved
 	}
 	changed := *next
 	changed.Rotation = &state.Rotation{Phase: phase, Reason: begun.Reason, Since: begun.Since}
-	r.Log.Info("the change of authorities goes on", "rotation", phase, "reason", begun.Reason, "since", begun.Since)
+	r.Log.Info("the CA rotation continues", "rotation", phase, "reason", begun.Reason, "since", begun.Since)
 	return r.SaveState(ctx, secret, changed, release.RemovedService(secret))
 }
 
@@ -277,7 +277,7 @@ func (r *rotation) recordWaiting(ctx context.Context, waiting []string) error {
 		return true
 	})
 	if err != nil {
-		r.Log.Warn("what the change of authorities waits for could not be recorded", "error", err.Error())
+		r.Log.Warn("cannot record what the CA rotation waits for", "error", err.Error())
 	}
 	return ctx.Err()
 }
@@ -290,7 +290,7 @@ func (r *rotation) writeTrust(ctx context.Context, held []heldLeaf, next pki.Ste
 		if err := r.write(ctx, h, h.pair, next.Trust); err != nil {
 			return err
 		}
-		r.note("trust written", r.Settings.Name+h.suffix, next.Why)
+		r.note("trusted CAs written", r.Settings.Name+h.suffix, next.Why)
 	}
 	return nil
 }
@@ -333,7 +333,7 @@ func (p peer) key() string { return p.pod.Name + " " + string(p.pod.UID) }
 // nobody, and load everything when their node is back.
 func (r *rotation) peers(ctx context.Context, role string) ([]peer, error) {
 	pods, err := r.RunningPods(ctx, &r.nodes, components[role], func(pod *corev1.Pod) {
-		r.once("a pod on a node that is not ready holds nothing up", "pod", pod.Name, "node", pod.Spec.NodeName)
+		r.once("a pod on a node that is not ready does not block the rotation", "pod", pod.Name, "node", pod.Spec.NodeName)
 	})
 	var out []peer
 	for _, pod := range pods {
@@ -386,7 +386,7 @@ func (r *rotation) observe(ctx context.Context, held []heldLeaf, position pki.Po
 	r.loadErrors = map[string]string{}
 	for i, answer := range answers {
 		if answer == nil {
-			r.once("a pod that is not ready and cannot be asked holds nothing up", "pod", peers[i].pod.Name, "problem", complaints[i])
+			r.once("a pod that is not ready and cannot be queried does not block the rotation", "pod", peers[i].pod.Name, "problem", complaints[i])
 			continue
 		}
 		out = append(out, *answer)
@@ -434,7 +434,7 @@ func (k *Keeper) queryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.R
 	defer cancel()
 	report, err := k.Registry.Loaded(ctx, pod)
 	if err != nil {
-		return nil, fmt.Errorf("it cannot be asked what it has loaded: %w", err)
+		return nil, fmt.Errorf("cannot ask it what it has loaded: %w", err)
 	}
 	return report, nil
 }
@@ -456,7 +456,7 @@ func (r *rotation) explain(waiting []string) []string {
 	for i, line := range out {
 		for pod, complaint := range r.loadErrors {
 			if complaint != "" && strings.Contains(line, pod) {
-				out[i] += fmt.Sprintf(" (it says: %s)", complaint)
+				out[i] += fmt.Sprintf(" (it reports: %s)", complaint)
 			}
 		}
 	}
@@ -475,7 +475,7 @@ func (r *rotation) refreshAll(ctx context.Context, held []heldLeaf) {
 		}
 		peers, err := r.peers(ctx, h.role())
 		if err != nil {
-			r.once("the pods could not be told of their new certificates", "error", err.Error())
+			r.once("cannot list the pods to refresh", "error", err.Error())
 			return
 		}
 		for _, p := range peers {
@@ -493,7 +493,7 @@ func (r *rotation) refreshLate(ctx context.Context) {
 	}
 	r.refreshed = time.Now()
 	if err := r.refresh(ctx, r.late); err != nil {
-		r.once("pods could not be annotated; kubelets bring their Secrets up to date by themselves, which takes up to 90 seconds", "error", err.Error())
+		r.once("cannot annotate pods; their kubelets refresh the Secrets within 90 seconds", "error", err.Error())
 	}
 }
 
@@ -531,7 +531,7 @@ func (r *rotation) awaitNodes(ctx context.Context, saved *state.State, held []he
 	}
 	if len(waiting) > 0 {
 		r.once("waiting", "for", "nodes to write the current CAs", "missing", release.List(waiting),
-			"why", "CRI-O must trust what a proxy is about to show, and forget what none shows any more")
+			"why", "CRI-O must trust the next certificate of the proxies, and no previous CA")
 	}
 	return waiting, err
 }

@@ -98,7 +98,7 @@ func TestRejectsInvalidUserPushCredentials(t *testing.T) {
 		"surrounding spaces": {func(b *bench) { b.give(" robot", "p") },
 			"has a username that begins with # or has blanks around it"},
 		"username of the pull credential": {func(b *bench) { b.give("zarf-pull", "p") },
-			"has the username zarf-pull, which is that of who may only pull"},
+			"has the username zarf-pull, which is reserved for the pull credential"},
 		"password of 73 bytes": {func(b *bench) { b.give("robot", strings.Repeat("x", 73)) },
 			"has a password of 73 bytes"},
 		"a line break":  {func(b *bench) { b.give("robot", "p\n") }, "has control characters in password"},
@@ -160,15 +160,15 @@ func TestRotatePushCredentialWaitsForRegistry(t *testing.T) {
 			want   string
 		}{
 			"not loaded": {func() { b.deaf = map[string]bool{registryPod: true} },
-				"pod zarf/zarf-registry-1: it has another one"},
+				"pod zarf/zarf-registry-1: it has loaded another one"},
 			"no status": {func() { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} },
-				"pod zarf/zarf-registry-1: it cannot be asked what it has loaded: i/o timeout"},
+				"pod zarf/zarf-registry-1: cannot ask it what it has loaded: i/o timeout"},
 		} {
 			c.change()
 			b.hook.Timeout = 2 * time.Minute
 			begin = time.Now()
 			b.mustFail(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential), false,
-				"Secret zarf/zarf-registry-credentials is written, but not every pod of the registry takes it", c.want)
+				"Secret zarf/zarf-registry-credentials is written, but not every registry pod has loaded it", c.want)
 			if took := time.Since(begin); took > 2*time.Minute {
 				t.Errorf("%s: it took %s", name, took)
 			}

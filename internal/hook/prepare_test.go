@@ -271,7 +271,7 @@ func TestPrepareWaitsForListenerOfRunningRegistry(t *testing.T) {
 				b.upgrade(state.ModeProxy)
 				c.change(b.registry)
 				b.mode(state.ModeNodePort)
-				b.mustFail(b.hook.Prepare(t.Context()), false, c.want, "Secret zarf/zarf-registry-pull", "look at that pod's log")
+				b.mustFail(b.hook.Prepare(t.Context()), false, c.want, "Secret zarf/zarf-registry-pull", "see the log of that pod")
 				if b.state().Desired.Mode != state.ModeProxy {
 					t.Error("the mode was recorded")
 				}

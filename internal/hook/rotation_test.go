@@ -436,13 +436,13 @@ func TestRenewWaitTimeoutNamesThePods(t *testing.T) {
 		"pods do not load": {func(b *bench) { b.deaf = map[string]bool{"proxy-n2": true} },
 			[]string{"pod zarf/proxy-n2 on node n2: it does not trust"}},
 		"pods cannot be asked": {func(b *bench) { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} },
-			[]string{"pod zarf/zarf-registry-1 on node n1: it cannot be asked what it has loaded: i/o timeout"}},
+			[]string{"pod zarf/zarf-registry-1 on node n1: cannot ask it what it has loaded: i/o timeout"}},
 		"pods of an earlier release": {func(b *bench) { b.change("proxy-n1", func(p *corev1.Pod) { p.Annotations = nil }) },
 			[]string{"pod zarf/proxy-n1 on node n1: it runs a release that cannot be asked what it has loaded"}},
 		"pods report an error": {func(b *bench) {
 			b.deaf = map[string]bool{"proxy-n2": true}
 			b.pods["proxy-n2"].problem = "permission denied"
-		}, []string{"pod zarf/proxy-n2", "(it says: permission denied)"}},
+		}, []string{"pod zarf/proxy-n2", "(it reports: permission denied)"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -450,7 +450,7 @@ func TestRenewWaitTimeoutNamesThePods(t *testing.T) {
 				c.change(b)
 				b.hook.Timeout = 3 * time.Minute
 				begin := time.Now()
-				b.mustFail(b.rotate(), false, append(c.want, "everything works as before", "init-hook certs renew")...)
+				b.mustFail(b.rotate(), false, append(c.want, "all of them keep working", "init-hook certs renew")...)
 				if took := time.Since(begin); took > 3*time.Minute {
 					t.Errorf("it took %s", took)
 				}
@@ -487,11 +487,11 @@ func TestPodsThatServeNoClientDoNotBlockRotation(t *testing.T) {
 			if err := b.tracker.Update(resource("nodes"), n, ""); err != nil {
 				b.Fatal(err)
 			}
-		}, "a pod on a node that is not ready holds nothing up"},
+		}, "a pod on a node that is not ready does not block the rotation"},
 		"neither ready nor reachable": {func(b *bench) {
 			b.change("proxy-n2", func(p *corev1.Pod) { p.Status.Conditions = nil })
 			b.mute = map[string]error{"proxy-n2": errors.New("connection refused")}
-		}, "a pod that is not ready and cannot be asked holds nothing up"},
+		}, "a pod that is not ready and cannot be queried does not block the rotation"},
 		"being deleted": {func(b *bench) {
 			b.change("proxy-n2", func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1Now, []string{"x"} })
 		}, ""},
@@ -531,7 +531,7 @@ func TestMissingPermissionToAnnotatePodsIsNoError(t *testing.T) {
 		if took := time.Since(begin); took < byThemselves {
 			t.Errorf("it took %s: kubelets had not looked by themselves", took)
 		}
-		if n := strings.Count(b.log.String(), "pods could not be annotated"); n != 1 {
+		if n := strings.Count(b.log.String(), "cannot annotate pods"); n != 1 {
 			t.Errorf("that was said %d times", n)
 		}
 	})
@@ -553,13 +553,13 @@ func TestForcedRotationContinuesOneInProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.deaf = map[string]bool{"proxy-n2": true}
-		b.mustFail(b.rotate(), false, "not all pods follow")
+		b.mustFail(b.rotate(), false, "not all pods have loaded the certificates")
 		oldCA := b.secret("zarf-registry-ca").Data["tls.crt"]
 		clear(b.deaf)
 		b.must(b.rotate())
 		b.checkConverged()
 		if !bytes.Equal(oldCA, b.secret("zarf-registry-ca").Data["tls.crt"]) ||
-			!strings.Contains(b.log.String(), "begins no other") {
+			!strings.Contains(b.log.String(), "does not start another") {
 			t.Errorf("it began another rotation, or does not say so:\n%s", b.log)
 		}
 		b.must(b.rotate())
@@ -605,7 +605,7 @@ func TestRotationRefusals(t *testing.T) {
 			s.PKI = nil
 			data, _ := state.Encode(s)
 			b.changeSecret("zarf-registry-state", func(s *corev1.Secret) { s.Data["state.json"] = data })
-		}, (*bench).renew, []string{"says nothing of the certificates", "helm upgrade"}},
+		}, (*bench).renew, []string{"has no PKI settings", "helm upgrade"}},
 		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) },
 			(*bench).rotate,
 			[]string{"copies of Secret zarf/corp-server, Secret zarf/corp-node, Secret zarf/corp-push: renew them there, then run init-hook certs renew"}},
@@ -616,7 +616,7 @@ func TestRotationRefusals(t *testing.T) {
 		"no pull credential": {func(*bench) {}, func(
 			b *bench) error {
 			return b.hook.Certs().RotateCredential(b.Context(), certs.PullCredential)
-		}, []string{"Secret zarf/zarf-registry-pull does not exist: there is a pull credential in nodeport mode only"}},
+		}, []string{"Secret zarf/zarf-registry-pull does not exist: only nodeport mode has a pull credential"}},
 		"no push credential": {func(b *bench) { b.remove("secrets", "zarf-registry-credentials") },
 			func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), certs.PushCredential) },
 			[]string{"Secret zarf/zarf-registry-credentials is missing"}},
@@ -775,7 +775,7 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 		"CA certificate without CA flag": {func(b *bench) {
 			leaf := b.secret("corp-server").Data["tls.crt"]
 			b.changeSecret("corp-server", func(s *corev1.Secret) { s.Data["ca.crt"] = leaf })
-		}, []string{"Secret zarf/corp-server has a key ca.crt that cannot be used", "authority"}},
+		}, []string{"Secret zarf/corp-server has a key ca.crt that cannot be used", "is not a CA"}},
 		"leaf of another CA": {func(b *bench) {
 			other := b.userCA("corp other").KeyPair().Certificate
 			b.changeSecret("corp-push", func(s *corev1.Secret) { s.Data["ca.crt"] = other })

@@ -21,14 +21,14 @@ func NewBundle(certs ...*x509.Certificate) Bundle { return Bundle{}.with(certs) 
 func ParseBundle(data []byte) (Bundle, error) {
 	blocks, err := parsePEM(data, maxBundle)
 	if err != nil {
-		return Bundle{}, fmt.Errorf("parsing authorities: %w", err)
+		return Bundle{}, fmt.Errorf("parsing CA certificates: %w", err)
 	}
 	if len(blocks) == 0 {
-		return Bundle{}, errors.New("the authorities are missing: the file is empty")
+		return Bundle{}, errors.New("the CA certificates are missing: the file is empty")
 	}
 	certs, err := parseCertificates(blocks)
 	if err != nil {
-		return Bundle{}, fmt.Errorf("parsing authorities: %w", err)
+		return Bundle{}, fmt.Errorf("parsing CA certificates: %w", err)
 	}
 	for _, cert := range certs {
 		if err := checkIsCA(cert); err != nil {
@@ -41,7 +41,7 @@ func ParseBundle(data []byte) (Bundle, error) {
 func checkIsCA(cert *x509.Certificate) error {
 	switch {
 	case !cert.IsCA || !cert.BasicConstraintsValid:
-		return fmt.Errorf("certificate %q is not a certificate authority", cert.Subject)
+		return fmt.Errorf("certificate %q is not a CA", cert.Subject)
 	case cert.KeyUsage != 0 && cert.KeyUsage&x509.KeyUsageCertSign == 0:
 		return fmt.Errorf("certificate %q may not sign certificates: its key usages lack that", cert.Subject)
 	}

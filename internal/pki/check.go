@@ -62,12 +62,12 @@ func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 	key, err := parseKey(pair.Key)
 	add(err)
 	if trust.Empty() {
-		add(errors.New("there is no authority to trust"))
+		add(errors.New("there is no trusted CA"))
 	}
 	if n := len(trust.certs); n > maxTrust {
 		add(
 			fmt.Errorf(
-				"there are %d authorities to trust, more than %d: name those only that have issued the certificates, since each can issue more",
+				"there are %d trusted CAs, more than %d: list only those that issued the certificates, since each can issue more",
 				n,
 				maxTrust,
 			),
@@ -86,7 +86,7 @@ func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 	}
 	add(validAt(leaf, now))
 	if leaf.IsCA {
-		add(errors.New("it is itself a certificate authority"))
+		add(errors.New("it is itself a CA certificate"))
 	}
 	if missing := want.missingNames(leaf); len(missing) != 0 {
 		add(fmt.Errorf("it is not valid for %s, %s", strings.Join(missing, ", "), onlyFor(leaf)))
@@ -204,14 +204,14 @@ func checkChain(chain []*x509.Certificate, trust Bundle, usages []x509.ExtKeyUsa
 	var problems []error
 	for _, issuer := range verified[0][1:] {
 		if problem := weakness(issuer.PublicKey); problem != "" { // x509 accepts any key
-			problems = append(problems, fmt.Errorf("authority %q: its key: %s", issuer.Subject, problem))
+			problems = append(problems, fmt.Errorf("CA %q: its key: %s", issuer.Subject, problem))
 		}
 	}
 	for _, usage := range usages {
 		options.KeyUsages = []x509.ExtKeyUsage{usage}
 		if _, err := leaf.Verify(options); err != nil && allows(leaf, usage) {
 			problems = append(
-				problems, fmt.Errorf("an authority between it and the trusted one does not allow %s", usageName(usage)),
+				problems, fmt.Errorf("a CA between it and the trusted one does not allow %s", usageName(usage)),
 			)
 		}
 	}
@@ -237,7 +237,7 @@ func walk(chain []*x509.Certificate, trust Bundle, now time.Time) []error {
 		}
 		where := "intermediate"
 		if trusted {
-			where = "trusted authority"
+			where = "trusted CA"
 		}
 		about := func(problem string) {
 			problems = append(problems, fmt.Errorf("%s %q: %s", where, issuer.Subject, problem))
@@ -254,7 +254,7 @@ func walk(chain []*x509.Certificate, trust Bundle, now time.Time) []error {
 			about(err.Error())
 		}
 		if issuer.BasicConstraintsValid && issuer.MaxPathLen >= 0 && below > issuer.MaxPathLen {
-			about(fmt.Sprintf("it allows %d authorities below it, and the chain has %d", issuer.MaxPathLen, below))
+			about(fmt.Sprintf("it allows %d CAs below it, and the chain has %d", issuer.MaxPathLen, below))
 		}
 		if trusted {
 			return problems
@@ -288,12 +288,12 @@ func noIssuer(cert *x509.Certificate, trust Bundle) error {
 	sameName := func(c *x509.Certificate) bool { return bytes.Equal(c.RawSubject, cert.RawIssuer) }
 	switch {
 	case bytes.Equal(cert.RawIssuer, cert.RawSubject):
-		return fmt.Errorf("%q is signed by itself and is not among the trusted authorities", cert.Subject)
+		return fmt.Errorf("%q is self-signed and is not among the trusted CAs", cert.Subject)
 	case slices.ContainsFunc(trust.certs, sameName):
 		return fmt.Errorf(
-			"%q was not signed by the trusted authority %q, but by another key of that name", cert.Subject, cert.Issuer,
+			"%q was not signed by the trusted CA %q, but by another key of the same name", cert.Subject, cert.Issuer,
 		)
 	}
-	return fmt.Errorf("it does not lead to a trusted authority: wanted is %q, the issuer of %q, as intermediate in the chain or as trusted authority",
+	return fmt.Errorf("it does not lead to a trusted CA: add %q, the issuer of %q, as an intermediate to the chain or as a trusted CA",
 		cert.Issuer, cert.Subject)
 }

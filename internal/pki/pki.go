@@ -96,7 +96,7 @@ type Leaf struct {
 func NewCA(commonName string, now time.Time, lifetime time.Duration) (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("generating the authority's key: %w", err)
+		return nil, fmt.Errorf("generating the CA key: %w", err)
 	}
 	serial, err := newSerial()
 	if err != nil {
@@ -114,7 +114,7 @@ func NewCA(commonName string, now time.Time, lifetime time.Duration) (*CA, error
 	}
 	pair, err := sign(template, template, key, key)
 	if err != nil {
-		return nil, fmt.Errorf("signing the authority: %w", err)
+		return nil, fmt.Errorf("signing the CA certificate: %w", err)
 	}
 	return ParseCA(pair)
 }
@@ -145,7 +145,7 @@ func (a *CA) Issue(leaf Leaf, now time.Time) (KeyPair, error) {
 	}
 	if !now.Before(a.cert.NotAfter) {
 		return KeyPair{}, fmt.Errorf(
-			"certificate authority %q expired at %s", a.cert.Subject, a.cert.NotAfter.Format(time.RFC3339),
+			"CA %q expired at %s", a.cert.Subject, a.cert.NotAfter.Format(time.RFC3339),
 		)
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -202,9 +202,9 @@ func LeafRenewal(pair KeyPair, want Leaf, a *CA, now time.Time) string {
 	}
 	switch {
 	case cert.CheckSignatureFrom(a.cert) != nil:
-		return fmt.Sprintf("it was not signed by the present authority %s", Fingerprint(a.cert))
+		return fmt.Sprintf("it was not signed by the current CA %s", Fingerprint(a.cert))
 	case cert.NotAfter.After(a.cert.NotAfter):
-		return "it outlives its authority"
+		return "it outlives its CA"
 	case cert.Subject.CommonName != want.CommonName ||
 		!slices.Equal(cert.Subject.Organization, []string{want.Organization}):
 		return fmt.Sprintf("its subject is %q", cert.Subject)

@@ -209,7 +209,7 @@ func (p Position) trustsMore(l Loaded) string {
 	wanted := p.Want.Fingerprints()
 	for _, fingerprint := range l.Trust {
 		if !slices.Contains(wanted, fingerprint) {
-			return fmt.Sprintf("it still trusts the former authority with SHA-256 %s", Short(fingerprint))
+			return fmt.Sprintf("it still trusts the previous CA with SHA-256 %s", Short(fingerprint))
 		}
 	}
 	return ""

@@ -222,7 +222,7 @@ func TestNext(t *testing.T) {
 		"4: it has not ended while a pod trusts the former authority": {
 			at: pki.Position{Want: is, Held: ended, Observed: true,
 				Loaded: []pki.Loaded{loadedAs("registry-0", server, ended), {Pod: "proxy-a", Role: node, Leaf: pki.Fingerprint(ended[node].Leaf), Trust: both.Fingerprints()}}},
-			action: pki.Wait, waiting: []string{"proxy-a: it still trusts the former authority with SHA-256 " + fingerprint(oldCA)},
+			action: pki.Wait, waiting: []string{"proxy-a: it still trusts the previous CA with SHA-256 " + fingerprint(oldCA)},
 		},
 		"4: nor while one does not trust the new": {
 			at: pki.Position{Want: is, Held: ended, Observed: true,

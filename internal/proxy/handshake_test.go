@@ -516,7 +516,7 @@ func TestBadFilesWhileTheProxyRuns(t *testing.T) {
 		{
 			"the CA is none",
 			tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": good["tls.key"], "ca.crt": good["tls.crt"]},
-			"is not a certificate authority",
+			"is not a CA",
 		},
 	} {
 		tlsfilestest.WriteSecret(t, f.dir, tt.files)

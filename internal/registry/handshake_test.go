@@ -381,7 +381,7 @@ func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
 	}{
 		{"the Secret was deleted", tlsfilestest.Files{}, "tls.crt: no such file or directory"},
 		{"the key is another's", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": i.ca.serverFiles(t)["tls.key"], "ca.crt": good["ca.crt"]}, "private key does not match"},
-		{"the CA is none", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": good["tls.key"], "ca.crt": good["tls.crt"]}, "is not a certificate authority"},
+		{"the CA is none", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": good["tls.key"], "ca.crt": good["tls.crt"]}, "is not a CA"},
 	} {
 		tlsfilestest.WriteSecret(t, i.tlsDir, tt.files)
 		if changed, err := i.server.certificates.Reload(); changed || err == nil {

@@ -537,7 +537,7 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			data := leafOf(t, "push-tls", otherAuthority, now, 0)
 			data["ca.crt"] = c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["ca.crt"]
 			c.add(secret("push-tls", data))
-		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (it does not lead to a trusted authority"}},
+		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (it does not lead to a trusted CA"}},
 		"a certificate that only its own Secret trusts": {state.ModeProxy, func(c cluster) {
 			c.certificate(t, "push-tls", otherAuthority, now, 0)
 		}, []string{

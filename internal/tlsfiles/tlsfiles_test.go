@@ -66,38 +66,38 @@ func badDirectories(t *testing.T, ca *tlsfilestest.CA, good tlsfilestest.Files) 
 		"a certificate instead of a key": {
 			with(KeyFile, good[CertificateFile]), "tls.crt and tls.key: tls: found a certificate rather than a key",
 		},
-		"an empty CA bundle": {with(CAFile, nil), "ca.crt: the authorities are missing"},
+		"an empty CA bundle": {with(CAFile, nil), "ca.crt: the CA certificates are missing"},
 		"a CA that is not a CA": {
-			with(CAFile, good[CertificateFile]), `ca.crt: certificate "CN=node,O=node" is not a certificate authority`,
+			with(CAFile, good[CertificateFile]), `ca.crt: certificate "CN=node,O=node" is not a CA`,
 		},
 		"a CA bundle with a leaf": {
 			with(CAFile, join(ca.PEM, good[CertificateFile])),
-			`ca.crt: certificate "CN=node,O=node" is not a certificate authority`,
+			`ca.crt: certificate "CN=node,O=node" is not a CA`,
 		},
 		"a CA bundle with a key": {
 			with(CAFile, join(ca.PEM, otherKey)),
-			`ca.crt: parsing authorities: found a PEM block "PRIVATE KEY" where a certificate is expected`,
+			`ca.crt: parsing CA certificates: found a PEM block "PRIVATE KEY" where a certificate is expected`,
 		},
 		"a CA bundle with text": {
 			with(CAFile, join(ca.PEM, []byte("# new\n"), ca.PEM)),
-			"ca.crt: parsing authorities: there is something after PEM block 1",
+			"ca.crt: parsing CA certificates: there is something after PEM block 1",
 		},
 		"a truncated CA bundle": {
-			with(CAFile, join(ca.PEM, ca.PEM[:len(ca.PEM)/2])), "ca.crt: parsing authorities: PEM block 2 is damaged",
+			with(CAFile, join(ca.PEM, ca.PEM[:len(ca.PEM)/2])), "ca.crt: parsing CA certificates: PEM block 2 is damaged",
 		},
 		"a CA bundle whose first certificate is broken": {
 			with(CAFile, join(ca.PEM[:len(ca.PEM)/2], []byte("!\n"), ca.PEM)),
-			"ca.crt: parsing authorities: PEM block 1 is damaged",
+			"ca.crt: parsing CA certificates: PEM block 1 is damaged",
 		},
 		"a PEM block that is not a certificate": {
 			with(CAFile, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")),
-			"ca.crt: parsing authorities: PEM block 1: x509: malformed certificate",
+			"ca.crt: parsing CA certificates: PEM block 1: x509: malformed certificate",
 		},
 		"a chain that is too long": {
 			with(CertificateFile, join(good[CertificateFile], bytes.Repeat(ca.PEM, 10))),
 			"tls.crt: parsing the certificate: the chain is too long, it has 11 certificates",
 		},
-		"a bundle that is too long": {with(CAFile, bytes.Repeat(ca.PEM, 1000)), "ca.crt: parsing authorities: "},
+		"a bundle that is too long": {with(CAFile, bytes.Repeat(ca.PEM, 1000)), "ca.crt: parsing CA certificates: "},
 		"a file of ten megabytes":   {with(CAFile, bytes.Repeat([]byte("x"), 10<<20)), "ca.crt exceeds 1048576 bytes"},
 		"a key of ten megabytes":    {with(KeyFile, bytes.Repeat([]byte("x"), 10<<20)), "tls.key exceeds 1048576 bytes"},
 	}
