@@ -140,7 +140,9 @@ func sourceSecret(from state.ExistingSecrets, role string) string {
 
 // sources reads the Secrets that certificates are copied from, and returns all their problems. It
 // omits roles without a Secret.
-func (k *Keeper) sources(ctx context.Context, p state.PKI, from state.ExistingSecrets) (map[string]sourceLeaf, []Problem, error) {
+func (k *Keeper) sources(
+	ctx context.Context, p state.PKI, from state.ExistingSecrets,
+) (map[string]sourceLeaf, []Problem, error) {
 	var problems []Problem
 	var fallback []byte // from the Secret that has only ca.crt
 	if from.Authority != "" {
@@ -173,7 +175,9 @@ func (k *Keeper) sources(ctx context.Context, p state.PKI, from state.ExistingSe
 	return leaves, problems, nil
 }
 
-func (k *Keeper) source(ctx context.Context, p state.PKI, role, name, caSecret string, fallback []byte) (sourceLeaf, []Problem, error) {
+func (k *Keeper) source(
+	ctx context.Context, p state.PKI, role, name, caSecret string, fallback []byte,
+) (sourceLeaf, []Problem, error) {
 	secret, problems, err := k.sourceSecret(ctx, p, name, keyCertificate, keyPrivateKey)
 	if err != nil || secret == nil {
 		return sourceLeaf{}, problems, err
@@ -190,8 +194,9 @@ func (k *Keeper) source(ctx context.Context, p state.PKI, role, name, caSecret s
 	case caSecret != "":
 		// The problems of that Secret are reported separately.
 	default:
-		problems = append(problems, Problem{object, "has no key " + names.KeyCA + ", and pki.existingSecret.ca names no other",
-			"add the PEM of the CA that signed the certificate, or name a Secret that has it"})
+		problems = append(problems,
+			Problem{object, "has no key " + names.KeyCA + ", and pki.existingSecret.ca names no other",
+				"add the PEM of the CA that signed the certificate, or name a Secret that has it"})
 	}
 	if len(problems) > 0 || len(trust) == 0 {
 		return sourceLeaf{}, problems, nil
@@ -202,14 +207,16 @@ func (k *Keeper) source(ctx context.Context, p state.PKI, role, name, caSecret s
 	}
 	if err := pki.Check(keyPair(secret), bundle, k.requirement(role, p), k.Now()); err != nil {
 		for line := range strings.Lines(err.Error()) {
-			problems = append(problems, Problem{object, "holds no certificate for " + purpose(role) + ": " + strings.TrimSpace(line), "replace it"})
+			problems = append(problems,
+				Problem{object, "holds no certificate for " + purpose(role) + ": " + strings.TrimSpace(line), "replace it"})
 		}
 	}
 	return sourceLeaf{object, keyPair(secret), bundle}, problems, nil
 }
 
 func badCA(object string, err error) Problem {
-	return Problem{object, fmt.Sprintf("has a key %s that cannot be used: %v", names.KeyCA, err), "it must contain the PEM of the CA certificates and nothing else"}
+	return Problem{object, fmt.Sprintf("has a key %s that cannot be used: %v", names.KeyCA, err),
+		"it must contain the PEM of the CA certificates and nothing else"}
 }
 
 // purpose returns what certificates of a role are for, for messages.
@@ -226,7 +233,9 @@ func purpose(role string) string {
 
 // sourceSecret reads a Secret that init-hook did not create, and returns its problems. The Secret
 // is nil if it cannot be used at all.
-func (k *Keeper) sourceSecret(ctx context.Context, p state.PKI, name string, keys ...string) (*corev1.Secret, []Problem, error) {
+func (k *Keeper) sourceSecret(
+	ctx context.Context, p state.PKI, name string, keys ...string,
+) (*corev1.Secret, []Problem, error) {
 	object := k.Object("Secret", name)
 	secret, err := k.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -237,7 +246,9 @@ func (k *Keeper) sourceSecret(ctx context.Context, p state.PKI, name string, key
 	case p.Mode == state.PKIExistingSecret && secret.Labels[names.LabelManagedBy] == names.Manager:
 		return nil, []Problem{{object, "was made by init-hook, which overwrites and deletes it", "name your own Secret"}}, nil
 	case secret.Type != corev1.SecretTypeTLS && secret.Type != corev1.SecretTypeOpaque && secret.Type != "":
-		return nil, []Problem{{object, fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque), "name one that contains a certificate"}}, nil
+		return nil, []Problem{{object,
+			fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque),
+			"name one that contains a certificate"}}, nil
 	}
 	var problems []Problem
 	for _, key := range keys {
@@ -278,7 +289,8 @@ func (r *rotation) currentCA(ctx context.Context) (*pki.CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.WriteSecret(ctx, secret, name, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(made.KeyPair(), nil)); err != nil {
+	if err := r.WriteSecret(ctx, secret, name, names.ComponentCertificates, corev1.SecretTypeTLS,
+		secretData(made.KeyPair(), nil)); err != nil {
 		return nil, err
 	}
 	r.note("CA created", name, reason)

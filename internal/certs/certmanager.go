@@ -49,7 +49,8 @@ const (
 	reasonIssued            = "Issued"
 )
 
-const certManagerMissing = "cert-manager is not installed: install it first, see https://cert-manager.io/docs/installation/, or use --set pki.mode=internal"
+const certManagerMissing = "cert-manager is not installed: install it first, see " +
+	"https://cert-manager.io/docs/installation/, or use --set pki.mode=internal"
 
 // certManagerWanted are the cert-manager objects that should exist.
 type certManagerWanted struct {
@@ -61,7 +62,8 @@ type certManagerWanted struct {
 
 func (k *Keeper) certManagerWanted(p state.PKI) certManagerWanted {
 	var wanted certManagerWanted
-	ref := cmmeta.IssuerReference{Group: certmanagerv1.SchemeGroupVersion.Group, Kind: certmanagerv1.IssuerKind, Name: k.Settings.Name + names.SuffixCA}
+	ref := cmmeta.IssuerReference{Group: certmanagerv1.SchemeGroupVersion.Group, Kind: certmanagerv1.IssuerKind,
+		Name: k.Settings.Name + names.SuffixCA}
 	if p.Issuer != nil {
 		ref = cmmeta.IssuerReference{Group: p.Issuer.Group, Kind: p.Issuer.Kind, Name: p.Issuer.Name}
 	} else {
@@ -69,7 +71,8 @@ func (k *Keeper) certManagerWanted(p state.PKI) certManagerWanted {
 		ca := k.certificate(names.SuffixCA, time.Duration(p.AuthorityLifetime), selfSigned)
 		ca.Spec.IsCA = true
 		ca.Spec.CommonName = k.Settings.Name + " certificate authority"
-		ca.Spec.Usages = []certmanagerv1.KeyUsage{certmanagerv1.UsageDigitalSignature, certmanagerv1.UsageCertSign, certmanagerv1.UsageCRLSign}
+		ca.Spec.Usages = []certmanagerv1.KeyUsage{certmanagerv1.UsageDigitalSignature, certmanagerv1.UsageCertSign,
+			certmanagerv1.UsageCRLSign}
 		wanted.certificates = append(wanted.certificates, ca)
 		wanted.issuers = []*certmanagerv1.Issuer{
 			k.issuer(selfSigned.Name, certmanagerv1.IssuerConfig{SelfSigned: &certmanagerv1.SelfSignedIssuer{}}),
@@ -101,14 +104,18 @@ func (k *Keeper) certManagerWanted(p state.PKI) certManagerWanted {
 }
 
 // certificate returns a Certificate with the fields that all of our Certificates share.
-func (k *Keeper) certificate(suffix string, lifetime time.Duration, issuer cmmeta.IssuerReference) *certmanagerv1.Certificate {
+func (k *Keeper) certificate(
+	suffix string, lifetime time.Duration, issuer cmmeta.IssuerReference,
+) *certmanagerv1.Certificate {
 	revisions := int32(1)
 	return &certmanagerv1.Certificate{
-		ObjectMeta: metav1.ObjectMeta{Name: k.Settings.Name + suffix, Namespace: k.Settings.Namespace, Labels: k.Labels(names.ComponentCertificates), Annotations: release.Annotations()},
+		ObjectMeta: metav1.ObjectMeta{Name: k.Settings.Name + suffix, Namespace: k.Settings.Namespace,
+			Labels: k.Labels(names.ComponentCertificates), Annotations: release.Annotations()},
 		Spec: certmanagerv1.CertificateSpec{
-			SecretName:     k.Settings.Name + suffix + names.SuffixIssued,
-			SecretTemplate: &certmanagerv1.CertificateSecretTemplate{Labels: k.Labels(names.ComponentCertificates), Annotations: release.Annotations()},
-			Duration:       &metav1.Duration{Duration: lifetime},
+			SecretName: k.Settings.Name + suffix + names.SuffixIssued,
+			SecretTemplate: &certmanagerv1.CertificateSecretTemplate{Labels: k.Labels(names.ComponentCertificates),
+				Annotations: release.Annotations()},
+			Duration: &metav1.Duration{Duration: lifetime},
 			// Renew at half of the lifetime, as in internal mode.
 			RenewBefore: &metav1.Duration{Duration: lifetime / 2},
 			PrivateKey: &certmanagerv1.CertificatePrivateKey{
@@ -125,8 +132,9 @@ func (k *Keeper) certificate(suffix string, lifetime time.Duration, issuer cmmet
 
 func (k *Keeper) issuer(name string, config certmanagerv1.IssuerConfig) *certmanagerv1.Issuer {
 	return &certmanagerv1.Issuer{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: k.Settings.Namespace, Labels: k.Labels(names.ComponentCertificates), Annotations: release.Annotations()},
-		Spec:       certmanagerv1.IssuerSpec{IssuerConfig: config},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: k.Settings.Namespace,
+			Labels: k.Labels(names.ComponentCertificates), Annotations: release.Annotations()},
+		Spec: certmanagerv1.IssuerSpec{IssuerConfig: config},
 	}
 }
 
@@ -226,7 +234,9 @@ type object[T any] interface {
 
 // ensure creates an object or updates the fields that differ, and returns its current version. It
 // does not change an object that is being deleted.
-func ensure[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api ensurer[T], want P, put func(have, want P) []string) (P, error) {
+func ensure[T any, P object[T]](
+	ctx context.Context, k *Keeper, kind string, api ensurer[T], want P, put func(have, want P) []string,
+) (P, error) {
 	name := k.Object(kind, want.GetName())
 	read, err := api.Get(ctx, want.GetName(), metav1.GetOptions{})
 	have := P(read)
@@ -269,7 +279,8 @@ func changedBack(name string, fields []string) error {
 	if len(fields) == 0 {
 		return nil
 	}
-	return release.Refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: exclude this object from it", name, strings.Join(fields, ", "))
+	return release.Refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: "+
+		"exclude this object from it", name, strings.Join(fields, ", "))
 }
 
 // issued is a Certificate and its Secret. The Secret is nil if it does not exist.
@@ -384,7 +395,8 @@ func (k *Keeper) issueAgain(ctx context.Context, i issued) error {
 		*previous = condition
 	}
 	if _, err := k.Cluster.Certificates.UpdateStatus(ctx, changed, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("requesting a new issuance in the status of %s: %w", k.Object("Certificate", i.Name), release.RefuseForbidden(err))
+		return fmt.Errorf("requesting a new issuance in the status of %s: %w", k.Object("Certificate", i.Name),
+			release.RefuseForbidden(err))
 	}
 	k.Log.Info("requested a new certificate from cert-manager", "object", k.Object("Certificate", i.Name))
 	return nil
@@ -457,7 +469,8 @@ func retryable(err error) bool {
 	if release.IsRefused(err) {
 		return false
 	}
-	return release.IsTransient(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsInternalError(err)
+	return release.IsTransient(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) ||
+		apierrors.IsInternalError(err)
 }
 
 // notIssued returns an error with all details about the first Certificate. The others usually have
@@ -467,14 +480,16 @@ func (k *Keeper) notIssued(ctx context.Context, waiting []unissued, took time.Du
 	var b strings.Builder
 	b.WriteString(k.Object("Certificate", c.Name))
 	if c.failed {
-		fmt.Fprintf(&b, " was not issued: cert-manager gave up at %s: %s", c.Status.LastFailureTime.UTC().Format(time.RFC3339), c.why)
+		fmt.Fprintf(&b, " was not issued: cert-manager gave up at %s: %s",
+			c.Status.LastFailureTime.UTC().Format(time.RFC3339), c.why)
 	} else {
 		fmt.Fprintf(&b, " is not ready after %s: %s", took, c.why)
 	}
 	b.WriteString(k.requestComplaint(ctx, c.Certificate))
 	ref := c.Spec.IssuerRef
 	kubectl := "kubectl --namespace " + k.Settings.Namespace
-	fmt.Fprintf(&b, "; look at its issuer (%s describe %s %s), then at %s describe certificate %s", kubectl, issuerResource(ref), ref.Name, kubectl, c.Name)
+	fmt.Fprintf(&b, "; look at its issuer (%s describe %s %s), then at %s describe certificate %s", kubectl,
+		issuerResource(ref), ref.Name, kubectl, c.Name)
 	if len(waiting) > 1 {
 		var others []string
 		for _, u := range waiting[1:] {
@@ -541,7 +556,8 @@ func requestProblem(r certmanagerv1.CertificateRequest) string {
 		}
 	}
 	has := func(kind certmanagerv1.CertificateRequestConditionType) bool {
-		return slices.ContainsFunc(r.Status.Conditions, func(c certmanagerv1.CertificateRequestCondition) bool { return c.Type == kind })
+		return slices.ContainsFunc(r.Status.Conditions,
+			func(c certmanagerv1.CertificateRequestCondition) bool { return c.Type == kind })
 	}
 	switch {
 	case has(certmanagerv1.CertificateRequestConditionReady):
@@ -568,8 +584,9 @@ func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.Exi
 			why, failure := i.notReady(), i.failure()
 			switch {
 			case why == "" && failure != "" && !seen[i.Name]:
-				k.Log.Warn("cert-manager cannot renew a certificate; the current one stays in use", "object", k.Object("Certificate", i.Name),
-					"reason", failure, "until", i.Status.NotAfter.String(), "remedy", fmt.Sprintf("kubectl --namespace %s describe certificate %s", k.Settings.Namespace, i.Name))
+				k.Log.Warn("cert-manager cannot renew a certificate; the current one stays in use",
+					"object", k.Object("Certificate", i.Name), "reason", failure, "until", i.Status.NotAfter.String(),
+					"remedy", fmt.Sprintf("kubectl --namespace %s describe certificate %s", k.Settings.Namespace, i.Name))
 			case why == "":
 			case failure != "" && !seen[i.Name]:
 				// The failure is from an earlier run. Its cause may be fixed by now, but cert-manager's backoff
@@ -596,7 +613,8 @@ func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.Exi
 		}
 	}
 	name := k.Settings.Name
-	return state.ExistingSecrets{Server: name + suffixServer + names.SuffixIssued, Node: name + suffixNode + names.SuffixIssued, Push: name + suffixPush + names.SuffixIssued}, nil
+	return state.ExistingSecrets{Server: name + suffixServer + names.SuffixIssued,
+		Node: name + suffixNode + names.SuffixIssued, Push: name + suffixPush + names.SuffixIssued}, nil
 }
 
 // deleteOwnIssuer deletes our own CA and Issuers after the user has named an issuer. The key of
@@ -621,7 +639,8 @@ func (k *Keeper) certManagerRenew(ctx context.Context, p state.PKI, ca bool) err
 	var trust pki.Bundle
 	switch {
 	case ca && p.Issuer != nil:
-		return release.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook certs rotate, which reissues all certificates", p.Issuer.Kind, p.Issuer.Name)
+		return release.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook certs "+
+			"rotate, which reissues all certificates", p.Issuer.Kind, p.Issuer.Name)
 	case p.Issuer == nil:
 		leaves = wanted.certificates[1:]
 	}
@@ -641,7 +660,9 @@ func (k *Keeper) certManagerRenew(ctx context.Context, p state.PKI, ca bool) err
 
 // reissue triggers a new issuance of certificates, and returns them once they are issued. Their CAs
 // must include those in trust.
-func (k *Keeper) reissue(ctx context.Context, wanted certManagerWanted, due []*certmanagerv1.Certificate, trust pki.Bundle) ([]issued, error) {
+func (k *Keeper) reissue(
+	ctx context.Context, wanted certManagerWanted, due []*certmanagerv1.Certificate, trust pki.Bundle,
+) ([]issued, error) {
 	previous := map[string]string{} // the certificates before the new issuance
 	var done []issued
 	err := k.awaitIssued(ctx, func(ctx context.Context) ([]unissued, error) {
@@ -707,7 +728,9 @@ type remover[T any] interface {
 }
 
 // remove deletes those of the objects that are ours, and returns their kinds and names.
-func remove[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api remover[T], objects []string) ([]string, error) {
+func remove[T any, P object[T]](
+	ctx context.Context, k *Keeper, kind string, api remover[T], objects []string,
+) ([]string, error) {
 	var deleted []string
 	for _, name := range objects {
 		have, err := api.Get(ctx, name, metav1.GetOptions{})
@@ -731,7 +754,8 @@ func remove[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api
 // DeleteCertManager deletes the objects that init-hook created for cert-manager, and the Secrets
 // that cert-manager wrote for them.
 func (k *Keeper) DeleteCertManager(ctx context.Context) (string, error) {
-	deleted, err := k.deleteCertManagerObjects(ctx, []string{suffixServer, suffixNode, suffixPush, names.SuffixCA}, []string{names.SuffixCA, suffixSelfSigned})
+	deleted, err := k.deleteCertManagerObjects(ctx, []string{suffixServer, suffixNode, suffixPush, names.SuffixCA},
+		[]string{names.SuffixCA, suffixSelfSigned})
 	if err != nil {
 		return "", err
 	}

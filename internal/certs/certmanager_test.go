@@ -42,10 +42,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// cmBench is a hook with a namespace in which cert-manager runs. Its API is played
-// by reactors of the fake dynamic client, as strictly as the API server's: resource
-// versions, generations, and a status that only UpdateStatus writes. cert-manager
-// itself does a round whenever somebody reads a Certificate.
+// cmBench is a Keeper with a namespace in which cert-manager runs. Reactors of the fake dynamic
+// client simulate its API as strictly as the API server: resource versions, generations, and a
+// status that only UpdateStatus writes. The simulated cert-manager does a round on every read of a
+// Certificate.
 type cmBench struct {
 	*testing.T
 	keeper  *Keeper
@@ -53,18 +53,19 @@ type cmBench struct {
 	objects map[string]*unstructured.Unstructured // by resource/name
 	secrets map[string]*corev1.Secret
 	version int
-	// writes are those of the hook.
+	// writes are the writes of the Keeper.
 	writes []string
 
-	// controller is what cert-manager does with a Certificate; nil: nothing.
+	// controller handles a Certificate as cert-manager does; nil does nothing.
 	controller func(*certmanagerv1.Certificate)
-	// authority signs for the user's issuer; issuedWith is what each Certificate was
-	// last issued for.
+	// authority signs for the user's issuer. issuedWith is the spec that each Certificate was last
+	// issued for.
 	authority  *pki.CA
 	issuedWith map[string]certmanagerv1.CertificateSpec
-	// intercept may answer a call, named "update certificates/zarf-registry-node".
+	// intercept may answer a call. Calls have names such as "update certificates/zarf-registry-node".
 	intercept func(call string) error
-	// left is how many writes succeed before the process is killed; negative: it lives.
+	// left is the number of writes that succeed before the process is killed; negative means that it
+	// is never killed.
 	left int
 	dead bool
 }
@@ -73,7 +74,8 @@ var errCMKilled = errors.New("killed")
 
 func newCMBench(t *testing.T) *cmBench {
 	t.Helper()
-	b := &cmBench{T: t, log: &bytes.Buffer{}, objects: map[string]*unstructured.Unstructured{}, secrets: map[string]*corev1.Secret{}, issuedWith: map[string]certmanagerv1.CertificateSpec{}, left: -1}
+	b := &cmBench{T: t, log: &bytes.Buffer{}, objects: map[string]*unstructured.Unstructured{},
+		secrets: map[string]*corev1.Secret{}, issuedWith: map[string]certmanagerv1.CertificateSpec{}, left: -1}
 	var err error
 	if b.authority, err = pki.NewCA("corp", time.Now(), 20*365*24*time.Hour); err != nil {
 		t.Fatal(err)
@@ -100,9 +102,10 @@ func newCMBench(t *testing.T) *cmBench {
 	return b
 }
 
-// ownIssuer and corpIssuer are what the values say.
+// ownIssuer and corpIssuer return settings without and with an issuer of the user.
 func ownIssuer() state.PKI {
-	return state.PKI{Mode: state.PKICertManager, LeafLifetime: state.Duration(365 * 24 * time.Hour), AuthorityLifetime: state.Duration(5 * 365 * 24 * time.Hour), ClusterDomain: "cluster.local"}
+	return state.PKI{Mode: state.PKICertManager, LeafLifetime: state.Duration(365 * 24 * time.Hour),
+		AuthorityLifetime: state.Duration(5 * 365 * 24 * time.Hour), ClusterDomain: "cluster.local"}
 }
 
 func corpIssuer() state.PKI {
@@ -111,7 +114,7 @@ func corpIssuer() state.PKI {
 	return p
 }
 
-// begin is what comes before every call; write says whether it would change something.
+// begin precedes every call. write reports whether the call would change something.
 func (b *cmBench) begin(call string, write bool) error {
 	if b.dead {
 		return errCMKilled
@@ -194,7 +197,8 @@ func (b *cmBench) react(action kubetesting.Action) (bool, runtime.Object, error)
 			return true, nil, apierrors.NewNotFound(a.Resource.GroupResource(), object.GetName())
 		}
 		if have.GetResourceVersion() != object.GetResourceVersion() {
-			return true, nil, apierrors.NewConflict(a.Resource.GroupResource(), object.GetName(), errors.New("the object has been modified"))
+			return true, nil, apierrors.NewConflict(a.Resource.GroupResource(), object.GetName(),
+				errors.New("the object has been modified"))
 		}
 		changed := have.DeepCopy()
 		if a.GetSubresource() == "status" {
@@ -302,7 +306,7 @@ func (b *cmBench) issuer(name string) *certmanagerv1.Issuer {
 	return i
 }
 
-// change is an edit of a Certificate by somebody else.
+// change edits a Certificate as another client would.
 func (b *cmBench) change(name string, edit func(*certmanagerv1.Certificate)) {
 	b.Helper()
 	c := b.certificate(name)
@@ -311,7 +315,7 @@ func (b *cmBench) change(name string, edit func(*certmanagerv1.Certificate)) {
 	b.store("certificates", "Certificate", c)
 }
 
-// round is one of cert-manager's.
+// round does one round of cert-manager.
 func (b *cmBench) round() {
 	b.Helper()
 	for _, key := range slices.Sorted(maps.Keys(b.objects)) {
@@ -326,18 +330,23 @@ func (b *cmBench) round() {
 	}
 }
 
-func setCondition(c *certmanagerv1.Certificate, kind certmanagerv1.CertificateConditionType, status cmmeta.ConditionStatus, reason, message string) {
+func setCondition(c *certmanagerv1.Certificate, kind certmanagerv1.CertificateConditionType,
+	status cmmeta.ConditionStatus, reason, message string) {
 	dropCondition(c, kind)
-	c.Status.Conditions = append(c.Status.Conditions, certmanagerv1.CertificateCondition{Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: c.Generation})
+	c.Status.Conditions = append(c.Status.Conditions,
+		certmanagerv1.CertificateCondition{Type: kind, Status: status, Reason: reason, Message: message,
+			ObservedGeneration: c.Generation})
 }
 
 func dropCondition(c *certmanagerv1.Certificate, kind certmanagerv1.CertificateConditionType) {
-	c.Status.Conditions = slices.DeleteFunc(c.Status.Conditions, func(c certmanagerv1.CertificateCondition) bool { return c.Type == kind })
+	c.Status.Conditions = slices.DeleteFunc(c.Status.Conditions,
+		func(c certmanagerv1.CertificateCondition) bool { return c.Type == kind })
 }
 
-// issuing is the reason why cert-manager would issue now, "" where it would not.
+// issuing returns the reason why cert-manager would issue now, "" if it would not.
 func (b *cmBench) issuing(c *certmanagerv1.Certificate) string {
-	if cond := (issued{c, nil}).condition(certmanagerv1.CertificateConditionIssuing); cond != nil && cond.Status == cmmeta.ConditionTrue {
+	if cond := (issued{c, nil}).condition(certmanagerv1.CertificateConditionIssuing); cond != nil &&
+		cond.Status == cmmeta.ConditionTrue {
 		return cond.Reason
 	}
 	former, ok := b.issuedWith[c.Name]
@@ -350,22 +359,23 @@ func (b *cmBench) issuing(c *certmanagerv1.Certificate) string {
 	return ""
 }
 
-// backsOff says whether cert-manager does nothing for an hour, because it failed to
-// issue what is asked for.
+// backsOff reports whether cert-manager waits after a failed issuance of the current spec.
 func backsOff(c *certmanagerv1.Certificate) bool {
 	return slices.ContainsFunc(c.Status.Conditions, func(cond certmanagerv1.CertificateCondition) bool {
-		return cond.Type == certmanagerv1.CertificateConditionIssuing && cond.Status == cmmeta.ConditionFalse && cond.Reason == "Failed" && cond.ObservedGeneration == c.Generation
+		return cond.Type == certmanagerv1.CertificateConditionIssuing && cond.Status == cmmeta.ConditionFalse &&
+			cond.Reason == "Failed" && cond.ObservedGeneration == c.Generation
 	})
 }
 
-// issue is what a cert-manager does that has nothing to complain of.
+// issue simulates a successful issuance.
 func (b *cmBench) issue(c *certmanagerv1.Certificate) {
 	b.Helper()
 	if backsOff(c) {
 		return
 	}
 	if b.issuing(c) == "" {
-		setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionTrue, "Ready", "Certificate is up to date and has not expired")
+		setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionTrue, "Ready",
+			"Certificate is up to date and has not expired")
 		return
 	}
 	signer := b.authority
@@ -380,14 +390,16 @@ func (b *cmBench) issue(c *certmanagerv1.Certificate) {
 	default:
 		if ca := b.secrets["zarf-registry-ca-issued"]; c.Spec.IssuerRef.Name == "zarf-registry-ca" {
 			if ca == nil {
-				setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionFalse, "DoesNotExist", "Issuing certificate as Secret does not exist")
+				setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionFalse, "DoesNotExist",
+					"Issuing certificate as Secret does not exist")
 				return
 			}
 			if signer, err = pki.ParseCA(pki.KeyPair{Certificate: ca.Data["tls.crt"], Key: ca.Data["tls.key"]}); err != nil {
 				b.Fatal(err)
 			}
 		}
-		pair, err = signer.Issue(pki.Leaf{CommonName: c.Spec.CommonName, DNSNames: c.Spec.DNSNames, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
+		pair, err = signer.Issue(pki.Leaf{CommonName: c.Spec.CommonName, DNSNames: c.Spec.DNSNames,
+			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
 	}
 	if err != nil {
 		b.Fatal(err)
@@ -395,7 +407,8 @@ func (b *cmBench) issue(c *certmanagerv1.Certificate) {
 	b.write(c, pair, signer)
 	dropCondition(c, certmanagerv1.CertificateConditionIssuing)
 	c.Status.LastFailureTime = nil
-	setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionTrue, "Ready", "Certificate is up to date and has not expired")
+	setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionTrue, "Ready",
+		"Certificate is up to date and has not expired")
 }
 
 func (b *cmBench) write(c *certmanagerv1.Certificate, pair pki.KeyPair, signer *pki.CA) {
@@ -405,36 +418,46 @@ func (b *cmBench) write(c *certmanagerv1.Certificate, pair pki.KeyPair, signer *
 		labels = maps.Clone(c.Spec.SecretTemplate.Labels)
 	}
 	b.secrets[c.Spec.SecretName] = &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: c.Spec.SecretName, Namespace: "zarf", Labels: labels, Annotations: map[string]string{"cert-manager.io/certificate-name": c.Name}},
-		Type:       corev1.SecretTypeTLS,
-		Data:       map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": signer.KeyPair().Certificate},
+		ObjectMeta: metav1.ObjectMeta{Name: c.Spec.SecretName, Namespace: "zarf", Labels: labels,
+			Annotations: map[string]string{"cert-manager.io/certificate-name": c.Name}},
+		Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key,
+			"ca.crt": signer.KeyPair().Certificate},
 	}
 }
 
-// fail is what a cert-manager does whose issuer refuses.
+// fail simulates an issuer that refuses.
 func (b *cmBench) fail(c *certmanagerv1.Certificate) {
 	if b.issuing(c) == "" || backsOff(c) {
 		return
 	}
 	failed := metav1.NewTime(time.Now())
 	c.Status.LastFailureTime = &failed
-	setCondition(c, certmanagerv1.CertificateConditionIssuing, cmmeta.ConditionFalse, "Failed", "The certificate request has failed to complete and will be retried: name is not permitted")
+	setCondition(c, certmanagerv1.CertificateConditionIssuing, cmmeta.ConditionFalse, "Failed",
+		"The certificate request has failed to complete and will be retried: name is not permitted")
 	if b.secrets[c.Spec.SecretName] == nil {
-		setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionFalse, "DoesNotExist", "Issuing certificate as Secret does not exist")
+		setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionFalse, "DoesNotExist",
+			"Issuing certificate as Secret does not exist")
 	}
 }
 
-// pend is what a cert-manager does whose issuer does not answer.
+// pend simulates an issuer that does not answer.
 func (b *cmBench) pend(c *certmanagerv1.Certificate) {
 	if b.issuing(c) == "" {
 		return
 	}
-	setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionFalse, "DoesNotExist", "Issuing certificate as Secret does not exist")
-	setCondition(c, certmanagerv1.CertificateConditionIssuing, cmmeta.ConditionTrue, "DoesNotExist", "Issuing certificate as Secret does not exist")
-	b.request(c.Name, c.Name+"-1", 1, time.Time{}, certmanagerv1.CertificateRequestCondition{Type: certmanagerv1.CertificateRequestConditionReady, Status: cmmeta.ConditionFalse, Reason: "Pending", Message: `Referenced "ClusterIssuer" not found`})
+	setCondition(c, certmanagerv1.CertificateConditionReady, cmmeta.ConditionFalse, "DoesNotExist",
+		"Issuing certificate as Secret does not exist")
+	setCondition(c, certmanagerv1.CertificateConditionIssuing, cmmeta.ConditionTrue, "DoesNotExist",
+		"Issuing certificate as Secret does not exist")
+	b.request(c.Name, c.Name+"-1", 1, time.Time{},
+		certmanagerv1.CertificateRequestCondition{Type: certmanagerv1.CertificateRequestConditionReady,
+			Status: cmmeta.ConditionFalse, Reason: "Pending", Message: `Referenced "ClusterIssuer" not found`})
 }
 
-func (b *cmBench) request(certificate, name string, revision int, created time.Time, conditions ...certmanagerv1.CertificateRequestCondition) {
+func (b *cmBench) request(
+	certificate, name string, revision int, created time.Time, conditions ...certmanagerv1.CertificateRequestCondition,
+) {
 	b.Helper()
 	b.store("certificaterequests", "CertificateRequest", &certmanagerv1.CertificateRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(created), Annotations: map[string]string{
@@ -443,7 +466,7 @@ func (b *cmBench) request(certificate, name string, revision int, created time.T
 	})
 }
 
-// run has the sources made, and returns how long it took.
+// run creates the sources, and returns how long that took.
 func (b *cmBench) run(p state.PKI) (state.ExistingSecrets, time.Duration, error) {
 	b.Helper()
 	begin := time.Now()
@@ -453,7 +476,8 @@ func (b *cmBench) run(p state.PKI) (state.ExistingSecrets, time.Duration, error)
 
 func (b *cmBench) mustRun(p state.PKI) {
 	b.Helper()
-	want := state.ExistingSecrets{Server: "zarf-registry-server-issued", Node: "zarf-registry-node-issued", Push: "zarf-registry-push-issued"}
+	want := state.ExistingSecrets{Server: "zarf-registry-server-issued", Node: "zarf-registry-node-issued",
+		Push: "zarf-registry-push-issued"}
 	if sources, _, err := b.run(p); err != nil || sources != want {
 		b.Fatalf("sources: %+v, %v", sources, err)
 	}
@@ -464,7 +488,7 @@ func (b *cmBench) mustRun(p state.PKI) {
 	}
 }
 
-// writesOf runs something and returns what it wrote.
+// writesOf returns what run writes.
 func (b *cmBench) writesOf(run func()) []string {
 	b.writes = nil
 	run()
@@ -532,13 +556,15 @@ func TestCertManagerIsAskedForWhatTheLeavesNeed(t *testing.T) {
 			t.Errorf("node: %s", spec)
 		}
 		server, push := b.certificate("zarf-registry-server").Spec, b.certificate("zarf-registry-push").Spec
-		if want := []string{"zarf-registry", "zarf-registry.zarf", "zarf-registry.zarf.svc", "zarf-registry.zarf.svc.cluster.local"}; !slices.Equal(server.DNSNames, want) {
+		if want := []string{"zarf-registry", "zarf-registry.zarf", "zarf-registry.zarf.svc",
+			"zarf-registry.zarf.svc.cluster.local"}; !slices.Equal(server.DNSNames, want) {
 			t.Errorf("the server's names are %v", server.DNSNames)
 		}
 		if want := []certmanagerv1.KeyUsage{"digital signature", "server auth"}; !slices.Equal(server.Usages, want) {
 			t.Errorf("the server's usages are %v", server.Usages)
 		}
-		if want := []certmanagerv1.KeyUsage{"digital signature", "client auth"}; !slices.Equal(push.Usages, want) || !slices.Equal(push.URIs, []string{"zarf-registry:push"}) {
+		if want := []certmanagerv1.KeyUsage{"digital signature", "client auth"}; !slices.Equal(push.Usages, want) ||
+			!slices.Equal(push.URIs, []string{"zarf-registry:push"}) {
 			t.Errorf("the pusher's usages are %v, its URIs %v", push.Usages, push.URIs)
 		}
 		for _, name := range leafNames() {
@@ -558,7 +584,8 @@ func TestCertManagerWithoutAnIssuerGetsOne(t *testing.T) {
 		if i := b.issuer("zarf-registry-selfsigned"); i.Spec.SelfSigned == nil {
 			t.Errorf("self-signed issuer: %+v", i.Spec)
 		}
-		if i := b.issuer("zarf-registry-ca"); i.Spec.CA == nil || i.Spec.CA.SecretName != "zarf-registry-ca-issued" || i.Labels[names.LabelManagedBy] != names.Manager {
+		if i := b.issuer("zarf-registry-ca"); i.Spec.CA == nil || i.Spec.CA.SecretName != "zarf-registry-ca-issued" ||
+			i.Labels[names.LabelManagedBy] != names.Manager {
 			t.Errorf("CA issuer: %+v", i)
 		}
 		spec, err := json.Marshal(b.certificate("zarf-registry-ca").Spec)
@@ -573,7 +600,8 @@ func TestCertManagerWithoutAnIssuerGetsOne(t *testing.T) {
 			t.Errorf("authority: %s", spec)
 		}
 		for _, name := range leafNames() {
-			if got := b.certificate(name).Spec.IssuerRef; got != (cmmeta.IssuerReference{Name: "zarf-registry-ca", Kind: "Issuer", Group: "cert-manager.io"}) {
+			if got := b.certificate(name).Spec.IssuerRef; got != (cmmeta.IssuerReference{Name: "zarf-registry-ca",
+				Kind: "Issuer", Group: "cert-manager.io"}) {
 				t.Errorf("%s is issued by %+v", name, got)
 			}
 		}
@@ -583,8 +611,8 @@ func TestCertManagerWithoutAnIssuerGetsOne(t *testing.T) {
 	})
 }
 
-// cert-manager copies URIs into its request, parses that, and compares what it reads
-// with what was asked for: a difference would be a new issuance for ever.
+// cert-manager copies URIs into its request, parses that, and compares the result with the spec. A
+// difference would cause endless issuance.
 func TestRolesAreURIsThatCertificatesKeep(t *testing.T) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -595,7 +623,8 @@ func TestRolesAreURIsThatCertificatesKeep(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{uri}, IPAddresses: []net.IP{net.IPv6loopback}}, key)
+		der, err := x509.CreateCertificateRequest(rand.Reader,
+			&x509.CertificateRequest{URIs: []*url.URL{uri}, IPAddresses: []net.IP{net.IPv6loopback}}, key)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -644,7 +673,8 @@ func TestDriftIsPutRight(t *testing.T) {
 				if !slices.Equal(writes, []string{"update certificates/zarf-registry-node"}) {
 					t.Errorf("wrote %v", writes)
 				}
-				if got := b.certificate("zarf-registry-node"); !equality.Semantic.DeepEqual(got.Spec, want.Spec) || !maps.Equal(got.Labels, want.Labels) {
+				if got := b.certificate("zarf-registry-node"); !equality.Semantic.DeepEqual(got.Spec, want.Spec) ||
+					!maps.Equal(got.Labels, want.Labels) {
 					t.Errorf("it is %+v", got)
 				}
 			})
@@ -669,7 +699,8 @@ func TestWhatOthersAddToACertificateStays(t *testing.T) {
 		}
 		b.change("zarf-registry-node", func(c *certmanagerv1.Certificate) { c.Spec.DNSNames = nil })
 		b.mustRun(corpIssuer())
-		if got := b.certificate("zarf-registry-node"); !equality.Semantic.DeepEqual(got.Spec, before.Spec) || !maps.Equal(got.Labels, before.Labels) || got.Annotations["a"] != "b" {
+		if got := b.certificate("zarf-registry-node"); !equality.Semantic.DeepEqual(got.Spec, before.Spec) ||
+			!maps.Equal(got.Labels, before.Labels) || got.Annotations["a"] != "b" {
 			t.Errorf("it is %+v", got)
 		}
 	})
@@ -693,7 +724,8 @@ func TestDriftOfAnIssuerIsPutRight(t *testing.T) {
 				drift(i)
 				b.store("issuers", "Issuer", i)
 				writes := b.writesOf(func() { b.mustRun(ownIssuer()) })
-				if got := b.issuer("zarf-registry-ca"); !slices.Equal(writes, []string{"update issuers/zarf-registry-ca"}) || !equality.Semantic.DeepEqual(got.Spec, want.Spec) || !maps.Equal(got.Labels, want.Labels) {
+				if got := b.issuer("zarf-registry-ca"); !slices.Equal(writes, []string{"update issuers/zarf-registry-ca"}) ||
+					!equality.Semantic.DeepEqual(got.Spec, want.Spec) || !maps.Equal(got.Labels, want.Labels) {
 					t.Errorf("wrote %v, it is %+v", writes, got)
 				}
 			})
@@ -712,7 +744,8 @@ func TestAWebhookThatChangesACertificateIsNotFought(t *testing.T) {
 		b.keeper.Cluster.Certificates = cmWebhook{client}
 		writes := b.writesOf(func() {
 			_, took, err := b.run(corpIssuer())
-			wantError(t, err, "Certificate zarf/zarf-registry-server was written, but something in the cluster, such as an admission webhook, changes spec.duration: exclude this object from it")
+			wantError(t, err, "Certificate zarf/zarf-registry-server was written, but something in the cluster, such as an "+
+				"admission webhook, changes spec.duration: exclude this object from it")
 			if !refused(err) || took > time.Second {
 				t.Errorf("refused: %t, after %s", refused(err), took)
 			}
@@ -723,10 +756,12 @@ func TestAWebhookThatChangesACertificateIsNotFought(t *testing.T) {
 	})
 }
 
-// cmWebhook limits every Certificate to a day.
+// cmWebhook limits the duration of every Certificate to a day.
 type cmWebhook struct{ Certificates }
 
-func (w cmWebhook) Update(ctx context.Context, c *certmanagerv1.Certificate, opts metav1.UpdateOptions) (*certmanagerv1.Certificate, error) {
+func (w cmWebhook) Update(
+	ctx context.Context, c *certmanagerv1.Certificate, opts metav1.UpdateOptions,
+) (*certmanagerv1.Certificate, error) {
 	c = c.DeepCopy()
 	c.Spec.Duration = &metav1.Duration{Duration: 24 * time.Hour}
 	return w.Certificates.Update(ctx, c, opts)
@@ -735,7 +770,9 @@ func (w cmWebhook) Update(ctx context.Context, c *certmanagerv1.Certificate, opt
 func TestCertManagerObjectsOfOthersAreNeverTouched(t *testing.T) {
 	foreign := map[string]func(*cmBench){
 		"Certificate zarf/zarf-registry-node": func(b *cmBench) {
-			b.store("certificates", "Certificate", &certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node", Labels: map[string]string{names.LabelManagedBy: "Helm"}}})
+			b.store("certificates", "Certificate",
+				&certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node",
+					Labels: map[string]string{names.LabelManagedBy: "Helm"}}})
 		},
 		"Issuer zarf/zarf-registry-ca": func(b *cmBench) {
 			b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-ca"}})
@@ -750,7 +787,8 @@ func TestCertManagerObjectsOfOthersAreNeverTouched(t *testing.T) {
 				b.controller = nil
 				add(b)
 				_, took, err := b.run(ownIssuer())
-				wantError(t, err, object+" exists and was not created by init-hook: rename or delete it, or install under another name (--set fullnameOverride=…)")
+				wantError(t, err, object+" exists and was not created by init-hook: rename or delete it, or install under "+
+					"another name (--set fullnameOverride=…)")
 				if !refused(err) || took > 0 {
 					t.Errorf("refused: %t, after %s", refused(err), took)
 				}
@@ -767,7 +805,8 @@ func TestCertManagerObjectsOfOthersAreNeverTouched(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if strings.Contains(did, kind+" "+name) || !slices.Contains(b.names(), resource) || !strings.Contains(b.log.String(), object) {
+				if strings.Contains(did, kind+" "+name) || !slices.Contains(b.names(), resource) ||
+					!strings.Contains(b.log.String(), object) {
 					t.Errorf("%s; there is %v; log: %s", did, b.names(), b.log)
 				}
 			})
@@ -782,7 +821,7 @@ func TestASecretThatTookTheNameOfOursIsNotTouched(t *testing.T) {
 		b.secrets["zarf-registry-node-issued"] = &corev1.Secret{Data: map[string][]byte{"tls.crt": []byte("theirs")}}
 		_, _, err := b.run(corpIssuer())
 		wantError(t, err, "Secret zarf/zarf-registry-node-issued exists and was not created by init-hook")
-		// cert-manager wrote it, but for a Certificate that is not there any more, nor was it ours.
+		// cert-manager wrote it, but for a Certificate that no longer exists and was not ours.
 		b.secrets["zarf-registry-node-issued"].Annotations = map[string]string{"cert-manager.io/certificate-name": "zarf-registry-node"}
 		delete(b.objects, "certificates/zarf-registry-node")
 		_, _, err = b.run(corpIssuer())
@@ -799,14 +838,16 @@ func notInstalled(call string) error {
 		return nil
 	}
 	verb, _, _ := strings.Cut(call, " ")
-	return apierrors.NewGenericServerResponse(404, verb, schema.GroupResource{Group: "cert-manager.io", Resource: "certificates"}, "", "404 page not found", 0, true)
+	return apierrors.NewGenericServerResponse(404, verb,
+		schema.GroupResource{Group: "cert-manager.io", Resource: "certificates"}, "", "404 page not found", 0, true)
 }
 
 func TestWithoutCertManager(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		b.intercept = notInstalled
 		_, took, err := b.run(ownIssuer())
-		wantError(t, err, "creating Issuer zarf/zarf-registry-selfsigned", "cert-manager is not installed: install it first", "--set pki.mode=internal")
+		wantError(t, err, "creating Issuer zarf/zarf-registry-selfsigned", "cert-manager is not installed: install it first",
+			"--set pki.mode=internal")
 		if !refused(err) || took > 0 {
 			t.Errorf("refused: %t, after %s", refused(err), took)
 		}
@@ -814,7 +855,7 @@ func TestWithoutCertManager(t *testing.T) {
 		if did != "nothing" || err != nil {
 			t.Errorf("deleting: %q, %v", did, err)
 		}
-		// cert-manager went, its Secrets are still there.
+		// cert-manager was uninstalled, but its Secrets remain.
 		b.secrets["zarf-registry-node-issued"] = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{names.LabelManagedBy: names.Manager}}}
 		did, err = b.keeper.DeleteCertManager(b.Context())
 		if did != "deleted Secret zarf-registry-node-issued" || err != nil {
@@ -830,10 +871,13 @@ func TestWhatCertManagerWaitsForIsSaid(t *testing.T) {
 		want []string
 	}{
 		"its controller does not run": {corpIssuer(), func(b *cmBench) { b.controller = nil }, []string{
-			"Certificate zarf/zarf-registry-server is not ready after 1m30s: cert-manager has not processed it: is its controller running?; look at",
-			"(kubectl --namespace zarf describe clusterissuer corp), then at kubectl --namespace zarf describe certificate zarf-registry-server; also not ready: zarf-registry-node, zarf-registry-push"}},
+			"Certificate zarf/zarf-registry-server is not ready after 1m30s: cert-manager has not processed it: is its " +
+				"controller running?; look at",
+			"(kubectl --namespace zarf describe clusterissuer corp), then at kubectl --namespace zarf describe certificate " +
+				"zarf-registry-server; also not ready: zarf-registry-node, zarf-registry-push"}},
 		"the issuer does not exist": {corpIssuer(), func(b *cmBench) { b.controller = b.pend }, []string{
-			"Certificate zarf/zarf-registry-server is not ready after 1m30s: DoesNotExist: Issuing certificate as Secret does not exist; " +
+			"Certificate zarf/zarf-registry-server is not ready after 1m30s: DoesNotExist: Issuing certificate as Secret does " +
+				"not exist; " +
 				`CertificateRequest zarf/zarf-registry-server-1: Pending: Referenced "ClusterIssuer" not found; look at`}},
 		"an external issuer": {func() state.PKI {
 			p := corpIssuer()
@@ -869,13 +913,14 @@ func TestWhatCertManagerWaitsForIsSaid(t *testing.T) {
 				c.DeletionTimestamp, c.Finalizers = &metav1.Time{Time: time.Now()}, []string{"foregroundDeletion"}
 				c.Spec.DNSNames = nil
 			})
-			b.left = 0 // whoever writes to it dies
+			b.left = 0 // the first write kills the process
 		}, []string{"Certificate zarf/zarf-registry-node is not ready after 1m30s: it is being deleted"}},
 		"a change that nobody has looked at": {corpIssuer(), func(b *cmBench) {
 			b.mustRun(corpIssuer())
 			b.controller = nil
 			b.change("zarf-registry-node", func(c *certmanagerv1.Certificate) { c.Spec.DNSNames = nil })
-		}, []string{"Certificate zarf/zarf-registry-node is not ready after 1m30s: cert-manager has not processed its last change"}},
+		}, []string{"Certificate zarf/zarf-registry-node is not ready after 1m30s: cert-manager has not processed its last " +
+			"change"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -901,14 +946,15 @@ func TestWaitingForCertManagerEndsWithTheRun(t *testing.T) {
 		ctx, cancel := context.WithTimeout(b.Context(), 10*time.Second)
 		defer cancel()
 		_, err := b.keeper.certManagerSources(ctx, corpIssuer())
-		wantError(t, err, "Certificate zarf/zarf-registry-server is not ready after 10s: ", "CertificateRequest zarf/zarf-registry-server-1: Pending")
+		wantError(t, err, "Certificate zarf/zarf-registry-server is not ready after 10s: ",
+			"CertificateRequest zarf/zarf-registry-server-1: Pending")
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v does not say that the time is over", err)
 		}
 	})
 }
 
-// cmRequests answers nobody whose time is over, as a real client does.
+// cmRequests returns an error once the context has expired, as a real client does.
 type cmRequests struct{ CertificateRequests }
 
 func (r cmRequests) List(ctx context.Context, opts metav1.ListOptions) (*certmanagerv1.CertificateRequestList, error) {
@@ -921,7 +967,8 @@ func (r cmRequests) List(ctx context.Context, opts metav1.ListOptions) (*certman
 func TestALookThatTheEndCutsShortSaysNothing(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		b.controller = b.pend
-		b.keeper.Cluster.Certificates = cmSlow{b.keeper.Cluster.Certificates, time.Now().Add(certManagerTimeout - 10*time.Second)}
+		b.keeper.Cluster.Certificates = cmSlow{b.keeper.Cluster.Certificates,
+			time.Now().Add(certManagerTimeout - 10*time.Second)}
 		_, _, err := b.run(corpIssuer())
 		wantError(t, err, "Certificate zarf/zarf-registry-server is not ready after 1m30s: DoesNotExist")
 		if strings.Contains(err.Error(), "deadline") {
@@ -930,7 +977,7 @@ func TestALookThatTheEndCutsShortSaysNothing(t *testing.T) {
 	})
 }
 
-// cmSlow does not answer any more from a time on.
+// cmSlow stops answering at a point in time.
 type cmSlow struct {
 	Certificates
 	from time.Time
@@ -944,8 +991,8 @@ func (s cmSlow) Get(ctx context.Context, name string, opts metav1.GetOptions) (*
 	return s.Certificates.Get(ctx, name, opts)
 }
 
-// Requests that failed before the time of the last transition are not looked at by
-// cert-manager: it must not move while an issuance is under way.
+// cert-manager ignores requests that failed before the last transition time. That time must not
+// change during an issuance.
 func TestAskingTwiceDoesNotMoveTheTransition(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		b.mustRun(corpIssuer())
@@ -957,7 +1004,8 @@ func TestAskingTwiceDoesNotMoveTheTransition(t *testing.T) {
 			}
 			c := b.certificate("zarf-registry-node")
 			cond := (issued{c, nil}).condition(certmanagerv1.CertificateConditionIssuing)
-			if cond == nil || cond.Status != cmmeta.ConditionTrue || cond.Reason != "ManuallyTriggered" || cond.ObservedGeneration != c.Generation || len(c.Status.Conditions) != 2 {
+			if cond == nil || cond.Status != cmmeta.ConditionTrue || cond.Reason != "ManuallyTriggered" ||
+				cond.ObservedGeneration != c.Generation || len(c.Status.Conditions) != 2 {
 				t.Fatalf("%+v", c.Status.Conditions)
 			}
 			return cond.LastTransitionTime.Time
@@ -972,9 +1020,11 @@ func TestAskingTwiceDoesNotMoveTheTransition(t *testing.T) {
 
 func TestOfTheRequestsTheNewestIsQuoted(t *testing.T) {
 	ready := func(reason, message string) certmanagerv1.CertificateRequestCondition {
-		return certmanagerv1.CertificateRequestCondition{Type: certmanagerv1.CertificateRequestConditionReady, Status: cmmeta.ConditionFalse, Reason: reason, Message: message}
+		return certmanagerv1.CertificateRequestCondition{Type: certmanagerv1.CertificateRequestConditionReady,
+			Status: cmmeta.ConditionFalse, Reason: reason, Message: message}
 	}
-	condition := func(kind certmanagerv1.CertificateRequestConditionType, status cmmeta.ConditionStatus, reason, message string) certmanagerv1.CertificateRequestCondition {
+	condition := func(kind certmanagerv1.CertificateRequestConditionType, status cmmeta.ConditionStatus, reason,
+		message string) certmanagerv1.CertificateRequestCondition {
 		return certmanagerv1.CertificateRequestCondition{Type: kind, Status: status, Reason: reason, Message: message}
 	}
 	const name = "zarf-registry-server"
@@ -996,17 +1046,22 @@ func TestOfTheRequestsTheNewestIsQuoted(t *testing.T) {
 		}, "; CertificateRequest zarf/a: Pending: new"},
 		"a denial": {func(b *cmBench) {
 			b.request(name, "a", 1, time.Now(), ready("Denied", "The CertificateRequest was denied by an approval controller"),
-				condition(certmanagerv1.CertificateRequestConditionDenied, cmmeta.ConditionTrue, "policy.cert-manager.io", "No policy approved this request"))
+				condition(certmanagerv1.CertificateRequestConditionDenied, cmmeta.ConditionTrue, "policy.cert-manager.io",
+					"No policy approved this request"))
 		}, "; CertificateRequest zarf/a: policy.cert-manager.io: No policy approved this request"},
 		"an invalid one": {func(b *cmBench) {
-			b.request(name, "a", 1, time.Now(), ready("Pending", "x"), condition(certmanagerv1.CertificateRequestConditionInvalidRequest, cmmeta.ConditionTrue, "Bad", "no such usage"))
+			b.request(name, "a", 1, time.Now(), ready("Pending", "x"),
+				condition(certmanagerv1.CertificateRequestConditionInvalidRequest, cmmeta.ConditionTrue, "Bad", "no such usage"))
 		}, "; CertificateRequest zarf/a: Bad: no such usage"},
-		"approved by nobody": {func(b *cmBench) { b.request(name, "a", 1, time.Now()) }, "; CertificateRequest zarf/a: it is not approved"},
+		"approved by nobody": {func(b *cmBench) { b.request(name, "a", 1, time.Now()) },
+			"; CertificateRequest zarf/a: it is not approved"},
 		"looked at by no issuer": {func(b *cmBench) {
-			b.request(name, "a", 1, time.Now(), condition(certmanagerv1.CertificateRequestConditionApproved, cmmeta.ConditionTrue, "cert-manager.io", "approved"))
+			b.request(name, "a", 1, time.Now(),
+				condition(certmanagerv1.CertificateRequestConditionApproved, cmmeta.ConditionTrue, "cert-manager.io", "approved"))
 		}, "; CertificateRequest zarf/a: its issuer has not processed it"},
 		"one that is done": {func(b *cmBench) {
-			b.request(name, "a", 1, time.Now(), condition(certmanagerv1.CertificateRequestConditionReady, cmmeta.ConditionTrue, "Issued", "x"))
+			b.request(name, "a", 1, time.Now(),
+				condition(certmanagerv1.CertificateRequestConditionReady, cmmeta.ConditionTrue, "Issued", "x"))
 		}, ""},
 		"no right to read them": {func(b *cmBench) {
 			b.request(name, "a", 1, time.Now(), ready("Pending", "x"))
@@ -1019,7 +1074,8 @@ func TestOfTheRequestsTheNewestIsQuoted(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
 				c.play(b)
-				if got := b.keeper.requestComplaint(b.Context(), &certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: name}}); got != c.want {
+				if got := b.keeper.requestComplaint(b.Context(),
+					&certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: name}}); got != c.want {
 					t.Errorf("%q", got)
 				}
 			})
@@ -1033,7 +1089,8 @@ func TestAFailedIssuanceIsSaidAtOnce(t *testing.T) {
 		at := time.Now().UTC().Format("2006-01-02T15:04:")
 		_, took, err := b.run(corpIssuer())
 		wantError(t, err, "Certificate zarf/zarf-registry-server was not issued: cert-manager gave up at "+at,
-			"Failed: The certificate request has failed to complete and will be retried: name is not permitted; look at its issuer")
+			"Failed: The certificate request has failed to complete and will be retried: name is not permitted; look at its "+
+				"issuer")
 		if took > 3*time.Second || refused(err) {
 			t.Errorf("after %s, refused: %t", took, refused(err))
 		}
@@ -1058,7 +1115,8 @@ func TestAFailureOfAnEarlierRunIsTriedAgain(t *testing.T) {
 						t.Errorf("%v after %s", err, took)
 					}
 				})
-				want := []string{"update status of certificates/zarf-registry-server", "update status of certificates/zarf-registry-node", "update status of certificates/zarf-registry-push"}
+				want := []string{"update status of certificates/zarf-registry-server",
+					"update status of certificates/zarf-registry-node", "update status of certificates/zarf-registry-push"}
 				if !slices.Equal(writes, want) {
 					t.Errorf("wrote %v", writes)
 				}
@@ -1076,7 +1134,8 @@ func TestAFailureOfAFormerSpecMeansNothing(t *testing.T) {
 		b.controller = b.issue
 		p := corpIssuer()
 		p.Issuer.Name = "better"
-		if writes := b.writesOf(func() { b.mustRun(p) }); len(writes) != 3 || strings.Contains(strings.Join(writes, " "), "status") {
+		if writes := b.writesOf(func() { b.mustRun(p) }); len(writes) != 3 ||
+			strings.Contains(strings.Join(writes, " "), "status") {
 			t.Errorf("wrote %v", writes)
 		}
 	})
@@ -1093,15 +1152,17 @@ func TestARenewalThatFailsIsAWarningWhileTheCertificateIsGood(t *testing.T) {
 		if writes := b.writesOf(func() { b.mustRun(corpIssuer()) }); len(writes) > 0 {
 			t.Errorf("wrote %v", writes)
 		}
-		if log := b.log.String(); strings.Count(log, "cert-manager cannot renew a certificate") != 3 || !strings.Contains(log, "Failed: name is not permitted") {
+		if log := b.log.String(); strings.Count(log, "cert-manager cannot renew a certificate") != 3 ||
+			!strings.Contains(log, "Failed: name is not permitted") {
 			t.Errorf("log: %s", log)
 		}
 	})
-	// With server-side apply, cert-manager leaves the condition in place when all is well.
+	// With server-side apply, cert-manager keeps the condition after a successful issuance.
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		b.controller = func(c *certmanagerv1.Certificate) {
 			b.issue(c)
-			setCondition(c, certmanagerv1.CertificateConditionIssuing, cmmeta.ConditionFalse, "Issued", "The certificate has been successfully issued")
+			setCondition(c, certmanagerv1.CertificateConditionIssuing, cmmeta.ConditionFalse, "Issued",
+				"The certificate has been successfully issued")
 			failed := metav1.NewTime(time.Now())
 			c.Status.LastFailureTime = &failed
 		}
@@ -1163,7 +1224,8 @@ func TestARightThatIsMissingForCertManagerIsNamed(t *testing.T) {
 				}
 				b.intercept = func(got string) error {
 					if got == call {
-						return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, name, fmt.Errorf(`User "u" cannot %s resource %q in API group ""`, verb, resource))
+						return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, name,
+							fmt.Errorf(`User "u" cannot %s resource %q in API group ""`, verb, resource))
 					}
 					return nil
 				}
@@ -1213,7 +1275,8 @@ func TestCertManagerRenewsWhenAsked(t *testing.T) {
 					t.Errorf("wrote %v", writes)
 				}
 				for name := range before {
-					if renewed := before[name] != after[name]; renewed != slices.Contains(c.renewed, strings.TrimSuffix(name, names.SuffixIssued)) {
+					if renewed := before[name] != after[name]; renewed != slices.Contains(c.renewed,
+						strings.TrimSuffix(name, names.SuffixIssued)) {
 						t.Errorf("%s renewed: %t", name, renewed)
 					}
 				}
@@ -1242,14 +1305,15 @@ func TestRenewingWhatWasNeverMadeMakesIt(t *testing.T) {
 func TestTheAuthorityOfAUsersIssuerIsNotOurs(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		err := b.keeper.certManagerRenew(b.Context(), corpIssuer(), true)
-		wantError(t, err, "the CA belongs to ClusterIssuer corp, not to this release: replace it there, then run init-hook certs rotate")
+		wantError(t, err, "the CA belongs to ClusterIssuer corp, not to this release: replace it there, then run init-hook "+
+			"certs rotate")
 		if !refused(err) || len(b.writes) > 0 {
 			t.Errorf("refused: %t, wrote %v", refused(err), b.writes)
 		}
 	})
 }
 
-// cert-manager signs with what it last saw of the authority's Secret.
+// cert-manager may sign with a cached version of the CA Secret.
 func TestALeafOfTheFormerAuthorityIsAskedForAgain(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		b.mustRun(ownIssuer())
@@ -1272,7 +1336,8 @@ func TestALeafOfTheFormerAuthorityIsAskedForAgain(t *testing.T) {
 		if late {
 			t.Fatal("the case did not happen")
 		}
-		if !bytes.Equal(b.secrets["zarf-registry-node-issued"].Data["ca.crt"], b.secrets["zarf-registry-ca-issued"].Data["tls.crt"]) {
+		if !bytes.Equal(b.secrets["zarf-registry-node-issued"].Data["ca.crt"],
+			b.secrets["zarf-registry-ca-issued"].Data["tls.crt"]) {
 			t.Error("it is of the former authority")
 		}
 	})
@@ -1284,10 +1349,18 @@ func TestARenewalThatDoesNotComeIsAnError(t *testing.T) {
 		want string
 		fast bool
 	}{
-		"the issuer refuses":       {func(b *cmBench) { b.controller = b.fail }, "was not issued: cert-manager gave up at", true},
-		"nobody looks":             {func(b *cmBench) { b.controller = nil }, "is not ready after 1m30s: ManuallyTriggered: init-hook asked for a new certificate", false},
-		"the same certificate":     {func(b *cmBench) { b.controller = func(c *certmanagerv1.Certificate) { dropCondition(c, "Issuing") } }, "is not ready after 1m30s: its Secret zarf-registry-server-issued still has the previous certificate", false},
-		"the answer is a conflict": {func(b *cmBench) { b.conflicts("update status of certificates/zarf-registry-server") }, "requesting a new issuance in the status of Certificate zarf/zarf-registry-server: ", false},
+		"the issuer refuses": {func(b *cmBench) { b.controller = b.fail }, "was not issued: cert-manager gave up at",
+			true},
+		"nobody looks": {func(b *cmBench) { b.controller = nil },
+			"is not ready after 1m30s: ManuallyTriggered: init-hook asked for a new certificate", false},
+		"the same certificate": {func(b *cmBench) {
+			b.controller = func(c *certmanagerv1.Certificate) {
+				dropCondition(c,
+					"Issuing")
+			}
+		}, "is not ready after 1m30s: its Secret zarf-registry-server-issued still has the previous certificate", false},
+		"the answer is a conflict": {func(b *cmBench) { b.conflicts("update status of certificates/zarf-registry-server") },
+			"requesting a new issuance in the status of Certificate zarf/zarf-registry-server: ", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
@@ -1350,12 +1423,14 @@ func TestWhatCertManagerKeptForUsIsDeleted(t *testing.T) {
 				if err != nil || !strings.HasPrefix(did, "deleted Certificate zarf-registry-server, ") {
 					t.Fatalf("%q, %v", did, err)
 				}
-				// The final Secrets are what pods mount.
+				// Pods mount the final Secrets.
 				if got, want := b.names(), []string{"issuers/corp", "secrets/zarf-registry-node-tls"}; !slices.Equal(got, want) {
 					t.Errorf("there is %v", got)
 				}
-				// As long as there is a Certificate, cert-manager writes its Secret.
-				if first := slices.IndexFunc(b.writes, func(w string) bool { return strings.HasPrefix(w, "delete secrets/") }); slices.ContainsFunc(b.writes[first:], func(w string) bool { return strings.HasPrefix(w, "delete certificates/") }) {
+				// cert-manager writes the Secret again while its Certificate exists.
+				if first := slices.IndexFunc(b.writes,
+					func(w string) bool { return strings.HasPrefix(w, "delete secrets/") }); slices.ContainsFunc(b.writes[first:],
+					func(w string) bool { return strings.HasPrefix(w, "delete certificates/") }) {
 					t.Errorf("order: %v", b.writes)
 				}
 				if did, err := b.keeper.DeleteCertManager(b.Context()); did != "nothing" || err != nil {
@@ -1367,7 +1442,8 @@ func TestWhatCertManagerKeptForUsIsDeleted(t *testing.T) {
 }
 
 func TestOurOwnIssuerGoesWhenTheUserNamesOne(t *testing.T) {
-	own := []string{"certificates/zarf-registry-ca", "issuers/zarf-registry-ca", "issuers/zarf-registry-selfsigned", "secrets/zarf-registry-ca-issued"}
+	own := []string{"certificates/zarf-registry-ca", "issuers/zarf-registry-ca", "issuers/zarf-registry-selfsigned",
+		"secrets/zarf-registry-ca-issued"}
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		b.mustRun(ownIssuer())
 		b.controller = b.fail
@@ -1393,23 +1469,24 @@ func TestOurOwnIssuerGoesWhenTheUserNamesOne(t *testing.T) {
 			}
 		}
 	})
-	// A CronJob may not delete.
+	// The CronJob has no permission to delete.
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		b.mustRun(ownIssuer())
 		b.intercept = func(call string) error {
 			if strings.HasPrefix(call, "delete ") {
-				return apierrors.NewForbidden(schema.GroupResource{Resource: "certificates"}, "zarf-registry-ca", errors.New(`User "u" cannot delete resource "certificates"`))
+				return apierrors.NewForbidden(schema.GroupResource{Resource: "certificates"}, "zarf-registry-ca",
+					errors.New(`User "u" cannot delete resource "certificates"`))
 			}
 			return nil
 		}
 		b.mustRun(corpIssuer())
-		if !strings.Contains(b.log.String(), "objects of the former issuer remain") {
+		if !strings.Contains(b.log.String(), "objects of the previous issuer remain") {
 			t.Errorf("log: %s", b.log)
 		}
 	})
 }
 
-// Each run is killed before one of its writes, then runs again.
+// Each run is killed before one of its writes, and then repeated.
 func TestCertManagerRunsThatAreKilledConverge(t *testing.T) {
 	type run = func(b *cmBench) error
 	sources := func(p state.PKI) run {
@@ -1429,7 +1506,7 @@ func TestCertManagerRunsThatAreKilledConverge(t *testing.T) {
 		"delete":         {[]run{sources(ownIssuer())}, remove, 10},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// final is what a run that is not killed leaves.
+			// final is the result of a run that is not killed.
 			play := func(t *testing.T, kill int) (names []string, writes int) {
 				cmTest(t, func(t *testing.T, b *cmBench) {
 					for _, before := range c.before {
@@ -1488,12 +1565,15 @@ func TestPreflightOfCertManager(t *testing.T) {
 	corp := issuerRef("corp", "Issuer", "cert-manager.io")
 	issuer := func(spec certmanagerv1.IssuerConfig, conditions ...certmanagerv1.IssuerCondition) func(*cmBench) {
 		return func(b *cmBench) {
-			b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "corp", Generation: 2}, Spec: certmanagerv1.IssuerSpec{IssuerConfig: spec},
-				Status: certmanagerv1.IssuerStatus{Conditions: conditions}})
+			b.store("issuers", "Issuer",
+				&certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "corp", Generation: 2},
+					Spec:   certmanagerv1.IssuerSpec{IssuerConfig: spec},
+					Status: certmanagerv1.IssuerStatus{Conditions: conditions}})
 		}
 	}
 	ready := func(status cmmeta.ConditionStatus, generation int64) certmanagerv1.IssuerCondition {
-		return certmanagerv1.IssuerCondition{Type: certmanagerv1.IssuerConditionReady, Status: status, Reason: "ErrGetKeyPair", Message: `secret "corp" not found`, ObservedGeneration: generation}
+		return certmanagerv1.IssuerCondition{Type: certmanagerv1.IssuerConditionReady, Status: status,
+			Reason: "ErrGetKeyPair", Message: `secret "corp" not found`, ObservedGeneration: generation}
 	}
 	ca := certmanagerv1.IssuerConfig{CA: &certmanagerv1.CAIssuer{SecretName: "corp"}}
 	for name, c := range map[string]struct {
@@ -1508,16 +1588,28 @@ func TestPreflightOfCertManager(t *testing.T) {
 		"a ClusterIssuer":   {corpIssuer(), func(*cmBench) {}, nil},
 		"somebody's issuer": {issuerRef("corp", "StepIssuer", "certmanager.step.sm"), func(*cmBench) {}, nil},
 		"not installed": {ownIssuer(), func(b *cmBench) { b.intercept = notInstalled },
-			[]string{"namespace zarf: pki.mode is certManager, and the cluster does not know cert-manager's API; install cert-manager first, see https://cert-manager.io/docs/installation/, or do without it: --set pki.mode=internal"}},
-		"no Issuer":                   {corp, func(*cmBench) {}, []string{"Issuer zarf/corp: it does not exist, and pki.certManager.issuerRef names it; create it first, or name another"}},
-		"an Issuer that is not ready": {corp, issuer(ca, ready(cmmeta.ConditionFalse, 2)), []string{`Issuer zarf/corp: it is not ready: ErrGetKeyPair: secret "corp" not found; look at kubectl --namespace zarf describe issuer corp`}},
-		"an Issuer that was changed":  {corp, issuer(ca, ready(cmmeta.ConditionTrue, 1)), []string{"Issuer zarf/corp: cert-manager has not processed it"}},
-		"a new Issuer":                {corp, issuer(ca), []string{"Issuer zarf/corp: cert-manager has not processed it: its controller may not be running"}},
-		"a self-signing one":          {corp, issuer(certmanagerv1.IssuerConfig{SelfSigned: &certmanagerv1.SelfSignedIssuer{}}, ready(cmmeta.ConditionTrue, 2)), []string{"Issuer zarf/corp: it has every certificate sign itself"}},
-		"ACME":                        {corp, issuer(certmanagerv1.IssuerConfig{ACME: &cmacme.ACMEIssuer{}}, ready(cmmeta.ConditionTrue, 2)), []string{"Issuer zarf/corp: it is an ACME issuer, which does not provide its CA"}},
-		"a kind that is none":         {issuerRef("corp", "StepIssuer", "cert-manager.io"), func(*cmBench) {}, []string{"StepIssuer zarf/corp: cert-manager has no issuers of that kind"}},
+			[]string{"namespace zarf: pki.mode is certManager, and the cluster does not know cert-manager's API; install " +
+				"cert-manager first, see https://cert-manager.io/docs/installation/, or do without it: --set pki.mode=internal"}},
+		"no Issuer": {corp, func(*cmBench) {},
+			[]string{"Issuer zarf/corp: it does not exist, and pki.certManager.issuerRef names it; create it first, or name " +
+				"another"}},
+		"an Issuer that is not ready": {corp, issuer(ca, ready(cmmeta.ConditionFalse, 2)),
+			[]string{`Issuer zarf/corp: it is not ready: ErrGetKeyPair: secret "corp" not found; look at kubectl --namespace zarf describe issuer corp`}},
+		"an Issuer that was changed": {corp, issuer(ca, ready(cmmeta.ConditionTrue, 1)),
+			[]string{"Issuer zarf/corp: cert-manager has not processed it"}},
+		"a new Issuer": {corp, issuer(ca),
+			[]string{"Issuer zarf/corp: cert-manager has not processed it: its controller may not be running"}},
+		"a self-signing one": {corp,
+			issuer(certmanagerv1.IssuerConfig{SelfSigned: &certmanagerv1.SelfSignedIssuer{}}, ready(cmmeta.ConditionTrue, 2)),
+			[]string{"Issuer zarf/corp: it issues self-signed certificates"}},
+		"ACME": {corp,
+			issuer(certmanagerv1.IssuerConfig{ACME: &cmacme.ACMEIssuer{}}, ready(cmmeta.ConditionTrue, 2)),
+			[]string{"Issuer zarf/corp: it is an ACME issuer, which does not provide its CA"}},
+		"a kind that is none": {issuerRef("corp", "StepIssuer", "cert-manager.io"), func(*cmBench) {},
+			[]string{"StepIssuer zarf/corp: cert-manager has no issuers of that kind"}},
 		"objects of others": {ownIssuer(), func(b *cmBench) {
-			b.store("certificates", "Certificate", &certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node"}})
+			b.store("certificates", "Certificate",
+				&certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node"}})
 			b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-ca"}})
 			b.secrets["zarf-registry-push-issued"] = &corev1.Secret{}
 			b.controller = nil
@@ -1549,7 +1641,8 @@ func TestPreflightOfCertManager(t *testing.T) {
 }
 
 func TestPreflightOfCertManagerNeedsToRead(t *testing.T) {
-	for _, call := range []string{"list certificaterequests/", "get issuers/zarf-registry-ca", "get certificates/zarf-registry-node", "get secrets/zarf-registry-node-issued", "get issuers/corp"} {
+	for _, call := range []string{"list certificaterequests/", "get issuers/zarf-registry-ca",
+		"get certificates/zarf-registry-node", "get secrets/zarf-registry-node-issued", "get issuers/corp"} {
 		t.Run(call, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
 				b.keeper.Settings.PKI.PKI = ownIssuer()
@@ -1558,7 +1651,8 @@ func TestPreflightOfCertManagerNeedsToRead(t *testing.T) {
 				}
 				b.intercept = func(got string) error {
 					if got == call {
-						return apierrors.NewForbidden(schema.GroupResource{Resource: "x"}, "x", errors.New(`User "u" cannot get resource "x"`))
+						return apierrors.NewForbidden(schema.GroupResource{Resource: "x"}, "x",
+							errors.New(`User "u" cannot get resource "x"`))
 					}
 					return nil
 				}

@@ -32,15 +32,23 @@ type Cluster struct {
 
 // Pods annotates pods, which makes their kubelets refresh mounted Secrets at once.
 type Pods interface {
-	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*corev1.Pod, error)
+	Patch(
+		ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string,
+	) (*corev1.Pod, error)
 }
 
 // Certificates reads and writes cert-manager's Certificates. UpdateStatus triggers a new issuance.
 type Certificates interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*certmanagerv1.Certificate, error)
-	Create(ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.CreateOptions) (*certmanagerv1.Certificate, error)
-	Update(ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.UpdateOptions) (*certmanagerv1.Certificate, error)
-	UpdateStatus(ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.UpdateOptions) (*certmanagerv1.Certificate, error)
+	Create(
+		ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.CreateOptions,
+	) (*certmanagerv1.Certificate, error)
+	Update(
+		ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.UpdateOptions,
+	) (*certmanagerv1.Certificate, error)
+	UpdateStatus(
+		ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.UpdateOptions,
+	) (*certmanagerv1.Certificate, error)
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 

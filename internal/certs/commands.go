@@ -40,9 +40,10 @@ func (k *Keeper) Renew(ctx context.Context) error {
 	err := k.run(ctx, "renew", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it tells where certificates and credentials come from"},
 		{Name: "copy the push credential", Run: copyCredential, Why: "the user may have changed it"},
-		{Name: "renew the certificates", Why: "each is replaced at half of its lifetime, or when its source changes", Run: func(ctx context.Context) (string, error) {
-			return c.rotate(ctx, &rotation{})
-		}},
+		{Name: "renew the certificates", Why: "each is replaced at half of its lifetime, or when its source changes",
+			Run: func(ctx context.Context) (string, error) {
+				return c.rotate(ctx, &rotation{})
+			}},
 		{Name: "delete what other PKI modes left", Run: c.deleteUnneeded, Why: "nothing trusts it any more"},
 	})
 	return errors.Join(err, credential)
@@ -55,12 +56,14 @@ func (k *Keeper) Rotate(ctx context.Context, ca bool) error {
 	r := &rotation{observed: true}
 	return k.run(ctx, "rotate", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it tells where certificates come from"},
-		{Name: "request new certificates", Why: "they are replaced even if they are not due", Run: func(ctx context.Context) (string, error) {
-			return c.request(ctx, r, ca)
-		}},
-		{Name: "replace the certificates", Why: "all pods must trust a certificate before it is presented", Run: func(ctx context.Context) (string, error) {
-			return c.rotate(ctx, r)
-		}},
+		{Name: "request new certificates", Why: "they are replaced even if they are not due",
+			Run: func(ctx context.Context) (string, error) {
+				return c.request(ctx, r, ca)
+			}},
+		{Name: "replace the certificates", Why: "all pods must trust a certificate before it is presented",
+			Run: func(ctx context.Context) (string, error) {
+				return c.rotate(ctx, r)
+			}},
 		{Name: "delete what other PKI modes left", Run: c.deleteUnneeded, Why: "nothing trusts it any more"},
 	})
 }
@@ -91,8 +94,10 @@ func (k *Keeper) RotateCredential(ctx context.Context, credential Credential) er
 	}
 	return k.run(ctx, "rotate credential", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it tells where the credential comes from"},
-		{Name: fmt.Sprintf("replace the %s credential", credential), Run: unlessExternal(c.write), Why: "the previous one loses access"},
-		{Name: "wait for the registry", Run: unlessExternal(c.await), Why: "it accepts the previous one until it has loaded the new one"},
+		{Name: fmt.Sprintf("replace the %s credential", credential), Run: unlessExternal(c.write),
+			Why: "the previous one loses access"},
+		{Name: "wait for the registry", Run: unlessExternal(c.await),
+			Why: "it accepts the previous one until it has loaded the new one"},
 	})
 }
 
@@ -121,7 +126,8 @@ func (c *command) readState(ctx context.Context) (string, error) {
 	case c.external():
 		return nothingExternal, nil
 	case saved.PKI == nil:
-		return "", release.Refuse("%s has no PKI settings, because release %s wrote it: run helm upgrade, init-hook install or init-hook prepare first",
+		return "", release.Refuse("%s has no PKI settings, because release %s wrote it: run helm upgrade, init-hook "+
+			"install or init-hook prepare first",
 			c.Object("Secret", c.Settings.Name+names.SuffixState), cmp.Or(saved.UpdatedBy, "unknown"))
 	}
 	c.rotating = saved.Rotation != nil
@@ -144,10 +150,12 @@ func (c *command) request(ctx context.Context, r *rotation, ca bool) (string, er
 		if p.Existing.Push != "" {
 			names = append(names, c.Object("Secret", p.Existing.Push))
 		}
-		return "", release.Refuse("the certificates are copies of %s: renew them there, then run init-hook certs renew", strings.Join(names, ", "))
+		return "", release.Refuse("the certificates are copies of %s: renew them there, then run init-hook certs renew",
+			strings.Join(names, ", "))
 	}
 	if ca && p.Issuer != nil {
-		return "", release.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook certs rotate, which reissues all certificates", p.Issuer.Kind, p.Issuer.Name)
+		return "", release.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook "+
+			"certs rotate, which reissues all certificates", p.Issuer.Kind, p.Issuer.Name)
 	}
 	if ca && c.rotating {
 		c.Log.Warn("a CA rotation is in progress; this run continues it and does not start another",
@@ -193,7 +201,8 @@ func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
 		return "", err
 	}
 	if len(waiting) > 0 {
-		return "", fmt.Errorf("not all pods have loaded the certificates; all of them keep working: %s; see the logs of the pods; init-hook certs renew, or the CronJob, continues the rotation", release.List(waiting))
+		return "", fmt.Errorf("not all pods have loaded the certificates; all of them keep working: %s; see the logs of "+
+			"the pods; init-hook certs renew, or the CronJob, continues the rotation", release.List(waiting))
 	}
 	if r.observed {
 		return r.did() + "; all pods have loaded them", nil

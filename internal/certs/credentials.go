@@ -97,7 +97,8 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 			return "", err
 		}
 	}
-	if !htpasswdMatches(data[names.KeyHtpasswd], data[KeyUsername], data[KeyPassword]) || htpasswdCost(data[names.KeyHtpasswd]) < cost {
+	if !htpasswdMatches(data[names.KeyHtpasswd], data[KeyUsername], data[KeyPassword]) ||
+		htpasswdCost(data[names.KeyHtpasswd]) < cost {
 		reason = cmp.Or(reason, "its htpasswd does not match its password")
 		if data[names.KeyHtpasswd], err = hashPassword(data[KeyUsername], data[KeyPassword], cost); err != nil {
 			return "", fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
@@ -135,7 +136,8 @@ func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte
 		case value == "":
 			wrong("add it", "has no key %s", key)
 		case !utf8.ValidString(value) || strings.ContainsFunc(value, unicode.IsControl):
-			wrong("write it without a line break: printf, not echo", "has control characters in %s, which HTTP does not allow", key)
+			wrong("write it without a line break: printf, not echo", "has control characters in %s, which HTTP does not allow",
+				key)
 		}
 	}
 	username, password := string(secret.Data[KeyUsername]), secret.Data[KeyPassword]
@@ -148,7 +150,8 @@ func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte
 		wrong("choose another", "has the username %s, which is reserved for the pull credential", pullUser)
 	}
 	if len(password) > maxPassword {
-		wrong("choose a shorter one", "has a password of %d bytes; bcrypt ignores all after the first %d", len(password), maxPassword)
+		wrong("choose a shorter one", "has a password of %d bytes; bcrypt ignores all after the first %d", len(password),
+			maxPassword)
 	}
 	return map[string][]byte{KeyUsername: []byte(username), KeyPassword: password}, problems, nil
 }
@@ -210,7 +213,8 @@ func (c *credentialRotation) secretName() string {
 func (c *credentialRotation) write(ctx context.Context) (string, error) {
 	name := c.secretName()
 	if c.credential == PushCredential && c.saved.PushSecret != "" {
-		return "", release.Refuse("the push credential is a copy of %s: change it there, then run init-hook certs renew", c.Object("Secret", c.saved.PushSecret))
+		return "", release.Refuse("the push credential is a copy of %s: change it there, then run init-hook certs renew",
+			c.Object("Secret", c.saved.PushSecret))
 	}
 	err := release.RetryOnConflict(ctx, func() error {
 		secret, err := c.Secret(ctx, name)
@@ -221,7 +225,8 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 			return release.Refuse("%s does not exist: only nodeport mode has a pull credential", c.Object("Secret", name))
 		}
 		if secret == nil {
-			return release.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it", c.Object("Secret", name))
+			return release.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it",
+				c.Object("Secret", name))
 		}
 		return c.replace(ctx, secret)
 	})
@@ -229,7 +234,8 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if c.credential == PullCredential {
-		c.Log.Warn("update all copies of the pull Secret in other namespaces, and all other uses of its password, now", "secret", name)
+		c.Log.Warn("update all copies of the pull Secret in other namespaces, and all other uses of its password, now",
+			"secret", name)
 	}
 	return "wrote " + c.Object("Secret", name), nil
 }
@@ -253,7 +259,8 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 	kind := corev1.SecretTypeOpaque
 	if c.credential == PullCredential {
 		kind = corev1.SecretTypeDockerConfigJson
-		if data[corev1.DockerConfigJsonKey], err = dockerConfig(c.saved.Desired.Address, string(data[KeyUsername]), string(password)); err != nil {
+		if data[corev1.DockerConfigJsonKey], err = dockerConfig(c.saved.Desired.Address, string(data[KeyUsername]),
+			string(password)); err != nil {
 			return err
 		}
 	}
@@ -281,7 +288,8 @@ func (c *credentialRotation) await(ctx context.Context) (string, error) {
 			for _, pod := range slices.Sorted(maps.Keys(late)) {
 				lines = append(lines, fmt.Sprintf("%s: %s", c.Object("pod", pod), late[pod]))
 			}
-			return "", fmt.Errorf("%s is written, but not every registry pod has loaded it: %s; see the logs of these pods; restarting a pod loads it",
+			return "", fmt.Errorf("%s is written, but not every registry pod has loaded it: %s; see the logs of these pods; "+
+				"restarting a pod loads it",
 				c.Object("Secret", c.secretName()), strings.Join(lines, "; "))
 		}
 		if len(late) > 0 && time.Since(refreshed) >= refreshInterval {

@@ -64,7 +64,8 @@ func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
 	if _, open := secret.Data[names.KeyHtpasswd]; open {
 		data := maps.Clone(secret.Data)
 		delete(data, names.KeyHtpasswd)
-		if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
+		if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson,
+			data); err != nil {
 			return "", err
 		}
 	}
@@ -115,7 +116,8 @@ func (k *Keeper) WritePull(ctx context.Context) (string, error) {
 	if len(reasons) == 0 {
 		return name + " is up to date", nil
 	}
-	if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson, data); err != nil {
+	if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson,
+		data); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("wrote %s: %s", name, strings.Join(reasons, ", ")), nil
@@ -128,7 +130,8 @@ func dockerConfig(address, username, password string) ([]byte, error) {
 		Password string `json:"password"`
 		Auth     []byte `json:"auth"` // username:password; encoding/json writes bytes as base64
 	}
-	return json.Marshal(map[string]map[string]entry{"auths": {address: {username, password, []byte(username + ":" + password)}}})
+	auth := []byte(username + ":" + password)
+	return json.Marshal(map[string]map[string]entry{"auths": {address: {username, password, auth}}})
 }
 
 // AwaitPlain waits until the plain listener is open, or closed, on every ready registry pod. It
@@ -161,8 +164,10 @@ func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
 			if err != nil {
 				complaints = append(complaints, err.Error())
 			}
-			return 0, fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; see the log of that pod: %w",
-				want, names.KeyHtpasswd, k.Object("Secret", k.Settings.Name+names.SuffixPull), strings.Join(complaints, "; "), sleepErr)
+			return 0, fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; see "+
+				"the log of that pod: %w",
+				want, names.KeyHtpasswd, k.Object("Secret", k.Settings.Name+names.SuffixPull),
+				strings.Join(complaints, "; "), sleepErr)
 		}
 	}
 }
@@ -208,7 +213,8 @@ func (k *Keeper) refresh(ctx context.Context, pods []string) error {
 		return err
 	}
 	for _, pod := range pods {
-		if _, err := k.Cluster.Pods.Patch(ctx, pod, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		if _, err := k.Cluster.Pods.Patch(ctx, pod, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil &&
+			!apierrors.IsNotFound(err) {
 			return fmt.Errorf("annotating %s: %w", k.Object("pod", pod), err)
 		}
 	}

@@ -50,11 +50,13 @@ func (k *Keeper) certManagerProblems(ctx context.Context, p state.PKI) ([]Proble
 	_, err := k.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{Limit: 1})
 	if apierrors.IsNotFound(err) {
 		return []Problem{{Object: "namespace " + k.Settings.Namespace,
-			Cause:  "pki.mode is certManager, and the cluster does not know cert-manager's API",
-			Remedy: "install cert-manager first, see https://cert-manager.io/docs/installation/, or do without it: --set pki.mode=internal"}}, nil
+			Cause: "pki.mode is certManager, and the cluster does not know cert-manager's API",
+			Remedy: "install cert-manager first, see https://cert-manager.io/docs/installation/, " +
+				"or do without it: --set pki.mode=internal"}}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listing the CertificateRequests in namespace %s: %w", k.Settings.Namespace, release.RefuseForbidden(err))
+		return nil, fmt.Errorf("listing the CertificateRequests in namespace %s: %w", k.Settings.Namespace,
+			release.RefuseForbidden(err))
 	}
 	problems, err := k.foreignObjects(ctx, k.certManagerWanted(p))
 	if err != nil || p.Issuer == nil {
@@ -82,13 +84,15 @@ func (k *Keeper) foreignObjects(ctx context.Context, wanted certManagerWanted) (
 	}
 	for _, want := range wanted.issuers {
 		have, err := k.Cluster.Issuers.Get(ctx, want.Name, metav1.GetOptions{})
-		if err := check("Issuer", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager, err); err != nil {
+		if err := check("Issuer", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager,
+			err); err != nil {
 			return nil, err
 		}
 	}
 	for _, want := range wanted.certificates {
 		have, err := k.Cluster.Certificates.Get(ctx, want.Name, metav1.GetOptions{})
-		if err := check("Certificate", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager, err); err != nil {
+		if err := check("Certificate", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager,
+			err); err != nil {
 			return nil, err
 		}
 		_, err = k.issuedSecret(ctx, want)
@@ -113,7 +117,9 @@ func (k *Keeper) checkIssuer(ctx context.Context, ref state.Issuer) ([]Problem, 
 	}
 	const another = "name another: --set pki.certManager.issuerRef.name=…"
 	if ref.Kind != certmanagerv1.IssuerKind {
-		return problem("cert-manager has no issuers of that kind", "name Issuer or ClusterIssuer (--set pki.certManager.issuerRef.kind=…), or the group of that kind (--set pki.certManager.issuerRef.group=…)")
+		return problem("cert-manager has no issuers of that kind",
+			"name Issuer or ClusterIssuer (--set pki.certManager.issuerRef.kind=…), "+
+				"or the group of that kind (--set pki.certManager.issuerRef.group=…)")
 	}
 	issuer, err := k.Cluster.Issuers.Get(ctx, ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -122,13 +128,18 @@ func (k *Keeper) checkIssuer(ctx context.Context, ref state.Issuer) ([]Problem, 
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", k.Object("Issuer", ref.Name), release.RefuseForbidden(err))
 	}
-	describe := fmt.Sprintf("look at kubectl --namespace %s describe issuer %s, or %s", k.Settings.Namespace, ref.Name, another)
-	n := slices.IndexFunc(issuer.Status.Conditions, func(c certmanagerv1.IssuerCondition) bool { return c.Type == certmanagerv1.IssuerConditionReady })
+	describe := fmt.Sprintf("look at kubectl --namespace %s describe issuer %s, or %s", k.Settings.Namespace, ref.Name,
+		another)
+	n := slices.IndexFunc(issuer.Status.Conditions,
+		func(c certmanagerv1.IssuerCondition) bool { return c.Type == certmanagerv1.IssuerConditionReady })
 	switch {
 	case issuer.Spec.SelfSigned != nil:
-		return problem("it issues self-signed certificates, so proxies and registry would not trust each other", "use an issuer with a CA, or none to have one created (--set pki.certManager.issuerRef.name=)")
+		return problem("it issues self-signed certificates, so proxies and registry would not trust each other",
+			"use an issuer with a CA, or none to have one created (--set pki.certManager.issuerRef.name=)")
 	case issuer.Spec.ACME != nil:
-		return problem("it is an ACME issuer, which does not provide its CA (ca.crt) and cannot issue for names inside the cluster", "use an issuer with a CA, or none to have one created (--set pki.certManager.issuerRef.name=)")
+		return problem("it is an ACME issuer, which does not provide its CA (ca.crt) "+
+			"and cannot issue for names inside the cluster",
+			"use an issuer with a CA, or none to have one created (--set pki.certManager.issuerRef.name=)")
 	case n < 0 || issuer.Status.Conditions[n].ObservedGeneration < issuer.Generation:
 		return problem("cert-manager has not processed it: its controller may not be running", describe)
 	case issuer.Status.Conditions[n].Status != cmmeta.ConditionTrue:

@@ -122,7 +122,8 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 			return nil, nil
 		case err == nil && len(waiting) == 0: // the round wrote something
 			if writes++; writes > maxWrites {
-				return nil, fmt.Errorf("the certificates are still not current after %d writes, the last of which wrote %s: does something else write them?", maxWrites, strings.Join(r.wrote, ", "))
+				return nil, fmt.Errorf("the certificates are still not current after %d writes, the last of which wrote %s: does "+
+					"something else write them?", maxWrites, strings.Join(r.wrote, ", "))
 			}
 			conflicts = 0
 			continue
@@ -240,7 +241,9 @@ func (r *rotation) position(ctx context.Context, wanted []wantedLeaf) ([]heldLea
 
 // recordPhase saves the phase of the CA rotation before anything of that phase is written: another
 // process that finds the Secrets changed must also find that a rotation is in progress.
-func (r *rotation) recordPhase(ctx context.Context, secret *corev1.Secret, saved *state.State, phase state.RotationPhase, held []heldLeaf) error {
+func (r *rotation) recordPhase(
+	ctx context.Context, secret *corev1.Secret, saved *state.State, phase state.RotationPhase, held []heldLeaf,
+) error {
 	next := saved
 	if saved == nil {
 		next = r.fresh
@@ -253,10 +256,12 @@ func (r *rotation) recordPhase(ctx context.Context, secret *corev1.Secret, saved
 		reason := r.reason
 		for _, h := range held {
 			if h.due != "" {
-				reason = cmp.Or(reason, fmt.Sprintf("the certificate in %s is due: %s", r.Object("Secret", r.Settings.Name+h.suffix), h.due))
+				reason = cmp.Or(reason, fmt.Sprintf("the certificate in %s is due: %s",
+					r.Object("Secret", r.Settings.Name+h.suffix), h.due))
 			}
 		}
-		begun = &state.Rotation{Reason: cmp.Or(reason, "other authorities are to be trusted"), Since: r.Now().UTC().Truncate(time.Second)}
+		begun = &state.Rotation{Reason: cmp.Or(reason, "other authorities are to be trusted"),
+			Since: r.Now().UTC().Truncate(time.Second)}
 	}
 	changed := *next
 	changed.Rotation = &state.Rotation{Phase: phase, Reason: begun.Reason, Since: begun.Since}
@@ -313,12 +318,14 @@ func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) 
 }
 
 func (r *rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trust pki.Bundle) error {
-	return r.WriteSecret(ctx, h.secret, r.Settings.Name+h.suffix, names.ComponentCertificates, corev1.SecretTypeTLS, secretData(pair, trust.PEM()))
+	return r.WriteSecret(ctx, h.secret, r.Settings.Name+h.suffix, names.ComponentCertificates, corev1.SecretTypeTLS,
+		secretData(pair, trust.PEM()))
 }
 
 // components are the components whose pods mount the Secret of a role. No pod mounts the push
 // certificate.
-var components = map[string]string{pki.OrganizationServer: names.ComponentRegistry, pki.OrganizationNode: names.ComponentProxy}
+var components = map[string]string{pki.OrganizationServer: names.ComponentRegistry,
+	pki.OrganizationNode: names.ComponentProxy}
 
 // peer is a running pod that loads certificates.
 type peer struct {
@@ -344,7 +351,9 @@ func (r *rotation) peers(ctx context.Context, role string) ([]peer, error) {
 
 // observe returns what the pods have loaded. It queries only the pods that have not loaded the
 // target before.
-func (r *rotation) observe(ctx context.Context, held []heldLeaf, position pki.Position, end time.Time) ([]pki.Loaded, error) {
+func (r *rotation) observe(
+	ctx context.Context, held []heldLeaf, position pki.Position, end time.Time,
+) ([]pki.Loaded, error) {
 	target := fmt.Sprint(position.Due, position.Want.Fingerprints())
 	var peers []peer
 	for _, h := range held {
@@ -386,7 +395,8 @@ func (r *rotation) observe(ctx context.Context, held []heldLeaf, position pki.Po
 	r.loadErrors = map[string]string{}
 	for i, answer := range answers {
 		if answer == nil {
-			r.once("a pod that is not ready and cannot be queried does not block the rotation", "pod", peers[i].pod.Name, "problem", complaints[i])
+			r.once("a pod that is not ready and cannot be queried does not block the rotation", "pod", peers[i].pod.Name,
+				"problem", complaints[i])
 			continue
 		}
 		out = append(out, *answer)
@@ -508,7 +518,9 @@ func (r *rotation) refreshLate(ctx context.Context) {
 //
 // A renewal by the same CAs does not wait for nodes, nor for pods: it must succeed whatever state
 // they are in. Nodes that were away during a rotation get the current CAs later.
-func (r *rotation) awaitNodes(ctx context.Context, saved *state.State, held []heldLeaf, position pki.Position, next pki.Step) ([]string, error) {
+func (r *rotation) awaitNodes(
+	ctx context.Context, saved *state.State, held []heldLeaf, position pki.Position, next pki.Step,
+) ([]string, error) {
 	if saved == nil || saved.NodeConfig == nil {
 		return nil, nil // the nodes have no copies
 	}
@@ -525,7 +537,8 @@ func (r *rotation) awaitNodes(ctx context.Context, saved *state.State, held []he
 	}
 	waiting, err := r.onNodes.Outdated(ctx, held[i].held.Trust.Fingerprints(), position.Settled)
 	if len(waiting) > 0 && shown && nearExpiry(held, next.Roles, r.Now()) {
-		r.once("no longer waiting for nodes: the certificates are about to expire, and then no node could pull; on these, CRI-O trusts no proxy until they are done",
+		r.once("no longer waiting for nodes: the certificates are about to expire, and then no node could pull; on these, "+
+			"CRI-O trusts no proxy until they are done",
 			"missing", release.List(waiting))
 		return nil, err
 	}
@@ -542,6 +555,7 @@ func nearExpiry(held []heldLeaf, roles []string, now time.Time) bool {
 	const part = 10
 	return slices.ContainsFunc(held, func(h heldLeaf) bool {
 		leaf := h.held.Leaf
-		return slices.Contains(roles, h.role()) && leaf != nil && now.After(leaf.NotAfter.Add(-leaf.NotAfter.Sub(leaf.NotBefore)/part))
+		return slices.Contains(roles, h.role()) && leaf != nil &&
+			now.After(leaf.NotAfter.Add(-leaf.NotAfter.Sub(leaf.NotBefore)/part))
 	})
 }

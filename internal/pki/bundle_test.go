@@ -35,7 +35,8 @@ func TestBundle(t *testing.T) {
 		t.Errorf("its certificates were changed from outside: it has %s", got)
 	}
 	read, err := pki.ParseBundle(ab.PEM())
-	if err != nil || !bytes.Equal(read.PEM(), ab.PEM()) || !slices.Equal(read.Fingerprints(), []string{pki.Fingerprint(a), pki.Fingerprint(b)}) {
+	if err != nil || !bytes.Equal(read.PEM(), ab.PEM()) ||
+		!slices.Equal(read.Fingerprints(), []string{pki.Fingerprint(a), pki.Fingerprint(b)}) {
 		t.Errorf("read back it has %s (%v)", names(read), err)
 	}
 	for question, holds := range map[string]bool{
@@ -68,23 +69,30 @@ func TestParseBundle(t *testing.T) {
 		count int
 		err   string
 	}{
-		"one":                  {file, 1, ""},
-		"twice the same":       {slices.Concat(file, file), 1, ""},
-		"blank lines":          {slices.Concat([]byte("\n\n"), file, []byte(" \r\n"), file), 1, ""},
-		"a union of many":      {pki.NewBundle(certs...).PEM(), 30, ""},
-		"empty":                {nil, 0, "the CA certificates are missing: the file is empty"},
-		"blank":                {[]byte("\n"), 0, "the CA certificates are missing: the file is empty"},
-		"rubbish":              {[]byte("hunter2"), 0, "parsing CA certificates: no PEM block found"},
-		"rubbish behind":       {slices.Concat(file, []byte("hunter2")), 0, "parsing CA certificates: there is something after PEM block 1: only PEM blocks may be in the file"},
-		"a damaged one first":  {slices.Concat([]byte("-----BEGIN CERTIFICATE-----\nhunter2!\n-----END CERTIFICATE-----\n"), file), 0, "parsing CA certificates: PEM block 1 is damaged"},
-		"10 MB":                {make([]byte, 10<<20), 0, "parsing CA certificates: 10485760 bytes are too many, the limit is 262144"},
-		"a key":                {pkcs8(t, one.key), 0, `parsing CA certificates: found a PEM block "PRIVATE KEY" where a certificate is expected`},
-		"a leaf":               {chainPEM(one.cert, sign(t, one, "leaf", one.key)), 0, `certificate "CN=leaf" is not a CA`},
-		"one that cannot sign": {chainPEM(sign(t, nil, "mute", one.key, asCA, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageCRLSign })), 0, `certificate "CN=mute" may not sign certificates: its key usages lack that`},
+		"one":             {file, 1, ""},
+		"twice the same":  {slices.Concat(file, file), 1, ""},
+		"blank lines":     {slices.Concat([]byte("\n\n"), file, []byte(" \r\n"), file), 1, ""},
+		"a union of many": {pki.NewBundle(certs...).PEM(), 30, ""},
+		"empty":           {nil, 0, "the CA certificates are missing: the file is empty"},
+		"blank":           {[]byte("\n"), 0, "the CA certificates are missing: the file is empty"},
+		"rubbish":         {[]byte("hunter2"), 0, "parsing CA certificates: no PEM block found"},
+		"rubbish behind": {slices.Concat(file, []byte("hunter2")), 0,
+			"parsing CA certificates: there is something after PEM block 1: only PEM blocks may be in the file"},
+		"a damaged one first": {slices.Concat([]byte("-----BEGIN CERTIFICATE-----\nhunter2!\n-----END CERTIFICATE-----\n"),
+			file), 0, "parsing CA certificates: PEM block 1 is damaged"},
+		"10 MB": {make([]byte, 10<<20), 0,
+			"parsing CA certificates: 10485760 bytes are too many, the limit is 262144"},
+		"a key": {pkcs8(t, one.key), 0,
+			`parsing CA certificates: found a PEM block "PRIVATE KEY" where a certificate is expected`},
+		"a leaf": {chainPEM(one.cert, sign(t, one, "leaf", one.key)), 0, `certificate "CN=leaf" is not a CA`},
+		"one that cannot sign": {chainPEM(sign(t, nil, "mute", one.key, asCA,
+			func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageCRLSign })), 0,
+			`certificate "CN=mute" may not sign certificates: its key usages lack that`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bundle, err := pki.ParseBundle(c.file)
-			if got := len(bundle.Certificates()); got != c.count || (c.err == "") != (err == nil) || err != nil && err.Error() != c.err {
+			if got := len(bundle.Certificates()); got != c.count || (c.err == "") != (err == nil) || err != nil &&
+				err.Error() != c.err {
 				t.Errorf("got %d authorities and error %v, want %d and %q", got, err, c.count, c.err)
 			}
 		})

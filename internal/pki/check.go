@@ -113,7 +113,8 @@ func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 	if want.NotServer != "" && allows(leaf, x509.ExtKeyUsageServerAuth) && leaf.VerifyHostname(want.NotServer) == nil {
 		add(
 			fmt.Errorf(
-				"it allows server authentication as %s, so that its holders could pass themselves off as that: take another certificate for each",
+				"it allows server authentication as %s, so that its holders could pass themselves off as that: take another "+
+					"certificate for each",
 				want.NotServer,
 			),
 		)
@@ -294,6 +295,7 @@ func noIssuer(cert *x509.Certificate, trust Bundle) error {
 			"%q was not signed by the trusted CA %q, but by another key of the same name", cert.Subject, cert.Issuer,
 		)
 	}
-	return fmt.Errorf("it does not lead to a trusted CA: add %q, the issuer of %q, as an intermediate to the chain or as a trusted CA",
+	return fmt.Errorf("it does not lead to a trusted CA: add %q, the issuer of %q, as an intermediate to the chain or "+
+		"as a trusted CA",
 		cert.Issuer, cert.Subject)
 }

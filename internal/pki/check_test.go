@@ -215,17 +215,25 @@ func TestCheck(t *testing.T) {
 		at    time.Time        // zero: now
 		lines []string         // none: it is good
 	}{
-		"a good one":                                  {pair: good},
-		"with an intermediate":                        {pair: leaf(middle)},
-		"with the root in the chain as well":          {pair: pki.KeyPair{Certificate: slices.Concat(leaf(middle).Certificate, chainPEM(root.cert)), Key: good.Key}},
-		"a wildcard":                                  {pair: leaf(root, func(c *x509.Certificate) { c.DNSNames = []string{"*.zarf.svc"} })},
-		"without any usages everything is allowed":    {pair: leaf(root, func(c *x509.Certificate) { c.ExtKeyUsage, c.KeyUsage = nil, 0 })},
-		"the usage that allows all":                   {pair: leaf(root, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny} })},
-		"the role as organizational unit":             {pair: leaf(root, func(c *x509.Certificate) { c.Subject = pkix.Name{OrganizationalUnit: []string{"IT", server}} })},
-		"the role as URI":                             {pair: leaf(root, func(c *x509.Certificate) { c.Subject, c.URIs = pkix.Name{}, []*url.URL{uri} })},
-		"a peer's clock 10 minutes behind":            {pair: leaf(root), at: now.Add(-10 * time.Minute)},
-		"ours, as another would check it":             {pair: issue(t, ours, ourLeaf, now), trust: trusting(ours.Certificate())},
-		"an RSA key in PKCS #1":                       {pair: of(rsa2048, block("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(rsa2048)))},
+		"a good one":           {pair: good},
+		"with an intermediate": {pair: leaf(middle)},
+		"with the root in the chain as well": {pair: pki.KeyPair{Certificate: slices.Concat(leaf(middle).Certificate,
+			chainPEM(root.cert)), Key: good.Key}},
+		"a wildcard": {pair: leaf(root,
+			func(c *x509.Certificate) { c.DNSNames = []string{"*.zarf.svc"} })},
+		"without any usages everything is allowed": {pair: leaf(root,
+			func(c *x509.Certificate) { c.ExtKeyUsage, c.KeyUsage = nil, 0 })},
+		"the usage that allows all": {pair: leaf(root,
+			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny} })},
+		"the role as organizational unit": {pair: leaf(root,
+			func(c *x509.Certificate) { c.Subject = pkix.Name{OrganizationalUnit: []string{"IT", server}} })},
+		"the role as URI": {pair: leaf(root,
+			func(c *x509.Certificate) { c.Subject, c.URIs = pkix.Name{}, []*url.URL{uri} })},
+		"a peer's clock 10 minutes behind": {pair: leaf(root), at: now.Add(-10 * time.Minute)},
+		"ours, as another would check it": {pair: issue(t, ours, ourLeaf, now),
+			trust: trusting(ours.Certificate())},
+		"an RSA key in PKCS #1": {pair: of(rsa2048,
+			block("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(rsa2048)))},
 		"an RSA key in PKCS #8":                       {pair: of(rsa2048, pkcs8(t, rsa2048))},
 		"an ECDSA key in SEC 1":                       {pair: withKey(sec1(t, key))},
 		"an ECDSA key behind its parameters":          {pair: withKey(slices.Concat(parameters, []byte(sec1(t, key))))},
@@ -243,7 +251,8 @@ func TestCheck(t *testing.T) {
 			lines: []string{"the private key does not belong to the certificate"}},
 		"a key of another kind": {pair: withKey(pkcs8(t, edKey)),
 			lines: []string{"the private key does not belong to the certificate"}},
-		"the chain upside down": {pair: pki.KeyPair{Certificate: chainPEM(middle.cert, parseFirst(t, leaf(middle))), Key: good.Key}, want: &pki.Requirement{Role: ""},
+		"the chain upside down": {pair: pki.KeyPair{Certificate: chainPEM(middle.cert, parseFirst(t, leaf(middle))),
+			Key: good.Key}, want: &pki.Requirement{Role: ""},
 			lines: []string{
 				"the private key does not belong to the certificate, but to certificate 2 of the chain, which must stand first",
 				"it is itself a CA certificate",
@@ -254,9 +263,12 @@ func TestCheck(t *testing.T) {
 		"an ECDSA key on P-224": {pair: of(p224, pkcs8(t, p224)),
 			lines: []string{"parsing the private key: it is an ECDSA key on curve P-224, use P-256, P-384 or P-521"}},
 		"an encrypted key": {pair: withKey(block("ENCRYPTED PRIVATE KEY", []byte("secret"))),
-			lines: []string{"parsing the private key: it is encrypted, and nobody is there to type a password: store it decrypted"}},
-		"an encrypted key of former times": {pair: withKey([]byte("-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\nc2VjcmV0\n-----END EC PRIVATE KEY-----\n")),
-			lines: []string{"parsing the private key: it is encrypted, and nobody is there to type a password: store it decrypted"}},
+			lines: []string{"parsing the private key: it is encrypted, and nobody is there to type a password: store it " +
+				"decrypted"}},
+		"an encrypted key of former times": {pair: withKey([]byte("-----BEGIN EC PRIVATE KEY-----\nProc-Type: " +
+			"4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\nc2VjcmV0\n-----END EC PRIVATE KEY-----\n")),
+			lines: []string{"parsing the private key: it is encrypted, and nobody is there to type a password: store it " +
+				"decrypted"}},
 		"two keys": {pair: withKey(slices.Concat(good.Key, good.Key)),
 			lines: []string{"parsing the private key: there are 2 PEM blocks where one is expected"}},
 		"rubbish in the key": {pair: withKey(block("PRIVATE KEY", []byte("hunter2"))),
@@ -271,54 +283,72 @@ func TestCheck(t *testing.T) {
 			lines: []string{"parsing the private key: 10485760 bytes are too many, the limit is 65536"}},
 		"the key as certificate": {pair: pki.KeyPair{Certificate: good.Key, Key: good.Key},
 			lines: []string{`parsing the certificate: found a PEM block "PRIVATE KEY" where a certificate is expected`}},
-		"a certificate of 10 MB": {pair: pki.KeyPair{Certificate: bytes.Repeat(good.Certificate, 10<<20/len(good.Certificate)), Key: good.Key},
-			lines: []string{fmt.Sprintf("parsing the certificate: %d bytes are too many, the limit is 65536", 10<<20/len(good.Certificate)*len(good.Certificate))}},
-		"rubbish before": {pair: pki.KeyPair{Certificate: slices.Concat([]byte("hunter2\n"), good.Certificate), Key: good.Key},
-			lines: []string{"parsing the certificate: there is something before the first PEM block: only PEM blocks may be in the file"}},
+		"a certificate of 10 MB": {pair: pki.KeyPair{Certificate: bytes.Repeat(good.Certificate,
+			10<<20/len(good.Certificate)), Key: good.Key},
+			lines: []string{fmt.Sprintf("parsing the certificate: %d bytes are too many, the limit is 65536",
+				10<<20/len(good.Certificate)*len(good.Certificate))}},
+		"rubbish before": {pair: pki.KeyPair{Certificate: slices.Concat([]byte("hunter2\n"), good.Certificate),
+			Key: good.Key},
+			lines: []string{"parsing the certificate: there is something before the first PEM block: only PEM blocks may be " +
+				"in the file"}},
 		"rubbish behind": {pair: pki.KeyPair{Certificate: slices.Concat(good.Certificate, []byte("hunter2")), Key: good.Key},
 			lines: []string{"parsing the certificate: there is something after PEM block 1: only PEM blocks may be in the file"}},
-		"rubbish in between": {pair: pki.KeyPair{Certificate: slices.Concat(good.Certificate, []byte("hunter2\n"), good.Certificate), Key: good.Key},
+		"rubbish in between": {pair: pki.KeyPair{Certificate: slices.Concat(good.Certificate, []byte("hunter2\n"),
+			good.Certificate), Key: good.Key},
 			lines: []string{"parsing the certificate: there is something after PEM block 1: only PEM blocks may be in the file"}},
 		"a damaged block before a good one": {pair: pki.KeyPair{Certificate: slices.Concat([]byte("-----BEGIN CERTIFICATE-----\nhunter2!\n-----END CERTIFICATE-----\n"), good.Certificate), Key: good.Key},
 			lines: []string{"parsing the certificate: PEM block 1 is damaged"}},
 		"half a block": {pair: pki.KeyPair{Certificate: good.Certificate[:len(good.Certificate)/2], Key: good.Key},
 			lines: []string{"parsing the certificate: PEM block 1 is damaged"}},
-		"a block with headers": {pair: pki.KeyPair{Certificate: bytes.Replace(good.Certificate, []byte("-----\n"), []byte("-----\nFor: hunter2\n\n"), 1), Key: good.Key},
+		"a block with headers": {pair: pki.KeyPair{Certificate: bytes.Replace(good.Certificate, []byte("-----\n"),
+			[]byte("-----\nFor: hunter2\n\n"), 1), Key: good.Key},
 			lines: []string{"parsing the certificate: PEM block 1 has headers, which a certificate has not"}},
-		"no certificate in the block": {pair: pki.KeyPair{Certificate: block("CERTIFICATE", []byte("hunter2")), Key: good.Key},
+		"no certificate in the block": {pair: pki.KeyPair{Certificate: block("CERTIFICATE", []byte("hunter2")),
+			Key: good.Key},
 			lines: []string{"parsing the certificate: PEM block 1: x509: malformed certificate"}},
 		"the chain too long": {pair: leaf(deep),
 			lines: []string{"parsing the certificate: the chain is too long, it has 11 certificates and the limit is 10"}},
 
 		"expired": {pair: leaf(root, func(c *x509.Certificate) { c.NotAfter = now.Add(-3 * time.Hour) }),
 			lines: []string{"it expired at 2026-11-20T09:00:00Z (3h0m0s ago)"}},
-		"not yet valid, by 10 minutes": {pair: leaf(root, func(c *x509.Certificate) { c.NotBefore = now.Add(10 * time.Minute) }),
+		"not yet valid, by 10 minutes": {pair: leaf(root,
+			func(c *x509.Certificate) { c.NotBefore = now.Add(10 * time.Minute) }),
 			lines: []string{"it is not valid before 2026-11-20T12:10:00Z (10m0s from now): is the clock right?"}},
 		"another name": {pair: leaf(root, names("registry.example.com", "registry")),
 			lines: []string{"it is not valid for zarf-registry.zarf.svc, 127.0.0.1, only for registry.example.com, registry"}},
-		"an address as name": {pair: leaf(root, func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, append(c.DNSNames, "127.0.0.1") }),
+		"an address as name": {pair: leaf(root,
+			func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, append(c.DNSNames, "127.0.0.1") }),
 			lines: []string{"it is not valid for 127.0.0.1, only for zarf-registry.zarf.svc, zarf-registry, 127.0.0.1"}},
 		"a name with line breaks": {pair: leaf(root, names("a\nit is fine")),
 			lines: []string{`it is not valid for zarf-registry.zarf.svc, 127.0.0.1, only for a\nit is fine`}},
 		"many other names": {pair: leaf(root, names(many...)),
-			lines: []string{"it is not valid for zarf-registry.zarf.svc, 127.0.0.1, only for " + strings.Join(many[:10], ", ") + " and 2 more"}},
+			lines: []string{"it is not valid for zarf-registry.zarf.svc, 127.0.0.1, only for " + strings.Join(many[:10],
+				", ") + " and 2 more"}},
 		"no names": {pair: leaf(root, names()),
-			lines: []string{"it is not valid for zarf-registry.zarf.svc, 127.0.0.1, it has no DNS names and IP addresses at all (a common name does not count)"}},
-		"for servers, where a client is wanted": {pair: good, want: &pki.Requirement{Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}},
+			lines: []string{"it is not valid for zarf-registry.zarf.svc, 127.0.0.1, it has no DNS names and IP addresses at " +
+				"all (a common name does not count)"}},
+		"for servers, where a client is wanted": {pair: good,
+			want:  &pki.Requirement{Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}},
 			lines: []string{"its extended key usages do not allow client authentication"}},
-		"for clients, where a server is wanted": {pair: leaf(root, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
+		"for clients, where a server is wanted": {pair: leaf(root,
+			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
 			lines: []string{"its extended key usages do not allow server authentication"}},
 		"not for signatures": {pair: leaf(root, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment }),
 			lines: []string{"its key usages do not allow digital signatures, which TLS 1.3 needs"}},
 		"another role": {pair: good, want: &pki.Requirement{Role: node},
 			lines: []string{"it does not carry the role zarf-registry:node as organization (O), organizational unit (OU) or URI"}},
 		"the role as common name": {pair: leaf(root, func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: server} }),
-			lines: []string{"it does not carry the role zarf-registry:server as organization (O), organizational unit (OU) or URI"}},
+			lines: []string{"it does not carry the role zarf-registry:server as organization (O), organizational unit (OU) or " +
+				"URI"}},
 		"a role that it must not have": {pair: good, want: &pki.Requirement{NotRole: server},
-			lines: []string{"it also carries the role zarf-registry:server, which its holders must not have: take another certificate for that role"}},
-		"a name that it must not serve": {pair: leaf(root, names("*.zarf.svc")), want: &pki.Requirement{NotServer: "zarf-registry.zarf.svc"},
-			lines: []string{"it allows server authentication as zarf-registry.zarf.svc, so that its holders could pass themselves off as that: take another certificate for each"}},
-		"that name without server authentication": {pair: leaf(root, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
+			lines: []string{"it also carries the role zarf-registry:server, which its holders must not have: take another " +
+				"certificate for that role"}},
+		"a name that it must not serve": {pair: leaf(root, names("*.zarf.svc")),
+			want: &pki.Requirement{NotServer: "zarf-registry.zarf.svc"},
+			lines: []string{"it allows server authentication as zarf-registry.zarf.svc, so that its holders could pass " +
+				"themselves off as that: take another certificate for each"}},
+		"that name without server authentication": {pair: leaf(root,
+			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
 			want: &pki.Requirement{NotServer: "zarf-registry.zarf.svc", NotRole: node}},
 		"an authority as leaf": {pair: leaf(root, func(c *x509.Certificate) { c.IsCA = true }),
 			lines: []string{"it is itself a CA certificate"}},
@@ -353,7 +383,8 @@ func TestCheck(t *testing.T) {
 			lines: []string{`intermediate "CN=flawed middle": it expired at 2026-11-20T11:00:00Z (1h0m0s ago)`}},
 		"an intermediate that is no authority": {pair: leaf(below(notCA)),
 			lines: []string{`certificate "CN=flawed middle" is not a CA`}},
-		"an authority that allows none below it": {pair: leaf(newCA(t, noPathBelow, "middle")), trust: trusting(noPathBelow.cert),
+		"an authority that allows none below it": {pair: leaf(newCA(t, noPathBelow, "middle")),
+			trust: trusting(noPathBelow.cert),
 			lines: []string{`trusted CA "CN=narrow root": it allows 0 CAs below it, and the chain has 1`}},
 		"an authority for clients only": {pair: leaf(below(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })),
 			lines: []string{"a CA between it and the trusted one does not allow server authentication"}},
@@ -364,7 +395,8 @@ func TestCheck(t *testing.T) {
 		"an authority with a short key": {pair: leaf(weakRoot), trust: trusting(weakRoot.cert),
 			lines: []string{`CA "CN=weak root": its key: it is an RSA key of 1024 bits, use 2048 to 8192`}},
 		"all the world's authorities": {pair: good, trust: &tooMany,
-			lines: []string{"there are 21 trusted CAs, more than 20: list only those that issued the certificates, since each can issue more"}},
+			lines: []string{"there are 21 trusted CAs, more than 20: list only those that issued the certificates, since each " +
+				"can issue more"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -409,17 +441,29 @@ func TestRoles(t *testing.T) {
 		change template
 		want   []string
 	}{
-		"none":                         {func(*x509.Certificate) {}, nil},
-		"by organization":              {func(c *x509.Certificate) { c.Subject.Organization = []string{node} }, []string{node}},
-		"by organizational unit":       {func(c *x509.Certificate) { c.Subject.OrganizationalUnit = []string{push} }, []string{push}},
-		"by URI":                       {func(c *x509.Certificate) { c.URIs = []*url.URL{uri("https://example.com"), uri(server)} }, []string{server}},
-		"others are nobody's business": {func(c *x509.Certificate) { c.Subject.Organization = []string{"ACME", node, "zarf-registry:admin"} }, []string{node}},
+		"none": {func(*x509.Certificate) {}, nil},
+		"by organization": {func(c *x509.Certificate) { c.Subject.Organization = []string{node} },
+			[]string{node}},
+		"by organizational unit": {func(c *x509.Certificate) { c.Subject.OrganizationalUnit = []string{push} },
+			[]string{push}},
+		"by URI": {func(c *x509.Certificate) {
+			c.URIs = []*url.URL{uri("https://example.com"),
+				uri(server)}
+		}, []string{server}},
+		"others are nobody's business": {func(c *x509.Certificate) {
+			c.Subject.Organization = []string{"ACME", node,
+				"zarf-registry:admin"}
+		}, []string{node}},
 		"a part or more of it is not it": {func(c *x509.Certificate) {
 			c.Subject.Organization = []string{node + " ", "x" + node, "node", strings.ToUpper(node)}
 		}, nil},
-		"not by common name or DNS name": {func(c *x509.Certificate) { c.Subject.CommonName, c.DNSNames = node, []string{node} }, nil},
+		"not by common name or DNS name": {func(c *x509.Certificate) {
+			c.Subject.CommonName, c.DNSNames = node,
+				[]string{node}
+		}, nil},
 		"each once, in one order": {func(c *x509.Certificate) {
-			c.Subject.Organization, c.Subject.OrganizationalUnit, c.URIs = []string{push, node}, []string{push, server}, []*url.URL{uri(node)}
+			c.Subject.Organization, c.Subject.OrganizationalUnit, c.URIs = []string{push, node}, []string{push,
+				server}, []*url.URL{uri(node)}
 		}, []string{server, node, push}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -440,8 +484,10 @@ func FuzzFiles(f *testing.F) {
 	trust := pki.NewBundle(root.cert).PEM()
 	f.Add(leaf, []byte(pkcs8(f, key)), trust)
 	f.Add(leaf, []byte(sec1(f, key)), slices.Concat(trust, leaf))
-	f.Add(slices.Concat(leaf, []byte("hunter2")), []byte("-----BEGIN EC PRIVATE KEY-----\nDEK-Info: x\n\nAA==\n-----END EC PRIVATE KEY-----"), trust[:len(trust)/2])
-	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"), []byte{}, []byte("-----BEGIN X-----\na: b\n\n-----END X-----\n"))
+	f.Add(slices.Concat(leaf, []byte("hunter2")),
+		[]byte("-----BEGIN EC PRIVATE KEY-----\nDEK-Info: x\n\nAA==\n-----END EC PRIVATE KEY-----"), trust[:len(trust)/2])
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"), []byte{},
+		[]byte("-----BEGIN X-----\na: b\n\n-----END X-----\n"))
 	f.Fuzz(func(t *testing.T, certificate, key, authorities []byte) {
 		pair := pki.KeyPair{Certificate: certificate, Key: key}
 		chain, err := pki.ParseChain(certificate)
@@ -449,7 +495,8 @@ func FuzzFiles(f *testing.F) {
 			t.Errorf("%d certificates and error %v", len(chain), err)
 		}
 		if err == nil {
-			if again, err := pki.ParseChain(chainPEM(chain...)); err != nil || !slices.EqualFunc(again, chain, (*x509.Certificate).Equal) {
+			if again, err := pki.ParseChain(chainPEM(chain...)); err != nil ||
+				!slices.EqualFunc(again, chain, (*x509.Certificate).Equal) {
 				t.Errorf("a chain that was read cannot be read back: %v", err)
 			}
 		}
@@ -470,7 +517,8 @@ func FuzzFiles(f *testing.F) {
 		if err != nil {
 			for line := range bytes.Lines(key) {
 				line = bytes.TrimSpace(line)
-				if base64Line.Match(line) && strings.Contains(err.Error(), string(line)) && !strings.Contains(quotable(slices.Concat(chain, bundle.Certificates())), string(line)) {
+				if base64Line.Match(line) && strings.Contains(err.Error(), string(line)) &&
+					!strings.Contains(quotable(slices.Concat(chain, bundle.Certificates())), string(line)) {
 					t.Errorf("the key is quoted: %v", err)
 				}
 			}
@@ -479,7 +527,8 @@ func FuzzFiles(f *testing.F) {
 		if _, err := tls.X509KeyPair(certificate, key); err != nil {
 			t.Errorf("TLS does not take what is good: %v", err)
 		}
-		options := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: serverRequirement.Usages}
+		options := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now,
+			KeyUsages: serverRequirement.Usages}
 		for _, authority := range bundle.Certificates() {
 			options.Roots.AddCert(authority)
 		}

@@ -66,7 +66,8 @@ func parse(t *testing.T, pair pki.KeyPair) *x509.Certificate {
 func TestIssuedCertificatesSayWhatWasAskedFor(t *testing.T) {
 	a := authority(t, now, 0)
 	ca := a.Certificate()
-	if !ca.IsCA || !ca.MaxPathLenZero || ca.KeyUsage != x509.KeyUsageCertSign|x509.KeyUsageCRLSign || len(ca.ExtKeyUsage) != 0 {
+	if !ca.IsCA || !ca.MaxPathLenZero || ca.KeyUsage != x509.KeyUsageCertSign|x509.KeyUsageCRLSign ||
+		len(ca.ExtKeyUsage) != 0 {
 		t.Errorf("authority has the wrong constraints: %+v", ca)
 	}
 	if got := ca.Subject.CommonName; got != "test authority" {
@@ -111,8 +112,10 @@ func TestAuthoritiesOfOneNameCanBeToldApart(t *testing.T) {
 	}
 	a := authority(t, now, 0)
 	leaf := parse(t, issue(t, a, nodeLeaf(), now))
-	if !bytes.Equal(leaf.AuthorityKeyId, a.Certificate().SubjectKeyId) || !bytes.Equal(leaf.RawIssuer, a.Certificate().RawSubject) {
-		t.Errorf("leaf names its issuer %q %x, which is %q %x", leaf.Issuer, leaf.AuthorityKeyId, a.Certificate().Subject, a.Certificate().SubjectKeyId)
+	if !bytes.Equal(leaf.AuthorityKeyId, a.Certificate().SubjectKeyId) ||
+		!bytes.Equal(leaf.RawIssuer, a.Certificate().RawSubject) {
+		t.Errorf("leaf names its issuer %q %x, which is %q %x", leaf.Issuer, leaf.AuthorityKeyId, a.Certificate().Subject,
+			a.Certificate().SubjectKeyId)
 	}
 }
 
@@ -169,13 +172,20 @@ func TestMutualHandshake(t *testing.T) {
 		name           string
 		accepted       bool
 	}{
-		"a node reaches the registry":                 {issue(t, a, serverLeaf(), now), issue(t, a, nodeLeaf(), now), "registry.zarf.svc", true},
-		"by its loopback address as well":             {issue(t, a, serverLeaf(), now), issue(t, a, nodeLeaf(), now), "127.0.0.1", true},
-		"not under another name":                      {issue(t, a, serverLeaf(), now), issue(t, a, nodeLeaf(), now), "other.zarf.svc", false},
-		"not with a server certificate":               {issue(t, a, serverLeaf(), now), issue(t, a, serverLeaf(), now), "registry.zarf.svc", false},
-		"not with a foreign authority's certificate":  {issue(t, a, serverLeaf(), now), issue(t, foreign, nodeLeaf(), now), "registry.zarf.svc", false},
-		"a foreign registry is not believed":          {issue(t, foreign, serverLeaf(), now), issue(t, a, nodeLeaf(), now), "registry.zarf.svc", false},
-		"a node cannot pass itself off as a registry": {issue(t, a, nodeLeaf(), now), issue(t, a, nodeLeaf(), now), "registry.zarf.svc", false},
+		"a node reaches the registry": {issue(t, a, serverLeaf(), now), issue(t, a, nodeLeaf(), now),
+			"registry.zarf.svc", true},
+		"by its loopback address as well": {issue(t, a, serverLeaf(), now), issue(t, a, nodeLeaf(), now),
+			"127.0.0.1", true},
+		"not under another name": {issue(t, a, serverLeaf(), now), issue(t, a, nodeLeaf(), now),
+			"other.zarf.svc", false},
+		"not with a server certificate": {issue(t, a, serverLeaf(), now), issue(t, a, serverLeaf(), now),
+			"registry.zarf.svc", false},
+		"not with a foreign authority's certificate": {issue(t, a, serverLeaf(), now), issue(t, foreign, nodeLeaf(), now),
+			"registry.zarf.svc", false},
+		"a foreign registry is not believed": {issue(t, foreign, serverLeaf(), now), issue(t, a, nodeLeaf(), now),
+			"registry.zarf.svc", false},
+		"a node cannot pass itself off as a registry": {issue(t, a, nodeLeaf(), now), issue(t, a, nodeLeaf(), now),
+			"registry.zarf.svc", false},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -197,7 +207,8 @@ func handshake(t *testing.T, roots *x509.CertPool, server, client pki.KeyPair, n
 		return []tls.Certificate{c}
 	}
 	clock := func() time.Time { return at }
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: load(server), ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert, Time: clock})
+	listener, err := tls.Listen("tcp", "127.0.0.1:0",
+		&tls.Config{Certificates: load(server), ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert, Time: clock})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +222,8 @@ func handshake(t *testing.T, roots *x509.CertPool, server, client pki.KeyPair, n
 		}
 		served <- err
 	}()
-	conn, err := tls.Dial("tcp", listener.Addr().String(), &tls.Config{Certificates: load(client), RootCAs: roots, ServerName: name, Time: clock})
+	conn, err := tls.Dial("tcp", listener.Addr().String(),
+		&tls.Config{Certificates: load(client), RootCAs: roots, ServerName: name, Time: clock})
 	if err == nil {
 		_, err = conn.Read(make([]byte, 1)) // in TLS 1.3 the server's refusal arrives only here
 		conn.Close()
@@ -240,31 +252,50 @@ func TestLeafRenewal(t *testing.T) {
 		at     time.Time
 		reason string
 	}{
-		"a fresh one stays":                            {good, serverLeaf(), a, now, ""},
-		"the order of names does not matter":           {good, with(func(l *pki.Leaf) { l.DNSNames = []string{"registry", "registry.zarf.svc"} }), a, now, ""},
-		"half its life is enough":                      {good, serverLeaf(), a, now.Add(pki.DefaultLeafLifetime / 2), ""},
-		"less than half is not":                        {good, serverLeaf(), a, now.Add(pki.DefaultLeafLifetime/2 + time.Second), "4379h59m59s of its 8760h0m0s are left, less than half"},
-		"ten minutes live five":                        {short, lifetime(10 * time.Minute), a, now.Add(5 * time.Minute), ""},
-		"and no second more":                           {short, lifetime(10 * time.Minute), a, now.Add(5*time.Minute + time.Second), "4m59s of its 10m0s are left, less than half"},
-		"a much shorter lifetime is wanted":            {good, lifetime(10 * time.Minute), a, now, "8760h0m0s of its 8760h0m0s are left, more than the wanted lifetime of 10m0s"},
-		"a longer one is":                              {short, serverLeaf(), a, now, ""},
-		"a little shorter, and some has passed":        {good, lifetime(pki.DefaultLeafLifetime - time.Hour), a, now.Add(2 * time.Hour), ""},
-		"a clock 10 minutes back":                      {short, lifetime(10 * time.Minute), a, now.Add(-10 * time.Minute), ""},
-		"issued by a clock far behind the authority's": {issue(t, a, lifetime(10*time.Minute), now.Add(-30*time.Minute)), lifetime(10 * time.Minute), a, now.Add(-26 * time.Minute), ""},
-		"it comes with its authority":                  {pki.KeyPair{Certificate: slices.Concat(good.Certificate, a.KeyPair().Certificate), Key: good.Key}, serverLeaf(), a, now, "there are 2 certificates where one is expected"},
-		"expired":                                      {good, serverLeaf(), a, now.Add(2 * pki.DefaultLeafLifetime), "expired at"},
-		"the clock went back before its birth":         {good, serverLeaf(), a, now.Add(-2 * pki.Backdate), "not valid before"},
-		"missing":                                      {pki.KeyPair{}, serverLeaf(), a, now, "none yet"},
-		"key missing":                                  {pki.KeyPair{Certificate: good.Certificate}, serverLeaf(), a, now, "the private key is missing"},
-		"rubbish":                                      {pki.KeyPair{Certificate: []byte("rubbish"), Key: good.Key}, serverLeaf(), a, now, "no PEM block"},
-		"rubbish behind":                               {pki.KeyPair{Certificate: append(bytes.Clone(good.Certificate), "rubbish"...), Key: good.Key}, serverLeaf(), a, now, "something after PEM block 1"},
-		"ten megabytes":                                {pki.KeyPair{Certificate: make([]byte, 10<<20), Key: good.Key}, serverLeaf(), a, now, "too many"},
-		"another's key":                                {pki.KeyPair{Certificate: good.Certificate, Key: issue(t, a, serverLeaf(), now).Key}, serverLeaf(), a, now, "does not belong"},
-		"another authority":                            {good, serverLeaf(), other, now, "not signed by the current CA"},
-		"another DNS name":                             {good, with(func(l *pki.Leaf) { l.DNSNames = []string{"elsewhere"} }), a, now, "DNS names"},
-		"another IP address":                           {good, with(func(l *pki.Leaf) { l.IPAddresses = nil }), a, now, "IP addresses"},
-		"another role":                                 {good, with(func(l *pki.Leaf) { l.Organization = pki.OrganizationPush }), a, now, "subject"},
-		"another usage":                                {good, with(func(l *pki.Leaf) { l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }), a, now, "usages"},
+		"a fresh one stays": {good, serverLeaf(), a, now, ""},
+		"the order of names does not matter": {good,
+			with(func(l *pki.Leaf) { l.DNSNames = []string{"registry", "registry.zarf.svc"} }), a, now, ""},
+		"half its life is enough": {good, serverLeaf(), a, now.Add(pki.DefaultLeafLifetime / 2), ""},
+		"less than half is not": {good, serverLeaf(), a,
+			now.Add(pki.DefaultLeafLifetime/2 + time.Second), "4379h59m59s of its 8760h0m0s are left, less than half"},
+		"ten minutes live five": {short, lifetime(10 * time.Minute), a, now.Add(5 * time.Minute), ""},
+		"and no second more": {short, lifetime(10 * time.Minute), a,
+			now.Add(5*time.Minute + time.Second), "4m59s of its 10m0s are left, less than half"},
+		"a much shorter lifetime is wanted": {good, lifetime(10 * time.Minute), a, now,
+			"8760h0m0s of its 8760h0m0s are left, more than the wanted lifetime of 10m0s"},
+		"a longer one is": {short, serverLeaf(), a, now, ""},
+		"a little shorter, and some has passed": {good, lifetime(pki.DefaultLeafLifetime - time.Hour), a,
+			now.Add(2 * time.Hour), ""},
+		"a clock 10 minutes back": {short, lifetime(10 * time.Minute), a, now.Add(-10 * time.Minute),
+			""},
+		"issued by a clock far behind the authority's": {issue(t, a, lifetime(10*time.Minute), now.Add(-30*time.Minute)),
+			lifetime(10 * time.Minute), a, now.Add(-26 * time.Minute), ""},
+		"it comes with its authority": {pki.KeyPair{Certificate: slices.Concat(good.Certificate,
+			a.KeyPair().Certificate), Key: good.Key}, serverLeaf(), a, now, "there are 2 certificates where one is expected"},
+		"expired": {good, serverLeaf(), a, now.Add(2 * pki.DefaultLeafLifetime),
+			"expired at"},
+		"the clock went back before its birth": {good, serverLeaf(), a, now.Add(-2 * pki.Backdate),
+			"not valid before"},
+		"missing": {pki.KeyPair{}, serverLeaf(), a, now, "none yet"},
+		"key missing": {pki.KeyPair{Certificate: good.Certificate}, serverLeaf(), a, now,
+			"the private key is missing"},
+		"rubbish": {pki.KeyPair{Certificate: []byte("rubbish"), Key: good.Key},
+			serverLeaf(), a, now, "no PEM block"},
+		"rubbish behind": {pki.KeyPair{Certificate: append(bytes.Clone(good.Certificate),
+			"rubbish"...), Key: good.Key}, serverLeaf(), a, now, "something after PEM block 1"},
+		"ten megabytes": {pki.KeyPair{Certificate: make([]byte, 10<<20), Key: good.Key},
+			serverLeaf(), a, now, "too many"},
+		"another's key": {pki.KeyPair{Certificate: good.Certificate,
+			Key: issue(t, a, serverLeaf(), now).Key}, serverLeaf(), a, now, "does not belong"},
+		"another authority": {good, serverLeaf(), other, now, "not signed by the current CA"},
+		"another DNS name": {good, with(func(l *pki.Leaf) { l.DNSNames = []string{"elsewhere"} }),
+			a, now, "DNS names"},
+		"another IP address": {good, with(func(l *pki.Leaf) { l.IPAddresses = nil }), a, now,
+			"IP addresses"},
+		"another role": {good,
+			with(func(l *pki.Leaf) { l.Organization = pki.OrganizationPush }), a, now, "subject"},
+		"another usage": {good,
+			with(func(l *pki.Leaf) { l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }), a, now, "usages"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -285,17 +316,20 @@ func TestAuthorityRenewal(t *testing.T) {
 		at     time.Time
 		reason string
 	}{
-		"a fresh one stays":        {good, 0, now, ""},
-		"half of its life":         {short, 20 * time.Minute, now.Add(10 * time.Minute), ""},
-		"missing":                  {pki.KeyPair{}, 0, now, "none yet"},
-		"past half of its life":    {short, 20 * time.Minute, now.Add(10*time.Minute + time.Second), "less than half"},
-		"expired":                  {short, 20 * time.Minute, now.Add(3*time.Hour + 20*time.Minute), "it expired at 2026-11-20T12:20:00Z (3h0m0s ago)"},
-		"from the future":          {good, 0, now.Add(-pki.Backdate - 10*time.Minute), "it is not valid before 2026-11-20T11:00:00Z (10m0s from now): is the clock right?"},
+		"a fresh one stays":     {good, 0, now, ""},
+		"half of its life":      {short, 20 * time.Minute, now.Add(10 * time.Minute), ""},
+		"missing":               {pki.KeyPair{}, 0, now, "none yet"},
+		"past half of its life": {short, 20 * time.Minute, now.Add(10*time.Minute + time.Second), "less than half"},
+		"expired": {short, 20 * time.Minute, now.Add(3*time.Hour + 20*time.Minute),
+			"it expired at 2026-11-20T12:20:00Z (3h0m0s ago)"},
+		"from the future": {good, 0, now.Add(-pki.Backdate - 10*time.Minute),
+			"it is not valid before 2026-11-20T11:00:00Z (10m0s from now): is the clock right?"},
 		"a shorter life is wanted": {good, time.Hour, now, "more than the wanted lifetime of 1h0m0s"},
 		"not an authority":         {leaf, 0, now, "not a CA"},
 		"no key":                   {pki.KeyPair{Certificate: good.Certificate}, 0, now, "the private key is missing"},
 		"no certificate":           {pki.KeyPair{Key: good.Key}, 0, now, "the certificate is missing"},
-		"another authority's key":  {pki.KeyPair{Certificate: good.Certificate, Key: authority(t, now, 0).KeyPair().Key}, 0, now, "does not belong"},
+		"another authority's key": {pki.KeyPair{Certificate: good.Certificate, Key: authority(t, now, 0).KeyPair().Key}, 0,
+			now, "does not belong"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -311,7 +345,8 @@ func TestPrivateKeysDoNotPrintThemselves(t *testing.T) {
 	pair := authority(t, now, 0).KeyPair()
 	var logged bytes.Buffer
 	slog.New(slog.NewJSONHandler(&logged, nil)).Info("pair", "key", pair.Key)
-	for _, printed := range []string{fmt.Sprint(pair.Key), fmt.Sprintf("%v %+v %#v %s", pair, pair, pair.Key, pair.Key), logged.String()} {
+	for _, printed := range []string{fmt.Sprint(pair.Key), fmt.Sprintf("%v %+v %#v %s", pair, pair, pair.Key, pair.Key),
+		logged.String()} {
 		if strings.Contains(printed, "PRIVATE") || strings.Contains(printed, fmt.Sprint([]byte(pair.Key[:20]))) {
 			t.Errorf("a private key was printed: %s", printed)
 		}

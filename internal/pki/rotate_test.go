@@ -37,7 +37,8 @@ func held(t *testing.T, a *pki.CA, trust pki.Bundle) map[string]pki.Held {
 
 // loadedAs is a pod that has loaded what its Secret holds.
 func loadedAs(pod, role string, secrets map[string]pki.Held) pki.Loaded {
-	return pki.Loaded{Pod: pod, Role: role, Leaf: pki.Fingerprint(secrets[role].Leaf), Trust: secrets[role].Trust.Fingerprints()}
+	return pki.Loaded{Pod: pod, Role: role, Leaf: pki.Fingerprint(secrets[role].Leaf),
+		Trust: secrets[role].Trust.Fingerprints()}
 }
 
 func TestNext(t *testing.T) {
@@ -63,7 +64,8 @@ func TestNext(t *testing.T) {
 		return out
 	}
 	pods := func(registry, proxy map[string]pki.Held) []pki.Loaded {
-		return []pki.Loaded{loadedAs("registry-0", server, registry), loadedAs("proxy-a", node, proxy), loadedAs("proxy-b", node, proxy)}
+		return []pki.Loaded{loadedAs("registry-0", server, registry), loadedAs("proxy-a", node, proxy),
+			loadedAs("proxy-b", node, proxy)}
 	}
 	silent := pki.Loaded{Pod: "proxy-c", Role: node, Problem: "it does not answer"}
 	silentRegistry := pki.Loaded{Pod: "registry-1", Role: server, Problem: "it does not answer"}
@@ -119,7 +121,8 @@ func TestNext(t *testing.T) {
 			action: pki.WriteTrust, trust: bundle(oldCA, newCA, nextCA),
 		},
 		"1: a Secret without a leaf still says what was trusted": {
-			at:     pki.Position{Want: is, Held: map[string]pki.Held{server: {Trust: was}, node: {Leaf: ended[node].Leaf}}, Due: all},
+			at: pki.Position{Want: is, Held: map[string]pki.Held{server: {Trust: was}, node: {Leaf: ended[node].Leaf}},
+				Due: all},
 			action: pki.WriteTrust, trust: both,
 		},
 		"1: a lost ca.crt comes back without asking anybody": {
@@ -143,7 +146,8 @@ func TestNext(t *testing.T) {
 			action: pki.Wait, waiting: []string{"(SHA-256 " + fingerprint(newCA) + ") yet"},
 		},
 		"2: so is a pod that cannot be asked": {
-			at:     pki.Position{Want: is, Held: overlap, Due: all, Observed: true, Loaded: append(pods(overlap, overlap), silent)},
+			at: pki.Position{Want: is, Held: overlap, Due: all, Observed: true,
+				Loaded: append(pods(overlap, overlap), silent)},
 			action: pki.Wait, waiting: []string{"proxy-c: it does not answer"},
 		},
 		"2: leaves follow when all pods trust the new authority": {
@@ -151,7 +155,8 @@ func TestNext(t *testing.T) {
 			action: pki.Reissue, trust: both, roles: all,
 		},
 		"2: and what an interrupted run left of them": {
-			at:     pki.Position{Want: is, Held: with(overlap, server, reissued[server]), Due: []string{node, push}, Observed: true, Loaded: pods(overlap, overlap)},
+			at: pki.Position{Want: is, Held: with(overlap, server, reissued[server]), Due: []string{node, push},
+				Observed: true, Loaded: pods(overlap, overlap)},
 			action: pki.Reissue, trust: both, roles: []string{node, push},
 		},
 		"2: without pods there is nobody to wait for": {
@@ -172,15 +177,18 @@ func TestNext(t *testing.T) {
 			action: pki.Reissue, trust: both, roles: []string{server},
 		},
 		"2: not before its peers do": {
-			at:     pki.Position{Want: is, Held: with(overlap, server, pki.Held{}), Due: all, Observed: true, Loaded: pods(began, began)},
+			at: pki.Position{Want: is, Held: with(overlap, server, pki.Held{}), Due: all, Observed: true,
+				Loaded: pods(began, began)},
 			action: pki.Wait, waiting: []string{"proxy-a: it does not trust", "proxy-b: it does not trust"},
 		},
 		"2: where all trust it, it does not go alone": {
-			at:     pki.Position{Want: is, Held: with(overlap, server, pki.Held{}), Due: all, Observed: true, Loaded: pods(overlap, overlap)},
+			at: pki.Position{Want: is, Held: with(overlap, server, pki.Held{}), Due: all, Observed: true,
+				Loaded: pods(overlap, overlap)},
 			action: pki.Reissue, trust: both, roles: all,
 		},
 		"2: where no Secret has a leaf, there is nothing to wait for": {
-			at:     pki.Position{Want: is, Held: map[string]pki.Held{server: {Trust: was}, node: {}}, Due: all, Settled: true, Observed: true, Loaded: pods(began, began)},
+			at: pki.Position{Want: is, Held: map[string]pki.Held{server: {Trust: was}, node: {}}, Due: all, Settled: true,
+				Observed: true, Loaded: pods(began, began)},
 			action: pki.Reissue, trust: both, roles: all,
 		},
 		"3: before the former authority is dropped, the pods are looked at": {
@@ -208,7 +216,8 @@ func TestNext(t *testing.T) {
 			action: pki.WriteTrust, trust: is, drops: true,
 		},
 		"3: and what an interrupted run left of that": {
-			at:     pki.Position{Want: is, Held: with(reissued, server, ended[server]), Observed: true, Loaded: pods(reissued, reissued)},
+			at: pki.Position{Want: is, Held: with(reissued, server, ended[server]), Observed: true,
+				Loaded: pods(reissued, reissued)},
 			action: pki.Wait, waiting: []string{"registry-0: it still shows"}, // ended has leaves of its own
 		},
 		"3: a rotation that is taken back drops the new authority": {
@@ -221,7 +230,8 @@ func TestNext(t *testing.T) {
 		},
 		"4: it has not ended while a pod trusts the former authority": {
 			at: pki.Position{Want: is, Held: ended, Observed: true,
-				Loaded: []pki.Loaded{loadedAs("registry-0", server, ended), {Pod: "proxy-a", Role: node, Leaf: pki.Fingerprint(ended[node].Leaf), Trust: both.Fingerprints()}}},
+				Loaded: []pki.Loaded{loadedAs("registry-0", server, ended),
+					{Pod: "proxy-a", Role: node, Leaf: pki.Fingerprint(ended[node].Leaf), Trust: both.Fingerprints()}}},
 			action: pki.Wait, waiting: []string{"proxy-a: it still trusts the previous CA with SHA-256 " + fingerprint(oldCA)},
 		},
 		"4: nor while one does not trust the new": {
@@ -230,7 +240,8 @@ func TestNext(t *testing.T) {
 			action: pki.Wait, waiting: []string{"proxy-a: it does not trust"},
 		},
 		"4: nor while one shows another certificate": {
-			at:     pki.Position{Want: is, Held: ended, Observed: true, Loaded: []pki.Loaded{{Pod: "proxy-a", Role: node, Trust: is.Fingerprints(), Leaf: "ab"}}},
+			at: pki.Position{Want: is, Held: ended, Observed: true,
+				Loaded: []pki.Loaded{{Pod: "proxy-a", Role: node, Trust: is.Fingerprints(), Leaf: "ab"}}},
 			action: pki.Wait, waiting: []string{"proxy-a: it still shows the certificate with SHA-256 ab, not"},
 		},
 		"4: it has ended when all have loaded all": {
@@ -241,7 +252,8 @@ func TestNext(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			got := pki.Next(c.at)
-			if got.Action != c.action || !got.Trust.Equal(c.trust) || got.Drops != c.drops || !slices.Equal(got.Roles, c.roles) || got.Why == "" {
+			if got.Action != c.action || !got.Trust.Equal(c.trust) || got.Drops != c.drops ||
+				!slices.Equal(got.Roles, c.roles) || got.Why == "" {
 				t.Errorf("got %s %q (drops: %v, roles %q, waiting %q, why %q)\nwant %s %q (drops: %v, roles %q)",
 					got.Action, got.Trust.Fingerprints(), got.Drops, got.Roles, got.Waiting, got.Why, c.action, c.trust.Fingerprints(), c.drops, c.roles)
 			}

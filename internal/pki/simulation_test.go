@@ -105,7 +105,8 @@ func (c *cluster) step(e *engine) {
 			e.writes = nil
 		}
 	case e.position == nil:
-		p := pki.Position{Want: pki.NewBundle(c.authority.Certificate()), Held: map[string]pki.Held{}, Settled: c.recorded%2 == 0}
+		p := pki.Position{Want: pki.NewBundle(c.authority.Certificate()), Held: map[string]pki.Held{},
+			Settled: c.recorded%2 == 0}
 		e.revisions = map[string]int{"state": c.recorded}
 		for _, role := range roles {
 			s := c.secrets[role]
@@ -126,7 +127,8 @@ func (c *cluster) step(e *engine) {
 				case p.silent:
 					e.position.Loaded = append(e.position.Loaded, pki.Loaded{Pod: p.name, Role: p.role, Problem: "it does not answer"})
 				case p.running():
-					e.position.Loaded = append(e.position.Loaded, pki.Loaded{Pod: p.name, Role: p.role, Leaf: pki.Fingerprint(p.leaf), Trust: p.trust.Fingerprints()})
+					e.position.Loaded = append(e.position.Loaded,
+						pki.Loaded{Pod: p.name, Role: p.role, Leaf: pki.Fingerprint(p.leaf), Trust: p.trust.Fingerprints()})
 				}
 			}
 			return
@@ -177,7 +179,8 @@ func (c *cluster) decided(e *engine, next pki.Step) {
 		}
 		for _, i := range order {
 			if slices.Contains(next.Roles, roles[i]) {
-				put(roles[i], next.Trust, func() *x509.Certificate { return parse(c.t, issue(c.t, e.authority, leafOf(roles[i]), now)) })
+				put(roles[i], next.Trust,
+					func() *x509.Certificate { return parse(c.t, issue(c.t, e.authority, leafOf(roles[i]), now)) })
 			}
 		}
 	}
@@ -333,7 +336,8 @@ func simulate(t *testing.T, seed uint64, next func(pki.Position) pki.Step, count
 	}
 	want := pki.NewBundle(c.authority.Certificate())
 	for _, p := range c.pods {
-		if s := c.secrets[p.role]; p.leaf != s.Leaf || !p.trust.Equal(want) || s.Leaf.CheckSignatureFrom(c.authority.Certificate()) != nil || s.Leaf == c.due[p.role] {
+		if s := c.secrets[p.role]; p.leaf != s.Leaf || !p.trust.Equal(want) ||
+			s.Leaf.CheckSignatureFrom(c.authority.Certificate()) != nil || s.Leaf == c.due[p.role] {
 			return last(p.name + " has not loaded the present authority and certificate in the end")
 		}
 	}
@@ -399,7 +403,8 @@ func TestTheSimulationNoticesABrokenRule(t *testing.T) {
 			return pki.Next(p)
 		},
 		"equal Secrets count as settled": func(p pki.Position) pki.Step {
-			if len(p.Due) != 0 && !slices.ContainsFunc(slices.Collect(maps.Values(p.Held)), func(h pki.Held) bool { return !h.Trust.Contains(p.Want) }) {
+			if len(p.Due) != 0 && !slices.ContainsFunc(slices.Collect(maps.Values(p.Held)),
+				func(h pki.Held) bool { return !h.Trust.Contains(p.Want) }) {
 				p.Observed, p.Loaded = true, nil
 			}
 			return pki.Next(p)
