@@ -335,7 +335,7 @@ func changedLines(old, current []string) string {
 		}
 		var removed, added []string
 		from := i
-		for (i < len(old) || j < len(current)) && !(i < len(old) && j < len(current) && old[i] == current[j]) {
+		for (i < len(old) || j < len(current)) && (i == len(old) || j == len(current) || old[i] != current[j]) {
 			if j == len(current) || i < len(old) && common[i+1][j] >= common[i][j+1] {
 				removed = append(removed, old[i])
 				i++

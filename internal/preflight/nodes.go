@@ -197,16 +197,3 @@ func (i *Inspection) pauseImage() []Finding {
 	}
 	return []Finding{f}
 }
-
-// named formats one or several objects of a kind: "node n1", "nodes n1, n2".
-func named(kind string, names []string) string {
-	const most = 10 // keeps the line readable
-	s := kind
-	if len(names) != 1 {
-		s += "s"
-	}
-	if len(names) > most {
-		return fmt.Sprintf("%s %s and %d more", s, strings.Join(names[:most], ", "), len(names)-most)
-	}
-	return s + " " + strings.Join(names, ", ")
-}
