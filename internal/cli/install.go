@@ -79,7 +79,7 @@ gets nodeport mode.`,
 	}
 	f.register(cmd)
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 10*time.Minute, "how long it may take in all")
-	cmd.Flags().BoolVar(&f.createNamespace, "create-namespace", true, "make the namespace where it is missing")
+	cmd.Flags().BoolVar(&f.createNamespace, "create-namespace", true, "create the namespace if it does not exist")
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "render the chart and run the preflight, and change nothing")
 	return cmd
 }

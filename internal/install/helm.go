@@ -85,7 +85,7 @@ func (r *run) lookAtRelease() error {
 // recover ends what a killed run left under way, for Helm refuses to touch it.
 func (r *run) recover(context.Context) (string, error) {
 	if r.last == nil || !r.last.Info.Status.IsPending() {
-		return "nothing: no other run left anything under way", nil
+		return "nothing: no interrupted run was found", nil
 	}
 	was := r.last.Info.Status
 	r.last.SetStatus(release.StatusFailed, fmt.Sprintf("was %s when init-hook install took over: its run had ended before it was done", was))

@@ -146,12 +146,12 @@ func (i *Installer) Run(ctx context.Context) (*Result, error) {
 		name, why string
 		do        func(context.Context) (string, error)
 	}{
-		{"look at the release", "what is there decides between installation, upgrade and repair", r.lookStep},
+		{"read the release", "it decides between installation, upgrade and repair", r.lookStep},
 		{"render the chart", "the chart decides by what the cluster says", r.renderStep},
-		{"make the namespace", "everything else is made in it", r.makeNamespace},
+		{"create the namespace", "all other objects are created in it", r.makeNamespace},
 		{"preflight", "what stands in the way is named before anything is changed", r.preflight},
 		{"recover the release", "one that a killed run left behind would block every other", r.recover},
-		{"remove former Jobs", "two runs at once would be in each other's way", r.removeJobs},
+		{"delete previous Jobs", "concurrent runs would conflict", r.removeJobs},
 		{"", "", r.prepare},
 		{"apply the chart", "Helm makes and keeps the long-lived objects", r.apply},
 		{"", "", r.finish},
@@ -295,7 +295,7 @@ func (r *run) renderStep(ctx context.Context) (string, error) {
 	if _, err := r.render(ctx); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s at %s, decided by %s", r.settings.Mode, r.settings.Address, r.settings.ModeSource), nil
+	return fmt.Sprintf("%s at %s, source: %s", r.settings.Mode, r.settings.Address, r.settings.ModeSource), nil
 }
 
 // readSettings reads the settings from the rendered prepare Job; all Jobs have the same.
@@ -337,7 +337,7 @@ func (r *run) makeNamespace(ctx context.Context) (string, error) {
 			return "", errors.Join(fmt.Errorf("creating namespace %s: %w", p.name, err), r.unmakeNamespace())
 		}
 		p.object, p.made = made, true
-		did = append(did, "made "+p.name)
+		did = append(did, "created "+p.name)
 	}
 	return strings.Join(did, ", "), nil
 }
@@ -393,7 +393,7 @@ func (r *run) preflight(ctx context.Context) (string, error) {
 	if len(findings) > 0 {
 		return fmt.Sprintf("%d warnings, shown below", len(findings)), nil
 	}
-	return "nothing stands in the way", nil
+	return "no blockers", nil
 }
 
 // unmakeNamespace removes the namespaces that this run made and in which there is

@@ -81,7 +81,7 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	if !external {
 		i.Desired.Port, i.Desired.HostNetwork, i.Desired.MTLS = o.Port, o.Proxy.HostNetwork, o.PKI.Mode
 	}
-	return fmt.Sprintf("%s at %s on %s, decided by %s", i.Desired.Mode, i.Desired.Address, i.Desired.IPFamily,
+	return fmt.Sprintf("%s at %s on %s, source: %s", i.Desired.Mode, i.Desired.Address, i.Desired.IPFamily,
 		i.Desired.DecidedBy), nil
 }
 

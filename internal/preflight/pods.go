@@ -42,7 +42,7 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 		case namespaceMissing(err):
 			f.Severity = Warning
 			f.Cause = "it does not exist yet, so its policies cannot be checked"
-			f.Remedy = "none is needed: preflight runs again when it is there"
+			f.Remedy = "no action is needed: preflight runs again after it has been created"
 			return append(findings, f), nil
 		case i.Settings.OpenShift && constrained(err) && i.grantedByChart(pod):
 			continue
