@@ -134,7 +134,7 @@ func TestHelm(t *testing.T) {
 		}
 		before := secrets()
 		all := output(t, w.command(t, w.helm, "template", release, here, "-n", namespace, "--skip-tests",
-			"--kube-version=1.36.0", nodePortMode))
+			"--kube-version=1.36.0", nodePortMode, "--set=ipFamily="+kinds["e2e-helm"].family))
 		w.kubectlApply(t, all)
 		w.waitForJob(t, "cleanup", false)
 		w.waitForJob(t, "prepare", true)
