@@ -2,7 +2,7 @@
 // from the registry. It listens on loopback and forwards requests over mutual TLS.
 //
 // It hides failures that would fail a pull: requests wait and are retried while the registry
-// restarts, interruptedBody bodies are resumed with a range request, and certificates reload without a
+// restarts, interrupted bodies are resumed with a range request, and certificates reload without a
 // restart. A body that cannot be completed always ends with a broken connection, never with a clean
 // end.
 //
