@@ -657,7 +657,7 @@ func TestRenewInExternalModeDoesNothing(t *testing.T) {
 	if w := b.writes(); len(w) != 0 {
 		t.Errorf("it wrote %q", w)
 	}
-	if !strings.Contains(b.log.String(), "external mode has no certificates and credentials of ours") {
+	if !strings.Contains(b.log.String(), "external mode needs no certificates and credentials") {
 		t.Errorf("it does not say so:\n%s", b.log)
 	}
 }
@@ -905,7 +905,7 @@ func TestRunGivesUpIfItsChangesAreRevertedEachTime(t *testing.T) {
 				b.putSecret(old.DeepCopy())
 			}
 		}
-		b.mustFail(b.renew(), false, "not as wanted after 50 rounds of writing", "zarf-registry-node-tls",
+		b.mustFail(b.renew(), false, "the certificates are still not current after 50 writes", "zarf-registry-node-tls",
 			"does something else write them?")
 	})
 }
