@@ -111,7 +111,7 @@ fuzz-corpus: payload ## Add inputs that reach new code, found by make fuzz, to t
 	go run ./tools/fuzz -corpus -run '$(FUZZ_RUN)'
 
 .PHONY: lint
-lint: payload $(TESTCLUSTER) ## gofmt, go vet, golangci-lint, helm lint, ct lint, kubeconform
+lint: payload $(TESTCLUSTER) wording ## wording, gofmt, go vet, golangci-lint, helm lint, ct lint, kubeconform
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt on:"; echo "$$unformatted"; exit 1; }
 	go vet ./...
 	cd bench && go vet ./...

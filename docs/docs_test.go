@@ -38,7 +38,8 @@ func pages(t *testing.T) map[string]string {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && (strings.HasPrefix(d.Name(), ".") && d.Name() != ".." || d.Name() == "dist" || d.Name() == "bin" || d.Name() == "testdata"):
+		case d.IsDir() && (strings.HasPrefix(d.Name(), ".") && d.Name() != ".." || d.Name() == "dist" || d.Name() == "bin" ||
+			d.Name() == "testdata"):
 			return fs.SkipDir
 		case !d.IsDir() && strings.HasSuffix(name, ".md"):
 			content, err := os.ReadFile(name)
@@ -361,7 +362,8 @@ func TestGoTests(t *testing.T) {
 			}
 			for _, want := range strings.Split(m[2], "|") {
 				want, _, _ = strings.Cut(want, "/")
-				if !regexp.MustCompile(`\nfunc (Test|Benchmark|Fuzz)\w*` + strings.TrimPrefix(want, "Test")).MatchString(functions) {
+				if !regexp.MustCompile(`\nfunc (Test|Benchmark|Fuzz)\w*` + strings.TrimPrefix(want, "Test")).MatchString(
+					functions) {
 					t.Errorf("%s: %s has no test %s", l.at(name), dir, want)
 				}
 			}
@@ -464,18 +466,11 @@ func messagesOf(t *testing.T, pkg string, of func(ast.Node) []ast.Expr) map[stri
 		ast.Inspect(file, func(n ast.Node) bool {
 			for _, e := range of(n) {
 				ast.Inspect(e, func(n ast.Node) bool {
-					literal, ok := n.(*ast.BasicLit)
-					if !ok || literal.Kind != token.STRING {
-						return true
+					text, ok := constant(n)
+					if part := fixed(text); ok && len(part) >= 12 && !strings.HasPrefix(text, "kubectl") { // shorter ones are too common
+						found[strings.TrimPrefix(set.Position(n.Pos()).String(), "../")] = part
 					}
-					text, err := strconv.Unquote(literal.Value)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if part := fixed(text); len(part) >= 12 && !strings.HasPrefix(text, "kubectl") { // shorter ones are too common
-						found[strings.TrimPrefix(set.Position(literal.Pos()).String(), "../")] = part
-					}
-					return true
+					return !ok
 				})
 			}
 			return true
@@ -484,12 +479,27 @@ func messagesOf(t *testing.T, pkg string, of func(ast.Node) []ast.Expr) map[stri
 	return found
 }
 
+// constant returns the text of a string literal or of a concatenation of them.
+func constant(n ast.Node) (string, bool) {
+	switch n := n.(type) {
+	case *ast.BasicLit:
+		text, err := strconv.Unquote(n.Value)
+		return text, err == nil && n.Kind == token.STRING
+	case *ast.BinaryExpr:
+		x, okX := constant(n.X)
+		y, okY := constant(n.Y)
+		return x + y, okX && okY
+	}
+	return "", false
+}
+
 var verb = regexp.MustCompile(`%[a-z]`)
 
 // fixed returns the longest part without verbs of a message, up to its remedy.
 func fixed(format string) string {
 	format, _, _ = strings.Cut(format, ": ")
-	return strings.Trim(slices.MaxFunc(verb.Split(format, -1), func(a, b string) int { return len(a) - len(b) }), " ():;,.")
+	return strings.Trim(slices.MaxFunc(verb.Split(format, -1), func(a, b string) int { return len(a) - len(b) }),
+		" ():;,.")
 }
 
 func statusSentences(n ast.Node) []ast.Expr {

@@ -258,7 +258,8 @@ func raw(m machine, layer []byte, change func(*injector.Manifest)) *injector.Pay
 
 func TestFailures(t *testing.T) {
 	const repair = ": re-run helm upgrade or init-hook prepare to repair the payload\n"
-	const rebuild = ": re-run helm upgrade or init-hook prepare; if it stays, this payload was built wrong: use another version\n"
+	const rebuild = ": re-run helm upgrade or init-hook prepare; if it stays, this payload was built wrong: use " +
+		"another version\n"
 	program := script("program", 2_500_000)
 	layer := layerOf(t, program)
 	archive := inflated(t, layer)
@@ -482,8 +483,9 @@ func TestLineBreakInAPath(t *testing.T) {
 		p := newPod(t, encode(t, m, layerOf(t, script("program", 0))))
 		got := run(t, m.command(p.payload, "/no\nsuch/folder"))
 		wantResult(t, got, result{
-			code:   108,
-			stderr: "zarf-registry loader: cannot create /no?such/folder.tmp: no such file or directory: mount a writable emptyDir there\n",
+			code: 108,
+			stderr: "zarf-registry loader: cannot create /no?such/folder.tmp: no such file or directory: mount a writable " +
+				"emptyDir there\n",
 		})
 	})
 }
@@ -722,13 +724,16 @@ func TestUnsuitableVolumes(t *testing.T) {
 			want  result // %s = the target
 		}{
 			"full": {"-o size=1m", result{107, "left:\n",
-				"zarf-registry loader: cannot write %s.tmp: no space left on device, 2500000 bytes are needed: raise the volume's sizeLimit or free space on the node\n"}},
+				"zarf-registry loader: cannot write %s.tmp: no space left on device, 2500000 bytes are needed: raise the " +
+					"volume's sizeLimit or free space on the node\n"}},
 			"out of inodes": {"-o size=10m,nr_inodes=1", result{107, "left:\n",
-				"zarf-registry loader: cannot create %s.tmp: no space left on device, 2500000 bytes are needed: raise the volume's sizeLimit or free space on the node\n"}},
+				"zarf-registry loader: cannot create %s.tmp: no space left on device, 2500000 bytes are needed: raise the " +
+					"volume's sizeLimit or free space on the node\n"}},
 			"read-only": {"-o ro", result{108, "left:\n",
 				"zarf-registry loader: cannot create %s.tmp: read-only file system: mount a writable emptyDir there\n"}},
 			"noexec": {"-o noexec", result{109, "left: registry\n",
-				"zarf-registry loader: cannot execute %s: permission denied: the volume must not be mounted noexec, and the program must be one for " + m.architecture + "\n"}},
+				"zarf-registry loader: cannot execute %s: permission denied: the volume must not be mounted noexec, and the " +
+					"program must be one for " + m.architecture + "\n"}},
 		} {
 			t.Run(name, func(t *testing.T) {
 				p := newPod(t, payload)

@@ -71,7 +71,8 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 	}{
 		"no cluster":    {nil, nil, pki(state.PKIInternal, state.SourceDefault)},
 		"a new cluster": {newCluster(kubernetes(corev1.IPv4Protocol)), nil, pki(state.PKIInternal, state.SourceDefault)},
-		"a state without PKI settings": {newCluster(kubernetes(corev1.IPv4Protocol), remembers(ready(settings(state.ModeProxy, state.IPv4)))), nil,
+		"a state without PKI settings": {newCluster(kubernetes(corev1.IPv4Protocol),
+			remembers(ready(settings(state.ModeProxy, state.IPv4)))), nil,
 			pki(state.PKIInternal, state.SourceDefault)},
 		"the state says internal": {remembersCertificates(state.PKIInternal), nil, pki(state.PKIInternal, state.SourceState)},
 		"the state says existingSecret": {remembersCertificates(state.PKIExistingSecret, usersSecrets), nil,
@@ -87,7 +88,8 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 		"a value overrides the issuer of the " +
 			"state": {remembersCertificates(state.PKICertManager, usersIssuer), []string{"pki.certManager.issuerRef.name=team"},
 			pki(state.PKICertManager, state.SourceState, issuer("team", "Issuer"))},
-		"internal overrides the state": {remembersCertificates(state.PKIExistingSecret, usersSecrets), []string{"pki.mode=internal"},
+		"internal overrides the state": {remembersCertificates(state.PKIExistingSecret, usersSecrets),
+			[]string{"pki.mode=internal"},
 			pki(state.PKIInternal, state.SourceValue)},
 		"certManager overrides the state": {remembersCertificates(state.PKIInternal), []string{"pki.mode=certManager"},
 			pki(state.PKICertManager, state.SourceValue)},
@@ -469,7 +471,8 @@ func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
 		where   map[string]string
 	}{
 		"proxy mode": {[]string{"registryProxy=true"}, "[]", map[string]string{"kubernetes.io/os": "linux"}},
-		"only on nodes with proxies": {[]string{"registryProxy=true", "proxy.nodeSelector={images: 'true'}", "initHook.nodeSelector={disk: fast}"}, "[]",
+		"only on nodes with proxies": {[]string{"registryProxy=true", "proxy.nodeSelector={images: 'true'}",
+			"initHook.nodeSelector={disk: fast}"}, "[]",
 			map[string]string{"kubernetes.io/os": "linux", "images": "true", "disk": "fast"}},
 		"nodeport mode": {
 			[]string{"registryProxy=false", "proxy.nodeSelector={images: 'true'}"}, "[{zarf-registry-pull}]",
@@ -478,7 +481,8 @@ func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
 		"anonymous pulls": {
 			[]string{"registryProxy=false", "auth.anonymousPull=true"}, "[]", map[string]string{"kubernetes.io/os": "linux"},
 		},
-		"the configured image": {[]string{"registryProxy=true", "initHook.pushImages=false", "proxy.nodeSelector={images: 'true'}", "imagePullSecrets=[{name: mine}]"}, "[{mine}]",
+		"the configured image": {[]string{"registryProxy=true", "initHook.pushImages=false",
+			"proxy.nodeSelector={images: 'true'}", "imagePullSecrets=[{name: mine}]"}, "[{mine}]",
 			map[string]string{"kubernetes.io/os": "linux"}},
 	} {
 		spec := find[*batchv1.CronJob](
@@ -523,7 +527,8 @@ func TestRejectsNamesOfGeneratedSecrets(t *testing.T) {
 			_, err := rendering{
 				values: proxyMode(t, "pki.mode=existingSecret", "pki.existingSecret={server: s, node: m}", path+"="+name),
 			}.try(t)
-			if want := "zarf-registry: " + path + ": Secret " + name + " is created by the Jobs; name one of your own"; err == nil ||
+			if want := "zarf-registry: " + path + ": Secret " + name +
+				" is created by the Jobs; name one of your own"; err == nil ||
 				!strings.HasSuffix(err.Error(), want) {
 				t.Errorf("%s=%s: %v", path, name, err)
 			}

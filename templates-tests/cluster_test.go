@@ -175,7 +175,8 @@ func clusters() map[string]func() *cluster {
 		},
 		"an IPv6 cluster": func() *cluster { return newCluster(kubernetes(corev1.IPv6Protocol), node("a", "arm64")) },
 		"a cluster that remembers proxy mode": func() *cluster {
-			return newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"), node("b", "amd64", "registry.k8s.io/pause:3.9"),
+			return newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"),
+				node("b", "amd64", "registry.k8s.io/pause:3.9"),
 				remembers(ready(settings(state.ModeProxy, state.IPv4), func(s *state.State) { s.HookImage = pushedHookImage })))
 		},
 		"a cluster that remembers nodeport mode": func() *cluster {

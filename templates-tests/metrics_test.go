@@ -505,7 +505,8 @@ func series(t *testing.T, changes []change) []map[string]string {
 }
 
 // promtoolTests runs cases, each with the alerts that must fire within the hour.
-func promtoolTests(t *testing.T, groups any, cases map[string][]change, want map[string][]string, more ...map[string]any) {
+func promtoolTests(t *testing.T, groups any, cases map[string][]change, want map[string][]string,
+	more ...map[string]any) {
 	t.Helper()
 	dir := t.TempDir()
 	write := func(name string, v any) string {
@@ -705,14 +706,15 @@ func TestPromtoolAlerts(t *testing.T) {
 		}
 	}
 	// The text of a notification.
-	message := map[string]any{"name": "the message", "interval": "1m", "input_series": series(t, volume(.08)), "alert_rule_test": []any{map[string]any{
-		"alertname": "ZarfRegistryVolumeNearlyFull", "eval_time": "30m", "exp_alerts": []any{map[string]any{
-			"exp_labels": map[string]string{"severity": "warning", "namespace": "zarf", "job": "zarf-registry"},
-			"exp_annotations": map[string]string{
-				"summary":     "The volume of registry zarf/zarf-registry is nearly full.",
-				"description": "8.0 % is free, less than 10 %. Pushes fail when the volume is full; pulls still work.",
-				"runbook_url": "https://github.com/zarf-dev/zarf-registry/blob/main/docs/monitoring.md#zarfregistryvolumenearlyfull",
-			}}}}}}
+	message := map[string]any{"name": "the message", "interval": "1m", "input_series": series(t, volume(.08)),
+		"alert_rule_test": []any{map[string]any{
+			"alertname": "ZarfRegistryVolumeNearlyFull", "eval_time": "30m", "exp_alerts": []any{map[string]any{
+				"exp_labels": map[string]string{"severity": "warning", "namespace": "zarf", "job": "zarf-registry"},
+				"exp_annotations": map[string]string{
+					"summary":     "The volume of registry zarf/zarf-registry is nearly full.",
+					"description": "8.0 % is free, less than 10 %. Pushes fail when the volume is full; pulls still work.",
+					"runbook_url": "https://github.com/zarf-dev/zarf-registry/blob/main/docs/monitoring.md#zarfregistryvolumenearlyfull",
+				}}}}}}
 	groups := find[*monitoringv1.PrometheusRule](t, rendering{values: monitored(t)}.render(t), "zarf-registry").Spec.Groups
 	promtoolTests(t, groups, cases, want, message)
 }

@@ -49,7 +49,8 @@ func TestPodOptionsApplyToAllPods(t *testing.T) {
 	var sets []string
 	for _, path := range optionsOf {
 		sets = append(sets, path+".podLabels={example.com/of: "+path+"}", path+".podAnnotations={example.com/of: "+path+"}",
-			path+".extraEnv=[{name: OF, value: "+path+"}]", path+".priorityClassName=of-"+strings.ToLower(path), path+".resources={requests: {cpu: 7m, memory: 7Mi}, limits: {memory: 77Mi}}")
+			path+".extraEnv=[{name: OF, value: "+path+"}]", path+".priorityClassName=of-"+strings.ToLower(path),
+			path+".resources={requests: {cpu: 7m, memory: 7Mi}, limits: {memory: 77Mi}}")
 	}
 	found := map[string]bool{}
 	for _, w := range workloads(rendering{values: every(t, sets...)}.render(t)) {

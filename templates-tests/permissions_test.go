@@ -133,7 +133,8 @@ func (p permissions) userPermissions() map[string][]string {
 	}
 	if p.podSecurity() {
 		for _, o := range p.objects {
-			if o.GetKind() == "Role" && o.GetLabels()["app.kubernetes.io/component"] == "init-hook" && o.GetNamespace() != "kube-public" {
+			if o.GetKind() == "Role" && o.GetLabels()["app.kubernetes.io/component"] == "init-hook" &&
+				o.GetNamespace() != "kube-public" {
 				rules["init-hook Role"] = append(rules["init-hook Role"], "get,patch namespaces "+o.GetNamespace())
 			}
 		}

@@ -173,7 +173,8 @@ func TestNotesAreShortAndActionable(t *testing.T) {
 		}
 	}
 	// The longest possible notes.
-	longest := rendering{values: with(t, nil, "registryProxy=false", "pki.rotation.schedule=''", "nodeConfig.containerd.hosts={a.example.com: x}", "nodeConfig.runtimes=[containerd]",
+	longest := rendering{values: with(t, nil, "registryProxy=false", "pki.rotation.schedule=''",
+		"nodeConfig.containerd.hosts={a.example.com: x}", "nodeConfig.runtimes=[containerd]",
 		"expose.service.enabled=true", "expose.tls.existingSecret=mine")}.render(t).files["NOTES.txt"]
 	if lines := strings.Count(strings.TrimSpace(longest), "\n") + 1; lines > 15 || lines < most ||
 		!strings.Contains(longest, "  from outside:     kubectl --namespace zarf get service zarf-registry-expose\n") {

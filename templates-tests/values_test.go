@@ -557,7 +557,8 @@ var failures = []failure{
 	},
 	{
 		[]string{"metrics.prometheusRule.disabled=[TooLoud]"},
-		`zarf-registry: metrics.prometheusRule.disabled: unknown alert "TooLoud"; set names of ` + strings.Join(alertNames, ", "),
+		`zarf-registry: metrics.prometheusRule.disabled: unknown alert "TooLoud"; set names of ` +
+			strings.Join(alertNames, ", "),
 	},
 	{
 		[]string{"metrics.podMonitor.labels={app.kubernetes.io/name: mine}"},

@@ -23,22 +23,28 @@ type Client[T, L any] struct {
 }
 
 // Certificates is the client of the Certificates of a namespace.
-func Certificates(client dynamic.Interface, namespace string) *Client[certmanagerv1.Certificate, certmanagerv1.CertificateList] {
-	return newClient[certmanagerv1.Certificate, certmanagerv1.CertificateList](client, namespace, "certificates", certmanagerv1.CertificateKind)
+func Certificates(client dynamic.Interface, namespace string) *Client[certmanagerv1.Certificate,
+	certmanagerv1.CertificateList] {
+	return newClient[certmanagerv1.Certificate, certmanagerv1.CertificateList](client, namespace, "certificates",
+		certmanagerv1.CertificateKind)
 }
 
 // Requests is the client of the CertificateRequests of a namespace.
-func Requests(client dynamic.Interface, namespace string) *Client[certmanagerv1.CertificateRequest, certmanagerv1.CertificateRequestList] {
-	return newClient[certmanagerv1.CertificateRequest, certmanagerv1.CertificateRequestList](client, namespace, "certificaterequests", certmanagerv1.CertificateRequestKind)
+func Requests(client dynamic.Interface, namespace string) *Client[certmanagerv1.CertificateRequest,
+	certmanagerv1.CertificateRequestList] {
+	return newClient[certmanagerv1.CertificateRequest, certmanagerv1.CertificateRequestList](client, namespace,
+		"certificaterequests", certmanagerv1.CertificateRequestKind)
 }
 
 // Issuers is the client of the Issuers of a namespace.
 func Issuers(client dynamic.Interface, namespace string) *Client[certmanagerv1.Issuer, certmanagerv1.IssuerList] {
-	return newClient[certmanagerv1.Issuer, certmanagerv1.IssuerList](client, namespace, "issuers", certmanagerv1.IssuerKind)
+	return newClient[certmanagerv1.Issuer, certmanagerv1.IssuerList](client, namespace, "issuers",
+		certmanagerv1.IssuerKind)
 }
 
 func newClient[T, L any](client dynamic.Interface, namespace, resource, kind string) *Client[T, L] {
-	return &Client[T, L]{client.Resource(certmanagerv1.SchemeGroupVersion.WithResource(resource)).Namespace(namespace), kind}
+	return &Client[T, L]{client.Resource(certmanagerv1.SchemeGroupVersion.WithResource(resource)).Namespace(namespace),
+		kind}
 }
 
 // Get reads an object.

@@ -60,7 +60,8 @@ func TestACertificateComesBackAsItWasWritten(t *testing.T) {
 	}
 	check := func(what string, got *certmanagerv1.Certificate) {
 		t.Helper()
-		if !equality.Semantic.DeepEqual(got.Spec, want.Spec) || !equality.Semantic.DeepEqual(got.Status, want.Status) || got.Labels["a"] != want.Labels["a"] || got.Name != "node" || got.Namespace != "zarf" {
+		if !equality.Semantic.DeepEqual(got.Spec, want.Spec) || !equality.Semantic.DeepEqual(got.Status, want.Status) ||
+			got.Labels["a"] != want.Labels["a"] || got.Name != "node" || got.Namespace != "zarf" {
 			t.Errorf("%s: %+v", what, got)
 		}
 		if got.APIVersion != "cert-manager.io/v1" || got.Kind != "Certificate" {
@@ -85,14 +86,16 @@ func TestACertificateComesBackAsItWasWritten(t *testing.T) {
 
 	now := metav1.NewTime(time.Date(2026, 11, 20, 12, 0, 0, 0, time.Local))
 	want.Status = certmanagerv1.CertificateStatus{LastFailureTime: &now, Conditions: []certmanagerv1.CertificateCondition{
-		{Type: certmanagerv1.CertificateConditionIssuing, Status: cmmeta.ConditionTrue, Reason: "ManuallyTriggered", ObservedGeneration: 3, LastTransitionTime: &now}}}
+		{Type: certmanagerv1.CertificateConditionIssuing, Status: cmmeta.ConditionTrue, Reason: "ManuallyTriggered",
+			ObservedGeneration: 3, LastTransitionTime: &now}}}
 	got.Status = want.Status
 	if got, err = certificates.UpdateStatus(ctx, got, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	check("its status updated", got)
 	last := client.Actions()[len(client.Actions())-1]
-	if last.GetSubresource() != "status" || last.GetNamespace() != "zarf" || last.GetResource() != certmanagerv1.SchemeGroupVersion.WithResource("certificates") {
+	if last.GetSubresource() != "status" || last.GetNamespace() != "zarf" ||
+		last.GetResource() != certmanagerv1.SchemeGroupVersion.WithResource("certificates") {
 		t.Errorf("the last call was %+v", last)
 	}
 
@@ -112,15 +115,18 @@ func TestACertificateComesBackAsItWasWritten(t *testing.T) {
 
 func TestRequestsAndIssuersAreReadByTheirKind(t *testing.T) {
 	client := newClient(t,
-		&certmanagerv1.CertificateRequest{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Namespace: "zarf"}, Status: certmanagerv1.CertificateRequestStatus{Conditions: []certmanagerv1.CertificateRequestCondition{{Reason: "Pending"}}}},
+		&certmanagerv1.CertificateRequest{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Namespace: "zarf"},
+			Status: certmanagerv1.CertificateRequestStatus{Conditions: []certmanagerv1.CertificateRequestCondition{{Reason: "Pending"}}}},
 		&certmanagerv1.CertificateRequest{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "other"}},
-		&certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "corp", Namespace: "zarf"}, Spec: certmanagerv1.IssuerSpec{IssuerConfig: certmanagerv1.IssuerConfig{CA: &certmanagerv1.CAIssuer{SecretName: "corp"}}}},
+		&certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "corp", Namespace: "zarf"},
+			Spec: certmanagerv1.IssuerSpec{IssuerConfig: certmanagerv1.IssuerConfig{CA: &certmanagerv1.CAIssuer{SecretName: "corp"}}}},
 	)
 	requests, err := certmanager.Requests(client, "zarf").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(requests.Items) != 1 || requests.Items[0].Name != "node-1" || requests.Items[0].Status.Conditions[0].Reason != "Pending" {
+	if len(requests.Items) != 1 || requests.Items[0].Name != "node-1" ||
+		requests.Items[0].Status.Conditions[0].Reason != "Pending" {
 		t.Errorf("requests: %+v", requests.Items)
 	}
 	issuers := certmanager.Issuers(client, "zarf")
@@ -131,7 +137,8 @@ func TestRequestsAndIssuersAreReadByTheirKind(t *testing.T) {
 	if issuer.Spec.CA == nil || issuer.Spec.CA.SecretName != "corp" {
 		t.Errorf("issuer: %+v", issuer)
 	}
-	made, err := issuers.Create(t.Context(), &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "own"}, Spec: certmanagerv1.IssuerSpec{IssuerConfig: certmanagerv1.IssuerConfig{SelfSigned: &certmanagerv1.SelfSignedIssuer{}}}}, metav1.CreateOptions{})
+	made, err := issuers.Create(t.Context(), &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "own"},
+		Spec: certmanagerv1.IssuerSpec{IssuerConfig: certmanagerv1.IssuerConfig{SelfSigned: &certmanagerv1.SelfSignedIssuer{}}}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,9 +166,11 @@ func TestFieldsThatAreNotKnownAreLeftOut(t *testing.T) {
 func TestAnswersThatAreNoSuchObjectAreErrors(t *testing.T) {
 	client := newClient(t)
 	client.PrependReactor("*", "certificates", func(a kubetesting.Action) (bool, runtime.Object, error) {
-		wrong := unstructured.Unstructured{Object: map[string]any{"apiVersion": "cert-manager.io/v1", "kind": "Certificate", "spec": "nothing"}}
+		wrong := unstructured.Unstructured{Object: map[string]any{"apiVersion": "cert-manager.io/v1", "kind": "Certificate",
+			"spec": "nothing"}}
 		if a.GetVerb() == "list" {
-			return true, &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "cert-manager.io/v1", "kind": "CertificateList"}, Items: []unstructured.Unstructured{wrong}}, nil
+			return true, &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "cert-manager.io/v1",
+				"kind": "CertificateList"}, Items: []unstructured.Unstructured{wrong}}, nil
 		}
 		return true, &wrong, nil
 	})
@@ -182,16 +191,20 @@ func TestErrorsOfTheAPIServerPassThrough(t *testing.T) {
 		err error
 		is  func(error) bool
 	}{
-		"not found":     {apierrors.NewNotFound(resource, "node"), apierrors.IsNotFound},
-		"not installed": {apierrors.NewGenericServerResponse(404, "get", resource, "", "404 page not found", 0, true), apierrors.IsNotFound},
-		"conflict":      {apierrors.NewConflict(resource, "node", errors.New("modified")), apierrors.IsConflict},
-		"exists":        {apierrors.NewAlreadyExists(resource, "node"), apierrors.IsAlreadyExists},
-		"forbidden":     {apierrors.NewForbidden(resource, "node", errors.New("no")), apierrors.IsForbidden},
-		"webhook":       {apierrors.NewInternalError(errors.New("failed calling webhook")), apierrors.IsInternalError},
+		"not found": {apierrors.NewNotFound(resource, "node"), apierrors.IsNotFound},
+		"not installed": {apierrors.NewGenericServerResponse(404, "get", resource, "", "404 page not found", 0, true),
+			apierrors.IsNotFound},
+		"conflict":  {apierrors.NewConflict(resource, "node", errors.New("modified")), apierrors.IsConflict},
+		"exists":    {apierrors.NewAlreadyExists(resource, "node"), apierrors.IsAlreadyExists},
+		"forbidden": {apierrors.NewForbidden(resource, "node", errors.New("no")), apierrors.IsForbidden},
+		"webhook":   {apierrors.NewInternalError(errors.New("failed calling webhook")), apierrors.IsInternalError},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := newClient(t)
-			client.PrependReactor("*", "certificates", func(kubetesting.Action) (bool, runtime.Object, error) { return true, nil, c.err })
+			client.PrependReactor("*", "certificates", func(kubetesting.Action) (bool, runtime.Object, error) {
+				return true, nil,
+					c.err
+			})
 			answers := callAll(t.Context(), certmanager.Certificates(client, "zarf"))
 			if len(answers) != 6 {
 				t.Fatalf("%d calls", len(answers))
@@ -205,7 +218,8 @@ func TestErrorsOfTheAPIServerPassThrough(t *testing.T) {
 	}
 }
 
-func callAll(ctx context.Context, c *certmanager.Client[certmanagerv1.Certificate, certmanagerv1.CertificateList]) map[string]error {
+func callAll(ctx context.Context, c *certmanager.Client[certmanagerv1.Certificate,
+	certmanagerv1.CertificateList]) map[string]error {
 	errs := map[string]error{}
 	_, errs["get"] = c.Get(ctx, "node", metav1.GetOptions{})
 	_, errs["list"] = c.List(ctx, metav1.ListOptions{})

@@ -349,11 +349,11 @@ func (b *cmBench) issuing(c *certmanagerv1.Certificate) string {
 		cond.Status == cmmeta.ConditionTrue {
 		return cond.Reason
 	}
-	former, ok := b.issuedWith[c.Name]
+	previous, ok := b.issuedWith[c.Name]
 	switch {
 	case b.secrets[c.Spec.SecretName] == nil:
 		return "DoesNotExist"
-	case ok && !equality.Semantic.DeepEqual(former, c.Spec):
+	case ok && !equality.Semantic.DeepEqual(previous, c.Spec):
 		return "RequestChanged"
 	}
 	return ""
@@ -1177,10 +1177,11 @@ func TestARenewalThatFailsIsAWarningWhileTheCertificateIsGood(t *testing.T) {
 func TestWhatPassesIsWaitedFor(t *testing.T) {
 	gr := schema.GroupResource{Group: "cert-manager.io", Resource: "certificates"}
 	for name, passing := range map[string]error{
-		"cert-manager's webhook does not answer yet": apierrors.NewInternalError(errors.New(`failed calling webhook "webhook.cert-manager.io": connection refused`)),
-		"somebody wrote at the same time":            apierrors.NewConflict(gr, "zarf-registry-node", errors.New("modified")),
-		"somebody made it at the same time":          apierrors.NewAlreadyExists(gr, "zarf-registry-node"),
-		"the API server restarts":                    errors.New("connection refused"),
+		"cert-manager's webhook does not answer yet": apierrors.NewInternalError(
+			errors.New(`failed calling webhook "webhook.cert-manager.io": connection refused`)),
+		"somebody wrote at the same time":   apierrors.NewConflict(gr, "zarf-registry-node", errors.New("modified")),
+		"somebody made it at the same time": apierrors.NewAlreadyExists(gr, "zarf-registry-node"),
+		"the API server restarts":           errors.New("connection refused"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
@@ -1211,7 +1212,8 @@ func TestWhatPassesIsWaitedFor(t *testing.T) {
 
 func TestARightThatIsMissingForCertManagerIsNamed(t *testing.T) {
 	for _, call := range []string{
-		"get issuers/zarf-registry-ca", "create issuers/zarf-registry-ca", "get certificates/zarf-registry-node", "create certificates/zarf-registry-node", "get secrets/zarf-registry-node-issued",
+		"get issuers/zarf-registry-ca", "create issuers/zarf-registry-ca", "get certificates/zarf-registry-node",
+		"create certificates/zarf-registry-node", "get secrets/zarf-registry-node-issued",
 		"update certificates/zarf-registry-push",
 	} {
 		t.Run(call, func(t *testing.T) {
@@ -1317,7 +1319,7 @@ func TestTheAuthorityOfAUsersIssuerIsNotOurs(t *testing.T) {
 func TestALeafOfTheFormerAuthorityIsAskedForAgain(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		b.mustRun(ownIssuer())
-		former := b.secrets["zarf-registry-ca-issued"]
+		previous := b.secrets["zarf-registry-ca-issued"]
 		late := true
 		b.controller = func(c *certmanagerv1.Certificate) {
 			if c.Name != "zarf-registry-node" || !late || b.issuing(c) == "" {
@@ -1325,7 +1327,7 @@ func TestALeafOfTheFormerAuthorityIsAskedForAgain(t *testing.T) {
 				return
 			}
 			now := b.secrets["zarf-registry-ca-issued"]
-			b.secrets["zarf-registry-ca-issued"] = former
+			b.secrets["zarf-registry-ca-issued"] = previous
 			b.issue(c)
 			b.secrets["zarf-registry-ca-issued"] = now
 			late = false
@@ -1338,7 +1340,7 @@ func TestALeafOfTheFormerAuthorityIsAskedForAgain(t *testing.T) {
 		}
 		if !bytes.Equal(b.secrets["zarf-registry-node-issued"].Data["ca.crt"],
 			b.secrets["zarf-registry-ca-issued"].Data["tls.crt"]) {
-			t.Error("it is of the former authority")
+			t.Error("it is of the previous CA")
 		}
 	})
 }
@@ -1374,7 +1376,7 @@ func TestARenewalThatDoesNotComeIsAnError(t *testing.T) {
 					t.Errorf("refused: %t, after %s", refused(err), took)
 				}
 				if got := b.issuedNow(); got["zarf-registry-server-issued"] != before["zarf-registry-server-issued"] {
-					t.Error("the former certificate is gone")
+					t.Error("the previous certificate is gone")
 				}
 			})
 		})
@@ -1404,8 +1406,8 @@ func TestACertManagerConflictWhileAskingIsTriedAgain(t *testing.T) {
 		if err := b.keeper.certManagerRenew(b.Context(), corpIssuer(), false); err != nil {
 			t.Fatal(err)
 		}
-		for name, former := range before {
-			if b.issuedNow()[name] == former {
+		for name, previous := range before {
+			if b.issuedNow()[name] == previous {
 				t.Errorf("%s was not renewed", name)
 			}
 		}
@@ -1418,7 +1420,8 @@ func TestWhatCertManagerKeptForUsIsDeleted(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
 				b.mustRun(p)
 				b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "corp"}})
-				b.secrets["zarf-registry-node-tls"] = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Labels: b.keeper.Labels(names.ComponentCertificates)}}
+				b.secrets["zarf-registry-node-tls"] = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Labels: b.keeper.Labels(
+					names.ComponentCertificates)}}
 				did, err := b.keeper.DeleteCertManager(b.Context())
 				if err != nil || !strings.HasPrefix(did, "deleted Certificate zarf-registry-server, ") {
 					t.Fatalf("%q, %v", did, err)
@@ -1526,8 +1529,8 @@ func TestCertManagerRunsThatAreKilledConverge(t *testing.T) {
 						t.Fatal(err)
 					}
 					if name == "renew" {
-						for secret, former := range before {
-							if b.issuedNow()[secret] == former {
+						for secret, previous := range before {
+							if b.issuedNow()[secret] == previous {
 								t.Errorf("killed before write %d: %s was not renewed", kill, secret)
 							}
 						}
@@ -1613,7 +1616,9 @@ func TestPreflightOfCertManager(t *testing.T) {
 			b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-ca"}})
 			b.secrets["zarf-registry-push-issued"] = &corev1.Secret{}
 			b.controller = nil
-		}, []string{"Issuer zarf/zarf-registry-ca: init-hook did not make it, and needs that name; rename or delete it", "Certificate zarf/zarf-registry-node: init-hook did not make it", "Secret zarf/zarf-registry-push-issued: init-hook did not make it"}},
+		}, []string{"Issuer zarf/zarf-registry-ca: init-hook did not make it, and needs that name; rename or delete it",
+			"Certificate zarf/zarf-registry-node: init-hook did not make it",
+			"Secret zarf/zarf-registry-push-issued: init-hook did not make it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {

@@ -51,7 +51,8 @@ func runCarried(t *testing.T, values map[string]any, cluster ...runtime.Object) 
 	memory.SetNamespace("zarf")
 	var phases []string
 	i := &install.Installer{
-		Options: install.Options{Namespace: "zarf", Release: "zarf-registry", Chart: carried, Values: values, CreateNamespace: true, Timeout: time.Minute},
+		Options: install.Options{Namespace: "zarf", Release: "zarf-registry", Chart: carried, Values: values,
+			CreateNamespace: true, Timeout: time.Minute},
 		Helm: &action.Configuration{
 			Releases:     storage.Init(memory),
 			KubeClient:   &kubefake.PrintingKubeClient{Out: io.Discard},
@@ -79,8 +80,9 @@ func TestTheCarriedChartAndTheCommandsFitTogether(t *testing.T) {
 		source state.Source
 		prove  bool
 	}{
-		"proxy":    {map[string]any{"registryProxy": true}, state.ModeProxy, state.SourceValue, true},
-		"nodeport": {map[string]any{"registryProxy": false, "initHook": map[string]any{"prove": false}}, state.ModeNodePort, state.SourceValue, false},
+		"proxy": {map[string]any{"registryProxy": true}, state.ModeProxy, state.SourceValue, true},
+		"nodeport": {map[string]any{"registryProxy": false, "initHook": map[string]any{"prove": false}}, state.ModeNodePort,
+			state.SourceValue, false},
 		"default":  {nil, state.ModeNodePort, state.SourceDefault, true},
 		"external": {map[string]any{"registryURL": "registry.example.com/team"}, state.ModeExternal, state.SourceValue, true},
 	} {
@@ -93,7 +95,8 @@ func TestTheCarriedChartAndTheCommandsFitTogether(t *testing.T) {
 				t.Errorf("the phases were %q", phases)
 			}
 			o := result.Settings
-			if o.Mode != c.mode || o.ModeSource != c.source || o.Name != "zarf-registry" || c.mode != state.ModeExternal && o.Finish.Verify != c.prove {
+			if o.Mode != c.mode || o.ModeSource != c.source || o.Name != "zarf-registry" || c.mode != state.ModeExternal &&
+				o.Finish.Verify != c.prove {
 				t.Errorf("the Jobs are told %+v", o)
 			}
 		})
@@ -104,10 +107,12 @@ func TestTheCarriedChartAndTheCommandsFitTogether(t *testing.T) {
 // the Jobs.
 func TestValuesAboutCertificatesReachTheHook(t *testing.T) {
 	pki := func(mode state.PKIMode) state.PKI {
-		return state.PKI{Mode: mode, LeafLifetime: state.Duration(8760 * time.Hour), AuthorityLifetime: state.Duration(43800 * time.Hour), ClusterDomain: "cluster.local"}
+		return state.PKI{Mode: mode, LeafLifetime: state.Duration(8760 * time.Hour),
+			AuthorityLifetime: state.Duration(43800 * time.Hour), ClusterDomain: "cluster.local"}
 	}
 	shorter, existing, issuer := pki(state.PKIInternal), pki(state.PKIExistingSecret), pki(state.PKICertManager)
-	shorter.LeafLifetime, shorter.AuthorityLifetime, shorter.ClusterDomain = state.Duration(10*time.Minute), state.Duration(time.Hour), "example.org"
+	shorter.LeafLifetime, shorter.AuthorityLifetime, shorter.ClusterDomain = state.Duration(10*time.Minute),
+		state.Duration(time.Hour), "example.org"
 	existing.Existing = &state.ExistingSecrets{Server: "a", Node: "b", Push: "c", Authority: "d"}
 	issuer.Issuer = &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}
 	for name, c := range map[string]struct {
@@ -119,16 +124,20 @@ func TestValuesAboutCertificatesReachTheHook(t *testing.T) {
 		"nothing": {nil, pki(state.PKIInternal), state.SourceDefault, ""},
 		"lifetimes": {map[string]any{
 			"clusterDomain": "example.org",
-			"pki":           map[string]any{"mode": "internal", "lifetime": map[string]any{"certificate": "10m", "authority": "1h"}},
+			"pki": map[string]any{"mode": "internal", "lifetime": map[string]any{"certificate": "10m",
+				"authority": "1h"}},
 		}, shorter, state.SourceValue, ""},
 		"existing Secrets": {map[string]any{
-			"pki":  map[string]any{"mode": "existingSecret", "existingSecret": map[string]any{"server": "a", "node": "b", "push": "c", "ca": "d"}},
+			"pki": map[string]any{"mode": "existingSecret", "existingSecret": map[string]any{"server": "a", "node": "b",
+				"push": "c", "ca": "d"}},
 			"auth": map[string]any{"existingSecret": "mine"},
 		}, existing, state.SourceValue, "mine"},
 		"an issuer": {map[string]any{
-			"pki": map[string]any{"mode": "certManager", "certManager": map[string]any{"issuerRef": map[string]any{"name": "corp", "kind": "ClusterIssuer"}}},
+			"pki": map[string]any{"mode": "certManager",
+				"certManager": map[string]any{"issuerRef": map[string]any{"name": "corp", "kind": "ClusterIssuer"}}},
 		}, issuer, state.SourceValue, ""},
-		"an issuer of our own": {map[string]any{"pki": map[string]any{"mode": "certManager"}}, pki(state.PKICertManager), state.SourceValue, ""},
+		"an issuer of our own": {map[string]any{"pki": map[string]any{"mode": "certManager"}}, pki(state.PKICertManager),
+			state.SourceValue, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}

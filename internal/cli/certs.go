@@ -165,6 +165,7 @@ func (f *hookFlags) connect(cmd *cobra.Command) (context.Context, connection, fu
 	if err != nil {
 		return nil, connection{}, nil, err
 	}
-	ctx, stop := context.WithTimeoutCause(cmd.Context(), f.timeout, fmt.Errorf("not done within %s (--timeout)", f.timeout))
+	ctx, stop := context.WithTimeoutCause(cmd.Context(), f.timeout,
+		fmt.Errorf("not done within %s (--timeout)", f.timeout))
 	return ctx, c, stop, nil
 }

@@ -56,23 +56,27 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if data, ok := a.secrets[name]; ok && r.Method == http.MethodGet {
 		_ = json.NewEncoder(w).Encode(corev1.Secret{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-			ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: name, ResourceVersion: "1", Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}},
-			Data:       data,
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: name, ResourceVersion: "1",
+				Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}},
+			Data: data,
 		})
 		return
 	}
 	w.WriteHeader(http.StatusNotFound)
-	_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound, Message: "not found"})
+	_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+		Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound, Message: "not found"})
 }
 
 // saved is a state's Secret.
 func saved(t *testing.T, change func(*state.State)) map[string]map[string][]byte {
 	t.Helper()
 	s := state.State{
-		Phase:   state.PhasePrepared,
-		Desired: state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, MTLS: state.PKIInternal, DecidedBy: state.SourceValue},
-		PKI:     &state.PKI{Mode: state.PKIInternal, ClusterDomain: "cluster.local", LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(2 * time.Hour)},
+		Phase: state.PhasePrepared,
+		Desired: state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4,
+			MTLS: state.PKIInternal, DecidedBy: state.SourceValue},
+		PKI: &state.PKI{Mode: state.PKIInternal, ClusterDomain: "cluster.local", LeafLifetime: state.Duration(time.Hour),
+			AuthorityLifetime: state.Duration(2 * time.Hour)},
 	}
 	change(&s)
 	encoded, err := state.Encode(s)
@@ -90,10 +94,12 @@ func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
 		s.PushSecret = "my-password"
 	}
 	issuer := func(s *state.State) {
-		s.PKI.Mode, s.PKI.Issuer = state.PKICertManager, &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}
+		s.PKI.Mode, s.PKI.Issuer = state.PKICertManager, &state.Issuer{Name: "corp", Kind: "ClusterIssuer",
+			Group: "cert-manager.io"}
 	}
 	external := func(s *state.State) {
-		s.Desired, s.PKI = state.Settings{Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4}, nil
+		s.Desired, s.PKI = state.Settings{Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4},
+			nil
 	}
 	for name, c := range map[string]struct {
 		args  []string
@@ -101,17 +107,21 @@ func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
 		code  int
 		want  string
 	}{
-		"renew without a state":            {[]string{"certs", "renew"}, nil, 3, "Secret zarf/zarf-registry-state"},
-		"renew, external":                  {[]string{"certs", "renew", "--log-format=json"}, external, 0, `"msg":"phase done","phase":"renew"`},
-		"rotate without a state":           {[]string{"certs", "rotate"}, nil, 3, "Secret zarf/zarf-registry-state"},
-		"rotate what is the user's":        {[]string{"certs", "rotate"}, existing, 3, "Secret zarf/my-server"},
-		"rotate the authority of another":  {[]string{"certs", "rotate", "--ca"}, issuer, 3, "ClusterIssuer corp"},
-		"credentials without a state":      {[]string{"credentials", "rotate"}, nil, 3, "Secret zarf/zarf-registry-state"},
-		"credentials that are the user's":  {[]string{"credentials", "rotate"}, existing, 3, "my-password"},
-		"credentials that are not there":   {[]string{"credentials", "rotate", "--pull"}, existing, 3, "zarf-registry-pull"},
-		"the CronJob's own command line":   {[]string{"certs", "renew", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry", "--timeout=10m", "--log-format=json"}, external, 0, `"msg":"phase done"`},
-		"a release in another namespace":   {[]string{"certs", "renew", "--namespace=other"}, external, 3, "Secret other/zarf-registry-state"},
-		"another name of the same release": {[]string{"certs", "renew", "--name=full"}, external, 3, "Secret zarf/full-state"},
+		"renew without a state": {[]string{"certs", "renew"}, nil, 3, "Secret zarf/zarf-registry-state"},
+		"renew, external": {[]string{"certs", "renew", "--log-format=json"}, external, 0,
+			`"msg":"phase done","phase":"renew"`},
+		"rotate without a state":          {[]string{"certs", "rotate"}, nil, 3, "Secret zarf/zarf-registry-state"},
+		"rotate what is the user's":       {[]string{"certs", "rotate"}, existing, 3, "Secret zarf/my-server"},
+		"rotate the authority of another": {[]string{"certs", "rotate", "--ca"}, issuer, 3, "ClusterIssuer corp"},
+		"credentials without a state":     {[]string{"credentials", "rotate"}, nil, 3, "Secret zarf/zarf-registry-state"},
+		"credentials that are the user's": {[]string{"credentials", "rotate"}, existing, 3, "my-password"},
+		"credentials that are not there":  {[]string{"credentials", "rotate", "--pull"}, existing, 3, "zarf-registry-pull"},
+		"the CronJob's own command line": {[]string{"certs", "renew", "--namespace=zarf", "--release=zarf-registry",
+			"--name=zarf-registry", "--timeout=10m", "--log-format=json"}, external, 0, `"msg":"phase done"`},
+		"a release in another namespace": {[]string{"certs", "renew", "--namespace=other"}, external, 3,
+			"Secret other/zarf-registry-state"},
+		"another name of the same release": {[]string{"certs", "renew", "--name=full"}, external, 3,
+			"Secret zarf/full-state"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var secrets map[string]map[string][]byte
@@ -140,11 +150,13 @@ func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
 
 func TestCertificatesOfAnExternalRegistryAreNone(t *testing.T) {
 	server := newAPIServer(t, saved(t, func(s *state.State) {
-		s.Phase, s.Desired = state.PhaseReady, state.Settings{Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4}
+		s.Phase, s.Desired = state.PhaseReady, state.Settings{Mode: state.ModeExternal, Address: "registry.example.com",
+			IPFamily: state.IPv4}
 		s.Current, s.PKI = &s.Desired, nil
 	}))
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	for output, want := range map[string]string{"text": "uses the external registry registry.example.com", "json": `"external": "registry.example.com"`} {
+	for output, want := range map[string]string{"text": "uses the external registry registry.example.com",
+		"json": `"external": "registry.example.com"`} {
 		var out, errOut bytes.Buffer
 		code := cli.Run([]string{"certs", "show", "--output", output, "--kubeconfig", server.kubeconfig}, &out, &errOut)
 		if code != 0 || !strings.Contains(out.String(), want) {
@@ -152,7 +164,8 @@ func TestCertificatesOfAnExternalRegistryAreNone(t *testing.T) {
 		}
 	}
 	var out, errOut bytes.Buffer
-	if code := cli.Run([]string{"certs", "ca", "--kubeconfig", server.kubeconfig}, &out, &errOut); code != 1 || out.Len() > 0 || !strings.Contains(errOut.String(), "external registry, which needs no certificates") {
+	if code := cli.Run([]string{"certs", "ca", "--kubeconfig", server.kubeconfig}, &out, &errOut); code != 1 ||
+		out.Len() > 0 || !strings.Contains(errOut.String(), "external registry, which needs no certificates") {
 		t.Errorf("certs ca: exit code %d, output %q, error:\n%s", code, &out, &errOut)
 	}
 }

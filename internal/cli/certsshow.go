@@ -133,7 +133,8 @@ func pkiLines(p *state.PKI, r *state.Rotation) [][2]string {
 	if r == nil {
 		return append(lines, [2]string{"rotation", "none in progress"})
 	}
-	lines = append(lines, [2]string{"rotation", fmt.Sprintf("phase %s, since %s: %s", r.Phase, r.Since.Format(time.RFC3339), r.Reason)})
+	lines = append(lines, [2]string{"rotation", fmt.Sprintf("phase %s, since %s: %s", r.Phase,
+		r.Since.Format(time.RFC3339), r.Reason)})
 	if r.Waiting != "" {
 		lines = append(lines, [2]string{"waiting", strings.Join(strings.Fields(r.Waiting), " ")})
 	}

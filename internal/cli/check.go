@@ -39,13 +39,15 @@ func (f *checkFlags) tls() *cobra.Command {
 		Long: `tls connects to the registry with the node and push certificates, without a certificate and
 with one from another CA. It fails if any of them may do more or less than it should. It
 needs no permissions in the cluster, only the mounted Secrets.`,
-		Example: `  init-hook check tls --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd, probe.CheckTLS) },
+		Example: `  init-hook check tls --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push \
+    --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd, probe.CheckTLS) },
 	}
 	f.common(cmd.Flags())
 	cmd.Flags().StringVar(&f.plain, "plain", "", "HOST:PORT of the listener behind the node port (default: none)")
-	cmd.Flags().BoolVar(&f.anonymousPull, "anonymous-pull", false, "expect that listener to serve images without authentication")
+	cmd.Flags().BoolVar(&f.anonymousPull, "anonymous-pull", false,
+		"expect that listener to serve images without authentication")
 	return cmd
 }
 
@@ -56,8 +58,9 @@ func (f *checkFlags) push() *cobra.Command {
 		Long: `push writes a small image with random content to the repository ` + probe.Repository + `, pulls it
 with a node's certificate, and deletes it. It needs no permissions in the cluster, only the
 mounted Secrets. Its blobs (20 KiB) stay on the volume until the next garbage collection.`,
-		Example: `  init-hook check push --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
-		Args:    cobra.NoArgs,
+		Example: `  init-hook check push --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push \
+    --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			tag := fmt.Sprintf("check-%d", time.Now().UnixNano())
 			return f.run(cmd, func(ctx context.Context, t probe.Target, each func(probe.Check)) error {
@@ -70,9 +73,12 @@ mounted Secrets. Its blobs (20 KiB) stay on the volume until the next garbage co
 }
 
 func (f *checkFlags) common(flags *pflag.FlagSet) {
-	flags.StringVar(&f.registry, "registry", "", "HOST:PORT of the registry's mutual TLS listener; the host name is verified")
-	flags.StringVar(&f.pushDir, "push-dir", "/etc/zarf-registry/push", "directory with tls.crt, tls.key and ca.crt for pushing")
-	flags.StringVar(&f.nodeDir, "node-dir", "/etc/zarf-registry/node", "directory with tls.crt, tls.key and ca.crt of a node")
+	flags.StringVar(&f.registry, "registry", "",
+		"HOST:PORT of the registry's mutual TLS listener; the host name is verified")
+	flags.StringVar(&f.pushDir, "push-dir", "/etc/zarf-registry/push",
+		"directory with tls.crt, tls.key and ca.crt for pushing")
+	flags.StringVar(&f.nodeDir, "node-dir", "/etc/zarf-registry/node",
+		"directory with tls.crt, tls.key and ca.crt of a node")
 	flags.StringVar(&f.credentialsDir, "credentials-dir", "/etc/zarf-registry/credentials",
 		"directory with the push credential: the files username and password")
 	flags.DurationVar(&f.timeout, "timeout", time.Minute, "time limit for the whole run")
@@ -84,7 +90,8 @@ func (f *checkFlags) common(flags *pflag.FlagSet) {
 // target reads certificates and credentials. A mounted Secret is replaced atomically, so the
 // files of one read match.
 func (f *checkFlags) target() (probe.Target, error) {
-	t := probe.Target{Registry: f.registry, Plain: f.plain, AnonymousPull: f.anonymousPull, DialContext: cluster.DialService}
+	t := probe.Target{Registry: f.registry, Plain: f.plain, AnonymousPull: f.anonymousPull,
+		DialContext: cluster.DialService}
 	for _, certificate := range []struct {
 		dir string
 		to  **tlsfiles.Material
@@ -112,7 +119,8 @@ func (f *checkFlags) run(cmd *cobra.Command, do func(context.Context, probe.Targ
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(cmd.Context(), f.timeout, fmt.Errorf("not done within %s (--timeout)", f.timeout))
+	ctx, cancel := context.WithTimeoutCause(cmd.Context(), f.timeout,
+		fmt.Errorf("not done within %s (--timeout)", f.timeout))
 	defer cancel()
 	err = do(ctx, t, func(s probe.Check) { printStep(cmd.OutOrStdout(), s) })
 	if err != nil && ctx.Err() != nil {

@@ -30,7 +30,10 @@ func TestVersionIsTheReleaseAlone(t *testing.T) {
 }
 
 func TestEveryCommandHelpsWithAnExample(t *testing.T) {
-	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"prepare"}, {"finish"}, {"cleanup"}, {"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "cache", "info"}, {"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"}, {"certs", "rotate"}, {"credentials", "rotate"}} {
+	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"prepare"}, {"finish"}, {"cleanup"},
+		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "cache", "info"},
+		{"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
+		{"certs", "rotate"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
 		if code != 0 || !strings.Contains(out, "Examples:\n  init-hook "+strings.Join(command, " ")) {
 			t.Errorf("%v: exit code %d, help:\n%s", command, code, out)
@@ -48,11 +51,12 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		code int
 		want string
 	}{
-		"unknown command":                {[]string{"prepaer"}, 1, `unknown command "prepaer"`},
-		"unknown flag":                   {[]string{"prepare", "--colour"}, 1, "unknown flag: --colour"},
-		"impossible namespace":           {[]string{"cleanup", "--namespace", "Not_One"}, 3, `invalid namespace "Not_One"`},
-		"impossible release":             {[]string{"cleanup", "--release", "Not One"}, 3, `invalid release name "Not One"`},
-		"settings that are no JSON":      {[]string{"prepare", "--settings", "rubbish"}, 3, "invalid --settings: decoding settings: "},
+		"unknown command":      {[]string{"prepaer"}, 1, `unknown command "prepaer"`},
+		"unknown flag":         {[]string{"prepare", "--colour"}, 1, "unknown flag: --colour"},
+		"impossible namespace": {[]string{"cleanup", "--namespace", "Not_One"}, 3, `invalid namespace "Not_One"`},
+		"impossible release":   {[]string{"cleanup", "--release", "Not One"}, 3, `invalid release name "Not One"`},
+		"settings that are no JSON": {[]string{"prepare", "--settings", "rubbish"}, 3,
+			"invalid --settings: decoding settings: "},
 		"settings with an unknown field": {[]string{"finish", "--settings", `{"colour":"red"}`}, 3, `unknown field "colour"`},
 		"settings that are invalid":      {[]string{"cleanup", "--settings", "{}"}, 3, `invalid mode ""`},
 		"no settings":                    {[]string{"prepare"}, 1, `required flag(s) "settings" not set`},
@@ -68,16 +72,18 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"install: no time":               {[]string{"install", "--timeout", "0s"}, 3, "invalid --timeout 0s"},
 		"install: impossible namespace":  {[]string{"install", "-n", "Not_One"}, 3, `invalid namespace "Not_One"`},
 		"install: impossible release":    {[]string{"install", "--release", "Not One"}, 3, `invalid release name "Not One"`},
-		"install: a release too long":    {[]string{"install", "--release", strings.Repeat("a", 54)}, 3, "invalid release name"},
-		"install: unknown output":        {[]string{"install", "-o", "yaml"}, 3, `--output is "yaml"`},
-		"install: unknown log format":    {[]string{"install", "--log-format", "xml"}, 3, `invalid --log-format "xml"`},
-		"install: no such values":        {[]string{"install", "-f", "/nonexistent.yaml"}, 3, "/nonexistent.yaml"},
-		"install: values of rubbish":     {[]string{"install", "--set", "a[b=c"}, 3, "--set"},
-		"install: no such chart":         {[]string{"install", "--chart", "/nonexistent"}, 3, "/nonexistent"},
-		"install: not true, not false":   {[]string{"install", "--registry-proxy=maybe"}, 1, "--registry-proxy"},
-		"install: an argument":           {[]string{"install", "zarf-registry"}, 1, `unknown command "zarf-registry"`},
-		"install: no cluster":            {[]string{"install"}, 1, "--kubeconfig or KUBECONFIG"},
-		"preflight: impossible release":  {[]string{"preflight", "--release", "Not One"}, 3, `invalid release name "Not One"`},
+		"install: a release too long": {[]string{"install", "--release", strings.Repeat("a", 54)}, 3,
+			"invalid release name"},
+		"install: unknown output":      {[]string{"install", "-o", "yaml"}, 3, `--output is "yaml"`},
+		"install: unknown log format":  {[]string{"install", "--log-format", "xml"}, 3, `invalid --log-format "xml"`},
+		"install: no such values":      {[]string{"install", "-f", "/nonexistent.yaml"}, 3, "/nonexistent.yaml"},
+		"install: values of rubbish":   {[]string{"install", "--set", "a[b=c"}, 3, "--set"},
+		"install: no such chart":       {[]string{"install", "--chart", "/nonexistent"}, 3, "/nonexistent"},
+		"install: not true, not false": {[]string{"install", "--registry-proxy=maybe"}, 1, "--registry-proxy"},
+		"install: an argument":         {[]string{"install", "zarf-registry"}, 1, `unknown command "zarf-registry"`},
+		"install: no cluster":          {[]string{"install"}, 1, "--kubeconfig or KUBECONFIG"},
+		"preflight: impossible release": {[]string{"preflight", "--release", "Not One"}, 3,
+			`invalid release name "Not One"`},
 		"preflight: no cluster":          {[]string{"preflight", "--registry-proxy"}, 1, "--kubeconfig or KUBECONFIG"},
 		"preflight: install's own flags": {[]string{"preflight", "--dry-run"}, 1, "unknown flag: --dry-run"},
 		"status: unknown output":         {[]string{"status", "-o", "wide"}, 3, `--output is "wide"`},
@@ -93,12 +99,14 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"certs renew: no time":           {[]string{"certs", "renew", "--timeout", "-1s"}, 3, "want a positive duration"},
 		"certs renew: impossible":        {[]string{"certs", "renew", "-n", "Not_One"}, 3, `invalid namespace "Not_One"`},
 		"certs renew: no cluster":        {[]string{"certs", "renew"}, 1, "--kubeconfig or KUBECONFIG"},
-		"certs renew: unknown format":    {[]string{"certs", "renew", "--log-format", "xml"}, 3, `invalid --log-format "xml"`},
-		"certs rotate: an argument":      {[]string{"certs", "rotate", "ca"}, 1, `unknown command "ca"`},
-		"certs rotate: no cluster":       {[]string{"certs", "rotate", "--ca"}, 1, "--kubeconfig or KUBECONFIG"},
-		"credentials: unknown flag":      {[]string{"credentials", "rotate", "--push"}, 1, "unknown flag: --push"},
-		"credentials: no cluster":        {[]string{"credentials", "rotate", "--pull"}, 1, "--kubeconfig or KUBECONFIG"},
-		"one name for two":               {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 3, "--reference names a single image"},
+		"certs renew: unknown format": {[]string{"certs", "renew", "--log-format", "xml"}, 3,
+			`invalid --log-format "xml"`},
+		"certs rotate: an argument": {[]string{"certs", "rotate", "ca"}, 1, `unknown command "ca"`},
+		"certs rotate: no cluster":  {[]string{"certs", "rotate", "--ca"}, 1, "--kubeconfig or KUBECONFIG"},
+		"credentials: unknown flag": {[]string{"credentials", "rotate", "--push"}, 1, "unknown flag: --push"},
+		"credentials: no cluster":   {[]string{"credentials", "rotate", "--pull"}, 1, "--kubeconfig or KUBECONFIG"},
+		"one name for two": {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 3,
+			"--reference names a single image"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, out, errOut := run(t, c.args...)
@@ -133,7 +141,8 @@ func TestShellsCanComplete(t *testing.T) {
 			t.Errorf("%s: exit code %d, %d bytes", shell, code, len(out))
 		}
 	}
-	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "cache", "info"}, {"certs", "show"}} {
+	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"images", "pull"}, {"images", "push"},
+		{"images", "copy"}, {"images", "list"}, {"images", "cache", "info"}, {"certs", "show"}} {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)
 		if !strings.HasPrefix(out, "text\njson\n") {
 			t.Errorf("%v --output completes to %q", command, out)

@@ -49,7 +49,8 @@ func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remot
 		return nil, "", err
 	}
 	options.Credential = f.presentCredential(client, access)
-	options.LoginHint = fmt.Sprintf("if Secret %s/%s%s has just changed, retry in a minute; otherwise run init-hook credentials rotate",
+	options.LoginHint = fmt.Sprintf(
+		"if Secret %s/%s%s has just changed, retry in a minute; otherwise run init-hook credentials rotate",
 		f.namespace, f.name, names.SuffixCredentials)
 	registry, err := cluster.NewRegistry(config, client, f.namespace, f.release).Open(access, options)
 	return registry, address, err
@@ -63,7 +64,8 @@ func (f *clusterFlags) presentCredential(client kubernetes.Interface, access hoo
 			return auth.EmptyCredential, nil
 		}
 		present := access
-		if secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, f.name+names.SuffixCredentials, metav1.GetOptions{}); err == nil {
+		if secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, f.name+names.SuffixCredentials,
+			metav1.GetOptions{}); err == nil {
 			present = hook.NewAccess(f.name, f.namespace, &corev1.Secret{}, secret)
 		}
 		return auth.Credential{Username: present.Username, Password: present.Password}, nil

@@ -36,7 +36,8 @@ func TestTheCredentialIsThePresentOne(t *testing.T) {
 	}
 	host := cluster.Host(access)
 	is("in the beginning", host, auth.Credential{Username: "zarf-push", Password: "first"})
-	if _, err := client.CoreV1().Secrets("zarf").Update(context.Background(), secret("second"), metav1.UpdateOptions{}); err != nil {
+	if _, err := client.CoreV1().Secrets("zarf").Update(context.Background(), secret("second"),
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	is("after it was rotated", host, auth.Credential{Username: "zarf-push", Password: "second"})

@@ -121,7 +121,8 @@ func (f *collectFlags) collect(
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	silence := time.AfterFunc(collectionSilence, func() {
-		cancel(fmt.Errorf("the registry sent no event for %s: check the log of its pod, then run it again", collectionSilence))
+		cancel(fmt.Errorf("the registry sent no event for %s: check the log of its pod, then run it again",
+			collectionSilence))
 	})
 	defer silence.Stop()
 	what := collected{DryRun: f.request.DryRun, Removed: []gc.Removed{}}

@@ -26,21 +26,27 @@ func TestGarbageCollect(t *testing.T) {
 		out    string
 		err    string
 	}{
-		"what is removed is told":   {collectFlags{output: "text"}, 200, phases + manifest + blob + result, "manifest a/b@sha256:m\nblob sha256:b 12 bytes\nremoved 1 (12 B), 1 of them manifests; kept 3 blobs within the grace period\n", ""},
-		"nothing is removed by dry": {collectFlags{output: "text", request: gc.Request{DryRun: true}}, 200, `{"result":{"kept":0}}`, "would remove 0, 0 of them manifests; kept 0 blobs within the grace period\n", ""},
-		"all of it as JSON":         {collectFlags{output: "json"}, 200, phases + blob + result, `"removed"`, ""},
-		"a registry that fails":     {collectFlags{output: "text"}, 200, blob + `{"error":"disk gone"}`, "blob sha256:b 12 bytes\n", "disk gone"},
+		"what is removed is told": {collectFlags{output: "text"}, 200, phases + manifest + blob + result,
+			"manifest a/b@sha256:m\nblob sha256:b 12 bytes\nremoved 1 (12 B), 1 of them manifests; kept 3 blobs within the " +
+				"grace period\n", ""},
+		"nothing is removed by dry": {collectFlags{output: "text", request: gc.Request{DryRun: true}}, 200,
+			`{"result":{"kept":0}}`, "would remove 0, 0 of them manifests; kept 0 blobs within the grace period\n", ""},
+		"all of it as JSON": {collectFlags{output: "json"}, 200, phases + blob + result, `"removed"`, ""},
+		"a registry that fails": {collectFlags{output: "text"}, 200, blob + `{"error":"disk gone"}`,
+			"blob sha256:b 12 bytes\n", "disk gone"},
 		"one that stops early":      {collectFlags{output: "text"}, 200, phases + blob, "", "stopped before it had finished"},
 		"one that truncates a line": {collectFlags{output: "text"}, 200, `{"res`, "", "stopped before it had finished"},
 		"one of a previous release": {collectFlags{output: "text"}, 404, "", "", "does not support garbage collection"},
-		"one that is busy":          {collectFlags{output: "text"}, 409, "collected already\n", "", "409 Conflict: collected already"},
+		"one that is busy": {collectFlags{output: "text"}, 409, "collected already\n", "",
+			"409 Conflict: collected already"},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			tt.flags.request.Grace, tt.flags.request.Timeout = time.Hour, time.Minute
 			server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				user, password, _ := r.BasicAuth()
 				got, err := gc.ParseQuery(r.URL.Query())
-				if r.Method != "POST" || r.URL.Path != gc.Path || user+password != "me"+"secret" || err != nil || got != tt.flags.request {
+				if r.Method != "POST" || r.URL.Path != gc.Path || user+password != "me"+"secret" || err != nil ||
+					got != tt.flags.request {
 					t.Errorf("%s %s %s: %+v, %v", r.Method, r.URL, user, got, err)
 				}
 				w.WriteHeader(tt.status)
@@ -50,7 +56,8 @@ func TestGarbageCollect(t *testing.T) {
 			transport := server.Client().Transport.(*http.Transport)
 			transport.TLSClientConfig.ServerName = "example.com" // of httptest's certificate
 			var out bytes.Buffer
-			err := tt.flags.collect(t.Context(), redirected{transport, server.Listener.Addr().String()}, hook.Access{ServerName: "r", Username: "me", Password: "secret"}, &out, slog.New(slog.DiscardHandler))
+			err := tt.flags.collect(t.Context(), redirected{transport, server.Listener.Addr().String()},
+				hook.Access{ServerName: "r", Username: "me", Password: "secret"}, &out, slog.New(slog.DiscardHandler))
 			if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("%v, want %q", err, tt.err)
 			}
@@ -74,7 +81,8 @@ func (r redirected) RoundTrip(request *http.Request) (*http.Response, error) {
 }
 
 func TestGarbageCollectRefuses(t *testing.T) {
-	for _, args := range [][]string{{"--grace-period=-1h"}, {"--timeout=0s"}, {"--output=yaml"}, {"--namespace=A"}, {"now"}} {
+	for _, args := range [][]string{{"--grace-period=-1h"}, {"--timeout=0s"}, {"--output=yaml"}, {"--namespace=A"},
+		{"now"}} {
 		var out, errOut bytes.Buffer
 		root := New(&out, &errOut)
 		root.SetArgs(append([]string{"garbage-collect"}, args...))

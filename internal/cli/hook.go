@@ -107,7 +107,9 @@ func parseJob(args []string) (settings.Settings, error) {
 		return settings.Settings{}, fmt.Errorf("no Job of the chart has the arguments %q", args)
 	}
 	if err := cmd.ParseFlags(args[1:]); err != nil {
-		return settings.Settings{}, fmt.Errorf("the chart gives %s an argument that this init-hook does not know: use the chart of its own release: %w", args[0], err)
+		return settings.Settings{},
+			fmt.Errorf("the chart gives %s an argument that this init-hook does not know: use the chart of its own release: %w",
+				args[0], err)
 	}
 	if err := cmd.ValidateArgs(cmd.Flags().Args()); err != nil {
 		return settings.Settings{}, err
@@ -128,7 +130,8 @@ func (f *hookFlags) job(cmd *cobra.Command) {
 }
 
 func (f *hookFlags) settingsFlag(flags *pflag.FlagSet) {
-	flags.StringVar(&f.document, "settings", "", "decisions of the chart, as JSON: what it renders into the arguments of its Jobs")
+	flags.StringVar(&f.document, "settings", "",
+		"decisions of the chart, as JSON: what it renders into the arguments of its Jobs")
 }
 
 // common adds the flags of commands that need only the names of the release.
@@ -158,7 +161,8 @@ func releaseFlags(flags *pflag.FlagSet, namespace, release, name *string) {
 
 // accessFlags choose the cluster.
 func accessFlags(flags *pflag.FlagSet, access *cluster.Access) {
-	flags.StringVar(&access.Kubeconfig, "kubeconfig", "", "kubeconfig file (default: KUBECONFIG, ~/.kube/config, then the pod's service account)")
+	flags.StringVar(&access.Kubeconfig, "kubeconfig", "",
+		"kubeconfig file (default: KUBECONFIG, ~/.kube/config, then the pod's service account)")
 	flags.StringVar(&access.Context, "context", "", "the kubeconfig's context to use (default: its current one)")
 }
 
@@ -230,7 +234,8 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 		Cluster: hook.Cluster{
 			Secrets: core.Secrets(namespace),
 			Nodes: nodes.Cluster{
-				Nodes: core.Nodes(), Pods: core.Pods(namespace), Events: core.Events(namespace), DaemonSets: apps.DaemonSets(namespace),
+				Nodes: core.Nodes(), Pods: core.Pods(namespace), Events: core.Events(namespace),
+				DaemonSets: apps.DaemonSets(namespace),
 			},
 			Certs: certs.Cluster{
 				Pods:                core.Pods(namespace),
@@ -244,7 +249,8 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 				Pods:           core.Pods(namespace),
 			},
 			Preflight: preflight.Cluster{
-				Namespaces: core.Namespaces(), AllServices: core.Services(metav1.NamespaceAll), Services: core.Services(namespace), Pods: core.Pods(namespace),
+				Namespaces: core.Namespaces(), AllServices: core.Services(metav1.NamespaceAll), Services: core.Services(namespace),
+				Pods: core.Pods(namespace),
 			},
 			VerifyPods:        core.Pods(namespace),
 			Deployments:       apps.Deployments(namespace),

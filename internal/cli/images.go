@@ -94,7 +94,8 @@ func (f *imageFlags) transferFlags(flags *pflag.FlagSet) {
 	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency,
 		"number of parallel blob transfers; use 1 on a poor network")
 	numberFlag(flags, &f.imageConcurrency, "image-concurrency", 1, maxConcurrency, 1,
-		"number of images started in parallel; with 1, the next image starts when all blobs of the previous one are in transfer")
+		"number of images started in parallel; with 1, the next image starts when all blobs of the previous one are in "+
+			"transfer")
 	f.retryFlag(flags)
 }
 
@@ -111,12 +112,14 @@ func (f *imageFlags) selectionFlags(cmd *cobra.Command) {
 		"`PLATFORMS` to select from an index that a tag names: a list such as linux/amd64,linux/arm64, all, or auto "+
 			"(the platforms of the cluster's nodes, or of this machine if no cluster answers)")
 	complete(cmd, "platform", "auto", "all", "linux/amd64", "linux/arm64", "linux/amd64,linux/arm64")
-	flags.BoolVar(&f.referrers, "referrers", false, "include artifacts that refer to the images: signatures, attestations, SBOMs")
+	flags.BoolVar(&f.referrers, "referrers", false,
+		"include artifacts that refer to the images: signatures, attestations, SBOMs")
 }
 
 func (f *imageFlags) cacheFlags(cmd *cobra.Command) {
 	f.cacheDirFlag(cmd)
-	sizeFlag(cmd.Flags(), &f.cacheSize, "cache-size", defaultCacheSize, "maximum size of the cache, by removing the least recently used blobs; 0 means no limit")
+	sizeFlag(cmd.Flags(), &f.cacheSize, "cache-size", defaultCacheSize,
+		"maximum size of the cache, by removing the least recently used blobs; 0 means no limit")
 	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "do not use the cache")
 }
 

@@ -141,7 +141,8 @@ func (r *testRegistry) host() string {
 func (r *testRegistry) caFile(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Certificate().Raw}), 0o600); err != nil {
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Certificate().Raw}),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -252,14 +253,16 @@ func TestImagesGoFromRegistryToArchiveToRegistry(t *testing.T) {
 	archive := filepath.Join(c.home, "images.tar")
 
 	list := filepath.Join(c.home, "images.txt")
-	if err := os.WriteFile(list, []byte("# what the application needs\n"+from.host()+"/team/multi:1\n"), 0o600); err != nil {
+	if err := os.WriteFile(list, []byte("# what the application needs\n"+from.host()+"/team/multi:1\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	out := c.run("pull", "-f", list, from.host()+"/team/single:2", "-o", archive, "--plain-http", "--platform", "all")
 	same(t, "pull prints", out, from.host()+"/team/single:2\n"+from.host()+"/team/multi:1\n")
 
 	to := newTestRegistry(t, true, "robot", "a long secret")
-	push := []string{"push", archive, "--to", to.host(), "--prefix", "mirror", "--ca-file", to.caFile(t), "--username", "robot", "--password-stdin"}
+	push := []string{"push", archive, "--to", to.host(), "--prefix", "mirror", "--ca-file", to.caFile(t), "--username",
+		"robot", "--password-stdin"}
 	out = c.pipe("a long secret\n", push...)
 	for ref, want := range map[string]string{"mirror/team/multi:1": index, "mirror/team/single:2": single} {
 		if got := to.has(t, ref); got != want {
@@ -286,9 +289,11 @@ func TestResultsAsJSON(t *testing.T) {
 	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
 	digest := from.put(t, "app:1", runtime.GOARCH)
 	for name, args := range map[string][]string{
-		"pull to a layout":   {"pull", from.host() + "/app:1", "-o", filepath.Join(c.home, "layout"), "--plain-http", "--no-cache"},
-		"pull to an archive": {"pull", from.host() + "/app:1", "-o", filepath.Join(c.home, "a.tar"), "--plain-http", "--no-cache"},
-		"copy":               {"copy", from.host() + "/app:1", "--to", to.host(), "--plain-http", "--from-plain-http", "--no-cache"},
+		"pull to a layout": {"pull", from.host() + "/app:1", "-o", filepath.Join(c.home, "layout"), "--plain-http",
+			"--no-cache"},
+		"pull to an archive": {"pull", from.host() + "/app:1", "-o", filepath.Join(c.home, "a.tar"), "--plain-http",
+			"--no-cache"},
+		"copy": {"copy", from.host() + "/app:1", "--to", to.host(), "--plain-http", "--from-plain-http", "--no-cache"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var results []struct {
@@ -308,10 +313,12 @@ func TestResultsAsJSON(t *testing.T) {
 			if name == "copy" {
 				where = to.host()
 			}
-			if r.Image != from.host()+"/app:1" || r.Reference != where+"/app:1" || r.Digest != digest || r.Seconds == nil || *r.Seconds <= 0 {
+			if r.Image != from.host()+"/app:1" || r.Reference != where+"/app:1" || r.Digest != digest || r.Seconds == nil ||
+				*r.Seconds <= 0 {
 				t.Errorf("it says\n%s", out)
 			}
-			if r.BytesReceived == nil || *r.BytesReceived+*r.BytesSkipped < 8192 || r.BytesSent == nil || name == "copy" && *r.BytesSent < 8192 || name != "copy" && *r.BytesSent != 0 {
+			if r.BytesReceived == nil || *r.BytesReceived+*r.BytesSkipped < 8192 || r.BytesSent == nil || name == "copy" &&
+				*r.BytesSent < 8192 || name != "copy" && *r.BytesSent != 0 {
 				t.Errorf("the bytes do not add up:\n%s", out)
 			}
 		})
@@ -357,14 +364,17 @@ func TestThePlatformIsThisMachinesWhereThereIsNoCluster(t *testing.T) {
 	c := newImageCommand(t, nil)
 	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
 	index := from.putIndex(t, "app:1")
-	code, _, errOut := c.context(t.Context(), "", "copy", from.host()+"/app:1", "--to", to.host(), "--plain-http", "--from-plain-http")
-	if want := "no cluster configured, using this machine's platform (--platform) platforms=linux/" + runtime.GOARCH; code != 0 || !strings.Contains(errOut, want) {
+	code, _, errOut := c.context(t.Context(), "", "copy", from.host()+"/app:1", "--to", to.host(), "--plain-http",
+		"--from-plain-http")
+	if want := "no cluster configured, using this machine's platform (--platform) platforms=linux/" +
+		runtime.GOARCH; code != 0 || !strings.Contains(errOut, want) {
 		t.Errorf("exit code %d, it does not say which platform:\n%s", code, errOut)
 	}
 	if got := to.has(t, "app:1"); got == index {
 		t.Error("the whole index was copied")
 	}
-	c.run("copy", from.host()+"/app@"+index, "--to", to.host(), "--plain-http", "--from-plain-http", "--reference", "other:1")
+	c.run("copy", from.host()+"/app@"+index, "--to", to.host(), "--plain-http", "--from-plain-http", "--reference",
+		"other:1")
 	if got := to.has(t, "library/other:1"); got != index {
 		t.Errorf("what a digest names is not whole: %s, want %s", got, index)
 	}
@@ -372,17 +382,21 @@ func TestThePlatformIsThisMachinesWhereThereIsNoCluster(t *testing.T) {
 
 func TestCredentialsComeFromWhereUsersLoggedIn(t *testing.T) {
 	from := newTestRegistry(t, true, "robot", "from a keychain")
-	helperProgram(t, "fake", `read host; test "$host" = `+from.host()+` && echo '{"ServerURL":"'$host'","Username":"robot","Secret":"from a keychain"}'`)
+	helperProgram(t, "fake", `read host; test "$host" = `+from.host()+
+		` && echo '{"ServerURL":"'$host'","Username":"robot","Secret":"from a keychain"}'`)
 	c := newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.host() + `":"fake"}}`})
 	from.put(t, "app:1", runtime.GOARCH)
 	c.run("pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "-o", filepath.Join(c.home, "out"))
 
-	c = newImageCommand(t, map[string]string{"run/containers/auth.json": loggedIn(from.host(), "robot", "from a keychain")})
+	c = newImageCommand(t, map[string]string{"run/containers/auth.json": loggedIn(from.host(), "robot",
+		"from a keychain")})
 	c.run("pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "-o", filepath.Join(c.home, "out"))
 
 	c = newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.host() + `":"absent"}}`})
-	message, _ := c.fails(1, "", "pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "-o", filepath.Join(c.home, "out"))
-	if !strings.Contains(message, "credential helper docker-credential-absent, configured for "+from.host()+" in "+c.home+"/.docker/config.json: not in PATH") {
+	message, _ := c.fails(1, "", "pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "-o",
+		filepath.Join(c.home, "out"))
+	if !strings.Contains(message, "credential helper docker-credential-absent, configured for "+from.host()+" in "+c.home+
+		"/.docker/config.json: not in PATH") {
 		t.Errorf("the error does not say which helper fails:\n%s", message)
 	}
 	if strings.Contains(message, "retrying") {
@@ -401,13 +415,16 @@ func TestRegistriesThatCannotBeReachedSayWhatToDo(t *testing.T) {
 	}{
 		"an authority that nobody trusts": {"", []string{secure.host() + "/app:1"}, "--ca-file"},
 		"no TLS":                          {"", []string{plain.host() + "/app:1"}, "--plain-http"},
-		"nobody":                          {"", []string{secure.host() + "/app:1", "--ca-file", secure.caFile(t)}, "docker login " + secure.host()},
-		"another password":                {"wrong one", []string{secure.host() + "/app:1", "--ca-file", secure.caFile(t), "--username", "robot", "--password-stdin"}, "--password-stdin"},
-		"no such image":                   {"", []string{plain.host() + "/app:1", "--plain-http"}, plain.host() + "/app:1"},
+		"nobody": {"", []string{secure.host() + "/app:1", "--ca-file", secure.caFile(t)},
+			"docker login " + secure.host()},
+		"another password": {"wrong one", []string{secure.host() + "/app:1", "--ca-file", secure.caFile(t), "--username",
+			"robot", "--password-stdin"}, "--password-stdin"},
+		"no such image": {"", []string{plain.host() + "/app:1", "--plain-http"}, plain.host() + "/app:1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.t = t
-			message, printed := c.fails(1, tc.stdin, append([]string{"pull", "-o", out, "--platform", "all", "--retries", "0"}, tc.args...)...)
+			message, printed := c.fails(1, tc.stdin, append([]string{"pull", "-o", out, "--platform", "all", "--retries", "0"},
+				tc.args...)...)
 			if !strings.Contains(message, tc.want) || strings.Contains(message, "wrong one") || printed != "" {
 				t.Errorf("it prints %q and says\n%swant %q", printed, message, tc.want)
 			}
@@ -428,7 +445,8 @@ func TestWhatIsDoneIsToldAlsoWhenTheNextImageFails(t *testing.T) {
 		return false
 	}
 	to.front.Store(&deny)
-	args := []string{"copy", from.host() + "/app:1", from.host() + "/other:1", "--to", to.host(), "--plain-http", "--from-plain-http", "--platform", "all"}
+	args := []string{"copy", from.host() + "/app:1", from.host() + "/other:1", "--to", to.host(), "--plain-http",
+		"--from-plain-http", "--platform", "all"}
 	message, out := c.fails(1, "", args...)
 	same(t, "text", out, to.host()+"/app:1\n")
 	if !strings.Contains(message, from.host()+"/other:1") {
@@ -436,12 +454,13 @@ func TestWhatIsDoneIsToldAlsoWhenTheNextImageFails(t *testing.T) {
 	}
 	_, out = c.fails(1, "", append(args, "--output", "json")...)
 	var results []map[string]any
-	if err := json.Unmarshal([]byte(out), &results); err != nil || len(results) != 1 || results[0]["reference"] != to.host()+"/app:1" {
+	if err := json.Unmarshal([]byte(out), &results); err != nil || len(results) != 1 ||
+		results[0]["reference"] != to.host()+"/app:1" {
 		t.Errorf("JSON is %s (%v)", out, err)
 	}
 }
 
-// Whoever asks for a log in JSON gets nothing else.
+// With --log-format=json, stderr has only JSON.
 func TestAJSONLogIsJSONAlone(t *testing.T) {
 	c := newImageCommand(t, nil)
 	from := newTestRegistry(t, false, "", "")
@@ -449,7 +468,8 @@ func TestAJSONLogIsJSONAlone(t *testing.T) {
 	from.put(t, "other:1", runtime.GOARCH)
 	code, _, errOut := c.context(t.Context(), "", "pull", from.host()+"/app:1", from.host()+"/other:1", "--plain-http",
 		"-o", filepath.Join(c.home, "a.tar"), "--log-format", "json")
-	if code != 0 || !strings.Contains(errOut, `"msg":"2 images, `) || !strings.Contains(errOut, `"msg":"`+from.host()+"/app:1: ") {
+	if code != 0 || !strings.Contains(errOut, `"msg":"2 images, `) ||
+		!strings.Contains(errOut, `"msg":"`+from.host()+"/app:1: ") {
 		t.Errorf("exit code %d\n%s", code, errOut)
 	}
 	for line := range strings.Lines(errOut) {
@@ -475,7 +495,8 @@ func TestAnInterruptedRunSaysHowToGoOn(t *testing.T) {
 	from.front.Store(&stop)
 	args := []string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "a.tar")}
 	code, out, errOut := c.context(ctx, "", args...)
-	if code != 1 || out != "" || !strings.HasSuffix(errOut, "Error: interrupted: run the same command again to continue\n") {
+	if code != 1 || out != "" ||
+		!strings.HasSuffix(errOut, "Error: interrupted: run the same command again to continue\n") {
 		t.Errorf("exit code %d, it prints %q and says\n%s", code, out, errOut)
 	}
 	if left, err := filepath.Glob(filepath.Join(c.home, "*a.tar*")); err != nil || len(left) > 0 {
@@ -487,8 +508,10 @@ func TestAnInterruptedRunSaysHowToGoOn(t *testing.T) {
 
 func TestImagesComeFromTheDockerEngine(t *testing.T) {
 	c := newImageCommand(t, nil)
-	app := dockerdaemontest.Image{Names: []string{"team/app:1"}, Architecture: runtime.GOARCH, Layers: []dockerdaemontest.Layer{{Data: []byte("a layer")}}}
-	other := dockerdaemontest.Image{Names: []string{"other:2"}, Architecture: runtime.GOARCH, Layers: []dockerdaemontest.Layer{{Data: []byte("another")}}}
+	app := dockerdaemontest.Image{Names: []string{"team/app:1"}, Architecture: runtime.GOARCH,
+		Layers: []dockerdaemontest.Layer{{Data: []byte("a layer")}}}
+	other := dockerdaemontest.Image{Names: []string{"other:2"}, Architecture: runtime.GOARCH,
+		Layers: []dockerdaemontest.Layer{{Data: []byte("another")}}}
 	engine := &dockerdaemontest.Engine{
 		Images: map[string]string{"team/app:1": app.ID().String(), "other:2": other.ID().String()},
 		Stream: func(w io.Writer, _ []string) error { return dockerdaemontest.Modern(app, other).Write(w) },
@@ -496,12 +519,15 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 	engine.ListenUnix(t)
 	t.Setenv("TMPDIR", t.TempDir()) // where the engine has no socket
 	to := newTestRegistry(t, false, "", "")
-	same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "docker-daemon:other:2", "--to", to.host(), "--plain-http"),
+	same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "docker-daemon:other:2", "--to", to.host(),
+		"--plain-http"),
 		to.host()+"/team/app:1\n"+to.host()+"/library/other:2\n")
 	pushed := to.has(t, "team/app:1")
 
-	same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--reference", "a.example/renamed:3"), to.host()+"/renamed:3\n")
-	same(t, "copy prints", c.run("copy", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--prefix", "copied"), to.host()+"/copied/team/app:1\n")
+	same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--reference",
+		"a.example/renamed:3"), to.host()+"/renamed:3\n")
+	same(t, "copy prints", c.run("copy", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--prefix",
+		"copied"), to.host()+"/copied/team/app:1\n")
 	for _, ref := range []string{"renamed:3", "copied/team/app:1"} {
 		if got := to.has(t, ref); got != pushed {
 			t.Errorf("%s is %s, want %s", ref, got, pushed)
@@ -510,7 +536,8 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 	archive := filepath.Join(c.home, "app.tar")
 	same(t, "pull prints", c.run("pull", "docker-daemon:team/app:1", "-o", archive), "docker.io/team/app:1\n")
 	for _, source := range []string{archive, "docker-daemon:team/app:1"} {
-		if out := c.run("list", source); !strings.Contains(out, "docker.io/team/app:1") || !strings.Contains(out, pushed) || strings.Contains(out, "other") {
+		if out := c.run("list", source); !strings.Contains(out, "docker.io/team/app:1") || !strings.Contains(out, pushed) ||
+			strings.Contains(out, "other") {
 			t.Errorf("list %s prints\n%s", source, out)
 		}
 	}
@@ -534,8 +561,9 @@ func TestThePlatformsAreThoseOfTheLinuxNodes(t *testing.T) {
 		want  string
 		fail  string
 	}{
-		"one":        {[]kruntime.Object{node("a", "linux", "arm64")}, "linux/arm64", ""},
-		"several":    {[]kruntime.Object{node("a", "linux", "arm64"), node("b", "linux", "amd64"), node("c", "linux", "arm64")}, "linux/amd64,linux/arm64", ""},
+		"one": {[]kruntime.Object{node("a", "linux", "arm64")}, "linux/arm64", ""},
+		"several": {[]kruntime.Object{node("a", "linux", "arm64"), node("b", "linux", "amd64"),
+			node("c", "linux", "arm64")}, "linux/amd64,linux/arm64", ""},
 		"Windows":    {[]kruntime.Object{node("a", "windows", "amd64"), node("b", "linux", "amd64")}, "linux/amd64", ""},
 		"not up yet": {[]kruntime.Object{node("a", "", "")}, "", "the cluster has no Linux node"},
 		"none":       {nil, "", "the cluster has no Linux node"},
@@ -549,8 +577,8 @@ func TestThePlatformsAreThoseOfTheLinuxNodes(t *testing.T) {
 	}
 }
 
-// A kubeconfig of a cluster that is there: its nodes count. One that was named but
-// is not right is an error, for whoever names one means it.
+// The platforms of the named cluster's nodes are the default. An invalid kubeconfig that is named
+// explicitly is an error.
 func TestThePlatformsOfTheClusterThatIsNamed(t *testing.T) {
 	c := newImageCommand(t, nil)
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -574,26 +602,30 @@ current-context: a
 	from := newTestRegistry(t, false, "", "")
 	from.putIndex(t, "app:1")
 	pull := func(more ...string) []string {
-		return append([]string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "app.tar")}, more...)
+		return append([]string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "app.tar")},
+			more...)
 	}
 	for _, more := range [][]string{{"--kubeconfig", kubeconfig}, nil} {
 		if more == nil {
 			t.Setenv("KUBECONFIG", kubeconfig)
 		}
 		code, _, errOut := c.context(t.Context(), "", pull(more...)...)
-		if want := "using the platforms of the cluster's nodes (--platform) platforms=linux/arm64"; code != 0 || !strings.Contains(errOut, want) {
+		if want := "using the platforms of the cluster's nodes (--platform) platforms=linux/arm64"; code != 0 ||
+			!strings.Contains(errOut, want) {
 			t.Errorf("exit code %d:\n%swant %s", code, errOut, want)
 		}
 		if out := c.run("list", filepath.Join(c.home, "app.tar")); !strings.Contains(out, " linux/arm64 ") {
 			t.Errorf("it pulled\n%s", out)
 		}
 	}
-	if message, _ := c.fails(1, "", pull("--context", "absent")...); !strings.Contains(message, `"absent" does not exist`) {
+	if message, _ := c.fails(1, "", pull("--context", "absent")...); !strings.Contains(message,
+		`"absent" does not exist`) {
 		t.Errorf("a context that is not there: %s", message)
 	}
 	api.Close()
 	code, _, errOut := c.context(t.Context(), "", pull()...)
-	if want := "warning: cannot read the platforms of the cluster's nodes, using this machine's (--platform) platforms=linux/"; code != 0 || !strings.Contains(errOut, want) {
+	if want := "warning: cannot read the platforms of the cluster's nodes, using this machine's (--platform) " +
+		"platforms=linux/"; code != 0 || !strings.Contains(errOut, want) {
 		t.Errorf("exit code %d:\n%swant %s", code, errOut, want)
 	}
 }
@@ -604,7 +636,8 @@ func TestListShowsWhatIsThere(t *testing.T) {
 	index := reg.putIndex(t, "team/multi:1")
 	single := reg.put(t, "team/single:2", "amd64")
 	archive := filepath.Join(c.home, "one.tar")
-	c.pipe("secret", "pull", "-o", archive, "--ca-file", reg.caFile(t), "--username", "robot", "--password-stdin", reg.host()+"/team/single:2", "--platform", "all")
+	c.pipe("secret", "pull", "-o", archive, "--ca-file", reg.caFile(t), "--username", "robot", "--password-stdin",
+		reg.host()+"/team/single:2", "--platform", "all")
 
 	from := []string{"list", "--from", reg.host(), "--ca-file", reg.caFile(t), "--username", "robot", "--password-stdin"}
 	sizes := regexp.MustCompile(`[0-9.]+ kB`)
@@ -615,7 +648,8 @@ func TestListShowsWhatIsThere(t *testing.T) {
 		reg.host() + "/team/single:2", single, "linux/amd64 SIZE",
 	}, " "))
 	bytes := regexp.MustCompile(`"size": [0-9]{4,5}`)
-	out := golden(t, c.pipe("secret", append(from, "--output", "json")...), reg.host(), "HOST", index, "sha256:INDEX", single, "sha256:SINGLE")
+	out := golden(t, c.pipe("secret", append(from, "--output", "json")...), reg.host(), "HOST", index, "sha256:INDEX",
+		single, "sha256:SINGLE")
 	same(t, "list --output json", bytes.ReplaceAllString(out, `"size": 1`), `[
   {
     "reference": "HOST/team/multi:1",
@@ -639,7 +673,8 @@ func TestListShowsWhatIsThere(t *testing.T) {
 ]
 `)
 
-	out = golden(t, c.run("list", archive, "--output", "json"), reg.host(), "HOST", single, "sha256:SINGLE", archive, "ARCHIVE")
+	out = golden(t, c.run("list", archive, "--output", "json"), reg.host(), "HOST", single, "sha256:SINGLE", archive,
+		"ARCHIVE")
 	same(t, "list of a source", bytes.ReplaceAllString(out, `"size": 1`), `[
   {
     "source": "ARCHIVE",
@@ -662,12 +697,15 @@ func TestListShowsWhatIsThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	text = c.run("list", archive, nameless)
-	if lines := strings.Split(text, "\n"); len(lines) != 4 || !strings.HasPrefix(lines[0], "SOURCE ") || !strings.HasPrefix(lines[2], nameless+" ") || !strings.Contains(lines[2], "  -  ") {
+	if lines := strings.Split(text, "\n"); len(lines) != 4 || !strings.HasPrefix(lines[0], "SOURCE ") ||
+		!strings.HasPrefix(lines[2], nameless+" ") || !strings.Contains(lines[2], "  -  ") {
 		t.Errorf("list of two sources prints\n%s", text)
 	}
 
-	same(t, "list of an empty registry", c.run("list", "--plain-http", "--output", "json", "--from", newTestRegistry(t, false, "", "").host()), "[]\n")
-	same(t, "list of an empty registry", c.run("list", "--plain-http", "--from", newTestRegistry(t, false, "", "").host()), "REFERENCE  DIGEST  PLATFORMS  SIZE\n")
+	same(t, "list of an empty registry", c.run("list", "--plain-http", "--output", "json", "--from",
+		newTestRegistry(t, false, "", "").host()), "[]\n")
+	same(t, "list of an empty registry", c.run("list", "--plain-http", "--from", newTestRegistry(t, false, "", "").host()),
+		"REFERENCE  DIGEST  PLATFORMS  SIZE\n")
 }
 
 func TestListSaysThatARegistryDoesNotTell(t *testing.T) {
@@ -700,10 +738,12 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
 		Dir          string
 		Blobs, Bytes int
 	}
-	if err := json.Unmarshal([]byte(c.run("cache", "info", "--output", "json")), &info); err != nil || info.Dir != cache || info.Blobs != 4 || info.Bytes < 8192 {
+	if err := json.Unmarshal([]byte(c.run("cache", "info", "--output", "json")), &info); err != nil || info.Dir != cache ||
+		info.Blobs != 4 || info.Bytes < 8192 {
 		t.Errorf("info is %+v, %v", info, err)
 	}
-	if out := c.run("cache", "info"); !strings.HasPrefix(out, "directory              "+cache+"\nblobs                  4 (") || !strings.Contains(out, "\ninterrupted downloads  0\n") {
+	if out := c.run("cache", "info"); !strings.HasPrefix(out, "directory              "+cache+
+		"\nblobs                  4 (") || !strings.Contains(out, "\ninterrupted downloads  0\n") {
 		t.Errorf("info prints\n%s", out)
 	}
 	if out := c.run("cache", "verify"); !strings.HasPrefix(out, "blobs that are right: 4 (") {
@@ -721,17 +761,22 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
 		t.Fatal(err)
 	}
 	message, out := c.fails(1, "", "cache", "verify")
-	if want := "removed sha256:" + filepath.Base(blobs[0]) + ", which was damaged\nblobs that are right: 3 ("; !strings.HasPrefix(out, want) || strings.Contains(message, "Error") {
+	if want := "removed sha256:" + filepath.Base(blobs[0]) +
+		", which was damaged\nblobs that are right: 3 ("; !strings.HasPrefix(out, want) ||
+		strings.Contains(message, "Error") {
 		t.Errorf("verify prints\n%s%s", out, message)
 	}
 
-	if out := c.run("cache", "prune", "--all", "--dry-run"); !strings.HasPrefix(out, "blobs to be removed                  3 (") {
+	if out := c.run("cache", "prune", "--all", "--dry-run"); !strings.HasPrefix(out,
+		"blobs to be removed                  3 (") {
 		t.Errorf("prune --dry-run prints\n%s", out)
 	}
-	if out := c.run("cache", "prune", "--older-than", "30d"); !strings.HasPrefix(out, "blobs removed                  0\n") {
+	if out := c.run("cache", "prune", "--older-than", "30d"); !strings.HasPrefix(out,
+		"blobs removed                  0\n") {
 		t.Errorf("prune --older-than prints\n%s", out)
 	}
-	if out := c.run("cache", "prune", "--size", "1"); !strings.HasPrefix(out, "blobs removed                  3 (") || !strings.HasSuffix(out, "left                           0 B\n") {
+	if out := c.run("cache", "prune", "--size", "1"); !strings.HasPrefix(out, "blobs removed                  3 (") ||
+		!strings.HasSuffix(out, "left                           0 B\n") {
 		t.Errorf("prune --size prints\n%s", out)
 	}
 	same(t, "prune --output json", c.run("cache", "prune", "--all", "--output", "json"), `{
@@ -753,10 +798,12 @@ func TestTheCacheIsWhereUsersWantIt(t *testing.T) {
 		return err == nil
 	}
 	pull := func(args ...string) {
-		c.run(append([]string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "out.tar")}, args...)...)
+		c.run(append([]string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "out.tar")},
+			args...)...)
 	}
 	pull("--no-cache")
-	if left, _ := filepath.Glob(filepath.Join(c.home, "*")); cmp.Diff(left, []string{filepath.Join(c.home, "out.tar")}) != "" {
+	if left, _ := filepath.Glob(filepath.Join(c.home, "*")); cmp.Diff(left,
+		[]string{filepath.Join(c.home, "out.tar")}) != "" {
 		t.Errorf("--no-cache leaves %v", left)
 	}
 	pull("--cache-dir", filepath.Join(c.home, "mine"))
@@ -776,7 +823,8 @@ func TestTheCacheIsWhereUsersWantIt(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(c.home, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if message, _ := c.fails(1, "", "cache", "info", "--cache-dir", filepath.Join(c.home, "file")); !strings.Contains(message, filepath.Join(c.home, "file")) {
+	if message, _ := c.fails(1, "", "cache", "info", "--cache-dir",
+		filepath.Join(c.home, "file")); !strings.Contains(message, filepath.Join(c.home, "file")) {
 		t.Errorf("a file as cache: %s", message)
 	}
 }
@@ -786,7 +834,8 @@ func TestShellsCompleteImages(t *testing.T) {
 		args []string
 		want string
 	}{
-		"platforms":                   {[]string{"pull", "--platform", ""}, "auto\nall\nlinux/amd64\nlinux/arm64\nlinux/amd64,linux/arm64\n:4\n"},
+		"platforms": {[]string{"pull", "--platform", ""},
+			"auto\nall\nlinux/amd64\nlinux/arm64\nlinux/amd64,linux/arm64\n:4\n"},
 		"the Docker engine":           {[]string{"copy", ""}, "docker-daemon:\n:6\n"},
 		"archives, which are files":   {[]string{"push", ""}, ":0\n"},
 		"where to pull to":            {[]string{"pull", "--out", ""}, ":0\n"},
@@ -814,7 +863,8 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		}
 		return path
 	}
-	noPEM, badList, noList := file("no.pem", "rubbish"), file("bad.txt", "nginx\nmy nginx\n"), file("none.txt", "# nothing\n")
+	noPEM, badList, noList := file("no.pem", "rubbish"), file("bad.txt", "nginx\nmy nginx\n"),
+		file("none.txt", "# nothing\n")
 	out := filepath.Join(c.home, "out")
 	directory := filepath.Join(c.home, "directory.tar")
 	if err := os.Mkdir(directory, 0o700); err != nil {
@@ -827,70 +877,119 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no concurrency":             {pull("--oci-concurrency", "0"), `invalid argument "0" for "--oci-concurrency" flag: want a number from 1 to 100`},
-		"concurrency in words":       {push("--oci-concurrency", "six"), `invalid argument "six" for "--oci-concurrency" flag: want a number from 1 to 100`},
-		"too many images at once":    {duplicate("--image-concurrency", "101"), `invalid argument "101" for "--image-concurrency" flag: want a number from 1 to 100`},
-		"less than no retries":       {push("--retries", "-1"), `invalid argument "-1" for "--retries" flag: want a number from 0 to 1000`},
-		"a size without a unit":      {pull("--cache-size", "20XB"), `invalid argument "20XB" for "--cache-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
-		"a size without an end":      {pull("--cache-size", "9EB"), `invalid argument "9EB" for "--cache-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
-		"an unknown flag":            {pull("--colour"), "unknown flag: --colour"},
-		"an unknown output":          {pull("--output", "yaml"), `--output is "yaml": choose text or json`},
-		"an unknown log format":      {push("--log-format", "xml"), `invalid --log-format "xml": want json, text or auto`},
-		"a namespace":                {push("-n", "Not_One"), `invalid namespace "Not_One": want a DNS label`},
-		"a release":                  {duplicate("--release", "Not One"), `invalid release name "Not One"`},
-		"a chart's name":             {[]string{"list", "--name", "a.b"}, `invalid name "a.b": want a DNS label`},
-		"an architecture alone":      {pull("--platform", "amd64"), `--platform: platform "amd64": want OS/ARCHITECTURE as in linux/amd64, several separated by commas, or all`},
-		"a cache and none":           {pull("--no-cache", "--cache-size", "1GB"), "--no-cache cannot be combined with --cache-dir or --cache-size"},
-		"nothing to pull":            {[]string{"pull", "-o", out}, "no images given: name them as arguments or in a list with --file"},
-		"nothing to copy":            {[]string{"copy"}, "no images given: name them as arguments or in a list with --file"},
-		"nothing to push":            {[]string{"push"}, "nothing to push: name archives, layout directories or docker-daemon:NAME"},
-		"no place to pull to":        {[]string{"pull", "nginx"}, "--out is required: want a layout directory, or an archive that ends in .tar"},
-		"a compressed archive":       {[]string{"pull", "nginx", "-o", out + ".tar.gz"}, "invalid --out " + out + ".tar.gz: archives are not compressed, because layers already are: use .tar"},
-		"a file for a layout":        {[]string{"pull", "nginx", "-o", noPEM}, "invalid --out " + noPEM + ": it is a file; archives end in .tar, and layouts are directories"},
-		"a directory for an archive": {[]string{"pull", "nginx", "-o", directory}, "invalid --out " + directory + ": it ends in .tar, but is a directory"},
-		"no directory for it":        {[]string{"pull", "nginx", "-o", out + "/deep/layout"}, "invalid --out " + out + "/deep/layout: directory " + out + "/deep does not exist"},
-		"no reference":               {[]string{"pull", "https://ghcr.io/a", "-o", out}, `image reference "https://ghcr.io/a": invalid reference format`},
-		"no reference in a list":     {pull("-f", badList), "--file: " + badList + `:2: image reference "my nginx": invalid reference format`},
-		"an empty list":              {pull("-f", noList), "--file: " + noList + ": contains no image reference: want one per line, with comments after #"},
-		"no such list":               {pull("-f", "/nonexistent"), "--file: open /nonexistent: no such file or directory"},
-		"stdin for two":              {pull("-f", "-", "--username", "u", "--password-stdin"), "--file: stdin can be read only once: for the password or for one list of references"},
-		"stdin twice":                {pull("-f", "-", "-f", "-"), "--file: stdin can be read only once: for the password or for one list of references"},
-		"a name without a password":  {pull("--username", "u"), `--username requires --password-stdin: echo "$PASSWORD" | init-hook … --username NAME --password-stdin`},
-		"a password without a name":  {push("--password-stdin"), "--password-stdin requires --username"},
-		"no password":                {pull("--username", "u", "--password-stdin"), "--password-stdin: stdin is empty: pipe the password into it"},
+		"no concurrency": {pull("--oci-concurrency", "0"),
+			`invalid argument "0" for "--oci-concurrency" flag: want a number from 1 to 100`},
+		"concurrency in words": {push("--oci-concurrency", "six"),
+			`invalid argument "six" for "--oci-concurrency" flag: want a number from 1 to 100`},
+		"too many images at once": {duplicate("--image-concurrency", "101"),
+			`invalid argument "101" for "--image-concurrency" flag: want a number from 1 to 100`},
+		"less than no retries": {push("--retries", "-1"),
+			`invalid argument "-1" for "--retries" flag: want a number from 0 to 1000`},
+		"a size without a unit": {pull("--cache-size", "20XB"),
+			`invalid argument "20XB" for "--cache-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
+		"a size without an end": {pull("--cache-size", "9EB"),
+			`invalid argument "9EB" for "--cache-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
+		"an unknown flag":       {pull("--colour"), "unknown flag: --colour"},
+		"an unknown output":     {pull("--output", "yaml"), `--output is "yaml": choose text or json`},
+		"an unknown log format": {push("--log-format", "xml"), `invalid --log-format "xml": want json, text or auto`},
+		"a namespace":           {push("-n", "Not_One"), `invalid namespace "Not_One": want a DNS label`},
+		"a release":             {duplicate("--release", "Not One"), `invalid release name "Not One"`},
+		"a chart's name":        {[]string{"list", "--name", "a.b"}, `invalid name "a.b": want a DNS label`},
+		"an architecture alone": {pull("--platform", "amd64"),
+			`--platform: platform "amd64": want OS/ARCHITECTURE as in linux/amd64, several separated by commas, or all`},
+		"a cache and none": {pull("--no-cache", "--cache-size", "1GB"),
+			"--no-cache cannot be combined with --cache-dir or --cache-size"},
+		"nothing to pull": {[]string{"pull", "-o", out},
+			"no images given: name them as arguments or in a list with --file"},
+		"nothing to copy": {[]string{"copy"}, "no images given: name them as arguments or in a list with --file"},
+		"nothing to push": {[]string{"push"},
+			"nothing to push: name archives, layout directories or docker-daemon:NAME"},
+		"no place to pull to": {[]string{"pull", "nginx"},
+			"--out is required: want a layout directory, or an archive that ends in .tar"},
+		"a compressed archive": {[]string{"pull", "nginx", "-o", out + ".tar.gz"},
+			"invalid --out " + out + ".tar.gz: archives are not compressed, because layers already are: use .tar"},
+		"a file for a layout": {[]string{"pull", "nginx", "-o", noPEM},
+			"invalid --out " + noPEM + ": it is a file; archives end in .tar, and layouts are directories"},
+		"a directory for an archive": {[]string{"pull", "nginx", "-o", directory},
+			"invalid --out " + directory + ": it ends in .tar, but is a directory"},
+		"no directory for it": {[]string{"pull", "nginx", "-o", out + "/deep/layout"},
+			"invalid --out " + out + "/deep/layout: directory " + out + "/deep does not exist"},
+		"no reference": {[]string{"pull", "https://ghcr.io/a", "-o", out},
+			`image reference "https://ghcr.io/a": invalid reference format`},
+		"no reference in a list": {pull("-f", badList), "--file: " + badList +
+			`:2: image reference "my nginx": invalid reference format`},
+		"an empty list": {pull("-f", noList), "--file: " + noList +
+			": contains no image reference: want one per line, with comments after #"},
+		"no such list": {pull("-f", "/nonexistent"), "--file: open /nonexistent: no such file or directory"},
+		"stdin for two": {pull("-f", "-", "--username", "u", "--password-stdin"),
+			"--file: stdin can be read only once: for the password or for one list of references"},
+		"stdin twice": {pull("-f", "-", "-f", "-"),
+			"--file: stdin can be read only once: for the password or for one list of references"},
+		"a name without a password": {pull("--username", "u"),
+			`--username requires --password-stdin: echo "$PASSWORD" | init-hook … --username NAME --password-stdin`},
+		"a password without a name": {push("--password-stdin"), "--password-stdin requires --username"},
+		"no password": {pull("--username", "u", "--password-stdin"),
+			"--password-stdin: stdin is empty: pipe the password into it"},
 		"one name for two registries": {pull("ghcr.io/a/b", "--username", "u", "--password-stdin"),
-			"--username applies to one registry, but the images are from several: pull them one registry at a time, or use docker login"},
+			"--username applies to one registry, but the images are from several: pull them one registry at a time, or use " +
+				"docker login"},
 		"one name for two sources": {duplicate("ghcr.io/a/b", "--username", "u", "--password-stdin"),
-			"--username applies to one registry, but the images are from several: copy them one registry at a time, or use docker login"},
-		"a name for the cluster":          {push("--username", "u", "--password-stdin"), "--username requires --to: the cluster's registry has its own credential"},
-		"a name for the cluster, to list": {[]string{"list", "--username", "u", "--password-stdin"}, "--username requires --from"},
-		"no TLS for the cluster":          {push("--plain-http"), "--plain-http requires --to: the cluster's registry uses mutual TLS"},
-		"no TLS for the cluster, to copy": {duplicate("--plain-http"), "--plain-http requires --to: the cluster's registry uses mutual TLS"},
+			"--username applies to one registry, but the images are from several: copy them one registry at a time, or use " +
+				"docker login"},
+		"a name for the cluster": {push("--username", "u", "--password-stdin"),
+			"--username requires --to: the cluster's registry has its own credential"},
+		"a name for the cluster, to list": {[]string{"list", "--username", "u", "--password-stdin"},
+			"--username requires --from"},
+		"no TLS for the cluster": {push("--plain-http"),
+			"--plain-http requires --to: the cluster's registry uses mutual TLS"},
+		"no TLS for the cluster, to copy": {duplicate("--plain-http"),
+			"--plain-http requires --to: the cluster's registry uses mutual TLS"},
 		"no TLS for the cluster, to list": {[]string{"list", "--plain-http"}, "--plain-http requires --from"},
-		"no such authority":               {pull("--ca-file", "/nonexistent"), "--ca-file: open /nonexistent: no such file or directory"},
-		"no authority":                    {pull("--ca-file", noPEM), "--ca-file: " + noPEM + " contains no PEM certificate"},
-		"a URL to push to":                {push("--to", "https://a.example"), `invalid --to "https://a.example": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost, without a scheme (for HTTP, use --plain-http)`},
-		"a path to push to":               {push("--to", "a.example/team"), `invalid --to "a.example/team": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost; give the path with --prefix team`},
-		"a name to push to":               {push("--to", "registry"), `invalid --to "registry": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
-		"no port to push to":              {push("--to", "a.example:http"), `invalid --to "a.example:http": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
-		"no registry to push to":          {push("--to", ""), `invalid --to "": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
-		"no registry to list":             {[]string{"list", "--from", ""}, `invalid --from "": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
-		"a layout that is the cache":      {pull("--cache-dir", out), "invalid --out " + out + ": it is the cache, which keeps no images: choose another directory for either"},
-		"a path to list":                  {[]string{"list", "--from", "a.example/team"}, `invalid --from "a.example/team": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost, without a path`},
-		"a registry and an archive":       {[]string{"list", "a.tar", "--from", "a.example"}, "--from lists a registry and cannot be combined with archives, layouts or images of the Docker engine"},
-		"a prefix in upper case":          {push("--prefix", "Team"), `--prefix: prefix "Team": want lower-case path components, such as team or team/mirror`},
-		"a prefix upwards":                {duplicate("--prefix", "../team"), `--prefix: prefix "../team": want lower-case path components, such as team or team/mirror`},
-		"no name to push under":           {push("--reference", "a b"), `--reference: image reference "a b": invalid reference format`},
-		"one name for two images":         {duplicate("alpine", "--reference", "a:1"), "--reference names a single image: give one image"},
-		"one name for two archives":       {push("b.tar", "--reference", "a:1"), "--reference names a single image: give one source"},
-		"an engine without an image":      {[]string{"push", "docker-daemon:"}, `image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
-		"an engine to list":               {[]string{"list", "docker-daemon:"}, `image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
-		"nothing to prune":                {[]string{"cache", "prune"}, "want --size, --older-than or --all"},
-		"all and some":                    {[]string{"cache", "prune", "--all", "--size", "1GB"}, "--all cannot be combined with --size or --older-than"},
-		"prune to nothing":                {[]string{"cache", "prune", "--size", "0"}, "invalid --size 0: use --all to remove everything"},
-		"prune the future":                {[]string{"cache", "prune", "--older-than", "-1h"}, `invalid argument "-1h" for "--older-than" flag: want a duration such as 90m, 720h or 30d`},
-		"prune to a word":                 {[]string{"cache", "prune", "--size", "little"}, `invalid argument "little" for "--size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
-		"an output for the cache":         {[]string{"cache", "info", "--output", "wide"}, `--output is "wide": choose text or json`},
+		"no such authority": {pull("--ca-file", "/nonexistent"),
+			"--ca-file: open /nonexistent: no such file or directory"},
+		"no authority": {pull("--ca-file", noPEM), "--ca-file: " + noPEM + " contains no PEM certificate"},
+		"a URL to push to": {push("--to", "https://a.example"),
+			`invalid --to "https://a.example": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost, without a scheme (for HTTP, use --plain-http)`},
+		"a path to push to": {push("--to", "a.example/team"),
+			`invalid --to "a.example/team": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost; give the path with --prefix team`},
+		"a name to push to": {push("--to", "registry"),
+			`invalid --to "registry": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
+		"no port to push to": {push("--to", "a.example:http"),
+			`invalid --to "a.example:http": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
+		"no registry to push to": {push("--to", ""),
+			`invalid --to "": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
+		"no registry to list": {[]string{"list", "--from", ""},
+			`invalid --from "": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
+		"a layout that is the cache": {pull("--cache-dir", out), "invalid --out " + out +
+			": it is the cache, which keeps no images: choose another directory for either"},
+		"a path to list": {[]string{"list", "--from", "a.example/team"},
+			`invalid --from "a.example/team": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost, without a path`},
+		"a registry and an archive": {[]string{"list", "a.tar", "--from", "a.example"},
+			"--from lists a registry and cannot be combined with archives, layouts or images of the Docker engine"},
+		"a prefix in upper case": {push("--prefix", "Team"),
+			`--prefix: prefix "Team": want lower-case path components, such as team or team/mirror`},
+		"a prefix upwards": {duplicate("--prefix", "../team"),
+			`--prefix: prefix "../team": want lower-case path components, such as team or team/mirror`},
+		"no name to push under": {push("--reference", "a b"),
+			`--reference: image reference "a b": invalid reference format`},
+		"one name for two images": {duplicate("alpine", "--reference", "a:1"),
+			"--reference names a single image: give one image"},
+		"one name for two archives": {push("b.tar", "--reference", "a:1"),
+			"--reference names a single image: give one source"},
+		"an engine without an image": {[]string{"push", "docker-daemon:"},
+			`image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
+		"an engine to list": {[]string{"list", "docker-daemon:"},
+			`image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
+		"nothing to prune": {[]string{"cache", "prune"}, "want --size, --older-than or --all"},
+		"all and some": {[]string{"cache", "prune", "--all", "--size", "1GB"},
+			"--all cannot be combined with --size or --older-than"},
+		"prune to nothing": {[]string{"cache", "prune", "--size", "0"},
+			"invalid --size 0: use --all to remove everything"},
+		"prune the future": {[]string{"cache", "prune", "--older-than", "-1h"},
+			`invalid argument "-1h" for "--older-than" flag: want a duration such as 90m, 720h or 30d`},
+		"prune to a word": {[]string{"cache", "prune", "--size", "little"},
+			`invalid argument "little" for "--size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
+		"an output for the cache": {[]string{"cache", "info", "--output", "wide"}, `--output is "wide": choose text or json`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.t = t

@@ -17,7 +17,8 @@ import (
 )
 
 func newImagesCache() *cobra.Command {
-	return group("cache", "Manage the cache that pulls and copies share", newCacheInfo(), newCacheVerify(), newCachePrune())
+	return group("cache", "Manage the cache that pulls and copies share", newCacheInfo(), newCacheVerify(),
+		newCachePrune())
 }
 
 // cacheCommand is one of the cache commands.

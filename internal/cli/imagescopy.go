@@ -57,8 +57,8 @@ invalid.`,
 	f.transferFlags(cmd.Flags())
 	f.cacheFlags(cmd)
 	f.login.register(cmd, "the registry of --to")
-	cmd.Flags().Lookup("username").Usage = "user name for the registry of --to or, without it, for the single registry of " +
-		"all images (default: the login of docker, podman or a credential helper)"
+	cmd.Flags().Lookup("username").Usage = "user name for the registry of --to or, without it, for the single registry " +
+		"of all images (default: the login of docker, podman or a credential helper)"
 	cmd.Flags().BoolVar(&f.fromPlainHTTP, "from-plain-http", false, "use HTTP without TLS for the source registries")
 	f.cluster.register(cmd.Flags())
 	f.reportFlags(cmd)
@@ -94,7 +94,8 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 		}
 		if f.reference != "" {
 			if items[0].Reference = f.reference; len(items) > 1 {
-				return nil, errors.New("--reference cannot name several images, and others refer to this one (--referrers): use --prefix")
+				return nil, errors.New(
+					"--reference cannot name several images, and others refer to this one (--referrers): use --prefix")
 			}
 		}
 		return r.push(cmd.Context(), items, to, f.to, prefix)
@@ -104,7 +105,8 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 
 // check returns the references, the host of --to ("" for the cluster's registry), and the
 // prefix.
-func (f *copyFlags) check(cmd *cobra.Command, args []string) (refs []string, to string, prefix images.Prefix, err error) {
+func (f *copyFlags) check(cmd *cobra.Command, args []string) (refs []string, to string, prefix images.Prefix,
+	err error) {
 	refuse := func(err error) ([]string, string, images.Prefix, error) { return nil, "", "", err }
 	if err := f.validate(cmd.Flags()); err != nil {
 		return refuse(err)

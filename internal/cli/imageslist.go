@@ -51,7 +51,8 @@ Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.from, "from", "", "list the registry at `HOST[:PORT]` instead of the cluster's")
-	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency, "number of parallel requests")
+	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency,
+		"number of parallel requests")
 	f.retryFlag(flags)
 	f.cacheFlags(cmd)
 	f.login.register(cmd, "the registry of --from")
@@ -110,7 +111,8 @@ func (f *listFlags) check(cmd *cobra.Command, args []string) (host string, err e
 	given := f.login.given()
 	switch {
 	case host != "" && len(args) > 0:
-		return "", errors.New("--from lists a registry and cannot be combined with archives, layouts or images of the Docker engine")
+		return "", errors.New("--from lists a registry and cannot be combined with archives, layouts or images of the " +
+			"Docker engine")
 	case host == "" && given != "":
 		return "", fmt.Errorf("%s requires --from", given)
 	}
@@ -207,7 +209,8 @@ func (r *imageRun) tags(ctx context.Context, registry *remote.Registry, address 
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("cannot list the repositories of %s (many registries do not support it; use their own tools): %w", address, err)
+		return nil, fmt.Errorf(
+			"cannot list the repositories of %s (many registries do not support it; use their own tools): %w", address, err)
 	}
 	var mu sync.Mutex
 	var refs []string

@@ -56,7 +56,8 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
 		ValidArgsFunction: completeReferences,
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
-	cmd.Flags().StringVarP(&f.out, "out", "o", "", "`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
+	cmd.Flags().StringVarP(&f.out, "out", "o", "",
+		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
 	f.selectionFlags(cmd)
 	f.transferFlags(cmd.Flags())
 	f.cacheFlags(cmd)
@@ -113,7 +114,8 @@ func (f *pullFlags) checkOut() error {
 		return fmt.Errorf("invalid --out %s: it is a file; archives end in .tar, and layouts are directories", f.out)
 	}
 	if dir, err := f.cacheAt(); err == nil && !f.noCache && samePlace(f.out, dir) {
-		return fmt.Errorf("invalid --out %s: it is the cache, which keeps no images: choose another directory for either", f.out)
+		return fmt.Errorf("invalid --out %s: it is the cache, which keeps no images: choose another directory for either",
+			f.out)
 	}
 	parent := filepath.Dir(f.out)
 	if info, err := os.Stat(parent); err != nil || !info.IsDir() {

@@ -23,12 +23,14 @@ type destinationFlags struct {
 func (f *destinationFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.to, "to", "", "push to the registry at `HOST[:PORT]` instead of the cluster's")
-	flags.StringVar(&f.prefix, "prefix", "", "`PATH` to prepend to each repository: with team, nginx becomes team/library/nginx")
+	flags.StringVar(&f.prefix, "prefix", "",
+		"`PATH` to prepend to each repository: with team, nginx becomes team/library/nginx")
 	flags.StringVar(&f.reference, "reference", "", "`NAME` for a single image, instead of its own")
 }
 
 // check returns the host of --to, "" for the cluster's registry.
-func (f *destinationFlags) check(flags *pflag.FlagSet, login *registryFlags) (host string, prefix images.Prefix, err error) {
+func (f *destinationFlags) check(flags *pflag.FlagSet, login *registryFlags) (host string, prefix images.Prefix,
+	err error) {
 	if flags.Changed("to") { // also to "", by an unset variable
 		if host, err = dialledHost("to", f.to); err != nil {
 			return "", "", err
@@ -185,7 +187,8 @@ func (r *imageRun) sources(ctx context.Context, sources []string, reference stri
 func (r *imageRun) open(ctx context.Context, path string) (*images.Source, error) {
 	source, err := images.Open(ctx, path)
 	if errors.Is(err, fs.ErrNotExist) && images.CheckReference(path) == nil {
-		err = fmt.Errorf("%w: push accepts archives and layout directories; use init-hook images copy for images in registries", err)
+		err = fmt.Errorf("%w: push accepts archives and layout directories; use init-hook images copy for images in "+
+			"registries", err)
 	}
 	if err == nil {
 		r.atEnd(source.Close)
@@ -204,7 +207,8 @@ func (r *imageRun) engine(ctx context.Context, refs []string) ([]images.Item, er
 
 // push pushes images to the registry at host, or to the cluster's registry if host is "".
 // The references in the results begin with to, or with the address that pods use.
-func (r *imageRun) push(ctx context.Context, items []images.Item, host, to string, prefix images.Prefix) ([]images.Result, error) {
+func (r *imageRun) push(ctx context.Context, items []images.Item, host, to string,
+	prefix images.Prefix) ([]images.Result, error) {
 	registry, address, err := r.destination(ctx, host, to)
 	if err != nil {
 		return nil, err

@@ -108,12 +108,15 @@ func (f *chartFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVarP(&f.namespace, "namespace", "n", "zarf", "the release's namespace")
 	flags.StringVar(&f.release, "release", "zarf-registry", "the release's name")
-	flags.BoolVar(&f.registryProxy, "registry-proxy", false, "how nodes reach the registry: a proxy on each node (true) or a node port (false); when it is left out the mode stays what it is")
+	flags.BoolVar(&f.registryProxy, "registry-proxy", false,
+		"how nodes reach the registry: a proxy on each node (true) or a node port (false); when it is left out the mode "+
+			"stays what it is")
 	flags.StringVar(&f.registryURL, "registry-url", "", "use the external registry HOST[:PORT][/PATH] and deploy none")
 	flags.StringArrayVar(&f.values.Values, "set", nil, "set values, as path=value; several may be separated by commas")
 	flags.StringArrayVar(&f.values.StringValues, "set-string", nil, "set values that are strings")
 	flags.StringArrayVar(&f.values.FileValues, "set-file", nil, "set values from files, as path=file")
-	flags.StringSliceVarP(&f.values.ValueFiles, "values", "f", nil, "values `FILE` or URL; may be given several times, the last wins")
+	flags.StringSliceVarP(&f.values.ValueFiles, "values", "f", nil,
+		"values `FILE` or URL; may be given several times, the last wins")
 	flags.BoolVar(&f.resetValues, "reset-values", false, "forget the values of the last release")
 	flags.StringVar(&f.chart, "chart", "", "chart to use, a `DIRECTORY` or .tgz (default: the one that init-hook carries)")
 	accessFlags(flags, &f.access)
@@ -125,7 +128,8 @@ func (f *chartFlags) register(cmd *cobra.Command) {
 func outputFlag(cmd *cobra.Command, output *string) {
 	cmd.Flags().StringVarP(output, "output", "o", "text", "text or json")
 	// It fails for a flag that does not exist only.
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"},
+		cobra.ShellCompDirectiveNoFileComp))
 }
 
 func validOutput(output string) error {
@@ -147,7 +151,8 @@ func (f *chartFlags) validate() error {
 	}
 	// Helm would look for the release elsewhere.
 	if d := os.Getenv("HELM_DRIVER"); d != "" && d != "secret" && d != "secrets" {
-		errs = append(errs, fmt.Errorf("HELM_DRIVER is %q: init-hook keeps releases in Secrets only; unset it, or use helm", d))
+		errs = append(errs, fmt.Errorf("HELM_DRIVER is %q: init-hook keeps releases in Secrets only; unset it, or use helm",
+			d))
 	}
 	return errors.Join(errs...)
 }
@@ -282,7 +287,8 @@ type printedPlan struct {
 func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, dryRun bool) error {
 	blockers := len(install.Blockers(plan.Findings))
 	if f.output == "json" {
-		printed := printedPlan{Mode: plan.Settings.Mode, Address: plan.Settings.Address, Findings: append([]preflight.Finding{}, plan.Findings...)}
+		printed := printedPlan{Mode: plan.Settings.Mode, Address: plan.Settings.Address,
+			Findings: append([]preflight.Finding{}, plan.Findings...)}
 		if dryRun {
 			printed.Upgrade, printed.Chart, printed.Manifest = &plan.Upgrade, c.Metadata.Version, plan.Manifest
 		}
@@ -295,7 +301,8 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, 
 			if plan.Upgrade {
 				action = "upgrade"
 			}
-			fmt.Fprintf(w, "Dry run: would %s release %s in namespace %s with chart %s.\n", action, f.release, f.namespace, c.Metadata.Version)
+			fmt.Fprintf(w, "Dry run: would %s release %s in namespace %s with chart %s.\n", action, f.release, f.namespace,
+				c.Metadata.Version)
 		}
 		fmt.Fprintf(w, "%s mode at %s, source: %s.\n", plan.Settings.Mode, plan.Settings.Address, plan.Settings.ModeSource)
 		printFindings(w, plan.Findings)
@@ -342,7 +349,8 @@ type printedResult struct {
 	PullSecret string `json:"pullSecret,omitempty"`
 }
 
-var resultText = template.Must(template.New("").Parse(`zarf-registry {{.AppVersion}} is {{if .Upgraded}}upgraded{{else}}installed{{end}}: {{.Mode}} mode, release {{.Release}} in namespace {{.Namespace}}, revision {{.Revision}}.
+var resultText = template.Must(
+	template.New("").Parse(`zarf-registry {{.AppVersion}} is {{if .Upgraded}}upgraded{{else}}installed{{end}}: {{.Mode}} mode, release {{.Release}} in namespace {{.Namespace}}, revision {{.Revision}}.
 {{if eq .Mode "external"}}
 Images come from {{.Address}}.
 {{else}}
@@ -379,7 +387,8 @@ func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {
 // the defaults, with a space before.
 func releaseArguments(namespace, release, name string) string {
 	var flags []string
-	for _, f := range [][3]string{{"--namespace", namespace, "zarf"}, {"--release", release, "zarf-registry"}, {"--name", name, "zarf-registry"}} {
+	for _, f := range [][3]string{{"--namespace", namespace, "zarf"}, {"--release", release, "zarf-registry"},
+		{"--name", name, "zarf-registry"}} {
 		if f[1] != f[2] {
 			flags = append(flags, " "+f[0], " "+f[1])
 		}

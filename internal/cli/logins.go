@@ -124,8 +124,9 @@ func (f *loginFile) get(ctx context.Context, key string) (auth.Credential, error
 		return credential, nil
 	case helper == "":
 		// Without the original error, which quotes the content.
-		return auth.EmptyCredential, fmt.Errorf("the credential for %s in %s is not in the format of docker login and podman login: log in again",
-			key, f.path)
+		return auth.EmptyCredential,
+			fmt.Errorf("the credential for %s in %s is not in the format of docker login and podman login: log in again",
+				key, f.path)
 	default:
 		return auth.EmptyCredential, fmt.Errorf("credential helper docker-credential-%s, configured for %s in %s: %w",
 			helper, key, f.path, helperError(err))

@@ -37,7 +37,8 @@ func loginHome(t *testing.T, files map[string]string) string {
 func helperProgram(t *testing.T, name, script string) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "docker-credential-"+name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "docker-credential-"+name), []byte("#!/bin/sh\n"+script+"\n"),
+		0o700); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
@@ -69,23 +70,30 @@ func TestCredentialsAreFoundWhereLoginsPutThem(t *testing.T) {
 			"a.example:5000", auth.Credential{Username: "u", Password: "p:q"}},
 		"not another port's": {map[string]string{".docker/config.json": loggedIn("a.example:5000", "u", "p")}, nil,
 			"a.example", auth.EmptyCredential},
-		"with a scheme, as old dockers wrote it": {map[string]string{".docker/config.json": loggedIn("https://a.example/v1/", "u", "p")}, nil,
+		"with a scheme, as old dockers wrote it": {map[string]string{".docker/config.json": loggedIn("https://a.example/v1/",
+			"u", "p")}, nil,
 			"a.example", auth.Credential{Username: "u", Password: "p"}},
 		"Docker Hub": {map[string]string{".docker/config.json": loggedIn("https://index.docker.io/v1/", "u", "p")}, nil,
 			"registry-1.docker.io", auth.Credential{Username: "u", Password: "p"}},
-		"Docker Hub by its short name": {map[string]string{".docker/config.json": loggedIn("https://index.docker.io/v1/", "u", "p")}, nil,
+		"Docker Hub by its short name": {map[string]string{".docker/config.json": loggedIn("https://index.docker.io/v1/", "u",
+			"p")}, nil,
 			"docker.io", auth.Credential{Username: "u", Password: "p"}},
-		"DOCKER_CONFIG": {map[string]string{"other/config.json": loggedIn("a.example", "u", "p"), ".docker/config.json": "{broken"},
+		"DOCKER_CONFIG": {map[string]string{"other/config.json": loggedIn("a.example", "u", "p"),
+			".docker/config.json": "{broken"},
 			map[string]string{"DOCKER_CONFIG": "HOME/other"}, "a.example", auth.Credential{Username: "u", Password: "p"}},
 		"podman's file": {map[string]string{"run/containers/auth.json": loggedIn("a.example", "u", "p")}, nil,
 			"a.example", auth.Credential{Username: "u", Password: "p"}},
 		"podman's file that lasts": {map[string]string{".config/containers/auth.json": loggedIn("a.example", "u", "p")}, nil,
 			"a.example", auth.Credential{Username: "u", Password: "p"}},
-		"docker's before podman's": {map[string]string{".docker/config.json": loggedIn("a.example", "docker", "p"), "run/containers/auth.json": loggedIn("a.example", "podman", "p")}, nil,
+		"docker's before podman's": {map[string]string{".docker/config.json": loggedIn("a.example", "docker", "p"),
+			"run/containers/auth.json": loggedIn("a.example", "podman", "p")}, nil,
 			"a.example", auth.Credential{Username: "docker", Password: "p"}},
-		"REGISTRY_AUTH_FILE before all": {map[string]string{".docker/config.json": loggedIn("a.example", "docker", "p"), "mine.json": loggedIn("a.example", "mine", "p")},
-			map[string]string{"REGISTRY_AUTH_FILE": "HOME/mine.json"}, "a.example", auth.Credential{Username: "mine", Password: "p"}},
-		"an empty file": {map[string]string{".docker/config.json": " \n", "run/containers/auth.json": loggedIn("a.example", "u", "p")}, nil,
+		"REGISTRY_AUTH_FILE before all": {map[string]string{".docker/config.json": loggedIn("a.example", "docker", "p"),
+			"mine.json": loggedIn("a.example", "mine", "p")},
+			map[string]string{"REGISTRY_AUTH_FILE": "HOME/mine.json"}, "a.example",
+			auth.Credential{Username: "mine", Password: "p"}},
+		"an empty file": {map[string]string{".docker/config.json": " \n",
+			"run/containers/auth.json": loggedIn("a.example", "u", "p")}, nil,
 			"a.example", auth.Credential{Username: "u", Password: "p"}},
 		"a helper for all": {map[string]string{".docker/config.json": `{"credsStore":"echo"}`}, nil,
 			"secure.example", auth.Credential{Username: "robot", Password: "from the keychain"}},
@@ -121,21 +129,29 @@ func TestCredentialsThatCannotBeReadAreNamedAndNotShown(t *testing.T) {
 		want           string // HOME stands for the home's path
 	}{
 		"not JSON": {`{"auths": {"a.example": hunter2`, "",
-			"reading the registries' credentials in HOME/.docker/config.json: invalid JSON at byte 25: repair the file or log in again"},
+			"reading the registries' credentials in HOME/.docker/config.json: invalid JSON at byte 25: repair the file or " +
+				"log in again"},
 		"cut off": {`{"auths": {"a.example": {"auth": "hunter2`, "",
-			"reading the registries' credentials in HOME/.docker/config.json: invalid JSON at byte 41: repair the file or log in again"},
+			"reading the registries' credentials in HOME/.docker/config.json: invalid JSON at byte 41: repair the file or " +
+				"log in again"},
 		"another kind of file": {`{"auths": ["hunter2"]}`, "",
-			"reading the registries' credentials in HOME/.docker/config.json: it is not in the format of docker login and podman login: repair the file or log in again"},
+			"reading the registries' credentials in HOME/.docker/config.json: it is not in the format of docker login and " +
+				"podman login: repair the file or log in again"},
 		"an entry of another kind": {`{"auths": {"a.example": "hunter2"}}`, "",
-			"the credential for a.example in HOME/.docker/config.json is not in the format of docker login and podman login: log in again"},
+			"the credential for a.example in HOME/.docker/config.json is not in the format of docker login and podman login: " +
+				"log in again"},
 		"an entry without a colon": {`{"auths": {"a.example": {"auth": "` + encoded + `"}}}`, "",
-			"the credential for a.example in HOME/.docker/config.json is not in the format of docker login and podman login: log in again"},
+			"the credential for a.example in HOME/.docker/config.json is not in the format of docker login and podman login: " +
+				"log in again"},
 		"no such helper": {`{"credsStore": "absent-one"}`, "",
-			"credential helper docker-credential-absent-one, configured for a.example in HOME/.docker/config.json: not in PATH: install it or log in again"},
+			"credential helper docker-credential-absent-one, configured for a.example in HOME/.docker/config.json: not in " +
+				"PATH: install it or log in again"},
 		"a helper that fails": {`{"credHelpers": {"a.example": "own"}}`, "echo the keychain is locked; exit 1",
-			"credential helper docker-credential-own, configured for a.example in HOME/.docker/config.json: failed: the keychain is locked"},
+			"credential helper docker-credential-own, configured for a.example in HOME/.docker/config.json: failed: the " +
+				"keychain is locked"},
 		"a helper that fails without a word": {`{"credsStore": "own"}`, "exit 3",
-			"credential helper docker-credential-own, configured for a.example in HOME/.docker/config.json: failed: exit status 3"},
+			"credential helper docker-credential-own, configured for a.example in HOME/.docker/config.json: failed: exit " +
+				"status 3"},
 		"a helper that fails and tells": {`{"credsStore": "own"}`, `echo '{"Username":"u","Secret":"hunter2"}'; exit 1`,
 			"credential helper docker-credential-own, configured for a.example in HOME/.docker/config.json: failed"},
 		"a helper that tells something else": {`{"credsStore": "own"}`, "echo hunter2",

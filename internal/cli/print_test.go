@@ -47,7 +47,8 @@ func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 	f := &chartFlags{namespace: "zarf", release: "zarf-registry", output: "text"}
 	c := &chart.Chart{Metadata: &chart.Metadata{Version: "0.1.0"}}
 	plan := &install.Plan{Settings: proxyOptions, Manifest: "kind: A\n", Findings: []preflight.Finding{
-		{Check: "port", Severity: preflight.Blocker, Object: "Service default/web", Cause: "it has the port", Remedy: "kubectl delete service web"},
+		{Check: "port", Severity: preflight.Blocker, Object: "Service default/web", Cause: "it has the port",
+			Remedy: "kubectl delete service web"},
 		{Check: "cri-o", Severity: preflight.Warning, Cause: "a <strange> runtime", Remedy: "one line\nand another"},
 	}}
 	var out bytes.Buffer
@@ -74,7 +75,8 @@ blockers: 1, warnings: 1; no changes were made
 	if err := f.printPlan(&out, c, plan, true); err != nil {
 		t.Errorf("a warning gives the error %v", err)
 	}
-	if want := "Dry run: would install release zarf-registry in namespace zarf with chart 0.1.0.\n"; !strings.HasPrefix(out.String(), want) {
+	if want := "Dry run: would install release zarf-registry in namespace zarf with chart 0.1.0.\n"; !strings.HasPrefix(
+		out.String(), want) {
 		t.Errorf("the dry run prints\n%s", &out)
 	}
 
@@ -95,7 +97,8 @@ blockers: 1, warnings: 1; no changes were made
 		t.Fatal(err)
 	}
 	var printed map[string]any
-	if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["upgrade"] != false || printed["manifest"] != "kind: A\n" {
+	if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["upgrade"] != false ||
+		printed["manifest"] != "kind: A\n" {
 		t.Errorf("the dry run prints %v (%v)", printed, err)
 	}
 }
@@ -111,7 +114,8 @@ func TestTheResultSaysHowToPushAndPull(t *testing.T) {
 		options settings.Settings
 		want    string
 	}{
-		"proxy": {proxyOptions, `zarf-registry 0.1.0 is installed: proxy mode, release zarf-registry in namespace zarf, revision 1.
+		"proxy": {proxyOptions,
+			`zarf-registry 0.1.0 is installed: proxy mode, release zarf-registry in namespace zarf, revision 1.
 
 Images come from 127.0.0.1:31999 on every node:
 
@@ -128,7 +132,8 @@ Images come from 127.0.0.1:31999 on every node:
          imagePullSecrets: [{name: full-pull}], after copying Secret other/full-pull to the pod's namespace
   check  init-hook status --namespace other --name full
 `},
-		"nodeport without a credential": {anonymous, `zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
+		"nodeport without a credential": {anonymous,
+			`zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
 
 Images come from 127.0.0.1:31999 on every node:
 
@@ -158,7 +163,8 @@ Images come from registry.example.com/team.
 				t.Fatal(err)
 			}
 			var printed map[string]any
-			if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["address"] != c.options.Address || printed["revision"] != 1.0 {
+			if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["address"] != c.options.Address ||
+				printed["revision"] != 1.0 {
 				t.Errorf("JSON: %v (%v)", printed, err)
 			}
 			if _, needs := printed["pullSecret"]; needs != (name == "nodeport") {
@@ -207,7 +213,8 @@ func jobSettings(changes ...func(*settings.Settings)) settings.Settings {
 		Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, IPFamilySource: state.SourceDefault,
 		Injector: settings.Injector{Enabled: true, PayloadID: "1", PauseImageSource: state.SourceDefault},
 		PKI: settings.PKI{Source: state.SourceValue, PKI: state.PKI{
-			Mode: state.PKIInternal, LeafLifetime: state.Duration(2160 * time.Hour), AuthorityLifetime: state.Duration(8760 * time.Hour), ClusterDomain: "example.org",
+			Mode: state.PKIInternal, LeafLifetime: state.Duration(2160 * time.Hour),
+			AuthorityLifetime: state.Duration(8760 * time.Hour), ClusterDomain: "example.org",
 		}},
 	}
 	for _, change := range changes {
@@ -228,7 +235,8 @@ func jobArguments(t *testing.T, step string, s settings.Settings, more ...string
 
 func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 	want := jobSettings(func(s *settings.Settings) {
-		s.NodeConfig = settings.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/containers"}, DirectoriesInUse: []string{"/etc/containers"},
+		s.NodeConfig = settings.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/containers"},
+			DirectoriesInUse: []string{"/etc/containers"},
 			RegistriesSecret: "corp", RegistriesKey: "registries.yaml", CA: true, DaemonSets: []string{"a", "b"}}
 		s.Push.Secret = "mine"
 	})
@@ -243,11 +251,12 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 		args []string
 		want string
 	}{
-		"nothing":                {nil, "no Job"},
-		"another command":        {[]string{"cleanup"}, "no Job"},
-		"an unknown flag":        {[]string{"prepare", "--colour=red"}, "use the chart of its own release"},
-		"no settings":            {[]string{"prepare"}, "invalid --settings: decoding settings: EOF"},
-		"an unknown setting":     {[]string{"prepare", `--settings={"colour":"red"}`}, `invalid --settings: decoding settings: json: unknown field "colour"`},
+		"nothing":         {nil, "no Job"},
+		"another command": {[]string{"cleanup"}, "no Job"},
+		"an unknown flag": {[]string{"prepare", "--colour=red"}, "use the chart of its own release"},
+		"no settings":     {[]string{"prepare"}, "invalid --settings: decoding settings: EOF"},
+		"an unknown setting": {[]string{"prepare", `--settings={"colour":"red"}`},
+			`invalid --settings: decoding settings: json: unknown field "colour"`},
 		"an unexpected argument": {jobArguments(t, "prepare", want, "more"), `unknown command "more"`},
 	} {
 		if _, err := parseJob(c.args); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -275,9 +284,12 @@ func TestInvalidSettingsAreRefused(t *testing.T) {
 			directories(s)
 			s.NodeConfig.RegistriesSecret = "corp"
 		},
-		"registriesSecret and registriesKey require each other": func(s *settings.Settings) { s.NodeConfig.RegistriesKey = "corp" },
-		`pki: unknown mode "dream"`:                             func(s *settings.Settings) { s.PKI.Mode = "dream" },
-		`invalid pki.source "dream"`:                            func(s *settings.Settings) { s.PKI.Source = "dream" },
+		"registriesSecret and registriesKey require each other": func(
+			s *settings.Settings) {
+			s.NodeConfig.RegistriesKey = "corp"
+		},
+		`pki: unknown mode "dream"`:  func(s *settings.Settings) { s.PKI.Mode = "dream" },
+		`invalid pki.source "dream"`: func(s *settings.Settings) { s.PKI.Source = "dream" },
 		"certificate lifetime 1m0s is too short": func(s *settings.Settings) {
 			s.PKI.LeafLifetime = state.Duration(time.Minute)
 		},
@@ -287,8 +299,14 @@ func TestInvalidSettingsAreRefused(t *testing.T) {
 		"needs the names of the server and node Secrets": func(s *settings.Settings) {
 			s.PKI.Mode, s.PKI.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "a"}
 		},
-		"existing Secrets must be set in mode existingSecret, and only there": func(s *settings.Settings) { s.PKI.Existing = &state.ExistingSecrets{Server: "a"} },
-		"an issuer may be set in mode certManager only":                       func(s *settings.Settings) { s.PKI.Issuer = &state.Issuer{Name: "a"} },
+		"existing Secrets must be set in mode existingSecret, and only there": func(
+			s *settings.Settings) {
+			s.PKI.Existing = &state.ExistingSecrets{Server: "a"}
+		},
+		"an issuer may be set in mode certManager only": func(
+			s *settings.Settings) {
+			s.PKI.Issuer = &state.Issuer{Name: "a"}
+		},
 		"too short: want at least 1h0m0s": func(s *settings.Settings) {
 			s.PKI.Mode, s.PKI.LeafLifetime = state.PKICertManager, state.Duration(30*time.Minute)
 		},
@@ -381,12 +399,15 @@ func TestTheRegistrysPodsAreCounted(t *testing.T) {
 }
 
 func TestStatusIsPrintedAsATable(t *testing.T) {
-	proxy := state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, DecidedBy: state.SourceValue}
+	proxy := state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4,
+		DecidedBy: state.SourceValue}
 	nodePort := proxy
 	nodePort.Mode = state.ModeNodePort
 	r := &status.Report{
 		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry", Healthy: true,
-		State:    &status.State{Phase: state.PhaseReady, Desired: proxy, Current: &proxy, PKI: &state.PKI{Mode: state.PKIInternal}, UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)},
+		State: &status.State{Phase: state.PhaseReady, Desired: proxy, Current: &proxy,
+			PKI: &state.PKI{Mode: state.PKIInternal}, UpdatedBy: "0.1.0",
+			UpdatedAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)},
 		Helm:     &status.Revision{Revision: 3, Status: "deployed"},
 		Registry: &status.Registry{Ready: true, Pods: []status.Pod{{Name: "r", Node: "n1", Ready: true}}},
 		Nodes:    []status.Node{{Name: "n1", Ready: true, Via: "proxy", Endpoint: true, Verified: true}},
@@ -395,7 +416,8 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 			{Secret: "zarf-registry-server-tls", Valid: true, Left: 9*time.Minute + 20*time.Second},
 			{Secret: "zarf-registry-node-tls", Why: "it has expired", DaysLeft: -2, Left: -26 * time.Hour},
 		},
-		Payloads: []status.Payload{{Name: "zarf-registry-payload-0.1.0-registry-amd64", Present: 9, Wanted: 9, Complete: true}},
+		Payloads: []status.Payload{{Name: "zarf-registry-payload-0.1.0-registry-amd64", Present: 9, Wanted: 9,
+			Complete: true}},
 	}
 	var out bytes.Buffer
 	if err := printStatus(&out, r); err != nil {
@@ -419,8 +441,10 @@ n1    yes    proxy  yes       yes
 `)
 
 	r.NodeConfig = []status.NodeConfig{
-		{Node: "n1", Written: 1, Unchanged: 2, WrittenAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC), Effect: status.EffectYes},
-		{Node: "n2", Restored: 1, Removed: 2, Effect: status.EffectRestart, Restart: "sudo systemctl restart k3s", Warnings: []string{"a", "b"}},
+		{Node: "n1", Written: 1, Unchanged: 2, WrittenAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC),
+			Effect: status.EffectYes},
+		{Node: "n2", Restored: 1, Removed: 2, Effect: status.EffectRestart, Restart: "sudo systemctl restart k3s",
+			Warnings: []string{"a", "b"}},
 		{Node: "n3", Effect: status.EffectFailed, Error: "no", Warnings: []string{"a"}},
 		{Node: "n4", Effect: status.EffectUnknown, Why: "it was not asked", Restart: "sudo systemctl restart k3s"},
 	}
@@ -480,21 +504,27 @@ func TestCertificatesArePrintedForPeople(t *testing.T) {
 	fingerprint := func(digit string) string { return strings.Repeat(digit, 64) }
 	leaf := func(secret, role string) *status.SecretCertificate {
 		return &status.SecretCertificate{
-			Certificate: status.Certificate{Secret: secret, Subject: "CN=zarf-registry,O=" + role, NotAfter: now.Add(365 * 24 * time.Hour), DaysLeft: 365, Left: 365 * 24 * time.Hour, Valid: true},
-			CommonName:  "zarf-registry", Roles: []string{role}, Serial: "1f", SHA256: fingerprint("a"), Issuer: "CN=authority", NotBefore: now.Add(-time.Hour),
+			Certificate: status.Certificate{Secret: secret, Subject: "CN=zarf-registry,O=" + role,
+				NotAfter: now.Add(365 * 24 * time.Hour), DaysLeft: 365, Left: 365 * 24 * time.Hour, Valid: true},
+			CommonName: "zarf-registry", Roles: []string{role}, Serial: "1f", SHA256: fingerprint("a"), Issuer: "CN=authority",
+			NotBefore:   now.Add(-time.Hour),
 			Authorities: []string{fingerprint("c")},
 		}
 	}
-	server, node := leaf("zarf-registry-server-tls", "zarf-registry:server"), leaf("zarf-registry-node-tls", "zarf-registry:node")
+	server, node := leaf("zarf-registry-server-tls", "zarf-registry:server"),
+		leaf("zarf-registry-node-tls", "zarf-registry:node")
 	server.DNSNames, server.RenewAt = []string{"zarf-registry", "zarf-registry.zarf.svc"}, now.Add(182*24*time.Hour)
 	report := func(generation uint64) *reloadstatus.Report {
-		return &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: generation, LoadedAt: now, Leaf: reloadstatus.Certificate{SHA256: fingerprint("a")}}}
+		return &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: generation, LoadedAt: now,
+			Leaf: reloadstatus.Certificate{SHA256: fingerprint("a")}}}
 	}
 	r := &status.CertificateReport{
 		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry", Healthy: true,
-		PKI:     &state.PKI{Mode: state.PKIInternal, LeafLifetime: state.Duration(8760 * time.Hour), AuthorityLifetime: state.Duration(43800 * time.Hour)},
+		PKI: &state.PKI{Mode: state.PKIInternal, LeafLifetime: state.Duration(8760 * time.Hour),
+			AuthorityLifetime: state.Duration(43800 * time.Hour)},
 		Secrets: []*status.SecretCertificate{server},
-		Pods:    []status.PodCertificates{{Pod: "zarf-registry-0", Node: "n1", Component: "registry", Loaded: report(12), LeafHeld: true, TrustHeld: true}},
+		Pods: []status.PodCertificates{{Pod: "zarf-registry-0", Node: "n1", Component: "registry", Loaded: report(12),
+			LeafHeld: true, TrustHeld: true}},
 	}
 	var out bytes.Buffer
 	if err := printCertificates(&out, r); err != nil {
@@ -520,23 +550,30 @@ POD              NODE  LEAF              HELD  TRUSTS  GENERATION  LOADED       
 zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes   yes     12          2026-11-21T12:00:00Z  0
 `)
 
-	node.Valid, node.Why, node.Left, node.NotAfter = false, "it expired at 2026-11-21T11:30:00Z", -30*time.Minute, now.Add(-30*time.Minute)
-	node.IPAddresses, node.Source = []string{"127.0.0.1"}, &status.Source{Secret: "mine", SHA256: fingerprint("e"), Why: "it holds another certificate"}
-	missing := &status.SecretCertificate{Certificate: status.Certificate{Secret: "zarf-registry-push-tls", Why: "not found"}, Source: &status.Source{Secret: "my-push", Why: "not found"}}
+	node.Valid, node.Why, node.Left, node.NotAfter = false, "it expired at 2026-11-21T11:30:00Z", -30*time.Minute,
+		now.Add(-30*time.Minute)
+	node.IPAddresses, node.Source = []string{"127.0.0.1"}, &status.Source{Secret: "mine", SHA256: fingerprint("e"),
+		Why: "it holds another certificate"}
+	missing := &status.SecretCertificate{Certificate: status.Certificate{Secret: "zarf-registry-push-tls",
+		Why: "not found"}, Source: &status.Source{Secret: "my-push", Why: "not found"}}
 	server.Source = &status.Source{Secret: "my-server", SHA256: fingerprint("a"), Copied: true}
 	server.RenewAt, server.Roles = time.Time{}, nil
 	r.Healthy, r.Secrets = false, []*status.SecretCertificate{server, node, missing}
 	r.PKI = &state.PKI{Mode: state.PKIExistingSecret, Existing: &state.ExistingSecrets{Push: "my-push"}}
-	r.Rotation = &state.Rotation{Phase: state.RotationReissue, Reason: "the authority was asked for", Since: now, Waiting: "pod a:\nits leaf"}
+	r.Rotation = &state.Rotation{Phase: state.RotationReissue, Reason: "the authority was asked for", Since: now,
+		Waiting: "pod a:\nits leaf"}
 	r.Pods = append(r.Pods,
-		status.PodCertificates{Pod: "proxy-a", Node: "n2", Loaded: &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now, Leaf: reloadstatus.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Why: "tls.key: broken"},
+		status.PodCertificates{Pod: "proxy-a", Node: "n2",
+			Loaded: &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now,
+				Leaf: reloadstatus.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Why: "tls.key: broken"},
 		status.PodCertificates{Pod: "proxy-b", Why: "not running yet"})
 	r.Next = []string{"Do this."}
 	out.Reset()
 	if err := printCertificates(&out, r); err != nil {
 		t.Fatal(err)
 	}
-	same(t, "unhealthy", trimmed(out.String()), `certificates of zarf-registry in namespace zarf: needs attention, see below
+	same(t, "unhealthy", trimmed(out.String()),
+		`certificates of zarf-registry in namespace zarf: needs attention, see below
 
 mode      existingSecret
 rotation  phase reissue, since 2026-11-21T12:00:00Z: the authority was asked for
@@ -577,10 +614,12 @@ next
 `)
 
 	out.Reset()
-	if err := printCertificates(&out, &status.CertificateReport{Namespace: "zarf", Healthy: true, External: "registry.example.com/team"}); err != nil {
+	if err := printCertificates(&out, &status.CertificateReport{Namespace: "zarf", Healthy: true,
+		External: "registry.example.com/team"}); err != nil {
 		t.Fatal(err)
 	}
-	same(t, "external", out.String(), "zarf-registry in namespace zarf uses the external registry registry.example.com/team and has no certificates\n")
+	same(t, "external", out.String(),
+		"zarf-registry in namespace zarf uses the external registry registry.example.com/team and has no certificates\n")
 }
 
 func TestIssuersAreNamed(t *testing.T) {
@@ -588,14 +627,16 @@ func TestIssuersAreNamed(t *testing.T) {
 		Mode: state.PKICertManager, Issuer: &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"},
 		LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(90 * time.Minute),
 	}, nil)
-	same(t, "lines", fmt.Sprint(lines), "[[mode certManager, issuer ClusterIssuer corp of cert-manager.io] [lifetimes certificates 1h0m, CA 1h30m] [rotation none in progress]]")
+	same(t, "lines", fmt.Sprint(lines),
+		"[[mode certManager, issuer ClusterIssuer corp of cert-manager.io] [lifetimes certificates 1h0m, CA 1h30m] "+
+			"[rotation none in progress]]")
 	same(t, "unknown", fmt.Sprint(pkiLines(nil, nil)), "[[mode not recorded yet] [rotation none in progress]]")
 }
 
 func TestTheAuthoritiesArePrintedAsTheyAreTrusted(t *testing.T) {
 	now := time.Now()
 	var both []byte
-	for _, name := range []string{"former", "new"} {
+	for _, name := range []string{"previous", "new"} {
 		a, err := pki.NewCA(name, now, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -603,7 +644,8 @@ func TestTheAuthoritiesArePrintedAsTheyAreTrusted(t *testing.T) {
 		both = append(both, a.KeyPair().Certificate...)
 	}
 	f := &hookFlags{settings: settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "full"}}
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "full-node-tls"}, Data: map[string][]byte{"ca.crt": both, "tls.key": []byte("secret")}}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "full-node-tls"},
+		Data: map[string][]byte{"ca.crt": both, "tls.key": []byte("secret")}}
 	var out bytes.Buffer
 	if err := f.printCA(t.Context(), &out, fake.NewClientset(secret)); err != nil {
 		t.Fatal(err)

@@ -136,7 +136,8 @@ func (r *hookRegistry) PushProgramImages(ctx context.Context, access hook.Access
 	// Images have few blobs: two images in parallel keep the connection busy.
 	_, err = images.Push(ctx, list, registry, images.Options{ImageConcurrency: 2, Done: func(result images.Result) {
 		r.log.Info("image pushed", "image", strings.TrimPrefix(result.Reference, registry.Host()+"/"),
-			"digest", result.Digest.String(), "sent", result.BytesSent, "skipped", result.BytesSkipped, "took", result.Duration.Round(time.Millisecond).String())
+			"digest", result.Digest.String(), "sent", result.BytesSent, "skipped", result.BytesSkipped, "took",
+			result.Duration.Round(time.Millisecond).String())
 	}})
 	if err != nil {
 		return nil, err
@@ -169,7 +170,8 @@ func (r *hookRegistry) images() ([]images.Item, error) {
 		}
 	}
 	if r.own == nil {
-		r.log.Warn("init-hook's own image is not pushed; the Jobs of helm need it from elsewhere (initHook.image)", "why", r.missing)
+		r.log.Warn("init-hook's own image is not pushed; the Jobs of helm need it from elsewhere (initHook.image)", "why",
+			r.missing)
 		return made, nil
 	}
 	executable, err := os.Executable()

@@ -35,7 +35,8 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 		digests[strings.TrimPrefix(image.Reference, "docker.io/")] = image.Descriptor.Digest.String()
 	}
 	proxy, nodePort := r.ProbeImage(state.ModeProxy), r.ProbeImage(state.ModeNodePort)
-	if proxy != "zarf-registry/probe-proxy:"+version.Version || nodePort != "zarf-registry/probe-nodeport:"+version.Version {
+	if proxy != "zarf-registry/probe-proxy:"+version.Version ||
+		nodePort != "zarf-registry/probe-nodeport:"+version.Version {
 		t.Errorf("the probes are %s and %s", proxy, nodePort)
 	}
 	if len(digests) != 4 || digests[proxy] == "" || digests[proxy] != digests[nodePort] || r.HookImage() != nil {
@@ -83,7 +84,8 @@ func TestAWorkstationThatPushesAsksForTheNodes(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 	node.Status.NodeInfo.Architecture = "sparc64"
-	r, err := newHookRegistry(t.Context(), settings.Settings{Namespace: "zarf", Push: settings.Push{Images: true}}, connection{client: fake.NewClientset(node), config: &rest.Config{}}, slog.New(slog.DiscardHandler))
+	r, err := newHookRegistry(t.Context(), settings.Settings{Namespace: "zarf", Push: settings.Push{Images: true}},
+		connection{client: fake.NewClientset(node), config: &rest.Config{}}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,15 +96,18 @@ func TestAWorkstationThatPushesAsksForTheNodes(t *testing.T) {
 
 func TestPushingToAnExternalRegistryIsRefusedClearly(t *testing.T) {
 	encoded, err := state.Encode(state.State{
-		Phase:   state.PhasePrepared,
-		Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4, MTLS: "internal", DecidedBy: state.SourceValue},
+		Phase: state.PhasePrepared,
+		Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4,
+			MTLS: "internal", DecidedBy: state.SourceValue},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := fake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry-state"}, Data: map[string][]byte{state.Key: encoded}})
+	client := fake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf",
+		Name: "zarf-registry-state"}, Data: map[string][]byte{state.Key: encoded}})
 	f := &clusterFlags{namespace: "zarf", name: "zarf-registry"}
-	if _, _, err := f.readAccess(t.Context(), client); err == nil || !strings.Contains(err.Error(), "external registry registry.example.com/team") {
+	if _, _, err := f.readAccess(t.Context(), client); err == nil ||
+		!strings.Contains(err.Error(), "external registry registry.example.com/team") {
 		t.Errorf("error is %v", err)
 	}
 }
@@ -112,7 +117,8 @@ func TestWhoDoesNotPushNeedsNoNodes(t *testing.T) {
 	for _, inside := range []string{"", "10.0.0.1"} {
 		t.Setenv("KUBERNETES_SERVICE_HOST", inside)
 		t.Setenv("KUBECONFIG", "")
-		r, err := newHookRegistry(t.Context(), settings.Settings{Namespace: "zarf"}, connection{client: client, config: &rest.Config{}}, slog.New(slog.DiscardHandler))
+		r, err := newHookRegistry(t.Context(), settings.Settings{Namespace: "zarf"},
+			connection{client: client, config: &rest.Config{}}, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -101,7 +101,8 @@ func (p *progress) line(r slog.Record, attrs []slog.Attr) string {
 	}
 	prefix := "         "
 	if r.Message == "preflight" {
-		finding := preflight.Finding{Check: value["check"], Object: value["object"], Cause: value["cause"], Remedy: value["remedy"]}
+		finding := preflight.Finding{Check: value["check"], Object: value["object"], Cause: value["cause"],
+			Remedy: value["remedy"]}
 		return prefix + "warning: " + finding.String()
 	}
 	switch {

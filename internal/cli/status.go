@@ -109,7 +109,8 @@ func printStatus(w io.Writer, r *status.Report) error {
 		}
 		fmt.Fprintf(table, "mode\t%s, %s\n", settings.Mode, phase)
 		fmt.Fprintf(table, "address\t%s (%s%s)\n", settings.Address, settings.IPFamily, network)
-		fmt.Fprintf(table, "source\t%s; written %s by init-hook %s\n", settings.DecidedBy, s.UpdatedAt.Format(time.RFC3339), s.UpdatedBy)
+		fmt.Fprintf(table, "source\t%s; written %s by init-hook %s\n", settings.DecidedBy, s.UpdatedAt.Format(time.RFC3339),
+			s.UpdatedBy)
 	} else {
 		fmt.Fprint(table, "mode\tunknown\n")
 	}
@@ -223,7 +224,8 @@ func pkiLine(s *status.State) string {
 	case s.Rotation == nil:
 		return string(s.PKI.Mode) + ", no CA rotation in progress"
 	}
-	return fmt.Sprintf("%s, CA rotation since %s, phase %s", s.PKI.Mode, s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase)
+	return fmt.Sprintf("%s, CA rotation since %s, phase %s", s.PKI.Mode, s.Rotation.Since.Format(time.RFC3339),
+		s.Rotation.Phase)
 }
 
 func registryLine(g *status.Registry) string {

@@ -72,7 +72,8 @@ func (m *manyNodes) failure(from, limit int) *apierrors.StatusError {
 }
 
 func page(t *testing.T, path string, from, to int, about metav1.ListMeta) runtime.Object {
-	nodes, pods, events, services := &corev1.NodeList{ListMeta: about}, &corev1.PodList{ListMeta: about}, &corev1.EventList{ListMeta: about}, &corev1.ServiceList{ListMeta: about}
+	nodes, pods, events, services := &corev1.NodeList{ListMeta: about}, &corev1.PodList{ListMeta: about},
+		&corev1.EventList{ListMeta: about}, &corev1.ServiceList{ListMeta: about}
 	for n := from; n < to; n++ {
 		named := metav1.ObjectMeta{Name: fmt.Sprintf("n%d", n)}
 		nodes.Items = append(nodes.Items, corev1.Node{ObjectMeta: named})
@@ -123,7 +124,8 @@ func TestWhatAClusterHasManyOfIsListedInPages(t *testing.T) {
 		"events": func(ctx context.Context, c kubernetes.Interface, o metav1.ListOptions) (runtime.Object, error) {
 			return c.CoreV1().Events("zarf").List(ctx, o)
 		},
-		"Services of all namespaces": func(ctx context.Context, c kubernetes.Interface, o metav1.ListOptions) (runtime.Object, error) {
+		"Services of all namespaces": func(ctx context.Context, c kubernetes.Interface, o metav1.ListOptions) (runtime.Object,
+			error) {
 			return c.CoreV1().Services(metav1.NamespaceAll).List(ctx, o)
 		},
 	}
@@ -147,14 +149,20 @@ func TestWhatAClusterHasManyOfIsListedInPages(t *testing.T) {
 		want  int // names; -1: an error
 		asked []string
 	}{
-		"none":                           {0, 0, nil, 0, []string{selector + "limit=500"}},
-		"a page that is not full":        {3, 0, nil, 3, []string{selector + "limit=500"}},
-		"a page that is just full":       {500, 0, nil, 500, []string{selector + "limit=500"}},
-		"more than a page":               {1201, 0, nil, 1201, []string{selector + "limit=500", "continue=500&" + selector + "limit=500", "continue=1000&" + selector + "limit=500"}},
-		"a caller with a limit gets it":  {1201, 1, nil, 1, []string{selector + "limit=1"}},
-		"a page has expired":             {1201, 0, expired, 1201, []string{selector + "limit=500", "continue=500&" + selector + "limit=500", strings.TrimSuffix(selector, "&")}},
-		"another error is the caller's":  {1201, 0, forbidden, -1, []string{selector + "limit=500", "continue=500&" + selector + "limit=500"}},
-		"an error before the second one": {3, 0, func(int) *apierrors.StatusError { return apierrors.NewResourceExpired("old") }, -1, []string{selector + "limit=500"}},
+		"none":                     {0, 0, nil, 0, []string{selector + "limit=500"}},
+		"a page that is not full":  {3, 0, nil, 3, []string{selector + "limit=500"}},
+		"a page that is just full": {500, 0, nil, 500, []string{selector + "limit=500"}},
+		"more than a page": {1201, 0, nil, 1201, []string{selector + "limit=500",
+			"continue=500&" + selector + "limit=500", "continue=1000&" + selector + "limit=500"}},
+		"a caller with a limit gets it": {1201, 1, nil, 1, []string{selector + "limit=1"}},
+		"a page has expired": {1201, 0, expired, 1201,
+			[]string{selector + "limit=500", "continue=500&" + selector + "limit=500", strings.TrimSuffix(selector, "&")}},
+		"another error is the caller's": {1201, 0, forbidden, -1,
+			[]string{selector + "limit=500", "continue=500&" + selector + "limit=500"}},
+		"an error before the second one": {3, 0, func(int) *apierrors.StatusError {
+			return apierrors.NewResourceExpired(
+				"old")
+		}, -1, []string{selector + "limit=500"}},
 	} {
 		for what, list := range lists {
 			t.Run(sentence+", of "+what, func(t *testing.T) {

@@ -39,7 +39,8 @@ func PortForward(config *rest.Config, client kubernetes.Interface) PodDialer {
 	}
 }
 
-func forward(ctx context.Context, config *rest.Config, client kubernetes.Interface, pod *corev1.Pod, port int) (net.Conn, error) {
+func forward(ctx context.Context, config *rest.Config, client kubernetes.Interface, pod *corev1.Pod,
+	port int) (net.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}

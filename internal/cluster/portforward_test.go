@@ -41,7 +41,8 @@ func TestPortForwardEndsWithItsContext(t *testing.T) {
 	})
 	t.Cleanup(func() { close(release) })
 	conn, err := dial(ctx)
-	if conn != nil || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "port-forward to port 9100 of pod zarf/p") {
+	if conn != nil || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(),
+		"port-forward to port 9100 of pod zarf/p") {
 		t.Errorf("error is %v", err)
 	}
 	if _, err := dial(ctx); !errors.Is(err, context.Canceled) {
@@ -53,7 +54,9 @@ func TestPortForwardErrorNamesThePort(t *testing.T) {
 	dial := forwarder(t, func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, `pods "p" is forbidden`, http.StatusForbidden)
 	})
-	if conn, err := dial(t.Context()); conn != nil || err == nil || !strings.Contains(err.Error(), "port-forward to port 9100 of pod zarf/p") || !strings.Contains(err.Error(), "forbidden") {
+	if conn, err := dial(t.Context()); conn != nil || err == nil ||
+		!strings.Contains(err.Error(), "port-forward to port 9100 of pod zarf/p") ||
+		!strings.Contains(err.Error(), "forbidden") {
 		t.Errorf("error is %v", err)
 	}
 }

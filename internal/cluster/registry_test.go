@@ -24,7 +24,8 @@ import (
 func registryPod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "zarf", Labels: map[string]string{
-			"app.kubernetes.io/name": "zarf-registry", "app.kubernetes.io/instance": "zarf-registry", "app.kubernetes.io/component": "registry",
+			"app.kubernetes.io/name": "zarf-registry", "app.kubernetes.io/instance": "zarf-registry",
+			"app.kubernetes.io/component": "registry",
 		}},
 		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
 	}
@@ -63,7 +64,9 @@ func TestRegistryKeepsUsingOnePod(t *testing.T) {
 	}
 	set := func(name string, status corev1.ConditionStatus) {
 		t.Helper()
-		if _, err := client.CoreV1().Pods("zarf").Update(t.Context(), registryPod(name, func(p *corev1.Pod) { p.Status.Conditions[0].Status = status }), metav1.UpdateOptions{}); err != nil {
+		if _, err := client.CoreV1().Pods("zarf").Update(t.Context(),
+			registryPod(name, func(p *corev1.Pod) { p.Status.Conditions[0].Status = status }),
+			metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -102,7 +105,8 @@ func TestRolloutIsDetected(t *testing.T) {
 		}
 	}
 	ending := func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1.Time{}, []string{"x"} }
-	client := fake.NewClientset(registryPod("a", revision("1", corev1.PodRunning)), registryPod("b", revision("1", corev1.PodRunning)),
+	client := fake.NewClientset(registryPod("a", revision("1", corev1.PodRunning)),
+		registryPod("b", revision("1", corev1.PodRunning)),
 		registryPod("evicted", revision("0", corev1.PodFailed)))
 	pods := &Registry{Client: client, Namespace: "zarf", Release: "zarf-registry"}
 	if err := pods.AwaitRollout(t.Context(), 0); err != nil {
@@ -120,7 +124,8 @@ func TestRolloutIsDetected(t *testing.T) {
 	if err := context.Cause(ctx); !errors.Is(err, ErrRollout) {
 		t.Errorf("a rollout during a collection: %v", err)
 	}
-	pods.Client = fake.NewClientset(registryPod("a", revision("1", corev1.PodRunning), ending), registryPod("c", revision("2", corev1.PodRunning)))
+	pods.Client = fake.NewClientset(registryPod("a", revision("1", corev1.PodRunning), ending),
+		registryPod("c", revision("2", corev1.PodRunning)))
 	if err := pods.AwaitRollout(t.Context(), 0); !errors.Is(err, ErrRollout) {
 		t.Errorf("a previous pod drains: %v", err)
 	}
@@ -200,8 +205,12 @@ func TestListeningForwarded(t *testing.T) {
 		t.Errorf("an answer: %t, %v", open, err)
 	}
 	for name, words := range map[string]string{
-		"containerd":    "port 5001 of pod zarf/r: error forwarding port 5001 to pod 1f, uid : failed to execute portforward in network namespace \"/var/run/netns/cni-1\": failed to connect to localhost:5001 inside namespace \"1f\", IPv4: dial tcp4 127.0.0.1:5001: connect: connection refused IPv6 dial tcp6: address localhost: no suitable address found",
-		"CRI-O's socat": "port 5001 of pod zarf/r: exit status 1: socat[12] E connect(5, AF=2 127.0.0.1:5001, 16): Connection refused",
+		"containerd": "port 5001 of pod zarf/r: error forwarding port 5001 to pod 1f, uid : failed to execute " +
+			"portforward in network namespace \"/var/run/netns/cni-1\": failed to connect to localhost:5001 inside namespace " +
+			"\"1f\", IPv4: dial tcp4 127.0.0.1:5001: connect: connection refused IPv6 dial tcp6: address localhost: no " +
+			"suitable address found",
+		"CRI-O's socat": "port 5001 of pod zarf/r: exit status 1: socat[12] E connect(5, AF=2 127.0.0.1:5001, 16): " +
+			"Connection refused",
 	} {
 		if open, err := listening(t.Context(), failing{err: errors.New(words)}); open || err != nil {
 			t.Errorf("%s: %t, %v", name, open, err)

@@ -48,7 +48,8 @@ func (r *Registry) reloadStatus(ctx context.Context, pod *corev1.Pod) (report *r
 	if err != nil || port < 1 || port > 65535 {
 		return nil, fmt.Errorf("annotation %s: invalid port %q", names.AnnotationMetricsPort, text)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, reloadStatusTimeout, fmt.Errorf("no answer within %s", reloadStatusTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, reloadStatusTimeout,
+		fmt.Errorf("no answer within %s", reloadStatusTimeout))
 	defer cancel()
 	err = r.get(ctx, pod, port, reloadstatus.Path, func(response *http.Response) error {
 		report, err = decodeReloadStatus(response)
@@ -102,7 +103,10 @@ func validateCertificates(c reloadstatus.Certificates) error {
 	case len(c.Authorities) == 0:
 		return errors.New("no CA")
 	}
-	i := slices.IndexFunc(c.Authorities, func(ca reloadstatus.Certificate) bool { return !sha256Hex.MatchString(ca.SHA256) })
+	i := slices.IndexFunc(c.Authorities, func(ca reloadstatus.Certificate) bool {
+		return !sha256Hex.MatchString(
+			ca.SHA256)
+	})
 	if i >= 0 {
 		return fmt.Errorf("CA %q: invalid SHA-256 %q", c.Authorities[i].Subject, c.Authorities[i].SHA256)
 	}

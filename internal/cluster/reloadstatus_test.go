@@ -30,17 +30,20 @@ func (noDeadlines) SetReadDeadline(time.Time) error  { return nil }
 func (noDeadlines) SetWriteDeadline(time.Time) error { return nil }
 
 func podWithPort(annotation string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "p", Annotations: map[string]string{names.AnnotationMetricsPort: annotation}}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "p",
+		Annotations: map[string]string{names.AnnotationMetricsPort: annotation}}}
 }
 
 func sampleReport() *reloadstatus.Report {
 	at := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	certificate := func(subject, digit string) reloadstatus.Certificate {
-		return reloadstatus.Certificate{Subject: subject, Serial: "1f", SHA256: strings.Repeat(digit, 64), NotBefore: at, NotAfter: at.Add(time.Hour)}
+		return reloadstatus.Certificate{Subject: subject, Serial: "1f", SHA256: strings.Repeat(digit, 64), NotBefore: at,
+			NotAfter: at.Add(time.Hour)}
 	}
 	return &reloadstatus.Report{
-		Certificates: reloadstatus.Certificates{Generation: 3, LoadedAt: at, Leaf: certificate("CN=leaf", "a"), Authorities: []reloadstatus.Certificate{certificate("CN=ca", "b")}, ReloadErrors: 2, Problem: "broken"},
-		Credentials:  &reloadstatus.Credentials{Push: strings.Repeat("c", 64)},
+		Certificates: reloadstatus.Certificates{Generation: 3, LoadedAt: at, Leaf: certificate("CN=leaf", "a"),
+			Authorities: []reloadstatus.Certificate{certificate("CN=ca", "b")}, ReloadErrors: 2, Problem: "broken"},
+		Credentials: &reloadstatus.Credentials{Push: strings.Repeat("c", 64)},
 	}
 }
 
@@ -64,17 +67,22 @@ func TestLoaded(t *testing.T) {
 		answer string
 		want   string // "" is a report
 	}{
-		"a report":                     {200, string(content), ""},
-		"a newer release's report":     {200, `{"more": 1, ` + string(content[1:]), ""},
-		"not found":                    {404, "404 page not found", "its release does not report a reload status"},
-		"not ready":                    {503, "starting", "response 503 Service Unavailable"},
-		"no JSON":                      {200, "# metrics", "invalid character"},
-		"trailing data":                {200, string(content) + "{}", "after top-level value"},
-		"too large":                    {200, `{"certificates": "` + strings.Repeat("x", maxReloadStatus) + `"}`, "more than 1048576 bytes"},
-		"empty":                        {200, `{}`, "no generation"},
-		"a leaf without a fingerprint": {200, edited(func(r *reloadstatus.Report) { r.Certificates.Leaf.SHA256 = "AA:BB" }), `leaf: invalid SHA-256 "AA:BB"`},
-		"no CA":                        {200, edited(func(r *reloadstatus.Report) { r.Certificates.Authorities = nil }), "no CA"},
-		"a CA without a fingerprint":   {200, edited(func(r *reloadstatus.Report) { r.Certificates.Authorities[0].SHA256 = "" }), `CA "CN=ca": invalid SHA-256 ""`},
+		"a report":                 {200, string(content), ""},
+		"a newer release's report": {200, `{"more": 1, ` + string(content[1:]), ""},
+		"not found":                {404, "404 page not found", "its release does not report a reload status"},
+		"not ready":                {503, "starting", "response 503 Service Unavailable"},
+		"no JSON":                  {200, "# metrics", "invalid character"},
+		"trailing data":            {200, string(content) + "{}", "after top-level value"},
+		"too large": {200, `{"certificates": "` + strings.Repeat("x", maxReloadStatus) + `"}`,
+			"more than 1048576 bytes"},
+		"empty": {200, `{}`, "no generation"},
+		"a leaf without a fingerprint": {200, edited(func(r *reloadstatus.Report) { r.Certificates.Leaf.SHA256 = "AA:BB" }),
+			`leaf: invalid SHA-256 "AA:BB"`},
+		"no CA": {200, edited(func(r *reloadstatus.Report) { r.Certificates.Authorities = nil }),
+			"no CA"},
+		"a CA without a fingerprint": {200,
+			edited(func(r *reloadstatus.Report) { r.Certificates.Authorities[0].SHA256 = "" }),
+			`CA "CN=ca": invalid SHA-256 ""`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -101,7 +109,8 @@ func TestLoaded(t *testing.T) {
 				}
 				return
 			}
-			if err == nil || got != nil || !strings.HasPrefix(err.Error(), "reading the reload status of pod zarf/p: port 9100: ") || !strings.Contains(err.Error(), c.want) {
+			if err == nil || got != nil || !strings.HasPrefix(err.Error(),
+				"reading the reload status of pod zarf/p: port 9100: ") || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error is %v, want one with %q", err, c.want)
 			}
 		})
@@ -118,14 +127,18 @@ func TestLoadedNamesThePod(t *testing.T) {
 		err  error
 		want string
 	}{
-		"of a previous release":   {without, nil, nil, "reading the reload status of pod zarf/p: its release does not report a reload status"},
-		"with a word for a port":  {podWithPort("metrics"), nil, nil, `reading the reload status of pod zarf/p: annotation zarf-registry/metrics-port: invalid port "metrics"`},
+		"of a previous release": {without, nil, nil,
+			"reading the reload status of pod zarf/p: its release does not report a reload status"},
+		"with a word for a port": {podWithPort("metrics"), nil, nil,
+			`reading the reload status of pod zarf/p: annotation zarf-registry/metrics-port: invalid port "metrics"`},
 		"with an impossible port": {podWithPort("65536"), nil, nil, `invalid port "65536"`},
-		"without a connection":    {podWithPort("9100"), nil, errors.New("pods \"p\" is forbidden"), `reading the reload status of pod zarf/p: port 9100: pods "p" is forbidden`},
-		"without a listener":      {podWithPort("9100"), failing{err: refused}, nil, "connection refused"},
+		"without a connection": {podWithPort("9100"), nil, errors.New("pods \"p\" is forbidden"),
+			`reading the reload status of pod zarf/p: port 9100: pods "p" is forbidden`},
+		"without a listener": {podWithPort("9100"), failing{err: refused}, nil, "connection refused"},
 	} {
 		r := &Registry{Forward: func(context.Context, *corev1.Pod, int) (net.Conn, error) { return c.conn, c.err }}
-		if report, err := r.Loaded(t.Context(), c.pod); err == nil || report != nil || !strings.Contains(err.Error(), c.want) {
+		if report, err := r.Loaded(t.Context(), c.pod); err == nil || report != nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error is %v, want one with %q", name, err, c.want)
 		}
 	}
@@ -147,7 +160,8 @@ func TestLoadedTimesOut(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("the test's time is over"))
 		r := &Registry{Forward: func(context.Context, *corev1.Pod, int) (net.Conn, error) { return noDeadlines{client}, nil }}
 		_, err := r.Loaded(ctx, podWithPort("9100"))
-		if err == nil || !strings.Contains(err.Error(), "reading the reload status of pod zarf/p: port 9100: the test's time is over") {
+		if err == nil || !strings.Contains(err.Error(),
+			"reading the reload status of pod zarf/p: port 9100: the test's time is over") {
 			t.Errorf("a pod %s: error is %v", name, err)
 		}
 		if _, err := client.Write([]byte("x")); err == nil {

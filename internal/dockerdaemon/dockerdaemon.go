@@ -144,9 +144,11 @@ func (c *Client) names(ctx context.Context, refs []string) ([]string, error) {
 	case 0:
 		return names, nil
 	case 1:
-		return nil, fmt.Errorf("image %s not found: run docker pull %[1]s, or pull it from its registry without the docker engine", unknown[0])
+		return nil, fmt.Errorf(
+			"image %s not found: run docker pull %[1]s, or pull it from its registry without the docker engine", unknown[0])
 	}
-	return nil, fmt.Errorf("images %s not found: run docker pull for each, or pull them from their registries without the docker engine", strings.Join(unknown, ", "))
+	return nil, fmt.Errorf("images %s not found: run docker pull for each, or pull them from their registries without "+
+		"the docker engine", strings.Join(unknown, ", "))
 }
 
 // name returns the engine's name of an image. The error is an errdefs not-found error if it does not

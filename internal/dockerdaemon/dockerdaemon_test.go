@@ -80,7 +80,9 @@ func TestSave(t *testing.T) {
 			want: "sha256:fedcba987654"},
 		"an unknown image": {refs: []string{"nginx", "nope:1"},
 			err: "image nope:1 not found: run docker pull nope:1, or pull it from its registry without the docker engine"},
-		"all unknown images in one error": {refs: []string{"nope", "nginx", "ghcr.io/no/no:2"}, err: "images nope, ghcr.io/no/no:2 not found: run docker pull for each, or pull them from their registries without the docker engine"},
+		"all unknown images in one error": {refs: []string{"nope", "nginx", "ghcr.io/no/no:2"},
+			err: "images nope, ghcr.io/no/no:2 not found: run docker pull for each, or pull them from their registries " +
+				"without the docker engine"},
 		"a name that is not the prefix of an ID": {refs: []string{"abc"},
 			err: "image abc not found: run docker pull abc, or pull it from its registry without the docker engine"},
 		"an invalid reference": {refs: []string{"Not A Name"},
@@ -280,8 +282,12 @@ func TestWhichEngineIsFound(t *testing.T) {
 		"a context with invalid JSON": {env: map[string]string{"DOCKER_CONTEXT": "away"}, context: `{`,
 			err: "is not valid JSON"},
 		"a configuration with invalid JSON": {config: `{`, err: "docker's configuration: DIR/config.json: is not valid JSON"},
-		"an engine behind ssh":              {env: map[string]string{"DOCKER_HOST": "ssh://me@far"}, err: "docker save -o images.tar IMAGE…) and push that file (init-hook images push images.tar), or forward the engine's socket (ssh -nNT -L \"$HOME/docker.sock\":/var/run/docker.sock me@far)"},
-		"a context behind ssh":              {env: map[string]string{"DOCKER_CONTEXT": "away"}, context: `{"Endpoints":{"docker":{"Host":"ssh://me@far"}}}`, err: `docker context "away" (from DOCKER_CONTEXT): address ssh://me@far: ssh is not supported`},
+		"an engine behind ssh": {env: map[string]string{"DOCKER_HOST": "ssh://me@far"},
+			err: "docker save -o images.tar IMAGE…) and push that file (init-hook images push images.tar), or forward the " +
+				"engine's socket (ssh -nNT -L \"$HOME/docker.sock\":/var/run/docker.sock me@far)"},
+		"a context behind ssh": {env: map[string]string{"DOCKER_CONTEXT": "away"},
+			context: `{"Endpoints":{"docker":{"Host":"ssh://me@far"}}}`,
+			err:     `docker context "away" (from DOCKER_CONTEXT): address ssh://me@far: ssh is not supported`},
 		"another scheme": {env: map[string]string{"DOCKER_HOST": "fd://3"},
 			err: "DOCKER_HOST=fd://3: scheme fd is not supported: use unix:///PATH or tcp://HOST:PORT"},
 		"a directory of certificates that is not there": {

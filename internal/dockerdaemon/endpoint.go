@@ -111,8 +111,10 @@ func checkHost(host string, secure bool) (string, error) {
 		}
 		return host, nil
 	case "ssh":
-		return "", fmt.Errorf("ssh is not supported: either save the images (docker save -o images.tar IMAGE…) and push that file "+
-			"(init-hook images push images.tar), or forward the engine's socket (ssh -nNT -L \"$HOME/docker.sock\":/var/run/docker.sock %s) and set DOCKER_HOST=unix://$HOME/docker.sock", address)
+		return "", fmt.Errorf("ssh is not supported: either save the images (docker save -o images.tar IMAGE…) and push "+
+			"that file "+
+			"(init-hook images push images.tar), or forward the engine's socket (ssh -nNT -L "+
+			"\"$HOME/docker.sock\":/var/run/docker.sock %s) and set DOCKER_HOST=unix://$HOME/docker.sock", address)
 	}
 	return "", fmt.Errorf("scheme %s is not supported: use unix:///PATH or tcp://HOST:PORT", scheme)
 }
@@ -163,7 +165,8 @@ func contextEndpoint(name string) (endpoint, error) {
 	}
 	err = readJSON(filepath.Join(dir, "contexts", "meta", id, "meta.json"), &meta)
 	if errors.Is(err, fs.ErrNotExist) {
-		return endpoint{}, fmt.Errorf("not found in %s: list contexts with docker context ls, or reset with docker context use default", dir)
+		return endpoint{}, fmt.Errorf(
+			"not found in %s: list contexts with docker context ls, or reset with docker context use default", dir)
 	}
 	if err != nil {
 		return endpoint{}, err

@@ -120,7 +120,8 @@ func (f *finishing) readState(ctx context.Context) (string, error) {
 	}
 	if d := s.Desired; d.Mode != f.Settings.Mode || d.Address != f.Settings.Address {
 		return "", release.Refuse(
-			"prepare recorded %s mode at %s, but finish was asked for %s mode at %s: run prepare for that first, or helm upgrade, which runs both",
+			"prepare recorded %s mode at %s, but finish was asked for %s mode at %s: run prepare for that first, or helm "+
+				"upgrade, which runs both",
 			d.Mode, d.Address, f.Settings.Mode, f.Settings.Address)
 	}
 	return fmt.Sprintf("%s mode at %s is desired", s.Desired.Mode, s.Desired.Address), nil

@@ -117,7 +117,8 @@ func TestNodeWithoutCurrentCAsBlocksRotation(t *testing.T) {
 			Message: `{"error":"/etc/containers is read-only"}`}}
 		b.asTheCronJobDoes()
 		before := b.secret("zarf-registry-node-tls").Data["tls.crt"]
-		b.mustFail(b.rotate(), false, "not all pods have loaded the certificates; all of them keep working", "pod zarf/node-config-n2-",
+		b.mustFail(b.rotate(), false, "not all pods have loaded the certificates; all of them keep working",
+			"pod zarf/node-config-n2-",
 			"on node n2: it has not written the CAs yet", "/etc/containers is read-only")
 		if string(before) != string(b.secret("zarf-registry-node-tls").Data["tls.crt"]) {
 			t.Error("a certificate that n2 does not trust is served")

@@ -27,7 +27,8 @@ func constraints(object runtime.Object) error {
 	}
 	if fixed || host {
 		return apierrors.NewForbidden(corev1.Resource("pods"), pod.GenerateName,
-			errors.New("unable to validate against any security context constraint: [provider restricted-v2: .spec.securityContext.runAsUser: Invalid value]"))
+			errors.New("unable to validate against any security context constraint: [provider restricted-v2: "+
+				".spec.securityContext.runAsUser: Invalid value]"))
 	}
 	return nil
 }

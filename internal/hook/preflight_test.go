@@ -161,7 +161,8 @@ func TestPreflightFinds(t *testing.T) {
 		"port outside the node port range": {objects: nodes{node("n1")},
 			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
 			admit: refuseServices(
-				invalidPort("spec.ports[0].nodePort: Invalid value: 5999: provided port is not in the valid range. The range of valid ports is 30000-32767")),
+				invalidPort("spec.ports[0].nodePort: Invalid value: 5999: provided port is not in the valid range. The range of " +
+					"valid ports is 30000-32767")),
 			check: "port-range", severity: blocker, want: []string{"30000-32767", "--set port=", "--set registryProxy=true"}},
 		"ignores the node port range in proxy mode": {objects: nodes{node("n1")},
 			admit: refuseServices(invalidPort("not in the valid range"))},

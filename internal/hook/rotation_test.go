@@ -608,7 +608,8 @@ func TestRotationRefusals(t *testing.T) {
 		}, (*bench).renew, []string{"has no PKI settings", "helm upgrade"}},
 		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) },
 			(*bench).rotate,
-			[]string{"copies of Secret zarf/corp-server, Secret zarf/corp-node, Secret zarf/corp-push: renew them there, then run init-hook certs renew"}},
+			[]string{"copies of Secret zarf/corp-server, Secret zarf/corp-node, Secret zarf/corp-push: renew them there, " +
+				"then run init-hook certs renew"}},
 		"an unknown credential": {func(*bench) {}, func(
 			b *bench) error {
 			return b.hook.Certs().RotateCredential(b.Context(), "x")
@@ -737,7 +738,8 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 		"key of another certificate": {func(b *bench) {
 			key := b.secret("corp-node").Data["tls.key"]
 			b.changeSecret("corp-server", func(s *corev1.Secret) { s.Data["tls.key"] = key })
-		}, []string{"Secret zarf/corp-server holds no certificate for the registry: the private key does not belong to the certificate"}},
+		}, []string{"Secret zarf/corp-server holds no certificate for the registry: the private key does not belong to " +
+			"the certificate"}},
 		"expired": {func(b *bench) {
 			now := b.now
 			b.now = b.now.Add(-9 * 365 * 24 * time.Hour)

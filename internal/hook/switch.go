@@ -171,7 +171,9 @@ func (f *finishing) restoreService(failure error) error {
 			if !f.switching {
 				return failure
 			}
-			return fmt.Errorf("%w; %s could not be restored (%w): run helm upgrade --set registryProxy=false, which recreates it", failure, name, err)
+			return fmt.Errorf("%w; %s could not be restored (%w): run "+
+				"helm upgrade --set registryProxy=false, which recreates it",
+				failure, name, err)
 		}
 	}
 }

@@ -21,7 +21,8 @@ func TestParse(t *testing.T) {
 		}
 	}
 	for _, header := range []string{
-		"", "bytes", "bytes ", "bytes */5", "bytes 0-1", "bytes 0-1/", "bytes 1-0/5", "bytes -1/5", "bytes 1-/5", "bytes 0x1-2/5",
+		"", "bytes", "bytes ", "bytes */5", "bytes 0-1", "bytes 0-1/", "bytes 1-0/5", "bytes -1/5", "bytes 1-/5",
+		"bytes 0x1-2/5",
 		"bytes 0-9223372036854775807/5", "bytes 0-18446744073709551615/5", "items 0-1/5", "bytes 0 - 1/5", "bytes +0-1/5",
 		"bytes 0-1/x", "bytes 0-1/-1", "bytes 0-1/9223372036854775808",
 	} {

@@ -131,14 +131,16 @@ func TestProgramImagesErrors(t *testing.T) {
 	}{
 		"a layer that was not built": {
 			func(f fstest.MapFS) { delete(f, "probe-arm64.tar.gz") }, fs.ErrNotExist,
-			"image of probe for arm64: its layer was not built into this program: layer: open probe-arm64.tar.gz: file does not exist",
+			"image of probe for arm64: its layer was not built into this program: layer: open probe-arm64.tar.gz: file does " +
+				"not exist",
 		},
 		"a layer that is not compressed": {
 			func(f fstest.MapFS) { f["registry-amd64.tar.gz"].Data = make([]byte, 1024) }, nil,
 			"image of registry for amd64: layer registry-amd64.tar.gz: gzip: invalid header",
 		},
 		"a layer that was cut": {
-			func(f fstest.MapFS) { f["registry-amd64.tar.gz"].Data = f["registry-amd64.tar.gz"].Data[:5000] }, io.ErrUnexpectedEOF,
+			func(f fstest.MapFS) { f["registry-amd64.tar.gz"].Data = f["registry-amd64.tar.gz"].Data[:5000] },
+			io.ErrUnexpectedEOF,
 			"image of registry for amd64: layer registry-amd64.tar.gz: unexpected EOF",
 		},
 	} {

@@ -55,7 +55,8 @@ func FuzzDescribed(f *testing.F) {
 	f.Add(config, strings.Replace(manifest, `{"s`, `{"subject":{"digest":"$manifest"},"s`, 1),
 		strings.Replace(index, "image.name", "x", 1), "")
 	f.Add(config, `{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"$absent","size":1,"platform":{"os":"linux","architecture":"arm64"}},`+
-		`{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"$config","size":$config#}]}`, strings.Replace(index, "manifest.v1", "index.v1", 1), "")
+		`{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"$config","size":$config#}]}`,
+		strings.Replace(index, "manifest.v1", "index.v1", 1), "")
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, config, manifest, index, saved string) {
 		files := []file{{name: "oci-layout", data: []byte(`{"imageLayoutVersion":"1.0.0"}`)},

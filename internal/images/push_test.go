@@ -139,7 +139,8 @@ func TestPushByDigest(t *testing.T) {
 
 	other := testImage(t, store, image.Reference, 200, "amd64")
 	_, err = pushOne(t.Context(), store, other, server.client(t, nil), Options{})
-	if err == nil || !strings.Contains(err.Error(), "its reference has digest "+image.Descriptor.Digest.String()+", but its content has "+other.Descriptor.Digest.String()) {
+	if err == nil || !strings.Contains(err.Error(), "its reference has digest "+image.Descriptor.Digest.String()+
+		", but its content has "+other.Descriptor.Digest.String()) {
 		t.Errorf("error: %v", err)
 	}
 }
@@ -398,8 +399,10 @@ func TestPushErrors(t *testing.T) {
 			want: []string{"registry.test"}, quick: true},
 		"plain HTTP where there is TLS": {client: func(o *remote.Options) { o.PlainHTTP = true }, want: []string{"400"},
 			quick: true},
-		"an unreachable registry":  {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = 1 }, want: []string{"connection refused"}},
-		"no retries":               {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = -1 }, want: []string{"connection refused"}, quick: true},
+		"an unreachable registry": {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = 1 },
+			want: []string{"connection refused"}},
+		"no retries": {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = -1 },
+			want: []string{"connection refused"}, quick: true},
 		"a context that has ended": {ctx: cancelled(t), want: []string{"context canceled"}, quick: true},
 	} {
 		t.Run(name, func(t *testing.T) {

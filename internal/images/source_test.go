@@ -338,7 +338,8 @@ func TestIndexOfWhichAPartIsThere(t *testing.T) {
 	t.Run("a part of an archive that was cut is an error", func(t *testing.T) {
 		cut := bytes.TrimSuffix(makeTar(t, without(1, 2)...), make([]byte, 2*tarBlock))
 		checkOpenError(t, writeTemp(t, "a.tar", cut),
-			"OCI archive: image a:1: manifest "+index.Manifests[1].Digest.String()+": is missing from the source (the archive has no end marker, so it seems to be truncated)")
+			"OCI archive: image a:1: manifest "+index.Manifests[1].Digest.String()+
+				": is missing from the source (the archive has no end marker, so it seems to be truncated)")
 	})
 }
 
@@ -421,8 +422,12 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 			"is not an image archive: it is a tar without entries"},
 		"compressed text": {gzipped(t, []byte(strings.Repeat("text ", 500))),
 			"is not an image archive: it is gzip-compressed data without a tar in it"},
-		"a tar of something else":         {makeTar(t, file{name: "etc/passwd"}, file{name: "bin/sh"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but etc/passwd, bin/sh"},
-		"a layout packed with its folder": {makeTar(t, file{name: "my/oci-layout"}, file{name: "my/index.json"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but my/oci-layout, my/index.json"},
+		"a tar of something else": {makeTar(t, file{name: "etc/passwd"}, file{name: "bin/sh"}),
+			"contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but " +
+				"etc/passwd, bin/sh"},
+		"a layout packed with its folder": {makeTar(t, file{name: "my/oci-layout"}, file{name: "my/index.json"}),
+			"contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but " +
+				"my/oci-layout, my/index.json"},
 		"an archive cut within a blob": {whole[:len(whole)-2*tarBlock-100], "is truncated: it ends within entry " +
 			layout[len(layout)-1].name},
 		"an archive cut within a header": {whole[:2*tarBlock+100], "is truncated: it ends after entry oci-layout"},
@@ -437,15 +442,20 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 			"is an OCI archive without its index.json"},
 		"a layout without oci-layout": {makeTar(t, without("oci-layout")...),
 			"has an index.json, but no oci-layout, which an OCI layout requires"},
-		"a layout of another version": {makeTar(t, replaced("oci-layout", []byte(`{"imageLayoutVersion":"2.0.0"}`))...), `OCI archive: oci-layout: unsupported version "2.0.0": want 1.0.0`},
+		"a layout of another version": {makeTar(t, replaced("oci-layout", []byte(`{"imageLayoutVersion":"2.0.0"}`))...),
+			`OCI archive: oci-layout: unsupported version "2.0.0": want 1.0.0`},
 		"an index that is no JSON": {makeTar(t, replaced("index.json", []byte("manifests: []"))...),
 			"OCI archive: index.json: is not valid JSON: invalid character 'm' looking for beginning of value"},
 		"an index without images": {makeTar(t, replaced("index.json", []byte("{}"))...),
 			"OCI archive: contains no image"},
 		"an index that is too large": {makeTar(t, replaced("index.json", make([]byte, oci.MaxManifestSize+1))...),
 			"OCI archive: index.json: has 4194305 bytes: want at most 4194304"},
-		"an index of something else":      {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"text/plain","digest":"sha256:abc","size":1}]}`))...), `OCI archive: image sha256:abc: media type "text/plain" is neither a manifest nor an index`},
-		"an index with an invalid digest": {makeTar(t, replaced("index.json", []byte(`{"manifests":[{"mediaType":"`+ocispec.MediaTypeImageManifest+`","digest":"sha256:../../x","size":1}]}`))...), "OCI archive: image sha256:../../x: manifest sha256:../../x: invalid checksum digest length"},
+		"an index of something else": {makeTar(t, replaced("index.json",
+			[]byte(`{"manifests":[{"mediaType":"text/plain","digest":"sha256:abc","size":1}]}`))...),
+			`OCI archive: image sha256:abc: media type "text/plain" is neither a manifest nor an index`},
+		"an index with an invalid digest": {makeTar(t, replaced("index.json",
+			[]byte(`{"manifests":[{"mediaType":"`+ocispec.MediaTypeImageManifest+`","digest":"sha256:../../x","size":1}]}`))...),
+			"OCI archive: image sha256:../../x: manifest sha256:../../x: invalid checksum digest length"},
 		"a missing layer": {makeTar(t, without(oci.BlobPath(layer.Digest))...),
 			"OCI archive: image a:1: blob " + layer.Digest.String() + ": is missing from the source"},
 		"a missing manifest": {makeTar(t, without(oci.BlobPath(manifest.Digest))...),
@@ -511,7 +521,8 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 	t.Run("an empty directory", func(t *testing.T) { checkOpenError(t, t.TempDir(), "is empty") })
 	t.Run("a directory of something else", func(t *testing.T) {
 		checkOpenError(t, writeLayout(t, []file{{name: "Chart.yaml"}, {name: "values.yaml"}}),
-			"contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but Chart.yaml, values.yaml")
+			"contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but "+
+				"Chart.yaml, values.yaml")
 	})
 	t.Run("a device", func(t *testing.T) { checkOpenError(t, os.DevNull, "is neither a file nor a directory") })
 	t.Run("a directory with a layer that links out of it", func(t *testing.T) {

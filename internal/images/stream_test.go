@@ -332,9 +332,11 @@ func TestImagesFromAnEngine(t *testing.T) {
 	two := dockerdaemontest.Image{Names: []string{"two:2"}, Layers: []dockerdaemontest.Layer{layer(1, 400_000),
 		layer(3, 3000)}}
 	for name, files := range map[string]dockerdaemontest.Files{
-		"before 25":    dockerdaemontest.Legacy(one, two),
-		"from 25 on":   dockerdaemontest.Modern(one, two),
-		"containerd's": dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one}}, dockerdaemontest.Index{Name: "two:2", Images: []dockerdaemontest.Image{two}}),
+		"before 25":  dockerdaemontest.Legacy(one, two),
+		"from 25 on": dockerdaemontest.Modern(one, two),
+		"containerd's": dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1",
+			Images: []dockerdaemontest.Image{one}}, dockerdaemontest.Index{Name: "two:2",
+			Images: []dockerdaemontest.Image{two}}),
 	} {
 		raw := files.Bytes(t)
 		start := func(t *testing.T, stream func(w io.Writer, names []string) error) {
@@ -475,8 +477,9 @@ func TestOpenStreamRefuses(t *testing.T) {
 			`entry "./a" occurs twice`},
 		"a link in the place of a file": {makeTar(t, file{name: "a", data: data}, file{name: "a", link: "b"}),
 			`entry "a" occurs twice`},
-		"a sparse file":        {sparse, `entry "a" is stored as a sparse file: pack the archive without that`},
-		"a tar without images": {makeTar(t, file{name: "a", data: data}, file{name: "b"}), "contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but a, b"},
+		"a sparse file": {sparse, `entry "a" is stored as a sparse file: pack the archive without that`},
+		"a tar without images": {makeTar(t, file{name: "a", data: data}, file{name: "b"}),
+			"contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but a, b"},
 		"a blob that does not match": {with(modern, dockerdaemontest.File{Name: layerFile, Data: noise(7,
 			9000)}).Bytes(t), "entry " + layerFile + ": does not match its digest: it was altered or damaged"},
 		"a blob that is another's": {makeTar(t, file{name: "blobs/sha256/" + digest.FromString("x").Encoded(),

@@ -176,11 +176,13 @@ func TestRoundTrips(t *testing.T) {
 	odd := artifact(t, store, "docker.io/team/odd:1", ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageConfig,
 		ocispec.MediaTypeImageLayer, nil, nil, noise(10, 1), noise(11, 70_000))
 	signature := artifact(t, store, "", ocispec.MediaTypeImageManifest,
-		"application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.dev.cosign.simplesigning.v1+json", &index.Descriptor, []byte(`{"critical":{}}`))
+		"application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.dev.cosign.simplesigning.v1+json",
+		&index.Descriptor, []byte(`{"critical":{}}`))
 	signature.Reference = "docker.io/library/multi@" + signature.Descriptor.Digest.String()
 	old := artifact(t, store, "docker.io/team/v2:sha256-"+docker.Descriptor.Digest.Encoded()+".sig",
 		ocispec.MediaTypeImageManifest,
-		ocispec.MediaTypeImageConfig, "application/vnd.dev.cosign.simplesigning.v1+json", nil, []byte(`{"critical":{"old":1}}`))
+		ocispec.MediaTypeImageConfig, "application/vnd.dev.cosign.simplesigning.v1+json", nil,
+		[]byte(`{"critical":{"old":1}}`))
 	layer := makeTar(t, file{name: "a", data: noise(1, 50_000)})
 	saved := mustOpen(t, writeTemp(t, "saved.tar", makeTar(t, dockerArchive(t, []string{"docker.io/team/saved:1"}, layer,
 		gzipped(t, layer))...)))
@@ -415,7 +417,8 @@ func TestResolve(t *testing.T) {
 			t.Fatal("no error")
 		}
 		for _, want := range []string{
-			"image " + refs[0] + ": no manifest for linux/s390x, only for linux/amd64,linux/arm64,linux/riscv64: choose with --platform",
+			"image " + refs[0] + ": no manifest for linux/s390x, only for linux/amd64,linux/arm64,linux/riscv64: choose with " +
+				"--platform",
 			"image " + from.host() + "/nothing:1: ", "not found",
 			`image reference "No:1"`,
 			"image elsewhere.example.com/x: no such host in this test: elsewhere.example.com",
@@ -731,7 +734,8 @@ func TestBlobOf2GiB(t *testing.T) {
 		t.Fatal(err)
 	}
 	manifest, err := store.addJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
-		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Config: config, Layers: []ocispec.Descriptor{large},
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Config: config,
+		Layers: []ocispec.Descriptor{large},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -95,7 +95,8 @@ func TestBuildLayer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if header.Name != node.Name || header.Mode != 0o555 || header.Uid != 0 || header.Gid != 0 || header.Uname != "" || header.Gname != "" ||
+		if header.Name != node.Name || header.Mode != 0o555 || header.Uid != 0 || header.Gid != 0 || header.Uname != "" ||
+			header.Gname != "" ||
 			!header.ModTime.Equal(time.Unix(0, 0)) || header.Typeflag != tar.TypeReg || header.Format != tar.FormatUSTAR {
 			t.Errorf("%+v", header)
 		}
@@ -156,7 +157,8 @@ chunks 3
 chunk 00 1000000 %s
 chunk 01 1000000 %s
 chunk 02 %d %s
-`, len(layer), sum(layer), sum(program), sum(layer[:1_000_000]), sum(layer[1_000_000:2_000_000]), len(layer)-2_000_000, sum(layer[2_000_000:]))
+`, len(layer), sum(layer), sum(program), sum(layer[:1_000_000]), sum(layer[1_000_000:2_000_000]), len(layer)-2_000_000,
+		sum(layer[2_000_000:]))
 	if string(payload.Manifest) != want {
 		t.Errorf("got %s\nwant %s", payload.Manifest, want)
 	}
@@ -276,11 +278,14 @@ func TestEncodeRefuses(t *testing.T) {
 		"an archive without an end": {node, compress(t, archive[:1024]), loader,
 			"layer of registry-node for amd64: reading the archive's end: unexpected EOF"},
 		"the layer of another program": {node, layerOf(t, "registry", someText), loader,
-			"layer of registry-node for amd64: the archive starts with \"registry\" of 17 bytes: must start with registry-node as BuildLayer writes it"},
+			"layer of registry-node for amd64: the archive starts with \"registry\" of 17 bytes: must start with " +
+				"registry-node as BuildLayer writes it"},
 		"a file with another mode": {node, compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o755})), loader,
-			"layer of registry-node for amd64: the archive starts with \"registry-node\" of 17 bytes: must start with registry-node as BuildLayer writes it"},
+			"layer of registry-node for amd64: the archive starts with \"registry-node\" of 17 bytes: must start with " +
+				"registry-node as BuildLayer writes it"},
 		"a file with an owner": {node, compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555, Uid: 1000})), loader,
-			"layer of registry-node for amd64: the archive starts with \"registry-node\" of 17 bytes: must start with registry-node as BuildLayer writes it"},
+			"layer of registry-node for amd64: the archive starts with \"registry-node\" of 17 bytes: must start with " +
+				"registry-node as BuildLayer writes it"},
 		"a file with an extended header": {node, compress(
 			t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555, PAXRecords: map[string]string{"comment": "x"}}),
 		), loader,

@@ -59,5 +59,6 @@ func (g *getter) ToRESTMapper() (meta.RESTMapper, error) {
 
 // ToRawKubeConfigLoader is asked for the namespace of objects that name none.
 func (g *getter) ToRawKubeConfigLoader() clientcmd.ClientConfig {
-	return clientcmd.NewDefaultClientConfig(*clientcmdapi.NewConfig(), &clientcmd.ConfigOverrides{Context: clientcmdapi.Context{Namespace: g.namespace}})
+	return clientcmd.NewDefaultClientConfig(*clientcmdapi.NewConfig(),
+		&clientcmd.ConfigOverrides{Context: clientcmdapi.Context{Namespace: g.namespace}})
 }

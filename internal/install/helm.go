@@ -65,11 +65,15 @@ func (r *run) lookAtRelease() error {
 	releaseutil.SortByRevision(history)
 	r.last = history[len(history)-1]
 	if name := r.last.Chart.Name(); name != names.Chart {
-		return &hook.Refused{Err: fmt.Errorf("release %s in namespace %s is of the chart %s, not of %s: choose another name with --release or another place with --namespace", o.Release, o.Namespace, name, names.Chart)}
+		return &hook.Refused{Err: fmt.Errorf(
+			"release %s in namespace %s is of the chart %s, not of %s: choose another name with --release or another place "+
+				"with --namespace", o.Release, o.Namespace, name, names.Chart)}
 	}
 	switch r.last.Info.Status {
 	case release.StatusUninstalling:
-		return &hook.Refused{Err: fmt.Errorf("release %s in namespace %s is being deleted: let that end, by helm uninstall %s --namespace %s, then run this again", o.Release, o.Namespace, o.Release, o.Namespace)}
+		return &hook.Refused{Err: fmt.Errorf(
+			"release %s in namespace %s is being deleted: let that end, by helm uninstall %s --namespace %s, "+
+				"then run this again", o.Release, o.Namespace, o.Release, o.Namespace)}
 	case release.StatusUninstalled:
 		return nil // its history was kept; nothing of it is there
 	}
@@ -88,7 +92,8 @@ func (r *run) recover(context.Context) (string, error) {
 		return "nothing: no interrupted run was found", nil
 	}
 	was := r.last.Info.Status
-	r.last.SetStatus(release.StatusFailed, fmt.Sprintf("was %s when init-hook install took over: its run had ended before it was done", was))
+	r.last.SetStatus(release.StatusFailed,
+		fmt.Sprintf("was %s when init-hook install took over: its run had ended before it was done", was))
 	if err := r.Helm.Releases.Update(r.last); err != nil {
 		return "", fmt.Errorf("marking revision %d of release %s as failed: %w", r.last.Version, r.last.Name, err)
 	}
@@ -167,7 +172,8 @@ func jobArguments(rel *release.Release, step string) ([]string, error) {
 			}
 		}
 	}
-	return nil, fmt.Errorf("the chart renders no Job that runs init-hook %s: use the chart of this init-hook's own release", step)
+	return nil, fmt.Errorf("the chart renders no Job that runs init-hook %s: "+
+		"use the chart of this init-hook's own release", step)
 }
 
 // secretData takes what a Secret holds from a rendered manifest.
@@ -185,7 +191,8 @@ func secretData(manifest, name string) (map[string][]byte, error) {
 		}
 		return data, nil
 	}
-	return nil, fmt.Errorf("the chart renders no Secret %s that can be read, though its Jobs are to configure nodes: use the chart of this init-hook's own release", name)
+	return nil, fmt.Errorf("the chart renders no Secret %s that can be read, though its Jobs are to configure nodes: "+
+		"use the chart of this init-hook's own release", name)
 }
 
 // explainHelm says what Helm was doing, and what to do about the errors that
@@ -193,11 +200,15 @@ func secretData(manifest, name string) (map[string][]byte, error) {
 func (r *run) explainHelm(doing string, err error) error {
 	text := err.Error()
 	for _, known := range []struct{ sign, advice string }{
-		{"invalid ownership metadata", "an object of that name is there and belongs to somebody else: delete or rename it, or install under other names (--set fullnameOverride=…)"},
+		{"invalid ownership metadata",
+			"an object of that name is there and belongs to somebody else: delete or rename it, or install under other names " +
+				"(--set fullnameOverride=…)"},
 		{"another operation", "another helm is at work on this release: wait until it is done, then run this again"},
-		{"already exists", "somebody else works on this release at the same time: wait until that is done, then run this again"},
+		{"already exists", "somebody else works on this release at the same time: wait until that is done, then run this " +
+			"again"},
 		{"chart requires kubeVersion", "the cluster's Kubernetes is not one that the chart supports: update the cluster"},
-		{"values don't meet the specifications of the schema", "put the values right (--set, --values); --reset-values leaves out those of the last release"},
+		{"values don't meet the specifications of the schema",
+			"put the values right (--set, --values); --reset-values leaves out those of the last release"},
 	} {
 		if strings.Contains(text, known.sign) {
 			return fmt.Errorf("%s: %w: %s", doing, err, known.advice)

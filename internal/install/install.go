@@ -110,7 +110,8 @@ func (e *Blocked) Error() string {
 
 // Blockers returns the blockers among findings.
 func Blockers(findings []preflight.Finding) []preflight.Finding {
-	return slices.DeleteFunc(slices.Clone(findings), func(f preflight.Finding) bool { return f.Severity != preflight.Blocker })
+	return slices.DeleteFunc(slices.Clone(findings),
+		func(f preflight.Finding) bool { return f.Severity != preflight.Blocker })
 }
 
 // Plan renders the chart with what the cluster says, and runs the preflight. It
@@ -139,7 +140,8 @@ func (i *Installer) Plan(ctx context.Context) (*Plan, error) {
 // Run installs or upgrades. It may be interrupted at any point: another run
 // continues.
 func (i *Installer) Run(ctx context.Context) (*Result, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, i.Options.Timeout, fmt.Errorf("not done within %s (--timeout)", i.Options.Timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, i.Options.Timeout,
+		fmt.Errorf("not done within %s (--timeout)", i.Options.Timeout))
 	defer cancel()
 	r := run{Installer: i}
 	for _, s := range []struct {
@@ -165,7 +167,8 @@ func (i *Installer) Run(ctx context.Context) (*Result, error) {
 			return nil, r.explain(ctx, err)
 		}
 		if s.name != "" {
-			i.Log.Info("step done", "phase", "install", "step", s.name, "did", did, "why", s.why, "took", i.Now().Sub(begin).Round(time.Millisecond).String())
+			i.Log.Info("step done", "phase", "install", "step", s.name, "did", did, "why", s.why, "took",
+				i.Now().Sub(begin).Round(time.Millisecond).String())
 		}
 	}
 	return &Result{
@@ -236,7 +239,8 @@ func (r *run) lookStep(ctx context.Context) (string, error) {
 func (r *run) look(ctx context.Context) error {
 	o := r.Options
 	if name := o.Chart.Name(); name != names.Chart {
-		return &hook.Refused{Err: fmt.Errorf("the chart is %q: this command installs %s only; use helm for others", name, names.Chart)}
+		return &hook.Refused{Err: fmt.Errorf("the chart is %q: this command installs %s only; use helm for others", name,
+			names.Chart)}
 	}
 	home, err := r.lookAtNamespace(ctx, o.Namespace, "choose another with --namespace")
 	if err != nil {
@@ -260,7 +264,9 @@ func (r *run) lookAtNamespace(ctx context.Context, name, otherwise string) (plac
 	case err != nil:
 		return place{}, fmt.Errorf("reading namespace %s: %w", name, err)
 	case namespace.DeletionTimestamp != nil:
-		return place{}, &hook.Refused{Err: fmt.Errorf("namespace %s is being deleted: wait until it is gone (kubectl wait --for=delete namespace/%s), or %s", name, name, otherwise)}
+		return place{}, &hook.Refused{Err: fmt.Errorf(
+			"namespace %s is being deleted: wait until it is gone (kubectl wait --for=delete namespace/%s), or %s", name, name,
+			otherwise)}
 	}
 	return place{name: name, object: namespace}, nil
 }
@@ -330,9 +336,11 @@ func (r *run) makeNamespace(ctx context.Context) (string, error) {
 			continue
 		}
 		if !r.Options.CreateNamespace {
-			return "", &hook.Refused{Err: fmt.Errorf("namespace %s does not exist: kubectl create namespace %s, or leave out --create-namespace=false", p.name, p.name)}
+			return "", &hook.Refused{Err: fmt.Errorf(
+				"namespace %s does not exist: kubectl create namespace %s, or leave out --create-namespace=false", p.name, p.name)}
 		}
-		made, err := r.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.name}}, metav1.CreateOptions{})
+		made, err := r.Client.CoreV1().Namespaces().Create(ctx,
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.name}}, metav1.CreateOptions{})
 		if err != nil {
 			return "", errors.Join(fmt.Errorf("creating namespace %s: %w", p.name, err), r.unmakeNamespace())
 		}
@@ -358,7 +366,8 @@ func (r *run) missing() []preflight.Finding {
 			}
 		}
 	}
-	if i := o.PKI.Issuer; i != nil && i.Kind == "Issuer" && i.Group == "cert-manager.io" { // the others may be of the cluster
+	// the others may be of the cluster
+	if i := o.PKI.Issuer; i != nil && i.Kind == "Issuer" && i.Group == "cert-manager.io" {
 		objects = append(objects, "Issuer "+i.Name)
 	}
 	for _, name := range []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret} {
@@ -406,26 +415,29 @@ func (r *run) unmakeNamespace() error {
 		if !p.made {
 			continue
 		}
-		err := r.Client.CoreV1().Namespaces().Delete(ctx, p.name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.object.UID}})
+		err := r.Client.CoreV1().Namespaces().Delete(ctx, p.name,
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.object.UID}})
 		if err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("deleting namespace %s, which this run made: %w: kubectl delete namespace %s", p.name, err, p.name))
+			errs = append(errs, fmt.Errorf("deleting namespace %s, which this run made: %w: kubectl delete namespace %s", p.name,
+				err, p.name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// removeJobs deletes the Jobs of a former run, as Helm does before it makes new
+// removeJobs deletes the Jobs of a previous run, as Helm does before it makes new
 // ones. One may still be running, where its helm was killed.
 func (r *run) removeJobs(ctx context.Context) (string, error) {
 	background := metav1.DeletePropagationBackground // with their pods
 	removed := 0
 	for _, step := range []string{"prepare", "finish"} {
 		name := r.settings.Name + "-" + step
-		err := r.Client.BatchV1().Jobs(r.objects().name).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})
+		err := r.Client.BatchV1().Jobs(r.objects().name).Delete(ctx, name,
+			metav1.DeleteOptions{PropagationPolicy: &background})
 		switch {
 		case apierrors.IsNotFound(err):
 		case err != nil:
-			return "", fmt.Errorf("deleting Job %s/%s of a former run: %w", r.objects().name, name, err)
+			return "", fmt.Errorf("deleting Job %s/%s of a previous run: %w", r.objects().name, name, err)
 		default:
 			removed++
 		}

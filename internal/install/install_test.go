@@ -229,7 +229,8 @@ func TestAFirstRunInstallsAReleaseThatHelmContinues(t *testing.T) {
 	if want := []string{"preflight", "prepare", "finish"}; !slices.Equal(b.events, want) {
 		t.Errorf("the phases were %q, want %q", b.events, want)
 	}
-	if result.Upgraded || result.Revision != 1 || result.ChartVersion != "1.2.3" || result.AppVersion != "4.5.6" || result.Settings.Mode != state.ModeNodePort {
+	if result.Upgraded || result.Revision != 1 || result.ChartVersion != "1.2.3" || result.AppVersion != "4.5.6" ||
+		result.Settings.Mode != state.ModeNodePort {
 		t.Errorf("result is %+v", result)
 	}
 	b.wantHistory("deployed")
@@ -310,7 +311,8 @@ func TestValuesOfTheLastReleaseStay(t *testing.T) {
 }
 
 func TestABlockerLeavesNothingBehind(t *testing.T) {
-	blocker := preflight.Finding{Check: "port", Severity: preflight.Blocker, Object: "Service default/web", Cause: "it has the port", Remedy: "kubectl delete service web"}
+	blocker := preflight.Finding{Check: "port", Severity: preflight.Blocker, Object: "Service default/web",
+		Cause: "it has the port", Remedy: "kubectl delete service web"}
 	for name, c := range map[string]struct {
 		objects   []runtime.Object
 		namespace bool // afterwards
@@ -326,7 +328,8 @@ func TestABlockerLeavesNothingBehind(t *testing.T) {
 			if !ok || len(blocked.Findings) != 2 {
 				t.Fatalf("error is %v", err)
 			}
-			if text := err.Error(); !strings.Contains(text, "kubectl delete service web") || strings.Contains(text, "mere warning") {
+			if text := err.Error(); !strings.Contains(text, "kubectl delete service web") ||
+				strings.Contains(text, "mere warning") {
 				t.Errorf("error is %q", text)
 			}
 			if !slices.Equal(b.events, []string{"preflight"}) {
@@ -344,12 +347,17 @@ func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
 		options settings.Settings
 		want    string // "" is no blocker
 	}{
-		"existing Secrets": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Mode: state.PKIExistingSecret, Existing: existing}}},
-			"certificates: namespace zarf: it does not exist, so it cannot have Secret my-server, Secret my-node, which the values name; kubectl create namespace zarf, make them in it"},
-		"a push credential": {settings.Settings{Push: settings.Push{Secret: "my-password"}}, "it cannot have Secret my-password"},
-		"an Issuer":         {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp", Kind: "Issuer", Group: "cert-manager.io"}}}}, "it cannot have Issuer corp"},
-		"a ClusterIssuer":   {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}}}}, ""},
-		"nothing":           {settings.Settings{}, ""},
+		"existing Secrets": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Mode: state.PKIExistingSecret,
+			Existing: existing}}},
+			"certificates: namespace zarf: it does not exist, so it cannot have Secret my-server, Secret my-node, which the " +
+				"values name; kubectl create namespace zarf, make them in it"},
+		"a push credential": {settings.Settings{Push: settings.Push{Secret: "my-password"}},
+			"it cannot have Secret my-password"},
+		"an Issuer": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp",
+			Kind: "Issuer", Group: "cert-manager.io"}}}}, "it cannot have Issuer corp"},
+		"a ClusterIssuer": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp",
+			Kind: "ClusterIssuer", Group: "cert-manager.io"}}}}, ""},
+		"nothing": {settings.Settings{}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for there, objects := range map[bool][]runtime.Object{false: nil, true: {namespace()}} {
@@ -427,7 +435,8 @@ func (b *bench) set(status release.Status) {
 }
 
 func TestWhatAKilledRunLeftIsRecovered(t *testing.T) {
-	for _, status := range []release.Status{release.StatusPendingInstall, release.StatusPendingUpgrade, release.StatusPendingRollback} {
+	for _, status := range []release.Status{release.StatusPendingInstall, release.StatusPendingUpgrade,
+		release.StatusPendingRollback} {
 		t.Run(status.String(), func(t *testing.T) {
 			b := newBench(t, namespace())
 			b.mustRun()
@@ -570,7 +579,8 @@ func TestAChartThatIsNotThisReleasesIsAnError(t *testing.T) {
 func (b *bench) withNodes(secret string) {
 	file := b.Options.Chart.Templates[0]
 	file.Data = []byte(strings.ReplaceAll(string(file.Data), `"--mode=`, `"--node-directories=/etc/containers", "--mode=`))
-	b.Options.Chart.Templates = append(b.Options.Chart.Templates, &chart.File{Name: "templates/node-config.yaml", Data: []byte(secret)})
+	b.Options.Chart.Templates = append(b.Options.Chart.Templates,
+		&chart.File{Name: "templates/node-config.yaml", Data: []byte(secret)})
 }
 
 func TestTheNodeConfigurationReachesPrepareFromTheRenderedSecret(t *testing.T) {
@@ -585,8 +595,10 @@ stringData: {registries.yaml: "mirrors: {}"}
 	// What is rendered ahead says that it is the first revision.
 	for revision := 1; revision <= 2; revision++ {
 		b.mustRun()
-		for want, o := range map[string]recordedHook{"revision 1": b.prepared, fmt.Sprint("revision ", revision): b.finishing} {
-			if got := string(o.nodeConfig["config.json"]); got != want || string(o.nodeConfig["registries.yaml"]) != "mirrors: {}" {
+		for want, o := range map[string]recordedHook{"revision 1": b.prepared,
+			fmt.Sprint("revision ", revision): b.finishing} {
+			if got := string(o.nodeConfig["config.json"]); got != want ||
+				string(o.nodeConfig["registries.yaml"]) != "mirrors: {}" {
 				t.Errorf("the hook has %q, want %s", o.nodeConfig, want)
 			}
 		}
@@ -599,15 +611,18 @@ stringData: {registries.yaml: "mirrors: {}"}
 
 func TestAChartWithoutTheSecretOfNodesIsAnErrorThatQuotesNone(t *testing.T) {
 	for name, secret := range map[string]string{
-		"no Secret":      "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: zarf-registry-node-config}\n",
-		"another's":      "apiVersion: v1\nkind: Secret\nmetadata: {name: other}\n",
-		"one of rubbish": "apiVersion: v1\nkind: Secret\nmetadata: {name: zarf-registry-node-config}\ndata: {config.json: \"%hunter2\"}\n",
+		"no Secret": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: zarf-registry-node-config}\n",
+		"another's": "apiVersion: v1\nkind: Secret\nmetadata: {name: other}\n",
+		"one of rubbish": "apiVersion: v1\nkind: Secret\nmetadata: {name: zarf-registry-node-config}\ndata: {config.json: " +
+			"\"%hunter2\"}\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, namespace())
 			b.withNodes(secret)
 			_, err := b.Installer.Run(t.Context())
-			if err == nil || !strings.Contains(err.Error(), "the chart renders no Secret zarf-registry-node-config that can be read") || strings.Contains(err.Error(), "hunter2") {
+			if err == nil || !strings.Contains(err.Error(),
+				"the chart renders no Secret zarf-registry-node-config that can be read") ||
+				strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("error is %v", err)
 			}
 			if len(b.events) > 0 {
@@ -670,22 +685,26 @@ func TestObjectsMayHaveAnotherNamespaceThanTheRelease(t *testing.T) {
 	t.Run("it is not made where nothing is to be made", func(t *testing.T) {
 		b := newBench(t, namespace())
 		b.Parse, b.Options.CreateNamespace = elsewhere, false
-		if _, err := b.Installer.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "namespace images does not exist: kubectl create namespace images") {
+		if _, err := b.Installer.Run(t.Context()); err == nil || !strings.Contains(err.Error(),
+			"namespace images does not exist: kubectl create namespace images") {
 			t.Error(err)
 		}
 	})
-	t.Run("former Jobs are removed there", func(t *testing.T) {
-		b := newBench(t, namespace(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "images", Name: "zarf-registry-prepare"}})
+	t.Run("previous Jobs are removed there", func(t *testing.T) {
+		b := newBench(t, namespace(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "images",
+			Name: "zarf-registry-prepare"}})
 		b.Parse = elsewhere
 		b.mustRun()
-		if list, err := b.client.BatchV1().Jobs("images").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) > 0 {
+		if list, err := b.client.BatchV1().Jobs("images").List(t.Context(), metav1.ListOptions{}); err != nil ||
+			len(list.Items) > 0 {
 			t.Errorf("%v, error %v", list.Items, err)
 		}
 	})
 }
 
 func TestJobsOfAFormerRunAreRemovedBeforePrepare(t *testing.T) {
-	b := newBench(t, namespace(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry-prepare"}},
+	b := newBench(t, namespace(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf",
+		Name: "zarf-registry-prepare"}},
 		&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "someone-elses"}})
 	b.during["prepare"] = func() {
 		list, err := b.client.BatchV1().Jobs("zarf").List(t.Context(), metav1.ListOptions{})
@@ -726,7 +745,8 @@ func TestAnInterruptedRunSaysThatItCanBeRunAgain(t *testing.T) {
 			b.prepare = context.DeadlineExceeded
 		}
 		_, err := b.Installer.Run(t.Context())
-		if err == nil || !strings.Contains(err.Error(), again) || strings.Count(err.Error(), "not done within 1ms (--timeout)") != 1 {
+		if err == nil || !strings.Contains(err.Error(), again) || strings.Count(err.Error(),
+			"not done within 1ms (--timeout)") != 1 {
 			t.Errorf("error is %v", err)
 		}
 	})

@@ -108,7 +108,7 @@ func PodLabels(release, component string) map[string]string {
 	return labels
 }
 
-// Selector returns a label selector for a component of a release, whoever created its objects.
+// Selector returns a label selector for a component of a release. It does not depend on what created the objects.
 func Selector(release, component string) string {
 	return fmt.Sprintf("%s=%s,%s=%s", LabelInstance, release, LabelComponent, component)
 }

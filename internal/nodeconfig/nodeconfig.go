@@ -173,8 +173,8 @@ func (r *run) generated() ([]string, error) {
 		case err != nil:
 			return nil, err
 		case noderuntime.Embedded(content):
-			r.warn("K3s' embedded registry is enabled (see %s) and only K3s can configure it: nodeConfig.k3s.live has no effect "+
-				"on this node, and %s takes effect when K3s restarts", file, k3s.File)
+			r.warn("K3s' embedded registry is enabled (see %s) and only K3s can configure it: nodeConfig.k3s.live has no "+
+				"effect on this node, and %s takes effect when K3s restarts", file, k3s.File)
 			k3s.Live = false
 			return nil, nil
 		case noderuntime.Generated(content):

@@ -105,8 +105,8 @@ func TestReadOneGeneration(t *testing.T) {
 
 func TestAwaitSum(t *testing.T) {
 	dir := t.TempDir()
-	former, present, registries := `{"release":"a/b"}`, `{"release":"a/b","force":true}`, "mirrors: {}\n"
-	writeFile(t, dir+"/config.json", former)
+	previous, present, registries := `{"release":"a/b"}`, `{"release":"a/b","force":true}`, "mirrors: {}\n"
+	writeFile(t, dir+"/config.json", previous)
 	writeFile(t, dir+"/registries.yaml", registries)
 	wait := func(sum string, during func()) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
@@ -119,8 +119,8 @@ func TestAwaitSum(t *testing.T) {
 	}
 	nothing := func() {}
 	for name, sum := range map[string]string{
-		"both":                                   Sum([]byte(former), []byte(registries)),
-		"with registries from the user's Secret": Sum([]byte(former), nil),
+		"both":                                   Sum([]byte(previous), []byte(registries)),
+		"with registries from the user's Secret": Sum([]byte(previous), nil),
 		"none":                                   "",
 	} {
 		if log, err := wait(sum, nothing); err != nil || log != "" {

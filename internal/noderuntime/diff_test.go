@@ -40,14 +40,16 @@ func TestDiff(t *testing.T) {
 			"configs: {x: {auth: {password: {hunter2: 1}}}}",
 			"configs: {x: {auth: {password: hunter2}}}",
 			head +
-				"@@ -1,4 +1,4 @@\n configs:\n   x:\n     auth:\n-      password: <REDACTED>\n+      password: <REDACTED> (changed)\n",
+				"@@ -1,4 +1,4 @@\n configs:\n   x:\n     auth:\n-      password: <REDACTED>\n+      password: <REDACTED> " +
+				"(changed)\n",
 		},
 		"a password in a URL": {
 			KindRegistries,
 			"mirrors: {x: {endpoint: ['http://u:hunter2@y']}}",
 			"mirrors: {x: {endpoint: [z.io, 'http://u:hunter3@y']}}",
 			head +
-				"@@ -1,4 +1,5 @@\n mirrors:\n   x:\n     endpoint:\n-      - \"http://<REDACTED>@y\"\n+      - \"z.io\"\n+      - \"http://<REDACTED>@y\" (changed)\n",
+				"@@ -1,4 +1,5 @@\n mirrors:\n   x:\n     endpoint:\n-      - \"http://<REDACTED>@y\"\n+      - \"z.io\"\n+      " +
+				"- \"http://<REDACTED>@y\" (changed)\n",
 		},
 		"a shown value of another type": {
 			KindRegistries,
@@ -64,7 +66,8 @@ func TestDiff(t *testing.T) {
 		"a merge is expanded": {KindRegistries, "mirrors: {}",
 			"mirrors:\n  a: &a\n    endpoint: [x.io]\n    rewrite: {b: c/d}\n  d:\n    <<: *a\n    endpoint: [z.io]\n",
 			head +
-				"@@ -1 +1,11 @@\n-mirrors: {}\n+mirrors:\n+  a:\n+    endpoint:\n+      - \"x.io\"\n+    rewrite:\n+      b: \"c/d\"\n+  d:\n+    endpoint:\n+      - \"z.io\"\n+    rewrite:\n+      b: \"c/d\"\n"},
+				"@@ -1 +1,11 @@\n-mirrors: {}\n+mirrors:\n+  a:\n+    endpoint:\n+      - \"x.io\"\n+    rewrite:\n+      b: " +
+				"\"c/d\"\n+  d:\n+    endpoint:\n+      - \"z.io\"\n+    rewrite:\n+      b: \"c/d\"\n"},
 		"an unparsable file": {
 			KindRegistries,
 			"a: [hunter2",
@@ -76,14 +79,16 @@ func TestDiff(t *testing.T) {
 			"a = hunter2",
 			"a = hunter3",
 			head +
-				"@@ -1 +1 @@\n-(11 bytes of invalid hosts.toml: not shown)\n+(11 bytes of invalid hosts.toml: not shown) (changed)\n",
+				"@@ -1 +1 @@\n-(11 bytes of invalid hosts.toml: not shown)\n+(11 bytes of invalid hosts.toml: not shown) " +
+				"(changed)\n",
 		},
 		"a header": {
 			KindHosts,
 			"[header]\nAuthorization = \"hunter2\"",
 			"[header]\nAuthorization = [\"hunter3\"]\nhunter2 = \"a\"",
 			head +
-				"@@ -1,2 +1,3 @@\n [header]\n-  Authorization = <REDACTED>\n+  Authorization = [<REDACTED>] (changed)\n+  <REDACTED> = <REDACTED>\n",
+				"@@ -1,2 +1,3 @@\n [header]\n-  Authorization = <REDACTED>\n+  Authorization = [<REDACTED>] (changed)\n+  " +
+				"<REDACTED> = <REDACTED>\n",
 		},
 		"authorities": {
 			KindCA, "", string(ca), head + "@@ -1 +1 @@\n-(only comments)\n+" + shownOf(t, ca) + "\n",
@@ -99,7 +104,8 @@ func TestDiff(t *testing.T) {
 			"[[registry]]\nprefix = \"a\"\nmirror = [{location = \"b\"}]",
 			"credential-helpers = [\"hunter2\"]\n[[registry]]\nprefix = \"a\"\n[[registry.mirror]]\nlocation = \"c\"",
 			head +
-				"@@ -1,4 +1,5 @@\n+credential-helpers = [<REDACTED>]\n [[registry]]\n   prefix = \"a\"\n   [[registry.mirror]]\n-    location = \"b\"\n+    location = \"c\"\n",
+				"@@ -1,4 +1,5 @@\n+credential-helpers = [<REDACTED>]\n [[registry]]\n   prefix = \"a\"\n   " +
+				"[[registry.mirror]]\n-    location = \"b\"\n+    location = \"c\"\n",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -296,10 +296,12 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("mirrors: {x: {<<: *a}}"), []byte("[[a.b]]\nc = {d = [1]}"))
 	f.Add([]byte("? {a: b}\n: c\n? [d]\n: e\n~: f\n"), []byte("\"a\\u0062\" = 1\nab = 2"))
 	f.Add([]byte(
-		"mirrors:\n  docker.io:\n    endpoint: [\"https://a.example\"]\nconfigs:\n  a.example:\n    auth:\n      username: hunter0001\n      password: \"hunter0002\"\n",
+		"mirrors:\n  docker.io:\n    endpoint: [\"https://a.example\"]\nconfigs:\n  a.example:\n    auth:\n      "+
+			"username: hunter0001\n      password: \"hunter0002\"\n",
 	),
 		[]byte(
-			"server = \"https://a.example\"\n[host.\"https://b.example\"]\n  [host.\"https://b.example\".header]\n    Authorization = [\"hunter0003\"]\n",
+			"server = \"https://a.example\"\n[host.\"https://b.example\"]\n  [host.\"https://b.example\".header]\n    "+
+				"Authorization = [\"hunter0003\"]\n",
 		))
 	f.Add(
 		[]byte("configs: {a: {auth: {auth: aHVudGVyMDAwMTpodW50ZXIwMDAy, pasword: hunter0004}}}"),

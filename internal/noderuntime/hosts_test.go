@@ -161,7 +161,8 @@ func TestLiveMatchesK3s(t *testing.T) {
 			hosts{"docker.io": {mirror("https://localhost:5000/v2"), {URL: hub}}},
 		},
 		"drops duplicates": {
-			"mirrors: {docker.io: {endpoint: [registry.example.com, 'https://registry.example.com', 'https://registry.example.org', 'https://registry.example.com/v2']}}",
+			"mirrors: {docker.io: {endpoint: [registry.example.com, 'https://registry.example.com', " +
+				"'https://registry.example.org', 'https://registry.example.com/v2']}}",
 			hosts{"docker.io": {mirror(own), mirror("https://registry.example.org/v2"), {URL: hub}}},
 		},
 		"treats the default at the end as the default": {
@@ -203,7 +204,8 @@ func TestLiveMatchesK3s(t *testing.T) {
 			"configs: {docker.io: {auth: {identity_token: x}}}", hosts{"docker.io": {{URL: hub}}},
 		},
 		"uses the settings of the endpoint's host": {
-			"mirrors: {docker.io: {endpoint: ['registry.example.com']}}\nconfigs: {registry.example.com: {auth: {username: user, password: pass}, tls: {ca_file: /ca, cert_file: /c, key_file: /k}}}",
+			"mirrors: {docker.io: {endpoint: ['registry.example.com']}}\nconfigs: {registry.example.com: {auth: {username: " +
+				"user, password: pass}, tls: {ca_file: /ca, cert_file: /c, key_file: /k}}}",
 			hosts{
 				"docker.io": {
 					{URL: own, Capabilities: pull, Header: "Basic dXNlcjpwYXNz", CA: "/ca", Client: [2]string{"/c", "/k"}}, {URL: hub},
@@ -219,7 +221,8 @@ func TestLiveMatchesK3s(t *testing.T) {
 			},
 		},
 		"loopback with https and without verification": {
-			"mirrors: {'localhost:5000': {endpoint: ['https://localhost:5000']}}\nconfigs: {'localhost:5000': {tls: {insecure_skip_verify: true}}}",
+			"mirrors: {'localhost:5000': {endpoint: ['https://localhost:5000']}}\nconfigs: {'localhost:5000': {tls: " +
+				"{insecure_skip_verify: true}}}",
 			hosts{
 				"localhost:5000": {
 					{URL: "https://localhost:5000/v2", Capabilities: pull, SkipVerify: true},
@@ -344,7 +347,8 @@ func TestContainerd1ReadsEachFile(t *testing.T) {
 	desired, err := Build(Inputs{
 		Config: config,
 		Registries: []byte(
-			"mirrors: {docker.io: {endpoint: [x.example]}}\nconfigs: {'*': {tls: {}}, x.example: {auth: {username: u, password: p}}, y.example: {tls: {insecure_skip_verify: true}}}\n",
+			"mirrors: {docker.io: {endpoint: [x.example]}}\nconfigs: {'*': {tls: {}}, x.example: {auth: {username: u, " +
+				"password: p}}, y.example: {tls: {insecure_skip_verify: true}}}\n",
 		),
 	})
 	if err != nil {
@@ -366,7 +370,8 @@ func TestContainerd1ReadsEachFile(t *testing.T) {
 	}
 	if diff := cmp.Diff(
 		[]string{
-			"nodeConfig.containerd.hosts.\"a.example\": containerd before version 2 ignores a file without hosts; append a line [host]",
+			"nodeConfig.containerd.hosts.\"a.example\": containerd before version 2 ignores a file without hosts; append a " +
+				"line [host]",
 		},
 		desired.Warnings,
 	); diff != "" {
@@ -424,7 +429,8 @@ func TestParseTOMLAgreesWithGoTOML(t *testing.T) {
 		"a = {b = 1}\n[a.c]": false, "a = {b = 1, b = 2}": false,
 		"a = []\n[[a]]": false, "[[a]]\n[a]": false, "[a]\n[[a]]": false, "[a.b]\nc = 1\n[a]\nb.d = 1": false,
 		"a = [{b = 1, b = 2}]": false,
-		"a":                    false, "a = ": false, "a = \"\\q\"": false, "[a": false, "a = \"x": false, "a = 1 b = 2": false, "\x00": false,
+		"a":                    false, "a = ": false, "a = \"\\q\"": false, "[a": false, "a = \"x": false,
+		"a = 1 b = 2": false, "\x00": false,
 		"a = '''": false, "a = [": false, "a = {": false,
 		"\"a\\u0062\" = 1\nab = 2": false,
 	} {

@@ -92,12 +92,14 @@ func TestBuildRefuses(t *testing.T) {
 		"an unknown key of credentials, which may be a user's name": {
 			withRegistries("configs: {x: {auth: {hunter2: hunter2}}}\n"),
 			in +
-				"configs.x.auth: has an unknown key, not shown because it may be a secret; want one of auth, identity_token, password, token, username",
+				"configs.x.auth: has an unknown key, not shown because it may be a secret; want one of auth, identity_token, " +
+				"password, token, username",
 		},
 		"a key that contains its value": {
 			withRegistries("configs: {x: {tls: {ca_file:hunter2}}}\n"),
 			in +
-				"configs.x.tls: has an unknown key, not shown because it may be a secret; want one of ca_file, cert_file, insecure_skip_verify, key_file",
+				"configs.x.tls: has an unknown key, not shown because it may be a secret; want one of ca_file, cert_file, " +
+				"insecure_skip_verify, key_file",
 		},
 		"a string instead of a mapping": {
 			withRegistries("configs: {x: {auth: hunter2}}\n"), in + "configs.x.auth: must be a mapping, is a string",
@@ -156,7 +158,8 @@ func TestBuildRefuses(t *testing.T) {
 		},
 		"a key instead of its path": {
 			withRegistries("configs: {x: {tls: {ca_file: \"-----BEGIN hunter2\"}}}\n"),
-			in + "configs.x.tls.ca_file: must be the path of a file on the node; the value is not shown because it may be a secret",
+			in + "configs.x.tls.ca_file: must be the path of a file on the node; the value is not shown because it may be a " +
+				"secret",
 		},
 		"a certificate without its key": {
 			withRegistries("configs: {x: {tls: {cert_file: /a}}}\n"),
@@ -190,7 +193,8 @@ func TestBuildRefuses(t *testing.T) {
 					K3s:         K3s{File: k3sFile, ExistingSecret: "mine", ExistingSecretKey: "r.yaml"},
 				},
 			},
-			"Secret mine has no key r.yaml or does not exist: create it in the release's namespace, or correct nodeConfig.k3s.existingSecret",
+			"Secret mine has no key r.yaml or does not exist: create it in the release's namespace, or correct " +
+				"nodeConfig.k3s.existingSecret",
 		},
 		"a Secret's content": {
 			Inputs{
@@ -222,7 +226,9 @@ func TestBuildRefuses(t *testing.T) {
 		},
 		"an invalid host of a mirror": {
 			Inputs{Config: containerdConfig("u:hunter2@docker.io/x", "https://docker.io")},
-			"nodeConfig.mirrors: <REDACTED> is not a valid registry host; want docker.io, registry.example.com:5000 or \"*\"\nnodeConfig.mirrors: https://docker.io is not a valid registry host; want docker.io, registry.example.com:5000 or \"*\"",
+			"nodeConfig.mirrors: <REDACTED> is not a valid registry host; want docker.io, registry.example.com:5000 or " +
+				"\"*\"\nnodeConfig.mirrors: https://docker.io is not a valid registry host; want docker.io, " +
+				"registry.example.com:5000 or \"*\"",
 		},
 		"another name of Docker Hub": {
 			Inputs{Config: containerdConfig("index.docker.io")},
@@ -239,12 +245,14 @@ func TestBuildRefuses(t *testing.T) {
 		"a mirror that registries.yaml configures": {with(k3sConfig(), func(c *Config) {
 			c.Address, c.Mirrors, c.Containerd.Directories = address, []string{"docker.io"}, []string{k3sCerts}
 		}),
-			"nodeConfig.mirrors: registries.yaml already configures docker.io: put http://127.0.0.1:31999 first in its endpoints there, or remove it from nodeConfig.mirrors"},
+			"nodeConfig.mirrors: registries.yaml already configures docker.io: put http://127.0.0.1:31999 first in its " +
+				"endpoints there, or remove it from nodeConfig.mirrors"},
 		"a mirror that K3s will write later": {with(k3sConfig(), func(c *Config) {
 			c.K3s.Live, c.Address, c.Mirrors, c.Containerd.Directories = false, address, []string{"docker.io"},
 				[]string{k3sCerts}
 		}),
-			"nodeConfig.mirrors: registries.yaml already configures docker.io: put http://127.0.0.1:31999 first in its endpoints there, or remove it from nodeConfig.mirrors"},
+			"nodeConfig.mirrors: registries.yaml already configures docker.io: put http://127.0.0.1:31999 first in its " +
+				"endpoints there, or remove it from nodeConfig.mirrors"},
 		"a mirror that has a file": {
 			with(containerdConfig("docker.io"), func(c *Config) { c.Containerd.Hosts = map[string]string{"docker.io": ""} }),
 			"nodeConfig.containerd.hosts: nodeConfig.mirrors already configures docker.io: remove it from one of them",
@@ -316,7 +324,8 @@ func TestBuildRefuses(t *testing.T) {
 			c.Containerd.Hosts = map[string]string{"../hunter2": "", "*": "", "index.docker.io": ""}
 		}),
 			"nodeConfig.containerd.hosts.\"*\": use \"_default\" for all registries without a file of their own\n" +
-				"nodeConfig.containerd.hosts.\"<REDACTED>\": invalid registry host; want docker.io, registry.example.com:5000 or _default\n" +
+				"nodeConfig.containerd.hosts.\"<REDACTED>\": invalid registry host; want docker.io, registry.example.com:5000 " +
+				"or _default\n" +
 				"nodeConfig.containerd.hosts.\"index.docker.io\": this host serves docker.io; write docker.io"},
 
 		"CRI-O without CAs": {
@@ -333,11 +342,15 @@ func TestBuildRefuses(t *testing.T) {
 		},
 		"a directory outside the allowed roots": {
 			with(containerdConfig(), func(c *Config) { c.Directories = []string{"/etc", "/etc/containerd2"} }),
-			"directory /etc: must be below one of /etc/containerd, /etc/containers, /etc/rancher, /etc/k0s, /etc/crio, /var/lib/rancher, /var/snap/microk8s, /var/snap/k8s\ndirectory /etc/containerd2: must be below one of /etc/containerd, /etc/containers, /etc/rancher, /etc/k0s, /etc/crio, /var/lib/rancher, /var/snap/microk8s, /var/snap/k8s",
+			"directory /etc: must be below one of /etc/containerd, /etc/containers, /etc/rancher, /etc/k0s, /etc/crio, " +
+				"/var/lib/rancher, /var/snap/microk8s, /var/snap/k8s\ndirectory /etc/containerd2: must be below one of " +
+				"/etc/containerd, /etc/containers, /etc/rancher, /etc/k0s, /etc/crio, /var/lib/rancher, /var/snap/microk8s, " +
+				"/var/snap/k8s",
 		},
 		"a directory with ..": {
 			with(containerdConfig(), func(c *Config) { c.Directories = []string{"/etc/containerd/../x", "etc/containerd"} }),
-			"directory \"/etc/containerd/../x\": must be an absolute path without .. or redundant slashes\ndirectory \"etc/containerd\": must be an absolute path without .. or redundant slashes",
+			"directory \"/etc/containerd/../x\": must be an absolute path without .. or redundant slashes\ndirectory " +
+				"\"etc/containerd\": must be an absolute path without .. or redundant slashes",
 		},
 		"a TLS directory with ..": {
 			with(containerdConfig(), func(c *Config) { c.TLSDirectories = []string{"/etc/../x"} }),
@@ -350,7 +363,8 @@ func TestBuildRefuses(t *testing.T) {
 		},
 		"a file too deep": {
 			with(k3sConfig(), func(c *Config) { c.K3s = K3s{File: "/etc/rancher/k3s/a/b/c"} }),
-			"file /etc/rancher/k3s/a/b/c: must be in a directory of nodeConfig or in a direct subdirectory: /etc/rancher/k3s, " + k3sCerts,
+			"file /etc/rancher/k3s/a/b/c: must be in a directory of nodeConfig or in a direct subdirectory: /etc/rancher/k3s, " +
+				k3sCerts,
 		},
 		"a file with ..": {
 			with(k3sConfig(), func(c *Config) { c.K3s = K3s{File: "/etc/rancher/k3s/../../shadow"} }),
@@ -393,7 +407,8 @@ func TestBuildWarns(t *testing.T) {
 			nil,
 			[]string{
 				in +
-					"configs.x.auth.token: K3s ignores this: use identity_token, or the token as password with the user name that the registry expects",
+					"configs.x.auth.token: K3s ignores this: use identity_token, or the token as password with the user name that " +
+					"the registry expects",
 			},
 		},
 		"auths": {
@@ -405,7 +420,8 @@ func TestBuildWarns(t *testing.T) {
 			"configs: {x: {auth: {identity_token: hunter2}}}\n",
 			nil,
 			[]string{
-				"registries.yaml: configs.\"x\".auth.identity_token takes effect when K3s restarts: containerd reads it only at its start",
+				"registries.yaml: configs.\"x\".auth.identity_token takes effect when K3s restarts: containerd reads it only at " +
+					"its start",
 			},
 		},
 		"credentials in a URL": {
@@ -413,7 +429,8 @@ func TestBuildWarns(t *testing.T) {
 			nil,
 			[]string{
 				in +
-					"mirrors.x.endpoint[0]: https://<REDACTED>@y/hunter1: container runtimes ignore credentials in a URL; configure them separately",
+					"mirrors.x.endpoint[0]: https://<REDACTED>@y/hunter1: container runtimes ignore credentials in a URL; " +
+					"configure them separately",
 			},
 		},
 		"a query": {
@@ -437,7 +454,8 @@ func TestBuildWarns(t *testing.T) {
 			},
 		},
 		"ineffective rewrites": {"mirrors: {x: {endpoint: [y], rewrite: {'^a[.]b/([0-9]+)$': 'c/${1}'}}}\n", nil, nil},
-		"other names of Docker Hub": {"mirrors: {index.docker.io: {endpoint: [y]}, registry-1.docker.io: {endpoint: [y]}}\nconfigs: {index.docker.io: {tls: {}}, registry-1.docker.io: {tls: {}}}\n", nil, []string{
+		"other names of Docker Hub": {"mirrors: {index.docker.io: {endpoint: [y]}, registry-1.docker.io: {endpoint: " +
+			"[y]}}\nconfigs: {index.docker.io: {tls: {}}, registry-1.docker.io: {tls: {}}}\n", nil, []string{
 			in + "mirrors.\"index.docker.io\": does not apply to images of docker.io; write docker.io",
 			in + "mirrors.\"registry-1.docker.io\": does not apply to images of docker.io; write docker.io",
 			in + "configs.\"index.docker.io\": does not apply to images of docker.io; write docker.io",
@@ -446,7 +464,8 @@ func TestBuildWarns(t *testing.T) {
 			"configs: {'*': {auth: {username: u, password: hunter2}}}\n",
 			nil,
 			[]string{
-				"registries.yaml: configs.\"*\".auth is not written to hosts.toml: containerd would send it to every registry; list the hosts",
+				"registries.yaml: configs.\"*\".auth is not written to hosts.toml: containerd would send it to every registry; " +
+					"list the hosts",
 			},
 		},
 		"a certificate that is not mounted": {
@@ -457,9 +476,12 @@ func TestBuildWarns(t *testing.T) {
 					"configs.x.tls.ca_file: /a/b was not checked: add its directory to nodeConfig.tlsDirectories",
 			},
 		},
-		"an ineffective exclusion in K3s": {"mirrors: {'*': {endpoint: [x]}, quay.io: {}}\nconfigs: {docker.io: {}, ghcr.io: {tls: {}}}\n", nil, []string{
-			"registries.yaml: K3s ignores docker.io, which has no settings, so mirrors.\"*\" applies to it too; to exclude it, add tls: {} to configs.\"docker.io\"",
-			"registries.yaml: K3s ignores quay.io, which has no settings, so mirrors.\"*\" applies to it too; to exclude it, add tls: {} to configs.\"quay.io\"",
+		"an ineffective exclusion in K3s": {"mirrors: {'*': {endpoint: [x]}, quay.io: {}}\nconfigs: {docker.io: {}, " +
+			"ghcr.io: {tls: {}}}\n", nil, []string{
+			"registries.yaml: K3s ignores docker.io, which has no settings, so mirrors.\"*\" applies to it too; to exclude " +
+				"it, add tls: {} to configs.\"docker.io\"",
+			"registries.yaml: K3s ignores quay.io, which has no settings, so mirrors.\"*\" applies to it too; to exclude it, " +
+				"add tls: {} to configs.\"quay.io\"",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -19,7 +19,8 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 	w := &nodeWait{Observer: o, component: names.ComponentNodeConfig, what: "the node configuration",
 		names: o.Settings.NodeConfig.DaemonSets}
 	if err := w.run(ctx); err != nil {
-		return "", fmt.Errorf("%w; see the log of such a pod (container configure), fix the problem, then run helm upgrade again; nothing was changed on a node that refuses", err)
+		return "", fmt.Errorf("%w; see the log of such a pod (container configure), fix the problem, then run helm "+
+			"upgrade again; nothing was changed on a node that refuses", err)
 	}
 	o.tellOfNodes(w.coverage.pods)
 

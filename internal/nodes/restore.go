@@ -43,7 +43,8 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 	switch {
 	case len(sets.Items) == 0:
 		o.left(directories, "the release has no pods that restore them, or its hooks were left out")
-		return "nothing: there are no pods that restore files, because the release has no files on nodes or its hooks were left out", nil
+		return "nothing: there are no pods that restore files, because the release has no files on nodes or its hooks " +
+			"were left out", nil
 	case err == nil && len(directories) == 0 && len(configuring) == 0:
 		// This also holds after a refused installation, which created nothing that these pods need.
 		if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil {
@@ -71,11 +72,13 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 	w := &nodeWait{Observer: o, component: names.ComponentNodeRestore, what: "the nodes' files to be restored",
 		again: unfinished}
 	if err := w.run(ctx); err != nil {
-		return "", fmt.Errorf("%w; fix the problem on the node and run helm uninstall again, or leave the files as they are: helm uninstall --no-hooks, then init-hook cleanup", err)
+		return "", fmt.Errorf("%w; fix the problem on the node and run helm uninstall again, or leave the files as they "+
+			"are: helm uninstall --no-hooks, then init-hook cleanup", err)
 	}
 	o.tellOfNodes(w.coverage.pods)
 	if len(w.coverage.down) > 0 {
-		o.Log.Warn("nodes are not ready, and files of the release stay on them; what was there before is beside each, as FILE.before-zarf-registry",
+		o.Log.Warn("nodes are not ready, and files of the release stay on them; what was there before is beside each, as "+
+			"FILE.before-zarf-registry",
 			"nodes", release.ListNodes(w.coverage.down))
 	}
 	if len(directories) > 0 {
@@ -97,7 +100,8 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 // left logs the directories where files may stay that no pod restores.
 func (o *Observer) left(directories []string, why string) {
 	if len(directories) > 0 {
-		o.Log.Warn("files of the release may stay on nodes; each says so in its first line, and what was there before is beside it, as FILE.before-zarf-registry",
+		o.Log.Warn("files of the release may stay on nodes; each says so in its first line, and what was there before is "+
+			"beside it, as FILE.before-zarf-registry",
 			"in", strings.Join(directories, ", "), "why", why)
 	}
 }

@@ -57,7 +57,8 @@ func (s *Seeder) Seed(ctx context.Context, programs, architectures []string) (st
 			return "", err
 		}
 	}
-	return fmt.Sprintf("wrote %d ConfigMaps (%d bytes; %d of them replaced wrong ones), kept %d, restarted %d waiting pods",
+	return fmt.Sprintf("wrote %d ConfigMaps (%d bytes; %d of them replaced wrong ones), kept %d, "+
+		"restarted %d waiting pods",
 		total.written, total.bytes, total.replaced, total.kept, restarted), nil
 }
 
@@ -192,7 +193,8 @@ func (w *writer) write(ctx context.Context, o injector.Object) error {
 		if listErr == nil && len(list.Items) == 1 && right(&list.Items[0], o) {
 			return nil
 		}
-		return fmt.Errorf("creating %s: another run created it meanwhile with other content; run this again when no other run is in progress: %w", w.Object("ConfigMap", name), errors.Join(err, listErr))
+		return fmt.Errorf("creating %s: another run created it meanwhile with other content; run this again when no other "+
+			"run is in progress: %w", w.Object("ConfigMap", name), errors.Join(err, listErr))
 	}
 	if err != nil {
 		return fmt.Errorf("creating %s: %w", w.Object("ConfigMap", name), err)

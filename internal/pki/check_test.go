@@ -234,11 +234,11 @@ func TestCheck(t *testing.T) {
 			trust: trusting(ours.Certificate())},
 		"an RSA key in PKCS #1": {pair: of(rsa2048,
 			block("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(rsa2048)))},
-		"an RSA key in PKCS #8":                       {pair: of(rsa2048, pkcs8(t, rsa2048))},
-		"an ECDSA key in SEC 1":                       {pair: withKey(sec1(t, key))},
-		"an ECDSA key behind its parameters":          {pair: withKey(slices.Concat(parameters, []byte(sec1(t, key))))},
-		"an Ed25519 key":                              {pair: of(edKey, pkcs8(t, edKey))},
-		"the former authority is expired, not needed": {pair: good, trust: trusting(expiredRoot.cert, root.cert)},
+		"an RSA key in PKCS #8":                  {pair: of(rsa2048, pkcs8(t, rsa2048))},
+		"an ECDSA key in SEC 1":                  {pair: withKey(sec1(t, key))},
+		"an ECDSA key behind its parameters":     {pair: withKey(slices.Concat(parameters, []byte(sec1(t, key))))},
+		"an Ed25519 key":                         {pair: of(edKey, pkcs8(t, edKey))},
+		"the previous CA is expired, not needed": {pair: good, trust: trusting(expiredRoot.cert, root.cert)},
 		"one of two authorities with one name and one key is expired": {pair: good, trust: trusting(
 			sign(t, nil, "root", root.key, asCA, expired), root.cert)},
 
@@ -265,7 +265,7 @@ func TestCheck(t *testing.T) {
 		"an encrypted key": {pair: withKey(block("ENCRYPTED PRIVATE KEY", []byte("secret"))),
 			lines: []string{"parsing the private key: it is encrypted, and nobody is there to type a password: store it " +
 				"decrypted"}},
-		"an encrypted key of former times": {pair: withKey([]byte("-----BEGIN EC PRIVATE KEY-----\nProc-Type: " +
+		"an encrypted key from old versions": {pair: withKey([]byte("-----BEGIN EC PRIVATE KEY-----\nProc-Type: " +
 			"4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\nc2VjcmV0\n-----END EC PRIVATE KEY-----\n")),
 			lines: []string{"parsing the private key: it is encrypted, and nobody is there to type a password: store it " +
 				"decrypted"}},
@@ -296,7 +296,8 @@ func TestCheck(t *testing.T) {
 		"rubbish in between": {pair: pki.KeyPair{Certificate: slices.Concat(good.Certificate, []byte("hunter2\n"),
 			good.Certificate), Key: good.Key},
 			lines: []string{"parsing the certificate: there is something after PEM block 1: only PEM blocks may be in the file"}},
-		"a damaged block before a good one": {pair: pki.KeyPair{Certificate: slices.Concat([]byte("-----BEGIN CERTIFICATE-----\nhunter2!\n-----END CERTIFICATE-----\n"), good.Certificate), Key: good.Key},
+		"a damaged block before a good one": {pair: pki.KeyPair{Certificate: slices.Concat(
+			[]byte("-----BEGIN CERTIFICATE-----\nhunter2!\n-----END CERTIFICATE-----\n"), good.Certificate), Key: good.Key},
 			lines: []string{"parsing the certificate: PEM block 1 is damaged"}},
 		"half a block": {pair: pki.KeyPair{Certificate: good.Certificate[:len(good.Certificate)/2], Key: good.Key},
 			lines: []string{"parsing the certificate: PEM block 1 is damaged"}},
@@ -386,7 +387,8 @@ func TestCheck(t *testing.T) {
 		"an authority that allows none below it": {pair: leaf(newCA(t, noPathBelow, "middle")),
 			trust: trusting(noPathBelow.cert),
 			lines: []string{`trusted CA "CN=narrow root": it allows 0 CAs below it, and the chain has 1`}},
-		"an authority for clients only": {pair: leaf(below(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })),
+		"an authority for clients only": {pair: leaf(
+			below(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })),
 			lines: []string{"a CA between it and the trusted one does not allow server authentication"}},
 		"an authority for other names": {pair: leaf(below(func(c *x509.Certificate) {
 			c.PermittedDNSDomainsCritical, c.PermittedDNSDomains = true, []string{"example.com"}

@@ -54,7 +54,7 @@ func TestNext(t *testing.T) {
 	began := held(t, oldCA, was)     // before a rotation
 	overlap := held(t, oldCA, both)  // trust is written
 	reissued := held(t, newCA, both) // leaves are written
-	ended := held(t, newCA, is)      // the former authority is dropped
+	ended := held(t, newCA, is)      // the previous CA is dropped
 	with := func(secrets map[string]pki.Held, role string, h pki.Held) map[string]pki.Held {
 		out := map[string]pki.Held{}
 		for r, s := range secrets {
@@ -84,7 +84,7 @@ func TestNext(t *testing.T) {
 			at:     pki.Position{Want: is, Due: all, Settled: true},
 			action: pki.Reissue, trust: is, roles: all,
 		},
-		"first install, where a former attempt was recorded": {
+		"first install, where a previous attempt was recorded": {
 			at:     pki.Position{Want: is, Due: all, Observed: true},
 			action: pki.Reissue, trust: is, roles: all,
 		},
@@ -104,7 +104,7 @@ func TestNext(t *testing.T) {
 			at:     pki.Position{Want: was, Held: with(began, server, pki.Held{Trust: was}), Settled: true},
 			action: pki.Reissue, trust: was, roles: []string{server},
 		},
-		"1: a new authority is first trusted beside the former": {
+		"1: a new CA is first trusted beside the previous": {
 			at:     pki.Position{Want: is, Held: began, Due: all, Settled: true},
 			action: pki.WriteTrust, trust: both,
 		},
@@ -191,7 +191,7 @@ func TestNext(t *testing.T) {
 				Observed: true, Loaded: pods(began, began)},
 			action: pki.Reissue, trust: both, roles: all,
 		},
-		"3: before the former authority is dropped, the pods are looked at": {
+		"3: before the previous CA is dropped, the pods are looked at": {
 			at:     pki.Position{Want: is, Held: reissued},
 			action: pki.Observe,
 		},
@@ -201,7 +201,8 @@ func TestNext(t *testing.T) {
 		},
 		"3: it stays while a pod shows a certificate of it": {
 			at:     pki.Position{Want: is, Held: reissued, Observed: true, Loaded: pods(reissued, overlap)},
-			action: pki.Wait, waiting: []string{"proxy-a: it still shows the certificate with SHA-256 " + pki.Fingerprint(overlap[node].Leaf)[:16], "proxy-b: it still shows"},
+			action: pki.Wait, waiting: []string{"proxy-a: it still shows the certificate with SHA-256 " +
+				pki.Fingerprint(overlap[node].Leaf)[:16], "proxy-b: it still shows"},
 		},
 		"3: and while a pod cannot be asked": {
 			at:     pki.Position{Want: is, Held: reissued, Observed: true, Loaded: append(pods(reissued, reissued), silent)},
@@ -228,7 +229,7 @@ func TestNext(t *testing.T) {
 			at:     pki.Position{Want: is, Held: ended},
 			action: pki.Observe,
 		},
-		"4: it has not ended while a pod trusts the former authority": {
+		"4: it has not ended while a pod trusts the previous CA": {
 			at: pki.Position{Want: is, Held: ended, Observed: true,
 				Loaded: []pki.Loaded{loadedAs("registry-0", server, ended),
 					{Pod: "proxy-a", Role: node, Leaf: pki.Fingerprint(ended[node].Leaf), Trust: both.Fingerprints()}}},
@@ -255,7 +256,8 @@ func TestNext(t *testing.T) {
 			if got.Action != c.action || !got.Trust.Equal(c.trust) || got.Drops != c.drops ||
 				!slices.Equal(got.Roles, c.roles) || got.Why == "" {
 				t.Errorf("got %s %q (drops: %v, roles %q, waiting %q, why %q)\nwant %s %q (drops: %v, roles %q)",
-					got.Action, got.Trust.Fingerprints(), got.Drops, got.Roles, got.Waiting, got.Why, c.action, c.trust.Fingerprints(), c.drops, c.roles)
+					got.Action, got.Trust.Fingerprints(), got.Drops, got.Roles, got.Waiting, got.Why, c.action, c.trust.Fingerprints(),
+					c.drops, c.roles)
 			}
 			if len(got.Waiting) != len(c.waiting) {
 				t.Fatalf("waits for %q, want %q", got.Waiting, c.waiting)

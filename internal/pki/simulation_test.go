@@ -49,7 +49,7 @@ type cluster struct {
 	secrets   map[string]secret
 	due       map[string]*x509.Certificate // the leaf that is past half of its life
 	authority *pki.CA
-	former    []*pki.CA
+	previous  []*pki.CA
 	recorded  int // odd: a change is recorded as under way
 	revision  int
 	pods      []*pod
@@ -65,7 +65,7 @@ func newCluster(t *testing.T, seed uint64, next func(pki.Position) pki.Step) *cl
 		secrets: map[string]secret{}, due: map[string]*x509.Certificate{}, verified: map[string]error{},
 		authority: authority(t, now, 0), engines: []*engine{{}, {}},
 	}
-	c.former = []*pki.CA{c.authority}
+	c.previous = []*pki.CA{c.authority}
 	for c.settle(); len(c.pods) < 5; {
 		c.addPod([]string{server, node, node}[len(c.pods)%3])
 	}
@@ -240,18 +240,18 @@ func (c *cluster) event() {
 	case n < 97:
 		lose("ca.crt lost", func(h pki.Held) *pki.Held { return &pki.Held{Leaf: h.Leaf} })
 	case n < 99:
-		if len(c.former) < 6 {
+		if len(c.previous) < 6 {
 			c.authority = authority(c.t, now, 0)
-			c.former = append(c.former, c.authority)
-			c.say("another authority: %d", len(c.former))
+			c.previous = append(c.previous, c.authority)
+			c.say("another CA: %d", len(c.previous))
 		}
 	default:
 		// See Next: this is safe only while nobody is about to drop that authority.
 		for _, e := range c.engines {
 			e.position, e.writes = nil, nil
 		}
-		i := c.random.IntN(len(c.former))
-		c.authority = c.former[i]
+		i := c.random.IntN(len(c.previous))
+		c.authority = c.previous[i]
 		c.say("back to authority %d", i+1)
 	}
 }
@@ -378,27 +378,27 @@ func TestTheSimulationNoticesABrokenRule(t *testing.T) {
 			}
 			return pki.Next(blind(p))
 		},
-		"the former authority is not waited for with": func(p pki.Position) pki.Step {
+		"the previous CA is not waited for with": func(p pki.Position) pki.Step {
 			if step := pki.Next(p); !unloaded(step) || len(p.Due) != 0 {
 				return step
 			}
 			return pki.Next(blind(p))
 		},
-		"the former authorities are forgotten at once": func(p pki.Position) pki.Step {
+		"the previous CAs are forgotten at once": func(p pki.Position) pki.Step {
 			step := pki.Next(p)
 			if step.Action == pki.WriteTrust {
 				step.Trust = p.Want
 			}
 			return step
 		},
-		"only one of the former authorities is kept": func(p pki.Position) pki.Step {
+		"only one of the previous CAs is kept": func(p pki.Position) pki.Step {
 			step := pki.Next(p)
 			if certs := step.Trust.Certificates(); step.Action == pki.WriteTrust && len(certs) > 2 {
 				step.Trust = pki.NewBundle(certs[len(certs)-2:]...)
 			}
 			return step
 		},
-		"whoever is late is not asked": func(p pki.Position) pki.Step {
+		"late pods are not asked": func(p pki.Position) pki.Step {
 			p.Loaded = slices.DeleteFunc(slices.Clone(p.Loaded), func(l pki.Loaded) bool { return l.Problem != "" })
 			return pki.Next(p)
 		},

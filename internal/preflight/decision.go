@@ -58,8 +58,10 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	switch {
 	case !external && o.RegistryURL != "":
 		return "", release.Refuse(
-			"registryURL is %s and registryProxy is %t: an external registry is not deployed by this release, so there is nothing that a proxy or a node port could lead to; "+
-				"and images would be named by %s, not by the registry's address: leave out one of the two (--set registryURL= or --set registryProxy=null)",
+			"registryURL is %s and registryProxy is %t: an external registry is not deployed by this release, so there is "+
+				"nothing that a proxy or a node port could lead to; "+
+				"and images would be named by %s, not by the registry's address: leave out one of the two (--set registryURL= "+
+				"or --set registryProxy=null)",
 			o.RegistryURL, o.Mode == state.ModeProxy, o.Address)
 	case external && o.RegistryURL == "":
 		return "", release.Refuse("external mode without a registry: name it, --set registryURL=HOST[:PORT][/PATH]")

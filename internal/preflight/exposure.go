@@ -39,7 +39,8 @@ func (i *Inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 	}
 	if name := i.Settings.Expose.UsersSecret; name != "" {
 		object := i.Object("Secret", name)
-		remedy := fmt.Sprintf("htpasswd -Bbn USER PASSWORD > htpasswd; kubectl -n %s create secret generic %s --from-file=htpasswd", i.Settings.Namespace, name)
+		remedy := fmt.Sprintf("htpasswd -Bbn USER PASSWORD > htpasswd; kubectl -n %s create secret generic %s "+
+			"--from-file=htpasswd", i.Settings.Namespace, name)
 		secret, err := i.userSecret(ctx, name)
 		switch {
 		case err != nil:

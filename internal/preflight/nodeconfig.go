@@ -97,7 +97,8 @@ func (i *Inspection) forgottenDirectories() []Finding {
 	}
 	return []Finding{{
 		Check: checkNodeConfig, Severity: Warning,
-		Cause:  fmt.Sprintf("files of this release may remain in %s on nodes, because no rendered pod manages these directories", strings.Join(forgotten, ", ")),
+		Cause: fmt.Sprintf("files of this release may remain in %s on nodes, because no rendered pod manages these "+
+			"directories", strings.Join(forgotten, ", ")),
 		Remedy: fmt.Sprintf("name them: --set nodeConfig.directories={%s}", strings.Join(forgotten, ",")),
 	}}
 }
@@ -106,7 +107,8 @@ func (i *Inspection) forgottenDirectories() []Finding {
 func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *certs.Problem, error) {
 	name, key := i.Settings.NodeConfig.RegistriesSecret, i.Settings.NodeConfig.RegistriesKey
 	object := i.Object("Secret", name)
-	remedy := fmt.Sprintf("make it, with K3s' registries.yaml under the key %s, or name another in nodeConfig.k3s.existingSecret and existingSecretKey", key)
+	remedy := fmt.Sprintf("make it, with K3s' registries.yaml under the key %s, or name another in "+
+		"nodeConfig.k3s.existingSecret and existingSecretKey", key)
 	secret, err := i.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):

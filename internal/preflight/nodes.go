@@ -31,7 +31,8 @@ func (i *Inspection) address() []Finding {
 	}
 	f := Finding{
 		Check: checkAddress, Severity: Warning, Object: "address " + now.Address,
-		Cause:  fmt.Sprintf("image references now start with this address, and references that start with %s can no longer be pulled", before.Address),
+		Cause: fmt.Sprintf("image references now start with this address, and references that start with %s can no "+
+			"longer be pulled", before.Address),
 		Remedy: fmt.Sprintf("change the references, or keep the address: %s", setAddress(before)),
 	}
 	if now.Mode == state.ModeExternal {
@@ -81,7 +82,8 @@ func (i *Inspection) criO() []Finding {
 		f.Severity = Warning
 		f.Cause = wants + ", and must trust the CA of the proxies"
 		f.Remedy = fmt.Sprintf(
-			"--set nodeConfig.crio.ca=true; or, once there are certificates, write what init-hook certs ca prints to /etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Settings.Address)
+			"--set nodeConfig.crio.ca=true; or, once there are certificates, write what init-hook certs ca prints to "+
+				"/etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Settings.Address)
 	}
 	return []Finding{f}
 }
@@ -108,7 +110,8 @@ func (i *Inspection) architecture() []Finding {
 			strings.Join(o.Architectures, " and "), arch)
 		if o.Mode == state.ModeNodePort {
 			f.Cause = fmt.Sprintf(
-				"the chart has programs for %s but not for %s, so these nodes cannot run the registry, and their pulls are not verified", strings.Join(o.Architectures, " and "), arch)
+				"the chart has programs for %s but not for %s, so these nodes cannot run the registry, and their pulls are not "+
+					"verified", strings.Join(o.Architectures, " and "), arch)
 		}
 		if !left {
 			f.Severity = Blocker

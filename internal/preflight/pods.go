@@ -89,7 +89,8 @@ func (i *Inspection) changed(asked, answer *corev1.Pod) []Finding {
 	container, object := answer.Spec.Containers[0], "namespace "+i.Settings.Namespace
 	if container.ImagePullPolicy == corev1.PullAlways {
 		findings = append(findings, Finding{Check: checkAlwaysPull, Severity: Blocker, Object: object,
-			Cause:  "admission (AlwaysPullImages or a webhook) forces every pod to pull its image, but nodes cannot pull the pause image that injected pods use",
+			Cause: "admission (AlwaysPullImages or a webhook) forces every pod to pull its image, but nodes cannot pull the " +
+				"pause image that injected pods use",
 			Remedy: "exempt the namespace from it, or --set injector.enabled=false where nodes can pull the project's images"})
 	}
 	if image := asked.Spec.Containers[0].Image; container.Image != image {

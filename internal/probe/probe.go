@@ -86,7 +86,8 @@ const maxErrorBody = 64 << 10
 
 // Run probes. The error is about config; what is found is in the Result.
 func Run(ctx context.Context, config Config) (Result, error) {
-	if _, port, err := net.SplitHostPort(config.Address); err != nil || port == "" || strings.ContainsAny(config.Address, "/@ ") {
+	if _, port, err := net.SplitHostPort(config.Address); err != nil || port == "" ||
+		strings.ContainsAny(config.Address, "/@ ") {
 		return Result{}, fmt.Errorf("address %q: want host:port, as in 127.0.0.1:31999 or [::1]:31999", config.Address)
 	}
 	if config.Timeout <= 0 {
@@ -162,8 +163,8 @@ func (p *prober) ask(ctx context.Context, method, path string) (*http.Response, 
 	return response, body, true
 }
 
-// exchange is one request on a connection of its own. It is less than http.Client in every way that matters here: nothing
-// is retried or redirected, and a twentieth of the program is saved.
+// exchange sends one request on a new connection. Unlike http.Client it neither retries nor follows redirects, and it
+// makes the program 5% smaller.
 func (p *prober) exchange(ctx context.Context, method string, target *url.URL) (*http.Response, []byte, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", p.config.Address)
 	if err != nil {
@@ -207,8 +208,10 @@ func (p *prober) unanswered(err error) bool {
 	)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return p.fail(ReasonRefused, "with registryProxy=true, see whether this node's proxy pod is Ready and whether the CNI serves hostPort (portmap); "+
-			"with registryProxy=false, kube-proxy does not serve node ports on loopback here (nftables, IPVS, IPv6): use registryProxy=true",
+		return p.fail(ReasonRefused,
+			"with registryProxy=true, see whether this node's proxy pod is Ready and whether the CNI serves hostPort "+
+				"(portmap); with registryProxy=false, kube-proxy does not serve node ports on loopback here (nftables, "+
+				"IPVS, IPv6): use registryProxy=true",
 			"connection refused: nothing listens on %s on this node", p.config.Address)
 	case errors.As(err, &record) && string(record.RecordHeader[:]) == "HTTP/":
 		return p.fail(ReasonNoTLS, "probe without --tls, or set proxy.tls=always",
@@ -220,10 +223,13 @@ func (p *prober) unanswered(err error) bool {
 		return p.fail(ReasonCertificate, "use the address that the certificate names",
 			"the certificate of %s is for another address: %v", p.config.Address, hostname)
 	case errors.As(err, &certificate):
-		return p.fail(ReasonCertificate, "see whether this node's clock is right, and renew the certificates with helm upgrade",
+		return p.fail(ReasonCertificate,
+			"see whether this node's clock is right, and renew the certificates with helm upgrade",
 			"the certificate of %s cannot be verified: %v", p.config.Address, certificate.Err)
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return p.fail(ReasonTimeout, "see /readyz?verbose on the proxy's metrics port, whether the registry is ready, and whether a firewall or the CNI drops packets to the port",
+		return p.fail(ReasonTimeout,
+			"see /readyz?verbose on the proxy's metrics port, whether the registry is ready, and whether a firewall or the "+
+				"CNI drops packets to the port",
 			"no answer from %s within %s", p.config.Address, p.config.Timeout)
 	case errors.As(err, &operation) && operation.Op == "dial":
 		return p.fail(ReasonUnreachable, "use the node's loopback address: 127.0.0.1, or [::1] on an IPv6-only cluster",
@@ -251,7 +257,8 @@ func (p *prober) api(ctx context.Context) bool {
 		return p.wantsTLS()
 	case response.StatusCode != http.StatusOK:
 		return p.answered(response, body, "")
-	case response.Header.Get("Docker-Distribution-Api-Version") == "" && !strings.HasPrefix(response.Header.Get("Content-Type"), "application/json"):
+	case response.Header.Get("Docker-Distribution-Api-Version") == "" &&
+		!strings.HasPrefix(response.Header.Get("Content-Type"), "application/json"):
 		return p.fail(ReasonNotARegistry, "see what listens there (ss -ltnp): the port may be taken by something else",
 			"%s answers, but is not a registry", p.config.Address)
 	}
@@ -279,7 +286,9 @@ func (p *prober) answered(response *http.Response, body []byte, image string) bo
 	}
 	switch response.StatusCode {
 	case http.StatusUnauthorized:
-		return p.fail(ReasonUnauthorized, "with registryProxy=false pulls need imagePullSecrets; with registryProxy=true this is not the proxy but something else on its port",
+		return p.fail(ReasonUnauthorized,
+			"with registryProxy=false pulls need imagePullSecrets; with registryProxy=true this is not the proxy but "+
+				"something else on its port",
 			"the registry wants a login (%s): %s", response.Header.Get("Www-Authenticate"), message)
 	case http.StatusForbidden:
 		return p.fail(ReasonDenied, "see whether the proxy's certificate is one of this release (helm upgrade renews it)",
@@ -295,7 +304,8 @@ func (p *prober) answered(response *http.Response, body []byte, image string) bo
 		return p.fail(ReasonNotARegistry, "see what listens there (ss -ltnp): the port may be taken by something else",
 			"%s answers, but is not a registry: %s", p.config.Address, response.Status)
 	}
-	return p.fail(ReasonUnexpectedHTTP, "see the registry's log", "%s answered %s: %s", p.config.Address, response.Status, message)
+	return p.fail(ReasonUnexpectedHTTP, "see the registry's log", "%s answered %s: %s", p.config.Address, response.Status,
+		message)
 }
 
 // ociError reads the first error of an OCI error body; empty if it is none. Cutting two strings out does for words that

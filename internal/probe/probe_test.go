@@ -57,15 +57,18 @@ func TestRun(t *testing.T) {
 		"an image without a tag": {
 			registry, "zarf/agent", "", nil, []string{"GET /v2/ 200", "HEAD /v2/zarf/agent/manifests/latest 200"}},
 		"an image with a digest": {
-			registry, "zarf/agent@" + digest, "", nil, []string{"GET /v2/ 200", "HEAD /v2/zarf/agent/manifests/" + digest + " 200"}},
+			registry, "zarf/agent@" + digest, "", nil, []string{"GET /v2/ 200",
+				"HEAD /v2/zarf/agent/manifests/" + digest + " 200"}},
 		"an image with the address before it": {
 			registry, "ADDRESS/zarf/agent:1", "", nil, []string{"GET /v2/ 200", "HEAD /v2/zarf/agent/manifests/1 200"}},
 		"a registry that does not have the image": {
-			registry, "zarf/other:2", ReasonUnknownImage, []string{"zarf/other:2", "MANIFEST_UNKNOWN: manifest unknown", "images push"},
+			registry, "zarf/other:2", ReasonUnknownImage, []string{"zarf/other:2", "MANIFEST_UNKNOWN: manifest unknown",
+				"images push"},
 			[]string{"GET /v2/ 200", "HEAD /v2/zarf/other/manifests/2 404", "GET /v2/zarf/other/manifests/2 404"}},
 		"a proxy whose registry is away": {
 			answer(503, "UNAVAILABLE", "the registry r:5000 does not answer: connection refused"), "zarf/agent:1",
-			ReasonUnavailable, []string{"the registry r:5000 does not answer: connection refused", "Service"}, []string{"GET /v2/ 503"}},
+			ReasonUnavailable, []string{"the registry r:5000 does not answer: connection refused", "Service"},
+			[]string{"GET /v2/ 503"}},
 		"a gateway without a registry": {
 			func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "", 502) }, "",
 			ReasonUnavailable, []string{"502 Bad Gateway"}, []string{"GET /v2/ 502"}},
@@ -73,11 +76,13 @@ func TestRun(t *testing.T) {
 			func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Www-Authenticate", `Basic realm="zarf-registry"`)
 				ociAnswer(w, 401, "UNAUTHORIZED", "authentication required")
-			}, "", ReasonUnauthorized, []string{`Basic realm="zarf-registry"`, "UNAUTHORIZED: authentication required", "imagePullSecrets"}, []string{"GET /v2/ 401"}},
+			}, "", ReasonUnauthorized, []string{`Basic realm="zarf-registry"`, "UNAUTHORIZED: authentication required",
+				"imagePullSecrets"}, []string{"GET /v2/ 401"}},
 		"a registry that denies": {
 			answer(403, "DENIED", "not for you"), "", ReasonDenied, []string{"DENIED: not for you"}, []string{"GET /v2/ 403"}},
 		"a registry that is broken": {
-			answer(500, "UNKNOWN", "disk full"), "", ReasonUnexpectedHTTP, []string{"500", "disk full"}, []string{"GET /v2/ 500"}},
+			answer(500, "UNKNOWN", "disk full"), "", ReasonUnexpectedHTTP, []string{"500", "disk full"},
+			[]string{"GET /v2/ 500"}},
 		"a web server": {
 			func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>hello") }, "",
 			ReasonNotARegistry, []string{"not a registry"}, []string{"GET /v2/ 200"}},
@@ -98,11 +103,13 @@ func TestRun(t *testing.T) {
 			server := httptest.NewServer(tt.handler)
 			defer server.Close()
 			address := server.Listener.Addr().String()
-			result := run(t, Config{Address: address, Image: strings.Replace(tt.image, "ADDRESS", address, 1), Timeout: 2 * time.Second})
+			result := run(t, Config{Address: address, Image: strings.Replace(tt.image, "ADDRESS", address, 1),
+				Timeout: 2 * time.Second})
 			expect(t, result, address, tt.reason, tt.says...)
 			var steps []string
 			for _, step := range result.Steps {
-				steps = append(steps, fmt.Sprintf("%s %s %d", step.Method, strings.TrimPrefix(step.URL, "http://"+address), step.Status))
+				steps = append(steps, fmt.Sprintf("%s %s %d", step.Method, strings.TrimPrefix(step.URL, "http://"+address),
+					step.Status))
 			}
 			if diff := cmp.Diff(tt.steps, steps); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
@@ -125,7 +132,8 @@ func run(t *testing.T, config Config) Result {
 
 func expect(t *testing.T, result Result, address string, reason Reason, says ...string) {
 	t.Helper()
-	if result.Reason != reason || result.OK != (reason == "") || (result.Problem == "") != result.OK || (result.Advice == "") != result.OK {
+	if result.Reason != reason || result.OK != (reason == "") || (result.Problem == "") != result.OK ||
+		(result.Advice == "") != result.OK {
 		t.Errorf("result = %+v, want reason %q", result, reason)
 	}
 	for _, want := range says {
@@ -142,7 +150,8 @@ func TestNothingListens(t *testing.T) {
 	}
 	address := listener.Addr().String()
 	_ = listener.Close()
-	expect(t, run(t, Config{Address: address}), address, ReasonRefused, "nothing listens on "+address, "hostPort", "kube-proxy", "registryProxy=true")
+	expect(t, run(t, Config{Address: address}), address, ReasonRefused, "nothing listens on "+address, "hostPort",
+		"kube-proxy", "registryProxy=true")
 }
 
 func TestAddressThatIsNone(t *testing.T) {
@@ -187,13 +196,15 @@ func TestTLS(t *testing.T) {
 		reason Reason
 		says   string
 	}{
-		"the right CA":           {Config{Address: address, TLS: true, RootCAs: pool(ca), Image: "zarf/agent:1"}, "", ""},
-		"another CA":             {Config{Address: address, TLS: true, RootCAs: pool(other)}, ReasonCertificate, "--ca-file"},
-		"another address":        {Config{Address: "127.0.0.2:" + port, TLS: true, RootCAs: pool(ca)}, ReasonRefused, ""},
-		"HTTP to an HTTPS port":  {Config{Address: address}, ReasonWantsTLS, "--tls"},
-		"HTTP to a TLS port":     {Config{Address: alerting.Addr().String()}, ReasonWantsTLS, "--tls"},
-		"HTTPS to an HTTP port":  {Config{Address: plain.Listener.Addr().String(), TLS: true, RootCAs: pool(ca)}, ReasonNoTLS, "plain HTTP"},
-		"a name that is not its": {Config{Address: "localhost:" + port, TLS: true, RootCAs: pool(ca)}, ReasonCertificate, "another address"},
+		"the right CA":          {Config{Address: address, TLS: true, RootCAs: pool(ca), Image: "zarf/agent:1"}, "", ""},
+		"another CA":            {Config{Address: address, TLS: true, RootCAs: pool(other)}, ReasonCertificate, "--ca-file"},
+		"another address":       {Config{Address: "127.0.0.2:" + port, TLS: true, RootCAs: pool(ca)}, ReasonRefused, ""},
+		"HTTP to an HTTPS port": {Config{Address: address}, ReasonWantsTLS, "--tls"},
+		"HTTP to a TLS port":    {Config{Address: alerting.Addr().String()}, ReasonWantsTLS, "--tls"},
+		"HTTPS to an HTTP port": {Config{Address: plain.Listener.Addr().String(), TLS: true, RootCAs: pool(ca)}, ReasonNoTLS,
+			"plain HTTP"},
+		"a name that is not its": {Config{Address: "localhost:" + port, TLS: true, RootCAs: pool(ca)}, ReasonCertificate,
+			"another address"},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			expect(t, run(t, tt.config), tt.config.Address, tt.reason, tt.says)
@@ -245,7 +256,8 @@ func TestOCIError(t *testing.T) {
 }
 
 func TestResultAsJSON(t *testing.T) {
-	result := Result{Steps: []Step{{Method: "GET", URL: "http://a/v2/", Milliseconds: 5}}, Reason: ReasonRefused, Problem: "p", Advice: "a"}
+	result := Result{Steps: []Step{{Method: "GET", URL: "http://a/v2/", Milliseconds: 5}}, Reason: ReasonRefused,
+		Problem: "p", Advice: "a"}
 	got, err := json.Marshal(result)
 	if err != nil {
 		t.Fatal(err)

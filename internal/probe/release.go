@@ -87,13 +87,15 @@ func CheckTLS(ctx context.Context, t Target, each func(Check)) error {
 			return node.expect(ctx, http.StatusForbidden, http.MethodPost, "/v2/"+Repository+"/blobs/uploads/")
 		}},
 		{"a node's certificate may not write with the push credential either", func() error {
-			return node.with(t.Username, t.Password).expect(ctx, http.StatusForbidden, http.MethodPost, "/v2/"+Repository+"/blobs/uploads/")
+			return node.with(t.Username, t.Password).expect(ctx, http.StatusForbidden, http.MethodPost,
+				"/v2/"+Repository+"/blobs/uploads/")
 		}},
 		{"a pusher's certificate may not write without the push credential", func() error {
 			return push.expect(ctx, http.StatusUnauthorized, http.MethodPost, "/v2/"+Repository+"/blobs/uploads/")
 		}},
 		{"a pusher's certificate may not write with a wrong password", func() error {
-			return push.with(t.Username, t.Password+"-wrong").expect(ctx, http.StatusUnauthorized, http.MethodPost, "/v2/"+Repository+"/blobs/uploads/")
+			return push.with(t.Username, t.Password+"-wrong").expect(ctx, http.StatusUnauthorized, http.MethodPost,
+				"/v2/"+Repository+"/blobs/uploads/")
 		}},
 		{"connections without a certificate are rejected", func() error {
 			return t.refused(ctx, nil)
@@ -151,7 +153,8 @@ func CheckPush(ctx context.Context, t Target, tag string, each func(Check)) erro
 		return err
 	}
 	// Unique too: concurrent checks must not delete each other's blobs.
-	config := fmt.Appendf(nil, `{"architecture":"amd64","os":"linux","author":%q,"rootfs":{"type":"layers","diff_ids":[%q]}}`, tag, digestOf(layer))
+	config := fmt.Appendf(nil,
+		`{"architecture":"amd64","os":"linux","author":%q,"rootfs":{"type":"layers","diff_ids":[%q]}}`, tag, digestOf(layer))
 	manifest, err := json.Marshal(map[string]any{
 		"schemaVersion": 2,
 		"mediaType":     manifestType,
@@ -200,7 +203,8 @@ func CheckPush(ctx context.Context, t Target, tag string, each func(Check)) erro
 	return errors.Join(err, try(each, "the image can be deleted", func() error {
 		var errs []error
 		// Blobs first: a retry finds them through the manifest's tag.
-		for _, path := range []string{"/blobs/" + digestOf(layer), "/blobs/" + digestOf(config), "/manifests/" + digestOf(manifest)} {
+		for _, path := range []string{"/blobs/" + digestOf(layer), "/blobs/" + digestOf(config),
+			"/manifests/" + digestOf(manifest)} {
 			_, err := push.send(ctx, http.StatusAccepted, http.MethodDelete, below+path, "", nil)
 			if err == nil {
 				err = node.expect(ctx, http.StatusNotFound, http.MethodGet, below+path)
@@ -233,7 +237,8 @@ func (t Target) reach(ctx context.Context, each func(Check), addresses ...string
 			}
 			select {
 			case <-ctx.Done():
-				err := fmt.Errorf("%w; check that its pod is ready and that no NetworkPolicy blocks this pod", errors.Join(last, ctx.Err()))
+				err := fmt.Errorf("%w; check that its pod is ready and that no NetworkPolicy blocks this pod",
+					errors.Join(last, ctx.Err()))
 				each(Check{name, err})
 				return fmt.Errorf("%s: %w", name, err)
 			case <-time.After(reachTimeout / 60):
@@ -262,7 +267,8 @@ func foreignCertificate(like *tlsfiles.Material) (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	pair, err := ca.Issue(pki.Leaf{CommonName: like.Leaf.Subject.CommonName, Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
+	pair, err := ca.Issue(pki.Leaf{CommonName: like.Leaf.Subject.CommonName, Organization: pki.OrganizationPush,
+		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
 	if err != nil {
 		return nil, err
 	}
@@ -416,7 +422,8 @@ func (c client) upload(ctx context.Context, below string, blob []byte) error {
 	if strings.Contains(begun.location, "?") {
 		separator = "&"
 	}
-	_, err = c.send(ctx, http.StatusCreated, http.MethodPut, begun.location+separator+"digest="+url.QueryEscape(digestOf(blob)), "application/octet-stream", blob)
+	_, err = c.send(ctx, http.StatusCreated, http.MethodPut, begun.location+separator+"digest="+
+		url.QueryEscape(digestOf(blob)), "application/octet-stream", blob)
 	return err
 }
 

@@ -57,7 +57,8 @@ func start(t *testing.T, change func(*registry.Options)) *fixture {
 		return file
 	}
 	root := filepath.Join(dir, "storage")
-	config, err := registry.LoadConfig(write("config.yml", "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n"))
+	config, err := registry.LoadConfig(write("config.yml", "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+
+		"}}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,13 +161,15 @@ func TestARegistryOfOursPasses(t *testing.T) {
 			if len(done) != 11+4 {
 				t.Errorf("%d steps: %q", len(done), done)
 			}
-			links, err := filepath.Glob(filepath.Join(f.root, "docker/registry/v2/repositories", probe.Repository, "_manifests/tags/*/current/link"))
+			links, err := filepath.Glob(filepath.Join(f.root, "docker/registry/v2/repositories", probe.Repository,
+				"_manifests/tags/*/current/link"))
 			if err != nil || len(links) > 0 {
 				t.Errorf("left are %q, %v", links, err)
 			}
 			// What the values say and what the registry does are not the same.
 			f.target.AnonymousPull = !anonymous
-			if err := probe.CheckTLS(t.Context(), f.target, steps(&done)); err == nil || !strings.Contains(err.Error(), "the node port serves") {
+			if err := probe.CheckTLS(t.Context(), f.target, steps(&done)); err == nil ||
+				!strings.Contains(err.Error(), "the node port serves") {
 				t.Errorf("error is %v", err)
 			}
 		})
@@ -182,13 +185,17 @@ func TestFaultsAreFound(t *testing.T) {
 		want   string
 		steps  int // that fail
 	}{
-		"a wrong password": {func(t *probe.Target) { t.Password = "wrong" }, "an image can be pushed: POST https://" + f.target.Registry + "/v2/zarf-registry/check/blobs/uploads/: got 401", 0},
+		"a wrong password": {func(t *probe.Target) { t.Password = "wrong" },
+			"an image can be pushed: POST https://" + f.target.Registry + "/v2/zarf-registry/check/blobs/uploads/: got 401", 0},
 		"the certificates of an authority that the registry does not know": {func(to *probe.Target) {
 			to.Push, to.Node = material(t, other, pki.OrganizationPush), material(t, other, pki.OrganizationNode)
 		}, "the registry's certificate is verified, and a node's certificate may read", 7},
-		"a node's certificate for pushing": {func(to *probe.Target) { to.Push = to.Node }, "a pusher's certificate may not write without the push credential", 2},
-		"a pusher's certificate on nodes":  {func(to *probe.Target) { to.Node = to.Push }, "a node's certificate may not write", 2},
-		"a port that nothing listens at":   {func(to *probe.Target) { to.Registry = name + ":1" }, "the registry is reachable: dial tcp 127.0.0.1:1: connect: connection refused", 1},
+		"a node's certificate for pushing": {func(to *probe.Target) { to.Push = to.Node },
+			"a pusher's certificate may not write without the push credential", 2},
+		"a pusher's certificate on nodes": {func(to *probe.Target) { to.Node = to.Push },
+			"a node's certificate may not write", 2},
+		"a port that nothing listens at": {func(to *probe.Target) { to.Registry = name + ":1" },
+			"the registry is reachable: dial tcp 127.0.0.1:1: connect: connection refused", 1},
 	} {
 		t.Run(title, func(t *testing.T) {
 			target := f.target
@@ -223,7 +230,10 @@ func TestFaultsAreFound(t *testing.T) {
 // verified only where there are any.
 func TestAnOpenRegistryIsFound(t *testing.T) {
 	ca := tlsfilestest.NewCA(t, "test")
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "{}") }))
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
+		_ *http.Request) {
+		io.WriteString(w, "{}")
+	}))
 	certificate, key := ca.Issue(t, pki.OrganizationServer, name)
 	pair, err := tls.X509KeyPair(certificate, key)
 	if err != nil {
@@ -236,7 +246,8 @@ func TestAnOpenRegistryIsFound(t *testing.T) {
 	defer server.Close()
 	err = probe.CheckTLS(t.Context(), target(t, ca, server.Listener.Addr().String()), func(probe.Check) {})
 	for _, want := range []string{
-		"connections without a certificate are rejected: GET https://", "connections with a certificate of another CA are rejected: GET https://",
+		"connections without a certificate are rejected: GET https://",
+		"connections with a certificate of another CA are rejected: GET https://",
 		"a node's certificate may not write:", "without the push credential", "with a wrong password",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -265,7 +276,8 @@ func TestAPauseIsWaitedFor(t *testing.T) {
 	server.StartTLS()
 	defer server.Close()
 	to := target(t, ca, server.Listener.Addr().String())
-	if err := probe.CheckPush(t.Context(), to, "check-1", func(probe.Check) {}); err == nil || !strings.Contains(err.Error(), "418") || asked < 2 {
+	if err := probe.CheckPush(t.Context(), to, "check-1", func(probe.Check) {}); err == nil ||
+		!strings.Contains(err.Error(), "418") || asked < 2 {
 		t.Errorf("asked %d times: %v", asked, err)
 	}
 }

@@ -38,10 +38,12 @@ type sight struct {
 func FuzzConnection(f *testing.F) {
 	for _, seed := range []string{
 		"GET /v2/ HTTP/1.1\r\nHost: a\r\n\r\n",
-		"HEAD /v2/a/manifests/latest HTTP/1.1\r\nHost: a\r\nAccept: a/b\r\nAuthorization: Basic eDp5\r\nConnection: accept\r\n\r\nGET / HTTP/1.0\r\n\r\n",
+		"HEAD /v2/a/manifests/latest HTTP/1.1\r\nHost: a\r\nAccept: a/b\r\nAuthorization: Basic eDp5\r\nConnection: " +
+			"accept\r\n\r\nGET / HTTP/1.0\r\n\r\n",
 		"GET http://b/%2f?%0a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabcGET /b HTTP/1.1\r\nHost: a\r\n\r\n",
-		"PUT / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\nGET /b HTTP/1.1\r\nHost: a\r\nX-Forwarded-Proto: ftp\r\n\r\n",
+		"PUT / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\nGET /b HTTP/1.1\r\nHost: " +
+			"a\r\nX-Forwarded-Proto: ftp\r\n\r\n",
 		"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 28\r\n\r\nGET /b HTTP/1.1\r\nHost: a\r\n\r\n",
 		"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03",
 		"\x16GET / HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -373,7 +375,8 @@ func FuzzAnswer(f *testing.F) {
 		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nEtag: \"x\"\r\n\r\nbody",
 		"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 1-4/9\r\nContent-Length: 4\r\n\r\nbody",
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\nX: y\r\n\r\n",
-		"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 404 Not Found\r\nConnection: x, close\r\nX: y\r\nContent-Length: 0\r\n\r\nextra",
+		"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 404 Not Found\r\nConnection: x, close\r\nX: y\r\nContent-Length: " +
+			"0\r\n\r\nextra",
 		"HTTP/1.0 200 OK\r\n\r\nbody",
 	} {
 		f.Add([]byte(seed))

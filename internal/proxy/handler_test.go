@@ -478,7 +478,8 @@ func TestSmuggling(t *testing.T) {
 		"HTTP/0.9":                 {"GET /1\r\n", nil},
 		"the HTTP/2 preface":       {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", nil},
 		"an upgrade to HTTP/2": {
-			"GET /1 HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+			"GET /1 HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: " +
+				"AAMAAABk\r\n\r\n",
 			[]string{"GET /1"},
 		},
 		"garbage": {"\x00\x01\x02\x03\r\n\r\n", nil},

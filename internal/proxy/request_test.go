@@ -14,14 +14,16 @@ func TestRequestWrite(t *testing.T) {
 	for sentence, tt := range map[string]struct{ from, want string }{
 		"a pull": {
 			"GET /v2/a/manifests/b%2Fc?n=1&last=%20 HTTP/1.1\r\nHost: 127.0.0.1:31999\r\nAccept: a/b\r\n\r\n",
-			"GET /v2/a/manifests/b%2Fc?n=1&last=%20 HTTP/1.1\r\nHost: 127.0.0.1:31999\r\nX-Forwarded-Proto: http\r\nAccept: a/b\r\n\r\n",
+			"GET /v2/a/manifests/b%2Fc?n=1&last=%20 HTTP/1.1\r\nHost: 127.0.0.1:31999\r\nX-Forwarded-Proto: http\r\nAccept: " +
+				"a/b\r\n\r\n",
 		},
 		"a header with two values": {
 			"HEAD / HTTP/1.1\r\nHost: a\r\nAccept: a/b\r\nAccept: c/d\r\n\r\n",
 			"HEAD / HTTP/1.1\r\nHost: a\r\nX-Forwarded-Proto: http\r\nAccept: a/b\r\nAccept: c/d\r\n\r\n",
 		},
 		"credentials, and headers of the connection or that it names": {
-			"GET / HTTP/1.1\r\nHost: a\r\nAuthorization: Basic eDp5\r\nCookie: a\r\nConnection: close, accept\r\nAccept: a/b\r\nTe: trailers\r\nX-Forwarded-Proto: https\r\n\r\n",
+			"GET / HTTP/1.1\r\nHost: a\r\nAuthorization: Basic eDp5\r\nCookie: a\r\nConnection: close, accept\r\nAccept: " +
+				"a/b\r\nTe: trailers\r\nX-Forwarded-Proto: https\r\n\r\n",
 			"GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-Proto: http\r\n\r\n",
 		},
 		"an absolute URL": {

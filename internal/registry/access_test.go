@@ -30,49 +30,53 @@ type attempt struct {
 // clients may ask, and for paths that it does not know. existing is a blob of repository a.
 func attempts(existing string) map[string]attempt {
 	const (
-		get, head, put, post, patch, remove = http.MethodGet, http.MethodHead, http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete
+		get, head, put, post, patch, remove = http.MethodGet, http.MethodHead, http.MethodPut, http.MethodPost,
+			http.MethodPatch, http.MethodDelete
 
 		ok, accepted, created              = http.StatusOK, http.StatusAccepted, http.StatusCreated
-		bad, missing, unsupported, notThat = http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotFound
+		bad, missing, unsupported, notThat = http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed,
+			http.StatusNotFound
 	)
 	nowhere := "sha256:" + strings.Repeat("0", 64)
 	const upload = "/v2/a/blobs/uploads/00000000-0000-0000-0000-000000000000"
 	return map[string]attempt{
-		"the API":                             {get, "/v2/", "", true, ok},
-		"whether there is the API":            {head, "/v2/", "", true, ok},
-		"the catalog":                         {get, "/v2/_catalog", "", true, ok},
-		"a part of the catalog":               {get, "/v2/_catalog?n=1", "", true, ok},
-		"the tags":                            {get, "/v2/a/tags/list", "", true, missing},
-		"a manifest":                          {get, "/v2/a/manifests/tag", "", true, missing},
-		"whether a manifest is there":         {head, "/v2/a/manifests/tag", "", true, missing},
-		"to put a manifest":                   {put, "/v2/a/manifests/tag", "x", false, bad},
-		"to put a manifest by digest":         {put, "/v2/a/manifests/" + nowhere, "x", false, bad},
-		"to delete a tag":                     {remove, "/v2/a/manifests/tag", "", false, missing},
-		"to delete a manifest":                {remove, "/v2/a/manifests/" + nowhere, "", false, missing},
-		"a blob":                              {get, "/v2/a/blobs/" + existing, "", true, ok},
-		"whether a blob is there":             {head, "/v2/a/blobs/" + existing, "", true, ok},
-		"to delete a blob":                    {remove, "/v2/a/blobs/" + nowhere, "", false, missing},
-		"the referrers":                       {get, "/v2/a/referrers/" + existing, "", true, notThat},
-		"to begin an upload":                  {post, "/v2/a/blobs/uploads/", "", false, accepted},
-		"to upload at once":                   {post, "/v2/a/blobs/uploads/?digest=" + nowhere, "x", false, accepted},
-		"to mount a blob":                     {post, "/v2/b/blobs/uploads/?mount=" + existing + "&from=a", "", false, created},
+		"the API":                     {get, "/v2/", "", true, ok},
+		"whether there is the API":    {head, "/v2/", "", true, ok},
+		"the catalog":                 {get, "/v2/_catalog", "", true, ok},
+		"a part of the catalog":       {get, "/v2/_catalog?n=1", "", true, ok},
+		"the tags":                    {get, "/v2/a/tags/list", "", true, missing},
+		"a manifest":                  {get, "/v2/a/manifests/tag", "", true, missing},
+		"whether a manifest is there": {head, "/v2/a/manifests/tag", "", true, missing},
+		"to put a manifest":           {put, "/v2/a/manifests/tag", "x", false, bad},
+		"to put a manifest by digest": {put, "/v2/a/manifests/" + nowhere, "x", false, bad},
+		"to delete a tag":             {remove, "/v2/a/manifests/tag", "", false, missing},
+		"to delete a manifest":        {remove, "/v2/a/manifests/" + nowhere, "", false, missing},
+		"a blob":                      {get, "/v2/a/blobs/" + existing, "", true, ok},
+		"whether a blob is there":     {head, "/v2/a/blobs/" + existing, "", true, ok},
+		"to delete a blob":            {remove, "/v2/a/blobs/" + nowhere, "", false, missing},
+		"the referrers":               {get, "/v2/a/referrers/" + existing, "", true, notThat},
+		"to begin an upload":          {post, "/v2/a/blobs/uploads/", "", false, accepted},
+		"to upload at once":           {post, "/v2/a/blobs/uploads/?digest=" + nowhere, "x", false, accepted},
+		"to mount a blob": {post, "/v2/b/blobs/uploads/?mount=" + existing + "&from=a", "", false,
+			created},
 		"to mount a blob from wherever it is": {post, "/v2/b/blobs/uploads/?mount=" + existing, "", false, created},
-		"mounts a missing blob":               {post, "/v2/b/blobs/uploads/?mount=" + nowhere + "&from=a", "", false, accepted},
-		"to go on with an upload":             {patch, upload, "x", false, missing},
-		"to end an upload":                    {put, upload + "?digest=" + nowhere, "x", false, missing},
-		"to cancel an upload":                 {remove, upload, "", false, missing},
-		"how far an upload is":                {get, upload, "", false, missing},
-		"whether there is an upload":          {head, upload, "", false, missing},
-		"an upload without its number":        {get, "/v2/a/blobs/uploads/", "", false, missing},
-		"an unknown path":                     {get, "/v2/a/secrets/x", "", true, notThat},
-		"a path beside the API":               {get, "/debug/vars", "", true, notThat},
-		"to write to an unknown path":         {put, "/v2/a/secrets/x", "", false, notThat},
-		"to post to the API":                  {post, "/v2/", "", false, ok},
-		"to delete the catalog":               {remove, "/v2/_catalog", "", false, unsupported},
-		"allowed requests":                    {http.MethodOptions, "/v2/a/blobs/" + existing, "", false, ok},
-		"an echo":                             {http.MethodTrace, "/v2/a/blobs/" + existing, "", false, unsupported},
-		"uses an unknown method":              {"BREW", "/v2/a/blobs/" + existing, "", false, unsupported},
-		"with a method in lower case":         {"put", "/v2/a/manifests/tag", "x", false, unsupported},
+		"mounts a missing blob": {post, "/v2/b/blobs/uploads/?mount=" + nowhere + "&from=a", "", false,
+			accepted},
+		"to go on with an upload":      {patch, upload, "x", false, missing},
+		"to end an upload":             {put, upload + "?digest=" + nowhere, "x", false, missing},
+		"to cancel an upload":          {remove, upload, "", false, missing},
+		"how far an upload is":         {get, upload, "", false, missing},
+		"whether there is an upload":   {head, upload, "", false, missing},
+		"an upload without its number": {get, "/v2/a/blobs/uploads/", "", false, missing},
+		"an unknown path":              {get, "/v2/a/secrets/x", "", true, notThat},
+		"a path beside the API":        {get, "/debug/vars", "", true, notThat},
+		"to write to an unknown path":  {put, "/v2/a/secrets/x", "", false, notThat},
+		"to post to the API":           {post, "/v2/", "", false, ok},
+		"to delete the catalog":        {remove, "/v2/_catalog", "", false, unsupported},
+		"allowed requests":             {http.MethodOptions, "/v2/a/blobs/" + existing, "", false, ok},
+		"an echo":                      {http.MethodTrace, "/v2/a/blobs/" + existing, "", false, unsupported},
+		"uses an unknown method":       {"BREW", "/v2/a/blobs/" + existing, "", false, unsupported},
+		"with a method in lower case":  {"put", "/v2/a/manifests/tag", "x", false, unsupported},
 	}
 }
 
@@ -138,7 +142,8 @@ func TestWhoMayDoWhatOverTLS(t *testing.T) {
 		user, password string
 		may            int
 	}{
-		"a client certificate of the server's role has no access": {ca.client(t, pki.OrganizationServer), pushUser, pushPassword, mayNothing},
+		"a client certificate of the server's role has no access": {ca.client(t, pki.OrganizationServer), pushUser,
+			pushPassword, mayNothing},
 		"a role as a common name gives no access": {holder(func(c *x509.Certificate) {
 			c.Subject = pkix.Name{CommonName: pki.OrganizationPush}
 		}), pushUser, pushPassword, mayNothing},
@@ -146,7 +151,8 @@ func TestWhoMayDoWhatOverTLS(t *testing.T) {
 			c.Subject.Organization, c.DNSNames = nil, []string{pki.OrganizationPush}
 		}), pushUser, pushPassword, mayNothing},
 		"a name that begins like a role gives no access": {holder(func(c *x509.Certificate) {
-			c.Subject.Organization = []string{pki.OrganizationPush + "er", "x" + pki.OrganizationNode, strings.ToUpper(pki.OrganizationPush)}
+			c.Subject.Organization = []string{pki.OrganizationPush + "er", "x" + pki.OrganizationNode,
+				strings.ToUpper(pki.OrganizationPush)}
 		}), pushUser, pushPassword, mayNothing},
 
 		"a node reads": {node, "", "", mayRead},
@@ -237,7 +243,8 @@ func TestPushAndPullWithoutTLS(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	d, manifest := i.plain().as(pushUser, pushPassword).pushImage("a", "v1", "layer")
 	accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"}
-	if got := i.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/a/manifests/v1", nil, accept...); got.body != manifest {
+	if got := i.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/a/manifests/v1", nil,
+		accept...); got.body != manifest {
 		t.Errorf("manifest %s", got.body)
 	}
 	// Both listeners serve one registry.
@@ -250,8 +257,10 @@ func TestRefusalsNameWhoAndWhat(t *testing.T) {
 		client client
 		want   []string
 	}{
-		"a node that writes":            {i.node(), []string{pki.OrganizationNode, pki.OrganizationPush, "POST of an upload"}},
-		"a certificate without a role":  {i.client(i.ca.client(t, "acme")), []string{"no access", pki.OrganizationNode, pki.OrganizationPush}},
+		"a node that writes": {i.node(), []string{pki.OrganizationNode, pki.OrganizationPush,
+			"POST of an upload"}},
+		"a certificate without a role": {i.client(i.ca.client(t, "acme")),
+			[]string{"no access", pki.OrganizationNode, pki.OrganizationPush}},
 		"a pusher without a credential": {i.client(i.ca.client(t, pki.OrganizationPush)), []string{"push credential"}},
 	} {
 		t.Run(sentence, func(t *testing.T) {
@@ -282,46 +291,61 @@ func TestAuthorize(t *testing.T) {
 		credential role
 		want       error
 	}{
-		"a node reads":                                     {mutual, "GET", "a", node, unasked, nil},
-		"a node asks whether something is there":           {mutual, "HEAD", "a", node, unasked, nil},
-		"a node does not write":                            {mutual, "PUT", "a", node, unasked, errcode.ErrorCodeDenied},
-		"a node does not delete":                           {mutual, "DELETE", "a", node, unasked, errcode.ErrorCodeDenied},
-		"a mayNothingYet does not read":                    {mutual, "GET", "a", []string{"acme"}, unasked, errcode.ErrorCodeDenied},
-		"a mayNothingYet does not write":                   {mutual, "PUT", "a", nil, unasked, errcode.ErrorCodeDenied},
-		"a pusher reads":                                   {mutual, "GET", "a", push, unasked, nil},
-		"a pusher does not write without a credential":     {mutual, "PUT", "a", push, roleNone, errcode.ErrorCodeUnauthorized},
-		"a pusher does not write with a pull credential":   {mutual, "PUT", "a", push, rolePull, errcode.ErrorCodeDenied},
-		"a pusher writes with the push credential":         {mutual, "PUT", "a", push, rolePush, nil},
-		"one of two roles is enough":                       {mutual, "PUT", "a", both, rolePush, nil},
-		"two roles need the credential of one":             {mutual, "PUT", "a", both, roleNone, errcode.ErrorCodeUnauthorized},
-		"two roles do not write with a pull credential":    {mutual, "DELETE", "a", both, rolePull, errcode.ErrorCodeDenied},
-		"a node does not look at an upload":                {mutual, "GET", "a" + uploads, node, unasked, errcode.ErrorCodeDenied},
-		"a pusher looks at an upload with the credential":  {mutual, "GET", "a" + uploads, push, rolePush, nil},
-		"a pusher does not look at one without":            {mutual, "HEAD", "a" + uploads, push, roleNone, errcode.ErrorCodeUnauthorized},
-		"anonymous pull shows no upload":                   {open, "GET", "a" + uploads, nil, roleNone, errcode.ErrorCodeUnauthorized},
-		"a pull credential shows no upload":                {plain, "GET", "a" + uploads, nil, rolePull, errcode.ErrorCodeDenied},
-		"a probe's upload is bound to its path":            {plain, "GET", probeProxy + uploads, nil, unasked, errcode.ErrorCodeDenied},
-		"an unknown method is a write":                     {mutual, "BREW", "a", node, unasked, errcode.ErrorCodeDenied},
-		"a method in lower case is a write":                {mutual, "get", "a", node, unasked, errcode.ErrorCodeDenied},
-		"anonymous pull does not open a listener with TLS": {policy{mutualTLS: true, anonymousPull: true}, "GET", "a", nil, unasked, errcode.ErrorCodeDenied},
-		"reading without TLS needs a credential":           {plain, "GET", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
-		"without TLS a role means nothing":                 {plain, "GET", "a", push, roleNone, errcode.ErrorCodeUnauthorized},
-		"without TLS a pull credential reads":              {plain, "GET", "a", nil, rolePull, nil},
-		"without TLS a pull credential does not write":     {plain, "PUT", "a", nil, rolePull, errcode.ErrorCodeDenied},
-		"without TLS the push credential reads":            {plain, "GET", "a", nil, rolePush, nil},
-		"without TLS the push credential writes":           {plain, "PUT", "a", nil, rolePush, nil},
-		"an anonymous read needs no credential":            {open, "GET", "a", nil, unasked, nil},
-		"a node reads the probe of the proxies":            {mutual, "GET", probeProxy, node, unasked, nil},
-		"a node does not read that of the node port":       {mutual, "GET", probeNodePort, node, unasked, errcode.ErrorCodeDenied},
-		"a mayNothingYet reads no probe":                   {mutual, "GET", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
-		"a node does not write a probe":                    {mutual, "PUT", probeProxy, node, unasked, errcode.ErrorCodeDenied},
-		"a pusher reads the probe of the node port":        {mutual, "HEAD", probeNodePort, push, unasked, nil},
-		"a pusher writes the probe of the node port":       {mutual, "PUT", probeNodePort, push, rolePush, nil},
-		"a pusher writes the probe of the proxies":         {mutual, "PUT", probeProxy, push, rolePush, nil},
-		"a pusher's certificate alone writes no probe":     {mutual, "PUT", probeNodePort, push, roleNone, errcode.ErrorCodeUnauthorized},
-		"a node and pusher reads every probe":              {mutual, "GET", probeNodePort, both, unasked, nil},
-		"without TLS the probe of the node port is read":   {plain, "GET", probeNodePort, nil, rolePull, nil},
-		"without TLS it needs a credential too":            {plain, "GET", probeNodePort, nil, roleNone, errcode.ErrorCodeUnauthorized},
+		"a node reads":                           {mutual, "GET", "a", node, unasked, nil},
+		"a node asks whether something is there": {mutual, "HEAD", "a", node, unasked, nil},
+		"a node does not write":                  {mutual, "PUT", "a", node, unasked, errcode.ErrorCodeDenied},
+		"a node does not delete":                 {mutual, "DELETE", "a", node, unasked, errcode.ErrorCodeDenied},
+		"a mayNothingYet does not read": {mutual, "GET", "a", []string{"acme"}, unasked,
+			errcode.ErrorCodeDenied},
+		"a mayNothingYet does not write": {mutual, "PUT", "a", nil, unasked, errcode.ErrorCodeDenied},
+		"a pusher reads":                 {mutual, "GET", "a", push, unasked, nil},
+		"a pusher does not write without a credential": {mutual, "PUT", "a", push, roleNone,
+			errcode.ErrorCodeUnauthorized},
+		"a pusher does not write with a pull credential": {mutual, "PUT", "a", push, rolePull, errcode.ErrorCodeDenied},
+		"a pusher writes with the push credential":       {mutual, "PUT", "a", push, rolePush, nil},
+		"one of two roles is enough":                     {mutual, "PUT", "a", both, rolePush, nil},
+		"two roles need the credential of one": {mutual, "PUT", "a", both, roleNone,
+			errcode.ErrorCodeUnauthorized},
+		"two roles do not write with a pull credential": {mutual, "DELETE", "a", both, rolePull, errcode.ErrorCodeDenied},
+		"a node does not look at an upload": {mutual, "GET", "a" + uploads, node, unasked,
+			errcode.ErrorCodeDenied},
+		"a pusher looks at an upload with the credential": {mutual, "GET", "a" + uploads, push, rolePush, nil},
+		"a pusher does not look at one without": {mutual, "HEAD", "a" + uploads, push, roleNone,
+			errcode.ErrorCodeUnauthorized},
+		"anonymous pull shows no upload": {open, "GET", "a" + uploads, nil, roleNone,
+			errcode.ErrorCodeUnauthorized},
+		"a pull credential shows no upload": {plain, "GET", "a" + uploads, nil, rolePull,
+			errcode.ErrorCodeDenied},
+		"a probe's upload is bound to its path": {plain, "GET", probeProxy + uploads, nil, unasked,
+			errcode.ErrorCodeDenied},
+		"an unknown method is a write":      {mutual, "BREW", "a", node, unasked, errcode.ErrorCodeDenied},
+		"a method in lower case is a write": {mutual, "get", "a", node, unasked, errcode.ErrorCodeDenied},
+		"anonymous pull does not open a listener with TLS": {policy{mutualTLS: true, anonymousPull: true}, "GET", "a", nil,
+			unasked, errcode.ErrorCodeDenied},
+		"reading without TLS needs a credential": {plain, "GET", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
+		"without TLS a role means nothing": {plain, "GET", "a", push, roleNone,
+			errcode.ErrorCodeUnauthorized},
+		"without TLS a pull credential reads":          {plain, "GET", "a", nil, rolePull, nil},
+		"without TLS a pull credential does not write": {plain, "PUT", "a", nil, rolePull, errcode.ErrorCodeDenied},
+		"without TLS the push credential reads":        {plain, "GET", "a", nil, rolePush, nil},
+		"without TLS the push credential writes":       {plain, "PUT", "a", nil, rolePush, nil},
+		"an anonymous read needs no credential":        {open, "GET", "a", nil, unasked, nil},
+		"a node reads the probe of the proxies":        {mutual, "GET", probeProxy, node, unasked, nil},
+		"a node does not read that of the node port": {mutual, "GET", probeNodePort, node, unasked,
+			errcode.ErrorCodeDenied},
+		"a mayNothingYet reads no probe": {mutual, "GET", probeProxy, nil, unasked,
+			errcode.ErrorCodeDenied},
+		"a node does not write a probe": {mutual, "PUT", probeProxy, node, unasked,
+			errcode.ErrorCodeDenied},
+		"a pusher reads the probe of the node port":  {mutual, "HEAD", probeNodePort, push, unasked, nil},
+		"a pusher writes the probe of the node port": {mutual, "PUT", probeNodePort, push, rolePush, nil},
+		"a pusher writes the probe of the proxies":   {mutual, "PUT", probeProxy, push, rolePush, nil},
+		"a pusher's certificate alone writes no probe": {mutual, "PUT", probeNodePort, push, roleNone,
+			errcode.ErrorCodeUnauthorized},
+		"a node and pusher reads every probe":            {mutual, "GET", probeNodePort, both, unasked, nil},
+		"without TLS the probe of the node port is read": {plain, "GET", probeNodePort, nil, rolePull, nil},
+		"without TLS it needs a credential too": {plain, "GET", probeNodePort, nil, roleNone,
+			errcode.ErrorCodeUnauthorized},
 		"without TLS that of the proxies is not read":      {plain, "GET", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
 		"without TLS that of the proxies is not written":   {plain, "PUT", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
 		"anonymous pull opens the probe of the node port":  {open, "HEAD", probeNodePort, nil, unasked, nil},
@@ -348,7 +372,8 @@ func TestAuthorize(t *testing.T) {
 	}
 	t.Run("an error of the check is passed on", func(t *testing.T) {
 		failure := errors.New("busy")
-		if err := plain.authorize("GET", target{repository: "a"}, nil, func() (role, error) { return rolePush, failure }); !errors.Is(err, failure) {
+		if err := plain.authorize("GET", target{repository: "a"}, nil,
+			func() (role, error) { return rolePush, failure }); !errors.Is(err, failure) {
 			t.Errorf("authorize() = %v", err)
 		}
 	})
@@ -368,12 +393,13 @@ func TestProbesAreServedOverTheirOwnPathOnly(t *testing.T) {
 			node       int
 			plain      int
 		}{
-			"the proxies' probe is read with TLS only":       {"zarf-registry/probe-proxy", http.StatusOK, http.StatusForbidden},
-			"the node port's probe is read without TLS only": {"zarf-registry/probe-nodeport", http.StatusForbidden, http.StatusOK},
-			"a name that begins alike is any other":          {"zarf-registry/probe-proxy2", http.StatusOK, http.StatusOK},
-			"so is a longer path":                            {"zarf-registry/probe-nodeport/manifests", http.StatusOK, http.StatusOK},
-			"and a longer path that is a route":              {"zarf-registry/probe-proxy/blobs/uploads", http.StatusOK, http.StatusOK},
-			"and one that ends alike":                        {"x/zarf-registry/probe-proxy", http.StatusOK, http.StatusOK},
+			"the proxies' probe is read with TLS only": {"zarf-registry/probe-proxy", http.StatusOK, http.StatusForbidden},
+			"the node port's probe is read without TLS only": {"zarf-registry/probe-nodeport", http.StatusForbidden,
+				http.StatusOK},
+			"a name that begins alike is any other": {"zarf-registry/probe-proxy2", http.StatusOK, http.StatusOK},
+			"so is a longer path":                   {"zarf-registry/probe-nodeport/manifests", http.StatusOK, http.StatusOK},
+			"and a longer path that is a route":     {"zarf-registry/probe-proxy/blobs/uploads", http.StatusOK, http.StatusOK},
+			"and one that ends alike":               {"x/zarf-registry/probe-proxy", http.StatusOK, http.StatusOK},
 		} {
 			t.Run(fmt.Sprintf("%s, anonymous pull %t", sentence, anonymous), func(t *testing.T) {
 				d, _ := pusher.pushImage(tt.repository, "dev", "layer")
@@ -409,8 +435,10 @@ func TestProbesAreServedOverTheirOwnPathOnly(t *testing.T) {
 				}
 			})
 		}
-		i.plain().as(pushUser, pushPassword).must(http.StatusForbidden, "POST", "/v2/zarf-registry/probe-proxy/blobs/uploads/", nil)
-		i.plain().as(pushUser, pushPassword).must(http.StatusAccepted, "POST", "/v2/zarf-registry/probe-nodeport/blobs/uploads/", nil)
+		i.plain().as(pushUser, pushPassword).must(http.StatusForbidden, "POST",
+			"/v2/zarf-registry/probe-proxy/blobs/uploads/", nil)
+		i.plain().as(pushUser, pushPassword).must(http.StatusAccepted, "POST",
+			"/v2/zarf-registry/probe-nodeport/blobs/uploads/", nil)
 	}
 }
 
@@ -419,14 +447,17 @@ func TestLogLevelsOfRequests(t *testing.T) {
 	pusher := i.client(i.ca.client(t, pki.OrganizationPush))
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)
 	i.node().must(http.StatusForbidden, "DELETE", "/v2/a/manifests/x", nil)
-	i.client(i.holder(t, func(c *x509.Certificate) { c.Subject.Organization = []string{"acme"} })).must(http.StatusForbidden, "GET", "/v2/d/tags/list", nil)
+	i.client(i.holder(t, func(c *x509.Certificate) { c.Subject.Organization = []string{"acme"} })).must(
+		http.StatusForbidden, "GET", "/v2/d/tags/list", nil)
 	pusher.must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
 	pusher.as(pushUser, "wrong").must(http.StatusUnauthorized, "POST", "/v2/b/blobs/uploads/", nil)
 	pusher.as(pushUser, pushPassword).must(http.StatusAccepted, "POST", "/v2/c/blobs/uploads/", nil)
 	for sentence, want := range map[string][]string{
-		"a read is debug output":                  {`"DEBUG"`, `"path":"/v2/",`, `"code":200`, pki.OrganizationNode},
-		"a refusal is a warning":                  {`"WARN"`, `"path":"/v2/a/manifests/x"`, `"code":403`, `"roles":["` + pki.OrganizationNode + `"]`},
-		"one of no role tells whose it was":       {`"WARN"`, `"path":"/v2/d/tags/list"`, `"code":403`, `"subject":"CN=holder,O=acme"`},
+		"a read is debug output": {`"DEBUG"`, `"path":"/v2/",`, `"code":200`, pki.OrganizationNode},
+		"a refusal is a warning": {`"WARN"`, `"path":"/v2/a/manifests/x"`, `"code":403`,
+			`"roles":["` + pki.OrganizationNode + `"]`},
+		"one of no role tells whose it was": {`"WARN"`, `"path":"/v2/d/tags/list"`, `"code":403`,
+			`"subject":"CN=holder,O=acme"`},
 		"a first try without a credential is not": {`"DEBUG"`, `"path":"/v2/a/blobs/uploads/"`, `"code":401`},
 		"a wrong password is":                     {`"WARN"`, `"path":"/v2/b/blobs/uploads/"`, `"code":401`, `"user":"push"`},
 		"a write is information":                  {`"INFO"`, `"path":"/v2/c/blobs/uploads/"`, `"code":202`, `"user":"push"`},

@@ -41,14 +41,16 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 		file oneFile
 		want string // in the logs; empty where the blob arrives
 	}{
-		"a whole blob arrives":          {oneFile{content: strings.NewReader("0123456789")}, ""},
-		"one that cannot be opened":     {oneFile{err: failure}, "disk gone"},
-		"one that breaks off":           {oneFile{content: io.MultiReader(strings.NewReader("01234"), iotest.ErrReader(failure))}, "disk gone"},
+		"a whole blob arrives":      {oneFile{content: strings.NewReader("0123456789")}, ""},
+		"one that cannot be opened": {oneFile{err: failure}, "disk gone"},
+		"one that breaks off": {oneFile{content: io.MultiReader(strings.NewReader("01234"),
+			iotest.ErrReader(failure))}, "disk gone"},
 		"one that is shorter than said": {oneFile{content: strings.NewReader("01234")}, io.ErrUnexpectedEOF.Error()},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			logs := &lockedBuffer{}
-			store := blobStore{BlobStore: tenBytes{}, source: &blobSource{driver: tt.file, log: slog.New(slog.NewTextHandler(logs, nil))}}
+			store := blobStore{BlobStore: tenBytes{}, source: &blobSource{driver: tt.file,
+				log: slog.New(slog.NewTextHandler(logs, nil))}}
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if err := store.ServeBlob(r.Context(), w, r, digest.FromString("x")); err != nil {
 					t.Errorf("ServeBlob() = %v, which would be written into the blob", err)
@@ -64,7 +66,8 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 			if (err == nil) != (tt.want == "") || tt.want == "" && string(body) != "0123456789" {
 				t.Errorf("the client got %q, %v", body, err)
 			}
-			if text := logs.String(); !strings.Contains(text, tt.want) || (tt.want != "") != strings.Contains(text, digest.FromString("x").String()) {
+			if text := logs.String(); !strings.Contains(text, tt.want) ||
+				(tt.want != "") != strings.Contains(text, digest.FromString("x").String()) {
 				t.Errorf("logged: %q", text)
 			}
 		})

@@ -109,37 +109,51 @@ func TestLoadConfigRefuses(t *testing.T) {
 		"no storage":        {config: "version: 0.1\n", want: []string{"no storage configuration"}},
 		"YAML that is none": {config: "version: [", want: []string{"yaml"}},
 		"a misspelt key":    {config: minimal + "htpp: {secret: x}\n", want: []string{"htpp"}},
-		"an unknown driver": {config: "version: 0.1\nstorage: {gcs: {bucket: b}}\n", want: []string{"storage.gcs", "use filesystem, s3 or inmemory"}},
-		"two drivers":       {config: "version: 0.1\nstorage: {filesystem: {}, s3: {}}\n", want: []string{"exactly one storage type"}},
+		"an unknown driver": {config: "version: 0.1\nstorage: {gcs: {bucket: b}}\n",
+			want: []string{"storage.gcs", "use filesystem, s3 or inmemory"}},
+		"two drivers": {config: "version: 0.1\nstorage: {filesystem: {}, s3: {}}\n",
+			want: []string{"exactly one storage type"}},
 		"two drivers, one of them from the environment": {
 			config: minimal, variable: "REGISTRY_STORAGE_S3_BUCKET", value: "b", want: []string{"multiple storage drivers"},
 		},
 		"authentication of distribution's": {
-			config: minimal + "auth: {htpasswd: {realm: x, path: /x}}\n", want: []string{"auth is not supported", "--htpasswd", "--tls-dir"},
+			config: minimal + "auth: {htpasswd: {realm: x, path: /x}}\n",
+			want:   []string{"auth is not supported", "--htpasswd", "--tls-dir"},
 		},
 		"authentication from the environment": {
 			config: minimal, variable: "REGISTRY_AUTH", value: "htpasswd", want: []string{"auth is not supported"},
 		},
 		"authentication that is none": {config: minimal + "auth: {none: {}}\n", want: []string{"auth is not supported"}},
 		"an address":                  {config: minimal + "http: {addr: ':5000'}\n", want: []string{"http.addr", "--listen"}},
-		"certificates":                {config: minimal + "http: {tls: {certificate: /x, key: /y}}\n", want: []string{"http.tls", "--tls-dir"}},
-		"a debug server":              {config: minimal + "http: {debug: {addr: ':5001'}}\n", want: []string{"http.debug", "--metrics-listen"}},
-		"a host":                      {config: minimal + "http: {host: https://x}\n", want: []string{"http.host", "relative"}},
-		"a prefix":                    {config: minimal + "http: {prefix: /x}\n", want: []string{"http.prefix", "/v2/"}},
-		"a log level":                 {config: minimal + "log: {level: debug}\n", want: []string{"log is not supported", "--log-level"}},
-		"log fields":                  {config: minimal + "log: {fields: {service: registry}}\n", want: []string{"log is not supported"}},
-		"a health check of a URL":     {config: minimal + "health: {http: [{uri: http://x, headers: {}}]}\n", want: []string{"health.http", "probes"}},
-		"middleware":                  {config: minimal + "middleware: {storage: [{name: cloudfront, options: {}}]}\n", want: []string{"middleware"}},
-		"a pull-through cache":        {config: minimal + "proxy: {remoteurl: https://x}\n", want: []string{"proxy", "pull-through"}},
+		"certificates": {config: minimal + "http: {tls: {certificate: /x, key: /y}}\n",
+			want: []string{"http.tls", "--tls-dir"}},
+		"a debug server": {config: minimal + "http: {debug: {addr: ':5001'}}\n",
+			want: []string{"http.debug", "--metrics-listen"}},
+		"a host":   {config: minimal + "http: {host: https://x}\n", want: []string{"http.host", "relative"}},
+		"a prefix": {config: minimal + "http: {prefix: /x}\n", want: []string{"http.prefix", "/v2/"}},
+		"a log level": {config: minimal + "log: {level: debug}\n",
+			want: []string{"log is not supported", "--log-level"}},
+		"log fields": {config: minimal + "log: {fields: {service: registry}}\n",
+			want: []string{"log is not supported"}},
+		"a health check of a URL": {config: minimal + "health: {http: [{uri: http://x, headers: {}}]}\n",
+			want: []string{"health.http", "probes"}},
+		"middleware": {config: minimal + "middleware: {storage: [{name: cloudfront, options: {}}]}\n",
+			want: []string{"middleware"}},
+		"a pull-through cache": {config: minimal + "proxy: {remoteurl: https://x}\n",
+			want: []string{"proxy", "pull-through"}},
 		"all problems at once": {
-			config: minimal + "http: {addr: ':5000', prefix: /x}\nauth: {none: {}}\n", want: []string{"http.addr", "http.prefix", "auth"},
+			config: minimal + "http: {addr: ':5000', prefix: /x}\nauth: {none: {}}\n",
+			want:   []string{"http.addr", "http.prefix", "auth"},
 		},
 		"purging that never ends": {
-			config: "version: 0.1\nstorage: {inmemory: {}, maintenance: {uploadpurging: {interval: 0s, age: 12, enabled: yes please, often: true}}}\n",
-			want:   []string{"uploadpurging.interval is 0s", "uploadpurging.age is 12", "uploadpurging.enabled is yes please", "uploadpurging.often"},
+			config: "version: 0.1\nstorage: {inmemory: {}, maintenance: {uploadpurging: {interval: 0s, age: 12, enabled: yes " +
+				"please, often: true}}}\n",
+			want: []string{"uploadpurging.interval is 0s", "uploadpurging.age is 12", "uploadpurging.enabled is yes please",
+				"uploadpurging.often"},
 		},
 		"purging that is no section": {
-			config: "version: 0.1\nstorage: {inmemory: {}, maintenance: {uploadpurging: false}}\n", want: []string{"uploadpurging is false"},
+			config: "version: 0.1\nstorage: {inmemory: {}, maintenance: {uploadpurging: false}}\n",
+			want:   []string{"uploadpurging is false"},
 		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
@@ -181,11 +195,14 @@ func TestForeignLayers(t *testing.T) {
 		validation, manifest, config, layer string
 		want                                int
 	}{
-		"OCI's":    {"", oci, "application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", http.StatusCreated},
-		"docker's": {"", docker, "application/vnd.docker.container.image.v1+json", "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", http.StatusCreated},
+		"OCI's": {"", oci, "application/vnd.oci.image.config.v1+json",
+			"application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", http.StatusCreated},
+		"docker's": {"", docker, "application/vnd.docker.container.image.v1+json",
+			"application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", http.StatusCreated},
 		"elsewhere than allowed": {
 			"validation: {manifests: {urls: {allow: ['^https://other\\.example/']}}}\n",
-			oci, "application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", http.StatusInternalServerError,
+			oci, "application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
+			http.StatusInternalServerError,
 		},
 	} {
 		t.Run(sentence, func(t *testing.T) {
@@ -193,8 +210,10 @@ func TestForeignLayers(t *testing.T) {
 				o.Config = loadConfig(t, "version: 0.1\nstorage: {inmemory: {}}\n"+tt.validation).Config
 			})
 			c := i.pusher()
-			body := `{"schemaVersion":2,"mediaType":"` + tt.manifest + `","config":{"mediaType":"` + tt.config + `","size":2,"digest":"` + c.pushBlob("a", "{}").String() + `"},` +
-				`"layers":[{"mediaType":"` + tt.layer + `","size":7,"digest":"` + digest.FromString("is away").String() + `","urls":["https://example.com/layer"]}]}`
+			body := `{"schemaVersion":2,"mediaType":"` + tt.manifest + `","config":{"mediaType":"` + tt.config +
+				`","size":2,"digest":"` + c.pushBlob("a", "{}").String() + `"},` +
+				`"layers":[{"mediaType":"` + tt.layer + `","size":7,"digest":"` + digest.FromString("is away").String() +
+				`","urls":["https://example.com/layer"]}]}`
 			c.must(tt.want, "PUT", "/v2/a/manifests/windows", strings.NewReader(body), "Content-Type", tt.manifest)
 		})
 	}

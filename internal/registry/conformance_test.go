@@ -76,7 +76,8 @@ func TestConformancePull(t *testing.T) {
 		node.must(http.StatusRequestedRangeNotSatisfiable, "GET", path, nil, "Range", "bytes=9-")
 	})
 	t.Run("the base says that there is a registry", func(t *testing.T) {
-		if got := node.must(http.StatusOK, "GET", "/v2/", nil); got.Header.Get("Docker-Distribution-Api-Version") != "registry/2.0" {
+		if got := node.must(http.StatusOK, "GET", "/v2/", nil); got.Header.Get(
+			"Docker-Distribution-Api-Version") != "registry/2.0" {
 			t.Errorf("headers %v", got.Header)
 		}
 	})
@@ -102,7 +103,8 @@ func TestConformancePush(t *testing.T) {
 	location := func(a answer) string {
 		t.Helper()
 		got := a.Header.Get("Location")
-		if parsed, err := url.Parse(got); err != nil || parsed.IsAbs() || parsed.Host != "" || !strings.HasPrefix(got, "/v2/") {
+		if parsed, err := url.Parse(got); err != nil || parsed.IsAbs() || parsed.Host != "" ||
+			!strings.HasPrefix(got, "/v2/") {
 			t.Fatalf("Location %q is not a relative URL", got)
 		}
 		return got
@@ -111,7 +113,8 @@ func TestConformancePush(t *testing.T) {
 		t.Helper()
 		// A proxy in between cannot make the registry send clients elsewhere.
 		return location(c.must(http.StatusAccepted, "POST", "/v2/push/me/blobs/uploads/", nil,
-			"X-Forwarded-Proto", "http", "X-Forwarded-Host", "elsewhere.example", "Forwarded", "host=elsewhere.example;proto=http"))
+			"X-Forwarded-Proto", "http", "X-Forwarded-Host", "elsewhere.example", "Forwarded",
+			"host=elsewhere.example;proto=http"))
 	}
 	finish := func(to, content string, rest io.Reader) {
 		t.Helper()
@@ -133,16 +136,19 @@ func TestConformancePush(t *testing.T) {
 		finish(location(streamed), "streamed", nil)
 	})
 	t.Run("in chunks", func(t *testing.T) {
-		first := c.must(http.StatusAccepted, "PATCH", begin(), strings.NewReader("first"), append(octets, "Content-Range", "0-4")...)
+		first := c.must(http.StatusAccepted, "PATCH", begin(), strings.NewReader("first"),
+			append(octets, "Content-Range", "0-4")...)
 		if got := first.Header.Get("Range"); got != "0-4" {
 			t.Errorf("Range %q after five bytes", got)
 		}
-		c.must(http.StatusRequestedRangeNotSatisfiable, "PATCH", location(first), strings.NewReader("lost"), append(octets, "Content-Range", "9-12")...)
+		c.must(http.StatusRequestedRangeNotSatisfiable, "PATCH", location(first), strings.NewReader("lost"),
+			append(octets, "Content-Range", "9-12")...)
 		status := c.must(http.StatusNoContent, "GET", location(first), nil)
 		if got := status.Header.Get("Range"); got != "0-4" {
 			t.Errorf("Range %q of an upload to go on with", got)
 		}
-		second := c.must(http.StatusAccepted, "PATCH", location(status), strings.NewReader("second"), append(octets, "Content-Range", "5-10")...)
+		second := c.must(http.StatusAccepted, "PATCH", location(status), strings.NewReader("second"),
+			append(octets, "Content-Range", "5-10")...)
 		finish(location(second), "firstsecondlast", strings.NewReader("last"))
 	})
 	t.Run("from another repository", func(t *testing.T) {
@@ -152,7 +158,8 @@ func TestConformancePush(t *testing.T) {
 			t.Errorf("the mounted blob is %q", got.body)
 		}
 		// What cannot be mounted becomes an upload.
-		location(c.must(http.StatusAccepted, "POST", "/v2/second/blobs/uploads/?mount=sha256:"+strings.Repeat("0", 64)+"&from=first", nil))
+		location(c.must(http.StatusAccepted, "POST", "/v2/second/blobs/uploads/?mount=sha256:"+strings.Repeat("0", 64)+
+			"&from=first", nil))
 	})
 	t.Run("given up", func(t *testing.T) {
 		upload := begin()
@@ -160,7 +167,8 @@ func TestConformancePush(t *testing.T) {
 		c.must(http.StatusNotFound, "GET", upload, nil)
 	})
 	t.Run("with a wrong digest", func(t *testing.T) {
-		a := c.must(http.StatusBadRequest, "PUT", begin()+"&digest=sha256:"+strings.Repeat("0", 64), strings.NewReader("x"), octets...)
+		a := c.must(http.StatusBadRequest, "PUT", begin()+"&digest=sha256:"+strings.Repeat("0", 64), strings.NewReader("x"),
+			octets...)
 		if a.code() != "DIGEST_INVALID" {
 			t.Errorf("code %q", a.code())
 		}
@@ -175,15 +183,18 @@ func TestConformancePush(t *testing.T) {
 	})
 	t.Run("a manifest whose blobs are missing", func(t *testing.T) {
 		manifest := fmt.Sprintf(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json",
-			"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"sha256:%s","size":2},"layers":[]}`, strings.Repeat("0", 64))
-		a := c.must(http.StatusBadRequest, "PUT", "/v2/push/me/manifests/broken", strings.NewReader(manifest), "Content-Type", "application/vnd.oci.image.manifest.v1+json")
+			"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"sha256:%s","size":2},"layers":[]}`,
+			strings.Repeat("0", 64))
+		a := c.must(http.StatusBadRequest, "PUT", "/v2/push/me/manifests/broken", strings.NewReader(manifest), "Content-Type",
+			"application/vnd.oci.image.manifest.v1+json")
 		if a.code() != "MANIFEST_BLOB_UNKNOWN" {
 			t.Errorf("code %q", a.code())
 		}
 	})
 	t.Run("a manifest", func(t *testing.T) {
 		d, manifest := c.pushImage("push/me", "again", "x")
-		a := c.must(http.StatusCreated, "PUT", "/v2/push/me/manifests/again", strings.NewReader(manifest), "Content-Type", "application/vnd.oci.image.manifest.v1+json")
+		a := c.must(http.StatusCreated, "PUT", "/v2/push/me/manifests/again", strings.NewReader(manifest), "Content-Type",
+			"application/vnd.oci.image.manifest.v1+json")
 		if !strings.HasSuffix(location(a), "/manifests/"+d.String()) || a.Header.Get("Docker-Content-Digest") != d.String() {
 			t.Errorf("headers %v", a.Header)
 		}
@@ -231,7 +242,8 @@ func TestConformanceDiscovery(t *testing.T) {
 		t.Errorf("tags after v2: %v", got)
 	}
 	c.pushImage("another", "v1", "x")
-	if got, pages := list("/v2/_catalog?n=1", "repositories"); !slices.Equal(got, []string{"another", "many/tags"}) || pages < 2 {
+	if got, pages := list("/v2/_catalog?n=1", "repositories"); !slices.Equal(got, []string{"another", "many/tags"}) ||
+		pages < 2 {
 		t.Errorf("catalog %v in %d pages", got, pages)
 	}
 	t.Run("distribution has no referrers, clients then use tags", func(t *testing.T) {
@@ -243,7 +255,8 @@ func TestConformanceDelete(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	d, _ := c.pushImage("delete/me", "v1", "layer")
-	accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"} // without it distribution has no OCI manifest to give
+	// without it distribution has no OCI manifest to give
+	accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"}
 	blob := "/v2/delete/me/blobs/" + digest.FromString("layer").String()
 
 	c.must(http.StatusAccepted, "DELETE", "/v2/delete/me/manifests/v1", nil)

@@ -32,7 +32,8 @@ func openUsers(t *testing.T, push []byte, pull ...byte) *credentials {
 func TestVerify(t *testing.T) {
 	long := strings.Repeat("x", maxPassword)
 	c := openUsers(t,
-		append([]byte("# users\n\n"), append(htpasswd(t, "push", "secret"), append(htpasswd(t, "long", long), htpasswd(t, "empty", "")...)...)...),
+		append([]byte("# users\n\n"), append(htpasswd(t, "push", "secret"),
+			append(htpasswd(t, "long", long), htpasswd(t, "empty", "")...)...)...),
 		htpasswd(t, "pull", "secret!")...)
 	for sentence, tt := range map[string]struct {
 		name, password string
@@ -59,7 +60,8 @@ func TestVerify(t *testing.T) {
 			}
 		})
 	}
-	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 4 || remembered != 4 {
+	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 4 ||
+		remembered != 4 {
 		t.Errorf("%d passwords matched by bcrypt and %d from memory, want 4 and 4", matched, remembered)
 	}
 }
@@ -114,7 +116,8 @@ func TestVerifyIsBounded(t *testing.T) {
 	cancel()
 	flood.Wait()
 	<-c.running
-	if got, err := c.verify(context.Background(), "push", "wrong"); got != roleNone || err != nil || c.waiting.Load() != 0 {
+	if got, err := c.verify(context.Background(), "push", "wrong"); got != roleNone || err != nil ||
+		c.waiting.Load() != 0 {
 		t.Errorf("after the flood: verify() = %d, %v, %d wait", got, err, c.waiting.Load())
 	}
 }
@@ -164,7 +167,8 @@ func TestHtpasswdRefusals(t *testing.T) {
 // Each step begins where the one before has ended.
 func TestCredentialFilesReloadIndependently(t *testing.T) {
 	dir := t.TempDir()
-	push, pull := writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "1")), filepath.Join(dir, "pull", "htpasswd")
+	push, pull := writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "1")),
+		filepath.Join(dir, "pull", "htpasswd")
 	c, err := openCredentials(slog.New(slog.DiscardHandler), push, pull, "")
 	if err != nil {
 		t.Fatal(err)
@@ -198,13 +202,16 @@ func TestCredentialFilesReloadIndependently(t *testing.T) {
 		{"nothing happens", func() {}, "push:1:3 pull:1:2", true, false, ""},
 		{"it changes", put(pull, htpasswd(t, "pull", "2")), "push:1:3 pull:2:2", true, true, ""},
 		{"it breaks", put(pull, []byte("rubbish")), "push:1:3 pull:2:2", true, false, "USER:HASH"},
-		{"the other changes while it is broken", put(push, htpasswd(t, "push", "2")), "push:2:3 pull:2:2", true, true, "USER:HASH"},
+		{"the other changes while it is broken", put(push, htpasswd(t, "push", "2")), "push:2:3 pull:2:2", true, true,
+			"USER:HASH"},
 		{"it is empty", put(pull, nil), "push:2:3 pull:2:2", true, false, "no user"},
 		{"it goes", remove(pull), "push:2:3", false, true, ""},
 		{"it appears and is invalid", put(pull, []byte("rubbish")), "push:2:3", false, false, "USER:HASH"},
-		{"it appears with a push user", put(pull, htpasswd(t, "push", "1")), "push:2:3", false, false, `user "push" may already push`},
+		{"it appears with a push user", put(pull, htpasswd(t, "push", "1")), "push:2:3", false, false,
+			`user "push" may already push`},
 		{"it is good", put(pull, htpasswd(t, "pull", "1")), "push:2:3 pull:1:2", true, true, ""},
-		{"one of its users becomes a push user", put(push, htpasswd(t, "pull", "2")), "pull:2:3", true, true, `user "pull" may already push`},
+		{"one of its users becomes a push user", put(push, htpasswd(t, "pull", "2")), "pull:2:3", true, true,
+			`user "pull" may already push`},
 		{"not any more", put(push, htpasswd(t, "push", "1")), "push:1:3 pull:1:2", true, true, ""},
 		{"the other goes", remove(push), "push:1:3 pull:1:2", true, false, "no such file"},
 		{"it goes too, directory and all", remove(filepath.Dir(pull)), "push:1:3", false, true, "no such file"},
@@ -212,7 +219,8 @@ func TestCredentialFilesReloadIndependently(t *testing.T) {
 	} {
 		step.change()
 		changed, err := c.reload()
-		if changed != step.changed || (err == nil) != (step.failure == "") || err != nil && !strings.Contains(err.Error(), step.failure) {
+		if changed != step.changed || (err == nil) != (step.failure == "") || err != nil &&
+			!strings.Contains(err.Error(), step.failure) {
 			t.Errorf("%s: reload() = %t, %v", step.sentence, changed, err)
 		}
 		var users []string
@@ -260,7 +268,8 @@ func TestSecretDependsOnThePushFileOnly(t *testing.T) {
 func TestCachedPasswordsSurviveOtherUsers(t *testing.T) {
 	dir := t.TempDir()
 	pull := filepath.Join(dir, "pull")
-	c, err := openCredentials(slog.New(slog.DiscardHandler), writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "secret")), pull, "")
+	c, err := openCredentials(slog.New(slog.DiscardHandler), writeFile(t, filepath.Join(dir, "push"),
+		htpasswd(t, "push", "secret")), pull, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +284,8 @@ func TestCachedPasswordsSurviveOtherUsers(t *testing.T) {
 			t.Errorf("verify() = %d, %v", got, err)
 		}
 	}
-	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 1 || remembered != 1 {
+	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 1 ||
+		remembered != 1 {
 		t.Errorf("%d passwords matched by bcrypt and %d from memory, want 1 and 1", matched, remembered)
 	}
 }

@@ -49,7 +49,8 @@ func startExposed(t *testing.T, changes ...func(*Options)) exposed {
 func (e exposed) certify() func(*testing.T) {
 	return func(t *testing.T) {
 		t.Helper()
-		pair := e.outside.issue(t, pki.Leaf{CommonName: exposedName, DNSNames: []string{exposedName}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, time.Now())
+		pair := e.outside.issue(t, pki.Leaf{CommonName: exposedName, DNSNames: []string{exposedName},
+			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, time.Now())
 		tlsfilestest.WriteSecret(t, e.tlsDir, tlsfilestest.Files{"tls.crt": pair.Certificate, "tls.key": pair.Key})
 	}
 }
@@ -122,11 +123,13 @@ func TestPushAndPullAtTheExposedListener(t *testing.T) {
 	const mediaType = "application/vnd.oci.image.manifest.v1+json"
 	layer := random(1 << 20)
 	d, manifest := e.somebody().as(pushUser, pushPassword).pushImage("team/app", "1", layer)
-	a := e.somebody().as(outsideUser, outsidePassword).must(http.StatusOK, "GET", "/v2/team/app/manifests/1", nil, "Accept", mediaType)
+	a := e.somebody().as(outsideUser, outsidePassword).must(http.StatusOK, "GET", "/v2/team/app/manifests/1", nil,
+		"Accept", mediaType)
 	if a.body != manifest || a.Header.Get("Docker-Content-Digest") != d.String() {
 		t.Errorf("%s: %s", a.Header.Get("Docker-Content-Digest"), a.body)
 	}
-	if got := e.node().must(http.StatusOK, "GET", "/v2/team/app/manifests/1", nil, "Accept", mediaType); got.body != manifest {
+	if got := e.node().must(http.StatusOK, "GET", "/v2/team/app/manifests/1", nil, "Accept",
+		mediaType); got.body != manifest {
 		t.Errorf("a node gets %s", got.body)
 	}
 }
@@ -136,7 +139,8 @@ func TestExposedListenerServesItsOwnCertificate(t *testing.T) {
 	for sentence, config := range map[string]*tls.Config{
 		"who trusts the cluster's authority": {RootCAs: e.ca.pool(), ServerName: serverName},
 		"who asks for another name":          {RootCAs: e.outside.pool(), ServerName: "other.example.com"},
-		"with TLS 1.1":                       {RootCAs: e.outside.pool(), ServerName: exposedName, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11},
+		"with TLS 1.1": {RootCAs: e.outside.pool(), ServerName: exposedName,
+			MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11},
 	} {
 		if a, err := e.from(config).send("GET", "/v2/", nil); err == nil {
 			t.Errorf("%s gets %d", sentence, a.StatusCode)
@@ -144,7 +148,8 @@ func TestExposedListenerServesItsOwnCertificate(t *testing.T) {
 	}
 	inPlain := e.plain()
 	inPlain.base = "http://" + e.addresses["exposed"]
-	if a, err := inPlain.as(pushUser, pushPassword).send("GET", "/v2/", nil); err == nil && a.StatusCode != http.StatusBadRequest {
+	if a, err := inPlain.as(pushUser, pushPassword).send("GET", "/v2/", nil); err == nil &&
+		a.StatusCode != http.StatusBadRequest {
 		t.Errorf("plain HTTP gets %d", a.StatusCode)
 	}
 	// The certificate of the outside is none for the nodes' listener, and opens nothing there.
@@ -182,7 +187,8 @@ func TestExposedListenerReloadsItsFiles(t *testing.T) {
 	// The plain listener has a file of its own, and stayed open.
 	e.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
 	metrics := e.metrics()
-	for _, name := range []string{"zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds", "zarf_registry_exposed_tls_reload_errors_total"} {
+	for _, name := range []string{"zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds",
+		"zarf_registry_exposed_tls_reload_errors_total"} {
 		if !strings.Contains(metrics, "\n"+name+" ") {
 			t.Errorf("missing metric %s", name)
 		}
@@ -192,7 +198,8 @@ func TestExposedListenerReloadsItsFiles(t *testing.T) {
 func TestExposedUserMustNotCollideWithOtherUsers(t *testing.T) {
 	e := startExposed(t)
 	for _, name := range []string{pushUser, pullUser} {
-		writeFile(t, e.htpasswd, bytes.Join([][]byte{htpasswd(t, name, "mine now"), htpasswd(t, outsideUser, outsidePassword)}, nil))
+		writeFile(t, e.htpasswd, bytes.Join([][]byte{htpasswd(t, name, "mine now"),
+			htpasswd(t, outsideUser, outsidePassword)}, nil))
 		eventually(t, "the file is refused", func() bool { return strings.Contains(e.logs.String(), `user \"`+name+`\"`) })
 		e.somebody().as(name, "mine now").must(http.StatusUnauthorized, "GET", "/v2/", nil)
 		e.somebody().as(outsideUser, outsidePassword).must(http.StatusOK, "GET", "/v2/", nil)
@@ -204,10 +211,12 @@ func TestExposeOptionsAreValidated(t *testing.T) {
 		options Options
 		want    string
 	}{
-		"no certificate":       {Options{PlainListen: ":0", ExposeListen: ":0", Htpasswd: "x"}, "--expose-listen needs --expose-tls-dir"},
-		"a directory alone":    {Options{PlainListen: ":0", ExposeTLSDir: "x", Htpasswd: "x"}, "need --expose-listen"},
-		"users alone":          {Options{PlainListen: ":0", ExposeHtpasswd: "x", Htpasswd: "x"}, "need --expose-listen"},
-		"anonymous pull alone": {Options{PlainListen: ":0", ExposeAnonymousPull: true, Htpasswd: "x"}, "need --expose-listen"},
+		"no certificate": {Options{PlainListen: ":0", ExposeListen: ":0", Htpasswd: "x"},
+			"--expose-listen needs --expose-tls-dir"},
+		"a directory alone": {Options{PlainListen: ":0", ExposeTLSDir: "x", Htpasswd: "x"}, "need --expose-listen"},
+		"users alone":       {Options{PlainListen: ":0", ExposeHtpasswd: "x", Htpasswd: "x"}, "need --expose-listen"},
+		"anonymous pull alone": {Options{PlainListen: ":0", ExposeAnonymousPull: true, Htpasswd: "x"},
+			"need --expose-listen"},
 	} {
 		if err := tt.options.validate(); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v", sentence, err)

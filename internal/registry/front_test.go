@@ -173,7 +173,10 @@ func TestFrontRemovesCredentialsAndForwardedHeaders(t *testing.T) {
 }
 
 func TestPanickingHandlersAreCounted(t *testing.T) {
-	address, f := frontServer(t, transferIdleTimeout, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	address, f := frontServer(t, transferIdleTimeout, func(http.ResponseWriter,
+		*http.Request) {
+		panic(http.ErrAbortHandler)
+	})
 	if _, err := http.Get("http://" + address); err == nil {
 		t.Error("the request was answered")
 	}

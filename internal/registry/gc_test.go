@@ -30,7 +30,8 @@ func TestGarbageCollect(t *testing.T) {
 	}
 	// A deleted image leaves its manifest and its layer; its configuration is shared.
 	orphans := gc.Result{Blobs: 2, Bytes: int64(len(deletedText) + len("deleted layer"))}
-	untagged := gc.Result{Manifests: 1, Blobs: 4, Bytes: orphans.Bytes + int64(len(overwrittenText)+len("overwritten layer"))}
+	untagged := gc.Result{Manifests: 1, Blobs: 4, Bytes: orphans.Bytes +
+		int64(len(overwrittenText)+len("overwritten layer"))}
 	nothing := gc.Result{}
 	for _, step := range []struct {
 		sentence string
@@ -38,12 +39,15 @@ func TestGarbageCollect(t *testing.T) {
 		want     gc.Result
 		reported []string
 	}{
-		{"a dry run finds what a deleted image left", gc.Request{DryRun: true}, orphans, []string{"blob " + deleted.String(), "blob " + digest.FromString("deleted layer").String()}},
-		{"a dry run finds untagged manifests too", gc.Request{DryRun: true, DeleteUntagged: true}, untagged, []string{"manifest a/b@" + overwritten.String()}},
+		{"a dry run finds what a deleted image left", gc.Request{DryRun: true}, orphans,
+			[]string{"blob " + deleted.String(), "blob " + digest.FromString("deleted layer").String()}},
+		{"a dry run finds untagged manifests too", gc.Request{DryRun: true, DeleteUntagged: true}, untagged,
+			[]string{"manifest a/b@" + overwritten.String()}},
 		{"and has removed nothing", gc.Request{}, orphans, []string{"blob " + deleted.String()}},
 		{"a second collection finds nothing", gc.Request{}, nothing, nil},
 		{"untagged manifests are removed when asked for", gc.Request{DeleteUntagged: true},
-			gc.Result{Manifests: 1, Blobs: 2, Bytes: untagged.Bytes - orphans.Bytes}, []string{"manifest a/b@" + overwritten.String(), "blob " + overwritten.String()}},
+			gc.Result{Manifests: 1, Blobs: 2, Bytes: untagged.Bytes - orphans.Bytes},
+			[]string{"manifest a/b@" + overwritten.String(), "blob " + overwritten.String()}},
 		{"the second time it finds nothing", gc.Request{DeleteUntagged: true}, nothing, nil},
 	} {
 		t.Run(step.sentence, func(t *testing.T) {
@@ -105,7 +109,8 @@ func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, strin
 
 func fileLeases(t testing.TB, root string) *leaseClient {
 	t.Helper()
-	driver, err := openDriver(t.Context(), loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n").Config.Storage)
+	driver, err := openDriver(t.Context(), loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+
+		"}}\n").Config.Storage)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,14 +129,16 @@ func TestGarbageCollectWithoutContent(t *testing.T) {
 	})
 	t.Run("storage in memory is refused", func(t *testing.T) {
 		options := loadConfig(t, "version: 0.1\nstorage: inmemory\n")
-		if _, err := GarbageCollect(t.Context(), options.Config, request, ignore); err == nil || !strings.Contains(err.Error(), "nothing to collect") {
+		if _, err := GarbageCollect(t.Context(), options.Config, request, ignore); err == nil ||
+			!strings.Contains(err.Error(), "nothing to collect") {
 			t.Errorf("%v", err)
 		}
 	})
 	t.Run("storage that cannot be read is an error", func(t *testing.T) {
 		file := writeFile(t, filepath.Join(t.TempDir(), "file"), nil)
 		options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+file+"}}\n")
-		if _, err := GarbageCollect(t.Context(), options.Config, request, ignore); err == nil || !strings.Contains(err.Error(), "reading the storage") {
+		if _, err := GarbageCollect(t.Context(), options.Config, request, ignore); err == nil ||
+			!strings.Contains(err.Error(), "reading the storage") {
 			t.Errorf("%v", err)
 		}
 	})

@@ -125,7 +125,8 @@ func TestGarbageCollectionRequiresThePushCredential(t *testing.T) {
 	i.plain().as(pushUser, pushPassword).must(http.StatusNotFound, "POST", path, nil)
 	c := i.pusher()
 	c.must(http.StatusMethodNotAllowed, "GET", path, nil)
-	for _, wrong := range []string{"?dry-run=perhaps", "?grace-period=-1h", "?timeout=0s", "?keep=5", "?dry-run=true&dry-run=false"} {
+	for _, wrong := range []string{"?dry-run=perhaps", "?grace-period=-1h", "?timeout=0s", "?keep=5",
+		"?dry-run=true&dry-run=false"} {
 		c.must(http.StatusBadRequest, "POST", gc.Path+wrong, nil)
 	}
 	c.must(http.StatusOK, "POST", path, nil)
@@ -166,7 +167,8 @@ func TestPushesRacingCollections(t *testing.T) {
 					time.Sleep(rand.N(500 * time.Millisecond))
 				} else {
 					layers = []string{
-						fmt.Sprintf("layer %d", rand.N(12)), fmt.Sprintf("layer %d of %s", n, repository), fmt.Sprintf("another %d of %s", n, repository),
+						fmt.Sprintf("layer %d", rand.N(12)), fmt.Sprintf("layer %d of %s", n, repository),
+						fmt.Sprintf("another %d of %s", n, repository),
 					}
 				}
 				pushed, refused := c.pushRacing(repository, fmt.Sprintf("t%d", n), layers)
@@ -184,7 +186,8 @@ func TestPushesRacingCollections(t *testing.T) {
 				if n%4 == 0 {
 					reference = digest.FromString(pushed.manifest).String()
 				}
-				if a, err := c.send("DELETE", "/v2/"+repository+"/manifests/"+reference, nil); err != nil || a.StatusCode != http.StatusAccepted {
+				if a, err := c.send("DELETE", "/v2/"+repository+"/manifests/"+reference, nil); err != nil ||
+					a.StatusCode != http.StatusAccepted {
 					t.Errorf("deleting an image: %v %v", a.Response, err)
 				}
 			}
@@ -225,9 +228,11 @@ func TestPushesRacingCollections(t *testing.T) {
 		tries, len(taken), collections, removed, abandoned, held)
 	for n, i := range taken {
 		c := replicas[n%len(replicas)].node()
-		c.must(http.StatusOK, "GET", "/v2/"+i.repository+"/manifests/"+digest.FromString(i.manifest).String(), nil, "Accept", ociManifest)
+		c.must(http.StatusOK, "GET", "/v2/"+i.repository+"/manifests/"+digest.FromString(i.manifest).String(), nil, "Accept",
+			ociManifest)
 		for _, layer := range i.layers {
-			if a := c.must(http.StatusOK, "GET", "/v2/"+i.repository+"/blobs/"+digest.FromString(layer).String(), nil); a.body != layer {
+			if a := c.must(http.StatusOK, "GET", "/v2/"+i.repository+"/blobs/"+digest.FromString(layer).String(),
+				nil); a.body != layer {
 				t.Errorf("a layer of %s is %q", i.repository, a.body)
 			}
 		}
@@ -242,14 +247,16 @@ func (c client) pushRacing(repository, tag string, contents []string) (*image, i
 	blobs := append([]string{"{}"}, contents...)
 	for n, content := range blobs {
 		d := digest.FromString(content)
-		if a, err := c.send("HEAD", "/v2/"+repository+"/blobs/"+d.String(), nil); err != nil || a.StatusCode != http.StatusOK {
+		if a, err := c.send("HEAD", "/v2/"+repository+"/blobs/"+d.String(), nil); err != nil ||
+			a.StatusCode != http.StatusOK {
 			begun, err := c.send("POST", "/v2/"+repository+"/blobs/uploads/?mount="+d.String(), nil)
 			if err != nil {
 				c.t.Error(err)
 				return nil, 0
 			}
 			if begun.StatusCode == http.StatusAccepted {
-				if a, err := c.send("PUT", c.base+begun.Header.Get("Location")+"&digest="+d.String(), strings.NewReader(content), "Content-Type", "application/octet-stream"); err != nil || a.StatusCode != http.StatusCreated {
+				if a, err := c.send("PUT", c.base+begun.Header.Get("Location")+"&digest="+d.String(), strings.NewReader(content),
+					"Content-Type", "application/octet-stream"); err != nil || a.StatusCode != http.StatusCreated {
 					return nil, 1
 				}
 			} else if begun.StatusCode != http.StatusCreated {
@@ -258,13 +265,15 @@ func (c client) pushRacing(repository, tag string, contents []string) (*image, i
 			}
 		}
 		if n > 0 {
-			layers = append(layers, map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": d, "size": len(content)})
+			layers = append(layers, map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": d,
+				"size": len(content)})
 		}
 	}
 	pushed.layers = blobs
 	manifest, err := json.Marshal(map[string]any{
 		"schemaVersion": 2, "mediaType": ociManifest, "annotations": map[string]string{"tag": repository + tag},
-		"config": map[string]any{"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest.FromString("{}"), "size": 2}, "layers": layers,
+		"config": map[string]any{"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest.FromString("{}"),
+			"size": 2}, "layers": layers,
 	})
 	if err != nil {
 		c.t.Error(err)
@@ -325,8 +334,10 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 	i.server.leases.times.waitTimeout = 50 * time.Millisecond
 	h = acquire(t, fileLeases(t, i.root))
 	d, text := c.pushedManifest("a", "v1")
-	a := c.must(http.StatusServiceUnavailable, "PUT", "/v2/a/manifests/v2", strings.NewReader(text), "Content-Type", ociManifest)
-	if a.Header.Get("Retry-After") == "" || a.code() != "UNAVAILABLE" || !strings.Contains(a.body, "garbage is being collected") {
+	a := c.must(http.StatusServiceUnavailable, "PUT", "/v2/a/manifests/v2", strings.NewReader(text), "Content-Type",
+		ociManifest)
+	if a.Header.Get("Retry-After") == "" || a.code() != "UNAVAILABLE" ||
+		!strings.Contains(a.body, "garbage is being collected") {
 		t.Errorf("%v %s", a.Header, a.body)
 	}
 	c.must(http.StatusNotFound, "GET", "/v2/a/manifests/v2", nil, "Accept", ociManifest)
@@ -340,7 +351,8 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 	}
 	leases := fileLeases(t, i.root)
 	leases.times.leaseDuration = shortLease
-	if result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {}); err != nil || result.Blobs != 0 {
+	if result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute},
+		func(gc.Event) {}); err != nil || result.Blobs != 0 {
 		t.Errorf("%+v, %v", result, err)
 	}
 }
@@ -359,9 +371,14 @@ func TestSlowManifestIsRefusedAfterACollection(t *testing.T) {
 		during func(t *testing.T, leases *leaseClient)
 		want   int
 	}{
-		"no collection begins":         {func(*testing.T, *leaseClient) {}, http.StatusCreated},
-		"a collection begins and ends": {func(t *testing.T, leases *leaseClient) { release(acquire(t, leases)) }, http.StatusServiceUnavailable},
-		"a collection begins":          {func(t *testing.T, leases *leaseClient) { h := acquire(t, leases); t.Cleanup(func() { release(h) }) }, http.StatusServiceUnavailable},
+		"no collection begins": {func(*testing.T, *leaseClient) {}, http.StatusCreated},
+		"a collection begins and ends": {func(t *testing.T, leases *leaseClient) { release(acquire(t, leases)) },
+			http.StatusServiceUnavailable},
+		"a collection begins": {func(t *testing.T, leases *leaseClient) {
+			h := acquire(t,
+				leases)
+			t.Cleanup(func() { release(h) })
+		}, http.StatusServiceUnavailable},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			root := t.TempDir()
@@ -425,7 +442,8 @@ func TestCollectorStopsWithoutHeartbeats(t *testing.T) {
 	}
 	i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("garbage").String(), nil)
 	driver.broken.Store(true)
-	if _, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {}); err == nil {
+	if _, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute},
+		func(gc.Event) {}); err == nil {
 		t.Error("a collection began without a lease")
 	}
 }
@@ -478,11 +496,13 @@ func TestInvalidLeaseExpires(t *testing.T) {
 	writeFile(t, filepath.Join(root, leasePath), []byte("{"))
 	leases := fileLeases(t, root)
 	leases.times.waitTimeout, leases.times.leaseDuration = 0, shortLease
-	if w := serve(t, withManifestLock(leases, http.NotFoundHandler()), "PUT", "/v2/a/manifests/v1"); w.Code != http.StatusServiceUnavailable {
+	if w := serve(t, withManifestLock(leases, http.NotFoundHandler()), "PUT",
+		"/v2/a/manifests/v1"); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	leases.times.waitTimeout = time.Minute
-	if w := serve(t, withManifestLock(leases, http.NotFoundHandler()), "PUT", "/v2/a/manifests/v1"); w.Code != http.StatusNotFound {
+	if w := serve(t, withManifestLock(leases, http.NotFoundHandler()), "PUT",
+		"/v2/a/manifests/v1"); w.Code != http.StatusNotFound {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	release(acquire(t, leases))
@@ -494,7 +514,8 @@ func TestInvalidLeaseExpires(t *testing.T) {
 func TestSlowLeaseReadingCountsFromItsBeginning(t *testing.T) {
 	leases := fileLeases(t, t.TempDir())
 	now := time.Now()
-	r := &leaseReading{record: leaseRecord{Held: true}, changed: now.Add(-time.Hour), at: now.Add(-time.Hour + quick.heartbeat)}
+	r := &leaseReading{record: leaseRecord{Held: true}, changed: now.Add(-time.Hour),
+		at: now.Add(-time.Hour + quick.heartbeat)}
 	if !leases.held(r) {
 		t.Error("a collector counts as dead because the storage was slow")
 	}
@@ -555,7 +576,8 @@ type refillingDriver struct {
 
 func (d *refillingDriver) Delete(ctx context.Context, name string) (err error) {
 	d.once.Do(func() {
-		err = storagedriver.Error{DriverName: d.Name(), Detail: &os.PathError{Op: "unlinkat", Path: name, Err: syscall.ENOTEMPTY}}
+		err = storagedriver.Error{DriverName: d.Name(), Detail: &os.PathError{Op: "unlinkat", Path: name,
+			Err: syscall.ENOTEMPTY}}
 	})
 	if err != nil {
 		return err
@@ -641,7 +663,8 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 	}
 	config := of(c.pushBlob("a", "{}"), "application/vnd.oci.image.config.v1+json")
 	simple := func(name string, more ...string) map[string]any {
-		m := map[string]any{"config": config, "layers": []any{of(c.pushBlob("a", "layer of "+name), "application/vnd.oci.image.layer.v1.tar")}}
+		m := map[string]any{"config": config, "layers": []any{of(c.pushBlob("a", "layer of "+name),
+			"application/vnd.oci.image.layer.v1.tar")}}
 		if len(more) > 0 {
 			m["subject"] = of(digest.Digest(more[0]), ociManifest)
 		}
@@ -654,20 +677,25 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 	attestation := put("", ociManifest, simple("attestation", signature.String()))
 	untagged := put("", ociManifest, simple("untagged"))
 	orphan := put("", ociManifest, simple("signature of untagged", untagged.String()))
-	named := put("named", ociManifest, map[string]any{"config": config, "layers": []any{}, "annotations": map[string]string{"base": untagged.String()}})
+	named := put("named", ociManifest, map[string]any{"config": config, "layers": []any{},
+		"annotations": map[string]string{"base": untagged.String()}})
 	about := put("about", ociManifest, simple("about", untagged.String()))
 	// An unfinished upload, and a blob whose manifest is not pushed yet.
 	c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/", nil)
 	c.pushBlob("b", "no manifest")
 	kept := []digest.Digest{child, index, tagged, signature, attestation, named, about}
 
-	if result, report := collectNow(t, root, gc.Request{DeleteUntagged: true, Grace: time.Hour}); result.Manifests != 0 || result.Blobs != 0 || result.Kept != 1 {
+	if result, report := collectNow(t, root, gc.Request{DeleteUntagged: true, Grace: time.Hour}); result.Manifests != 0 ||
+		result.Blobs != 0 || result.Kept != 1 {
 		t.Errorf("within the grace period: %+v\n%s", result, report)
 	}
 	age := func(d time.Duration) {
 		t.Helper()
 		at := time.Now().Add(-d)
-		err := filepath.WalkDir(root, func(path string, _ os.DirEntry, err error) error { return errors.Join(err, os.Chtimes(path, at, at)) })
+		err := filepath.WalkDir(root, func(path string, _ os.DirEntry,
+			err error) error {
+			return errors.Join(err, os.Chtimes(path, at, at))
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -709,7 +737,8 @@ func TestInvalidManifestPreventsCollection(t *testing.T) {
 	d, _ := c.pushImage("a", "v1", "layer")
 	c.pushBlob("a", "garbage")
 	writeFile(t, filepath.Join(i.root, blobPath(d)), []byte("not a manifest"))
-	_, err := collect(t.Context(), fileLeases(t, i.root), &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {})
+	_, err := collect(t.Context(), fileLeases(t, i.root), &blobsInUse{}, gc.Request{Timeout: time.Minute},
+		func(gc.Event) {})
 	if err == nil || !strings.Contains(err.Error(), d.String()) || !strings.Contains(err.Error(), "nothing is removed") {
 		t.Errorf("%v", err)
 	}
@@ -725,12 +754,14 @@ func TestNextCollectionContinuesAfterATimeout(t *testing.T) {
 	}
 	var result gc.Result
 	var err error
-	for timeout := time.Second; result.Blobs == 0 && timeout < time.Minute; timeout *= 2 { // a busy machine needs more time
-		result, err = collect(t.Context(), fileLeases(t, i.root), &blobsInUse{}, gc.Request{Timeout: timeout}, func(e gc.Event) {
-			if e.Removed != nil {
-				time.Sleep(timeout * 6 / 10)
-			}
-		})
+	// a busy machine needs more time
+	for timeout := time.Second; result.Blobs == 0 && timeout < time.Minute; timeout *= 2 {
+		result, err = collect(t.Context(), fileLeases(t, i.root), &blobsInUse{}, gc.Request{Timeout: timeout},
+			func(e gc.Event) {
+				if e.Removed != nil {
+					time.Sleep(timeout * 6 / 10)
+				}
+			})
 	}
 	if err == nil || !strings.Contains(err.Error(), "the next collection") || result.Blobs == 0 || result.Blobs == 5 {
 		t.Errorf("%+v, %v", result, err)
@@ -756,7 +787,8 @@ func (d vanishingDriver) List(ctx context.Context, name string) ([]string, error
 	return d.StorageDriver.List(ctx, name)
 }
 
-func (d vanishingDriver) Walk(ctx context.Context, from string, f storagedriver.WalkFn, options ...func(*storagedriver.WalkOptions)) error {
+func (d vanishingDriver) Walk(ctx context.Context, from string, f storagedriver.WalkFn,
+	options ...func(*storagedriver.WalkOptions)) error {
 	return storagedriver.WalkFallback(ctx, d, from, f, options...)
 }
 
@@ -769,7 +801,8 @@ func TestTagDeletedDuringACollection(t *testing.T) {
 	kept, _ := c.pushImage("b", "kept", "layer of b")
 	leases := fileLeases(t, root)
 	leases.driver = vanishingDriver{leases.driver, "deleted"}
-	result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{DeleteUntagged: true, Timeout: time.Minute}, func(gc.Event) {})
+	result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{DeleteUntagged: true, Timeout: time.Minute},
+		func(gc.Event) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -137,10 +137,12 @@ const (
 
 func TestHandshakes(t *testing.T) {
 	// One CA is trusted throughout, the others come and go.
-	lasting, leaving, coming := tlsfilestest.NewCA(t, "zarf-registry"), tlsfilestest.NewCA(t, "zarf-registry"), tlsfilestest.NewCA(t, "zarf-registry")
+	lasting, leaving, coming := tlsfilestest.NewCA(t, "zarf-registry"), tlsfilestest.NewCA(t, "zarf-registry"),
+		tlsfilestest.NewCA(t, "zarf-registry")
 	foreign, namesake := tlsfilestest.NewCA(t, "foreign"), tlsfilestest.NewCA(t, "zarf-registry")
 	intermediate := lasting.Intermediate(t, "intermediate")
-	issue := func(ca *tlsfilestest.CA, role string, change func(*x509.Certificate), chain ...*tlsfilestest.CA) *tls.Certificate {
+	issue := func(ca *tlsfilestest.CA, role string, change func(*x509.Certificate),
+		chain ...*tlsfilestest.CA) *tls.Certificate {
 		t.Helper()
 		pair, key := ca.IssueWith(t, func(c *x509.Certificate) {
 			c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
@@ -184,26 +186,42 @@ func TestHandshakes(t *testing.T) {
 	}{
 		"no certificate":                {nil, always(withoutCertificate), may{}},
 		"a certificate of a foreign CA": {issue(foreign, pki.OrganizationPush, nil), always(unknownAuthority), may{}},
-		"a certificate of a foreign CA that is called like ours":       {issue(namesake, pki.OrganizationPush, nil), always(unknownAuthority), may{}},
-		"a certificate of a foreign CA, with that CA":                  {issue(foreign, pki.OrganizationPush, nil, foreign), always(unknownAuthority), may{}},
-		"a certificate that was signed with a node's, which is no CA":  {signedBy(t, node(lasting)), always(unknownAuthority), may{}},
-		"an expired certificate":                                       {push(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), always(outOfTime), may{}},
-		"a certificate that is not valid yet":                          {push(func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) }), always(outOfTime), may{}},
-		"a certificate for servers only":                               {push(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), always(wrongUsage), may{}},
-		"a node's certificate":                                         {node(lasting), always(""), reads},
-		"a pusher's certificate":                                       {push(nil), always(""), writes},
-		"a certificate without a role":                                 {issue(lasting, "acme", nil), always(""), nothing},
-		"the server's role, for clients":                               {issue(lasting, pki.OrganizationServer, nil), always(""), nothing},
-		"a node's certificate through an intermediate":                 {issue(intermediate, pki.OrganizationNode, nil, intermediate), always(""), reads},
-		"a node's certificate whose intermediate does not come along":  {issue(intermediate, pki.OrganizationNode, nil), always(unknownAuthority), may{}},
-		"a node's certificate of the CA that is replaced":              {node(leaving), [...]string{"", "", unknownAuthority}, reads},
-		"a pusher's certificate of the CA that is replaced":            {issue(leaving, pki.OrganizationPush, nil), [...]string{"", "", unknownAuthority}, writes},
-		"a node's certificate of the CA that replaces it":              {node(coming), [...]string{unknownAuthority, "", ""}, reads},
-		"a node's certificate of the CA that replaces it, with its CA": {issue(coming, pki.OrganizationNode, nil, coming), [...]string{unknownAuthority, "", ""}, reads},
+		"a certificate of a foreign CA that is called like ours": {issue(namesake, pki.OrganizationPush, nil),
+			always(unknownAuthority), may{}},
+		"a certificate of a foreign CA, with that CA": {issue(foreign, pki.OrganizationPush, nil, foreign),
+			always(unknownAuthority), may{}},
+		"a certificate that was signed with a node's, which is no CA": {signedBy(t, node(lasting)), always(unknownAuthority),
+			may{}},
+		"an expired certificate": {push(
+			func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), always(outOfTime), may{}},
+		"a certificate that is not valid yet": {push(
+			func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) }), always(outOfTime), may{}},
+		"a certificate for servers only": {push(
+			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), always(wrongUsage),
+			may{}},
+		"a node's certificate":         {node(lasting), always(""), reads},
+		"a pusher's certificate":       {push(nil), always(""), writes},
+		"a certificate without a role": {issue(lasting, "acme", nil), always(""), nothing},
+		"the server's role, for clients": {issue(lasting, pki.OrganizationServer, nil),
+			always(""), nothing},
+		"a node's certificate through an intermediate": {issue(intermediate, pki.OrganizationNode, nil,
+			intermediate), always(""), reads},
+		"a node's certificate whose intermediate does not come along": {issue(intermediate, pki.OrganizationNode, nil),
+			always(unknownAuthority), may{}},
+		"a node's certificate of the CA that is replaced": {node(leaving), [...]string{"", "", unknownAuthority},
+			reads},
+		"a pusher's certificate of the CA that is replaced": {issue(leaving, pki.OrganizationPush, nil),
+			[...]string{"", "", unknownAuthority}, writes},
+		"a node's certificate of the CA that replaces it": {node(coming), [...]string{unknownAuthority, "", ""},
+			reads},
+		"a node's certificate of the CA that replaces it, with its CA": {issue(coming, pki.OrganizationNode, nil, coming),
+			[...]string{unknownAuthority, "", ""}, reads},
 	}
-	versions := map[uint16]string{tls.VersionTLS10: oldVersion, tls.VersionTLS11: oldVersion, tls.VersionTLS12: "", tls.VersionTLS13: ""}
+	versions := map[uint16]string{tls.VersionTLS10: oldVersion, tls.VersionTLS11: oldVersion, tls.VersionTLS12: "",
+		tls.VersionTLS13: ""}
 
-	for phase, files := range []tlsfilestest.Files{trusting(lasting, leaving), trusting(lasting, leaving, coming), trusting(lasting, coming)} {
+	for phase, files := range []tlsfilestest.Files{trusting(lasting, leaving), trusting(lasting, leaving, coming),
+		trusting(lasting, coming)} {
 		i.replaceCertificates(files)
 		for sentence, client := range clients {
 			for version, words := range versions {
@@ -231,7 +249,10 @@ func TestHandshakes(t *testing.T) {
 							if err == nil {
 								t.Fatal("the connection is served")
 							}
-							eventually(t, "the reason is logged: "+words, func() bool { return i.logged("connection failed", address, words) })
+							eventually(t, "the reason is logged: "+words, func() bool {
+								return i.logged("connection failed", address,
+									words)
+							})
 							continue
 						}
 						if err != nil {
@@ -240,7 +261,8 @@ func TestHandshakes(t *testing.T) {
 						if got := c.ConnectionState().Version; got != version {
 							t.Errorf("%s was agreed on", tls.VersionName(got))
 						}
-						if got, err := c.ask(http.MethodPut, "/v2/a/manifests/tag", authorization); err != nil || got.StatusCode != want.put {
+						if got, err := c.ask(http.MethodPut, "/v2/a/manifests/tag", authorization); err != nil ||
+							got.StatusCode != want.put {
 							t.Errorf("PUT: %+v, %v, want %d", got, err, want.put)
 						}
 					}
@@ -347,13 +369,15 @@ func TestClockSkew(t *testing.T) {
 			}
 			ca := authority{made}
 			server := ca.issue(t, pki.Leaf{
-				Organization: pki.OrganizationServer, DNSNames: []string{serverName}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+				Organization: pki.OrganizationServer, DNSNames: []string{serverName},
+				Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 			}, now)
 			client := ca.issue(t, pki.Leaf{
 				Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 			}, now)
 			i := start(t, newAuthority(t), t.TempDir())
-			i.replaceCertificates(tlsfilestest.Files{"tls.crt": server.Certificate, "tls.key": server.Key, "ca.crt": ca.KeyPair().Certificate})
+			i.replaceCertificates(tlsfilestest.Files{"tls.crt": server.Certificate, "tls.key": server.Key,
+				"ca.crt": ca.KeyPair().Certificate})
 			config := showing(ca.pool(), certificate(t, client))
 			config.Time = func() time.Time { return time.Now().Add(tt.peer) }
 			c, err := i.dial(t, config)
@@ -380,8 +404,10 @@ func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
 		want     string
 	}{
 		{"the Secret was deleted", tlsfilestest.Files{}, "tls.crt: no such file or directory"},
-		{"the key is another's", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": i.ca.serverFiles(t)["tls.key"], "ca.crt": good["ca.crt"]}, "private key does not match"},
-		{"the CA is none", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": good["tls.key"], "ca.crt": good["tls.crt"]}, "is not a CA"},
+		{"the key is another's", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": i.ca.serverFiles(t)["tls.key"],
+			"ca.crt": good["ca.crt"]}, "private key does not match"},
+		{"the CA is none", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": good["tls.key"],
+			"ca.crt": good["tls.crt"]}, "is not a CA"},
 	} {
 		tlsfilestest.WriteSecret(t, i.tlsDir, tt.files)
 		if changed, err := i.server.certificates.Reload(); changed || err == nil {
@@ -389,7 +415,8 @@ func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
 		}
 		i.rawNode(t).must(http.StatusOK, http.MethodGet, "/v2/")
 		report := i.loaded()
-		if report.Certificates.Generation != 1 || report.Certificates.ReloadErrors != uint64(n+1) || !strings.Contains(report.Certificates.Problem, tt.want) {
+		if report.Certificates.Generation != 1 || report.Certificates.ReloadErrors != uint64(n+1) ||
+			!strings.Contains(report.Certificates.Problem, tt.want) {
 			t.Errorf("%s: %+v", tt.sentence, report.Certificates)
 		}
 		if !strings.Contains(i.metrics(), fmt.Sprintf("zarf_registry_tls_reload_errors_total %d\n", n+1)) {
@@ -400,7 +427,8 @@ func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
 		}
 	}
 	i.replaceCertificates(i.ca.serverFiles(t))
-	if report := i.loaded(); report.Certificates.Generation != 2 || report.Certificates.Problem != "" || report.Certificates.ReloadErrors != 3 {
+	if report := i.loaded(); report.Certificates.Generation != 2 || report.Certificates.Problem != "" ||
+		report.Certificates.ReloadErrors != 3 {
 		t.Errorf("after good files: %+v", report.Certificates)
 	}
 }
@@ -410,7 +438,8 @@ func TestExpiredServerCertificateIsServed(t *testing.T) {
 	i := start(t, newAuthority(t), t.TempDir())
 	end := time.Now().Add(-time.Hour).Truncate(time.Second).UTC()
 	expired := i.ca.issue(t, pki.Leaf{
-		Organization: pki.OrganizationServer, DNSNames: []string{serverName}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, Lifetime: time.Hour,
+		Organization: pki.OrganizationServer, DNSNames: []string{serverName},
+		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, Lifetime: time.Hour,
 	}, end.Add(-time.Hour))
 	files := i.ca.serverFiles(t)
 	files["tls.crt"], files["tls.key"] = expired.Certificate, expired.Key
@@ -418,7 +447,8 @@ func TestExpiredServerCertificateIsServed(t *testing.T) {
 	if report := i.loaded(); !report.Certificates.Leaf.NotAfter.Equal(end) || report.Certificates.Problem != "" {
 		t.Errorf("%+v", report.Certificates)
 	}
-	if _, err := i.dial(t, showing(i.ca.pool(), i.ca.client(t, pki.OrganizationNode))); err == nil || !strings.Contains(err.Error(), outOfTime) {
+	if _, err := i.dial(t, showing(i.ca.pool(), i.ca.client(t, pki.OrganizationNode))); err == nil ||
+		!strings.Contains(err.Error(), outOfTime) {
 		t.Errorf("error %v", err)
 	}
 	i.replaceCertificates(i.ca.serverFiles(t))

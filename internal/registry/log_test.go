@@ -20,12 +20,16 @@ func TestLogsOfDistribution(t *testing.T) {
 		want    slog.Level
 		silent  bool
 	}{
-		"its information is debug output":             {logrus.InfoLevel, nil, "redis not configured", slog.LevelDebug, false},
-		"its warnings are warnings":                   {logrus.WarnLevel, nil, "odd", slog.LevelWarn, false},
-		"its errors are errors":                       {logrus.ErrorLevel, nil, "disk gone", slog.LevelError, false},
-		"an answer of ours that failed is an error":   {logrus.ErrorLevel, answered(500), "response completed with error", slog.LevelError, false},
-		"an answer to a client's mistake is not":      {logrus.ErrorLevel, answered(404), "response completed with error", slog.LevelDebug, false},
-		"the credentials of webhooks are not written": {logrus.InfoLevel, nil, "configuring endpoint x, headers=secret", 0, true},
+		"its information is debug output": {logrus.InfoLevel, nil, "redis not configured", slog.LevelDebug,
+			false},
+		"its warnings are warnings": {logrus.WarnLevel, nil, "odd", slog.LevelWarn, false},
+		"its errors are errors":     {logrus.ErrorLevel, nil, "disk gone", slog.LevelError, false},
+		"an answer of ours that failed is an error": {logrus.ErrorLevel, answered(500), "response completed with error",
+			slog.LevelError, false},
+		"an answer to a client's mistake is not": {logrus.ErrorLevel, answered(404), "response completed with error",
+			slog.LevelDebug, false},
+		"the credentials of webhooks are not written": {logrus.InfoLevel, nil, "configuring endpoint x, headers=secret", 0,
+			true},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			var out bytes.Buffer
@@ -58,10 +62,12 @@ func TestRouteLogs(t *testing.T) {
 	var out bytes.Buffer
 	RouteLogs(slog.New(slog.NewJSONHandler(&out, nil)))
 	t.Cleanup(func() { RouteLogs(slog.New(slog.DiscardHandler)) })
-	logrus.WithField("http.request.uri", "/v2/a/blobs/uploads/1?_state=secret").WithField("go.version", "x").Error("broken")
+	logrus.WithField("http.request.uri", "/v2/a/blobs/uploads/1?_state=secret").WithField("go.version",
+		"x").Error("broken")
 	logrus.Info("chatter")
 	text := out.String()
-	if strings.Count(text, "\n") != 1 || !strings.Contains(text, `"http.request.uri":"/v2/a/blobs/uploads/1"`) || strings.Contains(text, "go.version") {
+	if strings.Count(text, "\n") != 1 || !strings.Contains(text, `"http.request.uri":"/v2/a/blobs/uploads/1"`) ||
+		strings.Contains(text, "go.version") {
 		t.Errorf("written: %s", text)
 	}
 }
@@ -74,7 +80,8 @@ func TestFailedConnectionsAreLogged(t *testing.T) {
 		var out bytes.Buffer
 		logger := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		log.New(serverLog{logger, "tls"}, "", 0).Print(line)
-		if text := out.String(); !strings.Contains(text, "level="+want) || !strings.Contains(text, "listener=tls") || !strings.Contains(text, "1.2.3.4:5") {
+		if text := out.String(); !strings.Contains(text, "level="+want) || !strings.Contains(text, "listener=tls") ||
+			!strings.Contains(text, "1.2.3.4:5") {
 			t.Errorf("%s: written as %s", line, text)
 		}
 	}

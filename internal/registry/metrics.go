@@ -60,7 +60,8 @@ func (m *metrics) gauge(name, help string, labels prometheus.Labels, value func(
 }
 
 func (m *metrics) counter(name, help string, labels prometheus.Labels, value func() float64) {
-	m.own.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, value))
+	m.own.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels},
+		value))
 }
 
 func (m *metrics) watchCertificates(source *tlsfiles.Source) {

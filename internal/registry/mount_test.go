@@ -25,10 +25,11 @@ import (
 // storages are configurations, by name.
 func storages(t *testing.T) map[string]string {
 	return map[string]string{
-		"filesystem":             "storage: {filesystem: {rootdirectory: " + t.TempDir() + "}}\n",
-		"inmemory":               "storage: {inmemory: {}}\n",
-		"filesystem and a cache": "storage: {filesystem: {rootdirectory: " + t.TempDir() + "}, cache: {blobdescriptor: inmemory}}\n",
-		"inmemory and a cache":   "storage: {inmemory: {}, cache: {blobdescriptor: inmemory}}\n",
+		"filesystem": "storage: {filesystem: {rootdirectory: " + t.TempDir() + "}}\n",
+		"inmemory":   "storage: {inmemory: {}}\n",
+		"filesystem and a cache": "storage: {filesystem: {rootdirectory: " + t.TempDir() +
+			"}, cache: {blobdescriptor: inmemory}}\n",
+		"inmemory and a cache": "storage: {inmemory: {}, cache: {blobdescriptor: inmemory}}\n",
 	}
 }
 
@@ -66,14 +67,16 @@ func TestMount(t *testing.T) {
 					c.t = t
 					if tt.want == "" {
 						begun := c.must(http.StatusAccepted, "POST", "/v2/"+tt.to+uploads+tt.query, nil)
-						if !strings.Contains(begun.Header.Get("Location"), "/v2/"+tt.to+uploads) || begun.Header.Get("Docker-Content-Digest") != "" {
+						if !strings.Contains(begun.Header.Get("Location"), "/v2/"+tt.to+uploads) ||
+							begun.Header.Get("Docker-Content-Digest") != "" {
 							t.Errorf("headers of an upload: %v", begun.Header)
 						}
 						return
 					}
 					path := "/v2/" + tt.to + "/blobs/" + tt.want.String()
 					mounted := c.must(http.StatusCreated, "POST", "/v2/"+tt.to+uploads+tt.query, nil)
-					if got := mounted.Header; got.Get("Location") != path || got.Get("Docker-Content-Digest") != tt.want.String() || mounted.body != "" {
+					if got := mounted.Header; got.Get("Location") != path || got.Get("Docker-Content-Digest") != tt.want.String() ||
+						mounted.body != "" {
 						t.Errorf("headers %v, body %q", got, mounted.body)
 					}
 					node.must(http.StatusOK, "HEAD", path, nil)
@@ -98,7 +101,8 @@ func TestMount(t *testing.T) {
 				for _, blob := range []digest.Digest{d, empty} {
 					c.must(http.StatusCreated, "POST", "/v2/whole"+uploads+"?mount="+blob.String(), nil)
 				}
-				c.must(http.StatusCreated, "PUT", "/v2/whole/manifests/v1", strings.NewReader(manifest), "Content-Type", "application/vnd.oci.image.manifest.v1+json")
+				c.must(http.StatusCreated, "PUT", "/v2/whole/manifests/v1", strings.NewReader(manifest), "Content-Type",
+					"application/vnd.oci.image.manifest.v1+json")
 			})
 			t.Run("who may not push mounts nothing", func(t *testing.T) {
 				for who, tt := range map[string]struct {
@@ -120,7 +124,8 @@ func TestMount(t *testing.T) {
 					} else if strings.Contains(who, "from") {
 						query += "&from=first"
 					}
-					if got := tt.client.must(tt.status, "POST", "/v2/refused"+uploads+query, nil); got.Header.Get("Docker-Content-Digest") != "" {
+					if got := tt.client.must(tt.status, "POST", "/v2/refused"+uploads+query,
+						nil); got.Header.Get("Docker-Content-Digest") != "" {
 						t.Errorf("%s can tell which blobs are stored: %v", who, got.Header)
 					}
 				}
@@ -136,10 +141,11 @@ func TestMountOfABlobWithoutData(t *testing.T) {
 		damage func(data string) error
 		mended bool // by an upload: distribution leaves alone what is in its place
 	}{
-		"its data are gone":        {os.Remove, true},
-		"all of it is gone":        {func(data string) error { return os.RemoveAll(filepath.Dir(data)) }, true},
-		"its data are empty":       {func(data string) error { return os.Truncate(data, 0) }, false},
-		"a directory has its name": {func(data string) error { return errors.Join(os.Remove(data), os.Mkdir(data, 0o700)) }, false},
+		"its data are gone":  {os.Remove, true},
+		"all of it is gone":  {func(data string) error { return os.RemoveAll(filepath.Dir(data)) }, true},
+		"its data are empty": {func(data string) error { return os.Truncate(data, 0) }, false},
+		"a directory has its name": {func(data string) error { return errors.Join(os.Remove(data), os.Mkdir(data, 0o700)) },
+			false},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			root := t.TempDir()
@@ -167,7 +173,8 @@ func TestMountWhileReadOnly(t *testing.T) {
 	root := t.TempDir()
 	i := start(t, newAuthority(t), root)
 	d := i.pusher().pushBlob("first", "shared")
-	config := "version: 0.1\nstorage: {filesystem: {rootdirectory: " + root + "}, maintenance: {readonly: {enabled: true}}}\n"
+	config := "version: 0.1\nstorage: {filesystem: {rootdirectory: " + root +
+		"}, maintenance: {readonly: {enabled: true}}}\n"
 	i = start(t, newAuthority(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
 	i.pusher().must(http.StatusMethodNotAllowed, "POST", "/v2/second/blobs/uploads/?mount="+d.String(), nil)
 	i.node().must(http.StatusNotFound, "HEAD", "/v2/second/blobs/"+d.String(), nil)
@@ -201,16 +208,19 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ours := blobNamespace{own, own.(distribution.RepositoryRemover), &blobSource{driver: driver, log: slog.New(slog.DiscardHandler)}}
+			ours := blobNamespace{own, own.(distribution.RepositoryRemover),
+				&blobSource{driver: driver, log: slog.New(slog.DiscardHandler)}}
 
 			var want, got distribution.ErrBlobMounted
 			if _, err := blobs(own, "distribution").Create(ctx, storage.WithMountFrom(from)); !errors.As(err, &want) {
 				t.Fatalf("distribution did not mount: %v", err)
 			}
-			if _, err := blobs(ours, "discovered").Create(context.WithValue(ctx, mountKey{}, stored.Digest)); !errors.As(err, &got) {
+			if _, err := blobs(ours, "discovered").Create(context.WithValue(ctx, mountKey{}, stored.Digest)); !errors.As(err,
+				&got) {
 				t.Fatalf("it was not mounted: %v", err)
 			}
-			if got.Descriptor.Digest != want.Descriptor.Digest || got.Descriptor.Size != want.Descriptor.Size || got.Descriptor.MediaType != want.Descriptor.MediaType {
+			if got.Descriptor.Digest != want.Descriptor.Digest || got.Descriptor.Size != want.Descriptor.Size ||
+				got.Descriptor.MediaType != want.Descriptor.MediaType {
 				t.Errorf("mounted %+v, distribution %+v", got.Descriptor, want.Descriptor)
 			}
 			if got.From == nil {
@@ -220,7 +230,8 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 			if !maps.Equal(wrote, wanted) || len(wanted) == 0 {
 				t.Errorf("wrote %q, distribution writes %q", wrote, wanted)
 			}
-			if got, want := slices.Sorted(maps.Keys(wanted)), []string{"/_layers/sha256/" + stored.Digest.Encoded() + "/link"}; !slices.Equal(got, want) {
+			if got, want := slices.Sorted(maps.Keys(wanted)), []string{"/_layers/sha256/" + stored.Digest.Encoded() +
+				"/link"}; !slices.Equal(got, want) {
 				t.Errorf("distribution writes %q, and %q was expected", got, want)
 			}
 		})

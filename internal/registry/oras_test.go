@@ -23,7 +23,8 @@ func TestPushAndPullWithORAS(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Client = &auth.Client{Client: c.Client, Cache: auth.NewCache(), Credential: auth.StaticCredential(i.addresses["tls"], credential)}
+		r.Client = &auth.Client{Client: c.Client, Cache: auth.NewCache(),
+			Credential: auth.StaticCredential(i.addresses["tls"], credential)}
 		return r
 	}
 	source := memory.New()
@@ -40,7 +41,8 @@ func TestPushAndPullWithORAS(t *testing.T) {
 		push(v1.MediaTypeImageLayer, []byte(random(5<<20))),
 	}
 	config := push(v1.MediaTypeImageConfig, []byte("{}"))
-	manifest, err := oras.PackManifest(ctx, source, oras.PackManifestVersion1_1, "", oras.PackManifestOptions{ConfigDescriptor: &config, Layers: layers})
+	manifest, err := oras.PackManifest(ctx, source, oras.PackManifestVersion1_1, "",
+		oras.PackManifestOptions{ConfigDescriptor: &config, Layers: layers})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +86,8 @@ func TestPushAndPullWithORAS(t *testing.T) {
 	if err := writer.Push(ctx, blob, bytes.NewReader(signature)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := oras.PackManifest(ctx, writer, oras.PackManifestVersion1_1, "application/x-signature", oras.PackManifestOptions{Subject: &manifest, Layers: []v1.Descriptor{blob}}); err != nil {
+	if _, err := oras.PackManifest(ctx, writer, oras.PackManifestVersion1_1, "application/x-signature",
+		oras.PackManifestOptions{Subject: &manifest, Layers: []v1.Descriptor{blob}}); err != nil {
 		t.Fatal(err)
 	}
 	var referrers int

@@ -124,11 +124,13 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 			pusher.as(user, pullPassword).must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
 		}
 		f.node().must(http.StatusOK, "GET", path, nil)
-		if opened, closed := strings.Count(f.logs.String(), `"msg":"plain listener opened"`), strings.Count(f.logs.String(), `"msg":"plain listener closed"`); opened != n+1 || closed != n+2 {
+		if opened, closed := strings.Count(f.logs.String(), `"msg":"plain listener opened"`),
+			strings.Count(f.logs.String(), `"msg":"plain listener closed"`); opened != n+1 || closed != n+2 {
 			t.Errorf("opened %d times and closed %d times in the logs, want %d and %d", opened, closed, n+1, n+2)
 		}
 	}
-	if !strings.Contains(f.logs.String(), `"why":"`+f.pull+` has users"`) || !strings.Contains(f.logs.String(), `"why":"`+f.pull+` has no users"`) {
+	if !strings.Contains(f.logs.String(), `"why":"`+f.pull+` has users"`) ||
+		!strings.Contains(f.logs.String(), `"why":"`+f.pull+` has no users"`) {
 		t.Error("the reasons are not logged")
 	}
 }
@@ -368,7 +370,10 @@ func TestFailedListenerIsReopened(t *testing.T) {
 	f.server.plain.mu.Lock()
 	f.server.plain.serving.listener.Close()
 	f.server.plain.mu.Unlock()
-	eventually(t, "it is opened again", func() bool { return strings.Count(f.logs.String(), `"msg":"plain listener opened"`) == 2 })
+	eventually(t, "it is opened again", func() bool {
+		return strings.Count(f.logs.String(),
+			`"msg":"plain listener opened"`) == 2
+	})
 	f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
 	if !strings.Contains(f.logs.String(), "plain listener failed") {
 		t.Error("the failure is not logged")
@@ -407,7 +412,8 @@ func TestUploadSurvivesChangesOfPullUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := start(t, ca, root, func(o *Options) { o.Htpasswd, o.PullHtpasswd = first.htpasswd, first.pull })
-	second.pusher().must(http.StatusCreated, "PUT", location+"&digest="+digest.FromString("x").String(), strings.NewReader("x"))
+	second.pusher().must(http.StatusCreated, "PUT", location+"&digest="+digest.FromString("x").String(),
+		strings.NewReader("x"))
 }
 
 // Pulls that come while it opens and closes are served whole or find nobody there.

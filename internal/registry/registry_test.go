@@ -156,7 +156,8 @@ func open(t testing.TB, ca authority, root string, changes ...func(*Options)) *i
 	i.htpasswd = writeFile(t, filepath.Join(dir, "htpasswd"), htpasswd(t, pushUser, pushPassword))
 
 	options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n")
-	options.Listen, options.PlainListen, options.HealthListen, options.MetricsListen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	options.Listen, options.PlainListen, options.HealthListen, options.MetricsListen = "127.0.0.1:0", "127.0.0.1:0",
+		"127.0.0.1:0", "127.0.0.1:0"
 	options.TLSDir = i.tlsDir
 	options.Htpasswd = i.htpasswd
 	options.PullHtpasswd = writeFile(t, filepath.Join(dir, "pull"), htpasswd(t, pullUser, pullPassword))
@@ -313,7 +314,8 @@ func (c client) pushBlob(repository, content string) digest.Digest {
 	c.t.Helper()
 	d := digest.FromString(content)
 	begun := c.must(http.StatusAccepted, "POST", "/v2/"+repository+"/blobs/uploads/", nil)
-	c.must(http.StatusCreated, "PUT", c.base+begun.Header.Get("Location")+"&digest="+d.String(), strings.NewReader(content),
+	c.must(http.StatusCreated, "PUT", c.base+begun.Header.Get("Location")+"&digest="+d.String(),
+		strings.NewReader(content),
 		"Content-Type", "application/octet-stream")
 	return d
 }
@@ -328,12 +330,14 @@ func (c client) pushImage(repository, tag, layer string) (digest.Digest, string)
 		"schemaVersion": 2,
 		"mediaType":     mediaType,
 		"config":        map[string]any{"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 2},
-		"layers":        []any{map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": blob, "size": len(layer)}},
+		"layers": []any{map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": blob,
+			"size": len(layer)}},
 	})
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	c.must(http.StatusCreated, "PUT", "/v2/"+repository+"/manifests/"+tag, strings.NewReader(string(manifest)), "Content-Type", mediaType)
+	c.must(http.StatusCreated, "PUT", "/v2/"+repository+"/manifests/"+tag, strings.NewReader(string(manifest)),
+		"Content-Type", mediaType)
 	return digest.FromBytes(manifest), string(manifest)
 }
 

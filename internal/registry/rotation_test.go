@@ -36,7 +36,8 @@ func TestRotationFailsNoRequest(t *testing.T) {
 	roots := before.pool()
 	roots.AddCert(after.Certificate())
 	withRoots := func(ca authority) *client {
-		config := &tls.Config{RootCAs: roots, ServerName: serverName, Certificates: []tls.Certificate{*ca.client(t, pki.OrganizationNode)}}
+		config := &tls.Config{RootCAs: roots, ServerName: serverName,
+			Certificates: []tls.Certificate{*ca.client(t, pki.OrganizationNode)}}
 		transport := &http.Transport{TLSClientConfig: config, MaxIdleConnsPerHost: 4}
 		t.Cleanup(transport.CloseIdleConnections)
 		return &client{Client: &http.Client{Transport: transport}, t: t, base: "https://" + i.addresses["tls"]}
@@ -55,8 +56,12 @@ func TestRotationFailsNoRequest(t *testing.T) {
 				default:
 				}
 				a, err := current.Load().send("GET", path, nil)
-				if err != nil || a.StatusCode != http.StatusOK {
-					t.Errorf("a pull failed: %d %v %s", a.StatusCode, err, a.code())
+				if err != nil {
+					t.Errorf("a pull failed: %v", err)
+					return
+				}
+				if a.StatusCode != http.StatusOK {
+					t.Errorf("a pull failed: %d %s", a.StatusCode, a.code())
 					return
 				}
 				served.Add(1)
@@ -139,7 +144,8 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 		c.must(http.StatusOK, "GET", "/v2/", nil)
 		i.replaceCertificates(after.serverFiles(t))
 		a, wasOpen, err := reused(t, c, "/v2/")
-		if err != nil || !wasOpen || a.StatusCode != http.StatusForbidden || a.code() != "DENIED" || !strings.Contains(a.body, "no longer accepted") {
+		if err != nil || !wasOpen || a.StatusCode != http.StatusForbidden || a.code() != "DENIED" ||
+			!strings.Contains(a.body, "no longer accepted") {
 			t.Errorf("%d, %v, on an open connection %t: %s", a.StatusCode, err, wasOpen, a.body)
 		}
 		if a, _, err := reused(t, c, "/v2/"); err == nil {
@@ -158,7 +164,8 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 		i := lingering(t, time.Millisecond)
 		upload := i.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 		c := i.rawPusher(t)
-		c.write("PATCH %s HTTP/1.1\r\nHost: registry\r\nAuthorization: %s\r\nContent-Length: 4\r\n\r\nha", upload, c.authorization())
+		c.write("PATCH %s HTTP/1.1\r\nHost: registry\r\nAuthorization: %s\r\nContent-Length: 4\r\n\r\nha", upload,
+			c.authorization())
 		eventually(t, "the upload is in progress", func() bool { return i.inFlight("tls") == 1 })
 		i.replaceCertificates(before.serverFiles(t, after))
 		c.write("lf")

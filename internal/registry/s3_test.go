@@ -18,9 +18,11 @@ import (
 func TestS3(t *testing.T) {
 	endpoint, bucket := os.Getenv("ZARF_REGISTRY_TEST_S3_ENDPOINT"), os.Getenv("ZARF_REGISTRY_TEST_S3_BUCKET")
 	if endpoint == "" || bucket == "" {
-		t.Skip("SKIPPED, S3 is not tested: set ZARF_REGISTRY_TEST_S3_ENDPOINT and ZARF_REGISTRY_TEST_S3_BUCKET (keys: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)")
+		t.Skip("SKIPPED, S3 is not tested: set ZARF_REGISTRY_TEST_S3_ENDPOINT and ZARF_REGISTRY_TEST_S3_BUCKET (keys: " +
+			"AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)")
 	}
-	config := fmt.Sprintf("version: 0.1\nstorage: {s3: {regionendpoint: %q, region: us-east-1, bucket: %q, forcepathstyle: true, rootdirectory: /test-%d}}\n",
+	config := fmt.Sprintf("version: 0.1\nstorage: {s3: {regionendpoint: %q, region: us-east-1, bucket: %q, "+
+		"forcepathstyle: true, rootdirectory: /test-%d}}\n",
 		endpoint, bucket, time.Now().UnixNano())
 	i := start(t, newAuthority(t), t.TempDir(), func(o *Options) { o.Config = loadConfig(t, config).Config })
 	i.waitReady()
@@ -31,18 +33,21 @@ func TestS3(t *testing.T) {
 	if got := node.must(http.StatusOK, "GET", blob, nil); got.body != layer {
 		t.Errorf("%d bytes came back", len(got.body))
 	}
-	if got := node.must(http.StatusPartialContent, "GET", blob, nil, "Range", "bytes=20000000-20000009"); got.body != layer[20000000:20000010] {
+	if got := node.must(http.StatusPartialContent, "GET", blob, nil, "Range",
+		"bytes=20000000-20000009"); got.body != layer[20000000:20000010] {
 		t.Errorf("another part came back: %q", got.body)
 	}
 	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 	upload = c.must(http.StatusAccepted, "PATCH", upload, strings.NewReader(layer[:11<<20])).Header.Get("Location")
 	chunks := layer[:11<<20] + layer[:6<<20]
-	c.must(http.StatusCreated, "PUT", upload+"&digest="+digest.FromString(chunks).String(), strings.NewReader(layer[:6<<20]))
+	c.must(http.StatusCreated, "PUT", upload+"&digest="+digest.FromString(chunks).String(),
+		strings.NewReader(layer[:6<<20]))
 	if got := node.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString(chunks).String(), nil); got.body != chunks {
 		t.Errorf("%d bytes of an upload in chunks came back", len(got.body))
 	}
 	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+d.String(), nil)
-	collected, err := GarbageCollect(context.Background(), loadConfig(t, config).Config, gc.Request{Timeout: time.Minute}, func(gc.Event) {})
+	collected, err := GarbageCollect(context.Background(), loadConfig(t, config).Config, gc.Request{Timeout: time.Minute},
+		func(gc.Event) {})
 	if err != nil || collected.Blobs != 4 || collected.Bytes < int64(len(layer)+len(chunks)) {
 		t.Errorf("collected %+v, %v", collected, err)
 	}

@@ -96,7 +96,8 @@ func TestHealthAndMetricsServeNothingElse(t *testing.T) {
 			c.must(http.StatusNotFound, "GET", path+"/", nil)
 			c.must(http.StatusNotFound, "GET", "/"+path, nil)
 		}
-		for _, path := range []string{"/", "/v2/", "/v2/_catalog", "/debug/pprof/", "/debug/vars", "/debug/health", "/metrics/x", "/healthz/x", "/loaded/x"} {
+		for _, path := range []string{"/", "/v2/", "/v2/_catalog", "/debug/pprof/", "/debug/vars", "/debug/health",
+			"/metrics/x", "/healthz/x", "/loaded/x"} {
 			c.must(http.StatusNotFound, "GET", path, nil)
 		}
 	}
@@ -127,10 +128,12 @@ func TestReloadReport(t *testing.T) {
 	}
 
 	report := i.loaded()
-	if got, want := report.Certificates.Leaf.SHA256, pki.Fingerprint(i.server.certificates.Current().Leaf); got != want || report.Certificates.Generation != 1 {
+	if got, want := report.Certificates.Leaf.SHA256, pki.Fingerprint(i.server.certificates.Current().Leaf); got != want ||
+		report.Certificates.Generation != 1 {
 		t.Errorf("leaf %s, want %s, generation %d", got, want, report.Certificates.Generation)
 	}
-	if got := fingerprints(report.Certificates.Authorities); !slices.Equal(got, []string{pki.Fingerprint(ca.Certificate())}) {
+	if got := fingerprints(report.Certificates.Authorities); !slices.Equal(got,
+		[]string{pki.Fingerprint(ca.Certificate())}) {
 		t.Errorf("authorities %v", got)
 	}
 	if *report.Credentials != (reloadstatus.Credentials{Push: sum(i.htpasswd), Pull: sum(i.pull)}) {
@@ -159,7 +162,8 @@ func TestReloadReport(t *testing.T) {
 		t.Errorf("push %s", got)
 	}
 	for _, secret := range []string{"PRIVATE", "$2", pushPassword} {
-		if body := i.diagnostics("metrics").must(http.StatusOK, "GET", reloadstatus.Path, nil).body; strings.Contains(body, secret) {
+		if body := i.diagnostics("metrics").must(http.StatusOK, "GET", reloadstatus.Path, nil).body; strings.Contains(body,
+			secret) {
 			t.Errorf("%s holds %q", body, secret)
 		}
 	}
@@ -175,7 +179,8 @@ func TestSecretsDoNotDependOnTheReport(t *testing.T) {
 	told := sha256.Sum256(data)
 	const purpose = "a purpose"
 	got := i.server.credentials.secret(purpose)
-	for sentence, key := range map[string][]byte{"the sum": told[:], "the sum as text": []byte(hex.EncodeToString(told[:])), "the file as a long key, which HMAC sums": data} {
+	for sentence, key := range map[string][]byte{"the sum": told[:],
+		"the sum as text": []byte(hex.EncodeToString(told[:])), "the file as a long key, which HMAC sums": data} {
 		mac := hmac.New(sha256.New, key)
 		mac.Write([]byte(purpose))
 		if got == hex.EncodeToString(mac.Sum(nil)) {
@@ -312,7 +317,8 @@ func TestRestartKeepsContent(t *testing.T) {
 		t.Errorf("manifest %s after the restart", got.body)
 	}
 	second.node().must(http.StatusOK, "GET", "/v2/keep/me/manifests/"+d.String(), nil, accept...)
-	if got := second.node().must(http.StatusOK, "GET", "/v2/keep/me/blobs/"+digest.FromString("layer").String(), nil); got.body != "layer" {
+	if got := second.node().must(http.StatusOK, "GET", "/v2/keep/me/blobs/"+digest.FromString("layer").String(),
+		nil); got.body != "layer" {
 		t.Errorf("layer %q after the restart", got.body)
 	}
 }
@@ -338,7 +344,8 @@ func TestUploadsMoveBetweenReplicas(t *testing.T) {
 			one := start(t, ca, root)
 			two := start(t, ca, root, tt.second(&one.server.options))
 			upload := one.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
-			two.pusher().must(tt.status, "PUT", upload+"&digest="+digest.FromString(sentence).String(), strings.NewReader(sentence))
+			two.pusher().must(tt.status, "PUT", upload+"&digest="+digest.FromString(sentence).String(),
+				strings.NewReader(sentence))
 		})
 	}
 }
@@ -353,8 +360,10 @@ func TestUploadsMoveBetweenReplicasWithTheSameUploadSecret(t *testing.T) {
 	one := start(t, ca, root, secret(strings.Repeat("s", minUploadSecret)))
 	upload := one.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 	path := upload + "&digest=" + digest.FromString("moved").String()
-	start(t, ca, root, secret(strings.Repeat("x", minUploadSecret))).pusher().must(http.StatusNotFound, "PUT", path, strings.NewReader("moved"))
-	start(t, ca, root, secret(strings.Repeat("s", minUploadSecret)+"\n")).pusher().must(http.StatusCreated, "PUT", path, strings.NewReader("moved"))
+	start(t, ca, root, secret(strings.Repeat("x", minUploadSecret))).pusher().must(http.StatusNotFound, "PUT", path,
+		strings.NewReader("moved"))
+	start(t, ca, root, secret(strings.Repeat("s", minUploadSecret)+"\n")).pusher().must(http.StatusCreated, "PUT", path,
+		strings.NewReader("moved"))
 
 	for _, test := range []struct {
 		change func(*Options)
@@ -465,7 +474,8 @@ func TestServeNamesTheListenerThatFails(t *testing.T) {
 	defer taken.Close()
 	i := open(t, newAuthority(t), t.TempDir(), func(o *Options) { o.MetricsListen = taken.Addr().String() })
 	err = i.server.Serve(context.Background())
-	if err == nil || !strings.Contains(err.Error(), "listening for metrics") || !strings.Contains(err.Error(), taken.Addr().String()) {
+	if err == nil || !strings.Contains(err.Error(), "listening for metrics") ||
+		!strings.Contains(err.Error(), taken.Addr().String()) {
 		t.Errorf("Serve() = %v", err)
 	}
 }
@@ -487,12 +497,14 @@ func TestOpenRefuses(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		"no listener":                     {func(o *Options) { o.PlainListen = "" }, "set --listen, --plain-listen or --expose-listen"},
-		"TLS without certificates":        {func(o *Options) { o.Listen = ":0" }, "--tls-dir"},
-		"a certificate directory missing": {func(o *Options) { o.Listen, o.TLSDir = ":0", filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
-		"no users":                        {func(o *Options) { o.Htpasswd = "" }, "--htpasswd is required"},
-		"a missing file of users":         {func(o *Options) { o.Htpasswd = filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
-		"an empty file of users":          {func(o *Options) { o.Htpasswd = file }, "no users"},
+		"no listener": {func(o *Options) { o.PlainListen = "" },
+			"set --listen, --plain-listen or --expose-listen"},
+		"TLS without certificates": {func(o *Options) { o.Listen = ":0" }, "--tls-dir"},
+		"a certificate directory missing": {func(o *Options) { o.Listen, o.TLSDir = ":0", filepath.Join(dir, "none") },
+			filepath.Join(dir, "none")},
+		"no users":                {func(o *Options) { o.Htpasswd = "" }, "--htpasswd is required"},
+		"a missing file of users": {func(o *Options) { o.Htpasswd = filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
+		"an empty file of users":  {func(o *Options) { o.Htpasswd = file }, "no users"},
 		"pull users without a listener for them": {func(o *Options) {
 			o.PullHtpasswd, o.PlainListen, o.Listen, o.TLSDir = file, "", ":0", dir
 		}, "--pull-htpasswd"},
@@ -504,7 +516,8 @@ func TestOpenRefuses(t *testing.T) {
 			o.Config = loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+file+"}}\n").Config
 		}, "storage.filesystem.rootdirectory " + file},
 		"a read-only registry without its directory": {func(o *Options) {
-			o.Config = loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+filepath.Join(dir, "none")+"}, maintenance: {readonly: {enabled: true}}}\n").Config
+			o.Config = loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+filepath.Join(dir, "none")+
+				"}, maintenance: {readonly: {enabled: true}}}\n").Config
 		}, "cannot read it"},
 		"S3 without a bucket": {func(o *Options) {
 			o.Config = loadConfig(t, "version: 0.1\nstorage: {s3: {region: us-east-1}}\n").Config
@@ -535,7 +548,8 @@ health: {storagedriver: {interval: 20ms}}
 	i.run()
 	eventually(t, "/readyz reports the error", func() bool {
 		a, err := i.diagnostics("health").send("GET", "/readyz", nil)
-		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "storage: ") && !strings.Contains(a.body, "not checked")
+		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "storage: ") &&
+			!strings.Contains(a.body, "not checked")
 	})
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)
 }

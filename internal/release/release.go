@@ -29,7 +29,7 @@ func (r *Release) Object(kind, name string) string {
 	return fmt.Sprintf("%s %s/%s", kind, r.Settings.Namespace, name)
 }
 
-// Selector selects this release's objects of a component, whoever created them.
+// Selector selects this release's objects of a component. It does not depend on what created them.
 func (r *Release) Selector(component string) metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: names.Selector(r.Settings.Release, component)}
 }

@@ -40,7 +40,8 @@ func (r *Release) Secret(ctx context.Context, name string) (*corev1.Secret, erro
 // NotOurs returns the error for an object that has one of our names but that init-hook did not
 // create.
 func (r *Release) NotOurs(kind, name string) error {
-	return Refuse("%s exists and was not created by init-hook: rename or delete it, or install under another name (--set fullnameOverride=…)",
+	return Refuse("%s exists and was not created by init-hook: rename or delete it, or install under another name "+
+		"(--set fullnameOverride=…)",
 		r.Object(kind, name))
 }
 

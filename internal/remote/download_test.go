@@ -289,7 +289,8 @@ func TestErrorsNameTheRemedy(t *testing.T) {
 		"no credential": {true, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("WWW-Authenticate", "Basic")
 			w.WriteHeader(401)
-		}, func(opts *Options) { opts.Credential = nil }, []string{"requires a credential", "docker login", "--password-stdin"}},
+		}, func(opts *Options) { opts.Credential = nil }, []string{"requires a credential", "docker login",
+			"--password-stdin"}},
 		"a wrong credential": {true, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("WWW-Authenticate", "Basic")
 			say(w, 401, "UNAUTHORIZED")

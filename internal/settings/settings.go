@@ -275,5 +275,6 @@ func (v *validation) oneOf(path, value string, choices ...string) {
 }
 
 func (v *validation) source(path string, source state.Source) {
-	v.oneOf(path, string(source), string(state.SourceValue), string(state.SourceState), string(state.SourceCluster), string(state.SourceDefault))
+	v.oneOf(path, string(source), string(state.SourceValue), string(state.SourceState), string(state.SourceCluster),
+		string(state.SourceDefault))
 }

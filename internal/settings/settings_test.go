@@ -19,14 +19,17 @@ func valid() settings.Settings {
 		Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.DualStack, IPFamilySource: state.SourceCluster,
 		Architectures: []string{"amd64"},
 		Proxy:         settings.Proxy{HostNetwork: true, DaemonSets: []string{"zarf-registry-proxy-amd64"}},
-		Injector:      settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: []string{"pause:3.10"}, PauseImageSource: state.SourceCluster},
+		Injector: settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: []string{"pause:3.10"},
+			PauseImageSource: state.SourceCluster},
 		PKI: settings.PKI{Source: state.SourceState, PKI: state.PKI{
-			Mode: state.PKIInternal, LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(2 * time.Hour), ClusterDomain: "cluster.local",
+			Mode: state.PKIInternal, LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(2 * time.Hour),
+			ClusterDomain: "cluster.local",
 		}},
 		Push:   settings.Push{Images: true},
 		Expose: settings.Expose{TLSSecret: "outside", Hosts: []string{"registry.example.com"}},
 		NodeConfig: settings.NodeConfig{
-			Directories: []string{"/etc/containers"}, DirectoriesInUse: []string{"/etc/containers"}, RegistriesSecret: "k3s", RegistriesKey: "registries.yaml", CA: true,
+			Directories: []string{"/etc/containers"}, DirectoriesInUse: []string{"/etc/containers"}, RegistriesSecret: "k3s",
+			RegistriesKey: "registries.yaml", CA: true,
 		},
 		Preflight: settings.Preflight{Ignore: []string{"port"}, LabelNamespace: true},
 		Finish:    settings.Finish{Verify: true, LocalRegistryHosting: true},
@@ -76,17 +79,31 @@ func TestValidate(t *testing.T) {
 		"accepts external mode without our PKI": {func(s *settings.Settings) {
 			s.Mode, s.RegistryURL, s.Address, s.Port, s.PKI = state.ModeExternal, "a.b/c", "a.b/c", 0, settings.PKI{}
 		}, ""},
-		"rejects an unknown mode":                 {func(s *settings.Settings) { s.Mode = "boat" }, `invalid mode "boat": want proxy, nodeport, external`},
-		"rejects an unknown source":               {func(s *settings.Settings) { s.ModeSource = "dream" }, `invalid modeSource "dream"`},
-		"rejects a port out of range":             {func(s *settings.Settings) { s.Port = 70000 }, "invalid port 70000: want 1-65535"},
-		"rejects an address of another family":    {func(s *settings.Settings) { s.IPFamily = state.IPv6 }, `address: "127.0.0.1:31999" is not a loopback address of an IPv6 cluster`},
-		"rejects an address with another port":    {func(s *settings.Settings) { s.Port = 32000 }, `address: "127.0.0.1:31999" does not have port 32000`},
-		"rejects another external address":        {func(s *settings.Settings) { s.Mode, s.RegistryURL = state.ModeExternal, "a.b" }, `address: "127.0.0.1:31999" differs from registryURL "a.b"`},
-		"rejects a payload without an ID":         {func(s *settings.Settings) { s.Injector.PayloadID = "" }, "injector.payloadID is empty"},
-		"rejects lifetimes that are too short":    {func(s *settings.Settings) { s.PKI.LeafLifetime = 0 }, "pki: "},
-		"rejects relative directories":            {func(s *settings.Settings) { s.NodeConfig.Directories = []string{"etc"} }, "nodeConfig: directories: "},
-		"rejects unknown directories in use":      {func(s *settings.Settings) { s.NodeConfig.DirectoriesInUse = []string{"/etc"} }, `nodeConfig: directoriesInUse: "/etc" is missing from directories`},
-		"rejects a registries Secret without key": {func(s *settings.Settings) { s.NodeConfig.RegistriesKey = "" }, "registriesSecret and registriesKey require each other"},
+		"rejects an unknown mode": {func(s *settings.Settings) { s.Mode = "boat" },
+			`invalid mode "boat": want proxy, nodeport, external`},
+		"rejects an unknown source": {func(s *settings.Settings) { s.ModeSource = "dream" },
+			`invalid modeSource "dream"`},
+		"rejects a port out of range": {func(s *settings.Settings) { s.Port = 70000 },
+			"invalid port 70000: want 1-65535"},
+		"rejects an address of another family": {func(s *settings.Settings) { s.IPFamily = state.IPv6 },
+			`address: "127.0.0.1:31999" is not a loopback address of an IPv6 cluster`},
+		"rejects an address with another port": {func(s *settings.Settings) { s.Port = 32000 },
+			`address: "127.0.0.1:31999" does not have port 32000`},
+		"rejects another external address": {func(s *settings.Settings) {
+			s.Mode, s.RegistryURL = state.ModeExternal,
+				"a.b"
+		}, `address: "127.0.0.1:31999" differs from registryURL "a.b"`},
+		"rejects a payload without an ID": {func(s *settings.Settings) { s.Injector.PayloadID = "" },
+			"injector.payloadID is empty"},
+		"rejects lifetimes that are too short": {func(s *settings.Settings) { s.PKI.LeafLifetime = 0 }, "pki: "},
+		"rejects relative directories": {func(s *settings.Settings) { s.NodeConfig.Directories = []string{"etc"} },
+			"nodeConfig: directories: "},
+		"rejects unknown directories in use": {func(
+			s *settings.Settings) {
+			s.NodeConfig.DirectoriesInUse = []string{"/etc"}
+		}, `nodeConfig: directoriesInUse: "/etc" is missing from directories`},
+		"rejects a registries Secret without key": {func(s *settings.Settings) { s.NodeConfig.RegistriesKey = "" },
+			"registriesSecret and registriesKey require each other"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := valid()

@@ -17,7 +17,8 @@ func TestRememberSortsAndDeduplicates(t *testing.T) {
 		"nil and directories":       {none.Remember("/b", "/a", "/b"), &state.NodeConfig{Directories: []string{"/a", "/b"}}},
 		"one directory and no more": {one.Remember(), one},
 		"the same directory again":  {one.Remember("/etc/containerd/certs.d"), one},
-		"another directory":         {one.Remember("/etc/containers"), &state.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/containers"}}},
+		"another directory": {one.Remember("/etc/containers"),
+			&state.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/containers"}}},
 	} {
 		if diff := cmp.Diff(c.want, c.got); diff != "" {
 			t.Errorf("%s:\n%s", name, diff)
@@ -29,13 +30,16 @@ func TestRememberSortsAndDeduplicates(t *testing.T) {
 }
 
 func TestNodeConfigIsEncodedAndValidatedInEveryMode(t *testing.T) {
-	s := state.State{Phase: state.PhasePrepared, NodeConfig: &state.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/rancher/k3s"}},
-		Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4, DecidedBy: state.SourceValue}}
+	s := state.State{Phase: state.PhasePrepared,
+		NodeConfig: &state.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/rancher/k3s"}},
+		Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4,
+			DecidedBy: state.SourceValue}}
 	data, err := state.Encode(s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "\"nodeConfig\": {\n    \"directories\": [\n      \"/etc/containerd/certs.d\",\n      \"/etc/rancher/k3s\"\n    ]\n  }"; !strings.Contains(string(data), want) {
+	if want := "\"nodeConfig\": {\n    \"directories\": [\n      \"/etc/containerd/certs.d\",\n      " +
+		"\"/etc/rancher/k3s\"\n    ]\n  }"; !strings.Contains(string(data), want) {
 		t.Errorf("encoded as %s", data)
 	}
 	got, err := state.Decode(data)

@@ -12,7 +12,8 @@ import (
 )
 
 func internalPKI(change ...func(*state.PKI)) state.PKI {
-	p := state.PKI{Mode: state.PKIInternal, LeafLifetime: state.Duration(8760 * time.Hour), AuthorityLifetime: state.Duration(43800 * time.Hour), ClusterDomain: "cluster.local"}
+	p := state.PKI{Mode: state.PKIInternal, LeafLifetime: state.Duration(8760 * time.Hour),
+		AuthorityLifetime: state.Duration(43800 * time.Hour), ClusterDomain: "cluster.local"}
 	for _, c := range change {
 		c(&p)
 	}
@@ -26,17 +27,25 @@ var (
 
 func TestWhatIsKnownOfCertificatesIsKept(t *testing.T) {
 	for name, p := range map[string]state.PKI{
-		"internal":                            internalPKI(),
-		"existing Secrets":                    internalPKI(func(p *state.PKI) { p.Mode, p.Existing, p.ServeTLS = state.PKIExistingSecret, existing, true }),
-		"cert-manager":                        internalPKI(func(p *state.PKI) { p.Mode, p.Issuer = state.PKICertManager, issuer }),
+		"internal": internalPKI(),
+		"existing Secrets": internalPKI(func(p *state.PKI) {
+			p.Mode, p.Existing,
+				p.ServeTLS = state.PKIExistingSecret, existing, true
+		}),
+		"cert-manager": internalPKI(func(p *state.PKI) {
+			p.Mode, p.Issuer = state.PKICertManager,
+				issuer
+		}),
 		"cert-manager with an issuer of ours": internalPKI(func(p *state.PKI) { p.Mode = state.PKICertManager }),
 		"the shortest lifetimes that are taken": internalPKI(func(p *state.PKI) {
 			p.LeafLifetime, p.AuthorityLifetime = state.MinLeafLifetime, 2*state.MinLeafLifetime
 		}),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := state.State{Version: state.Version, Phase: state.PhasePrepared, Desired: settings(), PKI: &p, PushSecret: "corp-credential",
-				Rotation: &state.Rotation{Phase: state.RotationReissue, Reason: "it was asked for", Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), Waiting: "pod zarf/x"}}
+			s := state.State{Version: state.Version, Phase: state.PhasePrepared, Desired: settings(), PKI: &p,
+				PushSecret: "corp-credential",
+				Rotation: &state.Rotation{Phase: state.RotationReissue, Reason: "it was asked for",
+					Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), Waiting: "pod zarf/x"}}
 			data, err := state.Encode(s)
 			if err != nil {
 				t.Fatal(err)
@@ -57,24 +66,40 @@ func TestPKIValidateRejects(t *testing.T) {
 		change func(*state.PKI)
 		want   string
 	}{
-		"an unknown mode":              {func(p *state.PKI) { p.Mode = "vault" }, `unknown mode "vault": want internal, existingSecret or certManager`},
-		"no mode":                      {func(p *state.PKI) { *p = state.PKI{} }, `unknown mode ""`},
-		"a short certificate lifetime": {func(p *state.PKI) { p.LeafLifetime = state.Duration(5 * time.Minute) }, "lifetime 5m0s is too short: want at least 6m0s"},
-		"a certificate lifetime too short for cert-manager": {func(p *state.PKI) { p.Mode, p.LeafLifetime = state.PKICertManager, state.Duration(30*time.Minute) }, "want at least 1h0m0s"},
-		"a short CA lifetime":                               {func(p *state.PKI) { p.AuthorityLifetime = p.LeafLifetime }, "want at least twice as much"},
-		"existing Secrets in another mode":                  {func(p *state.PKI) { p.Existing = existing }, "existing Secrets must be set in mode existingSecret, and only there"},
-		"no existing Secrets":                               {func(p *state.PKI) { p.Mode = state.PKIExistingSecret }, "must be set in mode existingSecret"},
-		"existing Secrets without the node's":               {func(p *state.PKI) { p.Mode, p.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "x"} }, "server and node Secrets"},
-		"an issuer in another mode":                         {func(p *state.PKI) { p.Issuer = issuer }, "an issuer may be set in mode certManager only"},
-		"an issuer without a kind":                          {func(p *state.PKI) { p.Mode, p.Issuer = state.PKICertManager, &state.Issuer{Name: "x", Group: "y"} }, "an issuer needs a name, a kind and a group"},
-		"no cluster domain":                                 {func(p *state.PKI) { p.ClusterDomain = "" }, "cluster domain is empty"},
+		"an unknown mode": {func(p *state.PKI) { p.Mode = "vault" },
+			`unknown mode "vault": want internal, existingSecret or certManager`},
+		"no mode": {func(p *state.PKI) { *p = state.PKI{} }, `unknown mode ""`},
+		"a short certificate lifetime": {func(p *state.PKI) { p.LeafLifetime = state.Duration(5 * time.Minute) },
+			"lifetime 5m0s is too short: want at least 6m0s"},
+		"a certificate lifetime too short for cert-manager": {func(p *state.PKI) {
+			p.Mode,
+				p.LeafLifetime = state.PKICertManager, state.Duration(30*time.Minute)
+		}, "want at least 1h0m0s"},
+		"a short CA lifetime": {func(p *state.PKI) { p.AuthorityLifetime = p.LeafLifetime },
+			"want at least twice as much"},
+		"existing Secrets in another mode": {func(p *state.PKI) { p.Existing = existing },
+			"existing Secrets must be set in mode existingSecret, and only there"},
+		"no existing Secrets": {func(p *state.PKI) { p.Mode = state.PKIExistingSecret },
+			"must be set in mode existingSecret"},
+		"existing Secrets without the node's": {func(p *state.PKI) {
+			p.Mode, p.Existing = state.PKIExistingSecret,
+				&state.ExistingSecrets{Server: "x"}
+		}, "server and node Secrets"},
+		"an issuer in another mode": {func(p *state.PKI) { p.Issuer = issuer },
+			"an issuer may be set in mode certManager only"},
+		"an issuer without a kind": {func(p *state.PKI) {
+			p.Mode, p.Issuer = state.PKICertManager,
+				&state.Issuer{Name: "x", Group: "y"}
+		}, "an issuer needs a name, a kind and a group"},
+		"no cluster domain": {func(p *state.PKI) { p.ClusterDomain = "" }, "cluster domain is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := internalPKI(c.change)
 			if err := p.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error is %v, want one with %q", err, c.want)
 			}
-			if _, err := state.Encode(state.State{Phase: state.PhasePrepared, Desired: settings(), PKI: &p}); err == nil || !strings.Contains(err.Error(), "pki: ") {
+			if _, err := state.Encode(state.State{Phase: state.PhasePrepared, Desired: settings(), PKI: &p}); err == nil ||
+				!strings.Contains(err.Error(), "pki: ") {
 				t.Errorf("it is encoded: %v", err)
 			}
 		})

@@ -29,9 +29,11 @@ func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 		"with a hook image": {Phase: state.PhasePrepared, Desired: settings(),
 			HookImage: &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}},
 		"nodeport": {Phase: state.PhasePrepared, Current: &current,
-			Desired: state.Settings{Mode: state.ModeNodePort, Address: "[::1]:31999", Port: 31999, IPFamily: state.IPv6, MTLS: "internal", DecidedBy: state.SourceCluster}},
+			Desired: state.Settings{Mode: state.ModeNodePort, Address: "[::1]:31999", Port: 31999, IPFamily: state.IPv6,
+				MTLS: "internal", DecidedBy: state.SourceCluster}},
 		"external, without port and certificates": {Phase: state.PhasePrepared,
-			Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4, DecidedBy: state.SourceState}},
+			Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4,
+				DecidedBy: state.SourceState}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			data, err := state.Encode(s)
@@ -76,9 +78,10 @@ func TestDecodeRejects(t *testing.T) {
 		"impossible port":     {replace(`"port":31999`, `"port":70000`), "70000"},
 		"ready, not verified": {replace(`"prepared"`, `"ready"`), "current is not set"},
 		"no port":             {replace(`"port":31999`, `"port":0`), "port 0"},
-		"half an image":       {replace(`"updatedBy"`, `"hookImage":{"reference":"zarf-registry/init-hook:1","architecture":""},"updatedBy"`), "incomplete"},
-		"half a current":      {replace(`"updatedBy"`, `"current":{"mode":"proxy"},"updatedBy"`), "current: "},
-		"no address":          {replace(`"127.0.0.1:31999"`, `""`), "address is empty"},
+		"half an image": {replace(`"updatedBy"`,
+			`"hookImage":{"reference":"zarf-registry/init-hook:1","architecture":""},"updatedBy"`), "incomplete"},
+		"half a current": {replace(`"updatedBy"`, `"current":{"mode":"proxy"},"updatedBy"`), "current: "},
+		"no address":     {replace(`"127.0.0.1:31999"`, `""`), "address is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := state.Decode([]byte(c.data))
@@ -108,7 +111,8 @@ func FuzzDecode(f *testing.F) {
 	full := state.State{
 		Phase: state.PhaseReady, Desired: settings(), Current: &current, Nodes: []string{"a", "b"},
 		HookImage: &state.HookImage{Reference: "zarf-registry/init-hook:1", Architecture: "arm64"},
-		Rotation:  &state.Rotation{Phase: state.RotationTrust}, PushSecret: "mine", UpdatedBy: "1.0.0", UpdatedAt: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
+		Rotation:  &state.Rotation{Phase: state.RotationTrust}, PushSecret: "mine", UpdatedBy: "1.0.0",
+		UpdatedAt: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	}
 	for _, s := range []state.State{{Phase: state.PhasePrepared, Desired: settings()}, full} {
 		data, err := state.Encode(s)
@@ -133,7 +137,8 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("phase %q was decoded, with %+v as current", s.Phase, s.Current)
 		}
 		for _, settings := range []*state.Settings{&s.Desired, s.Current} {
-			if settings != nil && (settings.Address == "" || settings.Mode != state.ModeExternal && (settings.Port < 1 || settings.Port > 65535)) {
+			if settings != nil && (settings.Address == "" || settings.Mode != state.ModeExternal &&
+				(settings.Port < 1 || settings.Port > 65535)) {
 				t.Errorf("decoded settings without an address or port: %+v", settings)
 			}
 		}

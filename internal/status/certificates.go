@@ -321,7 +321,8 @@ func (c *collector) advise(h *SecretCertificate) {
 	case !h.Valid:
 		c.next("The certificate in Secret %s/%s is not usable (%s): %s.", c.Namespace, h.Secret, h.Why, c.mend(h))
 	case old:
-		c.next("The certificate in Secret %s/%s expires in %s, less than a quarter of its lifetime: %s.", c.Namespace, h.Secret, Remaining(h.Left), c.mend(h))
+		c.next("The certificate in Secret %s/%s expires in %s, less than a quarter of its lifetime: %s.", c.Namespace,
+			h.Secret, Remaining(h.Left), c.mend(h))
 	}
 }
 
@@ -331,7 +332,8 @@ func (c *collector) mend(h *SecretCertificate) string {
 	case h.Source == nil:
 		return c.renew() + " issues a new one"
 	case c.pki().Mode == state.PKICertManager:
-		return fmt.Sprintf("kubectl --namespace %s describe certificate %s shows whether cert-manager renews it; %s then copies it", c.Namespace, strings.TrimSuffix(h.Source.Secret, names.SuffixIssued), c.renew())
+		return fmt.Sprintf("kubectl --namespace %s describe certificate %s shows whether cert-manager renews it; %s then "+
+			"copies it", c.Namespace, strings.TrimSuffix(h.Source.Secret, names.SuffixIssued), c.renew())
 	default:
 		return fmt.Sprintf("put a valid one into Secret %s/%s; %s then copies it", c.Namespace, h.Source.Secret, c.renew())
 	}
@@ -372,7 +374,8 @@ func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
 		s.Why += ": the CA rotation comes first"
 		return nil // rotation reports itself when it is late
 	}
-	c.next("Secret %s/%s contains another certificate than its copy %s: run %s, which checks and copies it.", c.Namespace, s.Secret, h.Secret, c.renew())
+	c.next("Secret %s/%s contains another certificate than its copy %s: run %s, which checks and copies it.", c.Namespace,
+		s.Secret, h.Secret, c.renew())
 	return nil
 }
 

@@ -142,7 +142,8 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 	} {
 		list, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, of.selector)
 		if err != nil {
-			if err := c.unreadable(fmt.Sprintf("listing the pods of component %s in namespace %s", of.component, c.Namespace), err); err != nil {
+			if err := c.unreadable(fmt.Sprintf("listing the pods of component %s in namespace %s", of.component, c.Namespace),
+				err); err != nil {
 				return nil, err
 			}
 			continue
@@ -261,11 +262,14 @@ func (c *collector) advisePods(found []PodCertificates) {
 		what, remedy string
 	}{
 		{failing, "cannot load the content of its Secret and keeps the previous one",
-			fmt.Sprintf("%s repairs the Secret; if that does not help, kubectl --namespace %s logs POD shows more", c.renew(), c.Namespace)},
+			fmt.Sprintf("%s repairs the Secret; if that does not help, kubectl --namespace %s logs POD shows more", c.renew(),
+				c.Namespace)},
 		{behind, "has not loaded the content of its Secret",
-			fmt.Sprintf("the kubelet delivers it within 90 s; if not, kubectl --namespace %s describe pod POD shows why", c.Namespace)},
+			fmt.Sprintf("the kubelet delivers it within 90 s; if not, kubectl --namespace %s describe pod POD shows why",
+				c.Namespace)},
 		{silent, "does not answer",
-			fmt.Sprintf("this requires permission to get and create pods/portforward, and a node that the API server can reach; kubectl --namespace %s logs POD shows its state", c.Namespace)},
+			fmt.Sprintf("this requires permission to get and create pods/portforward, and a node that the API server can "+
+				"reach; kubectl --namespace %s logs POD shows its state", c.Namespace)},
 		{outdated, "runs a previous release", c.again() + " upgrades it"},
 	} {
 		var pods []string
@@ -287,7 +291,8 @@ func (c *collector) advisePods(found []PodCertificates) {
 			if n > named {
 				pods, more = pods[:named], ", …"
 			}
-			c.next("Each of %d pods %s (%s%s; the first: %s): %s.", n, kind.what, strings.Join(pods, ", "), more, why, kind.remedy)
+			c.next("Each of %d pods %s (%s%s; the first: %s): %s.", n, kind.what, strings.Join(pods, ", "), more, why,
+				kind.remedy)
 		}
 	}
 }

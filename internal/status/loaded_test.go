@@ -56,7 +56,8 @@ func (c cluster) report(t *testing.T, suffix string) *reloadstatus.Report {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now, Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}}}
+	r := &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now,
+		Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}}}
 	for _, f := range bundle.Fingerprints() {
 		r.Certificates.Authorities = append(r.Certificates.Authorities, reloadstatus.Certificate{SHA256: f})
 	}
@@ -100,16 +101,20 @@ func TestCertificatesAndWhoHasLoadedThem(t *testing.T) {
 		t.Fatalf("%d Secrets", len(r.Secrets))
 	}
 	server := r.Secrets[1]
-	if server.Secret != "zarf-registry-server-tls" || server.For != "server" || server.CommonName != "server-tls" || !server.Valid || server.Source != nil ||
-		server.Subject != "CN=server-tls,O=zarf-registry:server" || !strings.HasSuffix(server.Issuer, "CN=test") || server.DaysLeft != 365 ||
-		!slices.Equal(server.Roles, []string{"zarf-registry:server"}) || !slices.Equal(server.DNSNames, []string{"zarf-registry.zarf.svc"}) ||
+	if server.Secret != "zarf-registry-server-tls" || server.For != "server" || server.CommonName != "server-tls" ||
+		!server.Valid || server.Source != nil ||
+		server.Subject != "CN=server-tls,O=zarf-registry:server" || !strings.HasSuffix(server.Issuer, "CN=test") ||
+		server.DaysLeft != 365 ||
+		!slices.Equal(server.Roles, []string{"zarf-registry:server"}) ||
+		!slices.Equal(server.DNSNames, []string{"zarf-registry.zarf.svc"}) ||
 		len(server.SHA256) != 64 || len(server.Serial) == 0 || len(server.Authorities) != 1 {
 		t.Errorf("server is %+v", server)
 	}
 	if want := now.Add(pki.DefaultLeafLifetime / 2); !server.RenewAt.Equal(want) {
 		t.Errorf("it is renewed at %s, want %s", server.RenewAt, want)
 	}
-	if authority := r.Secrets[0]; authority.For != "authority" || !authority.RenewAt.Equal(now.Add(pki.DefaultCALifetime/2)) || authority.SHA256 != server.Authorities[0] {
+	if authority := r.Secrets[0]; authority.For != "authority" ||
+		!authority.RenewAt.Equal(now.Add(pki.DefaultCALifetime/2)) || authority.SHA256 != server.Authorities[0] {
 		t.Errorf("authority is %+v", authority)
 	}
 	var pods []string
@@ -119,7 +124,8 @@ func TestCertificatesAndWhoHasLoadedThem(t *testing.T) {
 		}
 		pods = append(pods, p.Component+" "+p.Node+" "+p.Secret)
 	}
-	if want := []string{"registry n1 zarf-registry-server-tls", "proxy n1 zarf-registry-node-tls", "proxy n2 zarf-registry-node-tls"}; !slices.Equal(pods, want) {
+	if want := []string{"registry n1 zarf-registry-server-tls", "proxy n1 zarf-registry-node-tls",
+		"proxy n2 zarf-registry-node-tls"}; !slices.Equal(pods, want) {
 		t.Errorf("pods are %q", pods)
 	}
 }
@@ -136,8 +142,10 @@ func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 		"another certificate": {func(c cluster, a answers) {
 			r := c.report(t, "push-tls")
 			a["proxy-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
-		}, "proxy-n1", "uses another certificate than the Secret", []string{"Pod zarf/proxy-n1 has not loaded the content of its Secret (uses another certificate than the Secret): the kubelet delivers it within 90 s"}},
-		"former trust": {func(c cluster, a answers) {
+		}, "proxy-n1", "uses another certificate than the Secret",
+			[]string{"Pod zarf/proxy-n1 has not loaded the content of its Secret (uses another certificate than the Secret): " +
+				"the kubelet delivers it within 90 s"}},
+		"previous trust": {func(c cluster, a answers) {
 			r := c.report(t, "node-tls")
 			r.Certificates.Authorities = []reloadstatus.Certificate{certificate}
 			a["proxy-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
@@ -151,18 +159,27 @@ func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 			r := c.report(t, "node-tls")
 			r.Certificates.Problem, r.Certificates.ReloadErrors = "tls.key:\nbroken", 4
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return r, nil }
-		}, "proxy-n2", "tls.key: broken", []string{"Pod zarf/proxy-n2 cannot load the content of its Secret and keeps the previous one (tls.key: broken): init-hook certs renew --namespace zarf repairs the Secret"}},
+		}, "proxy-n2", "tls.key: broken",
+			[]string{"Pod zarf/proxy-n2 cannot load the content of its Secret and keeps the previous one (tls.key: broken): " +
+				"init-hook certs renew --namespace zarf repairs the Secret"}},
 		"no answer": {func(_ cluster, a answers) {
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("no answer within 5s") }
-		}, "proxy-n2", "no answer within 5s", []string{"Pod zarf/proxy-n2 does not answer (no answer within 5s): this requires permission to get and create pods/portforward"}},
+		}, "proxy-n2", "no answer within 5s",
+			[]string{"Pod zarf/proxy-n2 does not answer (no answer within 5s): this requires permission to get and create " +
+				"pods/portforward"}},
 		"no answer of one that is not ready": {func(c cluster, a answers) {
 			c["Pod proxy-n2"].(*corev1.Pod).Status.Conditions = nil
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("connection refused") }
 		}, "proxy-n2", "connection refused", nil},
-		"a former release": {func(c cluster, a answers) {
+		"a previous release": {func(c cluster, a answers) {
 			c["Pod proxy-n2"].(*corev1.Pod).Annotations = nil
-			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("it runs a release that cannot be asked") }
-		}, "proxy-n2", "it runs a release that cannot be asked", []string{"Pod zarf/proxy-n2 runs a previous release (it runs a release that cannot be asked): init-hook install --namespace zarf upgrades it"}},
+			a["proxy-n2"] = func() (*reloadstatus.Report, error) {
+				return nil,
+					errors.New("it runs a release that cannot be asked")
+			}
+		}, "proxy-n2", "it runs a release that cannot be asked",
+			[]string{"Pod zarf/proxy-n2 runs a previous release (it runs a release that cannot be asked): init-hook install " +
+				"--namespace zarf upgrades it"}},
 		"a node that is not ready": {func(c cluster, a answers) {
 			c.add(node("n2", false))
 			delete(a, "proxy-n2") // to ask it would take its time
@@ -173,7 +190,8 @@ func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 		}, "proxy-n2", "not running yet", nil},
 		"a Secret that is gone": {func(c cluster, _ answers) {
 			c.drop("Secret zarf-registry-node-tls")
-		}, "proxy-n1", "the content of its Secret is unknown", []string{"Secret zarf/zarf-registry-node-tls is not usable (not found)"}},
+		}, "proxy-n1", "the content of its Secret is unknown",
+			[]string{"Secret zarf/zarf-registry-node-tls is not usable (not found)"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := healthy(t, state.ModeProxy)
@@ -244,7 +262,8 @@ func TestManyPodsWithOneTroubleAreOneSentence(t *testing.T) {
 	if most != 16 {
 		t.Errorf("%d were asked at once", most)
 	}
-	if len(r.Next) != 1 || !strings.HasPrefix(r.Next[0], "Each of 40 pods does not answer (proxy-m00, proxy-m01, proxy-m02, …; the first: no): ") {
+	if len(r.Next) != 1 || !strings.HasPrefix(r.Next[0],
+		"Each of 40 pods does not answer (proxy-m00, proxy-m01, proxy-m02, …; the first: no): ") {
 		t.Errorf("next is %q", r.Next)
 	}
 }
@@ -268,18 +287,22 @@ func TestCopiesAreComparedWithTheirSource(t *testing.T) {
 		next   []string
 	}{
 		"existing Secrets": {func(c cluster) {
-			c.existing(t, "my-push").add(source("my-server", "", same(c, "server-tls")), source("my-node", "", same(c, "node-tls")), source("my-push", "", same(c, "push-tls")))
+			c.existing(t, "my-push").add(source("my-server", "", same(c, "server-tls")),
+				source("my-node", "", same(c, "node-tls")), source("my-push", "", same(c, "push-tls")))
 		}, "my-push", true, "", nil},
 		"existing Secrets but for pushing": {func(c cluster) {
 			c.existing(t, "").add(source("my-server", "", same(c, "server-tls")), source("my-node", "", same(c, "node-tls")))
 		}, "", true, "", nil},
 		"cert-manager": {func(c cluster) {
-			c.certManager(t).add(source("zarf-registry-server-issued", "", same(c, "server-tls")), source("zarf-registry-node-issued", "", same(c, "node-tls")), source("zarf-registry-push-issued", "", same(c, "push-tls")))
+			c.certManager(t).add(source("zarf-registry-server-issued", "", same(c, "server-tls")),
+				source("zarf-registry-node-issued", "", same(c, "node-tls")),
+				source("zarf-registry-push-issued", "", same(c, "push-tls")))
 		}, "zarf-registry-push-issued", true, "", nil},
 		"a new one": {func(c cluster) {
 			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", same(c, "node-tls")))
 		}, "", false, "contains another certificate, which is not in use yet",
-			[]string{"Secret zarf/my-server contains another certificate than its copy zarf-registry-server-tls: run init-hook certs renew --namespace zarf"}},
+			[]string{"Secret zarf/my-server contains another certificate than its copy zarf-registry-server-tls: run " +
+				"init-hook certs renew --namespace zarf"}},
 		"a new one whose authority nobody trusts yet": {func(c cluster) {
 			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", same(c, "node-tls")))
 			c.changeState(t, func(s *state.State) { s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now} })
@@ -287,13 +310,17 @@ func TestCopiesAreComparedWithTheirSource(t *testing.T) {
 		"none": {func(c cluster) {
 			c.existing(t, "").add(source("my-node", "", same(c, "node-tls")))
 		}, "", false, "not found",
-			[]string{"Secret zarf/my-server, from which zarf-registry-server-tls is copied, is missing: create it, or set pki.existingSecret.server"}},
+			[]string{"Secret zarf/my-server, from which zarf-registry-server-tls is copied, is missing: create it, or set " +
+				"pki.existingSecret.server"}},
 		"none of cert-manager": {func(c cluster) {
-			c.certManager(t).add(source("zarf-registry-node-issued", "", same(c, "node-tls")), source("zarf-registry-push-issued", "", same(c, "push-tls")))
+			c.certManager(t).add(source("zarf-registry-node-issued", "", same(c, "node-tls")),
+				source("zarf-registry-push-issued", "", same(c, "push-tls")))
 		}, "zarf-registry-push-issued", false, "not found",
-			[]string{"Secret zarf/zarf-registry-server-issued, from which zarf-registry-server-tls is copied, is missing: kubectl --namespace zarf describe certificate zarf-registry-server shows"}},
+			[]string{"Secret zarf/zarf-registry-server-issued, from which zarf-registry-server-tls is copied, is missing: " +
+				"kubectl --namespace zarf describe certificate zarf-registry-server shows"}},
 		"rubbish": {func(c cluster) {
-			c.existing(t, "").add(source("my-server", "", map[string][]byte{"tls.crt": []byte("rubbish")}), source("my-node", "", same(c, "node-tls")))
+			c.existing(t, "").add(source("my-server", "", map[string][]byte{"tls.crt": []byte("rubbish")}),
+				source("my-node", "", same(c, "node-tls")))
 		}, "", false, "key tls.crt: ",
 			[]string{"Secret zarf/my-server cannot be copied to zarf-registry-server-tls (key tls.crt: "}},
 	} {
@@ -306,7 +333,8 @@ func TestCopiesAreComparedWithTheirSource(t *testing.T) {
 				byName[s.For] = s
 			}
 			server, push := byName["server"], byName["push"]
-			if s := server.Source; s == nil || s.Copied != c.copied || !strings.HasPrefix(s.Why, c.why) || (s.Why == "") != (c.why == "") {
+			if s := server.Source; s == nil || s.Copied != c.copied || !strings.HasPrefix(s.Why, c.why) ||
+				(s.Why == "") != (c.why == "") {
 				t.Errorf("server's source is %+v", server.Source)
 			}
 			if got := push.Source; (got == nil) != (c.push == "") || got != nil && (got.Secret != c.push || !got.Copied) {
@@ -316,7 +344,8 @@ func TestCopiesAreComparedWithTheirSource(t *testing.T) {
 				t.Errorf("authority is %+v", byName["authority"])
 			}
 			// Only who renews it can say when.
-			if certManager := r.PKI.Mode == state.PKICertManager; server.RenewAt.IsZero() == certManager || push.RenewAt.IsZero() == (certManager || push.Source == nil) {
+			if certManager := r.PKI.Mode == state.PKICertManager; server.RenewAt.IsZero() == certManager ||
+				push.RenewAt.IsZero() == (certManager || push.Source == nil) {
 				t.Errorf("renewed at %s and %s", server.RenewAt, push.RenewAt)
 			}
 			if len(r.Next) != len(c.next) {
@@ -390,11 +419,12 @@ func TestHowGarbageCollectionStands(t *testing.T) {
 		err    error
 		next   string
 	}{
-		"nothing was ever collected":     {&reloadstatus.Collection{}, nil, ""},
-		"it is being collected":          {&reloadstatus.Collection{ReadOnly: true, SucceededAt: &now}, nil, ""},
-		"the last collection failed":     {&reloadstatus.Collection{Problem: "disk\ngone"}, nil, "The last garbage collection failed (disk gone): init-hook garbage-collect --namespace zarf runs it again."},
-		"a registry of a former release": {nil, nil, ""},
-		"who may not ask":                {nil, errors.New("forbidden"), ""},
+		"nothing was ever collected": {&reloadstatus.Collection{}, nil, ""},
+		"it is being collected":      {&reloadstatus.Collection{ReadOnly: true, SucceededAt: &now}, nil, ""},
+		"the last collection failed": {&reloadstatus.Collection{Problem: "disk\ngone"}, nil,
+			"The last garbage collection failed (disk gone): init-hook garbage-collect --namespace zarf runs it again."},
+		"a registry of a previous release": {nil, nil, ""},
+		"who may not ask":                  {nil, errors.New("forbidden"), ""},
 	} {
 		o := healthy(t, state.ModeProxy).options(t)
 		o.Loaded = func(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {

@@ -261,14 +261,23 @@ func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 		return !known || nodestate.NodeReady(node) // nodes reports the others
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return "", n.Effect == EffectNotYet && n.Pod == "" }) {
-		c.next("The container runtime of %s is not configured, because the pod for it does not exist: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s shows why.",
+		c.next("The container runtime of %s is not configured, because the pod for it does not exist: kubectl --namespace "+
+			"%s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s shows why.",
 			s, c.Namespace, c.Release, names.ComponentNodeConfig)
 	}
-	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return n.Why, n.Effect == EffectNotYet && n.Pod != "" && ready(n) }) {
-		c.next("The container runtime of %s is not configured yet (%s): kubectl --namespace %s describe pod %s shows more.", s, s.reason, c.Namespace, s.pod)
+	for _, s := range c.sharing(func(n NodeConfig) (string, bool) {
+		return n.Why,
+			n.Effect == EffectNotYet && n.Pod != "" && ready(n)
+	}) {
+		c.next("The container runtime of %s is not configured yet (%s): kubectl --namespace %s describe pod %s shows more.",
+			s, s.reason, c.Namespace, s.pod)
 	}
-	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return n.Error, n.Effect == EffectFailed && ready(n) }) {
-		c.next("The container runtime of %s could not be configured (%s): fix the values with helm upgrade, or the node; the pod retries by itself. "+
+	for _, s := range c.sharing(func(n NodeConfig) (string, bool) {
+		return n.Error,
+			n.Effect == EffectFailed && ready(n)
+	}) {
+		c.next("The container runtime of %s could not be configured (%s): fix the values with helm upgrade, or the node; "+
+			"the pod retries by itself. "+
 			"kubectl --namespace %s logs %s --all-containers shows the full log.", s, s.reason, c.Namespace, s.pod)
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return n.Restart, n.Effect.waits() }) {
@@ -322,6 +331,7 @@ func (c *collector) forgotten() {
 	if s == nil || s.Phase != state.PhaseReady || len(s.NodeDirectories) == 0 {
 		return
 	}
-	c.next("Nodes may still hold files of the release in %s, and nothing manages them: helm upgrade with --set 'nodeConfig.directories={%s}' restores the original files.",
+	c.next("Nodes may still hold files of the release in %s, and nothing manages them: helm upgrade with --set "+
+		"'nodeConfig.directories={%s}' restores the original files.",
 		strings.Join(s.NodeDirectories, ", "), strings.Join(s.NodeDirectories, ","))
 }

@@ -29,7 +29,8 @@ var written = now.Add(-time.Hour)
 // configure has the DaemonSet of node configuration, and says how many pods it is to have.
 func (c cluster) configure(t *testing.T, wanted, scheduled int32) cluster {
 	t.Helper()
-	d := &appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-node-config-1", "node-config"), Spec: appsv1.DaemonSetSpec{Template: template(nodeLoad)}}
+	d := &appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-node-config-1", "node-config"),
+		Spec: appsv1.DaemonSetSpec{Template: template(nodeLoad)}}
 	d.Status.DesiredNumberScheduled, d.Status.CurrentNumberScheduled = wanted, scheduled
 	c.payload(t, nodeLoad, "registry-node", 1_500_000)
 	return c.add(d)
@@ -59,7 +60,8 @@ func message(r noderuntime.Report) string {
 // registries is the report of a node with a registries.yaml.
 func registries(live, auth bool) string {
 	return message(noderuntime.Report{Release: "zarf/zarf-registry", Written: 1, Changed: written,
-		Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Changed: written, Live: live, Auth: auth}})
+		Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Changed: written, Live: live,
+			Auth: auth}})
 }
 
 // kubelet gives a node a version of its kubelet, and a role.
@@ -73,7 +75,8 @@ func kubelet(n *corev1.Node, version string, roles ...string) *corev1.Node {
 }
 
 // collectStarted looks at the cluster; started says when kubelets were.
-func (c cluster) collectStarted(t *testing.T, started func(node string) (time.Time, error), deny ...string) *status.Report {
+func (c cluster) collectStarted(t *testing.T, started func(node string) (time.Time, error),
+	deny ...string) *status.Report {
 	t.Helper()
 	o := c.options(t, deny...)
 	o.KubeletStarted = func(_ context.Context, node string) (time.Time, error) { return started(node) }
@@ -107,7 +110,8 @@ func TestAConfiguredNode(t *testing.T) {
 	fails := func(err error) func(string) (time.Time, error) {
 		return func(string) (time.Time, error) { return time.Time{}, err }
 	}
-	files := message(noderuntime.Report{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, Changed: written, Warnings: []string{"one\nline"}})
+	files := message(noderuntime.Report{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, Changed: written,
+		Warnings: []string{"one\nline"}})
 	for name, c := range map[string]struct {
 		exit    int32
 		message string
@@ -117,31 +121,40 @@ func TestAConfiguredNode(t *testing.T) {
 		next    string
 	}{
 		"with files that are read at each pull": {message: files,
-			want: status.NodeConfig{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, WrittenAt: written, Effect: "in effect", Warnings: []string{"one line"}}},
+			want: status.NodeConfig{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, WrittenAt: written, Effect: "in effect",
+				Warnings: []string{"one line"}}},
 		"with a report of a newer release": {message: `{"written":1,"more":true}`,
 			want: status.NodeConfig{Written: 1, Effect: "in effect"}},
 		"whose K3s was started later": {message: registries(false, true), started: at(written.Add(time.Second)),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect"}},
 		"whose K3s was started before": {message: registries(false, false), started: at(written.Add(-time.Second)),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "waits for a restart", Restart: "sudo systemctl restart k3s-agent"},
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "waits for a restart",
+				Restart: "sudo systemctl restart k3s-agent"},
 			next: "K3s and RKE2 read registries.yaml only when they start: run sudo systemctl restart k3s-agent on node n1."},
 		"whose K3s was started at the same moment": {message: registries(false, false), started: at(written),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "waits for a restart", Restart: "sudo systemctl restart k3s-agent"},
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "waits for a restart",
+				Restart: "sudo systemctl restart k3s-agent"},
 			next: "restart k3s-agent on node n1."},
 		"whose containerd has the same already": {message: registries(true, false),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect"}},
-		"whose containerd has all but the credentials": {message: registries(true, true), started: at(written.Add(-time.Second)),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect; credentials after a restart", Restart: "sudo systemctl restart k3s-agent"},
+		"whose containerd has all but the credentials": {message: registries(true, true),
+			started: at(written.Add(-time.Second)),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect; credentials after a restart",
+				Restart: "sudo systemctl restart k3s-agent"},
 			next: "restart k3s-agent on node n1."},
 		"whose containerd has all since K3s was started": {message: registries(true, true), started: at(now),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect"}},
-		"whose kubelet may not be asked": {message: registries(false, false), started: fails(fmt.Errorf("asking: %w", forbidden)),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "unknown", Restart: "sudo systemctl restart k3s-agent",
-				Why: "start time of K3s unknown: requires permission to get nodes/proxy"}},
+		"whose kubelet may not be asked": {message: registries(false, false),
+			started: fails(fmt.Errorf("asking: %w", forbidden)),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "unknown",
+				Restart: "sudo systemctl restart k3s-agent",
+				Why:     "start time of K3s unknown: requires permission to get nodes/proxy"}},
 		"whose kubelet does not answer": {message: registries(true, true), started: fails(errors.New("no\nroute")),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "unknown", Restart: "sudo systemctl restart k3s-agent",
-				Why: "start time of K3s unknown: no route"}},
-		"that refuses": {exit: 2, message: message(noderuntime.Report{Error: "key x:\nunknown", Unchanged: 1, Changed: written}),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "unknown",
+				Restart: "sudo systemctl restart k3s-agent",
+				Why:     "start time of K3s unknown: no route"}},
+		"that refuses": {exit: 2, message: message(noderuntime.Report{Error: "key x:\nunknown", Unchanged: 1,
+			Changed: written}),
 			want: status.NodeConfig{Unchanged: 1, WrittenAt: written, Effect: "failed", Error: "key x: unknown"},
 			next: "The container runtime of node n1 could not be configured (key x: unknown): fix the values with helm upgrade"},
 		"that refuses, with no more than a log": {exit: 1, message: "loader: no\nmemory",
@@ -151,7 +164,8 @@ func TestAConfiguredNode(t *testing.T) {
 			want: status.NodeConfig{Effect: "failed", Error: "exit code 137"},
 			next: "kubectl --namespace zarf logs node-config-n1 --all-containers shows the full log"},
 		"that was killed after its report": {exit: 137, message: files,
-			want: status.NodeConfig{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, WrittenAt: written, Effect: "failed", Error: "exit code 137", Warnings: []string{"one line"}},
+			want: status.NodeConfig{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, WrittenAt: written, Effect: "failed",
+				Error: "exit code 137", Warnings: []string{"one line"}},
 			next: "(exit code 137)"},
 		"that says of itself that it failed": {message: `{"error":"no"}`,
 			want: status.NodeConfig{Effect: "failed", Error: "no"}, next: "(no)"},
@@ -162,7 +176,8 @@ func TestAConfiguredNode(t *testing.T) {
 			p.Status.InitContainerStatuses[0].Ready = false
 		},
 			want: status.NodeConfig{Effect: "not yet written", Why: "ErrImagePull: no such host"},
-			next: "The container runtime of node n1 is not configured yet (ErrImagePull: no such host): kubectl --namespace zarf describe pod node-config-n1"},
+			next: "The container runtime of node n1 is not configured yet (ErrImagePull: no such host): kubectl --namespace " +
+				"zarf describe pod node-config-n1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := configPod("n1", c.exit, c.message)
@@ -172,7 +187,8 @@ func TestAConfiguredNode(t *testing.T) {
 			if c.started == nil {
 				c.started = notAsked(t)
 			}
-			r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(p, kubelet(node("n1", true), k3s)).collectStarted(t, c.started)
+			r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(p, kubelet(node("n1", true), k3s)).collectStarted(t,
+				c.started)
 			c.want.Node, c.want.Pod = "n1", "node-config-n1"
 			if c.want.Warnings == nil {
 				c.want.Warnings = []string{}
@@ -215,7 +231,8 @@ func TestTheCommandThatRestarts(t *testing.T) {
 			if c.want == "" {
 				how = "restart the K3s or RKE2 service on node n1."
 			}
-			if len(r.NodeConfig) != 1 || r.NodeConfig[0].Restart != c.want || len(r.Next) != 1 || !strings.HasSuffix(r.Next[0], how) {
+			if len(r.NodeConfig) != 1 || r.NodeConfig[0].Restart != c.want || len(r.Next) != 1 ||
+				!strings.HasSuffix(r.Next[0], how) {
 				t.Errorf("%+v, next %q", r.NodeConfig, r.Next)
 			}
 		})
@@ -238,7 +255,8 @@ func TestManyNodesShareASentence(t *testing.T) {
 		return written.Add(-time.Hour), nil
 	})
 	want := []string{
-		"The container runtime of nodes x00, x01, x02, x03, x04, x05, x06, x07, x08, x09, … (12 in total) could not be configured (no): ",
+		"The container runtime of nodes x00, x01, x02, x03, x04, x05, x06, x07, x08, x09, … (12 in total) could not be " +
+			"configured (no): ",
 		"run sudo systemctl restart k3s-agent on nodes a00, a01, a02, a03, a04, a05, a06, a07, a08, a09, … (12 in total).",
 		"run sudo systemctl restart k3s on nodes s00, s01.",
 	}
@@ -259,22 +277,27 @@ func TestNodesWithoutAPodThatConfiguresThem(t *testing.T) {
 	done := configPod("n1", 0, message(noderuntime.Report{Written: 1}))
 	missing := healthy(t, state.ModeExternal).configure(t, 2, 1).add(done, node("n3", false))
 	r := missing.collectStarted(t, notAsked(t))
-	if len(r.NodeConfig) != 2 || r.NodeConfig[1].Node != "n2" || r.NodeConfig[1].Effect != status.EffectNotYet || r.NodeConfig[1].Why == "" {
+	if len(r.NodeConfig) != 2 || r.NodeConfig[1].Node != "n2" || r.NodeConfig[1].Effect != status.EffectNotYet ||
+		r.NodeConfig[1].Why == "" {
 		t.Errorf("node configuration is %+v", r.NodeConfig)
 	}
 	if !slices.ContainsFunc(r.Next, func(s string) bool {
-		return strings.HasPrefix(s, "The container runtime of node n2 is not configured, because the pod for it does not exist") && strings.Contains(s, "component=node-config shows why")
+		return strings.HasPrefix(s,
+			"The container runtime of node n2 is not configured, because the pod for it does not exist") &&
+			strings.Contains(s, "component=node-config shows why")
 	}) {
 		t.Errorf("next is %q", r.Next)
 	}
 	// Of its own will the user has some nodes left alone.
-	if r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(done).collectStarted(t, notAsked(t)); len(r.NodeConfig) != 1 || !r.Healthy {
+	if r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(done).collectStarted(t,
+		notAsked(t)); len(r.NodeConfig) != 1 || !r.Healthy {
 		t.Errorf("node configuration is %+v, next %q", r.NodeConfig, r.Next)
 	}
 }
 
 func TestOfSeveralPodsOfANodeTheNewestCounts(t *testing.T) {
-	old, fresh, ending, evicted := configPod("n1", 2, ""), configPod("n1", 0, `{"written":7}`), configPod("n1", 2, ""), configPod("n1", 2, "")
+	old, fresh, ending, evicted := configPod("n1", 2, ""), configPod("n1", 0, `{"written":7}`), configPod("n1", 2, ""),
+		configPod("n1", 2, "")
 	for i, p := range []*corev1.Pod{old, fresh, ending, evicted} {
 		p.Name, p.CreationTimestamp = fmt.Sprint("p", i), metav1.NewTime(now.Add(time.Duration(i)*time.Second))
 	}
@@ -290,10 +313,12 @@ func TestANodeThatIsDownIsNotAskedWhenItsKubeletWasStarted(t *testing.T) {
 	c := healthy(t, state.ModeExternal).configure(t, 2, 2)
 	c.add(node("n1", false), configPod("n1", 0, registries(false, false)), node("n2", false), configPod("n2", 1, "no"))
 	r := c.collectStarted(t, notAsked(t))
-	if n := r.NodeConfig; len(n) != 2 || n[0].Effect != status.EffectUnknown || !strings.Contains(n[0].Why, "not ready") || n[1].Effect != status.EffectFailed {
+	if n := r.NodeConfig; len(n) != 2 || n[0].Effect != status.EffectUnknown || !strings.Contains(n[0].Why, "not ready") ||
+		n[1].Effect != status.EffectFailed {
 		t.Errorf("node configuration is %+v", r.NodeConfig)
 	}
-	if len(r.Next) != 2 || !strings.HasPrefix(r.Next[0], "Node n1 is not ready") || !strings.HasPrefix(r.Next[1], "Node n2 is not ready") {
+	if len(r.Next) != 2 || !strings.HasPrefix(r.Next[0], "Node n1 is not ready") ||
+		!strings.HasPrefix(r.Next[1], "Node n2 is not ready") {
 		t.Errorf("next is %q", r.Next)
 	}
 }
@@ -303,20 +328,24 @@ func TestNodeConfigurationThatMayNotBeReadIsNamed(t *testing.T) {
 		"list daemonsets": "listing the DaemonSets of node configuration in namespace zarf",
 		"list pods":       "listing the pods of node configuration in namespace zarf",
 	} {
-		r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(configPod("n1", 0, "{}")).collectStarted(t, notAsked(t), deny)
-		if !slices.ContainsFunc(r.Unreadable, func(s string) bool { return strings.HasPrefix(s, want) }) || len(r.NodeConfig) > 0 {
+		r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(configPod("n1", 0, "{}")).collectStarted(t, notAsked(t),
+			deny)
+		if !slices.ContainsFunc(r.Unreadable, func(s string) bool { return strings.HasPrefix(s, want) }) ||
+			len(r.NodeConfig) > 0 {
 			t.Errorf("%s: unreadable is %q, node configuration %+v", deny, r.Unreadable, r.NodeConfig)
 		}
 	}
 	// Without the nodes there are still their pods.
-	r := healthy(t, state.ModeExternal).configure(t, 2, 1).add(configPod("n1", 0, registries(false, false))).collectStarted(t, at(now.Add(-2*time.Hour)), "list nodes")
+	r := healthy(t, state.ModeExternal).configure(t, 2, 1).add(
+		configPod("n1", 0, registries(false, false))).collectStarted(t, at(now.Add(-2*time.Hour)), "list nodes")
 	if len(r.NodeConfig) != 1 || r.NodeConfig[0].Effect != status.EffectRestart {
 		t.Errorf("node configuration is %+v", r.NodeConfig)
 	}
 }
 
 func TestPodsOfNodeConfigurationNeedTheirPayload(t *testing.T) {
-	c := healthy(t, state.ModeExternal).configure(t, 1, 1).add(configPod("n1", 0, "{}")).drop("ConfigMap " + nodeLoad + "-01")
+	c := healthy(t, state.ModeExternal).configure(t, 1, 1).add(configPod("n1", 0, "{}")).drop(
+		"ConfigMap " + nodeLoad + "-01")
 	if r := c.collectStarted(t, notAsked(t)); len(r.Payloads) != 1 || r.Payloads[0].Complete || len(r.Next) != 1 {
 		t.Errorf("payloads are %+v, next %q", r.Payloads, r.Next)
 	}
@@ -329,8 +358,10 @@ func TestFilesThatNothingLooksAfterAreNamed(t *testing.T) {
 		})
 	}
 	r := remembers().collectStarted(t, notAsked(t))
-	want := "Nodes may still hold files of the release in /etc/containerd/certs.d, /etc/rancher/k3s, and nothing manages them: " +
-		"helm upgrade with --set 'nodeConfig.directories={/etc/containerd/certs.d,/etc/rancher/k3s}' restores the original files."
+	want := "Nodes may still hold files of the release in /etc/containerd/certs.d, /etc/rancher/k3s, and nothing " +
+		"manages them: " +
+		"helm upgrade with --set 'nodeConfig.directories={/etc/containerd/certs.d,/etc/rancher/k3s}' restores the " +
+		"original files."
 	if len(r.Next) != 1 || r.Next[0] != want || len(r.State.NodeDirectories) != 2 {
 		t.Errorf("next is %q", r.Next)
 	}

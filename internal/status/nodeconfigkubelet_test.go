@@ -36,7 +36,8 @@ func TestTheStartOfAKubeletIsReadAndNoMore(t *testing.T) {
 		if r.URL.Path != "/api/v1/nodes/n1/proxy/metrics" {
 			t.Errorf("it asks for %s", r.URL)
 		}
-		fmt.Fprint(w, "# HELP process_start_time_seconds Start time\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds_of_another 1\nprocess_start_time_seconds 1.79523e+09\n")
+		fmt.Fprint(w, "# HELP process_start_time_seconds Start time\n# TYPE process_start_time_seconds "+
+			"gauge\nprocess_start_time_seconds_of_another 1\nprocess_start_time_seconds 1.79523e+09\n")
 		w.(http.Flusher).Flush()
 		<-r.Context().Done() // there would be more
 	})
@@ -66,7 +67,8 @@ func TestAKubeletThatDoesNotSay(t *testing.T) {
 				}
 			}
 		}, "more than 67108864 bytes before process_start_time_seconds"},
-		"is gone": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }, "requesting the metrics of the kubelet of node n1"},
+		"is gone": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) },
+			"requesting the metrics of the kubelet of node n1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if when, err := started(t, c.answer); err == nil || !strings.Contains(err.Error(), c.want) {

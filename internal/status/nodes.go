@@ -114,13 +114,17 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 	if image := injectedImage(pod); image != "" && !nodes.Reports(n, image) {
 		pauses := pauseImages(n)
 		if len(pauses) > 0 {
-			c.next("Node %s has the pause image %s, but its proxy uses %s: run %s or helm upgrade, which adds a proxy for it.", n.Name, strings.Join(pauses, ", "), image, c.again())
+			c.next("Node %s has the pause image %s, but its proxy uses %s: run %s or helm upgrade, which adds a proxy for it.",
+				n.Name, strings.Join(pauses, ", "), image, c.again())
 			return why + "; the node reports " + strings.Join(pauses, ", ") + ", not " + image
 		}
-		c.next("Node %s reports no pause image, and its proxy, which uses %s, is not ready (%s): load that image on the node, or choose one that all nodes have with %s --set injector.image=IMAGE.", n.Name, image, orUnknown(p.Why), c.again())
+		c.next("Node %s reports no pause image, and its proxy, which uses %s, is not ready (%s): load that image on the "+
+			"node, or choose one that all nodes have with %s --set injector.image=IMAGE.", n.Name, image, orUnknown(p.Why),
+			c.again())
 		return why + "; the node does not report " + image
 	}
-	c.next("The proxy of node %s is not ready (%s): kubectl --namespace %s describe pod %s shows more.", n.Name, orUnknown(p.Why), c.Namespace, p.Name)
+	c.next("The proxy of node %s is not ready (%s): kubectl --namespace %s describe pod %s shows more.", n.Name,
+		orUnknown(p.Why), c.Namespace, p.Name)
 	return why
 }
 
@@ -137,7 +141,8 @@ func (c *collector) noProxy(node *Node) {
 		c.next("The proxy DaemonSet is missing: run %s.", c.again())
 	case scheduled < wanted:
 		node.Why = "proxy pod does not exist yet"
-		c.next("Node %s has no proxy pod yet: kubectl --namespace %s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=proxy shows why.", node.Name, c.Namespace, c.Release)
+		c.next("Node %s has no proxy pod yet: kubectl --namespace %s describe daemonsets --selector "+
+			"app.kubernetes.io/instance=%s,app.kubernetes.io/component=proxy shows why.", node.Name, c.Namespace, c.Release)
 	default:
 		// Excluded by proxy.nodeSelector or proxy.tolerations.
 		node.Via, node.Why = viaNone, "excluded from proxy scheduling"
@@ -192,7 +197,8 @@ func (c *collector) nodePort(ctx context.Context) error {
 		return err
 	}
 	if missing || secret != nil && len(secret.Data[names.KeyHtpasswd]) == 0 {
-		c.next("Secret %s/%s has no key htpasswd, so the registry's plain listener is closed: run %s.", c.Namespace, c.Name+names.SuffixPull, c.again())
+		c.next("Secret %s/%s has no key htpasswd, so the registry's plain listener is closed: run %s.", c.Namespace,
+			c.Name+names.SuffixPull, c.again())
 	}
 	return nil
 }
@@ -233,7 +239,8 @@ func (c *collector) leftovers(ctx context.Context) error {
 		found("Deployment " + c.Namespace + "/" + c.deployment.Name)
 	}
 	if len(c.report.Leftovers) > 0 {
-		c.next("Objects of another mode remain: %s: run %s, which removes them.", strings.Join(c.report.Leftovers, ", "), c.again())
+		c.next("Objects of another mode remain: %s: run %s, which removes them.", strings.Join(c.report.Leftovers, ", "),
+			c.again())
 	}
 	return nil
 }

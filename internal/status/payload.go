@@ -43,7 +43,8 @@ func (c *collector) payloads(ctx context.Context) error {
 	if len(names) == 0 {
 		return nil
 	}
-	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}).Namespace(c.Namespace).List(ctx, selector(c.Release, "payload"))
+	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}).Namespace(
+		c.Namespace).List(ctx, selector(c.Release, "payload"))
 	if err != nil {
 		return c.unreadable("listing the ConfigMaps in namespace "+c.Namespace, err)
 	}
@@ -58,7 +59,8 @@ func (c *collector) payloads(ctx context.Context) error {
 		}
 		c.report.Payloads = append(c.report.Payloads, p)
 		if !p.Complete {
-			c.next("Payload %s/%s is incomplete (%s), so restarting pods will wait: %s writes it.", c.Namespace, name, p.Why, c.again())
+			c.next("Payload %s/%s is incomplete (%s), so restarting pods will wait: %s writes it.", c.Namespace, name, p.Why,
+				c.again())
 		}
 	}
 	return nil

@@ -184,7 +184,8 @@ func Collect(ctx context.Context, o Options) (*Report, error) {
 
 func (c *collector) nextForUnreadable() {
 	for _, what := range c.report.Unreadable {
-		c.next("Not checked, because it could not be read (%s): request the permission, or use another identity (--kubeconfig, --context).", what)
+		c.next("Not checked, because it could not be read (%s): request the permission, or use another identity "+
+			"(--kubeconfig, --context).", what)
 	}
 }
 
@@ -243,7 +244,8 @@ func (c *collector) state(ctx context.Context) error {
 		return err
 	}
 	if missing {
-		c.next("Secret %s/%s is missing, so the mode is unknown: %s writes it%s.", c.Namespace, name, c.again(), c.otherName(ctx))
+		c.next("Secret %s/%s is missing, so the mode is unknown: %s writes it%s.", c.Namespace, name, c.again(),
+			c.otherName(ctx))
 	}
 	if secret == nil {
 		return nil
@@ -271,16 +273,19 @@ func (c *collector) phase(context.Context) error {
 	}
 	since := s.UpdatedAt.Format(time.RFC3339)
 	if s.Switching() {
-		c.next("A switch from %s to %s mode was started at %s and is not complete: unless a run is in progress, run %s, which continues it.", s.Current.Mode, s.Desired.Mode, since, c.again())
+		c.next("A switch from %s to %s mode was started at %s and is not complete: unless a run is in progress, run %s, "+
+			"which continues it.", s.Current.Mode, s.Desired.Mode, since, c.again())
 	} else {
-		c.next("%s mode was prepared at %s and is not verified: unless a run is in progress, run %s.", s.Desired.Mode, since, c.again())
+		c.next("%s mode was prepared at %s and is not verified: unless a run is in progress, run %s.", s.Desired.Mode, since,
+			c.again())
 	}
 	return nil
 }
 
 // otherName returns advice if the release's state has another name.
 func (c *collector) otherName(ctx context.Context) string {
-	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(c.Namespace).List(ctx, selector(c.Release, "state"))
+	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(
+		c.Namespace).List(ctx, selector(c.Release, "state"))
 	if err != nil || len(list.Items) == 0 {
 		return ""
 	}
@@ -293,7 +298,8 @@ func selector(release, component string) metav1.ListOptions {
 }
 
 func (c *collector) helm(ctx context.Context) error {
-	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(c.home).List(ctx, metav1.ListOptions{
+	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(
+		c.home).List(ctx, metav1.ListOptions{
 		LabelSelector: "owner=helm,name=" + c.Release,
 		FieldSelector: "type=helm.sh/release.v1",
 	})
@@ -314,9 +320,11 @@ func (c *collector) helm(ctx context.Context) error {
 	case helm.Status == "uninstalling":
 		c.next("The release is being deleted: run helm uninstall %s --namespace %s to finish.", c.Release, c.home)
 	case strings.HasPrefix(helm.Status, "pending-"):
-		c.next("Helm's revision %d is %s: unless a run is in progress, run %s, which continues it.", helm.Revision, helm.Status, c.again())
+		c.next("Helm's revision %d is %s: unless a run is in progress, run %s, which continues it.", helm.Revision,
+			helm.Status, c.again())
 	default:
-		c.next("Helm's revision %d is %s, helm history %s --namespace %s shows why: run %s.", helm.Revision, helm.Status, c.Release, c.home, c.again())
+		c.next("Helm's revision %d is %s, helm history %s --namespace %s shows why: run %s.", helm.Revision, helm.Status,
+			c.Release, c.home, c.again())
 	}
 	return nil
 }
@@ -344,10 +352,12 @@ func (c *collector) workloads(ctx context.Context) error {
 func (c *collector) installed(context.Context) error {
 	r := c.report
 	// Unreadable objects may exist.
-	if r.State != nil || c.deployment != nil || len(c.objects) > 0 || len(r.Unreadable) > 0 || r.Helm != nil && r.Helm.Status != "uninstalled" {
+	if r.State != nil || c.deployment != nil || len(c.objects) > 0 || len(r.Unreadable) > 0 || r.Helm != nil &&
+		r.Helm.Status != "uninstalled" {
 		return nil
 	}
-	return fmt.Errorf("%w in namespace %s as release %s: run %s, or name another with --namespace, --release and --name", ErrNotInstalled, c.Namespace, c.Release, c.again())
+	return fmt.Errorf("%w in namespace %s as release %s: run %s, or name another with --namespace, --release and --name",
+		ErrNotInstalled, c.Namespace, c.Release, c.again())
 }
 
 func (c *collector) external() bool {
@@ -356,11 +366,15 @@ func (c *collector) external() bool {
 
 func (c *collector) events(ctx context.Context) error {
 	c.warnings = map[string]string{}
-	events, err := c.Client.CoreV1().Events(c.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,type=Warning"})
+	events, err := c.Client.CoreV1().Events(c.Namespace).List(ctx,
+		metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,type=Warning"})
 	if err != nil {
 		return c.unreadable("listing the events in namespace "+c.Namespace, err)
 	}
-	slices.SortStableFunc(events.Items, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	slices.SortStableFunc(events.Items, func(a, b corev1.Event) int {
+		return a.LastTimestamp.Compare(
+			b.LastTimestamp.Time)
+	})
 	for _, e := range events.Items {
 		c.warnings[e.InvolvedObject.Name] = fmt.Sprintf("%s: %s", e.Reason, e.Message)
 	}
@@ -401,7 +415,8 @@ func (c *collector) registry(ctx context.Context) error {
 	switch ready := r.ReadyPods(); {
 	case r.Wanted == 0:
 		r.Why = "scaled to 0 pods"
-		c.next("The registry is scaled to 0 pods: run kubectl --namespace %s scale deployment %s --replicas 1.", c.Namespace, c.Name)
+		c.next("The registry is scaled to 0 pods: run kubectl --namespace %s scale deployment %s --replicas 1.", c.Namespace,
+			c.Name)
 	case ready >= r.Wanted:
 		r.Ready, r.Why = true, ""
 	case len(r.Pods) == 0:
@@ -409,9 +424,13 @@ func (c *collector) registry(ctx context.Context) error {
 		c.next("The registry has no pod: kubectl --namespace %s describe deployment %s shows why.", c.Namespace, c.Name)
 	case ready > 0:
 		r.Why = cmp.Or(r.Why, "the others do not exist yet")
-		c.next("%d of %d registry pods are ready and serve all requests (%s): kubectl --namespace %s describe pods --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more.", ready, r.Wanted, r.Why, c.Namespace, c.Release)
+		c.next("%d of %d registry pods are ready and serve all requests (%s): kubectl --namespace %s describe pods "+
+			"--selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more.", ready, r.Wanted, r.Why,
+			c.Namespace, c.Release)
 	default:
-		c.next("The registry is not ready (%s): kubectl --namespace %s describe pods --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more.", orUnknown(r.Why), c.Namespace, c.Release)
+		c.next("The registry is not ready (%s): kubectl --namespace %s describe pods --selector "+
+			"app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more.", orUnknown(r.Why), c.Namespace,
+			c.Release)
 	}
 	return nil
 }
@@ -433,7 +452,8 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 		}
 		c.report.Registry.Collection = report.Collection
 		if problem := report.Collection.Problem; problem != "" {
-			c.next("The last garbage collection failed (%s): init-hook garbage-collect --namespace %s runs it again.", oneLine(problem), c.Namespace)
+			c.next("The last garbage collection failed (%s): init-hook garbage-collect --namespace %s runs it again.",
+				oneLine(problem), c.Namespace)
 		}
 		return
 	}

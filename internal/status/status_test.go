@@ -54,7 +54,8 @@ func node(name string, ready bool, images ...string) *corev1.Node {
 	n.Status.NodeInfo.OperatingSystem = "linux"
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: condition(ready)}}
 	for _, image := range images {
-		n.Status.Images = append(n.Status.Images, corev1.ContainerImage{Names: []string{image, strings.Split(image, ":")[0] + "@sha256:0"}})
+		n.Status.Images = append(n.Status.Images, corev1.ContainerImage{Names: []string{image,
+			strings.Split(image, ":")[0] + "@sha256:0"}})
 	}
 	return n
 }
@@ -72,7 +73,9 @@ func pod(component, node string, ready bool) *corev1.Pod {
 	p.Spec.Containers = []corev1.Container{{Name: component, Image: pause, Command: []string{"/payload/loader"}}}
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: condition(ready)}}
 	if !ready {
-		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: component, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such\nhost"}}}}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: component,
+			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull",
+				Message: "no such\nhost"}}}}
 	}
 	return p
 }
@@ -111,7 +114,8 @@ func (c cluster) drop(keys ...string) cluster {
 
 // settings of a mode.
 func settings(mode state.Mode) state.Settings {
-	s := state.Settings{Mode: mode, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, MTLS: "internal", DecidedBy: state.SourceValue}
+	s := state.Settings{Mode: mode, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, MTLS: "internal",
+		DecidedBy: state.SourceValue}
 	if mode == state.ModeExternal {
 		s.Address, s.Port = "registry.example.com/team", 0
 	}
@@ -142,7 +146,8 @@ func (c cluster) changeState(t *testing.T, change func(*state.State)) cluster {
 
 func (c cluster) state(t *testing.T, phase state.Phase, desired, current state.Mode) cluster {
 	t.Helper()
-	s := state.State{Phase: phase, Desired: settings(desired), Nodes: []string{"n1", "n2"}, UpdatedBy: "0.1.0", UpdatedAt: now.Add(-time.Hour)}
+	s := state.State{Phase: phase, Desired: settings(desired), Nodes: []string{"n1", "n2"}, UpdatedBy: "0.1.0",
+		UpdatedAt: now.Add(-time.Hour)}
 	if desired != state.ModeExternal {
 		s.PKI = internalPKI()
 	}
@@ -167,17 +172,20 @@ func healthy(t *testing.T, mode state.Mode) cluster {
 		return c
 	}
 	c.authority(t, newAuthority(t, "test", now, 0), now, 0)
-	c.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry"), Spec: appsv1.DeploymentSpec{Template: template(registryLoad)}})
+	c.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry"),
+		Spec: appsv1.DeploymentSpec{Template: template(registryLoad)}})
 	c.add(pod("registry", "n1", true))
 	c.payload(t, registryLoad, "registry", 2_500_000)
 	if mode == state.ModeProxy {
-		d := &appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-proxy-amd64", "proxy"), Spec: appsv1.DaemonSetSpec{Template: template(nodeLoad)}}
+		d := &appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-proxy-amd64", "proxy"),
+			Spec: appsv1.DaemonSetSpec{Template: template(nodeLoad)}}
 		d.Status.DesiredNumberScheduled, d.Status.CurrentNumberScheduled = 2, 2
 		c.add(d, pod("proxy", "n1", true), pod("proxy", "n2", true))
 		c.payload(t, nodeLoad, "registry-node", 1_500_000)
 	}
 	if mode == state.ModeNodePort {
-		c.add(&corev1.Service{ObjectMeta: meta("zarf-registry-nodeport", "registry"), Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 5001, NodePort: 31999}}}})
+		c.add(&corev1.Service{ObjectMeta: meta("zarf-registry-nodeport", "registry"),
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 5001, NodePort: 31999}}}})
 		c.add(secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
 	}
 	return c
@@ -195,9 +203,10 @@ func (c cluster) certificate(t *testing.T, suffix string, authority *pki.CA, fro
 func leafOf(t *testing.T, suffix string, authority *pki.CA, from time.Time, lifetime time.Duration) map[string][]byte {
 	t.Helper()
 	leaf := map[string]pki.Leaf{
-		"server-tls": {Organization: pki.OrganizationServer, DNSNames: []string{"zarf-registry.zarf.svc"}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
-		"node-tls":   {Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
-		"push-tls":   {Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+		"server-tls": {Organization: pki.OrganizationServer, DNSNames: []string{"zarf-registry.zarf.svc"},
+			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
+		"node-tls": {Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+		"push-tls": {Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
 	}[suffix]
 	leaf.CommonName, leaf.Lifetime = suffix, lifetime
 	pair, err := authority.Issue(leaf, from)
@@ -241,13 +250,15 @@ func (c cluster) payload(t *testing.T, name, program string, size int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p, err = injector.Encode(injector.Program{Name: program, Architecture: "amd64"}, layer, []byte("loader")); err != nil {
+		if p, err = injector.Encode(injector.Program{Name: program, Architecture: "amd64"}, layer,
+			[]byte("loader")); err != nil {
 			t.Fatal(err)
 		}
 		payloads[program] = p
 	}
 	for _, o := range p.Objects() {
-		c.add(&corev1.ConfigMap{ObjectMeta: meta(fmt.Sprintf("%s-%02d", name, o.Index), "payload"), BinaryData: maps.Clone(o.Data)})
+		c.add(&corev1.ConfigMap{ObjectMeta: meta(fmt.Sprintf("%s-%02d", name, o.Index), "payload"),
+			BinaryData: maps.Clone(o.Data)})
 	}
 }
 
@@ -277,7 +288,8 @@ func TestTheReleaseMayHaveAnotherNamespaceThanItsObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "Helm's revision 11 is failed, helm history zarf-registry --namespace releases shows why: run init-hook install --namespace releases."
+	want := "Helm's revision 11 is failed, helm history zarf-registry --namespace releases shows why: run init-hook " +
+		"install --namespace releases."
 	if r.Namespace != "zarf" || r.Helm == nil || r.Helm.Revision != 11 || !slices.Contains(r.Next, want) {
 		t.Errorf("in %s revision %v, next %q, want it to have %q", r.Namespace, r.Helm, r.Next, want)
 	}
@@ -299,18 +311,22 @@ func (c cluster) options(t *testing.T, deny ...string) status.Options {
 	for _, k := range slices.Sorted(maps.Keys(c)) {
 		switch o := c[k].(type) {
 		case *corev1.Secret:
-			partial = append(partial, &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: o.ObjectMeta})
+			partial = append(partial, &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+				ObjectMeta: o.ObjectMeta})
 		case *corev1.ConfigMap:
-			partial = append(partial, &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: o.ObjectMeta})
+			partial = append(partial, &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1",
+				Kind: "ConfigMap"}, ObjectMeta: o.ObjectMeta})
 		}
 	}
-	client, names := fake.NewClientset(slices.Collect(maps.Values(c))...), metadatafake.NewSimpleMetadataClient(scheme, partial...)
+	client, names := fake.NewClientset(slices.Collect(maps.Values(c))...),
+		metadatafake.NewSimpleMetadataClient(scheme, partial...)
 	refuse := func(a kubetesting.Action) (bool, runtime.Object, error) {
 		if a.GetVerb() != "get" && a.GetVerb() != "list" {
 			t.Errorf("it asked for %s %s", a.GetVerb(), a.GetResource().Resource)
 		}
 		if slices.Contains(deny, a.GetVerb()+" "+a.GetResource().Resource) {
-			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: a.GetResource().Resource}, "", errors.New("no"))
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: a.GetResource().Resource}, "",
+				errors.New("no"))
 		}
 		return false, nil, nil
 	}
@@ -335,14 +351,16 @@ func TestNothingIsToBeDoneInAHealthyCluster(t *testing.T) {
 			if r.Helm == nil || r.Helm.Revision != 10 || r.Helm.Status != "deployed" {
 				t.Errorf("release is %+v", r.Helm)
 			}
-			if len(r.Nodes) != 2 || r.Nodes[0] != (status.Node{Name: "n1", Ready: true, Via: string(mode), Endpoint: true, Verified: true}) {
+			if len(r.Nodes) != 2 || r.Nodes[0] != (status.Node{Name: "n1", Ready: true, Via: string(mode), Endpoint: true,
+				Verified: true}) {
 				t.Errorf("nodes are %+v", r.Nodes)
 			}
 			certificates, payloads := 4, map[state.Mode]int{state.ModeProxy: 2, state.ModeNodePort: 1}[mode]
 			if mode == state.ModeExternal {
 				certificates = 0
 			}
-			if len(r.Certificates) != certificates || len(r.Payloads) != payloads || (r.Registry == nil) != (mode == state.ModeExternal) {
+			if len(r.Certificates) != certificates || len(r.Payloads) != payloads ||
+				(r.Registry == nil) != (mode == state.ModeExternal) {
 				t.Errorf("registry %v, certificates %+v, payloads %+v", r.Registry, r.Certificates, r.Payloads)
 			}
 			for _, c := range r.Certificates {
@@ -350,7 +368,8 @@ func TestNothingIsToBeDoneInAHealthyCluster(t *testing.T) {
 					t.Errorf("certificate is %+v", c)
 				}
 			}
-			if len(r.Payloads) > 0 && (r.Payloads[0] != status.Payload{Name: registryLoad, Present: 3, Wanted: 3, Complete: true}) {
+			if len(r.Payloads) > 0 && (r.Payloads[0] != status.Payload{Name: registryLoad, Present: 3, Wanted: 3,
+				Complete: true}) {
 				t.Errorf("payload is %+v", r.Payloads[0])
 			}
 		})
@@ -361,7 +380,8 @@ func TestNothingIsToBeDoneInAHealthyCluster(t *testing.T) {
 func (c cluster) existing(t *testing.T, push string) cluster {
 	t.Helper()
 	return c.changeState(t, func(s *state.State) {
-		s.PKI.Mode, s.PKI.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "my-server", Node: "my-node", Push: push}
+		s.PKI.Mode, s.PKI.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "my-server", Node: "my-node",
+			Push: push}
 	})
 }
 
@@ -415,7 +435,8 @@ func TestShortLivesAreMeasuredByThemselves(t *testing.T) {
 		t.Errorf("with 3 of 10 minutes left next is %q", r.Next)
 	}
 	c.certificate(t, "node-tls", a, now.Add(-8*time.Minute), 10*time.Minute)
-	if r, err = c.collect(t); err != nil || len(r.Next) != 1 || !strings.Contains(r.Next[0], "zarf-registry-node-tls expires in 2m0s") {
+	if r, err = c.collect(t); err != nil || len(r.Next) != 1 ||
+		!strings.Contains(r.Next[0], "zarf-registry-node-tls expires in 2m0s") {
 		t.Errorf("with 2 of 10 minutes left next is %q (%v)", r.Next, err)
 	}
 }
@@ -429,7 +450,8 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 	}{
 		"a switch that is not done": {state.ModeNodePort, func(c cluster) {
 			c.state(t, state.PhasePrepared, state.ModeProxy, state.ModeNodePort)
-		}, []string{"from nodeport to proxy mode was started at 2026-11-21T11:00:00Z and is not complete: unless a run is in progress, run init-hook install --namespace zarf"}},
+		}, []string{"from nodeport to proxy mode was started at 2026-11-21T11:00:00Z and is not complete: unless a run is " +
+			"in progress, run init-hook install --namespace zarf"}},
 		"an installation that is not done": {state.ModeProxy, func(c cluster) {
 			c.state(t, state.PhasePrepared, state.ModeProxy, "")
 		}, []string{"proxy mode was prepared at 2026-11-21T11:00:00Z and is not verified"}},
@@ -477,7 +499,8 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		"a registry that finds no node": {state.ModeProxy, func(c cluster) {
 			p := pod("registry", "n1", false)
 			p.Spec.NodeName, p.Status.ContainerStatuses = "", nil
-			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/2 nodes"})
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled,
+				Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/2 nodes"})
 			c.add(p)
 		}, []string{"Unschedulable: 0/2 nodes"}},
 		"a proxy that waits for its payload": {state.ModeProxy, func(c cluster) {
@@ -487,10 +510,12 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			for i, e := range []*corev1.Event{&newer, &old} {
 				e.ObjectMeta = metav1.ObjectMeta{Namespace: "zarf", Name: fmt.Sprint("e", i)}
 				e.InvolvedObject = corev1.ObjectReference{Kind: "Pod", Name: p.Name}
-				e.Reason, e.Message, e.LastTimestamp = "FailedMount", fmt.Sprint("message ", i), metav1.NewTime(now.Add(-time.Duration(i)*time.Minute))
+				e.Reason, e.Message, e.LastTimestamp = "FailedMount", fmt.Sprint("message ", i),
+					metav1.NewTime(now.Add(-time.Duration(i)*time.Minute))
 			}
 			c.add(p, &old, &newer)
-		}, []string{"The proxy of node n2 is not ready (FailedMount: message 0): kubectl --namespace zarf describe pod proxy-n2"}},
+		}, []string{"The proxy of node n2 is not ready (FailedMount: message 0): kubectl --namespace zarf describe pod " +
+			"proxy-n2"}},
 		"a node with another pause image": {state.ModeProxy, func(c cluster) {
 			c.add(node("n3", true, otherPause), pod("proxy", "n3", false))
 		}, []string{"Node n3 has the pause image " + otherPause + ", but its proxy uses " + pause}},
@@ -517,8 +542,10 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			c.add(secret("pull", nil))
 		}, []string{"Secret zarf/zarf-registry-pull has no key htpasswd"}},
 		"what nodeport mode left": {state.ModeProxy, func(c cluster) {
-			c.add(&corev1.Service{ObjectMeta: meta("zarf-registry-nodeport", "registry")}, secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
-		}, []string{"Objects of another mode remain: Service zarf/zarf-registry-nodeport, the key htpasswd of Secret zarf/zarf-registry-pull"}},
+			c.add(&corev1.Service{ObjectMeta: meta("zarf-registry-nodeport", "registry")},
+				secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
+		}, []string{"Objects of another mode remain: Service zarf/zarf-registry-nodeport, the key htpasswd of Secret " +
+			"zarf/zarf-registry-pull"}},
 		"what proxy mode left": {state.ModeNodePort, func(c cluster) {
 			c.add(&appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-proxy-amd64", "proxy")})
 		}, []string{"Objects of another mode remain: DaemonSet zarf/zarf-registry-proxy-amd64"}},
@@ -529,10 +556,12 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			a, from := newAuthority(t, "new", now.Add(-300*24*time.Hour), 0), now.Add(-300*24*time.Hour)
 			c.authority(t, a, now, 0)
 			c.certificate(t, "node-tls", a, from, 0)
-		}, []string{"Secret zarf/zarf-registry-node-tls expires in 65 days, less than a quarter of its lifetime: init-hook certs renew --namespace zarf issues a new one"}},
+		}, []string{"Secret zarf/zarf-registry-node-tls expires in 65 days, less than a quarter of its lifetime: " +
+			"init-hook certs renew --namespace zarf issues a new one"}},
 		"an authority that ends soon": {state.ModeProxy, func(c cluster) {
 			c.authority(t, newAuthority(t, "old", now.Add(-time.Hour), 70*time.Minute), now, 5*time.Minute)
-		}, []string{"Secret zarf/zarf-registry-ca expires in 10m0s, less than a quarter of its lifetime: init-hook certs renew"}},
+		}, []string{"Secret zarf/zarf-registry-ca expires in 10m0s, less than a quarter of its lifetime: init-hook certs " +
+			"renew"}},
 		"a certificate of another authority": {state.ModeProxy, func(c cluster) {
 			data := leafOf(t, "push-tls", otherAuthority, now, 0)
 			data["ca.crt"] = c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["ca.crt"]
@@ -541,8 +570,10 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		"a certificate that only its own Secret trusts": {state.ModeProxy, func(c cluster) {
 			c.certificate(t, "push-tls", otherAuthority, now, 0)
 		}, []string{
-			"Secret zarf/zarf-registry-push-tls is not usable (it is not signed by a CA in ca.crt of Secret zarf-registry-server-tls): init-hook certs renew --namespace zarf issues a new one",
-			"Secret zarf/zarf-registry-server-tls is not usable (it is not signed by a CA in ca.crt of Secret zarf-registry-push-tls)",
+			"Secret zarf/zarf-registry-push-tls is not usable (it is not signed by a CA in ca.crt of Secret " +
+				"zarf-registry-server-tls): init-hook certs renew --namespace zarf issues a new one",
+			"Secret zarf/zarf-registry-server-tls is not usable (it is not signed by a CA in ca.crt of Secret " +
+				"zarf-registry-push-tls)",
 			"Secret zarf/zarf-registry-node-tls is not usable",
 			"Secret zarf/zarf-registry-ca is not usable (it is not in ca.crt of Secret zarf-registry-push-tls)",
 		}},
@@ -592,7 +623,7 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			c.authority(t, a, now, 0).certManager(t)
 			c.certificate(t, "server-tls", a, now.Add(-80*24*time.Hour), 90*24*time.Hour)
 		}, []string{"Secret zarf/zarf-registry-server-tls expires in 10 days, less than a quarter of its lifetime: kubectl --namespace zarf describe certificate zarf-registry-server shows whether cert-manager renews it; init-hook certs renew --namespace zarf then copies it"}},
-		"a change of authorities that stalls": {state.ModeProxy, func(c cluster) {
+		"a CA rotation that stalls": {state.ModeProxy, func(c cluster) {
 			c.changeState(t, func(s *state.State) {
 				s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now.Add(-2 * time.Hour), Waiting: "pod a:\nasleep"}
 			})

@@ -209,8 +209,8 @@ func (v *Verifier) hopeless(ctx context.Context, open map[string]string, image s
 	return release.Refuse("nodes %s could not pull %s: %s; %s", strings.Join(nodes, ", "), image, example, adviceNotServed)
 }
 
-const adviceNotServed = "kube-proxy serves no node port on the loopback address there, as in nftables mode, with IPv6, " +
-	"and in some distributions: use proxies instead, --set registryProxy=true"
+const adviceNotServed = "kube-proxy serves no node port on the loopback address there, as in nftables mode, with " +
+	"IPv6, and in some distributions: use proxies instead, --set registryProxy=true"
 
 // notServed tells whether a kubelet's complaint means that nothing answers on the loopback address,
 // or that a proxy does instead of the node port: it gets a 403 for the image for node ports.
@@ -261,25 +261,31 @@ func advice(mode state.Mode, complaint string) string {
 	nodePort := mode == state.ModeNodePort
 	switch has := func(sign string) bool { return strings.Contains(complaint, sign) }; {
 	case has("gave HTTP response to HTTPS client") && nodePort:
-		return "the container runtime wants TLS on loopback, which node ports do not have: use proxies instead, --set registryProxy=true --set proxy.tls=always, and let the node trust the registry's CA"
+		return "the container runtime wants TLS on loopback, which node ports do not have: use proxies instead, --set " +
+			"registryProxy=true --set proxy.tls=always, and let the node trust the registry's CA"
 	case has("gave HTTP response to HTTPS client"):
 		return "the container runtime wants TLS on loopback: --set proxy.tls=always and let the node trust the registry's CA"
 	case has("certificate signed by unknown authority"):
-		return "let the node trust the registry's CA (Secret …-ca; for CRI-O --set nodeConfig.crio.ca=true), or --set proxy.tls=never where the runtime accepts plain HTTP on loopback"
+		return "let the node trust the registry's CA (Secret …-ca; for CRI-O --set nodeConfig.crio.ca=true), or --set " +
+			"proxy.tls=never where the runtime accepts plain HTTP on loopback"
 	case nodePort && notServed(complaint):
 		return adviceNotServed
 	case has("connection refused"):
-		return "nothing answers on the node's loopback address: the network plugin does not serve hostPort there; try --set proxy.hostNetwork=true"
+		return "nothing answers on the node's loopback address: the network plugin does not serve hostPort there; try " +
+			"--set proxy.hostNetwork=true"
 	case forbidden(complaint):
 		return "the pull did not go through the node's proxy: look for another Service or pod that uses the port"
 	case has("401 Unauthorized"):
-		return "the pull credential is not the one that the registry knows: run helm upgrade again, which puts the Secret …-pull right"
+		return "the pull credential is not the one that the registry knows: run helm upgrade again, which puts the Secret " +
+			"…-pull right"
 	case has("503"):
-		return "the node's proxy cannot reach the registry: look at the logs of the proxy pod on that node and at the network policies"
+		return "the node's proxy cannot reach the registry: look at the logs of the proxy pod on that node and at the " +
+			"network policies"
 	case has("not found"):
 		return "the registry does not have the image: run helm upgrade again, which pushes it"
 	case has("i/o timeout") && nodePort:
-		return "packets to the loopback address or to the registry's port 5001 are dropped: look for a firewall on that node and at the network policies; or use proxies instead, --set registryProxy=true"
+		return "packets to the loopback address or to the registry's port 5001 are dropped: look for a firewall on that " +
+			"node and at the network policies; or use proxies instead, --set registryProxy=true"
 	case has("i/o timeout"):
 		return "packets to the loopback address are dropped on that node: look for a firewall there"
 	case nodePort:

@@ -18,16 +18,16 @@ func configureCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "configure --config-dir DIR --host-root DIR",
 		Short: "Write the registry configuration of this node's container runtime",
-		Long: `Write the registry configuration of this node's container runtime: registries.yaml of K3s and RKE2, hosts.toml of
-containerd, and the files of CRI-O and podman below /etc/containers. The command is idempotent.
+		Long: `Write the registry configuration of this node's container runtime: registries.yaml of K3s and RKE2, hosts.toml
+of containerd, and the files of CRI-O and podman below /etc/containers. The command is idempotent.
 
 The directory in --config-dir contains config.json and, where needed, registries.yaml and ca.crt. The node's directories
 that config.json lists are mounted below the directory in --host-root, each at its own path.
 
-Everything is checked before the first write: an invalid configuration, a file of somebody else without force, a symbolic
-link, a read-only or full file system. If a check fails, nothing is changed and the exit code is 3. Files are replaced
-atomically, and a previous file is kept as NAME.before-zarf-registry. Previous files are restored once ours are no longer
-configured, or all of them with --restore.
+Everything is checked before the first write: an invalid configuration, a file of somebody else without force, a
+symbolic link, a read-only or full file system. If a check fails, nothing is changed and the exit code is 3. Files are
+replaced atomically, and a previous file is kept as NAME.before-zarf-registry. Previous files are restored once ours are no
+longer configured, or all of them with --restore.
 
 The output lists the changes to each file, with secrets masked. --report gets a summary as JSON, also after a failure.`,
 		Example: `  registry-node configure --config-dir=/etc/zarf-registry/node-config --host-root=/host

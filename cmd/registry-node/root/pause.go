@@ -6,8 +6,8 @@ func pauseCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "pause",
 		Short: "Do nothing until SIGTERM",
-		Long: `Do nothing until SIGTERM, then exit with code 0. It replaces the pause image in pods that have done their work, on
-nodes that lack that image.`,
+		Long: `Do nothing until SIGTERM, then exit with code 0. It replaces the pause image in pods that have done their work,
+on nodes that lack that image.`,
 		Example: `  registry-node pause`,
 		Args:    noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {

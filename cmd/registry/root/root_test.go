@@ -43,20 +43,33 @@ func TestExitCodesAndMessages(t *testing.T) {
 		code int
 		want []string // on stderr
 	}{
-		"no command":                                       {nil, exitcode.Refused, []string{"missing command", `See "registry --help"`}},
-		"an unknown command":                               {[]string{"nonsense"}, exitcode.Refused, []string{`"nonsense"`}},
-		"an unknown flag":                                  {[]string{"serve", "--nonsense"}, exitcode.Refused, []string{"--nonsense", `See "registry serve --help"`}},
-		"an unexpected argument":                           {[]string{"serve", "config.yml"}, exitcode.Refused, []string{`unexpected argument "config.yml"`}},
-		"an unknown log format":                            {[]string{"serve", "--log-format=xml"}, exitcode.Refused, []string{"--log-format", "xml"}},
-		"an unknown log level":                             {[]string{"serve", "--log-level=loud"}, exitcode.Refused, []string{"--log-level", "loud"}},
-		"a missing configuration":                          {[]string{"serve", "--config=/nowhere/config.yml"}, exitcode.Refused, []string{"/nowhere/config.yml", "no such file"}},
-		"an invalid configuration":                         {[]string{"serve", "--config", wrong}, exitcode.Refused, []string{wrong, "* http.addr", "* http.prefix"}},
-		"missing certificates":                             {[]string{"serve", "--config", config, "--tls-dir=/nowhere"}, exitcode.Refused, []string{"/nowhere"}},
-		"pull users without a listener":                    {[]string{"serve", "--config", config, "--pull-htpasswd=users"}, exitcode.Refused, []string{"--pull-htpasswd needs --plain-listen"}},
-		"garbage collection in memory":                     {[]string{"garbage-collect", "--config", inMemory}, exitcode.Failed, []string{"nothing to collect"}},
-		"garbage collection of unreadable storage":         {[]string{"garbage-collect", "--config", unreadable}, exitcode.Failed, []string{"reading the storage"}},
-		"a negative grace period":                          {[]string{"garbage-collect", "--grace-period=-1h"}, exitcode.Refused, []string{"must not be negative"}},
-		"garbage collection with an invalid configuration": {[]string{"garbage-collect", "--config", wrong}, exitcode.Refused, []string{"* http.addr"}},
+		"no command": {nil, exitcode.Refused,
+			[]string{"missing command", `See "registry --help"`}},
+		"an unknown command": {[]string{"nonsense"}, exitcode.Refused, []string{`"nonsense"`}},
+		"an unknown flag": {[]string{"serve", "--nonsense"}, exitcode.Refused,
+			[]string{"--nonsense", `See "registry serve --help"`}},
+		"an unexpected argument": {[]string{"serve", "config.yml"}, exitcode.Refused,
+			[]string{`unexpected argument "config.yml"`}},
+		"an unknown log format": {[]string{"serve", "--log-format=xml"}, exitcode.Refused,
+			[]string{"--log-format", "xml"}},
+		"an unknown log level": {[]string{"serve", "--log-level=loud"}, exitcode.Refused,
+			[]string{"--log-level", "loud"}},
+		"a missing configuration": {[]string{"serve", "--config=/nowhere/config.yml"},
+			exitcode.Refused, []string{"/nowhere/config.yml", "no such file"}},
+		"an invalid configuration": {[]string{"serve", "--config", wrong}, exitcode.Refused,
+			[]string{wrong, "* http.addr", "* http.prefix"}},
+		"missing certificates": {[]string{"serve", "--config", config, "--tls-dir=/nowhere"},
+			exitcode.Refused, []string{"/nowhere"}},
+		"pull users without a listener": {[]string{"serve", "--config", config, "--pull-htpasswd=users"},
+			exitcode.Refused, []string{"--pull-htpasswd needs --plain-listen"}},
+		"garbage collection in memory": {[]string{"garbage-collect", "--config", inMemory},
+			exitcode.Failed, []string{"nothing to collect"}},
+		"garbage collection of unreadable storage": {[]string{"garbage-collect", "--config", unreadable},
+			exitcode.Failed, []string{"reading the storage"}},
+		"a negative grace period": {[]string{"garbage-collect", "--grace-period=-1h"},
+			exitcode.Refused, []string{"must not be negative"}},
+		"garbage collection with an invalid configuration": {[]string{"garbage-collect", "--config", wrong}, exitcode.Refused,
+			[]string{"* http.addr"}},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			code, stdout, stderr := run(tt.args...)
@@ -78,12 +91,15 @@ func TestResultsGoToStdout(t *testing.T) {
 		args []string
 		want string // a regular expression
 	}{
-		"the version":                           {[]string{"version"}, `^registry dev go\S+ \w+/\w+\n$`},
-		"the result of a collection":            {[]string{"garbage-collect", "--config", config}, `^freed 0 bytes: 0 blobs, 0 manifests\n$`},
-		"the result of a dry run":               {[]string{"garbage-collect", "--config", config, "--dry-run", "--delete-untagged"}, `^would free 0 bytes: 0 blobs, 0 manifests\n$`},
-		"help that explains waiting pushes":     {[]string{"garbage-collect", "--help"}, `pushes wait`},
-		"help with examples":                    {[]string{"serve", "--help"}, `Examples:`},
-		"help that explains the plain listener": {[]string{"serve", "--help"}, `--plain-listen is open only while that file exists`},
+		"the version": {[]string{"version"}, `^registry dev go\S+ \w+/\w+\n$`},
+		"the result of a collection": {[]string{"garbage-collect", "--config", config},
+			`^freed 0 bytes: 0 blobs, 0 manifests\n$`},
+		"the result of a dry run": {[]string{"garbage-collect", "--config", config, "--dry-run",
+			"--delete-untagged"}, `^would free 0 bytes: 0 blobs, 0 manifests\n$`},
+		"help that explains waiting pushes": {[]string{"garbage-collect", "--help"}, `pushes wait`},
+		"help with examples":                {[]string{"serve", "--help"}, `Examples:`},
+		"help that explains the plain listener": {[]string{"serve", "--help"},
+			`--plain-listen is open only while that file exists`},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			code, stdout, stderr := run(tt.args...)

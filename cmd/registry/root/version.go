@@ -15,7 +15,8 @@ func versionCommand() *cobra.Command {
 		Short: "Print the version",
 		Args:  noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(command.OutOrStdout(), "registry %s %s %s/%s\n", version.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			_, err := fmt.Fprintf(command.OutOrStdout(), "registry %s %s %s/%s\n", version.Version, runtime.Version(),
+				runtime.GOOS, runtime.GOARCH)
 			return err
 		},
 	}

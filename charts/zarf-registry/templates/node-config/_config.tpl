@@ -239,12 +239,12 @@ like some. */ -}}
 {{- end -}}
 {{- /* Directories that may have files of previous revisions. A rendering that cannot see the cluster depends on the
 value. */ -}}
-{{- $former := default list $settings.directories -}}
-{{- if or $former (kindIs "invalid" $settings.directories) -}}
-{{- $former = default list (include "zarf-registry.cluster.state" . | fromJson).nodeDirectories | concat $former -}}
+{{- $previous := default list $settings.directories -}}
+{{- if or $previous (kindIs "invalid" $settings.directories) -}}
+{{- $previous = default list (include "zarf-registry.cluster.state" . | fromJson).nodeDirectories | concat $previous -}}
 {{- end -}}
 {{- $directories := $inUse -}}
-{{- range $former -}}
+{{- range $previous -}}
 {{- $directories = append $directories (clean .) -}}
 {{- end -}}
 {{- $directories = $directories | uniq | sortAlpha -}}
