@@ -42,8 +42,14 @@ func TestRotationFailsNoRequest(t *testing.T) {
 		t.Cleanup(transport.CloseIdleConnections)
 		return &client{Client: &http.Client{Transport: transport}, t: t, base: "https://" + i.addresses["tls"]}
 	}
-	var current atomic.Pointer[client]
-	current.Store(withRoots(before))
+	// A request of the previous client must not outlive the rotation that follows.
+	var switching sync.RWMutex
+	current := withRoots(before)
+	pull := func() (answer, error) {
+		switching.RLock()
+		defer switching.RUnlock()
+		return current.send("GET", path, nil)
+	}
 	var served atomic.Int64
 	stop := make(chan struct{})
 	var loops sync.WaitGroup
@@ -55,7 +61,7 @@ func TestRotationFailsNoRequest(t *testing.T) {
 					return
 				default:
 				}
-				a, err := current.Load().send("GET", path, nil)
+				a, err := pull()
 				if err != nil {
 					t.Errorf("a pull failed: %v", err)
 					return
@@ -79,7 +85,9 @@ func TestRotationFailsNoRequest(t *testing.T) {
 	some()
 	i.replaceCertificates(before.serverFiles(t, after)) // both are trusted
 	some()
-	current.Store(withRoots(after)) // clients are issued anew
+	switching.Lock()
+	current = withRoots(after) // clients are issued anew
+	switching.Unlock()
 	some()
 	i.replaceCertificates(after.serverFiles(t, before)) // and the server
 	some()
