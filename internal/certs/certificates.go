@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -123,7 +124,7 @@ func refuseAll(problems []Problem) error {
 	for i, p := range problems {
 		lines[i] = strings.ReplaceAll(fmt.Sprintf("%s; %s", p, p.Remedy), "\n", " ")
 	}
-	return release.Refuse("%s", strings.Join(lines, "\n  "))
+	return exitcode.Refuse("%s", strings.Join(lines, "\n  "))
 }
 
 // sourceSecret returns the name of the Secret of a role, "" if the role has none.

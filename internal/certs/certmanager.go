@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -243,7 +244,7 @@ func ensure[T any, P object[T]](
 	if apierrors.IsNotFound(err) {
 		read, err = api.Create(ctx, want, metav1.CreateOptions{})
 		if apierrors.IsNotFound(err) {
-			return nil, release.Refuse("creating %s: %w; %s", name, err, certManagerMissing)
+			return nil, exitcode.Refuse("creating %s: %w; %s", name, err, certManagerMissing)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("creating %s: %w", name, release.RefuseForbidden(err))
@@ -279,7 +280,7 @@ func changedBack(name string, fields []string) error {
 	if len(fields) == 0 {
 		return nil
 	}
-	return release.Refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: "+
+	return exitcode.Refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: "+
 		"exclude this object from it", name, strings.Join(fields, ", "))
 }
 
@@ -317,7 +318,7 @@ func (k *Keeper) ensureCertManager(ctx context.Context, wanted certManagerWanted
 // been changed, and cert-manager is about to restore them.
 func (k *Keeper) issuedSecret(ctx context.Context, of *certmanagerv1.Certificate) (*corev1.Secret, error) {
 	secret, err := k.Secret(ctx, of.Spec.SecretName)
-	if err == nil || !release.IsRefused(err) {
+	if err == nil || !exitcode.IsRefusal(err) {
 		return secret, err
 	}
 	certificate, certificateErr := k.Cluster.Certificates.Get(ctx, of.Name, metav1.GetOptions{})
@@ -466,7 +467,7 @@ func (k *Keeper) awaitIssued(ctx context.Context, look func(context.Context) ([]
 // retryable reports whether an error may be gone at the next poll: a conflict, or cert-manager's
 // webhook, which starts last, is not ready yet.
 func retryable(err error) bool {
-	if release.IsRefused(err) {
+	if exitcode.IsRefusal(err) {
 		return false
 	}
 	return release.IsTransient(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) ||
@@ -639,7 +640,7 @@ func (k *Keeper) certManagerRenew(ctx context.Context, p state.PKI, ca bool) err
 	var trust pki.Bundle
 	switch {
 	case ca && p.Issuer != nil:
-		return release.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook certs "+
+		return exitcode.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook certs "+
 			"rotate, which reissues all certificates", p.Issuer.Kind, p.Issuer.Name)
 	case p.Issuer == nil:
 		leaves = wanted.certificates[1:]

@@ -34,6 +34,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/certmanager"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -520,7 +521,7 @@ func wantError(t *testing.T, err error, parts ...string) {
 }
 
 func refused(err error) bool {
-	r := (*release.Refused)(nil)
+	r := (*exitcode.Refusal)(nil)
 	return errors.As(err, &r)
 }
 

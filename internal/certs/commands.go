@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -82,7 +83,7 @@ const (
 func (k *Keeper) RotateCredential(ctx context.Context, credential Credential) error {
 	c := &credentialRotation{command: &command{Keeper: k}, credential: credential}
 	if credential != PushCredential && credential != PullCredential {
-		return release.Refuse("unknown credential %q: want %s or %s", credential, PushCredential, PullCredential)
+		return exitcode.Refuse("unknown credential %q: want %s or %s", credential, PushCredential, PullCredential)
 	}
 	unlessExternal := func(work steps.Work) steps.Work {
 		return func(ctx context.Context) (string, error) {
@@ -126,7 +127,7 @@ func (c *command) readState(ctx context.Context) (string, error) {
 	case c.external():
 		return nothingExternal, nil
 	case saved.PKI == nil:
-		return "", release.Refuse("%s has no PKI settings, because release %s wrote it: run helm upgrade, init-hook "+
+		return "", exitcode.Refuse("%s has no PKI settings, because release %s wrote it: run helm upgrade, init-hook "+
 			"install or init-hook prepare first",
 			c.Object("Secret", c.Settings.Name+names.SuffixState), cmp.Or(saved.UpdatedBy, "unknown"))
 	}
@@ -150,11 +151,11 @@ func (c *command) request(ctx context.Context, r *rotation, ca bool) (string, er
 		if p.Existing.Push != "" {
 			names = append(names, c.Object("Secret", p.Existing.Push))
 		}
-		return "", release.Refuse("the certificates are copies of %s: renew them there, then run init-hook certs renew",
+		return "", exitcode.Refuse("the certificates are copies of %s: renew them there, then run init-hook certs renew",
 			strings.Join(names, ", "))
 	}
 	if ca && p.Issuer != nil {
-		return "", release.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook "+
+		return "", exitcode.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook "+
 			"certs rotate, which reissues all certificates", p.Issuer.Kind, p.Issuer.Name)
 	}
 	if ca && c.rotating {

@@ -21,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -213,7 +214,7 @@ func (c *credentialRotation) secretName() string {
 func (c *credentialRotation) write(ctx context.Context) (string, error) {
 	name := c.secretName()
 	if c.credential == PushCredential && c.saved.PushSecret != "" {
-		return "", release.Refuse("the push credential is a copy of %s: change it there, then run init-hook certs renew",
+		return "", exitcode.Refuse("the push credential is a copy of %s: change it there, then run init-hook certs renew",
 			c.Object("Secret", c.saved.PushSecret))
 	}
 	err := release.RetryOnConflict(ctx, func() error {
@@ -222,10 +223,10 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 			return err
 		}
 		if secret == nil && c.credential == PullCredential {
-			return release.Refuse("%s does not exist: only nodeport mode has a pull credential", c.Object("Secret", name))
+			return exitcode.Refuse("%s does not exist: only nodeport mode has a pull credential", c.Object("Secret", name))
 		}
 		if secret == nil {
-			return release.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it",
+			return exitcode.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it",
 				c.Object("Secret", name))
 		}
 		return c.replace(ctx, secret)

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -96,7 +97,7 @@ func (k *Keeper) foreignObjects(ctx context.Context, wanted certManagerWanted) (
 			return nil, err
 		}
 		_, err = k.issuedSecret(ctx, want)
-		foreign := release.IsRefused(err)
+		foreign := exitcode.IsRefusal(err)
 		if foreign {
 			err = nil
 		}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/zarf-dev/zarf-registry/internal/certs"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -159,7 +160,7 @@ Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.
 // --timeout.
 func (f *hookFlags) connect(cmd *cobra.Command) (context.Context, connection, func(), error) {
 	if err := f.validate(cmd.Flags()); err != nil {
-		return nil, connection{}, nil, &hook.Refused{Err: err}
+		return nil, connection{}, nil, &exitcode.Refusal{Err: err}
 	}
 	c, err := connect(f.access)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/metadata"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
@@ -50,7 +50,7 @@ Exit codes: 0 if nothing needs attention, 1 otherwise.`,
 
 func (f *certsShowFlags) run(cmd *cobra.Command) error {
 	if err := validOutput(f.output); err != nil {
-		return &hook.Refused{Err: err}
+		return &exitcode.Refusal{Err: err}
 	}
 	ctx, c, stop, err := f.connect(cmd)
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -41,9 +40,8 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 		if advice := cluster.Advice(err); advice != "" {
 			fmt.Fprintf(stderr, "%s\n", advice)
 		}
-		_, refused := errors.AsType[*hook.Refused](err)
 		_, blocked := errors.AsType[*install.Blocked](err)
-		if refused || blocked {
+		if blocked || exitcode.IsRefusal(err) {
 			return exitcode.Refused
 		}
 		return exitcode.Failed

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
@@ -82,11 +83,11 @@ type collected struct {
 
 func (f *collectFlags) run(cmd *cobra.Command) error {
 	if err := errors.Join(f.cluster.validate(), f.request.Validate(), validOutput(f.output)); err != nil {
-		return &hook.Refused{Err: err}
+		return &exitcode.Refusal{Err: err}
 	}
 	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
 	if err != nil {
-		return &hook.Refused{Err: err}
+		return &exitcode.Refusal{Err: err}
 	}
 	config, client, err := cluster.Connect(f.cluster.access)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/certmanager"
 	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
@@ -115,7 +116,7 @@ func parseJob(args []string) (settings.Settings, error) {
 		return settings.Settings{}, err
 	}
 	if err := f.validate(cmd.Flags()); err != nil {
-		return settings.Settings{}, &hook.Refused{Err: err}
+		return settings.Settings{}, &exitcode.Refusal{Err: err}
 	}
 	return f.settings, nil
 }
@@ -184,11 +185,11 @@ func (f *hookFlags) validate(flags *pflag.FlagSet) error {
 
 func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Context) error) error {
 	if err := f.validate(cmd.Flags()); err != nil {
-		return &hook.Refused{Err: err}
+		return &exitcode.Refusal{Err: err}
 	}
 	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
 	if err != nil {
-		return &hook.Refused{Err: err}
+		return &exitcode.Refusal{Err: err}
 	}
 	c, err := connect(f.access)
 	if err != nil {

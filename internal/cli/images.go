@@ -21,7 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/meter"
@@ -32,7 +32,7 @@ func newImages() *cobra.Command {
 	cmd := group("images", "Pull, push, copy and list images",
 		newImagesPull(), newImagesPush(), newImagesCopy(), newImagesList(), newImagesCache())
 	// A retry would fail on the same command line.
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &hook.Refused{Err: err} })
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitcode.Refusal{Err: err} })
 	return cmd
 }
 
@@ -140,7 +140,7 @@ func complete(cmd *cobra.Command, flag string, values ...string) {
 func minimumArgs(n int, want string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) < n {
-			return &hook.Refused{Err: errors.New(want)}
+			return exitcode.Refuse("%s", want)
 		}
 		return nil
 	}
@@ -238,18 +238,18 @@ func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host stri
 	r := &imageRun{imageFlags: f, meter: meter.New(cmd.ErrOrStderr())}
 	var err error
 	if r.log, err = newProgress(r.meter, &f.log); err != nil {
-		return nil, &hook.Refused{Err: err}
+		return nil, &exitcode.Refusal{Err: err}
 	}
 	if f.log.Format != "auto" {
 		// In a structured log, progress is made of records too.
 		if r.log, err = newProgress(cmd.ErrOrStderr(), &f.log); err != nil {
-			return nil, &hook.Refused{Err: err}
+			return nil, &exitcode.Refusal{Err: err}
 		}
 		r.meter = meter.New(recorded{r.log})
 	}
 	r.registries, err = f.login.registries(cmd.InOrStdin(), host, plain, r.retryOptions())
 	if err != nil {
-		return nil, &hook.Refused{Err: err}
+		return nil, &exitcode.Refusal{Err: err}
 	}
 	r.atEnd(func() error { r.registries.close(); return nil })
 	return r, nil

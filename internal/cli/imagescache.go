@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/meter"
 )
@@ -129,7 +129,7 @@ about to use; that process downloads it again. Downloads in progress are kept.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.checkPrune(cmd); err != nil {
-				return &hook.Refused{Err: err}
+				return &exitcode.Refusal{Err: err}
 			}
 			return f.run(cmd, func(ctx context.Context, store *blobstore.Store, _ *imageRun) error {
 				pruned, err := store.Prune(ctx, f.prune)
@@ -177,7 +177,7 @@ func (f *cacheCommand) printPruned(w io.Writer, p blobstore.Pruned) error {
 // run opens the cache without a size limit, so that opening it evicts nothing.
 func (f *cacheCommand) run(cmd *cobra.Command, do func(context.Context, *blobstore.Store, *imageRun) error) error {
 	if err := f.validate(cmd.Flags()); err != nil {
-		return &hook.Refused{Err: err}
+		return &exitcode.Refusal{Err: err}
 	}
 	r, err := f.begin(cmd, "", nil)
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 )
 
@@ -68,7 +68,7 @@ invalid.`,
 func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 	refs, to, prefix, err := f.check(cmd, args)
 	if err != nil {
-		return &hook.Refused{Err: err}
+		return &exitcode.Refusal{Err: err}
 	}
 	host := to
 	if host == "" {

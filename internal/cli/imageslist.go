@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"oras.land/oras-go/v2/errdef"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/meter"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
@@ -76,7 +76,7 @@ type listed struct {
 func (f *listFlags) run(cmd *cobra.Command, args []string) error {
 	host, err := f.check(cmd, args)
 	if err != nil {
-		return &hook.Refused{Err: err}
+		return &exitcode.Refusal{Err: err}
 	}
 	r, err := f.begin(cmd, host, func(string) bool { return f.login.plainHTTP })
 	if err != nil {

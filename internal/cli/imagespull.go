@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 )
 
@@ -75,7 +75,7 @@ func completeReferences(_ *cobra.Command, _ []string, _ string) ([]string, cobra
 func (f *pullFlags) run(cmd *cobra.Command, args []string) error {
 	refs, host, err := f.check(cmd, args)
 	if err != nil {
-		return &hook.Refused{Err: err}
+		return &exitcode.Refusal{Err: err}
 	}
 	r, err := f.begin(cmd, host, func(string) bool { return f.login.plainHTTP })
 	if err != nil {

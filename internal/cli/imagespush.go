@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
@@ -101,7 +101,7 @@ invalid.`,
 func (f *pushFlags) run(cmd *cobra.Command, args []string) error {
 	host, prefix, err := f.check(cmd, args)
 	if err != nil {
-		return &hook.Refused{Err: err}
+		return &exitcode.Refusal{Err: err}
 	}
 	r, err := f.begin(cmd, host, func(string) bool { return f.login.plainHTTP })
 	if err != nil {

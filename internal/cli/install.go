@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
@@ -188,19 +188,19 @@ func (f *chartFlags) merged(flags *pflag.FlagSet) (map[string]any, error) {
 // installer connects everything that installs.
 func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 	if err := f.validate(); err != nil {
-		return nil, &hook.Refused{Err: err}
+		return nil, &exitcode.Refusal{Err: err}
 	}
 	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
 	if err != nil {
-		return nil, &hook.Refused{Err: err}
+		return nil, &exitcode.Refusal{Err: err}
 	}
 	values, err := f.merged(cmd.Flags())
 	if err != nil {
-		return nil, &hook.Refused{Err: err}
+		return nil, &exitcode.Refusal{Err: err}
 	}
 	c, err := install.LoadChart(f.chart)
 	if err != nil {
-		return nil, &hook.Refused{Err: err}
+		return nil, &exitcode.Refusal{Err: err}
 	}
 	if c.AppVersion() != version.Version {
 		log.Warn("the chart is of another release than this init-hook", "chart", c.AppVersion(), "init-hook", version.Version)
@@ -238,7 +238,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 
 func (f *installFlags) run(cmd *cobra.Command) error {
 	if f.timeout <= 0 {
-		return &hook.Refused{Err: fmt.Errorf("invalid --timeout %s: want a positive duration", f.timeout)}
+		return exitcode.Refuse("invalid --timeout %s: want a positive duration", f.timeout)
 	}
 	i, err := f.installer(cmd)
 	if err != nil {

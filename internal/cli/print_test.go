@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -312,7 +312,7 @@ func TestInvalidSettingsAreRefused(t *testing.T) {
 		},
 	} {
 		_, err := parseJob(jobArguments(t, "prepare", jobSettings(change)))
-		if _, refused := errors.AsType[*hook.Refused](err); !refused || !strings.Contains(err.Error(), want) {
+		if !exitcode.IsRefusal(err) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error is %v, want one with %q", err, want)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
@@ -49,7 +49,7 @@ Exit codes: 0 if nothing needs attention, 1 otherwise.`,
 
 func (f *statusFlags) run(cmd *cobra.Command) error {
 	if err := validOutput(f.output); err != nil {
-		return &hook.Refused{Err: err}
+		return &exitcode.Refusal{Err: err}
 	}
 	config, client, err := cluster.Connect(f.access)
 	if err != nil {

@@ -1,14 +1,33 @@
-// Package exitcode names the exit codes that the project's programs share, which
-// Jobs and init-hook read.
+// Package exitcode defines the exit codes of the project's programs, which Jobs and init-hook read,
+// and the error that selects one of them.
 package exitcode
 
+import (
+	"errors"
+	"fmt"
+)
+
 const (
-	// Failed is that of a command that ran and failed. Another try may succeed.
+	// Failed means that the command ran and failed. A retry may succeed.
 	Failed = 1
-	// Refused is that of a command that did nothing, because flags, configuration, the
-	// cluster or the node do not allow it. Another try meets the same: the chart's Jobs
-	// are not tried again then. It is not 2, with which the Go runtime itself ends a
-	// program that panics, and one that is process 1 of its container and is told to end
-	// before it listens to signals.
+	// Refused means that the command did nothing, because flags, configuration, the cluster or the
+	// node do not allow it. A retry would fail in the same way, so the chart's Jobs do not retry. It
+	// is not 2: the Go runtime exits with that after a panic, and when process 1 of a container gets a
+	// signal before it handles signals.
 	Refused = 3
 )
+
+// Refusal is an error that a retry would hit again. Commands then exit with Refused.
+type Refusal struct{ Err error }
+
+func (e *Refusal) Error() string { return e.Err.Error() }
+func (e *Refusal) Unwrap() error { return e.Err }
+
+// Refuse returns a Refusal.
+func Refuse(format string, args ...any) error { return &Refusal{fmt.Errorf(format, args...)} }
+
+// IsRefusal reports whether an error must not be retried.
+func IsRefusal(err error) bool {
+	_, refused := errors.AsType[*Refusal](err)
+	return refused
+}

@@ -26,6 +26,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/certs"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/names"
@@ -649,7 +650,7 @@ func (b *bench) upgrade(mode state.Mode) {
 	b.mustFinish()
 }
 
-// mustFail checks an error and whether it is a Refused error.
+// mustFail checks an error and whether it is a Refusal.
 func (b *bench) mustFail(err error, refused bool, want ...string) {
 	b.Helper()
 	for _, w := range want {
@@ -657,7 +658,7 @@ func (b *bench) mustFail(err error, refused bool, want ...string) {
 			b.Errorf("error is %v, want one with %q", err, w)
 		}
 	}
-	if _, is := errors.AsType[*hook.Refused](err); err != nil && is != refused {
+	if _, is := errors.AsType[*exitcode.Refusal](err); err != nil && is != refused {
 		b.Errorf("refused: %t, want %t: %v", is, refused, err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/steps"
@@ -91,7 +92,7 @@ func (r *run) checkJobs(ctx context.Context) (string, error) {
 	case ended != nil && !finish.CreationTimestamp.Before(ended):
 	case slices.MaxFunc(jobs, made).CreationTimestamp.Sub(slices.MinFunc(jobs, made).CreationTimestamp.Time) > together:
 	default:
-		return "", release.Refuse(
+		return "", exitcode.Refuse(
 			"the Jobs prepare, finish and cleanup were created at the same time, as kubectl apply does with the output of " +
 				"helm template: nothing was deleted; " +
 				"leave out the Jobs with helm template --no-hooks and apply them one after the other, as docs/gitops.md says")

@@ -6,8 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/steps"
 )
@@ -119,7 +119,7 @@ func (f *finishing) readState(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if d := s.Desired; d.Mode != f.Settings.Mode || d.Address != f.Settings.Address {
-		return "", release.Refuse(
+		return "", exitcode.Refuse(
 			"prepare recorded %s mode at %s, but finish was asked for %s mode at %s: run prepare for that first, or helm "+
 				"upgrade, which runs both",
 			d.Mode, d.Address, f.Settings.Mode, f.Settings.Address)

@@ -24,9 +24,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/verify"
 )
 
-// Refused is an error that a retry would hit again.
-type Refused = release.Refused
-
 // Hook runs the phases. All fields must be set unless documented otherwise. A Hook keeps no state
 // between phases.
 type Hook struct {

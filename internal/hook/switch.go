@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -65,11 +66,11 @@ func (f *finishing) checkService(ctx context.Context) (string, error) {
 	}
 	object := f.Object("Service", f.Settings.Name+names.SuffixNodePort)
 	if s == nil {
-		return "", release.Refuse("%s of release %s is missing: run helm upgrade, which creates it", object,
+		return "", exitcode.Refuse("%s of release %s is missing: run helm upgrade, which creates it", object,
 			f.Settings.Release)
 	}
 	if !slices.Contains(nodePorts(s), f.Settings.Port) {
-		return "", release.Refuse("%s has the node ports %v, not %d: run helm upgrade, which changes it", object,
+		return "", exitcode.Refuse("%s has the node ports %v, not %d: run helm upgrade, which changes it", object,
 			nodePorts(s), f.Settings.Port)
 	}
 	return fmt.Sprintf("%s has node port %d", object, f.Settings.Port), nil

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 const (
@@ -224,7 +226,7 @@ func summary(p *Plan) string {
 
 func refusal(t testing.TB, err error) string {
 	t.Helper()
-	var refused *Refusal
+	var refused *exitcode.Refusal
 	if !errors.As(err, &refused) {
 		t.Fatalf("got %v, want a refusal", err)
 	}

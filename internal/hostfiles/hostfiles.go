@@ -116,11 +116,6 @@ type Change struct {
 	Done bool
 }
 
-// Refusal lists why a plan is impossible. Nothing has been changed.
-type Refusal struct{ Problems []string }
-
-func (r *Refusal) Error() string { return strings.Join(r.Problems, "\n") }
-
 // below reports whether name is inside dir, at any depth.
 func below(dir, name string) bool { return strings.HasPrefix(name, dir+"/") }
 

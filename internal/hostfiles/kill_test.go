@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 var errKilled = errors.New("killed")
@@ -231,7 +233,7 @@ func TestFailureOfEveryCall(t *testing.T) {
 					if slices.Contains(reads, call) {
 						refusal(t, err)
 						sameSnapshot(t, where, snapshot(t, host), now)
-					} else if errors.As(err, new(*Refusal)) {
+					} else if errors.As(err, new(*exitcode.Refusal)) {
 						t.Errorf("%s: the error is a refusal: %v", where, err)
 					}
 					got := contents(snapshot(t, host))

@@ -10,6 +10,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 // reserve is the minimum free space left on a file system, in bytes: a completely full disk breaks
@@ -127,7 +129,7 @@ func (t *Tree) Plan(w Wants) (*Plan, error) {
 	}
 	p.room()
 	if p.problems != nil {
-		return nil, &Refusal{p.problems}
+		return nil, exitcode.Refuse("%s", strings.Join(p.problems, "\n"))
 	}
 	slices.SortStableFunc(p.Changes, func(a, b *Change) int { return strings.Compare(a.Path, b.Path) })
 	return p.Plan, nil

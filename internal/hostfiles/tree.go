@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 const (
@@ -56,7 +58,7 @@ func Open(ctx context.Context, o Options) (tree *Tree, err error) {
 	}()
 	root, err := os.OpenRoot(o.Root)
 	if err != nil {
-		return nil, &Refusal{[]string{fmt.Sprintf("opening the mount point of the node's directories: %v", err)}}
+		return nil, exitcode.Refuse("opening the mount point of the node's directories: %v", err)
 	}
 	defer func() { _ = root.Close() }()
 	var problems []string
@@ -85,7 +87,7 @@ func Open(ctx context.Context, o Options) (tree *Tree, err error) {
 		t.dirs = append(t.dirs, d)
 	}
 	if problems != nil {
-		return nil, &Refusal{problems}
+		return nil, exitcode.Refuse("%s", strings.Join(problems, "\n"))
 	}
 	// In path order, so that two runs do not deadlock.
 	for _, d := range t.dirs {
@@ -148,13 +150,13 @@ func (d *directory) lock(ctx context.Context, timeout time.Duration) error {
 		})
 		switch {
 		case err != nil:
-			return &Refusal{[]string{fmt.Sprintf("directory %s cannot be locked: %v", d.path, err)}}
+			return exitcode.Refuse("directory %s cannot be locked: %v", d.path, err)
 		case taken:
 			return nil
 		case time.Now().After(end):
-			return &Refusal{[]string{fmt.Sprintf(
+			return exitcode.Refuse(
 				"directory %s has been locked by another run for %v: find it with lsof or fuser on the node and stop it",
-				d.path, timeout)}}
+				d.path, timeout)
 		}
 		select {
 		case <-ctx.Done():
@@ -202,7 +204,7 @@ func (t *Tree) Folders(dir string) ([]string, error) {
 		}
 		entries, err := d.list(".")
 		if err != nil {
-			return nil, &Refusal{[]string{unreadable(dir, err)}}
+			return nil, exitcode.Refuse("%s", unreadable(dir, err))
 		}
 		var out []string
 		for _, entry := range entries {
@@ -224,7 +226,7 @@ func (t *Tree) Folders(dir string) ([]string, error) {
 func (t *Tree) Original(name string) ([]byte, error) {
 	d, rel, err := t.locate(name)
 	if err != nil {
-		return nil, &Refusal{[]string{err.Error()}}
+		return nil, &exitcode.Refusal{Err: err}
 	}
 	places := []string{rel, rel + backupSuffix}
 	if folder, base := path.Split(rel); folder != "" {
@@ -234,7 +236,7 @@ func (t *Tree) Original(name string) ([]byte, error) {
 		e, err := d.look(place)
 		switch {
 		case err != nil:
-			return nil, &Refusal{[]string{unreadable(d.name(place), err)}}
+			return nil, exitcode.Refuse("%s", unreadable(d.name(place), err))
 		case e.regular() && e.release == "":
 			return e.content, nil
 		}
@@ -246,12 +248,12 @@ func (t *Tree) Original(name string) ([]byte, error) {
 func (t *Tree) Exists(name string) (bool, error) {
 	d, rel, err := t.locate(name)
 	if err != nil {
-		return false, &Refusal{[]string{err.Error()}}
+		return false, &exitcode.Refusal{Err: err}
 	}
 	if _, err := d.lstat(rel); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return false, nil
 	} else if err != nil {
-		return false, &Refusal{[]string{unreadable(name, err)}}
+		return false, exitcode.Refuse("%s", unreadable(name, err))
 	}
 	return true, nil
 }

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/charts"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 )
 
@@ -65,15 +65,15 @@ func (r *run) lookAtRelease() error {
 	releaseutil.SortByRevision(history)
 	r.last = history[len(history)-1]
 	if name := r.last.Chart.Name(); name != names.Chart {
-		return &hook.Refused{Err: fmt.Errorf(
+		return exitcode.Refuse(
 			"release %s in namespace %s is of the chart %s, not of %s: choose another name with --release or another place "+
-				"with --namespace", o.Release, o.Namespace, name, names.Chart)}
+				"with --namespace", o.Release, o.Namespace, name, names.Chart)
 	}
 	switch r.last.Info.Status {
 	case release.StatusUninstalling:
-		return &hook.Refused{Err: fmt.Errorf(
+		return exitcode.Refuse(
 			"release %s in namespace %s is being deleted: let that end, by helm uninstall %s --namespace %s, "+
-				"then run this again", o.Release, o.Namespace, o.Release, o.Namespace)}
+				"then run this again", o.Release, o.Namespace, o.Release, o.Namespace)
 	case release.StatusUninstalled:
 		return nil // its history was kept; nothing of it is there
 	}

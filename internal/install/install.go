@@ -25,7 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
@@ -239,8 +239,8 @@ func (r *run) lookStep(ctx context.Context) (string, error) {
 func (r *run) look(ctx context.Context) error {
 	o := r.Options
 	if name := o.Chart.Name(); name != names.Chart {
-		return &hook.Refused{Err: fmt.Errorf("the chart is %q: this command installs %s only; use helm for others", name,
-			names.Chart)}
+		return exitcode.Refuse("the chart is %q: this command installs %s only; use helm for others", name,
+			names.Chart)
 	}
 	home, err := r.lookAtNamespace(ctx, o.Namespace, "choose another with --namespace")
 	if err != nil {
@@ -264,9 +264,9 @@ func (r *run) lookAtNamespace(ctx context.Context, name, otherwise string) (plac
 	case err != nil:
 		return place{}, fmt.Errorf("reading namespace %s: %w", name, err)
 	case namespace.DeletionTimestamp != nil:
-		return place{}, &hook.Refused{Err: fmt.Errorf(
+		return place{}, exitcode.Refuse(
 			"namespace %s is being deleted: wait until it is gone (kubectl wait --for=delete namespace/%s), or %s", name, name,
-			otherwise)}
+			otherwise)
 	}
 	return place{name: name, object: namespace}, nil
 }
@@ -336,8 +336,8 @@ func (r *run) makeNamespace(ctx context.Context) (string, error) {
 			continue
 		}
 		if !r.Options.CreateNamespace {
-			return "", &hook.Refused{Err: fmt.Errorf(
-				"namespace %s does not exist: kubectl create namespace %s, or leave out --create-namespace=false", p.name, p.name)}
+			return "", exitcode.Refuse(
+				"namespace %s does not exist: kubectl create namespace %s, or leave out --create-namespace=false", p.name, p.name)
 		}
 		made, err := r.Client.CoreV1().Namespaces().Create(ctx,
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.name}}, metav1.CreateOptions{})

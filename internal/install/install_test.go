@@ -27,7 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
@@ -544,7 +544,7 @@ func TestWhatCannotBeContinuedIsRefusedWithTheNextStep(t *testing.T) {
 			}
 			b.events = nil
 			_, err := b.Installer.Run(t.Context())
-			if _, refused := errors.AsType[*hook.Refused](err); !refused || !strings.Contains(err.Error(), c.want) {
+			if !exitcode.IsRefusal(err) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error is %v, want a refusal with %q", err, c.want)
 			}
 			if len(b.events) > 0 {

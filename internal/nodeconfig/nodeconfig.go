@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hostfiles"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -42,18 +43,12 @@ type Options struct {
 	Now time.Time
 }
 
-// Refusal is an error in the configuration or on the node. Nothing has been changed.
-type Refusal struct{ error }
-
-// Unwrap returns the cause.
-func (r Refusal) Unwrap() error { return r.error }
-
 // Run configures the node. The report is also valid if Run fails, and contains the error.
 func Run(ctx context.Context, o Options) (noderuntime.Report, error) {
 	r := &run{Options: o}
 	err := r.all(ctx)
-	if problems := (noderuntime.Problems)(nil); errors.As(err, &problems) || errors.As(err, new(*hostfiles.Refusal)) {
-		err = Refusal{err}
+	if problems := (noderuntime.Problems)(nil); errors.As(err, &problems) {
+		err = &exitcode.Refusal{Err: err}
 	}
 	if err != nil {
 		r.report.Error = err.Error()
@@ -77,7 +72,7 @@ func (r *run) all(ctx context.Context) error {
 		return err
 	}
 	if r.inputs, err = read(r.ConfigDir, r.Restore); err != nil {
-		return Refusal{err}
+		return &exitcode.Refusal{Err: err}
 	}
 	config := &r.inputs.Config
 	r.report.Release = config.Release
@@ -149,7 +144,7 @@ func (r *run) wants() (hostfiles.Wants, error) {
 		}
 	}
 	if r.report.CA, err = r.caFingerprints(); err != nil {
-		return hostfiles.Wants{}, Refusal{err}
+		return hostfiles.Wants{}, &exitcode.Refusal{Err: err}
 	}
 	return out, nil
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 )
 
@@ -129,7 +130,7 @@ func TestAwaitSum(t *testing.T) {
 	}
 	want := Sum([]byte(present), []byte(registries))
 	if log, err := wait(want, nothing); err == nil || !strings.Contains(err.Error(), "retries") ||
-		!strings.Contains(log, "waiting") || errors.As(err, new(Refusal)) {
+		!strings.Contains(log, "waiting") || errors.As(err, new(*exitcode.Refusal)) {
 		t.Errorf("another configuration: %v, %q", err, log)
 	}
 	if _, err := wait(want, func() {

@@ -14,6 +14,7 @@ import (
 
 	"gopkg.in/yaml.v2"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 )
 
@@ -56,7 +57,7 @@ func hasSum(dir, sum string) (bool, error) {
 	dir = generation(dir)
 	config, err := os.ReadFile(filepath.Join(dir, noderuntime.KeyConfig))
 	if err != nil {
-		return false, Refusal{fmt.Errorf("reading the configuration: %w", err)}
+		return false, exitcode.Refuse("reading the configuration: %w", err)
 	}
 	if sum == Sum(config, nil) {
 		return true, nil // registries.yaml comes from the user's Secret, or there is none

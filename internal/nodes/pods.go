@@ -168,13 +168,13 @@ type nodeWait struct {
 	ready    map[string]bool
 }
 
-// run waits. It returns a Refused error as soon as a node refuses, because a retry would fail the
+// run waits. It returns a Refusal as soon as a node refuses, because a retry would fail the
 // same way.
 func (w *nodeWait) run(ctx context.Context) error {
 	var refused error
 	err := w.Wait(ctx, w.what, func() (string, error) {
 		missing, err := w.look(ctx)
-		if refusal, is := errors.AsType[*release.Refused](err); is {
+		if refusal, is := errors.AsType[*exitcode.Refusal](err); is {
 			refused = refusal
 			return "", nil
 		}
@@ -267,7 +267,7 @@ func (w *nodeWait) refusals(sets []appsv1.DaemonSet) error {
 	if len(refusals) == 0 {
 		return nil
 	}
-	return release.Refuse("%s", release.List(refusals))
+	return exitcode.Refuse("%s", release.List(refusals))
 }
 
 // DaemonSets lists the DaemonSets of a component, and their pods.

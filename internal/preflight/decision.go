@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -23,7 +24,7 @@ func (i *Inspection) Look(ctx context.Context) (string, error) {
 	// Windows nodes run none of this project's pods and pull no Linux images.
 	i.nodes = slices.DeleteFunc(list.Items, func(n corev1.Node) bool { return !nodes.Linux(n) })
 	if len(i.nodes) == 0 {
-		return "", release.Refuse("the cluster has no nodes that run Linux: add one, then run this again")
+		return "", exitcode.Refuse("the cluster has no nodes that run Linux: add one, then run this again")
 	}
 	byArchitecture := map[string]int{}
 	for _, n := range i.nodes {
@@ -57,21 +58,21 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	external := o.Mode == state.ModeExternal
 	switch {
 	case !external && o.RegistryURL != "":
-		return "", release.Refuse(
+		return "", exitcode.Refuse(
 			"registryURL is %s and registryProxy is %t: an external registry is not deployed by this release, so there is "+
 				"nothing that a proxy or a node port could lead to; "+
 				"and images would be named by %s, not by the registry's address: leave out one of the two (--set registryURL= "+
 				"or --set registryProxy=null)",
 			o.RegistryURL, o.Mode == state.ModeProxy, o.Address)
 	case external && o.RegistryURL == "":
-		return "", release.Refuse("external mode without a registry: name it, --set registryURL=HOST[:PORT][/PATH]")
+		return "", exitcode.Refuse("external mode without a registry: name it, --set registryURL=HOST[:PORT][/PATH]")
 	case external && strings.Contains(o.RegistryURL, "://"):
-		return "", release.Refuse("registryURL is %s: image references have no scheme, name it as HOST[:PORT][/PATH]",
+		return "", exitcode.Refuse("registryURL is %s: image references have no scheme, name it as HOST[:PORT][/PATH]",
 			o.RegistryURL)
 	}
 	if !external {
 		if err := o.PKI.Validate(); err != nil {
-			return "", release.Refuse("the settings of the certificates are impossible: %w", err)
+			return "", exitcode.Refuse("the settings of the certificates are impossible: %w", err)
 		}
 	}
 	if i.Saved != nil {
@@ -92,11 +93,11 @@ func (i *Inspection) undoing(saved state.Settings) error {
 	const blind = "but the chart was rendered without seeing the cluster and fell back to %s"
 	o := &i.Settings
 	if o.ModeSource == state.SourceDefault && saved.Mode != o.Mode {
-		return release.Refuse("the cluster uses %s mode, "+blind+" mode: name the mode, %s to keep it, or %s to switch",
+		return exitcode.Refuse("the cluster uses %s mode, "+blind+" mode: name the mode, %s to keep it, or %s to switch",
 			saved.Mode, o.Mode, setMode(saved.Mode, saved.Address), setMode(o.Mode, o.RegistryURL))
 	}
 	if o.IPFamilySource == state.SourceDefault && saved.IPFamily != o.IPFamily && o.Mode != state.ModeExternal {
-		return release.Refuse("the cluster's registry is set up for %s, "+blind+": name it, --set ipFamily=%s",
+		return exitcode.Refuse("the cluster's registry is set up for %s, "+blind+": name it, --set ipFamily=%s",
 			saved.IPFamily, o.IPFamily, saved.IPFamily)
 	}
 	used := saved.MTLS
@@ -104,7 +105,7 @@ func (i *Inspection) undoing(saved state.Settings) error {
 		used = i.Saved.PKI.Mode
 	}
 	if o.PKI.Source == state.SourceDefault && used != "" && used != o.PKI.Mode && o.Mode != state.ModeExternal {
-		return release.Refuse("the cluster's certificates are of mode %s, "+blind+
+		return exitcode.Refuse("the cluster's certificates are of mode %s, "+blind+
 			": name the mode, --set pki.mode=%s to keep it, or --set pki.mode=%s to change it",
 			used, o.PKI.Mode, used, o.PKI.Mode)
 	}

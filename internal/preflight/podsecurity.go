@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
@@ -39,7 +40,7 @@ func (i *Inspection) LabelNamespace(ctx context.Context) (string, error) {
 	}
 	before := namespace.Labels[labelEnforce]
 	if before == levelPrivileged {
-		return "", release.Refuse(
+		return "", exitcode.Refuse(
 			"namespace %s has the label %s=%s already, and Pod Security still rejects pods of the release: %s", name,
 			labelEnforce, levelPrivileged, violation)
 	}
@@ -51,7 +52,7 @@ func (i *Inspection) LabelNamespace(ctx context.Context) (string, error) {
 			return "", err
 		}
 		if violation != "" && time.Now().After(deadline) {
-			return "", release.Refuse(
+			return "", exitcode.Refuse(
 				"namespace %s has the label %s=%s now, and Pod Security still rejects pods of the release: %s", name, labelEnforce,
 				levelPrivileged, violation)
 		}

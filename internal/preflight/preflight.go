@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/certs"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/payload"
-	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/steps"
 )
@@ -152,7 +152,7 @@ func (i *Inspection) Run(ctx context.Context) ([]Finding, error) {
 	return i.inspect(ctx)
 }
 
-// Check runs the checks and logs warnings. It returns a Refused error if there are blockers.
+// Check runs the checks and logs warnings. It returns a Refusal if there are blockers.
 func (i *Inspection) Check(ctx context.Context) (string, error) {
 	findings, err := i.inspect(ctx)
 	if err != nil {
@@ -167,7 +167,7 @@ func (i *Inspection) Check(ctx context.Context) (string, error) {
 		i.Log.Warn("preflight", "check", f.Check, "object", f.Object, "cause", f.Cause, "remedy", f.Remedy)
 	}
 	if len(blockers) > 0 {
-		return "", release.Refuse("nothing was changed, because of:%s", strings.Join(blockers, ""))
+		return "", exitcode.Refuse("nothing was changed, because of:%s", strings.Join(blockers, ""))
 	}
 	return fmt.Sprintf("found no blockers, %d warnings", len(findings)), nil
 }
@@ -176,7 +176,7 @@ func (i *Inspection) Check(ctx context.Context) (string, error) {
 func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	for _, name := range i.Settings.Preflight.Ignore {
 		if name != ignoreAll && !slices.Contains(Checks(), name) {
-			return nil, release.Refuse("--ignore-preflight names %q, which is no check: choose among %s, or %s", name,
+			return nil, exitcode.Refuse("--ignore-preflight names %q, which is no check: choose among %s, or %s", name,
 				strings.Join(Checks(), ", "), ignoreAll)
 		}
 	}

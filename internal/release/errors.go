@@ -10,6 +10,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 // PollInterval is the polling interval of waits: short enough to go unnoticed, and long enough for
@@ -29,26 +31,11 @@ const (
 	maxOverloadDelay = 15 * time.Second
 )
 
-// Refused is an error that a retry would hit again: the request cannot work.
-type Refused struct{ Err error }
-
-func (e *Refused) Error() string { return e.Err.Error() }
-func (e *Refused) Unwrap() error { return e.Err }
-
-// Refuse returns a Refused error.
-func Refuse(format string, args ...any) error { return &Refused{Err: fmt.Errorf(format, args...)} }
-
-// IsRefused reports whether an error must not be retried.
-func IsRefused(err error) bool {
-	_, refused := errors.AsType[*Refused](err)
-	return refused
-}
-
-// RefuseForbidden turns a missing permission into a Refused error. The API server's message names
-// the permission and the user that lacks it.
+// RefuseForbidden turns a missing permission into a Refusal. The API server's message names the
+// permission and the user that lacks it.
 func RefuseForbidden(err error) error {
 	if MissingPermission(err) {
-		return Refuse("%w; request that permission, or run this as a user who has it", err)
+		return exitcode.Refuse("%w; request that permission, or run this as a user who has it", err)
 	}
 	return err
 }
@@ -62,13 +49,14 @@ func MissingPermission(err error) bool {
 
 // IsConflict reports whether another writer changed the object first.
 func IsConflict(err error) bool {
-	return !IsRefused(err) && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err))
+	return !exitcode.IsRefusal(err) &&
+		(apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err))
 }
 
 // IsTransient reports whether an error may go away by itself because the API server is restarting
 // or overloaded. A rejected request stays rejected.
 func IsTransient(err error) bool {
-	return !IsRefused(err) && (overloaded(err) || apierrors.ReasonForError(err) == metav1.StatusReasonUnknown)
+	return !exitcode.IsRefusal(err) && (overloaded(err) || apierrors.ReasonForError(err) == metav1.StatusReasonUnknown)
 }
 
 // overloaded recognizes the responses of an overloaded API server. etcd's "too many requests"

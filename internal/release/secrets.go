@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
@@ -40,8 +41,8 @@ func (r *Release) Secret(ctx context.Context, name string) (*corev1.Secret, erro
 // NotOurs returns the error for an object that has one of our names but that init-hook did not
 // create.
 func (r *Release) NotOurs(kind, name string) error {
-	return Refuse("%s exists and was not created by init-hook: rename or delete it, or install under another name "+
-		"(--set fullnameOverride=…)",
+	return exitcode.Refuse("%s exists and was not created by init-hook: rename or delete it, or install under another "+
+		"name (--set fullnameOverride=…)",
 		r.Object(kind, name))
 }
 
@@ -82,7 +83,7 @@ func (r *Release) LoadState(ctx context.Context) (*corev1.Secret, *state.State, 
 	}
 	s, err := state.Decode(secret.Data[state.Key])
 	if err != nil {
-		return nil, nil, Refuse("%s, key %s: %w", r.Object("Secret", name), state.Key, err)
+		return nil, nil, exitcode.Refuse("%s, key %s: %w", r.Object("Secret", name), state.Key, err)
 	}
 	return secret, &s, nil
 }
@@ -99,7 +100,7 @@ func (r *Release) RequireState(ctx context.Context) (*corev1.Secret, *state.Stat
 
 // NoState returns the error of commands that need the state that prepare saves.
 func (r *Release) NoState() error {
-	return Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare first",
+	return exitcode.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare first",
 		r.Object("Secret", r.Settings.Name+names.SuffixState))
 }
 

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 // Work does the work of a step and describes in words what it did.
@@ -58,7 +58,7 @@ func (r Runner) Run(ctx context.Context, steps []Step) error {
 		did, err := s.Run(ctx)
 		if err != nil {
 			if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.DeadlineExceeded) {
-				err = release.Refuse("%w (%w)", err, cause)
+				err = exitcode.Refuse("%w (%w)", err, cause)
 			}
 			log.Error("step failed", "why", s.Why, "took", r.since(stepBegin), "error", err.Error())
 			return fmt.Errorf("%s: %s: %w", r.Phase, s.Name, err)

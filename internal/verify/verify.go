@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -176,7 +177,7 @@ func (v *Verifier) batch(run context.Context, selected []string, image string, s
 				err = fmt.Errorf("%w: %w", err, run.Err())
 			case switching:
 				// A retry would remove the NodePort Service again.
-				err = release.Refuse("%w", err)
+				err = exitcode.Refuse("%w", err)
 			}
 			return err
 		}
@@ -206,7 +207,8 @@ func (v *Verifier) hopeless(ctx context.Context, open map[string]string, image s
 		example = complaints[pod]
 	}
 	slices.Sort(nodes)
-	return release.Refuse("nodes %s could not pull %s: %s; %s", strings.Join(nodes, ", "), image, example, adviceNotServed)
+	return exitcode.Refuse("nodes %s could not pull %s: %s; %s",
+		strings.Join(nodes, ", "), image, example, adviceNotServed)
 }
 
 const adviceNotServed = "kube-proxy serves no node port on the loopback address there, as in nftables mode, with " +

@@ -1,7 +1,6 @@
 package root
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -37,9 +36,6 @@ The output lists the changes to each file, with secrets masked. --report gets a 
 		RunE: func(command *cobra.Command, _ []string) error {
 			options.Log, options.Now = command.OutOrStdout(), time.Now()
 			result, err := nodeconfig.Run(command.Context(), options)
-			if errors.As(err, new(nodeconfig.Refusal)) {
-				err = refusal{err}
-			}
 			if report != "" {
 				if failed := nodeconfig.WriteReport(report, result); failed != nil && err == nil {
 					err = failed

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/probe"
 )
 
@@ -30,20 +31,20 @@ manifest. If one fails, explain the cause and what to do. Exit code 0: pulls wor
 		Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
-				return refusal{fmt.Errorf("invalid --output %q: want text or json", output)}
+				return exitcode.Refuse("invalid --output %q: want text or json", output)
 			}
 			if caFile != "" {
 				if !config.TLS {
-					return refusal{fmt.Errorf("--ca-file requires --tls")}
+					return exitcode.Refuse("--ca-file requires --tls")
 				}
 				var err error
 				if config.RootCAs, err = readCAs(caFile); err != nil {
-					return refusal{err}
+					return &exitcode.Refusal{Err: err}
 				}
 			}
 			result, err := probe.Run(command.Context(), config)
 			if err != nil {
-				return refusal{err}
+				return &exitcode.Refusal{Err: err}
 			}
 			if err := printResult(command.OutOrStdout(), output, result); err != nil {
 				return err

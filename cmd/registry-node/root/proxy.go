@@ -2,12 +2,12 @@ package root
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/proxy"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
@@ -43,7 +43,7 @@ does not work. The registry's certificate must always match the host in --regist
 		RunE: func(command *cobra.Command, _ []string) error {
 			logger, err := log.New(command.ErrOrStderr())
 			if err != nil {
-				return refusal{err}
+				return &exitcode.Refusal{Err: err}
 			}
 			config.Logger = logger
 			config.Idle = releaseMemory
@@ -51,14 +51,14 @@ does not work. The registry's certificate must always match the host in --regist
 			case "always", "never":
 				config.ServeTLS = tls == "always"
 			default:
-				return refusal{fmt.Errorf("invalid --tls %q: want always or never", tls)}
+				return exitcode.Refuse("invalid --tls %q: want always or never", tls)
 			}
 			if config.Source, err = tlsfiles.Open(tlsDir, tlsfiles.WithLogger(logger)); err != nil {
-				return refusal{err}
+				return &exitcode.Refusal{Err: err}
 			}
 			p, err := proxy.New(config)
 			if err != nil {
-				return refusal{err}
+				return &exitcode.Refusal{Err: err}
 			}
 			if err := p.Listen(command.Context()); err != nil {
 				return err

@@ -8,7 +8,6 @@ package root
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 
@@ -17,11 +16,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
-
-// refusal is an error in flags, arguments or the files that they name.
-type refusal struct{ error }
-
-func (r refusal) Unwrap() error { return r.error }
 
 // Run runs the command in args and returns its exit code. Results go to stdout, logs and errors to
 // stderr. When ctx ends, a running proxy drains.
@@ -35,7 +29,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	fmt.Fprintf(stderr, "registry-node: %v\n", err)
-	if errors.As(err, new(refusal)) {
+	if exitcode.IsRefusal(err) {
 		fmt.Fprintf(stderr, "See %q.\n", found.CommandPath()+" --help")
 		return exitcode.Refused
 	}
@@ -55,24 +49,24 @@ Exit codes: 0 done, 1 failed, 3 invalid flags or files, nothing was done.`,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return refusal{errors.New("missing command: want proxy, probe, configure, pause or version")}
+			return exitcode.Refuse("missing command: want proxy, probe, configure, pause or version")
 		},
 		PersistentPreRunE: func(command *cobra.Command, _ []string) error {
 			if err := command.ValidateRequiredFlags(); err != nil {
-				return refusal{err}
+				return &exitcode.Refusal{Err: err}
 			}
 			return nil
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return refusal{err} })
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitcode.Refusal{Err: err} })
 	command.AddCommand(proxyCommand(), probeCommand(), configureCommand(), pauseCommand(), versionCommand())
 	return command
 }
 
 func noArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return refusal{fmt.Errorf("unexpected argument %q", args[0])}
+		return exitcode.Refuse("unexpected argument %q", args[0])
 	}
 	return nil
 }

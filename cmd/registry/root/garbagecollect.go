@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
@@ -39,7 +40,7 @@ Everything pushed within --grace-period is kept.`,
 			}
 			parsed, err := registry.LoadConfig(config)
 			if err != nil {
-				return setupError{err}
+				return &exitcode.Refusal{Err: err}
 			}
 			result, err := registry.GarbageCollect(command.Context(), parsed, request, func(e gc.Event) {
 				if e.Removed != nil {

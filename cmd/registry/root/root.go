@@ -19,11 +19,6 @@ import (
 // usageError is an invalid flag or argument.
 type usageError struct{ error }
 
-// setupError is an invalid configuration or file.
-type setupError struct{ error }
-
-func (e setupError) Unwrap() error { return e.error }
-
 // Run runs the command in args and returns its exit code. It writes results to stdout, and logs and errors
 // to stderr. When ctx ends, a running server drains.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -49,7 +44,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitcode.Refused
 	}
 	fmt.Fprintf(stderr, "registry: %v\n", err)
-	if errors.As(err, new(setupError)) {
+	if exitcode.IsRefusal(err) {
 		return exitcode.Refused
 	}
 	return exitcode.Failed

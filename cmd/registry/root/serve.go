@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/version"
@@ -62,11 +63,11 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 			}
 			options.Log = log
 			if options.Config, err = registry.LoadConfig(config); err != nil {
-				return setupError{err}
+				return &exitcode.Refusal{Err: err}
 			}
 			server, err := registry.Open(options)
 			if err != nil {
-				return setupError{err}
+				return &exitcode.Refusal{Err: err}
 			}
 			log.Info("starting", "version", version.Version, "config", config, "storage", options.Config.Storage.Type())
 			return server.Serve(command.Context())
