@@ -28,12 +28,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
-// Keys of the credentials Secret and of the pull Secret.
-const (
-	KeyUsername = "username"
-	KeyPassword = "password"
-)
-
 const (
 	// pushUser is the user name of a generated push credential. Only the push user may write.
 	pushUser = "zarf-push"
@@ -73,15 +67,15 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 		if err := refuseAll(problems); err != nil {
 			return "", err
 		}
-		if !bytes.Equal(data[KeyUsername], source[KeyUsername]) || !bytes.Equal(data[KeyPassword], source[KeyPassword]) {
+		if !bytes.Equal(data[names.KeyUsername], source[names.KeyUsername]) || !bytes.Equal(data[names.KeyPassword], source[names.KeyPassword]) {
 			reason = k.Object("Secret", from) + " has another credential"
 			maps.Copy(data, source)
 		}
 	} else {
 		switch {
-		case len(data[KeyUsername]) == 0 || len(data[KeyPassword]) == 0:
+		case len(data[names.KeyUsername]) == 0 || len(data[names.KeyPassword]) == 0:
 			reason = "there is none yet"
-		case copied || string(data[KeyUsername]) != pushUser:
+		case copied || string(data[names.KeyUsername]) != pushUser:
 			reason = "it was copied from a Secret that is not named any more"
 		}
 		if reason != "" {
@@ -89,7 +83,7 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 			if err != nil {
 				return "", err
 			}
-			data[KeyUsername], data[KeyPassword] = []byte(pushUser), password
+			data[names.KeyUsername], data[names.KeyPassword] = []byte(pushUser), password
 		}
 	}
 	if len(data[names.KeyUploadSecret]) == 0 {
@@ -98,10 +92,10 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 			return "", err
 		}
 	}
-	if !htpasswdMatches(data[names.KeyHtpasswd], data[KeyUsername], data[KeyPassword]) ||
+	if !htpasswdMatches(data[names.KeyHtpasswd], data[names.KeyUsername], data[names.KeyPassword]) ||
 		htpasswdCost(data[names.KeyHtpasswd]) < cost {
 		reason = cmp.Or(reason, "its htpasswd does not match its password")
-		if data[names.KeyHtpasswd], err = hashPassword(data[KeyUsername], data[KeyPassword], cost); err != nil {
+		if data[names.KeyHtpasswd], err = hashPassword(data[names.KeyUsername], data[names.KeyPassword], cost); err != nil {
 			return "", fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
 		}
 	}
@@ -131,7 +125,7 @@ func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte
 	wrong := func(remedy, format string, args ...any) {
 		problems = append(problems, Problem{object, fmt.Sprintf(format, args...), remedy})
 	}
-	for _, key := range []string{KeyUsername, KeyPassword} {
+	for _, key := range []string{names.KeyUsername, names.KeyPassword} {
 		value := string(secret.Data[key])
 		switch {
 		case value == "":
@@ -141,7 +135,7 @@ func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte
 				key)
 		}
 	}
-	username, password := string(secret.Data[KeyUsername]), secret.Data[KeyPassword]
+	username, password := string(secret.Data[names.KeyUsername]), secret.Data[names.KeyPassword]
 	switch {
 	case strings.Contains(username, ":"):
 		wrong("choose another", "has a username with a colon, which ends the username in HTTP")
@@ -154,7 +148,7 @@ func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte
 		wrong("choose a shorter one", "has a password of %d bytes; bcrypt ignores all after the first %d", len(password),
 			maxPassword)
 	}
-	return map[string][]byte{KeyUsername: []byte(username), KeyPassword: password}, problems, nil
+	return map[string][]byte{names.KeyUsername: []byte(username), names.KeyPassword: password}, problems, nil
 }
 
 func newPassword() ([]byte, error) {
@@ -247,12 +241,12 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 	if err != nil {
 		return err
 	}
-	data[KeyPassword] = password
+	data[names.KeyPassword] = password
 	// A pull Secret without htpasswd means that the plain listener is closed. It stays closed.
 	_, has := data[names.KeyHtpasswd]
 	c.htpasswd = nil
 	if has || c.credential == PushCredential {
-		if c.htpasswd, err = newHtpasswd(data[KeyUsername], password); err != nil {
+		if c.htpasswd, err = newHtpasswd(data[names.KeyUsername], password); err != nil {
 			return fmt.Errorf("hashing the password of %s: %w", c.Object("Secret", secret.Name), err)
 		}
 		data[names.KeyHtpasswd] = c.htpasswd
@@ -260,7 +254,7 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 	kind := corev1.SecretTypeOpaque
 	if c.credential == PullCredential {
 		kind = corev1.SecretTypeDockerConfigJson
-		if data[corev1.DockerConfigJsonKey], err = dockerConfig(c.saved.Desired.Address, string(data[KeyUsername]),
+		if data[corev1.DockerConfigJsonKey], err = dockerConfig(c.saved.Desired.Address, string(data[names.KeyUsername]),
 			string(password)); err != nil {
 			return err
 		}
@@ -314,7 +308,7 @@ func (c *credentialRotation) late(ctx context.Context, want string) (int, map[st
 	}
 	late, ready := map[string]string{}, 0
 	for _, pod := range pods {
-		if !nodes.PodReady(pod) {
+		if !release.PodReady(pod) {
 			continue
 		}
 		ready++

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -91,15 +90,15 @@ func (k *Keeper) WritePull(ctx context.Context) (string, error) {
 		data = maps.Clone(secret.Data)
 	}
 	var reasons []string
-	if len(data[KeyUsername]) == 0 || len(data[KeyPassword]) == 0 {
+	if len(data[names.KeyUsername]) == 0 || len(data[names.KeyPassword]) == 0 {
 		reasons = append(reasons, "it had no credential")
 		password, err := newPassword()
 		if err != nil {
 			return "", err
 		}
-		data = map[string][]byte{KeyUsername: []byte(pullUser), KeyPassword: password}
+		data = map[string][]byte{names.KeyUsername: []byte(pullUser), names.KeyPassword: password}
 	}
-	config, err := dockerConfig(k.Settings.Address, string(data[KeyUsername]), string(data[KeyPassword]))
+	config, err := dockerConfig(k.Settings.Address, string(data[names.KeyUsername]), string(data[names.KeyPassword]))
 	if err != nil {
 		return "", err
 	}
@@ -107,9 +106,9 @@ func (k *Keeper) WritePull(ctx context.Context) (string, error) {
 		reasons = append(reasons, "it was not for "+k.Settings.Address)
 		data[corev1.DockerConfigJsonKey] = config
 	}
-	if !htpasswdMatches(data[names.KeyHtpasswd], data[KeyUsername], data[KeyPassword]) {
+	if !htpasswdMatches(data[names.KeyHtpasswd], data[names.KeyUsername], data[names.KeyPassword]) {
 		reasons = append(reasons, "it had no valid htpasswd")
-		if data[names.KeyHtpasswd], err = newHtpasswd(data[KeyUsername], data[KeyPassword]); err != nil {
+		if data[names.KeyHtpasswd], err = newHtpasswd(data[names.KeyUsername], data[names.KeyPassword]); err != nil {
 			return "", fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
 		}
 	}
@@ -182,7 +181,7 @@ func (k *Keeper) plainPods(ctx context.Context, open bool) (pods int, wrong map[
 	wrong = map[string]string{}
 	for _, pod := range list.Items {
 		// Pods of an earlier chart have no such listener, and Helm is about to replace them.
-		if pod.DeletionTimestamp != nil || !nodes.PodReady(pod) || !hasPort(pod, PlainPortName) {
+		if pod.DeletionTimestamp != nil || !release.PodReady(pod) || !hasPort(pod, PlainPortName) {
 			continue
 		}
 		pods++

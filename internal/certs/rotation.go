@@ -422,7 +422,7 @@ func (r *rotation) query(ctx context.Context, p peer) (*pki.Loaded, string) {
 	out := &pki.Loaded{Pod: r.PodName(&p.pod), Role: p.role}
 	report, err := r.queryPod(ctx, &p.pod)
 	if err != nil {
-		if !nodes.PodReady(p.pod) {
+		if !release.PodReady(p.pod) {
 			return nil, err.Error()
 		}
 		out.Problem = err.Error()

@@ -12,8 +12,8 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -58,7 +58,7 @@ func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remot
 
 // presentCredential reads the push credential each time the registry requests one, so that
 // long transfers survive a rotation. If it cannot be read, the credential of access is used.
-func (f *clusterFlags) presentCredential(client kubernetes.Interface, access hook.Access) auth.CredentialFunc {
+func (f *clusterFlags) presentCredential(client kubernetes.Interface, access release.PushAccess) auth.CredentialFunc {
 	return func(ctx context.Context, host string) (auth.Credential, error) {
 		if host != cluster.Host(access) {
 			return auth.EmptyCredential, nil
@@ -66,7 +66,7 @@ func (f *clusterFlags) presentCredential(client kubernetes.Interface, access hoo
 		present := access
 		if secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, f.name+names.SuffixCredentials,
 			metav1.GetOptions{}); err == nil {
-			present = hook.NewAccess(f.name, f.namespace, &corev1.Secret{}, secret)
+			present = release.NewPushAccess(f.name, f.namespace, &corev1.Secret{}, secret)
 		}
 		return auth.Credential{Username: present.Username, Password: present.Password}, nil
 	}
@@ -74,7 +74,7 @@ func (f *clusterFlags) presentCredential(client kubernetes.Interface, access hoo
 
 // readAccess reads certificate and credential for pushing, and the address that image
 // references begin with.
-func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interface) (hook.Access, string, error) {
+func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interface) (release.PushAccess, string, error) {
 	read := func(suffix string) (*corev1.Secret, error) {
 		name := f.name + suffix
 		secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, name, metav1.GetOptions{})
@@ -89,23 +89,23 @@ func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interfa
 	}
 	saved, err := read(names.SuffixState)
 	if err != nil {
-		return hook.Access{}, "", err
+		return release.PushAccess{}, "", err
 	}
 	s, err := state.Decode(saved.Data[state.Key])
 	if err != nil {
-		return hook.Access{}, "", fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
+		return release.PushAccess{}, "", fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
 	}
 	if s.Desired.Mode == state.ModeExternal {
-		return hook.Access{}, "", fmt.Errorf("the cluster uses the external registry %s and has none of its own: "+
+		return release.PushAccess{}, "", fmt.Errorf("the cluster uses the external registry %s and has none of its own: "+
 			"select the external one with --to (and --prefix for a path in it) or --from", s.Desired.Address)
 	}
 	certificate, err := read(names.SuffixPushTLS)
 	if err != nil {
-		return hook.Access{}, "", err
+		return release.PushAccess{}, "", err
 	}
 	credentials, err := read(names.SuffixCredentials)
 	if err != nil {
-		return hook.Access{}, "", err
+		return release.PushAccess{}, "", err
 	}
-	return hook.NewAccess(f.name, f.namespace, certificate, credentials), s.Desired.Address, nil
+	return release.NewPushAccess(f.name, f.namespace, certificate, credentials), s.Desired.Address, nil
 }

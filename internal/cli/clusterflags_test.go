@@ -13,8 +13,8 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 func TestTheCredentialIsThePresentOne(t *testing.T) {
@@ -26,7 +26,7 @@ func TestTheCredentialIsThePresentOne(t *testing.T) {
 	}
 	client := fake.NewClientset(secret("first"))
 	flags := &clusterFlags{namespace: "zarf", release: "zarf-registry", name: "zarf-registry"}
-	access := hook.NewAccess(flags.name, flags.namespace, &corev1.Secret{}, secret("first"))
+	access := release.NewPushAccess(flags.name, flags.namespace, &corev1.Secret{}, secret("first"))
 	credential := flags.presentCredential(client, access)
 	is := func(when, host string, want auth.Credential) {
 		t.Helper()

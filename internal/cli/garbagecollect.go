@@ -14,8 +14,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/gc"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 const (
@@ -117,7 +117,7 @@ func (f *collectFlags) run(cmd *cobra.Command) error {
 
 // collect runs a collection and prints its events.
 func (f *collectFlags) collect(
-	ctx context.Context, transport http.RoundTripper, access hook.Access, stdout io.Writer, log *slog.Logger,
+	ctx context.Context, transport http.RoundTripper, access release.PushAccess, stdout io.Writer, log *slog.Logger,
 ) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/gc"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 func TestGarbageCollect(t *testing.T) {
@@ -57,7 +57,7 @@ func TestGarbageCollect(t *testing.T) {
 			transport.TLSClientConfig.ServerName = "example.com" // of httptest's certificate
 			var out bytes.Buffer
 			err := tt.flags.collect(t.Context(), redirected{transport, server.Listener.Addr().String()},
-				hook.Access{ServerName: "r", Username: "me", Password: "secret"}, &out, slog.New(slog.DiscardHandler))
+				release.PushAccess{ServerName: "r", Username: "me", Password: "secret"}, &out, slog.New(slog.DiscardHandler))
 			if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("%v, want %q", err, tt.err)
 			}

@@ -17,9 +17,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/embedded"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -122,7 +122,7 @@ func (r *hookRegistry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, er
 
 // PushProgramImages pushes the images of the embedded programs and of init-hook itself,
 // so that Jobs of later upgrades can pull them from the registry.
-func (r *hookRegistry) PushProgramImages(ctx context.Context, access hook.Access) ([]string, error) {
+func (r *hookRegistry) PushProgramImages(ctx context.Context, access release.PushAccess) ([]string, error) {
 	registry, err := r.Open(access, remote.Options{Log: r.log})
 	if err != nil {
 		return nil, err

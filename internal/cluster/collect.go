@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/zarf-dev/zarf-registry/internal/gc"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // maxErrorBody is how many bytes of a refusal are quoted.
@@ -20,7 +20,7 @@ const maxErrorBody = 64 << 10
 // Collect asks the registry to collect garbage and passes each event to handle. An error that the
 // registry reports in its last event is returned.
 func Collect(
-	ctx context.Context, transport http.RoundTripper, access hook.Access, request gc.Request, handle func(gc.Event) error,
+	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request gc.Request, handle func(gc.Event) error,
 ) error {
 	target := url.URL{Scheme: "https", Host: Host(access), Path: gc.Path, RawQuery: request.Query().Encode()}
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, target.String(), nil)

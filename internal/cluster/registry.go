@@ -25,9 +25,8 @@ import (
 	"k8s.io/client-go/rest"
 	"oras.land/oras-go/v2/registry/remote/auth"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
@@ -68,7 +67,7 @@ func NewRegistry(config *rest.Config, client kubernetes.Interface, namespace, re
 }
 
 // Open returns a client for the registry, authenticated by access unless options name a credential.
-func (r *Registry) Open(access hook.Access, options remote.Options) (*remote.Registry, error) {
+func (r *Registry) Open(access release.PushAccess, options remote.Options) (*remote.Registry, error) {
 	config, err := tlsConfig(access)
 	if err != nil {
 		return nil, err
@@ -82,7 +81,7 @@ func (r *Registry) Open(access hook.Access, options remote.Options) (*remote.Reg
 }
 
 // Transport returns an HTTP transport for the registry with the certificates of access.
-func (r *Registry) Transport(access hook.Access) (*http.Transport, error) {
+func (r *Registry) Transport(access release.PushAccess) (*http.Transport, error) {
 	config, err := tlsConfig(access)
 	if err != nil {
 		return nil, err
@@ -91,11 +90,11 @@ func (r *Registry) Transport(access hook.Access) (*http.Transport, error) {
 }
 
 // Host is the registry's HOST:PORT in requests.
-func Host(access hook.Access) string {
+func Host(access release.PushAccess) string {
 	return fmt.Sprintf("%s:%d", access.ServerName, registryPort)
 }
 
-func tlsConfig(access hook.Access) (*tls.Config, error) {
+func tlsConfig(access release.PushAccess) (*tls.Config, error) {
 	certificate, err := tls.X509KeyPair(access.Certificate, access.Key)
 	if err != nil {
 		return nil, fmt.Errorf("using the push certificate: %w", err)
@@ -276,7 +275,7 @@ func (r *Registry) readyPods(ctx context.Context) ([]corev1.Pod, error) {
 		return nil, err
 	}
 	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool {
-		return p.DeletionTimestamp != nil || !nodes.PodReady(p)
+		return p.DeletionTimestamp != nil || !release.PodReady(p)
 	})
 	if len(pods) == 0 {
 		return nil, fmt.Errorf("release %s has no ready registry pod in namespace %s: check: kubectl -n %s get pods",

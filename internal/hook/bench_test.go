@@ -33,6 +33,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/payload"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -90,7 +91,7 @@ func (s programs) Payload(program, architecture string) (*injector.Payload, erro
 // registry is a hook.Registry whose plain listener follows the Secret once its pod is annotated or
 // starts.
 type registry struct {
-	pushed []hook.Access
+	pushed []release.PushAccess
 	err    error
 	image  *state.HookImage
 	// open is the state of the plain listener. If deaf, it never changes; if unreachable, its state is
@@ -101,7 +102,7 @@ type registry struct {
 	loaded func(*corev1.Pod) (*reloadstatus.Report, error)
 }
 
-func (r *registry) PushProgramImages(_ context.Context, a hook.Access) ([]string, error) {
+func (r *registry) PushProgramImages(_ context.Context, a release.PushAccess) ([]string, error) {
 	r.pushed = append(r.pushed, a)
 	return []string{"zarf-registry/registry:dev"}, r.err
 }

@@ -21,31 +21,10 @@ type Registry interface {
 	verify.Images
 	// PushProgramImages pushes the project's own images below zarf-registry/ and returns them as
 	// "<repository>:<tag>". It skips blobs that the registry already has.
-	PushProgramImages(ctx context.Context, access Access) ([]string, error)
+	PushProgramImages(ctx context.Context, access release.PushAccess) ([]string, error)
 	// HookImage returns init-hook's own image as PushProgramImages pushes it. It is nil if this
 	// process does not run on Linux, because then the image is not pushed.
 	HookImage() *state.HookImage
-}
-
-// Access holds what a client inside the cluster needs to push to the registry.
-type Access struct {
-	// ServerName is the DNS name of the registry's Service, verified against the registry's certificate.
-	ServerName string
-	// Authority is the CA bundle. All three are PEM-encoded.
-	Authority, Certificate, Key []byte
-	Username, Password          string
-}
-
-// NewAccess returns the Access in the Secrets of the push certificate and the push credential.
-func NewAccess(name, namespace string, certificate, credentials *corev1.Secret) Access {
-	return Access{
-		ServerName:  release.ServerName(name, namespace),
-		Authority:   certificate.Data[names.KeyCA],
-		Certificate: certificate.Data[corev1.TLSCertKey],
-		Key:         certificate.Data[corev1.TLSPrivateKeyKey],
-		Username:    string(credentials.Data[certs.KeyUsername]),
-		Password:    string(credentials.Data[certs.KeyPassword]),
-	}
 }
 
 func (f *finishing) push(ctx context.Context) (string, error) {
@@ -70,7 +49,7 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 	return "the registry has " + strings.Join(images, ", "), nil
 }
 
-func (f *finishing) access(ctx context.Context) (Access, error) {
+func (f *finishing) access(ctx context.Context) (release.PushAccess, error) {
 	read := func(suffix, made string) (*corev1.Secret, error) {
 		s, err := f.Secret(ctx, f.Settings.Name+suffix)
 		if err == nil && s == nil {
@@ -82,7 +61,7 @@ func (f *finishing) access(ctx context.Context) (Access, error) {
 	certificate, certificateErr := read(names.SuffixPushTLS, "prepare")
 	credentials, credentialsErr := read(names.SuffixCredentials, "prepare")
 	if err := errors.Join(certificateErr, credentialsErr); err != nil {
-		return Access{}, err
+		return release.PushAccess{}, err
 	}
-	return NewAccess(f.Settings.Name, f.Settings.Namespace, certificate, credentials), nil
+	return release.NewPushAccess(f.Settings.Name, f.Settings.Namespace, certificate, credentials), nil
 }

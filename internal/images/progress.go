@@ -119,29 +119,29 @@ func (r *run) started() {
 // sent returns a callback for bytes of a blob that were sent.
 func (t *imageProgress) sent(desc ocispec.Descriptor) func(offset, n int64) {
 	b := t.blobs[desc.Digest]
-	return func(offset, n int64) {
-		t.run.mu.Lock()
-		defer t.run.mu.Unlock()
-		t.result.BytesSent += n
-		b.up = max(b.up, offset+n)
-		t.moved(b)
-	}
+	return t.moved(b, &b.up, &t.result.BytesSent)
 }
 
 // received returns a callback for bytes of a blob that were received.
 func (t *imageProgress) received(desc ocispec.Descriptor) func(offset, n int64) {
 	b := t.blobs[desc.Digest]
+	return t.moved(b, &b.down, &t.result.BytesReceived)
+}
+
+// moved returns a callback that advances end, the bytes of b in one direction, and adds to total, which
+// includes retransmissions.
+func (t *imageProgress) moved(b *blobProgress, end, total *int64) func(offset, n int64) {
 	return func(offset, n int64) {
 		t.run.mu.Lock()
 		defer t.run.mu.Unlock()
-		t.result.BytesReceived += n
-		b.down = max(b.down, offset+n)
-		t.moved(b)
+		*total += n
+		*end = max(*end, offset+n)
+		t.advance(b)
 	}
 }
 
-// moved counts new bytes of a blob. The caller holds the lock.
-func (t *imageProgress) moved(b *blobProgress) {
+// advance counts new bytes of a blob. The caller holds the lock.
+func (t *imageProgress) advance(b *blobProgress) {
 	now := min(b.size, (b.up+b.down)/t.hops)
 	if b.final || now <= b.counted {
 		return
@@ -166,7 +166,7 @@ func (t *imageProgress) local(desc ocispec.Descriptor) {
 	}
 	b := t.blobs[desc.Digest]
 	b.down = b.size
-	t.moved(b)
+	t.advance(b)
 }
 
 // done records that a blob was transferred.

@@ -39,6 +39,9 @@ const (
 const (
 	// KeyCA is the trust bundle of a certificate Secret.
 	KeyCA = "ca.crt"
+	// KeyUsername and KeyPassword hold a credential.
+	KeyUsername = "username"
+	KeyPassword = "password"
 	// KeyHtpasswd holds the password hashes that the registry accepts.
 	KeyHtpasswd = "htpasswd"
 	// KeyUploadSecret signs the state of uploads, in the credentials Secret only. It survives a

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -89,7 +90,7 @@ func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string
 		case nodeExists && !nodeReady:
 			podsDown++ // even if terminating: no kubelet stops it there, and its successor waits for that
 		case p.DeletionTimestamp != nil:
-		case PodReady(p):
+		case release.PodReady(p):
 			covered++
 		default:
 			waiting = append(waiting, p.Spec.NodeName)

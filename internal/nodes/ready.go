@@ -28,13 +28,6 @@ func (o *Observer) NodesReady(ctx context.Context) (map[string]bool, error) {
 	return isReady, nil
 }
 
-// PodReady reports whether a pod's status says that it is ready.
-func PodReady(p corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
-}
-
 func (o *Observer) PodName(pod *corev1.Pod) string {
 	return fmt.Sprintf("%s on node %s", o.Object("pod", pod.Name), pod.Spec.NodeName)
 }

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 func (o *Observer) WaitRegistry(ctx context.Context, deployments Deployments) (string, error) {
@@ -49,7 +50,7 @@ func (o *Observer) registryPodsDown(ctx context.Context) (int32, error) {
 	}
 	down := int32(0)
 	for _, p := range pods.Items {
-		if ready, exists := nodes[p.Spec.NodeName]; exists && !ready && p.DeletionTimestamp == nil && !PodReady(p) {
+		if ready, exists := nodes[p.Spec.NodeName]; exists && !ready && p.DeletionTimestamp == nil && !release.PodReady(p) {
 			down++
 		}
 	}

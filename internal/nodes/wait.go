@@ -59,7 +59,7 @@ func (o *Observer) complaints(component string) string {
 	byPod := o.Warnings(ctx)
 	var lines []string
 	for _, p := range pods.Items {
-		if PodReady(p) {
+		if release.PodReady(p) {
 			continue
 		}
 		complaint := PodComplaint(p)

@@ -19,6 +19,9 @@ import (
 	"syscall"
 	"time"
 
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
@@ -78,8 +81,8 @@ const (
 )
 
 // manifestTypes are what runtimes accept.
-const manifestTypes = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, " +
-	"application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json"
+const manifestTypes = ocispec.MediaTypeImageIndex + ", " + ocispec.MediaTypeImageManifest + ", " +
+	oci.MediaTypeDockerManifestList + ", " + oci.MediaTypeDockerManifest
 
 // maxErrorBody is how much of an error's body is read, in bytes.
 const maxErrorBody = 64 << 10

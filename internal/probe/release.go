@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"time"
 
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
@@ -157,9 +159,9 @@ func CheckPush(ctx context.Context, t Target, tag string, each func(Check)) erro
 		`{"architecture":"amd64","os":"linux","author":%q,"rootfs":{"type":"layers","diff_ids":[%q]}}`, tag, digestOf(layer))
 	manifest, err := json.Marshal(map[string]any{
 		"schemaVersion": 2,
-		"mediaType":     manifestType,
-		"config":        descriptor("application/vnd.oci.image.config.v1+json", config),
-		"layers":        []any{descriptor("application/vnd.oci.image.layer.v1.tar", layer)},
+		"mediaType":     ocispec.MediaTypeImageManifest,
+		"config":        descriptor(ocispec.MediaTypeImageConfig, config),
+		"layers":        []any{descriptor(ocispec.MediaTypeImageLayer, layer)},
 	})
 	if err != nil {
 		return err
@@ -175,7 +177,7 @@ func CheckPush(ctx context.Context, t Target, tag string, each func(Check)) erro
 				return err
 			}
 		}
-		_, err := push.send(ctx, http.StatusCreated, http.MethodPut, below+"/manifests/"+tag, manifestType, manifest)
+		_, err := push.send(ctx, http.StatusCreated, http.MethodPut, below+"/manifests/"+tag, ocispec.MediaTypeImageManifest, manifest)
 		return err
 	})
 	if err == nil {
@@ -248,8 +250,6 @@ func (t Target) reach(ctx context.Context, each func(Check), addresses ...string
 	each(Check{name, nil})
 	return nil
 }
-
-const manifestType = "application/vnd.oci.image.manifest.v1+json"
 
 func descriptor(mediaType string, content []byte) map[string]any {
 	return map[string]any{"mediaType": mediaType, "digest": digestOf(content), "size": len(content)}
@@ -374,7 +374,7 @@ func (c client) once(ctx context.Context, method, path, mediaType string, body [
 	if mediaType != "" {
 		req.Header.Set("Content-Type", mediaType)
 	}
-	req.Header.Set("Accept", manifestType)
+	req.Header.Set("Accept", ocispec.MediaTypeImageManifest)
 	if c.username != "" {
 		req.SetBasicAuth(c.username, c.password)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -158,7 +159,7 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 			pods = append(pods, p)
 			found = append(found, PodCertificates{
 				Pod: p.Name, Node: p.Spec.NodeName, Component: of.component,
-				Secret: c.Name + of.suffix, Ready: nodes.PodReady(p),
+				Secret: c.Name + of.suffix, Ready: release.PodReady(p),
 			})
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -52,7 +53,7 @@ func (c *collector) nodes(ctx context.Context) error {
 	for _, p := range pods.Items {
 		old, ok := proxies[p.Spec.NodeName]
 		// During a rollout there may be two; prefer the ready one.
-		if !ok || !nodes.PodReady(old) {
+		if !ok || !release.PodReady(old) {
 			proxies[p.Spec.NodeName] = p
 		}
 	}
@@ -93,7 +94,7 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 			node.Why = "registry not ready"
 		}
 	case string(state.ModeProxy):
-		node.Endpoint = node.Ready && hasProxy && nodes.PodReady(pod)
+		node.Endpoint = node.Ready && hasProxy && release.PodReady(pod)
 		if !hasProxy && node.Ready {
 			c.noProxy(&node)
 		}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -443,7 +444,7 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 		return
 	}
 	for _, p := range pods {
-		if p.DeletionTimestamp != nil || !nodes.PodReady(p) {
+		if p.DeletionTimestamp != nil || !release.PodReady(p) {
 			continue
 		}
 		report, err := c.Loaded(ctx, &p)
@@ -461,7 +462,7 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 
 // pod describes a pod and, if it is not ready, why.
 func (c *collector) pod(p corev1.Pod) Pod {
-	pod := Pod{Name: p.Name, Node: p.Spec.NodeName, Ready: p.DeletionTimestamp == nil && nodes.PodReady(p)}
+	pod := Pod{Name: p.Name, Node: p.Spec.NodeName, Ready: p.DeletionTimestamp == nil && release.PodReady(p)}
 	if !pod.Ready {
 		pod.Why = c.why(p)
 	}
