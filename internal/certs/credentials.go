@@ -67,7 +67,8 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 		if err := refuseAll(problems); err != nil {
 			return "", err
 		}
-		if !bytes.Equal(data[names.KeyUsername], source[names.KeyUsername]) || !bytes.Equal(data[names.KeyPassword], source[names.KeyPassword]) {
+		if !bytes.Equal(data[names.KeyUsername], source[names.KeyUsername]) ||
+			!bytes.Equal(data[names.KeyPassword], source[names.KeyPassword]) {
 			reason = k.Object("Secret", from) + " has another credential"
 			maps.Copy(data, source)
 		}

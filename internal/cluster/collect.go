@@ -20,7 +20,8 @@ const maxErrorBody = 64 << 10
 // Collect asks the registry to collect garbage and passes each event to handle. An error that the
 // registry reports in its last event is returned.
 func Collect(
-	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request gc.Request, handle func(gc.Event) error,
+	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request gc.Request,
+	handle func(gc.Event) error,
 ) error {
 	target := url.URL{Scheme: "https", Host: Host(access), Path: gc.Path, RawQuery: request.Query().Encode()}
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, target.String(), nil)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 
@@ -35,96 +34,6 @@ type Source struct {
 }
 
 var _ content.ReadOnlyStorage = (*Source)(nil)
-
-// Open opens an OCI layout directory, an OCI archive (a tar of a layout) or a docker archive, as
-// written by docker save before version 25 and by other tools. Archives may be compressed with gzip.
-// The format is detected from the content, not the name. If an archive is both, the OCI layout is
-// used.
-//
-// Open reads and verifies the manifests of all images, and checks that every blob exists and has the
-// right size. Digests of blobs are verified when they are read. Only compressed archives are unpacked,
-// to a temporary file that [Source.Close] removes.
-func Open(ctx context.Context, path string) (*Source, error) {
-	s, err := open(ctx, path)
-	if err != nil {
-		return nil, fmt.Errorf("image source %s: %w", path, err)
-	}
-	return s, nil
-}
-
-func open(ctx context.Context, path string) (*Source, error) {
-	info, err := os.Stat(path)
-	var pathErr *fs.PathError
-	if errors.As(err, &pathErr) {
-		return nil, pathErr.Err
-	}
-	if err != nil {
-		return nil, err
-	}
-	s := &Source{path: path}
-	where := "archive"
-	switch {
-	case info.IsDir():
-		where = "layout"
-		root, err := os.OpenRoot(path)
-		if err != nil {
-			return nil, err
-		}
-		s.files = directory{root}
-	case info.Mode().IsRegular():
-		a, err := openArchive(ctx, path)
-		if err != nil {
-			return nil, err
-		}
-		s.files = a
-	default:
-		return nil, errors.New("is neither a file nor a directory")
-	}
-	if err := s.load(ctx, where); err != nil {
-		_ = s.Close()
-		return nil, err
-	}
-	return s, nil
-}
-
-// load detects the format and reads the images.
-func (s *Source) load(ctx context.Context, where string) error {
-	has := func(name string) bool {
-		_, err := s.files.file(name)
-		return err == nil
-	}
-	if layoutUnreliable(s.files) {
-		s.files = dockerOnly{s.files}
-	}
-	const indexFile, layoutFile, dockerFile = ocispec.ImageIndexFile, ocispec.ImageLayoutFile, "manifest.json"
-	var err error
-	switch {
-	case has(indexFile) && has(layoutFile):
-		s.kind = "OCI " + where
-		err = s.loadLayout(ctx)
-	case has(dockerFile):
-		s.kind = "docker " + where
-		err = s.loadDocker(ctx)
-	case has(layoutFile):
-		return fmt.Errorf("is an OCI %s without its %s%s", where, indexFile, s.truncationHint())
-	case has(indexFile):
-		return fmt.Errorf("has an %s, but no %s, which an OCI layout requires", indexFile, layoutFile)
-	case has("repositories"):
-		return errors.New("is a docker archive from before docker 1.10: save the image again with a newer docker")
-	case len(s.files.names()) == 0:
-		return errors.New("is empty")
-	default:
-		return fmt.Errorf("contains no image: has neither %s and %s (OCI layout) nor %s (docker archive), but %s",
-			layoutFile, indexFile, dockerFile, strings.Join(s.files.names(), ", "))
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", s.kind, err)
-	}
-	if len(s.images) == 0 {
-		return fmt.Errorf("%s: contains no image", s.kind)
-	}
-	return nil
-}
 
 // truncationHint is appended to errors about missing content.
 func (s *Source) truncationHint() string {

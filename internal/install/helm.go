@@ -12,6 +12,7 @@ import (
 	"helm.sh/helm/v3/pkg/action"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/release"
 	"helm.sh/helm/v3/pkg/releaseutil"
 	"helm.sh/helm/v3/pkg/storage/driver"
@@ -154,6 +155,59 @@ func (r *run) markFailed(cause error) error {
 		return fmt.Errorf("marking revision %d of release %s as deployed: %w", r.present.Version, r.present.Name, err)
 	}
 	return nil
+}
+
+// upgrade says whether Helm goes on from a release.
+func (r *run) upgrade() bool { return r.present != nil }
+
+// readSettings reads the settings from the rendered prepare Job; all Jobs have the same.
+func (r *run) readSettings(rendered *release.Release) error {
+	arguments, err := jobArguments(rendered, "prepare")
+	if err != nil {
+		return err
+	}
+	if r.settings, err = r.Parse(arguments); err != nil {
+		return err
+	}
+	r.nodeConfig = nil
+	if !r.settings.ConfiguresNodes() {
+		return nil
+	}
+	// The Secret that prepare would read is a hook, and hooks are not run.
+	r.nodeConfig, err = secretData(rendered.Manifest, r.settings.Name+names.SuffixNodeConfig)
+	return err
+}
+
+// values are the user's on top of those of the last release.
+func (r *run) values() map[string]any {
+	values := clone(r.Options.Values)
+	if r.present == nil || r.Options.ResetValues {
+		return values
+	}
+	return chartutil.CoalesceTables(values, clone(r.present.Config))
+}
+
+// clone copies values: Helm keeps and changes what it is given.
+func clone(values map[string]any) map[string]any {
+	copied := map[string]any{}
+	for key, value := range values {
+		copied[key] = cloneAny(value)
+	}
+	return copied
+}
+
+func cloneAny(value any) any {
+	switch value := value.(type) {
+	case map[string]any:
+		return clone(value)
+	case []any:
+		copied := make([]any, len(value))
+		for i := range value {
+			copied[i] = cloneAny(value[i])
+		}
+		return copied
+	}
+	return value
 }
 
 // jobArguments takes a hook Job's arguments from a release.

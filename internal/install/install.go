@@ -18,7 +18,6 @@ import (
 
 	"helm.sh/helm/v3/pkg/action"
 	"helm.sh/helm/v3/pkg/chart"
-	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/release"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -204,9 +203,6 @@ type place struct {
 // objects is where the chart's objects are, and all that the hooks make.
 func (r *run) objects() *place { return &r.namespaces[len(r.namespaces)-1] }
 
-// upgrade says whether Helm goes on from a release.
-func (r *run) upgrade() bool { return r.present != nil }
-
 // explain adds to an error what the user must know about where it leaves things.
 func (r *run) explain(ctx context.Context, err error) error {
 	if _, blocked := errors.AsType[*Blocked](err); blocked {
@@ -302,24 +298,6 @@ func (r *run) renderStep(ctx context.Context) (string, error) {
 		return "", err
 	}
 	return fmt.Sprintf("%s at %s, source: %s", r.settings.Mode, r.settings.Address, r.settings.ModeSource), nil
-}
-
-// readSettings reads the settings from the rendered prepare Job; all Jobs have the same.
-func (r *run) readSettings(rendered *release.Release) error {
-	arguments, err := jobArguments(rendered, "prepare")
-	if err != nil {
-		return err
-	}
-	if r.settings, err = r.Parse(arguments); err != nil {
-		return err
-	}
-	r.nodeConfig = nil
-	if !r.settings.ConfiguresNodes() {
-		return nil
-	}
-	// The Secret that prepare would read is a hook, and hooks are not run.
-	r.nodeConfig, err = secretData(rendered.Manifest, r.settings.Name+names.SuffixNodeConfig)
-	return err
 }
 
 func (r *run) makeNamespace(ctx context.Context) (string, error) {
@@ -458,36 +436,4 @@ func (r *run) finish(ctx context.Context) (string, error) {
 		return "", errors.Join(err, r.markFailed(err))
 	}
 	return "", nil
-}
-
-// values are the user's on top of those of the last release.
-func (r *run) values() map[string]any {
-	values := clone(r.Options.Values)
-	if r.present == nil || r.Options.ResetValues {
-		return values
-	}
-	return chartutil.CoalesceTables(values, clone(r.present.Config))
-}
-
-// clone copies values: Helm keeps and changes what it is given.
-func clone(values map[string]any) map[string]any {
-	copied := map[string]any{}
-	for key, value := range values {
-		copied[key] = cloneAny(value)
-	}
-	return copied
-}
-
-func cloneAny(value any) any {
-	switch value := value.(type) {
-	case map[string]any:
-		return clone(value)
-	case []any:
-		copied := make([]any, len(value))
-		for i := range value {
-			copied[i] = cloneAny(value[i])
-		}
-		return copied
-	}
-	return value
 }

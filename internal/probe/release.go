@@ -177,7 +177,8 @@ func CheckPush(ctx context.Context, t Target, tag string, each func(Check)) erro
 				return err
 			}
 		}
-		_, err := push.send(ctx, http.StatusCreated, http.MethodPut, below+"/manifests/"+tag, ocispec.MediaTypeImageManifest, manifest)
+		_, err := push.send(ctx, http.StatusCreated, http.MethodPut, below+"/manifests/"+tag,
+			ocispec.MediaTypeImageManifest, manifest)
 		return err
 	})
 	if err == nil {

@@ -8,6 +8,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -15,9 +17,12 @@ import (
 	"sync"
 	"time"
 
+	"oras.land/oras-go/v2/errdef"
 	"oras.land/oras-go/v2/registry/remote"
 	"oras.land/oras-go/v2/registry/remote/auth"
+	"oras.land/oras-go/v2/registry/remote/errcode"
 
+	"github.com/zarf-dev/zarf-registry/internal/blob"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -186,4 +191,73 @@ func list[T any](ctx context.Context, r *Registry, yield func([]T) error, query 
 		return yieldErr
 	}
 	return r.wrap(ctx, err)
+}
+
+// wrap adds the registry's name and a remedy to an error. It returns errors about content ([blob.Error]) as they are.
+func (r *Registry) wrap(ctx context.Context, err error) error {
+	var (
+		content   *blob.Error
+		wrapped   *wrappedError
+		protocol  *protocolError
+		response  *errcode.ErrorResponse
+		untrusted *tls.CertificateVerificationError
+		unknown   x509.UnknownAuthorityError
+		otherName x509.HostnameError
+		invalid   x509.CertificateInvalidError
+		alert     tls.AlertError
+		notTLS    tls.RecordHeaderError
+	)
+	if err == nil || errors.As(err, &content) || errors.As(err, &wrapped) {
+		return err
+	}
+	name := "registry " + r.Host()
+	if host := requestHost(err); host != "" && host != r.Host() {
+		name += " (request to " + host + ")"
+	}
+	wrapf := func(format string, args ...any) error {
+		return &wrappedError{redact(name + fmt.Sprintf(format, args...)), err}
+	}
+	cause := withoutURL(err)
+	switch {
+	case ctx.Err() != nil:
+		return &wrappedError{name + ": " + ctx.Err().Error(), ctx.Err()}
+	case errors.As(err, &protocol):
+		return wrapf(" %s", protocol.text)
+	case errors.Is(err, auth.ErrBasicCredentialNotFound):
+		return wrapf(" requires a credential: %s", r.loginHint)
+	case errors.As(err, &response):
+		reason := fmt.Sprintf("%d %s", response.StatusCode, http.StatusText(response.StatusCode))
+		if len(response.Errors) > 0 {
+			reason += ": " + response.Errors.Error()
+		}
+		switch response.StatusCode {
+		case http.StatusUnauthorized:
+			return wrapf(" rejected the credential (%s): %s", reason, r.loginHint)
+		case http.StatusForbidden:
+			return wrapf(" denied access (%s): the credential lacks this permission or is missing: %s", reason, r.loginHint)
+		case http.StatusNotFound:
+			err = &notFoundError{err}
+			return wrapf(": not found (%s)", reason)
+		case http.StatusBadRequest:
+			if r.remote.PlainHTTP && len(response.Errors) == 0 {
+				return wrapf(" responded with %s: if it requires HTTPS, omit --plain-http", reason)
+			}
+		case http.StatusTooManyRequests:
+			return wrapf(" limits the request rate (%s): retry later, or log in", reason)
+		}
+		return wrapf(" responded to %s with %s", response.Method, reason)
+	case errors.Is(err, errdef.ErrNotFound):
+		return wrapf(": not found")
+	case errors.As(err, &otherName), errors.As(err, &invalid):
+		return wrapf(" has an invalid certificate: %v", cause)
+	case errors.As(err, &untrusted), errors.As(err, &unknown):
+		return wrapf(" has a certificate of an untrusted CA (%v): pass the CA's certificate with --ca-file", cause)
+	case errors.As(err, &alert):
+		return wrapf(" aborted the TLS handshake (%v): it may require a client certificate", cause)
+	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, &notTLS):
+		return wrapf(" serves HTTP, not HTTPS: pass --plain-http if that is intended")
+	case errors.Is(err, errIdleTimeout):
+		return wrapf(": %v", errIdleTimeout)
+	}
+	return wrapf(": %v", cause)
 }

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"strconv"
 	"time"
 
 	"oras.land/oras-go/v2/registry/remote/errcode"
@@ -20,9 +19,6 @@ import (
 const (
 	firstDelay = 250 * time.Millisecond
 	maxDelay   = 8 * time.Second
-
-	// maxRetryAfter limits how long a registry may ask to wait. Rate limits are usually per minute.
-	maxRetryAfter = 2 * time.Minute
 )
 
 // retryPolicy decides which failures are retried, and when: requests ([retryTransport]), uploads and downloads.
@@ -77,21 +73,6 @@ func sleep(ctx context.Context, delay time.Duration) error {
 	case <-timer.C:
 		return nil
 	}
-}
-
-// retryAfter returns how long the registry asks to wait: in seconds, or until a date (RFC 9110, section 10.2.3).
-func retryAfter(resp *http.Response, now time.Time) time.Duration {
-	if resp == nil {
-		return 0
-	}
-	value := resp.Header.Get("Retry-After")
-	wait := time.Duration(0)
-	if seconds, err := strconv.Atoi(value); err == nil {
-		wait = time.Duration(min(seconds, int(maxRetryAfter/time.Second))) * time.Second
-	} else if date, err := http.ParseTime(value); err == nil {
-		wait = date.Sub(now)
-	}
-	return max(0, min(wait, maxRetryAfter))
 }
 
 // transient reports whether a failure may pass by itself. Connection errors may, unless they are known not to:

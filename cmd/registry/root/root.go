@@ -7,17 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 )
-
-// usageError is an invalid flag or argument.
-type usageError struct{ error }
 
 // Run runs the command in args and returns its exit code. It writes results to stdout, and logs and errors
 // to stderr. When ctx ends, a running server drains.
@@ -69,21 +64,4 @@ Exit codes: 0 success, 1 failure, 3 invalid flags, configuration or files (nothi
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	command.AddCommand(serveCommand(), garbageCollectCommand(), versionCommand())
 	return command
-}
-
-func noArgs(_ *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{fmt.Errorf("unexpected argument %q", args[0])}
-	}
-	return nil
-}
-
-// newLogger returns the logger that the flags configure, and routes distribution's logs to it.
-func newLogger(o logging.Options, w io.Writer) (*slog.Logger, error) {
-	log, err := o.New(w)
-	if err != nil {
-		return nil, usageError{err}
-	}
-	registry.RouteLogs(log)
-	return log, nil
 }
