@@ -11,20 +11,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/zarf-dev/zarf-registry/internal/certs"
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
-
-func newCerts() *cobra.Command {
-	return group("certs", "Manage the certificates of registry, proxies and push clients",
-		(&certsShowFlags{}).command(), (&hookFlags{}).certsCA(), (&hookFlags{}).certsRenew(), (&hookFlags{}).certsRotate())
-}
-
-func newCredentials() *cobra.Command {
-	return group("credentials", "Manage the credentials of the registry", (&hookFlags{}).credentialsRotate())
-}
 
 func (f *hookFlags) certsCA() *cobra.Command {
 	cmd := &cobra.Command{
@@ -154,19 +144,4 @@ Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.
 	f.common(cmd.Flags())
 	cmd.Flags().BoolVar(&pull, "pull", false, "replace the pull password instead")
 	return cmd
-}
-
-// connect validates the flags and connects to the cluster. The context ends after
-// --timeout.
-func (f *hookFlags) connect(cmd *cobra.Command) (context.Context, connection, func(), error) {
-	if err := f.validate(cmd.Flags()); err != nil {
-		return nil, connection{}, nil, &exitcode.Refusal{Err: err}
-	}
-	c, err := connect(f.access)
-	if err != nil {
-		return nil, connection{}, nil, err
-	}
-	ctx, stop := context.WithTimeoutCause(cmd.Context(), f.timeout,
-		fmt.Errorf("not done within %s (--timeout)", f.timeout))
-	return ctx, c, stop, nil
 }

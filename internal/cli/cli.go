@@ -49,11 +49,6 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	return 0
 }
 
-// silent is an error that the output already explains; it is not printed.
-type silent struct{ err error }
-
-func (e *silent) Error() string { return e.err.Error() }
-
 // New returns the command tree. Results go to stdout, logs and progress to stderr.
 func New(stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
@@ -73,9 +68,9 @@ runs check.`,
 		newInstall(),
 		newPreflight(),
 		newStatus(),
-		newPrepare(),
-		newFinish(),
-		newCleanup(),
+		(&hookFlags{}).prepare(),
+		(&hookFlags{}).finish(),
+		(&hookFlags{}).cleanup(),
 		newImages(),
 		newCerts(),
 		newCredentials(),
@@ -86,14 +81,21 @@ runs check.`,
 	return root
 }
 
-// group returns a command that only holds subcommands. It rejects unknown ones.
-func group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{
-		Use: use, Short: short, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(commands...)
+func newImages() *cobra.Command {
+	cmd := group("images", "Pull, push, copy and list images",
+		newImagesPull(), newImagesPush(), newImagesCopy(), newImagesList(), newImagesCache())
+	// A retry would fail on the same command line.
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitcode.Refusal{Err: err} })
 	return cmd
+}
+
+func newCerts() *cobra.Command {
+	return group("certs", "Manage the certificates of registry, proxies and push clients",
+		(&certsShowFlags{}).command(), (&hookFlags{}).certsCA(), (&hookFlags{}).certsRenew(), (&hookFlags{}).certsRotate())
+}
+
+func newCredentials() *cobra.Command {
+	return group("credentials", "Manage the credentials of the registry", (&hookFlags{}).credentialsRotate())
 }
 
 func newVersion() *cobra.Command {

@@ -68,8 +68,7 @@ Exit codes: 0 on success, 1 on failure or timeout, 3 if a retry would fail in th
 		"also remove images that no tag or index references; pods can then no longer pull them by digest")
 	flags.DurationVar(&f.request.Grace, "grace-period", gc.DefaultGrace, "minimum age before content is removed")
 	flags.DurationVar(&f.request.Timeout, "timeout", gc.DefaultTimeout, "time limit for the whole run")
-	flags.StringVarP(&f.output, "output", "o", "text", "text or json")
-	complete(cmd, "output", "text", "json")
+	outputFlag(cmd, &f.output)
 	progressFlags(flags, &f.log)
 	return cmd
 }

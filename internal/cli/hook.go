@@ -37,10 +37,6 @@ type hookFlags struct {
 	log      logging.Options
 }
 
-func newPrepare() *cobra.Command { return (&hookFlags{}).prepare() }
-func newFinish() *cobra.Command  { return (&hookFlags{}).finish() }
-func newCleanup() *cobra.Command { return (&hookFlags{}).cleanup() }
-
 func (f *hookFlags) prepare() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prepare",
@@ -153,20 +149,6 @@ func (f *hookFlags) limits(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.timeout, "timeout", 5*time.Minute, "time limit for the whole run")
 }
 
-// releaseFlags name the release whose objects are meant.
-func releaseFlags(flags *pflag.FlagSet, namespace, release, name *string) {
-	flags.StringVarP(namespace, "namespace", "n", "zarf", "namespace of the release's objects")
-	flags.StringVar(release, "release", "zarf-registry", "name of the release")
-	flags.StringVar(name, "name", "zarf-registry", "full name of the chart, the prefix of the names of its objects")
-}
-
-// accessFlags choose the cluster.
-func accessFlags(flags *pflag.FlagSet, access *cluster.Access) {
-	flags.StringVar(&access.Kubeconfig, "kubeconfig", "",
-		"kubeconfig file (default: KUBECONFIG, ~/.kube/config, then the pod's service account)")
-	flags.StringVar(&access.Context, "context", "", "the kubeconfig's context to use (default: its current one)")
-}
-
 // validate rejects flags that are wrong in any cluster, and reads the settings.
 func (f *hookFlags) validate(flags *pflag.FlagSet) error {
 	if f.timeout <= 0 {
@@ -213,6 +195,21 @@ type connection struct {
 func connect(access cluster.Access) (connection, error) {
 	config, client, err := cluster.Connect(access)
 	return connection{access, config, client}, err
+}
+
+// connect validates the flags and connects to the cluster. The context ends after
+// --timeout.
+func (f *hookFlags) connect(cmd *cobra.Command) (context.Context, connection, func(), error) {
+	if err := f.validate(cmd.Flags()); err != nil {
+		return nil, connection{}, nil, &exitcode.Refusal{Err: err}
+	}
+	c, err := connect(f.access)
+	if err != nil {
+		return nil, connection{}, nil, err
+	}
+	ctx, stop := context.WithTimeoutCause(cmd.Context(), f.timeout,
+		fmt.Errorf("not done within %s (--timeout)", f.timeout))
+	return ctx, c, stop, nil
 }
 
 // newHook connects the hook with the cluster and with its registry.

@@ -28,14 +28,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
-func newImages() *cobra.Command {
-	cmd := group("images", "Pull, push, copy and list images",
-		newImagesPull(), newImagesPush(), newImagesCopy(), newImagesList(), newImagesCache())
-	// A retry would fail on the same command line.
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitcode.Refusal{Err: err} })
-	return cmd
-}
-
 const (
 	// maxConcurrency bounds parallel transfers: most registries and proxies treat more
 	// connections as an attack.
@@ -78,15 +70,9 @@ type imageFlags struct {
 	noCache   bool
 }
 
-// reportFlags adds the flags of output and log. The shorthand of --output is -o, unless
-// another flag (--out) has it.
+// reportFlags adds the flags of output and log.
 func (f *imageFlags) reportFlags(cmd *cobra.Command) {
-	short := "o"
-	if cmd.Flags().ShorthandLookup(short) != nil {
-		short = ""
-	}
-	cmd.Flags().StringVarP(&f.output, "output", short, "text", "text or json")
-	complete(cmd, "output", "text", "json")
+	outputFlag(cmd, &f.output)
 	progressFlags(cmd.Flags(), &f.log)
 }
 
@@ -128,22 +114,6 @@ func (f *imageFlags) cacheDirFlag(cmd *cobra.Command) {
 		"cache `DIRECTORY`, which several processes can share "+
 			"(default: $"+cacheVariable+", or zarf-registry/images in the user's cache directory)")
 	_ = cmd.MarkFlagDirname("cache-dir") // fails only for an unknown flag
-}
-
-// complete adds shell completion for the values of a flag.
-func complete(cmd *cobra.Command, flag string, values ...string) {
-	// It fails only for an unknown flag.
-	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-}
-
-// minimumArgs rejects fewer than n arguments with the error want.
-func minimumArgs(n int, want string) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error {
-		if len(args) < n {
-			return exitcode.Refuse("%s", want)
-		}
-		return nil
-	}
 }
 
 // validate checks the values of the flags that the command has, without asking a

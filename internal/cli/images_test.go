@@ -890,7 +890,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		"a size without an end": {pull("--cache-size", "9EB"),
 			`invalid argument "9EB" for "--cache-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
 		"an unknown flag":       {pull("--colour"), "unknown flag: --colour"},
-		"an unknown output":     {pull("--output", "yaml"), `--output is "yaml": choose text or json`},
+		"an unknown output":     {pull("--output", "yaml"), `invalid --output "yaml": want text or json`},
 		"an unknown log format": {push("--log-format", "xml"), `invalid --log-format "xml": want json, text or auto`},
 		"a namespace":           {push("-n", "Not_One"), `invalid namespace "Not_One": want a DNS label`},
 		"a release":             {duplicate("--release", "Not One"), `invalid release name "Not One"`},
@@ -989,7 +989,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 			`invalid argument "-1h" for "--older-than" flag: want a duration such as 90m, 720h or 30d`},
 		"prune to a word": {[]string{"cache", "prune", "--size", "little"},
 			`invalid argument "little" for "--size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
-		"an output for the cache": {[]string{"cache", "info", "--output", "wide"}, `--output is "wide": choose text or json`},
+		"an output for the cache": {[]string{"cache", "info", "--output", "wide"}, `invalid --output "wide": want text or json`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.t = t

@@ -64,14 +64,6 @@ func printCacheInfo(w io.Writer, info blobstore.Info) error {
 	return table.Flush()
 }
 
-// countedBytes formats a number of objects and their size.
-func countedBytes(n int, bytes int64) string {
-	if n == 0 {
-		return "0"
-	}
-	return fmt.Sprintf("%d (%s)", n, meter.FormatBytes(bytes))
-}
-
 func newCacheVerify() *cobra.Command {
 	f := &cacheCommand{}
 	cmd := &cobra.Command{

@@ -2,12 +2,10 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"text/template"
 	"time"
@@ -122,21 +120,6 @@ func (f *chartFlags) register(cmd *cobra.Command) {
 	accessFlags(flags, &f.access)
 	outputFlag(cmd, &f.output)
 	progressFlags(flags, &f.log)
-}
-
-// outputFlag adds --output, with completion.
-func outputFlag(cmd *cobra.Command, output *string) {
-	cmd.Flags().StringVarP(output, "output", "o", "text", "text or json")
-	// It fails for a flag that does not exist only.
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"},
-		cobra.ShellCompDirectiveNoFileComp))
-}
-
-func validOutput(output string) error {
-	if output != "text" && output != "json" {
-		return fmt.Errorf("--output is %q: choose text or json", output)
-	}
-	return nil
 }
 
 // validate refuses what no cluster needs to be asked about.
@@ -328,13 +311,6 @@ func printFindings(w io.Writer, findings []preflight.Finding) {
 // indented keeps lines after the first below it.
 func indented(text string) string { return strings.ReplaceAll(text, "\n", "\n          ") }
 
-func printJSON(w io.Writer, value any) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetEscapeHTML(false)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(value)
-}
-
 // printedResult is a result as JSON.
 type printedResult struct {
 	Namespace  string     `json:"namespace"`
@@ -381,17 +357,4 @@ func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {
 		printedResult
 		Objects, Flags string // Objects is the namespace of the objects
 	}{printed, o.Namespace, releaseArguments(o.Namespace, o.Release, o.Name)})
-}
-
-// releaseArguments are the flags that name a release, as far as they differ from
-// the defaults, with a space before.
-func releaseArguments(namespace, release, name string) string {
-	var flags []string
-	for _, f := range [][3]string{{"--namespace", namespace, "zarf"}, {"--release", release, "zarf-registry"},
-		{"--name", name, "zarf-registry"}} {
-		if f[1] != f[2] {
-			flags = append(flags, " "+f[0], " "+f[1])
-		}
-	}
-	return strings.Join(slices.Clip(flags), "")
 }

@@ -21,9 +21,8 @@ import (
 
 // statusFlags are the flags of status.
 type statusFlags struct {
-	namespace, release, name string
-	access                   cluster.Access
-	output                   string
+	clusterFlags
+	output string
 }
 
 func newStatus() *cobra.Command {
@@ -41,8 +40,7 @@ Exit codes: 0 if nothing needs attention, 1 otherwise.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
-	releaseFlags(cmd.Flags(), &f.namespace, &f.release, &f.name)
-	accessFlags(cmd.Flags(), &f.access)
+	f.register(cmd.Flags())
 	outputFlag(cmd, &f.output)
 	return cmd
 }
@@ -69,21 +67,6 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	return render(cmd.OutOrStdout(), f.output, report, printStatus, report.Next)
-}
-
-// render writes a report as JSON or, with write, as text. If next is not empty, it returns
-// an error without a message, for the exit code.
-func render[R any](w io.Writer, output string, report R, write func(io.Writer, R) error, next []string) error {
-	if output == "json" {
-		write = func(w io.Writer, report R) error { return printJSON(w, report) }
-	}
-	if err := write(w, report); err != nil {
-		return err
-	}
-	if len(next) > 0 {
-		return &silent{fmt.Errorf("%d problems", len(next))}
-	}
-	return nil
 }
 
 // printStatus writes the report as text.
@@ -206,16 +189,6 @@ func configMessage(n status.NodeConfig) string {
 	return strings.Join(messages, "; ")
 }
 
-// printNext writes the next steps, if any.
-func printNext(w io.Writer, next []string) {
-	if len(next) > 0 {
-		fmt.Fprint(w, "\nnext\n")
-	}
-	for _, sentence := range next {
-		fmt.Fprintf(w, "  - %s\n", sentence)
-	}
-}
-
 // pkiLine describes the source of certificates and the progress of a CA rotation.
 func pkiLine(s *status.State) string {
 	switch {
@@ -258,11 +231,4 @@ func payloadLine(p status.Payload) string {
 		return "incomplete: " + p.Why
 	}
 	return fmt.Sprintf("complete, %d ConfigMaps", p.Wanted)
-}
-
-func yesNo(yes bool) string {
-	if yes {
-		return "yes"
-	}
-	return "no"
 }

@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/names"
+)
+
+// group returns a command that only holds subcommands. It rejects unknown ones.
+func group(use, short string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(commands...)
+	return cmd
+}
+
+// releaseFlags name the release whose objects are meant.
+func releaseFlags(flags *pflag.FlagSet, namespace, release, name *string) {
+	flags.StringVarP(namespace, "namespace", "n", names.Namespace, "namespace of the release's objects")
+	flags.StringVar(release, "release", names.Chart, "name of the release")
+	flags.StringVar(name, "name", names.Chart, "full name of the chart, the prefix of the names of its objects")
+}
+
+// accessFlags choose the cluster.
+func accessFlags(flags *pflag.FlagSet, access *cluster.Access) {
+	flags.StringVar(&access.Kubeconfig, "kubeconfig", "",
+		"kubeconfig file (default: KUBECONFIG, ~/.kube/config, then the pod's service account)")
+	flags.StringVar(&access.Context, "context", "", "the kubeconfig's context to use (default: its current one)")
+}
+
+// releaseArguments returns the flags that name a release, with a leading space, without those that have their
+// default.
+func releaseArguments(namespace, release, name string) string {
+	var arguments string
+	for _, f := range [][3]string{{"namespace", namespace, names.Namespace}, {"release", release, names.Chart},
+		{"name", name, names.Chart}} {
+		if f[1] != f[2] {
+			arguments += " --" + f[0] + " " + f[1]
+		}
+	}
+	return arguments
+}
+
+// outputFlag adds --output. Its shorthand is -o, unless another flag has that.
+func outputFlag(cmd *cobra.Command, output *string) {
+	short := "o"
+	if cmd.Flags().ShorthandLookup(short) != nil {
+		short = ""
+	}
+	cmd.Flags().StringVarP(output, "output", short, "text", "text or json")
+	complete(cmd, "output", "text", "json")
+}
+
+func validOutput(output string) error {
+	if output != "text" && output != "json" {
+		return fmt.Errorf("invalid --output %q: want text or json", output)
+	}
+	return nil
+}
+
+// complete adds shell completion for the values of a flag.
+func complete(cmd *cobra.Command, flag string, values ...string) {
+	// It fails only for an unknown flag.
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// minimumArgs rejects fewer than n arguments with the error want.
+func minimumArgs(n int, want string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) < n {
+			return exitcode.Refuse("%s", want)
+		}
+		return nil
+	}
+}

@@ -1,0 +1,61 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/zarf-dev/zarf-registry/internal/meter"
+)
+
+// silent is an error that the output already explains; it is not printed.
+type silent struct{ err error }
+
+func (e *silent) Error() string { return e.err.Error() }
+
+// render writes a report as JSON or, with write, as text. If next is not empty, it returns
+// an error without a message, for the exit code.
+func render[R any](w io.Writer, output string, report R, write func(io.Writer, R) error, next []string) error {
+	if output == "json" {
+		write = func(w io.Writer, report R) error { return printJSON(w, report) }
+	}
+	if err := write(w, report); err != nil {
+		return err
+	}
+	if len(next) > 0 {
+		return &silent{fmt.Errorf("%d problems", len(next))}
+	}
+	return nil
+}
+
+func printJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
+}
+
+// printNext writes the next steps, if any.
+func printNext(w io.Writer, next []string) {
+	if len(next) > 0 {
+		fmt.Fprint(w, "\nnext\n")
+	}
+	for _, sentence := range next {
+		fmt.Fprintf(w, "  - %s\n", sentence)
+	}
+}
+
+// countedBytes formats a number of objects and their size.
+func countedBytes(n int, bytes int64) string {
+	if n == 0 {
+		return "0"
+	}
+	return fmt.Sprintf("%d (%s)", n, meter.FormatBytes(bytes))
+}
+
+func yesNo(yes bool) string {
+	if yes {
+		return "yes"
+	}
+	return "no"
+}
