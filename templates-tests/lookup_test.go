@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -470,6 +471,9 @@ func TestProxyServesTLSForCRIO(t *testing.T) {
 	} {
 		n := node("b", "amd64")
 		n.Status.NodeInfo.ContainerRuntimeVersion = runtimeVersion
+		if reason := plan.RequiresTLS(*n); (reason != "") != (want == "always") {
+			t.Errorf("with %q, init-hook's reason for TLS is %q, want %s", runtimeVersion, reason, want)
+		}
 		out := rendering{
 			values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64"), n),
 		}.render(t)
@@ -477,6 +481,30 @@ func TestProxyServesTLSForCRIO(t *testing.T) {
 			if args := d.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--tls="+want) {
 				t.Errorf("with %q: %s, want --tls=%s", runtimeVersion, args, want)
 			}
+		}
+	}
+}
+
+func TestPauseImagesHaveOneRule(t *testing.T) {
+	const other = "a.example/other:1"
+	for image, want := range map[string]bool{
+		"registry.k8s.io/pause:3.10.1":                            true,
+		"registry.k8s.io/pause@sha256:" + strings.Repeat("1", 64): true,
+		"pause:3.6": true,
+		"gcr.io/google_containers/pause-amd64:3.1": true,
+		"docker.io/rancher/mirrored-pause:3.6":     true,
+		"k8s.example/pause-windows:3.6":            false,
+		"registry.example.com/unpause:1":           false,
+		"registry.example.com/pause/tool:1":        false,
+	} {
+		if got := plan.PauseImage(image); got != want {
+			t.Errorf("init-hook: %s is a pause image: %t", image, got)
+		}
+		out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol),
+			node("a", "amd64", other, image))}.render(t)
+		chosen := map[bool]string{true: image, false: other}[want]
+		if got := decided(out).Injector.PauseImages; got[0] != chosen {
+			t.Errorf("the chart chose %s, want %s", got[0], chosen)
 		}
 	}
 }

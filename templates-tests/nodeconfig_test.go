@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	configure "github.com/zarf-dev/zarf-registry/internal/nodeconfig"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
@@ -1001,7 +1000,7 @@ func TestProgramsAcceptTheNodeConfiguration(t *testing.T) {
 					inputs.CA = ca.KeyPair().Certificate
 				}
 				// The pods wait for exactly this Secret.
-				sum := "--config-sum=" + configure.Sum(s.Data[noderuntime.KeyConfig], s.Data[noderuntime.KeyRegistries])
+				sum := "--config-sum=" + string(s.Data["sum"])
 				for _, d := range all[*appsv1.DaemonSet](c.output) {
 					if inits := d.Spec.Template.Spec.InitContainers; d.Labels["app.kubernetes.io/component"] == "node-config" &&
 						!slices.Contains(inits[0].Args, sum) {

@@ -53,7 +53,6 @@ package injector
 import (
 	"fmt"
 	"regexp"
-	"strings"
 )
 
 const (
@@ -133,43 +132,7 @@ func (p Program) validate() error {
 }
 
 // ConfigMapName returns the name of the ConfigMap for the object with this index (0 to 99). prefix
-// is the chart's full name, id comes from [PayloadID].
+// is the chart's full name; id changes with the version, and comes from the chart.
 func ConfigMapName(prefix, id string, p Program, index int) string {
 	return fmt.Sprintf("%s-payload-%s-%s-%s-%02d", prefix, id, p.Name, p.Architecture, index)
-}
-
-// maxIDLength keeps the names of payload ConfigMaps short in a terminal.
-const maxIDLength = 20
-
-var (
-	// the grammar of a tag in distribution/reference
-	tagForm    = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
-	digestForm = regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
-	// the name of a ConfigMap is a DNS subdomain: no label may be empty or start or end with '-'
-	brokenLabel = regexp.MustCompile(`[-.]\.|\.[-.]`)
-)
-
-// PayloadID returns the part of the payload's names that distinguishes versions, derived from the
-// tag or digest of the init-hook image. Hook and chart must compute the same value. In a template
-// it is
-//
-//	{{ regexReplaceAll "[-.]+$" (.tag | lower | replace "_" "-" | trunc 20) "" }}    for a tag
-//	{{ .digest | trimPrefix "sha256:" | trunc 12 }}                                  for a digest
-//
-// A tag that cannot be part of a name (such as "1..2") is an error.
-func PayloadID(tagOrDigest string) (string, error) {
-	if digestForm.MatchString(tagOrDigest) {
-		return strings.TrimPrefix(tagOrDigest, "sha256:")[:12], nil
-	}
-	if !tagForm.MatchString(tagOrDigest) {
-		return "", fmt.Errorf("%q is neither an image tag nor a sha256 digest", tagOrDigest)
-	}
-	id := strings.ReplaceAll(strings.ToLower(tagOrDigest), "_", "-")
-	id = strings.TrimRight(id[:min(len(id), maxIDLength)], "-.")
-	if id == "" || brokenLabel.MatchString(id) {
-		return "", fmt.Errorf(
-			"image tag %q cannot be part of a ConfigMap's name: use another tag for the init-hook image", tagOrDigest,
-		)
-	}
-	return id, nil
 }

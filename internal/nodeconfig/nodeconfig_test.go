@@ -106,9 +106,7 @@ func TestReadOneGeneration(t *testing.T) {
 
 func TestAwaitSum(t *testing.T) {
 	dir := t.TempDir()
-	previous, present, registries := `{"release":"a/b"}`, `{"release":"a/b","force":true}`, "mirrors: {}\n"
-	writeFile(t, dir+"/config.json", previous)
-	writeFile(t, dir+"/registries.yaml", registries)
+	writeFile(t, dir+"/sum", "previous")
 	wait := func(sum string, during func()) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
 		defer cancel()
@@ -120,23 +118,21 @@ func TestAwaitSum(t *testing.T) {
 	}
 	nothing := func() {}
 	for name, sum := range map[string]string{
-		"both":                                   Sum([]byte(previous), []byte(registries)),
-		"with registries from the user's Secret": Sum([]byte(previous), nil),
-		"none":                                   "",
+		"the mounted one": "previous",
+		"none":            "",
 	} {
 		if log, err := wait(sum, nothing); err != nil || log != "" {
 			t.Errorf("%s: %v, %q", name, err, log)
 		}
 	}
-	want := Sum([]byte(present), []byte(registries))
-	if log, err := wait(want, nothing); err == nil || !strings.Contains(err.Error(), "retries") ||
+	if log, err := wait("present", nothing); err == nil || !strings.Contains(err.Error(), "retries") ||
 		!strings.Contains(log, "waiting") || errors.As(err, new(*exitcode.Refusal)) {
 		t.Errorf("another configuration: %v, %q", err, log)
 	}
-	if _, err := wait(want, func() {
+	if _, err := wait("present", func() {
 		time.Sleep(200 * time.Millisecond)
-		writeFile(t, dir+"/new", present)
-		os.Rename(dir+"/new", dir+"/config.json")
+		writeFile(t, dir+"/new", "present")
+		os.Rename(dir+"/new", dir+"/sum")
 	}); err != nil {
 		t.Errorf("one that comes: %v", err)
 	}

@@ -2,19 +2,15 @@ package nodeconfig
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"gopkg.in/yaml.v2"
 
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 )
 
@@ -22,13 +18,8 @@ import (
 // within 90 s.
 const sumTime = 3 * time.Minute
 
-// Sum returns the checksum of the chart's Secret: the first 32 hexadecimal digits of the SHA-256 of
-// config.json, a line feed, and the registries.yaml from the values, which is empty if there is
-// none or if it comes from the user's Secret. The chart computes the same.
-func Sum(config, registries []byte) string {
-	sum := sha256.Sum256(slices.Concat(config, []byte("\n"), registries))
-	return hex.EncodeToString(sum[:])[:32]
-}
+// keySum is the key of the chart's Secret that changes with its other keys.
+const keySum = "sum"
 
 // awaitSum waits until the expected configuration is mounted.
 func (r *run) awaitSum(ctx context.Context) error {
@@ -54,16 +45,11 @@ func (r *run) awaitSum(ctx context.Context) error {
 }
 
 func hasSum(dir, sum string) (bool, error) {
-	dir = generation(dir)
-	config, err := os.ReadFile(filepath.Join(dir, noderuntime.KeyConfig))
-	if err != nil {
-		return false, exitcode.Refuse("reading the configuration: %w", err)
+	mounted, err := os.ReadFile(filepath.Join(dir, keySum)) // none: of a chart that had no sums
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("reading the configuration: %w", err)
 	}
-	if sum == Sum(config, nil) {
-		return true, nil // registries.yaml comes from the user's Secret, or there is none
-	}
-	registries, err := optional(dir, noderuntime.KeyRegistries)
-	return sum == Sum(config, registries), err
+	return string(mounted) == sum, nil
 }
 
 // generation returns the real directory of a mounted Secret: the kubelet replaces all files at once

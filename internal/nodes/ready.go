@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -21,8 +22,8 @@ func (o *Observer) NodesReady(ctx context.Context) (map[string]bool, error) {
 	}
 	isReady := map[string]bool{}
 	for _, n := range nodes.Items {
-		if Linux(n) {
-			isReady[n.Name] = NodeReady(n)
+		if plan.Linux(n) {
+			isReady[n.Name] = plan.NodeReady(n)
 		}
 	}
 	return isReady, nil
@@ -52,7 +53,7 @@ func (o *Observer) Refresh(ctx context.Context, known *ReadyNodes) error {
 	}
 	known.names, known.at = map[string]bool{}, time.Now()
 	for _, n := range nodes.Items {
-		known.names[n.Name] = NodeReady(n)
+		known.names[n.Name] = plan.NodeReady(n)
 	}
 	return nil
 }
@@ -81,28 +82,6 @@ func (o *Observer) RunningPods(ctx context.Context, nodes *ReadyNodes, component
 		}
 		return !ready
 	}), nil
-}
-
-// NodeReady reports whether a node's status says that it is ready.
-func NodeReady(n corev1.Node) bool {
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
-func Linux(n corev1.Node) bool {
-	os := n.Status.NodeInfo.OperatingSystem
-	return os == "" || os == "linux"
-}
-
-// Reports reports whether a node's kubelet lists an image under that name.
-func Reports(n corev1.Node, image string) bool {
-	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool {
-		return slices.Contains(i.Names, image)
-	})
 }
 
 // RegistryPods selects the pods of a release's registry.

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -22,7 +22,7 @@ func (i *Inspection) Look(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("listing nodes: %w", release.RefuseForbidden(err))
 	}
 	// Windows nodes run none of this project's pods and pull no Linux images.
-	i.nodes = slices.DeleteFunc(list.Items, func(n corev1.Node) bool { return !nodes.Linux(n) })
+	i.nodes = slices.DeleteFunc(list.Items, func(n corev1.Node) bool { return !plan.Linux(n) })
 	if len(i.nodes) == 0 {
 		return "", exitcode.Refuse("the cluster has no nodes that run Linux: add one, then run this again")
 	}

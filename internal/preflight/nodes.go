@@ -4,12 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
-	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -49,18 +47,13 @@ func setAddress(s state.Settings) string {
 	return fmt.Sprintf("%s --set registryURL= --set port=%d --set ipFamily=%s", setMode(s.Mode, ""), s.Port, s.IPFamily)
 }
 
-var criOVersion = regexp.MustCompile(`^cri-o://v?(\d+)\.(\d+)`)
-
-// criO finds nodes with CRI-O 1.35 or later, which accepts no plain HTTP on the loopback address.
+// criO finds nodes that accept no plain HTTP on the loopback address.
 func (i *Inspection) criO() []Finding {
 	var nodes []string
+	var wants string
 	for _, n := range i.nodes {
-		if m := criOVersion.FindStringSubmatch(n.Status.NodeInfo.ContainerRuntimeVersion); m != nil {
-			major, _ := strconv.Atoi(m[1])
-			minor, _ := strconv.Atoi(m[2])
-			if major > 1 || major == 1 && minor >= 35 {
-				nodes = append(nodes, n.Name)
-			}
+		if reason := plan.RequiresTLS(n); reason != "" {
+			nodes, wants = append(nodes, n.Name), reason
 		}
 	}
 	if len(nodes) == 0 {
@@ -69,7 +62,6 @@ func (i *Inspection) criO() []Finding {
 	if i.Settings.NodeConfig.CA || i.nodeConfig.CRIO.ConfDirectory != "" && i.nodeConfig.CRIO.Insecure {
 		return nil // the node configuration provides what CRI-O needs
 	}
-	const wants = "CRI-O 1.35 and later pulls with TLS only, from the loopback address too"
 	f := Finding{Check: checkCRIO, Severity: Blocker, Object: release.ListNodes(nodes)}
 	switch {
 	case i.Settings.Mode == state.ModeNodePort:
@@ -135,14 +127,6 @@ func (i *Inspection) architecture() []Finding {
 	return findings
 }
 
-// reportedImages is the kubelet's limit on reported images (nodeStatusMaxImages). A list of that
-// length may lack small images.
-const reportedImages = 50
-
-// PauseImage matches the names of pause images. The chart has the same pattern in
-// zarf-registry.cluster.pause.
-var PauseImage = regexp.MustCompile(`(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]`)
-
 // pauseImage finds nodes that hold none of the images that injected pods use.
 func (i *Inspection) pauseImage() []Finding {
 	o := &i.Settings
@@ -153,22 +137,22 @@ func (i *Inspection) pauseImage() []Finding {
 	reported := map[string]int{} // number of nodes by pause image
 	some, with := false, false
 	for _, n := range i.nodes {
-		if !nodes.NodeReady(n) || len(n.Status.Images) == 0 {
+		if !plan.NodeReady(n) || len(n.Status.Images) == 0 {
 			continue
 		}
 		some = true
-		if slices.ContainsFunc(o.Injector.PauseImages, func(image string) bool { return nodes.Reports(n, image) }) {
+		if slices.ContainsFunc(o.Injector.PauseImages, func(image string) bool { return plan.Reports(n, image) }) {
 			with = true
 			continue
 		}
 		for _, image := range n.Status.Images {
 			for _, name := range image.Names {
-				if PauseImage.MatchString(name) && !strings.Contains(name, "@") {
+				if plan.PauseImage(name) && !strings.Contains(name, "@") {
 					reported[name]++
 				}
 			}
 		}
-		if len(n.Status.Images) < reportedImages {
+		if plan.ReportsAll(n) {
 			without = append(without, n.Name)
 		}
 	}

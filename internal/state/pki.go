@@ -55,26 +55,14 @@ type Issuer struct {
 	Group string `json:"group"`
 }
 
-// Minimum lifetimes. A certificate is renewed after half of its lifetime; the kubelet may take 90 s to
-// update it in a pod, and the CronJob up to a minute to start.
-const (
-	MinLeafLifetime = Duration(6 * time.Minute)
-	// MinCertManagerLifetime is cert-manager's limit.
-	MinCertManagerLifetime = Duration(time.Hour)
-)
-
 // Validate returns the first problem of p.
 func (p PKI) Validate() error {
 	if !slices.Contains([]PKIMode{PKIInternal, PKIExistingSecret, PKICertManager}, p.Mode) {
 		return fmt.Errorf("unknown mode %q: want internal, existingSecret or certManager", p.Mode)
 	}
-	minimum := MinLeafLifetime
-	if p.Mode == PKICertManager {
-		minimum = MinCertManagerLifetime
-	}
 	switch {
-	case p.LeafLifetime < minimum:
-		return fmt.Errorf("certificate lifetime %s is too short: want at least %s", p.LeafLifetime, minimum)
+	case p.LeafLifetime <= 0: // the chart has a minimum that leaves time for renewals
+		return fmt.Errorf("certificate lifetime %s must be positive", p.LeafLifetime)
 	case p.AuthorityLifetime < 2*p.LeafLifetime:
 		return fmt.Errorf("CA lifetime %s is too short for a certificate lifetime of %s: want at least twice as much, "+
 			"because a certificate never outlives its CA", p.AuthorityLifetime, p.LeafLifetime)

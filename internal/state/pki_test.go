@@ -37,9 +37,6 @@ func TestWhatIsKnownOfCertificatesIsKept(t *testing.T) {
 				issuer
 		}),
 		"cert-manager with an issuer of ours": internalPKI(func(p *state.PKI) { p.Mode = state.PKICertManager }),
-		"the shortest lifetimes that are taken": internalPKI(func(p *state.PKI) {
-			p.LeafLifetime, p.AuthorityLifetime = state.MinLeafLifetime, 2*state.MinLeafLifetime
-		}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := state.State{Version: state.Version, Phase: state.PhasePrepared, Desired: settings(), PKI: &p,
@@ -68,13 +65,8 @@ func TestPKIValidateRejects(t *testing.T) {
 	}{
 		"an unknown mode": {func(p *state.PKI) { p.Mode = "vault" },
 			`unknown mode "vault": want internal, existingSecret or certManager`},
-		"no mode": {func(p *state.PKI) { *p = state.PKI{} }, `unknown mode ""`},
-		"a short certificate lifetime": {func(p *state.PKI) { p.LeafLifetime = state.Duration(5 * time.Minute) },
-			"lifetime 5m0s is too short: want at least 6m0s"},
-		"a certificate lifetime too short for cert-manager": {func(p *state.PKI) {
-			p.Mode,
-				p.LeafLifetime = state.PKICertManager, state.Duration(30*time.Minute)
-		}, "want at least 1h0m0s"},
+		"no mode":                 {func(p *state.PKI) { *p = state.PKI{} }, `unknown mode ""`},
+		"no certificate lifetime": {func(p *state.PKI) { p.LeafLifetime = 0 }, "certificate lifetime 0s must be positive"},
 		"a short CA lifetime": {func(p *state.PKI) { p.AuthorityLifetime = p.LeafLifetime },
 			"want at least twice as much"},
 		"existing Secrets in another mode": {func(p *state.PKI) { p.Existing = existing },

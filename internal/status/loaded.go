@@ -13,6 +13,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -195,7 +196,7 @@ func (c *collector) nodesNotReady(ctx context.Context) (map[string]bool, error) 
 	}
 	notReady := map[string]bool{}
 	for _, n := range list.Items {
-		notReady[n.Name] = !nodes.NodeReady(n)
+		notReady[n.Name] = !plan.NodeReady(n)
 	}
 	return notReady, nil
 }

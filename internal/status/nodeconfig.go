@@ -15,7 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
-	nodestate "github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -101,7 +101,7 @@ func (c *collector) nodeConfig(ctx context.Context) error {
 	for name, n := range nodes {
 		// If all desired pods exist, nodeConfig.nodeSelector or nodeConfig.tolerations
 		// excludes the nodes without one.
-		if scheduled < wanted && nodestate.NodeReady(n) && names[name].Name == "" {
+		if scheduled < wanted && plan.NodeReady(n) && names[name].Name == "" {
 			names[name] = corev1.Pod{}
 		}
 	}
@@ -195,7 +195,7 @@ func (c *collector) effects(ctx context.Context, nodes map[string]corev1.Node) e
 		}
 		node, known := nodes[n.Node]
 		group.Go(func() error {
-			c.effect(asking, n, known && !nodestate.NodeReady(node))
+			c.effect(asking, n, known && !plan.NodeReady(node))
 			if n.Effect != EffectYes {
 				n.Restart = restart(node)
 			}
@@ -258,7 +258,7 @@ func restart(n corev1.Node) string {
 func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 	ready := func(n NodeConfig) bool {
 		node, known := nodes[n.Node]
-		return !known || nodestate.NodeReady(node) // nodes reports the others
+		return !known || plan.NodeReady(node) // nodes reports the others
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return "", n.Effect == EffectNotYet && n.Pod == "" }) {
 		c.next("The container runtime of %s is not configured, because the pod for it does not exist: kubectl --namespace "+

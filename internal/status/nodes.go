@@ -11,8 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/nodes"
-	"github.com/zarf-dev/zarf-registry/internal/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -69,7 +68,7 @@ func (c *collector) nodes(ctx context.Context) error {
 }
 
 func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
-	node := Node{Name: n.Name, Ready: nodes.NodeReady(n)}
+	node := Node{Name: n.Name, Ready: plan.NodeReady(n)}
 	s := c.report.State
 	if s != nil {
 		node.Via, node.Verified = string(s.mode()), slices.Contains(s.Verified, n.Name)
@@ -109,10 +108,10 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 		return ""
 	}
 	why := "proxy not ready: " + orUnknown(p.Why)
-	if !nodes.NodeReady(n) {
+	if !plan.NodeReady(n) {
 		return why // named already
 	}
-	if image := injectedImage(pod); image != "" && !nodes.Reports(n, image) {
+	if image := injectedImage(pod); image != "" && !plan.Reports(n, image) {
 		pauses := pauseImages(n)
 		if len(pauses) > 0 {
 			c.next("Node %s has the pause image %s, but its proxy uses %s: run %s or helm upgrade, which adds a proxy for it.",
@@ -165,7 +164,7 @@ func pauseImages(n corev1.Node) []string {
 	var found []string
 	for _, image := range n.Status.Images {
 		names := slices.DeleteFunc(slices.Clone(image.Names), func(name string) bool {
-			return !preflight.PauseImage.MatchString(name)
+			return !plan.PauseImage(name)
 		})
 		tagged := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return strings.Contains(name, "@") })
 		if len(tagged) > 0 {

@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -109,8 +110,8 @@ func (v *Verifier) eligible(ctx context.Context) ([]string, error) {
 	for _, n := range list.Items {
 		arch := n.Status.NodeInfo.Architecture
 		switch {
-		case !nodes.Linux(n):
-		case !nodes.NodeReady(n):
+		case !plan.Linux(n):
+		case !plan.NodeReady(n):
 			v.Log.Warn("skipping a node that is not ready", "node", n.Name)
 		case v.Settings.Mode == state.ModeProxy && !proxied[n.Name]:
 			v.Log.Warn("skipping a node without a proxy; it cannot pull", "node", n.Name, "architecture", arch,

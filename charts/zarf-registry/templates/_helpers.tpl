@@ -96,7 +96,7 @@ Takes root, image. */ -}}
 {{- if regexMatch "(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]" . -}}true{{- end -}}
 {{- end -}}
 
-{{- /* The version part of the payload's names. Same rule as internal/injector.PayloadID. */ -}}
+{{- /* The part of the payload's names that changes with the version, at most 20 characters. */ -}}
 {{- define "zarf-registry.payloadID" -}}
 {{- with .Values.initHook.image -}}
 {{- if .digest -}}

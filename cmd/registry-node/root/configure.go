@@ -50,7 +50,7 @@ The output lists the changes to each file, with secrets masked. --report gets a 
 	flags.StringVar(&options.ConfigDir, "config-dir", "", "`DIR` with config.json, registries.yaml and ca.crt")
 	flags.StringVar(&options.HostRoot, "host-root", "", "`DIR` that the node's directories are mounted below")
 	flags.StringVar(&options.Sum, "config-sum", "",
-		"checksum (`SUM`) of the config.json and registries.yaml to wait for; if empty, use whatever is mounted")
+		"wait until the file sum in --config-dir contains `SUM`; if empty, use whatever is mounted")
 	flags.BoolVar(&options.Restore, "restore", false, "remove every file of the release and restore the previous files")
 	flags.StringVar(&report, "report", "/dev/termination-log", "`FILE` for the report; none if empty")
 	for _, name := range []string{"config-dir", "host-root"} {

@@ -278,16 +278,17 @@ value. */ -}}
 {{- if .NodeConfig.config.directories -}}true{{- end -}}
 {{- end -}}
 
-{{- /* The data of the Secret with the node configuration, and of its proposal for prepare. */ -}}
+{{- /* The data of the Secret with the node configuration, and of its proposal for prepare. Pods wait until the kubelet
+has mounted the sum in their arguments. */ -}}
 {{- define "zarf-registry.nodeConfig.data" -}}
 {{- include "zarf-registry.nodeConfig.load" . -}}
+sum: {{ include "zarf-registry.nodeConfig.sum" . | b64enc }}
 config.json: {{ .NodeConfig.config | toJson | b64enc }}
 {{- with .NodeConfig.registries }}
 registries.yaml: {{ b64enc . }}
 {{- end }}
 {{- end -}}
 
-{{- /* A pod compares this sum with what the kubelet mounted. Same rule as internal/nodeconfig.Sum. */ -}}
 {{- define "zarf-registry.nodeConfig.sum" -}}
 {{- include "zarf-registry.nodeConfig.load" . -}}
 {{- printf "%s\n%s" (.NodeConfig.config | toJson) .NodeConfig.registries | sha256sum | trunc 32 -}}

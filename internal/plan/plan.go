@@ -1,0 +1,63 @@
+// Package plan holds the rules about nodes that several packages apply, as pure functions of what
+// the API server reports. It reads no cluster and changes nothing.
+//
+// The chart needs PauseImage and RequiresTLS too, to choose what it renders (_cluster.tpl). Tests of
+// templates-tests compare them.
+package plan
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Linux reports whether a node runs Linux. Kubelets of other systems say so.
+func Linux(n corev1.Node) bool {
+	os := n.Status.NodeInfo.OperatingSystem
+	return os == "" || os == "linux"
+}
+
+// NodeReady reports whether a node's status says that it is ready.
+func NodeReady(n corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// Reports reports whether a node's kubelet lists an image under that name.
+func Reports(n corev1.Node, image string) bool {
+	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool {
+		return slices.Contains(i.Names, image)
+	})
+}
+
+// maxReportedImages is the kubelet's default limit on reported images (nodeStatusMaxImages).
+const maxReportedImages = 50
+
+// ReportsAll reports whether a node's list of images is complete. The kubelet truncates it to the
+// largest images, so a longer list may lack small ones.
+func ReportsAll(n corev1.Node) bool { return len(n.Status.Images) < maxReportedImages }
+
+var pauseImage = regexp.MustCompile(`(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]`)
+
+// PauseImage reports whether an image is a pause image, by its name.
+func PauseImage(name string) bool { return pauseImage.MatchString(name) }
+
+var criOVersion = regexp.MustCompile(`^cri-o://v?(\d+)\.(\d+)`)
+
+// RequiresTLS returns why a node pulls with TLS only, also from its loopback address, or "" if
+// plain HTTP works there.
+func RequiresTLS(n corev1.Node) string {
+	m := criOVersion.FindStringSubmatch(n.Status.NodeInfo.ContainerRuntimeVersion)
+	if m == nil {
+		return ""
+	}
+	major, _ := strconv.Atoi(m[1])
+	minor, _ := strconv.Atoi(m[2])
+	if major < 1 || major == 1 && minor < 35 {
+		return ""
+	}
+	return "CRI-O 1.35 and later pulls with TLS only, from the loopback address too"
+}
