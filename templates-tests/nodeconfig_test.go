@@ -408,7 +408,7 @@ func TestRegistriesYAMLIsUnchanged(t *testing.T) {
 	out := rendering{
 		values: proxyMode(t, "nodeConfig.k3s.existingSecret=mine", "nodeConfig.k3s.existingSecretKey=k"),
 	}.render(t)
-	if data := find[*corev1.Secret](t, out, "zarf-registry-node-config").Data; len(data) != 1 {
+	if data := find[*corev1.Secret](t, out, "zarf-registry-node-config").Data; len(data) != 2 {
 		t.Errorf("with an existing Secret: %d keys", len(data))
 	}
 }
