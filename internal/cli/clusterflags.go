@@ -74,7 +74,8 @@ func (f *clusterFlags) presentCredential(client kubernetes.Interface, access rel
 
 // readAccess reads certificate and credential for pushing, and the address that image
 // references begin with.
-func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interface) (release.PushAccess, string, error) {
+func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interface) (
+	release.PushAccess, string, error) {
 	read := func(suffix string) (*corev1.Secret, error) {
 		name := f.name + suffix
 		secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, name, metav1.GetOptions{})

@@ -25,8 +25,8 @@ that config.json lists are mounted below the directory in --host-root, each at i
 
 Everything is checked before the first write: an invalid configuration, a file of somebody else without force, a
 symbolic link, a read-only or full file system. If a check fails, nothing is changed and the exit code is 3. Files are
-replaced atomically, and a previous file is kept as NAME.before-zarf-registry. Previous files are restored once ours are no
-longer configured, or all of them with --restore.
+replaced atomically, and a previous file is kept as NAME.before-zarf-registry. Previous files are restored once ours are
+no longer configured, or all of them with --restore.
 
 The output lists the changes to each file, with secrets masked. --report gets a summary as JSON, also after a failure.`,
 		Example: `  registry-node configure --config-dir=/etc/zarf-registry/node-config --host-root=/host
