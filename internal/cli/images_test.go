@@ -746,7 +746,7 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
 		"\nblobs                  4 (") || !strings.Contains(out, "\ninterrupted downloads  0\n") {
 		t.Errorf("info prints\n%s", out)
 	}
-	if out := c.run("cache", "verify"); !strings.HasPrefix(out, "blobs that are right: 4 (") {
+	if out := c.run("cache", "verify"); !strings.HasPrefix(out, "intact blobs: 4 (") {
 		t.Errorf("verify prints\n%s", out)
 	}
 
@@ -761,8 +761,8 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
 		t.Fatal(err)
 	}
 	message, out := c.fails(1, "", "cache", "verify")
-	if want := "removed sha256:" + filepath.Base(blobs[0]) +
-		", which was damaged\nblobs that are right: 3 ("; !strings.HasPrefix(out, want) ||
+	if want := "removed damaged blob sha256:" + filepath.Base(blobs[0]) +
+		"\nintact blobs: 3 ("; !strings.HasPrefix(out, want) ||
 		strings.Contains(message, "Error") {
 		t.Errorf("verify prints\n%s%s", out, message)
 	}

@@ -101,9 +101,9 @@ Exit codes: 0 if all blobs are intact, 1 if some were damaged or verify failed.`
 
 func printCacheReport(w io.Writer, report blobstore.Report) error {
 	for _, d := range report.Corrupt {
-		fmt.Fprintf(w, "removed %s, which was damaged\n", d)
+		fmt.Fprintf(w, "removed damaged blob %s\n", d)
 	}
-	_, err := fmt.Fprintf(w, "blobs that are right: %s\n", countedBytes(report.Blobs, report.Bytes))
+	_, err := fmt.Fprintf(w, "intact blobs: %s\n", countedBytes(report.Blobs, report.Bytes))
 	return err
 }
 

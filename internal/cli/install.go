@@ -29,8 +29,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// chartFlags are the flags of install and preflight: the release, and the values
-// as helm has them.
+// chartFlags are the flags of install and preflight: the release, and the values as in helm.
 type chartFlags struct {
 	namespace, release, chart string
 	access                    cluster.Access
@@ -43,7 +42,7 @@ type chartFlags struct {
 	resetValues   bool
 }
 
-// installFlags are those of install alone.
+// installFlags are the flags of install.
 type installFlags struct {
 	chartFlags
 	timeout         time.Duration
@@ -55,18 +54,17 @@ func newInstall() *cobra.Command {
 	f := &installFlags{}
 	cmd := &cobra.Command{
 		Use:   "install",
-		Short: "Install or upgrade the registry from this machine; no node needs any image but pause",
-		Long: `install does from this machine what helm and the chart's hook Jobs would do in the
-cluster, with the chart that init-hook carries: preflight, certificates, payload, the
-chart itself, the push of the project's images, and the proof by a pull on every node.
-No node needs init-hook's image for that, nor any other image but pause.
+		Short: "Install or upgrade the registry from this machine; nodes need no image but pause",
+		Long: `install runs the embedded chart's hook Jobs and helm from this machine: preflight,
+certificates, payload, the chart itself, the push of the project's images, and a verified
+pull on every node. Nodes need no image but pause, not even init-hook's.
 
-The release is an ordinary one: helm upgrade, helm rollback and helm uninstall continue
-it. Where it exists it is upgraded; its values stay, and the new ones are put on top. A
-run that was interrupted is continued by running the same command again.
+The release is an ordinary one: helm upgrade, helm rollback and helm uninstall can continue
+it. An existing release is upgraded; it keeps its values, and the given ones override them.
+To continue an interrupted run, run the same command again.
 
-Without --registry-proxy and --registry-url the mode stays what it is; a new cluster
-gets nodeport mode.`,
+Without --registry-proxy and --registry-url the mode does not change; a new cluster gets
+nodeport mode.`,
 		Example: `  init-hook install --registry-proxy
   init-hook install --namespace zarf --values values.yaml --set registry.persistence.size=100Gi
   init-hook install --registry-proxy=false             # switch to nodeport mode
@@ -76,9 +74,9 @@ gets nodeport mode.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	f.register(cmd)
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 10*time.Minute, "how long it may take in all")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 10*time.Minute, "time limit for the whole run")
 	cmd.Flags().BoolVar(&f.createNamespace, "create-namespace", true, "create the namespace if it does not exist")
-	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "render the chart and run the preflight, and change nothing")
+	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "render the chart and run the preflight, without changing anything")
 	return cmd
 }
 
@@ -86,13 +84,13 @@ func newPreflight() *cobra.Command {
 	f := &chartFlags{}
 	cmd := &cobra.Command{
 		Use:   "preflight",
-		Short: "Look for everything that would stand in the way of an installation or upgrade",
-		Long: `preflight renders the chart with the given values and checks the cluster for
-everything that would stand in the way, as install and the chart's prepare Job do. It
-changes nothing. Each finding comes with its cause and with what mends it.
+		Short: "Check for everything that would prevent an installation or upgrade",
+		Long: `preflight renders the chart with the given values and checks the cluster for everything
+that would prevent an installation, as install and the chart's prepare Job do. It changes
+nothing. Each finding has a cause and a remedy.
 
-Exit codes: 0 when nothing blocks, 1 when something does, 3 when what was asked for
-cannot work on any cluster.`,
+Exit codes: 0 if there are no blockers, 1 if there are, 3 if the flags or values cannot work
+on any cluster.`,
 		Example: `  init-hook preflight --registry-proxy
   init-hook preflight --values values.yaml --output json`,
 		Args: cobra.NoArgs,
@@ -104,25 +102,24 @@ cannot work on any cluster.`,
 
 func (f *chartFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVarP(&f.namespace, "namespace", "n", "zarf", "the release's namespace")
-	flags.StringVar(&f.release, "release", "zarf-registry", "the release's name")
+	flags.StringVarP(&f.namespace, "namespace", "n", "zarf", "namespace of the release")
+	flags.StringVar(&f.release, "release", "zarf-registry", "name of the release")
 	flags.BoolVar(&f.registryProxy, "registry-proxy", false,
-		"how nodes reach the registry: a proxy on each node (true) or a node port (false); when it is left out the mode "+
-			"stays what it is")
+		"how nodes reach the registry: a proxy on each node (true) or a node port (false) (default: do not change the mode)")
 	flags.StringVar(&f.registryURL, "registry-url", "", "use the external registry HOST[:PORT][/PATH] and deploy none")
-	flags.StringArrayVar(&f.values.Values, "set", nil, "set values, as path=value; several may be separated by commas")
-	flags.StringArrayVar(&f.values.StringValues, "set-string", nil, "set values that are strings")
-	flags.StringArrayVar(&f.values.FileValues, "set-file", nil, "set values from files, as path=file")
+	flags.StringArrayVar(&f.values.Values, "set", nil, "set values: path=value, several separated by commas")
+	flags.StringArrayVar(&f.values.StringValues, "set-string", nil, "set string values")
+	flags.StringArrayVar(&f.values.FileValues, "set-file", nil, "set values from files: path=file")
 	flags.StringSliceVarP(&f.values.ValueFiles, "values", "f", nil,
-		"values `FILE` or URL; may be given several times, the last wins")
-	flags.BoolVar(&f.resetValues, "reset-values", false, "forget the values of the last release")
-	flags.StringVar(&f.chart, "chart", "", "chart to use, a `DIRECTORY` or .tgz (default: the one that init-hook carries)")
+		"values `FILE` or URL; can be repeated, the last one wins")
+	flags.BoolVar(&f.resetValues, "reset-values", false, "ignore the values of the last release")
+	flags.StringVar(&f.chart, "chart", "", "chart to use, a `DIRECTORY` or .tgz (default: the embedded one)")
 	accessFlags(flags, &f.access)
 	outputFlag(cmd, &f.output)
 	progressFlags(flags, &f.log)
 }
 
-// validate refuses what no cluster needs to be asked about.
+// validate rejects flags that are wrong in any cluster.
 func (f *chartFlags) validate() error {
 	var errs []error
 	named := settings.Settings{Namespace: f.namespace, Release: f.release, Name: names.Chart}
@@ -134,15 +131,14 @@ func (f *chartFlags) validate() error {
 	}
 	// Helm would look for the release elsewhere.
 	if d := os.Getenv("HELM_DRIVER"); d != "" && d != "secret" && d != "secrets" {
-		errs = append(errs, fmt.Errorf("HELM_DRIVER is %q: init-hook keeps releases in Secrets only; unset it, or use helm",
-			d))
+		errs = append(errs,
+			fmt.Errorf("HELM_DRIVER is %q: init-hook stores releases only in Secrets: unset it or use helm", d))
 	}
 	return errors.Join(errs...)
 }
 
-// merged reads the values that the user gave. A flag of the mode takes back what
-// the last release said about the other ones; what contradicts it in the same run
-// is for the chart to refuse.
+// merged returns the user's values. A mode flag resets the values of the last release for the other modes.
+// The chart rejects contradictions within one run.
 func (f *chartFlags) merged(flags *pflag.FlagSet) (map[string]any, error) {
 	values, err := f.values.MergeValues(getter.All(helmcli.New()))
 	if err != nil {
@@ -168,7 +164,7 @@ func (f *chartFlags) merged(flags *pflag.FlagSet) (map[string]any, error) {
 	return values, nil
 }
 
-// installer connects everything that installs.
+// installer returns an installer for validated flags.
 func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 	if err := f.validate(); err != nil {
 		return nil, &exitcode.Refusal{Err: err}
@@ -186,9 +182,9 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 		return nil, &exitcode.Refusal{Err: err}
 	}
 	if c.AppVersion() != version.Version {
-		log.Warn("the chart is of another release than this init-hook", "chart", c.AppVersion(), "init-hook", version.Version)
+		log.Warn("the versions of chart and init-hook differ", "chart", c.AppVersion(), "init-hook", version.Version)
 	}
-	// What the API server warns of: once each, and not in the form of klog.
+	// Each warning of the API server is printed once, and not in klog's format.
 	rest.SetDefaultWarningHandler(rest.NewWarningWriter(cmd.ErrOrStderr(), rest.WarningWriterOptions{Deduplicate: true}))
 	config, client, err := cluster.Connect(f.access)
 	if err != nil {
@@ -256,12 +252,12 @@ func (f *chartFlags) runPreflight(cmd *cobra.Command) error {
 	return f.printPlan(cmd.OutOrStdout(), i.Options.Chart, plan, false)
 }
 
-// printedPlan is a plan as JSON.
+// printedPlan is what install --dry-run and preflight print as JSON.
 type printedPlan struct {
 	Mode     state.Mode          `json:"mode"`
 	Address  string              `json:"address"`
 	Findings []preflight.Finding `json:"findings"`
-	// Of a dry run only.
+	// Set in a dry run only.
 	Upgrade  *bool  `json:"upgrade,omitempty"`
 	Chart    string `json:"chart,omitempty"`
 	Manifest string `json:"manifest,omitempty"`
@@ -297,7 +293,7 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, 
 	return nil
 }
 
-// printFindings writes what people read: each finding with its cause and remedy.
+// printFindings writes each finding with its cause and remedy.
 func printFindings(w io.Writer, findings []preflight.Finding) {
 	for _, f := range findings {
 		fmt.Fprintf(w, "\n%-8s %s", f.Severity, f.Check)
@@ -308,10 +304,10 @@ func printFindings(w io.Writer, findings []preflight.Finding) {
 	}
 }
 
-// indented keeps lines after the first below it.
+// indented aligns the second and later lines of a text with its first.
 func indented(text string) string { return strings.ReplaceAll(text, "\n", "\n          ") }
 
-// printedResult is a result as JSON.
+// printedResult is what install prints as JSON.
 type printedResult struct {
 	Namespace  string     `json:"namespace"`
 	Release    string     `json:"release"`
@@ -321,7 +317,7 @@ type printedResult struct {
 	AppVersion string     `json:"appVersion"`
 	Mode       state.Mode `json:"mode"`
 	Address    string     `json:"address"`
-	// PullSecret is the Secret that pods need a copy of, where they do.
+	// PullSecret is the Secret that pods need a copy of, empty if they need none.
 	PullSecret string `json:"pullSecret,omitempty"`
 }
 

@@ -15,17 +15,16 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Connect makes Helm's configuration for the releases of a namespace, which it
-// keeps in Secrets, as helm does by default. It does not talk to the cluster yet.
-// What Helm has to say of itself is logged as debugging.
+// Connect returns Helm's configuration for the releases of a namespace, stored in Secrets as helm does by
+// default. It does not contact the cluster. Helm's own log is written at debug level.
 //
-// It sets for the whole process under which name Helm writes: helm's, whose fields
-// these are to be. Helm 4 could not change those of another one.
+// It sets the field manager of the whole process to helm's name, so that helm owns the fields: Helm 4
+// could not change those of another manager.
 func Connect(config *rest.Config, namespace string, log *slog.Logger) (*action.Configuration, error) {
 	kube.ManagedFieldsManager = "helm"
 	connected := &action.Configuration{}
 	err := connected.Init(&getter{config, namespace}, namespace, "secret", func(format string, args ...any) {
-		log.Debug("helm", "says", fmt.Sprintf(format, args...))
+		log.Debug("helm", "message", fmt.Sprintf(format, args...))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("preparing Helm: %w", err)
@@ -33,7 +32,7 @@ func Connect(config *rest.Config, namespace string, log *slog.Logger) (*action.C
 	return connected, nil
 }
 
-// getter gives Helm a cluster that is known already. It is Helm's RESTClientGetter.
+// getter implements Helm's RESTClientGetter for a given cluster.
 type getter struct {
 	config    *rest.Config
 	namespace string
@@ -57,7 +56,7 @@ func (g *getter) ToRESTMapper() (meta.RESTMapper, error) {
 	return restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(client), client, nil), nil
 }
 
-// ToRawKubeConfigLoader is asked for the namespace of objects that name none.
+// ToRawKubeConfigLoader provides the namespace of objects without one.
 func (g *getter) ToRawKubeConfigLoader() clientcmd.ClientConfig {
 	return clientcmd.NewDefaultClientConfig(*clientcmdapi.NewConfig(),
 		&clientcmd.ConfigOverrides{Context: clientcmdapi.Context{Namespace: g.namespace}})

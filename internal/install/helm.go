@@ -25,8 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/names"
 )
 
-// LoadChart reads a chart from a folder or a .tgz file; "" is the one that this
-// program carries.
+// LoadChart reads a chart from a directory or a .tgz file. An empty path means the embedded chart.
 func LoadChart(path string) (*chart.Chart, error) {
 	if path != "" {
 		c, err := loader.Load(path)
@@ -35,7 +34,7 @@ func LoadChart(path string) (*chart.Chart, error) {
 		}
 		return c, nil
 	}
-	// Only from a folder does Helm obey .helmignore.
+	// Helm applies .helmignore only to directories.
 	dir, err := os.MkdirTemp("", "zarf-registry-chart-")
 	if err != nil {
 		return nil, fmt.Errorf("unpacking the chart: %w", err)
@@ -46,19 +45,19 @@ func LoadChart(path string) (*chart.Chart, error) {
 	}
 	c, err := loader.LoadDir(dir)
 	if err != nil {
-		return nil, fmt.Errorf("reading the chart that init-hook carries: %w", err)
+		return nil, fmt.Errorf("reading the embedded chart: %w", err)
 	}
 	return c, nil
 }
 
-// lookAtRelease reads the release's history and refuses what cannot be continued.
-func (r *run) lookAtRelease() error {
+// readRelease reads the release's history. It refuses a release that cannot be continued.
+func (r *run) readRelease() error {
 	o := r.Options
 	history, err := r.Helm.Releases.History(o.Release)
 	if err != nil && !errors.Is(err, driver.ErrReleaseNotFound) {
 		return fmt.Errorf("reading the history of release %s in namespace %s: %w", o.Release, o.Namespace, err)
 	}
-	// The memory of tests has those of other namespaces besides.
+	// The in-memory driver of tests also returns other namespaces.
 	history = slices.DeleteFunc(history, func(rel *release.Release) bool { return rel.Namespace != o.Namespace })
 	if len(history) == 0 {
 		return nil
@@ -67,16 +66,16 @@ func (r *run) lookAtRelease() error {
 	r.last = history[len(history)-1]
 	if name := r.last.Chart.Name(); name != names.Chart {
 		return exitcode.Refuse(
-			"release %s in namespace %s is of the chart %s, not of %s: choose another name with --release or another place "+
-				"with --namespace", o.Release, o.Namespace, name, names.Chart)
+			"release %s in namespace %s is of the chart %s, not of %s: choose another name with --release or another "+
+				"namespace with --namespace", o.Release, o.Namespace, name, names.Chart)
 	}
 	switch r.last.Info.Status {
 	case release.StatusUninstalling:
 		return exitcode.Refuse(
-			"release %s in namespace %s is being deleted: let that end, by helm uninstall %s --namespace %s, "+
+			"release %s in namespace %s is being deleted: complete that with helm uninstall %s --namespace %s, "+
 				"then run this again", o.Release, o.Namespace, o.Release, o.Namespace)
 	case release.StatusUninstalled:
-		return nil // its history was kept; nothing of it is there
+		return nil // only its history was kept
 	}
 	r.present = r.last
 	for _, rel := range history {
@@ -87,26 +86,25 @@ func (r *run) lookAtRelease() error {
 	return nil
 }
 
-// recover ends what a killed run left under way, for Helm refuses to touch it.
+// recover marks a revision that an interrupted run left pending as failed. Helm refuses to touch it otherwise.
 func (r *run) recover(context.Context) (string, error) {
 	if r.last == nil || !r.last.Info.Status.IsPending() {
-		return "nothing: no interrupted run was found", nil
+		return "nothing: no interrupted run found", nil
 	}
 	was := r.last.Info.Status
 	r.last.SetStatus(release.StatusFailed,
-		fmt.Sprintf("was %s when init-hook install took over: its run had ended before it was done", was))
+		fmt.Sprintf("was %s when init-hook install recovered it: its run was interrupted", was))
 	if err := r.Helm.Releases.Update(r.last); err != nil {
 		return "", fmt.Errorf("marking revision %d of release %s as failed: %w", r.last.Version, r.last.Name, err)
 	}
-	return fmt.Sprintf("revision %d was %s and counts as failed now", r.last.Version, was), nil
+	return fmt.Sprintf("marked revision %d, which was %s, as failed", r.last.Version, was), nil
 }
 
-// apply is the real installation or upgrade. Hooks are stored with the release
-// and not run: their work is done here.
+// apply installs or upgrades with Helm. The chart's hooks are stored with the release but not run: this
+// process does their work.
 func (r *run) apply(ctx context.Context) (string, error) {
-	// Helm watches its context even when it is done, and may then take the end of
-	// this run for an interruption and mark the release as failed: so what it gets
-	// ends with the run only as long as Helm is at work.
+	// Helm watches its context even after it has returned, and would then mark the release as failed when
+	// this run ends. Its context therefore ends with the run only while Helm works.
 	helm, interrupt := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, interrupt)
 	defer stop()
@@ -114,7 +112,7 @@ func (r *run) apply(ctx context.Context) (string, error) {
 	if r.upgrade() {
 		upgrade := action.NewUpgrade(r.Helm)
 		upgrade.Namespace = r.Options.Namespace
-		upgrade.ResetValues = true // they are merged already
+		upgrade.ResetValues = true // values() has merged them
 		upgrade.DisableHooks = true
 		upgrade.MaxHistory = maxHistory
 		upgrade.Timeout = r.Options.Timeout
@@ -123,7 +121,7 @@ func (r *run) apply(ctx context.Context) (string, error) {
 	} else {
 		install := action.NewInstall(r.Helm)
 		install.ReleaseName, install.Namespace = r.Options.Release, r.Options.Namespace
-		install.Replace = r.last != nil // uninstalled, with its history kept
+		install.Replace = r.last != nil // uninstalled with --keep-history
 		install.DisableHooks = true
 		install.Timeout = r.Options.Timeout
 		install.Description = "Install complete (init-hook install)"
@@ -139,8 +137,8 @@ func (r *run) apply(ctx context.Context) (string, error) {
 	return fmt.Sprintf("revision %d of release %s", r.applied.Version, r.applied.Name), nil
 }
 
-// markFailed lets the history say what it would say of a finish Job that failed:
-// this revision did not succeed, and the one before is the present one.
+// markFailed records what Helm records if a finish Job fails: this revision failed, and the previous one
+// stays deployed.
 func (r *run) markFailed(cause error) error {
 	// One line: helm history shows it in a table.
 	r.applied.SetStatus(release.StatusFailed, "finish failed: "+strings.ReplaceAll(cause.Error(), "\n", "; "))
@@ -157,7 +155,7 @@ func (r *run) markFailed(cause error) error {
 	return nil
 }
 
-// upgrade says whether Helm goes on from a release.
+// upgrade reports whether there is a release to upgrade.
 func (r *run) upgrade() bool { return r.present != nil }
 
 // readSettings reads the settings from the rendered prepare Job; all Jobs have the same.
@@ -173,12 +171,12 @@ func (r *run) readSettings(rendered *release.Release) error {
 	if !r.settings.ConfiguresNodes() {
 		return nil
 	}
-	// The Secret that prepare would read is a hook, and hooks are not run.
+	// The Secret that the prepare Job reads is a hook, which is not run.
 	r.nodeConfig, err = secretData(rendered.Manifest, r.settings.Name+names.SuffixNodeConfig)
 	return err
 }
 
-// values are the user's on top of those of the last release.
+// values returns those of the last release, overridden by the user's.
 func (r *run) values() map[string]any {
 	values := clone(r.Options.Values)
 	if r.present == nil || r.Options.ResetValues {
@@ -187,7 +185,7 @@ func (r *run) values() map[string]any {
 	return chartutil.CoalesceTables(values, clone(r.present.Config))
 }
 
-// clone copies values: Helm keeps and changes what it is given.
+// clone returns a deep copy: Helm keeps and changes its arguments.
 func clone(values map[string]any) map[string]any {
 	copied := map[string]any{}
 	for key, value := range values {
@@ -210,7 +208,7 @@ func cloneAny(value any) any {
 	return value
 }
 
-// jobArguments takes a hook Job's arguments from a release.
+// jobArguments returns the arguments of a hook Job in a release.
 func jobArguments(rel *release.Release, step string) ([]string, error) {
 	for _, h := range rel.Hooks {
 		if h.Kind != "Job" {
@@ -230,11 +228,11 @@ func jobArguments(rel *release.Release, step string) ([]string, error) {
 		"use the chart of this init-hook's own release", step)
 }
 
-// secretData takes what a Secret holds from a rendered manifest.
+// secretData returns the data of a Secret in a rendered manifest.
 func secretData(manifest, name string) (map[string][]byte, error) {
 	for _, document := range releaseutil.SplitManifests(manifest) {
 		var secret corev1.Secret
-		// Errors may quote what they cannot read, and others than the Secret do not matter.
+		// Errors are dropped: they may quote a secret, and other documents do not matter.
 		if err := yaml.Unmarshal([]byte(document), &secret); err != nil || secret.Kind != "Secret" || secret.Name != name {
 			continue
 		}
@@ -245,31 +243,29 @@ func secretData(manifest, name string) (map[string][]byte, error) {
 		}
 		return data, nil
 	}
-	return nil, fmt.Errorf("the chart renders no Secret %s that can be read, though its Jobs are to configure nodes: "+
+	return nil, fmt.Errorf("the chart renders no valid Secret %s, which its Jobs need to configure nodes: "+
 		"use the chart of this init-hook's own release", name)
 }
 
-// explainHelm says what Helm was doing, and what to do about the errors that
-// people can mend.
+// explainHelm adds to an error of Helm what it was doing and what to do about it.
 func (r *run) explainHelm(doing string, err error) error {
 	text := err.Error()
 	for _, known := range []struct{ sign, advice string }{
 		{"invalid ownership metadata",
-			"an object of that name is there and belongs to somebody else: delete or rename it, or install under other names " +
+			"an object of that name exists and is not of this release: delete or rename it, or install under another name " +
 				"(--set fullnameOverride=…)"},
-		{"another operation", "another helm is at work on this release: wait until it is done, then run this again"},
-		{"already exists", "somebody else works on this release at the same time: wait until that is done, then run this " +
-			"again"},
-		{"chart requires kubeVersion", "the cluster's Kubernetes is not one that the chart supports: update the cluster"},
+		{"another operation", "another helm is changing this release: wait until it has finished, then run this again"},
+		{"already exists", "another process is changing this release: wait until it has finished, then run this again"},
+		{"chart requires kubeVersion", "the chart does not support the cluster's Kubernetes version: upgrade the cluster"},
 		{"values don't meet the specifications of the schema",
-			"put the values right (--set, --values); --reset-values leaves out those of the last release"},
+			"correct the values (--set, --values); --reset-values ignores those of the last release"},
 	} {
 		if strings.Contains(text, known.sign) {
 			return fmt.Errorf("%s: %w: %s", doing, err, known.advice)
 		}
 	}
 	if strings.Contains(text, "zarf-registry: ") {
-		return fmt.Errorf("%s: %w", doing, err) // the chart's own words say what to do
+		return fmt.Errorf("%s: %w", doing, err) // the chart's message says what to do
 	}
-	return fmt.Errorf("%s: %w; run the same command again when that is mended", doing, err)
+	return fmt.Errorf("%s: %w; fix that, then run the same command again", doing, err)
 }

@@ -1,10 +1,8 @@
-// Package install installs or upgrades the chart from a workstation: what the
-// chart's hook Jobs would do is done in this process, so no node needs init-hook's
-// image, and Helm's SDK does the rest. The release is one that helm upgrade, helm
-// rollback and helm uninstall continue.
+// Package install installs or upgrades the chart from a workstation. It does the work of the chart's
+// hook Jobs in this process, so that no node needs init-hook's image, and runs Helm's SDK for the rest.
+// The release is an ordinary one: helm upgrade, helm rollback and helm uninstall can continue it.
 //
-// It decides the order and nothing about the registry: what the Jobs would do it
-// takes from the Jobs that the chart renders.
+// It decides only the order. The settings are those of the Jobs that the chart renders.
 package install
 
 import (
@@ -30,69 +28,66 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 )
 
-// maxHistory is how many revisions of the release are kept: as many as helm keeps
-// unless told otherwise.
+// maxHistory is the number of revisions of the release to keep, helm's default.
 const maxHistory = 10
 
-// Options say what to install, and where.
+// Options selects what to install, and where.
 type Options struct {
 	Namespace, Release string
-	// Chart is what to install.
-	Chart *chart.Chart
-	// Values are the user's, without the chart's defaults. They are put on top of
-	// those of the last release, a null removing what stood there.
+	Chart              *chart.Chart
+	// Values are the user's, without the chart's defaults. They override those of the last release; null
+	// removes one.
 	Values map[string]any
-	// ResetValues leaves out the last release's values.
+	// ResetValues ignores the last release's values.
 	ResetValues bool
-	// CreateNamespace makes the namespace where it is missing.
+	// CreateNamespace creates the namespace if it does not exist.
 	CreateNamespace bool
 	// Timeout bounds the whole run; it must be positive.
 	Timeout time.Duration
 }
 
-// Hook is what the hook Jobs do. *hook.Hook is one.
+// Hook does the work of the hook Jobs. *hook.Hook implements it.
 type Hook interface {
 	Preflight(ctx context.Context) ([]preflight.Finding, error)
 	Prepare(ctx context.Context) error
 	Finish(ctx context.Context) error
 }
 
-// Installer installs. Its fields must be set.
+// Installer installs or upgrades a release. All fields must be set.
 type Installer struct {
 	Options Options
-	// Helm is connected with the namespace of the release.
+	// Helm is connected to the namespace of the release.
 	Helm   *action.Configuration
 	Client kubernetes.Interface
 	// Parse reads the arguments of a rendered Job, its command first.
 	Parse func(args []string) (settings.Settings, error)
-	// NewHook connects what the Jobs do with the cluster. nodeConfig is the data of the rendered
-	// Secret with the node configuration, nil if there is none.
+	// NewHook connects a Hook to the cluster. nodeConfig is the data of the rendered Secret with the node
+	// configuration, nil if there is none.
 	NewHook func(ctx context.Context, s settings.Settings, nodeConfig map[string][]byte) (Hook, error)
 	Log     *slog.Logger
 	Now     func() time.Time
 }
 
-// Plan is what a run would do.
+// Plan describes what a run would do.
 type Plan struct {
 	// Settings are those of the rendered Jobs.
 	Settings settings.Settings
 	// Findings are those of the preflight, blockers first.
 	Findings []preflight.Finding
-	// Upgrade says whether the release exists already.
+	// Upgrade is true if the release exists.
 	Upgrade bool
 	// Manifest is what Helm would apply, without hooks.
 	Manifest string
 }
 
-// Result is what a run did.
+// Result describes what a run did.
 type Result struct {
 	// Settings are those of the applied Jobs.
 	Settings settings.Settings
-	// Revision is the release's.
 	Revision int
 	// Upgraded is false for a first installation.
 	Upgraded bool
-	// ChartVersion and AppVersion are the applied chart's.
+	// ChartVersion and AppVersion are those of the applied chart.
 	ChartVersion, AppVersion string
 }
 
@@ -113,11 +108,11 @@ func Blockers(findings []preflight.Finding) []preflight.Finding {
 		func(f preflight.Finding) bool { return f.Severity != preflight.Blocker })
 }
 
-// Plan renders the chart with what the cluster says, and runs the preflight. It
-// changes nothing, and does not create the namespace.
+// Plan renders the chart against the cluster and runs the preflight. It changes nothing and does not
+// create the namespace.
 func (i *Installer) Plan(ctx context.Context) (*Plan, error) {
 	r := run{Installer: i}
-	if err := r.look(ctx); err != nil {
+	if err := r.read(ctx); err != nil {
 		return nil, err
 	}
 	manifest, err := r.render(ctx)
@@ -136,8 +131,7 @@ func (i *Installer) Plan(ctx context.Context) (*Plan, error) {
 	return &Plan{Settings: r.settings, Findings: findings, Upgrade: r.upgrade(), Manifest: manifest}, nil
 }
 
-// Run installs or upgrades. It may be interrupted at any point: another run
-// continues.
+// Run installs or upgrades. It can be interrupted at any point; the next run continues.
 func (i *Installer) Run(ctx context.Context) (*Result, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, i.Options.Timeout,
 		fmt.Errorf("not done within %s (--timeout)", i.Options.Timeout))
@@ -147,14 +141,14 @@ func (i *Installer) Run(ctx context.Context) (*Result, error) {
 		name, why string
 		do        func(context.Context) (string, error)
 	}{
-		{"read the release", "it decides between installation, upgrade and repair", r.lookStep},
-		{"render the chart", "the chart decides by what the cluster says", r.renderStep},
-		{"create the namespace", "all other objects are created in it", r.makeNamespace},
-		{"preflight", "what stands in the way is named before anything is changed", r.preflight},
-		{"recover the release", "one that a killed run left behind would block every other", r.recover},
-		{"delete previous Jobs", "concurrent runs would conflict", r.removeJobs},
-		{"", "", r.prepare},
-		{"apply the chart", "Helm makes and keeps the long-lived objects", r.apply},
+		{"read the release", "it decides between installation, upgrade and repair", r.readStep},
+		{"render the chart", "the chart decides by the state of the cluster", r.renderStep},
+		{"create the namespace", "all other objects are created in it", r.createNamespace},
+		{"preflight", "problems are reported before anything changes", r.preflight},
+		{"recover the release", "Helm refuses to touch a release that an interrupted run left pending", r.recover},
+		{"delete previous Jobs", "concurrent runs would conflict", r.deleteJobs},
+		{"", "", r.prepare}, // prepare and finish log steps of their own
+		{"apply the chart", "Helm creates and tracks the long-lived objects", r.apply},
 		{"", "", r.finish},
 	} {
 		begin := i.Now()
@@ -176,39 +170,38 @@ func (i *Installer) Run(ctx context.Context) (*Result, error) {
 	}, nil
 }
 
-// run is what the steps hand on to each other.
+// run is the state that the steps share.
 type run struct {
 	*Installer
-	// Helm's record is in the first. All objects are in the last: the same, unless a
-	// value names another (namespaceOverride).
-	namespaces []place
+	// namespaces holds that of Helm's record first and that of all objects last. They are the same unless
+	// the value namespaceOverride is set.
+	namespaces []namespace
 
-	last     *release.Release // the newest revision; nil where there is none
-	present  *release.Release // the one that Helm compares with and whose values it reuses; nil for an installation
-	deployed bool             // present counts as deployed, not as failed
+	last     *release.Release // the newest revision; nil if there is none
+	present  *release.Release // what Helm compares with and whose values it reuses; nil for an installation
+	deployed bool             // present has the status deployed, not failed
 
-	settings   settings.Settings // of the Jobs as they were rendered last
-	nodeConfig map[string][]byte // data of the Secret as it was rendered last
+	settings   settings.Settings // of the Jobs as last rendered
+	nodeConfig map[string][]byte // data of the Secret as last rendered
 	hook       Hook
 	applied    *release.Release
 }
 
-// place is a namespace.
-type place struct {
-	name   string
-	object *corev1.Namespace // nil where it is missing
-	made   bool              // by this run
+type namespace struct {
+	name    string
+	object  *corev1.Namespace // nil if it does not exist
+	created bool              // by this run
 }
 
-// objects is where the chart's objects are, and all that the hooks make.
-func (r *run) objects() *place { return &r.namespaces[len(r.namespaces)-1] }
+// objects returns the namespace of the objects of the chart and of the hooks.
+func (r *run) objects() *namespace { return &r.namespaces[len(r.namespaces)-1] }
 
-// explain adds to an error what the user must know about where it leaves things.
+// explain adds to an error how to continue after an interruption or a timeout.
 func (r *run) explain(ctx context.Context, err error) error {
 	if _, blocked := errors.AsType[*Blocked](err); blocked {
 		return err
 	}
-	const again = "run the same command again, it continues where this one stopped"
+	const again = "run the same command again to continue"
 	switch cause := context.Cause(ctx); {
 	case cause == nil:
 		return err
@@ -221,58 +214,57 @@ func (r *run) explain(ctx context.Context, err error) error {
 	}
 }
 
-func (r *run) lookStep(ctx context.Context) (string, error) {
-	if err := r.look(ctx); err != nil {
+func (r *run) readStep(ctx context.Context) (string, error) {
+	if err := r.read(ctx); err != nil {
 		return "", err
 	}
 	if r.last == nil {
-		return "found none: this is a new installation", nil
+		return "not found: this is a new installation", nil
 	}
 	return fmt.Sprintf("found revision %d, %s", r.last.Version, r.last.Info.Status), nil
 }
 
-// look reads namespace and release, and refuses what cannot be continued.
-func (r *run) look(ctx context.Context) error {
+// read reads the namespace and the release. It refuses a release that cannot be continued.
+func (r *run) read(ctx context.Context) error {
 	o := r.Options
 	if name := o.Chart.Name(); name != names.Chart {
-		return exitcode.Refuse("the chart is %q: this command installs %s only; use helm for others", name,
+		return exitcode.Refuse("the chart is %q: this command installs only %s; use helm for others", name,
 			names.Chart)
 	}
-	home, err := r.lookAtNamespace(ctx, o.Namespace, "choose another with --namespace")
+	first, err := r.readNamespace(ctx, o.Namespace, "choose another with --namespace")
 	if err != nil {
 		return err
 	}
-	r.namespaces = []place{home}
+	r.namespaces = []namespace{first}
 	if err := r.Helm.KubeClient.IsReachable(); err != nil {
 		return err
 	}
-	return r.lookAtRelease()
+	return r.readRelease()
 }
 
-func (r *run) lookAtNamespace(ctx context.Context, name, otherwise string) (place, error) {
-	namespace, err := r.Client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+func (r *run) readNamespace(ctx context.Context, name, otherwise string) (namespace, error) {
+	object, err := r.Client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return place{name: name}, nil
+		return namespace{name: name}, nil
 	case apierrors.IsForbidden(err):
-		// Who may not look at namespaces may still own one.
-		return place{name: name, object: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}}, nil
+		// A user who may not read namespaces may still own one.
+		return namespace{name: name, object: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}}, nil
 	case err != nil:
-		return place{}, fmt.Errorf("reading namespace %s: %w", name, err)
-	case namespace.DeletionTimestamp != nil:
-		return place{}, exitcode.Refuse(
-			"namespace %s is being deleted: wait until it is gone (kubectl wait --for=delete namespace/%s), or %s", name, name,
-			otherwise)
+		return namespace{}, fmt.Errorf("reading namespace %s: %w", name, err)
+	case object.DeletionTimestamp != nil:
+		return namespace{}, exitcode.Refuse(
+			"namespace %s is being deleted: wait until it no longer exists (kubectl wait --for=delete namespace/%s), or %s",
+			name, name, otherwise)
 	}
-	return place{name: name, object: namespace}, nil
+	return namespace{name: name, object: object}, nil
 }
 
-// render renders the chart as a run would apply it, and takes what the Jobs would
-// be told.
+// render renders the chart as a run would apply it, and reads the settings of the Jobs.
 func (r *run) render(ctx context.Context) (manifest string, err error) {
 	install := action.NewInstall(r.Helm)
 	install.ReleaseName, install.Namespace = r.Options.Release, r.Options.Namespace
-	// A dry run of "server" lets the chart's lookups see the cluster.
+	// In a dry run of "server", the chart's lookups see the cluster.
 	install.DryRun, install.DryRunOption = true, "server"
 	install.IsUpgrade = r.upgrade()
 	rendered, err := install.RunWithContext(ctx, r.Options.Chart, r.values())
@@ -284,7 +276,7 @@ func (r *run) render(ctx context.Context) (manifest string, err error) {
 	}
 	r.namespaces = r.namespaces[:1]
 	if name := r.settings.Namespace; name != "" && name != r.Options.Namespace {
-		other, err := r.lookAtNamespace(ctx, name, "set another namespaceOverride")
+		other, err := r.readNamespace(ctx, name, "set another namespaceOverride")
 		if err != nil {
 			return "", err
 		}
@@ -300,7 +292,7 @@ func (r *run) renderStep(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s at %s, source: %s", r.settings.Mode, r.settings.Address, r.settings.ModeSource), nil
 }
 
-func (r *run) makeNamespace(ctx context.Context) (string, error) {
+func (r *run) createNamespace(ctx context.Context) (string, error) {
 	if r.objects().object == nil && r.Options.CreateNamespace {
 		if missing := r.missing(); len(missing) > 0 {
 			return "", &Blocked{missing}
@@ -310,27 +302,27 @@ func (r *run) makeNamespace(ctx context.Context) (string, error) {
 	for i := range r.namespaces {
 		p := &r.namespaces[i]
 		if p.object != nil {
-			did = append(did, p.name+" is there")
+			did = append(did, p.name+" exists")
 			continue
 		}
 		if !r.Options.CreateNamespace {
 			return "", exitcode.Refuse(
-				"namespace %s does not exist: kubectl create namespace %s, or leave out --create-namespace=false", p.name, p.name)
+				"namespace %s does not exist: kubectl create namespace %s, or omit --create-namespace=false", p.name, p.name)
 		}
-		made, err := r.Client.CoreV1().Namespaces().Create(ctx,
+		object, err := r.Client.CoreV1().Namespaces().Create(ctx,
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.name}}, metav1.CreateOptions{})
 		if err != nil {
-			return "", errors.Join(fmt.Errorf("creating namespace %s: %w", p.name, err), r.unmakeNamespace())
+			return "", errors.Join(fmt.Errorf("creating namespace %s: %w", p.name, err), r.deleteNamespaces())
 		}
-		p.object, p.made = made, true
+		p.object, p.created = object, true
 		did = append(did, "created "+p.name)
 	}
 	return strings.Join(did, ", "), nil
 }
 
-// missing is a finding where the namespace does not exist and something of the
-// user's is to be in it: to make the namespace only to say so would leave nothing
-// that the user could make it in.
+// missing returns a blocker if the namespace does not exist but the values name objects of the user in it.
+// Creating the namespace first would not help: a blocker of the preflight removes it again, and the user
+// needs it to create the objects.
 func (r *run) missing() []preflight.Finding {
 	if r.objects().object != nil {
 		return nil
@@ -344,7 +336,7 @@ func (r *run) missing() []preflight.Finding {
 			}
 		}
 	}
-	// the others may be of the cluster
+	// External issuers may be cluster-scoped.
 	if i := o.PKI.Issuer; i != nil && i.Kind == "Issuer" && i.Group == "cert-manager.io" {
 		objects = append(objects, "Issuer "+i.Name)
 	}
@@ -359,23 +351,24 @@ func (r *run) missing() []preflight.Finding {
 	namespace := r.objects().name
 	return []preflight.Finding{{
 		Check: "certificates", Severity: preflight.Blocker, Object: "namespace " + namespace,
-		Cause:  fmt.Sprintf("it does not exist, so it cannot have %s, which the values name", strings.Join(objects, ", ")),
-		Remedy: fmt.Sprintf("kubectl create namespace %s, make them in it, then run this again", namespace),
+		Cause: fmt.Sprintf("it does not exist, so it cannot contain %s, which the values refer to",
+			strings.Join(objects, ", ")),
+		Remedy: fmt.Sprintf("kubectl create namespace %s, create them in it, then run this again", namespace),
 	}}
 }
 
 func (r *run) preflight(ctx context.Context) (string, error) {
 	var err error
 	if r.hook, err = r.NewHook(ctx, r.settings, r.nodeConfig); err != nil {
-		return "", errors.Join(err, r.unmakeNamespace())
+		return "", errors.Join(err, r.deleteNamespaces())
 	}
 	findings, err := r.hook.Preflight(ctx)
 	if err != nil {
-		return "", errors.Join(err, r.unmakeNamespace())
+		return "", errors.Join(err, r.deleteNamespaces())
 	}
 	blockers := Blockers(findings)
 	if len(blockers) > 0 {
-		return "", errors.Join(&Blocked{findings}, r.unmakeNamespace())
+		return "", errors.Join(&Blocked{findings}, r.deleteNamespaces())
 	}
 	if len(findings) > 0 {
 		return fmt.Sprintf("%d warnings, shown below", len(findings)), nil
@@ -383,29 +376,28 @@ func (r *run) preflight(ctx context.Context) (string, error) {
 	return "no blockers", nil
 }
 
-// unmakeNamespace removes the namespaces that this run made and in which there is
-// nothing yet.
-func (r *run) unmakeNamespace() error {
+// deleteNamespaces deletes the namespaces that this run created, which are still empty.
+func (r *run) deleteNamespaces() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // also when the run was interrupted
 	defer cancel()
 	var errs []error
 	for _, p := range r.namespaces {
-		if !p.made {
+		if !p.created {
 			continue
 		}
 		err := r.Client.CoreV1().Namespaces().Delete(ctx, p.name,
 			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.object.UID}})
 		if err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("deleting namespace %s, which this run made: %w: kubectl delete namespace %s", p.name,
-				err, p.name))
+			errs = append(errs, fmt.Errorf("deleting namespace %s, which this run created: %w: kubectl delete namespace %s",
+				p.name, err, p.name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// removeJobs deletes the Jobs of a previous run, as Helm does before it makes new
-// ones. One may still be running, where its helm was killed.
-func (r *run) removeJobs(ctx context.Context) (string, error) {
+// deleteJobs deletes the Jobs of a previous run, as Helm does before it creates new ones. A Job of a
+// killed helm may still be running.
+func (r *run) deleteJobs(ctx context.Context) (string, error) {
 	background := metav1.DeletePropagationBackground // with their pods
 	removed := 0
 	for _, step := range []string{"prepare", "finish"} {
@@ -425,8 +417,7 @@ func (r *run) removeJobs(ctx context.Context) (string, error) {
 
 func (r *run) prepare(ctx context.Context) (string, error) { return "", r.hook.Prepare(ctx) }
 
-// finish does what the finish Job of the applied rendering would do. The release
-// then says how it ended, as it would of a Job.
+// finish does the work of the applied finish Job. If it fails, the release is marked as failed.
 func (r *run) finish(ctx context.Context) (string, error) {
 	h, err := r.NewHook(ctx, r.settings, r.nodeConfig)
 	if err == nil {

@@ -349,12 +349,12 @@ func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
 	}{
 		"existing Secrets": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Mode: state.PKIExistingSecret,
 			Existing: existing}}},
-			"certificates: namespace zarf: it does not exist, so it cannot have Secret my-server, Secret my-node, which the " +
-				"values name; kubectl create namespace zarf, make them in it"},
+			"certificates: namespace zarf: it does not exist, so it cannot contain Secret my-server, Secret my-node, which " +
+				"the values refer to; kubectl create namespace zarf, create them in it"},
 		"a push credential": {settings.Settings{Push: settings.Push{Secret: "my-password"}},
-			"it cannot have Secret my-password"},
+			"it cannot contain Secret my-password"},
 		"an Issuer": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp",
-			Kind: "Issuer", Group: "cert-manager.io"}}}}, "it cannot have Issuer corp"},
+			Kind: "Issuer", Group: "cert-manager.io"}}}}, "it cannot contain Issuer corp"},
 		"a ClusterIssuer": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp",
 			Kind: "ClusterIssuer", Group: "cert-manager.io"}}}}, ""},
 		"nothing": {settings.Settings{}, ""},
@@ -621,7 +621,7 @@ func TestAChartWithoutTheSecretOfNodesIsAnErrorThatQuotesNone(t *testing.T) {
 			b.withNodes(secret)
 			_, err := b.Installer.Run(t.Context())
 			if err == nil || !strings.Contains(err.Error(),
-				"the chart renders no Secret zarf-registry-node-config that can be read") ||
+				"the chart renders no valid Secret zarf-registry-node-config that can be read") ||
 				strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("error is %v", err)
 			}
