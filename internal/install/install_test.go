@@ -621,7 +621,7 @@ func TestAChartWithoutTheSecretOfNodesIsAnErrorThatQuotesNone(t *testing.T) {
 			b.withNodes(secret)
 			_, err := b.Installer.Run(t.Context())
 			if err == nil || !strings.Contains(err.Error(),
-				"the chart renders no valid Secret zarf-registry-node-config that can be read") ||
+				"the chart renders no valid Secret zarf-registry-node-config") ||
 				strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("error is %v", err)
 			}
