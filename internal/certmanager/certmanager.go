@@ -1,6 +1,5 @@
-// Package certmanager talks to cert-manager's API: Certificates, their requests and
-// Issuers of one namespace, with cert-manager's own API types. It decides nothing;
-// what to ask for is internal/hook's business.
+// Package certmanager reads and writes cert-manager's Certificates, CertificateRequests and Issuers in
+// one namespace, with cert-manager's own types.
 package certmanager
 
 import (
@@ -14,29 +13,30 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// Client is of one kind, T, whose lists are L. It is safe for concurrent use.
-// Errors are those of the API server; NotFound is also what a cluster without
-// cert-manager answers.
+// Client reads and writes objects of one kind, T, whose lists are L. It is safe for concurrent use.
+// Errors are those of the API server: NotFound also if cert-manager is not installed.
 type Client[T, L any] struct {
 	resource dynamic.ResourceInterface
 	kind     string
 }
 
-// Certificates is the client of the Certificates of a namespace.
-func Certificates(client dynamic.Interface, namespace string) *Client[certmanagerv1.Certificate,
-	certmanagerv1.CertificateList] {
+// Certificates returns the client for the Certificates in a namespace.
+func Certificates(
+	client dynamic.Interface, namespace string,
+) *Client[certmanagerv1.Certificate, certmanagerv1.CertificateList] {
 	return newClient[certmanagerv1.Certificate, certmanagerv1.CertificateList](client, namespace, "certificates",
 		certmanagerv1.CertificateKind)
 }
 
-// Requests is the client of the CertificateRequests of a namespace.
-func Requests(client dynamic.Interface, namespace string) *Client[certmanagerv1.CertificateRequest,
-	certmanagerv1.CertificateRequestList] {
+// Requests returns the client for the CertificateRequests in a namespace.
+func Requests(
+	client dynamic.Interface, namespace string,
+) *Client[certmanagerv1.CertificateRequest, certmanagerv1.CertificateRequestList] {
 	return newClient[certmanagerv1.CertificateRequest, certmanagerv1.CertificateRequestList](client, namespace,
 		"certificaterequests", certmanagerv1.CertificateRequestKind)
 }
 
-// Issuers is the client of the Issuers of a namespace.
+// Issuers returns the client for the Issuers in a namespace.
 func Issuers(client dynamic.Interface, namespace string) *Client[certmanagerv1.Issuer, certmanagerv1.IssuerList] {
 	return newClient[certmanagerv1.Issuer, certmanagerv1.IssuerList](client, namespace, "issuers",
 		certmanagerv1.IssuerKind)
@@ -56,7 +56,7 @@ func (c *Client[T, L]) Get(ctx context.Context, name string, opts metav1.GetOpti
 	return typed[T](answer.Object)
 }
 
-// List reads all objects that opts select.
+// List lists objects.
 func (c *Client[T, L]) List(ctx context.Context, opts metav1.ListOptions) (*L, error) {
 	answer, err := c.resource.List(ctx, opts)
 	if err != nil {
@@ -65,43 +65,25 @@ func (c *Client[T, L]) List(ctx context.Context, opts metav1.ListOptions) (*L, e
 	return typed[L](answer.UnstructuredContent())
 }
 
-// Create makes an object.
+// Create creates an object.
 func (c *Client[T, L]) Create(ctx context.Context, object *T, opts metav1.CreateOptions) (*T, error) {
-	content, err := c.untyped(object)
-	if err != nil {
-		return nil, err
-	}
-	answer, err := c.resource.Create(ctx, content, opts)
-	if err != nil {
-		return nil, err
-	}
-	return typed[T](answer.Object)
+	return c.write(object, func(u *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+		return c.resource.Create(ctx, u, opts)
+	})
 }
 
-// Update replaces an object of the same resource version.
+// Update replaces an object if it still has the resource version.
 func (c *Client[T, L]) Update(ctx context.Context, object *T, opts metav1.UpdateOptions) (*T, error) {
-	content, err := c.untyped(object)
-	if err != nil {
-		return nil, err
-	}
-	answer, err := c.resource.Update(ctx, content, opts)
-	if err != nil {
-		return nil, err
-	}
-	return typed[T](answer.Object)
+	return c.write(object, func(u *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+		return c.resource.Update(ctx, u, opts)
+	})
 }
 
 // UpdateStatus replaces an object's status.
 func (c *Client[T, L]) UpdateStatus(ctx context.Context, object *T, opts metav1.UpdateOptions) (*T, error) {
-	content, err := c.untyped(object)
-	if err != nil {
-		return nil, err
-	}
-	answer, err := c.resource.UpdateStatus(ctx, content, opts)
-	if err != nil {
-		return nil, err
-	}
-	return typed[T](answer.Object)
+	return c.write(object, func(u *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+		return c.resource.UpdateStatus(ctx, u, opts)
+	})
 }
 
 // Delete deletes an object.
@@ -109,14 +91,20 @@ func (c *Client[T, L]) Delete(ctx context.Context, name string, opts metav1.Dele
 	return c.resource.Delete(ctx, name, opts)
 }
 
-func (c *Client[T, L]) untyped(object *T) (*unstructured.Unstructured, error) {
+func (c *Client[T, L]) write(
+	object *T, send func(*unstructured.Unstructured) (*unstructured.Unstructured, error),
+) (*T, error) {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {
 		return nil, fmt.Errorf("encoding a %s: %w", c.kind, err)
 	}
 	u := &unstructured.Unstructured{Object: content}
 	u.SetGroupVersionKind(certmanagerv1.SchemeGroupVersion.WithKind(c.kind))
-	return u, nil
+	answer, err := send(u)
+	if err != nil {
+		return nil, err
+	}
+	return typed[T](answer.Object)
 }
 
 func typed[T any](content map[string]any) (*T, error) {

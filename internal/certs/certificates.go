@@ -1,10 +1,7 @@
 package certs
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"net"
@@ -245,7 +242,7 @@ func (k *Keeper) sourceSecret(
 	case err != nil:
 		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 	case p.Mode == state.PKIExistingSecret && secret.Labels[names.LabelManagedBy] == names.Manager:
-		return nil, []Problem{{object, "was made by init-hook, which overwrites and deletes it", "name your own Secret"}}, nil
+		return nil, []Problem{{object, "was created by init-hook, which overwrites and deletes it", "name your own Secret"}}, nil
 	case secret.Type != corev1.SecretTypeTLS && secret.Type != corev1.SecretTypeOpaque && secret.Type != "":
 		return nil, []Problem{{object,
 			fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque),
@@ -258,159 +255,6 @@ func (k *Keeper) sourceSecret(
 		}
 	}
 	return secret, problems, nil
-}
-
-// ownCA reports whether the release has its own CA, which init-hook creates and stores.
-func ownCA(p state.PKI) bool {
-	return p.Mode == state.PKIInternal || p.Mode == state.PKIExistingSecret && p.Existing.Push == ""
-}
-
-// currentCA returns the release's own CA. It creates a new one if there is none, if the current one
-// can no longer be used, or if this run replaces it. The certificate of the previous CA stays in
-// the trust bundles as long as it is needed. Its key is discarded.
-func (r *rotation) currentCA(ctx context.Context) (*pki.CA, error) {
-	name := r.Settings.Name + names.SuffixCA
-	secret, err := r.Secret(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	pair := keyPair(secret)
-	reason := pki.CARenewal(pair, time.Duration(r.pki.AuthorityLifetime), r.Now())
-	if reason == "" {
-		present, err := pki.ParseCA(pair)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", r.Object("Secret", name), err)
-		}
-		if r.requestedCA != pki.Fingerprint(present.Certificate()) {
-			return present, nil
-		}
-		reason = askedFor
-	}
-	made, err := pki.NewCA(r.Settings.Name+" certificate authority", r.Now(), time.Duration(r.pki.AuthorityLifetime))
-	if err != nil {
-		return nil, err
-	}
-	if err := r.WriteSecret(ctx, secret, name, names.ComponentCertificates, corev1.SecretTypeTLS,
-		secretData(made.KeyPair(), nil)); err != nil {
-		return nil, err
-	}
-	r.note("CA created", name, reason)
-	r.reason = cmp.Or(r.reason, fmt.Sprintf("the authority in %s is new: %s", r.Object("Secret", name), reason))
-	return made, nil
-}
-
-// wantedLeaf is a certificate that a Secret should hold: a copy, or one that our own CA issues.
-type wantedLeaf struct {
-	secretLeaf
-	copied *sourceLeaf
-	ca     *pki.CA
-}
-
-// trust returns the CAs that peers must trust to accept the certificate.
-func (w wantedLeaf) trust() pki.Bundle {
-	if w.copied != nil {
-		return w.copied.trust
-	}
-	return pki.NewBundle(w.ca.Certificate())
-}
-
-// due returns why the certificate in the Secret must be replaced, "" if it can stay.
-func (w wantedLeaf) due(held pki.KeyPair, now time.Time) string {
-	if w.copied == nil {
-		return pki.LeafRenewal(held, w.leaf, w.ca, now)
-	}
-	if !bytes.Equal(held.Certificate, w.copied.pair.Certificate) || !bytes.Equal(held.Key, w.copied.pair.Key) {
-		return w.copied.from + " has another certificate"
-	}
-	return ""
-}
-
-func (w wantedLeaf) make(now time.Time) (pki.KeyPair, error) {
-	if w.copied != nil {
-		return w.copied.pair, nil
-	}
-	return w.ca.Issue(w.leaf, now)
-}
-
-// wanted returns the certificates that the Secrets should hold. It does not create a CA while there
-// are problems with the certificates to copy.
-func (r *rotation) wanted(ctx context.Context) ([]wantedLeaf, error) {
-	copies, err := r.copies(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var ca *pki.CA
-	if ownCA(r.pki) {
-		if ca, err = r.currentCA(ctx); err != nil {
-			return nil, err
-		}
-	}
-	var out []wantedLeaf
-	for _, l := range r.leaves(r.pki) {
-		w := wantedLeaf{secretLeaf: l, ca: ca}
-		if copied, ok := copies[l.role()]; ok {
-			w.copied = &copied
-		}
-		out = append(out, w)
-	}
-	return out, nil
-}
-
-// copies reads and checks the certificates to copy. It waits for cert-manager only once per run.
-func (r *rotation) copies(ctx context.Context) (map[string]sourceLeaf, error) {
-	switch {
-	case r.pki.Mode == state.PKIInternal:
-		return nil, nil
-	case r.from == nil && r.pki.Mode == state.PKICertManager:
-		from, err := r.certManagerSources(ctx, r.pki)
-		if err != nil {
-			return nil, err
-		}
-		r.from = &from
-	case r.from == nil:
-		r.from = r.pki.Existing
-	}
-	copies, problems, err := r.sources(ctx, r.pki, *r.from)
-	if err != nil {
-		return nil, err
-	}
-	return copies, refuseAll(problems)
-}
-
-// heldLeaf is the current content of a certificate Secret.
-type heldLeaf struct {
-	wantedLeaf
-	secret *corev1.Secret
-	pair   pki.KeyPair
-	held   pki.Held
-	// due is why the certificate must be replaced, "" if it can stay.
-	due string
-}
-
-// readHeld reads a certificate Secret. A certificate that no pod could load is due, and its
-// held.Leaf is nil.
-func (k *Keeper) readHeld(ctx context.Context, w wantedLeaf) (heldLeaf, error) {
-	out := heldLeaf{wantedLeaf: w}
-	var err error
-	if out.secret, err = k.Secret(ctx, k.Settings.Name+w.suffix); err != nil {
-		return out, err
-	}
-	if out.secret == nil {
-		out.due = "there is none yet"
-		return out, nil
-	}
-	out.pair = keyPair(out.secret)
-	out.held.Trust, _ = pki.ParseBundle(out.secret.Data[names.KeyCA]) // an invalid bundle is overwritten
-	chain, err := pki.ParseChain(out.pair.Certificate)
-	if err == nil {
-		_, err = tls.X509KeyPair(out.pair.Certificate, out.pair.Key)
-	}
-	if err != nil {
-		out.due = err.Error()
-		return out, nil
-	}
-	out.held.Leaf = chain[0]
-	return out, nil
 }
 
 func keyPair(secret *corev1.Secret) pki.KeyPair {
@@ -426,38 +270,4 @@ func secretData(pair pki.KeyPair, trust []byte) map[string][]byte {
 		data[names.KeyCA] = trust
 	}
 	return data
-}
-
-// DeleteUnneeded deletes the objects of PKI modes that are no longer in use. Call it only when
-// nothing trusts their certificates any more.
-func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
-	var did []string
-	if name := k.Settings.Name + names.SuffixCA; !ownCA(p) {
-		secret, err := k.Secret(ctx, name)
-		if err != nil {
-			return "", err
-		}
-		if secret != nil {
-			err := k.Secrets.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
-			if err != nil && !apierrors.IsNotFound(err) {
-				return "", fmt.Errorf("deleting %s: %w", k.Object("Secret", name), err)
-			}
-			did = append(did, "deleted "+k.Object("Secret", name))
-		}
-	}
-	if p.Mode != state.PKICertManager {
-		deleted, err := k.DeleteCertManager(ctx)
-		switch {
-		case release.MissingPermission(err):
-			did = append(did, "no permission to read cert-manager objects, so none were created")
-		case err != nil:
-			return "", err
-		case deleted != "nothing":
-			did = append(did, deleted)
-		}
-	}
-	if len(did) == 0 {
-		return "nothing: there are no such objects", nil
-	}
-	return strings.Join(did, ", "), nil
 }

@@ -873,13 +873,13 @@ func TestWhatCertManagerWaitsForIsSaid(t *testing.T) {
 	}{
 		"its controller does not run": {corpIssuer(), func(b *cmBench) { b.controller = nil }, []string{
 			"Certificate zarf/zarf-registry-server is not ready after 1m30s: cert-manager has not processed it: is its " +
-				"controller running?; look at",
-			"(kubectl --namespace zarf describe clusterissuer corp), then at kubectl --namespace zarf describe certificate " +
+				"controller running?; check its issuer",
+			"(kubectl --namespace zarf describe clusterissuer corp), then kubectl --namespace zarf describe certificate " +
 				"zarf-registry-server; also not ready: zarf-registry-node, zarf-registry-push"}},
 		"the issuer does not exist": {corpIssuer(), func(b *cmBench) { b.controller = b.pend }, []string{
 			"Certificate zarf/zarf-registry-server is not ready after 1m30s: DoesNotExist: Issuing certificate as Secret does " +
 				"not exist; " +
-				`CertificateRequest zarf/zarf-registry-server-1: Pending: Referenced "ClusterIssuer" not found; look at`}},
+				`CertificateRequest zarf/zarf-registry-server-1: Pending: Referenced "ClusterIssuer" not found; check its issuer`}},
 		"an external issuer": {func() state.PKI {
 			p := corpIssuer()
 			p.Issuer = &state.Issuer{Name: "corp", Kind: "StepIssuer", Group: "certmanager.step.sm"}
@@ -1075,8 +1075,7 @@ func TestOfTheRequestsTheNewestIsQuoted(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
 				c.play(b)
-				if got := b.keeper.requestComplaint(b.Context(),
-					&certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: name}}); got != c.want {
+				if got := b.keeper.requestProblem(b.Context(), name); got != c.want {
 					t.Errorf("%q", got)
 				}
 			})
@@ -1090,7 +1089,7 @@ func TestAFailedIssuanceIsSaidAtOnce(t *testing.T) {
 		at := time.Now().UTC().Format("2006-01-02T15:04:")
 		_, took, err := b.run(corpIssuer())
 		wantError(t, err, "Certificate zarf/zarf-registry-server was not issued: cert-manager gave up at "+at,
-			"Failed: The certificate request has failed to complete and will be retried: name is not permitted; look at its "+
+			"Failed: The certificate request has failed to complete and will be retried: name is not permitted; check its "+
 				"issuer")
 		if took > 3*time.Second || refused(err) {
 			t.Errorf("after %s, refused: %t", took, refused(err))
@@ -1307,7 +1306,9 @@ func TestRenewingWhatWasNeverMadeMakesIt(t *testing.T) {
 
 func TestTheAuthorityOfAUsersIssuerIsNotOurs(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
-		err := b.keeper.certManagerRenew(b.Context(), corpIssuer(), true)
+		p := corpIssuer()
+		c := &command{Keeper: b.keeper, saved: &state.State{PKI: &p}}
+		_, err := c.request(b.Context(), &rotation{}, true)
 		wantError(t, err, "the CA belongs to ClusterIssuer corp, not to this release: replace it there, then run init-hook "+
 			"certs rotate")
 		if !refused(err) || len(b.writes) > 0 {
@@ -1593,12 +1594,12 @@ func TestPreflightOfCertManager(t *testing.T) {
 		"somebody's issuer": {issuerRef("corp", "StepIssuer", "certmanager.step.sm"), func(*cmBench) {}, nil},
 		"not installed": {ownIssuer(), func(b *cmBench) { b.intercept = notInstalled },
 			[]string{"namespace zarf: pki.mode is certManager, and the cluster does not know cert-manager's API; install " +
-				"cert-manager first, see https://cert-manager.io/docs/installation/, or do without it: --set pki.mode=internal"}},
+				"cert-manager first, see https://cert-manager.io/docs/installation/, or use --set pki.mode=internal"}},
 		"no Issuer": {corp, func(*cmBench) {},
 			[]string{"Issuer zarf/corp: it does not exist, and pki.certManager.issuerRef names it; create it first, or name " +
 				"another"}},
 		"an Issuer that is not ready": {corp, issuer(ca, ready(cmmeta.ConditionFalse, 2)),
-			[]string{`Issuer zarf/corp: it is not ready: ErrGetKeyPair: secret "corp" not found; look at kubectl --namespace zarf describe issuer corp`}},
+			[]string{`Issuer zarf/corp: it is not ready: ErrGetKeyPair: secret "corp" not found; check kubectl --namespace zarf describe issuer corp`}},
 		"an Issuer that was changed": {corp, issuer(ca, ready(cmmeta.ConditionTrue, 1)),
 			[]string{"Issuer zarf/corp: cert-manager has not processed it"}},
 		"a new Issuer": {corp, issuer(ca),
@@ -1617,9 +1618,9 @@ func TestPreflightOfCertManager(t *testing.T) {
 			b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-ca"}})
 			b.secrets["zarf-registry-push-issued"] = &corev1.Secret{}
 			b.controller = nil
-		}, []string{"Issuer zarf/zarf-registry-ca: init-hook did not make it, and needs that name; rename or delete it",
-			"Certificate zarf/zarf-registry-node: init-hook did not make it",
-			"Secret zarf/zarf-registry-push-issued: init-hook did not make it"}},
+		}, []string{"Issuer zarf/zarf-registry-ca: init-hook did not create it, and needs that name; rename or delete it",
+			"Certificate zarf/zarf-registry-node: init-hook did not create it",
+			"Secret zarf/zarf-registry-push-issued: init-hook did not create it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {

@@ -37,19 +37,20 @@ type Pods interface {
 	) (*corev1.Pod, error)
 }
 
+// Objects reads and writes objects of one kind.
+type Objects[T any] interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*T, error)
+	Create(ctx context.Context, object *T, opts metav1.CreateOptions) (*T, error)
+	Update(ctx context.Context, object *T, opts metav1.UpdateOptions) (*T, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
 // Certificates reads and writes cert-manager's Certificates. UpdateStatus triggers a new issuance.
 type Certificates interface {
-	Get(ctx context.Context, name string, opts metav1.GetOptions) (*certmanagerv1.Certificate, error)
-	Create(
-		ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.CreateOptions,
-	) (*certmanagerv1.Certificate, error)
-	Update(
-		ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.UpdateOptions,
-	) (*certmanagerv1.Certificate, error)
+	Objects[certmanagerv1.Certificate]
 	UpdateStatus(
 		ctx context.Context, certificate *certmanagerv1.Certificate, opts metav1.UpdateOptions,
 	) (*certmanagerv1.Certificate, error)
-	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
 // CertificateRequests lists the requests that tell why a Certificate is not issued.
@@ -58,12 +59,7 @@ type CertificateRequests interface {
 }
 
 // Issuers reads and writes cert-manager's Issuers.
-type Issuers interface {
-	Get(ctx context.Context, name string, opts metav1.GetOptions) (*certmanagerv1.Issuer, error)
-	Create(ctx context.Context, issuer *certmanagerv1.Issuer, opts metav1.CreateOptions) (*certmanagerv1.Issuer, error)
-	Update(ctx context.Context, issuer *certmanagerv1.Issuer, opts metav1.UpdateOptions) (*certmanagerv1.Issuer, error)
-	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
-}
+type Issuers = Objects[certmanagerv1.Issuer]
 
 // Registry queries the registry pods and the proxy pods.
 type Registry interface {

@@ -39,7 +39,7 @@ func (k *Keeper) Renew(ctx context.Context) error {
 		return did, nil
 	}
 	err := k.run(ctx, "renew", []steps.Step{
-		{Name: "read the saved state", Run: c.readState, Why: "it tells where certificates and credentials come from"},
+		{Name: "read the saved state", Run: c.readState, Why: "it says where certificates and credentials come from"},
 		{Name: "copy the push credential", Run: copyCredential, Why: "the user may have changed it"},
 		{Name: "renew the certificates", Why: "each is replaced at half of its lifetime, or when its source changes",
 			Run: func(ctx context.Context) (string, error) {
@@ -56,7 +56,7 @@ func (k *Keeper) Rotate(ctx context.Context, ca bool) error {
 	c := &command{Keeper: k}
 	r := &rotation{observed: true}
 	return k.run(ctx, "rotate", []steps.Step{
-		{Name: "read the saved state", Run: c.readState, Why: "it tells where certificates come from"},
+		{Name: "read the saved state", Run: c.readState, Why: "it says where certificates come from"},
 		{Name: "request new certificates", Why: "they are replaced even if they are not due",
 			Run: func(ctx context.Context) (string, error) {
 				return c.request(ctx, r, ca)
@@ -94,7 +94,7 @@ func (k *Keeper) RotateCredential(ctx context.Context, credential Credential) er
 		}
 	}
 	return k.run(ctx, "rotate credential", []steps.Step{
-		{Name: "read the saved state", Run: c.readState, Why: "it tells where the credential comes from"},
+		{Name: "read the saved state", Run: c.readState, Why: "it says where the credential comes from"},
 		{Name: fmt.Sprintf("replace the %s credential", credential), Run: unlessExternal(c.write),
 			Why: "the previous one loses access"},
 		{Name: "wait for the registry", Run: unlessExternal(c.await),

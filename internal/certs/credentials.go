@@ -5,14 +5,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -23,14 +20,14 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
-	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
 const (
 	// pushUser is the user name of a generated push credential. Only the push user may write.
 	pushUser = "zarf-push"
+	// pullUser is the user name for pulls through the node port.
+	pullUser = "zarf-pull"
 	// maxPassword is the number of bytes of a password that bcrypt uses.
 	maxPassword = 72
 )
@@ -74,10 +71,10 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 		}
 	} else {
 		switch {
-		case len(data[names.KeyUsername]) == 0 || len(data[names.KeyPassword]) == 0:
-			reason = "there is none yet"
-		case copied || string(data[names.KeyUsername]) != pushUser:
-			reason = "it was copied from a Secret that is not named any more"
+		case len(data[KeyUsername]) == 0 || len(data[KeyPassword]) == 0:
+			reason = "it does not exist yet"
+		case copied || string(data[KeyUsername]) != pushUser:
+			reason = "it was copied from a Secret that the settings no longer name"
 		}
 		if reason != "" {
 			password, err := newPassword()
@@ -101,12 +98,68 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 		}
 	}
 	if reason == "" {
-		return "it is valid, nothing made", nil
+		return "it is valid, nothing written", nil
 	}
 	if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeOpaque, data); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("wrote %s: %s", name, reason), nil
+}
+
+// WritePull creates or repairs the Secret for pulls through the node port. The returned text
+// describes what it did.
+func (k *Keeper) WritePull(ctx context.Context) (string, error) {
+	name := k.Settings.Name + names.SuffixPull
+	secret, err := k.Secret(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	data := map[string][]byte{}
+	if secret != nil {
+		data = maps.Clone(secret.Data)
+	}
+	var reasons []string
+	if len(data[KeyUsername]) == 0 || len(data[KeyPassword]) == 0 {
+		reasons = append(reasons, "it had no credential")
+		password, err := newPassword()
+		if err != nil {
+			return "", err
+		}
+		data = map[string][]byte{KeyUsername: []byte(pullUser), KeyPassword: password}
+	}
+	config, err := dockerConfig(k.Settings.Address, string(data[KeyUsername]), string(data[KeyPassword]))
+	if err != nil {
+		return "", err
+	}
+	if !bytes.Equal(data[corev1.DockerConfigJsonKey], config) {
+		reasons = append(reasons, "it was not for "+k.Settings.Address)
+		data[corev1.DockerConfigJsonKey] = config
+	}
+	if !htpasswdMatches(data[names.KeyHtpasswd], data[KeyUsername], data[KeyPassword]) {
+		reasons = append(reasons, "it had no valid htpasswd")
+		if data[names.KeyHtpasswd], err = newHtpasswd(data[KeyUsername], data[KeyPassword]); err != nil {
+			return "", fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
+		}
+	}
+	if len(reasons) == 0 {
+		return name + " is up to date", nil
+	}
+	if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson,
+		data); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("wrote %s: %s", name, strings.Join(reasons, ", ")), nil
+}
+
+// dockerConfig returns the content of an image pull Secret.
+func dockerConfig(address, username, password string) ([]byte, error) {
+	type entry struct {
+		Username string `json:"username"`
+		Password string `json:"password"`
+		Auth     []byte `json:"auth"` // username:password; encoding/json writes bytes as base64
+	}
+	auth := []byte(username + ":" + password)
+	return json.Marshal(map[string]map[string]entry{"auths": {address: {username, password, auth}}})
 }
 
 // pushSource reads the user's push credential and returns its problems. Their texts never contain
@@ -120,7 +173,7 @@ func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte
 	case err != nil:
 		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 	case secret.Labels[names.LabelManagedBy] == names.Manager:
-		return nil, []Problem{{object, "was made by init-hook, which overwrites and deletes it", "name your own Secret"}}, nil
+		return nil, []Problem{{object, "was created by init-hook, which overwrites and deletes it", "name your own Secret"}}, nil
 	}
 	var problems []Problem
 	wrong := func(remedy, format string, args ...any) {
@@ -187,148 +240,4 @@ func htpasswdCost(htpasswd []byte) int {
 		return 0
 	}
 	return cost
-}
-
-// credentialRotation replaces one credential.
-type credentialRotation struct {
-	*command
-	credential Credential
-	// htpasswd is the file that the registry must load. It is nil if the plain listener is closed.
-	htpasswd []byte
-	nodes    nodes.ReadyNodes
-}
-
-// secretName returns the name of the Secret that holds the credential.
-func (c *credentialRotation) secretName() string {
-	if c.credential == PullCredential {
-		return c.Settings.Name + names.SuffixPull
-	}
-	return c.Settings.Name + names.SuffixCredentials
-}
-
-func (c *credentialRotation) write(ctx context.Context) (string, error) {
-	name := c.secretName()
-	if c.credential == PushCredential && c.saved.PushSecret != "" {
-		return "", exitcode.Refuse("the push credential is a copy of %s: change it there, then run init-hook certs renew",
-			c.Object("Secret", c.saved.PushSecret))
-	}
-	err := release.RetryOnConflict(ctx, func() error {
-		secret, err := c.Secret(ctx, name)
-		if err != nil {
-			return err
-		}
-		if secret == nil && c.credential == PullCredential {
-			return exitcode.Refuse("%s does not exist: only nodeport mode has a pull credential", c.Object("Secret", name))
-		}
-		if secret == nil {
-			return exitcode.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it",
-				c.Object("Secret", name))
-		}
-		return c.replace(ctx, secret)
-	})
-	if err != nil {
-		return "", err
-	}
-	if c.credential == PullCredential {
-		c.Log.Warn("update all copies of the pull Secret in other namespaces, and all other uses of its password, now",
-			"secret", name)
-	}
-	return "wrote " + c.Object("Secret", name), nil
-}
-
-func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret) error {
-	data := maps.Clone(secret.Data)
-	password, err := newPassword()
-	if err != nil {
-		return err
-	}
-	data[names.KeyPassword] = password
-	// A pull Secret without htpasswd means that the plain listener is closed. It stays closed.
-	_, has := data[names.KeyHtpasswd]
-	c.htpasswd = nil
-	if has || c.credential == PushCredential {
-		if c.htpasswd, err = newHtpasswd(data[names.KeyUsername], password); err != nil {
-			return fmt.Errorf("hashing the password of %s: %w", c.Object("Secret", secret.Name), err)
-		}
-		data[names.KeyHtpasswd] = c.htpasswd
-	}
-	kind := corev1.SecretTypeOpaque
-	if c.credential == PullCredential {
-		kind = corev1.SecretTypeDockerConfigJson
-		if data[corev1.DockerConfigJsonKey], err = dockerConfig(c.saved.Desired.Address, string(data[names.KeyUsername]),
-			string(password)); err != nil {
-			return err
-		}
-	}
-	return c.WriteSecret(ctx, secret, secret.Name, names.ComponentCredentials, kind, data)
-}
-
-// await waits until every ready registry pod has loaded the credential.
-func (c *credentialRotation) await(ctx context.Context) (string, error) {
-	if c.htpasswd == nil {
-		return "nothing: the listener of the node port is closed", nil
-	}
-	sum := sha256.Sum256(c.htpasswd)
-	want := hex.EncodeToString(sum[:])
-	end := time.Now().Add(waitTimeout(ctx, commandTimeout))
-	var refreshed time.Time
-	for {
-		pods, late, err := c.late(ctx, want)
-		switch {
-		case err != nil && (!release.IsTransient(err) || !time.Now().Before(end)):
-			return "", err
-		case err == nil && len(late) == 0:
-			return fmt.Sprintf("loaded by %d registry pods", pods), nil
-		case !time.Now().Before(end):
-			var lines []string
-			for _, pod := range slices.Sorted(maps.Keys(late)) {
-				lines = append(lines, fmt.Sprintf("%s: %s", c.Object("pod", pod), late[pod]))
-			}
-			return "", fmt.Errorf("%s is written, but not every registry pod has loaded it: %s; see the logs of these pods; "+
-				"restarting a pod loads it",
-				c.Object("Secret", c.secretName()), strings.Join(lines, "; "))
-		}
-		if len(late) > 0 && time.Since(refreshed) >= refreshInterval {
-			refreshed = time.Now()
-			if err := c.refresh(ctx, slices.Collect(maps.Keys(late))); err != nil {
-				c.Log.Info("cannot annotate pods; their kubelets refresh the Secrets within 90 seconds", "error", err.Error())
-			}
-		}
-		if err := release.Sleep(ctx, min(rotationPoll, max(0, time.Until(end)))); err != nil {
-			return "", err
-		}
-	}
-}
-
-// late returns the number of ready registry pods, and for each one that has not loaded the
-// credential the reason.
-func (c *credentialRotation) late(ctx context.Context, want string) (int, map[string]string, error) {
-	pods, err := c.RunningPods(ctx, &c.nodes, names.ComponentRegistry, func(*corev1.Pod) {})
-	if err != nil {
-		return 0, nil, err
-	}
-	late, ready := map[string]string{}, 0
-	for _, pod := range pods {
-		if !release.PodReady(pod) {
-			continue
-		}
-		ready++
-		report, err := c.queryPod(ctx, &pod)
-		switch {
-		case err != nil:
-			late[pod.Name] = err.Error()
-		case report.Credentials == nil:
-			late[pod.Name] = "it does not report its credentials"
-		case c.has(report.Credentials) != want:
-			late[pod.Name] = "it has loaded another one"
-		}
-	}
-	return ready, late, nil
-}
-
-func (c *credentialRotation) has(report *reloadstatus.Credentials) string {
-	if c.credential == PullCredential {
-		return report.Pull
-	}
-	return report.Push
 }

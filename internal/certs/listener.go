@@ -1,9 +1,7 @@
 package certs
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,9 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -23,16 +18,11 @@ import (
 const PlainPort = 5001
 
 const (
-	// pullUser is the user name for pulls through the node port.
-	pullUser = "zarf-pull"
 	// PlainPortName is the name of the container port of the registry's plain listener.
 	PlainPortName = "plain"
 	// listenerTime is the wait timeout for the registry to open or close its plain listener. A kubelet
 	// refreshes the Secrets of a pod every 60 to 90 seconds.
 	listenerTime = 2 * time.Minute
-	// refreshInterval is the interval at which pods are annotated again while waiting: the kubelet may
-	// have refreshed them before it saw the new Secret.
-	refreshInterval = 10 * time.Second
 )
 
 // OpenPlain creates the pull credential and waits until the registry has opened its plain listener.
@@ -77,62 +67,6 @@ func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
 	return fmt.Sprintf("closed on %d registry pods", pods), nil
 }
 
-// WritePull creates or repairs the Secret for pulls through the node port. The returned text
-// describes what it did.
-func (k *Keeper) WritePull(ctx context.Context) (string, error) {
-	name := k.Settings.Name + names.SuffixPull
-	secret, err := k.Secret(ctx, name)
-	if err != nil {
-		return "", err
-	}
-	data := map[string][]byte{}
-	if secret != nil {
-		data = maps.Clone(secret.Data)
-	}
-	var reasons []string
-	if len(data[names.KeyUsername]) == 0 || len(data[names.KeyPassword]) == 0 {
-		reasons = append(reasons, "it had no credential")
-		password, err := newPassword()
-		if err != nil {
-			return "", err
-		}
-		data = map[string][]byte{names.KeyUsername: []byte(pullUser), names.KeyPassword: password}
-	}
-	config, err := dockerConfig(k.Settings.Address, string(data[names.KeyUsername]), string(data[names.KeyPassword]))
-	if err != nil {
-		return "", err
-	}
-	if !bytes.Equal(data[corev1.DockerConfigJsonKey], config) {
-		reasons = append(reasons, "it was not for "+k.Settings.Address)
-		data[corev1.DockerConfigJsonKey] = config
-	}
-	if !htpasswdMatches(data[names.KeyHtpasswd], data[names.KeyUsername], data[names.KeyPassword]) {
-		reasons = append(reasons, "it had no valid htpasswd")
-		if data[names.KeyHtpasswd], err = newHtpasswd(data[names.KeyUsername], data[names.KeyPassword]); err != nil {
-			return "", fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
-		}
-	}
-	if len(reasons) == 0 {
-		return name + " is up to date", nil
-	}
-	if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson,
-		data); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("wrote %s: %s", name, strings.Join(reasons, ", ")), nil
-}
-
-// dockerConfig returns the content of an image pull Secret.
-func dockerConfig(address, username, password string) ([]byte, error) {
-	type entry struct {
-		Username string `json:"username"`
-		Password string `json:"password"`
-		Auth     []byte `json:"auth"` // username:password; encoding/json writes bytes as base64
-	}
-	auth := []byte(username + ":" + password)
-	return json.Marshal(map[string]map[string]entry{"auths": {address: {username, password, auth}}})
-}
-
 // AwaitPlain waits until the plain listener is open, or closed, on every ready registry pod. It
 // returns the number of these pods.
 func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
@@ -174,12 +108,12 @@ func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
 // plainPods returns the number of ready registry pods, and a message for each one whose plain
 // listener is not in the wanted state.
 func (k *Keeper) plainPods(ctx context.Context, open bool) (pods int, wrong map[string]string, err error) {
-	list, err := k.Observer.Cluster.Pods.List(ctx, k.Selector(names.ComponentRegistry))
+	list, err := k.ListPods(ctx, names.ComponentRegistry)
 	if err != nil {
-		return 0, nil, fmt.Errorf("listing the registry pods in namespace %s: %w", k.Settings.Namespace, err)
+		return 0, nil, err
 	}
 	wrong = map[string]string{}
-	for _, pod := range list.Items {
+	for _, pod := range list {
 		// Pods of an earlier chart have no such listener, and Helm is about to replace them.
 		if pod.DeletionTimestamp != nil || !release.PodReady(pod) || !hasPort(pod, PlainPortName) {
 			continue
@@ -201,21 +135,4 @@ func hasPort(pod corev1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
 		return slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == name })
 	})
-}
-
-// refresh annotates pods, which makes their kubelets refresh the mounted Secrets at once.
-func (k *Keeper) refresh(ctx context.Context, pods []string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"annotations": map[string]string{names.AnnotationRefreshed: k.Now().UTC().Format(time.RFC3339Nano)},
-	}})
-	if err != nil {
-		return err
-	}
-	for _, pod := range pods {
-		if _, err := k.Cluster.Pods.Patch(ctx, pod, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil &&
-			!apierrors.IsNotFound(err) {
-			return fmt.Errorf("annotating %s: %w", k.Object("pod", pod), err)
-		}
-	}
-	return nil
 }

@@ -4,10 +4,20 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"strings"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
+
+// finishTimeout is the wait timeout of finish for pods. It is longer than a kubelet takes to refresh
+// the Secrets of its pods, once for each of the two waits of a CA rotation.
+const finishTimeout = 2 * time.Minute
 
 // Issue issues or copies the certificates for prepare, as far as possible without waiting for pods.
 // If that changes the trusted CAs, FinishRotation completes the CA rotation: only then do pods run
@@ -54,4 +64,38 @@ func (k *Keeper) FinishRotation(ctx context.Context, p state.PKI) (finished bool
 		return false, fmt.Sprintf("%s; not finished, waiting for %d pods", r.did(), len(waiting)), nil
 	}
 	return true, r.did(), nil
+}
+
+// DeleteUnneeded deletes the objects of PKI modes that are no longer in use. Call it only when
+// nothing trusts their certificates any more.
+func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
+	var did []string
+	if name := k.Settings.Name + names.SuffixCA; !p.OwnCA() {
+		secret, err := k.Secret(ctx, name)
+		if err != nil {
+			return "", err
+		}
+		if secret != nil {
+			err := k.Secrets.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
+			if err != nil && !apierrors.IsNotFound(err) {
+				return "", fmt.Errorf("deleting %s: %w", k.Object("Secret", name), err)
+			}
+			did = append(did, "deleted "+k.Object("Secret", name))
+		}
+	}
+	if p.Mode != state.PKICertManager {
+		deleted, err := k.DeleteCertManager(ctx)
+		switch {
+		case release.MissingPermission(err):
+			did = append(did, "no permission to read cert-manager objects, so none were created")
+		case err != nil:
+			return "", err
+		case deleted != "nothing":
+			did = append(did, deleted)
+		}
+	}
+	if len(did) == 0 {
+		return "nothing: there are no such objects", nil
+	}
+	return strings.Join(did, ", "), nil
 }

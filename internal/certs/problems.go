@@ -10,8 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -53,7 +51,7 @@ func (k *Keeper) certManagerProblems(ctx context.Context, p state.PKI) ([]Proble
 		return []Problem{{Object: "namespace " + k.Settings.Namespace,
 			Cause: "pki.mode is certManager, and the cluster does not know cert-manager's API",
 			Remedy: "install cert-manager first, see https://cert-manager.io/docs/installation/, " +
-				"or do without it: --set pki.mode=internal"}}, nil
+				"or use --set pki.mode=internal"}}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("listing the CertificateRequests in namespace %s: %w", k.Settings.Namespace,
@@ -71,39 +69,31 @@ func (k *Keeper) certManagerProblems(ctx context.Context, p state.PKI) ([]Proble
 // init-hook.
 func (k *Keeper) foreignObjects(ctx context.Context, wanted certManagerWanted) ([]Problem, error) {
 	var problems []Problem
-	check := func(kind, name string, ours bool, err error) error {
-		switch {
-		case apierrors.IsNotFound(err):
-		case err != nil:
-			return fmt.Errorf("reading %s: %w", k.Object(kind, name), release.RefuseForbidden(err))
-		case !ours:
+	add := func(kind, name string, foreign bool) {
+		if foreign {
 			problems = append(problems, Problem{Object: k.Object(kind, name),
-				Cause:  "init-hook did not make it, and needs that name",
+				Cause:  "init-hook did not create it, and needs that name",
 				Remedy: "rename or delete it, or install under another name: --set fullnameOverride=…"})
 		}
-		return nil
 	}
 	for _, want := range wanted.issuers {
-		have, err := k.Cluster.Issuers.Get(ctx, want.Name, metav1.GetOptions{})
-		if err := check("Issuer", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager,
-			err); err != nil {
+		have, ours, err := find(ctx, k, certmanagerv1.IssuerKind, k.Cluster.Issuers, want.Name)
+		if err != nil {
 			return nil, err
 		}
+		add(certmanagerv1.IssuerKind, want.Name, have != nil && !ours)
 	}
 	for _, want := range wanted.certificates {
-		have, err := k.Cluster.Certificates.Get(ctx, want.Name, metav1.GetOptions{})
-		if err := check("Certificate", want.Name, have != nil && have.Labels[names.LabelManagedBy] == names.Manager,
-			err); err != nil {
+		have, ours, err := find(ctx, k, certmanagerv1.CertificateKind, k.Cluster.Certificates, want.Name)
+		if err != nil {
 			return nil, err
 		}
-		_, err = k.issuedSecret(ctx, want)
-		foreign := exitcode.IsRefusal(err)
-		if foreign {
-			err = nil
-		}
-		if err := check("Secret", want.Spec.SecretName, !foreign, err); err != nil {
+		add(certmanagerv1.CertificateKind, want.Name, have != nil && !ours)
+		secret, ours, err := k.issuedSecret(ctx, want)
+		if err != nil {
 			return nil, err
 		}
+		add("Secret", want.Spec.SecretName, secret != nil && !ours)
 	}
 	return problems, nil
 }
@@ -129,7 +119,7 @@ func (k *Keeper) checkIssuer(ctx context.Context, ref state.Issuer) ([]Problem, 
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", k.Object("Issuer", ref.Name), release.RefuseForbidden(err))
 	}
-	describe := fmt.Sprintf("look at kubectl --namespace %s describe issuer %s, or %s", k.Settings.Namespace, ref.Name,
+	describe := fmt.Sprintf("check kubectl --namespace %s describe issuer %s, or %s", k.Settings.Namespace, ref.Name,
 		another)
 	n := slices.IndexFunc(issuer.Status.Conditions,
 		func(c certmanagerv1.IssuerCondition) bool { return c.Type == certmanagerv1.IssuerConditionReady })

@@ -3,44 +3,26 @@ package certs
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
-	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 const (
 	// rotationPoll is the interval at which pods are queried while waiting for them.
 	rotationPoll = time.Second
-	// queryTimeout limits one query of a pod. roundTimeout limits the queries of all pods if the wait
-	// timeout has expired.
-	queryTimeout = 5 * time.Second
-	roundTimeout = 15 * time.Second
-	// maxQueries limits the number of open tunnels through the API server.
-	maxQueries = 16
-	// finishTimeout is the wait timeout of finish for pods. It is longer than a kubelet takes to
-	// refresh the Secrets of its pods, once for each of the two waits of a CA rotation.
-	finishTimeout = 2 * time.Minute
-	// reservedTime is the part of the time until the deadline that is left for the steps after
-	// waiting.
-	reservedTime = 20 * time.Second
-
 	// maxWrites limits the writing rounds of one run. A CA rotation takes four, and several rotations
 	// can follow each other. More rounds mean an endless loop.
 	maxWrites = 50
-
-	askedFor = "it was asked for"
 )
 
 // rotation replaces the content of the certificate Secrets step by step. It keeps no plan: each
@@ -87,19 +69,6 @@ func (r *rotation) note(what, secret, reason string) {
 	if !slices.Contains(r.wrote, secret) {
 		r.wrote = append(r.wrote, secret)
 	}
-}
-
-// once logs a line that every round would repeat only the first time.
-func (r *rotation) once(message string, args ...any) {
-	key := fmt.Sprint(append([]any{message}, args...)...)
-	if r.logged[key] {
-		return
-	}
-	if r.logged == nil {
-		r.logged = map[string]bool{}
-	}
-	r.logged[key] = true
-	r.Log.Info(message, args...)
 }
 
 // did describes what the run has written.
@@ -157,14 +126,26 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 	if saved == nil && r.fresh == nil {
 		return false, nil, r.NoState()
 	}
-	wanted, err := r.wanted(ctx)
+	copies, err := r.copies(ctx)
 	if err != nil {
 		return false, nil, err
 	}
-	held, position, err := r.position(ctx, wanted)
+	var ca *pki.CA
+	if r.pki.OwnCA() {
+		secret, err := r.Secret(ctx, r.Settings.Name+names.SuffixCA)
+		if err != nil {
+			return false, nil, err
+		}
+		var due string
+		if ca, due = usableCA(secret, time.Duration(r.pki.AuthorityLifetime), r.requestedCA, r.Now()); ca == nil {
+			return false, nil, r.writeCA(ctx, secret, due)
+		}
+	}
+	held, err := r.readHeld(ctx, wantedLeaves(r.leaves(r.pki), copies, ca))
 	if err != nil {
 		return false, nil, err
 	}
+	position := r.position(held)
 	position.Settled = (saved == nil || saved.Rotation == nil) && !r.observed
 	next := pki.Next(position)
 	if next.Action == pki.Observe || next.Action == pki.Wait {
@@ -213,32 +194,6 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 	return false, nil, fmt.Errorf("unknown rotation action %q (%s)", next.Action, next.Why)
 }
 
-// position reads the Secrets and returns the state of the rotation.
-func (r *rotation) position(ctx context.Context, wanted []wantedLeaf) ([]heldLeaf, pki.Position, error) {
-	p := pki.Position{Held: map[string]pki.Held{}}
-	var held []heldLeaf
-	for _, w := range wanted {
-		h, err := r.readHeld(ctx, w)
-		if err != nil {
-			return nil, p, err
-		}
-		switch {
-		case h.due != "":
-		case slices.Contains(r.requested, pki.Fingerprint(h.held.Leaf)):
-			h.due = askedFor
-		default:
-			h.due = w.due(h.pair, r.Now())
-		}
-		if h.due != "" {
-			p.Due = append(p.Due, h.role())
-		}
-		held = append(held, h)
-		p.Want = p.Want.Union(w.trust())
-		p.Held[h.role()] = h.held
-	}
-	return held, p, nil
-}
-
 // recordPhase saves the phase of the CA rotation before anything of that phase is written: another
 // process that finds the Secrets changed must also find that a rotation is in progress.
 func (r *rotation) recordPhase(
@@ -260,7 +215,7 @@ func (r *rotation) recordPhase(
 					r.Object("Secret", r.Settings.Name+h.suffix), h.due))
 			}
 		}
-		begun = &state.Rotation{Reason: cmp.Or(reason, "other authorities are to be trusted"),
+		begun = &state.Rotation{Reason: cmp.Or(reason, "the trusted CAs change"),
 			Since: r.Now().UTC().Truncate(time.Second)}
 	}
 	changed := *next
@@ -285,6 +240,23 @@ func (r *rotation) recordWaiting(ctx context.Context, waiting []string) error {
 		r.Log.Warn("cannot record what the CA rotation waits for", "error", err.Error())
 	}
 	return ctx.Err()
+}
+
+// writeCA creates the release's own CA, or replaces it. The certificate of the previous CA stays in
+// the trust bundles as long as it is needed. Its key is discarded.
+func (r *rotation) writeCA(ctx context.Context, secret *corev1.Secret, due string) error {
+	name := r.Settings.Name + names.SuffixCA
+	ca, err := pki.NewCA(r.Settings.Name+" certificate authority", r.Now(), time.Duration(r.pki.AuthorityLifetime))
+	if err != nil {
+		return err
+	}
+	if err := r.WriteSecret(ctx, secret, name, names.ComponentCertificates, corev1.SecretTypeTLS,
+		secretData(ca.KeyPair(), nil)); err != nil {
+		return err
+	}
+	r.note("CA created", name, due)
+	r.reason = cmp.Or(r.reason, fmt.Sprintf("the CA in %s is new: %s", r.Object("Secret", name), due))
+	return nil
 }
 
 func (r *rotation) writeTrust(ctx context.Context, held []heldLeaf, next pki.Step) error {
@@ -320,191 +292,6 @@ func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) 
 func (r *rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trust pki.Bundle) error {
 	return r.WriteSecret(ctx, h.secret, r.Settings.Name+h.suffix, names.ComponentCertificates, corev1.SecretTypeTLS,
 		secretData(pair, trust.PEM()))
-}
-
-// components are the components whose pods mount the Secret of a role. No pod mounts the push
-// certificate.
-var components = map[string]string{pki.OrganizationServer: names.ComponentRegistry,
-	pki.OrganizationNode: names.ComponentProxy}
-
-// peer is a running pod that loads certificates.
-type peer struct {
-	pod  corev1.Pod
-	role string
-}
-
-// key identifies a pod. A pod name is not enough, because it can be reused.
-func (p peer) key() string { return p.pod.Name + " " + string(p.pod.UID) }
-
-// peers lists the pods of a role on ready nodes. Pods on other nodes are only logged: they serve
-// nobody, and load everything when their node is back.
-func (r *rotation) peers(ctx context.Context, role string) ([]peer, error) {
-	pods, err := r.RunningPods(ctx, &r.nodes, components[role], func(pod *corev1.Pod) {
-		r.once("a pod on a node that is not ready does not block the rotation", "pod", pod.Name, "node", pod.Spec.NodeName)
-	})
-	var out []peer
-	for _, pod := range pods {
-		out = append(out, peer{pod, role})
-	}
-	return out, err
-}
-
-// observe returns what the pods have loaded. It queries only the pods that have not loaded the
-// target before.
-func (r *rotation) observe(
-	ctx context.Context, held []heldLeaf, position pki.Position, end time.Time,
-) ([]pki.Loaded, error) {
-	target := fmt.Sprint(position.Due, position.Want.Fingerprints())
-	var peers []peer
-	for _, h := range held {
-		leaf := ""
-		if h.held.Leaf != nil {
-			leaf = pki.Fingerprint(h.held.Leaf)
-		}
-		target += fmt.Sprint(h.role(), leaf, h.held.Trust.Fingerprints())
-		if components[h.role()] == "" {
-			continue
-		}
-		of, err := r.peers(ctx, h.role())
-		if err != nil {
-			return nil, err
-		}
-		peers = append(peers, of...)
-	}
-	if r.target != target {
-		r.target, r.loaded, r.refreshed = target, map[string]pki.Loaded{}, time.Time{}
-	}
-	ctx, cancel := context.WithTimeout(ctx, max(roundTimeout, time.Until(end)))
-	defer cancel()
-	answers := make([]*pki.Loaded, len(peers))
-	complaints := make([]string, len(peers))
-	var group errgroup.Group
-	group.SetLimit(maxQueries)
-	for i, p := range peers {
-		if seen, ok := r.loaded[p.key()]; ok {
-			answers[i] = &seen
-			continue
-		}
-		group.Go(func() error {
-			answers[i], complaints[i] = r.query(ctx, p)
-			return nil
-		})
-	}
-	_ = group.Wait() // never fails
-	var out []pki.Loaded
-	r.loadErrors = map[string]string{}
-	for i, answer := range answers {
-		if answer == nil {
-			r.once("a pod that is not ready and cannot be queried does not block the rotation", "pod", peers[i].pod.Name,
-				"problem", complaints[i])
-			continue
-		}
-		out = append(out, *answer)
-		r.loadErrors[answer.Pod] = complaints[i]
-		alone := position
-		alone.Loaded = []pki.Loaded{*answer}
-		if pki.Next(alone).Action != pki.Wait {
-			r.loaded[peers[i].key()] = *answer
-		}
-	}
-	r.late = nil
-	for _, p := range peers {
-		if _, follows := r.loaded[p.key()]; !follows {
-			r.late = append(r.late, p.pod.Name)
-		}
-	}
-	return out, nil
-}
-
-// query asks a pod what it has loaded. It also returns the pod's error about certificates that it
-// could not load. The result is nil if the pod cannot be queried and is not ready.
-func (r *rotation) query(ctx context.Context, p peer) (*pki.Loaded, string) {
-	out := &pki.Loaded{Pod: r.PodName(&p.pod), Role: p.role}
-	report, err := r.queryPod(ctx, &p.pod)
-	if err != nil {
-		if !release.PodReady(p.pod) {
-			return nil, err.Error()
-		}
-		out.Problem = err.Error()
-		return out, ""
-	}
-	out.Leaf = report.Certificates.Leaf.SHA256
-	for _, ca := range report.Certificates.Authorities {
-		out.Trust = append(out.Trust, ca.SHA256)
-	}
-	return out, report.Certificates.Problem
-}
-
-// queryPod asks a pod what it has loaded.
-func (k *Keeper) queryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
-	if pod.Annotations[names.AnnotationMetricsPort] == "" {
-		return nil, errors.New("it runs a release that cannot be asked what it has loaded; helm upgrade replaces it")
-	}
-	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
-	defer cancel()
-	report, err := k.Registry.Loaded(ctx, pod)
-	if err != nil {
-		return nil, fmt.Errorf("cannot ask it what it has loaded: %w", err)
-	}
-	return report, nil
-}
-
-// waitTimeout returns the time until the deadline of ctx, minus a reserve for the steps after
-// waiting, but at most limit.
-func waitTimeout(ctx context.Context, most time.Duration) time.Duration {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return most
-	}
-	rest := time.Until(deadline)
-	return max(0, min(most, rest-min(reservedTime, rest/2)))
-}
-
-// explain adds the load errors of the pods to the descriptions of what they are missing.
-func (r *rotation) explain(waiting []string) []string {
-	out := slices.Clone(waiting)
-	for i, line := range out {
-		for pod, complaint := range r.loadErrors {
-			if complaint != "" && strings.Contains(line, pod) {
-				out[i] += fmt.Sprintf(" (it reports: %s)", complaint)
-			}
-		}
-	}
-	return out
-}
-
-// refreshAll makes kubelets refresh the written Secrets at once if no pod was waited for. It is
-// best effort.
-func (r *rotation) refreshAll(ctx context.Context, held []heldLeaf) {
-	if len(r.wrote) == 0 || !r.refreshed.IsZero() {
-		return
-	}
-	for _, h := range held {
-		if components[h.role()] == "" {
-			continue
-		}
-		peers, err := r.peers(ctx, h.role())
-		if err != nil {
-			r.once("cannot list the pods to refresh", "error", err.Error())
-			return
-		}
-		for _, p := range peers {
-			r.late = append(r.late, p.pod.Name)
-		}
-	}
-	r.refreshLate(ctx)
-}
-
-// refreshLate makes kubelets refresh the Secrets of the pods that have not loaded them yet. It is
-// best effort: kubelets refresh them on their own after a while.
-func (r *rotation) refreshLate(ctx context.Context) {
-	if len(r.late) == 0 || time.Since(r.refreshed) < refreshInterval {
-		return
-	}
-	r.refreshed = time.Now()
-	if err := r.refresh(ctx, r.late); err != nil {
-		r.once("cannot annotate pods; their kubelets refresh the Secrets within 90 seconds", "error", err.Error())
-	}
 }
 
 // awaitNodes makes the copies of the CAs on the nodes follow the ca.crt of the node certificate,

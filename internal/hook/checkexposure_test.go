@@ -45,7 +45,7 @@ func TestPreflightChecksExposure(t *testing.T) {
 		"no certificate": {nil, users("htpasswd"), 0, preflight.Blocker,
 			[]string{"Secret zarf/outside", "does not exist", "kubectl -n zarf create secret tls outside"}},
 		"not PEM": {tls([]byte("rubbish"), good.Key), users("htpasswd"), 0, preflight.Blocker,
-			[]string{"Secret zarf/outside", "a tls.crt that the registry would refuse"}},
+			[]string{"Secret zarf/outside", "a tls.crt that the registry would reject"}},
 		"key of another certificate": {tls(good.Certificate, other.Key), users("htpasswd"), 0, preflight.Blocker,
 			[]string{"tls.crt and a tls.key", "private key does not match"}},
 		"certificate for another name": {tls(other.Certificate, other.Key), users("htpasswd"), 0, preflight.Warning,

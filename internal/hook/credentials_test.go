@@ -104,7 +104,7 @@ func TestRejectsInvalidUserPushCredentials(t *testing.T) {
 		"a line break":  {func(b *bench) { b.give("robot", "p\n") }, "has control characters in password"},
 		"invalid UTF-8": {func(b *bench) { b.give("robot\xff", "p") }, "has control characters in username"},
 		"Secret created by init-hook": {func(b *bench) { b.hook.Settings.Push.Secret = "zarf-registry-credentials" },
-			"was made by init-hook"},
+			"was created by init-hook"},
 		"two problems": {func(b *bench) { b.give("ro:bot", "") }, "has no key password"},
 	} {
 		if n++; shortened(n) {
@@ -162,7 +162,7 @@ func TestRotatePushCredentialWaitsForRegistry(t *testing.T) {
 			"not loaded": {func() { b.deaf = map[string]bool{registryPod: true} },
 				"pod zarf/zarf-registry-1: it has loaded another one"},
 			"no status": {func() { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} },
-				"pod zarf/zarf-registry-1: cannot ask it what it has loaded: i/o timeout"},
+				"pod zarf/zarf-registry-1: cannot query what it has loaded: i/o timeout"},
 		} {
 			c.change()
 			b.hook.Timeout = 2 * time.Minute

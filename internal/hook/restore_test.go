@@ -152,7 +152,7 @@ func TestCleanupSaysWhereToRestartK3s(t *testing.T) {
 		b.uninstall("n1", "n2")
 		b.must(b.hook.Cleanup(t.Context()))
 		if !strings.Contains(b.log.String(),
-			`"on":"node n1","restart":"systemctl restart k3s, on agents k3s-agent: until then what /etc/rancher/k3s/registries.yaml said stays in effect"`) {
+			`"on":"node n1","restart":"systemctl restart k3s, on agents k3s-agent: until then the settings of the removed /etc/rancher/k3s/registries.yaml stay in effect"`) {
 			t.Errorf("it does not say so:\n%s", b.log)
 		}
 	})

@@ -436,9 +436,9 @@ func TestRenewWaitTimeoutNamesThePods(t *testing.T) {
 		"pods do not load": {func(b *bench) { b.deaf = map[string]bool{"proxy-n2": true} },
 			[]string{"pod zarf/proxy-n2 on node n2: it does not trust"}},
 		"pods cannot be asked": {func(b *bench) { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} },
-			[]string{"pod zarf/zarf-registry-1 on node n1: cannot ask it what it has loaded: i/o timeout"}},
+			[]string{"pod zarf/zarf-registry-1 on node n1: cannot query what it has loaded: i/o timeout"}},
 		"pods of an earlier release": {func(b *bench) { b.change("proxy-n1", func(p *corev1.Pod) { p.Annotations = nil }) },
-			[]string{"pod zarf/proxy-n1 on node n1: it runs a release that cannot be asked what it has loaded"}},
+			[]string{"pod zarf/proxy-n1 on node n1: its release does not report what it has loaded"}},
 		"pods report an error": {func(b *bench) {
 			b.deaf = map[string]bool{"proxy-n2": true}
 			b.pods["proxy-n2"].problem = "permission denied"
@@ -734,7 +734,7 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 		"another type": {edit("corp-node", func(s *corev1.Secret) { s.Type = corev1.SecretTypeDockerConfigJson }),
 			[]string{"Secret zarf/corp-node is of type kubernetes.io/dockerconfigjson, not kubernetes.io/tls or Opaque"}},
 		"Secret created by init-hook": {func(b *bench) { b.hook.Settings.PKI.Existing.Server = "zarf-registry-server-tls" },
-			[]string{"Secret zarf/zarf-registry-server-tls was made by init-hook, which overwrites and deletes it"}},
+			[]string{"Secret zarf/zarf-registry-server-tls was created by init-hook, which overwrites and deletes it"}},
 		"key of another certificate": {func(b *bench) {
 			key := b.secret("corp-node").Data["tls.key"]
 			b.changeSecret("corp-server", func(s *corev1.Secret) { s.Data["tls.key"] = key })
@@ -859,7 +859,7 @@ func TestUpgradeFromReleaseWithoutStatusEndpoint(t *testing.T) {
 		b.pki(state.PKIExistingSecret)
 		b.mustPrepare()
 		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust ||
-			!strings.Contains(r.Waiting, "runs a release that cannot be asked") {
+			!strings.Contains(r.Waiting, "its release does not report what it has loaded") {
 			t.Errorf("recorded is %+v", r)
 		}
 		b.remove("pods", registryPod, "proxy-n1", "proxy-n2")

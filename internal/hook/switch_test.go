@@ -271,7 +271,7 @@ func TestFailedSwitchToNodePortKeepsProxies(t *testing.T) {
 		begin := time.Now()
 		b.mustFail(b.hook.Finish(t.Context()), true,
 			"nodes n1, n2 could not pull 127.0.0.1:31999/zarf-registry/probe-nodeport:dev", "403 Forbidden",
-			"in nftables mode", "--set registryProxy=true", "the proxies are still there: nodes pull through them as before")
+			"in nftables mode", "--set registryProxy=true", "the previous proxies still run, and nodes pull through them")
 		if took := time.Since(begin); took < 19*time.Second || took > 25*time.Second {
 			t.Errorf("it took %s to see that it is hopeless", took)
 		}

@@ -28,7 +28,7 @@ func TestFailedPullNamesTheNodeAndRecordsNothing(t *testing.T) {
 		"unhelpful kubelet message": {state.ModeProxy, "oh", false, []string{"logs of the proxy pod"}},
 		"no node port on loopback": {state.ModeNodePort, noHostPort, true,
 			[]string{"probe-nodeport:dev", "serves no node port on the loopback address", "--set registryProxy=true"}},
-		"wrong credential": {state.ModeNodePort, "401 Unauthorized", false, []string{"puts the Secret …-pull right"}},
+		"wrong credential": {state.ModeNodePort, "401 Unauthorized", false, []string{"repairs the Secret …-pull"}},
 		"firewall":         {state.ModeNodePort, "dial tcp: i/o timeout", false, []string{"registry's port 5001"}},
 		"TLS only": {state.ModeNodePort, "http: server gave HTTP response to HTTPS client", false,
 			[]string{"--set registryProxy=true --set proxy.tls=always"}},

@@ -180,7 +180,7 @@ func TestFailingNodesAreRetriedUntilTimeout(t *testing.T) {
 	}{
 		"a report": {corev1.ContainerStateTerminated{ExitCode: 1,
 			Message: `{"error":"no space left on device"}`},
-			"container configure ended with exit code 1: no space left on device"},
+			"container configure exited with code 1: no space left on device"},
 		"other text": {corev1.ContainerStateTerminated{ExitCode: 102,
 			Message: "zarf-registry loader: chunk 03: missing\n"}, "exit code 102: zarf-registry loader: chunk 03: missing"},
 		"other JSON": {corev1.ContainerStateTerminated{ExitCode: 1, Message: `[1]`}, "exit code 1: [1]"},
@@ -294,10 +294,10 @@ func TestNodeWarningsAndK3sRestartsAreLogged(t *testing.T) {
 		b.mustFinish()
 		for _, want := range []string{
 			`"level":"WARN","msg":"node configuration","on":"nodes n1, n2, n3, n4, n5, n6","warning":"docker.io is asked directly"`,
-			`"level":"WARN","msg":"registries.yaml is read when K3s or RKE2 starts","on":"nodes n1, n2","restart":"systemctl restart k3s, on agents k3s-agent: until then containerd has all but credentials`,
+			`"level":"WARN","msg":"registries.yaml is read when K3s or RKE2 starts","on":"nodes n1, n2","restart":"systemctl restart k3s, on agents k3s-agent: until then containerd lacks the credentials`,
 			`"on":"node n4","restart":"systemctl restart rke2-server, on agents rke2-agent: until then /etc/rancher/rke2/registries.yaml has no effect"`,
-			`"on":"node n5","restart":"systemctl restart k3s, on agents k3s-agent: until then what /etc/rancher/k3s/registries.yaml said stays in effect"`,
-			`"level":"INFO","msg":"registries.yaml is read when K3s or RKE2 starts","on":"node n6","restart":"systemctl restart k3s, on agents k3s-agent: containerd has all of it already`,
+			`"on":"node n5","restart":"systemctl restart k3s, on agents k3s-agent: until then the settings of the removed /etc/rancher/k3s/registries.yaml stay in effect"`,
+			`"level":"INFO","msg":"registries.yaml is read when K3s or RKE2 starts","on":"node n6","restart":"systemctl restart k3s, on agents k3s-agent: containerd already uses the whole file`,
 		} {
 			if !strings.Contains(b.log.String(), want) {
 				t.Errorf("the log has no %s", want)

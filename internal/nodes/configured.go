@@ -22,7 +22,7 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%w; see the log of such a pod (container configure), fix the problem, then run helm "+
 			"upgrade again; nothing was changed on a node that refuses", err)
 	}
-	o.tellOfNodes(w.coverage.pods)
+	o.logReports(w.coverage.pods)
 
 	var notReady []string
 	for _, node := range slices.Sorted(maps.Keys(w.ready)) {
@@ -50,9 +50,9 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 	return fmt.Sprintf("done on %d nodes%s", len(w.coverage.pods), remembered), nil
 }
 
-// tellOfNodes logs the nodes' warnings and where K3s needs a restart. Nodes with the same message
+// logReports logs the nodes' warnings and where K3s needs a restart. Nodes with the same message
 // share one line.
-func (o *Observer) tellOfNodes(pods []nodePod) {
+func (o *Observer) logReports(pods []nodePod) {
 	warnings, restarts, idle := map[string][]string{}, map[string][]string{}, map[string][]string{}
 	for _, p := range pods {
 		for _, warning := range p.report.Warnings {
@@ -91,11 +91,11 @@ func restartHint(p nodePod) (hint string, needed bool) {
 	}
 	switch {
 	case r.Gone:
-		return command + ": until then what " + r.Path + " said stays in effect", true
+		return command + ": until then the settings of the removed " + r.Path + " stay in effect", true
 	case r.Live && r.Auth:
-		return command + ": until then containerd has all but credentials for registries that want a token for them", true
+		return command + ": until then containerd lacks the credentials for registries with token authentication", true
 	case r.Live:
-		return command + ": containerd has all of it already, so that it can be done at any time", false
+		return command + ": containerd already uses the whole file, so any time will do", false
 	}
 	return command + ": until then " + r.Path + " has no effect", true
 }

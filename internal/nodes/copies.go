@@ -57,7 +57,11 @@ func (c *CACopies) Outdated(ctx context.Context, fingerprints []string, settled 
 		for _, p := range covered.pods {
 			switch {
 			case !p.done && !settled:
-				waiting = append(waiting, c.PodName(&p.Pod)+": it has not written the CAs yet"+because(PodComplaint(p.Pod)))
+				missing := c.PodName(&p.Pod) + ": it has not written the CAs yet"
+				if complaint := PodComplaint(p.Pod); complaint != "" {
+					missing += " (" + complaint + ")"
+				}
+				waiting = append(waiting, missing)
 			case !p.done || len(p.report.CA) == 0 || slices.Equal(slices.Sorted(slices.Values(p.report.CA)), want):
 			default:
 				waiting = append(waiting,
@@ -85,12 +89,12 @@ func (c *CACopies) writesCAs(set appsv1.DaemonSet, covered coverage) bool {
 // ownersOf replaces listing DaemonSets if that is forbidden. It derives them from their pods, so it
 // does not see missing pods.
 func (c *CACopies) ownersOf(ctx context.Context, component string) ([]appsv1.DaemonSet, []corev1.Pod, error) {
-	pods, err := c.Cluster.Pods.List(ctx, c.Selector(component))
+	pods, err := c.ListPods(ctx, component)
 	if err != nil {
-		return nil, nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, c.Settings.Namespace, err)
+		return nil, nil, err
 	}
 	var sets []appsv1.DaemonSet
-	for _, pod := range pods.Items {
+	for _, pod := range pods {
 		name := ownerOf(pod)
 		if name == "" || slices.ContainsFunc(sets, func(d appsv1.DaemonSet) bool { return d.Name == name }) {
 			continue
@@ -99,7 +103,7 @@ func (c *CACopies) ownersOf(ctx context.Context, component string) ([]appsv1.Dae
 		set.Spec.Template.Spec = pod.Spec
 		sets = append(sets, set)
 	}
-	return sets, pods.Items, nil
+	return sets, pods, nil
 }
 
 // replace deletes a pod once. It returns the reason if it could not.
@@ -117,13 +121,6 @@ func (c *CACopies) replace(ctx context.Context, pod *corev1.Pod) string {
 	c.replaced[pod.UID] = true
 	c.Log.Info("deleted a pod so that its successor writes the current CAs", "pod", pod.Name, "node", pod.Spec.NodeName)
 	return ""
-}
-
-func because(complaint string) string {
-	if complaint == "" {
-		return ""
-	}
-	return " (" + complaint + ")"
 }
 
 // mountsSecret reports whether a pod mounts a Secret.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -17,67 +16,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
-
-// saidAtMost limits how much of a termination message is quoted, because several nodes may fail.
-const saidAtMost = 1000
-
-// nodePod is a pod that writes files on its node, with the result that it reports.
-type nodePod struct {
-	corev1.Pod
-	// done is true if the init containers succeeded.
-	done bool
-	// report is what the init container reported. It is empty if there is no report.
-	report noderuntime.Report
-	// began is when the init container started, by the node's clock.
-	began metav1.Time
-	// failed is why the last attempt failed, with exit code exit. It is "" if none failed.
-	failed string
-	exit   int32
-}
-
-func readNodePod(pod corev1.Pod) nodePod {
-	statuses := pod.Status.InitContainerStatuses
-	n := nodePod{Pod: pod, done: len(statuses) > 0}
-	for _, c := range statuses {
-		n.done = n.done && c.State.Terminated != nil && c.State.Terminated.ExitCode == 0
-	}
-	for _, c := range statuses {
-		ended := cmp.Or(c.State.Terminated, c.LastTerminationState.Terminated)
-		if ended == nil {
-			continue
-		}
-		report, err := noderuntime.ParseReport(ended.Message)
-		is := err == nil // else it comes from the loader, or is the end of a log
-		if is {
-			n.report, n.began = report, ended.StartedAt
-		}
-		if ended.ExitCode != 0 && !n.done && n.failed == "" {
-			n.exit = ended.ExitCode
-			n.failed = fmt.Sprintf("container %s ended with exit code %d: %s", c.Name, ended.ExitCode,
-				cmp.Or(said(ended.Message, report, is), "no message"))
-		}
-	}
-	return n
-}
-
-// said returns the problem in a termination message as one line: the error of a report, or else the
-// end of the message, where logs have their errors.
-func said(message string, report noderuntime.Report, is bool) string {
-	if is {
-		message = report.Error
-	}
-	text := strings.ReplaceAll(strings.TrimSpace(message), "\n", " ")
-	switch {
-	case len(text) <= saidAtMost:
-		return text
-	case is:
-		return strings.ToValidUTF8(text[:saidAtMost], "") + " …"
-	}
-	return "… " + strings.ToValidUTF8(text[len(text)-saidAtMost:], "")
-}
 
 // coverage is the progress of the pods of DaemonSets that write files on nodes.
 type coverage struct {
@@ -145,7 +85,7 @@ func ownerOf(pod corev1.Pod) string {
 }
 
 // madeFrom reports whether a pod was created for the configuration in its DaemonSet's current
-// template. It returns true if the template does not tell: see ownersOf.
+// template. It returns true if the template does not say: see ownersOf.
 func madeFrom(pod corev1.Pod, sets []appsv1.DaemonSet) bool {
 	return slices.ContainsFunc(sets, func(set appsv1.DaemonSet) bool {
 		want, says := set.Spec.Template.Annotations[names.AnnotationNodeConfig]
@@ -276,11 +216,8 @@ func (o *Observer) DaemonSets(ctx context.Context, component string) ([]appsv1.D
 	if err != nil {
 		return nil, nil, fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", component, o.Settings.Namespace, err)
 	}
-	pods, err := o.Cluster.Pods.List(ctx, o.Selector(component))
-	if err != nil {
-		return nil, nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, o.Settings.Namespace, err)
-	}
-	return sets.Items, pods.Items, nil
+	pods, err := o.ListPods(ctx, component)
+	return sets.Items, pods, err
 }
 
 // goneTime bounds the deletion of pods: their grace period, plus the time of the kubelet and the

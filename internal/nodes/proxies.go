@@ -52,11 +52,8 @@ func (o *Observer) WaitProxies(ctx context.Context) (string, error) {
 
 // ProxyPods lists the pods of the proxies that the chart renders.
 func (o *Observer) ProxyPods(ctx context.Context) ([]corev1.Pod, error) {
-	pods, err := o.Cluster.Pods.List(ctx, o.Selector(names.ComponentProxy))
-	if err != nil {
-		return nil, fmt.Errorf("listing the proxy pods in namespace %s: %w", o.Settings.Namespace, err)
-	}
-	return slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !o.UsesProxy(p) }), nil
+	pods, err := o.ListPods(ctx, names.ComponentProxy)
+	return slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !o.UsesProxy(p) }), err
 }
 
 // unschedulable reports whether the scheduler has no place for a proxy. A proxy is bound to one
@@ -153,7 +150,7 @@ func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet
 		names = append(names, d.Name)
 	}
 	if len(names) == 0 {
-		return "nothing: there are none", nil
+		return "nothing to delete", nil
 	}
 	return "deleted " + strings.Join(names, ", "), nil
 }
@@ -165,7 +162,7 @@ func (o *Observer) StillServed(failure error) error {
 	if _, previous, err := o.ProxySets(ctx); err != nil || len(previous) == 0 {
 		return failure
 	}
-	return fmt.Errorf("%w; the proxies are still there: nodes pull through them as before", failure)
+	return fmt.Errorf("%w; the previous proxies still run, and nodes pull through them", failure)
 }
 
 // UsesProxy reports whether a pod is a proxy of a DaemonSet that the chart renders.

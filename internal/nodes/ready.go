@@ -47,32 +47,34 @@ func (o *Observer) Refresh(ctx context.Context, known *ReadyNodes) error {
 	if known.names != nil && time.Since(known.at) < readyAge {
 		return nil
 	}
-	nodes, err := o.Cluster.Nodes.List(ctx, metav1.ListOptions{})
+	names, err := o.NodesReady(ctx)
 	if err != nil {
-		return fmt.Errorf("listing nodes: %w", release.RefuseForbidden(err))
+		return release.RefuseForbidden(err)
 	}
-	known.names, known.at = map[string]bool{}, time.Now()
-	for _, n := range nodes.Items {
-		known.names[n.Name] = plan.NodeReady(n)
-	}
+	known.names, known.at = names, time.Now()
 	return nil
+}
+
+// ListPods lists the release's pods of a component.
+func (o *Observer) ListPods(ctx context.Context, component string) ([]corev1.Pod, error) {
+	pods, err := o.Cluster.Pods.List(ctx, o.Selector(component))
+	if err != nil {
+		return nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, o.Settings.Namespace, err)
+	}
+	return pods.Items, nil
 }
 
 // RunningPods lists the running pods of a component on ready nodes, and logs those on other nodes.
 func (o *Observer) RunningPods(ctx context.Context, nodes *ReadyNodes, component string,
 	away func(*corev1.Pod)) ([]corev1.Pod, error) {
-	list, err := o.Cluster.Pods.List(ctx, o.Selector(component))
-	if err != nil {
-		return nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, o.Settings.Namespace,
-			release.RefuseForbidden(err))
-	}
-	if len(list.Items) == 0 {
-		return nil, nil
+	pods, err := o.ListPods(ctx, component)
+	if err != nil || len(pods) == 0 {
+		return nil, release.RefuseForbidden(err)
 	}
 	if err := o.Refresh(ctx, nodes); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool {
+	return slices.DeleteFunc(pods, func(pod corev1.Pod) bool {
 		if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
 			return true
 		}

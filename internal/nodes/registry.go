@@ -44,13 +44,13 @@ func (o *Observer) registryPodsDown(ctx context.Context) (int32, error) {
 	if err != nil {
 		return 0, err
 	}
-	pods, err := o.Cluster.Pods.List(ctx, o.Selector(names.ComponentRegistry))
+	pods, err := o.ListPods(ctx, names.ComponentRegistry)
 	if err != nil {
-		return 0, fmt.Errorf("listing the registry pods in namespace %s: %w", o.Settings.Namespace, err)
+		return 0, err
 	}
 	down := int32(0)
-	for _, p := range pods.Items {
-		if ready, exists := nodes[p.Spec.NodeName]; exists && !ready && p.DeletionTimestamp == nil && !release.PodReady(p) {
+	for _, p := range pods {
+		if ready, exists := nodes[p.Spec.NodeName]; exists && !ready && p.DeletionTimestamp == nil && !PodReady(p) {
 			down++
 		}
 	}

@@ -75,7 +75,7 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 		return "", fmt.Errorf("%w; fix the problem on the node and run helm uninstall again, or leave the files as they "+
 			"are: helm uninstall --no-hooks, then init-hook cleanup", err)
 	}
-	o.tellOfNodes(w.coverage.pods)
+	o.logReports(w.coverage.pods)
 	if len(w.coverage.down) > 0 {
 		o.Log.Warn("nodes are not ready, and files of the release stay on them; what was there before is beside each, as "+
 			"FILE.before-zarf-registry",
@@ -144,8 +144,8 @@ func (o *Observer) endNodeConfig(ctx context.Context) (unfinished map[string]boo
 	ctx, cancel := context.WithTimeout(ctx, goneTime)
 	defer cancel()
 	return unfinished, o.Wait(ctx, "the pods that configure nodes to end", func() (string, error) {
-		pods, err := o.Cluster.Pods.List(ctx, o.Selector(names.ComponentNodeConfig))
-		if err != nil || len(pods.Items) == 0 {
+		pods, err := o.ListPods(ctx, names.ComponentNodeConfig)
+		if err != nil || len(pods) == 0 {
 			return "", err
 		}
 		ready, err := o.NodesReady(ctx)
@@ -153,7 +153,7 @@ func (o *Observer) endNodeConfig(ctx context.Context) (unfinished map[string]boo
 			return "", err
 		}
 		// The kubelets of other nodes neither stop these pods nor start others.
-		left := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !ready[p.Spec.NodeName] })
+		left := slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !ready[p.Spec.NodeName] })
 		var names []string
 		for _, p := range left {
 			names = append(names, o.PodName(&p))

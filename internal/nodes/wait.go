@@ -1,9 +1,9 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -52,21 +52,17 @@ func (o *Observer) Wait(ctx context.Context, what string, check func() (missing 
 func (o *Observer) complaints(component string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's context has ended
 	defer cancel()
-	pods, err := o.Cluster.Pods.List(ctx, o.Selector(component))
+	pods, err := o.ListPods(ctx, component)
 	if err != nil {
 		return ""
 	}
 	byPod := o.Warnings(ctx)
 	var lines []string
-	for _, p := range pods.Items {
-		if release.PodReady(p) {
+	for _, p := range pods {
+		if PodReady(p) {
 			continue
 		}
-		complaint := PodComplaint(p)
-		if complaint == "" {
-			complaint = byPod[p.Name]
-		}
-		if complaint != "" {
+		if complaint := cmp.Or(PodComplaint(p), byPod[p.Name]); complaint != "" {
 			lines = append(lines, fmt.Sprintf("%s on node %s: %s", o.Object("pod", p.Name), orNone(p.Spec.NodeName), complaint))
 		}
 	}
@@ -79,25 +75,29 @@ func (o *Observer) complaints(component string) string {
 
 // Warnings returns the newest warning event of each pod, ignoring those without details.
 func (o *Observer) Warnings(ctx context.Context) map[string]string {
-	events, err := o.Cluster.Events.List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,type=Warning"})
+	events, err := o.Cluster.Events.List(ctx, PodWarnings())
 	if err != nil {
 		return nil
 	}
-	newest := map[string]corev1.Event{}
-	for _, e := range events.Items {
+	return NewestWarnings(events.Items)
+}
+
+// PodWarnings selects the warning events of pods.
+func PodWarnings() metav1.ListOptions {
+	return metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,type=Warning"}
+}
+
+// NewestWarnings returns the text of the newest event of each pod, ignoring those without details.
+func NewestWarnings(events []corev1.Event) map[string]string {
+	slices.SortStableFunc(events, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	newest := map[string]string{}
+	for _, e := range events {
 		// Besides "Failed to pull image …: why", kubelets send "Error: ErrImagePull".
-		if strings.HasPrefix(e.Message, "Error: Err") || strings.HasPrefix(e.Message, "Error: ImagePull") {
-			continue
-		}
-		if old, ok := newest[e.InvolvedObject.Name]; !ok || !e.LastTimestamp.Before(&old.LastTimestamp) {
-			newest[e.InvolvedObject.Name] = e
+		if !strings.HasPrefix(e.Message, "Error: Err") && !strings.HasPrefix(e.Message, "Error: ImagePull") {
+			newest[e.InvolvedObject.Name] = fmt.Sprintf("%s: %s", e.Reason, e.Message)
 		}
 	}
-	out := make(map[string]string, len(newest))
-	for pod, e := range maps.All(newest) {
-		out[pod] = fmt.Sprintf("%s: %s", e.Reason, e.Message)
-	}
-	return out
+	return newest
 }
 
 // PodComplaint returns what a pod's status says is wrong, or "".
@@ -105,10 +105,13 @@ func PodComplaint(p corev1.Pod) string {
 	if failed := readNodePod(p).failed; failed != "" {
 		return failed
 	}
-	for _, c := range p.Status.ContainerStatuses {
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if c.Ready {
+			continue
+		}
 		for _, t := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
-			if t != nil && t.ExitCode != 0 && !c.Ready {
-				return fmt.Sprintf("container %s ended with exit code %d: %s", c.Name, t.ExitCode, strings.TrimSpace(t.Message))
+			if t != nil && t.ExitCode != 0 {
+				return fmt.Sprintf("container %s exited with code %d: %s", c.Name, t.ExitCode, strings.TrimSpace(t.Message))
 			}
 		}
 		if w := c.State.Waiting; w != nil && w.Message != "" {
@@ -124,8 +127,5 @@ func PodComplaint(p corev1.Pod) string {
 }
 
 func orNone(name string) string {
-	if name == "" {
-		return "(none yet)"
-	}
-	return name
+	return cmp.Or(name, "(none yet)")
 }

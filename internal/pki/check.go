@@ -65,13 +65,8 @@ func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 		add(errors.New("there is no trusted CA"))
 	}
 	if n := len(trust.certs); n > maxTrust {
-		add(
-			fmt.Errorf(
-				"there are %d trusted CAs, more than %d: list only those that issued the certificates, since each can issue more",
-				n,
-				maxTrust,
-			),
-		)
+		add(fmt.Errorf("there are %d trusted CAs, more than %d: list only those that issued the certificates, since each "+
+			"can issue more", n, maxTrust))
 	}
 	if len(chain) == 0 {
 		return errors.Join(problems...)
@@ -80,7 +75,7 @@ func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 	if key != nil && !belongs(key, leaf) {
 		hint := ""
 		if i := slices.IndexFunc(chain, func(c *x509.Certificate) bool { return belongs(key, c) }); i > 0 {
-			hint = fmt.Sprintf(", but to certificate %d of the chain, which must stand first", i+1)
+			hint = fmt.Sprintf(", but to certificate %d of the chain, which must come first", i+1)
 		}
 		add(errors.New("the private key does not belong to the certificate" + hint))
 	}
@@ -103,21 +98,12 @@ func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 		add(fmt.Errorf("it does not carry the role %s as organization (O), organizational unit (OU) or URI", want.Role))
 	}
 	if want.NotRole != "" && slices.Contains(Roles(leaf), want.NotRole) {
-		add(
-			fmt.Errorf(
-				"it also carries the role %s, which its holders must not have: take another certificate for that role",
-				want.NotRole,
-			),
-		)
+		add(fmt.Errorf("it also carries the role %s, which its holders must not have: use another certificate for that role",
+			want.NotRole))
 	}
 	if want.NotServer != "" && allows(leaf, x509.ExtKeyUsageServerAuth) && leaf.VerifyHostname(want.NotServer) == nil {
-		add(
-			fmt.Errorf(
-				"it allows server authentication as %s, so that its holders could pass themselves off as that: take another "+
-					"certificate for each",
-				want.NotServer,
-			),
-		)
+		add(fmt.Errorf("it allows server authentication as %s, so its holders could impersonate the server: use separate "+
+			"certificates", want.NotServer))
 	}
 	if !trust.Empty() {
 		for _, err := range checkChain(chain, trust, want.Usages, now) {
@@ -198,7 +184,7 @@ func checkChain(chain []*x509.Certificate, trust Bundle, usages []x509.ExtKeyUsa
 	if err != nil {
 		problems := walk(chain, trust, now)
 		if len(problems) == 0 && validAt(leaf, now) == nil {
-			problems = append(problems, fmt.Errorf("it is not believed: %w", err))
+			problems = append(problems, fmt.Errorf("verification failed: %w", err))
 		}
 		return problems
 	}
@@ -245,7 +231,7 @@ func walk(chain []*x509.Certificate, trust Bundle, now time.Time) []error {
 		}
 		if insecure(issuer.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature)) {
 			problems = append(
-				problems, fmt.Errorf("%q is signed with %s, which nobody accepts any more", cert.Subject, cert.SignatureAlgorithm),
+				problems, fmt.Errorf("%q is signed with %s, which is insecure", cert.Subject, cert.SignatureAlgorithm),
 			)
 		}
 		if err := checkIsCA(issuer); err != nil {

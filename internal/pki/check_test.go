@@ -254,7 +254,7 @@ func TestCheck(t *testing.T) {
 		"the chain upside down": {pair: pki.KeyPair{Certificate: chainPEM(middle.cert, parseFirst(t, leaf(middle))),
 			Key: good.Key}, want: &pki.Requirement{Role: ""},
 			lines: []string{
-				"the private key does not belong to the certificate, but to certificate 2 of the chain, which must stand first",
+				"the private key does not belong to the certificate, but to certificate 2 of the chain, which must come first",
 				"it is itself a CA certificate",
 				"its key usages do not allow digital signatures, which TLS 1.3 needs",
 			}},
@@ -263,12 +263,10 @@ func TestCheck(t *testing.T) {
 		"an ECDSA key on P-224": {pair: of(p224, pkcs8(t, p224)),
 			lines: []string{"parsing the private key: it is an ECDSA key on curve P-224, use P-256, P-384 or P-521"}},
 		"an encrypted key": {pair: withKey(block("ENCRYPTED PRIVATE KEY", []byte("secret"))),
-			lines: []string{"parsing the private key: it is encrypted, and nobody is there to type a password: store it " +
-				"decrypted"}},
+			lines: []string{"parsing the private key: it is encrypted: store it without a password"}},
 		"an encrypted key from old versions": {pair: withKey([]byte("-----BEGIN EC PRIVATE KEY-----\nProc-Type: " +
 			"4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\nc2VjcmV0\n-----END EC PRIVATE KEY-----\n")),
-			lines: []string{"parsing the private key: it is encrypted, and nobody is there to type a password: store it " +
-				"decrypted"}},
+			lines: []string{"parsing the private key: it is encrypted: store it without a password"}},
 		"two keys": {pair: withKey(slices.Concat(good.Key, good.Key)),
 			lines: []string{"parsing the private key: there are 2 PEM blocks where one is expected"}},
 		"rubbish in the key": {pair: withKey(block("PRIVATE KEY", []byte("hunter2"))),
@@ -303,7 +301,7 @@ func TestCheck(t *testing.T) {
 			lines: []string{"parsing the certificate: PEM block 1 is damaged"}},
 		"a block with headers": {pair: pki.KeyPair{Certificate: bytes.Replace(good.Certificate, []byte("-----\n"),
 			[]byte("-----\nFor: hunter2\n\n"), 1), Key: good.Key},
-			lines: []string{"parsing the certificate: PEM block 1 has headers, which a certificate has not"}},
+			lines: []string{"parsing the certificate: PEM block 1 has headers, which certificates must not have"}},
 		"no certificate in the block": {pair: pki.KeyPair{Certificate: block("CERTIFICATE", []byte("hunter2")),
 			Key: good.Key},
 			lines: []string{"parsing the certificate: PEM block 1: x509: malformed certificate"}},
@@ -342,12 +340,12 @@ func TestCheck(t *testing.T) {
 			lines: []string{"it does not carry the role zarf-registry:server as organization (O), organizational unit (OU) or " +
 				"URI"}},
 		"a role that it must not have": {pair: good, want: &pki.Requirement{NotRole: server},
-			lines: []string{"it also carries the role zarf-registry:server, which its holders must not have: take another " +
+			lines: []string{"it also carries the role zarf-registry:server, which its holders must not have: use another " +
 				"certificate for that role"}},
 		"a name that it must not serve": {pair: leaf(root, names("*.zarf.svc")),
 			want: &pki.Requirement{NotServer: "zarf-registry.zarf.svc"},
-			lines: []string{"it allows server authentication as zarf-registry.zarf.svc, so that its holders could pass " +
-				"themselves off as that: take another certificate for each"}},
+			lines: []string{"it allows server authentication as zarf-registry.zarf.svc, so its holders could " +
+				"impersonate the server: use separate certificates"}},
 		"that name without server authentication": {pair: leaf(root,
 			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
 			want: &pki.Requirement{NotServer: "zarf-registry.zarf.svc", NotRole: node}},
@@ -393,7 +391,7 @@ func TestCheck(t *testing.T) {
 		"an authority for other names": {pair: leaf(below(func(c *x509.Certificate) {
 			c.PermittedDNSDomainsCritical, c.PermittedDNSDomains = true, []string{"example.com"}
 		})),
-			lines: []string{`it is not believed: x509: a root or intermediate certificate is not authorized to sign for this name: DNS name "zarf-registry.zarf.svc" is not permitted by any constraint`}},
+			lines: []string{`verification failed: x509: a root or intermediate certificate is not authorized to sign for this name: DNS name "zarf-registry.zarf.svc" is not permitted by any constraint`}},
 		"an authority with a short key": {pair: leaf(weakRoot), trust: trusting(weakRoot.cert),
 			lines: []string{`CA "CN=weak root": its key: it is an RSA key of 1024 bits, use 2048 to 8192`}},
 		"all the world's authorities": {pair: good, trust: &tooMany,

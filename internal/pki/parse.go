@@ -7,6 +7,7 @@ import (
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rsa"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -90,7 +91,7 @@ func parseKey(data PrivateKey) (crypto.Signer, error) {
 		return nil, fmt.Errorf("parsing the private key: there are %d PEM blocks where one is expected", len(blocks))
 	case blocks[0].Type == "ENCRYPTED PRIVATE KEY" || blocks[0].Headers["DEK-Info"] != "":
 		return nil, errors.New(
-			"parsing the private key: it is encrypted, and nobody is there to type a password: store it decrypted",
+			"parsing the private key: it is encrypted: store it without a password",
 		)
 	}
 	var key any
@@ -146,7 +147,7 @@ func parseCertificates(blocks []*pem.Block) ([]*x509.Certificate, error) {
 		}
 		if len(block.Headers) != 0 {
 			// crypto/x509 silently skips such blocks
-			return nil, fmt.Errorf("PEM block %d has headers, which a certificate has not", i+1)
+			return nil, fmt.Errorf("PEM block %d has headers, which certificates must not have", i+1)
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -197,4 +198,21 @@ func blockName(block *pem.Block) string {
 		return fmt.Sprintf("a PEM block %q", block.Type)
 	}
 	return "a PEM block of an unknown type"
+}
+
+// ParseCertificate parses a PEM file with exactly one certificate of at most 64 KiB.
+func ParseCertificate(data []byte) (*x509.Certificate, error) {
+	chain, err := ParseChain(data)
+	if err != nil {
+		return nil, err
+	}
+	if len(chain) != 1 {
+		return nil, fmt.Errorf("there are %d certificates where one is expected", len(chain))
+	}
+	return chain[0], nil
+}
+
+// Fingerprint returns the certificate's SHA-256 in hexadecimal.
+func Fingerprint(cert *x509.Certificate) string {
+	return fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
 }

@@ -13,7 +13,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -179,7 +178,7 @@ func (a *CA) Issue(leaf Leaf, now time.Time) (KeyPair, error) {
 // lifetime. A lifetime of zero means DefaultCALifetime.
 func CARenewal(pair KeyPair, lifetime time.Duration, now time.Time) string {
 	if pair.empty() {
-		return "there is none yet"
+		return "it does not exist yet"
 	}
 	a, err := ParseCA(pair)
 	if err != nil {
@@ -194,7 +193,7 @@ func CARenewal(pair KeyPair, lifetime time.Duration, now time.Time) string {
 // lifetime.
 func LeafRenewal(pair KeyPair, want Leaf, a *CA, now time.Time) string {
 	if pair.empty() {
-		return "there is none yet"
+		return "it does not exist yet"
 	}
 	cert, _, err := pair.parse()
 	if err != nil {
@@ -216,23 +215,6 @@ func LeafRenewal(pair KeyPair, want Leaf, a *CA, now time.Time) string {
 		return "its extended key usages are not the wanted ones"
 	}
 	return lifetimeReason(cert, want.lifetime(), now)
-}
-
-// ParseCertificate parses a PEM file with exactly one certificate of at most 64 KiB.
-func ParseCertificate(data []byte) (*x509.Certificate, error) {
-	chain, err := ParseChain(data)
-	if err != nil {
-		return nil, err
-	}
-	if len(chain) != 1 {
-		return nil, fmt.Errorf("there are %d certificates where one is expected", len(chain))
-	}
-	return chain[0], nil
-}
-
-// Fingerprint returns the certificate's SHA-256 in hexadecimal.
-func Fingerprint(cert *x509.Certificate) string {
-	return fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
 }
 
 func (l Leaf) lifetime() time.Duration {
@@ -291,7 +273,7 @@ func sign(template, parent *x509.Certificate, key *ecdsa.PrivateKey, signer cryp
 func newSerial() (*big.Int, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 128))
 	if err != nil {
-		return nil, fmt.Errorf("drawing a serial number: %w", err)
+		return nil, fmt.Errorf("generating a serial number: %w", err)
 	}
 	return serial.Add(serial, big.NewInt(1)), nil
 }

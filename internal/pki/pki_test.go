@@ -276,7 +276,7 @@ func TestLeafRenewal(t *testing.T) {
 			"expired at"},
 		"the clock went back before its birth": {good, serverLeaf(), a, now.Add(-2 * pki.Backdate),
 			"not valid before"},
-		"missing": {pki.KeyPair{}, serverLeaf(), a, now, "none yet"},
+		"missing": {pki.KeyPair{}, serverLeaf(), a, now, "does not exist yet"},
 		"key missing": {pki.KeyPair{Certificate: good.Certificate}, serverLeaf(), a, now,
 			"the private key is missing"},
 		"rubbish": {pki.KeyPair{Certificate: []byte("rubbish"), Key: good.Key},
@@ -318,7 +318,7 @@ func TestAuthorityRenewal(t *testing.T) {
 	}{
 		"a fresh one stays":     {good, 0, now, ""},
 		"half of its life":      {short, 20 * time.Minute, now.Add(10 * time.Minute), ""},
-		"missing":               {pki.KeyPair{}, 0, now, "none yet"},
+		"missing":               {pki.KeyPair{}, 0, now, "does not exist yet"},
 		"past half of its life": {short, 20 * time.Minute, now.Add(10*time.Minute + time.Second), "less than half"},
 		"expired": {short, 20 * time.Minute, now.Add(3*time.Hour + 20*time.Minute),
 			"it expired at 2026-11-20T12:20:00Z (3h0m0s ago)"},

@@ -221,7 +221,7 @@ func (p Position) lacksLeaf(l Loaded) string {
 		return fmt.Sprintf("there is no certificate for its role %q", l.Role)
 	}
 	if fingerprint := Fingerprint(leaf); l.Leaf != fingerprint {
-		return fmt.Sprintf("it still shows the certificate with SHA-256 %s, not %s", Short(l.Leaf), Short(fingerprint))
+		return fmt.Sprintf("it still presents the certificate with SHA-256 %s, not %s", Short(l.Leaf), Short(fingerprint))
 	}
 	return ""
 }

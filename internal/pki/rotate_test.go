@@ -201,8 +201,8 @@ func TestNext(t *testing.T) {
 		},
 		"3: it stays while a pod shows a certificate of it": {
 			at:     pki.Position{Want: is, Held: reissued, Observed: true, Loaded: pods(reissued, overlap)},
-			action: pki.Wait, waiting: []string{"proxy-a: it still shows the certificate with SHA-256 " +
-				pki.Fingerprint(overlap[node].Leaf)[:16], "proxy-b: it still shows"},
+			action: pki.Wait, waiting: []string{"proxy-a: it still presents the certificate with SHA-256 " +
+				pki.Fingerprint(overlap[node].Leaf)[:16], "proxy-b: it still presents"},
 		},
 		"3: and while a pod cannot be asked": {
 			at:     pki.Position{Want: is, Held: reissued, Observed: true, Loaded: append(pods(reissued, reissued), silent)},
@@ -219,7 +219,7 @@ func TestNext(t *testing.T) {
 		"3: and what an interrupted run left of that": {
 			at: pki.Position{Want: is, Held: with(reissued, server, ended[server]), Observed: true,
 				Loaded: pods(reissued, reissued)},
-			action: pki.Wait, waiting: []string{"registry-0: it still shows"}, // ended has leaves of its own
+			action: pki.Wait, waiting: []string{"registry-0: it still presents"}, // ended has leaves of its own
 		},
 		"3: a rotation that is taken back drops the new authority": {
 			at:     pki.Position{Want: was, Held: overlap, Observed: true, Loaded: pods(overlap, overlap)},
@@ -243,7 +243,7 @@ func TestNext(t *testing.T) {
 		"4: nor while one shows another certificate": {
 			at: pki.Position{Want: is, Held: ended, Observed: true,
 				Loaded: []pki.Loaded{{Pod: "proxy-a", Role: node, Trust: is.Fingerprints(), Leaf: "ab"}}},
-			action: pki.Wait, waiting: []string{"proxy-a: it still shows the certificate with SHA-256 ab, not"},
+			action: pki.Wait, waiting: []string{"proxy-a: it still presents the certificate with SHA-256 ab, not"},
 		},
 		"4: it has ended when all have loaded all": {
 			at:     pki.Position{Want: is, Held: ended, Observed: true, Loaded: pods(ended, ended)},

@@ -58,21 +58,19 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	external := o.Mode == state.ModeExternal
 	switch {
 	case !external && o.RegistryURL != "":
-		return "", exitcode.Refuse(
-			"registryURL is %s and registryProxy is %t: an external registry is not deployed by this release, so there is "+
-				"nothing that a proxy or a node port could lead to; "+
-				"and images would be named by %s, not by the registry's address: leave out one of the two (--set registryURL= "+
-				"or --set registryProxy=null)",
-			o.RegistryURL, o.Mode == state.ModeProxy, o.Address)
+		return "", release.Refuse(
+			"registryURL is %s and registryProxy is %t, but an external registry has neither proxies nor a node port: unset "+
+				"one of the two (--set registryURL= or --set registryProxy=null)",
+			o.RegistryURL, o.Mode == state.ModeProxy)
 	case external && o.RegistryURL == "":
-		return "", exitcode.Refuse("external mode without a registry: name it, --set registryURL=HOST[:PORT][/PATH]")
+		return "", release.Refuse("external mode needs a registry: --set registryURL=HOST[:PORT][/PATH]")
 	case external && strings.Contains(o.RegistryURL, "://"):
-		return "", exitcode.Refuse("registryURL is %s: image references have no scheme, name it as HOST[:PORT][/PATH]",
+		return "", release.Refuse("registryURL is %s: image references have no scheme: use HOST[:PORT][/PATH]",
 			o.RegistryURL)
 	}
 	if !external {
 		if err := o.PKI.Validate(); err != nil {
-			return "", exitcode.Refuse("the settings of the certificates are impossible: %w", err)
+			return "", release.Refuse("invalid certificate settings: %w", err)
 		}
 	}
 	if i.Saved != nil {
@@ -88,7 +86,7 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 		i.Desired.DecidedBy), nil
 }
 
-// undoing refuses a default that contradicts the saved state: nobody asked for that change.
+// undoing refuses a default that contradicts the saved state, because no value asks for that change.
 func (i *Inspection) undoing(saved state.Settings) error {
 	const blind = "but the chart was rendered without seeing the cluster and fell back to %s"
 	o := &i.Settings
@@ -105,7 +103,7 @@ func (i *Inspection) undoing(saved state.Settings) error {
 		used = i.Saved.PKI.Mode
 	}
 	if o.PKI.Source == state.SourceDefault && used != "" && used != o.PKI.Mode && o.Mode != state.ModeExternal {
-		return exitcode.Refuse("the cluster's certificates are of mode %s, "+blind+
+		return release.Refuse("the cluster uses certificates of mode %s, "+blind+
 			": name the mode, --set pki.mode=%s to keep it, or --set pki.mode=%s to change it",
 			used, o.PKI.Mode, used, o.PKI.Mode)
 	}

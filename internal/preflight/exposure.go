@@ -46,9 +46,9 @@ func (i *Inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 		case err != nil:
 			return nil, err
 		case secret == nil:
-			add(Warning, object, remedy, "does not exist: until it comes, only the push credential pulls from outside")
+			add(Warning, object, remedy, "does not exist: until it exists, only the push credential can pull from outside")
 		case len(secret.Data[names.KeyHtpasswd]) == 0:
-			add(Warning, object, remedy, "has no key %s: until it comes, only the push credential pulls from outside",
+			add(Warning, object, remedy, "has no key %s: until it has one, only the push credential can pull from outside",
 				names.KeyHtpasswd)
 		}
 	}
@@ -72,22 +72,22 @@ func (i *Inspection) lookAtExposedCertificate(object string, secret *corev1.Secr
 	const remedy = "put the certificate with its chain into tls.crt, and its key into tls.key"
 	chain, err := pki.ParseChain(secret.Data[corev1.TLSCertKey])
 	if err != nil {
-		add(Blocker, object, remedy, "has a tls.crt that the registry would refuse: %v", err)
+		add(Blocker, object, remedy, "has a tls.crt that the registry would reject: %v", err)
 		return
 	}
 	if _, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey]); err != nil {
-		add(Blocker, object, remedy, "has a tls.crt and a tls.key that the registry would refuse: %v", err)
+		add(Blocker, object, remedy, "has a tls.crt and a tls.key that the registry would reject: %v", err)
 		return
 	}
 	leaf := chain[0]
 	if now := i.Now(); now.After(leaf.NotAfter) {
 		add(Warning, object, "renew it; the registry follows the Secret",
-			"its certificate expired at %s: clients outside will refuse it", leaf.NotAfter.UTC().Format("2006-01-02 15:04 MST"))
+			"its certificate expired at %s: clients outside will reject it", leaf.NotAfter.UTC().Format("2006-01-02 15:04 MST"))
 	}
 	for _, host := range i.Settings.Expose.Hosts {
 		if err := leaf.VerifyHostname(host); err != nil {
 			add(Warning, object, "have it issued for that name too, or correct expose.hosts",
-				"its certificate is not for %s: clients outside that ask for that name will refuse it", host)
+				"its certificate is not for %s: clients outside that use that name will reject it", host)
 		}
 	}
 }

@@ -36,8 +36,8 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 		secret, err := i.Secrets.Get(ctx, proposal, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
-			block(object, "it does not exist, so that what nodes are to have cannot be checked",
-				"run helm upgrade or init-hook install, which make it for the time of prepare")
+			block(object, "it does not exist, so the node configuration cannot be checked",
+				"run helm upgrade or init-hook install, which create it while prepare runs")
 			return findings, nil
 		case err != nil:
 			return nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
@@ -107,7 +107,7 @@ func (i *Inspection) forgottenDirectories() []Finding {
 func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *certs.Problem, error) {
 	name, key := i.Settings.NodeConfig.RegistriesSecret, i.Settings.NodeConfig.RegistriesKey
 	object := i.Object("Secret", name)
-	remedy := fmt.Sprintf("make it, with K3s' registries.yaml under the key %s, or name another in "+
+	remedy := fmt.Sprintf("create it, with K3s' registries.yaml under the key %s, or name another in "+
 		"nodeConfig.k3s.existingSecret and existingSecretKey", key)
 	secret, err := i.Secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {

@@ -56,7 +56,7 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 				i.Settings.Namespace, labelEnforce, levelPrivileged)
 			if i.Settings.LabelsNamespace() {
 				f.Severity = Warning
-				f.Remedy = "none is needed: prepare labels it, as podSecurity.label=true says"
+				f.Remedy = "no action is needed: prepare labels it, because podSecurity.label is true"
 			}
 		case release.MissingPermission(err):
 			return nil, fmt.Errorf("trying a pod of the %s with a dry run: %w", what, release.RefuseForbidden(err))

@@ -27,7 +27,7 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 		findings = append(findings, Finding{Check: checkPort, Severity: Warning,
 			Object: fmt.Sprintf("port %d", i.Settings.Port),
 			Cause:  "cannot check whether another Service uses it: " + err.Error(),
-			Remedy: "ask for the right to list the Services of all namespaces, or make sure of it"})
+			Remedy: "request permission to list the Services of all namespaces, or check it yourself"})
 	case err != nil:
 		return nil, fmt.Errorf("listing the Services of all namespaces: %w", err)
 	}

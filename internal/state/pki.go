@@ -38,6 +38,11 @@ type PKI struct {
 	ServeTLS bool `json:"serveTLS"`
 }
 
+// OwnCA reports whether the release has its own CA, which init-hook creates and stores.
+func (p PKI) OwnCA() bool {
+	return p.Mode == PKIInternal || p.Mode == PKIExistingSecret && p.Existing != nil && p.Existing.Push == ""
+}
+
 // ExistingSecrets are names of Secrets in the release's namespace, with tls.crt, tls.key and ca.crt.
 type ExistingSecrets struct {
 	Server string `json:"server"`

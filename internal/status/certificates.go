@@ -127,11 +127,6 @@ func (c *collector) pki() state.PKI {
 	return state.PKI{Mode: state.PKIInternal}
 }
 
-// ownCA reports whether init-hook holds the key of the CA.
-func ownCA(p state.PKI) bool {
-	return p.Mode == state.PKIInternal || p.Mode == state.PKIExistingSecret && p.Existing != nil && p.Existing.Push == ""
-}
-
 // renew returns the command that repairs a certificate.
 func (c *collector) renew() string {
 	if s := c.report.State; s == nil || s.PKI == nil {
@@ -152,7 +147,7 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 	p := c.pki()
 	pairs := map[*SecretCertificate]pki.KeyPair{}
 	var list []*SecretCertificate
-	if ownCA(p) {
+	if p.OwnCA() {
 		h, pair, err := c.read(ctx, kindCA, names.SuffixCA)
 		if err != nil {
 			return nil, err

@@ -16,6 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/plan"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -68,8 +69,6 @@ const (
 	kubeletsTime = time.Minute
 	// kubeletTime bounds one query. A kubelet responds in far less than a second.
 	kubeletTime = 5 * time.Second
-	// nodesNamed bounds the nodes in one sentence. The table lists all.
-	nodesNamed = 10
 )
 
 // nodeConfig reports the results of the pods that configure nodes.
@@ -314,15 +313,7 @@ func (c *collector) sharing(applies func(NodeConfig) (reason string, yes bool)) 
 }
 
 // String lists the nodes, shortened if there are many.
-func (s *shared) String() string {
-	switch n := len(s.nodes); {
-	case n == 1:
-		return "node " + s.nodes[0]
-	case n > nodesNamed:
-		return fmt.Sprintf("nodes %s, … (%d in total)", strings.Join(s.nodes[:nodesNamed], ", "), n)
-	}
-	return "nodes " + strings.Join(s.nodes, ", ")
-}
+func (s *shared) String() string { return release.ListNodes(s.nodes) }
 
 // forgotten adds the next step for files on nodes that nothing manages any more. During a
 // run this is temporary.

@@ -255,9 +255,9 @@ func TestManyNodesShareASentence(t *testing.T) {
 		return written.Add(-time.Hour), nil
 	})
 	want := []string{
-		"The container runtime of nodes x00, x01, x02, x03, x04, x05, x06, x07, x08, x09, … (12 in total) could not be " +
+		"The container runtime of nodes x00, x01, x02, x03, x04, x05, x06, x07, x08, x09 and 2 more could not be " +
 			"configured (no): ",
-		"run sudo systemctl restart k3s-agent on nodes a00, a01, a02, a03, a04, a05, a06, a07, a08, a09, … (12 in total).",
+		"run sudo systemctl restart k3s-agent on nodes a00, a01, a02, a03, a04, a05, a06, a07, a08, a09 and 2 more.",
 		"run sudo systemctl restart k3s on nodes s00, s01.",
 	}
 	if len(r.Next) != len(want) {

@@ -366,19 +366,11 @@ func (c *collector) external() bool {
 }
 
 func (c *collector) events(ctx context.Context) error {
-	c.warnings = map[string]string{}
-	events, err := c.Client.CoreV1().Events(c.Namespace).List(ctx,
-		metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,type=Warning"})
+	events, err := c.Client.CoreV1().Events(c.Namespace).List(ctx, nodes.PodWarnings())
 	if err != nil {
 		return c.unreadable("listing the events in namespace "+c.Namespace, err)
 	}
-	slices.SortStableFunc(events.Items, func(a, b corev1.Event) int {
-		return a.LastTimestamp.Compare(
-			b.LastTimestamp.Time)
-	})
-	for _, e := range events.Items {
-		c.warnings[e.InvolvedObject.Name] = fmt.Sprintf("%s: %s", e.Reason, e.Message)
-	}
+	c.warnings = nodes.NewestWarnings(events.Items)
 	return nil
 }
 
@@ -474,26 +466,8 @@ func (c *collector) why(p corev1.Pod) string {
 	if p.DeletionTimestamp != nil {
 		return ending
 	}
-	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-		if s.Ready {
-			continue
-		}
-		for _, t := range []*corev1.ContainerStateTerminated{s.State.Terminated, s.LastTerminationState.Terminated} {
-			if t != nil && t.ExitCode != 0 {
-				return oneLine(fmt.Sprintf("container %s exited with code %d: %s", s.Name, t.ExitCode, t.Message))
-			}
-		}
-		if w := s.State.Waiting; w != nil && w.Message != "" {
-			return oneLine(w.Reason + ": " + w.Message)
-		}
-	}
-	for _, condition := range p.Status.Conditions {
-		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse && condition.Message != "" {
-			return oneLine(condition.Reason + ": " + condition.Message)
-		}
-	}
-	if warning := c.warnings[p.Name]; warning != "" {
-		return oneLine(warning)
+	if why := cmp.Or(nodes.PodComplaint(p), c.warnings[p.Name]); why != "" {
+		return oneLine(why)
 	}
 	for _, s := range p.Status.ContainerStatuses {
 		if s.State.Running != nil {
@@ -512,9 +486,4 @@ const ending = "terminating"
 // oneLine joins lines, for tables.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-func orUnknown(why string) string {
-	if why == "" {
-		return "no reason reported"
-	}
-	return why
-}
+func orUnknown(why string) string { return cmp.Or(why, "no reason reported") }

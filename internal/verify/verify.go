@@ -63,7 +63,7 @@ const (
 
 // Nodes runs a pod with a tiny image of the registry on every node that is ready and, in proxy
 // mode, has a proxy. The image is always pulled, through the loopback address. It returns the nodes
-// that pulled. switching tells that the NodePort Service is removed meanwhile.
+// that pulled. switching means that the NodePort Service is removed meanwhile.
 func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string, did string, err error) {
 	eligible, err := v.eligible(ctx)
 	if err != nil {
@@ -185,7 +185,7 @@ func (v *Verifier) batch(run context.Context, selected []string, image string, s
 	}
 }
 
-// ran tells whether a pod's container has run, so that its image was pulled. A kubelet takes two
+// ran reports whether a pod's container has run, so that its image was pulled. A kubelet takes two
 // more seconds to report that the pod has succeeded.
 func ran(p corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || slices.ContainsFunc(p.Status.ContainerStatuses,
@@ -215,7 +215,7 @@ func (v *Verifier) hopeless(ctx context.Context, open map[string]string, image s
 const adviceNotServed = "kube-proxy serves no node port on the loopback address there, as in nftables mode, with " +
 	"IPv6, and in some distributions: use proxies instead, --set registryProxy=true"
 
-// notServed tells whether a kubelet's complaint means that nothing answers on the loopback address,
+// notServed reports whether a kubelet's complaint means that nothing answers on the loopback address,
 // or that a proxy does instead of the node port: it gets a 403 for the image for node ports.
 func notServed(complaint string) bool {
 	return strings.Contains(complaint, "connection refused") || forbidden(complaint)
@@ -259,15 +259,15 @@ func (v *Verifier) failures(open map[string]string, image string, limit time.Dur
 	return errors.Join(errs...)
 }
 
-// advice tells what to do about a kubelet's complaint.
+// advice returns what to do about a kubelet's complaint.
 func advice(mode state.Mode, complaint string) string {
 	nodePort := mode == state.ModeNodePort
 	switch has := func(sign string) bool { return strings.Contains(complaint, sign) }; {
 	case has("gave HTTP response to HTTPS client") && nodePort:
-		return "the container runtime wants TLS on loopback, which node ports do not have: use proxies instead, --set " +
+		return "the container runtime requires TLS on loopback, which node ports do not have: use proxies instead, --set " +
 			"registryProxy=true --set proxy.tls=always, and let the node trust the registry's CA"
 	case has("gave HTTP response to HTTPS client"):
-		return "the container runtime wants TLS on loopback: --set proxy.tls=always and let the node trust the registry's CA"
+		return "the container runtime requires TLS on loopback: --set proxy.tls=always and let the node trust the registry's CA"
 	case has("certificate signed by unknown authority"):
 		return "let the node trust the registry's CA (Secret …-ca; for CRI-O --set nodeConfig.crio.ca=true), or --set " +
 			"proxy.tls=never where the runtime accepts plain HTTP on loopback"
@@ -279,22 +279,21 @@ func advice(mode state.Mode, complaint string) string {
 	case forbidden(complaint):
 		return "the pull did not go through the node's proxy: look for another Service or pod that uses the port"
 	case has("401 Unauthorized"):
-		return "the pull credential is not the one that the registry knows: run helm upgrade again, which puts the Secret " +
-			"…-pull right"
+		return "the registry does not accept the pull credential: run helm upgrade again, which repairs the Secret …-pull"
 	case has("503"):
-		return "the node's proxy cannot reach the registry: look at the logs of the proxy pod on that node and at the " +
+		return "the node's proxy cannot reach the registry: check the logs of the proxy pod on that node and the " +
 			"network policies"
 	case has("not found"):
 		return "the registry does not have the image: run helm upgrade again, which pushes it"
 	case has("i/o timeout") && nodePort:
 		return "packets to the loopback address or to the registry's port 5001 are dropped: look for a firewall on that " +
-			"node and at the network policies; or use proxies instead, --set registryProxy=true"
+			"node and the network policies; or use proxies instead, --set registryProxy=true"
 	case has("i/o timeout"):
 		return "packets to the loopback address are dropped on that node: look for a firewall there"
 	case nodePort:
-		return "look at kube-proxy on that node and at the registry's log"
+		return "check kube-proxy on that node and the registry's log"
 	}
-	return "look at the logs of the proxy pod on that node"
+	return "check the logs of the proxy pod on that node"
 }
 
 // pod returns the pod that makes a node pull.

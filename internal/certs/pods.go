@@ -1,0 +1,70 @@
+package certs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+)
+
+const (
+	// queryTimeout limits one query of a pod.
+	queryTimeout = 5 * time.Second
+	// refreshInterval is the interval at which pods are annotated again while waiting: the kubelet may
+	// have refreshed them before it saw the new Secret.
+	refreshInterval = 10 * time.Second
+	// reservedTime is the part of the time until the deadline that is left for the steps after
+	// waiting.
+	reservedTime = 20 * time.Second
+)
+
+// waitTimeout returns the time until the deadline of ctx, minus a reserve for the steps after
+// waiting, but at most limit.
+func waitTimeout(ctx context.Context, limit time.Duration) time.Duration {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return limit
+	}
+	rest := time.Until(deadline)
+	return max(0, min(limit, rest-min(reservedTime, rest/2)))
+}
+
+// queryPod asks a pod what it has loaded.
+func (k *Keeper) queryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+	if pod.Annotations[names.AnnotationMetricsPort] == "" {
+		return nil, errors.New("its release does not report what it has loaded; helm upgrade replaces it")
+	}
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	report, err := k.Registry.Loaded(ctx, pod)
+	if err != nil {
+		return nil, fmt.Errorf("cannot query what it has loaded: %w", err)
+	}
+	return report, nil
+}
+
+// refresh annotates pods, which makes their kubelets refresh the mounted Secrets at once.
+func (k *Keeper) refresh(ctx context.Context, pods []string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"annotations": map[string]string{names.AnnotationRefreshed: k.Now().UTC().Format(time.RFC3339Nano)},
+	}})
+	if err != nil {
+		return err
+	}
+	for _, pod := range pods {
+		if _, err := k.Cluster.Pods.Patch(ctx, pod, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil &&
+			!apierrors.IsNotFound(err) {
+			return fmt.Errorf("annotating %s: %w", k.Object("pod", pod), err)
+		}
+	}
+	return nil
+}
