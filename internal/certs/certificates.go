@@ -9,13 +9,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -229,32 +226,46 @@ func purpose(role string) string {
 	}
 }
 
-// sourceSecret reads a Secret that init-hook did not create, and returns its problems. The Secret
-// is nil if it cannot be used at all.
+// sourceSecret reads a Secret to copy a certificate from, and returns its problems. The Secret is nil
+// if it cannot be used at all.
 func (k *Keeper) sourceSecret(
 	ctx context.Context, p state.PKI, name string, keys ...string,
 ) (*corev1.Secret, []Problem, error) {
+	secret, problems, err := k.userSecret(ctx, name, "create it, or name another", p.Mode == state.PKIExistingSecret)
+	if err != nil || secret == nil {
+		return nil, problems, err
+	}
 	object := k.Object("Secret", name)
-	secret, err := k.Secrets.Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, []Problem{{object, "does not exist", "create it, or name another"}}, nil
-	case err != nil:
-		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
-	case p.Mode == state.PKIExistingSecret && secret.Labels[names.LabelManagedBy] == names.Manager:
-		return nil, []Problem{{object, "was created by init-hook, which overwrites and deletes it", "name your own Secret"}}, nil
-	case secret.Type != corev1.SecretTypeTLS && secret.Type != corev1.SecretTypeOpaque && secret.Type != "":
+	if secret.Type != corev1.SecretTypeTLS && secret.Type != corev1.SecretTypeOpaque && secret.Type != "" {
 		return nil, []Problem{{object,
 			fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque),
 			"name one that contains a certificate"}}, nil
 	}
-	var problems []Problem
 	for _, key := range keys {
 		if len(secret.Data[key]) == 0 {
 			problems = append(problems, Problem{object, "has no key " + key, "add it, in PEM"})
 		}
 	}
 	return secret, problems, nil
+}
+
+// userSecret reads a Secret that the user names. If it cannot be used, the Secret is nil. If foreign
+// is set, init-hook must not have created it.
+func (k *Keeper) userSecret(
+	ctx context.Context, name, remedy string, foreign bool,
+) (*corev1.Secret, []Problem, error) {
+	object := k.Object("Secret", name)
+	secret, err := k.ReadSecret(ctx, name)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case secret == nil:
+		return nil, []Problem{{object, "does not exist", remedy}}, nil
+	case foreign && secret.Labels[names.LabelManagedBy] == names.Manager:
+		return nil, []Problem{{object, "was created by init-hook, which overwrites and deletes it",
+			"name your own Secret"}}, nil
+	}
+	return secret, nil, nil
 }
 
 func keyPair(secret *corev1.Secret) pki.KeyPair {

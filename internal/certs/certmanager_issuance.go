@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -117,7 +118,7 @@ func (k *Keeper) awaitIssued(
 // retryable reports whether an error may be gone at the next poll: a conflict, or cert-manager's
 // webhook, which starts last, is not ready yet.
 func retryable(err error) bool {
-	if release.IsRefused(err) {
+	if exitcode.IsRefusal(err) {
 		return false
 	}
 	return release.IsTransient(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) ||

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -190,7 +191,7 @@ func ensure[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api
 	case have == nil:
 		have, err = api.Create(ctx, want, metav1.CreateOptions{})
 		if apierrors.IsNotFound(err) {
-			return nil, release.Refuse("creating %s: %w; %s", name, err, certManagerMissing)
+			return nil, exitcode.Refuse("creating %s: %w; %s", name, err, certManagerMissing)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("creating %s: %w", name, release.RefuseForbidden(err))
@@ -213,7 +214,7 @@ func ensure[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api
 	fields, err := update(kind, have, want)
 	if err == nil && len(fields) > 0 {
 		// Writing again would start a fight, and every write of a Certificate may trigger an issuance.
-		err = release.Refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: "+
+		err = exitcode.Refuse("%s was written, but something in the cluster, such as an admission webhook, changes %s: "+
 			"exclude this object from it", name, strings.Join(fields, ", "))
 	}
 	return have, err

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -38,7 +39,7 @@ func (c *credentialRotation) secretName() string {
 func (c *credentialRotation) write(ctx context.Context) (string, error) {
 	name := c.secretName()
 	if c.credential == PushCredential && c.saved.PushSecret != "" {
-		return "", release.Refuse("the push credential is a copy of %s: change it there, then run init-hook certs renew",
+		return "", exitcode.Refuse("the push credential is a copy of %s: change it there, then run init-hook certs renew",
 			c.Object("Secret", c.saved.PushSecret))
 	}
 	err := release.RetryOnConflict(ctx, func() error {
@@ -47,10 +48,10 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 			return err
 		}
 		if secret == nil && c.credential == PullCredential {
-			return release.Refuse("%s does not exist: only nodeport mode has a pull credential", c.Object("Secret", name))
+			return exitcode.Refuse("%s does not exist: only nodeport mode has a pull credential", c.Object("Secret", name))
 		}
 		if secret == nil {
-			return release.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it",
+			return exitcode.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it",
 				c.Object("Secret", name))
 		}
 		return c.replace(ctx, secret)
@@ -71,12 +72,12 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 	if err != nil {
 		return err
 	}
-	data[KeyPassword] = password
+	data[names.KeyPassword] = password
 	// A pull Secret without htpasswd means that the plain listener is closed. It stays closed.
 	_, has := data[names.KeyHtpasswd]
 	c.htpasswd = nil
 	if has || c.credential == PushCredential {
-		if c.htpasswd, err = newHtpasswd(data[KeyUsername], password); err != nil {
+		if c.htpasswd, err = newHtpasswd(data[names.KeyUsername], password); err != nil {
 			return fmt.Errorf("hashing the password of %s: %w", c.Object("Secret", secret.Name), err)
 		}
 		data[names.KeyHtpasswd] = c.htpasswd
@@ -84,7 +85,7 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 	kind := corev1.SecretTypeOpaque
 	if c.credential == PullCredential {
 		kind = corev1.SecretTypeDockerConfigJson
-		if data[corev1.DockerConfigJsonKey], err = dockerConfig(c.saved.Desired.Address, string(data[KeyUsername]),
+		if data[corev1.DockerConfigJsonKey], err = dockerConfig(c.saved.Desired.Address, string(data[names.KeyUsername]),
 			string(password)); err != nil {
 			return err
 		}
@@ -138,7 +139,7 @@ func (c *credentialRotation) late(ctx context.Context, want string) (int, map[st
 	}
 	late, ready := map[string]string{}, 0
 	for _, pod := range pods {
-		if !nodes.PodReady(pod) {
+		if !release.PodReady(pod) {
 			continue
 		}
 		ready++

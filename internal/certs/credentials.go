@@ -15,10 +15,7 @@ import (
 
 	"golang.org/x/crypto/bcrypt"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
@@ -71,9 +68,9 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 		}
 	} else {
 		switch {
-		case len(data[KeyUsername]) == 0 || len(data[KeyPassword]) == 0:
+		case len(data[names.KeyUsername]) == 0 || len(data[names.KeyPassword]) == 0:
 			reason = "it does not exist yet"
-		case copied || string(data[KeyUsername]) != pushUser:
+		case copied || string(data[names.KeyUsername]) != pushUser:
 			reason = "it was copied from a Secret that the settings no longer name"
 		}
 		if reason != "" {
@@ -119,15 +116,15 @@ func (k *Keeper) WritePull(ctx context.Context) (string, error) {
 		data = maps.Clone(secret.Data)
 	}
 	var reasons []string
-	if len(data[KeyUsername]) == 0 || len(data[KeyPassword]) == 0 {
+	if len(data[names.KeyUsername]) == 0 || len(data[names.KeyPassword]) == 0 {
 		reasons = append(reasons, "it had no credential")
 		password, err := newPassword()
 		if err != nil {
 			return "", err
 		}
-		data = map[string][]byte{KeyUsername: []byte(pullUser), KeyPassword: password}
+		data = map[string][]byte{names.KeyUsername: []byte(pullUser), names.KeyPassword: password}
 	}
-	config, err := dockerConfig(k.Settings.Address, string(data[KeyUsername]), string(data[KeyPassword]))
+	config, err := dockerConfig(k.Settings.Address, string(data[names.KeyUsername]), string(data[names.KeyPassword]))
 	if err != nil {
 		return "", err
 	}
@@ -135,9 +132,9 @@ func (k *Keeper) WritePull(ctx context.Context) (string, error) {
 		reasons = append(reasons, "it was not for "+k.Settings.Address)
 		data[corev1.DockerConfigJsonKey] = config
 	}
-	if !htpasswdMatches(data[names.KeyHtpasswd], data[KeyUsername], data[KeyPassword]) {
+	if !htpasswdMatches(data[names.KeyHtpasswd], data[names.KeyUsername], data[names.KeyPassword]) {
 		reasons = append(reasons, "it had no valid htpasswd")
-		if data[names.KeyHtpasswd], err = newHtpasswd(data[KeyUsername], data[KeyPassword]); err != nil {
+		if data[names.KeyHtpasswd], err = newHtpasswd(data[names.KeyUsername], data[names.KeyPassword]); err != nil {
 			return "", fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
 		}
 	}
@@ -166,16 +163,10 @@ func dockerConfig(address, username, password string) ([]byte, error) {
 // the password.
 func (k *Keeper) pushSource(ctx context.Context, name string) (map[string][]byte, []Problem, error) {
 	object := k.Object("Secret", name)
-	secret, err := k.Secrets.Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, []Problem{{object, "does not exist", "create it, or name another: --set auth.existingSecret=…"}}, nil
-	case err != nil:
-		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
-	case secret.Labels[names.LabelManagedBy] == names.Manager:
-		return nil, []Problem{{object, "was created by init-hook, which overwrites and deletes it", "name your own Secret"}}, nil
+	secret, problems, err := k.userSecret(ctx, name, "create it, or name another: --set auth.existingSecret=…", true)
+	if err != nil || secret == nil {
+		return nil, problems, err
 	}
-	var problems []Problem
 	wrong := func(remedy, format string, args ...any) {
 		problems = append(problems, Problem{object, fmt.Sprintf(format, args...), remedy})
 	}

@@ -54,11 +54,10 @@ type rotation struct {
 	loaded map[string]pki.Loaded
 	target string
 	late   []string
-	// loadErrors holds what pods report about certificates that they could not load, by pod name.
-	loadErrors map[string]string
-	refreshed  time.Time
-	logged     map[string]bool
-	nodes      nodes.ReadyNodes
+	// refreshed is when the kubelets of late pods were last asked to refresh the Secrets.
+	refreshed time.Time
+	logged    map[string]bool
+	nodes     nodes.ReadyNodes
 	// onNodes are the copies of the CAs on the nodes.
 	onNodes *nodes.CACopies
 }
@@ -170,10 +169,9 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 		r.refreshAll(ctx, held)
 		return true, nil, nil
 	case pki.Wait:
-		waiting = r.explain(next.Waiting)
-		r.once("waiting", "for", "pods to load the new Secrets", "missing", release.List(waiting), "why", next.Why)
+		r.once("waiting", "for", "pods to load the new Secrets", "missing", release.List(next.Waiting), "why", next.Why)
 		r.refreshLate(ctx)
-		return false, waiting, nil
+		return false, next.Waiting, nil
 	case pki.WriteTrust:
 		phase := state.RotationTrust
 		if next.Drops {

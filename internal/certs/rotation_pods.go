@@ -3,16 +3,14 @@ package certs
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 const (
@@ -79,74 +77,52 @@ func (r *rotation) observe(
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(roundTimeout, time.Until(end)))
 	defer cancel()
-	answers := make([]*pki.Loaded, len(peers))
-	complaints := make([]string, len(peers))
+	answers := make([]pki.Loaded, len(peers))
 	var group errgroup.Group
 	group.SetLimit(maxQueries)
 	for i, p := range peers {
 		if seen, ok := r.loaded[p.key()]; ok {
-			answers[i] = &seen
+			answers[i] = seen
 			continue
 		}
 		group.Go(func() error {
-			answers[i], complaints[i] = r.query(ctx, p)
+			answers[i] = r.query(ctx, p)
 			return nil
 		})
 	}
 	_ = group.Wait() // never fails
 	var out []pki.Loaded
-	r.loadErrors = map[string]string{}
-	for i, answer := range answers {
-		if answer == nil {
-			r.once("a pod that is not ready and cannot be queried does not block the rotation", "pod", peers[i].pod.Name,
-				"problem", complaints[i])
+	r.late = nil
+	for i, p := range peers {
+		if answers[i].Problem != "" && !release.PodReady(p.pod) {
+			r.once("a pod that is not ready and cannot be queried does not block the rotation", "pod", p.pod.Name,
+				"problem", answers[i].Problem)
+			r.late = append(r.late, p.pod.Name)
 			continue
 		}
-		out = append(out, *answer)
-		r.loadErrors[answer.Pod] = complaints[i]
+		out = append(out, answers[i])
 		alone := position
-		alone.Loaded = []pki.Loaded{*answer}
-		if pki.Next(alone).Action != pki.Wait {
-			r.loaded[peers[i].key()] = *answer
-		}
-	}
-	r.late = nil
-	for _, p := range peers {
-		if _, follows := r.loaded[p.key()]; !follows {
+		alone.Loaded = answers[i : i+1]
+		if pki.Next(alone).Action == pki.Wait {
 			r.late = append(r.late, p.pod.Name)
+		} else {
+			r.loaded[p.key()] = answers[i]
 		}
 	}
 	return out, nil
 }
 
-// query asks a pod what it has loaded. It also returns the pod's error about certificates that it
-// could not load. The result is nil if the pod cannot be queried and is not ready.
-func (r *rotation) query(ctx context.Context, p peer) (*pki.Loaded, string) {
-	out := &pki.Loaded{Pod: r.PodName(&p.pod), Role: p.role}
+// query asks a pod what it has loaded.
+func (r *rotation) query(ctx context.Context, p peer) pki.Loaded {
+	out := pki.Loaded{Pod: r.PodName(&p.pod), Role: p.role}
 	report, err := r.queryPod(ctx, &p.pod)
 	if err != nil {
-		if !nodes.PodReady(p.pod) {
-			return nil, err.Error()
-		}
 		out.Problem = err.Error()
-		return out, ""
+		return out
 	}
-	out.Leaf = report.Certificates.Leaf.SHA256
+	out.Leaf, out.LoadError = report.Certificates.Leaf.SHA256, report.Certificates.Problem
 	for _, ca := range report.Certificates.Authorities {
 		out.Trust = append(out.Trust, ca.SHA256)
-	}
-	return out, report.Certificates.Problem
-}
-
-// explain adds the load errors of the pods to the descriptions of what they are missing.
-func (r *rotation) explain(waiting []string) []string {
-	out := slices.Clone(waiting)
-	for i, line := range out {
-		for pod, complaint := range r.loadErrors {
-			if complaint != "" && strings.Contains(line, pod) {
-				out[i] += fmt.Sprintf(" (it reports: %s)", complaint)
-			}
-		}
 	}
 	return out
 }

@@ -50,7 +50,7 @@ func (o *Observer) registryPodsDown(ctx context.Context) (int32, error) {
 	}
 	down := int32(0)
 	for _, p := range pods {
-		if ready, exists := nodes[p.Spec.NodeName]; exists && !ready && p.DeletionTimestamp == nil && !PodReady(p) {
+		if ready, exists := nodes[p.Spec.NodeName]; exists && !ready && p.DeletionTimestamp == nil && !release.PodReady(p) {
 			down++
 		}
 	}

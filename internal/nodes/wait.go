@@ -59,7 +59,7 @@ func (o *Observer) complaints(component string) string {
 	byPod := o.Warnings(ctx)
 	var lines []string
 	for _, p := range pods {
-		if PodReady(p) {
+		if release.PodReady(p) {
 			continue
 		}
 		if complaint := cmp.Or(PodComplaint(p), byPod[p.Name]); complaint != "" {

@@ -63,6 +63,8 @@ type Loaded struct {
 	// Leaf and Trust are fingerprints.
 	Leaf  string
 	Trust []string
+	// LoadError is the pod's error about certificates that it could not load.
+	LoadError string
 	// Problem is the reason why the pod could not be queried. Leaf and Trust are then empty, and the
 	// pod blocks every step that depends on it.
 	Problem string
@@ -188,6 +190,9 @@ func (p Position) waiting(lacks ...func(Loaded) string) []string {
 		what := l.Problem
 		for i := 0; what == "" && i < len(lacks); i++ {
 			what = lacks[i](l)
+		}
+		if what != "" && l.LoadError != "" {
+			what += fmt.Sprintf(" (it reports: %s)", l.LoadError)
 		}
 		if what != "" {
 			out = append(out, l.Pod+": "+what)

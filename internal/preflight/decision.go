@@ -58,19 +58,19 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	external := o.Mode == state.ModeExternal
 	switch {
 	case !external && o.RegistryURL != "":
-		return "", release.Refuse(
+		return "", exitcode.Refuse(
 			"registryURL is %s and registryProxy is %t, but an external registry has neither proxies nor a node port: unset "+
 				"one of the two (--set registryURL= or --set registryProxy=null)",
 			o.RegistryURL, o.Mode == state.ModeProxy)
 	case external && o.RegistryURL == "":
-		return "", release.Refuse("external mode needs a registry: --set registryURL=HOST[:PORT][/PATH]")
+		return "", exitcode.Refuse("external mode needs a registry: --set registryURL=HOST[:PORT][/PATH]")
 	case external && strings.Contains(o.RegistryURL, "://"):
-		return "", release.Refuse("registryURL is %s: image references have no scheme: use HOST[:PORT][/PATH]",
+		return "", exitcode.Refuse("registryURL is %s: image references have no scheme: use HOST[:PORT][/PATH]",
 			o.RegistryURL)
 	}
 	if !external {
 		if err := o.PKI.Validate(); err != nil {
-			return "", release.Refuse("invalid certificate settings: %w", err)
+			return "", exitcode.Refuse("invalid certificate settings: %w", err)
 		}
 	}
 	if i.Saved != nil {
@@ -103,7 +103,7 @@ func (i *Inspection) undoing(saved state.Settings) error {
 		used = i.Saved.PKI.Mode
 	}
 	if o.PKI.Source == state.SourceDefault && used != "" && used != o.PKI.Mode && o.Mode != state.ModeExternal {
-		return release.Refuse("the cluster uses certificates of mode %s, "+blind+
+		return exitcode.Refuse("the cluster uses certificates of mode %s, "+blind+
 			": name the mode, --set pki.mode=%s to keep it, or --set pki.mode=%s to change it",
 			used, o.PKI.Mode, used, o.PKI.Mode)
 	}

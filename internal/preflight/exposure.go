@@ -6,12 +6,9 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // lookAtExposure checks the certificate and the listeners for clients outside the cluster. Without
@@ -24,7 +21,7 @@ func (i *Inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 	}
 	if name := i.Settings.Expose.TLSSecret; name != "" {
 		object := i.Object("Secret", name)
-		secret, err := i.userSecret(ctx, name)
+		secret, err := i.ReadSecret(ctx, name)
 		switch {
 		case err != nil:
 			return nil, err
@@ -41,7 +38,7 @@ func (i *Inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 		object := i.Object("Secret", name)
 		remedy := fmt.Sprintf("htpasswd -Bbn USER PASSWORD > htpasswd; kubectl -n %s create secret generic %s "+
 			"--from-file=htpasswd", i.Settings.Namespace, name)
-		secret, err := i.userSecret(ctx, name)
+		secret, err := i.ReadSecret(ctx, name)
 		switch {
 		case err != nil:
 			return nil, err
@@ -53,18 +50,6 @@ func (i *Inspection) lookAtExposure(ctx context.Context) ([]Finding, error) {
 		}
 	}
 	return found, nil
-}
-
-// userSecret reads a Secret that the user created. It returns nil if there is none.
-func (i *Inspection) userSecret(ctx context.Context, name string) (*corev1.Secret, error) {
-	secret, err := i.Secrets.Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("reading %s: %w", i.Object("Secret", name), release.RefuseForbidden(err))
-	}
-	return secret, nil
 }
 
 func (i *Inspection) lookAtExposedCertificate(object string, secret *corev1.Secret,

@@ -7,14 +7,10 @@ import (
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // lookAtNodeConfig validates the node configuration the way each node will, before anything
@@ -33,14 +29,14 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 	if data == nil {
 		proposal := i.Settings.Name + names.SuffixNodeProposal
 		object = i.Object("Secret", proposal)
-		secret, err := i.Secrets.Get(ctx, proposal, metav1.GetOptions{})
+		secret, err := i.ReadSecret(ctx, proposal)
 		switch {
-		case apierrors.IsNotFound(err):
+		case err != nil:
+			return nil, err
+		case secret == nil:
 			block(object, "it does not exist, so the node configuration cannot be checked",
 				"run helm upgrade or init-hook install, which create it while prepare runs")
 			return findings, nil
-		case err != nil:
-			return nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 		}
 		data = secret.Data
 	}
@@ -109,13 +105,13 @@ func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *certs.Probl
 	object := i.Object("Secret", name)
 	remedy := fmt.Sprintf("create it, with K3s' registries.yaml under the key %s, or name another in "+
 		"nodeConfig.k3s.existingSecret and existingSecretKey", key)
-	secret, err := i.Secrets.Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
+	secret, err := i.ReadSecret(ctx, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if secret == nil {
 		return nil, &certs.Problem{Object: object, Cause: "it does not exist, but nodeConfig.k3s.existingSecret names it",
 			Remedy: remedy}, nil
-	case err != nil:
-		return nil, nil, fmt.Errorf("reading %s: %w", object, release.RefuseForbidden(err))
 	}
 	registries, has := secret.Data[key]
 	if !has {

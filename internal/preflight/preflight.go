@@ -176,7 +176,7 @@ func (i *Inspection) Check(ctx context.Context) (string, error) {
 func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	for _, name := range i.Settings.Preflight.Ignore {
 		if name != ignoreAll && !slices.Contains(Checks(), name) {
-			return nil, release.Refuse("invalid --ignore-preflight %q: want %s, or %s", name,
+			return nil, exitcode.Refuse("invalid --ignore-preflight %q: want %s, or %s", name,
 				strings.Join(Checks(), ", "), ignoreAll)
 		}
 	}

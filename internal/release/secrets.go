@@ -38,6 +38,18 @@ func (r *Release) Secret(ctx context.Context, name string) (*corev1.Secret, erro
 	return s, nil
 }
 
+// ReadSecret returns a Secret, no matter who created it, or nil if there is none.
+func (r *Release) ReadSecret(ctx context.Context, name string) (*corev1.Secret, error) {
+	s, err := r.Secrets.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading %s: %w", r.Object("Secret", name), RefuseForbidden(err))
+	}
+	return s, nil
+}
+
 // NotOurs returns the error for an object that has one of our names but that init-hook did not
 // create.
 func (r *Release) NotOurs(kind, name string) error {

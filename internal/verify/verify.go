@@ -267,7 +267,8 @@ func advice(mode state.Mode, complaint string) string {
 		return "the container runtime requires TLS on loopback, which node ports do not have: use proxies instead, --set " +
 			"registryProxy=true --set proxy.tls=always, and let the node trust the registry's CA"
 	case has("gave HTTP response to HTTPS client"):
-		return "the container runtime requires TLS on loopback: --set proxy.tls=always and let the node trust the registry's CA"
+		return "the container runtime requires TLS on loopback: --set proxy.tls=always, and let the node trust the " +
+			"registry's CA"
 	case has("certificate signed by unknown authority"):
 		return "let the node trust the registry's CA (Secret …-ca; for CRI-O --set nodeConfig.crio.ca=true), or --set " +
 			"proxy.tls=never where the runtime accepts plain HTTP on loopback"
