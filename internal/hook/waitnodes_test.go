@@ -182,11 +182,11 @@ func TestFailingNodesAreRetriedUntilTimeout(t *testing.T) {
 			Message: `{"error":"no space left on device"}`},
 			"container configure exited with code 1: no space left on device"},
 		"other text": {corev1.ContainerStateTerminated{ExitCode: 102,
-			Message: "zarf-registry loader: chunk 03: missing\n"}, "exit code 102: zarf-registry loader: chunk 03: missing"},
-		"other JSON": {corev1.ContainerStateTerminated{ExitCode: 1, Message: `[1]`}, "exit code 1: [1]"},
+			Message: "zarf-registry loader: chunk 03: missing\n"}, "exited with code 102: zarf-registry loader: chunk 03: missing"},
+		"other JSON": {corev1.ContainerStateTerminated{ExitCode: 1, Message: `[1]`}, "exited with code 1: [1]"},
 		"end of a long message": {corev1.ContainerStateTerminated{ExitCode: 1,
 			Message: strings.Repeat("x\n", 2000) + "panic: index out of range"}, "x x panic: index out of range"},
-		"no message": {corev1.ContainerStateTerminated{ExitCode: 137}, "exit code 137: no message"},
+		"no message": {corev1.ContainerStateTerminated{ExitCode: 137}, "exited with code 137: no message"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
