@@ -58,7 +58,7 @@ func (c *collector) nodes(ctx context.Context) error {
 	}
 	slices.SortFunc(list.Items, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
 	for _, n := range list.Items {
-		if !nodes.Linux(n) {
+		if !plan.Linux(n) {
 			continue // nothing runs there
 		}
 		c.linux = append(c.linux, n)
