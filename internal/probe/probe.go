@@ -1,6 +1,6 @@
-// Package probe checks a registry as its clients use it: Run asks what a container runtime asks before a
-// pull and explains failures; CheckTLS and CheckPush are what helm test runs. It needs no access to the
-// Kubernetes API. It does not test a runtime's configuration: only a pod that starts does.
+// Package probe checks a registry as its clients use it. Run sends the requests that a container runtime
+// sends before a pull, and explains failures; helm test runs CheckTLS and CheckPush. It needs no access to
+// the Kubernetes API. It does not test a runtime's configuration: only a pod that starts does.
 package probe
 
 import (
@@ -25,21 +25,21 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// Config is what to probe. Only Address is required.
+// Config selects what to probe. Address and Timeout are required.
 type Config struct {
-	// Address is the registry's host:port as image references have it.
+	// Address is the registry's host:port, as in image references.
 	Address string
-	// Image is a repository with a tag or digest whose manifest is asked for; empty: none. A leading Address is ignored.
+	// Image is a repository with a tag or digest whose manifest is requested, or empty. A leading Address is ignored.
 	Image string
-	// TLS asks with HTTPS instead of HTTP.
+	// TLS selects HTTPS instead of HTTP.
 	TLS bool
-	// RootCAs verify the server's certificate; nil: the system's.
+	// RootCAs verify the server's certificate; nil means the system's.
 	RootCAs *x509.CertPool
-	// Timeout bounds everything. It must be positive.
+	// Timeout bounds the whole probe. It must be positive.
 	Timeout time.Duration
 }
 
-// Result is what was found, in a form for machines (JSON) and people.
+// Result is the outcome of a probe, also as JSON.
 type Result struct {
 	OK    bool   `json:"ok"`
 	Steps []Step `json:"steps"`
@@ -50,11 +50,11 @@ type Result struct {
 	Advice  string `json:"advice,omitempty"`
 }
 
-// Step is one question and its answer.
+// Step is one request and its response.
 type Step struct {
 	Method string `json:"method"`
 	URL    string `json:"url"`
-	// Status is the HTTP status; 0 if there was no answer.
+	// Status is the HTTP status, 0 without a response.
 	Status       int    `json:"status,omitempty"`
 	Digest       string `json:"digest,omitempty"`
 	Milliseconds int64  `json:"milliseconds"`
@@ -63,31 +63,31 @@ type Step struct {
 // Reason names a problem for machines.
 type Reason string
 
-// The reasons, in the order of how far a question got.
+// The reasons, ordered by how far a request got.
 const (
 	ReasonRefused        Reason = "refused"           // nothing listens
-	ReasonTimeout        Reason = "timeout"           // no answer in time
+	ReasonTimeout        Reason = "timeout"           // no response in time
 	ReasonUnreachable    Reason = "unreachable"       // no such address
-	ReasonWantsTLS       Reason = "wants-tls"         // HTTP was spoken to a TLS port
-	ReasonNoTLS          Reason = "no-tls"            // TLS was spoken to an HTTP port
+	ReasonWantsTLS       Reason = "wants-tls"         // HTTP to a TLS port
+	ReasonNoTLS          Reason = "no-tls"            // TLS to an HTTP port
 	ReasonCertificate    Reason = "certificate"       // the certificate cannot be verified
-	ReasonBroken         Reason = "broken"            // the connection broke or what came was not HTTP
-	ReasonNotARegistry   Reason = "not-a-registry"    // something else listens
-	ReasonUnauthorized   Reason = "unauthorized"      // a login is wanted
-	ReasonDenied         Reason = "denied"            // the login has no right
-	ReasonUnavailable    Reason = "unavailable"       // the proxy answers, the registry does not
+	ReasonBroken         Reason = "broken"            // the connection broke, or the response was not HTTP
+	ReasonNotARegistry   Reason = "not-a-registry"    // another server listens
+	ReasonUnauthorized   Reason = "unauthorized"      // a login is required
+	ReasonDenied         Reason = "denied"            // the client lacks permission
+	ReasonUnavailable    Reason = "unavailable"       // the proxy responds, the registry does not
 	ReasonUnknownImage   Reason = "unknown-image"     // the registry has no such repository, tag or digest
-	ReasonUnexpectedHTTP Reason = "unexpected-status" // any other answer
+	ReasonUnexpectedHTTP Reason = "unexpected-status" // any other response
 )
 
-// manifestTypes are what runtimes accept.
+// manifestTypes are the media types that runtimes accept.
 const manifestTypes = ocispec.MediaTypeImageIndex + ", " + ocispec.MediaTypeImageManifest + ", " +
 	oci.MediaTypeDockerManifestList + ", " + oci.MediaTypeDockerManifest
 
-// maxErrorBody is how much of an error's body is read, in bytes.
+// maxErrorBody limits how much of an error's body is read, in bytes.
 const maxErrorBody = 64 << 10
 
-// Run probes. The error is about config; what is found is in the Result.
+// Run probes. An error means an invalid config; failures of the registry are in the Result.
 func Run(ctx context.Context, config Config) (Result, error) {
 	if _, port, err := net.SplitHostPort(config.Address); err != nil || port == "" ||
 		strings.ContainsAny(config.Address, "/@ ") {
@@ -110,8 +110,8 @@ func Run(ctx context.Context, config Config) (Result, error) {
 	return p.result, nil
 }
 
-// splitImage splits repository:tag or repository@digest. It refuses what could not be part of a URL's path as it is;
-// whether a name is good the registry knows.
+// splitImage splits repository:tag or repository@digest. It only rejects characters that a URL's path would have to
+// escape; the registry validates names.
 func splitImage(image string) (repository, reference string, err error) {
 	if image == "" {
 		return "", "", nil
@@ -144,22 +144,22 @@ func (p *prober) fail(reason Reason, advice, format string, args ...any) bool {
 	return false
 }
 
-// ask records one question. ok is false if there was no answer at all.
-func (p *prober) ask(ctx context.Context, method, path string) (*http.Response, []byte, bool) {
+// request sends and records one request. ok is false if there was no response.
+func (p *prober) request(ctx context.Context, method, path string) (*http.Response, []byte, bool) {
 	scheme := "http"
 	if p.config.TLS {
 		scheme = "https"
 	}
 	target := url.URL{Scheme: scheme, Host: p.config.Address, Path: path}
 	step := Step{Method: method, URL: target.String()}
-	began := time.Now()
+	start := time.Now()
 	defer func() {
-		step.Milliseconds = time.Since(began).Milliseconds()
+		step.Milliseconds = time.Since(start).Milliseconds()
 		p.result.Steps = append(p.result.Steps, step)
 	}()
 	response, body, err := p.exchange(ctx, method, &target)
 	if err != nil {
-		return nil, nil, p.unanswered(err)
+		return nil, nil, p.explainError(err)
 	}
 	step.Status = response.StatusCode
 	step.Digest = response.Header.Get("Docker-Content-Digest")
@@ -199,8 +199,8 @@ func (p *prober) exchange(ctx context.Context, method string, target *url.URL) (
 	return response, body, err
 }
 
-// unanswered explains why there was no answer.
-func (p *prober) unanswered(err error) bool {
+// explainError explains why there was no response.
+func (p *prober) explainError(err error) bool {
 	var (
 		timeout     net.Error
 		authority   x509.UnknownAuthorityError
@@ -212,36 +212,36 @@ func (p *prober) unanswered(err error) bool {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return p.fail(ReasonRefused,
-			"with registryProxy=true, see whether this node's proxy pod is Ready and whether the CNI serves hostPort "+
-				"(portmap); with registryProxy=false, kube-proxy does not serve node ports on loopback here (nftables, "+
-				"IPVS, IPv6): use registryProxy=true",
+			"with registryProxy=true, check that this node's proxy pod is Ready and that the CNI serves hostPort "+
+				"(portmap); with registryProxy=false, kube-proxy does not serve node ports on loopback here "+
+				"(nftables, IPVS, IPv6): use registryProxy=true",
 			"connection refused: nothing listens on %s on this node", p.config.Address)
 	case errors.As(err, &record) && string(record.RecordHeader[:]) == "HTTP/":
 		return p.fail(ReasonNoTLS, "probe without --tls, or set proxy.tls=always",
 			"%s speaks plain HTTP, not TLS", p.config.Address)
 	case errors.As(err, &authority):
-		return p.fail(ReasonCertificate, "give the CA with --ca-file (ca.crt of the node's certificate Secret)",
-			"the certificate of %s is of a CA that is not trusted: %v", p.config.Address, authority)
+		return p.fail(ReasonCertificate, "pass the CA with --ca-file (ca.crt of the node's certificate Secret)",
+			"the certificate of %s was issued by an untrusted CA: %v", p.config.Address, authority)
 	case errors.As(err, &hostname):
-		return p.fail(ReasonCertificate, "use the address that the certificate names",
+		return p.fail(ReasonCertificate, "use an address that the certificate contains",
 			"the certificate of %s is for another address: %v", p.config.Address, hostname)
 	case errors.As(err, &certificate):
 		return p.fail(ReasonCertificate,
-			"see whether this node's clock is right, and renew the certificates with helm upgrade",
+			"check this node's clock, and renew the certificates with helm upgrade",
 			"the certificate of %s cannot be verified: %v", p.config.Address, certificate.Err)
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return p.fail(ReasonTimeout,
-			"see /readyz?verbose on the proxy's metrics port, whether the registry is ready, and whether a firewall or the "+
-				"CNI drops packets to the port",
-			"no answer from %s within %s", p.config.Address, p.config.Timeout)
+			"check /readyz?verbose on the proxy's metrics port, that the registry is ready, and that neither a firewall nor "+
+				"the CNI drops packets to the port",
+			"no response from %s within %s", p.config.Address, p.config.Timeout)
 	case errors.As(err, &operation) && operation.Op == "dial":
 		return p.fail(ReasonUnreachable, "use the node's loopback address: 127.0.0.1, or [::1] on an IPv6-only cluster",
 			"%s cannot be reached: %v", p.config.Address, err)
 	case strings.Contains(err.Error(), `malformed HTTP response "\x15`): // a TLS alert
 		return p.wantsTLS()
 	default:
-		return p.fail(ReasonBroken, "see what listens there (ss -ltnp) and its log",
-			"%s did not answer in HTTP: %v", p.config.Address, err)
+		return p.fail(ReasonBroken, "check what listens there (ss -ltnp) and its log",
+			"%s did not respond in HTTP: %v", p.config.Address, err)
 	}
 }
 
@@ -249,9 +249,9 @@ func (p *prober) wantsTLS() bool {
 	return p.fail(ReasonWantsTLS, "probe with --tls", "%s speaks TLS, not plain HTTP", p.config.Address)
 }
 
-// api asks for the API's root, as runtimes do to see what they deal with.
+// api requests the root of the API, as runtimes do to detect a registry.
 func (p *prober) api(ctx context.Context) bool {
-	response, body, ok := p.ask(ctx, http.MethodGet, "/v2/") //nolint:bodyclose // exchange has read and closed it
+	response, body, ok := p.request(ctx, http.MethodGet, "/v2/") //nolint:bodyclose // exchange has read and closed it
 	if !ok {
 		return false
 	}
@@ -259,30 +259,30 @@ func (p *prober) api(ctx context.Context) bool {
 	case response.StatusCode == http.StatusBadRequest && strings.Contains(string(body), "HTTP request to an HTTPS server"):
 		return p.wantsTLS()
 	case response.StatusCode != http.StatusOK:
-		return p.answered(response, body, "")
+		return p.explainResponse(response, body, "")
 	case response.Header.Get("Docker-Distribution-Api-Version") == "" &&
 		!strings.HasPrefix(response.Header.Get("Content-Type"), "application/json"):
-		return p.fail(ReasonNotARegistry, "see what listens there (ss -ltnp): the port may be taken by something else",
-			"%s answers, but is not a registry", p.config.Address)
+		return p.fail(ReasonNotARegistry, "check what listens there (ss -ltnp): another process may use the port",
+			"%s responds, but is not a registry", p.config.Address)
 	}
 	return true
 }
 
-// manifest asks for an image's manifest. An error's words come with GET only.
+// manifest requests an image's manifest. It repeats a failed HEAD as GET, which has an error message.
 func (p *prober) manifest(ctx context.Context, repository, reference string) bool {
 	path := "/v2/" + repository + "/manifests/" + reference
-	response, body, ok := p.ask(ctx, http.MethodHead, path) //nolint:bodyclose // exchange has read and closed it
+	response, body, ok := p.request(ctx, http.MethodHead, path) //nolint:bodyclose // exchange has read and closed it
 	if ok && response.StatusCode != http.StatusOK {
-		response, body, ok = p.ask(ctx, http.MethodGet, path) //nolint:bodyclose // exchange has read and closed it
+		response, body, ok = p.request(ctx, http.MethodGet, path) //nolint:bodyclose // exchange has read and closed it
 	}
 	if !ok || response.StatusCode == http.StatusOK {
 		return ok
 	}
-	return p.answered(response, body, repository+":"+reference)
+	return p.explainResponse(response, body, repository+":"+reference)
 }
 
-// answered explains an answer that is an error.
-func (p *prober) answered(response *http.Response, body []byte, image string) bool {
+// explainResponse explains an error response.
+func (p *prober) explainResponse(response *http.Response, body []byte, image string) bool {
 	code, message := ociError(body)
 	if message == "" {
 		message = response.Status
@@ -290,29 +290,29 @@ func (p *prober) answered(response *http.Response, body []byte, image string) bo
 	switch response.StatusCode {
 	case http.StatusUnauthorized:
 		return p.fail(ReasonUnauthorized,
-			"with registryProxy=false pulls need imagePullSecrets; with registryProxy=true this is not the proxy but "+
-				"something else on its port",
-			"the registry wants a login (%s): %s", response.Header.Get("Www-Authenticate"), message)
+			"with registryProxy=false pulls need imagePullSecrets; with registryProxy=true, another process "+
+				"listens on the proxy's port",
+			"the registry requires a login (%s): %s", response.Header.Get("Www-Authenticate"), message)
 	case http.StatusForbidden:
-		return p.fail(ReasonDenied, "see whether the proxy's certificate is one of this release (helm upgrade renews it)",
+		return p.fail(ReasonDenied, "check that the proxy's certificate is from this release (helm upgrade renews it)",
 			"the registry denies this node: %s", message)
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return p.fail(ReasonUnavailable, "the node's side works: see the registry's pod and its Service",
-			"%s answers, the registry behind it does not: %s", p.config.Address, message)
+		return p.fail(ReasonUnavailable, "the node works: check the registry's pod and its Service",
+			"%s responds, but the registry behind it does not: %s", p.config.Address, message)
 	case http.StatusNotFound:
 		if image != "" && code != "" {
 			return p.fail(ReasonUnknownImage, "push it with init-hook images push",
 				"the registry has no %s: %s", image, message)
 		}
-		return p.fail(ReasonNotARegistry, "see what listens there (ss -ltnp): the port may be taken by something else",
-			"%s answers, but is not a registry: %s", p.config.Address, response.Status)
+		return p.fail(ReasonNotARegistry, "check what listens there (ss -ltnp): another process may use the port",
+			"%s responds, but is not a registry: %s", p.config.Address, response.Status)
 	}
-	return p.fail(ReasonUnexpectedHTTP, "see the registry's log", "%s answered %s: %s", p.config.Address, response.Status,
-		message)
+	return p.fail(ReasonUnexpectedHTTP, "check the registry's log", "%s responded %s: %s", p.config.Address,
+		response.Status, message)
 }
 
-// ociError reads the first error of an OCI error body; empty if it is none. Cutting two strings out does for words that
-// are only shown, and a JSON decoder would be a hundredth of the program, which is cut into ConfigMaps.
+// ociError returns the first error of an OCI error body, or empty strings. Cutting out two strings is enough for a
+// message, and a JSON decoder would add 1% to the program, which is stored in ConfigMaps.
 func ociError(body []byte) (code, message string) {
 	if code = stringField(string(body), "code"); code == "" {
 		return "", ""

@@ -93,7 +93,7 @@ func TestRun(t *testing.T) {
 			ReasonUnexpectedHTTP, []string{"302"}, []string{"GET /v2/ 302"}},
 		"a server that breaks off": {
 			func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "",
-			ReasonBroken, []string{"did not answer in HTTP", "EOF"}, []string{"GET /v2/ 0"}},
+			ReasonBroken, []string{"did not respond in HTTP", "EOF"}, []string{"GET /v2/ 0"}},
 		"a server that says nothing": {
 			func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "",
 			ReasonTimeout, []string{"within 2s"}, []string{"GET /v2/ 0"}},
