@@ -385,27 +385,32 @@ func nodePlatforms(ctx context.Context, client kubernetes.Interface) (string, er
 	return strings.Join(found, ","), nil
 }
 
-// report prints the results, which on failure are those of the images that were
-// completed, and returns the failure as an error for the user.
-func (r *imageRun) report(cmd *cobra.Command, results []images.Result, failure error) error {
+// transfer runs do and prints its results: on failure, those of the images that were completed.
+func (f *imageFlags) transfer(cmd *cobra.Command, host string, plain func(host string) bool,
+	do func(context.Context, *imageRun) ([]images.Result, error)) error {
+	r, err := f.begin(cmd, host, plain)
+	if err != nil {
+		return err
+	}
+	results, failure := do(cmd.Context(), r)
+	failure = errors.Join(failure, r.end())
 	if failure != nil && cmd.Context().Err() != nil {
 		failure = errors.New("interrupted: run the same command again to continue")
-		if r.noCache {
+		if f.noCache {
 			failure = errors.New("interrupted")
 		}
 	}
 	if failure != nil && len(results) == 0 {
 		return failure
 	}
-	var err error
-	if r.output == "json" {
-		err = printJSON(cmd.OutOrStdout(), results)
-	} else {
-		for _, result := range results {
-			if _, err = fmt.Fprintln(cmd.OutOrStdout(), result.Reference); err != nil {
-				break
-			}
+	return errors.Join(failure, render(cmd.OutOrStdout(), f.output, results, printReferences, nil))
+}
+
+func printReferences(w io.Writer, results []images.Result) error {
+	for _, result := range results {
+		if _, err := fmt.Fprintln(w, result.Reference); err != nil {
+			return err
 		}
 	}
-	return errors.Join(failure, err)
+	return nil
 }

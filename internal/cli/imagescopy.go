@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"cmp"
+	"context"
 	"errors"
 
 	"github.com/spf13/cobra"
@@ -66,29 +68,23 @@ invalid.`,
 }
 
 func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
-	refs, to, prefix, err := f.check(cmd, args)
+	refs, err := f.check(cmd, args)
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	host := to
-	if host == "" {
-		host = soleHost(refs)
-	}
-	r, err := f.begin(cmd, host, func(host string) bool {
-		if to != "" && host == to {
+	plain := func(host string) bool {
+		if f.host != "" && host == f.host {
 			return f.login.plainHTTP
 		}
 		return f.fromPlainHTTP
-	})
-	if err != nil {
-		return err
 	}
-	results, failure := func() ([]images.Result, error) {
+	login := cmp.Or(f.host, soleHost(refs))
+	return f.transfer(cmd, login, plain, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
 		store, err := r.cacheOr("")
 		if err != nil {
 			return nil, err
 		}
-		items, err := r.resolve(cmd.Context(), refs, store)
+		items, err := r.resolve(ctx, refs, store)
 		if err != nil {
 			return nil, err
 		}
@@ -98,31 +94,27 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 					"--reference cannot name several images, and others refer to this one (--referrers): use --prefix")
 			}
 		}
-		return r.push(cmd.Context(), items, to, f.to, prefix)
-	}()
-	return r.report(cmd, results, errors.Join(failure, r.end()))
+		return r.push(ctx, items, &f.destinationFlags)
+	})
 }
 
-// check returns the references, the host of --to ("" for the cluster's registry), and the
-// prefix.
-func (f *copyFlags) check(cmd *cobra.Command, args []string) (refs []string, to string, prefix images.Prefix,
-	err error) {
-	refuse := func(err error) ([]string, string, images.Prefix, error) { return nil, "", "", err }
+// check returns the references.
+func (f *copyFlags) check(cmd *cobra.Command, args []string) ([]string, error) {
 	if err := f.validate(cmd.Flags()); err != nil {
-		return refuse(err)
+		return nil, err
 	}
-	if to, prefix, err = f.destinationFlags.check(cmd.Flags(), &f.login); err != nil {
-		return refuse(err)
+	if err := f.destinationFlags.check(cmd.Flags(), &f.login); err != nil {
+		return nil, err
 	}
-	if refs, err = f.references(cmd, args); err != nil {
-		return refuse(err)
+	refs, err := f.references(cmd, args)
+	switch {
+	case err != nil:
+		return nil, err
+	case f.reference != "" && len(refs) > 1:
+		return nil, errors.New("--reference names a single image: give one image")
+	case f.login.username != "" && f.host == "" && soleHost(refs) == "":
+		return nil, errors.New("--username applies to one registry, but the images are from several: " +
+			"copy them one registry at a time, or use docker login")
 	}
-	if f.reference != "" && len(refs) > 1 {
-		return refuse(errors.New("--reference names a single image: give one image"))
-	}
-	if f.login.username != "" && to == "" && soleHost(refs) == "" {
-		return refuse(errors.New("--username applies to one registry, but the images are from several: " +
-			"copy them one registry at a time, or use docker login"))
-	}
-	return refs, to, prefix, nil
+	return refs, nil
 }

@@ -77,12 +77,10 @@ func (f *pullFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	r, err := f.begin(cmd, host, func(string) bool { return f.login.plainHTTP })
-	if err != nil {
-		return err
-	}
-	results, failure := f.pull(cmd.Context(), r, refs)
-	return r.report(cmd, results, errors.Join(failure, r.end()))
+	plain := func(string) bool { return f.login.plainHTTP }
+	return f.transfer(cmd, host, plain, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
+		return f.pull(ctx, r, refs)
+	})
 }
 
 // check returns the references, and the registry to which --username applies.

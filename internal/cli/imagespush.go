@@ -17,36 +17,38 @@ import (
 
 // destinationFlags select the destination of images and their names there.
 type destinationFlags struct {
-	to, prefix, reference string
+	to, path, reference string
+
+	// Set by check. host is that of to, "" for the cluster's registry.
+	host   string
+	prefix images.Prefix
 }
 
 func (f *destinationFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.to, "to", "", "push to the registry at `HOST[:PORT]` instead of the cluster's")
-	flags.StringVar(&f.prefix, "prefix", "",
+	flags.StringVar(&f.path, "prefix", "",
 		"`PATH` to prepend to each repository: with team, nginx becomes team/library/nginx")
 	flags.StringVar(&f.reference, "reference", "", "`NAME` for a single image, instead of its own")
 }
 
-// check returns the host of --to, "" for the cluster's registry.
-func (f *destinationFlags) check(flags *pflag.FlagSet, login *registryFlags) (host string, prefix images.Prefix,
-	err error) {
+func (f *destinationFlags) check(flags *pflag.FlagSet, login *registryFlags) (err error) {
 	if flags.Changed("to") { // also to "", by an unset variable
-		if host, err = dialledHost("to", f.to); err != nil {
-			return "", "", err
+		if f.host, err = dialledHost("to", f.to); err != nil {
+			return err
 		}
 	} else if login.plainHTTP {
-		return "", "", errors.New("--plain-http requires --to: the cluster's registry uses mutual TLS")
+		return errors.New("--plain-http requires --to: the cluster's registry uses mutual TLS")
 	}
-	if prefix, err = images.ParsePrefix(f.prefix); err != nil {
-		return "", "", fmt.Errorf("--prefix: %w", err)
+	if f.prefix, err = images.ParsePrefix(f.path); err != nil {
+		return fmt.Errorf("--prefix: %w", err)
 	}
 	if f.reference != "" {
 		if _, _, err := images.Repository(f.reference); err != nil {
-			return "", "", fmt.Errorf("--reference: %w", err)
+			return fmt.Errorf("--reference: %w", err)
 		}
 	}
-	return host, prefix, nil
+	return nil
 }
 
 // pushFlags are the flags of images push.
@@ -99,39 +101,34 @@ invalid.`,
 }
 
 func (f *pushFlags) run(cmd *cobra.Command, args []string) error {
-	host, prefix, err := f.check(cmd, args)
-	if err != nil {
+	if err := f.check(cmd, args); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	r, err := f.begin(cmd, host, func(string) bool { return f.login.plainHTTP })
-	if err != nil {
-		return err
-	}
-	results, failure := func() ([]images.Result, error) {
+	plain := func(string) bool { return f.login.plainHTTP }
+	return f.transfer(cmd, f.host, plain, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
 		// All sources are opened before anything is sent.
-		items, err := r.sources(cmd.Context(), args, f.reference)
+		items, err := r.sources(ctx, args, f.reference)
 		if err != nil {
 			return nil, err
 		}
-		return r.push(cmd.Context(), items, host, f.to, prefix)
-	}()
-	return r.report(cmd, results, errors.Join(failure, r.end()))
+		return r.push(ctx, items, &f.destinationFlags)
+	})
 }
 
-func (f *pushFlags) check(cmd *cobra.Command, sources []string) (host string, prefix images.Prefix, err error) {
+func (f *pushFlags) check(cmd *cobra.Command, sources []string) error {
 	if err := f.validate(cmd.Flags()); err != nil {
-		return "", "", err
+		return err
 	}
-	if host, prefix, err = f.destinationFlags.check(cmd.Flags(), &f.login); err != nil {
-		return "", "", err
+	if err := f.destinationFlags.check(cmd.Flags(), &f.login); err != nil {
+		return err
 	}
-	if f.login.username != "" && host == "" {
-		return "", "", errors.New("--username requires --to: the cluster's registry has its own credential")
+	if f.login.username != "" && f.host == "" {
+		return errors.New("--username requires --to: the cluster's registry has its own credential")
 	}
 	if f.reference != "" && len(sources) > 1 {
-		return "", "", errors.New("--reference names a single image: give one source")
+		return errors.New("--reference names a single image: give one source")
 	}
-	return host, prefix, checkSources(sources)
+	return checkSources(sources)
 }
 
 // checkSources rejects invalid names of images in the Docker engine.
@@ -205,11 +202,10 @@ func (r *imageRun) engine(ctx context.Context, refs []string) ([]images.Item, er
 	return images.Resolve(ctx, refs, images.ResolveOptions{Daemon: r.daemon(store), Store: store, Log: r.log})
 }
 
-// push pushes images to the registry at host, or to the cluster's registry if host is "".
-// The references in the results begin with to, or with the address that pods use.
-func (r *imageRun) push(ctx context.Context, items []images.Item, host, to string,
-	prefix images.Prefix) ([]images.Result, error) {
-	registry, address, err := r.destination(ctx, host, to)
+// push pushes images to the registry of --to, or to the cluster's. The references in the results begin
+// with --to, or with the address that pods use.
+func (r *imageRun) push(ctx context.Context, items []images.Item, to *destinationFlags) ([]images.Result, error) {
+	registry, address, err := r.destination(ctx, to.host, to.to)
 	if err != nil {
 		return nil, err
 	}
@@ -217,7 +213,7 @@ func (r *imageRun) push(ctx context.Context, items []images.Item, host, to strin
 		return nil, err
 	}
 	options := r.options()
-	options.Prefix = prefix
+	options.Prefix = to.prefix
 	named := func(result images.Result) images.Result {
 		result.Reference = address + strings.TrimPrefix(result.Reference, registry.Host())
 		return result
