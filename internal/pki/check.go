@@ -169,11 +169,8 @@ func usageName(usage x509.ExtKeyUsage) string {
 // chain is walked for better reasons.
 func checkChain(chain []*x509.Certificate, trust Bundle, usages []x509.ExtKeyUsage, now time.Time) []error {
 	leaf := chain[0]
-	options := x509.VerifyOptions{
-		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{
-			x509.ExtKeyUsageAny,
-		},
-	}
+	options := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}
 	for _, cert := range trust.certs {
 		options.Roots.AddCert(cert)
 	}
@@ -197,9 +194,7 @@ func checkChain(chain []*x509.Certificate, trust Bundle, usages []x509.ExtKeyUsa
 	for _, usage := range usages {
 		options.KeyUsages = []x509.ExtKeyUsage{usage}
 		if _, err := leaf.Verify(options); err != nil && allows(leaf, usage) {
-			problems = append(
-				problems, fmt.Errorf("a CA between it and the trusted one does not allow %s", usageName(usage)),
-			)
+			problems = append(problems, fmt.Errorf("a CA between it and the trusted one does not allow %s", usageName(usage)))
 		}
 	}
 	return problems
@@ -230,9 +225,8 @@ func walk(chain []*x509.Certificate, trust Bundle, now time.Time) []error {
 			problems = append(problems, fmt.Errorf("%s %q: %s", where, issuer.Subject, problem))
 		}
 		if insecure(issuer.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature)) {
-			problems = append(
-				problems, fmt.Errorf("%q is signed with %s, which is insecure", cert.Subject, cert.SignatureAlgorithm),
-			)
+			problems = append(problems, fmt.Errorf("%q is signed with %s, which is insecure", cert.Subject,
+				cert.SignatureAlgorithm))
 		}
 		if err := checkIsCA(issuer); err != nil {
 			problems = append(problems, err)
@@ -277,9 +271,8 @@ func noIssuer(cert *x509.Certificate, trust Bundle) error {
 	case bytes.Equal(cert.RawIssuer, cert.RawSubject):
 		return fmt.Errorf("%q is self-signed and is not among the trusted CAs", cert.Subject)
 	case slices.ContainsFunc(trust.certs, sameName):
-		return fmt.Errorf(
-			"%q was not signed by the trusted CA %q, but by another key of the same name", cert.Subject, cert.Issuer,
-		)
+		return fmt.Errorf("%q was not signed by the trusted CA %q, but by another key of the same name", cert.Subject,
+			cert.Issuer)
 	}
 	return fmt.Errorf("it does not lead to a trusted CA: add %q, the issuer of %q, as an intermediate to the chain or "+
 		"as a trusted CA",

@@ -40,9 +40,8 @@ func ParseChain(data []byte) ([]*x509.Certificate, error) {
 	case len(blocks) == 0:
 		return nil, errors.New("the certificate is missing")
 	case len(blocks) > maxChain:
-		return nil, fmt.Errorf(
-			"parsing the certificate: the chain is too long, it has %d certificates and the limit is %d", len(blocks), maxChain,
-		)
+		return nil, fmt.Errorf("parsing the certificate: the chain is too long, it has %d certificates and the limit is %d",
+			len(blocks), maxChain)
 	}
 	certs, err := parseCertificates(blocks)
 	if err != nil {
@@ -90,9 +89,7 @@ func parseKey(data PrivateKey) (crypto.Signer, error) {
 	case len(blocks) > 1:
 		return nil, fmt.Errorf("parsing the private key: there are %d PEM blocks where one is expected", len(blocks))
 	case blocks[0].Type == "ENCRYPTED PRIVATE KEY" || blocks[0].Headers["DEK-Info"] != "":
-		return nil, errors.New(
-			"parsing the private key: it is encrypted: store it without a password",
-		)
+		return nil, errors.New("parsing the private key: it is encrypted: store it without a password")
 	}
 	var key any
 	switch blocks[0].Type {
@@ -106,9 +103,8 @@ func parseKey(data PrivateKey) (crypto.Signer, error) {
 		return nil, fmt.Errorf("parsing the private key: found %s where a private key is expected", blockName(blocks[0]))
 	}
 	if err != nil {
-		return nil, fmt.Errorf(
-			"parsing the private key: the content of %s is damaged or of an unknown kind", blockName(blocks[0]),
-		)
+		return nil, fmt.Errorf("parsing the private key: the content of %s is damaged or of an unknown kind",
+			blockName(blocks[0]))
 	}
 	signer, ok := key.(crypto.Signer)
 	if !ok {

@@ -143,9 +143,7 @@ func (a *CA) Issue(leaf Leaf, now time.Time) (KeyPair, error) {
 		return KeyPair{}, fmt.Errorf("leaf %q has no extended key usage", leaf.CommonName)
 	}
 	if !now.Before(a.cert.NotAfter) {
-		return KeyPair{}, fmt.Errorf(
-			"CA %q expired at %s", a.cert.Subject, a.cert.NotAfter.Format(time.RFC3339),
-		)
+		return KeyPair{}, fmt.Errorf("CA %q expired at %s", a.cert.Subject, a.cert.NotAfter.Format(time.RFC3339))
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -158,8 +156,8 @@ func (a *CA) Issue(leaf Leaf, now time.Time) (KeyPair, error) {
 	template := &x509.Certificate{
 		SerialNumber:          serial,
 		Subject:               pkix.Name{CommonName: leaf.CommonName, Organization: []string{leaf.Organization}},
-		NotBefore:             latest(now.Add(-Backdate), a.cert.NotBefore),
-		NotAfter:              earliest(now.Add(leaf.lifetime()), a.cert.NotAfter),
+		NotBefore:             slices.MaxFunc([]time.Time{now.Add(-Backdate), a.cert.NotBefore}, time.Time.Compare),
+		NotAfter:              slices.MinFunc([]time.Time{now.Add(leaf.lifetime()), a.cert.NotAfter}, time.Time.Compare),
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           leaf.Usages,
 		DNSNames:              leaf.DNSNames,
@@ -243,9 +241,8 @@ func lifetimeReason(cert *x509.Certificate, want time.Duration, now time.Time) s
 }
 
 func expired(cert *x509.Certificate, now time.Time) string {
-	return fmt.Sprintf(
-		"it expired at %s (%s ago)", cert.NotAfter.Format(time.RFC3339), now.Sub(cert.NotAfter).Round(time.Second),
-	)
+	return fmt.Sprintf("it expired at %s (%s ago)", cert.NotAfter.Format(time.RFC3339),
+		now.Sub(cert.NotAfter).Round(time.Second))
 }
 
 func notYet(cert *x509.Certificate, now time.Time) string {
@@ -288,18 +285,4 @@ func ipStrings(ips []net.IP) []string {
 		out[i] = ip.String()
 	}
 	return out
-}
-
-func earliest(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
-}
-
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }

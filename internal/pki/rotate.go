@@ -114,17 +114,15 @@ func Next(p Position) Step {
 		// One without a leaf gets its ca.crt together with the leaf.
 		if held := p.Held[role]; held.Leaf != nil && !held.Trust.Contains(p.Want) {
 			// No need to ask the pods: trusting more CAs breaks nothing.
-			return Step{
-				Action: WriteTrust, Trust: union, Why: fmt.Sprintf("the ca.crt for %s lacks CAs that must be trusted", role),
-			}
+			return Step{Action: WriteTrust, Trust: union,
+				Why: fmt.Sprintf("the ca.crt for %s lacks CAs that must be trusted", role)}
 		}
 	}
 	switch {
 	case p.Settled && same && len(due) != 0:
 		// This must work even if pods cannot be queried: it happens at every half-life.
-		return Step{
-			Action: Reissue, Trust: union, Roles: due, Why: "all pods have trusted the desired CAs since the last change",
-		}
+		return Step{Action: Reissue, Trust: union, Roles: due,
+			Why: "all pods have trusted the desired CAs since the last change"}
 	case p.Settled && same:
 		return Step{Action: Done, Why: "certificates and CAs are up to date"}
 	case !p.Observed:
@@ -135,12 +133,8 @@ func Next(p Position) Step {
 		if waiting := p.waiting(p.lacksLeaf); len(waiting) != 0 {
 			return Step{Action: Wait, Waiting: waiting, Why: "a previous CA is dropped once no pod presents a certificate of it"}
 		}
-		return Step{
-			Action: WriteTrust,
-			Trust:  p.Want,
-			Drops:  true,
-			Why:    "all pods present the current certificates: the previous CAs are dropped",
-		}
+		return Step{Action: WriteTrust, Trust: p.Want, Drops: true,
+			Why: "all pods present the current certificates: the previous CAs are dropped"}
 	}
 	if waiting := p.waiting(p.lacksLeaf, p.lacksTrust, p.trustsMore); len(waiting) != 0 {
 		return Step{Action: Wait, Waiting: waiting, Why: "the rotation ends once all pods have loaded it"}
@@ -156,17 +150,12 @@ func (p Position) reissue(due []string, trust Bundle) Step {
 	first := slices.DeleteFunc(slices.Clone(due), func(role string) bool { return p.Held[role].Leaf != nil })
 	if len(first) != 0 {
 		others := p // pods of those roles can load nothing until their leaf exists
-		others.Loaded = slices.DeleteFunc(
-			slices.Clone(p.Loaded), func(l Loaded) bool { return slices.Contains(first, l.Role) },
-		)
+		others.Loaded = slices.DeleteFunc(slices.Clone(p.Loaded),
+			func(l Loaded) bool { return slices.Contains(first, l.Role) })
 		waiting = others.waiting(p.lacksTrust)
 		if len(waiting) == 0 {
-			return Step{
-				Action: Reissue,
-				Trust:  trust,
-				Roles:  first,
-				Why:    "without these certificates their pods cannot load the new trust bundle",
-			}
+			return Step{Action: Reissue, Trust: trust, Roles: first,
+				Why: "without these certificates their pods cannot load the new trust bundle"}
 		}
 	}
 	return Step{Action: Wait, Waiting: waiting, Why: "certificates of the desired CAs are issued once all pods trust them"}
