@@ -70,22 +70,16 @@ const loopbackName = "localhost"
 
 func loopback() []net.IP { return []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback} }
 
-// requirement returns what a certificate that init-hook did not issue must satisfy.
-func (k *Keeper) requirement(role string, p state.PKI) pki.Requirement {
+// Requirement returns what a certificate of a role must satisfy. serverName is the DNS name that
+// clients of the registry verify.
+func Requirement(role, serverName string, p state.PKI) pki.Requirement {
 	switch role {
 	case pki.OrganizationServer:
-		return pki.Requirement{
-			DNSNames: []string{k.ServerName()}, // the name that clients verify
-			Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		}
+		return pki.Requirement{DNSNames: []string{serverName}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	case pki.OrganizationNode:
-		want := pki.Requirement{
-			Role:   role,
-			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-			// The private key is on every node.
-			NotRole:   pki.OrganizationPush,
-			NotServer: k.ServerName(),
-		}
+		// The private key is on every node, so it must allow no more.
+		want := pki.Requirement{Role: role, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+			NotRole: pki.OrganizationPush, NotServer: serverName}
 		if p.ServeTLS {
 			want.Usages = append(want.Usages, x509.ExtKeyUsageServerAuth)
 			want.DNSNames, want.IPAddresses = []string{loopbackName}, loopback()
@@ -121,8 +115,15 @@ func refuseAll(problems []Problem) error {
 	return exitcode.Refuse("%s", strings.Join(lines, "\n  "))
 }
 
-// sourceSecret returns the name of the Secret of a role, "" if the role has none.
-func sourceSecret(from state.ExistingSecrets, role string) string {
+// IssuedSecrets returns the names of the Secrets that cert-manager writes for a release with this
+// name of its objects.
+func IssuedSecrets(name string) state.ExistingSecrets {
+	return state.ExistingSecrets{Server: name + suffixServer + names.SuffixIssued,
+		Node: name + suffixNode + names.SuffixIssued, Push: name + suffixPush + names.SuffixIssued}
+}
+
+// SourceSecret returns the name of the Secret of a role, "" if the role has none.
+func SourceSecret(from state.ExistingSecrets, role string) string {
 	switch role {
 	case pki.OrganizationServer:
 		return from.Server
@@ -156,7 +157,7 @@ func (k *Keeper) sources(
 	}
 	leaves := map[string]sourceLeaf{}
 	for _, l := range k.leaves(p) {
-		name := sourceSecret(from, l.role())
+		name := SourceSecret(from, l.role())
 		if name == "" {
 			continue
 		}
@@ -200,7 +201,7 @@ func (k *Keeper) source(
 	if err != nil {
 		return sourceLeaf{}, []Problem{badCA(object, err)}, nil
 	}
-	if err := pki.Check(keyPair(secret), bundle, k.requirement(role, p), k.Now()); err != nil {
+	if err := pki.Check(keyPair(secret), bundle, Requirement(role, k.ServerName(), p), k.Now()); err != nil {
 		for line := range strings.Lines(err.Error()) {
 			problems = append(problems,
 				Problem{object, "holds no certificate for " + purpose(role) + ": " + strings.TrimSpace(line), "replace it"})

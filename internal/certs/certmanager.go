@@ -69,9 +69,7 @@ func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.Exi
 			return state.ExistingSecrets{}, err
 		}
 	}
-	name := k.Settings.Name
-	return state.ExistingSecrets{Server: name + suffixServer + names.SuffixIssued,
-		Node: name + suffixNode + names.SuffixIssued, Push: name + suffixPush + names.SuffixIssued}, nil
+	return IssuedSecrets(k.Settings.Name), nil
 }
 
 // certManagerRenew triggers a new issuance of all certificates, whether due or not, and waits for

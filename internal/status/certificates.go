@@ -5,15 +5,16 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -53,6 +54,7 @@ type SecretCertificate struct {
 	// Source is the Secret it is copied from. It is nil if init-hook issues it.
 	Source *Source `json:"source,omitempty"`
 
+	role  string              // "" for the CA
 	chain []*x509.Certificate // empty if it cannot be parsed
 	trust pki.Bundle
 }
@@ -67,25 +69,14 @@ type Source struct {
 	Why    string `json:"why,omitempty"`
 }
 
-// kind describes one of the leaf certificates of every mode.
-type kind struct {
-	name, suffix string
-	usages       []x509.ExtKeyUsage
-	role         string
-	// existing returns the user's Secret. issued is the suffix of cert-manager's.
-	existing func(state.ExistingSecrets) string
-	issued   string
-}
-
 const kindCA = "authority"
 
-var leaves = []kind{
-	{"server", names.SuffixServerTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, "", // clients verify its name
-		func(e state.ExistingSecrets) string { return e.Server }, "-server"},
-	{"node", names.SuffixNodeTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, pki.OrganizationNode,
-		func(e state.ExistingSecrets) string { return e.Node }, "-node"},
-	{"push", names.SuffixPushTLS, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, pki.OrganizationPush,
-		func(e state.ExistingSecrets) string { return e.Push }, "-push"},
+// leaves are the leaf certificates of every mode: their names in reports, the suffixes of their
+// Secrets, and their roles.
+var leaves = []struct{ name, suffix, role string }{
+	{"server", names.SuffixServerTLS, pki.OrganizationServer},
+	{"node", names.SuffixNodeTLS, pki.OrganizationNode},
+	{"push", names.SuffixPushTLS, pki.OrganizationPush},
 }
 
 // certificates adds the certificate Secrets to the report.
@@ -165,7 +156,8 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 		if h == nil {
 			continue
 		}
-		if source := sourceName(c.Name, k, p); source != "" {
+		h.role = k.role
+		if source := sourceName(c.Name, k.role, p); source != "" {
 			h.Source = &Source{Secret: source}
 		}
 		pairs[h] = pair
@@ -184,13 +176,13 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 	return list, nil
 }
 
-// sourceName returns the Secret from which a certificate is copied, or "".
-func sourceName(name string, k kind, p state.PKI) string {
+// sourceName returns the Secret from which the certificate of a role is copied, or "".
+func sourceName(name, role string, p state.PKI) string {
 	switch {
 	case p.Mode == state.PKICertManager:
-		return name + k.issued + names.SuffixIssued
+		return certs.SourceSecret(certs.IssuedSecrets(name), role)
 	case p.Mode == state.PKIExistingSecret && p.Existing != nil:
-		return k.existing(*p.Existing)
+		return certs.SourceSecret(*p.Existing, role)
 	}
 	return ""
 }
@@ -250,15 +242,7 @@ func (c *collector) checkLeaf(h *SecretCertificate, pair pki.KeyPair, all []*Sec
 	if h.Why != "" {
 		return
 	}
-	k := leaves[slices.IndexFunc(leaves, func(k kind) bool { return k.name == h.For })]
-	want := pki.Requirement{Role: k.role, Usages: k.usages}
-	switch p := c.pki(); {
-	case k.name == "server":
-		want.DNSNames = []string{c.Name + "." + c.Namespace + ".svc"}
-	case k.name == "node" && p.ServeTLS:
-		want.DNSNames, want.IPAddresses = []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
-		want.Usages = append(slices.Clone(k.usages), x509.ExtKeyUsageServerAuth)
-	}
+	want := certs.Requirement(h.role, release.ServerName(c.Name, c.Namespace), c.pki())
 	if err := pki.Check(pair, h.trust, want, c.Now()); err != nil {
 		h.Why = sentences(err)
 		return
@@ -314,15 +298,15 @@ func (c *collector) advise(h *SecretCertificate) {
 	}
 	switch {
 	case !h.Valid:
-		c.next("The certificate in Secret %s/%s is not usable (%s): %s.", c.Namespace, h.Secret, h.Why, c.mend(h))
+		c.next("The certificate in Secret %s/%s is not usable (%s): %s.", c.Namespace, h.Secret, h.Why, c.remedy(h))
 	case old:
 		c.next("The certificate in Secret %s/%s expires in %s, less than a quarter of its lifetime: %s.", c.Namespace,
-			h.Secret, Remaining(h.Left), c.mend(h))
+			h.Secret, Remaining(h.Left), c.remedy(h))
 	}
 }
 
-// mend describes how to replace the certificate.
-func (c *collector) mend(h *SecretCertificate) string {
+// remedy describes how to replace the certificate.
+func (c *collector) remedy(h *SecretCertificate) string {
 	switch {
 	case h.Source == nil:
 		return c.renew() + " issues a new one"
@@ -350,13 +334,13 @@ func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
 	}
 	if missing {
 		s.Why = "not found"
-		c.next("Secret %s/%s, from which %s is copied, is missing: %s.", c.Namespace, s.Secret, h.Secret, c.mendSource(h))
+		c.next("Secret %s/%s, from which %s is copied, is missing: %s.", c.Namespace, s.Secret, h.Secret, c.sourceRemedy(h))
 		return nil
 	}
 	chain, err := pki.ParseChain(secret.Data[corev1.TLSCertKey])
 	if err != nil {
 		s.Why = "key tls.crt: " + err.Error()
-		c.next("Secret %s/%s cannot be copied to %s (%s): %s.", c.Namespace, s.Secret, h.Secret, s.Why, c.mendSource(h))
+		c.next("Secret %s/%s cannot be copied to %s (%s): %s.", c.Namespace, s.Secret, h.Secret, s.Why, c.sourceRemedy(h))
 		return nil
 	}
 	s.SHA256, s.NotAfter = pki.Fingerprint(chain[0]), chain[0].NotAfter
@@ -374,9 +358,9 @@ func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
 	return nil
 }
 
-func (c *collector) mendSource(h *SecretCertificate) string {
+func (c *collector) sourceRemedy(h *SecretCertificate) string {
 	if c.pki().Mode == state.PKICertManager {
-		return c.mend(h)
+		return c.remedy(h)
 	}
 	return fmt.Sprintf("create it, or set pki.existingSecret.%s; until then %s stays unchanged", h.For, h.Secret)
 }
