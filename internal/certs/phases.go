@@ -95,7 +95,7 @@ func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error
 		}
 	}
 	if len(did) == 0 {
-		return "nothing: there are no such objects", nil
+		return "nothing to delete", nil
 	}
 	return strings.Join(did, ", "), nil
 }

@@ -187,6 +187,7 @@ func (w *nodeWait) startAnew(ctx context.Context) (started int, err error) {
 	return started, nil
 }
 
+// DeletePod deletes a pod. A missing or replaced one is not an error.
 func (o *Observer) DeletePod(ctx context.Context, pod *corev1.Pod) error {
 	err := o.Cluster.Pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // a conflict means that its name is reused

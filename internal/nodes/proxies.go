@@ -17,6 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
+// WaitProxies waits until each ready node that should have a proxy has a ready one.
 func (o *Observer) WaitProxies(ctx context.Context) (string, error) {
 	covered := 0
 	err := o.Wait(ctx, "the proxies", func() (string, error) {
@@ -139,6 +140,7 @@ func (o *Observer) DeletePreviousProxies(ctx context.Context) (string, error) {
 	return o.DeleteDaemonSets(ctx, previous)
 }
 
+// DeleteDaemonSets deletes DaemonSets. Missing ones are not an error.
 func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet) (string, error) {
 	var names []string
 	for _, d := range sets {

@@ -29,6 +29,7 @@ func (o *Observer) NodesReady(ctx context.Context) (map[string]bool, error) {
 	return isReady, nil
 }
 
+// PodName formats a pod and its node for messages.
 func (o *Observer) PodName(pod *corev1.Pod) string {
 	return fmt.Sprintf("%s on node %s", o.Object("pod", pod.Name), pod.Spec.NodeName)
 }
@@ -43,6 +44,7 @@ type ReadyNodes struct {
 	at    time.Time
 }
 
+// Refresh lists the nodes again if the cached list is outdated.
 func (o *Observer) Refresh(ctx context.Context, known *ReadyNodes) error {
 	if known.names != nil && time.Since(known.at) < readyAge {
 		return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
+// WaitRegistry waits until the registry's Deployment is rolled out.
 func (o *Observer) WaitRegistry(ctx context.Context, deployments Deployments) (string, error) {
 	name := o.Settings.Name
 	err := o.Wait(ctx, "the registry", func() (string, error) {

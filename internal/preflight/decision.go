@@ -16,6 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
+// Look lists the Linux nodes.
 func (i *Inspection) Look(ctx context.Context) (string, error) {
 	list, err := i.Observer.Cluster.Nodes.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -37,6 +38,7 @@ func (i *Inspection) Look(ctx context.Context) (string, error) {
 	return fmt.Sprintf("found %d nodes (%s)", len(i.nodes), strings.Join(parts, ", ")), nil
 }
 
+// ReadState reads the saved state.
 func (i *Inspection) ReadState(ctx context.Context) (string, error) {
 	var err error
 	_, i.Saved, err = i.LoadState(ctx)
@@ -53,6 +55,7 @@ func (i *Inspection) ReadState(ctx context.Context) (string, error) {
 		i.Saved.Current.Address), nil
 }
 
+// Decide validates the settings and compares them with the saved state.
 func (i *Inspection) Decide(context.Context) (string, error) {
 	o := &i.Settings
 	external := o.Mode == state.ModeExternal
