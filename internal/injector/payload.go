@@ -109,34 +109,3 @@ func (m *Manifest) Decode(chunks [][]byte) ([]byte, error) {
 	}
 	return program, nil
 }
-
-// Verify verifies the objects of a payload, in any order, as read from ConfigMaps: manifest, loader
-// and every chunk exist, and the program matches the manifest. It cannot tell whether loader and
-// manifest are the right ones: compare them with the result of [Encode]. It returns the manifest.
-func Verify(objects []Object) (*Manifest, error) {
-	data := make(map[int]map[string][]byte, len(objects))
-	for _, object := range objects {
-		data[object.Index] = object.Data
-	}
-	for _, key := range []string{ManifestKey, LoaderKey} {
-		if len(data[0][key]) == 0 {
-			return nil, fmt.Errorf("%s: missing", key)
-		}
-	}
-	manifest, err := ParseManifest(data[0][ManifestKey])
-	if err != nil {
-		return nil, err
-	}
-	chunks := make([][]byte, len(manifest.Chunks))
-	for i := range chunks {
-		chunk, found := data[i][ChunkKey(i)]
-		if !found {
-			return nil, fmt.Errorf("chunk %02d: missing", i)
-		}
-		chunks[i] = chunk
-	}
-	if _, err := manifest.Decode(chunks); err != nil {
-		return nil, err
-	}
-	return manifest, nil
-}

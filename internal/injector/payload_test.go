@@ -371,7 +371,7 @@ func TestVerify(t *testing.T) {
 			"layer: inflates to more than the limit"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			manifest, err := injector.Verify(test.change(payload.Objects()))
+			manifest, err := verify(test.change(payload.Objects()))
 			if test.want != "" {
 				wantError(t, err, test.want)
 				return
@@ -384,6 +384,36 @@ func TestVerify(t *testing.T) {
 			}
 		})
 	}
+}
+
+// verify verifies the objects of a payload, in any order, as the loader does: manifest, loader and every
+// chunk exist, and the program matches the manifest. It returns the manifest.
+func verify(objects []injector.Object) (*injector.Manifest, error) {
+	data := make(map[int]map[string][]byte, len(objects))
+	for _, object := range objects {
+		data[object.Index] = object.Data
+	}
+	for _, key := range []string{injector.ManifestKey, injector.LoaderKey} {
+		if len(data[0][key]) == 0 {
+			return nil, fmt.Errorf("%s: missing", key)
+		}
+	}
+	manifest, err := injector.ParseManifest(data[0][injector.ManifestKey])
+	if err != nil {
+		return nil, err
+	}
+	chunks := make([][]byte, len(manifest.Chunks))
+	for i := range chunks {
+		chunk, found := data[i][injector.ChunkKey(i)]
+		if !found {
+			return nil, fmt.Errorf("chunk %02d: missing", i)
+		}
+		chunks[i] = chunk
+	}
+	if _, err := manifest.Decode(chunks); err != nil {
+		return nil, err
+	}
+	return manifest, nil
 }
 
 func TestDecode(t *testing.T) {
