@@ -110,13 +110,9 @@ func (c *credentialRotation) await(ctx context.Context) (string, error) {
 		case err == nil && len(late) == 0:
 			return fmt.Sprintf("loaded by %d registry pods", pods), nil
 		case !time.Now().Before(end):
-			var lines []string
-			for _, pod := range slices.Sorted(maps.Keys(late)) {
-				lines = append(lines, fmt.Sprintf("%s: %s", c.Object("pod", pod), late[pod]))
-			}
 			return "", fmt.Errorf("%s is written, but not every registry pod has loaded it: %s; see the logs of these pods; "+
 				"restarting a pod loads it",
-				c.Object("Secret", c.secretName()), strings.Join(lines, "; "))
+				c.Object("Secret", c.secretName()), strings.Join(c.complaints(late), "; "))
 		}
 		if len(late) > 0 && time.Since(refreshed) >= refreshInterval {
 			refreshed = time.Now()

@@ -90,10 +90,7 @@ func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
 			if !open {
 				want = "close"
 			}
-			var complaints []string
-			for _, pod := range slices.Sorted(maps.Keys(wrong)) {
-				complaints = append(complaints, fmt.Sprintf("%s: %s", k.Object("pod", pod), wrong[pod]))
-			}
+			complaints := k.complaints(wrong)
 			if err != nil {
 				complaints = append(complaints, err.Error())
 			}

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,4 +69,13 @@ func (k *Keeper) refresh(ctx context.Context, pods []string) error {
 		}
 	}
 	return nil
+}
+
+// complaints formats what is wrong with pods, by name, for a message.
+func (k *Keeper) complaints(byPod map[string]string) []string {
+	var lines []string
+	for _, pod := range slices.Sorted(maps.Keys(byPod)) {
+		lines = append(lines, fmt.Sprintf("%s: %s", k.Object("pod", pod), byPod[pod]))
+	}
+	return lines
 }

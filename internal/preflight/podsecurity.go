@@ -47,22 +47,23 @@ func (i *Inspection) LabelNamespace(ctx context.Context) (string, error) {
 	if err := i.patchNamespace(ctx, namespace, levelPrivileged, before); err != nil {
 		return "", err
 	}
-	for deadline := time.Now().Add(labelTime); violation != ""; {
-		if violation, err = i.podSecurityViolation(ctx); err != nil {
+	for deadline := time.Now().Add(labelTime); ; {
+		violation, err := i.podSecurityViolation(ctx)
+		if err != nil {
 			return "", err
 		}
-		if violation != "" && time.Now().After(deadline) {
+		if violation == "" {
+			return fmt.Sprintf("namespace %s has %s=%s, before %q", name, labelEnforce, levelPrivileged, before), nil
+		}
+		if time.Now().After(deadline) {
 			return "", exitcode.Refuse(
 				"namespace %s has the label %s=%s now, and Pod Security still rejects pods of the release: %s", name, labelEnforce,
 				levelPrivileged, violation)
 		}
-		if violation != "" {
-			if err := release.Sleep(ctx, release.PollInterval); err != nil {
-				return "", err
-			}
+		if err := release.Sleep(ctx, release.PollInterval); err != nil {
+			return "", err
 		}
 	}
-	return fmt.Sprintf("namespace %s has %s=%s, before %q", name, labelEnforce, levelPrivileged, before), nil
 }
 
 // podSecurityViolation returns the first Pod Security violation of a pod that runs on nodes, or ""

@@ -32,49 +32,37 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 		return nil, fmt.Errorf("listing the Services of all namespaces: %w", err)
 	}
 	findings = append(findings, i.ipFamily(list.Items)...)
-	users := i.portUsers(list.Items)
-	for _, user := range users {
-		if user.own {
+	used := false
+	for _, s := range list.Items {
+		if !i.takesPort(s) {
+			continue
+		}
+		used = true
+		if s.Namespace == i.Settings.Namespace && s.Name == i.Settings.Name+names.SuffixNodePort &&
+			s.Labels[names.LabelInstance] == i.Settings.Release {
 			continue
 		}
 		findings = append(findings, Finding{Check: checkPort, Severity: Blocker,
-			Object: fmt.Sprintf("Service %s/%s", user.namespace, user.name),
+			Object: fmt.Sprintf("Service %s/%s", s.Namespace, s.Name),
 			Cause:  fmt.Sprintf("it uses node port %d, the port of the registry", i.Settings.Port),
 			Remedy: fmt.Sprintf("give it another (kubectl --namespace %s edit service %s), or the registry: --set port=PORT",
-				user.namespace, user.name)})
+				s.Namespace, s.Name)})
 	}
-	if len(users) == 0 && i.Settings.Mode == state.ModeNodePort {
-		found, err := i.tryService(ctx)
-		if err != nil {
-			return nil, err
-		}
-		findings = append(findings, found...)
+	if used || i.Settings.Mode != state.ModeNodePort {
+		return findings, nil
 	}
-	return findings, nil
+	found, err := i.tryService(ctx)
+	return append(findings, found...), err
 }
 
-// portUser is a Service that uses the registry's port as a node port.
-type portUser struct {
-	namespace, name string
-	own             bool
-}
-
-func (i *Inspection) portUsers(services []corev1.Service) []portUser {
-	var users []portUser
-	for _, s := range services {
-		taken := int(s.Spec.HealthCheckNodePort) == i.Settings.Port
-		for _, p := range s.Spec.Ports {
+// takesPort reports whether a Service uses the registry's port as a node port.
+func (i *Inspection) takesPort(s corev1.Service) bool {
+	return int(s.Spec.HealthCheckNodePort) == i.Settings.Port ||
+		slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool {
 			// A node port number is shared by all protocols, but only TCP conflicts with a proxy.
 			other := i.Settings.Mode == state.ModeProxy && p.Protocol != "" && p.Protocol != corev1.ProtocolTCP
-			taken = taken || int(p.NodePort) == i.Settings.Port && !other
-		}
-		if taken {
-			own := s.Namespace == i.Settings.Namespace && s.Name == i.Settings.Name+names.SuffixNodePort &&
-				s.Labels[names.LabelInstance] == i.Settings.Release
-			users = append(users, portUser{s.Namespace, s.Name, own})
-		}
-	}
-	return users
+			return int(p.NodePort) == i.Settings.Port && !other
+		})
 }
 
 // tryService creates the NodePort Service with a dry run, to see whether the API server accepts it.
