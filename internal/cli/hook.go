@@ -104,9 +104,8 @@ func parseJob(args []string) (settings.Settings, error) {
 		return settings.Settings{}, fmt.Errorf("no Job of the chart has the arguments %q", args)
 	}
 	if err := cmd.ParseFlags(args[1:]); err != nil {
-		return settings.Settings{},
-			fmt.Errorf("the chart gives %s an argument that this init-hook does not know: use the chart of its own release: %w",
-				args[0], err)
+		return settings.Settings{}, fmt.Errorf("the chart passes %s an argument that this init-hook does not support: "+
+			"use the chart of the same version: %w", args[0], err)
 	}
 	if err := cmd.ValidateArgs(cmd.Flags().Args()); err != nil {
 		return settings.Settings{}, err

@@ -133,7 +133,7 @@ about to use; that process downloads it again. Downloads in progress are kept.`,
 		},
 	}
 	sizeFlag(cmd.Flags(), &f.prune.MaxSize, "size", "", "prune down to this size")
-	ageFlag(cmd.Flags(), &f.prune.OlderThan, "older-than", "remove what was not used for this long")
+	ageFlag(cmd.Flags(), &f.prune.OlderThan, "older-than", "remove blobs not used for this long")
 	cmd.Flags().BoolVar(&f.prune.All, "all", false, "remove everything")
 	cmd.Flags().BoolVar(&f.prune.DryRun, "dry-run", false, "only show what would be removed")
 	f.cacheDirFlag(cmd)

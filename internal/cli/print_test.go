@@ -253,7 +253,7 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 	}{
 		"nothing":         {nil, "no Job"},
 		"another command": {[]string{"cleanup"}, "no Job"},
-		"an unknown flag": {[]string{"prepare", "--colour=red"}, "use the chart of its own release"},
+		"an unknown flag": {[]string{"prepare", "--colour=red"}, "use the chart of the same version"},
 		"no settings":     {[]string{"prepare"}, "invalid --settings: decoding settings: EOF"},
 		"an unknown setting": {[]string{"prepare", `--settings={"colour":"red"}`},
 			`invalid --settings: decoding settings: json: unknown field "colour"`},

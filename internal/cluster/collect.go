@@ -14,7 +14,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// maxErrorBody is how many bytes of a refusal are quoted.
+// maxErrorBody limits how many bytes of an error response are quoted.
 const maxErrorBody = 64 << 10
 
 // Collect asks the registry to collect garbage and passes each event to handle. An error that the
@@ -40,7 +40,7 @@ func Collect(
 		return errors.New("the registry's release does not support garbage collection: upgrade it with init-hook install")
 	default:
 		body, _ := io.ReadAll(io.LimitReader(response.Body, maxErrorBody)) // the status is enough
-		return fmt.Errorf("the registry answers %s: %s", response.Status, strings.TrimSpace(string(body)))
+		return fmt.Errorf("the registry responded %s: %s", response.Status, strings.TrimSpace(string(body)))
 	}
 	events := json.NewDecoder(response.Body)
 	for {

@@ -66,7 +66,7 @@ func (r *run) readRelease() error {
 	r.last = history[len(history)-1]
 	if name := r.last.Chart.Name(); name != names.Chart {
 		return exitcode.Refuse(
-			"release %s in namespace %s is of the chart %s, not of %s: choose another name with --release or another "+
+			"release %s in namespace %s belongs to the chart %s, not to %s: choose another name with --release or another "+
 				"namespace with --namespace", o.Release, o.Namespace, name, names.Chart)
 	}
 	switch r.last.Info.Status {
@@ -225,7 +225,7 @@ func jobArguments(rel *release.Release, step string) ([]string, error) {
 		}
 	}
 	return nil, fmt.Errorf("the chart renders no Job that runs init-hook %s: "+
-		"use the chart of this init-hook's own release", step)
+		"use the chart of the same version as init-hook", step)
 }
 
 // secretData returns the data of a Secret in a rendered manifest.
@@ -244,7 +244,7 @@ func secretData(manifest, name string) (map[string][]byte, error) {
 		return data, nil
 	}
 	return nil, fmt.Errorf("the chart renders no valid Secret %s, which its Jobs need to configure nodes: "+
-		"use the chart of this init-hook's own release", name)
+		"use the chart of the same version as init-hook", name)
 }
 
 // explainHelm adds to an error of Helm what it was doing and what to do about it.

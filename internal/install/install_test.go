@@ -528,7 +528,7 @@ func TestWhatCannotBeContinuedIsRefusedWithTheNextStep(t *testing.T) {
 			b.mustRun()
 			b.last().Chart.Metadata.Name = "nginx"
 			b.Options.Chart = testChart("zarf-registry")
-		}, "is of the chart nginx"},
+		}, "belongs to the chart nginx"},
 		"another chart": {[]runtime.Object{namespace()}, func(b *bench) {
 			b.Options.Chart = testChart("nginx")
 		}, "use helm for others"},

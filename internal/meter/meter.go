@@ -1,3 +1,4 @@
+// Package meter displays the progress of image transfers on a terminal or in a log.
 package meter
 
 import (
@@ -14,25 +15,22 @@ import (
 )
 
 const (
-	// barWidth is how many characters the bar itself has.
+	// barWidth is the number of characters inside the bar.
 	barWidth = 20
-	// barPause is between two redraws of the bar: more often is not seen.
+	// barPause is the minimum time between redraws of the bar. Faster changes are not visible.
 	barPause = 100 * time.Millisecond
-	// linePause is between two lines about the run where there is no terminal.
+	// linePause is the minimum time between progress lines without a terminal.
 	linePause = 10 * time.Second
-	// rateSpan is the time that the rate is averaged over, roughly: long enough to
-	// be readable, and short enough to show a link that got slow.
+	// rateSpan is roughly the time over which the rate is averaged: long enough to be readable, and short
+	// enough to show a link that became slow.
 	rateSpan = 3 * time.Second
-	// maxLeft is the longest time left that is told: what takes longer is not known
-	// that well.
+	// maxLeft is the longest remaining time that is shown. Longer estimates are not reliable.
 	maxLeft = 100 * time.Hour
 )
 
-// Meter shows people how far a run over images is: one bar for all of it with
-// images, bytes, rate and time left on a terminal, a line now and then elsewhere,
-// and a line for each image that is done. It is also an [io.Writer] for the log
-// lines of the same terminal, which then stand above the bar. Its methods may be
-// called concurrently.
+// Meter shows the progress of a run over images: on a terminal, one bar with images, bytes, rate and
+// remaining time; otherwise, a line every few seconds; and a line for each completed image. It is also an
+// [io.Writer] for log lines on the same terminal, which appear above the bar. It is safe for concurrent use.
 type Meter struct {
 	w        io.Writer
 	terminal bool
@@ -45,13 +43,13 @@ type Meter struct {
 	rate  float64   // bytes per second, 0 while not known
 	moved time.Time // when rate was computed
 	shown time.Time
-	drawn bool // there is a bar in the terminal's line
+	drawn bool // the terminal's current line has a bar
 
-	images                  int // that are done
+	images                  int // completed
 	sent, received, skipped int64
 }
 
-// New returns a meter that writes to w, which is a terminal or not.
+// New returns a meter that writes to w, which may be a terminal.
 func New(w io.Writer) *Meter {
 	m := &Meter{w: w, now: time.Now}
 	if file, ok := w.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
@@ -67,7 +65,7 @@ func New(w io.Writer) *Meter {
 	return m
 }
 
-// Update shows progress. It is made for a run's options.
+// Update shows progress. It has the signature of [images.Options.Progress].
 func (m *Meter) Update(p images.Progress) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -97,7 +95,7 @@ func (m *Meter) Update(p images.Progress) {
 	fmt.Fprint(m.w, m.bar(p, m.width()-1))
 }
 
-// Done shows that an image is where it should be.
+// Done shows the result of a completed image.
 func (m *Meter) Done(r images.Result) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -114,7 +112,7 @@ func (m *Meter) Done(r images.Result) {
 	}
 }
 
-// End clears the bar and, after several images, sums up.
+// End clears the bar and, after several images, prints a summary.
 func (m *Meter) End() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -125,7 +123,7 @@ func (m *Meter) End() {
 	}
 }
 
-// Write writes lines where the bar was; the next [Meter.Update] draws it anew.
+// Write replaces the bar with lines; the next [Meter.Update] draws it again.
 func (m *Meter) Write(lines []byte) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,13 +133,13 @@ func (m *Meter) Write(lines []byte) (int, error) {
 
 func (m *Meter) erase() {
 	if m.drawn {
-		// To the line's beginning, and clear what is right of it.
+		// Move to the start of the line and clear it.
 		fmt.Fprint(m.w, "\r\x1b[K")
 		m.drawn = false
 	}
 }
 
-// over clears the bar, to be drawn again as soon as there is something to tell.
+// over clears the bar. The next update draws it again without a pause.
 func (m *Meter) over() {
 	if m.drawn {
 		m.erase()
@@ -149,7 +147,7 @@ func (m *Meter) over() {
 	}
 }
 
-// measure computes the rate, in which what is older counts less and less.
+// measure updates the rate, a moving average in which older values count less.
 func (m *Meter) measure(p images.Progress, now time.Time) {
 	passed := now.Sub(m.moved)
 	if passed <= 0 {
@@ -164,8 +162,8 @@ func (m *Meter) measure(p images.Progress, now time.Time) {
 	m.last, m.moved = p, now
 }
 
-// bar draws what was transferred as =, and what was there, before it, as -. What
-// does not fit into width is cut from the right, where the least important is.
+// bar draws skipped bytes as - and then transferred ones as =. It cuts the line at width; the least
+// important part is on the right.
 func (m *Meter) bar(p images.Progress, width int) string {
 	share := func(part int64) int {
 		if p.Total <= 0 {
@@ -207,7 +205,7 @@ func (m *Meter) figures(p images.Progress) string {
 	return s
 }
 
-// moved says what became of an image's bytes.
+// moved formats an image's transferred and skipped bytes.
 func moved(sent, received, skipped int64) string {
 	var parts []string
 	for _, part := range []struct {
@@ -224,8 +222,8 @@ func moved(sent, received, skipped int64) string {
 	return strings.Join(parts, ", ")
 }
 
-// among says what a line in a log is about: all images, or so many of them. A run
-// over something else has none.
+// imageCount returns the beginning of a line: the number of images after part, or "" if the run is not
+// over images.
 func imageCount(part string, p images.Progress) string {
 	if p.Images == 0 {
 		return ""
@@ -240,8 +238,7 @@ func formatImageCount(images int) string {
 	return fmt.Sprintf("%d images", images)
 }
 
-// FormatBytes writes a number of bytes as people read it, in powers of ten:
-// 12.3 MB.
+// FormatBytes formats a number of bytes with a decimal unit, such as 12.3 MB.
 func FormatBytes(n int64) string {
 	if n < 1000 {
 		return fmt.Sprintf("%d B", n)
