@@ -88,6 +88,9 @@ func connect(ctx context.Context, at endpoint) (*Client, error) {
 // Close closes idle connections.
 func (c *Client) Close() error { return c.api.Close() }
 
+// Host returns the engine's address as a URL, such as unix:///var/run/docker.sock.
+func (c *Client) Host() string { return c.host }
+
 // Save requests one save stream of all images and passes it to read, which need not read to its end.
 // References are parsed as docker does: a name without a tag has the tag latest (never all tags, as
 // with docker save), and IDs may be shortened. If the engine lacks images, the error lists all of
