@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"golang.org/x/crypto/bcrypt"
 	corev1 "k8s.io/api/core/v1"
@@ -387,9 +386,9 @@ func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
 			[]string{"HOST[:PORT][/PATH]"}},
 		"no PKI settings": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.PKI = state.PKI{} },
 			[]string{`invalid certificate settings: unknown mode ""`}},
-		"certificate lifetime too short": {[]runtime.Object{node("n1")},
-			func(o *settings.Settings) { o.PKI.LeafLifetime = state.Duration(time.Minute) },
-			[]string{"certificate lifetime 1m0s is too short: want at least 6m0s"}},
+		"no certificate lifetime": {[]runtime.Object{node("n1")},
+			func(o *settings.Settings) { o.PKI.LeafLifetime = 0 },
+			[]string{"certificate lifetime 0s must be positive"}},
 		"existing Secrets without names": {[]runtime.Object{node("n1")},
 			func(o *settings.Settings) { o.PKI.Mode = state.PKIExistingSecret },
 			[]string{"existing Secrets must be set in mode existingSecret, and only there"}},
