@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-func TestItPreparesTheClusterIsReadyAndStopsWithItsInput(t *testing.T) {
+func TestRunPreparesTheClusterAndStopsWithStdin(t *testing.T) {
 	server := newServer(t)
 	stdin, parent := io.Pipe()
 	stdout, out := io.Pipe()
@@ -53,7 +53,7 @@ func TestItPreparesTheClusterIsReadyAndStopsWithItsInput(t *testing.T) {
 
 	parent.Close()
 	if err := <-ended; err != nil {
-		t.Errorf("the end of its input is an error: %v", err)
+		t.Errorf("the end of stdin is an error: %v", err)
 	}
 }
 

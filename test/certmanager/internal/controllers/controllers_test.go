@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-func TestEveryNamedControllerCanBeBuilt(t *testing.T) {
+func TestBuildCreatesAllNamedControllers(t *testing.T) {
 	factory, err := newFactory(t.Context(), Options{Kubeconfig: emptyServer(t), Namespace: "cert-manager"})
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestEveryNamedControllerCanBeBuilt(t *testing.T) {
 	}
 }
 
-func TestRunSaysWhichResourcesItCouldNotList(t *testing.T) {
+func TestRunNamesResourcesItCannotList(t *testing.T) {
 	o := Options{Kubeconfig: emptyServer(t), Namespace: "cert-manager", SyncTimeout: 100 * time.Millisecond}
 	err := Run(t.Context(), o, func() { t.Error("ready, but nothing was listed") })
 	if err == nil {
@@ -39,7 +39,7 @@ func TestRunSaysWhichResourcesItCouldNotList(t *testing.T) {
 	}
 }
 
-func TestRunRefusesAKubeconfigThatIsNotThere(t *testing.T) {
+func TestRunRejectsMissingKubeconfig(t *testing.T) {
 	if err := Run(t.Context(), Options{Kubeconfig: "/does/not/exist"}, func() {}); err == nil ||
 		!strings.Contains(err.Error(), "/does/not/exist") {
 		t.Errorf("Run() = %v, want an error with the path", err)

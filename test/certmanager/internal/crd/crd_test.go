@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-func TestModuleHasTheCRDOfEachKindThatTheControllersUse(t *testing.T) {
+func TestModuleHasCRDsOfAllControllers(t *testing.T) {
 	dir, err := ModuleDir(t.Context(), builtFrom(t))
 	if err != nil {
 		t.Fatal(err)
@@ -44,16 +44,16 @@ func TestModuleHasTheCRDOfEachKindThatTheControllersUse(t *testing.T) {
 	}
 }
 
-func TestModuleDirRefuses(t *testing.T) {
+func TestModuleDirRejects(t *testing.T) {
 	for name, test := range map[string]struct {
 		dep  debug.Module
 		want string
 	}{
 		"a program without cert-manager": {debug.Module{Path: "example.com/other", Version: "v1.0.0"},
 			"does not name the version"},
-		"a module from elsewhere": {debug.Module{Path: module, Version: "v1.0.0",
+		"a replaced module": {debug.Module{Path: module, Version: "v1.0.0",
 			Replace: &debug.Module{Path: "../mine"}}, "does not name the version"},
-		"a version that is not in the cache": {debug.Module{Path: module, Version: "v0.0.0-not-there"}, "v0.0.0-not-there"},
+		"a version missing in the cache": {debug.Module{Path: module, Version: "v0.0.0-not-there"}, "v0.0.0-not-there"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ModuleDir(t.Context(), &debug.BuildInfo{Deps: []*debug.Module{&test.dep}})
@@ -64,16 +64,16 @@ func TestModuleDirRefuses(t *testing.T) {
 	}
 }
 
-func TestReadRefuses(t *testing.T) {
+func TestReadRejects(t *testing.T) {
 	for name, test := range map[string]struct {
 		files map[string]string
 		want  string
 	}{
-		"a folder without CRDs":       {map[string]string{"README.md": "text"}, "no *.yaml"},
-		"a file that is not YAML":     {map[string]string{"a.yaml": "a: b: c"}, "parsing"},
-		"an object of another kind":   {map[string]string{"a.yaml": "kind: Secret\nmetadata: {name: a}"}, `kind "Secret"`},
-		"a CRD without a name":        {map[string]string{"a.yaml": "kind: CustomResourceDefinition"}, `holds ""`},
-		"a file that holds no object": {map[string]string{"a.yaml": "# nothing"}, `kind ""`},
+		"a folder without CRDs":     {map[string]string{"README.md": "text"}, "no *.yaml"},
+		"invalid YAML":              {map[string]string{"a.yaml": "a: b: c"}, "parsing"},
+		"an object of another kind": {map[string]string{"a.yaml": "kind: Secret\nmetadata: {name: a}"}, `kind "Secret"`},
+		"a CRD without a name":      {map[string]string{"a.yaml": "kind: CustomResourceDefinition"}, `holds ""`},
+		"a file without an object":  {map[string]string{"a.yaml": "# nothing"}, `kind ""`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -94,9 +94,9 @@ func TestEstablished(t *testing.T) {
 		conditions []any
 		want       bool
 	}{
-		"a new CRD has no conditions":         {nil, false},
-		"names are accepted first":            {[]any{condition("NamesAccepted", "True")}, false},
-		"the condition is there and is false": {[]any{condition("Established", "False")}, false},
+		"a new CRD has no conditions": {nil, false},
+		"names are accepted first":    {[]any{condition("NamesAccepted", "True")}, false},
+		"the condition is false":      {[]any{condition("Established", "False")}, false},
 		"the CRD is served": {[]any{condition("NamesAccepted", "True"), condition("Established", "True")},
 			true},
 	} {
@@ -113,7 +113,7 @@ func condition(typ, status string) map[string]any {
 	return map[string]any{"type": typ, "status": status}
 }
 
-// builtFrom returns build information that names a module, as that of a test does not.
+// builtFrom returns build information with a module; that of a test binary has none.
 func builtFrom(t *testing.T) *debug.BuildInfo {
 	t.Helper()
 	version, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Version}}", module).Output()

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func TestEveryChangeOfARecipeHasAKeyOfItsOwn(t *testing.T) {
+func TestRecipeKeyDependsOnEveryField(t *testing.T) {
 	base := Recipe{Name: "x", Module: "example.com/x", Version: "v1.0.0",
 		Programs: map[string]string{"x": "example.com/x"}}
 	keys := map[string]string{base.Key(): "unchanged"}
@@ -36,7 +36,7 @@ func TestEveryChangeOfARecipeHasAKeyOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestAClusterHasAllItsPrograms(t *testing.T) {
+func TestClusterRecipesBuildAllPrograms(t *testing.T) {
 	var got []string
 	for _, r := range ClusterRecipes() {
 		got = append(got, r.ProgramNames()...)
@@ -47,12 +47,12 @@ func TestAClusterHasAllItsPrograms(t *testing.T) {
 		"coredns", "kube-router", "helm", "pause",
 	} {
 		if !slices.Contains(got, want) {
-			t.Errorf("%s is built by no recipe", want)
+			t.Errorf("no recipe builds %s", want)
 		}
 	}
 	slices.Sort(got)
 	if unique := slices.Compact(slices.Clone(got)); len(unique) != len(got) {
-		t.Errorf("a program is built twice: %v", got)
+		t.Errorf("two recipes build the same program: %v", got)
 	}
 }
 
@@ -62,7 +62,7 @@ func TestToolsArePinned(t *testing.T) {
 			t.Errorf("%s: version %q", name, recipe.Version)
 		}
 		if _, ok := recipe.Programs[name]; !ok {
-			t.Errorf("%s: its recipe makes %v", name, recipe.ProgramNames())
+			t.Errorf("%s: the recipe builds %v", name, recipe.ProgramNames())
 		}
 	}
 	for _, name := range []string{"helm", "kubectl"} {
@@ -71,11 +71,11 @@ func TestToolsArePinned(t *testing.T) {
 		}
 	}
 	if _, err := Tool("socat"); err == nil || !strings.Contains(err.Error(), "golangci-lint") {
-		t.Errorf("an unknown tool must be answered with the known ones: %v", err)
+		t.Errorf("the error for an unknown tool does not list the known ones: %v", err)
 	}
 }
 
-func TestStagingModulesAreThoseReplacedByDirectories(t *testing.T) {
+func TestLocalReplacements(t *testing.T) {
 	const gomod = `module k8s.io/kubernetes
 
 replace example.com/one => ./staging/one
@@ -95,7 +95,7 @@ replace (
 func testCache(t *testing.T) (*Cache, Recipe) {
 	t.Helper()
 	if !needsGCC[0].met() || !needsGCC[1].met() {
-		t.Skip("SKIPPED: there is no C compiler to build with")
+		t.Skip("SKIPPED: no C compiler")
 	}
 	t.Setenv(CacheVariable, t.TempDir())
 	cache, err := OpenCache(t.Logf)
@@ -106,13 +106,13 @@ func testCache(t *testing.T) (*Cache, Recipe) {
 		Programs: map[string]string{"true": ""}}
 }
 
-func TestWhatIsBuiltIsNotBuiltAgain(t *testing.T) {
+func TestEnsureReusesTheCache(t *testing.T) {
 	cache, recipe := testCache(t)
 	for range 2 {
 		if err := cache.Ensure(context.Background(), recipe); err != nil {
 			t.Fatal(err)
 		}
-		// The second time, building would fail.
+		// A second build would fail.
 		t.Setenv("PATH", "/nowhere")
 	}
 	if info, err := os.Stat(cache.Program(recipe, "true")); err != nil || info.Mode()&0o111 == 0 {
@@ -120,23 +120,23 @@ func TestWhatIsBuiltIsNotBuiltAgain(t *testing.T) {
 	}
 }
 
-func TestAFailedBuildLeavesNothingThatLooksFinished(t *testing.T) {
+func TestFailedBuildIsNotCached(t *testing.T) {
 	cache, recipe := testCache(t)
 	broken := recipe
 	broken.C = "this is not C"
 	err := cache.Ensure(context.Background(), broken)
 	if err == nil || !strings.Contains(err.Error(), "not C") {
-		t.Fatalf("the error must show the compiler's words: %v", err)
+		t.Fatalf("the error lacks the compiler's output: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(cache.dir, broken.Key())); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("it looks finished: %v", err)
+		t.Errorf("the failed build is in the cache: %v", err)
 	}
 	if err := cache.Ensure(context.Background(), recipe); err != nil {
-		t.Errorf("after it was put right: %v", err)
+		t.Errorf("after the source was corrected: %v", err)
 	}
 }
 
-func TestTwoBuildersDoNotCollide(t *testing.T) {
+func TestConcurrentBuilds(t *testing.T) {
 	cache, recipe := testCache(t)
 	var wait sync.WaitGroup
 	for range 4 {

@@ -74,7 +74,7 @@ func (c *Cache) Ensure(ctx context.Context, r Recipe) error {
 		return fmt.Errorf("building %s %s: %w", r.Name, r.Version, err)
 	}
 	if err := os.Rename(work, final); err != nil {
-		return fmt.Errorf("keeping the build of %s: %w", r.Name, err)
+		return fmt.Errorf("storing the build of %s: %w", r.Name, err)
 	}
 	c.log("%s %s: built in %s", r.Name, r.Version, time.Since(start).Round(time.Second))
 	return nil
@@ -99,7 +99,7 @@ func complete(dir string) bool {
 func (c *Cache) lock(ctx context.Context, r Recipe) (unlock func(), err error) {
 	dir := filepath.Join(c.dir, "work")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("making the cache: %w; set %s to a directory that can be written", err, CacheVariable)
+		return nil, fmt.Errorf("creating the cache: %w; set %s to a writable directory", err, CacheVariable)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, r.Key()+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -115,7 +115,7 @@ func (c *Cache) lock(ctx context.Context, r Recipe) (unlock func(), err error) {
 			return nil, fmt.Errorf("locking the build of %s: %w", r.Name, err)
 		}
 		if !told {
-			c.log("%s %s: another process is building it, waiting", r.Name, r.Version)
+			c.log("%s %s: waiting for another process that builds it", r.Name, r.Version)
 		}
 		select {
 		case <-ctx.Done():

@@ -168,8 +168,8 @@ func localReplacements(gomod string) []string {
 	return modules
 }
 
-// run runs a build tool, writes its output to a log file in the cache, and reports progress now and
-// then. An error includes the end of the log.
+// run runs a build tool, writes its output to a log file in the cache, and reports progress
+// periodically. An error includes the end of the log.
 func (c *Cache) run(ctx context.Context, r Recipe, dir string, env []string, name string, args ...string) error {
 	logPath := filepath.Join(c.dir, "work", r.Key()+".log")
 	logFile, err := os.Create(logPath)

@@ -1,12 +1,10 @@
-// Package build makes the programs that a cluster is made of, and the pinned
-// tools of this repository, from the Go module proxy and Debian packages.
+// Package build builds the components of a cluster and the pinned tools of this repository from the
+// Go module proxy and Debian packages.
 //
-// Each recipe names one Go module at one version and the commands to build from
-// it. Its result stands in a directory of the cache whose name has the version
-// and a hash of the recipe, so changing a recipe builds that one anew and
-// nothing else. The package does not choose versions by itself, does not
-// download binaries, and never writes outside the cache (but for Debian
-// packages, which apt-get installs).
+// Each recipe names a Go module, its version and the programs to build from it. The result is a
+// directory in the cache whose name contains the version and a hash of the recipe, so changing a
+// recipe rebuilds only that recipe. The package downloads no binaries and, except for Debian
+// packages that apt-get installs, writes only to the cache.
 package build
 
 import (

@@ -10,9 +10,9 @@ func newBuild(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "build",
 		Short: "Build all components of a cluster into the cache",
-		Long: `Build everything a cluster consists of: Kubernetes, etcd, containerd, runc, the CNI
-plugins, CoreDNS, kube-router, and helm and crictl for the tests. It takes about
-ten minutes on two cores, once. "up" does it too, if it is needed.
+		Long: `Build all components of a cluster: Kubernetes, etcd, containerd, runc, the CNI
+plugins, CoreDNS, kube-router, and helm and crictl for the tests. The first build
+takes about ten minutes on two cores. "up" builds missing components too.
 
 The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.CacheVariable + ` names.`,
 		Example: "  testcluster build",
@@ -25,7 +25,7 @@ The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.Cach
 			if err := cache.EnsureAll(cmd.Context(), build.ClusterRecipes()); err != nil {
 				return err
 			}
-			a.log("everything is built")
+			a.log("all components are built")
 			return nil
 		},
 	}

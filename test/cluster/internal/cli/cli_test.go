@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func TestEveryCommandExplainsItself(t *testing.T) {
+func TestEveryCommandHasHelp(t *testing.T) {
 	commands := newRoot().Commands()
 	if len(commands) == 0 {
 		t.Fatal("no commands")
@@ -18,12 +18,12 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 			continue
 		}
 		if cmd.Short == "" || !strings.Contains(cmd.Example, "testcluster "+cmd.Name()) {
-			t.Errorf("%s: its help has no description, or no example of itself", cmd.Name())
+			t.Errorf("%s: help lacks a description or an example", cmd.Name())
 		}
 	}
 }
 
-func TestExamplesAreRealCommands(t *testing.T) {
+func TestExamplesParse(t *testing.T) {
 	checked := 0
 	var check func(*cobra.Command)
 	check = func(cmd *cobra.Command) {
@@ -38,7 +38,7 @@ func TestExamplesAreRealCommands(t *testing.T) {
 				t.Errorf("%s: %v", line, err)
 				continue
 			}
-			if target.Name() != "tool" { // what follows it there is another command's
+			if target.Name() != "tool" { // the rest belongs to another command
 				if err := target.ParseFlags(rest); err != nil {
 					t.Errorf("%s: %v", line, err)
 				}
@@ -51,11 +51,11 @@ func TestExamplesAreRealCommands(t *testing.T) {
 	}
 	check(newRoot())
 	if checked < 10 {
-		t.Errorf("only %d examples were found", checked)
+		t.Errorf("found only %d examples", checked)
 	}
 }
 
-func TestArgumentsOfExec(t *testing.T) {
+func TestSplitExec(t *testing.T) {
 	for args, want := range map[string]string{
 		"n1 -- ctr images ls": "n1|ctr images ls",
 		"n1 ctr images ls -q": "n1|ctr images ls -q",
@@ -77,7 +77,7 @@ func TestArgumentsOfExec(t *testing.T) {
 	}
 }
 
-func TestWrongUseIsRefused(t *testing.T) {
+func TestInvalidUsageIsRejected(t *testing.T) {
 	for _, args := range [][]string{
 		{"nonsense"},
 		{"up", "extra"},

@@ -15,7 +15,7 @@ import (
 func newKubeconfig(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "kubeconfig",
-		Short:   "Print the path of the kubeconfig, which works on this machine",
+		Short:   "Print the path of a kubeconfig for use on this machine",
 		Example: "  export KUBECONFIG=$(testcluster kubeconfig)",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -43,10 +43,10 @@ func newLogs(a *app) *cobra.Command {
 			}
 			if len(args) == 1 {
 				if strings.Contains(args[0], "/") {
-					return fmt.Errorf("component %q: give a name as testcluster logs lists them", args[0])
+					return fmt.Errorf("invalid component %q: testcluster logs lists the names", args[0])
 				}
 				if err := copyFile(cmd.OutOrStdout(), filepath.Join(c.LogDir(), args[0]+".log")); err != nil {
-					return fmt.Errorf("the log of %s: %w; testcluster logs lists them", args[0], err)
+					return fmt.Errorf("opening the log of %s: %w; testcluster logs lists all logs", args[0], err)
 				}
 				return nil
 			}
@@ -68,7 +68,7 @@ func newKill(a *app) *cobra.Command {
 }
 
 func newPause(a *app) *cobra.Command {
-	return a.onComponent("pause", "Freeze a component: its connections stay open and nothing answers",
+	return a.onComponent("pause", "Freeze a component: connections stay open without a response",
 		func(_ context.Context, c *cluster.Cluster, id string) error { return c.Pause(id) })
 }
 

@@ -12,7 +12,7 @@ import (
 // newInternal returns the commands that run as processes of a cluster.
 func newInternal() *cobra.Command {
 	parent := &cobra.Command{Use: "internal", Hidden: true,
-		Short: "Commands that run as parts of a cluster, not for users"}
+		Short: "Internal commands of a running cluster"}
 	parent.AddCommand(internalEnter(), internalHold(), internalMounts(), internalForward(), internalProvision())
 	return parent
 }
@@ -27,7 +27,7 @@ func internalEnter() *cobra.Command {
 	cmd.Flags().StringVar(&entry.Cgroup, "cgroup", "", "cgroup to join")
 	cmd.Flags().StringVar(&entry.Netns, "netns", "", "network namespace to enter")
 	cmd.Flags().StringVar(&entry.Mount, "mount", "",
-		"process (a directory in /proc) whose mount and host name namespaces to enter")
+		"/proc directory of the process whose mount and UTS namespaces to enter")
 	return cmd
 }
 
@@ -63,7 +63,7 @@ func internalForward() *cobra.Command {
 			return cluster.Forward(cmd.Context(), listen, netns, to)
 		},
 	}
-	cmd.Flags().StringVar(&listen, "listen", "", "address to listen at")
+	cmd.Flags().StringVar(&listen, "listen", "", "address to listen on")
 	cmd.Flags().StringVar(&netns, "netns", "", "network namespace to dial from")
 	cmd.Flags().StringVar(&to, "to", "", "address to dial")
 	return cmd
@@ -78,7 +78,7 @@ func internalProvision() *cobra.Command {
 			return cluster.Provision(cmd.Context(), kubeconfig, volumes, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 		},
 	}
-	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "how to reach the API server")
+	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig for the API server")
 	cmd.Flags().StringVar(&volumes, "volumes", "", "directory for volumes")
 	return cmd
 }

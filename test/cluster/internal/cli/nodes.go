@@ -13,7 +13,7 @@ import (
 func newExec(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec NODE -- COMMAND [ARG...]",
-		Short: "Run a command on a node, or beside the control plane (cp)",
+		Short: "Run a command on a node, or next to the control plane (cp)",
 		Long: `Run a command in the namespaces of a node. ctr and crictl find the node's containerd,
 kubectl the API server. "cp" stands for the control plane's network namespace.`,
 		Example: `  testcluster exec n1 -- ctr images ls
@@ -42,7 +42,7 @@ func splitExec(args []string) (node string, command []string, err error) {
 		args = slices.Delete(slices.Clone(args), 1, 2)
 	}
 	if len(args) < 2 {
-		return "", nil, errors.New("write: testcluster exec NODE -- COMMAND [ARG...]")
+		return "", nil, errors.New("usage: testcluster exec NODE -- COMMAND [ARG...]")
 	}
 	return args[0], args[1:], nil
 }
@@ -143,7 +143,7 @@ func (a *app) onNode(verb, short string, do func(context.Context, *cluster.Clust
 	return a.on("NODE", verb, short, "  testcluster "+verb+" n2", do)
 }
 
-// on returns a command for one part of the cluster, which its argument names.
+// on returns a command that acts on the node or component that its argument names.
 func (a *app) on(argument, verb, short, example string, do func(context.Context, *cluster.Cluster,
 	string) error) *cobra.Command {
 	return &cobra.Command{

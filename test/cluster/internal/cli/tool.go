@@ -14,7 +14,7 @@ func newTool(a *app) *cobra.Command {
 		Use:   "tool NAME",
 		Short: "Print the path of a pinned tool, building it first if needed",
 		Long: `Print the path of a tool in the version that this repository is tested with, building
-it into the cache first if needed. There are: ` + strings.Join(build.ToolNames(), ", ") + `.`,
+it into the cache first if needed. Available tools: ` + strings.Join(build.ToolNames(), ", ") + `.`,
 		Example: `  $(testcluster tool golangci-lint) run
   $(testcluster tool helm) lint --strict charts/zarf-registry`,
 		Args:      cobra.ExactArgs(1),

@@ -149,7 +149,7 @@ func enableControllers(dir string) error {
 	// the others.
 	if _, err := os.Stat(filepath.Join(dir, "cgroup.type")); err == nil {
 		if err := evacuate(dir); err != nil {
-			return fmt.Errorf("moving processes out of the way, from cgroup %s: %w", dir, err)
+			return fmt.Errorf("moving processes out of cgroup %s: %w", dir, err)
 		}
 	}
 	for controller := range strings.FieldsSeq(string(available)) {
@@ -272,9 +272,9 @@ func (c cgroups) thaw(path string) {
 // remove removes a cgroup and those below it, once their processes are gone.
 func (c cgroups) remove(path string) error {
 	// The kernel releases a cgroup shortly after its last process was reaped.
-	const patience = 5 * time.Second
+	const timeout = 5 * time.Second
 	var err error
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		err = nil
 		for _, mount := range c.all() {
 			err = errors.Join(err, removeTree(filepath.Join(mount, path)))

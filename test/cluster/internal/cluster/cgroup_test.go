@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-func TestTheCgroupVersionIsRecognised(t *testing.T) {
+func TestParseCgroups(t *testing.T) {
 	const rest = "22 27 0:21 / /proc rw - proc proc rw\n"
-	for sentence, c := range map[string]struct {
+	for name, c := range map[string]struct {
 		mountinfo        string
 		unified          bool
 		mounts, tracking string
@@ -27,18 +27,18 @@ func TestTheCgroupVersionIsRecognised(t *testing.T) {
 				"/sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n",
 			mounts: "/sys/fs/cgroup/cpu,cpuacct /sys/fs/cgroup/pids", tracking: "/sys/fs/cgroup/pids",
 		},
-		"both, where Kubernetes uses version 1": {
+		"hybrid, where Kubernetes uses version 1": {
 			mountinfo: "33 31 0:30 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n34 31 0:31 / /sys/fs/cgroup/systemd rw " +
 				"- cgroup cgroup rw,name=systemd\n35 31 0:32 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
 			mounts: "/sys/fs/cgroup/pids /sys/fs/cgroup/systemd", tracking: "/sys/fs/cgroup/pids /sys/fs/cgroup/systemd",
 			second: "/sys/fs/cgroup/unified",
 		},
-		"version 1 without the controller that counts": {
+		"version 1 without the pids controller": {
 			mountinfo: "32 31 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n", mounts: "/sys/fs/cgroup/memory",
 			tracking: "/sys/fs/cgroup/memory",
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			got := parseCgroups([]byte(rest + c.mountinfo))
 			if got.unified != c.unified || strings.Join(got.mounts, " ") != c.mounts ||
 				strings.Join(got.second, " ") != c.second || strings.Join(got.tracking(), " ") != c.tracking {
@@ -47,11 +47,11 @@ func TestTheCgroupVersionIsRecognised(t *testing.T) {
 		})
 	}
 	if got := parseCgroups([]byte(rest)); len(got.mounts) != 0 {
-		t.Errorf("on a machine without: %+v", got)
+		t.Errorf("without cgroups: %+v", got)
 	}
 }
 
-func TestMembershipOfACgroup(t *testing.T) {
+func TestInCgroup(t *testing.T) {
 	path := cgroupOf("a")
 	for content, want := range map[string]bool{
 		"0::/zarf-registry-test/a\n":                                   true,
@@ -69,16 +69,16 @@ func TestMembershipOfACgroup(t *testing.T) {
 	}
 }
 
-// TestTheLifeOfACgroup uses the machine's cgroup mounts, each version separately.
-func TestTheLifeOfACgroup(t *testing.T) {
+// TestCgroupLifecycle uses the machine's cgroup mounts, each version separately.
+func TestCgroupLifecycle(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: cgroups are root's; run it as root")
+		t.Skip("SKIPPED: managing cgroups requires root")
 	}
 	machine, err := findCgroups()
 	if err != nil {
 		t.Skipf("SKIPPED: %v", err)
 	}
-	kinds := map[string]cgroups{"as the machine has them": machine}
+	kinds := map[string]cgroups{"mounts of this machine": machine}
 	if len(machine.second) > 0 {
 		kinds["version 2 alone"] = cgroups{unified: true, mounts: machine.second[:1]}
 	}
@@ -95,12 +95,12 @@ func TestTheLifeOfACgroup(t *testing.T) {
 				}
 				for _, mount := range groups.all() {
 					if _, err := os.Stat(filepath.Join(mount, path)); !os.IsNotExist(err) {
-						t.Errorf("%s is left of it: %v", filepath.Join(mount, path), err)
+						t.Errorf("%s remains: %v", filepath.Join(mount, path), err)
 					}
 				}
 			}()
 			if err := groups.create(leaf); err != nil {
-				t.Errorf("making it again: %v", err)
+				t.Errorf("creating it again: %v", err)
 			}
 			cmd := exec.Command("sleep", "60")
 			if err := cmd.Start(); err != nil {
@@ -115,13 +115,13 @@ func TestTheLifeOfACgroup(t *testing.T) {
 				}
 			}
 			if got := groups.processes(path); !slices.Equal(got, []int{cmd.Process.Pid}) {
-				t.Errorf("its processes are %v, not %d", got, cmd.Process.Pid)
+				t.Errorf("processes are %v, want %d", got, cmd.Process.Pid)
 			}
 			groups.kill(path)
 			select {
 			case <-ended:
 			case <-time.After(5 * time.Second):
-				t.Error("its process was not killed")
+				t.Error("the process was not killed")
 			}
 		})
 	}

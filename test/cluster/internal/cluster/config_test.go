@@ -12,7 +12,7 @@ import (
 
 var families = []Family{IPv4, IPv6, DualStack}
 
-func TestTheKubeletIsConfiguredForItsNode(t *testing.T) {
+func TestKubeletConfig(t *testing.T) {
 	for _, family := range families {
 		t.Run(string(family), func(t *testing.T) {
 			c := testCluster(t, family)
@@ -55,7 +55,7 @@ func TestTheKubeletIsConfiguredForItsNode(t *testing.T) {
 	}
 }
 
-func TestPodsGetAddressesOfTheirNodesRange(t *testing.T) {
+func TestCNIConfigUsesTheNodesPodRanges(t *testing.T) {
 	for _, family := range families {
 		t.Run(string(family), func(t *testing.T) {
 			c := testCluster(t, family)
@@ -91,7 +91,7 @@ func TestPodsGetAddressesOfTheirNodesRange(t *testing.T) {
 	}
 }
 
-func TestContainerdUsesTheNodesPauseImage(t *testing.T) {
+func TestContainerdConfigUsesTheNodesPauseImage(t *testing.T) {
 	c := testCluster(t, IPv4)
 	config := c.containerdConfig(Node{Name: "n1", Index: 1, PauseImage: "example.com/pause:1"})
 	for _, want := range []string{`sandbox = "example.com/pause:1"`, `bin_dirs = ["` + c.path(binDir) + `"]`,
@@ -102,7 +102,7 @@ func TestContainerdUsesTheNodesPauseImage(t *testing.T) {
 	}
 }
 
-func TestTheAPIServerServesWhatThePlanSays(t *testing.T) {
+func TestAPIServerServiceRangeMatchesThePlan(t *testing.T) {
 	for family, want := range map[Family]string{IPv4: "10.96.0.0/16", IPv6: "fd96::/112",
 		DualStack: "10.96.0.0/16,fd96::/112"} {
 		args := strings.Join(testCluster(t, family).apiServer().Args, " ")
@@ -112,7 +112,7 @@ func TestTheAPIServerServesWhatThePlanSays(t *testing.T) {
 	}
 }
 
-func TestTheDNSHasAnEndpointForEachFamily(t *testing.T) {
+func TestDNSHasAnEndpointPerFamily(t *testing.T) {
 	for family, want := range map[Family]int{IPv4: 1, IPv6: 1, DualStack: 2} {
 		service, slices := testCluster(t, family).dnsObjects()
 		if len(slices) != want || len(service.Spec.ClusterIPs) != want ||
@@ -129,14 +129,14 @@ func TestTheDNSHasAnEndpointForEachFamily(t *testing.T) {
 		for _, slice := range slices {
 			for _, port := range slice.Ports {
 				if !names[*port.Name] {
-					t.Errorf("%s: endpoint port %s is none of the Service's", family, *port.Name)
+					t.Errorf("%s: the Service has no port %s", family, *port.Name)
 				}
 			}
 		}
 	}
 }
 
-func TestVariablesOfTheClusterWinOverTheUsers(t *testing.T) {
+func TestMergeEnvironment(t *testing.T) {
 	got := mergeEnvironment([]string{"PATH=/bin", "TERM=x", "KUBECONFIG=/mine"},
 		[]string{"PATH=/cluster", "KUBECONFIG=/its"})
 	if want := "TERM=x PATH=/cluster KUBECONFIG=/its"; strings.Join(got, " ") != want {
@@ -144,14 +144,14 @@ func TestVariablesOfTheClusterWinOverTheUsers(t *testing.T) {
 	}
 }
 
-func TestNamesOfNamespacesAreNotTheBeginningOfAnothers(t *testing.T) {
-	// Cluster "a" has a node "n1"; a cluster "a-n1" must not be mistaken for a part of it.
+func TestNetnsNamesAreNotPrefixesOfOtherClusters(t *testing.T) {
+	// Cluster "a-n1" must not be mistaken for node "n1" of cluster "a".
 	if strings.HasPrefix(netnsName("a-n1", controlPlaneName), netnsName("a", "")) {
-		t.Error("they would be removed together")
+		t.Error("removing cluster a would remove a namespace of cluster a-n1")
 	}
 }
 
-func TestArchiveImagesAreReadFromEitherKindOfIndex(t *testing.T) {
+func TestArchiveImages(t *testing.T) {
 	for file, content := range map[string]string{
 		"index.json": `{"manifests":[{"annotations":{"io.containerd.image.name":"example.com/a-b:1"}},` +
 			`{"annotations":{}}]}`,
@@ -174,6 +174,6 @@ func TestArchiveImagesAreReadFromEitherKindOfIndex(t *testing.T) {
 		}
 	}
 	if _, err := archiveImages(strings.NewReader("rubbish")); err == nil {
-		t.Error("rubbish was read as an archive")
+		t.Error("an invalid archive was accepted")
 	}
 }

@@ -21,8 +21,8 @@ const (
 	dnsReadyPort = "8181" // CoreDNS' own default
 )
 
-// startDNS starts CoreDNS beside the control plane, so that no node needs an image
-// for it. Pods find it through the Service kube-dns, which selects no pods.
+// startDNS starts CoreDNS next to the control plane, so that no node needs its image. Pods find it
+// through the Service kube-dns, which selects no pods.
 func (c *Cluster) startDNS(ctx context.Context, client kubernetes.Interface) error {
 	corefile := c.path(configDir, "Corefile")
 	if err := c.writeFiles(configDir, map[string][]byte{"Corefile": []byte(c.corefile())}); err != nil {

@@ -1,17 +1,15 @@
-// Package cluster makes, changes and removes a Kubernetes cluster of several
-// nodes on one Linux machine. The machine's kernel is shared; everything else that
-// tells nodes apart is done with namespaces:
+// Package cluster creates, changes and removes multi-node Kubernetes clusters on one Linux machine.
+// Nodes share the machine's kernel and are isolated by namespaces:
 //
-//   - the control plane has a network namespace; each node has a network, a mount
-//     and a host name namespace, the latter two held by a process called holder;
-//   - one bridge in the control plane's namespace joins them. Nothing leads out of
-//     it: no interface on the host, no route to the outside;
-//   - a forwarder on the host's loopback, which dials from inside the control
-//     plane's namespace, is how the kubeconfig works from the host;
-//   - all processes stand in cgroups below one directory of the cluster's name,
-//     which is how Down finds each of them, even those of a cluster whose state is lost.
+//   - The control plane has a network namespace. Each node has a network, a mount and a UTS
+//     namespace; a process called holder keeps the latter two alive.
+//   - A bridge in the control plane's namespace connects the nodes. It has no interface on the host
+//     and no default route.
+//   - A forwarder on the host's loopback address dials the API server from inside the control
+//     plane's namespace, so the kubeconfig works on the host.
+//   - All processes run in cgroups below one named after the cluster, so Down finds them even if the
+//     cluster's state is lost.
 //
-// What a cluster consists of is on disk below StateRoot, so that each command of
-// testcluster finds it without a daemon. The package does not compile anything: it
-// takes programs from the cache of package build.
+// The state of a cluster is on disk below StateRoot, so testcluster needs no daemon. Programs come
+// from the cache of package build.
 package cluster

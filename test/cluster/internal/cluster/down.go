@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience limits how long Down waits for killed processes, for which the kernel may have to flush
-// open files.
-const patience = 20 * time.Second
+// exitTimeout limits how long Down waits for killed processes: the kernel may have to flush open
+// files.
+const exitTimeout = 20 * time.Second
 
 // Down ends a cluster and removes processes, namespaces, mounts, cgroups and files. It needs only
 // the cluster's name, not its state, so it works after a crash and on incomplete clusters, and does
@@ -93,9 +93,9 @@ func (c *Cluster) killMember(ctx context.Context, node string) error {
 func (c *Cluster) killAll(ctx context.Context, groups cgroups, cgroup string, namespaces []string, node string) error {
 	recorded, err := c.Processes()
 	if err != nil {
-		c.log("ignoring the cluster's records: %v", err)
+		c.log("ignoring unreadable process records: %v", err)
 	}
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(exitTimeout); ; {
 		var left []int
 		for _, p := range recorded {
 			if (node == "" || p.Node == node) && p.State() != Dead {
@@ -110,7 +110,7 @@ func (c *Cluster) killAll(ctx context.Context, groups cgroups, cgroup string, na
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("processes %v of cluster %s do not end", left, c.Options.Name)
+			return fmt.Errorf("processes %v of cluster %s did not exit", left, c.Options.Name)
 		}
 		if err := sleep(ctx); err != nil {
 			return err

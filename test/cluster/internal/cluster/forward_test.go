@@ -8,16 +8,16 @@ import (
 	"testing"
 )
 
-func TestForwardingKeepsBothDirectionsAndTheirEnds(t *testing.T) {
+func TestForwardSupportsHalfClose(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: entering a network namespace, even one's own, needs root")
+		t.Skip("SKIPPED: entering a network namespace requires root")
 	}
 	server, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	go func() { // it answers only after the end of the request
+	go func() { // responds only after the end of the request
 		connection, err := server.Accept()
 		if err != nil {
 			return

@@ -36,7 +36,7 @@ func ValidateArchive(path string) error {
 		return fmt.Errorf("image archive: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("image archive %s is not a file: give a tar of an OCI layout or of docker save", path)
+		return fmt.Errorf("image archive %s is not a file: want a tar of an OCI layout or from docker save", path)
 	}
 	return nil
 }
@@ -96,10 +96,10 @@ func (c *Cluster) loadImage(ctx context.Context, node, archive string) ([]string
 	defer f.Close()
 	images, err := archiveImages(f)
 	if err != nil {
-		return nil, fmt.Errorf("loading %s: %w (an image archive is a tar of an OCI layout or of docker save)", archive, err)
+		return nil, fmt.Errorf("loading %s: %w (want a tar of an OCI layout or from docker save)", archive, err)
 	}
 	if len(images) == 0 {
-		return nil, fmt.Errorf("loading %s: its images have no names", archive)
+		return nil, fmt.Errorf("loading %s: no image has a name", archive)
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, fmt.Errorf("loading %s: %w", archive, err)
@@ -111,7 +111,7 @@ func (c *Cluster) loadImage(ctx context.Context, node, archive string) ([]string
 	return images, nil
 }
 
-// archiveImages reads image names from the archive's index, because ctr prints them for people,
+// archiveImages reads image names from the archive's index, because ctr formats its output for display,
 // with spaces instead of hyphens.
 func archiveImages(archive io.Reader) ([]string, error) {
 	var images []string

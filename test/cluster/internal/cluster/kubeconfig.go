@@ -29,7 +29,7 @@ func (c *Cluster) innerServer() string {
 func (c *Cluster) outerServer() string { return "https://127.0.0.1:" + strconv.Itoa(c.Port) }
 
 // kubeconfig returns a self-contained kubeconfig.
-func (c *Cluster) kubeconfig(ca *authority, now time.Time, server string, subject pkix.Name) ([]byte, error) {
+func (c *Cluster) kubeconfig(ca *clusterCA, now time.Time, server string, subject pkix.Name) ([]byte, error) {
 	cert, key, err := ca.issue(now, subject, nil)
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func (c *Cluster) kubeconfig(ca *authority, now time.Time, server string, subjec
 
 // writeKubeconfigs writes the kubeconfigs of the administrator and of the control plane's
 // processes.
-func (c *Cluster) writeKubeconfigs(ca *authority, now time.Time) error {
+func (c *Cluster) writeKubeconfigs(ca *clusterCA, now time.Time) error {
 	admin := pkix.Name{CommonName: "admin", Organization: []string{adminGroup}}
 	files := make(map[string][]byte)
 	for name, subject := range map[string]pkix.Name{

@@ -31,7 +31,7 @@ const (
 )
 
 // addKubelet adds what a node's kubelet reads to the files of the node.
-func (c *Cluster) addKubelet(files map[string][]byte, ca *authority, now time.Time, n Node) error {
+func (c *Cluster) addKubelet(files map[string][]byte, ca *clusterCA, now time.Time, n Node) error {
 	kubeconfig, err := c.kubeconfig(ca, now, c.innerServer(), pkix.Name{CommonName: "system:node:" + n.Name,
 		Organization: []string{"system:nodes"}})
 	if err != nil {
@@ -125,7 +125,7 @@ func (c *Cluster) waitForKubelet(ctx context.Context, node string) error {
 }
 
 // addKubeProxy adds what a node's kube-proxy reads to the files of the node.
-func (c *Cluster) addKubeProxy(files map[string][]byte, ca *authority, now time.Time, n Node) error {
+func (c *Cluster) addKubeProxy(files map[string][]byte, ca *clusterCA, now time.Time, n Node) error {
 	kubeconfig, err := c.kubeconfig(ca, now, c.innerServer(), pkix.Name{CommonName: "system:kube-proxy"})
 	if err != nil {
 		return err
@@ -171,7 +171,7 @@ func (c *Cluster) waitForServices(ctx context.Context, n Node) error {
 	return c.waitFor(ctx, processID(kubeProxy, n.Name), "its rules", time.Minute, func(ctx context.Context) error {
 		rules, err := c.run(ctx, n.Name, nil, list...)
 		if err == nil && !strings.Contains(rules, service.String()) {
-			err = fmt.Errorf("the packet filter does not know %s", service)
+			err = fmt.Errorf("the packet filter has no rule for %s", service)
 		}
 		return err
 	})
@@ -184,7 +184,7 @@ func parseTaint(text string) (corev1.Taint, error) {
 	parts := taintPattern.FindStringSubmatch(text)
 	if parts == nil || len(validation.IsQualifiedName(parts[1])) > 0 || len(validation.IsValidLabelValue(parts[2])) > 0 {
 		return corev1.Taint{}, fmt.Errorf(
-			"taint %q: write key=value:Effect, the effect being NoSchedule, PreferNoSchedule or NoExecute", text)
+			"invalid taint %q: want key=value:Effect with NoSchedule, PreferNoSchedule or NoExecute", text)
 	}
 	return corev1.Taint{Key: parts[1], Value: parts[2], Effect: corev1.TaintEffect(parts[3])}, nil
 }

@@ -27,18 +27,18 @@ const (
 var nodeDirs = []string{etcDir, etcWorkDir, kubeletDir, containerdDir, cniDir, logsDir, optDir, varLibDir}
 
 // MountNode turns the mount namespace of this process, a copy of the host's, into a node's file
-// system: /usr and the like are the host's; whatever Kubernetes and a container runtime write to is
-// the node's own. All mounts end with the last process of the namespace.
+// system: /usr and similar directories are the host's; directories that Kubernetes and the container
+// runtime write to are the node's own. All mounts end with the last process of the namespace.
 func MountNode(clusterDir, node string) error {
 	own := func(dir string) string { return filepath.Join(clusterDir, nodeDir, node, dir) }
 	steps := []struct {
 		what string
 		do   func() error
 	}{
-		{"cutting off the host's mounts", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }},
+		{"unsharing the host's mounts", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }},
 		// Copies of other clusters' mounts would outlive them.
-		{"forgetting the host's network namespaces", func() error { return unmountBelow(netnsDir) }},
-		{"forgetting other clusters", func() error { return unmountBelow(StateRoot, filepath.Join(clusterDir, volumeDir)) }},
+		{"hiding the host's network namespaces", func() error { return unmountBelow(netnsDir) }},
+		{"hiding other clusters", func() error { return unmountBelow(StateRoot, filepath.Join(clusterDir, volumeDir)) }},
 		{"overlaying /etc", func() error {
 			return unix.Mount("overlay", "/etc", "overlay", 0, "lowerdir=/etc,upperdir="+own(etcDir)+",workdir="+own(etcWorkDir))
 		}},

@@ -15,7 +15,7 @@ import (
 
 // createNode creates a node's namespaces and starts its container runtime with the pause image. It
 // needs no API server.
-func (c *Cluster) createNode(ctx context.Context, ca *authority, n Node) error {
+func (c *Cluster) createNode(ctx context.Context, ca *clusterCA, n Node) error {
 	if err := c.connectNode(ctx, n); err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func (c *Cluster) holder(n Node) Process {
 
 // writeNodeFiles writes a node's own files in /etc, before the overlay that shows them is mounted,
 // because its lower layers must not change.
-func (c *Cluster) writeNodeFiles(ca *authority, n Node) error {
+func (c *Cluster) writeNodeFiles(ca *clusterCA, n Node) error {
 	for _, dir := range nodeDirs {
 		if err := os.MkdirAll(c.nodePath(n.Name, dir), 0o755); err != nil {
 			return fmt.Errorf("making the directories of node %s: %w", n.Name, err)
@@ -152,7 +152,7 @@ func (c *Cluster) AddNode(ctx context.Context, n Node) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ca, err := c.loadAuthority()
+	ca, err := c.loadCA()
 	if err != nil {
 		return "", err
 	}

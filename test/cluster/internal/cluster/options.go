@@ -53,7 +53,7 @@ type Options struct {
 
 var (
 	namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$`)
-	// A tag is required, because kubelet and chart find the image by it.
+	// A tag is required, because the kubelet and the chart find the image by it.
 	imagePattern = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+:[A-Za-z0-9_][A-Za-z0-9._-]*$`)
 )
 
@@ -61,10 +61,10 @@ var (
 // network namespaces.
 func ValidateName(what, name string) error {
 	if !namePattern.MatchString(name) {
-		return fmt.Errorf("%s name %q: use at most 40 of a-z, 0-9 and -, and neither begin nor end with -", what, name)
+		return fmt.Errorf("invalid %s name %q: want at most 40 of a-z, 0-9 and -, without - at either end", what, name)
 	}
 	if what == "node" && name == controlPlaneName {
-		return fmt.Errorf("node name %q: that is the control plane's", name)
+		return fmt.Errorf("node name %q is reserved for the control plane", name)
 	}
 	return nil
 }
@@ -81,26 +81,26 @@ func (o Options) Validate() error {
 	switch o.Family {
 	case IPv4, IPv6, DualStack:
 	default:
-		errs = append(errs, fmt.Errorf("--ip-family %q: choose %s, %s or %s", o.Family, IPv4, IPv6, DualStack))
+		errs = append(errs, fmt.Errorf("invalid --ip-family %q: want %s, %s or %s", o.Family, IPv4, IPv6, DualStack))
 	}
 	for _, mode := range []struct{ flag, value string }{{"kube-proxy", o.KubeProxy}, {"portmap", o.PortMap}} {
 		if mode.value != IPTables && mode.value != NFTables {
-			errs = append(errs, fmt.Errorf("--%s %q: choose %s or %s", mode.flag, mode.value, IPTables, NFTables))
+			errs = append(errs, fmt.Errorf("invalid --%s %q: want %s or %s", mode.flag, mode.value, IPTables, NFTables))
 		}
 	}
 	if o.NodeGrace < DefaultNodeGrace {
-		errs = append(errs, fmt.Errorf("--node-grace %s: choose %s or more, four reports of a kubelet", o.NodeGrace,
+		errs = append(errs, fmt.Errorf("invalid --node-grace %s: want at least %s, four kubelet reports", o.NodeGrace,
 			DefaultNodeGrace))
 	}
 	if o.VolumesSize < 0 {
-		errs = append(errs, fmt.Errorf("--volumes-size %d: choose a number of bytes, or 0", o.VolumesSize))
+		errs = append(errs, fmt.Errorf("invalid --volumes-size %d: want a number of bytes, or 0", o.VolumesSize))
 	}
 	if err := validateImage(o.PauseImage); err != nil {
 		errs = append(errs, err)
 	}
 	for node, image := range o.PauseImages {
 		if !o.hasNode(node) {
-			errs = append(errs, fmt.Errorf("--pause-image %s=%s: there will be no such node; the nodes are n1 to n%d", node,
+			errs = append(errs, fmt.Errorf("--pause-image %s=%s: no such node: the nodes are n1 to n%d", node,
 				image, o.Nodes))
 		}
 		if err := validateImage(image); err != nil {
@@ -109,7 +109,7 @@ func (o Options) Validate() error {
 	}
 	for _, archive := range o.Archives {
 		if archive.Node != "" && !o.hasNode(archive.Node) {
-			errs = append(errs, fmt.Errorf("--load %s=%s: there will be no such node; the nodes are n1 to n%d", archive.Node,
+			errs = append(errs, fmt.Errorf("--load %s=%s: no such node: the nodes are n1 to n%d", archive.Node,
 				archive.Path, o.Nodes))
 		}
 		errs = append(errs, ValidateArchive(archive.Path))
@@ -166,7 +166,7 @@ func ParseArchives(values []string) []Archive {
 
 func validateImage(image string) error {
 	if !imagePattern.MatchString(image) {
-		return fmt.Errorf("pause image %q: write it in full, with registry and tag, as in %s", image, DefaultPauseImage)
+		return fmt.Errorf("invalid pause image %q: want registry, repository and tag, as in %s", image, DefaultPauseImage)
 	}
 	return nil
 }

@@ -13,44 +13,44 @@ func validOptions() Options {
 		PauseImage: DefaultPauseImage, NodeGrace: DefaultNodeGrace}
 }
 
-func TestOptionsAreRefusedBeforeAnythingIsMade(t *testing.T) {
+func TestValidateOptions(t *testing.T) {
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	if err := os.WriteFile(archive, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for sentence, c := range map[string]struct {
+	for name, c := range map[string]struct {
 		change func(*Options)
 		want   string // expected part of the error; empty for none
 	}{
-		"what up uses by itself is valid":        {func(*Options) {}, ""},
-		"a name must fit in paths":               {func(o *Options) { o.Name = "../etc" }, "cluster name"},
-		"a name must not be empty":               {func(o *Options) { o.Name = "" }, "cluster name"},
-		"a name with a dot would end another's":  {func(o *Options) { o.Name = "a.n1" }, "cluster name"},
-		"there is at least one node":             {func(o *Options) { o.Nodes = 0 }, "--nodes"},
-		"there are no more nodes than addresses": {func(o *Options) { o.Nodes = maxNodes + 1 }, "--nodes"},
-		"the IP family is one of three":          {func(o *Options) { o.Family = "ipv4" }, "--ip-family"},
-		"kube-proxy has two modes here":          {func(o *Options) { o.KubeProxy = "ipvs" }, "--kube-proxy"},
-		"host ports have two modes":              {func(o *Options) { o.PortMap = "" }, "--portmap"},
-		"a node may be slow": {func(o *Options) { o.NodeGrace = DefaultNodeGrace - 1 },
+		"defaults":                  {func(*Options) {}, ""},
+		"name with slashes":         {func(o *Options) { o.Name = "../etc" }, "cluster name"},
+		"empty name":                {func(o *Options) { o.Name = "" }, "cluster name"},
+		"name with a dot":           {func(o *Options) { o.Name = "a.n1" }, "cluster name"},
+		"no nodes":                  {func(o *Options) { o.Nodes = 0 }, "--nodes"},
+		"more nodes than addresses": {func(o *Options) { o.Nodes = maxNodes + 1 }, "--nodes"},
+		"unknown IP family":         {func(o *Options) { o.Family = "ipv4" }, "--ip-family"},
+		"unknown kube-proxy mode":   {func(o *Options) { o.KubeProxy = "ipvs" }, "--kube-proxy"},
+		"no host port mode":         {func(o *Options) { o.PortMap = "" }, "--portmap"},
+		"node grace below the minimum": {func(o *Options) { o.NodeGrace = DefaultNodeGrace - 1 },
 			"--node-grace"},
-		"volumes have a size or none": {func(o *Options) { o.VolumesSize = -1 }, "--volumes-size"},
-		"a pause image needs a tag": {func(o *Options) { o.PauseImage = "registry.k8s.io/pause" },
+		"negative volumes size": {func(o *Options) { o.VolumesSize = -1 }, "--volumes-size"},
+		"pause image without a tag": {func(o *Options) { o.PauseImage = "registry.k8s.io/pause" },
 			"pause image"},
-		"a pause image needs a registry":           {func(o *Options) { o.PauseImage = "pause:3" }, "pause image"},
-		"a pause image may be of a local registry": {func(o *Options) { o.PauseImage = "localhost:5000/k8s/pause:3" }, ""},
-		"a pause image for a node that is not made": {func(
+		"pause image without a registry":  {func(o *Options) { o.PauseImage = "pause:3" }, "pause image"},
+		"pause image of a local registry": {func(o *Options) { o.PauseImage = "localhost:5000/k8s/pause:3" }, ""},
+		"pause image for an unknown node": {func(
 			o *Options) {
 			o.PauseImages = map[string]string{"n3": DefaultPauseImage}
 		}, "no such node"},
-		"an archive that is not there": {func(o *Options) { o.Archives = []Archive{{Path: "/nowhere.tar"}} },
+		"missing archive": {func(o *Options) { o.Archives = []Archive{{Path: "/nowhere.tar"}} },
 			"no such file"},
-		"an audit policy that is not there": {func(o *Options) { o.AuditPolicy = "/nowhere.yaml" }, "--audit-policy"},
-		"an archive that is a directory":    {func(o *Options) { o.Archives = []Archive{{Path: "/"}} }, "not a file"},
-		"an archive for a node that is not made": {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n3"}} },
+		"missing audit policy":    {func(o *Options) { o.AuditPolicy = "/nowhere.yaml" }, "--audit-policy"},
+		"directory as an archive": {func(o *Options) { o.Archives = []Archive{{Path: "/"}} }, "not a file"},
+		"archive for an unknown node": {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n3"}} },
 			"no such node"},
-		"an archive for a node": {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n2"}} }, ""},
+		"archive for a node": {func(o *Options) { o.Archives = []Archive{{Path: archive, Node: "n2"}} }, ""},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			o := validOptions()
 			c.change(&o)
 			err := o.Validate()
@@ -64,7 +64,7 @@ func TestOptionsAreRefusedBeforeAnythingIsMade(t *testing.T) {
 	}
 }
 
-func TestEveryMistakeIsNamedAtOnce(t *testing.T) {
+func TestValidateReportsAllErrors(t *testing.T) {
 	err := Options{}.Validate()
 	for _, part := range []string{"cluster name", "--nodes", "--ip-family", "--kube-proxy", "--portmap", "--node-grace",
 		"pause image"} {
@@ -74,13 +74,13 @@ func TestEveryMistakeIsNamedAtOnce(t *testing.T) {
 	}
 }
 
-func TestTheControlPlanesNameIsNotANodes(t *testing.T) {
+func TestControlPlaneNameIsReserved(t *testing.T) {
 	if err := ValidateName("node", controlPlaneName); err == nil {
 		t.Error("accepted")
 	}
 }
 
-func TestPauseImagesCanDifferByNode(t *testing.T) {
+func TestParsePauseImages(t *testing.T) {
 	all, byNode, err := ParsePauseImages([]string{"a/b:1", "n2=c/d:2"})
 	if err != nil || all != "a/b:1" || !reflect.DeepEqual(byNode, map[string]string{"n2": "c/d:2"}) {
 		t.Fatalf("got %q, %v, %v", all, byNode, err)
@@ -99,7 +99,7 @@ func TestPauseImagesCanDifferByNode(t *testing.T) {
 	}
 }
 
-func TestArchivesCanDifferByNode(t *testing.T) {
+func TestParseArchives(t *testing.T) {
 	o := Options{Archives: ParseArchives([]string{"all.tar", "n2=two.tar", "/odd/n1=x.tar"})}
 	for node, want := range map[string]string{"n1": "all.tar /odd/n1=x.tar", "n2": "all.tar two.tar /odd/n1=x.tar"} {
 		if got := strings.Join(o.archivesOf(node), " "); got != want {
@@ -108,7 +108,7 @@ func TestArchivesCanDifferByNode(t *testing.T) {
 	}
 }
 
-func TestTaintsAndLabelsOfNodes(t *testing.T) {
+func TestNodeTaintsAndLabels(t *testing.T) {
 	for text, valid := range map[string]bool{
 		"dedicated=edge:NoSchedule": true, "dedicated:NoExecute": true, "example.com/a=b:PreferNoSchedule": true,
 		"dedicated=edge": false, "dedicated=edge:Never": false, ":NoSchedule": false, "a b=c:NoSchedule": false,

@@ -29,14 +29,14 @@ const (
 	serviceAccountPub = "service-account.pub"
 )
 
-// authority is the CA of a cluster. It signs the API server's certificate and those of all clients.
-type authority struct {
+// clusterCA is the CA of a cluster. It signs the API server's certificate and those of all clients.
+type clusterCA struct {
 	cert    *x509.Certificate
 	key     *ecdsa.PrivateKey
 	certPEM []byte
 }
 
-func newAuthority(now time.Time) (*authority, error) {
+func newCA(now time.Time) (*clusterCA, error) {
 	key, err := newKey()
 	if err != nil {
 		return nil, err
@@ -54,10 +54,10 @@ func newAuthority(now time.Time) (*authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the cluster's CA: %w", err)
 	}
-	return parseAuthority(encodeCertificate(der), key)
+	return parseCA(encodeCertificate(der), key)
 }
 
-func parseAuthority(certPEM []byte, key *ecdsa.PrivateKey) (*authority, error) {
+func parseCA(certPEM []byte, key *ecdsa.PrivateKey) (*clusterCA, error) {
 	block, _ := pem.Decode(certPEM)
 	if block == nil {
 		return nil, fmt.Errorf("the cluster's CA certificate is not PEM")
@@ -66,11 +66,11 @@ func parseAuthority(certPEM []byte, key *ecdsa.PrivateKey) (*authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the cluster's CA certificate: %w", err)
 	}
-	return &authority{cert: cert, key: key, certPEM: certPEM}, nil
+	return &clusterCA{cert: cert, key: key, certPEM: certPEM}, nil
 }
 
-// loadAuthority reads the CA back, for nodes that are added later.
-func (c *Cluster) loadAuthority() (*authority, error) {
+// loadCA reads the CA back, for nodes that are added later.
+func (c *Cluster) loadCA() (*clusterCA, error) {
 	certPEM, err := os.ReadFile(c.path(configDir, caCertFile))
 	if err != nil {
 		return nil, fmt.Errorf("reading the cluster's CA: %w", err)
@@ -87,11 +87,11 @@ func (c *Cluster) loadAuthority() (*authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the cluster's CA key: %w", err)
 	}
-	return parseAuthority(certPEM, key)
+	return parseCA(certPEM, key)
 }
 
 // issue issues a server certificate if there are names, otherwise a client certificate.
-func (a *authority) issue(now time.Time, subject pkix.Name, addresses []net.IP, names ...string) (certPEM,
+func (a *clusterCA) issue(now time.Time, subject pkix.Name, addresses []net.IP, names ...string) (certPEM,
 	keyPEM []byte, err error) {
 	key, err := newKey()
 	if err != nil {
@@ -124,8 +124,8 @@ func (a *authority) issue(now time.Time, subject pkix.Name, addresses []net.IP, 
 }
 
 // writePKI creates the CA and the certificates of the control plane's processes.
-func (c *Cluster) writePKI(now time.Time) (*authority, error) {
-	ca, err := newAuthority(now)
+func (c *Cluster) writePKI(now time.Time) (*clusterCA, error) {
+	ca, err := newCA(now)
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-func TestTheKubeconfigFitsTheAPIServersCertificate(t *testing.T) {
+func TestKubeconfigTrustsTheAPIServer(t *testing.T) {
 	now := time.Now()
 	for _, family := range families {
 		t.Run(string(family), func(t *testing.T) {
@@ -54,23 +54,23 @@ func TestTheKubeconfigFitsTheAPIServersCertificate(t *testing.T) {
 				t.Errorf("the administrator's certificate: %v", err)
 			}
 			if info, err := os.Stat(c.Kubeconfig()); err != nil || info.Mode().Perm() != 0o600 {
-				t.Errorf("the kubeconfig is for root alone: %v, %v", info.Mode(), err)
+				t.Errorf("the kubeconfig must be readable by root only: %v, %v", info.Mode(), err)
 			}
 		})
 	}
 }
 
-func TestTheCAIsReadBackForLaterNodes(t *testing.T) {
+func TestLoadCA(t *testing.T) {
 	c := testCluster(t, IPv4)
 	ca, err := c.writePKI(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := c.loadAuthority()
+	again, err := c.loadCA()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !again.cert.Equal(ca.cert) || !again.key.Equal(ca.key) {
-		t.Error("it is another one")
+		t.Error("the loaded CA differs")
 	}
 }

@@ -125,7 +125,7 @@ func (f Family) onFabric(address netip.Addr) netip.Prefix {
 			return netip.PrefixFrom(address, a.fabric.Bits())
 		}
 	}
-	panic("address outside the fabric:" + address.String()) // callers pass ControlPlane and Node
+	panic("address outside the fabric: " + address.String()) // callers pass ControlPlane and Node
 }
 
 // unspecified is the family's wildcard address.

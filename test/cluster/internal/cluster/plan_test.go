@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestThePlanGivesEachFamilyItsAddresses(t *testing.T) {
+func TestAddressPlan(t *testing.T) {
 	for family, want := range map[Family]struct{ controlPlane, api, dns, node2, pods2, allPods string }{
 		IPv4: {"172.30.0.1", "10.96.0.1", "10.96.0.10", "172.30.0.12", "10.77.2.0/24", "10.77.0.0/16"},
 		IPv6: {"fd30::1", "fd96::1", "fd96::a", "fd30::c", "fd77:0:0:2::/64", "fd77::/48"},
@@ -30,7 +30,7 @@ func TestThePlanGivesEachFamilyItsAddresses(t *testing.T) {
 	}
 }
 
-func TestNoTwoNodesShareAnAddress(t *testing.T) {
+func TestNodeAddressesAreUnique(t *testing.T) {
 	family := DualStack
 	addresses := family.ControlPlane()
 	var ranges []netip.Prefix
@@ -61,7 +61,7 @@ func TestNoTwoNodesShareAnAddress(t *testing.T) {
 	}
 }
 
-func TestTheRangesOfAFamilyAreApart(t *testing.T) {
+func TestAddressRangesDoNotOverlap(t *testing.T) {
 	for _, f := range DualStack.families() {
 		if f.fabric.Overlaps(f.pods) || f.fabric.Overlaps(f.services) || f.pods.Overlaps(f.services) {
 			t.Errorf("ranges overlap: %+v", f)

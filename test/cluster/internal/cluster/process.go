@@ -76,8 +76,7 @@ func (p Process) signal(s unix.Signal) error {
 	return nil
 }
 
-// killIf kills a process for which ours returns true. A pidfd excludes that the PID is reused in
-// between.
+// killIf kills a process if ours returns true. A pidfd protects against reuse of the PID.
 func killIf(pid int, ours func() bool) {
 	handle, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -180,7 +179,7 @@ func (c *Cluster) start(p Process) error {
 	go func() {
 		err := cmd.Wait()
 		if err == nil {
-			err = errors.New("ended without an error")
+			err = errors.New("exited with code 0")
 		}
 		c.fail(&ComponentError{ID: p.ID, LogPath: c.logPath(p.ID), Err: err})
 	}()
@@ -291,7 +290,7 @@ func (c *Cluster) Restart(ctx context.Context, id string) error {
 		return err
 	}
 	if p.Holds {
-		return fmt.Errorf("%s holds the namespaces of %s: remove and add the node instead", id, p.Node)
+		return fmt.Errorf("%s holds the namespaces of %s and cannot restart: remove and add the node instead", id, p.Node)
 	}
 	if err := p.signal(unix.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -327,8 +326,8 @@ func (c *Cluster) waitForUse(ctx context.Context, p Process) error {
 	}
 }
 
-// waitFor polls until check returns nil, the cluster fails, or the time is over, for which it
-// blames the component.
+// waitFor polls until check returns nil, the cluster fails, or the time limit expires, which counts
+// as a failure of the component.
 func (c *Cluster) waitFor(ctx context.Context, id, what string, limit time.Duration,
 	check func(context.Context) error) error {
 	ctx, stop := context.WithTimeout(ctx, limit)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestTheStartTimeIsReadWhateverTheProgramIsCalled(t *testing.T) {
+func TestParseStat(t *testing.T) {
 	const rest = " S 1 2 3 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 1000 10 18446744073709551615 1"
 	for _, name := range []string{"(sleep)", "(a b)", "(tricky) S 1 (x)", "())"} {
 		s, err := parseStat("42 " + name + rest)
@@ -29,7 +29,7 @@ func TestTheStartTimeIsReadWhateverTheProgramIsCalled(t *testing.T) {
 	}
 }
 
-func TestOnlyTheProcessThatWasStartedIsSignalled(t *testing.T) {
+func TestSignalIgnoresReusedPIDs(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -42,13 +42,13 @@ func TestOnlyTheProcessThatWasStartedIsSignalled(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The same PID, but of a process that started at another time.
+	// The same PID with another start time.
 	other := Process{ID: "sleep", PID: cmd.Process.Pid, Start: s.start + 1}
 	if got := other.State(); got != Dead {
-		t.Errorf("a process of another time is %s", got)
+		t.Errorf("with another start time the process is %s", got)
 	}
 	if err := other.signal(unix.SIGKILL); !errors.Is(err, os.ErrProcessDone) {
-		t.Errorf("signalling a process of another time: %v", err)
+		t.Errorf("signalling a process with another start time: %v", err)
 	}
 
 	p := Process{ID: "sleep", PID: cmd.Process.Pid, Start: s.start}
@@ -67,8 +67,8 @@ func TestOnlyTheProcessThatWasStartedIsSignalled(t *testing.T) {
 	}
 }
 
-func TestAProcessWithoutAnIdIsNotSignalled(t *testing.T) {
-	// kill(2) takes 0 and -1 for whole groups of processes.
+func TestSignalIgnoresInvalidPIDs(t *testing.T) {
+	// To kill(2), 0 and -1 mean groups of processes.
 	for _, pid := range []int{0, -1} {
 		if err := (Process{PID: pid}).signal(unix.SIGCONT); !errors.Is(err, os.ErrProcessDone) {
 			t.Errorf("%d: %v", pid, err)
@@ -91,7 +91,7 @@ func testCluster(t *testing.T, family Family) *Cluster {
 	return c
 }
 
-func TestRecordsOfProcessesAreReadBack(t *testing.T) {
+func TestProcessRecordsRoundTrip(t *testing.T) {
 	c := testCluster(t, IPv4)
 	want := Process{ID: "kubelet.n1", Node: "n1", Args: []string{"kubelet", "--v=2"}, PID: 42, Start: 4711}
 	for _, p := range []Process{want, {ID: "etcd"}} {
@@ -109,7 +109,7 @@ func TestRecordsOfProcessesAreReadBack(t *testing.T) {
 	}
 }
 
-func TestWaitingEndsWhenAComponentDoes(t *testing.T) {
+func TestWaitForEndsWhenAComponentExits(t *testing.T) {
 	c := testCluster(t, IPv4)
 	ctx, done := c.watch(context.Background())
 	defer done()
@@ -122,7 +122,7 @@ func TestWaitingEndsWhenAComponentDoes(t *testing.T) {
 	}
 }
 
-func TestWaitingTooLongBlamesTheComponent(t *testing.T) {
+func TestWaitForTimeoutNamesTheComponent(t *testing.T) {
 	c := testCluster(t, IPv4)
 	if err := os.WriteFile(c.logPath("coredns"), []byte("one\ntwo\nthree\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -138,7 +138,7 @@ func TestWaitingTooLongBlamesTheComponent(t *testing.T) {
 	}
 }
 
-func TestAWatchThatIsOverIsNotDisturbed(t *testing.T) {
+func TestFailAfterWatchIsIgnored(t *testing.T) {
 	c := testCluster(t, IPv4)
 	_, done := c.watch(context.Background())
 	done()

@@ -32,7 +32,7 @@ const (
 // Names of members and processes used in several files.
 const (
 	controlPlaneName = "cp"
-	systemCgroup     = "system" // what is not in a pod
+	systemCgroup     = "system" // processes outside pods
 	holderName       = "holder"
 	apiServer        = "kube-apiserver"
 )
@@ -175,7 +175,7 @@ func flock(ctx context.Context, dir *os.File, log func(string, ...any), name str
 			return fmt.Errorf("locking cluster %s: %w", name, err)
 		}
 		if !told {
-			log("another process changes cluster %s, waiting", name)
+			log("waiting for another process that changes cluster %s", name)
 		}
 		if err := sleep(ctx); err != nil {
 			return err

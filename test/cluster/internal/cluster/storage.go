@@ -165,7 +165,7 @@ func (p *volumeProvisioner) provision(ctx context.Context, claim *corev1.Persist
 
 func (p *volumeProvisioner) reclaim(ctx context.Context, volume *corev1.PersistentVolume) error {
 	if volume.Spec.HostPath == nil || filepath.Dir(volume.Spec.HostPath.Path) != p.dir {
-		return fmt.Errorf("volume %s is not in %s: left alone", volume.Name, p.dir)
+		return fmt.Errorf("volume %s is outside of %s: not removing it", volume.Name, p.dir)
 	}
 	if err := os.RemoveAll(volume.Spec.HostPath.Path); err != nil {
 		return fmt.Errorf("removing the directory of volume %s: %w", volume.Name, err)

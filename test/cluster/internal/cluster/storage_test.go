@@ -57,7 +57,7 @@ func reconcileOnce(t *testing.T, client *fake.Clientset, dir string) (writes int
 	return writes, err
 }
 
-func TestAClaimGetsADirectoryOnce(t *testing.T) {
+func TestClaimGetsOneDirectory(t *testing.T) {
 	dir := t.TempDir()
 	client := fake.NewClientset(testClass, testClaim())
 	for pass, want := range []int{1, 0} {
@@ -77,20 +77,20 @@ func TestAClaimGetsADirectoryOnce(t *testing.T) {
 		t.Errorf("got %+v", volume.Spec)
 	}
 	if info, err := os.Stat(volume.Spec.HostPath.Path); err != nil || info.Mode().Perm() != 0o777 {
-		t.Errorf("a user that is not root must be able to write: %v, %v", info, err)
+		t.Errorf("an unprivileged user cannot write: %v, %v", info, err)
 	}
 }
 
-func TestClaimsOfOthersAreLeftAlone(t *testing.T) {
+func TestOtherClaimsAreIgnored(t *testing.T) {
 	now := metav1.Now()
-	for sentence, change := range map[string]func(*corev1.PersistentVolumeClaim){
-		"of another provisioner": func(c *corev1.PersistentVolumeClaim) { c.Annotations[annotationDriver] = "other" },
-		"that is bound":          func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "mine" },
-		"that is being deleted": func(c *corev1.PersistentVolumeClaim) {
+	for name, change := range map[string]func(*corev1.PersistentVolumeClaim){
+		"another provisioner": func(c *corev1.PersistentVolumeClaim) { c.Annotations[annotationDriver] = "other" },
+		"bound":               func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "mine" },
+		"being deleted": func(c *corev1.PersistentVolumeClaim) {
 			c.DeletionTimestamp, c.Finalizers = &now, []string{"kubernetes.io/pvc-protection"}
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			claim := testClaim()
 			change(claim)
 			if writes, err := reconcileOnce(t, fake.NewClientset(testClass, claim), t.TempDir()); err != nil || writes != 0 {
@@ -100,7 +100,7 @@ func TestClaimsOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestAReleasedVolumeIsRemovedByItsPolicy(t *testing.T) {
+func TestReleasedVolumeFollowsItsReclaimPolicy(t *testing.T) {
 	for policy, kept := range map[corev1.PersistentVolumeReclaimPolicy]bool{corev1.PersistentVolumeReclaimDelete: false,
 		corev1.PersistentVolumeReclaimRetain: true} {
 		t.Run(string(policy), func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestAReleasedVolumeIsRemovedByItsPolicy(t *testing.T) {
 	}
 }
 
-func TestNothingOutsideOfTheVolumesIsRemoved(t *testing.T) {
+func TestDirectoriesOutsideTheVolumesAreKept(t *testing.T) {
 	victim := filepath.Join(t.TempDir(), "victim")
 	if err := os.Mkdir(victim, 0o755); err != nil {
 		t.Fatal(err)

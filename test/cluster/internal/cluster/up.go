@@ -28,7 +28,7 @@ func Up(ctx context.Context, options Options, programs map[string]string, log fu
 		return err
 	}
 	defer unlock()
-	if err := c.refuseRemains(groups); err != nil {
+	if err := c.checkUnused(groups); err != nil {
 		return err
 	}
 	if err := raiseInotify(inotifyFile); err != nil {
@@ -66,7 +66,7 @@ func Up(ctx context.Context, options Options, programs map[string]string, log fu
 
 // build creates the cluster's parts in the order of their dependencies.
 func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string]string) error {
-	var ca *authority
+	var ca *clusterCA
 	var client kubernetes.Interface
 	for _, step := range []struct {
 		name string
@@ -128,19 +128,19 @@ func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string
 	return nil
 }
 
-// refuseRemains fails if a previous cluster of the same name left anything.
-func (c *Cluster) refuseRemains(groups cgroups) error {
-	const advice = "testcluster down --name %[1]s removes it, up --replace does both"
+// checkUnused fails if anything of a cluster of the same name exists.
+func (c *Cluster) checkUnused(groups cgroups) error {
+	const advice = "testcluster down --name %[1]s removes it, up --replace also creates it again"
 	entries, err := os.ReadDir(c.dir)
 	if err != nil {
-		return fmt.Errorf("looking for a cluster of this name: %w", err)
+		return fmt.Errorf("looking for a cluster of the same name: %w", err)
 	}
 	namespaces, err := netnsOf(c.Options.Name)
 	if err != nil {
 		return err
 	}
 	if len(entries) > 0 || len(namespaces) > 0 || len(groups.processes(cgroupOf(c.Options.Name))) > 0 {
-		return fmt.Errorf("cluster %[1]q exists, or its remains:"+advice, c.Options.Name)
+		return fmt.Errorf("cluster %[1]q exists, possibly incomplete: "+advice, c.Options.Name)
 	}
 	return nil
 }

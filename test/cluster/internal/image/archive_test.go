@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestTheArchiveIsAnOCILayoutWhoseDigestsAreRight(t *testing.T) {
+func TestWriteCreatesOCILayoutWithCorrectDigests(t *testing.T) {
 	program := []byte("\x7fELF, as far as this test goes")
 	var archive bytes.Buffer
 	digest, err := Write(&archive, "example.com:5000/pause:3", "pause", program)
@@ -57,11 +57,11 @@ func TestTheArchiveIsAnOCILayoutWhoseDigestsAreRight(t *testing.T) {
 		t.Errorf("config: %+v", config)
 	}
 	if !bytes.Equal(untar(t, layer)["pause"], program) {
-		t.Error("the layer has another program")
+		t.Error("the layer contains another program")
 	}
 }
 
-func TestTheSameInputGivesTheSameBytes(t *testing.T) {
+func TestWriteIsReproducible(t *testing.T) {
 	var a, b bytes.Buffer
 	for _, w := range []*bytes.Buffer{&a, &b} {
 		if _, err := Write(w, "a/b:c", "pause", []byte("x")); err != nil {
@@ -69,7 +69,7 @@ func TestTheSameInputGivesTheSameBytes(t *testing.T) {
 		}
 	}
 	if !bytes.Equal(a.Bytes(), b.Bytes()) {
-		t.Error("they differ")
+		t.Error("the archives differ")
 	}
 }
 
