@@ -53,7 +53,7 @@ func TestCrash(t *testing.T) {
 	})
 	must(t, "prepare and finish killed", func(t *testing.T) { testKilled(t, w, runs) })
 	for _, phase := range []string{"prepare", "finish"} {
-		must(t, "the API server paused for 20 s during"+phase, func(t *testing.T) { testAPIAway(t, w, phase, runs) })
+		must(t, "the API server paused for 20 s during"+phase, func(t *testing.T) { testAPIPaused(t, w, phase, runs) })
 		must(t, "the pod of the Job "+phase+" killed under helm upgrade", func(t *testing.T) { testJobKilled(t, w, phase) })
 	}
 	must(t, "the registry killed during a switch to proxy mode", func(t *testing.T) { testRegistryKilled(t, w) })
@@ -156,8 +156,8 @@ func (w *world) converges(t *testing.T, to target) {
 	w.isHealthy(t)
 }
 
-// testAPIAway pauses the API server. The run that this interrupts may succeed or fail.
-func testAPIAway(t *testing.T, w *world, phase string, runs map[state.Mode]installRun) {
+// testAPIPaused pauses the API server. The interrupted run may succeed or fail.
+func testAPIPaused(t *testing.T, w *world, phase string, runs map[state.Mode]installRun) {
 	stop := w.freshLoop(t, aside)
 	defer stop()
 	to := w.other(t)

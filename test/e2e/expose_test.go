@@ -114,7 +114,7 @@ func TestExpose(t *testing.T) {
 		archive := w.makeArchive(t, "example.com/e2e/hello:1", 1<<20)
 		if got := o.must(t, w.hook, "images", "push", archive, "--to", o.address, "--ca-file", o.ca); !strings.Contains(got,
 			image) {
-			t.Errorf("images push says %s", got)
+			t.Errorf("images push printed %s", got)
 		}
 		o.must(t, o.crane, "copy", image, o.address+"/e2e/copied:1")
 		w.pullEverywhere(t, w.address+"/e2e/hello:1")

@@ -49,7 +49,7 @@ func TestExternal(t *testing.T) {
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.pullEverywhere(t, w.pushHello(t))
 	})
-	w.proxyModeHolds(t)
+	w.checkProxyMode(t)
 	must(t, "helm upgrade back to the external one leaves the volume and the Secrets", func(t *testing.T) {
 		w.helmChart(t, "upgrade", "--set=registryURL="+external)
 		remembered(t, state.SourceValue, "secret/"+release+"-ca", "secret/"+release+"-credentials",

@@ -25,7 +25,7 @@ func TestGarbageCollection(t *testing.T) {
 	const never = "--set-string=registry.garbageCollection.schedule=0 0 31 12 *"
 	const noise = 8 << 20
 	kept := w.address + "/e2e/hello:1"
-	// replaceBig moves a tag to another image, so that the previous one has none.
+	// replaceBig moves a tag to another image, so that the previous image is untagged.
 	replaceBig := func(t *testing.T) {
 		t.Helper()
 		w.push(t, w.makeArchive(t, "example.com/e2e/big:1", noise))

@@ -19,9 +19,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestHelm takes one release from Helm 3 to Helm 4 and back, with their ways to reuse
-// values, to wait, and to roll back by themselves. It switches modes while every node
-// pulls, and no pull may fail.
+// TestHelm uses Helm 3 and Helm 4 in turn on one release, with their options to reuse values, wait
+// and roll back on failure. It switches modes while every node pulls, and no pull may fail.
 func TestHelm(t *testing.T) {
 	// helm template cannot find out which nodes have the image: both do.
 	w := ownCluster(t, "e2e-helm", layout{long: true, open: true,
@@ -85,7 +84,7 @@ func TestHelm(t *testing.T) {
 		w.rollback(t, inProxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 	})
-	must(t, "then only the proxies answer, again", w.onlyProxiesAnswer)
+	must(t, "then only the proxies answer again", w.onlyProxiesAnswer)
 	w.underLoop(t, "an upgrade without a mode keeps the mode of the rollback", "150ms", func(t *testing.T) {
 		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
 		w.isIn(t, state.ModeProxy, state.SourceState)
@@ -160,7 +159,7 @@ func TestHelm(t *testing.T) {
 		mustWith(t, helm4, here, "install", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 	})
-	w.proxyModeHolds(t)
+	w.checkProxyMode(t)
 	must(t, "helm uninstall in the middle of a switch leaves only the volume", func(t *testing.T) {
 		w.killSwitch(t)
 		w.uninstall(t)
@@ -202,7 +201,7 @@ func (w *world) rollback(t *testing.T, revision string, args ...string) {
 		time.Since(begin).Seconds())
 }
 
-// answers says whether the registry answers on a node's own address, dialed from outside
+// answers reports whether the registry answers on a node's own address, dialed from outside
 // the nodes, and on its plain port, dialed from a pod.
 func (w *world) answers(t *testing.T) (fromOutside, fromPod bool) {
 	t.Helper()
@@ -348,10 +347,10 @@ func (w *world) kubectlApply(t *testing.T, manifests string, args ...string) {
 	output(t, cmd)
 }
 
-// waitForJob waits until a Job of the release has completed, or failed if well is false.
-func (w *world) waitForJob(t *testing.T, step string, well bool) {
+// waitForJob waits until a Job of the release has completed or, if ok is false, failed.
+func (w *world) waitForJob(t *testing.T, step string, ok bool) {
 	t.Helper()
-	condition := map[bool]string{true: "complete", false: "failed"}[well]
+	condition := map[bool]string{true: "complete", false: "failed"}[ok]
 	output(t, w.command(t, w.kubectl, "wait", "-n", namespace, "job/"+release+"-"+step, "--for=condition="+condition,
 		"--timeout=4m"))
 }

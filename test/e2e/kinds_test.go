@@ -60,9 +60,9 @@ func (w *world) nodePortNeedsProxy(t *testing.T) {
 	must(t, "helm uninstall after the failure leaves nothing", w.uninstall)
 }
 
-// proxyModeHolds checks an installation in proxy mode: only loopback addresses answer,
+// checkProxyMode checks an installation in proxy mode: only loopback addresses answer,
 // and an upgrade with args, but without registryProxy, keeps the mode.
-func (w *world) proxyModeHolds(t *testing.T, args ...string) {
+func (w *world) checkProxyMode(t *testing.T, args ...string) {
 	t.Run("the registry answers on loopback addresses only", func(t *testing.T) {
 		for _, node := range w.nodes {
 			w.onlyLoopbackAnswers(t, node)

@@ -95,7 +95,7 @@ func TestMainJob(t *testing.T) {
 		}
 	})
 	t.Run("the proxy is reachable on its node's loopback address only", func(t *testing.T) { testReach(t, w) })
-	t.Run("the registry authorizes clients", func(t *testing.T) { testDoor(t, w) })
+	t.Run("the registry authorizes clients", func(t *testing.T) { testAuthorization(t, w) })
 	t.Run("helm upgrade without changes restarts nothing", func(t *testing.T) {
 		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", proxyMode) })
 	})
@@ -174,7 +174,7 @@ func testInterruptedPush(t *testing.T, w *world) {
 		t.Fatal(err)
 	}
 	if len(again) != 1 || again[0].BytesSent != 0 || again[0].BytesSkipped < 150<<20 {
-		t.Errorf("pushing an image that is already there sent %+v", again)
+		t.Errorf("pushing an existing image again sent %+v", again)
 	}
 }
 
@@ -265,7 +265,7 @@ func testReach(t *testing.T, w *world) {
 		}
 	}
 	if len(targets) < 3 {
-		t.Fatalf("the only targets are %v", targets)
+		t.Fatalf("found only the targets %v", targets)
 	}
 	for what, target := range targets {
 		if w.podReaches(t, "reach-"+strings.ReplaceAll(what, " ", "-"), node, w.address+"/e2e/hello:1", target) {
@@ -282,8 +282,8 @@ func testReach(t *testing.T, w *world) {
 	}
 }
 
-// testDoor connects to the registry through a port-forward to its pod.
-func testDoor(t *testing.T, w *world) {
+// testAuthorization connects to the registry through a port-forward to its pod.
+func testAuthorization(t *testing.T, w *world) {
 	registry := w.pods(t, "registry")
 	if len(registry) != 1 {
 		t.Fatalf("there are %d registry pods", len(registry))
@@ -462,7 +462,7 @@ func testBrokenPayload(t *testing.T, w *world) {
 	}
 	complains := func(t *testing.T, node, previous string) {
 		t.Helper()
-		eventually(t, 2*time.Minute, "the proxy on node "+node+"to report the cause", func() error {
+		eventually(t, 2*time.Minute, "the proxy on node "+node+" to report the cause", func() error {
 			for _, p := range w.pods(t, "proxy") {
 				if p.Spec.NodeName != node || p.Name == previous {
 					continue

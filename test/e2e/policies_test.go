@@ -10,8 +10,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestPolicies installs where a ValidatingAdmissionPolicy refuses host access, with the exceptions
-// of docs/policies, which must allow no more than necessary.
+// TestPolicies installs under a ValidatingAdmissionPolicy that denies host access, with the
+// exceptions of docs/policies, which must allow no more than necessary.
 func TestPolicies(t *testing.T) {
 	w := ownCluster(t, "e2e-policies", layout{args: []string{"--nodes", "1"}})
 	apply := func(t *testing.T, manifest string) string {
@@ -69,7 +69,7 @@ func TestPolicies(t *testing.T) {
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.pullEverywhere(t, w.pushHello(t))
 	})
-	w.proxyModeHolds(t, settings...)
+	w.checkProxyMode(t, settings...)
 	t.Run("the exceptions allow nothing else", func(t *testing.T) {
 		for name, test := range map[string]struct{ labels, spec, want string }{
 			"another pod's port": {"", "containers: [{" + container +

@@ -17,8 +17,8 @@ import (
 
 const enforce = "pod-security.kubernetes.io/enforce"
 
-// TestPreflight installs where something is in the way. The problem and the remedy must be
-// reported, and nothing may change.
+// TestPreflight installs on clusters with a problem. Preflight must report the problem and the
+// remedy, and change nothing.
 func TestPreflight(t *testing.T) {
 	w := ownCluster(t, "e2e-preflight", layout{})
 	blocked := func(t *testing.T, words ...string) {
@@ -59,7 +59,7 @@ func TestPreflight(t *testing.T) {
 			t.Errorf("the namespace has the level %q", got)
 		}
 	})
-	w.proxyModeHolds(t, "--set=podSecurity.label=true")
+	w.checkProxyMode(t, "--set=podSecurity.label=true")
 	must(t, "helm uninstall restores the label", func(t *testing.T) {
 		w.uninstall(t)
 		if got := w.labelled(t); got != "baseline" {

@@ -88,7 +88,7 @@ func (w *world) isIn(t *testing.T, mode state.Mode, decidedBy state.Source) {
 	s := w.saved(t)
 	t.Logf("state: %s", mustJSON(s))
 	if s.Desired.Mode != mode || s.Desired.DecidedBy != decidedBy || s.Desired.Address != w.address {
-		t.Errorf("desired is %s at %s, decided by %s; want %s at %s, decided by %s", s.Desired.Mode, s.Desired.Address,
+		t.Errorf("desired is %s at %s, source %s; want %s at %s, source %s", s.Desired.Mode, s.Desired.Address,
 			s.Desired.DecidedBy, mode, w.address, decidedBy)
 	}
 	if s.Phase != state.PhaseReady || s.Current == nil || s.Current.Mode != mode {
@@ -264,7 +264,7 @@ func (w *world) nothingLeft(t *testing.T, but ...string) {
 	t.Logf("left: %v", but)
 }
 
-// ofTheNamespace says whether kubectl printed an object that Kubernetes itself creates in every
+// ofTheNamespace reports whether kubectl printed an object that Kubernetes itself creates in every
 // namespace, or an event.
 func ofTheNamespace(object string) bool {
 	return slices.ContainsFunc([]string{"event", "serviceaccount/default", "configmap/kube-root-ca.crt", "lease",
@@ -272,7 +272,7 @@ func ofTheNamespace(object string) bool {
 		func(prefix string) bool { return strings.HasPrefix(object, prefix) })
 }
 
-// clusterScoped says whether kubectl printed an object outside namespaces. It is the cluster's
+// clusterScoped reports whether kubectl printed an object outside namespaces. It is the cluster's
 // unless it has the release's name.
 func clusterScoped(object string) bool {
 	return slices.ContainsFunc([]string{"namespace/", "node/", "persistentvolume/", "storageclass", "clusterrole",

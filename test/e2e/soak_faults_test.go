@@ -17,13 +17,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/e2e/soak"
 )
 
-// inflict inflicts the fault of a step and repairs it.
-func (s *soaking) inflict(t *testing.T, step soak.Step) {
+// inject injects the fault of a step and repairs it.
+func (s *soaking) inject(t *testing.T, step soak.Step) {
 	t.Helper()
-	during := func(inflict, repair func()) {
+	during := func(inject, repair func()) {
 		// Repair even if the test fails.
 		defer repair()
-		inflict()
+		inject()
 		time.Sleep(step.Hold)
 	}
 	component := func(name string) {
@@ -60,7 +60,7 @@ func (s *soaking) inflict(t *testing.T, step soak.Step) {
 	case "corrupt the payload":
 		during(func() { s.corruptPayload(t, step) }, func() { s.w.helmChart(t, "upgrade", s.mode()) })
 	case "rotate":
-		if step.Variant == "authorities" {
+		if step.Variant == "CA" {
 			s.w.certs(t, "rotate", "--ca")
 		} else {
 			s.w.certs(t, "rotate")
@@ -102,14 +102,14 @@ func (s *soaking) mode() string {
 func (s *soaking) switchMode(t *testing.T) {
 	t.Helper()
 	if s.proxy {
-		s.unseen(t)
+		s.checkUnseen(t)
 		s.secret = time.Time{}
 		s.proxy = false
 		begin := time.Now()
-		told := make(chan error, 1)
-		go func() { told <- s.credentials(t.Context()) }()
+		credentialsDone := make(chan error, 1)
+		go func() { credentialsDone <- s.credentials(t.Context()) }()
 		s.w.helmChart(t, "upgrade", nodePortMode)
-		if err := <-told; err != nil {
+		if err := <-credentialsDone; err != nil {
 			t.Fatal(err)
 		}
 		s.mark(t)
@@ -197,7 +197,7 @@ func (s *soaking) corruptPayload(t *testing.T, step soak.Step) {
 		t.Fatal("chunk 01 of registry-node is missing")
 	}
 	cm := &list.Items[i]
-	if step.Variant == "a piece missing" {
+	if step.Variant == "a chunk missing" {
 		err = cms.Delete(t.Context(), cm.Name, metav1.DeleteOptions{})
 	} else {
 		chunk := cm.BinaryData["chunk-01"]

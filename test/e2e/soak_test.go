@@ -48,7 +48,7 @@ type outcome struct {
 	attempted, pushing  int
 }
 
-// TestSoak inflicts faults on a cluster of two or three nodes, in an order that a seed decides,
+// TestSoak injects faults on a cluster of two or three nodes, in an order that a seed determines,
 // while every node pulls and images are pushed. make soak runs it alone, because it measures
 // recovery times. docs/soak.md describes what it checks.
 func TestSoak(t *testing.T) {
@@ -119,7 +119,7 @@ func TestSoak(t *testing.T) {
 		ok := t.Run(fmt.Sprintf("%d: %s", number, step), func(t *testing.T) {
 			s.note("%d: %s", number, step)
 			s.account.Begin(step, time.Now())
-			s.inflict(t, step)
+			s.inject(t, step)
 			if step.NoWait {
 				return
 			}
@@ -255,12 +255,12 @@ func (s *soaking) excused(t *testing.T) {
 }
 
 // inspect checks what must hold whenever everything works: each node runs what was pushed, no
-// unexpected port is open, and no marker was seen in plain text.
+// unexpected port is open, and no marker was captured in plain text.
 func (s *soaking) inspect(t *testing.T) {
 	t.Helper()
 	s.runsWhatWasPushed(t)
 	s.ports(t)
-	s.unseen(t)
+	s.checkUnseen(t)
 }
 
 // summary logs the outcomes by kind of fault.

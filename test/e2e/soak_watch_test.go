@@ -26,8 +26,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/e2e/soak"
 )
 
-// A companion is a test program that runs on a node or beside the control plane, reads commands
-// from stdin, and ends with this process at the latest.
+// A companion is an instance of the test program on a node or next to the control plane. It reads
+// commands from stdin and ends with this process at the latest.
 type companion struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
@@ -35,8 +35,8 @@ type companion struct {
 	err   bytes.Buffer
 }
 
-// companion starts one and passes each line that it prints to heard.
-func (w *world) companion(t *testing.T, place string, heard func(line []byte), args ...string) *companion {
+// companion starts a companion and passes each line of its output to onLine.
+func (w *world) companion(t *testing.T, place string, onLine func(line []byte), args ...string) *companion {
 	t.Helper()
 	c := &companion{cmd: exec.Command(w.testcluster, append([]string{"exec", "--name", w.name, place, "--", w.tool},
 		args...)...), ended: make(chan struct{})}
@@ -55,15 +55,15 @@ func (w *world) companion(t *testing.T, place string, heard func(line []byte), a
 	go func() {
 		defer close(c.ended)
 		for lines := bufio.NewScanner(stdout); lines.Scan(); {
-			heard(lines.Bytes())
+			onLine(lines.Bytes())
 		}
 		c.cmd.Wait() // it may have been killed with its node
 	}()
 	return c
 }
 
-// tell writes a line to the companion. Errors are ignored: if it has ended, other checks fail.
-func (c *companion) tell(format string, args ...any) { fmt.Fprintf(c.stdin, format+"\n", args...) }
+// send writes a line to the companion. Errors are ignored: if it has ended, other checks fail.
+func (c *companion) send(format string, args ...any) { fmt.Fprintf(c.stdin, format+"\n", args...) }
 
 // stop ends the companion.
 func (c *companion) stop() {
@@ -112,7 +112,7 @@ func (s *soaking) begin(t *testing.T) {
 // repository is the repository of pushed images. No other path has this prefix.
 func (s *soaking) repository() string { return fmt.Sprintf("soak-%d/image", s.seed) }
 
-// mark sends the capture the markers that must not be seen.
+// mark sends the capture the markers that must not be captured.
 func (s *soaking) mark(t *testing.T) {
 	t.Helper()
 	markers := soak.Markers{
@@ -129,7 +129,7 @@ func (s *soaking) mark(t *testing.T) {
 		if len(value) < 8 {
 			t.Fatalf("marker %q is too short: %q", name, value)
 		}
-		s.sniffer.tell("marker\t%s\t%s", name, hex.EncodeToString(value))
+		s.sniffer.send("marker\t%s\t%s", name, hex.EncodeToString(value))
 	}
 }
 
@@ -168,9 +168,9 @@ func (s *soaking) control(t *testing.T) {
 	})
 }
 
-// unseen fails if a marker was seen between nodes in proxy mode. In nodeport mode, which is plain
+// checkUnseen fails if a marker was seen between nodes in proxy mode. In nodeport mode, which is plain
 // HTTP by design, markers must be seen.
-func (s *soaking) unseen(t *testing.T) {
+func (s *soaking) checkUnseen(t *testing.T) {
 	t.Helper()
 	if s.secret.IsZero() {
 		return
@@ -197,10 +197,10 @@ func (s *soaking) watch(t *testing.T, node string) {
 	defer s.mu.Unlock()
 	s.watchers[node] = c
 	if s.pusher.auth != "" {
-		c.tell("auth %s", s.pusher.auth)
+		c.send("auth %s", s.pusher.auth)
 	}
 	for _, p := range s.pusher.pushed {
-		c.tell("image %s@%s", s.repository(), p.manifest)
+		c.send("image %s@%s", s.repository(), p.manifest)
 	}
 }
 
@@ -213,12 +213,12 @@ func (s *soaking) unwatch(node string) {
 	c.stop()
 }
 
-// tellAll writes a line to the pull loops of all nodes.
-func (s *soaking) tellAll(format string, args ...any) {
+// sendAll writes a line to the pull loops of all nodes.
+func (s *soaking) sendAll(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.watchers {
-		c.tell(format, args...)
+		c.send(format, args...)
 	}
 }
 
@@ -236,7 +236,7 @@ func (s *soaking) credentials(ctx context.Context) error {
 		s.pusher.mu.Lock()
 		s.pusher.auth = string(secret.Data["username"]) + " " + string(secret.Data["password"])
 		s.pusher.mu.Unlock()
-		s.tellAll("auth %s", s.pusher.auth)
+		s.sendAll("auth %s", s.pusher.auth)
 		return nil
 	}
 }
@@ -268,7 +268,7 @@ func (p *pusher) run(ctx context.Context) {
 			p.mu.Lock()
 			p.pushed = append(p.pushed, got)
 			p.mu.Unlock()
-			p.s.tellAll("image %s@%s", p.s.repository(), got.manifest)
+			p.s.sendAll("image %s@%s", p.s.repository(), got.manifest)
 		}
 		p.s.add(a)
 		select {
@@ -369,10 +369,10 @@ func (s *soaking) finish(t *testing.T) {
 		}
 	}, "each", "http://"+s.w.address)
 	if s.pusher.auth != "" {
-		c.tell("auth %s", s.pusher.auth)
+		c.send("auth %s", s.pusher.auth)
 	}
 	for _, p := range s.pusher.pushed {
-		c.tell("image %s@%s", s.repository(), p.manifest)
+		c.send("image %s@%s", s.repository(), p.manifest)
 	}
 	c.stdin.Close()
 	<-c.ended
@@ -385,7 +385,7 @@ func (s *soaking) finish(t *testing.T) {
 		c.stop()
 	}
 	s.excused(t)
-	s.unseen(t)
+	s.checkUnseen(t)
 	s.sniffer.stop()
 	last := s.seen[len(s.seen)-1]
 	if !last.End || last.Packets < 1000 {

@@ -135,7 +135,7 @@ func (w *world) pullSecrets(t *testing.T) []corev1.LocalObjectReference {
 	return []corev1.LocalObjectReference{{Name: theirs.Name}}
 }
 
-// podReaches says whether a pod on a node can connect to an address.
+// podReaches reports whether a pod on a node can connect to an address.
 func (w *world) podReaches(t *testing.T, name, node, image, address string) bool {
 	t.Helper()
 	p := pod(name, node, image, "dial", address)

@@ -17,7 +17,7 @@ type Attempt struct {
 	// Slow marks pulls with a limited rate.
 	Slow bool   `json:"slow,omitempty"`
 	Err  string `json:"error,omitempty"`
-	// Corrupt means that content did not match its digest. Nothing excuses that.
+	// Corrupt means that content did not match its digest, which is never excused.
 	Corrupt bool `json:"corrupt,omitempty"`
 }
 
@@ -39,7 +39,7 @@ type Excuse struct {
 	Begin, End time.Time // zero while the fault lasts
 }
 
-// covers says whether the excuse applies to such attempts and overlaps with this one.
+// covers reports whether the excuse applies to such attempts and overlaps with this one.
 func (e Excuse) covers(a Attempt) bool {
 	if a.Corrupt || a.End().Before(e.Begin) || !e.End.IsZero() && a.Begin.After(e.End) {
 		return false
@@ -141,14 +141,14 @@ func (c *Account) Recovered(now time.Time) {
 	}
 }
 
-// Works says whether a node, or pushes for "", succeeded with an attempt that started after since.
+// Works reports whether a node, or pushes for "", succeeded with an attempt that started after since.
 func (c *Account) Works(node string, since time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.success[loop{node, false}].After(since) || c.success[loop{node, true}].After(since)
 }
 
-// Renewed says whether all pulls of a node that started before since have ended.
+// Renewed reports whether all pulls of a node that started before since have ended.
 func (c *Account) Renewed(node string, since time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,7 +170,7 @@ func (c *Account) Unexcused() []Attempt {
 	return bad
 }
 
-// Report returns the counts since the last Report: of pulls by node, of pushes under "".
+// Report returns the counts since the last Report: pulls by node, pushes under "".
 func (c *Account) Report() map[string]Count {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,8 +1,6 @@
-// Package soak is what TestSoak decides and counts: which faults come in which order
-// for a seed, what each of them may break and for how long, which failures are
-// therefore excused, which ports may be open, and what must not be seen between nodes.
-// It knows no cluster and does no I/O but that of a layout's files, so that all of it
-// has unit tests; what inflicts the faults is in test/e2e.
+// Package soak plans and evaluates TestSoak: the sequence of faults for a seed, which failures each
+// fault excuses and for how long, which ports may be open, and which data must not appear between
+// nodes. It does not access the cluster, so it has unit tests; package e2e injects the faults.
 package soak
 
 import (
@@ -48,7 +46,7 @@ type Kind struct {
 	// Holds are the minimum and maximum duration, 0 if the fault ends by itself. None is longer than
 	// the proxies hold pulls (60 s) or the node grace period (50 s).
 	Holds [2]time.Duration
-	// Variants are ways to inflict it; one is chosen.
+	// Variants are ways to inject the fault; one is chosen.
 	Variants []string
 }
 
@@ -74,8 +72,8 @@ var Kinds = []Kind{
 	{Name: "corrupt the push certificate", Pushes: true, Holds: [2]time.Duration{2 * time.Second, 6 * time.Second},
 		Variants: []string{"push-tls"}},
 	{Name: "corrupt the payload", Proxy: OnTarget, OnNode: true, Holds: [2]time.Duration{2 * time.Second, 6 * time.Second},
-		Variants: []string{"a bit flipped", "a piece missing"}},
-	{Name: "rotate", Variants: []string{"certificates", "authorities"}},
+		Variants: []string{"a bit flipped", "a chunk missing"}},
+	{Name: "rotate", Variants: []string{"certificates", "CA"}},
 	// Until the registry has read the Secret, it refuses pushes with the new credential.
 	{Name: "rotate the credential", Pushes: true},
 	{Name: Switch},
@@ -84,24 +82,24 @@ var Kinds = []Kind{
 	{Name: RemoveNode, Proxy: OnTarget, NodePort: Everywhere, OnNode: true},
 }
 
-// Short is the sequence of faults of make test, which takes some 90 s with [ShortSeed]:
-// faults that no other scenario inflicts. It has no switch of modes. A proxy that is
-// terminated by one loses what it has not sent yet, so a slow pull through it may fail, a
-// known defect that make soak SOAK_SEED=356383 shows; TestHelm, TestCrash and TestReplicas
-// switch modes under pulls of small images.
+// Short is the sequence of faults of make test: those that no other scenario injects. It takes about
+// 90 s with [ShortSeed]. It has no mode switch because of a known defect: a proxy that is terminated
+// by a mode switch loses what it has not sent yet, so a slow pull may fail; make soak
+// SOAK_SEED=356383 reproduces it. TestHelm, TestCrash and TestReplicas switch modes while nodes pull
+// small images.
 var Short = []string{
 	"kill a kubelet", "cut a node off", "kill containerd", "fill the volume", "kill a proxy",
 	"corrupt the push certificate",
 }
 
-// ShortSeed decides on the nodes, durations and variants of [Short].
+// ShortSeed determines the nodes, durations and variants of [Short].
 const ShortSeed = 1
 
-// KindOf returns the kind of that name, which must be one of [Kinds].
+// KindOf returns the kind with that name, which must be in [Kinds].
 func KindOf(name string) Kind {
 	i := slices.IndexFunc(Kinds, func(k Kind) bool { return k.Name == name })
 	if i < 0 {
-		panic("unknown kind of fault:" + name)
+		panic("unknown kind of fault: " + name)
 	}
 	return Kinds[i]
 }
@@ -159,8 +157,8 @@ type Plan struct {
 	back, leave int
 }
 
-// NewPlan returns a plan for a cluster in proxy mode with these nodes. It begins with the
-// kinds of the names in first, in their order.
+// NewPlan returns a plan for a cluster in proxy mode with these nodes. It begins with the kinds
+// named in first, in that order.
 func NewPlan(seed uint64, nodes []string, first ...string) *Plan {
 	return &Plan{random: rand.New(rand.NewPCG(seed, 0)), proxy: true, nodes: slices.Clone(nodes),
 		deck: slices.Clone(first)}

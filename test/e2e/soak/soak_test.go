@@ -31,7 +31,7 @@ func text(all []Step) string {
 	return strings.Join(lines, "\n")
 }
 
-func TestASeedIsASequence(t *testing.T) {
+func TestSeedDeterminesTheSequence(t *testing.T) {
 	first := text(steps(7, 200))
 	if again := text(steps(7, 200)); again != first {
 		t.Errorf("the same seed gave\n%s\nand\n%s", first, again)
@@ -41,7 +41,7 @@ func TestASeedIsASequence(t *testing.T) {
 	}
 }
 
-func TestTheShortSequence(t *testing.T) {
+func TestShortSequence(t *testing.T) {
 	plan := NewPlan(ShortSeed, []string{"n1", "n2"}, Short...)
 	var held time.Duration
 	nodes := map[string]bool{}
@@ -60,14 +60,14 @@ func TestTheShortSequence(t *testing.T) {
 		t.Log(s)
 	}
 	if len(nodes) != 2 {
-		t.Errorf("all faults are about the nodes %v; choose another seed", nodes)
+		t.Errorf("the faults affect the nodes %v only; choose another seed", nodes)
 	}
 	if held > 40*time.Second {
-		t.Errorf("the faults last %s, which leaves no time to recover from them within 90 s", held)
+		t.Errorf("the faults last %s, too long to recover within 90 s", held)
 	}
 }
 
-func TestASequenceCanBeDone(t *testing.T) {
+func TestSequencesAreFeasible(t *testing.T) {
 	for seed := range uint64(50) {
 		proxy, nodes, away, late := true, []string{"n1", "n2"}, 0, 0
 		count := map[string]int{}
@@ -89,7 +89,7 @@ func TestASequenceCanBeDone(t *testing.T) {
 				t.Errorf("seed %d, step %d: %s", seed, i, s)
 			}
 			if s.NoWait && s.Kind.Variants != nil {
-				t.Errorf("seed %d, step %d, %s: its repair may need what the next fault breaks", seed, i, s)
+				t.Errorf("seed %d, step %d, %s: the next fault may break its repair", seed, i, s)
 			}
 			switch s.Kind.Name {
 			case Switch:
@@ -118,17 +118,17 @@ func TestASequenceCanBeDone(t *testing.T) {
 	}
 }
 
-func TestNoFaultLastsLongerThanProxiesHoldPullsBack(t *testing.T) {
+func TestFaultsAreShorterThanTimeouts(t *testing.T) {
 	const held, silent = 60 * time.Second, 50 * time.Second
 	for _, k := range Kinds {
-		// One may follow right after another.
+		// Two faults may follow each other immediately.
 		if 2*k.Holds[1]+10*time.Second > min(held, silent) {
-			t.Errorf("%s: for up to %s", k.Name, k.Holds[1])
+			t.Errorf("%s lasts up to %s", k.Name, k.Holds[1])
 		}
 	}
 }
 
-func TestWhatMayFail(t *testing.T) {
+func TestExcuses(t *testing.T) {
 	at := func(s int) time.Time { return time.Unix(1000+int64(s), 0) }
 	pull := func(node string, begin, took int) Attempt {
 		return Attempt{Node: node, Begin: at(begin), Took: time.Duration(took) * time.Second, Err: "it failed"}
@@ -138,7 +138,7 @@ func TestWhatMayFail(t *testing.T) {
 	corrupt.Corrupt = true
 	kill := func(name, node string, proxy bool) Step { return Step{Kind: KindOf(name), Node: node, Proxy: proxy} }
 	end := 20 + int(ExcuseGrace.Seconds())
-	for sentence, c := range map[string]struct {
+	for desc, c := range map[string]struct {
 		step    Step // from 10 to 20
 		attempt Attempt
 		excused bool
@@ -154,17 +154,17 @@ func TestWhatMayFail(t *testing.T) {
 		"a push during the fault": {kill("kill a proxy", "n1", true), push, false},
 		"a pull while proxies wait for a registry": {kill("kill the registry", "", true), pull("n1", 12, 1),
 			false},
-		"a pull while nothing holds it": {kill("kill the registry", "", false), pull("n1", 12, 1),
+		"a pull in nodeport mode while the registry is down": {kill("kill the registry", "", false), pull("n1", 12, 1),
 			true},
-		"a pull while the API server is away": {kill("kill the API server", "", true), pull("n1", 12, 1),
+		"a pull while the API server is down": {kill("kill the API server", "", true), pull("n1", 12, 1),
 			false},
-		"a pull while the API server is away in nodeport mode": {kill("kill the API server", "", false), pull("n1", 12, 1),
+		"a pull in nodeport mode while the API server is down": {kill("kill the API server", "", false), pull("n1", 12, 1),
 			false},
-		"a push while the API server is away": {kill("kill the API server", "", true), push, true},
+		"a push while the API server is down": {kill("kill the API server", "", true), push, true},
 		"corrupt content during any fault":    {kill("kill a proxy", "n1", true), corrupt, false},
-		"a pull during a switch of modes":     {kill(Switch, "", true), pull("n1", 12, 1), false},
+		"a pull during a mode switch":         {kill(Switch, "", true), pull("n1", 12, 1), false},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(desc, func(t *testing.T) {
 			account := NewAccount()
 			account.Begin(c.step, at(10))
 			account.Repaired(at(20))
@@ -173,13 +173,13 @@ func TestWhatMayFail(t *testing.T) {
 				t.Errorf("unexcused: %v", bad)
 			}
 			if again := account.Unexcused(); len(again) > 0 {
-				t.Errorf("a failure is judged twice: %v", again)
+				t.Errorf("a failure was returned twice: %v", again)
 			}
 		})
 	}
 }
 
-func TestAnExcuseEndsWhenEverythingWorks(t *testing.T) {
+func TestExcusesEndOnRecovery(t *testing.T) {
 	now := time.Unix(1000, 0)
 	account := NewAccount()
 	account.Begin(Step{Kind: KindOf("kill a proxy"), Node: "n1", Proxy: true}, now)
@@ -199,7 +199,7 @@ func TestAnExcuseEndsWhenEverythingWorks(t *testing.T) {
 	}
 }
 
-func TestTheAccountCounts(t *testing.T) {
+func TestAccountCounts(t *testing.T) {
 	now := time.Unix(1000, 0)
 	account := NewAccount()
 	account.Add(Attempt{Node: "n1", Begin: now, Took: 3 * time.Second, Bytes: 10})
@@ -229,7 +229,7 @@ func TestTheAccountCounts(t *testing.T) {
 	}
 }
 
-func TestMarkersAreFoundInPackets(t *testing.T) {
+func TestFindMarkers(t *testing.T) {
 	m := Markers{"content": []byte("abcdefgh")}
 	m.Credential("the push", "zarf-push", "very-secret")
 	for packet, want := range map[string]string{
@@ -244,7 +244,7 @@ func TestMarkersAreFoundInPackets(t *testing.T) {
 	}
 }
 
-func TestPortsThatMayBeOpen(t *testing.T) {
+func TestUnexpectedPorts(t *testing.T) {
 	if bad := Unexpected([]int{10256, 10250}, NodePorts(true)); len(bad) > 0 {
 		t.Errorf("%v", bad)
 	}
@@ -259,7 +259,7 @@ func TestPortsThatMayBeOpen(t *testing.T) {
 	}
 }
 
-func TestALayoutIsWhatItsDigestsSay(t *testing.T) {
+func TestWriteLayoutMatchesItsDigests(t *testing.T) {
 	marker := []byte("a marker of 24 bytes ok!")
 	noise := Noise(1, 2, 64<<10, marker)
 	if !bytes.Equal(noise, Noise(1, 2, 64<<10, marker)) || bytes.Equal(noise, Noise(1, 3, 64<<10, marker)) ||
@@ -299,7 +299,7 @@ func TestALayoutIsWhatItsDigestsSay(t *testing.T) {
 	}
 }
 
-func TestEveryKindIsDocumented(t *testing.T) {
+func TestAllKindsAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/soak.md")
 	if err != nil {
 		t.Fatal(err)

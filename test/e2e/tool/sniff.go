@@ -18,19 +18,17 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/e2e/soak"
 )
 
-// sniff looks at every packet that comes in on any interface of this network namespace but
-// the loopback one,
-// until stdin ends, and says which markers it saw, each once a second at most. Lines of
-// stdin are "marker NAME HEX". Where the namespace is the switch that nodes are plugged
-// into, that is every packet that leaves a node. At the end it says how many packets it
-// saw, and how many came too fast.
+// sniff captures all packets that arrive at any interface of this network namespace except loopback,
+// until stdin ends. In the control plane's namespace, whose bridge connects the nodes, these are all
+// packets that leave a node. It prints each marker that it finds, at most once a second, and at the
+// end the numbers of captured and dropped packets. Lines of stdin are "marker NAME HEX".
 func sniff() error {
 	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(networkOrder(unix.ETH_P_ALL)))
 	if err != nil {
 		return fmt.Errorf("opening a packet socket: %w", err)
 	}
 	defer func() { _ = unix.Close(socket) }() // no data was written to the socket
-	// A packet that is forwarded would be seen again where it leaves.
+	// Forwarded packets would be captured twice.
 	if err := unix.SetsockoptInt(socket, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
 		return fmt.Errorf("ignoring outgoing packets: %w", err)
 	}
@@ -58,7 +56,7 @@ func sniff() error {
 		}
 	}()
 	out := json.NewEncoder(os.Stdout)
-	told := map[string]time.Time{}
+	reported := map[string]time.Time{}
 	total := soak.Seen{End: true}
 	packet := make([]byte, 256<<10)
 	for {
@@ -80,7 +78,7 @@ func sniff() error {
 		if err != nil {
 			return fmt.Errorf("reading packets: %w", err)
 		}
-		// Traffic within a place does not leave it.
+		// Loopback traffic does not leave a node.
 		if link, ok := from.(*unix.SockaddrLinklayer); ok && link.Hatype == unix.ARPHRD_LOOPBACK {
 			continue
 		}
@@ -89,11 +87,11 @@ func sniff() error {
 		found := markers.Find(packet[:n])
 		mu.Unlock()
 		for _, name := range found {
-			if time.Since(told[name]) < time.Second {
+			if time.Since(reported[name]) < time.Second {
 				continue
 			}
-			told[name] = time.Now()
-			if err := out.Encode(soak.Seen{At: told[name], Marker: name, Packet: describe(packet[:n])}); err != nil {
+			reported[name] = time.Now()
+			if err := out.Encode(soak.Seen{At: reported[name], Marker: name, Packet: describe(packet[:n])}); err != nil {
 				return err
 			}
 		}

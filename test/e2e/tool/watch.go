@@ -19,7 +19,7 @@ import (
 )
 
 // watcher pulls images from the registry at base as a container runtime does: over a new connection
-// for each pull, and with a credential only if it is asked for one.
+// for each pull, and with a credential only if the registry requests one.
 type watcher struct {
 	base   string
 	client *http.Client
@@ -28,19 +28,19 @@ type watcher struct {
 	mu     sync.Mutex
 	images []string // REPOSITORY@DIGEST
 	auth   [2]string
-	again  int // index of the next older image
+	older  int // index of the next older image
 }
 
-// stall is the idle timeout of a pull: longer than a proxy holds a pull, and about as long as
+// idleTimeout is the idle timeout of a pull: longer than a proxy holds a pull, and about as long as
 // container runtimes wait.
-const stall = 75 * time.Second
+const idleTimeout = 75 * time.Second
 
-// impatient is a connection with an idle timeout: a proxy that is killed together with its network
+// idleConn is a connection with an idle timeout. A proxy that is killed together with its network
 // namespace leaves half-open connections.
-type impatient struct{ net.Conn }
+type idleConn struct{ net.Conn }
 
-func (c impatient) Read(p []byte) (int, error) {
-	if err := c.SetReadDeadline(time.Now().Add(stall)); err != nil {
+func (c idleConn) Read(p []byte) (int, error) {
+	if err := c.SetReadDeadline(time.Now().Add(idleTimeout)); err != nil {
 		return 0, err
 	}
 	return c.Conn.Read(p)
@@ -52,30 +52,30 @@ func newWatcher(base string) *watcher {
 		if err != nil {
 			return nil, err
 		}
-		return impatient{conn}, nil
+		return idleConn{conn}, nil
 	}
 	return &watcher{base: base, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: dial}}}
 }
 
-// watch pulls until stdin ends, and says how each pull went. Lines of stdin are "image
-// REPOSITORY@DIGEST" and "auth USER PASSWORD". Pulls go on one after the other with a
-// pause between, half of them of the newest image, the others of all in turn; and beside
-// them goes one that takes some seconds, so that there is always one that is under way.
+// watch pulls images until stdin ends and prints the result of each pull. Lines of stdin are "image
+// REPOSITORY@DIGEST" and "auth USER PASSWORD". Two loops pull in parallel with a pause after each
+// pull, one of them at a limited rate so that a pull is in progress at most times. Every other pull
+// is of the newest image; the others go through all images.
 func watch(base string, pause time.Duration) error {
 	w := newWatcher(base)
 	var mu sync.Mutex
 	out := json.NewEncoder(os.Stdout)
-	pullAgain := func(slowly bool) error {
+	pullAgain := func(slow bool) error {
 		for i := 0; ; i++ {
 			time.Sleep(pause)
 			image := w.next(i)
 			if image == "" {
 				continue
 			}
-			a := soak.Attempt{Image: image, Slow: slowly, Begin: time.Now()}
+			a := soak.Attempt{Image: image, Slow: slow, Begin: time.Now()}
 			var err error
-			a.Bytes, err = w.pull(image, slowly)
+			a.Bytes, err = w.pull(image, slow)
 			a.Took = time.Since(a.Begin)
 			if err != nil {
 				a.Err, a.Corrupt = err.Error(), errors.Is(err, errCorrupt)
@@ -142,14 +142,14 @@ func (w *watcher) next(i int) string {
 	if i%2 == 0 {
 		return w.images[len(w.images)-1]
 	}
-	w.again++
-	return w.images[w.again%len(w.images)]
+	w.older++
+	return w.images[w.older%len(w.images)]
 }
 
-var errCorrupt = errors.New("CORRUPT: it is not what was pushed")
+var errCorrupt = errors.New("CORRUPT: content does not match its digest")
 
 // pull pulls a manifest and its blobs. Content that does not match its digest is errCorrupt.
-func (w *watcher) pull(image string, slowly bool) (int64, error) {
+func (w *watcher) pull(image string, slow bool) (int64, error) {
 	repository, digest, _ := strings.Cut(image, "@")
 	body, err := w.get(repository, "manifests", digest, 0)
 	total := int64(len(body))
@@ -172,7 +172,7 @@ func (w *watcher) pull(image string, slowly bool) (int64, error) {
 			continue
 		}
 		var rate int64
-		if slowly {
+		if slow {
 			rate = 2 << 20
 		}
 		body, err := w.get(repository, "blobs", blob, rate)
@@ -190,7 +190,7 @@ func (w *watcher) pull(image string, slowly bool) (int64, error) {
 // get downloads a digest, at rate bytes a second or, for 0, without a limit.
 func (w *watcher) get(repository, kind, digest string, rate int64) ([]byte, error) {
 	what := kind + " " + digest
-	ask := func(auth [2]string) (*http.Response, error) {
+	send := func(auth [2]string) (*http.Response, error) {
 		request, err := http.NewRequestWithContext(context.Background(), http.MethodGet,
 			w.base+"/v2/"+repository+"/"+kind+"/"+digest, nil)
 		if err != nil {
@@ -202,13 +202,13 @@ func (w *watcher) get(repository, kind, digest string, rate int64) ([]byte, erro
 		}
 		return w.client.Do(request)
 	}
-	response, err := ask([2]string{})
+	response, err := send([2]string{})
 	if err == nil && response.StatusCode == http.StatusUnauthorized {
 		response.Body.Close()
 		w.mu.Lock()
 		auth := w.auth
 		w.mu.Unlock()
-		response, err = ask(auth)
+		response, err = send(auth)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
