@@ -9,19 +9,18 @@ import (
 	"time"
 )
 
-// cost is what was requested from the API server since a node was created.
+// cost counts requests to the API server since a node was created.
 type cost struct {
-	// ofNode are the node's own requests for objects of the release's namespace, where a watch counts
-	// once; ofOthers those of Kubernetes' controllers and scheduler.
-	ofNode, ofOthers int
-	// all are all requests of the node.
-	all int
+	// byNode and byOthers count requests for objects in the release's namespace: by the node, and by
+	// Kubernetes' controllers and scheduler. A watch counts once.
+	byNode, byOthers int
+	all              int // requests by the node in all namespaces
 }
 
 // readAudit counts the requests since begin in an audit log of level Metadata.
 func readAudit(log io.Reader, begin time.Time, node, namespace string) (c cost, err error) {
 	scanner := bufio.NewScanner(log)
-	scanner.Buffer(nil, 1<<20) // a line has everything known about a user
+	scanner.Buffer(nil, 1<<20) // lines contain the whole user
 	watches := map[string]bool{}
 	for scanner.Scan() {
 		var event struct {
@@ -31,23 +30,22 @@ func readAudit(log io.Reader, begin time.Time, node, namespace string) (c cost, 
 			ObjectRef                struct{ Namespace, Resource string }
 		}
 		if err := json.Unmarshal(scanner.Bytes(), &event); err != nil {
-			return c, fmt.Errorf("a line of the audit log: %w", err)
+			return c, fmt.Errorf("parsing the audit log: %w", err)
 		}
 		if event.RequestReceivedTimestamp.Before(begin) || watches[event.AuditID] {
-			continue // a watch is logged when it begins and when it ends
+			continue // a watch is logged twice: when it starts and when it ends
 		}
 		watches[event.AuditID] = event.Verb == "watch"
 		user := event.User.Username
-		in := event.ObjectRef.Namespace == namespace
 		if user == node {
 			c.all++
 		}
 		switch {
-		case !in:
+		case event.ObjectRef.Namespace != namespace:
 		case user == node:
-			c.ofNode++
+			c.byNode++
 		case user == "system:kube-scheduler", strings.HasPrefix(user, "system:serviceaccount:kube-system:"):
-			c.ofOthers++
+			c.byOthers++
 		}
 	}
 	return c, scanner.Err()

@@ -24,7 +24,7 @@ const (
 	address   = "127.0.0.1:31999"
 )
 
-// auditPolicy logs all requests for the release's namespace, and all requests of nodes.
+// auditPolicy logs all requests for the release's namespace, and all requests by nodes.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -39,16 +39,16 @@ rules:
 // cluster is a test cluster.
 type cluster struct {
 	options
-	dir        string // of this run
+	dir        string // temporary files of this run
 	kubeconfig string
 	helm       string
 	client     kubernetes.Interface
 	nodes      []string
-	version    string // of the images
+	version    string // tag of the images
 }
 
-// newCluster boots a cluster of two nodes. On failure the caller must still take it down, unless it
-// is nil.
+// newCluster boots a cluster of two nodes. If it returns a cluster, the caller must take it down, even
+// after an error.
 func newCluster(ctx context.Context, o options) (*cluster, error) {
 	dir, err := os.MkdirTemp("", "bench-bootstrap-")
 	if err != nil {
@@ -73,7 +73,7 @@ func newCluster(ctx context.Context, o options) (*cluster, error) {
 		return c, err
 	}
 	c.nodes = []string{"n1", "n2"}
-	return c, c.until(ctx, "node n1 to name init-hook's image", func() (bool, error) {
+	return c, c.waitFor(ctx, "init-hook's image in the status of node n1", func() (bool, error) {
 		node, err := c.client.CoreV1().Nodes().Get(ctx, "n1", metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -90,7 +90,7 @@ func newCluster(ctx context.Context, o options) (*cluster, error) {
 }
 
 func (c *cluster) down() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // also after an interrupt
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // not the run's context, which may be canceled
 	defer cancel()
 	_, err := c.output(ctx, c.testcluster, "down", "--name", c.name)
 	return errors.Join(err, os.RemoveAll(c.dir))
@@ -113,8 +113,8 @@ func (c *cluster) onNode(ctx context.Context, node string, args ...string) (stri
 	return c.output(ctx, c.testcluster, append([]string{"exec", "--name", c.name, node, "--"}, args...)...)
 }
 
-// helmChart runs helm install or upgrade and returns the duration. Pulls need no credential, so
-// that loops are the same in both modes.
+// helmChart runs helm install or upgrade and returns the duration. It allows anonymous pulls, so that
+// the pull loops work the same in both modes.
 func (c *cluster) helmChart(ctx context.Context, verb string, args ...string) (time.Duration, error) {
 	begin := time.Now()
 	_, err := c.output(ctx, c.helm, append([]string{verb, release, c.chart, "--namespace", namespace, "--create-namespace",
@@ -122,8 +122,8 @@ func (c *cluster) helmChart(ctx context.Context, verb string, args ...string) (t
 	return time.Since(begin), err
 }
 
-// until polls at short intervals, for at most two minutes.
-func (c *cluster) until(ctx context.Context, what string, check func() (bool, error)) error {
+// waitFor polls check for at most two minutes.
+func (c *cluster) waitFor(ctx context.Context, what string, check func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for {
@@ -137,7 +137,7 @@ func (c *cluster) until(ctx context.Context, what string, check func() (bool, er
 	}
 }
 
-// pods returns the pods of a component of the release.
+// pods returns the pods of one of the release's components.
 func (c *cluster) pods(ctx context.Context, component string) ([]corev1.Pod, error) {
 	list, err := c.client.CoreV1().Pods(namespace).List(ctx,
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})

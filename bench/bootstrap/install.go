@@ -29,25 +29,25 @@ const (
 	tableSeeding = "Seeding"
 )
 
-// phase is a milestone of an installation, in the order of the table.
+// phase is a milestone of an installation.
 type phase struct{ name, about string }
 
-// The phases. Those with "log" are from the Jobs' logs.
+// phases are in the order of the table. Their descriptions name the source: a Job's log, or a watch.
 var phases = []phase{
-	{hookPod, "the first hook Job's pod is made: watch"},
+	{hookPod, "the first hook Job's pod is created: watch"},
 	{"init-hook prepare begins", "log"},
 	{certificates, "Secrets are written: log"},
 	{payload, "all ConfigMaps are written: log"},
 	{"prepare done", "log"},
-	{"chart applied", "the registry's Deployment is made: watch"},
-	{"registry's container runs", "as the kubelet reports it, with loader and start: watch"},
+	{"chart applied", "the registry's Deployment is created: watch"},
+	{"registry's container runs", "reported by the kubelet; includes the loader: watch"},
 	{registryReady, "watch"},
 	{proxiesReady, "on both nodes: watch"},
 	{"init-hook finish begins", "log"},
-	{"images pushed", "those that later upgrades and the proof pull: log"},
-	{verified, "a pod on each node ran from an image pulled through its proxy: log"},
+	{"images pushed", "the images for verification and later upgrades: log"},
+	{verified, "each node ran a pod with an image pulled through its proxy: log"},
 	{"finish done", "log"},
-	{returned, "the command's end"},
+	{returned, "the command exits"},
 }
 
 const (
@@ -60,7 +60,7 @@ const (
 	returned      = "helm install returned"
 )
 
-// steps maps steps in the hook's log, by name without number, to phases.
+// steps maps steps in the hook's log, without their numbers, to the phases that they complete.
 var steps = map[string]string{
 	"issue the certificates":    certificates,
 	"seed the payload":          payload,
@@ -68,14 +68,14 @@ var steps = map[string]string{
 	"verify pulls":              verified,
 }
 
-// timeline collects when things happened. It is safe for concurrent use.
+// timeline records the phases of an installation. It is safe for concurrent use.
 type timeline struct {
 	mu     sync.Mutex
-	reach  map[string]time.Time // phase by name; the last time if there are several
-	took   map[string]time.Duration
-	events []string // of all events, for -log
-	runs   map[string]bool
-	proxy  map[string]bool // nodes with a ready proxy
+	reach  map[string]time.Time     // by phase
+	took   map[string]time.Duration // by step
+	events []string                 // for -log
+	runs   map[string]bool          // hook pods whose log is followed
+	proxy  map[string]bool          // nodes with a ready proxy
 }
 
 func newTimeline() *timeline {
@@ -83,7 +83,7 @@ func newTimeline() *timeline {
 		proxy: map[string]bool{}}
 }
 
-// once records the first time of a phase.
+// once records a phase when it is first reached.
 func (l *timeline) once(name string, at time.Time) {
 	if _, is := l.reach[name]; !is {
 		l.reach[name] = at
@@ -94,15 +94,13 @@ func (l *timeline) note(at time.Time, format string, args ...any) {
 	l.events = append(l.events, at.Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
-// pod processes an event about a pod.
+// pod processes a pod event. It returns true if the caller must follow the pod's log.
 func (l *timeline) pod(p *corev1.Pod, at time.Time, nodes int) (follow bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	running := slices.ContainsFunc(p.Status.ContainerStatuses, func(
-		s corev1.ContainerStatus) bool {
-		return s.State.Waiting == nil
-	})
-	l.note(at, "pod %s on %s: %s, containers begun %t, ready %t", p.Name, p.Spec.NodeName, p.Status.Phase, running,
+	running := slices.ContainsFunc(p.Status.ContainerStatuses,
+		func(s corev1.ContainerStatus) bool { return s.State.Waiting == nil })
+	l.note(at, "pod %s on %s: %s, started %t, ready %t", p.Name, p.Spec.NodeName, p.Status.Phase, running,
 		ready(p))
 	switch component := p.Labels["app.kubernetes.io/component"]; component {
 	case "init-hook":
@@ -127,17 +125,17 @@ func (l *timeline) pod(p *corev1.Pod, at time.Time, nodes int) (follow bool) {
 	return follow
 }
 
-// line is a line of the hook's log.
+// line is a line of a hook Job's log.
 type line struct {
 	Time                         time.Time
 	Msg, Phase, Step, Took, Name string
 }
 
-// logged processes a line of a hook Job's log.
+// logged processes a line.
 func (l *timeline) logged(raw []byte) error {
 	var at line
 	if err := json.Unmarshal(raw, &at); err != nil {
-		return fmt.Errorf("a line of the hook's log: %w: %s", err, raw)
+		return fmt.Errorf("parsing the hook's log: %w: %s", err, raw)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -146,7 +144,7 @@ func (l *timeline) logged(raw []byte) error {
 	_, step, _ := strings.Cut(at.Step, " ")
 	switch at.Msg {
 	case "step done":
-		l.once("init-hook "+at.Phase+" begins", at.Time.Add(-took)) // of the first step
+		l.once("init-hook "+at.Phase+" begins", at.Time.Add(-took)) // the first step starts the phase
 		l.took[at.Phase+": "+step] = took
 		if name := steps[step]; name != "" {
 			l.once(name, at.Time)
@@ -169,7 +167,7 @@ func (l *timeline) missing() (names []string) {
 	return names
 }
 
-// observe watches the release until the context ends.
+// observe watches the release's pods and Deployments until ctx is done.
 func (c *cluster) observe(ctx context.Context, l *timeline) error {
 	pods, err := c.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -202,22 +200,22 @@ func (c *cluster) observe(ctx context.Context, l *timeline) error {
 	return nil
 }
 
-// follow reads a Job's log to its end, because Helm deletes the Job.
+// follow reads a Job's log as it is written, because Helm deletes the Job when it completes.
 func (c *cluster) follow(ctx context.Context, l *timeline, pod string) {
 	stream, err := c.client.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
 	if err != nil {
-		say("the log of %s: %v", pod, err)
+		logf("log of %s: %v", pod, err)
 		return
 	}
 	defer stream.Close()
 	if err := readLog(stream, l); err != nil && ctx.Err() == nil {
-		say("the log of %s: %v", pod, err)
+		logf("log of %s: %v", pod, err)
 	}
 }
 
 func readLog(from io.Reader, l *timeline) error {
 	scanner := bufio.NewScanner(from)
-	scanner.Buffer(nil, 1<<20) // a line may name many objects
+	scanner.Buffer(nil, 1<<20) // lines may list many objects
 	for scanner.Scan() {
 		if err := l.logged(scanner.Bytes()); err != nil {
 			return err
@@ -241,9 +239,9 @@ func measureInstall(ctx context.Context, c *cluster, report *results.Report) err
 	l.mu.Lock()
 	l.reach[returned] = begin.Add(took)
 	l.mu.Unlock()
-	_ = c.until(ctx, "the end of the logs", func() (bool, error) { return len(l.missing()) == 0, nil })
+	_ = c.waitFor(ctx, "the end of the logs", func() (bool, error) { return len(l.missing()) == 0, nil })
 	if missing := l.missing(); len(missing) > 0 {
-		return fmt.Errorf("the installation did not reach: %s", strings.Join(missing, ", "))
+		return fmt.Errorf("phases not reached: %s", strings.Join(missing, ", "))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -253,7 +251,7 @@ func measureInstall(ctx context.Context, c *cluster, report *results.Report) err
 		report.Add(tableInstall, p.name, sinceHook, "s", at.Sub(l.reach[hookPod]).Seconds())
 	}
 	report.Add(tableSeeding, ours, "writing the payload", "s", l.took["prepare: seed the payload"].Seconds())
-	say("installed in %.1f s, the registry ready %.1f s after the hook's pod was made", took.Seconds(),
+	logf("installed in %.1f s, registry ready %.1f s after the hook's pod was created", took.Seconds(),
 		l.reach[registryReady].Sub(l.reach[hookPod]).Seconds())
 	if c.log == "" {
 		return nil
@@ -268,7 +266,7 @@ func measureInstall(ctx context.Context, c *cluster, report *results.Report) err
 	return errors.Join(err, file.Close())
 }
 
-// measurePayload sums up the payload in etcd and what each kind of pod fetches.
+// measurePayload measures the size of the payload in etcd, and of the part that each node fetches.
 func measurePayload(ctx context.Context, c *cluster, report *results.Report) error {
 	list, err := c.client.CoreV1().ConfigMaps(namespace).List(ctx,
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})

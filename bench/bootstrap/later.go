@@ -33,10 +33,10 @@ const (
 	toProxy            = "switch to proxy mode"
 )
 
-// image is an image of some megabytes that finish pushed.
+// image returns an image of about 3 MB that init-hook finish pushed.
 func (c *cluster) image() string { return "zarf-registry/registry-node:" + c.version }
 
-// measureNode adds a node and waits until its container runtime has pulled through its own proxy.
+// measureNode adds a node and measures the first pull of its container runtime through its own proxy.
 func measureNode(ctx context.Context, c *cluster, report *results.Report) error {
 	const name = "later"
 	watching, cancel := context.WithCancel(ctx)
@@ -60,27 +60,25 @@ func measureNode(ctx context.Context, c *cluster, report *results.Report) error 
 		}
 	}
 	if since.IsZero() {
-		return errors.Join(errors.New("the node was not seen to be ready"), <-added)
+		return errors.Join(errors.New("the node did not become ready"), <-added)
 	}
-	said, err := c.onNode(ctx, name, absolute(os.Args[0]), firstMode, address+"/"+c.image(), "1m")
+	output, err := c.onNode(ctx, name, absolute(os.Args[0]), firstMode, address+"/"+c.image(), "1m")
 	if err != nil {
 		return err
 	}
 	var first time.Time
-	if err := json.Unmarshal([]byte(said), &first); err != nil {
-		return fmt.Errorf("the first pull: %w: %s", err, said)
+	if err := json.Unmarshal([]byte(output), &first); err != nil {
+		return fmt.Errorf("parsing the time of the first pull: %w: %s", err, output)
 	}
 	if err := <-added; err != nil {
 		return err
 	}
 	report.Add(tableNode, ours, firstOfNode, "s", first.Sub(since).Seconds())
-	if err := c.until(ctx, "the proxy of the new node", func() (bool,
-		error) {
-		return c.proxiesReady(ctx, 3, nil)
-	}); err != nil {
+	if err := c.waitFor(ctx, "the proxy of the new node",
+		func() (bool, error) { return c.proxiesReady(ctx, 3, nil) }); err != nil {
 		return err
 	}
-	if err := sleep(ctx, 2*time.Second); err != nil { // its last requests
+	if err := sleep(ctx, 2*time.Second); err != nil { // for its last requests
 		return err
 	}
 	log, err := os.Open(filepath.Join(filepath.Dir(c.kubeconfig), "log", "audit.log"))
@@ -92,21 +90,21 @@ func measureNode(ctx context.Context, c *cluster, report *results.Report) error 
 	if err != nil {
 		return err
 	}
-	if cost.ofNode == 0 {
-		return errors.New("the audit log has no request of the new node")
+	if cost.byNode == 0 {
+		return errors.New("the audit log has no request by the new node")
 	}
-	report.Add(tableNode, ours, "API requests for the release's objects, by the node", "", float64(cost.ofNode))
-	report.Add(tableNode, ours, "by controllers and scheduler", "", float64(cost.ofOthers))
+	report.Add(tableNode, ours, "API requests for the release's objects, by the node", "", float64(cost.byNode))
+	report.Add(tableNode, ours, "by controllers and scheduler", "", float64(cost.byOthers))
 	report.Add(tableNode, ours, "API requests of the node in all", "", float64(cost.all))
 	received, err := c.received(ctx, name)
 	if err != nil {
 		return err
 	}
 	report.Add(tableNode, ours, "bytes that the node has received in all, the pull included", "MB", received/1e6)
-	say("a node was added: Ready to first pull %.2f s, %d requests for the release", first.Sub(since).Seconds(),
-		cost.ofNode+cost.ofOthers)
+	logf("added a node: Ready to first pull %.2f s, %d requests for the release", first.Sub(since).Seconds(),
+		cost.byNode+cost.byOthers)
 	_, err = c.output(ctx, c.testcluster, "remove-node", "--name", c.name, name)
-	return errors.Join(err, c.until(ctx, "the node to be gone",
+	return errors.Join(err, c.waitFor(ctx, "the removal of the node",
 		func() (bool, error) { return c.proxiesReady(ctx, 2, nil) }))
 }
 
@@ -138,8 +136,8 @@ func parseReceived(text string) (float64, error) {
 	return 0, errors.New("no interface eth0")
 }
 
-// proxiesReady reports whether exactly that many proxies exist, all ready and none of the previous
-// ones.
+// proxiesReady reports whether exactly want proxies exist, all of them ready and none of them in
+// previous.
 func (c *cluster) proxiesReady(ctx context.Context, want int, previous map[types.UID]bool) (bool, error) {
 	pods, err := c.pods(ctx, "proxy")
 	if err != nil {
@@ -153,8 +151,8 @@ func (c *cluster) proxiesReady(ctx context.Context, want int, previous map[types
 	return len(pods) == want, nil
 }
 
-// under performs an operation during a pull loop on each node and reports the loops' results.
-func (c *cluster) under(ctx context.Context, report *results.Report, subject string, do func() error) error {
+// duringPulls runs do while each node pulls in a loop, and reports the results of the loops.
+func (c *cluster) duringPulls(ctx context.Context, report *results.Report, subject string, do func() error) error {
 	stop := filepath.Join(c.dir, "stop")
 	if err := os.RemoveAll(stop); err != nil {
 		return err
@@ -164,21 +162,21 @@ func (c *cluster) under(ctx context.Context, report *results.Report, subject str
 	var wait sync.WaitGroup
 	for i, node := range c.nodes {
 		wait.Go(func() {
-			said, err := c.onNode(ctx, node, absolute(os.Args[0]), pullMode, address, c.image(), stop)
+			output, err := c.onNode(ctx, node, absolute(os.Args[0]), pullMode, address, c.image(), stop)
 			if err == nil {
-				err = json.Unmarshal([]byte(said), &seen[i])
+				err = json.Unmarshal([]byte(output), &seen[i])
 			}
 			errs[i] = err
 		})
 	}
-	err := sleep(ctx, time.Second) // each node has pulled
+	err := sleep(ctx, time.Second) // every node pulls at least once
 	begin := time.Now()
 	if err == nil {
 		err = do()
 	}
 	took := time.Since(begin)
 	if err == nil {
-		err = sleep(ctx, time.Second) // late failures count too
+		err = sleep(ctx, time.Second) // to count late failures
 	}
 	err = errors.Join(err, os.WriteFile(stop, nil, 0o600))
 	wait.Wait()
@@ -194,20 +192,20 @@ func (c *cluster) under(ctx context.Context, report *results.Report, subject str
 		all.Failed += s.Failed
 		all.Gap = max(all.Gap, s.Gap)
 		if s.First != "" {
-			say("%s: first failure on %s: %s", subject, c.nodes[i], s.First)
+			logf("%s: first failure on %s: %s", subject, c.nodes[i], s.First)
 		}
 	}
 	report.Add(tableUnder, subject, "took", "s", took.Seconds())
 	report.Add(tableUnder, subject, "pulls", "", float64(all.Pulls))
 	report.Add(tableUnder, subject, "failed", "", float64(all.Failed))
 	report.Add(tableUnder, subject, "longest time without a pull that ended", "s", all.Gap.Seconds())
-	say("%s: %.1f s, %d pulls, %d failed, longest gap %.2f s", subject, took.Seconds(), all.Pulls, all.Failed,
+	logf("%s: %.1f s, %d pulls, %d failed, longest gap %.2f s", subject, took.Seconds(), all.Pulls, all.Failed,
 		all.Gap.Seconds())
 	return nil
 }
 
 // measureRollout replaces the proxies, as an upgrade does.
-func measureRollout(way string) func(context.Context, *cluster, *results.Report) error {
+func measureRollout(network string) func(context.Context, *cluster, *results.Report) error {
 	return func(ctx context.Context, c *cluster, report *results.Report) error {
 		previous := map[types.UID]bool{}
 		pods, err := c.pods(ctx, "proxy")
@@ -222,18 +220,18 @@ func measureRollout(way string) func(context.Context, *cluster, *results.Report)
 		if err != nil {
 			return err
 		}
-		// Those for architectures without nodes have none.
+		// DaemonSets for other architectures have no pods.
 		here := slices.DeleteFunc(list.Items, func(d appsv1.DaemonSet) bool { return d.Status.DesiredNumberScheduled == 0 })
 		if len(here) != 1 {
-			return fmt.Errorf("there are %d DaemonSets of proxies", len(here))
+			return fmt.Errorf("found %d DaemonSets of proxies, want 1", len(here))
 		}
-		return c.under(ctx, report, "rollout of the proxies, "+way, func() error {
+		return c.duringPulls(ctx, report, "rollout of the proxies, "+network, func() error {
 			patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"bench/at":%q}}}}}`, time.Now())
 			if _, err := sets.Patch(ctx, here[0].Name, types.StrategicMergePatchType, []byte(patch),
 				metav1.PatchOptions{}); err != nil {
 				return err
 			}
-			return c.until(ctx, "the rollout", func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), previous) })
+			return c.waitFor(ctx, "the rollout", func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), previous) })
 		})
 	}
 }
@@ -244,13 +242,13 @@ func measureRegistryRestart(ctx context.Context, c *cluster, report *results.Rep
 		return err
 	}
 	if len(previous) != 1 {
-		return fmt.Errorf("there are %d pods of the registry", len(previous))
+		return fmt.Errorf("found %d registry pods, want 1", len(previous))
 	}
-	return c.under(ctx, report, registryDeleted, func() error {
+	return c.duringPulls(ctx, report, registryDeleted, func() error {
 		if err := c.client.CoreV1().Pods(namespace).Delete(ctx, previous[0].Name, metav1.DeleteOptions{}); err != nil {
 			return err
 		}
-		return c.until(ctx, "another registry", func() (bool, error) {
+		return c.waitFor(ctx, "the new registry pod", func() (bool, error) {
 			pods, err := c.pods(ctx, "registry")
 			return err == nil && len(pods) == 1 && pods[0].UID != previous[0].UID && ready(&pods[0]), err
 		})
@@ -260,7 +258,7 @@ func measureRegistryRestart(ctx context.Context, c *cluster, report *results.Rep
 // measureSwitch switches to nodeport mode and back.
 func measureSwitch(ctx context.Context, c *cluster, report *results.Report) error {
 	for _, to := range []struct{ subject, value string }{{toNodePort, "false"}, {toProxy, "true"}} {
-		err := c.under(ctx, report, to.subject, func() error {
+		err := c.duringPulls(ctx, report, to.subject, func() error {
 			_, err := c.helmChart(ctx, "upgrade", "--set=registryProxy="+to.value)
 			return err
 		})
@@ -271,10 +269,10 @@ func measureSwitch(ctx context.Context, c *cluster, report *results.Report) erro
 	return nil
 }
 
-// hostNetwork changes the proxies without measuring.
+// hostNetwork switches the proxies to host network. It measures nothing.
 func hostNetwork(ctx context.Context, c *cluster, _ *results.Report) error {
 	_, err := c.helmChart(ctx, "upgrade", "--set=registryProxy=true", "--set=proxy.hostNetwork=true",
 		"--set=initHook.prove=false", "--set=initHook.pushImages=false")
-	return errors.Join(err, c.until(ctx, "the proxies with host network",
+	return errors.Join(err, c.waitFor(ctx, "the proxies with host network",
 		func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), nil) }))
 }

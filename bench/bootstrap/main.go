@@ -1,20 +1,17 @@
-// Command bootstrap measures what installing the chart takes on a real cluster, as
-// an operator does it: helm install on two nodes that hold nothing but the pause
-// image, one of them init-hook's besides. Each run has a cluster of its own, made by
-// testcluster, on which all is measured one after the other:
+// Command bootstrap measures an installation of the chart on a real cluster. It runs helm install on
+// two nodes that hold only the pause image; one of them also has init-hook's image. Each run boots a
+// new cluster with testcluster and measures in turn:
 //
-//   - install: when each phase was reached. The hook Jobs' phases are those of their
-//     logs, which have milliseconds; all else is when a watch said so.
-//   - what of the payload is in etcd, and what a node fetches of it.
-//   - a node is added: from Ready to the first image that its container runtime pulls
-//     through its own proxy, and what that cost the API server, by its audit log.
-//   - a rollout of the proxies, with host port and with host network; a registry pod
-//     deleted; both switches of the mode. All under a loop of pulls on each node.
+//   - install: the time at which each phase is reached, from the hook Jobs' logs and from watches.
+//   - payload: its size in etcd, and the part that a node fetches.
+//   - a new node: the time from Ready to the first image that its container runtime pulls through its
+//     own proxy, and the requests to the API server, from its audit log.
+//   - failed pulls while the proxies are rolled out, with host port and with host network, while the
+//     registry's pod is replaced, and while the mode is switched in both directions.
 //
-// Everything shares one machine's cores, the two nodes and the control plane
-// included, and there is no network between them: shares of it, rather than seconds,
-// are what carries over to other clusters. It does not measure how fast images are
-// pulled, which is bench/proxy's and bench/images', nor large clusters.
+// Nodes and control plane share the cores of one machine, without a network between them, so ratios
+// carry over to other clusters and seconds do not. bench/proxy and bench/images measure the speed of
+// pulls, bench/scale large clusters.
 package main
 
 import (
@@ -39,7 +36,7 @@ type options struct {
 	testcluster, images, chart, log string
 }
 
-// run is the program, or a child process that it starts of itself on nodes.
+// run runs the benchmark, or one of the modes that the benchmark starts on nodes.
 func run(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		switch args[0] {
@@ -52,13 +49,13 @@ func run(ctx context.Context, args []string) error {
 	var o options
 	flags := flag.NewFlagSet("bootstrap", flag.ContinueOnError)
 	flags.IntVar(&o.runs, "n", 5, "runs, each on a new cluster")
-	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: a text goes to stdout)")
-	flags.BoolVar(&o.installOnly, "install-only", false, "measure the installation alone")
+	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: print medians to stdout)")
+	flags.BoolVar(&o.installOnly, "install-only", false, "measure only the installation")
 	flags.StringVar(&o.name, "name", "bench-bootstrap", "name of the clusters")
-	flags.StringVar(&o.testcluster, "testcluster", "bin/testcluster", "the program that makes clusters")
+	flags.StringVar(&o.testcluster, "testcluster", "bin/testcluster", "path of testcluster, which boots the clusters")
 	flags.StringVar(&o.images, "images", "dist/images", "directory with init-hook.tar")
-	flags.StringVar(&o.chart, "chart", "charts/zarf-registry", "the chart")
-	flags.StringVar(&o.log, "log", "", "file to write every event of the installations to, with its time (default: none)")
+	flags.StringVar(&o.chart, "chart", "charts/zarf-registry", "path of the chart")
+	flags.StringVar(&o.log, "log", "", "file to which the events of each installation are appended (default: none)")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -74,19 +71,19 @@ func run(ctx context.Context, args []string) error {
 		if err := oneRun(ctx, o, n, report); err != nil {
 			return fmt.Errorf("run %d: %w", n+1, err)
 		}
-		say("run %d of %d took %s", n+1, o.runs, time.Since(begin).Round(time.Second))
+		logf("run %d of %d took %s", n+1, o.runs, time.Since(begin).Round(time.Second))
 	}
 	if o.write != "" {
 		return report.Write(o.write)
 	}
 	for _, m := range report.Measures {
-		median, least, most := m.Spread()
-		fmt.Printf("%-28s %-44s %-34s %8.2f  (%.2f–%.2f) %s\n", m.Table, m.Subject, m.What, median, least, most, m.Unit)
+		median, minimum, maximum := m.Spread()
+		fmt.Printf("%-28s %-44s %-34s %8.2f  (%.2f–%.2f) %s\n", m.Table, m.Subject, m.What, median, minimum, maximum, m.Unit)
 	}
 	return nil
 }
 
-// oneRun measures everything once.
+// oneRun performs all measurements on a new cluster.
 func oneRun(ctx context.Context, o options, n int, report *results.Report) (err error) {
 	c, err := newCluster(ctx, o)
 	if c != nil {
@@ -99,10 +96,10 @@ func oneRun(ctx context.Context, o options, n int, report *results.Report) (err 
 	if !o.installOnly {
 		later := []func(context.Context, *cluster, *results.Report) error{measureNode, measureRollout("host port"),
 			measureRegistryRestart}
-		if n%2 == 1 { // later measurements depend on earlier ones
+		if n%2 == 1 { // alternate the order: a measurement affects the next one
 			later[0], later[2] = later[2], later[0]
 		}
-		// A switch ends in proxy mode with host ports; host network is last.
+		// Host network is last, because measureSwitch ends with host ports.
 		steps = append(append(steps, later...), measureSwitch, hostNetwork, measureRollout("host network"))
 	}
 	for _, step := range steps {
@@ -113,7 +110,7 @@ func oneRun(ctx context.Context, o options, n int, report *results.Report) (err 
 	return nil
 }
 
-func say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+func logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
 // absolute returns an absolute path, for children with another working directory.
 func absolute(path string) string {

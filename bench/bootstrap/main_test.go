@@ -38,7 +38,7 @@ func podOf(component, name, node string, running, isReady bool) *corev1.Pod {
 	return p
 }
 
-func TestATimelineIsReadFromPodsAndLogs(t *testing.T) {
+func TestTimeline(t *testing.T) {
 	l := newTimeline()
 	follows := 0
 	for _, seen := range []struct {
@@ -61,7 +61,7 @@ func TestATimelineIsReadFromPodsAndLogs(t *testing.T) {
 		}
 	}
 	if follows != 2 {
-		t.Errorf("%d logs are followed, want one of each Job", follows)
+		t.Errorf("%d logs are followed, want one per Job", follows)
 	}
 	log := `{"time":"2026-01-02T12:00:02.5Z","msg":"step done","phase":"prepare","step":"1/8 list the nodes",` +
 		`"took":"100ms"}` + `
@@ -92,11 +92,11 @@ func TestATimelineIsReadFromPodsAndLogs(t *testing.T) {
 		t.Errorf("seeding took %s", took)
 	}
 	if err := readLog(strings.NewReader("panic: no log\n"), l); err == nil {
-		t.Error("what is no log is read as one")
+		t.Error("no error for a line that is not JSON")
 	}
 }
 
-func TestAnAuditLogIsCounted(t *testing.T) {
+func TestReadAudit(t *testing.T) {
 	line := func(id, user, verb, namespace, stage string, seconds float64) string {
 		return `{"auditID":"` + id + `","verb":"` + verb + `","stage":"` + stage + `","user":{"username":"` + user +
 			`"},"objectRef":{"namespace":"` + namespace +
@@ -114,25 +114,25 @@ func TestAnAuditLogIsCounted(t *testing.T) {
 		line("9", "kubernetes-admin", "list", "zarf", "ResponseComplete", 2) +
 		line("2", node, "watch", "zarf", "ResponseComplete", 1)
 	got, err := readAudit(strings.NewReader(log), noon, node, "zarf")
-	if want := (cost{ofNode: 2, ofOthers: 2, all: 3}); err != nil || got != want {
+	if want := (cost{byNode: 2, byOthers: 2, all: 3}); err != nil || got != want {
 		t.Errorf("counted %+v, %v, want %+v", got, err, want)
 	}
 	if _, err := readAudit(strings.NewReader("rubbish\n"), noon, node, "zarf"); err == nil {
-		t.Error("rubbish is counted")
+		t.Error("no error for an invalid audit log")
 	}
 }
 
-func TestWhatANodeReceivedIsFound(t *testing.T) {
+func TestParseReceived(t *testing.T) {
 	const text = "Inter-| Receive | Transmit\n face |bytes packets|bytes\n    lo:  10 1 0\n  eth0: 7390000    1234 0\n"
 	if got, err := parseReceived(text); err != nil || got != 7390000 {
 		t.Errorf("got %v, %v", got, err)
 	}
 	if _, err := parseReceived("lo: 10\n"); err == nil {
-		t.Error("there is no eth0, and no error")
+		t.Error("no error without eth0")
 	}
 }
 
-func TestGapsAreBetweenPullsThatSucceed(t *testing.T) {
+func TestGapsAreBetweenSuccessfulPulls(t *testing.T) {
 	var p pulls
 	last := noon
 	for _, pull := range []struct {
@@ -146,7 +146,7 @@ func TestGapsAreBetweenPullsThatSucceed(t *testing.T) {
 	}
 }
 
-// content is a registry with one image.
+// content starts a registry with one image.
 func content(t *testing.T, damage bool) *httptest.Server {
 	t.Helper()
 	layer := "a layer"
@@ -174,14 +174,14 @@ func content(t *testing.T, damage bool) *httptest.Server {
 	return s
 }
 
-func TestAPullIsChecked(t *testing.T) {
+func TestPullVerifiesDigests(t *testing.T) {
 	for name, tt := range map[string]struct {
 		damage bool
 		tag    string
 		want   string
 	}{
 		"whole":   {false, "1", ""},
-		"damaged": {true, "1", "has another digest"},
+		"damaged": {true, "1", "digest mismatch"},
 		"missing": {false, "2", "404"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -194,14 +194,14 @@ func TestAPullIsChecked(t *testing.T) {
 	}
 }
 
-func TestALoopEndsWithItsFile(t *testing.T) {
+func TestPullLoopEndsWithStopFile(t *testing.T) {
 	stop := filepath.Join(t.TempDir(), "stop")
 	if err := os.WriteFile(stop, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var out strings.Builder
 	if err := run(t.Context(), []string{"no", "arguments"}); err == nil {
-		t.Error("arguments are taken")
+		t.Error("positional arguments are accepted")
 	}
 	if err := pullUntil(t.Context(), []string{"127.0.0.1:1", "a/b:1", stop}, &out); err != nil ||
 		!strings.HasPrefix(out.String(), `{"Pulls":0`) {
@@ -210,15 +210,15 @@ func TestALoopEndsWithItsFile(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := pullUntil(ended, []string{"127.0.0.1:1", "a/b:1", stop + "-not"}, &out); err == nil {
-		t.Error("a loop that nobody ends ends well")
+		t.Error("no error when the loop is canceled")
 	}
 }
 
-func TestEveryRowIsASubject(t *testing.T) {
+func TestEveryRowHasASubject(t *testing.T) {
 	names := map[string]bool{}
 	for _, s := range subjects() {
 		if names[s.Name] {
-			t.Errorf("%s is there twice", s.Name)
+			t.Errorf("%s is listed twice", s.Name)
 		}
 		names[s.Name] = true
 	}
@@ -229,6 +229,6 @@ func TestEveryRowIsASubject(t *testing.T) {
 		}
 	}
 	if r := results.New(how, subjects()...); r.How == "" {
-		t.Error("the report does not say how")
+		t.Error("the report does not describe the method")
 	}
 }

@@ -16,16 +16,16 @@ import (
 	"time"
 )
 
-// The modes in which the program runs on a node.
+// First arguments that make the program pull on a node.
 const (
 	pullMode  = "pull"
 	firstMode = "first-pull"
 )
 
-// pullPause is the pause between two pulls of a loop, and the accuracy of gaps.
+// pullPause is the pause between the pulls of a loop. It limits the accuracy of gaps.
 const pullPause = 50 * time.Millisecond
 
-// pulls is the result of a loop.
+// pulls is the result of a pull loop.
 type pulls struct {
 	Pulls, Failed int
 	First         string        // the first failure
@@ -46,16 +46,16 @@ func (p *pulls) add(err error, last, now time.Time) time.Time {
 	return now
 }
 
-// pullUntil keeps pulling an image over new connections until a file exists, and prints the result.
-// Its arguments are address, repository:tag, and the file.
+// pullUntil pulls an image in a loop, each time over new connections, until a file exists. It prints
+// the result as JSON.
 func pullUntil(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) != 3 {
 		return errors.New("usage: pull HOST:PORT REPOSITORY:TAG STOP-FILE")
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // the parent may have died
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // in case the parent has died
 	defer cancel()
 	repository, tag, _ := strings.Cut(args[1], ":")
-	// Without retries, which container runtimes make.
+	// Failures are not retried, unlike in a container runtime.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
 	var seen pulls
 	last := time.Now()
@@ -108,12 +108,12 @@ func pull(ctx context.Context, client *http.Client, repository, tag string) erro
 				return err
 			}
 			if sum := sha256.Sum256(body); "sha256:"+hex.EncodeToString(sum[:]) != b.Digest {
-				return fmt.Errorf("blob %s has another digest", b.Digest)
+				return fmt.Errorf("digest mismatch: %s", b.Digest)
 			}
 		}
 		return nil
 	}
-	return fmt.Errorf("%s has nothing for %s", tag, runtime.GOARCH)
+	return fmt.Errorf("%s has no image for %s", tag, runtime.GOARCH)
 }
 
 func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
@@ -135,25 +135,25 @@ func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	return body, err
 }
 
-// firstPull makes the node's container runtime pull an image until that succeeds, and prints the
-// time. Its arguments are the image and a timeout.
+// firstPull makes the node's container runtime pull an image, retries until that succeeds, and prints
+// the time as JSON.
 func firstPull(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) != 2 {
-		return errors.New("usage: first-pull IMAGE ATMOST")
+		return errors.New("usage: first-pull IMAGE TIMEOUT")
 	}
-	atMost, err := time.ParseDuration(args[1])
+	timeout, err := time.ParseDuration(args[1])
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, atMost)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
-		said, err := exec.CommandContext(ctx, "crictl", "pull", args[0]).CombinedOutput()
+		output, err := exec.CommandContext(ctx, "crictl", "pull", args[0]).CombinedOutput()
 		if err == nil {
 			return json.NewEncoder(out).Encode(time.Now())
 		}
 		if sleepErr := sleep(ctx, pullPause); sleepErr != nil {
-			return fmt.Errorf("pulling %s: %w: %s", args[0], err, said)
+			return fmt.Errorf("pulling %s: %w: %s", args[0], err, output)
 		}
 	}
 }

@@ -5,11 +5,11 @@ import "github.com/zarf-dev/zarf-registry/bench/internal/results"
 // ours is the subject of tables with one row.
 const ours = "zarf-registry"
 
-const how = "Each run boots a Kubernetes cluster of two nodes on this machine (test/cluster: real API server, etcd, " +
-	"kubelets, containerd, kube-proxy, CNI), whose nodes hold the pause image and, on one of them, init-hook's, " +
-	"and runs `helm install` of the chart in proxy mode, which needs nothing else (`auth.anonymousPull` is set as " +
-	"well, so that pulls are the same in both modes). All of it shares the cores. The loops of pulls take an image of " +
-	"3 MB over new connections, 50 ms after each other, without retrying."
+const how = "Each run boots a Kubernetes cluster of two nodes on this machine with test/cluster: API server, etcd, " +
+	"kubelets, containerd, kube-proxy and CNI, all on the same cores. The nodes hold only the pause image; one of them " +
+	"also has init-hook's image. The run installs the chart with `helm install` in proxy mode; `auth.anonymousPull` is " +
+	"set so that pulls work the same in both modes. The pull loops pull an image of 3 MB over new connections every " +
+	"50 ms, without retries."
 
 // subjects are the rows of the tables.
 func subjects() []results.Subject {
@@ -19,11 +19,10 @@ func subjects() []results.Subject {
 	}
 	return append(list,
 		results.Subject{Name: rolloutHostPort,
-			About: "a DaemonSet's pods cannot be there twice: one node after the other is without for a moment, in which " +
-				"nothing accepts connections"},
-		results.Subject{Name: rolloutHostNetwork, About: "the new one listens beside the previous one"},
-		results.Subject{Name: registryDeleted, About: "the proxies hold pulls back until there is another"},
-		results.Subject{Name: toNodePort, About: "helm upgrade, the proof on each node included"},
+			About: "a node cannot run two pods with the same host port, so each node briefly accepts no connections"},
+		results.Subject{Name: rolloutHostNetwork, About: "the new proxy listens before the previous one stops"},
+		results.Subject{Name: registryDeleted, About: "the proxies queue pulls until the new pod is ready"},
+		results.Subject{Name: toNodePort, About: "helm upgrade, including the verified pull on each node"},
 		results.Subject{Name: toProxy, About: "the same"},
 	)
 }
