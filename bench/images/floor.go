@@ -16,15 +16,15 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// First arguments of the floor's child processes; then come the host, a layout, and the output
-// directory.
+// First arguments of the floor's child processes. The others are the host, a layout, and for a pull the
+// output directory.
 const (
 	floorPushMode = "floor-push"
 	floorPullMode = "floor-pull"
 )
 
 const (
-	// floorConnections is the number of layer connections of init-hook.
+	// floorConnections is as many as init-hook uses for layers.
 	floorConnections = 6
 	floorRepository  = "bench/floor"
 )
@@ -120,7 +120,7 @@ func readJSON(path string, v any) error {
 	return json.Unmarshal(raw, v)
 }
 
-// each calls do for all, with as many goroutines as connections.
+// each calls do for all descriptors, floorConnections at a time.
 func each(ctx context.Context, all []ocispec.Descriptor, do func(context.Context, ocispec.Descriptor) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(floorConnections)

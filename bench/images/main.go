@@ -1,17 +1,15 @@
-// Command images measures pushes and pulls of an image set: init-hook's beside
-// those of crane, skopeo and regctl, against the same registry on loopback.
+// Command images measures pushes and pulls of a set of images with init-hook, crane, skopeo and regctl,
+// against the same registry on loopback.
 //
-// The set is made from a seed: five families of eight images that share base
-// layers, 1.48 GB of content that does not compress. For each repetition and tool
-// there is a new registry in a process of its own, with empty storage and empty
-// caches of the client: cold push, warm push (again), cold pull, warm pull (again,
-// to the same place) and, for tools that have a cache, a pull from it to another
-// place. A beeline that neither hashes nor looks, the floor, tells what the
-// registry and the machine take for themselves.
+// The set is generated from a seed: five families of eight images that share base layers, 1.48 GB of
+// incompressible content. Each repetition of a tool starts a new registry process with empty storage,
+// and the tool with empty caches. It measures a cold push, a warm push (the same again), a cold pull, a
+// warm pull (the same again, into the same directory) and, for tools with a cache, a pull from the cache
+// into an empty directory. The floor, a client that neither hashes nor checks for existing blobs, shows
+// the cost of the registry and the machine alone.
 //
-// It measures on one machine: client and registry share its cores, and there is no
-// network. What it measures it has checked: every manifest is in the registry
-// after a push, every blob in the output after a pull.
+// Client and registry share the cores of one machine, without a network. Every result is verified: after
+// a push all manifests are in the registry, after a pull all blobs are in the output.
 package main
 
 import (
@@ -31,15 +29,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 )
 
-// space is the maximum disk space of a full set in bytes: itself, the registry's storage, an
-// output, a cache, and file system overhead.
+// space is the disk space that a full set needs, in bytes: the set, the registry's storage, the output,
+// a cache, and file system overhead.
 const space = 8e9
 
 func main() {
 	program.Main("images", func(ctx context.Context, args []string) error { return run(ctx, args, os.Stdout) })
 }
 
-// run is the program, or a child process that it starts of itself.
+// run runs the benchmark, or one of its child processes.
 func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if len(args) > 0 {
 		switch args[0] {
@@ -67,10 +65,10 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("images", flag.ContinueOnError)
 	flags.IntVar(&o.repetitions, "n", 3, "repetitions")
-	flags.StringVar(&o.tools, "tools", "", "names of the tools, separated by commas (default: all that are installed)")
+	flags.StringVar(&o.tools, "tools", "", "comma-separated names of the tools (default: all that are installed)")
 	flags.StringVar(&o.dir, "dir", os.TempDir(), "directory for up to 8 GB of temporary files")
 	flags.StringVar(&o.write, "write", "",
-		"directory to write RESULTS.md and RESULTS.json to (default: the table goes to stdout)")
+		"directory to write RESULTS.md and RESULTS.json to (default: print the tables to stdout)")
 	flags.Float64Var(&o.scale, "scale", 1, "scale of the layer sizes; 1 is 1.48 GB in total")
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of the layers")
 	flags.StringVar(&o.initHook, "init-hook", "bin/init-hook", "path of init-hook")
@@ -89,7 +87,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 
-	// It must not contain a colon: skopeo would parse the rest as a name.
+	// The path must not contain a colon, because skopeo parses what follows it as a tag.
 	dir, err := os.MkdirTemp(o.dir, "bench-images-")
 	if err != nil {
 		return err
@@ -98,17 +96,17 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return err
 	}
-	fmt.Fprintln(os.Stderr, "making the images in", dir)
+	fmt.Fprintln(os.Stderr, "generating images in", dir)
 	set, err := makeSet(filepath.Join(dir, "set"), o.seed, o.scale)
 	if err != nil {
-		return fmt.Errorf("making the images: %w", err)
+		return fmt.Errorf("generating images: %w", err)
 	}
 	if err := syncTree(dir); err != nil {
 		return err
 	}
 	report := newReport(o, set, found, time.Now())
 	for repetition := range o.repetitions {
-		// The order changes, because each tool leaves work for the disk to the next one.
+		// The order is random, because a tool's disk writes slow down the next one.
 		for _, n := range rand.New(rand.NewPCG(o.seed, uint64(repetition))).Perm(len(found)) {
 			t := found[n]
 			if err := settle(ctx); err != nil {
@@ -130,8 +128,8 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return report.write(o.write)
 }
 
-// settlePause gives the disk time after gigabytes were removed: without it, a tool's cold push took
-// up to half as long again.
+// settlePause is how long the disk is given after gigabytes were removed. Without it, cold pushes took
+// up to 50 % longer.
 const settlePause = 3 * time.Second
 
 // settle waits until the disk is idle.
@@ -149,16 +147,16 @@ func settle(ctx context.Context) error {
 func enoughSpace(dir string, need int64) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
-		return fmt.Errorf("looking for space in %s: %w", dir, err)
+		return fmt.Errorf("checking the free space of %s: %w", dir, err)
 	}
 	if free := int64(fs.Bavail) * fs.Bsize; free < need {
-		return fmt.Errorf("%s has %.1f GB free, but %.1f GB are needed: free some, or name another directory with -dir", dir,
+		return fmt.Errorf("%s has %.1f GB free, but %.1f GB are needed: free some space or set -dir", dir,
 			float64(free)/1e9, float64(need)/1e9)
 	}
 	return nil
 }
 
-// selected reports whether a comma-separated list has name, or is empty.
+// selected reports whether a comma-separated list contains name or is empty.
 func selected(list, name string) bool {
 	if list == "" {
 		return true

@@ -15,10 +15,10 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// tiny is the scale of sets that are made in no time.
+// tiny is the scale of sets for tests.
 const tiny = 0.0005
 
-// The children of a test are the test program itself.
+// TestMain runs the benchmark's child processes, which are the test binary.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && slices.Contains([]string{registryMode, floorPushMode, floorPullMode}, os.Args[1]) {
 		main()
@@ -32,8 +32,8 @@ var (
 	_ io.WriterTo   = (*countingConn)(nil)
 )
 
-// memory is a directory in memory where there is one: a registry waits for the disk
-// at every request.
+// memory returns a directory in memory, if possible, because a registry waits for the disk at every
+// request.
 func memory(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "bench-images-test-")
@@ -61,14 +61,14 @@ func TestSet(t *testing.T) {
 	one, same, other := newSet(t, 1), newSet(t, 1), newSet(t, 2)
 	equal := func(a, b ocispec.Descriptor) bool { return a.Digest == b.Digest && a.Size == b.Size }
 	if !slices.EqualFunc(one.blobs, same.blobs, equal) {
-		t.Error("equal seeds make different sets")
+		t.Error("equal seeds give different sets")
 	}
 	if slices.EqualFunc(one.blobs, other.blobs, equal) {
-		t.Error("different seeds make equal sets")
+		t.Error("different seeds give equal sets")
 	}
 	layers := families * (len(baseLayers) + members*len(ownLayers))
 	if got, want := len(one.blobs), layers+2*families*members; got != want || want != 330 {
-		t.Errorf("%d blobs, want %d: those of layers, configs and manifests", got, want)
+		t.Errorf("%d blobs, want %d", got, want)
 	}
 	if err := checkPulled(one.layout, one, true); err != nil {
 		t.Error(err)
@@ -89,11 +89,11 @@ func TestSet(t *testing.T) {
 		sum += members * size
 	}
 	if got := sum * scales / 1e9; math.Abs(got-1.48) > 0.01 {
-		t.Errorf("a whole set has %.2f GB", got)
+		t.Errorf("a full set has %.2f GB", got)
 	}
 }
 
-// The floor is a tool like the others, and is always there.
+// The floor is the only tool that needs no installation.
 func TestBench(t *testing.T) {
 	dir, results := memory(t), t.TempDir()
 	args := []string{"-n", "1", "-scale", "0.0005", "-tools", "floor", "-dir", dir, "-write", results}
@@ -142,7 +142,7 @@ func TestBench(t *testing.T) {
 			if want.sent {
 				most, least = least, most
 			}
-			// Headers come on top, of a few hundred bytes each.
+			// Each request adds a few hundred bytes of headers.
 			if most < got.Set.Bytes || most > got.Set.Bytes+want.requests*1000 || least == 0 || least > want.requests*1000 {
 				t.Errorf("%s: received %d, sent %d, of a set of %d bytes", operation, s.Received, s.Sent, got.Set.Bytes)
 			}
@@ -158,7 +158,7 @@ func TestBench(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotThereIsAnError(t *testing.T) {
+func TestMissingContentIsAnError(t *testing.T) {
 	ctx, set := context.Background(), newSet(t, 1)
 	registry, err := startRegistry(ctx, memory(t))
 	if err != nil {
@@ -166,11 +166,11 @@ func TestWhatIsNotThereIsAnError(t *testing.T) {
 	}
 	defer registry.stop()
 	if err := checkPushed(ctx, registry.host, tool{}, set); err == nil ||
-		!strings.Contains(err.Error(), "has no manifest") {
-		t.Errorf("an empty registry is one that has everything: %v", err)
+		!strings.Contains(err.Error(), "not found") {
+		t.Errorf("an empty registry passes the check: %v", err)
 	}
 	if _, err := measureOperation(ctx, registry, [][]string{{"false"}}, t.TempDir()); err == nil {
-		t.Error("a command that fails is measured")
+		t.Error("no error for a failing command")
 	}
 	blob := set.path(set.blobs[0].Digest)
 	content, err := os.ReadFile(blob)
@@ -178,8 +178,8 @@ func TestWhatIsNotThereIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	for sentence, damage := range map[string]func() error{
-		"a blob of another content": func() error { return os.WriteFile(blob, make([]byte, len(content)), 0o600) },
-		"a blob that is shorter":    func() error { return os.Truncate(blob, 1) },
+		"a blob with other content": func() error { return os.WriteFile(blob, make([]byte, len(content)), 0o600) },
+		"a truncated blob":          func() error { return os.Truncate(blob, 1) },
 		"no blob":                   func() error { return os.Remove(blob) },
 	} {
 		t.Run(sentence, func(t *testing.T) {
@@ -193,7 +193,7 @@ func TestWhatIsNotThereIsAnError(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := checkPulled(set.layout, set, true); err == nil {
-				t.Error("passes for a whole output")
+				t.Error("the damaged output passes the check")
 			}
 		})
 	}
@@ -206,7 +206,7 @@ func TestBadInput(t *testing.T) {
 	}{
 		"no repetition":    {[]string{"-n", "0"}, "-n"},
 		"no size":          {[]string{"-scale", "0"}, "-scale"},
-		"an argument":      {[]string{"crane"}, "no arguments"},
+		"an argument":      {[]string{"crane"}, "positional arguments"},
 		"too little space": {[]string{"-tools", "floor", "-scale", "1e9"}, "are needed"},
 		"no directory":     {[]string{"-tools", "floor", "-dir", filepath.Join(t.TempDir(), "none")}, "none"},
 		"an unknown tool":  {[]string{"-tools", "docker", "-scale", "0.0005"}, "no tool"},

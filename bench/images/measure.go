@@ -43,7 +43,7 @@ const (
 	lastLook  = 16 * time.Millisecond
 )
 
-// sample is one measurement.
+// sample is one measurement of an operation.
 type sample struct {
 	Operation      string  `json:"operation"`
 	Seconds        float64 `json:"seconds"`
@@ -113,7 +113,7 @@ func measure(ctx context.Context, t tool, set *imageSet, dir string, verify bool
 	return samples, checkPulled(out, set, verify)
 }
 
-// measureOperation runs commands one after the other.
+// measureOperation runs the commands of an operation one after the other.
 func measureOperation(ctx context.Context, registry *childRegistry, commands [][]string, dir string) (sample, error) {
 	ctx, cancel := context.WithTimeout(ctx, operationTimeout)
 	defer cancel()
@@ -145,8 +145,7 @@ func measureOperation(ctx context.Context, registry *childRegistry, commands [][
 	return s, nil
 }
 
-// syncTree waits until the files in dir are written to disk, so that this does not happen during
-// the next operation.
+// syncTree flushes the files in dir to disk, so that the next operation does not wait for them.
 func syncTree(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
@@ -160,19 +159,19 @@ func syncTree(dir string) error {
 	})
 }
 
-// runClient runs a command with its settings and caches in dir, and returns its CPU seconds and
-// peak memory in bytes.
+// runClient runs a command that keeps its configuration and caches in dir. It returns the CPU time in
+// seconds and the peak memory in bytes.
 func runClient(ctx context.Context, command []string, dir string) (seconds float64, memory int64, err error) {
-	var said bytes.Buffer
+	var output bytes.Buffer
 	c := exec.CommandContext(ctx, command[0], command[1:]...)
-	c.Stdout, c.Stderr = &said, &said
+	c.Stdout, c.Stderr = &output, &output
 	home := filepath.Join(dir, "home")
 	c.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + dir, "KUBECONFIG=" + os.DevNull,
 		"DOCKER_CONFIG=" + home, "REGCTL_CONFIG=" + filepath.Join(home, "regctl.json"),
 		"REGISTRY_AUTH_FILE=" + filepath.Join(home, "auth.json"),
 		"XDG_RUNTIME_DIR=" + home, "XDG_DATA_HOME=" + home, "XDG_CACHE_HOME=" + home, "XDG_CONFIG_HOME=" + home,
-		"_CONTAINERS_ROOTLESS_UID=65534", // skopeo as root would write to /var/lib
+		"_CONTAINERS_ROOTLESS_UID=65534", // otherwise skopeo writes to /var/lib as root
 	}
 	if err := os.MkdirAll(home, 0o700); err != nil {
 		return 0, 0, err
@@ -200,19 +199,18 @@ func runClient(ctx context.Context, command []string, dir string) (seconds float
 	close(stop)
 	<-done
 	if err != nil {
-		return 0, 0, fmt.Errorf("%s: %w:\n%s", strings.Join(command[:min(len(command), 8)], " "), err, tail(said.String()))
+		return 0, 0, fmt.Errorf("%s: %w:\n%s", strings.Join(command[:min(len(command), 8)], " "), err, tail(output.String()))
 	}
 	return cpu(c.ProcessState.SysUsage().(*syscall.Rusage)), reached, nil
 }
 
-// tail returns the end of a long text.
+// tail returns the last 2000 bytes of s.
 func tail(s string) string {
-	const most = 2000
-	return s[max(0, len(s)-most):]
+	return s[max(0, len(s)-2000):]
 }
 
-// peak returns a process's peak resident memory since its start or resetPeak, in bytes; 0 if it has
-// ended. rusage would include what the parent had resident.
+// peak returns the peak resident memory of a process since its start or resetPeak, in bytes, or 0 if it
+// has ended. The value in rusage would include the memory of the parent at the fork.
 func peak(pid int) int64 {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -227,13 +225,12 @@ func peak(pid int) int64 {
 	return 0
 }
 
-// resetPeak resets the peak to the current value. If the kernel does not support that, the peak is
-// that of the whole run.
+// resetPeak resets the peak to the current value, if the kernel supports that.
 func resetPeak(pid int) {
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 }
 
-// checkPushed requires every manifest in the registry, which accepts none without its blobs.
+// checkPushed verifies that the registry has every manifest. It accepts a manifest only with all blobs.
 func checkPushed(ctx context.Context, host string, t tool, set *imageSet) error {
 	client := http.Client{Transport: new(http.Transport)}
 	defer client.CloseIdleConnections()
@@ -258,13 +255,14 @@ func checkPushed(ctx context.Context, host string, t tool, set *imageSet) error 
 			return err
 		}
 		if response.StatusCode != http.StatusOK || i.manifest.Digest.Algorithm().FromBytes(raw) != i.manifest.Digest {
-			return fmt.Errorf("the registry has no manifest %s in %s: %s", i.manifest.Digest, repository, response.Status)
+			return fmt.Errorf("manifest %s not found in %s: %s", i.manifest.Digest, repository, response.Status)
 		}
 	}
 	return nil
 }
 
-// checkPulled requires every blob in the layout out.
+// checkPulled verifies that the layout out has every blob with the right size and, if hash is set, the
+// right digest.
 func checkPulled(out string, set *imageSet, hash bool) error {
 	for _, desc := range set.blobs {
 		path := blobFile(out, desc.Digest)
@@ -284,8 +282,11 @@ func checkPulled(out string, set *imageSet, hash bool) error {
 		}
 		got, err := desc.Digest.Algorithm().FromReader(file)
 		file.Close()
-		if err != nil || got != desc.Digest {
-			return fmt.Errorf("%s is %s: %w", path, got, errors.Join(errors.New("not what was pushed"), err))
+		if err != nil {
+			return err
+		}
+		if got != desc.Digest {
+			return fmt.Errorf("digest mismatch: %s is %s", path, got)
 		}
 	}
 	return nil

@@ -25,7 +25,7 @@ import (
 // registryMode is the first argument of the registry's child process.
 const registryMode = "serve-registry"
 
-// counters are a registry's counters since its start.
+// counters count what a registry has done since its start.
 type counters struct {
 	Received    int64            `json:"received"` // bytes of its connections, including headers
 	Sent        int64            `json:"sent"`
@@ -46,9 +46,9 @@ func (c counters) since(before counters) counters {
 		c.CPU - before.CPU}
 }
 
-// serveRegistry serves a registry without access control over plain HTTP on a loopback port, with
-// its storage in the directory args[0]. It writes its address to stdout, then counters for every
-// line of stdin, and ends with stdin.
+// serveRegistry serves a registry without access control over plain HTTP on a loopback port, with its
+// storage in the directory args[0]. It writes its address to stdout, then the counters for every line on
+// stdin, until EOF.
 func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
 	config := filepath.Join(args[0], "config.yml")
 	err := os.WriteFile(config, []byte("version: 0.1\nstorage: {filesystem: {rootdirectory: "+
@@ -101,7 +101,7 @@ func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
 	return nil
 }
 
-// cpu is the CPU time in seconds.
+// cpu returns the CPU time in seconds.
 func cpu(usage *syscall.Rusage) float64 {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
 }
@@ -126,7 +126,7 @@ func (c *requestCounter) counts() map[string]int64 {
 	return maps.Clone(c.methods)
 }
 
-// countingListener counts the bytes of its connections.
+// countingListener counts its connections and their bytes.
 type countingListener struct {
 	net.Listener
 	received, sent, connections atomic.Int64
@@ -141,8 +141,8 @@ func (l *countingListener) Accept() (net.Conn, error) {
 	return &countingConn{conn.(*net.TCPConn), l}, nil
 }
 
-// countingConn implements ReadFrom as a TCP connection does, so that files are still sent with
-// sendfile.
+// countingConn implements ReadFrom and WriteTo like a TCP connection, so that sendfile and splice are
+// still used.
 type countingConn struct {
 	*net.TCPConn
 	listener *countingListener
@@ -154,7 +154,6 @@ func (c *countingConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// WriteTo counts what would be spliced from the connection.
 func (c *countingConn) WriteTo(w io.Writer) (int64, error) {
 	n, err := c.TCPConn.WriteTo(w)
 	c.listener.received.Add(n)

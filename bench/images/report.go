@@ -50,7 +50,7 @@ func newReport(o options, set *imageSet, found []tool, now time.Time) *report {
 	r := &report{
 		Date: now.UTC().Truncate(time.Second), Machine: results.ThisMachine(), Repetitions: o.repetitions,
 		Registry: "distribution v3 as bin/registry " + version.Version +
-			" has it, without its front, storage on the file system, plain HTTP",
+			" embeds it, without our HTTP front; file system storage, plain HTTP",
 		Set: setSummary{len(set.images), len(set.blobs), set.bytes, o.seed},
 	}
 	for _, t := range found {
@@ -89,7 +89,7 @@ func (r *report) write(dir string) error {
 func (r *report) markdown(w io.Writer) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# Image operations\n\nWritten by `make bench-images`, %s.\n\n", r.Date.Format(time.RFC3339))
-	fmt.Fprintf(&b, "%d images, %d blobs, %.2f GB. %d repetitions: the median, and in brackets the least and the most.\n",
+	fmt.Fprintf(&b, "%d images, %d blobs, %.2f GB. %d repetitions. Values are medians; brackets contain the minimum and maximum.\n",
 		r.Set.Images, r.Set.Blobs, float64(r.Set.Bytes)/1e9, r.Repetitions)
 	fmt.Fprintf(&b, "Client and registry share %s, on loopback.\n", r.Machine)
 	fmt.Fprintf(&b, "Registry: %s.\n\n", r.Registry)
@@ -97,8 +97,8 @@ func (r *report) markdown(w io.Writer) error {
 	for _, t := range r.Tools {
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", t.Name, t.Version, t.About)
 	}
-	b.WriteString("\nMB on the wire are what the sockets carried, headers of HTTP included. Peak memory is that of the " +
-		"largest process; CPU is that of all.\n")
+	b.WriteString("\nMB sent and received are counted on the sockets and include HTTP headers. Peak memory is that of the " +
+		"largest process, CPU time the sum of all.\n")
 	for _, o := range operations {
 		var rows []*measurement
 		for _, t := range r.Tools {
@@ -132,7 +132,7 @@ func (r *report) markdown(w io.Writer) error {
 	return err
 }
 
-// requests counts those of all methods.
+// requests returns the number of requests with any method.
 func (s sample) requests() float64 {
 	var all int64
 	for _, n := range s.Requests {
@@ -141,7 +141,7 @@ func (s sample) requests() float64 {
 	return float64(all)
 }
 
-// values returns those of all samples, sorted.
+// values returns one value of each sample, sorted.
 func (m *measurement) values(of func(sample) float64) []float64 {
 	values := make([]float64, len(m.Samples))
 	for n, s := range m.Samples {

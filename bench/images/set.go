@@ -23,28 +23,28 @@ const (
 	members  = 8 // of each family
 )
 
-// Sizes of layers in bytes: many small ones, and a few that make up most of the total, as in real
-// images. A family has baseLayers once and ownLayers for each member. With the scales of all
-// families, the total is 1.48 GB.
+// Sizes of layers in bytes. As in real images, most layers are small and a few make up most of the
+// total. A family has baseLayers once and ownLayers for each member. With the scales of all families,
+// the total is 1.48 GB.
 var (
 	baseLayers   = []float64{60e6, 30e6, 15e6, 8e6, 4e6, 2e6, 1e6, 300e3, 50e3, 1e3}
 	ownLayers    = []float64{14e6, 5e6, 2.2e6, 700e3, 100e3}
 	familyScales = [families]float64{0.6, 0.8, 1, 1.2, 1.4}
 )
 
-// domain is the registry in the images' names. It does not exist.
+// domain is the fictitious registry in the images' names.
 const domain = "registry.example"
 
-// imageSet is the set of images that is pushed and pulled.
+// imageSet is the set of images to push and pull.
 type imageSet struct {
 	// layout is an OCI layout of all images under their full names.
 	layout string
-	// tagged is the same under tags, for tools that address images in layouts by tag.
+	// tagged is an OCI layout of all images under tags, for tools that address images by tag.
 	tagged string
 	images []image
-	// blobs are all distinct blobs: layers, configs and manifests.
+	// blobs are all distinct layers, configs and manifests.
 	blobs []ocispec.Descriptor
-	bytes int64 // of blobs
+	bytes int64 // total size of blobs
 }
 
 // image is an image of the set.
@@ -55,7 +55,7 @@ type image struct {
 	manifest   ocispec.Descriptor
 }
 
-// reference is the image's name in a registry.
+// reference returns the image's name in a registry.
 func (i image) reference(host string) string { return host + "/" + i.repository + ":v1" }
 
 // path returns the path of a blob.
@@ -77,7 +77,7 @@ func makeSet(dir string, seed uint64, scale float64) (*imageSet, error) {
 	jitter := rand.New(random)
 	layers := func(sizes []float64, scale float64) (made []layer, err error) {
 		for n, size := range sizes {
-			// at least 16, so that all are distinct in a small set
+			// at least 16 bytes, so that all layers of a small set are distinct
 			l, err := s.layer(random, fmt.Sprintf("data-%d", n), int64(size*scale*(0.9+0.2*jitter.Float64()))+16)
 			if err != nil {
 				return nil, err
@@ -110,14 +110,14 @@ func makeSet(dir string, seed uint64, scale float64) (*imageSet, error) {
 	return s, s.writeLayouts()
 }
 
-// layer is a layer's descriptor and the digest of its tar.
+// layer is a layer's descriptor and its diff ID.
 type layer struct {
 	ocispec.Descriptor
 	diffID digest.Digest
 }
 
-// layer writes a layer with one file of size random bytes. It is a gzip stream of stored blocks,
-// because tools recompress layers that are not compressed.
+// layer writes a layer with one file of size random bytes. It uses gzip without compression, because
+// tools compress layers that are plain tars.
 func (s *imageSet) layer(random io.Reader, name string, size int64) (layer, error) {
 	file, err := os.Create(filepath.Join(s.layout, "layer"))
 	if err != nil {
@@ -156,7 +156,7 @@ func (s *imageSet) layer(random io.Reader, name string, size int64) (layer, erro
 // onlyWriter hides ReadFrom, so that io.Copy uses its buffer.
 type onlyWriter struct{ io.Writer }
 
-// manifest writes the manifest of an image with layers.
+// manifest writes the config and the manifest of an image.
 func (s *imageSet) manifest(name string, layers []layer) (ocispec.Descriptor, error) {
 	config := ocispec.Image{
 		Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"},
@@ -178,7 +178,7 @@ func (s *imageSet) manifest(name string, layers []layer) (ocispec.Descriptor, er
 	return desc, err
 }
 
-// document adds a JSON blob.
+// document writes a JSON blob.
 func (s *imageSet) document(mediaType string, v any) (ocispec.Descriptor, error) {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -218,7 +218,7 @@ func annotated(desc ocispec.Descriptor, annotations map[string]string) ocispec.D
 	return desc
 }
 
-// writeLayout writes an OCI layout of images that uses the blobs of s.layout.
+// writeLayout writes an OCI layout of images whose blobs are those of s.layout.
 func (s *imageSet) writeLayout(dir string, images ...ocispec.Descriptor) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

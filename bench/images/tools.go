@@ -15,11 +15,11 @@ type job struct {
 	program string
 	host    string // of the registry
 	set     *imageSet
-	cache   string // a directory for the tool's cache
-	list    string // a file of references, one per line
+	cache   string // directory of the tool's cache
+	list    string // file with one reference per line
 }
 
-// references are the images' names in the registry.
+// references returns the images' names in the registry.
 func (j job) references() []string {
 	all := make([]string, len(j.set.images))
 	for n, i := range j.set.images {
@@ -28,24 +28,24 @@ func (j job) references() []string {
 	return all
 }
 
-// tool is a program that pushes and pulls. Each function returns the commands of an operation,
+// tool is a program that pushes and pulls. push, pull and cached return the commands of an operation,
 // which run one after the other.
 type tool struct {
 	name    string
-	about   string // how it is used
+	about   string // how the benchmark uses it
 	program string
 	version string
 	push    func(job) [][]string
 	pull    func(j job, out string) [][]string
-	// cached pulls from the tool's cache; nil without one.
+	// cached pulls from the tool's cache; nil if it has none.
 	cached func(j job, out string) [][]string
-	// fills means that the cold pull fills that cache.
+	// fills means that the cold pull fills the cache.
 	fills bool
-	// repository returns the image's repository; nil for the image's own.
+	// repository returns the repository that the tool pushes an image to; nil for the image's own.
 	repository func(image) string
 }
 
-// tools returns the table, in the order of the first repetition, without looking for the programs.
+// tools returns all tools, in the order of the tables, without program and version.
 func tools() []tool {
 	one := func(commands ...[]string) [][]string { return commands }
 	perImage := func(command func(j job, i image, out string) []string) func(job, string) [][]string {
@@ -68,14 +68,14 @@ func tools() []tool {
 	}
 	return []tool{
 		{
-			name: "init-hook", about: "one process, 40 images to 40 repositories; pulls to an OCI layout, through its cache",
+			name: "init-hook", about: "one process, 40 images in 40 repositories; pulls to an OCI layout, through its cache",
 			push: func(j job) [][]string {
 				return one([]string{j.program, "images", "push", j.set.layout, "--to", j.host, "--plain-http"})
 			},
 			pull: ours, cached: ours, fills: true,
 		},
 		{
-			name: "crane, one index", about: "one process, 40 images as one index to one repository; pulls that index",
+			name: "crane, one index", about: "one process, 40 images as one index in one repository",
 			push: func(j job) [][]string {
 				return one([]string{j.program, "push", "--insecure", "--index", j.set.layout, j.host + "/bench/all:v1"})
 			},
@@ -85,7 +85,7 @@ func tools() []tool {
 			repository: func(image) string { return "bench/all" },
 		},
 		{
-			name: "crane, images", about: "a process for each image that is pushed, one for all pulls",
+			name: "crane, images", about: "one process per pushed image, one process for all pulls",
 			push: toPush(perImage(func(j job, i image, _ string) []string {
 				return []string{j.program, "push", "--insecure", i.single, i.reference(j.host)}
 			})),
@@ -96,7 +96,7 @@ func tools() []tool {
 			},
 		},
 		{
-			name: "skopeo", about: "a process for each image",
+			name: "skopeo", about: "one process per image",
 			push: toPush(perImage(func(j job, i image, _ string) []string {
 				return []string{j.program, "copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false",
 					"oci:" + j.set.tagged + ":" + i.tag, "docker://" + i.reference(j.host)}
@@ -107,7 +107,7 @@ func tools() []tool {
 			}),
 		},
 		{
-			name: "regctl", about: "a process for each image",
+			name: "regctl", about: "one process per image",
 			push: toPush(perImage(func(j job, i image, _ string) []string {
 				return []string{j.program, "--host", "reg=" + j.host + ",tls=disabled", "image", "copy",
 					"ocidir://" + j.set.tagged + ":" + i.tag, i.reference(j.host)}
@@ -119,7 +119,7 @@ func tools() []tool {
 		},
 		{
 			name: "floor", about: fmt.Sprintf(
-				"a client that hashes and checks nothing, %d connections: each blob once, to one repository", floorConnections),
+				"a client that hashes and checks nothing: %d connections, each blob once, one repository", floorConnections),
 			push: func(j job) [][]string { return one([]string{j.program, floorPushMode, j.host, j.set.layout}) },
 			pull: func(j job, out string) [][]string {
 				return one([]string{j.program, floorPullMode, j.host, j.set.layout, out})
@@ -147,7 +147,7 @@ func findTools(ctx context.Context, o options) ([]tool, error) {
 		found = append(found, t)
 	}
 	if len(found) == 0 {
-		return nil, errors.New("no tool to measure: see above, and -tools")
+		return nil, errors.New("no tool to measure: install one of them or change -tools")
 	}
 	return found, nil
 }
@@ -165,13 +165,13 @@ func find(ctx context.Context, o options, name string) (program, version string,
 		if program, err = filepath.Abs(o.initHook); err != nil {
 			return "", "", err
 		}
-		// An older version lacks the command and would print another one's help.
+		// An older version without the command prints the help of its parent command.
 		help, err := output(ctx, program, "images", "pull", "--help")
 		if err != nil {
 			return "", "", err
 		}
 		if !strings.Contains(help, "--cache-dir") {
-			return "", "", fmt.Errorf("%s has no images pull", program)
+			return "", "", fmt.Errorf("%s has no command images pull", program)
 		}
 		version, err = output(ctx, program, "version")
 		return program, firstLine(version), err

@@ -1,4 +1,4 @@
-// Package program has the start and end of the benchmarks' programs.
+// Package program provides the main function of the benchmarks.
 package program
 
 import (
@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// Main runs a program with its arguments and exits: with code 1 and a line that begins with name if
-// run fails. The first SIGINT or SIGTERM cancels run's context, a second one ends the process at
-// once.
+// Main calls run with the command line's arguments. If run fails, it prints the error after name and
+// exits with code 1. The first SIGINT or SIGTERM cancels run's context, the second one kills the
+// process.
 func Main(name string, run func(ctx context.Context, args []string) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)

@@ -20,7 +20,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
-// Certificates are those of one CA: a server's in a directory, and clients' in memory.
+// Certificates are a server's certificate in a directory and clients' certificates in memory, all from
+// one CA.
 type Certificates struct {
 	// Dir holds the server's tls.crt, tls.key and ca.crt.
 	Dir string
@@ -29,7 +30,7 @@ type Certificates struct {
 	roots      *x509.CertPool
 }
 
-// NewCertificates issues them and creates the directory.
+// NewCertificates creates a CA and certificates, and writes those of the server to dir.
 func NewCertificates(dir string) (*Certificates, error) {
 	now := time.Now()
 	ca, err := pki.NewCA("bench", now, 0)
@@ -66,10 +67,11 @@ func NewCertificates(dir string) (*Certificates, error) {
 	return c, nil
 }
 
-// Node returns a client's configuration that may read. Each has its own session cache.
+// Node returns the TLS configuration of a client that may read. Each has its own session cache.
 func (c *Certificates) Node() *tls.Config { return c.client(c.node) }
 
-// Push returns a client's configuration that may write with the credential of Push.
+// Push returns the TLS configuration of a client that may write, with the credential that the function
+// Push sends.
 func (c *Certificates) Push() *tls.Config { return c.client(c.push) }
 
 func (c *Certificates) client(certificate tls.Certificate) *tls.Config {
@@ -95,7 +97,7 @@ func NewClient(config *tls.Config) *http.Client {
 	}}
 }
 
-// Push uploads a blob with one POST and one PUT, and returns its digest.
+// Push uploads a blob with one POST and one PUT.
 func Push(ctx context.Context, client *http.Client, p *Process, repository string, content io.Reader, size int64,
 	d digest.Digest) error {
 	upload, err := send(ctx, client, http.MethodPost, p.URL("/v2/"+repository+"/blobs/uploads/"), nil, 0, "",
@@ -120,7 +122,7 @@ func PushManifest(ctx context.Context, client *http.Client, p *Process, reposito
 	return err
 }
 
-// send returns the Location of the response, or "".
+// send sends a request and returns the Location of the response, or "".
 func send(ctx context.Context, client *http.Client, method, to string, body io.Reader, size int64, mediaType string,
 	want int) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, method, to, body)
@@ -156,7 +158,8 @@ func send(ctx context.Context, client *http.Client, method, to string, body io.R
 
 var buffers = sync.Pool{New: func() any { return new([256 << 10]byte) }}
 
-// Get writes a whole response to w and returns its length, which must be size.
+// Get writes a response's body to w and returns its length. The Content-Length and the length of a GET's
+// body must be size.
 func Get(ctx context.Context, client *http.Client, method, url, accept string, size int64, w io.Writer) (int64, error) {
 	request, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
@@ -172,7 +175,7 @@ func Get(ctx context.Context, client *http.Client, method, url, accept string, s
 	defer response.Body.Close()
 	buffer := buffers.Get().(*[256 << 10]byte)
 	defer buffers.Put(buffer)
-	// Hides w's ReadFrom, so that the buffer is used.
+	// Hides ReadFrom and WriteTo, so that CopyBuffer uses the buffer.
 	n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{response.Body}, buffer[:])
 	switch {
 	case err != nil:

@@ -12,15 +12,14 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Random returns size bytes that do not compress and depend only on the seed.
+// Random returns size incompressible bytes that depend only on the seed.
 func Random(seed uint64, size int64) io.Reader {
 	var key [32]byte
 	binary.LittleEndian.PutUint64(key[:], seed)
 	return io.LimitReader(rand.NewChaCha8(key), size)
 }
 
-// Manifest returns the manifest of an image with a configuration and layers, whose content does not
-// matter.
+// Manifest returns the manifest of an image and its descriptor. The blobs may have any content.
 func Manifest(config ocispec.Descriptor, layers ...ocispec.Descriptor) (string, ocispec.Descriptor, error) {
 	config.MediaType = ocispec.MediaTypeImageConfig
 	manifest := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
@@ -34,8 +33,8 @@ func Manifest(config ocispec.Descriptor, layers ...ocispec.Descriptor) (string, 
 		Size: int64(len(raw))}, err
 }
 
-// StorageDir creates a directory, in memory if possible, so that no disk is measured. The caller
-// removes it.
+// StorageDir creates a directory in parent or, if parent is empty, in memory if possible, so that the
+// disk's speed does not matter. The caller removes it.
 func StorageDir(parent, pattern string) (string, error) {
 	if parent != "" {
 		return os.MkdirTemp(parent, pattern)

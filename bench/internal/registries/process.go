@@ -1,6 +1,5 @@
-// Package registries starts registries, each in a process of its own on loopback with mutual TLS,
-// pushes to them, pulls from them, and reads their CPU time and memory. What is measured is up to
-// its callers.
+// Package registries starts registries as processes that serve mutual TLS on loopback. It pushes to
+// them, pulls from them, and reads their CPU time and memory.
 package registries
 
 import (
@@ -23,9 +22,9 @@ import (
 )
 
 const (
-	// startTimeout is how long a registry may take to answer; it takes a fraction of a second.
+	// startTimeout limits the time until a registry answers, which takes a fraction of a second.
 	startTimeout = 30 * time.Second
-	// stopTimeout is how long it may take to end before it is killed.
+	// stopTimeout is the time after SIGTERM before a registry is killed.
 	stopTimeout = 10 * time.Second
 
 	user, password = "bench", "bench-password"
@@ -33,12 +32,12 @@ const (
 
 // Process is a running registry.
 type Process struct {
-	// Address is where it serves, HOST:PORT.
+	// Address is the HOST:PORT on which it serves.
 	Address string
 
 	command *exec.Cmd
-	said    *bytes.Buffer
-	ended   chan struct{} // closed when it has ended
+	output  *bytes.Buffer
+	ended   chan struct{} // closed when the process has ended
 }
 
 // FreeAddress returns a free loopback address.
@@ -50,8 +49,8 @@ func FreeAddress(ctx context.Context) (string, error) {
 	return listener.Addr().String(), listener.Close()
 }
 
-// StartOurs starts program, which is bin/registry, as the chart's Deployment does, with its storage
-// and configuration in dir.
+// StartOurs starts program (bin/registry) like the chart's Deployment, with its storage and
+// configuration in dir.
 func StartOurs(ctx context.Context, program, dir string, c *Certificates) (*Process, error) {
 	address, err := FreeAddress(ctx)
 	if err != nil {
@@ -80,20 +79,20 @@ func StartOurs(ctx context.Context, program, dir string, c *Certificates) (*Proc
 		"--health-listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0", "--log-level=info", "--log-format=json")
 }
 
-// Start starts a program that serves at address with the certificates, and waits until it answers.
+// Start starts a program that serves at address, and waits until it answers.
 func Start(ctx context.Context, address string, c *Certificates, program string, args ...string) (*Process, error) {
-	p := &Process{Address: address, said: new(bytes.Buffer), ended: make(chan struct{}),
+	p := &Process{Address: address, output: new(bytes.Buffer), ended: make(chan struct{}),
 		command: exec.Command(program, args...)}
-	p.command.Stdout, p.command.Stderr = p.said, p.said
-	// The registry ends with the benchmark in any case, and no variable of this shell configures it.
-	// Distribution sends no traces, as in its own image.
+	p.command.Stdout, p.command.Stderr = p.output, p.output
+	// The kernel kills the registry when the benchmark dies. Environment variables of the caller must not
+	// configure it. Distribution's own image also disables traces.
 	p.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p.command.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.TempDir(), "OTEL_TRACES_EXPORTER=none"}
 	if err := p.command.Start(); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", program, err)
 	}
 	go func() {
-		_ = p.command.Wait() // Stop reports it, and an earlier end shows in the output
+		_ = p.command.Wait() // an unexpected exit shows in the output
 		close(p.ended)
 	}()
 	client := NewClient(c.Node())
@@ -109,7 +108,7 @@ func Start(ctx context.Context, address string, c *Certificates, program string,
 		}
 		select {
 		case <-p.ended:
-			return nil, fmt.Errorf("%s has ended: %s", program, p.said)
+			return nil, fmt.Errorf("%s exited: %s", program, p.output)
 		case <-ctx.Done():
 			return nil, errors.Join(ctx.Err(), p.Stop())
 		case <-time.After(20 * time.Millisecond):
@@ -120,12 +119,12 @@ func Start(ctx context.Context, address string, c *Certificates, program string,
 	}
 }
 
-// URL is that of a path.
+// URL returns the URL of a path.
 func (p *Process) URL(path string) string { return "https://" + p.Address + path }
 
-// Stop ends the process and waits for it.
+// Stop terminates the process and waits for it.
 func (p *Process) Stop() error {
-	_ = p.command.Process.Signal(syscall.SIGTERM) // it may have ended
+	_ = p.command.Process.Signal(syscall.SIGTERM) // fails if it has ended
 	select {
 	case <-p.ended:
 	case <-time.After(stopTimeout):
@@ -137,7 +136,7 @@ func (p *Process) Stop() error {
 
 // CPU returns the CPU time of the process since its start, in seconds.
 func (p *Process) CPU() (float64, error) {
-	// clock_getcpuclockid(3): of a process, by the scheduler's account, in nanoseconds.
+	// The clock ID that clock_getcpuclockid(3) computes for CPUCLOCK_SCHED.
 	const scheduler = 2
 	var spent unix.Timespec
 	if err := unix.ClockGettime(int32(^p.command.Process.Pid<<3|scheduler), &spent); err != nil {
@@ -146,7 +145,7 @@ func (p *Process) CPU() (float64, error) {
 	return time.Duration(spent.Nano()).Seconds(), nil
 }
 
-// PeakMemory returns the peak resident memory since the start or ResetPeak, in bytes.
+// PeakMemory returns the peak resident memory since the start or the last ResetPeak, in bytes.
 func (p *Process) PeakMemory() (int64, error) { return peak(p.command.Process.Pid) }
 
 func peak(pid int) (int64, error) {
@@ -164,20 +163,20 @@ func peak(pid int) (int64, error) {
 	return 0, fmt.Errorf("%s has no VmHWM", path)
 }
 
-// watchInterval is how often WatchPeak reads: the kernel keeps the peak, so only the last moment of
+// watchInterval is how often WatchPeak reads. The kernel keeps the peak, so at most the last interval of
 // a process is missed.
 const watchInterval = 5 * time.Millisecond
 
-// WatchPeak reads a process's memory until it has ended, and returns the peak in bytes. What the
-// kernel reports to the parent would include the parent's own.
-func WatchPeak(pid int, ended <-chan struct{}) (most int64) {
+// WatchPeak reads the peak memory of a process until ended is closed, and returns it in bytes. The value
+// in rusage would include the memory of the parent at the fork.
+func WatchPeak(pid int, ended <-chan struct{}) (highest int64) {
 	for {
 		if now, err := peak(pid); err == nil {
-			most = max(most, now)
+			highest = max(highest, now)
 		}
 		select {
 		case <-ended:
-			return most
+			return highest
 		case <-time.After(watchInterval):
 		}
 	}

@@ -1,5 +1,5 @@
-// Package results defines the report of a benchmark: measures, each with the values of all runs,
-// stored as RESULTS.json beside the benchmark. Package bench/report renders them.
+// Package results defines the report of a benchmark, which is stored as RESULTS.json in the benchmark's
+// directory and rendered by bench/report.
 package results
 
 import (
@@ -20,38 +20,38 @@ import (
 // FileName is the name of a report in its benchmark's directory.
 const FileName = "RESULTS.json"
 
-// Report is one run of a benchmark. It is not safe for concurrent use.
+// Report is the result of a benchmark. It is not safe for concurrent use.
 type Report struct {
 	Date    time.Time `json:"date"`
 	Machine Machine   `json:"machine"`
-	// How describes the method in a sentence or two of Markdown.
+	// How describes the method in a few sentences of Markdown.
 	How string `json:"how"`
-	// Subjects are what was measured, ours first, in the order of the tables' rows.
+	// Subjects are in the order of the tables' rows.
 	Subjects []Subject `json:"subjects"`
 	// Measures are in the order of the tables' columns.
 	Measures []*Measure `json:"measures"`
 }
 
-// Machine is where it was measured; empty for what the kernel does not report.
+// Machine describes the machine. Fields that the kernel does not report are empty.
 type Machine struct {
 	Cores     int     `json:"cores"`
 	CPU       string  `json:"cpu"`
 	Memory    int64   `json:"memoryBytes"`
 	Kernel    string  `json:"kernel"`
 	Go        string  `json:"go"`
-	LoadStart float64 `json:"loadAtStart"` // average of the last minute
+	LoadStart float64 `json:"loadAtStart"` // load average of the last minute
 }
 
-// Subject is a program, or a way of using it.
+// Subject is a measured program or configuration.
 type Subject struct {
 	Name    string `json:"name"`
 	Version string `json:"version,omitempty"`
 	About   string `json:"about,omitempty"`
 }
 
-// Measure is a measure of one subject.
+// Measure holds the values of one quantity of one subject.
 type Measure struct {
-	// Table is the heading under which it is shown.
+	// Table is the heading of the table that contains it.
 	Table   string    `json:"table"`
 	Subject string    `json:"subject"`
 	What    string    `json:"what"`
@@ -59,12 +59,12 @@ type Measure struct {
 	Runs    []float64 `json:"runs"` // in the order of the runs
 }
 
-// New starts a report. The machine's load is that of now.
+// New starts a report. It records the current load of the machine.
 func New(how string, subjects ...Subject) *Report {
 	return &Report{Date: time.Now().UTC().Truncate(time.Second), Machine: ThisMachine(), How: how, Subjects: subjects}
 }
 
-// Add adds the value of another run.
+// Add adds the value of a run.
 func (r *Report) Add(table, subject, what, unit string, value float64) {
 	if m := r.Find(table, subject, what); m != nil {
 		m.Runs = append(m.Runs, value)
@@ -83,7 +83,7 @@ func (r *Report) Find(table, subject, what string) *Measure {
 	return nil
 }
 
-// Write writes the report to dir, for bench/report.
+// Write writes the report to dir.
 func (r *Report) Write(dir string) error {
 	raw, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -116,8 +116,8 @@ func Read(dir string) (*Report, error) {
 	return r, nil
 }
 
-// Spread returns the median of the runs, the minimum and the maximum, all 0 without runs.
-func (m *Measure) Spread() (median, least, most float64) {
+// Spread returns the median, minimum and maximum of the runs, or zeros if there are none.
+func (m *Measure) Spread() (median, minimum, maximum float64) {
 	if m == nil || len(m.Runs) == 0 {
 		return 0, 0, 0
 	}
@@ -125,7 +125,7 @@ func (m *Measure) Spread() (median, least, most float64) {
 	return Median(sorted), sorted[0], sorted[len(sorted)-1]
 }
 
-// Median returns the median of sorted values, at least one.
+// Median returns the median of sorted, which must not be empty.
 func Median(sorted []float64) float64 {
 	half := len(sorted) / 2
 	if len(sorted)%2 == 1 {
@@ -155,7 +155,7 @@ func ThisMachine() Machine {
 
 // String describes the machine in one line.
 func (m Machine) String() string {
-	return fmt.Sprintf("%d cores (%s), %.0f GB of memory, Linux %s, %s; load when it began: %.2f", m.Cores, m.CPU,
+	return fmt.Sprintf("%d cores (%s), %.0f GB of memory, Linux %s, %s; load at start: %.2f", m.Cores, m.CPU,
 		float64(m.Memory)/1e9, m.Kernel, m.Go, m.LoadStart)
 }
 

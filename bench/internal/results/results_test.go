@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestAReportIsReadAsItWasWritten(t *testing.T) {
+func TestReadReturnsWhatWasWritten(t *testing.T) {
 	dir := t.TempDir()
 	r := New("how", Subject{Name: "ours", Version: "1"}, Subject{Name: "theirs"})
 	r.Add("a table", "ours", "speed", "MB/s", 3)
@@ -26,31 +26,31 @@ func TestAReportIsReadAsItWasWritten(t *testing.T) {
 		t.Error(diff)
 	}
 	if _, err := Read(t.TempDir()); err == nil {
-		t.Error("there is no report, and no error")
+		t.Error("no error without a report")
 	}
 }
 
 func TestSpread(t *testing.T) {
 	for _, tt := range []struct {
-		runs                []float64
-		median, least, most float64
+		runs                     []float64
+		median, minimum, maximum float64
 	}{
 		{nil, 0, 0, 0},
 		{[]float64{1}, 1, 1, 1},
 		{[]float64{3, 1}, 2, 1, 3},
 		{[]float64{9, 1, 2}, 2, 1, 9},
 	} {
-		if median, least, most := (&Measure{Runs: tt.runs}).Spread(); median != tt.median || least != tt.least ||
-			most != tt.most {
-			t.Errorf("of %v: %v (%v–%v)", tt.runs, median, least, most)
+		if median, minimum, maximum := (&Measure{Runs: tt.runs}).Spread(); median != tt.median ||
+			minimum != tt.minimum || maximum != tt.maximum {
+			t.Errorf("of %v: %v (%v–%v)", tt.runs, median, minimum, maximum)
 		}
 	}
 	if median, _, _ := (*Measure)(nil).Spread(); median != 0 {
-		t.Error("the median of nothing is", median)
+		t.Error("the median without a measure is", median)
 	}
 }
 
-func TestThisMachineHasACore(t *testing.T) {
+func TestThisMachine(t *testing.T) {
 	if m := ThisMachine(); m.Cores < 1 || m.Go == "" {
 		t.Errorf("%+v", m)
 	}

@@ -1,4 +1,4 @@
-// Package registriestest has helpers for tests of benchmarks that start registries.
+// Package registriestest provides test fixtures for benchmarks that start registries.
 package registriestest
 
 import (
@@ -8,8 +8,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 )
 
-// Memory returns a directory, in memory if possible, because a registry waits for the disk at every
-// push. It is removed when the test ends.
+// Memory returns a temporary directory, in memory if possible, because a registry waits for the disk at
+// every push.
 func Memory(t testing.TB) string {
 	t.Helper()
 	dir, err := registries.StorageDir("", "bench-test-")
