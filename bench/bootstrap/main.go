@@ -78,7 +78,8 @@ func run(ctx context.Context, args []string) error {
 	}
 	for _, m := range report.Measures {
 		median, minimum, maximum := m.Spread()
-		fmt.Printf("%-28s %-44s %-34s %8.2f  (%.2f–%.2f) %s\n", m.Table, m.Subject, m.What, median, minimum, maximum, m.Unit)
+		fmt.Printf("%-28s %-44s %-34s %8.2f  (%.2f–%.2f) %s\n", m.Table, m.Subject, m.What, median, minimum, maximum,
+			m.Unit)
 	}
 	return nil
 }

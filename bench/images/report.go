@@ -89,16 +89,16 @@ func (r *report) write(dir string) error {
 func (r *report) markdown(w io.Writer) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# Image operations\n\nWritten by `make bench-images`, %s.\n\n", r.Date.Format(time.RFC3339))
-	fmt.Fprintf(&b, "%d images, %d blobs, %.2f GB. %d repetitions. Values are medians; brackets contain the minimum and maximum.\n",
+	fmt.Fprintf(&b, "%d images, %d blobs, %.2f GB. %d repetitions. Values are medians (minimum–maximum).\n",
 		r.Set.Images, r.Set.Blobs, float64(r.Set.Bytes)/1e9, r.Repetitions)
-	fmt.Fprintf(&b, "Client and registry share %s, on loopback.\n", r.Machine)
+	fmt.Fprintf(&b, "Client and registry run on one machine and use loopback: %s.\n", r.Machine)
 	fmt.Fprintf(&b, "Registry: %s.\n\n", r.Registry)
 	b.WriteString("| tool | version | how |\n|---|---|---|\n")
 	for _, t := range r.Tools {
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", t.Name, t.Version, t.About)
 	}
-	b.WriteString("\nMB sent and received are counted on the sockets and include HTTP headers. Peak memory is that of the " +
-		"largest process, CPU time the sum of all.\n")
+	b.WriteString("\nMB sent and received are counted on the sockets and include HTTP headers. Peak memory is that of " +
+		"the largest process, CPU time the sum of all.\n")
 	for _, o := range operations {
 		var rows []*measurement
 		for _, t := range r.Tools {

@@ -19,19 +19,19 @@ const (
 	clients = 8
 	// smallSize is the size of small responses in bytes: about that of a manifest.
 	smallSize = 1 << 10
-	// answerTimeout limits each request; a GiB takes a second or two.
-	answerTimeout = 2 * time.Minute
+	// responseTimeout limits each request. A GiB takes about two seconds.
+	responseTimeout = 2 * time.Minute
 )
 
-// load is how much is requested.
+// load configures the measurements; see the flags.
 type load struct {
 	connect, keep time.Duration
-	stream        int64 // bytes
-	few, many     int   // idle connections
+	stream        int64 // size of a large body in bytes
+	few, many     int   // numbers of idle connections
 	quiet         time.Duration
 }
 
-// dialer connects to the proxy, or to the registry with TLS.
+// dialer connects to the proxy, or with TLS to the registry.
 type dialer func(ctx context.Context) (net.Conn, error)
 
 func request(size int64, header string) []byte {
@@ -39,9 +39,9 @@ func request(size int64, header string) []byte {
 		"containerd/2.2\r\nAccept: */*\r\n%s\r\n", size, header)
 }
 
-// ask sends a request of smallSize and reads the whole response.
-func ask(c net.Conn, request, buffer []byte) error {
-	if err := c.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
+// roundTrip sends a request for smallSize bytes and reads the response.
+func roundTrip(c net.Conn, request, buffer []byte) error {
+	if err := c.SetDeadline(time.Now().Add(responseTimeout)); err != nil {
 		return err
 	}
 	if _, err := c.Write(request); err != nil {
@@ -61,7 +61,7 @@ func ask(c net.Conn, request, buffer []byte) error {
 	return checkSmall(buffer[:n], head)
 }
 
-// endOfHead returns the offset of the body, or -1.
+// endOfHead returns the offset of the body, or -1 if the headers are incomplete.
 func endOfHead(data []byte) int {
 	if n := bytes.Index(data, []byte("\r\n\r\n")); n >= 0 {
 		return n + 4
@@ -71,21 +71,21 @@ func endOfHead(data []byte) int {
 
 func checkSmall(data []byte, head int) error {
 	if !bytes.HasPrefix(data, []byte("HTTP/1.1 200")) || !bytes.Equal(data[head:], content[:smallSize]) {
-		return fmt.Errorf("a wrong answer: %q", data)
+		return fmt.Errorf("unexpected response: %q", data)
 	}
 	return nil
 }
 
-// connectLoad opens a connection for each request. It returns how long each took.
+// connectLoad opens a connection for each request. It returns the latencies, sorted, and the total time.
 func connectLoad(ctx context.Context, dial dialer, d time.Duration) ([]time.Duration, time.Duration, error) {
 	request := request(smallSize, "Connection: close\r\n")
-	return together(d, func(buffer []byte, again func(time.Time) bool) error {
-		for at := time.Now(); again(at); at = time.Now() {
+	return runClients(d, func(buffer []byte, next func(time.Time) bool) error {
+		for at := time.Now(); next(at); at = time.Now() {
 			c, err := dial(ctx)
 			if err != nil {
 				return err
 			}
-			err = ask(c, request, buffer)
+			err = roundTrip(c, request, buffer)
 			_ = c.Close()
 			if err != nil {
 				return err
@@ -95,17 +95,17 @@ func connectLoad(ctx context.Context, dial dialer, d time.Duration) ([]time.Dura
 	})
 }
 
-// keepLoad keeps one connection per client.
+// keepLoad sends all requests of a client over one connection. It returns the same as connectLoad.
 func keepLoad(ctx context.Context, dial dialer, d time.Duration) ([]time.Duration, time.Duration, error) {
 	request := request(smallSize, "")
-	return together(d, func(buffer []byte, again func(time.Time) bool) error {
+	return runClients(d, func(buffer []byte, next func(time.Time) bool) error {
 		c, err := dial(ctx)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		for at := time.Now(); again(at); at = time.Now() {
-			if err := ask(c, request, buffer); err != nil {
+		for at := time.Now(); next(at); at = time.Now() {
+			if err := roundTrip(c, request, buffer); err != nil {
 				return err
 			}
 		}
@@ -113,11 +113,11 @@ func keepLoad(ctx context.Context, dial dialer, d time.Duration) ([]time.Duratio
 	})
 }
 
-// together runs clients that do one request between two calls of again, which is
-// told when it began and says whether to do another. It returns what they took,
-// sorted.
-func together(d time.Duration, client func(buffer []byte, again func(time.Time) bool) error) (latencies []time.Duration,
-	elapsed time.Duration, err error) {
+// runClients runs concurrent clients for the duration d. A client calls next with the current time before
+// each request and stops when it returns false. runClients returns the latencies, sorted, and the total
+// time.
+func runClients(d time.Duration, client func(buffer []byte, next func(time.Time) bool) error) (
+	latencies []time.Duration, elapsed time.Duration, err error) {
 	var mu sync.Mutex
 	var group sync.WaitGroup
 	began := time.Now()
@@ -126,7 +126,7 @@ func together(d time.Duration, client func(buffer []byte, again func(time.Time) 
 			var own []time.Duration
 			var last time.Time
 			e := client(make([]byte, 16<<10), func(at time.Time) bool {
-				first := last.IsZero() // it is always made: a busy machine may begin late
+				first := last.IsZero() // always sent, even if a busy machine starts the client late
 				if !first {
 					own = append(own, at.Sub(last))
 				}
@@ -144,8 +144,7 @@ func together(d time.Duration, client func(buffer []byte, again func(time.Time) 
 	return latencies, time.Since(began), err
 }
 
-// streamLoad downloads that many bodies of size at once, and checks their lengths and samples of
-// their content.
+// streamLoad downloads several bodies at once, and checks their lengths and samples of their content.
 func streamLoad(ctx context.Context, dial dialer, streams int, size int64) (elapsed time.Duration, err error) {
 	failed := make([]error, streams)
 	var group sync.WaitGroup
@@ -163,7 +162,7 @@ func stream(ctx context.Context, dial dialer, size int64) error {
 		return err
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(responseTimeout)); err != nil {
 		return err
 	}
 	if _, err := c.Write(request(size, "Connection: close\r\n")); err != nil {
@@ -180,7 +179,7 @@ func stream(ctx context.Context, dial dialer, size int64) error {
 		head = endOfHead(buffer[:n])
 	}
 	if !bytes.HasPrefix(buffer, []byte("HTTP/1.1 200")) {
-		return fmt.Errorf("a wrong answer: %q", buffer[:head])
+		return fmt.Errorf("unexpected response: %q", buffer[:head])
 	}
 	at := int64(0)
 	for body := buffer[head:n]; ; {
@@ -192,17 +191,17 @@ func stream(ctx context.Context, dial dialer, size int64) error {
 		}
 		n, err := c.Read(buffer)
 		if n == 0 && err != nil {
-			return fmt.Errorf("the body ended after %d bytes of %d: %w", at, size, err)
+			return fmt.Errorf("the body ended after %d of %d bytes: %w", at, size, err)
 		}
 		body = buffer[:n]
 	}
 	if at != size {
-		return fmt.Errorf("a body has %d bytes, not %d", at, size)
+		return fmt.Errorf("the body has %d bytes, want %d", at, size)
 	}
 	return nil
 }
 
-// sample compares the beginning of a part of a body with the expected content.
+// sample compares the first bytes of a piece of a body with the expected content.
 func sample(piece []byte, at int64) error {
 	want := content[at%int64(len(content)):]
 	n := min(64, len(piece), len(want))
@@ -212,11 +211,10 @@ func sample(piece []byte, at int64) error {
 	return nil
 }
 
-// idle are connections after one request.
+// idle is a set of connections that stay open after one request.
 type idle []net.Conn
 
-// add opens connections until there are n, several at a time: a proxy that forks needs a process
-// and a handshake for each.
+// add opens connections, several at a time, until there are n.
 func (i *idle) add(ctx context.Context, dial dialer, n int) error {
 	missing := n - len(*i)
 	if missing <= 0 {
@@ -231,7 +229,7 @@ func (i *idle) add(ctx context.Context, dial dialer, n int) error {
 			buffer := make([]byte, 16<<10)
 			for n := next.Add(1) - 1; n < int64(missing) && failed[worker] == nil; n = next.Add(1) - 1 {
 				if made[n], failed[worker] = dial(ctx); failed[worker] == nil {
-					failed[worker] = ask(made[n], request(smallSize, ""), buffer)
+					failed[worker] = roundTrip(made[n], request(smallSize, ""), buffer)
 				}
 			}
 		})
@@ -252,7 +250,7 @@ func (i *idle) close() {
 	*i = nil
 }
 
-// alive checks that none of them was closed.
+// alive returns an error if a connection was closed or received data.
 func (i *idle) alive() error {
 	one := make([]byte, 1)
 	for _, c := range *i {
@@ -262,7 +260,7 @@ func (i *idle) alive() error {
 		}
 		e := raw.Control(func(fd uintptr) { _, _, err = unix.Recvfrom(int(fd), one, unix.MSG_PEEK|unix.MSG_DONTWAIT) })
 		if e != nil || !errors.Is(err, unix.EAGAIN) {
-			return fmt.Errorf("an idle connection was closed, or got something unasked: %w", errors.Join(e, err))
+			return fmt.Errorf("an idle connection was closed or received data: %w", errors.Join(e, err))
 		}
 	}
 	return nil

@@ -1,17 +1,14 @@
-// Command proxy measures registry-node's proxy beside others: socat, stunnel,
-// haproxy, nginx, ghostunnel and the reverse proxy of Go's standard library, all
-// between the same client and the same registry on loopback, which asks for a
-// client certificate. The client without a proxy, with TLS of its own, is the
-// limit.
+// Command proxy compares registry-node's proxy with socat, stunnel, haproxy, nginx, ghostunnel and the
+// reverse proxy of Go's standard library. All of them run between the same client and the same registry
+// on loopback, which requires client certificates. The client without a proxy, with TLS of its own, is
+// the upper limit.
 //
-// It measures new connections, requests on connections that stay, large bodies,
-// the CPU time that the proxy takes for each of them, and its memory. Every answer
-// is checked.
+// The benchmark measures new connections, requests on open connections, large bodies, the CPU time of
+// the proxy for each of them, and its memory. It checks every response.
 //
-// Client, proxy and registry share the cores of one machine, and there is no
-// network: what a proxy takes is missing to the other two. The registry answers
-// from memory, so that it is the least of what is measured; what a real one takes
-// is measured by bench/registry.
+// Client, proxy and registry share the cores of one machine, without a network, so CPU time that the
+// proxy uses slows down the other two. The registry serves from memory to use as little as possible;
+// bench/registry measures a real one.
 package main
 
 import (
@@ -34,7 +31,7 @@ import (
 
 func main() { program.Main("proxy", run) }
 
-// run is the program, or a child process that it starts of itself.
+// run runs the benchmark, or one of its child processes.
 func run(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		switch args[0] {
@@ -58,26 +55,27 @@ func bench(ctx context.Context, args []string) (err error) {
 	var o options
 	flags := flag.NewFlagSet("proxy", flag.ContinueOnError)
 	flags.IntVar(&o.runs, "n", 5, "runs")
-	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: the medians go to stdout)")
+	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: print medians to stdout)")
 	flags.StringVar(&o.subjects, "subjects", "",
-		"names of what to measure, separated by commas (default: all that are there)")
-	flags.StringVar(&o.node, "registry-node", "bin/registry-node", "path of init-hook")
-	flags.StringVar(&o.testcluster, "testcluster", "bin/testcluster", "the program that builds ghostunnel")
+		"comma-separated names of the proxies (default: all that are installed)")
+	flags.StringVar(&o.node, "registry-node", "bin/registry-node", "path of registry-node")
+	flags.StringVar(&o.testcluster, "testcluster", "bin/testcluster", "path of testcluster, which builds ghostunnel")
 	flags.DurationVar(&o.load.connect, "connect", 1500*time.Millisecond,
-		"how long to make new connections, after a third of that to warm up")
-	flags.DurationVar(&o.load.keep, "keep", 1000*time.Millisecond, "how long to ask on connections that stay")
-	flags.Int64Var(&o.load.stream, "stream", 1<<30, "bytes of a large body; of the four at once a quarter each")
-	flags.IntVar(&o.load.few, "few", 50, "idle connections to measure memory with")
-	flags.IntVar(&o.load.many, "many", 500, "many idle connections")
+		"how long to open new connections, after a third of that as warm-up")
+	flags.DurationVar(&o.load.keep, "keep", 1000*time.Millisecond, "how long to send requests on open connections")
+	flags.Int64Var(&o.load.stream, "stream", 1<<30,
+		"size of a large body in bytes; four concurrent bodies have a quarter of it each")
+	flags.IntVar(&o.load.few, "few", 50, "number of idle connections for measuring memory")
+	flags.IntVar(&o.load.many, "many", 500, "larger number of idle connections for measuring memory")
 	flags.DurationVar(&o.load.quiet, "quiet", 22*time.Second,
-		"how long a proxy that was used is left alone before its memory is measured again")
+		"idle time after the load before memory is measured again")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if flags.NArg() > 0 || o.runs < 1 || o.load.stream < 4 {
-		return errors.New("there are no arguments but flags, and -n and -stream must be positive")
+		return errors.New("positional arguments are not supported, -n must be positive, and -stream at least 4")
 	}
-	if err := manyFiles(); err != nil {
+	if err := raiseFileLimit(); err != nil {
 		return err
 	}
 	dir, err := os.MkdirTemp("", "bench-proxy-")
@@ -87,7 +85,7 @@ func bench(ctx context.Context, args []string) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	certificates, err := makeCertificates(dir)
 	if err != nil {
-		return fmt.Errorf("making certificates: %w", err)
+		return fmt.Errorf("creating certificates: %w", err)
 	}
 	registry, address, err := startRegistry(filepath.Join(dir, "registry"))
 	if err != nil {
@@ -122,40 +120,38 @@ func bench(ctx context.Context, args []string) (err error) {
 		return m.report.Write(o.write)
 	}
 	for _, measure := range m.report.Measures {
-		median, least, most := measure.Spread()
-		fmt.Printf("%-40s %-16s %-26s %10.4g (%.4g-%.4g) %s\n", measure.Table, measure.Subject, measure.What, median, least,
-			most, measure.Unit)
+		median, minimum, maximum := measure.Spread()
+		fmt.Printf("%-40s %-16s %-26s %10.4g (%.4g-%.4g) %s\n", measure.Table, measure.Subject, measure.What, median, minimum,
+			maximum, measure.Unit)
 	}
 	return nil
 }
 
 func how(l load) string {
-	return fmt.Sprintf("Client, proxy and registry are processes of one machine and share its cores; the registry "+
-		"answers from memory, with TLS 1.3, and requires a client certificate. "+
-		"In each run every proxy is started anew, in another order, has its memory measured, and gets %d clients with a "+
-		"connection for each request for %s, "+
-		"%d clients with connections that stay for %s, one body of %.2f GiB, and four at once of a quarter each. "+
-		"CPU time is that of all of the proxy's processes (CLOCK_PROCESS_CPUTIME_ID, and what the kernel has of children "+
-		"that ended), "+
-		"memory is resident memory, of which what a proxy's processes share counts once. "+
-		"\"After load\" is with %d new connections when the proxy had nothing to do for %s.",
+	return fmt.Sprintf("Client, proxy and registry are processes on one machine and share its cores. The registry "+
+		"serves from memory with TLS 1.3 and requires a client certificate. Each run starts every proxy again, in a "+
+		"different order, measures its memory, and sends requests: %d clients with a connection for each request for %s, "+
+		"%d clients with one connection each for %s, one body of %.2f GiB, and four concurrent bodies of a quarter each. "+
+		"CPU time is the sum over the proxy's processes (CLOCK_PROCESS_CPUTIME_ID, and the kernel's accounting of children "+
+		"that have exited). Memory is resident memory; memory that a proxy's processes share counts once. "+
+		"\"After load\" is measured with %d new connections after the proxy has been idle for %s.",
 		clients, l.connect, clients, l.keep, float64(l.stream)/(1<<30), l.few, l.quiet)
 }
 
-// certificates are the files that clients of the registry need.
+// certificates are paths of the files that clients of the registry need.
 type certificates struct {
 	dir                string // with the names that registry-node expects
 	cert, key, ca, pem string // pem has both certificate and key
 }
 
-// registryName is the name in the registry's certificate, which also has the address, because socat
-// compares it with the destination.
+// registryName is the DNS name in the registry's certificate. The certificate also has the IP address,
+// because socat compares it with the destination.
 const registryName = "zarf-registry.zarf.svc"
 
-// makeCertificates creates directories for registry and node, with certificates of one CA.
+// makeCertificates creates the directories registry and node, with certificates of one CA.
 func makeCertificates(dir string) (certificates, error) {
 	now := time.Now()
-	authority, err := pki.NewCA("bench", now, 0)
+	ca, err := pki.NewCA("bench", now, 0)
 	if err != nil {
 		return certificates{}, err
 	}
@@ -165,12 +161,12 @@ func makeCertificates(dir string) (certificates, error) {
 		"node": {Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
 	} {
 		leaf.CommonName = name
-		pair, err := authority.Issue(leaf, now)
+		pair, err := ca.Issue(leaf, now)
 		if err != nil {
 			return certificates{}, err
 		}
 		for file, content := range map[string][]byte{
-			"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": authority.KeyPair().Certificate,
+			"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": ca.KeyPair().Certificate,
 			"both.pem": append(append([]byte(nil), pair.Certificate...), pair.Key...),
 		} {
 			if err := writeFile(filepath.Join(dir, name, file), content); err != nil {
@@ -189,8 +185,9 @@ func writeFile(path string, content []byte) error {
 	return os.WriteFile(path, content, 0o600)
 }
 
-// manyFiles raises the limit of open files, also for child processes: two for each connection.
-func manyFiles() error {
+// raiseFileLimit raises the limit of open files for this process and its children. A proxy needs two
+// for each connection.
+func raiseFileLimit() error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return err

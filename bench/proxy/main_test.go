@@ -13,7 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
-// The children of a test are the test program itself.
+// TestMain runs the benchmark's child processes, which are the test binary.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && slices.Contains([]string{registryMode, naiveMode}, os.Args[1]) {
 		main()
@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// node builds the program that is measured.
+// node builds registry-node.
 func node(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "registry-node")
@@ -78,15 +78,15 @@ func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
 	}
 	ours := r.Find(tableMemory, oursName, "fresh").Runs[0]
 	if ours < 2 || ours > 100 {
-		t.Errorf("a fresh proxy takes %f MB", ours)
+		t.Errorf("a fresh proxy uses %f MB", ours)
 	}
 	if m := r.Find(tableRatios, oursName, "new connections"); m == nil || len(m.Runs) != 2 {
 		t.Errorf("ratios: %+v", m)
 	}
 }
 
-func TestCPUAndMemoryOfChildrenCount(t *testing.T) {
-	// One child has used processor time and ended, another is there and has not.
+func TestCPUAndMemoryIncludeChildren(t *testing.T) {
+	// One child uses CPU time and exits, another one sleeps.
 	p, err := start(exec.Command("bash", "-c", "(for ((n = 0; n < 200000; n++)); do :; done); sleep 100 & wait"))
 	if err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestCPUAndMemoryOfChildrenCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	if both < 500_000 || both > 20_000_000 {
-		t.Errorf("bash and sleep have %d bytes", both)
+		t.Errorf("bash and sleep use %d bytes", both)
 	}
 }
 
@@ -144,11 +144,11 @@ func TestRollup(t *testing.T) {
 		t.Errorf("%d, %d, %v", private, shared, err)
 	}
 	if _, _, err := parseRollup("Rss: 9 kB\n"); err == nil {
-		t.Error("a text without them is taken for one")
+		t.Error("no error for missing fields")
 	}
 }
 
-func TestWrongAnswersAreFound(t *testing.T) {
+func TestUnexpectedResponsesAreDetected(t *testing.T) {
 	head := "HTTP/1.1 200 OK\r\ncontent-length: 1024\r\n\r\n"
 	good := head + string(content[:smallSize])
 	if err := checkSmall([]byte(good), endOfHead([]byte(good))); err != nil {
@@ -157,14 +157,14 @@ func TestWrongAnswersAreFound(t *testing.T) {
 	for _, bad := range []string{strings.Replace(good, "200", "404", 1), head + string(content[1:smallSize+1]), good + "x",
 		good[:len(good)-1]} {
 		if checkSmall([]byte(bad), endOfHead([]byte(bad))) == nil {
-			t.Errorf("%q is taken for right", bad[:40])
+			t.Errorf("%q is accepted", bad[:40])
 		}
 	}
 	if err := sample(content[100:200], int64(len(content))+100); err != nil {
 		t.Error(err)
 	}
 	if sample(content[100:200], 99) == nil {
-		t.Error("a body that is shifted is taken for right")
+		t.Error("a shifted body is accepted")
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
-// Tables of the report; bench/report's targets refer to them.
+// Tables of the report. The targets in bench/report refer to them.
 const (
 	tableConnect = "A new connection for each request of 1 KiB, 8 clients"
 	tableKeep    = "Requests of 1 KiB on 8 connections that stay"
@@ -29,7 +29,7 @@ const (
 
 const (
 	readyTimeout = 10 * time.Second
-	// reapPause lets a forking proxy reap its children, whose CPU time would not be counted otherwise.
+	// reapPause lets a forking proxy reap its children; otherwise their CPU time is not counted.
 	reapPause = 150 * time.Millisecond
 )
 
@@ -42,7 +42,7 @@ type measurement struct {
 	left         map[string]*leftover // by subject
 }
 
-// leftover is a proxy after the load, which idles before its memory is measured again.
+// leftover is a proxy that idles after the load until its memory is measured again.
 type leftover struct {
 	process *process
 	idle    idle
@@ -65,14 +65,14 @@ func (m *measurement) measure(ctx context.Context, s subject) error {
 	if err != nil {
 		return err
 	}
-	if err := m.whileItRuns(ctx, s.Name, dial, p); err != nil {
+	if err := m.measureProcess(ctx, s.Name, dial, p); err != nil {
 		p.stop()
-		return fmt.Errorf("%w\nIt said: %s", err, p.log)
+		return fmt.Errorf("%w\noutput: %s", err, p.log)
 	}
 	return nil
 }
 
-func (m *measurement) whileItRuns(ctx context.Context, name string, dial dialer, p *process) error {
+func (m *measurement) measureProcess(ctx context.Context, name string, dial dialer, p *process) error {
 	rest := &leftover{process: p}
 	defer rest.idle.close()
 	for _, step := range []struct {
@@ -112,7 +112,7 @@ func (m *measurement) memory(name, what string, l *leftover) error {
 	return nil
 }
 
-// finish measures the memory of what a run has left running, and stops it.
+// finish measures the memory of a subject's leftover proxy, and stops it.
 func (m *measurement) finish(ctx context.Context, name string) error {
 	l := m.left[name]
 	if l == nil {
@@ -129,7 +129,7 @@ func (m *measurement) finish(ctx context.Context, name string) error {
 	return m.memory(name, fmt.Sprintf("%d after load", m.load.few), l)
 }
 
-// end stops what is left.
+// end stops all leftover proxies.
 func (m *measurement) end() {
 	for _, l := range m.left {
 		l.idle.close()
@@ -137,7 +137,7 @@ func (m *measurement) end() {
 	}
 }
 
-// loads measures everything except memory. Without a proxy there is no process.
+// loads measures everything except memory. p is nil for the client without a proxy.
 func (m *measurement) loads(ctx context.Context, name string, dial dialer, p *process) error {
 	if _, _, err := connectLoad(ctx, dial, m.load.connect/3); err != nil {
 		return fmt.Errorf("warming up: %w", err)
@@ -201,7 +201,7 @@ const (
 // used is CPU time in seconds.
 type used struct{ client, proxy float64 }
 
-// usage returns what client and proxy use while do runs.
+// usage returns the CPU time that client and proxy use while do runs.
 func usage(p *process, do func() error) (u used, err error) {
 	read := func() (u used, err error) {
 		if u.client, err = ownCPU(); err != nil || p == nil {
@@ -215,7 +215,7 @@ func usage(p *process, do func() error) (u used, err error) {
 	if err != nil {
 		return u, err
 	}
-	if before.client, err = ownCPU(); err != nil { // without the cost of reading
+	if before.client, err = ownCPU(); err != nil { // excludes the time spent in read
 		return u, err
 	}
 	if err := do(); err != nil {
@@ -230,7 +230,7 @@ func milliseconds(sorted []time.Duration, quantile float64) float64 {
 	return sorted[int(float64(len(sorted)-1)*quantile)].Seconds() * 1000
 }
 
-// ratios adds our values relative to those of the client without a proxy.
+// ratios adds the ratios of our proxy to the client without a proxy.
 func (m *measurement) ratios(run int) {
 	for _, of := range []struct{ table, measure, name string }{
 		{tableConnect, measureRate, "new connections"},
@@ -245,7 +245,7 @@ func (m *measurement) ratios(run int) {
 	}
 }
 
-// direct dials the registry with TLS.
+// direct returns a dialer that connects to the registry with TLS.
 func (m *measurement) direct() (dialer, error) {
 	source, err := tlsfiles.Open(m.certificates.dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
@@ -255,7 +255,7 @@ func (m *measurement) direct() (dialer, error) {
 	return func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", m.registry) }, nil
 }
 
-// start starts a proxy on a free port and waits for its first response.
+// start starts a proxy on a free port and waits until it serves a request.
 func (m *measurement) start(ctx context.Context, s subject) (*process, dialer, error) {
 	address, err := freeAddress()
 	if err != nil {
@@ -294,14 +294,14 @@ func (m *measurement) start(ctx context.Context, s subject) (*process, dialer, e
 				return err
 			}
 			defer c.Close()
-			return ask(c, request(smallSize, "Connection: close\r\n"), make([]byte, 16<<10))
+			return roundTrip(c, request(smallSize, "Connection: close\r\n"), make([]byte, 16<<10))
 		}()
 		if err == nil {
 			return p, dial, nil
 		}
 		if time.Now().After(end) || ctx.Err() != nil {
 			p.stop()
-			return nil, nil, errors.Join(fmt.Errorf("it does not answer: %w\nIt said: %s", err, p.log), ctx.Err())
+			return nil, nil, errors.Join(fmt.Errorf("no response: %w\noutput: %s", err, p.log), ctx.Err())
 		}
 	}
 }

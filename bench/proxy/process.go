@@ -17,14 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is a child with all of its own children: some proxies fork.
+// process is a child process with its descendants, because some proxies fork.
 type process struct {
 	*exec.Cmd
 	log   *syncBuffer
-	ended io.Closer // closed when it was stopped; may be nil
+	ended io.Closer // closed by stop; may be nil
 }
 
-// start starts a command in a process group of its own. It ends with this process.
+// start starts a command in a new process group. The kernel terminates it when this process ends.
 func start(command *exec.Cmd) (*process, error) {
 	p := &process{Cmd: command, log: new(syncBuffer)}
 	p.Stderr = p.log
@@ -58,7 +58,7 @@ func (p *process) tree() ([]int, error) {
 		if err != nil {
 			continue
 		}
-		if stat, err := readStat(pid); err == nil { // otherwise it has just ended
+		if stat, err := readStat(pid); err == nil { // an error means that the process has ended
 			children[stat.parent] = append(children[stat.parent], pid)
 		}
 	}
@@ -69,8 +69,8 @@ func (p *process) tree() ([]int, error) {
 	return all, nil
 }
 
-// cpu returns the CPU time in seconds that the tree has used, including ended processes that were
-// reaped. For running processes it is exact, for ended ones accurate to a hundredth of a second.
+// cpu returns the CPU time of the tree in seconds, including descendants that have exited and were
+// reaped, whose time is accurate to a hundredth of a second.
 func (p *process) cpu() (float64, error) {
 	all, err := p.tree()
 	if err != nil {
@@ -86,9 +86,8 @@ func (p *process) cpu() (float64, error) {
 			return 0, err
 		}
 		var used unix.Timespec
-		// The CPU clock of another process, with the id that clock_getcpuclockid(3) computes:
-		// CPUCLOCK_SCHED is 2.
-		// EINVAL: it has ended
+		// The clock ID that clock_getcpuclockid(3) computes for CPUCLOCK_SCHED (2). EINVAL means that the
+		// process has ended.
 		if err := unix.ClockGettime(int32(^pid<<3|2), &used); err != nil && !errors.Is(err, unix.EINVAL) {
 			return 0, fmt.Errorf("CPU time of process %d: %w", pid, err)
 		}
@@ -98,8 +97,8 @@ func (p *process) cpu() (float64, error) {
 }
 
 // memory returns the resident memory of the tree in bytes: the private memory of each process, and
-// the shared memory once, as the maximum over the processes. PSS would depend on who else has the
-// same libraries loaded.
+// the shared memory once, as the maximum over the processes. PSS would depend on which other programs
+// use the same libraries.
 func (p *process) memory() (int64, error) {
 	all, err := p.tree()
 	if err != nil {
@@ -145,17 +144,17 @@ func parseRollup(text string) (private, shared int64, err error) {
 		}
 	}
 	if seen != 4 {
-		return 0, 0, fmt.Errorf("smaps_rollup lacks something: %q", text)
+		return 0, 0, fmt.Errorf("smaps_rollup lacks a field: %q", text)
 	}
 	return private, shared, nil
 }
 
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
-// stat is the used part of /proc/PID/stat; see proc(5).
+// stat contains the fields of /proc/PID/stat that are used; see proc(5).
 type stat struct {
 	parent      int
-	childrenCPU float64 // of children that were waited for, in seconds
+	childrenCPU float64 // seconds of CPU time of reaped children
 }
 
 func readStat(pid int) (stat, error) {
@@ -167,12 +166,12 @@ func readStat(pid int) (stat, error) {
 }
 
 func parseStat(text string) (s stat, err error) {
-	end := strings.LastIndexByte(text, ')') // end of the name, which may contain anything
+	end := strings.LastIndexByte(text, ')') // the end of the name, which may contain spaces and parentheses
 	fields := strings.Fields(text[end+1:])
 	if end < 0 || len(fields) < 15 {
-		return stat{}, fmt.Errorf("%q is no stat of a process", text)
+		return stat{}, fmt.Errorf("invalid process stat: %q", text)
 	}
-	number := func(field int) int { // by its number in proc(5), where the first after the name is 3
+	number := func(field int) int { // numbered as in proc(5); the first field after the name is 3
 		n, e := strconv.Atoi(fields[field-3])
 		err = errors.Join(err, e)
 		return n
@@ -182,20 +181,19 @@ func parseStat(text string) (s stat, err error) {
 	return s, err
 }
 
-// ownCPU returns the CPU time of this process, the client, in seconds.
+// ownCPU returns the CPU time of this process (the client) in seconds.
 func ownCPU() (float64, error) {
 	var used unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &used)
 	return float64(used.Nano()) / 1e9, err
 }
 
-// syncBuffer keeps the end of a process's output.
+// syncBuffer keeps the last logSize bytes of a process's output. It is safe for concurrent use.
 type syncBuffer struct {
 	mu  sync.Mutex
 	all []byte
 }
 
-// logSize is its size.
 const logSize = 4 << 10
 
 func (b *syncBuffer) Write(p []byte) (int, error) {

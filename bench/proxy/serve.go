@@ -28,16 +28,16 @@ const (
 	naiveMode    = "serve-naive"
 )
 
-// content is the repeated content of bodies: random, so that it does not compress.
+// content is random, and repeated in larger bodies.
 var content = func() []byte {
 	data := make([]byte, 1<<20)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(data)
 	return data
 }()
 
-// answer answers any path with as many bytes as its last element says, and with the headers of
-// distribution for a blob.
-func answer(w http.ResponseWriter, r *http.Request) {
+// serveContent serves as many bytes as the last element of the path says, with the headers that
+// distribution sends for a blob.
+func serveContent(w http.ResponseWriter, r *http.Request) {
 	size, err := strconv.ParseInt(path.Base(r.URL.Path), 10, 64)
 	if err != nil {
 		http.NotFound(w, r)
@@ -57,8 +57,8 @@ func answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveRegistry serves on a loopback port as the registry's front does, HTTP/1.1 with mutual TLS,
-// with the certificates in args[0]. It writes its address to stdout and ends with stdin.
+// serveRegistry serves HTTP/1.1 with mutual TLS on a loopback port, like the registry, with the
+// certificates in args[0]. It writes its address to stdout and serves until EOF on stdin.
 func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
 	source, err := tlsfiles.Open(args[0])
 	if err != nil {
@@ -71,7 +71,7 @@ func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	server := &http.Server{
-		Handler: http.HandlerFunc(answer), ReadHeaderTimeout: time.Minute, Protocols: protocols,
+		Handler: http.HandlerFunc(serveContent), ReadHeaderTimeout: time.Minute, Protocols: protocols,
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
 	failed := make(chan error, 1)
@@ -88,8 +88,8 @@ func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
 	return <-failed
 }
 
-// serveNaive is the baseline: a few lines around the standard library's reverse proxy, with pooled
-// connections. Its arguments are its own address, the registry's, and the certificates' directory.
+// serveNaive is the baseline: the standard library's reverse proxy with pooled connections. Its arguments
+// are its own address, the registry's address, and the directory of the certificates.
 func serveNaive(args []string) error {
 	source, err := tlsfiles.Open(args[2])
 	if err != nil {
@@ -109,14 +109,14 @@ func serveNaive(args []string) error {
 	return http.Serve(listener, proxy)
 }
 
-// startRegistry starts the registry in a process of its own.
+// startRegistry starts the registry in a child process and returns its address.
 func startRegistry(dir string) (*process, string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, "", err
 	}
 	command := exec.Command(self, registryMode, dir)
-	stdin, err := command.StdinPipe() // it ends with this process in any case
+	stdin, err := command.StdinPipe() // the registry exits when this process closes it or dies
 	if err != nil {
 		return nil, "", err
 	}
@@ -132,7 +132,7 @@ func startRegistry(dir string) (*process, string, error) {
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	if err != nil {
 		p.stop()
-		return nil, "", errors.Join(errors.New("it told no address: "+p.log.String()), err)
+		return nil, "", errors.Join(errors.New("no address in the output: "+p.log.String()), err)
 	}
 	return p, strings.TrimSpace(line), nil
 }

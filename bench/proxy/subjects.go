@@ -14,7 +14,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
-// Names of subjects that others are compared with.
+// Names of subjects that the code refers to.
 const (
 	oursName   = "registry-node"
 	naiveName  = "naive Go"
@@ -24,40 +24,40 @@ const (
 // subject is a proxy to be measured.
 type subject struct {
 	results.Subject
-	direct  bool // none: the client does TLS
+	direct  bool // no proxy: the client uses TLS
 	program string
-	// config is the text of a file, in which setting.fill replaces words; may be empty.
+	// config is the text of a configuration file with placeholders for setting.fill, or empty.
 	config string
-	// command returns arguments, and variables to add to the environment.
+	// command returns the arguments and additional environment variables.
 	command func(setting) (args, environment []string)
-	// versionArgs make the program print its version; nil: the version of this project.
+	// versionArgs make the program print its version; nil if the version is not reported.
 	versionArgs []string
 }
 
-// setting is what a proxy must know.
+// setting contains the parameters of a proxy.
 type setting struct {
 	certificates
 	Listen, Registry                       string // host:port
 	listenPort, registryHost, registryPort string
-	config                                 string // path of the file
+	config                                 string // path of the configuration file
 }
 
-// fill replaces the words of a configuration.
+// fill replaces the placeholders of a configuration.
 func (s setting) fill(text string) string {
 	return strings.NewReplacer(
 		"LISTEN", s.Listen, "REGISTRY", s.Registry, "NAME", registryName, "DIR", s.dir,
-		"CERT", s.cert, "KEY", s.key, "BOTH", s.pem, "AUTHORITY", s.ca,
+		"CERT", s.cert, "KEY", s.key, "BOTH", s.pem, "CA_FILE", s.ca,
 	).Replace(text)
 }
 
-// subjects returns the table, ours first.
+// subjects returns all subjects, in the order of the tables.
 func subjects() []subject {
 	file := func(args ...string) func(setting) (a, e []string) {
 		return func(s setting) (a, e []string) { return append(slices.Clone(args), s.config), nil }
 	}
 	return []subject{
 		{
-			Subject: results.Subject{Name: oursName, About: "as the chart starts it, without the listener for metrics"},
+			Subject: results.Subject{Name: oursName, About: "started as in the chart, without the metrics listener"},
 			program: oursName,
 			command: func(s setting) (a, e []string) {
 				return []string{"proxy", "--listen=" + s.Listen, "--registry=" + registryName + ":" + s.registryPort,
@@ -73,38 +73,38 @@ func subjects() []subject {
 		},
 		{
 			Subject: results.Subject{Name: "nginx http",
-				About: "`proxy_pass` to an upstream with `keepalive 32`; buffers of 64 KiB in memory only, a worker for each core"},
+				About: "`proxy_pass` to an upstream with `keepalive 32`; buffers of 64 KiB in memory only; one worker per core"},
 			program: "nginx", versionArgs: []string{"-v"},
 			config:  nginxHTTP,
 			command: file("-c"),
 		},
 		{
 			Subject: results.Subject{Name: "nginx stream",
-				About: "`proxy_ssl` in the stream module, with reuse of sessions; a worker for each core"},
+				About: "`proxy_ssl` in the stream module, with session reuse; one worker per core"},
 			program: "nginx", versionArgs: []string{"-v"},
 			config:  nginxStream,
 			command: file("-c"),
 		},
 		{
-			Subject: results.Subject{Name: "haproxy http", About: "`mode http`, `http-reuse always`; a thread for each core"},
+			Subject: results.Subject{Name: "haproxy http", About: "`mode http`, `http-reuse always`; one thread per core"},
 			program: "haproxy", versionArgs: []string{"-v"},
 			config:  strings.ReplaceAll(haproxy, "MODE", "http\n    http-reuse always"),
 			command: file("-db", "-f"),
 		},
 		{
-			Subject: results.Subject{Name: "haproxy tcp", About: "`mode tcp`; a thread for each core"},
+			Subject: results.Subject{Name: "haproxy tcp", About: "`mode tcp`; one thread per core"},
 			program: "haproxy", versionArgs: []string{"-v"},
 			config:  strings.ReplaceAll(haproxy, "MODE", "tcp"),
 			command: file("-db", "-f"),
 		},
 		{
-			Subject: results.Subject{Name: "stunnel", About: "`client = yes`, with its cache of sessions"},
+			Subject: results.Subject{Name: "stunnel", About: "`client = yes`, with its session cache"},
 			program: "stunnel4", versionArgs: []string{"-version"},
 			config:  stunnel,
 			command: file(),
 		},
 		{
-			Subject: results.Subject{Name: "ghostunnel", About: "`ghostunnel client`, without its log of connections"},
+			Subject: results.Subject{Name: "ghostunnel", About: "`ghostunnel client`, without connection log"},
 			program: "ghostunnel", versionArgs: []string{"--version"},
 			command: func(s setting) (a, e []string) {
 				return []string{"client", "--listen=" + s.Listen, "--target=" + s.Registry,
@@ -123,14 +123,14 @@ func subjects() []subject {
 		},
 		{
 			Subject: results.Subject{Name: directName,
-				About: "no proxy: the client does TLS itself, in Go, and resumes sessions for new connections"},
+				About: "no proxy: the client uses TLS in Go and resumes sessions"},
 			direct: true,
 		},
 	}
 }
 
-// Timeouts are longer than any measurement. nginx's limit of 1000 requests per connection is
-// lifted, because registry-node has none.
+// Timeouts are longer than any measurement. nginx's limit of 1000 requests per connection is raised,
+// because registry-node has no such limit.
 const (
 	nginxCommon = `
 user root;
@@ -144,7 +144,7 @@ events { worker_connections 4096; }
 	nginxTLS = `
         proxy_ssl_certificate CERT;
         proxy_ssl_certificate_key KEY;
-        proxy_ssl_trusted_certificate AUTHORITY;
+        proxy_ssl_trusted_certificate CA_FILE;
         proxy_ssl_verify on;
         proxy_ssl_server_name on;
         proxy_ssl_name NAME;
@@ -196,7 +196,7 @@ defaults
     timeout server 600s
 listen registry
     bind LISTEN
-    server registry REGISTRY ssl crt BOTH ca-file AUTHORITY verify required sni str(NAME) verifyhost NAME
+    server registry REGISTRY ssl crt BOTH ca-file CA_FILE verify required sni str(NAME) verifyhost NAME
 `
 	stunnel = `foreground = yes
 pid =
@@ -208,7 +208,7 @@ accept = LISTEN
 connect = REGISTRY
 cert = CERT
 key = KEY
-CAfile = AUTHORITY
+CAfile = CA_FILE
 verifyChain = yes
 checkHost = NAME
 sni = NAME
@@ -218,9 +218,9 @@ sni = NAME
 // findSubjects returns the selected subjects that are installed, with their programs and versions,
 // and prints which are missing.
 func findSubjects(ctx context.Context, o options, dir string) (found []subject, err error) {
-	asked := strings.FieldsFunc(o.subjects, func(r rune) bool { return r == ',' })
+	names := strings.FieldsFunc(o.subjects, func(r rune) bool { return r == ',' })
 	for _, s := range subjects() {
-		if len(asked) > 0 && !slices.Contains(asked, s.Name) {
+		if len(names) > 0 && !slices.Contains(names, s.Name) {
 			continue
 		}
 		if err := s.find(ctx, o, dir); err != nil {
@@ -233,14 +233,14 @@ func findSubjects(ctx context.Context, o options, dir string) (found []subject, 
 		found = append(found, s)
 	}
 	if len(found) == 0 {
-		return nil, errors.New("there is nothing to measure: see above, and -subjects")
+		return nil, errors.New("no proxy to measure: install one of them or change -subjects")
 	}
 	return found, nil
 }
 
-// copyOfThis copies this program, so that its pages are not already in memory because client and
-// registry use it.
-func copyOfThis(dir string) (string, error) {
+// copySelf copies this program, so that the naive proxy does not share the pages of its file with client
+// and registry.
+func copySelf(dir string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", err
@@ -260,7 +260,7 @@ func (s *subject) find(ctx context.Context, o options, dir string) (err error) {
 	case s.Name == oursName:
 		s.program, s.versionArgs = o.node, []string{"version"}
 	case s.Name == naiveName:
-		s.program, err = copyOfThis(dir)
+		s.program, err = copySelf(dir)
 	case s.Name == "ghostunnel":
 		var path []byte
 		path, err = exec.CommandContext(ctx, o.testcluster, "tool", s.program).Output()
@@ -282,8 +282,8 @@ func (s *subject) find(ctx context.Context, o options, dir string) (err error) {
 	return nil
 }
 
-// version returns the first word with a digit and a dot in the output of a program, otherwise the
-// first word.
+// version returns the first word of a program's output that looks like a version, otherwise the first
+// word.
 func version(text string) string {
 	words := strings.Fields(text)
 	for _, word := range words {

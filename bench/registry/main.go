@@ -1,11 +1,10 @@
-// Command registry measures the registry behind our front beside distribution's own
-// server, distribution's handlers alone, and a server that does the least there is to
-// do: pushes and pulls of large blobs, one at a time and four, and small requests.
+// Command registry compares the project's registry with distribution's own server, distribution's
+// handlers without a server around them, and a minimal file server. It measures pushes and pulls of large
+// blobs, one and four at a time, and small requests.
 //
-// Each runs in a process of its own with mutual TLS, as the chart runs ours: storage on
-// a file system, HTTP/1.1. The client is the same for all, on the same machine. What is
-// pushed is compared by the registries with its digest, and what is pulled by the client
-// with its length, in a round before the first also with its digest.
+// Each registry runs in its own process with mutual TLS over HTTP/1.1 and file system storage, as in the
+// chart. All use the same client on the same machine. The registries verify the digest of each push; the
+// client checks the length of each pull, and in a first round that is not measured also the digest.
 package main
 
 import (
@@ -33,14 +32,14 @@ func main() {
 	}
 }
 
-// run is the program, or a child process that it starts of itself and that a signal ends at once.
+// run runs the benchmark, or one of its child processes, which a signal kills.
 func run(args []string, stdout io.Writer) error {
 	if len(args) > 0 && children[args[0]] != nil {
 		return children[args[0]](args[1:])
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	context.AfterFunc(ctx, stop) // a second signal kills the process
 	return bench(ctx, args, stdout)
 }
 
@@ -48,8 +47,8 @@ type options struct {
 	runs       int
 	write, dir string
 	program    string
-	size       int64         // of a blob, in bytes
-	small      time.Duration // how long small requests are made
+	size       int64         // size of a blob in bytes
+	small      time.Duration // how long to send small requests
 	subjects   string
 }
 
@@ -57,17 +56,17 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("registry", flag.ContinueOnError)
 	flags.IntVar(&o.runs, "n", 5, "runs")
-	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: it goes to stdout)")
-	flags.StringVar(&o.dir, "dir", "", "where to put up to 1 GB that is removed in the end (default: memory, /dev/shm)")
-	flags.StringVar(&o.program, "registry", "bin/registry", "our program")
-	flags.Int64Var(&o.size, "size", 128<<20, "size of a blob in bytes; there are 6")
-	flags.DurationVar(&o.small, "small", 1500*time.Millisecond, "how long small requests are made")
-	flags.StringVar(&o.subjects, "subjects", "", "name of the only one to measure (default: all)")
+	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: print it to stdout)")
+	flags.StringVar(&o.dir, "dir", "", "directory for up to 1 GB of temporary files (default: /dev/shm, in memory)")
+	flags.StringVar(&o.program, "registry", "bin/registry", "path of the project's registry")
+	flags.Int64Var(&o.size, "size", 128<<20, "size of each of the 6 blobs in bytes")
+	flags.DurationVar(&o.small, "small", 1500*time.Millisecond, "how long to send small requests")
+	flags.StringVar(&o.subjects, "subjects", "", "name of the only registry to measure (default: all)")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if flags.NArg() > 0 || o.runs < 1 || o.size < 1 {
-		return errors.New("there are no arguments but flags, and -n and -size must be positive")
+		return errors.New("positional arguments are not supported, and -n and -size must be positive")
 	}
 	dir, err := registries.StorageDir(o.dir, "bench-registry-")
 	if err != nil {
@@ -84,17 +83,15 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	// The client's garbage collection must not disturb the measurement.
 	debug.SetGCPercent(400)
-	selected := slices.DeleteFunc(subjects(o.program), func(s subject) bool {
-		return o.subjects != "" &&
-			o.subjects != s.Name
-	})
+	selected := slices.DeleteFunc(subjects(o.program),
+		func(s subject) bool { return o.subjects != "" && o.subjects != s.Name })
 	if len(selected) == 0 {
-		return fmt.Errorf("there is no subject %q", o.subjects)
+		return fmt.Errorf("unknown registry %q", o.subjects)
 	}
 	report := newReport(o, selected)
 	for n := range o.runs + 1 {
 		for i := range selected {
-			// In another order each time, so that no subject always follows the slowest.
+			// The order rotates, so that no subject always follows the slowest one.
 			s := selected[(i+n)%len(selected)]
 			record := func(table, what, unit string, value float64) {
 				if n > 0 {
@@ -118,10 +115,10 @@ func newReport(o options, selected []subject) *results.Report {
 		all = append(all, s.Subject)
 	}
 	return results.New(fmt.Sprintf(
-		"`make bench-registry`: registry and client on one machine over loopback, mutual TLS 1.3, HTTP/1.1, one process "+
-			"for each and one client for all; storage in memory, so that no disk is "+
-			"measured; blobs of %.0f MB that do not compress. In each run every registry begins empty; the first round is "+
-			"not counted. CPU is the registry's alone, memory the most that was resident, "+
-			"the program's own pages included. A small request is `HEAD` of a manifest's tag or `GET` of its digest, by "+
-			"turns, as container runtimes do, from 8 clients with a connection each.", float64(o.size)/1e6), all...)
+		"`make bench-registry`: registry and client are processes on one machine and use mutual TLS 1.3 and HTTP/1.1 "+
+			"over loopback. Storage is in memory, so that the disk's speed does not matter; blobs are %.0f MB of "+
+			"incompressible content. Each run starts every registry with empty storage; a first round is not counted. CPU "+
+			"time and peak resident memory are those of the registry. Small requests are sent by 8 clients with one "+
+			"connection each, which alternate between `HEAD` of a tag and `GET` of a digest, as container runtimes do.",
+		float64(o.size)/1e6), all...)
 }

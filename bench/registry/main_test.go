@@ -14,7 +14,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
 )
 
-// The children of a test are the test program itself, and so is our registry.
+// TestMain runs the registry and the benchmark's child processes, which are the test binary.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch {

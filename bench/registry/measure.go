@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	// Blobs are pushed one after the other, then as many at once.
-	alone    = 2
-	together = 4
-	// smallClients make small requests.
+	// Numbers of blobs that are transferred one after the other, and at once.
+	sequential = 2
+	parallel   = 4
+	// smallClients is the number of clients that send small requests.
 	smallClients = 8
 
 	repository = "bench/image"
@@ -33,14 +33,14 @@ const (
 	tableSmall = "Small requests"
 )
 
-// blob is what is pushed and pulled.
+// blob is a blob to push and pull.
 type blob struct {
 	ocispec.Descriptor
 	content []byte
 }
 
 func makeBlobs(size int64) ([]blob, error) {
-	blobs := make([]blob, alone+together)
+	blobs := make([]blob, sequential+parallel)
 	for n := range blobs {
 		content := make([]byte, size)
 		if _, err := io.ReadFull(registries.Random(uint64(n), size), content); err != nil {
@@ -51,18 +51,18 @@ func makeBlobs(size int64) ([]blob, error) {
 	return blobs, nil
 }
 
-// measurement is one of a subject in one run.
+// measurement is one run of a subject.
 type measurement struct {
 	options
 	certificates *registries.Certificates
 	blobs        []blob
 	add          func(table, what, unit string, value float64)
-	verify       bool // what is pulled
+	verify       bool // the digests of pulled blobs
 
 	process *registries.Process
 }
 
-// run measures everything once in dir, which is removed.
+// run performs all measurements once. It uses dir, which it removes.
 func (m *measurement) run(ctx context.Context, s subject, dir string) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if m.process, err = s.start(ctx, dir, m.certificates); err != nil {
@@ -84,27 +84,27 @@ func (m *measurement) run(ctx context.Context, s subject, dir string) (err error
 		_, err := registries.Get(ctx, node, http.MethodGet, m.process.URL("/v2/"+repository+"/blobs/"+b.Digest.String()), "",
 			b.Size, into)
 		if err == nil && m.verify && digest.NewDigest(digest.SHA256, hash) != b.Digest {
-			err = fmt.Errorf("%s was not what was pushed", b.Digest)
+			err = fmt.Errorf("digest mismatch: %s", b.Digest)
 		}
 		return err
 	}
-	// Excludes one-time work, such as hashing the password.
+	// Excludes one-time work, such as hashing the password, from the measurement.
 	warm := []byte("warm")
 	if err := push(ctx, blob{ocispec.Descriptor{Digest: digest.FromBytes(warm), Size: int64(len(warm))},
 		warm}); err != nil {
 		return err
 	}
-	first, rest := m.blobs[:alone], m.blobs[alone:]
+	first, rest := m.blobs[:sequential], m.blobs[sequential:]
 	for _, phase := range []struct {
 		table, how string
-		limit      int // at once
+		limit      int // blobs at once
 		blobs      []blob
 		do         func(context.Context, blob) error
 	}{
 		{tablePush, "one", 1, first, push},
-		{tablePush, "four", together, rest, push},
+		{tablePush, "four", parallel, rest, push},
 		{tablePull, "one", 1, slices.Concat(first, first), pull},
-		{tablePull, "four", together, slices.Concat(rest, rest), pull},
+		{tablePull, "four", parallel, slices.Concat(rest, rest), pull},
 	} {
 		if err := m.transfer(ctx, phase.table, phase.how, phase.limit, phase.blobs, phase.do); err != nil {
 			return err
@@ -113,11 +113,11 @@ func (m *measurement) run(ctx context.Context, s subject, dir string) (err error
 	return m.smallRequests(ctx, pusher)
 }
 
-// transfer moves blobs, a few at a time.
+// transfer pushes or pulls blobs, at most limit at a time, and reports the results.
 func (m *measurement) transfer(ctx context.Context, table, how string, limit int, blobs []blob,
 	do func(context.Context, blob) error) error {
 	total := int64(0)
-	seconds, cpu, memory, err := m.while(func() error {
+	seconds, cpu, memory, err := m.usage(func() error {
 		group, ctx := errgroup.WithContext(ctx)
 		group.SetLimit(limit)
 		for _, b := range blobs {
@@ -135,9 +135,9 @@ func (m *measurement) transfer(ctx context.Context, table, how string, limit int
 	return nil
 }
 
-// while returns how long do took, and the registry's CPU seconds and peak memory in bytes
-// meanwhile.
-func (m *measurement) while(do func() error) (seconds, cpu float64, memory int64, err error) {
+// usage runs do. It returns the duration, and the registry's CPU time in seconds and peak memory in
+// bytes meanwhile.
+func (m *measurement) usage(do func() error) (seconds, cpu float64, memory int64, err error) {
 	if err := m.process.ResetPeak(); err != nil {
 		return 0, 0, 0, err
 	}
@@ -158,7 +158,7 @@ func (m *measurement) while(do func() error) (seconds, cpu float64, memory int64
 	return seconds, after - before, memory, err
 }
 
-// smallRequests requests a manifest by tag and by digest for a while.
+// smallRequests measures requests for a manifest by tag and by digest.
 func (m *measurement) smallRequests(ctx context.Context, pusher *http.Client) error {
 	manifest, desc, err := registries.Manifest(m.blobs[0].Descriptor, m.blobs[1].Descriptor)
 	if err != nil {
@@ -167,12 +167,12 @@ func (m *measurement) smallRequests(ctx context.Context, pusher *http.Client) er
 	if err := registries.PushManifest(ctx, pusher, m.process, repository, "v1", desc.MediaType, manifest); err != nil {
 		return err
 	}
-	if _, err := m.ask(ctx, desc, m.small/5); err != nil { // opens connections and fills caches
+	if _, err := m.request(ctx, desc, m.small/5); err != nil { // opens connections and fills caches
 		return err
 	}
 	var took []time.Duration
-	seconds, cpu, _, err := m.while(func() error {
-		took, err = m.ask(ctx, desc, m.small)
+	seconds, cpu, _, err := m.usage(func() error {
+		took, err = m.request(ctx, desc, m.small)
 		return err
 	})
 	if err != nil {
@@ -186,9 +186,9 @@ func (m *measurement) smallRequests(ctx context.Context, pusher *http.Client) er
 	return nil
 }
 
-// ask makes small requests for some time and returns their durations.
-func (m *measurement) ask(ctx context.Context, manifest ocispec.Descriptor, during time.Duration) (all []time.Duration,
-	err error) {
+// request sends small requests for the given time and returns their durations.
+func (m *measurement) request(ctx context.Context, manifest ocispec.Descriptor, during time.Duration) (
+	all []time.Duration, err error) {
 	url := m.process.URL("/v2/" + repository + "/manifests/")
 	deadline := time.Now().Add(during)
 	took := make([][]time.Duration, smallClients)
@@ -217,7 +217,7 @@ func (m *measurement) ask(ctx context.Context, manifest ocispec.Descriptor, duri
 	return slices.Concat(took...), err
 }
 
-// quantile returns a quantile of sorted values, at least one.
+// quantile returns a quantile of sorted, which must not be empty.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }

@@ -18,19 +18,19 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 	theirs "github.com/distribution/distribution/v3/registry"
 	"github.com/distribution/distribution/v3/registry/handlers"
-	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // what the configuration names
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // named in the configuration
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
-// subject is a registry to be measured.
+// subject is a registry to measure.
 type subject struct {
 	results.Subject
 	start func(ctx context.Context, dir string, c *registries.Certificates) (*registries.Process, error)
 }
 
-// Names of the subjects, which the targets use.
+// Names of the subjects. The targets in bench/report refer to them.
 const (
 	nameOurs     = "ours"
 	nameTheirs   = "distribution"
@@ -38,8 +38,8 @@ const (
 	nameFloor    = "floor"
 )
 
-// First arguments of the child processes; then come the address, the certificates' directory, and
-// the storage directory.
+// children are the child processes by their first argument. The others are the address, the directory of
+// the certificates, and the storage directory.
 var children = map[string]func(args []string) error{
 	"serve-distribution": serveDistribution,
 	"serve-handlers":     serveHandlers,
@@ -63,23 +63,23 @@ func subjects(program string) []subject {
 	}
 	return []subject{
 		{results.Subject{Name: nameOurs, Version: "distribution " + version,
-			About: "`registry serve` as the chart runs it: client certificates decide who reads, and a password besides who " +
-				"writes; metrics, no log of reads"},
+			About: "`registry serve` as in the chart: client certificates for reading, and a password for writing; metrics, " +
+				"no log of reads"},
 			func(ctx context.Context, dir string, c *registries.Certificates) (*registries.Process, error) {
 				return registries.StartOurs(ctx, program, dir, c)
 			}},
 		{results.Subject{Name: nameTheirs, Version: version,
-			About: "distribution's own server: client certificates required, any of which may do everything; no access " +
-				"log, no traces"}, child("serve-distribution")},
+			About: "distribution's own server: requires a client certificate, which permits everything; no access log, " +
+				"no traces"}, child("serve-distribution")},
 		{results.Subject{Name: nameHandlers, Version: version,
-			About: "the same handlers in Go's HTTP server with nothing around them"}, child("serve-handlers")},
+			About: "the same handlers in a plain Go HTTP server"}, child("serve-handlers")},
 		{results.Subject{Name: nameFloor,
-			About: "Go's HTTP server with files: an upload goes to a file and through SHA-256, a download comes from the file"},
+			About: "a Go HTTP server that writes uploads to files with their SHA-256 and serves the files"},
 			child("serve-floor")},
 	}
 }
 
-// moduleVersion returns the version of a module in this program.
+// moduleVersion returns the version of a module that is linked into this program.
 func moduleVersion(path string) string {
 	info, _ := debug.ReadBuildInfo()
 	if info != nil {
@@ -127,14 +127,14 @@ func serveHandlers(args []string) error {
 	return serve(args, handlers.NewApp(context.Background(), config))
 }
 
-// serve serves with TLS and client certificates.
+// serve serves with mutual TLS.
 func serve(args []string, handler http.Handler) error {
-	authorities, err := os.ReadFile(filepath.Join(args[1], "ca.crt"))
+	ca, err := os.ReadFile(filepath.Join(args[1], "ca.crt"))
 	if err != nil {
 		return err
 	}
 	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(authorities)
+	pool.AppendCertsFromPEM(ca)
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	server := &http.Server{Addr: args[0], Handler: handler, Protocols: protocols, ErrorLog: log.New(io.Discard, "", 0),
@@ -142,7 +142,7 @@ func serve(args []string, handler http.Handler) error {
 	return server.ListenAndServeTLS(filepath.Join(args[1], "tls.crt"), filepath.Join(args[1], "tls.key"))
 }
 
-// serveFloor stores uploads under their digest, and manifests under their tags too.
+// serveFloor serves files. Uploads are stored under their digests, manifests also under their tags.
 func serveFloor(args []string) error {
 	storage := args[2]
 	if err := os.MkdirAll(storage, 0o755); err != nil {
@@ -151,7 +151,7 @@ func serveFloor(args []string) error {
 	file := func(name string) string { return filepath.Join(storage, strings.ReplaceAll(name, "/", "_")) }
 	return serve(args, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		parts := strings.Split(r.URL.Path, "/")
-		name := parts[len(parts)-1] // a digest, a tag, or nothing for an upload
+		name := parts[len(parts)-1] // a digest, a tag, or empty for an upload
 		switch r.Method {
 		case http.MethodPost:
 			w.Header().Set("Location", r.URL.Path)
@@ -178,7 +178,7 @@ func serveFloor(args []string) error {
 	}))
 }
 
-// receive writes a body to a file that is named after its digest.
+// receive writes a body to path and renames the file to the name that called returns for its digest.
 func receive(path string, from io.Reader, called func(string) string) (digest string, err error) {
 	into, err := os.Create(path)
 	if err != nil {

@@ -1,6 +1,6 @@
 package main
 
-// bootstrapTargets are the targets of an installation and of later changes.
+// bootstrapTargets are the targets of bench/bootstrap.
 func bootstrapTargets() []target {
 	const under = "Under a loop of pulls on each node"
 	one := func(what, want string, limit float64, table, subject, measure string) target {
@@ -9,9 +9,9 @@ func bootstrapTargets() []target {
 	}
 	rollout := one("gap of pulls in a rollout of the proxies, host port", "< 2 s", 2, under,
 		"rollout of the proxies, host port", "longest time without a pull that ended")
-	rollout.bound = "Kubernetes makes the new pod when the old one is gone, kubelets look for containers that ended " +
-		"once a second, and a new pod's network and volumes take about a second: " +
-		"[performance](../docs/performance.md#bootstrap)"
+	rollout.bound = "Kubernetes creates the new pod only after the old one is gone, kubelets check for exited " +
+		"containers once a second, and setting up a pod's network and volumes takes about a second " +
+		"([details](../docs/performance.md#bootstrap))"
 	return []target{
 		one("payload in etcd", "≤ 14 MB", 14, "Seeding", "zarf-registry", "payload in etcd"),
 		one("what of it a node fetches", "≤ 4 MB", 4, "Seeding", "zarf-registry", "a node fetches"),

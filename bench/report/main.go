@@ -1,5 +1,5 @@
-// Command report writes bench/RESULTS.md from the reports in the benchmarks' directories: a table
-// of targets with the measured values, and the tables of every benchmark.
+// Command report renders bench/RESULTS.md from the reports in the benchmarks' directories. The page has a
+// table of targets with the measured values, and the tables of each benchmark.
 package main
 
 import (
@@ -15,17 +15,17 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
-// benchmarks are the directories below bench/ with a report, in the order of the page.
+// benchmarks are the directories of the benchmarks in bench/, in the order of the page.
 var benchmarks = []struct{ dir, title string }{
-	{"proxy", "The proxy beside its peers"},
-	{"registry", "The registry beside plain distribution"},
-	{"bootstrap", "Bootstrap on a real cluster"},
-	{"scale", "A registry and up to 1000 nodes"},
+	{"proxy", "The proxy compared with other proxies"},
+	{"registry", "The registry compared with distribution"},
+	{"bootstrap", "Installation on a real cluster"},
+	{"scale", "One registry and up to 1000 nodes"},
 }
 
 func main() {
 	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: report DIRECTORY (that of bench/)")
+		fmt.Fprintln(os.Stderr, "usage: report BENCH_DIRECTORY")
 		os.Exit(1)
 	}
 	if err := run(os.Args[1]); err != nil {
@@ -51,9 +51,9 @@ func run(bench string) error {
 
 func page(reports map[string]*results.Report) []byte {
 	var b bytes.Buffer
-	b.WriteString("# Results\n\nWritten by `make bench`. Values are the median of all runs, in brackets the least and " +
-		"the most. What pushes and pulls of images take beside other tools is in [images/RESULTS.md](images/RESULTS.md).\n")
-	b.WriteString("\n## Targets\n\n| what | target | ours | met | what bounds it |\n|---|---|---|---|---|\n")
+	b.WriteString("# Results\n\nWritten by `make bench`. Values are medians of all runs (minimum–maximum). " +
+		"[images/RESULTS.md](images/RESULTS.md) compares pushes and pulls of images with other tools.\n")
+	b.WriteString("\n## Targets\n\n| measure | target | result | met | limiting factor |\n|---|---|---|---|---|\n")
 	for _, t := range targets {
 		ours, met := t.result(reports)
 		bound := t.bound
@@ -79,13 +79,13 @@ func page(reports map[string]*results.Report) []byte {
 }
 
 func writeSubjects(b *bytes.Buffer, r *results.Report) {
-	b.WriteString("\n| measured | version | how |\n|---|---|---|\n")
+	b.WriteString("\n| subject | version | details |\n|---|---|---|\n")
 	for _, s := range r.Subjects {
 		fmt.Fprintf(b, "| %s | %s | %s |\n", s.Name, s.Version, s.About)
 	}
 }
 
-// tables returns the headings of a report, in order.
+// tables returns the headings of a report's tables, in order.
 func tables(r *results.Report) []string {
 	var found []string
 	for _, m := range r.Measures {
@@ -126,14 +126,14 @@ func writeTable(b *bytes.Buffer, r *results.Report, table string) {
 
 // spread formats a measure for a table.
 func spread(m *results.Measure) string {
-	median, least, most := m.Spread()
-	if least == most {
+	median, minimum, maximum := m.Spread()
+	if minimum == maximum {
 		return number(median)
 	}
-	return fmt.Sprintf("%s (%s–%s)", number(median), number(least), number(most))
+	return fmt.Sprintf("%s (%s–%s)", number(median), number(minimum), number(maximum))
 }
 
-// number formats three significant digits, more for large numbers.
+// number formats a value with three significant digits, or as an integer if it is 100 or more.
 func number(x float64) string {
 	switch {
 	case x >= 100 || x == 0:

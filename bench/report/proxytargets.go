@@ -6,18 +6,22 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
-// atMostOthers is met where ours is less than limit times the least of all others in the same run, in the median of the
-// runs, and atLeastOthers where it is more than limit times the most of them: runs differ more than subjects do.
+// atMostOthers is met if, compared with each other proxy, our value is at most limit times the other
+// one in more than half of the runs. It compares values of the same run, because runs differ more than
+// subjects do.
 func atMostOthers(limit float64, table, measure string) func(float64, *results.Report) bool {
-	return besideOthers(table, measure, func(ours, other float64) bool { return ours <= limit*other })
+	return comparedWithOthers(table, measure, func(ours, other float64) bool { return ours <= limit*other })
 }
 
+// atLeastOthers is met if, compared with each other proxy, our value is at least limit times the other
+// one in more than half of the runs.
 func atLeastOthers(limit float64, table, measure string) func(float64, *results.Report) bool {
-	return besideOthers(table, measure, func(ours, other float64) bool { return ours >= limit*other })
+	return comparedWithOthers(table, measure, func(ours, other float64) bool { return ours >= limit*other })
 }
 
-// besideOthers says whether ours is good beside each other proxy in more than half of the runs.
-func besideOthers(table, measure string, good func(ours, other float64) bool) func(float64, *results.Report) bool {
+// comparedWithOthers is met if good holds for each other proxy in more than half of the runs.
+func comparedWithOthers(table, measure string,
+	good func(ours, other float64) bool) func(float64, *results.Report) bool {
 	return func(_ float64, r *results.Report) bool {
 		ours := r.Find(table, proxyName, measure)
 		for _, m := range r.Measures {
@@ -42,7 +46,7 @@ func both(a, b func(float64, *results.Report) bool) func(float64, *results.Repor
 	return func(median float64, r *results.Report) bool { return a(median, r) && b(median, r) }
 }
 
-// proxyName is our proxy in the report of bench/proxy.
+// proxyName is our proxy's name in the report of bench/proxy.
 const proxyName = "registry-node"
 
 func proxyTargets() []target {
@@ -65,7 +69,7 @@ func proxyTargets() []target {
 		{what: "new connections", want: "more than every other", met: atLeastOthers(1, connect, requests), table: connect,
 			measure: requests, bound: boundConnect},
 		{what: "new connections: p99", want: "< 6.1 ms, less than the naive proxy",
-			met: both(atMost(6.1), naive(connect, p99, timesOf)), table: connect, measure: p99},
+			met: both(atMost(6.1), naive(connect, p99, atMostTimesOf)), table: connect, measure: p99},
 		{what: "new connections: p99", want: "less than every other", met: atMostOthers(1, connect, p99), table: connect,
 			measure: p99, bound: boundConnect},
 		{what: "proxy CPU of a new connection", want: "< 0.06 ms", met: atMost(0.06), table: connect, measure: each,
@@ -75,7 +79,7 @@ func proxyTargets() []target {
 		{what: "requests on connections that stay", want: "more than every other", met: atLeastOthers(1, keep, requests),
 			table: keep, measure: requests, bound: boundKeep},
 		{what: "proxy CPU of a request on a connection that stays", want: "less than the naive proxy",
-			met: naive(keep, each, timesOf), table: keep, measure: each},
+			met: naive(keep, each, atMostTimesOf), table: keep, measure: each},
 		{what: "proxy CPU per GiB, one body", want: "< 0.87 s", met: atMost(0.87), table: stream, measure: gib,
 			bound: boundStream},
 		{what: "proxy CPU per GiB, one body", want: "less than every other", met: atMostOthers(1, stream, gib), table: stream,
@@ -93,14 +97,14 @@ func proxyTargets() []target {
 	return all
 }
 
-// What bounds the proxy, where it misses a target; docs/performance.md has the profiles.
+// What limits the proxy where it misses a target. docs/performance.md has the profiles.
 const (
-	boundConnect = "net/http's server: a second goroutine and three more allocations of contexts for each request, on " +
-		"top of the system calls that all have ([profile](../docs/performance.md#new-connections))"
-	boundKeep = "parsing and writing twice, which proxies of TCP do not " +
+	boundConnect = "the server of net/http: a second goroutine and three context allocations per request, in addition to " +
+		"the system calls that every proxy needs ([profile](../docs/performance.md#new-connections))"
+	boundKeep = "HTTP is parsed and written twice, unlike in TCP proxies " +
 		"([profile](../docs/performance.md#requests-on-open-connections))"
-	boundStream = "three quarters are the kernel's copies and AES-GCM, in Go " +
+	boundStream = "three quarters of the CPU time are copies in the kernel and AES-GCM in Go " +
 		"([profile](../docs/performance.md#large-bodies))"
-	boundMemory = "7.6 MB of it are pages of the program's file, 1.1 MB of those what only `configure` uses ([what it " +
-		"is](../docs/performance.md#memory))"
+	boundMemory = "7.6 MB are pages of the program's file, of which only `configure` uses 1.1 MB " +
+		"([breakdown](../docs/performance.md#memory))"
 )

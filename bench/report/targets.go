@@ -7,15 +7,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
-// target is a goal for one measure.
+// target is a goal for one measure of a subject.
 type target struct {
 	what string
-	// want describes the target, and met decides about the median.
+	// want describes the goal; met reports whether a median meets it.
 	want string
 	met  func(median float64, r *results.Report) bool
-	// Where it was measured.
+	// The measure in the report of a benchmark.
 	benchmark, table, subject, measure string
-	// bound says why a target is missed and where the profile is; otherwise "".
+	// bound says what limits the measure, with a link to a profile. It is shown if the target is missed.
 	bound string
 }
 
@@ -27,15 +27,15 @@ func atLeast(limit float64) func(float64, *results.Report) bool {
 	return func(median float64, _ *results.Report) bool { return median >= limit }
 }
 
-// timesOf is met where the median is at most limit times that of another subject in the
-// same column; atLeastTimesOf where it is at least that.
-func timesOf(limit float64, table, subject, measure string) func(float64, *results.Report) bool {
+// atMostTimesOf is met if the median is at most limit times that of another subject.
+func atMostTimesOf(limit float64, table, subject, measure string) func(float64, *results.Report) bool {
 	return func(median float64, r *results.Report) bool {
 		other, _, _ := r.Find(table, subject, measure).Spread()
 		return other > 0 && median <= limit*other
 	}
 }
 
+// atLeastTimesOf is met if the median is at least limit times that of another subject.
 func atLeastTimesOf(limit float64, table, subject, measure string) func(float64, *results.Report) bool {
 	return func(median float64, r *results.Report) bool {
 		other, _, _ := r.Find(table, subject, measure).Spread()
@@ -43,11 +43,11 @@ func atLeastTimesOf(limit float64, table, subject, measure string) func(float64,
 	}
 }
 
-// targets are those of the design, in its order.
+// targets are in the order of the page.
 var targets = slices.Concat(proxyTargets(), registryTargets(), bootstrapTargets(), scaleTargets())
 
-// result returns the measured value, and whether it meets the target.
-func (t target) result(reports map[string]*results.Report) (ours, met string) {
+// result returns the measured value, and whether it meets the target, as text.
+func (t target) result(reports map[string]*results.Report) (value, met string) {
 	r := reports[t.benchmark]
 	if r == nil {
 		return "not measured", "–"

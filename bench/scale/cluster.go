@@ -38,14 +38,13 @@ import (
 
 const (
 	tablePrepare = "prepare, by nodes in the cluster"
-	// imagesOnNode is the number of images that a kubelet reports at most (nodeStatusMaxImages).
+	// imagesOnNode is the maximum number of images that a kubelet reports (nodeStatusMaxImages).
 	imagesOnNode = 50
 	pauseImage   = "registry.k8s.io/pause:3.10.1"
 )
 
-// cluster is an API server with nodes. What is written to it, it keeps, and nobody else
-// does anything about it. It answers in pages and in protobuf where it is asked to, and
-// knows of selectors those by label.
+// cluster is an API server with nodes. It stores the objects that clients write; no controllers run. It
+// supports pages of nodes, protobuf, and label selectors.
 type cluster struct {
 	nodes *corev1.NodeList
 
@@ -54,10 +53,10 @@ type cluster struct {
 	mu      sync.Mutex
 	objects map[string]runtime.Object // by path
 	version int
-	pages   map[string][]byte // pages of nodes: encoding them takes longer than reading
+	pages   map[string][]byte // encoded pages of nodes
 }
 
-// lists are those of the resources that prepare asks for.
+// lists are the list types of the resources that prepare reads.
 var lists = map[string]runtime.Object{
 	"nodes": &corev1.NodeList{}, "pods": &corev1.PodList{}, "services": &corev1.ServiceList{},
 	"secrets":    &corev1.SecretList{},
@@ -79,7 +78,7 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if strings.Contains(r.Header.Get("Accept"), runtime.ContentTypeProtobuf) {
 		format = runtime.ContentTypeProtobuf
 	}
-	answer, code, err := c.answer(r, format)
+	body, code, err := c.handle(r, format)
 	if err != nil {
 		var status apierrors.APIStatus
 		if !errors.As(err, &status) {
@@ -87,19 +86,19 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		s := status.Status()
 		code = int(s.Code)
-		answer, err = encode(&s, format)
+		body, err = encode(&s, format)
 	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	c.sent.Add(int64(len(answer)))
+	c.sent.Add(int64(len(body)))
 	w.Header().Set("Content-Type", format)
 	w.WriteHeader(code)
-	_, _ = w.Write(answer) // the client may be gone
+	_, _ = w.Write(body) // the client may be gone
 }
 
-func (c *cluster) answer(r *http.Request, format string) ([]byte, int, error) {
+func (c *cluster) handle(r *http.Request, format string) ([]byte, int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	resource, query := path.Base(r.URL.Path), r.URL.Query()
@@ -137,23 +136,23 @@ func encoded(object runtime.Object, code int, format string, err error) ([]byte,
 func encode(object runtime.Object, format string) ([]byte, error) {
 	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), format)
 	var raw bytes.Buffer
-	// All kinds of the scheme keep their versions.
+	// Objects keep their versions.
 	err := scheme.Codecs.EncoderForVersion(info.Serializer, schema.GroupVersions(
 		scheme.Scheme.PrioritizedVersionsAllGroups())).Encode(object, &raw)
 	return raw.Bytes(), err
 }
 
-// page returns a page of nodes.
+// page returns an encoded page of nodes.
 func (c *cluster) page(from, limit, format string) ([]byte, error) {
 	key := from + " " + limit + " " + format
 	if page := c.pages[key]; page != nil {
 		return page, nil
 	}
-	first, _ := strconv.Atoi(from) // none is the first
+	first, _ := strconv.Atoi(from) // 0 for the first page
 	last := len(c.nodes.Items)
 	page := &corev1.NodeList{ListMeta: c.nodes.ListMeta}
-	if most, _ := strconv.Atoi(limit); most > 0 && first+most < last {
-		last = first + most
+	if size, _ := strconv.Atoi(limit); size > 0 && first+size < last {
+		last = first + size
 		page.Continue = strconv.Itoa(last)
 	}
 	page.Items = c.nodes.Items[first:last]
@@ -162,7 +161,7 @@ func (c *cluster) page(from, limit, format string) ([]byte, error) {
 	return raw, err
 }
 
-func (c *cluster) list(resource, below, selector string) (runtime.Object, error) {
+func (c *cluster) list(resource, collection, selector string) (runtime.Object, error) {
 	wanted, err := labels.Parse(selector)
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
@@ -173,7 +172,7 @@ func (c *cluster) list(resource, below, selector string) (runtime.Object, error)
 		if err != nil {
 			return nil, err
 		}
-		if path.Dir(at) == below && wanted.Matches(labels.Set(named.GetLabels())) {
+		if path.Dir(at) == collection && wanted.Matches(labels.Set(named.GetLabels())) {
 			items = append(items, object)
 		}
 	}
@@ -210,9 +209,8 @@ func (c *cluster) write(r *http.Request) (runtime.Object, error) {
 	return object, nil
 }
 
-// makeNode is a node with what those of managed clusters have: a kubelet's report of
-// fifty images, and the labels, annotations and owners of fields that clouds, network
-// plugins and autoscalers leave.
+// makeNode returns a node like those of managed clusters, with the images that a kubelet reports, and
+// with the labels, annotations and managed fields that cloud controllers and plugins add.
 func makeNode(n int) corev1.Node {
 	name := fmt.Sprintf("ip-10-%d-%d-%d.eu-central-1.compute.internal", n>>16, n>>8&255, n&255)
 	zone := "eu-central-1" + string("abc"[n%3])
@@ -286,12 +284,12 @@ func nodeBytes() int {
 	node := makeNode(4711)
 	raw, err := encode(&node, runtime.ContentTypeJSON)
 	if err != nil {
-		panic(err) // encoding our own node does not fail
+		panic(err) // cannot fail for makeNode
 	}
 	return len(raw)
 }
 
-// prepare measures init-hook's prepare on a cluster with that many nodes.
+// prepare measures init-hook prepare in a cluster.
 func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 	c := newCluster(nodes)
 	server := httptest.NewServer(c)
@@ -302,11 +300,11 @@ func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		return err
 	}
-	// Once in advance, so that the measurement does not wait for the server to encode its pages.
+	// Fill the cache of pages, so that the measurement does not include encoding them.
 	if err := c.warm(ctx, server.URL); err != nil {
 		return err
 	}
-	var said bytes.Buffer
+	var output bytes.Buffer
 	document, err := json.Marshal(settings.Settings{
 		Namespace: names.Namespace, Release: names.Chart, Name: names.Chart,
 		Mode: state.ModeProxy, ModeSource: state.SourceValue, Address: "127.0.0.1:31999", Port: 31999,
@@ -325,7 +323,7 @@ func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 	}
 	command := exec.CommandContext(ctx, b.hook, "prepare", "--kubeconfig="+kubeconfig, "--settings="+string(document),
 		"--log-format=text")
-	command.Stdout, command.Stderr = &said, &said
+	command.Stdout, command.Stderr = &output, &output
 	began := time.Now()
 	if err := command.Start(); err != nil {
 		return err
@@ -338,10 +336,10 @@ func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 	close(ended)
 	peak := <-memory
 	if err != nil {
-		return fmt.Errorf("%w: %s", err, &said)
+		return fmt.Errorf("%w: %s", err, &output)
 	}
-	if found := fmt.Sprintf("found %d nodes", nodes); !strings.Contains(said.String(), found) {
-		return fmt.Errorf("prepare did not say %q: %s", found, &said)
+	if found := fmt.Sprintf("found %d nodes", nodes); !strings.Contains(output.String(), found) {
+		return fmt.Errorf("the output of prepare lacks %q: %s", found, &output)
 	}
 	add := func(what, unit string, value float64) {
 		b.report.Add(tablePrepare, clusterName(nodes), what, unit, value)
@@ -354,14 +352,14 @@ func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 	return nil
 }
 
-// warm reads all pages of nodes.
+// warm reads all pages of nodes and resets the counters.
 func (c *cluster) warm(ctx context.Context, url string) error {
 	for from := 0; from < len(c.nodes.Items); from += 500 {
-		ask := fmt.Sprintf("%s/api/v1/nodes?limit=500", url)
+		address := fmt.Sprintf("%s/api/v1/nodes?limit=500", url)
 		if from > 0 {
-			ask += fmt.Sprintf("&continue=%d", from)
+			address += fmt.Sprintf("&continue=%d", from)
 		}
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, ask, nil)
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 		if err != nil {
 			return err
 		}

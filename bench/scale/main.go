@@ -1,13 +1,10 @@
-// Command scale measures one registry and many nodes: up to 1000 clients that pull at
-// once, as the proxies of so many nodes do, and what init-hook's prepare reads of a
-// cluster with up to 5000 nodes.
+// Command scale measures one registry with up to 1000 clients that pull at once, like the proxies of as
+// many nodes, and init-hook's prepare in clusters of up to 5000 nodes.
 //
-// The clients are in one process, each with a client certificate, a TLS session cache and
-// a pool of connections of its own; the registry is bin/registry in another process, and
-// both share this machine's processors and its loopback interface. The cluster is an API
-// server of this program's own that keeps objects in memory; it schedules nothing.
-// Nothing is measured of a network, a disk, a kubelet or etcd: docs/scale.md reckons with
-// those.
+// The clients run in one process. Each has its own client certificate, TLS session cache and connection
+// pool. The registry is bin/registry in another process; both share the cores and the loopback interface
+// of this machine. The cluster is a minimal API server in this process that keeps objects in memory.
+// Network, disks, kubelets and etcd are not measured.
 package main
 
 import (
@@ -40,7 +37,7 @@ type options struct {
 	runs              int
 	write, dir        string
 	registry, hook    string
-	nodes, clusters   []int
+	nodes, clusters   []int // numbers of nodes
 	herds             []herd
 	pulls, imageBytes int
 }
@@ -48,7 +45,7 @@ type options struct {
 // herd is a number of nodes that pull the same image at once.
 type herd struct {
 	nodes int
-	bytes int // of the image
+	bytes int // size of the image
 }
 
 func (h herd) String() string {
@@ -58,22 +55,22 @@ func (h herd) String() string {
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
 	flags.IntVar(&o.runs, "n", 5, "runs")
-	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: it goes to stdout)")
-	flags.StringVar(&o.dir, "dir", "", "where to put the images, which are removed in the end (default: memory, /dev/shm)")
-	flags.StringVar(&o.registry, "registry", "bin/registry", "our registry")
-	flags.StringVar(&o.hook, "init-hook", "bin/init-hook", "our init-hook")
-	flags.IntVar(&o.pulls, "pulls", 1000, "how many images all nodes pull together")
-	flags.IntVar(&o.imageBytes, "image", 1e6, "bytes of such an image")
-	nodes := flags.String("nodes", "1,10,100,1000", "how many nodes pull, separated by commas; empty: none")
+	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: print it to stdout)")
+	flags.StringVar(&o.dir, "dir", "", "directory for temporary files (default: /dev/shm, in memory)")
+	flags.StringVar(&o.registry, "registry", "bin/registry", "path of the project's registry")
+	flags.StringVar(&o.hook, "init-hook", "bin/init-hook", "path of init-hook")
+	flags.IntVar(&o.pulls, "pulls", 1000, "total number of pulls by all nodes")
+	flags.IntVar(&o.imageBytes, "image", 1e6, "size of the pulled images in bytes")
+	nodes := flags.String("nodes", "1,10,100,1000", "comma-separated numbers of nodes that pull; empty: none")
 	herds := flags.String("herds", "10x500,100x30,1000x3",
-		"herds, NODESxMEGABYTES of the image, separated by commas; empty: none")
+		"comma-separated herds as NODESxMEGABYTES of the image; empty: none")
 	clusters := flags.String("clusters", "100,1000,5000",
-		"how many nodes there are for prepare, separated by commas; empty: none")
+		"comma-separated cluster sizes for prepare; empty: none")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
 	if flags.NArg() > 0 || o.runs < 1 || o.pulls < 1 || o.imageBytes < 1 {
-		return o, errors.New("there are no arguments but flags, and -n, -pulls and -image must be positive")
+		return o, errors.New("positional arguments are not supported, and -n, -pulls and -image must be positive")
 	}
 	if o.nodes, err = numbers(*nodes, ","); err != nil {
 		return o, fmt.Errorf("-nodes: %w", err)
@@ -87,14 +84,14 @@ func parse(args []string) (o options, err error) {
 		}
 		parts, err := numbers(one, "x")
 		if err != nil || len(parts) != 2 {
-			return o, fmt.Errorf("-herds: %q is not NODESxMEGABYTES", one)
+			return o, fmt.Errorf("-herds: invalid %q: want NODESxMEGABYTES", one)
 		}
 		o.herds = append(o.herds, herd{parts[0], parts[1] * 1e6})
 	}
 	return o, nil
 }
 
-// numbers parses positive numbers, separated by commas; none in an empty text.
+// numbers parses positive numbers. An empty text has none.
 func numbers(text, separator string) (all []int, err error) {
 	if text == "" {
 		return nil, nil
@@ -102,7 +99,7 @@ func numbers(text, separator string) (all []int, err error) {
 	for part := range strings.SplitSeq(text, separator) {
 		n, err := strconv.Atoi(part)
 		if err != nil || n < 1 {
-			return nil, fmt.Errorf("%q is no positive number", part)
+			return nil, fmt.Errorf("invalid %q: want a positive number", part)
 		}
 		all = append(all, n)
 	}
@@ -114,7 +111,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := allowFiles(o); err != nil {
+	if err := raiseFileLimit(o); err != nil {
 		return err
 	}
 	dir, err := registries.StorageDir(o.dir, "bench-scale-")
@@ -126,7 +123,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	// The clients' own garbage collection must not disturb the measurement.
+	// The clients' garbage collection must not disturb the measurement.
 	debug.SetGCPercent(400)
 
 	b := &benchmark{options: o, dir: dir, certificates: certificates, report: newReport(o)}
@@ -139,7 +136,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	work := b.work()
 	for run := range o.runs {
 		for n := range work {
-			w := work[(n+run)%len(work)] // in another order each time
+			w := work[(n+run)%len(work)] // the order rotates
 			began := time.Now()
 			if err := w.do(ctx); err != nil {
 				return fmt.Errorf("%s: %w", w.name, err)
@@ -150,14 +147,14 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return b.report.Save(o.write, stdout)
 }
 
-// benchmark is one call of the program.
+// benchmark is the state of all runs.
 type benchmark struct {
 	options
 	dir          string
 	certificates *registries.Certificates
 	report       *results.Report
-	images       []image // numbers of nodes
-	herdImages   map[int]image
+	images       []image
+	herdImages   map[int]image // by size
 }
 
 // task is one measurement of a run.
@@ -169,14 +166,10 @@ type task struct {
 func (b *benchmark) work() (all []task) {
 	for _, n := range b.nodes {
 		all = append(all,
-			task{fmt.Sprintf("%d nodes, the same image", n), func(ctx context.Context) error {
-				return b.pullMany(ctx, tableSame,
-					n, b.images[:1])
-			}},
-			task{fmt.Sprintf("%d nodes, different images", n), func(ctx context.Context) error {
-				return b.pullMany(ctx,
-					tableDifferent, n, b.images)
-			}})
+			task{fmt.Sprintf("%d nodes, the same image", n),
+				func(ctx context.Context) error { return b.pullMany(ctx, tableSame, n, b.images[:1]) }},
+			task{fmt.Sprintf("%d nodes, different images", n),
+				func(ctx context.Context) error { return b.pullMany(ctx, tableDifferent, n, b.images) }})
 	}
 	for _, h := range b.herds {
 		all = append(all, task{"herd of " + h.String(), func(ctx context.Context) error { return b.stampede(ctx, h) }})
@@ -188,9 +181,9 @@ func (b *benchmark) work() (all []task) {
 	return all
 }
 
-// allowFiles raises the limit of open files: at both ends a connection is one, and in the
-// registry a blob that is sent is another.
-func allowFiles(o options) error {
+// raiseFileLimit raises the limit of open files. Each connection needs one at both ends, and another in the
+// registry for the blob.
+func raiseFileLimit(o options) error {
 	nodes := slices.Max(append(slices.Clone(o.nodes), 1))
 	for _, h := range o.herds {
 		nodes = max(nodes, h.nodes)
@@ -201,12 +194,13 @@ func allowFiles(o options) error {
 		return err
 	}
 	if limit.Cur >= need {
-		return nil // Go has raised it as far as it may, and a child in Go will
+		return nil // Go raises its own soft limit to the hard limit, also in the registry
 	}
 	raised := syscall.Rlimit{Cur: need, Max: max(limit.Max, need)}
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &raised); err != nil { // syscall's tells the children
-		return fmt.Errorf("%d nodes need %d open files, and only %d are allowed: be root, raise the limit with ulimit -n, "+
-			"or take fewer with -nodes and -herds: %w", nodes, need, limit.Cur, err)
+	// Unlike unix.Setrlimit, syscall.Setrlimit also sets the limit of child processes.
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &raised); err != nil {
+		return fmt.Errorf("%d nodes need %d open files, but the limit is %d: run as root, raise it with ulimit -n, "+
+			"or set smaller -nodes and -herds: %w", nodes, need, limit.Cur, err)
 	}
 	return nil
 }
@@ -215,24 +209,23 @@ func newReport(o options) *results.Report {
 	var all []results.Subject
 	add := func(name, about string) { all = append(all, results.Subject{Name: name, About: about}) }
 	for _, n := range o.nodes {
-		add(nodesName(n), fmt.Sprintf("%d pulls of %.1f MB in all, %d by each, one after the other", max(n, o.pulls/n*n),
+		add(nodesName(n), fmt.Sprintf("%d pulls of %.1f MB in total, %d per node, one after the other", max(n, o.pulls/n*n),
 			float64(o.imageBytes)/1e6, max(1, o.pulls/n)))
 	}
 	for _, h := range o.herds {
-		add(h.String(), "all begin at once, with new connections, and each pulls the image once")
+		add(h.String(), "all nodes start at once with new connections and pull the image once")
 	}
 	for _, n := range o.clusters {
 		add(clusterName(n), fmt.Sprintf(
-			"`init-hook prepare`, as a new installation; a node is %.0f kB as JSON, with %d images", float64(nodeBytes())/1e3,
+			"`init-hook prepare` of a new installation; a node is %.0f kB of JSON with %d images", float64(nodeBytes())/1e3,
 			imagesOnNode))
 	}
 	return results.New(fmt.Sprintf(
-		"`make bench-scale`: one registry, and clients that are the proxies of so many nodes in one process, on one "+
-			"machine over loopback with mutual TLS 1.3; images are in memory. "+
-			"An image has a manifest, asked for by tag and by digest, a configuration and layers, %d at a time as containerd "+
-			"does. CPU and memory are the registry's alone, which begins anew for each row; "+
-			"memory is the most that was resident, the program's own pages included. Jain's index of the nodes' rates is 1 "+
-			"where all are served alike.", layersAtOnce), all...)
+		"`make bench-scale`: one registry, and one process with a client for each node, which behaves like the node's "+
+			"proxy, on one machine over loopback with mutual TLS 1.3. Images are in memory. A pull requests the manifest by "+
+			"tag and by digest, then the configuration and the layers, %d at a time like containerd. CPU time and peak "+
+			"resident memory are those of the registry, which is restarted for each row. Jain's index of the nodes' rates "+
+			"is 1 if all nodes are served equally.", layersAtOnce), all...)
 }
 
 func nodesName(n int) string {

@@ -21,8 +21,8 @@ import (
 	kube "github.com/zarf-dev/zarf-registry/internal/cluster"
 )
 
-// Our registry and init-hook are the test program itself, the latter in the least that
-// reads nodes and says so: what it needs to be is built from other programs.
+// TestMain runs the registry and init-hook, which are the test binary. Its init-hook only lists nodes,
+// because the real one embeds programs that have to be built first.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
@@ -112,7 +112,7 @@ func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
 	}
 }
 
-func TestTheHookWorksOnTheCluster(t *testing.T) {
+func TestCluster(t *testing.T) {
 	c := newCluster(2)
 	server := httptest.NewServer(c)
 	defer server.Close()
@@ -128,14 +128,14 @@ func TestTheHookWorksOnTheCluster(t *testing.T) {
 	}
 	ctx, maps := t.Context(), client.CoreV1().ConfigMaps("zarf")
 	if _, err := maps.Get(ctx, "a", metav1.GetOptions{}); err == nil {
-		t.Error("what is not there was found")
+		t.Error("found a ConfigMap that does not exist")
 	}
 	made, err := maps.Create(ctx, configMap("a", "x"), metav1.CreateOptions{})
 	if err != nil || made.ResourceVersion == "" {
 		t.Fatalf("%v, %v", made, err)
 	}
 	if _, err := maps.Create(ctx, configMap("a", "x"), metav1.CreateOptions{}); err == nil {
-		t.Error("it was made twice")
+		t.Error("created twice")
 	}
 	if _, err := maps.Create(ctx, configMap("tried", "x"), metav1.CreateOptions{DryRun: []string{"All"}}); err != nil {
 		t.Error(err)
@@ -155,7 +155,7 @@ func TestTheHookWorksOnTheCluster(t *testing.T) {
 	}
 }
 
-func TestANodeIsAsLargeAsRealOnes(t *testing.T) {
+func TestNodeSize(t *testing.T) {
 	if size := nodeBytes(); size < 10_000 || size > 50_000 {
 		t.Errorf("a node is %d bytes", size)
 	}
@@ -166,9 +166,9 @@ func TestJainsIndex(t *testing.T) {
 		took []time.Duration
 		want float64
 	}{
-		"all alike":              {[]time.Duration{2, 2, 2}, 1},
-		"one takes three times":  {[]time.Duration{1, 3}, 0.8},
-		"one has all of it, all": {[]time.Duration{1, 1e12, 1e12, 1e12}, 0.25},
+		"all equal":                     {[]time.Duration{2, 2, 2}, 1},
+		"one takes three times as long": {[]time.Duration{1, 3}, 0.8},
+		"one gets nearly everything":    {[]time.Duration{1, 1e12, 1e12, 1e12}, 0.25},
 	} {
 		if got := jain(tt.took); math.Abs(got-tt.want) > 1e-6 {
 			t.Errorf("%s: %v, want %v", sentence, got, tt.want)

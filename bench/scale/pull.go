@@ -24,11 +24,11 @@ import (
 )
 
 const (
-	// layersAtOnce is how many containerd pulls of an image (max_concurrent_downloads).
+	// layersAtOnce is the number of concurrent downloads of containerd (max_concurrent_downloads).
 	layersAtOnce = 3
-	// layersOfImage are as many, so that a small image is as parallel as a large one.
+	// layersOfImage is the same number, so that all layers of an image are pulled at once.
 	layersOfImage = 3
-	// differentImages is the number of images: two nodes seldom pull the same one at a time.
+	// differentImages is large enough that two nodes seldom pull the same image at the same time.
 	differentImages = 100
 	configBytes     = 2000
 
@@ -41,11 +41,11 @@ const (
 type image struct {
 	repository string
 	manifest   ocispec.Descriptor
-	blobs      []ocispec.Descriptor // the configuration first
-	bytes      int64                // of all
+	blobs      []ocispec.Descriptor // first the configuration
+	bytes      int64                // total size, including the manifest
 }
 
-// push fills the registry's storage.
+// push pushes all images to the registry's storage, and verifies one of them.
 func (b *benchmark) push(ctx context.Context) (err error) {
 	process, err := b.start(ctx)
 	if err != nil {
@@ -73,7 +73,7 @@ func (b *benchmark) push(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	// Verifies once that the registry serves the bytes that were pushed; below they are only counted.
+	// Verify the digests once. The measurements check only lengths.
 	node := newNode(b.certificates, new(traffic))
 	defer node.CloseIdleConnections()
 	for _, i := range b.images[:min(1, len(b.images))] {
@@ -84,7 +84,7 @@ func (b *benchmark) push(ctx context.Context) (err error) {
 				return err
 			}
 			if digest.NewDigest(digest.SHA256, hash) != d.Digest {
-				return fmt.Errorf("%s is not what was pushed", d.Digest)
+				return fmt.Errorf("digest mismatch: %s", d.Digest)
 			}
 		}
 	}
@@ -123,23 +123,21 @@ func pushImage(ctx context.Context, client *http.Client, process *registries.Pro
 	return i, registries.PushManifest(ctx, client, process, repository, "v1", desc.MediaType, manifest)
 }
 
-// What a proxy on a node has (internal/proxy): how long it goes on asking for one thing,
-// how long TLS may take on a connection, and the first and last pause between attempts.
+// The settings of the proxies on nodes (internal/proxy).
 const (
-	patience         = time.Minute
+	retryBudget      = time.Minute
 	handshakeTimeout = 30 * time.Second
 	firstDelay       = 50 * time.Millisecond
 	lastDelay        = 2 * time.Second
 )
 
-// get requests what a proxy is asked for and retries as it does. A broken body starts anew, where a
-// proxy would resume.
+// get sends a request and retries it like a proxy. Unlike a proxy, it restarts an interrupted download.
 func (t *traffic) get(ctx context.Context, client *http.Client, method, url, accept string, size int64) error {
 	began := time.Now()
 	for delay := firstDelay; ; delay = min(2*delay, lastDelay) {
 		_, err := registries.Get(ctx, client, method, url, accept, size, io.Discard)
 		pause := delay - rand.N(delay/2)
-		if err == nil || ctx.Err() != nil || time.Since(began)+pause > patience {
+		if err == nil || ctx.Err() != nil || time.Since(began)+pause > retryBudget {
 			return err
 		}
 		t.retries.Add(1)
@@ -150,12 +148,12 @@ func (t *traffic) get(ctx context.Context, client *http.Client, method, url, acc
 	}
 }
 
-// pull does what a node's proxy does when its container runtime pulls an image.
+// pull sends the requests of a container runtime that pulls an image through its node's proxy.
 func (t *traffic) pull(ctx context.Context, client *http.Client, process *registries.Process, i image) error {
 	url := process.URL("/v2/" + i.repository)
-	for _, ask := range []struct{ method, name string }{{http.MethodHead, "v1"},
+	for _, request := range []struct{ method, name string }{{http.MethodHead, "v1"},
 		{http.MethodGet, i.manifest.Digest.String()}} {
-		if err := t.get(ctx, client, ask.method, url+"/manifests/"+ask.name, i.manifest.MediaType,
+		if err := t.get(ctx, client, request.method, url+"/manifests/"+request.name, i.manifest.MediaType,
 			i.manifest.Size); err != nil {
 			return err
 		}
@@ -170,13 +168,14 @@ func (t *traffic) pull(ctx context.Context, client *http.Client, process *regist
 	return group.Wait()
 }
 
-// traffic counts open connections and received bytes of the nodes.
+// traffic counts the connections, bytes and retries of all nodes.
 type traffic struct {
-	received   atomic.Int64 // bytes, TLS and headers included
-	open, most atomic.Int64
-	retries    atomic.Int64 // retried requests
+	received   atomic.Int64 // bytes, including TLS and headers
+	open, most atomic.Int64 // connections: current and maximum
+	retries    atomic.Int64
 }
 
+// newNode returns the client of a node, whose connections are counted.
 func newNode(c *registries.Certificates, t *traffic) *http.Client {
 	client := registries.NewClient(c.Node())
 	var dialer net.Dialer
@@ -215,19 +214,20 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// outcome is the result of a measurement.
+// outcome is the result of a load on the registry.
 type outcome struct {
-	took     []time.Duration // of each successful pull, sorted
+	took     []time.Duration // durations of successful pulls, sorted
 	failed   int
-	failure  error // one of them
+	failure  error // of one failed pull
 	seconds  float64
 	cpu      float64 // seconds
 	memory   int64   // bytes
 	traffic  traffic
-	received int64 // bytes of images
+	received int64 // bytes of pulled images
 }
 
-// measure lets nodes pull at once from a new registry, each the images that images returns for it.
+// measure starts a registry from which nodes pull at once. Each node pulls the images that images
+// returns for it.
 func (b *benchmark) measure(ctx context.Context, nodes int, images func(node int) []image) (o *outcome, err error) {
 	process, err := b.start(ctx)
 	if err != nil {
@@ -244,13 +244,13 @@ func (b *benchmark) measure(ctx context.Context, nodes int, images func(node int
 	}
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	gate := make(chan struct{})
+	start := make(chan struct{})
 	clients := make([]*http.Client, nodes)
 	var began time.Time
 	for n := range nodes {
 		clients[n] = newNode(b.certificates, &o.traffic)
 		all.Go(func() {
-			<-gate
+			<-start
 			for _, i := range images(n) {
 				from := time.Now()
 				err := o.traffic.pull(ctx, clients[n], process, i)
@@ -268,7 +268,7 @@ func (b *benchmark) measure(ctx context.Context, nodes int, images func(node int
 		})
 	}
 	began = time.Now()
-	close(gate)
+	close(start)
 	all.Wait()
 	o.seconds = time.Since(began).Seconds()
 	after, err := process.CPU()
@@ -292,7 +292,7 @@ func (b *benchmark) measure(ctx context.Context, nodes int, images func(node int
 	return o, nil
 }
 
-// pullMany measures nodes that pull one image after the other.
+// pullMany measures nodes that each pull several images one after the other.
 func (b *benchmark) pullMany(ctx context.Context, table string, nodes int, from []image) error {
 	each := max(1, b.pulls/nodes)
 	o, err := b.measure(ctx, nodes, func(node int) []image {
@@ -314,7 +314,7 @@ func (b *benchmark) pullMany(ctx context.Context, table string, nodes int, from 
 	add("CPU per GiB", "s", o.cpu/(float64(o.received)/(1<<30)))
 	add("memory", "MB", float64(o.memory)/1e6)
 	add("connections", "", float64(o.traffic.most.Load()))
-	tell(o)
+	logFailures(o)
 	return nil
 }
 
@@ -338,18 +338,18 @@ func (b *benchmark) stampede(ctx context.Context, h herd) error {
 	add("CPU per GiB", "s", o.cpu/(float64(o.received)/(1<<30)))
 	add("memory", "MB", float64(o.memory)/1e6)
 	add("connections", "", float64(o.traffic.most.Load()))
-	tell(o)
+	logFailures(o)
 	return nil
 }
 
-// tell prints why pulls failed.
-func tell(o *outcome) {
+// logFailures prints the number of failed pulls and one of the errors.
+func logFailures(o *outcome) {
 	if o.failed > 0 {
 		fmt.Fprintf(os.Stderr, "%d pulls failed, one of them: %v\n", o.failed, o.failure)
 	}
 }
 
-// jain returns Jain's fairness index of the rates: 1 if all are equal, 1/n if one node gets
+// jain returns Jain's fairness index of the rates: 1 if all are equal, 1/n if one of n nodes gets
 // everything.
 func jain(took []time.Duration) float64 {
 	sum, squares := 0.0, 0.0
@@ -361,7 +361,7 @@ func jain(took []time.Duration) float64 {
 	return sum * sum / (float64(len(took)) * squares)
 }
 
-// quantile returns a quantile of sorted values, at least one.
+// quantile returns a quantile of sorted, which must not be empty.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
