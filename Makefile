@@ -1,5 +1,5 @@
-# Commands of the project; `make` alone lists them. They need Go, and root on Debian or
-# Ubuntu to install the rest.
+# Commands of the project; `make` lists them. They need Go, and root on Debian or Ubuntu to install other
+# packages.
 
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -20,8 +20,8 @@ IP_FAMILY  ?= IPv4
 KUBE_PROXY ?= iptables
 TESTCLUSTER := bin/testcluster
 
-# The controllers of cert-manager; see test/certmanager/README.md. Vet, test and build use
-# the same flags: compiling its dependencies takes minutes.
+# cert-manager's controllers; see test/certmanager/README.md. Vet, test and build use the same flags, so that
+# its dependencies, which take minutes to compile, are compiled once.
 CERTMANAGER    := bin/testcertmanager
 CERTMANAGER_GO := cd test/certmanager && CGO_ENABLED=0 go
 
@@ -32,21 +32,21 @@ FUZZ_RUN  ?=
 # Modules beside the root module.
 MODULES := bench test/cluster test/certmanager
 
-# Packages whose unit tests fail a run at every write, which the race detector makes too
-# slow. make unit tests them whole without it, and all others with it.
-WHOLE := $(wildcard internal/hook internal/preflight internal/certs internal/nodes internal/verify internal/payload)
+# Packages whose tests interrupt a run at every write, which is too slow with the race detector. make unit
+# tests them without it, and all other packages with it.
+NO_RACE := $(wildcard internal/hook internal/preflight internal/certs internal/nodes internal/verify internal/payload)
 
-# Where tests and the demo find the build's output.
+# Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
 export E2E_CERTMANAGER := $(CURDIR)/$(CERTMANAGER)
 export E2E_INIT_HOOK   := $(CURDIR)/bin/init-hook
 export E2E_IMAGES      := $(CURDIR)/dist/images
 export E2E_CHART       := $(CURDIR)/$(CHART)
 
-# Generates the chart's README: its table of values in the order of values.yaml.
+# Generates the chart's README, with values in the order of values.yaml.
 HELM_DOCS = "$$($(TESTCLUSTER) tool helm-docs)" --chart-search-root charts --sort-values-order file --log-level error
 
-##@ Everyday
+##@ General
 .PHONY: help
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,18 +56,18 @@ demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install
 	test/demo.sh
 
 .PHONY: test
-test: verify-files lint unit e2e soak-short ## All checks of a change, some 30 minutes on two cores; names what it skipped
+test: verify-files lint unit e2e soak-short ## All checks before a merge; about 30 minutes on two cores
 
 .PHONY: test-all
-test-all: verify-files lint unit unit-all fuzz e2e-long soak ## Everything, for hours: also fuzzing, all e2e steps, random faults
+test-all: verify-files lint unit unit-all fuzz e2e-long soak ## All checks at full length, with fuzzing and random faults; takes hours
 
 ##@ Build
 .PHONY: deps
-deps: ## Install the Debian packages that building and testing need, if any is missing (root)
+deps: ## Install missing Debian packages for building and testing (needs root)
 	@hack/deps.sh
 
 .PHONY: payload
-payload: deps ## Build the programs that init-hook delivers to the nodes
+payload: deps ## Build the programs that init-hook embeds
 	go run ./tools/payload --version $(VERSION)
 
 .PHONY: build
@@ -75,43 +75,43 @@ build: payload ## Build init-hook, registry and registry-node for this machine i
 	$(GOBUILD) -o bin/ ./cmd/...
 
 .PHONY: images
-images: payload ## Build dist/images/*.tar: OCI archives, amd64 and arm64, reproducible
+images: payload ## Build the images as OCI archives for amd64 and arm64 in dist/images, reproducibly
 	go run ./tools/images --version $(VERSION) --registry $(REGISTRY) --output dist/images
 
 .PHONY: chart
-chart: ## Package the chart into dist/, reproducible
+chart: ## Package the chart into dist/, reproducibly
 	go run ./tools/release -chart-only -version $(VERSION) -output dist
 
 .PHONY: release
-release: images ## Write a release to dist/release: chart, programs, images, SBOMs, provenance; docs/release.md
+release: images ## Build a release in dist/release: chart, programs, images, SBOMs, provenance (docs/release.md)
 	go run ./tools/release -version $(VERSION) -registry $(REGISTRY) -output dist/release $(RELEASE_FLAGS)
 	cd dist/release && sha256sum --check --quiet SHA256SUMS
 
 ##@ Check
 .PHONY: unit
-unit: payload $(TESTCLUSTER) ## Unit tests, most of them with the race detector
-	@# -short: no blobs of 2 GiB.
-	go test -race -short $$(go list ./cmd/... ./internal/... ./tools/... ./test/e2e/soak | grep -vE '/($(subst $() $(),|,$(WHOLE)))$$')
-	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" go test -timeout 30m $(WHOLE:%=./%) ./templates-tests/... ./loader/... ./docs/...
+unit: payload $(TESTCLUSTER) ## Unit tests, with the race detector where it is fast enough
+	@# -short skips tests with blobs of 2 GiB.
+	go test -race -short $$(go list ./cmd/... ./internal/... ./tools/... ./test/e2e/soak | grep -vE '/($(subst $() $(),|,$(NO_RACE)))$$')
+	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" go test -timeout 30m $(NO_RACE:%=./%) ./templates-tests/... ./loader/... ./docs/...
 	cd bench && go test ./...
 	cd test/cluster && go test -race ./...
 	$(CERTMANAGER_GO) test -trimpath ./...
 
 .PHONY: unit-all
-unit-all: payload ## The unit tests that make unit leaves out: blobs of 2 GiB, and the race detector for all packages
-	go test -race -short -timeout 30m $(WHOLE:%=./%)
+unit-all: payload ## Unit tests that make unit skips: blobs of 2 GiB, and the race detector for the other packages
+	go test -race -short -timeout 30m $(NO_RACE:%=./%)
 	go test -timeout 30m ./internal/blobstore ./internal/images ./internal/remote
 
 .PHONY: fuzz
-fuzz: payload ## Run each fuzz target for a minute, two at a time (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)
+fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)
 	go run ./tools/fuzz -time $(FUZZ_TIME) -run '$(FUZZ_RUN)'
 
 .PHONY: fuzz-corpus
-fuzz-corpus: payload ## Add inputs that reach new code, found by make fuzz, to the committed corpora (FUZZ_RUN=FuzzMask)
+fuzz-corpus: payload ## Add inputs found by make fuzz that reach new code to the committed corpora (FUZZ_RUN=FuzzMask)
 	go run ./tools/fuzz -corpus -run '$(FUZZ_RUN)'
 
 .PHONY: lint
-lint: payload $(TESTCLUSTER) wording ## wording, gofmt, go vet, golangci-lint, helm lint, ct lint, kubeconform
+lint: payload $(TESTCLUSTER) wording ## Run wording, gofmt, go vet, golangci-lint, helm lint, ct lint and kubeconform
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt on:"; echo "$$unformatted"; exit 1; }
 	go vet ./...
 	cd bench && go vet ./...
@@ -123,11 +123,11 @@ lint: payload $(TESTCLUSTER) wording ## wording, gofmt, go vet, golangci-lint, h
 	$(MAKE) --no-print-directory ct-lint kubeconform
 
 .PHONY: wording
-wording: ## Words and long lines to avoid: hack/wording.sh
+wording: ## Check for words and long lines to avoid (hack/wording.sh)
 	hack/wording.sh
 
 .PHONY: ct-lint
-ct-lint: $(TESTCLUSTER) ## ct lint: yamllint, helm lint with every values file of ci/, and a higher version than on origin/main
+ct-lint: $(TESTCLUSTER) ## Run ct lint: yamllint, helm lint with every values file in ci/, and the chart's version
 	PATH="$$(dirname "$$($(TESTCLUSTER) tool helm)"):$$PATH" hack/ct-lint.sh "$$($(TESTCLUSTER) tool ct)" $(CHART)
 
 .PHONY: kubeconform
@@ -135,7 +135,7 @@ kubeconform: $(TESTCLUSTER) ## Validate the rendered chart against the schemas o
 	hack/kubeconform.sh $(TESTCLUSTER) $(CHART)
 
 .PHONY: ct-install
-ct-install: ## ct install with every values file of the chart's ci/ (make e2e installs four of them)
+ct-install: ## Run ct install with every values file in ci/ (make e2e uses four of them)
 	$(MAKE) --no-print-directory e2e-long E2E_RUN=TestChartTesting
 
 .PHONY: alerts
@@ -143,7 +143,7 @@ alerts: $(TESTCLUSTER) ## Test the chart's alerts and dashboard with promtool on
 	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" go test ./templates-tests -run Promtool -count=1
 
 .PHONY: generate
-generate: $(TESTCLUSTER) ## Write generated files: go.mod, golden manifests, the chart's schema and README
+generate: $(TESTCLUSTER) ## Update generated files: go.mod, golden files, the chart's schema and README
 	@for module in . $(MODULES); do (cd $$module && go mod tidy); done
 	go test ./templates-tests -run Schema -write-schema
 	$(HELM_DOCS)
@@ -152,43 +152,43 @@ generate: $(TESTCLUSTER) ## Write generated files: go.mod, golden manifests, the
 	go test ./internal/noderuntime -run Example -update
 
 .PHONY: verify
-verify: verify-files ## Fail if a generated file is not what make generate would write
+verify: verify-files ## Check that generated files are up to date
 	go test ./templates-tests -run 'Schema|README'
 
 .PHONY: verify-files
-verify-files: $(TESTCLUSTER) # without the tests of make verify, which are unit tests
+verify-files: $(TESTCLUSTER) # make verify without unit tests
 	@for module in . $(MODULES); do (cd $$module && go mod tidy -diff); done
 	$(HELM_DOCS) --dry-run | diff -u $(CHART)/README.md -
 
 .PHONY: e2e
-e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## Scenarios on test clusters, or on the one in KUBECONFIG (E2E_RUN=TestHelm)
-	@# Tools are built before clusters need the CPU.
+e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
+	@# Build tools before clusters use the CPU.
 	@for tool in crane ct helm helm4 kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
-	@mkdir -p dist # The whole log is in dist/e2e.json; failures and skips are repeated at the end.
+	@mkdir -p dist # dist/e2e.json contains the complete log.
 	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^TestSoak$$')
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort
 
 .PHONY: e2e-long
 e2e-long: export E2E_LONG = 1
-e2e-long: e2e ## The same at full length: a switch killed at all of its steps, every values file installed, …
+e2e-long: e2e ## End-to-end tests at full length, such as a mode switch interrupted at every step
 
-# How long faults are inflicted, and the seed of their sequence (empty: random).
+# How long faults are injected, and the seed of their sequence (empty: random).
 SOAK_TIME ?= 5m
 SOAK_SEED ?=
 .PHONY: soak
 soak: export SOAK_TIME := $(SOAK_TIME)
 soak: export SOAK_SEED := $(SOAK_SEED)
-soak: build images $(TESTCLUSTER) ## Random faults while nodes pull and images are pushed (SOAK_TIME=1h SOAK_SEED=42); docs/soak.md
+soak: build images $(TESTCLUSTER) ## Inject random faults during pulls and pushes (SOAK_TIME=1h SOAK_SEED=42; docs/soak.md)
 	@for tool in helm kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
-	@# Nothing runs beside it, because it measures recovery. -timeout only lifts the default of go test.
+	@# A single package, because it measures recovery times. -timeout raises go test's default.
 	go test ./test/e2e -run '^TestSoak$$' -count=1 -v -timeout 24h
 
 .PHONY: soak-short
-soak-short: ## The same with a fixed sequence of faults that takes 90 s
+soak-short: ## Inject a fixed sequence of faults in 90 s
 	$(MAKE) --no-print-directory soak SOAK_TIME=short
 
 .PHONY: bench
-bench: ## All benchmarks with targets; writes bench/RESULTS.md (BENCH_FLAGS="-n 1")
+bench: ## Run all benchmarks with targets and write bench/RESULTS.md (BENCH_FLAGS="-n 1")
 	$(MAKE) --no-print-directory bench-proxy
 	$(MAKE) --no-print-directory bench-registry
 	$(MAKE) --no-print-directory bench-bootstrap
@@ -196,39 +196,39 @@ bench: ## All benchmarks with targets; writes bench/RESULTS.md (BENCH_FLAGS="-n 
 	cd bench && go run ./report .
 
 .PHONY: bench-proxy
-bench-proxy: payload $(TESTCLUSTER) ## The proxy compared with socat, stunnel, haproxy, nginx, ghostunnel and a naive one (BENCH_FLAGS="-n 1")
+bench-proxy: payload $(TESTCLUSTER) ## Compare the proxy with socat, stunnel, haproxy, nginx, ghostunnel and a naive one (BENCH_FLAGS="-n 1")
 	@hack/deps.sh bench
 	$(BENCHBUILD) ./proxy
 	dist/bench-proxy -registry-node bin/payload/registry-node-$$(go env GOARCH) -testcluster $(TESTCLUSTER) -write bench/proxy $(BENCH_FLAGS)
 
 .PHONY: bench-registry
-bench-registry: build ## The registry compared with plain distribution: pushes, pulls, small requests (BENCH_FLAGS="-n 1")
+bench-registry: build ## Compare the registry with plain distribution: pushes, pulls, small requests (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./registry
 	dist/bench-registry -registry bin/registry -write bench/registry $(BENCH_FLAGS)
 
 .PHONY: bench-scale
-bench-scale: build ## One registry and up to 1000 nodes: pulls, a thundering herd; prepare with 5000 nodes (BENCH_FLAGS="-n 1")
+bench-scale: build ## Measure one registry with up to 1000 nodes, and prepare with 5000 nodes (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
 	dist/bench-scale -registry bin/registry -init-hook bin/init-hook -write bench/scale $(BENCH_FLAGS)
 
 .PHONY: bench-bootstrap
-bench-bootstrap: build images $(TESTCLUSTER) ## Duration of each phase of an installation on the test cluster (BENCH_FLAGS="-n 1")
+bench-bootstrap: build images $(TESTCLUSTER) ## Measure each phase of an installation on a test cluster (BENCH_FLAGS="-n 1")
 	@$(TESTCLUSTER) tool helm >/dev/null
 	$(BENCHBUILD) ./bootstrap
 	dist/bench-bootstrap -testcluster $(TESTCLUSTER) -write bench/bootstrap $(BENCH_FLAGS)
 
 .PHONY: bench-images
-bench-images: build $(TESTCLUSTER) ## Pushes and pulls of 40 images compared with crane, skopeo and regctl (BENCH_IMAGES="-n 5 -write bench/images")
+bench-images: build $(TESTCLUSTER) ## Compare pushes and pulls of 40 images with crane, skopeo and regctl (BENCH_IMAGES="-n 5 -write bench/images")
 	$(BENCHBUILD) ./images
 	dist/bench-images -init-hook bin/init-hook -testcluster $(TESTCLUSTER) $(BENCH_IMAGES)
 
 ##@ Test cluster
 .PHONY: cluster-up
-cluster-up: $(TESTCLUSTER) ## Boot a multi-node Kubernetes on this machine (NAME= NODES= IP_FAMILY= KUBE_PROXY=)
+cluster-up: $(TESTCLUSTER) ## Boot a multi-node Kubernetes cluster on this machine (NAME= NODES= IP_FAMILY= KUBE_PROXY=)
 	$(TESTCLUSTER) up --name $(NAME) --nodes $(NODES) --ip-family $(IP_FAMILY) --kube-proxy $(KUBE_PROXY)
 
 .PHONY: cluster-down
-cluster-down: $(TESTCLUSTER) ## Remove that cluster (NAME=)
+cluster-down: $(TESTCLUSTER) ## Remove the cluster (NAME=)
 	$(TESTCLUSTER) down --name $(NAME)
 
 .PHONY: $(TESTCLUSTER)
@@ -240,6 +240,6 @@ $(CERTMANAGER): deps
 	$(CERTMANAGER_GO) build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ ./cmd/testcertmanager
 
 .PHONY: clean
-clean: ## Remove build output; the test cluster's cache stays
+clean: ## Remove build output, but keep the cache of the test cluster
 	rm -rf bin dist
 	find internal/embedded/dist -type f ! -name .gitignore -delete

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# Runs chart-testing's lint: ct-lint.sh CT CHART. If the chart differs from that of the
-# target branch, its version must be higher. In a clone without that branch there is nothing
-# to compare with.
+# Runs chart-testing's lint: ct-lint.sh CT CHART. If the chart differs from the target branch, its
+# version must be higher. In a clone without that branch, the version is not checked.
 set -euo pipefail
 
 ct=$1 chart=$2
 base=origin/main # remote and target-branch of ct.yaml
 if fork=$(git merge-base "$base" HEAD 2>/dev/null) && ! git diff --quiet "$fork" -- "$chart"; then
-  exec "$ct" lint --config ct.yaml # the charts that differ
+  exec "$ct" lint --config ct.yaml # lints changed charts and checks their versions
 fi
-echo "not checking that the chart's version is higher: the chart is that of $base, or there is no such branch"
+echo "skipping the check of the chart's version: the chart does not differ from $base, or $base does not exist"
 exec "$ct" lint --config ct.yaml --charts "$chart"

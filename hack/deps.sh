@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that building and testing need, and with the argument
-# bench those that are measured. Does nothing when they are there; without root or apt
-# it names what is missing and fails.
+# Installs missing Debian packages for building and testing, and with the argument bench also those for
+# make bench-proxy. Fails without root or apt-get if packages are missing.
 set -euo pipefail
 
 # command=package
 needs=(
   gcc=gcc                                   # loader, race detector, runc
   aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu # loader for arm64
-  qemu-aarch64-static=qemu-user-static      # to test it
+  qemu-aarch64-static=qemu-user-static      # tests of the arm64 loader
   pkg-config=pkg-config                     # runc
   ip=iproute2 iptables=iptables nft=nftables conntrack=conntrack ipset=ipset # the test cluster's network
   ethtool=ethtool ebtables=ebtables nsenter=util-linux ss=iproute2
-  skopeo=skopeo                             # a client that insists on TLS it trusts
-  yamllint=yamllint git=git                 # ct lint
+  skopeo=skopeo                             # a client in tests and benchmarks
+  yamllint=yamllint git=git                 # ct lint, tests
 )
 [ "${1-}" != bench ] || needs+=(socat=socat stunnel4=stunnel4 haproxy=haproxy nginx=nginx)
 missing=()
@@ -26,12 +25,12 @@ done
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-  echo "missing packages: ${missing[*]}; install them, or run this as root on Debian or Ubuntu" >&2
+  echo "missing packages: ${missing[*]}: install them, or run this script as root on Debian or Ubuntu" >&2
   exit 1
 fi
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
-if [ "${1-}" = bench ] && [ ! -e /usr/sbin/policy-rc.d ]; then # so that no service is started
+if [ "${1-}" = bench ] && [ ! -e /usr/sbin/policy-rc.d ]; then # do not start services
   trap 'rm -f /usr/sbin/policy-rc.d' EXIT
   printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
   chmod +x /usr/sbin/policy-rc.d

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# Fails if a source file has wording that this project avoids, or if a line of a Markdown page
-# is longer than 100 characters outside tables and code blocks, in pages that are not generated. With the argument count, prints
-# the number of findings per directory instead.
+# Fails if a file contains words that this project avoids, or if a line of a Markdown page is longer than
+# 100 characters outside tables and code blocks. With the argument count, it prints the number of findings
+# per directory instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export LC_ALL=C.UTF-8 # lines are measured in characters
+export LC_ALL=C.UTF-8 # count characters, not bytes
 
-# Extended regular expressions of whole words, in any case: archaic words, and words for which
-# the field has others (previous, verified, CA rotation).
+# Extended regular expressions of whole words, case-insensitive: archaic words, and synonyms of established
+# terms (previous, verified, CA rotation).
 words=(
   'whoever' 'whomever' 'lest' 'thereof' 'therein' 'whereof' 'for ever' 'of before' 'as of old'
   'nobody is to' 'which there (is|are) not' 'that there is not' 'of who'
   'former' 'formerly' 'proven' 'unproven' 'changes? of authorities' 'is no port'
 )
-# Lines that may have them, with the reason: names and texts that cannot change.
+# Lines that may contain them: names that cannot change.
 exceptions=(
   'json:"proven"'              # a field of init-hook status --output=json
   'prove[sd]?:|initHook\.prove' # a key of the chart's values
   '^CONTRIBUTING\.md:[0-9]+:\|'  # the table of words to avoid
 )
-# Not ours to word: captured or rendered output, license texts, this list.
+# Excludes captured and rendered output, license texts, and this list.
 paths=('*.go' '*.md' '*.yaml' '*.yml' '*.tpl' '*.txt' '*.sh' '*.c' Makefile
   ':!*/testdata/*' ':!LICENSE*' ':!hack/wording.sh')
 
@@ -31,7 +31,7 @@ wording() {
 
 long_lines() {
   git ls-files -- '*.md' ':!*RESULTS.md' | while read -r file; do
-    # Lines of code blocks (also indented ones), tables and images become empty, to keep the numbers of the others.
+    # Empty the lines of code blocks, tables and images, to keep line numbers.
     awk '/^ *```/ {code = !code; print ""; next} code || /^ *\|/ || /^    / || /^!\[/ {print ""; next} {print}' "$file" |
       { grep -nE '^.{101,}' || true; } | sed "s|^\([0-9]*\):.*|$file:\1: longer than 100 characters|"
   done

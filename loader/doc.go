@@ -1,7 +1,7 @@
-// Package loader contains C programs and the Go tests that drive them. It has no Go code of its own.
+// Package loader contains C programs and the Go tests that drive them.
 //
 // loader.c is a freestanding static program for amd64 and arm64. It runs in a pod whose image is a node's
 // pause image, joins and verifies the payload described in package internal/injector, writes its program
-// and executes it. probe.c is the program of the image that verifies that a node can pull. Only the
-// Makefile knows how they are built.
+// and executes it. probe.c is the program of the image for verifying pulls. The Makefile
+// builds both.
 package loader

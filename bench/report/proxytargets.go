@@ -99,8 +99,8 @@ func proxyTargets() []target {
 
 // What limits the proxy where it misses a target. docs/performance.md has the profiles.
 const (
-	boundConnect = "the server of net/http: a second goroutine and three context allocations per request, in addition to " +
-		"the system calls that every proxy needs ([profile](../docs/performance.md#new-connections))"
+	boundConnect = "the server of net/http: a second goroutine and three context allocations per request, in addition " +
+		"to the system calls that every proxy needs ([profile](../docs/performance.md#new-connections))"
 	boundKeep = "HTTP is parsed and written twice, unlike in TCP proxies " +
 		"([profile](../docs/performance.md#requests-on-open-connections))"
 	boundStream = "three quarters of the CPU time are copies in the kernel and AES-GCM in Go " +

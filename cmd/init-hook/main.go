@@ -1,5 +1,5 @@
-// Command init-hook sets up, proves and fills the registry: as the chart's hook
-// Jobs, and from a workstation.
+// Command init-hook installs, verifies and administers the cluster's registry, in the chart's hook Jobs and
+// on workstations.
 package main
 
 import (

@@ -1,6 +1,5 @@
-// Command registry-node runs next to a container runtime: the proxy serves the cluster's registry
-// on loopback, configure writes the runtime's registry configuration, and probe checks that pulls
-// work.
+// Command registry-node runs on every node: proxy serves the cluster's registry on loopback, configure
+// writes the container runtime's registry configuration, and probe checks that pulls work.
 package main
 
 import (
@@ -14,6 +13,6 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	context.AfterFunc(ctx, stop) // a second signal kills the process
 	os.Exit(root.Run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -12,6 +12,6 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal terminates the process
+	context.AfterFunc(ctx, stop) // a second signal kills the process
 	os.Exit(root.Run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -1,5 +1,5 @@
-// Command archive writes an OCI archive of an image FROM scratch with one static program, for
-// demonstrations without a container engine.
+// Command archive writes an OCI archive of an image that contains one static program. The demo uses it
+// to build an image without a container engine.
 package main
 
 import (

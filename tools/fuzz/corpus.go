@@ -15,15 +15,16 @@ import (
 )
 
 const (
-	// maxInputs limits the committed inputs of a target: unit tests run all of them.
+	// maxInputs limits the committed inputs of a target, because unit tests run all of them.
 	maxInputs = 30
 	// maxInputSize limits the size of a committed input, in bytes, so that reviewers can read it.
 	maxInputSize = 4 << 10
 )
 
-// blocks are the executed blocks of statements, named as in a coverage profile.
+// blocks is a set of executed blocks of statements, named as in a coverage profile.
 type blocks map[string]bool
 
+// compileToCover compiles the package's tests with coverage of the module and of parsers that it imports.
 func (t target) compileToCover(ctx context.Context) error {
 	imports, err := goOutput(ctx, "list", "-f",
 		`{{join .Imports "\n"}}{{"\n"}}{{join .TestImports "\n"}}{{"\n"}}{{join .XTestImports "\n"}}`, t.path)
@@ -35,19 +36,19 @@ func (t target) compileToCover(ctx context.Context) error {
 		return err
 	}
 	measured := append(slices.DeleteFunc(strings.Fields(string(imports)),
-		func(path string) bool { return !reader.MatchString(path) }), strings.TrimSpace(string(module))+"/...")
+		func(path string) bool { return !parsers.MatchString(path) }), strings.TrimSpace(string(module))+"/...")
 	slices.Sort(measured)
 	_, err = goOutput(ctx, "test", "-c", "-coverpkg", strings.Join(slices.Compact(measured), ","), "-o", t.program, t.path)
 	return err
 }
 
-// reader lists parsers outside the module whose statements count if a package or its tests import
-// them. With other packages, the same input does not always execute the same statements.
-var reader = regexp.MustCompile(`^(archive|compress|encoding|crypto/tls|crypto/x509|net/http|net/url)\b|yaml|toml`)
+// parsers matches packages outside the module whose statements count if a package or its tests import
+// them. In other packages, the same input does not always execute the same statements.
+var parsers = regexp.MustCompile(`^(archive|compress|encoding|crypto/tls|crypto/x509|net/http|net/url)\b|yaml|toml`)
 
-// refresh adds inputs of Go's fuzz cache to a target's committed corpus if they reach statements
-// that neither its seeds nor its committed inputs reach, small ones first. It removes nothing: an
-// input may have been committed because it once failed.
+// refresh adds inputs from Go's fuzz cache to the committed corpus if they reach statements that neither
+// seeds nor committed inputs reach. It tries small inputs first. It removes nothing, because an input may
+// have been committed for a failure.
 func (t target) refresh(ctx context.Context) (string, error) {
 	found, err := inputs(filepath.Join(t.found, t.name))
 	if err != nil {
@@ -87,7 +88,7 @@ func (t target) refresh(ctx context.Context) (string, error) {
 		}
 		got, err := run("^" + t.name + "$/^" + in.name + "$")
 		if err != nil {
-			return "", fmt.Errorf("%w\nthe input is %s", err, path)
+			return "", fmt.Errorf("%w\ninput: %s", err, path)
 		}
 		if got.addTo(covered) {
 			added++
@@ -96,11 +97,11 @@ func (t target) refresh(ctx context.Context) (string, error) {
 		}
 	}
 	_ = os.Remove(committed) // fails if it is not empty
-	return fmt.Sprintf("%d inputs were committed, %d found, %d added; %d blocks of statements were covered, %d are now",
+	return fmt.Sprintf("%d inputs committed, %d found, %d added; %d blocks of statements covered before, %d now",
 		len(kept), len(found), added, before, len(covered)), nil
 }
 
-// addTo adds the blocks to others and reports whether one was new.
+// addTo adds the blocks to others and reports whether any of them is new.
 func (b blocks) addTo(others blocks) bool {
 	before := len(others)
 	for block := range b {
@@ -114,8 +115,8 @@ type input struct {
 	data []byte
 }
 
-// inputs reads a corpus, the smallest input first, without those that are too large to be
-// committed. A missing directory is an empty corpus.
+// inputs reads a corpus, smallest inputs first, and omits those that are too large to commit. A missing
+// directory is an empty corpus.
 func inputs(dir string) ([]input, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -135,21 +136,20 @@ func inputs(dir string) ([]input, error) {
 	return list, nil
 }
 
-// readProfile returns the blocks that a coverage profile counts: lines of "file:from,to statements
-// count".
+// readProfile returns the executed blocks of a coverage profile. Its lines are "BLOCK STATEMENTS COUNT".
 func readProfile(path string) (blocks, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	ran := blocks{}
+	executed := blocks{}
 	scanner := bufio.NewScanner(file)
 	for scanner.Scan() {
 		fields := strings.Fields(scanner.Text())
 		if len(fields) == 3 && fields[2] != "0" {
-			ran[fields[0]] = true
+			executed[fields[0]] = true
 		}
 	}
-	return ran, scanner.Err()
+	return executed, scanner.Err()
 }

@@ -1,13 +1,12 @@
-// Command fuzz runs every fuzz target of the module for a bounded time, or adds to their committed corpora what fuzzing
-// has found (-corpus).
+// Command fuzz runs every fuzz target of the module for a limited time. With -corpus it adds inputs that
+// fuzzing has found to the committed corpora.
 //
 //	go run ./tools/fuzz -time 1m -jobs 2
 //	go run ./tools/fuzz -run 'FuzzMask|FuzzParse' -time 10m ./internal/noderuntime
 //	go run ./tools/fuzz -corpus
 //
-// It finds targets by reading the sources: "go test -list" would compile and run every test
-// program of the module. Fuzzing is done by "go test -fuzz" with one worker for each target, so
-// that the number of jobs is the number of processors in use.
+// It parses the sources to find targets, because "go test -list" would compile and run all tests of the
+// module. Each target has one worker, so -jobs is the number of cores in use.
 package main
 
 import (
@@ -43,12 +42,12 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("fuzz", flag.ContinueOnError)
-	limit := flags.String("time", "1m", "how long each target is fuzzed, or how often: 1m, 1000x")
-	jobs := flags.Int("jobs", 2, "number of targets that are fuzzed at a time")
-	only := flags.String("run", "", "regular expression of the names of targets to fuzz")
+	limit := flags.String("time", "1m", "duration or number of executions for each target: 1m, 1000x")
+	jobs := flags.Int("jobs", 2, "number of targets to fuzz at a time")
+	only := flags.String("run", "", "regular expression that selects targets by name")
 	corpus := flags.Bool("corpus", false,
-		"do not fuzz: add inputs that past fuzzing on this machine found, and that reach new statements, to the committed "+
-			"corpora")
+		"do not fuzz; add inputs that previous fuzzing on this machine found and that reach new statements to the "+
+			"committed corpora")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -80,12 +79,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		targets[i].found = filepath.Join(strings.TrimSpace(string(cache)), "fuzz", filepath.FromSlash(t.path))
 		targets[i].program = filepath.Join(dir, strings.ReplaceAll(t.path, "/", "-"))
 	}
-	// One package at a time: the go command uses all processors by itself.
 	work, compile := func(ctx context.Context, t target) (string, error) { return t.fuzz(ctx, *limit) },
 		target.compileToFuzz
 	if *corpus {
 		work, compile = func(ctx context.Context, t target) (string, error) { return t.refresh(ctx) }, target.compileToCover
 	}
+	// One package at a time, because the go command uses all cores.
 	for _, t := range targets {
 		if _, err := os.Stat(t.program); err == nil {
 			continue
@@ -99,36 +98,35 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 
 // target is one fuzz target.
 type target struct {
-	pkg  string // relative to the module, as the go command takes it: "./internal/state"
+	pkg  string // relative to the module: "./internal/state"
 	dir  string // absolute
 	path string // import path
 	name string
 
-	program string // the package's compiled tests
-	found   string // the go command's directory of inputs found by fuzzing the package, by target
+	program string // path of the package's compiled tests
+	found   string // directory of the package in Go's fuzz cache
 }
 
 func (t target) String() string { return strings.TrimPrefix(t.pkg, "./") + " " + t.name }
 
-// each does work for every target, jobs at a time, and prints one line for each. The error counts
-// failures.
+// each does work for every target, jobs at a time, and prints one line per target.
 func each(ctx context.Context, targets []target, jobs int, out io.Writer,
 	work func(context.Context, target) (string, error)) error {
 	var (
 		running sync.WaitGroup
 		mu      sync.Mutex // guards out
 		failed  atomic.Int64
-		places  = make(chan struct{}, max(jobs, 1))
+		slots   = make(chan struct{}, max(jobs, 1))
 	)
 	for _, t := range targets {
-		places <- struct{}{}
+		slots <- struct{}{}
 		running.Go(func() {
-			defer func() { <-places }()
+			defer func() { <-slots }()
 			if ctx.Err() != nil {
 				return
 			}
 			began := time.Now()
-			said, err := work(ctx, t)
+			summary, err := work(ctx, t)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -136,7 +134,7 @@ func each(ctx context.Context, targets []target, jobs int, out io.Writer,
 				fmt.Fprintf(out, "FAIL  %s: %v\n", t, err)
 				return
 			}
-			fmt.Fprintf(out, "ok    %-42s %4.0f s  %s\n", t, time.Since(began).Seconds(), said)
+			fmt.Fprintf(out, "ok    %-42s %4.0f s  %s\n", t, time.Since(began).Seconds(), summary)
 		})
 	}
 	running.Wait()
@@ -149,7 +147,7 @@ func each(ctx context.Context, targets []target, jobs int, out io.Writer,
 	return nil
 }
 
-// discover returns the fuzz targets of the packages, in the order of packages and files.
+// discover returns the fuzz targets of the packages whose names match wanted.
 func discover(ctx context.Context, patterns []string, wanted *regexp.Regexp) ([]target, error) {
 	format := `{{$p := .}}{{range .TestGoFiles}}{{$p.ImportPath}}{{"\t"}}{{$p.Module.Dir}}{{"\t"}}{{$p.Dir}}` +
 		`{{"\t"}}{{.}}{{"\n"}}{{end}}` +
@@ -199,8 +197,8 @@ func fuzzTargets(file *ast.File) []string {
 	return names
 }
 
-// minimize limits the attempts to make an input smaller. With Go's default of a minute, minimizing
-// would take most of the time.
+// minimize limits the attempts to make an input smaller. With Go's default of a minute, minimizing takes
+// most of the time.
 const minimize = "100x"
 
 func (t target) compileToFuzz(ctx context.Context) error {
@@ -208,7 +206,7 @@ func (t target) compileToFuzz(ctx context.Context) error {
 	return err
 }
 
-// fuzz fuzzes a target and returns a summary. An error says how to reproduce the failure.
+// fuzz fuzzes a target and returns a summary. Its error contains the command that reproduces a failure.
 func (t target) fuzz(ctx context.Context, limit string) (string, error) {
 	cmd := exec.CommandContext(ctx, t.program, "-test.run", "^$", "-test.fuzz", "^"+t.name+"$", "-test.fuzzcachedir",
 		t.found,
@@ -227,7 +225,7 @@ func (t target) fuzz(ctx context.Context, limit string) (string, error) {
 }
 
 var (
-	// statusLine matches the line that is printed every three seconds and at the end.
+	// statusLine matches the line that the test program prints every three seconds and at the end.
 	statusLine = regexp.MustCompile(
 		`^fuzz: elapsed: \S+, execs: (\d+) \(\d+/sec\), new interesting: (\d+) \(total: (\d+)\)`)
 	failedLine = regexp.MustCompile(`Failing input written to (testdata/fuzz/\S+)`)
@@ -242,23 +240,22 @@ func summary(output []byte) (string, error) {
 		}
 	}
 	if last == nil || last[1] == "0" {
-		return "", fmt.Errorf("nothing was executed:\n%s", output)
+		return "", fmt.Errorf("no executions:\n%s", output)
 	}
 	return fmt.Sprintf("%9s executions, %s new interesting inputs, %s in total", last[1], last[2], last[3]), nil
 }
 
-// failure returns an error with the output, the path of the failing input, and the command to run
-// it again.
+// failure returns an error with the output, the path of the failing input, and the command that
+// reproduces the failure.
 func (t target) failure(output []byte, err error) error {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
 		return err
 	}
-	where := "the input is committed or added by the target itself; to repeat: go test" + t.pkg + " -run '^" + t.name +
-		"$'"
+	where := "a seed or a committed input fails; to reproduce: go test " + t.pkg + " -run '^" + t.name + "$'"
 	if found := failedLine.FindSubmatch(output); found != nil {
 		file := string(found[1])
-		where = fmt.Sprintf("the input is %s: commit it with the fix; to repeat: go test %s -run '^%s$/^%s$'",
+		where = fmt.Sprintf("the input is %s: commit it with the fix; to reproduce: go test %s -run '^%s$/^%s$'",
 			filepath.ToSlash(filepath.Join(t.pkg, file)), t.pkg, t.name, filepath.Base(file))
 	}
 	return fmt.Errorf("%w\n%s\n%s", err, bytes.TrimSpace(output), where)

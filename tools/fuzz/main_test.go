@@ -15,7 +15,7 @@ import (
 )
 
 func TestEveryTargetIsFound(t *testing.T) {
-	// whose tests contain the text of targets
+	// The tests of this package contain targets as text.
 	grep := exec.Command("git", "grep", "-hoE", `^func Fuzz[A-Za-z0-9]+\(f \*testing\.F\)`, "--", "*_test.go",
 		":!tools/fuzz")
 	grep.Dir = "../.."
@@ -99,7 +99,7 @@ func FuzzGood(f *testing.F) {
 	}
 }
 
-func TestWhatFailsIsSaidWithHowToRunItAgain(t *testing.T) {
+func TestFailuresAreReproducible(t *testing.T) {
 	module(t)
 	var out bytes.Buffer
 	err := run(context.Background(), []string{"-time", "100000x"}, &out)
@@ -109,7 +109,7 @@ func TestWhatFailsIsSaidWithHowToRunItAgain(t *testing.T) {
 	for _, want := range []string{
 		`(?m)^FAIL  a FuzzBad: exit status 1$`,
 		`the input is a/testdata/fuzz/FuzzBad/[0-9a-f]+: commit it with the fix; ` +
-			`to repeat: go test ./a -run '\^FuzzBad\$/\^[0-9a-f]+\$'`,
+			`to reproduce: go test ./a -run '\^FuzzBad\$/\^[0-9a-f]+\$'`,
 		`(?m)^ok    a FuzzGood .* \d+ executions, \d+ new interesting inputs, \d+ in total$`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {
@@ -127,7 +127,7 @@ func TestWhatFailsIsSaidWithHowToRunItAgain(t *testing.T) {
 	}
 }
 
-func TestNothingToDoIsAnError(t *testing.T) {
+func TestNoTargetAndNoExecutionAreErrors(t *testing.T) {
 	module(t)
 	var out bytes.Buffer
 	if err := run(t.Context(), []string{"-run", "Nothing"}, &out); err == nil ||

@@ -1,9 +1,8 @@
-// Command images writes the project's images as OCI archives, for amd64 and
-// arm64: init-hook, which it builds with the payload in it, and registry,
-// registry-node and probe, whose layers are the payload's. The same sources give
-// the same archives.
+// Command images builds the project's images as OCI archives for amd64 and arm64. It builds init-hook with
+// the embedded payload; the layers of registry, registry-node and probe are those of the payload. Archives
+// of the same sources are identical.
 //
-// It is run by make images, in the repository's root, after make payload.
+// make images runs it in the repository's root, after make payload.
 package main
 
 import (
@@ -35,7 +34,7 @@ func main() {
 const initHook = "init-hook"
 
 func run(ctx context.Context) error {
-	version := flag.String("version", "dev", "version of the release, and tag of the images")
+	version := flag.String("version", "dev", "version of the programs and tag of the images")
 	registry := flag.String("registry", "ghcr.io/zarf-dev/zarf-registry", "prefix of the images' names")
 	output := flag.String("output", "dist/images", "folder to write the archives to")
 	payload := flag.String("payload", "internal/embedded/dist", "folder with the payload")

@@ -1,10 +1,8 @@
-// Command payload builds what init-hook carries into a cluster: registry and
-// registry-node, the loader that starts them on nodes without their images, and
-// the probe that proves a pull. Each program becomes the layer of its image,
-// NAME-ARCHITECTURE.tar.gz, which internal/embedded embeds; the loader stays as
-// it is, loader-ARCHITECTURE.
+// Command payload builds the programs that init-hook embeds: registry and registry-node, the loader that
+// runs them on nodes without their images, and the probe for verifying pulls. Each program becomes the
+// layer of its image, NAME-ARCHITECTURE.tar.gz. The loader is copied to loader-ARCHITECTURE.
 //
-// It is run by make payload, in the repository's root.
+// make payload runs it in the repository's root.
 package main
 
 import (
@@ -36,8 +34,8 @@ func main() {
 	}
 }
 
-// carried are the programs that nodes get as payload.
-var carried = []string{"registry", "registry-node"}
+// injected are the programs that the loader runs on nodes.
+var injected = []string{"registry", "registry-node"}
 
 func run(ctx context.Context) error {
 	version := flag.String("version", "dev", "version of the programs")
@@ -56,7 +54,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	for _, arch := range images.Architectures {
-		for _, name := range carried {
+		for _, name := range injected {
 			if err := program.Build(ctx, "./cmd/"+name, arch, *version, filepath.Join(*work, name+"-"+arch)); err != nil {
 				return err
 			}
@@ -86,7 +84,7 @@ func buildLoader(ctx context.Context, work string) error {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", "loader", "OUT="+out)
-	// This program may itself be run by make, whose flags must not be inherited.
+	// Do not inherit the flags of a make that runs this program.
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
@@ -95,11 +93,10 @@ func buildLoader(ctx context.Context, work string) error {
 	return nil
 }
 
-// finish copies the loaders, encodes each payload as init-hook does, to notice early if a program
-// has become too large, and prints sizes. It removes all other files from output, because the whole
-// folder is embedded.
+// finish copies the loaders and prints sizes. It encodes each payload like init-hook, to detect a program
+// that has become too large. It removes all other files from output, because the whole folder is embedded.
 func finish(work, output string) error {
-	made := []string{".gitignore"}
+	kept := []string{".gitignore"}
 	for _, arch := range images.Architectures {
 		loaderName := "loader-" + arch
 		loader, err := os.ReadFile(filepath.Join(work, loaderName))
@@ -109,7 +106,7 @@ func finish(work, output string) error {
 		if err := program.WriteFile(filepath.Join(output, loaderName), loader, 0o644); err != nil {
 			return err
 		}
-		made = append(made, loaderName)
+		kept = append(kept, loaderName)
 		fmt.Printf("%-28s %s\n", loaderName, meter.FormatBytes(int64(len(loader))))
 		for _, name := range images.ProgramNames {
 			layerName := name + "-" + arch + ".tar.gz"
@@ -117,9 +114,9 @@ func finish(work, output string) error {
 			if err != nil {
 				return err
 			}
-			made = append(made, layerName)
+			kept = append(kept, layerName)
 			line := fmt.Sprintf("%-28s %s", layerName, meter.FormatBytes(int64(len(layer))))
-			if slices.Contains(carried, name) {
+			if slices.Contains(injected, name) {
 				payload, err := injector.Encode(injector.Program{Name: name, Architecture: arch}, layer, loader)
 				if err != nil {
 					return err
@@ -134,7 +131,7 @@ func finish(work, output string) error {
 		return err
 	}
 	for _, entry := range entries {
-		if !slices.Contains(made, entry.Name()) {
+		if !slices.Contains(kept, entry.Name()) {
 			if err := os.RemoveAll(filepath.Join(output, entry.Name())); err != nil {
 				return err
 			}

@@ -1,7 +1,5 @@
-// Package program builds the project's programs and their image layers for every architecture,
-// reproducibly: the same sources and toolchain give the same bytes on every machine.
-//
-// It runs the go command and writes files. Images and payloads are assembled elsewhere.
+// Package program builds the project's programs and their image layers. Builds are reproducible: the same
+// sources and toolchain give the same bytes on every machine.
 package program
 
 import (
@@ -18,16 +16,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
-// versionVariable is the variable that the linker sets to the version.
+// versionVariable is the variable that contains the version. The linker sets it.
 const versionVariable = "github.com/zarf-dev/zarf-registry/internal/version.Version"
 
-// tags are build tags by program. registry-node speaks only HTTP/1.1, and every node fetches it:
-// without HTTP/2 it is 0.14 MB smaller, compressed.
+// tags are build tags by program. registry-node needs only HTTP/1.1; without HTTP/2 its payload, which
+// every node fetches, is 0.14 MB smaller.
 var tags = map[string]string{"registry-node": "nethttpomithttp2"}
 
-// Build builds the Go program of package pkg into the file output, static and for Linux. Paths, the
-// state of the repository, and environment variables that select instructions do not influence the
-// result.
+// Build builds the Go package pkg as a static Linux program and writes it to output. The result does not
+// depend on paths, the state of the repository, or environment variables such as GOAMD64.
 func Build(ctx context.Context, pkg, architecture, version, output string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags="+tags[path.Base(pkg)],
 		"-ldflags", "-s -w -X "+versionVariable+"="+version, "-o", output, pkg)
@@ -40,9 +37,8 @@ func Build(ctx context.Context, pkg, architecture, version, output string) error
 	return nil
 }
 
-// Layer writes the image layer of the program in the file program to the file layer. It does
-// nothing if program.stamp says that the layer is current: compressing a large program takes
-// seconds.
+// Layer writes the image layer of the file program to the file layer. Compressing a large program takes
+// seconds, so Layer does nothing if PROGRAM.stamp shows that the layer is up to date.
 func Layer(name, program, layer string) error {
 	stampFile := program + ".stamp"
 	before, err := stamp(program, layer)
@@ -73,8 +69,8 @@ func Layer(name, program, layer string) error {
 	return nil
 }
 
-// stamp identifies the inputs of a layer and the layer itself, so that a new compressor or a
-// modified layer count as changes.
+// stamp returns hashes of this program, whose compressor creates the layer, of the layer's program, and of
+// the layer.
 func stamp(program, layer string) (string, error) {
 	tool, err := os.Executable()
 	if err != nil {

@@ -31,7 +31,7 @@ func TestBuild(t *testing.T) {
 			if err := Build(t.Context(), hello, architecture, "1.2.3", one); err != nil {
 				t.Fatal(err)
 			}
-			// Settings of this machine must not matter.
+			// Settings of the machine must not matter.
 			t.Setenv("GOAMD64", "v3")
 			t.Setenv("GOFLAGS", "-buildvcs=true")
 			if err := Build(t.Context(), hello, architecture, "1.2.3", two); err != nil {
@@ -55,7 +55,7 @@ func TestBuild(t *testing.T) {
 				t.Errorf("built for %v", f.Machine)
 			}
 			if libraries, err := f.ImportedLibraries(); err == nil && len(libraries) > 0 {
-				t.Errorf("it is not static: %v", libraries)
+				t.Errorf("not static: it needs %v", libraries)
 			}
 		})
 	}
@@ -68,7 +68,7 @@ func TestLayer(t *testing.T) {
 	dir := t.TempDir()
 	program, layer := filepath.Join(dir, "hello"), filepath.Join(dir, "hello.tar.gz")
 	long := time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)
-	// written makes the layer and tells whether it was written.
+	// written calls Layer and reports whether it wrote the layer.
 	written := func() bool {
 		t.Helper()
 		if err := os.Chtimes(layer, long, long); err != nil && !os.IsNotExist(err) {
@@ -91,7 +91,7 @@ func TestLayer(t *testing.T) {
 	}
 
 	if err := Layer("hello", program, layer); err == nil {
-		t.Error("made a layer of nothing")
+		t.Error("no error without a program")
 	}
 	write(program, "program 1")
 	if !written() {
@@ -112,7 +112,7 @@ func TestLayer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !written() {
-		t.Error("the layer was removed, but not written")
+		t.Error("the layer was removed, but not written again")
 	}
 	want, err := injector.BuildLayer("hello", []byte("program 2"))
 	if err != nil {

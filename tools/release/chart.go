@@ -16,9 +16,9 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 )
 
-// packageChart writes the chart's package, NAME-VERSION.tgz, and returns its name. In contrast to
-// helm package it is reproducible: files are sorted and have the same time. Unless version is
-// empty, the chart must have that version, so that it never refers to images of another release.
+// packageChart writes the chart's package, NAME-VERSION.tgz, and returns its name. Unlike helm package, it
+// is reproducible: files are sorted and have the same time. If version is set, the chart must have that
+// version, so that it refers to the images of the release.
 func packageChart(dir, version, output string, at time.Time) (string, error) {
 	c, err := loader.LoadDir(dir)
 	if err != nil {
@@ -28,8 +28,8 @@ func packageChart(dir, version, output string, at time.Time) (string, error) {
 		return "", fmt.Errorf("chart %s: %w", dir, err)
 	}
 	if version != "" && (c.Metadata.Version != version || c.Metadata.AppVersion != version) {
-		return "", fmt.Errorf("chart %s has version %s and appVersion %s, but the release is %s: change Chart.yaml, or do "+
-			"not set VERSION",
+		return "", fmt.Errorf("chart %s has version %s and appVersion %s, but the release is %s: change Chart.yaml or unset "+
+			"VERSION",
 			dir, c.Metadata.Version, c.Metadata.AppVersion, version)
 	}
 	if len(c.Dependencies()) > 0 {

@@ -1,13 +1,10 @@
-// Command release makes the files of a release from what make images has built:
-// the chart's package, init-hook for workstations, the image archives, a software
-// bill of materials (CycloneDX) for each program and image, a provenance
-// statement (in-toto, SLSA), and SHA256SUMS over all of it. The same commit and the
-// same toolchain give the same bytes. docs/release.md is its manual.
+// Command release builds the files of a release from the output of make images: the chart's package,
+// init-hook for workstations, the image archives, a software bill of materials (CycloneDX) for each
+// program and image, a provenance statement (in-toto, SLSA), and SHA256SUMS of all files. The same commit
+// and toolchain give the same bytes. It does not sign or upload anything; see docs/release.md.
 //
-// It signs nothing and uploads nothing: it never sees a key.
-//
-// It is run by make release, in the repository's root, after make images. With
-// -chart-only it makes the chart's package alone, of whatever is there.
+// make release runs it in the repository's root, after make images. With -chart-only it writes only the
+// chart's package and accepts uncommitted changes.
 package main
 
 import (
@@ -46,33 +43,33 @@ type release struct {
 	registry string // prefix of the images' names
 	chart    string // folder of the chart
 	archives string // folder of the image archives
-	// programs and carried are the folders of the binaries: init-hook's and those that it delivers.
-	programs, carried string
-	builder           string // the builder, as a URI
-	source            source
-	output            string
+	// programs and embedded are the folders of init-hook and of the programs that it embeds.
+	programs, embedded string
+	builder            string // URI of the builder
+	source             source
+	output             string
 }
 
 // source is the source of the release.
 type source struct {
 	commit string
-	time   time.Time // time of the commit, the only time in the files
-	// changed means that files differ from the commit's.
+	time   time.Time // time of the commit; the files contain no other time
+	// changed means that files differ from the commit.
 	changed bool
 }
 
 func run(ctx context.Context) error {
 	r := release{}
-	flag.StringVar(&r.version, "version", "", "release")
+	flag.StringVar(&r.version, "version", "", "version of the release")
 	flag.StringVar(&r.registry, "registry", "ghcr.io/zarf-dev/zarf-registry", "prefix of the images' names")
 	flag.StringVar(&r.chart, "chart", "charts/zarf-registry", "folder of the chart")
 	flag.StringVar(&r.archives, "images", "dist/images", "folder of the image archives")
 	flag.StringVar(&r.programs, "programs", "bin/images", "folder of init-hook for each architecture")
-	flag.StringVar(&r.carried, "payload", "bin/payload", "folder of the programs that init-hook delivers")
-	flag.StringVar(&r.builder, "builder", builderLocal, "builder as a `URI`, for the provenance statement")
-	flag.StringVar(&r.output, "output", "dist/release", "folder to write the release to, and nothing else")
+	flag.StringVar(&r.embedded, "payload", "bin/payload", "folder of the programs that init-hook embeds")
+	flag.StringVar(&r.builder, "builder", builderLocal, "`URI` of the builder for the provenance statement")
+	flag.StringVar(&r.output, "output", "dist/release", "folder of the release; its content is replaced")
 	chartOnly := flag.Bool("chart-only", false, "write only the chart's package")
-	allowChanges := flag.Bool("allow-changes", false, "allow files that differ from the commit, to try it")
+	allowChanges := flag.Bool("allow-changes", false, "allow files that differ from the commit, for testing")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
@@ -92,19 +89,19 @@ func run(ctx context.Context) error {
 		return err
 	}
 	if r.source.changed && !*allowChanges {
-		return errors.New("files differ from the commit that the provenance would name: commit them (git status), or try " +
-			"it with RELEASE_FLAGS=-allow-changes")
+		return errors.New("files differ from the commit (git status): commit them, or set RELEASE_FLAGS=-allow-changes for " +
+			"testing")
 	}
 	return r.make(os.Stdout)
 }
 
-// readSource asks git. SOURCE_DATE_EPOCH, if set, replaces the commit's time
+// readSource reads the commit from git. SOURCE_DATE_EPOCH, if set, replaces the commit's time
 // (https://reproducible-builds.org/specs/source-date-epoch/).
 func readSource(ctx context.Context) (source, error) {
 	git := func(args ...string) (string, error) {
 		out, err := exec.CommandContext(ctx, "git", args...).Output()
 		if err != nil {
-			return "", fmt.Errorf("git %s: %w: a release needs a commit in a clone of the repository", strings.Join(args, " "),
+			return "", fmt.Errorf("git %s: %w (a release requires a git clone)", strings.Join(args, " "),
 				err)
 		}
 		return strings.TrimSpace(string(out)), nil
@@ -130,7 +127,7 @@ func readSource(ctx context.Context) (source, error) {
 	return s, err
 }
 
-// make writes the release. The folder appears only once it is complete.
+// make writes the release to a temporary folder and renames it, so that the output is always complete.
 func (r release) make(out io.Writer) (err error) {
 	if r.version == "" {
 		return errors.New("-version is missing")
@@ -153,7 +150,7 @@ func (r release) make(out io.Writer) (err error) {
 	built := map[string]*component{} // by file name, NAME-ARCHITECTURE
 	for _, arch := range images.Architectures {
 		for _, name := range append([]string{"loader"}, images.ProgramNames...) {
-			if built[name+"-"+arch], err = programComponent(name, arch, filepath.Join(r.carried, name+"-"+arch),
+			if built[name+"-"+arch], err = programComponent(name, arch, filepath.Join(r.embedded, name+"-"+arch),
 				r.version); err != nil {
 				return err
 			}
@@ -164,7 +161,7 @@ func (r release) make(out io.Writer) (err error) {
 			return err
 		}
 		for _, name := range append([]string{"loader"}, images.ProgramNames...) {
-			hook.carries = append(hook.carries, built[name+"-"+arch])
+			hook.embeds = append(hook.embeds, built[name+"-"+arch])
 		}
 		built[file] = hook
 		asset := initHook + "-linux-" + arch
@@ -175,7 +172,7 @@ func (r release) make(out io.Writer) (err error) {
 			return err
 		}
 	}
-	var pushed []subject
+	var imageSubjects []subject
 	for _, name := range append([]string{initHook}, images.ProgramNames...) {
 		archive := filepath.Join(r.archives, name+".tar")
 		image, err := r.imageComponent(name, archive)
@@ -183,9 +180,10 @@ func (r release) make(out io.Writer) (err error) {
 			return err
 		}
 		for _, arch := range images.Architectures {
-			image.carries = append(image.carries, built[name+"-"+arch])
+			image.embeds = append(image.embeds, built[name+"-"+arch])
 		}
-		pushed = append(pushed, subject{Name: image.reference, Digest: map[string]string{"sha256": image.digest}})
+		imageSubjects = append(imageSubjects,
+			subject{Name: image.reference, Digest: map[string]string{"sha256": image.digest}})
 		if err := copyFile(archive, filepath.Join(work, name+".tar"), 0o644); err != nil {
 			return err
 		}
@@ -193,7 +191,7 @@ func (r release) make(out io.Writer) (err error) {
 			return err
 		}
 	}
-	if err := r.writeProvenance(work, pushed, built); err != nil {
+	if err := r.writeProvenance(work, imageSubjects, built); err != nil {
 		return err
 	}
 	if err := writeSums(work, out); err != nil {

@@ -60,8 +60,8 @@ type (
 	}
 )
 
-// writeProvenance writes the provenance of all files in dir and of the images.
-func (r release) writeProvenance(dir string, pushed []subject, built map[string]*component) error {
+// writeProvenance writes the provenance statement for all files in dir and for the images.
+func (r release) writeProvenance(dir string, imageSubjects []subject, built map[string]*component) error {
 	s := statement{Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1"}
 	sums, err := sums(dir)
 	if err != nil {
@@ -70,7 +70,7 @@ func (r release) writeProvenance(dir string, pushed []subject, built map[string]
 	for _, name := range slices.Sorted(maps.Keys(sums)) {
 		s.Subject = append(s.Subject, subject{Name: name, Digest: map[string]string{"sha256": sums[name]}})
 	}
-	s.Subject = append(s.Subject, pushed...)
+	s.Subject = append(s.Subject, imageSubjects...)
 
 	modules := map[string]*debug.Module{}
 	tools := map[string]bool{}
@@ -83,7 +83,7 @@ func (r release) writeProvenance(dir string, pushed []subject, built map[string]
 		}
 	}
 	if len(tools) != 1 {
-		return fmt.Errorf("the programs were built with %d different toolchains: run make clean and build them again",
+		return fmt.Errorf("the programs were built with %d different toolchains: run make clean and rebuild",
 			len(tools))
 	}
 	d := &s.Predicate.BuildDefinition
@@ -112,7 +112,7 @@ func (r release) writeProvenance(dir string, pushed []subject, built map[string]
 	return writeFile(filepath.Join(dir, fileProvenance), append(content, '\n'))
 }
 
-// sums returns the SHA-256 of the files in dir, by name.
+// sums returns the SHA-256 hashes of the files in dir, by name.
 func sums(dir string) (map[string]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -134,7 +134,7 @@ func sums(dir string) (map[string]string, error) {
 	return found, nil
 }
 
-// writeSums writes SHA256SUMS for sha256sum --check and prints the files of the release.
+// writeSums writes SHA256SUMS and prints the files of the release.
 func writeSums(dir string, out io.Writer) error {
 	sums, err := sums(dir)
 	if err != nil {

@@ -28,24 +28,24 @@ const chartDir = "../../charts/zarf-registry"
 
 var commitTime = time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
 
-// built creates what make images would have built, with one small Go program in place of all.
+// built creates the output of make images, with one small Go program in place of all programs.
 func built(t *testing.T) release {
 	t.Helper()
 	dir := t.TempDir()
 	r := release{
 		version: "0.1.0", registry: "example.com/zarf", chart: chartDir, builder: builderLocal,
 		archives: filepath.Join(dir, "images"), programs: filepath.Join(dir, "programs"),
-		carried: filepath.Join(dir, "carried"),
-		output:  filepath.Join(dir, "release"), source: source{commit: strings.Repeat("a1", 20), time: commitTime},
+		embedded: filepath.Join(dir, "embedded"),
+		output:   filepath.Join(dir, "release"), source: source{commit: strings.Repeat("a1", 20), time: commitTime},
 	}
-	for _, folder := range []string{r.archives, r.programs, r.carried} {
+	for _, folder := range []string{r.archives, r.programs, r.embedded} {
 		if err := os.Mkdir(folder, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	programs := map[string][]byte{}
 	for _, arch := range images.Architectures {
-		// With dependencies, as the real programs have.
+		// A program with dependencies, like the real ones.
 		file := filepath.Join(dir, arch)
 		if err := program.Build(t.Context(), "github.com/zarf-dev/zarf-registry/tools/archive", arch, "0.1.0",
 			file); err != nil {
@@ -62,7 +62,7 @@ func built(t *testing.T) release {
 		var variants []images.Variant
 		for _, arch := range images.Architectures {
 			file := name + "-" + arch
-			folder := r.carried
+			folder := r.embedded
 			if name == initHook {
 				folder = r.programs
 			}
@@ -83,7 +83,7 @@ func built(t *testing.T) release {
 				t.Fatal(err)
 			}
 			variants = append(variants, images.Variant{Architecture: arch, Layer: l})
-			if err := os.WriteFile(filepath.Join(r.carried, "loader-"+arch), []byte("in C"), 0o755); err != nil {
+			if err := os.WriteFile(filepath.Join(r.embedded, "loader-"+arch), []byte("in C"), 0o755); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -122,7 +122,7 @@ func TestRelease(t *testing.T) {
 		t.Fatalf("files:\n%v\nnot\n%v", got, want)
 	}
 
-	t.Run("sha256sum finds every file right", func(t *testing.T) {
+	t.Run("SHA256SUMS is valid", func(t *testing.T) {
 		cmd := exec.Command("sha256sum", "--check", "--strict", fileSums)
 		cmd.Dir = r.output
 		if out, err := cmd.CombinedOutput(); err != nil || strings.Count(string(out), ": OK\n") != len(want)-1 {
@@ -151,7 +151,7 @@ func TestRelease(t *testing.T) {
 		}
 		for name, sum := range first {
 			if name != fileSums && name != fileProvenance && named[name] != sum {
-				t.Errorf("%s has the digest %q", name, named[name])
+				t.Errorf("%s has digest %q", name, named[name])
 			}
 		}
 		for _, image := range []string{"init-hook", "registry", "registry-node", "probe"} {
@@ -175,7 +175,7 @@ func TestRelease(t *testing.T) {
 			}
 		}
 	})
-	t.Run("each bill of materials is complete and of its file", func(t *testing.T) {
+	t.Run("each bill of materials is complete and describes its file", func(t *testing.T) {
 		serials := map[string]bool{}
 		for _, name := range want {
 			if !strings.HasSuffix(name, suffixSBOM) {
@@ -188,7 +188,7 @@ func TestRelease(t *testing.T) {
 			var libraries, programs int
 			for _, c := range b.Components {
 				if refs[c.Ref] {
-					t.Errorf("%s: %s twice", name, c.Ref)
+					t.Errorf("%s: duplicate %s", name, c.Ref)
 				}
 				refs[c.Ref] = true
 				switch c.Type {
@@ -211,7 +211,7 @@ func TestRelease(t *testing.T) {
 			file := strings.TrimSuffix(name, suffixSBOM)
 			archive := strings.HasSuffix(file, ".tar")
 			if !archive && b.Metadata.Component.Hashes[0].Content != first[file] {
-				t.Errorf("%s is of another file", name)
+				t.Errorf("%s describes another file", name)
 			}
 			wantPrograms := map[string]int{"init-hook-linux-amd64": 4, "init-hook-linux-arm64": 4, "init-hook.tar": 10}[file]
 			if wantPrograms == 0 {
@@ -278,9 +278,9 @@ func refusals(t *testing.T, r release) {
 		"no version":                       {func(r *release) { r.version = "" }, "-version is missing"},
 		"images for another registry": {func(r *release) { r.registry = "example.com/other" },
 			"run make images again"},
-		"images that were not built":          {func(r *release) { r.archives = t.TempDir() }, "make images builds it"},
-		"programs that were not built":        {func(r *release) { r.programs = t.TempDir() }, "make images builds it"},
-		"carried programs that are not built": {func(r *release) { r.carried = t.TempDir() }, "make images builds it"},
+		"images that were not built":            {func(r *release) { r.archives = t.TempDir() }, "make images builds it"},
+		"programs that were not built":          {func(r *release) { r.programs = t.TempDir() }, "make images builds it"},
+		"embedded programs that were not built": {func(r *release) { r.embedded = t.TempDir() }, "make images builds it"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			changed := r

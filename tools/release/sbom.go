@@ -25,23 +25,23 @@ import (
 // (https://cyclonedx.org/specification/overview/#recognized-file-patterns).
 const suffixSBOM = ".cdx.json"
 
-// component is a program or an image and its parts.
+// component is a program or an image with its parts.
 type component struct {
 	kind      string // application, container or library
 	name      string
 	version   string
 	purl      string
-	reference string // the image's
-	// digest is the SHA-256 of a program's file or of an image's index.
+	reference string // of an image
+	// digest is the SHA-256 hash of a program's file or of an image's index.
 	digest  string
 	arch    string
-	goTool  string // the toolchain; empty for C programs
+	goTool  string // version of the toolchain; empty for C programs
 	modules []*debug.Module
-	carries []*component
+	embeds  []*component
 }
 
-// programComponent reads the build information in a program's file, which lists what is really
-// linked, not what go.mod requires.
+// programComponent describes a program. It reads the modules from the build information in the file, which
+// lists only those that are linked.
 func programComponent(name, arch, file, version string) (*component, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -69,7 +69,7 @@ func programComponent(name, arch, file, version string) (*component, error) {
 			m = m.Replace
 		}
 		if m.Sum == "" {
-			return nil, fmt.Errorf("%s: module %s has no checksum, so others cannot get it: remove the replacement from go.mod",
+			return nil, fmt.Errorf("%s: module %s has no checksum: remove its replace directive from go.mod",
 				file, m.Path)
 		}
 		c.modules = append(c.modules, m)
@@ -81,10 +81,10 @@ func programComponent(name, arch, file, version string) (*component, error) {
 	return c, nil
 }
 
-// programsInC consist only of their own source: no C library is linked.
+// programsInC are built from their own source only, without a C library.
 var programsInC = []string{"loader", "probe"}
 
-// imageComponent describes the image in the archive name.
+// imageComponent describes the image in an archive.
 func (r release) imageComponent(name, archive string) (_ *component, err error) {
 	src, err := images.Open(context.Background(), archive)
 	if err != nil {
@@ -108,7 +108,7 @@ func (r release) imageComponent(name, archive string) (_ *component, err error) 
 	}, nil
 }
 
-// The parts of CycloneDX 1.6 that are used (https://cyclonedx.org/docs/1.6/json/).
+// The fields of CycloneDX 1.6 that are used (https://cyclonedx.org/docs/1.6/json/).
 type (
 	bom struct {
 		Format       string          `json:"bomFormat"`
@@ -159,13 +159,13 @@ func (c *component) bom() bomComponent {
 	}
 	b.Licenses[0].License.ID = "Apache-2.0"
 	if strings.HasPrefix(c.purl, "pkg:generic/") {
-		b.PURL = "" // purl has no use for it
+		b.PURL = "" // generic package URLs identify nothing outside this document
 	}
 	return b
 }
 
-// parts returns, without duplicates, what c consists of: the programs that it delivers, and the
-// modules and the toolchain of each.
+// parts returns the parts of c without duplicates: embedded programs, and the modules and toolchain of
+// each program.
 func (c *component) parts() (parts []bomComponent, dependencies []bomDependency) {
 	seen := map[string]bool{}
 	var walk func(c *component)
@@ -191,15 +191,15 @@ func (c *component) parts() (parts []bomComponent, dependencies []bomDependency)
 		for _, m := range c.modules {
 			purl := modulePURL(m)
 			add(bomComponent{Type: "library", Ref: purl, Name: m.Path, Version: m.Version, PURL: purl,
-				// It is not the hash of a file, so it is not one of CycloneDX's hashes.
+				// Not in Hashes, because it is not the hash of a file.
 				Properties: []bomProperty{{"zarf-registry:go.sum", m.Sum}}})
 		}
-		for _, carried := range c.carries {
-			d.DependsOn = append(d.DependsOn, carried.purl)
-			if !seen[carried.purl] {
-				parts = append(parts, carried.bom())
+		for _, embedded := range c.embeds {
+			d.DependsOn = append(d.DependsOn, embedded.purl)
+			if !seen[embedded.purl] {
+				parts = append(parts, embedded.bom())
 			}
-			walk(carried)
+			walk(embedded)
 		}
 		dependencies = append(dependencies, d)
 	}
@@ -213,7 +213,7 @@ func modulePURL(m *debug.Module) string {
 	return "pkg:golang/" + m.Path + "@" + url.PathEscape(m.Version)
 }
 
-// dirHash returns a module's checksum in the form of in-toto
+// dirHash returns a module's checksum as in-toto's dirHash
 // (https://github.com/in-toto/attestation/blob/main/spec/v1/digest_set.md).
 func dirHash(m *debug.Module) (string, error) {
 	sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.Sum, "h1:"))
@@ -227,7 +227,7 @@ func (r release) writeSBOM(name string, c *component) error {
 	b := bom{Format: "CycloneDX", SpecVersion: "1.6", Version: 1,
 		Metadata: bomMetadata{Timestamp: r.source.time.Format(time.RFC3339), Component: c.bom()}}
 	b.Components, b.Dependencies = c.parts()
-	// Derived from the content, so that the same content has the same serial number.
+	// The serial number is derived from the content, so that it is reproducible.
 	content, err := json.Marshal(b)
 	if err != nil {
 		return err

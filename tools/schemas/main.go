@@ -1,10 +1,10 @@
-// Command schemas writes JSON schemas of Kubernetes objects for kubeconform, made from the OpenAPI
-// document of each Kubernetes version in the module k8s.io/kubernetes:
+// Command schemas writes JSON schemas of Kubernetes objects for kubeconform. It converts the OpenAPI
+// document in the module k8s.io/kubernetes of each version:
 //
 //	schemas --output FOLDER v1.28.15 v1.36.3
 //
-// The schemas of a version are in a folder of its name, one file for each kind. They refuse unknown
-// fields. Existing folders are kept.
+// Each version has a folder with one file per kind. The schemas reject unknown fields. Existing folders are
+// not written again.
 package main
 
 import (
@@ -34,7 +34,7 @@ func main() {
 	}
 }
 
-// write writes the schemas of a version to a temporary folder and renames it, so that a folder is
+// write writes the schemas of a version, unless dir exists. It renames a temporary folder, so that dir is
 // always complete.
 func write(dir, version string) error {
 	if _, err := os.Stat(dir); err == nil {
@@ -53,25 +53,25 @@ func write(dir, version string) error {
 		return err
 	}
 	if len(schemas) < 50 { // there are about 180
-		return fmt.Errorf("the document of %s has only %d kinds", source, len(schemas))
+		return fmt.Errorf("the OpenAPI document in %s has only %d kinds", source, len(schemas))
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
 	}
-	beside, err := os.MkdirTemp(filepath.Dir(dir), ".schemas-")
+	temp, err := os.MkdirTemp(filepath.Dir(dir), ".schemas-")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(beside) }()
+	defer func() { _ = os.RemoveAll(temp) }()
 	for name, schema := range schemas {
-		if err := os.WriteFile(filepath.Join(beside, name), schema, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(temp, name), schema, 0o644); err != nil {
 			return err
 		}
 	}
-	if err := os.Chmod(beside, 0o755); err != nil {
+	if err := os.Chmod(temp, 0o755); err != nil {
 		return err
 	}
-	if err := os.Rename(beside, dir); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := os.Rename(temp, dir); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
 	return nil
@@ -84,7 +84,7 @@ func download(version string) (string, error) {
 		return "", err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	// In a module of its own, because its go.mod must not influence ours.
+	// Downloaded in a temporary module, so that the project's go.mod does not change.
 	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module build.invalid/schemas\n\ngo 1.26\n"),
 		0o644); err != nil {
 		return "", err
@@ -115,14 +115,14 @@ func convert(swagger []byte) (map[string][]byte, error) {
 	for name, definition := range document.Definitions {
 		document.Definitions[name] = strict(definition).(schema)
 	}
-	// The document omits that these two may be numbers too.
+	// The document lacks that these two may also be numbers.
 	document.Definitions["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = schema{"type": []any{"integer", "string"}}
 	document.Definitions["io.k8s.apimachinery.pkg.api.resource.Quantity"] = schema{"type": []any{"number", "string"}}
-	made := map[string][]byte{}
+	converted := map[string][]byte{}
 	for name, definition := range document.Definitions {
 		kinds, _ := definition["x-kubernetes-group-version-kind"].([]any)
 		if len(kinds) != 1 {
-			continue // not an object of its own, or one of every group, as DeleteOptions
+			continue // part of an object, or in every group like DeleteOptions
 		}
 		kind := kinds[0].(schema)
 		needed := map[string]schema{}
@@ -145,12 +145,12 @@ func convert(swagger []byte) (map[string][]byte, error) {
 		if first, _, _ := strings.Cut(group, "."); first != "" {
 			parts = append(parts, first)
 		}
-		made[strings.ToLower(strings.Join(append(parts, version), "-"))+".json"] = data
+		converted[strings.ToLower(strings.Join(append(parts, version), "-"))+".json"] = data
 	}
-	return made, nil
+	return converted, nil
 }
 
-// strict returns a node without texts for readers, whose objects refuse unknown fields.
+// strict removes descriptions and formats from a node, and makes its objects reject unknown fields.
 func strict(node any) any {
 	switch node := node.(type) {
 	case schema:
@@ -178,14 +178,14 @@ func strict(node any) any {
 	return node
 }
 
-const below = "#/definitions/"
+const refPrefix = "#/definitions/"
 
-// collect adds the definitions that a node refers to, recursively.
+// collect copies the definitions that a node refers to, recursively.
 func collect(node any, from, to map[string]schema) {
 	switch node := node.(type) {
 	case schema:
 		if ref, ok := node["$ref"].(string); ok {
-			name := strings.TrimPrefix(ref, below)
+			name := strings.TrimPrefix(ref, refPrefix)
 			if _, seen := to[name]; !seen {
 				to[name] = from[name]
 				collect(from[name], from, to)

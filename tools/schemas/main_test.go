@@ -30,13 +30,13 @@ const document = `{"definitions": {
 	"io.k8s.apimachinery.pkg.api.resource.Quantity": {"type": "string"}
 }}`
 
-func TestSchemasAreWholeAndStrict(t *testing.T) {
+func TestConvert(t *testing.T) {
 	made, err := convert([]byte(document))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if names := slices.Collect(maps.Keys(made)); !slices.Equal(names, []string{"thing-apps-v1.json"}) {
-		t.Fatalf("made are %v", names)
+		t.Fatalf("files: %v", names)
 	}
 	var got, want any
 	if err := json.Unmarshal(made["thing-apps-v1.json"], &got); err != nil {
