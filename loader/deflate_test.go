@@ -203,9 +203,9 @@ func TestHandWrittenDeflateStreams(t *testing.T) {
 			stream := gzipOf(test.stream.data, []byte(test.want))
 			for _, pieceSize := range []int{1, 3, len(stream)} {
 				compareInflate(t, p, stream, pieceSize)
-				accepted, answer := p.ask(t, 'i', pieceSize, stream)
-				if accepted != test.accept || accepted && string(answer) != test.want {
-					t.Errorf("accepted = %v, %q", accepted, answer)
+				accepted, response := p.request(t, 'i', pieceSize, stream)
+				if accepted != test.accept || accepted && string(response) != test.want {
+					t.Errorf("accepted = %v, %q", accepted, response)
 				}
 			}
 		})

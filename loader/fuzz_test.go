@@ -62,8 +62,8 @@ func startPeer(tb testing.TB) *peer {
 	return p
 }
 
-// ask returns whether the C code accepts the data, and its output.
-func (p *peer) ask(t *testing.T, kind byte, pieceSize int, data []byte) (accepted bool, answer []byte) {
+// request sends a request and returns whether the C code accepts the data, and its output.
+func (p *peer) request(t *testing.T, kind byte, pieceSize int, data []byte) (accepted bool, response []byte) {
 	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -76,13 +76,13 @@ func (p *peer) ask(t *testing.T, kind byte, pieceSize int, data []byte) (accepte
 		_, err = io.ReadFull(p.stdout, header[:])
 	}
 	if err == nil {
-		answer = make([]byte, binary.LittleEndian.Uint32(header[1:]))
-		_, err = io.ReadFull(p.stdout, answer)
+		response = make([]byte, binary.LittleEndian.Uint32(header[1:]))
+		_, err = io.ReadFull(p.stdout, response)
 	}
 	if err != nil {
 		t.Fatalf("loader-fuzz died: %v, %v\n%s", err, p.wait(), p.stderr)
 	}
-	return header[0] == 1, answer
+	return header[0] == 1, response
 }
 
 // inflateGo is the reference for the loader's gunzip: Go's, with the additional rules of inflate.h.
@@ -111,7 +111,7 @@ func inflateGo(stream []byte) ([]byte, error) {
 func compareInflate(t *testing.T, p *peer, stream []byte, pieceSize int) {
 	t.Helper()
 	want, err := inflateGo(stream)
-	accepted, got := p.ask(t, 'i', pieceSize, stream)
+	accepted, got := p.request(t, 'i', pieceSize, stream)
 	switch {
 	case accepted && err != nil:
 		t.Fatalf("C accepts a stream that Go rejects: %v", err)
@@ -187,7 +187,7 @@ func TestInflatesGoStreams(t *testing.T) {
 			for _, level := range levels {
 				stream := gzipOf(deflate(t, level, data), data)
 				for _, pieceSize := range []int{1, 8, 1000, len(stream)} {
-					accepted, got := p.ask(t, 'i', pieceSize, stream)
+					accepted, got := p.request(t, 'i', pieceSize, stream)
 					if !accepted || !bytes.Equal(got, data) {
 						t.Fatalf(
 							"level %d in pieces of %d: accepted = %v, %d bytes, want %d", level, pieceSize, accepted, len(got), len(data),
@@ -205,7 +205,7 @@ func TestRejectsTruncatedStreams(t *testing.T) {
 	for _, level := range levels {
 		stream := gzipOf(deflate(t, level, data), data)
 		for size := range stream {
-			if accepted, _ := p.ask(t, 'i', 100, stream[:size]); accepted {
+			if accepted, _ := p.request(t, 'i', 100, stream[:size]); accepted {
 				t.Fatalf("level %d: %d of %d bytes are accepted", level, size, len(stream))
 			}
 		}
@@ -251,8 +251,8 @@ func TestGzipHeaders(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			stream := append(test.header, tail...)
 			compareInflate(t, p, stream, 5)
-			if accepted, answer := p.ask(t, 'i', 1, stream); accepted != test.accept {
-				t.Errorf("accepted = %v: %s", accepted, answer)
+			if accepted, response := p.request(t, 'i', 1, stream); accepted != test.accept {
+				t.Errorf("accepted = %v: %s", accepted, response)
 			}
 		})
 	}
@@ -265,12 +265,12 @@ func TestGzipTrailers(t *testing.T) {
 	for at := len(stream) - 8; at < len(stream); at++ {
 		changed := slices.Clone(stream)
 		changed[at] ^= 1
-		if accepted, _ := p.ask(t, 'i', 100, changed); accepted {
+		if accepted, _ := p.request(t, 'i', 100, changed); accepted {
 			t.Errorf("byte %d of the trailer is not verified", at-len(stream)+8)
 		}
 	}
 	for _, more := range []byte{0, 1, 0x1f} {
-		if accepted, _ := p.ask(t, 'i', 100, append(slices.Clone(stream), more)); accepted {
+		if accepted, _ := p.request(t, 'i', 100, append(slices.Clone(stream), more)); accepted {
 			t.Errorf("trailing data is accepted")
 		}
 	}
@@ -286,7 +286,7 @@ func TestSHA256(t *testing.T) {
 	for _, size := range sizes {
 		for _, pieceSize := range []int{0, 1, 63, 64, 65, 1000} {
 			want := sha256.Sum256(data[:size])
-			if _, got := p.ask(t, 's', pieceSize, data[:size]); !bytes.Equal(got, want[:]) {
+			if _, got := p.request(t, 's', pieceSize, data[:size]); !bytes.Equal(got, want[:]) {
 				t.Fatalf("%d bytes in pieces of %d: %x, want %x", size, pieceSize, got, want)
 			}
 		}
@@ -339,15 +339,15 @@ func FuzzManifest(f *testing.F) {
 		f.Add(m.Bytes())
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		accepted, answer := p.ask(t, 'm', 0, data)
+		accepted, response := p.request(t, 'm', 0, data)
 		m, err := injector.ParseManifest(data)
 		switch {
 		case accepted && err != nil:
 			t.Fatalf("C accepts a manifest that Go rejects: %v", err)
 		case !accepted && err == nil:
-			t.Fatalf("C rejects a manifest that Go accepts: %s", answer)
-		case accepted && !bytes.Equal(answer, data):
-			t.Fatalf("C reads it as\n%s", answer)
+			t.Fatalf("C rejects a manifest that Go accepts: %s", response)
+		case accepted && !bytes.Equal(response, data):
+			t.Fatalf("C reads it as\n%s", response)
 		case accepted && !bytes.Equal(m.Bytes(), data):
 			t.Fatalf("Go reads it as\n%s", m.Bytes())
 		}
@@ -360,9 +360,9 @@ func TestManifestParsersAgree(t *testing.T) {
 	valid := validManifest()
 	check := func(data []byte) {
 		t.Helper()
-		accepted, answer := p.ask(t, 'm', 0, data)
+		accepted, response := p.request(t, 'm', 0, data)
 		if _, err := injector.ParseManifest(data); accepted != (err == nil) {
-			t.Fatalf("C: %v %s\nGo: %v\n%q", accepted, answer, err, data)
+			t.Fatalf("C: %v %s\nGo: %v\n%q", accepted, response, err, data)
 		}
 	}
 	check(valid)

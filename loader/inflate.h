@@ -24,7 +24,7 @@ enum {
 };
 
 /*
- * An entry of a decoding table: bits 0-3 are the length of the code (an entry of 0 means "no such code"), bits 4-7 the
+ * An entry of a decoding table: bits 0-3 are the length of the code (an entry of 0 means that no such code exists), bits 4-7 the
  * number of extra bits, followed by the flags. From bit 16 on: the literal byte, the base of a length or distance, or
  * the code length symbol.
  */

@@ -446,7 +446,7 @@ static int write_target(void)
 		return 0;
 	}
 
-	/* All chunks match the manifest, so any error now was made when the payload was built. Waiting does not help. */
+	/* All chunks match the manifest, so the payload was built incorrectly. Waiting does not help. */
 	static const char rebuild[] = "re-run helm upgrade or init-hook prepare; "
 		"if it stays, this payload was built wrong: use another version";
 	uint8_t sum[32];

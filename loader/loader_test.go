@@ -287,9 +287,9 @@ func TestFailures(t *testing.T) {
 		altered[500_000] ^= 1
 
 		for name, test := range map[string]struct {
-			spoil func(t *testing.T, p pod)
-			code  int
-			says  string // %s = the target
+			spoil  func(t *testing.T, p pod)
+			code   int
+			stderr string // %s = the target
 		}{
 			"no manifest":      {func(t *testing.T, p pod) { os.Remove(p.manifest()) }, 102, "manifest: missing" + repair},
 			"no folder at all": {func(t *testing.T, p pod) { os.RemoveAll(p.payload) }, 102, "manifest: missing" + repair},
@@ -427,8 +427,8 @@ func TestFailures(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				p := newPod(t, payload)
 				test.spoil(t, p)
-				says := "zarf-registry loader: " + strings.ReplaceAll(test.says, "%s", p.target)
-				wantResult(t, run(t, m.command("-w", "0", p.payload, p.target)), result{code: test.code, stderr: says})
+				want := "zarf-registry loader: " + strings.ReplaceAll(test.stderr, "%s", p.target)
+				wantResult(t, run(t, m.command("-w", "0", p.payload, p.target)), result{code: test.code, stderr: want})
 				if info, err := os.Lstat(p.target); err == nil && info.Mode().IsRegular() && test.code != 109 {
 					t.Errorf("a target was left")
 				}
@@ -445,8 +445,8 @@ func TestUsage(t *testing.T) {
 		const usage = ": usage: loader [-w SECONDS] DIR TARGET [ARG...]\n"
 		long := strings.Repeat("x", 4092)
 		for name, test := range map[string]struct {
-			args []string
-			says string
+			args   []string
+			stderr string
 		}{
 			"no arguments":       {nil, "DIR and TARGET are needed"},
 			"only a folder":      {[]string{"/payload"}, "DIR and TARGET are needed"},
@@ -471,7 +471,7 @@ func TestUsage(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				wantResult(t, run(t, m.command(test.args...)), result{
-					code: 101, stderr: "zarf-registry loader: " + test.says + usage,
+					code: 101, stderr: "zarf-registry loader: " + test.stderr + usage,
 				})
 			})
 		}
@@ -847,8 +847,8 @@ func TestProgramsAreSmallAndStatic(t *testing.T) {
 func TestBuildsAreReproducible(t *testing.T) {
 	onEachMachine(t, func(t *testing.T, m machine) {
 		dir := t.TempDir()
-		if said := runMake(t, dir, m.architecture); strings.Contains(said, "warning") {
-			t.Errorf("the compiler warns:\n%s", said)
+		if output := runMake(t, dir, m.architecture); strings.Contains(output, "warning") {
+			t.Errorf("the compiler warns:\n%s", output)
 		}
 		for _, path := range []string{m.loader, m.probe} {
 			if !bytes.Equal(readFile(t, path), readFile(t, filepath.Join(dir, filepath.Base(path)))) {

@@ -104,8 +104,7 @@ func need(tb testing.TB, tool string) {
 func runMake(tb testing.TB, out string, targets ...string) string {
 	tb.Helper()
 	need(tb, "make")
-	// go test caches a result unless a file changed that the test itself, not a child process, has
-	// opened.
+	// go test reuses a cached result unless a file that the test process itself has opened has changed.
 	for _, pattern := range []string{"*.c", "*.h", "Makefile"} {
 		sources, err := filepath.Glob(pattern)
 		if err != nil || len(sources) == 0 {
@@ -117,11 +116,11 @@ func runMake(tb testing.TB, out string, targets ...string) string {
 			}
 		}
 	}
-	said, err := exec.Command("make", append([]string{"OUT=" + out}, targets...)...).CombinedOutput()
+	output, err := exec.Command("make", append([]string{"OUT=" + out}, targets...)...).CombinedOutput()
 	if err != nil {
-		tb.Fatalf("make %v: %v\n%s", targets, err, said)
+		tb.Fatalf("make %v: %v\n%s", targets, err, output)
 	}
-	return string(said)
+	return string(output)
 }
 
 // built returns the path of a program of the Makefile, and builds it at the first call.

@@ -5,7 +5,7 @@
  * library. Linux on amd64 and arm64 only.
  *
  * A call returns a value >= 0, or -errno. All of them are allowed by the default seccomp profile of every container
- * runtime. They are the *at variants: arm64 has no others.
+ * runtime. They are the *at variants, because arm64 lacks the others.
  */
 #include <stddef.h>
 #include <stdint.h>

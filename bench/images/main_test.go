@@ -138,12 +138,13 @@ func TestBench(t *testing.T) {
 			if int64(s.requests()) != want.requests {
 				t.Errorf("%s: requests %v, want %d", operation, s.Requests, want.requests)
 			}
-			most, least := s.Sent, s.Received
+			payload, overhead := s.Sent, s.Received
 			if want.sent {
-				most, least = least, most
+				payload, overhead = overhead, payload
 			}
 			// Each request adds a few hundred bytes of headers.
-			if most < got.Set.Bytes || most > got.Set.Bytes+want.requests*1000 || least == 0 || least > want.requests*1000 {
+			if payload < got.Set.Bytes || payload > got.Set.Bytes+want.requests*1000 ||
+				overhead == 0 || overhead > want.requests*1000 {
 				t.Errorf("%s: received %d, sent %d, of a set of %d bytes", operation, s.Received, s.Sent, got.Set.Bytes)
 			}
 			if s.Seconds <= 0 || s.ClientCPU <= 0 || s.CPU <= 0 || s.ClientPeak == 0 || s.RegistryPeak == 0 ||

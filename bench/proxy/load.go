@@ -220,7 +220,7 @@ func (i *idle) add(ctx context.Context, dial dialer, n int) error {
 	if missing <= 0 {
 		return nil
 	}
-	made := make([]net.Conn, missing)
+	opened := make([]net.Conn, missing)
 	failed := make([]error, clients)
 	var next atomic.Int64
 	var group sync.WaitGroup
@@ -228,14 +228,14 @@ func (i *idle) add(ctx context.Context, dial dialer, n int) error {
 		group.Go(func() {
 			buffer := make([]byte, 16<<10)
 			for n := next.Add(1) - 1; n < int64(missing) && failed[worker] == nil; n = next.Add(1) - 1 {
-				if made[n], failed[worker] = dial(ctx); failed[worker] == nil {
-					failed[worker] = roundTrip(made[n], request(smallSize, ""), buffer)
+				if opened[n], failed[worker] = dial(ctx); failed[worker] == nil {
+					failed[worker] = roundTrip(opened[n], request(smallSize, ""), buffer)
 				}
 			}
 		})
 	}
 	group.Wait()
-	for _, c := range made {
+	for _, c := range opened {
 		if c != nil {
 			*i = append(*i, c)
 		}

@@ -282,8 +282,8 @@ func (s *subject) find(ctx context.Context, o options, dir string) (err error) {
 	return nil
 }
 
-// version returns the first word of a program's output that looks like a version, otherwise the first
-// word.
+// version returns the first word of a program's output that looks like a version, or the first word if
+// none does.
 func version(text string) string {
 	words := strings.Fields(text)
 	for _, word := range words {

@@ -4,7 +4,7 @@
 //	schemas --output FOLDER v1.28.15 v1.36.3
 //
 // Each version has a folder with one file per kind. The schemas reject unknown fields. Existing folders are
-// not written again.
+// left unchanged.
 package main
 
 import (
@@ -115,7 +115,7 @@ func convert(swagger []byte) (map[string][]byte, error) {
 	for name, definition := range document.Definitions {
 		document.Definitions[name] = strict(definition).(schema)
 	}
-	// The document lacks that these two may also be numbers.
+	// The document omits that these two may also be numbers.
 	document.Definitions["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = schema{"type": []any{"integer", "string"}}
 	document.Definitions["io.k8s.apimachinery.pkg.api.resource.Quantity"] = schema{"type": []any{"number", "string"}}
 	converted := map[string][]byte{}

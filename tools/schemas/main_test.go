@@ -31,15 +31,15 @@ const document = `{"definitions": {
 }}`
 
 func TestConvert(t *testing.T) {
-	made, err := convert([]byte(document))
+	converted, err := convert([]byte(document))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if names := slices.Collect(maps.Keys(made)); !slices.Equal(names, []string{"thing-apps-v1.json"}) {
+	if names := slices.Collect(maps.Keys(converted)); !slices.Equal(names, []string{"thing-apps-v1.json"}) {
 		t.Fatalf("files: %v", names)
 	}
 	var got, want any
-	if err := json.Unmarshal(made["thing-apps-v1.json"], &got); err != nil {
+	if err := json.Unmarshal(converted["thing-apps-v1.json"], &got); err != nil {
 		t.Fatal(err)
 	}
 	err = json.Unmarshal([]byte(`{
